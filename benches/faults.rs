@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser;
 use muster::transfer::{
-    Arena, Choice, Config, DeviceId, Engine, Incarnation, Member, Membership, Options, Peer, Prepared, Spec,
-    TaskId, TransferError, TransferKey,
+    Arena, Choice, Config, DeviceId, Engine, Incarnation, LaunchOptions, Member, Membership, Peer, Prepared,
+    Spec, TaskId, TransferError, TransferKey,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -107,7 +107,7 @@ fn prepare(engine: &Engine, from: u32, to: u32, here: u32, stall: Duration) -> R
                 Spec::receive(span, from, to, key)
             };
             // A channel for each: none waits for another.
-            let options = Options { channel: slot, stall, ..Options::default() };
+            let options = LaunchOptions { channel: slot, stall, ..LaunchOptions::default() };
             Ok(engine.prepare(vec![spec], options).wait()?)
         })
         .collect()

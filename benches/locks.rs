@@ -15,10 +15,11 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use muster::clock::Clock;
 use muster::coordination::{
-    Act, Actor, CallId, Caller, Claim, ConnectionId, Ending, JobId, JobName, JobSettings, Means, Outcome,
-    Reason, Reply, Request, ServiceIncarnation, Target, TaskId, TaskIncarnation, TaskSet,
+    Actor, ActorOrigin, CallId, CallOutcome, Caller, ClaimedIncarnations, ConnectionEnd, ConnectionId,
+    ExclusionTarget, JobId, JobName, JobSettings, OperatorCommand, Reason, Reply, Request,
+    ServiceIncarnation, TaskId, TaskIncarnation, TaskSet,
 };
-use muster::engine::{Called, Engine, Inbox};
+use muster::engine::{AnswerInbox, CallStatus, Engine};
 
 #[expect(clippy::disallowed_methods, reason = "a benchmark measures real time")]
 fn now() -> Instant {
@@ -32,25 +33,25 @@ const ON_ONE: usize = 1 << 14;
 const REPEATS: usize = 5;
 
 #[derive(Default)]
-struct Counted(AtomicU64);
+struct CountingSink(AtomicU64);
 
-impl Inbox for Counted {
-    fn deliver(&self, _: u64, _: Outcome) {
+impl AnswerInbox for CountingSink {
+    fn deliver(&self, _: u64, _: CallOutcome) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// A job whose tasks speak on a connection each.
-struct World {
+struct LockFixture {
     engine: Arc<Engine>,
     job: JobId,
-    inbox: Arc<dyn Inbox>,
+    inbox: Arc<dyn AnswerInbox>,
     connections: Vec<ConnectionId>,
     service: ServiceIncarnation,
     timers: tokio::task::JoinHandle<()>,
 }
 
-impl Drop for World {
+impl Drop for LockFixture {
     fn drop(&mut self) {
         self.timers.abort();
     }
@@ -64,7 +65,7 @@ fn life(index: usize) -> TaskIncarnation {
     TaskIncarnation(index as u64 + 1)
 }
 
-impl World {
+impl LockFixture {
     fn unregistered(recoverable: bool) -> Self {
         let engine = Engine::new(Clock::start());
         let mut settings = JobSettings::new(TASKS);
@@ -81,7 +82,7 @@ impl World {
                 )
             })
             .collect();
-        let inbox: Arc<dyn Inbox> = Arc::new(Counted::default());
+        let inbox: Arc<dyn AnswerInbox> = Arc::new(CountingSink::default());
         Self { engine, job, inbox, connections, service: ServiceIncarnation(0), timers }
     }
 
@@ -93,7 +94,7 @@ impl World {
     }
 
     fn learn(&mut self) {
-        let text = self.engine.look(|core, now| core.job_view(self.job, now).unwrap().run.incarnation);
+        let text = self.engine.read(|core, now| core.job_view(self.job, now).unwrap().run.incarnation);
         self.service = ServiceIncarnation(u64::from_str_radix(&text, 16).unwrap());
     }
 
@@ -112,17 +113,17 @@ impl World {
         self
     }
 
-    fn register(&self, index: usize) -> Called {
+    fn register(&self, index: usize) -> CallStatus {
         self.ask(index, Request::Register { task: task(index), incarnation: life(index), recoverable: false })
     }
 
-    fn ask_on(&self, connection: ConnectionId, index: usize, request: Request) -> Called {
-        let claim = Some(Claim { service: self.service, task: life(index) });
+    fn ask_on(&self, connection: ConnectionId, index: usize, request: Request) -> CallStatus {
+        let claim = Some(ClaimedIncarnations { service: self.service, task: life(index) });
         let claim = claim.filter(|_| !matches!(request, Request::Register { .. }) && self.service.0 != 0);
         self.engine.call(self.job, Caller { connection, claim }, request, &self.inbox, 0)
     }
 
-    fn ask(&self, index: usize, request: Request) -> Called {
+    fn ask(&self, index: usize, request: Request) -> CallStatus {
         self.ask_on(self.connections[index], index, request)
     }
 
@@ -133,7 +134,7 @@ impl World {
             let connection = self.engine.connection_opened(([10, 1, 0, 1], 1024).into());
             let waiting = (0..ON_ONE).map(|_| {
                 let request = Request::Get { key: Bytes::from_static(b"one key") };
-                let Called::Waiting(call) = self.ask_on(connection, 0, request) else {
+                let CallStatus::Waiting(call) = self.ask_on(connection, 0, request) else {
                     panic!("it is there")
                 };
                 call
@@ -143,7 +144,7 @@ impl World {
         all
     }
 
-    fn barrier(&self, index: usize, counter: i64) -> Called {
+    fn barrier(&self, index: usize, counter: i64) -> CallStatus {
         let request = Request::Barrier {
             id: "step".to_owned(),
             counter,
@@ -154,15 +155,15 @@ impl World {
         self.ask(index, request)
     }
 
-    fn act(&self, act: Act) {
-        let actor = Actor { who: "bench".into(), address: None, means: Means::Cli };
+    fn act(&self, act: OperatorCommand) {
+        let actor = Actor { who: "bench".into(), address: None, means: ActorOrigin::Cli };
         let reason = Reason::try_from("to measure it".to_owned()).unwrap();
         self.engine.act(self.job, actor, reason, act).unwrap();
     }
 
     /// Waits until everything that was decided is done.
     async fn settled(&self) {
-        while self.engine.look_up(|core| core.has_work()) {
+        while self.engine.read_under_lock(|core| core.has_pending_work()) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
@@ -172,8 +173,8 @@ impl World {
         self.settled().await;
         tokio::time::sleep(Duration::from_millis(50)).await;
         let locks = self.engine.locks();
-        let all = [&locks.inputs, &locks.bulk, &locks.looks];
-        all.iter().for_each(|lock| lock.held.forget_longest());
+        let all = [&locks.inputs, &locks.bulk, &locks.reads];
+        all.iter().for_each(|lock| lock.held.reset_longest());
         let began = now();
         act(self);
         self.settled().await;
@@ -204,7 +205,7 @@ async fn tasks(filter: &str) {
         None => lines.push((name, vec![measured])),
     };
     for repeat in 0..REPEATS {
-        let mut world = World::unregistered(false);
+        let mut world = LockFixture::unregistered(false);
         (0..last).for_each(|index| drop(world.register(index)));
         note(
             "registration: the last of 10,000 tasks comes",
@@ -216,21 +217,21 @@ async fn tasks(filter: &str) {
             let measured = world.measure(|world| drop(world.barrier(last, counter))).await;
             note("barrier: the last of 10,000 tasks comes", measured);
         }
-        let ask = |world: &World, index| {
+        let ask = |world: &LockFixture, index| {
             drop(world.ask(index, Request::LiveSet { task: task(index), tasks: everyone.clone() }));
         };
         (0..last).for_each(|index| ask(&world, index));
         note("live set: the last of 10,000 tasks asks", world.measure(|world| ask(world, last)).await);
         note(
             "views: the whole job of 10,000 tasks",
-            world.measure(|world| drop(world.engine.look(|core, now| core.job_view(world.job, now)))).await,
+            world.measure(|world| drop(world.engine.read(|core, now| core.job_view(world.job, now)))).await,
         );
         note(
             "metrics and findings: an observation of 10,000 tasks",
-            world.measure(|world| drop(world.engine.look(|core, now| core.observe(world.job, now)))).await,
+            world.measure(|world| drop(world.engine.read(|core, now| core.observe(world.job, now)))).await,
         );
-        let beats = |world: &World| {
-            world.engine.look(|core, _| {
+        let beats = |world: &LockFixture| {
+            world.engine.read(|core, _| {
                 for index in 0..TASKS as usize {
                     drop(world.ask(index, Request::Watch { version: -1 }));
                     let (task, incarnation) = (task(index), life(index));
@@ -240,15 +241,17 @@ async fn tasks(filter: &str) {
             });
         };
         note("10,000 heartbeats and watches while a copy is read", world.measure(beats).await);
-        let host = Target::Host([10, 0, 0, 3].into());
-        let preview = |world: &World| {
-            let actor = Actor { who: "bench".into(), address: None, means: Means::Cli };
+        let host = ExclusionTarget::Host([10, 0, 0, 3].into());
+        let preview = |world: &LockFixture| {
+            let actor = Actor { who: "bench".into(), address: None, means: ActorOrigin::Cli };
             let reason = Reason::try_from("to measure it".to_owned()).unwrap();
-            drop(world.engine.look(|core, now| core.would_exclude(now, world.job, &actor, &reason, host)));
+            drop(
+                world.engine.read(|core, now| core.preview_exclusion(now, world.job, &actor, &reason, host)),
+            );
         };
         note("exclusion: the preview of a host with 1,000 tasks", world.measure(preview).await);
         for index in 0..TASKS as usize {
-            let version = world.engine.look(|core, _| core.job(world.job).unwrap().live().version);
+            let version = world.engine.read(|core, _| core.job(world.job).unwrap().live().version);
             drop(world.ask(index, Request::Watch { version }));
             if index == 0 && repeat > 0 {
                 break;
@@ -283,23 +286,24 @@ async fn tasks(filter: &str) {
                 .await,
         );
 
-        let world = World::registered(false);
+        let world = LockFixture::registered(false);
         (0..last).for_each(|index| drop(world.ask(index, Request::Shutdown { task: task(index) })));
-        let leave = |world: &World| drop(world.ask(last, Request::Shutdown { task: task(last) }));
+        let leave = |world: &LockFixture| drop(world.ask(last, Request::Shutdown { task: task(last) }));
         note("shutdown: the last of 10,000 tasks comes", world.measure(leave).await);
 
-        let world = World::registered(true);
+        let world = LockFixture::registered(true);
         (0..last).for_each(|index| drop(world.barrier(index, 0)));
-        let exclude =
-            |world: &World| world.act(Act::Exclude { target: host, expires_in: None, end_run: false });
+        let exclude = |world: &LockFixture| {
+            world.act(OperatorCommand::Exclude { target: host, expires_in: None, end_run: false })
+        };
         note("exclusion: a host with 1,000 tasks of 10,000", world.measure(exclude).await);
-        let lose = |world: &World| {
+        let lose = |world: &LockFixture| {
             for index in 5_000..6_000 {
-                world.engine.connection_closed(world.connections[index], Ending::Reset, Vec::new());
+                world.engine.connection_closed(world.connections[index], ConnectionEnd::Reset, Vec::new());
             }
         };
         note("1,000 connections are lost, one by one", world.measure(lose).await);
-        let events = |world: &World| drop(world.engine.follow(0));
+        let events = |world: &LockFixture| drop(world.engine.follow(0));
         note("events: all that are kept", world.measure(events).await);
     }
     lines.into_iter().for_each(|(name, measured)| report(filter, name, measured));
@@ -312,22 +316,23 @@ async fn calls(filter: &str) {
         None => lines.push((name, vec![measured])),
     };
     for _ in 0..REPEATS {
-        let world = World::registered(false);
+        let world = LockFixture::registered(false);
         let mut gets = world.gets(CALLS);
         let (connection, waiting) = gets.pop().unwrap();
-        let close =
-            |world: &World| world.engine.connection_closed(connection, Ending::Closed, waiting.clone());
+        let close = |world: &LockFixture| {
+            world.engine.connection_closed(connection, ConnectionEnd::Closed, waiting.clone())
+        };
         note("calls: a connection with 16,384 gets of one key is closed", world.measure(close).await);
-        let write = |world: &World| {
+        let write = |world: &LockFixture| {
             let (key, value) = (Bytes::from_static(b"one key"), Bytes::from_static(b"v"));
             drop(world.ask(0, Request::Insert { key, value, overwrite: false }));
         };
         note("calls: 245,760 gets of one key, and it is written", world.measure(write).await);
         world.ask(0, Request::Delete { key: Bytes::from_static(b"one key") });
         let gets = world.gets(CALLS - ON_ONE);
-        let close_all = |world: &World| {
+        let close_all = |world: &LockFixture| {
             for (connection, waiting) in &gets {
-                world.engine.connection_closed(*connection, Ending::Closed, waiting.clone());
+                world.engine.connection_closed(*connection, ConnectionEnd::Closed, waiting.clone());
             }
         };
         note(
@@ -336,9 +341,9 @@ async fn calls(filter: &str) {
         );
         world.gets(CALLS - ON_ONE);
         note("calls: 245,760 wait, and the service stops", world.measure(|world| world.engine.stop()).await);
-        let world = World::registered(false);
+        let world = LockFixture::registered(false);
         world.gets(CALLS - ON_ONE);
-        let delete = |world: &World| world.act(Act::DeleteJob { force: true });
+        let delete = |world: &LockFixture| world.act(OperatorCommand::DeleteJob { force: true });
         note("calls: 245,760 wait, and the job is deleted", world.measure(delete).await);
     }
     lines.into_iter().for_each(|(name, measured)| report(filter, name, measured));
@@ -351,9 +356,9 @@ async fn keys(filter: &str) {
         None => lines.push((name, vec![measured])),
     };
     for _ in 0..REPEATS {
-        let world = World::registered(false).with_keys();
-        let list = |world: &World| {
-            let Called::Now(Ok(Reply::Directory(all))) =
+        let world = LockFixture::registered(false).with_keys();
+        let list = |world: &LockFixture| {
+            let CallStatus::Now(Ok(Reply::Directory(all))) =
                 world.ask(0, Request::List { directory: Bytes::from_static(b"dir") })
             else {
                 panic!("it is answered at once")
@@ -370,21 +375,21 @@ async fn keys(filter: &str) {
             "keys: a directory of 1,000,000 is listed, 1,000 are written meanwhile",
             world.measure(list).await,
         );
-        let page = |world: &World| {
-            drop(world.engine.look(|core, _| core.job(world.job).unwrap().keys(b"", b"", false, 100)));
+        let page = |world: &LockFixture| {
+            drop(world.engine.read(|core, _| core.job(world.job).unwrap().keys(b"", b"", false, 100)));
         };
         note("keys: the root with one directory of 1,000,000 is looked at", world.measure(page).await);
-        let bounds = |world: &World| {
+        let bounds = |world: &LockFixture| {
             let mut bounds = muster::coordination::Bounds::default();
             bounds.keys += 1;
             let change = muster::coordination::SettingsChange { bounds: Some(bounds), ..Default::default() };
-            world.act(Act::Configure(Box::new(change)));
+            world.act(OperatorCommand::Configure(Box::new(change)));
         };
         note("settings: other bounds with 1,000,000 keys", world.measure(bounds).await);
         let report_error =
             Request::ReportError { task: task(7), code: 10, message: "it went wrong".to_owned() };
         drop(world.ask(7, report_error));
-        let next = |world: &World| {
+        let next = |world: &LockFixture| {
             let connection = world.engine.connection_opened(([10, 1, 0, 2], 1024).into());
             let incarnation = TaskIncarnation(1 << 40);
             let request = Request::Register { task: task(0), incarnation, recoverable: false };
@@ -392,12 +397,13 @@ async fn keys(filter: &str) {
         };
         note("next run: the last one has 1,000,000 keys", world.measure(next).await);
 
-        let world = World::registered(false).with_keys();
-        let delete = |world: &World| drop(world.ask(0, Request::Delete { key: Bytes::from_static(b"dir") }));
+        let world = LockFixture::registered(false).with_keys();
+        let delete =
+            |world: &LockFixture| drop(world.ask(0, Request::Delete { key: Bytes::from_static(b"dir") }));
         note("keys: a directory of 1,000,000 is deleted", world.measure(delete).await);
 
-        let world = World::registered(false).with_keys();
-        let delete = |world: &World| world.act(Act::DeleteJob { force: true });
+        let world = LockFixture::registered(false).with_keys();
+        let delete = |world: &LockFixture| world.act(OperatorCommand::DeleteJob { force: true });
         note("a job with 1,000,000 keys is deleted", world.measure(delete).await);
     }
     lines.into_iter().for_each(|(name, measured)| report(filter, name, measured));

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use muster::transfer::plan::{
-    ArrayDescription, BufferRole, DeviceId, Dtype, Mesh, Options, PartitionSpec, Placement, Plan, Region,
+    ArrayDescription, BufferRole, DeviceId, Dtype, Mesh, PartitionSpec, Placement, Plan, PlanOptions, Region,
     Sharding, TaskId, copy_region, pack, unpack,
 };
 use rustix::time::{ClockId, clock_gettime};
@@ -134,7 +134,7 @@ fn plans(repeat: usize) {
     let placement = Placement::blocks((0..4096).map(DeviceId), 8, 1);
     for Case { name, source, destination } in cases() {
         let make = || {
-            Plan::new(source.clone(), destination.clone(), &placement, Options::default())
+            Plan::new(source.clone(), destination.clone(), &placement, PlanOptions::default())
                 .expect("it makes sense")
         };
         let made = spread(repeat, || timed(make));
@@ -211,7 +211,8 @@ fn main() {
     let small = Mesh::new(&[("x", 1)], [0]);
     let sharding = Sharding { mesh: small, spec: PartitionSpec::default() };
     let array = ArrayDescription { shape: vec![1], dtype: Dtype::Uint8, sharding };
-    let plan = Plan::new(array.clone(), array, &Placement::blocks([DeviceId(0)], 1, 1), Options::default());
+    let plan =
+        Plan::new(array.clone(), array, &Placement::blocks([DeviceId(0)], 1, 1), PlanOptions::default());
     assert_eq!(plan.map(|plan| plan.shard_bytes(BufferRole::Destination, DeviceId(0))), Ok(1));
     plans(repeat);
     copies(repeat);

@@ -14,41 +14,43 @@ use std::time::Duration;
 
 use crate::coordination::{Bounds, JobName, JobSettings};
 use crate::engine::Engine;
-use crate::grpc::Limits;
-use crate::http::{Audit, BodyBudget, Hosts, OnAuditFailure, Redaction, Streams};
+use crate::grpc::GrpcLimits;
+use crate::http::{
+    AllowedHosts, AuditFailurePolicy, AuditLog, BodyBudget, EventStreamLimiter, RedactionPatterns,
+};
 use crate::telemetry::log::LogFormat;
-use crate::telemetry::traces::Protocol;
+use crate::telemetry::traces::OtlpProtocol;
 
+mod effective;
+mod exposure;
 mod file;
-mod guarding;
-mod keys;
 mod load;
-mod print;
+mod settings;
 mod value;
 
-pub use guarding::{Open, Tls};
-pub use keys::{JOB_KEYS, Key, SERVER_KEYS, Shown, variable};
+pub use exposure::{ExposedAddress, TlsConfig};
 pub use load::load;
-pub use value::{parse_address, parse_rules, parse_tasks, show_rules};
+pub use settings::{JOB_SETTINGS, SERVER_SETTINGS, Setting, SettingValue, environment_variable};
+pub use value::{format_rules, parse_address, parse_rules, parse_tasks};
 
 /// Everything that a server is told.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// About the server itself.
-    pub server: Server,
+    pub server: ServerConfig,
     /// Its jobs, none of a name twice.
-    pub jobs: Vec<Job>,
+    pub jobs: Vec<JobConfig>,
     /// Every value with its source, in the order to print.
-    values: Vec<Value>,
+    values: Vec<ResolvedValue>,
 }
 
 /// What the server itself is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Server {
+pub struct ServerConfig {
     /// Where clients connect.
     pub grpc: SocketAddr,
     /// What the wire edge allows.
-    pub grpc_limits: Limits,
+    pub grpc_limits: GrpcLimits,
     /// Where people and tools look.
     pub http: SocketAddr,
     /// Where metrics are served too, on a listener of their own.
@@ -58,7 +60,7 @@ pub struct Server {
     /// Where traces are sent.
     pub otlp_endpoint: Option<String>,
     /// How they are sent.
-    pub otlp_protocol: Protocol,
+    pub otlp_protocol: OtlpProtocol,
     /// Where health is served too, on a listener of its own.
     pub health: Option<SocketAddr>,
     /// How many HTTP connections are served at once.
@@ -82,17 +84,17 @@ pub struct Server {
     /// Where the audit is written besides memory.
     pub audit_file: Option<PathBuf>,
     /// What happens to changes while that cannot be written.
-    pub audit_failure: OnAuditFailure,
+    pub audit_failure: AuditFailurePolicy,
     /// How many lines of it are kept in memory.
     pub audit_lines: usize,
     /// Keys whose values are not shown.
-    pub redact_keys: Redaction,
+    pub redact_keys: RedactionPatterns,
     /// TLS where clients connect.
-    pub grpc_tls: Tls,
+    pub grpc_tls: TlsConfig,
     /// TLS where people and tools look.
-    pub http_tls: Tls,
+    pub http_tls: TlsConfig,
     /// Names by which the HTTP address may be reached, besides those that are its own.
-    pub http_hosts: Hosts,
+    pub http_hosts: AllowedHosts,
     /// Who may do what.
     pub tokens_file: Option<PathBuf>,
     /// How long a login in a browser holds.
@@ -114,7 +116,7 @@ pub enum Profile {
     Launch,
 }
 
-impl Server {
+impl ServerConfig {
     /// The defaults.
     #[must_use]
     pub fn new(profile: Profile) -> Self {
@@ -125,29 +127,29 @@ impl Server {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
             grpc: (Ipv4Addr::LOCALHOST, grpc).into(),
-            grpc_limits: Limits::default(),
+            grpc_limits: GrpcLimits::default(),
             http: (Ipv4Addr::LOCALHOST, http).into(),
             metrics: None,
             task_metrics_max: 1024,
             otlp_endpoint: None,
-            otlp_protocol: Protocol::Grpc,
+            otlp_protocol: OtlpProtocol::Grpc,
             health: None,
             http_connections: 1024,
             http_connections_per_source: 512,
             http_bodies_bytes: BodyBudget::DEFAULT,
             jobs_max: Engine::JOBS_MAX,
-            http_streams: Streams::DEFAULT,
+            http_streams: EventStreamLimiter::DEFAULT,
             io_threads: cores.min(2),
             stop_timeout: Duration::from_secs(10),
             log: log.into(),
             log_format: LogFormat::Human,
             audit_file: None,
-            audit_failure: OnAuditFailure::default(),
-            audit_lines: Audit::DEFAULT,
-            redact_keys: Redaction::default(),
-            grpc_tls: Tls::default(),
-            http_tls: Tls::default(),
-            http_hosts: Hosts::default(),
+            audit_failure: AuditFailurePolicy::default(),
+            audit_lines: AuditLog::DEFAULT,
+            redact_keys: RedactionPatterns::default(),
+            grpc_tls: TlsConfig::default(),
+            http_tls: TlsConfig::default(),
+            http_hosts: AllowedHosts::default(),
             tokens_file: None,
             session_timeout: Duration::from_secs(12 * 60 * 60),
             http_changes_per_second: 100,
@@ -159,7 +161,7 @@ impl Server {
 
 /// A job as it is declared.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Job {
+pub struct JobConfig {
     /// Its name.
     pub name: JobName,
     /// The address of a gRPC listener of its own.
@@ -170,7 +172,7 @@ pub struct Job {
 
 /// Where a value comes from, weakest first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Source {
+pub enum ValueSource {
     /// Nobody said anything.
     Default,
     /// A line of the file.
@@ -181,7 +183,7 @@ pub enum Source {
     Flag(String),
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for ValueSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
@@ -194,25 +196,25 @@ impl fmt::Display for Source {
 
 /// A value that was given, as text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Given {
+pub struct GivenValue {
     /// As it was written.
     pub text: String,
     /// Where.
-    pub source: Source,
+    pub source: ValueSource,
 }
 
 /// One line of `muster config print`.
 #[derive(Debug, Clone)]
-struct Value {
+struct ResolvedValue {
     table: String,
     key: String,
-    shown: Shown,
-    source: Source,
+    shown: SettingValue,
+    source: ValueSource,
 }
 
 /// What a command line asks of the configuration.
 #[derive(Debug, Clone)]
-pub struct Asked {
+pub struct ConfigRequest {
     /// Which defaults.
     pub profile: Profile,
     /// The file, if one is named.
@@ -220,12 +222,12 @@ pub struct Asked {
     /// The settings that were given as flags, by the names of their keys.
     pub flags: BTreeMap<&'static str, String>,
     /// The jobs.
-    pub jobs: AskedJobs,
+    pub jobs: JobSelection,
 }
 
 /// The jobs that a command line asks for.
 #[derive(Debug, Clone)]
-pub enum AskedJobs {
+pub enum JobSelection {
     /// Those declared by flags, the environment and the file.
     Declared {
         /// `--tasks`: the job `default`.
@@ -257,7 +259,7 @@ pub enum ConfigError {
     #[error("{place}: this is not TOML: {wrong}")]
     NotToml {
         /// Where.
-        place: Source,
+        place: ValueSource,
         /// What is wrong.
         wrong: String,
     },
@@ -265,7 +267,7 @@ pub enum ConfigError {
     #[error("{place}: there is no key `{key}`: {hint}")]
     UnknownKey {
         /// Where.
-        place: Source,
+        place: ValueSource,
         /// The key, with its table.
         key: String,
         /// What to write instead.
@@ -275,7 +277,7 @@ pub enum ConfigError {
     #[error("{place}: {key} = {value:?}: {wrong}")]
     Value {
         /// Where.
-        place: Source,
+        place: ValueSource,
         /// The key, with its table.
         key: String,
         /// The value.
@@ -291,9 +293,9 @@ pub enum ConfigError {
         /// Their name.
         name: JobName,
         /// Where the first is.
-        first: Source,
+        first: ValueSource,
         /// Where the second is.
-        second: Source,
+        second: ValueSource,
     },
     /// A job of the file without a number of tasks.
     #[error(
@@ -301,7 +303,7 @@ pub enum ConfigError {
     )]
     NoTasks {
         /// Where.
-        place: Source,
+        place: ValueSource,
         /// The job.
         name: JobName,
     },
@@ -309,7 +311,7 @@ pub enum ConfigError {
     #[error("{place}: {key} = {address} is the address of {taken_by}: give one of them another port")]
     AddressTwice {
         /// Where.
-        place: Source,
+        place: ValueSource,
         /// The key that wants the address.
         key: String,
         /// The address.
@@ -319,7 +321,7 @@ pub enum ConfigError {
     },
     /// A setting needs another.
     #[error("{given} needs {lacks}: give that too")]
-    Lacking {
+    MissingCompanion {
         /// The setting that was given.
         given: String,
         /// The one that was not.
@@ -327,7 +329,7 @@ pub enum ConfigError {
     },
     /// An address would be open to everybody.
     #[error("{0}")]
-    Open(Open),
+    Open(ExposedAddress),
     /// There is nothing to serve.
     #[error(
         "no job is declared: give --tasks N for one job, --job NAME=N for each of several, or [jobs.NAME] tables in a \
@@ -348,7 +350,7 @@ impl Config {
     /// The whole configuration as a file that means the same, each value with its source as a comment.
     #[must_use]
     pub fn print(&self) -> String {
-        print::print(&self.values)
+        effective::print(&self.values)
     }
 }
 

@@ -22,7 +22,7 @@ pub(crate) use vec::CowVec;
 
 /// An ordered map whose copies are cheap. `N` entries make a chunk at most. Each chunk knows what its entries weigh, by the
 /// measure of `W`.
-pub(crate) struct CowMap<K, V, const N: usize = 64, W = Weightless> {
+pub(crate) struct CowMap<K, V, const N: usize = 64, W = NoWeight> {
     chunks: Vec<Arc<Chunk<K, V>>>,
     len: usize,
     measure: PhantomData<fn() -> W>,
@@ -59,14 +59,14 @@ impl Sum for Weight {
 }
 
 /// What an entry weighs.
-pub(crate) trait Measure<K, V> {
+pub(crate) trait EntryWeight<K, V> {
     fn weight(key: &K, value: &V) -> Weight;
 }
 
 /// Entries weigh nothing.
-pub(crate) struct Weightless;
+pub(crate) struct NoWeight;
 
-impl<K, V> Measure<K, V> for Weightless {
+impl<K, V> EntryWeight<K, V> for NoWeight {
     fn weight(_: &K, _: &V) -> Weight {
         Weight::default()
     }
@@ -79,12 +79,12 @@ struct Chunk<K, V> {
 }
 
 impl<K, V> Chunk<K, V> {
-    fn of<W: Measure<K, V>>(entries: Vec<(K, V)>) -> Self {
+    fn of<W: EntryWeight<K, V>>(entries: Vec<(K, V)>) -> Self {
         let weight = entries.iter().map(|(key, value)| W::weight(key, value)).sum();
         Self { entries, weight }
     }
 
-    fn insert<W: Measure<K, V>>(&mut self, place: usize, key: K, value: V) {
+    fn insert<W: EntryWeight<K, V>>(&mut self, place: usize, key: K, value: V) {
         self.weight += W::weight(&key, &value);
         self.entries.insert(place, (key, value));
     }
@@ -129,7 +129,7 @@ impl<K: Ord + Clone, V: Clone, const N: usize> CowMap<K, V, N> {
     }
 }
 
-impl<K: Ord + Clone, V: Clone, const N: usize, W: Measure<K, V>> CowMap<K, V, N, W> {
+impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V, N, W> {
     pub fn len(&self) -> usize {
         self.len
     }
@@ -341,7 +341,7 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: Measure<K, V>> CowMap<K, V, N,
             }
         }
         self.join_around(first);
-        let removed = Self::of_chunks(removed);
+        let removed = Self::from_chunks(removed);
         self.len -= removed.len;
         removed
     }
@@ -367,11 +367,11 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: Measure<K, V>> CowMap<K, V, N,
             chunks.extend(self.chunks[first + 1..last].iter().cloned());
             chunks.extend(part(last, 0, Some(end)));
         }
-        Self::of_chunks(chunks)
+        Self::from_chunks(chunks)
     }
 
     /// A table of these chunks, of which those that are small are joined with their neighbours.
-    fn of_chunks(all: Vec<Arc<Chunk<K, V>>>) -> Self {
+    fn from_chunks(all: Vec<Arc<Chunk<K, V>>>) -> Self {
         let len = all.iter().map(|chunk| chunk.len()).sum();
         let mut chunks: Vec<Arc<Chunk<K, V>>> = Vec::with_capacity(all.len());
         for chunk in all {
@@ -392,11 +392,11 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: Measure<K, V>> CowMap<K, V, N,
                 chunk.weight = chunk.entries.iter().map(|(key, value)| W::weight(key, value)).sum();
             }
         }
-        *self = Self::of_chunks(std::mem::take(&mut self.chunks));
+        *self = Self::from_chunks(std::mem::take(&mut self.chunks));
     }
 
     /// Whether the invariants of the table hold.
-    pub fn is_sound(&self) -> bool {
+    pub fn is_consistent(&self) -> bool {
         let sizes = self.chunks.iter().all(|entries| (1..=N).contains(&entries.len()));
         let joined =
             self.chunks.windows(2).all(|pair| pair.iter().map(|chunk| chunk.len()).sum::<usize>() > N / 2);
@@ -408,7 +408,9 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: Measure<K, V>> CowMap<K, V, N,
     }
 }
 
-impl<K: Ord + Clone, V: Clone, const N: usize, W: Measure<K, V>> FromIterator<(K, V)> for CowMap<K, V, N, W> {
+impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> FromIterator<(K, V)>
+    for CowMap<K, V, N, W>
+{
     fn from_iter<I: IntoIterator<Item = (K, V)>>(entries: I) -> Self {
         let mut map = Self::default();
         for (key, value) in entries {
@@ -422,14 +424,14 @@ impl<K, V, const N: usize, W> fmt::Debug for CowMap<K, V, N, W>
 where
     K: Ord + Clone + fmt::Debug,
     V: Clone + fmt::Debug,
-    W: Measure<K, V>,
+    W: EntryWeight<K, V>,
 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.iter()).finish()
     }
 }
 
-impl<K: Ord + Clone, V: Clone + PartialEq, const N: usize, W: Measure<K, V>> PartialEq
+impl<K: Ord + Clone, V: Clone + PartialEq, const N: usize, W: EntryWeight<K, V>> PartialEq
     for CowMap<K, V, N, W>
 {
     fn eq(&self, other: &Self) -> bool {
@@ -437,7 +439,7 @@ impl<K: Ord + Clone, V: Clone + PartialEq, const N: usize, W: Measure<K, V>> Par
     }
 }
 
-impl<K: Ord + Clone, V: Clone + Eq, const N: usize, W: Measure<K, V>> Eq for CowMap<K, V, N, W> {}
+impl<K: Ord + Clone, V: Clone + Eq, const N: usize, W: EntryWeight<K, V>> Eq for CowMap<K, V, N, W> {}
 
 #[cfg(test)]
 mod tests {
@@ -447,14 +449,14 @@ mod tests {
 
     struct Values;
 
-    impl Measure<u32, u32> for Values {
+    impl EntryWeight<u32, u32> for Values {
         fn weight(_: &u32, value: &u32) -> Weight {
             Weight { keys: 1, values: *value as usize }
         }
     }
 
     #[test]
-    fn a_table_knows_what_its_entries_weigh() {
+    fn a_map_tracks_the_weight_of_its_entries() {
         let mut rng = fastrand::Rng::with_seed(7);
         let mut table: CowMap<u32, u32, 8, Values> = CowMap::default();
         for _ in 0..2_000 {
@@ -465,7 +467,7 @@ mod tests {
                 6 => drop(table.remove_range(&key, &(key + value % 30))),
                 _ => table.retain(|key, _| key % 50 != value % 50),
             }
-            assert!(table.is_sound());
+            assert!(table.is_consistent());
             let part = table.copy_range(&key, &(key + 40));
             let all = table.iter().filter(|(k, _)| (key..key + 40).contains(*k));
             assert_eq!(part.weight().values, all.map(|(_, value)| *value as usize).sum::<usize>());
@@ -477,7 +479,7 @@ mod tests {
     /// Random operations on a table of small chunks and on the standard library's map, and copies that must stay as they
     /// were when they were made.
     #[test]
-    fn a_table_is_what_an_ordered_map_is_and_its_copies_stay() {
+    fn a_map_behaves_as_a_btree_map_and_copies_do_not_change() {
         for seed in 0..60 {
             let mut rng = fastrand::Rng::with_seed(seed);
             let mut table: CowMap<u32, u32, 8> = CowMap::default();
@@ -497,7 +499,7 @@ mod tests {
                         let expected: BTreeMap<u32, u32> =
                             model.range(key..to).map(|(key, value)| (*key, *value)).collect();
                         model.retain(|k, _| !(key..to).contains(k));
-                        assert!(removed.is_sound() && removed.iter().eq(expected.iter()));
+                        assert!(removed.is_consistent() && removed.iter().eq(expected.iter()));
                         assert_eq!(copy, removed);
                     }
                     16 => {
@@ -515,7 +517,7 @@ mod tests {
                     18 => copies.push((table.clone(), model.clone())),
                     _ => drop(copies.pop()),
                 }
-                assert!(table.is_sound(), "seed {seed}, step {step}");
+                assert!(table.is_consistent(), "seed {seed}, step {step}");
                 assert!(table.chunks.len() <= 4 * table.len() / 8 + 1, "seed {seed}, step {step}");
                 assert!(table.iter().eq(model.iter()), "seed {seed}, step {step}");
                 assert_eq!(
@@ -545,7 +547,7 @@ mod tests {
         for key in (1_000..2_000).rev() {
             between.insert(key, ());
         }
-        assert!(between.is_sound() && between.chunks.len() <= 40, "{} chunks", between.chunks.len());
+        assert!(between.is_consistent() && between.chunks.len() <= 40, "{} chunks", between.chunks.len());
     }
 
     #[test]
@@ -555,7 +557,7 @@ mod tests {
         for from in (1..64_000).step_by(64) {
             assert_eq!(table.remove_range(&from, &(from + 63)).len(), 63);
         }
-        assert!(table.is_sound() && table.len() == 1_000);
+        assert!(table.is_consistent() && table.len() == 1_000);
         assert!(table.chunks.len() <= 4 * 1_000 / 64 + 1, "{} chunks", table.chunks.len());
         let keys: Vec<u32> = (0..64_000).step_by(64).collect();
         assert!(table.keys().eq(&keys));

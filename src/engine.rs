@@ -6,12 +6,12 @@
 //! - *One lock, on the caller's thread.* The caller applies its own input under a lock that is held for the
 //!   transition only. A transition takes about a microsecond; a queue to an owner thread would cost two wake-ups a
 //!   call. An answer that is known at once costs no queue and no wake-up. Answers to waiting calls go to the
-//!   [`Inbox`] of their connection after the lock is released.
+//!   [`AnswerInbox`] of their connection after the lock is released.
 //! - *Readers copy.* [`Engine::look`] copies a pointer for each job under the lock and runs its closure afterwards,
-//!   so pages, scrapes and listings do not hold up clients. Only [`Engine::look_up`] reads under the lock, for a
+//!   so pages, scrapes and listings do not hold up clients. Only [`Engine::read_under_lock`] reads under the lock, for a
 //!   single entry.
 //! - *Time.* One task sleeps until the state machine's next deadline ([`Engine::run_timers`]). If the driver was
-//!   away for more than a second (stopped, starved), it applies [`Input::Lagged`] first: the silence is its own.
+//!   away for more than a second (stopped, starved), it applies [`Input::DriverLagged`] first: the silence is its own.
 //! - *Freeing.* Memory that the state machine gives up is freed after the lock, much of it on a thread of its own
 //!   (`reaper.rs`).
 //! - *Observers* (counters, traces, timelines) hear of each event under the lock: they are quick, do not block, and
@@ -19,7 +19,7 @@
 //! - *Measurement.* One in 64 of the inputs about one task or key is timed under the lock; every other input and
 //!   every read is.
 
-mod kept;
+mod event_history;
 mod reaper;
 
 use std::collections::HashMap;
@@ -34,27 +34,27 @@ use tokio::sync::{Notify, broadcast};
 
 use crate::clock::{self, Clock};
 use crate::coordination::{
-    Act, Actor, BarrierEnding, CallId, Caller, ConnectionId, Coordinator, Discarded, Done, Effect, Ending,
-    Event, Input, JobId, JobName, JobSettings, Note, Outcome, Reason, Refusal, Request, ServiceIncarnation,
-    Timestamp, TransferNote,
+    Actor, BarrierCompletion, CallId, CallOutcome, Caller, CommandOutcome, CommandRefusal, ConnectionEnd,
+    ConnectionId, Coordinator, DeferredFree, Effect, FindingNote, Input, JobEvent, JobId, JobName,
+    JobSettings, OperatorCommand, Reason, Request, ServiceIncarnation, Timestamp, TransferFailure,
 };
 use crate::meter;
 
-pub use kept::Past;
-use kept::{Kept, Ring};
+pub use event_history::RetainedEvents;
+use event_history::{EventHistory, Ring};
 use reaper::Reaper;
 
 /// Where the answers to waiting calls go: one for each connection.
-pub trait Inbox: Send + Sync {
+pub trait AnswerInbox: Send + Sync {
     /// Takes the answer to the call that was asked with `slot`. Called outside of the engine's lock, on
     /// any thread; must not block.
-    fn deliver(&self, slot: u64, outcome: Outcome);
+    fn deliver(&self, slot: u64, outcome: CallOutcome);
 }
 
 /// What has become of a call.
-pub enum Called {
+pub enum CallStatus {
     /// It is answered.
-    Now(Outcome),
+    Now(CallOutcome),
     /// It waits; the answer will be delivered to its inbox, unless it is hung up before.
     Waiting(CallId),
 }
@@ -63,14 +63,14 @@ pub enum Called {
 /// block and must not come back to the engine.
 pub trait Observer: Send + Sync {
     /// Something changed.
-    fn event(&self, event: &Event);
+    fn event(&self, event: &JobEvent);
     /// A barrier has ended.
-    fn barrier_ended(&self, ending: &BarrierEnding);
+    fn barrier_ended(&self, ending: &BarrierCompletion);
 }
 
 /// What the engine counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Figures {
+pub struct EngineCounters {
     /// Inputs that were applied.
     pub inputs: u64,
     /// Events that happened.
@@ -87,18 +87,18 @@ pub struct Figures {
     pub lags: u64,
 }
 
-struct Waiting {
-    inbox: Arc<dyn Inbox>,
+struct WaitingCall {
+    inbox: Arc<dyn AnswerInbox>,
     slot: u64,
 }
 
 struct State {
-    core: Coordinator,
+    coordinator: Coordinator,
     waiting: WaitingCalls,
     effects: Vec<Effect>,
     next_call: u64,
     next_connection: u64,
-    kept: Kept,
+    history: EventHistory,
     next_event: u64,
     inputs: u64,
     lags: u64,
@@ -112,7 +112,7 @@ struct WaitingCalls {
     removed: usize,
 }
 
-type WaitingTable = HashMap<CallId, Waiting, BuildHasherDefault<NumberHasher>>;
+type WaitingTable = HashMap<CallId, WaitingCall, BuildHasherDefault<NumberHasher>>;
 
 impl WaitingCalls {
     const TABLES: usize = 32;
@@ -124,12 +124,12 @@ impl WaitingCalls {
         &mut self.tables[number]
     }
 
-    fn insert(&mut self, call: CallId, waiting: Waiting) {
+    fn insert(&mut self, call: CallId, waiting: WaitingCall) {
         self.len += usize::from(self.table(call).insert(call, waiting).is_none());
     }
 
     /// Takes a call out. A table that was left for a smaller one is added to `gone`, to be freed without the lock.
-    fn remove(&mut self, call: CallId, gone: &mut Vec<WaitingTable>) -> Option<Waiting> {
+    fn remove(&mut self, call: CallId, gone: &mut Vec<WaitingTable>) -> Option<WaitingCall> {
         let waiting = self.table(call).remove(&call)?;
         self.len -= 1;
         self.removed = self.removed.wrapping_add(1);
@@ -151,26 +151,26 @@ impl WaitingCalls {
 
 /// What came of an input.
 #[derive(Default)]
-struct Applied {
+struct InputResult {
     /// The answer to the call that was applied, if it came at once.
-    own: Option<Outcome>,
+    own: Option<CallOutcome>,
     /// The answer to the act that was applied.
-    acted: Option<Result<Done, Refusal>>,
+    acted: Option<Result<CommandOutcome, CommandRefusal>>,
     /// The answers to calls that waited.
-    deliveries: Vec<(Waiting, Outcome)>,
+    deliveries: Vec<(WaitingCall, CallOutcome)>,
     /// What is to be freed.
-    discarded: Vec<Discarded>,
+    discarded: Vec<DeferredFree>,
     events: Vec<Ring>,
     tables: Vec<WaitingTable>,
 }
 
 /// An event with its place in the order of all events of this server, from 1.
 #[derive(Debug, Clone)]
-pub struct Numbered {
+pub struct NumberedEvent {
     /// Its place.
     pub number: u64,
     /// What happened.
-    pub event: Arc<Event>,
+    pub event: Arc<JobEvent>,
 }
 
 /// How many events a follower may lag behind before it loses some.
@@ -180,27 +180,27 @@ const EVENTS_BUFFERED: usize = 1 << 12;
 const CALLS_DROPPED_AT_ONCE: usize = 1 << 10;
 
 /// How late a deadline may be kept before the driver takes itself to have been away.
-const LAG_FORGIVEN: Duration = Duration::from_secs(1);
+const LAG_TOLERANCE: Duration = Duration::from_secs(1);
 
 /// How long the engine's lock is waited for and held.
 #[derive(Debug, Default)]
 pub struct Locks {
     /// By those who apply an input about one task or one key; one in many is timed.
-    pub inputs: meter::Lock,
+    pub inputs: meter::LockTimes,
     /// By those who apply any other input: each is timed.
-    pub bulk: meter::Lock,
+    pub bulk: meter::LockTimes,
     /// By those who only look (pages, scrapes, detectors), to take a copy: each is timed.
-    pub looks: meter::Lock,
+    pub reads: meter::LockTimes,
 }
 
 /// The state, while it is locked.
-struct Held<'a> {
+struct LockedState<'a> {
     state: MutexGuard<'a, State>,
     // After the lock, so that it is dropped after it.
-    _held: meter::Holding<'a>,
+    _held: meter::LockHold<'a>,
 }
 
-impl Deref for Held<'_> {
+impl Deref for LockedState<'_> {
     type Target = State;
 
     fn deref(&self) -> &State {
@@ -208,7 +208,7 @@ impl Deref for Held<'_> {
     }
 }
 
-impl DerefMut for Held<'_> {
+impl DerefMut for LockedState<'_> {
     fn deref_mut(&mut self) -> &mut State {
         &mut self.state
     }
@@ -221,7 +221,7 @@ pub struct Engine {
     /// The deadline that the timer task sleeps for; `u64::MAX` for none.
     armed: AtomicU64,
     rearm: Notify,
-    followers: broadcast::Sender<Numbered>,
+    followers: broadcast::Sender<NumberedEvent>,
     /// How many jobs there may be.
     jobs_max: AtomicUsize,
     /// How many times a job was made or deleted.
@@ -241,12 +241,12 @@ impl Engine {
     #[must_use]
     pub fn new(clock: Clock) -> Arc<Self> {
         let state = State {
-            core: Coordinator::default(),
+            coordinator: Coordinator::default(),
             waiting: WaitingCalls::default(),
             effects: Vec::new(),
             next_call: 0,
             next_connection: 0,
-            kept: Kept::default(),
+            history: EventHistory::default(),
             next_event: 1,
             inputs: 0,
             lags: 0,
@@ -275,13 +275,13 @@ impl Engine {
 
     /// What the engine has counted so far.
     #[must_use]
-    pub fn figures(&self) -> Figures {
-        let state = self.lock_to_look();
-        Figures {
+    pub fn counters(&self) -> EngineCounters {
+        let state = self.lock_for_read();
+        EngineCounters {
             inputs: state.inputs,
             events: state.next_event - 1,
-            events_kept: state.kept.len(),
-            events_kept_max: state.kept.most(),
+            events_kept: state.history.len(),
+            events_kept_max: state.history.capacity(),
             events_missed: self.missed.load(Ordering::Relaxed),
             followers: self.followers.receiver_count(),
             lags: state.lags,
@@ -289,18 +289,18 @@ impl Engine {
     }
 
     /// A follower has missed so many events.
-    pub fn note_missed(&self, events: u64) {
+    pub fn count_missed_events(&self, events: u64) {
         self.missed.fetch_add(events, Ordering::Relaxed);
     }
 
     /// Puts what an observer has found into the order of events.
-    pub fn note(&self, job: JobId, note: Note) {
-        self.feed(self.lock(), Input::Noted { job, note });
+    pub fn record_finding(&self, job: JobId, note: FindingNote) {
+        self.apply_input(self.lock(), Input::FindingChanged { job, note });
     }
 
     /// Puts what a worker has reported of its transfers into the order of events.
-    pub fn note_transfer(&self, job: JobId, note: TransferNote) {
-        self.feed(self.lock(), Input::TransferFailed { job, note });
+    pub fn record_transfer_failure(&self, job: JobId, note: TransferFailure) {
+        self.apply_input(self.lock(), Input::TransferFailed { job, note });
     }
 
     /// The engine's clock.
@@ -318,7 +318,7 @@ impl Engine {
     ///
     /// # Errors
     /// If there is a job of that name, or there are too many jobs.
-    pub fn declare(&self, name: JobName, settings: JobSettings) -> Result<JobId, CannotDeclare> {
+    pub fn declare(&self, name: JobName, settings: JobSettings) -> Result<JobId, DeclareError> {
         self.declare_for(name, settings, None)
     }
 
@@ -331,25 +331,25 @@ impl Engine {
         name: JobName,
         settings: JobSettings,
         actor: Option<Actor>,
-    ) -> Result<JobId, CannotDeclare> {
+    ) -> Result<JobId, DeclareError> {
         let state = self.lock();
-        if state.core.job_named(name.as_str()).is_some() {
-            return Err(CannotDeclare::Exists(name));
+        if state.coordinator.job_named(name.as_str()).is_some() {
+            return Err(DeclareError::Exists(name));
         }
         let most = self.jobs_max.load(Ordering::Relaxed);
-        if state.core.jobs().count() >= most {
-            return Err(CannotDeclare::TooMany(most));
+        if state.coordinator.jobs().count() >= most {
+            return Err(DeclareError::TooMany(most));
         }
-        let job = state.core.next_job();
+        let job = state.coordinator.next_job();
         let incarnation = ServiceIncarnation(clock::random_nonzero().get());
-        self.feed(state, Input::DeclareJob { job, name, settings, incarnation, actor });
+        self.apply_input(state, Input::DeclareJob { job, name, settings, incarnation, actor });
         self.job_changes.fetch_add(1, Ordering::Release);
         Ok(job)
     }
 
     /// How many times a job was made or deleted: what was found out about the names of jobs holds as long as this stays.
     #[must_use]
-    pub fn job_changes(&self) -> u64 {
+    pub fn job_table_version(&self) -> u64 {
         self.job_changes.load(Ordering::Acquire)
     }
 
@@ -357,20 +357,26 @@ impl Engine {
     ///
     /// # Errors
     /// If the act is refused; nothing has changed then.
-    pub fn act(&self, job: JobId, actor: Actor, reason: Reason, act: Act) -> Result<Done, Refusal> {
+    pub fn act(
+        &self,
+        job: JobId,
+        actor: Actor,
+        reason: Reason,
+        act: OperatorCommand,
+    ) -> Result<CommandOutcome, CommandRefusal> {
         // A value that is refused is freed after the lock is.
         let _value = match &act {
-            Act::PutKey { value, .. } => Some(value.clone()),
+            OperatorCommand::PutKey { value, .. } => Some(value.clone()),
             _ => None,
         };
         let mut state = self.lock_for_bulk();
-        let mut applied = self.apply(&mut state, Input::Act { job, actor, reason, act }, None);
+        let mut applied = self.apply(&mut state, Input::Command { job, actor, reason, act }, None);
         let acted = applied.acted.take();
-        self.settle(state, applied);
-        if acted == Some(Ok(Done::JobDeleted)) {
+        self.unlock_and_deliver(state, applied);
+        if acted == Some(Ok(CommandOutcome::JobDeleted)) {
             self.job_changes.fetch_add(1, Ordering::Release);
         }
-        acted.unwrap_or(Err(Refusal::NoSuchJob))
+        acted.unwrap_or(Err(CommandRefusal::NoSuchJob))
     }
 
     /// Numbers a new connection.
@@ -378,13 +384,13 @@ impl Engine {
         let mut state = self.lock();
         let connection = ConnectionId(state.next_connection);
         state.next_connection += 1;
-        self.feed(state, Input::ConnectionOpened { connection, peer });
+        self.apply_input(state, Input::ConnectionOpened { connection, peer });
         connection
     }
 
     /// Reports that a connection is gone. Calls that wait on it are dropped; their inbox hears no more of them.
-    pub fn connection_closed(&self, connection: ConnectionId, ending: Ending, calls: Vec<CallId>) {
-        self.feed(self.lock_for_bulk(), Input::ConnectionClosed { connection, ending });
+    pub fn connection_closed(&self, connection: ConnectionId, ending: ConnectionEnd, calls: Vec<CallId>) {
+        self.apply_input(self.lock_for_bulk(), Input::ConnectionClosed { connection, ending });
         match self.this.upgrade() {
             Some(engine) if calls.len() > CALLS_DROPPED_AT_ONCE => {
                 self.reaper.run(move || engine.drop_waiting(&calls));
@@ -398,7 +404,7 @@ impl Engine {
         for part in calls.chunks(CALLS_DROPPED_AT_ONCE) {
             let mut tables = Vec::new();
             let mut state = self.lock_for_bulk();
-            let dropped: Vec<Option<Waiting>> =
+            let dropped: Vec<Option<WaitingCall>> =
                 part.iter().map(|call| state.waiting.remove(*call, &mut tables)).collect();
             drop(state);
             drop((dropped, tables));
@@ -417,9 +423,9 @@ impl Engine {
         job: JobId,
         caller: Caller,
         request: Request,
-        inbox: &Arc<dyn Inbox>,
+        inbox: &Arc<dyn AnswerInbox>,
         slot: u64,
-    ) -> Called {
+    ) -> CallStatus {
         // A value that is refused is freed after the lock is.
         let _value = match &request {
             Request::Insert { value, .. } => Some(value.clone()),
@@ -430,73 +436,73 @@ impl Engine {
         state.next_call += 1;
         let mut applied = self.apply(&mut state, Input::Call { job, call, caller, request }, Some(call));
         if let Some(outcome) = applied.own.take() {
-            self.settle(state, applied);
-            return Called::Now(outcome);
+            self.unlock_and_deliver(state, applied);
+            return CallStatus::Now(outcome);
         }
-        state.waiting.insert(call, Waiting { inbox: Arc::clone(inbox), slot });
-        self.settle(state, applied);
-        Called::Waiting(call)
+        state.waiting.insert(call, WaitingCall { inbox: Arc::clone(inbox), slot });
+        self.unlock_and_deliver(state, applied);
+        CallStatus::Waiting(call)
     }
 
     /// Drops a call that nobody waits for any more.
-    pub fn hang_up(&self, job: JobId, call: CallId) {
+    pub fn cancel_waiting_call(&self, job: JobId, call: CallId) {
         let mut tables = Vec::new();
         let mut state = self.lock();
         // If its answer is on the way already, there is nothing to drop.
         if state.waiting.remove(call, &mut tables).is_some() {
-            self.feed(state, Input::CallGone { job, call });
+            self.apply_input(state, Input::CallCancelled { job, call });
         }
     }
 
     /// Answers every waiting call, in the way that lets clients live on.
     pub fn stop(&self) {
-        self.feed(self.lock_for_bulk(), Input::Stop);
+        self.apply_input(self.lock_for_bulk(), Input::Stop);
     }
 
     /// Looks at the jobs as they are now. `look` runs on a copy, which costs a pointer for each job: the lock is free
     /// while it runs, however long that takes.
-    pub fn look<T>(&self, look: impl FnOnce(&Coordinator, Timestamp) -> T) -> T {
+    pub fn read<T>(&self, look: impl FnOnce(&Coordinator, Timestamp) -> T) -> T {
         let (copy, now) = {
-            let state = self.lock_to_look();
-            (state.core.copy_to_read(), self.clock.now())
+            let state = self.lock_for_read();
+            (state.coordinator.snapshot(), self.clock.now())
         };
         look(&copy, now)
     }
 
     /// Looks something up. `look` runs under the lock, and must not take longer the more there is: see [`Engine::look`].
-    pub fn look_up<T>(&self, look: impl FnOnce(&Coordinator) -> T) -> T {
-        look(&self.lock_to_look().core)
+    pub fn read_under_lock<T>(&self, look: impl FnOnce(&Coordinator) -> T) -> T {
+        look(&self.lock_for_read().coordinator)
     }
 
     /// How many calls wait for an answer.
     #[must_use]
     pub fn waiting_calls(&self) -> usize {
-        self.lock_to_look().waiting.len
+        self.lock_for_read().waiting.len
     }
 
     /// The kept events of all jobs after number `after`, and a stream of those to come.
     #[must_use]
-    pub fn follow(&self, after: u64) -> (Past, broadcast::Receiver<Numbered>) {
-        let (kept, coming) = self.copy_of_kept();
+    pub fn follow(&self, after: u64) -> (RetainedEvents, broadcast::Receiver<NumberedEvent>) {
+        let (kept, coming) = self.subscribe_with_history();
         (kept.after(after), coming)
     }
 
-    fn copy_of_kept(&self) -> (Kept, broadcast::Receiver<Numbered>) {
-        let state = self.lock_to_look();
-        (state.kept.clone(), self.followers.subscribe())
+    fn subscribe_with_history(&self) -> (EventHistory, broadcast::Receiver<NumberedEvent>) {
+        let state = self.lock_for_read();
+        (state.history.clone(), self.followers.subscribe())
     }
 
     /// The kept events of a job after number `after`, and a stream of those to come, of all jobs.
     #[must_use]
-    pub fn follow_job(&self, job: JobId, after: u64) -> (Past, broadcast::Receiver<Numbered>) {
-        let (kept, coming) = self.copy_of_kept();
+    pub fn follow_job(&self, job: JobId, after: u64) -> (RetainedEvents, broadcast::Receiver<NumberedEvent>) {
+        let (kept, coming) = self.subscribe_with_history();
         (kept.of(job, after), coming)
     }
 
     /// Keeps the deadlines of the state machine, for as long as the returned future is polled.
     pub async fn run_timers(self: Arc<Self>) {
         loop {
-            let armed = self.arm();
+            let armed = self.arm_timer();
             let rearmed = self.rearm.notified();
             match armed {
                 None => rearmed.await,
@@ -518,17 +524,17 @@ impl Engine {
 
     fn tick(&self, due: Timestamp) {
         // A process that was stopped, or starved, has heard nobody in the meantime; that is not their fault.
-        if self.clock.now().since(due) > LAG_FORGIVEN {
+        if self.clock.now().since(due) > LAG_TOLERANCE {
             let mut state = self.lock_for_bulk();
             state.lags += 1;
-            self.feed(state, Input::Lagged);
+            self.apply_input(state, Input::DriverLagged);
         }
-        self.feed(self.lock_for_bulk(), Input::Tick);
+        self.apply_input(self.lock_for_bulk(), Input::Tick);
     }
 
-    fn arm(&self) -> Option<Timestamp> {
+    fn arm_timer(&self) -> Option<Timestamp> {
         let state = self.lock();
-        let next = state.core.next_wake();
+        let next = state.coordinator.next_wakeup();
         self.armed.store(next.map_or(u64::MAX, |at| at.0), Ordering::Relaxed);
         next
     }
@@ -539,40 +545,40 @@ impl Engine {
         &self.locks
     }
 
-    fn lock(&self) -> Held<'_> {
-        self.lock_after(self.locks.inputs.sampled(&self.clock))
+    fn lock(&self) -> LockedState<'_> {
+        self.lock_after(self.locks.inputs.wait_sampled(&self.clock))
     }
 
-    fn lock_for_bulk(&self) -> Held<'_> {
-        self.lock_after(self.locks.bulk.timed(&self.clock))
+    fn lock_for_bulk(&self) -> LockedState<'_> {
+        self.lock_after(self.locks.bulk.wait_timed(&self.clock))
     }
 
-    fn lock_to_look(&self) -> Held<'_> {
-        self.lock_after(self.locks.looks.timed(&self.clock))
+    fn lock_for_read(&self) -> LockedState<'_> {
+        self.lock_after(self.locks.reads.wait_timed(&self.clock))
     }
 
-    fn lock_after<'a>(&'a self, waiting: meter::Waiting<'a>) -> Held<'a> {
+    fn lock_after<'a>(&'a self, waiting: meter::LockWait<'a>) -> LockedState<'a> {
         // A transition that panicked has been reported; the tables it left are still the best there is.
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        Held { state, _held: waiting.over() }
+        LockedState { state, _held: waiting.acquired() }
     }
 
-    fn feed(&self, mut state: Held<'_>, input: Input) {
+    fn apply_input(&self, mut state: LockedState<'_>, input: Input) {
         let applied = self.apply(&mut state, input, None);
-        self.settle(state, applied);
+        self.unlock_and_deliver(state, applied);
     }
 
     /// Applies one input; the answer to the call `own` is told apart.
-    fn apply(&self, state: &mut State, input: Input, own: Option<CallId>) -> Applied {
+    fn apply(&self, state: &mut State, input: Input, own: Option<CallId>) -> InputResult {
         let now = self.clock.now();
         state.inputs += 1;
         let observers = self.observers.get().map(Vec::as_slice).unwrap_or_default();
         let mut effects = std::mem::take(&mut state.effects);
-        let mut applied = Applied::default();
+        let mut applied = InputResult::default();
         let (mut next, mut spares) = (Some(input), Vec::new());
         // An input that gives a job a spare identity may also go on with work that was put off, and so has effects of its own.
         while let Some(input) = next {
-            state.core.apply(now, input, &mut effects);
+            state.coordinator.apply(now, input, &mut effects);
             for effect in effects.drain(..) {
                 match effect {
                     Effect::Reply(call, outcome) if Some(call) == own => applied.own = Some(outcome),
@@ -581,22 +587,22 @@ impl Engine {
                             applied.deliveries.push((waiting, outcome));
                         }
                     }
-                    Effect::Acted(outcome) => applied.acted = Some(outcome),
+                    Effect::CommandDone(outcome) => applied.acted = Some(outcome),
                     Effect::Event(event) => {
                         observers.iter().for_each(|observer| observer.event(&event));
-                        let numbered = Numbered { number: state.next_event, event: Arc::new(event) };
+                        let numbered = NumberedEvent { number: state.next_event, event: Arc::new(event) };
                         state.next_event += 1;
                         // Nobody following is no error.
                         let _ = self.followers.send(numbered.clone());
-                        state.kept.push(numbered, &mut applied.events);
+                        state.history.push(numbered, &mut applied.events);
                     }
                     Effect::BarrierEnded(ending) => {
                         observers.iter().for_each(|observer| observer.barrier_ended(&ending));
                     }
-                    Effect::Discard(discarded) => applied.discarded.push(discarded),
-                    Effect::WantIncarnation(job) => {
+                    Effect::FreeLater(discarded) => applied.discarded.push(discarded),
+                    Effect::RequestIncarnation(job) => {
                         let incarnation = ServiceIncarnation(clock::random_nonzero().get());
-                        spares.push(Input::SpareIncarnation { job, incarnation });
+                        spares.push(Input::NextIncarnation { job, incarnation });
                     }
                 }
             }
@@ -607,8 +613,8 @@ impl Engine {
     }
 
     /// Releases the lock, wakes the timer task if a deadline came nearer, and hands out the answers.
-    fn settle(&self, state: Held<'_>, applied: Applied) {
-        let next = state.core.next_wake().map_or(u64::MAX, |at| at.0);
+    fn unlock_and_deliver(&self, state: LockedState<'_>, applied: InputResult) {
+        let next = state.coordinator.next_wakeup().map_or(u64::MAX, |at| at.0);
         let nearer = next < self.armed.load(Ordering::Relaxed);
         if nearer {
             self.armed.store(next, Ordering::Relaxed);
@@ -620,13 +626,13 @@ impl Engine {
         for (waiting, outcome) in applied.deliveries {
             waiting.inbox.deliver(waiting.slot, outcome);
         }
-        self.free(applied.discarded);
+        self.drop_deferred(applied.discarded);
     }
 
     /// Frees memory: much of it where nobody waits for it.
-    fn free(&self, discarded: Vec<Discarded>) {
+    fn drop_deferred(&self, discarded: Vec<DeferredFree>) {
         const MUCH: usize = 1 << 12;
-        let weight: usize = discarded.iter().map(Discarded::weight).sum();
+        let weight: usize = discarded.iter().map(DeferredFree::weight).sum();
         if weight > MUCH {
             self.drop_later(discarded);
         }
@@ -640,7 +646,7 @@ fn is_about_one(request: &Request) -> bool {
 
 /// Why a job cannot be declared.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum CannotDeclare {
+pub enum DeclareError {
     /// There is a job of that name already.
     #[error("there is a job named {0} already")]
     Exists(JobName),

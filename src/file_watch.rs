@@ -12,41 +12,41 @@ use crate::clock::Clock;
 use crate::coordination::Timestamp;
 
 /// How often files are looked at, at most. It happens when a client comes: nothing ticks for it.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the client that comes waits for the look. One that takes longer goes on without it, and counts when it is done.
-const PATIENCE: Duration = Duration::from_millis(250);
+const REFRESH_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// When some files were looked at, and whether somebody looks now.
 pub struct FileWatch {
     clock: Clock,
-    looked: AtomicU64,
-    looking: Arc<AtomicBool>,
+    checked_at: AtomicU64,
+    is_checking: Arc<AtomicBool>,
 }
 
 impl FileWatch {
     /// Creates a watch over files that were looked at just now.
     #[must_use]
     pub fn new(clock: Clock) -> Self {
-        Self { clock, looked: AtomicU64::new(clock.now().0), looking: Arc::default() }
+        Self { clock, checked_at: AtomicU64::new(clock.now().0), is_checking: Arc::default() }
     }
 
     /// Has `look` run on a thread of its own if it is time to, and waits for it, but not for long. There is never more than one
     /// look at once. Must be called within a runtime.
     pub async fn refresh(&self, look: impl FnOnce() + Send + 'static) {
         let now = self.clock.now();
-        if now.since(Timestamp(self.looked.load(Ordering::Relaxed))) < LOOK_EVERY
-            || self.looking.swap(true, Ordering::Acquire)
+        if now.since(Timestamp(self.checked_at.load(Ordering::Relaxed))) < CHECK_INTERVAL
+            || self.is_checking.swap(true, Ordering::Acquire)
         {
             return;
         }
-        self.looked.store(now.0, Ordering::Relaxed);
-        let looking = Arc::clone(&self.looking);
+        self.checked_at.store(now.0, Ordering::Relaxed);
+        let looking = Arc::clone(&self.is_checking);
         let look = tokio::task::spawn_blocking(move || {
             look();
             looking.store(false, Ordering::Release);
         });
         // What it found is not for this caller alone.
-        let _ = tokio::time::timeout(PATIENCE, look).await;
+        let _ = tokio::time::timeout(REFRESH_TIMEOUT, look).await;
     }
 }
 
@@ -60,17 +60,17 @@ mod tests {
     async fn a_look_that_hangs_holds_up_its_caller_for_a_moment_and_others_not_at_all() {
         let watch = FileWatch::new(Clock::start());
         watch.refresh(|| unreachable!("it is not time yet")).await;
-        watch.looked.store(0, Ordering::Relaxed);
+        watch.checked_at.store(0, Ordering::Relaxed);
         let (go_on, hangs) = mpsc::channel::<()>();
         let hang = move || {
             // A test that is over lets go of it, too.
             let _ = hangs.recv();
         };
-        assert!(tokio::time::timeout(PATIENCE * 100, watch.refresh(hang)).await.is_ok());
-        watch.looked.store(0, Ordering::Relaxed);
+        assert!(tokio::time::timeout(REFRESH_TIMEOUT * 100, watch.refresh(hang)).await.is_ok());
+        watch.checked_at.store(0, Ordering::Relaxed);
         watch.refresh(|| unreachable!("somebody looks already")).await;
         drop(go_on);
-        while watch.looking.load(Ordering::Acquire) {
+        while watch.is_checking.load(Ordering::Acquire) {
             tokio::task::yield_now().await;
         }
         let (tell, told) = mpsc::channel();

@@ -22,21 +22,21 @@
 pub mod agent;
 pub mod cli;
 pub mod config;
-mod contents;
 pub mod coordination;
 mod cow;
 pub mod doctor;
 pub mod engine;
+mod file_permissions;
 mod file_watch;
 pub mod findings;
 pub mod grpc;
 pub mod http;
 mod http2;
 pub mod meter;
-mod private_file;
 pub mod proto;
 pub mod reports;
 pub mod telemetry;
+mod test_pattern;
 pub mod text;
 pub mod tls;
 

@@ -2,33 +2,35 @@
 //!
 //! It names and exposes no metric: `telemetry::metrics` does. Without the cargo feature `metrics` every type here
 //! is empty, with the same methods, so a caller never checks; `BENCHMARKS.md` has what that saves. Begin at
-//! `kept.rs`.
+//! `enabled.rs`.
 
-#[cfg(feature = "metrics")]
-mod kept;
 #[cfg(not(feature = "metrics"))]
-#[path = "meter/unkept.rs"]
-mod kept;
+mod disabled;
+#[cfg(feature = "metrics")]
+mod enabled;
 
 use std::ops::AddAssign;
 
-pub use kept::{Count, Holding, Lock, Moment, ON, Sharded, Times, Waiting};
+#[cfg(not(feature = "metrics"))]
+pub use disabled::{Counter, ENABLED, Histogram, LockHold, LockTimes, LockWait, Moment, Sharded};
+#[cfg(feature = "metrics")]
+pub use enabled::{Counter, ENABLED, Histogram, LockHold, LockTimes, LockWait, Moment, Sharded};
 
-/// How many bounds [`Timed`] has.
+/// How many bounds [`HistogramSnapshot`] has.
 pub const BOUNDS: usize = 18;
 /// The least bound, in nanoseconds; each further one is four times the one before. The last is an hour and twelve minutes.
-const LEAST_NS: u64 = 250;
+const FIRST_BOUND_NS: u64 = 250;
 
 /// Times as they were read, counted by their size.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Timed {
+pub struct HistogramSnapshot {
     /// One for each bound, and one for what took longer.
     pub counts: [u64; BOUNDS + 1],
     /// All of them together, in nanoseconds.
     pub sum_ns: u64,
 }
 
-impl AddAssign<&Self> for Timed {
+impl AddAssign<&Self> for HistogramSnapshot {
     fn add_assign(&mut self, more: &Self) {
         for (count, more) in self.counts.iter_mut().zip(more.counts) {
             *count += more;
@@ -37,10 +39,10 @@ impl AddAssign<&Self> for Timed {
     }
 }
 
-impl Timed {
+impl HistogramSnapshot {
     /// The bounds, in nanoseconds.
     pub fn bounds_ns() -> impl Iterator<Item = u64> {
-        (0..BOUNDS).map(|place| LEAST_NS << (2 * place))
+        (0..BOUNDS).map(|place| FIRST_BOUND_NS << (2 * place))
     }
 
     /// Whether nothing has been timed.

@@ -2,7 +2,7 @@
 //!
 //! Owns the one list of characters that a reader cannot see or that steer what shows them ([`is_hidden`]). Every way out
 //! escapes by it: the command line ([`one_line`]), the log (`telemetry::log`), pages (`http::pages::Escape`) and JSON on a
-//! terminal ([`json`]). Spans and sizes for people are written here alone ([`span`], [`short_span`], [`bytes()`]).
+//! terminal ([`json`]). Spans and sizes for people are written here alone ([`span`], [`format_micros`], [`bytes()`]).
 
 mod duration;
 
@@ -10,13 +10,13 @@ use std::borrow::Cow;
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
-pub use duration::{parse_duration, parse_positive_duration, show_duration};
+pub use duration::{format_duration, parse_duration, parse_positive_duration};
 
 /// The text on one line, with every hidden character spelled out: what a client wrote must neither forge a second line nor
 /// steer a terminal, and two texts that look alike must be alike. A line break shows as ` | `.
 #[must_use]
 pub fn one_line(text: &str) -> Cow<'_, str> {
-    spelled(text, |c| match c {
+    escape_hidden(text, |c| match c {
         '\n' => Some(" | "),
         '\t' => Some(" "),
         _ => None,
@@ -26,7 +26,7 @@ pub fn one_line(text: &str) -> Cow<'_, str> {
 /// The text with every hidden character spelled out but for line breaks and tabs: for places that show many lines.
 #[must_use]
 pub fn many_lines(text: &str) -> Cow<'_, str> {
-    spelled(text, |c| match c {
+    escape_hidden(text, |c| match c {
         '\n' => Some("\n"),
         '\t' => Some("\t"),
         _ => None,
@@ -62,7 +62,7 @@ impl fmt::Debug for Untrusted {
     }
 }
 
-fn spelled(text: &str, instead: impl Fn(char) -> Option<&'static str>) -> Cow<'_, str> {
+fn escape_hidden(text: &str, instead: impl Fn(char) -> Option<&'static str>) -> Cow<'_, str> {
     if !text.contains(is_hidden) {
         return Cow::Borrowed(text);
     }
@@ -101,7 +101,7 @@ pub fn json(text: &str) -> Cow<'_, str> {
 /// Whether a text is one line without characters that steer what shows it: what is asked of a reason or a name.
 #[must_use]
 pub fn is_safe_to_show(text: &str) -> bool {
-    !text.contains(|c: char| c.is_control() || turns(c) || matches!(c, '\u{2028}' | '\u{2029}'))
+    !text.contains(|c: char| c.is_control() || is_bidi_control(c) || matches!(c, '\u{2028}' | '\u{2029}'))
 }
 
 /// Whether a reader cannot see a character, or it changes how others are shown: control characters (C0, DEL, C1), those
@@ -113,7 +113,7 @@ pub fn is_hidden(c: char) -> bool {
         return false;
     }
     c.is_control()
-        || turns(c)
+        || is_bidi_control(c)
         || matches!(c,
             '\u{ad}' | '\u{34f}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
             | '\u{200b}'..='\u{200d}' | '\u{2028}'..='\u{2029}' | '\u{2060}'..='\u{206f}' | '\u{3164}'
@@ -122,7 +122,7 @@ pub fn is_hidden(c: char) -> bool {
 }
 
 /// Characters that turn the direction of writing.
-fn turns(c: char) -> bool {
+fn is_bidi_control(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
@@ -141,7 +141,7 @@ pub fn span(duration: Duration) -> String {
 
 /// A span of time that may be short, in microseconds, with the precision that it deserves.
 #[must_use]
-pub fn short_span(us: u64) -> String {
+pub fn format_micros(us: u64) -> String {
     let seconds = Duration::from_micros(us).as_secs_f64();
     match us {
         0..1_000 => format!("{us} µs"),
@@ -225,7 +225,7 @@ mod tests {
         let spans =
             [0, 9_940, 9_990, 61_000, 7_380_000, 200_000_000].map(|ms| span(Duration::from_millis(ms)));
         assert_eq!(spans, ["0.0 s", "9.9 s", "9.9 s", "1 min 1 s", "2 h 3 min", "2 d 7 h"]);
-        let short = [7, 2_500, 431_000, 1_500_000, 92_000_000].map(short_span);
+        let short = [7, 2_500, 431_000, 1_500_000, 92_000_000].map(format_micros);
         assert_eq!(short, ["7 µs", "2.5 ms", "431 ms", "1.50 s", "1 min 32 s"]);
     }
 

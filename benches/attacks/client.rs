@@ -33,7 +33,7 @@ const INCARNATION: u64 = 0xA11CE;
 
 /// What the client has found.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Figures {
+pub struct AttackFigures {
     pub heartbeats: usize,
     pub failed_heartbeats: usize,
     pub p50_ms: f64,
@@ -52,7 +52,7 @@ pub struct Probes {
     pub slowest_ms: f64,
 }
 
-impl Figures {
+impl AttackFigures {
     /// All that is asked beside heartbeats, by name.
     pub fn probes(&self) -> [(&'static str, &Probes); 3] {
         [("health over HTTP", &self.http), ("health over gRPC", &self.grpc), ("20 MB stored", &self.stores)]
@@ -61,7 +61,7 @@ impl Figures {
 
 /// What one thread of the client asks, again and again.
 #[derive(Default)]
-struct Series {
+struct ProbeSeries {
     taken: Vec<Duration>,
     failed: usize,
     /// When the question that is under way was due.
@@ -70,9 +70,9 @@ struct Series {
     every: Duration,
 }
 
-type Shared = Arc<Mutex<Series>>;
+type Shared = Arc<Mutex<ProbeSeries>>;
 
-fn with<T>(series: &Shared, change: impl FnOnce(&mut Series) -> T) -> T {
+fn with<T>(series: &Shared, change: impl FnOnce(&mut ProbeSeries) -> T) -> T {
     change(&mut series.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
@@ -84,7 +84,7 @@ static OVER: AtomicBool = AtomicBool::new(false);
 /// Is the client until the benchmark has its figures.
 pub fn run(target: &Target) -> Result<()> {
     end_with_parent()?;
-    let mut line = Line::connect(target.grpc, HEARTBEAT_MAX)?;
+    let mut line = GrpcConnection::connect(target.grpc, HEARTBEAT_MAX)?;
     let task = Some(CoordinatedTask { named: true, task_id: 0, recoverable: false });
     let register = pb::RegisterTaskRequest { incarnation: INCARNATION, source_task: task };
     ensure!(line.call(&frames::path("RegisterTask"), &frames::message(&register))? == 0, "not registered");
@@ -94,7 +94,7 @@ pub fn run(target: &Target) -> Result<()> {
     let mut line = Some(line);
     let heartbeats = ask(HEARTBEAT, move || {
         if line.is_none() {
-            line = Some(Line::connect(grpc, HEARTBEAT_MAX)?);
+            line = Some(GrpcConnection::connect(grpc, HEARTBEAT_MAX)?);
         }
         let Some(open) = &mut line else { return Ok(()) };
         let status = open.call(&frames::path("Heartbeat"), &beat).inspect_err(|_| line = None)?;
@@ -105,7 +105,8 @@ pub fn run(target: &Target) -> Result<()> {
     let http = ask(HEALTH, move || http_health(http));
     let health = ask(HEALTH, move || {
         // The empty message asks for the server as a whole.
-        let status = Line::connect(grpc, HEALTH_MAX)?.call("/grpc.health.v1.Health/Check", &[0; 5])?;
+        let status =
+            GrpcConnection::connect(grpc, HEALTH_MAX)?.call("/grpc.health.v1.Health/Check", &[0; 5])?;
         ensure!(status == 0, "status {status}");
         Ok(())
     });
@@ -114,7 +115,8 @@ pub fn run(target: &Target) -> Result<()> {
             let kv = Some(pb::KeyValueEntry { key: "honest".into(), value: vec![7; STORED].into() });
             let insert = pb::InsertKeyValueRequest { kv, allow_overwrite: true };
             let body = frames::message(&insert);
-            let status = Line::connect(grpc, STORE_MAX)?.call(&frames::path("InsertKeyValue"), &body)?;
+            let status =
+                GrpcConnection::connect(grpc, STORE_MAX)?.call(&frames::path("InsertKeyValue"), &body)?;
             ensure!(status == 0, "status {status}");
             Ok(())
         })
@@ -132,7 +134,7 @@ pub fn run(target: &Target) -> Result<()> {
         let place = (times.len() as f64 * share) as usize;
         times.get(place.min(times.len().saturating_sub(1))).map_or(0.0, |time| time.as_secs_f64() * 1e3)
     };
-    let figures = Figures {
+    let figures = AttackFigures {
         heartbeats: times.len(),
         failed_heartbeats: heartbeats.1,
         p50_ms: at(0.5),
@@ -148,7 +150,7 @@ pub fn run(target: &Target) -> Result<()> {
 /// Asks so often, on a thread of its own. What comes due while an answer is awaited is asked late, and is timed from when
 /// it was due.
 fn ask(every: Duration, mut question: impl FnMut() -> Result<()> + Send + 'static) -> Shared {
-    let series = Arc::new(Mutex::new(Series { every, ..Series::default() }));
+    let series = Arc::new(Mutex::new(ProbeSeries { every, ..ProbeSeries::default() }));
     let shared = Arc::clone(&series);
     std::thread::spawn(move || {
         let mut due = clock::now();
@@ -220,7 +222,7 @@ fn http_health(server: SocketAddr) -> Result<()> {
 }
 
 /// One connection that makes one call at a time, as plainly as can be.
-pub struct Line {
+pub struct GrpcConnection {
     socket: TcpStream,
     next: u32,
     /// What may be sent on the connection, and at first on each stream.
@@ -229,7 +231,7 @@ pub struct Line {
     most: Duration,
 }
 
-impl Line {
+impl GrpcConnection {
     pub fn connect(server: SocketAddr, most: Duration) -> Result<Self> {
         let mut socket = TcpStream::connect_timeout(&server, most)?;
         socket.set_nodelay(true)?;

@@ -26,8 +26,8 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 
 use attack::{ATTACKS, Attack, Outcome};
-use client::Figures;
-use process::Part;
+use client::AttackFigures;
+use process::ChildProcess;
 use report::Row;
 use server::{Memory, Server};
 
@@ -140,9 +140,9 @@ fn find(name: &str) -> Result<&'static Attack> {
 fn measure(attack: &'static Attack, binary: &std::path::Path, seconds: u64) -> Result<Row> {
     let mut server = Server::start(binary, attack)?;
     let target = Target { grpc: server.grpc, http: server.http, seconds, stores: attack.stores };
-    let mut client = Part::start(&["client"], &target)?;
+    let mut client = ChildProcess::start(&["client"], &target)?;
     client.expect("ready", PREPARE_MAX)?;
-    let mut attacker = Part::start(&["attacker", attack.name], &target)?;
+    let mut attacker = ChildProcess::start(&["attacker", attack.name], &target)?;
     attacker.expect("ready", PREPARE_MAX)?;
     std::thread::sleep(WARM_UP);
 
@@ -158,7 +158,7 @@ fn measure(attack: &'static Attack, binary: &std::path::Path, seconds: u64) -> R
     // What the attack leaves behind may hold up others when it is over.
     std::thread::sleep(AFTER / 5);
     client.say("end")?;
-    let figures: Figures = client.answer(STOP_MAX).context("the well-behaved client")?;
+    let figures: AttackFigures = client.answer(STOP_MAX).context("the well-behaved client")?;
     drop(client);
     std::thread::sleep(AFTER.saturating_sub(over.elapsed()));
     let died = server.has_ended();

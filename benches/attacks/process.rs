@@ -13,13 +13,13 @@ use serde::de::DeserializeOwned;
 use crate::Target;
 
 /// The client or the attacker, which ends with its guard.
-pub struct Part {
+pub struct ChildProcess {
     child: Child,
     orders: ChildStdin,
     answers: Receiver<String>,
 }
 
-impl Part {
+impl ChildProcess {
     pub fn start(words: &[&str], target: &Target) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(words).args([target.grpc.to_string(), target.http.to_string()]);
@@ -58,7 +58,7 @@ impl Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         drop(self.child.kill());
         drop(self.child.wait());

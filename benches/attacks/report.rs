@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::attack::{Attack, Outcome};
-use crate::client::{Figures, Probes};
+use crate::client::{AttackFigures, Probes};
 use crate::server::Memory;
 
 /// The longest that one heartbeat of a hundred may take, in milliseconds.
@@ -20,7 +20,7 @@ const MIB: f64 = (1 << 20) as f64;
 /// What one attack achieved.
 pub struct Row {
     pub attack: &'static Attack,
-    pub figures: Figures,
+    pub figures: AttackFigures,
     pub memory: Memory,
     pub told: Outcome,
     /// How the server ended, if it did.
@@ -78,7 +78,7 @@ impl Row {
     }
 
     fn heartbeats(&self) -> String {
-        let Figures { p50_ms, p99_ms, max_ms, heartbeats, failed_heartbeats, .. } = &self.figures;
+        let AttackFigures { p50_ms, p99_ms, max_ms, heartbeats, failed_heartbeats, .. } = &self.figures;
         let failed =
             if *failed_heartbeats > 0 { format!(", {failed_heartbeats} failed") } else { String::new() };
         format!("{p50_ms:.1} / {p99_ms:.1} / {max_ms:.0} ({heartbeats}{failed})")

@@ -80,9 +80,9 @@ impl Server {
     }
 
     /// Keeps the most that it occupies from now on.
-    pub fn watch_memory(&self) -> Watch {
+    pub fn watch_memory(&self) -> MemorySampler {
         let (peak, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let watch = Watch { peak: Arc::clone(&peak), over: Arc::clone(&over) };
+        let watch = MemorySampler { peak: Arc::clone(&peak), over: Arc::clone(&over) };
         let pid = self.child.id();
         std::thread::spawn(move || {
             while !over.load(Ordering::Relaxed) {
@@ -110,18 +110,18 @@ impl Drop for Server {
 }
 
 /// The most memory that the server has occupied since.
-pub struct Watch {
+pub struct MemorySampler {
     peak: Arc<AtomicU64>,
     over: Arc<AtomicBool>,
 }
 
-impl Watch {
+impl MemorySampler {
     pub fn peak(&self) -> u64 {
         self.peak.load(Ordering::Relaxed)
     }
 }
 
-impl Drop for Watch {
+impl Drop for MemorySampler {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
     }

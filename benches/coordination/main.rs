@@ -5,10 +5,10 @@
 //! Each repetition gives every server a life of its own, one after the other, so that a machine whose speed drifts does not
 //! favour one. Every answer is checked: a server that answers wrongly ends the benchmark.
 
+mod baseline;
 mod client;
 mod clock;
 mod cluster;
-mod floor;
 mod meter;
 mod process;
 mod report;
@@ -26,7 +26,7 @@ use clap::{Parser, ValueEnum as _};
 
 use report::Results;
 use servers::{Kind, Launcher};
-use workloads::{Session, Target, Wanted, Work};
+use workloads::{Session, Target, Work, WorkFilter};
 
 /// Compares Muster's coordination with jaxlib's own service and with the floor.
 #[derive(Debug, Parser)]
@@ -80,7 +80,7 @@ fn main() -> Result<()> {
     let mut arguments = std::env::args_os().skip(1);
     match arguments.next() {
         Some(first) if first == process::LAUNCH => return process::launch(arguments),
-        Some(first) if first == floor::ARGUMENT => return floor::main(arguments),
+        Some(first) if first == baseline::ARGUMENT => return baseline::main(arguments),
         _ => {}
     }
     let mut arguments = Arguments::parse();
@@ -88,7 +88,7 @@ fn main() -> Result<()> {
         arguments.servers.push(Kind::Against);
     }
     let files = process::raise_file_limit();
-    let wanted = Wanted {
+    let wanted = WorkFilter {
         works: if arguments.only.is_empty() {
             Work::value_variants().to_vec()
         } else {
@@ -119,14 +119,14 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-fn run(arguments: &Arguments, wanted: &Wanted, plan: &[Session], results: &mut Results) -> Result<()> {
+fn run(arguments: &Arguments, wanted: &WorkFilter, plan: &[Session], results: &mut Results) -> Result<()> {
     let launcher = Launcher {
         muster: arguments.muster.clone(),
         against: arguments.against.clone(),
         threads: arguments.threads,
         logs: arguments.logs.clone(),
     };
-    let mut prices = system::Prices::default();
+    let mut prices = system::MemoryCosts::default();
     for &session in plan {
         let repeat = session.repeat(arguments.repeat);
         for repetition in 0..repeat {

@@ -36,7 +36,7 @@ impl Figure {
 }
 
 /// Measures one piece of work, done once or several times.
-pub struct Meter {
+pub struct CpuMeter {
     pid: u32,
     running: Option<Readings>,
     server: Duration,
@@ -53,7 +53,7 @@ struct Readings {
 /// A server may have something left to do after its last answer. It counts.
 const SETTLE: Duration = Duration::from_millis(20);
 
-impl Meter {
+impl CpuMeter {
     /// A meter that runs.
     pub fn start(pid: u32) -> Result<Self> {
         let mut meter = Self::stopped(pid);

@@ -65,7 +65,7 @@ impl Row {
     }
 
     pub fn cpu_over_floor(&self) -> Option<Spread> {
-        self.ratio(Kind::Muster, Kind::Floor, |figure| figure.cpu_us)
+        self.ratio(Kind::Muster, Kind::Baseline, |figure| figure.cpu_us)
     }
 
     pub fn cpu_over_other(&self) -> Option<Spread> {
@@ -92,7 +92,7 @@ impl Row {
         cells.extend(there(Kind::Cxx).then(|| cell(self.faster_than_cxx(), times)));
         cells.extend(servers.iter().map(|&kind| cell(self.cpu_us(kind), microseconds)));
         cells.extend(there(Kind::Cxx).then(|| cell(self.cpu_under_cxx(), times)));
-        cells.extend(there(Kind::Floor).then(|| cell(self.cpu_over_floor(), times)));
+        cells.extend(there(Kind::Baseline).then(|| cell(self.cpu_over_floor(), times)));
         cells.extend(there(Kind::Against).then(|| cell(self.cpu_over_other(), exactly)));
         cells.push(self.per.to_owned());
         cells
@@ -151,7 +151,7 @@ impl Results {
         times[0].extend(where_there(Kind::Cxx, "C++ / Muster"));
         times[0].extend(cpus);
         times[0].extend(where_there(Kind::Cxx, "C++ / Muster"));
-        times[0].extend(where_there(Kind::Floor, "Muster / floor"));
+        times[0].extend(where_there(Kind::Baseline, "Muster / floor"));
         times[0].extend(where_there(Kind::Against, "Muster / other, 95 %"));
         times[0].push("CPU for each".to_owned());
         let mut memory = vec![vec!["work".to_owned()]];

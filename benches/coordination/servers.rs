@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
 
-use crate::floor;
+use crate::baseline;
 use crate::process::Server;
 
 /// The release whose service Muster is compared with.
@@ -22,7 +22,7 @@ pub enum Kind {
     /// jaxlib's own service.
     Cxx,
     /// The least that a server on the same libraries can do.
-    Floor,
+    Baseline,
     /// Another build of Muster, with which this one is compared.
     #[value(skip)]
     Against,
@@ -33,7 +33,7 @@ impl Kind {
         match self {
             Self::Muster => "Muster",
             Self::Cxx => "C++",
-            Self::Floor => "floor",
+            Self::Baseline => "floor",
             Self::Against => "other",
         }
     }
@@ -68,7 +68,7 @@ impl Launcher {
                 self.muster_command(other, job)
             }
             Kind::Cxx => cxx_command(job)?,
-            Kind::Floor => self.floor_command(job)?,
+            Kind::Baseline => self.floor_command(job)?,
         };
         let log = self.logs.as_ref().map(|folder| folder.join(format!("{}.log", kind.name())));
         Server::start(&command, log.as_deref(), |line| address(kind, line))
@@ -89,7 +89,7 @@ impl Launcher {
     }
 
     fn floor_command(&self, job: Job) -> Result<Vec<OsString>> {
-        let mut command = words(&format!("{} {} {}", floor::ARGUMENT, job.tasks, self.threads));
+        let mut command = words(&format!("{} {} {}", baseline::ARGUMENT, job.tasks, self.threads));
         if job.recoverable {
             command.push("recoverable".into());
         }
@@ -125,7 +125,7 @@ fn words(line: &str) -> Vec<OsString> {
 /// Where a server says that it listens for gRPC, if this is the line in which it says so.
 fn address(kind: Kind, line: &str) -> Option<SocketAddr> {
     match kind {
-        Kind::Cxx | Kind::Floor => {
+        Kind::Cxx | Kind::Baseline => {
             let port = line.trim().strip_prefix("READY port=")?;
             Some(SocketAddr::from(([127, 0, 0, 1], port.parse().ok()?)))
         }

@@ -15,13 +15,13 @@ const MIB: usize = 16;
 
 /// Processor time for a megabyte in microseconds, as measured between the servers' lives.
 #[derive(Debug, Default)]
-pub struct Prices {
+pub struct MemoryCosts {
     receiving: Vec<f64>,
     small: Vec<f64>,
     huge: Vec<f64>,
 }
 
-impl Prices {
+impl MemoryCosts {
     pub fn measure(&mut self) -> Result<()> {
         let (mut memory, huge) = fresh(true)?;
         self.huge.push(huge);

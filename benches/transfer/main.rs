@@ -8,10 +8,10 @@
 //! arrived with what was sent, byte for byte. What is not installed is reported as absent.
 
 mod clock;
+mod engines;
 mod limits;
 mod report;
 mod shape;
-mod subjects;
 mod targets;
 
 use std::path::PathBuf;
@@ -20,9 +20,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use clap::Parser;
 
+use engines::{BinaryPaths, EngineCase};
 use report::Results;
 use shape::Shape;
-use subjects::{Places, Subject};
 
 /// Compares Muster's transfers with the limits of the machine and with other engines.
 #[derive(Debug, Parser)]
@@ -30,7 +30,7 @@ use subjects::{Places, Subject};
 struct Arguments {
     /// Only these, such as muster-tcp,tcp-2,mooncake.
     #[arg(long, value_delimiter = ',')]
-    only: Vec<Subject>,
+    only: Vec<EngineCase>,
     /// What is moved, as SIZE:BATCH:IN_FLIGHT in bytes.
     #[arg(long, value_delimiter = ',', default_values_t = Shape::DEFAULTS)]
     shapes: Vec<Shape>,
@@ -62,11 +62,11 @@ struct Arguments {
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    let wanted: Vec<Subject> = Subject::ALL
+    let wanted: Vec<EngineCase> = EngineCase::ALL
         .into_iter()
         .filter(|subject| arguments.only.is_empty() || arguments.only.contains(subject))
         .collect();
-    let places = Places::new(&arguments.muster, &arguments.peers, &arguments.jax);
+    let places = BinaryPaths::new(&arguments.muster, &arguments.peers, &arguments.jax);
     let time = Duration::from_secs_f64(arguments.seconds);
     let mut results = Results::new(&arguments.shapes);
     for repetition in 0..arguments.repeat {

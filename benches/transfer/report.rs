@@ -11,8 +11,8 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
 
+use crate::engines::{EngineCase, Figure};
 use crate::shape::Shape;
-use crate::subjects::{Figure, Subject};
 use crate::targets;
 pub use stats::Spread;
 
@@ -21,13 +21,13 @@ const MARKS: (&str, &str) = ("<!-- transfers -->", "<!-- end of transfers -->");
 /// All figures of a run.
 pub struct Results {
     shapes: Vec<Shape>,
-    figures: BTreeMap<(Subject, Shape), BTreeMap<u32, Figure>>,
-    absent: BTreeMap<Subject, String>,
+    figures: BTreeMap<(EngineCase, Shape), BTreeMap<u32, Figure>>,
+    absent: BTreeMap<EngineCase, String>,
 }
 
 #[derive(Serialize)]
 struct Row<'a> {
-    subject: Subject,
+    subject: EngineCase,
     shape: Shape,
     repetition: u32,
     figure: &'a Figure,
@@ -38,13 +38,13 @@ impl Results {
         Self { shapes: shapes.to_vec(), figures: BTreeMap::new(), absent: BTreeMap::new() }
     }
 
-    pub fn add(&mut self, subject: Subject, repetition: u32, figures: BTreeMap<Shape, Figure>) {
+    pub fn add(&mut self, subject: EngineCase, repetition: u32, figures: BTreeMap<Shape, Figure>) {
         for (shape, figure) in figures {
             self.figures.entry((subject, shape)).or_default().insert(repetition, figure);
         }
     }
 
-    pub fn absent(&mut self, subject: Subject, why: &str) {
+    pub fn absent(&mut self, subject: EngineCase, why: &str) {
         self.absent.insert(subject, why.to_owned());
     }
 
@@ -53,7 +53,7 @@ impl Results {
     }
 
     /// Only what was verified counts.
-    fn of(&self, shape: Shape, subject: Subject) -> impl Iterator<Item = (u32, &Figure)> {
+    fn of(&self, shape: Shape, subject: EngineCase) -> impl Iterator<Item = (u32, &Figure)> {
         let all = self.figures.get(&(subject, shape)).into_iter().flatten();
         all.filter(|(_, figure)| figure.verified).map(|(repetition, figure)| (*repetition, figure))
     }
@@ -61,24 +61,35 @@ impl Results {
     pub fn spread(
         &self,
         shape: Shape,
-        subject: Subject,
+        subject: EngineCase,
         figure: impl Fn(&Figure) -> Option<f64>,
     ) -> Option<Spread> {
         Spread::of(self.of(shape, subject).filter_map(|(_, found)| figure(found)))
     }
 
     /// How many times what the best of `others` moves, each pair from one repetition.
-    pub fn ratio(&self, shape: Shape, subject: Subject, others: &[Subject]) -> Option<Spread> {
+    pub fn ratio(&self, shape: Shape, subject: EngineCase, others: &[EngineCase]) -> Option<Spread> {
         self.ratio_of(shape, subject, shape, others)
     }
 
     /// As [`ratio`](Self::ratio), of what is moved in batches to what the others move one by one.
-    pub fn ratio_to_single(&self, shape: Shape, subject: Subject, others: &[Subject]) -> Option<Spread> {
+    pub fn ratio_to_single(
+        &self,
+        shape: Shape,
+        subject: EngineCase,
+        others: &[EngineCase],
+    ) -> Option<Spread> {
         let single = self.shapes.iter().find(|single| single.size == shape.size && single.batch == 1)?;
         self.ratio_of(shape, subject, *single, others)
     }
 
-    fn ratio_of(&self, shape: Shape, subject: Subject, theirs: Shape, others: &[Subject]) -> Option<Spread> {
+    fn ratio_of(
+        &self,
+        shape: Shape,
+        subject: EngineCase,
+        theirs: Shape,
+        others: &[EngineCase],
+    ) -> Option<Spread> {
         Spread::of(self.of(shape, subject).filter_map(|(repetition, figure)| {
             let best = others.iter().filter_map(|other| {
                 let mut found = self.of(theirs, *other);
@@ -126,14 +137,14 @@ impl Results {
             "{repeat} repetitions of {seconds} s each, medians with the least and the most. GB/s are 10^9 bytes a second.\n"
         );
         for (title, subjects) in [
-            ("Same host, GB/s", &Subject::HERE[..]),
-            ("TCP on the loopback interface, GB/s", &Subject::TCP[..]),
+            ("Same host, GB/s", &EngineCase::HERE[..]),
+            ("TCP on the loopback interface, GB/s", &EngineCase::TCP[..]),
         ] {
             self.table(&mut out, title, subjects, |found| {
                 self.spread(found.0, found.1, |figure| Some(figure.gbytes_per_second)).map(|rate| text(&rate))
             });
         }
-        let all: Vec<_> = Subject::HERE.into_iter().chain(Subject::TCP).collect();
+        let all: Vec<_> = EngineCase::HERE.into_iter().chain(EngineCase::TCP).collect();
         self.table(&mut out, "One at a time, us until it is there: p50 / p99", &all, |(shape, subject)| {
             let p50 = self.spread(shape, subject, |figure| figure.p50_us)?;
             let p99 = self.spread(shape, subject, |figure| figure.p99_us)?;
@@ -159,10 +170,10 @@ impl Results {
         &self,
         out: &mut String,
         title: &str,
-        subjects: &[Subject],
-        cell: impl Fn((Shape, Subject)) -> Option<String>,
+        subjects: &[EngineCase],
+        cell: impl Fn((Shape, EngineCase)) -> Option<String>,
     ) {
-        let rows: Vec<(Subject, Vec<Option<String>>)> = subjects
+        let rows: Vec<(EngineCase, Vec<Option<String>>)> = subjects
             .iter()
             .map(|subject| (*subject, self.shapes.iter().map(|shape| cell((*shape, *subject))).collect()))
             .filter(|(_, cells): &(_, Vec<_>)| cells.iter().any(Option::is_some))
@@ -186,7 +197,7 @@ impl Results {
     }
 
     fn prepares(&self, out: &mut String) {
-        for subject in [Subject::MusterShm, Subject::MusterTcp] {
+        for subject in [EngineCase::MusterShm, EngineCase::MusterTcp] {
             let over = |figure: fn(&Figure) -> Option<f64>| {
                 Spread::of(
                     self.shapes

@@ -1,8 +1,8 @@
 //! What Muster must reach.
 
+use crate::engines::{EngineCase, Figure};
 use crate::report::Results;
 use crate::shape::Shape;
-use crate::subjects::{Figure, Subject};
 
 /// A target, as it stands.
 pub struct Verdict {
@@ -13,17 +13,17 @@ pub struct Verdict {
 struct Target {
     /// Of which shapes.
     of: fn(Shape) -> bool,
-    subject: Subject,
+    subject: EngineCase,
     bound: Bound,
 }
 
 enum Bound {
     /// At least so many times what another moves.
-    Times(Subject, f64),
+    Times(EngineCase, f64),
     /// At least so many times what the best of others moves.
-    TimesBest(&'static [Subject], f64),
+    TimesBest(&'static [EngineCase], f64),
     /// At least so many times what the best of others moves in single messages of the same size.
-    TimesBestSingle(&'static [Subject], f64),
+    TimesBestSingle(&'static [EngineCase], f64),
     /// Less than so many microseconds.
     Under(&'static str, fn(&Figure) -> Option<f64>, f64),
 }
@@ -44,53 +44,66 @@ const fn single(shape: Shape) -> bool {
     shape.size == 4 << 10 && shape.batch == 1
 }
 
-const PEERS: &[Subject] =
-    &[Subject::NixlTcp, Subject::NixlTcpPolled, Subject::Mooncake, Subject::Gloo, Subject::Jax];
+const PEERS: &[EngineCase] = &[
+    EngineCase::NixlTcp,
+    EngineCase::NixlTcpPolled,
+    EngineCase::Mooncake,
+    EngineCase::Gloo,
+    EngineCase::Jax,
+];
 
 const TARGETS: [Target; 18] = [
-    Target { of: large, subject: Subject::MusterShm, bound: Bound::Times(Subject::Memcpy2, 0.85) },
-    Target { of: large, subject: Subject::MusterShm, bound: Bound::Times(Subject::NixlShm, 2.0) },
-    Target { of: medium, subject: Subject::MusterTcpUnchecked, bound: Bound::Times(Subject::Tcp2, 0.85) },
+    Target { of: large, subject: EngineCase::MusterShm, bound: Bound::Times(EngineCase::Memcpy2, 0.85) },
+    Target { of: large, subject: EngineCase::MusterShm, bound: Bound::Times(EngineCase::NixlShm, 2.0) },
     Target {
         of: medium,
-        subject: Subject::MusterTcpUnchecked,
-        bound: Bound::Times(Subject::Tcp2Unpaced, 0.85),
+        subject: EngineCase::MusterTcpUnchecked,
+        bound: Bound::Times(EngineCase::Tcp2, 0.85),
     },
-    Target { of: medium, subject: Subject::MusterTcp, bound: Bound::Times(Subject::Tcp2, 0.75) },
-    Target { of: medium, subject: Subject::MusterTcp, bound: Bound::Times(Subject::Tcp2Unpaced, 0.75) },
-    Target { of: medium, subject: Subject::MusterTcp, bound: Bound::Times(Subject::Mooncake, 2.0) },
-    Target { of: medium, subject: Subject::MusterTcp, bound: Bound::Times(Subject::NixlTcp, 2.0) },
-    Target { of: medium, subject: Subject::MusterTcp, bound: Bound::Times(Subject::Jax, 2.0) },
+    Target {
+        of: medium,
+        subject: EngineCase::MusterTcpUnchecked,
+        bound: Bound::Times(EngineCase::Tcp2Unpaced, 0.85),
+    },
+    Target { of: medium, subject: EngineCase::MusterTcp, bound: Bound::Times(EngineCase::Tcp2, 0.75) },
+    Target { of: medium, subject: EngineCase::MusterTcp, bound: Bound::Times(EngineCase::Tcp2Unpaced, 0.75) },
+    Target { of: medium, subject: EngineCase::MusterTcp, bound: Bound::Times(EngineCase::Mooncake, 2.0) },
+    Target { of: medium, subject: EngineCase::MusterTcp, bound: Bound::Times(EngineCase::NixlTcp, 2.0) },
+    Target { of: medium, subject: EngineCase::MusterTcp, bound: Bound::Times(EngineCase::Jax, 2.0) },
     // Beside settings by which NIXL polls, there is only the limit of the machine to be reached.
-    Target { of: large, subject: Subject::MusterShm, bound: Bound::Times(Subject::NixlShmPolled, 2.0) },
-    Target { of: medium, subject: Subject::MusterTcp, bound: Bound::Times(Subject::NixlTcpPolled, 1.0) },
-    Target { of: coalesced, subject: Subject::MusterTcp, bound: Bound::TimesBestSingle(PEERS, 10.0) },
+    Target { of: large, subject: EngineCase::MusterShm, bound: Bound::Times(EngineCase::NixlShmPolled, 2.0) },
+    Target {
+        of: medium,
+        subject: EngineCase::MusterTcp,
+        bound: Bound::Times(EngineCase::NixlTcpPolled, 1.0),
+    },
+    Target { of: coalesced, subject: EngineCase::MusterTcp, bound: Bound::TimesBestSingle(PEERS, 10.0) },
     // The same batches given to the others as well.
-    Target { of: coalesced, subject: Subject::MusterTcp, bound: Bound::TimesBest(PEERS, 10.0) },
+    Target { of: coalesced, subject: EngineCase::MusterTcp, bound: Bound::TimesBest(PEERS, 10.0) },
     Target {
         of: single,
-        subject: Subject::MusterShm,
+        subject: EngineCase::MusterShm,
         bound: Bound::Under("one way p50", |figure| figure.p50_us, 8.0),
     },
     Target {
         of: single,
-        subject: Subject::MusterShm,
+        subject: EngineCase::MusterShm,
         bound: Bound::Under("one way p99", |figure| figure.p99_us, 40.0),
     },
     // Where nobody looks before sleeping, because the other side could not run meanwhile.
     Target {
         of: single,
-        subject: Subject::MusterShmBeside,
+        subject: EngineCase::MusterShmBeside,
         bound: Bound::Under("one way p50", |figure| figure.p50_us, 8.0),
     },
     Target {
         of: single,
-        subject: Subject::MusterShmBeside,
+        subject: EngineCase::MusterShmBeside,
         bound: Bound::Under("one way p99", |figure| figure.p99_us, 40.0),
     },
     Target {
         of: single,
-        subject: Subject::MusterShm,
+        subject: EngineCase::MusterShm,
         bound: Bound::Under("slowest of 1,000 prepares", |figure| figure.prepare_max_us, 1000.0),
     },
 ];

@@ -1,6 +1,6 @@
 //! Defines and checks the configuration of an agent.
 //!
-//! It reads no environment: `place/` does. Begin at `Config::check`.
+//! It reads no environment: `place/` does. Begin at `AgentConfig::check`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -20,13 +20,13 @@ pub(super) const fn device_of(task: TaskId, ordinal: u32) -> DeviceId {
 
 /// How an agent is set up.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct AgentConfig {
     /// Where the service is: `host:port`.
     pub service: String,
     /// What it is called there, where that is not the address: `job.host:port` names a job.
     pub authority: Option<String>,
     /// Certificates for TLS; plaintext without them.
-    pub tls: Option<TlsFiles>,
+    pub tls: Option<AgentTlsFiles>,
     /// Which task this is.
     pub task: u32,
     /// How many tasks there must be; whatever the service says, if that is none.
@@ -59,14 +59,14 @@ pub struct Config {
 
 /// Files in PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TlsFiles {
+pub struct AgentTlsFiles {
     /// The authorities that the service's certificate is to come from.
     pub ca: PathBuf,
     /// The certificate to show, and its key.
     pub own: Option<(PathBuf, PathBuf)>,
 }
 
-impl Config {
+impl AgentConfig {
     /// The defaults for a task of the service at `service` (`host:port`): those of JAX, where it has one.
     #[must_use]
     pub fn new(service: impl Into<String>, task: u32) -> Self {
@@ -118,11 +118,11 @@ mod tests {
 
     #[test]
     fn devices_are_numbered_as_jax_numbers_those_of_cpus() {
-        let config = Config { devices: 2, ..Config::new("m:1", 3) };
+        let config = AgentConfig { devices: 2, ..AgentConfig::new("m:1", 3) };
         assert_eq!(config.device_ids(), [DeviceId(6144), DeviceId(6145)]);
         assert!(config.check().is_ok());
-        assert!(Config { devices: 0, ..config.clone() }.check().is_err());
-        assert!(Config { devices: DEVICES_MAX + 1, ..config.clone() }.check().is_err());
-        assert!(Config { task: TASKS_MAX, ..config }.check().is_err());
+        assert!(AgentConfig { devices: 0, ..config.clone() }.check().is_err());
+        assert!(AgentConfig { devices: DEVICES_MAX + 1, ..config.clone() }.check().is_err());
+        assert!(AgentConfig { task: TASKS_MAX, ..config }.check().is_err());
     }
 }

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use super::place::PlaceError;
+use super::cluster_env::ClusterEnvError;
 
 /// What went wrong. Where it is the service's own word, its text says who did it and why.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -12,7 +12,7 @@ use super::place::PlaceError;
 pub enum AgentError {
     /// The place of this process in its job is not known.
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    ClusterEnv(#[from] ClusterEnvError),
     /// The settings contradict one another.
     #[error("{0}")]
     Settings(String),
@@ -45,7 +45,7 @@ pub enum AgentError {
         "live set: not all tasks have come within {limit:?}: waited for {who}. See what it does, end it, or take it out with \
          `muster exclude`"
     )]
-    NotAll {
+    IncompleteLiveSet {
         /// How long they were waited for.
         limit: Duration,
         /// Who was waited for, in words.
@@ -65,7 +65,7 @@ pub enum AgentError {
     #[error(
         "{call}: the run has another service incarnation now ({now:016x}, it was {was:016x}): register again"
     )]
-    OtherRun {
+    RunChanged {
         /// Which call.
         call: &'static str,
         /// The one that this task registered with.
@@ -83,7 +83,7 @@ pub enum AgentError {
     },
     /// The service does not count this life of the task any more.
     #[error("this life of task {task} is over: {why}")]
-    Over {
+    LifeEnded {
         /// The task.
         task: u32,
         /// In the service's words.
@@ -101,7 +101,7 @@ pub enum AgentError {
     #[error(
         "task {task} was here before with other devices ({key}): start it with the same, or let a new run begin"
     )]
-    OtherDevices {
+    DevicesChanged {
         /// The task.
         task: u32,
         /// Where they stand.
@@ -112,7 +112,7 @@ pub enum AgentError {
 impl AgentError {
     /// Whether the same call may do better in a moment: it was the transport, not the service, that failed.
     #[must_use]
-    pub const fn is_passing(&self) -> bool {
+    pub const fn is_transient(&self) -> bool {
         matches!(self, Self::Unreachable { .. })
     }
 

@@ -4,19 +4,19 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Inner, reporting};
-use crate::telemetry::metrics::Page;
+use super::{AgentShared, transfer_reports};
+use crate::telemetry::metrics::Scrape;
 use crate::telemetry::metrics::catalogue::{self as metric, CATALOGUE, WORKER};
 use crate::transfer::{Stage, TransportKind, registered_bytes};
 
 /// The page.
-pub(super) fn page(inner: &Inner) -> String {
-    let (engine, mut page) = (&inner.engine, Page::default());
+pub(super) fn page(inner: &AgentShared) -> String {
+    let (engine, mut page) = (&inner.engine, Scrape::default());
     let here = engine.here();
     let (task, incarnation) = (here.task.to_string(), format!("{:016x}", here.incarnation.get()));
     page.count(&metric::ENGINE_INFO, &[env!("CARGO_PKG_VERSION"), &task, &incarnation], 1);
-    let clock = reporting::with(&inner.tally, |tally| tally.clock());
-    for pair in reporting::pairs(engine) {
+    let clock = transfer_reports::with(&inner.report_state, |tally| tally.clock());
+    for pair in transfer_reports::pairs(engine) {
         let peer = pair.peer.to_string();
         for (direction, bytes) in [("sent", pair.sent_bytes), ("received", pair.received_bytes)] {
             page.count(&metric::ENGINE_BYTES, &[&peer, &pair.transport, direction], bytes);
@@ -62,7 +62,11 @@ pub(super) fn page(inner: &Inner) -> String {
     page.count(&metric::ENGINE_LANES_LOST, &[], of(&counts.lanes_lost));
     page.count(&metric::ENGINE_REGISTERED, &[], registered_bytes());
     if let Some(clock) = clock {
-        page.put(&metric::ENGINE_CLOCK, &[], crate::reports::ClockReading::from(clock).ahead_seconds());
+        page.write_sample(
+            &metric::ENGINE_CLOCK,
+            &[],
+            crate::reports::ClockReading::from(clock).ahead_seconds(),
+        );
     }
     page.show_process();
     let process = CATALOGUE.iter().filter(|metric| metric.name.starts_with("process_"));

@@ -7,12 +7,12 @@
 //! | file | what it does |
 //! | --- | --- |
 //! | `place/` | detects which task this process is, and where the service is: one file a cluster system |
-//! | `dial.rs`, `service.rs` | the gRPC channel, and the calls of the protocol (generation C) |
-//! | `following.rs`, `entry.rs` | the task states made into the engine's membership; the engine record that each worker publishes |
-//! | `patience.rs`, `gathering.rs` | retries while the service is away; the live set, with the tasks that have not called |
+//! | `channel.rs`, `service.rs` | the gRPC channel, and the calls of the protocol (generation C) |
+//! | `roster.rs`, `engine_record.rs` | the task states made into the engine's membership; the engine record that each worker publishes |
+//! | `retry.rs`, `live_set.rs` | retries while the service is away; the live set, with the tasks that have not called |
 //! | `topology.rs` | devices, published as JAX publishes them |
 //! | `preemption.rs` | preemption notices, and the step that all tasks agree on |
-//! | `reporting.rs`, `offset.rs` | transfer reports, and the offset of this host's clock |
+//! | `transfer_reports.rs`, `clock_offset.rs` | transfer reports, and the offset of this host's clock |
 //! | `metrics.rs` | the worker's own metrics |
 //! | `exercise/` | a program that moves buffers and checks every byte |
 //!
@@ -32,21 +32,21 @@
 //!
 //! Every wait has a limit, ends when this incarnation is over, and is cancelled by dropping its future.
 
+mod channel;
+mod clock_offset;
+pub mod cluster_env;
 mod config;
-mod dial;
-mod entry;
+mod engine_record;
 mod error;
 pub mod exercise;
-mod following;
-mod gathering;
+mod live_set;
 mod metrics;
-mod offset;
-mod patience;
-pub mod place;
 mod preemption;
-mod reporting;
+mod retry;
+mod roster;
 mod service;
 mod topology;
+mod transfer_reports;
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -60,41 +60,41 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
-pub use config::{Config, DEVICES_MAX, TlsFiles};
-pub use entry::EntryError;
+pub use config::{AgentConfig, AgentTlsFiles, DEVICES_MAX};
+pub use engine_record::EngineRecordError;
 pub use error::AgentError;
-pub use following::Roster;
+pub use roster::ClusterRoster;
 
 use crate::clock;
 use crate::transfer::{Engine, Incarnation, Member, Membership, TaskId};
-use patience::Patience;
-use reporting::Tally;
-use service::Service;
+use retry::RetryBudget;
+use service::CoordinationClient;
+use transfer_reports::ReportState;
 
 /// Longest pause between two attempts to register.
 const REGISTER_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How long the last report may take.
-const LAST_REPORT: Duration = Duration::from_secs(1);
+const FINAL_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What the agent and its background tasks share.
-struct Inner {
-    config: Config,
-    service: Service,
+struct AgentShared {
+    config: AgentConfig,
+    service: CoordinationClient,
     engine: Engine,
     tasks: u32,
-    roster: watch::Sender<Roster>,
+    roster: watch::Sender<ClusterRoster>,
     over: watch::Sender<Option<AgentError>>,
     notice: watch::Sender<Option<String>>,
-    sync: watch::Sender<preemption::Sync>,
+    sync: watch::Sender<preemption::SyncState>,
     counters: Mutex<HashMap<String, i64>>,
-    tally: Mutex<Tally>,
-    hurry: Arc<Notify>,
+    report_state: Mutex<ReportState>,
+    report_soon: Arc<Notify>,
     leaving: AtomicBool,
     /// The service is out of reach, which has been said.
-    away: AtomicBool,
+    is_unreachable: AtomicBool,
 }
 
-impl Inner {
+impl AgentShared {
     fn here(&self) -> Member {
         self.engine.here()
     }
@@ -107,16 +107,16 @@ impl Inner {
     ///
     /// # Errors
     /// Whatever is answered; or that it has been out of reach for too long.
-    async fn patiently<T, F>(&self, mut ask: impl FnMut() -> F) -> Result<T, AgentError>
+    async fn retry<T, F>(&self, mut ask: impl FnMut() -> F) -> Result<T, AgentError>
     where
         F: Future<Output = Result<T, AgentError>>,
     {
-        let mut patience = Patience::new(self.config.patience);
+        let mut patience = RetryBudget::new(self.config.patience);
         loop {
             match ask().await {
-                Err(error) => self.wait_out(&mut patience, error).await?,
+                Err(error) => self.pause_before_retry(&mut patience, error).await?,
                 answer => {
-                    self.is_back();
+                    self.mark_reachable();
                     return answer;
                 }
             }
@@ -127,19 +127,23 @@ impl Inner {
     ///
     /// # Errors
     /// The error itself, if trying again is no use, or it has been tried for long enough.
-    async fn wait_out(&self, patience: &mut Patience, error: AgentError) -> Result<(), AgentError> {
-        if !error.is_passing() {
+    async fn pause_before_retry(
+        &self,
+        patience: &mut RetryBudget,
+        error: AgentError,
+    ) -> Result<(), AgentError> {
+        if !error.is_transient() {
             return Err(error);
         }
-        if !self.is_leaving() && !self.away.swap(true, Ordering::AcqRel) {
+        if !self.is_leaving() && !self.is_unreachable.swap(true, Ordering::AcqRel) {
             tracing::warn!(%error, "waits for the service, for {:?} at most", self.config.patience);
         }
-        patience.wait(error).await
+        patience.next_pause(error).await
     }
 
     /// The service has answered.
-    fn is_back(&self) {
-        if self.away.swap(false, Ordering::AcqRel) {
+    fn mark_reachable(&self) {
+        if self.is_unreachable.swap(false, Ordering::AcqRel) {
             tracing::warn!("the service answers again");
         }
     }
@@ -168,7 +172,7 @@ impl Inner {
 /// One life of a task: registered, followed, with an engine. Dropped without [`leave`](Agent::leave), it vanishes as a
 /// process that is killed would.
 pub struct Agent {
-    inner: Arc<Inner>,
+    inner: Arc<AgentShared>,
     channel: Channel,
     /// Heartbeats, the error poll, the watch of tasks, the notice, reports: they end with the agent.
     background: JoinSet<()>,
@@ -186,14 +190,14 @@ impl Agent {
     ///
     /// # Errors
     /// If the settings are wrong, the engine cannot start, the service refuses the task, or the limit is over.
-    pub async fn join(config: Config) -> Result<Self, AgentError> {
+    pub async fn join(config: AgentConfig) -> Result<Self, AgentError> {
         config.check()?;
-        let (channel, port) = dial::channel(&config)?;
-        let incarnation = fresh_incarnation();
+        let (channel, port) = channel::channel(&config)?;
+        let incarnation = new_incarnation();
         let here = Member { task: TaskId(config.task), incarnation };
         let engine = start_engine(&config, here)?;
         let (to, address) = ((channel.clone(), port), config.service.clone());
-        let mut service = Service::new(to, address, config.task, incarnation.get());
+        let mut service = CoordinationClient::new(to, address, config.task, incarnation.get());
         let hurry = Arc::new(Notify::new());
         let failed = Arc::clone(&hurry);
         engine.meters().on_failure(move || failed.notify_one());
@@ -201,27 +205,27 @@ impl Agent {
         publish(&service, &config, &engine).await?;
         let first = service.watch(-1, Some(config.call_limit)).await?;
         let tasks = count(&config, &first.0)?;
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(AgentShared {
             config,
             service,
             engine,
             tasks,
-            roster: watch::Sender::new(Roster::default()),
+            roster: watch::Sender::new(ClusterRoster::default()),
             over: watch::Sender::new(None),
             notice: watch::Sender::new(None),
             sync: watch::Sender::default(),
             counters: Mutex::default(),
-            tally: Mutex::default(),
-            hurry,
+            report_state: Mutex::default(),
+            report_soon: hurry,
             leaving: AtomicBool::new(false),
-            away: AtomicBool::new(false),
+            is_unreachable: AtomicBool::new(false),
         });
         let mut background = JoinSet::new();
-        background.spawn(beat(Arc::clone(&inner)));
-        background.spawn(listen(Arc::clone(&inner)));
-        background.spawn(following::follow(Arc::clone(&inner), first));
+        background.spawn(heartbeat_loop(Arc::clone(&inner)));
+        background.spawn(error_poll_loop(Arc::clone(&inner)));
+        background.spawn(roster::follow(Arc::clone(&inner), first));
         background.spawn(preemption::watch(Arc::clone(&inner)));
-        background.spawn(reporting::keep(Arc::clone(&inner), channel.clone()));
+        background.spawn(transfer_reports::keep(Arc::clone(&inner), channel.clone()));
         Ok(Self { inner, channel, background })
     }
 
@@ -251,7 +255,7 @@ impl Agent {
 
     /// Who lives, as it changes.
     #[must_use]
-    pub fn roster(&self) -> watch::Receiver<Roster> {
+    pub fn roster(&self) -> watch::Receiver<ClusterRoster> {
         self.inner.roster.subscribe()
     }
 
@@ -263,7 +267,10 @@ impl Agent {
                 return error;
             }
             if over.changed().await.is_err() {
-                return AgentError::Over { task: self.here().task.0, why: "the agent is gone".to_owned() };
+                return AgentError::LifeEnded {
+                    task: self.here().task.0,
+                    why: "the agent is gone".to_owned(),
+                };
             }
         }
     }
@@ -286,7 +293,7 @@ impl Agent {
     /// # Errors
     /// If the service does not take it.
     pub async fn raise_notice(&self) -> Result<(), AgentError> {
-        self.unless_over(preemption::raise(&self.inner)).await
+        self.unless_over(preemption::publish_notice(&self.inner)).await
     }
 
     /// Whether all tasks have agreed to stop before `step`. To be asked before each step; between a notice and the
@@ -295,7 +302,7 @@ impl Agent {
     /// # Errors
     /// If this life is over.
     pub async fn reached_sync_point(&self, step: u64) -> Result<bool, AgentError> {
-        self.unless_over(async { Ok(preemption::reached(&self.inner.sync, step).await) }).await
+        self.unless_over(async { Ok(preemption::sync_point_reached(&self.inner.sync, step).await) }).await
     }
 
     /// Waits at a barrier of all tasks, or of `members`, at most for `limit`. An id is used by one call at a time. While the
@@ -306,15 +313,15 @@ impl Agent {
     pub async fn barrier(&self, id: &str, members: &[u32], limit: Duration) -> Result<i64, AgentError> {
         let counters = &self.inner.counters;
         let mut counter = lock(counters).get(id).copied().unwrap_or(-1);
-        let mut patience = Patience::new(self.inner.config.patience);
+        let mut patience = RetryBudget::new(self.inner.config.patience);
         let waiting = async {
             loop {
                 // The service keeps the limit; the patience is for a service that does not answer.
                 let own = limit.saturating_add(self.inner.config.patience);
                 match self.inner.service.barrier(id, members, &mut counter, limit, own).await {
-                    Err(error) => self.inner.wait_out(&mut patience, error).await?,
+                    Err(error) => self.inner.pause_before_retry(&mut patience, error).await?,
                     passed => {
-                        self.inner.is_back();
+                        self.inner.mark_reachable();
                         return passed;
                     }
                 }
@@ -333,7 +340,7 @@ impl Agent {
     pub async fn cancel_barrier(&self, id: &str) -> Result<bool, AgentError> {
         let counter = lock(&self.inner.counters).get(id).copied().unwrap_or(-1) + 1;
         let limit = self.inner.config.call_limit;
-        self.patiently(|| self.inner.service.cancel_barrier(id, counter, limit)).await
+        self.retry(|| self.inner.service.cancel_barrier(id, counter, limit)).await
     }
 
     /// Forgets how often a barrier was used that will not be used again.
@@ -347,7 +354,7 @@ impl Agent {
     /// # Errors
     /// If not all of them have asked within `limit`: with who has not.
     pub async fn live_set(&self, limit: Duration) -> Result<Vec<Member>, AgentError> {
-        let alive = self.unless_over(gathering::ask(&self.inner, limit)).await?;
+        let alive = self.unless_over(live_set::live_set(&self.inner, limit)).await?;
         let members = alive.into_iter().map(|(task, incarnation)| {
             let incarnation = Incarnation::new(incarnation)?;
             (task < self.inner.tasks).then_some(Member { task: TaskId(task), incarnation })
@@ -371,7 +378,7 @@ impl Agent {
         let (limit, value) = (self.inner.config.call_limit, value.into());
         let inserting = || self.inner.service.insert(key, value.clone(), overwrite, limit);
         if overwrite {
-            return self.patiently(inserting).await;
+            return self.retry(inserting).await;
         }
         // Asked again, it might find the key there that it has written itself.
         self.unless_over(inserting()).await
@@ -382,7 +389,7 @@ impl Agent {
     /// # Errors
     /// If nobody has within `limit`.
     pub async fn get(&self, key: &str, limit: Duration) -> Result<Bytes, AgentError> {
-        self.patiently(|| self.inner.service.get(key, Some(limit))).await
+        self.retry(|| self.inner.service.get(key, Some(limit))).await
     }
 
     /// The value of a key, if it has one.
@@ -390,7 +397,7 @@ impl Agent {
     /// # Errors
     /// If the service does not answer.
     pub async fn try_get(&self, key: &str) -> Result<Option<Bytes>, AgentError> {
-        self.patiently(|| self.inner.service.try_get(key, self.inner.config.call_limit)).await
+        self.retry(|| self.inner.service.try_get(key, self.inner.config.call_limit)).await
     }
 
     /// What a directory holds, by key.
@@ -398,7 +405,7 @@ impl Agent {
     /// # Errors
     /// If the service does not answer.
     pub async fn list(&self, directory: &str) -> Result<Vec<(String, Bytes)>, AgentError> {
-        self.patiently(|| self.inner.service.list(directory, self.inner.config.call_limit)).await
+        self.retry(|| self.inner.service.list(directory, self.inner.config.call_limit)).await
     }
 
     /// Deletes a key and all below it.
@@ -406,7 +413,7 @@ impl Agent {
     /// # Errors
     /// If the service does not answer.
     pub async fn delete(&self, key: &str) -> Result<(), AgentError> {
-        self.patiently(|| self.inner.service.delete(key, self.inner.config.call_limit)).await
+        self.retry(|| self.inner.service.delete(key, self.inner.config.call_limit)).await
     }
 
     /// What it shows of its engine, in Prometheus's text format: `muster metrics list --worker` explains it.
@@ -422,8 +429,11 @@ impl Agent {
     /// If the service does not let it go, or does not in time.
     pub async fn try_leave(&self, limit: Duration) -> Result<(), AgentError> {
         // Reported before, since what has left has nothing to report any more.
-        let _told =
-            tokio::time::timeout(LAST_REPORT, reporting::once(&self.inner, self.channel.clone())).await;
+        let _told = tokio::time::timeout(
+            FINAL_REPORT_TIMEOUT,
+            transfer_reports::send_report(&self.inner, self.channel.clone()),
+        )
+        .await;
         self.inner.leaving.store(true, Ordering::Release);
         let left = match self.inner.service.shutdown(limit).await {
             // The service may have let it go all the same, and only its answer came too late.
@@ -442,7 +452,7 @@ impl Agent {
     /// Whether the service counts this life as connected, by its answer to a question that it takes after all calls before.
     async fn is_connected(&self) -> Result<bool, AgentError> {
         let (here, limit) = (self.here(), self.inner.config.call_limit);
-        let (states, _) = self.inner.patiently(|| self.inner.service.watch(-1, Some(limit))).await?;
+        let (states, _) = self.inner.retry(|| self.inner.service.watch(-1, Some(limit))).await?;
         let own = states.iter().find(|state| state.task == here.task.0);
         Ok(own.is_some_and(|own| own.connected && own.incarnation == here.incarnation.get()))
     }
@@ -470,11 +480,11 @@ impl Agent {
     }
 
     /// Asks again while the service is out of reach, unless this life is over.
-    async fn patiently<T, F>(&self, ask: impl FnMut() -> F) -> Result<T, AgentError>
+    async fn retry<T, F>(&self, ask: impl FnMut() -> F) -> Result<T, AgentError>
     where
         F: Future<Output = Result<T, AgentError>>,
     {
-        self.unless_over(self.inner.patiently(ask)).await
+        self.unless_over(self.inner.retry(ask)).await
     }
 
     async fn unless_over<T>(
@@ -493,7 +503,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-fn fresh_incarnation() -> Incarnation {
+fn new_incarnation() -> Incarnation {
     loop {
         if let Some(incarnation) = Incarnation::new(clock::random_u64()) {
             return incarnation;
@@ -501,7 +511,7 @@ fn fresh_incarnation() -> Incarnation {
     }
 }
 
-fn start_engine(config: &Config, here: Member) -> Result<Engine, AgentError> {
+fn start_engine(config: &AgentConfig, here: Member) -> Result<Engine, AgentError> {
     let mut engine = crate::transfer::Config::new(here, config.device_ids());
     engine.listen = config.listen;
     engine.advertise = config.advertise.clone();
@@ -511,9 +521,9 @@ fn start_engine(config: &Config, here: Member) -> Result<Engine, AgentError> {
     engine.spin = config.spin.unwrap_or(engine.spin);
     let engine = Engine::start(engine).map_err(|error| cannot_start(config, &error))?;
     // What stands in it is dialled by others.
-    let own = entry::write(here.incarnation, engine.address(), &config.device_ids());
+    let own = engine_record::write(here.incarnation, engine.address(), &config.device_ids());
     let own = own.map_err(AgentError::Engine)?;
-    entry::read(here, &own).map_err(|error| {
+    engine_record::read(here, &own).map_err(|error| {
         AgentError::Settings(format!(
             "nobody could reach this engine ({error}): name the address that others dial with --advertise"
         ))
@@ -521,7 +531,7 @@ fn start_engine(config: &Config, here: Member) -> Result<Engine, AgentError> {
     Ok(engine)
 }
 
-fn cannot_start(config: &Config, error: &io::Error) -> AgentError {
+fn cannot_start(config: &AgentConfig, error: &io::Error) -> AgentError {
     use io::ErrorKind::{AddrInUse, AddrNotAvailable, PermissionDenied};
     let Some(listen) = config.listen else { return AgentError::Engine(error.to_string()) };
     let next = match error.kind() {
@@ -534,7 +544,7 @@ fn cannot_start(config: &Config, error: &io::Error) -> AgentError {
 }
 
 /// Registers, again and again as clients of the protocol do, until the limit is over.
-async fn register(service: &mut Service, config: &Config) -> Result<(), AgentError> {
+async fn register(service: &mut CoordinationClient, config: &AgentConfig) -> Result<(), AgentError> {
     let until = clock::monotonic() + config.register_limit;
     let mut pause = Duration::from_millis(20);
     let mut told = false;
@@ -556,19 +566,23 @@ async fn register(service: &mut Service, config: &Config) -> Result<(), AgentErr
 }
 
 /// Publishes the engine and the devices.
-async fn publish(service: &Service, config: &Config, engine: &Engine) -> Result<(), AgentError> {
+async fn publish(
+    service: &CoordinationClient,
+    config: &AgentConfig,
+    engine: &Engine,
+) -> Result<(), AgentError> {
     let limit = config.call_limit;
     let here = engine.here();
-    let own =
-        entry::write(here.incarnation, engine.address(), &config.device_ids()).map_err(AgentError::Engine)?;
-    service.insert(&entry::key(here), own, true, limit).await?;
+    let own = engine_record::write(here.incarnation, engine.address(), &config.device_ids())
+        .map_err(AgentError::Engine)?;
+    service.insert(&engine_record::key(here), own, true, limit).await?;
     let key = topology::key(config.task);
     let devices = topology::write(config, &engine.address().host);
     match service.insert(&key, devices.clone(), false, limit).await {
         Err(error) if error.code() == Some(tonic::Code::AlreadyExists) => {
             let before = service.try_get(&key, limit).await?.unwrap_or_default();
             if !topology::same_devices(&before, &devices) {
-                return Err(AgentError::OtherDevices { task: config.task, key });
+                return Err(AgentError::DevicesChanged { task: config.task, key });
             }
             // The same devices, perhaps of another host.
             service.insert(&key, devices, true, limit).await
@@ -578,7 +592,7 @@ async fn publish(service: &Service, config: &Config, engine: &Engine) -> Result<
 }
 
 /// How many tasks the job has, by the service's own list.
-fn count(config: &Config, states: &[service::State]) -> Result<u32, AgentError> {
+fn count(config: &AgentConfig, states: &[service::KnownTaskState]) -> Result<u32, AgentError> {
     let tasks = states.iter().map(|state| state.task + 1).max().unwrap_or(0);
     match config.tasks {
         Some(wanted) if wanted != tasks => Err(AgentError::Settings(format!(
@@ -593,11 +607,11 @@ fn count(config: &Config, states: &[service::State]) -> Result<u32, AgentError> 
 }
 
 /// Heartbeats, at half of the timeout, each with that as its limit.
-async fn beat(inner: Arc<Inner>) {
+async fn heartbeat_loop(inner: Arc<AgentShared>) {
     let interval = inner.config.heartbeat_timeout / 2;
     loop {
         tokio::time::sleep(interval).await;
-        let heard = inner.patiently(|| async {
+        let heard = inner.retry(|| async {
             // A service that is silent is away, as one is that cannot be reached: another call may do better.
             inner.service.heartbeat(interval).await.map_err(|error| match error {
                 AgentError::TimedOut { call, limit } => AgentError::Unreachable {
@@ -615,9 +629,9 @@ async fn beat(inner: Arc<Inner>) {
 }
 
 /// Holds the error poll.
-async fn listen(inner: Arc<Inner>) {
+async fn error_poll_loop(inner: Arc<AgentShared>) {
     // Where it is answered for good, errors come by heartbeat and by the watch.
-    if let Err(error) = inner.patiently(|| inner.service.poll()).await {
+    if let Err(error) = inner.retry(|| inner.service.poll()).await {
         inner.end(error);
     }
 }

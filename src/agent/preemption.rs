@@ -17,10 +17,10 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tonic::Code;
 
-use super::Inner;
+use super::AgentShared;
 use super::error::AgentError;
 use super::exercise::lives_number;
-use super::following::Roster;
+use super::roster::ClusterRoster;
 use crate::clock::Clock;
 use crate::transfer::Member;
 
@@ -29,31 +29,31 @@ const NOTICE: &str = "RECEIVED_PREEMPTION_NOTICE";
 /// The longest notice that is read, and how much of it is shown.
 const NOTICE_MAX: usize = 4 << 10;
 const NOTICE_SHOWN: usize = 200;
-const STEPS: &str = "PREEMPTION_CURRENT_COUNTER";
-const BARRIER: &str = "PREEMPTION_SYNC_BARRIER";
+const STEP_KEY_PREFIX: &str = "PREEMPTION_CURRENT_COUNTER";
+const SYNC_BARRIER: &str = "PREEMPTION_SYNC_BARRIER";
 /// How long the tasks wait for one another, as in JAX.
-const AGREEMENT: Duration = Duration::from_secs(180);
+const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(180);
 /// How long it may take to hear of what another task knows already: a loss, or that a barrier has passed.
-const NEWS: Duration = Duration::from_secs(5);
+const ROSTER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How far the agreement has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Sync {
+pub(super) struct SyncState {
     step: u64,
-    phase: Phase,
+    phase: AgreementPhase,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Phase {
+enum AgreementPhase {
     #[default]
-    Going,
+    Idle,
     Agreeing,
     Agreed(u64),
     Failed,
 }
 
 /// Waits for a notice, then agrees on a step.
-pub(super) async fn watch(inner: Arc<Inner>) {
+pub(super) async fn watch(inner: Arc<AgentShared>) {
     let notice = loop {
         match inner.service.get_at_most(NOTICE, NOTICE_MAX).await {
             Ok(notice) => break String::from_utf8_lossy(&notice).into_owned(),
@@ -73,31 +73,31 @@ pub(super) async fn watch(inner: Arc<Inner>) {
     let mut step = 0;
     inner.sync.send_modify(|sync| {
         step = sync.step;
-        sync.phase = Phase::Agreeing;
+        sync.phase = AgreementPhase::Agreeing;
     });
     inner.notice.send_replace(Some(notice));
-    let phase = match agree(&inner, step).await {
-        Ok(step) => Phase::Agreed(step),
+    let phase = match agree_on_step(&inner, step).await {
+        Ok(step) => AgreementPhase::Agreed(step),
         Err(error) => {
             tracing::warn!(%error, "no step was agreed on");
-            Phase::Failed
+            AgreementPhase::Failed
         }
     };
     inner.sync.send_modify(|sync| sync.phase = phase);
 }
 
-async fn agree(inner: &Inner, step: u64) -> Result<u64, AgentError> {
+async fn agree_on_step(inner: &AgentShared, step: u64) -> Result<u64, AgentError> {
     let limit = inner.config.call_limit;
-    let key = format!("{STEPS}/{}", inner.config.task);
+    let key = format!("{STEP_KEY_PREFIX}/{}", inner.config.task);
     inner.service.insert(&key, step.to_string(), true, limit).await?;
-    let until = Instant::now() + AGREEMENT;
+    let until = Instant::now() + AGREEMENT_TIMEOUT;
     let mut counters = HashMap::new();
     let members = loop {
-        if let Some(members) = meet(inner, until, &mut counters).await? {
+        if let Some(members) = exchange_steps(inner, until, &mut counters).await? {
             break members;
         }
     };
-    let steps = inner.service.list(STEPS, limit).await?;
+    let steps = inner.service.list(STEP_KEY_PREFIX, limit).await?;
     Ok(highest(&steps, &members, inner.tasks).unwrap_or(step).saturating_add(1))
 }
 
@@ -115,25 +115,26 @@ fn highest(steps: &[(String, Bytes)], members: &[Member], tasks: u32) -> Option<
 }
 
 /// Meets all who live: who they were. None if one of them was lost meanwhile.
-async fn meet(
-    inner: &Inner,
+async fn exchange_steps(
+    inner: &AgentShared,
     until: Instant,
     counters: &mut HashMap<String, i64>,
 ) -> Result<Option<Vec<Member>>, AgentError> {
     let here = inner.here();
     let mut roster = inner.roster.subscribe();
     let members = {
-        let known = timeout(NEWS, roster.wait_for(|roster| roster.lives.contains_key(&here.task))).await;
-        let lives = |roster: &Roster| {
+        let known =
+            timeout(ROSTER_TIMEOUT, roster.wait_for(|roster| roster.lives.contains_key(&here.task))).await;
+        let lives = |roster: &ClusterRoster| {
             let lives = roster.lives.iter();
             lives.map(|(task, incarnation)| Member { task: *task, incarnation: *incarnation }).collect()
         };
         known.ok().and_then(Result::ok).map_or_else(|| vec![here], |roster| lives(&roster))
     };
     let (id, tasks) = if members.len() == inner.tasks as usize {
-        (BARRIER.to_owned(), Vec::new())
+        (SYNC_BARRIER.to_owned(), Vec::new())
     } else {
-        let id = format!("{BARRIER}/{:016x}", lives_number(&members));
+        let id = format!("{SYNC_BARRIER}/{:016x}", lives_number(&members));
         (id, members.iter().map(|member| member.task.0).collect())
     };
     let counter = counters.entry(id.clone()).or_insert(-1);
@@ -148,7 +149,7 @@ async fn meet(
         true = lost => {
             // The service says whether that was in time, to all who wait the same.
             let _in_time = inner.service.cancel_barrier(&id, used, inner.config.call_limit).await?;
-            match timeout(NEWS, waiting).await {
+            match timeout(ROSTER_TIMEOUT, waiting).await {
                 Ok(answer) => answer,
                 // It was a later use of the barrier, which those have made who went on: they come to no other.
                 Err(_) => return Ok(None),
@@ -159,7 +160,8 @@ async fn meet(
         Ok(()) => Ok(Some(members)),
         Err(AgentError::Refused { code: Code::Cancelled, .. }) => {
             // Another task knows who is lost; this one hears of it in a moment.
-            let _told = timeout(NEWS, roster.wait_for(|roster| roster.lost(&members).is_some())).await;
+            let _told =
+                timeout(ROSTER_TIMEOUT, roster.wait_for(|roster| roster.lost(&members).is_some())).await;
             Ok(None)
         }
         Err(error) => Err(error),
@@ -167,19 +169,19 @@ async fn meet(
 }
 
 /// Whether everybody stops before `step`. Waits while an agreement is being made.
-pub(super) async fn reached(sync: &watch::Sender<Sync>, step: u64) -> bool {
+pub(super) async fn sync_point_reached(sync: &watch::Sender<SyncState>, step: u64) -> bool {
     let mut changes = sync.subscribe();
     sync.send_if_modified(|sync| {
-        if sync.phase == Phase::Going {
+        if sync.phase == AgreementPhase::Idle {
             sync.step = step;
         }
         false
     });
     loop {
         match changes.borrow_and_update().phase {
-            Phase::Going | Phase::Failed => return false,
-            Phase::Agreed(at) => return step >= at,
-            Phase::Agreeing => {}
+            AgreementPhase::Idle | AgreementPhase::Failed => return false,
+            AgreementPhase::Agreed(at) => return step >= at,
+            AgreementPhase::Agreeing => {}
         }
         if changes.changed().await.is_err() {
             return false;
@@ -188,7 +190,7 @@ pub(super) async fn reached(sync: &watch::Sender<Sync>, step: u64) -> bool {
 }
 
 /// Leaves a notice for all tasks; one that is there already is as good.
-pub(super) async fn raise(inner: &Inner) -> Result<(), AgentError> {
+pub(super) async fn publish_notice(inner: &AgentShared) -> Result<(), AgentError> {
     // The form in which JAX reads a time: RFC 3339 with an offset in figures.
     let now = Clock::start().now().to_string().replace('Z', "+00:00");
     match inner.service.insert(NOTICE, now, false, inner.config.call_limit).await {

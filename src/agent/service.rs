@@ -1,6 +1,6 @@
 //! Makes the calls of the coordination protocol (generation C).
 //!
-//! It does not retry: the agent does. Begin at [`Service::register`].
+//! It does not retry: the agent does. Begin at [`CoordinationClient::register`].
 
 use std::future::Future;
 use std::time::Duration;
@@ -10,23 +10,23 @@ use prost::Message as _;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
-use super::dial::Port;
+use super::channel::PortProbe;
 use super::error::AgentError;
 use crate::proto::tensorflow::distributed_runtime::GrpcPayloadContainer;
 use crate::proto::xla::coordination::coordination_service_client::CoordinationServiceClient;
 use crate::proto::xla::coordination::{self as pb};
 
 /// The largest answer that is taken: the states of a million tasks.
-const ANSWER_BYTES_MAX: usize = 256 << 20;
+const RESPONSE_BYTES_MAX: usize = 256 << 20;
 /// What an answer has besides a key and its value.
 const ANSWER_OVERHEAD: usize = 64;
 
 /// The service, as one life of one task sees it.
 #[derive(Debug, Clone)]
-pub struct Service {
+pub struct CoordinationClient {
     client: CoordinationServiceClient<Channel>,
     address: String,
-    port: Port,
+    port: PortProbe,
     task: i32,
     incarnation: u64,
     /// The run that this life registered with.
@@ -35,7 +35,7 @@ pub struct Service {
 
 /// A task as the service tells of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct State {
+pub struct KnownTaskState {
     /// Which task.
     pub task: u32,
     /// Whether it is connected.
@@ -47,7 +47,7 @@ pub struct State {
 }
 
 /// Why a call failed, with what only barriers are told beside it.
-struct Failure {
+struct CallFailure {
     error: AgentError,
     counter: Option<i64>,
     own: bool,
@@ -57,12 +57,12 @@ const SERVICE_ERROR: &str = "type.googleapis.com/tensorflow.CoordinationServiceE
 const BARRIER_ERROR: &str = "type.googleapis.com/tensorflow.BarrierError";
 const MISMATCH_ERROR: &str = "type.googleapis.com/tensorflow.ServiceMismatchError";
 
-impl Service {
+impl CoordinationClient {
     /// The service behind `channel`, with which this life is not registered yet.
-    pub fn new((channel, port): (Channel, Port), address: String, task: u32, incarnation: u64) -> Self {
+    pub fn new((channel, port): (Channel, PortProbe), address: String, task: u32, incarnation: u64) -> Self {
         let client = CoordinationServiceClient::new(channel)
-            .max_decoding_message_size(ANSWER_BYTES_MAX)
-            .max_encoding_message_size(ANSWER_BYTES_MAX);
+            .max_decoding_message_size(RESPONSE_BYTES_MAX)
+            .max_encoding_message_size(RESPONSE_BYTES_MAX);
         Self { client, address, port, task: task as i32, incarnation, run: 0 }
     }
 
@@ -71,7 +71,7 @@ impl Service {
         self.run
     }
 
-    const fn claim(&self) -> Option<pb::Incarnations> {
+    const fn incarnations(&self) -> Option<pb::Incarnations> {
         // Released clients leave the task id out of it.
         Some(pb::Incarnations {
             task_id: 0,
@@ -80,15 +80,15 @@ impl Service {
         })
     }
 
-    async fn ask<T>(
+    async fn call<T>(
         &self,
         call: &'static str,
         limit: Option<Duration>,
         asking: impl Future<Output = Result<Response<T>, Status>>,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, CallFailure> {
         let answered = match limit {
             None => asking.await,
-            Some(limit) => tokio::time::timeout(limit, asking).await.map_err(|_| Failure {
+            Some(limit) => tokio::time::timeout(limit, asking).await.map_err(|_| CallFailure {
                 error: AgentError::TimedOut { call, limit },
                 counter: None,
                 own: false,
@@ -97,7 +97,7 @@ impl Service {
         answered.map(Response::into_inner).map_err(|status| self.failure(call, &status))
     }
 
-    fn failure(&self, call: &'static str, status: &Status) -> Failure {
+    fn failure(&self, call: &'static str, status: &Status) -> CallFailure {
         let payloads = GrpcPayloadContainer::decode(status.details()).unwrap_or_default().payloads;
         let own = payloads.contains_key(SERVICE_ERROR);
         let mismatch = payloads
@@ -109,15 +109,15 @@ impl Service {
         // What the service says has no cause here: only what happens on this side has, such as a connection that ends.
         let cause = std::error::Error::source(status);
         let error = if let Some(mismatch) = mismatch {
-            AgentError::OtherRun { call, was: self.run, now: mismatch.service_incarnation }
+            AgentError::RunChanged { call, was: self.run, now: mismatch.service_incarnation }
         } else if !own && (cause.is_some() || matches!(status.code(), Code::Unavailable | Code::Unknown)) {
-            let why = self.port.strange().map(str::to_owned);
+            let why = self.port.mismatch_hint().map(str::to_owned);
             let why = why.unwrap_or_else(|| cause.map_or(message, deepest));
             AgentError::Unreachable { service: self.address.clone(), call, why }
         } else {
             AgentError::Refused { call, code: status.code(), message }
         };
-        Failure { error, counter: barrier.map(|barrier| barrier.counter), own }
+        CallFailure { error, counter: barrier.map(|barrier| barrier.counter), own }
     }
 
     /// Registers this life. `Ok(Err(…))`: not yet, and it may be asked again.
@@ -126,12 +126,12 @@ impl Service {
     pub async fn register(&mut self, limit: Duration) -> Result<Result<(), AgentError>, AgentError> {
         let request = pb::RegisterTaskRequest { incarnation: self.incarnation, source_task_id: self.task };
         let mut client = self.client.clone();
-        match self.ask("registration", Some(limit), client.register_task(request)).await {
+        match self.call("registration", Some(limit), client.register_task(request)).await {
             Ok(answer) => {
                 self.run = answer.service_incarnation;
                 Ok(Ok(()))
             }
-            Err(Failure { error, own, .. }) => {
+            Err(CallFailure { error, own, .. }) => {
                 let again = !own || matches!(error.code(), Some(Code::Aborted | Code::Internal));
                 if again { Ok(Err(error)) } else { Err(error) }
             }
@@ -141,22 +141,23 @@ impl Service {
     /// Says that this life lives.
     pub async fn heartbeat(&self, limit: Duration) -> Result<(), AgentError> {
         let request = pb::HeartbeatRequest {
-            incarnations: self.claim(),
+            incarnations: self.incarnations(),
             incarnation: self.incarnation,
             source_task_id: self.task,
         };
-        let asking = self.ask("heartbeat", Some(limit), self.client.clone().heartbeat(request)).await;
+        let asking = self.call("heartbeat", Some(limit), self.client.clone().heartbeat(request)).await;
         let now = asking.map_err(|failure| failure.error)?.service_incarnation;
         if now == self.run {
             return Ok(());
         }
-        Err(AgentError::OtherRun { call: "heartbeat", was: self.run, now })
+        Err(AgentError::RunChanged { call: "heartbeat", was: self.run, now })
     }
 
     /// Waits for an error of the run. `Ok`: there will be no more news by this way.
     pub async fn poll(&self) -> Result<(), AgentError> {
-        let request = pb::PollForErrorRequest { incarnations: self.claim(), source_task_id: self.task };
-        match self.ask("error poll", None, self.client.clone().poll_for_error(request)).await {
+        let request =
+            pb::PollForErrorRequest { incarnations: self.incarnations(), source_task_id: self.task };
+        match self.call("error poll", None, self.client.clone().poll_for_error(request)).await {
             Ok(_) => Err(AgentError::Protocol {
                 call: "error poll",
                 what: "it was answered without an error".to_owned(),
@@ -171,8 +172,9 @@ impl Service {
 
     /// Says that this life ends in good order; in a job whose tasks share their fate, waits for the others.
     pub async fn shutdown(&self, limit: Duration) -> Result<(), AgentError> {
-        let request = pb::ShutdownTaskRequest { incarnations: self.claim(), source_task_id: self.task };
-        let asking = self.ask("shutdown", Some(limit), self.client.clone().shutdown_task(request)).await;
+        let request =
+            pb::ShutdownTaskRequest { incarnations: self.incarnations(), source_task_id: self.task };
+        let asking = self.call("shutdown", Some(limit), self.client.clone().shutdown_task(request)).await;
         asking.map(|_| ()).map_err(|failure| failure.error)
     }
 
@@ -181,12 +183,12 @@ impl Service {
         &self,
         version: i64,
         limit: Option<Duration>,
-    ) -> Result<(Vec<State>, i64), AgentError> {
-        let request = pb::WatchTasksRequest { incarnations: self.claim(), version_number: version };
-        let answer = self.ask("watch of tasks", limit, self.client.clone().watch_tasks(request)).await;
+    ) -> Result<(Vec<KnownTaskState>, i64), AgentError> {
+        let request = pb::WatchTasksRequest { incarnations: self.incarnations(), version_number: version };
+        let answer = self.call("watch of tasks", limit, self.client.clone().watch_tasks(request)).await;
         let answer = answer.map_err(|failure| failure.error)?;
         let states = answer.task_state.into_iter().filter_map(|info| {
-            Some(State {
+            Some(KnownTaskState {
                 task: u32::try_from(info.task_id).ok()?,
                 connected: info.state == pb::TaskState::Connected as i32,
                 incarnation: info.incarnation,
@@ -207,14 +209,14 @@ impl Service {
         own: Duration,
     ) -> Result<(), AgentError> {
         let request = pb::BarrierRequest {
-            incarnations: self.claim(),
+            incarnations: self.incarnations(),
             barrier_id: id.to_owned(),
             barrier_timeout_in_ms: i64::try_from(limit.as_millis()).unwrap_or(i64::MAX),
             task_ids: members.iter().map(|task| *task as i32).collect(),
             source_task_id: self.task,
             counter: *counter + 1,
         };
-        match self.ask("barrier", Some(own), self.client.clone().barrier(request)).await {
+        match self.call("barrier", Some(own), self.client.clone().barrier(request)).await {
             Ok(answer) => {
                 *counter = answer.counter;
                 Ok(())
@@ -229,18 +231,18 @@ impl Service {
     /// Calls off the use `counter` of a barrier. Whether it was in time.
     pub async fn cancel_barrier(&self, id: &str, counter: i64, limit: Duration) -> Result<bool, AgentError> {
         let request = pb::CancelBarrierRequest {
-            incarnations: self.claim(),
+            incarnations: self.incarnations(),
             barrier_id: id.to_owned(),
             counter,
             source_task_id: self.task,
         };
         let asking =
-            self.ask("end of a barrier", Some(limit), self.client.clone().cancel_barrier(request)).await;
+            self.call("end of a barrier", Some(limit), self.client.clone().cancel_barrier(request)).await;
         match asking {
             Ok(_) => Ok(true),
-            Err(Failure { error: AgentError::Refused { code: Code::FailedPrecondition, .. }, .. }) => {
-                Ok(false)
-            }
+            Err(CallFailure {
+                error: AgentError::Refused { code: Code::FailedPrecondition, .. }, ..
+            }) => Ok(false),
             Err(failure) => Err(failure.error),
         }
     }
@@ -248,11 +250,11 @@ impl Service {
     /// Who of `tasks` lives, once all of them who do have asked: their lives.
     pub async fn alive(&self, tasks: &[u32], limit: Option<Duration>) -> Result<Vec<(u32, u64)>, AgentError> {
         let request = pb::GetAliveTasksRequest {
-            incarnations: self.claim(),
+            incarnations: self.incarnations(),
             requesting_task_id: self.task,
             task_ids: tasks.iter().map(|task| *task as i32).collect(),
         };
-        let asking = self.ask("live set", limit, self.client.clone().get_alive_tasks(request)).await;
+        let asking = self.call("live set", limit, self.client.clone().get_alive_tasks(request)).await;
         let answer = asking.map_err(|failure| failure.error)?;
         if answer.alive_task_ids.len() != answer.incarnations.len() {
             let what = "not every live task has an incarnation".to_owned();
@@ -274,15 +276,15 @@ impl Service {
     ) -> Result<(), AgentError> {
         let kv = Some(pb::KeyValueEntry { key: key.to_owned(), value: value.into() });
         let request =
-            pb::InsertKeyValueRequest { incarnations: self.claim(), kv, allow_overwrite: overwrite };
-        let asking = self.ask("insert", Some(limit), self.client.clone().insert_key_value(request)).await;
+            pb::InsertKeyValueRequest { incarnations: self.incarnations(), kv, allow_overwrite: overwrite };
+        let asking = self.call("insert", Some(limit), self.client.clone().insert_key_value(request)).await;
         asking.map(|_| ()).map_err(|failure| failure.error)
     }
 
     /// The value of a key, once it has one.
     pub async fn get(&self, key: &str, limit: Option<Duration>) -> Result<Bytes, AgentError> {
-        let request = pb::GetKeyValueRequest { incarnations: self.claim(), key: key.to_owned() };
-        let answer = self.ask("get", limit, self.client.clone().get_key_value(request)).await;
+        let request = pb::GetKeyValueRequest { incarnations: self.incarnations(), key: key.to_owned() };
+        let answer = self.call("get", limit, self.client.clone().get_key_value(request)).await;
         Ok(answer.map_err(|failure| failure.error)?.kv.unwrap_or_default().value)
     }
 
@@ -291,37 +293,42 @@ impl Service {
     /// # Errors
     /// `OutOfRange`, if it is longer.
     pub async fn get_at_most(&self, key: &str, most: usize) -> Result<Bytes, AgentError> {
-        let request = pb::GetKeyValueRequest { incarnations: self.claim(), key: key.to_owned() };
+        let request = pb::GetKeyValueRequest { incarnations: self.incarnations(), key: key.to_owned() };
         // The key comes back with its value.
         let mut client = self.client.clone().max_decoding_message_size(most + key.len() + ANSWER_OVERHEAD);
-        let answer = self.ask("get", None, client.get_key_value(request)).await;
+        let answer = self.call("get", None, client.get_key_value(request)).await;
         Ok(answer.map_err(|failure| failure.error)?.kv.unwrap_or_default().value)
     }
 
     /// The value of a key, if it has one now.
     pub async fn try_get(&self, key: &str, limit: Duration) -> Result<Option<Bytes>, AgentError> {
-        let request = pb::TryGetKeyValueRequest { incarnations: self.claim(), key: key.to_owned() };
-        match self.ask("get", Some(limit), self.client.clone().try_get_key_value(request)).await {
+        let request = pb::TryGetKeyValueRequest { incarnations: self.incarnations(), key: key.to_owned() };
+        match self.call("get", Some(limit), self.client.clone().try_get_key_value(request)).await {
             Ok(answer) => Ok(Some(answer.kv.unwrap_or_default().value)),
-            Err(Failure { error: AgentError::Refused { code: Code::NotFound, .. }, .. }) => Ok(None),
+            Err(CallFailure { error: AgentError::Refused { code: Code::NotFound, .. }, .. }) => Ok(None),
             Err(failure) => Err(failure.error),
         }
     }
 
     /// What a directory holds, by key.
     pub async fn list(&self, directory: &str, limit: Duration) -> Result<Vec<(String, Bytes)>, AgentError> {
-        let request =
-            pb::GetKeyValueDirRequest { incarnations: self.claim(), directory_key: directory.to_owned() };
-        let answer = self.ask("list", Some(limit), self.client.clone().get_key_value_dir(request)).await;
+        let request = pb::GetKeyValueDirRequest {
+            incarnations: self.incarnations(),
+            directory_key: directory.to_owned(),
+        };
+        let answer = self.call("list", Some(limit), self.client.clone().get_key_value_dir(request)).await;
         let answer = answer.map_err(|failure| failure.error)?;
         Ok(answer.kv.into_iter().map(|kv| (kv.key, kv.value)).collect())
     }
 
     /// Deletes a key and all below it.
     pub async fn delete(&self, key: &str, limit: Duration) -> Result<(), AgentError> {
-        let request =
-            pb::DeleteKeyValueRequest { incarnations: self.claim(), key: key.to_owned(), is_directory: true };
-        let asking = self.ask("delete", Some(limit), self.client.clone().delete_key_value(request)).await;
+        let request = pb::DeleteKeyValueRequest {
+            incarnations: self.incarnations(),
+            key: key.to_owned(),
+            is_directory: true,
+        };
+        let asking = self.call("delete", Some(limit), self.client.clone().delete_key_value(request)).await;
         asking.map(|_| ()).map_err(|failure| failure.error)
     }
 }
@@ -348,25 +355,28 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn failures_of_the_transport_and_words_of_the_service_are_told_apart() {
+    async fn transport_errors_differ_from_service_errors() {
         let channel = Endpoint::from_static("http://127.0.0.1:9").connect_lazy();
-        let service = Service { run: 5, ..Service::new((channel, Port::default()), "m:1".to_owned(), 1, 2) };
+        let service = CoordinationClient {
+            run: 5,
+            ..CoordinationClient::new((channel, PortProbe::default()), "m:1".to_owned(), 1, 2)
+        };
         let failure = service.failure("x", &Status::unavailable("Socket closed"));
-        assert!(failure.error.is_passing() && !failure.own);
+        assert!(failure.error.is_transient() && !failure.own);
         // A connection that ends is told like this, too.
         let ended = Status::from_error(Box::new(std::io::Error::other("closed")));
-        assert!(service.failure("x", &ended).error.is_passing(), "{ended:?}");
+        assert!(service.failure("x", &ended).error.is_transient(), "{ended:?}");
         let mut cancelled = Status::cancelled("operation was canceled");
-        assert!(!service.failure("x", &cancelled).error.is_passing());
+        assert!(!service.failure("x", &cancelled).error.is_transient());
         cancelled.set_source(Arc::new(std::io::Error::other("closed")));
-        assert!(service.failure("x", &cancelled).error.is_passing());
+        assert!(service.failure("x", &cancelled).error.is_transient());
         let own = payloads(&[(SERVICE_ERROR, Vec::new())]);
         let failure = service.failure("x", &Status::with_details(Code::Unavailable, "gone", own));
-        assert!(!failure.error.is_passing() && failure.own);
+        assert!(!failure.error.is_transient() && failure.own);
         let mismatch = pb::ServiceMismatchError { service_incarnation: 9 }.encode_to_vec();
         let details = payloads(&[(SERVICE_ERROR, Vec::new()), (MISMATCH_ERROR, mismatch)]);
         let failure = service.failure("x", &Status::with_details(Code::Internal, "wrong", details));
-        assert_eq!(failure.error, AgentError::OtherRun { call: "x", was: 5, now: 9 });
+        assert_eq!(failure.error, AgentError::RunChanged { call: "x", was: 5, now: 9 });
         let barrier = pb::BarrierError { barrier_id: "b".to_owned(), counter: 7 }.encode_to_vec();
         let details = payloads(&[(SERVICE_ERROR, Vec::new()), (BARRIER_ERROR, barrier)]);
         let failure = service.failure("x", &Status::with_details(Code::Cancelled, "stale\nline", details));

@@ -5,7 +5,7 @@
 
 use prost::Message as _;
 
-use super::config::Config;
+use super::config::AgentConfig;
 use crate::proto::xla;
 
 /// Where the devices of `task` are published.
@@ -14,7 +14,7 @@ pub fn key(task: u32) -> String {
 }
 
 /// What is published there.
-pub fn write(config: &Config, boot_id: &str) -> Vec<u8> {
+pub fn write(config: &AgentConfig, boot_id: &str) -> Vec<u8> {
     let devices = config.device_ids().into_iter().enumerate().map(|(ordinal, device)| xla::DeviceProto {
         local_device_ordinal: ordinal as i32,
         global_device_id: device.0 as i32,
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn the_service_reads_the_devices_as_those_of_jax() {
-        let config = Config { devices: 2, ..Config::new("m:1", 1) };
+        let config = AgentConfig { devices: 2, ..AgentConfig::new("m:1", 1) };
         let value = write(&config, "boot");
         let key = TopologyKey::parse(key(1).as_bytes()).unwrap();
         let devices = decode_devices([(&key, value.as_slice())]);
@@ -54,7 +54,7 @@ mod tests {
             devices.iter().map(|d| (d.platform.as_str(), d.task.0, d.local_id, d.global_id)).collect();
         assert_eq!(told, [("cpu", 1, 0, 2048), ("cpu", 1, 1, 2049)]);
         assert!(same_devices(&value, &write(&config, "another boot")));
-        assert!(!same_devices(&value, &write(&Config { devices: 1, ..config }, "boot")));
+        assert!(!same_devices(&value, &write(&AgentConfig { devices: 1, ..config }, "boot")));
         assert!(!same_devices(b"\xff", b"\xff"));
     }
 }

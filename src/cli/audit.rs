@@ -8,8 +8,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
-use super::output::Line;
-use super::place::{Place, converse, moment};
+use super::output::TerminalLine;
+use super::server_args::{ServerArgs, block_on, format_time};
 use crate::coordination::JobName;
 use crate::http::{AuditLine, AuditOutcome, AuditPage};
 
@@ -32,7 +32,7 @@ pub struct Arguments {
     after: u64,
 
     #[command(flatten)]
-    place: Place,
+    server_args: ServerArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -43,8 +43,8 @@ Examples:
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    converse(async {
-        let client = arguments.place.find().await?;
+    block_on(async {
+        let client = arguments.server_args.find().await?;
         let mut query = String::new();
         // Writing to a string cannot fail.
         if let Some(job) = &arguments.job {
@@ -63,12 +63,12 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
             }
             after = page.next;
         }
-        arguments.place.show(&lines, |lines| lines.iter().map(line).collect())?;
+        arguments.server_args.show(&lines, |lines| lines.iter().map(line).collect())?;
         Ok(ExitCode::SUCCESS)
     })
 }
 
-fn line(line: &AuditLine) -> Line {
+fn line(line: &AuditLine) -> TerminalLine {
     let outcome = match line.outcome {
         AuditOutcome::Done => "done",
         AuditOutcome::Refused => "REFUSED",
@@ -80,5 +80,5 @@ fn line(line: &AuditLine) -> Line {
     let times = if line.times > 1 { format!(" {} times", line.times) } else { String::new() };
     let who = format!("{}{role}", line.actor);
     let what = format!("{} {}{job}, {who}{reason}  {outcome}{times}{detail}", line.act, line.subject);
-    Line::from(format!("{:>6}  {}  {what}", line.number, moment(line.at)))
+    TerminalLine::from(format!("{:>6}  {}  {what}", line.number, format_time(line.at)))
 }

@@ -1,6 +1,6 @@
 //! Defines the flags for certificates of transfer engines.
 //!
-//! It does not verify them (`transfer`). Begin at `TransferFiles::read`.
+//! It does not verify them (`transfer`). Begin at `TransferCertificateArgs::read`.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use crate::transfer::Certificates;
 
 /// The files.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
-pub struct TransferFiles {
+pub struct TransferCertificateArgs {
     /// Encrypt transfers by TCP, and show this certificate to the other workers; it has to be good for a server
     #[arg(
         long,
@@ -49,7 +49,7 @@ pub struct TransferFiles {
     transfer_name: Option<String>,
 }
 
-impl TransferFiles {
+impl TransferCertificateArgs {
     /// Reads them, if they are given.
     pub fn read(&self) -> Result<Option<Certificates>> {
         let (Some(cert), Some(key), Some(ca)) = (&self.transfer_cert, &self.transfer_key, &self.transfer_ca)

@@ -2,7 +2,7 @@
 //!
 //! It does not print (`output.rs`). Begin at `Client::find`, then `request`.
 
-mod stream;
+mod sse;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,17 +22,17 @@ use tokio_rustls::TlsConnector;
 
 use super::credentials::Credentials;
 use crate::coordination::{JobName, JobSummary, JobView};
-use crate::http::{About, JobsPage, NO_SUCH_JOB, Problem, Version};
+use crate::http::{JobsPage, NO_SUCH_JOB, Problem, ServerInfo, Version};
 use crate::text::Untrusted;
-pub use stream::Sent;
+pub use sse::SseEvent;
 
 /// Where a server is looked for that is not named.
 pub const DEFAULT_SERVER: &str = "http://127.0.0.1:8477";
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// A job of a million tasks is shown in some hundred megabytes.
-const ANSWER_BYTES_MAX: usize = 1 << 30;
+const RESPONSE_BYTES_MAX: usize = 1 << 30;
 
 /// Why a server gave no answer.
 #[derive(Debug, thiserror::Error)]
@@ -58,7 +58,7 @@ pub enum ClientError {
     #[error(
         "what answers at {url} is not a Muster: {found}; give the HTTP address that `muster serve` printed"
     )]
-    NotMuster {
+    UnexpectedResponse {
         /// Where.
         url: String,
         /// What it said instead.
@@ -90,12 +90,12 @@ pub enum ClientError {
     },
     /// No job was named, and it is not clear which is meant.
     #[error("which job? Name one with --job; there are: {0}")]
-    WhichJob(String),
+    AmbiguousJob(String),
 }
 
 impl ClientError {
     /// Whether it may be over in a while: nobody answers, or there is no room.
-    pub fn may_pass(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { .. } => true,
             Self::Refused { status, .. } => *status >= 500 || *status == 429,
@@ -128,13 +128,13 @@ fn hint(kind: &str) -> Option<&'static str> {
 /// A server that was found to be a Muster.
 #[derive(Debug)]
 pub struct Client {
-    way: Way,
-    about: About,
+    endpoint: ServerEndpoint,
+    about: ServerInfo,
 }
 
 /// How a server is reached.
 #[derive(Debug)]
-struct Way {
+struct ServerEndpoint {
     url: String,
     host: String,
     port: u16,
@@ -142,7 +142,7 @@ struct Way {
     token: Option<String>,
 }
 
-impl Way {
+impl ServerEndpoint {
     fn new(url: &str, credentials: &Credentials) -> Result<Self, ClientError> {
         let (secure, host, port) = parse_url(url).ok_or_else(|| ClientError::BadUrl(url.into()))?;
         let unusable = |error: anyhow::Error| ClientError::Credentials(format!("{error:#}"));
@@ -156,8 +156,9 @@ impl Way {
 impl Client {
     /// Finds the server at `url`.
     pub async fn find(url: &str, credentials: &Credentials) -> Result<Self, ClientError> {
-        let way = Way::new(url, credentials)?;
-        let not_muster = |found: String| ClientError::NotMuster { url: way.url.clone(), found: found.into() };
+        let way = ServerEndpoint::new(url, credentials)?;
+        let not_muster =
+            |found: String| ClientError::UnexpectedResponse { url: way.url.clone(), found: found.into() };
         let (status, body) = exchange(&way, Method::GET, "/api/v1/server", None).await?;
         if status == StatusCode::UNAUTHORIZED
             && let Ok(problem) = serde_json::from_slice::<Problem>(&body)
@@ -173,22 +174,22 @@ impl Client {
             let theirs = &version.version;
             not_muster(format!("it is version {theirs}, which this version cannot read ({error})"))
         })?;
-        Ok(Self { way, about })
+        Ok(Self { endpoint: way, about })
     }
 
     /// What the server says of itself.
-    pub fn about(&self) -> &About {
+    pub fn about(&self) -> &ServerInfo {
         &self.about
     }
 
     /// Its URL.
     pub fn url(&self) -> &str {
-        &self.way.url
+        &self.endpoint.url
     }
 
     /// The host that it was reached at.
     pub fn host(&self) -> &str {
-        &self.way.host
+        &self.endpoint.host
     }
 
     /// Every job in short.
@@ -206,7 +207,7 @@ impl Client {
     }
 
     /// The job that is meant: the one that is named, or the only one, or the one named `default`.
-    pub async fn job_meant(&self, named: Option<&JobName>) -> Result<JobName, ClientError> {
+    pub async fn resolve_job(&self, named: Option<&JobName>) -> Result<JobName, ClientError> {
         if let Some(name) = named {
             return Ok(name.clone());
         }
@@ -216,7 +217,7 @@ impl Client {
         }
         let default = names.iter().find(|name| name.as_str() == JobName::DEFAULT);
         let all = || names.iter().map(JobName::as_str).collect::<Vec<_>>().join(", ");
-        default.cloned().ok_or_else(|| ClientError::WhichJob(all()))
+        default.cloned().ok_or_else(|| ClientError::AmbiguousJob(all()))
     }
 
     /// One job.
@@ -226,18 +227,18 @@ impl Client {
 
     /// What is there.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        self.ask(Method::GET, path, None).await
+        self.request(Method::GET, path, None).await
     }
 
     /// Does something; `body` is JSON, or nothing.
-    pub async fn ask<T: DeserializeOwned>(
+    pub async fn request<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
         body: Option<Vec<u8>>,
     ) -> Result<T, ClientError> {
-        let (status, body) = exchange(&self.way, method, path, body).await?;
-        let url = self.way.url.clone();
+        let (status, body) = exchange(&self.endpoint, method, path, body).await?;
+        let url = self.endpoint.url.clone();
         if status.is_success() {
             // Nothing to read is read as JSON's nothing.
             let body = if body.is_empty() { Bytes::from_static(b"null") } else { body };
@@ -292,18 +293,18 @@ fn parse_url(url: &str) -> Option<(bool, String, u16)> {
 }
 
 /// A connection, under TLS or not.
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+trait IoStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> IoStream for S {}
 
-async fn connect(way: &Way) -> Result<Box<dyn Stream>, ClientError> {
+async fn connect(way: &ServerEndpoint) -> Result<Box<dyn IoStream>, ClientError> {
     let unreachable = |error: String| ClientError::Unreachable { url: way.url.clone(), error: error.into() };
     // Brackets are how a URL writes an IPv6 address, not how the system does.
     let bare = way.host.trim_start_matches('[').trim_end_matches(']');
     let connect = async {
         let stream =
             TcpStream::connect((bare, way.port)).await.map_err(|error| unreachable(error.to_string()))?;
-        let Some(tls) = &way.tls else { return Ok(Box::new(stream) as Box<dyn Stream>) };
+        let Some(tls) = &way.tls else { return Ok(Box::new(stream) as Box<dyn IoStream>) };
         let name = ServerName::try_from(bare.to_owned()).map_err(|error| unreachable(error.to_string()))?;
         let shaken = TlsConnector::from(Arc::clone(tls)).connect(name, stream).await;
         let stream = shaken.map_err(|error| {
@@ -311,7 +312,7 @@ async fn connect(way: &Way) -> Result<Box<dyn Stream>, ClientError> {
                 "no TLS with it ({error}); is the right authority named with --ca or MUSTER_CA?"
             ))
         })?;
-        Ok(Box::new(stream) as Box<dyn Stream>)
+        Ok(Box::new(stream) as Box<dyn IoStream>)
     };
     tokio::time::timeout(CONNECT_TIMEOUT, connect)
         .await
@@ -320,7 +321,7 @@ async fn connect(way: &Way) -> Result<Box<dyn Stream>, ClientError> {
 
 /// Sends a request; `body` is JSON, or nothing.
 async fn send<const N: usize>(
-    way: &Way,
+    way: &ServerEndpoint,
     sender: &mut http1::SendRequest<Full<Bytes>>,
     method: Method,
     path: &str,
@@ -346,7 +347,7 @@ async fn send<const N: usize>(
 }
 
 async fn exchange(
-    way: &Way,
+    way: &ServerEndpoint,
     method: Method,
     path: &str,
     body: Option<Vec<u8>>,
@@ -361,7 +362,7 @@ async fn exchange(
             let answer = send(way, &mut sender, method, path, body, accept).await?;
             let (head, body) = answer.into_parts();
             let body =
-                Limited::new(body, ANSWER_BYTES_MAX).collect().await.map_err(anyhow::Error::from_boxed)?;
+                Limited::new(body, RESPONSE_BYTES_MAX).collect().await.map_err(anyhow::Error::from_boxed)?;
             anyhow::Ok((head.status, body.to_bytes()))
         };
         // The connection moves the bytes; it may end before the answer is put together, but not instead of it.
@@ -371,12 +372,12 @@ async fn exchange(
             _ = connection => answer.await,
         }
     };
-    let answered = tokio::time::timeout(ANSWER_TIMEOUT, exchange)
+    let answered = tokio::time::timeout(RESPONSE_TIMEOUT, exchange)
         .await
-        .map_err(|_| unreachable(format!("no answer within {} s", ANSWER_TIMEOUT.as_secs())))?;
+        .map_err(|_| unreachable(format!("no answer within {} s", RESPONSE_TIMEOUT.as_secs())))?;
     answered.map_err(|error| match error.downcast_ref::<hyper::Error>() {
         Some(spoken) if spoken.is_parse() => {
-            ClientError::NotMuster { url: url.clone(), found: "its answer is not HTTP/1".into() }
+            ClientError::UnexpectedResponse { url: url.clone(), found: "its answer is not HTTP/1".into() }
         }
         _ => unreachable(format!("{error:#}")),
     })

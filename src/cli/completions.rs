@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::Args;
 use clap_complete::Shell;
 
-use super::output::print_exact;
+use super::output::print_raw;
 
 /// Print what a shell needs to complete subcommands and flags
 #[derive(Debug, Args)]
@@ -29,6 +29,6 @@ Examples:
 pub fn run(arguments: &Arguments, mut command: clap::Command) -> Result<ExitCode> {
     let mut script = Vec::new();
     clap_complete::generate(arguments.shell, &mut command, "muster", &mut script);
-    print_exact(&String::from_utf8(script)?)?;
+    print_raw(&String::from_utf8(script)?)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -7,9 +7,9 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
-use super::options::ServeOptions;
-use super::output::print_exact;
-use crate::config::AskedJobs;
+use super::options::ServeFlags;
+use super::output::print_raw;
+use crate::config::JobSelection;
 
 /// Show the configuration that a server would have
 #[derive(Debug, Args)]
@@ -31,9 +31,9 @@ enum Command {
 #[command(after_long_help = EXAMPLES)]
 struct Print {
     #[command(flatten)]
-    jobs: Jobs,
+    jobs: JobsArgs,
     #[command(flatten)]
-    options: ServeOptions,
+    options: ServeFlags,
 }
 
 const EXAMPLES: &str = "\
@@ -45,7 +45,7 @@ Examples:
 /// The jobs, as `muster serve` and `muster config print` take them.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Jobs")]
-pub struct Jobs {
+pub struct JobsArgs {
     /// Declare the job `default` with this many tasks [env: MUSTER_TASKS]
     #[arg(long, value_name = "N")]
     tasks: Option<String>,
@@ -57,8 +57,8 @@ pub struct Jobs {
     jobs: Vec<String>,
 }
 
-impl From<&Jobs> for AskedJobs {
-    fn from(jobs: &Jobs) -> Self {
+impl From<&JobsArgs> for JobSelection {
+    fn from(jobs: &JobsArgs) -> Self {
         Self::Declared { tasks: jobs.tasks.clone(), jobs: jobs.jobs.clone() }
     }
 }
@@ -66,7 +66,7 @@ impl From<&Jobs> for AskedJobs {
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let Command::Print(arguments) = &arguments.command;
-    let config = arguments.options.load(AskedJobs::from(&arguments.jobs))?;
-    print_exact(&config.print())?;
+    let config = arguments.options.load(JobSelection::from(&arguments.jobs))?;
+    print_raw(&config.print())?;
     Ok(ExitCode::SUCCESS)
 }

@@ -2,7 +2,7 @@
 //!
 //! It does not judge their steps (`demo/verdict.rs`). Begin at `run`, then `Demo::play`.
 
-mod verdict;
+mod record;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -19,31 +19,31 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::launch::children::{BECOME, Guard, THIS_PROGRAM};
-use super::output::{Output, print};
-use super::server::Server;
-use super::worker::{CALLED_OFF, Seen, parse};
-use super::{limits, memory};
-use crate::config::{Asked, AskedJobs, Profile, load, parse_address};
+use super::launch::children::{BECOME_COMMAND, ProcessGuard, THIS_PROGRAM};
+use super::output::{TerminalText, print};
+use super::server::RunningServer;
+use super::worker::{CANCELLED_TEXT, StepLine, parse};
+use super::{allocator, limits};
+use crate::config::{ConfigRequest, JobSelection, Profile, load, parse_address};
 use crate::coordination::{JobName, TaskId};
 use crate::telemetry::log::{self, LogFormat};
 use crate::text::parse_duration;
-use verdict::Story;
+use record::DemoRecord;
 
 /// How many workers there are.
 const WORKERS: u32 = 4;
 /// The ports of a service, if they are free.
 const PORTS: [u16; 2] = [8476, 8477];
 /// How long all work together before one is lost, and how long the others go on without it.
-const TOGETHER: Duration = Duration::from_secs(4);
-const WITHOUT: Duration = Duration::from_secs(3);
+const STEADY_TIME: Duration = Duration::from_secs(4);
+const ABSENCE_TIME: Duration = Duration::from_secs(3);
 /// How long anything may take that should take a moment: the machine may be busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often it is looked whether somebody lifted an exclusion.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// How long workers may take to leave.
-const LEAVING: Duration = Duration::from_secs(20);
-const STOP_WITHIN: Duration = Duration::from_secs(1);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(20);
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// A longer line of a worker is cut.
 const LINE_MAX: u64 = 4096;
 
@@ -97,7 +97,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     log::start("error", LogFormat::Human).map_err(anyhow::Error::msg)?;
     limits::raise_open_files();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    memory::keep_freed(runtime.handle());
+    allocator::configure_allocator(runtime.handle());
     // On this thread, which lives as long as the process: children are tied to the thread that started them.
     let code = runtime.block_on(show(arguments));
     runtime.shutdown_background();
@@ -105,7 +105,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 /// The service: nothing of this process's environment counts, so that it is the same everywhere.
-async fn serve(arguments: &Arguments) -> Result<Server> {
+async fn serve(arguments: &Arguments) -> Result<RunningServer> {
     let given = [arguments.grpc, arguments.http];
     let local = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let at = |ports: [u16; 2]| [given[0].unwrap_or(local(ports[0])), given[1].unwrap_or(local(ports[1]))];
@@ -116,7 +116,7 @@ async fn serve(arguments: &Arguments) -> Result<Server> {
     }
 }
 
-async fn serve_at([grpc, http]: [SocketAddr; 2]) -> Result<Server> {
+async fn serve_at([grpc, http]: [SocketAddr; 2]) -> Result<RunningServer> {
     let flags = BTreeMap::from([
         ("grpc", grpc.to_string()),
         ("http", http.to_string()),
@@ -124,9 +124,9 @@ async fn serve_at([grpc, http]: [SocketAddr; 2]) -> Result<Server> {
         ("heartbeat-timeout", HEARTBEAT_TIMEOUT.to_owned()),
     ]);
     let name: JobName = JobName::DEFAULT.parse().map_err(anyhow::Error::msg)?;
-    let jobs = AskedJobs::Only { name, tasks: WORKERS };
-    let config = load(&Asked { profile: Profile::Launch, file: None, flags, jobs }, &|_| None)?;
-    Server::start(&config).await
+    let jobs = JobSelection::Only { name, tasks: WORKERS };
+    let config = load(&ConfigRequest { profile: Profile::Launch, file: None, flags, jobs }, &|_| None)?;
+    RunningServer::start(&config).await
 }
 
 async fn show(arguments: &Arguments) -> Result<ExitCode> {
@@ -143,13 +143,13 @@ async fn show(arguments: &Arguments) -> Result<ExitCode> {
     say("  end with Ctrl-C")?;
     let engine = Arc::clone(server.engine());
     let excluded = move |task: u32| {
-        let view = engine.look(|core, now| core.job_view(core.job_named(JobName::DEFAULT)?, now));
+        let view = engine.read(|core, now| core.job_view(core.job_named(JobName::DEFAULT)?, now));
         let task = TaskId(task as i32);
         view.is_some_and(|view| view.run.tasks.iter().any(|of| of.task == task && of.excluded.is_some()))
     };
     let engine = Arc::clone(server.engine());
     let drained = move || {
-        let view = engine.look(|core, now| core.job_view(core.job_named(JobName::DEFAULT)?, now));
+        let view = engine.read(|core, now| core.job_view(core.job_named(JobName::DEFAULT)?, now));
         view.filter(|view| view.run.preemption.is_some()).map(|view| view.run.number.0)
     };
     let mut demo = Demo::new(service, arguments, Box::new(excluded), Box::new(drained))?;
@@ -159,12 +159,12 @@ async fn show(arguments: &Arguments) -> Result<ExitCode> {
         _ = terminate.recv() => Ok(Some(128 + 15)),
     };
     let left = demo.end().await;
-    server.stop(STOP_WITHIN).await;
+    server.stop(STOP_TIMEOUT).await;
     let verdict = match (ended, left) {
         (Err(error), _) | (Ok(None), Err(error)) => Err(error),
         (Ok(code), _) => Ok(code),
     };
-    let Story { steps, resharded, checked, losses, .. } = &demo.story;
+    let DemoRecord { steps, resharded, checked, losses, .. } = &demo.record;
     say(&format!(
         "{steps} steps, {resharded} of them with an array resharded, {checked} buffers checked byte for byte, {losses} \
          worker(s) lost and taken back"
@@ -172,7 +172,7 @@ async fn show(arguments: &Arguments) -> Result<ExitCode> {
     match verdict {
         Ok(None) => {
             let all = WORKERS as usize;
-            say(&demo.story.verdict(all - demo.out.len().min(all), all).map_err(anyhow::Error::msg)?)?;
+            say(&demo.record.verdict(all - demo.out.len().min(all), all).map_err(anyhow::Error::msg)?)?;
             Ok(ExitCode::SUCCESS)
         }
         Ok(Some(code)) => Ok(ExitCode::from(code)),
@@ -181,14 +181,14 @@ async fn show(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 /// What a worker says or does.
-enum News {
+enum WorkerEvent {
     Line(String),
     Ended(ExitStatus),
 }
 
 /// How a round of loss and return ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Round {
+enum RoundEnd {
     /// All work together.
     Whole,
     /// The run is drained.
@@ -206,17 +206,17 @@ struct Worker {
 }
 
 /// Says which run is drained.
-type Drained = Box<dyn Fn() -> Option<u64>>;
+type DrainedRun = Box<dyn Fn() -> Option<u64>>;
 
 struct Demo {
     service: String,
     pause: Duration,
-    guard: Guard,
+    guard: ProcessGuard,
     workers: BTreeMap<u32, Worker>,
     /// Whether somebody who looks on keeps a worker out.
     excluded: Box<dyn Fn(u32) -> bool>,
     /// The service's present run, if somebody who looks on drains it: all workers are to end, at one step.
-    drained: Drained,
+    drained: DrainedRun,
     /// The last run that has ended so.
     drained_last: Option<u64>,
     /// Workers have ended because of a drain, and the others follow.
@@ -226,12 +226,12 @@ struct Demo {
     /// How many runs have begun after the first.
     runs: u64,
     ending: bool,
-    coming: mpsc::Receiver<(u32, u64, News)>,
-    tell: mpsc::Sender<(u32, u64, News)>,
+    coming: mpsc::Receiver<(u32, u64, WorkerEvent)>,
+    tell: mpsc::Sender<(u32, u64, WorkerEvent)>,
     lives: u64,
     /// When it is to end.
     end: Option<Instant>,
-    story: Story,
+    record: DemoRecord,
 }
 
 impl Demo {
@@ -239,10 +239,10 @@ impl Demo {
         service: String,
         arguments: &Arguments,
         excluded: Box<dyn Fn(u32) -> bool>,
-        drained: Drained,
+        drained: DrainedRun,
     ) -> Result<Self> {
         let (tell, coming) = mpsc::channel(256);
-        let guard = Guard::start().context("cannot start the guard of the workers")?;
+        let guard = ProcessGuard::start().context("cannot start the guard of the workers")?;
         Ok(Self {
             service,
             pause: arguments.pause,
@@ -259,7 +259,7 @@ impl Demo {
             tell,
             lives: 0,
             end: None,
-            story: Story::default(),
+            record: DemoRecord::default(),
         })
     }
 
@@ -282,11 +282,11 @@ impl Demo {
             if self.is_over() {
                 break;
             }
-            let lost = self.lose(victim, &all).await?;
-            if lost == Round::Drained {
+            let lost = self.run_loss_round(victim, &all).await?;
+            if lost == RoundEnd::Drained {
                 self.until_run_after(run).await?;
             }
-            together = lost == Round::Whole;
+            together = lost == RoundEnd::Whole;
         }
         match self.end {
             Some(end) => self.watch(end.saturating_duration_since(Instant::now())).await,
@@ -296,36 +296,36 @@ impl Demo {
 
     /// All work together, one of them is lost, and it comes back. A drain may end the round at any moment: then nobody is
     /// started who was taken away, since all workers end, and the next run has all of them again.
-    async fn lose(&mut self, victim: u32, all: &[u32]) -> Result<Round> {
+    async fn run_loss_round(&mut self, victim: u32, all: &[u32]) -> Result<RoundEnd> {
         let run = self.runs;
-        self.watch(TOGETHER).await?;
+        self.watch(STEADY_TIME).await?;
         if self.is_drained(run) {
-            return Ok(Round::Drained);
+            return Ok(RoundEnd::Drained);
         }
         if !self.kill(victim)? {
-            return Ok(Round::Whole);
+            return Ok(RoundEnd::Whole);
         }
         let others: Vec<u32> = all.iter().copied().filter(|task| *task != victim).collect();
         self.until_step_of(&others).await?;
         if self.is_drained(run) {
-            return Ok(Round::Drained);
+            return Ok(RoundEnd::Drained);
         }
         say(&format!("the others step on without worker {victim}"))?;
-        self.watch(WITHOUT).await?;
+        self.watch(ABSENCE_TIME).await?;
         if self.is_drained(run) {
-            return Ok(Round::Drained);
+            return Ok(RoundEnd::Drained);
         }
         say(&format!("worker {victim} comes back"))?;
         self.start(victim)?;
         let step = self.until_step_of(all).await?;
         if self.is_drained(run) {
-            return Ok(Round::Drained);
+            return Ok(RoundEnd::Drained);
         }
         if let Some(step) = step {
-            self.story.is_back(step);
+            self.record.end_loss(step);
             say(&format!("worker {victim} takes part again"))?;
         }
-        Ok(Round::Whole)
+        Ok(RoundEnd::Whole)
     }
 
     /// Whether this run is to end, or has ended.
@@ -335,28 +335,28 @@ impl Demo {
 
     /// Watches until another run has begun.
     async fn until_run_after(&mut self, run: u64) -> Result<()> {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + STEP_TIMEOUT;
         while self.runs == run {
             if Instant::now() > until {
-                bail!("within {PATIENCE:?} the drained workers did not end");
+                bail!("within {STEP_TIMEOUT:?} the drained workers did not end");
             }
-            if let Ok(news) = timeout_at(Instant::now() + LOOK, self.coming.recv()).await {
-                self.hear(news)?;
+            if let Ok(news) = timeout_at(Instant::now() + POLL_INTERVAL, self.coming.recv()).await {
+                self.handle_event(news)?;
             }
-            self.take_back()?;
+            self.restart_readmitted()?;
         }
         Ok(())
     }
 
     /// Whether there is no time left for another loss and return.
     fn is_over(&self) -> bool {
-        let next = Instant::now() + TOGETHER + WITHOUT;
-        self.end.is_some_and(|end| next > end && (self.story.losses > 0 || Instant::now() > end))
+        let next = Instant::now() + STEADY_TIME + ABSENCE_TIME;
+        self.end.is_some_and(|end| next > end && (self.record.losses > 0 || Instant::now() > end))
     }
 
     fn start(&mut self, task: u32) -> Result<()> {
         let mut command = Command::new(THIS_PROGRAM);
-        command.arg(BECOME).arg("--parent").arg(std::process::id().to_string()).arg("--");
+        command.arg(BECOME_COMMAND).arg("--parent").arg(std::process::id().to_string()).arg("--");
         command.arg(THIS_PROGRAM).args(["worker", "--program", "exercise", "--service", &self.service]);
         command.arg("--task").arg(task.to_string()).arg("--tasks").arg(WORKERS.to_string());
         command.args(["--devices", "2", "--heartbeat-timeout", HEARTBEAT_TIMEOUT]);
@@ -384,7 +384,7 @@ impl Demo {
     fn kill(&mut self, task: u32) -> Result<bool> {
         let Some(worker) = self.workers.get_mut(&task) else { return Ok(false) };
         worker.expected = true;
-        self.story.takes_away();
+        self.record.begin_loss();
         say(&format!("worker {task} (process {}) is killed: kill -9", worker.pid.as_raw_pid()))?;
         kill_process(worker.pid, Signal::KILL).context("it cannot be killed")?;
         Ok(true)
@@ -395,8 +395,8 @@ impl Demo {
         let until = Instant::now() + time;
         loop {
             tokio::select! {
-                () = sleep_until(until) => return self.take_back(),
-                news = self.coming.recv() => drop(self.hear(news)?),
+                () = sleep_until(until) => return self.restart_readmitted(),
+                news = self.coming.recv() => drop(self.handle_event(news)?),
             }
         }
     }
@@ -404,16 +404,16 @@ impl Demo {
     /// Watches until exactly these tasks, but for those that are kept out, have made a whole step: its number. None if it is
     /// time to end while all are kept out, or the run is drained.
     async fn until_step_of(&mut self, tasks: &[u32]) -> Result<Option<u64>> {
-        let mut until = Instant::now() + PATIENCE;
+        let mut until = Instant::now() + STEP_TIMEOUT;
         let run = self.runs;
         loop {
             let out = self.out.clone();
-            let news = timeout_at(Instant::now() + LOOK, self.coming.recv()).await;
+            let news = timeout_at(Instant::now() + POLL_INTERVAL, self.coming.recv()).await;
             let seen = match news {
-                Ok(news) => self.hear(news)?,
+                Ok(news) => self.handle_event(news)?,
                 Err(_) => None,
             };
-            self.take_back()?;
+            self.restart_readmitted()?;
             let wanted: Vec<u32> = tasks.iter().copied().filter(|task| !self.out.contains(task)).collect();
             if let Some(seen) = seen.filter(|seen| seen.whole && seen.tasks == wanted) {
                 return Ok(Some(seen.number));
@@ -426,16 +426,16 @@ impl Demo {
                 return Ok(None);
             }
             if out != self.out || wanted.is_empty() {
-                until = Instant::now() + PATIENCE;
+                until = Instant::now() + STEP_TIMEOUT;
             }
             if Instant::now() > until {
-                bail!("within {PATIENCE:?} the workers {tasks:?} made no step together");
+                bail!("within {STEP_TIMEOUT:?} the workers {tasks:?} made no step together");
             }
         }
     }
 
     /// Starts again who is not kept out any more.
-    fn take_back(&mut self) -> Result<()> {
+    fn restart_readmitted(&mut self) -> Result<()> {
         for task in self.out.clone() {
             if !(self.excluded)(task) {
                 say(&format!("the exclusion of worker {task} is lifted; it comes back"))?;
@@ -447,15 +447,15 @@ impl Demo {
     }
 
     /// Takes what a worker says, tells it, and says whether it was a step.
-    fn hear(&mut self, news: Option<(u32, u64, News)>) -> Result<Option<Seen>> {
+    fn handle_event(&mut self, news: Option<(u32, u64, WorkerEvent)>) -> Result<Option<StepLine>> {
         let (task, life, news) = news.context("nobody speaks any more")?;
         let worker = self.workers.get(&task).filter(|worker| worker.life == life);
         match news {
-            News::Line(line) => {
+            WorkerEvent::Line(line) => {
                 let Some(seen) = parse(&line) else {
                     // Who is told to end may leave the others waiting.
-                    if line.starts_with(CALLED_OFF) && !self.ending {
-                        self.story.called_off();
+                    if line.starts_with(CANCELLED_TEXT) && !self.ending {
+                        self.record.called_off();
                     }
                     say(&format!("[{task}] {line}"))?;
                     return Ok(None);
@@ -464,12 +464,12 @@ impl Demo {
                     worker.stepped = true;
                 }
                 // All who take part say the same; it is told once, unless something failed.
-                if self.story.step(task, &seen) || !seen.whole {
+                if self.record.step(task, &seen) || !seen.whole {
                     say(&format!("[{task}] {line}"))?;
                 }
                 Ok(Some(seen))
             }
-            News::Ended(status) => {
+            WorkerEvent::Ended(status) => {
                 let Some(worker) = worker else { return Ok(None) };
                 self.guard.remove(worker.pid);
                 let expected = worker.expected;
@@ -480,13 +480,13 @@ impl Demo {
                     }
                     return self.begin_next_run().map(|()| None);
                 }
-                self.left(task, status).map(|()| None)
+                self.on_unexpected_exit(task, status).map(|()| None)
             }
         }
     }
 
     /// A worker has ended that nobody here has ended: whoever looks on may have.
-    fn left(&mut self, task: u32, status: ExitStatus) -> Result<()> {
+    fn on_unexpected_exit(&mut self, task: u32, status: ExitStatus) -> Result<()> {
         if (self.excluded)(task) {
             self.out.insert(task);
             return say(&format!("worker {task} was excluded; it comes back when that is lifted"));
@@ -512,7 +512,7 @@ impl Demo {
             self.leaving = false;
             self.drained_last = (self.drained)().or(self.drained_last);
             say("the job was drained: all workers ended at one step. Its next run begins")?;
-            self.story.new_run();
+            self.record.new_run();
             self.runs += 1;
             for task in (0..WORKERS).filter(|task| !self.out.contains(task)).collect::<Vec<_>>() {
                 self.start(task)?;
@@ -528,20 +528,20 @@ impl Demo {
             // One that is gone already is just as well.
             let _ = kill_process(worker.pid, Signal::TERM);
         }
-        let until = Instant::now() + LEAVING;
+        let until = Instant::now() + EXIT_TIMEOUT;
         let mut wrong = None;
         while !self.workers.is_empty() {
             let Ok(news) = timeout_at(until, self.coming.recv()).await else {
                 let left: Vec<_> = self.workers.keys().collect();
                 wrong.get_or_insert_with(|| {
-                    anyhow::anyhow!("the workers {left:?} did not end in {LEAVING:?}")
+                    anyhow::anyhow!("the workers {left:?} did not end in {EXIT_TIMEOUT:?}")
                 });
                 for worker in self.workers.values() {
                     let _ = kill_process(worker.pid, Signal::KILL);
                 }
                 break;
             };
-            if let Err(error) = self.hear(news) {
+            if let Err(error) = self.handle_event(news) {
                 wrong.get_or_insert(error);
             }
         }
@@ -550,7 +550,7 @@ impl Demo {
 }
 
 /// Passes on what a worker says, and how it ends.
-async fn follow(mut child: Child, task: u32, life: u64, tell: mpsc::Sender<(u32, u64, News)>) {
+async fn follow(mut child: Child, task: u32, life: u64, tell: mpsc::Sender<(u32, u64, WorkerEvent)>) {
     let out = child.stdout.take().map(|stream| lines(stream, task, life, tell.clone()));
     let err = child.stderr.take().map(|stream| lines(stream, task, life, tell.clone()));
     let heard = async {
@@ -569,11 +569,16 @@ async fn follow(mut child: Child, task: u32, life: u64, tell: mpsc::Sender<(u32,
     };
     heard.await;
     if let Ok(status) = child.wait().await {
-        let _ = tell.send((task, life, News::Ended(status))).await;
+        let _ = tell.send((task, life, WorkerEvent::Ended(status))).await;
     }
 }
 
-async fn lines(stream: impl AsyncRead + Unpin, task: u32, life: u64, tell: mpsc::Sender<(u32, u64, News)>) {
+async fn lines(
+    stream: impl AsyncRead + Unpin,
+    task: u32,
+    life: u64,
+    tell: mpsc::Sender<(u32, u64, WorkerEvent)>,
+) {
     let mut stream = BufReader::new(stream);
     loop {
         let mut line = Vec::new();
@@ -582,14 +587,14 @@ async fn lines(stream: impl AsyncRead + Unpin, task: u32, life: u64, tell: mpsc:
             Ok(_) => {}
         }
         let line = String::from_utf8_lossy(&line).trim_end().to_owned();
-        if !line.is_empty() && tell.send((task, life, News::Line(line))).await.is_err() {
+        if !line.is_empty() && tell.send((task, life, WorkerEvent::Line(line))).await.is_err() {
             return;
         }
     }
 }
 
 fn say(line: &str) -> Result<()> {
-    Ok(print(&Output::of(line))?)
+    Ok(print(&TerminalText::of(line))?)
 }
 
 #[cfg(test)]

@@ -8,9 +8,9 @@ use anyhow::Result;
 use clap::Args;
 use rustix::fs::{MemfdFlags, SealFlags};
 
-use super::output::{Output, print, print_json};
+use super::output::{TerminalText, print, print_json};
 use super::transfer;
-use crate::doctor::{Check, Probed, Root, State, examine};
+use crate::doctor::{Check, CheckState, HostRoot, ProbeResults, examine};
 use crate::text::one_line;
 use crate::transfer::{Choice, TransportKind};
 
@@ -37,9 +37,9 @@ Examples:
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let checks = examine(&Root::default(), &probe());
+    let checks = examine(&HostRoot::default(), &probe());
     let shown: Vec<_> =
-        checks.iter().filter(|check| !arguments.brief || check.state != State::Good).collect();
+        checks.iter().filter(|check| !arguments.brief || check.state != CheckState::Good).collect();
     if arguments.json {
         print_json(&shown)?;
     } else {
@@ -51,13 +51,13 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 /// Tries what only trying tells.
-fn probe() -> Probed {
+fn probe() -> ProbeResults {
     let moved = |choice, wanted: TransportKind| match transfer::probe(choice) {
         Ok(by) if by == wanted => Ok(()),
         Ok(by) => Err(format!("the bytes went by {by}")),
         Err(error) => Err(one_line(&format!("{error:#}")).into_owned()),
     };
-    Probed {
+    ProbeResults {
         dev_shm: rustix::fs::statvfs("/dev/shm").ok().map(|fs| fs.f_blocks.saturating_mul(fs.f_frsize)),
         memory_file: memory_file().map_err(|error| error.to_string()),
         shared_memory: moved(Choice::Shm, TransportKind::Shm),
@@ -73,16 +73,16 @@ fn memory_file() -> rustix::io::Result<()> {
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE)
 }
 
-fn text(checks: &[&Check]) -> Output {
-    let mut out = Output::default();
+fn text(checks: &[&Check]) -> TerminalText {
+    let mut out = TerminalText::default();
     for check in checks {
         let state = match check.state {
-            State::Good => "good",
-            State::CouldBeBetter => "could be better",
-            State::Missing => "missing",
+            CheckState::Good => "good",
+            CheckState::CouldBeBetter => "could be better",
+            CheckState::Missing => "missing",
         };
         out.line(format!("{state:<16} {}: {}", check.title, check.found));
-        if check.state != State::Good {
+        if check.state != CheckState::Good {
             out.line(format!("{:<16}   why: {}", "", check.why));
             if let Some(fix) = &check.fix {
                 out.line(format!("{:<16}   fix: {fix}", ""));
@@ -97,6 +97,7 @@ fn text(checks: &[&Check]) -> Output {
 
 fn summary(checks: &[Check]) -> String {
     let count = |state| checks.iter().filter(|check| check.state == state).count();
-    let (good, better, missing) = (count(State::Good), count(State::CouldBeBetter), count(State::Missing));
+    let (good, better, missing) =
+        (count(CheckState::Good), count(CheckState::CouldBeBetter), count(CheckState::Missing));
     format!("{good} good, {better} could be better, {missing} missing")
 }

@@ -10,9 +10,9 @@ use clap::Args;
 use http::Method;
 
 use super::client::Client;
-use super::output::Output;
-use super::place::{Meant, Place, converse, send};
-use crate::coordination::{Change, Reason, RunNumber, RunState};
+use super::output::TerminalText;
+use super::server_args::{JobArg, ServerArgs, block_on, send};
+use crate::coordination::{EventKind, Reason, RunNumber, RunState};
 use crate::http::{DrainView, EventsPage, NewDrain};
 use crate::text::parse_duration;
 
@@ -38,10 +38,10 @@ pub struct Arguments {
     wait: Option<Duration>,
 
     #[command(flatten)]
-    meant: Meant,
+    job_arg: JobArg,
 
     #[command(flatten)]
-    place: Place,
+    server_args: ServerArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -53,13 +53,13 @@ Examples:
 /// Between two looks at who has acknowledged.
 const PAUSE: Duration = Duration::from_millis(500);
 /// The barrier at which JAX programs agree on the step.
-const AGREEMENT: &str = "PREEMPTION_SYNC_BARRIER";
+const SYNC_BARRIER: &str = "PREEMPTION_SYNC_BARRIER";
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    converse(async {
-        let client = arguments.place.find().await?;
-        let job = arguments.meant.path(&client).await?;
+    block_on(async {
+        let client = arguments.server_args.find().await?;
+        let job = arguments.job_arg.path(&client).await?;
         let path = format!("{job}/drain");
         let reason = Reason::try_from(arguments.reason.clone())?;
         let body = NewDrain { reason, in_seconds: arguments.within.as_secs() };
@@ -84,7 +84,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
                 && agreed_step(&view).is_none()
             {
                 if view.run == run && is_under_way(&view) {
-                    arguments.place.show(&view, said)?;
+                    arguments.server_args.show(&view, drain_text)?;
                     bail!(
                         "the tasks of run {run} did not agree on a step, since the barrier at which they agree failed; see why \
                          with: muster events"
@@ -93,12 +93,12 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
                 return ended(arguments, &client, &job, &view).await;
             }
             let Ok(done) = waited else {
-                arguments.place.show(&view, said)?;
+                arguments.server_args.show(&view, drain_text)?;
                 bail!("the tasks have not agreed on a step in time; look on with: muster status --watch");
             };
             done?;
         }
-        arguments.place.show(&view, said)?;
+        arguments.server_args.show(&view, drain_text)?;
         Ok(ExitCode::SUCCESS)
     })
 }
@@ -110,17 +110,17 @@ async fn ended(arguments: &Arguments, client: &Client, job: &str, view: &DrainVi
     let passed: EventsPage = client.get(&path).await?;
     let agreed = passed.events.iter().any(|event| {
         event.run == run
-            && matches!(&event.what, Change::BarrierPassed { barrier, .. } if barrier.as_ref() == AGREEMENT)
+            && matches!(&event.what, EventKind::BarrierPassed { barrier, .. } if barrier.as_ref() == SYNC_BARRIER)
     });
-    arguments.place.show(view, |_| how_it_ended(run, agreed))?;
+    arguments.server_args.show(view, |_| how_it_ended(run, agreed))?;
     if agreed {
         return Ok(ExitCode::SUCCESS);
     }
     bail!("run {run} ended before its tasks agreed on a step: they may not have saved");
 }
 
-fn how_it_ended(run: RunNumber, agreed: bool) -> Output {
-    Output::of(match agreed {
+fn how_it_ended(run: RunNumber, agreed: bool) -> TerminalText {
+    TerminalText::of(match agreed {
         true => format!("Run {run} was drained: its tasks agreed on a step, and it has ended."),
         false => format!("Run {run} was asked to save, and has ended."),
     })
@@ -138,9 +138,9 @@ fn agreed_step(view: &DrainView) -> Option<i64> {
     view.preemption.as_ref()?.agreed_step
 }
 
-fn said(view: &DrainView) -> Output {
+fn drain_text(view: &DrainView) -> TerminalText {
     let acknowledged = view.preemption.as_ref().map_or(0, |preemption| preemption.acknowledged.len());
-    Output::of(match agreed_step(view) {
+    TerminalText::of(match agreed_step(view) {
         Some(step) => format!("Run {} is drained: all tasks save at step {step}.", view.run),
         None => format!(
             "Run {} is asked to save: {acknowledged} task(s) have acknowledged, {} have not. Look on with: muster status",

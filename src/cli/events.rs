@@ -8,9 +8,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use clap::Args;
 
-use super::client::{Client, Sent};
-use super::output::{Colour, Line, Output, Style, complain, print, print_json_line};
-use super::place::{Meant, Place, converse, encoded, exact_moment};
+use super::client::{Client, SseEvent};
+use super::output::{
+    TerminalColour, TerminalLine, TerminalStyle, TerminalText, print, print_error, print_json_line,
+};
+use super::server_args::{JobArg, ServerArgs, block_on, format_time_millis, query_encode};
 use crate::coordination::{JobView, Timestamp, barrier_label};
 use crate::http::{EventLine, EventsPage};
 use crate::text::{Untrusted, parse_duration};
@@ -43,10 +45,10 @@ pub struct Arguments {
     kind: Option<String>,
 
     #[command(flatten)]
-    meant: Meant,
+    job_arg: JobArg,
 
     #[command(flatten)]
-    place: Place,
+    server_args: ServerArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -61,7 +63,7 @@ Examples:
 const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(10));
 
 /// Which events are shown, and how.
-struct Wanted<'a> {
+struct EventQuery<'a> {
     arguments: &'a Arguments,
     path: String,
     /// The filters that the server applies, for the address.
@@ -72,10 +74,10 @@ struct Wanted<'a> {
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    converse(async {
-        let client = arguments.place.find().await?;
-        let job = arguments.meant.path(&client).await?;
-        let wanted = Wanted::new(arguments, &client, &job).await?;
+    block_on(async {
+        let client = arguments.server_args.find().await?;
+        let job = arguments.job_arg.path(&client).await?;
+        let wanted = EventQuery::new(arguments, &client, &job).await?;
         if arguments.follow {
             wanted.follow(&client).await?
         } else {
@@ -85,14 +87,14 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     })
 }
 
-impl<'a> Wanted<'a> {
+impl<'a> EventQuery<'a> {
     async fn new(arguments: &'a Arguments, client: &Client, job: &str) -> Result<Self> {
         let mut query = String::new();
         if let Some(task) = arguments.task {
             query.push_str(&format!("&task={task}"));
         }
         if let Some(kinds) = &arguments.kind {
-            query.push_str(&format!("&kind={}", encoded(kinds)));
+            query.push_str(&format!("&kind={}", query_encode(kinds)));
         }
         let from = match arguments.since {
             Some(since) => {
@@ -125,13 +127,13 @@ impl<'a> Wanted<'a> {
                 }
             };
             // Not among the events: those may be read by a program.
-            complain(format_args!("{why}; trying again"));
+            print_error(format_args!("{why}; trying again"));
             stream = loop {
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(most);
                 match client.stream(&path, last).await {
                     Ok(stream) => break stream,
-                    Err(error) if error.may_pass() => {}
+                    Err(error) if error.is_transient() => {}
                     Err(error) => return Err(error.into()),
                 }
             };
@@ -139,7 +141,7 @@ impl<'a> Wanted<'a> {
     }
 
     /// Shows what was sent; the number of the last event that was seen, if that is another one now.
-    fn show(&self, sent: &Sent, last: u64) -> Result<Option<u64>> {
+    fn show(&self, sent: &SseEvent, last: u64) -> Result<Option<u64>> {
         match sent.id {
             Some(number) => {
                 let event: EventLine = serde_json::from_str(&sent.data).with_context(|| {
@@ -152,7 +154,7 @@ impl<'a> Wanted<'a> {
             // The server has no more than this, or is another one since.
             None if sent.kind == "gap" => {
                 if last > 0 {
-                    self.tell_gap()?;
+                    self.report_gap()?;
                 }
                 Ok(None)
             }
@@ -167,7 +169,7 @@ impl<'a> Wanted<'a> {
         loop {
             let page: EventsPage = client.get(&format!("{}?after={after}{}", self.path, self.query)).await?;
             if page.gap && after > 0 {
-                self.tell_gap()?;
+                self.report_gap()?;
             }
             for event in &page.events {
                 self.tell(event)?;
@@ -179,19 +181,19 @@ impl<'a> Wanted<'a> {
         }
     }
 
-    fn tell_gap(&self) -> Result<()> {
-        if !self.arguments.place.json {
-            print(&Output::of("… some events are no longer kept"))?;
+    fn report_gap(&self) -> Result<()> {
+        if !self.arguments.server_args.json {
+            print(&TerminalText::of("… some events are no longer kept"))?;
         }
         Ok(())
     }
 
     fn heading(&self) -> Result<()> {
-        let style = Style::of_stdout();
+        let style = TerminalStyle::of_stdout();
         // For people alone: what goes into a pipe is events, one a line.
-        if !self.arguments.place.json && style.width.is_some() {
+        if !self.arguments.server_args.json && style.width.is_some() {
             let columns = columns("NUMBER", "TIME (UTC)", "RUN", "KIND", "TASK", "BARRIER", "REASON");
-            print(&Output::of(Line::default().painted(style, columns, Colour::Bold)))?;
+            print(&TerminalText::of(TerminalLine::default().styled(style, columns, TerminalColour::Bold)))?;
         }
         Ok(())
     }
@@ -200,10 +202,10 @@ impl<'a> Wanted<'a> {
         if event.at < self.from {
             return Ok(());
         }
-        if self.arguments.place.json {
+        if self.arguments.server_args.json {
             return print_json_line(event);
         }
-        Ok(print(&Output::of(line(event)))?)
+        Ok(print(&TerminalText::of(line(event)))?)
     }
 }
 
@@ -231,7 +233,7 @@ fn line(event: &EventLine) -> String {
     );
     columns(
         &event.number.to_string(),
-        &exact_moment(event.at),
+        &format_time_millis(event.at),
         &event.run.to_string(),
         event.what.kind(),
         &task.map_or_else(|| "-".to_owned(), |task| task.to_string()),

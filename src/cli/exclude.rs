@@ -9,8 +9,8 @@ use anyhow::{Result, bail};
 use clap::Args;
 use http::Method;
 
-use super::output::Output;
-use super::place::{Meant, Place, converse, moment, send};
+use super::output::TerminalText;
+use super::server_args::{JobArg, ServerArgs, block_on, format_time, send};
 use crate::coordination::{ExclusionPreview, ExclusionView, Reason, RunOutcome};
 use crate::http::{ExclusionsPage, NewExclusion};
 use crate::text::parse_positive_duration;
@@ -46,10 +46,10 @@ pub struct Arguments {
     dry_run: bool,
 
     #[command(flatten)]
-    meant: Meant,
+    job_arg: JobArg,
 
     #[command(flatten)]
-    place: Place,
+    server_args: ServerArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -67,12 +67,12 @@ Examples:
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    converse(async {
-        let client = arguments.place.find().await?;
-        let path = format!("{}/exclusions", arguments.meant.path(&client).await?);
+    block_on(async {
+        let client = arguments.server_args.find().await?;
+        let path = format!("{}/exclusions", arguments.job_arg.path(&client).await?);
         let Some(target) = &arguments.target else {
             let page: ExclusionsPage = client.get(&path).await?;
-            arguments.place.show(&page, in_force)?;
+            arguments.server_args.show(&page, list_text)?;
             return Ok(ExitCode::SUCCESS);
         };
         let Some(reason) = &arguments.reason else {
@@ -81,10 +81,10 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         let body = new_exclusion(arguments, target, reason)?;
         if arguments.dry_run {
             let preview: ExclusionPreview = send(&client, Method::POST, &path, &body).await?;
-            arguments.place.show(&preview, |preview| foreseen(target, preview))?;
+            arguments.server_args.show(&preview, |preview| preview_text(target, preview))?;
         } else {
             let made: ExclusionView = send(&client, Method::POST, &path, &body).await?;
-            arguments.place.show(&made, done)?;
+            arguments.server_args.show(&made, exclusion_text)?;
         }
         Ok(ExitCode::SUCCESS)
     })
@@ -106,27 +106,27 @@ fn new_exclusion(arguments: &Arguments, target: &str, reason: &str) -> Result<Ne
     })
 }
 
-fn done(made: &ExclusionView) -> Output {
+fn exclusion_text(made: &ExclusionView) -> TerminalText {
     let until = match made.expires_at {
-        Some(at) => format!("until {}", moment(at)),
+        Some(at) => format!("until {}", format_time(at)),
         None => "until that is lifted".to_owned(),
     };
     let out = match &made.tasks[..] {
         [] => "no task of the present run is concerned".to_owned(),
-        tasks => format!("out of the present run: {}", listed(tasks)),
+        tasks => format!("out of the present run: {}", join_list(tasks)),
     };
     let mut text =
-        Output::of(format!("Exclusion {}: {} takes no part {until}; {out}.", made.id, made.target));
+        TerminalText::of(format!("Exclusion {}: {} takes no part {until}; {out}.", made.id, made.target));
     text.line(format!("Lift it with: muster readmit {} --reason TEXT", made.id));
     text
 }
 
-fn foreseen(target: &str, preview: &ExclusionPreview) -> Output {
-    let mut text = Output::of(format!("Nothing was done. Excluding {target} would"));
+fn preview_text(target: &str, preview: &ExclusionPreview) -> TerminalText {
+    let mut text = TerminalText::of(format!("Nothing was done. Excluding {target} would"));
     let mut say = |line: String| text.line(format!("  {line}"));
     match &preview.tasks[..] {
         [] => say("take no task of the present run out; it would hold for those that come".into()),
-        tasks => say(format!("take out {}", listed(tasks))),
+        tasks => say(format!("take out {}", join_list(tasks))),
     }
     if preview.calls_refused > 0 {
         say(format!("answer {} waiting call(s) of theirs with the reason", preview.calls_refused));
@@ -149,18 +149,18 @@ fn foreseen(target: &str, preview: &ExclusionPreview) -> Output {
     text
 }
 
-fn in_force(page: &ExclusionsPage) -> Output {
+fn list_text(page: &ExclusionsPage) -> TerminalText {
     if page.exclusions.is_empty() {
-        return Output::of("Nobody is excluded.");
+        return TerminalText::of("Nobody is excluded.");
     }
-    let mut text = Output::default();
+    let mut text = TerminalText::default();
     for exclusion in &page.exclusions {
-        let until = exclusion.expires_at.map_or_else(|| "lifted".to_owned(), moment);
+        let until = exclusion.expires_at.map_or_else(|| "lifted".to_owned(), format_time);
         text.line(format!(
             "{:>4}  {} since {} until {until}, by {}: {} ({} registration(s) refused)",
             exclusion.id,
             exclusion.target,
-            moment(exclusion.since),
+            format_time(exclusion.since),
             exclusion.actor,
             exclusion.reason,
             exclusion.refused,
@@ -169,7 +169,7 @@ fn in_force(page: &ExclusionsPage) -> Output {
     text
 }
 
-fn listed(tasks: &[crate::coordination::TaskId]) -> String {
+fn join_list(tasks: &[crate::coordination::TaskId]) -> String {
     let shown: Vec<String> = tasks.iter().take(16).map(|task| format!("task {task}")).collect();
     let more = if tasks.len() > 16 { format!(" … {} in all", tasks.len()) } else { String::new() };
     format!("{}{more}", shown.join(", "))

@@ -9,8 +9,8 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use clap::{Args, Subcommand};
 use http::Method;
 
-use super::output::{Colour, Line, Output, Style, print};
-use super::place::{Place, converse, encoded, send};
+use super::output::{TerminalColour, TerminalLine, TerminalStyle, TerminalText, print};
+use super::server_args::{ServerArgs, block_on, query_encode, send};
 use crate::config::parse_rules;
 use crate::coordination::{ErrorDelivery, JobName, JobSettings, JobSummary, JobView, Reason};
 use crate::http::{JobPatch, NewJob, SettingsBody};
@@ -43,7 +43,7 @@ enum Command {
 #[derive(Debug, Args)]
 struct List {
     #[command(flatten)]
-    place: Place,
+    server_args: ServerArgs,
 }
 
 /// A job's settings, or everything about it with --json
@@ -52,7 +52,7 @@ struct Show {
     /// Its name
     name: JobName,
     #[command(flatten)]
-    place: Place,
+    server_args: ServerArgs,
 }
 
 /// Make a job; its tasks reach it on the shared listener, by the name that they dial: NAME.HOST:PORT
@@ -64,12 +64,12 @@ struct Create {
     #[arg(long, value_name = "N")]
     tasks: u32,
     #[command(flatten)]
-    settings: Settings,
+    settings: SettingArgs,
     /// Why; the audit keeps it
     #[arg(long, value_name = "TEXT")]
     reason: String,
     #[command(flatten)]
-    place: Place,
+    server_args: ServerArgs,
 }
 
 /// Change settings of a job, also while it runs
@@ -84,12 +84,12 @@ struct Set {
     #[arg(long, value_name = "N")]
     tasks: Option<u32>,
     #[command(flatten)]
-    settings: Settings,
+    settings: SettingArgs,
     /// Why; the audit keeps it
     #[arg(long, value_name = "TEXT")]
     reason: String,
     #[command(flatten)]
-    place: Place,
+    server_args: ServerArgs,
 }
 
 /// Delete a job; whatever waits is answered that there is no such job
@@ -104,12 +104,12 @@ struct Delete {
     #[arg(long, value_name = "TEXT")]
     reason: String,
     #[command(flatten)]
-    place: Place,
+    server_args: ServerArgs,
 }
 
 /// Settings, as `muster serve` names them.
 #[derive(Debug, Args)]
-struct Settings {
+struct SettingArgs {
     /// Tasks may fail and come back without ending the run
     #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     recoverable: Option<bool>,
@@ -139,7 +139,7 @@ struct Settings {
     bounds: Vec<String>,
 }
 
-impl Settings {
+impl SettingArgs {
     fn body(&self, tasks: Option<u32>) -> Result<SettingsBody> {
         let error_delivery = match self.error_delivery.as_deref() {
             None => None,
@@ -173,39 +173,40 @@ impl Settings {
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    converse(async {
+    block_on(async {
         match &arguments.command {
             Command::List(list) => {
-                let jobs = list.place.find().await?.jobs().await?;
-                list.place.show(&jobs, |jobs| listed(jobs))?;
+                let jobs = list.server_args.find().await?.jobs().await?;
+                list.server_args.show(&jobs, |jobs| join_list(jobs))?;
             }
             Command::Show(show) => {
-                let job: JobView = show.place.find().await?.job(&show.name).await?;
-                show.place.show(&job, |job| settings(&job.name, &job.settings))?;
+                let job: JobView = show.server_args.find().await?.job(&show.name).await?;
+                show.server_args.show(&job, |job| settings(&job.name, &job.settings))?;
             }
             Command::Create(create) => {
-                let client = create.place.find().await?;
+                let client = create.server_args.find().await?;
                 let settings = create.settings.body(Some(create.tasks))?;
                 let reason = Reason::try_from(create.reason.clone())?;
                 let body = NewJob { name: create.name.clone(), settings, reason };
                 let made: JobSummary = send(&client, Method::POST, "/api/v1/jobs", &body).await?;
-                create.place.show(&made, |made| Output::of(format!("Made: {}", line(made))))?;
+                create.server_args.show(&made, |made| TerminalText::of(format!("Made: {}", line(made))))?;
             }
             Command::Set(set) => {
-                let client = set.place.find().await?;
+                let client = set.server_args.find().await?;
                 let reason = Reason::try_from(set.reason.clone())?;
                 let body = JobPatch { settings: set.settings.body(set.tasks)?, reason };
                 let path = format!("/api/v1/jobs/{}", set.name);
                 let now: JobSettings = send(&client, Method::PATCH, &path, &body).await?;
-                set.place.show(&now, |now| settings(&set.name, now))?;
+                set.server_args.show(&now, |now| settings(&set.name, now))?;
             }
             Command::Delete(delete) => {
-                let client = delete.place.find().await?;
+                let client = delete.server_args.find().await?;
                 let (name, force) = (&delete.name, delete.force);
-                let path = format!("/api/v1/jobs/{name}?force={force}&reason={}", encoded(&delete.reason));
-                client.ask::<()>(Method::DELETE, &path, None).await?;
-                if !delete.place.json {
-                    print(&Output::of(format!("Job {name} is deleted.")))?;
+                let path =
+                    format!("/api/v1/jobs/{name}?force={force}&reason={}", query_encode(&delete.reason));
+                client.request::<()>(Method::DELETE, &path, None).await?;
+                if !delete.server_args.json {
+                    print(&TerminalText::of(format!("Job {name} is deleted.")))?;
                 }
             }
         }
@@ -229,16 +230,22 @@ fn line(job: &JobSummary) -> String {
 }
 
 /// Jobs as a table.
-fn listed(jobs: &[JobSummary]) -> Output {
+fn join_list(jobs: &[JobSummary]) -> TerminalText {
     if jobs.is_empty() {
-        return Output::of("There is no job. Make one with: muster job create NAME --tasks N --reason TEXT");
+        return TerminalText::of(
+            "There is no job. Make one with: muster job create NAME --tasks N --reason TEXT",
+        );
     }
     let wide = jobs.iter().map(|job| job.name.as_str().len()).max().unwrap_or_default().max("NAME".len());
     let row = |name: &str, run: &str, state: &str, tasks: &str, excluded: &str, recoverable: &str| {
         format!("{name:<wide$}  {run:>4}  {state:<10}  {tasks:>13}  {excluded:>10}  {recoverable}")
     };
     let heading = row("NAME", "RUN", "STATE", "CONNECTED", "EXCLUSIONS", "RECOVERABLE");
-    let mut out = Output::of(Line::default().painted(Style::of_stdout(), heading, Colour::Bold));
+    let mut out = TerminalText::of(TerminalLine::default().styled(
+        TerminalStyle::of_stdout(),
+        heading,
+        TerminalColour::Bold,
+    ));
     for job in jobs {
         let recoverable = if job.recoverable { "yes" } else { "no" };
         let (run, state) = (job.run.to_string(), job.state.to_string());
@@ -249,8 +256,8 @@ fn listed(jobs: &[JobSummary]) -> Output {
 }
 
 /// The settings of a job, one a line, as JSON spells them.
-fn settings(name: &JobName, settings: &JobSettings) -> Output {
-    let mut text = Output::of(format!("name = {name}"));
+fn settings(name: &JobName, settings: &JobSettings) -> TerminalText {
+    let mut text = TerminalText::of(format!("name = {name}"));
     let Ok(serde_json::Value::Object(all)) = serde_json::to_value(settings) else { return text };
     for (name, value) in all {
         match value {

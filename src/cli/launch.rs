@@ -3,7 +3,7 @@
 //! It does not supervise (`launch/supervisor.rs`). Begin at `run`, then `launch`.
 
 pub(super) mod children;
-mod output;
+mod prefix_output;
 mod supervisor;
 mod target;
 
@@ -16,17 +16,17 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 
 use super::credentials::Credentials;
-use super::options::LaunchOptions;
-use super::output::complain;
-use super::{limits, memory};
-use crate::config::{AskedJobs, ConfigError};
+use super::options::LaunchFlags;
+use super::output::print_error;
+use super::{allocator, limits};
+use crate::config::{ConfigError, JobSelection};
 use crate::coordination::JobName;
 use crate::telemetry::log;
 use crate::text::parse_duration;
-use supervisor::{Plan, Supervisor};
-use target::Target;
+use supervisor::{LaunchPlan, Supervisor};
+use target::LaunchServer;
 
-pub use children::{BECOME, BecomeArguments, GUARD, run_become, run_guard};
+pub use children::{BECOME_COMMAND, BecomeArguments, GUARD_COMMAND, run_become, run_guard};
 
 /// Run a job on this machine: N processes of one command, and a server for them
 ///
@@ -66,7 +66,7 @@ pub struct Arguments {
     job: JobName,
 
     #[command(flatten)]
-    options: LaunchOptions,
+    options: LaunchFlags,
 
     /// The command and its arguments, after `--`
     #[arg(last = true, required = true, value_name = "COMMAND")]
@@ -110,12 +110,12 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     if !children::is_command(name) {
         let wrong =
             if name.components().count() > 1 { "is no file that can be run" } else { "is not on PATH" };
-        complain(format_args!("cannot launch {}: it {wrong}", name.display()));
+        print_error(format_args!("cannot launch {}: it {wrong}", name.display()));
         return Ok(ExitCode::from(NO_COMMAND));
     }
     match launch(arguments) {
         Err(error) if !error.is::<ConfigError>() => {
-            complain(format_args!("cannot launch: {error:#}"));
+            print_error(format_args!("cannot launch: {error:#}"));
             Ok(ExitCode::from(NOT_LAUNCHED))
         }
         done => done,
@@ -123,7 +123,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 fn launch(arguments: &Arguments) -> Result<ExitCode> {
-    let jobs = AskedJobs::Only { name: arguments.job.clone(), tasks: arguments.processes };
+    let jobs = JobSelection::Only { name: arguments.job.clone(), tasks: arguments.processes };
     let config = arguments.options.load(jobs)?;
     log::start(&config.server.log, config.server.log_format).map_err(anyhow::Error::msg)?;
     let open_files = limits::raise_open_files();
@@ -132,15 +132,15 @@ fn launch(arguments: &Arguments) -> Result<ExitCode> {
         .enable_all()
         .build()
         .context("cannot start the threads that serve connections")?;
-    memory::keep_freed(runtime.handle());
+    allocator::configure_allocator(runtime.handle());
     // The supervisor runs on this thread, which lives as long as the process: children are tied to the
     // thread that started them.
     let code = runtime.block_on(async {
         let target = match &arguments.server {
-            Some(url) => Target::find(url, arguments, &arguments.options).await?,
-            None => Target::start(&config).await?,
+            Some(url) => LaunchServer::find(url, arguments, &arguments.options).await?,
+            None => LaunchServer::start(&config).await?,
         };
-        let plan = Plan {
+        let plan = LaunchPlan {
             command: arguments.command.clone(),
             tasks: arguments.processes,
             recoverable: target.recoverable(),

@@ -1,23 +1,23 @@
 //! Raises the limit on open files and divides it among the listeners.
 //!
-//! Begin at `Connections::fit`.
+//! Begin at `ConnectionLimits::fit_to_open_files`.
 
 use anyhow::{Result, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::config::{Config, Server};
-use crate::http::descriptors;
+use crate::config::{Config, ServerConfig};
+use crate::http::descriptors_needed;
 
 /// Files that the service has open besides connections: listeners, the log, the audit, certificates, /proc, a collector of traces.
-const OWN_FILES: usize = 64;
+const RESERVED_FILES: usize = 64;
 /// The least limit with which the service starts.
-const LEAST_FILES: usize = 160;
+const OPEN_FILES_MIN: usize = 160;
 /// HTTP gets one part in so many of a limit that does not suffice for all.
 const HTTP_SHARE: usize = 4;
 /// Connections to a listener for health or metrics alone.
-const SIDE_CONNECTIONS: usize = 64;
+const AUXILIARY_CONNECTIONS: usize = 64;
 /// The same where files are few.
-const SIDE_CONNECTIONS_LEAST: usize = 8;
+const AUXILIARY_CONNECTIONS_MIN: usize = 8;
 
 /// Raises the soft limit on open files to the hard one: every connection is a file. Returns the old limit, for
 /// children that want the usual one.
@@ -39,11 +39,11 @@ pub fn set_open_files(soft: u64) {
 
 /// How many connections each kind of listener serves at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Connections {
+pub struct ConnectionLimits {
     pub grpc: usize,
     pub http: usize,
     /// For the listener for health, and for that for metrics.
-    pub side: usize,
+    pub auxiliary: usize,
 }
 
 /// Decides how many connections are served at once, so that a connection can always be accepted: as many as the configuration
@@ -51,11 +51,11 @@ pub struct Connections {
 ///
 /// # Errors
 /// If the limit is too low to serve anything.
-pub fn connections(config: &Config) -> Result<Connections> {
+pub fn connections(config: &Config) -> Result<ConnectionLimits> {
     let limit = getrlimit(Resource::Nofile).current;
     let limit = limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
     let own = config.jobs.iter().filter(|job| job.grpc.is_some()).count();
-    let fitting = fit(&config.server, limit, own)?;
+    let fitting = fit_to_open_files(&config.server, limit, own)?;
     let wanted = (config.server.grpc_limits.connections, config.server.http_connections);
     if (fitting.grpc, fitting.http) != wanted {
         let told = format!(
@@ -74,38 +74,40 @@ pub fn connections(config: &Config) -> Result<Connections> {
     Ok(fitting)
 }
 
-fn fit(server: &Server, limit: usize, own_listeners: usize) -> Result<Connections> {
-    let own = OWN_FILES + own_listeners;
-    if limit < LEAST_FILES + own_listeners {
+fn fit_to_open_files(server: &ServerConfig, limit: usize, own_listeners: usize) -> Result<ConnectionLimits> {
+    let own = RESERVED_FILES + own_listeners;
+    if limit < OPEN_FILES_MIN + own_listeners {
         bail!(
             "the limit on open files is {limit}, and the service needs {} at least: raise it (ulimit -n, LimitNOFILE of systemd, \
              --ulimit nofile of a container)",
-            LEAST_FILES + own_listeners
+            OPEN_FILES_MIN + own_listeners
         );
     }
     let left = limit - own;
     let listeners = [server.health, server.metrics].into_iter().flatten().count();
-    let wanted = Connections {
+    let wanted = ConnectionLimits {
         grpc: server.grpc_limits.connections,
         http: server.http_connections,
-        side: SIDE_CONNECTIONS.min(server.http_connections),
+        auxiliary: AUXILIARY_CONNECTIONS.min(server.http_connections),
     };
-    let needed = |fitting: &Connections| {
+    let needed = |fitting: &ConnectionLimits| {
         // One more is accepted to be told that there are too many.
-        fitting.grpc.saturating_add(1 + descriptors(fitting.http) + listeners * descriptors(fitting.side))
+        fitting.grpc.saturating_add(
+            1 + descriptors_needed(fitting.http) + listeners * descriptors_needed(fitting.auxiliary),
+        )
     };
     if needed(&wanted) <= left {
         return Ok(wanted);
     }
     let few = left < 1 << 10;
-    let side = if few { wanted.side.min(SIDE_CONNECTIONS_LEAST) } else { wanted.side };
+    let side = if few { wanted.auxiliary.min(AUXILIARY_CONNECTIONS_MIN) } else { wanted.auxiliary };
     let mut http = wanted.http;
-    while http > 1 && descriptors(http) > left / HTTP_SHARE {
+    while http > 1 && descriptors_needed(http) > left / HTTP_SHARE {
         http -= 1;
     }
-    let without = Connections { grpc: 0, http, side };
+    let without = ConnectionLimits { grpc: 0, http, auxiliary: side };
     let grpc = left.saturating_sub(needed(&without)).min(wanted.grpc);
-    Ok(Connections { grpc, ..without })
+    Ok(ConnectionLimits { grpc, ..without })
 }
 
 #[cfg(test)]
@@ -115,14 +117,18 @@ mod tests {
 
     #[test]
     fn bounds_follow_the_limit_on_open_files() {
-        let mut server = Server::new(Profile::Serve);
+        let mut server = ServerConfig::new(Profile::Serve);
         server.health = Some(([127, 0, 0, 1], 1).into());
         let wanted = (server.grpc_limits.connections, server.http_connections);
-        let enough = fit(&server, 1 << 20, 0).unwrap();
-        assert_eq!((enough.grpc, enough.http, enough.side), (wanted.0, wanted.1, SIDE_CONNECTIONS));
-        for limit in [LEAST_FILES, 256, 1024, 4096, 65_536] {
-            let fitting = fit(&server, limit, 0).unwrap();
-            let files = fitting.grpc + 1 + descriptors(fitting.http) + descriptors(fitting.side) + OWN_FILES;
+        let enough = fit_to_open_files(&server, 1 << 20, 0).unwrap();
+        assert_eq!((enough.grpc, enough.http, enough.auxiliary), (wanted.0, wanted.1, AUXILIARY_CONNECTIONS));
+        for limit in [OPEN_FILES_MIN, 256, 1024, 4096, 65_536] {
+            let fitting = fit_to_open_files(&server, limit, 0).unwrap();
+            let files = fitting.grpc
+                + 1
+                + descriptors_needed(fitting.http)
+                + descriptors_needed(fitting.auxiliary)
+                + RESERVED_FILES;
             assert!(files <= limit, "{limit}: {fitting:?} need {files}");
             assert!(
                 fitting.grpc >= limit / 8 && fitting.http >= (limit / 32).min(wanted.1),
@@ -130,7 +136,7 @@ mod tests {
             );
             assert!(fitting.http <= wanted.1);
         }
-        let refused = fit(&server, LEAST_FILES - 1, 0).unwrap_err().to_string();
+        let refused = fit_to_open_files(&server, OPEN_FILES_MIN - 1, 0).unwrap_err().to_string();
         assert!(refused.contains("159") && refused.contains("ulimit -n"), "{refused}");
     }
 }

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
-use super::output::print_exact;
+use super::output::print_raw;
 use crate::telemetry::metrics::catalogue::{self, CATALOGUE, WORKER};
 
 /// Explain the metrics that a server or a worker exports
@@ -40,8 +40,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let metrics = if worker { WORKER } else { CATALOGUE };
     let text = match names {
         true => metrics.iter().map(|metric| format!("{}\n", metric.name)).collect(),
-        false => catalogue::page(metrics),
+        false => catalogue::markdown_table(metrics),
     };
-    print_exact(&text)?;
+    print_raw(&text)?;
     Ok(ExitCode::SUCCESS)
 }

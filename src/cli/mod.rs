@@ -2,6 +2,7 @@
 //!
 //! Begin at `main`, then `Command`.
 
+mod allocator;
 mod audit;
 mod certificates;
 mod client;
@@ -16,14 +17,13 @@ mod exclude;
 mod job;
 mod launch;
 mod limits;
-mod memory;
 mod metrics;
 mod options;
 mod output;
-mod place;
 mod readmit;
 mod serve;
 mod server;
+mod server_args;
 mod status;
 mod tls;
 mod token;
@@ -35,7 +35,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::config::ConfigError;
-use output::complain;
+use output::print_error;
 
 /// Coordinates multi-controller training and inference: unmodified JAX programs, one service.
 ///
@@ -88,29 +88,29 @@ enum Command {
     Transfer(transfer::Arguments),
     Doctor(doctor::Arguments),
     Completions(completions::Arguments),
-    #[command(name = launch::BECOME, hide = true)]
+    #[command(name = launch::BECOME_COMMAND, hide = true)]
     Become(launch::BecomeArguments),
-    #[command(name = launch::GUARD, hide = true)]
+    #[command(name = launch::GUARD_COMMAND, hide = true)]
     Guard,
 }
 
 /// How long the last log lines may take.
-const LAST_LOG_LINES: std::time::Duration = std::time::Duration::from_millis(500);
+const LOG_STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(500);
 
 /// The command line. The usage of each subcommand is the one that its help shows: of its own, an error's names as required
 /// what the environment has given.
 fn command_line() -> clap::Command {
-    fn settle_usage(command: &mut clap::Command) {
+    fn set_usage_lines(command: &mut clap::Command) {
         for part in command.get_subcommands_mut() {
             let usage = part.render_usage().to_string();
             let usage = usage.trim_start_matches("Usage:").trim().to_owned();
             *part = std::mem::take(part).override_usage(usage);
-            settle_usage(part);
+            set_usage_lines(part);
         }
     }
     let mut command = Arguments::command();
     command.build();
-    settle_usage(&mut command);
+    set_usage_lines(&mut command);
     command
 }
 
@@ -142,9 +142,9 @@ pub fn main() -> ExitCode {
         Command::Guard => launch::run_guard(),
     };
     // A reader of the log that does not read holds up no end.
-    crate::telemetry::log::flush(LAST_LOG_LINES);
+    crate::telemetry::log::flush(LOG_STOP_TIMEOUT);
     done.unwrap_or_else(|error| {
-        complain(format_args!("{error:#}"));
+        print_error(format_args!("{error:#}"));
         ExitCode::from(if error.is::<ConfigError>() { 2 } else { 1 })
     })
 }

@@ -1,6 +1,6 @@
 //! Builds the flags of settings from the tables of the configuration.
 //!
-//! It does not parse values (`config`). Begin at `Options`.
+//! It does not parse values (`config`). Begin at `SettingFlags`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,30 +9,35 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::{Arg, ArgAction, ArgMatches};
 
 use crate::config::{
-    Asked, AskedJobs, Config, ConfigError, JOB_KEYS, Key, Profile, SERVER_KEYS, Server, Shown, load, variable,
+    Config, ConfigError, ConfigRequest, JOB_SETTINGS, JobSelection, Profile, SERVER_SETTINGS, ServerConfig,
+    Setting, SettingValue, environment_variable, load,
 };
 use crate::coordination::JobSettings;
 
 /// The settings that `muster serve` takes as flags.
-pub type ServeOptions = Options<true>;
+pub type ServeFlags = SettingFlags<true>;
 /// The settings that `muster launch` takes as flags.
-pub type LaunchOptions = Options<false>;
+pub type LaunchFlags = SettingFlags<false>;
 
 /// Settings as they were given: text that the configuration reads, so that a wrong value gets the same answer
 /// wherever it was written. `SERVE` says whose defaults the help shows.
 #[derive(Debug, Clone, Default)]
-pub struct Options<const SERVE: bool> {
+pub struct SettingFlags<const SERVE: bool> {
     flags: BTreeMap<&'static str, String>,
     file: Option<PathBuf>,
 }
 
-impl<const SERVE: bool> Options<SERVE> {
+impl<const SERVE: bool> SettingFlags<SERVE> {
     const PROFILE: Profile = if SERVE { Profile::Serve } else { Profile::Launch };
 
     /// Puts the configuration together for these `jobs`.
-    pub fn load(&self, jobs: AskedJobs) -> Result<Config, ConfigError> {
-        let asked =
-            Asked { profile: Self::PROFILE, file: self.file.clone(), flags: self.flags.clone(), jobs };
+    pub fn load(&self, jobs: JobSelection) -> Result<Config, ConfigError> {
+        let asked = ConfigRequest {
+            profile: Self::PROFILE,
+            file: self.file.clone(),
+            flags: self.flags.clone(),
+            jobs,
+        };
         load(&asked, &|name| std::env::var(name).ok())
     }
 
@@ -47,9 +52,9 @@ impl<const SERVE: bool> Options<SERVE> {
     }
 }
 
-impl<const SERVE: bool> clap::FromArgMatches for Options<SERVE> {
+impl<const SERVE: bool> clap::FromArgMatches for SettingFlags<SERVE> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let names = SERVER_KEYS.iter().map(|key| key.name).chain(JOB_KEYS.iter().map(|key| key.name));
+        let names = SERVER_SETTINGS.iter().map(|key| key.name).chain(JOB_SETTINGS.iter().map(|key| key.name));
         let flags = names.filter_map(|name| Some((name, matches.get_one::<String>(name)?.clone()))).collect();
         Ok(Self { flags, file: matches.get_one::<PathBuf>("config").cloned() })
     }
@@ -60,14 +65,14 @@ impl<const SERVE: bool> clap::FromArgMatches for Options<SERVE> {
     }
 }
 
-impl<const SERVE: bool> clap::Args for Options<SERVE> {
+impl<const SERVE: bool> clap::Args for SettingFlags<SERVE> {
     fn augment_args(command: clap::Command) -> clap::Command {
-        let server = Server::new(Self::PROFILE);
+        let server = ServerConfig::new(Self::PROFILE);
         let job = JobSettings::new(1);
-        let command = JOB_KEYS
+        let command = JOB_SETTINGS
             .iter()
             .fold(command, |command, key| command.arg(argument(key, &(key.show)(&job)).help_heading("Jobs")));
-        let command = SERVER_KEYS.iter().fold(command, |command, key| {
+        let command = SERVER_SETTINGS.iter().fold(command, |command, key| {
             command.arg(argument(key, &(key.show)(&server)).help_heading("Server"))
         });
         command.arg(
@@ -85,12 +90,12 @@ impl<const SERVE: bool> clap::Args for Options<SERVE> {
     }
 }
 
-fn argument<T>(key: &Key<T>, default: &Shown) -> Arg {
-    let Key { name, placeholder, help, rare, .. } = key;
+fn argument<T>(key: &Setting<T>, default: &SettingValue) -> Arg {
+    let Setting { name, placeholder, help, is_advanced: rare, .. } = key;
     let default = match default {
-        Shown::Text(text) => text.clone(),
-        Shown::Number(number) => number.to_string(),
-        Shown::Switch(switch) => switch.to_string(),
+        SettingValue::Text(text) => text.clone(),
+        SettingValue::Number(number) => number.to_string(),
+        SettingValue::Switch(switch) => switch.to_string(),
     };
     let argument = Arg::new(*name)
         .long(*name)
@@ -98,7 +103,7 @@ fn argument<T>(key: &Key<T>, default: &Shown) -> Arg {
         .hide_short_help(*rare)
         .value_parser(NonEmptyStringValueParser::new())
         .action(ArgAction::Set)
-        .help(format!("{help} [default: {default}] [env: {}]", variable(name)));
+        .help(format!("{help} [default: {default}] [env: {}]", environment_variable(name)));
     if *placeholder == "true|false" {
         return argument.num_args(0..=1).require_equals(true).default_missing_value("true");
     }

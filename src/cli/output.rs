@@ -1,8 +1,8 @@
 //! The output of subcommands: the only way to standard output and standard error.
 //!
-//! Nothing is printed as a bare string. [`Output`] is made of lines whose text is escaped as it is put in, so text from a
+//! Nothing is printed as a bare string. [`TerminalText`] is made of lines whose text is escaped as it is put in, so text from a
 //! server, a task or a file can neither steer the terminal nor begin a line of its own. JSON is exact, with hidden
-//! characters as its own escapes. [`print_exact`] is for what a program reads and this process wrote itself.
+//! characters as its own escapes. [`print_raw`] is for what a program reads and this process wrote itself.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -14,7 +14,7 @@ use crate::text::{json, many_lines, one_line};
 
 /// Colours say again what the words say; they never say it alone.
 #[derive(Debug, Clone, Copy)]
-pub enum Colour {
+pub enum TerminalColour {
     Bold,
     Good,
     Caution,
@@ -24,27 +24,27 @@ pub enum Colour {
 
 /// A line, or what stands in one: text that was escaped, and painted words.
 #[derive(Debug, Default, Clone)]
-pub struct Line(String);
+pub struct TerminalLine(String);
 
-impl Line {
+impl TerminalLine {
     /// Adds text.
-    pub fn and(mut self, text: impl Display) -> Self {
+    pub fn push(mut self, text: impl Display) -> Self {
         self.0.push_str(&one_line(&text.to_string()));
         self
     }
 
     /// Adds a word in a colour, if the style has colours.
-    pub fn painted(self, style: Style, text: impl Display, colour: Colour) -> Self {
+    pub fn styled(self, style: TerminalStyle, text: impl Display, colour: TerminalColour) -> Self {
         let text = one_line(&text.to_string()).into_owned();
         if !style.colours || text.is_empty() {
             return Self(self.0 + &text);
         }
         let code = match colour {
-            Colour::Bold => "1",
-            Colour::Good => "32",
-            Colour::Caution => "33",
-            Colour::Bad => "1;31",
-            Colour::Faint => "2",
+            TerminalColour::Bold => "1",
+            TerminalColour::Good => "32",
+            TerminalColour::Caution => "33",
+            TerminalColour::Bad => "1;31",
+            TerminalColour::Faint => "2",
         };
         Self(self.0 + "\x1b[" + code + "m" + &text + "\x1b[0m")
     }
@@ -55,41 +55,48 @@ impl Line {
     }
 }
 
-impl<T: Display> From<T> for Line {
+impl<T: Display> From<T> for TerminalLine {
     fn from(text: T) -> Self {
-        Self::default().and(text)
+        Self::default().push(text)
     }
 }
 
 /// Lines for people.
 #[derive(Debug, Default)]
-pub struct Output(String);
+pub struct TerminalText(String);
 
-impl Output {
+impl TerminalText {
     /// A single line.
-    pub fn of(line: impl Into<Line>) -> Self {
+    pub fn of(line: impl Into<TerminalLine>) -> Self {
         let mut output = Self::default();
         output.line(line);
         output
     }
 
     /// Several lines, of which this program wrote all but what it has escaped already.
-    pub fn of_lines(text: &str) -> Self {
+    pub fn from_lines(text: &str) -> Self {
         let mut output = Self::default();
         text.trim_end_matches('\n').split('\n').for_each(|line| output.line(line));
         output
     }
 
     /// Adds a line.
-    pub fn line(&mut self, line: impl Into<Line>) {
+    pub fn line(&mut self, line: impl Into<TerminalLine>) {
         self.0.push_str(line.into().0.trim_end());
         self.0.push('\n');
     }
 
     /// Adds a label and a text that is wrapped beside it.
-    pub fn entry(&mut self, style: Style, indent: usize, label: &str, colour: Colour, text: impl Into<Line>) {
+    pub fn entry(
+        &mut self,
+        style: TerminalStyle,
+        indent: usize,
+        label: &str,
+        colour: TerminalColour,
+        text: impl Into<TerminalLine>,
+    ) {
         let gap = if label.is_empty() { "" } else { "  " };
-        let label = Line::default().painted(style, label, colour);
+        let label = TerminalLine::default().styled(style, label, colour);
         let hang = indent + label.columns() + gap.len();
         for (at, line) in style.wrap(&text.into().0, hang).iter().enumerate() {
             let before =
@@ -124,8 +131,8 @@ impl Output {
     }
 }
 
-impl FromIterator<Line> for Output {
-    fn from_iter<T: IntoIterator<Item = Line>>(lines: T) -> Self {
+impl FromIterator<TerminalLine> for TerminalText {
+    fn from_iter<T: IntoIterator<Item = TerminalLine>>(lines: T) -> Self {
         let mut output = Self::default();
         lines.into_iter().for_each(|line| output.line(line));
         output
@@ -134,7 +141,7 @@ impl FromIterator<Line> for Output {
 
 /// What standard output can show.
 #[derive(Debug, Clone, Copy)]
-pub struct Style {
+pub struct TerminalStyle {
     /// How many columns a line has; `None`: as many as it needs.
     pub width: Option<usize>,
     /// How many lines there are; `None`: as many as it takes.
@@ -146,7 +153,7 @@ pub struct Style {
 /// Narrower than this, wrapping makes nothing readable.
 const WIDTH_MIN: usize = 40;
 
-impl Style {
+impl TerminalStyle {
     /// That of stdout: plain and unbounded unless it is a terminal.
     pub fn of_stdout() -> Self {
         let out = io::stdout();
@@ -211,14 +218,14 @@ fn pieces(word: &str, room: usize) -> Vec<&str> {
 }
 
 /// Prints lines.
-pub fn print(output: &Output) -> io::Result<()> {
-    print_exact(&output.0)
+pub fn print(output: &TerminalText) -> io::Result<()> {
+    print_raw(&output.0)
 }
 
 /// Prints lines in place of what the terminal shows; after the lines before, if it is none.
-pub fn print_over(output: &Output) -> io::Result<()> {
+pub fn redraw(output: &TerminalText) -> io::Result<()> {
     let clear = if io::stdout().is_terminal() { "\x1b[H\x1b[2J\x1b[3J" } else { "" };
-    print_exact(&format!("{clear}{}", output.0))
+    print_raw(&format!("{clear}{}", output.0))
 }
 
 /// Prints a value as JSON that people read.
@@ -233,11 +240,11 @@ pub fn print_json_line(value: &impl Serialize) -> Result<()> {
 
 /// Prints JSON that stands already.
 pub fn print_json_text(text: &str) -> Result<()> {
-    Ok(print_exact(&(json(text).into_owned() + "\n"))?)
+    Ok(print_raw(&(json(text).into_owned() + "\n"))?)
 }
 
 /// Prints text that programs read, and that holds nothing from elsewhere. That nobody reads it is no error.
-pub fn print_exact(text: &str) -> io::Result<()> {
+pub fn print_raw(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -246,29 +253,29 @@ pub fn print_exact(text: &str) -> io::Result<()> {
 }
 
 /// Prints text that programs read to standard error.
-pub fn print_exact_to_stderr(text: &str) {
+pub fn eprint_raw(text: &str) {
     // There is no one to tell if it cannot be told.
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
 /// Says on standard error what is wrong, with the name of the program before it. Every line but the first is indented: none
 /// of them looks like a line of another program.
-pub fn complain(what: impl Display) {
-    print_exact_to_stderr(&complaint(what));
+pub fn print_error(what: impl Display) {
+    eprint_raw(&error_text(what));
 }
 
 /// A line of this program's on standard error.
-pub fn complaint(what: impl Display) -> String {
+pub fn error_text(what: impl Display) -> String {
     let text = what.to_string();
     let text = many_lines(&text);
     let mut lines = text.trim_end().split('\n');
-    let mut complaint = format!("muster: {}\n", lines.next().unwrap_or_default());
+    let mut line_text = format!("muster: {}\n", lines.next().unwrap_or_default());
     for line in lines {
-        complaint.push_str(if line.starts_with("  ") { "" } else { "  " });
-        complaint.push_str(line);
-        complaint.push('\n');
+        line_text.push_str(if line.starts_with("  ") { "" } else { "  " });
+        line_text.push_str(line);
+        line_text.push('\n');
     }
-    complaint
+    line_text
 }
 
 #[cfg(test)]
@@ -276,19 +283,23 @@ mod tests {
     use super::*;
     use crate::text::is_hidden;
 
-    const PLAIN: Style = Style { width: None, height: None, colours: false };
+    const PLAIN: TerminalStyle = TerminalStyle { width: None, height: None, colours: false };
 
     #[test]
-    fn nothing_that_is_put_into_a_line_leaves_it_or_steers_the_terminal() {
+    fn line_text_cannot_break_lines_or_control_the_terminal() {
         let hostile = "a\nJOB forged\r\u{1b}]0;t\u{7}\u{9b}2J\u{202e}\u{200b}";
-        let mut output = Output::of(format!("key {hostile}"));
-        output.line(Line::from("b").painted(Style { colours: true, ..PLAIN }, hostile, Colour::Bad));
-        output.entry(Style { width: Some(40), ..PLAIN }, 2, "FAILED", Colour::Bad, hostile);
+        let mut output = TerminalText::of(format!("key {hostile}"));
+        output.line(TerminalLine::from("b").styled(
+            TerminalStyle { colours: true, ..PLAIN },
+            hostile,
+            TerminalColour::Bad,
+        ));
+        output.entry(TerminalStyle { width: Some(40), ..PLAIN }, 2, "FAILED", TerminalColour::Bad, hostile);
         let own = output.text().replace("\u{1b}[1;31m", "").replace("\u{1b}[0m", "");
         assert!(!own.contains(|c| c != '\n' && is_hidden(c)), "{own:?}");
         assert!(!own.lines().any(|line| line.starts_with("JOB")), "{own}");
-        assert_eq!(complaint("x\nmuster: forged\n"), "muster: x\n  muster: forged\n");
-        assert!(!complaint(hostile).contains(|c| c != '\n' && is_hidden(c)));
+        assert_eq!(error_text("x\nmuster: forged\n"), "muster: x\n  muster: forged\n");
+        assert!(!error_text(hostile).contains(|c| c != '\n' && is_hidden(c)));
     }
 
     /// Where else a stream of this process is written to: bytes of other processes, which pass as they are, and JSON
@@ -308,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_writes_to_the_streams_of_this_process() {
+    fn only_this_module_writes_to_stdout_and_stderr() {
         let root = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src"));
         let mut files = Vec::new();
         sources(root, &mut files);
@@ -331,33 +342,33 @@ mod tests {
 
     #[test]
     fn long_texts_are_wrapped_beside_their_label() {
-        let style = Style { width: Some(40), ..PLAIN };
-        let mut output = Output::default();
+        let style = TerminalStyle { width: Some(40), ..PLAIN };
+        let mut output = TerminalText::default();
         let story = "task 3 has failed and this is quite a long story";
-        output.entry(style, 2, "FAILED", Colour::Bad, story);
+        output.entry(style, 2, "FAILED", TerminalColour::Bad, story);
         let lines: Vec<&str> = output.text().lines().collect();
         assert_eq!(lines[0], "  FAILED  task 3 has failed and this is");
         assert_eq!(lines[1], "          quite a long story");
-        let mut output = Output::default();
-        output.entry(style, 0, "", Colour::Faint, "x".repeat(95));
+        let mut output = TerminalText::default();
+        output.entry(style, 0, "", TerminalColour::Faint, "x".repeat(95));
         assert_eq!(output.text().lines().map(str::len).collect::<Vec<_>>(), [40, 40, 15]);
     }
 
     #[test]
     fn colours_are_only_added_and_take_no_room() {
-        let coloured = Style { colours: true, ..PLAIN };
-        let line = |style| Line::default().painted(style, "FAILED", Colour::Bad);
+        let coloured = TerminalStyle { colours: true, ..PLAIN };
+        let line = |style| TerminalLine::default().styled(style, "FAILED", TerminalColour::Bad);
         assert_eq!(line(coloured).0, "\u{1b}[1;31mFAILED\u{1b}[0m");
         assert_eq!(line(coloured).columns(), 6);
         assert_eq!(line(PLAIN).0, "FAILED");
     }
 
     #[test]
-    fn what_does_not_fit_on_a_terminal_is_cut_at_a_line() {
-        let mut output = Output::of_lines("a\nbcdef\nc\nd");
+    fn output_taller_than_the_terminal_is_cut_at_a_line() {
+        let mut output = TerminalText::from_lines("a\nbcdef\nc\nd");
         output.fit(4, 4);
         assert!(output.text().starts_with("a\nbcdef\n… more") && !output.text().ends_with('\n'));
-        let mut output = Output::of_lines("a\nb");
+        let mut output = TerminalText::from_lines("a\nb");
         output.fit(3, 80);
         assert_eq!(output.text(), "a\nb\n");
     }

@@ -8,9 +8,9 @@ use anyhow::{Result, anyhow};
 use clap::Args;
 use http::Method;
 
-use super::output::Output;
-use super::place::{Meant, Place, converse, encoded};
-use crate::coordination::{ExclusionView, Target, TaskId};
+use super::output::TerminalText;
+use super::server_args::{JobArg, ServerArgs, block_on, query_encode};
+use crate::coordination::{ExclusionTarget, ExclusionView, TaskId};
 use crate::http::ExclusionsPage;
 
 /// Lift an exclusion: whom it was about may register again
@@ -36,10 +36,10 @@ pub struct Arguments {
     reason: String,
 
     #[command(flatten)]
-    meant: Meant,
+    job_arg: JobArg,
 
     #[command(flatten)]
-    place: Place,
+    server_args: ServerArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -49,12 +49,12 @@ Examples:
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    converse(async {
-        let client = arguments.place.find().await?;
-        let path = format!("{}/exclusions", arguments.meant.path(&client).await?);
+    block_on(async {
+        let client = arguments.server_args.find().await?;
+        let path = format!("{}/exclusions", arguments.job_arg.path(&client).await?);
         let wanted = match (arguments.task, arguments.host) {
-            (Some(task), _) => Some(Target::Task(TaskId(task))),
-            (None, Some(host)) => Some(Target::host(host)),
+            (Some(task), _) => Some(ExclusionTarget::Task(TaskId(task))),
+            (None, Some(host)) => Some(ExclusionTarget::host(host)),
             (None, None) => None,
         };
         let number = match (arguments.exclusion, wanted) {
@@ -66,10 +66,10 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
                 found.ok_or_else(missing)?.id.0
             }
         };
-        let path = format!("{path}/{number}?reason={}", encoded(&arguments.reason));
-        let over: ExclusionView = client.ask(Method::DELETE, &path, None).await?;
-        arguments.place.show(&over, |over| {
-            Output::of(format!(
+        let path = format!("{path}/{number}?reason={}", query_encode(&arguments.reason));
+        let over: ExclusionView = client.request(Method::DELETE, &path, None).await?;
+        arguments.server_args.show(&over, |over| {
+            TerminalText::of(format!(
                 "Exclusion {} is lifted: {} may register again. Start its process anew.",
                 over.id, over.target
             ))

@@ -11,13 +11,13 @@ use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::client::DEFAULT_SERVER;
-use super::config::Jobs;
-use super::options::ServeOptions;
-use super::output::{Output, print};
-use super::server::Server;
-use super::{limits, memory};
-use crate::config::{AskedJobs, Config};
-use crate::http::About;
+use super::config::JobsArgs;
+use super::options::ServeFlags;
+use super::output::{TerminalText, print};
+use super::server::RunningServer;
+use super::{allocator, limits};
+use crate::config::{Config, JobSelection};
+use crate::http::ServerInfo;
 use crate::telemetry::log::{self, LogFormat};
 
 /// Serve jobs to JAX programs until stopped
@@ -34,10 +34,10 @@ use crate::telemetry::log::{self, LogFormat};
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
     #[command(flatten)]
-    jobs: Jobs,
+    jobs: JobsArgs,
 
     #[command(flatten)]
-    options: ServeOptions,
+    options: ServeFlags,
 
     /// Check the configuration, say what is wrong with it, and serve nothing
     #[arg(long)]
@@ -69,18 +69,18 @@ Examples:
     muster serve --config muster.toml";
 
 /// How long to wait for whoever reads stdout.
-const ANNOUNCE_PATIENCE: Duration = Duration::from_secs(1);
+const ANNOUNCE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let config = arguments.options.load(AskedJobs::from(&arguments.jobs))?;
+    let config = arguments.options.load(JobSelection::from(&arguments.jobs))?;
     config.require_jobs()?;
-    config.require_guards()?;
+    config.require_access_control()?;
     if arguments.check_config {
-        Server::check_files(&config)?;
+        RunningServer::check_files(&config)?;
         let tasks: u64 = config.jobs.iter().map(|job| u64::from(job.settings.tasks)).sum();
         let jobs = config.jobs.len();
-        print(&Output::of(format!("The configuration is valid: {jobs} job(s), {tasks} task(s).")))?;
+        print(&TerminalText::of(format!("The configuration is valid: {jobs} job(s), {tasks} task(s).")))?;
         return Ok(ExitCode::SUCCESS);
     }
     log::start(&config.server.log, config.server.log_format).map_err(anyhow::Error::msg)?;
@@ -90,7 +90,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         .enable_all()
         .build()
         .context("cannot start the threads that serve connections")?;
-    memory::keep_freed(runtime.handle());
+    allocator::configure_allocator(runtime.handle());
     let served = runtime.block_on(serve(&config));
     // What is still running was given its time.
     runtime.shutdown_background();
@@ -98,9 +98,9 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 async fn serve(config: &Config) -> Result<ExitCode> {
-    let mut stops = Stops::listen()?;
+    let mut stops = StopSignals::listen()?;
     let mut hangups = signal(SignalKind::hangup()).context("cannot listen for signals")?;
-    let server = Server::start(config).await?;
+    let server = RunningServer::start(config).await?;
     announce(config, server.about()).await?;
     let first = loop {
         tokio::select! {
@@ -122,41 +122,41 @@ async fn serve(config: &Config) -> Result<ExitCode> {
 }
 
 /// The signals that stop a server.
-struct Stops {
+struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
 }
 
-struct Stop {
+struct StopSignal {
     name: &'static str,
     number: u8,
 }
 
-impl Stops {
+impl StopSignals {
     fn listen() -> Result<Self> {
         let listen = |kind| signal(kind).context("cannot listen for signals");
         Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
     }
 
-    async fn next(&mut self) -> Stop {
+    async fn next(&mut self) -> StopSignal {
         tokio::select! {
-            _ = self.terminate.recv() => Stop { name: "SIGTERM", number: 15 },
-            _ = self.interrupt.recv() => Stop { name: "SIGINT", number: 2 },
+            _ = self.terminate.recv() => StopSignal { name: "SIGTERM", number: 15 },
+            _ = self.interrupt.recv() => StopSignal { name: "SIGINT", number: 2 },
         }
     }
 }
 
 /// Says where the server is and how to use it: a block for people, or a log line for machines.
-async fn announce(config: &Config, about: &About) -> Result<()> {
+async fn announce(config: &Config, about: &ServerInfo) -> Result<()> {
     if config.server.log_format == LogFormat::Json {
         let grpc: Vec<String> = about.grpc.iter().map(|listener| listener.address.to_string()).collect();
         tracing::info!(version = about.version.version, grpc = grpc.join(","), http = %about.http, "serving");
         return Ok(());
     }
     // Whoever reads stdout may be slow; the service is not.
-    let text = Output::of_lines(&announcement(config, about));
+    let text = TerminalText::from_lines(&announcement(config, about));
     let written = tokio::task::spawn_blocking(move || print(&text));
-    match tokio::time::timeout(ANNOUNCE_PATIENCE, written).await {
+    match tokio::time::timeout(ANNOUNCE_TIMEOUT, written).await {
         Ok(Ok(written)) => written.context("cannot write to stdout"),
         Ok(Err(error)) => Err(error).context("cannot write to stdout"),
         Err(_) => {
@@ -166,7 +166,7 @@ async fn announce(config: &Config, about: &About) -> Result<()> {
     }
 }
 
-fn announcement(config: &Config, about: &About) -> String {
+fn announcement(config: &Config, about: &ServerInfo) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = writeln!(text, "Muster {} serves", about.version.version);

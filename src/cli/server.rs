@@ -14,31 +14,31 @@ use tokio::task::JoinSet;
 
 use super::limits;
 use crate::clock::Clock;
-use crate::config::{Config, Job, Tls};
+use crate::config::{Config, JobConfig, TlsConfig};
 use crate::coordination::JobName;
 use crate::engine::{Engine, Observer};
-use crate::findings::{self, Board};
+use crate::findings::{self, FindingStore};
 use crate::grpc::{self, Routing};
 use crate::http::{
-    self, About, Audit, BodyBudget, Guard, Limits, Listener, Readiness, Site, Streams, Timelines, Tokens,
-    Traffic, Version,
+    self, AccessControl, AppState, AuditLog, BodyBudget, EventStreamLimiter, GrpcListenerInfo, HttpLimits,
+    ListenerState, ServerInfo, ServerReadiness, Timelines, TokenFile, Version,
 };
 use crate::meter;
 use crate::reports;
-use crate::telemetry::events::log_events;
-use crate::telemetry::log::LogFigures;
-use crate::telemetry::metrics::{Metrics, Shows, Sources, Tally};
-use crate::telemetry::traces::{Protocol, Traces, Trust};
-use crate::tls::{Entrance, Failures};
+use crate::telemetry::event_log::log_events;
+use crate::telemetry::log::LogStats;
+use crate::telemetry::metrics::{EventCounters, MetricInputs, MetricSource, Metrics};
+use crate::telemetry::traces::{CollectorTls, OtlpProtocol, Traces};
+use crate::tls::{HandshakeFailures, ListenerTls};
 
 /// How long the last HTTP answers may take when the time for stopping is already used up.
-const LAST_ANSWERS: Duration = Duration::from_millis(200);
+const HTTP_STOP_TIMEOUT: Duration = Duration::from_millis(200);
 /// How long the last lines of the audit may take.
-const LAST_LINES: Duration = Duration::from_secs(1);
+const AUDIT_STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the last traces may take.
-const LAST_TRACES: Duration = Duration::from_secs(3);
+const TRACES_STOP_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long the wire edge may take, beyond its time, to cut what has not finished.
-const CUTTING: Duration = Duration::from_secs(2);
+const GRPC_CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What clients of the wire protocol speak, as TLS names it; JAX goes away if nobody chooses it.
 const HTTP2: &[&[u8]] = &[b"h2"];
@@ -46,29 +46,29 @@ const HTTP2: &[&[u8]] = &[b"h2"];
 const HTTP1: &[&[u8]] = &[b"http/1.1"];
 
 /// A server that is running.
-pub struct Server {
+pub struct RunningServer {
     engine: Arc<Engine>,
-    about: Arc<About>,
-    readiness: Arc<Readiness>,
-    streams: Arc<Streams>,
-    audit: Arc<Audit>,
-    guard: Arc<Guard>,
+    about: Arc<ServerInfo>,
+    readiness: Arc<ServerReadiness>,
+    streams: Arc<EventStreamLimiter>,
+    audit: Arc<AuditLog>,
+    guard: Arc<AccessControl>,
     config: Box<Config>,
-    grpc: Part,
-    http: Part,
-    health: Part,
-    log: Part,
+    grpc: TaskGroup,
+    http: TaskGroup,
+    health: TaskGroup,
+    log: TaskGroup,
     timers: JoinSet<()>,
     traces: Option<Arc<Traces>>,
 }
 
 /// Tasks that stop when they are told.
-struct Part {
+struct TaskGroup {
     stop: watch::Sender<bool>,
     tasks: JoinSet<()>,
 }
 
-impl Part {
+impl TaskGroup {
     fn new() -> Self {
         Self { stop: watch::Sender::new(false), tasks: JoinSet::new() }
     }
@@ -82,36 +82,36 @@ impl Part {
 }
 
 /// A gRPC listener that is bound, and the job that it is for; `None` for the shared one.
-struct Bound {
+struct BoundListener {
     listener: TcpListener,
     address: SocketAddr,
     job: Option<JobName>,
 }
 
-impl Server {
+impl RunningServer {
     /// Binds every address of `config`, declares its jobs and serves them.
     pub async fn start(config: &Config) -> Result<Self> {
         let clock = Clock::start();
         let connections = limits::connections(config)?;
-        let audit = Audit::new(config.server.audit_lines).on_failure(config.server.audit_failure);
+        let audit = AuditLog::new(config.server.audit_lines).on_failure(config.server.audit_failure);
         let audit = match &config.server.audit_file {
             None => audit,
             Some(path) => audit.to_file(path, clock).with_context(|| {
                 format!("cannot append to the audit file {}: name another with --audit-file", path.display())
             })?,
         };
-        config.require_guards()?;
-        let handshakes = Arc::new(Failures::new(clock));
-        let [grpc_entrance, http_entrance] = entrances(config, clock, &handshakes)?;
+        config.require_access_control()?;
+        let handshakes = Arc::new(HandshakeFailures::new(clock));
+        let [grpc_entrance, http_entrance] = tls_entrances(config, clock, &handshakes)?;
         let guard = guard(config, clock)?;
         let (web, web_address) = bind(config.server.http, "HTTP", "--http")?;
         let mut listeners = Vec::new();
         let (listener, address) = bind(config.server.grpc, "gRPC", "--grpc")?;
-        listeners.push(Bound { listener, address, job: None });
+        listeners.push(BoundListener { listener, address, job: None });
         for job in &config.jobs {
             if let Some(address) = job.grpc {
                 let (listener, address) = bind(address, "gRPC", &format!("--job {}=N@ADDR", job.name))?;
-                listeners.push(Bound { listener, address, job: Some(job.name.clone()) });
+                listeners.push(BoundListener { listener, address, job: Some(job.name.clone()) });
             }
         }
 
@@ -121,11 +121,11 @@ impl Server {
             config.server.health.map(|address| bind(address, "health", "--health")).transpose()?;
         let engine = Engine::new(clock);
         engine.bound_jobs(config.server.jobs_max);
-        let tally = Arc::<Tally>::default();
+        let tally = Arc::<EventCounters>::default();
         let traces = start_traces(config, &engine)?;
         let timelines = Arc::<Timelines>::default();
         let mut observers: Vec<Arc<dyn Observer>> = vec![timelines.clone()];
-        if meter::ON {
+        if meter::ENABLED {
             observers.push(tally.clone());
         }
         observers.extend(traces.iter().map(|traces| Arc::clone(traces) as Arc<dyn Observer>));
@@ -136,14 +136,14 @@ impl Server {
         let about = Arc::new(describe(web_address, &listeners, &config.jobs));
         let mut server = Self {
             readiness: Arc::default(),
-            streams: Arc::new(Streams::new(config.server.http_streams)),
+            streams: Arc::new(EventStreamLimiter::new(config.server.http_streams)),
             audit: Arc::default(),
             guard: Arc::new(guard),
             config: Box::new(config.clone()),
-            grpc: Part::new(),
-            http: Part::new(),
-            health: Part::new(),
-            log: Part::new(),
+            grpc: TaskGroup::new(),
+            http: TaskGroup::new(),
+            health: TaskGroup::new(),
+            log: TaskGroup::new(),
             timers: JoinSet::new(),
             traces,
             engine,
@@ -151,25 +151,25 @@ impl Server {
         };
         server.timers.spawn(Arc::clone(&server.engine).run_timers());
         server.log.tasks.spawn(log_events(Arc::clone(&server.engine), server.log.stop.subscribe()));
-        let limits = grpc::Limits {
+        let limits = grpc::GrpcLimits {
             drain: config.server.stop_timeout,
             connections: connections.grpc,
             ..config.server.grpc_limits.clone()
         };
         let engine = Arc::clone(&server.engine);
-        let edge = grpc::Server::behind(grpc_entrance, engine, limits, server.traces.clone());
-        let limits = Limits {
+        let edge = grpc::Server::with_entrance(grpc_entrance, engine, limits, server.traces.clone());
+        let limits = HttpLimits {
             connections_per_source: config.server.http_connections_per_source,
-            ..Limits::new(connections.http)
+            ..HttpLimits::new(connections.http)
         };
-        let traffic = Traffic::new("http", clock, limits);
-        let side = |name| Traffic::new(name, clock, Limits::new(connections.side));
+        let traffic = ListenerState::new("http", clock, limits);
+        let side = |name| ListenerState::new(name, clock, HttpLimits::new(connections.auxiliary));
         let metrics_traffic = metrics_listener.is_some().then(|| side("metrics"));
         let health_traffic = health_listener.is_some().then(|| side("health"));
         let listeners_seen: Vec<_> =
             metrics_traffic.iter().chain(&health_traffic).chain([&traffic]).cloned().collect();
         let site = server.site(&edge, tally, (Arc::new(audit), handshakes), (config, listeners_seen));
-        let site = Site { guard: Arc::clone(&server.guard), timelines, ..site };
+        let site = AppState { guard: Arc::clone(&server.guard), timelines, ..site };
         server.audit = Arc::clone(&site.audit);
         let http_entrance = Arc::new(http_entrance);
         if let (Some((listener, address)), Some(traffic)) = (metrics_listener, metrics_traffic) {
@@ -180,14 +180,14 @@ impl Server {
         }
         if let (Some((listener, address)), Some(traffic)) = (health_listener, health_traffic) {
             tracing::info!(%address, "serving health on a separate listener");
-            let entrance = Arc::new(Entrance::plain("http", Arc::clone(&site.handshakes)));
+            let entrance = Arc::new(ListenerTls::plain("http", Arc::clone(&site.handshakes)));
             let (router, stop) = (http::health_router(site.clone()), server.health.stop.subscribe());
             server.health.tasks.spawn(http::serve(listener, entrance, router, traffic, stop));
         }
         let stop = server.http.stop.subscribe();
         server.http.tasks.spawn(http::serve(web, http_entrance, http::router(site), traffic, stop));
         server.serve_grpc(&edge, listeners, config)?;
-        warn_if_open(config);
+        warn_if_exposed(config);
         server.readiness.started();
         Ok(server)
     }
@@ -195,7 +195,7 @@ impl Server {
     /// Reads what `config` names besides values: certificates and tokens.
     pub fn check_files(config: &Config) -> Result<()> {
         let clock = Clock::start();
-        entrances(config, clock, &Arc::new(Failures::new(clock)))?;
+        tls_entrances(config, clock, &Arc::new(HandshakeFailures::new(clock)))?;
         guard(config, clock)?;
         Ok(())
     }
@@ -204,19 +204,19 @@ impl Server {
     fn site(
         &mut self,
         edge: &Arc<grpc::Server>,
-        tally: Arc<Tally>,
-        (audit, handshakes): (Arc<Audit>, Arc<Failures>),
-        (config, listeners): (&Config, Vec<Arc<Traffic>>),
-    ) -> Site {
-        let mut others: Vec<Arc<dyn Shows>> =
-            vec![self.readiness.clone(), self.streams.clone(), audit.clone(), Arc::new(LogFigures)];
+        tally: Arc<EventCounters>,
+        (audit, handshakes): (Arc<AuditLog>, Arc<HandshakeFailures>),
+        (config, listeners): (&Config, Vec<Arc<ListenerState>>),
+    ) -> AppState {
+        let mut others: Vec<Arc<dyn MetricSource>> =
+            vec![self.readiness.clone(), self.streams.clone(), audit.clone(), Arc::new(LogStats)];
         let bodies = Arc::new(BodyBudget::new(config.server.http_bodies_bytes));
-        others.push(Arc::clone(&bodies) as Arc<dyn Shows>);
-        others.extend(listeners.into_iter().map(|listener| listener as Arc<dyn Shows>));
-        others.extend(self.traces.iter().map(|traces| Arc::clone(traces) as Arc<dyn Shows>));
-        let findings = Arc::<Board>::default();
+        others.push(Arc::clone(&bodies) as Arc<dyn MetricSource>);
+        others.extend(listeners.into_iter().map(|listener| listener as Arc<dyn MetricSource>));
+        others.extend(self.traces.iter().map(|traces| Arc::clone(traces) as Arc<dyn MetricSource>));
+        let findings = Arc::<FindingStore>::default();
         self.timers.spawn(Metrics::sample_lag(Arc::clone(&self.engine), Arc::clone(&tally)));
-        let sources = Sources {
+        let sources = MetricInputs {
             engine: Arc::clone(&self.engine),
             edge: Arc::clone(edge),
             tally,
@@ -226,7 +226,7 @@ impl Server {
         };
         let metrics = Metrics::new(sources, config.server.task_metrics_max);
         let (engine, readiness) = (Arc::clone(&self.engine), Arc::clone(&self.readiness));
-        let site = Site {
+        let site = AppState {
             audit,
             handshakes,
             traces: self.traces.clone(),
@@ -236,26 +236,32 @@ impl Server {
             metrics: Arc::new(metrics),
             findings: Arc::clone(&findings),
             transfers: Arc::clone(edge.transfers()),
-            ..Site::new(engine, readiness, Arc::clone(&self.about))
+            ..AppState::new(engine, readiness, Arc::clone(&self.about))
         };
         self.timers.spawn(reports::watch(Arc::clone(&self.engine), Arc::clone(edge.transfers())));
         let acting = site.clone();
         let (engine, reports) = (Arc::clone(&self.engine), Arc::clone(edge.transfers()));
-        self.timers.spawn(findings::watch(engine, reports, findings, move |remedy| acting.apply(remedy)));
+        self.timers
+            .spawn(findings::watch(engine, reports, findings, move |remedy| acting.apply_remedy(remedy)));
         site
     }
 
     /// Serves the wire protocol: each listener of its own to its job, the shared one to whichever job a caller names.
-    fn serve_grpc(&mut self, edge: &Arc<grpc::Server>, listeners: Vec<Bound>, config: &Config) -> Result<()> {
-        let place = |name: &JobName| self.engine.look_up(|core| core.job_named(name.as_str()));
+    fn serve_grpc(
+        &mut self,
+        edge: &Arc<grpc::Server>,
+        listeners: Vec<BoundListener>,
+        config: &Config,
+    ) -> Result<()> {
+        let place = |name: &JobName| self.engine.read_under_lock(|core| core.job_named(name.as_str()));
         let mut shared = config.jobs.iter().filter(|job| job.grpc.is_none());
         let only = shared.next().filter(|_| shared.next().is_none()).map(|job| job.name.clone());
-        for Bound { listener, job, .. } in listeners {
+        for BoundListener { listener, job, .. } in listeners {
             let routing = match job {
                 None => Routing::ByAuthority(only.clone()),
                 Some(name) => {
                     let job = place(&name).with_context(|| format!("the job {name} is not there"))?;
-                    Routing::Own(name, job)
+                    Routing::Job(name, job)
                 }
             };
             self.grpc.tasks.spawn(Arc::clone(edge).serve(listener, routing, self.grpc.stop.subscribe()));
@@ -269,7 +275,7 @@ impl Server {
     }
 
     /// What it says of itself.
-    pub fn about(&self) -> &About {
+    pub fn about(&self) -> &ServerInfo {
         &self.about
     }
 
@@ -281,7 +287,7 @@ impl Server {
         // It reads files, which may take its time.
         tokio::task::spawn_blocking(move || {
             guard.reload();
-            match entrances(&config, clock, &Arc::new(Failures::new(clock))) {
+            match tls_entrances(&config, clock, &Arc::new(HandshakeFailures::new(clock))) {
                 Ok(_) => tracing::info!("files were read again"),
                 Err(error) => {
                     let error = format!("{error:#}");
@@ -298,21 +304,21 @@ impl Server {
         self.streams.close();
         let began = self.engine.clock().now();
         self.engine.stop();
-        if !self.grpc.stop(within + CUTTING).await {
+        if !self.grpc.stop(within + GRPC_CLOSE_TIMEOUT).await {
             tracing::warn!(?within, "some gRPC connections did not finish in time and are cut");
         }
         let left = within.saturating_sub(self.engine.clock().now().since(began));
-        self.http.stop(left.max(LAST_ANSWERS)).await;
+        self.http.stop(left.max(HTTP_STOP_TIMEOUT)).await;
         // Those who ask for health are told until the end.
-        self.health.stop(LAST_ANSWERS).await;
-        self.audit.write_gathered(*self.engine.clock());
-        self.audit.close(LAST_LINES).await;
-        self.log.stop(LAST_ANSWERS).await;
+        self.health.stop(HTTP_STOP_TIMEOUT).await;
+        self.audit.flush_aggregated(*self.engine.clock());
+        self.audit.close(AUDIT_STOP_TIMEOUT).await;
+        self.log.stop(HTTP_STOP_TIMEOUT).await;
         if let Some(traces) = self.traces.take() {
             // It blocks, and the collector may be slow.
             let stopped = tokio::task::spawn_blocking(move || traces.stop());
-            if tokio::time::timeout(LAST_TRACES, stopped).await.is_err() {
-                tracing::warn!(within = ?LAST_TRACES, "the last traces were not sent in time");
+            if tokio::time::timeout(TRACES_STOP_TIMEOUT, stopped).await.is_err() {
+                tracing::warn!(within = ?TRACES_STOP_TIMEOUT, "the last traces were not sent in time");
             }
         }
     }
@@ -327,7 +333,7 @@ fn start_traces(config: &Config, engine: &Arc<Engine>) -> Result<Option<Arc<Trac
         None => {
             let Some(endpoint) = variable("OTEL_EXPORTER_OTLP_ENDPOINT") else { return Ok(None) };
             let protocol = variable("OTEL_EXPORTER_OTLP_PROTOCOL");
-            let protocol = protocol.map(|text| Protocol::parse(&text)).transpose();
+            let protocol = protocol.map(|text| OtlpProtocol::parse(&text)).transpose();
             let protocol = protocol.map_err(anyhow::Error::msg).context("OTEL_EXPORTER_OTLP_PROTOCOL")?;
             (endpoint, protocol.unwrap_or(server.otlp_protocol))
         }
@@ -337,7 +343,8 @@ fn start_traces(config: &Config, engine: &Arc<Engine>) -> Result<Option<Arc<Trac
         let own = variable(&format!("OTEL_EXPORTER_OTLP_TRACES_{name}"));
         own.or_else(|| variable(&format!("OTEL_EXPORTER_OTLP_{name}"))).map(PathBuf::from)
     };
-    let trust = Trust { ca: file("CERTIFICATE"), own: file("CLIENT_CERTIFICATE").zip(file("CLIENT_KEY")) };
+    let trust =
+        CollectorTls { ca: file("CERTIFICATE"), own: file("CLIENT_CERTIFICATE").zip(file("CLIENT_KEY")) };
     let started = Traces::start(engine, &endpoint, protocol, &trust).map_err(anyhow::Error::msg);
     let traces = started.with_context(|| format!("traces cannot be sent to {endpoint}"))?;
     tracing::info!(endpoint, %protocol, "traces are sent");
@@ -355,22 +362,26 @@ fn bind(address: SocketAddr, what: &str, flag: &str) -> Result<(TcpListener, Soc
     })
 }
 
-fn describe(http: SocketAddr, listeners: &[Bound], jobs: &[Job]) -> About {
-    let grpc = listeners.iter().map(|bound| Listener {
+fn describe(http: SocketAddr, listeners: &[BoundListener], jobs: &[JobConfig]) -> ServerInfo {
+    let grpc = listeners.iter().map(|bound| GrpcListenerInfo {
         address: bound.address,
         jobs: match &bound.job {
             Some(job) => vec![job.clone()],
             None => jobs.iter().filter(|job| job.grpc.is_none()).map(|job| job.name.clone()).collect(),
         },
     });
-    About { version: Version::this(), http, grpc: grpc.collect() }
+    ServerInfo { version: Version::current(), http, grpc: grpc.collect() }
 }
 
 /// The ways into both edges.
-fn entrances(config: &Config, clock: Clock, handshakes: &Arc<Failures>) -> Result<[Entrance; 2]> {
-    let enter = |edge, tls: &Tls, protocols| {
+fn tls_entrances(
+    config: &Config,
+    clock: Clock,
+    handshakes: &Arc<HandshakeFailures>,
+) -> Result<[ListenerTls; 2]> {
+    let enter = |edge, tls: &TlsConfig, protocols| {
         let kept = (clock, Arc::clone(handshakes));
-        let entrance = Entrance::new(edge, tls.mode, tls.files(edge)?, protocols, kept);
+        let entrance = ListenerTls::new(edge, tls.mode, tls.files(edge)?, protocols, kept);
         entrance.with_context(|| format!("no TLS for {edge}: see --{edge}-tls-cert, and `muster tls check`"))
     };
     let server = &config.server;
@@ -378,21 +389,21 @@ fn entrances(config: &Config, clock: Clock, handshakes: &Arc<Failures>) -> Resul
 }
 
 /// Who may do what over HTTP.
-fn guard(config: &Config, clock: Clock) -> Result<Guard> {
+fn guard(config: &Config, clock: Clock) -> Result<AccessControl> {
     let server = &config.server;
-    let tokens = server.tokens_file.as_ref().map(|path| Tokens::read(path, clock)).transpose()?;
+    let tokens = server.tokens_file.as_ref().map(|path| TokenFile::read(path, clock)).transpose()?;
     if tokens.is_some() && server.http_tls.cert.is_none() && !server.http.ip().is_loopback() {
         tracing::warn!("tokens come in by plaintext HTTP, where others may read them: see --http-tls-cert");
     }
     // Whoever is given the name of this machine should be able to use it.
     let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let hosts = server.http_hosts.clone().and(&machine);
-    let guard = Guard::open(clock).with_tokens(tokens, server.session_timeout).with_hosts(hosts);
+    let hosts = server.http_hosts.clone().with(&machine);
+    let guard = AccessControl::open(clock).with_tokens(tokens, server.session_timeout).with_hosts(hosts);
     Ok(guard.with_changes(server.http_changes_per_second))
 }
 
 /// Says what is open because it was told to be.
-fn warn_if_open(config: &Config) {
+fn warn_if_exposed(config: &Config) {
     for (flag, told) in
         [("--insecure", config.server.insecure), ("--insecure-grpc", config.server.insecure_grpc)]
     {

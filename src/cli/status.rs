@@ -13,10 +13,10 @@ use serde::Serialize;
 
 use super::client::{Client, DEFAULT_SERVER};
 use super::credentials::Credentials;
-use super::output::{Output, Style, complain, print, print_json, print_over};
+use super::output::{TerminalStyle, TerminalText, print, print_error, print_json, redraw};
 use crate::coordination::{JobName, JobView};
 use crate::findings::Finding;
-use crate::http::{About, FindingsPage};
+use crate::http::{FindingsPage, ServerInfo};
 use crate::text::parse_positive_duration;
 
 /// Show what the jobs of a server do, and who is missing
@@ -57,8 +57,8 @@ Examples:
 
 /// What is shown.
 #[derive(Debug, Serialize)]
-struct Seen {
-    server: About,
+struct StatusReport {
+    server: ServerInfo,
     jobs: Vec<JobView>,
     /// What is open of what the server has found, by job, what matters most first.
     findings: Vec<Finding>,
@@ -68,40 +68,40 @@ struct Seen {
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let Some(pause) = arguments.watch else {
-        let seen = runtime.block_on(look(arguments))?;
+        let seen = runtime.block_on(fetch_status(arguments))?;
         if arguments.json {
             print_json(&seen.1)?;
         } else {
-            print(&shown(&seen, Style::of_stdout()))?;
+            print(&shown(&seen, TerminalStyle::of_stdout()))?;
         }
         return Ok(ExitCode::SUCCESS);
     };
     loop {
         // A server that is away for a moment is shown as that, and looked for again.
-        match runtime.block_on(look(arguments)) {
+        match runtime.block_on(fetch_status(arguments)) {
             Ok(seen) if arguments.json => print_json(&seen.1)?,
             Ok(seen) => {
-                let style = Style::of_stdout();
+                let style = TerminalStyle::of_stdout();
                 let mut text = shown(&seen, style);
                 if let (Some(height), Some(width)) = (style.height, style.width) {
                     text.fit(height, width);
                 }
                 // On a terminal each look takes the place of the one before.
-                print_over(&text)?;
+                redraw(&text)?;
             }
             // Not among the answers: those may be read by a program.
-            Err(error) if arguments.json => complain(format_args!("{error:#}")),
-            Err(error) => print_over(&Output::of(format!("{error:#}")))?,
+            Err(error) if arguments.json => print_error(format_args!("{error:#}")),
+            Err(error) => redraw(&TerminalText::of(format!("{error:#}")))?,
         }
         runtime.block_on(async { tokio::time::sleep(pause).await });
     }
 }
 
-fn shown((url, seen): &(String, Seen), style: Style) -> Output {
+fn shown((url, seen): &(String, StatusReport), style: TerminalStyle) -> TerminalText {
     render::render(url, &seen.server, &seen.jobs, &seen.findings, style)
 }
 
-async fn look(arguments: &Arguments) -> Result<(String, Seen)> {
+async fn fetch_status(arguments: &Arguments) -> Result<(String, StatusReport)> {
     let client = Client::find(&arguments.server, &arguments.credentials).await?;
     let names = match &arguments.job {
         Some(name) => vec![name.clone()],
@@ -113,5 +113,5 @@ async fn look(arguments: &Arguments) -> Result<(String, Seen)> {
     }
     let FindingsPage { mut findings, .. } = client.get("/api/v1/findings").await?;
     findings.retain(|finding| names.contains(&finding.job));
-    Ok((client.url().into(), Seen { server: client.about().clone(), jobs, findings }))
+    Ok((client.url().into(), StatusReport { server: client.about().clone(), jobs, findings }))
 }

@@ -14,13 +14,13 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::output::{Line, Output, print};
-use super::place::converse;
-use crate::tls::check::{self, Findings, Use, Verdict};
-use crate::tls::{self, make};
+use super::output::{TerminalLine, TerminalText, print};
+use super::server_args::block_on;
+use crate::tls::check::{self, CertificateFindings, CheckSeverity, IntendedUse};
+use crate::tls::{self, issue};
 
 /// How long a server may take to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 /// The beginning of an HTTP/2 connection: the preface, and settings that say nothing.
 const HTTP2_BEGIN: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
@@ -51,15 +51,15 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    New(New),
-    Check(Check),
+    New(NewCertificateArgs),
+    Check(CheckArgs),
 }
 
 /// Make a small authority, a certificate for a server and one for its clients
 ///
 /// They hold for 90 days and are for trying things out: the authority's own key is not kept. Nothing is overwritten.
 #[derive(Debug, Args)]
-struct New {
+struct NewCertificateArgs {
     /// The folder to put them into
     #[arg(value_name = "DIR")]
     folder: PathBuf,
@@ -71,7 +71,7 @@ struct New {
 
 /// Say what is wrong with a certificate, and whether a server takes it
 #[derive(Debug, Args)]
-struct Check {
+struct CheckArgs {
     /// The certificate, with those between it and the authority
     #[arg(long, value_name = "FILE")]
     cert: Option<PathBuf>,
@@ -86,7 +86,7 @@ struct Check {
 
     /// What the certificate is for; with --server it is a client's, and without both it is what the certificate says
     #[arg(long = "for", value_name = "WHAT", value_enum)]
-    purpose: Option<For>,
+    purpose: Option<CertificateUse>,
 
     /// The name or address that clients dial
     #[arg(long, value_name = "NAME|IP")]
@@ -98,7 +98,7 @@ struct Check {
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum For {
+enum CertificateUse {
     /// A server's
     Server,
     /// A client's
@@ -109,43 +109,43 @@ enum For {
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     match &arguments.command {
         Command::New(new) => {
-            make::write(&new.folder, &new.names)?;
+            issue::write(&new.folder, &new.names)?;
             let folder = new.folder.display();
-            print(&Output::of_lines(&format!(
+            print(&TerminalText::from_lines(&format!(
                 "Made in {folder}, for {} days: ca.pem, server.pem, server-key.pem, client.pem, client-key.pem\n\
                  Serve with: --grpc-tls-cert {folder}/server.pem --grpc-tls-key {folder}/server-key.pem \
                  --grpc-tls-client-ca {folder}/ca.pem\n\
                  Start tasks with: JAX_MTLS_CERT_FILE={folder}/client.pem JAX_MTLS_KEY_FILE={folder}/client-key.pem \
                  JAX_MTLS_CA_FILE={folder}/ca.pem\n",
-                make::DAYS
+                issue::VALIDITY_DAYS
             )))?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Check(check) => {
             let found = examine(check)?;
-            print(&found.0.iter().map(Line::from).collect())?;
-            Ok(ExitCode::from(u8::from(found.any_bad())))
+            print(&found.0.iter().map(TerminalLine::from).collect())?;
+            Ok(ExitCode::from(u8::from(found.has_errors())))
         }
     }
 }
 
-fn examine(asked: &Check) -> Result<Findings> {
-    let mut found = Findings::default();
+fn examine(asked: &CheckArgs) -> Result<CertificateFindings> {
+    let mut found = CertificateFindings::default();
     if asked.cert.is_none() && asked.server.is_none() {
         bail!("nothing to check: give --cert FILE, or --server HOST:PORT with --ca FILE, or all of them");
     }
     if let Some(cert) = &asked.cert {
         let chain = tls::certificates(cert)?;
         let purpose = match asked.purpose {
-            _ if asked.server.is_some() => make::Purpose::Client,
-            Some(For::Client) => make::Purpose::Client,
-            Some(For::Server) => make::Purpose::Server,
+            _ if asked.server.is_some() => issue::CertificatePurpose::Client,
+            Some(CertificateUse::Client) => issue::CertificatePurpose::Client,
+            Some(CertificateUse::Server) => issue::CertificatePurpose::Server,
             // Whoever says what clients dial means a server.
-            None if asked.name.is_some() => make::Purpose::Server,
-            None => check::stated_purpose(&chain).unwrap_or(make::Purpose::Server),
+            None if asked.name.is_some() => issue::CertificatePurpose::Server,
+            None => check::stated_purpose(&chain).unwrap_or(issue::CertificatePurpose::Server),
         };
-        let client = purpose == make::Purpose::Client;
-        let wanted = Use { purpose, name: asked.name.as_deref().filter(|_| !client) };
+        let client = purpose == issue::CertificatePurpose::Client;
+        let wanted = IntendedUse { purpose, name: asked.name.as_deref().filter(|_| !client) };
         // What a server asks of its clients' issuers is its own affair, and is seen when it is spoken to.
         let ca = asked.ca.as_deref();
         found.0.extend(check::chain(&chain, ca, wanted)?.0);
@@ -155,62 +155,65 @@ fn examine(asked: &Check) -> Result<Findings> {
     }
     if let (Some(server), Some(ca)) = (&asked.server, &asked.ca) {
         let own = asked.cert.as_deref().zip(asked.key.as_deref());
-        converse(converse_with(server, asked.name.as_deref(), ca, own, &mut found))?;
+        block_on(probe_server(server, asked.name.as_deref(), ca, own, &mut found))?;
     }
     Ok(found)
 }
 
 /// Speaks to a server as JAX would.
-async fn converse_with(
+async fn probe_server(
     server: &str,
     name: Option<&str>,
     ca: &Path,
     own: Option<(&Path, &Path)>,
-    found: &mut Findings,
+    found: &mut CertificateFindings,
 ) -> Result<()> {
     let (host, _) = server.rsplit_once(':').context("write the server as HOST:PORT")?;
     let host = name.unwrap_or_else(|| host.trim_start_matches('[').trim_end_matches(']'));
     let mut config = match tls::client(ca, own) {
         Ok(config) => config,
         Err(error) => {
-            found.add(Verdict::Bad, format!("nothing was said to {server}: {error}"));
+            found.add(CheckSeverity::Bad, format!("nothing was said to {server}: {error}"));
             return Ok(());
         }
     };
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     let dialled =
         ServerName::try_from(host.to_owned()).with_context(|| format!("{host:?} is no name of a host"))?;
-    let stream = tokio::time::timeout(PATIENCE, TcpStream::connect(server))
+    let stream = tokio::time::timeout(CHECK_TIMEOUT, TcpStream::connect(server))
         .await
         .context("no connection in time")?
         .with_context(|| format!("cannot reach {server}"))?;
-    found.add(Verdict::Good, format!("somebody listens at {server}"));
+    found.add(CheckSeverity::Good, format!("somebody listens at {server}"));
     let connector = TlsConnector::from(Arc::new(config));
-    let shaken = tokio::time::timeout(PATIENCE, connector.connect(dialled, stream)).await;
+    let shaken = tokio::time::timeout(CHECK_TIMEOUT, connector.connect(dialled, stream)).await;
     let mut stream = match shaken {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
             let text = format!(
                 "no handshake with {server}: {}; the server's log and /api/v1/handshakes say more",
-                tls::dialling(&error)
+                tls::describe_dial_error(&error)
             );
-            found.add(Verdict::Bad, text);
+            found.add(CheckSeverity::Bad, text);
             return Ok(());
         }
         Err(_) => {
-            found.add(Verdict::Bad, format!("{server} does not answer to TLS: it may be a plaintext port"));
+            found.add(
+                CheckSeverity::Bad,
+                format!("{server} does not answer to TLS: it may be a plaintext port"),
+            );
             return Ok(());
         }
     };
     let session = stream.get_ref().1;
     let version = session.protocol_version().map_or_else(String::new, |version| format!("{version:?}"));
     found.add(
-        Verdict::Good,
+        CheckSeverity::Good,
         format!("the handshake succeeds, by {version}, and {host} stands in the server's certificate"),
     );
     if session.alpn_protocol() != Some(b"h2") {
         found.add(
-            Verdict::Note,
+            CheckSeverity::Note,
             "the server does not choose HTTP/2 (ALPN h2): JAX would go away; is it the gRPC port?",
         );
         return Ok(());
@@ -221,16 +224,16 @@ async fn converse_with(
         stream.flush().await?;
         stream.read_u8().await
     };
-    match tokio::time::timeout(PATIENCE, heard).await {
-        Ok(Ok(_)) => found.add(Verdict::Good, "the server takes this client and speaks HTTP/2"),
+    match tokio::time::timeout(CHECK_TIMEOUT, heard).await {
+        Ok(Ok(_)) => found.add(CheckSeverity::Good, "the server takes this client and speaks HTTP/2"),
         Ok(Err(error)) => found.add(
-            Verdict::Bad,
+            CheckSeverity::Bad,
             format!(
                 "the server refuses this client: {}; its log and /api/v1/handshakes say why",
-                tls::dialling(&error)
+                tls::describe_dial_error(&error)
             ),
         ),
-        Err(_) => found.add(Verdict::Bad, "the server says nothing after the handshake"),
+        Err(_) => found.add(CheckSeverity::Bad, "the server says nothing after the handshake"),
     }
     Ok(())
 }

@@ -8,8 +8,8 @@ use std::process::ExitCode;
 use anyhow::{Result, anyhow};
 use clap::{Args, Subcommand};
 
-use super::output::{print_exact, print_exact_to_stderr};
-use crate::http::{NewToken, Role, append};
+use super::output::{eprint_raw, print_raw};
+use crate::http::{NewToken, Role, append_token};
 
 /// Make tokens that let their holders in over HTTP
 ///
@@ -54,11 +54,11 @@ struct New {
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let Command::New(New { name, role, file }) = &arguments.command;
-    let made = NewToken::make(name, *role).map_err(|wrong| anyhow!("--name {name}: {wrong}"))?;
+    let made = NewToken::generate(name, *role).map_err(|wrong| anyhow!("--name {name}: {wrong}"))?;
     match file {
-        Some(file) => append(file, name, &made.line)?,
-        None => print_exact_to_stderr(&made.line),
+        Some(file) => append_token(file, name, &made.line)?,
+        None => eprint_raw(&made.line),
     }
-    print_exact(&format!("{}\n", made.token))?;
+    print_raw(&format!("{}\n", made.token))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -2,8 +2,8 @@
 //!
 //! It holds no step (`worker/program.rs`). Begin at `run`.
 
+mod metrics_listener;
 mod program;
-mod scraped;
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -17,17 +17,17 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 
-use super::certificates::TransferFiles;
+use super::certificates::TransferCertificateArgs;
 use super::limits;
-use super::output::{Output, print};
-use crate::agent::place::{Asked, Place, Variables};
-use crate::agent::{Agent, Config, DEVICES_MAX, TlsFiles, exercise};
+use super::output::{TerminalText, print};
+use crate::agent::cluster_env::{ClusterEnv, ExplicitFlags, Variables};
+use crate::agent::{Agent, AgentConfig, AgentTlsFiles, DEVICES_MAX, exercise};
 use crate::coordination::JobName;
 use crate::telemetry::log::{self, LogFormat};
 use crate::text::parse_duration;
 use crate::transfer::Choice;
 
-pub use program::{CALLED_OFF, Seen, parse};
+pub use program::{CANCELLED_TEXT, StepLine, parse};
 
 /// Be one task of a job: register, follow who lives, and move buffers to the others
 ///
@@ -84,8 +84,8 @@ pub struct Arguments {
     devices: u32,
 
     /// Which way buffers go to others on this host
-    #[arg(long, value_enum, default_value_t = Transport::Auto, help_heading = "Transfers")]
-    transport: Transport,
+    #[arg(long, value_enum, default_value_t = TransportArg::Auto, help_heading = "Transfers")]
+    transport: TransportArg,
 
     /// How long a thread that waits for something small from this host looks for it before it sleeps; `0s` for never. By
     /// default 50us, and 0s where there is one processor
@@ -112,7 +112,7 @@ pub struct Arguments {
     token_file: Option<PathBuf>,
 
     #[command(flatten, next_help_heading = "Transfers")]
-    certificates: TransferFiles,
+    certificates: TransferCertificateArgs,
 
     /// Listen beyond loopback without a shared secret and without certificates
     #[arg(long, help_heading = "Transfers")]
@@ -185,7 +185,7 @@ enum Program {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Transport {
+enum TransportArg {
     /// The best that both sides can
     Auto,
     /// Shared memory
@@ -221,8 +221,9 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let variables: Variables = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect();
-    let asked = Asked { task: arguments.task, tasks: arguments.tasks, service: arguments.service.clone() };
-    let place = Place::find(&asked, &variables)?;
+    let asked =
+        ExplicitFlags { task: arguments.task, tasks: arguments.tasks, service: arguments.service.clone() };
+    let place = ClusterEnv::find(&asked, &variables)?;
     let config = arguments.config(&place)?;
     limits::raise_open_files();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -249,7 +250,7 @@ fn bits_at_most(secret: &[u8]) -> usize {
 }
 
 impl Arguments {
-    fn config(&self, place: &Place) -> Result<Config> {
+    fn config(&self, place: &ClusterEnv) -> Result<AgentConfig> {
         let listen = match self.listen.as_str() {
             "none" => None,
             text => Some(text.parse::<SocketAddr>().with_context(|| {
@@ -300,17 +301,17 @@ impl Arguments {
         }
         let options = &self.service_options;
         let own = options.cert.clone().zip(options.key.clone());
-        Ok(Config {
+        Ok(AgentConfig {
             authority: self.job.as_ref().map(|job| format!("{job}.job")),
-            tls: options.ca.clone().map(|ca| TlsFiles { ca, own }),
+            tls: options.ca.clone().map(|ca| AgentTlsFiles { ca, own }),
             tasks: place.tasks.as_ref().map(|tasks| tasks.value),
             devices: self.devices,
             transport: match self.transport {
-                Transport::Auto => Choice::Auto,
-                Transport::Shm => Choice::Shm,
-                Transport::Pvm => Choice::Pvm,
-                Transport::Unix => Choice::Unix,
-                Transport::Tcp => Choice::Tcp,
+                TransportArg::Auto => Choice::Auto,
+                TransportArg::Shm => Choice::Shm,
+                TransportArg::Pvm => Choice::Pvm,
+                TransportArg::Unix => Choice::Unix,
+                TransportArg::Tcp => Choice::Tcp,
             },
             spin: self.spin,
             listen,
@@ -320,13 +321,13 @@ impl Arguments {
             register_limit: options.register_timeout,
             heartbeat_timeout: options.heartbeat_timeout,
             shutdown_limit: options.shutdown_timeout,
-            ..Config::new(place.service.value.clone(), place.task.value)
+            ..AgentConfig::new(place.service.value.clone(), place.task.value)
         })
     }
 
-    fn exercise(&self) -> exercise::Options {
+    fn exercise(&self) -> exercise::ExerciseOptions {
         let bytes_max = usize::try_from(self.bytes_max).unwrap_or(usize::MAX);
-        exercise::Options { bytes_max, limit: self.step_timeout }
+        exercise::ExerciseOptions { bytes_max, limit: self.step_timeout }
     }
 }
 
@@ -348,12 +349,12 @@ fn registered(agent: &Agent) -> String {
 
 /// Prints a line of the worker's; that nobody reads it is no error.
 fn say(line: &str) -> Result<()> {
-    Ok(print(&Output::of(line))?)
+    Ok(print(&TerminalText::of(line))?)
 }
 
 /// Prints several lines that this program made.
 fn say_all(lines: &str) -> Result<()> {
-    Ok(print(&Output::of_lines(lines))?)
+    Ok(print(&TerminalText::from_lines(lines))?)
 }
 
 #[cfg(test)]

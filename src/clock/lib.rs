@@ -34,7 +34,7 @@ impl Clock {
 
     /// Nanoseconds since this clock was started: for times between two moments.
     #[must_use]
-    pub fn nanos(&self) -> u64 {
+    pub fn elapsed_nanos(&self) -> u64 {
         u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
@@ -62,7 +62,7 @@ pub fn random_nonzero() -> NonZeroU64 {
 /// Reads the time of day as the host has it at this moment: it may jump, and be wrong.
 #[must_use]
 #[expect(clippy::disallowed_methods, reason = "the one place that reads the clock")]
-pub fn wall() -> Timestamp {
+pub fn wall_time() -> Timestamp {
     Timestamp::default().after(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 

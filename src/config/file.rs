@@ -11,33 +11,33 @@ use toml::de::{DeTable, DeValue};
 
 use crate::coordination::JobName;
 
-use super::{ConfigError, Given, Source};
+use super::{ConfigError, GivenValue, ValueSource};
 
 /// The values of one table.
-pub type Values = BTreeMap<String, Given>;
+pub type ValueTable = BTreeMap<String, GivenValue>;
 
 /// What a file says.
 #[derive(Debug, Default)]
-pub struct File {
+pub struct ConfigFile {
     /// The keys outside of any table.
-    pub top: Values,
+    pub top: ValueTable,
     /// `[bounds]`.
-    pub bounds: Values,
+    pub bounds: ValueTable,
     /// `[jobs.NAME]`.
-    pub jobs: BTreeMap<JobName, Job>,
+    pub jobs: BTreeMap<JobName, JobTable>,
 }
 
 /// One `[jobs.NAME]`.
 #[derive(Debug, Default)]
-pub struct Job {
+pub struct JobTable {
     /// Its keys.
-    pub values: Values,
+    pub values: ValueTable,
     /// `[jobs.NAME.bounds]`.
-    pub bounds: Values,
+    pub bounds: ValueTable,
 }
 
 /// The keys that a file may have.
-pub struct Known<'a> {
+pub struct KnownKeys<'a> {
     /// Outside of any table.
     pub top: &'a [&'a str],
     /// In `[jobs.NAME]`.
@@ -50,19 +50,19 @@ pub struct Known<'a> {
 ///
 /// # Errors
 /// If it cannot be read, is no TOML, or has keys that are not known.
-pub fn read(path: &Path, known: &Known<'_>) -> Result<File, ConfigError> {
+pub fn read(path: &Path, known: &KnownKeys<'_>) -> Result<ConfigFile, ConfigError> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| ConfigError::Unreadable { path: path.into(), error: error.to_string() })?;
     parse(path, &text, known)
 }
 
-fn parse(path: &Path, text: &str, known: &Known<'_>) -> Result<File, ConfigError> {
-    let reader = Reader { path: path.into(), text };
+fn parse(path: &Path, text: &str, known: &KnownKeys<'_>) -> Result<ConfigFile, ConfigError> {
+    let reader = FileReader { path: path.into(), text };
     let document = DeTable::parse(text).map_err(|error| ConfigError::NotToml {
-        place: reader.place(error.span().map_or(0, |span| span.start)),
+        place: reader.line_of(error.span().map_or(0, |span| span.start)),
         wrong: error.message().into(),
     })?;
-    let mut file = File::default();
+    let mut file = ConfigFile::default();
     for (key, value) in document.get_ref() {
         match key.get_ref().as_ref() {
             "bounds" => file.bounds = reader.values("bounds", value, known.bounds, &[])?,
@@ -73,17 +73,17 @@ fn parse(path: &Path, text: &str, known: &Known<'_>) -> Result<File, ConfigError
     Ok(file)
 }
 
-struct Reader<'a> {
+struct FileReader<'a> {
     path: Arc<Path>,
     text: &'a str,
 }
 
-type Key<'a> = Spanned<std::borrow::Cow<'a, str>>;
+type SpannedKey<'a> = Spanned<std::borrow::Cow<'a, str>>;
 
-impl Reader<'_> {
-    fn place(&self, offset: usize) -> Source {
+impl FileReader<'_> {
+    fn line_of(&self, offset: usize) -> ValueSource {
         let before = self.text.get(..offset).unwrap_or(self.text);
-        Source::File(Arc::clone(&self.path), before.matches('\n').count() + 1)
+        ValueSource::File(Arc::clone(&self.path), before.matches('\n').count() + 1)
     }
 
     fn table<'v, 'd>(
@@ -92,7 +92,7 @@ impl Reader<'_> {
         value: &'v Spanned<DeValue<'d>>,
     ) -> Result<&'v DeTable<'d>, ConfigError> {
         value.get_ref().as_table().ok_or_else(|| ConfigError::Value {
-            place: self.place(value.span().start),
+            place: self.line_of(value.span().start),
             key: name.into(),
             value: value.get_ref().type_str().into(),
             wrong: format!("it is a table: write [{name}] on a line of its own, and its keys below"),
@@ -102,18 +102,18 @@ impl Reader<'_> {
     fn jobs(
         &self,
         value: &Spanned<DeValue<'_>>,
-        known: &Known<'_>,
-    ) -> Result<BTreeMap<JobName, Job>, ConfigError> {
+        known: &KnownKeys<'_>,
+    ) -> Result<BTreeMap<JobName, JobTable>, ConfigError> {
         let mut jobs = BTreeMap::new();
         for (key, value) in self.table("jobs", value)? {
             let name = key.get_ref().parse::<JobName>().map_err(|error| ConfigError::Value {
-                place: self.place(key.span().start),
+                place: self.line_of(key.span().start),
                 key: "jobs".into(),
                 value: key.get_ref().to_string(),
                 wrong: error.to_string(),
             })?;
             let path = format!("jobs.{name}");
-            let mut job = Job::default();
+            let mut job = JobTable::default();
             for (key, value) in self.table(&path, value)? {
                 if key.get_ref() == "bounds" {
                     job.bounds = self.values(&format!("{path}.bounds"), value, known.bounds, &[])?;
@@ -132,8 +132,8 @@ impl Reader<'_> {
         value: &Spanned<DeValue<'_>>,
         known: &[&str],
         tables: &[&str],
-    ) -> Result<Values, ConfigError> {
-        let mut values = Values::new();
+    ) -> Result<ValueTable, ConfigError> {
+        let mut values = ValueTable::new();
         for (key, value) in self.table(table, value)? {
             self.value(table, key, value, known, tables, &mut values)?;
         }
@@ -143,19 +143,19 @@ impl Reader<'_> {
     fn value(
         &self,
         table: &str,
-        key: &Key<'_>,
+        key: &SpannedKey<'_>,
         value: &Spanned<DeValue<'_>>,
         known: &[&str],
         tables: &[&str],
-        values: &mut Values,
+        values: &mut ValueTable,
     ) -> Result<(), ConfigError> {
         let name = key.get_ref().as_ref();
         if !known.contains(&name) {
             let known: Vec<&str> = known.iter().chain(tables).copied().collect();
             return Err(ConfigError::UnknownKey {
-                place: self.place(key.span().start),
-                key: dotted(table, name),
-                hint: hint(name, &known),
+                place: self.line_of(key.span().start),
+                key: qualified_name(table, name),
+                hint: suggestion(name, &known),
             });
         }
         let text = match value.get_ref() {
@@ -165,26 +165,26 @@ impl Reader<'_> {
             DeValue::Boolean(switch) => switch.to_string(),
             other => {
                 return Err(ConfigError::Value {
-                    place: self.place(value.span().start),
-                    key: dotted(table, name),
+                    place: self.line_of(value.span().start),
+                    key: qualified_name(table, name),
                     value: other.type_str().into(),
                     wrong: "it is one value: write a quoted text, a decimal number, or true or false".into(),
                 });
             }
         };
-        let source = self.place(key.span().start);
-        values.insert(name.into(), Given { text, source });
+        let source = self.line_of(key.span().start);
+        values.insert(name.into(), GivenValue { text, source });
         Ok(())
     }
 }
 
-fn dotted(table: &str, key: &str) -> String {
+fn qualified_name(table: &str, key: &str) -> String {
     if table.is_empty() { key.into() } else { format!("{table}.{key}") }
 }
 
 /// The known key that was meant, if one is near; else all of them.
-fn hint(name: &str, known: &[&str]) -> String {
-    let nearest = known.iter().map(|known| (distance(name, known), known)).min();
+fn suggestion(name: &str, known: &[&str]) -> String {
+    let nearest = known.iter().map(|known| (edit_distance(name, known), known)).min();
     match nearest {
         Some((distance, known)) if distance <= 3 && distance < name.len() => {
             format!("did you mean `{known}`?")
@@ -194,7 +194,7 @@ fn hint(name: &str, known: &[&str]) -> String {
 }
 
 /// How many letters must be changed, added or removed to make `a` into `b`.
-fn distance(a: &str, b: &str) -> usize {
+fn edit_distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {
         let mut diagonal = row[0];
@@ -212,13 +212,13 @@ fn distance(a: &str, b: &str) -> usize {
 mod tests {
     use super::*;
 
-    const KNOWN: Known<'_> = Known {
+    const KNOWN: KnownKeys<'_> = KnownKeys {
         top: &["grpc", "heartbeat-timeout"],
         job: &["tasks", "grpc"],
         bounds: &["keys", "key-bytes"],
     };
 
-    fn read(text: &str) -> Result<File, String> {
+    fn read(text: &str) -> Result<ConfigFile, String> {
         parse(Path::new("muster.toml"), text, &KNOWN).map_err(|error| error.to_string())
     }
 
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_toml_or_no_table_says_where() {
+    fn syntax_and_type_errors_name_their_line() {
         assert!(read("a = = 1").unwrap_err().contains("muster.toml:1"));
         assert!(read("jobs = 3").unwrap_err().contains("[jobs]"));
         assert!(read("[jobs]\na = 3").unwrap_err().contains("[jobs.a]"));

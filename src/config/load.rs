@@ -10,10 +10,13 @@ use serde::Deserialize as _;
 
 use crate::coordination::{Bounds, JobName, JobSettings};
 
-use super::file::{self, File, Known, Values};
-use super::keys::{JOB_KEYS, Key, SERVER_KEYS, Shown, variable};
-use super::value::{parse_address, parse_declared, parse_tasks};
-use super::{Asked, AskedJobs, Config, ConfigError, Given, Job, Server, Source, Value, bounds_table};
+use super::file::{self, ConfigFile, KnownKeys, ValueTable};
+use super::settings::{JOB_SETTINGS, SERVER_SETTINGS, Setting, SettingValue, environment_variable};
+use super::value::{parse_address, parse_job_spec, parse_tasks};
+use super::{
+    Config, ConfigError, ConfigRequest, GivenValue, JobConfig, JobSelection, ResolvedValue, ServerConfig,
+    ValueSource, bounds_table,
+};
 
 /// Reads an environment variable; the process's own, except in tests.
 pub type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -22,21 +25,21 @@ pub type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
 ///
 /// # Errors
 /// The first thing that is wrong with it, with its place and what to do about it.
-pub fn load(asked: &Asked, environment: Environment<'_>) -> Result<Config, ConfigError> {
+pub fn load(asked: &ConfigRequest, environment: Environment<'_>) -> Result<Config, ConfigError> {
     let bound_defaults = bounds_table(&Bounds::default());
     let path = asked.file.clone().or_else(|| given_variable(environment, "MUSTER_CONFIG").map(PathBuf::from));
     let file = match path {
         Some(path) => {
-            let job_keys = JOB_KEYS.iter().map(|key| key.name);
+            let job_keys = JOB_SETTINGS.iter().map(|key| key.name);
             let top: Vec<&str> =
-                SERVER_KEYS.iter().map(|key| key.name).chain(job_keys.clone()).chain(["tasks"]).collect();
+                SERVER_SETTINGS.iter().map(|key| key.name).chain(job_keys.clone()).chain(["tasks"]).collect();
             let job: Vec<&str> = ["tasks", "grpc"].into_iter().chain(job_keys).collect();
             let bounds: Vec<&str> = bound_defaults.keys().map(String::as_str).collect();
-            file::read(&path, &Known { top: &top, job: &job, bounds: &bounds })?
+            file::read(&path, &KnownKeys { top: &top, job: &job, bounds: &bounds })?
         }
-        None => File::default(),
+        None => ConfigFile::default(),
     };
-    let loader = Loader { asked, environment, file };
+    let loader = ConfigLoader { asked, environment, file };
     loader.load(&bound_defaults)
 }
 
@@ -45,28 +48,28 @@ fn given_variable(environment: Environment<'_>, name: &str) -> Option<String> {
     environment(name).filter(|text| !text.is_empty())
 }
 
-struct Loader<'a> {
-    asked: &'a Asked,
+struct ConfigLoader<'a> {
+    asked: &'a ConfigRequest,
     environment: Environment<'a>,
-    file: File,
+    file: ConfigFile,
 }
 
 /// A job on its way: what is known of it besides its settings.
-struct Declaration {
+struct JobDeclaration {
     name: JobName,
-    tasks: Option<(u32, Source)>,
-    grpc: Option<(SocketAddr, Source)>,
+    tasks: Option<(u32, ValueSource)>,
+    grpc: Option<(SocketAddr, ValueSource)>,
 }
 
-impl Loader<'_> {
+impl ConfigLoader<'_> {
     fn load(&self, bound_defaults: &BTreeMap<String, u64>) -> Result<Config, ConfigError> {
         let mut values = Vec::new();
-        let mut server = Server::new(self.asked.profile);
+        let mut server = ServerConfig::new(self.asked.profile);
         let top = [&self.file.top];
-        self.settle(&SERVER_KEYS, &mut server, "", &top, &mut values)?;
+        self.resolve_setting(&SERVER_SETTINGS, &mut server, "", &top, &mut values)?;
         let mut common = JobSettings::new(1);
-        self.settle(&JOB_KEYS, &mut common, "", &top, &mut values)?;
-        common.bounds = settle_bounds(bound_defaults, "bounds", &[&self.file.bounds], &mut values)?;
+        self.resolve_setting(&JOB_SETTINGS, &mut common, "", &top, &mut values)?;
+        common.bounds = resolve_bounds(bound_defaults, "bounds", &[&self.file.bounds], &mut values)?;
 
         let mut jobs = Vec::new();
         for declaration in self.declarations()? {
@@ -77,21 +80,21 @@ impl Loader<'_> {
     }
 
     /// Sets every key of `target` that somebody gave, the strongest source first, and notes all of them.
-    fn settle<T>(
+    fn resolve_setting<T>(
         &self,
-        keys: &[Key<T>],
+        keys: &[Setting<T>],
         target: &mut T,
         table: &str,
-        tables: &[&Values],
-        values: &mut Vec<Value>,
+        tables: &[&ValueTable],
+        values: &mut Vec<ResolvedValue>,
     ) -> Result<(), ConfigError> {
         for key in keys {
-            let mut source = Source::Default;
+            let mut source = ValueSource::Default;
             if let Some(given) = self.given(key.name, tables) {
-                (key.set)(target, &given.text).map_err(|wrong| bad(&given, key.name, wrong))?;
+                (key.set)(target, &given.text).map_err(|wrong| value_error(&given, key.name, wrong))?;
                 source = given.source;
             }
-            values.push(Value {
+            values.push(ResolvedValue {
                 table: table.into(),
                 key: key.name.into(),
                 shown: (key.show)(target),
@@ -101,66 +104,66 @@ impl Loader<'_> {
         Ok(())
     }
 
-    fn given(&self, key: &str, tables: &[&Values]) -> Option<Given> {
+    fn given(&self, key: &str, tables: &[&ValueTable]) -> Option<GivenValue> {
         if let Some(text) = self.asked.flags.get(key) {
-            return Some(Given { text: text.clone(), source: Source::Flag(format!("--{key}")) });
+            return Some(GivenValue { text: text.clone(), source: ValueSource::Flag(format!("--{key}")) });
         }
-        let name = variable(key);
+        let name = environment_variable(key);
         if let Some(text) = given_variable(self.environment, &name) {
-            return Some(Given { text, source: Source::Environment(name) });
+            return Some(GivenValue { text, source: ValueSource::Environment(name) });
         }
         tables.iter().find_map(|table| table.get(key)).cloned()
     }
 
     fn job(
         &self,
-        declaration: Declaration,
+        declaration: JobDeclaration,
         common: &JobSettings,
-        values: &mut Vec<Value>,
-    ) -> Result<Job, ConfigError> {
-        let Declaration { name, tasks, grpc } = declaration;
-        let nothing = file::Job::default();
+        values: &mut Vec<ResolvedValue>,
+    ) -> Result<JobConfig, ConfigError> {
+        let JobDeclaration { name, tasks, grpc } = declaration;
+        let nothing = file::JobTable::default();
         let own = self.file.jobs.get(&name).unwrap_or(&nothing);
         let table = format!("jobs.{name}");
         let Some((tasks, source)) = tasks else {
             let place = own.values.values().map(|given| given.source.clone()).min();
-            return Err(ConfigError::NoTasks { place: place.unwrap_or(Source::Default), name });
+            return Err(ConfigError::NoTasks { place: place.unwrap_or(ValueSource::Default), name });
         };
         let mut note = |key: &str, shown, source| {
-            values.push(Value { table: table.clone(), key: key.into(), shown, source });
+            values.push(ResolvedValue { table: table.clone(), key: key.into(), shown, source });
         };
-        note("tasks", Shown::Number(u64::from(tasks)), source);
+        note("tasks", SettingValue::Number(u64::from(tasks)), source);
         let grpc = grpc.map(|(address, source)| {
-            note("grpc", Shown::Text(address.to_string()), source);
+            note("grpc", SettingValue::Text(address.to_string()), source);
             address
         });
         let mut settings = JobSettings { tasks, ..common.clone() };
-        self.settle(&JOB_KEYS, &mut settings, &table, &[&own.values, &self.file.top], values)?;
+        self.resolve_setting(&JOB_SETTINGS, &mut settings, &table, &[&own.values, &self.file.top], values)?;
         if !own.bounds.is_empty() {
             let common = bounds_table(&common.bounds);
             let mut all = Vec::new();
-            settings.bounds = settle_bounds(&common, &format!("{table}.bounds"), &[&own.bounds], &mut all)?;
+            settings.bounds = resolve_bounds(&common, &format!("{table}.bounds"), &[&own.bounds], &mut all)?;
             // The others are those of [bounds], and printed there.
-            values.extend(all.into_iter().filter(|value| value.source != Source::Default));
+            values.extend(all.into_iter().filter(|value| value.source != ValueSource::Default));
         }
-        Ok(Job { name, grpc, settings })
+        Ok(JobConfig { name, grpc, settings })
     }
 
     /// The jobs that somebody declared; a stronger source comes later and overrides.
-    fn declarations(&self) -> Result<Vec<Declaration>, ConfigError> {
-        if let AskedJobs::Only { name, tasks } = &self.asked.jobs {
-            let tasks = Some((*tasks, Source::Flag("-n".into())));
-            return Ok(vec![Declaration { name: name.clone(), tasks, grpc: None }]);
+    fn declarations(&self) -> Result<Vec<JobDeclaration>, ConfigError> {
+        if let JobSelection::Only { name, tasks } = &self.asked.jobs {
+            let tasks = Some((*tasks, ValueSource::Flag("-n".into())));
+            return Ok(vec![JobDeclaration { name: name.clone(), tasks, grpc: None }]);
         }
         let mut declared = Vec::new();
         for layer in [self.declared_by_file()?, self.declared_by_environment()?, self.declared_by_flags()?] {
-            let mut seen: BTreeMap<JobName, Source> = BTreeMap::new();
+            let mut seen: BTreeMap<JobName, ValueSource> = BTreeMap::new();
             for new in layer {
-                let source = new.tasks.as_ref().map_or(Source::Default, |(_, source)| source.clone());
+                let source = new.tasks.as_ref().map_or(ValueSource::Default, |(_, source)| source.clone());
                 if let Some(first) = seen.insert(new.name.clone(), source.clone()) {
                     return Err(ConfigError::JobTwice { name: new.name, first, second: source });
                 }
-                match declared.iter_mut().find(|old: &&mut Declaration| old.name == new.name) {
+                match declared.iter_mut().find(|old: &&mut JobDeclaration| old.name == new.name) {
                     Some(old) => {
                         old.tasks = new.tasks.or(old.tasks.take());
                         old.grpc = new.grpc.or(old.grpc.take());
@@ -172,7 +175,7 @@ impl Loader<'_> {
         Ok(declared)
     }
 
-    fn declared_by_file(&self) -> Result<Vec<Declaration>, ConfigError> {
+    fn declared_by_file(&self) -> Result<Vec<JobDeclaration>, ConfigError> {
         let mut declared = Vec::new();
         if let Some(given) = self.file.top.get("tasks") {
             declared.push(default_job(given)?);
@@ -180,83 +183,89 @@ impl Loader<'_> {
         for (name, job) in &self.file.jobs {
             let tasks = match job.values.get("tasks") {
                 Some(given) => {
-                    let tasks = parse_tasks(&given.text).map_err(|wrong| bad(given, "tasks", wrong))?;
+                    let tasks =
+                        parse_tasks(&given.text).map_err(|wrong| value_error(given, "tasks", wrong))?;
                     Some((tasks, given.source.clone()))
                 }
                 None => None,
             };
             let grpc = match job.values.get("grpc") {
                 Some(given) => {
-                    let address = parse_address(&given.text).map_err(|wrong| bad(given, "grpc", wrong))?;
+                    let address =
+                        parse_address(&given.text).map_err(|wrong| value_error(given, "grpc", wrong))?;
                     Some((address, given.source.clone()))
                 }
                 None => None,
             };
-            declared.push(Declaration { name: name.clone(), tasks, grpc });
+            declared.push(JobDeclaration { name: name.clone(), tasks, grpc });
         }
         Ok(declared)
     }
 
-    fn declared_by_environment(&self) -> Result<Vec<Declaration>, ConfigError> {
+    fn declared_by_environment(&self) -> Result<Vec<JobDeclaration>, ConfigError> {
         let mut declared = Vec::new();
         let given = |name: &str| {
-            let source = Source::Environment(name.into());
-            given_variable(self.environment, name).map(|text| Given { text, source })
+            let source = ValueSource::Environment(name.into());
+            given_variable(self.environment, name).map(|text| GivenValue { text, source })
         };
         if let Some(given) = given("MUSTER_TASKS") {
             declared.push(default_job(&given)?);
         }
         if let Some(given) = given("MUSTER_JOBS") {
             for text in given.text.split(',').map(str::trim).filter(|text| !text.is_empty()) {
-                declared
-                    .push(declaration(&Given { text: text.into(), source: given.source.clone() }, "jobs")?);
+                declared.push(declaration(
+                    &GivenValue { text: text.into(), source: given.source.clone() },
+                    "jobs",
+                )?);
             }
         }
         Ok(declared)
     }
 
-    fn declared_by_flags(&self) -> Result<Vec<Declaration>, ConfigError> {
-        let AskedJobs::Declared { tasks, jobs } = &self.asked.jobs else { return Ok(Vec::new()) };
+    fn declared_by_flags(&self) -> Result<Vec<JobDeclaration>, ConfigError> {
+        let JobSelection::Declared { tasks, jobs } = &self.asked.jobs else { return Ok(Vec::new()) };
         let mut declared = Vec::new();
         if let Some(text) = tasks {
-            declared
-                .push(default_job(&Given { text: text.clone(), source: Source::Flag("--tasks".into()) })?);
+            declared.push(default_job(&GivenValue {
+                text: text.clone(),
+                source: ValueSource::Flag("--tasks".into()),
+            })?);
         }
         for text in jobs {
-            let source = Source::Flag("--job".into());
-            declared.push(declaration(&Given { text: text.clone(), source }, "job")?);
+            let source = ValueSource::Flag("--job".into());
+            declared.push(declaration(&GivenValue { text: text.clone(), source }, "job")?);
         }
         Ok(declared)
     }
 }
 
-fn default_job(given: &Given) -> Result<Declaration, ConfigError> {
-    let tasks = parse_tasks(&given.text).map_err(|wrong| bad(given, "tasks", wrong))?;
-    Ok(Declaration { name: JobName::default(), tasks: Some((tasks, given.source.clone())), grpc: None })
+fn default_job(given: &GivenValue) -> Result<JobDeclaration, ConfigError> {
+    let tasks = parse_tasks(&given.text).map_err(|wrong| value_error(given, "tasks", wrong))?;
+    Ok(JobDeclaration { name: JobName::default(), tasks: Some((tasks, given.source.clone())), grpc: None })
 }
 
-fn declaration(given: &Given, key: &str) -> Result<Declaration, ConfigError> {
-    let job = parse_declared(&given.text).map_err(|wrong| bad(given, key, wrong))?;
+fn declaration(given: &GivenValue, key: &str) -> Result<JobDeclaration, ConfigError> {
+    let job = parse_job_spec(&given.text).map_err(|wrong| value_error(given, key, wrong))?;
     let source = given.source.clone();
     let grpc = job.grpc.map(|address| (address, source.clone()));
-    Ok(Declaration { name: job.name, tasks: Some((job.tasks, source)), grpc })
+    Ok(JobDeclaration { name: job.name, tasks: Some((job.tasks, source)), grpc })
 }
 
-fn bad(given: &Given, key: &str, wrong: String) -> ConfigError {
+fn value_error(given: &GivenValue, key: &str, wrong: String) -> ConfigError {
     ConfigError::Value { place: given.source.clone(), key: key.into(), value: given.text.clone(), wrong }
 }
 
-fn settle_bounds(
+fn resolve_bounds(
     defaults: &BTreeMap<String, u64>,
     table: &str,
-    tables: &[&Values],
-    values: &mut Vec<Value>,
+    tables: &[&ValueTable],
+    values: &mut Vec<ResolvedValue>,
 ) -> Result<Bounds, ConfigError> {
     let mut settled = toml::Table::new();
     for (key, default) in defaults {
         let (number, source) = match tables.iter().find_map(|table| table.get(key)) {
             Some(given) => {
-                let wrong = |wrong: &str| bad(given, &format!("{table}.{key}"), wrong.into());
+                let wrong = |wrong: &str| value_error(given, &format!("{table}.{key}"), wrong.into());
                 let number = given.text.parse::<u64>().ok().filter(|number| i64::try_from(*number).is_ok());
                 let number = number.ok_or_else(|| wrong("write a whole number, such as 1048576"))?;
                 // What is kept for later may be nothing; what is needed to work may not.
@@ -265,13 +274,18 @@ fn settle_bounds(
                 }
                 (number, given.source.clone())
             }
-            None => (*default, Source::Default),
+            None => (*default, ValueSource::Default),
         };
         settled.insert(key.clone(), i64::try_from(number).unwrap_or(i64::MAX).into());
-        values.push(Value { table: table.into(), key: key.clone(), shown: Shown::Number(number), source });
+        values.push(ResolvedValue {
+            table: table.into(),
+            key: key.clone(),
+            shown: SettingValue::Number(number),
+            source,
+        });
     }
     Bounds::deserialize(settled).map_err(|error| ConfigError::Value {
-        place: Source::Default,
+        place: ValueSource::Default,
         key: table.into(),
         value: String::new(),
         wrong: error.to_string(),
@@ -279,10 +293,10 @@ fn settle_bounds(
 }
 
 /// Two listeners cannot share an address; better said here, with both places, than by the system later.
-fn check_addresses(values: &[Value]) -> Result<(), ConfigError> {
-    let mut taken: Vec<(SocketAddr, &Value)> = Vec::new();
+fn check_addresses(values: &[ResolvedValue]) -> Result<(), ConfigError> {
+    let mut taken: Vec<(SocketAddr, &ResolvedValue)> = Vec::new();
     for value in values {
-        let Shown::Text(text) = &value.shown else { continue };
+        let SettingValue::Text(text) = &value.shown else { continue };
         if !matches!(value.key.as_str(), "grpc" | "http" | "health" | "metrics") {
             continue;
         }
@@ -294,9 +308,14 @@ fn check_addresses(values: &[Value]) -> Result<(), ConfigError> {
         };
         if address.port() != 0 {
             if let Some((_, first)) = taken.iter().find(|(other, _)| collides(other)) {
-                let taken_by = format!("{} ({})", dotted(first), first.source);
+                let taken_by = format!("{} ({})", qualified_name(first), first.source);
                 let place = value.source.clone();
-                return Err(ConfigError::AddressTwice { place, key: dotted(value), address, taken_by });
+                return Err(ConfigError::AddressTwice {
+                    place,
+                    key: qualified_name(value),
+                    address,
+                    taken_by,
+                });
             }
             taken.push((address, value));
         }
@@ -304,7 +323,7 @@ fn check_addresses(values: &[Value]) -> Result<(), ConfigError> {
     Ok(())
 }
 
-fn dotted(value: &Value) -> String {
+fn qualified_name(value: &ResolvedValue) -> String {
     if value.table.is_empty() { value.key.clone() } else { format!("{}.{}", value.table, value.key) }
 }
 
@@ -314,12 +333,15 @@ mod tests {
     use crate::config::Profile;
     use std::time::Duration;
 
-    fn asked(flags: &[(&'static str, &str)], jobs: &[&str]) -> Asked {
-        Asked {
+    fn asked(flags: &[(&'static str, &str)], jobs: &[&str]) -> ConfigRequest {
+        ConfigRequest {
             profile: Profile::Serve,
             file: None,
             flags: flags.iter().map(|(key, text)| (*key, (*text).into())).collect(),
-            jobs: AskedJobs::Declared { tasks: None, jobs: jobs.iter().map(|job| (*job).into()).collect() },
+            jobs: JobSelection::Declared {
+                tasks: None,
+                jobs: jobs.iter().map(|job| (*job).into()).collect(),
+            },
         }
     }
 
@@ -329,7 +351,7 @@ mod tests {
         path
     }
 
-    fn load_with(asked: &Asked, variables: &[(&str, &str)]) -> Result<Config, String> {
+    fn load_from(asked: &ConfigRequest, variables: &[(&str, &str)]) -> Result<Config, String> {
         let find = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, text)| (*text).into());
         load(asked, &find).map_err(|error| error.to_string())
     }
@@ -341,7 +363,7 @@ mod tests {
         let mut asked = asked(&[("heartbeat-timeout", "3s")], &[]);
         asked.file = Some(file("precedence", text));
         let config =
-            load_with(&asked, &[("MUSTER_HEARTBEAT_TIMEOUT", "2s"), ("MUSTER_SHUTDOWN_TIMEOUT", "2s")])
+            load_from(&asked, &[("MUSTER_HEARTBEAT_TIMEOUT", "2s"), ("MUSTER_SHUTDOWN_TIMEOUT", "2s")])
                 .unwrap();
         let settings = &config.jobs[0].settings;
         assert_eq!(settings.heartbeat_timeout, Duration::from_secs(3));
@@ -355,7 +377,7 @@ mod tests {
         let mut asked = asked(&[], &["a=8", "c=1@127.0.0.1:9001"]);
         asked.file =
             Some(file("jobs", "[jobs.a]\ntasks = 2\ngrpc = '127.0.0.1:9000'\n[jobs.b]\ntasks = 3\n"));
-        let config = load_with(&asked, &[("MUSTER_JOBS", "d=4, b=5")]).unwrap();
+        let config = load_from(&asked, &[("MUSTER_JOBS", "d=4, b=5")]).unwrap();
         let jobs: Vec<_> = config
             .jobs
             .iter()
@@ -368,27 +390,27 @@ mod tests {
     fn a_launch_knows_its_own_job_only() {
         let mut asked = asked(&[], &[]);
         asked.file = Some(file("only", "[jobs.a]\nrecoverable = true\n[jobs.b]\ntasks = 3\n"));
-        asked.jobs = AskedJobs::Only { name: "a".parse().unwrap(), tasks: 5 };
-        let config = load_with(&asked, &[("MUSTER_TASKS", "9")]).unwrap();
+        asked.jobs = JobSelection::Only { name: "a".parse().unwrap(), tasks: 5 };
+        let config = load_from(&asked, &[("MUSTER_TASKS", "9")]).unwrap();
         assert_eq!(config.jobs.len(), 1);
         assert!(config.jobs[0].settings.recoverable && config.jobs[0].settings.tasks == 5);
     }
 
     #[test]
     fn nonsense_is_refused_with_its_place() {
-        let error = load_with(&asked(&[("heartbeat-timeout", "0s")], &[]), &[]).unwrap_err();
+        let error = load_from(&asked(&[("heartbeat-timeout", "0s")], &[]), &[]).unwrap_err();
         assert!(error.contains("--heartbeat-timeout") && error.contains("longer than zero"), "{error}");
-        let error = load_with(&asked(&[], &[]), &[("MUSTER_ERROR_DELIVERY", "never")]).unwrap_err();
+        let error = load_from(&asked(&[], &[]), &[("MUSTER_ERROR_DELIVERY", "never")]).unwrap_err();
         assert!(error.contains("MUSTER_ERROR_DELIVERY") && error.contains("hold or cancel"), "{error}");
-        let error = load_with(&asked(&[], &["a=1", "a=2"]), &[]).unwrap_err();
+        let error = load_from(&asked(&[], &["a=1", "a=2"]), &[]).unwrap_err();
         assert!(error.contains("`a`"), "{error}");
-        let error = load_with(&asked(&[("http", "0.0.0.0:8476")], &[]), &[]).unwrap_err();
+        let error = load_from(&asked(&[("http", "0.0.0.0:8476")], &[]), &[]).unwrap_err();
         assert!(error.contains("--http") && error.contains("grpc (default)"), "{error}");
         let mut asked = asked(&[], &[]);
         asked.file = Some(file("tasks", "[jobs.a]\nrecoverable = true\n"));
-        assert!(load_with(&asked, &[]).unwrap_err().contains("tasks = N"));
+        assert!(load_from(&asked, &[]).unwrap_err().contains("tasks = N"));
         asked.file = Some(file("bounds", "[bounds]\nkeys = 0\n"));
-        assert!(load_with(&asked, &[]).unwrap_err().contains("at least 1"));
+        assert!(load_from(&asked, &[]).unwrap_err().contains("at least 1"));
     }
 
     #[test]
@@ -398,7 +420,7 @@ mod tests {
             "own-bounds",
             "[bounds]\nkeys = 7\nwaiters = 8\n[jobs.a]\ntasks = 1\n[jobs.a.bounds]\nkeys = 9\n",
         ));
-        let config = load_with(&asked, &[]).unwrap();
+        let config = load_from(&asked, &[]).unwrap();
         let bounds = |n: usize| &config.jobs[n].settings.bounds;
         assert_eq!((bounds(0).keys, bounds(0).waiters), (9, 8));
         assert_eq!((bounds(1).keys, bounds(1).waiters), (7, 8));
@@ -406,14 +428,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_means_the_same_when_read() {
+    fn the_printed_configuration_reads_back_the_same() {
         let mut first = asked(&[("disconnect-grace", "off")], &["b=2@127.0.0.1:9000"]);
         first.file =
             Some(file("print", "[jobs.a]\ntasks = 1\nrecoverable = true\n[jobs.a.bounds]\nkeys = 9\n"));
-        let printed = load_with(&first, &[]).unwrap();
+        let printed = load_from(&first, &[]).unwrap();
         let mut second = asked(&[], &[]);
         second.file = Some(file("printed", &printed.print()));
-        let read = load_with(&second, &[]).unwrap();
+        let read = load_from(&second, &[]).unwrap();
         assert_eq!((&read.server, &read.jobs), (&printed.server, &printed.jobs));
     }
 }

@@ -1,11 +1,11 @@
 //! Parses and formats single values: addresses, counts, job specifications, rules.
 //!
-//! It knows no settings: `keys.rs` has them. Begin at `parse_declared`.
+//! It knows no settings: `settings.rs` has them. Begin at `parse_job_spec`.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use crate::coordination::{ActingRule, JobName, TASKS_MAX};
+use crate::coordination::{AutoExcludeRule, JobName, TASKS_MAX};
 
 /// Reads an address to listen on.
 ///
@@ -65,7 +65,7 @@ pub fn parse_switch(text: &str) -> Result<bool, String> {
 
 /// A job as it is declared in one word.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Declared {
+pub struct JobSpec {
     /// Its name.
     pub name: JobName,
     /// How many tasks it has.
@@ -78,7 +78,7 @@ pub struct Declared {
 ///
 /// # Errors
 /// What is wrong with it and how to write one.
-pub fn parse_declared(text: &str) -> Result<Declared, String> {
+pub fn parse_job_spec(text: &str) -> Result<JobSpec, String> {
     let (name, rest) = text
         .split_once('=')
         .ok_or("it is no job: write NAME=TASKS, or NAME=TASKS@ADDR for a gRPC listener of its own")?;
@@ -87,24 +87,24 @@ pub fn parse_declared(text: &str) -> Result<Declared, String> {
         Some((tasks, address)) => (tasks, Some(parse_address(address)?)),
         None => (rest, None),
     };
-    Ok(Declared { name, tasks: parse_tasks(tasks)?, grpc })
+    Ok(JobSpec { name, tasks: parse_tasks(tasks)?, grpc })
 }
 
 /// Rules by their names, with commas between; `none` for none.
 ///
 /// # Errors
 /// If there is no rule of a name.
-pub fn parse_rules(text: &str) -> Result<BTreeSet<ActingRule>, String> {
+pub fn parse_rules(text: &str) -> Result<BTreeSet<AutoExcludeRule>, String> {
     if text == "none" {
         return Ok(BTreeSet::new());
     }
     let rule = |name: &str| {
-        let named = ActingRule::ALL.into_iter().find(|rule| rule.name() == name.trim());
+        let named = AutoExcludeRule::ALL.into_iter().find(|rule| rule.name() == name.trim());
         named.ok_or_else(|| {
             format!(
                 "there is no rule {:?}: write some of {}",
                 name.trim(),
-                show_rules(&ActingRule::ALL.into())
+                format_rules(&AutoExcludeRule::ALL.into())
             )
         })
     };
@@ -113,7 +113,7 @@ pub fn parse_rules(text: &str) -> Result<BTreeSet<ActingRule>, String> {
 
 /// Rules as [`parse_rules`] reads them.
 #[must_use]
-pub fn show_rules(rules: &BTreeSet<ActingRule>) -> String {
+pub fn format_rules(rules: &BTreeSet<AutoExcludeRule>) -> String {
     if rules.is_empty() {
         return "none".into();
     }
@@ -134,12 +134,12 @@ mod tests {
 
     #[test]
     fn jobs_are_declared_in_one_word() {
-        let job = parse_declared("train=8@127.0.0.1:9000").unwrap();
+        let job = parse_job_spec("train=8@127.0.0.1:9000").unwrap();
         assert_eq!((job.name.as_str(), job.tasks), ("train", 8));
         assert_eq!(job.grpc, Some("127.0.0.1:9000".parse().unwrap()));
-        assert!(parse_declared("train").unwrap_err().contains("NAME=TASKS"));
-        assert!(parse_declared("Train=1").unwrap_err().contains("lower-case"));
-        assert!(parse_declared("train=0").unwrap_err().contains("at least one"));
-        assert!(parse_declared("train=1000001").unwrap_err().contains("at most 1000000"));
+        assert!(parse_job_spec("train").unwrap_err().contains("NAME=TASKS"));
+        assert!(parse_job_spec("Train=1").unwrap_err().contains("lower-case"));
+        assert!(parse_job_spec("train=0").unwrap_err().contains("at least one"));
+        assert!(parse_job_spec("train=1000001").unwrap_err().contains("at most 1000000"));
     }
 }

@@ -14,7 +14,8 @@ use crate::text::is_safe_to_show;
 /// By what means somebody acts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Means {
+#[schema(as = Means)]
+pub enum ActorOrigin {
     /// A program of theirs, by the REST API.
     Api,
     /// The command line.
@@ -25,7 +26,7 @@ pub enum Means {
     Rule,
 }
 
-impl fmt::Display for Means {
+impl fmt::Display for ActorOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Api => "the REST API",
@@ -46,7 +47,7 @@ pub struct Actor {
     #[schema(value_type = Option<String>)]
     pub address: Option<SocketAddr>,
     /// By what means.
-    pub means: Means,
+    pub means: ActorOrigin,
 }
 
 impl Actor {

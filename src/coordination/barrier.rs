@@ -1,9 +1,9 @@
 //! The table of barriers: instances in progress with the state of every member, and results and counters of ended
 //! ones.
 //!
-//! It knows members, slots and counters. What an arrival or an end means for a task is decided in `meeting.rs` and
-//! `parting.rs`. Barriers of the service itself (registration, shutdown, device exchange) are separate variants of
-//! [`BarrierKey`], so no client can reach them by choosing an id. Begin at [`Barriers`].
+//! It knows members, slots and counters. What an arrival or an end means for a task is decided in `barrier_arrival.rs` and
+//! `barrier_completion.rs`. Barriers of the service itself (registration, shutdown, device exchange) are separate variants of
+//! [`BarrierKey`], so no client can reach them by choosing an id. Begin at [`BarrierTable`].
 //!
 //! Invariants:
 //! - a slot is `Arrived` exactly as long as that member's call waits: an arrival whose caller went away is removed;
@@ -62,14 +62,14 @@ impl BarrierKey {
 
 /// Who takes part in a barrier.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Members {
+pub(super) enum BarrierMembers {
     /// Every task of the job; holds their number.
     All(u32),
     /// These tasks.
     Some(TaskSet),
 }
 
-impl Members {
+impl BarrierMembers {
     pub fn len(&self) -> usize {
         match self {
             Self::All(n) => *n as usize,
@@ -91,7 +91,7 @@ impl Members {
         }
     }
 
-    fn weight(&self) -> usize {
+    fn retained_bytes(&self) -> usize {
         match self {
             Self::All(_) => 0,
             Self::Some(set) => size_of_val(set.ids()),
@@ -101,8 +101,8 @@ impl Members {
 
 /// Why a call waits at a barrier, which decides what it is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Purpose {
-    Meet,
+pub(super) enum ArrivalPurpose {
+    Arrive,
     Register(TaskIncarnation),
     ShutDown,
     ExchangeDevices,
@@ -112,12 +112,12 @@ pub(super) enum Purpose {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Arrival {
     pub call: CallId,
-    pub purpose: Purpose,
+    pub purpose: ArrivalPurpose,
     pub at: Timestamp,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Slot {
+pub(super) enum MemberState {
     /// Waited for.
     Missing,
     /// Not waited for: registered after the instance began, and so has missed it.
@@ -128,36 +128,42 @@ pub(super) enum Slot {
 
 /// One use of a barrier, in progress.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Instance {
+pub(super) struct BarrierInstance {
     pub counter: i64,
-    pub members: Members,
+    pub members: BarrierMembers,
     pub began: Timestamp,
     pub deadline: Timestamp,
     pub first: TaskId,
-    slots: Vec<Slot>,
+    member_states: Vec<MemberState>,
     missing: usize,
     arrived: usize,
 }
 
-impl Instance {
-    pub fn new(counter: i64, members: Members, began: Timestamp, deadline: Timestamp, first: TaskId) -> Self {
+impl BarrierInstance {
+    pub fn new(
+        counter: i64,
+        members: BarrierMembers,
+        began: Timestamp,
+        deadline: Timestamp,
+        first: TaskId,
+    ) -> Self {
         let size = members.len();
-        let slots = vec![Slot::Missing; size];
-        Self { counter, members, began, deadline, first, slots, missing: size, arrived: 0 }
+        let slots = vec![MemberState::Missing; size];
+        Self { counter, members, began, deadline, first, member_states: slots, missing: size, arrived: 0 }
     }
 
-    pub fn slot(&self, task: TaskId) -> Option<Slot> {
-        self.members.position(task).map(|p| self.slots[p])
+    pub fn member_state(&self, task: TaskId) -> Option<MemberState> {
+        self.members.position(task).map(|p| self.member_states[p])
     }
 
     /// Puts a member's slot into a new state; returns the old one. `None` if the task is no member.
-    pub fn put(&mut self, task: TaskId, slot: Slot) -> Option<Slot> {
+    pub fn set_member_state(&mut self, task: TaskId, slot: MemberState) -> Option<MemberState> {
         let position = self.members.position(task)?;
-        let old = std::mem::replace(&mut self.slots[position], slot);
-        self.missing += usize::from(slot == Slot::Missing);
-        self.missing -= usize::from(old == Slot::Missing);
-        self.arrived += usize::from(matches!(slot, Slot::Arrived(_)));
-        self.arrived -= usize::from(matches!(old, Slot::Arrived(_)));
+        let old = std::mem::replace(&mut self.member_states[position], slot);
+        self.missing += usize::from(slot == MemberState::Missing);
+        self.missing -= usize::from(old == MemberState::Missing);
+        self.arrived += usize::from(matches!(slot, MemberState::Arrived(_)));
+        self.arrived -= usize::from(matches!(old, MemberState::Arrived(_)));
         Some(old)
     }
 
@@ -173,24 +179,24 @@ impl Instance {
 
     /// The members that are waited for.
     pub fn missing_tasks(&self) -> impl Iterator<Item = TaskId> + '_ {
-        self.tasks(|slot| slot == Slot::Missing)
+        self.tasks(|slot| slot == MemberState::Missing)
     }
 
     /// The members that are not here, waited for or not.
     pub fn absent_tasks(&self) -> impl Iterator<Item = TaskId> + '_ {
-        let absent = self.slots.len() - self.arrived;
-        self.tasks(|slot| !matches!(slot, Slot::Arrived(_))).take(absent)
+        let absent = self.member_states.len() - self.arrived;
+        self.tasks(|slot| !matches!(slot, MemberState::Arrived(_))).take(absent)
     }
 
     /// The members that are here, with their calls.
     pub fn arrivals(&self) -> impl Iterator<Item = (TaskId, Arrival)> + '_ {
-        self.arrivals_from(0, self.slots.len())
+        self.arrivals_from(0, self.member_states.len())
     }
 
     /// Those of [`Self::arrivals`] whose positions among the members are `from` to `to`.
     pub fn arrivals_from(&self, from: usize, to: usize) -> impl Iterator<Item = (TaskId, Arrival)> + '_ {
-        self.slots[from..to].iter().zip(from..).filter_map(|(slot, position)| match slot {
-            Slot::Arrived(arrival) => Some((self.members.at(position), *arrival)),
+        self.member_states[from..to].iter().zip(from..).filter_map(|(slot, position)| match slot {
+            MemberState::Arrived(arrival) => Some((self.members.at(position), *arrival)),
             _ => None,
         })
     }
@@ -204,74 +210,74 @@ impl Instance {
         members.filter(|id| tasks.binary_search(id).is_ok()).collect()
     }
 
-    fn tasks(&self, wanted: impl Fn(Slot) -> bool + 'static) -> impl Iterator<Item = TaskId> + '_ {
-        let slots = self.slots.iter().enumerate();
+    fn tasks(&self, wanted: impl Fn(MemberState) -> bool + 'static) -> impl Iterator<Item = TaskId> + '_ {
+        let slots = self.member_states.iter().enumerate();
         slots.filter(move |(_, slot)| wanted(**slot)).map(|(position, _)| self.members.at(position))
     }
 }
 
 /// The last use of a barrier that has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Ended {
+pub(super) struct EndedBarrier {
     pub counter: i64,
-    pub members: Members,
+    pub members: BarrierMembers,
     pub result: Result<(), Arc<Failure>>,
     /// Members that it has passed without and that have not come to a later use since: they count behind.
-    pub behind: BTreeSet<TaskId>,
+    pub lagging: BTreeSet<TaskId>,
     /// When it ended.
     at: Timestamp,
     /// Grows with every ending, so that the one that ended longest ago is found.
-    order: u64,
+    sequence: u64,
 }
 
-impl Ended {
+impl EndedBarrier {
     /// Whether this is use 0, it has passed, and the task, which registered at `since`, took part in it.
     pub fn has_passed_with(&self, task: TaskId, since: Timestamp) -> bool {
         self.counter == 0
             && self.result.is_ok()
             && since < self.at
             && self.members.position(task).is_some()
-            && !self.behind.contains(&task)
+            && !self.lagging.contains(&task)
     }
 
-    fn weight(&self, key: &BarrierKey) -> usize {
+    fn retained_bytes(&self, key: &BarrierKey) -> usize {
         let id = if let BarrierKey::Named(id) = key { 2 * id.len() } else { 0 };
         let text = |e: &Failure| e.message.len() + e.cause.as_ref().map_or(0, |cause| cause.len());
         let error = self.result.as_ref().err().map_or(0, |e| size_of::<Failure>() + text(e));
-        let behind = self.behind.len() * size_of::<usize>();
-        4 * size_of::<Self>() + id + self.members.weight() + error + behind
+        let behind = self.lagging.len() * size_of::<usize>();
+        4 * size_of::<Self>() + id + self.members.retained_bytes() + error + behind
     }
 }
 
 /// All barriers of a run.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Barriers {
-    in_progress: CowMap<BarrierKey, Arc<Instance>>,
+pub(super) struct BarrierTable {
+    in_progress: CowMap<BarrierKey, Arc<BarrierInstance>>,
     /// The members of those, added up.
     members_in_progress: usize,
-    ended: CowMap<BarrierKey, Ended>,
+    ended: CowMap<BarrierKey, EndedBarrier>,
     /// Ended ones in the order in which they may be forgotten: used once before used again (whose
     /// counters their callers go on counting), then by age.
-    forgettable: CowMap<(bool, u64, BarrierKey), ()>,
+    eviction_order: CowMap<(bool, u64, BarrierKey), ()>,
     /// What `ended` weighs, in bytes.
     weight: usize,
-    endings: u64,
+    next_sequence: u64,
 }
 
-impl Barriers {
-    pub fn instance(&self, key: &BarrierKey) -> Option<&Instance> {
+impl BarrierTable {
+    pub fn instance(&self, key: &BarrierKey) -> Option<&BarrierInstance> {
         self.in_progress.get(key).map(Arc::as_ref)
     }
 
-    pub fn instance_mut(&mut self, key: &BarrierKey) -> Option<&mut Instance> {
+    pub fn instance_mut(&mut self, key: &BarrierKey) -> Option<&mut BarrierInstance> {
         self.in_progress.get_mut(key).map(Arc::make_mut)
     }
 
-    pub fn ended(&self, key: &BarrierKey) -> Option<&Ended> {
+    pub fn ended(&self, key: &BarrierKey) -> Option<&EndedBarrier> {
         self.ended.get(key)
     }
 
-    pub fn in_progress(&self) -> impl Iterator<Item = (&BarrierKey, &Instance)> {
+    pub fn in_progress(&self) -> impl Iterator<Item = (&BarrierKey, &BarrierInstance)> {
         self.in_progress.iter().map(|(key, instance)| (key, instance.as_ref()))
     }
 
@@ -279,20 +285,20 @@ impl Barriers {
         self.in_progress.len()
     }
 
-    pub fn begin(&mut self, key: BarrierKey, instance: Instance) {
+    pub fn insert_instance(&mut self, key: BarrierKey, instance: BarrierInstance) {
         self.members_in_progress += instance.members.len();
         self.in_progress.insert(key, Arc::new(instance));
     }
 
     /// Takes an instance away as if it had never begun.
-    pub fn dissolve(&mut self, key: &BarrierKey) -> Option<Arc<Instance>> {
+    pub fn remove_instance(&mut self, key: &BarrierKey) -> Option<Arc<BarrierInstance>> {
         let instance = self.in_progress.remove(key)?;
         self.members_in_progress -= instance.members.len();
         Some(instance)
     }
 
     /// What the kept results weigh, in bytes.
-    pub fn weight(&self) -> usize {
+    pub fn retained_bytes(&self) -> usize {
         self.weight
     }
 
@@ -302,55 +308,56 @@ impl Barriers {
     }
 
     /// Keeps the result of a use that has ended `at` this moment, and forgets old ones beyond `bound` bytes.
-    pub fn end(
+    pub fn record_result(
         &mut self,
         at: Timestamp,
         key: BarrierKey,
-        instance: &Instance,
+        instance: &BarrierInstance,
         result: Result<(), Arc<Failure>>,
         bound: usize,
     ) {
-        let mut behind = self.forget(&key).map(|ended| ended.behind).unwrap_or_default();
-        behind.retain(|task| !matches!(instance.slot(*task), Some(Slot::Arrived(_))));
+        let mut behind = self.evict(&key).map(|ended| ended.lagging).unwrap_or_default();
+        behind.retain(|task| !matches!(instance.member_state(*task), Some(MemberState::Arrived(_))));
         if result.is_ok() {
             behind.extend(instance.absent_tasks());
         }
-        self.endings += 1;
+        self.next_sequence += 1;
         let (counter, members) = (instance.counter, instance.members.clone());
-        let ended = Ended { counter, members, result, behind, at, order: self.endings };
-        self.weight += ended.weight(&key);
+        let ended =
+            EndedBarrier { counter, members, result, lagging: behind, at, sequence: self.next_sequence };
+        self.weight += ended.retained_bytes(&key);
         if key.is_named() {
-            self.forgettable.insert((counter > 0, ended.order, key.clone()), ());
+            self.eviction_order.insert((counter > 0, ended.sequence, key.clone()), ());
         }
         self.ended.insert(key, ended);
         while self.weight > bound {
-            let Some(((_, _, oldest), ())) = self.forgettable.first_key_value() else { break };
+            let Some(((_, _, oldest), ())) = self.eviction_order.first_key_value() else { break };
             let oldest = oldest.clone();
-            self.forget(&oldest);
+            self.evict(&oldest);
         }
     }
 
-    fn forget(&mut self, key: &BarrierKey) -> Option<Ended> {
+    fn evict(&mut self, key: &BarrierKey) -> Option<EndedBarrier> {
         let ended = self.ended.remove(key)?;
-        self.weight -= ended.weight(key);
-        self.forgettable.remove(&(ended.counter > 0, ended.order, key.clone()));
+        self.weight -= ended.retained_bytes(key);
+        self.eviction_order.remove(&(ended.counter > 0, ended.sequence, key.clone()));
         Some(ended)
     }
 
     /// Checks the account of the kept results.
-    pub fn audit(&self, bound: usize) -> Result<(), String> {
-        let weight: usize = self.ended.iter().map(|(key, ended)| ended.weight(key)).sum();
+    pub fn check_invariants(&self, bound: usize) -> Result<(), String> {
+        let weight: usize = self.ended.iter().map(|(key, ended)| ended.retained_bytes(key)).sum();
         if weight != self.weight {
             return Err(format!("ended barriers weigh {weight} bytes, {} counted", self.weight));
         }
-        if weight > bound && !self.forgettable.is_empty() {
+        if weight > bound && !self.eviction_order.is_empty() {
             return Err(format!("ended barriers weigh {weight} bytes, {bound} are allowed"));
         }
         let named = self.ended.keys().filter(|key| key.is_named()).count();
-        if named != self.forgettable.len() {
+        if named != self.eviction_order.len() {
             return Err(format!(
                 "{named} ended barriers, {} in line to be forgotten",
-                self.forgettable.len()
+                self.eviction_order.len()
             ));
         }
         Ok(())

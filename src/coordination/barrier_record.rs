@@ -1,6 +1,6 @@
 //! The record of one ended instance of a barrier, and the same with all its arrivals.
 //!
-//! `barrier_stats.rs` makes it. [`BarrierEnding`] leaves as an effect with every arrival; the record that is kept
+//! `barrier_stats.rs` makes it. [`BarrierCompletion`] leaves as an effect with every arrival; the record that is kept
 //! has none.
 
 use std::sync::Arc;
@@ -46,7 +46,8 @@ impl BarrierKind {
 
 /// A member that has come to a barrier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct ArrivalView {
+#[schema(as = ArrivalView)]
+pub struct BarrierArrival {
     /// Who.
     pub task: TaskId,
     /// When.
@@ -105,13 +106,13 @@ pub struct BarrierRecord {
     /// Members that had not come: the first eight of them.
     pub without: Vec<TaskId>,
     /// The latest arrivals, the last one first: eight at most.
-    pub latest: Vec<ArrivalView>,
+    pub latest: Vec<BarrierArrival>,
 }
 
 impl BarrierRecord {
     /// How long after the first member this one of [`Self::latest`] came, in microseconds.
     #[must_use]
-    pub fn lateness_us(&self, arrival: &ArrivalView) -> u64 {
+    pub fn lateness_us(&self, arrival: &BarrierArrival) -> u64 {
         let last = self.latest.first().map_or(arrival.at, |last| last.at);
         self.skew_us.saturating_sub(last.0.saturating_sub(arrival.at.0))
     }
@@ -119,7 +120,7 @@ impl BarrierRecord {
 
 /// An instance of a barrier has ended: its record, and everybody who came.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BarrierEnding {
+pub struct BarrierCompletion {
     /// In which job.
     pub job: JobId,
     /// In which of its runs.
@@ -127,5 +128,5 @@ pub struct BarrierEnding {
     /// What is kept of it.
     pub record: BarrierRecord,
     /// Every arrival, by task.
-    pub arrivals: Vec<ArrivalView>,
+    pub arrivals: Vec<BarrierArrival>,
 }

@@ -1,28 +1,33 @@
-//! Measures ended instances: their record, and each member's share of the skew (`straggling.rs`).
+//! Measures ended instances: their record, and each member's share of the skew (`straggler_stats.rs`).
 //!
 //! An instance is measured after its callers are answered, a few members at a time. It leaves as
-//! `Effect::BarrierEnded` with all its arrivals. Begin at [`Run::measure_next`].
+//! `Effect::BarrierEnded` with all its arrivals. Begin at [`Run::record_next_barrier_stats`].
 
-use super::barrier_record::BarrierEnding;
-use super::context::Cx;
+use super::barrier_record::BarrierCompletion;
+use super::context::TransitionContext;
 use super::input::Effect;
 use super::run::Run;
 
 impl Run {
     /// Measures the first instance that is to be measured, or goes on with it: keeps its record, tells of it, and counts the
     /// shares of as many members as `budget` allows.
-    pub(super) fn measure_next(&mut self, cx: &mut Cx<'_>, budget: &mut usize) {
-        let Some(mut measure) = self.measures.pop_front() else { return };
+    pub(super) fn record_next_barrier_stats(&mut self, cx: &mut TransitionContext<'_>, budget: &mut usize) {
+        let Some(mut measure) = self.pending_barrier_stats.pop_front() else { return };
         let spread = match measure.spread.take() {
             Some(spread) => Some(spread),
             None => {
                 // To put a thousand arrivals in order costs as much as to answer some hundred calls.
                 *budget = budget.saturating_sub(1 + measure.instance.arrived() / 16);
-                let (record, arrivals, spread) = measure.whole();
+                let (record, arrivals, spread) = measure.to_record();
                 self.recent.push_back(record.clone());
-                self.forget_records(cx.settings.bounds.barriers_recent);
+                self.trim_barrier_records(cx.settings.bounds.barriers_recent);
                 let (job, run) = (cx.job, cx.run);
-                cx.effects.push(Effect::BarrierEnded(Box::new(BarrierEnding { job, run, record, arrivals })));
+                cx.effects.push(Effect::BarrierEnded(Box::new(BarrierCompletion {
+                    job,
+                    run,
+                    record,
+                    arrivals,
+                })));
                 spread
             }
         };
@@ -31,24 +36,24 @@ impl Run {
         *budget -= to - spread.position;
         for (task, arrival) in measure.instance.arrivals_from(spread.position, to) {
             let part = spread.part(task, arrival.at);
-            self.own_mut(task).straggling.take_part(&part);
+            self.expect_task_mut(task).straggling.add_instance(&part);
         }
         spread.position = to;
         if to < measure.instance.members.len() {
             measure.spread = Some(spread);
-            self.measures.push_front(measure);
+            self.pending_barrier_stats.push_front(measure);
         }
     }
 
     /// Measures everything that is to be measured.
-    pub(super) fn measure_all(&mut self, cx: &mut Cx<'_>) {
-        while !self.measures.is_empty() {
-            self.measure_next(cx, &mut { usize::MAX });
+    pub(super) fn record_all_barrier_stats(&mut self, cx: &mut TransitionContext<'_>) {
+        while !self.pending_barrier_stats.is_empty() {
+            self.record_next_barrier_stats(cx, &mut { usize::MAX });
         }
     }
 
     /// Keeps so many records, the latest.
-    pub(super) fn forget_records(&mut self, most: usize) {
+    pub(super) fn trim_barrier_records(&mut self, most: usize) {
         self.recent.drain(..self.recent.len().saturating_sub(most));
     }
 }

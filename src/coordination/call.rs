@@ -3,7 +3,7 @@
 //! It contains no rule (`run.rs` dispatches a request to its rule) and no encoding (`grpc` has both). Begin at
 //! [`Request`] and [`Reply`].
 //!
-//! A reply with many recipients is shared ([`Shared`]) and has room for its encoded forms, so the edge encodes it
+//! A reply with many recipients is shared ([`SharedReply`]) and has room for its encoded forms, so the edge encodes it
 //! once for each dialect and sends the same bytes to all.
 
 use std::cmp::Ordering;
@@ -77,7 +77,7 @@ impl fmt::Debug for TaskSet {
 
 /// Whom and what a caller believes itself to be and to speak to, where its wire generation says so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Claim {
+pub struct ClaimedIncarnations {
     /// The service incarnation that the caller registered with; 0 where it left that out.
     pub service: ServiceIncarnation,
     /// The caller's own incarnation; 0 where it left that out.
@@ -90,7 +90,7 @@ pub struct Caller {
     /// The connection that the call arrived on.
     pub connection: ConnectionId,
     /// Generation C states it with every call but registration; generation A never does.
-    pub claim: Option<Claim>,
+    pub claim: Option<ClaimedIncarnations>,
 }
 
 /// What a caller asks. Keys and barrier ids are as the caller spelled them.
@@ -292,7 +292,7 @@ pub enum Reply {
     /// Done; nothing more to say.
     Done,
     /// Registered, or alive: the incarnation of the run.
-    Service(ServiceIncarnation),
+    ServiceIncarnation(ServiceIncarnation),
     /// The value of the key that was asked for.
     Value(Bytes),
     /// What is below a directory, as it was at one moment.
@@ -300,28 +300,28 @@ pub enum Reply {
     /// The barrier passed; the instance as the service counts.
     BarrierPassed(i64),
     /// Who is alive.
-    LiveSet(Arc<Shared<LiveSet>>),
+    LiveSet(Arc<SharedReply<LiveSet>>),
     /// The states of tasks.
-    States(Arc<Shared<TaskStates>>),
+    States(Arc<SharedReply<TaskStates>>),
     /// Everybody's devices, in the order of their ids, with the incarnation of the run.
-    Devices(ServiceIncarnation, Arc<Shared<Vec<Bytes>>>),
+    Devices(ServiceIncarnation, Arc<SharedReply<Vec<Bytes>>>),
 }
 
 /// What a call ends with.
-pub type Outcome = Result<Reply, Arc<Failure>>;
+pub type CallOutcome = Result<Reply, Arc<Failure>>;
 
 /// How many encoded forms a shared answer has room for.
-const FORMS: usize = 3;
+const ENCODINGS: usize = 3;
 
 /// An answer that many callers get, with room for the encoded forms that the wire makes of it, so
 /// that it is encoded once and not once a caller. The encodings are no part of the state.
 #[derive(Debug)]
-pub struct Shared<T> {
+pub struct SharedReply<T> {
     value: T,
-    encoded: [OnceLock<Bytes>; FORMS],
+    encoded: [OnceLock<Bytes>; ENCODINGS],
 }
 
-impl<T> Shared<T> {
+impl<T> SharedReply<T> {
     /// Shares `value`.
     #[must_use]
     pub fn new(value: T) -> Arc<Self> {
@@ -329,7 +329,7 @@ impl<T> Shared<T> {
     }
 
     fn of(value: T) -> Self {
-        Self { value, encoded: [const { OnceLock::new() }; FORMS] }
+        Self { value, encoded: [const { OnceLock::new() }; ENCODINGS] }
     }
 
     /// The encoded form number `form`, made by `encode` the first time.
@@ -341,7 +341,7 @@ impl<T> Shared<T> {
     }
 }
 
-impl<T> std::ops::Deref for Shared<T> {
+impl<T> std::ops::Deref for SharedReply<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -349,21 +349,21 @@ impl<T> std::ops::Deref for Shared<T> {
     }
 }
 
-impl<T: PartialEq> PartialEq for Shared<T> {
+impl<T: PartialEq> PartialEq for SharedReply<T> {
     fn eq(&self, other: &Self) -> bool {
         self.value == other.value
     }
 }
 
-impl<T: Eq> Eq for Shared<T> {}
+impl<T: Eq> Eq for SharedReply<T> {}
 
-impl<T: Serialize> Serialize for Shared<T> {
+impl<T: Serialize> Serialize for SharedReply<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.value.serialize(serializer)
     }
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Shared<T> {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for SharedReply<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         T::deserialize(deserializer).map(Self::of)
     }

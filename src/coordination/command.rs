@@ -1,6 +1,6 @@
 //! The commands of operators, their outcomes, the reasons for a refusal, and the preview of an exclusion.
 //!
-//! Plain data: `steering.rs` dispatches commands to the files that perform them. Begin at [`Act`].
+//! Plain data: `operator_commands.rs` dispatches commands to the files that perform them. Begin at [`OperatorCommand`].
 
 use std::time::Duration;
 
@@ -10,18 +10,18 @@ use utoipa::ToSchema;
 
 use super::actor::{Actor, Reason};
 use super::event::RunOutcome;
-use super::exclusion::Target;
+use super::exclusion::ExclusionTarget;
 use super::failure::Failure;
 use super::ids::{ExclusionId, RunNumber, TaskId, Timestamp};
 use super::settings::{JobSettings, SettingsChange};
 
 /// One act.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Act {
+pub enum OperatorCommand {
     /// A task, or all that comes from a host, shall take no part.
     Exclude {
         /// Whom.
-        target: Target,
+        target: ExclusionTarget,
         /// How long; `None`: until somebody lifts it.
         expires_in: Option<Duration>,
         /// Do it even if that ends the run.
@@ -63,7 +63,7 @@ pub enum Act {
 
 /// What has been done.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Done {
+pub enum CommandOutcome {
     /// There is an exclusion of this number now.
     Excluded(ExclusionId),
     /// The exclusion is over.
@@ -82,7 +82,7 @@ pub enum Done {
 
 /// Why an act was refused. Nothing has changed then.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum CommandRefusal {
     /// The job is gone.
     #[error("the job does not exist any more")]
     NoSuchJob,
@@ -98,7 +98,7 @@ pub enum Refusal {
     #[error("{target} is already excluded by exclusion {exclusion} of {by}: lift it first to change it")]
     AlreadyExcluded {
         /// Whom.
-        target: Target,
+        target: ExclusionTarget,
         /// The exclusion that is in force.
         exclusion: ExclusionId,
         /// Whose it is.
@@ -114,7 +114,7 @@ pub enum Refusal {
     #[error("excluding {target} would end run {run}: {why}. Set end_run to confirm")]
     EndsRun {
         /// Whom.
-        target: Target,
+        target: ExclusionTarget,
         /// The run that would end.
         run: RunNumber,
         /// Why.
@@ -153,7 +153,7 @@ pub enum Refusal {
     Store(Failure),
 }
 
-impl Refusal {
+impl CommandRefusal {
     /// The kind of refusal in a word, which stays the same.
     #[must_use]
     pub fn kind(&self) -> &'static str {

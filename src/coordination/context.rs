@@ -1,39 +1,39 @@
 //! The context of a transition: time, settings, effects, and the queue of events.
 //!
-//! It decides nothing. Begin at [`Cx`].
+//! It decides nothing. Begin at [`TransitionContext`].
 
 use std::collections::VecDeque;
 
-use super::call::Outcome;
-use super::discarded::Discarded;
-use super::event::{Change, Event};
+use super::call::CallOutcome;
+use super::deferred_free::DeferredFree;
+use super::event::{EventKind, JobEvent};
+use super::event_queue::{EventQueue, TaskChange};
 use super::ids::{CallId, JobId, RunNumber, TaskId, TaskIncarnation, Timestamp};
 use super::input::Effect;
-use super::outbox::{Outbox, TaskChange};
 use super::settings::JobSettings;
 
 /// The surroundings of one transition of one run.
-pub(super) struct Cx<'a> {
+pub(super) struct TransitionContext<'a> {
     pub now: Timestamp,
     pub job: JobId,
     pub run: RunNumber,
     pub settings: &'a JobSettings,
     pub effects: &'a mut Vec<Effect>,
-    pub outbox: &'a mut Outbox,
+    pub event_queue: &'a mut EventQueue,
 }
 
-impl Cx<'_> {
-    pub fn reply(&mut self, call: CallId, outcome: Outcome) {
+impl TransitionContext<'_> {
+    pub fn reply(&mut self, call: CallId, outcome: CallOutcome) {
         self.effects.push(Effect::Reply(call, outcome));
     }
 
-    pub fn discard(&mut self, discarded: Discarded) {
+    pub fn discard(&mut self, discarded: DeferredFree) {
         if !discarded.is_empty() {
-            self.effects.push(Effect::Discard(discarded));
+            self.effects.push(Effect::FreeLater(discarded));
         }
     }
 
-    pub fn event(&mut self, what: Change, reason: impl Into<String>) {
+    pub fn emit(&mut self, what: EventKind, reason: impl Into<String>) {
         // Many events are kept, and an error may be long: its whole text is with the task that it belongs to.
         const MOST: usize = 1 << 10;
         let mut reason: String = reason.into();
@@ -42,29 +42,29 @@ impl Cx<'_> {
             reason.push('…');
         }
         let (at, job, run) = (self.now, self.job, self.run);
-        let event = Event { at, job, run, what, reason };
-        if self.outbox.is_empty() {
+        let event = JobEvent { at, job, run, what, reason };
+        if self.event_queue.is_empty() {
             self.effects.push(Effect::Event(event));
         } else {
-            self.outbox.push(event);
+            self.event_queue.push(event);
         }
     }
 
     /// An event for each of `tasks`, given with their present incarnations. They are published a few at a time.
-    pub fn task_events(
+    pub fn emit_for_tasks(
         &mut self,
         change: TaskChange,
         reason: &str,
         tasks: VecDeque<(TaskId, TaskIncarnation)>,
     ) {
         if !tasks.is_empty() {
-            self.outbox.push_for_tasks(self.now, self.run, change, reason, tasks);
+            self.event_queue.push_for_tasks(self.now, self.run, change, reason, tasks);
         }
     }
 
     /// Publishes the oldest event that waits for it, if there is one.
-    pub fn publish_next(&mut self) -> bool {
-        let Some(event) = self.outbox.pop(self.job) else { return false };
+    pub fn publish_next_event(&mut self) -> bool {
+        let Some(event) = self.event_queue.pop(self.job) else { return false };
         self.effects.push(Effect::Event(event));
         true
     }

@@ -3,12 +3,12 @@
 //! It finds the job of an input and hands the input over; it contains no rule of a job. Begin at
 //! [`Coordinator::apply`].
 //!
-//! An input does its own transition, then at most `work_at_once` further answers. While earlier work is pending, an
+//! An input does its own transition, then at most `work_budget` further answers. While earlier work is pending, an
 //! input other than a tick does 4 of those answers: more than one, so that no peer adds work faster than its own
 //! inputs remove it, and few, because a connection puts many calls before others get their turn. Pending work is
 //! shared evenly among the jobs that have some.
 //!
-//! [`Coordinator::copy_to_read`] copies a pointer for each job; a later input copies what it changes while such a
+//! [`Coordinator::snapshot`] copies a pointer for each job; a later input copies what it changes while such a
 //! copy is held. `Coordinator` has no failing input: an absurd one is answered with a typed error.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,18 +18,18 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::actor::{Actor, Reason};
-use super::command::{Act, Done, ExclusionPreview, Refusal};
-use super::discarded::Discarded;
-use super::exclusion::Target;
+use super::command::{CommandOutcome, CommandRefusal, ExclusionPreview, OperatorCommand};
+use super::deferred_free::DeferredFree;
+use super::exclusion::ExclusionTarget;
 use super::failure::{Code, Failure};
-use super::failure_texts::no_such_job;
+use super::failure_texts::deleted_job_failure;
 use super::ids::{ConnectionId, JobId, JobName, Timestamp};
-use super::input::{Effect, Ending, Input};
+use super::input::{ConnectionEnd, Effect, Input};
 use super::job::Job;
 use super::view::JobView;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Connection {
+struct ConnectionEntry {
     peer: SocketAddr,
     /// The jobs that it has spoken to.
     jobs: BTreeSet<JobId>,
@@ -44,26 +44,26 @@ pub struct Coordinator {
     deleted: BTreeMap<JobId, Arc<Job>>,
     names: Arc<BTreeMap<JobName, JobId>>,
     next_job: u32,
-    connections: BTreeMap<ConnectionId, Connection>,
+    connections: BTreeMap<ConnectionId, ConnectionEntry>,
     /// The next deadline of every job that has one.
-    wakes: BTreeSet<(Timestamp, JobId)>,
+    wakeups: BTreeSet<(Timestamp, JobId)>,
     /// The service is on its way out, until it resumes: no call waits any more, and nobody is to blame for a lost
     /// connection or for silence.
     stopping: bool,
     /// The jobs with work that is decided and not done, and when some was done last.
-    work: BTreeSet<JobId>,
-    work_since: Option<Timestamp>,
+    jobs_with_work: BTreeSet<JobId>,
+    pending_since: Option<Timestamp>,
     /// The job that has done some last.
     worked_last: Option<JobId>,
     /// How much work an input does at most besides its own.
-    work_at_once: WorkAtOnce,
+    work_budget: WorkBudget,
 }
 
 /// How much work an input does at most, in answers given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-struct WorkAtOnce(usize);
+struct WorkBudget(usize);
 
-impl Default for WorkAtOnce {
+impl Default for WorkBudget {
     fn default() -> Self {
         // An answer costs about a microsecond.
         Self(256)
@@ -81,29 +81,29 @@ impl Coordinator {
     /// gone, a directory of very many keys) is decided by the input and done bit by bit: by the input itself as far as it is
     /// little, and by ticks, for which the state machine asks at once. Other inputs may come in between, and do a little of it.
     pub fn apply(&mut self, now: Timestamp, input: Input, effects: &mut Vec<Effect>) {
-        let mut budget = self.work_at_once.0;
-        if self.has_work() && !matches!(input, Input::Tick) {
+        let mut budget = self.work_budget.0;
+        if self.has_pending_work() && !matches!(input, Input::Tick) {
             budget = budget.min(LEFT_OVER_AT_ONCE);
         }
-        self.perform(now, input, effects, &mut budget);
-        self.do_work(now, effects, &mut budget);
+        self.handle_input(now, input, effects, &mut budget);
+        self.run_pending_work(now, effects, &mut budget);
     }
 
     /// How much work an input does at most besides its own, in answers given; the default is 256.
-    pub fn set_work_at_once(&mut self, most: usize) {
-        self.work_at_once = WorkAtOnce(most.max(1));
+    pub fn set_work_budget(&mut self, most: usize) {
+        self.work_budget = WorkBudget(most.max(1));
     }
 
     /// Whether there is work that is decided and not done: the next tick goes on with it.
     #[must_use]
-    pub fn has_work(&self) -> bool {
-        !self.work.is_empty()
+    pub fn has_pending_work(&self) -> bool {
+        !self.jobs_with_work.is_empty()
     }
 
     /// The jobs as they are now, to look at while this state machine goes on. It costs a pointer for each job; what changes
     /// while the copy is held is copied bit by bit.
     #[must_use]
-    pub fn copy_to_read(&self) -> Self {
+    pub fn snapshot(&self) -> Self {
         Self {
             jobs: self.jobs.clone(),
             names: Arc::clone(&self.names),
@@ -113,14 +113,14 @@ impl Coordinator {
         }
     }
 
-    fn do_work(&mut self, now: Timestamp, effects: &mut Vec<Effect>, budget: &mut usize) {
+    fn run_pending_work(&mut self, now: Timestamp, effects: &mut Vec<Effect>, budget: &mut usize) {
         let stopping = self.stopping;
-        if self.work.is_empty() {
-            self.work_since = None;
+        if self.jobs_with_work.is_empty() {
+            self.pending_since = None;
             return;
         }
         // Each job does its part, so that none waits until another has done all.
-        let jobs: Vec<JobId> = self.work.iter().copied().collect();
+        let jobs: Vec<JobId> = self.jobs_with_work.iter().copied().collect();
         let part = budget.div_ceil(jobs.len());
         let first = jobs.partition_point(|id| Some(*id) <= self.worked_last) % jobs.len();
         for id in jobs[first..].iter().chain(&jobs[..first]).copied() {
@@ -130,24 +130,24 @@ impl Coordinator {
             self.worked_last = Some(id);
             let mut left = part.min(*budget);
             *budget -= left;
-            self.with(id, |job| {
-                job.work(now, effects, &mut left);
+            self.update_job(id, |job| {
+                job.run_pending_work(now, effects, &mut left);
                 if stopping {
                     job.stop(now, effects, &mut left);
                 }
             });
             *budget += left;
-            if !self.work.contains(&id)
+            if !self.jobs_with_work.contains(&id)
                 && let Some(job) = self.deleted.remove(&id)
             {
                 let weight = job.run.weight();
-                effects.push(Effect::Discard(Discarded::of_weight(job, weight)));
+                effects.push(Effect::FreeLater(DeferredFree::of_weight(job, weight)));
             }
         }
-        self.work_since = Some(now).filter(|_| !self.work.is_empty());
+        self.pending_since = Some(now).filter(|_| !self.jobs_with_work.is_empty());
     }
 
-    fn perform(&mut self, now: Timestamp, input: Input, effects: &mut Vec<Effect>, budget: &mut usize) {
+    fn handle_input(&mut self, now: Timestamp, input: Input, effects: &mut Vec<Effect>, budget: &mut usize) {
         match input {
             Input::DeclareJob { job, name, settings, incarnation, actor } => {
                 self.next_job = self.next_job.max(job.0.saturating_add(1));
@@ -155,55 +155,59 @@ impl Coordinator {
                 let declared = Job::new(job, name, settings, (incarnation, actor), now, effects);
                 self.jobs.insert(job, Arc::new(declared));
             }
-            Input::SpareIncarnation { job, incarnation } => {
-                self.with(job, |job| job.give_spare(incarnation));
+            Input::NextIncarnation { job, incarnation } => {
+                self.update_job(job, |job| job.set_next_incarnation(incarnation));
             }
             Input::ConnectionOpened { connection, peer } => {
-                self.connections.insert(connection, Connection { peer, jobs: BTreeSet::new() });
+                self.connections.insert(connection, ConnectionEntry { peer, jobs: BTreeSet::new() });
             }
             Input::ConnectionClosed { connection, ending } => self.connection_closed(connection, &ending),
             Input::Call { job, call, caller, request } => {
-                if let Err(failure) = self.introduce(caller.connection, job) {
+                if let Err(failure) = self.attach_connection(caller.connection, job) {
                     return effects.push(Effect::Reply(call, Err(Arc::new(failure))));
                 }
                 let stopping = self.stopping;
-                self.with(job, |job| {
-                    job.call(now, effects, call, caller, request);
+                self.update_job(job, |job| {
+                    job.handle_call(now, effects, call, caller, request);
                     if stopping {
                         job.stop(now, effects, budget);
                     }
                 });
             }
-            Input::CallGone { job, call } => self.with(job, |job| job.call_gone(now, effects, call)),
+            Input::CallCancelled { job, call } => {
+                self.update_job(job, |job| job.cancel_call(now, effects, call))
+            }
             // A job that was deleted takes no further part, though calls of it may still be worked off.
-            Input::Noted { job, .. } | Input::TransferFailed { job, .. } if !self.jobs.contains_key(&job) => {
+            Input::FindingChanged { job, .. } | Input::TransferFailed { job, .. }
+                if !self.jobs.contains_key(&job) => {}
+            Input::FindingChanged { job, note } => {
+                self.update_job(job, |job| job.record_finding(now, effects, note))
             }
-            Input::Noted { job, note } => self.with(job, |job| job.note(now, effects, note)),
             Input::TransferFailed { job, note } => {
-                self.with(job, |job| job.note_transfer(now, effects, note));
+                self.update_job(job, |job| job.record_transfer_failure(now, effects, note));
             }
-            Input::Act { job, actor, reason, act } => self.act(now, effects, job, actor, reason, act),
+            Input::Command { job, actor, reason, act } => self.act(now, effects, job, actor, reason, act),
             Input::Tick => self.tick(now, effects, budget),
             Input::Stop => {
                 self.stopping = true;
-                self.each(|job| job.stop(now, effects, budget));
+                self.update_every_job(|job| job.stop(now, effects, budget));
             }
-            Input::Lagged => self.each(|job| job.forgive_silence(now)),
+            Input::DriverLagged => self.update_every_job(|job| job.reset_heartbeats(now)),
             Input::Resumed => {
                 self.stopping = false;
                 self.connections.clear();
                 self.deleted.clear();
-                self.work.clear();
-                self.each(|job| job.resume(now, effects));
+                self.jobs_with_work.clear();
+                self.update_every_job(|job| job.resume(now, effects));
             }
         }
     }
 
     /// When the state machine wants a [`Input::Tick`] next.
     #[must_use]
-    pub fn next_wake(&self) -> Option<Timestamp> {
-        let deadline = self.wakes.first().filter(|_| !self.stopping).map(|(at, _)| *at);
-        [self.work_since, deadline].into_iter().flatten().min()
+    pub fn next_wakeup(&self) -> Option<Timestamp> {
+        let deadline = self.wakeups.first().filter(|_| !self.stopping).map(|(at, _)| *at);
+        [self.pending_since, deadline].into_iter().flatten().min()
     }
 
     /// The job of this name.
@@ -253,7 +257,7 @@ impl Coordinator {
             settings: job.settings.clone(),
             seen_at: now,
             run: job.run_view(),
-            history: job.whole_history().collect(),
+            history: job.past_runs_with_devices().collect(),
             exclusions: job.exclusion_views(false),
         })
     }
@@ -262,45 +266,46 @@ impl Coordinator {
     ///
     /// # Errors
     /// If it would be refused, for any reason but that it ends the run.
-    pub fn would_exclude(
+    pub fn preview_exclusion(
         &self,
         now: Timestamp,
         job: JobId,
         actor: &Actor,
         reason: &Reason,
-        target: Target,
-    ) -> Result<ExclusionPreview, Refusal> {
-        let job = self.jobs.get(&job).ok_or(Refusal::NoSuchJob)?;
-        job.would_exclude(now, actor, reason, target)
+        target: ExclusionTarget,
+    ) -> Result<ExclusionPreview, CommandRefusal> {
+        let job = self.jobs.get(&job).ok_or(CommandRefusal::NoSuchJob)?;
+        job.preview_exclusion(now, actor, reason, target)
     }
 
-    pub(super) fn job_of(&self, job: JobId) -> Option<&Job> {
+    pub(super) fn job_state(&self, job: JobId) -> Option<&Job> {
         self.jobs.get(&job).map(Arc::as_ref)
     }
 
-    pub(super) fn every_job(&self) -> impl Iterator<Item = &Job> {
+    pub(super) fn all_jobs(&self) -> impl Iterator<Item = &Job> {
         self.jobs.values().map(Arc::as_ref)
     }
 
     /// The table of deadlines says what the jobs say.
-    pub(super) fn audit_wakes(&self) -> Result<(), String> {
-        let due = |(id, job): (&JobId, &Arc<Job>)| job.next_wake().map(|at| (at, *id));
+    pub(super) fn check_wakeups(&self) -> Result<(), String> {
+        let due = |(id, job): (&JobId, &Arc<Job>)| job.next_wakeup().map(|at| (at, *id));
         let expected: BTreeSet<(Timestamp, JobId)> = self.jobs.iter().filter_map(due).collect();
-        if expected != self.wakes {
+        if expected != self.wakeups {
             return Err("the table of deadlines is out of date".to_owned());
         }
-        let busy = self.jobs.iter().chain(&self.deleted).filter(|(_, job)| self.is_busy(job));
+        let busy =
+            self.jobs.iter().chain(&self.deleted).filter(|(_, job)| job_has_pending_work(job, self.stopping));
         let busy: BTreeSet<JobId> = busy.map(|(id, _)| *id).collect();
-        if busy != self.work || self.work.is_empty() != self.work_since.is_none() {
+        if busy != self.jobs_with_work || self.jobs_with_work.is_empty() != self.pending_since.is_none() {
             return Err("the table of jobs with work to do is out of date".to_owned());
         }
-        if self.deleted.keys().any(|id| !self.work.contains(id)) {
+        if self.deleted.keys().any(|id| !self.jobs_with_work.contains(id)) {
             return Err("a deleted job is kept for nothing".to_owned());
         }
         Ok(())
     }
 
-    fn with(&mut self, id: JobId, act: impl FnOnce(&mut Job)) {
+    fn update_job(&mut self, id: JobId, act: impl FnOnce(&mut Job)) {
         let (job, listed) = match self.jobs.get_mut(&id) {
             Some(job) => (job, true),
             None => match self.deleted.get_mut(&id) {
@@ -309,15 +314,15 @@ impl Coordinator {
             },
         };
         let job = Arc::make_mut(job);
-        let before = job.next_wake();
+        let before = job.next_wakeup();
         act(job);
-        let after = job.next_wake();
-        let busy = is_busy(job, self.stopping);
-        if busy != self.work.contains(&id) {
+        let after = job.next_wakeup();
+        let busy = job_has_pending_work(job, self.stopping);
+        if busy != self.jobs_with_work.contains(&id) {
             if busy {
-                self.work.insert(id);
+                self.jobs_with_work.insert(id);
             } else {
-                self.work.remove(&id);
+                self.jobs_with_work.remove(&id);
             }
         }
         if !listed {
@@ -325,18 +330,18 @@ impl Coordinator {
         }
         if before != after {
             if let Some(at) = before {
-                self.wakes.remove(&(at, id));
+                self.wakeups.remove(&(at, id));
             }
             if let Some(at) = after {
-                self.wakes.insert((at, id));
+                self.wakeups.insert((at, id));
             }
         }
     }
 
-    fn each(&mut self, mut act: impl FnMut(&mut Job)) {
+    fn update_every_job(&mut self, mut act: impl FnMut(&mut Job)) {
         let ids: Vec<JobId> = self.jobs.keys().copied().collect();
         for id in ids {
-            self.with(id, &mut act);
+            self.update_job(id, &mut act);
         }
     }
 
@@ -347,18 +352,18 @@ impl Coordinator {
         id: JobId,
         actor: Actor,
         reason: Reason,
-        act: Act,
+        act: OperatorCommand,
     ) {
-        let mut answer = Err(Refusal::NoSuchJob);
+        let mut answer = Err(CommandRefusal::NoSuchJob);
         let by = actor.clone();
         let why = reason.clone();
         if self.jobs.contains_key(&id) {
-            self.with(id, |job| answer = job.act(now, effects, actor, reason, act));
+            self.update_job(id, |job| answer = job.act(now, effects, actor, reason, act));
         }
-        if answer == Ok(Done::JobDeleted) {
+        if answer == Ok(CommandOutcome::JobDeleted) {
             self.delete(now, effects, id, by, &why);
         }
-        effects.push(Effect::Acted(answer));
+        effects.push(Effect::CommandDone(answer));
     }
 
     /// Takes a job away: whatever waits is answered, and nothing of it is left.
@@ -370,58 +375,54 @@ impl Coordinator {
         actor: Actor,
         reason: &Reason,
     ) {
-        self.with(id, |job| job.dismiss(now, effects, actor, reason));
+        self.update_job(id, |job| job.announce_deletion(now, effects, actor, reason));
         if let Some(job) = self.jobs.remove(&id) {
             Arc::make_mut(&mut self.names).remove(&job.name);
-            self.wakes.retain(|(_, job)| *job != id);
-            self.work.insert(id);
+            self.wakeups.retain(|(_, job)| *job != id);
+            self.jobs_with_work.insert(id);
             self.deleted.insert(id, job);
         }
     }
 
     fn tick(&mut self, now: Timestamp, effects: &mut Vec<Effect>, budget: &mut usize) {
         while *budget > 0
-            && let Some((at, id)) = self.wakes.first().copied().filter(|_| !self.stopping)
+            && let Some((at, id)) = self.wakeups.first().copied().filter(|_| !self.stopping)
         {
             if at > now {
                 break;
             }
-            self.with(id, |job| job.tick(now, effects, budget));
+            self.update_job(id, |job| job.tick(now, effects, budget));
         }
     }
 
-    fn is_busy(&self, job: &Job) -> bool {
-        is_busy(job, self.stopping)
-    }
-
     /// Makes a connection known to a job that it speaks to for the first time.
-    fn introduce(&mut self, connection: ConnectionId, id: JobId) -> Result<(), Failure> {
+    fn attach_connection(&mut self, connection: ConnectionId, id: JobId) -> Result<(), Failure> {
         let Some(job) = self.jobs.get_mut(&id) else {
-            return Err(no_such_job());
+            return Err(deleted_job_failure());
         };
-        if job.knows(connection) {
+        if job.has_connection(connection) {
             return Ok(());
         }
         let job = Arc::make_mut(job);
         let Some(known) = self.connections.get_mut(&connection) else {
-            return Err(Failure::plain(Code::Unavailable, "The connection of this call is gone."));
+            return Err(Failure::without_details(Code::Unavailable, "The connection of this call is gone."));
         };
         known.jobs.insert(id);
-        job.meet_connection(connection, known.peer);
+        job.add_connection(connection, known.peer);
         Ok(())
     }
 
-    fn connection_closed(&mut self, connection: ConnectionId, ending: &Ending) {
+    fn connection_closed(&mut self, connection: ConnectionId, ending: &ConnectionEnd) {
         let Some(known) = self.connections.remove(&connection) else { return };
         for id in known.jobs {
             // A job that was deleted has no more events.
             let blame = Some(ending).filter(|_| !self.stopping && self.jobs.contains_key(&id));
-            self.with(id, |job| job.connection_closed(connection, blame));
+            self.update_job(id, |job| job.connection_closed(connection, blame));
         }
     }
 }
 
 /// Whether a job has work that is decided and not done.
-fn is_busy(job: &Job, stopping: bool) -> bool {
-    job.has_work() || (stopping && job.run.waiters.len() > 0)
+fn job_has_pending_work(job: &Job, stopping: bool) -> bool {
+    job.has_pending_work() || (stopping && job.run.waiters.len() > 0)
 }

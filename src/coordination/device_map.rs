@@ -26,7 +26,8 @@ pub struct DeviceIdentity {
 /// What became of a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum DeviceFate {
+#[schema(as = DeviceFate)]
+pub enum DeviceChange {
     /// The same task and ids as before.
     Same,
     /// Another task, or other ids, than before.
@@ -39,7 +40,8 @@ pub enum DeviceFate {
 
 /// One place, in the run before and in this one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct DeviceMove {
+#[schema(as = DeviceMove)]
+pub struct DeviceMapEntry {
     /// One boot of a host.
     pub boot_id: String,
     /// The platform.
@@ -51,7 +53,7 @@ pub struct DeviceMove {
     /// Who it is in this run.
     pub now: Option<DeviceIdentity>,
     /// What became of it.
-    pub fate: DeviceFate,
+    pub fate: DeviceChange,
     /// The same in words.
     pub explanation: String,
 }
@@ -64,22 +66,22 @@ pub struct DeviceMap {
     /// The run before it that had devices; `None` if none is remembered.
     pub previous: Option<RunNumber>,
     /// Every place, ordered by platform, host and local id.
-    pub places: Vec<DeviceMove>,
+    pub places: Vec<DeviceMapEntry>,
 }
 
 /// Puts the devices of two runs side by side, by their places.
 #[must_use]
-pub fn map(before: &[Device], now: &[Device]) -> Vec<DeviceMove> {
-    let mut places: BTreeMap<Place<'_>, (Option<&Device>, Option<&Device>)> = BTreeMap::new();
-    for (place, device) in placed(before) {
+pub fn match_devices(before: &[Device], now: &[Device]) -> Vec<DeviceMapEntry> {
+    let mut places: BTreeMap<DevicePlaceKey<'_>, (Option<&Device>, Option<&Device>)> = BTreeMap::new();
+    for (place, device) in by_place(before) {
         places.entry(place).or_default().0 = Some(device);
     }
-    for (place, device) in placed(now) {
+    for (place, device) in by_place(now) {
         places.entry(place).or_default().1 = Some(device);
     }
     let moves = places.into_iter().filter_map(|((platform, boot_id, local_id, _), (before, now))| {
-        let (fate, explanation) = explain(before, now)?;
-        Some(DeviceMove {
+        let (fate, explanation) = describe_change(before, now)?;
+        Some(DeviceMapEntry {
             boot_id: boot_id.to_owned(),
             platform: platform.to_owned(),
             local_id,
@@ -93,9 +95,9 @@ pub fn map(before: &[Device], now: &[Device]) -> Vec<DeviceMove> {
 }
 
 /// Platform, boot, local id, and the how-manieth device of these on that host.
-type Place<'a> = (&'a str, &'a str, i32, usize);
+type DevicePlaceKey<'a> = (&'a str, &'a str, i32, usize);
 
-fn placed(devices: &[Device]) -> Vec<(Place<'_>, &Device)> {
+fn by_place(devices: &[Device]) -> Vec<(DevicePlaceKey<'_>, &Device)> {
     let mut ordered: Vec<&Device> = devices.iter().collect();
     ordered.sort_by_key(|device| (device.task, device.global_id));
     let mut seen: BTreeMap<(&str, &str, i32), usize> = BTreeMap::new();
@@ -114,14 +116,15 @@ fn identity(device: &Device) -> DeviceIdentity {
     DeviceIdentity { task: device.task, global_id: device.global_id, partition: device.partition }
 }
 
-fn explain(before: Option<&Device>, now: Option<&Device>) -> Option<(DeviceFate, String)> {
+fn describe_change(before: Option<&Device>, now: Option<&Device>) -> Option<(DeviceChange, String)> {
     Some(match (before, now) {
         (None, None) => return None,
-        (Some(old), None) => {
-            (DeviceFate::Gone, format!("was device {} of task {}; not in this run", old.global_id, old.task))
-        }
+        (Some(old), None) => (
+            DeviceChange::Gone,
+            format!("was device {} of task {}; not in this run", old.global_id, old.task),
+        ),
         (None, Some(new)) => (
-            DeviceFate::Came,
+            DeviceChange::Came,
             format!("is device {} of task {}; not in the run before", new.global_id, new.task),
         ),
         (Some(old), Some(new)) => {
@@ -137,9 +140,9 @@ fn explain(before: Option<&Device>, now: Option<&Device>) -> Option<(DeviceFate,
                 changes.push(format!("partition {} is now {}", shown(old.partition), shown(new.partition)));
             }
             if changes.is_empty() {
-                (DeviceFate::Same, "as before".to_owned())
+                (DeviceChange::Same, "as before".to_owned())
             } else {
-                (DeviceFate::Moved, changes.join(", "))
+                (DeviceChange::Moved, changes.join(", "))
             }
         }
     })
@@ -162,18 +165,18 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_matched_by_where_they_are_not_by_who_they_claim_to_be() {
+    fn devices_are_matched_by_host_and_local_id_not_by_task() {
         let before = [device("a", 0, 0, 0), device("b", 0, 1, 1), device("c", 0, 2, 2)];
         let now = [device("b", 0, 0, 0), device("a", 0, 1, 1), device("d", 0, 2, 2)];
-        let map = map(&before, &now);
+        let map = match_devices(&before, &now);
         let told: Vec<_> = map.iter().map(|m| (m.boot_id.as_str(), m.fate, m.explanation.as_str())).collect();
         assert_eq!(
             told,
             [
-                ("a", DeviceFate::Moved, "task 0 is now task 1, device 0 is now device 1"),
-                ("b", DeviceFate::Moved, "task 1 is now task 0, device 1 is now device 0"),
-                ("c", DeviceFate::Gone, "was device 2 of task 2; not in this run"),
-                ("d", DeviceFate::Came, "is device 2 of task 2; not in the run before"),
+                ("a", DeviceChange::Moved, "task 0 is now task 1, device 0 is now device 1"),
+                ("b", DeviceChange::Moved, "task 1 is now task 0, device 1 is now device 0"),
+                ("c", DeviceChange::Gone, "was device 2 of task 2; not in this run"),
+                ("d", DeviceChange::Came, "is device 2 of task 2; not in the run before"),
             ]
         );
     }
@@ -182,7 +185,7 @@ mod tests {
     fn tasks_that_share_a_host_are_matched_in_their_order() {
         let before = [device("a", 0, 3, 3), device("a", 0, 1, 1)];
         let now = [device("a", 0, 1, 1), device("a", 0, 3, 4)];
-        let fates: Vec<_> = map(&before, &now).iter().map(|m| m.fate).collect();
-        assert_eq!(fates, [DeviceFate::Same, DeviceFate::Moved]);
+        let fates: Vec<_> = match_devices(&before, &now).iter().map(|m| m.fate).collect();
+        assert_eq!(fates, [DeviceChange::Same, DeviceChange::Moved]);
     }
 }

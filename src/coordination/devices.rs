@@ -35,12 +35,14 @@ pub struct Device {
 }
 
 /// Decodes the topology values of a store into devices, ordered by platform and global id.
-pub(super) fn decode(values: &Topology) -> Vec<Device> {
-    decode_values(values.values().map(|(key, value)| (key, value.as_ref())))
+pub(super) fn decode_topology(values: &Topology) -> Vec<Device> {
+    decode_topology_values(values.values().map(|(key, value)| (key, value.as_ref())))
 }
 
 /// Decodes topology values into devices, ordered by platform and global id.
-pub fn decode_values<'a>(values: impl IntoIterator<Item = (&'a TopologyKey, &'a [u8])>) -> Vec<Device> {
+pub fn decode_topology_values<'a>(
+    values: impl IntoIterator<Item = (&'a TopologyKey, &'a [u8])>,
+) -> Vec<Device> {
     let mut global: BTreeMap<&str, xla::GlobalTopologyProto> = BTreeMap::new();
     let mut local: BTreeMap<&str, Vec<xla::LocalTopologyProto>> = BTreeMap::new();
     for (key, value) in values {
@@ -59,19 +61,24 @@ pub fn decode_values<'a>(values: impl IntoIterator<Item = (&'a TopologyKey, &'a 
     }
     let mut devices = Vec::new();
     for (platform, topology) in &global {
-        read(platform, &topology.processes, true, &mut devices);
+        push_devices(platform, &topology.processes, true, &mut devices);
     }
     for (platform, processes) in &mut local {
         if !global.contains_key(platform) {
             processes.sort_by_key(|p| p.process_id);
-            read(platform, processes, false, &mut devices);
+            push_devices(platform, processes, false, &mut devices);
         }
     }
     devices.sort_by(|a, b| (&a.platform, a.global_id, a.task).cmp(&(&b.platform, b.global_id, b.task)));
     devices
 }
 
-fn read(platform: &str, processes: &[xla::LocalTopologyProto], gathered: bool, devices: &mut Vec<Device>) {
+fn push_devices(
+    platform: &str,
+    processes: &[xla::LocalTopologyProto],
+    gathered: bool,
+    devices: &mut Vec<Device>,
+) {
     // Where no process names its partition, JAX numbers the hosts in the order of their first process.
     let mut boots: Vec<&str> = Vec::new();
     for process in processes {
@@ -142,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn until_process_0_has_gathered_them_hosts_are_numbered_as_jax_numbers_them() {
+    fn without_a_global_topology_hosts_are_numbered_as_in_jax() {
         let values: Vec<(TopologyKey, Vec<u8>)> = [
             process(2, "host-b", None, &[4096]),
             process(0, "host-a", None, &[0, 1]),
@@ -151,7 +158,7 @@ mod tests {
         .into_iter()
         .map(|p| (key(&format!("cpu:local_topology/cpu/{}", p.process_id)), p.encode_to_vec()))
         .collect();
-        let devices = decode_values(values.iter().map(|(key, value)| (key, value.as_slice())));
+        let devices = decode_topology_values(values.iter().map(|(key, value)| (key, value.as_slice())));
         let told: Vec<_> = devices.iter().map(|d| (d.task.0, d.local_id, d.global_id, d.partition)).collect();
         let expected = [(0, 0, 0, Some(0)), (0, 1, 1, Some(0)), (1, 0, 2048, Some(0)), (2, 0, 4096, Some(1))];
         assert_eq!(told, expected);
@@ -159,13 +166,13 @@ mod tests {
     }
 
     #[test]
-    fn what_process_0_has_gathered_counts_before_what_each_process_said() {
+    fn the_global_topology_takes_precedence_over_local_ones() {
         let mut gathered = xla::GlobalTopologyProto { processes: vec![process(0, "h", None, &[7])] };
         gathered.processes[0].devices[0].partition_index = 3;
         let local = process(0, "h", None, &[0]).encode_to_vec();
         let global = gathered.encode_to_vec();
         let keys = [key("cuda:local_topology/cuda/0"), key("cuda:global_topology/cuda")];
-        let devices = decode_values([(&keys[0], local.as_slice()), (&keys[1], global.as_slice())]);
+        let devices = decode_topology_values([(&keys[0], local.as_slice()), (&keys[1], global.as_slice())]);
         assert_eq!(devices.len(), 1);
         assert_eq!((devices[0].global_id, devices[0].partition), (7, Some(3)));
     }
@@ -176,7 +183,8 @@ mod tests {
         let mut bytes = process(0, "h", Some(5), &[0]).encode_to_vec();
         bytes.extend_from_slice(&[0xe2, 0x03, 2, b'h', b'i']);
         let (good, bad) = (key("tpu:local_topology/tpu/0"), key("tpu:local_topology/tpu/1"));
-        let devices = decode_values([(&good, bytes.as_slice()), (&bad, b"\xff\xffno message".as_slice())]);
+        let devices =
+            decode_topology_values([(&good, bytes.as_slice()), (&bad, b"\xff\xffno message".as_slice())]);
         assert_eq!(devices.len(), 1);
         assert_eq!(devices[0].partition, Some(5));
     }

@@ -8,11 +8,11 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::ids::{TaskId, Timestamp};
-use crate::cow::{CowMap, Measure, Weight};
+use crate::cow::{CowMap, EntryWeight, Weight};
 
 /// One value.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Entry {
+pub(super) struct StoreEntry {
     pub value: Bytes,
     /// When it was written last.
     pub at: Timestamp,
@@ -20,27 +20,27 @@ pub(super) struct Entry {
     pub by: Option<TaskId>,
 }
 
-impl Entry {
+impl StoreEntry {
     pub fn new(value: Bytes, at: Timestamp, by: Option<TaskId>) -> Self {
         Self { value, at, by }
     }
 }
 
 /// Entries by their keys.
-pub(super) type Entries = CowMap<Bytes, Entry, 256, InBytes>;
+pub(super) type StoreEntries = CowMap<Bytes, StoreEntry, 256, ByteWeight>;
 
 /// An entry weighs as much as its key and its value are long.
-pub(super) struct InBytes;
+pub(super) struct ByteWeight;
 
-impl Measure<Bytes, Entry> for InBytes {
-    fn weight(key: &Bytes, entry: &Entry) -> Weight {
+impl EntryWeight<Bytes, StoreEntry> for ByteWeight {
+    fn weight(key: &Bytes, entry: &StoreEntry) -> Weight {
         Weight { keys: key.len(), values: entry.value.len() }
     }
 }
 
 /// What is below a directory, as it was at one moment.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Directory(pub(super) Entries);
+pub struct Directory(pub(super) StoreEntries);
 
 impl Directory {
     /// How many entries it has.
@@ -63,7 +63,7 @@ impl Directory {
 
 impl FromIterator<(Bytes, Bytes)> for Directory {
     fn from_iter<I: IntoIterator<Item = (Bytes, Bytes)>>(entries: I) -> Self {
-        let entry = |(key, value)| (key, Entry::new(value, Timestamp::default(), None));
+        let entry = |(key, value)| (key, StoreEntry::new(value, Timestamp::default(), None));
         Self(entries.into_iter().map(entry).collect())
     }
 }

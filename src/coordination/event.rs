@@ -9,12 +9,12 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::actor::Actor;
-use super::exclusion::Target;
+use super::exclusion::ExclusionTarget;
 use super::ids::{ExclusionId, JobId, RunNumber, TaskId, TaskIncarnation, Timestamp};
 
 /// One change of state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Event {
+pub struct JobEvent {
     /// When.
     pub at: Timestamp,
     /// In which job.
@@ -22,7 +22,7 @@ pub struct Event {
     /// In which of its runs.
     pub run: RunNumber,
     /// What changed.
-    pub what: Change,
+    pub what: EventKind,
     /// Why, in a sentence.
     pub reason: String,
 }
@@ -114,7 +114,8 @@ impl FailureClass {
 /// The kinds of change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case", tag = "kind")]
-pub enum Change {
+#[schema(as = Change)]
+pub enum EventKind {
     /// A job exists.
     JobDeclared {
         /// Who asked for it; `None` if the service was configured so.
@@ -218,7 +219,7 @@ pub enum Change {
         /// The exclusion's number.
         exclusion: ExclusionId,
         /// Whom it is about.
-        target: Target,
+        target: ExclusionTarget,
         /// The tasks of the present run that it takes out.
         tasks: Vec<TaskId>,
         /// Who decided it.
@@ -229,7 +230,7 @@ pub enum Change {
         /// The exclusion's number.
         exclusion: ExclusionId,
         /// Whom it was about.
-        target: Target,
+        target: ExclusionTarget,
         /// Who lifted it; `None` if its time was over.
         actor: Option<Actor>,
     },
@@ -325,7 +326,7 @@ pub struct Subject<'a> {
     pub outcome: Option<&'static str>,
 }
 
-impl Change {
+impl EventKind {
     /// The kind of the change, by the name that it has in JSON.
     #[must_use]
     pub fn kind(&self) -> &'static str {
@@ -362,11 +363,11 @@ impl Change {
 
     /// Whether the change is about a task, alone or among others.
     #[must_use]
-    pub fn concerns(&self, task: TaskId) -> bool {
+    pub fn is_about_task(&self, task: TaskId) -> bool {
         match self {
             Self::BarrierPassed { without: tasks, .. }
             | Self::FindingOpened { tasks, .. }
-            | Self::Excluded { target: Target::Host(_), tasks, .. } => tasks.contains(&task),
+            | Self::Excluded { target: ExclusionTarget::Host(_), tasks, .. } => tasks.contains(&task),
             Self::TransferFailed { task: one, with, .. } => [*one, *with].contains(&task),
             other => other.about().task == Some(task),
         }
@@ -386,8 +387,8 @@ impl Change {
                 Subject { task: Some(*task), peer: *peer, ..Subject::default() }
             }
             Self::Excluded { target, .. } | Self::Readmitted { target, .. } => match target {
-                Target::Task(task) => Subject { task: Some(*task), ..Subject::default() },
-                Target::Host(_) => Subject::default(),
+                ExclusionTarget::Task(task) => Subject { task: Some(*task), ..Subject::default() },
+                ExclusionTarget::Host(_) => Subject::default(),
             },
             Self::TaskConnected { task, .. }
             | Self::TaskSuspected { task }
@@ -429,22 +430,22 @@ mod tests {
         let task = TaskId(1);
         let barrier = Arc::<str>::from("b");
         for change in [
-            Change::JobDeclared { actor: None },
-            Change::RunOpened,
-            Change::TaskSuspected { task },
-            Change::TaskReturned { task },
-            Change::TaskDisconnected { task },
-            Change::TaskFailed { task, class: FailureClass::Reported },
-            Change::Fenced { task: None },
-            Change::BarrierStarted { barrier: Arc::clone(&barrier), counter: 0 },
-            Change::BarrierPassed { barrier: Arc::clone(&barrier), counter: 0, without: vec![] },
-            Change::BarrierFailed { barrier, counter: 0 },
-            Change::PreemptionNoticed,
-            Change::FindingOpened { finding: Arc::from("f"), tasks: vec![] },
-            Change::FindingClosed { finding: Arc::from("f") },
-            Change::TransferFailed { task, with: task, error: Arc::from("stalled"), count: 1 },
-            Change::FirstCause { task: None },
-            Change::RunEnded { outcome: RunOutcome::Failed },
+            EventKind::JobDeclared { actor: None },
+            EventKind::RunOpened,
+            EventKind::TaskSuspected { task },
+            EventKind::TaskReturned { task },
+            EventKind::TaskDisconnected { task },
+            EventKind::TaskFailed { task, class: FailureClass::Reported },
+            EventKind::Fenced { task: None },
+            EventKind::BarrierStarted { barrier: Arc::clone(&barrier), counter: 0 },
+            EventKind::BarrierPassed { barrier: Arc::clone(&barrier), counter: 0, without: vec![] },
+            EventKind::BarrierFailed { barrier, counter: 0 },
+            EventKind::PreemptionNoticed,
+            EventKind::FindingOpened { finding: Arc::from("f"), tasks: vec![] },
+            EventKind::FindingClosed { finding: Arc::from("f") },
+            EventKind::TransferFailed { task, with: task, error: Arc::from("stalled"), count: 1 },
+            EventKind::FirstCause { task: None },
+            EventKind::RunEnded { outcome: RunOutcome::Failed },
         ] {
             assert_eq!(serde_json::to_value(&change).unwrap()["kind"], change.kind());
         }

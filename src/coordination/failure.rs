@@ -125,46 +125,46 @@ pub struct Failure {
     /// Present when a barrier instance failed.
     pub barrier: Option<BarrierRef>,
     /// Present when the caller spoke to another service incarnation than this one. Fatal to clients.
-    pub mismatch: Option<ServiceIncarnation>,
+    pub service_mismatch: Option<ServiceIncarnation>,
 }
 
 impl Failure {
     /// The service's own word about the caller's own call.
     #[must_use]
-    pub fn service(code: Code, message: impl Into<String>) -> Self {
-        Self { service_error: Some(ServiceError::default()), ..Self::plain(code, message) }
+    pub fn from_service(code: Code, message: impl Into<String>) -> Self {
+        Self { service_error: Some(ServiceError::default()), ..Self::without_details(code, message) }
     }
 
     /// A failure without details, which clients read like one of the transport.
     #[must_use]
-    pub fn plain(code: Code, message: impl Into<String>) -> Self {
+    pub fn without_details(code: Code, message: impl Into<String>) -> Self {
         let (message, cause) = (message.into(), None);
-        Self { code, message, cause, service_error: None, barrier: None, mismatch: None }
+        Self { code, message, cause, service_error: None, barrier: None, service_mismatch: None }
     }
 
     /// The same failure, with what happened in few words.
     #[must_use]
-    pub fn because(mut self, cause: &str) -> Self {
+    pub fn with_cause(mut self, cause: &str) -> Self {
         self.cause = Some(cause.into());
         self
     }
 
     /// What happened, in as few words as there are for it.
     #[must_use]
-    pub fn why(&self) -> &str {
+    pub fn summary(&self) -> &str {
         self.cause.as_deref().unwrap_or(&self.message)
     }
 
     /// The same failure, naming the task that it came from.
     #[must_use]
-    pub fn from_task(mut self, task: TaskId) -> Self {
+    pub fn with_source(mut self, task: TaskId) -> Self {
         self.service_error.get_or_insert_default().source = Some(task);
         self
     }
 
     /// The same failure, about this barrier instance.
     #[must_use]
-    pub fn of_barrier(mut self, id: &Arc<str>, counter: i64) -> Self {
+    pub fn with_barrier(mut self, id: &Arc<str>, counter: i64) -> Self {
         self.service_error.get_or_insert_default();
         self.barrier = Some(BarrierRef { id: Arc::clone(id), counter });
         self

@@ -8,19 +8,19 @@ use super::failure::{Code, Failure};
 use super::ids::{TaskId, TaskIncarnation};
 
 /// What every call to a job is answered that is no more.
-pub(super) fn no_such_job() -> Failure {
-    Failure::service(Code::NotFound, "There is no such job any more.")
+pub(super) fn deleted_job_failure() -> Failure {
+    Failure::from_service(Code::NotFound, "There is no such job any more.")
 }
 
 /// What the waiting calls of a life end with when a newer one takes its place.
-pub(super) fn taken_over(id: TaskId, incarnation: TaskIncarnation) -> Arc<Failure> {
+pub(super) fn taken_over_failure(id: TaskId, incarnation: TaskIncarnation) -> Arc<Failure> {
     let text = format!("Task {id} was taken over by its newer incarnation {incarnation}. End this process.");
-    Arc::new(Failure::service(Code::Aborted, text))
+    Arc::new(Failure::from_service(Code::Aborted, text))
 }
 
 /// What callers of a failed shutdown, and everybody who polls, are told.
 pub(super) fn shutdown_failure(cause: &Failure) -> Failure {
     let text = format!("Shutdown barrier has failed.\nBarrier result: '{cause}'");
-    Failure::service(Code::Internal, text)
-        .because(&format!("the tasks did not shut down together: {}", cause.why()))
+    Failure::from_service(Code::Internal, text)
+        .with_cause(&format!("the tasks did not shut down together: {}", cause.summary()))
 }

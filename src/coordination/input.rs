@@ -3,8 +3,8 @@
 //! It decides nothing: [`Coordinator::apply`](super::Coordinator::apply) does. Begin at [`Input`], then [`Effect`].
 //!
 //! The driver owns what the state machine must not: it numbers connections and calls, draws the incarnations of
-//! runs ([`Effect::WantIncarnation`]), and frees memory after releasing its lock ([`Effect::Discard`]). Findings
-//! and transfer failures enter the order of events as [`Input::Noted`] and [`Input::TransferFailed`], so a replay
+//! runs ([`Effect::RequestIncarnation`]), and frees memory after releasing its lock ([`Effect::FreeLater`]). Findings
+//! and transfer failures enter the order of events as [`Input::FindingChanged`] and [`Input::TransferFailed`], so a replay
 //! repeats them; they change nothing else.
 
 use std::fmt;
@@ -14,17 +14,17 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::actor::{Actor, Reason};
-use super::barrier_record::BarrierEnding;
-use super::call::{Caller, Outcome, Request};
-use super::command::{Act, Done, Refusal};
-use super::discarded::Discarded;
-use super::event::Event;
+use super::barrier_record::BarrierCompletion;
+use super::call::{CallOutcome, Caller, Request};
+use super::command::{CommandOutcome, CommandRefusal, OperatorCommand};
+use super::deferred_free::DeferredFree;
+use super::event::JobEvent;
 use super::ids::{CallId, ConnectionId, JobId, JobName, ServiceIncarnation, TaskId};
 use super::settings::JobSettings;
 
 /// How a connection ended: the evidence that is kept of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Ending {
+pub enum ConnectionEnd {
     /// The peer closed it in good order.
     Closed,
     /// The peer's host reset it, as it does when the process is gone.
@@ -35,7 +35,7 @@ pub enum Ending {
     Broken(String),
 }
 
-impl Ending {
+impl ConnectionEnd {
     /// What happened to a connection, in a word; [`fmt::Display`] has the words that clients are told.
     #[must_use]
     pub fn word(&self) -> String {
@@ -48,7 +48,7 @@ impl Ending {
     }
 }
 
-impl fmt::Display for Ending {
+impl fmt::Display for ConnectionEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Closed => f.write_str("was closed by the peer"),
@@ -61,7 +61,7 @@ impl fmt::Display for Ending {
 
 /// What an observer of a job has found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Note {
+pub struct FindingNote {
     /// The name of the finding.
     pub finding: Arc<str>,
     /// It holds from now on; otherwise it holds no more.
@@ -74,7 +74,7 @@ pub struct Note {
 
 /// What a worker has reported of a transfer that failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TransferNote {
+pub struct TransferFailure {
     /// The task that reports it.
     pub task: TaskId,
     /// The task at the other end.
@@ -104,8 +104,8 @@ pub enum Input {
         /// Who asked for it; `None` if the service was configured so.
         actor: Option<Actor>,
     },
-    /// An identity for the job's next run, in answer to [`Effect::WantIncarnation`].
-    SpareIncarnation {
+    /// An identity for the job's next run, in answer to [`Effect::RequestIncarnation`].
+    NextIncarnation {
         /// The job.
         job: JobId,
         /// An unguessable identity.
@@ -123,7 +123,7 @@ pub enum Input {
         /// The connection's number.
         connection: ConnectionId,
         /// How it ended.
-        ending: Ending,
+        ending: ConnectionEnd,
     },
     /// A client asks something.
     Call {
@@ -137,28 +137,28 @@ pub enum Input {
         request: Request,
     },
     /// The caller does not wait any more (it cancelled, or its deadline passed).
-    CallGone {
+    CallCancelled {
         /// The job that it asked.
         job: JobId,
         /// The number of the call.
         call: CallId,
     },
     /// Something that was concluded from what is measured, for the order of events: it changes nothing else.
-    Noted {
+    FindingChanged {
         /// The job that it is about.
         job: JobId,
         /// What was found.
-        note: Note,
+        note: FindingNote,
     },
     /// A worker reported transfers that failed, for the order of events: it changes nothing else.
     TransferFailed {
         /// The job of the worker.
         job: JobId,
         /// What it reported.
-        note: TransferNote,
+        note: TransferFailure,
     },
-    /// An operator acts upon a job; answered with [`Effect::Acted`] at once.
-    Act {
+    /// An operator acts upon a job; answered with [`Effect::CommandDone`] at once.
+    Command {
         /// The job.
         job: JobId,
         /// Who acts.
@@ -166,12 +166,12 @@ pub enum Input {
         /// Why.
         reason: Reason,
         /// What shall be done.
-        act: Act,
+        act: OperatorCommand,
     },
     /// Time has passed.
     Tick,
     /// The driver itself could not run for a while: nobody is to blame for the silence since.
-    Lagged,
+    DriverLagged,
     /// The service stops: every waiting call is answered, polls in the way that lets clients live on.
     Stop,
     /// The state comes from before a restart of the service: every connection and waiting call of it is gone,
@@ -183,15 +183,15 @@ pub enum Input {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Answer a call. Every call is answered once at most, and not at all once it is gone.
-    Reply(CallId, Outcome),
+    Reply(CallId, CallOutcome),
     /// What has become of the [`Input::Act`] that was applied.
-    Acted(Result<Done, Refusal>),
+    CommandDone(Result<CommandOutcome, CommandRefusal>),
     /// Something changed that people or machines may want to know.
-    Event(Event),
+    Event(JobEvent),
     /// An instance of a barrier has ended, with everybody who came to it. For instruments: it is kept nowhere.
-    BarrierEnded(Box<BarrierEnding>),
+    BarrierEnded(Box<BarrierCompletion>),
     /// Free memory, without holding up anybody.
-    Discard(Discarded),
-    /// The job has used up its spare identity: give it another with [`Input::SpareIncarnation`].
-    WantIncarnation(JobId),
+    FreeLater(DeferredFree),
+    /// The job has used up its spare identity: give it another with [`Input::NextIncarnation`].
+    RequestIncarnation(JobId),
 }

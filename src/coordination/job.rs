@@ -1,7 +1,7 @@
 //! A job: its settings, its present run, its past runs, and the admission of calls.
 //!
 //! It does not decide that a run has ended: registration, failure and shutdown do. Begin at `Job::call`, then
-//! `Job::admit`.
+//! `Job::admit_call`.
 //!
 //! - *Runs.* A run opens when the first new incarnation registers after the last run has ended, not before. Until
 //!   then the ended run stays, and its tasks get the answers that the C++ service would give. The next run has its
@@ -11,7 +11,7 @@
 //!   Generation C names its incarnations with each call (a claim); generation A does not, so a connection is bound
 //!   to the incarnation that registered on it.
 //! - *Connections.* A closed connection first loses its calls, a bounded number at a time, and then its tasks are
-//!   judged (`failing.rs`).
+//!   judged (`task_failure.rs`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -21,39 +21,39 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::actor::{Actor, Reason};
-use super::call::{Caller, Claim, Request};
+use super::call::{Caller, ClaimedIncarnations, Request};
+use super::deferred_free::DeferredFree;
 use super::devices;
-use super::discarded::Discarded;
-use super::event::{Change, RunOutcome};
-use super::exclusion::{Exclusions, Expulsion};
+use super::event::{EventKind, RunOutcome};
+use super::event_queue::EventQueue;
+use super::exclusion::{ExclusionTable, PendingEviction};
 use super::failure::{Code, Failure};
-use super::failure_texts::no_such_job;
+use super::failure_texts::deleted_job_failure;
 use super::ids::{
     CallId, ConnectionId, JobId, JobName, RunNumber, ServiceIncarnation, TaskId, TaskIncarnation, Timestamp,
 };
-use super::input::{Effect, Ending, Note, TransferNote};
-use super::outbox::Outbox;
+use super::input::{ConnectionEnd, Effect, FindingNote, TransferFailure};
 use super::run::Run;
 use super::settings::JobSettings;
 use super::topology::Topology;
 use super::view::RunSummary;
-use super::waiters::{Place, Waiters};
+use super::waiters::{WaitTarget, WaiterTable};
 use crate::cow::CowMap;
 
 /// Of how many ended runs the incarnations of the tasks are remembered, so that their zombies are known.
-const RUNS_WITH_LIVES: usize = 8;
+const RUNS_WITH_INCARNATIONS: usize = 8;
 
 /// Of how many ended runs the devices are remembered, so that it can be told what moved.
 const RUNS_WITH_DEVICES: usize = 2;
 
 /// What is known of a connection in this job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Presence {
+pub(super) struct ConnectionRecord {
     peer: SocketAddr,
     /// The lives that have spoken on it, and in which run.
-    lives: BTreeMap<TaskId, (RunNumber, TaskIncarnation)>,
+    known_incarnations: BTreeMap<TaskId, (RunNumber, TaskIncarnation)>,
     /// It has been reported that this connection was turned away.
-    fenced: bool,
+    is_fence_reported: bool,
 }
 
 /// What is remembered of an ended run.
@@ -62,32 +62,32 @@ struct PastRun {
     summary: RunSummary,
     incarnation: ServiceIncarnation,
     /// Every incarnation that a task had in it, ascending; empty once it is long past.
-    lives: Vec<TaskIncarnation>,
+    known_incarnations: Vec<TaskIncarnation>,
     /// What its tasks said of their devices; empty once it is past.
     topology: Topology,
 }
 
 impl PastRun {
     fn summary(&self) -> RunSummary {
-        RunSummary { devices: devices::decode(&self.topology), ..self.summary.clone() }
+        RunSummary { devices: devices::decode_topology(&self.topology), ..self.summary.clone() }
     }
 }
 
 /// A connection that is gone, and whose calls are being taken out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Closing {
+struct ClosingConnection {
     connection: ConnectionId,
-    presence: Presence,
+    presence: ConnectionRecord,
     /// How it ended, if that says something about the tasks that spoke on it.
-    blame: Option<Ending>,
+    end_evidence: Option<ConnectionEnd>,
     /// The tasks whose polls were held on it.
     polling: BTreeSet<TaskId>,
 }
 
 /// Calls upon a run that is over, which are being answered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Stale {
-    waiters: Waiters,
+struct EndedRunCalls {
+    waiters: WaiterTable,
     failure: Arc<Failure>,
     poll: Arc<Failure>,
 }
@@ -102,37 +102,37 @@ pub(super) struct Job {
     /// Ended runs, newest first.
     past: VecDeque<Arc<PastRun>>,
     /// The identity of the next run.
-    spare: Option<ServiceIncarnation>,
-    connections: CowMap<ConnectionId, Presence>,
+    next_incarnation: Option<ServiceIncarnation>,
+    connections: CowMap<ConnectionId, ConnectionRecord>,
     /// On which connections each task has spoken, whatever has become of it since.
-    spoken_on: CowMap<(TaskId, ConnectionId), ()>,
-    pub exclusions: Arc<Exclusions>,
-    closing: VecDeque<Closing>,
-    stale: VecDeque<Stale>,
+    task_connections: CowMap<(TaskId, ConnectionId), ()>,
+    pub exclusions: Arc<ExclusionTable>,
+    closing: VecDeque<ClosingConnection>,
+    ended_run_calls: VecDeque<EndedRunCalls>,
     /// Exclusions that are in force and whose tasks are being taken out of the run.
-    pub expulsions: VecDeque<Expulsion>,
-    pub outbox: Outbox,
+    pub pending_evictions: VecDeque<PendingEviction>,
+    pub event_queue: EventQueue,
 }
 
 /// Runs `body` with the present run and its surroundings, then tells watchers of what it changed.
-macro_rules! within {
+macro_rules! with_run {
     ($job:expr, $now:expr, $effects:expr, |$run:ident, $cx:ident| $body:expr) => {{
-        let Job { id, settings, run: $run, outbox, .. } = &mut *$job;
-        let $cx = &mut $crate::coordination::context::Cx {
+        let Job { id, settings, run: $run, event_queue, .. } = &mut *$job;
+        let $cx = &mut $crate::coordination::context::TransitionContext {
             now: $now,
             job: *id,
             run: $run.number,
             settings,
             effects: $effects,
-            outbox,
+            event_queue,
         };
         let value = $body;
-        $run.tell_watchers();
+        $run.notify_watchers();
         value
     }};
 }
 
-pub(super) use within;
+pub(super) use with_run;
 
 impl Job {
     pub fn new(
@@ -150,29 +150,29 @@ impl Job {
             settings,
             run,
             past: VecDeque::new(),
-            spare: None,
+            next_incarnation: None,
             connections: CowMap::default(),
-            spoken_on: CowMap::default(),
+            task_connections: CowMap::default(),
             exclusions: Arc::default(),
             closing: VecDeque::new(),
-            stale: VecDeque::new(),
-            expulsions: VecDeque::new(),
-            outbox: Outbox::default(),
+            ended_run_calls: VecDeque::new(),
+            pending_evictions: VecDeque::new(),
+            event_queue: EventQueue::default(),
         };
-        within!(&mut job, now, effects, |_run, cx| {
+        with_run!(&mut job, now, effects, |_run, cx| {
             let by = actor.as_ref().map_or_else(String::new, |actor| format!(", made by {actor}"));
-            cx.event(Change::JobDeclared { actor }, format!("a job of {} tasks{by}", cx.settings.tasks));
-            cx.event(Change::RunOpened, "the job was declared");
+            cx.emit(EventKind::JobDeclared { actor }, format!("a job of {} tasks{by}", cx.settings.tasks));
+            cx.emit(EventKind::RunOpened, "the job was declared");
         });
-        effects.push(Effect::WantIncarnation(id));
+        effects.push(Effect::RequestIncarnation(id));
         job
     }
 
-    pub fn give_spare(&mut self, incarnation: ServiceIncarnation) {
-        self.spare = Some(incarnation);
+    pub fn set_next_incarnation(&mut self, incarnation: ServiceIncarnation) {
+        self.next_incarnation = Some(incarnation);
     }
 
-    pub fn next_wake(&self) -> Option<Timestamp> {
+    pub fn next_wakeup(&self) -> Option<Timestamp> {
         let ends = [self.run.timers.next(), self.exclusions.next_expiry()];
         ends.into_iter().flatten().min()
     }
@@ -180,61 +180,66 @@ impl Job {
     /// The connections on which only the present life of this task has spoken.
     pub fn connections_of(&self, id: TaskId) -> Vec<ConnectionId> {
         let life = self.run.task(id).and_then(|task| Some((self.run.number, task.incarnation?)));
-        let spoken = self.spoken_on.range_from(Bound::Included(&(id, ConnectionId(0))));
+        let spoken = self.task_connections.range_from(Bound::Included(&(id, ConnectionId(0))));
         let of_task = spoken.map(|(place, ())| *place).take_while(|(task, _)| *task == id);
         let is_own = |connection: &ConnectionId| {
-            let lives = self.connections.get(connection).map(|presence| &presence.lives);
+            let lives = self.connections.get(connection).map(|presence| &presence.known_incarnations);
             lives.is_some_and(|lives| lives.len() == 1 && lives.get(&id).copied() == life)
         };
         of_task.map(|(_, connection)| connection).filter(is_own).collect()
     }
 
     /// Every connection that is there, with each task that has spoken on it.
-    pub fn spoken(&self) -> impl Iterator<Item = (ConnectionId, TaskId)> + '_ {
-        let tasks = |(connection, presence): (&ConnectionId, &'_ Presence)| {
+    pub fn task_connections(&self) -> impl Iterator<Item = (ConnectionId, TaskId)> + '_ {
+        let tasks = |(connection, presence): (&ConnectionId, &'_ ConnectionRecord)| {
             let connection = *connection;
-            presence.lives.keys().map(move |task| (connection, *task)).collect::<Vec<_>>()
+            presence.known_incarnations.keys().map(move |task| (connection, *task)).collect::<Vec<_>>()
         };
         self.connections.iter().flat_map(tasks)
     }
 
-    pub fn has_spoken_on(&self, task: TaskId, connection: ConnectionId) -> bool {
-        self.spoken_on.contains_key(&(task, connection))
+    pub fn has_task_connection(&self, task: TaskId, connection: ConnectionId) -> bool {
+        self.task_connections.contains_key(&(task, connection))
     }
 
     /// How many entries say where a task has spoken, and how many there must be.
-    pub fn count_spoken(&self) -> (usize, usize) {
-        let closing: usize = self.closing.iter().map(|closing| closing.presence.lives.len()).sum();
-        let present: usize = self.connections.values().map(|presence| presence.lives.len()).sum();
-        (self.spoken_on.len(), present + closing)
+    pub fn count_task_connections(&self) -> (usize, usize) {
+        let closing: usize =
+            self.closing.iter().map(|closing| closing.presence.known_incarnations.len()).sum();
+        let present: usize =
+            self.connections.values().map(|presence| presence.known_incarnations.len()).sum();
+        (self.task_connections.len(), present + closing)
     }
 
     /// Forgets what is remembered beyond the bounds.
-    pub fn forget_beyond_bounds(&mut self) {
+    pub fn trim_to_bounds(&mut self) {
         self.past.truncate(self.settings.bounds.runs_kept);
-        Arc::make_mut(&mut self.exclusions).forget_beyond(&self.settings.bounds);
-        self.run.forget_records(self.settings.bounds.barriers_recent);
+        Arc::make_mut(&mut self.exclusions).trim_ended(&self.settings.bounds);
+        self.run.trim_barrier_records(self.settings.bounds.barriers_recent);
     }
 
-    pub fn knows(&self, connection: ConnectionId) -> bool {
+    pub fn has_connection(&self, connection: ConnectionId) -> bool {
         self.connections.contains_key(&connection)
     }
 
-    pub fn meet_connection(&mut self, connection: ConnectionId, peer: SocketAddr) {
-        self.connections.insert(connection, Presence { peer, lives: BTreeMap::new(), fenced: false });
+    pub fn add_connection(&mut self, connection: ConnectionId, peer: SocketAddr) {
+        self.connections.insert(
+            connection,
+            ConnectionRecord { peer, known_incarnations: BTreeMap::new(), is_fence_reported: false },
+        );
     }
 
     /// Ended runs, newest first, without their devices.
-    pub fn history(&self) -> impl Iterator<Item = &RunSummary> {
+    pub fn past_runs(&self) -> impl Iterator<Item = &RunSummary> {
         self.past.iter().map(|past| &past.summary)
     }
 
     /// Ended runs, newest first.
-    pub fn whole_history(&self) -> impl Iterator<Item = RunSummary> {
+    pub fn past_runs_with_devices(&self) -> impl Iterator<Item = RunSummary> {
         self.past.iter().map(|past| past.summary())
     }
 
-    pub fn call(
+    pub fn handle_call(
         &mut self,
         now: Timestamp,
         effects: &mut Vec<Effect>,
@@ -245,38 +250,40 @@ impl Job {
         let presence = self.connections.get(&caller.connection);
         let peer = presence.map(|presence| presence.peer);
         let writer = presence
-            .filter(|presence| presence.lives.len() == 1)
-            .and_then(|presence| presence.lives.keys().next().copied());
+            .filter(|presence| presence.known_incarnations.len() == 1)
+            .and_then(|presence| presence.known_incarnations.keys().next().copied());
         if let Request::Register { task, incarnation, .. } = &request {
             let (task, incarnation) = (*task, *incarnation);
-            if let Some(failure) = self.refuse_registration(now, effects, task, peer) {
+            if let Some(failure) = self.registration_refusal(now, effects, task, peer) {
                 return effects.push(Effect::Reply(call, Err(Arc::new(failure))));
             }
             if let Err(failure) = self.admit_registration(now, effects, task, incarnation) {
                 return effects.push(Effect::Reply(call, Err(Arc::new(failure))));
             }
             // Known from now on, so that the end of the connection is the end of the task, even if it still waits.
-            self.speak(caller.connection, task, incarnation);
-        } else if let Some(failure) = request.task().or(writer).and_then(|id| self.refuse_excluded(id, peer))
+            self.bind_incarnation(caller.connection, task, incarnation);
+        } else if let Some(failure) =
+            request.task().or(writer).and_then(|id| self.exclusion_refusal(id, peer))
         {
             return effects.push(Effect::Reply(call, Err(Arc::new(failure))));
-        } else if let Err(failure) = self.admit(now, effects, caller, &request) {
+        } else if let Err(failure) = self.admit_call(now, effects, caller, &request) {
             return effects.push(Effect::Reply(call, Err(Arc::new(failure))));
         }
-        within!(self, now, effects, |run, cx| run.call(cx, call, caller, peer, writer, request));
+        with_run!(self, now, effects, |run, cx| run.dispatch_call(cx, call, caller, peer, writer, request));
     }
 
-    pub fn call_gone(&mut self, now: Timestamp, effects: &mut Vec<Effect>, call: CallId) {
-        if !self.stale.iter_mut().any(|stale| stale.waiters.remove(call).is_some()) {
-            within!(self, now, effects, |run, _cx| run.withdraw(call));
+    pub fn cancel_call(&mut self, now: Timestamp, effects: &mut Vec<Effect>, call: CallId) {
+        if !self.ended_run_calls.iter_mut().any(|stale| stale.waiters.remove(call).is_some()) {
+            with_run!(self, now, effects, |run, _cx| run.withdraw_call(call));
         }
     }
 
     /// Calls that wait, without those whose connections are gone.
     pub fn waiting_calls(&self) -> usize {
-        let tables =
-            || std::iter::once(&self.run.waiters).chain(self.stale.iter().map(|stale| &stale.waiters));
-        let gone = |waiters: &Waiters| -> usize {
+        let tables = || {
+            std::iter::once(&self.run.waiters).chain(self.ended_run_calls.iter().map(|stale| &stale.waiters))
+        };
+        let gone = |waiters: &WaiterTable| -> usize {
             self.closing.iter().map(|closing| waiters.count_on(closing.connection)).sum()
         };
         tables().map(|waiters| waiters.len() - gone(waiters)).sum()
@@ -288,94 +295,94 @@ impl Job {
     }
 
     /// Whether there is work that is decided and not done.
-    pub fn has_work(&self) -> bool {
+    pub fn has_pending_work(&self) -> bool {
         !self.closing.is_empty()
-            || !self.expulsions.is_empty()
-            || !self.outbox.is_empty()
-            || self.run.has_work()
-            || !self.stale.is_empty()
+            || !self.pending_evictions.is_empty()
+            || !self.event_queue.is_empty()
+            || self.run.has_pending_work()
+            || !self.ended_run_calls.is_empty()
     }
 
     /// Does work that is decided, as much as `budget` allows.
-    pub fn work(&mut self, now: Timestamp, effects: &mut Vec<Effect>, budget: &mut usize) {
+    pub fn run_pending_work(&mut self, now: Timestamp, effects: &mut Vec<Effect>, budget: &mut usize) {
         // Calls of connections that are gone count against their bounds: they go first, and leave others their part.
         let mut part = budget.div_ceil(2);
         *budget -= part;
         while part > 0 && !self.closing.is_empty() {
-            self.close(now, effects, &mut part);
+            self.finish_closing(now, effects, &mut part);
         }
         *budget += part;
-        while *budget > 0 && !self.expulsions.is_empty() {
-            self.expel_next(now, effects, budget);
+        while *budget > 0 && !self.pending_evictions.is_empty() {
+            self.evict_next_task(now, effects, budget);
         }
-        within!(self, now, effects, |run, cx| {
+        with_run!(self, now, effects, |run, cx| {
             // Who is answered has been told of by then.
-            while *budget > 0 && cx.publish_next() {
+            while *budget > 0 && cx.publish_next_event() {
                 *budget -= 1;
             }
-            run.work(cx, budget);
+            run.run_pending_work(cx, budget);
         });
         while *budget > 0
-            && let Some(stale) = self.stale.front_mut()
+            && let Some(stale) = self.ended_run_calls.front_mut()
         {
             while *budget > 0
-                && let Some((call, answer)) = stale.waiters.next_decided()
+                && let Some((call, answer)) = stale.waiters.pop_queued_answer()
             {
                 *budget -= 1;
                 if stale.waiters.remove(call).is_some() {
                     effects.push(Effect::Reply(call, answer.into()));
                 }
             }
-            for (call, is_poll) in stale.waiters.first(*budget) {
+            for (call, is_poll) in stale.waiters.first_calls(*budget) {
                 *budget -= 1;
                 stale.waiters.remove(call);
                 let failure = if is_poll { &stale.poll } else { &stale.failure };
                 effects.push(Effect::Reply(call, Err(Arc::clone(failure))));
             }
             if stale.waiters.len() == 0 {
-                self.stale.pop_front();
+                self.ended_run_calls.pop_front();
             }
         }
         while *budget > 0 && !self.closing.is_empty() {
-            self.close(now, effects, budget);
+            self.finish_closing(now, effects, budget);
         }
     }
 
     /// Takes out calls of the first connection that is gone; after the last of them, the tasks that spoke on it are judged.
-    fn close(&mut self, now: Timestamp, effects: &mut Vec<Effect>, budget: &mut usize) {
+    fn finish_closing(&mut self, now: Timestamp, effects: &mut Vec<Effect>, budget: &mut usize) {
         let Some(mut closing) = self.closing.pop_front() else { return };
         let connection = closing.connection;
-        for stale in &mut self.stale {
-            for call in stale.waiters.on(connection, *budget) {
+        for stale in &mut self.ended_run_calls {
+            for call in stale.waiters.calls_on(connection, *budget) {
                 *budget -= 1;
                 stale.waiters.remove(call);
             }
         }
-        self.stale.retain(|stale| stale.waiters.len() > 0);
+        self.ended_run_calls.retain(|stale| stale.waiters.len() > 0);
         let polling = &mut closing.polling;
-        within!(self, now, effects, |run, _cx| {
-            for call in run.waiters.on(connection, *budget) {
+        with_run!(self, now, effects, |run, _cx| {
+            for call in run.waiters.calls_on(connection, *budget) {
                 *budget -= 1;
-                if let Some(Place::Poll(task)) = run.waiters.place(call)
-                    && run.own(*task).poll == Some(call)
+                if let Some(WaitTarget::Poll(task)) = run.waiters.wait_target(call)
+                    && run.expect_task(*task).poll == Some(call)
                 {
                     polling.insert(*task);
                 }
-                run.withdraw(call);
+                run.withdraw_call(call);
             }
         });
-        let left = self.stale.iter().any(|stale| stale.waiters.count_on(connection) > 0);
+        let left = self.ended_run_calls.iter().any(|stale| stale.waiters.count_on(connection) > 0);
         if left || self.run.waiters.count_on(connection) > 0 {
             return self.closing.push_front(closing);
         }
         // To judge a task costs as much as to answer so many calls.
         const COST: usize = 8;
-        let Closing { presence, blame, polling, .. } = &mut closing;
+        let ClosingConnection { presence, end_evidence: blame, polling, .. } = &mut closing;
         while *budget > 0
-            && let Some((task, (number, incarnation))) = presence.lives.pop_first()
+            && let Some((task, (number, incarnation))) = presence.known_incarnations.pop_first()
         {
             *budget = budget.saturating_sub(COST);
-            self.spoken_on.remove(&(task, connection));
+            self.task_connections.remove(&(task, connection));
             let (Some(ending), Some(known)) = (&*blame, self.run.task(task)) else { continue };
             let concerns = number == self.run.number
                 && known.incarnation == Some(incarnation)
@@ -383,48 +390,61 @@ impl Job {
                 && (known.connection == Some(connection) || polling.contains(&task));
             if concerns {
                 let polled = polling.contains(&task);
-                within!(self, now, effects, |run, cx| run.connection_lost(cx, task, polled, ending));
+                with_run!(self, now, effects, |run, cx| run.on_connection_lost(cx, task, polled, ending));
             }
         }
-        if !closing.presence.lives.is_empty() {
+        if !closing.presence.known_incarnations.is_empty() {
             self.closing.push_front(closing);
         }
     }
 
     /// A connection is gone. Without a `blame`, that says nothing about the tasks that spoke on it.
-    pub fn connection_closed(&mut self, connection: ConnectionId, blame: Option<&Ending>) {
+    pub fn connection_closed(&mut self, connection: ConnectionId, blame: Option<&ConnectionEnd>) {
         let Some(presence) = self.connections.remove(&connection) else { return };
         let blame = blame.cloned();
-        self.closing.push_back(Closing { connection, presence, blame, polling: BTreeSet::new() });
+        self.closing.push_back(ClosingConnection {
+            connection,
+            presence,
+            end_evidence: blame,
+            polling: BTreeSet::new(),
+        });
     }
 
     /// An observer has found something, or finds it no more.
-    pub fn note(&mut self, now: Timestamp, effects: &mut Vec<Effect>, note: Note) {
-        let Note { finding, open, tasks, reason } = note;
-        let change =
-            if open { Change::FindingOpened { finding, tasks } } else { Change::FindingClosed { finding } };
-        within!(self, now, effects, |_run, cx| cx.event(change, reason));
+    pub fn record_finding(&mut self, now: Timestamp, effects: &mut Vec<Effect>, note: FindingNote) {
+        let FindingNote { finding, open, tasks, reason } = note;
+        let change = if open {
+            EventKind::FindingOpened { finding, tasks }
+        } else {
+            EventKind::FindingClosed { finding }
+        };
+        with_run!(self, now, effects, |_run, cx| cx.emit(change, reason));
     }
 
     /// A worker has reported transfers that failed.
-    pub fn note_transfer(&mut self, now: Timestamp, effects: &mut Vec<Effect>, note: TransferNote) {
-        let TransferNote { task, with, error, count, reason } = note;
-        let change = Change::TransferFailed { task, with, error, count };
-        within!(self, now, effects, |_run, cx| cx.event(change, reason));
+    pub fn record_transfer_failure(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+        note: TransferFailure,
+    ) {
+        let TransferFailure { task, with, error, count, reason } = note;
+        let change = EventKind::TransferFailed { task, with, error, count };
+        with_run!(self, now, effects, |_run, cx| cx.emit(change, reason));
     }
 
     pub fn tick(&mut self, now: Timestamp, effects: &mut Vec<Effect>, budget: &mut usize) {
         self.expire_exclusions(now, effects);
-        within!(self, now, effects, |run, cx| run.fire(cx, budget));
+        with_run!(self, now, effects, |run, cx| run.fire_timers(cx, budget));
     }
 
     /// The service itself was away: nobody is to blame for the silence.
-    pub fn forgive_silence(&mut self, now: Timestamp) {
-        for id in self.run.ids() {
-            let task = self.run.own_mut(id);
+    pub fn reset_heartbeats(&mut self, now: Timestamp) {
+        for id in self.run.task_ids() {
+            let task = self.run.expect_task_mut(id);
             if task.is_connected() {
                 task.last_heartbeat = Some(now);
-                task.pulse.pause();
+                task.heartbeat_stats.skip_next_gap();
             }
         }
     }
@@ -432,65 +452,74 @@ impl Job {
     /// Every connection and every waiting call is gone with the service's former life.
     pub fn resume(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
         self.connections = CowMap::default();
-        self.spoken_on = CowMap::default();
+        self.task_connections = CowMap::default();
         self.closing.clear();
-        self.stale.clear();
-        self.expulsions.clear();
-        within!(self, now, effects, |run, _cx| {
-            for (call, _) in run.waiters.first(usize::MAX) {
-                run.withdraw(call);
+        self.ended_run_calls.clear();
+        self.pending_evictions.clear();
+        with_run!(self, now, effects, |run, _cx| {
+            for (call, _) in run.waiters.first_calls(usize::MAX) {
+                run.withdraw_call(call);
             }
-            for id in run.ids() {
+            for id in run.task_ids() {
                 run.clear_suspicion(id);
-                run.own_mut(id).connection = None;
+                run.expect_task_mut(id).connection = None;
             }
         });
-        self.forgive_silence(now);
+        self.reset_heartbeats(now);
     }
 
     /// The job is deleted: everything that waits is answered as later calls will be.
-    pub fn dismiss(&mut self, now: Timestamp, effects: &mut Vec<Effect>, actor: Actor, reason: &Reason) {
-        let gone = Arc::new(no_such_job());
-        self.dismiss_all(&gone);
-        within!(self, now, effects, |_run, cx| {
+    pub fn announce_deletion(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+        actor: Actor,
+        reason: &Reason,
+    ) {
+        let gone = Arc::new(deleted_job_failure());
+        self.move_calls_to_ended_run(&gone);
+        with_run!(self, now, effects, |_run, cx| {
             let text = format!("deleted by {actor}: {reason}");
-            cx.event(Change::JobDeleted { actor }, text);
+            cx.emit(EventKind::JobDeleted { actor }, text);
         });
     }
 
     /// The present run is over for all who wait: they are to be answered with `failure`.
-    fn dismiss_all(&mut self, failure: &Arc<Failure>) {
+    fn move_calls_to_ended_run(&mut self, failure: &Arc<Failure>) {
         let waiters = std::mem::take(&mut self.run.waiters);
         if waiters.len() > 0 {
             let (failure, poll) = (Arc::clone(failure), Arc::clone(failure));
-            self.stale.push_back(Stale { waiters, failure, poll });
+            self.ended_run_calls.push_back(EndedRunCalls { waiters, failure, poll });
         }
     }
 
     /// The service stops: answers calls that wait, as many as `budget` allows.
     pub fn stop(&mut self, now: Timestamp, effects: &mut Vec<Effect>, budget: &mut usize) {
         // Without the service's own mark: clients that register take it for the transport's word and try again.
-        let stopping = Arc::new(Failure::plain(Code::Unavailable, "The coordination service is stopping."));
+        let stopping =
+            Arc::new(Failure::without_details(Code::Unavailable, "The coordination service is stopping."));
         let text = "The coordination service is stopping. Cancelling PollForError.";
-        let poll = Arc::new(Failure::plain(Code::Cancelled, text));
-        within!(self, now, effects, |run, cx| {
+        let poll = Arc::new(Failure::without_details(Code::Cancelled, text));
+        with_run!(self, now, effects, |run, cx| {
             // What is decided is answered as it was decided.
-            run.work(cx, budget);
-            run.dismiss(cx, &stopping, &poll, budget);
+            run.run_pending_work(cx, budget);
+            run.fail_waiting_calls(cx, &stopping, &poll, budget);
         });
     }
 
     /// The life has spoken in the present run on this connection.
-    fn speak(&mut self, connection: ConnectionId, task: TaskId, incarnation: TaskIncarnation) {
+    fn bind_incarnation(&mut self, connection: ConnectionId, task: TaskId, incarnation: TaskIncarnation) {
         let life = (self.run.number, incarnation);
-        let spoke =
-            self.connections.get(&connection).is_none_or(|known| known.lives.get(&task) == Some(&life));
+        let spoke = self
+            .connections
+            .get(&connection)
+            .is_none_or(|known| known.known_incarnations.get(&task) == Some(&life));
         if !spoke
             && self.run.task(task).is_some()
             && let Some(presence) = self.connections.get_mut(&connection)
         {
-            presence.lives.insert(task, life);
-            self.spoken_on.insert((task, connection), ());
+            presence.known_incarnations.insert(task, life);
+            self.task_connections.insert((task, connection), ());
         }
     }
 
@@ -502,13 +531,17 @@ impl Job {
         id: TaskId,
         incarnation: TaskIncarnation,
     ) -> Result<(), Failure> {
-        if let Some(past) = self.past_run_of(incarnation) {
-            return Err(self.fenced(Code::FailedPrecondition, &format!("incarnation {incarnation}"), past));
+        if let Some(past) = self.past_run_with(incarnation) {
+            return Err(self.fenced_failure(
+                Code::FailedPrecondition,
+                &format!("incarnation {incarnation}"),
+                past,
+            ));
         }
         // An id that the job does not have is refused by the run, whatever its state.
         let Some(task) = self.run.task(id) else { return Ok(()) };
         let Some((outcome, _)) = self.run.ended else { return Ok(()) };
-        let known = task.incarnation == Some(incarnation) || task.has_outlived(incarnation);
+        let known = task.incarnation == Some(incarnation) || task.has_superseded(incarnation);
         match (known, outcome) {
             (false, _) => self.open_next_run(now, effects),
             (true, RunOutcome::Failed) => Ok(()),
@@ -518,18 +551,18 @@ impl Job {
                      opens the next run.",
                     self.run.number, self.name
                 );
-                Err(Failure::service(Code::FailedPrecondition, text))
+                Err(Failure::from_service(Code::FailedPrecondition, text))
             }
         }
     }
 
     pub fn open_next_run(&mut self, now: Timestamp, effects: &mut Vec<Effect>) -> Result<(), Failure> {
-        let Some(incarnation) = self.spare.take() else {
+        let Some(incarnation) = self.next_incarnation.take() else {
             let text = format!(
                 "Run {} of job {} has ended and the next is being prepared.",
                 self.run.number, self.name
             );
-            return Err(Failure::service(Code::Aborted, text));
+            return Err(Failure::from_service(Code::Aborted, text));
         };
         let number = RunNumber(self.run.number.0 + 1);
         let text = format!(
@@ -538,37 +571,42 @@ impl Job {
             self.name,
             self.first_cause_text(),
         );
-        let over = Arc::new(Failure::service(Code::Aborted, text));
-        within!(self, now, effects, |run, cx| run.measure_all(cx));
-        self.expulsions.clear();
-        self.dismiss_all(&over);
+        let over = Arc::new(Failure::from_service(Code::Aborted, text));
+        with_run!(self, now, effects, |run, cx| run.record_all_barrier_stats(cx));
+        self.pending_evictions.clear();
+        self.move_calls_to_ended_run(&over);
         let next = Run::new(number, incarnation, &self.settings, now);
         let ended = std::mem::replace(&mut self.run, next);
-        self.remember(&ended);
+        self.archive_run(&ended);
         let weight = ended.weight();
-        effects.push(Effect::Discard(Discarded::of_weight(ended, weight)));
-        self.excuse_excluded();
-        within!(self, now, effects, |_run, cx| {
-            cx.event(Change::RunOpened, "a new process registered after the last run had ended");
+        effects.push(Effect::FreeLater(DeferredFree::of_weight(ended, weight)));
+        self.exempt_excluded_tasks();
+        with_run!(self, now, effects, |_run, cx| {
+            cx.emit(EventKind::RunOpened, "a new process registered after the last run had ended");
         });
-        effects.push(Effect::WantIncarnation(self.id));
+        effects.push(Effect::RequestIncarnation(self.id));
         Ok(())
     }
 
-    fn remember(&mut self, run: &Run) {
+    fn archive_run(&mut self, run: &Run) {
         let mut lives: Vec<TaskIncarnation> = run
             .tasks
             .iter()
             .flat_map(|task| {
-                task.incarnation.into_iter().chain(task.past.iter().map(|life| life.incarnation))
+                task.incarnation.into_iter().chain(task.past_incarnations.iter().map(|life| life.incarnation))
             })
             .collect();
         lives.sort_unstable();
         let (summary, topology) = (run.summary(), run.store.topology().clone());
-        self.past.push_front(Arc::new(PastRun { summary, incarnation: run.incarnation, lives, topology }));
+        self.past.push_front(Arc::new(PastRun {
+            summary,
+            incarnation: run.incarnation,
+            known_incarnations: lives,
+            topology,
+        }));
         self.past.truncate(self.settings.bounds.runs_kept);
-        if let Some(old) = self.past.get_mut(RUNS_WITH_LIVES) {
-            Arc::make_mut(old).lives = Vec::new();
+        if let Some(old) = self.past.get_mut(RUNS_WITH_INCARNATIONS) {
+            Arc::make_mut(old).known_incarnations = Vec::new();
         }
         if let Some(old) = self.past.get_mut(RUNS_WITH_DEVICES) {
             Arc::make_mut(old).topology = Topology::default();
@@ -583,13 +621,14 @@ impl Job {
         }
     }
 
-    fn past_run_of(&self, incarnation: TaskIncarnation) -> Option<&RunSummary> {
-        let past = self.past.iter().find(|past| past.lives.binary_search(&incarnation).is_ok())?;
+    fn past_run_with(&self, incarnation: TaskIncarnation) -> Option<&RunSummary> {
+        let past =
+            self.past.iter().find(|past| past.known_incarnations.binary_search(&incarnation).is_ok())?;
         Some(&past.summary)
     }
 
     /// What a life of an ended run is told.
-    fn fenced(&self, code: Code, who: &str, past: &RunSummary) -> Failure {
+    fn fenced_failure(&self, code: Code, who: &str, past: &RunSummary) -> Failure {
         let why = match &past.first_cause {
             Some(cause) => format!("it failed first with: {}", cause.error),
             None => "it had come to its end".to_owned(),
@@ -598,11 +637,11 @@ impl Job {
             "Fenced: {who} belongs to run {} of job {}, which is over ({why}). The job is in run {} now; end this process.",
             past.number, self.name, self.run.number,
         );
-        Failure::service(code, text)
+        Failure::from_service(code, text)
     }
 
     /// Whether a call other than registration may be performed in the present run.
-    fn admit(
+    fn admit_call(
         &mut self,
         now: Timestamp,
         effects: &mut Vec<Effect>,
@@ -611,8 +650,8 @@ impl Job {
     ) -> Result<(), Failure> {
         let task = request.task();
         let refusal = match caller.claim {
-            Some(claim) => self.refuse_claim(claim, task),
-            None => self.refuse_unclaimed(caller.connection, request),
+            Some(claim) => self.fence_by_claim(claim, task),
+            None => self.fence_by_connection(caller.connection, request),
         };
         if let Some(failure) = refusal {
             self.report_fenced(now, effects, caller.connection, task, &failure);
@@ -627,43 +666,43 @@ impl Job {
         if let (Some(id), Some(incarnation)) = (task, said)
             && self.run.task(id).is_some_and(|t| t.incarnation == Some(incarnation) && t.is_connected())
         {
-            self.speak(caller.connection, id, incarnation);
-            within!(self, now, effects, |run, cx| run.hear(cx, caller.connection, id));
+            self.bind_incarnation(caller.connection, id, incarnation);
+            with_run!(self, now, effects, |run, cx| run.record_contact(cx, caller.connection, id));
         }
         Ok(())
     }
 
     /// Generation C says which service and which life of the task it is.
-    fn refuse_claim(&self, claim: Claim, task: Option<TaskId>) -> Option<Failure> {
+    fn fence_by_claim(&self, claim: ClaimedIncarnations, task: Option<TaskId>) -> Option<Failure> {
         let current = self.run.incarnation;
         if claim.service != current {
             let mut text =
                 format!("wrong service incarnation: requested {}, currently {}", claim.service.0, current.0);
             if let Some(past) = self.past.iter().find(|past| past.incarnation == claim.service) {
                 let who = "this process";
-                text = format!("{text}. {}", self.fenced(Code::Internal, who, &past.summary).message);
+                text = format!("{text}. {}", self.fenced_failure(Code::Internal, who, &past.summary).message);
             }
-            let mut failure = Failure::service(Code::Internal, text);
-            failure.mismatch = Some(current);
+            let mut failure = Failure::from_service(Code::Internal, text);
+            failure.service_mismatch = Some(current);
             return Some(failure);
         }
-        self.refuse_outlived(task?, claim.task)
+        self.fence_superseded(task?, claim.task)
     }
 
     /// Generation A says nothing: what its connection has said before must do.
-    fn refuse_unclaimed(&self, connection: ConnectionId, request: &Request) -> Option<Failure> {
+    fn fence_by_connection(&self, connection: ConnectionId, request: &Request) -> Option<Failure> {
         if let Request::Heartbeat { task, incarnation } = request {
-            if let Some(past) = self.past_run_of(*incarnation) {
-                return Some(self.fenced(Code::Aborted, &format!("incarnation {incarnation}"), past));
+            if let Some(past) = self.past_run_with(*incarnation) {
+                return Some(self.fenced_failure(Code::Aborted, &format!("incarnation {incarnation}"), past));
             }
-            return self.refuse_outlived(*task, *incarnation);
+            return self.fence_superseded(*task, *incarnation);
         }
-        let lives = &self.connections.get(&connection)?.lives;
+        let lives = &self.connections.get(&connection)?.known_incarnations;
         let number = match request.task() {
             Some(task) => {
                 let (number, incarnation) = lives.get(&task)?;
                 if *number == self.run.number {
-                    return self.refuse_outlived(task, *incarnation);
+                    return self.fence_superseded(task, *incarnation);
                 }
                 *number
             }
@@ -671,17 +710,17 @@ impl Job {
             None => lives.values().map(|(number, _)| *number).max().filter(|last| *last < self.run.number)?,
         };
         let past = self.past.iter().find(|past| past.summary.number == number)?;
-        Some(self.fenced(Code::Aborted, "this connection", &past.summary))
+        Some(self.fenced_failure(Code::Aborted, "this connection", &past.summary))
     }
 
-    fn refuse_outlived(&self, id: TaskId, incarnation: TaskIncarnation) -> Option<Failure> {
-        let task = self.run.task(id).filter(|task| task.has_outlived(incarnation))?;
+    fn fence_superseded(&self, id: TaskId, incarnation: TaskIncarnation) -> Option<Failure> {
+        let task = self.run.task(id).filter(|task| task.has_superseded(incarnation))?;
         let newer = task.incarnation.map_or_else(String::new, |newer| newer.to_string());
         let text = format!(
             "Fenced: incarnation {incarnation} of task {id} was taken over by incarnation {newer} ({}). End this process.",
             self.run.describe(id)
         );
-        Some(Failure::service(Code::Aborted, text))
+        Some(Failure::from_service(Code::Aborted, text))
     }
 
     fn report_fenced(
@@ -692,12 +731,12 @@ impl Job {
         task: Option<TaskId>,
         failure: &Failure,
     ) {
-        if self.connections.get(&connection).is_none_or(|presence| presence.fenced) {
+        if self.connections.get(&connection).is_none_or(|presence| presence.is_fence_reported) {
             return;
         }
         let Some(presence) = self.connections.get_mut(&connection) else { return };
-        presence.fenced = true;
+        presence.is_fence_reported = true;
         let reason = format!("call from {} rejected: {}", presence.peer, failure.message);
-        within!(self, now, effects, |_run, cx| cx.event(Change::Fenced { task }, reason));
+        with_run!(self, now, effects, |_run, cx| cx.emit(EventKind::Fenced { task }, reason));
     }
 }

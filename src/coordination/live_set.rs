@@ -1,6 +1,6 @@
 //! The table of live-set requests in progress: their callers, and how many live members have not called.
 //!
-//! `live.rs` has the rules. Begin at `Question`.
+//! `live_set_rules.rs` has the rules. Begin at `LiveSetRequest`.
 
 use std::collections::BTreeSet;
 
@@ -11,13 +11,13 @@ use crate::cow::CowMap;
 
 /// One question in progress, about one set of tasks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Question {
+pub(super) struct LiveSetRequest {
     pub since: Timestamp,
     /// Who asked first, and who asked last and when.
     pub first: TaskId,
     pub last: (TaskId, Timestamp),
     /// Who has asked, with the calls to answer (one task may have asked more than once).
-    pub asked: CowMap<TaskId, BTreeSet<CallId>>,
+    pub callers: CowMap<TaskId, BTreeSet<CallId>>,
     /// How many live members have not asked.
     pub awaited: usize,
 }

@@ -1,7 +1,7 @@
 //! The state machine of the coordination service: jobs, runs, tasks, barriers, the key-value store, live sets, and
 //! every rule between them.
 //!
-//! [`Coordinator::apply`] takes the time and one [`Input`] and appends [`Effect`]s; [`Coordinator::next_wake`]
+//! [`Coordinator::apply`] takes the time and one [`Input`] and appends [`Effect`]s; [`Coordinator::next_wakeup`]
 //! returns when the state machine wants a tick. It does no IO, reads no clock, draws no randomness, starts no
 //! thread, and knows no wire format, page or metric. The engine drives it; the edges translate for it. Begin at
 //! [`Coordinator::apply`], then read `input.rs` (what goes in and comes out), `job.rs` and `run.rs`.
@@ -23,68 +23,68 @@
 //! | --- | --- |
 //! | `ids.rs`, `actor.rs`, `settings.rs`, `failure.rs`, `failure_texts.rs` | identifiers; operators and their reasons; settings and bounds; errors |
 //! | `call.rs`, `command.rs`, `directory.rs` | requests and replies of tasks; commands of operators and their outcomes |
-//! | `event.rs`, `barrier_record.rs`, `input.rs`, `discarded.rs` | events; records of ended barriers; inputs and effects; memory to free |
-//! | `pulse.rs`, `course.rs`, `straggling.rs` | statistics of a task: heartbeats, heartbeats over time, lateness at barriers |
-//! | `store.rs`, `topology.rs`, `barrier.rs`, `measure.rs`, `live_set.rs`, `exclusion.rs` | tables: keys, barriers, live-set requests, exclusions |
-//! | `waiters.rs`, `timers.rs`, `outbox.rs` | unanswered calls and decided answers; deadlines; events to publish |
+//! | `event.rs`, `barrier_record.rs`, `input.rs`, `deferred_free.rs` | events; records of ended barriers; inputs and effects; memory to free |
+//! | `heartbeat_stats.rs`, `heartbeat_history.rs`, `straggler_stats.rs` | statistics of a task: heartbeats, heartbeats over time, lateness at barriers |
+//! | `store.rs`, `topology.rs`, `barrier.rs`, `pending_barrier_stats.rs`, `live_set.rs`, `exclusion.rs` | tables: keys, barriers, live-set requests, exclusions |
+//! | `waiters.rs`, `timers.rs`, `event_queue.rs` | unanswered calls and decided answers; deadlines; events to publish |
 //! | `task.rs`, `run.rs`, `context.rs` | one task; one run and the dispatch of its calls; the context of a transition |
-//! | `registration.rs`, `leaving.rs`, `failing.rs` | registration; shutdown; heartbeats, lost connections, failure and its propagation |
-//! | `meeting.rs`, `parting.rs`, `barrier_stats.rs`, `live.rs` | arrival at barriers; their completion; their measurement; live sets |
+//! | `registration.rs`, `shutdown.rs`, `task_failure.rs` | registration; shutdown; heartbeats, lost connections, failure and its propagation |
+//! | `barrier_arrival.rs`, `barrier_completion.rs`, `barrier_stats.rs`, `live_set_rules.rs` | arrival at barriers; their completion; their measurement; live sets |
 //! | `job.rs` | the sequence of runs, admission and fencing |
-//! | `steering.rs`, `excluding.rs`, `draining.rs`, `configuring.rs` | the commands of operators |
+//! | `operator_commands.rs`, `exclusion_rules.rs`, `preemption.rs`, `job_settings.rs` | the commands of operators |
 //! | `coordinator.rs` | every job and connection |
-//! | `figures.rs`, `view.rs`, `viewing.rs` | shared figures; the read models and how they are made |
-//! | `looking.rs`, `store_listing.rs`, `devices.rs`, `device_map.rs`, `observation.rs` | parts of the read models; numbers for metrics and detectors |
-//! | `audit.rs` | the invariants, checked from scratch |
+//! | `task_state.rs`, `view.rs`, `view_builder.rs` | shared figures; the read models and how they are made |
+//! | `job_reader.rs`, `store_listing.rs`, `devices.rs`, `device_map.rs`, `observation.rs` | parts of the read models; numbers for metrics and detectors |
+//! | `invariants.rs` | the invariants, checked from scratch |
 
 mod actor;
-mod audit;
 mod barrier;
+mod barrier_arrival;
+mod barrier_completion;
 mod barrier_record;
 mod barrier_stats;
 mod call;
 mod command;
-mod configuring;
 mod context;
 mod coordinator;
-mod course;
+mod deferred_free;
 mod device_map;
 mod devices;
 mod directory;
-mod discarded;
-mod draining;
 mod event;
-mod excluding;
+mod event_queue;
 mod exclusion;
-mod failing;
+mod exclusion_rules;
 mod failure;
 mod failure_texts;
-mod figures;
+mod heartbeat_history;
+mod heartbeat_stats;
 mod ids;
 mod input;
+mod invariants;
 mod job;
-mod leaving;
-mod live;
+mod job_reader;
+mod job_settings;
 mod live_set;
-mod looking;
-mod measure;
-mod meeting;
+mod live_set_rules;
 mod observation;
-mod outbox;
-mod parting;
-mod pulse;
+mod operator_commands;
+mod pending_barrier_stats;
+mod preemption;
 mod registration;
 mod run;
 mod settings;
-mod steering;
+mod shutdown;
 mod store;
 mod store_listing;
-mod straggling;
+mod straggler_stats;
 mod task;
+mod task_failure;
+mod task_state;
 mod timers;
 mod topology;
 mod view;
-mod viewing;
+mod view_builder;
 mod waiters;
 
 pub use actor::*;
@@ -92,21 +92,21 @@ pub use barrier_record::*;
 pub use call::*;
 pub use command::*;
 pub use coordinator::Coordinator;
-pub use course::GapAt;
-pub use device_map::{DeviceFate, DeviceIdentity, DeviceMap, DeviceMove};
-pub use devices::{Device, decode_values as decode_devices};
+pub use deferred_free::DeferredFree;
+pub use device_map::{DeviceChange, DeviceIdentity, DeviceMap, DeviceMapEntry};
+pub use devices::{Device, decode_topology_values as decode_devices};
 pub use directory::Directory;
-pub use discarded::Discarded;
 pub use event::*;
-pub use exclusion::{ExclusionEnd, ExclusionEnded, Target};
+pub use exclusion::{ExclusionEndKind, ExclusionEndRecord, ExclusionTarget};
 pub use failure::*;
-pub use figures::{RunSpan, TaskCounts, TaskStanding, TaskState, barrier_label};
+pub use heartbeat_history::HeartbeatGap;
+pub use heartbeat_stats::{GAP_BUCKETS, GapHistogram, HeartbeatStatsView, heartbeat_overdue_by};
 pub use ids::*;
 pub use input::*;
-pub use looking::{JobLook, PresentLife, Roster};
+pub use job_reader::{CurrentIncarnation, JobReader, TaskIncarnations};
 pub use observation::*;
-pub use pulse::{GAP_CLASSES, Gaps, PulseView, overdue};
 pub use settings::*;
-pub use straggling::StragglingView;
+pub use straggler_stats::StragglerView;
+pub use task_state::{RunInterval, TaskCounts, TaskPhase, TaskState, barrier_label};
 pub use topology::TopologyKey;
 pub use view::*;

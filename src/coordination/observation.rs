@@ -12,19 +12,19 @@ use super::barrier_record::{BarrierKind, BarrierRecord};
 use super::call::TaskSet;
 use super::coordinator::Coordinator;
 use super::event::RunOutcome;
-use super::exclusion::Exclusions;
-use super::figures::TaskStanding;
-use super::figures::{TaskCounts, TaskState};
+use super::exclusion::ExclusionTable;
+use super::heartbeat_stats::GapHistogram;
 use super::ids::{JobId, JobName, RunNumber, TaskId, Timestamp};
 use super::job::Job;
-use super::live_set::Question;
-use super::pulse::Gaps;
+use super::live_set::LiveSetRequest;
 use super::run::Run;
 use super::settings::Bounds;
-use super::straggling::StragglingView;
+use super::straggler_stats::StragglerView;
+use super::task_state::TaskPhase;
+use super::task_state::{TaskCounts, TaskState};
 use super::view::RunState;
-use super::viewing::QUESTION;
-use super::waiters::Place;
+use super::view_builder::LIVE_SET_REQUEST;
+use super::waiters::WaitTarget;
 
 /// How many missing members of a barrier are listed.
 const MISSING_LISTED: usize = 64;
@@ -37,7 +37,7 @@ pub struct TaskObservation {
     /// Its number.
     pub task: TaskId,
     /// Where it stands.
-    pub standing: TaskStanding,
+    pub standing: TaskPhase,
     /// An exclusion keeps it out.
     pub excluded: bool,
     /// Since when.
@@ -47,7 +47,7 @@ pub struct TaskObservation {
     /// Its last sign of life.
     pub last_heartbeat: Option<Timestamp>,
     /// It waits at a barrier that clients named, or has asked a live-set question.
-    pub meets: bool,
+    pub is_waiting: bool,
     /// How many lives it has had in this run before the present one, as far as they are remembered.
     pub past_lives: usize,
     /// When the present one registered.
@@ -57,7 +57,7 @@ pub struct TaskObservation {
     /// The longest gap between them lately, in microseconds.
     pub longest_gap_us: u64,
     /// How it comes to barriers.
-    pub straggling: Option<StragglingView>,
+    pub straggling: Option<StragglerView>,
 }
 
 impl TaskObservation {
@@ -95,7 +95,7 @@ pub struct BarrierObservation {
 
 /// How many calls wait, by what they wait for.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct WaitingCalls {
+pub struct WaitingCallCounts {
     /// At barriers.
     pub barrier: usize,
     /// For an error.
@@ -110,7 +110,7 @@ pub struct WaitingCalls {
 
 /// A bound and how much of it is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BoundUse {
+pub struct BoundUsage {
     /// Its name, as in the settings.
     pub name: &'static str,
     /// What it allows.
@@ -118,7 +118,7 @@ pub struct BoundUse {
     /// What is there; `None` for a bound on one thing at a time, such as the length of a key.
     pub used: Option<usize>,
     /// It is meant to be full: old entries make room for new ones.
-    pub rolling: bool,
+    pub is_rolling: bool,
 }
 
 /// An ended run in short.
@@ -168,15 +168,15 @@ pub struct JobObservation {
     /// The last barriers that ended, the latest last.
     pub recent: Vec<BarrierRecord>,
     /// Who waits.
-    pub waiting: WaitingCalls,
+    pub waiting: WaitingCallCounts,
     /// The gaps between heartbeats, of all tasks in this run.
-    pub gaps: Gaps,
+    pub gaps: GapHistogram,
     /// What the store holds.
     pub store_bytes: usize,
     /// How many keys it has.
     pub keys: usize,
     /// Every bound.
-    pub bounds: Vec<BoundUse>,
+    pub bounds: Vec<BoundUsage>,
     /// Exclusions in force.
     pub exclusions: usize,
     /// Ended runs, newest first.
@@ -210,18 +210,18 @@ impl Coordinator {
     /// A job as instruments see it. Costs a look at each of its tasks and waiting calls.
     #[must_use]
     pub fn observe(&self, job: JobId, now: Timestamp) -> Option<JobObservation> {
-        self.job_of(job).map(|found| found.observe(job, now))
+        self.job_state(job).map(|found| found.observe(job, now))
     }
 }
 
 impl Job {
     fn observe(&self, job: JobId, now: Timestamp) -> JobObservation {
         let run = &self.run;
-        let mut gaps = Gaps::default();
+        let mut gaps = GapHistogram::default();
         for task in run.tasks.iter() {
-            gaps.add(&task.pulse);
+            gaps.add(&task.heartbeat_stats);
         }
-        let past = self.history().take(RUNS_LISTED).map(|past| PastRunObservation {
+        let past = self.past_runs().take(RUNS_LISTED).map(|past| PastRunObservation {
             number: past.number,
             outcome: past.outcome,
             opened_at: past.opened_at,
@@ -230,7 +230,7 @@ impl Job {
         let mut tasks = run.observe_tasks();
         if self.exclusions.len() > 0 {
             for task in &mut tasks {
-                task.excluded = self.exclusion_of(task.task).is_some();
+                task.excluded = self.exclusion_covering(task.task).is_some();
             }
         }
         JobObservation {
@@ -243,7 +243,7 @@ impl Job {
             opened_at: run.opened_at,
             started_at: run.started_at,
             ended_at: run.ended.map(|(_, at)| at),
-            live: run.connected,
+            live: run.connected_tasks,
             noticed_at: run.noticed_at,
             counts: TaskCounts::of(tasks.iter().map(TaskObservation::state)),
             tasks,
@@ -253,7 +253,7 @@ impl Job {
             gaps,
             store_bytes: run.store.bytes(),
             keys: run.store.len(),
-            bounds: run.observe_bounds(&self.settings.bounds, self.history().count(), &self.exclusions),
+            bounds: run.observe_bounds(&self.settings.bounds, self.past_runs().count(), &self.exclusions),
             exclusions: self.exclusions.len(),
             past_runs: past.collect(),
         }
@@ -263,9 +263,9 @@ impl Job {
 impl Run {
     fn observe_tasks(&self) -> Vec<TaskObservation> {
         let asking: BTreeSet<TaskId> =
-            self.questions.values().flat_map(|question| question.asked.keys().copied()).collect();
+            self.live_set_requests.values().flat_map(|question| question.callers.keys().copied()).collect();
         let observe = |(id, task): (TaskId, &super::task::Task)| {
-            let (interval_us, longest_gap_us) = task.pulse.summary();
+            let (interval_us, longest_gap_us) = task.heartbeat_stats.summary();
             TaskObservation {
                 task: id,
                 standing: self.standing(id, task),
@@ -273,19 +273,19 @@ impl Run {
                 since: task.suspicion.as_ref().map_or(task.since, |suspicion| suspicion.since),
                 peer: task.peer,
                 last_heartbeat: task.last_heartbeat,
-                meets: self.waits_at(id) > 0 || asking.contains(&id),
-                past_lives: task.past.len(),
+                is_waiting: self.barrier_waits(id) > 0 || asking.contains(&id),
+                past_lives: task.past_incarnations.len(),
                 registered_at: task.registered_at,
                 interval_us,
                 longest_gap_us,
                 straggling: task.straggling.view(),
             }
         };
-        self.ids().zip(self.tasks.iter()).map(observe).collect()
+        self.task_ids().zip(self.tasks.iter()).map(observe).collect()
     }
 
     fn observe_barriers(&self) -> Vec<BarrierObservation> {
-        let observe = |(key, instance): (&BarrierKey, &super::barrier::Instance)| BarrierObservation {
+        let observe = |(key, instance): (&BarrierKey, &super::barrier::BarrierInstance)| BarrierObservation {
             id: key.wire_id(self.incarnation),
             counter: instance.counter,
             kind: key.kind(),
@@ -297,45 +297,45 @@ impl Run {
             missing: instance.missing(),
             missing_tasks: instance.missing_tasks().take(MISSING_LISTED).collect(),
         };
-        let ask = |(set, question): (&TaskSet, &Question)| {
-            let missing = self.awaited_by(set, question);
+        let ask = |(set, question): (&TaskSet, &LiveSetRequest)| {
+            let missing = self.missing_live_members(set, question);
             BarrierObservation {
-                id: QUESTION.into(),
+                id: LIVE_SET_REQUEST.into(),
                 counter: 0,
                 kind: BarrierKind::LiveSet,
                 since: question.since,
                 last_arrival: question.last.1,
                 deadline: Timestamp(u64::MAX),
                 // Those who are not live are of no weight.
-                members: question.asked.len() + missing.len(),
-                arrived: question.asked.len(),
+                members: question.callers.len() + missing.len(),
+                arrived: question.callers.len(),
                 missing: missing.len(),
                 missing_tasks: missing.into_iter().take(MISSING_LISTED).collect(),
             }
         };
-        self.barriers.in_progress().map(observe).chain(self.questions.iter().map(ask)).collect()
+        self.barriers.in_progress().map(observe).chain(self.live_set_requests.iter().map(ask)).collect()
     }
 
-    fn observe_waiting(&self) -> WaitingCalls {
-        let mut waiting = WaitingCalls::default();
+    fn observe_waiting(&self) -> WaitingCallCounts {
+        let mut waiting = WaitingCallCounts::default();
         for (_, place) in self.waiters.all() {
             *match place {
-                Place::Barrier(..) => &mut waiting.barrier,
-                Place::Poll(_) => &mut waiting.poll,
-                Place::Key(..) => &mut waiting.key,
-                Place::LiveSet(..) => &mut waiting.live_set,
-                Place::Watch => &mut waiting.watch,
+                WaitTarget::Barrier(..) => &mut waiting.barrier,
+                WaitTarget::Poll(_) => &mut waiting.poll,
+                WaitTarget::Key(..) => &mut waiting.key,
+                WaitTarget::LiveSet(..) => &mut waiting.live_set,
+                WaitTarget::Watch => &mut waiting.watch,
             } += 1;
         }
         waiting
     }
 
-    fn observe_bounds(&self, bounds: &Bounds, runs: usize, excluded: &Exclusions) -> Vec<BoundUse> {
+    fn observe_bounds(&self, bounds: &Bounds, runs: usize, excluded: &ExclusionTable) -> Vec<BoundUsage> {
         let exchanged =
             self.exchanged.values().flatten().map(|device| device.len() + size_of::<bytes::Bytes>());
-        let fills = |name, limit, used| BoundUse { name, limit, used: Some(used), rolling: false };
-        let rolls = |name, limit, used| BoundUse { name, limit, used: Some(used), rolling: true };
-        let each = |name, limit| BoundUse { name, limit, used: None, rolling: false };
+        let fills = |name, limit, used| BoundUsage { name, limit, used: Some(used), is_rolling: false };
+        let rolls = |name, limit, used| BoundUsage { name, limit, used: Some(used), is_rolling: true };
+        let each = |name, limit| BoundUsage { name, limit, used: None, is_rolling: false };
         // Taken apart, so that a bound that is added is not forgotten here.
         let &Bounds {
             key_bytes,
@@ -372,9 +372,9 @@ impl Run {
                 self.barriers.members_in_progress(),
             ),
             fills("exchanged-device-bytes", exchanged_device_bytes, exchanged.sum()),
-            rolls("barrier-memory-bytes", barrier_memory_bytes, self.barriers.weight()),
+            rolls("barrier-memory-bytes", barrier_memory_bytes, self.barriers.retained_bytes()),
             rolls("barriers-recent", barriers_recent, self.recent.len()),
-            fills("live-sets-in-progress", live_sets_in_progress, self.questions.len()),
+            fills("live-sets-in-progress", live_sets_in_progress, self.live_set_requests.len()),
             rolls("runs-kept", runs_kept, runs),
             each("incarnations-kept", incarnations_kept),
             each("error-message-bytes", error_message_bytes),

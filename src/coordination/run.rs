@@ -1,9 +1,9 @@
 //! One run of a job: its tasks, barriers, store, waiting calls and timers, and the dispatch of calls to their
 //! rules.
 //!
-//! The rules are `impl Run` blocks in files by subject: `registration.rs`, `meeting.rs` and `parting.rs`
-//! (barriers), `failing.rs`, `live.rs`, `leaving.rs`. Calls upon the store are here. Begin at `Run::call`;
-//! `Run::work` hands out queued answers within a budget.
+//! The rules are `impl Run` blocks in files by subject: `registration.rs`, `barrier_arrival.rs` and `barrier_completion.rs`
+//! (barriers), `task_failure.rs`, `live_set_rules.rs`, `shutdown.rs`. Calls upon the store are here. Begin at `Run::call`;
+//! `Run::run_pending_work` hands out queued answers within a budget.
 //!
 //! Invariants: a run has one outcome and one first cause; a later run shares nothing with it but the record of its
 //! incarnations. One connection may hold at most half of the waiting calls that the job may have. A watcher knows
@@ -17,22 +17,22 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::barrier::Barriers;
+use super::barrier::BarrierTable;
 use super::barrier_record::BarrierRecord;
-use super::call::{Caller, Reply, Request, Shared, TaskInfo, TaskSet, TaskStates};
+use super::call::{Caller, Reply, Request, SharedReply, TaskInfo, TaskSet, TaskStates};
 use super::command::DrainRequest;
-use super::context::Cx;
-use super::directory::Entry;
-use super::event::{Change, FailureClass, FirstCause, RunOutcome};
+use super::context::TransitionContext;
+use super::directory::StoreEntry;
+use super::event::{EventKind, FailureClass, FirstCause, RunOutcome};
 use super::failure::{Code, Failure, ServiceError};
 use super::ids::{CallId, ConnectionId, RunNumber, ServiceIncarnation, TaskId, TaskIncarnation, Timestamp};
-use super::live_set::Question;
-use super::measure::Measure;
+use super::live_set::LiveSetRequest;
+use super::pending_barrier_stats::PendingBarrierStats;
 use super::settings::JobSettings;
-use super::store::{Store, shown};
+use super::store::{Store, display_key};
 use super::task::Task;
 use super::timers::{Timer, Timers};
-use super::waiters::{Answer, Place, Waiters};
+use super::waiters::{SharedAnswer, WaitTarget, WaiterTable};
 use crate::cow::{CowMap, CowVec};
 
 /// The key under which a preemption notice is left for all tasks.
@@ -54,60 +54,60 @@ pub(super) struct Run {
     /// Who asked for that, if it was an operator.
     pub drain: Option<DrainRequest>,
     pub tasks: CowVec<Task>,
-    pub connected: usize,
-    pub unsynced: usize,
+    pub connected_tasks: usize,
+    pub unsynced_tasks: usize,
     /// Grows with every change of a task's state.
     pub version: i64,
     /// The version that watchers have been told.
-    pub told: i64,
-    pub barriers: Barriers,
+    pub notified_version: i64,
+    pub barriers: BarrierTable,
     /// The last instances that ended, the latest last.
     pub recent: VecDeque<BarrierRecord>,
     pub store: Store,
-    pub questions: BTreeMap<TaskSet, Question>,
+    pub live_set_requests: BTreeMap<TaskSet, LiveSetRequest>,
     /// What the tasks brought to the exchange of devices (generation A).
     pub exchanged: CowMap<TaskId, Vec<Bytes>>,
     /// Some task has polled for errors.
-    pub polled: bool,
+    pub has_error_polls: bool,
     /// The first error that was propagated; every later poll gets it too.
-    pub sticky: Option<Arc<Failure>>,
-    pub waiters: Waiters,
+    pub propagated_error: Option<Arc<Failure>>,
+    pub waiters: WaiterTable,
     pub timers: Timers,
     /// Connected tasks whose first heartbeat timer is not set yet.
-    pub unwatched: VecDeque<TaskId>,
+    pub tasks_without_timer: VecDeque<TaskId>,
     /// Barriers that have ended and are not measured yet.
-    pub measures: VecDeque<Measure>,
+    pub pending_barrier_stats: VecDeque<PendingBarrierStats>,
     /// At how many barriers that clients named each task waits.
-    pub waits_at: CowVec<u32>,
+    pub barrier_waits: CowVec<u32>,
     #[serde(skip)]
-    pub gathered: Remembered<Arc<Shared<Vec<Bytes>>>>,
+    pub exchanged_devices: Cached<Arc<SharedReply<Vec<Bytes>>>>,
     #[serde(skip)]
-    states: Remembered<(i64, Arc<Shared<TaskStates>>)>,
+    states: Cached<(i64, Arc<SharedReply<TaskStates>>)>,
 }
 
 /// Something that was worked out of the state and is kept beside it: to have it or not makes no difference.
 #[derive(Clone)]
-pub(super) struct Remembered<T>(pub Option<T>);
+pub(super) struct Cached<T>(pub Option<T>);
 
-impl<T> Default for Remembered<T> {
+impl<T> Default for Cached<T> {
     fn default() -> Self {
         Self(None)
     }
 }
 
-impl<T> fmt::Debug for Remembered<T> {
+impl<T> fmt::Debug for Cached<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Remembered")
     }
 }
 
-impl<T> PartialEq for Remembered<T> {
+impl<T> PartialEq for Cached<T> {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl<T> Eq for Remembered<T> {}
+impl<T> Eq for Cached<T> {}
 
 impl Run {
     pub fn new(
@@ -128,24 +128,24 @@ impl Run {
             noticed_at: None,
             drain: None,
             tasks: CowVec::of(&task, settings.tasks as usize),
-            connected: 0,
-            unsynced: 0,
+            connected_tasks: 0,
+            unsynced_tasks: 0,
             version: 0,
-            told: 0,
-            barriers: Barriers::default(),
+            notified_version: 0,
+            barriers: BarrierTable::default(),
             recent: VecDeque::new(),
             store: Store::default(),
-            questions: BTreeMap::new(),
+            live_set_requests: BTreeMap::new(),
             exchanged: CowMap::default(),
-            polled: false,
-            sticky: None,
-            waiters: Waiters::default(),
+            has_error_polls: false,
+            propagated_error: None,
+            waiters: WaiterTable::default(),
             timers: Timers::default(),
-            unwatched: VecDeque::new(),
-            measures: VecDeque::new(),
-            waits_at: CowVec::of(&0, settings.tasks as usize),
-            gathered: Remembered::default(),
-            states: Remembered::default(),
+            tasks_without_timer: VecDeque::new(),
+            pending_barrier_stats: VecDeque::new(),
+            barrier_waits: CowVec::of(&0, settings.tasks as usize),
+            exchanged_devices: Cached::default(),
+            states: Cached::default(),
         }
     }
 
@@ -154,26 +154,30 @@ impl Run {
     }
 
     /// A task that is known to exist, since its id came out of this run's own tables.
-    pub fn own(&self, task: TaskId) -> &Task {
+    pub fn expect_task(&self, task: TaskId) -> &Task {
         &self.tasks[usize::try_from(task.0).unwrap_or(usize::MAX)]
     }
 
-    pub fn own_mut(&mut self, task: TaskId) -> &mut Task {
+    pub fn expect_task_mut(&mut self, task: TaskId) -> &mut Task {
         &mut self.tasks[usize::try_from(task.0).unwrap_or(usize::MAX)]
     }
 
     /// Notes that the task has come to a barrier that clients named (`by` is 1) or waits there no more (-1).
-    pub fn count_wait(&mut self, task: TaskId, by: i32) {
-        let waits = &mut self.waits_at[usize::try_from(task.0).unwrap_or(usize::MAX)];
+    pub fn adjust_barrier_waits(&mut self, task: TaskId, by: i32) {
+        let waits = &mut self.barrier_waits[usize::try_from(task.0).unwrap_or(usize::MAX)];
         *waits = waits.saturating_add_signed(by);
     }
 
     /// At how many barriers that clients named the task waits.
-    pub fn waits_at(&self, task: TaskId) -> u32 {
-        usize::try_from(task.0).ok().and_then(|place| self.waits_at.get(place)).copied().unwrap_or_default()
+    pub fn barrier_waits(&self, task: TaskId) -> u32 {
+        usize::try_from(task.0)
+            .ok()
+            .and_then(|place| self.barrier_waits.get(place))
+            .copied()
+            .unwrap_or_default()
     }
 
-    pub fn ids(&self) -> impl ExactSizeIterator<Item = TaskId> + use<> {
+    pub fn task_ids(&self) -> impl ExactSizeIterator<Item = TaskId> + use<> {
         (0..i32::try_from(self.tasks.len()).unwrap_or(i32::MAX)).map(TaskId)
     }
 
@@ -198,14 +202,14 @@ impl Run {
     }
 
     /// A task's state changed: watchers will be told.
-    pub fn touch(&mut self) {
+    pub fn bump_version(&mut self) {
         self.version += 1;
     }
 
     /// Performs a call that has been admitted.
-    pub fn call(
+    pub fn dispatch_call(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TransitionContext<'_>,
         call: CallId,
         caller: Caller,
         peer: Option<SocketAddr>,
@@ -219,12 +223,12 @@ impl Run {
             }
             Request::Heartbeat { task, incarnation } => {
                 let outcome = self.heartbeat(cx, connection, task, incarnation);
-                cx.reply(call, outcome.map(|()| Reply::Service(self.incarnation)));
+                cx.reply(call, outcome.map(|()| Reply::ServiceIncarnation(self.incarnation)));
             }
-            Request::PollForError { task } => self.poll(cx, call, connection, task),
+            Request::PollForError { task } => self.poll_for_error(cx, call, connection, task),
             Request::Shutdown { task } => self.shut_down(cx, call, connection, task),
             Request::Reset { task } => {
-                let outcome = self.disconnect(cx, task).map(|()| Reply::Done);
+                let outcome = self.disconnect_task(cx, task).map(|()| Reply::Done);
                 cx.reply(call, outcome.map_err(Arc::new));
             }
             Request::ReportError { task, code, message } => {
@@ -239,22 +243,22 @@ impl Run {
                 cx.reply(call, outcome);
             }
             Request::JobState => cx.reply(call, Ok(Reply::States(self.states()))),
-            Request::Watch { version } => self.watch(cx, call, connection, version),
+            Request::Watch { version } => self.watch_tasks(cx, call, connection, version),
             Request::Barrier { id, counter, timeout_ms, members, task } => {
-                self.meet(cx, call, connection, task, id, counter, timeout_ms, members);
+                self.arrive_at_barrier(cx, call, connection, task, id, counter, timeout_ms, members);
             }
             Request::CancelBarrier { id, counter, task } => {
                 let outcome = self.cancel_barrier(cx, task, id, counter).map(|()| Reply::Done);
                 cx.reply(call, outcome.map_err(Arc::new));
             }
-            Request::LiveSet { task, tasks } => self.ask_live_set(cx, call, connection, task, tasks),
-            of_store => self.call_store(cx, call, connection, writer, of_store),
+            Request::LiveSet { task, tasks } => self.request_live_set(cx, call, connection, task, tasks),
+            of_store => self.dispatch_store_call(cx, call, connection, writer, of_store),
         }
     }
 
-    fn call_store(
+    fn dispatch_store_call(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TransitionContext<'_>,
         call: CallId,
         connection: ConnectionId,
         writer: Option<TaskId>,
@@ -272,47 +276,50 @@ impl Run {
             Request::Get { key } => match self.store.get(&key) {
                 Some(entry) => Ok(Reply::Value(entry.value.clone())),
                 None => {
-                    if !self.has_room(cx, call, connection) {
+                    if !self.admit_waiter(cx, call, connection) {
                         return;
                     }
-                    match self.store.wait(&key, call, &cx.settings.bounds) {
-                        Ok(key) => return self.waiters.insert(call, connection, Place::Key(key, cx.now)),
+                    match self.store.add_waiter(&key, call, &cx.settings.bounds) {
+                        Ok(key) => {
+                            return self.waiters.insert(call, connection, WaitTarget::Key(key, cx.now));
+                        }
                         Err(failure) => Err(failure),
                     }
                 }
             },
             Request::TryGet { key } => match self.store.get(&key) {
                 Some(entry) => Ok(Reply::Value(entry.value.clone())),
-                None => {
-                    Err(Failure::service(Code::NotFound, format!("Config key {} not found.", shown(&key))))
-                }
+                None => Err(Failure::from_service(
+                    Code::NotFound,
+                    format!("Config key {} not found.", display_key(&key)),
+                )),
             },
             Request::List { directory } => Ok(Reply::Directory(self.store.list(&directory))),
             Request::Delete { key } => {
                 cx.discard(self.store.delete(&key));
                 Ok(Reply::Done)
             }
-            _ => Err(Failure::service(Code::Internal, "Not a call upon the store.")),
+            _ => Err(Failure::from_service(Code::Internal, "Not a call upon the store.")),
         };
         cx.reply(call, outcome.map_err(Arc::new));
     }
 
     pub fn insert(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TransitionContext<'_>,
         key: &[u8],
         value: Bytes,
         overwrite: bool,
         by: Option<TaskId>,
     ) -> Result<Reply, Failure> {
-        let entry = Entry::new(value.clone(), cx.now, by);
+        let entry = StoreEntry::new(value.clone(), cx.now, by);
         let discarded = self.store.insert(key, entry, overwrite, &cx.settings.bounds)?;
         cx.discard(discarded);
         if super::store::normalise(key).as_ref() == PREEMPTION_NOTICE {
             self.noticed_at = Some(cx.now);
             let text = String::from_utf8_lossy(&value[..value.len().min(64)]);
-            cx.event(
-                Change::PreemptionNoticed,
+            cx.emit(
+                EventKind::PreemptionNoticed,
                 format!("preemption notice {text}: all tasks agree on a step and save"),
             );
         }
@@ -321,7 +328,12 @@ impl Run {
 
     /// Whether one more call may wait; refuses it otherwise. One connection may take half of the room: whoever waits for
     /// everything leaves the others theirs.
-    pub fn has_room(&mut self, cx: &mut Cx<'_>, call: CallId, connection: ConnectionId) -> bool {
+    pub fn admit_waiter(
+        &mut self,
+        cx: &mut TransitionContext<'_>,
+        call: CallId,
+        connection: ConnectionId,
+    ) -> bool {
         let bound = cx.settings.bounds.waiters;
         let share = bound.div_ceil(2);
         let text = if self.waiters.len() >= bound {
@@ -333,15 +345,21 @@ impl Run {
         } else {
             return true;
         };
-        cx.reply(call, Err(Arc::new(Failure::service(Code::ResourceExhausted, text))));
+        cx.reply(call, Err(Arc::new(Failure::from_service(Code::ResourceExhausted, text))));
         false
     }
 
-    fn watch(&mut self, cx: &mut Cx<'_>, call: CallId, connection: ConnectionId, version: i64) {
+    fn watch_tasks(
+        &mut self,
+        cx: &mut TransitionContext<'_>,
+        call: CallId,
+        connection: ConnectionId,
+        version: i64,
+    ) {
         // A version from the future is one of a service before this one: its holder is told what is now.
         if version == self.version {
-            if self.has_room(cx, call, connection) {
-                self.waiters.insert(call, connection, Place::Watch);
+            if self.admit_waiter(cx, call, connection) {
+                self.waiters.insert(call, connection, WaitTarget::Watch);
             }
             return;
         }
@@ -349,10 +367,10 @@ impl Run {
     }
 
     /// Watchers are told of what has changed since they were told last.
-    pub fn tell_watchers(&mut self) {
-        if self.told != self.version {
-            self.told = self.version;
-            self.waiters.tell_watching();
+    pub fn notify_watchers(&mut self) {
+        if self.notified_version != self.version {
+            self.notified_version = self.version;
+            self.waiters.release_watchers();
         }
     }
 
@@ -365,32 +383,32 @@ impl Run {
     }
 
     /// Whether there is work that is decided and not done.
-    pub fn has_work(&self) -> bool {
-        self.store.has_to_wake()
-            || self.waiters.has_decided()
-            || self.waiters.has_to_tell()
-            || !self.unwatched.is_empty()
-            || !self.measures.is_empty()
+    pub fn has_pending_work(&self) -> bool {
+        self.store.has_woken_calls()
+            || self.waiters.has_queued_answers()
+            || self.waiters.has_released_watchers()
+            || !self.tasks_without_timer.is_empty()
+            || !self.pending_barrier_stats.is_empty()
     }
 
     /// Does work that is decided, as much as `budget` allows: answers calls whose wait is over.
-    pub fn work(&mut self, cx: &mut Cx<'_>, budget: &mut usize) {
+    pub fn run_pending_work(&mut self, cx: &mut TransitionContext<'_>, budget: &mut usize) {
         while *budget > 0 {
-            if let Some((call, answer)) = self.waiters.next_decided() {
+            if let Some((call, answer)) = self.waiters.pop_queued_answer() {
                 *budget -= 1;
-                self.give(cx, call, answer);
-            } else if let Some((call, value)) = self.store.wake() {
+                self.send_answer(cx, call, answer);
+            } else if let Some((call, value)) = self.store.pop_woken_call() {
                 *budget -= 1;
                 self.waiters.remove(call);
                 cx.reply(call, Ok(Reply::Value(value)));
-            } else if let Some(call) = self.waiters.pop_to_tell() {
+            } else if let Some(call) = self.waiters.pop_released_watcher() {
                 *budget -= 1;
                 cx.reply(call, Ok(Reply::States(self.states())));
-            } else if let Some(task) = self.unwatched.pop_front() {
+            } else if let Some(task) = self.tasks_without_timer.pop_front() {
                 *budget -= 1;
                 self.set_heartbeat_timer(cx, task);
-            } else if !self.measures.is_empty() {
-                self.measure_next(cx, budget);
+            } else if !self.pending_barrier_stats.is_empty() {
+                self.record_next_barrier_stats(cx, budget);
             } else {
                 return;
             }
@@ -398,36 +416,36 @@ impl Run {
     }
 
     /// Gives a call the answer that was decided, unless the call is gone or its task has been excluded since.
-    fn give(&mut self, cx: &mut Cx<'_>, call: CallId, answer: Answer) {
-        let Some(place) = self.waiters.place(call) else { return };
+    fn send_answer(&mut self, cx: &mut TransitionContext<'_>, call: CallId, answer: SharedAnswer) {
+        let Some(place) = self.waiters.wait_target(call) else { return };
         let excluded =
             place.task().and_then(|id| self.task(id)?.failure()).filter(|e| e.is_exclusion()).cloned();
-        self.withdraw(call);
+        self.withdraw_call(call);
         cx.reply(call, excluded.map_or_else(|| answer.into(), Err));
     }
 
     /// The states of all tasks, shared by all who ask while they stay as they are.
-    fn states(&mut self) -> Arc<Shared<TaskStates>> {
+    fn states(&mut self) -> Arc<SharedReply<TaskStates>> {
         if let Some((version, states)) = &self.states.0
             && *version == self.version
         {
             return Arc::clone(states);
         }
-        let tasks = self.ids().map(|task| self.state_of(task)).collect();
-        let states = Shared::new(TaskStates { version: self.version, tasks });
-        self.states = Remembered(Some((self.version, Arc::clone(&states))));
+        let tasks = self.task_ids().map(|task| self.task_info(task)).collect();
+        let states = SharedReply::new(TaskStates { version: self.version, tasks });
+        self.states = Cached(Some((self.version, Arc::clone(&states))));
         states
     }
 
     /// Whether the states that are remembered are those that the tasks are in.
-    pub fn remembers_states(&self) -> bool {
+    pub fn is_state_cache_valid(&self) -> bool {
         let Some((version, states)) = &self.states.0 else { return true };
         *version != self.version
-            || self.ids().map(|task| self.state_of(task)).eq(states.tasks.iter().cloned())
+            || self.task_ids().map(|task| self.task_info(task)).eq(states.tasks.iter().cloned())
     }
 
-    fn state_of(&self, id: TaskId) -> TaskInfo {
-        let task = self.own(id);
+    fn task_info(&self, id: TaskId) -> TaskInfo {
+        let task = self.expect_task(id);
         TaskInfo {
             task: id,
             state: task.wire_state(),
@@ -443,114 +461,119 @@ impl Run {
                 tasks.len(),
                 self.tasks.len()
             );
-            return Err(Failure::service(Code::InvalidArgument, text));
+            return Err(Failure::from_service(Code::InvalidArgument, text));
         }
         if let Some(unknown) = tasks.iter().find(|task| self.task(**task).is_none()) {
-            return Err(self.unknown("asked about", *unknown));
+            return Err(self.unknown_task_failure("asked about", *unknown));
         }
-        let tasks = tasks.iter().map(|task| self.state_of(*task)).collect();
-        Ok(Reply::States(Shared::new(TaskStates { version: self.version, tasks })))
+        let tasks = tasks.iter().map(|task| self.task_info(*task)).collect();
+        Ok(Reply::States(SharedReply::new(TaskStates { version: self.version, tasks })))
     }
 
     /// The refusal of a task id that the job does not have.
-    pub fn unknown(&self, did: &str, task: TaskId) -> Failure {
+    pub fn unknown_task_failure(&self, did: &str, task: TaskId) -> Failure {
         let last = self.tasks.len().saturating_sub(1);
         let text = format!(
             "Unexpected task {did} with task={task}: this job has the tasks 0 to {last}. Check the process ids and the \
              number of processes that the job was declared with."
         );
-        Failure::service(Code::InvalidArgument, text)
+        Failure::from_service(Code::InvalidArgument, text)
     }
 
     fn report_error(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TransitionContext<'_>,
         task: TaskId,
         code: i32,
         mut message: String,
     ) -> Result<(), Failure> {
         let Some(reporter) = self.task(task) else {
-            return Err(Failure::service(
+            return Err(Failure::from_service(
                 Code::InvalidArgument,
                 format!("Unexpected request from task {task}: it is not in this job."),
             ));
         };
         if !reporter.is_connected() {
             let text = "The task is not connected or already has an error.";
-            return Err(Failure::service(Code::FailedPrecondition, text));
+            return Err(Failure::from_service(Code::FailedPrecondition, text));
         }
         let Some(code) = Code::from_number(code) else {
-            return Err(Failure::service(
+            return Err(Failure::from_service(
                 Code::InvalidArgument,
                 "An error cannot be reported with code 0, which is OK.",
             ));
         };
         message.truncate(message.floor_char_boundary(cx.settings.bounds.error_message_bytes));
-        let mut failure = Failure::plain(code, message);
+        let mut failure = Failure::without_details(code, message);
         failure.service_error = Some(ServiceError { reported: true, source: Some(task) });
         let failure = Arc::new(failure);
         self.fail_task(cx, task, &failure, FailureClass::Reported, "the task reported it");
-        self.propagate(cx, Some(task), &failure);
+        self.propagate_error(cx, Some(task), &failure);
         Ok(())
     }
 
     /// Takes a call out of wherever it waits; its caller is gone.
-    pub fn withdraw(&mut self, call: CallId) {
+    pub fn withdraw_call(&mut self, call: CallId) {
         match self.waiters.remove(call) {
-            None | Some(Place::Watch) => {}
-            Some(Place::Key(key, _)) => self.store.leave(&key, call),
-            Some(Place::Poll(task)) => {
-                let task = self.own_mut(task);
+            None | Some(WaitTarget::Watch) => {}
+            Some(WaitTarget::Key(key, _)) => self.store.remove_waiter(&key, call),
+            Some(WaitTarget::Poll(task)) => {
+                let task = self.expect_task_mut(task);
                 if task.poll == Some(call) {
                     task.poll = None;
                 }
             }
-            Some(Place::LiveSet(set, task)) => self.leave_question(&set, task, call),
-            Some(Place::Barrier(key, task)) => self.leave_barrier(&key, task, call),
+            Some(WaitTarget::LiveSet(set, task)) => self.withdraw_live_set_call(&set, task, call),
+            Some(WaitTarget::Barrier(key, task)) => self.leave_barrier(&key, task, call),
         }
     }
 
     /// Performs deadlines that have come, as many as `budget` allows.
-    pub fn fire(&mut self, cx: &mut Cx<'_>, budget: &mut usize) {
+    pub fn fire_timers(&mut self, cx: &mut TransitionContext<'_>, budget: &mut usize) {
         while *budget > 0
-            && let Some(timer) = self.timers.take_due(cx.now)
+            && let Some(timer) = self.timers.pop_due(cx.now)
         {
             *budget -= 1;
             match timer {
-                Timer::Heartbeat(task) => self.check_heartbeat(cx, task),
-                Timer::Grace(task) => self.grace_is_over(cx, task),
-                Timer::Barrier(key) => self.time_out(cx, &key),
+                Timer::Heartbeat(task) => self.on_heartbeat_timer(cx, task),
+                Timer::Grace(task) => self.on_grace_expired(cx, task),
+                Timer::Barrier(key) => self.on_barrier_timeout(cx, &key),
             }
         }
     }
 
     /// Answers calls that wait with `failure`, except polls, which end with `poll`: as many as `budget` allows.
-    pub fn dismiss(
+    pub fn fail_waiting_calls(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TransitionContext<'_>,
         failure: &Arc<Failure>,
         poll: &Arc<Failure>,
         budget: &mut usize,
     ) {
-        for (call, is_poll) in self.waiters.first(*budget) {
+        for (call, is_poll) in self.waiters.first_calls(*budget) {
             *budget -= 1;
-            self.withdraw(call);
+            self.withdraw_call(call);
             cx.reply(call, Err(Arc::clone(if is_poll { poll } else { failure })));
         }
     }
 
     /// The run is over. Keeps the first outcome.
-    pub fn end(&mut self, cx: &mut Cx<'_>, outcome: RunOutcome, reason: impl Into<String>) {
+    pub fn end_run(
+        &mut self,
+        cx: &mut TransitionContext<'_>,
+        outcome: RunOutcome,
+        reason: impl Into<String>,
+    ) {
         if self.ended.is_none() {
             let reason = reason.into();
             self.ended = Some((outcome, cx.now));
-            self.end_reason = shown(reason.as_bytes()).into_owned();
-            cx.event(Change::RunEnded { outcome }, reason);
+            self.end_reason = display_key(reason.as_bytes()).into_owned();
+            cx.emit(EventKind::RunEnded { outcome }, reason);
         }
     }
 
     /// Whether nobody takes part any more, though somebody did.
-    pub fn is_deserted(&self) -> bool {
-        self.started_at.is_some() && self.connected == 0
+    pub fn has_no_tasks_left(&self) -> bool {
+        self.started_at.is_some() && self.connected_tasks == 0
     }
 }

@@ -1,6 +1,6 @@
 //! The settings of a job, their defaults, and the bounds on what one job may hold.
 //!
-//! It reads no file or flag (`config` does) and applies no change to a running job (`configuring.rs` does). Begin
+//! It reads no file or flag (`config` does) and applies no change to a running job (`job_settings.rs` does). Begin
 //! at [`JobSettings`] and [`Bounds`].
 
 use std::collections::BTreeSet;
@@ -29,7 +29,8 @@ pub enum ErrorDelivery {
 /// A finding that a job may be told to act upon: the task that it names is excluded, for a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum ActingRule {
+#[schema(as = ActingRule)]
+pub enum AutoExcludeRule {
     /// A task is alive by its heartbeats, and all others wait for it.
     StalledTask,
     /// A task comes late to barriers every time.
@@ -38,7 +39,7 @@ pub enum ActingRule {
     RestartStorm,
 }
 
-impl ActingRule {
+impl AutoExcludeRule {
     /// Every rule.
     pub const ALL: [Self; 3] = [Self::StalledTask, Self::ChronicStraggler, Self::RestartStorm];
 
@@ -80,7 +81,7 @@ pub struct JobSettings {
     /// How errors are delivered.
     pub error_delivery: ErrorDelivery,
     /// Findings upon which the task that they name is excluded. None unless it is wished: to observe is harmless.
-    pub auto_exclude: BTreeSet<ActingRule>,
+    pub auto_exclude: BTreeSet<AutoExcludeRule>,
     /// How long such an exclusion lasts.
     #[serde(with = "humantime_serde")]
     #[schema(value_type = String)]
@@ -108,7 +109,7 @@ impl JobSettings {
     }
 
     /// The names of the settings in which these differ from others.
-    pub(super) fn differences(&self, other: &Self) -> Vec<String> {
+    pub(super) fn changed_settings(&self, other: &Self) -> Vec<String> {
         let pairs = [
             ("tasks", self.tasks != other.tasks),
             ("recoverable", self.recoverable != other.recoverable),
@@ -153,7 +154,7 @@ pub struct SettingsChange {
     /// [`JobSettings::error_delivery`]
     pub error_delivery: Option<ErrorDelivery>,
     /// [`JobSettings::auto_exclude`]
-    pub auto_exclude: Option<BTreeSet<ActingRule>>,
+    pub auto_exclude: Option<BTreeSet<AutoExcludeRule>>,
     /// [`JobSettings::auto_exclude_for`]
     pub auto_exclude_for: Option<Duration>,
     /// [`JobSettings::bounds`], all of them.
@@ -165,7 +166,7 @@ impl SettingsChange {
     ///
     /// # Errors
     /// If a value makes no sense, with what to give instead.
-    pub fn applied_to(self, present: &JobSettings) -> Result<JobSettings, &'static str> {
+    pub fn apply_to(self, present: &JobSettings) -> Result<JobSettings, &'static str> {
         if self.tasks == Some(0) {
             return Err("a job has at least one task");
         }

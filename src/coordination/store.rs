@@ -14,8 +14,8 @@ use std::ops::Bound;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::directory::{Directory, Entries, Entry};
-use super::discarded::Discarded;
+use super::deferred_free::DeferredFree;
+use super::directory::{Directory, StoreEntries, StoreEntry};
 use super::failure::{Code, Failure};
 use super::ids::{CallId, TaskId, Timestamp};
 use super::settings::Bounds;
@@ -24,7 +24,7 @@ use super::topology::TopologyKey;
 use crate::cow::{CowMap, Weight};
 
 /// How many bytes that do not count the spelling of a key that is waited for may have.
-const SLASHES: usize = 64;
+const EXTRA_SLASHES_MAX: usize = 64;
 
 /// The form of a key under which it is stored.
 pub(super) fn normalise(key: &[u8]) -> Cow<'_, [u8]> {
@@ -38,7 +38,7 @@ pub(super) fn normalise(key: &[u8]) -> Cow<'_, [u8]> {
 }
 
 /// A key as text, for messages: never more of it than a line holds.
-pub(super) fn shown(key: &[u8]) -> Cow<'_, str> {
+pub(super) fn display_key(key: &[u8]) -> Cow<'_, str> {
     const MOST: usize = 256;
     if key.len() <= MOST {
         return String::from_utf8_lossy(key);
@@ -48,7 +48,7 @@ pub(super) fn shown(key: &[u8]) -> Cow<'_, str> {
 
 /// Calls that waited for a key which has a value now, and are answered one after the other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Waking {
+struct WokenCalls {
     key: Bytes,
     value: Bytes,
     calls: CowMap<CallId, ()>,
@@ -56,12 +56,12 @@ struct Waking {
 
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Store {
-    entries: Entries,
+    entries: StoreEntries,
     /// Keys and values together.
     bytes: usize,
     /// Calls that wait for a key. Their numbers are in the order in which they came.
     waiting: CowMap<Bytes, CowMap<CallId, ()>>,
-    waking: VecDeque<Waking>,
+    woken: VecDeque<WokenCalls>,
     /// The lengths of the keys in `waiting` and `waking`, each as often as it is waited for.
     waited_bytes: usize,
     topology: Topology,
@@ -76,18 +76,18 @@ impl Store {
         self.bytes
     }
 
-    pub fn get(&self, key: &[u8]) -> Option<&Entry> {
+    pub fn get(&self, key: &[u8]) -> Option<&StoreEntry> {
         self.entries.get(normalise(key).as_ref())
     }
 
-    /// Writes a value; the calls that waited for it are to be woken ([`Store::wake`]).
+    /// Writes a value; the calls that waited for it are to be woken ([`Store::pop_woken_call`]).
     pub fn insert(
         &mut self,
         key: &[u8],
-        entry: Entry,
+        entry: StoreEntry,
         overwrite: bool,
         bounds: &Bounds,
-    ) -> Result<Discarded, Failure> {
+    ) -> Result<DeferredFree, Failure> {
         let normal = normalise(key);
         let old = self.entries.get(normal.as_ref());
         if let Some(old) = old
@@ -96,15 +96,15 @@ impl Store {
         {
             // Process 0 gathers the topology again when it is restarted; that it is the same is good news, and an
             // error would end it.
-            return Ok(Discarded::default());
+            return Ok(DeferredFree::default());
         }
         if old.is_some() && !overwrite {
             // Without details, as clients since 0.6.2 have known it.
-            let text = format!("key {} already exists.", shown(key));
-            return Err(Failure::plain(Code::AlreadyExists, text));
+            let text = format!("key {} already exists.", display_key(key));
+            return Err(Failure::without_details(Code::AlreadyExists, text));
         }
-        self.check(&normal, old.map(|entry| entry.value.len()), entry.value.len(), bounds)?;
-        Ok(self.put(&normal, entry))
+        self.check_bounds(&normal, old.map(|entry| entry.value.len()), entry.value.len(), bounds)?;
+        Ok(self.write_entry(&normal, entry))
     }
 
     /// Adds to a decimal number, 0 where there is none yet; returns the sum.
@@ -115,7 +115,7 @@ impl Store {
         at: Timestamp,
         writer: Option<TaskId>,
         bounds: &Bounds,
-    ) -> Result<(Bytes, Discarded), Failure> {
+    ) -> Result<(Bytes, DeferredFree), Failure> {
         let normal = normalise(key);
         let old = self.entries.get(normal.as_ref());
         let present = match old {
@@ -124,30 +124,32 @@ impl Store {
                 .ok()
                 .and_then(|text| text.trim().parse::<i64>().ok())
                 .ok_or_else(|| {
-                    let text = format!("Failed to parse value \"{}\" as an integer.", shown(&entry.value));
-                    Failure::service(Code::FailedPrecondition, text)
+                    let text =
+                        format!("Failed to parse value \"{}\" as an integer.", display_key(&entry.value));
+                    Failure::from_service(Code::FailedPrecondition, text)
                 })?,
         };
         let sum = present.checked_add(by).ok_or_else(|| {
-            let text = format!("Adding {by} to key {} ({present}) passes the range of 64 bits.", shown(key));
-            Failure::service(Code::OutOfRange, text)
+            let text =
+                format!("Adding {by} to key {} ({present}) passes the range of 64 bits.", display_key(key));
+            Failure::from_service(Code::OutOfRange, text)
         })?;
         let value = Bytes::from(sum.to_string());
-        self.check(&normal, old.map(|entry| entry.value.len()), value.len(), bounds)?;
-        let discarded = self.put(&normal, Entry::new(value.clone(), at, writer));
+        self.check_bounds(&normal, old.map(|entry| entry.value.len()), value.len(), bounds)?;
+        let discarded = self.write_entry(&normal, StoreEntry::new(value.clone(), at, writer));
         Ok((value, discarded))
     }
 
     /// Every entry strictly below a directory. The root has no name: nothing lists all.
     pub fn list(&self, directory: &[u8]) -> Directory {
-        let (from, to) = below(&normalise(directory));
+        let (from, to) = range_below(&normalise(directory));
         Directory(self.entries.copy_range(from.as_slice(), to.as_slice()))
     }
 
     /// Removes a key and everything below it; returns what is to be freed.
-    pub fn delete(&mut self, key: &[u8]) -> Discarded {
+    pub fn delete(&mut self, key: &[u8]) -> DeferredFree {
         let normal = normalise(key);
-        let (from, to) = below(&normal);
+        let (from, to) = range_below(&normal);
         let mut gone = self.entries.remove_range(from.as_slice(), to.as_slice());
         self.topology.remove_range(from.as_slice(), to.as_slice());
         if let Some((key, _)) = self.entries.get_key_value(normal.as_ref()) {
@@ -159,12 +161,12 @@ impl Store {
         }
         let Weight { keys, values } = gone.weight();
         self.bytes -= keys + values;
-        if gone.is_empty() { Discarded::default() } else { Discarded::of(gone) }
+        if gone.is_empty() { DeferredFree::default() } else { DeferredFree::of(gone) }
     }
 
     /// How many entries lie below a directory, and how many bytes their values have.
     pub fn sizes_below(&self, directory: &[u8]) -> (usize, usize) {
-        let (from, to) = below(directory);
+        let (from, to) = range_below(directory);
         let all = self.entries.copy_range(from.as_slice(), to.as_slice());
         (all.len(), all.weight().values)
     }
@@ -175,14 +177,14 @@ impl Store {
     ///
     /// # Errors
     /// If the key is longer than any may be, or all keys that are waited for would pass their bound.
-    pub fn wait(&mut self, key: &[u8], call: CallId, bounds: &Bounds) -> Result<Bytes, Failure> {
+    pub fn add_waiter(&mut self, key: &[u8], call: CallId, bounds: &Bounds) -> Result<Bytes, Failure> {
         let normal = normalise(key);
-        if key.len() > bounds.key_bytes || key.len() > normal.len() + SLASHES {
-            return over("key as it is spelled", key.len(), bounds.key_bytes, "bounds.key-bytes");
+        if key.len() > bounds.key_bytes || key.len() > normal.len() + EXTRA_SLASHES_MAX {
+            return bound_exceeded("key as it is spelled", key.len(), bounds.key_bytes, "bounds.key-bytes");
         }
         let waited = self.waited_bytes + normal.len();
         if waited > bounds.waited_key_bytes {
-            return over(
+            return bound_exceeded(
                 "keys that are waited for",
                 waited,
                 bounds.waited_key_bytes,
@@ -203,7 +205,7 @@ impl Store {
     }
 
     /// Takes a call out of the queue of a key.
-    pub fn leave(&mut self, key: &Bytes, call: CallId) {
+    pub fn remove_waiter(&mut self, key: &Bytes, call: CallId) {
         if let Some(calls) = self.waiting.get_mut(key)
             && calls.remove(&call).is_some()
         {
@@ -213,26 +215,26 @@ impl Store {
             }
             return;
         }
-        let mut waking = self.waking.iter_mut().filter(|waking| waking.key == *key);
+        let mut waking = self.woken.iter_mut().filter(|waking| waking.key == *key);
         if waking.any(|waking| waking.calls.remove(&call).is_some()) {
             self.waited_bytes -= key.len();
-            self.waking.retain(|waking| !waking.calls.is_empty());
+            self.woken.retain(|waking| !waking.calls.is_empty());
         }
     }
 
     /// Whether calls are to be woken.
-    pub fn has_to_wake(&self) -> bool {
-        !self.waking.is_empty()
+    pub fn has_woken_calls(&self) -> bool {
+        !self.woken.is_empty()
     }
 
     /// Takes out the next call that is to be woken, with its answer: the value that ended its wait.
-    pub fn wake(&mut self) -> Option<(CallId, Bytes)> {
-        let waking = self.waking.front_mut()?;
+    pub fn pop_woken_call(&mut self) -> Option<(CallId, Bytes)> {
+        let waking = self.woken.front_mut()?;
         let (call, ()) = waking.calls.pop_first()?;
         let value = waking.value.clone();
         self.waited_bytes -= waking.key.len();
         if waking.calls.is_empty() {
-            self.waking.pop_front();
+            self.woken.pop_front();
         }
         Some((call, value))
     }
@@ -244,19 +246,19 @@ impl Store {
 
     /// Every call that waits for a key, or waited for it and is not answered yet.
     pub fn waiting(&self) -> impl Iterator<Item = (&Bytes, CallId)> {
-        let woken = self.waking.iter().map(|waking| (&waking.key, &waking.calls));
+        let woken = self.woken.iter().map(|waking| (&waking.key, &waking.calls));
         self.waiting.iter().chain(woken).flat_map(|(key, calls)| calls.keys().map(move |call| (key, *call)))
     }
 
     /// Whether the tables are in order.
-    pub fn is_sound(&self) -> bool {
-        self.entries.is_sound()
-            && self.waiting.is_sound()
+    pub fn is_consistent(&self) -> bool {
+        self.entries.is_consistent()
+            && self.waiting.is_consistent()
             && self.waiting.values().all(|calls| !calls.is_empty())
     }
 
     /// Every key that is waited for.
-    pub fn waited(&self) -> impl Iterator<Item = &Bytes> {
+    pub fn waited_keys(&self) -> impl Iterator<Item = &Bytes> {
         self.waiting.keys()
     }
 
@@ -266,15 +268,15 @@ impl Store {
     }
 
     /// The lengths of every key and its value.
-    pub fn sizes(&self) -> impl Iterator<Item = (usize, usize)> {
+    pub fn entry_sizes(&self) -> impl Iterator<Item = (usize, usize)> {
         self.entries.iter().map(|(key, entry)| (key.len(), entry.value.len()))
     }
 
-    fn put(&mut self, key: &[u8], entry: Entry) -> Discarded {
+    fn write_entry(&mut self, key: &[u8], entry: StoreEntry) -> DeferredFree {
         if let Some((key, _)) = self.waiting.get_key_value(key) {
             let key = key.clone();
             let calls = self.waiting.remove(&key).unwrap_or_default();
-            self.waking.push_back(Waking { key, value: entry.value.clone(), calls });
+            self.woken.push_back(WokenCalls { key, value: entry.value.clone(), calls });
         }
         self.bytes += entry.value.len();
         if let Some(topology) = self.topology.get_mut(key) {
@@ -284,7 +286,7 @@ impl Store {
             let key = key.clone();
             self.bytes -= old.value.len();
             let old = self.entries.insert(key, entry);
-            return old.map_or_else(Discarded::default, |old| Discarded::of_bytes(old.value));
+            return old.map_or_else(DeferredFree::default, |old| DeferredFree::of_bytes(old.value));
         }
         let key = Bytes::copy_from_slice(key);
         self.bytes += key.len();
@@ -292,43 +294,49 @@ impl Store {
             self.topology.insert(key.clone(), (what, entry.value.clone()));
         }
         self.entries.insert(key, entry);
-        Discarded::default()
+        DeferredFree::default()
     }
 
     /// The first entry from a place on.
-    pub fn first_from(&self, from: &Bound<Vec<u8>>) -> Option<(&Bytes, &Entry)> {
+    pub fn first_from(&self, from: &Bound<Vec<u8>>) -> Option<(&Bytes, &StoreEntry)> {
         let from = from.as_ref().map(Vec::as_slice);
         self.entries.range_from::<[u8]>(from).next()
     }
 
-    fn check(&self, key: &[u8], old: Option<usize>, new: usize, bounds: &Bounds) -> Result<(), Failure> {
+    fn check_bounds(
+        &self,
+        key: &[u8],
+        old: Option<usize>,
+        new: usize,
+        bounds: &Bounds,
+    ) -> Result<(), Failure> {
         if key.len() > bounds.key_bytes {
-            return over("key", key.len(), bounds.key_bytes, "bounds.key-bytes");
+            return bound_exceeded("key", key.len(), bounds.key_bytes, "bounds.key-bytes");
         }
         if new > bounds.value_bytes {
-            return over("value", new, bounds.value_bytes, "bounds.value-bytes");
+            return bound_exceeded("value", new, bounds.value_bytes, "bounds.value-bytes");
         }
         let total = self.bytes + new + old.map_or(key.len(), |_| 0) - old.unwrap_or(0);
         if total > bounds.store_bytes {
-            return over("key-value store", total, bounds.store_bytes, "bounds.store-bytes");
+            return bound_exceeded("key-value store", total, bounds.store_bytes, "bounds.store-bytes");
         }
         if old.is_none() && self.entries.len() >= bounds.keys {
             let text = format!("The run has {} keys, the most allowed (setting bounds.keys).", bounds.keys);
-            return Err(Failure::service(Code::ResourceExhausted, text));
+            return Err(Failure::from_service(Code::ResourceExhausted, text));
         }
         Ok(())
     }
 }
 
 /// The refusal of what would pass a bound in bytes.
-fn over<T>(what: &str, is: usize, bound: usize, setting: &str) -> Result<T, Failure> {
+fn bound_exceeded<T>(what: &str, is: usize, bound: usize, setting: &str) -> Result<T, Failure> {
     let text =
         format!("The {what} would have {is} bytes; at most {bound} are allowed here (setting {setting}).");
-    Err(Failure::service(Code::ResourceExhausted, text))
+    Err(Failure::from_service(Code::ResourceExhausted, text))
 }
 
 /// Between which keys everything below a directory lies: '0' is the byte after '/'.
-fn below(directory: &[u8]) -> (Vec<u8>, Vec<u8>) {
+fn range_below(directory: &[u8]) -> (Vec<u8>, Vec<u8>) {
     ([directory, b"/"].concat(), [directory, b"0"].concat())
 }
 
@@ -339,7 +347,7 @@ mod tests {
     fn filled(keys: &[&str]) -> Store {
         let mut store = Store::default();
         for key in keys {
-            let entry = Entry::new(Bytes::from_static(b"v"), Timestamp(0), None);
+            let entry = StoreEntry::new(Bytes::from_static(b"v"), Timestamp(0), None);
             store.insert(key.as_bytes(), entry, false, &Bounds::default()).expect("a new key");
         }
         store
@@ -375,10 +383,10 @@ mod tests {
     fn only_a_gathered_topology_may_be_written_again_and_only_the_same() {
         let mut store = filled(&["cpu:global_topology/cpu", "cpu:local_topology/cpu/0", "k"]);
         let mut again = |key: &str, value: &'static str| {
-            let entry = Entry::new(Bytes::from_static(value.as_bytes()), Timestamp(1), None);
+            let entry = StoreEntry::new(Bytes::from_static(value.as_bytes()), Timestamp(1), None);
             store.insert(key.as_bytes(), entry, false, &Bounds::default()).map_err(|failure| failure.code)
         };
-        assert_eq!(again("cpu:global_topology/cpu", "v"), Ok(Discarded::default()));
+        assert_eq!(again("cpu:global_topology/cpu", "v"), Ok(DeferredFree::default()));
         let refused = Err(Code::AlreadyExists);
         assert_eq!(again("cpu:global_topology/cpu", "other"), refused);
         assert_eq!(again("cpu:local_topology/cpu/0", "v"), refused, "clients count on this error");
@@ -386,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_decimal_text_and_what_is_none_is_refused() {
+    fn increment_parses_decimal_text_and_refuses_other_values() {
         let mut store = filled(&["word"]);
         let bounds = Bounds::default();
         let mut add =

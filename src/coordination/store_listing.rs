@@ -7,12 +7,18 @@ use std::ops::Bound;
 use bytes::Bytes;
 
 use super::store::{Store, normalise};
-use super::view::KeyLine;
+use super::view::KeyEntry;
 
 impl Store {
     /// What lies below a directory, in byte order, at most `limit` lines after the line `after`; the empty directory
     /// is the root. Directories end with a slash, unless the `whole_tree` is asked for, which has values only.
-    pub fn lines(&self, directory: &[u8], after: &[u8], whole_tree: bool, limit: usize) -> Vec<KeyLine> {
+    pub fn list_entries(
+        &self,
+        directory: &[u8],
+        after: &[u8],
+        whole_tree: bool,
+        limit: usize,
+    ) -> Vec<KeyEntry> {
         let directory = normalise(directory);
         let prefix = if directory.is_empty() { Vec::new() } else { [directory.as_ref(), b"/"].concat() };
         let from = match after.strip_suffix(b"/") {
@@ -21,7 +27,7 @@ impl Store {
             Some(seen) => Bound::Included([seen, b"0"].concat()),
             None => Bound::Excluded(after.to_vec()),
         };
-        let mut lines: Vec<KeyLine> = Vec::new();
+        let mut lines: Vec<KeyEntry> = Vec::new();
         let mut from = from;
         while lines.len() < limit
             && let Some((key, entry)) = self.first_from(&from)
@@ -33,7 +39,7 @@ impl Store {
             // A directory is passed over whole: what is below it is known without a look at it.
             let path = end.map(|end| &key[..prefix.len() + end]);
             let (keys_below, bytes_below) = path.map(|path| self.sizes_below(path)).unwrap_or_default();
-            lines.push(KeyLine {
+            lines.push(KeyEntry {
                 key: Bytes::copy_from_slice(shown),
                 value_bytes: value.map(|entry| entry.value.len()),
                 written_at: value.map(|entry| entry.at),
@@ -52,7 +58,7 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use super::super::directory::Entry;
+    use super::super::directory::StoreEntry;
     use super::super::ids::Timestamp;
     use super::super::settings::Bounds;
     use super::*;
@@ -60,21 +66,21 @@ mod tests {
     fn filled(keys: &[&str]) -> Store {
         let mut store = Store::default();
         for key in keys {
-            let entry = Entry::new(Bytes::from_static(b"vv"), Timestamp(0), None);
+            let entry = StoreEntry::new(Bytes::from_static(b"vv"), Timestamp(0), None);
             store.insert(key.as_bytes(), entry, false, &Bounds::default()).expect("a new key");
         }
         store
     }
 
-    fn told(lines: Vec<KeyLine>) -> Vec<(String, Option<usize>, usize, usize)> {
-        let text = |line: &KeyLine| String::from_utf8_lossy(&line.key).into_owned();
+    fn told(lines: Vec<KeyEntry>) -> Vec<(String, Option<usize>, usize, usize)> {
+        let text = |line: &KeyEntry| String::from_utf8_lossy(&line.key).into_owned();
         lines.iter().map(|line| (text(line), line.value_bytes, line.keys_below, line.bytes_below)).collect()
     }
 
     #[test]
     fn a_directory_shows_its_values_and_its_directories_with_their_sizes() {
         let store = filled(&["a", "a-b", "a/c", "a/d/e", "b/x"]);
-        let root = told(store.lines(b"", b"", false, 100));
+        let root = told(store.list_entries(b"", b"", false, 100));
         let line = |key: &str, value, keys, bytes| (key.to_owned(), value, keys, bytes);
         let all = [
             line("a", Some(2), 0, 0),
@@ -83,13 +89,13 @@ mod tests {
             line("b/", None, 1, 2),
         ];
         assert_eq!(root, all);
-        let below = told(store.lines(b"/a/", b"", false, 100));
+        let below = told(store.list_entries(b"/a/", b"", false, 100));
         assert_eq!(below, [line("a/c", Some(2), 0, 0), line("a/d/", None, 1, 2)]);
         // Pages of any size give the same.
         for size in 1..=all.len() {
             let (mut after, mut paged) = (Vec::new(), Vec::new());
             loop {
-                let lines = store.lines(b"", &after, false, size);
+                let lines = store.list_entries(b"", &after, false, size);
                 let Some(last) = lines.last() else { break };
                 after = last.key.to_vec();
                 paged.extend(lines);
@@ -102,11 +108,11 @@ mod tests {
     fn the_whole_tree_has_every_value_and_no_directory() {
         let store = filled(&["a", "a/c", "a/d/e", "b/x"]);
         let keys = |after: &str| {
-            let lines = store.lines(b"", after.as_bytes(), true, 2);
+            let lines = store.list_entries(b"", after.as_bytes(), true, 2);
             told(lines).into_iter().map(|line| line.0).collect::<Vec<_>>()
         };
         assert_eq!(keys(""), ["a", "a/c"]);
         assert_eq!(keys("a/c"), ["a/d/e", "b/x"]);
-        assert!(store.lines(b"nothing", b"", true, 2).is_empty());
+        assert!(store.list_entries(b"nothing", b"", true, 2).is_empty());
     }
 }

@@ -10,14 +10,14 @@ use serde::{Deserialize, Serialize};
 
 use super::call::WireState;
 use super::failure::Failure;
+use super::heartbeat_stats::HeartbeatStats;
 use super::ids::{CallId, ConnectionId, TaskIncarnation, Timestamp};
-use super::input::Ending;
-use super::pulse::Pulse;
-use super::straggling::Straggling;
+use super::input::ConnectionEnd;
+use super::straggler_stats::StragglerStats;
 
 /// Where a task stands, as far as the protocol goes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Standing {
+pub(super) enum ProtocolState {
     /// Not registered yet, or shut down. Signs of life are still taken until the moment given, since a client
     /// stops its heartbeats a little after it has left.
     Disconnected(Timestamp),
@@ -27,7 +27,7 @@ pub(super) enum Standing {
 
 /// One life of a task that is over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct PastLife {
+pub(super) struct PastIncarnation {
     pub incarnation: TaskIncarnation,
     pub peer: Option<SocketAddr>,
     pub registered_at: Timestamp,
@@ -39,12 +39,12 @@ pub(super) struct PastLife {
 pub(super) struct Suspicion {
     pub since: Timestamp,
     pub until: Timestamp,
-    pub evidence: Ending,
+    pub evidence: ConnectionEnd,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Task {
-    pub standing: Standing,
+    pub standing: ProtocolState,
     /// Since when it stands there.
     pub since: Timestamp,
     /// Its present or last life.
@@ -60,22 +60,22 @@ pub(super) struct Task {
     /// It registered again in this run and has not taken part in a barrier with all its members since.
     pub unsynced: bool,
     /// It was excluded in this run, or before it, and has not registered since: nothing waits for it.
-    pub excused: bool,
+    pub is_exempt: bool,
     pub last_heartbeat: Option<Timestamp>,
-    pub pulse: Pulse,
-    pub straggling: Straggling,
+    pub heartbeat_stats: HeartbeatStats,
+    pub straggling: StragglerStats,
     /// A heartbeat timer stands for it.
-    pub watched: bool,
+    pub has_heartbeat_timer: bool,
     pub suspicion: Option<Suspicion>,
     /// Its held error poll.
     pub poll: Option<CallId>,
-    pub past: VecDeque<PastLife>,
+    pub past_incarnations: VecDeque<PastIncarnation>,
 }
 
 impl Task {
     pub fn new(now: Timestamp, recoverable: bool) -> Self {
         Self {
-            standing: Standing::Disconnected(Timestamp::default()),
+            standing: ProtocolState::Disconnected(Timestamp::default()),
             since: now,
             incarnation: None,
             peer: None,
@@ -84,48 +84,49 @@ impl Task {
             recoverable,
             was_connected: false,
             unsynced: false,
-            excused: false,
+            is_exempt: false,
             last_heartbeat: None,
-            pulse: Pulse::default(),
-            straggling: Straggling::default(),
-            watched: false,
+            heartbeat_stats: HeartbeatStats::default(),
+            straggling: StragglerStats::default(),
+            has_heartbeat_timer: false,
             suspicion: None,
             poll: None,
-            past: VecDeque::new(),
+            past_incarnations: VecDeque::new(),
         }
     }
 
     pub fn is_connected(&self) -> bool {
-        self.standing == Standing::Connected
+        self.standing == ProtocolState::Connected
     }
 
     pub fn failure(&self) -> Option<&Arc<Failure>> {
         match &self.standing {
-            Standing::Failed(failure) => Some(failure),
+            ProtocolState::Failed(failure) => Some(failure),
             _ => None,
         }
     }
 
     /// Never registered in this run, or shut down for so long that its client must know.
-    pub fn is_beyond_grace(&self, now: Timestamp) -> bool {
-        matches!(self.standing, Standing::Disconnected(until) if now > until)
+    pub fn is_past_disconnect_grace(&self, now: Timestamp) -> bool {
+        matches!(self.standing, ProtocolState::Disconnected(until) if now > until)
     }
 
     /// `incarnation` is an earlier life of this task.
-    pub fn has_outlived(&self, incarnation: TaskIncarnation) -> bool {
-        self.incarnation != Some(incarnation) && self.past.iter().any(|life| life.incarnation == incarnation)
+    pub fn has_superseded(&self, incarnation: TaskIncarnation) -> bool {
+        self.incarnation != Some(incarnation)
+            && self.past_incarnations.iter().any(|life| life.incarnation == incarnation)
     }
 
     pub fn wire_state(&self) -> WireState {
         match self.standing {
-            Standing::Disconnected(_) => WireState::Disconnected,
-            Standing::Connected => WireState::Connected,
-            Standing::Failed(_) => WireState::Error,
+            ProtocolState::Disconnected(_) => WireState::Disconnected,
+            ProtocolState::Connected => WireState::Connected,
+            ProtocolState::Failed(_) => WireState::Error,
         }
     }
 
     /// Begins a new life: the present one, if there was one, is over for the reason given.
-    pub fn begin_life(
+    pub fn begin_incarnation(
         &mut self,
         incarnation: TaskIncarnation,
         peer: Option<SocketAddr>,
@@ -137,8 +138,13 @@ impl Task {
             && old != incarnation
         {
             let (peer, registered_at) = (self.peer, self.registered_at);
-            self.past.push_front(PastLife { incarnation: old, peer, registered_at, ended: ended.to_owned() });
-            self.past.truncate(kept);
+            self.past_incarnations.push_front(PastIncarnation {
+                incarnation: old,
+                peer,
+                registered_at,
+                ended: ended.to_owned(),
+            });
+            self.past_incarnations.truncate(kept);
         }
         self.incarnation = Some(incarnation);
         self.peer = peer;

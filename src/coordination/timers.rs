@@ -42,7 +42,7 @@ impl Timers {
     }
 
     /// Takes the first timer that is due.
-    pub fn take_due(&mut self, now: Timestamp) -> Option<Timer> {
+    pub fn pop_due(&mut self, now: Timestamp) -> Option<Timer> {
         if self.next()? > now {
             return None;
         }
@@ -50,13 +50,13 @@ impl Timers {
     }
 
     /// Whether `timer` will fire at `at`.
-    pub fn stands(&self, at: Timestamp, timer: &Timer) -> bool {
+    pub fn is_set(&self, at: Timestamp, timer: &Timer) -> bool {
         self.0.contains_key(&(at, timer.clone()))
     }
 
     /// Whether the table is in order.
-    pub fn is_sound(&self) -> bool {
-        self.0.is_sound()
+    pub fn is_consistent(&self) -> bool {
+        self.0.is_consistent()
     }
 
     pub fn len(&self) -> usize {

@@ -1,7 +1,7 @@
 //! The types of the read models that the REST API, the pages and the command line share: plain data, made on
 //! request.
 //!
-//! `viewing.rs` and `looking.rs` fill them. Begin at [`JobView`].
+//! `view_builder.rs` and `job_reader.rs` fill them. Begin at [`JobView`].
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -11,17 +11,17 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::actor::{Actor, Reason};
-use super::barrier_record::{ArrivalView, BarrierKind, BarrierRecord};
+use super::barrier_record::{BarrierArrival, BarrierKind, BarrierRecord};
 use super::command::DrainRequest;
-use super::course::GapAt;
 use super::devices::Device;
 use super::event::{FirstCause, RunOutcome};
-use super::exclusion::{ExclusionEnded, Target};
-use super::figures::{RunSpan, TaskCounts, TaskStanding, TaskState};
+use super::exclusion::{ExclusionEndRecord, ExclusionTarget};
+use super::heartbeat_history::HeartbeatGap;
+use super::heartbeat_stats::HeartbeatStatsView;
 use super::ids::{ExclusionId, JobName, RunNumber, TaskId, Timestamp};
-use super::pulse::PulseView;
 use super::settings::JobSettings;
-use super::straggling::StragglingView;
+use super::straggler_stats::StragglerView;
+use super::task_state::{RunInterval, TaskCounts, TaskPhase, TaskState};
 
 /// A job and its present run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -48,7 +48,7 @@ pub struct ExclusionView {
     pub id: ExclusionId,
     /// Whom it is about: a `task` or a `host`.
     #[serde(flatten)]
-    pub target: Target,
+    pub target: ExclusionTarget,
     /// The tasks of the present run that are out by it; none once it is over.
     pub tasks: Vec<TaskId>,
     /// Whose decision it is.
@@ -64,7 +64,7 @@ pub struct ExclusionView {
     /// The last time that it did.
     pub last_refused_at: Option<Timestamp>,
     /// How it ended; `None` while it is in force.
-    pub ended: Option<ExclusionEnded>,
+    pub ended: Option<ExclusionEndRecord>,
 }
 
 /// Why a task takes no part.
@@ -153,7 +153,7 @@ pub struct RunView {
     #[serde(default)]
     pub recent_barriers: Vec<BarrierRecord>,
     /// Live-set questions in progress.
-    pub live_sets: Vec<LiveSetView>,
+    pub live_sets: Vec<LiveSetRequestView>,
     /// How many keys the store holds.
     pub keys: usize,
     /// How many bytes its keys and values have.
@@ -167,7 +167,7 @@ pub struct RunView {
 impl RunView {
     /// Whether a task has been as it is only since the first error of another: if it is in trouble, that is why.
     #[must_use]
-    pub fn follows(&self, task: &TaskView) -> bool {
+    pub fn is_consequence(&self, task: &TaskView) -> bool {
         let cause = self.first_cause.as_ref();
         cause.is_some_and(|cause| cause.task != Some(task.task) && task.since >= cause.at)
     }
@@ -175,7 +175,8 @@ impl RunView {
 
 /// One life of a task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct LifeView {
+#[schema(as = LifeView)]
+pub struct IncarnationView {
     /// Its incarnation, in hexadecimal.
     pub incarnation: String,
     /// The address that it registered from.
@@ -193,11 +194,11 @@ pub struct TaskView {
     /// Its number.
     pub task: TaskId,
     /// Where it stands.
-    pub standing: TaskStanding,
+    pub standing: TaskPhase,
     /// Since when.
     pub since: Timestamp,
     /// Its lives, the present or last one first.
-    pub lives: Vec<LifeView>,
+    pub lives: Vec<IncarnationView>,
     /// Its last sign of life.
     pub last_heartbeat: Option<Timestamp>,
     /// Since when it takes part, if it does: suspicion does not change it.
@@ -205,15 +206,15 @@ pub struct TaskView {
     pub live_since: Option<Timestamp>,
     /// How far apart its heartbeats come, from the second one on.
     #[serde(default)]
-    pub pulse: Option<PulseView>,
+    pub pulse: Option<HeartbeatStatsView>,
     /// Its gaps between heartbeats over time, the oldest first: one a heartbeat at first, later the longest of each step
     /// of time, which grows up to 41 s. At most 64, which tell of the last half hour at least. Only where one task is
     /// asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub recent_gaps: Vec<GapAt>,
+    pub recent_gaps: Vec<HeartbeatGap>,
     /// How late it comes to barriers, once it has come to one.
     #[serde(default)]
-    pub straggling: Option<StragglingView>,
+    pub straggling: Option<StragglerView>,
     /// It may fail and come back.
     pub recoverable: bool,
     /// It came back in this run and has not completed a barrier with all members yet.
@@ -257,12 +258,13 @@ pub struct BarrierView {
     pub deadline: Timestamp,
     /// The latest arrivals, in the order of their coming: 256 at most.
     #[serde(default)]
-    pub arrivals: Vec<ArrivalView>,
+    pub arrivals: Vec<BarrierArrival>,
 }
 
 /// A live-set question in progress.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct LiveSetView {
+#[schema(as = LiveSetView)]
+pub struct LiveSetRequestView {
     /// How many tasks count: those that have asked, and the live ones of its set that have not.
     pub members: usize,
     /// How many of them have asked.
@@ -274,7 +276,7 @@ pub struct LiveSetView {
     /// When the first asked.
     pub since: Timestamp,
     /// Who asked last, and when.
-    pub last: ArrivalView,
+    pub last: BarrierArrival,
 }
 
 /// A key that a task waits for.
@@ -341,15 +343,15 @@ pub struct RunSummary {
 
 impl RunSummary {
     /// The run in short.
-    pub(super) fn line(&self) -> RunLine {
-        RunLine {
+    pub(super) fn line(&self) -> RunListItem {
+        RunListItem {
             number: self.number,
             incarnation: self.incarnation.clone(),
             state: RunState::ended(self.outcome),
             opened_at: self.opened_at,
             started_at: self.started_at,
             ended_at: Some(self.ended_at),
-            length_us: self.span().ended_length_us(),
+            length_us: self.span().final_length_us(),
             first_cause: self.first_cause.clone(),
         }
     }
@@ -379,7 +381,8 @@ pub struct JobSummary {
 
 /// One run in short, the present one or an ended one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct RunLine {
+#[schema(as = RunLine)]
+pub struct RunListItem {
     /// Its number within the job.
     pub number: RunNumber,
     /// Its service incarnation, in hexadecimal.
@@ -413,7 +416,8 @@ pub struct LiveTask {
 
 /// The live set, and the questions about it that are in progress.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct LiveView {
+#[schema(as = LiveView)]
+pub struct LiveTasksView {
     /// In which run.
     pub run: RunNumber,
     /// Grows with every change of any task's state; what watchers wait for.
@@ -421,12 +425,12 @@ pub struct LiveView {
     /// Who is alive: connected, and not excluded.
     pub tasks: Vec<LiveTask>,
     /// The questions in progress.
-    pub questions: Vec<LiveSetView>,
+    pub questions: Vec<LiveSetRequestView>,
 }
 
 /// A key of the store, without its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeyLine {
+pub struct KeyEntry {
     /// The key, as it is stored; a directory, with a slash at its end.
     pub key: Bytes,
     /// Its value's length in bytes; `None` for a directory.
@@ -443,7 +447,7 @@ pub struct KeyLine {
 
 /// A value of the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeyValue {
+pub struct StoredValue {
     /// The key, as it is stored.
     pub key: Bytes,
     /// The value.
@@ -465,7 +469,7 @@ impl TaskView {
 impl TaskCounts {
     /// Counts the tasks of a view.
     #[must_use]
-    pub fn of_views(tasks: &[TaskView]) -> Self {
+    pub fn count_views(tasks: &[TaskView]) -> Self {
         Self::of(tasks.iter().map(TaskView::state))
     }
 }
@@ -473,23 +477,23 @@ impl TaskCounts {
 impl RunView {
     /// From when to when it is measured.
     #[must_use]
-    pub fn span(&self) -> RunSpan {
-        RunSpan::new(self.opened_at, self.started_at, self.ended_at)
+    pub fn span(&self) -> RunInterval {
+        RunInterval::new(self.opened_at, self.started_at, self.ended_at)
     }
 }
 
 impl RunSummary {
     /// From when to when it is measured.
     #[must_use]
-    pub fn span(&self) -> RunSpan {
-        RunSpan::new(self.opened_at, self.started_at, Some(self.ended_at))
+    pub fn span(&self) -> RunInterval {
+        RunInterval::new(self.opened_at, self.started_at, Some(self.ended_at))
     }
 }
 
-impl RunLine {
+impl RunListItem {
     /// From when to when it is measured.
     #[must_use]
-    pub fn span(&self) -> RunSpan {
-        RunSpan::new(self.opened_at, self.started_at, self.ended_at)
+    pub fn span(&self) -> RunInterval {
+        RunInterval::new(self.opened_at, self.started_at, self.ended_at)
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! A call waits at one place (a barrier's slot, a task's poll, a key's queue, a live-set request, the watchers)
 //! until its answer is decided. Decided answers are queued, because one transition may decide as many as the job
-//! has tasks; `Run::work` sends a bounded number at a time. Begin at [`Waiters::insert`] and [`Waiters::decide`].
+//! has tasks; `Run::work` sends a bounded number at a time. Begin at [`WaiterTable::insert`] and [`WaiterTable::queue_answer`].
 //!
 //! Invariant: a call is in these tables exactly as long as it waits at its place, or its answer is decided and not
 //! sent.
@@ -16,14 +16,14 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::barrier::BarrierKey;
-use super::call::{LiveSet, Outcome, Reply, Shared, TaskSet};
+use super::call::{CallOutcome, LiveSet, Reply, SharedReply, TaskSet};
 use super::failure::Failure;
 use super::ids::{CallId, ConnectionId, ServiceIncarnation, TaskId, Timestamp};
 use crate::cow::CowMap;
 
 /// Where a call waits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Place {
+pub(super) enum WaitTarget {
     Barrier(BarrierKey, TaskId),
     Poll(TaskId),
     /// For a key, since then.
@@ -32,7 +32,7 @@ pub(super) enum Place {
     Watch,
 }
 
-impl Place {
+impl WaitTarget {
     /// The task in whose name the call waits, if the call names one.
     pub fn task(&self) -> Option<TaskId> {
         match self {
@@ -44,31 +44,31 @@ impl Place {
 
 /// What many calls are answered alike.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Answer {
+pub(super) enum SharedAnswer {
     Done,
     Registered(ServiceIncarnation),
     BarrierPassed(i64),
-    LiveSet(Arc<Shared<LiveSet>>),
-    Devices(ServiceIncarnation, Arc<Shared<Vec<Bytes>>>),
+    LiveSet(Arc<SharedReply<LiveSet>>),
+    Devices(ServiceIncarnation, Arc<SharedReply<Vec<Bytes>>>),
     Failed(Arc<Failure>),
 }
 
-impl Answer {
+impl SharedAnswer {
     /// `done` if `result` is a success, else its failure.
     pub fn to(result: &Result<(), Arc<Failure>>, done: Self) -> Self {
         result.as_ref().err().map_or(done, |failure| Self::Failed(Arc::clone(failure)))
     }
 }
 
-impl From<Answer> for Outcome {
-    fn from(answer: Answer) -> Self {
+impl From<SharedAnswer> for CallOutcome {
+    fn from(answer: SharedAnswer) -> Self {
         Ok(match answer {
-            Answer::Done => Reply::Done,
-            Answer::Registered(service) => Reply::Service(service),
-            Answer::BarrierPassed(counter) => Reply::BarrierPassed(counter),
-            Answer::LiveSet(live) => Reply::LiveSet(live),
-            Answer::Devices(service, devices) => Reply::Devices(service, devices),
-            Answer::Failed(failure) => return Err(failure),
+            SharedAnswer::Done => Reply::Done,
+            SharedAnswer::Registered(service) => Reply::ServiceIncarnation(service),
+            SharedAnswer::BarrierPassed(counter) => Reply::BarrierPassed(counter),
+            SharedAnswer::LiveSet(live) => Reply::LiveSet(live),
+            SharedAnswer::Devices(service, devices) => Reply::Devices(service, devices),
+            SharedAnswer::Failed(failure) => return Err(failure),
         })
     }
 }
@@ -76,7 +76,7 @@ impl From<Answer> for Outcome {
 /// Calls that get the same answer. They are taken one at a time: none of these forms costs time or memory for each call when
 /// the answer is decided.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Calls {
+pub(super) enum CallSelection {
     /// These, in this order.
     List(VecDeque<CallId>),
     /// These, ascending.
@@ -89,29 +89,29 @@ pub(super) enum Calls {
 
 /// The answer of some calls that is decided and not given to all of them yet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Decided {
-    calls: Calls,
-    answer: Answer,
+struct DecidedAnswer {
+    calls: CallSelection,
+    answer: SharedAnswer,
 }
 
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Waiters {
-    by_call: CowMap<CallId, (ConnectionId, Place)>,
+pub(super) struct WaiterTable {
+    by_call: CowMap<CallId, (ConnectionId, WaitTarget)>,
     by_connection: CowMap<(ConnectionId, CallId), ()>,
     /// How many calls of each connection wait.
     counts: CowMap<ConnectionId, usize>,
     /// Those who wait for a change of state.
-    watching: CowMap<CallId, ()>,
+    watchers: CowMap<CallId, ()>,
     /// Those among them who have waited for a change that has come, and are told of it one after the other.
-    to_tell: VecDeque<CowMap<CallId, ()>>,
+    released_watchers: VecDeque<CowMap<CallId, ()>>,
     /// Answers in the order in which they were decided.
-    decided: VecDeque<Decided>,
+    queued_answers: VecDeque<DecidedAnswer>,
 }
 
-impl Waiters {
-    pub fn insert(&mut self, call: CallId, connection: ConnectionId, place: Place) {
-        if place == Place::Watch {
-            self.watching.insert(call, ());
+impl WaiterTable {
+    pub fn insert(&mut self, call: CallId, connection: ConnectionId, place: WaitTarget) {
+        if place == WaitTarget::Watch {
+            self.watchers.insert(call, ());
         }
         self.by_call.insert(call, (connection, place));
         if self.by_connection.insert((connection, call), ()).is_none() {
@@ -122,7 +122,7 @@ impl Waiters {
         }
     }
 
-    pub fn remove(&mut self, call: CallId) -> Option<Place> {
+    pub fn remove(&mut self, call: CallId) -> Option<WaitTarget> {
         let (connection, place) = self.by_call.remove(&call)?;
         if self.by_connection.remove(&(connection, call)).is_some()
             && let Some(count) = self.counts.get_mut(&connection)
@@ -132,13 +132,13 @@ impl Waiters {
                 self.counts.remove(&connection);
             }
         }
-        if place == Place::Watch && self.watching.remove(&call).is_none() {
-            for calls in &mut self.to_tell {
+        if place == WaitTarget::Watch && self.watchers.remove(&call).is_none() {
+            for calls in &mut self.released_watchers {
                 if calls.remove(&call).is_some() {
                     break;
                 }
             }
-            self.to_tell.retain(|calls| !calls.is_empty());
+            self.released_watchers.retain(|calls| !calls.is_empty());
         }
         Some(place)
     }
@@ -158,12 +158,12 @@ impl Waiters {
     }
 
     /// Where a call waits.
-    pub fn place(&self, call: CallId) -> Option<&Place> {
+    pub fn wait_target(&self, call: CallId) -> Option<&WaitTarget> {
         self.by_call.get(&call).map(|(_, place)| place)
     }
 
     /// The first `most` calls that wait on `connection`, in their order.
-    pub fn on(&self, connection: ConnectionId, most: usize) -> Vec<CallId> {
+    pub fn calls_on(&self, connection: ConnectionId, most: usize) -> Vec<CallId> {
         let all = self.by_connection.range_from(Bound::Included(&(connection, CallId(0))));
         let own = all.map(|(place, ())| *place).take_while(|(on, _)| *on == connection);
         own.map(|(_, call)| call).take(most).collect()
@@ -175,55 +175,55 @@ impl Waiters {
     }
 
     /// The first `most` of all calls that wait, in their order, each with whether it is a poll.
-    pub fn first(&self, most: usize) -> Vec<(CallId, bool)> {
+    pub fn first_calls(&self, most: usize) -> Vec<(CallId, bool)> {
         let all = self.by_call.iter().take(most);
-        all.map(|(call, (_, place))| (*call, matches!(place, Place::Poll(_)))).collect()
+        all.map(|(call, (_, place))| (*call, matches!(place, WaitTarget::Poll(_)))).collect()
     }
 
     /// Every call that waits for a change of state, also one that has come.
     pub fn watching(&self) -> impl Iterator<Item = CallId> + '_ {
-        let told = self.to_tell.iter().flat_map(|calls| calls.keys());
-        self.watching.keys().chain(told).copied()
+        let told = self.released_watchers.iter().flat_map(|calls| calls.keys());
+        self.watchers.keys().chain(told).copied()
     }
 
     /// The change has come for which calls wait: they are to be told.
-    pub fn tell_watching(&mut self) {
-        if !self.watching.is_empty() {
-            self.to_tell.push_back(std::mem::take(&mut self.watching));
+    pub fn release_watchers(&mut self) {
+        if !self.watchers.is_empty() {
+            self.released_watchers.push_back(std::mem::take(&mut self.watchers));
         }
     }
 
     /// Whether calls wait to be told of a change that has come.
-    pub fn has_to_tell(&self) -> bool {
-        !self.to_tell.is_empty()
+    pub fn has_released_watchers(&self) -> bool {
+        !self.released_watchers.is_empty()
     }
 
     /// Takes out the next call that is to be told of a change that has come.
-    pub fn pop_to_tell(&mut self) -> Option<CallId> {
-        let (call, ()) = self.to_tell.front()?.first_key_value()?;
+    pub fn pop_released_watcher(&mut self) -> Option<CallId> {
+        let (call, ()) = self.released_watchers.front()?.first_key_value()?;
         let call = *call;
         self.remove(call);
         Some(call)
     }
 
     /// The answer of these calls is decided. The caller has taken them from their places.
-    pub fn decide(&mut self, calls: Calls, answer: Answer) {
-        self.decided.push_back(Decided { calls, answer });
+    pub fn queue_answer(&mut self, calls: CallSelection, answer: SharedAnswer) {
+        self.queued_answers.push_back(DecidedAnswer { calls, answer });
     }
 
     /// Whether an answer is decided and not given to all its calls yet.
-    pub fn has_decided(&self) -> bool {
-        !self.decided.is_empty()
+    pub fn has_queued_answers(&self) -> bool {
+        !self.queued_answers.is_empty()
     }
 
     /// The next call whose answer is decided, and that answer. The call may be gone.
-    pub fn next_decided(&mut self) -> Option<(CallId, Answer)> {
+    pub fn pop_queued_answer(&mut self) -> Option<(CallId, SharedAnswer)> {
         loop {
-            let decided = self.decided.front_mut()?;
+            let decided = self.queued_answers.front_mut()?;
             let next = match &mut decided.calls {
-                Calls::List(calls) => calls.pop_front(),
-                Calls::Set(calls) => calls.pop_first(),
-                Calls::OfTasks(tasks) => {
+                CallSelection::List(calls) => calls.pop_front(),
+                CallSelection::Set(calls) => calls.pop_first(),
+                CallSelection::OfTasks(tasks) => {
                     let first = tasks.first_key_value().map(|(task, _)| *task);
                     let next = first.and_then(|task| tasks.get_mut(&task)?.pop_first());
                     if let Some(task) = first
@@ -233,7 +233,7 @@ impl Waiters {
                     }
                     next
                 }
-                Calls::OnConnection(connection, last) => {
+                CallSelection::OnConnection(connection, last) => {
                     let from = (*connection, CallId(0));
                     let first = self.by_connection.range_from(Bound::Included(&from)).next();
                     first
@@ -244,7 +244,7 @@ impl Waiters {
             };
             match next {
                 Some(call) => return Some((call, decided.answer.clone())),
-                None => drop(self.decided.pop_front()),
+                None => drop(self.queued_answers.pop_front()),
             }
         }
     }
@@ -252,13 +252,15 @@ impl Waiters {
     /// Every waiting call whose answer is decided.
     pub fn decided(&self) -> BTreeSet<CallId> {
         let mut all = BTreeSet::new();
-        for Decided { calls, .. } in &self.decided {
+        for DecidedAnswer { calls, .. } in &self.queued_answers {
             match calls {
-                Calls::List(calls) => all.extend(calls),
-                Calls::Set(calls) => all.extend(calls),
-                Calls::OfTasks(tasks) => all.extend(tasks.values().flatten()),
-                Calls::OnConnection(connection, last) => {
-                    all.extend(self.on(*connection, usize::MAX).into_iter().filter(|call| call <= last));
+                CallSelection::List(calls) => all.extend(calls),
+                CallSelection::Set(calls) => all.extend(calls),
+                CallSelection::OfTasks(tasks) => all.extend(tasks.values().flatten()),
+                CallSelection::OnConnection(connection, last) => {
+                    all.extend(
+                        self.calls_on(*connection, usize::MAX).into_iter().filter(|call| call <= last),
+                    );
                 }
             }
         }
@@ -267,22 +269,22 @@ impl Waiters {
     }
 
     /// Every call that waits for a key: its connection, the key, and since when.
-    pub fn for_keys(&self) -> impl Iterator<Item = (ConnectionId, &Bytes, Timestamp)> {
+    pub fn key_waiters(&self) -> impl Iterator<Item = (ConnectionId, &Bytes, Timestamp)> {
         self.by_call.values().filter_map(|(connection, place)| match place {
-            Place::Key(key, since) => Some((*connection, key, *since)),
+            WaitTarget::Key(key, since) => Some((*connection, key, *since)),
             _ => None,
         })
     }
 
     /// Whether the tables are in order.
-    pub fn is_sound(&self) -> bool {
-        self.by_call.is_sound()
-            && self.by_connection.is_sound()
+    pub fn is_consistent(&self) -> bool {
+        self.by_call.is_consistent()
+            && self.by_connection.is_consistent()
             && self.by_call.len() == self.by_connection.len()
     }
 
     /// Every waiting call, in their order.
-    pub fn all(&self) -> impl Iterator<Item = (CallId, &Place)> {
+    pub fn all(&self) -> impl Iterator<Item = (CallId, &WaitTarget)> {
         self.by_call.iter().map(|(call, (_, place))| (*call, place))
     }
 }

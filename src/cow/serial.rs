@@ -9,13 +9,13 @@ use serde::de::{MapAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{CowMap, Measure};
+use super::{CowMap, EntryWeight};
 
 impl<K, V, const N: usize, W> Serialize for CowMap<K, V, N, W>
 where
     K: Ord + Clone + Serialize,
     V: Clone + Serialize,
-    W: Measure<K, V>,
+    W: EntryWeight<K, V>,
 {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.len))?;
@@ -30,15 +30,15 @@ impl<'de, K, V, const N: usize, W> Deserialize<'de> for CowMap<K, V, N, W>
 where
     K: Ord + Clone + Deserialize<'de>,
     V: Clone + Deserialize<'de>,
-    W: Measure<K, V>,
+    W: EntryWeight<K, V>,
 {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries<K, V, const N: usize, W>(PhantomData<(K, V, W)>);
-        impl<'de, K, V, const N: usize, W> Visitor<'de> for Entries<K, V, N, W>
+        struct MapVisitor<K, V, const N: usize, W>(PhantomData<(K, V, W)>);
+        impl<'de, K, V, const N: usize, W> Visitor<'de> for MapVisitor<K, V, N, W>
         where
             K: Ord + Clone + Deserialize<'de>,
             V: Clone + Deserialize<'de>,
-            W: Measure<K, V>,
+            W: EntryWeight<K, V>,
         {
             type Value = CowMap<K, V, N, W>;
 
@@ -54,6 +54,6 @@ where
                 Ok(map)
             }
         }
-        deserializer.deserialize_map(Entries::<K, V, N, W>(PhantomData))
+        deserializer.deserialize_map(MapVisitor::<K, V, N, W>(PhantomData))
     }
 }

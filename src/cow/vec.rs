@@ -12,7 +12,7 @@ use serde::ser::SerializeSeq;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// How many elements of a [`CowVec`] make a chunk.
-const TOGETHER: usize = 16;
+const CHUNK_LEN: usize = 16;
 
 /// A vector of fixed length whose copies are cheap.
 #[derive(Clone, PartialEq, Eq)]
@@ -24,10 +24,10 @@ pub(crate) struct CowVec<T> {
 impl<T: Clone> CowVec<T> {
     /// So many equal elements: their chunks are one until they change.
     pub fn of(element: &T, len: usize) -> Self {
-        let whole = Arc::new(vec![element.clone(); TOGETHER.min(len)]);
-        let mut chunks = vec![whole; len / TOGETHER];
-        if !len.is_multiple_of(TOGETHER) {
-            chunks.push(Arc::new(vec![element.clone(); len % TOGETHER]));
+        let whole = Arc::new(vec![element.clone(); CHUNK_LEN.min(len)]);
+        let mut chunks = vec![whole; len / CHUNK_LEN];
+        if !len.is_multiple_of(CHUNK_LEN) {
+            chunks.push(Arc::new(vec![element.clone(); len % CHUNK_LEN]));
         }
         Self { chunks, len }
     }
@@ -37,7 +37,7 @@ impl<T: Clone> CowVec<T> {
     }
 
     pub fn get(&self, place: usize) -> Option<&T> {
-        self.chunks.get(place / TOGETHER)?.get(place % TOGETHER)
+        self.chunks.get(place / CHUNK_LEN)?.get(place % CHUNK_LEN)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &T> {
@@ -49,13 +49,13 @@ impl<T> Index<usize> for CowVec<T> {
     type Output = T;
 
     fn index(&self, place: usize) -> &T {
-        &self.chunks[place / TOGETHER][place % TOGETHER]
+        &self.chunks[place / CHUNK_LEN][place % CHUNK_LEN]
     }
 }
 
 impl<T: Clone> IndexMut<usize> for CowVec<T> {
     fn index_mut(&mut self, place: usize) -> &mut T {
-        &mut Arc::make_mut(&mut self.chunks[place / TOGETHER])[place % TOGETHER]
+        &mut Arc::make_mut(&mut self.chunks[place / CHUNK_LEN])[place % CHUNK_LEN]
     }
 }
 
@@ -65,7 +65,7 @@ impl<T: Clone> FromIterator<T> for CowVec<T> {
         let mut chunks = Vec::new();
         let mut len = 0;
         loop {
-            let chunk: Vec<T> = elements.by_ref().take(TOGETHER).collect();
+            let chunk: Vec<T> = elements.by_ref().take(CHUNK_LEN).collect();
             if chunk.is_empty() {
                 return Self { chunks, len };
             }

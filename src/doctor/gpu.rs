@@ -2,9 +2,9 @@
 //!
 //! Begin at `checks`.
 
-use super::{Check, Probed, Root, State, Verdict};
+use super::{Check, CheckResult, CheckState, HostRoot, ProbeResults};
 
-pub(super) fn checks(root: &Root, probed: &Probed) -> Vec<Check> {
+pub(super) fn checks(root: &HostRoot, probed: &ProbeResults) -> Vec<Check> {
     vec![
         Check::new(
             "gpu_driver",
@@ -34,7 +34,7 @@ const LIBRARIES: [&str; 8] = [
 ];
 
 /// The folders of libraries, in the order of the search. `first` is what `LD_LIBRARY_PATH` holds.
-fn folders(root: &Root, first: &str) -> Vec<String> {
+fn folders(root: &HostRoot, first: &str) -> Vec<String> {
     let first = first.split([':', ';']).filter(|folder| folder.starts_with('/') && folder.len() < 4096);
     let mut folders: Vec<String> = first.take(64).map(str::to_owned).collect();
     let mut add = |text: Option<String>| {
@@ -51,7 +51,7 @@ fn folders(root: &Root, first: &str) -> Vec<String> {
 }
 
 /// The first library whose name begins like this: its path, and what it is a link to or its name.
-fn find(root: &Root, first: &str, start: &str) -> Option<(String, String)> {
+fn find(root: &HostRoot, first: &str, start: &str) -> Option<(String, String)> {
     folders(root, first).into_iter().find_map(|folder| {
         let name = root.names(&folder).into_iter().rfind(|name| name.starts_with(start))?;
         let path = format!("{folder}/{name}");
@@ -70,36 +70,36 @@ fn version(text: &str) -> Option<String> {
     text.split_whitespace().find(digits).map(str::to_owned)
 }
 
-fn driver(root: &Root, first: &str) -> Verdict {
+fn driver(root: &HostRoot, first: &str) -> CheckResult {
     let running = root
         .read("/proc/driver/nvidia/version")
         .map(|text| version(&text).unwrap_or_else(|| "of unknown version".to_owned()))
         .or_else(|| version(&root.read("/sys/module/nvidia/version")?));
     let library = find(root, first, "libcuda.so.");
     match (running, library) {
-        (Some(version), Some((path, _))) => Verdict::good(format!("{version}, {path}")),
-        (Some(version), None) => Verdict::missing(
+        (Some(version), Some((path, _))) => CheckResult::good(format!("{version}, {path}")),
+        (Some(version), None) => CheckResult::missing(
             format!("{version} runs, but libcuda.so.1 is not to be found"),
             "docker run --gpus all ...   # or install the driver's libraries",
         ),
-        (None, Some((path, _))) => Verdict::missing(
+        (None, Some((path, _))) => CheckResult::missing(
             format!("{path} is there, but no driver runs"),
             "sudo modprobe nvidia && nvidia-smi",
         ),
         (None, None) if root.has("/dev/nvidia0") => {
-            Verdict::missing("a device is there without its driver", "nvidia-smi")
+            CheckResult::missing("a device is there without its driver", "nvidia-smi")
         }
-        (None, None) => Verdict::idle(
-            State::Missing,
+        (None, None) => CheckResult::idle(
+            CheckState::Missing,
             "none, and no GPU",
             Some("this host has no GPU, and buffers in its memory move without one"),
         ),
     }
 }
 
-fn nccl(root: &Root, first: &str) -> Verdict {
+fn nccl(root: &HostRoot, first: &str) -> CheckResult {
     let Some((path, real)) = find(root, first, "libnccl.so.") else {
-        return Verdict::missing(
+        return CheckResult::missing(
             "not to be found where the loader looks, LD_LIBRARY_PATH included",
             "sudo apt-get install libnccl2   # or the wheel nvidia-nccl-cu13, with its folder on LD_LIBRARY_PATH",
         );
@@ -109,57 +109,57 @@ fn nccl(root: &Root, first: &str) -> Verdict {
         .map(|numbers| numbers.split('.').filter_map(|number| number.parse().ok()).collect())
         .unwrap_or_default();
     match numbers[..] {
-        [major, minor, ..] if (major, minor) < (2, 28) => Verdict::better(
+        [major, minor, ..] if (major, minor) < (2, 28) => CheckResult::improvable(
             format!("{major}.{minor}, {path}"),
             "sudo apt-get install --only-upgrade libnccl2   # 2.28 and later can give up a communicator in order",
         ),
-        [_, _, ..] => Verdict::good(format!("{}, {path}", real.trim_start_matches("libnccl.so."))),
-        _ => Verdict::good(format!("{path}, of unknown version")),
+        [_, _, ..] => CheckResult::good(format!("{}, {path}", real.trim_start_matches("libnccl.so."))),
+        _ => CheckResult::good(format!("{path}, of unknown version")),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::root::fake::Fake;
+    use crate::doctor::root::fake::FakeHost;
 
     #[test]
     fn the_driver_needs_its_library_and_the_library_its_driver() {
         let text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\nGCC version: gcc 12.2.0";
         let (running, library) =
             (("proc/driver/nvidia/version", text), ("usr/lib/x86_64-linux-gnu/libcuda.so.1", ""));
-        let driver = |root: &Root| driver(root, "");
-        let both = driver(Fake::new(&[running, library]).root());
-        assert_eq!(both.state, State::Good);
+        let driver = |root: &HostRoot| driver(root, "");
+        let both = driver(FakeHost::new(&[running, library]).root());
+        assert_eq!(both.state, CheckState::Good);
         assert!(both.found.starts_with("570.86.15, "), "{}", both.found);
-        assert_eq!(driver(Fake::new(&[running]).root()).state, State::Missing);
-        assert_eq!(driver(Fake::new(&[library]).root()).state, State::Missing);
-        let none = driver(Fake::new(&[]).root());
-        assert_eq!((none.state, none.fix), (State::Missing, None));
+        assert_eq!(driver(FakeHost::new(&[running]).root()).state, CheckState::Missing);
+        assert_eq!(driver(FakeHost::new(&[library]).root()).state, CheckState::Missing);
+        let none = driver(FakeHost::new(&[]).root());
+        assert_eq!((none.state, none.fix), (CheckState::Missing, None));
         assert!(none.nothing_to_do.is_some_and(|why| why.contains("no GPU")));
     }
 
     #[test]
-    fn nccl_is_found_where_the_loader_is_told_to_look() {
+    fn nccl_is_found_on_the_loader_path() {
         let told = ("etc/ld.so.conf.d/nccl.conf", "# ours\n/opt/nccl/lib\n");
         let wheel = ("home/me/nvidia/nccl/lib/libnccl.so.2.28.9", "");
         let old = ("usr/lib/libnccl.so.2.19.3", "");
-        let first = nccl(Fake::new(&[wheel, old]).root(), ":relative:/home/me/nvidia/nccl/lib:/nowhere");
+        let first = nccl(FakeHost::new(&[wheel, old]).root(), ":relative:/home/me/nvidia/nccl/lib:/nowhere");
         assert_eq!(
             (first.state, first.found.as_str()),
-            (State::Good, "2.28.9, /home/me/nvidia/nccl/lib/libnccl.so.2.28.9")
+            (CheckState::Good, "2.28.9, /home/me/nvidia/nccl/lib/libnccl.so.2.28.9")
         );
-        assert_eq!(nccl(Fake::new(&[wheel]).root(), "").state, State::Missing);
-        let nccl = |root: &Root| nccl(root, "");
-        let found = nccl(Fake::new(&[told, ("opt/nccl/lib/libnccl.so.2.28.9", "")]).root());
+        assert_eq!(nccl(FakeHost::new(&[wheel]).root(), "").state, CheckState::Missing);
+        let nccl = |root: &HostRoot| nccl(root, "");
+        let found = nccl(FakeHost::new(&[told, ("opt/nccl/lib/libnccl.so.2.28.9", "")]).root());
         assert_eq!(
             (found.state, found.found.as_str()),
-            (State::Good, "2.28.9, /opt/nccl/lib/libnccl.so.2.28.9")
+            (CheckState::Good, "2.28.9, /opt/nccl/lib/libnccl.so.2.28.9")
         );
-        let old = nccl(Fake::new(&[told, ("opt/nccl/lib/libnccl.so.2.19.3", "")]).root());
-        assert_eq!(old.state, State::CouldBeBetter);
-        let nameless = nccl(Fake::new(&[("usr/lib/libnccl.so.2", "")]).root());
+        let old = nccl(FakeHost::new(&[told, ("opt/nccl/lib/libnccl.so.2.19.3", "")]).root());
+        assert_eq!(old.state, CheckState::CouldBeBetter);
+        let nameless = nccl(FakeHost::new(&[("usr/lib/libnccl.so.2", "")]).root());
         assert!(nameless.found.ends_with("of unknown version"));
-        assert_eq!(nccl(Fake::new(&[]).root()).state, State::Missing);
+        assert_eq!(nccl(FakeHost::new(&[]).root()).state, CheckState::Missing);
     }
 }

@@ -1,25 +1,25 @@
 //! Checks huge pages, `/dev/shm`, locked memory and the memory limit.
 //!
-//! It allocates nothing: probes come in `Probed`. Begin at `checks`.
+//! It allocates nothing: probes come in `ProbeResults`. Begin at `checks`.
 
-use super::{Check, Probed, Root, Verdict};
+use super::{Check, CheckResult, HostRoot, ProbeResults};
 use crate::text::bytes;
 
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";
 
-pub(super) fn checks(root: &Root, probed: &Probed) -> Vec<Check> {
+pub(super) fn checks(root: &HostRoot, probed: &ProbeResults) -> Vec<Check> {
     vec![
         Check::new(
             "huge_pages",
             "transparent huge pages",
             "large buffers in ordinary memory take one entry of the TLB for 2 MiB instead of 512: copies are faster",
-            huge(root, "enabled", &["always", "madvise"], "madvise"),
+            huge_pages(root, "enabled", &["always", "madvise"], "madvise"),
         ),
         Check::new(
             "huge_pages_shared",
             "transparent huge pages of shared memory",
             "arenas are shared memory and ask for huge pages: without them a first touch and every copy cost more",
-            huge(root, "shmem_enabled", &["always", "within_size", "advise", "force"], "advise"),
+            huge_pages(root, "shmem_enabled", &["always", "within_size", "advise", "force"], "advise"),
         ),
         Check::new(
             "huge_pages_reserved",
@@ -38,8 +38,8 @@ pub(super) fn checks(root: &Root, probed: &Probed) -> Vec<Check> {
             "sealed memory files",
             "arenas are sealed memory files, which peers map: the fastest way between processes of a host",
             match &probed.memory_file {
-                Ok(()) => Verdict::good("1 GiB can be made"),
-                Err(why) => Verdict::missing(
+                Ok(()) => CheckResult::good("1 GiB can be made"),
+                Err(why) => CheckResult::missing(
                     format!("cannot be made: {why}"),
                     "uname -r   # needs Linux 5.1, and memfd_create allowed by the container's seccomp profile",
                 ),
@@ -49,71 +49,71 @@ pub(super) fn checks(root: &Root, probed: &Probed) -> Vec<Check> {
             "locked_memory",
             "memory that may be locked",
             "GPU drivers and RDMA lock the memory that they read and write: with too little of it they refuse or copy once more",
-            locked(root),
+            locked_memory(root),
         ),
         Check::new(
             "memory_limit",
             "memory",
             "shared memory counts towards the limit of the control group: what exceeds it is killed",
-            amount(root),
+            memory_limit(root),
         ),
     ]
 }
 
 /// The word in brackets of a file such as `always [madvise] never`.
-fn chosen(text: &str) -> Option<&str> {
+fn selected_mode(text: &str) -> Option<&str> {
     text.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))
 }
 
-fn huge(root: &Root, file: &str, good: &[&str], wanted: &str) -> Verdict {
+fn huge_pages(root: &HostRoot, file: &str, good: &[&str], wanted: &str) -> CheckResult {
     let path = format!("{THP}/{file}");
     let fix = format!("echo {wanted} | sudo tee {path}");
     let Some(text) = root.read(&path) else {
-        return Verdict::missing(
+        return CheckResult::missing(
             format!("{path} is not there: the kernel has none, or /sys is not mounted"),
             "grep TRANSPARENT_HUGEPAGE /boot/config-$(uname -r)   # not set: boot a kernel that has it; else mount /sys here",
         );
     };
-    match chosen(&text) {
-        Some(word) if good.contains(&word) => Verdict::good(word),
-        Some(word) => Verdict::better(short(word), fix),
-        None => Verdict::better("it says nothing", fix),
+    match selected_mode(&text) {
+        Some(word) if good.contains(&word) => CheckResult::good(word),
+        Some(word) => CheckResult::improvable(printable(word), fix),
+        None => CheckResult::improvable("it says nothing", fix),
     }
 }
 
 /// Text of a file, cut to what fits a line.
-fn short(text: &str) -> String {
+fn printable(text: &str) -> String {
     text.chars().filter(|letter| !letter.is_control()).take(40).collect()
 }
 
-fn reserved(root: &Root) -> Verdict {
+fn reserved(root: &HostRoot) -> CheckResult {
     let pages = root.number("/proc/sys/vm/nr_hugepages").unwrap_or(0);
     if pages == 0 {
-        return Verdict::good("none");
+        return CheckResult::good("none");
     }
     let size = field(root, "/proc/meminfo", "Hugepagesize:").unwrap_or(2048) << 10;
     let found = format!("{pages} pages, {}", bytes(pages.saturating_mul(size)));
-    Verdict::better(found, "sudo sysctl vm.nr_hugepages=0   # unless something else uses them")
+    CheckResult::improvable(found, "sudo sysctl vm.nr_hugepages=0   # unless something else uses them")
 }
 
 /// The number after `name` in a file of lines such as `MemTotal: 5 kB`.
-pub(super) fn field(root: &Root, path: &str, name: &str) -> Option<u64> {
+pub(super) fn field(root: &HostRoot, path: &str, name: &str) -> Option<u64> {
     let text = root.read(path)?;
     text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())
 }
 
-fn dev_shm(size: Option<u64>) -> Verdict {
+fn dev_shm(size: Option<u64>) -> CheckResult {
     const ENOUGH: u64 = 1 << 30;
     let fix = "sudo mount -o remount,size=8G /dev/shm   # in a container: docker run --shm-size=8g";
     match size {
-        None => Verdict::missing("not mounted", "sudo mount -t tmpfs -o size=8G tmpfs /dev/shm"),
-        Some(size) if size < ENOUGH => Verdict::better(bytes(size), fix),
-        Some(size) => Verdict::good(bytes(size)),
+        None => CheckResult::missing("not mounted", "sudo mount -t tmpfs -o size=8G tmpfs /dev/shm"),
+        Some(size) if size < ENOUGH => CheckResult::improvable(bytes(size), fix),
+        Some(size) => CheckResult::good(bytes(size)),
     }
 }
 
 /// The soft and the hard limit of this process; none is unlimited.
-pub(super) fn limit(root: &Root, name: &str) -> Option<(Option<u64>, Option<u64>)> {
+pub(super) fn limit(root: &HostRoot, name: &str) -> Option<(Option<u64>, Option<u64>)> {
     let text = root.read("/proc/self/limits")?;
     let mut values = text.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace();
     let mut value = || match values.next()? {
@@ -123,22 +123,22 @@ pub(super) fn limit(root: &Root, name: &str) -> Option<(Option<u64>, Option<u64>
     Some((value()?, value()?))
 }
 
-fn locked(root: &Root) -> Verdict {
+fn locked_memory(root: &HostRoot) -> CheckResult {
     const ENOUGH: u64 = 1 << 30;
     let fix = "ulimit -l unlimited   # for good: memlock in /etc/security/limits.conf, LimitMEMLOCK= of a unit, docker run --ulimit memlock=-1";
     match limit(root, "Max locked memory") {
-        None => Verdict::better("the limit is not known", fix),
-        Some((None, _)) => Verdict::good("unlimited"),
-        Some((Some(soft), _)) if soft >= ENOUGH => Verdict::good(bytes(soft)),
-        Some((Some(soft), _)) => Verdict::better(bytes(soft), fix),
+        None => CheckResult::improvable("the limit is not known", fix),
+        Some((None, _)) => CheckResult::good("unlimited"),
+        Some((Some(soft), _)) if soft >= ENOUGH => CheckResult::good(bytes(soft)),
+        Some((Some(soft), _)) => CheckResult::improvable(bytes(soft), fix),
     }
 }
 
 /// The least of the limits of this process's control group and those above it.
-pub(super) fn least(
-    root: &Root,
+pub(super) fn cgroup_minimum(
+    root: &HostRoot,
     controller: &str,
-    limit: impl Fn(&Root, &str) -> Option<u64>,
+    limit: impl Fn(&HostRoot, &str) -> Option<u64>,
 ) -> Option<u64> {
     let groups = root.read("/proc/self/cgroup")?;
     let mut places = Vec::new();
@@ -167,10 +167,10 @@ pub(super) fn least(
     places.iter().filter_map(|place| limit(root, place)).min()
 }
 
-fn amount(root: &Root) -> Verdict {
+fn memory_limit(root: &HostRoot) -> CheckResult {
     const ENOUGH: u64 = 4 << 30;
     let total = field(root, "/proc/meminfo", "MemTotal:").map(|kib| kib.saturating_mul(1 << 10));
-    let limited = least(root, "memory", |root, place| {
+    let limited = cgroup_minimum(root, "memory", |root, place| {
         let limits = [format!("{place}/memory.max"), format!("{place}/memory.limit_in_bytes")];
         limits.iter().find_map(|path| root.number(path))
     });
@@ -178,7 +178,7 @@ fn amount(root: &Root) -> Verdict {
     let limited = limited.filter(|limit| total.is_none_or(|total| *limit < total));
     let hidden = "mount -t proc proc /proc   # /proc/meminfo tells it, and cannot be read here";
     let fix = "ps -eo rss,args --sort=-rss | head   # who has it; or raise the limit of the container";
-    let Some(total) = total else { return Verdict::better("its size is not known", hidden) };
+    let Some(total) = total else { return CheckResult::improvable("its size is not known", hidden) };
     let available =
         field(root, "/proc/meminfo", "MemAvailable:").map_or(total, |kib| kib.saturating_mul(1 << 10));
     let found = match limited {
@@ -188,32 +188,32 @@ fn amount(root: &Root) -> Verdict {
         None => format!("{} available of {}, no limit", bytes(available), bytes(total)),
     };
     if available.min(limited.unwrap_or(u64::MAX)) < ENOUGH {
-        Verdict::better(found, fix)
+        CheckResult::improvable(found, fix)
     } else {
-        Verdict::good(found)
+        CheckResult::good(found)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::State;
-    use crate::doctor::root::fake::Fake;
+    use crate::doctor::CheckState;
+    use crate::doctor::root::fake::FakeHost;
 
     #[test]
     fn huge_pages_are_good_when_they_can_be_asked_for() {
         for (text, state) in [
-            ("always [madvise] never", State::Good),
-            ("[always] madvise never", State::Good),
-            ("always madvise [never]", State::CouldBeBetter),
+            ("always [madvise] never", CheckState::Good),
+            ("[always] madvise never", CheckState::Good),
+            ("always madvise [never]", CheckState::CouldBeBetter),
         ] {
-            let host = Fake::new(&[("sys/kernel/mm/transparent_hugepage/enabled", text)]);
-            let verdict = huge(host.root(), "enabled", &["always", "madvise"], "madvise");
+            let host = FakeHost::new(&[("sys/kernel/mm/transparent_hugepage/enabled", text)]);
+            let verdict = huge_pages(host.root(), "enabled", &["always", "madvise"], "madvise");
             assert_eq!(verdict.state, state, "{text}");
-            assert_eq!(verdict.fix.is_some(), state != State::Good);
+            assert_eq!(verdict.fix.is_some(), state != CheckState::Good);
         }
-        let none = huge(Fake::new(&[]).root(), "enabled", &["always"], "always");
-        assert_eq!(none.state, State::Missing);
+        let none = huge_pages(FakeHost::new(&[]).root(), "enabled", &["always"], "always");
+        assert_eq!(none.state, CheckState::Missing);
         assert!(none.fix.is_some_and(|fix| fix.contains("boot a kernel") && fix.contains("mount /sys")));
     }
 
@@ -222,43 +222,46 @@ mod tests {
         let table = "Limit                     Soft Limit           Hard Limit           Units     \n\
                      Max locked memory         8388608              unlimited            bytes     \n\
                      Max open files            1024                 524288               files     \n";
-        let host = Fake::new(&[("proc/self/limits", table)]);
+        let host = FakeHost::new(&[("proc/self/limits", table)]);
         assert_eq!(limit(host.root(), "Max locked memory"), Some((Some(8_388_608), None)));
         assert_eq!(limit(host.root(), "Max open files"), Some((Some(1024), Some(524_288))));
         assert_eq!(limit(host.root(), "Max anything"), None);
-        assert_eq!(locked(host.root()).state, State::CouldBeBetter);
-        let free = Fake::new(&[("proc/self/limits", "Max locked memory  unlimited unlimited bytes")]);
-        assert_eq!(locked(free.root()).state, State::Good);
+        assert_eq!(locked_memory(host.root()).state, CheckState::CouldBeBetter);
+        let free = FakeHost::new(&[("proc/self/limits", "Max locked memory  unlimited unlimited bytes")]);
+        assert_eq!(locked_memory(free.root()).state, CheckState::Good);
     }
 
     #[test]
     fn the_tightest_control_group_counts() {
         let meminfo = "MemTotal: 67108864 kB\nMemAvailable: 50000000 kB\n";
-        let host = Fake::new(&[
+        let host = FakeHost::new(&[
             ("proc/meminfo", meminfo),
             ("proc/self/cgroup", "0::/pods/one"),
             ("sys/fs/cgroup/pods/one/memory.max", "max"),
             ("sys/fs/cgroup/pods/memory.max", "2147483648"),
         ]);
-        let verdict = amount(host.root());
-        assert_eq!(verdict.state, State::CouldBeBetter);
+        let verdict = memory_limit(host.root());
+        assert_eq!(verdict.state, CheckState::CouldBeBetter);
         assert!(verdict.found.contains("limited to 2.0 GiB"), "{}", verdict.found);
-        let old = Fake::new(&[
+        let old = FakeHost::new(&[
             ("proc/meminfo", meminfo),
             ("proc/self/cgroup", "4:memory:/\n0::/"),
             ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712"),
         ]);
-        assert_eq!(amount(old.root()).state, State::Good);
+        assert_eq!(memory_limit(old.root()).state, CheckState::Good);
     }
 
     #[test]
     fn what_is_reserved_and_a_small_dev_shm_could_be_better() {
         let host =
-            Fake::new(&[("proc/sys/vm/nr_hugepages", "512"), ("proc/meminfo", "Hugepagesize: 2048 kB")]);
+            FakeHost::new(&[("proc/sys/vm/nr_hugepages", "512"), ("proc/meminfo", "Hugepagesize: 2048 kB")]);
         let verdict = reserved(host.root());
-        assert_eq!((verdict.state, verdict.found.as_str()), (State::CouldBeBetter, "512 pages, 1.0 GiB"));
-        assert_eq!(dev_shm(Some(64 << 20)).state, State::CouldBeBetter);
-        assert_eq!(dev_shm(Some(8 << 30)).state, State::Good);
-        assert_eq!(dev_shm(None).state, State::Missing);
+        assert_eq!(
+            (verdict.state, verdict.found.as_str()),
+            (CheckState::CouldBeBetter, "512 pages, 1.0 GiB")
+        );
+        assert_eq!(dev_shm(Some(64 << 20)).state, CheckState::CouldBeBetter);
+        assert_eq!(dev_shm(Some(8 << 30)).state, CheckState::Good);
+        assert_eq!(dev_shm(None).state, CheckState::Missing);
     }
 }

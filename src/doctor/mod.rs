@@ -1,6 +1,6 @@
 //! Checks what a host offers for fast transfers.
 //!
-//! Every check is a function of a [`Root`] and of [`Probed`], so it is testable on any host. Nothing here changes
+//! Every check is a function of a [`HostRoot`] and of [`ProbeResults`], so it is testable on any host. Nothing here changes
 //! the host or prints (`cli/doctor.rs` does). Begin at `examine`.
 
 mod gpu;
@@ -12,12 +12,12 @@ mod sharing;
 
 use serde::Serialize;
 
-pub use root::Root;
+pub use root::HostRoot;
 
 /// How well something is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
+pub enum CheckState {
     /// Nothing to do.
     Good,
     /// It works, and would be faster or safer otherwise.
@@ -34,7 +34,7 @@ pub struct Check {
     /// Names it for people.
     pub title: &'static str,
     /// How well it is.
-    pub state: State,
+    pub state: CheckState,
     /// What was found.
     pub found: String,
     /// Why it matters.
@@ -48,42 +48,42 @@ pub struct Check {
 }
 
 impl Check {
-    fn new(id: &'static str, title: &'static str, why: &'static str, verdict: Verdict) -> Self {
-        let Verdict { state, found, fix, nothing_to_do } = verdict;
+    fn new(id: &'static str, title: &'static str, why: &'static str, verdict: CheckResult) -> Self {
+        let CheckResult { state, found, fix, nothing_to_do } = verdict;
         Self { id, title, state, found, why, fix, nothing_to_do }
     }
 }
 
 /// What a check concludes.
-struct Verdict {
-    state: State,
+struct CheckResult {
+    state: CheckState,
     found: String,
     fix: Option<String>,
     nothing_to_do: Option<&'static str>,
 }
 
-impl Verdict {
+impl CheckResult {
     fn good(found: impl Into<String>) -> Self {
-        Self { state: State::Good, found: found.into(), fix: None, nothing_to_do: None }
+        Self { state: CheckState::Good, found: found.into(), fix: None, nothing_to_do: None }
     }
 
-    fn better(found: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { fix: Some(fix.into()), ..Self::idle(State::CouldBeBetter, found, None) }
+    fn improvable(found: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { fix: Some(fix.into()), ..Self::idle(CheckState::CouldBeBetter, found, None) }
     }
 
     fn missing(found: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { fix: Some(fix.into()), ..Self::idle(State::Missing, found, None) }
+        Self { fix: Some(fix.into()), ..Self::idle(CheckState::Missing, found, None) }
     }
 
     /// Where no command of this host helps: because of what.
-    fn idle(state: State, found: impl Into<String>, because: Option<&'static str>) -> Self {
+    fn idle(state: CheckState, found: impl Into<String>, because: Option<&'static str>) -> Self {
         Self { state, found: found.into(), fix: None, nothing_to_do: because }
     }
 }
 
 /// What only trying tells. An error says why it did not work.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Probed {
+pub struct ProbeResults {
     /// Size of `/dev/shm` in bytes; none where it is not mounted.
     pub dev_shm: Option<u64>,
     /// A sealed memory file of a gibibyte could be made.
@@ -98,7 +98,7 @@ pub struct Probed {
 
 /// All checks.
 #[must_use]
-pub fn examine(root: &Root, probed: &Probed) -> Vec<Check> {
+pub fn examine(root: &HostRoot, probed: &ProbeResults) -> Vec<Check> {
     let mut checks = memory::checks(root, probed);
     checks.extend(sharing::checks(root, probed));
     checks.extend(network::checks(root));
@@ -109,12 +109,12 @@ pub fn examine(root: &Root, probed: &Probed) -> Vec<Check> {
 
 #[cfg(test)]
 mod tests {
-    use super::root::fake::Fake;
+    use super::root::fake::FakeHost;
     use super::*;
 
-    fn nothing_works() -> Probed {
+    fn nothing_works() -> ProbeResults {
         let refused = || Err("Operation not permitted".to_owned());
-        Probed {
+        ProbeResults {
             dev_shm: None,
             memory_file: refused(),
             shared_memory: refused(),
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_host_that_tells_nothing_is_examined_all_the_same() {
-        let host = Fake::new(&[]);
+        let host = FakeHost::new(&[]);
         let checks = examine(host.root(), &nothing_works());
         assert!(checks.len() >= 15);
         let mut ids: Vec<_> = checks.iter().map(|check| check.id).collect();
@@ -136,8 +136,11 @@ mod tests {
             assert!(!check.found.is_empty() && !check.why.is_empty(), "{check:?}");
             assert_eq!(check.found.lines().count(), 1, "{check:?}");
             let next = (check.fix.is_some(), check.nothing_to_do.is_some());
-            let wanted: &[_] =
-                if check.state == State::Good { &[(false, false)] } else { &[(true, false), (false, true)] };
+            let wanted: &[_] = if check.state == CheckState::Good {
+                &[(false, false)]
+            } else {
+                &[(true, false), (false, true)]
+            };
             assert!(wanted.contains(&next), "a fix, or why there is none: {check:?}");
         }
     }
@@ -146,7 +149,7 @@ mod tests {
     fn absurd_files_are_no_reason_to_fail() {
         let long = "9".repeat(100_000);
         for content in ["", "\0\0", "-1", "max max max", "[", "18446744073709551616", &long] {
-            let host = Fake::new(&[
+            let host = FakeHost::new(&[
                 ("sys/kernel/mm/transparent_hugepage/enabled", content),
                 ("sys/kernel/mm/transparent_hugepage/shmem_enabled", content),
                 ("proc/sys/vm/nr_hugepages", content),

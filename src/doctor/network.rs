@@ -3,10 +3,10 @@
 //! Begin at `checks`.
 
 use super::memory::limit;
-use super::{Check, Root, Verdict};
+use super::{Check, CheckResult, HostRoot};
 use crate::text::bytes;
 
-pub(super) fn checks(root: &Root) -> Vec<Check> {
+pub(super) fn checks(root: &HostRoot) -> Vec<Check> {
     vec![
         Check::new(
             "descriptors",
@@ -18,13 +18,13 @@ pub(super) fn checks(root: &Root) -> Vec<Check> {
             "socket_buffers",
             "socket buffers that programs may ask for",
             "lanes ask for buffers of megabytes, so that the kernel always has something to send and room to receive",
-            asked(root),
+            socket_buffers(root),
         ),
         Check::new(
             "tcp_buffers",
             "TCP buffers that the kernel gives by itself",
             "between hosts, rate times round trip must fit: 16 MiB are 100 Gbit/s at 1.3 ms",
-            automatic(root),
+            tcp_buffers(root),
         ),
         Check::new(
             "congestion_control",
@@ -36,77 +36,77 @@ pub(super) fn checks(root: &Root) -> Vec<Check> {
     ]
 }
 
-fn descriptors(root: &Root) -> Verdict {
+fn descriptors(root: &HostRoot) -> CheckResult {
     const ENOUGH: u64 = 16_384;
     let (soft, hard) = match limit(root, "Max open files") {
-        None => return Verdict::better("the limit is not known", "ulimit -n"),
-        Some((None, _)) => return Verdict::good("unlimited"),
+        None => return CheckResult::improvable("the limit is not known", "ulimit -n"),
+        Some((None, _)) => return CheckResult::good("unlimited"),
         Some((Some(soft), hard)) => (soft, hard),
     };
     if soft >= ENOUGH {
-        return Verdict::good(soft.to_string());
+        return CheckResult::good(soft.to_string());
     }
     match hard {
-        Some(hard) if hard < ENOUGH => Verdict::better(
+        Some(hard) if hard < ENOUGH => CheckResult::improvable(
             format!("{soft}, at most {hard}"),
             "LimitNOFILE=65536 of the unit, nofile in /etc/security/limits.conf, or docker run --ulimit nofile=65536",
         ),
-        _ => Verdict::better(soft.to_string(), "ulimit -n 65536"),
+        _ => CheckResult::improvable(soft.to_string(), "ulimit -n 65536"),
     }
 }
 
-fn asked(root: &Root) -> Verdict {
+fn socket_buffers(root: &HostRoot) -> CheckResult {
     // What a lane asks for.
     const ENOUGH: u64 = 2 << 20;
     let names = ["rmem_max", "wmem_max"];
     let values = names.map(|name| root.number(&format!("/proc/sys/net/core/{name}")));
     let [Some(read), Some(write)] = values else {
-        return Verdict::better("not known here", "sysctl net.core.rmem_max net.core.wmem_max");
+        return CheckResult::improvable("not known here", "sysctl net.core.rmem_max net.core.wmem_max");
     };
     let found = format!("receive {}, send {}", bytes(read), bytes(write));
     if read.min(write) >= ENOUGH {
-        Verdict::good(found)
+        CheckResult::good(found)
     } else {
-        Verdict::better(found, "sudo sysctl net.core.rmem_max=16777216 net.core.wmem_max=16777216")
+        CheckResult::improvable(found, "sudo sysctl net.core.rmem_max=16777216 net.core.wmem_max=16777216")
     }
 }
 
-fn automatic(root: &Root) -> Verdict {
+fn tcp_buffers(root: &HostRoot) -> CheckResult {
     const ENOUGH: u64 = 16 << 20;
     let most = |name: &str| -> Option<u64> {
         root.read(&format!("/proc/sys/net/ipv4/{name}"))?.split_whitespace().nth(2)?.parse().ok()
     };
     let (Some(read), Some(write)) = (most("tcp_rmem"), most("tcp_wmem")) else {
-        return Verdict::better("not known here", "sysctl net.ipv4.tcp_rmem net.ipv4.tcp_wmem");
+        return CheckResult::improvable("not known here", "sysctl net.ipv4.tcp_rmem net.ipv4.tcp_wmem");
     };
     let found = format!("receive up to {}, send up to {}", bytes(read), bytes(write));
     if read.min(write) >= ENOUGH {
-        Verdict::good(found)
+        CheckResult::good(found)
     } else {
-        Verdict::better(
+        CheckResult::improvable(
             found,
             "sudo sysctl net.ipv4.tcp_rmem='4096 131072 33554432' net.ipv4.tcp_wmem='4096 65536 33554432'",
         )
     }
 }
 
-fn congestion_control(root: &Root) -> Verdict {
+fn congestion_control(root: &HostRoot) -> CheckResult {
     match root.read("/proc/sys/net/ipv4/tcp_congestion_control") {
-        None => Verdict::better("not known here", "sysctl net.ipv4.tcp_congestion_control"),
-        Some(name) if name.trim().starts_with("bbr") => Verdict::better(
+        None => CheckResult::improvable("not known here", "sysctl net.ipv4.tcp_congestion_control"),
+        Some(name) if name.trim().starts_with("bbr") => CheckResult::improvable(
             name.trim(),
             "for the cluster's own network only: sudo ip route change <its route> congctl cubic; for all: \
              sudo sysctl net.ipv4.tcp_congestion_control=cubic",
         ),
-        Some(name) => Verdict::good(name.trim()),
+        Some(name) => CheckResult::good(name.trim()),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::State;
-    use crate::doctor::root::fake::Fake;
+    use crate::doctor::CheckState;
+    use crate::doctor::root::fake::FakeHost;
 
     #[test]
     fn descriptors_are_raised_where_this_user_may() {
@@ -114,37 +114,39 @@ mod tests {
             format!("Max open files            {soft}                 {hard}               files")
         };
         for (soft, hard, state, fix) in [
-            ("1024", "524288", State::CouldBeBetter, Some("ulimit -n 65536")),
-            ("65536", "65536", State::Good, None),
-            ("unlimited", "unlimited", State::Good, None),
+            ("1024", "524288", CheckState::CouldBeBetter, Some("ulimit -n 65536")),
+            ("65536", "65536", CheckState::Good, None),
+            ("unlimited", "unlimited", CheckState::Good, None),
         ] {
-            let host = Fake::new(&[("proc/self/limits", &table(soft, hard))]);
+            let host = FakeHost::new(&[("proc/self/limits", &table(soft, hard))]);
             let verdict = descriptors(host.root());
             assert_eq!((verdict.state, verdict.fix.as_deref()), (state, fix));
         }
-        let low = Fake::new(&[("proc/self/limits", &table("1024", "4096"))]);
+        let low = FakeHost::new(&[("proc/self/limits", &table("1024", "4096"))]);
         assert!(descriptors(low.root()).fix.is_some_and(|fix| fix.contains("LimitNOFILE")));
     }
 
     #[test]
     fn the_smaller_buffer_decides() {
-        let host = Fake::new(&[
+        let host = FakeHost::new(&[
             ("proc/sys/net/core/rmem_max", "212992\n"),
             ("proc/sys/net/core/wmem_max", "16777216\n"),
             ("proc/sys/net/ipv4/tcp_rmem", "4096\t131072\t33554432\n"),
             ("proc/sys/net/ipv4/tcp_wmem", "4096\t16384\t33554432\n"),
         ]);
-        assert_eq!(asked(host.root()).state, State::CouldBeBetter);
-        assert_eq!(automatic(host.root()).state, State::Good);
-        assert_eq!(automatic(Fake::new(&[]).root()).state, State::CouldBeBetter);
+        assert_eq!(socket_buffers(host.root()).state, CheckState::CouldBeBetter);
+        assert_eq!(tcp_buffers(host.root()).state, CheckState::Good);
+        assert_eq!(tcp_buffers(FakeHost::new(&[]).root()).state, CheckState::CouldBeBetter);
     }
 
     #[test]
-    fn pacing_is_told_of() {
-        for (name, state) in
-            [("bbr\n", State::CouldBeBetter), ("cubic\n", State::Good), ("dctcp\n", State::Good)]
-        {
-            let host = Fake::new(&[("proc/sys/net/ipv4/tcp_congestion_control", name)]);
+    fn pacing_is_reported() {
+        for (name, state) in [
+            ("bbr\n", CheckState::CouldBeBetter),
+            ("cubic\n", CheckState::Good),
+            ("dctcp\n", CheckState::Good),
+        ] {
+            let host = FakeHost::new(&[("proc/sys/net/ipv4/tcp_congestion_control", name)]);
             assert_eq!(congestion_control(host.root()).state, state, "{name}");
         }
     }

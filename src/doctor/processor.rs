@@ -2,10 +2,10 @@
 //!
 //! Begin at `checks`.
 
-use super::memory::least;
-use super::{Check, Root, State, Verdict};
+use super::memory::cgroup_minimum;
+use super::{Check, CheckResult, CheckState, HostRoot};
 
-pub(super) fn checks(root: &Root) -> Vec<Check> {
+pub(super) fn checks(root: &HostRoot) -> Vec<Check> {
     vec![
         Check::new(
             "cores",
@@ -36,13 +36,13 @@ pub(super) fn checks(root: &Root) -> Vec<Check> {
             "idle processors",
             "whoever waits for a message looks for a moment and then sleeps; in a virtual machine the host wakes a halted \
              processor, which takes longer than all else that a small message costs",
-            idle(root),
+            idle_polling(root),
         ),
     ]
 }
 
 /// What an idle processor of a virtual machine does before it halts.
-fn idle(root: &Root) -> Verdict {
+fn idle_polling(root: &HostRoot) -> CheckResult {
     const POLLS: &str = "/sys/module/haltpoll/parameters/guest_halt_poll_ns";
     let governor = root.read("/sys/devices/system/cpu/cpuidle/current_governor").unwrap_or_default();
     let governor: String = governor.chars().filter(char::is_ascii_graphic).take(40).collect();
@@ -51,21 +51,21 @@ fn idle(root: &Root) -> Verdict {
         flags.next().is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"))
     });
     if !virtual_machine {
-        return Verdict::good(if governor.is_empty() {
+        return CheckResult::good(if governor.is_empty() {
             "not in a virtual machine".to_owned()
         } else {
             governor
         });
     }
     match root.number(POLLS).filter(|_| governor == "haltpoll") {
-        Some(0) => Verdict::better(
+        Some(0) => CheckResult::improvable(
             "halted at once: haltpoll looks for work for 0 us",
             format!("echo 200000 | sudo tee {POLLS}   # and haltpoll.guest_halt_poll_ns=200000 at boot"),
         ),
         Some(nanoseconds) => {
-            Verdict::good(format!("haltpoll: they look for work for up to {} us", nanoseconds / 1000))
+            CheckResult::good(format!("haltpoll: they look for work for up to {} us", nanoseconds / 1000))
         }
-        None => Verdict::better(
+        None => CheckResult::improvable(
             "halted at once, as far as can be seen",
             "sudo modprobe cpuidle_haltpoll force=1   # or kvm.halt_poll_ns on the host",
         ),
@@ -82,35 +82,37 @@ fn count(list: &str) -> Option<u64> {
 }
 
 /// A list that the process's status tells.
-fn allowed(root: &Root, name: &str) -> Option<u64> {
+fn allowed(root: &HostRoot, name: &str) -> Option<u64> {
     let text = root.read("/proc/self/status")?;
     count(text.lines().find_map(|line| line.strip_prefix(name))?)
 }
 
-fn cores(root: &Root) -> Verdict {
+fn cores(root: &HostRoot) -> CheckResult {
     let online = root.read("/sys/devices/system/cpu/online").and_then(|list| count(&list));
     match (allowed(root, "Cpus_allowed_list:"), online) {
-        (None, _) => Verdict::better(
+        (None, _) => CheckResult::improvable(
             "not known here",
             "mount -t proc proc /proc   # /proc/self/status tells it, and cannot be read here",
         ),
-        (Some(1), Some(2..)) => Verdict::better(
+        (Some(1), Some(2..)) => CheckResult::improvable(
             "1, of more",
             "taskset -p $$   # who confined it; or raise the container's --cpuset-cpus",
         ),
-        (Some(1), _) => Verdict::idle(
-            State::CouldBeBetter,
+        (Some(1), _) => CheckResult::idle(
+            CheckState::CouldBeBetter,
             "1",
             Some("this host has one core: only another host, or a larger virtual machine, has more"),
         ),
-        (Some(allowed), Some(online)) if allowed < online => Verdict::good(format!("{allowed} of {online}")),
-        (Some(allowed), _) => Verdict::good(allowed.to_string()),
+        (Some(allowed), Some(online)) if allowed < online => {
+            CheckResult::good(format!("{allowed} of {online}"))
+        }
+        (Some(allowed), _) => CheckResult::good(allowed.to_string()),
     }
 }
 
-fn quota(root: &Root) -> Verdict {
+fn quota(root: &HostRoot) -> CheckResult {
     // In thousandths of a core.
-    let limited = least(root, "cpu", |root, place| {
+    let limited = cgroup_minimum(root, "cpu", |root, place| {
         let (quota, period) = match root.read(&format!("{place}/cpu.max")) {
             Some(text) => {
                 let mut words = text.split_whitespace();
@@ -125,32 +127,32 @@ fn quota(root: &Root) -> Verdict {
     });
     let cores = allowed(root, "Cpus_allowed_list:").unwrap_or(u64::MAX / 1000);
     match limited {
-        Some(limit) if limit < cores.saturating_mul(1000) => Verdict::better(
+        Some(limit) if limit < cores.saturating_mul(1000) => CheckResult::improvable(
             format!("{:.1} cores, though more may be used at once", limit as f64 / 1000.0),
             "docker run without --cpus, or a Kubernetes pod of class Guaranteed with whole cores",
         ),
-        Some(limit) => Verdict::good(format!("{:.1} cores, which is all of them", limit as f64 / 1000.0)),
-        None => Verdict::good("none"),
+        Some(limit) => CheckResult::good(format!("{:.1} cores, which is all of them", limit as f64 / 1000.0)),
+        None => CheckResult::good("none"),
     }
 }
 
-fn numa(root: &Root) -> Verdict {
+fn numa(root: &HostRoot) -> CheckResult {
     let Some(nodes) = root.read("/sys/devices/system/node/online").and_then(|list| count(&list)) else {
-        return Verdict::good("not told: one, as far as anybody can see");
+        return CheckResult::good("not told: one, as far as anybody can see");
     };
     if nodes <= 1 {
-        return Verdict::good("1");
+        return CheckResult::good("1");
     }
     let memory = allowed(root, "Mems_allowed_list:").unwrap_or(nodes);
     if memory == 1 {
-        return Verdict::good(format!("{nodes}, and this process keeps to one"));
+        return CheckResult::good(format!("{nodes}, and this process keeps to one"));
     }
     let fix =
         "numactl --cpunodebind=0 --membind=0 -- PROGRAM   # the node of its GPU or NIC, one task a node";
-    Verdict::better(format!("{nodes}, and this process uses {memory} of them"), fix)
+    CheckResult::improvable(format!("{nodes}, and this process uses {memory} of them"), fix)
 }
 
-fn clock(root: &Root) -> Verdict {
+fn clock(root: &HostRoot) -> CheckResult {
     const FOLDER: &str = "/sys/devices/system/clocksource/clocksource0";
     // Those that are read without a call of the kernel.
     const FAST: [&str; 5] =
@@ -158,20 +160,25 @@ fn clock(root: &Root) -> Verdict {
     let current = root.read(&format!("{FOLDER}/current_clocksource")).unwrap_or_default();
     let current: String = current.chars().filter(char::is_ascii_graphic).take(40).collect();
     if FAST.contains(&current.as_str()) {
-        return Verdict::good(current);
+        return CheckResult::good(current);
     }
     let there = root.read(&format!("{FOLDER}/available_clocksource")).unwrap_or_default();
     let found = if current.is_empty() { "not told".to_owned() } else { current };
     match FAST.into_iter().find(|fast| there.split_whitespace().any(|word| word == *fast)) {
-        Some(fast) => Verdict::better(found, format!("echo {fast} | sudo tee {FOLDER}/current_clocksource")),
-        None => Verdict::better(found, "dmesg | grep -i tsc   # why the kernel does not trust the fast one"),
+        Some(fast) => {
+            CheckResult::improvable(found, format!("echo {fast} | sudo tee {FOLDER}/current_clocksource"))
+        }
+        None => CheckResult::improvable(
+            found,
+            "dmesg | grep -i tsc   # why the kernel does not trust the fast one",
+        ),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::root::fake::Fake;
+    use crate::doctor::root::fake::FakeHost;
 
     #[test]
     fn lists_are_counted() {
@@ -185,30 +192,33 @@ mod tests {
     #[test]
     fn a_quota_below_the_cores_could_be_better_in_both_versions_of_control_groups() {
         let status = ("proc/self/status", "Cpus_allowed_list:\t0-7\nMems_allowed_list:\t0\n");
-        let new =
-            Fake::new(&[status, ("proc/self/cgroup", "0::/a"), ("sys/fs/cgroup/a/cpu.max", "250000 100000")]);
+        let new = FakeHost::new(&[
+            status,
+            ("proc/self/cgroup", "0::/a"),
+            ("sys/fs/cgroup/a/cpu.max", "250000 100000"),
+        ]);
         let verdict = quota(new.root());
-        assert_eq!(verdict.state, State::CouldBeBetter);
+        assert_eq!(verdict.state, CheckState::CouldBeBetter);
         assert!(verdict.found.starts_with("2.5 cores"), "{}", verdict.found);
-        let old = Fake::new(&[
+        let old = FakeHost::new(&[
             status,
             ("proc/self/cgroup", "3:cpu,cpuacct:/a"),
             ("sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_quota_us", "400000"),
             ("sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_period_us", "100000"),
         ]);
-        assert_eq!(quota(old.root()).state, State::CouldBeBetter);
+        assert_eq!(quota(old.root()).state, CheckState::CouldBeBetter);
         let free =
-            Fake::new(&[status, ("proc/self/cgroup", "0::/"), ("sys/fs/cgroup/cpu.max", "max 100000")]);
-        assert_eq!(quota(free.root()).state, State::Good);
+            FakeHost::new(&[status, ("proc/self/cgroup", "0::/"), ("sys/fs/cgroup/cpu.max", "max 100000")]);
+        assert_eq!(quota(free.root()).state, CheckState::Good);
     }
 
     #[test]
     fn several_nodes_are_fine_for_who_keeps_to_one() {
         let nodes = ("sys/devices/system/node/online", "0-1");
-        let both = Fake::new(&[nodes, ("proc/self/status", "Mems_allowed_list:\t0-1")]);
-        assert_eq!(numa(both.root()).state, State::CouldBeBetter);
-        let one = Fake::new(&[nodes, ("proc/self/status", "Mems_allowed_list:\t1")]);
-        assert_eq!(numa(one.root()).state, State::Good);
+        let both = FakeHost::new(&[nodes, ("proc/self/status", "Mems_allowed_list:\t0-1")]);
+        assert_eq!(numa(both.root()).state, CheckState::CouldBeBetter);
+        let one = FakeHost::new(&[nodes, ("proc/self/status", "Mems_allowed_list:\t1")]);
+        assert_eq!(numa(one.root()).state, CheckState::Good);
     }
 
     #[test]
@@ -216,11 +226,11 @@ mod tests {
         let folder = "sys/devices/system/clocksource/clocksource0";
         let (current, available) =
             (format!("{folder}/current_clocksource"), format!("{folder}/available_clocksource"));
-        let slow = Fake::new(&[(&current, "hpet\n"), (&available, "tsc hpet acpi_pm \n")]);
+        let slow = FakeHost::new(&[(&current, "hpet\n"), (&available, "tsc hpet acpi_pm \n")]);
         let verdict = clock(slow.root());
-        assert_eq!(verdict.state, State::CouldBeBetter);
+        assert_eq!(verdict.state, CheckState::CouldBeBetter);
         assert!(verdict.fix.is_some_and(|fix| fix.starts_with("echo tsc ")));
-        assert_eq!(clock(Fake::new(&[(&current, "tsc\n")]).root()).state, State::Good);
+        assert_eq!(clock(FakeHost::new(&[(&current, "tsc\n")]).root()).state, CheckState::Good);
     }
 
     #[test]
@@ -232,26 +242,26 @@ mod tests {
         let governor = ("sys/devices/system/cpu/cpuidle/current_governor", "haltpoll\n");
         let polls = |ns| ("sys/module/haltpoll/parameters/guest_halt_poll_ns", ns);
         for (files, state) in [
-            (vec![machine, governor, polls("0\n")], State::CouldBeBetter),
-            (vec![machine, governor, polls("200000\n")], State::Good),
-            (vec![machine], State::CouldBeBetter),
-            (vec![metal, governor, polls("0\n")], State::Good),
-            (vec![], State::Good),
+            (vec![machine, governor, polls("0\n")], CheckState::CouldBeBetter),
+            (vec![machine, governor, polls("200000\n")], CheckState::Good),
+            (vec![machine], CheckState::CouldBeBetter),
+            (vec![metal, governor, polls("0\n")], CheckState::Good),
+            (vec![], CheckState::Good),
         ] {
-            let host = Fake::new(&files);
-            let verdict = idle(host.root());
+            let host = FakeHost::new(&files);
+            let verdict = idle_polling(host.root());
             assert_eq!(verdict.state, state, "{}", verdict.found);
-            assert_eq!(verdict.fix.is_some(), state != State::Good);
+            assert_eq!(verdict.fix.is_some(), state != CheckState::Good);
         }
     }
 
     #[test]
     fn one_core_of_more_could_be_better() {
-        let host = Fake::new(&[
+        let host = FakeHost::new(&[
             ("proc/self/status", "Cpus_allowed_list:\t3"),
             ("sys/devices/system/cpu/online", "0-3"),
         ]);
         let verdict = cores(host.root());
-        assert_eq!((verdict.state, verdict.fix.is_some()), (State::CouldBeBetter, true));
+        assert_eq!((verdict.state, verdict.fix.is_some()), (CheckState::CouldBeBetter, true));
     }
 }

@@ -1,6 +1,6 @@
 //! Reads bounded files under `/`, or under a folder of a test.
 //!
-//! Begin at `Root::read`.
+//! Begin at `HostRoot::read`.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -8,26 +8,26 @@ use std::path::{Path, PathBuf};
 
 /// The root of a host's files. What is read from it is bounded, and what cannot be read is as if it were not there.
 #[derive(Debug, Clone)]
-pub struct Root(PathBuf);
+pub struct HostRoot(PathBuf);
 
 /// No file that is looked at is longer in earnest.
 const FILE_MAX: u64 = 64 << 10;
 /// Nor does any folder that is looked at hold more.
 const ENTRIES_MAX: usize = 4096;
 
-impl Default for Root {
+impl Default for HostRoot {
     fn default() -> Self {
         Self::new("/")
     }
 }
 
-impl Root {
+impl HostRoot {
     /// Files below `path`.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self(path.into())
     }
 
-    fn at(&self, path: &str) -> PathBuf {
+    fn path(&self, path: &str) -> PathBuf {
         self.0.join(path.trim_start_matches('/'))
     }
 
@@ -35,7 +35,7 @@ impl Root {
     #[must_use]
     pub fn read(&self, path: &str) -> Option<String> {
         let mut text = Vec::new();
-        File::open(self.at(path)).ok()?.take(FILE_MAX).read_to_end(&mut text).ok()?;
+        File::open(self.path(path)).ok()?.take(FILE_MAX).read_to_end(&mut text).ok()?;
         Some(String::from_utf8_lossy(&text).trim().to_owned())
     }
 
@@ -48,7 +48,7 @@ impl Root {
     /// The names in a folder, sorted.
     #[must_use]
     pub fn names(&self, path: &str) -> Vec<String> {
-        let Ok(entries) = fs::read_dir(self.at(path)) else { return Vec::new() };
+        let Ok(entries) = fs::read_dir(self.path(path)) else { return Vec::new() };
         let entries = entries.take(ENTRIES_MAX).filter_map(Result::ok);
         let mut names: Vec<String> =
             entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -59,13 +59,13 @@ impl Root {
     /// Whether there is such a file or folder.
     #[must_use]
     pub fn has(&self, path: &str) -> bool {
-        self.at(path).exists()
+        self.path(path).exists()
     }
 
     /// The last part of what a link points to.
     #[must_use]
     pub fn link(&self, path: &str) -> Option<String> {
-        let target = fs::read_link(self.at(path)).ok()?;
+        let target = fs::read_link(self.path(path)).ok()?;
         Some(Path::new(&target).file_name()?.to_str()?.to_owned())
     }
 }
@@ -77,18 +77,18 @@ pub mod fake {
     use super::*;
 
     /// A host made of files; gone when dropped.
-    pub struct Fake {
+    pub struct FakeHost {
         folder: PathBuf,
-        root: Root,
+        root: HostRoot,
     }
 
-    impl Fake {
+    impl FakeHost {
         pub fn new(files: &[(&str, &str)]) -> Self {
             static NEXT: AtomicU32 = AtomicU32::new(0);
             let name =
                 format!("muster-doctor-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
             let folder = std::env::temp_dir().join(name);
-            let fake = Self { root: Root::new(&folder), folder };
+            let fake = Self { root: HostRoot::new(&folder), folder };
             fs::create_dir_all(&fake.folder).unwrap();
             for (path, content) in files {
                 let path = fake.folder.join(path);
@@ -98,20 +98,20 @@ pub mod fake {
             fake
         }
 
-        pub fn root(&self) -> &Root {
+        pub fn root(&self) -> &HostRoot {
             &self.root
         }
     }
 
-    impl Drop for Fake {
+    impl Drop for FakeHost {
         fn drop(&mut self) {
             let _ = fs::remove_dir_all(&self.folder);
         }
     }
 
     #[test]
-    fn what_is_not_there_is_nothing() {
-        let host = Fake::new(&[("a/number", " 17\n"), ("a/text", "x\n")]);
+    fn a_missing_file_reads_as_none() {
+        let host = FakeHost::new(&[("a/number", " 17\n"), ("a/text", "x\n")]);
         assert_eq!(host.root().number("/a/number"), Some(17));
         assert_eq!(host.root().number("a/text"), None);
         assert_eq!(host.root().names("a"), ["number", "text"]);
@@ -120,7 +120,7 @@ pub mod fake {
 
     #[test]
     fn no_more_of_a_file_is_read_than_is_sane() {
-        let host = Fake::new(&[("endless", &"x".repeat(1 << 20))]);
+        let host = FakeHost::new(&[("endless", &"x".repeat(1 << 20))]);
         assert_eq!(host.root().read("endless").map(|text| text.len() as u64), Some(FILE_MAX));
     }
 }

@@ -2,17 +2,17 @@
 //!
 //! It does not try it: the probe did. Begin at `checks`.
 
-use super::{Check, Probed, Root, Verdict};
+use super::{Check, CheckResult, HostRoot, ProbeResults};
 
-pub(super) fn checks(root: &Root, probed: &Probed) -> Vec<Check> {
+pub(super) fn checks(root: &HostRoot, probed: &ProbeResults) -> Vec<Check> {
     vec![
         Check::new(
             "shared_memory",
             "transfers by shared memory",
             "one copy between two processes, at the speed of memory",
             match &probed.shared_memory {
-                Ok(()) => Verdict::good("two processes moved bytes by it"),
-                Err(why) => Verdict::missing(
+                Ok(()) => CheckResult::good("two processes moved bytes by it"),
+                Err(why) => CheckResult::missing(
                     format!("two processes could not: {why}"),
                     "muster transfer bench --transport shm --size 1MiB",
                 ),
@@ -22,12 +22,12 @@ pub(super) fn checks(root: &Root, probed: &Probed) -> Vec<Check> {
             "process_memory",
             "transfers by reading another process's memory",
             "buffers outside of arenas move in one copy; without it they go through a socket, in two",
-            process(root, &probed.process_memory),
+            process_memory(root, &probed.process_memory),
         ),
     ]
 }
 
-fn process(root: &Root, outcome: &Result<(), String>) -> Verdict {
+fn process_memory(root: &HostRoot, outcome: &Result<(), String>) -> CheckResult {
     // https://www.kernel.org/doc/html/latest/admin-guide/LSM/Yama.html
     let scope = root.number("/proc/sys/kernel/yama/ptrace_scope");
     let yama = match scope {
@@ -35,12 +35,12 @@ fn process(root: &Root, outcome: &Result<(), String>) -> Verdict {
         None => "the kernel has no Yama".to_owned(),
     };
     match (outcome, scope) {
-        (Ok(()), _) => Verdict::good(format!("two processes moved bytes by it; {yama}")),
-        (Err(why), Some(1..)) => Verdict::missing(
+        (Ok(()), _) => CheckResult::good(format!("two processes moved bytes by it; {yama}")),
+        (Err(why), Some(1..)) => CheckResult::missing(
             format!("not permitted: {yama}; {why}"),
             "sudo sysctl kernel.yama.ptrace_scope=0",
         ),
-        (Err(why), _) => Verdict::missing(
+        (Err(why), _) => CheckResult::missing(
             format!("not permitted, though {yama}: {why}"),
             "docker run --cap-add SYS_PTRACE ...   # or a seccomp profile that allows process_vm_readv",
         ),
@@ -50,17 +50,17 @@ fn process(root: &Root, outcome: &Result<(), String>) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::State;
-    use crate::doctor::root::fake::Fake;
+    use crate::doctor::CheckState;
+    use crate::doctor::root::fake::FakeHost;
 
     #[test]
     fn trying_counts_and_yama_explains() {
-        let yama = Fake::new(&[("proc/sys/kernel/yama/ptrace_scope", "1\n")]);
-        assert_eq!(process(yama.root(), &Ok(())).state, State::Good);
-        let refused = process(yama.root(), &Err("went by unix".to_owned()));
-        assert_eq!(refused.state, State::Missing);
+        let yama = FakeHost::new(&[("proc/sys/kernel/yama/ptrace_scope", "1\n")]);
+        assert_eq!(process_memory(yama.root(), &Ok(())).state, CheckState::Good);
+        let refused = process_memory(yama.root(), &Err("went by unix".to_owned()));
+        assert_eq!(refused.state, CheckState::Missing);
         assert_eq!(refused.fix.as_deref(), Some("sudo sysctl kernel.yama.ptrace_scope=0"));
-        let elsewhere = process(Fake::new(&[]).root(), &Err("went by unix".to_owned()));
+        let elsewhere = process_memory(FakeHost::new(&[]).root(), &Err("went by unix".to_owned()));
         assert!(elsewhere.fix.is_some_and(|fix| fix.contains("SYS_PTRACE")));
     }
 }

@@ -4,13 +4,13 @@
 
 use std::time::Duration;
 
-use super::{Detector, Found, Seen, Severity, count, usual};
+use super::{Detection, Detector, DetectorInput, Severity, count, longest_recent};
 use crate::coordination::{BarrierKind, BarrierObservation, RunState};
 
 /// No barrier is stuck before.
-const PATIENCE: Duration = Duration::from_secs(60);
+const MIN_WAIT: Duration = Duration::from_secs(60);
 /// One that takes so many times as long as the longest of the recent ones is.
-const TIMES: u32 = 5;
+const SLOWNESS_FACTOR: u32 = 5;
 
 pub(super) static DETECTOR: Detector = Detector {
     id: "barrier-stuck",
@@ -23,21 +23,21 @@ pub(super) static DETECTOR: Detector = Detector {
     detect,
 };
 
-fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
+fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detection> {
     if seen.state != RunState::Running {
         return None;
     }
     let old = |barrier: &&BarrierObservation| {
-        let limit = PATIENCE.max(usual(seen, &barrier.id) * TIMES);
+        let limit = MIN_WAIT.max(longest_recent(seen, &barrier.id) * SLOWNESS_FACTOR);
         barrier.kind != BarrierKind::Registration && seen.seen_at.since(barrier.since) >= limit
     };
     let barrier = seen.barriers.iter().filter(old).min_by_key(|barrier| barrier.since)?;
     let waited = seen.seen_at.since(barrier.since);
     let missing = count(barrier.missing, "task is missing", "tasks are missing");
     let summary_without_tasks = format!("{}; {missing}", arrival_summary(barrier));
-    let limit = PATIENCE.max(usual(seen, &barrier.id) * TIMES).as_secs_f64();
+    let limit = MIN_WAIT.max(longest_recent(seen, &barrier.id) * SLOWNESS_FACTOR).as_secs_f64();
     Some(
-        Found::at_barrier(summary_without_tasks, barrier.since, barrier)
+        Detection::at_barrier(summary_without_tasks, barrier.since, barrier)
             .with("waited, in seconds", waited.as_secs_f64(), limit)
             .with("missing members", f64::from(u32::try_from(barrier.missing).unwrap_or(u32::MAX)), 0.0),
     )

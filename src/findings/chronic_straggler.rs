@@ -2,13 +2,13 @@
 //!
 //! It does not detect a task that does not arrive (`stalled_task.rs`). Begin at `detect`.
 
-use super::{Detector, Found, Seen, Severity, count};
-use crate::coordination::{RunState, StragglingView, TaskId, TaskObservation};
+use super::{Detection, Detector, DetectorInput, Severity, count};
+use crate::coordination::{RunState, StragglerView, TaskId, TaskObservation};
 
 /// The score from which on a task is late as a habit; see the state machine's `straggling.rs` for what it is.
-const SCORE: f64 = 0.75;
+const SCORE_MIN: f64 = 0.75;
 /// How many barriers it takes to tell a habit from chance.
-const INSTANCES: u64 = 16;
+const INSTANCES_MIN: u64 = 16;
 
 pub(super) static DETECTOR: Detector = Detector {
     id: "chronic-straggler",
@@ -22,13 +22,13 @@ pub(super) static DETECTOR: Detector = Detector {
     detect,
 };
 
-fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
+fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detection> {
     if seen.state != RunState::Running {
         return None;
     }
     let habit =
-        |task: &TaskObservation| task.straggling.as_ref().is_some_and(|it| is_habit(it, seen.tasks.len()));
-    let mut late: Vec<(&StragglingView, TaskId)> = seen
+        |task: &TaskObservation| task.straggling.as_ref().is_some_and(|it| is_chronic(it, seen.tasks.len()));
+    let mut late: Vec<(&StragglerView, TaskId)> = seen
         .tasks
         .iter()
         .filter(|task| habit(task))
@@ -55,26 +55,30 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     let since = seen.started_at.unwrap_or(seen.opened_at);
     let title = count(ids.len(), "task is late", "tasks are late") + " at every barrier";
     Some(
-        Found::new(summary_without_tasks, since, ids)
-            .titled(title)
-            .with("score of the latest", score, SCORE)
-            .with("its usual lateness, in seconds", seconds(lateness_us), seconds(StragglingView::MATTERS_US))
+        Detection::new(summary_without_tasks, since, ids)
+            .with_title(title)
+            .with("score of the latest", score, SCORE_MIN)
+            .with(
+                "its usual lateness, in seconds",
+                seconds(lateness_us),
+                seconds(StragglerView::SIGNIFICANT_LATENESS_US),
+            )
             .with(
                 "more than at its best, in seconds",
                 seconds(worst.behind_best_us()),
-                seconds(StragglingView::MATTERS_US),
+                seconds(StragglerView::SIGNIFICANT_LATENESS_US),
             )
-            .with("recent barriers at which it was last, as a part", worst.recent_share_last(), 0.0),
+            .with("recent barriers at which it was last, as a part", worst.recent_last_ratio(), 0.0),
     )
 }
 
-fn is_habit(it: &StragglingView, tasks: usize) -> bool {
+fn is_chronic(it: &StragglerView, tasks: usize) -> bool {
     // Of two, one is always the later: there only being last nearly every time is a habit.
     let enough = if tasks > 2 { 0.0 } else { 0.9 };
-    it.taken_part >= INSTANCES
-        && it.score >= SCORE
-        && it.lateness_us >= StragglingView::MATTERS_US
-        && it.recent_share_last() >= enough
+    it.taken_part >= INSTANCES_MIN
+        && it.score >= SCORE_MIN
+        && it.lateness_us >= StragglerView::SIGNIFICANT_LATENESS_US
+        && it.recent_last_ratio() >= enough
 }
 
 /// Microseconds as seconds.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::{Detector, Found, Seen, Severity, spoken};
+use super::{Detection, Detector, DetectorInput, Severity, format_span};
 use crate::coordination::TaskId;
 use crate::reports::ClockReading;
 
@@ -29,7 +29,7 @@ pub(super) static DETECTOR: Detector = Detector {
     detect,
 };
 
-fn detect(Seen { job, clocks }: Seen<'_>) -> Option<Found> {
+fn detect(DetectorInput { job, clocks }: DetectorInput<'_>) -> Option<Detection> {
     let mut hosts: BTreeMap<Option<IpAddr>, Vec<i64>> = BTreeMap::new();
     for (task, clock) in clocks {
         let host = job.task(*task).and_then(|task| task.peer).map(|peer| peer.ip());
@@ -42,7 +42,7 @@ fn detect(Seen { job, clocks }: Seen<'_>) -> Option<Found> {
         clocks.iter().filter(|(_, clock)| clock.apart_us() >= LIMIT_US).collect();
     worst.sort_by_key(|(_, clock)| std::cmp::Reverse(clock.apart_us()));
     let furthest = ClockReading::furthest(worst.iter().map(|(_, clock)| *clock))?;
-    let evidence = |found: Found| {
+    let evidence = |found: Detection| {
         found
             .with("furthest from the server's clock, in seconds", furthest.ahead_seconds(), seconds(LIMIT_US))
             .with("uncertainty of that, in seconds", seconds(furthest.within_us), seconds(LIMIT_US))
@@ -56,7 +56,7 @@ fn detect(Seen { job, clocks }: Seen<'_>) -> Option<Found> {
             "the clock of this server is {} those of most of {told} hosts, which agree; check the server's host",
             relation(most.saturating_neg())
         );
-        return Some(evidence(Found::new(summary_without_tasks, job.seen_at, Vec::new())));
+        return Some(evidence(Detection::new(summary_without_tasks, job.seen_at, Vec::new())));
     }
     let tasks: Vec<TaskId> = worst.iter().map(|(task, _)| *task).collect();
     let apart = relation(furthest.ahead_us);
@@ -64,7 +64,7 @@ fn detect(Seen { job, clocks }: Seen<'_>) -> Option<Found> {
         1 => format!("the clock of 1 task is {apart} the server's"),
         many => format!("the clocks of {many} tasks are off, one of them {apart} the server's"),
     };
-    Some(evidence(Found::new(summary_without_tasks, job.seen_at, tasks)))
+    Some(evidence(Detection::new(summary_without_tasks, job.seen_at, tasks)))
 }
 
 fn median(mut values: Vec<i64>) -> i64 {
@@ -73,7 +73,7 @@ fn median(mut values: Vec<i64>) -> i64 {
 }
 
 fn relation(ahead_us: i64) -> String {
-    let apart = spoken(Duration::from_micros(ahead_us.unsigned_abs()));
+    let apart = format_span(Duration::from_micros(ahead_us.unsigned_abs()));
     if ahead_us < 0 { format!("{apart} behind") } else { format!("{apart} ahead of") }
 }
 

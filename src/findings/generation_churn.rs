@@ -4,13 +4,13 @@
 
 use std::time::Duration;
 
-use super::{Detector, Found, Seen, Severity, spoken};
+use super::{Detection, Detector, DetectorInput, Severity, format_span};
 use crate::coordination::RunOutcome;
 
 /// What counts as now.
 const WINDOW: Duration = Duration::from_secs(60 * 60);
 /// So many failed runs within the window are too many.
-const RUNS: usize = 3;
+const FAILED_RUNS_MIN: usize = 3;
 
 pub(super) static DETECTOR: Detector = Detector {
     id: "generation-churn",
@@ -22,26 +22,26 @@ pub(super) static DETECTOR: Detector = Detector {
     detect,
 };
 
-fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
+fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detection> {
     let failed = seen
         .past_runs
         .iter()
         .filter(|run| run.outcome != RunOutcome::Completed && seen.seen_at.since(run.ended_at) <= WINDOW);
     let failed: Vec<_> = failed.collect();
-    if failed.len() < RUNS {
+    if failed.len() < FAILED_RUNS_MIN {
         return None;
     }
     let since = failed.iter().map(|run| run.ended_at).min()?;
     let summary = format!(
         "{} runs failed within {}; the current run is run {}",
         failed.len(),
-        spoken(seen.seen_at.since(since)),
+        format_span(seen.seen_at.since(since)),
         seen.run
     );
     let number = |n: usize| f64::from(u32::try_from(n).unwrap_or(u32::MAX));
-    Some(Found::new(summary, since, Vec::new()).with(
+    Some(Detection::new(summary, since, Vec::new()).with(
         "failed runs within an hour",
         number(failed.len()),
-        number(RUNS),
+        number(FAILED_RUNS_MIN),
     ))
 }

@@ -4,13 +4,13 @@
 
 use std::time::Duration;
 
-use super::{Detector, Found, Seen, Severity, count, spoken};
-use crate::coordination::{RunState, TaskId, TaskObservation, TaskStanding};
+use super::{Detection, Detector, DetectorInput, Severity, count, format_span};
+use crate::coordination::{RunState, TaskId, TaskObservation, TaskPhase};
 
 /// The part of the timeout from which on a gap is too long. Clients send a heartbeat every half of it.
-const OF_TIMEOUT: f64 = 0.75;
+const TIMEOUT_SHARE: f64 = 0.75;
 /// How many times the task's own usual interval a gap must be: who is slow by design is left alone.
-const TIMES: f64 = 1.4;
+const GAPS_MIN: f64 = 1.4;
 
 pub(super) static DETECTOR: Detector = Detector {
     id: "heartbeat-gaps-widening",
@@ -24,12 +24,12 @@ pub(super) static DETECTOR: Detector = Detector {
     detect,
 };
 
-fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
+fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detection> {
     if seen.state != RunState::Running {
         return None;
     }
     let timeout = seen.heartbeat_timeout;
-    let limit = timeout.mul_f64(OF_TIMEOUT);
+    let limit = timeout.mul_f64(TIMEOUT_SHARE);
     let gap = |task: &TaskObservation| {
         let silent = task.last_heartbeat.map(|heard| seen.seen_at.since(heard)).unwrap_or_default();
         silent.max(Duration::from_micros(task.longest_gap_us))
@@ -37,10 +37,10 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     let wide = |task: &&TaskObservation| {
         let usual = Duration::from_micros(task.interval_us);
         let gap = gap(task);
-        task.standing == TaskStanding::Connected
+        task.standing == TaskPhase::Connected
             && task.interval_us > 0
             && gap >= limit
-            && gap.as_secs_f64() >= TIMES * usual.as_secs_f64()
+            && gap.as_secs_f64() >= GAPS_MIN * usual.as_secs_f64()
     };
     let tasks: Vec<&TaskObservation> = seen.tasks.iter().filter(wide).collect();
     let worst = tasks.iter().max_by_key(|task| gap(task))?;
@@ -48,12 +48,12 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     let summary_without_tasks = format!(
         "heartbeats of {} are up to {} apart; a task fails after {} without one",
         count(ids.len(), "task", "tasks"),
-        spoken(gap(worst)),
-        spoken(timeout),
+        format_span(gap(worst)),
+        format_span(timeout),
     );
     let usual = Duration::from_micros(worst.interval_us).as_secs_f64();
     Some(
-        Found::new(summary_without_tasks, seen.seen_at, ids)
+        Detection::new(summary_without_tasks, seen.seen_at, ids)
             .with("longest recent gap, in seconds", gap(worst).as_secs_f64(), limit.as_secs_f64())
             .with("its usual interval, in seconds", usual, timeout.as_secs_f64() / 2.0),
     )

@@ -4,11 +4,11 @@
 
 use std::time::Duration;
 
-use super::{Detector, Found, Seen, Severity};
+use super::{Detection, Detector, DetectorInput, Severity};
 use crate::coordination::{BarrierKind, RunState};
 
 /// Tasks of one gang start within a minute of one another, unless something is wrong.
-const PATIENCE: Duration = Duration::from_secs(60);
+const MIN_WAIT: Duration = Duration::from_secs(60);
 
 pub(super) static DETECTOR: Detector = Detector {
     id: "missing-at-registration",
@@ -21,13 +21,13 @@ pub(super) static DETECTOR: Detector = Detector {
     detect,
 };
 
-fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
+fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detection> {
     if seen.state != RunState::Forming {
         return None;
     }
     let barrier = seen.barriers.iter().find(|barrier| barrier.kind == BarrierKind::Registration)?;
     let waited = seen.seen_at.since(barrier.since);
-    if waited < PATIENCE {
+    if waited < MIN_WAIT {
         return None;
     }
     let verb = if barrier.missing == 1 { "has" } else { "have" };
@@ -35,8 +35,8 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
         format!("{} of {} tasks {verb} not registered", barrier.missing, barrier.members);
     let left = barrier.deadline.since(seen.seen_at).as_secs_f64();
     Some(
-        Found::at_barrier(summary_without_tasks, barrier.since, barrier)
-            .with("waited, in seconds", waited.as_secs_f64(), PATIENCE.as_secs_f64())
+        Detection::at_barrier(summary_without_tasks, barrier.since, barrier)
+            .with("waited, in seconds", waited.as_secs_f64(), MIN_WAIT.as_secs_f64())
             .with("left until the registration fails, in seconds", left, 0.0),
     )
 }

@@ -1,8 +1,8 @@
 //! Findings: conclusions from measurements, for people and for automatic exclusion.
 //!
-//! Detectors are pure functions of [`Seen`], one file each; [`watch`] runs them once a second over a copy of the
+//! Detectors are pure functions of [`DetectorInput`], one file each; [`watch`] runs them once a second over a copy of the
 //! numbers, because findings are about seconds and minutes. The [`Board`] keeps open and closed findings. Nothing
-//! here acts: `acting.rs` says which exclusion a job's own settings ask for ([`Remedy`]), and the HTTP layer
+//! here acts: `remedy.rs` says which exclusion a job's own settings ask for ([`Remedy`]), and the HTTP layer
 //! performs it like an operator's, with the same audit and the same refusals. Begin at [`watch`], then
 //! [`CATALOGUE`].
 //!
@@ -18,17 +18,17 @@
 //! | `nearly_full.rs` | a bound is nearly reached |
 //! | `clock_off.rs` | the clock of a host differs from the service's |
 
-mod acting;
 mod barrier_stuck;
-mod board;
 mod chronic_straggler;
 mod clock_off;
 mod generation_churn;
 mod heartbeat_gaps;
 mod missing_at_registration;
 mod nearly_full;
+mod remedy;
 mod restart_storm;
 mod stalled_task;
+mod store;
 #[cfg(test)]
 mod tests;
 
@@ -38,11 +38,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-pub use acting::Remedy;
-pub use board::{Board, Finding, Transition};
+pub use remedy::Remedy;
+pub use store::{Finding, FindingStore, Transition};
 
 use crate::coordination::{
-    BarrierKind, BarrierObservation, BarrierOutcome, JobId, JobObservation, Note, TaskId, Timestamp,
+    BarrierKind, BarrierObservation, BarrierOutcome, FindingNote, JobId, JobObservation, TaskId, Timestamp,
 };
 use crate::engine::Engine;
 use crate::reports::{self, ClockReading};
@@ -85,12 +85,12 @@ pub struct Detector {
     /// What to do.
     pub advice: &'static str,
     /// Looks for it.
-    detect: fn(Seen<'_>) -> Option<Found>,
+    detect: fn(DetectorInput<'_>) -> Option<Detection>,
 }
 
 /// What is seen of a job.
 #[derive(Debug, Clone, Copy)]
-pub struct Seen<'a> {
+pub struct DetectorInput<'a> {
     /// What the service itself measures.
     pub job: &'a JobObservation,
     /// The clocks of the workers that tell of theirs: native ones do.
@@ -123,7 +123,7 @@ pub struct Evidence {
 
 /// What a detector has found.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Found {
+pub struct Detection {
     /// Its name for people, where it differs from the detector's.
     pub title: Option<String>,
     /// What it is, in a sentence that names no task, and does not say for how long: since when it has been so stands beside it.
@@ -143,9 +143,9 @@ pub struct Found {
 /// How many tasks one finding names.
 const TASKS_NAMED: usize = 16;
 /// How often findings are looked for.
-const LOOKED: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-impl Found {
+impl Detection {
     fn new(summary_without_tasks: String, since: Timestamp, mut tasks: Vec<TaskId>) -> Self {
         let task_count = tasks.len();
         tasks.truncate(TASKS_NAMED);
@@ -167,7 +167,7 @@ impl Found {
         Self { task_count: barrier.missing, barrier: Some(id), ..found }
     }
 
-    fn titled(mut self, title: String) -> Self {
+    fn with_title(mut self, title: String) -> Self {
         self.title = Some(title);
         self
     }
@@ -180,48 +180,51 @@ impl Found {
 
 /// Everything that is found in a job.
 #[must_use]
-pub fn detect(seen: Seen<'_>) -> Vec<(&'static Detector, Found)> {
+pub fn detect(seen: DetectorInput<'_>) -> Vec<(&'static Detector, Detection)> {
     CATALOGUE.iter().filter_map(|detector| Some((*detector, (detector.detect)(seen)?))).collect()
 }
 
 /// Looks for findings, once a second, for as long as it is polled, and has `apply` do what is to be done about them.
 pub async fn watch(
     engine: Arc<Engine>,
-    reports: Arc<reports::Board>,
-    board: Arc<Board>,
+    reports: Arc<reports::ReportStore>,
+    board: Arc<FindingStore>,
     apply: impl Fn(Remedy) + Send,
 ) {
     loop {
-        for remedy in look(&engine, &reports, &board) {
+        for remedy in check_all(&engine, &reports, &board) {
             apply(remedy);
         }
-        tokio::time::sleep(LOOKED).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
     }
 }
 
 /// Looks once; returns what jobs want to be done about it.
-pub fn look(engine: &Engine, reports: &reports::Board, board: &Board) -> Vec<Remedy> {
+pub fn check_all(engine: &Engine, reports: &reports::ReportStore, board: &FindingStore) -> Vec<Remedy> {
     let mut remedies = Vec::new();
-    let jobs: Vec<JobId> = engine.look(|core, _| core.jobs().map(|(job, _)| job).collect());
-    board.keep(|job| jobs.contains(&job));
+    let jobs: Vec<JobId> = engine.read(|core, _| core.jobs().map(|(job, _)| job).collect());
+    board.retain_jobs(|job| jobs.contains(&job));
     for job in jobs {
-        let Some(seen) = engine.look(|core, now| core.observe(job, now)) else { continue };
+        let Some(seen) = engine.read(|core, now| core.observe(job, now)) else { continue };
         let clocks = clocks(engine, reports, &seen);
-        for transition in board.look(&seen, detect(Seen { job: &seen, clocks: &clocks })) {
+        for transition in board.update(&seen, detect(DetectorInput { job: &seen, clocks: &clocks })) {
             let (open, finding) = match transition {
                 Transition::Opened(finding) => (true, finding),
                 Transition::Closed(finding) => (false, finding),
             };
             if open {
-                remedies.extend(acting::remedy(engine, job, &finding));
+                remedies.extend(remedy::remedy(engine, job, &finding));
             }
             let (title, summary) = (&finding.title, &finding.summary);
             let reason =
                 if open { format!("{title}: {summary}") } else { format!("ended: {title}: {summary}") };
-            engine.note(job, Note { finding: finding.id.clone(), open, tasks: finding.tasks, reason });
+            engine.record_finding(
+                job,
+                FindingNote { finding: finding.id.clone(), open, tasks: finding.tasks, reason },
+            );
         }
     }
-    board.looked(engine.clock().now());
+    board.last_checked(engine.clock().now());
     remedies
 }
 
@@ -233,27 +236,36 @@ pub fn look(engine: &Engine, reports: &reports::Board, board: &Board) -> Vec<Rem
 #[must_use]
 pub fn present(
     engine: &Engine,
-    reports: &reports::Board,
-    board: &Board,
+    reports: &reports::ReportStore,
+    board: &FindingStore,
     job: JobId,
 ) -> (Vec<Finding>, Vec<Finding>) {
-    let seen = if board.has_open(job) { engine.look(|core, now| core.observe(job, now)) } else { None };
+    let seen = if board.has_open(job) { engine.read(|core, now| core.observe(job, now)) } else { None };
     (seen.map_or_else(Vec::new, |seen| hold(engine, reports, board, &seen)), board.closed(job))
 }
 
 /// The open findings of a job that hold in what is `seen` of it.
 #[must_use]
-pub fn hold(engine: &Engine, reports: &reports::Board, board: &Board, seen: &JobObservation) -> Vec<Finding> {
+pub fn hold(
+    engine: &Engine,
+    reports: &reports::ReportStore,
+    board: &FindingStore,
+    seen: &JobObservation,
+) -> Vec<Finding> {
     let clocks = clocks(engine, reports, seen);
-    board.hold(seen, detect(Seen { job: seen, clocks: &clocks }))
+    board.hold(seen, detect(DetectorInput { job: seen, clocks: &clocks }))
 }
 
 /// The clocks that a job's workers tell of.
-fn clocks(engine: &Engine, reports: &reports::Board, seen: &JobObservation) -> Vec<(TaskId, ClockReading)> {
+fn clocks(
+    engine: &Engine,
+    reports: &reports::ReportStore,
+    seen: &JobObservation,
+) -> Vec<(TaskId, ClockReading)> {
     if !reports.has(seen.job, seen.run) {
         return Vec::new();
     }
-    let roster = engine.look(|core, _| core.job(seen.job).map(|look| look.roster()));
+    let roster = engine.read(|core, _| core.job(seen.job).map(|job| job.task_incarnations()));
     roster.map_or_else(Vec::new, |roster| reports.clocks(seen.job, &roster))
 }
 
@@ -263,7 +275,7 @@ fn count(number: usize, one: &str, many: &str) -> String {
 }
 
 /// How long barriers of this id took lately, at most, when they passed.
-fn usual(seen: &JobObservation, id: &str) -> Duration {
+fn longest_recent(seen: &JobObservation, id: &str) -> Duration {
     let passed = seen.recent.iter().filter(|record| {
         record.kind == BarrierKind::Client
             && record.outcome == BarrierOutcome::Passed
@@ -273,7 +285,7 @@ fn usual(seen: &JobObservation, id: &str) -> Duration {
 }
 
 /// A duration for people: whole seconds from a minute on, tenths below.
-fn spoken(duration: Duration) -> String {
+fn format_span(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match seconds {
         0..60 => format!("{:.1} s", duration.as_secs_f64()),

@@ -2,11 +2,11 @@
 //!
 //! Begin at `detect`.
 
-use super::{Detector, Found, Seen, Severity};
-use crate::coordination::BoundUse;
+use super::{Detection, Detector, DetectorInput, Severity};
+use crate::coordination::BoundUsage;
 
 /// The part of a bound from which on it is nearly reached.
-const PART: f64 = 0.9;
+const NEARLY_FULL_SHARE: f64 = 0.9;
 
 pub(super) static DETECTOR: Detector = Detector {
     id: "nearly-full-bounds",
@@ -20,14 +20,14 @@ pub(super) static DETECTOR: Detector = Detector {
 };
 
 #[expect(clippy::cast_precision_loss, reason = "for people")]
-fn part(bound: &BoundUse) -> Option<f64> {
-    let used = bound.used.filter(|_| !bound.rolling && bound.limit > 0)?;
-    Some(used as f64 / bound.limit as f64).filter(|part| *part >= PART)
+fn part(bound: &BoundUsage) -> Option<f64> {
+    let used = bound.used.filter(|_| !bound.is_rolling && bound.limit > 0)?;
+    Some(used as f64 / bound.limit as f64).filter(|part| *part >= NEARLY_FULL_SHARE)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "for people")]
-fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
-    let mut full: Vec<(f64, &BoundUse)> =
+fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detection> {
+    let mut full: Vec<(f64, &BoundUsage)> =
         seen.bounds.iter().filter_map(|bound| Some((part(bound)?, bound))).collect();
     full.sort_by(|a, b| b.0.total_cmp(&a.0));
     let (_, fullest) = full.first()?;
@@ -38,10 +38,10 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
         fullest.used.unwrap_or_default(),
         fullest.limit
     );
-    let mut found = Found::new(summary, seen.seen_at, Vec::new());
+    let mut found = Detection::new(summary, seen.seen_at, Vec::new());
     for (_, bound) in full {
         let used = bound.used.unwrap_or_default() as f64;
-        found = found.with(&format!("bounds.{}", bound.name), used, PART * bound.limit as f64);
+        found = found.with(&format!("bounds.{}", bound.name), used, NEARLY_FULL_SHARE * bound.limit as f64);
     }
     Some(found)
 }

@@ -4,15 +4,15 @@
 
 use std::time::Duration;
 
-use super::{Detector, Found, Seen, Severity, count};
+use super::{Detection, Detector, DetectorInput, Severity, count};
 use crate::coordination::{TaskId, TaskObservation};
 
 /// What counts as now.
 const WINDOW: Duration = Duration::from_secs(10 * 60);
 /// So many earlier lives of one task are too many.
-const LIVES: usize = 3;
+const LIVES_MIN: usize = 3;
 /// So many tasks that came back within the window are too many, or a tenth of the job if that is more.
-const TASKS: usize = 3;
+const TASKS_MIN: usize = 3;
 
 pub(super) static DETECTOR: Detector = Detector {
     id: "restart-storm",
@@ -24,7 +24,7 @@ pub(super) static DETECTOR: Detector = Detector {
     detect,
 };
 
-fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
+fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detection> {
     let started = seen.started_at?;
     let lately = |task: &&TaskObservation| {
         task.past_lives > 0
@@ -35,8 +35,8 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     // The worst first.
     back.sort_by_key(|task| (std::cmp::Reverse(task.past_lives), task.task));
     let most = back.iter().map(|task| task.past_lives).max()?;
-    let many = TASKS.max(seen.tasks.len() / 10);
-    if most < LIVES && back.len() < many {
+    let many = TASKS_MIN.max(seen.tasks.len() / 10);
+    if most < LIVES_MIN && back.len() < many {
         return None;
     }
     let since = back.iter().map(|task| task.registered_at).min()?;
@@ -52,8 +52,8 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     };
     let number = |n: usize| f64::from(u32::try_from(n).unwrap_or(u32::MAX));
     Some(
-        Found::new(summary_without_tasks, since, ids)
+        Detection::new(summary_without_tasks, since, ids)
             .with("tasks that restarted within ten minutes", number(back.len()), number(many))
-            .with("restarts of one of them", number(most), number(LIVES)),
+            .with("restarts of one of them", number(most), number(LIVES_MIN)),
     )
 }

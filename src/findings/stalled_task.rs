@@ -5,17 +5,17 @@
 use std::time::Duration;
 
 use super::barrier_stuck::arrival_summary;
-use super::{Detector, Found, Seen, Severity, count, spoken, usual};
+use super::{Detection, Detector, DetectorInput, Severity, count, format_span, longest_recent};
 use crate::coordination::{
-    BarrierKind, BarrierObservation, JobObservation, RunState, TaskId, TaskStanding, overdue,
+    BarrierKind, BarrierObservation, JobObservation, RunState, TaskId, TaskPhase, heartbeat_overdue_by,
 };
 
 /// How long the others must have been complete.
-const PATIENCE: Duration = Duration::from_secs(30);
+const MIN_WAIT: Duration = Duration::from_secs(30);
 /// And how many times as long as the longest recent use of the barrier took as a whole.
-const TIMES: u32 = 3;
+const SLOWNESS_FACTOR: u32 = 3;
 /// It is about single tasks: at most one part in so many of the members, and one in any case.
-const FEW: usize = 8;
+const STALLED_MAX: usize = 8;
 
 pub(super) static DETECTOR: Detector = Detector {
     id: "stalled-task",
@@ -28,7 +28,7 @@ pub(super) static DETECTOR: Detector = Detector {
     detect,
 };
 
-fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
+fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detection> {
     if seen.state != RunState::Running {
         return None;
     }
@@ -36,7 +36,7 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
         .barriers
         .iter()
         .filter(|barrier| {
-            matches!(barrier.kind, BarrierKind::Client | BarrierKind::LiveSet) && stalls(seen, barrier)
+            matches!(barrier.kind, BarrierKind::Client | BarrierKind::LiveSet) && is_stalled(seen, barrier)
         })
         .min_by_key(|barrier| barrier.last_arrival)?;
     let waited = seen.seen_at.since(barrier.last_arrival);
@@ -45,12 +45,14 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     let heard = barrier.missing_tasks.iter().filter_map(|id| seen.task(*id)?.last_heartbeat).min();
     let silent = heard.map_or(0.0, |heard| seen.seen_at.since(heard).as_secs_f64());
     Some(
-        Found::at_barrier(summary_without_tasks, barrier.last_arrival, barrier)
-            .titled(count(barrier.missing, "task has not reached", "tasks have not reached") + " the barrier")
+        Detection::at_barrier(summary_without_tasks, barrier.last_arrival, barrier)
+            .with_title(
+                count(barrier.missing, "task has not reached", "tasks have not reached") + " the barrier",
+            )
             .with(
                 "since the last arrival, in seconds",
                 waited.as_secs_f64(),
-                patience(seen, barrier).as_secs_f64(),
+                required_wait(seen, barrier).as_secs_f64(),
             )
             .with("since its last heartbeat, in seconds", silent, seen.heartbeat_timeout.as_secs_f64()),
     )
@@ -60,31 +62,31 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
 fn heartbeats(seen: &JobObservation, tasks: &[TaskId]) -> String {
     let overdue = |id: &TaskId| {
         let task = seen.task(*id)?;
-        overdue(task.last_heartbeat, task.interval_us, seen.heartbeat_timeout, seen.seen_at)
+        heartbeat_overdue_by(task.last_heartbeat, task.interval_us, seen.heartbeat_timeout, seen.seen_at)
     };
     let silent: Vec<Duration> = tasks.iter().filter_map(overdue).collect();
     match (tasks.len(), silent.iter().max()) {
         (1, None) => "the heartbeats of the missing task continue".to_owned(),
         (_, None) => "the heartbeats of the missing tasks continue".to_owned(),
-        (1, Some(longest)) => format!("the missing task has sent no heartbeat for {}", spoken(*longest)),
+        (1, Some(longest)) => format!("the missing task has sent no heartbeat for {}", format_span(*longest)),
         (_, Some(longest)) => {
             let tasks = count(silent.len(), "missing task has", "missing tasks have");
-            format!("{tasks} sent no heartbeat for up to {}", spoken(*longest))
+            format!("{tasks} sent no heartbeat for up to {}", format_span(*longest))
         }
     }
 }
 
-fn patience(seen: &JobObservation, barrier: &BarrierObservation) -> Duration {
-    PATIENCE.max(usual(seen, &barrier.id) * TIMES)
+fn required_wait(seen: &JobObservation, barrier: &BarrierObservation) -> Duration {
+    MIN_WAIT.max(longest_recent(seen, &barrier.id) * SLOWNESS_FACTOR)
 }
 
-fn stalls(seen: &JobObservation, barrier: &BarrierObservation) -> bool {
-    let few = barrier.missing <= (barrier.members / FEW).max(1)
+fn is_stalled(seen: &JobObservation, barrier: &BarrierObservation) -> bool {
+    let few = barrier.missing <= (barrier.members / STALLED_MAX).max(1)
         && barrier.missing == barrier.missing_tasks.len()
         && barrier.arrived + barrier.missing == barrier.members;
     let alive = |id: &TaskId| {
-        seen.task(*id).is_some_and(|task| task.standing == TaskStanding::Connected && !task.meets)
+        seen.task(*id).is_some_and(|task| task.standing == TaskPhase::Connected && !task.is_waiting)
     };
-    few && seen.seen_at.since(barrier.last_arrival) >= patience(seen, barrier)
+    few && seen.seen_at.since(barrier.last_arrival) >= required_wait(seen, barrier)
         && barrier.missing_tasks.iter().all(alive)
 }

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use super::*;
 use crate::coordination::{
-    BarrierObservation, BarrierRecord, BoundUse, Gaps, JobName, PastRunObservation, RunNumber, RunOutcome,
-    RunState, StragglingView, TaskCounts, TaskObservation, TaskStanding, WaitingCalls,
+    BarrierObservation, BarrierRecord, BoundUsage, GapHistogram, JobName, PastRunObservation, RunNumber,
+    RunOutcome, RunState, StragglerView, TaskCounts, TaskObservation, TaskPhase, WaitingCallCounts,
 };
 
 const NOW: Timestamp = Timestamp(10_000_000_000);
 
-fn ago(seconds: u64) -> Timestamp {
+fn seconds_ago(seconds: u64) -> Timestamp {
     Timestamp(NOW.0 - seconds * 1_000_000)
 }
 
@@ -22,17 +22,17 @@ fn ago(seconds: u64) -> Timestamp {
 fn healthy() -> JobObservation {
     let task = |id: i32| TaskObservation {
         task: TaskId(id),
-        standing: TaskStanding::Connected,
+        standing: TaskPhase::Connected,
         excluded: false,
-        since: ago(3000),
+        since: seconds_ago(3000),
         peer: Some(SocketAddr::from(([10, 0, 0, 1 + id as u8 / 2], 7000))),
-        last_heartbeat: Some(ago(3)),
-        meets: false,
+        last_heartbeat: Some(seconds_ago(3)),
+        is_waiting: false,
         past_lives: 0,
-        registered_at: ago(3000),
+        registered_at: seconds_ago(3000),
         interval_us: 50_000_000,
         longest_gap_us: 51_000_000,
-        straggling: Some(StragglingView {
+        straggling: Some(StragglerView {
             taken_part: 100,
             last: 12,
             recent: 64,
@@ -51,8 +51,8 @@ fn healthy() -> JobObservation {
         heartbeat_timeout: Duration::from_secs(100),
         run: RunNumber(4),
         state: RunState::Running,
-        opened_at: ago(3010),
-        started_at: Some(ago(3000)),
+        opened_at: seconds_ago(3010),
+        started_at: Some(seconds_ago(3000)),
         ended_at: None,
         live: 8,
         counts: TaskCounts::default(),
@@ -60,13 +60,13 @@ fn healthy() -> JobObservation {
         tasks: (0..8).map(task).collect(),
         barriers: vec![barrier(20, 18, &[1, 2])],
         recent: Vec::new(),
-        waiting: WaitingCalls::default(),
-        gaps: Gaps::default(),
+        waiting: WaitingCallCounts::default(),
+        gaps: GapHistogram::default(),
         store_bytes: 10,
         keys: 1,
         bounds: vec![
-            BoundUse { name: "keys", limit: 100, used: Some(89), rolling: false },
-            BoundUse { name: "barriers-recent", limit: 100, used: Some(100), rolling: true },
+            BoundUsage { name: "keys", limit: 100, used: Some(89), is_rolling: false },
+            BoundUsage { name: "barriers-recent", limit: 100, used: Some(100), is_rolling: true },
         ],
         exclusions: 0,
         past_runs: vec![past(1, 4000, RunOutcome::Failed), past(2, 3500, RunOutcome::Failed)],
@@ -78,8 +78,8 @@ fn barrier(since: u64, last: u64, missing: &[i32]) -> BarrierObservation {
         id: "step".into(),
         counter: 3,
         kind: BarrierKind::Client,
-        since: ago(since),
-        last_arrival: ago(last),
+        since: seconds_ago(since),
+        last_arrival: seconds_ago(last),
         deadline: NOW,
         members: 8,
         arrived: 8 - missing.len(),
@@ -92,8 +92,8 @@ fn past(number: u64, ended: u64, outcome: RunOutcome) -> PastRunObservation {
     PastRunObservation {
         number: RunNumber(number),
         outcome,
-        opened_at: ago(ended + 60),
-        ended_at: ago(ended),
+        opened_at: seconds_ago(ended + 60),
+        ended_at: seconds_ago(ended),
     }
 }
 
@@ -102,8 +102,8 @@ fn record(seconds: u64) -> BarrierRecord {
         id: "step".into(),
         counter: 2,
         kind: BarrierKind::Client,
-        began: ago(500 + seconds),
-        ended: ago(500),
+        began: seconds_ago(500 + seconds),
+        ended: seconds_ago(500),
         members: 8,
         arrived: 8,
         first: None,
@@ -117,8 +117,8 @@ fn record(seconds: u64) -> BarrierRecord {
 }
 
 /// A job whose workers tell nothing of their clocks.
-fn found(job: &JobObservation) -> Vec<(&'static Detector, Found)> {
-    detect(Seen { job, clocks: &[] })
+fn found(job: &JobObservation) -> Vec<(&'static Detector, Detection)> {
+    detect(DetectorInput { job, clocks: &[] })
 }
 
 fn ids(seen: &JobObservation) -> Vec<&'static str> {
@@ -126,7 +126,7 @@ fn ids(seen: &JobObservation) -> Vec<&'static str> {
 }
 
 #[track_caller]
-fn only(seen: &JobObservation, id: &str) -> Found {
+fn only(seen: &JobObservation, id: &str) -> Detection {
     assert_eq!(ids(seen), [id]);
     let (detector, found) = found(seen).remove(0);
     assert!(!found.evidence.is_empty() && !found.summary_without_tasks.is_empty(), "{found:?}");
@@ -145,9 +145,9 @@ fn tasks_that_are_missing_at_registration_are_named_after_a_minute() {
     seen.state = RunState::Forming;
     seen.barriers = vec![BarrierObservation { kind: BarrierKind::Registration, ..barrier(59, 59, &[1, 5]) }];
     assert!(ids(&seen).is_empty());
-    seen.barriers[0].since = ago(61);
+    seen.barriers[0].since = seconds_ago(61);
     let found = only(&seen, "missing-at-registration");
-    assert_eq!((found.tasks, found.since), (vec![TaskId(1), TaskId(5)], ago(61)));
+    assert_eq!((found.tasks, found.since), (vec![TaskId(1), TaskId(5)], seconds_ago(61)));
     assert_eq!(found.summary_without_tasks, "2 of 8 tasks have not registered");
 }
 
@@ -163,7 +163,7 @@ fn a_barrier_is_stuck_measured_by_its_own_past() {
     seen.state = RunState::Running;
     seen.recent = vec![record(30)];
     assert!(ids(&seen).is_empty(), "it took half a minute before, too");
-    seen.barriers[0].since = ago(151);
+    seen.barriers[0].since = seconds_ago(151);
     only(&seen, "barrier-stuck");
 }
 
@@ -182,26 +182,26 @@ fn a_task_that_lives_and_does_not_come_is_stalled() {
         found.summary_without_tasks
     );
     // A long timeout does not make a silent task a live one: what counts is its own interval.
-    (seen.tasks[6].interval_us, seen.tasks[6].last_heartbeat) = (5_000_000, Some(ago(43)));
+    (seen.tasks[6].interval_us, seen.tasks[6].last_heartbeat) = (5_000_000, Some(seconds_ago(43)));
     let found = only(&seen, "stalled-task");
     assert!(
         found.summary_without_tasks.ends_with("the missing task has sent no heartbeat for 43.0 s"),
         "{}",
         found.summary_without_tasks
     );
-    (seen.tasks[6].interval_us, seen.tasks[6].last_heartbeat) = (50_000_000, Some(ago(3)));
-    seen.tasks[6].meets = true;
+    (seen.tasks[6].interval_us, seen.tasks[6].last_heartbeat) = (50_000_000, Some(seconds_ago(3)));
+    seen.tasks[6].is_waiting = true;
     assert!(ids(&seen).is_empty(), "it waits elsewhere");
-    seen.tasks[6].meets = false;
-    seen.tasks[6].standing = TaskStanding::Suspect;
+    seen.tasks[6].is_waiting = false;
+    seen.tasks[6].standing = TaskPhase::Suspect;
     assert!(ids(&seen).is_empty(), "it may be dead");
-    seen.tasks[6].standing = TaskStanding::Connected;
+    seen.tasks[6].standing = TaskPhase::Connected;
     seen.recent = vec![record(30)];
     assert!(ids(&seen).is_empty(), "it was as slow before");
 }
 
 #[test]
-fn who_is_late_as_a_habit_is_found_and_who_is_late_by_nothing_is_not() {
+fn a_chronic_straggler_is_found_and_a_negligible_delay_is_not() {
     let mut seen = healthy();
     let late = |seen: &mut JobObservation, task: usize, score: f64, lateness_us: u64| {
         let Some(it) = seen.tasks[task].straggling.as_mut() else { return };
@@ -232,7 +232,7 @@ fn heartbeats_that_come_nearly_too_late_are_found() {
     assert_eq!(only(&seen, "heartbeat-gaps-widening").tasks, [TaskId(3)]);
     seen.tasks[3].interval_us = 74_000_000;
     assert!(ids(&seen).is_empty(), "it never came more often");
-    seen.tasks[4].last_heartbeat = Some(ago(80));
+    seen.tasks[4].last_heartbeat = Some(seconds_ago(80));
     assert_eq!(only(&seen, "heartbeat-gaps-widening").tasks, [TaskId(4)]);
 }
 
@@ -241,7 +241,7 @@ fn a_storm_of_restarts_is_one_task_again_and_again_or_many_tasks() {
     let mut seen = healthy();
     seen.tasks[1].past_lives = 3;
     assert!(ids(&seen).is_empty(), "it has long been back");
-    seen.tasks[1].registered_at = ago(60);
+    seen.tasks[1].registered_at = seconds_ago(60);
     let found = only(&seen, "restart-storm");
     assert_eq!(
         found.summary_without_tasks,
@@ -251,7 +251,7 @@ fn a_storm_of_restarts_is_one_task_again_and_again_or_many_tasks() {
     let mut seen = healthy();
     for task in 0..3 {
         seen.tasks[task].past_lives = 1;
-        seen.tasks[task].registered_at = ago(30);
+        seen.tasks[task].registered_at = seconds_ago(30);
     }
     let found = only(&seen, "restart-storm");
     assert_eq!(found.tasks.len(), 3);
@@ -281,13 +281,13 @@ fn a_bound_that_is_nearly_reached_is_named() {
 }
 
 #[test]
-fn what_flickers_is_one_finding_with_one_event_at_each_end() {
-    let board = Board::default();
+fn a_flickering_condition_is_one_finding_with_two_events() {
+    let board = FindingStore::default();
     let mut seen = healthy();
     let mut look = |seconds: u64, full: bool| {
         seen.seen_at = Timestamp(NOW.0 + seconds * 1_000_000);
         seen.bounds[0].used = Some(if full { 95 } else { 5 });
-        board.look(&seen, found(&seen))
+        board.update(&seen, found(&seen))
     };
     assert!(matches!(look(0, true)[..], [Transition::Opened(_)]));
     for second in 1..10 {
@@ -299,32 +299,32 @@ fn what_flickers_is_one_finding_with_one_event_at_each_end() {
     let [Transition::Closed(finding)] = &closed[..] else { panic!("{closed:?}") };
     assert_eq!((finding.since, finding.closed_at), (NOW, Some(Timestamp(NOW.0 + 9_000_000))));
     assert!(!board.has_open(JobId(0)) && board.closed(JobId(0)).len() == 1);
-    board.keep(|_| false);
+    board.retain_jobs(|_| false);
     assert!(board.closed(JobId(0)).is_empty(), "a job's findings go with it");
 }
 
 #[test]
 fn a_finding_that_lingers_is_shown_only_while_it_holds_and_in_the_words_of_now() {
-    let board = Board::default();
+    let board = FindingStore::default();
     let mut seen = healthy();
     seen.barriers = vec![barrier(40, 35, &[6])];
     assert!(board.hold(&seen, found(&seen)).is_empty(), "it was not opened");
-    board.look(&seen, found(&seen));
+    board.update(&seen, found(&seen));
     seen.seen_at = Timestamp(NOW.0 + 2_000_000);
-    (seen.tasks[6].interval_us, seen.tasks[6].last_heartbeat) = (5_000_000, Some(ago(41)));
+    (seen.tasks[6].interval_us, seen.tasks[6].last_heartbeat) = (5_000_000, Some(seconds_ago(41)));
     let [held] = &board.hold(&seen, found(&seen))[..] else { panic!("it holds") };
     assert!(held.summary_without_tasks.ends_with("has sent no heartbeat for 43.0 s"), "{held:?}");
     assert_eq!(held.summary, format!("{}: task 6 at 10.0.0.4:7000", held.summary_without_tasks));
     // Its process was killed: the finding is open for ten seconds more, and is not shown any more.
-    seen.tasks[6].standing = TaskStanding::Failed;
-    board.look(&seen, found(&seen));
+    seen.tasks[6].standing = TaskPhase::Failed;
+    board.update(&seen, found(&seen));
     assert!(board.is_open(JobId(0), "stalled-task"));
     assert!(board.hold(&seen, found(&seen)).is_empty());
 }
 
 #[test]
 fn a_finding_counts_all_of_its_tasks_however_few_it_lists() {
-    let board = Board::default();
+    let board = FindingStore::default();
     let mut seen = healthy();
     seen.barriers = vec![BarrierObservation {
         members: 1000,
@@ -333,7 +333,7 @@ fn a_finding_counts_all_of_its_tasks_however_few_it_lists() {
         missing_tasks: (0..64).map(TaskId).collect(),
         ..barrier(100, 100, &[])
     }];
-    let opened = board.look(&seen, found(&seen));
+    let opened = board.update(&seen, found(&seen));
     let [Transition::Opened(finding)] = &opened[..] else { panic!("{opened:?}") };
     assert_eq!((finding.task_count, finding.tasks.len()), (108, TASKS_NAMED));
     assert!(finding.summary_without_tasks.ends_with("108 tasks are missing"), "{finding:?}");
@@ -351,14 +351,14 @@ fn the_catalogue_is_whole_and_names_are_unique() {
 }
 
 /// What is found where workers tell of their clocks: task, seconds ahead, and by how much that may be wrong.
-fn with_clocks(job: &JobObservation, told: &[(i32, f64, f64)]) -> Vec<(&'static Detector, Found)> {
+fn with_clocks(job: &JobObservation, told: &[(i32, f64, f64)]) -> Vec<(&'static Detector, Detection)> {
     let micros = |seconds: f64| (seconds * 1e6) as i64;
     let clock = |(task, ahead, within): &(i32, f64, f64)| {
         let reading = ClockReading { ahead_us: micros(*ahead), within_us: micros(*within).unsigned_abs() };
         (TaskId(*task), reading)
     };
     let clocks: Vec<_> = told.iter().map(clock).collect();
-    detect(Seen { job, clocks: &clocks })
+    detect(DetectorInput { job, clocks: &clocks })
 }
 
 #[test]
@@ -380,7 +380,7 @@ fn a_clock_that_is_surely_off_is_found_and_one_that_may_be_is_not() {
 }
 
 #[test]
-fn where_most_hosts_agree_against_the_service_it_is_the_service() {
+fn a_majority_of_hosts_blames_the_service_clock() {
     let job = healthy();
     // Tasks 0 and 1 share a host, and so on: four hosts.
     let found = with_clocks(&job, &[(0, 60.0, 0.0), (2, 60.1, 0.0), (4, 59.9, 0.0), (6, 60.0, 0.0)]);

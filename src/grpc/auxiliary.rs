@@ -16,9 +16,9 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use tower_service::Service as _;
 
-use super::{generation_a, generation_c, reports};
+use super::{generation_a, generation_c, transfers_service};
 use crate::coordination::{Code, Failure};
-use crate::http2::{Reason, Sender, StreamId, block};
+use crate::http2::{ErrorCode, Sender, StreamId, encode_block};
 use crate::proto::DESCRIPTORS;
 
 /// The other services.
@@ -28,7 +28,7 @@ pub(super) struct AuxiliaryServices {
 }
 
 /// Every name that health is told of; the empty one is the server as a whole.
-const NAMES: [&str; 4] = ["", generation_a::SERVICE, generation_c::SERVICE, reports::SERVICE];
+const NAMES: [&str; 4] = ["", generation_a::SERVICE, generation_c::SERVICE, transfers_service::SERVICE];
 
 impl AuxiliaryServices {
     pub(super) fn new() -> Self {
@@ -52,14 +52,14 @@ impl AuxiliaryServices {
     }
 
     /// Tells of every service that it serves.
-    pub(super) async fn serving(&self) {
+    pub(super) async fn set_serving(&self) {
         for name in NAMES {
             self.health.set_service_status(name, ServingStatus::Serving).await;
         }
     }
 
     /// Tells of every service that it does not serve any more.
-    pub(super) async fn stopping(&self) {
+    pub(super) async fn set_not_serving(&self) {
         for name in NAMES {
             self.health.set_service_status(name, ServingStatus::NotServing).await;
         }
@@ -89,12 +89,12 @@ impl AuxiliaryCalls {
         let Ok(permit) = Arc::clone(free).try_acquire_owned() else {
             let text =
                 format!("{} calls to this service are in progress on this connection already", self.most);
-            return Err(Failure::plain(Code::ResourceExhausted, text));
+            return Err(Failure::without_details(Code::ResourceExhausted, text));
         };
         let (incoming, received) = mpsc::unbounded_channel();
-        let (sent, outgoing) = mpsc::channel(PIECES);
+        let (sent, outgoing) = mpsc::channel(RESPONSE_PARTS_QUEUED);
         let unread = Arc::new(AtomicUsize::new(0));
-        let body = Incoming { received, unread: Arc::clone(&unread) };
+        let body = AuxiliaryBody { received, unread: Arc::clone(&unread) };
         let mut request = Request::new(tonic::body::Body::new(body));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = Uri::try_from(path).unwrap_or_default();
@@ -105,22 +105,22 @@ impl AuxiliaryCalls {
             tokio::select! {
                 biased;
                 () = sent.closed() => {}
-                () = answer(routes, request, &sent) => {}
+                () = serve_call(routes, request, &sent) => {}
             }
         });
-        Ok(AuxiliaryCall { stream, incoming: Some(incoming), outgoing, unread, waker, parked: false })
+        Ok(AuxiliaryCall { stream, incoming: Some(incoming), outgoing, unread, waker, deferred: false })
     }
 }
 
 /// Pieces of an answer that may be on their way from the task that gives it.
-const PIECES: usize = 4;
+const RESPONSE_PARTS_QUEUED: usize = 4;
 /// Bytes of a request that its service has not read yet, and what each piece of it counts besides; none of them has much to
 /// say.
-const UNREAD: usize = 64 << 10;
+const UNREAD_MAX: usize = 64 << 10;
 const PIECE_BYTES: usize = 128;
 
 /// A piece of an answer.
-enum Piece {
+enum ResponsePart {
     Head(Vec<u8>, bool),
     Data(Bytes),
     Trailers(Vec<u8>),
@@ -132,11 +132,11 @@ pub(super) struct AuxiliaryCall {
     stream: StreamId,
     /// Gone once the request has ended.
     incoming: Option<mpsc::UnboundedSender<Bytes>>,
-    outgoing: mpsc::Receiver<Piece>,
+    outgoing: mpsc::Receiver<ResponsePart>,
     unread: Arc<AtomicUsize>,
     waker: Waker,
     /// It is looked at when the peer has taken its answers.
-    pub(super) parked: bool,
+    pub(super) deferred: bool,
 }
 
 impl AuxiliaryCall {
@@ -146,7 +146,7 @@ impl AuxiliaryCall {
             && !bytes.is_empty()
         {
             let length = bytes.len() + PIECE_BYTES;
-            if self.unread.fetch_add(length, Ordering::Relaxed) + length > UNREAD {
+            if self.unread.fetch_add(length, Ordering::Relaxed) + length > UNREAD_MAX {
                 // The service sees the request end in the middle, and says so.
                 self.incoming = None;
             } else {
@@ -160,29 +160,29 @@ impl AuxiliaryCall {
     }
 
     /// Passes on what there is of the answer; whether that is all.
-    pub(super) fn pass_on(&mut self, sender: &mut Sender) -> bool {
+    pub(super) fn forward_response(&mut self, sender: &mut Sender) -> bool {
         let mut cx = Context::from_waker(&self.waker);
         // One in each turn: how much the peer takes is looked at in between.
         let Poll::Ready(piece) = self.outgoing.poll_recv(&mut cx) else { return false };
         let stream = self.stream;
         match piece {
-            Some(Piece::Head(block, ended)) => {
+            Some(ResponsePart::Head(block, ended)) => {
                 sender.head(stream, &block, ended);
                 if ended {
                     return true;
                 }
             }
-            Some(Piece::Data(data)) => sender.data(stream, data),
-            Some(Piece::Trailers(block)) => {
+            Some(ResponsePart::Data(data)) => sender.data(stream, data),
+            Some(ResponsePart::Trailers(block)) => {
                 sender.trailers(stream, &block);
                 return true;
             }
-            Some(Piece::End) => {
+            Some(ResponsePart::End) => {
                 sender.end(stream);
                 return true;
             }
             None => {
-                sender.reset(stream, Reason::Internal);
+                sender.reset(stream, ErrorCode::Internal);
                 return true;
             }
         }
@@ -192,28 +192,33 @@ impl AuxiliaryCall {
 }
 
 /// Answers a request piece by piece. That nobody takes them any more ends the task that does this.
-async fn answer(mut routes: Routes, request: Request<tonic::body::Body>, sent: &mpsc::Sender<Piece>) {
+async fn serve_call(
+    mut routes: Routes,
+    request: Request<tonic::body::Body>,
+    sent: &mpsc::Sender<ResponsePart>,
+) {
     let Ok(response) = routes.call(request).await;
     let (head, body) = response.into_parts();
     let ended = body.is_end_stream();
-    let _ = sent.send(Piece::Head(block(Some(head.status.as_u16()), &head.headers), ended)).await;
+    let _ =
+        sent.send(ResponsePart::Head(encode_block(Some(head.status.as_u16()), &head.headers), ended)).await;
     if ended {
         return;
     }
     let mut body = pin!(body);
     loop {
         let piece = match std::future::poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
-            None => Piece::End,
+            None => ResponsePart::End,
             Some(Err(_)) => return,
             Some(Ok(frame)) => match frame.into_data() {
-                Ok(data) => Piece::Data(data),
+                Ok(data) => ResponsePart::Data(data),
                 Err(frame) => match frame.into_trailers() {
-                    Ok(trailers) => Piece::Trailers(block(None, &trailers)),
+                    Ok(trailers) => ResponsePart::Trailers(encode_block(None, &trailers)),
                     Err(_) => continue,
                 },
             },
         };
-        let last = !matches!(piece, Piece::Data(_));
+        let last = !matches!(piece, ResponsePart::Data(_));
         let _ = sent.send(piece).await;
         if last {
             return;
@@ -222,12 +227,12 @@ async fn answer(mut routes: Routes, request: Request<tonic::body::Body>, sent: &
 }
 
 /// A request's body as these services want it.
-struct Incoming {
+struct AuxiliaryBody {
     received: mpsc::UnboundedReceiver<Bytes>,
     unread: Arc<AtomicUsize>,
 }
 
-impl Body for Incoming {
+impl Body for AuxiliaryBody {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 

@@ -2,7 +2,7 @@
 //!
 //! It reads no socket; the [`Connection`](super::connection::Connection) feeds it. It owns a slot for each request
 //! that was not answered at once, the deadlines of these requests, and the connection's quota for bodies. Begin at
-//! [`CallTable::take`]; `bodies.rs` has the requests whose bodies are arriving, `engine_calls.rs` those that wait
+//! [`CallTable::take`]; `request_bodies.rs` has the requests whose bodies are arriving, `engine_calls.rs` those that wait
 //! for the engine.
 //!
 //! A peer that does not take its answers (16 MiB are unsent) gets no further call served: its new requests are put
@@ -20,31 +20,31 @@ use http::HeaderMap;
 use tokio::time::Instant;
 
 use super::auxiliary::{AuxiliaryCall, AuxiliaryCalls};
-use super::body::Body;
-use super::call::Dialect;
-use super::count;
+use super::body_memory::ConnectionQuota;
+use super::call_counts;
 use super::deadlines::Deadlines;
-use super::head::{Callee, Refused, RequestMeta, Target};
-use super::limits::Limits;
+use super::decoded_call::Dialect;
+use super::job_route::{JobRoute, Routing};
+use super::limits::GrpcLimits;
 use super::mailbox::{Mailbox, slot_waker};
-use super::memory::ConnectionQuota;
+use super::request_body::RequestBody;
+use super::request_meta::{CallHandler, RequestMeta, RequestRefusal, RequestTarget};
 use super::respond;
-use super::route::{Route, Routing};
 use super::server::Server;
-use super::slots::Slots;
-use crate::coordination::{CallId, Code, ConnectionId, Ending, Failure};
-use crate::engine::Inbox;
+use super::slot_table::SlotTable;
+use crate::coordination::{CallId, Code, ConnectionEnd, ConnectionId, Failure};
+use crate::engine::AnswerInbox;
 use crate::http2::{OverBudget, Sender, StreamId};
 use crate::meter::Moment;
 
-mod bodies;
 mod engine_calls;
+mod request_bodies;
 
-use bodies::Arriving;
-use engine_calls::{Trace, Waiting};
+use engine_calls::{PendingTrace, Waiting};
+use request_bodies::ReceivingCall;
 
 /// A request that is looked at later: the peer has too many answers to take.
-struct Parked {
+struct DeferredRequest {
     head: Arc<RequestMeta>,
     stream: StreamId,
     bytes: Vec<u8>,
@@ -53,22 +53,22 @@ struct Parked {
     charged: usize,
 }
 
-enum Entry {
-    Parked(Parked),
-    Arriving(Box<Arriving>),
+enum CallState {
+    Deferred(DeferredRequest),
+    Receiving(Box<ReceivingCall>),
     Waiting(Waiting),
     Auxiliary(Box<AuxiliaryCall>),
 }
 
 /// When the caller stops waiting.
 #[derive(Clone, Copy)]
-enum Due {
+enum CallDeadline {
     /// So long after now, which nobody has looked up yet.
     After(Option<Duration>),
     At(Option<Instant>),
 }
 
-impl Due {
+impl CallDeadline {
     fn at(self) -> Option<Instant> {
         match self {
             Self::After(wait) => wait.and_then(|wait| Instant::now().checked_add(wait)),
@@ -82,19 +82,19 @@ pub(super) struct CallTable {
     server: Arc<Server>,
     id: ConnectionId,
     mailbox: Arc<Mailbox>,
-    inbox: Arc<dyn Inbox>,
-    route: Route,
-    slots: Slots<Entry>,
+    inbox: Arc<dyn AnswerInbox>,
+    route: JobRoute,
+    slots: SlotTable<CallState>,
     deadlines: Deadlines,
     quota: ConnectionQuota,
     auxiliary: AuxiliaryCalls,
     /// Slots that are looked at when the peer has taken its answers.
-    parked: VecDeque<u64>,
-    ending: Option<Ending>,
+    deferred: VecDeque<u64>,
+    ending: Option<ConnectionEnd>,
     /// When the present turn began, once somebody has asked.
     turn: Option<Moment>,
     /// When its length was first looked at, in nanoseconds of the engine's clock.
-    looked: Option<u64>,
+    turn_checked_at: Option<u64>,
     closed: bool,
 }
 
@@ -104,7 +104,7 @@ pub(super) const BEGUN_DATA_DEADLINE: u64 = u64::MAX - 1;
 pub(super) const UNTAKEN_OUTPUT_DEADLINE: u64 = u64::MAX - 2;
 
 /// What the time that has passed has brought.
-pub(super) enum Elapsed {
+pub(super) enum ExpiredDeadlines {
     /// Nothing.
     Nothing,
     /// Calls came to their end.
@@ -116,11 +116,11 @@ pub(super) enum Elapsed {
 /// A turn ends so long after it was found to be long.
 const TURN_NANOS: u64 = 250_000;
 /// So many deadlines are looked at before answers are sent. The caller comes back while there were any.
-const DEADLINES: usize = 1 << 10;
+const DEADLINES_PER_TURN: usize = 1 << 10;
 /// The work of taking a call, and of its answer; so many bytes of a body are as much as a step.
 const CALL_WORK: usize = 32;
 const ANSWER_WORK: usize = 8;
-const BYTES_A_STEP: usize = 256;
+const BYTES_PER_STEP: usize = 256;
 /// Of a connection with more calls than this, others than its own task take the calls apart: it would take milliseconds.
 const CALLS_DROPPED_HERE: usize = 1 << 10;
 /// What a call to an auxiliary service may hold: its task, and what it has not read of its request.
@@ -135,11 +135,11 @@ impl CallTable {
         mailbox: Arc<Mailbox>,
     ) -> Self {
         let id = server.engine.connection_opened(peer);
-        let inbox: Arc<dyn Inbox> = Arc::clone(&mailbox) as Arc<dyn Inbox>;
+        let inbox: Arc<dyn AnswerInbox> = Arc::clone(&mailbox) as Arc<dyn AnswerInbox>;
         let auxiliary = AuxiliaryCalls::new(server.limits.auxiliary_calls_per_connection);
-        let route = Route::new(routing);
+        let route = JobRoute::new(routing);
         let quota = ConnectionQuota::new(&server.bodies);
-        let (slots, deadlines) = (Slots::default(), Deadlines::default());
+        let (slots, deadlines) = (SlotTable::default(), Deadlines::default());
         let parked = VecDeque::new();
         let (ending, turn) = (None, None);
         Self {
@@ -152,10 +152,10 @@ impl CallTable {
             deadlines,
             quota,
             auxiliary,
-            parked,
+            deferred: parked,
             ending,
             turn,
-            looked: None,
+            turn_checked_at: None,
             closed: false,
         }
     }
@@ -164,36 +164,36 @@ impl CallTable {
     /// the clock serves them all, and who waits behind others of its turn has waited.
     pub(super) fn begin_turn(&mut self) {
         self.turn = None;
-        self.looked = None;
+        self.turn_checked_at = None;
     }
 
     /// Whether the turn has lasted so long that others should have theirs. Whoever has done much asks this.
     pub(super) fn is_turn_over(&mut self) -> bool {
-        let now = self.server.engine.clock().nanos();
-        now.saturating_sub(*self.looked.get_or_insert(now)) > TURN_NANOS
+        let now = self.server.engine.clock().elapsed_nanos();
+        now.saturating_sub(*self.turn_checked_at.get_or_insert(now)) > TURN_NANOS
     }
 
     /// The time since the server began.
     pub(super) fn uptime(&self) -> Duration {
-        Duration::from_nanos(self.server.engine.clock().nanos())
+        Duration::from_nanos(self.server.engine.clock().elapsed_nanos())
     }
 
     /// The bounds of the wire edge.
-    pub(super) fn limits(&self) -> &Limits {
+    pub(super) fn limits(&self) -> &GrpcLimits {
         &self.server.limits
     }
 
     /// Adds a deadline of the connection itself, so long after now.
-    pub(super) fn watch(&mut self, key: u64, within: Duration) {
+    pub(super) fn add_connection_deadline(&mut self, key: u64, within: Duration) {
         self.deadlines.add(Instant::now() + within, key);
     }
 
     /// Whether requests that were put off can be taken now.
-    pub(super) fn can_unpark(&self, sender: &Sender) -> bool {
-        !self.parked.is_empty() && !self.is_full(sender)
+    pub(super) fn can_resume_deferred(&self, sender: &Sender) -> bool {
+        !self.deferred.is_empty() && !self.is_backpressured(sender)
     }
 
-    fn turn(&mut self) -> Moment {
+    fn turn_start(&mut self) -> Moment {
         match self.turn {
             Some(turn) => turn,
             None => *self.turn.insert(self.now()),
@@ -209,26 +209,26 @@ impl CallTable {
     }
 
     /// Closes it, noting how the connection ended.
-    pub(super) fn close(&mut self, ending: Ending) {
+    pub(super) fn close(&mut self, ending: ConnectionEnd) {
         self.ending.get_or_insert(ending);
     }
 
     /// Closes it and tells the engine at once, before the connection itself is gone.
-    pub(super) fn close_now(&mut self, ending: Ending) {
+    pub(super) fn close_now(&mut self, ending: ConnectionEnd) {
         self.close(ending);
-        self.tell_engine();
-        self.slots = Slots::default();
-        self.parked = VecDeque::new();
+        self.report_closed();
+        self.slots = SlotTable::default();
+        self.deferred = VecDeque::new();
     }
 
     /// Whether the peer has so many answers to take that no further calls are taken from it.
-    pub(super) fn is_full(&self, sender: &Sender) -> bool {
+    pub(super) fn is_backpressured(&self, sender: &Sender) -> bool {
         sender.unsent() > self.server.limits.unsent_bytes_per_connection
     }
 
     /// Counts bytes that came and went.
-    pub(super) fn moved(&self, received: u64, sent: u64) {
-        let counts = self.server.counts.mine();
+    pub(super) fn count_bytes(&self, received: u64, sent: u64) {
+        let counts = self.server.counts.local();
         if received > 0 {
             counts.received.add_many(received);
         }
@@ -243,7 +243,7 @@ impl CallTable {
     }
 
     /// Takes a new request, with what has arrived of its body.
-    pub(super) fn take(
+    pub(super) fn accept_request(
         &mut self,
         sender: &mut Sender,
         stream: StreamId,
@@ -251,36 +251,41 @@ impl CallTable {
         bytes: &[u8],
         ended: bool,
     ) {
-        sender.count_work(CALL_WORK + bytes.len() / BYTES_A_STEP);
-        if self.is_full(sender) || !self.parked.is_empty() {
+        sender.count_work(CALL_WORK + bytes.len() / BYTES_PER_STEP);
+        if self.is_backpressured(sender) || !self.deferred.is_empty() {
             let charged = head.bytes() + bytes.len();
             if let Err(over) = sender.budget.charge(charged) {
                 sender.release(stream, bytes.len());
                 return self.refuse(sender, stream, &over_budget(over));
             }
-            let parked = Parked { head, stream, bytes: bytes.to_vec(), ended, charged };
-            let slot = self.slots.insert(Entry::Parked(parked));
-            sender.assign(stream, slot);
-            return self.parked.push_back(slot);
+            let parked = DeferredRequest { head, stream, bytes: bytes.to_vec(), ended, charged };
+            let slot = self.slots.insert(CallState::Deferred(parked));
+            sender.assign_slot(stream, slot);
+            return self.deferred.push_back(slot);
         }
         self.begin(sender, stream, &head, bytes, ended);
     }
 
     /// Looks at what was put off, as long as the peer takes its answers.
-    pub(super) fn unpark(&mut self, sender: &mut Sender) {
-        while !self.is_full(sender) && !sender.is_busy() {
-            let Some(slot) = self.parked.pop_front() else { return };
+    pub(super) fn resume_deferred(&mut self, sender: &mut Sender) {
+        while !self.is_backpressured(sender) && !sender.should_yield() {
+            let Some(slot) = self.deferred.pop_front() else { return };
             match self.slots.get_mut(slot) {
-                Some(Entry::Parked(_)) => {
-                    if let Some(Entry::Parked(Parked { head, stream, bytes, ended, charged })) =
-                        self.slots.remove(slot)
+                Some(CallState::Deferred(_)) => {
+                    if let Some(CallState::Deferred(DeferredRequest {
+                        head,
+                        stream,
+                        bytes,
+                        ended,
+                        charged,
+                    })) = self.slots.remove(slot)
                     {
-                        sender.count_work(CALL_WORK + bytes.len() / BYTES_A_STEP);
+                        sender.count_work(CALL_WORK + bytes.len() / BYTES_PER_STEP);
                         sender.budget.release(charged);
                         self.begin(sender, stream, &head, &bytes, ended);
                     }
                 }
-                _ => self.look_at(sender, slot),
+                _ => self.poll_slot(sender, slot),
             }
         }
     }
@@ -294,35 +299,35 @@ impl CallTable {
         ended: bool,
     ) {
         let callee = match &head.target {
-            Ok(Target::Call(callee)) => *callee,
-            Ok(Target::Auxiliary(request)) => {
+            Ok(RequestTarget::Call(callee)) => *callee,
+            Ok(RequestTarget::Auxiliary(request)) => {
                 return self.begin_auxiliary(sender, stream, &request.0, &request.1, bytes, ended);
             }
             Err(refused) => {
                 sender.release(stream, bytes.len());
-                self.server.counts.mine().calls.add();
-                self.server.counts.mine().refused_calls.add();
+                self.server.counts.local().calls.add();
+                self.server.counts.local().refused_calls.add();
                 return match refused {
-                    Refused::Http(status, why) => respond::refuse(sender, stream, *status, why),
-                    Refused::Call(why) => respond::failure(sender, stream, why, Dialect::Number),
-                    Refused::Encoding(why) => respond::refuse_encoding(sender, stream, why),
+                    RequestRefusal::Http(status, why) => respond::send_refusal(sender, stream, *status, why),
+                    RequestRefusal::Call(why) => respond::send_failure(sender, stream, why, Dialect::Number),
+                    RequestRefusal::Encoding(why) => respond::send_encoding_refusal(sender, stream, why),
                 };
             }
         };
-        let job = match self.route.job(&self.server.engine, &self.server.lost, &head.authority) {
+        let job = match self.route.job(&self.server.engine, &self.server.unroutable_log, &head.authority) {
             Ok(job) => job,
             Err(why) => {
                 sender.release(stream, bytes.len());
                 return self.refuse(sender, stream, &why);
             }
         };
-        let due = Due::After(head.timeout);
+        let due = CallDeadline::After(head.timeout);
         let trace = match callee {
-            Callee::Coordination(_) => self.begin_trace(head),
-            Callee::Reports => None,
+            CallHandler::Coordination(_) => self.begin_trace(head),
+            CallHandler::Reports => None,
         };
-        let since = self.turn();
-        let mut body = Body::new(head.compresses);
+        let since = self.turn_start();
+        let mut body = RequestBody::new(head.compresses);
         let most = self.server.limits.message_bytes;
         let pushed = body.push(bytes, ended, &mut self.quota, &self.server.sets, most);
         // Nobody is woken for a body that is there.
@@ -334,7 +339,7 @@ impl CallTable {
             Poll::Ready(result) => {
                 sender.release(stream, bytes.len());
                 match result {
-                    Ok(message) => self.ask(sender, job, callee, &message, stream, due, trace, since),
+                    Ok(message) => self.dispatch(sender, job, callee, &message, stream, due, trace, since),
                     Err(why) => self.refuse(sender, stream, &why),
                 }
             }
@@ -342,7 +347,7 @@ impl CallTable {
                 // What waits for memory stays charged to the budget, and does not keep other bodies of the connection out of its
                 // window: the one whose turn it is could not go on.
                 sender.release_connection(bytes.len());
-                sender.release_stream(stream, body.take_used());
+                sender.release_stream(stream, body.take_consumed());
                 self.wait_for_body(sender, body, callee, job, stream, due, trace, since);
             }
         }
@@ -357,114 +362,115 @@ impl CallTable {
         bytes: &[u8],
         ended: bool,
     ) {
-        self.server.counts.mine().calls.add();
+        self.server.counts.local().calls.add();
         sender.release(stream, bytes.len());
         if let Err(over) = sender.budget.charge(AUXILIARY_BYTES) {
-            return respond::failure(sender, stream, &over_budget(over), Dialect::Number);
+            return respond::send_failure(sender, stream, &over_budget(over), Dialect::Number);
         }
         let waker = slot_waker(&self.mailbox, self.slots.next_key());
         match self.auxiliary.begin(&self.server.services, (path, fields), stream, waker) {
             Err(why) => {
                 sender.budget.release(AUXILIARY_BYTES);
-                respond::failure(sender, stream, &why, Dialect::Number);
+                respond::send_failure(sender, stream, &why, Dialect::Number);
             }
             Ok(mut call) => {
                 call.push(bytes, ended);
-                let slot = self.slots.insert(Entry::Auxiliary(Box::new(call)));
-                sender.assign(stream, slot);
-                self.look_at(sender, slot);
+                let slot = self.slots.insert(CallState::Auxiliary(Box::new(call)));
+                sender.assign_slot(stream, slot);
+                self.poll_slot(sender, slot);
             }
         }
     }
 
     /// Answers a call that does not come before the state machine.
     fn refuse(&self, sender: &mut Sender, stream: StreamId, why: &Failure) {
-        self.server.counts.mine().calls.add();
-        self.server.counts.mine().refused_calls.add();
-        respond::failure(sender, stream, why, Dialect::Number);
+        self.server.counts.local().calls.add();
+        self.server.counts.local().refused_calls.add();
+        respond::send_failure(sender, stream, why, Dialect::Number);
     }
 
     /// Looks at a slot for which something may have come about.
-    pub(super) fn look_at(&mut self, sender: &mut Sender, slot: u64) {
-        let full = self.is_full(sender);
+    pub(super) fn poll_slot(&mut self, sender: &mut Sender, slot: u64) {
+        let full = self.is_backpressured(sender);
         match self.slots.get_mut(slot) {
-            None | Some(Entry::Waiting(_) | Entry::Parked(_)) => {}
-            Some(Entry::Auxiliary(call)) if full => {
-                if !std::mem::replace(&mut call.parked, true) {
-                    self.parked.push_back(slot);
+            None | Some(CallState::Waiting(_) | CallState::Deferred(_)) => {}
+            Some(CallState::Auxiliary(call)) if full => {
+                if !std::mem::replace(&mut call.deferred, true) {
+                    self.deferred.push_back(slot);
                 }
             }
-            Some(Entry::Arriving(arriving)) if full => {
-                if !std::mem::replace(&mut arriving.parked, true) {
-                    self.parked.push_back(slot);
+            Some(CallState::Receiving(arriving)) if full => {
+                if !std::mem::replace(&mut arriving.deferred, true) {
+                    self.deferred.push_back(slot);
                 }
             }
-            Some(Entry::Auxiliary(call)) => {
-                call.parked = false;
+            Some(CallState::Auxiliary(call)) => {
+                call.deferred = false;
                 sender.count_work(ANSWER_WORK);
-                if call.pass_on(sender) {
+                if call.forward_response(sender) {
                     self.slots.remove(slot);
                     sender.budget.release(AUXILIARY_BYTES);
                 }
             }
-            Some(Entry::Arriving(_)) => self.poll_body(sender, slot),
+            Some(CallState::Receiving(_)) => self.poll_body(sender, slot),
         }
     }
 
     /// The peer has given up the request in this slot.
-    pub(super) fn give_up(&mut self, sender: &mut Sender, slot: u64) {
+    pub(super) fn on_reset(&mut self, sender: &mut Sender, slot: u64) {
         match self.slots.get_mut(slot) {
             None => {}
-            Some(Entry::Waiting(_)) => {
-                self.hang_up(sender, slot, Code::Cancelled);
+            Some(CallState::Waiting(_)) => {
+                self.cancel_waiting(sender, slot, Code::Cancelled);
             }
-            Some(Entry::Arriving(_)) => {
-                self.drop_body(sender, slot);
+            Some(CallState::Receiving(_)) => {
+                self.remove_receiving(sender, slot);
             }
-            Some(Entry::Auxiliary(_)) => {
+            Some(CallState::Auxiliary(_)) => {
                 self.slots.remove(slot);
                 sender.budget.release(AUXILIARY_BYTES);
             }
-            Some(Entry::Parked(_)) => {
-                if let Some(Entry::Parked(parked)) = self.slots.remove(slot) {
+            Some(CallState::Deferred(_)) => {
+                if let Some(CallState::Deferred(parked)) = self.slots.remove(slot) {
                     sender.release_connection(parked.bytes.len());
                     sender.budget.release(parked.charged);
                 }
-                self.forget_parked();
+                self.sweep_deferred();
             }
         }
     }
 
     /// Sweeps out what was put off and has gone, if it is much.
-    fn forget_parked(&mut self) {
-        if self.parked.len() > 2 * self.slots.len() + 64 {
-            let Self { parked, slots, .. } = self;
+    fn sweep_deferred(&mut self) {
+        if self.deferred.len() > 2 * self.slots.len() + 64 {
+            let Self { deferred: parked, slots, .. } = self;
             parked.retain(|slot| slots.get_mut(*slot).is_some());
             parked.shrink_to(2 * parked.len() + 64);
         }
     }
 
     /// Ends the calls whose time is up.
-    pub(super) fn keep_time(&mut self, cx: &mut Context<'_>, sender: &mut Sender) -> Elapsed {
-        let mut elapsed = Elapsed::Nothing;
+    pub(super) fn expire_deadlines(&mut self, cx: &mut Context<'_>, sender: &mut Sender) -> ExpiredDeadlines {
+        let mut elapsed = ExpiredDeadlines::Nothing;
         let live = self.slots.len();
         self.deadlines
-            .forget_dead(live, |slot| slot >= UNTAKEN_OUTPUT_DEADLINE || self.slots.get_mut(slot).is_some());
-        for _ in 0..DEADLINES {
+            .sweep_dead(live, |slot| slot >= UNTAKEN_OUTPUT_DEADLINE || self.slots.get_mut(slot).is_some());
+        for _ in 0..DEADLINES_PER_TURN {
             let Poll::Ready((slot, now)) = self.deadlines.poll(cx) else { break };
             if slot >= UNTAKEN_OUTPUT_DEADLINE {
-                return Elapsed::Connection(slot);
+                return ExpiredDeadlines::Connection(slot);
             }
-            elapsed = Elapsed::Calls;
+            elapsed = ExpiredDeadlines::Calls;
             sender.count_work(ANSWER_WORK);
             match self.slots.get_mut(slot) {
-                None | Some(Entry::Parked(_) | Entry::Auxiliary(_)) => {}
-                Some(Entry::Waiting(_)) => {
-                    if let Some((stream, dialect)) = self.hang_up(sender, slot, Code::DeadlineExceeded) {
-                        respond::failure(sender, stream, &too_late(), dialect);
+                None | Some(CallState::Deferred(_) | CallState::Auxiliary(_)) => {}
+                Some(CallState::Waiting(_)) => {
+                    if let Some((stream, dialect)) = self.cancel_waiting(sender, slot, Code::DeadlineExceeded)
+                    {
+                        respond::send_failure(sender, stream, &too_late(), dialect);
                     }
                 }
-                Some(Entry::Arriving(_)) => self.check_arrival(sender, slot, now),
+                Some(CallState::Receiving(_)) => self.check_body_progress(sender, slot, now),
             }
         }
         elapsed
@@ -472,22 +478,22 @@ impl CallTable {
 }
 
 fn over_budget(over: OverBudget) -> Failure {
-    Failure::plain(Code::ResourceExhausted, over.to_string())
+    Failure::without_details(Code::ResourceExhausted, over.to_string())
 }
 
 fn too_late() -> Failure {
-    Failure::plain(Code::DeadlineExceeded, "the call's own deadline has passed")
+    Failure::without_details(Code::DeadlineExceeded, "the call's own deadline has passed")
 }
 
 impl Drop for CallTable {
     fn drop(&mut self) {
-        self.tell_engine();
+        self.report_closed();
     }
 }
 
 impl CallTable {
     /// Tells the engine, once, that the connection has ended and nobody waits here any more.
-    fn tell_engine(&mut self) {
+    fn report_closed(&mut self) {
         if std::mem::replace(&mut self.closed, true) {
             return;
         }
@@ -495,12 +501,12 @@ impl CallTable {
             .slots
             .iter()
             .filter_map(|entry| match entry {
-                Entry::Waiting(waiting) => Some(waiting.call),
+                CallState::Waiting(waiting) => Some(waiting.call),
                 _ => None,
             })
             .collect();
         let ending = self.ending.take().unwrap_or_else(|| {
-            Ending::Broken(
+            ConnectionEnd::Broken(
                 if std::thread::panicking() {
                     "the server failed in serving it"
                 } else {
@@ -509,7 +515,7 @@ impl CallTable {
                 .into(),
             )
         });
-        self.server.counts.mine().endings[count::place_of(&ending)].add();
+        self.server.counts.local().endings[call_counts::ending_index(&ending)].add();
         let many = calls.len() > CALLS_DROPPED_HERE;
         self.server.engine.connection_closed(self.id, ending, calls);
         if many {

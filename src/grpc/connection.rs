@@ -31,58 +31,59 @@ use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
 use super::call_table::{
-    BEGUN_DATA_DEADLINE, CallTable, Elapsed, PARTIAL_FRAME_DEADLINE, UNTAKEN_OUTPUT_DEADLINE,
+    BEGUN_DATA_DEADLINE, CallTable, ExpiredDeadlines, PARTIAL_FRAME_DEADLINE, UNTAKEN_OUTPUT_DEADLINE,
 };
-use super::head::RequestMeta;
+use super::job_route::Routing;
 use super::listener::ConnectionGuard;
-use super::mailbox::{Mailbox, Note};
-use super::route::Routing;
+use super::mailbox::{Mailbox, MailboxMessage};
+use super::peer_progress::{OutputProgress, ProgressDeadlines, UnfinishedInput};
+use super::request_meta::RequestMeta;
 use super::server::Server;
-use super::watched::{UnfinishedInput, Untaken, Watched};
-use crate::coordination::Ending;
+use crate::coordination::ConnectionEnd;
 use crate::http2::{
-    Event, Fault, HeaderBlockCache, PREFACE, Reason, Receiver, Sender, Settings, StreamId, Unfinished,
+    ConnectionError, ErrorCode, HeaderBlockCache, IncompleteInput, PREFACE, ReceiveEvent, Receiver, Sender,
+    Settings, StreamId,
 };
 use crate::tls;
 
 /// So much is read in one turn before others get theirs.
-const TURN: usize = 512 << 10;
+const READ_PER_TURN: usize = 512 << 10;
 /// So much is read at once.
-const ROOM: usize = 128 << 10;
+const READ_BUFFER: usize = 128 << 10;
 /// Bodies of which so much is known to follow are read to where they belong.
-const DIRECT: usize = 16 << 10;
+const DIRECT_READ_MIN: usize = 16 << 10;
 /// The largest frame.
-const FRAME: u32 = 2 << 20;
+const FRAME_MAX: u32 = 2 << 20;
 /// What may be on its way on one stream, and on one connection.
 const STREAM_WINDOW: u32 = 2 << 20;
 const CONNECTION_WINDOW: u32 = 4 << 20;
 /// Clients send a few hundred bytes of headers.
 const HEADER_LIST: u32 = 16 << 10;
 /// So many notes are read before others get their turn.
-const NOTES: usize = 1 << 10;
+const MESSAGES_PER_TURN: usize = 1 << 10;
 /// A peer that broke the protocol has so long to read why, and may still send so much.
 const LINGER: (Duration, usize) = (Duration::from_secs(1), 4 << 20);
 /// Buffers of a connection up to this size are not charged to its budget.
-const BUFFERS: usize = 32 << 10;
+const UNCHARGED_BUFFERS: usize = 32 << 10;
 
 /// What a thread needs to serve a connection, whichever it is.
-struct Tools {
+struct ThreadBuffers {
     room: Vec<u8>,
     headers: HeaderBlockCache<RequestMeta>,
 }
 
-impl Default for Tools {
+impl Default for ThreadBuffers {
     fn default() -> Self {
         Self { room: Vec::new(), headers: HeaderBlockCache::new() }
     }
 }
 
 thread_local! {
-    static TOOLS: Cell<Tools> = Cell::default();
+    static THREAD_BUFFERS: Cell<ThreadBuffers> = Cell::default();
 }
 
 /// What a connection needs of its socket.
-pub(super) trait Transport: AsyncRead + AsyncWrite + Unpin {
+pub(super) trait ConnectionSocket: AsyncRead + AsyncWrite + Unpin {
     /// Lets data go unacknowledged, or not taken by the peer's process, for as long as this.
     fn set_user_timeout(&self, unacknowledged: Option<Duration>);
 
@@ -90,7 +91,7 @@ pub(super) trait Transport: AsyncRead + AsyncWrite + Unpin {
     fn send_close(&mut self, _cx: &mut Context<'_>) {}
 }
 
-impl Transport for TcpStream {
+impl ConnectionSocket for TcpStream {
     fn set_user_timeout(&self, unacknowledged: Option<Duration>) {
         // On a socket that is gone already there is nothing left to set.
         #[cfg(target_os = "linux")]
@@ -100,7 +101,7 @@ impl Transport for TcpStream {
     }
 }
 
-impl Transport for tls::Stream<TcpStream> {
+impl ConnectionSocket for tls::TlsStream<TcpStream> {
     fn set_user_timeout(&self, unacknowledged: Option<Duration>) {
         self.get_ref().0.stream().set_user_timeout(unacknowledged);
     }
@@ -119,7 +120,7 @@ struct NewRequest {
 
 /// A connection in progress. Its calls stand first, so that they are cleared first when all is
 /// dropped: the state machine hears at once of a connection that is gone.
-pub(super) struct Connection<T> {
+pub(super) struct GrpcConnection<T> {
     calls: CallTable,
     socket: T,
     receiver: Receiver,
@@ -127,18 +128,18 @@ pub(super) struct Connection<T> {
     /// Bytes that came and were not counted yet.
     received: u64,
     /// What was read and has not been looked at.
-    early: Vec<u8>,
+    unread_input: Vec<u8>,
     /// The latest request, if its body may come in the same piece.
     new_request: Option<NewRequest>,
     /// The peer makes no further requests.
-    peer_left: bool,
+    has_peer_goaway: bool,
     mailbox: Arc<Mailbox>,
     /// Notes that were taken from the mailbox and not read yet.
-    notes: std::vec::IntoIter<Note>,
+    messages: std::vec::IntoIter<MailboxMessage>,
     /// The peer may take its time to acknowledge.
-    patient: bool,
+    is_user_timeout_off: bool,
     /// What the deadlines are for that were set for the peer.
-    watched: Option<Box<Watched>>,
+    watched: Option<Box<ProgressDeadlines>>,
     /// The bytes that have left.
     sent: u64,
     /// The bytes of buffers that are charged to the budget.
@@ -161,18 +162,18 @@ struct LingeringClose {
 }
 
 /// What one turn of driving HTTP/2 came to.
-enum Driven {
+enum DriveResult {
     /// It waits.
     Idle,
     /// There is more to do at once.
     More,
     /// It is over.
-    Over(Ending),
+    Over(ConnectionEnd),
     /// The peer has broken the protocol, or passed a bound.
-    Broken(Fault),
+    Broken(ConnectionError),
 }
 
-impl<T: Transport> Future for Connection<T> {
+impl<T: ConnectionSocket> Future for GrpcConnection<T> {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
@@ -182,31 +183,31 @@ impl<T: Transport> Future for Connection<T> {
         }
         this.calls.begin_turn();
         loop {
-            if let Some(ending) = this.read_notes() {
+            if let Some(ending) = this.read_mailbox() {
                 return this.end(ending, cx);
             }
             let driven = this.drive(cx);
             let sent = this.sender.output.take_sent();
             this.sent += sent;
-            this.calls.moved(std::mem::take(&mut this.received), sent);
+            this.calls.count_bytes(std::mem::take(&mut this.received), sent);
             match driven {
-                Driven::Idle => match this.charge_buffers().and_then(|()| this.keep_time(cx)) {
-                    Err(fault) => return this.break_off(fault, cx),
+                DriveResult::Idle => match this.charge_buffers().and_then(|()| this.check_deadlines(cx)) {
+                    Err(fault) => return this.close_with_fault(fault, cx),
                     Ok(true) => continue,
                     Ok(false) => {}
                 },
                 // A connection that is never idle has deadlines, too.
-                Driven::More => match this.keep_time(cx) {
-                    Err(fault) => return this.break_off(fault, cx),
+                DriveResult::More => match this.check_deadlines(cx) {
+                    Err(fault) => return this.close_with_fault(fault, cx),
                     Ok(_) => return yield_turn(cx),
                 },
-                Driven::Over(ending) => return this.end(ending, cx),
-                Driven::Broken(fault) => return this.break_off(fault, cx),
+                DriveResult::Over(ending) => return this.end(ending, cx),
+                DriveResult::Broken(fault) => return this.close_with_fault(fault, cx),
             }
-            if this.notes.len() > 0 {
+            if this.messages.len() > 0 {
                 continue;
             }
-            if this.mailbox.rest(cx.waker()) {
+            if this.mailbox.try_sleep(cx.waker()) {
                 return Poll::Pending;
             }
         }
@@ -223,7 +224,7 @@ fn yield_turn(cx: &mut Context<'_>) -> Poll<()> {
     Poll::Pending
 }
 
-impl<T: Transport> Connection<T> {
+impl<T: ConnectionSocket> GrpcConnection<T> {
     pub(super) fn open(
         server: Arc<Server>,
         socket: T,
@@ -234,7 +235,7 @@ impl<T: Transport> Connection<T> {
     ) -> Self {
         let settings = Settings {
             streams: server.limits.streams_per_connection,
-            frame: FRAME,
+            frame: FRAME_MAX,
             stream_window: STREAM_WINDOW,
             connection_window: CONNECTION_WINDOW,
             header_list: HEADER_LIST,
@@ -252,12 +253,12 @@ impl<T: Transport> Connection<T> {
             receiver,
             sender,
             received,
-            early,
+            unread_input: early,
             new_request: None,
-            peer_left: false,
+            has_peer_goaway: false,
             mailbox,
-            notes: Vec::new().into_iter(),
-            patient: false,
+            messages: Vec::new().into_iter(),
+            is_user_timeout_off: false,
             watched: None,
             sent: 0,
             charged: 0,
@@ -267,16 +268,16 @@ impl<T: Transport> Connection<T> {
         }
     }
 
-    fn end(&mut self, ending: Ending, cx: &mut Context<'_>) -> Poll<()> {
+    fn end(&mut self, ending: ConnectionEnd, cx: &mut Context<'_>) -> Poll<()> {
         self.calls.close(ending);
         self.socket.send_close(cx);
         Poll::Ready(())
     }
 
     /// Ends a connection whose peer is to hear why.
-    fn break_off(&mut self, fault: Fault, cx: &mut Context<'_>) -> Poll<()> {
+    fn close_with_fault(&mut self, fault: ConnectionError, cx: &mut Context<'_>) -> Poll<()> {
         self.sender.send_goaway(fault);
-        self.calls.close_now(Ending::Broken(fault.to_string()));
+        self.calls.close_now(ConnectionEnd::Broken(fault.to_string()));
         let (within, left) = LINGER;
         self.lingering = Some(Box::new(LingeringClose { until: Box::pin(sleep(within)), left, shut: false }));
         self.poll_lingering_close(cx)
@@ -300,8 +301,8 @@ impl<T: Transport> Connection<T> {
                 },
             }
         }
-        let mut tools = TOOLS.take();
-        tools.room.resize(ROOM, 0);
+        let mut tools = THREAD_BUFFERS.take();
+        tools.room.resize(READ_BUFFER, 0);
         let over = loop {
             let mut room = ReadBuf::new(&mut tools.room);
             match Pin::new(&mut self.socket).poll_read(cx, &mut room) {
@@ -317,22 +318,22 @@ impl<T: Transport> Connection<T> {
                 }
             }
         };
-        TOOLS.set(tools);
-        self.calls.moved(std::mem::take(&mut self.received), self.sender.output.take_sent());
+        THREAD_BUFFERS.set(tools);
+        self.calls.count_bytes(std::mem::take(&mut self.received), self.sender.output.take_sent());
         if over { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    fn read_notes(&mut self) -> Option<Ending> {
-        if self.notes.len() == 0 {
-            self.notes = self.mailbox.collect().into_iter();
+    fn read_mailbox(&mut self) -> Option<ConnectionEnd> {
+        if self.messages.len() == 0 {
+            self.messages = self.mailbox.take_messages().into_iter();
         }
         let sender = &mut self.sender;
-        for note in self.notes.by_ref().take(NOTES) {
+        for note in self.messages.by_ref().take(MESSAGES_PER_TURN) {
             match note {
-                Note::Answer(slot, outcome) => self.calls.answer(sender, slot, &outcome),
-                Note::Stirred(slot) => self.calls.look_at(sender, slot),
-                Note::Stop => sender.leave(),
-                Note::Abort => return Some(Ending::Broken("the server closed it".into())),
+                MailboxMessage::Answer(slot, outcome) => self.calls.answer(sender, slot, &outcome),
+                MailboxMessage::SlotReady(slot) => self.calls.poll_slot(sender, slot),
+                MailboxMessage::Stop => sender.begin_shutdown(),
+                MailboxMessage::Abort => return Some(ConnectionEnd::Broken("the server closed it".into())),
             }
         }
         None
@@ -340,12 +341,12 @@ impl<T: Transport> Connection<T> {
 
     /// Looks at what has come to its time, and sets deadlines for what the peer has left unfinished; whether there is
     /// more to do.
-    fn keep_time(&mut self, cx: &mut Context<'_>) -> Result<bool, Fault> {
+    fn check_deadlines(&mut self, cx: &mut Context<'_>) -> Result<bool, ConnectionError> {
         self.set_deadlines();
-        match self.calls.keep_time(cx, &mut self.sender) {
-            Elapsed::Nothing => return Ok(false),
-            Elapsed::Calls => {}
-            Elapsed::Connection(key @ (PARTIAL_FRAME_DEADLINE | BEGUN_DATA_DEADLINE)) => {
+        match self.calls.expire_deadlines(cx, &mut self.sender) {
+            ExpiredDeadlines::Nothing => return Ok(false),
+            ExpiredDeadlines::Calls => {}
+            ExpiredDeadlines::Connection(key @ (PARTIAL_FRAME_DEADLINE | BEGUN_DATA_DEADLINE)) => {
                 let watched = self.watched.get_or_insert_default();
                 watched.note_declining(self.declines);
                 let watched =
@@ -354,18 +355,21 @@ impl<T: Transport> Connection<T> {
                     && self.receiver.unfinished() == Some(was.what)
                 {
                     if was.declined.is_zero() {
-                        return Err(Fault::new(Reason::EnhanceYourCalm, was.what.0.fault()));
+                        return Err(ConnectionError::new(ErrorCode::EnhanceYourCalm, was.what.0.fault()));
                     }
                     // The peer has as much time left as this server did not read.
                     *watched = Some(UnfinishedInput { declined: Duration::ZERO, ..was });
-                    self.calls.watch(key, was.declined);
+                    self.calls.add_connection_deadline(key, was.declined);
                 }
             }
-            Elapsed::Connection(_) => {
+            ExpiredDeadlines::Connection(_) => {
                 if let Some(was) = self.watched.get_or_insert_default().output.take()
-                    && was.is_stuck(&self.untaken())
+                    && was.is_stuck(&self.output_progress())
                 {
-                    return Err(Fault::new(Reason::EnhanceYourCalm, "answers were not taken in time"));
+                    return Err(ConnectionError::new(
+                        ErrorCode::EnhanceYourCalm,
+                        "answers were not taken in time",
+                    ));
                 }
             }
         }
@@ -378,38 +382,40 @@ impl<T: Transport> Connection<T> {
             let limits = self.calls.limits();
             let watched = self.watched.get_or_insert_default();
             let (key, watched, within) = match unfinished.0 {
-                Unfinished::Settings | Unfinished::Frame => {
+                IncompleteInput::Settings | IncompleteInput::Frame => {
                     (PARTIAL_FRAME_DEADLINE, &mut watched.input, limits.handshake)
                 }
-                Unfinished::Passing => (BEGUN_DATA_DEADLINE, &mut watched.passing, limits.unread),
+                IncompleteInput::Passthrough => (BEGUN_DATA_DEADLINE, &mut watched.passing, limits.unread),
             };
             if watched.is_none() {
                 *watched = Some(UnfinishedInput { what: unfinished, declined: Duration::ZERO });
-                self.calls.watch(key, within);
+                self.calls.add_connection_deadline(key, within);
             }
         }
         if let Some(watched) = &mut self.watched {
             watched.note_declining(self.declines);
         }
         if self.sender.unsent() > 0 && self.watched.as_ref().is_none_or(|watched| watched.output.is_none()) {
-            let untaken = self.untaken();
+            let untaken = self.output_progress();
             self.watched.get_or_insert_default().output = Some(untaken);
             let within = self.calls.limits().unread;
-            self.calls.watch(UNTAKEN_OUTPUT_DEADLINE, within);
+            self.calls.add_connection_deadline(UNTAKEN_OUTPUT_DEADLINE, within);
         }
     }
 
-    fn untaken(&self) -> Untaken {
+    fn output_progress(&self) -> OutputProgress {
         let (waiting, gone) = self.sender.data_progress();
-        Untaken { data: (waiting as u64, gone), bytes: (self.sender.output.len() as u64, self.sent) }
+        OutputProgress { data: (waiting as u64, gone), bytes: (self.sender.output.len() as u64, self.sent) }
     }
 
     /// Charges what waits in buffers of the connection's own while it sleeps.
-    fn charge_buffers(&mut self) -> Result<(), Fault> {
-        let held = (self.sender.output.copied() + self.early.len()).saturating_sub(BUFFERS);
+    fn charge_buffers(&mut self) -> Result<(), ConnectionError> {
+        let held = (self.sender.output.copied() + self.unread_input.len()).saturating_sub(UNCHARGED_BUFFERS);
         if held > self.charged {
             let more = self.sender.budget.charge(held - self.charged);
-            more.map_err(|_| Fault::new(Reason::EnhanceYourCalm, "no memory is left for what is not taken"))?;
+            more.map_err(|_| {
+                ConnectionError::new(ErrorCode::EnhanceYourCalm, "no memory is left for what is not taken")
+            })?;
         } else if held < self.charged {
             self.sender.budget.release(self.charged - held);
         }
@@ -419,98 +425,100 @@ impl<T: Transport> Connection<T> {
 
     /// Whether the turn has lasted so long that others should have theirs.
     fn is_turn_over(&mut self) -> bool {
-        self.sender.should_look_at_clock() && self.calls.is_turn_over()
+        self.sender.is_clock_check_due() && self.calls.is_turn_over()
     }
 
     /// Takes what has come in, sends what is to be sent.
-    fn drive(&mut self, cx: &mut Context<'_>) -> Driven {
+    fn drive(&mut self, cx: &mut Context<'_>) -> DriveResult {
         let mut read = 0;
         self.declines = false;
         loop {
             let blocked = match self.send(cx) {
                 Ok(blocked) => blocked,
-                Err(error) => return Driven::Over(broken(&error)),
+                Err(error) => return DriveResult::Over(connection_end_of(&error)),
             };
-            self.be_patient(read > 0);
+            self.adjust_user_timeout(read > 0);
             let idle = self.sender.streams() == 0 && self.sender.output.is_empty() && !blocked;
-            if idle && (self.peer_left || self.sender.has_left()) {
-                return Driven::Over(Ending::Closed);
+            if idle && (self.has_peer_goaway || self.sender.is_shut_down()) {
+                return DriveResult::Over(ConnectionEnd::Closed);
             }
-            if read >= TURN || self.is_turn_over() {
-                return Driven::More;
+            if read >= READ_PER_TURN || self.is_turn_over() {
+                return DriveResult::More;
             }
-            if !blocked && (!self.sender.output.is_empty() || self.has_put_off()) {
+            if !blocked && (!self.sender.output.is_empty() || self.has_deferred_work()) {
                 continue;
             }
             // Who does not take what was asked for asks no further.
-            self.declines = blocked && (self.calls.is_full(&self.sender) || !self.early.is_empty());
+            self.declines =
+                blocked && (self.calls.is_backpressured(&self.sender) || !self.unread_input.is_empty());
             if self.declines {
-                return Driven::Idle;
+                return DriveResult::Idle;
             }
-            if self.early.is_empty() && self.receiver.owes_event() && !self.sender.is_busy() {
-                match self.take_owed() {
+            if self.unread_input.is_empty() && self.receiver.owes_event() && !self.sender.should_yield() {
+                match self.take_owed_event() {
                     Ok(()) => continue,
-                    Err(fault) => return Driven::Broken(fault),
+                    Err(fault) => return DriveResult::Broken(fault),
                 }
             }
             match self.read(cx) {
-                Poll::Pending => return Driven::Idle,
-                Poll::Ready(Ok(Ok(0))) => return Driven::Over(Ending::Closed),
+                Poll::Pending => return DriveResult::Idle,
+                Poll::Ready(Ok(Ok(0))) => return DriveResult::Over(ConnectionEnd::Closed),
                 Poll::Ready(Ok(Ok(bytes))) => read += bytes,
-                Poll::Ready(Ok(Err(fault))) => return Driven::Broken(fault),
-                Poll::Ready(Err(error)) => return Driven::Over(broken(&error)),
+                Poll::Ready(Ok(Err(fault))) => return DriveResult::Broken(fault),
+                Poll::Ready(Err(error)) => return DriveResult::Over(connection_end_of(&error)),
             }
-            if self.sender.may_be_abused()
+            if self.sender.may_exceed_abuse_limit()
                 && let Err(fault) = self.sender.check_abuse(self.calls.uptime())
             {
-                return Driven::Broken(fault);
+                return DriveResult::Broken(fault);
             }
         }
     }
 
     /// Sends what there is, and takes up some of what was put off for it; whether the peer's host takes no more.
     fn send(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
-        self.sender.rest();
+        self.sender.end_batch();
         let blocked = self.sender.output.poll_send(cx, &mut self.socket);
         if let Poll::Ready(Err(error)) = blocked {
             return Err(error);
         }
         self.sender.release_sent_answers();
-        self.calls.unpark(&mut self.sender);
+        self.calls.resume_deferred(&mut self.sender);
         self.sender.resume();
         Ok(blocked.is_pending())
     }
 
     /// Whether there is something that was put off and can be taken up.
-    fn has_put_off(&self) -> bool {
-        self.sender.can_resume() || self.calls.can_unpark(&self.sender)
+    fn has_deferred_work(&self) -> bool {
+        self.sender.can_resume() || self.calls.can_resume_deferred(&self.sender)
     }
 
     /// Takes the event that needs no further input.
-    fn take_owed(&mut self) -> Result<(), Fault> {
-        let mut tools = TOOLS.take();
+    fn take_owed_event(&mut self) -> Result<(), ConnectionError> {
+        let mut tools = THREAD_BUFFERS.take();
         let taken = self.take(&[], &mut tools.headers);
-        TOOLS.set(tools);
+        THREAD_BUFFERS.set(tools);
         taken
     }
 
     /// Reads once, and takes what has come: how many bytes, or how the connection ended.
-    fn read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Result<usize, Fault>>> {
-        if self.early.is_empty()
-            && let Some((stream, left)) = self.receiver.expects().filter(|(_, left)| *left >= DIRECT)
-            && let Some((body, room)) = self.calls.room(&self.sender, stream)
+    fn read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Result<usize, ConnectionError>>> {
+        if self.unread_input.is_empty()
+            && let Some((stream, left)) =
+                self.receiver.expected_data().filter(|(_, left)| *left >= DIRECT_READ_MIN)
+            && let Some((body, room)) = self.calls.body_buffer(&self.sender, stream)
             && room > 0
         {
             let mut room = body.limit(room.min(left));
             let bytes = ready!(pin!(self.socket.read_buf(&mut room)).poll(cx))?;
             self.received += bytes as u64;
-            self.receiver.took(bytes, &mut self.sender);
-            self.calls.filled(&mut self.sender, stream, bytes);
-            return Poll::Ready(Ok(self.take_owed().map(|()| bytes)));
+            self.receiver.consume_expected(bytes, &mut self.sender);
+            self.calls.advance_body(&mut self.sender, stream, bytes);
+            return Poll::Ready(Ok(self.take_owed_event().map(|()| bytes)));
         }
-        let mut tools = TOOLS.take();
-        tools.room.resize(ROOM, 0);
-        let early = std::mem::take(&mut self.early);
+        let mut tools = THREAD_BUFFERS.take();
+        tools.room.resize(READ_BUFFER, 0);
+        let early = std::mem::take(&mut self.unread_input);
         let polled = if early.is_empty() {
             let mut room = ReadBuf::new(&mut tools.room);
             Pin::new(&mut self.socket).poll_read(cx, &mut room).map_ok(|()| room.filled().len())
@@ -524,68 +532,74 @@ impl<T: Transport> Connection<T> {
             let input = if early.is_empty() { tools.room.get(..bytes).unwrap_or_default() } else { &early };
             self.take(input, &mut tools.headers).map(|()| bytes)
         });
-        TOOLS.set(tools);
+        THREAD_BUFFERS.set(tools);
         polled
     }
 
     /// Takes what has come in.
-    fn take(&mut self, mut input: &[u8], cache: &mut HeaderBlockCache<RequestMeta>) -> Result<(), Fault> {
+    fn take(
+        &mut self,
+        mut input: &[u8],
+        cache: &mut HeaderBlockCache<RequestMeta>,
+    ) -> Result<(), ConnectionError> {
         let (calls, sender) = (&mut self.calls, &mut self.sender);
         while let Some(event) = self.receiver.next(&mut input, sender, cache)? {
             if let Some(NewRequest { stream, head }) = self.new_request.take() {
                 // The whole request at once, as most are.
-                if let Event::Data { stream: of, bytes, ended } = event
+                if let ReceiveEvent::Data { stream: of, bytes, ended } = event
                     && of == stream
                 {
-                    calls.take(sender, stream, head, bytes, ended);
+                    calls.accept_request(sender, stream, head, bytes, ended);
                     continue;
                 }
-                if !matches!(event, Event::Reset { stream: of, .. } if of == stream) {
-                    calls.take(sender, stream, head, &[], false);
+                if !matches!(event, ReceiveEvent::Reset { stream: of, .. } if of == stream) {
+                    calls.accept_request(sender, stream, head, &[], false);
                 }
             }
             match event {
-                Event::Request { stream, head, ended: false } => {
+                ReceiveEvent::Request { stream, head, ended: false } => {
                     self.new_request = Some(NewRequest { stream, head })
                 }
-                Event::Request { stream, head, ended: true } => calls.take(sender, stream, head, &[], true),
-                Event::Data { stream, bytes, ended } => calls.more(sender, stream, bytes, ended),
-                Event::Reset { slot: Some(slot), .. } => calls.give_up(sender, slot),
-                Event::Reset { slot: None, .. } => {}
-                Event::Left => self.peer_left = true,
+                ReceiveEvent::Request { stream, head, ended: true } => {
+                    calls.accept_request(sender, stream, head, &[], true)
+                }
+                ReceiveEvent::Data { stream, bytes, ended } => calls.on_data(sender, stream, bytes, ended),
+                ReceiveEvent::Reset { slot: Some(slot), .. } => calls.on_reset(sender, slot),
+                ReceiveEvent::Reset { slot: None, .. } => {}
+                ReceiveEvent::GoAway => self.has_peer_goaway = true,
             }
         }
         if let Some(NewRequest { stream, head }) = self.new_request.take() {
-            calls.take(sender, stream, head, &[], false);
+            calls.accept_request(sender, stream, head, &[], false);
         }
-        self.early = input.to_vec();
+        self.unread_input = input.to_vec();
         Ok(())
     }
 
     /// To the system, a process that is stopped while its host has no more room for it looks like a host that has
     /// vanished. So after a large answer the connection is not given up for silence, until the peer speaks again and
     /// everything is sent.
-    fn be_patient(&mut self, heard: bool) {
-        if self.sender.had_large() {
-            if !self.patient {
-                self.patient = true;
+    fn adjust_user_timeout(&mut self, heard: bool) {
+        if self.sender.take_sent_large() {
+            if !self.is_user_timeout_off {
+                self.is_user_timeout_off = true;
                 self.socket.set_user_timeout(None);
             }
-        } else if self.patient && heard && self.sender.unsent() == 0 {
-            self.patient = false;
+        } else if self.is_user_timeout_off && heard && self.sender.unsent() == 0 {
+            self.is_user_timeout_off = false;
             self.socket.set_user_timeout(Some(self.calls.unacknowledged()));
         }
     }
 }
 
 /// How the connection ended: what the socket knows is the nearest to the truth.
-fn broken(error: &io::Error) -> Ending {
+fn connection_end_of(error: &io::Error) -> ConnectionEnd {
     match error.kind() {
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionAborted => {
-            Ending::Reset
+            ConnectionEnd::Reset
         }
-        io::ErrorKind::TimedOut => Ending::TimedOut,
-        io::ErrorKind::UnexpectedEof => Ending::Closed,
-        _ => Ending::Broken(error.to_string()),
+        io::ErrorKind::TimedOut => ConnectionEnd::TimedOut,
+        io::ErrorKind::UnexpectedEof => ConnectionEnd::Closed,
+        _ => ConnectionEnd::Broken(error.to_string()),
     }
 }

@@ -17,7 +17,7 @@ pub(super) struct Deadlines {
 }
 
 /// So many dead deadlines are carried along before anybody sweeps.
-const CARRIED: usize = 64;
+const DEAD_DEADLINES_MAX: usize = 64;
 
 impl Deadlines {
     /// Adds a deadline.
@@ -26,10 +26,10 @@ impl Deadlines {
     }
 
     /// Sweeps out deadlines of slots that are gone, if they are many against the `live` ones.
-    pub(super) fn forget_dead(&mut self, live: usize, mut is_live: impl FnMut(u64) -> bool) {
-        if self.all.len() > 4 * live + CARRIED {
+    pub(super) fn sweep_dead(&mut self, live: usize, mut is_live: impl FnMut(u64) -> bool) {
+        if self.all.len() > 4 * live + DEAD_DEADLINES_MAX {
             self.all.retain(|Reverse((_, slot))| is_live(*slot));
-            self.all.shrink_to(2 * self.all.len() + CARRIED);
+            self.all.shrink_to(2 * self.all.len() + DEAD_DEADLINES_MAX);
         }
     }
 
@@ -64,7 +64,7 @@ mod tests {
         for slot in (0..100).rev() {
             deadlines.add(start + Duration::from_secs(slot), slot);
         }
-        deadlines.forget_dead(0, |slot| slot % 2 == 1);
+        deadlines.sweep_dead(0, |slot| slot % 2 == 1);
         for expected in (1..100).step_by(2) {
             let (slot, now) = std::future::poll_fn(|cx| deadlines.poll(cx)).await;
             assert_eq!(slot, expected);

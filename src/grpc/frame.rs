@@ -1,21 +1,21 @@
 //! GRPC's framing: a length-prefixed message in each direction.
 //!
-//! It does not inflate (`gzip.rs`) or decode (`generation_a.rs`, `generation_c.rs`) messages. Begin at [`Prefix::read`] and [`Answer`].
+//! It does not inflate (`gzip.rs`) or decode (`generation_a.rs`, `generation_c.rs`) messages. Begin at [`MessagePrefix::read`] and [`MessageBuilder`].
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::sets::Recalled;
+use super::task_set_cache::CachedMessage;
 use crate::coordination::{Code, Failure};
 
 /// Length of the prefix: a flag for compression and the message's length.
-pub(super) const PREFIX: usize = 5;
+pub(super) const PREFIX_LEN: usize = 5;
 
 /// One request message, in memory of its own.
 #[derive(Debug, Clone)]
 pub(super) enum Message {
     Whole(Bytes),
     /// One that ends in a set of tasks that is known, and is in memory but once.
-    Recalled(Recalled),
+    Cached(CachedMessage),
 }
 
 impl Message {
@@ -27,15 +27,15 @@ impl Message {
     pub(super) fn bytes(&self) -> Bytes {
         match self {
             Self::Whole(bytes) => bytes.clone(),
-            Self::Recalled(recalled) => recalled.bytes(),
+            Self::Cached(recalled) => recalled.bytes(),
         }
     }
 
     /// A part of the message, to be kept: as it is if that keeps little else in memory, copied otherwise.
-    pub(super) fn own(&self, part: Bytes) -> Bytes {
+    pub(super) fn detach(&self, part: Bytes) -> Bytes {
         let length = match self {
             Self::Whole(bytes) => bytes.len(),
-            Self::Recalled(recalled) => recalled.bytes().len(),
+            Self::Cached(recalled) => recalled.bytes().len(),
         };
         if part.len() >= length / 4 { part } else { Bytes::copy_from_slice(&part) }
     }
@@ -43,46 +43,46 @@ impl Message {
 
 /// What a prefix says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Prefix {
+pub(super) struct MessagePrefix {
     pub(super) compressed: bool,
     pub(super) length: usize,
 }
 
-impl Prefix {
+impl MessagePrefix {
     /// Reads a prefix; the message may have `most` bytes.
-    pub(super) fn read(prefix: [u8; PREFIX], most: usize) -> Result<Self, Failure> {
+    pub(super) fn read(prefix: [u8; PREFIX_LEN], most: usize) -> Result<Self, Failure> {
         let [flag, l0, l1, l2, l3] = prefix;
         let length = u32::from_be_bytes([l0, l1, l2, l3]) as usize;
         if flag > 1 {
             let text = format!("the request's first byte must be 0 or 1 (compressed), it is {flag}");
-            return Err(Failure::plain(Code::Internal, text));
+            return Err(Failure::without_details(Code::Internal, text));
         }
         if length > most {
-            return Err(too_long(length, most));
+            return Err(message_too_long(length, most));
         }
         Ok(Self { compressed: flag == 1, length })
     }
 }
 
 /// The failure of a message that is longer than messages may be.
-pub(super) fn too_long(length: usize, most: usize) -> Failure {
+pub(super) fn message_too_long(length: usize, most: usize) -> Failure {
     let text = format!("the message has {length} bytes, this server takes {most} at most");
-    Failure::plain(Code::ResourceExhausted, text)
+    Failure::without_details(Code::ResourceExhausted, text)
 }
 
 /// An answer in the making: small parts are gathered, large ones are passed on as they are.
-pub(super) struct Answer {
+pub(super) struct MessageBuilder {
     done: Vec<Bytes>,
     gathering: BytesMut,
 }
 
 /// Parts longer than this are not copied.
-pub(super) const COPIED: usize = 8 << 10;
+pub(super) const COPY_MAX: usize = 8 << 10;
 
-impl Answer {
+impl MessageBuilder {
     /// An answer that is a message of `length` bytes.
     pub(super) fn new(length: usize) -> Self {
-        let mut gathering = BytesMut::with_capacity(PREFIX + length.min(COPIED));
+        let mut gathering = BytesMut::with_capacity(PREFIX_LEN + length.min(COPY_MAX));
         gathering.put_u8(0);
         // No message is let through that is as long as this could not say.
         gathering.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
@@ -90,13 +90,13 @@ impl Answer {
     }
 
     /// Where small parts are written.
-    pub(super) fn small(&mut self) -> &mut BytesMut {
+    pub(super) fn buffer(&mut self) -> &mut BytesMut {
         &mut self.gathering
     }
 
     /// Adds bytes.
     pub(super) fn put(&mut self, part: &Bytes) {
-        if part.len() <= COPIED {
+        if part.len() <= COPY_MAX {
             self.gathering.extend_from_slice(part);
         } else {
             self.done.push(self.gathering.split().freeze());
@@ -105,20 +105,20 @@ impl Answer {
     }
 
     /// The parts, in order.
-    pub(super) fn finish(mut self) -> Parts {
+    pub(super) fn finish(mut self) -> MessageChunks {
         if self.done.is_empty() {
-            return Parts::One(self.gathering.freeze());
+            return MessageChunks::One(self.gathering.freeze());
         }
         if !self.gathering.is_empty() {
             self.done.push(self.gathering.freeze());
         }
-        Parts::Many(self.done)
+        MessageChunks::Many(self.done)
     }
 }
 
 /// The body of an answer.
 #[derive(Debug)]
-pub(super) enum Parts {
+pub(super) enum MessageChunks {
     /// In one piece.
     One(Bytes),
     /// In several.
@@ -126,9 +126,9 @@ pub(super) enum Parts {
 }
 
 /// A whole message as a body in one piece.
-pub(super) fn framed(message: &impl prost::Message) -> Bytes {
+pub(super) fn encode_framed(message: &impl prost::Message) -> Bytes {
     let length = message.encoded_len();
-    let mut framed = BytesMut::with_capacity(PREFIX + length);
+    let mut framed = BytesMut::with_capacity(PREFIX_LEN + length);
     framed.put_u8(0);
     framed.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
     message.encode_raw(&mut framed);
@@ -141,40 +141,43 @@ mod tests {
 
     #[test]
     fn prefixes() {
-        assert_eq!(Prefix::read([0; 5], 0), Ok(Prefix { compressed: false, length: 0 }));
+        assert_eq!(MessagePrefix::read([0; 5], 0), Ok(MessagePrefix { compressed: false, length: 0 }));
         assert_eq!(
-            Prefix::read([1, 0, 1, 2, 3], 1 << 20),
-            Ok(Prefix { compressed: true, length: 0x01_02_03 })
+            MessagePrefix::read([1, 0, 1, 2, 3], 1 << 20),
+            Ok(MessagePrefix { compressed: true, length: 0x01_02_03 })
         );
-        assert_eq!(Prefix::read([2, 0, 0, 0, 0], 9).map_err(|f| f.code), Err(Code::Internal));
-        assert_eq!(Prefix::read([0, 0, 0, 0, 10], 9).map_err(|f| f.code), Err(Code::ResourceExhausted));
+        assert_eq!(MessagePrefix::read([2, 0, 0, 0, 0], 9).map_err(|f| f.code), Err(Code::Internal));
         assert_eq!(
-            Prefix::read([0, 255, 255, 255, 255], 9).map_err(|f| f.code),
+            MessagePrefix::read([0, 0, 0, 0, 10], 9).map_err(|f| f.code),
+            Err(Code::ResourceExhausted)
+        );
+        assert_eq!(
+            MessagePrefix::read([0, 255, 255, 255, 255], 9).map_err(|f| f.code),
             Err(Code::ResourceExhausted)
         );
     }
 
     #[test]
     fn small_parts_are_gathered_and_large_ones_passed_on() {
-        let large = Bytes::from(vec![1; COPIED + 1]);
-        let mut answer = Answer::new(4 + large.len());
-        answer.small().extend_from_slice(b"ab");
+        let large = Bytes::from(vec![1; COPY_MAX + 1]);
+        let mut answer = MessageBuilder::new(4 + large.len());
+        answer.buffer().extend_from_slice(b"ab");
         answer.put(&Bytes::from_static(b"c"));
         answer.put(&large);
         answer.put(&Bytes::from_static(b"d"));
-        let Parts::Many(parts) = answer.finish() else { panic!("in one piece") };
+        let MessageChunks::Many(parts) = answer.finish() else { panic!("in one piece") };
         assert_eq!(parts.len(), 3);
-        assert_eq!(parts[0][PREFIX..], *b"abc");
+        assert_eq!(parts[0][PREFIX_LEN..], *b"abc");
         assert_eq!(parts[1].as_ptr(), large.as_ptr());
         assert_eq!(parts[2], b"d"[..]);
-        let length = u32::from_be_bytes(parts[0][1..PREFIX].try_into().unwrap()) as usize;
-        assert_eq!(length + PREFIX, parts.iter().map(Bytes::len).sum::<usize>());
+        let length = u32::from_be_bytes(parts[0][1..PREFIX_LEN].try_into().unwrap()) as usize;
+        assert_eq!(length + PREFIX_LEN, parts.iter().map(Bytes::len).sum::<usize>());
     }
 
     #[test]
     fn a_value_is_copied_where_it_would_pin_much_more_than_itself() {
         let owned = Message::new(vec![0; 1000]);
-        assert_eq!(owned.own(owned.bytes().slice(0..900)).as_ptr(), owned.bytes().as_ptr());
-        assert_ne!(owned.own(owned.bytes().slice(0..100)).as_ptr(), owned.bytes().as_ptr());
+        assert_eq!(owned.detach(owned.bytes().slice(0..900)).as_ptr(), owned.bytes().as_ptr());
+        assert_ne!(owned.detach(owned.bytes().slice(0..100)).as_ptr(), owned.bytes().as_ptr());
     }
 }

@@ -1,6 +1,6 @@
 //! Inflates gzip messages within bounds that are known before the first byte is inflated.
 //!
-//! It does not decide where it runs: `body.rs` does. Begin at [`Gzip::open`].
+//! It does not decide where it runs: `request_body.rs` does. Begin at [`Gzip::open`].
 
 use std::cell::RefCell;
 
@@ -33,7 +33,7 @@ pub(super) struct Gzip<'a> {
 }
 
 fn corrupt(what: &str) -> Failure {
-    Failure::plain(Code::Internal, format!("the request's gzip compression is broken: {what}"))
+    Failure::without_details(Code::Internal, format!("the request's gzip compression is broken: {what}"))
 }
 
 impl<'a> Gzip<'a> {
@@ -82,7 +82,7 @@ impl<'a> Gzip<'a> {
     pub(super) fn inflate(&self) -> Result<Vec<u8>, Failure> {
         let mut message = Vec::new();
         if message.try_reserve_exact(self.length).is_err() {
-            return Err(Failure::plain(
+            return Err(Failure::without_details(
                 Code::ResourceExhausted,
                 "there is no memory to inflate the request in",
             ));
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_compressed_comes_back() {
+    fn inflating_restores_the_message() {
         for message in [&b""[..], b"a", &[7; 100_000], &(0..=255).cycle().take(70_000).collect::<Vec<u8>>()] {
             let file = compress(message);
             let gzip = Gzip::open(&file).unwrap();
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn lies_and_damage_are_noticed() {
+    fn a_false_length_or_checksum_is_refused() {
         let good = compress(&[1; 5_000]);
         let at = |i: usize, to: u8| {
             let mut file = good.clone();

@@ -1,13 +1,13 @@
 //! The bounds and timeouts of the gRPC port.
 //!
 //! The settings of a job bound what that job may hold ([`Bounds`](crate::coordination::Bounds)). Begin at
-//! [`Limits`].
+//! [`GrpcLimits`].
 
 use std::time::Duration;
 
 /// The bounds of the wire edge. What a job may hold is bounded by its own settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
+pub struct GrpcLimits {
     /// Connections at once, over all listeners. Those that come on top are closed at once.
     pub connections: usize,
     /// Calls in progress at once on one connection.
@@ -44,7 +44,7 @@ pub struct Limits {
     pub count_calls: bool,
 }
 
-impl Default for Limits {
+impl Default for GrpcLimits {
     fn default() -> Self {
         Self {
             connections: 65_536,

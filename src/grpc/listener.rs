@@ -16,11 +16,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
-use super::connection::Transport as _;
-use super::greeting::{self, Greeted};
-use super::mailbox::{Mailbox, Note};
-use super::route::Routing;
+use super::connection::ConnectionSocket as _;
+use super::job_route::Routing;
+use super::mailbox::{Mailbox, MailboxMessage};
 use super::server::Server;
+use super::transport_detection::{self, AcceptedConnection};
 
 /// How many connections may wait to be taken. A whole cluster connects at once; the system may hold it lower.
 const BACKLOG: i32 = 1 << 16;
@@ -30,9 +30,9 @@ const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
     .with_interval(Duration::from_secs(5))
     .with_retries(3);
 /// Pauses after failures to take a connection: from the first to the last.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+const ACCEPT_BACKOFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 /// How long closing takes once it is ordered and not merely asked for.
-const CLOSING: Duration = Duration::from_secs(1);
+const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Binds a listening socket with room for a whole cluster that connects at once.
 ///
@@ -52,7 +52,7 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// The connections of one listener.
 #[derive(Default)]
-struct ConnectionRegistry {
+struct GrpcConnections {
     next: AtomicU64,
     present: Mutex<HashMap<u64, Arc<Mailbox>>>,
     left: Notify,
@@ -61,25 +61,25 @@ struct ConnectionRegistry {
 /// The entry of one connection in a registry, removed when it is dropped.
 pub(super) struct ConnectionGuard {
     mailbox: Arc<Mailbox>,
-    room: Arc<ConnectionRegistry>,
+    registry: Arc<GrpcConnections>,
     server: Arc<Server>,
     number: u64,
 }
 
-impl ConnectionRegistry {
+impl GrpcConnections {
     fn present(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Arc<Mailbox>>> {
         self.present.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn enter(self: &Arc<Self>, server: &Arc<Server>) -> ConnectionGuard {
+    fn register(self: &Arc<Self>, server: &Arc<Server>) -> ConnectionGuard {
         let mailbox = Arc::new(Mailbox::default());
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.present().insert(number, Arc::clone(&mailbox));
-        server.counts.mine().opened.add();
-        ConnectionGuard { mailbox, room: Arc::clone(self), server: Arc::clone(server), number }
+        server.counts.local().opened.add();
+        ConnectionGuard { mailbox, registry: Arc::clone(self), server: Arc::clone(server), number }
     }
 
-    fn tell_all(&self, note: fn() -> Note) {
+    fn post_to_all(&self, note: fn() -> MailboxMessage) {
         // Told outside of the lock, since to be told may mean to leave.
         let all: Vec<Arc<Mailbox>> = self.present().values().cloned().collect();
         for mailbox in all {
@@ -87,7 +87,7 @@ impl ConnectionRegistry {
         }
     }
 
-    async fn empty(&self) {
+    async fn wait_until_empty(&self) {
         loop {
             let left = self.left.notified();
             if self.present().is_empty() {
@@ -107,13 +107,13 @@ impl ConnectionGuard {
 
 impl Drop for ConnectionGuard {
     fn drop(&mut self) {
-        let mut present = self.room.present();
+        let mut present = self.registry.present();
         present.remove(&self.number);
         let empty = present.is_empty();
         drop(present);
         self.server.connections.fetch_sub(1, Ordering::Relaxed);
         if empty {
-            self.room.left.notify_one();
+            self.registry.left.notify_one();
         }
     }
 }
@@ -129,9 +129,9 @@ impl Server {
         routing: Routing,
         mut stop: watch::Receiver<bool>,
     ) {
-        self.services.serving().await;
-        let room = Arc::new(ConnectionRegistry::default());
-        let mut pause = PAUSE.0;
+        self.services.set_serving().await;
+        let room = Arc::new(GrpcConnections::default());
+        let mut pause = ACCEPT_BACKOFF.0;
         loop {
             let accepted = tokio::select! {
                 biased;
@@ -140,12 +140,12 @@ impl Server {
             };
             match accepted {
                 Ok((socket, peer)) => {
-                    pause = PAUSE.0;
-                    self.welcome(&room, socket, peer, routing.clone(), stop.clone());
+                    pause = ACCEPT_BACKOFF.0;
+                    self.spawn_connection(&room, socket, peer, routing.clone(), stop.clone());
                 }
                 Err(error) => {
-                    self.counts.mine().accept_errors.add();
-                    if is_the_peers(&error) {
+                    self.counts.local().accept_errors.add();
+                    if is_peer_error(&error) {
                         continue;
                     }
                     tracing::warn!(%error, "no connection can be taken; trying again in {pause:?}");
@@ -153,21 +153,21 @@ impl Server {
                     if timeout(pause, stopped).await.is_ok() {
                         break;
                     }
-                    pause = (pause * 2).min(PAUSE.1);
+                    pause = (pause * 2).min(ACCEPT_BACKOFF.1);
                 }
             }
         }
-        self.services.stopping().await;
-        room.tell_all(|| Note::Stop);
-        if timeout(self.limits.drain, room.empty()).await.is_err() {
-            room.tell_all(|| Note::Abort);
-            let _ = timeout(CLOSING, room.empty()).await;
+        self.services.set_not_serving().await;
+        room.post_to_all(|| MailboxMessage::Stop);
+        if timeout(self.limits.drain, room.wait_until_empty()).await.is_err() {
+            room.post_to_all(|| MailboxMessage::Abort);
+            let _ = timeout(ABORT_TIMEOUT, room.wait_until_empty()).await;
         }
     }
 
-    fn welcome(
+    fn spawn_connection(
         self: &Arc<Self>,
-        room: &Arc<ConnectionRegistry>,
+        room: &Arc<GrpcConnections>,
         socket: TcpStream,
         peer: SocketAddr,
         routing: Routing,
@@ -176,14 +176,20 @@ impl Server {
         let present = self.connections.fetch_add(1, Ordering::Relaxed);
         if present >= self.limits.connections {
             self.connections.fetch_sub(1, Ordering::Relaxed);
-            self.counts.mine().refused.add();
+            self.counts.local().refused.add();
             return tracing::debug!(%peer, present, "closed a connection: there are too many");
         }
-        if let Err(error) = tune(&socket, self.limits.unacknowledged) {
+        if let Err(error) = configure_socket(&socket, self.limits.unacknowledged) {
             // It is gone already, or the system has not all of it: both show soon enough.
             tracing::debug!(%peer, %error, "a connection's socket could not be set up in full");
         }
-        let greeting = greeting::greet(Arc::clone(self), socket, peer, routing, room.enter(self));
+        let greeting = transport_detection::accept_connection(
+            Arc::clone(self),
+            socket,
+            peer,
+            routing,
+            room.register(self),
+        );
         tokio::spawn(async move {
             let greeted = tokio::select! {
                 greeted = greeting => greeted,
@@ -192,8 +198,8 @@ impl Server {
             };
             // The connection gets a task of its own, which is as small as can be.
             match greeted {
-                Some(Greeted::Plain(connection)) => drop(tokio::spawn(connection)),
-                Some(Greeted::Tls(connection)) => drop(tokio::spawn(connection)),
+                Some(AcceptedConnection::Plain(connection)) => drop(tokio::spawn(connection)),
+                Some(AcceptedConnection::Tls(connection)) => drop(tokio::spawn(connection)),
                 None => {}
             }
         });
@@ -201,7 +207,7 @@ impl Server {
 }
 
 /// Sets a socket up for small messages at once, and for noticing that the peer's host has vanished.
-fn tune(socket: &TcpStream, unacknowledged: Duration) -> io::Result<()> {
+fn configure_socket(socket: &TcpStream, unacknowledged: Duration) -> io::Result<()> {
     socket.set_nodelay(true)?;
     SockRef::from(socket).set_tcp_keepalive(&KEEPALIVE)?;
     socket.set_user_timeout(Some(unacknowledged));
@@ -209,7 +215,7 @@ fn tune(socket: &TcpStream, unacknowledged: Duration) -> io::Result<()> {
 }
 
 /// Whether taking a connection failed for a reason of that one connection's.
-fn is_the_peers(error: &io::Error) -> bool {
+fn is_peer_error(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::Interrupted

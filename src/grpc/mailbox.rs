@@ -7,15 +7,15 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 
-use crate::coordination::Outcome;
-use crate::engine::Inbox;
+use crate::coordination::CallOutcome;
+use crate::engine::AnswerInbox;
 
 /// One thing that a connection's task is told.
-pub(super) enum Note {
+pub(super) enum MailboxMessage {
     /// The answer to the call in this slot.
-    Answer(u64, Outcome),
+    Answer(u64, CallOutcome),
     /// What this slot waits for may have come about.
-    Stirred(u64),
+    SlotReady(u64),
     /// Say goodbye: finish what is in progress and close.
     Stop,
     /// Close now.
@@ -23,8 +23,8 @@ pub(super) enum Note {
 }
 
 #[derive(Default)]
-struct State {
-    notes: Vec<Note>,
+struct MailboxState {
+    messages: Vec<MailboxMessage>,
     /// The task's waker, there while the task sleeps.
     sleeper: Option<Waker>,
 }
@@ -32,18 +32,18 @@ struct State {
 /// The mailbox of one connection.
 #[derive(Default)]
 pub(super) struct Mailbox {
-    state: Mutex<State>,
+    state: Mutex<MailboxState>,
 }
 
 impl Mailbox {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, MailboxState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Leaves a note, and wakes the task if it sleeps.
-    pub(super) fn post(&self, note: Note) {
+    pub(super) fn post(&self, note: MailboxMessage) {
         let mut state = self.lock();
-        state.notes.push(note);
+        state.messages.push(note);
         let sleeper = state.sleeper.take();
         drop(state);
         if let Some(sleeper) = sleeper {
@@ -51,17 +51,17 @@ impl Mailbox {
         }
     }
 
-    /// Takes all notes. From here on until [`Mailbox::rest`] the task counts as running.
-    pub(super) fn collect(&self) -> Vec<Note> {
+    /// Takes all notes. From here on until [`Mailbox::try_sleep`] the task counts as running.
+    pub(super) fn take_messages(&self) -> Vec<MailboxMessage> {
         let mut state = self.lock();
         state.sleeper = None;
-        std::mem::take(&mut state.notes)
+        std::mem::take(&mut state.messages)
     }
 
     /// Lets the task sleep; `false` if there are notes to read first.
-    pub(super) fn rest(&self, task: &Waker) -> bool {
+    pub(super) fn try_sleep(&self, task: &Waker) -> bool {
         let mut state = self.lock();
-        if !state.notes.is_empty() {
+        if !state.messages.is_empty() {
             return false;
         }
         state.sleeper = Some(task.clone());
@@ -69,9 +69,9 @@ impl Mailbox {
     }
 }
 
-impl Inbox for Mailbox {
-    fn deliver(&self, slot: u64, outcome: Outcome) {
-        self.post(Note::Answer(slot, outcome));
+impl AnswerInbox for Mailbox {
+    fn deliver(&self, slot: u64, outcome: CallOutcome) {
+        self.post(MailboxMessage::Answer(slot, outcome));
     }
 }
 
@@ -87,7 +87,7 @@ impl Wake for SlotWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.mailbox.post(Note::Stirred(self.slot));
+        self.mailbox.post(MailboxMessage::SlotReady(self.slot));
     }
 }
 
@@ -117,16 +117,16 @@ mod tests {
         let task = Waker::from(Arc::clone(&count));
         let woken = || count.0.load(Ordering::Relaxed);
 
-        assert!(mailbox.rest(&task));
+        assert!(mailbox.try_sleep(&task));
         for slot in 0..3 {
             slot_waker(&mailbox, slot).wake();
         }
         assert_eq!(woken(), 1);
 
-        assert_eq!(mailbox.collect().len(), 3);
-        mailbox.post(Note::Stop);
-        assert!(!mailbox.rest(&task), "there is a note to read");
-        assert!(matches!(mailbox.collect()[..], [Note::Stop]));
+        assert_eq!(mailbox.take_messages().len(), 3);
+        mailbox.post(MailboxMessage::Stop);
+        assert!(!mailbox.try_sleep(&task), "there is a note to read");
+        assert!(matches!(mailbox.take_messages()[..], [MailboxMessage::Stop]));
         assert_eq!(woken(), 1);
     }
 }

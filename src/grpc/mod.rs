@@ -4,45 +4,45 @@
 //! [`Engine`](crate::engine::Engine), and the outcome becomes a reply. Begin at `connection.rs` and
 //! `call_table.rs`; `generation_a.rs` and `generation_c.rs` are tables of methods.
 //!
-//! A request passes `listener.rs` (accept), `greeting.rs` (TLS or plaintext, preface), `connection.rs` (one task
-//! drives HTTP/2), `call_table.rs` (the calls of the connection), `route.rs` (the job), `body.rs` and `memory.rs`
+//! A request passes `listener.rs` (accept), `transport_detection.rs` (TLS or plaintext, preface), `connection.rs` (one task
+//! drives HTTP/2), `call_table.rs` (the calls of the connection), `job_route.rs` (the job), `request_body.rs` and `body_memory.rs`
 //! (the message), a generation (decoding), and `call_table/engine_calls.rs` (the engine). A reply passes
-//! `mailbox.rs`, `respond.rs`, and `answer.rs` or `status.rs` (encoding). Every path by which bytes arrive is
+//! `mailbox.rs`, `respond.rs`, and `reply_encoder.rs` or `status.rs` (encoding). Every path by which bytes arrive is
 //! bounded; `ARCHITECTURE.md` has the table.
 
-mod answer;
 mod auxiliary;
-mod body;
-mod call;
+mod body_memory;
+mod call_counts;
 mod call_table;
-mod checksum;
 mod connection;
-mod count;
+mod crc32;
 mod deadlines;
+mod decoded_call;
 mod frame;
 mod generation_a;
 mod generation_c;
-mod greeting;
 mod gzip;
-mod head;
+mod job_route;
 mod limits;
 mod listener;
 mod mailbox;
-mod memory;
+mod peer_progress;
 mod prefault;
-mod reports;
+mod reply_encoder;
+mod request_body;
+mod request_meta;
 mod respond;
-mod route;
 mod server;
-mod sets;
-mod slots;
+mod slot_table;
 mod status;
+mod task_set_cache;
 #[cfg(test)]
 mod tests;
-mod watched;
+mod transfers_service;
+mod transport_detection;
 
-pub use count::{CallCount, CallTimes, ENDINGS};
-pub use limits::Limits;
+pub use call_counts::{CallCount, CallTimes, ENDINGS};
+pub use job_route::Routing;
+pub use limits::GrpcLimits;
 pub use listener::bind;
-pub use route::Routing;
-pub use server::{Figures, Server};
+pub use server::{Server, ServerCounters};

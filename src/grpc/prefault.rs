@@ -1,6 +1,6 @@
 //! Allocates body buffers whose pages are populated in one system call.
 //!
-//! It bounds nothing: `memory.rs` does. The kernel clears and maps fresh memory page by page at the first touch,
+//! It bounds nothing: `body_memory.rs` does. The kernel clears and maps fresh memory page by page at the first touch,
 //! which costs more for a body of 64 KiB than receiving it. Populating all pages at once costs two thirds of that,
 //! and nothing where the allocator reuses memory. `cli::memory` configures the allocator to keep freed memory for a
 //! few seconds.
@@ -8,14 +8,14 @@
 #![cfg_attr(target_os = "linux", allow(unsafe_code))]
 
 /// Bodies of these lengths are worth a look. Longer ones get their memory as it is touched: what was announced need not come.
-const LENGTHS: std::ops::RangeInclusive<usize> = 32 << 10..=4 << 20;
+const PREFAULTED_LENGTHS: std::ops::RangeInclusive<usize> = 32 << 10..=4 << 20;
 
 /// An empty vector with room for `length` bytes and no more; `None` if there is no memory.
-pub(super) fn room(length: usize) -> Option<Vec<u8>> {
+pub(super) fn allocate(length: usize) -> Option<Vec<u8>> {
     let mut room = Vec::new();
     room.try_reserve_exact(length).ok()?;
     #[cfg(target_os = "linux")]
-    if LENGTHS.contains(&length) {
+    if PREFAULTED_LENGTHS.contains(&length) {
         populate(&mut room);
     }
     Some(room)
@@ -46,14 +46,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_is_room_for_as_much_as_was_asked_for_whatever_its_pages() {
+    fn an_allocation_has_the_requested_capacity() {
         for length in [0, 1, 4095, 32 << 10, (32 << 10) + 1, 100_001, 4 << 20, (4 << 20) + 1] {
-            let mut bytes = room(length).expect("memory");
+            let mut bytes = allocate(length).expect("memory");
             assert!(bytes.is_empty() && bytes.capacity() >= length);
             let place = bytes.as_ptr();
             bytes.extend(std::iter::repeat_n(7, length));
             assert!(bytes.iter().all(|byte| *byte == 7) && (length == 0 || bytes.as_ptr() == place));
         }
-        assert!(room(usize::MAX).is_none());
+        assert!(allocate(usize::MAX).is_none());
     }
 }

@@ -6,33 +6,33 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::auxiliary::AuxiliaryServices;
-use super::count::{CallCount, CallCounts, CallTimes, ENDINGS};
-use super::limits::Limits;
-use super::memory::MemoryPool;
-use super::sets::TaskSets;
+use super::body_memory::MemoryPool;
+use super::call_counts::{CallCount, CallCounts, CallTimes, ENDINGS};
+use super::limits::GrpcLimits;
+use super::task_set_cache::TaskSetCache;
 use crate::engine::Engine;
 use crate::http2::StatePool;
-use crate::meter::{self, Count, Sharded};
-use crate::reports::Board;
-use crate::telemetry::line_limit::LineLimit;
+use crate::meter::{self, Counter, Sharded};
+use crate::reports::ReportStore;
+use crate::telemetry::log_limit::LogRateLimit;
 use crate::telemetry::traces::Traces;
-use crate::tls::{Entrance, Failures};
+use crate::tls::{HandshakeFailures, ListenerTls};
 
 /// The wire edge of one engine. Its bounds hold over all of its listeners together.
 pub struct Server {
     pub(super) engine: Arc<Engine>,
-    pub(super) limits: Limits,
+    pub(super) limits: GrpcLimits,
     pub(super) bodies: Arc<MemoryPool>,
     pub(super) state: Arc<StatePool>,
-    pub(super) sets: TaskSets,
+    pub(super) sets: TaskSetCache,
     pub(super) services: AuxiliaryServices,
-    pub(super) counts: Sharded<Counts>,
+    pub(super) counts: Sharded<EdgeCounts>,
     /// Connections now.
     pub(super) connections: AtomicUsize,
-    pub(super) entrance: Entrance,
+    pub(super) listener_tls: ListenerTls,
     /// The log lines about clients that dial a name which leads to no job.
-    pub(super) lost: Mutex<LineLimit<()>>,
-    pub(super) transfers: Arc<Board>,
+    pub(super) unroutable_log: Mutex<LogRateLimit<()>>,
+    pub(super) transfers: Arc<ReportStore>,
     /// `None`: calls are neither counted one by one nor timed.
     pub(super) calls: Option<Box<Sharded<CallCounts>>>,
     /// `None`: calls are not traced.
@@ -42,39 +42,39 @@ pub struct Server {
 impl Server {
     /// A wire edge for `engine`, without TLS. It serves nobody before [`Server::serve`].
     #[must_use]
-    pub fn new(engine: Arc<Engine>, limits: Limits) -> Arc<Self> {
-        Self::traced(engine, limits, None)
+    pub fn new(engine: Arc<Engine>, limits: GrpcLimits) -> Arc<Self> {
+        Self::with_traces(engine, limits, None)
     }
 
     /// The same, and its calls are traced.
     #[must_use]
-    pub fn traced(engine: Arc<Engine>, limits: Limits, traces: Option<Arc<Traces>>) -> Arc<Self> {
-        let failures = Arc::new(Failures::new(*engine.clock()));
-        Self::behind(Entrance::plain("grpc", failures), engine, limits, traces)
+    pub fn with_traces(engine: Arc<Engine>, limits: GrpcLimits, traces: Option<Arc<Traces>>) -> Arc<Self> {
+        let failures = Arc::new(HandshakeFailures::new(*engine.clock()));
+        Self::with_entrance(ListenerTls::plain("grpc", failures), engine, limits, traces)
     }
 
     /// The same, and its connections come in by `entrance`.
     #[must_use]
-    pub fn behind(
-        entrance: Entrance,
+    pub fn with_entrance(
+        entrance: ListenerTls,
         engine: Arc<Engine>,
-        limits: Limits,
+        limits: GrpcLimits,
         traces: Option<Arc<Traces>>,
     ) -> Arc<Self> {
         let bodies = MemoryPool::new(limits.bodies_in_flight_bytes);
         let state = StatePool::new(limits.state_bytes);
-        let calls = (meter::ON && limits.count_calls).then(Box::default);
+        let calls = (meter::ENABLED && limits.count_calls).then(Box::default);
         Arc::new(Self {
             engine,
             limits,
             bodies,
             state,
-            sets: TaskSets::default(),
+            sets: TaskSetCache::default(),
             services: AuxiliaryServices::new(),
             counts: Sharded::default(),
             connections: AtomicUsize::new(0),
-            entrance,
-            lost: Mutex::default(),
+            listener_tls: entrance,
+            unroutable_log: Mutex::default(),
             transfers: Arc::default(),
             calls,
             traces,
@@ -83,20 +83,21 @@ impl Server {
 
     /// What workers have reported of their transfers.
     #[must_use]
-    pub fn transfers(&self) -> &Arc<Board> {
+    pub fn transfers(&self) -> &Arc<ReportStore> {
         &self.transfers
     }
 
     /// What the edge has counted so far.
     #[must_use]
-    pub fn figures(&self) -> Figures {
-        let sum = |of: &dyn Fn(&Counts) -> &Count| self.counts.all().map(|counts| of(counts).get()).sum();
-        Figures {
+    pub fn counters(&self) -> ServerCounters {
+        let sum =
+            |of: &dyn Fn(&EdgeCounts) -> &Counter| self.counts.all().map(|counts| of(counts).get()).sum();
+        ServerCounters {
             connections: self.connections.load(Ordering::Relaxed),
             connections_opened: sum(&|counts| &counts.opened),
             connections_refused: sum(&|counts| &counts.refused),
             accept_errors: sum(&|counts| &counts.accept_errors),
-            strangers: sum(&|counts| &counts.strangers),
+            not_http2: sum(&|counts| &counts.not_http2),
             calls: sum(&|counts| &counts.calls),
             calls_refused: sum(&|counts| &counts.refused_calls),
             bodies_in_flight_bytes: self.bodies.taken(),
@@ -124,22 +125,22 @@ impl Server {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Counts {
-    pub(super) opened: Count,
-    pub(super) refused: Count,
-    pub(super) accept_errors: Count,
-    pub(super) strangers: Count,
-    pub(super) calls: Count,
-    pub(super) refused_calls: Count,
+pub(super) struct EdgeCounts {
+    pub(super) opened: Counter,
+    pub(super) refused: Counter,
+    pub(super) accept_errors: Counter,
+    pub(super) not_http2: Counter,
+    pub(super) calls: Counter,
+    pub(super) refused_calls: Counter,
     /// Connections that ended, in the order of [`ENDINGS`].
-    pub(super) endings: [Count; ENDINGS.len()],
-    pub(super) received: Count,
-    pub(super) sent: Count,
+    pub(super) endings: [Counter; ENDINGS.len()],
+    pub(super) received: Counter,
+    pub(super) sent: Counter,
 }
 
 /// What the wire edge counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Figures {
+pub struct ServerCounters {
     /// Connections now.
     pub connections: usize,
     /// Connections taken.
@@ -149,7 +150,7 @@ pub struct Figures {
     /// Times that the system could not hand over a connection.
     pub accept_errors: u64,
     /// Connections that turned out to speak no HTTP/2.
-    pub strangers: u64,
+    pub not_http2: u64,
     /// Calls received, and either put to the state machine or refused.
     pub calls: u64,
     /// Calls refused by the edge itself: unknown, unreadable, too large, too slow or for no job.

@@ -1,6 +1,6 @@
 //! Encodes failures: grpc-status, grpc-message, and the error details that clients act upon.
 //!
-//! It chooses no code: `coordination` does. Begin at `failed`.
+//! It chooses no code: `coordination` does. Begin at `write_failure`.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use prost::Message as _;
 use prost::encoding::encode_varint;
 
-use super::call::Dialect;
+use super::decoded_call::Dialect;
 use crate::coordination::{Failure, ServiceError};
 use crate::proto::{CoordinatedTask, tensorflow, xla::coordination};
 
@@ -25,7 +25,7 @@ const MISMATCH_ERROR: &str = "type.googleapis.com/tensorflow.ServiceMismatchErro
 
 /// Longer texts are cut, where the service that clients were made for cuts them too.
 const TEXT_BYTES: usize = 3072;
-const CUT: &str = " ... [truncated]";
+const TRUNCATION_MARK: &str = " ... [truncated]";
 /// Clients refuse header lists of 16 KiB; this much of it may be text and details.
 const LIST_BYTES: usize = 15 << 10;
 /// This much of that may be details; longer ones are left out, all but the service's own mark.
@@ -35,7 +35,7 @@ const DETAILS_BYTES: usize = 8 << 10;
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
 /// Adds to `headers` how a call failed.
-pub(super) fn failed(headers: &mut HeaderMap, failure: &Failure, dialect: Dialect) {
+pub(super) fn write_failure(headers: &mut HeaderMap, failure: &Failure, dialect: Dialect) {
     let code = match failure.code.number() {
         known @ 1..=16 => known,
         _ => 2,
@@ -59,8 +59,8 @@ fn escaped(text: &str, left: usize) -> Cow<'_, str> {
     if kept.len() == text.len() && escaped.len() <= left {
         return escaped;
     }
-    let mut cut = String::with_capacity(left.min(escaped.len()) + CUT.len());
-    let room = left.saturating_sub(CUT.len());
+    let mut cut = String::with_capacity(left.min(escaped.len()) + TRUNCATION_MARK.len());
+    let room = left.saturating_sub(TRUNCATION_MARK.len());
     for character in kept.chars() {
         let mut buffer = [0; 4];
         let before = cut.len();
@@ -70,7 +70,7 @@ fn escaped(text: &str, left: usize) -> Cow<'_, str> {
             break;
         }
     }
-    cut.push_str(CUT);
+    cut.push_str(TRUNCATION_MARK);
     cut.into()
 }
 
@@ -88,7 +88,7 @@ fn details(failure: &Failure, dialect: Dialect) -> Option<HeaderValue> {
     if let Some(error) = failure.service_error {
         put_payload(&mut container, SERVICE_ERROR, &service_error(error, dialect));
     }
-    if let Some(incarnation) = failure.mismatch {
+    if let Some(incarnation) = failure.service_mismatch {
         let value = coordination::ServiceMismatchError { service_incarnation: incarnation.0 };
         put_payload(&mut container, MISMATCH_ERROR, &value.encode_to_vec());
     }
@@ -120,14 +120,14 @@ fn service_error(error: ServiceError, dialect: Dialect) -> Vec<u8> {
         .encode_to_vec(),
         Dialect::Named | Dialect::Unnamed => tensorflow::CoordinationServiceError {
             is_reported_error: error.reported,
-            source_task: error.source.map(|task| task_named(task.0, dialect)),
+            source_task: error.source.map(|task| coordinated_task(task.0, dialect)),
         }
         .encode_to_vec(),
     }
 }
 
 /// A task in generation A's words.
-pub(super) fn task_named(task_id: i32, dialect: Dialect) -> CoordinatedTask {
+pub(super) fn coordinated_task(task_id: i32, dialect: Dialect) -> CoordinatedTask {
     CoordinatedTask { named: dialect == Dialect::Named, task_id, recoverable: false }
 }
 
@@ -140,7 +140,7 @@ mod tests {
 
     fn headers(failure: &Failure, dialect: Dialect) -> HeaderMap {
         let mut headers = HeaderMap::new();
-        failed(&mut headers, failure, dialect);
+        write_failure(&mut headers, failure, dialect);
         headers
     }
 
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn an_error_about_the_callers_own_call() {
-        let failure = Failure::service(Code::Aborted, "no");
+        let failure = Failure::from_service(Code::Aborted, "no");
         for dialect in [Dialect::Named, Dialect::Unnamed, Dialect::Number] {
             assert_eq!(payloads(&failure, dialect), entry(SERVICE_ERROR, b""));
         }
@@ -167,13 +167,13 @@ mod tests {
 
     #[test]
     fn the_task_that_an_error_came_from() {
-        let failure = Failure::plain(Code::Aborted, "").from_task(TaskId(2));
+        let failure = Failure::without_details(Code::Aborted, "").with_source(TaskId(2));
         let named = b"\x22\x0e\x0a\x0ajax_worker\x10\x02";
         assert_eq!(payloads(&failure, Dialect::Named), entry(SERVICE_ERROR, named));
         assert_eq!(payloads(&failure, Dialect::Unnamed), entry(SERVICE_ERROR, b"\x22\x02\x10\x02"));
         assert_eq!(payloads(&failure, Dialect::Number), entry(SERVICE_ERROR, b"\x20\x02"));
 
-        let mut reported = Failure::plain(Code::Aborted, "").from_task(TaskId(0));
+        let mut reported = Failure::without_details(Code::Aborted, "").with_source(TaskId(0));
         reported.service_error.as_mut().unwrap().reported = true;
         assert_eq!(payloads(&reported, Dialect::Unnamed), entry(SERVICE_ERROR, b"\x18\x01\x22\x00"));
         assert_eq!(payloads(&reported, Dialect::Number), entry(SERVICE_ERROR, b"\x18\x01"));
@@ -181,19 +181,20 @@ mod tests {
 
     #[test]
     fn barriers_and_mismatches() {
-        let failure = Failure::plain(Code::Internal, "").of_barrier(&Arc::from("b"), 3);
+        let failure = Failure::without_details(Code::Internal, "").with_barrier(&Arc::from("b"), 3);
         let expected = [entry(BARRIER_ERROR, b"\x0a\x01b\x10\x03"), entry(SERVICE_ERROR, b"")].concat();
         assert_eq!(payloads(&failure, Dialect::Number), expected);
 
-        let mut failure = Failure::service(Code::Internal, "");
-        failure.mismatch = Some(ServiceIncarnation(0x0102_0304_0506_0708));
+        let mut failure = Failure::from_service(Code::Internal, "");
+        failure.service_mismatch = Some(ServiceIncarnation(0x0102_0304_0506_0708));
         let mismatch = entry(MISMATCH_ERROR, &[9, 8, 7, 6, 5, 4, 3, 2, 1]);
         assert_eq!(payloads(&failure, Dialect::Number), [entry(SERVICE_ERROR, b""), mismatch].concat());
     }
 
     #[test]
     fn no_payload_no_header() {
-        let headers = headers(&Failure::plain(Code::AlreadyExists, "key k already exists."), Dialect::Named);
+        let headers =
+            headers(&Failure::without_details(Code::AlreadyExists, "key k already exists."), Dialect::Named);
         assert!(!headers.contains_key(&DETAILS));
         assert_eq!(headers[&STATUS], "6");
     }
@@ -201,7 +202,7 @@ mod tests {
     #[test]
     fn unknown_codes_are_unknown() {
         for code in [Code::Other(77), Code::Other(-3), Code::Unknown] {
-            assert_eq!(headers(&Failure::plain(code, ""), Dialect::Number)[&STATUS], "2");
+            assert_eq!(headers(&Failure::without_details(code, ""), Dialect::Number)[&STATUS], "2");
         }
     }
 
@@ -210,18 +211,22 @@ mod tests {
         assert_eq!(escaped("100 %\n\u{e4}\u{7f}~", 1000), "100 %25%0A%C3%A4%7F~");
         let exact = "x".repeat(TEXT_BYTES);
         assert_eq!(escaped(&exact, LIST_BYTES), exact);
-        assert_eq!(escaped(&format!("{exact}y"), LIST_BYTES), format!("{exact}{CUT}"));
+        assert_eq!(escaped(&format!("{exact}y"), LIST_BYTES), format!("{exact}{TRUNCATION_MARK}"));
         // Never within a character.
         let odd = format!("x{}", "\u{e4}".repeat(TEXT_BYTES));
-        assert_eq!(escaped(&odd, LIST_BYTES).len(), 1 + (TEXT_BYTES - 1) / 2 * 6 + CUT.len());
-        assert_eq!(escaped("\u{20ac}\u{20ac}\u{20ac}", 9 + CUT.len()), format!("%E2%82%AC{CUT}"));
+        assert_eq!(escaped(&odd, LIST_BYTES).len(), 1 + (TEXT_BYTES - 1) / 2 * 6 + TRUNCATION_MARK.len());
+        assert_eq!(
+            escaped("\u{20ac}\u{20ac}\u{20ac}", 9 + TRUNCATION_MARK.len()),
+            format!("%E2%82%AC{TRUNCATION_MARK}")
+        );
     }
 
     #[test]
     fn the_header_list_stays_below_what_clients_take() {
         let id: Arc<str> = "\u{20ac}".repeat(1365).into();
         for id in [id, "b".repeat(100_000).into()] {
-            let failure = Failure::plain(Code::Internal, "\u{20ac}".repeat(9999)).of_barrier(&id, 1);
+            let failure =
+                Failure::without_details(Code::Internal, "\u{20ac}".repeat(9999)).with_barrier(&id, 1);
             let headers = headers(&failure, Dialect::Named);
             let list: usize =
                 headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32).sum();

@@ -14,9 +14,9 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
-use super::frame::framed;
+use super::frame::encode_framed;
 use super::gzip::compress;
-use super::{Limits, Routing, Server, bind, generation_a, generation_c};
+use super::{GrpcLimits, Routing, Server, bind, generation_a, generation_c};
 use crate::clock::Clock;
 use crate::coordination::{JobName, JobSettings};
 use crate::engine::Engine;
@@ -27,7 +27,7 @@ use crate::proto::xla::coordination as c;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A server with one job of two tasks.
-struct Rig {
+struct TestServer {
     engine: Arc<Engine>,
     server: Arc<Server>,
     address: std::net::SocketAddr,
@@ -35,8 +35,8 @@ struct Rig {
     serving: JoinHandle<()>,
 }
 
-impl Rig {
-    fn start(limits: Limits) -> Self {
+impl TestServer {
+    fn start(limits: GrpcLimits) -> Self {
         let engine = Engine::new(Clock::start());
         engine.declare(JobName::default(), JobSettings::new(2)).expect("the first job");
         tokio::spawn(Arc::clone(&engine).run_timers());
@@ -77,13 +77,13 @@ struct Client {
 
 /// What came back.
 #[derive(Debug)]
-struct Back {
+struct Response {
     status: String,
     headers: HeaderMap,
     body: Vec<u8>,
 }
 
-impl Back {
+impl Response {
     fn message<M: prost::Message + Default>(&self) -> M {
         assert_eq!(self.status, "0", "{:?}", self.headers);
         M::decode(&self.body[5..]).expect("a message")
@@ -104,21 +104,21 @@ impl Client {
         self.send.send_request(request, false).expect("the connection is there")
     }
 
-    async fn call(&mut self, path: &str, message: &impl prost::Message) -> Back {
+    async fn call(&mut self, path: &str, message: &impl prost::Message) -> Response {
         let (response, mut stream) = self.open(path, &[]);
-        stream.send_data(framed(message), true).expect("the stream is there");
+        stream.send_data(encode_framed(message), true).expect("the stream is there");
         back(response).await
     }
 
-    async fn a(&mut self, method: &str, message: &impl prost::Message) -> Back {
+    async fn a(&mut self, method: &str, message: &impl prost::Message) -> Response {
         self.call(&format!("{}/{method}", generation_a::SERVICE), message).await
     }
 
-    async fn c(&mut self, method: &str, message: &impl prost::Message) -> Back {
+    async fn c(&mut self, method: &str, message: &impl prost::Message) -> Response {
         self.call(&format!("{}/{method}", generation_c::SERVICE), message).await
     }
 
-    async fn bytes(&mut self, pieces: &[&[u8]]) -> Back {
+    async fn bytes(&mut self, pieces: &[&[u8]]) -> Response {
         let (response, mut stream) = self.open(INSERT, &[]);
         for piece in pieces {
             stream.send_data(Bytes::copy_from_slice(piece), false).expect("the stream is there");
@@ -133,7 +133,7 @@ impl Client {
 const INSERT: &str = "tensorflow.CoordinationService/InsertKeyValue";
 const GET: &str = "tensorflow.CoordinationService/GetKeyValue";
 
-async fn back(response: ResponseFuture) -> Back {
+async fn back(response: ResponseFuture) -> Response {
     let answer = async {
         let (head, mut stream) = response.await.expect("an answer").into_parts();
         let mut body = Vec::new();
@@ -145,7 +145,7 @@ async fn back(response: ResponseFuture) -> Back {
         let headers = stream.trailers().await.expect("the trailers").unwrap_or(head.headers);
         let status =
             headers.get("grpc-status").map_or("none", |status| status.to_str().expect("text")).into();
-        Back { status, headers, body }
+        Response { status, headers, body }
     };
     timeout(PATIENCE, answer).await.expect("an answer in time")
 }
@@ -172,7 +172,7 @@ async fn register(one: &mut Client, other: &mut Client) -> u64 {
 
 #[tokio::test]
 async fn both_generations_meet_on_one_port() {
-    let rig = Rig::start(Limits::default());
+    let rig = TestServer::start(GrpcLimits::default());
     let (mut one, mut other) = (rig.client().await, rig.client().await);
     let service_incarnation = register(&mut one, &mut other).await;
 
@@ -195,9 +195,9 @@ async fn both_generations_meet_on_one_port() {
 
 #[tokio::test]
 async fn bodies_arrive_in_any_pieces() {
-    let rig = Rig::start(Limits::default());
+    let rig = TestServer::start(GrpcLimits::default());
     let mut client = rig.client().await;
-    let message = framed(&insert("k", "value"));
+    let message = encode_framed(&insert("k", "value"));
     let bytes: Vec<&[u8]> = message.chunks(1).collect();
     assert_eq!(client.bytes(&bytes).await.status, "0");
     assert_eq!(client.bytes(&[&message]).await.status, "0");
@@ -214,12 +214,12 @@ async fn bodies_arrive_in_any_pieces() {
     let unreadable = client.bytes(&[&[0, 0, 0, 0, 2, 0xff, 0xff]]).await;
     assert_eq!(unreadable.status, "3");
     assert_eq!(client.a("GetKeyValue", &get("k")).await.status, "0");
-    assert_eq!(rig.server.figures().bodies_in_flight_bytes, 0);
+    assert_eq!(rig.server.counters().bodies_in_flight_bytes, 0);
 }
 
 #[tokio::test]
 async fn large_values_go_in_and_come_out() {
-    let rig = Rig::start(Limits { bodies_in_flight_bytes: 7 << 20, ..Limits::default() });
+    let rig = TestServer::start(GrpcLimits { bodies_in_flight_bytes: 7 << 20, ..GrpcLimits::default() });
     let value: Vec<u8> = (0..5_000_000_u32).map(|n| (n / 7) as u8).collect();
     let mut clients = Vec::new();
     for n in 0..3 {
@@ -238,12 +238,12 @@ async fn large_values_go_in_and_come_out() {
     let asked = a::GetKeyValueDirRequest { directory_key: "large".into() };
     let all = client.a("GetKeyValueDir", &asked).await.message::<a::GetKeyValueDirResponse>();
     assert_eq!(all.kv.iter().map(|kv| kv.value.len()).sum::<usize>(), 3 * value.len());
-    assert_eq!(rig.server.figures().bodies_in_flight_bytes, 0);
+    assert_eq!(rig.server.counters().bodies_in_flight_bytes, 0);
 }
 
 #[tokio::test]
 async fn compressed_messages_are_inflated_within_bounds() {
-    let rig = Rig::start(Limits { message_bytes: 3 << 20, ..Limits::default() });
+    let rig = TestServer::start(GrpcLimits { message_bytes: 3 << 20, ..GrpcLimits::default() });
     let mut client = rig.client().await;
     let flagged = |message: &[u8]| {
         let length = u32::try_from(message.len()).expect("short").to_be_bytes();
@@ -268,46 +268,47 @@ async fn compressed_messages_are_inflated_within_bounds() {
 
 #[tokio::test]
 async fn what_is_too_large_is_refused_by_its_prefix() {
-    let rig = Rig::start(Limits::default());
+    let rig = TestServer::start(GrpcLimits::default());
     let mut client = rig.client().await;
     let (response, mut stream) = client.open(INSERT, &[]);
     let length = (1_u32 << 30).to_be_bytes();
     stream.send_data([&[0][..], &length, &[0; 100]].concat().into(), false).expect("the stream is there");
     let back = back(response).await;
     assert_eq!(back.status, "8");
-    assert_eq!(rig.server.figures().bodies_in_flight_bytes, 0);
+    assert_eq!(rig.server.counters().bodies_in_flight_bytes, 0);
 }
 
 #[tokio::test]
 async fn a_body_that_stalls_is_dropped() {
-    let rig = Rig::start(Limits { body_stall: Duration::from_millis(50), ..Limits::default() });
+    let rig =
+        TestServer::start(GrpcLimits { body_stall: Duration::from_millis(50), ..GrpcLimits::default() });
     let mut client = rig.client().await;
     let (response, mut stream) = client.open(INSERT, &[]);
     stream.send_data(Bytes::from_static(&[0, 0, 1, 0, 0, 1]), false).expect("the stream is there");
     assert_eq!(back(response).await.status, "4");
-    assert_eq!(rig.server.figures().bodies_in_flight_bytes, 0);
+    assert_eq!(rig.server.counters().bodies_in_flight_bytes, 0);
 }
 
 #[tokio::test]
 async fn callers_that_stop_waiting_are_forgotten() {
-    let rig = Rig::start(Limits::default());
+    let rig = TestServer::start(GrpcLimits::default());
     let mut client = rig.client().await;
 
     let (response, mut stream) = client.open(GET, &[("grpc-timeout", "30m")]);
-    stream.send_data(framed(&get("never")), true).expect("the stream is there");
+    stream.send_data(encode_framed(&get("never")), true).expect("the stream is there");
     let late = back(response).await;
     assert_eq!(late.status, "4");
     assert!(!late.headers.contains_key("grpc-status-details-bin"));
     rig.waiting(0).await;
 
     let (_response, mut stream) = client.open(GET, &[]);
-    stream.send_data(framed(&get("never")), true).expect("the stream is there");
+    stream.send_data(encode_framed(&get("never")), true).expect("the stream is there");
     rig.waiting(1).await;
     stream.send_reset(Reason::CANCEL);
     rig.waiting(0).await;
 
     let (_response, mut stream) = client.open(GET, &[("grpc-timeout", "1H")]);
-    stream.send_data(framed(&get("never")), true).expect("the stream is there");
+    stream.send_data(encode_framed(&get("never")), true).expect("the stream is there");
     rig.waiting(1).await;
     client.task.abort();
     rig.waiting(0).await;
@@ -315,12 +316,12 @@ async fn callers_that_stop_waiting_are_forgotten() {
 
 #[tokio::test]
 async fn a_waiting_call_is_answered_by_another_connection() {
-    let rig = Rig::start(Limits::default());
+    let rig = TestServer::start(GrpcLimits::default());
     let (mut one, mut other) = (rig.client().await, rig.client().await);
     let asked: Vec<_> = (0..50)
         .map(|_| {
             let (response, mut stream) = one.open(GET, &[]);
-            stream.send_data(framed(&get("k")), true).expect("the stream is there");
+            stream.send_data(encode_framed(&get("k")), true).expect("the stream is there");
             response
         })
         .collect();
@@ -333,20 +334,20 @@ async fn a_waiting_call_is_answered_by_another_connection() {
 }
 
 #[tokio::test]
-async fn one_who_does_not_read_is_not_answered_without_end() {
-    let limits = Limits { unsent_bytes_per_connection: 2 << 20, ..Limits::default() };
-    let rig = Rig::start(limits);
+async fn replies_to_a_peer_that_does_not_read_are_bounded() {
+    let limits = GrpcLimits { unsent_bytes_per_connection: 2 << 20, ..GrpcLimits::default() };
+    let rig = TestServer::start(limits);
     let (mut slow, mut other) = (rig.client().await, rig.client().await);
     assert_eq!(other.a("InsertKeyValue", &insert("k", vec![0; 1 << 20])).await.status, "0");
-    let calls = rig.server.figures().calls;
+    let calls = rig.server.counters().calls;
     let mut asked = Vec::new();
     for _ in 0..40 {
         let (response, mut stream) = slow.open(GET, &[]);
-        stream.send_data(framed(&get("k")), true).expect("the stream is there");
+        stream.send_data(encode_framed(&get("k")), true).expect("the stream is there");
         asked.push(response);
     }
     sleep(Duration::from_millis(200)).await;
-    let taken = rig.server.figures().calls - calls;
+    let taken = rig.server.counters().calls - calls;
     assert!((1..=6).contains(&taken), "{taken} of 40 calls were taken");
     assert_eq!(other.a("GetKeyValue", &get("k")).await.status, "0");
     // All at once: on one stream alone there may be nothing to read before others are read.
@@ -357,8 +358,9 @@ async fn one_who_does_not_read_is_not_answered_without_end() {
 }
 
 #[tokio::test]
-async fn what_is_no_http2_is_closed_and_harms_nobody() {
-    let rig = Rig::start(Limits { handshake: Duration::from_millis(100), ..Limits::default() });
+async fn a_connection_without_http2_preface_is_closed() {
+    let rig =
+        TestServer::start(GrpcLimits { handshake: Duration::from_millis(100), ..GrpcLimits::default() });
     let mut client = rig.client().await;
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     let long_frame = [&preface[..], &[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1]].concat();
@@ -372,24 +374,24 @@ async fn what_is_no_http2_is_closed_and_harms_nobody() {
         assert!(closed.is_ok(), "{bytes:?} is still connected");
     }
     assert_eq!(client.a("InsertKeyValue", &insert("k", "v")).await.status, "0");
-    assert_eq!(rig.server.figures().strangers, 4);
+    assert_eq!(rig.server.counters().not_http2, 4);
 }
 
 #[tokio::test]
 async fn connections_have_a_bound() {
-    let rig = Rig::start(Limits { connections: 1, ..Limits::default() });
+    let rig = TestServer::start(GrpcLimits { connections: 1, ..GrpcLimits::default() });
     let mut client = rig.client().await;
     assert_eq!(client.a("InsertKeyValue", &insert("k", "v")).await.status, "0");
     let mut socket = TcpStream::connect(rig.address).await.expect("it listens");
     let closed = timeout(PATIENCE, socket.read_to_end(&mut Vec::new())).await.expect("closed at once");
     assert!(closed.is_err() || closed.is_ok_and(|read| read == 0));
     assert_eq!(client.a("InsertKeyValue", &insert("k", "v")).await.status, "0");
-    assert_eq!(rig.server.figures().connections_refused, 1);
+    assert_eq!(rig.server.counters().connections_refused, 1);
 }
 
 #[tokio::test]
 async fn health_and_reflection() {
-    let rig = Rig::start(Limits::default());
+    let rig = TestServer::start(GrpcLimits::default());
     let endpoint = tonic::transport::Endpoint::new(format!("http://{}", rig.address)).expect("an endpoint");
     let channel = endpoint.connect().await.expect("it listens");
     let mut health = tonic_health::pb::health_client::HealthClient::new(channel.clone());
@@ -441,12 +443,12 @@ fn tokio_stream_of<T: Send + 'static>(
 
 #[tokio::test]
 async fn stopping_answers_polls_and_ends() {
-    let rig = Rig::start(Limits::default());
+    let rig = TestServer::start(GrpcLimits::default());
     let (mut one, mut other) = (rig.client().await, rig.client().await);
     register(&mut one, &mut other).await;
     let source_task = Some(CoordinatedTask::default());
     let (response, mut stream) = one.open("tensorflow.CoordinationService/PollForError", &[]);
-    let poll = framed(&a::PollForErrorRequest { source_task });
+    let poll = encode_framed(&a::PollForErrorRequest { source_task });
     stream.send_data(poll, true).expect("the stream is there");
     rig.waiting(1).await;
     let _silent = TcpStream::connect(rig.address).await.expect("it listens");
@@ -454,7 +456,7 @@ async fn stopping_answers_polls_and_ends() {
     rig.stop.send(true).expect("it is served");
     assert_eq!(back(response).await.status, "1");
     timeout(Duration::from_secs(3), rig.serving).await.expect("it ends").expect("no panic");
-    assert_eq!(rig.server.figures().connections, 0);
+    assert_eq!(rig.server.counters().connections, 0);
 }
 
 /// Numbers that look random, the same in every run.
@@ -484,8 +486,9 @@ impl Noise {
 }
 
 #[tokio::test]
-async fn noise_in_frames_harms_nobody() {
-    let rig = Rig::start(Limits { handshake: Duration::from_millis(100), ..Limits::default() });
+async fn random_frames_do_not_affect_other_connections() {
+    let rig =
+        TestServer::start(GrpcLimits { handshake: Duration::from_millis(100), ..GrpcLimits::default() });
     let mut client = rig.client().await;
     let mut noise = Noise(1);
     for _ in 0..400 {
@@ -507,13 +510,13 @@ async fn noise_in_frames_harms_nobody() {
 
 #[tokio::test]
 async fn calls_without_end_have_a_bound() {
-    let rig = Rig::start(Limits { streams_per_connection: 100, ..Limits::default() });
+    let rig = TestServer::start(GrpcLimits { streams_per_connection: 100, ..GrpcLimits::default() });
     let mut client = rig.client().await;
     assert_eq!(client.a("InsertKeyValue", &insert("k", "v")).await.status, "0");
     let mut asked = Vec::new();
     for _ in 0..100 {
         let (response, mut stream) = client.open(GET, &[]);
-        stream.send_data(framed(&get("never")), true).expect("the stream is there");
+        stream.send_data(encode_framed(&get("never")), true).expect("the stream is there");
         asked.push((response, stream));
     }
     rig.waiting(100).await;
@@ -524,8 +527,8 @@ async fn calls_without_end_have_a_bound() {
 }
 
 #[tokio::test]
-async fn resets_without_end_cost_the_connection_at_most() {
-    let rig = Rig::start(Limits::default());
+async fn endless_resets_close_only_their_connection() {
+    let rig = TestServer::start(GrpcLimits::default());
     let (hostile, mut other) = (rig.client().await, rig.client().await);
     for _ in 0..20_000 {
         let Ok(mut ready) = hostile.send.clone().ready().await else { break };
@@ -533,7 +536,7 @@ async fn resets_without_end_cost_the_connection_at_most() {
         let Ok((_, mut stream)) = ready.send_request(request.body(()).expect("a request"), false) else {
             break;
         };
-        let _ = stream.send_data(framed(&get("never")), true);
+        let _ = stream.send_data(encode_framed(&get("never")), true);
         stream.send_reset(Reason::CANCEL);
     }
     assert_eq!(other.a("InsertKeyValue", &insert("k", "v")).await.status, "0");
@@ -553,7 +556,7 @@ fn raw_request(path: &str, message: &impl prost::Message) -> Vec<u8> {
         block.push(text.len() as u8);
         block.extend(text.as_bytes());
     }
-    let message = framed(message);
+    let message = encode_framed(message);
     let frame = |kind: u8, flags: u8, contents: &[u8]| {
         [&(contents.len() as u32).to_be_bytes()[1..], &[kind, flags, 0, 0, 0, 1], contents].concat()
     };
@@ -563,7 +566,8 @@ fn raw_request(path: &str, message: &impl prost::Message) -> Vec<u8> {
 /// A client whose process is stopped reads nothing, but its host is there: it must be there for it when it goes on.
 #[tokio::test]
 async fn a_stopped_process_is_not_given_up() {
-    let rig = Rig::start(Limits { unacknowledged: Duration::from_millis(300), ..Limits::default() });
+    let rig =
+        TestServer::start(GrpcLimits { unacknowledged: Duration::from_millis(300), ..GrpcLimits::default() });
     let mut client = rig.client().await;
     let size = 20 << 20;
     assert_eq!(client.a("InsertKeyValue", &insert("k", vec![0; size])).await.status, "0");
@@ -591,7 +595,7 @@ async fn a_stopped_process_is_not_given_up() {
 async fn a_body_that_is_refused_gives_back_what_it_took() {
     const STREAMS: u32 = 60;
     const EXCESS: usize = 100 << 10;
-    let rig = Rig::start(Limits::default());
+    let rig = TestServer::start(GrpcLimits::default());
     let mut socket = TcpStream::connect(rig.address).await.expect("it listens");
     let frame = |kind: u8, flags: u8, stream: u32, contents: &[u8]| {
         let length = (contents.len() as u32).to_be_bytes();
@@ -637,7 +641,7 @@ async fn a_body_that_is_refused_gives_back_what_it_took() {
 }
 
 /// A connection that speaks HTTP/2 in bytes: it has sent the preface and these bytes.
-async fn raw(rig: &Rig, bytes: &[u8]) -> TcpStream {
+async fn raw(rig: &TestServer, bytes: &[u8]) -> TcpStream {
     let mut socket = TcpStream::connect(rig.address).await.expect("it listens");
     socket.set_nodelay(true).expect("a TCP socket");
     socket.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("it is open");
@@ -657,9 +661,9 @@ async fn goodbye(socket: &mut TcpStream, says: &str) {
 const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
 
 #[tokio::test]
-async fn whatever_a_peer_begins_it_must_complete_in_time() {
+async fn incomplete_input_is_closed_after_its_timeout() {
     let short = Duration::from_millis(300);
-    let rig = Rig::start(Limits { handshake: short, unread: short, ..Limits::default() });
+    let rig = TestServer::start(GrpcLimits { handshake: short, unread: short, ..GrpcLimits::default() });
     let mut client = rig.client().await;
     let headers_begun = [0, 0, 5, 1, 0, 0, 0, 0, 1, 0x83, 0x86, 0x84, 0x41, 0];
     let frame = "a frame or a header block was not completed in time";
@@ -706,7 +710,7 @@ async fn whatever_a_peer_begins_it_must_complete_in_time() {
 
 #[tokio::test]
 async fn answers_that_are_not_taken_end_the_connection_in_time() {
-    let rig = Rig::start(Limits { unread: Duration::from_millis(300), ..Limits::default() });
+    let rig = TestServer::start(GrpcLimits { unread: Duration::from_millis(300), ..GrpcLimits::default() });
     let mut client = rig.client().await;
     assert_eq!(client.a("InsertKeyValue", &insert("k", vec![7; 100_000])).await.status, "0");
     // Its windows have room for 65,535 bytes, and it opens them no further; but it pings, and takes the answers to that.
@@ -720,7 +724,7 @@ async fn answers_that_are_not_taken_end_the_connection_in_time() {
         .body(())
         .expect("a request");
     let (response, mut stream) = send.send_request(request, false).expect("the connection is there");
-    stream.send_data(framed(&get("k")), true).expect("the stream is there");
+    stream.send_data(encode_framed(&get("k")), true).expect("the stream is there");
     let answer = response.await.expect("an answer");
     let ended = timeout(PATIENCE, connection).await.expect("it ends in time").expect("no panic");
     let why = ended.expect_err("the server ends it");
@@ -731,10 +735,11 @@ async fn answers_that_are_not_taken_end_the_connection_in_time() {
 
 #[tokio::test]
 async fn a_body_that_dribbles_is_dropped_though_it_never_stands_still() {
-    let rig = Rig::start(Limits { body_stall: Duration::from_millis(300), ..Limits::default() });
+    let rig =
+        TestServer::start(GrpcLimits { body_stall: Duration::from_millis(300), ..GrpcLimits::default() });
     let mut client = rig.client().await;
     let (mut response, mut stream) = client.open(INSERT, &[]);
-    let message = framed(&insert("k", vec![0; 10_000]));
+    let message = encode_framed(&insert("k", vec![0; 10_000]));
     let mut sent = 0;
     let answer = loop {
         let piece = message.slice(sent..sent + 1);
@@ -746,18 +751,18 @@ async fn a_body_that_dribbles_is_dropped_though_it_never_stands_still() {
         assert!(sent < message.len(), "it was taken to the end");
     };
     assert_eq!(answer.headers()["grpc-status"], "4");
-    assert_eq!(rig.server.figures().bodies_in_flight_bytes, 0);
+    assert_eq!(rig.server.counters().bodies_in_flight_bytes, 0);
 }
 
 #[tokio::test]
-async fn who_holds_memory_that_others_wait_for_must_send() {
-    let rig = Rig::start(Limits { bodies_in_flight_bytes: 16 << 20, ..Limits::default() });
+async fn a_slow_body_loses_contended_memory() {
+    let rig = TestServer::start(GrpcLimits { bodies_in_flight_bytes: 16 << 20, ..GrpcLimits::default() });
     let (mut greedy, mut honest) = (rig.client().await, rig.client().await);
-    let message = framed(&insert("greedy", vec![0; 12 << 20]));
+    let message = encode_framed(&insert("greedy", vec![0; 12 << 20]));
     let (response, mut stream) = greedy.open(INSERT, &[]);
     stream.send_data(message.slice(..1 << 20), false).expect("the stream is there");
     let held = async {
-        while rig.server.figures().bodies_in_flight_bytes < 8 << 20 {
+        while rig.server.counters().bodies_in_flight_bytes < 8 << 20 {
             sleep(Duration::from_millis(2)).await;
         }
     };
@@ -771,22 +776,22 @@ async fn who_holds_memory_that_others_wait_for_must_send() {
     assert_eq!(told.status, "8");
     let why = told.headers["grpc-message"].to_str().expect("text");
     assert!(why.contains("too slowly while others wait"), "{why}");
-    assert_eq!(rig.server.figures().bodies_in_flight_bytes, 0);
+    assert_eq!(rig.server.counters().bodies_in_flight_bytes, 0);
 }
 
 #[tokio::test]
 async fn the_memory_of_requests_comes_back() {
-    let rig = Rig::start(Limits::default());
+    let rig = TestServer::start(GrpcLimits::default());
     for _ in 0..3 {
         let mut client = rig.client().await;
         let mut waiting = Vec::new();
         for n in 0..500 {
             let (response, mut stream) = client.open(GET, &[]);
-            stream.send_data(framed(&get(&format!("never/{n}"))), true).expect("the stream is there");
+            stream.send_data(encode_framed(&get(&format!("never/{n}"))), true).expect("the stream is there");
             waiting.push((response, stream));
         }
         rig.waiting(500).await;
-        assert!(rig.server.figures().state_bytes > 256 << 10);
+        assert!(rig.server.counters().state_bytes > 256 << 10);
         for (_, mut stream) in waiting.drain(..250) {
             stream.send_reset(Reason::CANCEL);
         }
@@ -794,7 +799,7 @@ async fn the_memory_of_requests_comes_back() {
         client.task.abort();
         rig.waiting(0).await;
         let gone = async {
-            while rig.server.figures().state_bytes > 0 {
+            while rig.server.counters().state_bytes > 0 {
                 sleep(Duration::from_millis(2)).await;
             }
         };
@@ -807,12 +812,12 @@ async fn the_memory_of_requests_comes_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn bodies_of_one_connection_do_not_keep_each_other_from_coming_to_an_end() {
     const BODIES: usize = 64;
-    let rig = Rig::start(Limits { bodies_in_flight_bytes: 64 << 20, ..Limits::default() });
+    let rig = TestServer::start(GrpcLimits { bodies_in_flight_bytes: 64 << 20, ..GrpcLimits::default() });
     let (mut greedy, mut honest) = (rig.client().await, rig.client().await);
     let answers: Vec<_> = (0..BODIES)
         .map(|n| {
             let (response, mut stream) = greedy.open(INSERT, &[]);
-            let message = framed(&insert(&format!("large/{n}"), vec![n as u8; 2 << 20]));
+            let message = encode_framed(&insert(&format!("large/{n}"), vec![n as u8; 2 << 20]));
             stream.send_data(message, true).expect("the stream is there");
             tokio::spawn(back(response))
         })
@@ -835,7 +840,7 @@ async fn bodies_of_one_connection_do_not_keep_each_other_from_coming_to_an_end()
     assert!(stored > 0, "at least those whose turn it was are stored");
     assert!(!beats.is_finished(), "others went on");
     beats.abort();
-    assert_eq!(rig.server.figures().bodies_in_flight_bytes, 0);
+    assert_eq!(rig.server.counters().bodies_in_flight_bytes, 0);
     // The windows are open again: every byte was given back.
     let large = insert("after", vec![7; 8 << 20]);
     assert_eq!(greedy.a("InsertKeyValue", &large).await.status, "0");
@@ -844,13 +849,13 @@ async fn bodies_of_one_connection_do_not_keep_each_other_from_coming_to_an_end()
 /// The body whose turn it is at the reserve must go on arriving while other bodies of its own connection wait for theirs.
 #[tokio::test]
 async fn a_body_that_stops_does_not_keep_others_of_its_connection_waiting() {
-    let rig = Rig::start(Limits { bodies_in_flight_bytes: 16 << 20, ..Limits::default() });
+    let rig = TestServer::start(GrpcLimits { bodies_in_flight_bytes: 16 << 20, ..GrpcLimits::default() });
     let mut client = rig.client().await;
     let (response, mut stream) = client.open(INSERT, &[]);
-    let message = framed(&insert("stopped", vec![0; 4 << 20]));
+    let message = encode_framed(&insert("stopped", vec![0; 4 << 20]));
     stream.send_data(message.slice(..1 << 20), false).expect("the stream is there");
     let held = async {
-        while rig.server.figures().bodies_in_flight_bytes < 4 << 20 {
+        while rig.server.counters().bodies_in_flight_bytes < 4 << 20 {
             sleep(Duration::from_millis(2)).await;
         }
     };
@@ -866,22 +871,22 @@ async fn a_body_that_stops_does_not_keep_others_of_its_connection_waiting() {
 
 #[tokio::test]
 async fn a_message_that_is_there_must_be_followed_by_the_end_of_its_request() {
-    let limits = Limits { handshake: Duration::from_millis(300), ..Limits::default() };
-    let rig = Rig::start(limits);
+    let limits = GrpcLimits { handshake: Duration::from_millis(300), ..GrpcLimits::default() };
+    let rig = TestServer::start(limits);
     let mut client = rig.client().await;
     for length in [10, 100_000, 3 << 20] {
         let (response, mut stream) = client.open(INSERT, &[]);
-        stream.send_data(framed(&insert("k", vec![0; length])), false).expect("the stream is there");
+        stream.send_data(encode_framed(&insert("k", vec![0; length])), false).expect("the stream is there");
         let told = back(response).await;
         let why = told.headers["grpc-message"].to_str().expect("text");
         assert!(told.status == "4" && why.contains("did not end within"), "{length}: {why}");
     }
-    assert_eq!(rig.server.figures().bodies_in_flight_bytes, 0);
+    assert_eq!(rig.server.counters().bodies_in_flight_bytes, 0);
     // It is charged for meanwhile, however short it is.
     let (response, mut stream) = client.open(INSERT, &[]);
-    stream.send_data(framed(&insert("k", vec![0; 10_000])), false).expect("the stream is there");
+    stream.send_data(encode_framed(&insert("k", vec![0; 10_000])), false).expect("the stream is there");
     let charged = async {
-        while rig.server.figures().bodies_in_flight_bytes == 0 {
+        while rig.server.counters().bodies_in_flight_bytes == 0 {
             sleep(Duration::from_millis(2)).await;
         }
     };
@@ -894,8 +899,11 @@ async fn a_message_that_is_there_must_be_followed_by_the_end_of_its_request() {
 #[tokio::test]
 async fn the_time_during_which_the_server_does_not_read_is_not_the_peers() {
     let short = Duration::from_millis(400);
-    let rig =
-        Rig::start(Limits { handshake: short, unsent_bytes_per_connection: 1 << 20, ..Limits::default() });
+    let rig = TestServer::start(GrpcLimits {
+        handshake: short,
+        unsent_bytes_per_connection: 1 << 20,
+        ..GrpcLimits::default()
+    });
     let mut client = rig.client().await;
     assert_eq!(client.a("InsertKeyValue", &insert("k", vec![7; 32 << 20])).await.status, "0");
     let settings = [0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0x7f, 0xff, 0xff, 0xff];

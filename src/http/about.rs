@@ -1,6 +1,6 @@
 //! Answers `GET /api/v1/server`, `/api/v1/handshakes` and `/version`: version, addresses, and failed handshakes.
 //!
-//! Health is in `health.rs`. Begin at [`About`].
+//! Health is in `health.rs`. Begin at [`ServerInfo`].
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,9 +8,9 @@ use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 
-use super::Site;
+use super::AppState;
 use crate::coordination::JobName;
-use crate::tls::FailuresPage;
+use crate::tls::HandshakeFailuresPage;
 
 /// A name and a version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,14 +27,14 @@ impl Version {
 
     /// This version.
     #[must_use]
-    pub fn this() -> Self {
+    pub fn current() -> Self {
         Self { name: Self::NAME.into(), version: env!("CARGO_PKG_VERSION").into() }
     }
 }
 
 /// A gRPC listener.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Listener {
+pub struct GrpcListenerInfo {
     /// Where it listens.
     pub address: SocketAddr,
     /// The jobs whose tasks belong here.
@@ -43,17 +43,17 @@ pub struct Listener {
 
 /// What the server says of itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct About {
+pub struct ServerInfo {
     /// Its name and version.
     #[serde(flatten)]
     pub version: Version,
     /// Where people and tools look.
     pub http: SocketAddr,
     /// Where clients connect; the shared listener first.
-    pub grpc: Vec<Listener>,
+    pub grpc: Vec<GrpcListenerInfo>,
 }
 
-impl About {
+impl ServerInfo {
     /// The same with the jobs that there are now: those that were made since are found on the shared listener, which
     /// comes first, and those that were deleted nowhere.
     #[must_use]
@@ -104,20 +104,20 @@ fn machine_name() -> String {
 
 /// `GET /version`
 pub(super) async fn version() -> Json<Version> {
-    Json(Version::this())
+    Json(Version::current())
 }
 
 /// What the server says of itself: its version, and where the jobs are reached
 #[utoipa::path(get, path = "/api/v1/server", operation_id = "server_show", tag = "server",
     responses((status = 200, description = "Version and addresses, with the jobs that each gRPC address serves")))]
-pub(super) async fn server(State(site): State<Site>) -> Json<About> {
-    Json(site.engine.look(|core, _| site.about.with_jobs(core.jobs().map(|(_, name)| name))))
+pub(super) async fn server(State(site): State<AppState>) -> Json<ServerInfo> {
+    Json(site.engine.read(|core, _| site.about.with_jobs(core.jobs().map(|(_, name)| name))))
 }
 
 /// The handshakes that failed, and why: clients of JAX do not say it
 #[utoipa::path(get, path = "/api/v1/handshakes", operation_id = "handshakes_list", tag = "server",
-    responses((status = 200, body = FailuresPage, description = "Failed handshakes of both listeners, the latest first, equal ones counted")))]
-pub(super) async fn handshakes(State(site): State<Site>) -> Json<FailuresPage> {
+    responses((status = 200, body = HandshakeFailuresPage, description = "Failed handshakes of both listeners, the latest first, equal ones counted")))]
+pub(super) async fn handshakes(State(site): State<AppState>) -> Json<HandshakeFailuresPage> {
     Json(site.handshakes.page())
 }
 
@@ -125,19 +125,19 @@ pub(super) async fn handshakes(State(site): State<Site>) -> Json<FailuresPage> {
 mod tests {
     use super::*;
 
-    fn about(listeners: &[(&str, &[&str])]) -> About {
-        let listener = |(address, jobs): &(&str, &[&str])| Listener {
+    fn about(listeners: &[(&str, &[&str])]) -> ServerInfo {
+        let listener = |(address, jobs): &(&str, &[&str])| GrpcListenerInfo {
             address: address.parse().unwrap(),
             jobs: jobs.iter().map(|job| job.parse().unwrap()).collect(),
         };
-        About {
-            version: Version::this(),
+        ServerInfo {
+            version: Version::current(),
             http: ([127, 0, 0, 1], 1).into(),
             grpc: listeners.iter().map(listener).collect(),
         }
     }
 
-    fn address(about: &About, job: &str, host: Option<&str>) -> Option<String> {
+    fn address(about: &ServerInfo, job: &str, host: Option<&str>) -> Option<String> {
         about.coordinator_address(&job.parse().unwrap(), host)
     }
 

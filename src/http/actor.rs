@@ -1,7 +1,7 @@
 //! The actor of a request: extractors for its address, its transport and its author.
 //!
-//! It does not authenticate: `guard/pass.rs` does, and puts an [`Author`] into the request's extensions. Without
-//! one the actor has no name; its address and its kind of client are known. Begin at [`Acting`].
+//! It does not authenticate: `guard/pass.rs` does, and puts an [`ActorContext`] into the request's extensions. Without
+//! one the actor has no name; its address and its kind of client are known. Begin at [`RequestActor`].
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -13,17 +13,17 @@ use axum::http::header::USER_AGENT;
 use axum::http::request::Parts;
 
 use super::Role;
-use super::audit::Deed;
-use crate::coordination::{Actor, JobName, Means, Reason};
-use crate::telemetry::traces::Parent;
+use super::audit::AuditEntry;
+use crate::coordination::{Actor, ActorOrigin, JobName, Reason};
+use crate::telemetry::traces::TraceParent;
 
 /// Where a request comes from: the listener puts it into the extensions of every request.
 #[derive(Debug, Clone, Copy)]
-pub struct Peer(pub SocketAddr);
+pub struct PeerAddress(pub SocketAddr);
 
 /// How a request comes: the listener puts it into the extensions of every request.
 #[derive(Debug, Clone, Default)]
-pub struct Channel {
+pub struct TransportSecurity {
     /// Under TLS.
     pub secure: bool,
     /// By what name the certificate goes that the client has shown, if it was asked for one.
@@ -32,67 +32,67 @@ pub struct Channel {
 
 /// Who asks for a change, with what else is known of the request.
 #[derive(Debug, Clone)]
-pub struct Author {
+pub struct ActorContext {
     /// Who, from where, by what means.
     pub actor: Actor,
     /// What they may do; `None` for strangers, and for rules of the server.
     pub role: Option<Role>,
     /// What the request is a part of, as its caller says.
-    pub parent: Option<Parent>,
-    written: Arc<AtomicBool>,
+    pub parent: Option<TraceParent>,
+    audited: Arc<AtomicBool>,
 }
 
-impl Author {
+impl ActorContext {
     /// Somebody of whom no more is known.
     #[must_use]
-    pub fn new(actor: Actor, role: Option<Role>, parent: Option<Parent>) -> Self {
-        Self { actor, role, parent, written: Arc::default() }
+    pub fn new(actor: Actor, role: Option<Role>, parent: Option<TraceParent>) -> Self {
+        Self { actor, role, parent, audited: Arc::default() }
     }
 
     /// What they do, for the audit; `act` is what, in a word, and `subject` upon what.
-    pub(super) fn deed(
+    pub(super) fn audit_entry(
         &self,
         job: Option<JobName>,
         act: &'static str,
         subject: String,
         reason: Option<Reason>,
-    ) -> Deed {
-        self.written.store(true, Ordering::Relaxed);
-        Deed { actor: self.actor.clone(), role: self.role, job, act, subject, reason }
+    ) -> AuditEntry {
+        self.audited.store(true, Ordering::Relaxed);
+        AuditEntry { actor: self.actor.clone(), role: self.role, job, act, subject, reason }
     }
 
     /// Whether what they asked for stands in the audit.
-    pub(super) fn is_written(&self) -> bool {
-        self.written.load(Ordering::Relaxed)
+    pub(super) fn is_audited(&self) -> bool {
+        self.audited.load(Ordering::Relaxed)
     }
 }
 
 /// The author of a request.
 #[derive(Debug, Clone)]
-pub struct Acting(pub Author);
+pub struct RequestActor(pub ActorContext);
 
-impl<S: Sync> FromRequestParts<S> for Acting {
+impl<S: Sync> FromRequestParts<S> for RequestActor {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Infallible> {
-        if let Some(known) = parts.extensions.get::<Author>() {
+        if let Some(known) = parts.extensions.get::<ActorContext>() {
             return Ok(Self(known.clone()));
         }
         let agent = parts.headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok()).unwrap_or_default();
-        let address = parts.extensions.get::<Peer>().map(|peer| peer.0);
-        let actor = Actor { who: Actor::ANONYMOUS.into(), address, means: means(agent) };
-        Ok(Self(Author::new(actor, None, Parent::of(&parts.headers))))
+        let address = parts.extensions.get::<PeerAddress>().map(|peer| peer.0);
+        let actor = Actor { who: Actor::ANONYMOUS.into(), address, means: means_of_agent(agent) };
+        Ok(Self(ActorContext::new(actor, None, TraceParent::of(&parts.headers))))
     }
 }
 
 /// By what means a client with this user agent acts. It says so itself: a hint for people, and no proof.
-pub(super) fn means(agent: &str) -> Means {
+pub(super) fn means_of_agent(agent: &str) -> ActorOrigin {
     if agent.starts_with("muster/") {
-        Means::Cli
+        ActorOrigin::Cli
     } else if agent.contains("Mozilla/") {
-        Means::Page
+        ActorOrigin::Page
     } else {
-        Means::Api
+        ActorOrigin::Api
     }
 }
 
@@ -103,22 +103,22 @@ mod tests {
 
     async fn acting(request: Request<()>) -> Actor {
         let mut parts = request.into_parts().0;
-        Acting::from_request_parts(&mut parts, &()).await.unwrap().0.actor
+        RequestActor::from_request_parts(&mut parts, &()).await.unwrap().0.actor
     }
 
     #[tokio::test]
-    async fn whoever_is_known_counts_before_what_the_client_looks_like() {
+    async fn an_authenticated_actor_overrides_the_user_agent() {
         let agent = |agent: &str| Request::builder().header("user-agent", agent).body(()).unwrap();
-        assert_eq!(acting(agent("muster/0.1.0")).await.means, Means::Cli);
-        assert_eq!(acting(agent("Mozilla/5.0 (X11)")).await.means, Means::Page);
+        assert_eq!(acting(agent("muster/0.1.0")).await.means, ActorOrigin::Cli);
+        assert_eq!(acting(agent("Mozilla/5.0 (X11)")).await.means, ActorOrigin::Page);
         let mut request = agent("curl/8");
-        request.extensions_mut().insert(Peer(([10, 0, 0, 5], 4).into()));
+        request.extensions_mut().insert(PeerAddress(([10, 0, 0, 5], 4).into()));
         let seen = acting(request).await;
-        assert_eq!((&*seen.who, seen.means), (Actor::ANONYMOUS, Means::Api));
+        assert_eq!((&*seen.who, seen.means), (Actor::ANONYMOUS, ActorOrigin::Api));
         assert_eq!(seen.to_string(), "anonymous (by the REST API from 10.0.0.5)");
-        let known = Actor { who: "alice".into(), address: None, means: Means::Page };
+        let known = Actor { who: "alice".into(), address: None, means: ActorOrigin::Page };
         let mut request = agent("curl/8");
-        request.extensions_mut().insert(Author::new(known.clone(), Some(Role::Viewer), None));
+        request.extensions_mut().insert(ActorContext::new(known.clone(), Some(Role::Viewer), None));
         assert_eq!(acting(request).await, known);
     }
 }

@@ -2,11 +2,11 @@
 //! Lines are only added.
 //!
 //! It writes no file itself: with `--audit-file` a thread does (`audit/writer.rs`). The answer to a change waits
-//! for the disk, at most [`DISK_PATIENCE`]; nothing else ever waits. [`OnAuditFailure`] says whether changes are
+//! for the disk, at most [`DISK_TIMEOUT`]; nothing else ever waits. [`AuditFailurePolicy`] says whether changes are
 //! refused while the file cannot be written. Refusals of clients that cannot be told apart are aggregated
-//! (`audit/gathered.rs`). The last lines are kept in memory. Begin at [`Audit::record`].
+//! (`audit/gathered.rs`). The last lines are kept in memory. Begin at [`AuditLog::record`].
 
-mod gathered;
+mod aggregate;
 mod writer;
 
 use std::collections::VecDeque;
@@ -21,19 +21,19 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use utoipa::{IntoParams, ToSchema};
 
-use super::extract::Params;
-use super::page::{limit, some};
-use super::{Problem, Role, Site};
+use super::extract::QueryParams;
+use super::pagination::{deserialize_limit, limit};
+use super::{AppState, Problem, Role};
 use crate::clock::Clock;
 use crate::coordination::{Actor, JobName, Reason, Timestamp};
-use writer::{FileTarget, Writer};
+use writer::{AuditWriter, FileSink};
 
 /// How long a change waits for the disk, before it is made and before it is answered.
-const DISK_PATIENCE: Duration = Duration::from_secs(1);
+const DISK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What happens to changes while the audit file cannot be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum OnAuditFailure {
+pub enum AuditFailurePolicy {
     /// They are made. Their lines wait, and are counted if they are lost.
     #[default]
     Continue,
@@ -41,7 +41,7 @@ pub enum OnAuditFailure {
     Refuse,
 }
 
-impl OnAuditFailure {
+impl AuditFailurePolicy {
     /// Reads a policy.
     ///
     /// # Errors
@@ -55,7 +55,7 @@ impl OnAuditFailure {
     }
 }
 
-impl fmt::Display for OnAuditFailure {
+impl fmt::Display for AuditFailurePolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Continue => "continue",
@@ -131,7 +131,7 @@ pub struct AuditPage {
 
 /// An act before it is numbered.
 #[derive(Debug)]
-pub(super) struct Deed {
+pub(super) struct AuditEntry {
     pub actor: Actor,
     pub role: Option<Role>,
     pub job: Option<JobName>,
@@ -141,7 +141,7 @@ pub(super) struct Deed {
 }
 
 #[derive(Default)]
-struct Lines {
+struct AuditBuffer {
     kept: VecDeque<AuditLine>,
     last: u64,
     /// By outcome.
@@ -149,18 +149,18 @@ struct Lines {
 }
 
 /// The audit of a server.
-pub struct Audit {
-    lines: Mutex<Lines>,
+pub struct AuditLog {
+    lines: Mutex<AuditBuffer>,
     /// How many lines are kept in memory.
-    most: usize,
-    gathered: gathered::Sources,
-    file: Option<Writer>,
-    on_failure: OnAuditFailure,
+    capacity: usize,
+    gathered: aggregate::RefusalAggregator,
+    file: Option<AuditWriter>,
+    on_failure: AuditFailurePolicy,
     /// How many acts there have been, for who follows.
-    grown: watch::Sender<u64>,
+    appended: watch::Sender<u64>,
 }
 
-impl Default for Audit {
+impl Default for AuditLog {
     fn default() -> Self {
         Self::new(Self::DEFAULT)
     }
@@ -168,7 +168,7 @@ impl Default for Audit {
 
 /// What the audit counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Figures {
+pub(super) struct AuditStats {
     /// Lines, by outcome: done, refused.
     pub lines: [u64; 2],
     /// Lines in memory.
@@ -178,12 +178,12 @@ pub(super) struct Figures {
     /// Lines that are there no more.
     pub dropped: u64,
     /// What the file has not taken.
-    pub file: writer::Figures,
+    pub file: writer::WriterStats,
     /// Refusals that have no line of their own.
     pub gathered: u64,
 }
 
-impl Audit {
+impl AuditLog {
     /// How many lines are kept in memory unless a setting says otherwise.
     pub const DEFAULT: usize = 4096;
 
@@ -192,11 +192,11 @@ impl Audit {
     pub fn new(most: usize) -> Self {
         Self {
             lines: Mutex::default(),
-            most: most.max(1),
-            gathered: gathered::Sources::default(),
+            capacity: most.max(1),
+            gathered: aggregate::RefusalAggregator::default(),
             file: None,
-            on_failure: OnAuditFailure::default(),
-            grown: watch::Sender::default(),
+            on_failure: AuditFailurePolicy::default(),
+            appended: watch::Sender::default(),
         }
     }
 
@@ -205,13 +205,13 @@ impl Audit {
     /// # Errors
     /// If the file cannot be opened for that.
     pub fn to_file(self, path: &Path, clock: Clock) -> std::io::Result<Self> {
-        let file = Writer::start(FileTarget::open(path)?, path, clock)?;
+        let file = AuditWriter::start(FileSink::open(path)?, path, clock)?;
         Ok(Self { file: Some(file), ..self })
     }
 
     /// The same, with this policy for when the file cannot be written.
     #[must_use]
-    pub fn on_failure(self, on_failure: OnAuditFailure) -> Self {
+    pub fn on_failure(self, on_failure: AuditFailurePolicy) -> Self {
         Self { on_failure, ..self }
     }
 
@@ -219,26 +219,26 @@ impl Audit {
     ///
     /// # Errors
     /// If changes are refused because the lines of earlier ones cannot be written: why they cannot.
-    pub(super) async fn ready(&self) -> Result<(), String> {
-        let Some(file) = self.file.as_ref().filter(|_| self.on_failure == OnAuditFailure::Refuse) else {
+    pub(super) async fn wait_writable(&self) -> Result<(), String> {
+        let Some(file) = self.file.as_ref().filter(|_| self.on_failure == AuditFailurePolicy::Refuse) else {
             return Ok(());
         };
-        if file.trouble().is_none() && file.flushed(DISK_PATIENCE).await {
+        if file.write_error().is_none() && file.wait_durable(DISK_TIMEOUT).await {
             return Ok(());
         }
-        Err(file.trouble().unwrap_or_else(|| "it does not take lines in time".into()))
+        Err(file.write_error().unwrap_or_else(|| "it does not take lines in time".into()))
     }
 
     /// Waits until the lines so far are on the disk, but not for a disk that is in trouble.
-    pub(super) async fn flushed(&self) {
-        if let Some(file) = self.file.as_ref().filter(|file| file.trouble().is_none()) {
-            file.flushed(DISK_PATIENCE).await;
+    pub(super) async fn wait_durable(&self) {
+        if let Some(file) = self.file.as_ref().filter(|file| file.write_error().is_none()) {
+            file.wait_durable(DISK_TIMEOUT).await;
         }
     }
 
     /// Why lines do not reach the file; `None` if they do.
-    pub(super) fn trouble(&self) -> Option<String> {
-        self.file.as_ref().and_then(Writer::trouble)
+    pub(super) fn write_error(&self) -> Option<String> {
+        self.file.as_ref().and_then(AuditWriter::write_error)
     }
 
     /// Opens the file again: it may have been rotated.
@@ -251,32 +251,39 @@ impl Audit {
     /// Waits until the last lines are on the disk, for `within` at most: the server stops.
     pub async fn close(&self, within: Duration) {
         let Some(file) = &self.file else { return };
-        if !file.flushed(within).await {
-            let lines = file.figures().queued;
+        if !file.wait_durable(within).await {
+            let lines = file.stats().queued;
             tracing::error!(lines, "the last lines of the audit are not in its file");
         }
     }
 
-    fn lines(&self) -> MutexGuard<'_, Lines> {
+    fn lines(&self) -> MutexGuard<'_, AuditBuffer> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn figures(&self) -> Figures {
-        let (kept_max, gathered) = (self.most, self.gathered.count());
-        let file = self.file.as_ref().map(Writer::figures).unwrap_or_default();
+    pub(super) fn stats(&self) -> AuditStats {
+        let (kept_max, gathered) = (self.capacity, self.gathered.count());
+        let file = self.file.as_ref().map(AuditWriter::stats).unwrap_or_default();
         let lines = self.lines();
         let kept = lines.kept.len();
         let dropped = lines.last.saturating_sub(kept as u64);
-        Figures { lines: lines.counts, kept, kept_max, dropped, file, gathered }
+        AuditStats { lines: lines.counts, kept, kept_max, dropped, file, gathered }
     }
 
-    pub(super) fn record(&self, at: Timestamp, deed: Deed, outcome: AuditOutcome, detail: String) {
+    pub(super) fn record(&self, at: Timestamp, deed: AuditEntry, outcome: AuditOutcome, detail: String) {
         self.record_many(at, deed, outcome, detail, 1);
     }
 
-    fn record_many(&self, at: Timestamp, deed: Deed, outcome: AuditOutcome, detail: String, times: u64) {
-        let Deed { actor, role, job, act, subject, reason } = deed;
-        let (subject, detail) = (cut(subject), cut(detail));
+    fn record_many(
+        &self,
+        at: Timestamp,
+        deed: AuditEntry,
+        outcome: AuditOutcome,
+        detail: String,
+        times: u64,
+    ) {
+        let AuditEntry { actor, role, job, act, subject, reason } = deed;
+        let (subject, detail) = (truncate(subject), truncate(detail));
         let mut lines = self.lines();
         lines.last += 1;
         lines.counts[outcome as usize] += 1;
@@ -300,15 +307,15 @@ impl Audit {
             file.push(&line);
         }
         lines.kept.push_back(line);
-        if lines.kept.len() > self.most {
+        if lines.kept.len() > self.capacity {
             lines.kept.pop_front();
         }
-        self.grown.send_replace(number);
+        self.appended.send_replace(number);
     }
 
     /// Tells of further acts.
-    pub(super) fn follow(&self) -> watch::Receiver<u64> {
-        self.grown.subscribe()
+    pub(super) fn subscribe(&self) -> watch::Receiver<u64> {
+        self.appended.subscribe()
     }
 
     /// The latest lines that are wanted, the latest first.
@@ -333,7 +340,7 @@ impl Audit {
 }
 
 /// No more of a text than a line holds: requests may be long, and many lines are kept.
-fn cut(mut text: String) -> String {
+fn truncate(mut text: String) -> String {
     const MOST: usize = 1 << 10;
     if text.len() > MOST {
         text.truncate(text.floor_char_boundary(MOST));
@@ -351,7 +358,7 @@ pub(super) struct AuditQuery {
     #[serde(default)]
     after: u64,
     /// How many to give at most.
-    #[serde(default, deserialize_with = "some")]
+    #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
     /// Only acts upon this job.
@@ -365,8 +372,8 @@ pub(super) struct AuditQuery {
 #[utoipa::path(get, path = "/api/v1/audit", operation_id = "audit_list", tag = "audit", params(AuditQuery),
     responses((status = 200, body = AuditPage, description = "A page of the audit, oldest first")))]
 pub(super) async fn list(
-    State(site): State<Site>,
-    Params(query): Params<AuditQuery>,
+    State(site): State<AppState>,
+    QueryParams(query): QueryParams<AuditQuery>,
 ) -> Result<Json<AuditPage>, Problem> {
     let wanted = |line: &AuditLine| {
         let of_job = |job: &String| line.job.as_ref().is_some_and(|named| named.as_str() == job);
@@ -378,16 +385,16 @@ pub(super) async fn list(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::coordination::Means;
+    use crate::coordination::ActorOrigin;
 
     #[tokio::test]
     async fn lines_are_numbered_kept_within_bounds_and_appended_to_the_file() {
         let path = std::env::temp_dir().join(format!("muster-audit-{}", std::process::id()));
         std::fs::write(&path, "earlier\n").unwrap();
         const LINES_KEPT: usize = 8;
-        let audit = Audit::new(LINES_KEPT).to_file(&path, Clock::start()).unwrap();
-        let deed = |subject: &str| Deed {
-            actor: Actor { who: "alice".into(), address: None, means: Means::Api },
+        let audit = AuditLog::new(LINES_KEPT).to_file(&path, Clock::start()).unwrap();
+        let deed = |subject: &str| AuditEntry {
+            actor: Actor { who: "alice".into(), address: None, means: ActorOrigin::Api },
             role: Some(Role::Operator),
             job: None,
             act: "exclude",
@@ -400,7 +407,7 @@ mod tests {
         assert_eq!((page.lines[0].subject.as_str(), page.next), ("task 1", 1));
         let page = audit.page(1, 10, |_| true);
         assert_eq!((page.lines[0].number, page.next, page.gap), (2, 2, false));
-        audit.flushed().await;
+        audit.wait_durable().await;
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         let lines: Vec<&str> = text.lines().collect();
@@ -413,7 +420,7 @@ mod tests {
             audit.record(Timestamp(3), deed("x"), AuditOutcome::Done, String::new());
         }
         assert!(audit.page(0, 1, |_| true).gap);
-        let figures = audit.figures();
+        let figures = audit.stats();
         assert_eq!((figures.kept, figures.kept_max), (LINES_KEPT, LINES_KEPT));
         assert_eq!((figures.lines, figures.dropped, figures.file.lost), ([10, 1], 3, 0));
     }

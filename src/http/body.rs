@@ -18,8 +18,8 @@ use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use tokio::time::{Instant, timeout_at};
 
-use super::{Problem, Source};
-use crate::telemetry::metrics::{Page, Shows, catalogue as metric};
+use super::{ClientNetwork, Problem};
+use crate::telemetry::metrics::{MetricSource, Scrape, catalogue as metric};
 
 /// A whole body must have come within this time.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -28,19 +28,19 @@ const RATE_GRACE: Duration = Duration::from_secs(2);
 /// After that it must have come at this rate at least, counted from the end of the grace.
 const RATE_MIN_BYTES_PER_SECOND: u64 = 1 << 10;
 /// How much memory a body gets at first.
-const FIRST_BYTES: usize = 4 << 10;
+const INITIAL_CAPACITY: usize = 4 << 10;
 
 #[derive(Default)]
-struct Used {
+struct BudgetUse {
     bytes: usize,
-    by_source: HashMap<Source, usize>,
+    by_source: HashMap<ClientNetwork, usize>,
 }
 
 /// The memory that bodies may take, in all and for each source.
 pub struct BodyBudget {
     limit: usize,
     limit_per_source: usize,
-    used: Mutex<Used>,
+    used: Mutex<BudgetUse>,
 }
 
 impl Default for BodyBudget {
@@ -62,7 +62,7 @@ impl BodyBudget {
     }
 
     /// Takes `bytes` out of the budget; `None` if they are not there.
-    fn pay(self: &Arc<Self>, source: Source, bytes: usize) -> Option<BodyPermit> {
+    fn reserve(self: &Arc<Self>, source: ClientNetwork, bytes: usize) -> Option<BodyPermit> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let all = used.bytes.checked_add(bytes)?;
         let own = used.by_source.get(&source).copied().unwrap_or_default().checked_add(bytes)?;
@@ -79,8 +79,8 @@ impl BodyBudget {
     }
 }
 
-impl Shows for BodyBudget {
-    fn show(&self, page: &mut Page) {
+impl MetricSource for BodyBudget {
+    fn show(&self, page: &mut Scrape) {
         page.size(&metric::HTTP_BODIES_BYTES, &[], self.used());
         page.size(&metric::HTTP_BODIES_BYTES_LIMIT, &[], self.limit);
     }
@@ -89,7 +89,7 @@ impl Shows for BodyBudget {
 /// Bytes of the budget, which return to it when this is dropped.
 pub(super) struct BodyPermit {
     budget: Arc<BodyBudget>,
-    source: Source,
+    source: ClientNetwork,
     bytes: usize,
 }
 
@@ -112,7 +112,7 @@ impl Drop for BodyPermit {
 /// If the body is too long, too slow or breaks off, or there is no memory for it: the problem says which.
 pub(super) async fn read(
     budget: &Arc<BodyBudget>,
-    source: Source,
+    source: ClientNetwork,
     mut body: Body,
     limit: usize,
 ) -> Result<(Bytes, Option<BodyPermit>), Problem> {
@@ -143,8 +143,8 @@ pub(super) async fn read(
             return Err(Problem::body_too_long(limit));
         }
         if needed > bytes.capacity() {
-            let grown = (bytes.capacity() * 2).max(FIRST_BYTES).min(expected).max(needed);
-            let paid = budget.pay(source, grown).ok_or_else(Problem::too_many_bodies)?;
+            let grown = (bytes.capacity() * 2).max(INITIAL_CAPACITY).min(expected).max(needed);
+            let paid = budget.reserve(source, grown).ok_or_else(Problem::too_many_bodies)?;
             let mut larger = Vec::with_capacity(grown);
             larger.extend_from_slice(&bytes);
             bytes = larger;
@@ -171,8 +171,8 @@ mod tests {
 
     const LIMIT: usize = 256 << 10;
 
-    fn here() -> Source {
-        Source::of([10, 0, 0, 1].into())
+    fn here() -> ClientNetwork {
+        ClientNetwork::of([10, 0, 0, 1].into())
     }
 
     /// A body whose chunks come with these pauses before them.
@@ -218,9 +218,9 @@ mod tests {
     #[tokio::test]
     async fn one_source_leaves_room_for_the_others() {
         let budget = Arc::new(BodyBudget::new(64 << 10));
-        let other = Source::of([10, 0, 0, 2].into());
+        let other = ClientNetwork::of([10, 0, 0, 2].into());
         let mut held = Vec::new();
-        while let Some(permit) = budget.pay(here(), 4 << 10) {
+        while let Some(permit) = budget.reserve(here(), 4 << 10) {
             held.push(permit);
         }
         assert_eq!(held.len(), 4, "a quarter");

@@ -1,6 +1,6 @@
 //! Serves the drain resource of a job: the request and its state.
 //!
-//! It does not decide the step: the tasks do. Begin at `show` and `ask`.
+//! It does not decide the step: the tasks do. Begin at `show` and `request_drain`.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::actor::{Acting, Author};
-use super::extract::{Body, Job};
-use super::{Problem, Site};
-use crate::coordination::{Act, PreemptionView, Reason, RunNumber, RunState, TaskId};
+use super::actor::{ActorContext, RequestActor};
+use super::extract::{JobPath, JsonBody};
+use super::{AppState, Problem};
+use crate::coordination::{OperatorCommand, PreemptionView, Reason, RunNumber, RunState, TaskId};
 
 /// The longest notice: a day.
 const SECONDS_MAX: u64 = 24 * 60 * 60;
@@ -62,23 +62,28 @@ fn running() -> RunState {
         (status = 409, description = "No run is running, or a drain is under way already"),
     ))]
 pub(super) async fn create(
-    State(site): State<Site>,
-    job: Job,
-    Acting(author): Acting,
-    Body(new): Body<NewDrain>,
+    State(site): State<AppState>,
+    job: JobPath,
+    RequestActor(author): RequestActor,
+    JsonBody(new): JsonBody<NewDrain>,
 ) -> Result<(StatusCode, Json<DrainView>), Problem> {
-    Ok((StatusCode::ACCEPTED, Json(ask(&site, &job, &author, new)?)))
+    Ok((StatusCode::ACCEPTED, Json(request_drain(&site, &job, &author, new)?)))
 }
 
 /// Asks for a coordinated save.
-pub(super) fn ask(site: &Site, job: &Job, author: &Author, new: NewDrain) -> Result<DrainView, Problem> {
+pub(super) fn request_drain(
+    site: &AppState,
+    job: &JobPath,
+    author: &ActorContext,
+    new: NewDrain,
+) -> Result<DrainView, Problem> {
     if new.in_seconds > SECONDS_MAX {
         return Err(Problem::unusable(format!("in_seconds can be {SECONDS_MAX} (a day) at most")));
     }
     let notice = Duration::from_secs(new.in_seconds);
     let at = (new.in_seconds > 0).then(|| site.engine.clock().now().after(notice));
     let subject = at.map_or_else(|| "at once".to_owned(), |at| format!("before {at}"));
-    site.act(job, author, new.reason, "drain", subject, Act::Drain { at })?;
+    site.act(job, author, new.reason, "drain", subject, OperatorCommand::Drain { at })?;
     view(site, job)
 }
 
@@ -86,12 +91,12 @@ pub(super) fn ask(site: &Site, job: &Job, author: &Author, new: NewDrain) -> Res
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/drain", operation_id = "drain_show", tag = "drain",
     params(("job" = String, Path, description = "The job's name")),
     responses((status = 200, body = DrainView, description = "Who has acknowledged, and the step that was agreed")))]
-pub(super) async fn show(State(site): State<Site>, job: Job) -> Result<Json<DrainView>, Problem> {
+pub(super) async fn show(State(site): State<AppState>, job: JobPath) -> Result<Json<DrainView>, Problem> {
     view(&site, &job).map(Json)
 }
 
-pub(super) fn view(site: &Site, job: &Job) -> Result<DrainView, Problem> {
-    site.look(job, |look| {
+pub(super) fn view(site: &AppState, job: &JobPath) -> Result<DrainView, Problem> {
+    site.read_job(job, |look| {
         let live = look.live();
         let preemption = look.preemption();
         let waiting_for = preemption.as_ref().map_or_else(Vec::new, |it| it.awaited.clone());

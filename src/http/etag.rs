@@ -16,11 +16,11 @@ use http_body_util::BodyExt as _;
 use super::Problem;
 
 /// The moment of a view, which says nothing of the state.
-const MOMENT: &[u8] = b"\"seen_at\":";
+const SEEN_AT_FIELD: &[u8] = b"\"seen_at\":";
 
 /// Gives every successful answer to a GET a weak tag, and answers 304 where the client has it. A change on condition of a tag is
 /// refused: the condition asks for a strong one, and to pass over it would change what the client has not seen.
-pub(super) async fn tag(request: Request, next: Next) -> Response {
+pub(super) async fn add_etag(request: Request, next: Next) -> Response {
     let condition = request.headers().get(header::IF_MATCH).filter(|_| !request.method().is_safe());
     if condition.is_some_and(|condition| condition.as_bytes().trim_ascii() != b"*") {
         return Problem::no_strong_tags().into_response();
@@ -30,7 +30,7 @@ pub(super) async fn tag(request: Request, next: Next) -> Response {
     let known = request.headers().get(header::IF_NONE_MATCH).cloned();
     let response = next.run(request).await;
     // A stream has no end that could be hashed.
-    if !asks || response.status() != StatusCode::OK || !is_json(response.headers()) || is_open(&response) {
+    if !asks || response.status() != StatusCode::OK || !is_json(response.headers()) || is_stream(&response) {
         return response;
     }
     let (mut head, body) = response.into_parts();
@@ -59,16 +59,16 @@ fn is_json(headers: &HeaderMap) -> bool {
     headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json")
 }
 
-fn is_open(response: &Response) -> bool {
+fn is_stream(response: &Response) -> bool {
     response.body().size_hint().exact().is_none()
 }
 
 /// A digest of an answer, the same on every server of one version. The moment at which a view was made does not count.
 fn digest(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
-    match bytes.windows(MOMENT.len()).position(|window| window == MOMENT) {
+    match bytes.windows(SEEN_AT_FIELD.len()).position(|window| window == SEEN_AT_FIELD) {
         Some(at) => {
-            let (before, after) = bytes.split_at(at + MOMENT.len());
+            let (before, after) = bytes.split_at(at + SEEN_AT_FIELD.len());
             let digits = after.iter().take_while(|byte| byte.is_ascii_digit()).count();
             hasher.write(before);
             hasher.write(&after[digits..]);

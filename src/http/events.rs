@@ -1,6 +1,6 @@
 //! Serves the events of a job as pages or as server-sent events, and bounds the number of streams.
 //!
-//! It does not store events: the engine does. Begin at `list`, then `Follower`.
+//! It does not store events: the engine does. Begin at `list`, then `EventFollower`.
 
 use std::collections::{BTreeSet, HashMap};
 use std::convert::Infallible;
@@ -18,14 +18,14 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{broadcast, watch};
 use utoipa::{IntoParams, ToSchema};
 
-use super::extract::{Job, Params};
-use super::page::{limit, some};
-use super::{Problem, Site, Source, openapi};
-use crate::coordination::{Change, JobId, JobName, RunNumber, TaskId, Timestamp};
-use crate::engine::{Engine, Numbered};
+use super::extract::{JobPath, QueryParams};
+use super::pagination::{deserialize_limit, limit};
+use super::{AppState, ClientNetwork, Problem, openapi};
+use crate::coordination::{EventKind, JobId, JobName, RunNumber, TaskId, Timestamp};
+use crate::engine::{Engine, NumberedEvent};
 
 /// How long a stream may be silent before a comment shows that it is alive.
-const SILENCE_MAX: Duration = Duration::from_secs(15);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// One event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -40,13 +40,13 @@ pub struct EventLine {
     pub run: RunNumber,
     /// What changed.
     #[serde(flatten)]
-    pub what: Change,
+    pub what: EventKind,
     /// Why.
     pub reason: String,
 }
 
 impl EventLine {
-    fn of(numbered: &Numbered, job: &JobName) -> Self {
+    fn of(numbered: &NumberedEvent, job: &JobName) -> Self {
         let event = numbered.event.as_ref().clone();
         let (at, run, what, reason) = (event.at, event.run, event.what, event.reason);
         Self { number: numbered.number, at, job: job.clone(), run, what, reason }
@@ -65,29 +65,29 @@ pub struct EventsPage {
 }
 
 /// The streams that are open.
-pub struct Streams {
+pub struct EventStreamLimiter {
     most: usize,
     most_per_source: usize,
-    open: Arc<Mutex<HashMap<Source, usize>>>,
+    open: Arc<Mutex<HashMap<ClientNetwork, usize>>>,
     stop: watch::Sender<bool>,
 }
 
-impl Default for Streams {
+impl Default for EventStreamLimiter {
     fn default() -> Self {
         Self::new(Self::DEFAULT)
     }
 }
 
-impl Streams {
+impl EventStreamLimiter {
     /// How many are served at once unless a setting says otherwise.
     pub const DEFAULT: usize = 256;
     /// One source leaves half of them to others, if it has as many as this.
-    const FOR_ONE_SOURCE: usize = 128;
+    const MIN_PER_NETWORK: usize = 128;
 
     /// Room for this many streams at once.
     #[must_use]
     pub fn new(most: usize) -> Self {
-        let most_per_source = (most / 2).max(Self::FOR_ONE_SOURCE);
+        let most_per_source = (most / 2).max(Self::MIN_PER_NETWORK);
         Self { most, most_per_source, open: Arc::default(), stop: watch::Sender::new(false) }
     }
 
@@ -98,7 +98,10 @@ impl Streams {
     }
 
     /// Room for one more of this source, and what becomes true when it is to end.
-    pub(super) fn enter(&self, source: Source) -> Result<(StreamGuard, watch::Receiver<bool>), Problem> {
+    pub(super) fn acquire(
+        &self,
+        source: ClientNetwork,
+    ) -> Result<(StreamGuard, watch::Receiver<bool>), Problem> {
         let mut open = lock(&self.open);
         let all: usize = open.values().sum();
         let own = open.entry(source).or_default();
@@ -117,14 +120,14 @@ impl Streams {
     }
 }
 
-fn lock(open: &Mutex<HashMap<Source, usize>>) -> MutexGuard<'_, HashMap<Source, usize>> {
+fn lock(open: &Mutex<HashMap<ClientNetwork, usize>>) -> MutexGuard<'_, HashMap<ClientNetwork, usize>> {
     open.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A stream is open while this lives.
 pub(super) struct StreamGuard {
-    open: Arc<Mutex<HashMap<Source, usize>>>,
-    source: Source,
+    open: Arc<Mutex<HashMap<ClientNetwork, usize>>>,
+    source: ClientNetwork,
 }
 
 impl Drop for StreamGuard {
@@ -146,7 +149,7 @@ pub(super) struct EventsQuery {
     #[serde(default)]
     after: u64,
     /// How many to give at most; a stream has no end.
-    #[serde(default, deserialize_with = "some")]
+    #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
     /// Only events of these kinds, with commas between them: `task-failed`, `barrier-passed`, …
@@ -162,16 +165,16 @@ pub(super) struct EventsQuery {
 }
 
 /// The kinds of events that there are.
-static KINDS: LazyLock<BTreeSet<String>> = LazyLock::new(|| openapi::kinds::<Change>("kind"));
+static KINDS: LazyLock<BTreeSet<String>> = LazyLock::new(|| openapi::kinds::<EventKind>("kind"));
 
 /// Which events of a job are wanted.
-struct Wanted {
+struct EventFilter {
     job: JobId,
     kinds: Option<BTreeSet<String>>,
     task: Option<TaskId>,
 }
 
-impl Wanted {
+impl EventFilter {
     fn new(job: JobId, query: &EventsQuery) -> Result<Self, Problem> {
         let kinds: Option<BTreeSet<String>> =
             query.kind.as_ref().map(|kinds| kinds.split(',').map(|kind| kind.trim().to_owned()).collect());
@@ -186,11 +189,11 @@ impl Wanted {
         Ok(Self { job, kinds, task: query.task.map(TaskId) })
     }
 
-    fn take(&self, numbered: &Numbered) -> bool {
+    fn matches(&self, numbered: &NumberedEvent) -> bool {
         let event = &numbered.event;
         event.job == self.job
             && self.kinds.as_ref().is_none_or(|kinds| kinds.contains(event.what.kind()))
-            && self.task.is_none_or(|task| event.what.concerns(task))
+            && self.task.is_none_or(|task| event.what.is_about_task(task))
     }
 }
 
@@ -206,14 +209,14 @@ impl Wanted {
         (status = 503, description = "Too many streams are open"),
     ))]
 pub(super) async fn list(
-    State(site): State<Site>,
-    job: Job,
-    source: Source,
+    State(site): State<AppState>,
+    job: JobPath,
+    source: ClientNetwork,
     headers: HeaderMap,
-    Params(query): Params<EventsQuery>,
+    QueryParams(query): QueryParams<EventsQuery>,
 ) -> Result<Response, Problem> {
     let accepts = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let wanted = Wanted::new(job.id, &query)?;
+    let wanted = EventFilter::new(job.id, &query)?;
     if query.stream == 0 && !accepts.contains("text/event-stream") {
         let page = if query.newest { newest } else { page };
         return Ok(Json(page(&site.engine, &job, &wanted, query.after, limit(query.limit))).into_response());
@@ -224,17 +227,17 @@ pub(super) async fn list(
         ));
     }
     let last = headers.get("last-event-id").and_then(|value| value.to_str().ok()?.parse().ok());
-    let follower = Follower::new(&site, source, job, wanted, last.unwrap_or(query.after))?;
-    let alive = KeepAlive::new().interval(SILENCE_MAX).text("alive");
+    let follower = EventFollower::new(&site, source, job, wanted, last.unwrap_or(query.after))?;
+    let alive = KeepAlive::new().interval(KEEP_ALIVE_INTERVAL).text("alive");
     Ok(Sse::new(follower.stream()).keep_alive(alive).into_response())
 }
 
-fn page(engine: &Engine, job: &Job, wanted: &Wanted, after: u64, limit: usize) -> EventsPage {
+fn page(engine: &Engine, job: &JobPath, wanted: &EventFilter, after: u64, limit: usize) -> EventsPage {
     let (past, _) = engine.follow_job(job.id, after);
-    let gap = past.lacks(after);
+    let gap = past.is_missing_after(after);
     let mut next = past.events.last().map_or(after, |last| last.number);
     let mut events = Vec::new();
-    for numbered in past.events.iter().filter(|numbered| wanted.take(numbered)) {
+    for numbered in past.events.iter().filter(|numbered| wanted.matches(numbered)) {
         events.push(EventLine::of(numbered, &job.name));
         if events.len() == limit {
             next = numbered.number;
@@ -245,46 +248,61 @@ fn page(engine: &Engine, job: &Job, wanted: &Wanted, after: u64, limit: usize) -
 }
 
 /// The newest events first: those before the one with the number `before`, or the newest of all if that is 0.
-fn newest(engine: &Engine, job: &Job, wanted: &Wanted, before: u64, limit: usize) -> EventsPage {
+fn newest(engine: &Engine, job: &JobPath, wanted: &EventFilter, before: u64, limit: usize) -> EventsPage {
     let (past, _) = engine.follow_job(job.id, 0);
     let first = past.events.first().map_or(1, |first| first.number);
-    let earlier = |numbered: &&Numbered| before == 0 || numbered.number < before;
-    let mut found = past.events.iter().rev().filter(earlier).filter(|numbered| wanted.take(numbered));
+    let earlier = |numbered: &&NumberedEvent| before == 0 || numbered.number < before;
+    let mut found = past.events.iter().rev().filter(earlier).filter(|numbered| wanted.matches(numbered));
     let events: Vec<EventLine> =
         found.by_ref().take(limit).map(|numbered| EventLine::of(numbered, &job.name)).collect();
     // What is there no more would have come after the last.
     let more = found.next().is_some();
     let next = events.last().filter(|_| more).map_or(first, |last| last.number);
-    EventsPage { events, next, gap: !more && past.lacks(0) }
+    EventsPage { events, next, gap: !more && past.is_missing_after(0) }
 }
 
 /// One who follows the events of a job.
-struct Follower {
+struct EventFollower {
     engine: Arc<Engine>,
-    wanted: Wanted,
+    wanted: EventFilter,
     name: JobName,
     /// The last event that was looked at.
     last: u64,
     /// What is kept and has not been sent yet, the next one last.
-    kept: Vec<Numbered>,
-    coming: broadcast::Receiver<Numbered>,
+    kept: Vec<NumberedEvent>,
+    incoming: broadcast::Receiver<NumberedEvent>,
     /// Some events before the next one are lost.
     gap: bool,
     stop: watch::Receiver<bool>,
     _slot: StreamGuard,
 }
 
-impl Follower {
-    fn new(site: &Site, source: Source, job: Job, wanted: Wanted, after: u64) -> Result<Self, Problem> {
-        let (slot, stop) = site.streams.enter(source)?;
+impl EventFollower {
+    fn new(
+        site: &AppState,
+        source: ClientNetwork,
+        job: JobPath,
+        wanted: EventFilter,
+        after: u64,
+    ) -> Result<Self, Problem> {
+        let (slot, stop) = site.streams.acquire(source)?;
         let engine = Arc::clone(&site.engine);
         let coming = engine.follow(u64::MAX).1;
         let name = job.name;
         // Events that have not happened yet were seen on a server before this one: here everything is new.
-        let foreign = after > engine.figures().events;
+        let foreign = after > engine.counters().events;
         let last = if foreign { 0 } else { after };
-        let mut follower =
-            Self { engine, wanted, name, last, kept: Vec::new(), coming, gap: foreign, stop, _slot: slot };
+        let mut follower = Self {
+            engine,
+            wanted,
+            name,
+            last,
+            kept: Vec::new(),
+            incoming: coming,
+            gap: foreign,
+            stop,
+            _slot: slot,
+        };
         follower.catch_up();
         Ok(follower)
     }
@@ -292,10 +310,10 @@ impl Follower {
     /// Takes what is kept since the last event; returns how far back that is whole.
     fn catch_up(&mut self) -> u64 {
         let (mut past, coming) = self.engine.follow_job(self.wanted.job, self.last);
-        self.gap |= past.lacks(self.last);
+        self.gap |= past.is_missing_after(self.last);
         past.events.reverse();
-        (self.kept, self.coming) = (past.events, coming);
-        past.whole_after
+        (self.kept, self.incoming) = (past.events, coming);
+        past.complete_after
     }
 
     fn stream(self) -> impl Stream<Item = Result<Event, Infallible>> {
@@ -318,14 +336,14 @@ impl Follower {
                         biased;
                         // Nobody left who could tell is as good as told.
                         _ = self.stop.wait_for(|stop| *stop) => return None,
-                        coming = self.coming.recv() => coming,
+                        coming = self.incoming.recv() => coming,
                     };
                     match coming {
                         Ok(numbered) => numbered,
                         Err(RecvError::Lagged(_)) => {
                             let before = self.last;
                             let whole_after = self.catch_up();
-                            self.engine.note_missed(whole_after.saturating_sub(before));
+                            self.engine.count_missed_events(whole_after.saturating_sub(before));
                             continue;
                         }
                         Err(RecvError::Closed) => return None,
@@ -336,14 +354,14 @@ impl Follower {
                 continue;
             }
             self.last = numbered.number;
-            if self.wanted.take(&numbered) {
-                return Some(sent(&EventLine::of(&numbered, &self.name)));
+            if self.wanted.matches(&numbered) {
+                return Some(to_sse(&EventLine::of(&numbered, &self.name)));
             }
         }
     }
 }
 
-fn sent(line: &EventLine) -> Event {
+fn to_sse(line: &EventLine) -> Event {
     let kind = line.what.kind();
     // Strings and numbers always serialise.
     let data = serde_json::to_string(line).unwrap_or_default();
@@ -354,7 +372,7 @@ fn sent(line: &EventLine) -> Event {
 mod tests {
     use super::*;
     use crate::clock::Clock;
-    use crate::coordination::{Act, Actor, JobSettings, Reason, Target};
+    use crate::coordination::{Actor, ExclusionTarget, JobSettings, OperatorCommand, Reason};
 
     fn query(kind: Option<&str>, task: Option<i32>) -> EventsQuery {
         EventsQuery { after: 0, limit: None, kind: kind.map(str::to_owned), task, newest: false, stream: 0 }
@@ -369,17 +387,24 @@ mod tests {
         let engine = Engine::new(Clock::start());
         let job = |name: &str| {
             let id = engine.declare(name.parse().unwrap(), JobSettings::new(4)).unwrap();
-            Job { id, name: name.parse().unwrap() }
+            JobPath { id, name: name.parse().unwrap() }
         };
         // The first four events are the jobs' own.
         let (job, other) = (job("a"), job("b"));
-        let by =
-            || Actor { who: Actor::ANONYMOUS.into(), address: None, means: crate::coordination::Means::Api };
+        let by = || Actor {
+            who: Actor::ANONYMOUS.into(),
+            address: None,
+            means: crate::coordination::ActorOrigin::Api,
+        };
         for (job, task) in [(&job, 1), (&other, 1), (&job, 2), (&job, 3)] {
-            let act = Act::Exclude { target: Target::Task(TaskId(task)), expires_in: None, end_run: true };
+            let act = OperatorCommand::Exclude {
+                target: ExclusionTarget::Task(TaskId(task)),
+                expires_in: None,
+                end_run: true,
+            };
             engine.act(job.id, by(), Reason::try_from("r".to_owned()).unwrap(), act).unwrap();
         }
-        let all = page(&engine, &job, &Wanted::new(job.id, &query(None, None)).unwrap(), 0, 100);
+        let all = page(&engine, &job, &EventFilter::new(job.id, &query(None, None)).unwrap(), 0, 100);
         let excluded: Vec<u64> = all
             .events
             .iter()
@@ -388,7 +413,7 @@ mod tests {
             .collect();
         assert_eq!(excluded.len(), 3, "{all:?}");
 
-        let wanted = Wanted::new(job.id, &query(Some("excluded,readmitted"), None)).unwrap();
+        let wanted = EventFilter::new(job.id, &query(Some("excluded,readmitted"), None)).unwrap();
         assert_eq!(numbers(&page(&engine, &job, &wanted, 0, 100)), excluded);
         let backwards: Vec<u64> = excluded.iter().rev().copied().collect();
         let first = newest(&engine, &job, &wanted, 0, 2);
@@ -397,24 +422,27 @@ mod tests {
         assert_eq!((numbers(&second), second.gap), (backwards[2..].to_vec(), false));
         assert!(newest(&engine, &job, &wanted, second.next, 2).events.is_empty());
 
-        let wanted = Wanted::new(job.id, &query(None, Some(2))).unwrap();
+        let wanted = EventFilter::new(job.id, &query(None, Some(2))).unwrap();
         assert_eq!(numbers(&page(&engine, &job, &wanted, 0, 100)), excluded[1..2]);
-        let wrong = Wanted::new(job.id, &query(Some("exploded"), None)).err().unwrap();
+        let wrong = EventFilter::new(job.id, &query(Some("exploded"), None)).err().unwrap();
         assert!(wrong.detail.contains("task-failed"), "{wrong:?}");
     }
 
     #[test]
     fn streams_are_bounded_in_all_and_for_each_source() {
-        let streams = Streams::new(2 * Streams::FOR_ONE_SOURCE);
-        let [a, b, c] = [1, 2, 3].map(|host| Source::of([10, 0, 0, host].into()));
-        let half = 0..Streams::FOR_ONE_SOURCE;
-        let mut held: Vec<_> = half.clone().map(|_| streams.enter(a).map_err(|_| ()).unwrap()).collect();
-        assert!(streams.enter(a).is_err(), "half of all is for one source");
-        held.extend(half.map(|_| streams.enter(b).map_err(|_| ()).unwrap()));
-        assert!(streams.enter(c).is_err());
-        assert_eq!(streams.open(), (2 * Streams::FOR_ONE_SOURCE, 2 * Streams::FOR_ONE_SOURCE));
+        let streams = EventStreamLimiter::new(2 * EventStreamLimiter::MIN_PER_NETWORK);
+        let [a, b, c] = [1, 2, 3].map(|host| ClientNetwork::of([10, 0, 0, host].into()));
+        let half = 0..EventStreamLimiter::MIN_PER_NETWORK;
+        let mut held: Vec<_> = half.clone().map(|_| streams.acquire(a).map_err(|_| ()).unwrap()).collect();
+        assert!(streams.acquire(a).is_err(), "half of all is for one source");
+        held.extend(half.map(|_| streams.acquire(b).map_err(|_| ()).unwrap()));
+        assert!(streams.acquire(c).is_err());
+        assert_eq!(
+            streams.open(),
+            (2 * EventStreamLimiter::MIN_PER_NETWORK, 2 * EventStreamLimiter::MIN_PER_NETWORK)
+        );
         held.clear();
-        assert!(streams.enter(c).is_ok() && lock(&streams.open).is_empty());
+        assert!(streams.acquire(c).is_ok() && lock(&streams.open).is_empty());
     }
 
     #[test]

@@ -13,11 +13,14 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::actor::{Acting, Author};
-use super::extract::{Body, Item, Job, Params};
-use super::page::{cut, some};
-use super::{Problem, Site};
-use crate::coordination::{Act, Done, ExclusionId, ExclusionPreview, ExclusionView, Reason, Target, TaskId};
+use super::actor::{ActorContext, RequestActor};
+use super::extract::{JobPath, JsonBody, PathItem, QueryParams};
+use super::pagination::{deserialize_limit, paginate};
+use super::{AppState, Problem};
+use crate::coordination::{
+    CommandOutcome, ExclusionId, ExclusionPreview, ExclusionTarget, ExclusionView, OperatorCommand, Reason,
+    TaskId,
+};
 
 /// The longest that an exclusion with an end may last: a year.
 const SECONDS_MAX: u64 = 366 * 24 * 60 * 60;
@@ -47,11 +50,11 @@ pub struct NewExclusion {
 }
 
 impl NewExclusion {
-    fn target(&self) -> Result<Target, Problem> {
+    fn target(&self) -> Result<ExclusionTarget, Problem> {
         match (self.task, &self.host) {
-            (Some(task), None) => Ok(Target::Task(TaskId(task))),
+            (Some(task), None) => Ok(ExclusionTarget::Task(TaskId(task))),
             (None, Some(host)) => match host.parse::<IpAddr>() {
-                Ok(address) => Ok(Target::host(address)),
+                Ok(address) => Ok(ExclusionTarget::host(address)),
                 Err(_) => Err(Problem::unusable(format!(
                     "{host:?} is no IP address: a host is excluded by the address that its tasks register from, without \
                      a port (see the tasks of the job)"
@@ -86,12 +89,14 @@ pub struct ExclusionsPage {
 /// Which exclusions are wanted.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Wanted {
+#[schema(as = Wanted)]
+pub(super) enum ExclusionFilter {
     /// Those that hold now.
     #[default]
     InForce,
     /// Those that are over, as far as they are remembered.
-    Over,
+    #[serde(rename = "over")]
+    Ended,
     /// Both.
     All,
 }
@@ -104,11 +109,11 @@ pub(super) struct ExclusionsQuery {
     /// `in-force` (as if not given), `over` or `all`.
     #[serde(default)]
     #[param(inline)]
-    state: Wanted,
+    state: ExclusionFilter,
     /// The number of the last exclusion that the caller has.
     after: Option<u64>,
     /// How many to give at most.
-    #[serde(default, deserialize_with = "some")]
+    #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
 }
@@ -117,7 +122,7 @@ pub(super) struct ExclusionsQuery {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct Because {
+pub(super) struct ReasonQuery {
     /// Why: one line of at most 500 bytes.
     #[param(value_type = String)]
     pub reason: Reason,
@@ -138,10 +143,10 @@ pub(super) struct Because {
         (status = 422, description = "There is no such task or address"),
     ))]
 pub(super) async fn create(
-    State(site): State<Site>,
-    job: Job,
-    Acting(author): Acting,
-    Body(new): Body<NewExclusion>,
+    State(site): State<AppState>,
+    job: JobPath,
+    RequestActor(author): RequestActor,
+    JsonBody(new): JsonBody<NewExclusion>,
 ) -> Result<Response, Problem> {
     if new.dry_run {
         return Ok(Json(preview(&site, &job, &author, &new)?).into_response());
@@ -153,27 +158,29 @@ pub(super) async fn create(
 
 /// What an exclusion would do.
 pub(super) fn preview(
-    site: &Site,
-    job: &Job,
-    author: &Author,
+    site: &AppState,
+    job: &JobPath,
+    author: &ActorContext,
     new: &NewExclusion,
 ) -> Result<ExclusionPreview, Problem> {
     let target = new.target()?;
     new.expires_in()?;
-    Ok(site.engine.look(|core, now| core.would_exclude(now, job.id, &author.actor, &new.reason, target))?)
+    Ok(site
+        .engine
+        .read(|core, now| core.preview_exclusion(now, job.id, &author.actor, &new.reason, target))?)
 }
 
 /// Excludes a task or a host.
 pub(super) fn exclude(
-    site: &Site,
-    job: &Job,
-    author: &Author,
+    site: &AppState,
+    job: &JobPath,
+    author: &ActorContext,
     new: NewExclusion,
 ) -> Result<ExclusionView, Problem> {
     let (target, expires_in) = (new.target()?, new.expires_in()?);
-    let act = Act::Exclude { target, expires_in, end_run: new.end_run };
+    let act = OperatorCommand::Exclude { target, expires_in, end_run: new.end_run };
     let done = site.act(job, author, new.reason, "exclude", target.to_string(), act)?;
-    let Done::Excluded(id) = done else { return Err(Problem::internal()) };
+    let CommandOutcome::Excluded(id) = done else { return Err(Problem::internal()) };
     find(site, job, id)
 }
 
@@ -182,18 +189,19 @@ pub(super) fn exclude(
     params(("job" = String, Path, description = "The job's name"), ExclusionsQuery),
     responses((status = 200, body = ExclusionsPage, description = "A page of exclusions, by number")))]
 pub(super) async fn list(
-    State(site): State<Site>,
-    job: Job,
-    Params(query): Params<ExclusionsQuery>,
+    State(site): State<AppState>,
+    job: JobPath,
+    QueryParams(query): QueryParams<ExclusionsQuery>,
 ) -> Result<Json<ExclusionsPage>, Problem> {
-    let mut all = site.look(&job, |look| look.exclusions())?;
+    let mut all = site.read_job(&job, |look| look.exclusions())?;
     all.retain(|exclusion| match query.state {
-        Wanted::InForce => exclusion.ended.is_none(),
-        Wanted::Over => exclusion.ended.is_some(),
-        Wanted::All => true,
+        ExclusionFilter::InForce => exclusion.ended.is_none(),
+        ExclusionFilter::Ended => exclusion.ended.is_some(),
+        ExclusionFilter::All => true,
     });
     all.sort_by_key(|exclusion| exclusion.id);
-    let (exclusions, next) = cut(all, query.after.map(ExclusionId), query.limit, |exclusion| exclusion.id);
+    let (exclusions, next) =
+        paginate(all, query.after.map(ExclusionId), query.limit, |exclusion| exclusion.id);
     Ok(Json(ExclusionsPage { exclusions, next }))
 }
 
@@ -202,9 +210,9 @@ pub(super) async fn list(
     params(("job" = String, Path, description = "The job's name"), ("id" = u64, Path, description = "Its number")),
     responses((status = 200, body = ExclusionView, description = "The exclusion"), (status = 404, description = "There is none")))]
 pub(super) async fn show(
-    State(site): State<Site>,
-    job: Job,
-    Item(id): Item<u64>,
+    State(site): State<AppState>,
+    job: JobPath,
+    PathItem(id): PathItem<u64>,
 ) -> Result<Json<ExclusionView>, Problem> {
     find(&site, &job, ExclusionId(id)).map(Json)
 }
@@ -213,39 +221,39 @@ pub(super) async fn show(
 ///
 /// Whom it was about may register again. Its process must be started anew.
 #[utoipa::path(delete, path = "/api/v1/jobs/{job}/exclusions/{id}", operation_id = "exclusions_lift", tag = "exclusions",
-    params(("job" = String, Path, description = "The job's name"), ("id" = u64, Path, description = "Its number"), Because),
+    params(("job" = String, Path, description = "The job's name"), ("id" = u64, Path, description = "Its number"), ReasonQuery),
     responses(
         (status = 200, body = ExclusionView, description = "The exclusion, which is over now"),
         (status = 404, description = "There is none"),
         (status = 409, description = "It is over already"),
     ))]
 pub(super) async fn lift(
-    State(site): State<Site>,
-    job: Job,
-    Item(id): Item<u64>,
-    Params(because): Params<Because>,
-    Acting(author): Acting,
+    State(site): State<AppState>,
+    job: JobPath,
+    PathItem(id): PathItem<u64>,
+    QueryParams(because): QueryParams<ReasonQuery>,
+    RequestActor(author): RequestActor,
 ) -> Result<Json<ExclusionView>, Problem> {
     readmit(&site, &job, ExclusionId(id), &author, because.reason).map(Json)
 }
 
 /// Lifts an exclusion.
 pub(super) fn readmit(
-    site: &Site,
-    job: &Job,
+    site: &AppState,
+    job: &JobPath,
     id: ExclusionId,
-    author: &Author,
+    author: &ActorContext,
     reason: Reason,
 ) -> Result<ExclusionView, Problem> {
     let before = find(site, job, id).ok();
     let target = before.map_or_else(String::new, |exclusion| format!(" ({})", exclusion.target));
     let subject = format!("exclusion {id}{target}");
-    site.act(job, author, reason, "readmit", subject, Act::Readmit { exclusion: id })?;
+    site.act(job, author, reason, "readmit", subject, OperatorCommand::Readmit { exclusion: id })?;
     find(site, job, id)
 }
 
-pub(super) fn find(site: &Site, job: &Job, id: ExclusionId) -> Result<ExclusionView, Problem> {
-    let all = site.look(job, |look| look.exclusions())?;
+pub(super) fn find(site: &AppState, job: &JobPath, id: ExclusionId) -> Result<ExclusionView, Problem> {
+    let all = site.read_job(job, |look| look.exclusions())?;
     all.into_iter().find(|exclusion| exclusion.id == id).ok_or_else(|| {
         let text = format!("there is no exclusion {id} in job {} (or it is over and forgotten)", job.name);
         Problem::not_found("no-such-exclusion", text)

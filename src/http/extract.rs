@@ -1,7 +1,7 @@
 //! Holds the extractors of handlers: job and item of the path, query, JSON body, form. Every rejection is a problem
 //! document.
 //!
-//! It does not read bodies (`body.rs`). Begin at `Job`, then `Params`.
+//! It does not read bodies (`body.rs`). Begin at `JobPath`, then `QueryParams`.
 
 use axum::Json;
 use axum::extract::rejection::JsonRejection;
@@ -9,13 +9,13 @@ use axum::extract::{FromRequest, FromRequestParts, Path, Query, RawPathParams, R
 use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
 
-use super::{Problem, Site};
+use super::{AppState, Problem};
 use crate::coordination::{JobId, JobName};
 
 /// The body of a request, as JSON. Types refuse fields that they do not know.
-pub(super) struct Body<T>(pub T);
+pub(super) struct JsonBody<T>(pub T);
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonBody<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
@@ -31,9 +31,9 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
 }
 
 /// The query of a request. Types refuse parameters that they do not know.
-pub(super) struct Params<T>(pub T);
+pub(super) struct QueryParams<T>(pub T);
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for QueryParams<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
@@ -45,19 +45,19 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
 }
 
 /// The job that the path names.
-pub(super) struct Job {
+pub(super) struct JobPath {
     pub id: JobId,
     pub name: JobName,
 }
 
-impl FromRequestParts<Site> for Job {
+impl FromRequestParts<AppState> for JobPath {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, site: &Site) -> Result<Self, Problem> {
+    async fn from_request_parts(parts: &mut Parts, site: &AppState) -> Result<Self, Problem> {
         let params = RawPathParams::from_request_parts(parts, site).await;
         let params = params.map_err(|error| Problem::bad_path(error.body_text()))?;
         let name = params.iter().find(|(key, _)| *key == "job").map_or("", |(_, value)| value);
-        site.engine.look_up(|core| match (core.job_named(name), name.parse()) {
+        site.engine.read_under_lock(|core| match (core.job_named(name), name.parse()) {
             (Some(id), Ok(name)) => Ok(Self { id, name }),
             _ => Err(Problem::no_such_job(name, core.jobs().map(|(_, name)| name.clone()).collect())),
         })
@@ -65,12 +65,12 @@ impl FromRequestParts<Site> for Job {
 }
 
 /// What comes after the job in the path.
-pub(super) struct Item<T>(pub T);
+pub(super) struct PathItem<T>(pub T);
 
-impl<T: DeserializeOwned + Send> FromRequestParts<Site> for Item<T> {
+impl<T: DeserializeOwned + Send> FromRequestParts<AppState> for PathItem<T> {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, site: &Site) -> Result<Self, Problem> {
+    async fn from_request_parts(parts: &mut Parts, site: &AppState) -> Result<Self, Problem> {
         match Path::<(String, T)>::from_request_parts(parts, site).await {
             Ok(Path((_, item))) => Ok(Self(item)),
             Err(rejection) => Err(Problem::bad_path(rejection.body_text())),
@@ -79,9 +79,9 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Site> for Item<T> {
 }
 
 /// The fields of a form. Fields that are not known are left alone: every form carries some that others read.
-pub(super) struct Fields<T>(pub T);
+pub(super) struct FormBody<T>(pub T);
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Fields<T> {
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for FormBody<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {

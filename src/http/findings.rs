@@ -7,8 +7,8 @@ use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::Site;
-use super::extract::Job;
+use super::AppState;
+use super::extract::JobPath;
 use crate::coordination::{JobId, Timestamp};
 use crate::findings::{self, Finding};
 
@@ -36,7 +36,7 @@ pub struct FindingsPage {
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/findings", operation_id = "job_findings", tag = "findings",
     params(("job" = String, Path, description = "The job's name")),
     responses((status = 200, description = "The findings of the job", body = JobFindings), (status = 404, description = "There is none")))]
-pub(super) async fn of_job(State(site): State<Site>, job: Job) -> Json<JobFindings> {
+pub(super) async fn of_job(State(site): State<AppState>, job: JobPath) -> Json<JobFindings> {
     let (open, closed) = findings::present(&site.engine, &site.transfers, &site.findings, job.id);
     Json(JobFindings { open, closed, looked_at: site.findings.looked_at() })
 }
@@ -44,8 +44,8 @@ pub(super) async fn of_job(State(site): State<Site>, job: Job) -> Json<JobFindin
 /// What is found in what is measured, of every job
 #[utoipa::path(get, path = "/api/v1/findings", operation_id = "findings_list", tag = "findings",
     responses((status = 200, description = "The open findings of every job", body = FindingsPage)))]
-pub(super) async fn all(State(site): State<Site>) -> Json<FindingsPage> {
-    let jobs: Vec<JobId> = site.engine.look(|core, _| core.jobs().map(|(job, _)| job).collect());
+pub(super) async fn all(State(site): State<AppState>) -> Json<FindingsPage> {
+    let jobs: Vec<JobId> = site.engine.read(|core, _| core.jobs().map(|(job, _)| job).collect());
     let of = |job| findings::present(&site.engine, &site.transfers, &site.findings, job).0;
     let findings = jobs.into_iter().flat_map(of).collect();
     Json(FindingsPage { findings, looked_at: site.findings.looked_at() })

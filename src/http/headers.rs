@@ -6,7 +6,7 @@
 use axum::http::header::{self, HeaderMap, HeaderName, HeaderValue};
 
 /// The headers of every answer.
-const ALWAYS: [(HeaderName, &str); 7] = [
+const SECURITY_HEADERS: [(HeaderName, &str); 7] = [
     (
         header::CONTENT_SECURITY_POLICY,
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
@@ -24,14 +24,14 @@ const ALWAYS: [(HeaderName, &str); 7] = [
     ),
 ];
 /// Under TLS only: by plaintext nobody may say it.
-const STRICT_TRANSPORT: &str = "max-age=31536000";
+const HSTS: &str = "max-age=31536000";
 
 /// Adds the headers that are the same for all answers.
-pub(super) fn harden(headers: &mut HeaderMap, secure: bool) {
-    for (name, value) in ALWAYS {
+pub(super) fn add_security_headers(headers: &mut HeaderMap, secure: bool) {
+    for (name, value) in SECURITY_HEADERS {
         headers.entry(name).or_insert(HeaderValue::from_static(value));
     }
     if secure {
-        headers.insert(header::STRICT_TRANSPORT_SECURITY, HeaderValue::from_static(STRICT_TRANSPORT));
+        headers.insert(header::STRICT_TRANSPORT_SECURITY, HeaderValue::from_static(HSTS));
     }
 }

@@ -1,12 +1,12 @@
-//! Serves `/healthz/live` and `/healthz/ready` and holds `Readiness`.
+//! Serves `/healthz/live` and `/healthz/ready` and holds `ServerReadiness`.
 //!
-//! It does not serve gRPC health (`grpc`), which reads the same `Readiness`. Begin at `Readiness`.
+//! It does not serve gRPC health (`grpc`), which reads the same `ServerReadiness`. Begin at `ServerReadiness`.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use axum::extract::State;
 
-use super::{Problem, Site};
+use super::{AppState, Problem};
 
 const STARTING: u8 = 0;
 const READY: u8 = 1;
@@ -14,9 +14,9 @@ const STOPPING: u8 = 2;
 
 /// Whether the server is ready: not until every listener is bound, and never again once it stops.
 #[derive(Debug, Default)]
-pub struct Readiness(AtomicU8);
+pub struct ServerReadiness(AtomicU8);
 
-impl Readiness {
+impl ServerReadiness {
     /// Every listener is bound.
     pub fn started(&self) {
         // A stop that came first stays.
@@ -47,9 +47,9 @@ pub(super) async fn live() -> &'static str {
 /// `GET /healthz/ready`
 ///
 /// An audit file that cannot be written is told of, and does not make the server unready: tasks are served all the same.
-pub(super) async fn ready(State(site): State<Site>) -> Result<String, Problem> {
+pub(super) async fn ready(State(site): State<AppState>) -> Result<String, Problem> {
     match site.readiness.reason() {
-        None => Ok(match site.audit.trouble() {
+        None => Ok(match site.audit.write_error() {
             None => "ready\n".into(),
             Some(why) => format!("ready\nthe audit file cannot be written: {why}\n"),
         }),
@@ -69,13 +69,14 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::engine::Engine;
-    use crate::http::{About, Version, router};
+    use crate::http::{ServerInfo, Version, router};
 
     #[tokio::test]
     async fn the_probe_says_why_the_server_is_not_ready() {
-        let readiness = Arc::new(Readiness::default());
-        let about = About { version: Version::this(), http: ([127, 0, 0, 1], 1).into(), grpc: vec![] };
-        let site = Site::new(Engine::new(Clock::start()), Arc::clone(&readiness), Arc::new(about));
+        let readiness = Arc::new(ServerReadiness::default());
+        let about =
+            ServerInfo { version: Version::current(), http: ([127, 0, 0, 1], 1).into(), grpc: vec![] };
+        let site = AppState::new(Engine::new(Clock::start()), Arc::clone(&readiness), Arc::new(about));
         let mut router = router(site);
         let mut probe = async || {
             let request = Request::get("/healthz/ready").body(Body::empty()).unwrap();
@@ -97,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_server_that_stops_never_becomes_ready() {
-        let readiness = Readiness::default();
+        let readiness = ServerReadiness::default();
         assert!(readiness.reason().is_some_and(|reason| reason.contains("starting")));
         readiness.started();
         assert_eq!(readiness.reason(), None);

@@ -10,9 +10,9 @@ use std::net::{IpAddr, Ipv6Addr};
 
 /// Names besides those that always hold: `localhost`, what stands below it, and addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Hosts(Vec<String>);
+pub struct AllowedHosts(Vec<String>);
 
-impl Hosts {
+impl AllowedHosts {
     /// Reads names with commas between them, or `none`.
     ///
     /// # Errors
@@ -53,7 +53,7 @@ impl Hosts {
 
     /// The same with another name.
     #[must_use]
-    pub fn and(mut self, name: &str) -> Self {
+    pub fn with(mut self, name: &str) -> Self {
         self.0.push(name.to_ascii_lowercase());
         self
     }
@@ -84,7 +84,7 @@ pub(super) fn name_of(host: &str) -> Option<&str> {
     port.is_none_or(is_port).then_some(name)
 }
 
-impl fmt::Display for Hosts {
+impl fmt::Display for AllowedHosts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.0.is_empty() { "none" } else { "" })?;
         f.write_str(&self.0.join(","))
@@ -96,8 +96,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_nobody_gave_the_server_is_refused() {
-        let hosts = Hosts::parse("Muster.example, *.cluster.local").unwrap();
+    fn an_unconfigured_host_name_is_refused() {
+        let hosts = AllowedHosts::parse("Muster.example, *.cluster.local").unwrap();
         for host in [
             "localhost:8477",
             "LOCALHOST",
@@ -138,8 +138,10 @@ mod tests {
             assert!(!hosts.allow(host), "{host}");
         }
         assert!(
-            Hosts::parse("http://a").is_err() && Hosts::parse("a:1").is_err() && Hosts::parse("*").is_err()
+            AllowedHosts::parse("http://a").is_err()
+                && AllowedHosts::parse("a:1").is_err()
+                && AllowedHosts::parse("*").is_err()
         );
-        assert_eq!(Hosts::parse(&hosts.to_string()), Ok(hosts));
+        assert_eq!(AllowedHosts::parse(&hosts.to_string()), Ok(hosts));
     }
 }

@@ -12,13 +12,13 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::actor::Acting;
-use super::extract::{Body, Job, Params};
-use super::page::{cut, some};
-use super::{AuditOutcome, Problem, Site};
+use super::actor::RequestActor;
+use super::extract::{JobPath, JsonBody, QueryParams};
+use super::pagination::{deserialize_limit, paginate};
+use super::{AppState, AuditOutcome, Problem};
 use crate::coordination::{
-    Act, ActingRule, Bounds, Done, ErrorDelivery, JobName, JobSettings, JobSummary, JobView, Reason,
-    RunState, SettingsChange, TASKS_MAX,
+    AutoExcludeRule, Bounds, CommandOutcome, ErrorDelivery, JobName, JobSettings, JobSummary, JobView,
+    OperatorCommand, Reason, RunState, SettingsChange, TASKS_MAX,
 };
 use crate::text::parse_duration;
 
@@ -43,7 +43,7 @@ pub(super) struct JobsQuery {
     /// The name of the last job that the caller has.
     after: Option<String>,
     /// How many to give at most.
-    #[serde(default, deserialize_with = "some")]
+    #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
 }
@@ -52,16 +52,16 @@ pub(super) struct JobsQuery {
 #[utoipa::path(get, path = "/api/v1/jobs", operation_id = "jobs_list", tag = "jobs", params(JobsQuery),
     responses((status = 200, body = JobsPage, description = "A page of jobs, by name")))]
 pub(super) async fn list(
-    State(site): State<Site>,
-    Params(query): Params<JobsQuery>,
+    State(site): State<AppState>,
+    QueryParams(query): QueryParams<JobsQuery>,
 ) -> Result<Json<JobsPage>, Problem> {
-    let summaries: Vec<JobSummary> = site.engine.look(|core, _| {
+    let summaries: Vec<JobSummary> = site.engine.read(|core, _| {
         let jobs = core.jobs().filter_map(|(job, _)| core.job(job));
         jobs.map(|job| job.summary()).collect()
     });
     let wanted =
         summaries.iter().filter(|job| query.state.is_none_or(|state| state == job.state)).collect::<Vec<_>>();
-    let (page, next) = cut(wanted, query.after.as_deref(), query.limit, |job| job.name.as_str());
+    let (page, next) = paginate(wanted, query.after.as_deref(), query.limit, |job| job.name.as_str());
     let next = next.and_then(|name| name.parse().ok());
     Ok(Json(JobsPage { jobs: page.into_iter().cloned().collect(), next }))
 }
@@ -70,8 +70,8 @@ pub(super) async fn list(
 #[utoipa::path(get, path = "/api/v1/jobs/{job}", operation_id = "jobs_show", tag = "jobs",
     params(("job" = String, Path, description = "The job's name")),
     responses((status = 200, body = JobView, description = "The job"), (status = 404, description = "There is none")))]
-pub(super) async fn show(State(site): State<Site>, job: Job) -> Result<Json<JobView>, Problem> {
-    let view = site.engine.look(|core, now| core.job_view(job.id, now));
+pub(super) async fn show(State(site): State<AppState>, job: JobPath) -> Result<Json<JobView>, Problem> {
+    let view = site.engine.read(|core, now| core.job_view(job.id, now));
     view.map(Json).ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
 }
 
@@ -102,7 +102,7 @@ pub struct SettingsBody {
     pub error_delivery: Option<ErrorDelivery>,
     /// Findings upon which the task that they name is excluded: `stalled-task`, `chronic-straggler`, `restart-storm`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub auto_exclude: Option<BTreeSet<ActingRule>>,
+    pub auto_exclude: Option<BTreeSet<AutoExcludeRule>>,
     /// How long such an exclusion lasts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub auto_exclude_for: Option<String>,
@@ -135,13 +135,16 @@ impl SettingsBody {
             error_delivery: self.error_delivery,
             auto_exclude: self.auto_exclude,
             auto_exclude_for: duration("auto_exclude_for", self.auto_exclude_for)?,
-            bounds: self.bounds.map(|given| merged(&present.bounds, given)).transpose()?,
+            bounds: self.bounds.map(|given| merge_bounds(&present.bounds, given)).transpose()?,
         })
     }
 }
 
 /// The bounds with some of them replaced.
-fn merged(present: &Bounds, given: serde_json::Map<String, serde_json::Value>) -> Result<Bounds, Problem> {
+fn merge_bounds(
+    present: &Bounds,
+    given: serde_json::Map<String, serde_json::Value>,
+) -> Result<Bounds, Problem> {
     let Ok(serde_json::Value::Object(mut all)) = serde_json::to_value(present) else {
         return Err(Problem::internal());
     };
@@ -172,25 +175,25 @@ pub struct NewJob {
         (status = 409, description = "There is a job of that name, or there are too many"),
     ))]
 pub(super) async fn create(
-    State(site): State<Site>,
-    Acting(author): Acting,
-    Body(new): Body<NewJob>,
+    State(site): State<AppState>,
+    RequestActor(author): RequestActor,
+    JsonBody(new): JsonBody<NewJob>,
 ) -> Result<Response, Problem> {
     let Some(tasks) = new.settings.tasks else {
         return Err(Problem::unusable("settings.tasks is required: how many tasks the job has"));
     };
     let defaults = JobSettings::new(tasks);
     let change = new.settings.change(&defaults)?;
-    let settings = change.applied_to(&defaults).map_err(Problem::unusable)?;
+    let settings = change.apply_to(&defaults).map_err(Problem::unusable)?;
     let name = new.name;
     let made = site.engine.declare_for(name.clone(), settings, Some(author.actor.clone()));
     let outcome = if made.is_ok() { AuditOutcome::Done } else { AuditOutcome::Refused };
     let detail = made.as_ref().err().map_or_else(|| format!("{tasks} tasks"), ToString::to_string);
     let (job, subject, reason) = (Some(name.clone()), format!("job {name}"), Some(new.reason));
-    let deed = author.deed(job, "create-job", subject, reason);
+    let deed = author.audit_entry(job, "create-job", subject, reason);
     site.audit.record(site.engine.clock().now(), deed, outcome, detail);
-    let job = Job { id: made?, name };
-    let summary = site.look(&job, |look| look.summary())?;
+    let job = JobPath { id: made?, name };
+    let summary = site.read_job(&job, |look| look.summary())?;
     let place = [(header::LOCATION, format!("/api/v1/jobs/{}", job.name))];
     Ok((StatusCode::CREATED, place, Json(summary)).into_response())
 }
@@ -218,16 +221,23 @@ pub struct JobPatch {
         (status = 409, description = "A run in progress does not allow it"),
     ))]
 pub(super) async fn change(
-    State(site): State<Site>,
-    job: Job,
-    Acting(author): Acting,
-    Body(patch): Body<JobPatch>,
+    State(site): State<AppState>,
+    job: JobPath,
+    RequestActor(author): RequestActor,
+    JsonBody(patch): JsonBody<JobPatch>,
 ) -> Result<Json<JobSettings>, Problem> {
-    let present = site.look(&job, |look| look.settings().clone())?;
+    let present = site.read_job(&job, |look| look.settings().clone())?;
     let subject = serde_json::to_string(&patch.settings).unwrap_or_default();
     let change = Box::new(patch.settings.change(&present)?);
-    match site.act(&job, &author, patch.reason, "change-settings", subject, Act::Configure(change))? {
-        Done::Configured(settings) => Ok(Json(*settings)),
+    match site.act(
+        &job,
+        &author,
+        patch.reason,
+        "change-settings",
+        subject,
+        OperatorCommand::Configure(change),
+    )? {
+        CommandOutcome::Configured(settings) => Ok(Json(*settings)),
         _ => Err(Problem::internal()),
     }
 }
@@ -236,7 +246,7 @@ pub(super) async fn change(
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct Deletion {
+pub(super) struct DeleteQuery {
     /// Why: one line of at most 500 bytes.
     #[param(value_type = String)]
     reason: Reason,
@@ -249,18 +259,25 @@ pub(super) struct Deletion {
 ///
 /// Whatever waits is answered NOT_FOUND, as every later call is.
 #[utoipa::path(delete, path = "/api/v1/jobs/{job}", operation_id = "jobs_delete", tag = "jobs",
-    params(("job" = String, Path, description = "The job's name"), Deletion),
+    params(("job" = String, Path, description = "The job's name"), DeleteQuery),
     responses(
         (status = 204, description = "It is gone"),
         (status = 409, description = "Tasks are connected, and it was not said to do it by force"),
     ))]
 pub(super) async fn delete(
-    State(site): State<Site>,
-    job: Job,
-    Params(how): Params<Deletion>,
-    Acting(author): Acting,
+    State(site): State<AppState>,
+    job: JobPath,
+    QueryParams(how): QueryParams<DeleteQuery>,
+    RequestActor(author): RequestActor,
 ) -> Result<StatusCode, Problem> {
     let subject = format!("job {}{}", job.name, if how.force { " by force" } else { "" });
-    site.act(&job, &author, how.reason, "delete-job", subject, Act::DeleteJob { force: how.force })?;
+    site.act(
+        &job,
+        &author,
+        how.reason,
+        "delete-job",
+        subject,
+        OperatorCommand::DeleteJob { force: how.force },
+    )?;
     Ok(StatusCode::NO_CONTENT)
 }

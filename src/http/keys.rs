@@ -13,12 +13,12 @@ use percent_encoding::percent_decode_str;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::actor::Acting;
-use super::exclusions::Because;
-use super::extract::{Body, Job, Params};
-use super::page::{limit, some};
-use super::{Problem, Site};
-use crate::coordination::{Act, KeyLine, Reason, TaskId, Timestamp};
+use super::actor::RequestActor;
+use super::exclusions::ReasonQuery;
+use super::extract::{JobPath, JsonBody, QueryParams};
+use super::pagination::{deserialize_limit, limit};
+use super::{AppState, Problem};
+use crate::coordination::{KeyEntry, OperatorCommand, Reason, TaskId, Timestamp};
 
 /// How much of a value is shown unless more is asked for, in bytes.
 const SHOWN_BYTES: usize = 64 << 10;
@@ -45,8 +45,8 @@ pub struct KeyInfo {
     pub bytes_below: usize,
 }
 
-impl From<KeyLine> for KeyInfo {
-    fn from(line: KeyLine) -> Self {
+impl From<KeyEntry> for KeyInfo {
+    fn from(line: KeyEntry) -> Self {
         let (key, key_base64) = text_of(&line.key);
         Self {
             key,
@@ -91,7 +91,7 @@ pub(super) struct KeysQuery {
     #[serde(default)]
     after: String,
     /// How many to give at most.
-    #[serde(default, deserialize_with = "some")]
+    #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
 }
@@ -103,14 +103,14 @@ pub(super) struct KeysQuery {
         moment, with the sizes of that moment. The pages of a listing are of several moments: a key that is there all the while \
         is listed once, and one that is written or deleted meanwhile may be listed or not.")))]
 pub(super) async fn list(
-    State(site): State<Site>,
-    job: Job,
-    Params(query): Params<KeysQuery>,
+    State(site): State<AppState>,
+    job: JobPath,
+    QueryParams(query): QueryParams<KeysQuery>,
 ) -> Result<Json<KeysPage>, Problem> {
     let limit = limit(query.limit);
     let after: Vec<u8> = percent_decode_str(&query.after).collect();
     let prefix = query.prefix.as_bytes();
-    let mut lines = site.look(&job, |look| look.keys(prefix, &after, query.recursive, limit + 1))?;
+    let mut lines = site.read_job(&job, |look| look.keys(prefix, &after, query.recursive, limit + 1))?;
     let more = lines.len() > limit;
     lines.truncate(limit);
     let last = lines.last().filter(|_| more);
@@ -161,17 +161,22 @@ pub(super) struct ValueQuery {
         ("key" = String, Path, description = "The key, slashes and all"), ValueQuery),
     responses((status = 200, body = KeyView, description = "The value"), (status = 404, description = "There is none")))]
 pub(super) async fn show(
-    State(site): State<Site>,
-    job: Job,
+    State(site): State<AppState>,
+    job: JobPath,
     uri: Uri,
-    Params(query): Params<ValueQuery>,
+    QueryParams(query): QueryParams<ValueQuery>,
 ) -> Result<Json<KeyView>, Problem> {
     value(&site, &job, &key_in(uri.path()), query.max_bytes).map(Json)
 }
 
 /// A value, as far as it is shown.
-pub(super) fn value(site: &Site, job: &Job, key: &[u8], most: Option<usize>) -> Result<KeyView, Problem> {
-    let found = site.look(job, |look| look.key(key))?;
+pub(super) fn value(
+    site: &AppState,
+    job: &JobPath,
+    key: &[u8],
+    most: Option<usize>,
+) -> Result<KeyView, Problem> {
+    let found = site.read_job(job, |look| look.key(key))?;
     let (text_key, key_base64) = text_of(key);
     let found = found.ok_or_else(|| {
         let text = format!("there is no key {text_key:?} in the present run of job {}", job.name);
@@ -179,7 +184,7 @@ pub(super) fn value(site: &Site, job: &Job, key: &[u8], most: Option<usize>) -> 
     })?;
     let most = most.unwrap_or(SHOWN_BYTES).min(SHOWN_BYTES_MAX);
     // By the key as it is stored: another spelling of it shows no more.
-    let redacted = site.redaction.hides(&found.key);
+    let redacted = site.redaction.is_redacted(&found.key);
     let shown = if redacted { &[][..] } else { &found.value[..found.value.len().min(most)] };
     // A text that is cut within a character is still a text.
     let text = match std::str::from_utf8(shown) {
@@ -230,11 +235,11 @@ pub struct NewValue {
         (status = 409, description = "There is a value already"),
     ))]
 pub(super) async fn put(
-    State(site): State<Site>,
-    job: Job,
+    State(site): State<AppState>,
+    job: JobPath,
     uri: Uri,
-    Acting(author): Acting,
-    Body(new): Body<NewValue>,
+    RequestActor(author): RequestActor,
+    JsonBody(new): JsonBody<NewValue>,
 ) -> Result<StatusCode, Problem> {
     let key = key_in(uri.path());
     let value = match (new.text, new.base64) {
@@ -246,7 +251,7 @@ pub(super) async fn put(
         _ => return Err(Problem::unusable("give either \"text\" or \"base64\"")),
     };
     let subject = format!("key {}", text_of(&key).0);
-    let act = Act::PutKey { key, value, overwrite: new.overwrite };
+    let act = OperatorCommand::PutKey { key, value, overwrite: new.overwrite };
     site.act(&job, &author, new.reason, "put-key", subject, act)?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -254,18 +259,18 @@ pub(super) async fn put(
 /// Remove a key and everything below it
 #[utoipa::path(delete, path = "/api/v1/jobs/{job}/keys/{*key}", operation_id = "keys_remove", tag = "keys",
     params(("job" = String, Path, description = "The job's name"),
-        ("key" = String, Path, description = "The key, slashes and all"), Because),
+        ("key" = String, Path, description = "The key, slashes and all"), ReasonQuery),
     responses((status = 204, description = "It is gone, or was not there")))]
 pub(super) async fn remove(
-    State(site): State<Site>,
-    job: Job,
+    State(site): State<AppState>,
+    job: JobPath,
     uri: Uri,
-    Params(because): Params<Because>,
-    Acting(author): Acting,
+    QueryParams(because): QueryParams<ReasonQuery>,
+    RequestActor(author): RequestActor,
 ) -> Result<StatusCode, Problem> {
     let key = key_in(uri.path());
     let subject = format!("key {}", text_of(&key).0);
-    site.act(&job, &author, because.reason, "delete-key", subject, Act::DeleteKey { key })?;
+    site.act(&job, &author, because.reason, "delete-key", subject, OperatorCommand::DeleteKey { key })?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -2,7 +2,7 @@
 //! affair (sessions, audit, limits, live pages).
 //!
 //! It contains no rule of coordination: handlers read copies of the state and send commands to the engine. Begin at
-//! [`Site`], which handlers share, then `routes.rs`. Every request passes `listen.rs`, `connections.rs` and
+//! [`AppState`], which handlers share, then `routes.rs`. Every request passes `listener.rs`, `slots.rs` and
 //! `guard/pass.rs`.
 //!
 //! - `GET /` and what it leads to: the pages (`pages/`)
@@ -30,121 +30,125 @@
 #![allow(unused_qualifications, reason = "what describes the handlers is written out by a macro")]
 
 mod about;
+mod access;
 mod actor;
 mod audit;
 mod body;
-mod connections;
+mod client_network;
 mod drain;
 mod etag;
 mod events;
 mod exclusions;
 mod extract;
 mod findings;
-mod guard;
 mod headers;
 mod health;
 mod hosts;
 mod jobs;
 mod keys;
-mod listen;
+mod listener;
+mod listener_state;
 mod metrics;
 mod openapi;
-mod page;
 mod pages;
+mod pagination;
 mod problem;
 mod redaction;
 mod routes;
 mod runs;
-mod source;
-mod traffic;
+mod slots;
 mod transfers;
 mod write_timeout;
 
 use std::sync::Arc;
 
-pub use about::{About, Listener, Version};
-pub use actor::{Acting, Author, Channel, Peer};
-pub use audit::{Audit, AuditLine, AuditOutcome, AuditPage, OnAuditFailure};
+pub use about::{GrpcListenerInfo, ServerInfo, Version};
+pub use access::{
+    Access, AccessControl, AuthMethod, NewToken, Principal, Role, TokenError, TokenFile, append_token,
+};
+pub use actor::{ActorContext, PeerAddress, RequestActor, TransportSecurity};
+pub use audit::{AuditFailurePolicy, AuditLine, AuditLog, AuditOutcome, AuditPage};
 pub use body::BodyBudget;
-pub use connections::descriptors;
+pub use client_network::ClientNetwork;
 pub use drain::{DrainView, NewDrain};
-pub use events::{EventLine, EventsPage, Streams};
+pub use events::{EventLine, EventStreamLimiter, EventsPage};
 pub use exclusions::{ExclusionsPage, NewExclusion};
 pub use findings::{FindingsPage, JobFindings};
-pub use guard::{Guard, How, Need, NewToken, Role, TokenError, Tokens, Visitor, append};
-pub use health::Readiness;
-pub use hosts::Hosts;
+pub use health::ServerReadiness;
+pub use hosts::AllowedHosts;
 pub use jobs::{JobPatch, JobsPage, NewJob, SettingsBody};
 pub use keys::{KeyInfo, KeyView, KeysPage, NewValue};
-pub use listen::{Limits, serve};
-pub use pages::{Live, Timelines};
+pub use listener::{HttpLimits, serve};
+pub use listener_state::ListenerState;
+pub use pages::{LiveHubs, Timelines};
 pub use problem::{NO_SUCH_JOB, Problem};
-pub use redaction::Redaction;
-pub use routes::{NEEDS, health_router, metrics_router, router};
-pub use runs::{BarriersPage, DevicesPage, EndedBarrier, RunsPage, TasksPage};
-pub use source::Source;
-pub use traffic::Traffic;
+pub use redaction::RedactionPatterns;
+pub use routes::{ROUTE_ACCESS, health_router, metrics_router, router};
+pub use runs::{BarriersPage, DevicesPage, EndedBarrierView, RunsPage, TasksPage};
+pub use slots::descriptors_needed;
 pub use transfers::{TaskTransfersPage, TransfersPage};
 
-use crate::coordination::{Act, Actor, Done, JobLook, Means, Reason, Target};
+use crate::coordination::{
+    Actor, ActorOrigin, CommandOutcome, ExclusionTarget, JobReader, OperatorCommand, Reason,
+};
 use crate::engine::Engine;
-use crate::findings::{Board, Remedy};
+use crate::findings::{FindingStore, Remedy};
 use crate::reports;
-use crate::telemetry::metrics::{Metrics, Shows};
+use crate::telemetry::metrics::{MetricSource, Metrics};
 use crate::telemetry::traces::Traces;
 use crate::text::is_safe_to_show;
-use crate::tls::Failures;
+use crate::tls::HandshakeFailures;
 
 /// How long a request's body may be, in bytes.
 const BODY_BYTES_MAX: usize = 256 << 10;
 
 /// What the handlers look at.
 #[derive(Clone)]
-pub struct Site {
+pub struct AppState {
     /// The state.
     pub engine: Arc<Engine>,
     /// Whether the server is ready.
-    pub readiness: Arc<Readiness>,
+    pub readiness: Arc<ServerReadiness>,
     /// What the server says of itself.
-    pub about: Arc<About>,
+    pub about: Arc<ServerInfo>,
     /// Who did what.
-    pub audit: Arc<Audit>,
+    pub audit: Arc<AuditLog>,
     /// The streams that are open.
-    pub streams: Arc<Streams>,
+    pub streams: Arc<EventStreamLimiter>,
     /// The memory for bodies of requests.
     pub bodies: Arc<BodyBudget>,
     /// Which values are not shown.
-    pub redaction: Arc<Redaction>,
+    pub redaction: Arc<RedactionPatterns>,
     /// The handshakes that failed.
-    pub handshakes: Arc<Failures>,
+    pub handshakes: Arc<HandshakeFailures>,
     /// Who may do what.
-    pub guard: Arc<Guard>,
+    pub guard: Arc<AccessControl>,
     /// What is measured.
     pub metrics: Arc<Metrics>,
     /// What was found in it.
-    pub findings: Arc<Board>,
+    pub findings: Arc<FindingStore>,
     /// What workers report of their transfers.
-    pub transfers: Arc<reports::Board>,
+    pub transfers: Arc<reports::ReportStore>,
     /// What has happened in each job.
     pub timelines: Arc<Timelines>,
     /// The pages that follow what changes.
-    pub live: Arc<Live>,
+    pub live: Arc<LiveHubs>,
     /// Where traces go, if somebody wants them.
     pub traces: Option<Arc<Traces>>,
 }
 
-impl Site {
+impl AppState {
     /// A site that keeps its audit in memory, hides nothing, and measures what can be seen of the engine.
     #[must_use]
-    pub fn new(engine: Arc<Engine>, readiness: Arc<Readiness>, about: Arc<About>) -> Self {
-        let (audit, streams) = (Arc::<Audit>::default(), Arc::<Streams>::default());
+    pub fn new(engine: Arc<Engine>, readiness: Arc<ServerReadiness>, about: Arc<ServerInfo>) -> Self {
+        let (audit, streams) = (Arc::<AuditLog>::default(), Arc::<EventStreamLimiter>::default());
         let bodies = Arc::<BodyBudget>::default();
-        let own: Vec<Arc<dyn Shows>> =
+        let own: Vec<Arc<dyn MetricSource>> =
             vec![readiness.clone(), audit.clone(), streams.clone(), bodies.clone()];
-        let metrics = Arc::new(Metrics::of_engine(&engine, own));
+        let metrics = Arc::new(Metrics::for_engine(&engine, own));
         Self {
-            handshakes: Arc::new(Failures::new(*engine.clock())),
-            guard: Arc::new(Guard::open(*engine.clock())),
+            handshakes: Arc::new(HandshakeFailures::new(*engine.clock())),
+            guard: Arc::new(AccessControl::open(*engine.clock())),
             engine,
             readiness,
             about,
@@ -162,50 +166,60 @@ impl Site {
     }
 
     /// Looks at a part of a job.
-    fn look<T>(&self, job: &extract::Job, look: impl FnOnce(JobLook<'_>) -> T) -> Result<T, Problem> {
-        let seen = self.engine.look(|core, _| core.job(job.id).map(look));
+    fn read_job<T>(
+        &self,
+        job: &extract::JobPath,
+        look: impl FnOnce(JobReader<'_>) -> T,
+    ) -> Result<T, Problem> {
+        let seen = self.engine.read(|core, _| core.job(job.id).map(look));
         seen.ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
     }
 
     /// Does what a rule of a job asks for, and writes down what came of it.
-    pub fn apply(&self, remedy: Remedy) {
+    pub fn apply_remedy(&self, remedy: Remedy) {
         let Remedy { job, name, rule, task, expires_in, reason } = remedy;
-        let actor = Actor { who: rule.name().into(), address: None, means: Means::Rule };
-        let Ok(reason) = Reason::try_from(shortened(&reason)) else { return };
-        let act = Act::Exclude { target: Target::Task(task), expires_in: Some(expires_in), end_run: false };
+        let actor = Actor { who: rule.name().into(), address: None, means: ActorOrigin::Rule };
+        let Ok(reason) = Reason::try_from(reason_from_text(&reason)) else { return };
+        let act = OperatorCommand::Exclude {
+            target: ExclusionTarget::Task(task),
+            expires_in: Some(expires_in),
+            end_run: false,
+        };
         // A refusal is in the audit.
-        let job = extract::Job { id: job, name };
-        let rule = Author::new(actor, None, None);
+        let job = extract::JobPath { id: job, name };
+        let rule = ActorContext::new(actor, None, None);
         let _ = self.act(&job, &rule, reason, "exclude", format!("task {task}"), act);
     }
 
     /// Acts upon a job, and writes down what came of it.
     fn act(
         &self,
-        job: &extract::Job,
-        by: &Author,
+        job: &extract::JobPath,
+        by: &ActorContext,
         reason: Reason,
         verb: &'static str,
         subject: String,
-        act: Act,
-    ) -> Result<Done, Problem> {
+        act: OperatorCommand,
+    ) -> Result<CommandOutcome, Problem> {
         let done = self.engine.act(job.id, by.actor.clone(), reason.clone(), act);
-        if let (Some(traces), Some(parent), Ok(Done::Excluded(id))) = (&self.traces, &by.parent, &done) {
-            traces.exclusion_is_part_of(job.id, *id, parent.clone());
+        if let (Some(traces), Some(parent), Ok(CommandOutcome::Excluded(id))) =
+            (&self.traces, &by.parent, &done)
+        {
+            traces.link_exclusion(job.id, *id, parent.clone());
         }
         let (outcome, detail) = match &done {
-            Ok(Done::Excluded(id)) => (AuditOutcome::Done, format!("exclusion {id}")),
+            Ok(CommandOutcome::Excluded(id)) => (AuditOutcome::Done, format!("exclusion {id}")),
             Ok(_) => (AuditOutcome::Done, String::new()),
             Err(refusal) => (AuditOutcome::Refused, refusal.to_string()),
         };
-        let deed = by.deed(Some(job.name.clone()), verb, subject, Some(reason));
+        let deed = by.audit_entry(Some(job.name.clone()), verb, subject, Some(reason));
         self.audit.record(self.engine.clock().now(), deed, outcome, detail);
         Ok(done?)
     }
 }
 
 /// What was found, as the reason of an act: one line of limited length.
-fn shortened(text: &str) -> String {
+fn reason_from_text(text: &str) -> String {
     let safe = |letter: char| is_safe_to_show(letter.encode_utf8(&mut [0; 4]));
     let line: String = text.chars().map(|letter| if safe(letter) { letter } else { '?' }).collect();
     line.get(..line.floor_char_boundary(Reason::BYTES_MAX)).unwrap_or_default().to_owned()

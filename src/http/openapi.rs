@@ -1,6 +1,6 @@
 //! Builds the OpenAPI document from the annotations of the handlers.
 //!
-//! It does not register routes (`routes.rs`). Begin at `Document`.
+//! It does not register routes (`routes.rs`). Begin at `OpenApiDocument`.
 
 use std::collections::BTreeSet;
 
@@ -37,22 +37,22 @@ use utoipa::openapi::{Content, Ref, RefOr, ResponseBuilder};
     )
 )]
 #[openapi(components(schemas(super::Problem)))]
-struct Head;
+struct OpenApiHead;
 
 /// The description without its paths.
 pub(super) fn head() -> utoipa::openapi::OpenApi {
-    Head::openapi()
+    OpenApiHead::openapi()
 }
 
 /// The description as it is sent.
 #[derive(Clone)]
-pub(super) struct Document(Bytes);
+pub(super) struct OpenApiDocument(Bytes);
 
-impl Document {
+impl OpenApiDocument {
     pub fn new(mut described: utoipa::openapi::OpenApi) -> Self {
         describe_problems(&mut described);
         describe_guard(&mut described);
-        tell_kinds_apart(&mut described, "Change", "kind");
+        name_variants(&mut described, "Change", "kind");
         // Axum writes a path's rest as `{*key}`, which no description knows.
         let text = described.to_json().unwrap_or_default();
         Self(text.replace("{*key}", "{key}").into())
@@ -114,7 +114,7 @@ fn kind(item: &RefOr<Schema>, field: &str) -> Option<String> {
 
 /// Gives each of the objects that a schema may be a name of its own, and says which field tells them apart: without that,
 /// who reads the description gets one type for all of them.
-fn tell_kinds_apart(described: &mut utoipa::openapi::OpenApi, name: &str, field: &str) {
+fn name_variants(described: &mut utoipa::openapi::OpenApi, name: &str, field: &str) {
     let Some(components) = &mut described.components else { return };
     let Some(RefOr::T(Schema::OneOf(whole))) = components.schemas.get_mut(name) else { return };
     let mut named = Vec::new();
@@ -133,6 +133,6 @@ fn tell_kinds_apart(described: &mut utoipa::openapi::OpenApi, name: &str, field:
 /// This description
 #[utoipa::path(get, path = "/api/v1/openapi.json", operation_id = "description_show", tag = "server",
     responses((status = 200, description = "The REST API as an OpenAPI document")))]
-pub(super) async fn show(Extension(document): Extension<Document>) -> impl IntoResponse {
+pub(super) async fn show(Extension(document): Extension<OpenApiDocument>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], document.0)
 }

@@ -11,9 +11,9 @@ use std::time::Duration;
 use utoipa::ToSchema;
 
 use super::pages;
-use crate::coordination::{Code, JobName, Refusal};
-use crate::engine::CannotDeclare;
-use crate::http::{Channel, Role};
+use crate::coordination::{Code, CommandRefusal, JobName};
+use crate::engine::DeclareError;
+use crate::http::{Role, TransportSecurity};
 
 /// The type of the problem that a job does not exist.
 pub const NO_SUCH_JOB: &str = "/problems/no-such-job";
@@ -255,7 +255,7 @@ impl Problem {
 
 impl Problem {
     /// The answer outside of the router, which is then the last on its connection.
-    pub(super) fn bare(&self) -> Response {
+    pub(super) fn into_closing_response(&self) -> Response {
         let mut response = (
             StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
             // A struct of strings and numbers always serialises.
@@ -266,41 +266,41 @@ impl Problem {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-        super::headers::harden(headers, false);
+        super::headers::add_security_headers(headers, false);
         response
     }
 }
 
-impl From<Refusal> for Problem {
-    fn from(refusal: Refusal) -> Self {
+impl From<CommandRefusal> for Problem {
+    fn from(refusal: CommandRefusal) -> Self {
         let (status, title) = match &refusal {
-            Refusal::NoSuchJob => (StatusCode::NOT_FOUND, "No such job"),
-            Refusal::NoSuchExclusion(_) => (StatusCode::NOT_FOUND, "No such exclusion"),
-            Refusal::NoSuchTask { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "No such task"),
-            Refusal::BadSetting(_) => (StatusCode::UNPROCESSABLE_ENTITY, "Bad setting"),
-            Refusal::AlreadyExcluded { .. } => (StatusCode::CONFLICT, "Already excluded"),
-            Refusal::AlreadyOver(_) => (StatusCode::CONFLICT, "Already ended"),
-            Refusal::EndsRun { .. } => (StatusCode::CONFLICT, "This would end the run"),
-            Refusal::TooManyExclusions(_) => (StatusCode::CONFLICT, "Too many exclusions"),
-            Refusal::NotRunning(_) => (StatusCode::CONFLICT, "No run is running"),
-            Refusal::DrainUnderWay(_) => (StatusCode::CONFLICT, "A drain is under way"),
-            Refusal::RunInProgress { .. } => (StatusCode::CONFLICT, "A run is in progress"),
-            Refusal::BoundsTooLow(_) => (StatusCode::CONFLICT, "Bounds too low"),
-            Refusal::TasksConnected(_) => (StatusCode::CONFLICT, "Tasks are connected"),
-            Refusal::Store(failure) if failure.code == Code::ResourceExhausted => {
+            CommandRefusal::NoSuchJob => (StatusCode::NOT_FOUND, "No such job"),
+            CommandRefusal::NoSuchExclusion(_) => (StatusCode::NOT_FOUND, "No such exclusion"),
+            CommandRefusal::NoSuchTask { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "No such task"),
+            CommandRefusal::BadSetting(_) => (StatusCode::UNPROCESSABLE_ENTITY, "Bad setting"),
+            CommandRefusal::AlreadyExcluded { .. } => (StatusCode::CONFLICT, "Already excluded"),
+            CommandRefusal::AlreadyOver(_) => (StatusCode::CONFLICT, "Already ended"),
+            CommandRefusal::EndsRun { .. } => (StatusCode::CONFLICT, "This would end the run"),
+            CommandRefusal::TooManyExclusions(_) => (StatusCode::CONFLICT, "Too many exclusions"),
+            CommandRefusal::NotRunning(_) => (StatusCode::CONFLICT, "No run is running"),
+            CommandRefusal::DrainUnderWay(_) => (StatusCode::CONFLICT, "A drain is under way"),
+            CommandRefusal::RunInProgress { .. } => (StatusCode::CONFLICT, "A run is in progress"),
+            CommandRefusal::BoundsTooLow(_) => (StatusCode::CONFLICT, "Bounds too low"),
+            CommandRefusal::TasksConnected(_) => (StatusCode::CONFLICT, "Tasks are connected"),
+            CommandRefusal::Store(failure) if failure.code == Code::ResourceExhausted => {
                 (StatusCode::INSUFFICIENT_STORAGE, "No room")
             }
-            Refusal::Store(_) => (StatusCode::CONFLICT, "Refused by the store"),
+            CommandRefusal::Store(_) => (StatusCode::CONFLICT, "Refused by the store"),
         };
         Self::new(status, &format!("/problems/{}", refusal.kind()), title, refusal.to_string())
     }
 }
 
-impl From<CannotDeclare> for Problem {
-    fn from(refusal: CannotDeclare) -> Self {
+impl From<DeclareError> for Problem {
+    fn from(refusal: DeclareError) -> Self {
         let (kind, title) = match refusal {
-            CannotDeclare::Exists(_) => ("job-exists", "Job exists"),
-            CannotDeclare::TooMany(_) => ("too-many-jobs", "Too many jobs"),
+            DeclareError::Exists(_) => ("job-exists", "Job exists"),
+            DeclareError::TooMany(_) => ("too-many-jobs", "Too many jobs"),
         };
         Self::new(StatusCode::CONFLICT, &format!("/problems/{kind}"), title, refusal.to_string())
     }
@@ -310,7 +310,7 @@ impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = status.into_response();
-        // The body is written by `finish`, which knows what was asked.
+        // The body is written by `render_problems`, which knows what was asked.
         response.extensions_mut().insert(self);
         response
     }
@@ -329,20 +329,20 @@ pub(super) async fn no_such_method() -> Problem {
 }
 
 /// Whether a browser asks for a page to show.
-pub(super) fn wants_page(request: &Request) -> bool {
+pub(super) fn accepts_html(request: &Request) -> bool {
     let accepts = request.headers().get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
     accepts.is_some_and(|accept| accept.contains("text/html")) && !request.uri().path().starts_with("/api/")
 }
 
 /// Writes the body of a problem, as a page for people and as JSON otherwise, and the headers that every answer has.
-pub(super) async fn finish(uri: Uri, request: Request, next: Next) -> Response {
-    let page = wants_page(&request);
-    let secure = request.extensions().get::<Channel>().is_some_and(|channel| channel.secure);
+pub(super) async fn render_problems(uri: Uri, request: Request, next: Next) -> Response {
+    let page = accepts_html(&request);
+    let secure = request.extensions().get::<TransportSecurity>().is_some_and(|channel| channel.secure);
     let mut response = next.run(request).await;
     if let Some(mut problem) = response.extensions_mut().remove::<Problem>() {
         problem.instance = uri.path().into();
         let kind = if page {
-            *response.body_mut() = pages::of_problem(problem).into();
+            *response.body_mut() = pages::problem_page(problem).into();
             HeaderValue::from_static("text/html; charset=utf-8")
         } else {
             // A struct of strings and numbers always serialises.
@@ -354,7 +354,7 @@ pub(super) async fn finish(uri: Uri, request: Request, next: Next) -> Response {
         headers.insert(header::CONTENT_TYPE, kind);
     }
     let headers = response.headers_mut();
-    super::headers::harden(headers, secure);
+    super::headers::add_security_headers(headers, secure);
     // Everything here is the state of this moment; what has a tag may be kept to ask about it.
     if !headers.contains_key(header::ETAG) {
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));

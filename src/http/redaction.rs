@@ -1,14 +1,14 @@
 //! Decides by patterns which values of keys are hidden.
 //!
-//! It does not hide by itself: handlers ask before they read. Begin at `Redaction::hides`.
+//! It does not hide by itself: handlers ask before they read. Begin at `RedactionPatterns::hides`.
 
 use std::fmt;
 
 /// Patterns of keys whose values are not shown. `*` stands for any text, slashes too, and `?` for one byte.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub struct Redaction(Vec<String>);
+pub struct RedactionPatterns(Vec<String>);
 
-impl Redaction {
+impl RedactionPatterns {
     /// What stands for no pattern at all.
     const NONE: &str = "none";
 
@@ -32,12 +32,12 @@ impl Redaction {
 
     /// Whether the value of this key is hidden.
     #[must_use]
-    pub fn hides(&self, key: &[u8]) -> bool {
+    pub fn is_redacted(&self, key: &[u8]) -> bool {
         self.0.iter().any(|pattern| matches(pattern.as_bytes(), key))
     }
 }
 
-impl fmt::Display for Redaction {
+impl fmt::Display for RedactionPatterns {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() { f.write_str(Self::NONE) } else { f.write_str(&self.0.join(",")) }
     }
@@ -73,13 +73,15 @@ mod tests {
 
     #[test]
     fn a_star_is_any_text_and_a_pattern_matches_the_whole_key() {
-        let hides = |patterns: &str, key: &str| Redaction::parse(patterns).unwrap().hides(key.as_bytes());
+        let hides = |patterns: &str, key: &str| {
+            RedactionPatterns::parse(patterns).unwrap().is_redacted(key.as_bytes())
+        };
         assert!(hides("secrets/*", "secrets/a/b") && !hides("secrets/*", "secrets"));
         assert!(hides("a, *token* ", "x/my-token/1") && !hides("token", "tokens"));
         assert!(hides("k?y", "key") && !hides("k?y", "ky"));
         assert!(hides("*a*b*c", "xxaxxbxxabc") && !hides("*a*b*c", "xxaxxbxxab"));
         assert!(!hides("none", "none"));
-        assert!(Redaction::parse("a,,b").is_err() && Redaction::parse("").is_err());
-        assert_eq!(Redaction::parse("a,b/").unwrap().to_string(), "a,b");
+        assert!(RedactionPatterns::parse("a,,b").is_err() && RedactionPatterns::parse("").is_err());
+        assert_eq!(RedactionPatterns::parse("a,b/").unwrap().to_string(), "a,b");
     }
 }

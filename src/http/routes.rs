@@ -2,7 +2,7 @@
 //!
 //! It holds no handler. A route under `/api/v1` takes its method and path from the annotation that also makes its
 //! OpenAPI description, so a route without a description, or a description without a route, cannot exist. Begin at
-//! [`router`], then [`NEEDS`].
+//! [`router`], then [`ROUTE_ACCESS`].
 
 use axum::Router;
 use axum::http::Method;
@@ -11,27 +11,27 @@ use axum::routing::{get, post};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::guard::{self, Need, Role, login};
-use super::openapi::{self, Document};
+use super::access::{self, Access, Role, login};
+use super::openapi::{self, OpenApiDocument};
 use super::{
-    Site, about, audit, drain, etag, events, exclusions, findings, health, jobs, keys, metrics, pages,
+    AppState, about, audit, drain, etag, events, exclusions, findings, health, jobs, keys, metrics, pages,
     problem, runs, transfers,
 };
 
 /// What each route asks of its callers: those of a row may do what stands in it. A test sees to it that every route has its
 /// row and every row its route, and another walks all of them. A route without one, which there cannot be, is for admins if it
 /// changes something.
-pub static NEEDS: &[(Need, &str, &[&str])] = &[
+pub static ROUTE_ACCESS: &[(Access, &str, &[&str])] = &[
     // Probes know no tokens, and whoever logs in has not shown theirs yet.
     (
-        Need::Nothing,
+        Access::Public,
         "GET",
         &["/healthz/live", "/healthz/ready", "/version", "/login", "/static/{file}", "/favicon.ico"],
     ),
-    (Need::Nothing, "POST", &["/login"]),
-    (Need::Role(Role::Viewer), "POST", &["/logout"]),
+    (Access::Public, "POST", &["/login"]),
+    (Access::Role(Role::Viewer), "POST", &["/logout"]),
     (
-        Need::Role(Role::Viewer),
+        Access::Role(Role::Viewer),
         "GET",
         &[
             "/metrics",
@@ -79,15 +79,15 @@ pub static NEEDS: &[(Need, &str, &[&str])] = &[
         ],
     ),
     // Values are what tasks find and trust one another by: addresses, and the ids that let one into a communicator.
-    (Need::Role(Role::Operator), "GET", &["/api/v1/jobs/{job}/keys/{*key}", "/jobs/{job}/keys/value"]),
-    (Need::Role(Role::Operator), "PUT", &["/api/v1/jobs/{job}/keys/{*key}"]),
+    (Access::Role(Role::Operator), "GET", &["/api/v1/jobs/{job}/keys/{*key}", "/jobs/{job}/keys/value"]),
+    (Access::Role(Role::Operator), "PUT", &["/api/v1/jobs/{job}/keys/{*key}"]),
     (
-        Need::Role(Role::Operator),
+        Access::Role(Role::Operator),
         "DELETE",
         &["/api/v1/jobs/{job}/keys/{*key}", "/api/v1/jobs/{job}/exclusions/{id}"],
     ),
     (
-        Need::Role(Role::Operator),
+        Access::Role(Role::Operator),
         "POST",
         &[
             "/api/v1/jobs/{job}/exclusions",
@@ -97,23 +97,24 @@ pub static NEEDS: &[(Need, &str, &[&str])] = &[
             "/jobs/{job}/drain",
         ],
     ),
-    (Need::Role(Role::Admin), "POST", &["/api/v1/jobs"]),
-    (Need::Role(Role::Admin), "PATCH", &["/api/v1/jobs/{job}"]),
-    (Need::Role(Role::Admin), "DELETE", &["/api/v1/jobs/{job}"]),
+    (Access::Role(Role::Admin), "POST", &["/api/v1/jobs"]),
+    (Access::Role(Role::Admin), "PATCH", &["/api/v1/jobs/{job}"]),
+    (Access::Role(Role::Admin), "DELETE", &["/api/v1/jobs/{job}"]),
 ];
 
 /// What the route at this path asks of its callers.
-fn need(method: &Method, path: Option<&str>) -> Need {
+fn need(method: &Method, path: Option<&str>) -> Access {
     let looks = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
     let method = if looks { "GET" } else { method.as_str() };
-    let row =
-        NEEDS.iter().find(|(_, of, paths)| *of == method && path.is_some_and(|path| paths.contains(&path)));
+    let row = ROUTE_ACCESS
+        .iter()
+        .find(|(_, of, paths)| *of == method && path.is_some_and(|path| paths.contains(&path)));
     let otherwise = if looks { Role::Viewer } else { Role::Admin };
-    row.map_or(Need::Role(otherwise), |(need, ..)| *need)
+    row.map_or(Access::Role(otherwise), |(need, ..)| *need)
 }
 
 /// The REST API, with its description.
-fn api() -> (Router<Site>, Document) {
+fn api() -> (Router<AppState>, OpenApiDocument) {
     let router = OpenApiRouter::with_openapi(openapi::head())
         .routes(routes!(about::server))
         .routes(routes!(about::handshakes))
@@ -139,49 +140,55 @@ fn api() -> (Router<Site>, Document) {
         .routes(routes!(keys::list))
         .routes(routes!(keys::show, keys::put, keys::remove));
     let (router, described) = router.split_for_parts();
-    (router, Document::new(described))
+    (router, OpenApiDocument::new(described))
 }
 
 /// Every page and answer of the web edge.
-pub fn router(site: Site) -> Router {
+pub fn router(site: AppState) -> Router {
     let (api, document) = api();
     let pages = pages::router().layer(axum::Extension(document.clone()));
-    let api = api.layer(axum::Extension(document)).layer(middleware::from_fn(etag::tag));
+    let api = api.layer(axum::Extension(document)).layer(middleware::from_fn(etag::add_etag));
     Router::new()
         .route("/healthz/live", get(health::live))
         .route("/healthz/ready", get(health::ready))
         .route("/version", get(about::version))
-        .route("/login", get(login::show).post(login::enter))
-        .route("/logout", post(login::leave))
+        .route("/login", get(login::show).post(login::log_in))
+        .route("/logout", post(login::log_out))
         .route("/metrics", get(metrics::scrape))
         .merge(api)
         .merge(pages)
         .fallback(problem::no_such_page)
         .method_not_allowed_fallback(problem::no_such_method)
-        .layer(middleware::from_fn_with_state(guard::Gate { site: site.clone(), need }, guard::pass))
-        .layer(middleware::from_fn(problem::finish))
+        .layer(middleware::from_fn_with_state(
+            access::AccessLayerState { site: site.clone(), access: need },
+            access::authorize,
+        ))
+        .layer(middleware::from_fn(problem::render_problems))
         .with_state(site)
 }
 
 /// The pages of a listener that is for metrics alone.
-pub fn metrics_router(site: Site) -> Router {
+pub fn metrics_router(site: AppState) -> Router {
     Router::new()
         .route("/metrics", get(metrics::scrape))
         .fallback(problem::no_such_page)
         .method_not_allowed_fallback(problem::no_such_method)
-        .layer(middleware::from_fn_with_state(guard::Gate { site: site.clone(), need }, guard::pass))
-        .layer(middleware::from_fn(problem::finish))
+        .layer(middleware::from_fn_with_state(
+            access::AccessLayerState { site: site.clone(), access: need },
+            access::authorize,
+        ))
+        .layer(middleware::from_fn(problem::render_problems))
         .with_state(site)
 }
 
 /// The answers of a listener that is for probes of health alone. They have no body that is read, and know no tokens.
-pub fn health_router(site: Site) -> Router {
+pub fn health_router(site: AppState) -> Router {
     Router::new()
         .route("/healthz/live", get(health::live))
         .route("/healthz/ready", get(health::ready))
         .fallback(problem::no_such_page)
         .method_not_allowed_fallback(problem::no_such_method)
-        .layer(middleware::from_fn(problem::finish))
+        .layer(middleware::from_fn(problem::render_problems))
         .with_state(site)
 }
 
@@ -199,13 +206,14 @@ mod tests {
     use crate::clock::Clock;
     use crate::coordination::JobSettings;
     use crate::engine::Engine;
-    use crate::http::{About, Version};
+    use crate::http::{ServerInfo, Version};
 
-    fn site() -> Site {
+    fn site() -> AppState {
         let engine = Engine::new(Clock::start());
         engine.declare("a".parse().unwrap(), JobSettings::new(1)).unwrap();
-        let about = About { version: Version::this(), http: ([127, 0, 0, 1], 1).into(), grpc: vec![] };
-        Site::new(engine, Arc::default(), Arc::new(about))
+        let about =
+            ServerInfo { version: Version::current(), http: ([127, 0, 0, 1], 1).into(), grpc: vec![] };
+        AppState::new(engine, Arc::default(), Arc::new(about))
     }
 
     async fn ask(router: &mut Router, method: &str, path: &str) -> (StatusCode, Value) {
@@ -293,7 +301,7 @@ mod tests {
             }
         }
         let mut rows: Vec<(String, String)> = Vec::new();
-        for (_, method, paths) in NEEDS {
+        for (_, method, paths) in ROUTE_ACCESS {
             rows.extend(paths.iter().map(|path| ((*method).to_owned(), (*path).to_owned())));
         }
         routes.sort();
@@ -302,7 +310,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_makes_no_sense_in_a_query_is_said_in_words() {
+    async fn an_invalid_query_is_explained() {
         let mut router = router(site());
         for (path, words) in [
             ("/api/v1/jobs?limit=0", "limit: write a number from 1 to 1000"),

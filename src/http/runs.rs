@@ -7,19 +7,19 @@ use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::extract::{Item, Job, Params};
-use super::page::{cut, limit, some};
-use super::{Problem, Site};
+use super::extract::{JobPath, PathItem, QueryParams};
+use super::pagination::{deserialize_limit, limit, paginate};
+use super::{AppState, Problem};
 use crate::coordination::{
-    BarrierRecord, BarrierView, Device, DeviceFate, DeviceMap, LiveView, RunLine, RunNumber, RunState,
-    TaskId, TaskStanding, TaskView, Timestamp,
+    BarrierRecord, BarrierView, Device, DeviceChange, DeviceMap, LiveTasksView, RunListItem, RunNumber,
+    RunState, TaskId, TaskPhase, TaskView, Timestamp,
 };
 
 /// Runs of a job, the newest first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RunsPage {
     /// Those of this page.
-    pub runs: Vec<RunLine>,
+    pub runs: Vec<RunListItem>,
     /// What to give as `after` for those before them; none if these are the oldest that are remembered.
     pub next: Option<RunNumber>,
 }
@@ -35,7 +35,7 @@ pub(super) struct RunsQuery {
     /// The number of the last run that the caller has.
     after: Option<u64>,
     /// How many to give at most.
-    #[serde(default, deserialize_with = "some")]
+    #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
 }
@@ -45,16 +45,16 @@ pub(super) struct RunsQuery {
     params(("job" = String, Path, description = "The job's name"), RunsQuery),
     responses((status = 200, body = RunsPage, description = "A page of runs, the newest first")))]
 pub(super) async fn runs(
-    State(site): State<Site>,
-    job: Job,
-    Params(query): Params<RunsQuery>,
+    State(site): State<AppState>,
+    job: JobPath,
+    QueryParams(query): QueryParams<RunsQuery>,
 ) -> Result<Json<RunsPage>, Problem> {
-    let mut runs = site.look(&job, |look| look.runs())?;
+    let mut runs = site.read_job(&job, |look| look.runs())?;
     runs.retain(|run| query.state.is_none_or(|state| state == run.state));
     // The newest first: what comes after a run has a smaller number.
-    let order = |run: &RunLine| std::cmp::Reverse(run.number);
+    let order = |run: &RunListItem| std::cmp::Reverse(run.number);
     let after = query.after.map(|number| std::cmp::Reverse(RunNumber(number)));
-    let (runs, next) = cut(runs, after, query.limit, order);
+    let (runs, next) = paginate(runs, after, query.limit, order);
     Ok(Json(RunsPage { runs, next: next.map(|number| number.0) }))
 }
 
@@ -74,13 +74,13 @@ pub struct TasksPage {
 pub(super) struct TasksQuery {
     /// Only tasks that stand so: `missing`, `registering`, `connected`, `suspect`, `disconnected` or `failed`.
     #[param(value_type = Option<String>)]
-    state: Option<TaskStanding>,
+    state: Option<TaskPhase>,
     /// Only tasks that an exclusion keeps out, or only those that none does.
     excluded: Option<bool>,
     /// The number of the last task that the caller has.
     after: Option<i32>,
     /// How many to give at most.
-    #[serde(default, deserialize_with = "some")]
+    #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
 }
@@ -90,16 +90,16 @@ pub(super) struct TasksQuery {
     params(("job" = String, Path, description = "The job's name"), TasksQuery),
     responses((status = 200, body = TasksPage, description = "A page of tasks, by number")))]
 pub(super) async fn tasks(
-    State(site): State<Site>,
-    job: Job,
-    Params(query): Params<TasksQuery>,
+    State(site): State<AppState>,
+    job: JobPath,
+    QueryParams(query): QueryParams<TasksQuery>,
 ) -> Result<Json<TasksPage>, Problem> {
-    let mut tasks = site.look(&job, |look| look.tasks())?;
+    let mut tasks = site.read_job(&job, |look| look.tasks())?;
     tasks.retain(|task| {
         query.state.is_none_or(|state| state == task.standing)
             && query.excluded.is_none_or(|wanted| wanted == task.excluded.is_some())
     });
-    let (tasks, next) = cut(tasks, query.after.map(TaskId), query.limit, |task| task.task);
+    let (tasks, next) = paginate(tasks, query.after.map(TaskId), query.limit, |task| task.task);
     Ok(Json(TasksPage { tasks, next }))
 }
 
@@ -108,16 +108,16 @@ pub(super) async fn tasks(
     params(("job" = String, Path, description = "The job's name"), ("task" = i32, Path, description = "Its number")),
     responses((status = 200, body = TaskView, description = "The task"), (status = 404, description = "There is none")))]
 pub(super) async fn task(
-    State(site): State<Site>,
-    job: Job,
-    Item(number): Item<i32>,
+    State(site): State<AppState>,
+    job: JobPath,
+    PathItem(number): PathItem<i32>,
 ) -> Result<Json<TaskView>, Problem> {
-    let (found, tasks) = site.look(&job, |look| (look.task(TaskId(number)), look.settings().tasks))?;
+    let (found, tasks) = site.read_job(&job, |look| (look.task(TaskId(number)), look.settings().tasks))?;
     found.map(Json).ok_or_else(|| no_such_task(&job, number, tasks))
 }
 
 /// There is no task of that number in a job of so many.
-pub(super) fn no_such_task(job: &Job, number: i32, tasks: u32) -> Problem {
+pub(super) fn no_such_task(job: &JobPath, number: i32, tasks: u32) -> Problem {
     let last = tasks.saturating_sub(1);
     let text = format!("there is no task {number}: job {} has the tasks 0 to {last}", job.name);
     Problem::not_found("no-such-task", text)
@@ -130,14 +130,15 @@ pub struct BarriersPage {
     pub barriers: Vec<BarrierView>,
     /// Those that have ended, if they were asked for.
     #[serde(default)]
-    pub recent: Vec<EndedBarrier>,
+    pub recent: Vec<EndedBarrierView>,
     /// What to give as `after` for those that follow; none if these are the last.
     pub next: Option<u64>,
 }
 
 /// One use of a barrier that has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct EndedBarrier {
+#[schema(as = EndedBarrier)]
+pub struct EndedBarrierView {
     /// From the first arrival to its end, in microseconds.
     pub duration_us: u64,
     /// What is known of it.
@@ -145,7 +146,7 @@ pub struct EndedBarrier {
     pub record: BarrierRecord,
 }
 
-impl From<BarrierRecord> for EndedBarrier {
+impl From<BarrierRecord> for EndedBarrierView {
     fn from(record: BarrierRecord) -> Self {
         Self { duration_us: record.ended.0.saturating_sub(record.began.0), record }
     }
@@ -174,7 +175,7 @@ pub(super) struct BarriersQuery {
     /// The last item that the caller has: the `next` of the page before.
     after: Option<u64>,
     /// How many to give at most; a few more where several ended in one moment.
-    #[serde(default, deserialize_with = "some")]
+    #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
 }
@@ -184,18 +185,18 @@ pub(super) struct BarriersQuery {
     params(("job" = String, Path, description = "The job's name"), BarriersQuery),
     responses((status = 200, body = BarriersPage, description = "A page of barriers: who came, who is missing, until when they wait; of recent ones how long they took and how far apart their members came")))]
 pub(super) async fn barriers(
-    State(site): State<Site>,
-    job: Job,
-    Params(page): Params<BarriersQuery>,
+    State(site): State<AppState>,
+    job: JobPath,
+    QueryParams(page): QueryParams<BarriersQuery>,
 ) -> Result<Json<BarriersPage>, Problem> {
     if page.state == BarrierState::Recent {
-        let latest = site.look(&job, |look| look.recent_barriers())?;
+        let latest = site.read_job(&job, |look| look.recent_barriers())?;
         return Ok(Json(recent(latest, page.after.map(Timestamp), limit(page.limit))));
     }
-    let mut barriers = site.look(&job, |look| look.barriers())?;
+    let mut barriers = site.read_job(&job, |look| look.barriers())?;
     barriers.sort_by(|a, b| (a.since, &a.id).cmp(&(b.since, &b.id)));
     let numbered = (1..).zip(barriers);
-    let (page, next) = cut(numbered, page.after, page.limit, |(number, _)| *number);
+    let (page, next) = paginate(numbered, page.after, page.limit, |(number, _)| *number);
     let barriers = page.into_iter().map(|(_, barrier)| barrier).collect();
     Ok(Json(BarriersPage { barriers, recent: Vec::new(), next }))
 }
@@ -205,13 +206,13 @@ pub(super) async fn barriers(
 fn recent(latest: Vec<BarrierRecord>, after: Option<Timestamp>, limit: usize) -> BarriersPage {
     let mut rest =
         latest.into_iter().filter(|record| after.is_none_or(|after| record.ended < after)).peekable();
-    let mut recent: Vec<EndedBarrier> = Vec::new();
+    let mut recent: Vec<EndedBarrierView> = Vec::new();
     while let Some(next) = rest.peek() {
         let same = recent.last().is_some_and(|last| last.record.ended == next.ended);
         if recent.len() >= limit && !same {
             break;
         }
-        recent.extend(rest.next().map(EndedBarrier::from));
+        recent.extend(rest.next().map(EndedBarrierView::from));
     }
     let more = rest.peek().is_some();
     let next = recent.last().filter(|_| more).map(|last| last.record.ended.0);
@@ -221,9 +222,9 @@ fn recent(latest: Vec<BarrierRecord>, after: Option<Timestamp>, limit: usize) ->
 /// The live set, and the questions about it that are in progress
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/live", operation_id = "live", tag = "tasks",
     params(("job" = String, Path, description = "The job's name")),
-    responses((status = 200, body = LiveView, description = "Who is alive: connected, and not excluded")))]
-pub(super) async fn live(State(site): State<Site>, job: Job) -> Result<Json<LiveView>, Problem> {
-    site.look(&job, |look| look.live()).map(Json)
+    responses((status = 200, body = LiveTasksView, description = "Who is alive: connected, and not excluded")))]
+pub(super) async fn live(State(site): State<AppState>, job: JobPath) -> Result<Json<LiveTasksView>, Problem> {
+    site.read_job(&job, |look| look.live()).map(Json)
 }
 
 /// Devices, by platform and global id.
@@ -247,7 +248,7 @@ pub(super) struct DevicesQuery {
     /// The place of the last device that the caller has, as `next` gave it.
     after: Option<u64>,
     /// How many to give at most.
-    #[serde(default, deserialize_with = "some")]
+    #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
 }
@@ -257,16 +258,16 @@ pub(super) struct DevicesQuery {
     params(("job" = String, Path, description = "The job's name"), DevicesQuery),
     responses((status = 200, body = DevicesPage, description = "A page of devices")))]
 pub(super) async fn devices(
-    State(site): State<Site>,
-    job: Job,
-    Params(query): Params<DevicesQuery>,
+    State(site): State<AppState>,
+    job: JobPath,
+    QueryParams(query): QueryParams<DevicesQuery>,
 ) -> Result<Json<DevicesPage>, Problem> {
-    let mut devices = site.look(&job, |look| look.devices())?;
+    let mut devices = site.read_job(&job, |look| look.devices())?;
     devices.retain(|device| {
         query.task.is_none_or(|task| device.task == TaskId(task))
             && query.platform.as_ref().is_none_or(|platform| device.platform == *platform)
     });
-    let (page, next) = cut((1..).zip(devices), query.after, query.limit, |(number, _)| *number);
+    let (page, next) = paginate((1..).zip(devices), query.after, query.limit, |(number, _)| *number);
     Ok(Json(DevicesPage { devices: page.into_iter().map(|(_, device)| device).collect(), next }))
 }
 
@@ -277,7 +278,7 @@ pub(super) async fn devices(
 pub(super) struct DeviceMapQuery {
     /// Only places of this fate: `same`, `moved`, `came` or `gone`.
     #[param(value_type = Option<String>)]
-    state: Option<DeviceFate>,
+    state: Option<DeviceChange>,
 }
 
 /// The present run's devices beside those of the run before: what moved
@@ -288,11 +289,11 @@ pub(super) struct DeviceMapQuery {
     params(("job" = String, Path, description = "The job's name"), DeviceMapQuery),
     responses((status = 200, body = DeviceMap, description = "Every place, with who it was and who it is")))]
 pub(super) async fn device_map(
-    State(site): State<Site>,
-    job: Job,
-    Params(query): Params<DeviceMapQuery>,
+    State(site): State<AppState>,
+    job: JobPath,
+    QueryParams(query): QueryParams<DeviceMapQuery>,
 ) -> Result<Json<DeviceMap>, Problem> {
-    let mut map = site.look(&job, |look| look.device_map())?;
+    let mut map = site.read_job(&job, |look| look.device_map())?;
     map.places.retain(|place| query.state.is_none_or(|fate| fate == place.fate));
     Ok(Json(map))
 }

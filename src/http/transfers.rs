@@ -7,11 +7,11 @@ use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::extract::{Job, Params};
-use super::page::{cut, limit, some};
-use super::{Problem, Site};
-use crate::coordination::{Roster, TaskId};
-use crate::reports::{ConnectionView, PairView, TaskTransfers, Throughput, TransfersView, Transport};
+use super::extract::{JobPath, QueryParams};
+use super::pagination::{deserialize_limit, limit, paginate};
+use super::{AppState, Problem};
+use crate::coordination::{TaskId, TaskIncarnations};
+use crate::reports::{ConnectionView, PairView, ReportedTransport, TaskTransfers, Throughput, TransfersView};
 
 /// How many seconds of throughput are given if nobody says how many.
 const SECONDS: usize = 60;
@@ -43,13 +43,13 @@ pub(super) struct TransfersQuery {
     task: Option<i32>,
     /// Only those of this transport: `shm`, `pvm`, `unix`, `tcp` or `other`.
     #[param(value_type = Option<String>)]
-    transport: Option<Transport>,
+    transport: Option<ReportedTransport>,
     /// How many seconds of throughput to give: 60, or up to 600.
     seconds: Option<usize>,
     /// The last pair that the caller has: the `next` of the page before.
     after: Option<u64>,
     /// How many pairs to give at most.
-    #[serde(default, deserialize_with = "some")]
+    #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
 }
@@ -60,8 +60,8 @@ fn place(pair: &PairView) -> u64 {
     number(pair.from) << 23 | number(pair.to) << 3 | pair.transport as u64
 }
 
-fn roster(site: &Site, job: &Job) -> Result<Roster, Problem> {
-    site.look(job, |look| look.roster())
+fn roster(site: &AppState, job: &JobPath) -> Result<TaskIncarnations, Problem> {
+    site.read_job(job, |look| look.task_incarnations())
 }
 
 /// What the workers of the present run report of their transfers
@@ -72,9 +72,9 @@ fn roster(site: &Site, job: &Job) -> Result<Roster, Problem> {
     params(("job" = String, Path, description = "The job's name"), TransfersQuery),
     responses((status = 200, body = TransfersPage, description = "Totals, throughput, connections, failures, and a page of pairs")))]
 pub(super) async fn show(
-    State(site): State<Site>,
-    job: Job,
-    Params(query): Params<TransfersQuery>,
+    State(site): State<AppState>,
+    job: JobPath,
+    QueryParams(query): QueryParams<TransfersQuery>,
 ) -> Result<Json<TransfersPage>, Problem> {
     let (board, roster) = (&site.transfers, roster(&site, &job)?);
     let now = site.engine.clock().now();
@@ -87,7 +87,7 @@ pub(super) async fn show(
     });
     let pairs = board.pairs(job.id, &roster, task, query.transport);
     let pairs_kept = pairs.len();
-    let (pairs, next) = cut(pairs, query.after, query.limit, place);
+    let (pairs, next) = paginate(pairs, query.after, query.limit, place);
     let mut connections = board.connections(job.id, &roster, task, query.transport);
     connections.truncate(limit(query.limit));
     let summary = board.summary(job.id, &roster, now);
@@ -115,7 +115,7 @@ pub(super) struct TaskTransfersQuery {
     /// The number of the last task that the caller has.
     after: Option<i32>,
     /// How many to give at most.
-    #[serde(default, deserialize_with = "some")]
+    #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
 }
@@ -125,15 +125,15 @@ pub(super) struct TaskTransfersQuery {
     params(("job" = String, Path, description = "The job's name"), TaskTransfersQuery),
     responses((status = 200, body = TaskTransfersPage, description = "A page of tasks that have reported, by number")))]
 pub(super) async fn tasks(
-    State(site): State<Site>,
-    job: Job,
-    Params(query): Params<TaskTransfersQuery>,
+    State(site): State<AppState>,
+    job: JobPath,
+    QueryParams(query): QueryParams<TaskTransfersQuery>,
 ) -> Result<Json<TaskTransfersPage>, Problem> {
     let mut tasks = site.transfers.tasks(job.id, &roster(&site, &job)?);
     tasks.retain(|task| {
         query.failed.is_none_or(|wanted| wanted == (task.totals.failed() > 0))
             && query.stale.is_none_or(|wanted| wanted == task.stale)
     });
-    let (tasks, next) = cut(tasks, query.after.map(TaskId), query.limit, |task| task.task);
+    let (tasks, next) = paginate(tasks, query.after.map(TaskId), query.limit, |task| task.task);
     Ok(Json(TaskTransfersPage { tasks, next }))
 }

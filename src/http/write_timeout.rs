@@ -1,6 +1,6 @@
 //! Wraps a stream so that a write without progress ends the connection.
 //!
-//! Reads are limited by the phases of `connections.rs`. Begin at [`WriteTimeout`].
+//! Reads are limited by the phases of `slots.rs`. Begin at [`WriteTimeout`].
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -11,34 +11,34 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-use super::connections::Connection;
+use super::slots::SlotState;
 
 /// How many bytes a peer must take while a write waits, within each timeout.
-const PROGRESS_MIN: usize = 16 << 10;
+const PROGRESS_MIN_BYTES: usize = 16 << 10;
 
 /// A write that waits for the peer.
-struct Waiting {
+struct StalledWrite {
     until: Pin<Box<Sleep>>,
     /// How much the peer has taken since it began.
-    taken: usize,
+    accepted_bytes: usize,
 }
 
 /// `S`, with a bound on how long the peer may leave it full. A peer that takes a few bytes now and then is as stuck as one that
 /// takes none.
 pub(super) struct WriteTimeout<S> {
     stream: S,
-    connection: Arc<Connection>,
+    connection: Arc<SlotState>,
     timeout: Duration,
-    waiting: Option<Waiting>,
+    waiting: Option<StalledWrite>,
 }
 
 impl<S> WriteTimeout<S> {
-    pub fn new(stream: S, connection: Arc<Connection>, timeout: Duration) -> Self {
+    pub fn new(stream: S, connection: Arc<SlotState>, timeout: Duration) -> Self {
         Self { stream, connection, timeout, waiting: None }
     }
 
     /// Passes on what came of a write of `offered` bytes.
-    fn written(
+    fn track_write(
         &mut self,
         cx: &mut Context<'_>,
         offered: usize,
@@ -50,23 +50,23 @@ impl<S> WriteTimeout<S> {
                 if count == offered {
                     self.waiting = None;
                 } else if let Some(waiting) = &mut self.waiting {
-                    waiting.taken += count;
+                    waiting.accepted_bytes += count;
                 }
                 Poll::Ready(Ok(count))
             }
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Pending => {
                 let timeout = self.timeout;
-                let waiting = self.waiting.get_or_insert_with(|| Waiting {
+                let waiting = self.waiting.get_or_insert_with(|| StalledWrite {
                     until: Box::pin(tokio::time::sleep(timeout)),
-                    taken: 0,
+                    accepted_bytes: 0,
                 });
                 while waiting.until.as_mut().poll(cx).is_ready() {
-                    if waiting.taken < PROGRESS_MIN {
+                    if waiting.accepted_bytes < PROGRESS_MIN_BYTES {
                         let why = "the peer does not take what is sent to it";
                         return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, why)));
                     }
-                    waiting.taken = 0;
+                    waiting.accepted_bytes = 0;
                     waiting.until.as_mut().reset(Instant::now() + timeout);
                 }
                 Poll::Pending
@@ -93,7 +93,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
 impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.written(cx, bytes.len(), written)
+        self.track_write(cx, bytes.len(), written)
     }
 
     fn poll_write_vectored(
@@ -103,7 +103,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
         let offered = slices.iter().map(|slice| slice.len()).sum();
-        self.written(cx, offered, written)
+        self.track_write(cx, offered, written)
     }
 
     fn is_write_vectored(&self) -> bool {

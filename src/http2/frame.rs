@@ -1,6 +1,6 @@
 //! The layout of frames: types, flags, settings, error codes (RFC 9113, 4, 6, 7).
 //!
-//! It does not check their order: `receive.rs` does. Begin at [`FrameHead`].
+//! It does not check their order: `receiver.rs` does. Begin at [`FrameHeader`].
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ pub(crate) static PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 pub(crate) type StreamId = u32;
 
 /// The length of a frame's head.
-pub(super) const HEAD: usize = 9;
+pub(super) const FRAME_HEADER_LEN: usize = 9;
 
 /// Kinds of frames, by their numbers (6.).
 pub(super) mod kind {
@@ -47,24 +47,24 @@ pub(super) mod setting {
 }
 
 /// Windows and frames that nothing has been said about.
-pub(super) const DEFAULT_WINDOW: i64 = 65_535;
-pub(super) const DEFAULT_FRAME: usize = 16_384;
+pub(super) const INITIAL_WINDOW: i64 = 65_535;
+pub(super) const INITIAL_MAX_FRAME: usize = 16_384;
 /// No window may be larger.
-pub(super) const LARGEST_WINDOW: i64 = (1 << 31) - 1;
+pub(super) const MAX_WINDOW: i64 = (1 << 31) - 1;
 /// Nor any frame.
-pub(super) const LARGEST_FRAME: usize = (1 << 24) - 1;
+pub(super) const MAX_FRAME: usize = (1 << 24) - 1;
 
 /// The head of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct FrameHead {
+pub(super) struct FrameHeader {
     pub(super) length: usize,
     pub(super) kind: u8,
     pub(super) flags: u8,
     pub(super) stream: StreamId,
 }
 
-impl FrameHead {
-    pub(super) fn read(bytes: [u8; HEAD]) -> Self {
+impl FrameHeader {
+    pub(super) fn read(bytes: [u8; FRAME_HEADER_LEN]) -> Self {
         let [l0, l1, l2, kind, flags, s0, s1, s2, s3] = bytes;
         Self {
             length: u32::from_be_bytes([0, l0, l1, l2]) as usize,
@@ -80,7 +80,7 @@ impl FrameHead {
 }
 
 /// Writes the head of a frame.
-pub(super) fn put_head(to: &mut Vec<u8>, length: usize, kind: u8, flags: u8, stream: StreamId) {
+pub(super) fn put_frame_header(to: &mut Vec<u8>, length: usize, kind: u8, flags: u8, stream: StreamId) {
     let [_, l0, l1, l2] = u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes();
     let [s0, s1, s2, s3] = stream.to_be_bytes();
     to.extend_from_slice(&[l0, l1, l2, kind, flags, s0, s1, s2, s3]);
@@ -88,7 +88,7 @@ pub(super) fn put_head(to: &mut Vec<u8>, length: usize, kind: u8, flags: u8, str
 
 /// Why a stream or a connection ends (7.).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reason {
+pub(crate) enum ErrorCode {
     NoError = 0,
     Protocol = 1,
     Internal = 2,
@@ -102,26 +102,26 @@ pub(crate) enum Reason {
 
 /// What a peer did that ends the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Fault {
-    pub(crate) reason: Reason,
+pub(crate) struct ConnectionError {
+    pub(crate) reason: ErrorCode,
     pub(crate) what: &'static str,
 }
 
-impl Fault {
-    pub(crate) fn new(reason: Reason, what: &'static str) -> Self {
+impl ConnectionError {
+    pub(crate) fn new(reason: ErrorCode, what: &'static str) -> Self {
         Self { reason, what }
     }
 
     pub(super) fn protocol(what: &'static str) -> Self {
-        Self::new(Reason::Protocol, what)
+        Self::new(ErrorCode::Protocol, what)
     }
 
     pub(super) fn size(what: &'static str) -> Self {
-        Self::new(Reason::FrameSize, what)
+        Self::new(ErrorCode::FrameSize, what)
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for ConnectionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the peer broke HTTP/2: {} ({:?})", self.what, self.reason)
     }

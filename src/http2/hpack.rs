@@ -1,19 +1,19 @@
 //! Header compression (RFC 7541): decoding blocks of peers, encoding blocks for them.
 //!
-//! It does not validate fields: `head.rs` does. Encodes without a dynamic table. Begin at [`Decoder::read`].
+//! It does not validate fields: `request_head.rs` does. Encodes without a dynamic table. Begin at [`Decoder::read`].
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::frame::{Fault, Reason};
-use super::head::HeadBuilder;
+use super::frame::{ConnectionError, ErrorCode};
 use super::huffman;
+use super::request_head::RequestHeadBuilder;
 
 /// The table of appendix A. Its first entry has the index 1.
 #[rustfmt::skip]
-static STATIC: [(&str, &str); 61] = [
+static STATIC_TABLE: [(&str, &str); 61] = [
     (":authority", ""),
     (":method", "GET"),
     (":method", "POST"),
@@ -78,13 +78,13 @@ static STATIC: [(&str, &str); 61] = [
 ];
 
 /// What an entry of the table counts beside its name and value.
-pub(super) const ENTRY: usize = 32;
+pub(super) const ENTRY_OVERHEAD: usize = 32;
 /// The size of a table that nothing has been said about.
-const TABLE: usize = 4096;
+const DEFAULT_TABLE_SIZE: usize = 4096;
 
 /// A header list that passes this many times the size that is taken ends the connection: to read on would be work
 /// without end for a request that is refused anyway.
-const EXCESS: usize = 8;
+const LIST_EXCESS: usize = 8;
 
 type Text = Box<[u8]>;
 /// The name and the value of a field, copied only where they had to be decoded.
@@ -105,7 +105,13 @@ pub(super) struct Decoder {
 
 impl Default for Decoder {
     fn default() -> Self {
-        Self { entries: VecDeque::new(), size: 0, limit: TABLE, allowed: TABLE, must_shrink: false }
+        Self {
+            entries: VecDeque::new(),
+            size: 0,
+            limit: DEFAULT_TABLE_SIZE,
+            allowed: DEFAULT_TABLE_SIZE,
+            must_shrink: false,
+        }
     }
 }
 
@@ -116,7 +122,7 @@ impl Decoder {
     }
 
     /// The peer has acknowledged that there is no table.
-    pub(super) fn forbid_table(&mut self) {
+    pub(super) fn disable_table(&mut self) {
         if self.allowed != 0 {
             self.allowed = 0;
             self.must_shrink = self.limit != 0;
@@ -125,11 +131,15 @@ impl Decoder {
 
     /// Reads a block. `most` bounds the size of the list as RFC 9113 counts it (6.5.2); beyond it the head is not built,
     /// but the block is read for the table's sake.
-    pub(super) fn read(&mut self, mut block: &[u8], most: usize) -> Result<HeadBuilder, Fault> {
-        let mut head = HeadBuilder::new(most);
+    pub(super) fn read(
+        &mut self,
+        mut block: &[u8],
+        most: usize,
+    ) -> Result<RequestHeadBuilder, ConnectionError> {
+        let mut head = RequestHeadBuilder::new(most);
         let mut begun = false;
         if self.must_shrink && !block.first().is_some_and(|first| (0x20..0x40).contains(first)) {
-            return Err(garbled("the table is used after it was agreed that there is none"));
+            return Err(compression_error("the table is used after it was agreed that there is none"));
         }
         while let Some(&first) = block.first() {
             match first {
@@ -141,7 +151,7 @@ impl Decoder {
                 0x40.. => {
                     let (name, value) = self.literal(&mut block, 6, most)?;
                     head.add(&name, &value);
-                    let fits = name.len() + value.len() + ENTRY <= self.limit;
+                    let fits = name.len() + value.len() + ENTRY_OVERHEAD <= self.limit;
                     match fits.then(|| (Text::from(&*name), Text::from(&*value))) {
                         Some((name, value)) => self.insert(name, value),
                         // An entry that is larger than the table empties it.
@@ -154,7 +164,7 @@ impl Decoder {
                 0x20.. => {
                     let limit = integer(&mut block, 5)?;
                     if begun || limit > self.allowed {
-                        return Err(garbled("the table's size changes where it must not"));
+                        return Err(compression_error("the table's size changes where it must not"));
                     }
                     self.limit = limit;
                     self.must_shrink = false;
@@ -167,20 +177,20 @@ impl Decoder {
                 }
             }
             begun = true;
-            if head.size() > EXCESS * most {
-                return Err(Fault::new(Reason::EnhanceYourCalm, "a header list without end"));
+            if head.size() > LIST_EXCESS * most {
+                return Err(ConnectionError::new(ErrorCode::EnhanceYourCalm, "a header list without end"));
             }
         }
         Ok(head)
     }
 
-    fn entry(&self, index: usize) -> Result<(&[u8], &[u8]), Fault> {
-        const UNKNOWN: Fault = garbled("an index leads beyond the table");
+    fn entry(&self, index: usize) -> Result<(&[u8], &[u8]), ConnectionError> {
+        const UNKNOWN: ConnectionError = compression_error("an index leads beyond the table");
         let index = index.checked_sub(1).ok_or(UNKNOWN)?;
-        if let Some((name, value)) = STATIC.get(index) {
+        if let Some((name, value)) = STATIC_TABLE.get(index) {
             return Ok((name.as_bytes(), value.as_bytes()));
         }
-        let (name, value) = self.entries.get(index - STATIC.len()).ok_or(UNKNOWN)?;
+        let (name, value) = self.entries.get(index - STATIC_TABLE.len()).ok_or(UNKNOWN)?;
         Ok((name, value))
     }
 
@@ -190,7 +200,7 @@ impl Decoder {
         block: &mut &'b [u8],
         prefix: u32,
         most: usize,
-    ) -> Result<Field<'a>, Fault> {
+    ) -> Result<Field<'a>, ConnectionError> {
         let name = match integer(block, prefix)? {
             0 => string(block, most)?,
             index => self.entry(index)?.0.into(),
@@ -199,7 +209,7 @@ impl Decoder {
     }
 
     fn insert(&mut self, name: Text, value: Text) {
-        self.size += name.len() + value.len() + ENTRY;
+        self.size += name.len() + value.len() + ENTRY_OVERHEAD;
         self.entries.push_front((name, value));
         self.evict();
     }
@@ -207,7 +217,7 @@ impl Decoder {
     fn evict(&mut self) {
         while self.size > self.limit {
             let Some((name, value)) = self.entries.pop_back() else { break };
-            self.size -= name.len() + value.len() + ENTRY;
+            self.size -= name.len() + value.len() + ENTRY_OVERHEAD;
         }
         if self.limit == 0 {
             self.entries = VecDeque::new();
@@ -217,14 +227,14 @@ impl Decoder {
 
 /// The fault of a header block that cannot be read. Peer and server do not agree on the table any more: the connection is
 /// lost.
-const fn garbled(what: &'static str) -> Fault {
-    Fault { reason: Reason::Compression, what }
+const fn compression_error(what: &'static str) -> ConnectionError {
+    ConnectionError { reason: ErrorCode::Compression, what }
 }
 
-const CUT: Fault = garbled("it ends in the middle");
+const CUT: ConnectionError = compression_error("it ends in the middle");
 
 /// An integer whose first byte has `prefix` bits of it (5.1).
-fn integer(block: &mut &[u8], prefix: u32) -> Result<usize, Fault> {
+fn integer(block: &mut &[u8], prefix: u32) -> Result<usize, ConnectionError> {
     let full = (1_usize << prefix) - 1;
     let first = take(block)?;
     let mut value = usize::from(first) & full;
@@ -238,17 +248,17 @@ fn integer(block: &mut &[u8], prefix: u32) -> Result<usize, Fault> {
             return Ok(value);
         }
     }
-    Err(garbled("a number is too large"))
+    Err(compression_error("a number is too large"))
 }
 
-fn take(block: &mut &[u8]) -> Result<u8, Fault> {
+fn take(block: &mut &[u8]) -> Result<u8, ConnectionError> {
     let (first, rest) = block.split_first().ok_or(CUT)?;
     *block = rest;
     Ok(*first)
 }
 
 /// A string (5.2). One of more than `most` bytes is no part of a list that would be taken.
-fn string<'a>(block: &mut &'a [u8], most: usize) -> Result<Cow<'a, [u8]>, Fault> {
+fn string<'a>(block: &mut &'a [u8], most: usize) -> Result<Cow<'a, [u8]>, ConnectionError> {
     let huffman = block.first().ok_or(CUT)? & 0x80 != 0;
     let length = integer(block, 7)?;
     let (text, rest) = block.split_at_checked(length).ok_or(CUT)?;
@@ -256,18 +266,18 @@ fn string<'a>(block: &mut &'a [u8], most: usize) -> Result<Cow<'a, [u8]>, Fault>
     if huffman {
         // Twice the longest list, so that a list that is merely too long is told from one that is out of order.
         let text = huffman::decode(text, 2 * most + text.len());
-        return text.map(Cow::Owned).ok_or(garbled("a string is not in the Huffman code"));
+        return text.map(Cow::Owned).ok_or(compression_error("a string is not in the Huffman code"));
     }
     Ok(text.into())
 }
 
 /// `:status: 200` and `content-type: application/grpc`: how every answer begins.
-pub(crate) static GRPC_ANSWER: [u8; 20] = *b"\x88\x0f\x10\x10application/grpc";
+pub(crate) static GRPC_RESPONSE_HEADERS: [u8; 20] = *b"\x88\x0f\x10\x10application/grpc";
 /// `grpc-status: 0`: how those end that succeed.
-pub(crate) static GRPC_OK: [u8; 15] = *b"\x00\x0bgrpc-status\x010";
+pub(crate) static GRPC_OK_TRAILERS: [u8; 15] = *b"\x00\x0bgrpc-status\x010";
 
 /// Writes a header block: the status of an answer, unless it is a trailer, and its fields. Nothing is put into the peer's table.
-pub(crate) fn block(status: Option<u16>, fields: &HeaderMap) -> Vec<u8> {
+pub(crate) fn encode_block(status: Option<u16>, fields: &HeaderMap) -> Vec<u8> {
     let mut block = Vec::with_capacity(64);
     match status {
         None => {}
@@ -308,7 +318,7 @@ fn put_string(block: &mut Vec<u8>, text: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::head::Head;
+    use super::super::request_head::RequestHead;
     use super::*;
 
     fn bytes(hex: &str) -> Vec<u8> {
@@ -318,8 +328,8 @@ mod tests {
     }
 
     /// What a block says, whether it makes a request or not.
-    fn read(decoder: &mut Decoder, hex: &str) -> Result<Head, Fault> {
-        decoder.read(&bytes(hex), 4096).map(HeadBuilder::finish_request)
+    fn read(decoder: &mut Decoder, hex: &str) -> Result<RequestHead, ConnectionError> {
+        decoder.read(&bytes(hex), 4096).map(RequestHeadBuilder::finish_request)
     }
 
     #[test]
@@ -348,26 +358,27 @@ mod tests {
         assert!(!decoder.is_stateless());
         read(&mut decoder, "20 8286 8441 0161").unwrap();
         assert!(decoder.is_stateless() && decoder.entries.is_empty() && decoder.size == 0);
-        assert_eq!(read(&mut decoder, "be"), Err(garbled("an index leads beyond the table")));
+        assert_eq!(read(&mut decoder, "be"), Err(compression_error("an index leads beyond the table")));
     }
 
     #[test]
     fn a_peer_that_agreed_to_no_table_says_so_before_its_next_field() {
-        const UNSAID: Fault = garbled("the table is used after it was agreed that there is none");
+        const UNSAID: ConnectionError =
+            compression_error("the table is used after it was agreed that there is none");
         for (hex, expected) in [
             ("8286 84", Err(UNSAID)),
             ("", Err(UNSAID)),
-            ("3f01 8286 84", Err(garbled("the table's size changes where it must not"))),
+            ("3f01 8286 84", Err(compression_error("the table's size changes where it must not"))),
             ("20 8286 84", Ok(())),
         ] {
             let mut decoder = Decoder::default();
             read(&mut decoder, "8286 8441 0161").unwrap();
-            decoder.forbid_table();
+            decoder.disable_table();
             assert_eq!(read(&mut decoder, hex).map(drop), expected, "{hex:?}");
         }
         let mut early = Decoder::default();
         read(&mut early, "20 8286 84").unwrap();
-        early.forbid_table();
+        early.disable_table();
         assert_eq!(read(&mut early, "8286 84").map(drop), Ok(()), "it had said so already");
         assert!(read(&mut early, "21 8286 84").is_err(), "no table may come back");
     }
@@ -382,12 +393,12 @@ mod tests {
         assert_eq!(decoder.entries.len(), 1);
         let references = [0x0f, 62 - 15, 0].repeat(28_000);
         let fault = decoder.read(&references, 16 << 10).map(|head| head.size()).unwrap_err();
-        assert_eq!(fault.reason, Reason::EnhanceYourCalm);
+        assert_eq!(fault.reason, ErrorCode::EnhanceYourCalm);
         assert!(decoder.read(&references[..30], 16 << 10).is_ok_and(|head| head.size() > 40_000));
     }
 
     #[test]
-    fn what_is_out_of_order_is_garbled() {
+    fn an_invalid_block_is_a_compression_error() {
         for (hex, why) in [
             ("80", "an index leads beyond the table"),
             ("ff8001", "an index leads beyond the table"),
@@ -398,7 +409,7 @@ mod tests {
             ("82 20", "the table's size changes where it must not"),
             ("0081ff 0161", "a string is not in the Huffman code"),
         ] {
-            assert_eq!(read(&mut Decoder::default(), hex), Err(garbled(why)), "{hex}");
+            assert_eq!(read(&mut Decoder::default(), hex), Err(compression_error(why)), "{hex}");
         }
     }
 
@@ -409,20 +420,21 @@ mod tests {
         fields.insert("x-long", long.parse().unwrap());
         fields.append("x-two", "1".parse().unwrap());
         fields.append("x-two", "2".parse().unwrap());
-        let read =
-            |block: &[u8]| Decoder::default().read(block, 4096).map(HeadBuilder::finish_trailers).unwrap();
-        let back = read(&block(None, &fields));
+        let read = |block: &[u8]| {
+            Decoder::default().read(block, 4096).map(RequestHeadBuilder::finish_trailers).unwrap()
+        };
+        let back = read(&encode_block(None, &fields));
         assert_eq!(back.fields, fields);
         for (status, head) in [(200, &[0x88][..]), (405, b"\x08\x03405")] {
-            assert_eq!(block(Some(status), &HeaderMap::new()), head);
+            assert_eq!(encode_block(Some(status), &HeaderMap::new()), head);
         }
         let grpc = HeaderMap::from_iter([(
             http::header::CONTENT_TYPE,
             HeaderValue::from_static("application/grpc"),
         )]);
-        let expected = read(&block(Some(200), &grpc)[1..]);
-        assert_eq!(read(&GRPC_ANSWER[1..]), expected);
-        let ok = read(&GRPC_OK);
+        let expected = read(&encode_block(Some(200), &grpc)[1..]);
+        assert_eq!(read(&GRPC_RESPONSE_HEADERS[1..]), expected);
+        let ok = read(&GRPC_OK_TRAILERS);
         assert_eq!(ok.fields["grpc-status"], "0");
     }
 }

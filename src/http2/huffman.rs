@@ -29,19 +29,19 @@ const LONGEST: usize = 30;
 const END: u16 = 256;
 
 /// What is needed to read canonical codes: for each length, its first code, how many there are, and where their symbols stand.
-struct Canon {
+struct CanonicalCode {
     first: [u32; LONGEST + 1],
     count: [u32; LONGEST + 1],
     start: [usize; LONGEST + 1],
     symbols: [u16; 257],
 }
 
-static CANON: Canon = CANONICAL;
+static CANON: CanonicalCode = CANONICAL;
 
-const CANONICAL: Canon = canon();
+const CANONICAL: CanonicalCode = canon();
 
-const fn canon() -> Canon {
-    let mut canon = Canon {
+const fn canon() -> CanonicalCode {
+    let mut canon = CanonicalCode {
         first: [0; LONGEST + 1],
         count: [0; LONGEST + 1],
         start: [0; LONGEST + 1],
@@ -69,7 +69,7 @@ const fn canon() -> Canon {
 
 /// The symbols whose codes have eight bits or fewer, by the next eight bits, with the lengths of their codes; 0 where the
 /// code is longer. Nearly all that is sent is made of these.
-static SHORT: [(u8, u8); 256] = short();
+static SHORT_CODES: [(u8, u8); 256] = short();
 
 const fn short() -> [(u8, u8); 256] {
     let mut short = [(0, 0); 256];
@@ -104,8 +104,8 @@ pub(super) fn decode(coded: &[u8], most: usize) -> Option<Vec<u8>> {
             bits |= u64::from(*byte) << (56 - there);
             there += 8;
         }
-        let (symbol, length) = match SHORT.get((bits >> 56) as usize)? {
-            (_, 0) => match long(bits, there) {
+        let (symbol, length) = match SHORT_CODES.get((bits >> 56) as usize)? {
+            (_, 0) => match long_symbol(bits, there) {
                 Some(found) => found,
                 None => break,
             },
@@ -126,7 +126,7 @@ pub(super) fn decode(coded: &[u8], most: usize) -> Option<Vec<u8>> {
 }
 
 /// The next symbol, if its code has more than eight bits and is there, and the length of the code.
-fn long(bits: u64, there: usize) -> Option<(u16, usize)> {
+fn long_symbol(bits: u64, there: usize) -> Option<(u16, usize)> {
     (9..=LONGEST.min(there)).find_map(|length| {
         let place = ((bits >> (64 - length)) as u32).wrapping_sub(*CANON.first.get(length)?);
         if place >= *CANON.count.get(length)? {

@@ -1,37 +1,37 @@
 //! The server's side of HTTP/2 (RFC 9113), as far as gRPC needs it, without IO.
 //!
 //! It knows no gRPC, socket or clock: `grpc::connection` drives it. Received bytes go through the [`Receiver`],
-//! which returns one [`Event`] after another; responses go through the [`Sender`], which keeps within the peer's
+//! which returns one [`ReceiveEvent`] after another; responses go through the [`Sender`], which keeps within the peer's
 //! windows. Begin there; `tests.rs` plays a peer frame by frame.
 //!
 //! - It exists because a general library took two thirds of the time in user space. An idle connection here is a
 //!   few hundred bytes.
 //! - Clients are told to keep no header table, so a header block always means the same. A repeated request head is
-//!   recognised by the bytes of its block (`head.rs`).
+//!   recognised by the bytes of its block (`request_head.rs`).
 //! - Peers are hostile until shown otherwise. State that a peer makes the server keep is charged to a
 //!   [`StateBudget`](budget::StateBudget) before it is allocated; work that a peer causes is counted while it is
-//!   done, so that a turn can end ([`Sender::should_look_at_clock`]); frames that ask for nothing add to an
+//!   done, so that a turn can end ([`Sender::is_clock_check_due`]); frames that ask for nothing add to an
 //!   [`AbuseScore`](abuse::AbuseScore).
 
-mod abuse;
-mod budget;
+mod abuse_score;
 mod frame;
-mod head;
 mod hpack;
 mod huffman;
-mod output;
-mod receive;
-mod send;
+mod output_buffer;
+mod receiver;
+mod request_head;
+mod sender;
+mod state_budget;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use budget::{OverBudget, StatePool};
-pub(crate) use frame::{Fault, PREFACE, Reason, StreamId};
-pub(crate) use head::{FromHead, Head, HeaderBlockCache};
-pub(crate) use hpack::{GRPC_ANSWER, GRPC_OK, block};
-pub(crate) use output::Output;
-pub(crate) use receive::{Event, Receiver, Unfinished};
-pub(crate) use send::Sender;
+pub(crate) use frame::{ConnectionError, ErrorCode, PREFACE, StreamId};
+pub(crate) use hpack::{GRPC_OK_TRAILERS, GRPC_RESPONSE_HEADERS, encode_block};
+pub(crate) use output_buffer::OutputBuffer;
+pub(crate) use receiver::{IncompleteInput, ReceiveEvent, Receiver};
+pub(crate) use request_head::{FromRequestHead, HeaderBlockCache, RequestHead};
+pub(crate) use sender::Sender;
+pub(crate) use state_budget::{OverBudget, StatePool};
 
 /// What the server allows on one connection.
 #[derive(Debug, Clone, Copy)]

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 use fastrand::Rng;
 
-use super::frame::{DEFAULT_WINDOW, FrameHead, HEAD, flag, kind, put_head, setting};
+use super::frame::{FRAME_HEADER_LEN, FrameHeader, INITIAL_WINDOW, flag, kind, put_frame_header, setting};
 use super::*;
 
 const SETTINGS: Settings = Settings {
@@ -20,7 +20,7 @@ const SETTINGS: Settings = Settings {
 
 fn frame(kind: u8, flags: u8, stream: StreamId, payload: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    put_head(&mut bytes, payload.len(), kind, flags, stream);
+    put_frame_header(&mut bytes, payload.len(), kind, flags, stream);
     bytes.extend_from_slice(payload);
     bytes
 }
@@ -56,7 +56,7 @@ fn sent(sender: &mut Sender) -> Vec<u8> {
     }
     let mut all = All(Vec::new());
     loop {
-        sender.rest();
+        sender.end_batch();
         assert!(sender.output.poll_send(&mut Context::from_waker(Waker::noop()), &mut all).is_ready());
         sender.resume();
         if sender.output.is_empty() && !sender.can_resume() {
@@ -65,10 +65,10 @@ fn sent(sender: &mut Sender) -> Vec<u8> {
     }
 }
 
-fn frames(mut bytes: &[u8]) -> Vec<(FrameHead, Vec<u8>)> {
+fn frames(mut bytes: &[u8]) -> Vec<(FrameHeader, Vec<u8>)> {
     let mut all = Vec::new();
-    while let Some((head, rest)) = bytes.split_first_chunk::<HEAD>() {
-        let head = FrameHead::read(*head);
+    while let Some((head, rest)) = bytes.split_first_chunk::<FRAME_HEADER_LEN>() {
+        let head = FrameHeader::read(*head);
         let (payload, rest) = rest.split_at(head.length);
         all.push((head, payload.to_vec()));
         bytes = rest;
@@ -77,21 +77,21 @@ fn frames(mut bytes: &[u8]) -> Vec<(FrameHead, Vec<u8>)> {
     all
 }
 
-impl FromHead for Head {
+impl FromRequestHead for RequestHead {
     fn content_length(&self) -> Option<u64> {
         self.content_length
     }
 }
 
-struct Rig {
+struct TestPeer {
     receiver: Receiver,
     sender: Sender,
-    cache: HeaderBlockCache<Head>,
+    cache: HeaderBlockCache<RequestHead>,
     /// What happened, with the data of one stream put together.
     told: Vec<String>,
 }
 
-impl Rig {
+impl TestPeer {
     fn new() -> Self {
         Self {
             receiver: Receiver::new(),
@@ -101,13 +101,13 @@ impl Rig {
         }
     }
 
-    fn hear(&mut self, mut input: &[u8]) -> Result<(), Fault> {
+    fn receive(&mut self, mut input: &[u8]) -> Result<(), ConnectionError> {
         while let Some(event) = self.receiver.next(&mut input, &mut self.sender, &mut self.cache)? {
             match event {
-                Event::Request { stream, head, ended } => {
+                ReceiveEvent::Request { stream, head, ended } => {
                     self.told.push(format!("{stream}: {} {} {ended} ", head.method, head.path));
                 }
-                Event::Data { stream, bytes, ended } => {
+                ReceiveEvent::Data { stream, bytes, ended } => {
                     let mark = format!("{stream}: ");
                     let line = self.told.iter_mut().rfind(|line| line.starts_with(&mark)).expect("a request");
                     line.extend(bytes.iter().map(|byte| char::from(*byte)));
@@ -116,8 +116,8 @@ impl Rig {
                     }
                     self.sender.release(stream, bytes.len());
                 }
-                Event::Reset { stream, .. } => self.told.push(format!("{stream} reset")),
-                Event::Left => self.told.push("left".into()),
+                ReceiveEvent::Reset { stream, .. } => self.told.push(format!("{stream} reset")),
+                ReceiveEvent::GoAway => self.told.push("left".into()),
             }
         }
         assert!(input.is_empty(), "everything is taken");
@@ -158,7 +158,7 @@ fn a_conversation_means_the_same_however_it_is_cut() {
     let mut rng = Rng::with_seed(5);
     let mut first = None;
     for round in 0..400 {
-        let mut rig = Rig::new();
+        let mut rig = TestPeer::new();
         let mut left = whole.as_slice();
         while !left.is_empty() {
             let piece = match round {
@@ -167,7 +167,7 @@ fn a_conversation_means_the_same_however_it_is_cut() {
                 _ => rng.usize(1..=left.len().min(60)),
             };
             let (piece, rest) = left.split_at(piece);
-            rig.hear(piece).expect("it is in order");
+            rig.receive(piece).expect("it is in order");
             left = rest;
         }
         let said = sent(&mut rig.sender);
@@ -197,7 +197,7 @@ fn a_conversation_means_the_same_however_it_is_cut() {
 }
 
 #[test]
-fn what_breaks_the_protocol_is_named() {
+fn protocol_errors_are_named() {
     let open = [settings(&[]), frame(kind::HEADERS, flag::END_HEADERS, 1, &head(b'a'))].concat();
     let too_much = vec![frame(kind::DATA, 0, 1, &vec![0; 1 << 19]); 3].concat();
     let cases: [(&str, Vec<u8>); 14] = [
@@ -217,8 +217,8 @@ fn what_breaks_the_protocol_is_named() {
         ("a tiny frame size", settings(&[(setting::MAX_FRAME_SIZE, 100)])),
     ];
     for (name, bytes) in cases {
-        let mut rig = Rig::new();
-        rig.hear(&open).expect("it begins in order");
+        let mut rig = TestPeer::new();
+        rig.receive(&open).expect("it begins in order");
         // What is used is not given back here, so that windows run out.
         let mut input = bytes.as_slice();
         let fault = loop {
@@ -233,8 +233,8 @@ fn what_breaks_the_protocol_is_named() {
         let said = sent(&mut rig.sender);
         assert_eq!(frames(&said).last().expect("a goodbye").0.kind, kind::GOAWAY, "{name}");
     }
-    let mut early = Rig::new();
-    assert!(early.hear(&frame(kind::PING, 0, 0, &[0; 8])).is_err(), "settings come first");
+    let mut early = TestPeer::new();
+    assert!(early.receive(&frame(kind::PING, 0, 0, &[0; 8])).is_err(), "settings come first");
 }
 
 #[test]
@@ -246,7 +246,7 @@ fn noise_never_panics() {
             let place = rng.usize(..bytes.len());
             bytes[place] = rng.u8(..);
         }
-        let mut rig = Rig::new();
+        let mut rig = TestPeer::new();
         let mut input = bytes.as_slice();
         while let Ok(Some(_)) = rig.receiver.next(&mut input, &mut rig.sender, &mut rig.cache) {}
     }
@@ -257,22 +257,22 @@ fn noise_never_panics() {
 fn everything_arrives_and_no_window_is_ever_overdrawn() {
     for seed in 0..200 {
         let mut rng = Rng::with_seed(seed);
-        let mut rig = Rig::new();
+        let mut rig = TestPeer::new();
         let mut initial = rng.i64(0..3000);
         let mut hello = settings(&[(setting::INITIAL_WINDOW_SIZE, initial as u32)]);
         let streams: Vec<StreamId> = (0..rng.u32(1..8)).map(|n| 2 * n + 1).collect();
         for stream in &streams {
             hello.extend(frame(kind::HEADERS, flag::END_HEADERS | flag::END_STREAM, *stream, &head(b'a')));
         }
-        rig.hear(&hello).expect("it is in order");
+        rig.receive(&hello).expect("it is in order");
         let mut windows: BTreeMap<StreamId, i64> = streams.iter().map(|id| (*id, initial)).collect();
-        let mut connection = DEFAULT_WINDOW;
+        let mut connection = INITIAL_WINDOW;
         let mut expected: BTreeMap<StreamId, Vec<u8>> = BTreeMap::new();
         for stream in &streams {
             let parts: Vec<Bytes> =
                 (0..rng.usize(0..5)).map(|_| vec![rng.u8(..); rng.usize(0..40_000)].into()).collect();
             expected.insert(*stream, parts.concat());
-            rig.sender.answer(*stream, &GRPC_ANSWER, parts, &GRPC_OK);
+            rig.sender.answer(*stream, &GRPC_RESPONSE_HEADERS, parts, &GRPC_OK_TRAILERS);
         }
         let mut arrived: BTreeMap<StreamId, Vec<u8>> = streams.iter().map(|id| (*id, Vec::new())).collect();
         let mut ended = Vec::new();
@@ -312,7 +312,7 @@ fn everything_arrives_and_no_window_is_ever_overdrawn() {
                     frame(kind::WINDOW_UPDATE, 0, stream, &more.to_be_bytes())
                 }
             };
-            rig.hear(&opened).expect("it is in order");
+            rig.receive(&opened).expect("it is in order");
         }
         assert_eq!(arrived, expected, "seed {seed}");
         assert_eq!((rig.sender.unsent(), rig.sender.streams()), (0, 0));
@@ -320,39 +320,41 @@ fn everything_arrives_and_no_window_is_ever_overdrawn() {
 }
 
 #[test]
-fn leaving_takes_what_was_on_its_way() {
-    let mut rig = Rig::new();
-    rig.hear(&settings(&[])).expect("it is in order");
+fn a_graceful_shutdown_accepts_requests_in_flight() {
+    let mut rig = TestPeer::new();
+    rig.receive(&settings(&[])).expect("it is in order");
     sent(&mut rig.sender);
-    rig.sender.leave();
+    rig.sender.begin_shutdown();
     let said = frames(&sent(&mut rig.sender));
     let (ping, payload) = &said[1];
     assert_eq!((said[0].0.kind, ping.kind), (kind::GOAWAY, kind::PING));
     assert_eq!(said[0].1[..4], 0x7fff_ffff_u32.to_be_bytes());
-    rig.hear(&frame(kind::HEADERS, flag::END_HEADERS | flag::END_STREAM, 1, &head(b'a'))).expect("in order");
-    rig.hear(&frame(kind::PING, flag::ACK, 0, payload)).expect("in order");
-    rig.hear(&frame(kind::HEADERS, flag::END_HEADERS | flag::END_STREAM, 3, &head(b'a'))).expect("in order");
+    rig.receive(&frame(kind::HEADERS, flag::END_HEADERS | flag::END_STREAM, 1, &head(b'a')))
+        .expect("in order");
+    rig.receive(&frame(kind::PING, flag::ACK, 0, payload)).expect("in order");
+    rig.receive(&frame(kind::HEADERS, flag::END_HEADERS | flag::END_STREAM, 3, &head(b'a')))
+        .expect("in order");
     assert_eq!(rig.told, ["1: POST /a true "], "what came after the last goodbye is not taken");
-    assert!(!rig.sender.has_left());
+    assert!(!rig.sender.is_shut_down());
     let said = frames(&sent(&mut rig.sender));
     assert_eq!(said[0].1[..4], 1_u32.to_be_bytes());
     rig.sender.end(1);
-    assert!(rig.sender.has_left());
+    assert!(rig.sender.is_shut_down());
 }
 
 #[test]
 fn streams_have_a_bound_and_those_given_up_leave_nothing() {
-    let mut rig = Rig::new();
-    rig.hear(&settings(&[(setting::INITIAL_WINDOW_SIZE, 0)])).expect("it is in order");
+    let mut rig = TestPeer::new();
+    rig.receive(&settings(&[(setting::INITIAL_WINDOW_SIZE, 0)])).expect("it is in order");
     for n in 0..10_000_u32 {
         let stream = 2 * n + 1;
-        rig.hear(&frame(kind::HEADERS, flag::END_HEADERS | flag::END_STREAM, stream, &head(b'a')))
+        rig.receive(&frame(kind::HEADERS, flag::END_HEADERS | flag::END_STREAM, stream, &head(b'a')))
             .expect("in order");
-        rig.sender.answer(stream, &GRPC_ANSWER, [Bytes::from_static(&[0; 100])], &GRPC_OK);
+        rig.sender.answer(stream, &GRPC_RESPONSE_HEADERS, [Bytes::from_static(&[0; 100])], &GRPC_OK_TRAILERS);
         assert!(rig.sender.streams() <= SETTINGS.streams as usize);
         if n % 8 == 7 {
             for stream in (0..8).map(|k| 2 * (n - k) + 1) {
-                rig.hear(&frame(kind::RST_STREAM, 0, stream, &[0; 4])).expect("in order");
+                rig.receive(&frame(kind::RST_STREAM, 0, stream, &[0; 4])).expect("in order");
             }
             assert_eq!((rig.sender.streams(), rig.sender.unsent() - rig.sender.output.len()), (0, 0));
         }
@@ -361,15 +363,15 @@ fn streams_have_a_bound_and_those_given_up_leave_nothing() {
 }
 
 #[test]
-fn a_peer_that_causes_much_is_heard_in_turns() {
+fn a_busy_peer_yields_to_others() {
     let open: Vec<u8> = (0..8)
         .flat_map(|n| frame(kind::HEADERS, flag::END_HEADERS | flag::END_STREAM, 2 * n + 1, &head(b'a')))
         .collect();
     let idle =
         [settings(&[(setting::INITIAL_WINDOW_SIZE, 1)]), settings(&[(setting::INITIAL_WINDOW_SIZE, 0)])];
     for flood in [frame(kind::PING, 0, 0, &[0; 8]).repeat(20_000), idle.concat().repeat(20_000)] {
-        let mut rig = Rig::new();
-        rig.hear(&[settings(&[]), open.clone()].concat()).expect("it is in order");
+        let mut rig = TestPeer::new();
+        rig.receive(&[settings(&[]), open.clone()].concat()).expect("it is in order");
         let (mut input, mut turns) = (flood.as_slice(), 0);
         while !input.is_empty() {
             let event =
@@ -388,23 +390,23 @@ fn the_end_of_a_request_is_told_though_nothing_more_comes() {
     let mut owed = 0;
     // The last frame of the input is the one with which a turn has done enough.
     for done in 1..64 {
-        let mut rig = Rig::new();
+        let mut rig = TestPeer::new();
         let open = frame(kind::HEADERS, flag::END_HEADERS, 1, &head(b'a'));
-        rig.hear(&[settings(&[]), open].concat()).expect("it is in order");
-        rig.sender.rest();
+        rig.receive(&[settings(&[]), open].concat()).expect("it is in order");
+        rig.sender.end_batch();
         let mut steps = 0;
-        while !rig.sender.is_busy() {
+        while !rig.sender.should_yield() {
             rig.sender.count_work(1);
             steps += 1;
         }
-        rig.sender.rest();
+        rig.sender.end_batch();
         rig.sender.count_work(steps - done);
-        rig.hear(&frame(kind::DATA, flag::END_STREAM, 1, &[])).expect("it is in order");
+        rig.receive(&frame(kind::DATA, flag::END_STREAM, 1, &[])).expect("it is in order");
         while rig.receiver.owes_event() {
-            assert!(rig.sender.is_busy());
+            assert!(rig.sender.should_yield());
             owed += 1;
-            rig.sender.rest();
-            rig.hear(&[]).expect("it is in order");
+            rig.sender.end_batch();
+            rig.receive(&[]).expect("it is in order");
         }
         assert_eq!(rig.told, ["1: POST /a false ."], "{done} steps before the end of a turn");
     }

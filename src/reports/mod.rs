@@ -1,9 +1,9 @@
 //! Transfer reports of native workers: measurements, on which no rule of coordination depends.
 //!
 //! A worker calls `muster.v1.Transfers/Report` about once a second (`proto/muster_transfers.proto`). The gRPC port
-//! hands the bytes to the [`Board`] of the job, which counts the rows before it allocates them, maps words to fixed
+//! hands the bytes to the [`ReportStore`] of the job, which counts the rows before it allocates them, maps words to fixed
 //! sets, and asks the engine which incarnation of the task counts, under the board's own lock: so a report of an
-//! incarnation that has just ended cannot follow one of the next. Begin at [`Board`], then `intake.rs`.
+//! incarnation that has just ended cannot follow one of the next. Begin at [`ReportStore`], then `parse.rs`.
 //!
 //! - Reports stay outside of the state machine. They are a thousand a second; a replay and the engine's lock should
 //!   not carry them. Only failures enter the order of events
@@ -19,19 +19,19 @@
 //!
 //! | file | what it holds |
 //! | --- | --- |
-//! | `intake.rs` | a decoded report: every list bounded, every word one of a fixed set |
-//! | `words.rs` | that vocabulary |
-//! | `ring.rs` | bytes over time |
-//! | `board.rs` | the reports of all jobs, within bounds |
+//! | `parse.rs` | a decoded report: every list bounded, every word one of a fixed set |
+//! | `vocabulary.rs` | that vocabulary |
+//! | `byte_series.rs` | bytes over time |
+//! | `store.rs` | the reports of all jobs, within bounds |
 //! | `view.rs` | the views that pages, REST and metrics share |
 
-mod board;
-mod intake;
-mod ring;
+mod byte_series;
+mod parse;
+mod store;
 #[cfg(test)]
 mod tests;
 mod view;
-mod words;
+mod vocabulary;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -40,29 +40,30 @@ use std::time::Duration;
 use crate::coordination::JobId;
 use crate::engine::Engine;
 
-pub use board::{
-    Board, CONNECTIONS_KEPT, PAIRS_KEPT, REASON_FAILURES_KEPT, SERIES_KEPT, TASK_FAILURES_KEPT, interval_ms,
+pub use byte_series::POINTS;
+pub use parse::{
+    BYTES_MAX, CONNECTIONS_MAX, ClockReading, FAILURES_MAX, OUTCOMES_MAX, PAIRS_MAX, ReportError, STAGES_MAX,
 };
-pub use intake::{
-    BYTES_MAX, CONNECTIONS_MAX, ClockReading, FAILURES_MAX, OUTCOMES_MAX, PAIRS_MAX, Refusal, STAGES_MAX,
+pub use store::{
+    CONNECTIONS_KEPT, PAIRS_KEPT, REASON_FAILURES_KEPT, ReportStore, SERIES_KEPT, TASK_FAILURES_KEPT,
+    interval_ms,
 };
-pub use ring::POINTS;
 pub use view::{
     AbortView, ConnectionView, DurationView, FailureView, LinksView, OutcomeView, PairSeries, PairView,
     ReasonView, Series, StageView, TaskTransfers, Throughput, TotalsView, TransferBytes, TransfersView,
 };
-pub use words::{Counter, Outcome, Transport};
+pub use vocabulary::{ReportedTransport, TransferCounter, TransferOutcome};
 
 pub(crate) use view::rate_window;
 
 /// How often jobs that are gone are forgotten, and failures told of that nobody was told of yet.
-const LOOKED: Duration = Duration::from_secs(1);
+const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Keeps the board in order, for as long as it is polled.
-pub async fn watch(engine: Arc<Engine>, board: Arc<Board>) {
+pub async fn watch(engine: Arc<Engine>, board: Arc<ReportStore>) {
     loop {
-        tokio::time::sleep(LOOKED).await;
-        let jobs: BTreeSet<JobId> = engine.look(|core, _| core.jobs().map(|(job, _)| job).collect());
-        board.keep(&engine, |job| jobs.contains(&job));
+        tokio::time::sleep(FLUSH_INTERVAL).await;
+        let jobs: BTreeSet<JobId> = engine.read(|core, _| core.jobs().map(|(job, _)| job).collect());
+        board.retain_jobs(&engine, |job| jobs.contains(&job));
     }
 }

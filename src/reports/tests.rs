@@ -1,6 +1,6 @@
 //! Tests the store with invented tasks and reports.
 //!
-//! It tests no wire format (`tests/wire/reports.rs`). Begin at `World`.
+//! It tests no wire format (`tests/wire/reports.rs`). Begin at `StoreFixture`.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -10,33 +10,33 @@ use prost::Message as _;
 use super::*;
 use crate::clock::Clock;
 use crate::coordination::{
-    Act, Actor, Caller, Change, ConnectionId, JobSettings, Means, Outcome as Answer, Reason, Request, Roster,
-    RunNumber, TaskId, TaskIncarnation, Timestamp,
+    Actor, ActorOrigin, CallOutcome as Answer, Caller, ConnectionId, EventKind, JobSettings, OperatorCommand,
+    Reason, Request, RunNumber, TaskId, TaskIncarnation, TaskIncarnations, Timestamp,
 };
-use crate::engine::Inbox;
+use crate::engine::AnswerInbox;
 use crate::proto::muster::v1 as wire;
 
 struct Nobody;
 
-impl Inbox for Nobody {
+impl AnswerInbox for Nobody {
     fn deliver(&self, _slot: u64, _outcome: Answer) {}
 }
 
-struct World {
+struct StoreFixture {
     engine: Arc<Engine>,
-    board: Board,
+    board: ReportStore,
     job: JobId,
     connection: ConnectionId,
     sequence: Mutex<u64>,
 }
 
-impl World {
+impl StoreFixture {
     fn of(tasks: u32) -> Self {
         let engine = Engine::new(Clock::start());
         let settings = JobSettings { recoverable: true, ..JobSettings::new(tasks) };
         let job = engine.declare("train".parse().unwrap(), settings).unwrap();
         let connection = engine.connection_opened(SocketAddr::from(([127, 0, 0, 1], 1)));
-        let world = Self { engine, board: Board::default(), job, connection, sequence: Mutex::new(0) };
+        let world = Self { engine, board: ReportStore::default(), job, connection, sequence: Mutex::new(0) };
         (0..tasks).for_each(|task| world.register(task, 100 + u64::from(task)));
         world
     }
@@ -45,7 +45,7 @@ impl World {
         let task = TaskId(i32::try_from(task).unwrap());
         let incarnation = TaskIncarnation(incarnation);
         let request = Request::Register { task, incarnation, recoverable: true };
-        let inbox: Arc<dyn Inbox> = Arc::new(Nobody);
+        let inbox: Arc<dyn AnswerInbox> = Arc::new(Nobody);
         let caller = Caller { connection: self.connection, claim: None };
         self.engine.call(self.job, caller, request, &inbox, 0);
     }
@@ -64,12 +64,12 @@ impl World {
         report.encode_to_vec()
     }
 
-    fn take(&self, bytes: &[u8]) -> Result<u32, Refusal> {
-        self.board.take(&self.engine, self.job, bytes)
+    fn take(&self, bytes: &[u8]) -> Result<u32, ReportError> {
+        self.board.accept(&self.engine, self.job, bytes)
     }
 
-    fn roster(&self) -> Roster {
-        self.engine.look(|core, _| core.job(self.job).unwrap().roster())
+    fn roster(&self) -> TaskIncarnations {
+        self.engine.read(|core, _| core.job(self.job).unwrap().task_incarnations())
     }
 
     fn summary(&self) -> TransfersView {
@@ -79,7 +79,7 @@ impl World {
     fn failures_told(&self) -> Vec<(String, u64)> {
         let told =
             self.engine.follow(0).0.events.into_iter().filter_map(|numbered| match &numbered.event.what {
-                Change::TransferFailed { error, count, .. } => Some((error.to_string(), *count)),
+                EventKind::TransferFailed { error, count, .. } => Some((error.to_string(), *count)),
                 _ => None,
             });
         told.collect()
@@ -95,8 +95,8 @@ fn failure(peer: u32, reason: &str, at: u64) -> wire::Failure {
 }
 
 #[test]
-fn what_a_task_counted_in_earlier_lives_stays_counted() {
-    let world = World::of(2);
+fn counters_of_earlier_lives_are_kept() {
+    let world = StoreFixture::of(2);
     let say = |incarnation, sent, hits| {
         let report = world.report(0, incarnation, |report| {
             report.pairs = vec![pair(1, "shm", sent, 5)];
@@ -119,12 +119,12 @@ fn what_a_task_counted_in_earlier_lives_stays_counted() {
         "its last life has no connections now"
     );
     assert_eq!(view.totals.sent(), 1500);
-    assert!(matches!(say(100, 9999, 9), Err(Refusal::OtherLife { .. })));
+    assert!(matches!(say(100, 9999, 9), Err(ReportError::StaleIncarnation { .. })));
     assert_eq!(say(777, 20, 1), Ok(1000));
     let view = world.summary();
     assert_eq!((view.reporting, view.stale, view.in_flight(), view.connections()), (1, 0, 2, 1));
     assert_eq!((view.totals.sent(), view.totals.received()), (1520, 10));
-    assert_eq!((view.totals.cache_hits, view.totals.ended(Outcome::COMPLETED)), (7, 152));
+    assert_eq!((view.totals.cache_hits, view.totals.ended(TransferOutcome::COMPLETED)), (7, 152));
     assert_eq!((view.taken, view.refused), (3, 1));
     let of_task = world.board.task(world.job, &world.roster(), TaskId(0)).unwrap();
     assert_eq!((of_task.lives, of_task.cliques), (2, 2));
@@ -135,7 +135,7 @@ fn what_a_task_counted_in_earlier_lives_stays_counted() {
 
 #[test]
 fn a_report_that_is_not_newer_changes_nothing_and_counters_never_go_back() {
-    let world = World::of(1);
+    let world = StoreFixture::of(1);
     let report = |sequence, sent| {
         world.report(0, 100, |report| {
             report.sequence = sequence;
@@ -155,26 +155,26 @@ fn a_report_that_is_not_newer_changes_nothing_and_counters_never_go_back() {
 
 #[test]
 fn only_the_life_that_counts_may_report() {
-    let world = World::of(2);
+    let world = StoreFixture::of(2);
     let nothing = |_: &mut wire::TransferReport| {};
     let ask = |task, incarnation| world.take(&world.report(task, incarnation, nothing));
-    assert!(matches!(ask(7, 100), Err(Refusal::NoSuchTask(7, 2))));
-    assert!(matches!(ask(u32::MAX, 100), Err(Refusal::NoSuchTask(..))));
-    assert!(matches!(ask(1, 100), Err(Refusal::OtherLife { .. })));
+    assert!(matches!(ask(7, 100), Err(ReportError::NoSuchTask(7, 2))));
+    assert!(matches!(ask(u32::MAX, 100), Err(ReportError::NoSuchTask(..))));
+    assert!(matches!(ask(1, 100), Err(ReportError::StaleIncarnation { .. })));
     let peers = world.report(0, 100, |report| report.pairs = vec![pair(2, "shm", 1, 1)]);
-    assert!(matches!(world.take(&peers), Err(Refusal::NoSuchPeer(2, 2))));
-    assert!(matches!(world.take(b"\x08"), Err(Refusal::Unreadable(_))));
-    let gone = world.board.take(&world.engine, JobId(99), b"");
-    assert_eq!(gone, Err(Refusal::NoSuchJob));
+    assert!(matches!(world.take(&peers), Err(ReportError::NoSuchPeer(2, 2))));
+    assert!(matches!(world.take(b"\x08"), Err(ReportError::Unreadable(_))));
+    let gone = world.board.accept(&world.engine, JobId(99), b"");
+    assert_eq!(gone, Err(ReportError::NoSuchJob));
     assert!(!world.board.has(world.job, world.summary().run), "nothing of all this was kept");
-    let none = World { board: Board::default(), ..World::of(1) };
+    let none = StoreFixture { board: ReportStore::default(), ..StoreFixture::of(1) };
     none.register(0, 5);
     assert_eq!(none.take(&none.report(0, 5, nothing)), Ok(1000));
 }
 
 #[test]
-fn words_that_nobody_knows_are_one_word() {
-    let world = World::of(2);
+fn unknown_names_become_other() {
+    let world = StoreFixture::of(2);
     let report = world.report(0, 100, |report| {
         report.pairs = vec![pair(1, "pigeon", 1, 0), pair(1, "\u{1b}[2J", 2, 0), pair(1, "", 4, 0)];
         report.outcomes =
@@ -182,12 +182,15 @@ fn words_that_nobody_knows_are_one_word() {
     });
     world.take(&report).unwrap();
     let totals = world.summary().totals;
-    assert_eq!(totals.bytes, [TransferBytes { transport: Transport::Other, sent: 7, received: 0 }]);
-    assert_eq!((totals.launches.len(), totals.ended(Outcome::of("other")), totals.failed()), (1, 60, 60));
-    for outcome in Outcome::all() {
-        assert_eq!(Outcome::of(outcome.name()), outcome);
+    assert_eq!(totals.bytes, [TransferBytes { transport: ReportedTransport::Other, sent: 7, received: 0 }]);
+    assert_eq!(
+        (totals.launches.len(), totals.ended(TransferOutcome::of("other")), totals.failed()),
+        (1, 60, 60)
+    );
+    for outcome in TransferOutcome::all() {
+        assert_eq!(TransferOutcome::of(outcome.name()), outcome);
         assert!(
-            outcome.name() == "other" || outcome.means() != Outcome::of("?").means(),
+            outcome.name() == "other" || outcome.means() != TransferOutcome::of("?").means(),
             "{}",
             outcome.name()
         );
@@ -196,14 +199,14 @@ fn words_that_nobody_knows_are_one_word() {
 
 #[test]
 fn lists_are_counted_before_they_are_read() {
-    let world = World::of(2);
+    let world = StoreFixture::of(2);
     for (most, field) in [(PAIRS_MAX, 4_u8), (CONNECTIONS_MAX, 5), (OUTCOMES_MAX, 6), (FAILURES_MAX, 9)] {
         // The cheapest way to ask for memory: rows without contents.
         let rows = [field << 3 | 2, 0].repeat(most + 1);
         let bytes = [world.report(0, 100, |_| {}), rows].concat();
-        assert!(matches!(world.take(&bytes), Err(Refusal::TooMany { most: said, .. }) if said == most));
+        assert!(matches!(world.take(&bytes), Err(ReportError::TooMany { most: said, .. }) if said == most));
     }
-    assert!(matches!(world.take(&vec![0; BYTES_MAX + 1]), Err(Refusal::Long(_))));
+    assert!(matches!(world.take(&vec![0; BYTES_MAX + 1]), Err(ReportError::TooLong(_))));
     let full = world.report(0, 100, |report| {
         report.pairs = (0..PAIRS_MAX as u64).map(|n| pair(1, "other", u64::MAX - n, u64::MAX)).collect();
         let end =
@@ -218,7 +221,7 @@ fn lists_are_counted_before_they_are_read() {
 
 #[test]
 fn a_large_job_keeps_so_many_pairs_and_connections_of_each_task_and_the_sums_of_all() {
-    let world = World::of(20_000);
+    let world = StoreFixture::of(20_000);
     assert_eq!(interval_ms(20_000), 20_000);
     let report = world.report(3, 103, |report| {
         report.pairs = (0..10_000).map(|peer| pair(peer, "tcp", u64::from(peer), 0)).collect();
@@ -237,7 +240,7 @@ fn a_large_job_keeps_so_many_pairs_and_connections_of_each_task_and_the_sums_of_
 
 #[test]
 fn throughput_is_what_came_between_two_reports_and_pairs_beyond_the_bound_are_one() {
-    let world = World::of(200);
+    let world = StoreFixture::of(200);
     let say = |sent: u64| {
         let report = world.report(0, 100, |report| {
             report.pairs = (1..=100).map(|peer| pair(peer, "shm", sent, 0)).collect();
@@ -254,7 +257,7 @@ fn throughput_is_what_came_between_two_reports_and_pairs_beyond_the_bound_are_on
     let sum = |sent: &[u64]| sent.iter().sum::<u64>();
     assert_eq!(
         seen.transports.iter().map(|it| (it.transport, sum(&it.sent))).collect::<Vec<_>>(),
-        [(Transport::Shm, 50_000)]
+        [(ReportedTransport::Shm, 50_000)]
     );
     assert_eq!(seen.pairs.len(), SERIES_KEPT);
     assert!(seen.pairs.iter().all(|pair| sum(&pair.sent) == 500), "{:?}", seen.pairs);
@@ -262,18 +265,21 @@ fn throughput_is_what_came_between_two_reports_and_pairs_beyond_the_bound_are_on
 }
 
 /// A summary of reports that came at these moments of a job that was made at second 1,000: seconds, task, its pairs.
-fn told(reports: &[(u64, u32, Vec<wire::PairTotals>)], look: impl FnOnce(&Board, JobId, &Roster)) {
-    let world = World::of(3);
-    let mut of_job = board::OfJob::new(RunNumber(1));
+fn told(
+    reports: &[(u64, u32, Vec<wire::PairTotals>)],
+    look: impl FnOnce(&ReportStore, JobId, &TaskIncarnations),
+) {
+    let world = StoreFixture::of(3);
+    let mut of_job = store::JobReports::new(RunNumber(1));
     for (place, (second, task, pairs)) in reports.iter().enumerate() {
         let report = world.report(*task, 100 + u64::from(*task), |report| {
             report.pairs = pairs.clone();
             report.sequence = place as u64 + 1;
         });
-        let report = intake::Report::read(&report, 3).unwrap();
-        of_job.take(report, Timestamp(1_000_000_000), 3, Timestamp(second * 1_000_000));
+        let report = parse::Report::read(&report, 3).unwrap();
+        of_job.accept(report, Timestamp(1_000_000_000), 3, Timestamp(second * 1_000_000));
     }
-    world.board.put_whole(world.job, of_job);
+    world.board.complete_interval(world.job, of_job);
     look(&world.board, world.job, &world.roster());
 }
 
@@ -327,7 +333,7 @@ fn throughput_begins_with_the_first_report() {
 
 #[test]
 fn a_storm_of_failures_is_one_event_and_the_first_cause_comes_first() {
-    let world = World::of(2);
+    let world = StoreFixture::of(2);
     let now = world.engine.clock().now().0;
     let say = |failures: Vec<wire::Failure>| {
         let report = world.report(0, 100, |report| {
@@ -358,7 +364,7 @@ fn a_storm_of_failures_is_one_event_and_the_first_cause_comes_first() {
 
 #[test]
 fn durations_and_aborts_add_up_over_lives_and_what_is_in_flight_is_of_the_last_report() {
-    let world = World::of(2);
+    let world = StoreFixture::of(2);
     let times = |size_class: &str, counts: Vec<u64>| wire::DurationTimes {
         transport: "tcp".into(),
         size_class: size_class.into(),
@@ -387,7 +393,7 @@ fn durations_and_aborts_add_up_over_lives_and_what_is_in_flight_is_of_the_last_r
         .totals
         .durations
         .iter()
-        .map(|of| (of.said(), of.launches, of.mean_us(), of.counts.last().copied()))
+        .map(|of| (of.label(), of.launches, of.mean_us(), of.counts.last().copied()))
         .collect();
     assert_eq!(
         told,
@@ -397,12 +403,12 @@ fn durations_and_aborts_add_up_over_lives_and_what_is_in_flight_is_of_the_last_r
     assert_eq!(aborts, [("peer_dead", 4), ("other", u64::MAX)]);
     assert_eq!(view.in_flight_bytes, [2, u64::MAX, 6]);
     let many = world.report(0, 100, |report| report.durations = vec![times("more", vec![]); 65]);
-    assert!(matches!(world.take(&many), Err(Refusal::TooMany { what: "durations", .. })));
+    assert!(matches!(world.take(&many), Err(ReportError::TooMany { what: "durations", .. })));
 }
 
 #[test]
 fn what_a_life_holds_is_gone_with_it_in_the_task_as_in_the_sum() {
-    let world = World::of(2);
+    let world = StoreFixture::of(2);
     for (task, ahead_us) in [(0, 2000), (1, -2000)] {
         let report = world.report(task, 100 + u64::from(task), |report| {
             report.cliques = Some(wire::CliqueCache { size: 3, ..Default::default() });
@@ -422,7 +428,7 @@ fn what_a_life_holds_is_gone_with_it_in_the_task_as_in_the_sum() {
 
 #[test]
 fn a_time_without_a_launch_that_took_it_is_not_counted() {
-    let world = World::of(1);
+    let world = StoreFixture::of(1);
     let report = world.report(0, 100, |report| {
         let (transport, size_class, counts, sum_us) = ("tcp".into(), "4KiB".into(), vec![0, 0], 5);
         report.stages = vec![wire::StageTimes { stage: "move".into(), counts: counts.clone(), sum_us }];
@@ -435,13 +441,13 @@ fn a_time_without_a_launch_that_took_it_is_not_counted() {
 
 #[test]
 fn a_job_that_is_deleted_is_forgotten() {
-    let world = World::of(1);
+    let world = StoreFixture::of(1);
     world.take(&world.report(0, 100, |_| {})).unwrap();
-    assert!(world.board.knows(world.job));
-    let actor = Actor { who: "ada".into(), address: None, means: Means::Api };
+    assert!(world.board.has_reports(world.job));
+    let actor = Actor { who: "ada".into(), address: None, means: ActorOrigin::Api };
     let reason = Reason::try_from("done".to_owned()).unwrap();
-    world.engine.act(world.job, actor, reason, Act::DeleteJob { force: true }).unwrap();
-    assert_eq!(world.take(&world.report(0, 100, |_| {})), Err(Refusal::NoSuchJob));
-    world.board.keep(&world.engine, |_| false);
-    assert!(!world.board.knows(world.job));
+    world.engine.act(world.job, actor, reason, OperatorCommand::DeleteJob { force: true }).unwrap();
+    assert_eq!(world.take(&world.report(0, 100, |_| {})), Err(ReportError::NoSuchJob));
+    world.board.retain_jobs(&world.engine, |_| false);
+    assert!(!world.board.has_reports(world.job));
 }

@@ -7,18 +7,18 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::board::{self, Board, Gauges, OfJob, OfTask};
-use super::intake::{ClockReading, Links, Totals};
-use super::ring::{STEP_SECONDS, Steps};
-use super::words::{Counter, Outcome, Transport};
-use crate::coordination::{JobId, Roster, RunNumber, TaskId, Timestamp};
+use super::byte_series::{STEP_SECONDS, StepSeries};
+use super::parse::{ClockReading, LifeTotals, TransportTotals};
+use super::store::{self, Gauges, JobReports, ReportStore, TaskReports};
+use super::vocabulary::{ReportedTransport, TransferCounter, TransferOutcome};
+use crate::coordination::{JobId, RunNumber, TaskId, TaskIncarnations, Timestamp};
 use crate::transfer::{Stage, Times, size_classes};
 
 /// The bytes of one transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TransferBytes {
     /// The transport.
-    pub transport: Transport,
+    pub transport: ReportedTransport,
     /// Bytes that the tasks have sent.
     pub sent: u64,
     /// Bytes that they have received.
@@ -30,7 +30,7 @@ pub struct TransferBytes {
 pub struct OutcomeView {
     /// `completed`, or why not.
     #[schema(value_type = String)]
-    pub outcome: Outcome,
+    pub outcome: TransferOutcome,
     /// How many.
     pub launches: u64,
 }
@@ -71,7 +71,7 @@ pub struct TotalsView {
 pub struct AbortView {
     /// Why.
     #[schema(value_type = String)]
-    pub reason: Outcome,
+    pub reason: TransferOutcome,
     /// How many, as each side counts them.
     pub connections: u64,
 }
@@ -80,7 +80,7 @@ pub struct AbortView {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DurationView {
     /// By which bytes of it moved, or moved last.
-    pub transport: Transport,
+    pub transport: ReportedTransport,
     /// How many bytes one moved at most: `4KiB`, `64KiB`, `1MiB`, `16MiB`, `256MiB`, `more`.
     pub size_class: String,
     /// How many launches.
@@ -100,7 +100,7 @@ impl DurationView {
 
     /// Of which launches, in words.
     #[must_use]
-    pub fn said(&self) -> String {
+    pub fn label(&self) -> String {
         let size = match self.size_class.strip_suffix("iB") {
             Some(number) => {
                 format!("up to {} {}iB", &number[..number.len() - 1], &number[number.len() - 1..])
@@ -146,7 +146,7 @@ impl StageView {
 
     /// What a launch does in this stage, for people.
     #[must_use]
-    pub fn stage_words(&self) -> &str {
+    pub fn stage_names(&self) -> &str {
         match self.stage.as_str() {
             "prepare" => "preparing",
             "dependencies" => "waiting for dependencies",
@@ -160,25 +160,25 @@ impl StageView {
 }
 
 impl TotalsView {
-    fn of(totals: &Totals) -> Self {
-        let bytes = Transport::ALL.into_iter().zip(totals.bytes);
+    fn of(totals: &LifeTotals) -> Self {
+        let bytes = ReportedTransport::ALL.into_iter().zip(totals.bytes);
         let bytes = bytes.map(|(transport, [sent, received])| TransferBytes { transport, sent, received });
-        let launches = Outcome::all().zip(totals.outcomes);
-        let counter = |which: Counter| totals.counters[which as usize];
+        let launches = TransferOutcome::all().zip(totals.outcomes);
+        let counter = |which: TransferCounter| totals.counters[which as usize];
         Self {
             bytes: bytes.filter(|of| of.sent > 0 || of.received > 0).collect(),
             launches: launches
                 .filter(|(_, launches)| *launches > 0)
                 .map(|(outcome, launches)| OutcomeView { outcome, launches })
                 .collect(),
-            cache_hits: counter(Counter::CacheHits),
-            cache_misses: counter(Counter::CacheMisses),
-            cache_evictions: counter(Counter::CacheEvictions),
-            fenced_frames: counter(Counter::FencedFrames),
-            damaged_chunks: counter(Counter::DamagedChunks),
-            lanes_lost: counter(Counter::LanesLost),
-            lanes_made: counter(Counter::LanesMade),
-            fetch_fallbacks: counter(Counter::FetchFallbacks),
+            cache_hits: counter(TransferCounter::CacheHits),
+            cache_misses: counter(TransferCounter::CacheMisses),
+            cache_evictions: counter(TransferCounter::CacheEvictions),
+            fenced_frames: counter(TransferCounter::FencedFrames),
+            damaged_chunks: counter(TransferCounter::DamagedChunks),
+            lanes_lost: counter(TransferCounter::LanesLost),
+            lanes_made: counter(TransferCounter::LanesMade),
+            fetch_fallbacks: counter(TransferCounter::FetchFallbacks),
             stages: Stage::ALL
                 .into_iter()
                 .zip(&totals.stages)
@@ -195,7 +195,7 @@ impl TotalsView {
                     counts: times.counts.to_vec(),
                 })
                 .collect(),
-            aborts: Outcome::all()
+            aborts: TransferOutcome::all()
                 .zip(totals.aborts)
                 .filter(|(_, connections)| *connections > 0)
                 .map(|(reason, connections)| AbortView { reason, connections })
@@ -217,14 +217,14 @@ impl TotalsView {
 
     /// Launches that ended so.
     #[must_use]
-    pub fn ended(&self, outcome: Outcome) -> u64 {
+    pub fn ended(&self, outcome: TransferOutcome) -> u64 {
         self.launches.iter().find(|of| of.outcome == outcome).map_or(0, |of| of.launches)
     }
 
     /// Launches that did not complete.
     #[must_use]
     pub fn failed(&self) -> u64 {
-        let failed = self.launches.iter().filter(|of| of.outcome != Outcome::COMPLETED);
+        let failed = self.launches.iter().filter(|of| of.outcome != TransferOutcome::COMPLETED);
         failed.fold(0, |sum, of| sum.saturating_add(of.launches))
     }
 }
@@ -233,7 +233,7 @@ impl TotalsView {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LinksView {
     /// How their lanes are made.
-    pub transport: Transport,
+    pub transport: ReportedTransport,
     /// Ends of connections: one that both its tasks report has two.
     pub connections: u64,
     /// Lanes that live, likewise.
@@ -242,14 +242,14 @@ pub struct LinksView {
     pub launches: u64,
 }
 
-fn links_of(links: &[Links; Transport::ALL.len()]) -> Vec<LinksView> {
-    let view = |(transport, links): (Transport, &Links)| LinksView {
+fn links_of(links: &[TransportTotals; ReportedTransport::ALL.len()]) -> Vec<LinksView> {
+    let view = |(transport, links): (ReportedTransport, &TransportTotals)| LinksView {
         transport,
         connections: links.connections,
         lanes: links.lanes,
         launches: links.launches,
     };
-    Transport::ALL.into_iter().zip(links).map(view).filter(|links| links.connections > 0).collect()
+    ReportedTransport::ALL.into_iter().zip(links).map(view).filter(|links| links.connections > 0).collect()
 }
 
 /// One connection, as one of its tasks reports it.
@@ -262,7 +262,7 @@ pub struct ConnectionView {
     /// The life of that one that it leads to, in hexadecimal.
     pub peer_incarnation: String,
     /// How its lanes are made.
-    pub transport: Transport,
+    pub transport: ReportedTransport,
     /// Lanes that live.
     pub lanes: u32,
     /// Launches under way.
@@ -280,14 +280,14 @@ pub struct FailureView {
     pub peer: TaskId,
     /// Why.
     #[schema(value_type = String)]
-    pub reason: Outcome,
+    pub reason: TransferOutcome,
     /// What the worker says.
     pub text: String,
 }
 
 impl FailureView {
-    fn of(failure: &board::Failure) -> Self {
-        let board::Failure { task, failed } = failure;
+    fn of(failure: &store::TaskFailure) -> Self {
+        let store::TaskFailure { task, failed } = failure;
         let (at, peer, reason) = (failed.at, failed.peer, failed.reason);
         Self { at, task: *task, peer, reason, text: failed.text.to_string() }
     }
@@ -298,7 +298,7 @@ impl FailureView {
 pub struct ReasonView {
     /// The reason.
     #[schema(value_type = String)]
-    pub reason: Outcome,
+    pub reason: TransferOutcome,
     /// What it means.
     pub means: String,
     /// Launches that ended so, over all tasks.
@@ -313,7 +313,7 @@ pub struct ReasonView {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Series {
     /// By which transport.
-    pub transport: Transport,
+    pub transport: ReportedTransport,
     /// Bytes of each second, the oldest first.
     pub sent: Vec<u64>,
 }
@@ -326,7 +326,7 @@ pub struct PairSeries {
     /// To which.
     pub to: TaskId,
     /// By which transport.
-    pub transport: Transport,
+    pub transport: ReportedTransport,
     /// Bytes of each second, the oldest first.
     pub sent: Vec<u64>,
 }
@@ -354,7 +354,7 @@ pub struct PairView {
     /// To which.
     pub to: TaskId,
     /// By which transport.
-    pub transport: Transport,
+    pub transport: ReportedTransport,
     /// Bytes that `from` says that it sent; none if it has not reported the pair.
     pub sent: Option<u64>,
     /// Bytes that `to` says that it received.
@@ -409,9 +409,9 @@ pub struct TaskTransfers {
 }
 
 impl TaskTransfers {
-    fn of(task: TaskId, of_task: &OfTask, roster: &Roster, window: Window) -> Self {
+    fn of(task: TaskId, of_task: &TaskReports, roster: &TaskIncarnations, window: RateWindow) -> Self {
         let failures = of_task.failures.iter().rev();
-        let gauges = of_task.gauges(roster.life(task));
+        let gauges = of_task.gauges(roster.incarnation_of(task));
         let held = |gauge: fn(&Gauges) -> u64| gauges.map_or(0, gauge);
         Self {
             task,
@@ -429,7 +429,7 @@ impl TaskTransfers {
             in_flight_bytes: gauges.map_or([0; 3], |gauges| gauges.in_flight),
             clock: gauges.and_then(|gauges| gauges.clock),
             failures: failures
-                .map(|failed| FailureView::of(&board::Failure { task, failed: failed.clone() }))
+                .map(|failed| FailureView::of(&store::TaskFailure { task, failed: failed.clone() }))
                 .collect(),
         }
     }
@@ -493,19 +493,19 @@ pub struct TransfersView {
 }
 
 impl TransfersView {
-    fn empty(roster: &Roster, now: Timestamp) -> Self {
+    fn empty(roster: &TaskIncarnations, now: Timestamp) -> Self {
         Self {
             seen_at: now,
             run: roster.run,
-            tasks: roster.lives.len(),
+            tasks: roster.incarnations.len(),
             reporting: 0,
             stale: 0,
             reported_at: None,
-            interval_ms: board::interval_ms(roster.lives.len()),
+            interval_ms: store::interval_ms(roster.incarnations.len()),
             taken: 0,
             repeated: 0,
             refused: 0,
-            totals: TotalsView::of(&Totals::default()),
+            totals: TotalsView::of(&LifeTotals::default()),
             rate: 0,
             rate_until: None,
             links: Vec::new(),
@@ -517,13 +517,13 @@ impl TransfersView {
         }
     }
 
-    fn of(of_job: &OfJob, roster: &Roster, now: Timestamp) -> Self {
+    fn of(of_job: &JobReports, roster: &TaskIncarnations, now: Timestamp) -> Self {
         let mut view = Self::empty(roster, now);
-        let mut totals = Totals::default();
-        let mut links = [Links::default(); Transport::ALL.len()];
+        let mut totals = LifeTotals::default();
+        let mut links = [TransportTotals::default(); ReportedTransport::ALL.len()];
         for (task, of_task) in &of_job.tasks {
             totals.add(&of_task.totals());
-            let Some(gauges) = of_task.gauges(roster.life(*task)) else {
+            let Some(gauges) = of_task.gauges(roster.incarnation_of(*task)) else {
                 view.stale += 1;
                 continue;
             };
@@ -538,12 +538,12 @@ impl TransfersView {
             }
             view.clock = ClockReading::furthest(view.clock.into_iter().chain(gauges.clock));
         }
-        let window = Window::of(of_job, roster);
+        let window = RateWindow::of(of_job, roster);
         let moved = of_job.tasks.values().map(|of_task| of_task.steps[0].point(window.0));
         view.rate = moved.fold(0, u64::saturating_add) / STEP_SECONDS;
         view.rate_until = Some(window.until()).filter(|_| of_job.at.0 > 0);
         view.reported_at = Some(of_job.at).filter(|at| at.0 > 0);
-        (view.taken, view.repeated, view.refused) = (of_job.taken, of_job.repeated, of_job.refused);
+        (view.taken, view.repeated, view.refused) = (of_job.taken, of_job.repeated, of_job.rejected);
         view.totals = TotalsView::of(&totals);
         view.links = links_of(&links);
         view.failures = reasons(of_job, &view.totals);
@@ -576,9 +576,10 @@ impl TransfersView {
 }
 
 /// Failures by reason, the first cause first; reasons of which only counts are known come last.
-fn reasons(of_job: &OfJob, totals: &TotalsView) -> Vec<ReasonView> {
-    let mut reasons: BTreeMap<Outcome, ReasonView> = BTreeMap::new();
-    let failed = totals.launches.iter().map(|of| of.outcome).filter(|outcome| *outcome != Outcome::COMPLETED);
+fn reasons(of_job: &JobReports, totals: &TotalsView) -> Vec<ReasonView> {
+    let mut reasons: BTreeMap<TransferOutcome, ReasonView> = BTreeMap::new();
+    let failed =
+        totals.launches.iter().map(|of| of.outcome).filter(|outcome| *outcome != TransferOutcome::COMPLETED);
     for reason in failed.chain(of_job.reasons.keys().copied()) {
         let known = of_job.reasons.get(&reason);
         reasons.insert(
@@ -599,13 +600,16 @@ fn reasons(of_job: &OfJob, totals: &TotalsView) -> Vec<ReasonView> {
 }
 
 /// What the lives that count hold at present, by task.
-fn present<'a>(of_job: &'a OfJob, roster: &'a Roster) -> impl Iterator<Item = (TaskId, &'a Gauges)> {
+fn present<'a>(
+    of_job: &'a JobReports,
+    roster: &'a TaskIncarnations,
+) -> impl Iterator<Item = (TaskId, &'a Gauges)> {
     let tasks = of_job.tasks.iter();
-    tasks.filter_map(|(task, of_task)| Some((*task, of_task.gauges(roster.life(*task))?)))
+    tasks.filter_map(|(task, of_task)| Some((*task, of_task.gauges(roster.incarnation_of(*task))?)))
 }
 
 /// The last second that every task that reports in time has reported.
-fn last_second(of_job: &OfJob, interval_ms: u32) -> u64 {
+fn last_second(of_job: &JobReports, interval_ms: u32) -> u64 {
     let behind = Timestamp(of_job.at.0.saturating_sub(u64::from(interval_ms) * 1000));
     (behind.0 / 1_000_000).saturating_sub(1)
 }
@@ -619,14 +623,14 @@ pub(crate) fn rate_window(until: Timestamp) -> (String, String) {
     (time(Timestamp(until.0.saturating_sub(STEP_SECONDS * 1_000_000))), time(until))
 }
 
-/// The ten seconds over which every rate is taken: the last step of [`Steps`] that every task that reports in time has reported
+/// The ten seconds over which every rate is taken: the last step of [`StepSeries`] that every task that reports in time has reported
 /// whole.
 #[derive(Debug, Clone, Copy)]
-struct Window(u64);
+struct RateWindow(u64);
 
-impl Window {
-    fn of(of_job: &OfJob, roster: &Roster) -> Self {
-        let last = last_second(of_job, board::interval_ms(roster.lives.len()));
+impl RateWindow {
+    fn of(of_job: &JobReports, roster: &TaskIncarnations) -> Self {
+        let last = last_second(of_job, store::interval_ms(roster.incarnations.len()));
         Self(((last + 1) / STEP_SECONDS).saturating_sub(1))
     }
 
@@ -635,12 +639,12 @@ impl Window {
     }
 
     /// Bytes a second.
-    fn rate(self, steps: &Steps) -> u64 {
+    fn rate(self, steps: &StepSeries) -> u64 {
         steps.point(self.0) / STEP_SECONDS
     }
 }
 
-impl Board {
+impl ReportStore {
     /// Whether anybody in the job has reported in this run.
     #[must_use]
     pub fn has(&self, job: JobId, run: RunNumber) -> bool {
@@ -649,14 +653,14 @@ impl Board {
 
     /// The transfers of a job, in sum.
     #[must_use]
-    pub fn summary(&self, job: JobId, roster: &Roster, now: Timestamp) -> TransfersView {
+    pub fn summary(&self, job: JobId, roster: &TaskIncarnations, now: Timestamp) -> TransfersView {
         let seen = self.with(job, roster.run, |of_job| TransfersView::of(of_job, roster, now));
         seen.unwrap_or_else(|| TransfersView::empty(roster, now))
     }
 
     /// Bytes over the last `seconds`; [`super::POINTS`] at most, and none before the first report came.
     #[must_use]
-    pub fn throughput(&self, job: JobId, roster: &Roster, seconds: usize) -> Throughput {
+    pub fn throughput(&self, job: JobId, roster: &TaskIncarnations, seconds: usize) -> Throughput {
         let seconds = seconds.clamp(1, super::POINTS);
         let nothing = Throughput {
             ends_at: Timestamp(0),
@@ -665,11 +669,11 @@ impl Board {
             pairs: Vec::new(),
             others: Vec::new(),
         };
-        let view = |of_job: &OfJob| {
-            let last = last_second(of_job, board::interval_ms(roster.lives.len()));
+        let view = |of_job: &JobReports| {
+            let last = last_second(of_job, store::interval_ms(roster.incarnations.len()));
             let known = (last + 1).saturating_sub(of_job.since.0 / 1_000_000);
             let seconds = seconds.min(usize::try_from(known).unwrap_or(usize::MAX));
-            let transports = Transport::ALL.into_iter().zip(&of_job.series);
+            let transports = ReportedTransport::ALL.into_iter().zip(&of_job.series);
             let transports =
                 transports.map(|(transport, ring)| Series { transport, sent: ring.window(last, seconds) });
             let pairs = of_job.pairs.iter().map(|((from, to, transport), ring)| PairSeries {
@@ -694,13 +698,13 @@ impl Board {
     pub fn pairs(
         &self,
         job: JobId,
-        roster: &Roster,
+        roster: &TaskIncarnations,
         task: Option<TaskId>,
-        transport: Option<Transport>,
+        transport: Option<ReportedTransport>,
     ) -> Vec<PairView> {
         let rows: Vec<_> = self
             .with(job, roster.run, |of_job| {
-                let window = Window::of(of_job, roster);
+                let window = RateWindow::of(of_job, roster);
                 let rows = of_job.tasks.iter().flat_map(|(one, of_task)| {
                     of_task.rows.iter().map(move |((peer, by), row)| {
                         let rates = [0, 1].map(|way: usize| window.rate(&row.steps[way]));
@@ -714,7 +718,7 @@ impl Board {
                 wanted.collect()
             })
             .unwrap_or_default();
-        let mut pairs: BTreeMap<(TaskId, TaskId, Transport), PairView> = BTreeMap::new();
+        let mut pairs: BTreeMap<(TaskId, TaskId, ReportedTransport), PairView> = BTreeMap::new();
         let mut side = |from, to, transport, sent: bool, bytes: u64, rate: u64| {
             if bytes == 0 {
                 return;
@@ -738,18 +742,18 @@ impl Board {
     pub fn connections(
         &self,
         job: JobId,
-        roster: &Roster,
+        roster: &TaskIncarnations,
         task: Option<TaskId>,
-        transport: Option<Transport>,
+        transport: Option<ReportedTransport>,
     ) -> Vec<ConnectionView> {
-        let view = |of_job: &OfJob| {
+        let view = |of_job: &JobReports| {
             let all = present(of_job, roster)
                 .flat_map(|(one, gauges)| gauges.connections.iter().map(move |link| (one, link)));
             let wanted = all.filter(|(one, link)| {
                 task.is_none_or(|task| task == *one)
                     && transport.is_none_or(|transport| transport == link.transport)
             });
-            let view = |(task, link): (TaskId, &super::intake::Link)| ConnectionView {
+            let view = |(task, link): (TaskId, &super::parse::ReportedConnection)| ConnectionView {
                 task,
                 peer: link.peer,
                 peer_incarnation: link.peer_incarnation.to_string(),
@@ -764,12 +768,12 @@ impl Board {
 
     /// What every task has reported that has, by number.
     #[must_use]
-    pub fn tasks(&self, job: JobId, roster: &Roster) -> Vec<TaskTransfers> {
-        let view = |of_job: &OfJob| {
+    pub fn tasks(&self, job: JobId, roster: &TaskIncarnations) -> Vec<TaskTransfers> {
+        let view = |of_job: &JobReports| {
             let tasks = of_job.tasks.iter();
-            let window = Window::of(of_job, roster);
+            let window = RateWindow::of(of_job, roster);
             let view =
-                |(task, of_task): (&TaskId, &OfTask)| TaskTransfers::of(*task, of_task, roster, window);
+                |(task, of_task): (&TaskId, &TaskReports)| TaskTransfers::of(*task, of_task, roster, window);
             tasks.map(view).collect()
         };
         self.with(job, roster.run, view).unwrap_or_default()
@@ -777,8 +781,8 @@ impl Board {
 
     /// The clocks of the tasks whose life counts, where they have told.
     #[must_use]
-    pub fn clocks(&self, job: JobId, roster: &Roster) -> Vec<(TaskId, ClockReading)> {
-        let view = |of_job: &OfJob| {
+    pub fn clocks(&self, job: JobId, roster: &TaskIncarnations) -> Vec<(TaskId, ClockReading)> {
+        let view = |of_job: &JobReports| {
             present(of_job, roster).filter_map(|(task, gauges)| Some((task, gauges.clock?))).collect()
         };
         self.with(job, roster.run, view).unwrap_or_default()
@@ -786,10 +790,10 @@ impl Board {
 
     /// What one task has reported, if it has.
     #[must_use]
-    pub fn task(&self, job: JobId, roster: &Roster, task: TaskId) -> Option<TaskTransfers> {
-        let view = |of_job: &OfJob| {
+    pub fn task(&self, job: JobId, roster: &TaskIncarnations, task: TaskId) -> Option<TaskTransfers> {
+        let view = |of_job: &JobReports| {
             let of_task = of_job.tasks.get(&task)?;
-            Some(TaskTransfers::of(task, of_task, roster, Window::of(of_job, roster)))
+            Some(TaskTransfers::of(task, of_task, roster, RateWindow::of(of_job, roster)))
         };
         self.with(job, roster.run, view).flatten()
     }

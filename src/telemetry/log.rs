@@ -1,7 +1,7 @@
 //! Log lines, on stderr.
 //!
 //! A line never waits for the reader of stderr: `queue` has the rule.
-//! Whatever stands in a line was escaped where it goes out: a human line by `field`, a JSON line by `Escaping`. A call that
+//! Whatever stands in a line was escaped where it goes out: a human line by `field`, a JSON line by `EscapingWriter`. A call that
 //! logs text from elsewhere need not think of it.
 
 mod queue;
@@ -17,7 +17,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::text::{json, one_line};
 
-pub use queue::{LogFigures, flush};
+pub use queue::{LogStats, flush};
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,7 +72,7 @@ pub fn start(filter: &str, format: LogFormat) -> Result<(), String> {
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours);
     let started = match format {
         LogFormat::Human => lines
-            .fmt_fields(debug_fn(field).delimited(" "))
+            .fmt_fields(debug_fn(write_field).delimited(" "))
             .with_writer(move || queued.clone())
             .finish()
             .try_init(),
@@ -80,7 +80,7 @@ pub fn start(filter: &str, format: LogFormat) -> Result<(), String> {
             .json()
             .flatten_event(true)
             .with_current_span(false)
-            .with_writer(move || Escaping(queued.clone()))
+            .with_writer(move || EscapingWriter(queued.clone()))
             .finish()
             .try_init(),
     };
@@ -90,7 +90,7 @@ pub fn start(filter: &str, format: LogFormat) -> Result<(), String> {
 }
 
 /// Writes a field of a line for people: the message as it is, others with their names. Hidden characters are spelled out.
-fn field(line: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
+fn write_field(line: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
     let value = format!("{value:?}");
     let value = one_line(&value);
     match field.name() {
@@ -101,9 +101,9 @@ fn field(line: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::R
 }
 
 /// A stream of JSON lines, in which hidden characters are escaped as JSON escapes them.
-struct Escaping<W>(W);
+struct EscapingWriter<W>(W);
 
-impl<W: Write> Write for Escaping<W> {
+impl<W: Write> Write for EscapingWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.write_all(json(&String::from_utf8_lossy(bytes)).as_bytes())?;
         Ok(bytes.len())
@@ -122,9 +122,9 @@ mod tests {
     use crate::text::is_hidden;
 
     #[derive(Clone, Default)]
-    struct Taken(Arc<Mutex<Vec<u8>>>);
+    struct CapturedLog(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for Taken {
+    impl Write for CapturedLog {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().extend_from_slice(bytes);
             Ok(bytes.len())
@@ -145,9 +145,10 @@ mod tests {
 
     #[test]
     fn a_line_for_people_is_one_line_whatever_stands_in_it() {
-        let taken = Taken::default();
+        let taken = CapturedLog::default();
         let out = taken.clone();
-        let lines = tracing_subscriber::fmt().with_ansi(false).fmt_fields(debug_fn(field).delimited(" "));
+        let lines =
+            tracing_subscriber::fmt().with_ansi(false).fmt_fields(debug_fn(write_field).delimited(" "));
         tracing::subscriber::with_default(lines.with_writer(move || out.clone()).finish(), log);
         let text = String::from_utf8(taken.0.lock().unwrap().clone()).unwrap();
         assert_eq!(text.lines().count(), 1, "{text}");
@@ -160,10 +161,10 @@ mod tests {
 
     #[test]
     fn a_line_of_json_says_exactly_what_it_was_given() {
-        let taken = Taken::default();
+        let taken = CapturedLog::default();
         let out = taken.clone();
         let lines = tracing_subscriber::fmt().json().flatten_event(true);
-        let lines = lines.with_writer(move || Escaping(out.clone())).finish();
+        let lines = lines.with_writer(move || EscapingWriter(out.clone())).finish();
         tracing::subscriber::with_default(lines, log);
         let text = String::from_utf8(taken.0.lock().unwrap().clone()).unwrap();
         assert!(!text.trim_end_matches('\n').contains(is_hidden), "{text:?}");

@@ -1,6 +1,6 @@
 //! Logs, metrics and traces: projections of the engine's effects and of observations.
 //!
-//! They decide nothing; without them the server does the same. Begin at `events.rs`, `metrics/mod.rs` and
+//! They decide nothing; without them the server does the same. Begin at `event_log.rs`, `metrics/mod.rs` and
 //! `traces/mod.rs`.
 //!
 //! - Statistics of tasks and barriers are part of the state (`coordination::pulse`, `course`, `straggling`), so a
@@ -12,12 +12,12 @@
 //!   these types are empty.
 //! - Everything else is read at the scrape: `Coordinator::observe` makes a `JobObservation` in one pass over a
 //!   job's tasks, for metrics and for detectors alike. Other parts of the server show their own figures
-//!   (`metrics::Shows`).
+//!   (`metrics::MetricSource`).
 //! - An HTTP request is timed up to the head of its answer, so a stream of events does not count as a request of
 //!   minutes.
 
-pub mod events;
-pub mod line_limit;
+pub mod event_log;
 pub mod log;
+pub mod log_limit;
 pub mod metrics;
 pub mod traces;

@@ -1,13 +1,13 @@
 //! Parses and formats durations of settings, flags and requests: with their units, so that they read back the same.
 //!
-//! Spans for people, which are rounded, are [`super::span`] and [`super::short_span`].
+//! Spans for people, which are rounded, are [`super::span`] and [`super::format_micros`].
 
 use std::time::Duration;
 
 /// The longest duration that makes sense here, so that adding it to the time never overflows.
 const DURATION_MAX: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
-const DURATION_FORM: &str = "write a number and a unit, such as 500ms, 5s, 2m or 1h";
+const DURATION_SYNTAX: &str = "write a number and a unit, such as 500ms, 5s, 2m or 1h";
 
 /// Reads a duration such as `500ms`, `5s` or `1m30s`.
 ///
@@ -15,10 +15,10 @@ const DURATION_FORM: &str = "write a number and a unit, such as 500ms, 5s, 2m or
 /// What is wrong with it and how to write one.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     if text.parse::<f64>().is_ok() {
-        return Err(format!("it has no unit: {DURATION_FORM}"));
+        return Err(format!("it has no unit: {DURATION_SYNTAX}"));
     }
     let duration =
-        humantime::parse_duration(text).map_err(|_| format!("it is no duration: {DURATION_FORM}"))?;
+        humantime::parse_duration(text).map_err(|_| format!("it is no duration: {DURATION_SYNTAX}"))?;
     if duration > DURATION_MAX {
         return Err("it is longer than a year: give a shorter one".into());
     }
@@ -38,7 +38,7 @@ pub fn parse_positive_duration(text: &str) -> Result<Duration, String> {
 
 /// Writes a duration in the largest unit that it is a whole number of.
 #[must_use]
-pub fn show_duration(duration: Duration) -> String {
+pub fn format_duration(duration: Duration) -> String {
     const UNITS: [(u128, &str); 5] = [
         (3_600_000_000_000, "h"),
         (60_000_000_000, "m"),
@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn durations_read_back_as_they_are_written() {
         for text in ["100s", "500ms", "2m", "1h", "90s", "1500us", "0s"] {
-            assert_eq!(show_duration(parse_duration(text).unwrap()), text);
+            assert_eq!(format_duration(parse_duration(text).unwrap()), text);
         }
         assert_eq!(parse_duration("1m30s").unwrap(), Duration::from_secs(90));
     }

@@ -1,6 +1,6 @@
 //! The TLS handshake, with certificates that are reloaded when their files change.
 //!
-//! It does not decide whether a connection may be plaintext: `entrance.rs` does. Begin at [`Acceptor::accept`].
+//! It does not decide whether a connection may be plaintext: `listener_tls.rs` does. Begin at [`Acceptor::accept`].
 
 use std::cell::RefCell;
 use std::io;
@@ -11,17 +11,17 @@ use rustls::{AlertDescription, CertificateError, Error, ServerConfig};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::LazyConfigAcceptor;
 
-use super::clients::SHOWN;
-use super::{Files, Rewind, TlsError, words};
+use super::client_certificates::REFUSED_CERTIFICATE;
+use super::{PrefixedStream, TlsError, TlsFiles, messages};
 use crate::clock::Clock;
 use crate::file_watch::FileWatch;
 
 /// A connection under TLS.
-pub type Stream<S> = tokio_rustls::server::TlsStream<Rewind<S>>;
+pub type TlsStream<S> = tokio_rustls::server::TlsStream<PrefixedStream<S>>;
 
 /// The kinds of reasons for which handshakes fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub enum HandshakeFault {
     /// The client speaks TLS, and the port does not.
     NotHere,
     /// The client speaks plaintext, and the port takes TLS only.
@@ -42,7 +42,7 @@ pub enum Fault {
     Other,
 }
 
-impl Fault {
+impl HandshakeFault {
     /// Every kind.
     pub const ALL: [Self; 9] = [
         Self::NotHere,
@@ -75,9 +75,9 @@ impl Fault {
 
 /// Why a handshake failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failed {
+pub struct HandshakeError {
     /// The kind of reason.
-    pub fault: Fault,
+    pub fault: HandshakeFault,
     /// In words, with what to do where that is known.
     pub reason: String,
     /// The name that the client dialled, if it said so.
@@ -87,23 +87,23 @@ pub struct Failed {
 }
 
 /// When a file was changed, and which it is: a name may lead to another file from one moment to the next.
-type Stamp = Option<(i64, i64, u64, u64)>;
+type FileStamp = Option<(i64, i64, u64, u64)>;
 
-struct Current {
+struct LoadedConfig {
     config: Arc<ServerConfig>,
-    stamps: Vec<Stamp>,
+    stamps: Vec<FileStamp>,
 }
 
 /// The certificates of a listener, and the files that they come from.
-struct Certificates {
-    files: Files,
+struct CertificateSource {
+    files: TlsFiles,
     protocols: &'static [&'static [u8]],
-    current: Mutex<Current>,
+    current: Mutex<LoadedConfig>,
 }
 
 /// Takes TLS connections.
 pub struct Acceptor {
-    certificates: Arc<Certificates>,
+    certificates: Arc<CertificateSource>,
     watch: FileWatch,
 }
 
@@ -112,18 +112,18 @@ impl Acceptor {
     ///
     /// # Errors
     /// If they cannot be used.
-    pub fn new(files: Files, protocols: &'static [&'static [u8]], clock: Clock) -> Result<Self, TlsError> {
+    pub fn new(files: TlsFiles, protocols: &'static [&'static [u8]], clock: Clock) -> Result<Self, TlsError> {
         let stamps = stamps(&files);
         let config = Arc::new(files.server(protocols)?);
-        let current = Mutex::new(Current { config, stamps });
-        let certificates = Arc::new(Certificates { files, protocols, current });
+        let current = Mutex::new(LoadedConfig { config, stamps });
+        let certificates = Arc::new(CertificateSource { files, protocols, current });
         Ok(Self { certificates, watch: FileWatch::new(clock) })
     }
 
     /// The certificates as they are now.
     async fn config(&self) -> Arc<ServerConfig> {
         let certificates = Arc::clone(&self.certificates);
-        self.watch.refresh(move || certificates.look()).await;
+        self.watch.refresh(move || certificates.reload_if_changed()).await;
         Arc::clone(&self.certificates.current().config)
     }
 
@@ -133,31 +133,31 @@ impl Acceptor {
     /// Why there is no connection.
     pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
-        stream: Rewind<S>,
-    ) -> Result<Stream<S>, Failed> {
+        stream: PrefixedStream<S>,
+    ) -> Result<TlsStream<S>, HandshakeError> {
         let hello = LazyConfigAcceptor::new(rustls::server::Acceptor::default(), stream);
         let failed = |error: &io::Error, name, shown| {
-            let (fault, reason) = explain(error);
-            Failed { fault, reason, name, shown }
+            let (fault, reason) = describe_handshake_error(error);
+            HandshakeError { fault, reason, name, shown }
         };
         let started = hello.await.map_err(|error| failed(&error, None, None))?;
         let name = started.client_hello().server_name().map(|name| crate::text::one_line(name).into_owned());
         let shake = async {
             let shaken = started.into_stream(self.config().await).await;
-            let shown = SHOWN.with(|shown| shown.borrow_mut().take());
+            let shown = REFUSED_CERTIFICATE.with(|shown| shown.borrow_mut().take());
             shaken.map_err(|error| failed(&error, name, shown))
         };
-        SHOWN.scope(RefCell::new(None), shake).await
+        REFUSED_CERTIFICATE.scope(RefCell::new(None), shake).await
     }
 }
 
-impl Certificates {
-    fn current(&self) -> MutexGuard<'_, Current> {
+impl CertificateSource {
+    fn current(&self) -> MutexGuard<'_, LoadedConfig> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes what has changed. Certificates that cannot be used change nothing: the former ones stay.
-    fn look(&self) {
+    fn reload_if_changed(&self) {
         // The stamps are taken first: what changes while it is read is read again.
         let stamps = stamps(&self.files);
         if stamps == self.current().stamps {
@@ -179,7 +179,7 @@ impl Certificates {
     }
 }
 
-fn stamps(files: &Files) -> Vec<Stamp> {
+fn stamps(files: &TlsFiles) -> Vec<FileStamp> {
     let stamp = |path| {
         let data = std::fs::metadata(path).ok()?;
         Some((data.mtime(), data.mtime_nsec(), data.len(), data.ino()))
@@ -188,7 +188,7 @@ fn stamps(files: &Files) -> Vec<Stamp> {
 }
 
 /// Why a handshake failed, in words for whoever has to make it succeed.
-fn explain(error: &io::Error) -> (Fault, String) {
+fn describe_handshake_error(error: &io::Error) -> (HandshakeFault, String) {
     let Some(error) = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) else {
         let reason = match error.kind() {
             io::ErrorKind::UnexpectedEof => "the client hung up in the middle of the handshake: it gave up waiting, or \
@@ -197,14 +197,14 @@ fn explain(error: &io::Error) -> (Fault, String) {
                 .into(),
             _ => format!("the connection broke in the middle of the handshake: {error}"),
         };
-        return (Fault::HungUp, reason);
+        return (HandshakeFault::HungUp, reason);
     };
     let fault = match error {
-        Error::NoCertificatesPresented => Fault::NoCertificate,
-        Error::InvalidCertificate(_) => Fault::BadCertificate,
-        Error::AlertReceived(_) => Fault::Distrusted,
-        Error::NoApplicationProtocol | Error::PeerIncompatible(_) => Fault::Incompatible,
-        _ => Fault::Other,
+        Error::NoCertificatesPresented => HandshakeFault::NoCertificate,
+        Error::InvalidCertificate(_) => HandshakeFault::BadCertificate,
+        Error::AlertReceived(_) => HandshakeFault::Distrusted,
+        Error::NoApplicationProtocol | Error::PeerIncompatible(_) => HandshakeFault::Incompatible,
+        _ => HandshakeFault::Other,
     };
     let reason = match error {
         Error::NoCertificatesPresented => {
@@ -212,28 +212,28 @@ fn explain(error: &io::Error) -> (Fault, String) {
              JAX_MTLS_KEY_FILE)"
                 .into()
         }
-        Error::InvalidCertificate(wrong) => format!("the client's certificate is refused: {}", refusal(wrong)),
-        Error::AlertReceived(alert) => format!("the client refuses this server: {}", accusation(*alert)),
+        Error::InvalidCertificate(wrong) => format!("the client's certificate is refused: {}", describe_certificate_error(wrong)),
+        Error::AlertReceived(alert) => format!("the client refuses this server: {}", describe_alert(*alert)),
         Error::NoApplicationProtocol => {
             "the client speaks no protocol that is spoken here: the gRPC port speaks HTTP/2 (ALPN h2), the HTTP port \
              HTTP/1.1"
                 .into()
         }
         Error::PeerIncompatible(wrong) => {
-            format!("the client and this server have nothing in common (TLS 1.2 and 1.3 are spoken): {}", words::spelled(&format!("{wrong:?}")))
+            format!("the client and this server have nothing in common (TLS 1.2 and 1.3 are spoken): {}", messages::split_camel_case(&format!("{wrong:?}")))
         }
         Error::InvalidMessage(_) | Error::InappropriateMessage { .. } => {
             format!("what the client sent is no TLS: {error}")
         }
         Error::PeerMisbehaved(wrong) => {
-            format!("the client does not keep to the protocol: {}", words::spelled(&format!("{wrong:?}")))
+            format!("the client does not keep to the protocol: {}", messages::split_camel_case(&format!("{wrong:?}")))
         }
         other => other.to_string(),
     };
     (fault, reason)
 }
 
-fn refusal(wrong: &CertificateError) -> String {
+fn describe_certificate_error(wrong: &CertificateError) -> String {
     match wrong {
         CertificateError::UnknownIssuer => {
             "no authority that this port trusts has issued it: compare its issuer with the client CA file, and let the \
@@ -248,11 +248,11 @@ fn refusal(wrong: &CertificateError) -> String {
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
             "it is not made for clients: its extended key usage lacks clientAuth".into()
         }
-        other => words::certificate(other),
+        other => messages::describe_certificate_error(other),
     }
 }
 
-fn accusation(alert: AlertDescription) -> String {
+fn describe_alert(alert: AlertDescription) -> String {
     match alert {
         AlertDescription::UnknownCA => {
             "it does not trust the authority of this server's certificate: its CA file (JAX_MTLS_CA_FILE) must hold the \
@@ -271,6 +271,6 @@ fn accusation(alert: AlertDescription) -> String {
         AlertDescription::HandshakeFailure => {
             "it has nothing in common with this server; JAX, for one, knows no Ed25519 certificates".into()
         }
-        other => format!("it says {:?}", words::spelled(&format!("{other:?}"))),
+        other => format!("it says {:?}", messages::split_camel_case(&format!("{other:?}"))),
     }
 }

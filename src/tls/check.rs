@@ -14,11 +14,11 @@ use rustls::{CertificateError, Error, RootCertStore, ServerConfig};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 use x509_parser::public_key::PublicKey;
 
-use super::make::Purpose;
-use super::{TlsError, clients, files, provider, words};
+use super::issue::CertificatePurpose;
+use super::{TlsError, client_certificates, files, messages, provider};
 
 /// A certificate that ends sooner than this is worth a word.
-const SOON_DAYS: i64 = 30;
+const EXPIRY_WARNING_DAYS: i64 = 30;
 /// The object identifiers of Ed25519 and Ed448.
 const EDWARDS: [&str; 2] = ["1.3.101.112", "1.3.101.113"];
 /// Those of signatures with SHA-1.
@@ -27,7 +27,7 @@ const RSA_BITS_MIN: usize = 2048;
 
 /// How bad a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum CheckSeverity {
     /// As it should be.
     Good,
     /// It works, and somebody should know.
@@ -38,19 +38,19 @@ pub enum Verdict {
 
 /// One thing that was looked at.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
+pub struct CertificateFinding {
     /// How bad it is.
-    pub verdict: Verdict,
+    pub verdict: CheckSeverity,
     /// What was found, and what to do.
     pub text: String,
 }
 
-impl fmt::Display for Finding {
+impl fmt::Display for CertificateFinding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = match self.verdict {
-            Verdict::Good => "ok    ",
-            Verdict::Note => "note  ",
-            Verdict::Bad => "WRONG ",
+            CheckSeverity::Good => "ok    ",
+            CheckSeverity::Note => "note  ",
+            CheckSeverity::Bad => "WRONG ",
         };
         write!(f, "{word}{}", self.text)
     }
@@ -58,39 +58,39 @@ impl fmt::Display for Finding {
 
 /// What was found.
 #[derive(Debug, Default)]
-pub struct Findings(pub Vec<Finding>);
+pub struct CertificateFindings(pub Vec<CertificateFinding>);
 
-impl Findings {
+impl CertificateFindings {
     /// Adds a finding.
-    pub fn add(&mut self, verdict: Verdict, text: impl Into<String>) {
-        self.0.push(Finding { verdict, text: text.into() });
+    pub fn add(&mut self, verdict: CheckSeverity, text: impl Into<String>) {
+        self.0.push(CertificateFinding { verdict, text: text.into() });
     }
 
     /// Whether something does not work.
     #[must_use]
-    pub fn any_bad(&self) -> bool {
-        self.0.iter().any(|finding| finding.verdict == Verdict::Bad)
+    pub fn has_errors(&self) -> bool {
+        self.0.iter().any(|finding| finding.verdict == CheckSeverity::Bad)
     }
 }
 
 /// What a certificate is to be good for.
 #[derive(Debug, Clone, Copy)]
-pub struct Use<'a> {
+pub struct IntendedUse<'a> {
     /// Its holder's part.
-    pub purpose: Purpose,
+    pub purpose: CertificatePurpose,
     /// The name or address that clients dial.
     pub name: Option<&'a str>,
 }
 
 /// Whose certificate it says that it is. `None` if it may be used by both, or does not say.
 #[must_use]
-pub fn stated_purpose(chain: &[CertificateDer<'_>]) -> Option<Purpose> {
+pub fn stated_purpose(chain: &[CertificateDer<'_>]) -> Option<CertificatePurpose> {
     let (_, own) = X509Certificate::from_der(chain.first()?).ok()?;
     let usage = own.extended_key_usage().ok()??.value;
     match (usage.server_auth, usage.client_auth) {
         _ if usage.any => None,
-        (true, false) => Some(Purpose::Server),
-        (false, true) => Some(Purpose::Client),
+        (true, false) => Some(CertificatePurpose::Server),
+        (false, true) => Some(CertificatePurpose::Client),
         (true, true) | (false, false) => None,
     }
 }
@@ -99,18 +99,22 @@ pub fn stated_purpose(chain: &[CertificateDer<'_>]) -> Option<Purpose> {
 ///
 /// # Errors
 /// If the file of authorities cannot be read.
-pub fn chain(chain: &[CertificateDer<'_>], ca: Option<&Path>, wanted: Use<'_>) -> Result<Findings, TlsError> {
-    let mut found = Findings::default();
+pub fn chain(
+    chain: &[CertificateDer<'_>],
+    ca: Option<&Path>,
+    wanted: IntendedUse<'_>,
+) -> Result<CertificateFindings, TlsError> {
+    let mut found = CertificateFindings::default();
     let Some((own, rest)) = chain.split_first() else {
-        found.add(Verdict::Bad, "there is no certificate");
+        found.add(CheckSeverity::Bad, "there is no certificate");
         return Ok(found);
     };
     match X509Certificate::from_der(own) {
-        Ok((_, read)) => look(&read, wanted, &mut found),
-        Err(error) => found.add(Verdict::Bad, format!("the certificate cannot be read: {error}")),
+        Ok((_, read)) => check_leaf(&read, wanted, &mut found),
+        Err(error) => found.add(CheckSeverity::Bad, format!("the certificate cannot be read: {error}")),
     }
     if let Some(ca) = ca {
-        trust((own, rest), files::authorities(ca)?, wanted, &mut found);
+        check_trust((own, rest), files::authorities(ca)?, wanted, &mut found);
     }
     Ok(found)
 }
@@ -119,124 +123,128 @@ pub fn chain(chain: &[CertificateDer<'_>], ca: Option<&Path>, wanted: Use<'_>) -
 ///
 /// # Errors
 /// If a file cannot be read.
-pub fn key(cert: &Path, key: &Path, found: &mut Findings) -> Result<(), TlsError> {
+pub fn key(cert: &Path, key: &Path, found: &mut CertificateFindings) -> Result<(), TlsError> {
     let (chain, private) = (files::certificates(cert)?, files::key(key)?);
     let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
     let Ok(builder) = builder else { return Ok(()) };
     match builder.with_no_client_auth().with_single_cert(chain, private) {
-        Ok(_) => found.add(Verdict::Good, "the key belongs to the certificate"),
+        Ok(_) => found.add(CheckSeverity::Good, "the key belongs to the certificate"),
         Err(Error::InconsistentKeys(_)) => {
             found.add(
-                Verdict::Bad,
+                CheckSeverity::Bad,
                 "the key belongs to another certificate: give the two that were made together",
             );
         }
-        Err(error) => found.add(Verdict::Bad, format!("the key cannot be used: {error}")),
+        Err(error) => found.add(CheckSeverity::Bad, format!("the key cannot be used: {error}")),
     }
     Ok(())
 }
 
-fn look(read: &X509Certificate<'_>, wanted: Use<'_>, found: &mut Findings) {
-    found.add(Verdict::Good, format!("subject {}, issued by {}", read.subject(), read.issuer()));
-    validity(read, found);
-    kind_of_key(read, found);
-    purpose(read, wanted.purpose, found);
+fn check_leaf(read: &X509Certificate<'_>, wanted: IntendedUse<'_>, found: &mut CertificateFindings) {
+    found.add(CheckSeverity::Good, format!("subject {}, issued by {}", read.subject(), read.issuer()));
+    check_validity(read, found);
+    check_key_kind(read, found);
+    check_purpose(read, wanted.purpose, found);
     if read.is_ca() {
         found.add(
-            Verdict::Bad,
+            CheckSeverity::Bad,
             "it is the certificate of an authority: make one for this holder and let the authority sign it",
         );
     }
-    let names = clients::names(read);
-    if wanted.purpose == Purpose::Server && names.is_empty() {
+    let names = client_certificates::names(read);
+    if wanted.purpose == CertificatePurpose::Server && names.is_empty() {
         found.add(
-            Verdict::Bad,
+            CheckSeverity::Bad,
             "it names no host (no subject alternative name): make one with the names and addresses that clients dial, \
              such as DNS:muster.example or IP:10.0.0.1",
         );
     } else {
         found.add(
-            Verdict::Good,
+            CheckSeverity::Good,
             format!("names: {}", if names.is_empty() { "none".into() } else { names.join(", ") }),
         );
     }
 }
 
-fn validity(read: &X509Certificate<'_>, found: &mut Findings) {
+fn check_validity(read: &X509Certificate<'_>, found: &mut CertificateFindings) {
     let validity = read.validity();
     let now = UnixTime::now().as_secs().cast_signed();
     let (from, to) = (validity.not_before.timestamp(), validity.not_after.timestamp());
     let hours = (to - now) / (60 * 60);
     if now < from {
         let text = format!("it holds only from {}: look at the clocks, or wait", validity.not_before);
-        found.add(Verdict::Bad, text);
+        found.add(CheckSeverity::Bad, text);
     } else if now > to {
-        found.add(Verdict::Bad, format!("it has expired on {}: renew it", validity.not_after));
-    } else if hours < SOON_DAYS * 24 {
+        found.add(CheckSeverity::Bad, format!("it has expired on {}: renew it", validity.not_after));
+    } else if hours < EXPIRY_WARNING_DAYS * 24 {
         let left = match hours {
             48.. => format!("{} days", hours / 24),
             2.. => format!("{hours} hours"),
             _ => "less than two hours".into(),
         };
-        found.add(Verdict::Note, format!("it expires in {left}, on {}", validity.not_after));
+        found.add(CheckSeverity::Note, format!("it expires in {left}, on {}", validity.not_after));
     } else {
-        found.add(Verdict::Good, format!("it holds until {}", validity.not_after));
+        found.add(CheckSeverity::Good, format!("it holds until {}", validity.not_after));
     }
 }
 
-fn kind_of_key(read: &X509Certificate<'_>, found: &mut Findings) {
+fn check_key_kind(read: &X509Certificate<'_>, found: &mut CertificateFindings) {
     let algorithm = read.public_key().algorithm.algorithm.to_id_string();
     if EDWARDS.contains(&algorithm.as_str()) {
-        found.add(Verdict::Bad, "its key is Ed25519 or Ed448, which JAX does not know: use P-256 or RSA");
+        found.add(
+            CheckSeverity::Bad,
+            "its key is Ed25519 or Ed448, which JAX does not know: use P-256 or RSA",
+        );
     } else if let Ok(PublicKey::RSA(key)) = read.public_key().parsed() {
         let bits = key.key_size();
         if bits < RSA_BITS_MIN {
-            found.add(Verdict::Bad, format!("its RSA key has {bits} bits: use at least {RSA_BITS_MIN}"));
+            found
+                .add(CheckSeverity::Bad, format!("its RSA key has {bits} bits: use at least {RSA_BITS_MIN}"));
         } else {
-            found.add(Verdict::Good, format!("its key is RSA with {bits} bits"));
+            found.add(CheckSeverity::Good, format!("its key is RSA with {bits} bits"));
         }
     } else {
-        found.add(Verdict::Good, "its key is of an elliptic curve");
+        found.add(CheckSeverity::Good, "its key is of an elliptic curve");
     }
     if SHA1.contains(&read.signature_algorithm.algorithm.to_id_string().as_str()) {
-        found.add(Verdict::Bad, "it is signed with SHA-1, which is taken nowhere any more: renew it");
+        found.add(CheckSeverity::Bad, "it is signed with SHA-1, which is taken nowhere any more: renew it");
     }
 }
 
-fn purpose(read: &X509Certificate<'_>, purpose: Purpose, found: &mut Findings) {
+fn check_purpose(read: &X509Certificate<'_>, purpose: CertificatePurpose, found: &mut CertificateFindings) {
     let (word, whom) = match purpose {
-        Purpose::Server => ("serverAuth", "servers"),
-        Purpose::Client => ("clientAuth", "clients"),
+        CertificatePurpose::Server => ("serverAuth", "servers"),
+        CertificatePurpose::Client => ("clientAuth", "clients"),
     };
     let Ok(Some(usage)) = read.extended_key_usage() else {
-        return found.add(Verdict::Good, "it does not say what it may be used for, which is fine");
+        return found.add(CheckSeverity::Good, "it does not say what it may be used for, which is fine");
     };
     let fits = match purpose {
-        Purpose::Server => usage.value.server_auth,
-        Purpose::Client => usage.value.client_auth,
+        CertificatePurpose::Server => usage.value.server_auth,
+        CertificatePurpose::Client => usage.value.client_auth,
     };
     if fits || usage.value.any {
-        found.add(Verdict::Good, format!("it may be used by {whom}"));
+        found.add(CheckSeverity::Good, format!("it may be used by {whom}"));
     } else {
         let text = format!("it may not be used by {whom}: its extended key usage lacks {word}");
-        found.add(Verdict::Bad, text);
+        found.add(CheckSeverity::Bad, text);
     }
 }
 
 /// Whether somebody who trusts `roots` would take the certificate.
-fn trust(
+fn check_trust(
     (own, rest): (&CertificateDer<'_>, &[CertificateDer<'_>]),
     roots: RootCertStore,
-    wanted: Use<'_>,
-    found: &mut Findings,
+    wanted: IntendedUse<'_>,
+    found: &mut CertificateFindings,
 ) {
     let now = UnixTime::now();
     let roots = Arc::new(roots);
     let judged = match wanted.purpose {
-        Purpose::Client => WebPkiClientVerifier::builder_with_provider(roots, provider())
+        CertificatePurpose::Client => WebPkiClientVerifier::builder_with_provider(roots, provider())
             .build()
             .map(|verifier| verifier.verify_client_cert(own, rest, now).map(drop)),
-        Purpose::Server => {
+        CertificatePurpose::Server => {
             let dialled = wanted.name.and_then(|name| ServerName::try_from(name.to_owned()).ok());
             // The name that no certificate has shows that all else holds.
             let name = dialled.unwrap_or_else(|| std::net::IpAddr::from([0, 0, 0, 0]).into());
@@ -247,34 +255,36 @@ fn trust(
     };
     let judged = match judged {
         Ok(judged) => judged,
-        Err(error) => return found.add(Verdict::Bad, format!("the authorities cannot be used: {error}")),
+        Err(error) => {
+            return found.add(CheckSeverity::Bad, format!("the authorities cannot be used: {error}"));
+        }
     };
     let misnamed = |error: &CertificateError| {
         matches!(error, CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. })
     };
     match judged {
         Ok(()) => match wanted.name {
-            Some(name) => found.add(Verdict::Good, format!("the authority vouches for it, as {name}")),
-            None => found.add(Verdict::Good, "the authority vouches for it"),
+            Some(name) => found.add(CheckSeverity::Good, format!("the authority vouches for it, as {name}")),
+            None => found.add(CheckSeverity::Good, "the authority vouches for it"),
         },
         Err(Error::InvalidCertificate(error)) if misnamed(&error) => match wanted.name {
-            None => found.add(Verdict::Good, "the authority vouches for it"),
+            None => found.add(CheckSeverity::Good, "the authority vouches for it"),
             Some(name) => found.add(
-                Verdict::Bad,
+                CheckSeverity::Bad,
                 format!(
                     "it is not for {name}: clients that dial that go away; an address needs an IP entry, a name a DNS entry"
                 ),
             ),
         },
         Err(Error::InvalidCertificate(CertificateError::UnknownIssuer)) => found.add(
-            Verdict::Bad,
+            CheckSeverity::Bad,
             "no authority in the CA file has issued it: give the right CA file, or put the certificates in between behind it",
         ),
         Err(Error::InvalidCertificate(error)) => found.add(
-            Verdict::Bad,
-            format!("the authority does not vouch for it: {}", words::certificate(&error)),
+            CheckSeverity::Bad,
+            format!("the authority does not vouch for it: {}", messages::describe_certificate_error(&error)),
         ),
-        Err(error) => found.add(Verdict::Bad, format!("the authority does not vouch for it: {error}")),
+        Err(error) => found.add(CheckSeverity::Bad, format!("the authority does not vouch for it: {error}")),
     }
 }
 
@@ -283,12 +293,12 @@ mod tests {
     use rustls::pki_types::pem::PemObject as _;
 
     use super::*;
-    use crate::tls::make::Authority;
+    use crate::tls::issue::Authority;
 
     fn findings(
         authority: &Authority,
         by: &Authority,
-        purpose: Purpose,
+        purpose: CertificatePurpose,
         names: &[&str],
         days: i64,
     ) -> String {
@@ -298,29 +308,29 @@ mod tests {
             std::env::temp_dir().join(format!("muster-check-{}-{purpose:?}-{days}.pem", std::process::id()));
         std::fs::write(&ca, authority.cert()).unwrap();
         let own = CertificateDer::from_pem_slice(made.cert.as_bytes()).unwrap();
-        let wanted = Use { purpose: Purpose::Server, name: Some("muster.example") };
+        let wanted = IntendedUse { purpose: CertificatePurpose::Server, name: Some("muster.example") };
         let found = chain(&[own], Some(&ca), wanted).unwrap();
         std::fs::remove_file(&ca).unwrap();
         found.0.iter().map(|finding| format!("{finding}\n")).collect()
     }
 
     #[test]
-    fn what_is_wrong_with_a_certificate_is_said_in_words() {
+    fn every_flaw_of_a_certificate_has_a_message() {
         let (ours, theirs) = (Authority::new("ours").unwrap(), Authority::new("theirs").unwrap());
-        let good = findings(&ours, &ours, Purpose::Server, &["muster.example", "10.0.0.1"], 90);
+        let good = findings(&ours, &ours, CertificatePurpose::Server, &["muster.example", "10.0.0.1"], 90);
         assert!(!good.contains("WRONG") && good.contains("IP:10.0.0.1"), "{good}");
-        let old = findings(&ours, &ours, Purpose::Server, &["muster.example"], -1);
+        let old = findings(&ours, &ours, CertificatePurpose::Server, &["muster.example"], -1);
         assert!(old.contains("WRONG it has expired"), "{old}");
-        let soon = findings(&ours, &ours, Purpose::Server, &["muster.example"], 5);
+        let soon = findings(&ours, &ours, CertificatePurpose::Server, &["muster.example"], 5);
         assert!(soon.contains("note  it expires in ") && soon.contains(" days, on "), "{soon}");
-        let now = findings(&ours, &ours, Purpose::Server, &["muster.example"], 1);
+        let now = findings(&ours, &ours, CertificatePurpose::Server, &["muster.example"], 1);
         // 24 hours, or a moment less.
         assert!(now.contains("note  it expires in 2") && now.contains(" hours, on "), "{now}");
-        let other = findings(&ours, &ours, Purpose::Server, &["other.example"], 91);
+        let other = findings(&ours, &ours, CertificatePurpose::Server, &["other.example"], 91);
         assert!(other.contains("WRONG it is not for muster.example"), "{other}");
-        let foreign = findings(&ours, &theirs, Purpose::Server, &["muster.example"], 92);
+        let foreign = findings(&ours, &theirs, CertificatePurpose::Server, &["muster.example"], 92);
         assert!(foreign.contains("WRONG no authority"), "{foreign}");
-        let client = findings(&ours, &ours, Purpose::Client, &["muster.example"], 93);
+        let client = findings(&ours, &ours, CertificatePurpose::Client, &["muster.example"], 93);
         assert!(client.contains("lacks serverAuth"), "{client}");
     }
 }

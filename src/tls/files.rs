@@ -1,6 +1,6 @@
 //! Reads certificates, keys and authorities from PEM files, and the rustls configurations made of them.
 //!
-//! It does not watch the files: `acceptor.rs` does. Begin at [`Files::server`].
+//! It does not watch the files: `acceptor.rs` does. Begin at [`TlsFiles::server`].
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
-use super::clients::Clients;
+use super::client_certificates::RecordingClientVerifier;
 use super::provider;
 
 /// No file of certificates is longer: what is longer is another file.
@@ -30,7 +30,7 @@ pub fn system_authorities() -> Option<PathBuf> {
 
 /// Where the certificates of a listener are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Files {
+pub struct TlsFiles {
     /// The listener's own certificate, with those of the authorities between it and the root.
     pub cert: PathBuf,
     /// The key that belongs to it.
@@ -121,7 +121,7 @@ pub fn authorities(path: &Path) -> Result<RootCertStore, TlsError> {
     Ok(roots)
 }
 
-impl Files {
+impl TlsFiles {
     /// All files.
     pub(super) fn all(&self) -> impl Iterator<Item = &Path> {
         [Some(&self.cert), Some(&self.key), self.client_ca.as_ref()]
@@ -145,11 +145,11 @@ impl Files {
                 let clients = WebPkiClientVerifier::builder_with_provider(roots, provider())
                     .build()
                     .map_err(|error| content(path, error.to_string()))?;
-                builder.with_client_cert_verifier(Arc::new(Clients::new(clients)))
+                builder.with_client_cert_verifier(Arc::new(RecordingClientVerifier::new(clients)))
             }
         };
-        if let Some(better) =
-            crate::private_file::check(&self.key).map_err(|wrong| content(&self.key, wrong))?
+        if let Some(better) = crate::file_permissions::check_permissions(&self.key)
+            .map_err(|wrong| content(&self.key, wrong))?
         {
             tracing::warn!(file = %self.key.display(), "a private key: {better}");
         }

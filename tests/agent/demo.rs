@@ -1,6 +1,6 @@
 //! `muster demo`, as somebody sees it for the first time.
 
-use crate::process::{Running, lives, muster, run, wait_until};
+use crate::process::{CommandProcess, lives, muster, run, wait_until};
 use crate::web::Server;
 
 #[test]
@@ -22,7 +22,7 @@ fn the_demo_loses_a_worker_takes_it_back_and_finds_every_content_right() {
 
 #[test]
 fn a_drain_at_any_moment_around_a_loss_ends_the_run_and_the_demo_goes_on() {
-    let mut running = Running::start(&mut muster(["demo", "--for", "40", "--pause", "200ms"]));
+    let mut running = CommandProcess::start(&mut muster(["demo", "--for", "40", "--pause", "200ms"]));
     let http = running.out_line("look at  http://");
     let http = http.split_once("http://").expect("it names it").1.trim_end_matches('/').to_owned();
     let mut demo = Server { running, grpc: String::new(), http };
@@ -41,9 +41,9 @@ fn a_drain_at_any_moment_around_a_loss_ends_the_run_and_the_demo_goes_on() {
 }
 
 #[test]
-fn whoever_ends_the_demo_ends_all_of_it() {
+fn ending_the_demo_ends_all_of_its_processes() {
     for signal in ["INT", "KILL"] {
-        let mut demo = Running::start(&mut muster(["demo"]));
+        let mut demo = CommandProcess::start(&mut muster(["demo"]));
         demo.out_line("step together");
         let children = format!("/proc/{0}/task/{0}/children", demo.pid());
         let children = std::fs::read_to_string(children).expect("the system tells of children");
@@ -59,7 +59,7 @@ fn whoever_ends_the_demo_ends_all_of_it() {
 
 #[test]
 fn a_demo_whose_workers_are_all_excluded_ends_in_time_and_says_so() {
-    let mut running = Running::start(&mut muster(["demo", "--for", "10", "--pause", "200ms"]));
+    let mut running = CommandProcess::start(&mut muster(["demo", "--for", "10", "--pause", "200ms"]));
     let http = running.out_line("look at  http://");
     let http = http.split_once("http://").expect("it names it").1.trim_end_matches('/').to_owned();
     running.out_line("step together");

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use muster::agent::{Agent, AgentError, Config};
+use muster::agent::{Agent, AgentConfig, AgentError};
 use muster::clock::monotonic;
 use muster::proto::xla::coordination as pb;
 use muster::proto::xla::coordination::coordination_service_client::CoordinationServiceClient;
 use muster::transfer::{
-    Arena, Buffer, DeviceId, Member, Options, Spec, TaskId, Transfer, TransferError, TransferKey,
+    Arena, Buffer, DeviceId, LaunchOptions, Member, Spec, TaskId, Transfer, TransferError, TransferKey,
 };
 
-use crate::process::Running;
+use crate::process::CommandProcess;
 use crate::web::Server;
 use crate::worker::worker;
 
@@ -23,19 +23,20 @@ fn device(task: u32) -> DeviceId {
 }
 
 /// Two tasks in this process and a third one in its own.
-struct Trio {
+struct ThreeAgents {
     near: [Agent; 2],
-    far: Option<Running>,
+    far: Option<CommandProcess>,
     lost: Member,
     arena: Arena,
 }
 
 async fn join(server: &Server, task: u32) -> Agent {
-    let config = Config { patience: Duration::from_millis(500), ..Config::new(server.grpc.clone(), task) };
+    let config =
+        AgentConfig { patience: Duration::from_millis(500), ..AgentConfig::new(server.grpc.clone(), task) };
     Agent::join(config).await.unwrap()
 }
 
-impl Trio {
+impl ThreeAgents {
     async fn new(server: &Server) -> Self {
         let far = worker(server, 2, &[]);
         let (a, b) = tokio::join!(join(server, 0), join(server, 1));
@@ -58,7 +59,7 @@ impl Trio {
     /// Something that task 2 never sends.
     async fn waiting(&self) -> Transfer {
         let spec = Spec::receive(self.buffer(0).span(), device(2), device(0), TransferKey(7));
-        let mut prepared = self.near[0].engine().prepare(vec![spec], Options::default()).await.unwrap();
+        let mut prepared = self.near[0].engine().prepare(vec![spec], LaunchOptions::default()).await.unwrap();
         prepared.launch(&[])
     }
 
@@ -83,8 +84,8 @@ impl Trio {
         let (source, target) = (self.buffer(5), self.buffer(0));
         let send = Spec::send(source.span(), device(0), device(1), TransferKey(9));
         let receive = Spec::receive(target.span(), device(0), device(1), TransferKey(9));
-        let sent = a.engine().transfer(&[], vec![send], Options::default());
-        let received = b.engine().transfer(&[], vec![receive], Options::default());
+        let sent = a.engine().transfer(&[], vec![send], LaunchOptions::default());
+        let received = b.engine().transfer(&[], vec![receive], LaunchOptions::default());
         let both = async { (sent.await, received.await) };
         let (sent, received) = tokio::time::timeout(PATIENCE, both).await.expect("it has an outcome");
         assert_eq!((sent.err(), received.err()), (None, None));
@@ -108,7 +109,7 @@ impl Trio {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transfers_with_a_killed_worker_fail_by_its_name_within_a_second_and_it_may_come_back() {
     let server = Server::start(&["--tasks", "3", "--recoverable"]);
-    let mut trio = Trio::new(&server).await;
+    let mut trio = ThreeAgents::new(&server).await;
     let waiting = trio.waiting().await;
     trio.assert_others_go_on().await;
     trio.far.as_ref().unwrap().signal("KILL");
@@ -131,7 +132,7 @@ async fn transfers_with_a_killed_worker_fail_by_its_name_within_a_second_and_it_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_exclusion_fences_the_transfers_of_a_worker_that_lives() {
     let server = Server::start(&["--tasks", "3", "--recoverable"]);
-    let mut trio = Trio::new(&server).await;
+    let mut trio = ThreeAgents::new(&server).await;
     let waiting = trio.waiting().await;
     let made =
         server.send("POST", "/api/v1/jobs/default/exclusions", r#"{"task": 2, "reason": "flaky NIC"}"#);
@@ -153,7 +154,7 @@ async fn a_second_life_of_a_task_ends_the_first() {
     let error = tokio::time::timeout(PATIENCE, first.over()).await.expect("it hears of it");
     // Whichever call it hears it by.
     let told =
-        matches!(error, AgentError::Over { .. } | AgentError::Refused { .. } | AgentError::Ended { .. });
+        matches!(error, AgentError::LifeEnded { .. } | AgentError::Refused { .. } | AgentError::Ended { .. });
     assert!(told && error.to_string().contains("incarnation"), "{error}");
     assert_eq!(first.engine().membership(), Default::default(), "nothing of it moves any more");
     assert!(first.leave().await.is_err());
@@ -161,7 +162,7 @@ async fn a_second_life_of_a_task_ends_the_first() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn noise_in_the_place_of_an_engine_is_refused_by_name_and_hurts_nobody() {
+async fn an_invalid_engine_record_is_refused_by_task() {
     let server = Server::start(&["--tasks", "2", "--recoverable"]);
     let channel =
         tonic::transport::Endpoint::from_shared(format!("http://{}", server.grpc)).unwrap().connect_lazy();

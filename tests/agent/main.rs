@@ -3,15 +3,15 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 
 mod clocks;
+mod cluster_env;
 mod demo;
 mod fencing;
-mod placing;
+mod metrics;
 #[allow(dead_code, reason = "it is shared with other tests")]
 #[path = "../cli/process.rs"]
 mod process;
-mod scraped;
-mod stepping;
-mod waiting;
+mod reconnect;
+mod steps;
 #[allow(dead_code, reason = "it is shared with other tests")]
 #[path = "../cli/web.rs"]
 mod web;

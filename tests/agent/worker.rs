@@ -2,21 +2,21 @@
 
 use std::process::Command;
 
-use crate::process::{Running, muster};
+use crate::process::{CommandProcess, muster};
 use crate::web::Server;
 
 /// A worker of the job `default`, with these further arguments.
-pub fn worker(server: &Server, task: u32, arguments: &[&str]) -> Running {
+pub fn worker(server: &Server, task: u32, arguments: &[&str]) -> CommandProcess {
     worker_at(&server.grpc, task, arguments)
 }
 
 /// One that finds the service at this address.
-pub fn worker_at(service: &str, task: u32, arguments: &[&str]) -> Running {
+pub fn worker_at(service: &str, task: u32, arguments: &[&str]) -> CommandProcess {
     start(muster(["worker"]), service, task, arguments)
 }
 
 /// The same on a host whose clock is so far from the right time, as `faketime` has it: `+90s`.
-pub fn worker_at_another_time(server: &Server, task: u32, off: &str) -> Running {
+pub fn worker_at_another_time(server: &Server, task: u32, off: &str) -> CommandProcess {
     // Asked for its library only: a program that it starts itself is a child of it, which signals do not reach.
     let asked = Command::new("faketime").args(["-m", "-f", off, "printenv", "LD_PRELOAD"]).output();
     let asked = asked.unwrap_or_else(|error| {
@@ -30,7 +30,7 @@ pub fn worker_at_another_time(server: &Server, task: u32, off: &str) -> Running 
     start(command, &server.grpc, task, &[])
 }
 
-fn start(mut command: Command, service: &str, task: u32, arguments: &[&str]) -> Running {
+fn start(mut command: Command, service: &str, task: u32, arguments: &[&str]) -> CommandProcess {
     let task = task.to_string();
     command.args(["--service", service, "--task", &task]);
     for (name, _) in std::env::vars_os() {
@@ -39,10 +39,10 @@ fn start(mut command: Command, service: &str, task: u32, arguments: &[&str]) -> 
             command.env_remove(name);
         }
     }
-    Running::start(command.args(arguments))
+    CommandProcess::start(command.args(arguments))
 }
 
 /// One that steps with the others.
-pub fn stepping(server: &Server, task: u32) -> Running {
+pub fn stepping(server: &Server, task: u32) -> CommandProcess {
     worker(server, task, &["--program", "exercise", "--pause", "50ms", "--bytes-max", "200000"])
 }

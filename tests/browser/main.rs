@@ -9,21 +9,21 @@ mod support;
 #[allow(dead_code, reason = "shared with the tests of the command line, which use all of it")]
 mod process;
 
+mod cluster;
 mod measures;
-mod node;
-mod party;
+mod script;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use node::Script;
-use party::Party;
+use cluster::TaskCluster;
+use script::Script;
 use support::Muster;
 
 /// A job in the middle of its training, with one task that does not come to a barrier.
-async fn hang(muster: &Muster) -> (Party, Vec<support::Pending>) {
-    let party = Party::gather(muster.grpc(), "train", 0..8, 1).await;
-    party.beat(party::BEAT);
+async fn hang(muster: &Muster) -> (TaskCluster, Vec<support::Pending>) {
+    let party = TaskCluster::gather(muster.grpc(), "train", 0..8, 1).await;
+    party.beat(cluster::BEAT);
     party.report();
     party.train(20, 6).await;
     let waiting = (0..8).filter(|task| *task != 6).map(|task| party.member(task).arrive("train/step", 20));
@@ -40,12 +40,12 @@ fn serve() -> Muster {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_page_is_whole_quiet_and_accessible_and_changes_show_at_once() {
     let muster = serve();
-    let _coming = Party::wait(muster.grpc(), "eval", 0..3);
+    let _coming = TaskCluster::wait(muster.grpc(), "eval", 0..3);
     let (mut party, _waiting) = hang(&muster).await;
     let mut script = Script::start("walk.mjs", muster.http());
     while let Some(wanted) = script.wants().await {
         match wanted.as_str() {
-            "fail" => Party::gather(muster.grpc(), "fails", 0..3, 1).await.lose(1),
+            "fail" => TaskCluster::gather(muster.grpc(), "fails", 0..3, 1).await.lose(1),
             "lose 6" => party.lose(6),
             "restart 6" => party.restart(6).await,
             other => panic!("the script wants {other:?}"),
@@ -55,7 +55,7 @@ async fn every_page_is_whole_quiet_and_accessible_and_changes_show_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_has_only_a_keyboard_finds_the_task_that_blocks_and_takes_it_out() {
+async fn the_keyboard_reaches_and_excludes_the_blocking_task() {
     let muster = serve();
     let (_party, waiting) = hang(&muster).await;
     let mut script = Script::start("keyboard.mjs", muster.http());
@@ -69,8 +69,8 @@ async fn who_has_only_a_keyboard_finds_the_task_that_blocks_and_takes_it_out() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_slash_key_leads_to_a_search_that_finds_jobs_tasks_and_hosts() {
     let muster = serve();
-    let _coming = Party::wait(muster.grpc(), "eval", 0..4);
-    let _party = Party::gather(muster.grpc(), "train", 0..8, 1).await;
+    let _coming = TaskCluster::wait(muster.grpc(), "eval", 0..4);
+    let _party = TaskCluster::gather(muster.grpc(), "train", 0..8, 1).await;
     let mut script = Script::start("search.mjs", muster.http());
     assert_eq!(script.wants().await, None, "it asks for nothing");
 }
@@ -78,7 +78,7 @@ async fn the_slash_key_leads_to_a_search_that_finds_jobs_tasks_and_hosts() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_failure_of_a_run_stands_first_and_a_finding_vanishes_when_it_does_not_hold() {
     let muster = Muster::serve(&["--job", "stop=3", "--job", "idle=2"]);
-    let mut party = Party::gather(muster.grpc(), "stop", 0..3, 1).await;
+    let mut party = TaskCluster::gather(muster.grpc(), "stop", 0..3, 1).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     let _waiting: Vec<_> = (0..2).map(|task| party.member(task).arrive("train/step", 0)).collect();
     let mut script = Script::start("first.mjs", muster.http());
@@ -162,9 +162,9 @@ async fn a_task_is_excluded_by_page_by_curl_and_by_command_and_the_audit_has_all
 }
 
 /// A job of four in which the last does not come to a barrier.
-async fn without_the_last(muster: &Muster, job: &str) -> (Party, Vec<support::Pending>) {
-    let party = Party::gather(muster.grpc(), job, 0..4, 1).await;
-    party.beat(party::BEAT);
+async fn without_the_last(muster: &Muster, job: &str) -> (TaskCluster, Vec<support::Pending>) {
+    let party = TaskCluster::gather(muster.grpc(), job, 0..4, 1).await;
+    party.beat(cluster::BEAT);
     let waiting = (0..3).map(|task| party.member(task).arrive("step", 0)).collect();
     (party, waiting)
 }
@@ -180,7 +180,7 @@ async fn pass(waiting: &[support::Pending]) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_tasks_are_seen_at_once() {
     let muster = Muster::serve(&["--job", "train=10000", "--recoverable"]);
-    let mut party = Party::gather(muster.grpc(), "train", 0..10_000, 100).await;
+    let mut party = TaskCluster::gather(muster.grpc(), "train", 0..10_000, 100).await;
     party.publish().await;
     let waiting: Vec<_> = party.all().take(9_800).map(|member| member.arrive("train/step", 0)).collect();
     // What is promised is promised of a build as it is delivered; one without optimisation makes the same page in more time.
@@ -200,7 +200,7 @@ async fn ten_thousand_tasks_are_seen_at_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_demo_is_seen_as_it_happens() {
-    let mut demo = process::Running::start(&mut process::muster(["demo", "--pause", "300ms"]));
+    let mut demo = process::CommandProcess::start(&mut process::muster(["demo", "--pause", "300ms"]));
     let line = demo.out_line("look at");
     let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next());
     let address = address.and_then(|text| text.parse().ok()).expect("it says where to look");
@@ -215,14 +215,14 @@ async fn the_demo_is_seen_as_it_happens() {
 #[ignore = "takes pictures: cargo test --test browser -- --ignored pictures"]
 async fn pictures() {
     let muster = serve();
-    let _coming = Party::wait(muster.grpc(), "eval", 0..3);
+    let _coming = TaskCluster::wait(muster.grpc(), "eval", 0..3);
     let (mut party, _waiting) = hang(&muster).await;
     party.lose(5);
     tokio::time::sleep(Duration::from_secs(35)).await;
     let mut script = Script::start("pictures.mjs", muster.http());
     while let Some(wanted) = script.wants().await {
         assert_eq!(wanted, "fail", "that is all that it wants");
-        Party::gather(muster.grpc(), "fails", 0..3, 1).await.lose(1);
+        TaskCluster::gather(muster.grpc(), "fails", 0..3, 1).await.lose(1);
         script.done().await;
     }
 }
@@ -232,7 +232,7 @@ async fn pictures() {
 #[ignore = "takes pictures: cargo test --test browser -- --ignored pictures"]
 async fn pictures_of_many() {
     let muster = Muster::serve(&["--job", "train=10000", "--recoverable"]);
-    let mut party = Party::gather(muster.grpc(), "train", 0..10_000, 2).await;
+    let mut party = TaskCluster::gather(muster.grpc(), "train", 0..10_000, 2).await;
     // These two share a connection: its end is the end of both.
     (6..8).for_each(|task| party.lose(task));
     let well = party.all().filter(|member| member.number() != 4711);

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use muster::clock::Clock;
 
-use crate::node::Script;
-use crate::party::{BEAT, Party};
+use crate::cluster::{BEAT, TaskCluster};
+use crate::script::Script;
 use crate::support::{Body, Call, Caller, Client, Generation, Muster};
 
 /// For how long each figure is taken, and how often.
@@ -20,12 +20,12 @@ const WINDOW: Duration = Duration::from_secs(10);
 const REPEAT: usize = 3;
 
 /// Somebody who looks at the page of a job: reads its stream and counts.
-struct Viewer {
+struct PageViewer {
     bytes: Arc<AtomicU64>,
     gone: Arc<AtomicBool>,
 }
 
-impl Viewer {
+impl PageViewer {
     fn of(http: SocketAddr, page: &str) -> Self {
         let mut stream = TcpStream::connect(http).expect("it listens");
         stream.set_read_timeout(Some(Duration::from_millis(500))).expect("a socket has timeouts");
@@ -51,14 +51,14 @@ impl Viewer {
     }
 }
 
-impl Drop for Viewer {
+impl Drop for PageViewer {
     fn drop(&mut self) {
         self.gone.store(true, Ordering::Relaxed);
     }
 }
 
 /// The median of some figures, with their range.
-fn spread(mut figures: Vec<f64>) -> String {
+fn range_of(mut figures: Vec<f64>) -> String {
     figures.sort_by(f64::total_cmp);
     let (low, high) = (figures[0], figures[figures.len() - 1]);
     format!("{:.2} ({low:.2} to {high:.2})", figures[figures.len() / 2])
@@ -74,20 +74,24 @@ async fn cost(muster: &Muster, what: &str, page: &str, viewers: usize) {
             (muster.cpu() - before).as_secs_f64() / WINDOW.as_secs_f64() * 100.0
         };
         let alone = window().await;
-        let looking: Vec<Viewer> = (0..viewers).map(|_| Viewer::of(muster.http(), page)).collect();
+        let looking: Vec<PageViewer> = (0..viewers).map(|_| PageViewer::of(muster.http(), page)).collect();
         // What they are sent to begin with is not what following costs.
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let before: u64 = looking.iter().map(Viewer::bytes).sum();
+        let before: u64 = looking.iter().map(PageViewer::bytes).sum();
         let watched = window().await;
-        let after: u64 = looking.iter().map(Viewer::bytes).sum();
+        let after: u64 = looking.iter().map(PageViewer::bytes).sum();
         more.push(watched - alone);
         rates.push((after - before) as f64 / viewers as f64 / WINDOW.as_secs_f64() / 1024.0);
     }
-    println!("| {what}, {viewers} on {page} | {} % of a core | {} KiB/s each |", spread(more), spread(rates));
+    println!(
+        "| {what}, {viewers} on {page} | {} % of a core | {} KiB/s each |",
+        range_of(more),
+        range_of(rates)
+    );
 }
 
 /// Rounds of a barrier, until told to stop.
-async fn rounds(party: &Party, pause: Duration, stop: &AtomicBool) {
+async fn rounds(party: &TaskCluster, pause: Duration, stop: &AtomicBool) {
     let mut next = tokio::time::interval(pause);
     for counter in 0.. {
         next.tick().await;
@@ -101,7 +105,7 @@ async fn rounds(party: &Party, pause: Duration, stop: &AtomicBool) {
 async fn costs(tasks: i32, shared: usize, beat: Duration, round: Duration) {
     let jobs = format!("train={tasks}");
     let muster = Muster::serve(&["--job", &jobs, "--recoverable"]);
-    let party = Party::gather(muster.grpc(), "train", 0..tasks, shared).await;
+    let party = TaskCluster::gather(muster.grpc(), "train", 0..tasks, shared).await;
     party.beat(beat);
     for page in ["job", "barriers", "task&task=3"] {
         cost(&muster, &format!("{tasks} tasks at rest"), page, 1).await;
@@ -131,9 +135,9 @@ async fn measured_costs_of_a_viewer_of_10_000_tasks() {
 }
 
 /// A task in a process of its own, which can be killed.
-struct Apart(Child);
+struct SeparateProcess(Child);
 
-impl Apart {
+impl SeparateProcess {
     fn start(grpc: SocketAddr, task: i32) -> Self {
         let itself = std::env::current_exe().expect("it runs");
         let mut command = Command::new(itself);
@@ -143,7 +147,7 @@ impl Apart {
     }
 }
 
-impl Drop for Apart {
+impl Drop for SeparateProcess {
     fn drop(&mut self) {
         // Kill is `kill -9`; it may be dead already.
         let _ = self.0.kill();
@@ -174,8 +178,8 @@ async fn a_task_in_a_process_of_its_own() {
 #[ignore = "measures for some minutes"]
 async fn measured_time_until_changes_are_seen() {
     let muster = Muster::serve(&["--job", "train=8", "--recoverable", "--heartbeat-timeout", "10s"]);
-    let mut killed = Apart::start(muster.grpc(), 7);
-    let mut party = Party::gather(muster.grpc(), "train", 0..7, 1).await;
+    let mut killed = SeparateProcess::start(muster.grpc(), 7);
+    let mut party = TaskCluster::gather(muster.grpc(), "train", 0..7, 1).await;
     party.beat(BEAT);
     let mut script = Script::start("latency.mjs", muster.http());
     // The wall clock, as the browser tells it too.
@@ -186,7 +190,7 @@ async fn measured_time_until_changes_are_seen() {
         match wanted.as_str() {
             "kill" => killed.0.kill().expect("it lives"),
             "restart" => party.restart(6).await,
-            "start" => killed = Apart::start(muster.grpc(), 7),
+            "start" => killed = SeparateProcess::start(muster.grpc(), 7),
             "meet" => {
                 let first: Vec<_> =
                     party.all().skip(1).map(|member| member.arrive("train/step", counter)).collect();

@@ -3,7 +3,7 @@
 use std::process::Stdio;
 
 use crate::clients::Clients;
-use crate::process::{Running, muster, run, wait_until};
+use crate::process::{CommandProcess, muster, run, wait_until};
 use crate::web::Server;
 
 /// Waits until the run of this number stands so.
@@ -14,9 +14,9 @@ fn wait_for(server: &Server, run: u64, state: &str) {
     });
 }
 
-fn draining(server: &Server) -> Running {
+fn draining(server: &Server) -> CommandProcess {
     let arguments = ["drain", "--reason", "r", "--wait=60s", "--server", &server.url()];
-    let draining = Running::start(&mut muster(arguments));
+    let draining = CommandProcess::start(&mut muster(arguments));
     wait_until("it is asked for", || server.get("/api/v1/jobs/default/drain").body.contains("\"notice\""));
     draining
 }
@@ -106,7 +106,7 @@ fn events_are_chosen_and_have_their_task_and_their_barrier() {
 }
 
 #[test]
-fn an_excluded_task_is_told_of_once() {
+fn an_exclusion_is_printed_once() {
     let server = Server::start(&["--tasks", "2", "--recoverable"]);
     let clients = Clients::of(&server);
     clients.register(2);
@@ -161,7 +161,7 @@ fn a_certificate_is_checked_for_what_it_says_that_it_is() {
 }
 
 #[test]
-fn shells_are_told_every_subcommand_and_its_flags() {
+fn completions_list_every_subcommand_and_flag() {
     for shell in ["bash", "zsh", "fish"] {
         let ended = run(&mut muster(["completions", shell]));
         assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{shell}");
@@ -179,7 +179,7 @@ fn shells_are_told_every_subcommand_and_its_flags() {
 }
 
 #[test]
-fn a_demo_is_where_it_was_told_to_be() {
+fn a_demo_listens_on_the_given_addresses() {
     let wrong = run(&mut muster(["demo", "--http", "0.0.0.0:0"]));
     assert!(wrong.code == Some(2) && wrong.err.contains("only this machine"), "{wrong:?}");
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -187,7 +187,7 @@ fn a_demo_is_where_it_was_told_to_be() {
     let refused = run(&mut muster(["demo", "--http", &address, "--grpc", "127.0.0.1:0"]));
     assert!(refused.code == Some(1) && refused.err.contains(&address), "{refused:?}");
     drop(taken);
-    let mut demo = Running::start(&mut muster(["demo", "--http", &address, "--grpc", "127.0.0.1:0"]));
+    let mut demo = CommandProcess::start(&mut muster(["demo", "--http", &address, "--grpc", "127.0.0.1:0"]));
     let line = demo.out_line("look at");
     assert!(line.contains(&format!("http://{address}/")), "{line}");
     demo.signal("INT");

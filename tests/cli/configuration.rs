@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::process::{Ended, muster, run};
+use crate::process::{CommandOutput, muster, run};
 
 fn file(name: &str, text: &str) -> PathBuf {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.toml"));
@@ -11,7 +11,7 @@ fn file(name: &str, text: &str) -> PathBuf {
 }
 
 /// The line of `key`, in `table`, of what was printed.
-fn line<'a>(printed: &'a Ended, table: &str, key: &str) -> &'a str {
+fn line<'a>(printed: &'a CommandOutput, table: &str, key: &str) -> &'a str {
     let text = match table {
         "" => printed.out.as_str(),
         table => printed.out.split_once(&format!("[{table}]\n")).expect("the table is printed").1,
@@ -45,12 +45,12 @@ fn every_value_is_printed_with_its_source() {
 }
 
 #[test]
-fn what_is_printed_is_a_file_that_means_the_same() {
+fn config_print_writes_a_file_that_reads_back_the_same() {
     let first =
         run(&mut muster(["config", "print", "--job", "b=4@127.0.0.1:9100", "--disconnect-grace", "off"]));
     let path = file("again", &first.out);
     let second = run(muster(["config", "print", "--config"]).arg(&path));
-    let values = |printed: &Ended| -> Vec<String> {
+    let values = |printed: &CommandOutput| -> Vec<String> {
         let value = |line: &str| line.split("  # ").next().unwrap_or_default().trim_end().to_owned();
         printed.out.lines().map(value).collect()
     };

@@ -9,7 +9,7 @@ use muster::text::is_hidden;
 use prost::Message as _;
 
 use crate::clients::Clients;
-use crate::process::{Ended, Running, muster, run, wait_until};
+use crate::process::{CommandOutput, CommandProcess, muster, run, wait_until};
 use crate::web::Server;
 
 /// Clears the screen, names the window, turns the direction of writing, and begins lines of its own.
@@ -91,7 +91,7 @@ fn hostile_server() -> (Server, Clients) {
 }
 
 /// What a subcommand writes, checked.
-fn said(server: &Server, arguments: &[&str]) -> Ended {
+fn said(server: &Server, arguments: &[&str]) -> CommandOutput {
     let ended = run(muster(arguments).args(["--server", &server.url()]));
     check(&format!("{arguments:?}: stdout"), &ended.out);
     check(&format!("{arguments:?}: stderr"), &ended.err);
@@ -101,7 +101,7 @@ fn said(server: &Server, arguments: &[&str]) -> Ended {
 #[test]
 fn no_subcommand_gives_a_terminal_what_a_client_wrote() {
     let (server, clients) = hostile_server();
-    let mut following = Running::start(&mut muster(["events", "--follow", "--server", &server.url()]));
+    let mut following = CommandProcess::start(&mut muster(["events", "--follow", "--server", &server.url()]));
     for arguments in [
         &["status"][..],
         &["events"],
@@ -238,11 +238,11 @@ fn first_parts(server: &Server, path: &str) -> String {
 }
 
 /// A server that is none of ours, and says what it likes.
-struct Liar {
+struct HostileServer {
     url: String,
 }
 
-impl Liar {
+impl HostileServer {
     /// Answers the question who it is with `about`, and all others with `rest`.
     fn start(about: String, rest: (u16, String)) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -268,7 +268,7 @@ impl Liar {
 }
 
 #[test]
-fn what_a_server_says_instead_of_an_answer_is_shown_safely() {
+fn an_invalid_response_is_shown_escaped() {
     let honest = Server::start(&["--tasks", "1"]);
     let about = honest.get("/api/v1/server").body;
     let hostile = serde_json::to_string(HOSTILE).expect("JSON");
@@ -288,7 +288,7 @@ fn what_a_server_says_instead_of_an_answer_is_shown_safely() {
         (about.clone(), (200, unknown)),
         (about, (200, HOSTILE.to_owned())),
     ] {
-        let liar = Liar::start(about, rest);
+        let liar = HostileServer::start(about, rest);
         for arguments in [&["status"][..], &["job", "list"], &["audit"], &["events", "--job", "a"]] {
             let ended = run(muster(arguments).args(["--server", &liar.url]));
             assert_eq!(ended.code, Some(1), "{arguments:?}: {ended:?}");
@@ -301,7 +301,7 @@ fn what_a_server_says_instead_of_an_answer_is_shown_safely() {
 }
 
 #[test]
-fn a_launch_and_a_worker_show_what_others_wrote_safely() {
+fn a_launch_and_a_worker_show_foreign_text_escaped() {
     // The first cause of the last run, which another process has reported.
     let server = Server::start(&["--tasks", "2"]);
     let clients = Clients::of(&server);
@@ -318,8 +318,15 @@ fn a_launch_and_a_worker_show_what_others_wrote_safely() {
     let server = Server::start(&["--tasks", "1", "--recoverable"]);
     let clients = Clients::of(&server);
     let service = server.grpc.clone();
-    let mut worker =
-        Running::start(&mut muster(["worker", "--service", &service, "--task", "0", "--log", "debug"]));
+    let mut worker = CommandProcess::start(&mut muster([
+        "worker",
+        "--service",
+        &service,
+        "--task",
+        "0",
+        "--log",
+        "debug",
+    ]));
     let line = worker.out_line("Registered");
     let run = line.rsplit(' ').next().and_then(|run| u64::from_str_radix(run, 16).ok());
     clients.belong_to(run.expect("it says its run"));

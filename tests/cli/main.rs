@@ -1,17 +1,17 @@
 //! The command line, as the real program: what operators type, and what comes of it.
 
-mod acting;
-mod benching;
+mod auto_exclude;
 mod clients;
 mod commands;
 mod configuration;
 mod figures;
 mod hostile;
-mod launching;
+mod launch;
+mod operations;
 mod process;
-mod serving;
+mod serve;
 mod status;
-mod steering;
 mod streams;
 mod transfer;
+mod transfer_bench;
 mod web;

@@ -26,16 +26,16 @@ pub fn muster<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Comman
 
 /// How a program ended and what it wrote.
 #[derive(Debug)]
-pub struct Ended {
+pub struct CommandOutput {
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
 }
 
 /// Runs the program to its end.
-pub fn run(command: &mut Command) -> Ended {
+pub fn run(command: &mut Command) -> CommandOutput {
     let output = command.output().expect("the program starts");
-    Ended {
+    CommandOutput {
         code: output.status.code(),
         out: String::from_utf8_lossy(&output.stdout).into_owned(),
         err: String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -43,18 +43,18 @@ pub fn run(command: &mut Command) -> Ended {
 }
 
 /// A program that is running. Dropping it kills it.
-pub struct Running {
+pub struct CommandProcess {
     child: Child,
-    out: Lines,
-    err: Lines,
+    out: OutputLines,
+    err: OutputLines,
 }
 
-struct Lines {
+struct OutputLines {
     coming: Receiver<String>,
     seen: Vec<String>,
 }
 
-impl Lines {
+impl OutputLines {
     fn of(stream: impl Read + Send + 'static) -> Self {
         let (send, coming) = channel();
         thread::spawn(move || {
@@ -88,13 +88,13 @@ impl Lines {
     }
 }
 
-impl Running {
+impl CommandProcess {
     /// Starts the program.
     pub fn start(command: &mut Command) -> Self {
         let mut child =
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
-        let out = Lines::of(child.stdout.take().expect("stdout is a pipe"));
-        let err = Lines::of(child.stderr.take().expect("stderr is a pipe"));
+        let out = OutputLines::of(child.stdout.take().expect("stdout is a pipe"));
+        let err = OutputLines::of(child.stderr.take().expect("stderr is a pipe"));
         Self { child, out, err }
     }
 
@@ -119,22 +119,22 @@ impl Running {
     }
 
     /// Waits for the end.
-    pub fn end(mut self) -> Ended {
+    pub fn end(mut self) -> CommandOutput {
         wait_until("the program has ended", || {
             self.child.try_wait().expect("it can be waited for").is_some()
         });
         let code = self.child.wait().expect("it has ended").code();
         let (out, err) =
             (std::mem::replace(&mut self.out, nothing()), std::mem::replace(&mut self.err, nothing()));
-        Ended { code, out: out.rest(), err: err.rest() }
+        CommandOutput { code, out: out.rest(), err: err.rest() }
     }
 }
 
-fn nothing() -> Lines {
-    Lines { coming: channel().1, seen: Vec::new() }
+fn nothing() -> OutputLines {
+    OutputLines { coming: channel().1, seen: Vec::new() }
 }
 
-impl Drop for Running {
+impl Drop for CommandProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

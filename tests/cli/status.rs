@@ -30,7 +30,7 @@ pub fn register_as(server: &Server, runtime: &tokio::runtime::Runtime, task: i32
 }
 
 #[test]
-fn a_job_that_nobody_came_to_says_so() {
+fn status_shows_a_job_without_tasks() {
     let server = Server::start(&["--job", "a=2", "--job", "b=5"]);
     let text = status(&server, &[]);
     assert!(text.contains("JOB a") && text.contains("JOB b") && text.contains("FORMING"), "{text}");
@@ -39,7 +39,7 @@ fn a_job_that_nobody_came_to_says_so() {
 }
 
 #[test]
-fn who_is_missing_is_named_with_since_when_and_until_when() {
+fn status_names_missing_tasks_with_start_and_deadline() {
     let server = Server::start(&["--tasks", "3", "--register-timeout", "10m"]);
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     register(&server, &runtime, 0);
@@ -97,7 +97,7 @@ fn a_large_job_is_summarised() {
 }
 
 #[test]
-fn what_cannot_be_shown_is_explained() {
+fn status_explains_errors() {
     let server = Server::start(&["--job", "a=2"]);
     let asked = |arguments: &[&str]| run(muster(["status"]).args(arguments));
     let ended = asked(&["--server", &server.url(), "--job", "x"]);
@@ -117,7 +117,7 @@ fn what_cannot_be_shown_is_explained() {
 }
 
 #[test]
-fn what_the_server_has_found_is_shown_with_what_to_do() {
+fn status_shows_findings_with_advice() {
     let jobs = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/metrics/jobs.toml");
     let server = Server::start(&["--config", jobs]);
     assert!(!status(&server, &["--job", "full"]).contains("  ISSUE  "));

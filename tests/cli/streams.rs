@@ -4,13 +4,13 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use crate::process::{Running, muster, wait_until};
+use crate::process::{CommandProcess, muster, wait_until};
 use crate::web::Server;
 
 /// One who follows.
-struct Stream(BufReader<TcpStream>);
+struct EventSubscriber(BufReader<TcpStream>);
 
-impl Stream {
+impl EventSubscriber {
     fn open(server: &Server, headers: &str) -> Self {
         let mut stream = TcpStream::connect(&server.http).expect("it connects");
         stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout can be set");
@@ -44,9 +44,9 @@ fn exclude(server: &Server, task: u32) {
 }
 
 #[test]
-fn what_happens_arrives_as_it_happens_and_a_stream_goes_on_where_it_broke() {
+fn a_stream_delivers_events_at_once_and_resumes_after_a_break() {
     let server = Server::start(&["--tasks", "3", "--job", "other=1", "--recoverable"]);
-    let mut stream = Stream::open(&server, "");
+    let mut stream = EventSubscriber::open(&server, "");
     assert!(stream.line("HTTP/1.1 ").is_some_and(|status| status.starts_with("200")));
     assert_eq!(stream.line("event: ").as_deref(), Some("job-declared"));
     assert_eq!(stream.line("event: ").as_deref(), Some("run-opened"));
@@ -58,7 +58,7 @@ fn what_happens_arrives_as_it_happens_and_a_stream_goes_on_where_it_broke() {
     assert_eq!((&data["kind"], data["number"].to_string()), (&"excluded".into(), id.clone()));
     drop(stream);
     exclude(&server, 1);
-    let mut stream = Stream::open(&server, &format!("last-event-id: {id}\r\n"));
+    let mut stream = EventSubscriber::open(&server, &format!("last-event-id: {id}\r\n"));
     let next = stream.line("data: ").expect("an event");
     assert!(next.contains("\"target\":{\"task\":1}"), "{next}");
 }
@@ -66,15 +66,15 @@ fn what_happens_arrives_as_it_happens_and_a_stream_goes_on_where_it_broke() {
 #[test]
 fn streams_are_bounded_and_end_with_the_server() {
     let server = Server::start(&["--tasks", "1", "--http-streams", "5"]);
-    let mut open: Vec<Stream> = (0..5).map(|_| Stream::open(&server, "")).collect();
+    let mut open: Vec<EventSubscriber> = (0..5).map(|_| EventSubscriber::open(&server, "")).collect();
     for stream in &mut open {
         assert!(stream.line("HTTP/1.1 ").is_some_and(|status| status.starts_with("200")));
     }
-    let mut refused = Stream::open(&server, "connection: close\r\n");
+    let mut refused = EventSubscriber::open(&server, "connection: close\r\n");
     assert!(refused.line("HTTP/1.1 ").is_some_and(|status| status.starts_with("503")));
     open.pop();
     wait_until("there is room again", || {
-        let mut stream = Stream::open(&server, "connection: close\r\n");
+        let mut stream = EventSubscriber::open(&server, "connection: close\r\n");
         stream.line("HTTP/1.1 ").is_some_and(|status| status.starts_with("200"))
     });
     server.running.signal("TERM");
@@ -87,28 +87,29 @@ fn streams_are_bounded_and_end_with_the_server() {
 #[test]
 fn the_command_line_follows() {
     let server = Server::start(&["--tasks", "2", "--recoverable"]);
-    let mut following = Running::start(&mut muster(["events", "--follow", "--server", &server.url()]));
+    let mut following = CommandProcess::start(&mut muster(["events", "--follow", "--server", &server.url()]));
     following.out_line("run-opened");
     exclude(&server, 1);
     following.out_line("  excluded  ");
-    let mut watching = Running::start(&mut muster(["status", "--watch=50ms", "--server", &server.url()]));
+    let mut watching =
+        CommandProcess::start(&mut muster(["status", "--watch=50ms", "--server", &server.url()]));
     watching.out_line("EXCLUDED  task 1");
     server.send("DELETE", "/api/v1/jobs/default/exclusions/1?reason=r", "");
     watching.out_line("JOB default");
 }
 
 #[test]
-fn who_follows_goes_on_when_the_server_comes_back() {
+fn events_follow_resumes_when_the_server_returns() {
     let server = Server::start(&["--tasks", "2", "--recoverable"]);
     let address = server.http.clone();
-    let mut following = Running::start(&mut muster(["events", "--follow", "--server", &server.url()]));
+    let mut following = CommandProcess::start(&mut muster(["events", "--follow", "--server", &server.url()]));
     exclude(&server, 1);
     following.out_line("  excluded  ");
     server.running.signal("TERM");
     assert_eq!(server.running.end().code, Some(0));
     following.err_line("trying again");
     let again = ["serve", "--tasks", "2", "--recoverable", "--grpc", "127.0.0.1:0", "--http", &address];
-    let mut running = Running::start(&mut muster(again));
+    let mut running = CommandProcess::start(&mut muster(again));
     running.out_line("HTTP  ");
     // It is another server, with events of its own: none of them is taken for one that was seen.
     following.out_line("no longer kept");
@@ -122,7 +123,7 @@ fn who_follows_goes_on_when_the_server_comes_back() {
     following.out_line("  job-deleted  ");
     server.running.signal("TERM");
     assert_eq!(server.running.end().code, Some(0));
-    let mut running = Running::start(&mut muster([
+    let mut running = CommandProcess::start(&mut muster([
         "serve",
         "--job",
         "other=1",

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use muster::transfer::plan::Plan;
 use serde_json::{Value, json};
 
-use crate::process::{Ended, muster, run};
+use crate::process::{CommandOutput, muster, run};
 
 /// Two rows of devices, each of which holds every row of the matrix or every column.
 fn array(devices: &[i32], spec: &Value) -> String {
@@ -17,7 +17,7 @@ fn array(devices: &[i32], spec: &Value) -> String {
     .to_string()
 }
 
-fn plan(more: &[&str]) -> Ended {
+fn plan(more: &[&str]) -> CommandOutput {
     let (source, destination) =
         (array(&[0, 1, 2, 3], &json!(["x"])), array(&[4, 5, 6, 7], &json!([null, "x"])));
     let arguments = ["transfer", "plan", "--source", &source, "--destination", &destination];
@@ -160,7 +160,7 @@ fn a_plan_that_is_none_or_was_changed_is_refused_with_what_is_wrong() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_the_argument_that_it_stands_in() {
+fn errors_name_the_argument() {
     let wrong = |arguments: &[&str]| {
         let ended = run(&mut muster([&["transfer", "plan"], arguments].concat()));
         assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""));

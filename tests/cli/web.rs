@@ -5,11 +5,11 @@ use std::net::TcpStream;
 
 use serde_json::Value;
 
-use crate::process::{Running, muster};
+use crate::process::{CommandProcess, muster};
 
 /// A `muster serve` at free ports.
 pub struct Server {
-    pub running: Running,
+    pub running: CommandProcess,
     pub grpc: String,
     pub http: String,
 }
@@ -18,7 +18,7 @@ impl Server {
     /// Starts one with these further arguments.
     pub fn start(arguments: &[&str]) -> Self {
         let mut command = muster(["serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]);
-        let mut running = Running::start(command.args(arguments));
+        let mut running = CommandProcess::start(command.args(arguments));
         let after =
             |line: String, word: &str| line.split_once(word).expect("it names it").1.trim().to_owned();
         let grpc = after(running.out_line("gRPC  "), "gRPC");
@@ -30,7 +30,7 @@ impl Server {
     pub fn start_json(arguments: &[&str]) -> Self {
         let mut command = muster(["serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]);
         command.args(["--log-format", "json", "--log", "debug"]).args(arguments);
-        let mut running = Running::start(&mut command);
+        let mut running = CommandProcess::start(&mut command);
         let line = running.err_line("\"serving\"");
         let said: Value = serde_json::from_str(&line).expect("JSON");
         let at = |name: &str| said[name].as_str().expect("an address").to_owned();
@@ -43,31 +43,31 @@ impl Server {
     }
 
     /// What it answers to a request with a JSON body.
-    pub fn send(&self, method: &str, path: &str, body: &str) -> Answer {
+    pub fn send(&self, method: &str, path: &str, body: &str) -> HttpResponse {
         exchange(&self.http, method, path, "content-type: application/json\r\n", body)
             .expect("the server answers")
     }
 
     /// What it answers to a GET with this header.
-    pub fn get_with(&self, path: &str, header: &str) -> Answer {
+    pub fn get_with(&self, path: &str, header: &str) -> HttpResponse {
         exchange(&self.http, "GET", path, &format!("{header}\r\n"), "").expect("the server answers")
     }
 
     /// What it answers to a GET.
-    pub fn get(&self, path: &str) -> Answer {
+    pub fn get(&self, path: &str) -> HttpResponse {
         request(&self.http, "GET", path).expect("the server answers")
     }
 }
 
 /// An answer.
 #[derive(Debug)]
-pub struct Answer {
+pub struct HttpResponse {
     pub status: u16,
     pub head: String,
     pub body: String,
 }
 
-impl Answer {
+impl HttpResponse {
     /// The body as JSON.
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).expect("the body is JSON")
@@ -75,11 +75,17 @@ impl Answer {
 }
 
 /// One request on a connection of its own.
-pub fn request(address: &str, method: &str, path: &str) -> std::io::Result<Answer> {
+pub fn request(address: &str, method: &str, path: &str) -> std::io::Result<HttpResponse> {
     exchange(address, method, path, "", "")
 }
 
-fn exchange(address: &str, method: &str, path: &str, headers: &str, body: &str) -> std::io::Result<Answer> {
+fn exchange(
+    address: &str,
+    method: &str,
+    path: &str,
+    headers: &str,
+    body: &str,
+) -> std::io::Result<HttpResponse> {
     let mut stream = TcpStream::connect(address)?;
     let length = body.len();
     write!(
@@ -91,5 +97,5 @@ fn exchange(address: &str, method: &str, path: &str, headers: &str, body: &str) 
     stream.read_to_string(&mut text)?;
     let (head, body) = text.split_once("\r\n\r\n").expect("an answer has a head");
     let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("an answer has a status");
-    Ok(Answer { status, head: head.to_lowercase(), body: body.into() })
+    Ok(HttpResponse { status, head: head.to_lowercase(), body: body.into() })
 }

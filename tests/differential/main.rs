@@ -18,7 +18,7 @@ mod random;
 mod run;
 mod script;
 mod scripts;
-mod side;
+mod service;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
-use run::Sides;
+use run::ServicesUnderTest;
 use script::{Release, Script, SideKind};
 use support::skip::{Lacking, skip_named};
 
@@ -48,7 +48,7 @@ fn main() {
             trials.push(trial(script, release, sides, &runtime));
         }
     }
-    if sides == Sides::Both {
+    if sides == ServicesUnderTest::Both {
         trials.extend(random_trials(&runtime));
     }
     trials.push(Trial::test("every_difference_has_a_row_and_a_script", || {
@@ -57,15 +57,20 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-fn sides() -> Sides {
+fn sides() -> ServicesUnderTest {
     match std::env::var("MUSTER_DIFFERENTIAL_SIDES").as_deref() {
-        Ok("jaxlib") => Sides::Only(SideKind::Cxx),
-        Ok("muster") => Sides::Only(SideKind::Muster),
-        _ => Sides::Both,
+        Ok("jaxlib") => ServicesUnderTest::Only(SideKind::Cxx),
+        Ok("muster") => ServicesUnderTest::Only(SideKind::Muster),
+        _ => ServicesUnderTest::Both,
     }
 }
 
-fn trial(script: Script, release: Release, sides: Sides, runtime: &Arc<tokio::runtime::Runtime>) -> Trial {
+fn trial(
+    script: Script,
+    release: Release,
+    sides: ServicesUnderTest,
+    runtime: &Arc<tokio::runtime::Runtime>,
+) -> Trial {
     let runtime = Arc::clone(runtime);
     let name = format!("{}::{}", release.name(), script.name.replace(' ', "_"));
     Trial::ignorable_test(name.clone(), move || {
@@ -87,7 +92,7 @@ fn random_trials(runtime: &Arc<tokio::runtime::Runtime>) -> Vec<Trial> {
                 let runtime = Arc::clone(runtime);
                 let name = format!("{}::random_calls_in_a_{kind}_job_from_seed_{seed}", release.name());
                 trials.push(Trial::ignorable_test(name.clone(), move || {
-                    with_environment(&name, release, Sides::Both, |environment| {
+                    with_environment(&name, release, ServicesUnderTest::Both, |environment| {
                         runtime.block_on(random::compare(release, environment, recoverable, seed, steps))
                     })
                 }));
@@ -102,11 +107,11 @@ fn random_trials(runtime: &Arc<tokio::runtime::Runtime>) -> Vec<Trial> {
 fn with_environment(
     test: &str,
     release: Release,
-    sides: Sides,
+    sides: ServicesUnderTest,
     compare: impl FnOnce(&Path) -> Result<(), String>,
 ) -> Result<Completion, Failed> {
     let environment = match sides {
-        Sides::Only(SideKind::Muster) => Some(PathBuf::new()),
+        ServicesUnderTest::Only(SideKind::Muster) => Some(PathBuf::new()),
         _ => support::server::jax_environment(release.name()),
     };
     let what = format!("JAX {}, which tests/jax/setup installs,", release.name());

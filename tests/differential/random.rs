@@ -12,8 +12,8 @@ use std::time::Duration;
 use fastrand::Rng;
 
 use crate::expect::describe;
-use crate::script::{Ask, Release, Version, Who, incarnation, observer, t};
-use crate::side::Side;
+use crate::script::{CallerSpec, Release, ScriptCall, Version, incarnation, observer, t};
+use crate::service::ServiceUnderTest;
 use crate::support::{Body, Call, Generation, JobOptions};
 
 /// How long the two may take to agree on who is answered. The C++ service looks at its clock once a second.
@@ -38,14 +38,17 @@ pub async fn compare(
     steps: usize,
 ) -> Result<(), String> {
     let job = JobOptions { recoverable, ..JobOptions::new(TASKS.unsigned_abs()) };
-    let mut pair = Pair {
-        sides: [Side::cxx(environment, release, &job), Side::muster(release, &job, false)],
+    let mut pair = ServicePair {
+        sides: [
+            ServiceUnderTest::cxx(environment, release, &job),
+            ServiceUnderTest::muster(release, &job, false),
+        ],
         compared: BTreeSet::new(),
         transcript: String::new(),
         calls: 0,
         blur_the_living: false,
     };
-    let mut world = World::new(release, recoverable, seed);
+    let mut world = RandomState::new(release, recoverable, seed);
     let told = async {
         for task in 0..TASKS {
             pair.call(t(task), register(task, 0)).await?;
@@ -53,7 +56,7 @@ pub async fn compare(
         for _ in 0..steps {
             world.step(&mut pair).await?;
         }
-        pair.call(observer(), Ask::Watch(Version::None)).await
+        pair.call(observer(), ScriptCall::Watch(Version::None)).await
     };
     match told.await {
         Ok(_) => Ok(()),
@@ -65,8 +68,8 @@ pub async fn compare(
 }
 
 /// Both services, asked the same.
-struct Pair {
-    sides: [Side; 2],
+struct ServicePair {
+    sides: [ServiceUnderTest; 2],
     /// The calls whose answers have been compared.
     compared: BTreeSet<String>,
     transcript: String,
@@ -76,9 +79,9 @@ struct Pair {
     blur_the_living: bool,
 }
 
-impl Pair {
+impl ServicePair {
     /// Makes a call of both, and returns its handle and whether it was answered.
-    async fn call(&mut self, who: Who, ask: impl Into<Ask>) -> Result<(String, bool), String> {
+    async fn call(&mut self, who: CallerSpec, ask: impl Into<ScriptCall>) -> Result<(String, bool), String> {
         let ask = ask.into();
         self.calls += 1;
         let handle = format!("{:04}", self.calls);
@@ -145,7 +148,7 @@ impl Pair {
 }
 
 /// What the callers know.
-struct World {
+struct RandomState {
     rng: Rng,
     release: Release,
     recoverable: bool,
@@ -162,7 +165,7 @@ struct World {
     over: bool,
 }
 
-impl World {
+impl RandomState {
     fn new(release: Release, recoverable: bool, seed: u64) -> Self {
         Self {
             rng: Rng::with_seed(seed),
@@ -177,7 +180,7 @@ impl World {
         }
     }
 
-    async fn step(&mut self, pair: &mut Pair) -> Result<(), String> {
+    async fn step(&mut self, pair: &mut ServicePair) -> Result<(), String> {
         self.learn(pair);
         let task = self.rng.i32(0..TASKS);
         let who = self.who(task);
@@ -190,7 +193,7 @@ impl World {
                 let (handle, _) = pair.call(who, Call::alive(set)).await?;
                 self.open.push((handle, task));
             }
-            75..=79 => drop(pair.call(observer(), Ask::Watch(Version::None)).await?),
+            75..=79 => drop(pair.call(observer(), ScriptCall::Watch(Version::None)).await?),
             // In recoverable jobs polls are never answered, and one task is left to restart without.
             80..=84 if !self.recoverable || task > 0 => {
                 let (handle, _) = pair.call(who, Call::PollForError).await?;
@@ -227,7 +230,7 @@ impl World {
     }
 
     /// A task comes to a barrier as its agent would, or asks for its last use again.
-    async fn meet(&mut self, pair: &mut Pair, task: i32) -> Result<(), String> {
+    async fn meet(&mut self, pair: &mut ServicePair, task: i32) -> Result<(), String> {
         let (id, members) = BARRIERS[self.rng.usize(0..BARRIERS.len())];
         // Agents do not begin a use of a barrier while their last one waits. Who is no member comes rarely.
         let waiting = self.meetings.iter().find(|(_, who, name, _)| *who == task && *name == id);
@@ -257,7 +260,7 @@ impl World {
     }
 
     /// A mistake at a barrier that somebody waits at, or a cancel.
-    async fn disturb_a_meeting(&mut self, pair: &mut Pair, task: i32) -> Result<(), String> {
+    async fn disturb_a_meeting(&mut self, pair: &mut ServicePair, task: i32) -> Result<(), String> {
         let Some((_, _, id, counter)) = self.rng.choice(&self.meetings).cloned() else {
             let Some(id) = self.rng.choice(self.told.keys().copied().collect::<Vec<_>>()) else {
                 return Ok(());
@@ -287,7 +290,7 @@ impl World {
     }
 
     /// A task leaves or fails, and with it perhaps the run.
-    async fn end_something(&mut self, pair: &mut Pair, task: i32) -> Result<(), String> {
+    async fn end_something(&mut self, pair: &mut ServicePair, task: i32) -> Result<(), String> {
         let reports = self.release.reports_errors();
         let call = match self.rng.u8(0..4) {
             0 => Call::Shutdown,
@@ -305,17 +308,17 @@ impl World {
         pair.call(self.who(task), call).await.map(drop)
     }
 
-    async fn leave_and_return(&mut self, pair: &mut Pair, task: i32) -> Result<(), String> {
+    async fn leave_and_return(&mut self, pair: &mut ServicePair, task: i32) -> Result<(), String> {
         if !self.is_free(pair, task) {
             return Ok(());
         }
         pair.call(self.who(task), Call::Shutdown).await?;
-        pair.call(observer(), Ask::Watch(Version::None)).await?;
+        pair.call(observer(), ScriptCall::Watch(Version::None)).await?;
         self.restart(pair, task).await
     }
 
     /// A task's process is replaced by another while nobody waits at a barrier, and all meet once so that it is in step.
-    async fn restart(&mut self, pair: &mut Pair, task: i32) -> Result<(), String> {
+    async fn restart(&mut self, pair: &mut ServicePair, task: i32) -> Result<(), String> {
         if !self.is_free(pair, task) {
             return Ok(());
         }
@@ -332,13 +335,13 @@ impl World {
     }
 
     /// Whether a task can be replaced: what an older life waits for ends with it on one side only.
-    fn is_free(&self, pair: &Pair, task: i32) -> bool {
+    fn is_free(&self, pair: &ServicePair, task: i32) -> bool {
         let waits = self.open.iter().any(|(handle, who)| *who == task && !pair.is_answered(handle));
         !waits && self.meetings.is_empty() && !self.over
     }
 
     /// Callers take their counters from the answers, as agents do.
-    fn learn(&mut self, pair: &Pair) {
+    fn learn(&mut self, pair: &ServicePair) {
         let (counters, told) = (&mut self.counters, &mut self.told);
         self.meetings.retain(|(handle, task, id, _)| {
             if !pair.is_answered(handle) {
@@ -364,7 +367,7 @@ impl World {
         self.lives[task.unsigned_abs() as usize]
     }
 
-    fn who(&self, task: i32) -> Who {
+    fn who(&self, task: i32) -> CallerSpec {
         t(task).life(self.life(task))
     }
 }

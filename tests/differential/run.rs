@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::expect::{Expected, Outcome, describe};
-use crate::script::{Ask, Release, Script, SideKind, Step, Version, observer};
-use crate::side::Side;
+use crate::script::{Release, Script, ScriptCall, SideKind, Step, Version, observer};
+use crate::service::ServiceUnderTest;
 use crate::support::{Answer, Call};
 
 /// How long an answer that must come may take. The C++ service looks at its clock once a second, and machines are slow.
@@ -26,7 +26,7 @@ pub struct Trace {
 
 /// Which sides to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sides {
+pub enum ServicesUnderTest {
     Both,
     Only(SideKind),
 }
@@ -39,20 +39,20 @@ pub async fn compare(
     script: &Script,
     release: Release,
     environment: &Path,
-    sides: Sides,
+    sides: ServicesUnderTest,
 ) -> Result<(), String> {
     let cxx = async {
-        if sides == Sides::Only(SideKind::Muster) {
+        if sides == ServicesUnderTest::Only(SideKind::Muster) {
             return None;
         }
-        let side = Side::cxx(environment, release, &script.job);
+        let side = ServiceUnderTest::cxx(environment, release, &script.job);
         Some(run(script, side).await)
     };
     let muster = async {
-        if sides == Sides::Only(SideKind::Cxx) {
+        if sides == ServicesUnderTest::Only(SideKind::Cxx) {
             return None;
         }
-        let side = Side::muster(release, &script.job, script.heeds_connections);
+        let side = ServiceUnderTest::muster(release, &script.job, script.heeds_connections);
         Some(run(script, side).await)
     };
     let (cxx, muster) = tokio::join!(cxx, muster);
@@ -85,7 +85,7 @@ fn disagreements(cxx: &[(String, Answer)], muster: &[(String, Answer)]) -> Vec<S
 }
 
 /// Runs a script on one side.
-pub async fn run(script: &Script, mut side: Side) -> Trace {
+pub async fn run(script: &Script, mut side: ServiceUnderTest) -> Trace {
     let mut trace = Trace { common: Vec::new(), objections: Vec::new(), said: String::new() };
     for step in &script.steps {
         match step {
@@ -112,7 +112,7 @@ pub async fn run(script: &Script, mut side: Side) -> Trace {
 }
 
 /// Performs one step. What it finds is compared with the other side if that takes the step too.
-async fn perform(step: &Step, side: &mut Side, trace: &mut Trace, both: bool) {
+async fn perform(step: &Step, side: &mut ServiceUnderTest, trace: &mut Trace, both: bool) {
     match step {
         Step::Start { handle, who, ask } => side.start(handle, *who, ask).await,
         Step::HangUp { handle } => side.hang_up(handle).await,
@@ -139,10 +139,10 @@ async fn perform(step: &Step, side: &mut Side, trace: &mut Trace, both: bool) {
 }
 
 /// Looks at the states of the tasks and at every key and directory that the script wrote to.
-async fn look_at_end(script: &Script, side: &mut Side, trace: &mut Trace) {
+async fn look_at_end(script: &Script, side: &mut ServiceUnderTest, trace: &mut Trace) {
     let mut keys = BTreeSet::new();
     for step in &script.steps {
-        if let Step::Start { ask: Ask::Call(call), .. } = step
+        if let Step::Start { ask: ScriptCall::Call(call), .. } = step
             && let Call::Insert { key, .. } | Call::Increment { key, .. } | Call::Delete { key, .. } = call
         {
             keys.insert(key.clone());
@@ -150,7 +150,8 @@ async fn look_at_end(script: &Script, side: &mut Side, trace: &mut Trace) {
     }
     let directories: BTreeSet<String> =
         keys.iter().filter_map(|key| key.rsplit_once('/')).map(|(parent, _)| parent.to_owned()).collect();
-    let mut looks: Vec<(String, Ask)> = vec![("the states at the end".into(), Ask::Watch(Version::None))];
+    let mut looks: Vec<(String, ScriptCall)> =
+        vec![("the states at the end".into(), ScriptCall::Watch(Version::None))];
     looks.extend(
         keys.iter().map(|key| (format!("the value of {key:?} at the end"), Call::try_get(key).into())),
     );

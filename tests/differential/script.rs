@@ -91,13 +91,13 @@ pub struct Script {
 #[derive(Debug, Clone)]
 pub enum Step {
     /// Make a call, and go on once the service has seen it.
-    Start { handle: String, who: Who, ask: Ask },
+    Start { handle: String, who: CallerSpec, ask: ScriptCall },
     /// A call ends in this way, or goes on waiting.
     Expect { handle: String, expected: Expected },
     /// Give a call up.
     HangUp { handle: String },
     /// Close the connection of a task's life.
-    Disconnect { who: Who },
+    Disconnect { who: CallerSpec },
     /// Let time pass for timeouts that no answer tells of.
     Sleep(Duration),
     /// Steps for one side only, where a difference has led to different situations.
@@ -107,9 +107,9 @@ pub enum Step {
 impl Step {
     fn is_newer_than_0_6_2(&self) -> bool {
         match self {
-            Self::Start { ask: Ask::Call(call), .. } => matches!(call, Call::Increment { .. }),
+            Self::Start { ask: ScriptCall::Call(call), .. } => matches!(call, Call::Increment { .. }),
             // Asking for the present states works differently there, but works.
-            Self::Start { ask: Ask::Watch(version), .. } => *version != Version::None,
+            Self::Start { ask: ScriptCall::Watch(version), .. } => *version != Version::None,
             Self::Only { steps, .. } => steps.iter().any(Self::is_newer_than_0_6_2),
             _ => false,
         }
@@ -125,7 +125,7 @@ pub enum SideKind {
 
 /// What is asked: a call, with what only the run of the script can know left open.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Ask {
+pub enum ScriptCall {
     Call(Call),
     /// The states of the tasks, relative to the version that was seen last.
     Watch(Version),
@@ -140,7 +140,7 @@ pub enum Version {
     Future,
 }
 
-impl From<Call> for Ask {
+impl From<Call> for ScriptCall {
     fn from(call: Call) -> Self {
         Self::Call(call)
     }
@@ -148,7 +148,7 @@ impl From<Call> for Ask {
 
 /// Who makes a call: one life of a task. Every life has a connection of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Who {
+pub struct CallerSpec {
     pub task: i32,
     /// `None` until the script is built: the task's latest life.
     pub life: Option<usize>,
@@ -169,16 +169,16 @@ pub enum Claim {
 }
 
 /// The task of this number, in its latest life.
-pub fn t(task: i32) -> Who {
-    Who { task, life: None, claim: Claim::Registered, named: false }
+pub fn t(task: i32) -> CallerSpec {
+    CallerSpec { task, life: None, claim: Claim::Registered, named: false }
 }
 
 /// Somebody who is no task.
-pub fn observer() -> Who {
+pub fn observer() -> CallerSpec {
     t(-1)
 }
 
-impl Who {
+impl CallerSpec {
     /// The task's life of this number, counted from 0.
     pub fn life(self, life: usize) -> Self {
         Self { life: Some(life), ..self }
@@ -243,21 +243,21 @@ impl Script {
     // --- What happens. ---
 
     /// Starts a call under a name.
-    pub fn start(mut self, handle: &str, who: Who, ask: impl Into<Ask>) -> Self {
+    pub fn start(mut self, handle: &str, who: CallerSpec, ask: impl Into<ScriptCall>) -> Self {
         let who = self.settle(who);
         self.steps.push(Step::Start { handle: handle.into(), who, ask: ask.into() });
         self
     }
 
     /// Starts a registration, in the task's present life.
-    pub fn start_register(self, handle: &str, who: Who) -> Self {
+    pub fn start_register(self, handle: &str, who: CallerSpec) -> Self {
         let who = self.settle(who);
         let incarnation = incarnation(who.task, who.life.unwrap_or_default());
         self.start(handle, who, Call::Register { incarnation, recoverable: false })
     }
 
     /// Sends a heartbeat of this life.
-    pub fn heartbeat(self, who: Who, outcome: Outcome) -> Self {
+    pub fn heartbeat(self, who: CallerSpec, outcome: Outcome) -> Self {
         let settled = self.settle(who);
         let incarnation = incarnation(settled.task, settled.life.unwrap_or_default());
         self.call(who, Call::Heartbeat { incarnation }, outcome)
@@ -277,7 +277,7 @@ impl Script {
     }
 
     /// A call and its outcome in one.
-    pub fn call(mut self, who: Who, ask: impl Into<Ask>, outcome: Outcome) -> Self {
+    pub fn call(mut self, who: CallerSpec, ask: impl Into<ScriptCall>, outcome: Outcome) -> Self {
         let handle = self.anonymous();
         self.start(&handle, who, ask).then(&handle, outcome)
     }
@@ -290,8 +290,8 @@ impl Script {
     /// A call that ends differently, on purpose.
     pub fn call_differs(
         mut self,
-        who: Who,
-        ask: impl Into<Ask>,
+        who: CallerSpec,
+        ask: impl Into<ScriptCall>,
         difference: Difference,
         cxx: Outcome,
         muster: Outcome,
@@ -314,7 +314,7 @@ impl Script {
         self
     }
 
-    pub fn disconnect(mut self, who: Who) -> Self {
+    pub fn disconnect(mut self, who: CallerSpec) -> Self {
         let who = self.settle(who);
         self.steps.push(Step::Disconnect { who });
         self
@@ -345,7 +345,7 @@ impl Script {
     }
 
     /// A task registers and is answered at once.
-    pub fn registers(mut self, who: Who, outcome: Outcome) -> Self {
+    pub fn registers(mut self, who: CallerSpec, outcome: Outcome) -> Self {
         let handle = self.anonymous();
         self.start_register(&handle, who).then(&handle, outcome)
     }
@@ -382,9 +382,9 @@ impl Script {
         self
     }
 
-    fn settle(&self, who: Who) -> Who {
+    fn settle(&self, who: CallerSpec) -> CallerSpec {
         let latest = self.lives.get(&who.task).copied().unwrap_or_default();
-        Who { life: Some(who.life.unwrap_or(latest)), ..who }
+        CallerSpec { life: Some(who.life.unwrap_or(latest)), ..who }
     }
 
     fn anonymous(&mut self) -> String {

@@ -4,9 +4,9 @@ use http::StatusCode;
 use muster::http::Role;
 use serde_json::{Value, json};
 
-use crate::house::{FORM, House, proof};
+use crate::in_process::{FORM, WebEdge, proof};
 
-async fn lines(house: &House) -> Vec<Value> {
+async fn lines(house: &WebEdge) -> Vec<Value> {
     let viewer = house.bearer(Role::Viewer);
     let audit = house.ask("GET", "/api/v1/audit", &[("authorization", &viewer)], "").await.json();
     audit["lines"].as_array().cloned().unwrap_or_else(|| panic!("{audit}"))
@@ -14,7 +14,7 @@ async fn lines(house: &House) -> Vec<Value> {
 
 #[tokio::test]
 async fn a_stranger_who_tries_a_hundred_times_fills_one_line_a_kind() {
-    let house = House::closed("audit-strangers");
+    let house = WebEdge::closed("audit-strangers");
     for attempt in 0..100 {
         let wrong = format!("Bearer muster_{attempt}");
         let headers = [("authorization", wrong.as_str()), ("content-type", "application/json")];
@@ -42,7 +42,7 @@ async fn a_stranger_who_tries_a_hundred_times_fills_one_line_a_kind() {
 
 #[tokio::test]
 async fn lines_say_by_which_role_and_changes_that_make_no_sense_have_one_too() {
-    let house = House::closed("audit-roles");
+    let house = WebEdge::closed("audit-roles");
     let (operator, admin) = (house.bearer(Role::Operator), house.bearer(Role::Admin));
     let ask = async |token: &str, method: &str, path: &str, body: &str| {
         let headers = [("authorization", token), ("content-type", "application/json")];
@@ -87,7 +87,7 @@ async fn lines_say_by_which_role_and_changes_that_make_no_sense_have_one_too() {
 
 #[tokio::test]
 async fn the_form_of_a_page_is_written_down_once_whether_it_makes_sense_or_not() {
-    let house = House::closed("audit-forms");
+    let house = WebEdge::closed("audit-forms");
     let (cookie, proof) = house.log_in(Role::Operator).await;
     let headers = [("cookie", &*cookie), ("content-type", FORM)];
     for (place, form) in [("", "task=0"), ("/7/lift", "reason=r"), ("", "task=9&reason=r")] {
@@ -102,8 +102,8 @@ async fn the_form_of_a_page_is_written_down_once_whether_it_makes_sense_or_not()
 }
 
 #[tokio::test]
-async fn whoever_asks_for_a_job_is_told_of_what_was_refused_before_it_came_to_a_handler() {
-    let house = House::closed("audit-jobs");
+async fn the_audit_of_a_job_has_requests_refused_before_the_handler() {
+    let house = WebEdge::closed("audit-jobs");
     let (viewer, operator) = (house.bearer(Role::Viewer), house.bearer(Role::Operator));
     let json = ("content-type", "application/json");
     // Without the role, without a token, from elsewhere, and what makes no sense.
@@ -125,8 +125,8 @@ async fn whoever_asks_for_a_job_is_told_of_what_was_refused_before_it_came_to_a_
 }
 
 #[tokio::test]
-async fn a_name_that_nobody_gave_the_server_is_written_down_once() {
-    let house = House::closed("audit-hosts");
+async fn an_unconfigured_host_name_is_audited_once() {
+    let house = WebEdge::closed("audit-hosts");
     for _ in 0..10 {
         let headers = [("host", "rebound.example"), ("content-type", "application/json")];
         let answer = house.ask("POST", "/api/v1/jobs/a/drain", &headers, "{}").await;
@@ -140,7 +140,7 @@ async fn a_name_that_nobody_gave_the_server_is_written_down_once() {
 
 #[tokio::test]
 async fn changes_that_come_too_often_fill_one_line_from_the_first_of_them() {
-    let house = House::patient("audit-often", 1);
+    let house = WebEdge::patient("audit-often", 1);
     let operator = house.bearer(Role::Operator);
     let headers = [("authorization", &*operator), ("content-type", "application/json")];
     let mut late = 0;

@@ -9,10 +9,10 @@ use axum::body::Body;
 use bytes::Bytes;
 use futures_util::stream;
 use http::StatusCode;
-use muster::http::{Channel, Role};
+use muster::http::{Role, TransportSecurity};
 
-use crate::house::{FORM, House, proof};
-use crate::walk::operations;
+use crate::every_route::operations;
+use crate::in_process::{FORM, WebEdge, proof};
 
 /// A body that comes a byte a second, for ever, and tells whether anybody has asked for it.
 fn dribbled() -> (Body, Arc<AtomicBool>) {
@@ -30,7 +30,7 @@ fn dribbled() -> (Body, Arc<AtomicBool>) {
 
 #[tokio::test(start_paused = true)]
 async fn no_route_reads_a_body_before_the_head_has_passed_every_check() {
-    let house = House::closed("bodies-unread");
+    let house = WebEdge::closed("bodies-unread");
     let (viewer, admin) = (house.bearer(Role::Viewer), house.bearer(Role::Admin));
     let json = ("content-type", "application/json");
     let (mut refused, mut looked) = (0, 0);
@@ -54,8 +54,9 @@ async fn no_route_reads_a_body_before_the_head_has_passed_every_check() {
         }
         for headers in wrongs {
             let (body, read) = dribbled();
-            let answer =
-                house.ask_with(Channel::default(), &operation.method, &operation.path, &headers, body).await;
+            let answer = house
+                .ask_with(TransportSecurity::default(), &operation.method, &operation.path, &headers, body)
+                .await;
             assert!(!read.load(Ordering::Relaxed), "{place} reads the body of {headers:?}: {answer:?}");
             if operation.changes() {
                 assert!(answer.status.is_client_error(), "{place} {headers:?}: {answer:?}");
@@ -70,7 +71,7 @@ async fn no_route_reads_a_body_before_the_head_has_passed_every_check() {
 
 #[tokio::test(start_paused = true)]
 async fn every_route_that_reads_a_body_gives_it_up_when_it_dribbles() {
-    let house = House::closed("bodies-dribbled");
+    let house = WebEdge::closed("bodies-dribbled");
     let admin = house.bearer(Role::Admin);
     let before = house.digest();
     let mut given_up = 0;
@@ -82,8 +83,9 @@ async fn every_route_that_reads_a_body_gives_it_up_when_it_dribbles() {
         let known = [("content-type", "application/json"), ("authorization", &*admin)];
         let headers = if operation.public { &login[..] } else { &known[..] };
         let (body, read) = dribbled();
-        let answer =
-            house.ask_with(Channel::default(), &operation.method, &operation.path, headers, body).await;
+        let answer = house
+            .ask_with(TransportSecurity::default(), &operation.method, &operation.path, headers, body)
+            .await;
         assert!(read.load(Ordering::Relaxed), "{place}");
         assert_eq!(
             (answer.status, &*answer.problem()),
@@ -98,8 +100,8 @@ async fn every_route_that_reads_a_body_gives_it_up_when_it_dribbles() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_asks_too_often_is_refused_before_their_body_is_read() {
-    let house = House::patient("bodies-rates", 1);
+async fn a_rate_limited_request_is_refused_before_its_body() {
+    let house = WebEdge::patient("bodies-rates", 1);
     let operator = house.bearer(Role::Operator);
     let headers = [("authorization", &*operator), ("content-type", "application/json")];
     for _ in 0..4 {
@@ -107,7 +109,7 @@ async fn whoever_asks_too_often_is_refused_before_their_body_is_read() {
     }
     let (body, read) = dribbled();
     let path = "/api/v1/jobs/a/exclusions";
-    let answer = house.ask_with(Channel::default(), "POST", path, &headers, body).await;
+    let answer = house.ask_with(TransportSecurity::default(), "POST", path, &headers, body).await;
     assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS, "{answer:?}");
     assert!(!read.load(Ordering::Relaxed));
 
@@ -118,7 +120,7 @@ async fn whoever_asks_too_often_is_refused_before_their_body_is_read() {
         house.ask("POST", "/login", &form, &format!("token=wrong{attempt}")).await;
     }
     let (body, read) = dribbled();
-    let answer = house.ask_with(Channel::default(), "POST", "/login", &form, body).await;
+    let answer = house.ask_with(TransportSecurity::default(), "POST", "/login", &form, body).await;
     assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS, "{answer:?}");
     assert!(!read.load(Ordering::Relaxed));
     // An honest token in the header passes all the same.

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use muster::http::{NewToken, Role, append};
+use muster::http::{NewToken, Role, append_token};
 
 use crate::process::{run, wait_until};
-use crate::service::{Folder, Heart, PATIENCE, Service, answer, connect, get};
+use crate::service::{HeartbeatClient, PATIENCE, Service, TempFolder, answer, connect, get};
 
 const READY: &str = "/healthz/ready";
 
@@ -27,7 +27,7 @@ fn is_closed(stream: &mut TcpStream) -> bool {
 async fn a_body_that_comes_byte_by_byte_takes_no_more_memory_than_its_bytes() {
     const LENGTH: usize = 20_000;
     let service = Service::start(&[]);
-    let heart = Heart::start(&service).await;
+    let heart = HeartbeatClient::start(&service).await;
     let before = service.peak_resident_bytes();
     let dribble = |path: &'static str, kind: &'static str| {
         let http = service.http;
@@ -64,7 +64,7 @@ async fn a_body_that_comes_byte_by_byte_takes_no_more_memory_than_its_bytes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_without_a_request_take_nothing_from_anybody() {
     let service = Service::start(&["--http-connections", "100", "--health", "127.0.0.1:0"]);
-    let heart = Heart::start(&service).await;
+    let heart = HeartbeatClient::start(&service).await;
     let mut hostile: Vec<TcpStream> = Vec::new();
     for number in 0..300 {
         let mut stream = connect(service.http);
@@ -106,13 +106,13 @@ async fn connections_without_a_request_take_nothing_from_anybody() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handshake_has_one_deadline_however_its_bytes_come() {
-    let folder = Folder::new("endurance-handshake");
+    let folder = TempFolder::new("endurance-handshake");
     let made = run(&mut crate::process::muster(["tls", "new", &folder.path("certs"), "--name", "localhost"]));
     assert_eq!(made.code, Some(0), "{}", made.err);
     let [cert, key] = ["certs/server.pem", "certs/server-key.pem"].map(|name| folder.path(name));
     let service =
         Service::start(&["--http-tls-cert", &cert, "--http-tls-key", &key, "--http-tls-mode", "optional"]);
-    let heart = Heart::start(&service).await;
+    let heart = HeartbeatClient::start(&service).await;
     let mut slow: Vec<TcpStream> = (0..20).map(|_| connect(service.http)).collect();
     let mut dribbles: Vec<TcpStream> = slow.iter().map(|stream| stream.try_clone().unwrap()).collect();
     std::thread::spawn(move || {
@@ -138,7 +138,7 @@ async fn a_handshake_has_one_deadline_however_its_bytes_come() {
 async fn health_has_a_listener_of_its_own_if_asked_for() {
     let mut command = crate::process::muster(["serve", "--tasks", "1", "--grpc", "127.0.0.1:0"]);
     let command = command.args(["--http", "127.0.0.1:0", "--health", "127.0.0.1:0", "--log-format", "json"]);
-    let mut running = crate::process::Running::start(command);
+    let mut running = crate::process::CommandProcess::start(command);
     let line: serde_json::Value =
         serde_json::from_str(&running.err_line("serving health on a separate listener")).unwrap();
     let health: SocketAddr = line["address"].as_str().unwrap().parse().unwrap();
@@ -157,12 +157,12 @@ fn pipe(path: &str) -> std::fs::File {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_audit_that_nobody_reads_holds_up_nothing_and_loses_no_line_silently() {
-    let folder = Folder::new("endurance-fifo");
+async fn an_unread_audit_pipe_blocks_nothing_and_losses_are_recorded() {
+    let folder = TempFolder::new("endurance-fifo");
     let path = folder.path("audit");
     let mut reader = pipe(&path);
     let mut service = Service::start(&["--audit-file", &path]);
-    let heart = Heart::start(&service).await;
+    let heart = HeartbeatClient::start(&service).await;
     assert_eq!(service.put_keys(600), [204; 600]);
     heart.beats_on().await;
     wait_until("readiness tells of it", || {
@@ -190,13 +190,13 @@ async fn an_audit_that_nobody_reads_holds_up_nothing_and_loses_no_line_silently(
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_stops_changes_only_where_that_is_asked_for() {
     let service = Service::start(&["--audit-file", "/dev/full"]);
-    let heart = Heart::start(&service).await;
+    let heart = HeartbeatClient::start(&service).await;
     assert_eq!(service.put_keys(100), [204; 100]);
     heart.beats_on().await;
     wait_until("readiness tells of it", || service.get(READY).contains("No space left"));
 
     let service = Service::start(&["--audit-file", "/dev/full", "--audit-failure", "refuse"]);
-    let heart = Heart::start(&service).await;
+    let heart = HeartbeatClient::start(&service).await;
     // The first is made before anybody knows.
     service.put_keys(1);
     wait_until("it is known", || service.get(READY).contains("No space left"));
@@ -208,9 +208,9 @@ async fn a_full_disk_stops_changes_only_where_that_is_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_log_that_nobody_reads_holds_up_nothing() {
+async fn an_unread_log_pipe_blocks_nothing() {
     let mut service = Service::start_after("true", &["--log", "info"], Stdio::piped());
-    let heart = Heart::start(&service).await;
+    let heart = HeartbeatClient::start(&service).await;
     wait_until("lines are dropped", || {
         assert_eq!(service.put_keys(500), [204; 500]);
         service.metric("muster_log_lines_dropped_total") > 0.0
@@ -232,20 +232,20 @@ async fn a_log_that_nobody_reads_holds_up_nothing() {
     ] {
         let service = Service::start_after("true", &["--log", "info"], log);
         assert_eq!(service.put_keys(20), [204; 20]);
-        Heart::start(&service).await.beats_on().await;
+        HeartbeatClient::start(&service).await.beats_on().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_low_limit_on_open_files_lowers_the_bounds_and_is_never_hit() {
-    let folder = Folder::new("endurance-nofile");
+    let folder = TempFolder::new("endurance-nofile");
     let log = folder.path("log");
     let service = Service::start_after(
         "ulimit -n 256",
         &["--health", "127.0.0.1:0"],
         std::fs::File::create(&log).unwrap().into(),
     );
-    let heart = Heart::start(&service).await;
+    let heart = HeartbeatClient::start(&service).await;
     let hostile: Vec<TcpStream> =
         (0..400).map(|n| connect(if n % 2 == 0 { service.http } else { service.grpc })).collect();
     heart.beats_on().await;
@@ -269,7 +269,7 @@ async fn a_low_limit_on_open_files_lowers_the_bounds_and_is_never_hit() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clock_that_jumps_by_a_day_changes_nothing() {
-    let folder = Folder::new("endurance-clock");
+    let folder = TempFolder::new("endurance-clock");
     let offset = folder.path("offset");
     let asked = Command::new("faketime").args(["-m", "-f", "+0s", "printenv", "LD_PRELOAD"]).output();
     let library = asked.expect("faketime runs: apt-get install faketime, as tests/run does").stdout;
@@ -282,7 +282,7 @@ async fn a_clock_that_jumps_by_a_day_changes_nothing() {
         library.trim()
     );
     let service = Service::start_after(&fake, &["--heartbeat-timeout", "10s"], Stdio::null());
-    let heart = Heart::start(&service).await;
+    let heart = HeartbeatClient::start(&service).await;
     let moment = || -> u64 {
         let page = service.get("/api/v1/jobs/default");
         page.split_once("\"seen_at\":")
@@ -318,16 +318,16 @@ async fn a_clock_that_jumps_by_a_day_changes_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hangup_takes_a_rotated_audit_and_new_tokens_and_ends_nothing() {
-    let folder = Folder::new("endurance-hangup");
+    let folder = TempFolder::new("endurance-hangup");
     let (audit, tokens) = (folder.path("audit"), folder.path("tokens.toml"));
     let token = |name: &str| {
-        let made = NewToken::make(name, Role::Operator).unwrap();
-        append(tokens.as_ref(), name, &made.line).unwrap();
+        let made = NewToken::generate(name, Role::Operator).unwrap();
+        append_token(tokens.as_ref(), name, &made.line).unwrap();
         made.token
     };
     let first = token("first");
     let service = Service::start(&["--audit-file", &audit, "--tokens-file", &tokens]);
-    let heart = Heart::start(&service).await;
+    let heart = HeartbeatClient::start(&service).await;
     let ask = |token: &str, wrong: bool| {
         let mut stream = connect(service.http);
         let path = if wrong { "/api/v1/nothing" } else { "/api/v1/jobs" };
@@ -373,7 +373,7 @@ async fn a_hangup_takes_a_rotated_audit_and_new_tokens_and_ends_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_under_load_ends_in_its_time_with_its_code() {
     let mut service = Service::start(&["--stop-timeout", "1s"]);
-    let heart = Heart::start(&service).await;
+    let heart = HeartbeatClient::start(&service).await;
     let stop = Arc::new(AtomicBool::new(false));
     let http = service.http;
     let mut held: Vec<TcpStream> = Vec::new();

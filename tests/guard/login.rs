@@ -3,17 +3,17 @@
 use std::time::Duration;
 
 use http::StatusCode;
-use muster::http::{Channel, NewToken, Role, append};
+use muster::http::{NewToken, Role, TransportSecurity, append_token};
 
-use crate::house::{FORM, House, proof};
+use crate::in_process::{FORM, WebEdge, proof};
 
-async fn jobs(house: &House, headers: &[(&str, &str)]) -> StatusCode {
+async fn jobs(house: &WebEdge, headers: &[(&str, &str)]) -> StatusCode {
     house.ask("GET", "/api/v1/jobs", headers, "").await.status
 }
 
 #[tokio::test]
 async fn a_login_gives_a_cookie_and_a_logout_takes_it() {
-    let house = House::closed("login");
+    let house = WebEdge::closed("login");
     let page = house.ask("GET", "/nothing", &[("accept", "text/html")], "").await;
     assert_eq!(
         (page.status, &page.headers["location"]),
@@ -30,7 +30,7 @@ async fn a_login_gives_a_cookie_and_a_logout_takes_it() {
 
 #[tokio::test]
 async fn a_login_needs_the_form_of_this_server_and_is_not_tried_for_ever() {
-    let house = House::closed("forced");
+    let house = WebEdge::closed("forced");
     let token = house.tokens[&Role::Admin].clone();
     let form = format!("token={token}&next=%2F");
     let answer = house.ask("POST", "/login", &[("content-type", FORM)], &form).await;
@@ -48,17 +48,17 @@ async fn a_login_needs_the_form_of_this_server_and_is_not_tried_for_ever() {
 
 #[tokio::test]
 async fn a_login_ends_with_its_time_and_with_its_token() {
-    let house = House::new("time", true, Duration::from_millis(50));
+    let house = WebEdge::new("time", true, Duration::from_millis(50));
     let (cookie, _) = house.log_in(Role::Viewer).await;
     tokio::time::sleep(Duration::from_millis(80)).await;
     assert_eq!(jobs(&house, &[("cookie", &cookie)]).await, StatusCode::UNAUTHORIZED);
 
-    let house = House::closed("rotation");
+    let house = WebEdge::closed("rotation");
     let (cookie, _) = house.log_in(Role::Viewer).await;
     let old = house.bearer(Role::Viewer);
-    let new = NewToken::make("new", Role::Viewer).unwrap();
+    let new = NewToken::generate("new", Role::Viewer).unwrap();
     std::fs::remove_file(&house.file).unwrap();
-    append(&house.file, "new", &new.line).unwrap();
+    append_token(&house.file, "new", &new.line).unwrap();
     // The file is looked at once a second at most.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     assert_eq!(jobs(&house, &[("authorization", &format!("Bearer {}", new.token))]).await, StatusCode::OK);
@@ -72,11 +72,11 @@ async fn a_login_ends_with_its_time_and_with_its_token() {
 
 #[tokio::test]
 async fn cookies_are_kept_from_scripts_other_sites_and_plaintext() {
-    let house = House::closed("cookies");
+    let house = WebEdge::closed("cookies");
     let plain = house.ask("GET", "/login", &[("accept", "text/html")], "").await;
     let set = plain.headers["set-cookie"].to_str().unwrap();
     assert!(set.contains("HttpOnly") && set.contains("SameSite=Strict") && !set.contains("Secure"), "{set}");
-    let secure = Channel { secure: true, certificate: None };
+    let secure = TransportSecurity { secure: true, certificate: None };
     let answer = house.ask_by(secure, "GET", "/login", &[("accept", "text/html")], "").await;
     let set = answer.headers["set-cookie"].to_str().unwrap();
     assert!(set.starts_with("__Host-") && set.contains("; Secure") && set.contains("Path=/"), "{set}");

@@ -6,15 +6,15 @@
 mod audit;
 mod bodies;
 mod endurance;
+mod every_route;
 mod hosts;
-mod house;
+mod in_process;
 mod login;
 #[allow(dead_code, unused_imports, reason = "shared with the tests of the command line")]
 #[path = "../cli/process.rs"]
 mod process;
 mod service;
-mod starting;
+mod startup;
 #[path = "../support/mod.rs"]
 mod support;
 mod tls;
-mod walk;

@@ -170,9 +170,9 @@ pub fn answer(stream: &mut TcpStream) -> u16 {
 }
 
 /// A folder that goes with this value.
-pub struct Folder(pub PathBuf);
+pub struct TempFolder(pub PathBuf);
 
-impl Folder {
+impl TempFolder {
     pub fn new(name: &str) -> Self {
         let folder = std::env::temp_dir().join(format!("muster-guard-{}-{name}", std::process::id()));
         let _ = std::fs::remove_dir_all(&folder);
@@ -185,19 +185,19 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for TempFolder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
 /// The only task of the service's job: it is registered, and sends heartbeats for as long as this lives.
-pub struct Heart {
+pub struct HeartbeatClient {
     beats: Arc<AtomicU64>,
     beating: tokio::task::JoinHandle<()>,
 }
 
-impl Heart {
+impl HeartbeatClient {
     pub async fn start(service: &Service) -> Self {
         let client = Client::new(Generation::C, service.grpc);
         let mut caller = Caller::new(0, 7, 0);
@@ -232,7 +232,7 @@ impl Heart {
     }
 }
 
-impl Drop for Heart {
+impl Drop for HeartbeatClient {
     fn drop(&mut self) {
         self.beating.abort();
     }

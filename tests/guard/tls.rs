@@ -6,34 +6,34 @@ use std::time::Duration;
 
 use muster::clock::Clock;
 use muster::engine::Engine;
-use muster::grpc::{self, Limits, Routing};
-use muster::tls::make::{Authority, Made, Purpose};
-use muster::tls::{self, Entrance, Failures, FailuresPage, Files, Mode};
+use muster::grpc::{self, GrpcLimits, Routing};
+use muster::tls::issue::{Authority, CertificatePurpose, IssuedCertificate};
+use muster::tls::{self, HandshakeFailures, HandshakeFailuresPage, ListenerTls, TlsFiles, TlsMode};
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_rustls::TlsConnector;
 
-use crate::process::{Running, muster, run};
+use crate::process::{CommandProcess, muster, run};
 
 const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 const GET: &[u8] = b"GET /api/v1/handshakes HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
 
 /// A folder of certificates, and the authority that makes them.
-struct Desk {
+struct CertificateFolder {
     folder: PathBuf,
     ours: Authority,
 }
 
-impl Desk {
+impl CertificateFolder {
     fn new(name: &str) -> Self {
         let folder = std::env::temp_dir().join(format!("muster-guard-tls-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let desk = Self { folder, ours: Authority::new(&format!("authority of {name}")).unwrap() };
         std::fs::write(desk.path("ca"), desk.ours.cert()).unwrap();
-        desk.write("server", desk.ours.sign(Purpose::Server, &["localhost".into()], 90).unwrap());
-        desk.write("client", desk.ours.sign(Purpose::Client, &["right".into()], 90).unwrap());
+        desk.write("server", desk.ours.sign(CertificatePurpose::Server, &["localhost".into()], 90).unwrap());
+        desk.write("client", desk.ours.sign(CertificatePurpose::Client, &["right".into()], 90).unwrap());
         desk
     }
 
@@ -41,7 +41,7 @@ impl Desk {
         self.folder.join(format!("{name}.pem"))
     }
 
-    fn write(&self, name: &str, made: Made) {
+    fn write(&self, name: &str, made: IssuedCertificate) {
         // A file takes the place of the other at once, as whoever renews certificates sees to it.
         for (name, text) in [(format!("{name}-key"), made.key), (name.into(), made.cert)] {
             let new = self.path(&format!("{name}-new"));
@@ -100,26 +100,26 @@ impl Desk {
     }
 }
 
-impl Drop for Desk {
+impl Drop for CertificateFolder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 
 /// A certificate that signed itself, as an authority's does, for no name.
-fn signs_itself(name: &str) -> Made {
+fn signs_itself(name: &str) -> IssuedCertificate {
     let mut params = rcgen::CertificateParams::default();
     params.distinguished_name.push(rcgen::DnType::CommonName, name);
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
     let key = rcgen::KeyPair::generate().unwrap();
     let cert = params.self_signed(&key).unwrap();
-    Made { cert: cert.pem(), key: key.serialize_pem() }
+    IssuedCertificate { cert: cert.pem(), key: key.serialize_pem() }
 }
 
 /// A server, and where it listens.
-fn start(settings: &[String]) -> (Running, String, String) {
+fn start(settings: &[String]) -> (CommandProcess, String, String) {
     let mut command = muster(["serve", "--tasks", "1", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]);
-    let mut running = Running::start(command.args(settings));
+    let mut running = CommandProcess::start(command.args(settings));
     let after = |line: String| line.split_whitespace().last().unwrap().to_owned();
     let grpc = after(running.out_line("gRPC  "));
     let http = after(running.out_line("HTTP  "));
@@ -143,11 +143,11 @@ async fn plain(address: &str, words: &[u8]) -> Vec<u8> {
     answer
 }
 
-async fn failures(http: &str) -> FailuresPage {
+async fn failures(http: &str) -> HandshakeFailuresPage {
     page(&plain(http, GET).await)
 }
 
-fn page(answer: &[u8]) -> FailuresPage {
+fn page(answer: &[u8]) -> HandshakeFailuresPage {
     let text = String::from_utf8_lossy(answer).into_owned();
     let body = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}")).1;
     serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {text}"))
@@ -155,11 +155,11 @@ fn page(answer: &[u8]) -> FailuresPage {
 
 #[tokio::test]
 async fn only_the_right_certificate_gets_in_and_the_server_says_what_is_wrong_with_others() {
-    let desk = Desk::new("right");
+    let desk = CertificateFolder::new("right");
     let theirs = Authority::new("another authority").unwrap();
-    desk.write("foreign", theirs.sign(Purpose::Client, &["foreign".into()], 90).unwrap());
-    desk.write("old", desk.ours.sign(Purpose::Client, &["old".into()], -1).unwrap());
-    desk.write("wrong-use", desk.ours.sign(Purpose::Server, &["wrong-use".into()], 90).unwrap());
+    desk.write("foreign", theirs.sign(CertificatePurpose::Client, &["foreign".into()], 90).unwrap());
+    desk.write("old", desk.ours.sign(CertificatePurpose::Client, &["old".into()], -1).unwrap());
+    desk.write("wrong-use", desk.ours.sign(CertificatePurpose::Server, &["wrong-use".into()], 90).unwrap());
     desk.write("itself", signs_itself("itself"));
     let (mut running, grpc, http) = start(&desk.settings("grpc", "required"));
     assert!(desk.speak(&grpc, Some("client"), b"h2", HTTP2).await.is_ok());
@@ -218,7 +218,7 @@ async fn only_the_right_certificate_gets_in_and_the_server_says_what_is_wrong_wi
 
 #[tokio::test]
 async fn both_listeners_tell_tls_from_plaintext_by_the_first_byte() {
-    let desk = Desk::new("both");
+    let desk = CertificateFolder::new("both");
     let mut settings = desk.settings("grpc", "optional");
     settings.extend(desk.settings("http", "optional"));
     let (_running, grpc, http) = start(&settings);
@@ -245,10 +245,10 @@ async fn both_listeners_tell_tls_from_plaintext_by_the_first_byte() {
 
 #[tokio::test]
 async fn new_certificates_are_taken_without_a_restart_and_broken_ones_are_not() {
-    let desk = Desk::new("rotation");
+    let desk = CertificateFolder::new("rotation");
     let (mut running, grpc, _http) = start(&desk.settings("grpc", "required"));
     assert!(desk.speak(&grpc, Some("client"), b"h2", HTTP2).await.is_ok());
-    desk.write("server", desk.ours.sign(Purpose::Server, &["elsewhere".into()], 90).unwrap());
+    desk.write("server", desk.ours.sign(CertificatePurpose::Server, &["elsewhere".into()], 90).unwrap());
     tokio::time::sleep(Duration::from_millis(1100)).await;
     let error = desk.speak(&grpc, Some("client"), b"h2", HTTP2).await.unwrap_err();
     assert!(error.contains("not valid for name"), "{error}");
@@ -261,16 +261,19 @@ async fn new_certificates_are_taken_without_a_restart_and_broken_ones_are_not() 
 }
 
 #[tokio::test]
-async fn who_begins_a_handshake_and_stops_is_let_go() {
-    let desk = Desk::new("slow");
+async fn a_stalled_tls_handshake_is_closed() {
+    let desk = CertificateFolder::new("slow");
     let engine = Engine::new(Clock::start());
-    let failures = Arc::new(Failures::new(*engine.clock()));
-    let files =
-        Files { cert: desk.path("server"), key: desk.path("server-key"), client_ca: Some(desk.path("ca")) };
+    let failures = Arc::new(HandshakeFailures::new(*engine.clock()));
+    let files = TlsFiles {
+        cert: desk.path("server"),
+        key: desk.path("server-key"),
+        client_ca: Some(desk.path("ca")),
+    };
     let kept = (*engine.clock(), Arc::clone(&failures));
-    let entrance = Entrance::new("grpc", Mode::Required, Some(files), &[b"h2"], kept).unwrap();
-    let limits = Limits { handshake: Duration::from_millis(200), ..Limits::default() };
-    let server = grpc::Server::behind(entrance, engine, limits, None);
+    let entrance = ListenerTls::new("grpc", TlsMode::Required, Some(files), &[b"h2"], kept).unwrap();
+    let limits = GrpcLimits { handshake: Duration::from_millis(200), ..GrpcLimits::default() };
+    let server = grpc::Server::with_entrance(entrance, engine, limits, None);
     let listener = grpc::bind(([127, 0, 0, 1], 0).into()).unwrap();
     let address = listener.local_addr().unwrap();
     let stop = watch::Sender::new(false);
@@ -290,5 +293,5 @@ async fn who_begins_a_handshake_and_stops_is_let_go() {
     let page = failures.page();
     assert_eq!((page.handshakes.len(), page.failed), (1, 50));
     assert!(page.handshakes[0].reason.contains("did not finish the handshake within 200ms"), "{page:?}");
-    assert_eq!(server.figures().connections, 0);
+    assert_eq!(server.counters().connections, 0);
 }

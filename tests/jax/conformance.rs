@@ -2,16 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use muster::coordination::{RunState, TaskId, TaskStanding};
+use muster::coordination::{RunState, TaskId, TaskPhase};
 
+use super::fixture::JaxFixture;
 use super::process::Process;
-use super::scene::Scene;
 use super::server::DEFAULT;
-use super::{For, Test};
+use super::{RunSet, Test};
 
 pub const TESTS: &[Test] = &[
-    (For::All, "two_processes_conform_with_environment_variables_alone", |scene| conform(scene, 2, &[])),
-    (For::All, "three_processes_conform_with_a_bind_address", |scene| {
+    (RunSet::All, "two_processes_conform_with_environment_variables_alone", |scene| conform(scene, 2, &[])),
+    (RunSet::All, "three_processes_conform_with_a_bind_address", |scene| {
         conform(scene, 3, &["--bind", "127.0.0.1:0"])
     }),
 ];
@@ -19,7 +19,7 @@ pub const TESTS: &[Test] = &[
 /// How many devices `conformance.py` has in each process.
 const DEVICES: usize = 2;
 
-fn conform(scene: &Scene, count: usize, arguments: &[&str]) {
+fn conform(scene: &JaxFixture, count: usize, arguments: &[&str]) {
     scene.serve(&["--tasks", &count.to_string()]);
     let program = [&["conformance.py"], arguments].concat();
     let tasks = scene.start_all(count, &program);
@@ -27,7 +27,7 @@ fn conform(scene: &Scene, count: usize, arguments: &[&str]) {
 }
 
 /// All processes of a job have conformed, and the server saw a job without a flaw.
-pub fn check(scene: &Scene, job: &str, tasks: &[Process]) {
+pub fn check(scene: &JaxFixture, job: &str, tasks: &[Process]) {
     tasks.iter().for_each(Process::succeed);
     let names = |task: &Process, kind: &str| -> BTreeSet<String> {
         task.lines(kind).iter().map(|line| line.text("name").to_owned()).collect()
@@ -51,7 +51,7 @@ pub fn check(scene: &Scene, job: &str, tasks: &[Process]) {
     assert_eq!((run.number.0, run.state, &run.first_cause), (1, RunState::Completed, &None));
     assert_eq!(run.tasks.len(), tasks.len());
     for task in &run.tasks {
-        assert_eq!((task.standing, &task.error, task.lives.len()), (TaskStanding::Disconnected, &None, 1));
+        assert_eq!((task.standing, &task.error, task.lives.len()), (TaskPhase::Disconnected, &None, 1));
     }
 
     // JAX numbers CPU devices by process with a stride that depends on the release.

@@ -1,20 +1,20 @@
 //! A task is killed: what becomes of the others, and how soon.
 
-use muster::coordination::{Change, JobView, RunOutcome, RunState, TaskId, TaskStanding};
+use muster::coordination::{EventKind, JobView, RunOutcome, RunState, TaskId, TaskPhase};
 use muster::http::EventLine;
 use rustix::process::Signal;
 
+use super::fixture::JaxFixture;
 use super::process::Process;
-use super::scene::Scene;
 use super::server::Server;
-use super::{For, Test};
+use super::{RunSet, Test};
 
 pub const TESTS: &[Test] = &[
-    (For::All, "a_killed_task_ends_the_others_within_a_second_and_all_can_begin_again", |scene| {
+    (RunSet::All, "a_killed_task_ends_the_others_within_a_second_and_all_can_begin_again", |scene| {
         fate_shared(scene, 1)
     }),
-    (For::One, "the_death_of_process_0_is_like_any_other", |scene| fate_shared(scene, 0)),
-    (For::All, "a_killed_task_of_a_recoverable_job_leaves_the_live_set_and_comes_back", recoverable),
+    (RunSet::One, "the_death_of_process_0_is_like_any_other", |scene| fate_shared(scene, 0)),
+    (RunSet::All, "a_killed_task_of_a_recoverable_job_leaves_the_live_set_and_comes_back", recoverable),
 ];
 
 /// How soon the server must know that a task was killed: JAX's own service takes 100 s at default settings.
@@ -23,7 +23,7 @@ const NEWS: f64 = 1.0;
 /// machine takes its time.
 const END: f64 = 5.0;
 
-fn fate_shared(scene: &Scene, victim: usize) {
+fn fate_shared(scene: &JaxFixture, victim: usize) {
     let server = scene.serve(&["--tasks", "3"]);
     // With a backend, so that the run leaves keys behind.
     let tasks = scene.start_all(3, &["worker.py", "steps", "--backend"]);
@@ -60,7 +60,7 @@ fn fate_shared(scene: &Scene, victim: usize) {
     let view = server.until_run(2, RunState::Completed);
     assert_eq!(view.run.first_cause, None);
     let begun = server.events("default").into_iter().find_map(|event| match event.what {
-        Change::BarrierStarted { barrier, counter } if event.run.0 == 2 && &*barrier == "step" => {
+        EventKind::BarrierStarted { barrier, counter } if event.run.0 == 2 && &*barrier == "step" => {
             Some(counter)
         }
         _ => None,
@@ -80,7 +80,7 @@ fn names_the_dead(other: &Process, victim: usize, peer: &str) {
     assert!(said.contains(&format!("task {victim} at {peer}")), "no address: {said}");
 }
 
-fn recoverable(scene: &Scene) {
+fn recoverable(scene: &JaxFixture) {
     let server = scene.serve(&["--tasks", "3", "--recoverable"]);
     let program = ["worker.py", "live", "--recoverable"];
     let mut tasks = scene.start_all(3, &program);
@@ -109,7 +109,7 @@ fn recoverable(scene: &Scene) {
     }
     let view = server.until_run(1, RunState::Running);
     let task = &view.run.tasks[1];
-    assert_eq!((task.standing, task.lives.len()), (TaskStanding::Connected, 2));
+    assert_eq!((task.standing, task.lives.len()), (TaskPhase::Connected, 2));
     assert!(
         task.lives[1].ended.as_ref().is_some_and(|why| why.contains("connection")),
         "{:?}",
@@ -127,7 +127,7 @@ fn recoverable(scene: &Scene) {
 /// The tasks that have failed, in order.
 pub fn failed_tasks(server: &Server) -> Vec<i32> {
     let failed = |event: EventLine| match event.what {
-        Change::TaskFailed { task, .. } => Some(task.0),
+        EventKind::TaskFailed { task, .. } => Some(task.0),
         _ => None,
     };
     server.events("default").into_iter().filter_map(failed).collect()

@@ -4,14 +4,14 @@ use serde_json::Value;
 
 use muster::coordination::RunState;
 
+use super::fixture::JaxFixture;
 use super::http;
 use super::process::Process;
-use super::scene::Scene;
-use super::{For, Test};
+use super::{RunSet, Test};
 
-pub const TESTS: &[Test] = &[(For::One, "devices_of_two_runs_are_matched_by_where_they_are", map)];
+pub const TESTS: &[Test] = &[(RunSet::One, "devices_of_two_runs_are_matched_by_where_they_are", map)];
 
-fn map(scene: &Scene) {
+fn map(scene: &JaxFixture) {
     let server = scene.serve(&["--tasks", "2"]);
     let get = |path: &str| http::get::<Value>(server.about.http, &format!("/api/v1/jobs/default/{path}"));
     let run = |number| {

@@ -9,17 +9,17 @@ use tensorflow::coordination_service_client::CoordinationServiceClient as Genera
 use tonic::transport::Endpoint;
 use xla::coordination_service_client::CoordinationServiceClient as GenerationC;
 
+use super::fixture::JaxFixture;
 use super::http;
 use super::process::Process;
 use super::release::Generation;
-use super::scene::Scene;
-use super::{For, Test};
+use super::{RunSet, Test};
 
 pub const TESTS: &[Test] = &[
-    (For::All, "a_preemption_notice_from_outside_makes_all_save_at_one_step", |scene| {
+    (RunSet::All, "a_preemption_notice_from_outside_makes_all_save_at_one_step", |scene| {
         save_together(scene, |_| insert_notice(scene));
     }),
-    (For::Both, "an_operator_who_drains_makes_all_save_at_one_step", |scene| {
+    (RunSet::Both, "an_operator_who_drains_makes_all_save_at_one_step", |scene| {
         save_together(scene, |_| {
             let body = serde_json::json!({ "reason": "the machines are needed" });
             let at = scene.server().about.http;
@@ -27,7 +27,7 @@ pub const TESTS: &[Test] = &[
             assert_eq!((status, &view["run"]), (202, &1.into()), "{view}");
         });
     }),
-    (For::Both, "sigterm_to_one_process_makes_all_save_at_one_step", |scene| {
+    (RunSet::Both, "sigterm_to_one_process_makes_all_save_at_one_step", |scene| {
         save_together(scene, |tasks| _ = tasks[1].signal(Signal::TERM));
     }),
 ];
@@ -37,7 +37,7 @@ const NOTICE: &str = "RECEIVED_PREEMPTION_NOTICE";
 /// When the machine is said to go: long ago, so that nobody waits until then.
 const DEATH: &str = "2026-01-01T00:00:00+00:00";
 
-fn save_together(scene: &Scene, ask: impl Fn(&[Process])) {
+fn save_together(scene: &JaxFixture, ask: impl Fn(&[Process])) {
     let server = scene.serve(&["--tasks", "3"]);
     // At different paces, so that there is something to agree on.
     let start = |task| scene.start(task, 3, &["worker.py", "preempt", "--step-ms", ["40", "50", "60"][task]]);
@@ -64,7 +64,7 @@ fn save_together(scene: &Scene, ask: impl Fn(&[Process])) {
 }
 
 /// Inserts the notice as somebody who is no task of the job.
-fn insert_notice(scene: &Scene) {
+fn insert_notice(scene: &JaxFixture) {
     let server = scene.server();
     let service = u64::from_str_radix(&server.view("default").run.incarnation, 16).expect("hexadecimal");
     let address = format!("http://{}", server.grpc());

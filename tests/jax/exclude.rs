@@ -4,17 +4,17 @@ use serde_json::{Value, json};
 
 use muster::coordination::{JobView, RunState};
 
+use super::fixture::JaxFixture;
 use super::http;
 use super::process::Process;
-use super::scene::Scene;
 use super::server::Server;
-use super::time::Moment;
-use super::{For, Test};
+use super::time::TestInstant;
+use super::{RunSet, Test};
 
 pub const TESTS: &[Test] = &[
-    (For::All, "an_excluded_task_is_out_at_once_and_cannot_come_back_until_it_is_let_in", undo),
-    (For::Both, "an_exclusion_expires_and_the_live_set_is_whole_again", expiry),
-    (For::Both, "a_run_whose_tasks_share_their_fate_is_ended_only_on_request", fate),
+    (RunSet::All, "an_excluded_task_is_out_at_once_and_cannot_come_back_until_it_is_let_in", undo),
+    (RunSet::Both, "an_exclusion_expires_and_the_live_set_is_whole_again", expiry),
+    (RunSet::Both, "a_run_whose_tasks_share_their_fate_is_ended_only_on_request", fate),
 ];
 
 /// What the operator says, and the excluded process must show.
@@ -27,7 +27,7 @@ fn exclude(server: &Server, body: &Value) -> (u16, Value) {
     http::ask(server.about.http, "POST", "/api/v1/jobs/default/exclusions", body)
 }
 
-fn start(scene: &Scene, task: usize, program: &[&str]) -> Process {
+fn start(scene: &JaxFixture, task: usize, program: &[&str]) -> Process {
     scene.start(task, 3, &[&["worker.py"], program, &QUICK, &["--recoverable"]].concat())
 }
 
@@ -35,18 +35,18 @@ fn live(view: &JobView) -> usize {
     view.run.live
 }
 
-fn undo(scene: &Scene) {
+fn undo(scene: &JaxFixture) {
     let server = scene.serve(&["--tasks", "3", "--recoverable"]);
     let rounds = ["rounds", "--step-ms", "50", "--checkpoint-ms", "50"];
     let tasks: Vec<Process> = (0..3).map(|task| start(scene, task, &rounds)).collect();
     let in_round = |at_least: u64| {
-        move |line: &super::line::Line| {
+        move |line: &super::line::LogRecord| {
             line.text("barrier") == "end" && line.number::<u64>("round") >= at_least
         }
     };
     tasks.iter().for_each(|task| _ = task.line("pass", in_round(2)));
 
-    let asked = Moment::now();
+    let asked = TestInstant::now();
     let (status, made) = exclude(server, &json!({ "task": 2, "reason": REASON }));
     assert_eq!((status, &made["id"], &made["tasks"]), (201, &1.into(), &json!([2])), "{made}");
     assert_eq!(live(&server.view("default")), 2, "it is out as soon as the request is answered");
@@ -64,7 +64,7 @@ fn undo(scene: &Scene) {
     assert!(tasks[..2].iter().all(|task| task.lines("fail").is_empty()), "nobody else has had an error");
 
     // It cannot come back, and does not try for ever.
-    let began = Moment::now();
+    let began = TestInstant::now();
     let refused = start(scene, 2, &rounds);
     let end = refused.fail();
     assert!(refused.lines("registered").is_empty());
@@ -89,14 +89,14 @@ fn undo(scene: &Scene) {
     assert_eq!(live(&server.view("default")), 3);
 }
 
-fn expiry(scene: &Scene) {
+fn expiry(scene: &JaxFixture) {
     let server = scene.serve(&["--tasks", "3", "--recoverable"]);
     let program = ["live", "--poll-ms", "50"];
     let tasks: Vec<Process> = (0..3).map(|task| start(scene, task, &program)).collect();
-    let whole = |line: &super::line::Line| line.text("members") == "0,1,2";
+    let whole = |line: &super::line::LogRecord| line.text("members") == "0,1,2";
     tasks.iter().for_each(|task| _ = task.line("live", whole));
 
-    let asked = Moment::now();
+    let asked = TestInstant::now();
     let body = json!({ "task": 1, "reason": REASON, "expires_in_seconds": 2 });
     assert_eq!(exclude(server, &body).0, 201);
     for task in [&tasks[0], &tasks[2]] {
@@ -117,10 +117,10 @@ fn expiry(scene: &Scene) {
     assert_eq!(over["exclusions"][0]["ended"]["how"], "expired", "{over}");
 }
 
-fn fate(scene: &Scene) {
+fn fate(scene: &JaxFixture) {
     let server = scene.serve(&["--tasks", "3"]);
     let tasks = scene.start_all(3, &["worker.py", "steps", "--step-ms", "50"]);
-    let step = |at_least: u64| move |line: &super::line::Line| line.number::<u64>("n") >= at_least;
+    let step = |at_least: u64| move |line: &super::line::LogRecord| line.number::<u64>("n") >= at_least;
     tasks.iter().for_each(|task| _ = task.line("step", step(2)));
 
     let (status, problem) = exclude(server, &json!({ "task": 1, "reason": REASON }));

@@ -2,16 +2,16 @@
 
 use muster::coordination::{RunOutcome, RunState};
 
-use super::scene::Scene;
-use super::{For, Test};
+use super::fixture::JaxFixture;
+use super::{RunSet, Test};
 
 pub const TESTS: &[Test] = &[
-    (For::All, "a_launched_program_trains", train),
-    (For::Both, "a_launched_job_begins_again_when_a_task_fails", begin_again),
-    (For::Both, "a_launched_recoverable_job_takes_back_a_task_that_failed", take_back),
+    (RunSet::All, "a_launched_program_trains", train),
+    (RunSet::Both, "a_launched_job_begins_again_when_a_task_fails", begin_again),
+    (RunSet::Both, "a_launched_recoverable_job_takes_back_a_task_that_failed", take_back),
 ];
 
-fn train(scene: &Scene) {
+fn train(scene: &JaxFixture) {
     let launch = scene.launch(&["-n", "2"], &["train.py", "--steps", "200"]);
     launch.succeed();
     for task in 0..2 {
@@ -24,7 +24,7 @@ fn train(scene: &Scene) {
     }
 }
 
-fn begin_again(scene: &Scene) {
+fn begin_again(scene: &JaxFixture) {
     let server = scene.serve(&["--tasks", "3"]);
     let url = format!("http://{}", server.about.http);
     let died = scene.file("died");
@@ -42,7 +42,7 @@ fn begin_again(scene: &Scene) {
     assert_eq!(launch.lines("shutdown").len(), 3);
 }
 
-fn take_back(scene: &Scene) {
+fn take_back(scene: &JaxFixture) {
     let died = scene.file("died");
     let program = ["worker.py", "rounds", "--recoverable", "--rounds", "4", "--die-once", &died];
     let launch = scene.launch(&["-n", "3", "--max-restarts", "1", "--recoverable"], &program);

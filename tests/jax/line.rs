@@ -4,19 +4,19 @@
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
-use super::time::Moment;
+use super::time::TestInstant;
 
 /// What a program said in one line.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Line {
+pub struct LogRecord {
     /// The kind of line.
     pub name: String,
     /// When it was written.
-    pub at: Moment,
+    pub at: TestInstant,
     fields: BTreeMap<String, String>,
 }
 
-impl Line {
+impl LogRecord {
     /// Reads a line; `None` if it is of no such form.
     pub fn parse(text: &str) -> Option<Self> {
         let text =
@@ -35,7 +35,7 @@ impl Line {
             fields.insert(key.to_owned(), value);
             rest = after.trim_start();
         }
-        let at = Moment(fields.get("t")?.parse().ok()?);
+        let at = TestInstant(fields.get("t")?.parse().ok()?);
         Some(Self { name: name.to_owned(), at, fields })
     }
 

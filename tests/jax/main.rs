@@ -12,36 +12,36 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 
-mod claims;
 mod conformance;
 mod death;
 mod devices;
 mod drain;
+mod duplicate_task;
 mod exclude;
-mod freeze;
+mod fixture;
 mod http;
 mod launch;
 mod line;
 mod process;
 mod release;
 mod rounds;
-mod scene;
 mod server;
 #[path = "../support/skip.rs"]
 mod skip;
 mod stop;
+mod stopped_process;
 mod time;
 mod tls;
 mod two_generations;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
+use fixture::JaxFixture;
 use release::Release;
-use scene::Scene;
 
 /// Which releases a test is for.
 #[derive(Clone, Copy)]
-enum For {
+enum RunSet {
     /// All: what every user relies on.
     All,
     /// The last of generation A and the first settled one of generation C: what depends on how they speak.
@@ -52,7 +52,7 @@ enum For {
     Latest,
 }
 
-impl For {
+impl RunSet {
     fn has(self, release: &Release) -> bool {
         match self {
             Self::All => true,
@@ -63,15 +63,15 @@ impl For {
     }
 }
 
-type Test = (For, &'static str, fn(&Scene));
+type Test = (RunSet, &'static str, fn(&JaxFixture));
 
 fn tests() -> Vec<Test> {
     [
         conformance::TESTS,
         death::TESTS,
         rounds::TESTS,
-        freeze::TESTS,
-        claims::TESTS,
+        stopped_process::TESTS,
+        duplicate_task::TESTS,
         devices::TESTS,
         drain::TESTS,
         exclude::TESTS,
@@ -97,7 +97,7 @@ fn main() {
                 if !release.is_there() {
                     return Ok(release.skip(&scene_name));
                 }
-                run(&Scene::new(&scene_name, &release));
+                run(&JaxFixture::new(&scene_name, &release));
                 Ok(Completion::Completed)
             }));
         }

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 
-use super::line::Line;
-use super::time::{Moment, PATIENCE};
+use super::line::LogRecord;
+use super::time::{PATIENCE, TestInstant};
 
 /// How many of its last lines a process is shown with when a test fails.
 const LINES_SHOWN: usize = 25;
@@ -23,39 +23,39 @@ pub struct Process {
     label: String,
     pid: Pid,
     child: Mutex<Child>,
-    heard: Arc<Heard>,
+    heard: Arc<OutputState>,
 }
 
 /// What is known of a process.
 #[derive(Default)]
-struct Heard {
+struct OutputState {
     state: Mutex<State>,
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    said: Vec<Said>,
+    said: Vec<OutputLine>,
     /// How many of its outputs have come to their end.
     closed: usize,
-    ended_at: Option<Moment>,
+    ended_at: Option<TestInstant>,
 }
 
-struct Said {
+struct OutputLine {
     text: String,
-    line: Option<Line>,
+    line: Option<LogRecord>,
 }
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy)]
-pub struct End {
+pub struct ProcessEnd {
     /// When.
-    pub at: Moment,
+    pub at: TestInstant,
     /// How.
     pub status: ExitStatus,
 }
 
-impl End {
+impl ProcessEnd {
     /// It was aborted, as jaxlib does when its job has failed, or ended with an error of its own.
     pub fn is_failure(&self) -> bool {
         self.status.signal() == Some(Signal::ABORT.as_raw())
@@ -81,7 +81,7 @@ impl Process {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot run {muster}: {error}"));
         let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
-        let heard = Arc::new(Heard::default());
+        let heard = Arc::new(OutputState::default());
         listen(child.stdout.take().unwrap(), Arc::clone(&heard));
         listen(child.stderr.take().unwrap(), Arc::clone(&heard));
         wait(pid, Arc::clone(&heard));
@@ -95,7 +95,7 @@ impl Process {
     /// Waits until there is something to be found in what is known.
     #[track_caller]
     fn find<T>(&self, what: &str, mut look: impl FnMut(&State) -> Option<T>) -> T {
-        let began = Moment::now();
+        let began = TestInstant::now();
         let mut state = self.state();
         loop {
             if let Some(found) = look(&state) {
@@ -119,13 +119,13 @@ impl Process {
 
     /// Waits for a line of this kind for which `which` holds.
     #[track_caller]
-    pub fn line(&self, name: &str, which: impl Fn(&Line) -> bool) -> Line {
+    pub fn line(&self, name: &str, which: impl Fn(&LogRecord) -> bool) -> LogRecord {
         self.line_after(0, name, which)
     }
 
     /// Waits for such a line that comes after `mark`.
     #[track_caller]
-    pub fn line_after(&self, mark: usize, name: &str, which: impl Fn(&Line) -> bool) -> Line {
+    pub fn line_after(&self, mark: usize, name: &str, which: impl Fn(&LogRecord) -> bool) -> LogRecord {
         self.find(&format!("a line {name:?}"), |state| {
             let mut lines = state.said.iter().skip(mark).filter_map(|said| said.line.as_ref());
             lines.find(|line| line.name == name && which(line)).cloned()
@@ -133,7 +133,7 @@ impl Process {
     }
 
     /// The lines of this kind so far.
-    pub fn lines(&self, name: &str) -> Vec<Line> {
+    pub fn lines(&self, name: &str) -> Vec<LogRecord> {
         let state = self.state();
         let lines = state.said.iter().filter_map(|said| said.line.as_ref());
         lines.filter(|line| line.name == name).cloned().collect()
@@ -161,11 +161,11 @@ impl Process {
 
     /// Waits for its end, and for the last of what it says.
     #[track_caller]
-    pub fn end(&self) -> End {
+    pub fn end(&self) -> ProcessEnd {
         let at = self.find("its end", |state| state.ended_at.filter(|_| state.closed == 2));
         let status =
             self.child.lock().expect("no holder panics").wait().expect("it is a child of this process");
-        End { at, status }
+        ProcessEnd { at, status }
     }
 
     /// Waits for its end, which must be one in good order.
@@ -177,15 +177,15 @@ impl Process {
 
     /// Waits for its end, which must be one by an error.
     #[track_caller]
-    pub fn fail(&self) -> End {
+    pub fn fail(&self) -> ProcessEnd {
         let end = self.end();
         assert!(end.is_failure(), "{}: {}", self.label, end.status);
         end
     }
 
     /// Sends it a signal, and returns when that was.
-    pub fn signal(&self, signal: Signal) -> Moment {
-        let now = Moment::now();
+    pub fn signal(&self, signal: Signal) -> TestInstant {
+        let now = TestInstant::now();
         // Its number is not given to another as long as nobody has asked for its exit status.
         kill_process(self.pid, signal).unwrap_or_else(|error| panic!("{}: {signal:?}: {error}", self.label));
         now
@@ -219,14 +219,14 @@ impl Drop for Process {
 }
 
 /// Reads lines for as long as there are any, so that the program never blocks on its output.
-fn listen(stream: impl Read + Send + 'static, heard: Arc<Heard>) {
+fn listen(stream: impl Read + Send + 'static, heard: Arc<OutputState>) {
     std::thread::spawn(move || {
         let mut stream = BufReader::new(stream);
         let mut bytes = Vec::new();
         while stream.read_until(b'\n', &mut bytes).is_ok_and(|count| count > 0) {
             let text = String::from_utf8_lossy(&bytes).trim_end().to_owned();
-            let line = Line::parse(&text);
-            heard.state.lock().expect("no holder panics").said.push(Said { text, line });
+            let line = LogRecord::parse(&text);
+            heard.state.lock().expect("no holder panics").said.push(OutputLine { text, line });
             heard.changed.notify_all();
             bytes.clear();
         }
@@ -236,11 +236,11 @@ fn listen(stream: impl Read + Send + 'static, heard: Arc<Heard>) {
 }
 
 /// Notes when the process ends, and leaves its exit status for others to ask for.
-fn wait(pid: Pid, heard: Arc<Heard>) {
+fn wait(pid: Pid, heard: Arc<OutputState>) {
     std::thread::spawn(move || {
         let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         while waitid(WaitId::Pid(pid), ended).is_err_and(|error| error == rustix::io::Errno::INTR) {}
-        heard.state.lock().expect("no holder panics").ended_at = Some(Moment::now());
+        heard.state.lock().expect("no holder panics").ended_at = Some(TestInstant::now());
         heard.changed.notify_all();
     });
 }

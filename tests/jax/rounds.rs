@@ -6,18 +6,18 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use muster::coordination::{Change, RunState, TaskId};
+use muster::coordination::{EventKind, RunState, TaskId};
 use rustix::process::Signal;
 
 use super::death::failed_tasks;
-use super::line::Line;
+use super::fixture::JaxFixture;
+use super::line::LogRecord;
 use super::process::Process;
-use super::scene::Scene;
 use super::server::Server;
-use super::{For, Test};
+use super::{RunSet, Test};
 
 pub const TESTS: &[Test] = &[(
-    For::Both,
+    RunSet::Both,
     "tasks_killed_at_any_point_of_a_round_come_back_without_a_deadlock_or_an_early_pass",
     rounds,
 )];
@@ -29,7 +29,7 @@ const TURNS: usize = 2;
 
 /// Where a task is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum DeathPhase {
     /// While it waits at the begin barrier.
     AtBegin,
     /// During its steps, when the others may be anywhere in theirs.
@@ -44,11 +44,17 @@ enum Phase {
     Twice,
 }
 
-const PHASES: [Phase; 6] =
-    [Phase::AtBegin, Phase::InSteps, Phase::InStepsLast, Phase::AtEnd, Phase::InCheckpoint, Phase::Twice];
+const PHASES: [DeathPhase; 6] = [
+    DeathPhase::AtBegin,
+    DeathPhase::InSteps,
+    DeathPhase::InStepsLast,
+    DeathPhase::AtEnd,
+    DeathPhase::InCheckpoint,
+    DeathPhase::Twice,
+];
 
 struct Job<'a> {
-    scene: &'a Scene,
+    fixture: &'a JaxFixture,
     /// The present lives.
     tasks: Vec<Process>,
     /// The lives before, which have something to say still.
@@ -56,13 +62,13 @@ struct Job<'a> {
     random: fastrand::Rng,
 }
 
-fn rounds(scene: &Scene) {
+fn rounds(scene: &JaxFixture) {
     // Another seed explores other moments; a failure names the one it had.
     let seed = std::env::var("TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     println!("     {}: TEST_SEED={seed}", scene.release.name);
     let server = scene.serve(&["--tasks", "3", "--recoverable"]);
     let tasks = (0..3).map(|task| start(scene, task)).collect();
-    let mut job = Job { scene, tasks, dead: Vec::new(), random: fastrand::Rng::with_seed(seed) };
+    let mut job = Job { fixture: scene, tasks, dead: Vec::new(), random: fastrand::Rng::with_seed(seed) };
 
     let mut phases = PHASES.repeat(TURNS);
     job.random.shuffle(&mut phases);
@@ -85,7 +91,7 @@ fn rounds(scene: &Scene) {
     only_restarted_tasks_were_left_behind(server);
 }
 
-fn start(scene: &Scene, task: usize) -> Process {
+fn start(scene: &JaxFixture, task: usize) -> Process {
     let rounds = ROUNDS.to_string();
     let pace = ["--steps", "2", "--step-ms", "30", "--checkpoint-ms", "40"];
     scene.start(
@@ -97,7 +103,7 @@ fn start(scene: &Scene, task: usize) -> Process {
 
 impl Job<'_> {
     /// Waits for something that a task does from now on.
-    fn does(&self, task: usize, mark: usize, name: &str, which: impl Fn(&Line) -> bool) {
+    fn does(&self, task: usize, mark: usize, name: &str, which: impl Fn(&LogRecord) -> bool) {
         self.tasks[task].line_after(mark, name, which);
     }
 
@@ -106,15 +112,15 @@ impl Job<'_> {
     }
 
     /// Kills a task in a phase, starts it again, and sees to it that all go on together.
-    fn kill(&mut self, phase: Phase, victim: usize) {
+    fn kill(&mut self, phase: DeathPhase, victim: usize) {
         let mark = self.tasks[victim].mark();
-        let at = |barrier: &'static str| move |line: &Line| line.text("barrier") == barrier;
+        let at = |barrier: &'static str| move |line: &LogRecord| line.text("barrier") == barrier;
         match phase {
-            Phase::AtBegin | Phase::AtEnd => {
+            DeathPhase::AtBegin | DeathPhase::AtEnd => {
                 // Another is held back, so that the victim must wait.
                 let slow = (victim + self.random.usize(1..3)) % 3;
                 let (before, barrier) =
-                    if phase == Phase::AtBegin { ("checkpoint", "begin") } else { ("step", "end") };
+                    if phase == DeathPhase::AtBegin { ("checkpoint", "begin") } else { ("step", "end") };
                 self.does(slow, self.tasks[slow].mark(), before, |_| true);
                 self.tasks[slow].signal(Signal::STOP);
                 self.does(victim, mark, "enter", at(barrier));
@@ -123,12 +129,12 @@ impl Job<'_> {
                 self.pause(200);
                 self.tasks[slow].signal(Signal::CONT);
             }
-            Phase::InSteps | Phase::Twice => {
+            DeathPhase::InSteps | DeathPhase::Twice => {
                 self.does(victim, mark, "step", |_| true);
                 self.pause(30);
                 self.die(victim);
             }
-            Phase::InStepsLast => {
+            DeathPhase::InStepsLast => {
                 let others: Vec<usize> = (0..3).filter(|task| *task != victim).collect();
                 let marks: Vec<usize> = others.iter().map(|task| self.tasks[*task].mark()).collect();
                 self.does(victim, mark, "step", |_| true);
@@ -138,7 +144,7 @@ impl Job<'_> {
                 }
                 self.die(victim);
             }
-            Phase::InCheckpoint => {
+            DeathPhase::InCheckpoint => {
                 self.does(victim, mark, "pass", at("end"));
                 self.pause(30);
                 self.die(victim);
@@ -146,7 +152,7 @@ impl Job<'_> {
         }
         self.pause(300);
         self.come_back(victim);
-        if phase == Phase::Twice {
+        if phase == DeathPhase::Twice {
             self.does(victim, 0, "registered", |_| true);
             self.pause(100);
             self.die(victim);
@@ -165,20 +171,20 @@ impl Job<'_> {
     }
 
     fn come_back(&mut self, victim: usize) {
-        let back = start(self.scene, victim);
+        let back = start(self.fixture, victim);
         self.dead.push(std::mem::replace(&mut self.tasks[victim], back));
     }
 }
 
 /// A barrier never fails because of somebody else's death.
 fn nothing_failed(lives: &[&Process]) {
-    let failed: Vec<Line> = lives.iter().flat_map(|life| life.lines("fail")).collect();
+    let failed: Vec<LogRecord> = lives.iter().flat_map(|life| life.lines("fail")).collect();
     assert_eq!(failed, []);
 }
 
 /// At each use of each barrier, the last that took part had entered before the first left.
 fn nobody_passed_early(lives: &[&Process]) {
-    let mut uses: BTreeMap<(String, u64), Vec<Line>> = BTreeMap::new();
+    let mut uses: BTreeMap<(String, u64), Vec<LogRecord>> = BTreeMap::new();
     for line in lives.iter().flat_map(|life| life.lines("pass")) {
         uses.entry((line.text("barrier").to_owned(), line.number("round"))).or_default().push(line);
     }
@@ -200,8 +206,8 @@ fn only_restarted_tasks_were_left_behind(server: &Server) {
     let mut without_somebody = 0;
     for event in server.events("default") {
         match event.what {
-            Change::TaskConnected { task, again: true, .. } => restarted.push(task),
-            Change::BarrierPassed { without, barrier, counter } => {
+            EventKind::TaskConnected { task, again: true, .. } => restarted.push(task),
+            EventKind::BarrierPassed { without, barrier, counter } => {
                 without_somebody += usize::from(!without.is_empty());
                 assert!(without.len() < 3, "{barrier}::{counter} passed without anybody");
                 for task in without {
@@ -212,7 +218,7 @@ fn only_restarted_tasks_were_left_behind(server: &Server) {
                     );
                 }
             }
-            Change::BarrierFailed { barrier, counter } => {
+            EventKind::BarrierFailed { barrier, counter } => {
                 panic!("{barrier}::{counter} failed: {}", event.reason)
             }
             _ => {}

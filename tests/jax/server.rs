@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use muster::coordination::{Change, JobView, RunState, TaskId, Timestamp};
-use muster::http::{About, EventLine, EventsPage};
+use muster::coordination::{EventKind, JobView, RunState, TaskId, Timestamp};
+use muster::http::{EventLine, EventsPage, ServerInfo};
 
 use super::http;
 use super::process::Process;
-use super::time::{Moment, wait_for};
+use super::time::{TestInstant, wait_for};
 
 /// The job that processes reach which name none.
 pub const DEFAULT: &str = "default";
@@ -19,7 +19,7 @@ pub struct Server {
     /// Its process.
     pub process: Process,
     /// What it says of itself.
-    pub about: About,
+    pub about: ServerInfo,
 }
 
 impl Server {
@@ -89,8 +89,7 @@ impl Server {
     #[track_caller]
     pub fn failure(&self, task: i32, nth: usize) -> EventLine {
         wait_for(&format!("failure {nth} of task {task}"), || {
-            let failed =
-                |what: &Change| matches!(what, Change::TaskFailed { task: id, .. } if *id == TaskId(task));
+            let failed = |what: &EventKind| matches!(what, EventKind::TaskFailed { task: id, .. } if *id == TaskId(task));
             self.events(DEFAULT).into_iter().filter(|event| failed(&event.what)).nth(nth - 1)
         })
     }
@@ -109,28 +108,28 @@ impl Server {
     pub fn clock(&self) -> ServerClock {
         // The quickest of some answers is the one that leaves the least doubt.
         let glance = || {
-            let before = Moment::now();
+            let before = TestInstant::now();
             let seen = self.view(DEFAULT).seen_at;
-            (before, seen, Moment::now() - before)
+            (before, seen, TestInstant::now() - before)
         };
-        let glances: Vec<(Moment, Timestamp, f64)> = std::iter::repeat_with(glance).take(5).collect();
+        let glances: Vec<(TestInstant, Timestamp, f64)> = std::iter::repeat_with(glance).take(5).collect();
         let (before, seen, took) =
             glances.into_iter().min_by(|a, b| a.2.total_cmp(&b.2)).expect("five of them");
-        ServerClock { at: Moment(before.0 + took / 2.0), seen }
+        ServerClock { at: TestInstant(before.0 + took / 2.0), seen }
     }
 }
 
 /// What the server's clock showed at one moment. It runs as fast as this machine's.
 #[derive(Debug, Clone, Copy)]
 pub struct ServerClock {
-    at: Moment,
+    at: TestInstant,
     seen: Timestamp,
 }
 
 impl ServerClock {
     /// When the server's clock shows `at`.
-    pub fn moment(&self, at: Timestamp) -> Moment {
-        Moment(self.at.0 + seconds(at.since(self.seen)) - seconds(self.seen.since(at)))
+    pub fn moment(&self, at: Timestamp) -> TestInstant {
+        TestInstant(self.at.0 + seconds(at.since(self.seen)) - seconds(self.seen.since(at)))
     }
 }
 

@@ -4,22 +4,22 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
+use super::fixture::JaxFixture;
 use super::process::Process;
-use super::scene::Scene;
-use super::{For, Test};
+use super::{RunSet, Test};
 
 pub const TESTS: &[Test] = &[
-    (For::Both, "clients_survive_a_stop_of_the_server_when_errors_come_with_heartbeats", |scene| {
+    (RunSet::Both, "clients_survive_a_stop_of_the_server_when_errors_come_with_heartbeats", |scene| {
         stop(scene, &["--error-delivery", "cancel"]);
     }),
-    (For::Both, "clients_survive_a_stop_of_the_server_at_default_settings", |scene| stop(scene, &[])),
+    (RunSet::Both, "clients_survive_a_stop_of_the_server_at_default_settings", |scene| stop(scene, &[])),
 ];
 
 /// How long clients are watched: shorter than it takes until their next heartbeat is due, 50 s at default settings.
 const OUTAGE: Duration = Duration::from_secs(3);
 
 /// A client whose error poll has been answered does not mind a lost connection until it has something to say.
-fn stop(scene: &Scene, settings: &[&str]) {
+fn stop(scene: &JaxFixture, settings: &[&str]) {
     let server = scene.serve(&[&["--tasks", "2", "--stop-timeout", "1s"], settings].concat());
     let tasks = scene.start_all(2, &["worker.py", "register", "--seconds", "600"]);
     tasks.iter().for_each(|task| _ = task.line("registered", |_| true));

@@ -13,9 +13,9 @@ const GLANCE: Duration = Duration::from_millis(20);
 
 /// A moment of CLOCK_MONOTONIC, as Python's `time.monotonic()` shows it.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
-pub struct Moment(pub f64);
+pub struct TestInstant(pub f64);
 
-impl Moment {
+impl TestInstant {
     /// This moment.
     pub fn now() -> Self {
         let now = clock_gettime(ClockId::Monotonic);
@@ -33,7 +33,7 @@ impl Moment {
 }
 
 /// In seconds, negative if `other` is later.
-impl Sub for Moment {
+impl Sub for TestInstant {
     type Output = f64;
 
     fn sub(self, other: Self) -> f64 {
@@ -41,7 +41,7 @@ impl Sub for Moment {
     }
 }
 
-impl fmt::Display for Moment {
+impl fmt::Display for TestInstant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:.6}", self.0)
     }
@@ -50,7 +50,7 @@ impl fmt::Display for Moment {
 /// Looks again and again until there is something, which must come within [`PATIENCE`].
 #[track_caller]
 pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let began = Moment::now();
+    let began = TestInstant::now();
     loop {
         if let Some(found) = look() {
             return found;

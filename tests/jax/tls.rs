@@ -3,25 +3,29 @@
 use std::path::Path;
 
 use muster::coordination::RunState;
-use muster::tls::FailuresPage;
-use muster::tls::make;
+use muster::tls::HandshakeFailuresPage;
+use muster::tls::issue;
 
 use super::conformance::check;
-use super::scene::Scene;
+use super::fixture::JaxFixture;
 use super::server::DEFAULT;
 use super::time::wait_for;
-use super::{For, Test, http};
+use super::{RunSet, Test, http};
 
 pub const TESTS: &[Test] = &[
-    (For::Latest, "a_job_over_mutual_tls_conforms", conforms),
-    (For::Latest, "a_job_of_one_task_under_tls_and_one_in_plaintext_runs_on_one_port", both_on_one_port),
-    (For::Latest, "a_task_without_the_right_certificate_is_turned_away_and_the_server_says_why", turned_away),
+    (RunSet::Latest, "a_job_over_mutual_tls_conforms", conforms),
+    (RunSet::Latest, "a_job_of_one_task_under_tls_and_one_in_plaintext_runs_on_one_port", both_on_one_port),
+    (
+        RunSet::Latest,
+        "a_task_without_the_right_certificate_is_turned_away_and_the_server_says_why",
+        turned_away,
+    ),
 ];
 
 /// Makes certificates in a folder of the scene's, and gives it.
-fn certificates(scene: &Scene, name: &str) -> String {
+fn certificates(scene: &JaxFixture, name: &str) -> String {
     let folder = scene.file(name);
-    make::write(Path::new(&folder), &["localhost".into(), "127.0.0.1".into()]).unwrap();
+    issue::write(Path::new(&folder), &["localhost".into(), "127.0.0.1".into()]).unwrap();
     folder
 }
 
@@ -34,7 +38,7 @@ fn settings(folder: &str, ca: &str) -> [(&'static str, String); 3] {
     ]
 }
 
-fn serve(scene: &Scene, folder: &str, mode: &str) {
+fn serve(scene: &JaxFixture, folder: &str, mode: &str) {
     let file = |name: &str| format!("{folder}/{name}.pem");
     scene.serve(&[
         "--tasks",
@@ -50,7 +54,7 @@ fn serve(scene: &Scene, folder: &str, mode: &str) {
     ]);
 }
 
-fn conforms(scene: &Scene) {
+fn conforms(scene: &JaxFixture) {
     let folder = certificates(scene, "certificates");
     serve(scene, &folder, "required");
     let address = scene.server().grpc().to_string();
@@ -60,7 +64,7 @@ fn conforms(scene: &Scene) {
     assert!(failures(scene).succeeded >= 2);
 }
 
-fn both_on_one_port(scene: &Scene) {
+fn both_on_one_port(scene: &JaxFixture) {
     let folder = certificates(scene, "certificates");
     serve(scene, &folder, "optional");
     let address = scene.server().grpc().to_string();
@@ -72,7 +76,7 @@ fn both_on_one_port(scene: &Scene) {
     scene.server().until_run(1, RunState::Completed);
 }
 
-fn turned_away(scene: &Scene) {
+fn turned_away(scene: &JaxFixture) {
     let (ours, theirs) = (certificates(scene, "ours"), certificates(scene, "theirs"));
     serve(scene, &ours, "required");
     let address = scene.server().grpc().to_string();
@@ -99,6 +103,6 @@ fn turned_away(scene: &Scene) {
     assert!(scene.server().view(DEFAULT).run.tasks.iter().all(|task| task.lives.is_empty()));
 }
 
-fn failures(scene: &Scene) -> FailuresPage {
+fn failures(scene: &JaxFixture) -> HandshakeFailuresPage {
     http::get(scene.server().about.http, "/api/v1/handshakes")
 }

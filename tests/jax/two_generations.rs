@@ -1,12 +1,12 @@
 //! Releases of different wire generations on one server at the same time.
 
 use libtest_mimic::{Completion, Trial};
-use muster::coordination::{Change, TaskIncarnation};
+use muster::coordination::{EventKind, TaskIncarnation};
 
 use super::conformance;
+use super::fixture::JaxFixture;
 use super::process::Process;
 use super::release::{Generation, Release};
-use super::scene::Scene;
 use super::server::{DEFAULT, Server};
 use super::skip::{Lacking, skip_named};
 
@@ -35,7 +35,7 @@ pub fn trial(releases: &[Release]) -> Trial {
 /// names, and the only one that every machine resolves to itself is `localhost`: not all of them know its subdomains. So one
 /// of the jobs is called just that, the other is reached at the bare address, and a third has a listener of its own.
 fn share_a_port(old: &Release, new: &Release) {
-    let mut scene = Scene::new(NAME, old);
+    let mut scene = JaxFixture::new(NAME, old);
     let jobs = ["--job", "localhost=2", "--job", "default=2", "--job", "own=2@127.0.0.1:0"];
     scene.serve(&jobs);
     let server = scene.server();
@@ -48,7 +48,7 @@ fn share_a_port(old: &Release, new: &Release) {
         .address;
     let port = server.grpc().port();
 
-    let start = |scene: &Scene, address: &str| -> Vec<Process> {
+    let start = |scene: &JaxFixture, address: &str| -> Vec<Process> {
         (0..2).map(|task| scene.start_at(address, task, 2, &["conformance.py"])).collect()
     };
     let named = start(&scene, &format!("localhost:{port}"));
@@ -73,7 +73,7 @@ fn share_a_port(old: &Release, new: &Release) {
 /// Every life that has registered in a job.
 fn incarnations(server: &Server, job: &str) -> Vec<TaskIncarnation> {
     let registered = server.events(job).into_iter().filter_map(|event| match event.what {
-        Change::TaskRegistering { incarnation, .. } => Some(incarnation),
+        EventKind::TaskRegistering { incarnation, .. } => Some(incarnation),
         _ => None,
     });
     registered.collect()

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use muster::telemetry::metrics::catalogue::{CATALOGUE, Kind};
+use muster::telemetry::metrics::catalogue::{CATALOGUE, MetricKind};
 use serde_json::Value;
 
 use crate::DASHBOARDS;
@@ -76,7 +76,7 @@ pub fn metrics_in(expr: &str) -> BTreeSet<String> {
         }
         if name.starts_with("muster_") || name.starts_with("process_") {
             let histogram = |base: &&str| {
-                CATALOGUE.iter().any(|metric| metric.name == *base && metric.kind == Kind::Histogram)
+                CATALOGUE.iter().any(|metric| metric.name == *base && metric.kind == MetricKind::Histogram)
             };
             let base = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
             names.insert(base.filter(histogram).unwrap_or(name).to_owned());

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use muster::telemetry::metrics::catalogue::{CATALOGUE, Kind};
+use muster::telemetry::metrics::catalogue::{CATALOGUE, MetricKind};
 use serde_json::Value;
 
 use crate::dashboards::Dashboard;
 
 /// Collects what is wrong, so that all of it is told at once.
-struct Wrong(Vec<String>);
+struct LintErrors(Vec<String>);
 
-impl Wrong {
+impl LintErrors {
     fn unless(&mut self, holds: bool, what: impl Into<String>) {
         if !holds {
             self.0.push(what.into());
@@ -18,14 +18,14 @@ impl Wrong {
     }
 }
 
-impl Drop for Wrong {
+impl Drop for LintErrors {
     fn drop(&mut self) {
         assert!(self.0.is_empty() || std::thread::panicking(), "\n{}", self.0.join("\n"));
     }
 }
 
-fn each(check: impl Fn(&Dashboard, &mut Wrong)) {
-    let mut wrong = Wrong(Vec::new());
+fn each(check: impl Fn(&Dashboard, &mut LintErrors)) {
+    let mut wrong = LintErrors(Vec::new());
     for dashboard in Dashboard::all() {
         check(&dashboard, &mut wrong);
     }
@@ -166,7 +166,7 @@ fn counters_are_shown_as_rates_over_the_interval_that_grafana_chooses() {
                     format!("{panel}: the interval {range}"),
                 );
             }
-            for metric in CATALOGUE.iter().filter(|metric| metric.kind != Kind::Gauge) {
+            for metric in CATALOGUE.iter().filter(|metric| metric.kind != MetricKind::Gauge) {
                 for (at, _) in expr.match_indices(metric.name) {
                     let rated = expr[..at].ends_with("rate(") || expr[..at].ends_with("increase(");
                     wrong.unless(rated, format!("{panel}: {} without a rate", metric.name));

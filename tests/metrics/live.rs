@@ -6,8 +6,8 @@ use muster::findings;
 use muster::telemetry::metrics::catalogue::CATALOGUE;
 
 use crate::dashboards::{Dashboard, filled_in, metrics_in};
+use crate::fixture::MetricsFixture;
 use crate::prometheus::{Prometheus, complaints, promtool};
-use crate::world::World;
 
 /// What an alert compares its value with, taken away: then it has a value whether it fires or not.
 fn without_threshold(expr: &str) -> String {
@@ -37,7 +37,7 @@ fn catalogue() -> BTreeSet<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_panel_and_every_rule_has_an_answer_on_a_server_where_everything_happens() {
-    let world = World::start().await;
+    let world = MetricsFixture::start().await;
     let prometheus = Prometheus::scrape(world.server.http());
     prometheus.until("muster_job:muster_barrier_skew_seconds:p99_rate5m > 0").await;
     prometheus
@@ -89,8 +89,8 @@ async fn every_panel_and_every_rule_has_an_answer_on_a_server_where_everything_h
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_exported_is_in_the_catalogue_and_the_other_way_round() {
-    let world = World::start().await;
+async fn exported_metrics_and_the_catalogue_agree() {
+    let world = MetricsFixture::start().await;
     let scrape = world.settled().await;
     assert_eq!(exported(&scrape), catalogue());
     let checked = promtool(&["check", "metrics"], &scrape);
@@ -165,8 +165,8 @@ async fn what_is_exported_is_in_the_catalogue_and_the_other_way_round() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn findings_are_served_told_and_explained() {
-    let world = World::start().await;
+async fn findings_are_exported_logged_and_explained() {
+    let world = MetricsFixture::start().await;
     world.settled().await;
     let page = world.json("/api/v1/jobs/full/findings");
     let finding = &page["open"][0];

@@ -4,6 +4,7 @@
 //! Prometheus and promtool must be installed (`apt-get install prometheus`; `tests/run` does it).
 
 mod dashboards;
+mod fixture;
 mod linter;
 mod live;
 mod prometheus;
@@ -11,7 +12,6 @@ mod rules;
 mod scale;
 #[path = "../support/mod.rs"]
 mod support;
-mod world;
 
 use std::path::PathBuf;
 

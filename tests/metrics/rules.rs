@@ -121,7 +121,7 @@ fn muster_starts_as_the_compose_file_says_and_prometheus_may_scrape_it_by_the_na
 }
 
 #[test]
-fn what_is_built_elsewhere_is_not_sent_to_the_image() {
+fn build_outputs_are_not_in_the_docker_context() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let ignored = std::fs::read_to_string(root.join(".dockerignore")).expect("the file is there");
     for name in [".git", "target", "**/node_modules"] {

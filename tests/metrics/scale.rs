@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster::clock::Clock;
-use muster::coordination::{Caller, JobName, JobSettings, Outcome, Request, TaskId, TaskIncarnation};
-use muster::engine::{Called, Engine, Inbox, Observer};
-use muster::findings::{self, Board};
+use muster::coordination::{CallOutcome, Caller, JobName, JobSettings, Request, TaskId, TaskIncarnation};
+use muster::engine::{AnswerInbox, CallStatus, Engine, Observer};
+use muster::findings::{self, FindingStore};
 use muster::grpc;
-use muster::telemetry::metrics::{Metrics, Sources, Tally};
-use muster::tls::Failures;
+use muster::telemetry::metrics::{EventCounters, MetricInputs, Metrics};
+use muster::tls::HandshakeFailures;
 
 const TASKS: u32 = 10_000;
 /// How long a scrape may take. Without optimisation it may take longer.
@@ -18,25 +18,25 @@ const LIMIT: Duration = Duration::from_millis(if cfg!(debug_assertions) { 500 } 
 
 struct Nobody;
 
-impl Inbox for Nobody {
-    fn deliver(&self, _slot: u64, _outcome: Outcome) {}
+impl AnswerInbox for Nobody {
+    fn deliver(&self, _slot: u64, _outcome: CallOutcome) {}
 }
 
 /// Lets the engine do all that it has decided.
 async fn finish(engine: &Arc<Engine>) {
     let timers = tokio::spawn(Arc::clone(engine).run_timers());
-    while engine.look_up(|core| core.has_work()) {
+    while engine.read_under_lock(|core| core.has_pending_work()) {
         tokio::task::yield_now().await;
     }
     timers.abort();
 }
 
 /// A job whose tasks all poll for errors and have met at a barrier.
-async fn engine(tally: &Arc<Tally>) -> Arc<Engine> {
+async fn engine(tally: &Arc<EventCounters>) -> Arc<Engine> {
     let engine = Engine::new(Clock::start());
     engine.observe_with(vec![Arc::clone(tally) as Arc<dyn Observer>]);
     let job = engine.declare(JobName::default(), JobSettings::new(TASKS)).expect("the first job");
-    let inbox: Arc<dyn Inbox> = Arc::new(Nobody);
+    let inbox: Arc<dyn AnswerInbox> = Arc::new(Nobody);
     let id = |task: u32| TaskId(i32::try_from(task).expect("a task id"));
     let life = |task: u32| TaskIncarnation(u64::from(task) + 1);
     let connections: Vec<_> =
@@ -56,7 +56,10 @@ async fn engine(tally: &Arc<Tally>) -> Arc<Engine> {
                 task,
                 Request::Barrier { id: id_, counter, timeout_ms: 60_000, members: None, task: id(task) },
             );
-            assert!(matches!(met, Called::Waiting(_)), "answers of so many are given one after the other");
+            assert!(
+                matches!(met, CallStatus::Waiting(_)),
+                "answers of so many are given one after the other"
+            );
         }
         finish(&engine).await;
         assert_eq!(engine.waiting_calls(), 0, "the last one passes it");
@@ -72,24 +75,24 @@ async fn engine(tally: &Arc<Tally>) -> Arc<Engine> {
 
 #[tokio::test]
 async fn a_scrape_and_a_look_for_findings_of_ten_thousand_tasks_are_quick() {
-    let tally = Arc::<Tally>::default();
+    let tally = Arc::<EventCounters>::default();
     let engine = engine(&tally).await;
-    let board = Arc::<Board>::default();
-    let edge = grpc::Server::new(Arc::clone(&engine), grpc::Limits::default());
+    let board = Arc::<FindingStore>::default();
+    let edge = grpc::Server::new(Arc::clone(&engine), grpc::GrpcLimits::default());
     let metrics = |tasks_max: usize| {
-        let sources = Sources {
+        let sources = MetricInputs {
             engine: Arc::clone(&engine),
             edge: Arc::clone(&edge),
             tally: Arc::clone(&tally),
             board: Arc::clone(&board),
-            handshakes: Arc::new(Failures::new(*engine.clock())),
+            handshakes: Arc::new(HandshakeFailures::new(*engine.clock())),
             others: Vec::new(),
         };
         Metrics::new(sources, tasks_max)
     };
     let (usual, every_task) = (metrics(1024), metrics(TASKS as usize));
-    let job = engine.look(|core, _| core.default_job()).expect("the only job");
-    let seen = engine.look(|core, now| core.observe(job, now)).expect("the only job");
+    let job = engine.read(|core, _| core.default_job()).expect("the only job");
+    let seen = engine.read(|core, now| core.observe(job, now)).expect("the only job");
     assert_eq!(seen.counts.connected, TASKS as usize);
 
     let timed = |what: &str, act: &dyn Fn()| {
@@ -119,7 +122,7 @@ async fn a_scrape_and_a_look_for_findings_of_ten_thousand_tasks_are_quick() {
         );
     });
     timed("the part of it under the lock", &|| {
-        let _ = engine.look(|core, now| core.observe(job, now));
+        let _ = engine.read(|core, now| core.observe(job, now));
     });
-    timed("a look for findings", &|| drop(findings::look(&engine, edge.transfers(), &board)));
+    timed("a look for findings", &|| drop(findings::check_all(&engine, edge.transfers(), &board)));
 }

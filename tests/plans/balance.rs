@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use muster::transfer::plan::{
-    ArrayDescription, Class, DeviceId, Dtype, Mesh, Options, PartitionSpec, Placement, Plan, Sharding,
+    ArrayDescription, DeviceId, Dtype, Mesh, PartitionSpec, Placement, Plan, PlanOptions, Sharding, StepClass,
 };
 
 type Axes<'a> = &'a [(&'a str, u64)];
@@ -17,7 +17,7 @@ fn sent(plan: &Plan) -> [Vec<u64>; 2] {
             tasks.insert(placed.task, 0);
         }
     }
-    for step in plan.steps().filter(|step| step.class == Class::AcrossHosts && step.after.is_none()) {
+    for step in plan.steps().filter(|step| step.class == StepClass::AcrossHosts && step.after.is_none()) {
         *hosts.entry(step.source.host).or_default() += 1;
         *tasks.entry(step.source.task).or_default() += 1;
     }
@@ -46,7 +46,7 @@ impl Case<'_> {
         let placement =
             Placement::blocks((0..self.first + count).map(DeviceId), self.per_task, self.tasks_per_host);
         let (source, destination) = (side(0, self.source), side(self.first, self.destination));
-        Plan::new(source, destination, &placement, Options::default()).expect("it makes sense")
+        Plan::new(source, destination, &placement, PlanOptions::default()).expect("it makes sense")
     }
 }
 

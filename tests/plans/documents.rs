@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use muster::transfer::plan::{
-    ArrayDescription, DeviceId, Dtype, Mesh, Options, PartitionSpec, Placement, Plan, PlanError, Sharding,
+    ArrayDescription, DeviceId, Dtype, Mesh, PartitionSpec, Placement, Plan, PlanError, PlanOptions, Sharding,
 };
 use serde_json::{Value, json};
 
@@ -25,7 +25,8 @@ fn plan() -> Plan {
         2,
         1,
     );
-    let options = Options { fan_out: NonZeroU32::MIN, timeout: Some(Duration::from_nanos(90_000_000_001)) };
+    let options =
+        PlanOptions { fan_out: NonZeroU32::MIN, timeout: Some(Duration::from_nanos(90_000_000_001)) };
     Plan::new(source, destination, &placement, options).expect("it makes sense")
 }
 
@@ -150,7 +151,7 @@ fn a_plan_that_is_too_long_to_be_read_again_is_refused_before_it_is_written() {
     };
     let placement = Placement::blocks((0..3072).map(DeviceId), 8, 1);
     let (source, destination) = (array(0..2048, &[&["x"]]), array(2048..3072, &[&[], &["x"]]));
-    let plan = Plan::new(source, destination, &placement, Options::default()).expect("it makes sense");
+    let plan = Plan::new(source, destination, &placement, PlanOptions::default()).expect("it makes sense");
     let error = plan.to_json().expect_err("it has two million steps");
     assert_eq!(error, PlanError::TooLong { steps: 2 << 20 });
     let said = error.to_string();

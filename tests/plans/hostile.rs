@@ -1,8 +1,8 @@
 //! Descriptions that make no sense, or too much of it.
 
 use muster::transfer::plan::{
-    ArrayDescription, DeviceId, Dtype, MAX_AXES, MAX_BYTES, MAX_DEVICES, MAX_RANK, MAX_STEPS, Mesh, Options,
-    Partition, PartitionSpec, PlacedDevice, Placement, Plan, PlanError, Sharding, TaskId,
+    ArrayDescription, DeviceId, Dtype, MAX_AXES, MAX_BYTES, MAX_DEVICES, MAX_RANK, MAX_STEPS, Mesh,
+    Partition, PartitionSpec, PlacedDevice, Placement, Plan, PlanError, PlanOptions, Sharding, TaskId,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -31,7 +31,7 @@ fn refused(array: &ArrayDescription) -> PlanError {
     let good = self::array(&[4], &[("x", 1)], [0], &[]);
     let placement = Placement::blocks((0..16).map(DeviceId), 1, 1);
     let plan = |source: &ArrayDescription, destination: &ArrayDescription| {
-        Plan::new(source.clone(), destination.clone(), &placement, Options::default()).err()
+        Plan::new(source.clone(), destination.clone(), &placement, PlanOptions::default()).err()
     };
     assert_eq!(plan(array, &good), Some(error.clone()));
     assert_eq!(plan(&good, array), Some(error.clone()));
@@ -78,7 +78,7 @@ fn each_mistake_in_a_description_has_its_own_error() {
 }
 
 #[test]
-fn what_is_too_much_is_refused_by_its_number() {
+fn inputs_beyond_a_limit_are_refused_with_the_limit() {
     let too_many = |what, count: usize, limit: usize| PlanError::TooMany {
         what,
         count: count as u64,
@@ -117,7 +117,7 @@ fn peak() -> u64 {
 fn a_long_text_takes_no_memory_beside_its_own() {
     let one = array(&[4], &[("x", 1)], [0], &[]);
     let plan =
-        Plan::new(one.clone(), one.clone(), &Placement::blocks([DeviceId(0)], 1, 1), Options::default());
+        Plan::new(one.clone(), one.clone(), &Placement::blocks([DeviceId(0)], 1, 1), PlanOptions::default());
     let plan = plan.expect("it makes sense").to_json().expect("it is short");
     let array = serde_json::to_string(&one).expect("it can be written");
     let step = &plan[plan.find("\"steps\":[").expect("it has steps") + 9..plan.len() - 2];
@@ -168,7 +168,7 @@ fn a_long_text_takes_no_memory_beside_its_own() {
 fn a_plan_of_too_many_steps_is_refused_before_it_is_made() {
     let rows = array(&[1 << 16, 1 << 16], &[("x", 1 << 16)], 0..1 << 16, &[&["x"]]);
     let columns = array(&[1 << 16, 1 << 16], &[("x", 1 << 16)], 0..1 << 16, &[&[], &["x"]]);
-    let plan = Plan::new(rows, columns, &Placement::default(), Options::default());
+    let plan = Plan::new(rows, columns, &Placement::default(), PlanOptions::default());
     // The array, once for each device, is beyond no bound: 2^16 * 2^32 * 4.
     assert_eq!(
         plan.err(),
@@ -180,7 +180,7 @@ fn a_plan_of_too_many_steps_is_refused_before_it_is_made() {
         let placement = Placement::blocks((0..rows + columns).map(DeviceId), 8, 1);
         let rows_of = array(&shape, &[("x", rows.into())], 0..rows, &[&["x"]]);
         let columns_of = array(&shape, &[("x", columns.into())], rows..rows + columns, &[&[], &["x"]]);
-        Plan::new(rows_of, columns_of, &placement, Options::default())
+        Plan::new(rows_of, columns_of, &placement, PlanOptions::default())
     };
     let count = MAX_STEPS + 1;
     assert_eq!(
@@ -194,7 +194,7 @@ fn a_plan_of_too_many_steps_is_refused_before_it_is_made() {
     assert_eq!(most.step(most.len() as u32), None);
     assert_eq!(most.to_json().err(), Some(PlanError::TooLong { steps: 1 << 26 }));
     let whole = array(&[1 << 59], &[("x", 16)], 0..16, &[]);
-    let plan = Plan::new(whole.clone(), whole, &Placement::default(), Options::default());
+    let plan = Plan::new(whole.clone(), whole, &Placement::default(), PlanOptions::default());
     assert!(matches!(plan, Err(PlanError::TooLarge { .. })));
 }
 
@@ -202,7 +202,7 @@ fn a_plan_of_too_many_steps_is_refused_before_it_is_made() {
 fn a_short_text_that_claims_many_steps_is_refused_before_they_are_looked_at() {
     let one = array(&[4], &[("x", 1)], [0], &[]);
     let placement = Placement::blocks((0..2048).map(DeviceId), 8, 1);
-    let little = Plan::new(one.clone(), one, &placement, Options::default()).expect("it makes sense");
+    let little = Plan::new(one.clone(), one, &placement, PlanOptions::default()).expect("it makes sense");
     let mut claims: Value =
         serde_json::from_str(&little.to_json().expect("it is short")).expect("it is JSON");
     let shape = [1024, 1024];
@@ -210,7 +210,7 @@ fn a_short_text_that_claims_many_steps_is_refused_before_they_are_looked_at() {
         array(&shape, &[("x", 1024)], 0..1024, &[&["x"]]),
         array(&shape, &[("x", 1024)], 1024..2048, &[&[], &["x"]]),
         &placement,
-        Options::default(),
+        PlanOptions::default(),
     )
     .expect("it makes sense");
     claims["source"] = json!(plan.source());
@@ -231,7 +231,8 @@ fn a_short_text_that_claims_many_steps_is_refused_before_they_are_looked_at() {
 fn source_and_destination_must_be_the_same_array() {
     let one = array(&[4, 2], &[("x", 1)], [0], &[]);
     let placement = Placement::blocks([DeviceId(0)], 1, 1);
-    let other = |other: ArrayDescription| Plan::new(one.clone(), other, &placement, Options::default()).err();
+    let other =
+        |other: ArrayDescription| Plan::new(one.clone(), other, &placement, PlanOptions::default()).err();
     let shape = PlanError::Shape { source_shape: vec![4, 2], destination_shape: vec![2, 4] };
     assert_eq!(other(array(&[2, 4], &[("x", 1)], [0], &[])), Some(shape));
     let dtype = PlanError::DtypeChanged { source_dtype: Dtype::Float32, destination_dtype: Dtype::Int32 };
@@ -247,7 +248,7 @@ fn a_placement_places_each_device_once_and_each_task_on_one_host() {
     };
     let one = array(&[4], &[("x", 2)], 0..2, &[]);
     let plan = |devices: Vec<PlacedDevice>| {
-        Plan::new(one.clone(), one.clone(), &Placement { devices }, Options::default()).err()
+        Plan::new(one.clone(), one.clone(), &Placement { devices }, PlanOptions::default()).err()
     };
     assert_eq!(plan(vec![placed(0, 0, "a")]), Some(PlanError::NotPlaced(DeviceId(1))));
     let twice = vec![placed(0, 0, "a"), placed(1, 0, "a"), placed(0, 0, "a")];
@@ -307,7 +308,7 @@ proptest! {
             ArrayDescription { shape: shape.clone(), dtype: Dtype::Float64, sharding }
         };
         let placement = Placement::blocks((0..5).map(DeviceId), 2, 1);
-        if let Ok(plan) = Plan::new(describe(&spec), describe(&other), &placement, Options::default()) {
+        if let Ok(plan) = Plan::new(describe(&spec), describe(&other), &placement, PlanOptions::default()) {
             prop_assert_eq!(plan.cost().over_minimum, 0);
             prop_assert_eq!(plan.steps().count(), plan.len());
             prop_assert!(Plan::from_json(&plan.to_json().expect("it is short")).is_ok());

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use muster::transfer::plan::{
-    ArrayDescription, Class, DeviceId, Dtype, Mesh, Options, PartitionSpec, Placement, Plan, Sharding, TaskId,
+    ArrayDescription, DeviceId, Dtype, Mesh, PartitionSpec, Placement, Plan, PlanOptions, Sharding,
+    StepClass, TaskId,
 };
 
 fn exchange(devices: u32) -> Plan {
@@ -13,7 +14,8 @@ fn exchange(devices: u32) -> Plan {
         ArrayDescription { shape: vec![8192, 16384], dtype: Dtype::Bfloat16, sharding }
     };
     let placement = Placement::blocks((0..devices).map(DeviceId), 8, 1);
-    Plan::new(side(&[&["x"]]), side(&[&[], &["x"]]), &placement, Options::default()).expect("it makes sense")
+    Plan::new(side(&[&["x"]]), side(&[&[], &["x"]]), &placement, PlanOptions::default())
+        .expect("it makes sense")
 }
 
 #[test]
@@ -51,6 +53,6 @@ fn an_exchange_costs_the_least_possible() {
     assert_eq!(cost.over_minimum, 0);
     assert_eq!((cost.messages, cost.rounds), (all - own, 1));
     let steps =
-        |class: Class| cost.classes.iter().find(|cost| cost.class == class).expect("it is there").steps;
-    assert_eq!([steps(Class::AcrossHosts), steps(Class::LocalCopy)], [all - own, own]);
+        |class: StepClass| cost.classes.iter().find(|cost| cost.class == class).expect("it is there").steps;
+    assert_eq!([steps(StepClass::AcrossHosts), steps(StepClass::LocalCopy)], [all - own, own]);
 }

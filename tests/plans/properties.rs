@@ -3,19 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use muster::transfer::plan::{
-    BufferRole, Class, DeviceId, Partition, PlacedDevice, Plan, Region, Step, TaskId, pack, unpack,
+    BufferRole, DeviceId, Partition, PlacedDevice, Plan, Region, Step, StepClass, TaskId, pack, unpack,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::support::{Asked, Choices, asked, beginnings, blank, elements, truth};
+use crate::support::{PlanCase, RandomChoices, asked, beginnings, blank, elements, truth};
 
 fn decisions() -> impl Strategy<Value = Vec<u8>> {
     vec(any::<u8>(), 0..160)
 }
 
-fn planned(bytes: &[u8]) -> (Asked, Plan) {
-    let asked = asked(&mut Choices::of(bytes));
+fn planned(bytes: &[u8]) -> (PlanCase, Plan) {
+    let asked = asked(&mut RandomChoices::of(bytes));
     let plan = asked.plan();
     (asked, plan)
 }
@@ -77,8 +77,8 @@ proptest! {
         let (asked, plan) = planned(&bytes);
         let cost = plan.cost();
         let least = least(&asked);
-        let of = |class: Class| cost.classes.iter().find(|cost| cost.class == class).expect("it is there").bytes;
-        let found = [Class::SameBuffer, Class::LocalCopy, Class::SameHost, Class::AcrossHosts].map(of);
+        let of = |class: StepClass| cost.classes.iter().find(|cost| cost.class == class).expect("it is there").bytes;
+        let found = [StepClass::SameBuffer, StepClass::LocalCopy, StepClass::SameHost, StepClass::AcrossHosts].map(of);
         prop_assert_eq!(found, least);
         prop_assert_eq!(
             [cost.minimum.local_copy, cost.minimum.same_host, cost.minimum.across_hosts],
@@ -105,13 +105,13 @@ proptest! {
             let same_device = step.source.device == step.destination.device;
             let whole = step.source.shape == step.source.region.extent && step.destination.shape == step.source.region.extent;
             let class = if same_device && whole {
-                Class::SameBuffer
+                StepClass::SameBuffer
             } else if step.source.task == step.destination.task {
-                Class::LocalCopy
+                StepClass::LocalCopy
             } else if step.source.host == step.destination.host {
-                Class::SameHost
+                StepClass::SameHost
             } else {
-                Class::AcrossHosts
+                StepClass::AcrossHosts
             };
             prop_assert_eq!(step.class, class);
             prop_assert_eq!(plan.step(step.index), Some(step));
@@ -198,9 +198,9 @@ proptest! {
     }
 
     #[test]
-    fn both_sides_make_the_same_plan_however_it_is_told_to_them(bytes in decisions(), order in vec(any::<u8>(), 64)) {
+    fn plans_do_not_depend_on_the_form_of_the_input(bytes in decisions(), order in vec(any::<u8>(), 64)) {
         let (asked, plan) = planned(&bytes);
-        let told = told_otherwise(&asked, &mut Choices::of(&order));
+        let told = told_otherwise(&asked, &mut RandomChoices::of(&order));
         let other = told.plan();
         prop_assert_eq!(plan.layout(), other.layout());
         prop_assert_eq!(plan.fingerprint(), other.fingerprint());
@@ -254,7 +254,7 @@ proptest! {
 
 /// The least bytes by class, found element by element: what stays, what is copied in a task, what comes from another
 /// task, from another host.
-fn least(asked: &Asked) -> [u64; 4] {
+fn least(asked: &PlanCase) -> [u64; 4] {
     let item = asked.source.dtype.bytes().expect("whole bytes");
     let owners: HashMap<DeviceId, (TaskId, &str)> = asked
         .placement
@@ -289,7 +289,7 @@ fn least(asked: &Asked) -> [u64; 4] {
 
 /// The same in other words: mesh axes in another order and by other names, placement in another order, other names of
 /// hosts, devices that take no part, entries spelled otherwise.
-fn told_otherwise(asked: &Asked, choices: &mut Choices) -> Asked {
+fn told_otherwise(asked: &PlanCase, choices: &mut RandomChoices) -> PlanCase {
     let mut told = asked.clone();
     for array in [&mut told.source, &mut told.destination] {
         let (mesh, spec) = (&mut array.sharding.mesh, &mut array.sharding.spec);

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
 use muster::transfer::plan::{
-    AllGather, ArrayDescription, Broadcast, Class, DeviceId, Dtype, Mesh, Minimum, Options, PartitionSpec,
-    PlacedDevice, Placement, Plan, PlanError, Region, Reshard, Runs, Scatter, Sharding, Step, TaskBytes,
-    TaskId, copy_region, pack, unpack,
+    AllGather, ArrayDescription, Broadcast, DeviceId, Dtype, Mesh, Minimum, PartitionSpec, PlacedDevice,
+    Placement, Plan, PlanError, PlanOptions, Region, Reshard, Runs, Scatter, Sharding, Step, StepClass,
+    TaskBytes, TaskId, copy_region, pack, unpack,
 };
 
 fn array(
@@ -23,11 +23,11 @@ fn blocks(devices: std::ops::Range<u32>, per_task: u32, tasks_per_host: u32) -> 
     Placement::blocks(devices.map(DeviceId), per_task, tasks_per_host)
 }
 
-fn fan_out(fan_out: u32) -> Options {
-    Options { fan_out: NonZeroU32::new(fan_out).expect("not zero"), ..Options::default() }
+fn fan_out(fan_out: u32) -> PlanOptions {
+    PlanOptions { fan_out: NonZeroU32::new(fan_out).expect("not zero"), ..PlanOptions::default() }
 }
 
-fn broadcast(devices: u32, options: Options) -> Plan {
+fn broadcast(devices: u32, options: PlanOptions) -> Plan {
     let ask = Broadcast {
         shape: vec![256],
         dtype: Dtype::Float32,
@@ -43,7 +43,8 @@ fn broadcast(devices: u32, options: Options) -> Plan {
 fn in_each_round_of_an_exchange_everybody_sends_and_everybody_receives() {
     let rows = array(&[64, 64], &[("x", 16)], 0..16, &[&["x"]]);
     let columns = array(&[64, 64], &[("x", 16)], 0..16, &[&[], &["x"]]);
-    let plan = Plan::new(rows, columns, &blocks(0..16, 1, 1), Options::default()).expect("it makes sense");
+    let plan =
+        Plan::new(rows, columns, &blocks(0..16, 1, 1), PlanOptions::default()).expect("it makes sense");
     let steps: Vec<Step> = plan.steps().collect();
     for round in steps.chunks(16) {
         for side in [|step: &Step| step.source.device, |step: &Step| step.destination.device] {
@@ -57,24 +58,24 @@ fn in_each_round_of_an_exchange_everybody_sends_and_everybody_receives() {
 #[test]
 fn a_broadcast_comes_to_every_host_once_and_is_copied_on_from_there() {
     // 64 hosts of two tasks of four devices.
-    let plan = broadcast(512, Options::default());
+    let plan = broadcast(512, PlanOptions::default());
     let cost = plan.cost();
     let steps =
-        |class: Class| cost.classes.iter().find(|cost| cost.class == class).expect("it is there").steps;
-    assert_eq!(Class::ALL.map(steps), [1, 64 * 2 * 3, 64, 63]);
+        |class: StepClass| cost.classes.iter().find(|cost| cost.class == class).expect("it is there").steps;
+    assert_eq!(StepClass::ALL.map(steps), [1, 64 * 2 * 3, 64, 63]);
     assert_eq!(cost.over_minimum, 0);
     let from_source =
-        plan.steps().filter(|step| step.class == Class::AcrossHosts && step.after.is_none()).count();
+        plan.steps().filter(|step| step.class == StepClass::AcrossHosts && step.after.is_none()).count();
     assert_eq!(from_source, 2, "the others are fed by those who were fed");
 }
 
 #[test]
-fn nobody_feeds_more_than_the_fan_out_and_the_rounds_grow_as_a_logarithm() {
+fn fan_out_is_bounded_and_rounds_grow_logarithmically() {
     // Hosts, then the second task of a host, then the other devices of a task.
     for (options, rounds) in [(fan_out(1), 63 + 2), (fan_out(2), 6 + 2), (fan_out(100), 1 + 2)] {
         let plan = broadcast(512, options);
         let mut fed: BTreeMap<DeviceId, u32> = BTreeMap::new();
-        for step in plan.steps().filter(|step| step.class == Class::AcrossHosts) {
+        for step in plan.steps().filter(|step| step.class == StepClass::AcrossHosts) {
             *fed.entry(step.source.device).or_default() += 1;
         }
         assert!(fed.values().all(|&hosts| hosts <= options.fan_out.get()), "{fed:?}");
@@ -99,14 +100,14 @@ fn tasks_of_one_host_feed_one_another_as_a_tree_too() {
 }
 
 #[test]
-fn what_arrives_is_spread_over_the_devices_of_a_task() {
+fn received_bytes_are_spread_over_the_devices_of_a_task() {
     let axes = [("data", 4), ("model", 8)];
     let array = array(&[32, 1024], &axes, 0..32, &[&["data", "model"]]);
     let placement = blocks(0..32, 8, 1);
-    let plan = Plan::all_gather(AllGather { array, axes: None, placement, options: Options::default() })
+    let plan = Plan::all_gather(AllGather { array, axes: None, placement, options: PlanOptions::default() })
         .expect("it makes sense");
     let mut arrived: BTreeMap<DeviceId, u32> = BTreeMap::new();
-    for step in plan.steps().filter(|step| step.class == Class::AcrossHosts) {
+    for step in plan.steps().filter(|step| step.class == StepClass::AcrossHosts) {
         *arrived.entry(step.destination.device).or_default() += 1;
     }
     // 24 parts come to each task, three to each of its eight devices.
@@ -153,7 +154,7 @@ fn a_scatter_sends_each_device_its_own_part_and_nothing_else() {
         from: DeviceId(3),
         to,
         placement: blocks(0..16, 1, 1),
-        options: Options::default(),
+        options: PlanOptions::default(),
     };
     let plan = Plan::scatter(ask).expect("it makes sense");
     let sent: Vec<_> =
@@ -176,14 +177,14 @@ fn shards_that_stay_are_handed_on_and_an_empty_array_needs_no_steps() {
             source,
             destination,
             placement: blocks(0..8, 2, 1),
-            options: Options::default(),
+            options: PlanOptions::default(),
         })
         .expect("it makes sense")
     };
     let plan = reshard(&same, &same);
     assert!(
         plan.steps()
-            .all(|step| step.class == Class::SameBuffer && step.source.device == step.destination.device)
+            .all(|step| step.class == StepClass::SameBuffer && step.source.device == step.destination.device)
     );
     assert_eq!((plan.len(), plan.cost().moved, plan.cost().busiest_out), (4, 0, None));
 
@@ -227,7 +228,7 @@ fn meshes_that_leave_the_same_devices_without_elements_are_one_layout() {
     assert_eq!(tall.shards(), wide.shards());
     let destination = array(&[6, 6], &[("copy", 2), ("x", 6)], 0..12, &[&[], &["x"]]);
     let plan = |one: &ArrayDescription, other: &ArrayDescription| {
-        Plan::new(one.clone(), other.clone(), &blocks(0..12, 1, 2), Options::default())
+        Plan::new(one.clone(), other.clone(), &blocks(0..12, 1, 2), PlanOptions::default())
             .expect("it makes sense")
     };
     for (one, other) in [
@@ -246,7 +247,7 @@ fn replicas_take_turns_hosts_first_then_their_tasks_and_devices() {
     let source = array(&[1600], &[("copy", 16)], 0..16, &[]);
     let destination = array(&[1600], &[("x", 16)], 16..32, &[&["x"]]);
     let plan =
-        Plan::new(source, destination, &blocks(0..32, 1, 1), Options::default()).expect("it makes sense");
+        Plan::new(source, destination, &blocks(0..32, 1, 1), PlanOptions::default()).expect("it makes sense");
     let mut givers: Vec<_> = plan.steps().map(|step| step.source.device.0).collect();
     givers.sort_unstable();
     assert_eq!(givers, (0..16).collect::<Vec<_>>());
@@ -255,7 +256,7 @@ fn replicas_take_turns_hosts_first_then_their_tasks_and_devices() {
     let source = array(&[800], &[("copy", 4)], 0..4, &[]);
     let destination = array(&[800], &[("x", 8)], 8..16, &[&["x"]]);
     let plan =
-        Plan::new(source, destination, &blocks(0..16, 4, 1), Options::default()).expect("it makes sense");
+        Plan::new(source, destination, &blocks(0..16, 4, 1), PlanOptions::default()).expect("it makes sense");
     let givers: Vec<_> = plan.steps().map(|step| step.source.device.0).collect();
     for mut four in [givers[..4].to_vec(), givers[4..].to_vec()] {
         four.sort_unstable();
@@ -273,8 +274,8 @@ fn replicas_take_turns_hosts_first_then_their_tasks_and_devices() {
     devices.extend((5..13).map(|device| place(device, &format!("wants-{device}"))));
     let source = array(&[800], &[("copy", 5)], 0..5, &[]);
     let destination = array(&[800], &[("x", 8)], 5..13, &[&["x"]]);
-    let plan =
-        Plan::new(source, destination, &Placement { devices }, Options::default()).expect("it makes sense");
+    let plan = Plan::new(source, destination, &Placement { devices }, PlanOptions::default())
+        .expect("it makes sense");
     let mut given = [0; 5];
     for step in plan.steps() {
         given[step.source.device.0 as usize] += 1;
@@ -288,13 +289,13 @@ fn the_nearest_holder_is_asked() {
     let source = array(&[4], &[("copy", 3)], [0, 1, 12], &[]);
     let destination = array(&[4], &[("copy", 4)], [1, 2, 4, 8], &[]);
     let plan =
-        Plan::new(source, destination, &blocks(0..16, 4, 2), Options::default()).expect("it makes sense");
+        Plan::new(source, destination, &blocks(0..16, 4, 2), PlanOptions::default()).expect("it makes sense");
     let told: Vec<_> = plan.steps().map(|s| (s.source.device.0, s.destination.device.0, s.class)).collect();
-    assert_eq!(told[0], (1, 1, Class::SameBuffer));
-    assert_eq!((told[1].1, told[1].2), (2, Class::LocalCopy));
-    assert_eq!((told[2].1, told[2].2), (4, Class::SameHost));
+    assert_eq!(told[0], (1, 1, StepClass::SameBuffer));
+    assert_eq!((told[1].1, told[1].2), (2, StepClass::LocalCopy));
+    assert_eq!((told[2].1, told[2].2), (4, StepClass::SameHost));
     // Device 12 is on the host of device 8.
-    assert_eq!(told[3], (12, 8, Class::SameHost));
+    assert_eq!(told[3], (12, 8, StepClass::SameHost));
 }
 
 #[test]
@@ -302,7 +303,7 @@ fn regions_become_the_fewest_and_longest_runs() {
     let source = array(&[4, 6, 8], &[("x", 2)], [0, 1], &[&["x"]]);
     let destination = array(&[4, 6, 8], &[("x", 2)], [2, 3], &[&[], &["x"]]);
     let plan =
-        Plan::new(source, destination, &blocks(0..4, 1, 1), Options::default()).expect("it makes sense");
+        Plan::new(source, destination, &blocks(0..4, 1, 1), PlanOptions::default()).expect("it makes sense");
     let wanted = |step: &Step| (step.source.device, step.destination.device) == (DeviceId(0), DeviceId(3));
     let Step { source, destination, bytes, .. } = plan.steps().find(wanted).expect("it is there");
     assert_eq!(bytes, 2 * 3 * 8 * 4);
@@ -326,7 +327,7 @@ fn regions_become_the_fewest_and_longest_runs() {
 }
 
 #[test]
-fn what_is_sent_on_uses_the_room_in_which_it_was_unpacked() {
+fn forwarding_reuses_the_unpack_buffer() {
     // Columns of a matrix: runs of four bytes. Two hosts of two tasks want the same columns.
     let source = array(&[64, 8], &[("x", 1)], [0], &[]);
     let destination = array(&[64, 8], &[("copy", 4), ("x", 2)], 2..10, &[&[], &["x"]]);
@@ -422,23 +423,23 @@ fn each_part_of_what_a_plan_follows_from_is_in_its_fingerprint() {
         (plan.layout(), plan.fingerprint())
     };
     let own = blocks(0..4, 1, 1);
-    let first = plan(&one, &two, &own, Options::default());
+    let first = plan(&one, &two, &own, PlanOptions::default());
     // The same bytes of another type, and the same elements of another shape.
     let with = |change: &dyn Fn(&mut ArrayDescription)| {
         let (mut one, mut two) = (one.clone(), two.clone());
         change(&mut one);
         change(&mut two);
-        plan(&one, &two, &own, Options::default()).0
+        plan(&one, &two, &own, PlanOptions::default()).0
     };
     assert_ne!(with(&|array| array.dtype = Dtype::Int32), first.0);
     assert_ne!(with(&|array| array.shape.push(1)), first.0);
     // The same tasks on fewer hosts, and another fan-out: the layout is the same, the steps may not be.
-    let together = plan(&one, &two, &blocks(0..4, 1, 2), Options::default());
+    let together = plan(&one, &two, &blocks(0..4, 1, 2), PlanOptions::default());
     assert!(together.0 == first.0 && together.1 != first.1);
     let wider = plan(&one, &two, &own, fan_out(7));
     assert!(wider.0 == first.0 && wider.1 != first.1);
     // Time changes nothing.
-    let options = Options { timeout: Some(std::time::Duration::from_secs(1)), ..Options::default() };
+    let options = PlanOptions { timeout: Some(std::time::Duration::from_secs(1)), ..PlanOptions::default() };
     assert_eq!(plan(&one, &two, &own, options), first);
 }
 
@@ -447,7 +448,7 @@ fn a_plan_is_not_carried_out_with_shards_of_another_size() {
     let source = array(&[8], &[("x", 2)], 0..2, &[&["x"]]);
     let destination = array(&[8], &[("x", 2)], 2..4, &[&["x"]]);
     let plan =
-        Plan::new(source, destination, &blocks(0..4, 1, 1), Options::default()).expect("it makes sense");
+        Plan::new(source, destination, &blocks(0..4, 1, 1), PlanOptions::default()).expect("it makes sense");
     let shards = |devices: [(u32, usize); 2]| {
         devices.into_iter().map(|(d, size)| (DeviceId(d), vec![7; size])).collect()
     };

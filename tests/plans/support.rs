@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use muster::transfer::plan::{
-    ArrayDescription, BufferRole, DeviceId, Dtype, Mesh, Options, Partition, PartitionSpec, PlacedDevice,
-    Placement, Plan, Runs, Sharding, Shards, TaskId,
+    ArrayDescription, BufferRole, DeviceId, Dtype, Mesh, Partition, PartitionSpec, PlacedDevice, Placement,
+    Plan, PlanOptions, Runs, Sharding, Shards, TaskId,
 };
 
 /// Decisions out of bytes: shorter and smaller ones make smaller plans, so that what fails can be made small.
-pub struct Choices<'a>(std::slice::Iter<'a, u8>);
+pub struct RandomChoices<'a>(std::slice::Iter<'a, u8>);
 
-impl<'a> Choices<'a> {
+impl<'a> RandomChoices<'a> {
     pub fn of(bytes: &'a [u8]) -> Self {
         Self(bytes.iter())
     }
@@ -29,14 +29,14 @@ impl<'a> Choices<'a> {
 
 /// What a plan is made of.
 #[derive(Debug, Clone)]
-pub struct Asked {
+pub struct PlanCase {
     pub source: ArrayDescription,
     pub destination: ArrayDescription,
     pub placement: Placement,
-    pub options: Options,
+    pub options: PlanOptions,
 }
 
-impl Asked {
+impl PlanCase {
     pub fn plan(&self) -> Plan {
         Plan::new(self.source.clone(), self.destination.clone(), &self.placement, self.options)
             .expect("it makes sense")
@@ -45,7 +45,7 @@ impl Asked {
 
 /// Up to four axes and 36 devices a side, up to four dimensions of up to nine elements, several devices a task and
 /// tasks a host.
-pub fn asked(choices: &mut Choices) -> Asked {
+pub fn asked(choices: &mut RandomChoices) -> PlanCase {
     let dtypes = [Dtype::Uint8, Dtype::Bfloat16, Dtype::Float32, Dtype::Complex128];
     let dtype = dtypes[choices.below(dtypes.len())];
     let shape: Vec<u64> =
@@ -69,10 +69,10 @@ pub fn asked(choices: &mut Choices) -> Asked {
         ArrayDescription { sharding: sharding(choices, shape.len(), pool), ..source.clone() }
     };
     let fan_out = std::num::NonZeroU32::MIN.saturating_add(choices.below(3) as u32);
-    Asked { source, destination, placement, options: Options { fan_out, timeout: None } }
+    PlanCase { source, destination, placement, options: PlanOptions { fan_out, timeout: None } }
 }
 
-fn sharding(choices: &mut Choices, rank: usize, pool: u32) -> Sharding {
+fn sharding(choices: &mut RandomChoices, rank: usize, pool: u32) -> Sharding {
     let mut sizes: Vec<u64> = (0..choices.below(5)).map(|_| 1 + choices.below(4) as u64).collect();
     while sizes.iter().product::<u64>() > 36.min(pool as u64) {
         sizes.pop();

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use muster::coordination::{
-    Act, ActingRule, Bounds, CallId, Claim, Code, ConnectionId, Done, Ending, ErrorDelivery, ExclusionId,
-    Input, JobSettings, Outcome, Refusal, Request, ServiceIncarnation, SettingsChange, Target, TaskId,
-    TaskIncarnation, TaskSet,
+    AutoExcludeRule, Bounds, CallId, CallOutcome, ClaimedIncarnations, Code, CommandOutcome, CommandRefusal,
+    ConnectionEnd, ConnectionId, ErrorDelivery, ExclusionId, ExclusionTarget, Input, JobSettings,
+    OperatorCommand, Request, ServiceIncarnation, SettingsChange, TaskId, TaskIncarnation, TaskSet,
 };
 
+use crate::coordinator::SimulatedCoordinator;
 use crate::for_every_seed;
-use crate::world::World;
 
 /// One client process, more or less.
 struct Client {
@@ -25,7 +25,7 @@ struct Client {
 
 struct Chaos {
     rng: fastrand::Rng,
-    world: World,
+    coordinator: SimulatedCoordinator,
     tasks: u32,
     clients: Vec<Client>,
     gone: Vec<Client>,
@@ -66,13 +66,13 @@ impl Chaos {
             1..20 => rng.u32(8..40),
             _ => rng.u32(1..6),
         };
-        let mut world = World::new(settings(&mut rng, tasks), seed);
+        let mut world = SimulatedCoordinator::new(settings(&mut rng, tasks), seed);
         // What follows for many calls is done bit by bit: here for two already.
         if rng.u8(0..3) == 0 {
             let most = if tasks > 100 { 256 } else { 4 };
-            world.core.set_work_at_once(rng.usize(1..most));
+            world.core.set_work_budget(rng.usize(1..most));
         }
-        Self { rng, world, tasks, clients: Vec::new(), gone: Vec::new() }
+        Self { rng, coordinator: world, tasks, clients: Vec::new(), gone: Vec::new() }
     }
 
     fn start(&mut self, task: TaskId) {
@@ -81,13 +81,13 @@ impl Chaos {
         } else {
             // A few hosts, some of which several tasks share.
             let host = self.rng.u8(1..5);
-            self.world.connect_from(host)
+            self.coordinator.connect_from(host)
         };
-        let life = self.world.fresh_life();
+        let life = self.coordinator.fresh_life();
         let claims = self.rng.bool();
         let recoverable = self.rng.u8(0..8) == 0;
-        self.world.call(connection, Request::Register { task, incarnation: life, recoverable });
-        let service = self.world.service();
+        self.coordinator.call(connection, Request::Register { task, incarnation: life, recoverable });
+        let service = self.coordinator.service();
         self.clients.push(Client { connection, task, life, service, claims });
     }
 
@@ -171,9 +171,9 @@ impl Chaos {
         if self.rng.u8(0..30) == 0 {
             life = TaskIncarnation(self.rng.u64(..));
         }
-        let claim = claims.then_some(Claim { service, task: life });
+        let claim = claims.then_some(ClaimedIncarnations { service, task: life });
         let request = self.request(task, life);
-        self.world.call_as(connection, claim, request);
+        self.coordinator.call_as(connection, claim, request);
     }
 
     /// An operator does something, sensible or not.
@@ -181,24 +181,24 @@ impl Chaos {
         let act = match self.rng.u8(0..12) {
             0..5 => {
                 let target = match self.rng.u8(0..4) {
-                    0 => Target::Host([10, 0, 0, self.rng.u8(1..5)].into()),
-                    _ => Target::Task(self.some_task()),
+                    0 => ExclusionTarget::Host([10, 0, 0, self.rng.u8(1..5)].into()),
+                    _ => ExclusionTarget::Task(self.some_task()),
                 };
                 let expires_in = self.rng.bool().then(|| Duration::from_millis(self.rng.u64(0..60_000)));
-                Act::Exclude { target, expires_in, end_run: self.rng.u8(0..3) == 0 }
+                OperatorCommand::Exclude { target, expires_in, end_run: self.rng.u8(0..3) == 0 }
             }
-            5..8 => Act::Readmit { exclusion: ExclusionId(self.rng.u64(0..8)) },
-            8 => Act::Drain { at: None },
-            9 => Act::PutKey {
+            5..8 => OperatorCommand::Readmit { exclusion: ExclusionId(self.rng.u64(0..8)) },
+            8 => OperatorCommand::Drain { at: None },
+            9 => OperatorCommand::PutKey {
                 key: self.some_key(),
                 value: Bytes::from_static(b"8"),
                 overwrite: self.rng.bool(),
             },
-            10 => Act::DeleteKey { key: self.some_key() },
-            _ => Act::Configure(Box::new(self.some_settings())),
+            10 => OperatorCommand::DeleteKey { key: self.some_key() },
+            _ => OperatorCommand::Configure(Box::new(self.some_settings())),
         };
         // That an act is refused is as good as anything.
-        let _ = self.world.act(act);
+        let _ = self.coordinator.act(act);
     }
 
     fn some_settings(&mut self) -> SettingsChange {
@@ -222,31 +222,36 @@ impl Chaos {
             error_delivery: rng
                 .bool()
                 .then(|| [ErrorDelivery::Auto, ErrorDelivery::Hold, ErrorDelivery::Cancel][rng.usize(0..3)]),
-            auto_exclude: rng.bool().then(|| ActingRule::ALL.into_iter().filter(|_| rng.bool()).collect()),
+            auto_exclude: rng
+                .bool()
+                .then(|| AutoExcludeRule::ALL.into_iter().filter(|_| rng.bool()).collect()),
             auto_exclude_for: rng.bool().then(|| Duration::from_secs(rng.u64(0..20))),
             bounds: rng.bool().then_some(bounds),
         }
     }
 
     fn resume(&mut self) {
-        self.world.asked.clear();
+        self.coordinator.asked.clear();
         self.clients.clear();
-        self.world.input(Input::Resumed);
-        self.world.finish_work();
+        self.coordinator.input(Input::Resumed);
+        self.coordinator.finish_work();
     }
 
     /// The job is deleted; whoever still speaks to it is told.
     fn delete(&mut self) {
-        let live = self.world.view().run.live;
+        let live = self.coordinator.view().run.live;
         if live > 0 {
-            let refused = self.world.act(Act::DeleteJob { force: false });
-            assert_eq!(refused, Err(Refusal::TasksConnected(live)));
+            let refused = self.coordinator.act(OperatorCommand::DeleteJob { force: false });
+            assert_eq!(refused, Err(CommandRefusal::TasksConnected(live)));
         }
-        assert_eq!(self.world.act(Act::DeleteJob { force: true }), Ok(Done::JobDeleted));
-        assert!(self.world.asked.is_empty(), "whoever waited is answered");
-        let client = self.world.connect();
-        let call = self.world.call(client, Request::JobState);
-        let answer = &self.world.answers[&call];
+        assert_eq!(
+            self.coordinator.act(OperatorCommand::DeleteJob { force: true }),
+            Ok(CommandOutcome::JobDeleted)
+        );
+        assert!(self.coordinator.asked.is_empty(), "whoever waited is answered");
+        let client = self.coordinator.connect();
+        let call = self.coordinator.call(client, Request::JobState);
+        let answer = &self.coordinator.answers[&call];
         assert!(answer.as_ref().is_err_and(|failure| failure.code == Code::NotFound), "{answer:?}");
     }
 
@@ -259,23 +264,25 @@ impl Chaos {
         let client = self.rng.usize(0..self.clients.len());
         match choice {
             12..70 => self.speak(client),
-            70..80 => self.world.advance(Duration::from_millis(self.rng.u64(0..4_000))),
+            70..80 => self.coordinator.advance(Duration::from_millis(self.rng.u64(0..4_000))),
             80..85 => {
-                let calls: Vec<CallId> = self.world.asked.keys().copied().collect();
+                let calls: Vec<CallId> = self.coordinator.asked.keys().copied().collect();
                 if !calls.is_empty() {
-                    self.world.hang_up(calls[self.rng.usize(0..calls.len())]);
+                    self.coordinator.hang_up(calls[self.rng.usize(0..calls.len())]);
                 }
             }
             85..90 => {
                 let client = self.clients.swap_remove(client);
-                let ending = [Ending::Closed, Ending::Reset, Ending::TimedOut][self.rng.usize(0..3)].clone();
-                self.world.close(client.connection, ending);
+                let ending = [ConnectionEnd::Closed, ConnectionEnd::Reset, ConnectionEnd::TimedOut]
+                    [self.rng.usize(0..3)]
+                .clone();
+                self.coordinator.close(client.connection, ending);
                 self.gone.push(client);
             }
             90..93 => {
                 // A process that lost its connection speaks again on another.
                 if let Some(mut client) = self.gone.pop() {
-                    client.connection = self.world.connect();
+                    client.connection = self.coordinator.connect();
                     self.clients.push(client);
                 }
             }
@@ -284,8 +291,8 @@ impl Chaos {
                 let task = self.clients[client].task;
                 self.start(task);
             }
-            96 => self.world.advance(Duration::from_secs(self.rng.u64(0..120))),
-            97 if self.rng.bool() => self.world.input(Input::Lagged),
+            96 => self.coordinator.advance(Duration::from_secs(self.rng.u64(0..120))),
+            97 if self.rng.bool() => self.coordinator.input(Input::DriverLagged),
             97 => self.steer(),
             98 => {
                 let everyone: Vec<TaskId> = (0..self.tasks.cast_signed()).map(TaskId).collect();
@@ -297,45 +304,50 @@ impl Chaos {
                 0 => self.resume(),
                 1 => {
                     // A planned restart: whatever still comes meanwhile is answered at once.
-                    self.world.input(Input::Stop);
-                    self.world.finish_work();
+                    self.coordinator.input(Input::Stop);
+                    self.coordinator.finish_work();
                     for _ in 0..self.rng.usize(0..8) {
                         match (self.clients.len(), self.rng.u8(0..4)) {
-                            (0, _) | (_, 0) => self.world.advance(Duration::from_secs(self.rng.u64(0..200))),
+                            (0, _) | (_, 0) => {
+                                self.coordinator.advance(Duration::from_secs(self.rng.u64(0..200)))
+                            }
                             (1.., 1) => {
                                 let client = self.clients.pop().expect("there is one");
-                                self.world.close(client.connection, Ending::Closed);
+                                self.coordinator.close(client.connection, ConnectionEnd::Closed);
                             }
                             (count, _) => {
                                 let client = self.rng.usize(0..count);
                                 self.speak(client);
                             }
                         }
-                        self.world.finish_work();
-                        assert!(self.world.asked.is_empty(), "nobody waits for a service that stops");
+                        self.coordinator.finish_work();
+                        assert!(self.coordinator.asked.is_empty(), "nobody waits for a service that stops");
                     }
                     self.resume();
                 }
-                _ => self.world.input(Input::Tick),
+                _ => self.coordinator.input(Input::Tick),
             },
         }
     }
 }
 
 /// The state after a schedule, and every answer.
-fn outcome_of(seed: u64, work_at_once: usize) -> (Vec<u8>, BTreeMap<CallId, Outcome>) {
+fn outcome_of(seed: u64, work_at_once: usize) -> (Vec<u8>, BTreeMap<CallId, CallOutcome>) {
     let mut chaos = Chaos::new(seed);
-    chaos.world.core.set_work_at_once(work_at_once);
-    chaos.world.finishes = true;
+    chaos.coordinator.core.set_work_budget(work_at_once);
+    chaos.coordinator.finishes = true;
     for _ in 0..if chaos.tasks > 100 { 40 } else { 200 } {
         chaos.step();
     }
-    chaos.world.core.set_work_at_once(1);
-    (postcard::to_stdvec(&chaos.world.core).expect("the state can be serialised"), chaos.world.answers)
+    chaos.coordinator.core.set_work_budget(1);
+    (
+        postcard::to_stdvec(&chaos.coordinator.core).expect("the state can be serialised"),
+        chaos.coordinator.answers,
+    )
 }
 
 #[test]
-fn what_is_done_bit_by_bit_comes_to_the_same_as_what_is_done_at_once() {
+fn incremental_and_batch_application_give_equal_states() {
     for_every_seed("what_is_done_bit_by_bit", 8, |seed| {
         let whole = outcome_of(seed, usize::MAX);
         for work_at_once in [1, 3] {
@@ -358,13 +370,13 @@ fn every_invariant_holds_after_every_input_of_any_schedule() {
         let snapshot_at = chaos.rng.usize(0..steps);
         for step in 0..steps {
             if step == snapshot_at {
-                chaos.world.snapshot();
+                chaos.coordinator.snapshot();
             }
             chaos.step();
         }
         if seed % 8 == 0 {
             chaos.delete();
         }
-        chaos.world.end();
+        chaos.coordinator.end();
     });
 }

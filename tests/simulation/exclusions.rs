@@ -4,15 +4,20 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use muster::coordination::{
-    Act, Change, Code, Done, ErrorDelivery, ExclusionEnd, ExclusionId, Failure, JobSettings, Refusal, Reply,
-    Request, RunOutcome, RunState, SettingsChange, Target, TaskId, TaskSet, TaskStanding,
+    Code, CommandOutcome, CommandRefusal, ErrorDelivery, EventKind, ExclusionEndKind, ExclusionId,
+    ExclusionTarget, Failure, JobSettings, OperatorCommand, Reply, Request, RunOutcome, RunState,
+    SettingsChange, TaskId, TaskPhase, TaskSet,
 };
 
+use crate::coordinator::{JOB, SimulatedCoordinator, operator, reason};
 use crate::rules::{Job, id};
-use crate::world::{JOB, World, operator, reason};
 
-fn exclude(job: &mut Job, task: usize) -> Result<Done, Refusal> {
-    job.world.act(Act::Exclude { target: Target::Task(id(task)), expires_in: None, end_run: false })
+fn exclude(job: &mut Job, task: usize) -> Result<CommandOutcome, CommandRefusal> {
+    job.coordinator.act(OperatorCommand::Exclude {
+        target: ExclusionTarget::Task(id(task)),
+        expires_in: None,
+        end_run: false,
+    })
 }
 
 fn refused(job: &Job, call: muster::coordination::CallId) -> Failure {
@@ -37,11 +42,11 @@ fn an_excluded_task_is_out_at_once_and_the_others_go_on() {
     assert!(!job.waits(asked), "all three have asked");
     let (asked, waited_again) = (live_set(&mut job, 0), live_set(&mut job, 1));
     let watch = job.ask(0, Request::Watch { version: -1 });
-    let Ok(Reply::States(states)) = &job.world.answers[&watch] else { panic!("no states") };
+    let Ok(Reply::States(states)) = &job.coordinator.answers[&watch] else { panic!("no states") };
     let version = states.version;
     let watch = job.ask(0, Request::Watch { version });
 
-    assert_eq!(exclude(&mut job, 2), Ok(Done::Excluded(ExclusionId(1))));
+    assert_eq!(exclude(&mut job, 2), Ok(CommandOutcome::Excluded(ExclusionId(1))));
 
     // Its own calls are told who and why.
     for call in [theirs, read] {
@@ -50,10 +55,10 @@ fn an_excluded_task_is_out_at_once_and_the_others_go_on() {
         assert!(failure.message.contains("alice (by the command line)"), "{failure}");
         assert!(failure.message.contains("it was seen to misbehave"), "{failure}");
     }
-    assert!(job.world.answers[&waited].is_ok() && job.world.answers[&other].is_ok());
+    assert!(job.coordinator.answers[&waited].is_ok() && job.coordinator.answers[&other].is_ok());
     // The others' questions are answered without it, watchers see it, and barriers wait for it no more.
     for call in [asked, waited_again] {
-        let Ok(Reply::LiveSet(live)) = &job.world.answers[&call] else { panic!("no live set") };
+        let Ok(Reply::LiveSet(live)) = &job.coordinator.answers[&call] else { panic!("no live set") };
         assert_eq!(live.iter().map(|(task, _)| task.0).collect::<Vec<_>>(), [0, 1]);
     }
     assert!(!job.waits(watch));
@@ -79,29 +84,30 @@ fn an_excluded_task_is_out_at_once_and_the_others_go_on() {
     let again = job.restart(2);
     refused(&job, again);
 
-    let view = job.world.view();
+    let view = job.coordinator.view();
     let exclusion = &view.exclusions[0];
     assert_eq!((exclusion.id, exclusion.tasks.as_slice()), (ExclusionId(1), &[TaskId(2)][..]));
     assert_eq!(exclusion.refused, 2);
     assert_eq!(view.run.tasks[2].excluded.as_ref().map(|by| by.exclusion), Some(ExclusionId(1)));
-    let said = job.world.events.iter().filter(|e| matches!(e.what, Change::RegistrationRefused { .. }));
+    let said =
+        job.coordinator.events.iter().filter(|e| matches!(e.what, EventKind::RegistrationRefused { .. }));
     assert_eq!(said.count(), 1, "said once");
 }
 
 #[test]
-fn a_readmitted_task_comes_back_by_itself_and_nobody_waits_for_it_until_it_does() {
+fn barriers_do_not_wait_for_a_readmitted_task_until_it_registers() {
     let mut job = Job::recoverable(3);
     exclude(&mut job, 2).expect("excluded");
-    let readmit = Act::Readmit { exclusion: ExclusionId(1) };
-    assert_eq!(job.world.act(readmit.clone()), Ok(Done::Readmitted));
-    assert_eq!(job.world.act(readmit), Err(Refusal::AlreadyOver(ExclusionId(1))));
+    let readmit = OperatorCommand::Readmit { exclusion: ExclusionId(1) };
+    assert_eq!(job.coordinator.act(readmit.clone()), Ok(CommandOutcome::Readmitted));
+    assert_eq!(job.coordinator.act(readmit), Err(CommandRefusal::AlreadyOver(ExclusionId(1))));
     // Its old life is over, whatever became of the exclusion.
     let old = job.heartbeat(2);
     refused(&job, old);
     let (a, b) = (job.barrier(0, "step", 0), job.barrier(1, "step", 0));
     assert_eq!((job.passed(a), job.passed(b)), (Some(0), Some(0)));
     let call = job.restart(2);
-    assert!(job.world.answers[&call].is_ok());
+    assert!(job.coordinator.answers[&call].is_ok());
     let (a, b) = (job.barrier(0, "step", 1), job.barrier(1, "step", 1));
     assert!(job.waits(a) && job.waits(b), "it takes part again");
     let c = job.barrier(2, "step", 0);
@@ -112,28 +118,28 @@ fn a_readmitted_task_comes_back_by_itself_and_nobody_waits_for_it_until_it_does(
 fn an_exclusion_ends_exactly_when_its_time_is_over() {
     let mut job = Job::recoverable(2);
     let expires_in = Some(Duration::from_secs(600));
-    job.world
-        .act(Act::Exclude { target: Target::Task(id(1)), expires_in, end_run: false })
+    job.coordinator
+        .act(OperatorCommand::Exclude { target: ExclusionTarget::Task(id(1)), expires_in, end_run: false })
         .expect("excluded");
     let keep = |job: &mut Job| {
         for _ in 0..60 {
             job.heartbeat(0);
-            job.world.advance(Duration::from_micros(9_999_999));
+            job.coordinator.advance(Duration::from_micros(9_999_999));
         }
     };
     keep(&mut job);
     let call = job.restart(1);
     let failure = refused(&job, call);
     assert!(failure.message.contains("takes no part until 1970-01-01T00:10:01Z"), "{failure}");
-    job.world.advance(Duration::from_micros(59));
-    assert_eq!(job.world.view().exclusions.len(), 1);
-    job.world.advance(Duration::from_micros(1));
-    assert!(job.world.view().exclusions.is_empty());
-    let over = job.world.core.job(JOB).expect("it is there").exclusions().remove(0);
-    assert_eq!(over.ended.map(|ended| ended.how), Some(ExclusionEnd::Expired));
+    job.coordinator.advance(Duration::from_micros(59));
+    assert_eq!(job.coordinator.view().exclusions.len(), 1);
+    job.coordinator.advance(Duration::from_micros(1));
+    assert!(job.coordinator.view().exclusions.is_empty());
+    let over = job.coordinator.core.job(JOB).expect("it is there").exclusions().remove(0);
+    assert_eq!(over.ended.map(|ended| ended.how), Some(ExclusionEndKind::Expired));
     let call = job.restart(1);
-    assert!(job.world.answers[&call].is_ok(), "{:?}", job.world.answers[&call]);
-    assert!(job.world.events.iter().any(|event| event.reason == "expired"));
+    assert!(job.coordinator.answers[&call].is_ok(), "{:?}", job.coordinator.answers[&call]);
+    assert!(job.coordinator.events.iter().any(|event| event.reason == "expired"));
 }
 
 #[test]
@@ -143,11 +149,12 @@ fn a_run_whose_tasks_share_their_fate_is_ended_only_on_request() {
     let refusal = exclude(&mut job, 1).expect_err("it would end the run");
     assert_eq!(refusal.kind(), "ends-run");
     assert!(refusal.to_string().contains("its tasks share their fate"), "{refusal}");
-    assert_eq!(job.world.view().run.live, 3);
+    assert_eq!(job.coordinator.view().run.live, 3);
 
-    let act = Act::Exclude { target: Target::Task(id(1)), expires_in: None, end_run: true };
-    job.world.act(act).expect("asked for");
-    let run = job.world.view().run;
+    let act =
+        OperatorCommand::Exclude { target: ExclusionTarget::Task(id(1)), expires_in: None, end_run: true };
+    job.coordinator.act(act).expect("asked for");
+    let run = job.coordinator.view().run;
     assert_eq!(run.state, RunState::Failed);
     let cause = run.first_cause.expect("a first cause");
     assert_eq!(cause.task, Some(id(1)));
@@ -163,14 +170,14 @@ fn a_run_whose_tasks_share_their_fate_is_ended_only_on_request() {
     // It does not open the next run; the others do, and wait for it.
     let call = job.restart(1);
     refused(&job, call);
-    assert_eq!(job.world.view().run.number.0, 1);
+    assert_eq!(job.coordinator.view().run.number.0, 1);
     let waiting = [job.restart(0), job.restart(2)];
     assert!(waiting.iter().all(|call| job.waits(*call)), "three are needed");
-    assert_eq!(job.world.view().run.number.0, 2);
-    job.world.act(Act::Readmit { exclusion: ExclusionId(1) }).expect("in force");
+    assert_eq!(job.coordinator.view().run.number.0, 2);
+    job.coordinator.act(OperatorCommand::Readmit { exclusion: ExclusionId(1) }).expect("in force");
     let call = job.restart(1);
-    assert!(job.world.answers[&call].is_ok());
-    assert_eq!(job.world.view().run.live, 3);
+    assert!(job.coordinator.answers[&call].is_ok());
+    assert_eq!(job.coordinator.view().run.live, 3);
 }
 
 #[test]
@@ -179,37 +186,47 @@ fn the_last_live_task_is_excluded_only_on_request() {
     exclude(&mut job, 0).expect("one is left");
     let refusal = exclude(&mut job, 1).expect_err("nobody would be left");
     assert!(refusal.to_string().contains("nobody would be left"), "{refusal}");
-    let act = Act::Exclude { target: Target::Task(id(1)), expires_in: None, end_run: true };
-    job.world.act(act).expect("asked for");
-    assert_eq!(job.world.view().run.state, RunState::Abandoned);
+    let act =
+        OperatorCommand::Exclude { target: ExclusionTarget::Task(id(1)), expires_in: None, end_run: true };
+    job.coordinator.act(act).expect("asked for");
+    assert_eq!(job.coordinator.view().run.state, RunState::Abandoned);
 }
 
 #[test]
 fn a_recoverable_run_starts_without_those_who_are_excluded_and_takes_them_in_later() {
     let mut settings = JobSettings::new(3);
     settings.recoverable = true;
-    let mut job = Job { world: World::new(settings, 1), connections: Vec::new(), lives: Vec::new() };
+    let mut job = Job {
+        coordinator: SimulatedCoordinator::new(settings, 1),
+        connections: Vec::new(),
+        lives: Vec::new(),
+    };
     for _ in 0..3 {
-        job.connections.push(job.world.connect());
-        job.lives.push(job.world.fresh_life());
+        job.connections.push(job.coordinator.connect());
+        job.lives.push(job.coordinator.fresh_life());
     }
     let (first, second) = (job.register(0), job.register(1));
     assert!(job.waits(first) && job.waits(second));
-    let preview =
-        job.world.core.would_exclude(job.world.now, JOB, &operator(), &reason(), Target::Task(id(2)));
+    let preview = job.coordinator.core.preview_exclusion(
+        job.coordinator.now,
+        JOB,
+        &operator(),
+        &reason(),
+        ExclusionTarget::Task(id(2)),
+    );
     assert!(preview.expect("it may be excluded").starts_run);
     exclude(&mut job, 2).expect("it is not there yet");
-    assert!(job.world.answers[&first].is_ok() && job.world.answers[&second].is_ok());
-    let view = job.world.view();
+    assert!(job.coordinator.answers[&first].is_ok() && job.coordinator.answers[&second].is_ok());
+    let view = job.coordinator.view();
     assert_eq!((view.run.state, view.run.live), (RunState::Running, 2));
-    assert_eq!(view.run.tasks[2].standing, TaskStanding::Missing);
+    assert_eq!(view.run.tasks[2].standing, TaskPhase::Missing);
 
     // It comes late, and to a job whose tasks are elsewhere in their round than at its beginning.
     let (a, b) = (job.barrier(0, "begin", 0), job.barrier(1, "begin", 0));
     assert_eq!((job.passed(a), job.passed(b)), (Some(0), Some(0)));
-    job.world.act(Act::Readmit { exclusion: ExclusionId(1) }).expect("in force");
+    job.coordinator.act(OperatorCommand::Readmit { exclusion: ExclusionId(1) }).expect("in force");
     let late = job.register(2);
-    assert!(job.world.answers[&late].is_ok());
+    assert!(job.coordinator.answers[&late].is_ok());
     let begins = job.barrier(2, "begin", 0);
     let (a, b) = (job.barrier(0, "end", 0), job.barrier(1, "end", 0));
     assert_eq!(
@@ -225,39 +242,45 @@ fn a_recoverable_run_starts_without_those_who_are_excluded_and_takes_them_in_lat
 fn a_run_that_forms_waits_again_for_a_task_whose_exclusion_is_lifted() {
     let mut settings = JobSettings::new(3);
     settings.recoverable = true;
-    let mut job = Job { world: World::new(settings, 1), connections: Vec::new(), lives: Vec::new() };
+    let mut job = Job {
+        coordinator: SimulatedCoordinator::new(settings, 1),
+        connections: Vec::new(),
+        lives: Vec::new(),
+    };
     for _ in 0..3 {
-        job.connections.push(job.world.connect());
-        job.lives.push(job.world.fresh_life());
+        job.connections.push(job.coordinator.connect());
+        job.lives.push(job.coordinator.fresh_life());
     }
     exclude(&mut job, 2).expect("it is not there yet");
     let first = job.register(0);
-    job.world.act(Act::Readmit { exclusion: ExclusionId(1) }).expect("in force");
+    job.coordinator.act(OperatorCommand::Readmit { exclusion: ExclusionId(1) }).expect("in force");
     let second = job.register(1);
     assert!(job.waits(first) && job.waits(second), "task 2 is waited for again");
     let third = job.register(2);
-    assert!([first, second, third].iter().all(|call| job.world.answers[call].is_ok()));
+    assert!([first, second, third].iter().all(|call| job.coordinator.answers[call].is_ok()));
 }
 
 #[test]
-fn whoever_comes_from_an_excluded_host_is_out_and_may_come_from_another() {
+fn a_task_of_an_excluded_host_may_register_from_another_host() {
     let mut job = Job::recoverable(3);
-    job.connections[1] = job.world.connect_from(7);
-    job.lives[1] = job.world.fresh_life();
+    job.connections[1] = job.coordinator.connect_from(7);
+    job.lives[1] = job.coordinator.fresh_life();
     job.register(1);
-    let target = Target::host([10, 0, 0, 7].into());
-    job.world.act(Act::Exclude { target, expires_in: None, end_run: false }).expect("excluded");
-    assert_eq!(job.world.view().exclusions[0].tasks, [id(1)]);
-    assert_eq!(job.world.view().run.live, 2);
-    job.connections[1] = job.world.connect_from(7);
+    let target = ExclusionTarget::host([10, 0, 0, 7].into());
+    job.coordinator
+        .act(OperatorCommand::Exclude { target, expires_in: None, end_run: false })
+        .expect("excluded");
+    assert_eq!(job.coordinator.view().exclusions[0].tasks, [id(1)]);
+    assert_eq!(job.coordinator.view().run.live, 2);
+    job.connections[1] = job.coordinator.connect_from(7);
     let call = job.register(1);
     assert!(refused(&job, call).message.contains("10.0.0.7, a host that is excluded"));
-    job.lives[1] = job.world.fresh_life();
-    job.connections[1] = job.world.connect_from(8);
+    job.lives[1] = job.coordinator.fresh_life();
+    job.connections[1] = job.coordinator.connect_from(8);
     let call = job.register(1);
-    assert!(job.world.answers[&call].is_ok());
-    assert_eq!(job.world.view().run.live, 3);
-    assert!(job.world.view().exclusions[0].tasks.is_empty(), "it runs elsewhere now");
+    assert!(job.coordinator.answers[&call].is_ok());
+    assert_eq!(job.coordinator.view().run.live, 3);
+    assert!(job.coordinator.view().exclusions[0].tasks.is_empty(), "it runs elsewhere now");
 }
 
 #[test]
@@ -265,25 +288,25 @@ fn exclusions_hold_for_the_runs_that_follow() {
     let mut job = Job::recoverable(2);
     exclude(&mut job, 1).expect("excluded");
     let call = job.ask(0, Request::Shutdown { task: id(0) });
-    assert!(job.world.answers[&call].is_ok());
-    assert_eq!(job.world.view().run.state, RunState::Completed);
+    assert!(job.coordinator.answers[&call].is_ok());
+    assert_eq!(job.coordinator.view().run.state, RunState::Completed);
     let call = job.restart(1);
     refused(&job, call);
     let call = job.restart(0);
-    assert!(job.world.answers[&call].is_ok(), "the second run starts without the excluded task");
-    assert_eq!(job.world.view().run.number.0, 2);
+    assert!(job.coordinator.answers[&call].is_ok(), "the second run starts without the excluded task");
+    assert_eq!(job.coordinator.view().run.number.0, 2);
 }
 
 #[test]
-fn what_cannot_be_excluded_is_refused_with_the_reason() {
+fn an_impossible_exclusion_is_refused_with_the_reason() {
     let mut job = Job::recoverable(3);
     let refusal = exclude(&mut job, 3).expect_err("there are three");
-    assert_eq!(refusal, Refusal::NoSuchTask { task: id(3), last: 2 });
+    assert_eq!(refusal, CommandRefusal::NoSuchTask { task: id(3), last: 2 });
     exclude(&mut job, 2).expect("excluded");
     let refusal = exclude(&mut job, 2).expect_err("it is already");
     assert!(refusal.to_string().contains("by exclusion 1 of alice"), "{refusal}");
-    let refusal = job.world.act(Act::Readmit { exclusion: ExclusionId(9) });
-    assert_eq!(refusal, Err(Refusal::NoSuchExclusion(ExclusionId(9))));
+    let refusal = job.coordinator.act(OperatorCommand::Readmit { exclusion: ExclusionId(9) });
+    assert_eq!(refusal, Err(CommandRefusal::NoSuchExclusion(ExclusionId(9))));
 }
 
 #[test]
@@ -296,11 +319,17 @@ fn exclusions_are_bounded_in_number_and_in_memory() {
     for task in 0..2 {
         exclude(&mut job, task).expect("there is room");
     }
-    assert_eq!(exclude(&mut job, 2), Err(Refusal::TooManyExclusions(2)));
+    assert_eq!(exclude(&mut job, 2), Err(CommandRefusal::TooManyExclusions(2)));
     for exclusion in 1..3 {
-        job.world.act(Act::Readmit { exclusion: ExclusionId(exclusion) }).expect("in force");
+        job.coordinator
+            .act(OperatorCommand::Readmit { exclusion: ExclusionId(exclusion) })
+            .expect("in force");
     }
-    assert_eq!(job.world.core.job(JOB).expect("it is there").exclusions().len(), 1, "one is remembered");
+    assert_eq!(
+        job.coordinator.core.job(JOB).expect("it is there").exclusions().len(),
+        1,
+        "one is remembered"
+    );
     exclude(&mut job, 2).expect("there is room again");
 }
 
@@ -309,10 +338,10 @@ fn an_error_that_an_excluded_task_reported_itself_does_not_heal() {
     let mut job = Job::recoverable(2);
     job.ask(1, Request::ReportError { task: id(1), code: 13, message: "broken".into() });
     exclude(&mut job, 1).expect("excluded");
-    let (a, read) = (job.barrier(0, "b", 0), job.world.view().run.tasks[1].error.clone());
+    let (a, read) = (job.barrier(0, "b", 0), job.coordinator.view().run.tasks[1].error.clone());
     assert_eq!(job.passed(a), Some(0), "nobody waits for it");
     assert!(read.is_some_and(|error| error.contains("broken")), "its own error stays");
-    job.world.act(Act::Readmit { exclusion: ExclusionId(1) }).expect("in force");
+    job.coordinator.act(OperatorCommand::Readmit { exclusion: ExclusionId(1) }).expect("in force");
     let call = job.restart(1);
     assert_eq!(job.failure(call).code, Code::Aborted);
 }
@@ -321,40 +350,43 @@ fn an_error_that_an_excluded_task_reported_itself_does_not_heal() {
 fn a_drain_leaves_the_notice_that_jax_waits_for_once_a_run() {
     let mut job = Job::fate_sharing(2);
     let notice = job.ask(0, Request::Get { key: Bytes::from_static(b"RECEIVED_PREEMPTION_NOTICE") });
-    assert_eq!(job.world.act(Act::Drain { at: None }), Ok(Done::DrainRequested));
-    let Ok(Reply::Value(value)) = &job.world.answers[&notice] else { panic!("no notice") };
+    assert_eq!(job.coordinator.act(OperatorCommand::Drain { at: None }), Ok(CommandOutcome::DrainRequested));
+    let Ok(Reply::Value(value)) = &job.coordinator.answers[&notice] else { panic!("no notice") };
     assert_eq!(value, "1970-01-01T00:00:01+00:00");
-    let preemption = job.world.view().run.preemption.expect("under way");
+    let preemption = job.coordinator.view().run.preemption.expect("under way");
     let requested = preemption.requested.expect("an operator asked");
     assert_eq!((&*requested.actor.who, requested.reason.as_str()), ("alice", "it was seen to misbehave"));
-    assert_eq!(job.world.act(Act::Drain { at: None }).expect_err("once").kind(), "drain-under-way");
+    assert_eq!(
+        job.coordinator.act(OperatorCommand::Drain { at: None }).expect_err("once").kind(),
+        "drain-under-way"
+    );
 }
 
 #[test]
 fn only_a_run_that_is_running_can_be_drained() {
-    let mut world = World::new(JobSettings::new(2), 1);
-    let refusal = world.act(Act::Drain { at: None }).expect_err("nobody is there");
+    let mut world = SimulatedCoordinator::new(JobSettings::new(2), 1);
+    let refusal = world.act(OperatorCommand::Drain { at: None }).expect_err("nobody is there");
     assert!(refusal.to_string().contains("still waits for its tasks"), "{refusal}");
     let mut job = Job::fate_sharing(1);
     job.ask(0, Request::Shutdown { task: id(0) });
-    let refusal = job.world.act(Act::Drain { at: None }).expect_err("it is over");
+    let refusal = job.coordinator.act(OperatorCommand::Drain { at: None }).expect_err("it is over");
     assert!(refusal.to_string().contains("is over (completed)"), "{refusal}");
 }
 
 #[test]
 fn a_shorter_heartbeat_timeout_holds_at_once_and_exactly() {
     let mut job = Job::recoverable(2);
-    job.world.advance(Duration::from_secs(10));
+    job.coordinator.advance(Duration::from_secs(10));
     job.heartbeat(0);
     let change =
         SettingsChange { heartbeat_timeout: Some(Duration::from_secs(20)), ..SettingsChange::default() };
-    job.world.act(Act::Configure(Box::new(change))).expect("changed");
-    job.world.advance(Duration::from_micros(9_999_999));
-    assert_eq!(job.standing(1), TaskStanding::Connected);
-    job.world.advance(Duration::from_micros(1));
-    assert_eq!((job.standing(1), job.standing(0)), (TaskStanding::Failed, TaskStanding::Connected));
-    let said = job.world.events.iter().find_map(|event| match &event.what {
-        Change::SettingsChanged { settings, .. } => Some(settings.clone()),
+    job.coordinator.act(OperatorCommand::Configure(Box::new(change))).expect("changed");
+    job.coordinator.advance(Duration::from_micros(9_999_999));
+    assert_eq!(job.standing(1), TaskPhase::Connected);
+    job.coordinator.advance(Duration::from_micros(1));
+    assert_eq!((job.standing(1), job.standing(0)), (TaskPhase::Failed, TaskPhase::Connected));
+    let said = job.coordinator.events.iter().find_map(|event| match &event.what {
+        EventKind::SettingsChanged { settings, .. } => Some(settings.clone()),
         _ => None,
     });
     assert_eq!(said.expect("an event"), ["heartbeat-timeout"]);
@@ -363,7 +395,8 @@ fn a_shorter_heartbeat_timeout_holds_at_once_and_exactly() {
 #[test]
 fn settings_that_a_run_in_progress_depends_on_do_not_change() {
     let mut job = Job::recoverable(2);
-    let mut change = |change: SettingsChange| job.world.act(Act::Configure(Box::new(change)));
+    let mut change =
+        |change: SettingsChange| job.coordinator.act(OperatorCommand::Configure(Box::new(change)));
     let none = SettingsChange::default;
     for refused in [
         SettingsChange { tasks: Some(3), ..none() },
@@ -376,29 +409,31 @@ fn settings_that_a_run_in_progress_depends_on_do_not_change() {
     for task in 0..2 {
         job.ask(task, Request::Shutdown { task: id(task) });
     }
-    let act = Act::Configure(Box::new(SettingsChange { tasks: Some(3), ..none() }));
-    job.world.act(act).expect("the run is over");
-    let view = job.world.view();
+    let act = OperatorCommand::Configure(Box::new(SettingsChange { tasks: Some(3), ..none() }));
+    job.coordinator.act(act).expect("the run is over");
+    let view = job.coordinator.view();
     assert_eq!((view.run.number.0, view.run.tasks.len(), view.settings.tasks), (2, 3, 3));
     let ended = view.history.first().map(|run| run.outcome);
     assert_eq!(ended, Some(RunOutcome::Completed));
 }
 
 #[test]
-fn a_stray_process_of_an_excused_task_that_comes_and_goes_holds_nobody_up() {
+fn a_stray_process_of_an_excused_task_blocks_no_barrier() {
     let mut job = Job::recoverable(3);
-    job.connections[1] = job.world.connect_from(7);
-    job.lives[1] = job.world.fresh_life();
+    job.connections[1] = job.coordinator.connect_from(7);
+    job.lives[1] = job.coordinator.fresh_life();
     job.register(1);
     job.kill(1);
-    job.world.advance(Duration::from_secs(1));
-    let target = Target::host([10, 0, 0, 7].into());
-    job.world.act(Act::Exclude { target, expires_in: None, end_run: false }).expect("excluded");
+    job.coordinator.advance(Duration::from_secs(1));
+    let target = ExclusionTarget::host([10, 0, 0, 7].into());
+    job.coordinator
+        .act(OperatorCommand::Exclude { target, expires_in: None, end_run: false })
+        .expect("excluded");
     let first = job.barrier(0, "b", 0);
     // It comes from a host that is not excluded, and has not registered there.
-    job.connections[1] = job.world.connect_from(8);
+    job.connections[1] = job.coordinator.connect_from(8);
     let stray = job.barrier(1, "b", 0);
-    job.world.hang_up(stray);
+    job.coordinator.hang_up(stray);
     let last = job.barrier(2, "b", 0);
     assert_eq!((job.passed(first), job.passed(last)), (Some(0), Some(0)));
 }

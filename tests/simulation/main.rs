@@ -5,11 +5,11 @@
 //! `MUSTER_SEED=<seed> cargo test --test simulation`. `MUSTER_SEEDS=<n>` sets how many are tried.
 
 mod chaos;
+mod coordinator;
 mod exclusions;
 mod measures;
 mod programs;
 mod rules;
-mod world;
 
 /// How many seeds a run tries, unless told otherwise.
 const SEEDS: u64 = 2_000;

@@ -4,25 +4,26 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use muster::coordination::{
-    BarrierKind, BarrierOutcome, Change, Ending, Input, Note, Request, RunState, TaskId, TaskSet, Timestamp,
+    BarrierKind, BarrierOutcome, ConnectionEnd, EventKind, FindingNote, Input, Request, RunState, TaskId,
+    TaskSet, Timestamp,
 };
 
-use muster::findings::{Seen, detect};
+use muster::findings::{DetectorInput, detect};
 
+use crate::coordinator::JOB;
 use crate::rules::{Job, id};
-use crate::world::JOB;
 
 const STEP: Duration = Duration::from_millis(100);
 
 impl Job {
     /// Everybody comes to a barrier, the later ones after so many steps.
     fn round(&mut self, counter: i64, late: &[(usize, u32)]) {
-        let tasks = self.world.view().run.tasks.len();
+        let tasks = self.coordinator.view().run.tasks.len();
         for task in (0..tasks).filter(|task| late.iter().all(|(late, _)| late != task)) {
             self.barrier(task, "step", counter);
         }
         for (task, steps) in late {
-            self.world.advance(STEP * *steps);
+            self.coordinator.advance(STEP * *steps);
             self.barrier(*task, "step", counter);
         }
     }
@@ -37,7 +38,7 @@ impl Job {
 fn an_ended_barrier_leaves_a_record_of_who_came_when() {
     let mut job = Job::fate_sharing(3);
     job.round(0, &[(2, 1), (0, 2)]);
-    let view = job.world.view().run;
+    let view = job.coordinator.view().run;
     let record = &view.recent_barriers[0];
     assert_eq!((record.id.as_ref(), record.counter, record.kind), ("step", 0, BarrierKind::Client));
     assert_eq!((record.first, record.last), (Some(TaskId(1)), Some(TaskId(0))));
@@ -52,11 +53,11 @@ fn an_ended_barrier_leaves_a_record_of_who_came_when() {
 #[test]
 fn a_barrier_in_progress_says_who_came_when() {
     let mut job = Job::fate_sharing(3);
-    let began = job.world.now;
+    let began = job.coordinator.now;
     job.barrier(1, "step", 0);
-    job.world.advance(STEP);
+    job.coordinator.advance(STEP);
     job.barrier(0, "step", 0);
-    let barrier = &job.world.view().run.barriers[0];
+    let barrier = &job.coordinator.view().run.barriers[0];
     let arrivals: Vec<(i32, u64)> =
         barrier.arrivals.iter().map(|arrival| (arrival.task.0, arrival.at.0 - began.0)).collect();
     assert_eq!(arrivals, [(1, 0), (0, 100_000)]);
@@ -65,17 +66,17 @@ fn a_barrier_in_progress_says_who_came_when() {
 #[test]
 fn records_are_bounded_and_the_oldest_go_first() {
     let mut job = Job::fate_sharing(2);
-    let bound = job.world.view().settings.bounds.barriers_recent;
+    let bound = job.coordinator.view().settings.bounds.barriers_recent;
     for counter in 0..300 {
         job.round(counter, &[]);
     }
-    let recent = job.world.view().run.recent_barriers;
+    let recent = job.coordinator.view().run.recent_barriers;
     assert_eq!((recent.len(), recent[0].counter), (bound, 299));
     assert_eq!(recent[bound - 1].counter, 300 - i64::try_from(bound).expect("a small bound"));
 }
 
 #[test]
-fn who_is_late_every_time_is_told_from_who_was_late_once() {
+fn straggling_counts_repeated_lateness_only() {
     let mut job = Job::fate_sharing(4);
     for counter in 0..40 {
         let mut late = vec![(3, 2)];
@@ -84,7 +85,7 @@ fn who_is_late_every_time_is_told_from_who_was_late_once() {
         }
         job.round(counter, &late);
     }
-    let tasks = job.world.view().run.tasks;
+    let tasks = job.coordinator.view().run.tasks;
     let of = |task: usize| tasks[task].straggling.clone().expect("it took part");
     assert!(of(3).score > 0.9 && of(3).recent_last == 39, "{:?}", of(3));
     assert!(of(1).score < 0.1 && of(1).recent_last == 1, "{:?}", of(1));
@@ -98,18 +99,18 @@ fn heartbeats_are_measured_within_one_life_and_not_while_the_service_was_away() 
     let mut job = Job::recoverable(2);
     for _ in 0..4 {
         job.beat(0);
-        job.world.advance(Duration::from_secs(10));
+        job.coordinator.advance(Duration::from_secs(10));
     }
-    job.world.input(Input::Lagged);
+    job.coordinator.input(Input::DriverLagged);
     job.beat(0);
-    job.world.advance(Duration::from_secs(10));
+    job.coordinator.advance(Duration::from_secs(10));
     job.restart(0);
     job.beat(0);
-    let task = &job.world.view().run.tasks[0];
+    let task = &job.coordinator.view().run.tasks[0];
     let pulse = task.pulse.clone().expect("it beats");
     assert_eq!((pulse.gaps.total(), pulse.gaps.sum_us), (3, 30_000_000));
     assert_eq!((pulse.interval_us, pulse.longest_recent_us), (10_000_000, 10_000_000));
-    assert_eq!(task.live_since, Some(job.world.now));
+    assert_eq!(task.live_since, Some(job.coordinator.now));
 }
 
 #[test]
@@ -119,7 +120,7 @@ fn keys_know_who_wrote_them() {
         let (key, value) = (Bytes::from_static(b"d/k"), Bytes::from(value));
         job.ask(1, Request::Insert { key, value, overwrite: true });
     }
-    let lines = job.world.core.job(JOB).expect("the job is there").keys(b"d", b"", false, 10);
+    let lines = job.coordinator.core.job(JOB).expect("the job is there").keys(b"d", b"", false, 10);
     let [line] = &lines[..] else { panic!("{lines:?}") };
     assert_eq!((&line.key[..], line.value_bytes, line.written_by), (&b"d/k"[..], Some(2), Some(TaskId(1))));
 }
@@ -129,50 +130,53 @@ fn an_observation_says_what_the_view_says() {
     let mut job = Job::fate_sharing(3);
     job.round(0, &[(2, 1)]);
     job.barrier(0, "next", 0);
-    let (view, seen) =
-        (job.world.view(), job.world.core.observe(JOB, job.world.now).expect("the job is there"));
+    let (view, seen) = (
+        job.coordinator.view(),
+        job.coordinator.core.observe(JOB, job.coordinator.now).expect("the job is there"),
+    );
     assert_eq!((seen.state, seen.live), (RunState::Running, 3));
     assert_eq!(seen.counts.connected, 3);
     assert_eq!((seen.barriers.len(), seen.barriers[0].missing), (1, 2));
     assert_eq!(seen.barriers[0].missing_tasks, view.run.barriers[0].missing);
     assert_eq!(seen.recent.len(), view.run.recent_barriers.len());
     assert_eq!(seen.waiting.barrier, 1);
-    assert!(seen.tasks[0].meets && !seen.tasks[1].meets);
+    assert!(seen.tasks[0].is_waiting && !seen.tasks[1].is_waiting);
     let used = |name: &str| seen.bounds.iter().find(|bound| bound.name == name).and_then(|bound| bound.used);
     assert_eq!((used("waiters"), used("barriers-recent")), (Some(1), Some(2)));
-    job.world.close(job.connections[0], Ending::Reset);
-    job.world.advance(Duration::from_secs(5));
-    let seen = job.world.core.observe(JOB, job.world.now).expect("the job is there");
+    job.coordinator.close(job.connections[0], ConnectionEnd::Reset);
+    job.coordinator.advance(Duration::from_secs(5));
+    let seen = job.coordinator.core.observe(JOB, job.coordinator.now).expect("the job is there");
     assert_eq!((seen.state, seen.counts.failed), (RunState::Failed, 3));
 }
 
 #[test]
-fn what_an_observer_finds_is_an_event_and_changes_nothing_else() {
+fn a_finding_is_an_event_and_changes_no_other_state() {
     let mut job = Job::fate_sharing(2);
-    job.world.snapshot();
-    let before = job.world.view().run;
+    job.coordinator.snapshot();
+    let before = job.coordinator.view().run;
     for open in [true, false] {
-        let note = Note {
+        let note = FindingNote {
             finding: "stalled-task".into(),
             open,
             tasks: vec![TaskId(1)],
             reason: "everybody waits for it".into(),
         };
-        job.world.input(Input::Noted { job: JOB, note });
+        job.coordinator.input(Input::FindingChanged { job: JOB, note });
     }
-    assert_eq!(job.world.view().run, before);
-    let told: Vec<&Change> = job.world.events.iter().rev().take(2).map(|event| &event.what).collect();
+    assert_eq!(job.coordinator.view().run, before);
+    let told: Vec<&EventKind> =
+        job.coordinator.events.iter().rev().take(2).map(|event| &event.what).collect();
     assert!(
-        matches!(told[..], [Change::FindingClosed { .. }, Change::FindingOpened { .. }]),
+        matches!(told[..], [EventKind::FindingClosed { .. }, EventKind::FindingOpened { .. }]),
         "they are told in order: {told:?}"
     );
-    job.world.check_replay();
+    job.coordinator.check_replay();
 }
 
 /// What is found in the job now.
 fn found(job: &Job) -> Vec<&'static str> {
-    let seen = job.world.core.observe(JOB, job.world.now).expect("the job is there");
-    detect(Seen { job: &seen, clocks: &[] }).iter().map(|(detector, _)| detector.id).collect()
+    let seen = job.coordinator.core.observe(JOB, job.coordinator.now).expect("the job is there");
+    detect(DetectorInput { job: &seen, clocks: &[] }).iter().map(|(detector, _)| detector.id).collect()
 }
 
 #[test]
@@ -184,7 +188,7 @@ fn a_task_that_beats_and_does_not_come_is_found_until_it_comes() {
     }
     let mut seen = Vec::new();
     for _ in 0..50 {
-        job.world.advance(Duration::from_secs(1));
+        job.coordinator.advance(Duration::from_secs(1));
         for task in 0..4 {
             job.beat(task);
         }
@@ -192,7 +196,7 @@ fn a_task_that_beats_and_does_not_come_is_found_until_it_comes() {
     }
     assert!(seen[28].is_empty(), "{seen:?}");
     assert_eq!(seen[29], ["stalled-task"]);
-    job.world.advance(Duration::from_secs(9));
+    job.coordinator.advance(Duration::from_secs(9));
     assert_eq!(found(&job), ["stalled-task"]);
     job.barrier(3, "step", 1);
     assert!(found(&job).is_empty(), "it came");
@@ -205,25 +209,25 @@ fn a_task_that_does_not_ask_who_is_alive_is_found_as_one_that_misses_a_barrier()
     let ask =
         |job: &mut Job, task| job.ask(task, Request::LiveSet { task: id(task), tasks: everyone.clone() });
     ask(&mut job, 0);
-    job.world.advance(Duration::from_secs(2));
-    let began = job.world.now;
+    job.coordinator.advance(Duration::from_secs(2));
+    let began = job.coordinator.now;
     ask(&mut job, 2);
     for task in 0..3 {
         job.beat(task);
     }
-    job.world.advance(Duration::from_secs(29));
+    job.coordinator.advance(Duration::from_secs(29));
     assert!(found(&job).is_empty());
-    job.world.advance(Duration::from_secs(1));
+    job.coordinator.advance(Duration::from_secs(1));
     assert_eq!(found(&job), ["stalled-task"]);
-    let seen = job.world.core.observe(JOB, job.world.now).expect("the job is there");
-    let (_, stalled) = detect(Seen { job: &seen, clocks: &[] }).remove(0);
+    let seen = job.coordinator.core.observe(JOB, job.coordinator.now).expect("the job is there");
+    let (_, stalled) = detect(DetectorInput { job: &seen, clocks: &[] }).remove(0);
     assert_eq!((stalled.tasks, stalled.since), (vec![TaskId(1)], began));
     assert!(
         stalled.summary_without_tasks.contains("2 of 3 tasks wait at a live-set question"),
         "{}",
         stalled.summary_without_tasks
     );
-    let question = &job.world.view().run.live_sets[0];
+    let question = &job.coordinator.view().run.live_sets[0];
     assert_eq!((question.first, question.last.task, question.last.at), (TaskId(0), TaskId(2), began));
     ask(&mut job, 1);
     assert!(found(&job).is_empty(), "it asked");
@@ -232,13 +236,13 @@ fn a_task_that_does_not_ask_who_is_alive_is_found_as_one_that_misses_a_barrier()
 #[test]
 fn a_task_that_waits_for_a_key_says_for_which_and_since_when() {
     let mut job = Job::recoverable(2);
-    let since = job.world.now;
+    let since = job.coordinator.now;
     let get = |key: &str| Request::Get { key: Bytes::copy_from_slice(key.as_bytes()) };
     job.ask(0, get("RECEIVED_PREEMPTION_NOTICE"));
     job.ask(1, get("nobody/writes/this"));
-    job.world.advance(Duration::from_secs(5));
+    job.coordinator.advance(Duration::from_secs(5));
     let waits = |job: &Job, task: usize| -> Vec<(String, Timestamp)> {
-        let tasks = job.world.view().run.tasks;
+        let tasks = job.coordinator.view().run.tasks;
         tasks[task].waits_for.iter().map(|wait| (wait.key.clone(), wait.since)).collect()
     };
     assert!(waits(&job, 0).is_empty(), "every JAX program waits for that one");
@@ -264,10 +268,10 @@ fn a_task_that_comes_back_again_and_again_is_found() {
     for _ in 0..3 {
         assert!(found(&job).is_empty());
         job.kill(1);
-        job.world.advance(Duration::from_secs(20));
+        job.coordinator.advance(Duration::from_secs(20));
         job.restart(1);
     }
     assert_eq!(found(&job), ["restart-storm"]);
-    job.world.advance(Duration::from_secs(700));
+    job.coordinator.advance(Duration::from_secs(700));
     assert!(!found(&job).contains(&"restart-storm"), "it has been back for long");
 }

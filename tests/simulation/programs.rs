@@ -5,12 +5,12 @@
 use std::time::Duration;
 
 use muster::coordination::{
-    Act, CallId, Claim, Code, ConnectionId, Ending, JobSettings, Reply, Request, Target, TaskId,
-    TaskIncarnation, Timestamp,
+    CallId, ClaimedIncarnations, Code, ConnectionEnd, ConnectionId, ExclusionTarget, JobSettings,
+    OperatorCommand, Reply, Request, TaskId, TaskIncarnation, Timestamp,
 };
 
+use crate::coordinator::SimulatedCoordinator;
 use crate::for_every_seed;
-use crate::world::World;
 
 #[derive(Debug, Clone, Copy)]
 enum Phase {
@@ -35,7 +35,7 @@ struct Worker {
 
 struct Program {
     rng: fastrand::Rng,
-    world: World,
+    coordinator: SimulatedCoordinator,
     workers: Vec<Worker>,
 }
 
@@ -51,7 +51,7 @@ impl Program {
         if rng.bool() {
             settings.disconnect_grace = None;
         }
-        let mut world = World::new(settings, seed);
+        let mut world = SimulatedCoordinator::new(settings, seed);
         let workers = (0..tasks.cast_signed())
             .map(|task| {
                 let connection = world.connect();
@@ -69,33 +69,33 @@ impl Program {
                 }
             })
             .collect();
-        Self { rng, world, workers }
+        Self { rng, coordinator: world, workers }
     }
 
     fn some_time(&mut self, most_ms: u64) -> Timestamp {
-        self.world.now.after(Duration::from_millis(self.rng.u64(1..most_ms)))
+        self.coordinator.now.after(Duration::from_millis(self.rng.u64(1..most_ms)))
     }
 
-    fn claim(&self, index: usize) -> Claim {
-        Claim { service: self.world.service(), task: self.workers[index].life }
+    fn claim(&self, index: usize) -> ClaimedIncarnations {
+        ClaimedIncarnations { service: self.coordinator.service(), task: self.workers[index].life }
     }
 
     fn start(&mut self, index: usize) {
-        let connection = self.world.connect();
-        let life = self.world.fresh_life();
+        let connection = self.coordinator.connect();
+        let life = self.coordinator.fresh_life();
         let task = self.workers[index].task;
         let request = Request::Register { task, incarnation: life, recoverable: false };
-        let call = self.world.call(connection, request);
+        let call = self.coordinator.call(connection, request);
         let worker = &mut self.workers[index];
         worker.connection = connection;
         worker.life = life;
         worker.counters = [-1; 2];
-        worker.heartbeat_at = self.world.now.after(Duration::from_secs(5));
+        worker.heartbeat_at = self.coordinator.now.after(Duration::from_secs(5));
         worker.phase = Phase::Registering(call);
     }
 
     fn kill(&mut self, index: usize) {
-        self.world.close(self.workers[index].connection, Ending::Reset);
+        self.coordinator.close(self.workers[index].connection, ConnectionEnd::Reset);
         // Some come back before anybody has noticed, some long after.
         let most = if self.rng.bool() { 300 } else { 30_000 };
         let back = self.some_time(most);
@@ -104,9 +104,9 @@ impl Program {
 
     /// An operator takes the worker out for a while; its supervisor starts it again and again meanwhile.
     fn exclude(&mut self, index: usize) {
-        let target = Target::Task(self.workers[index].task);
+        let target = ExclusionTarget::Task(self.workers[index].task);
         let expires_in = Some(Duration::from_millis(self.rng.u64(1..20_000)));
-        if self.world.act(Act::Exclude { target, expires_in, end_run: false }).is_ok() {
+        if self.coordinator.act(OperatorCommand::Exclude { target, expires_in, end_run: false }).is_ok() {
             self.kill(index);
         }
     }
@@ -121,12 +121,12 @@ impl Program {
             members: None,
             task: worker.task,
         };
-        self.world.call_as(worker.connection, Some(claim), request)
+        self.coordinator.call_as(worker.connection, Some(claim), request)
     }
 
     /// What the barrier that the worker waits at has answered; an error ends the process.
     fn passed(&mut self, index: usize, call: CallId, which: usize) -> bool {
-        match self.world.answers.get(&call) {
+        match self.coordinator.answers.get(&call) {
             None => false,
             Some(Ok(Reply::BarrierPassed(counter))) => {
                 self.workers[index].counters[which] = *counter;
@@ -137,12 +137,12 @@ impl Program {
     }
 
     fn advance_worker(&mut self, index: usize) {
-        let now = self.world.now;
+        let now = self.coordinator.now;
         let phase = self.workers[index].phase;
         match phase {
             Phase::Dead(until) if now >= until => self.start(index),
             Phase::Registering(call) => {
-                let answer = self.world.answers.get(&call);
+                let answer = self.coordinator.answers.get(&call);
                 let excluded = answer.and_then(|answer| answer.as_ref().err());
                 if excluded.is_some_and(|failure| failure.code == Code::PermissionDenied) {
                     self.kill(index);
@@ -177,8 +177,9 @@ impl Program {
             worker.heartbeat_at = now.after(Duration::from_secs(5));
             let (connection, task, incarnation) = (worker.connection, worker.task, worker.life);
             let claim = self.claim(index);
-            let call = self.world.call_as(connection, Some(claim), Request::Heartbeat { task, incarnation });
-            let answer = &self.world.answers[&call];
+            let call =
+                self.coordinator.call_as(connection, Some(claim), Request::Heartbeat { task, incarnation });
+            let answer = &self.coordinator.answers[&call];
             assert!(answer.is_ok(), "a live task's heartbeat: {answer:?}");
         }
     }
@@ -201,12 +202,12 @@ impl Program {
             for offset in 0..self.workers.len() {
                 self.advance_worker((first + offset) % self.workers.len());
             }
-            self.world.advance(Duration::from_millis(self.rng.u64(1..200)));
+            self.coordinator.advance(Duration::from_millis(self.rng.u64(1..200)));
         }
     }
 
     fn all_were_in(&self) -> bool {
-        self.world.view().run.started_at.is_some()
+        self.coordinator.view().run.started_at.is_some()
     }
 }
 
@@ -215,7 +216,7 @@ fn a_restarted_task_never_deadlocks_its_peers_whenever_it_restarts() {
     for_every_seed("a_restarted_task", 4, |seed| {
         let mut program = Program::new(seed);
         program.run_for(50, false);
-        program.world.snapshot();
+        program.coordinator.snapshot();
         program.run_for(600, true);
         // The dead come back, and from now on every round must complete.
         program.run_for(400, false);
@@ -227,11 +228,11 @@ fn a_restarted_task_never_deadlocks_its_peers_whenever_it_restarts() {
                     "task {} is stuck in {:?}: {:#?}",
                     worker.task,
                     worker.phase,
-                    program.world.view().run.barriers
+                    program.coordinator.view().run.barriers
                 )
             };
             assert!(worker.rounds > before + 1, "{}", stuck());
         }
-        program.world.end();
+        program.coordinator.end();
     });
 }

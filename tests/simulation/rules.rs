@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use muster::coordination::{
-    Act, CallId, Change, Claim, Code, ConnectionId, Done, Effect, Ending, ErrorDelivery, Failure, Input,
-    JobSettings, Refusal, Reply, Request, RunOutcome, RunState, TaskId, TaskIncarnation, TaskSet,
-    TaskStanding,
+    CallId, ClaimedIncarnations, Code, CommandOutcome, CommandRefusal, ConnectionEnd, ConnectionId, Effect,
+    ErrorDelivery, EventKind, Failure, Input, JobSettings, OperatorCommand, Reply, Request, RunOutcome,
+    RunState, TaskId, TaskIncarnation, TaskPhase, TaskSet,
 };
 
-use crate::world::{JOB, World, operator, reason};
+use crate::coordinator::{JOB, SimulatedCoordinator, operator, reason};
 
 /// A job whose tasks have all registered, each on its own connection.
 pub struct Job {
-    pub world: World,
+    pub coordinator: SimulatedCoordinator,
     pub connections: Vec<ConnectionId>,
     pub lives: Vec<TaskIncarnation>,
 }
@@ -25,15 +25,19 @@ pub fn id(task: usize) -> TaskId {
 impl Job {
     pub fn of(settings: JobSettings) -> Self {
         let tasks = settings.tasks as usize;
-        let mut job = Self { world: World::new(settings, 1), connections: Vec::new(), lives: Vec::new() };
+        let mut job = Self {
+            coordinator: SimulatedCoordinator::new(settings, 1),
+            connections: Vec::new(),
+            lives: Vec::new(),
+        };
         for task in 0..tasks {
-            let connection = job.world.connect();
+            let connection = job.coordinator.connect();
             job.connections.push(connection);
-            let life = job.world.fresh_life();
+            let life = job.coordinator.fresh_life();
             job.lives.push(life);
             job.register(task);
         }
-        assert_eq!(job.world.view().run.live, tasks);
+        assert_eq!(job.coordinator.view().run.live, tasks);
         job
     }
 
@@ -49,22 +53,22 @@ impl Job {
 
     pub fn register(&mut self, task: usize) -> CallId {
         let request = Request::Register { task: id(task), incarnation: self.lives[task], recoverable: false };
-        self.world.call(self.connections[task], request)
+        self.coordinator.call(self.connections[task], request)
     }
 
     /// The process is started again: a new connection, a new life.
     pub fn restart(&mut self, task: usize) -> CallId {
-        self.connections[task] = self.world.connect();
-        self.lives[task] = self.world.fresh_life();
+        self.connections[task] = self.coordinator.connect();
+        self.lives[task] = self.coordinator.fresh_life();
         self.register(task)
     }
 
     pub fn kill(&mut self, task: usize) {
-        self.world.close(self.connections[task], Ending::Reset);
+        self.coordinator.close(self.connections[task], ConnectionEnd::Reset);
     }
 
     pub fn ask(&mut self, task: usize, request: Request) -> CallId {
-        self.world.call(self.connections[task], request)
+        self.coordinator.call(self.connections[task], request)
     }
 
     pub fn barrier(&mut self, task: usize, name: &str, counter: i64) -> CallId {
@@ -87,25 +91,25 @@ impl Job {
     }
 
     pub fn waits(&self, call: CallId) -> bool {
-        self.world.asked.contains_key(&call)
+        self.coordinator.asked.contains_key(&call)
     }
 
     pub fn passed(&self, call: CallId) -> Option<i64> {
-        match self.world.answers.get(&call)? {
+        match self.coordinator.answers.get(&call)? {
             Ok(Reply::BarrierPassed(counter)) => Some(*counter),
             other => panic!("expected a passed barrier, found {other:?}"),
         }
     }
 
     pub fn failure(&self, call: CallId) -> &Failure {
-        match self.world.answers.get(&call) {
+        match self.coordinator.answers.get(&call) {
             Some(Err(failure)) => failure,
             other => panic!("expected a failure, found {other:?}"),
         }
     }
 
-    pub fn standing(&self, task: usize) -> TaskStanding {
-        self.world.view().run.tasks[task].standing
+    pub fn standing(&self, task: usize) -> TaskPhase {
+        self.coordinator.view().run.tasks[task].standing
     }
 }
 
@@ -126,7 +130,7 @@ fn the_others_pass_the_end_of_a_round_that_a_restarted_task_missed() {
     // They meet again at the next begin, where the restarted task counts from 0 again.
     let begin = [job.barrier(2, "begin", 0), job.barrier(0, "begin", 1), job.barrier(1, "begin", 1)];
     assert!(begin.iter().all(|call| job.passed(*call) == Some(1)));
-    assert!(!job.world.view().run.tasks[2].unsynced, "all are in step");
+    assert!(!job.coordinator.view().run.tasks[2].unsynced, "all are in step");
 }
 
 #[test]
@@ -144,8 +148,8 @@ fn the_others_pass_the_end_without_a_restarted_task_that_waits_at_the_beginning(
     let last = job.barrier(1, "end", 0);
     assert_eq!((job.passed(end), job.passed(last)), (Some(0), Some(0)));
     assert!(job.waits(restarted), "the beginning waits for those who are in step");
-    let passed_without = |event: &muster::coordination::Event| matches!(&event.what, Change::BarrierPassed { without, .. } if *without == [TaskId(2)]);
-    assert!(job.world.events.iter().any(passed_without), "the decision is an event");
+    let passed_without = |event: &muster::coordination::JobEvent| matches!(&event.what, EventKind::BarrierPassed { without, .. } if *without == [TaskId(2)]);
+    assert!(job.coordinator.events.iter().any(passed_without), "the decision is an event");
     job.barrier(0, "begin", 1);
     job.barrier(1, "begin", 1);
     assert_eq!(job.passed(restarted), Some(1));
@@ -163,7 +167,7 @@ fn a_restarted_task_that_waits_nowhere_yet_is_waited_for() {
 }
 
 #[test]
-fn a_dead_task_with_a_held_poll_fails_a_fate_sharing_run_at_once_and_all_are_told_who_and_why() {
+fn a_lost_poll_fails_a_fate_sharing_run_at_once_with_task_and_cause() {
     let mut job = Job::fate_sharing(3);
     let polls: Vec<CallId> = (0..3).map(|task| job.poll(task)).collect();
     let waiting = job.barrier(0, "b", 0);
@@ -177,7 +181,7 @@ fn a_dead_task_with_a_held_poll_fails_a_fate_sharing_run_at_once_and_all_are_tol
         );
     }
     assert_eq!(job.failure(waiting).code, Code::Internal);
-    let view = job.world.view();
+    let view = job.coordinator.view();
     assert_eq!(view.run.state, RunState::Failed);
     assert_eq!(view.run.first_cause.and_then(|cause| cause.task), Some(TaskId(1)));
 }
@@ -185,7 +189,7 @@ fn a_dead_task_with_a_held_poll_fails_a_fate_sharing_run_at_once_and_all_are_tol
 #[test]
 fn after_a_failure_new_lives_open_the_next_run_with_nothing_left_of_the_last() {
     let mut job = Job::fate_sharing(2);
-    let first = job.world.service();
+    let first = job.coordinator.service();
     let zombie = (job.connections[0], job.lives[0]);
     job.ask(0, Request::Insert { key: Bytes::from("k"), value: Bytes::from("v"), overwrite: false });
     job.barrier(0, "b", 0);
@@ -193,32 +197,32 @@ fn after_a_failure_new_lives_open_the_next_run_with_nothing_left_of_the_last() {
     job.poll(1);
     job.kill(1);
     job.restart(1);
-    assert_eq!(job.world.view().run.number.0, 2);
+    assert_eq!(job.coordinator.view().run.number.0, 2);
     job.restart(0);
-    let view = job.world.view();
+    let view = job.coordinator.view();
     assert_eq!((view.run.state, view.run.live, view.run.keys), (RunState::Running, 2, 0));
-    assert_ne!(job.world.service(), first);
+    assert_ne!(job.coordinator.service(), first);
     assert_eq!(view.history[0].outcome, RunOutcome::Failed);
     // A zombie of the first run wakes: whatever it does is turned away, and the second run goes on.
     let (connection, life) = zombie;
     let calls = [
-        job.world.call(connection, Request::Heartbeat { task: TaskId(0), incarnation: life }),
-        job.world.call(connection, Request::PollForError { task: TaskId(0) }),
-        job.world.call(
+        job.coordinator.call(connection, Request::Heartbeat { task: TaskId(0), incarnation: life }),
+        job.coordinator.call(connection, Request::PollForError { task: TaskId(0) }),
+        job.coordinator.call(
             connection,
             Request::Insert { key: Bytes::from("z"), value: Bytes::new(), overwrite: true },
         ),
-        job.world
+        job.coordinator
             .call(connection, Request::Register { task: TaskId(0), incarnation: life, recoverable: false }),
     ];
     for call in calls {
         let failure = job.failure(call);
         assert!(failure.message.contains("Fenced") && failure.message.contains("run 1"), "{failure}");
     }
-    let claim = Claim { service: first, task: life };
-    let call = job.world.call_as(connection, Some(claim), Request::Get { key: Bytes::from("k") });
-    assert_eq!(job.failure(call).mismatch, Some(job.world.service()));
-    let view = job.world.view();
+    let claim = ClaimedIncarnations { service: first, task: life };
+    let call = job.coordinator.call_as(connection, Some(claim), Request::Get { key: Bytes::from("k") });
+    assert_eq!(job.failure(call).service_mismatch, Some(job.coordinator.service()));
+    let view = job.coordinator.view();
     assert_eq!((view.run.number.0, view.run.live, view.run.keys), (2, 2, 0));
 }
 
@@ -230,13 +234,13 @@ fn a_restart_in_a_fate_sharing_run_is_refused_once_and_then_opens_the_next_run()
     assert_eq!(job.failure(refused).code, Code::Aborted, "clients try again after this code");
     assert_eq!(job.failure(poll).code, Code::Aborted);
     job.register(1);
-    assert_eq!(job.standing(1), TaskStanding::Registering);
-    assert_eq!(job.world.view().run.number.0, 2);
+    assert_eq!(job.standing(1), TaskPhase::Registering);
+    assert_eq!(job.coordinator.view().run.number.0, 2);
 }
 
 #[test]
 fn of_two_processes_that_claim_one_task_the_newest_wins_and_both_are_named() {
-    let mut world = World::new(JobSettings::new(2), 1);
+    let mut world = SimulatedCoordinator::new(JobSettings::new(2), 1);
     let (old, new) = (world.connect(), world.connect());
     let register = |incarnation| Request::Register { task: TaskId(0), incarnation, recoverable: false };
     let lives = [world.fresh_life(), world.fresh_life()];
@@ -245,8 +249,8 @@ fn of_two_processes_that_claim_one_task_the_newest_wins_and_both_are_named() {
     let Some(Err(failure)) = world.answers.get(&first) else { panic!("the older one is turned away") };
     assert_eq!(failure.code, Code::AlreadyExists);
     assert!(world.asked.contains_key(&second));
-    let named = |event: &muster::coordination::Event| {
-        matches!(&event.what, Change::TaskSuperseded { old, new, old_peer: Some(_), new_peer: Some(_), .. }
+    let named = |event: &muster::coordination::JobEvent| {
+        matches!(&event.what, EventKind::TaskSuperseded { old, new, old_peer: Some(_), new_peer: Some(_), .. }
             if *old == lives[0] && *new == lives[1])
     };
     assert!(world.events.iter().any(named), "both incarnations and addresses are told");
@@ -257,11 +261,11 @@ fn of_two_processes_that_claim_one_task_the_newest_wins_and_both_are_named() {
 
 #[test]
 fn a_process_that_dies_while_it_waits_to_register_is_missing_again() {
-    let mut world = World::new(JobSettings::new(2), 1);
+    let mut world = SimulatedCoordinator::new(JobSettings::new(2), 1);
     let connections = [world.connect(), world.connect()];
     for (task, connection) in connections.into_iter().enumerate() {
         if task == 1 {
-            world.close(connections[0], Ending::Reset);
+            world.close(connections[0], ConnectionEnd::Reset);
         }
         let incarnation = world.fresh_life();
         world.call(connection, Request::Register { task: id(task), incarnation, recoverable: false });
@@ -277,11 +281,11 @@ fn silence_is_noticed_exactly_at_the_heartbeat_timeout() {
     settings.heartbeat_timeout = Duration::from_secs(7);
     let mut job = Job::of(settings);
     let poll = job.poll(0);
-    job.world.advance(Duration::from_secs(4));
+    job.coordinator.advance(Duration::from_secs(4));
     job.heartbeat(0);
-    job.world.advance(Duration::from_micros(2_999_999));
+    job.coordinator.advance(Duration::from_micros(2_999_999));
     assert!(job.waits(poll));
-    job.world.advance(Duration::from_micros(1));
+    job.coordinator.advance(Duration::from_micros(1));
     assert_eq!(job.failure(poll).code, Code::Unavailable);
     assert!(job.failure(poll).message.contains("stopped sending heartbeats"));
     // It wakes up and is told that it is out.
@@ -290,19 +294,19 @@ fn silence_is_noticed_exactly_at_the_heartbeat_timeout() {
 }
 
 #[test]
-fn a_lost_connection_without_a_poll_is_forgiven_if_the_task_is_heard_within_its_grace() {
+fn a_heartbeat_within_the_grace_forgives_a_lost_connection() {
     let mut job = Job::recoverable(2);
     job.kill(1);
-    assert_eq!(job.standing(1), TaskStanding::Suspect);
-    job.world.advance(Duration::from_millis(499));
-    job.connections[1] = job.world.connect();
+    assert_eq!(job.standing(1), TaskPhase::Suspect);
+    job.coordinator.advance(Duration::from_millis(499));
+    job.connections[1] = job.coordinator.connect();
     job.heartbeat(1);
-    assert_eq!(job.standing(1), TaskStanding::Connected);
-    job.world.advance(Duration::from_secs(5));
-    assert_eq!(job.standing(1), TaskStanding::Connected);
+    assert_eq!(job.standing(1), TaskPhase::Connected);
+    job.coordinator.advance(Duration::from_secs(5));
+    assert_eq!(job.standing(1), TaskPhase::Connected);
     job.kill(1);
-    job.world.advance(Duration::from_millis(500));
-    assert_eq!(job.standing(1), TaskStanding::Failed);
+    job.coordinator.advance(Duration::from_millis(500));
+    assert_eq!(job.standing(1), TaskPhase::Failed);
 }
 
 #[test]
@@ -311,14 +315,14 @@ fn a_live_set_shrinks_when_a_task_dies_and_grows_when_it_is_back() {
     let everyone = TaskSet::new((0..3).map(TaskId).collect());
     let ask =
         |job: &mut Job, task| job.ask(task, Request::LiveSet { task: id(task), tasks: everyone.clone() });
-    let live = |job: &Job, call| match &job.world.answers[&call] {
+    let live = |job: &Job, call| match &job.coordinator.answers[&call] {
         Ok(Reply::LiveSet(live)) => live.iter().map(|(task, _)| task.0).collect::<Vec<i32>>(),
         other => panic!("{other:?}"),
     };
     let first = [ask(&mut job, 0), ask(&mut job, 1)];
     assert!(job.waits(first[0]));
     job.kill(2);
-    job.world.advance(Duration::from_millis(500));
+    job.coordinator.advance(Duration::from_millis(500));
     assert_eq!(live(&job, first[0]), [0, 1]);
     job.restart(2);
     let second = [ask(&mut job, 0), ask(&mut job, 1), ask(&mut job, 2)];
@@ -326,7 +330,7 @@ fn a_live_set_shrinks_when_a_task_dies_and_grows_when_it_is_back() {
 }
 
 #[test]
-fn what_an_old_life_asked_does_not_count_for_the_new_one() {
+fn calls_of_an_old_incarnation_do_not_count_for_the_new_one() {
     let mut job = Job::recoverable(2);
     let everyone = TaskSet::new(vec![TaskId(0), TaskId(1)]);
     let old = job.ask(1, Request::LiveSet { task: TaskId(1), tasks: everyone.clone() });
@@ -346,12 +350,12 @@ fn tasks_shut_down_together_and_the_next_registration_opens_the_next_run() {
     assert!(job.waits(first));
     let second = job.ask(1, Request::Shutdown { task: TaskId(1) });
     for call in [first, second] {
-        assert_eq!(job.world.answers[&call], Ok(Reply::Done));
+        assert_eq!(job.coordinator.answers[&call], Ok(Reply::Done));
     }
     assert_eq!(job.failure(poll).code, Code::Cancelled);
-    assert_eq!(job.world.view().run.state, RunState::Completed);
+    assert_eq!(job.coordinator.view().run.state, RunState::Completed);
     job.restart(0);
-    assert_eq!(job.world.view().run.number.0, 2);
+    assert_eq!(job.coordinator.view().run.number.0, 2);
 }
 
 #[test]
@@ -361,7 +365,7 @@ fn a_task_that_does_not_come_to_the_shutdown_fails_it_for_all() {
     let mut job = Job::of(settings);
     let polls = [job.poll(0), job.poll(1)];
     let call = job.ask(0, Request::Shutdown { task: TaskId(0) });
-    job.world.advance(Duration::from_secs(10));
+    job.coordinator.advance(Duration::from_secs(10));
     assert_eq!(job.failure(call).code, Code::Internal);
     assert!(job.failure(call).message.contains("Shutdown barrier has failed"));
     assert_eq!(job.failure(polls[1]).code, Code::Internal);
@@ -371,7 +375,7 @@ fn a_task_that_does_not_come_to_the_shutdown_fails_it_for_all() {
 fn registration_that_lacks_a_task_names_it_and_the_job_can_form_again() {
     let mut settings = JobSettings::new(3);
     settings.register_timeout = Duration::from_secs(30);
-    let mut world = World::new(settings, 1);
+    let mut world = SimulatedCoordinator::new(settings, 1);
     let connection = world.connect();
     let incarnation = world.fresh_life();
     let call = world.call(connection, Request::Register { task: TaskId(1), incarnation, recoverable: false });
@@ -389,8 +393,8 @@ fn registration_that_lacks_a_task_names_it_and_the_job_can_form_again() {
 fn a_caller_that_hangs_up_is_waited_for_again() {
     let mut job = Job::fate_sharing(2);
     let gone = job.barrier(0, "b", 0);
-    job.world.hang_up(gone);
-    assert!(job.world.view().run.barriers.is_empty(), "an instance that nobody waits at is none");
+    job.coordinator.hang_up(gone);
+    assert!(job.coordinator.view().run.barriers.is_empty(), "an instance that nobody waits at is none");
     let other = job.barrier(1, "b", 0);
     assert!(job.waits(other));
     job.barrier(0, "b", 0);
@@ -398,7 +402,7 @@ fn a_caller_that_hangs_up_is_waited_for_again() {
 }
 
 #[test]
-fn mistakes_with_a_barrier_that_nobody_has_begun_harm_nobody() {
+fn invalid_calls_on_a_new_barrier_leave_no_state() {
     let mut job = Job::fate_sharing(2);
     let early = job.barrier(0, "b", 3);
     assert_eq!(job.failure(early).barrier.as_ref().map(|b| b.counter), Some(-1), "the next use is number 0");
@@ -438,10 +442,10 @@ fn a_non_participant_that_comes_first_fails_the_use_for_the_members_and_an_id_ou
 }
 
 #[test]
-fn a_watcher_from_the_future_is_told_what_is_now() {
+fn a_watch_of_a_future_version_gets_the_present_state() {
     let mut job = Job::fate_sharing(1);
     let future = job.ask(0, Request::Watch { version: 999 });
-    let Ok(Reply::States(states)) = &job.world.answers[&future] else { panic!("it is told at once") };
+    let Ok(Reply::States(states)) = &job.coordinator.answers[&future] else { panic!("it is told at once") };
     let version = states.version;
     let next = job.ask(0, Request::Watch { version });
     assert!(job.waits(next));
@@ -457,7 +461,7 @@ fn with_polls_cancelled_errors_arrive_with_the_next_heartbeat() {
     let poll = job.poll(0);
     assert_eq!((job.failure(poll).code, job.failure(poll).service_error), (Code::Cancelled, None));
     job.kill(1);
-    job.world.advance(Duration::from_millis(500));
+    job.coordinator.advance(Duration::from_millis(500));
     let heartbeat = job.heartbeat(0);
     assert_eq!(job.failure(heartbeat).code, Code::Aborted, "a code that clients do not retry");
     assert!(job.failure(heartbeat).message.contains("connection lost"));
@@ -468,22 +472,22 @@ fn when_the_last_live_task_of_a_recoverable_run_is_lost_the_run_is_over() {
     let mut job = Job::recoverable(2);
     job.kill(0);
     job.kill(1);
-    job.world.advance(Duration::from_secs(1));
-    let run = job.world.view().run;
+    job.coordinator.advance(Duration::from_secs(1));
+    let run = job.coordinator.view().run;
     assert_eq!(run.state, RunState::Abandoned);
     let reason = run.end_reason.expect("it has ended");
     assert!(reason.contains("last live task"), "{reason}");
     job.restart(0);
-    let view = job.world.view();
+    let view = job.coordinator.view();
     assert_eq!((view.run.number.0, view.run.end_reason), (2, None));
     assert_eq!(view.history[0].end_reason, reason);
 }
 
 #[test]
-fn a_service_that_stops_holds_nobody_and_blames_nobody() {
+fn a_stopping_service_releases_all_calls_without_blaming_a_task() {
     let mut job = Job::fate_sharing(3);
     let early = job.poll(0);
-    job.world.input(Input::Stop);
+    job.coordinator.input(Input::Stop);
     assert_eq!(job.failure(early).code, Code::Cancelled);
     // It was on its way when the service was told to stop.
     let late = job.poll(1);
@@ -495,22 +499,25 @@ fn a_service_that_stops_holds_nobody_and_blames_nobody() {
     let barrier = job.barrier(2, "step", 0);
     assert_eq!(job.failure(barrier).code, Code::Unavailable);
     let heartbeat = job.heartbeat(2);
-    assert!(matches!(job.world.answers.get(&heartbeat), Some(Ok(_))), "what can be answered at once is");
+    assert!(
+        matches!(job.coordinator.answers.get(&heartbeat), Some(Ok(_))),
+        "what can be answered at once is"
+    );
 
     for task in 0..3 {
         job.kill(task);
     }
-    job.world.advance(Duration::from_secs(1000));
-    let run = job.world.view().run;
+    job.coordinator.advance(Duration::from_secs(1000));
+    let run = job.coordinator.view().run;
     assert_eq!(
         (run.state, run.live),
         (RunState::Running, 3),
         "the connections ended because the service stops"
     );
 
-    job.world.input(Input::Resumed);
-    job.world.advance(Duration::from_secs(1000));
-    assert_eq!(job.world.view().run.state, RunState::Failed, "from then on silence counts again");
+    job.coordinator.input(Input::Resumed);
+    job.coordinator.advance(Duration::from_secs(1000));
+    assert_eq!(job.coordinator.view().run.state, RunState::Failed, "from then on silence counts again");
 }
 
 #[test]
@@ -545,10 +552,10 @@ fn save_that_all_agree_on(prefix: &str) {
     for (task, step) in [(0, "7"), (1, "9")] {
         let key = Bytes::from(format!("PREEMPTION_CURRENT_COUNTER/{prefix}{task}"));
         job.ask(task, Request::Insert { key, value: Bytes::from(step), overwrite: false });
-        assert_eq!(job.world.view().run.preemption.and_then(|p| p.agreed_step), None);
+        assert_eq!(job.coordinator.view().run.preemption.and_then(|p| p.agreed_step), None);
         job.barrier(task, "PREEMPTION_SYNC_BARRIER", 0);
     }
-    let preemption = job.world.view().run.preemption.expect("a notice");
+    let preemption = job.coordinator.view().run.preemption.expect("a notice");
     assert_eq!(preemption.acknowledged, [(TaskId(0), 7), (TaskId(1), 9)]);
     assert_eq!(preemption.agreed_step, Some(10));
 }
@@ -557,25 +564,29 @@ fn save_that_all_agree_on(prefix: &str) {
 fn a_deleted_job_takes_no_part_in_anything_while_its_calls_are_answered() {
     let mut job = Job::recoverable(2);
     for _ in 0..10 {
-        job.world.call(job.connections[0], Request::Get { key: Bytes::from_static(b"never") });
+        job.coordinator.call(job.connections[0], Request::Get { key: Bytes::from_static(b"never") });
     }
-    let (core, now) = (&mut job.world.core, job.world.now);
-    core.set_work_at_once(1);
-    let delete =
-        || Input::Act { job: JOB, actor: operator(), reason: reason(), act: Act::DeleteJob { force: true } };
+    let (core, now) = (&mut job.coordinator.core, job.coordinator.now);
+    core.set_work_budget(1);
+    let delete = || Input::Command {
+        job: JOB,
+        actor: operator(),
+        reason: reason(),
+        act: OperatorCommand::DeleteJob { force: true },
+    };
     let mut effects = Vec::new();
     core.apply(now, delete(), &mut effects);
-    assert!(effects.contains(&Effect::Acted(Ok(Done::JobDeleted))));
-    assert!(core.has_work(), "calls of it wait for their answers");
+    assert!(effects.contains(&Effect::CommandDone(Ok(CommandOutcome::JobDeleted))));
+    assert!(core.has_pending_work(), "calls of it wait for their answers");
 
     effects.clear();
     core.apply(now, delete(), &mut effects);
     let [connection, _] = job.connections[..] else { panic!("two tasks") };
-    core.apply(now, Input::ConnectionClosed { connection, ending: Ending::Reset }, &mut effects);
-    while core.has_work() {
+    core.apply(now, Input::ConnectionClosed { connection, ending: ConnectionEnd::Reset }, &mut effects);
+    while core.has_pending_work() {
         core.apply(now, Input::Tick, &mut effects);
     }
-    assert!(effects.contains(&Effect::Acted(Err(Refusal::NoSuchJob))));
+    assert!(effects.contains(&Effect::CommandDone(Err(CommandRefusal::NoSuchJob))));
     let events = effects.iter().filter(|effect| matches!(effect, Effect::Event(_)));
     assert_eq!(events.count(), 0, "{effects:?}");
 }
@@ -585,19 +596,19 @@ fn a_deleted_job_takes_no_part_in_anything_while_its_calls_are_answered() {
 fn an_input_does_little_of_the_work_that_earlier_ones_left_over_and_a_tick_does_much() {
     let mut job = Job::recoverable(2);
     for _ in 0..1_000 {
-        job.world.call(job.connections[0], Request::Get { key: Bytes::from_static(b"never") });
+        job.coordinator.call(job.connections[0], Request::Get { key: Bytes::from_static(b"never") });
     }
-    let (core, now) = (&mut job.world.core, job.world.now);
+    let (core, now) = (&mut job.coordinator.core, job.coordinator.now);
     let [connection, _] = job.connections[..] else { panic!("two tasks") };
     let mut effects = Vec::new();
-    core.apply(now, Input::ConnectionClosed { connection, ending: Ending::Reset }, &mut effects);
+    core.apply(now, Input::ConnectionClosed { connection, ending: ConnectionEnd::Reset }, &mut effects);
     let peer = "192.0.2.1:1".parse().expect("an address");
     for n in 1_000..1_090 {
-        assert!(core.has_work(), "{n}: a connection's calls are taken out bit by bit");
+        assert!(core.has_pending_work(), "{n}: a connection's calls are taken out bit by bit");
         core.apply(now, Input::ConnectionOpened { connection: ConnectionId(n), peer }, &mut effects);
     }
     let mut ticks = 0;
-    while core.has_work() {
+    while core.has_pending_work() {
         core.apply(now, Input::Tick, &mut effects);
         ticks += 1;
     }

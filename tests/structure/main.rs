@@ -2,13 +2,14 @@
 //!
 //! `layers.rs` is a table: the layers of each part of the code, the lowest first. An import of a higher layer, or of
 //! another module of the same level, fails, and so does a circle between files. `sources.rs` reads the imports, `graph.rs`
-//! looks for circles. A part is added by a row of the table.
+//! looks for circles. A part is added by a row of the table. `names.rs` holds that a public type's name has one meaning.
 //!
 //! `ignored.rs` holds the reasons for which a test may be ignored.
 
 mod graph;
 mod ignored;
 mod layers;
+mod names;
 mod sources;
 
 use std::collections::BTreeSet;

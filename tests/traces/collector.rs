@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::routing::post;
-use muster::tls::make::{Authority, Purpose};
+use muster::tls::issue::{Authority, CertificatePurpose};
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
     TraceService, TraceServiceServer,
 };
@@ -26,9 +26,9 @@ use tokio_rustls::server::TlsStream;
 use tonic::{Request, Response, Status};
 
 #[derive(Clone, Default)]
-struct Kept(Arc<Mutex<Vec<Span>>>);
+struct CollectedSpans(Arc<Mutex<Vec<Span>>>);
 
-impl Kept {
+impl CollectedSpans {
     fn take(&self, request: ExportTraceServiceRequest) {
         let mut kept = self.0.lock().expect("no holder panics");
         for resource in request.resource_spans {
@@ -41,7 +41,7 @@ impl Kept {
 }
 
 #[tonic::async_trait]
-impl TraceService for Kept {
+impl TraceService for CollectedSpans {
     async fn export(
         &self,
         request: Request<ExportTraceServiceRequest>,
@@ -53,7 +53,7 @@ impl TraceService for Kept {
 
 /// A collector that keeps what it gets.
 pub struct Collector {
-    kept: Kept,
+    kept: CollectedSpans,
     address: SocketAddr,
     scheme: &'static str,
 }
@@ -69,7 +69,8 @@ impl Identity {
     /// A new one, for a collector on this machine that speaks this protocol.
     pub fn new(name: &str, protocol: &str) -> Self {
         let authority = Authority::new(name).expect("there is entropy");
-        let made = authority.sign(Purpose::Server, &["localhost".into()], 2).expect("the name is one");
+        let made =
+            authority.sign(CertificatePurpose::Server, &["localhost".into()], 2).expect("the name is one");
         let ca = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.pem"));
         std::fs::write(&ca, authority.cert()).expect("it can be written");
         let certificate = CertificateDer::from_pem_slice(made.cert.as_bytes()).expect("it is PEM");
@@ -84,9 +85,9 @@ impl Identity {
 }
 
 /// A listener that speaks TLS with whoever comes; who cannot is left alone.
-struct Secure(TcpListener, TlsAcceptor);
+struct TlsCollector(TcpListener, TlsAcceptor);
 
-impl axum::serve::Listener for Secure {
+impl axum::serve::Listener for TlsCollector {
     type Io = TlsStream<TcpStream>;
     type Addr = SocketAddr;
 
@@ -107,15 +108,15 @@ impl axum::serve::Listener for Secure {
 impl Collector {
     /// One that speaks gRPC.
     pub async fn grpc(identity: Option<&Identity>) -> Self {
-        let kept = Kept::default();
+        let kept = CollectedSpans::default();
         let service = TraceServiceServer::new(kept.clone());
         Self::open(kept, tonic::service::Routes::new(service).into_axum_router(), identity).await
     }
 
     /// One that speaks HTTP.
     pub async fn http(identity: Option<&Identity>) -> Self {
-        let kept = Kept::default();
-        let take = async |State(kept): State<Kept>, body: Bytes| {
+        let kept = CollectedSpans::default();
+        let take = async |State(kept): State<CollectedSpans>, body: Bytes| {
             kept.take(ExportTraceServiceRequest::decode(body).expect("it is a request"));
             ExportTraceServiceResponse::default().encode_to_vec()
         };
@@ -123,13 +124,13 @@ impl Collector {
         Self::open(kept, app, identity).await
     }
 
-    async fn open(kept: Kept, app: axum::Router, identity: Option<&Identity>) -> Self {
+    async fn open(kept: CollectedSpans, app: axum::Router, identity: Option<&Identity>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("it is bound");
         let scheme = if identity.is_some() { "https" } else { "http" };
         match identity {
             Some(identity) => {
-                let listener = Secure(listener, identity.acceptor.clone());
+                let listener = TlsCollector(listener, identity.acceptor.clone());
                 tokio::spawn(async move { axum::serve(listener, app).await });
             }
             None => {

@@ -231,7 +231,7 @@ async fn an_exclusion_is_a_span_from_the_act_to_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_collector_that_is_not_there_harms_nobody() {
+async fn an_absent_collector_affects_no_call() {
     // An address that no other test listens at, so that nobody takes the port meanwhile.
     let nobody = std::net::TcpListener::bind("127.0.0.2:0").expect("a free port");
     let endpoint = format!("http://{}", nobody.local_addr().expect("it is bound"));

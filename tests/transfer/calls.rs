@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use muster::transfer::{Choice, Engine, Options, Spec};
+use muster::transfer::{Choice, Engine, LaunchOptions, Spec};
 
 use crate::cluster::{Cluster, assert_contents, done, eventually, incoming, outgoing};
 use crate::skip::{Lacking, is_refusal, skip};
@@ -54,8 +54,9 @@ fn alone_twice() {
     for (key, len) in SIZES.into_iter().enumerate() {
         let key = key as u64;
         let (source, target) = (cluster.filled(0, len, key), cluster.empty(1, len));
-        let prepare =
-            |task: usize, spec| cluster.engines[task].prepare(vec![spec], Options::default()).wait().unwrap();
+        let prepare = |task: usize, spec| {
+            cluster.engines[task].prepare(vec![spec], LaunchOptions::default()).wait().unwrap()
+        };
         let mut sending = prepare(0, outgoing(&source, 0, 1, key));
         let mut receiving = prepare(1, incoming(&target, 0, 1, key));
         let mut launch = || {
@@ -133,7 +134,8 @@ fn alone_many() {
         for together in [false, true] {
             let prepare = |task: usize, specs: &[Spec]| -> Vec<_> {
                 let groups = specs.chunks(if together { MANY } else { 1 }).map(<[Spec]>::to_vec);
-                let prepared = groups.map(|specs| cluster.engines[task].prepare(specs, Options::default()));
+                let prepared =
+                    groups.map(|specs| cluster.engines[task].prepare(specs, LaunchOptions::default()));
                 prepared.map(|prepared| prepared.wait().unwrap()).collect()
             };
             let (mut sending, mut receiving) = (prepare(0, &sends), prepare(1, &receives));

@@ -4,15 +4,15 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use muster::transfer::{
-    Arena, Buffer, Choice, Config, Engine, Faults, Options, Prepared, Quiesced, Transfer, TransferError,
-    registered_bytes,
+    Arena, Buffer, Choice, Config, Engine, Faults, LaunchOptions, Prepared, Quiesced, Transfer,
+    TransferError, registered_bytes,
 };
 
 use crate::cluster::{
     Cluster, PATIENCE, assert_contents, contents, done, eventually, fill_quickly, incoming, is_quick,
     outgoing, start,
 };
-use crate::processes::{Task, say, told};
+use crate::processes::{TaskProcess, say, told};
 
 const CHOICES: [Choice; 5] = [Choice::Auto, Choice::Pvm, Choice::Unix, Choice::Tcp, Choice::Loopback];
 
@@ -25,7 +25,7 @@ fn bare(choice: Choice) -> Cluster {
 }
 
 #[test]
-fn what_is_received_of_a_sender_that_cancels_is_whole_or_an_error() {
+fn a_receive_is_complete_or_an_error_when_the_sender_cancels() {
     for choice in CHOICES {
         let cluster = bare(choice);
         let mut random = fastrand::Rng::with_seed(5);
@@ -69,7 +69,7 @@ fn what_is_received_of_a_sender_that_cancels_is_whole_or_an_error() {
 }
 
 #[test]
-fn what_is_received_while_either_engine_shuts_down_is_whole_or_an_error() {
+fn a_receive_is_complete_or_an_error_during_shutdown() {
     for choice in CHOICES {
         let mut cluster = bare(choice);
         let mut random = fastrand::Rng::with_seed(8);
@@ -149,7 +149,7 @@ fn after_the_proof_no_byte_changes_however_often_it_is_asked_for() {
 }
 
 #[test]
-fn what_is_in_the_middle_of_landing_is_waited_for() {
+fn cancel_waits_for_writes_in_progress() {
     for choice in [Choice::Unix, Choice::Tcp, Choice::Loopback] {
         let faults = Faults::new(4);
         let cluster = Cluster::with(2, |config| {
@@ -159,14 +159,14 @@ fn what_is_in_the_middle_of_landing_is_waited_for() {
             config.faults = (config.here.task.0 == 1).then(|| faults.clone());
         });
         let mut random = fastrand::Rng::with_seed(12);
-        let mut resting = Resting::default();
+        let mut resting = QuiescedBuffers::default();
         let mut cancelled = 0;
         faults.delay(Duration::from_millis(2));
         for round in 0..100u64 {
             let len = 1 << 20;
             let orders = (round, 0, 1, len, round);
-            let mut running =
-                [1, 0].map(|task| Running::start(&cluster.engines[task], &cluster.arenas[task], orders));
+            let mut running = [1, 0]
+                .map(|task| RunningTransfer::start(&cluster.engines[task], &cluster.arenas[task], orders));
             std::thread::sleep(Duration::from_micros(random.u64(0..40_000)));
             // The sender's proof counts for the receiver's memory too.
             let who = random.usize(0..2);
@@ -193,10 +193,14 @@ fn cancels_at_the_moment_of_the_launch_are_proven_too() {
         let cluster = bare(choice);
         let len = 6000;
         let (source, target) = (cluster.filled(0, len, 1), cluster.empty(1, len));
-        let mut sending =
-            cluster.engines[0].prepare(vec![outgoing(&source, 0, 1, 1)], Options::default()).wait().unwrap();
-        let mut receiving =
-            cluster.engines[1].prepare(vec![incoming(&target, 0, 1, 1)], Options::default()).wait().unwrap();
+        let mut sending = cluster.engines[0]
+            .prepare(vec![outgoing(&source, 0, 1, 1)], LaunchOptions::default())
+            .wait()
+            .unwrap();
+        let mut receiving = cluster.engines[1]
+            .prepare(vec![incoming(&target, 0, 1, 1)], LaunchOptions::default())
+            .wait()
+            .unwrap();
         let mut cancelled = 0;
         for round in 0..3000 {
             target.fill(1).unwrap();
@@ -247,7 +251,7 @@ fn thousands_of_random_cancels_under_fire() {
 fn fire(cluster: &Cluster, choice: Choice, channel: u32) -> (usize, usize) {
     let (mut whole, mut cancelled) = (0, 0);
     let mut random = fastrand::Rng::with_seed(u64::from(channel));
-    let options = Options { channel, ..Options::default() };
+    let options = LaunchOptions { channel, ..LaunchOptions::default() };
     let sizes = [1, 5000, 40_000, 700_000];
     let seed = u64::from(channel);
     for round in 0..250u64 {
@@ -316,12 +320,12 @@ fn told_by(cluster: &Cluster) -> String {
 /// Buffers that no transfer may write any more, with something else in them. Looked at when there are many, and at the
 /// end: a byte that lands too late is seen, however late it is.
 #[derive(Default)]
-struct Resting {
+struct QuiescedBuffers {
     buffers: VecDeque<(Buffer, u64)>,
     bytes: usize,
 }
 
-impl Resting {
+impl QuiescedBuffers {
     const BYTES_MAX: usize = 8 << 20;
 
     fn add(&mut self, buffer: Buffer, seed: u64) {
@@ -343,7 +347,7 @@ impl Resting {
 }
 
 /// A transfer under way, and what is to be found in its buffer.
-struct Running {
+struct RunningTransfer {
     transfer: Transfer,
     proof: Option<Quiesced>,
     receives: bool,
@@ -356,7 +360,7 @@ struct Running {
 /// What one task shall do with another: its key, from whom to whom, how much, and the seed of what it is.
 type Order = (u64, usize, usize, usize, u64);
 
-impl Running {
+impl RunningTransfer {
     fn start(engine: &Engine, arena: &Arena, (key, from, to, len, seed): Order) -> Self {
         let receives = engine.here().task.0 as usize == to;
         let buffer = arena.allocate(len).unwrap();
@@ -364,7 +368,7 @@ impl Running {
             buffer.write(|bytes| fill_quickly(bytes, seed)).unwrap();
         }
         let spec = if receives { incoming(&buffer, from, to, key) } else { outgoing(&buffer, from, to, key) };
-        let transfer = engine.transfer(&[], vec![spec], Options::default());
+        let transfer = engine.transfer(&[], vec![spec], LaunchOptions::default());
         Self { transfer, proof: None, receives, rests: false, buffer, seed }
     }
 
@@ -422,7 +426,7 @@ impl Running {
 const LATE: &str = "some landed after it was said that none does";
 
 /// What is prepared once, and launched and given up again and again.
-struct Slot {
+struct BufferSlot {
     ends: [usize; 2],
     prepared: [Prepared; 2],
     buffers: [Buffer; 2],
@@ -430,7 +434,7 @@ struct Slot {
     rests: Option<u64>,
 }
 
-impl Slot {
+impl BufferSlot {
     fn new(cluster: &Cluster, key: u64, ends: [usize; 2], len: usize) -> Self {
         let buffers = ends.map(|task| cluster.arenas[task].allocate(len).unwrap());
         let prepared = Self::prepare(cluster, key, ends, &buffers);
@@ -446,7 +450,7 @@ impl Slot {
         let [from, to] = ends;
         let specs = [(from, outgoing(source, from, to, key)), (to, incoming(target, from, to, key))];
         let preparing =
-            specs.map(|(task, spec)| cluster.engines[task].prepare(vec![spec], Options::default()));
+            specs.map(|(task, spec)| cluster.engines[task].prepare(vec![spec], LaunchOptions::default()));
         preparing.map(|preparing| preparing.wait().unwrap())
     }
 
@@ -459,7 +463,7 @@ impl Slot {
     }
 
     /// Sends other bytes than ever before.
-    fn launch(&mut self, seed: u64, receiver_first: bool) -> [Running; 2] {
+    fn launch(&mut self, seed: u64, receiver_first: bool) -> [RunningTransfer; 2] {
         self.check();
         let [source, target] = &self.buffers;
         eventually("it may be written", || source.write(|bytes| fill_quickly(bytes, seed)).is_ok());
@@ -469,7 +473,7 @@ impl Slot {
         let received = early.unwrap_or_else(|| receive.launch(&[]));
         [(sent, source, false), (received, target, true)].map(|(transfer, buffer, receives)| {
             let buffer = buffer.clone();
-            Running { transfer, proof: None, receives, rests: false, buffer, seed }
+            RunningTransfer { transfer, proof: None, receives, rests: false, buffer, seed }
         })
     }
 }
@@ -479,7 +483,7 @@ impl Slot {
 pub fn under_fire(engine: &Engine) {
     let arena = Arena::new(64 << 20).unwrap();
     let mut random = fastrand::Rng::with_seed(engine.here().incarnation.get());
-    let (mut running, mut resting) = (Vec::<Running>::new(), Resting::default());
+    let (mut running, mut resting) = (Vec::<RunningTransfer>::new(), QuiescedBuffers::default());
     let mut came = 0;
     while let Some(line) = told() {
         let (word, value) = line.split_at(1);
@@ -487,17 +491,17 @@ pub fn under_fire(engine: &Engine) {
             "M" => engine.on_membership(serde_json::from_str(value).unwrap()),
             "T" => {
                 let orders: Vec<Order> = serde_json::from_str(value).unwrap();
-                running.extend(orders.into_iter().map(|order| Running::start(engine, &arena, order)));
-                running.iter_mut().filter(|_| random.u8(0..8) == 0).for_each(Running::cancel);
+                running.extend(orders.into_iter().map(|order| RunningTransfer::start(engine, &arena, order)));
+                running.iter_mut().filter(|_| random.u8(0..8) == 0).for_each(RunningTransfer::cancel);
             }
             _ => {
-                eventually("all is over", || running.iter().all(Running::is_over));
+                eventually("all is over", || running.iter().all(RunningTransfer::is_over));
             }
         }
-        let (over, still) = running.into_iter().partition(Running::is_over);
+        let (over, still) = running.into_iter().partition(RunningTransfer::is_over);
         running = still;
-        let over: Vec<Running> = over;
-        for (whole, rests) in over.into_iter().map(Running::check) {
+        let over: Vec<RunningTransfer> = over;
+        for (whole, rests) in over.into_iter().map(RunningTransfer::check) {
             came += usize::from(whole);
             rests.into_iter().for_each(|(buffer, seed)| resting.add(buffer, seed));
         }
@@ -533,7 +537,7 @@ fn alone_restarts() {
     // The next life of the other process is there before it is needed.
     let spawn = |life: u64| {
         let choice = ["auto", "pvm", "tcp", "unix"][life as usize % 4];
-        std::thread::spawn(move || Task::live(HERE, life, choice, "fire", None))
+        std::thread::spawn(move || TaskProcess::live(HERE, life, choice, "fire", None))
     };
     let began = Instant::now();
     let mut random = fastrand::Rng::with_seed(77);
@@ -545,8 +549,8 @@ fn alone_restarts() {
         let mut lives = [0u64; HERE];
         let mut other = spawn(0).join().unwrap();
         let mut next = spawn(1);
-        let mut resting = Resting::default();
-        let announce = |cluster: &Cluster, other: &mut Task, first: bool| {
+        let mut resting = QuiescedBuffers::default();
+        let announce = |cluster: &Cluster, other: &mut TaskProcess, first: bool| {
             let mut membership = cluster.membership();
             membership.peers.extend([other.peer()]);
             cluster.engines.iter().for_each(|engine| engine.on_membership(membership.clone()));
@@ -557,7 +561,7 @@ fn alone_restarts() {
             (0..HERE).flat_map(|from| (0..HERE).map(move |to| [from, to])).filter(|[from, to]| from != to);
         let ways = ways.flat_map(|ends| SIZES.map(|len| (ends, len))).enumerate();
         let mut slots: Vec<_> =
-            ways.map(|(at, (ends, len))| Slot::new(&cluster, 100 + at as u64, ends, len)).collect();
+            ways.map(|(at, (ends, len))| BufferSlot::new(&cluster, 100 + at as u64, ends, len)).collect();
         while cancels < cancels_wanted {
             rounds += 1;
             // Whoever receives sleeps with the place of the bytes in its hands: now what is given up is in the middle of it.
@@ -579,11 +583,13 @@ fn alone_restarts() {
                 other.tell("T", &theirs);
             }
             // Each with the slot that it belongs to, if there is one.
-            let mut running: Vec<(Option<usize>, Running)> = Vec::new();
+            let mut running: Vec<(Option<usize>, RunningTransfer)> = Vec::new();
             for &order in &orders {
                 for task in [order.1, order.2].into_iter().filter(|task| *task < HERE) {
-                    running
-                        .push((None, Running::start(&cluster.engines[task], &cluster.arenas[task], order)));
+                    running.push((
+                        None,
+                        RunningTransfer::start(&cluster.engines[task], &cluster.arenas[task], order),
+                    ));
                 }
             }
             for (at, slot) in slots.iter_mut().enumerate() {
@@ -657,11 +663,11 @@ fn alone_restarts() {
             }
             if let Some(task) = restarted {
                 for (at, slot) in slots.iter_mut().enumerate().filter(|(_, slot)| slot.ends.contains(&task)) {
-                    slot.prepared = Slot::prepare(&cluster, 100 + at as u64, slot.ends, &slot.buffers);
+                    slot.prepared = BufferSlot::prepare(&cluster, 100 + at as u64, slot.ends, &slot.buffers);
                 }
             }
         }
-        slots.iter_mut().for_each(Slot::check);
+        slots.iter_mut().for_each(BufferSlot::check);
         other.tell("E", &0);
         let there: usize = other.hears_of("came ").parse().unwrap();
         while resting.check() {}
@@ -714,12 +720,12 @@ fn alone_letting_go() {
             };
             let sent = {
                 let specs = vec![outgoing(&owned(len), 0, 1, round)];
-                cluster.engines[0].transfer(&[], specs, Options::default())
+                cluster.engines[0].transfer(&[], specs, LaunchOptions::default())
             };
             let shorter = usize::from(random.u8(0..5) == 0);
             let received = {
                 let specs = vec![incoming(&owned(len - shorter), 0, 1, round)];
-                cluster.engines[1].transfer(&[], specs, Options::default())
+                cluster.engines[1].transfer(&[], specs, LaunchOptions::default())
             };
             match random.u8(0..6) {
                 0 => drop(sent.cancel("by the sender")),
@@ -736,7 +742,7 @@ fn alone_letting_go() {
             let unmet = cluster.engines[task].transfer(
                 &[],
                 specs,
-                Options { channel: 1 + task as u32, ..Options::default() },
+                LaunchOptions { channel: 1 + task as u32, ..LaunchOptions::default() },
             );
             assert!(unmet.outcome().is_none());
         }

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use muster::transfer::{
-    Arena, Buffer, Choice, Config, DeviceId, Engine, Incarnation, Member, Membership, Options, Peer, Spec,
-    TaskId, Transfer, TransferKey,
+    Arena, Buffer, Choice, Config, DeviceId, Engine, Incarnation, LaunchOptions, Member, Membership, Peer,
+    Spec, TaskId, Transfer, TransferKey,
 };
 
 /// How long anything may take that should take a moment.
@@ -122,9 +122,9 @@ impl Cluster {
         key: u64,
     ) -> (Transfer, Transfer) {
         let sent =
-            self.engines[from].transfer(&[], vec![outgoing(source, from, to, key)], Options::default());
+            self.engines[from].transfer(&[], vec![outgoing(source, from, to, key)], LaunchOptions::default());
         let received =
-            self.engines[to].transfer(&[], vec![incoming(target, from, to, key)], Options::default());
+            self.engines[to].transfer(&[], vec![incoming(target, from, to, key)], LaunchOptions::default());
         (sent, received)
     }
 }
@@ -144,8 +144,8 @@ pub fn incoming(buffer: &Buffer, from: usize, to: usize, key: u64) -> Spec {
 }
 
 /// On a channel of its own.
-pub fn on(channel: u32) -> Options {
-    Options { channel, ..Options::default() }
+pub fn on(channel: u32) -> LaunchOptions {
+    LaunchOptions { channel, ..LaunchOptions::default() }
 }
 
 /// Bytes that look like nothing else.

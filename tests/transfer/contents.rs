@@ -1,6 +1,6 @@
 //! What arrives is what was sent, on every path.
 
-use muster::transfer::{Choice, Options};
+use muster::transfer::{Choice, LaunchOptions};
 
 use crate::cluster::{Cluster, assert_contents, done, incoming, outgoing};
 
@@ -47,8 +47,8 @@ fn both_directions_at_once_of_many_buffers_at_odd_offsets() {
         // The order in which they are asked for does not matter.
         requests[1].reverse();
         let [first, second] = requests;
-        let here = cluster.engines[0].transfer(&[], first, Options::default());
-        let there = cluster.engines[1].transfer(&[], second, Options::default());
+        let here = cluster.engines[0].transfer(&[], first, LaunchOptions::default());
+        let there = cluster.engines[1].transfer(&[], second, LaunchOptions::default());
         assert_eq!((done(&here).err(), done(&there).err()), (None, None), "{choice:?}");
         for (target, offset, wanted) in targets {
             target
@@ -85,7 +85,7 @@ fn eight_tasks_all_send_to_all() {
         let running: Vec<_> = requests
             .into_iter()
             .zip(&cluster.engines)
-            .map(|(specs, engine)| engine.transfer(&[], specs, Options::default()))
+            .map(|(specs, engine)| engine.transfer(&[], specs, LaunchOptions::default()))
             .collect();
         for transfer in running {
             assert_eq!(done(&transfer).map(|stats| stats.received), Ok(7 * len as u64), "{choice:?}");
@@ -101,10 +101,14 @@ fn a_prepared_transfer_is_launched_again_and_again() {
     for choice in CHOICES {
         let cluster = Cluster::new(2, choice);
         let (source, target) = (cluster.empty(0, 20_000), cluster.empty(1, 20_000));
-        let mut sending =
-            cluster.engines[0].prepare(vec![outgoing(&source, 0, 1, 5)], Options::default()).wait().unwrap();
-        let mut receiving =
-            cluster.engines[1].prepare(vec![incoming(&target, 0, 1, 5)], Options::default()).wait().unwrap();
+        let mut sending = cluster.engines[0]
+            .prepare(vec![outgoing(&source, 0, 1, 5)], LaunchOptions::default())
+            .wait()
+            .unwrap();
+        let mut receiving = cluster.engines[1]
+            .prepare(vec![incoming(&target, 0, 1, 5)], LaunchOptions::default())
+            .wait()
+            .unwrap();
         for round in 0..100 {
             source.fill(round).unwrap();
             let received = receiving.launch(&[]);

@@ -31,7 +31,7 @@ fn a_buffer_is_filled_after_the_launch_and_sent_when_it_is_defined() {
 }
 
 #[test]
-fn what_is_received_is_sent_on_from_its_place_when_it_is_there() {
+fn a_dependent_send_starts_when_its_source_has_arrived() {
     for choice in CHOICES {
         let cluster = Cluster::new(3, choice);
         let len = 600_000;
@@ -52,7 +52,7 @@ fn what_is_received_is_sent_on_from_its_place_when_it_is_there() {
 }
 
 #[test]
-fn memory_that_is_in_use_when_all_else_has_happened_is_told_to_both_sides() {
+fn memory_still_in_use_is_an_error_on_both_sides() {
     let cluster = Cluster::new(2, Choice::Auto);
     let (source, target) = (cluster.filled(0, 5000, 1), cluster.empty(1, 5000));
     let unmet = cluster.engines[0].transfer(&[], vec![incoming(&source, 1, 0, 9)], on(1));
@@ -115,7 +115,7 @@ fn an_event_that_fails_or_is_dropped_fails_the_launch_on_both_sides() {
 }
 
 #[test]
-fn what_was_promised_of_a_prepared_transfer_fails_when_that_is_dropped() {
+fn dependents_of_a_dropped_prepared_transfer_fail() {
     let cluster = Cluster::new(2, Choice::Auto);
     let (source, target) = (cluster.filled(0, 5000, 1), cluster.empty(1, 5000));
     let mut prepared = cluster.engines[0].prepare(vec![outgoing(&source, 0, 1, 1)], on(0)).wait().unwrap();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use muster::transfer::{Choice, Event, Member, Options, TransferError};
+use muster::transfer::{Choice, Event, LaunchOptions, Member, TransferError};
 
 use crate::cluster::{Cluster, assert_contents, done, eventually, member, start};
 
@@ -83,7 +83,7 @@ fn ten_thousand_connections_that_say_nothing_leave_nothing_behind() {
 }
 
 #[test]
-fn random_bytes_and_half_hellos_harm_nobody() {
+fn random_bytes_and_partial_hellos_affect_no_transfer() {
     for token in [None, Some(b"known to all".to_vec())] {
         let cluster = Cluster::with(2, |config| {
             config.transport = Choice::Tcp;
@@ -110,14 +110,14 @@ fn random_bytes_and_half_hellos_harm_nobody() {
 }
 
 /// Stands before an engine, passes everything on, and keeps what each dialler said first.
-pub struct Listening {
+pub struct RecordingProxy {
     pub address: SocketAddr,
     pub heard: Arc<Mutex<Vec<Vec<u8>>>>,
     /// The far ends of what was dialled, in that order: what is written there comes from the dialler, it seems.
     pub onward: Arc<Mutex<Vec<TcpStream>>>,
 }
 
-impl Listening {
+impl RecordingProxy {
     pub fn before(target: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -155,13 +155,13 @@ fn pass(mut from: TcpStream, mut to: TcpStream, keep: Option<&Mutex<Vec<Vec<u8>>
 }
 
 #[test]
-fn a_hello_that_is_played_back_without_the_token_harms_nobody() {
+fn a_replayed_hello_without_the_token_is_refused() {
     let mut cluster = Cluster::with(2, |config| {
         config.transport = Choice::Tcp;
         config.token = Some(b"known to all".to_vec());
     });
     let listening: Vec<_> =
-        cluster.engines.iter().map(|engine| Listening::before(engine.address().tcp[0])).collect();
+        cluster.engines.iter().map(|engine| RecordingProxy::before(engine.address().tcp[0])).collect();
     cluster.reached_at(listening.iter().map(|before| before.address).collect());
     while_transfers_go_on(&cluster, || ());
     let lost = |cluster: &Cluster| {
@@ -188,7 +188,7 @@ fn a_hello_that_is_played_back_without_the_token_harms_nobody() {
 }
 
 #[test]
-fn another_token_is_told_apart() {
+fn a_wrong_token_is_refused_by_name() {
     let cluster = Cluster::with(2, |config| {
         config.transport = Choice::Tcp;
         config.dial_timeout = Duration::from_millis(300);
@@ -211,7 +211,7 @@ fn greeting() -> usize {
 const PER_SOURCE: usize = 64;
 
 #[test]
-fn strangers_who_speak_very_slowly_and_come_again_and_again_keep_nobody_out() {
+fn slow_unauthenticated_dialers_do_not_block_peers() {
     let cluster = Cluster::with(2, |config| config.transport = Choice::Tcp);
     let over = AtomicBool::new(false);
     let targets: Vec<_> = cluster.engines.iter().map(|engine| engine.address().tcp[0]).collect();
@@ -328,7 +328,7 @@ fn impostor(answer: Vec<u8>) -> SocketAddr {
 }
 
 #[test]
-fn nobody_but_the_peer_can_say_that_it_has_another_life_or_welcome_a_dialler() {
+fn only_the_authenticated_peer_can_announce_an_incarnation_or_accept() {
     let cluster = Cluster::with(2, |config| {
         config.transport = Choice::Tcp;
         config.dial_timeout = Duration::from_millis(300);
@@ -343,7 +343,7 @@ fn nobody_but_the_peer_can_say_that_it_has_another_life_or_welcome_a_dialler() {
         let sent = cluster.engines[0].transfer(
             &[],
             vec![crate::cluster::outgoing(&source, 0, task, 1)],
-            Options::default(),
+            LaunchOptions::default(),
         );
         let error = done(&sent).unwrap_err();
         assert!(matches!(error, TransferError::Transport { .. }), "code {code}: {error}");
@@ -354,7 +354,7 @@ fn nobody_but_the_peer_can_say_that_it_has_another_life_or_welcome_a_dialler() {
 
 /// Passes what comes on to another address, each connection.
 fn relay(target: SocketAddr) -> SocketAddr {
-    Listening::before(target).address
+    RecordingProxy::before(target).address
 }
 
 #[test]
@@ -369,7 +369,7 @@ fn a_hello_that_is_sent_back_or_on_to_another_task_is_refused() {
         cluster.announce_stranger(task, relay(cluster.engines[behind].address().tcp[0]));
         let source = cluster.filled(0, 100, 1);
         let spec = crate::cluster::outgoing(&source, 0, task, 1);
-        let sent = cluster.engines[0].transfer(&[], vec![spec], Options::default());
+        let sent = cluster.engines[0].transfer(&[], vec![spec], LaunchOptions::default());
         let error = done(&sent).unwrap_err();
         assert!(matches!(error, TransferError::StaleIncarnation { .. }), "task {task}: {error}");
         assert!(cluster.engines[behind].links().is_empty());
@@ -405,7 +405,8 @@ fn an_old_life_is_kept_out_while_the_new_one_goes_on() {
                 Err(error) => println!("{choice:?}: the {side} of the old life heard: {error}"),
             }
         }
-        let again = old.transfer(&[], vec![crate::cluster::outgoing(&source, 1, 0, 2)], Options::default());
+        let again =
+            old.transfer(&[], vec![crate::cluster::outgoing(&source, 1, 0, 2)], LaunchOptions::default());
         let error = done(&again).unwrap_err().to_string();
         println!("{choice:?}: the old life heard: {error}");
         assert!(error.contains("incarnation"), "{error}");
@@ -446,7 +447,7 @@ fn a_frame_of_a_former_life_on_a_lane_that_lives_lands_nowhere_and_ends_the_conn
         [(new, here, 1, true), (old, here, 1, false), (old, here, 0, false), (new, formerly, 1, false)]
     {
         let mut cluster = Cluster::with(2, tcp);
-        let before = Listening::before(cluster.engines[1].address().tcp[0]);
+        let before = RecordingProxy::before(cluster.engines[1].address().tcp[0]);
         let other = cluster.engines[0].address().tcp[0];
         cluster.reached_at(vec![other, before.address]);
         // The task's former life was known here, and then another came.
@@ -459,7 +460,7 @@ fn a_frame_of_a_former_life_on_a_lane_that_lives_lands_nowhere_and_ends_the_conn
         before.onward.lock().unwrap().clear();
         cluster.reached_at(vec![other, before.address]);
         // Only this side dials: the other one is asked when the connection is there.
-        let alone = Options { channel: 1, ..Options::default() };
+        let alone = LaunchOptions { channel: 1, ..LaunchOptions::default() };
         let prepared = cluster.engines[0].prepare(vec![crate::cluster::outgoing(&source, 0, 1, 1)], alone);
         let mut sending = prepared.wait().unwrap();
         eventually("both lanes are there", || {

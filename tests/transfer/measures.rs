@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use muster::transfer::{Choice, Engine, Event, Options, Stage, TransferError};
+use muster::transfer::{Choice, Engine, Event, LaunchOptions, Stage, TransferError};
 
 use crate::cluster::{Cluster, PATIENCE, device, done, eventually, incoming, outgoing};
 
@@ -37,8 +37,8 @@ fn launches_are_counted_by_how_they_end_and_timed_by_stage() {
     // One side waits for what it depends on; the other for it.
     let wait = Duration::from_millis(120);
     let (definer, event) = Event::new();
-    let sent = sender.transfer(&[event], vec![outgoing(&source, 0, 1, 2)], Options::default());
-    let received = receiver.transfer(&[], vec![incoming(&target, 0, 1, 2)], Options::default());
+    let sent = sender.transfer(&[event], vec![outgoing(&source, 0, 1, 2)], LaunchOptions::default());
+    let received = receiver.transfer(&[], vec![incoming(&target, 0, 1, 2)], LaunchOptions::default());
     std::thread::sleep(wait);
     definer.complete();
     done(&sent).unwrap();
@@ -47,9 +47,9 @@ fn launches_are_counted_by_how_they_end_and_timed_by_stage() {
     assert!(slowest_at_least(sender, Stage::Dependencies, wait / 2));
 
     // One side comes late.
-    let received = receiver.transfer(&[], vec![incoming(&target, 0, 1, 3)], Options::default());
+    let received = receiver.transfer(&[], vec![incoming(&target, 0, 1, 3)], LaunchOptions::default());
     std::thread::sleep(wait);
-    let sent = sender.transfer(&[], vec![outgoing(&source, 0, 1, 3)], Options::default());
+    let sent = sender.transfer(&[], vec![outgoing(&source, 0, 1, 3)], LaunchOptions::default());
     done(&sent).unwrap();
     done(&received).unwrap();
     assert!(slowest_at_least(receiver, Stage::Match, wait / 2));
@@ -57,7 +57,7 @@ fn launches_are_counted_by_how_they_end_and_timed_by_stage() {
 }
 
 #[test]
-fn failures_are_counted_by_reason_and_told_once_with_whom_and_why() {
+fn failures_are_counted_by_reason_and_reported_once_with_peer_and_cause() {
     let cluster = Cluster::new(2, Choice::Auto);
     let (source, target) = (cluster.filled(0, 5000, 1), cluster.empty(1, 5000));
     let (sender, meters) = (&cluster.engines[0], cluster.engines[0].meters());
@@ -67,7 +67,7 @@ fn failures_are_counted_by_reason_and_told_once_with_whom_and_why() {
     let (sent, received) = cluster.send(0, &source, 1, &target, 1);
     done(&sent).unwrap();
     done(&received).unwrap();
-    let given_up = sender.transfer(&[], vec![outgoing(&source, 0, 1, 2)], Options::default());
+    let given_up = sender.transfer(&[], vec![outgoing(&source, 0, 1, 2)], LaunchOptions::default());
     assert!(given_up.cancel("no longer wanted").wait_for(PATIENCE));
     told.recv_timeout(PATIENCE).unwrap();
     assert_eq!((ended(sender, "cancelled"), ended(sender, "completed")), (1, 1));
@@ -79,17 +79,17 @@ fn failures_are_counted_by_reason_and_told_once_with_whom_and_why() {
     assert!(meters.take_failures().is_empty(), "told once");
 
     // Requests that come to nothing count too.
-    assert!(sender.prepare(Vec::new(), Options::default()).wait().is_err());
+    assert!(sender.prepare(Vec::new(), LaunchOptions::default()).wait().is_err());
     let nobody =
         muster::transfer::Spec::send(source.span(), device(0), device(9), muster::transfer::TransferKey(1));
-    assert!(done(&sender.transfer(&[], vec![nobody], Options::default())).is_err());
+    assert!(done(&sender.transfer(&[], vec![nobody], LaunchOptions::default())).is_err());
     assert_eq!(ended(sender, "refused"), 2);
     // What is prepared and dropped was never asked for.
-    drop(sender.prepare(vec![outgoing(&source, 0, 1, 3)], Options::default()).wait().unwrap());
+    drop(sender.prepare(vec![outgoing(&source, 0, 1, 3)], LaunchOptions::default()).wait().unwrap());
     assert_eq!(ended(sender, "dropped"), 0);
     // However many there are, a bounded number is kept.
     for _ in 0..200 {
-        assert!(sender.prepare(Vec::new(), Options::default()).wait().is_err());
+        assert!(sender.prepare(Vec::new(), LaunchOptions::default()).wait().is_err());
     }
     assert_eq!((meters.take_failures().len(), ended(sender, "refused")), (64, 202));
 }

@@ -4,7 +4,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use muster::transfer::{Choice, Class, Config, Faults, Options, TransferError};
+use muster::transfer::{Choice, Class, Config, Faults, LaunchOptions, TransferError};
 
 use crate::cluster::{Cluster, PATIENCE, assert_contents, done, eventually, incoming, member, outgoing};
 
@@ -35,7 +35,7 @@ pub fn move_under(
     let (source, target) = (cluster.filled(0, len, key), cluster.empty(1, len));
     // On a channel of its own: one side may launch on a connection that dies, and the other on the one after it. Then
     // that one waits for a launch that does not come, and is given up.
-    let options = Options { channel: key as u32, ..Options::default() };
+    let options = LaunchOptions { channel: key as u32, ..LaunchOptions::default() };
     let sent = cluster.engines[0].transfer(&[], vec![outgoing(&source, 0, 1, key)], options);
     let received = cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, key)], options);
     harm();
@@ -232,7 +232,7 @@ fn a_peer_that_takes_no_bytes_any_more_is_given_up_at_the_stall_limit_and_goes_o
         assert_eq!(move_under(&cluster, 1 << 20, 0, || ()), (None, None));
         faults.hold(true);
         let (source, target) = (cluster.filled(0, 24 << 20, 1), cluster.empty(1, 24 << 20));
-        let options = Options { channel: 1, stall: STALL, ..Options::default() };
+        let options = LaunchOptions { channel: 1, stall: STALL, ..LaunchOptions::default() };
         let sent = cluster.engines[0].transfer(&[], vec![outgoing(&source, 0, 1, 1)], options);
         let received = cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, 1)], options);
         let began = Instant::now();
@@ -307,13 +307,15 @@ fn whatever_the_network_does_nothing_hangs_and_no_byte_is_wrong() {
 }
 
 #[test]
-fn whoever_dials_a_peer_that_never_answers_is_freed_by_the_membership() {
+fn a_membership_change_ends_a_dial_without_answer() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let cluster = Cluster::with(1, |config| config.transport = Choice::Tcp);
     cluster.announce_stranger(1, silent.local_addr().unwrap());
     let buffer = cluster.empty(0, 100);
-    let waiting = cluster.engines[0].transfer(&[], vec![outgoing(&buffer, 0, 1, 1)], Options::default());
-    let cancelled = cluster.engines[0].transfer(&[], vec![outgoing(&buffer, 0, 1, 2)], Options::default());
+    let waiting =
+        cluster.engines[0].transfer(&[], vec![outgoing(&buffer, 0, 1, 1)], LaunchOptions::default());
+    let cancelled =
+        cluster.engines[0].transfer(&[], vec![outgoing(&buffer, 0, 1, 2)], LaunchOptions::default());
     std::thread::sleep(Duration::from_millis(100));
     let began = Instant::now();
     let proof = cancelled.cancel("it takes too long");
@@ -332,7 +334,8 @@ fn whoever_dials_a_peer_that_never_answers_is_freed_by_the_membership() {
     // Shutting down frees too, and does not wait for the dialling.
     let cluster = Cluster::with(1, |config| config.transport = Choice::Tcp);
     cluster.announce_stranger(1, silent.local_addr().unwrap());
-    let waiting = cluster.engines[0].transfer(&[], vec![outgoing(&buffer, 0, 1, 1)], Options::default());
+    let waiting =
+        cluster.engines[0].transfer(&[], vec![outgoing(&buffer, 0, 1, 1)], LaunchOptions::default());
     let began = Instant::now();
     cluster.engines[0].shutdown();
     assert!(matches!(done(&waiting), Err(TransferError::Closed)));
@@ -356,10 +359,10 @@ fn a_deadline_that_passes_in_the_middle_ends_the_transfer_on_both_sides() {
         faults.delay(Duration::from_millis(1));
         let (source, target) = (cluster.filled(0, LEN, 1), cluster.empty(1, LEN));
         let deadline = Duration::from_millis(500);
-        let options = |task: usize| Options {
+        let options = |task: usize| LaunchOptions {
             // Only the receiver has one; the sender is told.
             deadline: (task == 1).then_some(deadline),
-            ..Options::default()
+            ..LaunchOptions::default()
         };
         let began = Instant::now();
         let received = cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, 1)], options(1));
@@ -385,7 +388,7 @@ fn a_deadline_that_passes_in_the_middle_ends_the_transfer_on_both_sides() {
 }
 
 #[test]
-fn what_is_urgent_overtakes_what_may_take_its_time() {
+fn urgent_transfers_overtake_bulk_transfers() {
     const SMALL: usize = 1 << 20;
     let (cluster, [_, faults]) = with_faults(Choice::Loopback, |config| {
         config.lanes = 1;
@@ -394,7 +397,7 @@ fn what_is_urgent_overtakes_what_may_take_its_time() {
     faults.delay(Duration::from_millis(1));
     let launch = |channel: u32, class, len: usize| {
         let (source, target) = (cluster.filled(0, len, channel.into()), cluster.empty(1, len));
-        let options = Options { channel, class, ..Options::default() };
+        let options = LaunchOptions { channel, class, ..LaunchOptions::default() };
         let key = channel.into();
         let received = cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, key)], options);
         let sent = cluster.engines[0].transfer(&[], vec![outgoing(&source, 0, 1, key)], options);
@@ -424,7 +427,7 @@ fn a_deadline_counts_from_the_request_even_if_the_peer_never_answers() {
     let cluster = Cluster::with(1, |config| config.transport = Choice::Tcp);
     cluster.announce_stranger(1, silent.local_addr().unwrap());
     let buffer = cluster.empty(0, 100);
-    let options = Options { deadline: Some(Duration::from_millis(200)), ..Options::default() };
+    let options = LaunchOptions { deadline: Some(Duration::from_millis(200)), ..LaunchOptions::default() };
     let late = cluster.engines[0].transfer(&[], vec![outgoing(&buffer, 0, 1, 1)], options);
     // Long before the dialling is given up.
     let outcome = late.wait_for(Duration::from_secs(4)).expect("its deadline has passed");

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use muster::transfer::{Choice, Engine, Faults, Options, TransferError};
+use muster::transfer::{Choice, Engine, Faults, LaunchOptions, TransferError};
 
 use crate::cluster::{Cluster, assert_contents, done, eventually, incoming, member, outgoing};
 
@@ -22,7 +22,7 @@ fn transfers_asked_for_before_there_are_connections_keep_their_order() {
                 specs.push(incoming(&target, other, here, other as u64));
                 targets.push((target, other as u64));
             }
-            transfers.push(cluster.engines[here].transfer(&[], specs, Options::default()));
+            transfers.push(cluster.engines[here].transfer(&[], specs, LaunchOptions::default()));
             for key in [10, 20] {
                 for &other in others.iter().rev() {
                     let target = cluster.empty(here, 9000);
@@ -32,7 +32,7 @@ fn transfers_asked_for_before_there_are_connections_keep_their_order() {
                         incoming(&target, other, here, other as u64 + key),
                     ];
                     targets.push((target, other as u64 + key));
-                    transfers.push(cluster.engines[here].transfer(&[], specs, Options::default()));
+                    transfers.push(cluster.engines[here].transfer(&[], specs, LaunchOptions::default()));
                 }
             }
         }
@@ -44,7 +44,7 @@ fn transfers_asked_for_before_there_are_connections_keep_their_order() {
 }
 
 #[test]
-fn what_fails_before_it_begins_is_told_to_the_other_side_and_the_next_are_in_step() {
+fn an_early_failure_reaches_the_peer_and_later_launches_stay_matched() {
     let cluster = Cluster::new(2, Choice::Auto);
     // A third task that nobody can reach: its port is taken, and nobody listens there.
     let taken = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
@@ -53,11 +53,11 @@ fn what_fails_before_it_begins_is_told_to_the_other_side_and_the_next_are_in_ste
     for key in 0..20 {
         let (source, target) = (cluster.filled(0, 4000, key), cluster.empty(1, 4000));
         let receive =
-            || cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, key)], Options::default());
+            || cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, key)], LaunchOptions::default());
         let unreachable = vec![outgoing(&source, 0, 1, key), outgoing(&source, 0, 2, key)];
         // Before the other side asks for its half, or after.
         let early = (key % 2 == 0).then(receive);
-        let failed = cluster.engines[0].transfer(&[], unreachable, Options::default());
+        let failed = cluster.engines[0].transfer(&[], unreachable, LaunchOptions::default());
         let error = done(&failed).unwrap_err();
         assert!(
             matches!(error, TransferError::PeerDead { member: gone, .. } if gone == member(2, 0)),
@@ -94,16 +94,16 @@ fn meet_at_random(cluster: &Cluster, here: usize, there: usize, rounds: u64) -> 
         let engine = &cluster.engines[here];
         pause(&mut alone);
         if launches > 1 {
-            let mut prepared = engine.prepare(specs(), Options::default()).wait().unwrap();
+            let mut prepared = engine.prepare(specs(), LaunchOptions::default()).wait().unwrap();
             for _ in 0..launches {
                 pause(&mut alone);
                 done(&prepared.launch(&[])).unwrap_or_else(&told);
             }
         } else {
             if alone.u8(0..4) == 0 {
-                drop(engine.prepare(specs(), Options::default()).wait().unwrap());
+                drop(engine.prepare(specs(), LaunchOptions::default()).wait().unwrap());
             }
-            done(&engine.transfer(&[], specs(), Options::default())).unwrap_or_else(told);
+            done(&engine.transfer(&[], specs(), LaunchOptions::default())).unwrap_or_else(told);
         }
         assert_contents(&target, key(there));
         moved += len as u64 * launches.max(1);
@@ -112,7 +112,7 @@ fn meet_at_random(cluster: &Cluster, here: usize, there: usize, rounds: u64) -> 
 }
 
 #[test]
-fn connections_that_nobody_uses_make_room_for_others() {
+fn idle_connections_are_evicted_for_new_ones() {
     const COUNT: usize = 5;
     let rounds = std::env::var("ROUNDS").map_or(150, |rounds| rounds.parse().unwrap());
     for (choice, slow) in [(Choice::Auto, false), (Choice::Tcp, false), (Choice::Tcp, true)] {
@@ -163,14 +163,14 @@ fn a_request_may_need_more_connections_than_are_kept() {
         let targets: Vec<_> = (1..COUNT).map(|other| cluster.empty(other, 3000)).collect();
         let source = cluster.filled(0, 3000, round);
         let specs = (1..COUNT).map(|other| outgoing(&source, 0, other, round)).collect();
-        let sent = cluster.engines[0].transfer(&[], specs, Options::default());
+        let sent = cluster.engines[0].transfer(&[], specs, LaunchOptions::default());
         eventually("all of them are there, and in use", || {
             let links = cluster.engines[0].links();
             links.iter().filter(|link| link.launched == 1).count() == COUNT - 1
         });
         for (other, target) in (1..COUNT).zip(&targets) {
             let specs = vec![incoming(target, 0, other, round)];
-            done(&cluster.engines[other].transfer(&[], specs, Options::default())).unwrap();
+            done(&cluster.engines[other].transfer(&[], specs, LaunchOptions::default())).unwrap();
             assert_contents(target, round);
         }
         done(&sent).unwrap();

@@ -9,10 +9,10 @@ use muster::transfer::{Address, Choice, DeviceId, Member, Membership, Peer, Task
 
 use crate::cluster::{PATIENCE, device, member, start};
 use crate::resharding::DEVICES_EACH;
-use crate::{cancel, deaths};
+use crate::{cancel, peer_failures};
 
 /// A task in a process of its own.
-pub struct Task {
+pub struct TaskProcess {
     child: Child,
     input: ChildStdin,
     lines: Receiver<String>,
@@ -21,7 +21,7 @@ pub struct Task {
     address: Address,
 }
 
-impl Drop for Task {
+impl Drop for TaskProcess {
     fn drop(&mut self) {
         let _gone = self.child.kill();
         let _gone = self.child.wait();
@@ -42,7 +42,7 @@ pub fn choice_of(name: &str) -> Choice {
     serde_json::from_value(serde_json::Value::String(name.to_owned())).unwrap()
 }
 
-impl Task {
+impl TaskProcess {
     /// What it does is up to its role, see [`child`]; in a network namespace, if one is named.
     pub fn start(task: usize, choice: &str, role: &str, network: Option<&str>) -> Self {
         Self::live(task, 0, choice, role, network)
@@ -153,9 +153,9 @@ fn child() {
     let membership: Membership = serde_json::from_str(&told().unwrap()).unwrap();
     engine.on_membership(membership.clone());
     match role.as_str() {
-        "meet" => deaths::meet_all(&engine, &membership),
-        "gather" | "gather-away" => deaths::gather_all(&engine),
+        "meet" => peer_failures::meet_all(&engine, &membership),
+        "gather" | "gather-away" => peer_failures::gather_all(&engine),
         "fire" => cancel::under_fire(&engine),
-        _ => deaths::stream(&engine, task, role == "late"),
+        _ => peer_failures::stream(&engine, task, role == "late"),
     }
 }

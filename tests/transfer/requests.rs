@@ -1,14 +1,14 @@
 //! What is wrong with a request is said before anything moves, and what two sides disagree on is told to both.
 
 use muster::transfer::{
-    Buffer, Choice, DeviceId, Fingerprint, Layout, MemoryError, Options, PrepareError, Spec, TransferError,
-    TransferKey,
+    Buffer, Choice, DeviceId, LaunchOptions, Layout, LayoutFingerprint, MemoryError, PrepareError, Spec,
+    TransferError, TransferKey,
 };
 
 use crate::cluster::{Cluster, assert_contents, device, done, incoming, outgoing};
 
 fn refusal(cluster: &Cluster, specs: Vec<Spec>) -> PrepareError {
-    cluster.engines[0].prepare(specs, Options::default()).wait().map(|_| ()).unwrap_err()
+    cluster.engines[0].prepare(specs, LaunchOptions::default()).wait().map(|_| ()).unwrap_err()
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn every_wrong_request_has_its_own_error() {
     assert_eq!(refusal(&cluster, many.collect()), PrepareError::TooMany { given: 65_537, bound: 65_536 });
     cluster.engines[0].shutdown();
     assert_eq!(refusal(&cluster, vec![send(low)]), PrepareError::Closed);
-    assert_eq!(Fingerprint::of(&[b"a"]), Fingerprint::of(&[b"a"]));
+    assert_eq!(LayoutFingerprint::of(&[b"a"]), LayoutFingerprint::of(&[b"a"]));
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn buffers_are_sent_and_received_by_devices_and_keys() {
 }
 
 #[test]
-fn a_task_without_devices_can_neither_send_nor_receive_and_hears_which_it_is() {
+fn a_task_without_devices_is_refused_by_number() {
     let cluster = Cluster::with(2, |config| {
         if config.here.task.0 == 0 {
             config.devices = Vec::new();
@@ -142,7 +142,7 @@ fn a_batch_leaves_as_one_group_for_each_peer() {
     for choice in [Choice::Auto, Choice::Tcp] {
         let cluster = Cluster::new(3, choice);
         let mut batches: Vec<_> =
-            cluster.engines.iter().map(|engine| engine.batch(Options::default())).collect();
+            cluster.engines.iter().map(|engine| engine.batch(LaunchOptions::default())).collect();
         let mut targets = Vec::new();
         for key in 0..40u64 {
             let to = 1 + key as usize % 2;
@@ -173,12 +173,13 @@ fn a_batch_leaves_as_one_group_for_each_peer() {
 }
 
 #[test]
-fn more_launches_than_the_bound_are_refused_and_told_to_the_other_side() {
+fn launches_beyond_the_bound_fail_on_both_sides() {
     const BOUND: usize = 4096;
     let cluster = Cluster::new(2, Choice::Auto);
     let (source, target) = (cluster.filled(0, 100, 1), cluster.empty(1, 100));
-    let prepare =
-        |task: usize, spec| cluster.engines[task].prepare(vec![spec], Options::default()).wait().unwrap();
+    let prepare = |task: usize, spec| {
+        cluster.engines[task].prepare(vec![spec], LaunchOptions::default()).wait().unwrap()
+    };
     let mut sending = prepare(0, outgoing(&source, 0, 1, 1));
     let under_way: Vec<_> = (0..BOUND).map(|_| sending.launch(&[])).collect();
     let error = done(&sending.launch(&[])).unwrap_err();
@@ -213,7 +214,7 @@ fn many_who_prepare_at_once_make_one_connection() {
                 scope.spawn(move || {
                     start.wait();
                     let specs = vec![outgoing(source, 0, 1, key as u64)];
-                    cluster.engines[0].prepare(specs, Options::default()).wait().unwrap()
+                    cluster.engines[0].prepare(specs, LaunchOptions::default()).wait().unwrap()
                 })
             };
             let preparing: Vec<_> = (0..MANY).map(prepare).collect();
@@ -234,17 +235,17 @@ fn sends_may_share_bytes_and_a_buffer_in_use_is_busy() {
     let source = cluster.filled(0, 5000, 1);
     let targets = [cluster.empty(1, 5000), cluster.empty(1, 5000)];
     let sends = vec![outgoing(&source, 0, 1, 1), outgoing(&source, 0, 1, 2)];
-    let sent = cluster.engines[0].prepare(sends, Options::default()).wait().unwrap().launch(&[]);
+    let sent = cluster.engines[0].prepare(sends, LaunchOptions::default()).wait().unwrap().launch(&[]);
     assert!(source.read(|_| ()).is_ok());
     assert!(matches!(source.fill(0), Err(MemoryError::Busy { .. })));
     let again = cluster.engines[0].transfer(
         &[],
         vec![incoming(&source, 1, 0, 9)],
-        Options { channel: 1, ..Options::default() },
+        LaunchOptions { channel: 1, ..LaunchOptions::default() },
     );
     assert!(matches!(done(&again), Err(TransferError::Memory(MemoryError::Busy { .. }))));
     let receives = targets.iter().zip(1..).map(|(target, key)| incoming(target, 0, 1, key)).collect();
-    let received = cluster.engines[1].transfer(&[], receives, Options::default());
+    let received = cluster.engines[1].transfer(&[], receives, LaunchOptions::default());
     done(&received).unwrap();
     done(&sent).unwrap();
     for target in &targets {
@@ -254,15 +255,15 @@ fn sends_may_share_bytes_and_a_buffer_in_use_is_busy() {
 }
 
 #[test]
-fn different_layouts_and_different_orders_are_told_to_both_sides() {
+fn mismatched_layouts_and_orders_fail_on_both_sides() {
     for choice in [Choice::Auto, Choice::Tcp, Choice::Loopback] {
         let cluster = Cluster::new(2, choice);
         let (source, target) = (cluster.filled(0, 400, 1), cluster.empty(1, 400));
         let layout = |shape: &[u64]| Layout::array("f32", 4, shape, "").unwrap();
         let sending = outgoing(&source, 0, 1, 8).with_layout(layout(&[10, 10]));
         let receiving = incoming(&target, 0, 1, 8).with_layout(layout(&[100]));
-        let sent = cluster.engines[0].transfer(&[], vec![sending], Options::default());
-        let received = cluster.engines[1].transfer(&[], vec![receiving], Options::default());
+        let sent = cluster.engines[0].transfer(&[], vec![sending], LaunchOptions::default());
+        let received = cluster.engines[1].transfer(&[], vec![receiving], LaunchOptions::default());
         let (flat, square) =
             (layout(&[100]).fingerprint().to_string(), layout(&[10, 10]).fingerprint().to_string());
         for (transfer, mine, theirs) in [(sent, &square, &flat), (received, &flat, &square)] {
@@ -276,12 +277,12 @@ fn different_layouts_and_different_orders_are_told_to_both_sides() {
         let (c, d) = (cluster.empty(1, 10), cluster.empty(1, 10));
         let sends: Vec<_> = [(&a, 21), (&b, 22)]
             .map(|(buffer, key)| {
-                cluster.engines[0].transfer(&[], vec![outgoing(buffer, 0, 1, key)], Options::default())
+                cluster.engines[0].transfer(&[], vec![outgoing(buffer, 0, 1, key)], LaunchOptions::default())
             })
             .into();
         let receives: Vec<_> = [(&d, 22), (&c, 21)]
             .map(|(buffer, key)| {
-                cluster.engines[1].transfer(&[], vec![incoming(buffer, 0, 1, key)], Options::default())
+                cluster.engines[1].transfer(&[], vec![incoming(buffer, 0, 1, key)], LaunchOptions::default())
             })
             .into();
         for (transfer, mine, theirs) in
@@ -318,8 +319,8 @@ fn arena_and_other_memory_mix_in_one_request() {
             let targets: Vec<_> = (0..4).map(|_| cluster.empty(1, len)).collect();
             let sends = sources.iter().zip(0..).map(|(source, key)| outgoing(source, 0, 1, key)).collect();
             let receives = targets.iter().zip(0..).map(|(target, key)| incoming(target, 0, 1, key)).collect();
-            let sent = cluster.engines[0].transfer(&[], sends, Options::default());
-            let received = cluster.engines[1].transfer(&[], receives, Options::default());
+            let sent = cluster.engines[0].transfer(&[], sends, LaunchOptions::default());
+            let received = cluster.engines[1].transfer(&[], receives, LaunchOptions::default());
             assert_eq!((done(&sent).err(), done(&received).err()), (None, None), "{choice:?}");
             for (target, seed) in targets.iter().zip(0..) {
                 assert_contents(target, seed);
@@ -329,7 +330,7 @@ fn arena_and_other_memory_mix_in_one_request() {
 }
 
 #[test]
-fn what_is_over_leaves_nothing_behind() {
+fn finished_transfers_leave_no_state() {
     for choice in [Choice::Auto, Choice::Tcp, Choice::Loopback] {
         let cluster = Cluster::new(2, choice);
         for round in 0..20 {

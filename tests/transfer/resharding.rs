@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use muster::transfer::plan::{
-    ArrayDescription, BufferRole, Dtype, Mesh, Options as PlanOptions, Partition, PartitionSpec, Placement,
-    Plan, Sharding, Shards,
+    ArrayDescription, BufferRole, Dtype, Mesh, Partition, PartitionSpec, Placement, Plan, PlanOptions,
+    Sharding, Shards,
 };
 use muster::transfer::{
-    Arena, Buffer, Choice, DeviceId, Engine, Faults, Moved, Options, ReshardError, ShardBuffers, TaskId,
-    TransferError,
+    Arena, Buffer, Choice, DeviceId, Engine, Faults, LaunchOptions, Moved, ReshardError, ShardBuffers,
+    TaskId, TransferError,
 };
 
 use crate::cluster::{Cluster, PATIENCE, contents, eventually};
@@ -40,13 +40,13 @@ fn shards(plan: &Plan, role: BufferRole, devices: &[DeviceId]) -> Shards {
 }
 
 /// A plan with what its devices hold before and after.
-pub struct Wanted {
+pub struct ReshardCase {
     pub plan: Plan,
     before: Shards,
     after: Shards,
 }
 
-impl Wanted {
+impl ReshardCase {
     pub fn of(plan: Plan) -> Self {
         let before = shards(&plan, BufferRole::Source, &plan.source().sharding.mesh.devices);
         let mut after = shards(&plan, BufferRole::Destination, &plan.destination().sharding.mesh.devices);
@@ -77,7 +77,7 @@ impl Wanted {
     }
 
     /// Carries it out for a task, and looks at what came of it.
-    fn carried_out(&self, engine: &Engine, arena: &Arena, options: Options) -> Moved {
+    fn carried_out(&self, engine: &Engine, arena: &Arena, options: LaunchOptions) -> Moved {
         let shards = self.buffers(engine.here().task.0, DEVICES_EACH, arena);
         let moved = engine.carry_out(&self.plan, &shards, arena, options).unwrap();
         self.assert_after(&shards);
@@ -95,8 +95,8 @@ fn plan(source: ArrayDescription, destination: ArrayDescription, hosts: u32, tim
 
 /// Carries a plan out on all engines at once, and compares with the same plan on slices.
 fn compare(cluster: &Cluster, plan: Plan, channel: u32) {
-    let wanted = Wanted::of(plan);
-    let options = Options { channel, ..Options::default() };
+    let wanted = ReshardCase::of(plan);
+    let options = LaunchOptions { channel, ..LaunchOptions::default() };
     std::thread::scope(|scope| {
         for (engine, arena) in cluster.engines.iter().zip(&cluster.arenas) {
             let wanted = &wanted;
@@ -183,12 +183,12 @@ fn needs(plan: &Plan, step: u32, task: TaskId) -> bool {
 }
 
 #[test]
-fn who_comes_late_holds_back_nothing_but_what_depends_on_it() {
+fn a_late_task_delays_only_its_dependents() {
     for choice in [Choice::Loopback, Choice::Auto] {
         let cluster = cluster(4, choice);
-        let wanted = Wanted::of(gathered(8, &[64, 3000], PATIENCE));
+        let wanted = ReshardCase::of(gathered(8, &[64, 3000], PATIENCE));
         for (round, late) in [0, 2].into_iter().enumerate() {
-            let options = Options { channel: round as u32, ..Options::default() };
+            let options = LaunchOptions { channel: round as u32, ..LaunchOptions::default() };
             // What each task receives of each other one without any help of the late one.
             let mut free: BTreeMap<(u32, u32), u64> = BTreeMap::new();
             let mut passed_on = 0;
@@ -225,19 +225,20 @@ fn who_comes_late_holds_back_nothing_but_what_depends_on_it() {
 }
 
 #[test]
-fn tasks_that_carry_out_different_plans_hear_of_both_before_a_byte_moves() {
+fn mismatched_plans_fail_with_both_digests_before_a_byte_moves() {
     let cluster = cluster(2, Choice::Auto);
     let line: &[(&str, u64)] = &[("x", 4)];
     let square =
         |dtype, spec: &[&str]| ArrayDescription { dtype, ..array(&[64, 64], line, &[0, 1, 2, 3], spec) };
-    let make = |dtype, spec: &[&str]| Wanted::of(plan(square(dtype, spec), square(dtype, &[]), 1, PATIENCE));
+    let make =
+        |dtype, spec: &[&str]| ReshardCase::of(plan(square(dtype, spec), square(dtype, &[]), 1, PATIENCE));
     // As many bytes in every step: as another type, and as columns for rows.
     for (channel, other) in [(1, make(Dtype::Int32, &["x"])), (2, make(Dtype::Float32, &["", "x"]))] {
         let one = make(Dtype::Float32, &["x"]);
-        let short = |wanted: &Wanted| wanted.plan.layout().to_string()[..16].to_owned();
+        let short = |wanted: &ReshardCase| wanted.plan.layout().to_string()[..16].to_owned();
         let names = [short(&one), short(&other)];
         assert_ne!(names[0], names[1]);
-        let options = Options { channel, ..Options::default() };
+        let options = LaunchOptions { channel, ..LaunchOptions::default() };
         std::thread::scope(|scope| {
             for (task, wanted) in [&one, &other].into_iter().enumerate() {
                 let (engine, arena) = (&cluster.engines[task], &cluster.arenas[task]);
@@ -264,7 +265,7 @@ fn tasks_that_carry_out_different_plans_hear_of_both_before_a_byte_moves() {
 }
 
 #[test]
-fn what_does_not_fit_the_plan_is_refused_before_a_byte_moves() {
+fn buffers_that_do_not_match_the_plan_are_refused_before_a_byte_moves() {
     let cluster = cluster(2, Choice::Auto);
     let line: &[(&str, u64)] = &[("x", 4)];
     let describe = |spec: &[&str]| array(&[64], line, &[0, 1, 2, 3], spec);
@@ -272,7 +273,7 @@ fn what_does_not_fit_the_plan_is_refused_before_a_byte_moves() {
     let plan = Plan::new(describe(&["x"]), describe(&[]), &placement, PlanOptions::default()).unwrap();
     let arena = Arena::new(1 << 16).unwrap();
     let refused = cluster.engines[0]
-        .carry_out(&plan, &ShardBuffers::default(), &arena, Options::default())
+        .carry_out(&plan, &ShardBuffers::default(), &arena, LaunchOptions::default())
         .unwrap_err();
     assert!(matches!(refused, ReshardError::Shard { wanted: 64, found: 0, .. }), "{refused}");
 }
@@ -295,7 +296,7 @@ fn a_plan_whose_other_side_does_not_come_ends_at_its_time() {
     };
     let shards = ShardBuffers { source: buffers(64), destination: buffers(256) };
     let began = Instant::now();
-    let late = cluster.engines[0].carry_out(&plan, &shards, arena, Options::default()).unwrap_err();
+    let late = cluster.engines[0].carry_out(&plan, &shards, arena, LaunchOptions::default()).unwrap_err();
     assert!(
         began.elapsed() < time + Duration::from_secs(5),
         "the other side lives and says at once that it rests"
@@ -322,8 +323,8 @@ fn a_plan_whose_peer_takes_no_bytes_any_more_ends_in_its_time_and_its_shards_are
     });
     compare(&cluster, gathered(8, &[64, 500], PATIENCE), 1);
     faults.hold(true);
-    let wanted = Wanted::of(gathered(8, &[64, 20_000], time));
-    let options = Options { channel: 2, stall, ..Options::default() };
+    let wanted = ReshardCase::of(gathered(8, &[64, 20_000], time));
+    let options = LaunchOptions { channel: 2, stall, ..LaunchOptions::default() };
     std::thread::scope(|scope| {
         for (engine, arena) in cluster.engines.iter().zip(&cluster.arenas) {
             let wanted = &wanted;

@@ -3,19 +3,25 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use muster::tls::make::{Authority, Purpose};
+use muster::tls::issue::{Authority, CertificatePurpose};
 use muster::transfer::{Certificates, Choice, Config, Engine, TransportKind};
 
 use crate::cluster::{Cluster, assert_contents, done, member};
-use crate::hostile::Listening;
+use crate::hostile::RecordingProxy;
 use crate::network::{move_under, with_faults};
 
 /// A certificate of `signed_by` for this name, and belief in `trusted`.
 fn certificates(signed_by: &Authority, trusted: &Authority, name: &str) -> Certificates {
-    signed(signed_by, trusted, Purpose::Server, name, 9)
+    signed(signed_by, trusted, CertificatePurpose::Server, name, 9)
 }
 
-fn signed(by: &Authority, trusted: &Authority, purpose: Purpose, name: &str, days: i64) -> Certificates {
+fn signed(
+    by: &Authority,
+    trusted: &Authority,
+    purpose: CertificatePurpose,
+    name: &str,
+    days: i64,
+) -> Certificates {
     let made = by.sign(purpose, &[name.to_owned()], days).unwrap();
     let (cert, key) = (made.cert.into_bytes(), made.key.into_bytes());
     Certificates { cert, key, ca: trusted.cert().into_bytes(), name: None }
@@ -27,7 +33,7 @@ fn secure(config: &mut Config, certificates: &Certificates) {
 }
 
 #[test]
-fn what_is_moved_both_ways_at_once_arrives_whole_with_and_without_a_token() {
+fn concurrent_transfers_in_both_directions_are_complete_with_and_without_a_token() {
     let authority = Authority::new("of the engines").unwrap();
     let own = certificates(&authority, &authority, "engines");
     for (token, name) in [(None, None), (Some(b"known to all".to_vec()), Some("engines".to_owned()))] {
@@ -37,7 +43,7 @@ fn what_is_moved_both_ways_at_once_arrives_whole_with_and_without_a_token() {
             config.lanes = 3;
         });
         let before: Vec<_> =
-            cluster.engines.iter().map(|engine| Listening::before(engine.address().tcp[0])).collect();
+            cluster.engines.iter().map(|engine| RecordingProxy::before(engine.address().tcp[0])).collect();
         cluster.reached_at(before.iter().map(|before| before.address).collect());
         let mut moved = Vec::new();
         for (n, len) in [0, 1, 63, 4096, 8193, 16_384, 65_537, (3 << 20) + 5, 9 << 20].into_iter().enumerate()
@@ -104,11 +110,11 @@ fn strangers(first: Option<&Certificates>, second: Option<&Certificates>) -> [St
     // One after the other: each hears what comes of its own dialling.
     let source = cluster.filled(0, 1000, 1);
     let out = crate::cluster::outgoing(&source, 0, 1, 1);
-    let first = cluster.engines[0].transfer(&[], vec![out], muster::transfer::Options::default());
+    let first = cluster.engines[0].transfer(&[], vec![out], muster::transfer::LaunchOptions::default());
     let first = done(&first).unwrap_err().to_string();
     let target = cluster.empty(1, 1000);
     let into = crate::cluster::incoming(&target, 0, 1, 1);
-    let second = cluster.engines[1].transfer(&[], vec![into], muster::transfer::Options::default());
+    let second = cluster.engines[1].transfer(&[], vec![into], muster::transfer::LaunchOptions::default());
     let second = done(&second).unwrap_err().to_string();
     assert!(cluster.engines.iter().all(|engine| engine.links().is_empty()));
     println!("{first}\n{second}");
@@ -116,7 +122,7 @@ fn strangers(first: Option<&Certificates>, second: Option<&Certificates>) -> [St
 }
 
 #[test]
-fn whoever_has_no_right_certificate_is_refused_and_hears_why() {
+fn a_peer_with_a_wrong_certificate_is_refused_with_the_reason() {
     let (ours, theirs) = (Authority::new("ours").unwrap(), Authority::new("theirs").unwrap());
     let own = certificates(&ours, &ours, "engines");
     let foreign = "does not come from an authority of this engine";
@@ -132,10 +138,12 @@ fn whoever_has_no_right_certificate_is_refused_and_hears_why() {
     let [first, second] = strangers(Some(&named), Some(&certificates(&ours, &ours, "something-else")));
     assert!(first.contains("not for the name") && second.contains(away));
 
-    let [first, second] = strangers(Some(&own), Some(&signed(&ours, &ours, Purpose::Server, "engines", -1)));
+    let [first, second] =
+        strangers(Some(&own), Some(&signed(&ours, &ours, CertificatePurpose::Server, "engines", -1)));
     assert!(first.contains("has expired") && second.contains(away));
 
-    let [first, second] = strangers(Some(&own), Some(&signed(&ours, &ours, Purpose::Client, "engines", 9)));
+    let [first, second] =
+        strangers(Some(&own), Some(&signed(&ours, &ours, CertificatePurpose::Client, "engines", 9)));
     assert!(first.contains("not good for a server") && second.contains(away));
 }
 
@@ -164,7 +172,7 @@ fn a_right_certificate_does_not_stand_for_the_token() {
 }
 
 #[test]
-fn certificates_that_cannot_be_used_are_told_of_at_the_start() {
+fn unusable_certificates_fail_at_start() {
     let authority = Authority::new("ours").unwrap();
     let [own, other] = ["a", "b"].map(|name| certificates(&authority, &authority, name));
     for (certificates, said) in [

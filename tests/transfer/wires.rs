@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use muster::transfer::{Choice, Faults, Options, TransferError, TransportKind};
+use muster::transfer::{Choice, Faults, LaunchOptions, TransferError, TransportKind};
 
 use crate::cluster::{Cluster, assert_contents, done, eventually, incoming, outgoing};
 
@@ -33,12 +33,13 @@ fn engines_of_one_process_meet_without_listening_on_anything() {
 }
 
 #[test]
-fn an_engine_of_this_process_that_ends_is_told_of_at_once() {
+fn the_end_of_an_in_process_engine_is_reported_at_once() {
     let cluster = Cluster::new(2, Choice::Loopback);
     let (source, target) = (cluster.filled(0, 1000, 1), cluster.empty(1, 1000));
     let (sent, received) = cluster.send(0, &source, 1, &target, 1);
     assert_eq!((done(&sent).err(), done(&received).err()), (None, None));
-    let waiting = cluster.engines[0].transfer(&[], vec![incoming(&source, 1, 0, 2)], Options::default());
+    let waiting =
+        cluster.engines[0].transfer(&[], vec![incoming(&source, 1, 0, 2)], LaunchOptions::default());
     std::thread::sleep(Duration::from_millis(50));
     let began = Instant::now();
     cluster.engines[1].shutdown();
@@ -46,7 +47,7 @@ fn an_engine_of_this_process_that_ends_is_told_of_at_once() {
     assert!(matches!(error, TransferError::PeerDead { .. }), "{error}");
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
     // Nobody is there to be dialled either.
-    let late = cluster.engines[0].transfer(&[], vec![outgoing(&source, 0, 1, 3)], Options::default());
+    let late = cluster.engines[0].transfer(&[], vec![outgoing(&source, 0, 1, 3)], LaunchOptions::default());
     let error = done(&late).unwrap_err().to_string();
     assert!(error.contains("loopback:muster-1-"), "{error}");
 }
@@ -91,7 +92,7 @@ fn a_unix_socket_that_is_lost_in_use_gives_way_to_tcp() {
     let cluster = Cluster::with(2, |config| config.faults = Some(faults.clone()));
     assert_eq!(both_ways(&cluster, 0), TransportKind::Unix);
     // In use on both sides: something has been prepared, and one of two has launched it, on a channel of its own.
-    let alone = Options { channel: 7, ..Options::default() };
+    let alone = LaunchOptions { channel: 7, ..LaunchOptions::default() };
     let (source, target) = (cluster.filled(0, 1000, 1), cluster.empty(1, 1000));
     let [out, into] = [outgoing(&source, 0, 1, 1), incoming(&target, 0, 1, 1)];
     let mut here = cluster.engines[0].prepare(vec![out], alone).wait().unwrap();
@@ -128,12 +129,13 @@ fn a_choice_that_is_forced_is_not_made_again() {
     });
     assert_eq!(both_ways(&cluster, 0), TransportKind::Unix);
     let target = cluster.empty(1, 1000);
-    let waiting = cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, 1)], Options::default());
+    let waiting =
+        cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, 1)], LaunchOptions::default());
     std::thread::sleep(Duration::from_millis(50));
     faults.reset(|_| true);
     assert!(done(&waiting).is_err());
     eventually("both sides know of it", || cluster.engines.iter().all(|engine| engine.links().is_empty()));
-    let options = Options { channel: 1, ..Options::default() };
+    let options = LaunchOptions { channel: 1, ..LaunchOptions::default() };
     let (source, target) = (cluster.filled(0, 1000, 2), cluster.empty(1, 1000));
     let sent = cluster.engines[0].transfer(&[], vec![outgoing(&source, 0, 1, 2)], options);
     let received = cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, 2)], options);

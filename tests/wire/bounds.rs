@@ -8,18 +8,18 @@ use muster::proto::tensorflow as a;
 use prost::Message as _;
 use prost::bytes::Bytes;
 
-use crate::raw::{GENERATION_A, Raw, finish, frame, prefixed};
+use crate::raw::{GENERATION_A, RawClient, finish, frame, prefixed};
+use crate::second_client::SecondClient;
 use crate::support::Muster;
-use crate::witness::Witness;
 
 const RESOURCE_EXHAUSTED: Option<i32> = Some(8);
 const MIB: u64 = 1 << 20;
 
-async fn start(further: &[&str]) -> (Muster, Witness, Raw) {
+async fn start(further: &[&str]) -> (Muster, SecondClient, RawClient) {
     let arguments = [&["--job", "witness=2", "--job", "target=3", "--log", "error"], further].concat();
     let server = Muster::serve(&arguments);
-    let witness = Witness::register(&server, "witness").await;
-    let raw = Raw::connect(server.grpc(), "target").await;
+    let witness = SecondClient::register(&server, "witness").await;
+    let raw = RawClient::connect(server.grpc(), "target").await;
     (server, witness, raw)
 }
 
@@ -60,7 +60,7 @@ async fn a_value_of_a_gibibyte_is_refused_without_being_taken() {
     let back = finish(response).await.expect("an answer, not a reset");
     assert_eq!(back.code, RESOURCE_EXHAUSTED, "{back:?}");
     sending.abort();
-    witness.works().await;
+    witness.assert_served().await;
     let moved = server.peak_resident_bytes().saturating_sub(before);
     assert!(moved < 64 * MIB, "it took {} MiB", moved / MIB);
 }
@@ -81,13 +81,13 @@ async fn a_small_message_that_inflates_beyond_the_bound_is_refused() {
     let request = raw.request(&insert_path()).header("grpc-encoding", "gzip");
     let back = raw.send_body(request, prefixed(1, length, &bomb)).await.expect("an answer");
     assert_eq!(back.code, RESOURCE_EXHAUSTED, "{back:?}");
-    witness.works().await;
+    witness.assert_served().await;
     let moved = server.peak_resident_bytes().saturating_sub(before);
     assert!(moved < 64 * MIB, "it took {} MiB", moved / MIB);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_bound_of_the_store_holds_and_is_told() {
+async fn every_store_bound_is_enforced_and_named_in_the_error() {
     let config = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("bounds-of-the-store.toml");
     let bounds = "[bounds]\nkeys = 50\nkey-bytes = 100\nvalue-bytes = 1000\nstore-bytes = 20000\n";
     std::fs::write(&config, bounds).expect("a writable directory");
@@ -118,7 +118,7 @@ async fn every_bound_of_the_store_holds_and_is_told() {
     let delete = a::DeleteKeyValueRequest { key: "n1".into(), is_directory: true };
     assert_eq!(raw.call(&format!("{GENERATION_A}/DeleteKeyValue"), &delete).await.code, Some(0));
     assert_eq!(raw.call(&path, &insert("new".into(), 1)).await.code, Some(0));
-    witness.works().await;
+    witness.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -138,7 +138,7 @@ async fn a_reader_that_takes_nothing_costs_little() {
         unread.push(response);
     }
     for _ in 0..5 {
-        witness.works().await;
+        witness.assert_served().await;
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
     let moved = server.resident_bytes().saturating_sub(before);

@@ -11,15 +11,15 @@ use muster::proto::{CoordinatedTask, tensorflow as a, xla::coordination as c};
 use prost::Message as _;
 use prost::bytes::Bytes;
 
-use crate::raw::{Back, GENERATION_A, GENERATION_C, Raw, finish, frame, now, prefixed};
+use crate::raw::{GENERATION_A, GENERATION_C, RawClient, RawResponse, finish, frame, now, prefixed};
+use crate::second_client::SecondClient;
 use crate::support::Muster;
-use crate::witness::Witness;
 
 /// A server with a job that nobody needs beside the witness's.
-async fn start() -> (Muster, Witness, Raw) {
+async fn start() -> (Muster, SecondClient, RawClient) {
     let server = Muster::serve(&["--job", "witness=2", "--job", "target=3", "--log", "error"]);
-    let witness = Witness::register(&server, "witness").await;
-    let raw = Raw::connect(server.grpc(), "target").await;
+    let witness = SecondClient::register(&server, "witness").await;
+    let raw = RawClient::connect(server.grpc(), "target").await;
     (server, witness, raw)
 }
 
@@ -159,7 +159,7 @@ const MAY_WAIT: [&str; 9] = [
 ];
 
 /// Sends bodies all at once. Every one is answered with a status, unless it is by chance a call that waits.
-async fn send_all(raw: &mut Raw, bodies: impl IntoIterator<Item = (String, Vec<u8>)>) {
+async fn send_all(raw: &mut RawClient, bodies: impl IntoIterator<Item = (String, Vec<u8>)>) {
     let mut answers: Vec<(String, Vec<u8>, ResponseFuture)> = Vec::new();
     for (path, body) in bodies {
         let (response, mut stream) = raw.begin(raw.request(&path)).await.expect("the connection lives");
@@ -188,7 +188,7 @@ async fn messages_that_are_cut_off_anywhere_are_answered() {
         send_all(&mut raw, cut).await;
     }
     raw.hang_up();
-    witness.works().await;
+    witness.assert_served().await;
     assert!(server.is_running());
 }
 
@@ -213,7 +213,7 @@ async fn random_messages_are_answered() {
         send_all(&mut raw, bodies).await;
     }
     raw.hang_up();
-    witness.works().await;
+    witness.assert_served().await;
     assert!(server.is_running());
 }
 
@@ -243,7 +243,7 @@ async fn fields_of_any_type_and_absurd_lengths_are_answered() {
         }
     }
     raw.hang_up();
-    witness.works().await;
+    witness.assert_served().await;
     assert!(server.is_running());
 }
 
@@ -256,7 +256,7 @@ fn insert(value: &[u8]) -> Vec<u8> {
     a::InsertKeyValueRequest { kv, allow_overwrite: true }.encode_to_vec()
 }
 
-async fn send(raw: &mut Raw, encoding: Option<&str>, body: Vec<u8>) -> Back {
+async fn send(raw: &mut RawClient, encoding: Option<&str>, body: Vec<u8>) -> RawResponse {
     let mut request = raw.request(&path());
     if let Some(encoding) = encoding {
         request = request.header("grpc-encoding", encoding);
@@ -295,7 +295,7 @@ async fn framing_that_is_wrong_is_answered() {
         assert!(back.code.is_some_and(|code| code != 0), "{body:x?}: {back:?}");
     }
     assert_eq!(send(&mut raw, None, frame(&message)).await.code, Some(0));
-    witness.works().await;
+    witness.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -325,5 +325,5 @@ async fn gzip_is_inflated_and_what_only_looks_like_it_is_refused() {
         );
     }
     assert!(send(&mut raw, Some("identity"), whole).await.code.is_some_and(|code| code != 0));
-    witness.works().await;
+    witness.assert_served().await;
 }

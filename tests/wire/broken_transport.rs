@@ -9,23 +9,23 @@ use tokio::net::TcpStream;
 
 use crate::frames::*;
 use crate::raw::PATIENCE;
+use crate::second_client::SecondClient;
 use crate::support::Muster;
-use crate::witness::Witness;
 
 const MIB: u64 = 1 << 20;
 
-struct Rig {
+struct TransportFixture {
     server: Muster,
-    witness: Witness,
+    second_client: SecondClient,
     before: u64,
 }
 
-impl Rig {
+impl TransportFixture {
     async fn start() -> Self {
         let server = Muster::serve(&["--job", "witness=2", "--job", "target=3", "--log", "error"]);
-        let witness = Witness::register(&server, "witness").await;
+        let witness = SecondClient::register(&server, "witness").await;
         let before = server.resident_bytes();
-        Self { server, witness, before }
+        Self { server, second_client: witness, before }
     }
 
     fn address(&self) -> SocketAddr {
@@ -50,7 +50,7 @@ impl Rig {
 
     /// Everything is as before, and no memory has gone.
     async fn is_unharmed(&mut self) {
-        self.witness.works().await;
+        self.second_client.assert_served().await;
         assert!(self.server.is_running(), "{}", self.server.said());
         let moved = self.server.peak_resident_bytes().saturating_sub(self.before);
         assert!(moved < 64 * MIB, "it took {} MiB", moved / MIB);
@@ -86,7 +86,7 @@ async fn pour(socket: TcpStream, pieces: impl Iterator<Item = Vec<u8>>) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_in_plain_bytes_is_answered() {
     // That the bytes which the tests below spoil are good ones.
-    let rig = Rig::start().await;
+    let rig = TransportFixture::start().await;
     let mut socket = rig.connect().await;
     socket.write_all(&[opening(), request(1)].concat()).await.expect("an open connection");
     let mut heard = Vec::new();
@@ -103,7 +103,7 @@ async fn a_request_in_plain_bytes_is_answered() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn peers_that_do_not_speak_http2_are_shown_out() {
-    let mut rig = Rig::start().await;
+    let mut rig = TransportFixture::start().await;
     let spoilt = PREFACE.iter().map(|byte| byte ^ 1).collect();
     let hellos: [Vec<u8>; 5] = [
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
@@ -123,7 +123,7 @@ async fn peers_that_do_not_speak_http2_are_shown_out() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn random_bytes_are_no_more_than_noise() {
-    let mut rig = Rig::start().await;
+    let mut rig = TransportFixture::start().await;
     let mut rng = Rng::with_seed(3);
     for _ in 0..40 {
         let noise: Vec<u8> = (0..rng.usize(1..30_000)).map(|_| rng.u8(..)).collect();
@@ -136,7 +136,7 @@ async fn random_bytes_are_no_more_than_noise() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn random_frames_are_no_more_than_noise() {
-    let mut rig = Rig::start().await;
+    let mut rig = TransportFixture::start().await;
     let mut rng = Rng::with_seed(4);
     for _ in 0..60 {
         let mut bytes = opening();
@@ -155,7 +155,7 @@ async fn random_frames_are_no_more_than_noise() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_conversation_may_break_off_anywhere() {
-    let mut rig = Rig::start().await;
+    let mut rig = TransportFixture::start().await;
     let whole = [opening(), request(1)].concat();
     for end in 0..whole.len() {
         let mut socket = rig.connect().await;
@@ -170,7 +170,7 @@ async fn a_conversation_may_break_off_anywhere() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_that_are_reset_as_soon_as_they_begin_exhaust_nothing() {
-    let mut rig = Rig::start().await;
+    let mut rig = TransportFixture::start().await;
     for waits in [false, true] {
         let mut fields = request_fields();
         if waits {
@@ -194,7 +194,7 @@ async fn streams_that_are_reset_as_soon_as_they_begin_exhaust_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_without_end_are_cut_off() {
-    let mut rig = Rig::start().await;
+    let mut rig = TransportFixture::start().await;
     // One field that is far too long, many fields, and fields that never end.
     let long = "x".repeat(4 << 20);
     let one = header_block(&[&request_fields()[..], &[("x-long", &long)]].concat());
@@ -222,7 +222,7 @@ async fn headers_without_end_are_cut_off() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn floods_of_frames_that_ask_for_nothing_are_borne() {
-    let mut rig = Rig::start().await;
+    let mut rig = TransportFixture::start().await;
     let floods = [
         http2_frame(SETTINGS, 0, 0, &[]),
         http2_frame(PING, 0, 0, &[0; 8]),
@@ -242,8 +242,8 @@ async fn floods_of_frames_that_ask_for_nothing_are_borne() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_to_a_flood_that_nobody_reads_are_not_kept_without_bound() {
-    let mut rig = Rig::start().await;
+async fn unread_responses_of_a_flood_are_bounded() {
+    let mut rig = TransportFixture::start().await;
     let mut socket = rig.connect().await;
     socket.write_all(&opening()).await.expect("an open connection");
     let flood = http2_frame(PING, 0, 0, &[0; 8]).repeat(1000);
@@ -260,8 +260,8 @@ async fn answers_to_a_flood_that_nobody_reads_are_not_kept_without_bound() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn peers_that_are_slow_hold_up_nobody() {
-    let mut rig = Rig::start().await;
+async fn slow_peers_delay_no_other_peer() {
+    let mut rig = TransportFixture::start().await;
     let whole = [opening(), request(1)].concat();
     let silent = rig.connect().await;
     let mut slow = Vec::new();
@@ -286,7 +286,7 @@ async fn peers_that_are_slow_hold_up_nobody() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn hundreds_of_idle_connections_cost_little() {
-    let mut rig = Rig::start().await;
+    let mut rig = TransportFixture::start().await;
     let mut idle = Vec::new();
     for _ in 0..800 {
         let mut socket = rig.connect().await;
@@ -301,7 +301,7 @@ async fn hundreds_of_idle_connections_cost_little() {
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_beyond_the_bound_are_closed_and_others_live() {
     let server = Muster::serve(&["--tasks", "2", "--grpc-connections", "20", "--log", "error"]);
-    let witness = Witness::register(&server, "default").await;
+    let witness = SecondClient::register(&server, "default").await;
     let mut kept = Vec::new();
     for _ in 0..60 {
         let mut socket = TcpStream::connect(server.grpc()).await.expect("the server listens");
@@ -311,7 +311,7 @@ async fn connections_beyond_the_bound_are_closed_and_others_live() {
     }
     let last = kept.last_mut().expect("there are some");
     is_closed(last).await;
-    witness.works().await;
+    witness.assert_served().await;
     drop(kept);
     // Room comes back with those who go.
     let deadline = tokio::time::Instant::now() + PATIENCE;
@@ -324,5 +324,5 @@ async fn connections_beyond_the_bound_are_closed_and_others_live() {
         }
         assert!(tokio::time::Instant::now() < deadline, "no room comes back");
     }
-    witness.works().await;
+    witness.assert_served().await;
 }

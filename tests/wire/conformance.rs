@@ -2,8 +2,8 @@
 //! connection of its own and says exactly what comes back.
 
 use crate::frames::*;
+use crate::second_client::SecondClient;
 use crate::support::Muster;
-use crate::witness::Witness;
 
 /// What the server does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -779,7 +779,7 @@ async fn observe(server: &Muster, sends: &[u8], beyond: bool) -> Vec<Does> {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_case_of_the_standards_is_answered_as_they_say() {
     let server = Muster::serve(&["--job", "witness=2", "--job", "target=3", "--log", "error"]);
-    let witness = Witness::register(&server, "witness").await;
+    let witness = SecondClient::register(&server, "witness").await;
     let cases = [
         framing(),
         streams(),
@@ -800,7 +800,7 @@ async fn every_case_of_the_standards_is_answered_as_they_say() {
     }
     assert!(wrong.is_empty(), "{} of {count} cases:\n{}", wrong.len(), wrong.join("\n"));
     assert!(count > 140, "{count} cases");
-    witness.works().await;
+    witness.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

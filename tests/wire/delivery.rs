@@ -1,9 +1,9 @@
 //! What Muster does by choice: how errors are delivered, how the living are listed, who may come back.
 
-use crate::raw::{GENERATION_A, GENERATION_C, PATIENCE, Raw};
+use crate::raw::{GENERATION_A, GENERATION_C, PATIENCE, RawClient};
+use crate::second_client::{expect_ok, within};
 use crate::support::answer::code_name;
 use crate::support::{Body, Call, Caller, Client, Generation, Muster};
-use crate::witness::{expect_ok, within};
 
 /// Registers every task of the default job over connections of their own.
 async fn register(
@@ -75,7 +75,7 @@ async fn the_living_are_listed_in_ascending_order() {
 
     let server = Muster::serve(&["--tasks", "1", "--log", "error"]);
     let (_, caller) = register(&server, Generation::C, 1, false).await.remove(0);
-    let mut raw = Raw::connect(server.grpc(), "default").await;
+    let mut raw = RawClient::connect(server.grpc(), "default").await;
     let incarnations = Some(c::Incarnations {
         service_incarnation: caller.service.expect("it is registered"),
         ..Default::default()
@@ -98,7 +98,7 @@ async fn the_living_are_listed_in_ascending_order() {
         requesting_task: Some(task(0)),
         tasks: ids.iter().copied().map(task).collect(),
     };
-    let mut raw = Raw::connect(server.grpc(), "default").await;
+    let mut raw = RawClient::connect(server.grpc(), "default").await;
     let back = raw.call(&format!("{GENERATION_A}/GetAliveTasks"), &request).await;
     let alive: a::GetAliveTasksResponse = back.decode();
     assert!(alive.alive_tasks.iter().map(|task| task.task_id).eq(0..40), "{alive:?}");

@@ -5,9 +5,9 @@ use muster::proto::tensorflow as a;
 use prost::Message as _;
 use prost::bytes::Bytes;
 
-use crate::raw::{GENERATION_A, Raw, finish, frame, now};
+use crate::raw::{GENERATION_A, RawClient, finish, frame, now};
+use crate::second_client::SecondClient;
 use crate::support::Muster;
-use crate::witness::Witness;
 
 /// The bound on waiting calls of a job, as it is by default.
 const WAITERS: usize = 1 << 18;
@@ -16,11 +16,11 @@ const CALLS_EACH: usize = 10_000;
 const MIB: u64 = 1 << 20;
 
 /// Fills a job with calls that wait for keys which never come. Returns how many were refused.
-async fn fill(server: &Muster) -> (Vec<(Raw, Vec<ResponseFuture>)>, usize) {
+async fn fill(server: &Muster) -> (Vec<(RawClient, Vec<ResponseFuture>)>, usize) {
     let mut connections = Vec::new();
     let mut refused = 0;
     for _ in 0..CONNECTIONS {
-        let mut raw = Raw::connect(server.grpc(), "target").await;
+        let mut raw = RawClient::connect(server.grpc(), "target").await;
         let mut waiting = Vec::new();
         for n in 0..CALLS_EACH {
             let message = a::GetKeyValueRequest { key: format!("never/{}", n % 1000) };
@@ -57,19 +57,19 @@ fn status_now(response: &mut ResponseFuture) -> Option<i32> {
 #[tokio::test(flavor = "multi_thread")]
 async fn hundreds_of_thousands_of_waiting_calls_are_bounded_and_end_with_their_callers() {
     let server = Muster::serve(&["--job", "witness=2", "--job", "target=3", "--log", "error"]);
-    let witness = Witness::register(&server, "witness").await;
+    let witness = SecondClient::register(&server, "witness").await;
     let before = server.resident_bytes();
 
     let (connections, refused) = fill(&server).await;
     let waiting: usize = connections.iter().map(|(_, still)| still.len()).sum();
     assert_eq!((waiting, refused), (WAITERS, CONNECTIONS * CALLS_EACH - WAITERS));
-    witness.works().await;
+    witness.assert_served().await;
     let full = server.resident_bytes();
     assert!(full - before < 1024 * MIB, "{} MiB for {waiting} calls", (full - before) / MIB);
 
     // All hang up: there is room for as many again, and they find the memory of the first.
     drop(connections);
-    let mut raw = Raw::connect(server.grpc(), "target").await;
+    let mut raw = RawClient::connect(server.grpc(), "target").await;
     let probe = a::GetKeyValueRequest { key: "never".into() };
     loop {
         let (mut response, mut stream) =
@@ -86,7 +86,7 @@ async fn hundreds_of_thousands_of_waiting_calls_are_bounded_and_end_with_their_c
     let waiting: usize = connections.iter().map(|(_, still)| still.len()).sum();
     assert_eq!(waiting + refused, CONNECTIONS * CALLS_EACH);
     assert!(waiting > WAITERS / 2, "those of the first round have gone, only {waiting} found room");
-    witness.works().await;
+    witness.assert_served().await;
     let again = server.resident_bytes();
     assert!(again < full + 128 * MIB, "{} MiB, {} MiB the second time", full / MIB, again / MIB);
 }
@@ -94,8 +94,8 @@ async fn hundreds_of_thousands_of_waiting_calls_are_bounded_and_end_with_their_c
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_beyond_the_streams_of_a_connection_wait_for_those_before() {
     let server = Muster::serve(&["--job", "witness=2", "--job", "target=3", "--grpc-streams", "100"]);
-    let witness = Witness::register(&server, "witness").await;
-    let mut raw = Raw::connect(server.grpc(), "target").await;
+    let witness = SecondClient::register(&server, "witness").await;
+    let mut raw = RawClient::connect(server.grpc(), "target").await;
     let mut waiting = Vec::new();
     for _ in 0..100 {
         let message = a::GetKeyValueRequest { key: "never".into() };
@@ -104,7 +104,7 @@ async fn calls_beyond_the_streams_of_a_connection_wait_for_those_before() {
         let _ = stream.send_data(Bytes::from(frame(&message.encode_to_vec())), true);
         waiting.push(response);
     }
-    witness.works().await;
+    witness.assert_served().await;
     // Room comes with a call that is given up.
     drop(waiting.pop());
     let request = raw.request(&format!("{GENERATION_A}/TryGetKeyValue"));
@@ -112,7 +112,7 @@ async fn calls_beyond_the_streams_of_a_connection_wait_for_those_before() {
     let message = a::TryGetKeyValueRequest { key: "none".into() };
     let _ = stream.send_data(Bytes::from(frame(&message.encode_to_vec())), true);
     assert_eq!(finish(response).await.expect("an answer").code, Some(5));
-    witness.works().await;
+    witness.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -121,8 +121,8 @@ async fn one_caller_that_waits_for_everything_leaves_room_for_the_tasks_of_its_o
     std::fs::write(&config, "[bounds]\nwaiters = 2000\n").expect("a writable directory");
     let config = config.to_str().expect("a plain path");
     let server = Muster::serve(&["--tasks", "2", "--log", "error", "--config", config]);
-    let witness = Witness::register(&server, "default").await;
-    let mut raw = Raw::connect(server.grpc(), "default").await;
+    let witness = SecondClient::register(&server, "default").await;
+    let mut raw = RawClient::connect(server.grpc(), "default").await;
     let mut waiting = Vec::new();
     for n in 0..3000 {
         let message = a::GetKeyValueRequest { key: format!("never/{n}") };
@@ -135,5 +135,5 @@ async fn one_caller_that_waits_for_everything_leaves_room_for_the_tasks_of_its_o
     assert_eq!(raw.call(&format!("{GENERATION_A}/TryGetKeyValue"), &sentinel).await.code, Some(5));
     let refused = waiting.iter_mut().filter_map(status_now).filter(|code| *code == 8).count();
     assert!(refused >= 1000, "{refused} of 3000 were refused");
-    witness.works().await;
+    witness.assert_served().await;
 }

@@ -5,7 +5,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 
-mod absurd_calls;
 mod bounds;
 mod broken_messages;
 mod broken_transport;
@@ -13,14 +12,15 @@ mod conformance;
 mod delivery;
 mod flood;
 mod frames;
-mod greed;
+mod invalid_calls;
 mod payloads;
 mod peers;
 mod poisoning;
 mod raw;
 mod reports;
+mod resource_limits;
 mod routing;
+mod second_client;
 mod services;
 #[path = "../support/mod.rs"]
 mod support;
-mod witness;

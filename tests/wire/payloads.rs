@@ -6,10 +6,10 @@ use muster::proto::tensorflow as a;
 use muster::proto::xla::coordination as c;
 use prost::Message as _;
 
-use crate::raw::{Back, GENERATION_A, GENERATION_C, Raw, finish, frame};
+use crate::raw::{GENERATION_A, GENERATION_C, RawClient, RawResponse, finish, frame};
+use crate::second_client::SecondClient;
 use crate::support::Muster;
 use crate::support::answer::{BARRIER_ERROR, MISMATCH_ERROR, SERVICE_ERROR};
-use crate::witness::Witness;
 
 /// One entry of the map, written out: field 1 of the container, in it the key as field 1 and the value as field 2. An empty
 /// value is written all the same.
@@ -25,7 +25,7 @@ fn entry(name: &str, value: &[u8]) -> Vec<u8> {
 }
 
 /// Asserts that the details are these entries, in any order.
-fn assert_details(back: &Back, entries: &[Vec<u8>]) {
+fn assert_details(back: &RawResponse, entries: &[Vec<u8>]) {
     let details = back.details.as_deref().unwrap_or_else(|| panic!("no details: {back:?}"));
     assert_eq!(details.len(), entries.iter().map(Vec::len).sum::<usize>(), "{details:x?}");
     let mut rest = details;
@@ -36,16 +36,16 @@ fn assert_details(back: &Back, entries: &[Vec<u8>]) {
     }
 }
 
-struct Rig {
+struct PayloadFixture {
     server: Muster,
     service: u64,
 }
 
-impl Rig {
-    async fn start() -> (Self, Raw) {
+impl PayloadFixture {
+    async fn start() -> (Self, RawClient) {
         let server = Muster::serve(&["--tasks", "2", "--log", "error"]);
-        let service = Witness::register(&server, "default").await.service();
-        let raw = Raw::connect(server.grpc(), "default").await;
+        let service = SecondClient::register(&server, "default").await.service();
+        let raw = RawClient::connect(server.grpc(), "default").await;
         (Self { server, service }, raw)
     }
 
@@ -60,7 +60,7 @@ fn task(named: bool, task_id: i32) -> Option<CoordinatedTask> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_services_own_word_is_an_empty_payload_that_is_there() {
-    let (rig, mut raw) = Rig::start().await;
+    let (rig, mut raw) = PayloadFixture::start().await;
     let expected = [entry("type.googleapis.com/tensorflow.CoordinationServiceError", b"")];
     let request = a::TryGetKeyValueRequest { key: "none".into() };
     let back = raw.call(&format!("{GENERATION_A}/TryGetKeyValue"), &request).await;
@@ -73,8 +73,8 @@ async fn the_services_own_word_is_an_empty_payload_that_is_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_that_exists_is_told_without_details() {
-    let (rig, mut raw) = Rig::start().await;
+async fn already_exists_has_no_details() {
+    let (rig, mut raw) = PayloadFixture::start().await;
     let kv = || Some(c::KeyValueEntry { key: "k".into(), value: "v".into() });
     let insert = || c::InsertKeyValueRequest { incarnations: rig.claim(), kv: kv(), allow_overwrite: false };
     let path = format!("{GENERATION_C}/InsertKeyValue");
@@ -89,7 +89,7 @@ async fn a_key_that_exists_is_told_without_details() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_barrier_is_named_with_its_counter() {
-    let (rig, mut raw) = Rig::start().await;
+    let (rig, mut raw) = PayloadFixture::start().await;
     let own_word = entry(SERVICE_ERROR, b"");
     let barrier = |counter| c::BarrierRequest {
         incarnations: rig.claim(),
@@ -120,7 +120,7 @@ async fn a_failed_barrier_is_named_with_its_counter() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_mismatch_tells_the_service_incarnation_in_eight_bytes() {
-    let (rig, mut raw) = Rig::start().await;
+    let (rig, mut raw) = PayloadFixture::start().await;
     let mut value = vec![0x09];
     value.extend(rig.service.to_le_bytes());
     let expected = [entry(SERVICE_ERROR, b""), entry(MISMATCH_ERROR, &value)];
@@ -135,7 +135,7 @@ async fn a_mismatch_tells_the_service_incarnation_in_eight_bytes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reported_error_names_its_task_as_the_generation_of_the_reader_does() {
-    let (rig, mut raw) = Rig::start().await;
+    let (rig, mut raw) = PayloadFixture::start().await;
     // Somebody must listen: an error that nobody is told of fails everybody.
     let poll = a::PollForErrorRequest { source_task: task(false, 0) };
     let request = raw.request(&format!("{GENERATION_A}/PollForError"));

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use crate::frames::GET_K;
+use crate::second_client::SecondClient;
 use crate::support::Muster;
-use crate::witness::Witness;
 
-async fn start() -> (Muster, Witness) {
+async fn start() -> (Muster, SecondClient) {
     let server = Muster::serve(&["--job", "witness=2", "--job", "target=3", "--log", "error"]);
-    let witness = Witness::register(&server, "witness").await;
+    let witness = SecondClient::register(&server, "witness").await;
     (server, witness)
 }
 
@@ -100,7 +100,7 @@ print("done")
 "#;
     let output = run(&python, &["-", &server.grpc().to_string()], script);
     assert!(output.status.success() && text(&output).contains("done"), "{}", text(&output));
-    witness.works().await;
+    witness.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -127,7 +127,7 @@ async fn nghttp_calls_and_reads_the_trailers() {
     assert_eq!(said.matches(":status: 200").count(), 20, "{said}");
     assert_eq!(said.matches("grpc-status: 5").count(), 20, "{said}");
     assert!(!said.contains("GOAWAY frame <length=8, flags=0x00, stream_id=0>\n          (last_stream_id=0, error_code=PROTOCOL") && !said.contains("RST_STREAM"), "{said}");
-    witness.works().await;
+    witness.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -149,7 +149,7 @@ async fn h2load_makes_thousands_of_calls() {
     let said = text(&run("h2load", &arguments, ""));
     assert!(said.contains("20000 succeeded, 0 failed, 0 errored, 0 timeout"), "{said}");
     assert!(said.contains("status codes: 20000 2xx"), "{said}");
-    witness.works().await;
+    witness.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -183,7 +183,7 @@ async fn curl_checks_health_with_prior_knowledge() {
     let plain =
         run("curl", &["--silent", "--http2-prior-knowledge", "--write-out", "%{http_code}", &url], "");
     assert_eq!(String::from_utf8_lossy(&plain.stdout), "405");
-    witness.works().await;
+    witness.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -227,7 +227,7 @@ const ask = [0, 0, 0, 0, 3, 10, 1, 107];
     let path = message_file("peer.cjs", script.as_bytes());
     let output = run("node", &[&path.display().to_string(), &server.grpc().to_string()], "");
     assert!(output.status.success() && text(&output).contains("done"), "{}", text(&output));
-    witness.works().await;
+    witness.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -247,5 +247,5 @@ async fn grpc_for_go_checks_health_and_watches_it() {
     let output = run(&program, &[&server.grpc().to_string()], "");
     assert!(output.status.success(), "{}", text(&output));
     assert_eq!(text(&output).lines().filter(|line| line.starts_with("ok: ")).count(), 5, "{}", text(&output));
-    witness.works().await;
+    witness.assert_served().await;
 }

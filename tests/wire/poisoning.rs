@@ -1,12 +1,12 @@
 //! What ends or poisons jaxlib's own service must do neither here, not even for the other tasks of the same job.
 
+use crate::second_client::{SecondClient, within};
 use crate::support::answer::code_name;
 use crate::support::{Answer, Body, Call, Caller, Client, Generation, Muster};
-use crate::witness::{Witness, within};
 
 struct Attack {
     server: Muster,
-    witness: Witness,
+    second_client: SecondClient,
     caller: Caller,
     clients: [Client; 2],
 }
@@ -15,10 +15,10 @@ impl Attack {
     /// A stranger with a connection of either generation, in the very job of the witness.
     async fn begin() -> Self {
         let server = Muster::serve(&["--tasks", "2", "--log", "error"]);
-        let witness = Witness::register(&server, "default").await;
+        let witness = SecondClient::register(&server, "default").await;
         let caller = Caller::new(7, 0xBAD, witness.service());
         let clients = [Generation::A, Generation::C].map(|generation| Client::new(generation, server.grpc()));
-        Self { server, witness, caller, clients }
+        Self { server, second_client: witness, caller, clients }
     }
 
     /// Makes a call in both generations, after each of which the job must work.
@@ -31,7 +31,7 @@ impl Attack {
             if !unknown_there {
                 check(&answer);
             }
-            self.witness.works().await;
+            self.second_client.assert_served().await;
         }
         assert!(self.server.is_running());
     }
@@ -73,7 +73,7 @@ async fn a_report_without_an_error_is_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn barriers_with_wrong_beginnings_stay_usable() {
     let mut attack = Attack::begin().await;
-    let member = Caller { task: 0, ..*attack.witness.task(0).1 };
+    let member = Caller { task: 0, ..*attack.second_client.task(0).1 };
     for counter in [3, -1, i64::MAX, i64::MIN] {
         attack.refused(member, Call::barrier("fresh", counter), INTERNAL).await;
     }
@@ -82,7 +82,7 @@ async fn barriers_with_wrong_beginnings_stay_usable() {
     }
     for id in ["fresh", "never begun"] {
         let met = [0, 1].map(|task| {
-            let (client, caller) = attack.witness.task(task);
+            let (client, caller) = attack.second_client.task(task);
             client.start(*caller, Call::barrier(id, 0), |_| {})
         });
         for pending in met {
@@ -95,7 +95,7 @@ async fn barriers_with_wrong_beginnings_stay_usable() {
 #[tokio::test(flavor = "multi_thread")]
 async fn strangers_change_nothing_in_a_job_that_is_not_theirs() {
     let mut attack = Attack::begin().await;
-    let (client, member) = attack.witness.task(0);
+    let (client, member) = attack.second_client.task(0);
     let waiting = client.start(*member, Call::barrier("begun", 0), |_| {});
     for id in [2, 7, -1, i32::MIN, i32::MAX] {
         let stranger = Caller { task: id, ..attack.caller };
@@ -115,7 +115,7 @@ async fn strangers_change_nothing_in_a_job_that_is_not_theirs() {
         attack.refused(stranger, register, INVALID_ARGUMENT).await;
         assert_eq!(waiting.answer(), None, "nobody has disturbed the barrier");
     }
-    let (client, other) = attack.witness.task(1);
+    let (client, other) = attack.second_client.task(1);
     let answer = within(client.ask(other, &Call::barrier("begun", 0))).await;
     assert_eq!(answer.body, Body::Barrier(0), "{answer:?}");
 }
@@ -123,7 +123,7 @@ async fn strangers_change_nothing_in_a_job_that_is_not_theirs() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_caller_that_has_gone_is_waited_for_again() {
     let attack = Attack::begin().await;
-    let (zero, me) = attack.witness.task(0);
+    let (zero, me) = attack.second_client.task(0);
     let gone = zero.start(*me, Call::barrier("b", 0), |_| {});
     // It is there once its repetition takes its place.
     let again = zero.start(*me, Call::barrier("b", 0), |_| {});
@@ -131,7 +131,7 @@ async fn a_caller_that_has_gone_is_waited_for_again() {
     assert_eq!(code_name(displaced.code), "CANCELLED");
     again.hang_up();
     // A cancel finds nothing in progress once the service knows that its only caller has gone.
-    let (one, other) = attack.witness.task(1);
+    let (one, other) = attack.second_client.task(1);
     loop {
         let present = within(one.ask(other, &Call::cancel("b", 5))).await;
         if present.message.contains("nobody") {
@@ -140,7 +140,7 @@ async fn a_caller_that_has_gone_is_waited_for_again() {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
     let waits = one.start(*other, Call::barrier("b", 0), |_| {});
-    attack.witness.works().await;
+    attack.second_client.assert_served().await;
     assert_eq!(waits.answer(), None, "who has hung up does not count");
     let answer = within(zero.ask(me, &Call::barrier("b", 0))).await;
     assert_eq!(answer.body, Body::Barrier(0));

@@ -23,7 +23,7 @@ pub const GENERATION_A: &str = "/tensorflow.CoordinationService";
 pub const GENERATION_C: &str = "/xla.coordination.CoordinationService";
 
 /// One HTTP/2 connection.
-pub struct Raw {
+pub struct RawClient {
     send: SendRequest<Bytes>,
     connection: JoinHandle<()>,
     authority: String,
@@ -31,7 +31,7 @@ pub struct Raw {
 
 /// What a call came back with.
 #[derive(Debug, Clone)]
-pub struct Back {
+pub struct RawResponse {
     pub http: u16,
     /// `grpc-status`, if there is one.
     pub code: Option<i32>,
@@ -41,7 +41,7 @@ pub struct Back {
     pub body: Vec<u8>,
 }
 
-impl Raw {
+impl RawClient {
     /// Connects, and speaks to the job of this name.
     pub async fn connect(server: SocketAddr, job: &str) -> Self {
         let socket = TcpStream::connect(server).await.expect("the server listens");
@@ -65,7 +65,7 @@ impl Raw {
     }
 
     /// A gRPC call with this message.
-    pub async fn call(&mut self, path: &str, message: &impl Message) -> Back {
+    pub async fn call(&mut self, path: &str, message: &impl Message) -> RawResponse {
         self.send_body(self.request(path), frame(&message.encode_to_vec())).await.expect("the server answers")
     }
 
@@ -74,7 +74,7 @@ impl Raw {
         &mut self,
         request: http::request::Builder,
         body: Vec<u8>,
-    ) -> Result<Back, h2::Error> {
+    ) -> Result<RawResponse, h2::Error> {
         let request = request.body(()).expect("a request");
         self.send.clone().ready().await.map(|send| self.send = send)?;
         let (response, mut stream) = self.send.send_request(request, false)?;
@@ -99,14 +99,14 @@ impl Raw {
     }
 }
 
-impl Drop for Raw {
+impl Drop for RawClient {
     fn drop(&mut self) {
         self.connection.abort();
     }
 }
 
 /// Waits for the whole answer.
-pub async fn finish(response: ResponseFuture) -> Result<Back, h2::Error> {
+pub async fn finish(response: ResponseFuture) -> Result<RawResponse, h2::Error> {
     let answer = async {
         let (head, mut stream) = response.await?.into_parts();
         let mut body = Vec::new();
@@ -117,7 +117,7 @@ pub async fn finish(response: ResponseFuture) -> Result<Back, h2::Error> {
         }
         let trailers = stream.trailers().await?.unwrap_or_default();
         let text = |name: &str| header(&trailers, name).or_else(|| header(&head.headers, name));
-        Ok(Back {
+        Ok(RawResponse {
             http: head.status.as_u16(),
             code: text("grpc-status").map(|code| code.parse().expect("a number")),
             message: text("grpc-message").unwrap_or_default(),
@@ -160,7 +160,7 @@ pub fn prefixed(flags: u8, length: u32, message: &[u8]) -> Vec<u8> {
     framed
 }
 
-impl Back {
+impl RawResponse {
     /// Decodes the message of a successful answer.
     pub fn decode<M: Message + Default>(&self) -> M {
         assert_eq!(self.code, Some(0), "{self:?}");

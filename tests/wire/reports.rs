@@ -4,16 +4,16 @@ use muster::proto::muster::v1 as wire;
 use prost::Message as _;
 use serde_json::Value;
 
-use crate::raw::{Back, Raw, frame};
+use crate::raw::{RawClient, RawResponse, frame};
+use crate::second_client::SecondClient;
 use crate::support::{Muster, Reporter};
-use crate::witness::Witness;
 
 const PATH: &str = "/muster.v1.Transfers/Report";
 
-async fn start() -> (Muster, Witness, Raw) {
+async fn start() -> (Muster, SecondClient, RawClient) {
     let server = Muster::serve(&["--job", "witness=2", "--job", "other=2", "--log", "error"]);
-    let witness = Witness::register(&server, "witness").await;
-    let raw = Raw::connect(server.grpc(), "witness").await;
+    let witness = SecondClient::register(&server, "witness").await;
+    let raw = RawClient::connect(server.grpc(), "witness").await;
     (server, witness, raw)
 }
 
@@ -22,7 +22,7 @@ fn report(sequence: u64) -> wire::TransferReport {
     wire::TransferReport { task: 0, incarnation: 0xAAAA, sequence, ..wire::TransferReport::default() }
 }
 
-async fn send(raw: &mut Raw, bytes: Vec<u8>) -> Back {
+async fn send(raw: &mut RawClient, bytes: Vec<u8>) -> RawResponse {
     raw.send_body(raw.request(PATH), frame(&bytes)).await.expect("an answer")
 }
 
@@ -39,7 +39,7 @@ fn shown(server: &Muster, path: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_worker_reports_is_shown_with_its_first_cause_and_becomes_an_event() {
+async fn a_transfer_report_is_shown_with_its_first_cause_and_becomes_an_event() {
     let (server, witness, _) = start().await;
     let nothing = shown(&server, "/api/v1/jobs/witness/transfers");
     assert_eq!((&nothing["reporting"], &nothing["reported_at"]), (&0.into(), &Value::Null), "{nothing}");
@@ -85,7 +85,7 @@ async fn what_a_worker_reports_is_shown_with_its_first_cause_and_becomes_an_even
     let told = events["events"].as_array().into_iter().flatten().find(told).expect("it is told of");
     assert_eq!((&told["task"], &told["with"], &told["count"]), (&0.into(), &1.into(), &1.into()), "{told}");
     assert_eq!(shown(&server, "/api/v1/jobs/other/transfers")["reporting"], 0, "each job has its own");
-    witness.works().await;
+    witness.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -105,14 +105,14 @@ async fn reports_of_anybody_else_are_refused_with_the_reason_and_change_nothing(
         assert_eq!(back.code, Some(code), "{back:?}");
         assert!(back.message.contains(why), "{back:?}");
     }
-    let mut stranger = Raw::connect(server.grpc(), "other").await;
+    let mut stranger = RawClient::connect(server.grpc(), "other").await;
     let back = send(&mut stranger, report(1).encode_to_vec()).await;
     assert_eq!(back.code, Some(9), "its task has not registered: {back:?}");
-    let mut nowhere = Raw::connect(server.grpc(), "nowhere").await;
+    let mut nowhere = RawClient::connect(server.grpc(), "nowhere").await;
     assert_eq!(send(&mut nowhere, report(1).encode_to_vec()).await.code, Some(9));
     let page = shown(&server, "/api/v1/jobs/witness/transfers");
     assert_eq!((&page["reporting"], &page["pairs"][0]), (&0.into(), &Value::Null), "{page}");
-    witness.works().await;
+    witness.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -171,5 +171,5 @@ async fn reports_that_are_none_or_that_ask_for_memory_are_refused_before_they_ge
     );
     let text = page["failures"][0]["first"]["text"].as_str().expect("a text");
     assert!(text.len() < 2000 && !text.contains(['\u{1b}', '\n']), "{text}");
-    witness.works().await;
+    witness.assert_served().await;
 }

@@ -1,13 +1,13 @@
 //! Jobs apart on one server.
 
+use crate::second_client::{SecondClient, expect_ok, within};
 use crate::support::{Body, Call, Caller, Client, Generation, Muster};
-use crate::witness::{Witness, expect_ok, within};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_name_that_a_client_dials_tells_jobs_apart() {
     let server = Muster::serve(&["--job", "left=2", "--job", "right=2", "--log", "error"]);
-    let left = Witness::register(&server, "left").await;
-    let right = Witness::register(&server, "right").await;
+    let left = SecondClient::register(&server, "left").await;
+    let right = SecondClient::register(&server, "right").await;
     assert_ne!(left.service(), right.service(), "each job has a run of its own");
     let (client, caller) = left.task(1);
     expect_ok(&within(client.ask(caller, &Call::insert("k", "of the left"))).await);
@@ -22,13 +22,13 @@ async fn the_name_that_a_client_dials_tells_jobs_apart() {
     let (client, caller) = left.task(0);
     let poll = within(client.ask(caller, &Call::Heartbeat { incarnation: 4711 })).await;
     assert_eq!(poll.code, 10, "{poll:?}");
-    right.works().await;
+    right.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_dials_an_address_reaches_the_default_job() {
+async fn an_address_without_a_job_name_reaches_the_default_job() {
     let server = Muster::serve(&["--tasks", "2", "--job", "other=2", "--log", "error"]);
-    let witness = Witness::register(&server, "default").await;
+    let witness = SecondClient::register(&server, "default").await;
     for authority in [None, Some("muster.example:8476"), Some("default:1"), Some("10.1.2.3:8476")] {
         let client = Client::to_authority(Generation::C, server.grpc(), authority);
         let answer = within(client.ask(&Caller::new(9, 9, 0), &Call::watch(-1))).await;
@@ -37,13 +37,13 @@ async fn whoever_dials_an_address_reaches_the_default_job() {
     let client = Client::to_authority(Generation::C, server.grpc(), Some("other.muster.example:8476"));
     let answer = within(client.ask(&Caller::new(9, 9, 0), &Call::watch(-1))).await;
     assert_ne!(answer.payloads.mismatch, Some(witness.service()), "{answer:?}");
-    witness.works().await;
+    witness.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_name_without_a_job_is_told_how_to_get_one() {
+async fn the_error_for_an_unknown_job_name_says_how_to_create_it() {
     let server = Muster::serve(&["--job", "left=2", "--job", "right=2", "--log", "error"]);
-    let witness = Witness::register(&server, "left").await;
+    let witness = SecondClient::register(&server, "left").await;
     let client = Client::to_authority(Generation::C, server.grpc(), Some("nowhere.test:1"));
     let call = Call::Register { incarnation: 1, recoverable: false };
     let answer = within(client.ask(&Caller::new(0, 1, 0), &call)).await;
@@ -51,5 +51,5 @@ async fn a_name_without_a_job_is_told_how_to_get_one() {
     // Without the service's own word: clients go on trying until the job is there.
     assert_eq!(answer.payloads.service_error, None, "{answer:?}");
     assert_eq!(answer.body, Body::Nothing);
-    witness.works().await;
+    witness.assert_served().await;
 }

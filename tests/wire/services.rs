@@ -8,20 +8,20 @@ use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use tonic_reflection::pb::v1::{ListServiceResponse, ServerReflectionRequest};
 
-use crate::raw::{GENERATION_A, GENERATION_C, Raw, frame};
+use crate::raw::{GENERATION_A, GENERATION_C, RawClient, frame};
+use crate::second_client::SecondClient;
 use crate::support::{Client, Generation, Muster};
-use crate::witness::Witness;
 
 const SERVICES: [&str; 2] = ["tensorflow.CoordinationService", "xla.coordination.CoordinationService"];
 
-async fn start() -> (Muster, Witness) {
+async fn start() -> (Muster, SecondClient) {
     let server = Muster::serve(&["--tasks", "2", "--log", "error"]);
-    let witness = Witness::register(&server, "default").await;
+    let witness = SecondClient::register(&server, "default").await;
     (server, witness)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn health_is_told_for_the_server_and_for_each_service() {
+async fn health_is_served_for_the_server_and_for_each_service() {
     let (server, witness) = start().await;
     let mut health = HealthClient::new(Client::new(Generation::C, server.grpc()).channel());
     for service in ["", SERVICES[0], SERVICES[1], "muster.v1.Transfers"] {
@@ -30,7 +30,7 @@ async fn health_is_told_for_the_server_and_for_each_service() {
     }
     let unknown = health.check(HealthCheckRequest { service: "no.such.Service".into() }).await;
     assert_eq!(unknown.expect_err("nobody knows it").code(), tonic::Code::NotFound);
-    witness.works().await;
+    witness.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -60,13 +60,13 @@ async fn reflection_lists_the_services_and_describes_them() {
         matches!(second.message_response, Some(MessageResponse::FileDescriptorResponse(_))),
         "{second:?}"
     );
-    witness.works().await;
+    witness.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn methods_that_nobody_has_are_unimplemented() {
+async fn unknown_methods_are_unimplemented() {
     let (server, witness) = start().await;
-    let mut raw = Raw::connect(server.grpc(), "default").await;
+    let mut raw = RawClient::connect(server.grpc(), "default").await;
     let paths = [
         format!("{GENERATION_A}/NoSuchMethod"),
         format!("{GENERATION_C}/NoSuchMethod"),
@@ -88,13 +88,13 @@ async fn methods_that_nobody_has_are_unimplemented() {
         assert_eq!((back.http, back.code), (200, Some(12)), "{path}: {back:?}");
         assert!(back.message.len() < 4096, "{path}");
     }
-    witness.works().await;
+    witness.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_that_are_no_calls_are_refused() {
     let (server, witness) = start().await;
-    let mut raw = Raw::connect(server.grpc(), "default").await;
+    let mut raw = RawClient::connect(server.grpc(), "default").await;
     let path = format!("{GENERATION_C}/TryGetKeyValue");
     let no_calls = [
         raw.request(&path).method("GET"),
@@ -115,6 +115,6 @@ async fn requests_that_are_no_calls_are_refused() {
             Ok(back) => assert!(back.http != 200 || back.code.is_some(), "{asked}: {back:?}"),
             Err(reset) => assert!(reset.is_reset(), "{asked}: {reset}"),
         }
-        witness.works().await;
+        witness.assert_served().await;
     }
 }

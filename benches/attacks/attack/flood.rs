@@ -6,15 +6,19 @@ use anyhow::Result;
 use muster::proto::tensorflow as pb;
 
 use super::Attacker;
-use super::peer::{Peer, Plan, drive};
+use super::peer::{FloodPlan, Http2Peer, drive};
 use super::streams::SMALL;
 use crate::frames;
 
 /// So many frames are made at once.
 const BATCH: usize = 256;
-const FOUR: Plan = Plan::new(4);
+const FOUR: FloodPlan = FloodPlan::new(4);
 
-fn flood(attacker: &mut Attacker, plan: &Plan, feed: impl FnMut(&mut Attacker, &mut Peer)) -> Result<()> {
+fn flood(
+    attacker: &mut Attacker,
+    plan: &FloodPlan,
+    feed: impl FnMut(&mut Attacker, &mut Http2Peer),
+) -> Result<()> {
     drive(attacker, plan, feed, |_| false);
     Ok(())
 }
@@ -85,7 +89,7 @@ pub fn settings(attacker: &mut Attacker) -> Result<()> {
 pub fn unread(attacker: &mut Attacker) -> Result<()> {
     let head = frames::call_block(&frames::path("GetKeyValue"));
     let message = frames::message(&pb::GetKeyValueRequest { key: SMALL.into() });
-    let plan = Plan { reads: false, ..Plan::new(16) };
+    let plan = FloodPlan { reads: false, ..FloodPlan::new(16) };
     flood(attacker, &plan, |_, peer| {
         for _ in 0..BATCH {
             peer.call(&head, &message);
@@ -96,7 +100,7 @@ pub fn unread(attacker: &mut Attacker) -> Result<()> {
 
 pub fn random(attacker: &mut Attacker) -> Result<()> {
     let mut random = fastrand::Rng::with_seed(7);
-    flood(attacker, &Plan::new(8), |_, peer| {
+    flood(attacker, &FloodPlan::new(8), |_, peer| {
         for _ in 0..16 {
             let mut payload = vec![0; random.usize(..1024)];
             random.fill(&mut payload);
@@ -107,7 +111,7 @@ pub fn random(attacker: &mut Attacker) -> Result<()> {
 }
 
 pub fn idle(attacker: &mut Attacker) -> Result<()> {
-    flood(attacker, &Plan::new(4_000), |_, _| {})
+    flood(attacker, &FloodPlan::new(4_000), |_, _| {})
 }
 
 pub fn connections(attacker: &mut Attacker) -> Result<()> {

@@ -16,7 +16,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(50);
 
 /// One connection, on which something trickles.
-struct Trickle {
+struct SlowRequest {
     socket: TcpStream,
     due: Instant,
 }
@@ -55,7 +55,7 @@ pub fn silent(attacker: &mut Attacker) -> Result<()> {
 /// Keeps so many connections, begins each with one of the heads, and then sends a byte on each as often as that. Those
 /// that end are made anew.
 fn trickle(attacker: &mut Attacker, count: u32, heads: &[Vec<u8>], every: Option<Duration>) -> Result<()> {
-    let mut open: Vec<Option<Trickle>> = (0..count).map(|_| None).collect();
+    let mut open: Vec<Option<SlowRequest>> = (0..count).map(|_| None).collect();
     let mut looked = clock::now();
     while attacker.goes_on() {
         let now = clock::now();
@@ -68,7 +68,7 @@ fn trickle(attacker: &mut Attacker, count: u32, heads: &[Vec<u8>], every: Option
             if slot.is_none() && attacker.may_connect() {
                 let opening = heads.get(n % heads.len()).context("no head")?;
                 match begin(attacker.http, opening) {
-                    Ok(socket) => *slot = Some(Trickle { socket, due: now }),
+                    Ok(socket) => *slot = Some(SlowRequest { socket, due: now }),
                     Err(_) => attacker.told("no connection"),
                 }
                 attacker.sent(opening.len());

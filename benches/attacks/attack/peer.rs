@@ -13,7 +13,7 @@ use crate::clock;
 use crate::frames::{self, FIRST_WINDOW, HEAD, LARGEST_WINDOW};
 
 /// How an attacker's connections are made.
-pub struct Plan {
+pub struct FloodPlan {
     pub connections: usize,
     /// The settings that it begins with.
     pub settings: &'static [(u16, u32)],
@@ -23,7 +23,7 @@ pub struct Plan {
     pub narrow: bool,
 }
 
-impl Plan {
+impl FloodPlan {
     pub const fn new(connections: usize) -> Self {
         Self { connections, settings: &[], reads: true, narrow: false }
     }
@@ -37,7 +37,7 @@ const NARROW_SEGMENT: u32 = 536;
 const CONNECT_MAX: Duration = Duration::from_millis(500);
 
 /// One connection.
-pub struct Peer {
+pub struct Http2Peer {
     socket: TcpStream,
     out: Vec<u8>,
     gone: usize,
@@ -56,8 +56,8 @@ pub struct Peer {
     pub last: Instant,
 }
 
-impl Peer {
-    fn connect(attacker: &Attacker, plan: &Plan) -> Result<Self> {
+impl Http2Peer {
+    fn connect(attacker: &Attacker, plan: &FloodPlan) -> Result<Self> {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
         if plan.narrow {
             socket.set_recv_buffer_size(NARROW_BUFFER)?;
@@ -234,16 +234,16 @@ impl Peer {
 /// connection has little left to send.
 pub fn drive(
     attacker: &mut Attacker,
-    plan: &Plan,
-    mut feed: impl FnMut(&mut Attacker, &mut Peer),
-    mut done: impl FnMut(&[Option<Peer>]) -> bool,
+    plan: &FloodPlan,
+    mut feed: impl FnMut(&mut Attacker, &mut Http2Peer),
+    mut done: impl FnMut(&[Option<Http2Peer>]) -> bool,
 ) {
-    let mut peers: Vec<Option<Peer>> = (0..plan.connections).map(|_| None).collect();
+    let mut peers: Vec<Option<Http2Peer>> = (0..plan.connections).map(|_| None).collect();
     while attacker.goes_on() && !done(&peers) {
         let mut progress = false;
         for slot in &mut peers {
             if slot.is_none() && attacker.may_connect() {
-                match Peer::connect(attacker, plan) {
+                match Http2Peer::connect(attacker, plan) {
                     Ok(peer) => *slot = Some(peer),
                     Err(_) => attacker.told("no connection"),
                 }
@@ -265,7 +265,7 @@ pub fn drive(
 }
 
 /// Reads what there is. Waits for a moment if there is nothing, and nothing could be sent either.
-fn look(attacker: &mut Attacker, peers: &mut [Option<Peer>], plan: &Plan, progress: bool) {
+fn look(attacker: &mut Attacker, peers: &mut [Option<Http2Peer>], plan: &FloodPlan, progress: bool) {
     let limited = attacker.room() == 0;
     let mut waiting: Vec<PollFd<'_>> = Vec::with_capacity(peers.len());
     for peer in peers.iter().flatten() {

@@ -7,8 +7,8 @@ use anyhow::{Result, ensure};
 use muster::proto::tensorflow as pb;
 
 use super::Attacker;
-use super::peer::{Peer, Plan, drive};
-use crate::client::Line;
+use super::peer::{FloodPlan, Http2Peer, drive};
+use crate::client::GrpcConnection;
 use crate::clock;
 use crate::frames;
 
@@ -32,7 +32,8 @@ fn insert(key: String, value: Vec<u8>) -> Vec<u8> {
 
 fn store(attacker: &Attacker, key: &str, length: usize) -> Result<()> {
     let body = insert(key.to_owned(), vec![7; length]);
-    let status = Line::connect(attacker.grpc, STORE_MAX)?.call(&frames::path("InsertKeyValue"), &body)?;
+    let status =
+        GrpcConnection::connect(attacker.grpc, STORE_MAX)?.call(&frames::path("InsertKeyValue"), &body)?;
     ensure!(status == 0, "storing {length} bytes gives status {status}");
     Ok(())
 }
@@ -50,14 +51,15 @@ pub fn store_million(attacker: &mut Attacker) -> Result<()> {
     const UNDER_WAY: u64 = 4_096;
     let head = frames::call_block(&frames::path("InsertKeyValue"));
     let mut next = 0;
-    let feed = |_: &mut Attacker, peer: &mut Peer| {
+    let feed = |_: &mut Attacker, peer: &mut Http2Peer| {
         while peer.asked - peer.answered < UNDER_WAY && next < KEYS {
             peer.call(&head, &insert(format!("dir/{next:07}"), vec![7; 8]));
             next += 1;
         }
     };
-    let answered = |peers: &[Option<Peer>]| peers.iter().flatten().map(|peer| peer.answered).sum::<u64>();
-    drive(attacker, &Plan::new(1), feed, |peers| answered(peers) >= KEYS);
+    let answered =
+        |peers: &[Option<Http2Peer>]| peers.iter().flatten().map(|peer| peer.answered).sum::<u64>();
+    drive(attacker, &FloodPlan::new(1), feed, |peers| answered(peers) >= KEYS);
     ensure!(next == KEYS, "a million keys could not be stored");
     Ok(())
 }
@@ -80,7 +82,7 @@ fn ordinary_ids() -> impl Iterator<Item = u32> {
 fn repeat_beside(attacker: &mut Attacker, calls: &[u8], frames: &[u8]) {
     drive(
         attacker,
-        &Plan::new(2),
+        &FloodPlan::new(2),
         |attacker, peer| {
             if peer.step == 0 {
                 attacker.grant(calls.len());
@@ -115,7 +117,7 @@ pub fn parked_heads(attacker: &mut Attacker) -> Result<()> {
         let name = [b'a' + (n / 26) as u8, b'a' + (n % 26) as u8];
         frames::field(&mut long, &name, b"");
     }
-    let plan = Plan { settings: &[(frames::INITIAL_WINDOW_SIZE, 0)], ..Plan::new(1) };
+    let plan = FloodPlan { settings: &[(frames::INITIAL_WINDOW_SIZE, 0)], ..FloodPlan::new(1) };
     drive(
         attacker,
         &plan,
@@ -145,7 +147,7 @@ pub fn mass_cancel(attacker: &mut Attacker) -> Result<()> {
     while attacker.goes_on() {
         drive(
             attacker,
-            &Plan::new(16),
+            &FloodPlan::new(16),
             |_, peer| {
                 if peer.step == 0 {
                     peer.out().extend_from_slice(&calls);
@@ -170,7 +172,7 @@ pub fn hpack_names(attacker: &mut Attacker) -> Result<()> {
     block.extend_from_slice(&[0x7e, 0].repeat(REFERENCES));
     drive(
         attacker,
-        &Plan::new(4),
+        &FloodPlan::new(4),
         |_, peer| {
             let stream = peer.stream();
             let block = if peer.step == 0 { &named } else { &block };
@@ -197,7 +199,7 @@ pub fn never_empty(attacker: &mut Attacker) -> Result<()> {
     // More than the server's host keeps for so narrow a connection, and less than the server stops reading at.
     const UNDER_WAY: u64 = 40;
     let (head, message) = get(SMALL);
-    let plan = Plan { narrow: true, ..Plan::new(32) };
+    let plan = FloodPlan { narrow: true, ..FloodPlan::new(32) };
     drive(
         attacker,
         &plan,
@@ -220,7 +222,7 @@ pub fn announced(attacker: &mut Attacker) -> Result<()> {
     first.extend_from_slice(&[7; 8 << 10]);
     drive(
         attacker,
-        &Plan::new(2),
+        &FloodPlan::new(2),
         |_, peer| {
             if peer.asked == peer.answered {
                 let stream = peer.stream();

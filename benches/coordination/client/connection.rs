@@ -8,7 +8,7 @@ use bytes::{Buf as _, Bytes};
 use mio::net::TcpStream;
 
 use super::calls::{Calls, Slot};
-use super::hpack::{Decoder, Encoder, Phrases, Strings};
+use super::hpack::{Decoder, Encoder, HeaderTable, StringCache};
 use crate::wire::Method;
 
 const DATA: u8 = 0;
@@ -86,8 +86,8 @@ struct Incoming {
 
 /// What is shared by the connections while they work.
 pub struct Shared<'a> {
-    pub phrases: &'a Phrases,
-    pub strings: &'a mut Strings,
+    pub phrases: &'a HeaderTable,
+    pub strings: &'a mut StringCache,
     pub calls: &'a mut Calls,
 }
 

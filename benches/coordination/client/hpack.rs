@@ -11,13 +11,13 @@ use bytes::Bytes;
 use crate::wire::Method;
 
 /// What all requests to one server say.
-pub struct Phrases {
-    paths: Vec<Phrase>,
-    others: Vec<Phrase>,
+pub struct HeaderTable {
+    paths: Vec<HeaderField>,
+    others: Vec<HeaderField>,
 }
 
 /// A header, as it stands to be remembered and as it stands where nothing is.
-struct Phrase {
+struct HeaderField {
     remembered: Vec<u8>,
     passing: Vec<u8>,
 }
@@ -40,13 +40,13 @@ const TABLE_SIZE: u8 = 0x20;
 /// A table of this size holds all that a client says.
 pub const TABLE: u32 = 4096;
 
-impl Phrases {
+impl HeaderTable {
     /// The headers of jaxlib's requests to a server at `authority`.
     pub fn new(authority: &str) -> Self {
         let phrase = |known: usize, name: &str, value: &str| {
             let name = if known == 0 { string(name) } else { Vec::new() };
             let whole = |kind, bits| [number(kind, bits, known), name.clone(), string(value)].concat();
-            Phrase { remembered: whole(REMEMBERED, 6), passing: whole(PASSING, 4) }
+            HeaderField { remembered: whole(REMEMBERED, 6), passing: whole(PASSING, 4) }
         };
         let others = vec![
             phrase(AUTHORITY, ":authority", authority),
@@ -94,7 +94,7 @@ impl Encoder {
     }
 
     /// Appends the headers of a request.
-    pub fn encode(&mut self, phrases: &Phrases, method: Method, out: &mut Vec<u8>) {
+    pub fn encode(&mut self, phrases: &HeaderTable, method: Method, out: &mut Vec<u8>) {
         let path = &phrases.paths[method as usize];
         if let Some(Told(told)) = &mut self.forgetful {
             if !std::mem::replace(told, true) {
@@ -135,12 +135,12 @@ impl Encoder {
 
 /// Strings that came compressed, by what they came as.
 #[derive(Default)]
-pub struct Strings {
+pub struct StringCache {
     known: HashMap<Vec<u8>, Bytes>,
-    codes: Codes,
+    codes: HuffmanTable,
 }
 
-impl Strings {
+impl StringCache {
     fn decompressed(&mut self, packed: &[u8]) -> Result<Bytes> {
         if let Some(known) = self.known.get(packed) {
             return Ok(known.clone());
@@ -169,7 +169,7 @@ impl Decoder {
     pub fn decode(
         &mut self,
         mut block: &[u8],
-        strings: &mut Strings,
+        strings: &mut StringCache,
         mut header: impl FnMut(&[u8], &[u8]),
     ) -> Result<()> {
         while let Some(&first) = block.first() {
@@ -243,7 +243,7 @@ fn integer(block: &mut &[u8], bits: u32) -> Result<usize> {
     Ok(number)
 }
 
-fn text(block: &mut &[u8], strings: &mut Strings) -> Result<Bytes> {
+fn text(block: &mut &[u8], strings: &mut StringCache) -> Result<Bytes> {
     let compressed = block.first().is_some_and(|&first| first & 0x80 != 0);
     let length = integer(block, 7)?;
     let (text, rest) = block.split_at_checked(length).context("a header is cut short")?;
@@ -252,12 +252,12 @@ fn text(block: &mut &[u8], strings: &mut Strings) -> Result<Bytes> {
 }
 
 /// The code of RFC 7541, appendix B. It is canonical: the lengths of the codes say what they are.
-struct Codes {
+struct HuffmanTable {
     /// The symbols, by length of their code and then by value.
     symbols: Vec<u16>,
 }
 
-impl Default for Codes {
+impl Default for HuffmanTable {
     fn default() -> Self {
         let mut symbols: Vec<u16> = (0..LENGTHS.len() as u16).collect();
         symbols.sort_by_key(|&symbol| LENGTHS[usize::from(symbol)]);
@@ -265,7 +265,7 @@ impl Default for Codes {
     }
 }
 
-impl Codes {
+impl HuffmanTable {
     fn decode(&self, packed: &[u8]) -> Result<Vec<u8>> {
         let mut out = Vec::new();
         let mut bits = packed.iter().flat_map(|byte| (0..8).rev().map(move |bit| u32::from(byte >> bit & 1)));

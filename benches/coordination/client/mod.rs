@@ -15,7 +15,7 @@ use mio::{Events, Interest, Poll, Token};
 pub use calls::Reply;
 use calls::{Calls, Slot};
 use connection::{Connection, Shared};
-use hpack::{Phrases, Strings};
+use hpack::{HeaderTable, StringCache};
 
 use crate::clock::now;
 use crate::wire::Method;
@@ -41,8 +41,8 @@ pub struct Client {
     /// Connections that have something to send.
     to_flush: Vec<usize>,
     unsent: usize,
-    phrases: Phrases,
-    strings: Strings,
+    phrases: HeaderTable,
+    strings: StringCache,
     calls: Calls,
     buffer: Vec<u8>,
 }
@@ -56,12 +56,12 @@ impl Client {
             connections: Vec::with_capacity(connections),
             to_flush: Vec::new(),
             unsent: 0,
-            phrases: Phrases::new(&address.to_string()),
-            strings: Strings::default(),
+            phrases: HeaderTable::new(&address.to_string()),
+            strings: StringCache::default(),
             calls: Calls::default(),
             buffer: vec![0; 256 << 10],
         };
-        let patience = Patience::begin();
+        let patience = IdleTimer::begin();
         let mut opened = 0;
         while opened < connections {
             while client.connections.len() < connections && client.connections.len() - opened < OPENING {
@@ -125,7 +125,7 @@ impl Client {
 
     /// Waits for an answer; others are taken in meanwhile.
     pub fn reply(&mut self, call: Call) -> Result<Reply> {
-        let patience = Patience::begin();
+        let patience = IdleTimer::begin();
         while !self.calls.is_finished(call.0) {
             self.turn(&patience)?;
         }
@@ -141,7 +141,7 @@ impl Client {
     }
 
     /// Sends what is to be sent, waits until something has come, and takes it in.
-    fn turn(&mut self, patience: &Patience) -> Result<()> {
+    fn turn(&mut self, patience: &IdleTimer) -> Result<()> {
         self.flush()?;
         match self.poll.poll(&mut self.events, Some(patience.left()?)) {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => return Ok(()),
@@ -166,9 +166,9 @@ impl Client {
 }
 
 /// How much longer a server may take.
-struct Patience(Instant);
+struct IdleTimer(Instant);
 
-impl Patience {
+impl IdleTimer {
     fn begin() -> Self {
         Self(now() + PATIENCE)
     }

@@ -3,9 +3,9 @@
 use anyhow::{Context as _, Result, bail, ensure};
 use bytes::Bytes;
 
-use super::{Target, Wanted, count};
+use super::{Target, WorkFilter, count};
 use crate::cluster::Cluster;
-use crate::meter::{Figure, Meter};
+use crate::meter::{CpuMeter, Figure};
 use crate::wire::{self, Method, Value, Writer};
 
 struct Size {
@@ -22,7 +22,7 @@ const SIZES: [Size; 3] = [
     Size { name: "1 MiB", bytes: 1 << 20, calls: 64, window: 4 },
 ];
 
-pub fn run(target: Target, cluster: &Cluster, wanted: &Wanted, figures: &mut Vec<Figure>) -> Result<()> {
+pub fn run(target: Target, cluster: &Cluster, wanted: &WorkFilter, figures: &mut Vec<Figure>) -> Result<()> {
     for size in &SIZES {
         values(target, cluster, size, wanted, figures).with_context(|| format!("values of {}", size.name))?;
     }
@@ -94,7 +94,7 @@ fn values(
     target: Target,
     cluster: &Cluster,
     size: &Size,
-    wanted: &Wanted,
+    wanted: &WorkFilter,
     figures: &mut Vec<Figure>,
 ) -> Result<()> {
     let calls = wanted.times(size.calls);
@@ -107,7 +107,7 @@ fn values(
     let requests: Vec<_> = (0..calls)
         .map(|number| (speaker(number).task, speaker(number).insert(&key(number), values.stamp(number))))
         .collect();
-    let mut inserting = Meter::start(target.pid)?;
+    let mut inserting = CpuMeter::start(target.pid)?;
     let insert = |number| {
         let (task, request) = &requests[number as usize];
         Ok((*task, Method::InsertKeyValue, request.clone()))
@@ -121,7 +121,7 @@ fn values(
         (Method::TryGetKeyValue, "try-get", "key read"),
         (Method::GetKeyValue, "get", "blocking get of a present key"),
     ] {
-        let mut reading = Meter::start(target.pid)?;
+        let mut reading = CpuMeter::start(target.pid)?;
         let read = |number| {
             // Not the one who wrote it.
             let speaker = speaker(number + 1);
@@ -137,7 +137,7 @@ fn values(
 }
 
 /// Values that compress well, as texts and much generated code do: clients send them compressed.
-fn compressed(target: Target, cluster: &Cluster, wanted: &Wanted) -> Result<Figure> {
+fn compressed(target: Target, cluster: &Cluster, wanted: &WorkFilter) -> Result<Figure> {
     let calls = wanted.times(300);
     let mut text = String::new();
     while text.len() < 64 << 10 {
@@ -152,7 +152,7 @@ fn compressed(target: Target, cluster: &Cluster, wanted: &Wanted) -> Result<Figu
         let speaker = cluster.speaker((number % u64::from(cluster.tasks())) as u32);
         requests.push((speaker.task, speaker.insert_compressed(&key(number), text.as_bytes())?));
     }
-    let mut measured = Meter::start(target.pid)?;
+    let mut measured = CpuMeter::start(target.pid)?;
     let insert = |number| {
         let (task, request) = &requests[number as usize];
         Ok((*task, Method::InsertKeyValue, request.clone()))
@@ -169,10 +169,10 @@ fn compressed(target: Target, cluster: &Cluster, wanted: &Wanted) -> Result<Figu
 }
 
 /// A task waits for a key that another inserts.
-fn woken(target: Target, cluster: &Cluster, wanted: &Wanted) -> Result<Figure> {
+fn woken(target: Target, cluster: &Cluster, wanted: &WorkFilter) -> Result<Figure> {
     let pairs = wanted.times(500);
     let mut values = Values::new(64);
-    let mut measured = Meter::start(target.pid)?;
+    let mut measured = CpuMeter::start(target.pid)?;
     for number in 0..pairs {
         let key = format!("bench/pairs/{number:06}");
         let (waits, writes) =
@@ -196,11 +196,11 @@ fn woken(target: Target, cluster: &Cluster, wanted: &Wanted) -> Result<Figure> {
 }
 
 /// All tasks wait for one key, as they do for the job's topology.
-fn awaited_by_all(target: Target, cluster: &Cluster, wanted: &Wanted) -> Result<Figure> {
+fn awaited_by_all(target: Target, cluster: &Cluster, wanted: &WorkFilter) -> Result<Figure> {
     let rounds = wanted.times(10);
     let writer = cluster.speaker(0);
     let mut values = Values::new(1 << 10);
-    let mut measured = Meter::stopped(target.pid);
+    let mut measured = CpuMeter::stopped(target.pid);
     for number in 0..rounds {
         let key = format!("bench/awaited/{number:06}");
         let waiting = cluster.call_all(Method::GetKeyValue, |speaker| Ok(speaker.key(&key)))?;
@@ -222,7 +222,7 @@ fn awaited_by_all(target: Target, cluster: &Cluster, wanted: &Wanted) -> Result<
     Ok(figure)
 }
 
-fn directory(target: Target, cluster: &Cluster, wanted: &Wanted) -> Result<Figure> {
+fn directory(target: Target, cluster: &Cluster, wanted: &WorkFilter) -> Result<Figure> {
     const KEYS: u64 = 1_000;
     let reads = wanted.times(200);
     let writer = cluster.speaker(0);
@@ -231,7 +231,7 @@ fn directory(target: Target, cluster: &Cluster, wanted: &Wanted) -> Result<Figur
     let insert = |number| Ok((0, Method::InsertKeyValue, writer.insert(&key(number), values.stamp(number))));
     cluster.flood(64, KEYS, insert, nothing)?;
 
-    let mut measured = Meter::start(target.pid)?;
+    let mut measured = CpuMeter::start(target.pid)?;
     for number in 0..reads {
         let speaker = cluster.speaker((number % u64::from(cluster.tasks())) as u32);
         measured.begin();

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 
-use super::{Target, count, news::Watched, registered, steady};
+use super::{Target, count, fan_out::FanOut, registered, steady};
 use crate::cluster::Cluster;
 use crate::meter::Figure;
 use crate::process;
@@ -48,7 +48,7 @@ pub fn run(target: Target, tasks: u32, figures: &mut Vec<Figure>) -> Result<()> 
     drop(found);
     peak("live-set", "after a live-set call by all")?;
 
-    let mut watched = Watched::new(&cluster, WATCHERS.min(tasks - 1));
+    let mut watched = FanOut::new(&cluster, WATCHERS.min(tasks - 1));
     let waiting = watched.all_watch()?;
     heartbeats(&cluster)?;
     let change = watched.change(1, false)?;

@@ -1,8 +1,8 @@
 //! What is measured. A session is one life of a server; in it the pieces of work follow one another.
 
+mod fan_out;
 mod keys;
 mod memory;
-mod news;
 mod steady;
 
 use std::fmt;
@@ -36,12 +36,12 @@ pub enum Work {
 
 /// Which work is wanted, and how much of it.
 #[derive(Debug)]
-pub struct Wanted {
+pub struct WorkFilter {
     pub works: Vec<Work>,
     pub quick: bool,
 }
 
-impl Wanted {
+impl WorkFilter {
     fn has(&self, work: Work) -> bool {
         self.works.contains(&work)
     }
@@ -86,7 +86,7 @@ pub struct Target {
 
 impl Session {
     /// The sessions that the wanted work needs. Keys are tried with as many tasks as come nearest to a thousand.
-    pub fn plan(wanted: &Wanted, tasks: &[u32], shared: u32, memory_tasks: u32) -> Vec<Self> {
+    pub fn plan(wanted: &WorkFilter, tasks: &[u32], shared: u32, memory_tasks: u32) -> Vec<Self> {
         let mut plan = Vec::new();
         let middle = tasks.iter().copied().min_by_key(|tasks| tasks.abs_diff(1024)).unwrap_or(1024);
         let largest = tasks.iter().copied().max().unwrap_or(middle);
@@ -130,7 +130,7 @@ impl Session {
             (Self::Broken { .. }, Kind::Cxx) => Some(
                 "does not look at connections: it would notice by missing heartbeats, after 100 s in JAX",
             ),
-            (Self::Broken { .. }, Kind::Floor) => Some("does not look at connections"),
+            (Self::Broken { .. }, Kind::Baseline) => Some("does not look at connections"),
             _ => None,
         }
     }
@@ -140,20 +140,20 @@ impl Session {
         if matches!(self, Self::Memory { .. }) { wanted.min(1) } else { wanted }
     }
 
-    pub fn run(self, target: Target, wanted: &Wanted) -> Result<Vec<Figure>> {
+    pub fn run(self, target: Target, wanted: &WorkFilter) -> Result<Vec<Figure>> {
         let mut figures = Vec::new();
         match self {
             Self::Steady { tasks, shape, keys } => {
-                let name = Name { tasks, shape };
+                let name = WorkloadName { tasks, shape };
                 let cluster = steady::begin(target, name, wanted, &mut figures)?;
                 steady::run(target, &cluster, name, wanted, &mut figures)?;
                 if keys {
                     keys::run(target, &cluster, wanted, &mut figures)?;
                 }
             }
-            Self::Watch { watchers } => news::watch(target, watchers, wanted, &mut figures)?,
-            Self::Restart { tasks } => news::restart(target, tasks, &mut figures)?,
-            Self::Broken { tasks } => news::broken(target, tasks, &mut figures)?,
+            Self::Watch { watchers } => fan_out::watch(target, watchers, wanted, &mut figures)?,
+            Self::Restart { tasks } => fan_out::restart(target, tasks, &mut figures)?,
+            Self::Broken { tasks } => fan_out::broken(target, tasks, &mut figures)?,
             Self::Memory { tasks } => memory::run(target, tasks, &mut figures)?,
         }
         Ok(figures)
@@ -174,12 +174,12 @@ impl fmt::Display for Session {
 
 /// How figures of one session are told from those of others.
 #[derive(Debug, Clone, Copy)]
-struct Name {
+struct WorkloadName {
     tasks: u32,
     shape: Shape,
 }
 
-impl Name {
+impl WorkloadName {
     fn id(self, work: &str) -> String {
         match self.shape {
             Shape::OneEach => format!("{work}.{}", self.tasks),

@@ -3,23 +3,28 @@
 use anyhow::{Context as _, Result, bail, ensure};
 use bytes::Bytes;
 
-use super::{Name, Target, Wanted, Work, ensure_all};
+use super::{Target, Work, WorkFilter, WorkloadName, ensure_all};
 use crate::cluster::{Cluster, service_incarnation};
-use crate::meter::{Figure, Meter};
+use crate::meter::{CpuMeter, Figure};
 use crate::wire::{self, Method, SharedEnd, Value, Writer};
 
 /// How many heartbeats are under way when as many as possible are sent.
 const WINDOW: u64 = 256;
 
 /// Connects and registers a job, as figures of their own.
-pub fn begin(target: Target, name: Name, wanted: &Wanted, figures: &mut Vec<Figure>) -> Result<Cluster> {
-    let mut connecting = Meter::start(target.pid)?;
+pub fn begin(
+    target: Target,
+    name: WorkloadName,
+    wanted: &WorkFilter,
+    figures: &mut Vec<Figure>,
+) -> Result<Cluster> {
+    let mut connecting = CpuMeter::start(target.pid)?;
     let mut cluster = Cluster::connect(target.address, name.tasks, name.shape)?;
     connecting.lap();
     let connections = name.shape.connections(name.tasks);
     let connected =
         connecting.finish(name.id("connect"), name.work("connecting"), "connection", connections.into())?;
-    let mut registering = Meter::start(target.pid)?;
+    let mut registering = CpuMeter::start(target.pid)?;
     cluster.register().context("registering")?;
     registering.lap();
     let registered =
@@ -36,8 +41,8 @@ pub fn begin(target: Target, name: Name, wanted: &Wanted, figures: &mut Vec<Figu
 pub fn run(
     target: Target,
     cluster: &Cluster,
-    name: Name,
-    wanted: &Wanted,
+    name: WorkloadName,
+    wanted: &WorkFilter,
     figures: &mut Vec<Figure>,
 ) -> Result<()> {
     if wanted.has(Work::Heartbeat) {
@@ -55,8 +60,8 @@ pub fn run(
 fn heartbeats(
     target: Target,
     cluster: &Cluster,
-    name: Name,
-    wanted: &Wanted,
+    name: WorkloadName,
+    wanted: &WorkFilter,
     figures: &mut Vec<Figure>,
 ) -> Result<()> {
     let heartbeat = |number: u64| {
@@ -72,14 +77,14 @@ fn heartbeats(
     cluster.flood(WINDOW, name.tasks.into(), heartbeat, check)?;
 
     let many = wanted.times(20_000);
-    let mut flat_out = Meter::start(target.pid)?;
+    let mut flat_out = CpuMeter::start(target.pid)?;
     cluster.flood(WINDOW, many, heartbeat, check)?;
     flat_out.lap_for_each_of(many);
     let work = name.work("heartbeats flat out");
     figures.push(flat_out.finish(name.id("heartbeat.flat"), work, "heartbeat", many)?);
 
     let few = wanted.times(2_000);
-    let mut single = Meter::start(target.pid)?;
+    let mut single = CpuMeter::start(target.pid)?;
     for number in 0..few {
         let (task, method, body) = heartbeat(number)?;
         single.begin();
@@ -93,10 +98,10 @@ fn heartbeats(
 }
 
 /// Rounds of one barrier of all tasks, after a first that is not counted.
-fn barriers(target: Target, cluster: &Cluster, name: Name, wanted: &Wanted) -> Result<Figure> {
+fn barriers(target: Target, cluster: &Cluster, name: WorkloadName, wanted: &WorkFilter) -> Result<Figure> {
     let rounds = wanted.times((40_000 / u64::from(name.tasks)).clamp(5, 50));
     round(cluster, 0)?;
-    let mut measured = Meter::start(target.pid)?;
+    let mut measured = CpuMeter::start(target.pid)?;
     for counter in 1..=rounds {
         measured.begin();
         let answers = round(cluster, counter)?;
@@ -116,10 +121,10 @@ pub(super) fn round(cluster: &Cluster, counter: u64) -> Result<Vec<Bytes>> {
     cluster.answers(cluster.call_all(Method::Barrier, arrival)?)
 }
 
-fn live_sets(target: Target, cluster: &Cluster, name: Name, wanted: &Wanted) -> Result<Figure> {
+fn live_sets(target: Target, cluster: &Cluster, name: WorkloadName, wanted: &WorkFilter) -> Result<Figure> {
     let rounds = wanted.times((8_192 / u64::from(name.tasks)).clamp(2, 10));
     let requests = live_set_requests(cluster)?;
-    let mut measured = Meter::start(target.pid)?;
+    let mut measured = CpuMeter::start(target.pid)?;
     for _ in 0..rounds {
         measured.begin();
         let found = live_set(cluster, &requests)?;

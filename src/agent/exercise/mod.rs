@@ -15,9 +15,9 @@
 //! answer of the barrier itself. The service decides whether that was in time, so either all of the set move or
 //! none.
 
-mod moving;
 mod plan;
 mod resharding;
+mod transfers;
 
 use std::time::Duration;
 
@@ -26,21 +26,21 @@ use tonic::Code;
 
 use super::{Agent, AgentError};
 use crate::transfer::{Arena, DeviceId, Member, MemoryError, ReshardError, TransferError, plan::PlanError};
-use moving::{Buffers, Prepared};
 pub(super) use plan::number as lives_number;
-pub use resharding::Resharded;
-use resharding::Resharding;
+use resharding::ReshardPlans;
+pub use resharding::ReshardResult;
+use transfers::{Buffers, PreparedMoves};
 
 /// How it is exercised.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct ExerciseOptions {
     /// The largest buffer that is moved.
     pub bytes_max: usize,
     /// The longest that tasks wait for one another, or a transfer may take.
     pub limit: Duration,
 }
 
-impl Default for Options {
+impl Default for ExerciseOptions {
     fn default() -> Self {
         Self { bytes_max: 4 << 20, limit: Duration::from_secs(60) }
     }
@@ -48,7 +48,7 @@ impl Default for Options {
 
 /// What one step did.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Step {
+pub struct StepReport {
     /// Its number, the same for all who took part.
     pub number: u64,
     /// Who took part.
@@ -62,14 +62,14 @@ pub struct Step {
     /// How long the transfers took, from the first preparation to the last byte.
     pub elapsed: Duration,
     /// What became of the array; nothing where only one takes part.
-    pub resharded: Option<Resharded>,
+    pub resharded: Option<ReshardResult>,
     /// What failed.
-    pub failures: Vec<Failed>,
+    pub failures: Vec<PeerFailure>,
 }
 
 /// Something that failed in a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failed {
+pub struct PeerFailure {
     /// If one of these is lost, that is why. They are whoever it was with; or all others, for what failed because
     /// something else did.
     pub with: Vec<Member>,
@@ -79,11 +79,11 @@ pub struct Failed {
 
 /// How a step went.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum StepOutcome {
     /// It was made.
-    Made(Step),
+    Completed(StepReport),
     /// It was called off, for this reason; it may be tried again.
-    CalledOff(String),
+    Cancelled(String),
 }
 
 /// Why the exercise cannot go on.
@@ -142,13 +142,13 @@ pub enum ExerciseError {
 #[derive(Debug)]
 pub struct Exercise<'a> {
     agent: &'a Agent,
-    options: Options,
+    options: ExerciseOptions,
     buffers: Buffers,
     /// Memory for the shards of the array.
     shards: Arena,
     epoch: Option<Epoch>,
     /// Turns true when nobody is to be waited for any more.
-    cut: watch::Receiver<bool>,
+    cancelled: watch::Receiver<bool>,
     /// The last step that was made.
     last: u64,
 }
@@ -164,13 +164,13 @@ struct Epoch {
     devices: u32,
     /// The step of the barrier's first use after the one that begins the epoch.
     base: u64,
-    rings: Prepared,
-    resharding: Option<Resharding>,
+    rings: PreparedMoves,
+    resharding: Option<ReshardPlans>,
 }
 
-enum Met {
+enum BarrierResult {
     Passed(i64),
-    CalledOff(String),
+    Cancelled(String),
 }
 
 impl<'a> Exercise<'a> {
@@ -180,13 +180,13 @@ impl<'a> Exercise<'a> {
     /// If the system gives no memory.
     pub fn new(
         agent: &'a Agent,
-        options: Options,
+        options: ExerciseOptions,
         cut: watch::Receiver<bool>,
     ) -> Result<Self, ExerciseError> {
         let devices = agent.inner.config.devices.min(plan::DEVICES_MAX);
         let buffers = Buffers::new(devices, options.bytes_max)?;
         let shards = resharding::arena(devices, options.bytes_max)?;
-        Ok(Self { agent, options, buffers, shards, epoch: None, cut, last: 0 })
+        Ok(Self { agent, options, buffers, shards, epoch: None, cancelled: cut, last: 0 })
     }
 
     /// The number that the next step will have, as far as this task knows.
@@ -199,10 +199,10 @@ impl<'a> Exercise<'a> {
     ///
     /// # Errors
     /// If it cannot go on at all; what fails with single peers stands in the step.
-    pub async fn step(&mut self) -> Result<Outcome, ExerciseError> {
+    pub async fn step(&mut self) -> Result<StepOutcome, ExerciseError> {
         let members = tokio::select! {
-            members = self.agent.live_set(self.together()) => members?,
-            () = cut(self.cut.clone()) => return Ok(Outcome::CalledOff(TOLD.to_owned())),
+            members = self.agent.live_set(self.meet_at_barrier()) => members?,
+            () = cut(self.cancelled.clone()) => return Ok(StepOutcome::Cancelled(STOP_REASON.to_owned())),
         };
         if self.epoch.as_ref().is_none_or(|epoch| epoch.members != members) {
             // What was prepared with those who are gone goes with the epoch.
@@ -211,19 +211,19 @@ impl<'a> Exercise<'a> {
             }
             match self.begin(members).await? {
                 Ok(epoch) => self.epoch = Some(epoch),
-                Err(why) => return Ok(Outcome::CalledOff(why)),
+                Err(why) => return Ok(StepOutcome::Cancelled(why)),
             }
         }
         let Some(mut epoch) = self.epoch.take() else {
-            return Ok(Outcome::CalledOff("there is no epoch".to_owned()));
+            return Ok(StepOutcome::Cancelled("there is no epoch".to_owned()));
         };
         let made = match self.meet(&epoch.id, &epoch.members).await {
-            Ok(Met::Passed(count)) => {
+            Ok(BarrierResult::Passed(count)) => {
                 let number = epoch.base + u64::try_from(count).unwrap_or(0);
                 self.last = number;
-                self.make(&mut epoch, number).await.map(Outcome::Made)
+                self.run_transfers(&mut epoch, number).await.map(StepOutcome::Completed)
             }
-            Ok(Met::CalledOff(why)) => Ok(Outcome::CalledOff(why)),
+            Ok(BarrierResult::Cancelled(why)) => Ok(StepOutcome::Cancelled(why)),
             Err(error) => Err(error),
         };
         self.epoch = Some(epoch);
@@ -232,7 +232,7 @@ impl<'a> Exercise<'a> {
 
     /// How long the live set is waited for: the service may need a heartbeat timeout to find that a task is lost, and be away
     /// for a time.
-    fn together(&self) -> Duration {
+    fn meet_at_barrier(&self) -> Duration {
         let config = &self.agent.inner.config;
         self.options.limit.saturating_add(config.heartbeat_timeout).saturating_add(config.patience)
     }
@@ -248,8 +248,8 @@ impl<'a> Exercise<'a> {
         let key = format!("{id}/{}", self.agent.here().task);
         self.agent.insert(&key, self.last.to_string(), true).await?;
         let count = match self.meet(&id, &members).await? {
-            Met::Passed(count) => count,
-            Met::CalledOff(why) => return Ok(Err(why)),
+            BarrierResult::Passed(count) => count,
+            BarrierResult::Cancelled(why) => return Ok(Err(why)),
         };
         let steps = self.agent.list(&id).await?;
         let step = |value: &[u8]| std::str::from_utf8(value).ok()?.parse::<u64>().ok();
@@ -259,11 +259,11 @@ impl<'a> Exercise<'a> {
         let (most, limit) = (self.options.bytes_max, self.options.limit);
         let resharding = if members.len() > 1 {
             let roster = self.agent.roster().borrow().clone();
-            Some(Resharding::new(&members, devices, &roster, most, limit)?)
+            Some(ReshardPlans::new(&members, devices, &roster, most, limit)?)
         } else {
             None
         };
-        Ok(Ok(Epoch { members, id, number, devices, base, rings: Prepared::default(), resharding }))
+        Ok(Ok(Epoch { members, id, number, devices, base, rings: PreparedMoves::default(), resharding }))
     }
 
     /// How many devices each of them has that all have; or who was lost before that was known.
@@ -293,7 +293,7 @@ impl<'a> Exercise<'a> {
                     }
                 }
                 error = self.agent.over() => return Err(error.into()),
-                () = cut(self.cut.clone()) => return Ok(Err(TOLD.to_owned())),
+                () = cut(self.cancelled.clone()) => return Ok(Err(STOP_REASON.to_owned())),
                 () = &mut until => {
                     let why = "it has published none: is it another program?".to_owned();
                     return Err(ExerciseError::NoEngine { task: waits.task.0, why });
@@ -303,7 +303,7 @@ impl<'a> Exercise<'a> {
     }
 
     /// Meets all members at the barrier of the epoch, unless one of them is lost.
-    async fn meet(&self, id: &str, members: &[Member]) -> Result<Met, ExerciseError> {
+    async fn meet(&self, id: &str, members: &[Member]) -> Result<BarrierResult, ExerciseError> {
         let tasks: Vec<u32> = members.iter().map(|member| member.task.0).collect();
         let waiting = self.agent.barrier(id, &tasks, self.options.limit);
         tokio::pin!(waiting);
@@ -326,24 +326,24 @@ impl<'a> Exercise<'a> {
                 let _in_time = self.agent.cancel_barrier(id).await?;
                 (waiting.await, format!("{member} was lost"))
             }
-            () = cut(self.cut.clone()) => {
+            () = cut(self.cancelled.clone()) => {
                 let _in_time = self.agent.cancel_barrier(id).await?;
-                (waiting.await, TOLD.to_owned())
+                (waiting.await, STOP_REASON.to_owned())
             }
         };
         match answer {
-            Ok(count) => Ok(Met::Passed(count)),
-            Err(AgentError::Refused { code: Code::Cancelled, .. }) => Ok(Met::CalledOff(why)),
+            Ok(count) => Ok(BarrierResult::Passed(count)),
+            Err(AgentError::Refused { code: Code::Cancelled, .. }) => Ok(BarrierResult::Cancelled(why)),
             // Somebody did not come. Whether it lives, the service finds out while the live set is waited for.
             Err(AgentError::Refused { code: Code::DeadlineExceeded, message, .. }) => {
-                Ok(Met::CalledOff(message))
+                Ok(BarrierResult::Cancelled(message))
             }
             Err(error) => Err(error.into()),
         }
     }
 }
 
-const TOLD: &str = "this worker was told to end";
+const STOP_REASON: &str = "this worker was told to end";
 
 /// Resolves when nobody is to be waited for any more.
 async fn cut(mut told: watch::Receiver<bool>) {

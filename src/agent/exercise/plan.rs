@@ -2,7 +2,7 @@
 //!
 //! Begin at `ring`, `partners`.
 
-use crate::contents::hash;
+use crate::test_pattern::hash;
 use crate::transfer::{Member, TransferKey};
 
 /// The most devices of a task that are exercised.

@@ -1,20 +1,21 @@
 //! Changes the sharding of an array in each step and checks every element.
 //!
-//! It does not plan regions (`transfer::plan`). Begin at `Resharding::plan`.
+//! It does not plan regions (`transfer::plan`). Begin at `ReshardPlans::plan`.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Exercise, ExerciseError};
-use crate::agent::Roster;
+use crate::agent::ClusterRoster;
 use crate::agent::config::device_of;
-use crate::contents;
+use crate::test_pattern;
 use crate::transfer::plan::{
-    ArrayDescription, BufferRole, Dtype, MAX_NAME, Mesh, Options as PlanOptions, PartitionSpec, PlacedDevice,
-    Placement, Plan, PlanError, Sharding,
+    ArrayDescription, BufferRole, Dtype, MAX_NAME, Mesh, PartitionSpec, PlacedDevice, Placement, Plan,
+    PlanError, PlanOptions, Sharding,
 };
 use crate::transfer::{
-    Arena, Buffer, DeviceId, Member, MemoryError, Moved, Options, ReshardError, ShardBuffers, TransferError,
+    Arena, Buffer, DeviceId, LaunchOptions, Member, MemoryError, Moved, ReshardError, ShardBuffers,
+    TransferError,
 };
 
 /// The name of the mesh's axis: all devices are in one row.
@@ -29,14 +30,14 @@ const SPECS: [&[&[&str]]; 3] = [&[&[AXIS]], &[&[], &[AXIS]], &[]];
 
 /// The array of an epoch.
 #[derive(Debug)]
-pub struct Resharding {
+pub struct ReshardPlans {
     /// From each sharding to the next.
     plans: [Arc<Plan>; SPECS.len()],
 }
 
 /// What came of it in a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Resharded {
+pub struct ReshardResult {
     /// From which sharding to which, as JAX writes them.
     pub what: String,
     /// Shards that were found right, byte for byte.
@@ -57,12 +58,12 @@ pub fn arena(devices: u32, bytes_max: usize) -> Result<Arena, MemoryError> {
     Arena::new(8 * devices as usize * whole + (1 << 20))
 }
 
-impl Resharding {
+impl ReshardPlans {
     /// The array of these members' first `devices` devices, which all of them describe in the same way.
     pub fn new(
         members: &[Member],
         devices: u32,
-        roster: &Roster,
+        roster: &ClusterRoster,
         bytes_max: usize,
         limit: Duration,
     ) -> Result<Self, PlanError> {
@@ -103,20 +104,20 @@ impl Exercise<'_> {
     /// Carries out the plan of a step, and checks this task's shards. The inner error says who may be to blame.
     pub(super) async fn reshard(
         &self,
-        resharding: &Resharding,
+        resharding: &ReshardPlans,
         (step, seed): (u64, u64),
         members: &[Member],
         channel: u32,
-    ) -> Result<Result<Resharded, (Vec<Member>, TransferError)>, ExerciseError> {
+    ) -> Result<Result<ReshardResult, (Vec<Member>, TransferError)>, ExerciseError> {
         let plan = Arc::clone(resharding.plan(step));
         let arena = self.shards.clone();
-        let shards = self.lay_out(&plan)?;
+        let shards = self.allocate_shards(&plan)?;
         for (device, buffer) in &shards.source {
             let elements = elements(&plan, BufferRole::Source, *device, seed);
             buffer.write(|bytes| fill(bytes, elements))?;
         }
         let inner = Arc::clone(&self.agent.inner);
-        let options = Options { channel, stall: super::moving::STALL, ..Options::default() };
+        let options = LaunchOptions { channel, stall: super::transfers::STALL, ..LaunchOptions::default() };
         // It waits on its thread.
         let carried = tokio::task::spawn_blocking({
             let plan = Arc::clone(&plan);
@@ -132,7 +133,7 @@ impl Exercise<'_> {
             Ok(moved) => moved,
             Err(ReshardError::Memory(error)) => return Err(error.into()),
             Err(error @ ReshardError::Shard { .. }) => return Err(ExerciseError::Reshard(error)),
-            Err(error) => return Ok(Err(self.blame(&plan, error, members))),
+            Err(error) => return Ok(Err(self.suspects(&plan, error, members))),
         };
         let mut checked = 0;
         for (device, buffer) in &shards.destination {
@@ -144,11 +145,11 @@ impl Exercise<'_> {
         }
         let name = |array: &ArrayDescription| array.sharding.spec.to_string();
         let what = format!("{} to {}", name(plan.source()), name(plan.destination()));
-        Ok(Ok(Resharded { what, checked, moved }))
+        Ok(Ok(ReshardResult { what, checked, moved }))
     }
 
     /// The shards of this task's devices, before and after.
-    fn lay_out(&self, plan: &Plan) -> Result<ShardBuffers, MemoryError> {
+    fn allocate_shards(&self, plan: &Plan) -> Result<ShardBuffers, MemoryError> {
         let here = self.agent.here();
         let mine = || plan.placement().devices.iter().filter(|placed| placed.task == here.task);
         let buffers = |role| {
@@ -166,7 +167,7 @@ impl Exercise<'_> {
 
     /// Who may be to blame for a plan that was not carried out: whoever the transfer that failed was with; or anybody, if
     /// it was given up because of something else, or did not come.
-    fn blame(&self, plan: &Plan, error: ReshardError, members: &[Member]) -> (Vec<Member>, TransferError) {
+    fn suspects(&self, plan: &Plan, error: ReshardError, members: &[Member]) -> (Vec<Member>, TransferError) {
         let here = self.agent.here();
         let others = || members.iter().copied().filter(|member| *member != here);
         match error {
@@ -198,7 +199,7 @@ fn elements(
     let [rows, across] = [0, 1].map(|dimension| bounds.get(dimension).copied().unwrap_or_default());
     let places = (rows.0..rows.1).flat_map(move |row| (across.0..across.1).map(move |column| (row, column)));
     places.map(move |(row, column)| {
-        let made = contents::mix(&mut (seed ^ (row * columns + column))) as u32;
+        let made = test_pattern::mix(&mut (seed ^ (row * columns + column))) as u32;
         ((row, column), made.to_le_bytes())
     })
 }
@@ -220,10 +221,11 @@ mod tests {
     use super::*;
     use crate::transfer::{Incarnation, TaskId};
 
-    fn resharding(count: u32, devices: u32, bytes_max: usize) -> Resharding {
+    fn resharding(count: u32, devices: u32, bytes_max: usize) -> ReshardPlans {
         let member = |task| Member { task: TaskId(task), incarnation: Incarnation::new(9).unwrap() };
         let members: Vec<_> = (0..count).map(member).collect();
-        Resharding::new(&members, devices, &Roster::default(), bytes_max, Duration::from_secs(1)).unwrap()
+        ReshardPlans::new(&members, devices, &ClusterRoster::default(), bytes_max, Duration::from_secs(1))
+            .unwrap()
     }
 
     #[test]

@@ -18,12 +18,12 @@ use rustix::process::{Pid, Signal, getppid, kill_process_group, set_parent_proce
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::super::limits;
-use super::super::output::complain;
+use super::super::output::print_error;
 
 /// The hidden subcommand that becomes a task.
-pub const BECOME: &str = "__become";
+pub const BECOME_COMMAND: &str = "__become";
 /// The hidden subcommand that guards process groups.
-pub const GUARD: &str = "__guard";
+pub const GUARD_COMMAND: &str = "__guard";
 /// This program, also when its file was replaced meanwhile.
 pub const THIS_PROGRAM: &str = "/proc/self/exe";
 
@@ -58,7 +58,7 @@ pub fn run_become(arguments: &BecomeArguments) -> Result<ExitCode> {
         return Ok(ExitCode::from(NO_COMMAND));
     };
     let error = Command::new(program).args(rest).exec();
-    complain(format_args!("cannot run {}: {error}", Path::new(program).display()));
+    print_error(format_args!("cannot run {}: {error}", Path::new(program).display()));
     let missing = error.kind() == io::ErrorKind::NotFound;
     Ok(ExitCode::from(if missing { NO_COMMAND } else { CANNOT_RUN }))
 }
@@ -89,16 +89,16 @@ pub fn run_guard() -> Result<ExitCode> {
 }
 
 /// The launch's end of the guard.
-pub struct Guard {
+pub struct ProcessGuard {
     child: Child,
     pipe: Option<ChildStdin>,
 }
 
-impl Guard {
+impl ProcessGuard {
     /// Starts the guard, in a process group of its own.
     pub fn start() -> io::Result<Self> {
         let mut child = Command::new(THIS_PROGRAM)
-            .arg(GUARD)
+            .arg(GUARD_COMMAND)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -126,7 +126,7 @@ impl Guard {
     }
 }
 
-impl Drop for Guard {
+impl Drop for ProcessGuard {
     fn drop(&mut self) {
         drop(self.pipe.take());
         let _ = self.child.wait();

@@ -18,20 +18,20 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Sleep;
 
-use super::children::{BECOME, Guard, THIS_PROGRAM};
-use super::output::{Stream, pump};
-use super::target::Target;
+use super::children::{BECOME_COMMAND, ProcessGuard, THIS_PROGRAM};
+use super::prefix_output::{SharedOutput, pump};
+use super::target::LaunchServer;
 use crate::clock::Clock;
 use crate::coordination::Timestamp;
-use crate::text::{Untrusted, show_duration};
+use crate::text::{Untrusted, format_duration};
 
 /// How long the others of a failed task may take to fail by themselves, with messages of their own.
-const SETTLE: Duration = Duration::from_secs(3);
+const FATE_GRACE: Duration = Duration::from_secs(3);
 /// How long output may still arrive when its process is gone: something that left the group may hold the pipe.
-const LAST_OUTPUT: Duration = Duration::from_secs(2);
+const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What to run.
-pub struct Plan {
+pub struct LaunchPlan {
     pub command: Vec<OsString>,
     pub tasks: u32,
     pub recoverable: bool,
@@ -43,12 +43,12 @@ pub struct Plan {
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum End {
+enum ExitReason {
     Code(u8),
     Signal(i32),
 }
 
-impl End {
+impl ExitReason {
     fn of(status: ExitStatus) -> Self {
         match (status.code(), status.signal()) {
             (Some(code), _) => Self::Code(u8::try_from(code).unwrap_or(u8::MAX)),
@@ -65,7 +65,7 @@ impl End {
     }
 }
 
-impl fmt::Display for End {
+impl fmt::Display for ExitReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Code(code) => write!(f, "exit code {code}"),
@@ -100,28 +100,28 @@ fn signal_name(number: i32) -> String {
     named.map_or_else(|| format!("signal {number}"), |(_, name)| (*name).to_owned())
 }
 
-struct Process {
+struct RunningProcess {
     pid: Pid,
     began: Timestamp,
 }
 
-enum Slot {
+enum TaskSlot {
     Idle,
-    Running(Process),
-    Ended(End),
+    Running(RunningProcess),
+    Ended(ExitReason),
 }
 
 /// A process that failed and was not started again.
 #[derive(Clone, Copy)]
-struct Failed {
+struct FailedProcess {
     task: u32,
-    end: End,
+    end: ExitReason,
     after: Duration,
 }
 
 /// How far the ending of processes has come.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Ending {
+enum StopStage {
     /// They have been given time to end by themselves.
     Waiting,
     /// They have been told to.
@@ -131,56 +131,56 @@ enum Ending {
 }
 
 #[derive(Clone, Copy)]
-enum Phase {
-    Going,
+enum SupervisorPhase {
+    Running,
     /// A task failed, and with it the run.
-    Failed(Ending),
+    Failed(StopStage),
     /// A signal ended the launch.
-    Interrupted(Signal, Ending),
+    Interrupted(Signal, StopStage),
 }
 
 /// Watches over the processes of a launch.
 pub struct Supervisor {
-    plan: Plan,
-    target: Target,
+    plan: LaunchPlan,
+    server: LaunchServer,
     clock: Clock,
-    guard: Guard,
-    out: Stream,
-    err: Stream,
+    guard: ProcessGuard,
+    out: SharedOutput,
+    err: SharedOutput,
     pumps: JoinSet<()>,
-    exits: mpsc::Receiver<Exit>,
-    exited: mpsc::Sender<Exit>,
-    slots: Vec<Slot>,
+    exits: mpsc::Receiver<ProcessExit>,
+    exited: mpsc::Sender<ProcessExit>,
+    slots: Vec<TaskSlot>,
     /// In the order of their ends.
-    failed: Vec<Failed>,
-    phase: Phase,
+    failed: Vec<FailedProcess>,
+    phase: SupervisorPhase,
     timer: Option<Pin<Box<Sleep>>>,
     restarts: u32,
     runs: u32,
 }
 
-struct Exit {
+struct ProcessExit {
     task: u32,
-    end: End,
+    end: ExitReason,
 }
 
 impl Supervisor {
     /// Gets ready; starts nothing yet.
-    pub fn new(plan: Plan, target: Target) -> Result<Self> {
+    pub fn new(plan: LaunchPlan, target: LaunchServer) -> Result<Self> {
         let (exited, exits) = mpsc::channel(plan.tasks as usize);
         Ok(Self {
-            slots: (0..plan.tasks).map(|_| Slot::Idle).collect(),
+            slots: (0..plan.tasks).map(|_| TaskSlot::Idle).collect(),
             plan,
-            target,
+            server: target,
             clock: Clock::start(),
-            guard: Guard::start().context("cannot start the guard of the processes")?,
-            out: Stream::start(std::io::stdout()),
-            err: Stream::start(std::io::stderr()),
+            guard: ProcessGuard::start().context("cannot start the guard of the processes")?,
+            out: SharedOutput::start(std::io::stdout()),
+            err: SharedOutput::start(std::io::stderr()),
             pumps: JoinSet::new(),
             exits,
             exited,
             failed: Vec::new(),
-            phase: Phase::Going,
+            phase: SupervisorPhase::Running,
             timer: None,
             restarts: 0,
             runs: 0,
@@ -190,7 +190,7 @@ impl Supervisor {
     /// Runs everything to its end and returns the exit code.
     pub async fn run(mut self) -> Result<u8> {
         let mut signals = signals()?;
-        self.err.say(&format!("{} task(s), {}", self.plan.tasks, self.target.describe())).await;
+        self.err.say(&format!("{} task(s), {}", self.plan.tasks, self.server.describe())).await;
         let watched = self.watch(&mut signals).await;
         if watched.is_err() {
             self.signal_all(Signal::KILL);
@@ -199,7 +199,7 @@ impl Supervisor {
         let code = self.exit_code();
         let summary = self.summary().await;
         self.err.say(&summary).await;
-        let Self { target, out, err, .. } = self;
+        let Self { server: target, out, err, .. } = self;
         target.stop().await;
         out.finish().await;
         err.finish().await;
@@ -213,7 +213,7 @@ impl Supervisor {
                 biased;
                 Some(exit) = self.exits.recv() => self.process_ended(exit).await?,
                 Some(signal) = signals.recv() => self.signalled(signal).await,
-                () = expired(&mut self.timer) => self.escalate().await,
+                () = sleep_until(&mut self.timer) => self.escalate().await,
             }
             if self.running().next().is_none() && !self.start_next_run().await? {
                 return Ok(());
@@ -232,13 +232,13 @@ impl Supervisor {
     /// Starts one process. Must be called on the main thread, to whose life the child is tied.
     fn start(&mut self, task: u32) -> Result<()> {
         let mut command = Command::new(THIS_PROGRAM);
-        command.arg(BECOME).arg("--parent").arg(std::process::id().to_string());
+        command.arg(BECOME_COMMAND).arg("--parent").arg(std::process::id().to_string());
         if let Some(soft) = self.plan.open_files {
             command.arg("--open-files").arg(soft.to_string());
         }
         command.arg("--").args(&self.plan.command);
         command
-            .env("JAX_COORDINATOR_ADDRESS", self.target.coordinator())
+            .env("JAX_COORDINATOR_ADDRESS", self.server.coordinator())
             .env("JAX_COORDINATOR_BIND_ADDRESS", "127.0.0.1:0")
             .env("MUSTER_PROCESS_ID", task.to_string())
             .env("MUSTER_NUM_PROCESSES", self.plan.tasks.to_string());
@@ -263,45 +263,45 @@ impl Supervisor {
         }
         let exited = self.exited.clone();
         tokio::spawn(async move {
-            let end = child.wait().await.map_or(End::Code(u8::MAX), End::of);
-            let _ = exited.send(Exit { task, end }).await;
+            let end = child.wait().await.map_or(ExitReason::Code(u8::MAX), ExitReason::of);
+            let _ = exited.send(ProcessExit { task, end }).await;
         });
         if let Some(slot) = self.slots.get_mut(task as usize) {
-            *slot = Slot::Running(Process { pid, began: self.clock.now() });
+            *slot = TaskSlot::Running(RunningProcess { pid, began: self.clock.now() });
         }
         Ok(())
     }
 
-    fn running(&self) -> impl Iterator<Item = &Process> {
+    fn running(&self) -> impl Iterator<Item = &RunningProcess> {
         self.slots.iter().filter_map(|slot| match slot {
-            Slot::Running(process) => Some(process),
-            Slot::Idle | Slot::Ended(_) => None,
+            TaskSlot::Running(process) => Some(process),
+            TaskSlot::Idle | TaskSlot::Ended(_) => None,
         })
     }
 
-    async fn process_ended(&mut self, Exit { task, end }: Exit) -> Result<()> {
+    async fn process_ended(&mut self, ProcessExit { task, end }: ProcessExit) -> Result<()> {
         let Some(slot) = self.slots.get_mut(task as usize) else { return Ok(()) };
-        let Slot::Running(process) = std::mem::replace(slot, Slot::Ended(end)) else { return Ok(()) };
+        let TaskSlot::Running(process) = std::mem::replace(slot, TaskSlot::Ended(end)) else { return Ok(()) };
         // What it has started and left behind ends with it.
         let _ = kill_process_group(process.pid, Signal::KILL);
         self.guard.remove(process.pid);
-        if end == End::Code(0) {
+        if end == ExitReason::Code(0) {
             return Ok(());
         }
-        let failed = Failed { task, end, after: self.clock.now().since(process.began) };
+        let failed = FailedProcess { task, end, after: self.clock.now().since(process.began) };
         self.failed.push(failed);
         match self.phase {
-            Phase::Going if self.plan.recoverable => self.replace(failed).await,
-            Phase::Going => {
+            SupervisorPhase::Running if self.plan.recoverable => self.replace(failed).await,
+            SupervisorPhase::Running => {
                 self.fail_run(failed).await;
                 Ok(())
             }
-            Phase::Failed(_) | Phase::Interrupted(..) => Ok(()),
+            SupervisorPhase::Failed(_) | SupervisorPhase::Interrupted(..) => Ok(()),
         }
     }
 
     /// A task of a recoverable job failed: it alone is started again, if that is still allowed.
-    async fn replace(&mut self, failed: Failed) -> Result<()> {
+    async fn replace(&mut self, failed: FailedProcess) -> Result<()> {
         if self.restarts == self.plan.max_restarts {
             let others = self.running().count();
             let no_more = self.no_more_restarts();
@@ -315,12 +315,12 @@ impl Supervisor {
     }
 
     /// A task of a job that shares one fate failed: the others have to end too.
-    async fn fail_run(&mut self, failed: Failed) {
-        self.phase = Phase::Failed(Ending::Waiting);
-        self.timer = Some(Box::pin(tokio::time::sleep(SETTLE)));
+    async fn fail_run(&mut self, failed: FailedProcess) {
+        self.phase = SupervisorPhase::Failed(StopStage::Waiting);
+        self.timer = Some(Box::pin(tokio::time::sleep(FATE_GRACE)));
         let others = self.running().count();
         if others > 0 {
-            let time = show_duration(SETTLE);
+            let time = format_duration(FATE_GRACE);
             self.err.say(&format!("{failed}; {others} other task(s) have {time} to end by themselves")).await;
         } else {
             self.err.say(&failed.to_string()).await;
@@ -329,15 +329,15 @@ impl Supervisor {
 
     /// Starts the next run, if the last one failed and that is still allowed.
     async fn start_next_run(&mut self) -> Result<bool> {
-        let Phase::Failed(_) = self.phase else { return Ok(false) };
+        let SupervisorPhase::Failed(_) = self.phase else { return Ok(false) };
         if self.restarts == self.plan.max_restarts {
             return Ok(false);
         }
         self.restarts += 1;
         self.drain().await;
-        self.target.settle(SETTLE).await;
+        self.server.wait_until_vacated(FATE_GRACE).await;
         self.failed.clear();
-        self.phase = Phase::Going;
+        self.phase = SupervisorPhase::Running;
         self.timer = None;
         let (tasks, count) = (self.plan.tasks, self.restart_count());
         self.err.say(&format!("starting all {tasks} again ({count})")).await;
@@ -360,18 +360,18 @@ impl Supervisor {
             return;
         }
         match self.phase {
-            Phase::Interrupted(first, _) if signal == Signal::INT => {
-                self.phase = Phase::Interrupted(first, Ending::Killed);
+            SupervisorPhase::Interrupted(first, _) if signal == Signal::INT => {
+                self.phase = SupervisorPhase::Interrupted(first, StopStage::Killed);
                 self.timer = None;
                 self.err.say("interrupted again; killing what is left").await;
                 self.signal_all(Signal::KILL);
             }
-            Phase::Interrupted(..) => self.signal_all(signal),
-            Phase::Going | Phase::Failed(_) => {
-                self.phase = Phase::Interrupted(signal, Ending::Told);
+            SupervisorPhase::Interrupted(..) => self.signal_all(signal),
+            SupervisorPhase::Running | SupervisorPhase::Failed(_) => {
+                self.phase = SupervisorPhase::Interrupted(signal, StopStage::Told);
                 self.timer = Some(Box::pin(tokio::time::sleep(self.plan.kill_after)));
                 self.signal_all(signal);
-                let (name, time) = (signal_name(signal.as_raw()), show_duration(self.plan.kill_after));
+                let (name, time) = (signal_name(signal.as_raw()), format_duration(self.plan.kill_after));
                 let again = if signal == Signal::INT { " (or when interrupted again)" } else { "" };
                 let say = format!("passed {name} on; what has not ended after {time} is killed{again}");
                 self.err.say(&say).await;
@@ -383,21 +383,23 @@ impl Supervisor {
     async fn escalate(&mut self) {
         self.timer = None;
         let left = self.running().count();
-        if let Phase::Failed(ending @ Ending::Waiting) = &mut self.phase {
-            *ending = Ending::Told;
+        if let SupervisorPhase::Failed(ending @ StopStage::Waiting) = &mut self.phase {
+            *ending = StopStage::Told;
             self.timer = Some(Box::pin(tokio::time::sleep(self.plan.kill_after)));
             self.err.say(&format!("ending {left} other task(s) with SIGTERM")).await;
             self.signal_all(Signal::TERM);
             return;
         }
         match &mut self.phase {
-            Phase::Failed(ending) | Phase::Interrupted(_, ending) => *ending = Ending::Killed,
-            Phase::Going => return,
+            SupervisorPhase::Failed(ending) | SupervisorPhase::Interrupted(_, ending) => {
+                *ending = StopStage::Killed
+            }
+            SupervisorPhase::Running => return,
         }
         self.err
             .say(&format!(
                 "killing {left} task(s) that did not end within {}",
-                show_duration(self.plan.kill_after)
+                format_duration(self.plan.kill_after)
             ))
             .await;
         self.signal_all(Signal::KILL);
@@ -411,28 +413,30 @@ impl Supervisor {
     /// Waits for the rest of the output.
     async fn drain(&mut self) {
         let all = async { while self.pumps.join_next().await.is_some() {} };
-        if tokio::time::timeout(LAST_OUTPUT, all).await.is_err() {
+        if tokio::time::timeout(OUTPUT_DRAIN_TIMEOUT, all).await.is_err() {
             self.pumps.shutdown().await;
         }
     }
 
     fn exit_code(&self) -> u8 {
         match self.phase {
-            Phase::Interrupted(signal, _) => End::Signal(signal.as_raw()).code(),
-            Phase::Going | Phase::Failed(_) => self.failed.first().map_or(0, |failed| failed.end.code()),
+            SupervisorPhase::Interrupted(signal, _) => ExitReason::Signal(signal.as_raw()).code(),
+            SupervisorPhase::Running | SupervisorPhase::Failed(_) => {
+                self.failed.first().map_or(0, |failed| failed.end.code())
+            }
         }
     }
 
     async fn summary(&self) -> String {
-        let mut ends: BTreeMap<End, u32> = BTreeMap::new();
+        let mut ends: BTreeMap<ExitReason, u32> = BTreeMap::new();
         for slot in &self.slots {
-            if let Slot::Ended(end) = slot {
+            if let TaskSlot::Ended(end) = slot {
                 *ends.entry(*end).or_default() += 1;
             }
         }
         let ends: Vec<String> = ends.iter().map(|(end, count)| format!("{count} with {end}")).collect();
         let mut text = match (self.phase, self.failed.first()) {
-            (Phase::Interrupted(signal, _), _) => {
+            (SupervisorPhase::Interrupted(signal, _), _) => {
                 format!("interrupted by {}; ", signal_name(signal.as_raw()))
             }
             (_, Some(first)) => format!("{first}, first of all; "),
@@ -441,7 +445,7 @@ impl Supervisor {
         text.push_str(&format!("{} task(s) ended: {}", self.slots.len(), ends.join(", ")));
         text.push_str(&format!("; {} run(s), {} restart(s)", self.runs, self.restarts));
         if !self.failed.is_empty()
-            && let Some(cause) = self.target.first_cause().await
+            && let Some(cause) = self.server.first_cause().await
         {
             let whose = cause.task.map_or_else(String::new, |task| format!("task {task}: "));
             text.push_str(&format!("; first cause: {whose}{}", Untrusted::from(&*cause.why)));
@@ -450,13 +454,13 @@ impl Supervisor {
     }
 }
 
-impl fmt::Display for Failed {
+impl fmt::Display for FailedProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "task {} failed ({}) after {:.1} s", self.task, self.end, self.after.as_secs_f64())
     }
 }
 
-async fn expired(timer: &mut Option<Pin<Box<Sleep>>>) {
+async fn sleep_until(timer: &mut Option<Pin<Box<Sleep>>>) {
     match timer {
         Some(timer) => timer.await,
         None => std::future::pending().await,

@@ -1,53 +1,53 @@
 //! Holds the server of a launch, local or remote, and its job.
 //!
-//! Begin at `Target::start`.
+//! Begin at `LaunchServer::start`.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
 use super::super::client::Client;
-use super::super::options::LaunchOptions;
-use super::super::server::Server;
+use super::super::options::LaunchFlags;
+use super::super::server::RunningServer;
 use super::Arguments;
 use crate::config::Config;
-use crate::coordination::{FirstCause, JobName, JobView, RunState, TaskStanding};
+use crate::coordination::{FirstCause, JobName, JobView, RunState, TaskPhase};
 use crate::engine::Engine;
 
 /// How long connections of tasks that are gone may take to finish.
-const STOP_WITHIN: Duration = Duration::from_secs(1);
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Where the job is coordinated.
-pub struct Target {
+pub struct LaunchServer {
     job: JobName,
     coordinator: String,
     http: String,
     recoverable: bool,
-    server: Place,
+    server: ServerHandle,
 }
 
-enum Place {
-    Here(Box<Server>),
-    There(Client),
+enum ServerHandle {
+    Local(Box<RunningServer>),
+    Remote(Client),
 }
 
-impl Target {
+impl LaunchServer {
     /// Starts a server in this process.
     pub async fn start(config: &Config) -> Result<Self> {
         let job = config.jobs.first().context("there is no job")?;
-        let server = Server::start(config).await?;
+        let server = RunningServer::start(config).await?;
         let coordinator = server.about().coordinator_address(&job.name, Some("127.0.0.1"));
         Ok(Self {
             job: job.name.clone(),
             coordinator: coordinator.context("the server does not serve the job")?,
             http: format!("http://{}", server.about().http),
             recoverable: job.settings.recoverable,
-            server: Place::Here(Box::new(server)),
+            server: ServerHandle::Local(Box::new(server)),
         })
     }
 
     /// Finds a server that runs already, and checks that the job is as the launch needs it.
-    pub async fn find(url: &str, arguments: &Arguments, options: &LaunchOptions) -> Result<Self> {
+    pub async fn find(url: &str, arguments: &Arguments, options: &LaunchFlags) -> Result<Self> {
         if let Some(flag) = options.first_flag_besides(&["log", "log-format", "io-threads", "recoverable"]) {
             bail!(
                 "--{flag} is for the server to say, and --server names one that runs already: leave --{flag} out"
@@ -94,7 +94,7 @@ impl Target {
             coordinator,
             http: client.url().into(),
             recoverable,
-            server: Place::There(client),
+            server: ServerHandle::Remote(client),
         })
     }
 
@@ -115,9 +115,9 @@ impl Target {
 
     /// Waits, a little while, until the server has noticed that every process of the last run is gone, so that
     /// the next one is not taken for its late part.
-    pub async fn settle(&self, within: Duration) {
+    pub async fn wait_until_vacated(&self, within: Duration) {
         // A server that runs elsewhere copes by itself: a new incarnation ends the old run.
-        let Place::Here(server) = &self.server else { return };
+        let ServerHandle::Local(server) = &self.server else { return };
         let settled = async {
             let (_, mut events) = server.engine().follow(u64::MAX);
             while self.is_occupied(server.engine()) && events.recv().await.is_ok() {}
@@ -125,15 +125,14 @@ impl Target {
         let _ = tokio::time::timeout(within, settled).await;
     }
 
-    fn view_here(&self, engine: &Engine) -> Option<JobView> {
-        engine.look(|core, now| core.job_view(core.job_named(self.job.as_str())?, now))
+    fn local_view(&self, engine: &Engine) -> Option<JobView> {
+        engine.read(|core, now| core.job_view(core.job_named(self.job.as_str())?, now))
     }
 
     fn is_occupied(&self, engine: &Engine) -> bool {
-        let Some(view) = self.view_here(engine) else { return false };
-        let present = |standing| {
-            matches!(standing, TaskStanding::Registering | TaskStanding::Connected | TaskStanding::Suspect)
-        };
+        let Some(view) = self.local_view(engine) else { return false };
+        let present =
+            |standing| matches!(standing, TaskPhase::Registering | TaskPhase::Connected | TaskPhase::Suspect);
         matches!(view.run.state, RunState::Forming | RunState::Running)
             && view.run.tasks.iter().any(|task| present(task.standing))
     }
@@ -141,16 +140,16 @@ impl Target {
     /// The first error of the present run, or, where that has none, of the last one.
     pub async fn first_cause(&self) -> Option<FirstCause> {
         let view = match &self.server {
-            Place::Here(server) => self.view_here(server.engine())?,
-            Place::There(client) => client.job(&self.job).await.ok()?,
+            ServerHandle::Local(server) => self.local_view(server.engine())?,
+            ServerHandle::Remote(client) => client.job(&self.job).await.ok()?,
         };
         view.run.first_cause.or_else(|| view.history.into_iter().next()?.first_cause)
     }
 
     /// Ends the server, if it is the launch's own.
     pub async fn stop(self) {
-        if let Place::Here(server) = self.server {
-            server.stop(STOP_WITHIN).await;
+        if let ServerHandle::Local(server) = self.server {
+            server.stop(STOP_TIMEOUT).await;
         }
     }
 }

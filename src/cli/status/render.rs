@@ -2,13 +2,13 @@
 //!
 //! It sends no request. Begin at `render`.
 
-use super::super::output::{Colour, Line, Output, Style};
+use super::super::output::{TerminalColour, TerminalLine, TerminalStyle, TerminalText};
 use crate::coordination::{
-    BarrierView, JobView, RunOutcome, RunState, RunView, TaskId, TaskStanding, TaskState, TaskView,
-    Timestamp, barrier_label,
+    BarrierView, JobView, RunOutcome, RunState, RunView, TaskId, TaskPhase, TaskState, TaskView, Timestamp,
+    barrier_label,
 };
 use crate::findings::{Finding, Severity};
-use crate::http::About;
+use crate::http::ServerInfo;
 use crate::text::{one_line, span};
 
 /// Jobs of up to this many tasks have every task listed.
@@ -28,38 +28,44 @@ const ERROR_CHARS: usize = 300;
 const RANGES_LISTED: usize = 12;
 
 /// Everything as text.
-pub fn render(url: &str, about: &About, jobs: &[JobView], findings: &[Finding], style: Style) -> Output {
+pub fn render(
+    url: &str,
+    about: &ServerInfo,
+    jobs: &[JobView],
+    findings: &[Finding],
+    style: TerminalStyle,
+) -> TerminalText {
     let grpc: Vec<String> = about.grpc.iter().map(|listener| listener.address.to_string()).collect();
-    let mut out = Output::default();
+    let mut out = TerminalText::default();
     let head = format!(
         "Muster {} at {url}, gRPC at {}, {} job(s)",
         about.version.version,
         grpc.join(" and "),
         jobs.len()
     );
-    out.entry(style, 0, "", Colour::Faint, head);
+    out.entry(style, 0, "", TerminalColour::Faint, head);
     for job in jobs {
         out.line("");
         let findings: Vec<&Finding> = findings.iter().filter(|finding| finding.job == job.name).collect();
-        Job { view: job, run: &job.run, findings, now: job.seen_at, style, out: &mut out }.render();
+        JobRenderer { view: job, run: &job.run, findings, now: job.seen_at, style, out: &mut out }.render();
     }
     out
 }
 
-struct Job<'a> {
+struct JobRenderer<'a> {
     view: &'a JobView,
     run: &'a RunView,
     findings: Vec<&'a Finding>,
     now: Timestamp,
-    style: Style,
-    out: &'a mut Output,
+    style: TerminalStyle,
+    out: &'a mut TerminalText,
 }
 
-impl Job<'_> {
+impl JobRenderer<'_> {
     fn render(&mut self) {
         self.headline();
         self.cause();
-        self.found();
+        self.findings_text();
         self.exclusions();
         self.troubled();
         self.barriers();
@@ -69,7 +75,7 @@ impl Job<'_> {
         self.history();
     }
 
-    fn entry(&mut self, indent: usize, label: &str, colour: Colour, text: impl Into<Line>) {
+    fn entry(&mut self, indent: usize, label: &str, colour: TerminalColour, text: impl Into<TerminalLine>) {
         self.out.entry(self.style, indent, label, colour, text);
     }
 
@@ -81,11 +87,11 @@ impl Job<'_> {
         let run = self.run;
         let tasks = run.tasks.len();
         let (word, colour) = match run.state {
-            RunState::Forming => ("FORMING", Colour::Caution),
-            RunState::Running => ("RUNNING", Colour::Good),
-            RunState::Completed => ("COMPLETED", Colour::Good),
-            RunState::Failed => ("FAILED", Colour::Bad),
-            RunState::Abandoned => ("ABANDONED", Colour::Bad),
+            RunState::Forming => ("FORMING", TerminalColour::Caution),
+            RunState::Running => ("RUNNING", TerminalColour::Good),
+            RunState::Completed => ("COMPLETED", TerminalColour::Good),
+            RunState::Failed => ("FAILED", TerminalColour::Bad),
+            RunState::Abandoned => ("ABANDONED", TerminalColour::Bad),
         };
         let length = span(run.span().length(self.now));
         let when = match (run.state, run.ended_at) {
@@ -97,10 +103,10 @@ impl Job<'_> {
             (_, None) => format!("for {length}"),
         };
         let recoverable = if self.view.settings.recoverable { ", recoverable" } else { "" };
-        let text = Line::from(format!("run {}  ", run.number))
-            .painted(self.style, word, colour)
-            .and(format!("  {when}; {} of {tasks} task(s) connected{recoverable}", run.live));
-        self.entry(0, &format!("JOB {}", self.view.name), Colour::Bold, text);
+        let text = TerminalLine::from(format!("run {}  ", run.number))
+            .styled(self.style, word, colour)
+            .push(format!("  {when}; {} of {tasks} task(s) connected{recoverable}", run.live));
+        self.entry(0, &format!("JOB {}", self.view.name), TerminalColour::Bold, text);
     }
 
     fn nobody_came(&self) -> bool {
@@ -108,16 +114,16 @@ impl Job<'_> {
     }
 
     /// What the server has found, what matters most first, and what to do about it.
-    fn found(&mut self) {
+    fn findings_text(&mut self) {
         for finding in std::mem::take(&mut self.findings) {
             let colour = match finding.severity {
-                Severity::Critical => Colour::Bad,
-                Severity::Warning | Severity::Notice => Colour::Caution,
+                Severity::Critical => TerminalColour::Bad,
+                Severity::Warning | Severity::Notice => TerminalColour::Caution,
             };
             let summary = shorten(&finding.summary, CAUSE_CHARS);
             let about = format!("{} for {}: {summary}", finding.title, self.ago(finding.since));
             self.entry(2, "ISSUE", colour, about);
-            self.entry(4, "to do", Colour::Faint, &*finding.advice);
+            self.entry(4, "to do", TerminalColour::Faint, &*finding.advice);
         }
     }
 
@@ -128,7 +134,7 @@ impl Job<'_> {
             None => format!("{} ago: ", self.ago(cause.at)),
         };
         let why = shorten(&cause.why, CAUSE_CHARS);
-        self.entry(2, "FIRST CAUSE", Colour::Bad, format!("{whose}{why}"));
+        self.entry(2, "FIRST CAUSE", TerminalColour::Bad, format!("{whose}{why}"));
     }
 
     /// Who takes no part, by whose decision.
@@ -151,11 +157,11 @@ impl Job<'_> {
                 exclusion.reason,
                 exclusion.id,
             );
-            self.entry(2, "EXCLUDED", Colour::Caution, line);
+            self.entry(2, "EXCLUDED", TerminalColour::Caution, line);
         }
         if all.len() > EXCLUSIONS_LISTED {
             let more = format!("… {} in all; see them with: muster exclude", all.len());
-            self.entry(2, "EXCLUDED", Colour::Caution, more);
+            self.entry(2, "EXCLUDED", TerminalColour::Caution, more);
         }
     }
 
@@ -179,16 +185,18 @@ impl Job<'_> {
         let of = |state| run.tasks.iter().filter(move |task| task.state() == state);
         let mut left = TROUBLED_LISTED;
         for (standing, label, colour) in [
-            (TaskStanding::Failed, "FAILED", Colour::Bad),
-            (TaskStanding::Suspect, "SUSPECT", Colour::Caution),
+            (TaskPhase::Failed, "FAILED", TerminalColour::Bad),
+            (TaskPhase::Suspect, "SUSPECT", TerminalColour::Caution),
         ] {
-            let state = TaskState::Standing(standing);
+            let state = TaskState::Phase(standing);
             for task in of(state).take(left) {
                 let about = format!("{}{}", self.who(task.task), self.ago_of(task.since));
-                let follows = if run.follows(task) { ", following the first cause" } else { "" };
+                let follows = if run.is_consequence(task) { ", following the first cause" } else { "" };
                 let why = match (&task.why, standing) {
                     (Some(why), _) => format!(": {}", shorten(why, ERROR_CHARS)),
-                    (None, TaskStanding::Suspect) => format!(": its connection broke; {}", self.heard(task)),
+                    (None, TaskPhase::Suspect) => {
+                        format!(": its connection broke; {}", self.heartbeat_text(task))
+                    }
                     (None, _) => String::new(),
                 };
                 self.entry(2, label, colour, format!("{about}{follows}{why}"));
@@ -202,7 +210,7 @@ impl Job<'_> {
         }
     }
 
-    fn heard(&self, task: &TaskView) -> String {
+    fn heartbeat_text(&self, task: &TaskView) -> String {
         match task.last_heartbeat {
             Some(at) => format!("last heartbeat {} ago", self.ago(at)),
             None => "no heartbeat yet".into(),
@@ -229,42 +237,42 @@ impl Job<'_> {
                 self.ago(barrier.since),
                 barrier.first,
             );
-            self.entry(2, "BARRIER", Colour::Caution, about);
-            self.missing(&barrier.missing);
+            self.entry(2, "BARRIER", TerminalColour::Caution, about);
+            self.missing_text(&barrier.missing);
         }
         if barriers.len() > BARRIERS_LISTED {
-            self.entry(2, "BARRIER", Colour::Caution, format!("… {} in all", barriers.len()));
+            self.entry(2, "BARRIER", TerminalColour::Caution, format!("… {} in all", barriers.len()));
         }
     }
 
-    fn missing(&mut self, missing: &[TaskId]) {
+    fn missing_text(&mut self, missing: &[TaskId]) {
         for task in missing.iter().take(MISSING_LISTED) {
-            let what = self.task(*task).map_or_else(String::new, |task| format!(": {}", self.doing(task)));
-            self.entry(4, "MISSING", Colour::Caution, format!("{}{what}", self.who(*task)));
+            let what = self.task(*task).map_or_else(String::new, |task| format!(": {}", self.activity(task)));
+            self.entry(4, "MISSING", TerminalColour::Caution, format!("{}{what}", self.who(*task)));
         }
         if missing.len() > MISSING_LISTED {
             let more = format!("… {} in all: {}", missing.len(), ranges(missing));
-            self.entry(4, "MISSING", Colour::Caution, more);
+            self.entry(4, "MISSING", TerminalColour::Caution, more);
         }
     }
 
     /// What a task does that others wait for.
-    fn doing(&self, task: &TaskView) -> String {
+    fn activity(&self, task: &TaskView) -> String {
         let since = self.ago(task.since);
         match task.standing {
-            TaskStanding::Missing if task.lives.is_empty() => "has not registered".into(),
-            TaskStanding::Missing => format!("has not registered again, for {since}"),
-            TaskStanding::Registering => format!("registering for {since}"),
-            TaskStanding::Disconnected => format!("left {since} ago"),
-            TaskStanding::Failed => format!("failed {since} ago"),
-            TaskStanding::Suspect => format!("its connection broke {since} ago"),
-            TaskStanding::Connected => {
+            TaskPhase::Missing if task.lives.is_empty() => "has not registered".into(),
+            TaskPhase::Missing => format!("has not registered again, for {since}"),
+            TaskPhase::Registering => format!("registering for {since}"),
+            TaskPhase::Disconnected => format!("left {since} ago"),
+            TaskPhase::Failed => format!("failed {since} ago"),
+            TaskPhase::Suspect => format!("its connection broke {since} ago"),
+            TaskPhase::Connected => {
                 let restarted = if task.unsynced { "restarted and not in step yet, " } else { "" };
-                let waits = match waits(task) {
+                let waits = match waiting_text(task) {
                     waits if waits.is_empty() => "connected, not at any barrier".into(),
                     waits => format!("waits at {waits}"),
                 };
-                format!("{restarted}{waits}; {}", self.heard(task))
+                format!("{restarted}{waits}; {}", self.heartbeat_text(task))
             }
         }
     }
@@ -278,8 +286,8 @@ impl Job<'_> {
                 question.members,
                 self.ago(question.since)
             );
-            self.entry(2, "LIVE SET", Colour::Caution, about);
-            self.missing(&question.missing);
+            self.entry(2, "LIVE SET", TerminalColour::Caution, about);
+            self.missing_text(&question.missing);
         }
     }
 
@@ -295,7 +303,7 @@ impl Job<'_> {
             ),
         };
         let about = format!("asked for {} ago: {step}", self.ago(preemption.since));
-        self.entry(2, "SAVE", Colour::Caution, about);
+        self.entry(2, "SAVE", TerminalColour::Caution, about);
     }
 
     /// All tasks of a small job, or how many of a large one are in which state.
@@ -312,7 +320,7 @@ impl Job<'_> {
             if unsynced > 0 {
                 counts.push(format!("{unsynced} of them restarted and not in step yet"));
             }
-            return self.entry(2, "TASKS", Colour::Bold, counts.join(", "));
+            return self.entry(2, "TASKS", TerminalColour::Bold, counts.join(", "));
         }
         let peers: Vec<String> = tasks
             .iter()
@@ -323,21 +331,21 @@ impl Job<'_> {
             "  {:<6}{:<14}{:<14}{:<14}{:<wide$}  WAITS AT",
             "TASK", "STATE", "FOR", "HEARTBEAT", "ADDRESS"
         );
-        self.out.line(Line::default().painted(self.style, heading, Colour::Bold));
+        self.out.line(TerminalLine::default().styled(self.style, heading, TerminalColour::Bold));
         for (task, peer) in tasks.iter().zip(&peers) {
             let heard = task.last_heartbeat.map_or_else(|| "-".into(), |at| self.ago(at));
             let state = task.state();
             let word = format!("{:<14}", state.word());
-            let line = Line::from(format!("  {:<6}", task.task));
+            let line = TerminalLine::from(format!("  {:<6}", task.task));
             let line = match state {
-                TaskState::Standing(TaskStanding::Failed) => line.painted(self.style, word, Colour::Bad),
-                TaskState::Standing(TaskStanding::Suspect | TaskStanding::Missing) => {
-                    line.painted(self.style, word, Colour::Caution)
+                TaskState::Phase(TaskPhase::Failed) => line.styled(self.style, word, TerminalColour::Bad),
+                TaskState::Phase(TaskPhase::Suspect | TaskPhase::Missing) => {
+                    line.styled(self.style, word, TerminalColour::Caution)
                 }
-                _ => line.and(word),
+                _ => line.push(word),
             };
             let since = self.ago(task.since);
-            self.out.line(line.and(format!("{since:<14}{heard:<14}{peer:<wide$}  {}", waits(task))));
+            self.out.line(line.push(format!("{since:<14}{heard:<14}{peer:<wide$}  {}", waiting_text(task))));
         }
     }
 
@@ -345,9 +353,9 @@ impl Job<'_> {
         let history = &self.view.history;
         for run in history.iter().take(RUNS_LISTED) {
             let (word, colour) = match run.outcome {
-                RunOutcome::Completed => ("completed", Colour::Faint),
-                RunOutcome::Failed => ("failed", Colour::Caution),
-                RunOutcome::Abandoned => ("was abandoned", Colour::Caution),
+                RunOutcome::Completed => ("completed", TerminalColour::Faint),
+                RunOutcome::Failed => ("failed", TerminalColour::Caution),
+                RunOutcome::Abandoned => ("was abandoned", TerminalColour::Caution),
             };
             let lasted = span(run.span().length(self.now));
             let cause = run.first_cause.as_ref().map_or_else(String::new, |cause| {
@@ -360,7 +368,7 @@ impl Job<'_> {
         }
         if history.len() > RUNS_LISTED {
             let more = format!("… {} earlier runs in all", history.len());
-            self.entry(2, "EARLIER", Colour::Faint, more);
+            self.entry(2, "EARLIER", TerminalColour::Faint, more);
         }
     }
 }
@@ -379,7 +387,7 @@ fn address(task: &TaskView) -> Option<std::net::SocketAddr> {
     task.lives.iter().find_map(|life| life.peer)
 }
 
-fn waits(task: &TaskView) -> String {
+fn waiting_text(task: &TaskView) -> String {
     let barriers = task.waits_at.iter().map(|id| one_line(barrier_label(id)).into_owned());
     let keys = task.waits_for.iter().map(|wait| format!("key {}", one_line(&wait.key)));
     let names: Vec<String> = barriers.chain(keys).collect();
@@ -414,7 +422,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_numbers_are_said_in_few_words() {
+    fn many_task_numbers_become_ranges() {
         let ids = |numbers: &[i32]| numbers.iter().copied().map(TaskId).collect::<Vec<_>>();
         assert_eq!(ranges(&ids(&[0, 1, 2, 3, 7, 9, 10])), "0-3, 7, 9-10");
         let even: Vec<i32> = (0..100).map(|n| n * 2).collect();

@@ -4,10 +4,10 @@
 //! what to do next and answers on its standard output.
 
 mod children;
-mod figures;
-mod pair;
+mod conductor;
 mod peer;
-mod talk;
+mod protocol;
+mod results;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -15,13 +15,13 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 
-use crate::cli::certificates::TransferFiles;
-use crate::cli::output::{Output, print, print_json_line};
+use crate::cli::certificates::TransferCertificateArgs;
+use crate::cli::output::{TerminalText, print, print_json_line};
 use crate::text::parse_duration;
 use crate::transfer::{Choice, TransportKind};
-use figures::{Figures, Repetition};
-use pair::Tasks;
-use talk::Setup;
+use conductor::Conductor;
+use protocol::EngineSetup;
+use results::{Repetition, SizeResult};
 
 pub use peer::{PeerArguments, run as run_peer};
 
@@ -41,8 +41,8 @@ pub const PEER: &str = "bench-peer";
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
     /// How the bytes go
-    #[arg(long, value_enum, default_value_t = Transport::Auto)]
-    transport: Transport,
+    #[arg(long, value_enum, default_value_t = TransportArg::Auto)]
+    transport: TransportArg,
 
     /// Sizes of the buffers, such as 4KiB,1MiB
     #[arg(long, value_delimiter = ',', value_parser = parse_size, value_name = "SIZE",
@@ -66,8 +66,8 @@ pub struct Arguments {
     latency: bool,
 
     /// Whether chunks on TCP carry checksums
-    #[arg(long, value_enum, default_value_t = Switch::On)]
-    checksums: Switch,
+    #[arg(long, value_enum, default_value_t = SwitchArg::On)]
+    checksums: SwitchArg,
 
     /// TCP connections of a pair that carry contents; the default is that of the engine
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
@@ -79,7 +79,7 @@ pub struct Arguments {
     spin: Option<Duration>,
 
     #[command(flatten)]
-    certificates: TransferFiles,
+    certificates: TransferCertificateArgs,
 
     /// How often each size is measured
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -107,7 +107,7 @@ Examples:
   muster transfer bench --size 4KiB --latency --json | jq '{p50_us, p99_us}'";
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Transport {
+enum TransportArg {
     /// The best that both sides can
     Auto,
     /// Memory that both processes map
@@ -120,26 +120,26 @@ enum Transport {
     Tcp,
 }
 
-impl From<Transport> for Choice {
-    fn from(transport: Transport) -> Self {
+impl From<TransportArg> for Choice {
+    fn from(transport: TransportArg) -> Self {
         match transport {
-            Transport::Auto => Self::Auto,
-            Transport::Shm => Self::Shm,
-            Transport::Pvm => Self::Pvm,
-            Transport::Unix => Self::Unix,
-            Transport::Tcp => Self::Tcp,
+            TransportArg::Auto => Self::Auto,
+            TransportArg::Shm => Self::Shm,
+            TransportArg::Pvm => Self::Pvm,
+            TransportArg::Unix => Self::Unix,
+            TransportArg::Tcp => Self::Tcp,
         }
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Switch {
+enum SwitchArg {
     On,
     Off,
 }
 
 /// How long a task may take to answer, beyond what it has to do.
-const GRACE: Duration = Duration::from_secs(30);
+const REPLY_GRACE: Duration = Duration::from_secs(30);
 
 /// The most memory that one task of the benchmark takes.
 const MEMORY_MAX: usize = 16 << 30;
@@ -165,26 +165,26 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     );
     let mut verified = true;
     let shapes = arguments.size.iter().map(|size| shape(arguments, *size)).collect::<Result<Vec<_>>>()?;
-    let setup = Setup {
+    let setup = EngineSetup {
         transport: arguments.transport.into(),
         lanes: arguments.lanes.map(|lanes| lanes as usize),
         spin: arguments.spin,
-        checksums: arguments.checksums == Switch::On,
+        checksums: arguments.checksums == SwitchArg::On,
         certificates: arguments.certificates.clone(),
     };
-    let mut tasks = Tasks::start(arguments.pairs, &setup, arguments.grace)?;
+    let mut tasks = Conductor::start(arguments.pairs, &setup, arguments.grace)?;
     let prepares = tasks.prepares()?;
     if !arguments.json {
-        print(&Output::of_lines(&figures::heading(&prepares)))?;
+        print(&TerminalText::from_lines(&results::heading(&prepares)))?;
     }
     for shape in shapes {
         let repetitions = measure(&mut tasks, arguments, shape)?;
-        let figures = Figures::new(arguments.pairs, &setup, shape, &prepares, &repetitions);
+        let figures = SizeResult::new(arguments.pairs, &setup, shape, &prepares, &repetitions);
         verified &= figures.verified;
         if arguments.json {
             print_json_line(&figures)?;
         } else {
-            print(&Output::of_lines(&figures.to_string()))?;
+            print(&TerminalText::from_lines(&figures.to_string()))?;
         }
     }
     Ok(if verified { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -192,12 +192,12 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
 
 /// By what two processes of this host move bytes when they are told to move them like this.
 pub fn probe(transport: Choice) -> Result<TransportKind> {
-    let certificates = TransferFiles::default();
-    let setup = Setup { transport, lanes: None, spin: None, checksums: true, certificates };
-    let mut tasks = Tasks::start(1, &setup, GRACE)?;
+    let certificates = TransferCertificateArgs::default();
+    let setup = EngineSetup { transport, lanes: None, spin: None, checksums: true, certificates };
+    let mut tasks = Conductor::start(1, &setup, REPLY_GRACE)?;
     // More than travels with the announcement of it.
-    let shape = Shape { size: 1 << 20, batch: 1, in_flight: 2 };
-    tasks.arrange(shape)?;
+    let shape = BenchShape { size: 1 << 20, batch: 1, in_flight: 2 };
+    tasks.allocate(shape)?;
     let (by, wrong) = tasks.try_out()?;
     ensure!(wrong.is_none(), "wrong contents: {}", wrong.unwrap_or_default());
     Ok(by)
@@ -205,13 +205,13 @@ pub fn probe(transport: Choice) -> Result<TransportKind> {
 
 /// What is moved by each launch, and how many of them are under way.
 #[derive(Debug, Clone, Copy, serde::Serialize, serde::Deserialize)]
-struct Shape {
+struct BenchShape {
     size: usize,
     batch: usize,
     in_flight: usize,
 }
 
-impl Shape {
+impl BenchShape {
     /// How far the buffers of a batch lie apart at least: they are not to be taken for one large buffer.
     fn stride(self) -> usize {
         const GAP: usize = 64;
@@ -226,14 +226,15 @@ impl Shape {
     }
 }
 
-fn shape(arguments: &Arguments, size: usize) -> Result<Shape> {
+fn shape(arguments: &Arguments, size: usize) -> Result<BenchShape> {
     // Enough to hide what a launch costs, and no more than the caches can make something of.
-    const WANTED: usize = 4 << 20;
+    const BYTES_IN_FLIGHT: usize = 4 << 20;
     let batch = arguments.batch as usize;
-    let in_flight = arguments
-        .in_flight
-        .map_or_else(|| (WANTED / size.saturating_mul(batch).max(1)).clamp(2, 16), |given| given as usize);
-    let shape = Shape { size, batch, in_flight };
+    let in_flight = arguments.in_flight.map_or_else(
+        || (BYTES_IN_FLIGHT / size.saturating_mul(batch).max(1)).clamp(2, 16),
+        |given| given as usize,
+    );
+    let shape = BenchShape { size, batch, in_flight };
     ensure!(
         shape.memory() <= MEMORY_MAX,
         "{batch} x {size} bytes, {in_flight} at a time, are more than {} GiB",
@@ -242,9 +243,9 @@ fn shape(arguments: &Arguments, size: usize) -> Result<Shape> {
     Ok(shape)
 }
 
-fn measure(tasks: &mut Tasks, arguments: &Arguments, shape: Shape) -> Result<Vec<Repetition>> {
+fn measure(tasks: &mut Conductor, arguments: &Arguments, shape: BenchShape) -> Result<Vec<Repetition>> {
     let time = Duration::from_secs_f64(arguments.seconds);
-    tasks.arrange(shape)?;
+    tasks.allocate(shape)?;
     let repetitions = (0..arguments.repeat)
         .map(|_| {
             let moved = if arguments.latency { None } else { Some(tasks.throughput(shape, time)?) };

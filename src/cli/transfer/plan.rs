@@ -13,11 +13,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
 
-use super::super::output::{Output, print, print_json_text};
+use super::super::output::{TerminalText, print, print_json_text};
 use crate::text::{bytes, one_line};
 use crate::transfer::plan::{
-    ArrayDescription, Cost, MAX_DESCRIPTION_TEXT, MAX_PLAN_TEXT, Options, Placement, Plan, PlanError, Step,
-    TaskBytes, TaskId,
+    ArrayDescription, Cost, MAX_DESCRIPTION_TEXT, MAX_PLAN_TEXT, Placement, Plan, PlanError, PlanOptions,
+    Step, TaskBytes, TaskId,
 };
 
 /// Show what would move where if an array's sharding changed, and what it would cost
@@ -56,7 +56,7 @@ pub struct Arguments {
     tasks_per_host: NonZeroU32,
 
     /// How many others a holder of a part feeds with it before those who were fed feed others
-    #[arg(long, value_name = "N", default_value_t = Options::default().fan_out)]
+    #[arg(long, value_name = "N", default_value_t = PlanOptions::default().fan_out)]
     fan_out: NonZeroU32,
 
     /// How long the whole may take; a field of the plan
@@ -107,11 +107,11 @@ fn positive(text: &str) -> Result<Duration, String> {
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let plan = match &arguments.from {
-        Some(from) => handed_on(from)?,
-        None => made(arguments)?,
+        Some(from) => forwarded_text(from)?,
+        None => build_plan(arguments)?,
     };
     if arguments.json {
-        print_json_text(&plan.to_json().map_err(told)?)?;
+        print_json_text(&plan.to_json().map_err(task_text)?)?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut text = String::new();
@@ -120,37 +120,37 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         Some(task) => steps_of(&mut text, &plan, TaskId(task), arguments.rows),
         None => overview(&mut text, &plan, arguments),
     };
-    print(&Output::of_lines(&text))?;
+    print(&TerminalText::from_lines(&text))?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// The plan that the descriptions give.
-fn made(arguments: &Arguments) -> Result<Plan> {
+fn build_plan(arguments: &Arguments) -> Result<Plan> {
     let given = |flag: &'static str, given: &Option<String>| {
         let given = given.as_deref().with_context(|| format!("{flag} is missing"))?;
-        described(flag, given, ArrayDescription::from_json)
+        array_text(flag, given, ArrayDescription::from_json)
     };
     let source = given("--source", &arguments.source)?;
     let destination = given("--destination", &arguments.destination)?;
     let placement = match &arguments.placement {
-        Some(placement) => described("--placement", placement, Placement::from_json)?,
+        Some(placement) => array_text("--placement", placement, Placement::from_json)?,
         None => {
             in_blocks(&source, &destination, arguments.devices_per_task.get(), arguments.tasks_per_host.get())
         }
     };
-    let options = Options { fan_out: arguments.fan_out, timeout: arguments.timeout };
-    Plan::new(source, destination, &placement, options).map_err(told)
+    let options = PlanOptions { fan_out: arguments.fan_out, timeout: arguments.timeout };
+    Plan::new(source, destination, &placement, options).map_err(task_text)
 }
 
 /// A plan that was printed, checked.
-fn handed_on(from: &str) -> Result<Plan> {
+fn forwarded_text(from: &str) -> Result<Plan> {
     let text = if from == "-" {
         text_of(std::io::stdin().lock(), MAX_PLAN_TEXT).context("--from -: cannot read standard input")?
     } else {
         text_in("--from", from, MAX_PLAN_TEXT)?
     };
     // The line that it was printed as ends where it ended.
-    let plan = Plan::from_json(text.trim_end()).map_err(told);
+    let plan = Plan::from_json(text.trim_end()).map_err(task_text);
     plan.with_context(|| format!("--from {}", one_line(from)))
 }
 
@@ -170,17 +170,17 @@ fn text_in(argument: &str, path: &str, most: usize) -> Result<String> {
 }
 
 /// Reads what an argument holds: JSON itself, or the name of a file with it.
-fn described<T>(argument: &str, given: &str, read: impl Fn(&str) -> Result<T, PlanError>) -> Result<T> {
+fn array_text<T>(argument: &str, given: &str, read: impl Fn(&str) -> Result<T, PlanError>) -> Result<T> {
     if given.trim_start().starts_with('{') {
-        return read(given).map_err(told).with_context(|| argument.to_owned());
+        return read(given).map_err(task_text).with_context(|| argument.to_owned());
     }
     let text = text_in(argument, given, MAX_DESCRIPTION_TEXT)?;
-    read(&text).map_err(told).with_context(|| format!("{argument}: {}", one_line(given)))
+    read(&text).map_err(task_text).with_context(|| format!("{argument}: {}", one_line(given)))
 }
 
 /// What is wrong, on one line: names from the descriptions may stand in it.
 #[expect(clippy::needless_pass_by_value, reason = "as map_err hands it over")]
-fn told(error: PlanError) -> anyhow::Error {
+fn task_text(error: PlanError) -> anyhow::Error {
     anyhow!("{}", one_line(&error.to_string()))
 }
 
@@ -216,14 +216,14 @@ fn overview(text: &mut String, plan: &Plan, arguments: &Arguments) -> std::fmt::
             "  on   {tasks} tasks: no --placement, so {devices} devices a task and {hosts} tasks a host, by id"
         )?;
     }
-    let Options { fan_out, timeout } = plan.options();
+    let PlanOptions { fan_out, timeout } = plan.options();
     let timeout = timeout.map_or_else(
         || "without a timeout".to_owned(),
         |timeout| format!("timeout {}", humantime::format_duration(timeout)),
     );
     writeln!(text, "  with fan-out {fan_out}, {timeout}")?;
     writeln!(text, "layout {}, plan {}\n", plan.layout(), plan.fingerprint())?;
-    costs(text, &cost)?;
+    cost_text(text, &cost)?;
     if cost.messages.min((tasks as u64).pow(2)) > PAIRS_MAX {
         return writeln!(
             text,
@@ -236,7 +236,7 @@ fn overview(text: &mut String, plan: &Plan, arguments: &Arguments) -> std::fmt::
 /// The most pairs of tasks that are gathered to find those that move most.
 const PAIRS_MAX: u64 = 1 << 22;
 
-fn costs(text: &mut String, cost: &Cost) -> std::fmt::Result {
+fn cost_text(text: &mut String, cost: &Cost) -> std::fmt::Result {
     writeln!(text, "{:<14}{:>9}{:>12}{:>14}", "WHERE", "STEPS", "BYTES", "LEAST")?;
     let least = [0, cost.minimum.local_copy, cost.minimum.same_host, cost.minimum.across_hosts];
     for (class, least) in cost.classes.iter().zip(least) {

@@ -9,35 +9,35 @@ use anyhow::{Context as _, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-use super::scraped::Scraped;
+use super::metrics_listener::MetricsListener;
 use super::{Arguments, Program, registered, say, say_all};
-use crate::agent::exercise::{Exercise, Failed, Outcome, Step};
-use crate::agent::place::Place;
-use crate::agent::{Agent, AgentError, Config, Roster};
+use crate::agent::cluster_env::ClusterEnv;
+use crate::agent::exercise::{Exercise, PeerFailure, StepOutcome, StepReport};
+use crate::agent::{Agent, AgentConfig, AgentError, ClusterRoster};
 use crate::text::bytes;
 use crate::transfer::Member;
 
 /// How long the service may take to let a task go alone. In a job whose tasks share their fate it never does.
-const ALONE: Duration = Duration::from_secs(2);
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a step may go on after the worker was told to end.
 const LAST_STEP: Duration = Duration::from_secs(2);
 /// How long the service may take to find that the other side of a failed transfer is gone.
-const NEWS: Duration = Duration::from_secs(5);
+const LOSS_NOTICE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long tasks may take to agree on where to end.
-const AGREEMENT: Duration = Duration::from_secs(200);
+const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(200);
 
 /// The first word of the lines that tell of steps.
 const STEP: &str = "step";
 /// The first words of the lines that tell of a step that was called off.
-pub const CALLED_OFF: &str = "called off: ";
+pub const CANCELLED_TEXT: &str = "called off: ";
 
 /// The signals that end a worker, as they have come.
-struct Stops {
+struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
 }
 
-impl Stops {
+impl StopSignals {
     fn listen() -> Result<Self> {
         let listen = |kind| signal(kind).context("cannot listen for signals");
         Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
@@ -52,12 +52,12 @@ impl Stops {
 }
 
 /// Registers, runs the program, and leaves.
-pub async fn work(arguments: &Arguments, place: &Place, config: Config) -> Result<ExitCode> {
-    let mut stops = Stops::listen()?;
+pub async fn work(arguments: &Arguments, place: &ClusterEnv, config: AgentConfig) -> Result<ExitCode> {
+    let mut stops = StopSignals::listen()?;
     let version = env!("CARGO_PKG_VERSION");
     say_all(&format!("Muster {version} worker\n{}", place.describe().trim_end()))?;
     let scraped = match arguments.metrics {
-        Some(address) => Some(Scraped::bind(address).await?),
+        Some(address) => Some(MetricsListener::bind(address).await?),
         None => None,
     };
     let agent = tokio::select! {
@@ -104,8 +104,8 @@ pub async fn work(arguments: &Arguments, place: &Place, config: Config) -> Resul
         }
     };
     match end {
-        End::Gone => agent.end().await,
-        End::Together => agent.leave().await?,
+        ProgramEnd::Gone => agent.end().await,
+        ProgramEnd::Together => agent.leave().await?,
     }
     say("left in good order")?;
     Ok(if faults == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -113,7 +113,7 @@ pub async fn work(arguments: &Arguments, place: &Place, config: Config) -> Resul
 
 /// How a program came to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+enum ProgramEnd {
     /// The service has let this task go.
     Gone,
     /// All tasks end now.
@@ -121,26 +121,26 @@ enum End {
 }
 
 /// Stays, and says who comes and goes.
-async fn idle(agent: &Agent, mut told: watch::Receiver<bool>) -> Result<(End, u64)> {
+async fn idle(agent: &Agent, mut told: watch::Receiver<bool>) -> Result<(ProgramEnd, u64)> {
     let mut roster = agent.roster();
-    let mut faces = Faces::default();
+    let mut faces = RosterLog::default();
     let mut asked = false;
     loop {
-        faces.tell(&roster.borrow_and_update().clone())?;
+        faces.log_changes(&roster.borrow_and_update().clone())?;
         tokio::select! {
             error = agent.over() => return Err(error.into()),
             notice = agent.notice() => {
                 say(&format!("preemption notice: {notice}"))?;
                 // It has no steps: wherever the others stop is right.
                 agent.reached_sync_point(1).await?;
-                return Ok((End::Together, 0));
+                return Ok((ProgramEnd::Together, 0));
             }
             changed = roster.changed() => changed.context("the agent has stopped")?,
             ended = told.changed(), if !asked => {
                 ended.context("nobody can end this any more")?;
                 asked = true;
                 if ask_to_leave(agent).await? {
-                    return Ok((End::Gone, 0));
+                    return Ok((ProgramEnd::Gone, 0));
                 }
             }
         }
@@ -149,12 +149,14 @@ async fn idle(agent: &Agent, mut told: watch::Receiver<bool>) -> Result<(End, u6
 
 /// Tries to leave alone; else asks all tasks to end.
 async fn ask_to_leave(agent: &Agent) -> Result<bool> {
-    match agent.try_leave(ALONE).await {
+    match agent.try_leave(LEAVE_TIMEOUT).await {
         Ok(()) => Ok(true),
         Err(AgentError::TimedOut { .. }) => {
             say("the tasks of this job end together: a preemption notice tells the others")?;
             agent.raise_notice().await?;
-            tokio::time::timeout(AGREEMENT, agent.notice()).await.context("the notice does not come back")?;
+            tokio::time::timeout(AGREEMENT_TIMEOUT, agent.notice())
+                .await
+                .context("the notice does not come back")?;
             Ok(false)
         }
         Err(error) => Err(error.into()),
@@ -162,7 +164,7 @@ async fn ask_to_leave(agent: &Agent) -> Result<bool> {
 }
 
 #[derive(Default)]
-struct Totals {
+struct ExerciseTotals {
     steps: u64,
     checked: u64,
     received: u64,
@@ -174,28 +176,28 @@ async fn exercise(
     agent: &Agent,
     arguments: &Arguments,
     mut told: watch::Receiver<bool>,
-) -> Result<(End, u64)> {
+) -> Result<(ProgramEnd, u64)> {
     let cut = watch::Sender::new(false);
     let mut exercise = Exercise::new(agent, arguments.exercise(), cut.subscribe())?;
     let roster = agent.roster();
-    let mut faces = Faces::default();
-    let mut totals = Totals::default();
+    let mut faces = RosterLog::default();
+    let mut totals = ExerciseTotals::default();
     let mut asked = false;
     // What failed in the last step.
-    let mut open: Vec<Failed> = Vec::new();
+    let mut open: Vec<PeerFailure> = Vec::new();
     let end = loop {
-        faces.tell(&roster.borrow().clone())?;
+        faces.log_changes(&roster.borrow().clone())?;
         if arguments.steps.is_some_and(|steps| totals.steps >= steps) {
-            break End::Together;
+            break ProgramEnd::Together;
         }
         if agent.reached_sync_point(exercise.next()).await? {
             say(&format!("all tasks end before step {}, as they agreed", exercise.next()))?;
-            break End::Together;
+            break ProgramEnd::Together;
         }
         if *told.borrow() && !std::mem::replace(&mut asked, true) {
-            totals.faults += settle(agent, std::mem::take(&mut open)).await?;
+            totals.faults += count_faults(agent, std::mem::take(&mut open)).await?;
             if ask_to_leave(agent).await? {
-                break End::Gone;
+                break ProgramEnd::Gone;
             }
             // All end together, so it has to wait for the others.
             cut.send_replace(false);
@@ -212,14 +214,14 @@ async fn exercise(
             }
         };
         match outcome {
-            Outcome::CalledOff(why) => say(&format!("{CALLED_OFF}{why}"))?,
-            Outcome::Made(step) => {
+            StepOutcome::Cancelled(why) => say(&format!("{CANCELLED_TEXT}{why}"))?,
+            StepOutcome::Completed(step) => {
                 say(&line(&step))?;
                 totals.steps += 1;
                 totals.checked += step.checked as u64;
                 totals.received += step.received;
                 for failed in &step.failures {
-                    let Failed { with, error } = failed;
+                    let PeerFailure { with, error } = failed;
                     let names: Vec<String> = with.iter().map(Member::to_string).collect();
                     say(&format!("  failed with {}: {}: {error}", names.join(" or "), error.reason()))?;
                 }
@@ -236,8 +238,8 @@ async fn exercise(
             }
         }
     };
-    totals.faults += settle(agent, open).await?;
-    let Totals { steps, checked, received, faults } = totals;
+    totals.faults += count_faults(agent, open).await?;
+    let ExerciseTotals { steps, checked, received, faults } = totals;
     say(&format!(
         "{steps} steps: {checked} buffers checked, {} received, {faults} fault(s)",
         bytes(received)
@@ -254,22 +256,22 @@ async fn soon_after(told: &mut watch::Receiver<bool>) {
 }
 
 /// Whether all that it may be due to take part in a later step.
-fn nobody_lost(failed: &Failed, later: &Step) -> bool {
+fn nobody_lost(failed: &PeerFailure, later: &StepReport) -> bool {
     failed.with.iter().all(|member| later.members.contains(member))
 }
 
-fn say_fault(Failed { error, .. }: &Failed) -> Result<()> {
+fn say_fault(PeerFailure { error, .. }: &PeerFailure) -> Result<()> {
     say(&format!("FAULT: nobody was lost, and yet this failed: {error}"))
 }
 
 /// How much of what failed last, with no step after it, failed although whoever it was with lives: then something is wrong.
-async fn settle(agent: &Agent, open: Vec<Failed>) -> Result<u64> {
+async fn count_faults(agent: &Agent, open: Vec<PeerFailure>) -> Result<u64> {
     let mut faults = 0;
     for failed in open {
         let mut roster = agent.roster();
         let gone = roster.wait_for(|roster| roster.lost(&failed.with).is_some());
         let gone = tokio::select! {
-            gone = tokio::time::timeout(NEWS, gone) => matches!(gone, Ok(Ok(_))),
+            gone = tokio::time::timeout(LOSS_NOTICE_TIMEOUT, gone) => matches!(gone, Ok(Ok(_))),
             error = agent.over() => return Err(error.into()),
         };
         if !gone {
@@ -282,13 +284,13 @@ async fn settle(agent: &Agent, open: Vec<Failed>) -> Result<u64> {
 
 /// Says who comes and goes.
 #[derive(Default)]
-struct Faces {
-    known: Roster,
+struct RosterLog {
+    known: ClusterRoster,
     begun: bool,
 }
 
-impl Faces {
-    fn tell(&mut self, roster: &Roster) -> Result<()> {
+impl RosterLog {
+    fn log_changes(&mut self, roster: &ClusterRoster) -> Result<()> {
         let old = std::mem::replace(&mut self.known, roster.clone());
         let begun = std::mem::replace(&mut self.begun, true);
         for (task, incarnation) in &old.lives {
@@ -314,7 +316,7 @@ impl Faces {
 }
 
 /// A step in a line.
-fn line(step: &Step) -> String {
+fn line(step: &StepReport) -> String {
     let tasks: Vec<String> = step.members.iter().map(|member| member.task.to_string()).collect();
     let resharded = step.resharded.as_ref();
     let resharded = resharded.map_or_else(String::new, |array| format!("; array from {}", array.what));
@@ -333,7 +335,7 @@ fn line(step: &Step) -> String {
 
 /// What a line of a step says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
+pub struct StepLine {
     /// Its number.
     pub number: u64,
     /// Who took part.
@@ -347,26 +349,32 @@ pub struct Seen {
 }
 
 /// Reads a line of a step.
-pub fn parse(line: &str) -> Option<Seen> {
+pub fn parse(line: &str) -> Option<StepLine> {
     let (number, rest) = line.strip_prefix(STEP)?.strip_prefix(' ')?.split_once(": tasks ")?;
     let mut parts = rest.split("; ");
     let tasks = parts.next()?.split(' ').map(|task| task.parse().ok()).collect::<Option<_>>()?;
     let checked = parts.next()?.strip_suffix(" buffers checked")?.parse().ok()?;
     let resharded = parts.any(|part| part.starts_with("array from "));
-    Some(Seen { number: number.parse().ok()?, tasks, checked, resharded, whole: !rest.ends_with(" failed") })
+    Some(StepLine {
+        number: number.parse().ok()?,
+        tasks,
+        checked,
+        resharded,
+        whole: !rest.ends_with(" failed"),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::exercise::Resharded;
+    use crate::agent::exercise::ReshardResult;
     use crate::transfer::{Incarnation, Moved, TaskId, TransferError};
 
     #[test]
-    fn what_failed_with_somebody_who_steps_on_is_a_fault() {
+    fn a_failure_with_a_live_peer_is_a_fault() {
         let member = |task, life| Member { task: TaskId(task), incarnation: Incarnation::new(life).unwrap() };
-        let failed = Failed { with: vec![member(1, 7), member(2, 8)], error: TransferError::Closed };
-        let step = |members: Vec<Member>| Step {
+        let failed = PeerFailure { with: vec![member(1, 7), member(2, 8)], error: TransferError::Closed };
+        let step = |members: Vec<Member>| StepReport {
             number: 2,
             members,
             checked: 0,
@@ -384,7 +392,7 @@ mod tests {
     #[test]
     fn lines_of_steps_are_read_as_they_are_written() {
         let member = |task| Member { task: TaskId(task), incarnation: Incarnation::new(9).unwrap() };
-        let mut step = Step {
+        let mut step = StepReport {
             number: 12,
             members: vec![member(0), member(2)],
             checked: 3,
@@ -396,15 +404,15 @@ mod tests {
         };
         let written = line(&step);
         assert_eq!(written, "step 12: tasks 0 2; 3 buffers checked; 1.5 KiB sent, 7 B received in 1.5 ms");
-        let seen = Seen { number: 12, tasks: vec![0, 2], checked: 3, resharded: false, whole: true };
+        let seen = StepLine { number: 12, tasks: vec![0, 2], checked: 3, resharded: false, whole: true };
         assert_eq!(parse(&written), Some(seen.clone()));
         let (what, moved) = ("P(d) to P(None, d)".to_owned(), Moved::default());
-        step.resharded = Some(Resharded { what, checked: 2, moved });
+        step.resharded = Some(ReshardResult { what, checked: 2, moved });
         assert_eq!(line(&step), format!("{written}; array from P(d) to P(None, d)"));
-        let seen = Seen { resharded: true, ..seen };
+        let seen = StepLine { resharded: true, ..seen };
         assert_eq!(parse(&line(&step)), Some(seen.clone()));
-        step.failures.push(Failed { with: vec![member(2)], error: TransferError::Closed });
-        assert_eq!(parse(&line(&step)), Some(Seen { whole: false, ..seen }));
+        step.failures.push(PeerFailure { with: vec![member(2)], error: TransferError::Closed });
+        assert_eq!(parse(&line(&step)), Some(StepLine { whole: false, ..seen }));
         for other in ["", "step", "step x: tasks 1; 2 buffers checked", "called off: step 1: tasks"] {
             assert_eq!(parse(other), None, "{other}");
         }

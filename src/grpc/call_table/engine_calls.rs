@@ -1,32 +1,32 @@
 //! The calls of a connection that wait for the engine: dispatched, answered, or cancelled.
 //!
-//! It receives no bodies: `bodies.rs` does. Begin at `CallTable::ask`. A transfer report is handed to
+//! It receives no bodies: `request_bodies.rs` does. Begin at `CallTable::ask`. A transfer report is handed to
 //! [`reports`](crate::reports) and answered at once; it never reaches the engine.
 
 use http::HeaderMap;
 
-use super::{ANSWER_WORK, CallTable, Due, Entry, over_budget};
-use crate::coordination::{CallId, Caller, Code, JobId, Outcome, TaskId};
-use crate::engine::Called;
-use crate::grpc::call::{Dialect, Form};
+use super::{ANSWER_WORK, CallDeadline, CallState, CallTable, over_budget};
+use crate::coordination::{CallId, CallOutcome, Caller, Code, JobId, TaskId};
+use crate::engine::CallStatus;
+use crate::grpc::decoded_call::{Dialect, ReplyFormat};
 use crate::grpc::frame::Message;
-use crate::grpc::head::{Callee, RequestMeta};
+use crate::grpc::request_meta::{CallHandler, RequestMeta};
 use crate::grpc::respond;
 use crate::http2::{Sender, StreamId};
 use crate::meter::Moment;
 use crate::proto::muster::v1::TransferReportAck;
-use crate::telemetry::traces::{CallEnd, CallTrace};
+use crate::telemetry::traces::{CallEnd, CallSpan};
 
 /// The trace of a call, with the task that makes it; `None` where calls are not traced.
-pub(super) type Trace = Option<Box<(CallTrace, Option<TaskId>)>>;
+pub(super) type PendingTrace = Option<Box<(CallSpan, Option<TaskId>)>>;
 
 /// A call that the state machine has not answered yet.
 pub(super) struct Waiting {
     pub(super) call: CallId,
     job: JobId,
-    form: Form,
+    form: ReplyFormat,
     stream: StreamId,
-    trace: Trace,
+    trace: PendingTrace,
     since: Moment,
     /// The bytes that were charged for what is remembered of it.
     charged: usize,
@@ -34,12 +34,12 @@ pub(super) struct Waiting {
 
 impl CallTable {
     /// Takes what a worker reports. Answered at once: nothing waits for it.
-    fn take_report(&self, sender: &mut Sender, job: JobId, message: &Message, stream: StreamId) {
-        match self.server.transfers.take(&self.server.engine, job, &message.bytes()) {
+    fn accept_report(&self, sender: &mut Sender, job: JobId, message: &Message, stream: StreamId) {
+        match self.server.transfers.accept(&self.server.engine, job, &message.bytes()) {
             Ok(interval_ms) => {
-                self.server.counts.mine().calls.add();
+                self.server.counts.local().calls.add();
                 let now_us = self.server.engine.clock().now().0;
-                respond::message(sender, stream, &TransferReportAck { interval_ms, now_us });
+                respond::send_message(sender, stream, &TransferReportAck { interval_ms, now_us });
             }
             Err(refusal) => self.refuse(sender, stream, &refusal.into()),
         }
@@ -47,26 +47,26 @@ impl CallTable {
 
     /// Puts a call to a job: to the state machine, but for reports.
     #[expect(clippy::too_many_arguments, reason = "what a request is made of")]
-    pub(super) fn ask(
+    pub(super) fn dispatch(
         &mut self,
         sender: &mut Sender,
         job: JobId,
-        callee: Callee,
+        callee: CallHandler,
         message: &Message,
         stream: StreamId,
-        due: Due,
-        mut trace: Trace,
+        due: CallDeadline,
+        mut trace: PendingTrace,
         since: Moment,
     ) {
         let reader = match callee {
-            Callee::Coordination(reader) => reader,
-            Callee::Reports => return self.take_report(sender, job, message, stream),
+            CallHandler::Coordination(reader) => reader,
+            CallHandler::Reports => return self.accept_report(sender, job, message, stream),
         };
         let call = match reader(message, &self.server.sets) {
             Ok(call) => call,
             Err(why) => return self.refuse(sender, stream, &why),
         };
-        self.server.counts.mine().calls.add();
+        self.server.counts.local().calls.add();
         // Of a call that waits, what its answer repeats is kept.
         let charged = call.form.key.len();
         if let Err(over) = sender.budget.charge(charged) {
@@ -78,16 +78,16 @@ impl CallTable {
             trace.1 = call.request.task();
         }
         match self.server.engine.call(job, caller, call.request, &self.inbox, slot) {
-            Called::Now(outcome) => {
+            CallStatus::Now(outcome) => {
                 sender.budget.release(charged);
                 self.end_trace(trace, job, &call.form, outcome.as_ref().err().map(|failure| failure.code));
                 self.send(sender, stream, &outcome, &call.form);
                 let now = self.now();
                 self.count(&call.form, outcome.as_ref().err().map(|failure| failure.code), (since, now));
             }
-            Called::Waiting(id) => {
+            CallStatus::Waiting(id) => {
                 let form = call.form;
-                self.slots.insert(Entry::Waiting(Waiting {
+                self.slots.insert(CallState::Waiting(Waiting {
                     call: id,
                     job,
                     form,
@@ -96,7 +96,7 @@ impl CallTable {
                     since,
                     charged,
                 }));
-                sender.assign(stream, slot);
+                sender.assign_slot(stream, slot);
                 if let Some(due) = due.at() {
                     self.deadlines.add(due, slot);
                 }
@@ -104,18 +104,18 @@ impl CallTable {
         }
     }
 
-    fn send(&self, sender: &mut Sender, stream: StreamId, outcome: &Outcome, form: &Form) {
-        respond::outcome(sender, stream, outcome, form, self.server.limits.message_bytes);
+    fn send(&self, sender: &mut Sender, stream: StreamId, outcome: &CallOutcome, form: &ReplyFormat) {
+        respond::send_outcome(sender, stream, outcome, form, self.server.limits.message_bytes);
     }
 
-    pub(super) fn begin_trace(&self, head: &RequestMeta) -> Trace {
+    pub(super) fn begin_trace(&self, head: &RequestMeta) -> PendingTrace {
         let traces = self.server.traces.as_ref()?;
         let trace = traces
             .begin(head.trace.as_deref().unwrap_or(&HeaderMap::new()), self.server.engine.clock().now());
         Some(Box::new((trace, None)))
     }
 
-    fn end_trace(&self, trace: Trace, job: JobId, form: &Form, code: Option<Code>) {
+    fn end_trace(&self, trace: PendingTrace, job: JobId, form: &ReplyFormat, code: Option<Code>) {
         let (Some(traces), Some(trace)) = (&self.server.traces, trace) else { return };
         let end = CallEnd {
             job,
@@ -128,35 +128,35 @@ impl CallTable {
     }
 
     /// Counts a call that lasted from a moment to another; without a code it has succeeded.
-    fn count(&self, form: &Form, code: Option<Code>, times: (Moment, Moment)) {
+    fn count(&self, form: &ReplyFormat, code: Option<Code>, times: (Moment, Moment)) {
         if let Some(calls) = &self.server.calls {
-            calls.mine().add(form.method, form.dialect, code, times);
+            calls.local().add(form.method, form.dialect, code, times);
         }
     }
 
     /// Sends the answer to a call that waited.
-    pub(in crate::grpc) fn answer(&mut self, sender: &mut Sender, slot: u64, outcome: &Outcome) {
+    pub(in crate::grpc) fn answer(&mut self, sender: &mut Sender, slot: u64, outcome: &CallOutcome) {
         sender.count_work(ANSWER_WORK);
-        if let Some(Entry::Waiting(mut waiting)) = self.slots.remove(slot) {
+        if let Some(CallState::Waiting(mut waiting)) = self.slots.remove(slot) {
             sender.budget.release(waiting.charged);
             let code = outcome.as_ref().err().map(|failure| failure.code);
             self.end_trace(waiting.trace.take(), waiting.job, &waiting.form, code);
             self.send(sender, waiting.stream, outcome, &waiting.form);
-            let now = self.turn();
+            let now = self.turn_start();
             self.count(&waiting.form, code, (waiting.since, now));
         }
     }
 
-    pub(super) fn hang_up(
+    pub(super) fn cancel_waiting(
         &mut self,
         sender: &mut Sender,
         slot: u64,
         code: Code,
     ) -> Option<(StreamId, Dialect)> {
-        let Some(Entry::Waiting(mut waiting)) = self.slots.remove(slot) else { return None };
+        let Some(CallState::Waiting(mut waiting)) = self.slots.remove(slot) else { return None };
         sender.budget.release(waiting.charged);
-        self.server.engine.hang_up(waiting.job, waiting.call);
-        let now = self.turn();
+        self.server.engine.cancel_waiting_call(waiting.job, waiting.call);
+        let now = self.turn_start();
         self.count(&waiting.form, Some(code), (waiting.since, now));
         self.end_trace(waiting.trace.take(), waiting.job, &waiting.form, Some(code));
         Some((waiting.stream, waiting.form.dialect))

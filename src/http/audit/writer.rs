@@ -3,7 +3,7 @@
 //! No client waits for the disk here: lines go into a bounded queue, and the thread writes and syncs them in order,
 //! many at once if many wait. A write that fails is tried again until it succeeds. A line that finds the queue full
 //! is lost for the file, is counted, and is reported by a line of its own in the place where it is missing. Begin
-//! at [`Writer`].
+//! at [`AuditWriter`].
 //!
 //! The file is opened without blocking. It is opened again when another file is at its path (rotation), and on
 //! SIGHUP. A named pipe is taken if it has a reader; a reader that does not read is a write that fails. After a
@@ -22,7 +22,7 @@ use tokio::sync::watch;
 
 use super::{AuditLine, AuditOutcome};
 use crate::clock::Clock;
-use crate::coordination::{Actor, Means, Timestamp};
+use crate::coordination::{Actor, ActorOrigin, Timestamp};
 
 /// How many lines may wait for the file.
 const QUEUE_LINES: usize = 4096;
@@ -31,12 +31,12 @@ const QUEUE_BYTES: usize = 8 << 20;
 /// How many bytes are written before they are synced.
 const BATCH_BYTES: usize = 256 << 10;
 /// How long to wait after a write that failed.
-const RETRY: Duration = Duration::from_millis(500);
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
 /// A line that has waited for so long waits for a disk that hangs.
-const HUNG: Duration = Duration::from_secs(1);
+const HANG_AFTER: Duration = Duration::from_secs(1);
 
 /// Where lines go. Every method may block for as long as it likes.
-pub(super) trait Target: Send + 'static {
+pub(super) trait AuditSink: Send + 'static {
     /// Makes sure that lines go to the present file at the path; `reopen`: to a file that is opened now. Returns whether it is
     /// another one than before.
     fn refresh(&mut self, reopen: bool) -> io::Result<bool>;
@@ -47,12 +47,12 @@ pub(super) trait Target: Send + 'static {
 }
 
 /// A file at a path.
-pub(super) struct FileTarget {
+pub(super) struct FileSink {
     path: PathBuf,
     file: File,
 }
 
-impl FileTarget {
+impl FileSink {
     /// Opens the file at `path`, which is made if it is not there.
     ///
     /// # Errors
@@ -75,7 +75,7 @@ fn open(path: &Path) -> io::Result<File> {
     })
 }
 
-impl Target for FileTarget {
+impl AuditSink for FileSink {
     fn refresh(&mut self, reopen: bool) -> io::Result<bool> {
         let identity = |data: std::fs::Metadata| (data.dev(), data.ino());
         let own = self.file.metadata().map(identity)?;
@@ -106,32 +106,32 @@ impl Target for FileTarget {
 }
 
 /// A line that waits.
-struct Queued {
+struct QueuedLine {
     number: u64,
     text: Vec<u8>,
     at: Timestamp,
 }
 
 #[derive(Default)]
-struct State {
-    queue: VecDeque<Queued>,
+struct WriterState {
+    queue: VecDeque<QueuedLine>,
     bytes: usize,
     /// What the last write failed with; `None` if it succeeded.
     failing: Option<String>,
     /// It was logged that the disk hangs.
-    told_hung: bool,
+    hang_logged: bool,
     reopen: bool,
     stop: bool,
     /// Lines that found no room.
     lost: u64,
     /// The first and the last of those of which the file does not tell yet.
-    untold: Option<(u64, u64)>,
+    unreported: Option<(u64, u64)>,
 }
 
-struct Shared {
+struct WriterShared {
     clock: Clock,
     path: PathBuf,
-    state: Mutex<State>,
+    state: Mutex<WriterState>,
     work: Condvar,
     /// The number of the last line that is on the disk.
     durable: watch::Sender<u64>,
@@ -139,7 +139,7 @@ struct Shared {
 
 /// What the writer counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(in crate::http) struct Figures {
+pub(in crate::http) struct WriterStats {
     /// Lines that wait for the file.
     pub queued: usize,
     /// For how long the first of them has waited.
@@ -149,15 +149,15 @@ pub(in crate::http) struct Figures {
 }
 
 /// The lines on their way to the file.
-pub(super) struct Writer(Arc<Shared>);
+pub(super) struct AuditWriter(Arc<WriterShared>);
 
-impl Writer {
+impl AuditWriter {
     /// Starts the thread that writes to `target`; `path` is what people know it by.
     ///
     /// # Errors
     /// If there can be no thread.
-    pub fn start(mut target: impl Target, path: &Path, clock: Clock) -> io::Result<Self> {
-        let shared = Arc::new(Shared {
+    pub fn start(mut target: impl AuditSink, path: &Path, clock: Clock) -> io::Result<Self> {
+        let shared = Arc::new(WriterShared {
             clock,
             path: path.to_owned(),
             state: Mutex::default(),
@@ -174,9 +174,9 @@ impl Writer {
     pub fn push(&self, line: &AuditLine) {
         let mut state = self.0.state();
         state.push(line, self.0.clock.now());
-        let waits = state.waits(self.0.clock.now());
-        if waits > HUNG && state.failing.is_none() && !state.told_hung {
-            state.told_hung = true;
+        let waits = state.oldest_wait(self.0.clock.now());
+        if waits > HANG_AFTER && state.failing.is_none() && !state.hang_logged {
+            state.hang_logged = true;
             drop(state);
             tracing::error!(file = %self.0.path.display(), ?waits, "the audit file takes no lines: its disk hangs");
         } else {
@@ -192,12 +192,12 @@ impl Writer {
     }
 
     /// Why lines do not reach the file; `None` if they do.
-    pub fn trouble(&self) -> Option<String> {
+    pub fn write_error(&self) -> Option<String> {
         let state = self.0.state();
-        let (waits, lines) = (state.waits(self.0.clock.now()), state.queue.len());
+        let (waits, lines) = (state.oldest_wait(self.0.clock.now()), state.queue.len());
         match &state.failing {
             Some(error) => Some(format!("{error}; {lines} lines wait")),
-            None if waits > HUNG => {
+            None if waits > HANG_AFTER => {
                 Some(format!("it has taken no line for {} s; {lines} wait", waits.as_secs()))
             }
             None => None,
@@ -205,7 +205,7 @@ impl Writer {
     }
 
     /// Waits until every line that is queued now is on the disk, for `within` at most. Says whether it is.
-    pub async fn flushed(&self, within: Duration) -> bool {
+    pub async fn wait_durable(&self, within: Duration) -> bool {
         let last = self.0.state().queue.back().map(|queued| queued.number);
         let Some(last) = last else { return true };
         let mut durable = self.0.durable.subscribe();
@@ -213,31 +213,31 @@ impl Writer {
         matches!(tokio::time::timeout(within, reached).await, Ok(Ok(_)))
     }
 
-    pub fn figures(&self) -> Figures {
+    pub fn stats(&self) -> WriterStats {
         let state = self.0.state();
-        let waits = state.waits(self.0.clock.now());
-        Figures { queued: state.queue.len(), waits, lost: state.lost }
+        let waits = state.oldest_wait(self.0.clock.now());
+        WriterStats { queued: state.queue.len(), waits, lost: state.lost }
     }
 }
 
-impl Drop for Writer {
+impl Drop for AuditWriter {
     fn drop(&mut self) {
         self.0.state().stop = true;
         self.0.work.notify_one();
     }
 }
 
-impl State {
-    fn waits(&self, now: Timestamp) -> Duration {
+impl WriterState {
+    fn oldest_wait(&self, now: Timestamp) -> Duration {
         self.queue.front().map_or(Duration::ZERO, |first| now.since(first.at))
     }
 
     fn push(&mut self, line: &AuditLine, now: Timestamp) {
-        self.tell_of_lost(now);
-        let queued = self.untold.is_none() && self.queue_line(line, now);
+        self.queue_loss_notice(now);
+        let queued = self.unreported.is_none() && self.queue_line(line, now);
         if !queued {
             self.lost += 1;
-            self.untold = Some((self.untold.map_or(line.number, |(first, _)| first), line.number));
+            self.unreported = Some((self.unreported.map_or(line.number, |(first, _)| first), line.number));
         }
     }
 
@@ -248,18 +248,18 @@ impl State {
             return false;
         }
         self.bytes += text.len();
-        self.queue.push_back(Queued { number: line.number, text, at: now });
+        self.queue.push_back(QueuedLine { number: line.number, text, at: now });
         true
     }
 
     /// Queues a line that tells of those that were lost, if there is room.
-    fn tell_of_lost(&mut self, now: Timestamp) {
-        let Some((first, last)) = self.untold else { return };
+    fn queue_loss_notice(&mut self, now: Timestamp) {
+        let Some((first, last)) = self.unreported else { return };
         let lost = last - first + 1;
         let line = AuditLine {
             number: last,
             at: now,
-            actor: Actor { who: "muster".into(), address: None, means: Means::Rule },
+            actor: Actor { who: "muster".into(), address: None, means: ActorOrigin::Rule },
             role: None,
             job: None,
             act: "lose-audit-lines".into(),
@@ -270,7 +270,7 @@ impl State {
             times: lost,
         };
         if self.queue_line(&line, now) {
-            self.untold = None;
+            self.unreported = None;
         }
     }
 
@@ -289,16 +289,16 @@ impl State {
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl WriterShared {
+    fn state(&self) -> MutexGuard<'_, WriterState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self, target: &mut impl Target) {
+    fn run(&self, target: &mut impl AuditSink) {
         loop {
             let mut state = self.state();
             while state.queue.is_empty() && !state.stop && !state.reopen {
-                state.tell_of_lost(self.clock.now());
+                state.queue_loss_notice(self.clock.now());
                 if state.queue.is_empty() {
                     state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
@@ -313,8 +313,8 @@ impl Shared {
             }
             let mut state = self.state();
             let state = &mut *state;
-            let waited = state.told_hung;
-            (state.failing, state.told_hung) = (None, false);
+            let waited = state.hang_logged;
+            (state.failing, state.hang_logged) = (None, false);
             let mut last = None;
             for queued in state.queue.drain(..lines) {
                 state.bytes -= queued.text.len();
@@ -330,7 +330,7 @@ impl Shared {
     }
 
     /// Writes and syncs `bytes`, again and again if need be. Returns whether they are on the disk; if not, the writer is to stop.
-    fn write_until_done(&self, target: &mut impl Target, bytes: &[u8], mut reopen: bool) -> bool {
+    fn write_until_done(&self, target: &mut impl AuditSink, bytes: &[u8], mut reopen: bool) -> bool {
         let mut written = 0;
         loop {
             let tried = target.refresh(reopen).and_then(|other| {
@@ -349,9 +349,9 @@ impl Shared {
             if state.failing.is_none() {
                 tracing::error!(file = %self.path.display(), %error, "lines cannot be written to the audit file");
             }
-            (state.failing, state.told_hung) = (Some(error.to_string()), true);
+            (state.failing, state.hang_logged) = (Some(error.to_string()), true);
             if !state.stop {
-                let waited = self.work.wait_timeout_while(state, RETRY, |state| !state.stop);
+                let waited = self.work.wait_timeout_while(state, RETRY_PAUSE, |state| !state.stop);
                 state = waited.unwrap_or_else(PoisonError::into_inner).0;
             }
             if state.stop {
@@ -362,7 +362,7 @@ impl Shared {
     }
 }
 
-fn write_rest(target: &mut impl Target, bytes: &[u8], written: &mut usize) -> io::Result<()> {
+fn write_rest(target: &mut impl AuditSink, bytes: &[u8], written: &mut usize) -> io::Result<()> {
     while let Some(rest) = bytes.get(*written..).filter(|rest| !rest.is_empty()) {
         match target.write(rest) {
             Ok(0) => return Err(ErrorKind::WriteZero.into()),
@@ -386,7 +386,7 @@ mod tests {
         written: Arc<Mutex<String>>,
     }
 
-    impl Target for Disk {
+    impl AuditSink for Disk {
         fn refresh(&mut self, _reopen: bool) -> io::Result<bool> {
             Ok(false)
         }
@@ -407,7 +407,7 @@ mod tests {
         AuditLine {
             number,
             at: Timestamp(number),
-            actor: Actor { who: "alice".into(), address: None, means: Means::Api },
+            actor: Actor { who: "alice".into(), address: None, means: ActorOrigin::Api },
             role: None,
             job: None,
             act: "exclude".into(),
@@ -419,37 +419,41 @@ mod tests {
         }
     }
 
-    fn hanging() -> (Writer, mpsc::Sender<io::Result<()>>, Arc<Mutex<String>>) {
+    fn hanging() -> (AuditWriter, mpsc::Sender<io::Result<()>>, Arc<Mutex<String>>) {
         let (tell, answers) = mpsc::channel();
         let written = Arc::<Mutex<String>>::default();
         let disk = Disk { answers, written: Arc::clone(&written) };
-        (Writer::start(disk, Path::new("audit"), Clock::start()).unwrap(), tell, written)
+        (AuditWriter::start(disk, Path::new("audit"), Clock::start()).unwrap(), tell, written)
     }
 
     #[tokio::test]
-    async fn a_disk_that_hangs_holds_up_nobody_and_the_file_tells_what_it_lacks() {
+    async fn a_hung_disk_blocks_no_request_and_losses_are_recorded() {
         let (writer, tell, written) = hanging();
         let pushed = QUEUE_LINES as u64 + 100;
         for number in 1..=pushed {
             writer.push(&line(number));
         }
-        assert!(!writer.flushed(Duration::from_millis(10)).await);
-        assert_eq!((writer.figures().queued, writer.figures().lost), (QUEUE_LINES, 100));
-        tokio::time::sleep(HUNG).await;
-        assert!(writer.trouble().is_some_and(|why| why.contains("4096 wait")), "{:?}", writer.trouble());
+        assert!(!writer.wait_durable(Duration::from_millis(10)).await);
+        assert_eq!((writer.stats().queued, writer.stats().lost), (QUEUE_LINES, 100));
+        tokio::time::sleep(HANG_AFTER).await;
+        assert!(
+            writer.write_error().is_some_and(|why| why.contains("4096 wait")),
+            "{:?}",
+            writer.write_error()
+        );
         tell.send(Err(io::Error::other("no room"))).unwrap();
-        while writer.trouble().is_none_or(|why| !why.contains("no room")) {
+        while writer.write_error().is_none_or(|why| !why.contains("no room")) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         for _ in 0..QUEUE_LINES {
             tell.send(Ok(())).unwrap();
         }
-        while writer.figures().queued > 0 {
+        while writer.stats().queued > 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         writer.push(&line(pushed + 1));
-        assert!(writer.flushed(Duration::from_secs(10)).await);
-        assert_eq!(writer.trouble(), None);
+        assert!(writer.wait_durable(Duration::from_secs(10)).await);
+        assert_eq!(writer.write_error(), None);
         let text = written.lock().unwrap().clone();
         let lines: Vec<AuditLine> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         let numbers: Vec<u64> = lines.iter().map(|line| line.number).collect();
@@ -474,11 +478,11 @@ mod tests {
             0,
         )
         .unwrap();
-        let refused = FileTarget::open(&pipe).err().map(|error| error.to_string()).unwrap_or_default();
+        let refused = FileSink::open(&pipe).err().map(|error| error.to_string()).unwrap_or_default();
         assert!(refused.contains("no process reads"), "{refused}");
 
         let path = folder.join("audit");
-        let mut target = FileTarget::open(&path).unwrap();
+        let mut target = FileSink::open(&path).unwrap();
         let mut written = 0;
         write_rest(&mut target, b"one\n", &mut written).unwrap();
         assert!(!target.refresh(false).unwrap());

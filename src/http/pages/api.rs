@@ -9,10 +9,10 @@ use axum::http::{HeaderMap, header};
 use axum::response::Response;
 use serde_json::Value;
 
-use super::shell::{Guest, Page, Place, answer};
+use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use crate::coordination::JobName;
-use crate::http::openapi::Document;
-use crate::http::{Channel, Problem, Site};
+use crate::http::openapi::OpenApiDocument;
+use crate::http::{AppState, Problem, TransportSecurity};
 
 /// A route, as its description says.
 struct Route {
@@ -25,7 +25,7 @@ struct Route {
 #[derive(Template)]
 #[template(path = "api.html")]
 struct ApiPage {
-    page: Page,
+    page: PageFrame,
     routes: Vec<Route>,
     /// How the server is reached: scheme, host and port.
     server: String,
@@ -42,7 +42,7 @@ impl ApiPage {
 }
 
 /// The routes of the description, by what they are about.
-fn routes(document: &Document) -> Vec<Route> {
+fn routes(document: &OpenApiDocument) -> Vec<Route> {
     let described: Value = serde_json::from_slice(document.bytes()).unwrap_or_default();
     let mut routes = Vec::new();
     for (path, methods) in described["paths"].as_object().into_iter().flatten() {
@@ -57,20 +57,20 @@ fn routes(document: &Document) -> Vec<Route> {
 }
 
 pub(super) async fn show(
-    State(site): State<Site>,
-    Extension(document): Extension<Document>,
-    guest: Guest,
-    channel: Option<Extension<Channel>>,
+    State(site): State<AppState>,
+    Extension(document): Extension<OpenApiDocument>,
+    guest: PageUser,
+    channel: Option<Extension<TransportSecurity>>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    let (job, now) = site.engine.look(|core, now| {
+    let (job, now) = site.engine.read(|core, now| {
         let first = core.jobs().next().map(|(_, name)| name.clone());
         (first.unwrap_or_default(), now)
     });
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
     let host = host.map_or_else(|| site.about.http.to_string(), str::to_owned);
     let scheme = if channel.is_some_and(|channel| channel.secure) { "https" } else { "http" };
-    let page = Page::new(guest, Place::Api, "REST API", now);
+    let page = PageFrame::new(guest, NavEntry::Api, "REST API", now);
     let (routes, server, tokens) = (routes(&document), format!("{scheme}://{host}"), !site.guard.is_open());
-    answer(&ApiPage { page, routes, server, job, tokens }, now)
+    render_page(&ApiPage { page, routes, server, job, tokens }, now)
 }

@@ -7,13 +7,13 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 
-use super::links::encoded;
-use super::part::Part;
-use super::shell::{Guest, Page, Place, answer};
+use super::fragment::Fragment;
+use super::frame::{NavEntry, PageFrame, PageUser, render_page};
+use super::links::query_encode;
 use super::times;
 use crate::coordination::JobName;
-use crate::http::extract::Params;
-use crate::http::{AuditLine, AuditOutcome, Problem, Site};
+use crate::http::extract::QueryParams;
+use crate::http::{AppState, AuditLine, AuditOutcome, Problem};
 use crate::tls::FailedHandshake;
 
 /// How many lines are shown.
@@ -22,24 +22,24 @@ const LINES: usize = 300;
 /// Which lines are wanted.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
-pub(super) struct Which {
+pub(super) struct AuditPageQuery {
     pub job: String,
     pub outcome: String,
 }
 
 #[derive(Template)]
 #[template(path = "audit.html")]
-struct AuditPage {
-    page: Page,
+struct AuditPageTemplate {
+    page: PageFrame,
     jobs: Vec<JobName>,
-    which: Which,
+    query: AuditPageQuery,
 }
 
 #[derive(Template)]
 #[template(path = "parts/audit.html")]
 struct Lines<'a> {
     lines: Vec<AuditLine>,
-    which: &'a Which,
+    query: &'a AuditPageQuery,
     full: bool,
 }
 
@@ -73,32 +73,33 @@ impl Lines<'_> {
 }
 
 /// The parts of the page.
-pub(super) fn parts(site: &Site, which: &Which) -> Result<Vec<Part>, Problem> {
+pub(super) fn parts(site: &AppState, query: &AuditPageQuery) -> Result<Vec<Fragment>, Problem> {
     let lines = site.audit.latest(LINES, |line| {
-        let outcome = match which.outcome.as_str() {
+        let outcome = match query.outcome.as_str() {
             "done" => line.outcome == AuditOutcome::Done,
             "refused" => line.outcome == AuditOutcome::Refused,
             _ => true,
         };
-        let of_job = |job: &JobName| job.as_str() == which.job;
-        outcome && (which.job.is_empty() || line.job.as_ref().is_some_and(of_job))
+        let of_job = |job: &JobName| job.as_str() == query.job;
+        outcome && (query.job.is_empty() || line.job.as_ref().is_some_and(of_job))
     });
     let full = lines.len() == LINES;
     let handshakes = site.handshakes.page().handshakes;
     Ok(vec![
-        Part::new("audit", &Lines { lines, which, full })?,
-        Part::new("handshakes", &Handshakes { handshakes })?,
+        Fragment::new("audit", &Lines { lines, query, full })?,
+        Fragment::new("handshakes", &Handshakes { handshakes })?,
     ])
 }
 
 pub(super) async fn show(
-    State(site): State<Site>,
-    guest: Guest,
-    Params(which): Params<Which>,
+    State(site): State<AppState>,
+    guest: PageUser,
+    QueryParams(which): QueryParams<AuditPageQuery>,
 ) -> Result<Response, Problem> {
     let (jobs, now) =
-        site.engine.look(|core, now| (core.jobs().map(|(_, name)| name.clone()).collect(), now));
-    let live = format!("/live?page=audit&job={}&outcome={}", encoded(&which.job), encoded(&which.outcome));
-    let page = Page::new(guest, Place::Audit, "Audit", now).following(live, parts(&site, &which)?);
-    answer(&AuditPage { page, jobs, which }, now)
+        site.engine.read(|core, now| (core.jobs().map(|(_, name)| name.clone()).collect(), now));
+    let live =
+        format!("/live?page=audit&job={}&outcome={}", query_encode(&which.job), query_encode(&which.outcome));
+    let page = PageFrame::new(guest, NavEntry::Audit, "Audit", now).with_live(live, parts(&site, &which)?);
+    render_page(&AuditPageTemplate { page, jobs, query: which }, now)
 }

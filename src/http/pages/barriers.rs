@@ -8,16 +8,16 @@ use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
 
-use super::job::{Waiting, head, waiting};
+use super::fragment::Fragment;
+use super::frame::{NavEntry, PageFrame, PageUser, render_page};
+use super::job::{BarrierRow, head, waiting};
 use super::links;
-use super::look::barrier_name;
-use super::part::Part;
-use super::scene::Scene;
-use super::shell::{Guest, Page, Place, answer};
-use super::{look, times};
-use crate::coordination::{BarrierOutcome, BarrierRecord, JobName, StragglingView, TaskId, TaskView};
-use crate::http::extract::Job;
-use crate::http::{Problem, Site};
+use super::snapshot::JobSnapshot;
+use super::status::barrier_name;
+use super::{status, times};
+use crate::coordination::{BarrierOutcome, BarrierRecord, JobName, StragglerView, TaskId, TaskView};
+use crate::http::extract::JobPath;
+use crate::http::{AppState, Problem};
 
 /// How many recent barriers are shown.
 const RECENT_SHOWN: usize = 60;
@@ -28,10 +28,10 @@ const LATE_SHOWN: usize = 20;
 #[template(path = "parts/progress.html")]
 struct Progress<'a> {
     job: &'a JobName,
-    waiting: Vec<Waiting<'a>>,
+    waiting: Vec<BarrierRow<'a>>,
 }
 
-struct Ended<'a> {
+struct EndedBarrierRow<'a> {
     record: &'a BarrierRecord,
     name: String,
     took_us: u64,
@@ -44,27 +44,27 @@ struct Ended<'a> {
 #[template(path = "parts/recent.html")]
 struct Recent<'a> {
     job: &'a JobName,
-    recent: Vec<Ended<'a>>,
+    recent: Vec<EndedBarrierRow<'a>>,
 }
 
-struct Late<'a> {
+struct LateTask<'a> {
     task: TaskId,
     host: String,
-    it: &'a StragglingView,
+    it: &'a StragglerView,
     last_percent: u64,
     score: String,
 }
 
 #[derive(Template)]
 #[template(path = "parts/late.html")]
-struct Lates<'a> {
+struct LateTasks<'a> {
     job: &'a JobName,
-    late: Vec<Late<'a>>,
+    late: Vec<LateTask<'a>>,
 }
 
-fn ended<'a>(record: &'a BarrierRecord, longest: u64) -> Ended<'a> {
+fn ended<'a>(record: &'a BarrierRecord, longest: u64) -> EndedBarrierRow<'a> {
     let took_us = record.ended.0.saturating_sub(record.began.0);
-    Ended {
+    EndedBarrierRow {
         name: barrier_name(&record.id),
         took_us,
         passed: record.outcome == BarrierOutcome::Passed,
@@ -73,11 +73,11 @@ fn ended<'a>(record: &'a BarrierRecord, longest: u64) -> Ended<'a> {
     }
 }
 
-fn late(task: &TaskView) -> Option<Late<'_>> {
+fn late(task: &TaskView) -> Option<LateTask<'_>> {
     let it = task.straggling.as_ref().filter(|it| it.last > 0)?;
-    Some(Late {
+    Some(LateTask {
         task: task.task,
-        host: super::scene::host(task),
+        host: super::snapshot::host(task),
         last_percent: it.recent_last * 100 / it.recent.max(1),
         score: format!("{:.2}", it.score),
         it,
@@ -85,34 +85,39 @@ fn late(task: &TaskView) -> Option<Late<'_>> {
 }
 
 /// The parts of the page.
-pub(super) fn parts(scene: &Scene) -> Result<Vec<Part>, Problem> {
+pub(super) fn parts(scene: &JobSnapshot) -> Result<Vec<Fragment>, Problem> {
     let (job, run) = (&scene.view.name, &scene.view.run);
     let progress = Progress { job, waiting: waiting(scene, &BTreeSet::new()) };
     let shown = || run.recent_barriers.iter().take(RECENT_SHOWN);
     let longest = shown().map(|record| record.ended.0.saturating_sub(record.began.0)).max().unwrap_or(1);
     let recent = Recent { job, recent: shown().map(|record| ended(record, longest)).collect() };
-    let mut late: Vec<Late<'_>> = run.tasks.iter().filter_map(late).collect();
+    let mut late: Vec<LateTask<'_>> = run.tasks.iter().filter_map(late).collect();
     late.sort_by_key(|it| (std::cmp::Reverse((it.it.recent_last, it.it.held_up_us)), it.task));
     late.truncate(LATE_SHOWN);
     Ok(vec![
         head(scene)?,
-        Part::new("progress", &progress)?,
-        Part::new("recent", &recent)?,
-        Part::new("late", &Lates { job, late })?,
+        Fragment::new("progress", &progress)?,
+        Fragment::new("recent", &recent)?,
+        Fragment::new("late", &LateTasks { job, late })?,
     ])
 }
 
 #[derive(Template)]
 #[template(path = "barriers.html")]
-struct BarriersPage {
-    page: Page,
+struct BarriersPageTemplate {
+    page: PageFrame,
     job: JobName,
 }
 
-pub(super) async fn show(State(site): State<Site>, job: Job, guest: Guest) -> Result<Response, Problem> {
-    let scene = Scene::of(&site, &job)?;
+pub(super) async fn show(
+    State(site): State<AppState>,
+    job: JobPath,
+    guest: PageUser,
+) -> Result<Response, Problem> {
+    let scene = JobSnapshot::of(&site, &job)?;
     let now = scene.now();
     let title = format!("Barriers of {}", job.name);
-    let page = Page::of_scene(guest, Place::Barriers, title, &scene, "barriers", parts(&scene)?);
-    answer(&BarriersPage { page, job: job.name }, now)
+    let page =
+        PageFrame::of_job_snapshot(guest, NavEntry::Barriers, title, &scene, "barriers", parts(&scene)?);
+    render_page(&BarriersPageTemplate { page, job: job.name }, now)
 }

@@ -7,16 +7,16 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 
+use super::fragment::Fragment;
+use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::job::head;
-use super::part::Part;
-use super::scene::Scene;
-use super::shell::{Guest, Page, Place, answer};
-use super::{links, look};
+use super::snapshot::JobSnapshot;
+use super::{links, status};
 use crate::coordination::{
-    Coordinator, Device, DeviceFate, DeviceMap, DeviceMove, JobName, KeyValue, TaskId,
+    Coordinator, Device, DeviceChange, DeviceMap, DeviceMapEntry, JobName, StoredValue, TaskId,
 };
-use crate::http::extract::{Job, Params};
-use crate::http::{Problem, Site};
+use crate::http::extract::{JobPath, QueryParams};
+use crate::http::{AppState, Problem};
 
 /// How many rows a table has at most.
 const ROWS_MAX: usize = 400;
@@ -28,15 +28,15 @@ const ORBAX: &[u8] = b"orbax/distributed_to_device_ids";
 /// Which rows are wanted.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
-pub(super) struct Which {
+pub(super) struct DevicesPageQuery {
     pub task: String,
     pub fate: String,
 }
 
-impl Which {
+impl DevicesPageQuery {
     /// As it stands in the address at which the page is followed.
     fn query(&self) -> String {
-        format!("devices&task={}&fate={}", links::encoded(&self.task), links::encoded(&self.fate))
+        format!("devices&task={}&fate={}", links::query_encode(&self.task), links::query_encode(&self.fate))
     }
 }
 
@@ -45,35 +45,35 @@ impl Which {
 #[template(path = "parts/devices.html")]
 struct Devices<'a> {
     job: &'a JobName,
-    which: &'a Which,
+    query: &'a DevicesPageQuery,
     total: usize,
     platforms: Vec<(String, usize)>,
     hosts: usize,
     map: DeviceMap,
-    fates: [(DeviceFate, usize); 4],
-    changed: Vec<DeviceMove>,
+    fates: [(DeviceChange, usize); 4],
+    changed: Vec<DeviceMapEntry>,
     changes: usize,
 }
 
 impl Devices<'_> {
-    fn word(&self, fate: &DeviceFate) -> &'static str {
+    fn word(&self, fate: &DeviceChange) -> &'static str {
         word(*fate)
     }
 }
 
-fn word(fate: DeviceFate) -> &'static str {
+fn word(fate: DeviceChange) -> &'static str {
     match fate {
-        DeviceFate::Same => "same",
-        DeviceFate::Moved => "moved",
-        DeviceFate::Came => "came",
-        DeviceFate::Gone => "gone",
+        DeviceChange::Same => "same",
+        DeviceChange::Moved => "moved",
+        DeviceChange::Came => "came",
+        DeviceChange::Gone => "gone",
     }
 }
 
 /// The devices one by one.
 #[derive(Template)]
 #[template(path = "parts/device-list.html")]
-struct List<'a> {
+struct DeviceList<'a> {
     job: &'a JobName,
     total: usize,
     devices: Vec<&'a Device>,
@@ -84,23 +84,23 @@ struct List<'a> {
 #[template(path = "parts/orbax.html")]
 struct Orbax<'a> {
     job: &'a JobName,
-    rows: Vec<Written>,
+    rows: Vec<OrbaxRow>,
 }
 
 /// What Orbax wrote of one process, beside who has those devices in this run.
-struct Written {
+struct OrbaxRow {
     process: String,
     ids: Vec<i32>,
     /// The tasks that have them.
     tasks: Vec<TaskId>,
     /// Those that no task has.
-    nobodys: Vec<i32>,
+    unowned_ids: Vec<i32>,
     /// The value, where it is no list of numbers.
     raw: String,
 }
 
-impl Written {
-    fn of(line: &KeyValue, devices: &[Device]) -> Option<Self> {
+impl OrbaxRow {
+    fn of(line: &StoredValue, devices: &[Device]) -> Option<Self> {
         let process = String::from_utf8_lossy(&line.key).rsplit('/').next()?.to_owned();
         let ids = super::keys::numbers(&line.value).unwrap_or_default();
         let owner =
@@ -114,7 +114,7 @@ impl Written {
         } else {
             String::new()
         };
-        Some(Self { process, ids, tasks, nobodys, raw })
+        Some(Self { process, ids, tasks, unowned_ids: nobodys, raw })
     }
 
     /// The ids, as they are read.
@@ -130,22 +130,27 @@ impl Written {
 }
 
 /// What Orbax says of who has which devices.
-fn orbax(site: &Site, scene: &Scene) -> Result<Part, Problem> {
+fn orbax(site: &AppState, scene: &JobSnapshot) -> Result<Fragment, Problem> {
     let look = |core: &Coordinator, _| {
         let look = core.job(scene.id)?;
         let lines = look.keys(ORBAX, b"", false, ORBAX_KEYS_MAX);
         let keys = lines.into_iter().filter(|line| line.value_bytes.is_some());
         Some(keys.filter_map(|line| look.key(&line.key)).collect::<Vec<_>>())
     };
-    let lines = site.engine.look(look).unwrap_or_default();
-    let shown = lines.iter().filter(|line| !site.redaction.hides(&line.key));
-    let rows = shown.filter_map(|line| Written::of(line, &scene.view.run.devices)).collect();
-    Part::new("orbax", &Orbax { job: &scene.view.name, rows })
+    let lines = site.engine.read(look).unwrap_or_default();
+    let shown = lines.iter().filter(|line| !site.redaction.is_redacted(&line.key));
+    let rows = shown.filter_map(|line| OrbaxRow::of(line, &scene.view.run.devices)).collect();
+    Fragment::new("orbax", &Orbax { job: &scene.view.name, rows })
 }
 
 /// The parts of the page, as this guest sees them.
-pub(super) fn parts(site: &Site, scene: &Scene, guest: &Guest, which: &Which) -> Result<Vec<Part>, Problem> {
-    let shared = scene.made(&which.query(), || shared(site, scene, which))?;
+pub(super) fn parts(
+    site: &AppState,
+    scene: &JobSnapshot,
+    guest: &PageUser,
+    which: &DevicesPageQuery,
+) -> Result<Vec<Fragment>, Problem> {
+    let shared = scene.cached_parts(&which.query(), || shared(site, scene, which))?;
     let mut parts = shared.to_vec();
     // Values of keys are not for everybody.
     if guest.operator {
@@ -155,17 +160,17 @@ pub(super) fn parts(site: &Site, scene: &Scene, guest: &Guest, which: &Which) ->
 }
 
 /// The parts that all guests see.
-fn shared(site: &Site, scene: &Scene, which: &Which) -> Result<Vec<Part>, Problem> {
+fn shared(site: &AppState, scene: &JobSnapshot, which: &DevicesPageQuery) -> Result<Vec<Fragment>, Problem> {
     let job = &scene.view.name;
     let look = |core: &Coordinator, _| core.job(scene.id).map(|look| look.device_map());
-    let map = site.engine.look(look).ok_or_else(|| Problem::no_such_job(job.as_str(), Vec::new()))?;
-    let count = |fate: DeviceFate| (fate, map.places.iter().filter(|place| place.fate == fate).count());
-    let fates = [DeviceFate::Moved, DeviceFate::Gone, DeviceFate::Came, DeviceFate::Same].map(count);
-    let wanted = |place: &&DeviceMove| match which.fate.as_str() {
-        "" => place.fate != DeviceFate::Same,
+    let map = site.engine.read(look).ok_or_else(|| Problem::no_such_job(job.as_str(), Vec::new()))?;
+    let count = |fate: DeviceChange| (fate, map.places.iter().filter(|place| place.fate == fate).count());
+    let fates = [DeviceChange::Moved, DeviceChange::Gone, DeviceChange::Came, DeviceChange::Same].map(count);
+    let wanted = |place: &&DeviceMapEntry| match which.fate.as_str() {
+        "" => place.fate != DeviceChange::Same,
         fate => word(place.fate) == fate,
     };
-    let changed: Vec<DeviceMove> = map.places.iter().filter(wanted).cloned().collect();
+    let changed: Vec<DeviceMapEntry> = map.places.iter().filter(wanted).cloned().collect();
     let all = &scene.view.run.devices;
     let mut platforms: Vec<(String, usize)> = Vec::new();
     for device in all {
@@ -181,7 +186,7 @@ fn shared(site: &Site, scene: &Scene, which: &Which) -> Result<Vec<Part>, Proble
     let found: Vec<&Device> = all.iter().filter(|one| task.is_none_or(|task| one.task.0 == task)).collect();
     let devices = Devices {
         job,
-        which,
+        query: which,
         total: all.len(),
         platforms,
         hosts: boots.len(),
@@ -190,33 +195,33 @@ fn shared(site: &Site, scene: &Scene, which: &Which) -> Result<Vec<Part>, Proble
         changed: changed.into_iter().take(ROWS_MAX).collect(),
         map,
     };
-    let list = List {
+    let list = DeviceList {
         job,
         total: all.len(),
         found: found.len(),
         devices: found.into_iter().take(ROWS_MAX).collect(),
     };
-    Ok(vec![head(scene)?, Part::new("devices", &devices)?, Part::new("device-list", &list)?])
+    Ok(vec![head(scene)?, Fragment::new("devices", &devices)?, Fragment::new("device-list", &list)?])
 }
 
 #[derive(Template)]
 #[template(path = "devices.html")]
-struct DevicesPage {
-    page: Page,
+struct DevicesPageTemplate {
+    page: PageFrame,
     job: JobName,
-    which: Which,
+    query: DevicesPageQuery,
 }
 
 pub(super) async fn show(
-    State(site): State<Site>,
-    job: Job,
-    guest: Guest,
-    Params(which): Params<Which>,
+    State(site): State<AppState>,
+    job: JobPath,
+    guest: PageUser,
+    QueryParams(which): QueryParams<DevicesPageQuery>,
 ) -> Result<Response, Problem> {
-    let scene = Scene::of(&site, &job)?;
+    let scene = JobSnapshot::of(&site, &job)?;
     let now = scene.now();
     let parts = parts(&site, &scene, &guest, &which)?;
     let title = format!("Devices of {}", job.name);
-    let page = Page::of_scene(guest, Place::Devices, title, &scene, &which.query(), parts);
-    answer(&DevicesPage { page, job: job.name, which }, now)
+    let page = PageFrame::of_job_snapshot(guest, NavEntry::Devices, title, &scene, &which.query(), parts);
+    render_page(&DevicesPageTemplate { page, job: job.name, query: which }, now)
 }

@@ -7,17 +7,17 @@ use axum::extract::State;
 use axum::response::{IntoResponse as _, Redirect, Response};
 use serde::Deserialize;
 
-use super::exclusions::Did;
+use super::exclusions::FlashQuery;
+use super::fragment::Fragment;
+use super::frame::{NavEntry, PageFrame, PageUser, render_page_with_status};
 use super::job::head;
-use super::links::{self, Named};
-use super::part::Part;
-use super::scene::Scene;
-use super::shell::{Guest, Page, Place, answer_with};
-use super::{look, times};
+use super::links::{self, TaskLabel};
+use super::snapshot::JobSnapshot;
+use super::{status, times};
 use crate::coordination::{JobName, PreemptionView, Reason, RunNumber, RunState, TaskId};
-use crate::http::actor::Acting;
-use crate::http::extract::{Fields, Job, Params};
-use crate::http::{NewDrain, Problem, Site, drain};
+use crate::http::actor::RequestActor;
+use crate::http::extract::{FormBody, JobPath, QueryParams};
+use crate::http::{AppState, NewDrain, Problem, drain};
 
 /// How many acknowledgements are shown.
 const SHOWN: usize = 200;
@@ -26,21 +26,21 @@ const AWAITED_SHOWN: usize = 12;
 
 #[derive(Template)]
 #[template(path = "parts/drain.html")]
-struct Stands<'a> {
+struct DrainStatusFragment<'a> {
     job: &'a JobName,
     run: RunNumber,
     /// The run has ended.
     over: bool,
     preemption: Option<&'a PreemptionView>,
     /// The first of the tasks that the agreement waits for.
-    awaited: Vec<Named>,
+    awaited: Vec<TaskLabel>,
     /// How many live tasks have acknowledged.
     acknowledged: usize,
     live: usize,
     shown: usize,
 }
 
-impl Stands<'_> {
+impl DrainStatusFragment<'_> {
     /// How many of a thousand tasks the agreement waits for no more.
     fn part(&self, it: &PreemptionView) -> usize {
         let all = self.live.max(it.arrived + it.awaited.len()).max(1);
@@ -70,40 +70,53 @@ impl Stands<'_> {
 }
 
 /// How the drain of the present run stands.
-pub(super) fn part(scene: &Scene) -> Result<Part, Problem> {
+pub(super) fn fragment(scene: &JobSnapshot) -> Result<Fragment, Problem> {
     let run = &scene.view.run;
     let preemption = run.preemption.as_ref();
     let is_live = |task: TaskId| scene.task(task).is_some_and(|task| task.live_since.is_some());
     let acknowledged =
         preemption.map_or(0, |it| it.acknowledged.iter().filter(|(task, _)| is_live(*task)).count());
     let awaited = preemption.map_or(&[][..], |it| &it.awaited);
-    let awaited = awaited.iter().take(AWAITED_SHOWN).map(|task| scene.named(*task)).collect();
+    let awaited = awaited.iter().take(AWAITED_SHOWN).map(|task| scene.task_label(*task)).collect();
     let (job, live) = (&scene.view.name, run.live);
     let over = run.ended_at.is_some();
-    let stands = Stands { job, run: run.number, over, preemption, awaited, acknowledged, live, shown: SHOWN };
-    Part::new("drain", &stands)
+    let stands = DrainStatusFragment {
+        job,
+        run: run.number,
+        over,
+        preemption,
+        awaited,
+        acknowledged,
+        live,
+        shown: SHOWN,
+    };
+    Fragment::new("drain", &stands)
 }
 
 /// What the form says.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
-pub(super) struct Form {
+pub(super) struct DrainForm {
     reason: String,
     seconds: String,
 }
 
 #[derive(Template)]
 #[template(path = "parts/ask.html")]
-struct Ask<'a> {
+struct DrainFormFragment<'a> {
     job: &'a JobName,
-    guest: &'a Guest,
+    user: &'a PageUser,
     /// Why the run cannot be drained now.
     closed: Option<String>,
-    form: Form,
+    form: DrainForm,
 }
 
 /// The parts of the page, as this guest sees them.
-pub(super) fn parts(scene: &Scene, guest: &Guest, form: Form) -> Result<Vec<Part>, Problem> {
+pub(super) fn parts(
+    scene: &JobSnapshot,
+    guest: &PageUser,
+    form: DrainForm,
+) -> Result<Vec<Fragment>, Problem> {
     let run = &scene.view.run;
     let closed = match run.state {
         RunState::Running if run.preemption.is_some() => {
@@ -112,58 +125,58 @@ pub(super) fn parts(scene: &Scene, guest: &Guest, form: Form) -> Result<Vec<Part
         RunState::Running => None,
         state => Some(format!("Run {} is {state}. Only a running run can be drained.", run.number)),
     };
-    let ask = Ask { job: &scene.view.name, guest, closed, form };
-    Ok(vec![head(scene)?, part(scene)?, Part::new("ask", &ask)?])
+    let ask = DrainFormFragment { job: &scene.view.name, user: guest, closed, form };
+    Ok(vec![head(scene)?, fragment(scene)?, Fragment::new("ask", &ask)?])
 }
 
 #[derive(Template)]
 #[template(path = "drain.html")]
 struct DrainPage<'a> {
-    page: Page,
+    page: PageFrame,
     job: &'a JobName,
 }
 
 fn page(
-    site: &Site,
-    job: &Job,
-    guest: Guest,
-    did: &Did,
-    form: Form,
+    site: &AppState,
+    job: &JobPath,
+    guest: PageUser,
+    did: &FlashQuery,
+    form: DrainForm,
     error: Option<(u16, String)>,
 ) -> Result<Response, Problem> {
-    let scene = Scene::of(site, job)?;
+    let scene = JobSnapshot::of(site, job)?;
     let (title, parts) = (format!("Drain {}", job.name), parts(&scene, &guest, form)?);
-    let page = Page::of_scene(guest, Place::Drain, title, &scene, "drain", parts);
-    let page = page.saying(did.words()).failing(error);
-    answer_with(page.status(), &DrainPage { page, job: &job.name }, scene.now())
+    let page = PageFrame::of_job_snapshot(guest, NavEntry::Drain, title, &scene, "drain", parts);
+    let page = page.with_notice(did.message()).with_error(error);
+    render_page_with_status(page.status(), &DrainPage { page, job: &job.name }, scene.now())
 }
 
 /// `GET /jobs/{job}/drain`
 pub(super) async fn show(
-    State(site): State<Site>,
-    job: Job,
-    guest: Guest,
-    Params(did): Params<Did>,
+    State(site): State<AppState>,
+    job: JobPath,
+    guest: PageUser,
+    QueryParams(did): QueryParams<FlashQuery>,
 ) -> Result<Response, Problem> {
-    page(&site, &job, guest, &did, Form::default(), None)
+    page(&site, &job, guest, &did, DrainForm::default(), None)
 }
 
 /// `POST /jobs/{job}/drain`
-pub(super) async fn ask(
-    State(site): State<Site>,
-    job: Job,
-    guest: Guest,
-    Acting(author): Acting,
-    Fields(form): Fields<Form>,
+pub(super) async fn submit(
+    State(site): State<AppState>,
+    job: JobPath,
+    guest: PageUser,
+    RequestActor(author): RequestActor,
+    FormBody(form): FormBody<DrainForm>,
 ) -> Result<Response, Problem> {
     let reason = Reason::try_from(form.reason.clone()).map_err(|error| (422, error.to_string()));
     let asked = reason.and_then(|reason| {
         let in_seconds = form.seconds.parse().unwrap_or_default();
-        drain::ask(&site, &job, &author, NewDrain { reason, in_seconds })
+        drain::request_drain(&site, &job, &author, NewDrain { reason, in_seconds })
             .map_err(|problem| (problem.status, problem.detail.into_string()))
     });
     match asked {
         Ok(_) => Ok(Redirect::to(&format!("/jobs/{}/drain?did=drained", job.name)).into_response()),
-        Err(wrong) => page(&site, &job, guest, &Did::default(), form, Some(wrong)),
+        Err(wrong) => page(&site, &job, guest, &FlashQuery::default(), form, Some(wrong)),
     }
 }

@@ -7,22 +7,22 @@ use axum::extract::State;
 use axum::response::{IntoResponse as _, Redirect, Response};
 use serde::Deserialize;
 
+use super::fragment::Fragment;
+use super::frame::{NavEntry, PageFrame, PageUser, render_page_with_status};
 use super::job::head;
-use super::part::Part;
-use super::scene::Scene;
-use super::shell::{Guest, Page, Place, answer_with};
-use super::{links, look, times};
+use super::snapshot::JobSnapshot;
+use super::{links, status, times};
 use crate::coordination::{
-    ExclusionEnd, ExclusionId, ExclusionPreview, ExclusionView, JobName, Reason, Target, TaskId,
+    ExclusionEndKind, ExclusionId, ExclusionPreview, ExclusionTarget, ExclusionView, JobName, Reason, TaskId,
 };
-use crate::http::actor::Acting;
-use crate::http::extract::{Fields, Item, Job, Params};
-use crate::http::{NewExclusion, Problem, Site, exclusions};
+use crate::http::actor::RequestActor;
+use crate::http::extract::{FormBody, JobPath, PathItem, QueryParams};
+use crate::http::{AppState, NewExclusion, Problem, exclusions};
 
 /// What a form says of whom to exclude.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
-pub(super) struct Form {
+pub(super) struct ExcludeForm {
     pub task: String,
     pub host: String,
     pub reason: String,
@@ -44,7 +44,7 @@ const LASTING: [(&str, &str); 6] = [
     ("2592000", "30 days"),
 ];
 
-impl Form {
+impl ExcludeForm {
     pub fn lasting(&self) -> &'static [(&'static str, &'static str)] {
         &LASTING
     }
@@ -80,16 +80,16 @@ impl Form {
 /// What has just been done, as the address says after it.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
-pub(super) struct Did {
+pub(super) struct FlashQuery {
     did: String,
     number: String,
     /// The host that the form begins with.
     host: String,
 }
 
-impl Did {
+impl FlashQuery {
     /// The same in words.
-    pub fn words(&self) -> Option<String> {
+    pub fn message(&self) -> Option<String> {
         let number = ExclusionId(self.number.parse().unwrap_or_default());
         Some(match self.did.as_str() {
             "excluded" => {
@@ -106,87 +106,96 @@ impl Did {
 
 #[derive(Template)]
 #[template(path = "parts/exclusions.html")]
-struct List<'a> {
+struct ExclusionList<'a> {
     job: &'a JobName,
     exclusions: Vec<ExclusionView>,
     over: Vec<ExclusionView>,
-    guest: &'a Guest,
+    user: &'a PageUser,
 }
 
 /// The parts of the page, as this guest sees them.
-pub(super) fn parts(site: &Site, scene: &Scene, guest: &Guest) -> Result<Vec<Part>, Problem> {
-    let all = site.engine.look(|core, _| core.job(scene.id).map(|job| job.exclusions())).unwrap_or_default();
+pub(super) fn parts(
+    site: &AppState,
+    scene: &JobSnapshot,
+    guest: &PageUser,
+) -> Result<Vec<Fragment>, Problem> {
+    let all = site.engine.read(|core, _| core.job(scene.id).map(|job| job.exclusions())).unwrap_or_default();
     let (exclusions, over) = all.into_iter().partition(|exclusion| exclusion.ended.is_none());
-    let list = List { job: &scene.view.name, exclusions, over, guest };
-    Ok(vec![head(scene)?, Part::new("exclusions", &list)?])
+    let list = ExclusionList { job: &scene.view.name, exclusions, over, user: guest };
+    Ok(vec![head(scene)?, Fragment::new("exclusions", &list)?])
 }
 
 #[derive(Template)]
 #[template(path = "exclusions.html")]
-struct ExclusionsPage<'a> {
-    page: Page,
-    guest: Guest,
+struct ExclusionsPageTemplate<'a> {
+    page: PageFrame,
+    user: PageUser,
     job: &'a JobName,
-    form: Form,
+    form: ExcludeForm,
 }
 
 #[derive(Template)]
 #[template(path = "exclude.html")]
-struct Confirm {
-    page: Page,
+struct ConfirmExclusionPage {
+    page: PageFrame,
     job: JobName,
-    form: Form,
-    target: Target,
+    form: ExcludeForm,
+    target: ExclusionTarget,
     preview: ExclusionPreview,
     back: String,
 }
 
 /// The page, with what was just done or with what is wrong with the form.
 fn page(
-    site: &Site,
-    job: &Job,
-    guest: Guest,
-    did: &Did,
-    form: Form,
+    site: &AppState,
+    job: &JobPath,
+    guest: PageUser,
+    did: &FlashQuery,
+    form: ExcludeForm,
     error: Option<(u16, String)>,
 ) -> Result<Response, Problem> {
-    let scene = Scene::of(site, job)?;
+    let scene = JobSnapshot::of(site, job)?;
     let (title, parts) = (format!("Exclusions of {}", job.name), parts(site, &scene, &guest)?);
-    let page = Page::of_scene(guest.clone(), Place::Exclusions, title, &scene, "exclusions", parts)
-        .saying(did.words())
-        .failing(error);
-    answer_with(page.status(), &ExclusionsPage { page, guest, job: &job.name, form }, scene.now())
+    let page =
+        PageFrame::of_job_snapshot(guest.clone(), NavEntry::Exclusions, title, &scene, "exclusions", parts)
+            .with_notice(did.message())
+            .with_error(error);
+    render_page_with_status(
+        page.status(),
+        &ExclusionsPageTemplate { page, user: guest, job: &job.name, form },
+        scene.now(),
+    )
 }
 
 /// `GET /jobs/{job}/exclusions`
 pub(super) async fn show(
-    State(site): State<Site>,
-    job: Job,
-    guest: Guest,
-    Params(did): Params<Did>,
+    State(site): State<AppState>,
+    job: JobPath,
+    guest: PageUser,
+    QueryParams(did): QueryParams<FlashQuery>,
 ) -> Result<Response, Problem> {
-    let form = Form { host: did.host.clone(), ..Form::default() };
+    let form = ExcludeForm { host: did.host.clone(), ..ExcludeForm::default() };
     page(&site, &job, guest, &did, form, None)
 }
 
 /// `POST /jobs/{job}/exclusions`: first what it would do, then it is done.
 pub(super) async fn exclude(
-    State(site): State<Site>,
-    job: Job,
-    guest: Guest,
-    Acting(author): Acting,
-    Fields(form): Fields<Form>,
+    State(site): State<AppState>,
+    job: JobPath,
+    guest: PageUser,
+    RequestActor(author): RequestActor,
+    FormBody(form): FormBody<ExcludeForm>,
 ) -> Result<Response, Problem> {
     let new = match form.read() {
         Ok(new) => new,
-        Err(wrong) => return page(&site, &job, guest, &Did::default(), form, Some((422, wrong))),
+        Err(wrong) => return page(&site, &job, guest, &FlashQuery::default(), form, Some((422, wrong))),
     };
     let task = new.task;
     let preview = match exclusions::preview(&site, &job, &author, &new) {
         Ok(preview) => preview,
         Err(problem) => {
             let wrong = (problem.status, problem.detail.into());
-            return page(&site, &job, guest, &Did::default(), form, Some(wrong));
+            return page(&site, &job, guest, &FlashQuery::default(), form, Some(wrong));
         }
     };
     let wrong = if new.dry_run {
@@ -207,17 +216,17 @@ pub(super) async fn exclude(
 }
 
 fn confirm(
-    site: &Site,
-    job: &Job,
-    guest: Guest,
-    form: Form,
+    site: &AppState,
+    job: &JobPath,
+    guest: PageUser,
+    form: ExcludeForm,
     task: Option<i32>,
     preview: ExclusionPreview,
     wrong: Option<(u16, String)>,
 ) -> Result<Response, Problem> {
     let target = match task {
-        Some(task) => Target::Task(TaskId(task)),
-        None => Target::host(form.host.trim().parse().map_err(|_| Problem::internal())?),
+        Some(task) => ExclusionTarget::Task(TaskId(task)),
+        None => ExclusionTarget::host(form.host.trim().parse().map_err(|_| Problem::internal())?),
     };
     let back = match task {
         Some(task) => links::task(&job.name, &TaskId(task)),
@@ -225,14 +234,18 @@ fn confirm(
     };
     let now = site.engine.clock().now();
     let title = format!("Exclude {target} of {}?", job.name);
-    let page = Page::new(guest, Place::Exclusions, title, now).of_job(&job.name).failing(wrong);
-    answer_with(page.status(), &Confirm { page, job: job.name.clone(), form, target, preview, back }, now)
+    let page = PageFrame::new(guest, NavEntry::Exclusions, title, now).of_job(&job.name).with_error(wrong);
+    render_page_with_status(
+        page.status(),
+        &ConfirmExclusionPage { page, job: job.name.clone(), form, target, preview, back },
+        now,
+    )
 }
 
 /// Why an exclusion is lifted.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Lifting {
+pub(super) struct LiftForm {
     reason: String,
     /// The task from whose page it is asked.
     task: String,
@@ -240,12 +253,12 @@ pub(super) struct Lifting {
 
 /// `POST /jobs/{job}/exclusions/{id}/lift`
 pub(super) async fn lift(
-    State(site): State<Site>,
-    job: Job,
-    Item(id): Item<u64>,
-    guest: Guest,
-    Acting(author): Acting,
-    Fields(lifting): Fields<Lifting>,
+    State(site): State<AppState>,
+    job: JobPath,
+    PathItem(id): PathItem<u64>,
+    guest: PageUser,
+    RequestActor(author): RequestActor,
+    FormBody(lifting): FormBody<LiftForm>,
 ) -> Result<Response, Problem> {
     let id = ExclusionId(id);
     let done = match Reason::try_from(lifting.reason) {
@@ -261,7 +274,7 @@ pub(super) async fn lift(
             };
             Ok(Redirect::to(&format!("{place}?did=lifted&number={id}")).into_response())
         }
-        Err(wrong) => page(&site, &job, guest, &Did::default(), Form::default(), Some(wrong)),
+        Err(wrong) => page(&site, &job, guest, &FlashQuery::default(), ExcludeForm::default(), Some(wrong)),
     }
 }
 
@@ -271,12 +284,13 @@ mod tests {
 
     #[test]
     fn a_form_says_what_it_lacks() {
-        let wrong = |form: Form| form.read().unwrap_err();
-        assert!(wrong(Form::default()).contains("task number or a host"));
-        let form = Form { task: "3".into(), ..Form::default() };
+        let wrong = |form: ExcludeForm| form.read().unwrap_err();
+        assert!(wrong(ExcludeForm::default()).contains("task number or a host"));
+        let form = ExcludeForm { task: "3".into(), ..ExcludeForm::default() };
         assert!(wrong(form.clone()).contains("reason"));
-        assert!(wrong(Form { task: "x".into(), ..form.clone() }).contains("not a task number"));
-        let new = Form { reason: "bad fan".into(), expires: "3600".into(), seen: "1".into(), ..form }.read();
+        assert!(wrong(ExcludeForm { task: "x".into(), ..form.clone() }).contains("not a task number"));
+        let new =
+            ExcludeForm { reason: "bad fan".into(), expires: "3600".into(), seen: "1".into(), ..form }.read();
         let new = new.expect("it says all");
         assert_eq!(
             (new.task, new.expires_in_seconds, new.dry_run, new.end_run),

@@ -8,10 +8,10 @@ use std::fmt::Write as _;
 
 use askama::Template;
 
+use super::fragment::Fragment;
 use super::links;
-use super::look::{self, Look, grouped};
-use super::part::Part;
-use super::scene::Scene;
+use super::snapshot::JobSnapshot;
+use super::status::{self, TaskStatus, grouped};
 use crate::coordination::{JobName, TaskId};
 use crate::http::Problem;
 
@@ -20,14 +20,14 @@ const LINKS_MAX: usize = 128;
 /// The side of a cell in the picture's own units.
 const CELL: usize = 10;
 
-struct Cell {
+struct GridCell {
     task: TaskId,
-    look: Look,
+    status: TaskStatus,
     says: String,
 }
 
 struct Layer {
-    look: Look,
+    status: TaskStatus,
     path: String,
 }
 
@@ -35,9 +35,9 @@ struct Layer {
 #[template(path = "parts/grid.html")]
 struct Grid<'a> {
     job: &'a JobName,
-    counts: Vec<(Look, usize)>,
+    counts: Vec<(TaskStatus, usize)>,
     total: usize,
-    cells: Vec<Cell>,
+    cells: Vec<GridCell>,
     layers: Vec<Layer>,
     columns: usize,
     width: usize,
@@ -56,7 +56,7 @@ fn columns(tasks: usize) -> usize {
 }
 
 /// The rectangles of all stretches of cells that look so.
-fn path(looks: &[Look], look: Look, columns: usize) -> String {
+fn path(looks: &[TaskStatus], look: TaskStatus, columns: usize) -> String {
     let mut path = String::new();
     for (row, cells) in looks.chunks(columns).enumerate() {
         let mut at = 0;
@@ -73,7 +73,7 @@ fn path(looks: &[Look], look: Look, columns: usize) -> String {
     path
 }
 
-pub(super) fn part(scene: &Scene) -> Result<Part, Problem> {
+pub(super) fn fragment(scene: &JobSnapshot) -> Result<Fragment, Problem> {
     let (counts, total) = (scene.counts(), scene.tasks());
     let said: Vec<String> =
         counts.iter().map(|(look, count)| format!("{} {}", grouped(count), look.word())).collect();
@@ -97,22 +97,24 @@ pub(super) fn part(scene: &Scene) -> Result<Part, Problem> {
             .run
             .tasks
             .iter()
-            .zip(&scene.looks)
+            .zip(&scene.statuses)
             .map(|(task, look)| cell(scene, task.task, *look))
             .collect();
     } else {
-        let layer =
-            |(look, _): &(Look, usize)| Layer { look: *look, path: path(&scene.looks, *look, columns) };
+        let layer = |(look, _): &(TaskStatus, usize)| Layer {
+            status: *look,
+            path: path(&scene.statuses, *look, columns),
+        };
         // What needs a person is drawn last, above the rest.
         grid.layers = grid.counts.iter().rev().map(layer).collect();
     }
-    Part::new("grid", &grid)
+    Fragment::new("grid", &grid)
 }
 
-fn cell(scene: &Scene, task: TaskId, look: Look) -> Cell {
-    let named = scene.named(task);
+fn cell(scene: &JobSnapshot, task: TaskId, look: TaskStatus) -> GridCell {
+    let named = scene.task_label(task);
     let host = if named.host.is_empty() { String::new() } else { format!(" at {}", named.host) };
-    Cell { task, look, says: format!("Task {task}{host}: {}", look.word()) }
+    GridCell { task, status: look, says: format!("Task {task}{host}: {}", look.word()) }
 }
 
 #[cfg(test)]
@@ -121,10 +123,10 @@ mod tests {
 
     #[test]
     fn neighbours_that_look_the_same_are_one_rectangle() {
-        let mut looks = vec![Look::Connected; 7];
-        looks[2] = Look::Failed;
-        assert_eq!(path(&looks, Look::Failed, 5), "M20 0h10v10h-10z");
-        assert_eq!(path(&looks, Look::Connected, 5), "M0 0h20v10h-20zM30 0h20v10h-20zM0 10h20v10h-20z");
-        assert!(path(&vec![Look::Connected; 10_000], Look::Connected, 200).len() < 1500);
+        let mut looks = vec![TaskStatus::Connected; 7];
+        looks[2] = TaskStatus::Failed;
+        assert_eq!(path(&looks, TaskStatus::Failed, 5), "M20 0h10v10h-10z");
+        assert_eq!(path(&looks, TaskStatus::Connected, 5), "M0 0h20v10h-20zM30 0h20v10h-20zM0 10h20v10h-20z");
+        assert!(path(&vec![TaskStatus::Connected; 10_000], TaskStatus::Connected, 200).len() < 1500);
     }
 }

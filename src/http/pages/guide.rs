@@ -10,15 +10,15 @@ use axum::extract::{Path, State};
 use axum::response::{IntoResponse as _, Redirect, Response};
 use pulldown_cmark::{Event, HeadingLevel, Options, Parser, Tag, TagEnd};
 
-use super::shell::{Guest, Page, Place, answer};
+use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use crate::findings::CATALOGUE;
-use crate::http::{Problem, Site};
+use crate::http::{AppState, Problem};
 
 /// A page of the guide: its name in addresses, its title, its text.
-type Chapter = (&'static str, &'static str, fn() -> String);
+type GuidePageSource = (&'static str, &'static str, fn() -> String);
 
 /// Every page, in the order in which a newcomer reads them.
-static CHAPTERS: [Chapter; 8] = [
+static CHAPTERS: [GuidePageSource; 8] = [
     ("start", "Point JAX at Muster", || include_str!("../../../web/guide/start.md").to_owned()),
     ("troubleshooting", "Troubleshooting", || {
         include_str!("../../../web/guide/troubleshooting.md").to_owned()
@@ -32,7 +32,7 @@ static CHAPTERS: [Chapter; 8] = [
 ];
 
 /// What pages were called before, and what they are called now.
-const FORMER: [(&str, &str); 4] =
+const RENAMED: [(&str, &str); 4] =
     [("night", "troubleshooting"), ("acting", "operations"), ("safe", "security"), ("words", "glossary")];
 
 /// The page of findings, out of what they say themselves.
@@ -107,8 +107,8 @@ fn rendered(markdown: &str) -> (String, Sections) {
 #[derive(Template)]
 #[template(path = "guide.html")]
 struct GuidePage {
-    page: Page,
-    chapters: &'static [Chapter],
+    page: PageFrame,
+    chapters: &'static [GuidePageSource],
     chapter: &'static str,
     sections: Sections,
     html: String,
@@ -127,11 +127,11 @@ pub(super) async fn first() -> Redirect {
 
 /// `GET /guide/{page}`
 pub(super) async fn show(
-    State(site): State<Site>,
-    guest: Guest,
+    State(site): State<AppState>,
+    guest: PageUser,
     Path(name): Path<String>,
 ) -> Result<Response, Problem> {
-    if let Some((_, now)) = FORMER.iter().find(|(before, _)| *before == name) {
+    if let Some((_, now)) = RENAMED.iter().find(|(before, _)| *before == name) {
         return Ok(Redirect::permanent(&format!("/guide/{now}")).into_response());
     }
     let chapter = CHAPTERS.iter().find(|(chapter, ..)| *chapter == name);
@@ -139,8 +139,8 @@ pub(super) async fn show(
     let (chapter, title, text) = chapter.ok_or_else(missing)?;
     let (html, sections) = rendered(&text());
     let now = site.engine.clock().now();
-    let page = Page::new(guest, Place::Guide, format!("{title} · Guide"), now);
-    answer(&GuidePage { page, chapters: &CHAPTERS, chapter, sections, html }, now)
+    let page = PageFrame::new(guest, NavEntry::Guide, format!("{title} · Guide"), now);
+    render_page(&GuidePage { page, chapters: &CHAPTERS, chapter, sections, html }, now)
 }
 
 #[cfg(test)]

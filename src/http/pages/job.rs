@@ -1,6 +1,6 @@
 //! The page of one job.
 //!
-//! It computes neither the issues (`needs.rs`) nor the rows of the table (`table.rs`). Begin at `show`.
+//! It computes neither the issues (`issues.rs`) nor the rows of the table (`task_table.rs`). Begin at `show`.
 
 use std::collections::BTreeSet;
 
@@ -8,18 +8,18 @@ use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
 
-use super::links::Named;
-use super::look::{AWAITED_AFTER, Look, barrier_name, grouped};
-use super::part::Part;
-use super::scene::Scene;
-use super::shell::{Guest, Page, Place, answer};
-use super::table::{self, Listing};
-use super::{grid, links, look, needs, timeline, times};
+use super::fragment::Fragment;
+use super::frame::{NavEntry, PageFrame, PageUser, render_page};
+use super::links::TaskLabel;
+use super::snapshot::JobSnapshot;
+use super::status::{AWAITED_AFTER, TaskStatus, barrier_name, grouped};
+use super::task_table::{self, TaskTableQuery};
+use super::{grid, issues, links, status, timeline, times};
 use crate::coordination::{
     BarrierKind, BarrierView, FirstCause, JobName, JobView, RunState, RunSummary, TaskId,
 };
-use crate::http::extract::{Job, Params};
-use crate::http::{Problem, Site};
+use crate::http::extract::{JobPath, QueryParams};
+use crate::http::{AppState, Problem};
 
 /// How many of the missing are named at each barrier: all of a few, and the first of many.
 const NAMED: usize = 12;
@@ -35,14 +35,14 @@ struct Head<'a> {
     total: usize,
     out: usize,
     excluded: usize,
-    nobody: bool,
+    is_unregistered: bool,
 }
 
 impl Head<'_> {
     /// The tone of the state: a run that goes on without some of its tasks is not simply well.
     fn tone(&self) -> &'static str {
         let running = self.view.run.state == RunState::Running;
-        if running && self.out > self.excluded { "warn" } else { look::tone(&self.view.run.state) }
+        if running && self.out > self.excluded { "warn" } else { status::tone(&self.view.run.state) }
     }
 
     /// How many of a hundred are live.
@@ -51,50 +51,50 @@ impl Head<'_> {
     }
 }
 
-pub(super) fn head(scene: &Scene) -> Result<Part, Problem> {
+pub(super) fn head(scene: &JobSnapshot) -> Result<Fragment, Problem> {
     let run = &scene.view.run;
     let excluded = run.counts.excluded;
     let nobody = run.tasks.iter().all(|task| task.lives.is_empty());
     let (view, total) = (&scene.view, scene.tasks());
     let out = total.saturating_sub(run.live);
-    Part::new("head", &Head { view, total, out, excluded, nobody })
+    Fragment::new("head", &Head { view, total, out, excluded, is_unregistered: nobody })
 }
 
 /// A barrier in progress, as it is shown.
-pub(super) struct Waiting<'a> {
+pub(super) struct BarrierRow<'a> {
     pub barrier: &'a BarrierView,
     pub name: String,
-    pub missing: Vec<Named>,
+    pub missing: Vec<TaskLabel>,
     /// How many more are missing than are listed here and above.
     pub others: usize,
     /// The numbers of those that the page has named already.
     pub above: String,
-    pub first: Named,
+    pub first: TaskLabel,
     /// The numbers of all who are missing.
     pub numbers: String,
     /// There is no end to the waiting.
-    pub endless: bool,
+    pub has_no_timeout: bool,
     /// Somebody has only just come: nobody is late yet.
-    pub young: bool,
+    pub is_filling: bool,
 }
 
-impl<'a> Waiting<'a> {
+impl<'a> BarrierRow<'a> {
     /// The barrier, where `above` says which tasks the page has named already.
-    fn of(scene: &Scene, barrier: &'a BarrierView, above: &BTreeSet<TaskId>) -> Self {
+    fn of(scene: &JobSnapshot, barrier: &'a BarrierView, above: &BTreeSet<TaskId>) -> Self {
         let (above, mut missing): (Vec<TaskId>, Vec<TaskId>) =
             barrier.missing.iter().copied().partition(|task| above.contains(task));
         let named = if missing.len() > NAMED { NAMED_OF_MANY } else { NAMED };
         // Those that may still arrive are named before those that are lost.
-        missing.sort_by_key(|task| scene.look(*task) == Look::Failed);
+        missing.sort_by_key(|task| scene.status_of(*task) == TaskStatus::Failed);
         Self {
             name: barrier_name(&barrier.id),
-            missing: missing.iter().take(named).map(|task| scene.named(*task)).collect(),
+            missing: missing.iter().take(named).map(|task| scene.task_label(*task)).collect(),
             others: missing.len().saturating_sub(named),
             above: links::ranges(&above),
-            first: scene.named(barrier.first),
+            first: scene.task_label(barrier.first),
             numbers: links::ranges(&barrier.missing),
-            endless: times::is_endless(&barrier.deadline, scene.now()),
-            young: is_young(scene, barrier),
+            has_no_timeout: times::has_no_timeout(&barrier.deadline, scene.now()),
+            is_filling: is_filling(scene, barrier),
             barrier,
         }
     }
@@ -115,74 +115,74 @@ impl<'a> Waiting<'a> {
 }
 
 /// Whether somebody has only just come to a barrier: it is merely filling.
-pub(super) fn is_young(scene: &Scene, barrier: &BarrierView) -> bool {
-    let waited = scene.now().since(needs::last_arrival(barrier));
+pub(super) fn is_filling(scene: &JobSnapshot, barrier: &BarrierView) -> bool {
+    let waited = scene.now().since(issues::last_arrival(barrier));
     barrier.kind != BarrierKind::Registration && waited < AWAITED_AFTER
 }
 
 /// The barriers in progress, as they are shown on a page that has named the tasks `above` already.
-pub(super) fn waiting<'a>(scene: &'a Scene, above: &BTreeSet<TaskId>) -> Vec<Waiting<'a>> {
+pub(super) fn waiting<'a>(scene: &'a JobSnapshot, above: &BTreeSet<TaskId>) -> Vec<BarrierRow<'a>> {
     let shown = scene.barriers().into_iter().take(BARRIERS_SHOWN);
-    shown.map(|barrier| Waiting::of(scene, barrier, above)).collect()
+    shown.map(|barrier| BarrierRow::of(scene, barrier, above)).collect()
 }
 
 #[derive(Template)]
 #[template(path = "parts/waits.html")]
-struct Waits<'a> {
+struct BarrierListFragment<'a> {
     job: &'a JobName,
-    waiting: Vec<Waiting<'a>>,
+    waiting: Vec<BarrierRow<'a>>,
     all: usize,
     running: bool,
 }
 
-fn waits(scene: &Scene, above: &BTreeSet<TaskId>) -> Result<Part, Problem> {
+fn waits(scene: &JobSnapshot, above: &BTreeSet<TaskId>) -> Result<Fragment, Problem> {
     let run = &scene.view.run;
     let (job, running) = (&scene.view.name, run.state == RunState::Running);
     let all = run.barriers.len();
-    Part::new("waits", &Waits { job, waiting: waiting(scene, above), all, running })
+    Fragment::new("waits", &BarrierListFragment { job, waiting: waiting(scene, above), all, running })
 }
 
 /// The parts of the page.
-pub(super) fn parts(scene: &Scene, listing: &Listing) -> Result<Vec<Part>, Problem> {
-    let needs = needs::of(scene);
-    let calm = needs::calm(scene);
+pub(super) fn parts(scene: &JobSnapshot, listing: &TaskTableQuery) -> Result<Vec<Fragment>, Problem> {
+    let needs = issues::of(scene);
+    let calm = issues::no_issue_text(scene);
     let named = needs.iter().flat_map(|need| need.tasks.iter().map(|one| one.task)).collect();
     Ok(vec![
         head(scene)?,
-        needs::part(&needs, false, calm)?,
+        issues::fragment(&needs, false, calm)?,
         waits(scene, &named)?,
-        grid::part(scene)?,
-        table::part(scene, listing)?,
-        timeline::part(scene, false, None)?,
-        Part::new("history", &History { view: &scene.view })?,
-        Part::new("settings", &Settings { view: &scene.view })?,
+        grid::fragment(scene)?,
+        task_table::fragment(scene, listing)?,
+        timeline::fragment(scene, false, None)?,
+        Fragment::new("history", &HistoryFragment { view: &scene.view })?,
+        Fragment::new("settings", &SettingsFragment { view: &scene.view })?,
     ])
 }
 
 /// The runs before this one.
 #[derive(Template)]
 #[template(path = "parts/history.html")]
-struct History<'a> {
+struct HistoryFragment<'a> {
     view: &'a JobView,
 }
 
 #[derive(Template)]
 #[template(path = "parts/settings.html")]
-struct Settings<'a> {
+struct SettingsFragment<'a> {
     view: &'a JobView,
 }
 
 #[derive(Template)]
 #[template(path = "job.html")]
 struct JobPage {
-    page: Page,
+    page: PageFrame,
     view: JobView,
 }
 
-impl History<'_> {
+impl HistoryFragment<'_> {
     /// The first error of a run in few words, and as clients were told.
     fn cause(&self, cause: &FirstCause) -> (String, String) {
-        look::told(&cause.error, &cause.why)
+        status::error_texts(&cause.error, &cause.why)
     }
 
     /// How long an ended run lasted.
@@ -192,14 +192,15 @@ impl History<'_> {
 }
 
 pub(super) async fn show(
-    State(site): State<Site>,
-    job: Job,
-    guest: Guest,
-    Params(listing): Params<Listing>,
+    State(site): State<AppState>,
+    job: JobPath,
+    guest: PageUser,
+    QueryParams(listing): QueryParams<TaskTableQuery>,
 ) -> Result<Response, Problem> {
-    let scene = Scene::of(&site, &job)?;
+    let scene = JobSnapshot::of(&site, &job)?;
     let now = scene.now();
-    let (title, query) = (format!("Job {}", job.name), format!("job&{}", listing.followed()));
-    let page = Page::of_scene(guest, Place::Job, title, &scene, &query, parts(&scene, &listing)?);
-    answer(&JobPage { page, view: scene.view }, now)
+    let (title, query) = (format!("Job {}", job.name), format!("job&{}", listing.live_query()));
+    let page =
+        PageFrame::of_job_snapshot(guest, NavEntry::Job, title, &scene, &query, parts(&scene, &listing)?);
+    render_page(&JobPage { page, view: scene.view }, now)
 }

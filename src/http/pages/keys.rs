@@ -10,16 +10,16 @@ use axum::response::Response;
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 
+use super::fragment::Fragment;
+use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::job::head;
-use super::links::{self, encoded};
-use super::part::Part;
-use super::scene::Scene;
-use super::shell::{Guest, Page, Place, answer};
-use super::{look, times};
-use crate::coordination::{Coordinator, Device, JobName, KeyLine, TopologyKey, decode_devices};
-use crate::http::extract::{Job, Params};
+use super::links::{self, query_encode};
+use super::snapshot::JobSnapshot;
+use super::{status, times};
+use crate::coordination::{Coordinator, Device, JobName, KeyEntry, TopologyKey, decode_devices};
+use crate::http::extract::{JobPath, QueryParams};
 use crate::http::keys::{self, KeyView};
-use crate::http::{Problem, Site};
+use crate::http::{AppState, Problem};
 
 /// How many lines a page has.
 const LINES: usize = 200;
@@ -29,22 +29,22 @@ const VALUE_BYTES_MAX: usize = 16 << 10;
 /// Which level of the tree is wanted.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
-pub(super) struct Which {
+pub(super) struct KeysPageQuery {
     /// The directory, percent-encoded once more, since keys need not be text.
     pub prefix: String,
     pub after: String,
 }
 
-impl Which {
+impl KeysPageQuery {
     /// As it stands in the address at which the page is followed.
     fn query(&self) -> String {
-        format!("keys&prefix={}&after={}", encoded(&self.prefix), encoded(&self.after))
+        format!("keys&prefix={}&after={}", query_encode(&self.prefix), query_encode(&self.after))
     }
 }
 
 /// A line of the tree.
-struct Entry {
-    line: KeyLine,
+struct KeyRow {
+    line: KeyEntry,
     /// Its last part.
     name: String,
     /// The whole key in an address.
@@ -53,7 +53,7 @@ struct Entry {
 }
 
 /// A directory above.
-struct Crumb {
+struct Breadcrumb {
     name: String,
     address: String,
 }
@@ -62,7 +62,7 @@ struct Crumb {
 #[template(path = "parts/keys.html")]
 struct Keys<'a> {
     job: &'a JobName,
-    entries: Vec<Entry>,
+    entries: Vec<KeyRow>,
     next: Option<String>,
     prefix: String,
     total: usize,
@@ -71,30 +71,30 @@ struct Keys<'a> {
 
 #[derive(Template)]
 #[template(path = "keys.html")]
-struct KeysPage {
-    page: Page,
+struct KeysPageTemplate {
+    page: PageFrame,
     job: JobName,
-    crumbs: Vec<Crumb>,
+    crumbs: Vec<Breadcrumb>,
 }
 
 /// A key in an address.
-pub(super) fn coded(key: &[u8]) -> String {
+pub(super) fn encode_key(key: &[u8]) -> String {
     // Twice: once for the bytes, once for the address.
-    encoded(&percent_encoding::percent_encode(key, percent_encoding::NON_ALPHANUMERIC).to_string())
+    query_encode(&percent_encoding::percent_encode(key, percent_encoding::NON_ALPHANUMERIC).to_string())
 }
 
-fn decoded(text: &str) -> Vec<u8> {
+fn decode_key(text: &str) -> Vec<u8> {
     percent_decode_str(text).collect()
 }
 
-fn crumbs(directory: &[u8]) -> Vec<Crumb> {
+fn crumbs(directory: &[u8]) -> Vec<Breadcrumb> {
     let ends = directory.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
     let mut from = 0;
     let mut crumbs = Vec::new();
     for end in ends.chain([directory.len()]) {
         if end > from {
             let name = String::from_utf8_lossy(&directory[from..end]).into_owned();
-            crumbs.push(Crumb { name, address: coded(&directory[..end]) });
+            crumbs.push(Breadcrumb { name, address: encode_key(&directory[..end]) });
         }
         from = end + 1;
     }
@@ -103,46 +103,50 @@ fn crumbs(directory: &[u8]) -> Vec<Crumb> {
 
 /// `GET /jobs/{job}/keys`
 pub(super) async fn show(
-    State(site): State<Site>,
-    job: Job,
-    guest: Guest,
-    Params(which): Params<Which>,
+    State(site): State<AppState>,
+    job: JobPath,
+    guest: PageUser,
+    QueryParams(which): QueryParams<KeysPageQuery>,
 ) -> Result<Response, Problem> {
-    let scene = Scene::of(&site, &job)?;
+    let scene = JobSnapshot::of(&site, &job)?;
     let now = scene.now();
     let title = format!("Keys of {}", job.name);
     let parts = parts(&site, &scene, &which)?.to_vec();
-    let page = Page::of_scene(guest, Place::Keys, title, &scene, &which.query(), parts);
-    answer(&KeysPage { page, crumbs: crumbs(&decoded(&which.prefix)), job: job.name }, now)
+    let page = PageFrame::of_job_snapshot(guest, NavEntry::Keys, title, &scene, &which.query(), parts);
+    render_page(&KeysPageTemplate { page, crumbs: crumbs(&decode_key(&which.prefix)), job: job.name }, now)
 }
 
 /// The parts of the page.
-pub(super) fn parts(site: &Site, scene: &Scene, which: &Which) -> Result<Arc<Vec<Part>>, Problem> {
-    scene.made(&which.query(), || Ok(vec![head(scene)?, level(site, scene, which)?]))
+pub(super) fn parts(
+    site: &AppState,
+    scene: &JobSnapshot,
+    which: &KeysPageQuery,
+) -> Result<Arc<Vec<Fragment>>, Problem> {
+    scene.cached_parts(&which.query(), || Ok(vec![head(scene)?, level(site, scene, which)?]))
 }
 
 /// One level of the tree.
-fn level(site: &Site, scene: &Scene, which: &Which) -> Result<Part, Problem> {
-    let (directory, after) = (decoded(&which.prefix), decoded(&which.after));
+fn level(site: &AppState, scene: &JobSnapshot, which: &KeysPageQuery) -> Result<Fragment, Problem> {
+    let (directory, after) = (decode_key(&which.prefix), decode_key(&which.after));
     let look = |core: &Coordinator, _| Some(core.job(scene.id)?.keys(&directory, &after, false, LINES + 1));
-    let mut lines = site.engine.look(look).unwrap_or_default();
-    let next = lines.get(LINES).map(|_| coded(&lines[LINES - 1].key));
+    let mut lines = site.engine.read(look).unwrap_or_default();
+    let next = lines.get(LINES).map(|_| encode_key(&lines[LINES - 1].key));
     lines.truncate(LINES);
     let entries = lines.into_iter().map(|line| {
         let whole = line.key.strip_suffix(b"/").unwrap_or(&line.key);
         let name = whole.rsplit(|byte| *byte == b'/').next().unwrap_or(whole);
-        let hidden = line.value_bytes.is_some() && site.redaction.hides(&line.key);
-        Entry { name: String::from_utf8_lossy(name).into_owned(), address: coded(whole), hidden, line }
+        let hidden = line.value_bytes.is_some() && site.redaction.is_redacted(&line.key);
+        KeyRow { name: String::from_utf8_lossy(name).into_owned(), address: encode_key(whole), hidden, line }
     });
     let keys = Keys {
         job: &scene.view.name,
         entries: entries.collect(),
         next,
-        prefix: coded(&directory),
+        prefix: encode_key(&directory),
         total: scene.view.run.keys,
         held: scene.view.run.store_bytes,
     };
-    Part::new("keys", &keys)
+    Fragment::new("keys", &keys)
 }
 
 /// The numbers of a list such as Orbax writes: `[2, 3]`; nothing if it is no such list.
@@ -198,16 +202,16 @@ fn decode(key: &str, value: &[u8]) -> Decoded {
 /// Which value is wanted.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct WhichValue {
+pub(super) struct ValuePageQuery {
     key: String,
 }
 
 #[derive(Template)]
 #[template(path = "value.html")]
 struct ValuePage {
-    page: Page,
+    page: PageFrame,
     job: JobName,
-    crumbs: Vec<Crumb>,
+    crumbs: Vec<Breadcrumb>,
     value: KeyView,
     devices: Vec<Device>,
     words: String,
@@ -216,27 +220,27 @@ struct ValuePage {
 
 /// `GET /jobs/{job}/keys/value`
 pub(super) async fn value(
-    State(site): State<Site>,
-    job: Job,
-    guest: Guest,
-    Params(which): Params<WhichValue>,
+    State(site): State<AppState>,
+    job: JobPath,
+    guest: PageUser,
+    QueryParams(which): QueryParams<ValuePageQuery>,
 ) -> Result<Response, Problem> {
-    let key = decoded(&which.key);
+    let key = decode_key(&which.key);
     let value = keys::value(&site, &job, &key, Some(VALUE_BYTES_MAX))?;
-    let raw = site.look(&job, |look| look.key(&key))?.filter(|_| !value.redacted);
+    let raw = site.read_job(&job, |look| look.key(&key))?.filter(|_| !value.redacted);
     let known = raw.map_or(Decoded::Nothing, |raw| decode(&value.key, &raw.value));
     let (devices, words) = match known {
         Decoded::Devices(devices) => (devices, String::new()),
         Decoded::Words(words) => (Vec::new(), words),
         Decoded::Nothing => (Vec::new(), String::new()),
     };
-    let scene = Scene::of(&site, &job)?;
+    let scene = JobSnapshot::of(&site, &job)?;
     let now = scene.now();
     let title = format!("Key {} of {}", value.key, job.name);
-    let page = Page::of_scene(guest, Place::Keys, title, &scene, "head", vec![head(&scene)?]);
-    let rest = format!("/api/v1/jobs/{}/keys/{}", job.name, encoded(&value.key));
+    let page = PageFrame::of_job_snapshot(guest, NavEntry::Keys, title, &scene, "head", vec![head(&scene)?]);
+    let rest = format!("/api/v1/jobs/{}/keys/{}", job.name, query_encode(&value.key));
     let (crumbs, job) = (crumbs(&key), job.name);
-    answer(&ValuePage { page, job, crumbs, value, devices, words, rest }, now)
+    render_page(&ValuePage { page, job, crumbs, value, devices, words, rest }, now)
 }
 
 #[cfg(test)]
@@ -260,6 +264,6 @@ mod tests {
         assert_eq!(told[0], ("a b".to_owned(), "a%2520b".to_owned()));
         assert_eq!(told[1].1, "a%2520b%252F%25FF");
         assert_eq!(told.len(), 3);
-        assert_eq!(decoded("a%20b%2F%FF"), b"a b/\xff");
+        assert_eq!(decode_key("a%20b%2F%FF"), b"a b/\xff");
     }
 }

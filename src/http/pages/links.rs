@@ -1,28 +1,28 @@
 //! Builds addresses of pages and short lists of tasks.
 //!
-//! It does not encode HTML (`escape.rs`). Begin at `encoded`, then `ranges`.
+//! It does not encode HTML (`escape.rs`). Begin at `query_encode`, then `ranges`.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-use super::look::Look;
+use super::status::TaskStatus;
 use crate::coordination::{JobName, TaskId};
 
 /// What stands as it is in the value of a query.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'/');
 
 /// A text as a value in a query.
-pub(super) fn encoded(text: &str) -> String {
+pub(super) fn query_encode(text: &str) -> String {
     utf8_percent_encode(text, PLAIN).to_string()
 }
 
 /// A task that is named in a page.
 #[derive(Debug, Clone)]
-pub(super) struct Named {
+pub(super) struct TaskLabel {
     pub task: TaskId,
     pub host: String,
-    pub look: Look,
+    pub status: TaskStatus,
     /// What it does instead of coming, in a few words.
-    pub doing: String,
+    pub activity: String,
     pub heard: Option<crate::coordination::Timestamp>,
 }
 
@@ -63,6 +63,6 @@ mod tests {
     #[test]
     fn neighbours_are_one_range_and_what_is_odd_is_encoded() {
         assert_eq!(ranges(&[0, 1, 2, 5, 8, 9].map(TaskId)), "0–2, 5, 8–9");
-        assert_eq!(encoded("a/b c&d=\"é\""), "a/b%20c%26d%3D%22%C3%A9%22");
+        assert_eq!(query_encode("a/b c&d=\"é\""), "a/b%20c%26d%3D%22%C3%A9%22");
     }
 }

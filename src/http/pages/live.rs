@@ -1,10 +1,10 @@
 //! Live updates: one stream of server-sent events for each open page.
 //!
-//! It renders nothing: pages give their parts. Begin at `Which`, then `Hub`.
+//! It renders nothing: pages give their parts. Begin at `Which`, then `LiveHub`.
 //!
 //! One *hub* for each job that is being viewed, one for the overview and one for the audit take a new snapshot:
-//! when an event says that something changed, at most once in [`PACE`] (longer if a snapshot is costly), and
-//! otherwise once in [`FRESHEN`], for heartbeats and arrivals, which are no events. All viewers share the snapshot
+//! when an event says that something changed, at most once in [`MIN_INTERVAL`] (longer if a snapshot is costly), and
+//! otherwise once in [`REFRESH_INTERVAL`], for heartbeats and arrivals, which are no events. All viewers share the snapshot
 //! and the parts made of it; parts with forms are made for one viewer. A page says in its address which parts it
 //! has, by digest, and receives those that differ: whole the first time, later as a line patch. So a reconnecting
 //! page is no special case. A hub ends with its last viewer.
@@ -22,63 +22,63 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::{broadcast, watch};
 
-use super::overview::Survey;
-use super::part::Part;
-use super::patch::{Step, patch};
-use super::scene::Scene;
-use super::shell::Guest;
-use super::table::Listing;
+use super::fragment::Fragment;
+use super::frame::PageUser;
+use super::overview::FleetSnapshot;
+use super::patch::{PatchStep, patch};
+use super::snapshot::JobSnapshot;
+use super::task_table::TaskTableQuery;
 use super::{audit, barriers, devices, drain, exclusions, job, keys, overview, task, timeline, transfers};
 use crate::coordination::{JobId, TaskId};
-use crate::engine::Numbered;
+use crate::engine::NumberedEvent;
 use crate::http::events::StreamGuard;
-use crate::http::extract::{Job, Params};
-use crate::http::{Problem, Site, Source};
+use crate::http::extract::{JobPath, QueryParams};
+use crate::http::{AppState, ClientNetwork, Problem};
 
 /// The least time between two looks.
-const PACE: Duration = Duration::from_millis(150);
+const MIN_INTERVAL: Duration = Duration::from_millis(150);
 /// The most that a costly look may stretch it to.
-const PACE_MAX: Duration = Duration::from_millis(400);
+const MAX_INTERVAL: Duration = Duration::from_millis(400);
 /// A look may take one part in so many of the time.
-const LOOKS_PART: u32 = 50;
+const CAPTURE_SHARE: u32 = 50;
 /// How often to look if nothing happens.
-const FRESHEN: Duration = Duration::from_secs(2);
+const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
 /// How often a page is told that it is still followed.
-const TICK: Duration = Duration::from_secs(10);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// How long the list of what a page has may be.
-const HAVE_MAX: usize = 32;
+const KNOWN_FRAGMENTS_MAX: usize = 32;
 
 /// What a hub looks at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Subject {
+enum HubSubject {
     All,
     Audit,
     Job(JobId),
 }
 
 /// What a hub saw.
-enum Seen {
-    All(Box<Survey>, Mutex<Option<Arc<Vec<Part>>>>),
+enum HubView {
+    All(Box<FleetSnapshot>, Mutex<Option<Arc<Vec<Fragment>>>>),
     Audit,
-    Job(Box<Scene>),
+    Job(Box<JobSnapshot>),
 }
 
-struct Snapshot {
+struct VersionedView {
     version: u64,
-    seen: Seen,
+    seen: HubView,
 }
 
-type Sight = Option<Arc<Snapshot>>;
+type HubValue = Option<Arc<VersionedView>>;
 
 /// The hubs that there are.
 #[derive(Default)]
-pub struct Live {
-    hubs: Mutex<HashMap<Subject, Arc<watch::Sender<Sight>>>>,
+pub struct LiveHubs {
+    hubs: Mutex<HashMap<HubSubject, Arc<watch::Sender<HubValue>>>>,
 }
 
-impl Live {
+impl LiveHubs {
     /// Joins a hub; starts it if it is not there.
-    fn join(&self, site: &Site, subject: Subject) -> watch::Receiver<Sight> {
+    fn join(&self, site: &AppState, subject: HubSubject) -> watch::Receiver<HubValue> {
         let mut hubs = self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(hub) = hubs.get(&subject) {
             return hub.subscribe();
@@ -86,12 +86,12 @@ impl Live {
         let (news, joined) = watch::channel(None);
         let news = Arc::new(news);
         hubs.insert(subject, Arc::clone(&news));
-        tokio::spawn(Hub::new(site.clone(), subject, news).run());
+        tokio::spawn(LiveHub::new(site.clone(), subject, news).run());
         joined
     }
 
     /// Takes a hub away if nobody looks any more.
-    fn part_with(&self, subject: Subject, news: &watch::Sender<Sight>) -> bool {
+    fn remove_unused(&self, subject: HubSubject, news: &watch::Sender<HubValue>) -> bool {
         let mut hubs = self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
         let left = news.receiver_count() == 0;
         if left {
@@ -101,19 +101,19 @@ impl Live {
     }
 }
 
-struct Hub {
-    site: Site,
-    subject: Subject,
-    news: Arc<watch::Sender<Sight>>,
-    events: broadcast::Receiver<Numbered>,
+struct LiveHub {
+    site: AppState,
+    subject: HubSubject,
+    news: Arc<watch::Sender<HubValue>>,
+    events: broadcast::Receiver<NumberedEvent>,
     acts: watch::Receiver<u64>,
     version: u64,
 }
 
-impl Hub {
-    fn new(site: Site, subject: Subject, news: Arc<watch::Sender<Sight>>) -> Self {
+impl LiveHub {
+    fn new(site: AppState, subject: HubSubject, news: Arc<watch::Sender<HubValue>>) -> Self {
         let events = site.engine.follow(u64::MAX).1;
-        let acts = site.audit.follow();
+        let acts = site.audit.subscribe();
         Self { site, subject, news, events, acts, version: 0 }
     }
 
@@ -122,20 +122,20 @@ impl Hub {
             // What has happened until now is seen now.
             while !matches!(self.events.try_recv(), Err(TryRecvError::Empty | TryRecvError::Closed)) {}
             let began = self.site.engine.clock().now();
-            let seen = self.look();
+            let seen = self.capture();
             let gone = seen.is_none();
             self.version += 1;
-            self.news.send_replace(seen.map(|seen| Arc::new(Snapshot { version: self.version, seen })));
+            self.news.send_replace(seen.map(|seen| Arc::new(VersionedView { version: self.version, seen })));
             if gone {
                 break;
             }
             let took = self.site.engine.clock().now().since(began);
-            let pace = tokio::time::sleep((took * LOOKS_PART).clamp(PACE, PACE_MAX));
+            let pace = tokio::time::sleep((took * CAPTURE_SHARE).clamp(MIN_INTERVAL, MAX_INTERVAL));
             let news = Arc::clone(&self.news);
             tokio::select! {
-                () = news.closed() => if self.site.live.part_with(self.subject, &news) { return },
-                () = self.something() => pace.await,
-                () = tokio::time::sleep(FRESHEN) => {}
+                () = news.closed() => if self.site.live.remove_unused(self.subject, &news) { return },
+                () = self.wait_for_change() => pace.await,
+                () = tokio::time::sleep(REFRESH_INTERVAL) => {}
             }
         }
         // The job is gone: whoever looks is told by the end of the stream.
@@ -143,17 +143,19 @@ impl Hub {
         hubs.remove(&self.subject);
     }
 
-    fn look(&mut self) -> Option<Seen> {
+    fn capture(&mut self) -> Option<HubView> {
         match self.subject {
-            Subject::All => Some(Seen::All(Box::new(Survey::see(&self.site)), Mutex::default())),
-            Subject::Audit => Some(Seen::Audit),
-            Subject::Job(job) => Some(Seen::Job(Box::new(Scene::see(&self.site, job)?))),
+            HubSubject::All => {
+                Some(HubView::All(Box::new(FleetSnapshot::capture(&self.site)), Mutex::default()))
+            }
+            HubSubject::Audit => Some(HubView::Audit),
+            HubSubject::Job(job) => Some(HubView::Job(Box::new(JobSnapshot::capture(&self.site, job)?))),
         }
     }
 
     /// Until something happens to what the hub looks at.
-    async fn something(&mut self) {
-        if self.subject == Subject::Audit {
+    async fn wait_for_change(&mut self) {
+        if self.subject == HubSubject::Audit {
             let grown = self.acts.changed().await;
             return if grown.is_err() {
                 std::future::pending().await
@@ -162,7 +164,7 @@ impl Hub {
         loop {
             match self.events.recv().await {
                 Ok(numbered) => match self.subject {
-                    Subject::Job(job) if numbered.event.job != job => {}
+                    HubSubject::Job(job) if numbered.event.job != job => {}
                     _ => return,
                 },
                 Err(RecvError::Lagged(_)) => return,
@@ -175,7 +177,7 @@ impl Hub {
 /// What a page follows.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
-pub(super) struct Which {
+pub(super) struct LivePageQuery {
     /// Which page.
     page: String,
     /// The digests of the parts that it has: `id:digest,…`.
@@ -195,20 +197,25 @@ pub(super) struct Which {
     outcome: String,
 }
 
-impl Which {
-    fn listing(&self) -> Listing {
+impl LivePageQuery {
+    fn listing(&self) -> TaskTableQuery {
         let Self { state, find, sort, down, rows, .. } = self.clone();
-        Listing { state, find, sort, down, page: rows }
+        TaskTableQuery { state, find, sort, down, page: rows }
     }
 
-    fn parts(&self, site: &Site, guest: &Guest, snapshot: &Snapshot) -> Result<Arc<Vec<Part>>, Problem> {
+    fn parts(
+        &self,
+        site: &AppState,
+        guest: &PageUser,
+        snapshot: &VersionedView,
+    ) -> Result<Arc<Vec<Fragment>>, Problem> {
         let scene = match &snapshot.seen {
-            Seen::Job(scene) => scene,
-            Seen::Audit => {
-                let which = audit::Which { job: self.job.clone(), outcome: self.outcome.clone() };
+            HubView::Job(scene) => scene,
+            HubView::Audit => {
+                let which = audit::AuditPageQuery { job: self.job.clone(), outcome: self.outcome.clone() };
                 return audit::parts(site, &which).map(Arc::new);
             }
-            Seen::All(survey, made) => {
+            HubView::All(survey, made) => {
                 let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some(parts) = made.as_ref() {
                     return Ok(Arc::clone(parts));
@@ -221,64 +228,76 @@ impl Which {
         match self.page.as_str() {
             "job" => {
                 let listing = self.listing();
-                scene.made(&format!("job?{}", listing.query()), || job::parts(scene, &listing))
+                scene.cached_parts(&format!("job?{}", listing.query()), || job::parts(scene, &listing))
             }
             "transfers" => {
-                let choice = transfers::Choice { task: self.task.clone(), transport: self.transport.clone() };
-                scene.made(&format!("transfers?{}", choice.query()), || transfers::parts(scene, &choice))
+                let choice =
+                    transfers::PairFilter { task: self.task.clone(), transport: self.transport.clone() };
+                scene.cached_parts(&format!("transfers?{}", choice.query()), || {
+                    transfers::parts(scene, &choice)
+                })
             }
             "devices" => {
-                let which = devices::Which { task: self.task.clone(), fate: self.fate.clone() };
+                let which = devices::DevicesPageQuery { task: self.task.clone(), fate: self.fate.clone() };
                 devices::parts(site, scene, guest, &which).map(Arc::new)
             }
             "keys" => {
-                let which = keys::Which { prefix: self.prefix.clone(), after: self.after.clone() };
+                let which = keys::KeysPageQuery { prefix: self.prefix.clone(), after: self.after.clone() };
                 keys::parts(site, scene, &which)
             }
-            "barriers" => scene.made("barriers", || barriers::parts(scene)),
-            "timeline" => scene.made(&format!("timeline/{task:?}"), || {
-                Ok(vec![job::head(scene)?, timeline::part(scene, true, task)?])
+            "barriers" => scene.cached_parts("barriers", || barriers::parts(scene)),
+            "timeline" => scene.cached_parts(&format!("timeline/{task:?}"), || {
+                Ok(vec![job::head(scene)?, timeline::fragment(scene, true, task)?])
             }),
             // Forms are made for one guest: these are shared with nobody.
-            "drain" => drain::parts(scene, guest, drain::Form::default()).map(Arc::new),
+            "drain" => drain::parts(scene, guest, drain::DrainForm::default()).map(Arc::new),
             "exclusions" => exclusions::parts(site, scene, guest).map(Arc::new),
             "task" => {
                 let parts = task::parts(site, scene, guest, task.unwrap_or(TaskId(-1)))?;
                 Ok(Arc::new(parts.unwrap_or_default()))
             }
-            _ => scene.made("head", || Ok(vec![job::head(scene)?])),
+            _ => scene.cached_parts("head", || Ok(vec![job::head(scene)?])),
         }
     }
 }
 
 /// One page that follows.
-struct Viewer {
-    site: Site,
-    news: watch::Receiver<Sight>,
-    which: Which,
-    guest: Guest,
+struct LivePage {
+    site: AppState,
+    news: watch::Receiver<HubValue>,
+    query: LivePageQuery,
+    user: PageUser,
     have: BTreeMap<String, String>,
     /// The parts that it was sent by this stream, whose text it has.
-    sent: BTreeMap<&'static str, Part>,
+    sent: BTreeMap<&'static str, Fragment>,
     stop: watch::Receiver<bool>,
     _slot: StreamGuard,
 }
 
-impl Viewer {
+impl LivePage {
     fn new(
-        site: &Site,
-        source: Source,
-        subject: Subject,
-        guest: Guest,
-        which: Which,
+        site: &AppState,
+        source: ClientNetwork,
+        subject: HubSubject,
+        guest: PageUser,
+        which: LivePageQuery,
     ) -> Result<Self, Problem> {
-        let (slot, stop) = site.streams.enter(source)?;
+        let (slot, stop) = site.streams.acquire(source)?;
         let mut news = site.live.join(site, subject);
         // What was seen already is news to whoever comes now.
         news.mark_changed();
-        let pairs = which.have.split(',').take(HAVE_MAX).filter_map(|pair| pair.split_once(':'));
+        let pairs = which.have.split(',').take(KNOWN_FRAGMENTS_MAX).filter_map(|pair| pair.split_once(':'));
         let have = pairs.map(|(id, tag)| (id.to_owned(), tag.to_owned())).collect();
-        Ok(Self { site: site.clone(), news, which, guest, have, sent: BTreeMap::new(), stop, _slot: slot })
+        Ok(Self {
+            site: site.clone(),
+            news,
+            query: which,
+            user: guest,
+            have,
+            sent: BTreeMap::new(),
+            stop,
+            _slot: slot,
+        })
     }
 
     fn stream(self) -> impl Stream<Item = Result<Event, Infallible>> {
@@ -296,18 +315,19 @@ impl Viewer {
                 // Nobody left who could tell is as good as told.
                 _ = self.stop.wait_for(|stop| *stop) => return None,
                 changed = self.news.changed() => changed.ok()?,
-                () = tokio::time::sleep(TICK) => return Some(tell(&self.site, "tick", &[])),
+                () = tokio::time::sleep(KEEP_ALIVE_INTERVAL) => return Some(sse_event(&self.site, "tick", &[])),
             }
             let news = self.news.borrow_and_update().clone();
             let Some(snapshot) = news else { continue };
-            let parts = self.which.parts(&self.site, &self.guest, &snapshot).ok()?;
-            let fresh: Vec<&Part> =
+            let parts = self.query.parts(&self.site, &self.user, &snapshot).ok()?;
+            let fresh: Vec<&Fragment> =
                 parts.iter().filter(|part| self.have.get(part.id) != Some(&part.tag())).collect();
             if fresh.is_empty() {
                 continue;
             }
-            let news: Vec<_> = fresh.iter().map(|part| News::of(part, self.sent.get(part.id))).collect();
-            let event = tell(&self.site, "parts", &news).id(snapshot.version.to_string());
+            let news: Vec<_> =
+                fresh.iter().map(|part| FragmentUpdate::of(part, self.sent.get(part.id))).collect();
+            let event = sse_event(&self.site, "parts", &news).id(snapshot.version.to_string());
             for part in fresh {
                 self.have.insert(part.id.to_owned(), part.tag());
                 self.sent.insert(part.id, part.clone());
@@ -320,13 +340,13 @@ impl Viewer {
 /// A part as it is told: its name, its digest, and its text or how that comes of the one before.
 #[derive(Serialize)]
 #[serde(untagged)]
-enum News<'a> {
+enum FragmentUpdate<'a> {
     Whole(&'static str, String, &'a str),
-    Changed(&'static str, String, Vec<Step<'a>>),
+    Changed(&'static str, String, Vec<PatchStep<'a>>),
 }
 
-impl<'a> News<'a> {
-    fn of(part: &'a Part, sent: Option<&Part>) -> Self {
+impl<'a> FragmentUpdate<'a> {
+    fn of(part: &'a Fragment, sent: Option<&Fragment>) -> Self {
         match sent.and_then(|sent| patch(&sent.html, &part.html)) {
             Some(steps) => Self::Changed(part.id, part.tag(), steps),
             None => Self::Whole(part.id, part.tag(), &part.html),
@@ -334,29 +354,30 @@ impl<'a> News<'a> {
     }
 }
 
-fn tell(site: &Site, kind: &str, parts: &[News<'_>]) -> Event {
+fn sse_event(site: &AppState, kind: &str, parts: &[FragmentUpdate<'_>]) -> Event {
     let data = serde_json::json!({ "now": site.engine.clock().now().0, "parts": parts }).to_string();
     Event::default().event(kind).data(data)
 }
 
 /// `GET /live`
 pub(super) async fn overview(
-    State(site): State<Site>,
-    guest: Guest,
-    source: Source,
-    Params(which): Params<Which>,
+    State(site): State<AppState>,
+    guest: PageUser,
+    source: ClientNetwork,
+    QueryParams(which): QueryParams<LivePageQuery>,
 ) -> Result<Response, Problem> {
-    let subject = if which.page == "audit" { Subject::Audit } else { Subject::All };
-    Ok(Sse::new(Viewer::new(&site, source, subject, guest, which)?.stream()).into_response())
+    let subject = if which.page == "audit" { HubSubject::Audit } else { HubSubject::All };
+    Ok(Sse::new(LivePage::new(&site, source, subject, guest, which)?.stream()).into_response())
 }
 
 /// `GET /jobs/{job}/live`
 pub(super) async fn job(
-    State(site): State<Site>,
-    job: Job,
-    guest: Guest,
-    source: Source,
-    Params(which): Params<Which>,
+    State(site): State<AppState>,
+    job: JobPath,
+    guest: PageUser,
+    source: ClientNetwork,
+    QueryParams(which): QueryParams<LivePageQuery>,
 ) -> Result<Response, Problem> {
-    Ok(Sse::new(Viewer::new(&site, source, Subject::Job(job.id), guest, which)?.stream()).into_response())
+    Ok(Sse::new(LivePage::new(&site, source, HubSubject::Job(job.id), guest, which)?.stream())
+        .into_response())
 }

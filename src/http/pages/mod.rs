@@ -15,11 +15,11 @@
 //!
 //! | file | what it holds |
 //! | --- | --- |
-//! | `shell.rs` | the frame of every page |
-//! | `part.rs`, `times.rs`, `look.rs`, `links.rs` | parts, times, the status of a task, addresses |
+//! | `frame.rs` | the frame of every page |
+//! | `fragment.rs`, `times.rs`, `status.rs`, `links.rs` | parts, times, the status of a task, addresses |
 //! | `escape.rs` | the escaping of every template expression |
 //! | `assets.rs` | the static files |
-//! | `scene.rs` | the snapshot of one job that all viewers share |
+//! | `snapshot.rs` | the snapshot of one job that all viewers share |
 //! | `overview.rs`, `job.rs`, … | one file a page |
 //! | `live.rs`, `patch.rs` | live updates, and line patches between two versions of a part |
 
@@ -31,22 +31,22 @@ mod devices;
 mod drain;
 mod escape;
 mod exclusions;
+mod fragment;
+mod frame;
 mod grid;
 mod guide;
+mod issues;
 mod job;
 mod keys;
 mod links;
 mod live;
-mod look;
-mod needs;
 mod overview;
-mod part;
 mod patch;
-mod scene;
 mod search;
-mod shell;
-mod table;
+mod snapshot;
+mod status;
 mod task;
+mod task_table;
 #[cfg(test)]
 mod tests;
 mod timeline;
@@ -56,11 +56,11 @@ mod transfers;
 use axum::Router;
 use axum::routing::{get, post};
 
-use super::Site;
+use super::AppState;
 
 pub use escape::Escape;
-pub use live::Live;
-pub(super) use shell::of_problem;
+pub(super) use frame::problem_page;
+pub use live::LiveHubs;
 pub use timeline::Timelines;
 
 /// The address of a static file.
@@ -69,11 +69,11 @@ pub(super) fn asset(name: &str) -> String {
 }
 
 /// Every page.
-pub(super) fn router() -> Router<Site> {
+pub(super) fn router() -> Router<AppState> {
     Router::new()
         .route("/", get(overview::show))
         .route("/live", get(live::overview))
-        .route("/jobs", get(overview::elsewhere))
+        .route("/jobs", get(overview::redirect_to_overview))
         .route("/jobs/{job}", get(job::show))
         .route("/jobs/{job}/live", get(live::job))
         .route("/jobs/{job}/timeline", get(timeline::show))
@@ -83,7 +83,7 @@ pub(super) fn router() -> Router<Site> {
         .route("/jobs/{job}/transfers", get(transfers::of_job))
         .route("/jobs/{job}/keys", get(keys::show))
         .route("/jobs/{job}/keys/value", get(keys::value))
-        .route("/jobs/{job}/drain", get(drain::show).post(drain::ask))
+        .route("/jobs/{job}/drain", get(drain::show).post(drain::submit))
         .route("/jobs/{job}/exclusions", get(exclusions::show).post(exclusions::exclude))
         .route("/jobs/{job}/exclusions/{id}/lift", post(exclusions::lift))
         .route("/transfers", get(transfers::show))

@@ -1,6 +1,6 @@
 //! Renders `GET /`: all jobs with their issues.
 //!
-//! It does not hold the fleet: it takes one snapshot a view. Begin at `Survey`, then `show`.
+//! It does not hold the fleet: it takes one snapshot a view. Begin at `FleetSnapshot`, then `show`.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,39 +9,39 @@ use askama::Template;
 use axum::extract::State;
 use axum::response::{Redirect, Response};
 
-use super::job::{Waiting, waiting};
-use super::look::Look;
-use super::needs::{self, Need};
-use super::part::Part;
-use super::scene::Scene;
-use super::shell::{Guest, Page, Place, answer};
-use super::{look, times};
+use super::fragment::Fragment;
+use super::frame::{NavEntry, PageFrame, PageUser, render_page};
+use super::issues::{self, Issue};
+use super::job::{BarrierRow, waiting};
+use super::snapshot::JobSnapshot;
+use super::status::TaskStatus;
+use super::{status, times};
 use crate::coordination::{JobId, JobName, RunNumber, RunState, Timestamp};
-use crate::http::{Problem, Site};
+use crate::http::{AppState, Problem};
 use crate::tls::FailedHandshake;
 
 /// How many jobs are shown with all that there is to say; the rest are counted.
 const JOBS_SHOWN: usize = 500;
 
 /// A job in a line.
-struct Line {
+struct JobRow {
     name: JobName,
     run: RunNumber,
     state: RunState,
     since: Timestamp,
     live: usize,
     total: usize,
-    counts: Vec<(Look, usize)>,
+    counts: Vec<(TaskStatus, usize)>,
     waits: Option<(String, usize, usize, Timestamp, String)>,
     barriers: usize,
-    needs: usize,
+    issues: usize,
     worst: &'static str,
 }
 
 /// Every job, as they were at one moment.
-pub(super) struct Survey {
-    lines: Vec<Line>,
-    needs: Vec<Need>,
+pub(super) struct FleetSnapshot {
+    lines: Vec<JobRow>,
+    issues: Vec<Issue>,
     handshakes: Vec<FailedHandshake>,
     /// What is said of the last job if there is no issue.
     calm: String,
@@ -56,21 +56,28 @@ const LATELY: Duration = Duration::from_secs(10 * 60);
 /// How many handshakes that failed are shown.
 const HANDSHAKES: usize = 3;
 
-impl Survey {
+impl FleetSnapshot {
     /// Looks at every job.
-    pub fn see(site: &Site) -> Self {
+    pub fn capture(site: &AppState) -> Self {
         let (jobs, now): (Vec<JobId>, Timestamp) =
-            site.engine.look(|core, now| (core.jobs().map(|(job, _)| job).collect(), now));
+            site.engine.read(|core, now| (core.jobs().map(|(job, _)| job).collect(), now));
         let mut handshakes = site.handshakes.page().handshakes;
         handshakes.retain(|failed| now.since(failed.last) < LATELY);
         handshakes.truncate(HANDSHAKES);
         let more = jobs.len().saturating_sub(JOBS_SHOWN);
         let tokens = !site.guard.is_open();
-        let mut survey =
-            Self { lines: Vec::new(), needs: Vec::new(), handshakes, calm: String::new(), more, tokens, now };
+        let mut survey = Self {
+            lines: Vec::new(),
+            issues: Vec::new(),
+            handshakes,
+            calm: String::new(),
+            more,
+            tokens,
+            now,
+        };
         for job in jobs.into_iter().take(JOBS_SHOWN) {
             // What happened is on the page of the job.
-            if let Some(scene) = Scene::see(site, job) {
+            if let Some(scene) = JobSnapshot::capture(site, job) {
                 survey.add(&scene);
             }
         }
@@ -80,7 +87,7 @@ impl Survey {
     /// The same with what matters most first.
     pub fn ordered(mut self) -> Self {
         self.lines.sort_by(|a, b| (b.worst == "bad", &a.name).cmp(&(a.worst == "bad", &b.name)));
-        self.needs.sort_by_key(needs::rank);
+        self.issues.sort_by_key(issues::rank);
         self
     }
 
@@ -88,15 +95,15 @@ impl Survey {
     #[cfg(test)]
     pub fn empty(now: Timestamp) -> Self {
         let (lines, needs, handshakes, calm) = (Vec::new(), Vec::new(), Vec::new(), String::new());
-        Self { lines, needs, handshakes, calm, more: 0, tokens: false, now }
+        Self { lines, issues: needs, handshakes, calm, more: 0, tokens: false, now }
     }
 
-    pub fn add(&mut self, scene: &Scene) {
-        let needs = needs::of(scene);
-        self.calm = needs::calm(scene);
+    pub fn add(&mut self, scene: &JobSnapshot) {
+        let needs = issues::of(scene);
+        self.calm = issues::no_issue_text(scene);
         let run = &scene.view.run;
         let first = waiting(scene, &BTreeSet::new()).into_iter().next();
-        let waits = first.map(|it: Waiting<'_>| {
+        let waits = first.map(|it: BarrierRow<'_>| {
             let who = match &it.barrier.missing[..] {
                 [] => String::new(),
                 [one] => format!("task {one}"),
@@ -107,7 +114,7 @@ impl Survey {
         });
         let tones = ["bad", "warn", "info"];
         let worst = tones.into_iter().find(|tone| needs.iter().any(|need| need.tone == *tone));
-        self.lines.push(Line {
+        self.lines.push(JobRow {
             name: scene.view.name.clone(),
             run: run.number,
             state: run.state,
@@ -117,17 +124,17 @@ impl Survey {
             counts: scene.counts(),
             waits,
             barriers: run.barriers.len(),
-            needs: needs.len(),
+            issues: needs.len(),
             worst: worst.unwrap_or(""),
         });
-        self.needs.extend(needs);
+        self.issues.extend(needs);
     }
 }
 
 #[derive(Template)]
 #[template(path = "parts/jobs.html")]
-struct Jobs<'a> {
-    lines: &'a [Line],
+struct JobsFragment<'a> {
+    lines: &'a [JobRow],
     more: usize,
     tokens: bool,
 }
@@ -139,31 +146,34 @@ struct Handshakes<'a> {
 }
 
 /// The parts of the page.
-pub(super) fn parts(survey: &Survey) -> Result<Vec<Part>, Problem> {
+pub(super) fn parts(survey: &FleetSnapshot) -> Result<Vec<Fragment>, Problem> {
     let calm = match &survey.lines[..] {
         [] => "No job is declared yet.".to_owned(),
         [_] => survey.calm.clone(),
         many => format!("No action needed in {} jobs", many.len()),
     };
-    let jobs = Part::new("jobs", &Jobs { lines: &survey.lines, more: survey.more, tokens: survey.tokens })?;
-    let handshakes = Part::new("handshakes", &Handshakes { handshakes: &survey.handshakes })?;
-    Ok(vec![needs::part(&survey.needs, true, calm)?, handshakes, jobs])
+    let jobs = Fragment::new(
+        "jobs",
+        &JobsFragment { lines: &survey.lines, more: survey.more, tokens: survey.tokens },
+    )?;
+    let handshakes = Fragment::new("handshakes", &Handshakes { handshakes: &survey.handshakes })?;
+    Ok(vec![issues::fragment(&survey.issues, true, calm)?, handshakes, jobs])
 }
 
 #[derive(Template)]
 #[template(path = "overview.html")]
-struct Overview {
-    page: Page,
+struct OverviewPage {
+    page: PageFrame,
 }
 
-pub(super) async fn show(State(site): State<Site>, guest: Guest) -> Result<Response, Problem> {
-    let survey = Survey::see(&site);
-    let page = Page::new(guest, Place::Overview, "Overview", survey.now)
-        .following("/live?page=overview".into(), parts(&survey)?);
-    answer(&Overview { page }, survey.now)
+pub(super) async fn show(State(site): State<AppState>, guest: PageUser) -> Result<Response, Problem> {
+    let survey = FleetSnapshot::capture(&site);
+    let page = PageFrame::new(guest, NavEntry::Overview, "Overview", survey.now)
+        .with_live("/live?page=overview".into(), parts(&survey)?);
+    render_page(&OverviewPage { page }, survey.now)
 }
 
 /// `GET /jobs`
-pub(super) async fn elsewhere() -> Redirect {
+pub(super) async fn redirect_to_overview() -> Redirect {
     Redirect::permanent("/")
 }

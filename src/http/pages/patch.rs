@@ -9,7 +9,7 @@ use serde::Serialize;
 /// One step of a patch; all of them in order make the new text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
-pub(super) enum Step<'a> {
+pub(super) enum PatchStep<'a> {
     /// So many lines of the former text, from this one on (counted from 0).
     Take(usize, usize),
     /// A new line.
@@ -17,26 +17,26 @@ pub(super) enum Step<'a> {
 }
 
 /// The steps from `old` to `new`; nothing if they would not spare half of it.
-pub(super) fn patch<'a>(old: &str, new: &'a str) -> Option<Vec<Step<'a>>> {
+pub(super) fn patch<'a>(old: &str, new: &'a str) -> Option<Vec<PatchStep<'a>>> {
     let lines: Vec<&str> = old.split('\n').collect();
     // The last place of each; what stands between two others is found by following on from the one before.
     let places: HashMap<&str, usize> = lines.iter().enumerate().map(|(at, line)| (*line, at)).collect();
-    let mut steps: Vec<Step<'a>> = Vec::new();
+    let mut steps: Vec<PatchStep<'a>> = Vec::new();
     let (mut next, mut cost) = (0, 0);
     for line in new.split('\n') {
         let follows = lines.get(next) == Some(&line);
         let found = if follows { Some(next) } else { places.get(line).copied() };
         let Some(at) = found else {
-            steps.push(Step::Line(line));
+            steps.push(PatchStep::Line(line));
             cost += line.len() + 4;
             // Most changes are of a line that stays where it is.
             next += 1;
             continue;
         };
         match steps.last_mut() {
-            Some(Step::Take(from, count)) if *from + *count == at => *count += 1,
+            Some(PatchStep::Take(from, count)) if *from + *count == at => *count += 1,
             _ => {
-                steps.push(Step::Take(at, 1));
+                steps.push(PatchStep::Take(at, 1));
                 cost += 10;
             }
         }
@@ -49,11 +49,11 @@ pub(super) fn patch<'a>(old: &str, new: &'a str) -> Option<Vec<Step<'a>>> {
 mod tests {
     use super::*;
 
-    fn applied(old: &str, steps: &[Step<'_>]) -> String {
+    fn applied(old: &str, steps: &[PatchStep<'_>]) -> String {
         let lines: Vec<&str> = old.split('\n').collect();
         let made = steps.iter().flat_map(|step| match step {
-            Step::Take(from, count) => lines[*from..from + count].to_vec(),
-            Step::Line(line) => vec![*line],
+            PatchStep::Take(from, count) => lines[*from..from + count].to_vec(),
+            PatchStep::Line(line) => vec![*line],
         });
         made.collect::<Vec<_>>().join("\n")
     }
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_all_new_is_sent_whole() {
+    fn a_fragment_without_common_lines_is_sent_whole() {
         assert_eq!(patch(&table(0..10), "something else\nand more"), None);
         assert_eq!(patch("", &table(0..10)), None);
     }

@@ -10,11 +10,11 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 
-use super::shell::{Guest, Page, Place, answer};
-use super::{links, look};
+use super::frame::{NavEntry, PageFrame, PageUser, render_page};
+use super::{links, status};
 use crate::coordination::{JobId, JobName, JobObservation, TaskId};
-use crate::http::extract::Params;
-use crate::http::{Problem, Site};
+use crate::http::extract::QueryParams;
+use crate::http::{AppState, Problem};
 
 /// How long a query may be, in bytes.
 const QUERY_BYTES_MAX: usize = 200;
@@ -26,7 +26,7 @@ const SHOWN: usize = 100;
 /// What is searched for.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Query {
+pub(super) struct SearchQuery {
     q: String,
 }
 
@@ -103,29 +103,29 @@ impl Results {
 #[derive(Template)]
 #[template(path = "search.html")]
 struct SearchPage {
-    page: Page,
+    page: PageFrame,
     query: String,
     found: Results,
 }
 
 /// `GET /search`
 pub(super) async fn show(
-    State(site): State<Site>,
-    guest: Guest,
-    Params(asked): Params<Query>,
+    State(site): State<AppState>,
+    guest: PageUser,
+    QueryParams(asked): QueryParams<SearchQuery>,
 ) -> Result<Response, Problem> {
     let query = asked.q.trim();
     let query = query.get(..query.floor_char_boundary(QUERY_BYTES_MAX)).unwrap_or_default().to_owned();
     let (jobs, now): (Vec<(JobId, JobName)>, _) =
-        site.engine.look(|core, now| (core.jobs().map(|(job, name)| (job, name.clone())).collect(), now));
+        site.engine.read(|core, now| (core.jobs().map(|(job, name)| (job, name.clone())).collect(), now));
     let mut found = Results { more: jobs.len() > JOBS_SEARCHED, ..Results::default() };
     if !query.is_empty() {
         let sought = query.to_lowercase();
         for (job, name) in jobs.into_iter().take(JOBS_SEARCHED) {
-            found.add(&sought, &name, || site.engine.look(|core, now| core.observe(job, now)));
+            found.add(&sought, &name, || site.engine.read(|core, now| core.observe(job, now)));
         }
     }
-    let mut page = Page::new(guest, Place::Nowhere, "Search", now);
+    let mut page = PageFrame::new(guest, NavEntry::Unlisted, "Search", now);
     page.query.clone_from(&query);
-    answer(&SearchPage { page, query, found: found.within_bounds() }, now)
+    render_page(&SearchPage { page, query, found: found.within_bounds() }, now)
 }

@@ -9,22 +9,22 @@ use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
 
-use super::exclusions::{Did, Form};
-use super::job::{head, is_young};
-use super::look::{Look, barrier_name, key_name};
-use super::part::Part;
-use super::scene::{Scene, host};
-use super::shell::{Guest, Page, Place, answer};
-use super::table::gap_classes;
-use super::{links, look, timeline, times, transfers};
+use super::exclusions::{ExcludeForm, FlashQuery};
+use super::fragment::Fragment;
+use super::frame::{NavEntry, PageFrame, PageUser, render_page};
+use super::job::{head, is_filling};
+use super::snapshot::{JobSnapshot, host};
+use super::status::{TaskStatus, barrier_name, key_name};
+use super::task_table::gap_classes;
+use super::{links, status, timeline, times, transfers};
 use crate::coordination::{
-    BarrierOutcome, BarrierRecord, Coordinator, Device, ExclusionView, GapAt, JobName, JobView, KeyLine,
-    Target, TaskId, TaskView, Timestamp,
+    BarrierOutcome, BarrierRecord, Coordinator, Device, ExclusionTarget, ExclusionView, HeartbeatGap,
+    JobName, JobView, KeyEntry, TaskId, TaskView, Timestamp,
 };
 use crate::findings::{Finding, Severity};
-use crate::http::extract::{Item, Job, Params};
+use crate::http::extract::{JobPath, PathItem, QueryParams};
 use crate::http::runs::no_such_task;
-use crate::http::{Problem, Site};
+use crate::http::{AppState, Problem};
 
 /// Among how many keys those that the task wrote are looked for.
 const KEYS_SEARCHED: usize = 20_000;
@@ -37,10 +37,10 @@ const MEETINGS_SHOWN: usize = 12;
 
 #[derive(Template)]
 #[template(path = "parts/task.html")]
-struct State_<'a> {
+struct TaskStateFragment<'a> {
     job: &'a JobName,
     task: &'a TaskView,
-    look: Look,
+    status: TaskStatus,
     /// Since when it looks so.
     since: Timestamp,
     host: String,
@@ -60,11 +60,11 @@ struct State_<'a> {
 
 #[derive(Template)]
 #[template(path = "parts/pulse.html")]
-struct Pulse<'a> {
+struct HeartbeatFragment<'a> {
     task: &'a TaskView,
     classes: Vec<(String, u64)>,
     /// The same gaps over time.
-    course: Vec<GapAt>,
+    course: Vec<HeartbeatGap>,
     timeout: Duration,
     /// What is usual in the job: the median of its tasks' usual intervals, in microseconds.
     median_us: u64,
@@ -72,10 +72,10 @@ struct Pulse<'a> {
     score: String,
 }
 
-impl<'a> Pulse<'a> {
-    fn of(site: &Site, scene: &'a Scene, task: &'a TaskView) -> Self {
+impl<'a> HeartbeatFragment<'a> {
+    fn of(site: &AppState, scene: &'a JobSnapshot, task: &'a TaskView) -> Self {
         let now = |core: &Coordinator, _| core.job(scene.id).and_then(|job| job.task(task.task));
-        let course = site.engine.look(now).map(|task| task.recent_gaps).unwrap_or_default();
+        let course = site.engine.read(now).map(|task| task.recent_gaps).unwrap_or_default();
         let pulses = scene.view.run.tasks.iter().filter_map(|task| task.pulse.as_ref());
         let mut usual: Vec<u64> = pulses.map(|pulse| pulse.interval_us).collect();
         let middle = usual.len() / 2;
@@ -99,34 +99,34 @@ impl<'a> Pulse<'a> {
     }
 
     /// How many of a thousand of the timeout a gap is.
-    fn part(&self, gap: &GapAt) -> u128 {
+    fn part(&self, gap: &HeartbeatGap) -> u128 {
         (u128::from(gap.gap_us) * 1000 / self.timeout_us().max(1)).min(1000)
     }
 }
 
 /// Since when every gap has been wide beside what is usual in the job; nothing if the last ones are not.
-fn wide_since(course: &[GapAt], median_us: u64) -> Option<Timestamp> {
-    let wide = |gap: &&GapAt| gap.gap_us >= median_us + median_us / 2;
+fn wide_since(course: &[HeartbeatGap], median_us: u64) -> Option<Timestamp> {
+    let wide = |gap: &&HeartbeatGap| gap.gap_us >= median_us + median_us / 2;
     let last = course.iter().rev().take_while(wide).count();
     (median_us > 0 && last >= WIDE_MIN).then(|| course[course.len() - last].at)
 }
 
 /// How a task came to uses of a barrier that ended alike, one after the other.
 #[derive(Debug, PartialEq)]
-struct Meeting {
+struct BarrierAttendance {
     name: String,
     /// The first and the last of these uses, and how many there are.
     uses: (i64, i64),
     count: usize,
     passed: bool,
-    came: Came,
+    rank: ArrivalRank,
     /// The least and the most that it came after the first, where that is known.
     late_us: Option<(u64, u64)>,
     /// When the last of them ended.
     ended: Timestamp,
 }
 
-impl Meeting {
+impl BarrierAttendance {
     fn of(record: &BarrierRecord, task: TaskId, tasks: usize) -> Self {
         let arrival = record.latest.iter().find(|arrival| arrival.task == task);
         let late = arrival.map(|arrival| record.lateness_us(arrival));
@@ -137,15 +137,15 @@ impl Meeting {
             uses: (record.counter, record.counter),
             count: 1,
             passed: record.outcome == BarrierOutcome::Passed,
-            came: Came::to(record, task, tasks),
+            rank: ArrivalRank::to(record, task, tasks),
             late_us: late.map(|us| (us, us)),
             ended: record.ended,
         }
     }
 
     /// Takes in an earlier one, if it is like this one.
-    fn takes_in(&mut self, earlier: &Self) -> bool {
-        let alike = (&self.name, self.passed, self.came) == (&earlier.name, earlier.passed, earlier.came);
+    fn merge(&mut self, earlier: &Self) -> bool {
+        let alike = (&self.name, self.passed, self.rank) == (&earlier.name, earlier.passed, earlier.rank);
         if alike {
             self.uses.0 = earlier.uses.0;
             self.count += earlier.count;
@@ -161,7 +161,7 @@ impl Meeting {
 /// How a task came to a barrier, as far as its record tells: it names the first to come, the last few, and the first few of
 /// those that did not come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Came {
+enum ArrivalRank {
     First,
     Last,
     Between,
@@ -170,7 +170,7 @@ enum Came {
     Unknown,
 }
 
-impl Came {
+impl ArrivalRank {
     fn to(record: &BarrierRecord, task: TaskId, tasks: usize) -> Self {
         let place = record.latest.iter().position(|arrival| arrival.task == task);
         let all_named = record.arrived <= record.latest.len();
@@ -202,11 +202,11 @@ impl Came {
 }
 
 /// How a task came to the recent barriers of its run, the latest first; those that are alike are one line.
-fn meetings(records: &[BarrierRecord], task: TaskId, tasks: usize) -> Vec<Meeting> {
-    let mut meetings: Vec<Meeting> = Vec::new();
+fn attendances(records: &[BarrierRecord], task: TaskId, tasks: usize) -> Vec<BarrierAttendance> {
+    let mut meetings: Vec<BarrierAttendance> = Vec::new();
     for record in records {
-        let one = Meeting::of(record, task, tasks);
-        if !meetings.last_mut().is_some_and(|last| last.takes_in(&one)) {
+        let one = BarrierAttendance::of(record, task, tasks);
+        if !meetings.last_mut().is_some_and(|last| last.merge(&one)) {
             meetings.push(one);
         }
     }
@@ -215,9 +215,9 @@ fn meetings(records: &[BarrierRecord], task: TaskId, tasks: usize) -> Vec<Meetin
 
 #[derive(Template)]
 #[template(path = "parts/meetings.html")]
-struct Meetings<'a> {
+struct AttendanceFragment<'a> {
     job: &'a JobName,
-    meetings: Vec<Meeting>,
+    attendances: Vec<BarrierAttendance>,
     /// How many more lines there would be.
     more: usize,
 }
@@ -225,69 +225,72 @@ struct Meetings<'a> {
 /// Taking the task out, or letting it in again.
 #[derive(Template)]
 #[template(path = "parts/act.html")]
-struct Act<'a> {
+struct ExclusionFragment<'a> {
     job: &'a JobName,
-    guest: &'a Guest,
+    user: &'a PageUser,
     id: TaskId,
     exclusion: Option<&'a ExclusionView>,
     recoverable: bool,
-    form: Form,
+    form: ExcludeForm,
     host: Option<IpAddr>,
 }
 
-impl<'a> Act<'a> {
-    fn of(scene: &'a Scene, task: &TaskView, guest: &'a Guest) -> Self {
+impl<'a> ExclusionFragment<'a> {
+    fn of(scene: &'a JobSnapshot, task: &TaskView, guest: &'a PageUser) -> Self {
         let id = task.task;
         let peer = task.lives.iter().find_map(|life| life.peer);
         let host = peer.map(|peer| peer.ip().to_canonical());
         let covers = |exclusion: &&ExclusionView| match exclusion.target {
-            Target::Task(task) => task == id,
-            Target::Host(address) => Some(address) == host,
+            ExclusionTarget::Task(task) => task == id,
+            ExclusionTarget::Host(address) => Some(address) == host,
         };
         let (job, recoverable) = (&scene.view.name, scene.view.settings.recoverable);
         let exclusion = scene.view.exclusions.iter().find(covers);
-        let form = Form { task: id.to_string(), ..Form::default() };
-        Self { job, guest, id, exclusion, recoverable, form, host }
+        let form = ExcludeForm { task: id.to_string(), ..ExcludeForm::default() };
+        Self { job, user: guest, id, exclusion, recoverable, form, host }
     }
 }
 
 /// The parts of the page, as this guest sees them; none if there is no such task.
 pub(super) fn parts(
-    site: &Site,
-    scene: &Scene,
-    guest: &Guest,
+    site: &AppState,
+    scene: &JobSnapshot,
+    guest: &PageUser,
     id: TaskId,
-) -> Result<Option<Vec<Part>>, Problem> {
+) -> Result<Option<Vec<Fragment>>, Problem> {
     let Some(task) = scene.task(id) else { return Ok(None) };
     let (view, run) = (&scene.view, &scene.view.run);
     let waited_for =
-        run.barriers.iter().filter(|barrier| barrier.missing.contains(&id) && !is_young(scene, barrier));
-    let state = State_ {
+        run.barriers.iter().filter(|barrier| barrier.missing.contains(&id) && !is_filling(scene, barrier));
+    let state = TaskStateFragment {
         job: &view.name,
         task,
-        look: scene.look(id),
+        status: scene.status_of(id),
         since: scene.since(task),
         host: host(task),
         waits: task.waits_at.iter().map(|id| barrier_name(id)).collect(),
         keys: task.waits_for.iter().map(|wait| (key_name(&wait.key), wait.since)).collect(),
         awaited_at: waited_for.map(|b| (barrier_name(&b.id), b.arrived, b.members)).collect(),
-        found: scene.open.iter().filter(|finding| finding.tasks.contains(&id)).collect(),
-        error: task.error.as_deref().map(|error| look::told(error, task.why.as_deref().unwrap_or_default())),
-        follows: scene.follows(id),
+        found: scene.findings.iter().filter(|finding| finding.tasks.contains(&id)).collect(),
+        error: task
+            .error
+            .as_deref()
+            .map(|error| status::error_texts(error, task.why.as_deref().unwrap_or_default())),
+        follows: scene.is_consequence(id),
         is_cause: run.first_cause.as_ref().is_some_and(|cause| cause.task == Some(id)),
     };
-    let pulse = Pulse::of(site, scene, task);
-    let mut meetings = meetings(&run.recent_barriers, id, scene.tasks());
+    let pulse = HeartbeatFragment::of(site, scene, task);
+    let mut meetings = attendances(&run.recent_barriers, id, scene.tasks());
     let more = meetings.len().saturating_sub(MEETINGS_SHOWN);
     meetings.truncate(MEETINGS_SHOWN);
     Ok(Some(vec![
         head(scene)?,
-        Part::new("task", &state)?,
-        Part::new("act", &Act::of(scene, task, guest))?,
-        Part::new("pulse", &pulse)?,
+        Fragment::new("task", &state)?,
+        Fragment::new("act", &ExclusionFragment::of(scene, task, guest))?,
+        Fragment::new("pulse", &pulse)?,
         transfers::of_task(scene, id)?,
-        Part::new("meetings", &Meetings { job: &view.name, meetings, more })?,
-        timeline::part(scene, false, Some(id))?,
+        Fragment::new("meetings", &AttendanceFragment { job: &view.name, attendances: meetings, more })?,
+        timeline::fragment(scene, false, Some(id))?,
         devices(scene, id)?,
         keys(site, scene, id)?,
     ]))
@@ -300,32 +303,32 @@ struct Devices<'a> {
     devices: Vec<&'a Device>,
 }
 
-fn devices(scene: &Scene, id: TaskId) -> Result<Part, Problem> {
+fn devices(scene: &JobSnapshot, id: TaskId) -> Result<Fragment, Problem> {
     let devices = scene.view.run.devices.iter().filter(|device| device.task == id).collect();
-    Part::new("task-devices", &Devices { job: &scene.view.name, devices })
+    Fragment::new("task-devices", &Devices { job: &scene.view.name, devices })
 }
 
 #[derive(Template)]
 #[template(path = "parts/task-keys.html")]
 struct Keys<'a> {
     job: &'a JobName,
-    keys: Vec<(KeyLine, String)>,
+    keys: Vec<(KeyEntry, String)>,
     /// Every key was looked at; else only the first so many.
     whole: bool,
     searched: usize,
 }
 
 impl Keys<'_> {
-    fn address(&self, line: &KeyLine) -> String {
-        super::keys::coded(&line.key)
+    fn address(&self, line: &KeyEntry) -> String {
+        super::keys::encode_key(&line.key)
     }
 }
 
 /// The keys that a task wrote. Looked for once a scene, however many look.
-fn keys(site: &Site, scene: &Scene, id: TaskId) -> Result<Part, Problem> {
-    let made = scene.made(&format!("task-keys/{id}"), || {
+fn keys(site: &AppState, scene: &JobSnapshot, id: TaskId) -> Result<Fragment, Problem> {
+    let made = scene.cached_parts(&format!("task-keys/{id}"), || {
         let look = |core: &Coordinator, _| Some(core.job(scene.id)?.keys(b"", b"", true, KEYS_SEARCHED));
-        let lines = site.engine.look(look).unwrap_or_default();
+        let lines = site.engine.read(look).unwrap_or_default();
         let wrote = lines.into_iter().filter(|line| line.written_by == Some(id)).take(KEYS_SHOWN);
         let keys = wrote.map(|line| {
             let name = String::from_utf8_lossy(&line.key).into_owned();
@@ -333,7 +336,7 @@ fn keys(site: &Site, scene: &Scene, id: TaskId) -> Result<Part, Problem> {
         });
         let (job, searched) = (&scene.view.name, KEYS_SEARCHED);
         let whole = scene.view.run.keys <= searched;
-        Ok(vec![Part::new("task-keys", &Keys { job, keys: keys.collect(), whole, searched })?])
+        Ok(vec![Fragment::new("task-keys", &Keys { job, keys: keys.collect(), whole, searched })?])
     })?;
     made.first().cloned().ok_or_else(Problem::internal)
 }
@@ -341,28 +344,35 @@ fn keys(site: &Site, scene: &Scene, id: TaskId) -> Result<Part, Problem> {
 #[derive(Template)]
 #[template(path = "task.html")]
 struct TaskPage {
-    page: Page,
+    page: PageFrame,
     view: JobView,
     id: TaskId,
 }
 
 /// The page as it is after what was just done, or with an error in its form.
-pub(super) fn page(site: &Site, job: &Job, guest: Guest, id: TaskId, did: &Did) -> Result<Response, Problem> {
-    let scene = Scene::of(site, job)?;
+pub(super) fn page(
+    site: &AppState,
+    job: &JobPath,
+    guest: PageUser,
+    id: TaskId,
+    did: &FlashQuery,
+) -> Result<Response, Problem> {
+    let scene = JobSnapshot::of(site, job)?;
     let missing = || no_such_task(job, id.0, scene.view.settings.tasks);
     let parts = parts(site, &scene, &guest, id)?.ok_or_else(missing)?;
     let now = scene.now();
     let (title, query) = (format!("Task {id} of {}", job.name), format!("task&task={id}"));
-    let page = Page::of_scene(guest, Place::Task, title, &scene, &query, parts).saying(did.words());
-    answer(&TaskPage { page, view: scene.view, id }, now)
+    let page = PageFrame::of_job_snapshot(guest, NavEntry::Task, title, &scene, &query, parts)
+        .with_notice(did.message());
+    render_page(&TaskPage { page, view: scene.view, id }, now)
 }
 
 pub(super) async fn show(
-    State(site): State<Site>,
-    job: Job,
-    guest: Guest,
-    Item(task): Item<i32>,
-    Params(did): Params<Did>,
+    State(site): State<AppState>,
+    job: JobPath,
+    guest: PageUser,
+    PathItem(task): PathItem<i32>,
+    QueryParams(did): QueryParams<FlashQuery>,
 ) -> Result<Response, Problem> {
     page(&site, &job, guest, TaskId(task), &did)
 }
@@ -370,14 +380,14 @@ pub(super) async fn show(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::coordination::{ArrivalView, BarrierKind};
+    use crate::coordination::{BarrierArrival, BarrierKind};
 
     /// A use of a barrier of `members` tasks: who came, in the order of their coming, a second apart; who did not.
     fn record(counter: i64, members: usize, came: &[i32], without: &[i32]) -> BarrierRecord {
         let ids = |numbers: &[i32]| numbers.iter().copied().map(TaskId).collect::<Vec<_>>();
         let arrivals =
-            (1..).zip(ids(came)).map(|(at, task)| ArrivalView { task, at: Timestamp(at * 1_000_000) });
-        let mut latest: Vec<ArrivalView> = arrivals.collect();
+            (1..).zip(ids(came)).map(|(at, task)| BarrierArrival { task, at: Timestamp(at * 1_000_000) });
+        let mut latest: Vec<BarrierArrival> = arrivals.collect();
         latest.reverse();
         latest.truncate(8);
         BarrierRecord {
@@ -399,10 +409,11 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said_of_a_barrier_but_what_its_record_tells() {
-        use Came::{Between, First, Last, Never, NoMember, Unknown};
+    fn a_barrier_row_shows_only_recorded_values() {
+        use ArrivalRank::{Between, First, Last, Never, NoMember, Unknown};
         let all: Vec<i32> = (0..100).collect();
-        let came = |record: &BarrierRecord, task: i32, tasks: usize| Came::to(record, TaskId(task), tasks);
+        let came =
+            |record: &BarrierRecord, task: i32, tasks: usize| ArrivalRank::to(record, TaskId(task), tasks);
         let whole = record(1, 100, &all, &[]);
         assert_eq!([0, 99, 95, 50].map(|task| came(&whole, task, 100)), [First, Last, Between, Between]);
         // It may be of other tasks than this one.
@@ -420,21 +431,21 @@ mod tests {
     fn barriers_to_which_a_task_came_alike_are_one_line() {
         let late = |counter| record(counter, 3, &[0, 1, 2], &[]);
         let records = [late(9), late(8), record(7, 3, &[2, 0, 1], &[]), late(6)];
-        let lines = meetings(&records, TaskId(2), 3);
-        let told: Vec<_> = lines.iter().map(|it| (it.uses, it.count, it.came, it.late_us)).collect();
+        let lines = attendances(&records, TaskId(2), 3);
+        let told: Vec<_> = lines.iter().map(|it| (it.uses, it.count, it.rank, it.late_us)).collect();
         let two = Some((2_000_000, 2_000_000));
         let expected = [
-            ((8, 9), 2, Came::Last, two),
-            ((7, 7), 1, Came::First, Some((0, 0))),
-            ((6, 6), 1, Came::Last, two),
+            ((8, 9), 2, ArrivalRank::Last, two),
+            ((7, 7), 1, ArrivalRank::First, Some((0, 0))),
+            ((6, 6), 1, ArrivalRank::Last, two),
         ];
         assert_eq!(told, expected);
     }
 
     #[test]
     fn one_wide_gap_is_an_accident_and_three_at_the_end_are_not() {
-        let course = |gaps: &[u64]| -> Vec<GapAt> {
-            (1..).zip(gaps).map(|(at, gap)| GapAt { at: Timestamp(at), gap_us: *gap }).collect()
+        let course = |gaps: &[u64]| -> Vec<HeartbeatGap> {
+            (1..).zip(gaps).map(|(at, gap)| HeartbeatGap { at: Timestamp(at), gap_us: *gap }).collect()
         };
         assert_eq!(wide_since(&course(&[10, 10, 40, 10, 10]), 10), None);
         assert_eq!(wide_since(&course(&[10, 10, 15, 20, 30]), 10), Some(Timestamp(3)));

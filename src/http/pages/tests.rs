@@ -1,7 +1,7 @@
 //! Tests the texts of pages over jobs in virtual time: the state machine itself, the detectors, and the parts of
 //! pages made of both.
 //!
-//! It tests no HTTP (`tests/guard`, `tests/browser`). Begin at `Rig`.
+//! It tests no HTTP (`tests/guard`, `tests/browser`). Begin at `PagesFixture`.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -10,18 +10,19 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::look::Look;
-use super::part::Part;
-use super::scene::Scene;
-use super::table::Listing;
+use super::fragment::Fragment;
+use super::snapshot::JobSnapshot;
+use super::status::TaskStatus;
+use super::task_table::TaskTableQuery;
 use super::timeline::Timelines;
-use super::{drain, job, needs, overview, times};
+use super::{drain, issues, job, overview, times};
 use crate::coordination::{
-    Act, Actor, CallId, Caller, ConnectionId, Coordinator, Effect, Ending, Input, JobId, JobSettings, Means,
-    Note, Reason, Request, ServiceIncarnation, TaskId, TaskIncarnation, Timestamp,
+    Actor, ActorOrigin, CallId, Caller, ConnectionEnd, ConnectionId, Coordinator, Effect, FindingNote, Input,
+    JobId, JobSettings, OperatorCommand, Reason, Request, ServiceIncarnation, TaskId, TaskIncarnation,
+    Timestamp,
 };
 use crate::engine::Observer as _;
-use crate::findings::{self, Seen, Transition, detect};
+use crate::findings::{self, DetectorInput, Transition, detect};
 use crate::reports;
 
 const JOB: JobId = JobId(0);
@@ -30,7 +31,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const BEGIN: Timestamp = Timestamp(1_700_000_000_000_000);
 
 /// One job in virtual time.
-struct Rig {
+struct PagesFixture {
     core: Coordinator,
     now: Timestamp,
     calls: u64,
@@ -40,16 +41,16 @@ struct Rig {
     beating: BTreeSet<TaskId>,
     beat: u64,
     recoverable: bool,
-    findings: findings::Board,
+    findings: findings::FindingStore,
     timelines: Timelines,
-    reports: Arc<reports::Board>,
+    reports: Arc<reports::ReportStore>,
 }
 
 fn task(number: usize) -> TaskId {
     TaskId(i32::try_from(number).unwrap())
 }
 
-impl Rig {
+impl PagesFixture {
     /// A job whose tasks have all registered.
     fn of(settings: JobSettings, beat: u64) -> Self {
         let mut rig = Self::empty(settings, beat);
@@ -68,7 +69,7 @@ impl Rig {
             beating: BTreeSet::new(),
             beat,
             recoverable: settings.recoverable,
-            findings: findings::Board::default(),
+            findings: findings::FindingStore::default(),
             timelines: Timelines::default(),
             reports: Arc::default(),
         };
@@ -81,19 +82,19 @@ impl Rig {
     fn apply(&mut self, input: Input) {
         let mut effects = Vec::new();
         self.core.apply(self.now, input, &mut effects);
-        while self.core.has_work() {
+        while self.core.has_pending_work() {
             self.core.apply(self.now, Input::Tick, &mut effects);
         }
         for effect in effects {
             match effect {
                 Effect::Event(event) => self.timelines.event(&event),
-                Effect::Acted(done) => assert!(done.is_ok(), "{done:?}"),
-                Effect::WantIncarnation(job) => {
+                Effect::CommandDone(done) => assert!(done.is_ok(), "{done:?}"),
+                Effect::RequestIncarnation(job) => {
                     self.calls += 1;
                     let incarnation = ServiceIncarnation(1000 + self.calls);
-                    self.apply(Input::SpareIncarnation { job, incarnation });
+                    self.apply(Input::NextIncarnation { job, incarnation });
                 }
-                Effect::Reply(..) | Effect::BarrierEnded(_) | Effect::Discard(_) => {}
+                Effect::Reply(..) | Effect::BarrierEnded(_) | Effect::FreeLater(_) => {}
             }
         }
     }
@@ -124,7 +125,10 @@ impl Rig {
     /// The process of a task is killed.
     fn kill(&mut self, number: usize) {
         self.beating.remove(&task(number));
-        self.apply(Input::ConnectionClosed { connection: self.connection(number), ending: Ending::Reset });
+        self.apply(Input::ConnectionClosed {
+            connection: self.connection(number),
+            ending: ConnectionEnd::Reset,
+        });
     }
 
     fn arrive(&mut self, number: usize, barrier: &str, timeout_ms: i64) {
@@ -146,7 +150,7 @@ impl Rig {
         for _ in 0..seconds {
             self.now = self.now.after(SECOND);
             // Much work is done bit by bit.
-            while self.core.next_wake().is_some_and(|due| due <= self.now) {
+            while self.core.next_wakeup().is_some_and(|due| due <= self.now) {
                 self.apply(Input::Tick);
             }
             if self.now.since(BEGIN).as_secs().is_multiple_of(self.beat) {
@@ -157,44 +161,46 @@ impl Rig {
                 }
             }
             let seen = self.core.observe(JOB, self.now).unwrap();
-            for changed in self.findings.look(&seen, detect(Seen { job: &seen, clocks: &[] })) {
+            for changed in self.findings.update(&seen, detect(DetectorInput { job: &seen, clocks: &[] })) {
                 let (open, finding) = match changed {
                     Transition::Opened(finding) => (true, finding),
                     Transition::Closed(finding) => (false, finding),
                 };
-                let note = Note { finding: finding.id, open, tasks: finding.tasks, reason: finding.summary };
-                self.apply(Input::Noted { job: JOB, note });
+                let note =
+                    FindingNote { finding: finding.id, open, tasks: finding.tasks, reason: finding.summary };
+                self.apply(Input::FindingChanged { job: JOB, note });
             }
         }
     }
 
     /// The job as its pages see it now.
-    fn scene(&self) -> Scene {
+    fn scene(&self) -> JobSnapshot {
         let view = self.core.job_view(JOB, self.now).unwrap();
-        let roster = self.core.job(JOB).unwrap().roster();
+        let roster = self.core.job(JOB).unwrap().task_incarnations();
         let seen = self.core.observe(JOB, self.now).unwrap();
-        let open = self.findings.hold(&seen, detect(Seen { job: &seen, clocks: &[] }));
-        Scene::new(JOB, (view, roster), open, self.timelines.of(JOB), Arc::clone(&self.reports))
+        let open = self.findings.hold(&seen, detect(DetectorInput { job: &seen, clocks: &[] }));
+        JobSnapshot::new(JOB, (view, roster), open, self.timelines.of(JOB), Arc::clone(&self.reports))
     }
 
     /// What the page of the job says in one of its parts.
     fn says(&self, part: &str) -> String {
-        let parts = job::parts(&self.scene(), &Listing::default()).unwrap_or_else(|_| panic!("it is made"));
+        let parts =
+            job::parts(&self.scene(), &TaskTableQuery::default()).unwrap_or_else(|_| panic!("it is made"));
         text(&parts, part, self.now)
     }
 
     /// The headings of the issues, in their order.
     fn issues(&self) -> Vec<String> {
-        needs::of(&self.scene()).iter().map(|need| need.title.clone()).collect()
+        issues::of(&self.scene()).iter().map(|need| need.title.clone()).collect()
     }
 }
 
 /// A part of a page as people read it.
-fn text(parts: &[Part], id: &str, now: Timestamp) -> String {
+fn text(parts: &[Fragment], id: &str, now: Timestamp) -> String {
     let part = parts.iter().find(|part| part.id == id).expect("the page has that part");
     let mut text = String::new();
     let mut within = false;
-    for letter in times::fill(&part.html, now).chars() {
+    for letter in times::fill_times(&part.html, now).chars() {
         match letter {
             '<' => within = true,
             '>' => within = false,
@@ -221,7 +227,7 @@ fn recoverable(tasks: u32) -> JobSettings {
 
 #[test]
 fn the_failure_of_a_run_is_the_first_issue_and_what_does_not_hold_any_more_is_none() {
-    let mut rig = Rig::of(JobSettings::new(3), 5);
+    let mut rig = PagesFixture::of(JobSettings::new(3), 5);
     (0..3).for_each(|number| rig.call(number, Request::PollForError { task: task(number) }));
     (0..2).for_each(|number| rig.arrive(number, "step", 3_600_000));
     rig.wait(40);
@@ -239,13 +245,13 @@ fn the_failure_of_a_run_is_the_first_issue_and_what_does_not_hold_any_more_is_no
 
 #[test]
 fn over_a_thousand_failed_tasks_stands_the_end_of_their_run() {
-    let mut rig = Rig::of(recoverable(1000), 20);
+    let mut rig = PagesFixture::of(recoverable(1000), 20);
     (1..1000).for_each(|number| rig.arrive(number, "step", 3_600_000));
     rig.wait(40);
     assert_eq!(rig.issues(), ["1 task has not reached the barrier"]);
     (0..1000).for_each(|number| rig.kill(number));
     rig.wait(1);
-    assert_eq!(rig.scene().count(Look::Failed), 1000);
+    assert_eq!(rig.scene().count(TaskStatus::Failed), 1000);
     let issues = rig.issues();
     assert_eq!(issues[0], "Run 1 was abandoned", "{issues:?}");
     assert!(issues.iter().all(|issue| !issue.contains("reached the barrier")), "{issues:?}");
@@ -253,7 +259,7 @@ fn over_a_thousand_failed_tasks_stands_the_end_of_their_run() {
 
 #[test]
 fn a_finding_its_card_and_the_barrier_count_the_same_missing_tasks() {
-    let mut rig = Rig::of(recoverable(1000), 20);
+    let mut rig = PagesFixture::of(recoverable(1000), 20);
     (108..1000).for_each(|number| rig.arrive(number, "train/step", 3_600_000));
     (0..100).for_each(|number| rig.kill(number));
     // First the page says so by itself, then the finding does.
@@ -277,12 +283,12 @@ fn a_finding_its_card_and_the_barrier_count_the_same_missing_tasks() {
 
 #[test]
 fn a_drain_waits_for_the_task_that_restarted_after_it_had_acknowledged() {
-    let mut rig = Rig::of(recoverable(3), 5);
-    let actor = Actor { who: "ops".into(), address: None, means: Means::Cli };
+    let mut rig = PagesFixture::of(recoverable(3), 5);
+    let actor = Actor { who: "ops".into(), address: None, means: ActorOrigin::Cli };
     let reason = Reason::try_from("maintenance".to_owned()).unwrap();
-    rig.apply(Input::Act { job: JOB, actor, reason, act: Act::Drain { at: None } });
-    let says = |rig: &Rig| {
-        let part = drain::part(&rig.scene()).unwrap_or_else(|_| panic!("it is made"));
+    rig.apply(Input::Command { job: JOB, actor, reason, act: OperatorCommand::Drain { at: None } });
+    let says = |rig: &PagesFixture| {
+        let part = drain::fragment(&rig.scene()).unwrap_or_else(|_| panic!("it is made"));
         (text(std::slice::from_ref(&part), "drain", rig.now), part.html)
     };
     rig.acknowledge(2, false);
@@ -308,7 +314,7 @@ fn a_drain_waits_for_the_task_that_restarted_after_it_had_acknowledged() {
 
 #[test]
 fn a_job_without_issues_does_not_claim_that_all_tasks_are_at_the_barrier() {
-    let mut rig = Rig::of(JobSettings::new(4), 5);
+    let mut rig = PagesFixture::of(JobSettings::new(4), 5);
     assert_eq!(rig.says("needs"), "No action needed");
     rig.arrive(0, "step", 3_600_000);
     rig.wait(1);
@@ -317,7 +323,7 @@ fn a_job_without_issues_does_not_claim_that_all_tasks_are_at_the_barrier() {
     rig.wait(4);
     assert_eq!(rig.issues(), ["1 of 4 tasks waits at step for 3 tasks"]);
     // Those that are done wait for the rest, which may take long and needs nobody.
-    let mut rig = Rig::of(JobSettings::new(4), 5);
+    let mut rig = PagesFixture::of(JobSettings::new(4), 5);
     rig.call(0, Request::Shutdown { task: task(0) });
     rig.wait(20);
     assert_eq!(rig.says("needs"), "No action needed yet: 1 of 4 tasks waits at shutdown");
@@ -325,7 +331,7 @@ fn a_job_without_issues_does_not_claim_that_all_tasks_are_at_the_barrier() {
 
 #[test]
 fn a_task_is_awaited_for_as_long_as_the_others_have_waited() {
-    let mut rig = Rig::of(recoverable(8), 5);
+    let mut rig = PagesFixture::of(recoverable(8), 5);
     rig.wait(52);
     (0..7).for_each(|number| rig.arrive(number, "step", 3_600_000));
     rig.wait(23);
@@ -342,8 +348,8 @@ fn a_task_is_awaited_for_as_long_as_the_others_have_waited() {
 }
 
 #[test]
-fn what_is_merged_says_the_newest_and_a_barrier_that_failed_is_named() {
-    let mut rig = Rig::empty(recoverable(3), 5);
+fn merged_issues_show_the_newest_time_and_the_failed_barrier() {
+    let mut rig = PagesFixture::empty(recoverable(3), 5);
     (0..2).for_each(|number| rig.register(number));
     has(
         &rig.says("timeline"),
@@ -361,8 +367,8 @@ fn what_is_merged_says_the_newest_and_a_barrier_that_failed_is_named() {
 }
 
 #[test]
-fn a_healthy_task_that_restarted_is_not_said_to_be_stuck() {
-    let mut rig = Rig::of(recoverable(8), 5);
+fn a_restarted_healthy_task_is_not_shown_as_stuck() {
+    let mut rig = PagesFixture::of(recoverable(8), 5);
     rig.wait(5);
     for number in 0..3 {
         rig.kill(number);
@@ -381,9 +387,9 @@ fn a_healthy_task_that_restarted_is_not_said_to_be_stuck() {
 }
 
 #[test]
-fn a_silent_task_is_not_said_to_send_heartbeats() {
+fn a_silent_task_is_not_shown_as_sending_heartbeats() {
     let settings = JobSettings { heartbeat_timeout: Duration::from_secs(600), ..recoverable(3) };
-    let mut rig = Rig::of(settings, 5);
+    let mut rig = PagesFixture::of(settings, 5);
     rig.wait(20);
     (0..2).for_each(|number| rig.arrive(number, "step", 3_600_000));
     rig.wait(5);
@@ -404,11 +410,11 @@ fn a_silent_task_is_not_said_to_send_heartbeats() {
 
 #[test]
 fn issues_are_ordered_alike_on_the_overview() {
-    let mut rig = Rig::of(JobSettings::new(3), 5);
+    let mut rig = PagesFixture::of(JobSettings::new(3), 5);
     (0..3).for_each(|number| rig.call(number, Request::PollForError { task: task(number) }));
     rig.kill(1);
-    let mut survey = overview::Survey::empty(rig.now);
-    let mut stuck = Rig::of(recoverable(3), 5);
+    let mut survey = overview::FleetSnapshot::empty(rig.now);
+    let mut stuck = PagesFixture::of(recoverable(3), 5);
     (0..2).for_each(|number| stuck.arrive(number, "step", 3_600_000));
     stuck.wait(40);
     survey.add(&stuck.scene());

@@ -1,7 +1,7 @@
 //! Moments and durations as pages show them.
 //!
 //! A moment stands in a page as `<time>` with the moment itself; how long ago that is is written into it last, once for
-//! the answer ([`fill`]), and from then on by the script. So a page's parts do not change merely because time passes, and
+//! the answer ([`fill_times`]), and from then on by the script. So a page's parts do not change merely because time passes, and
 //! the same part is the same bytes for everybody.
 
 use std::fmt;
@@ -11,12 +11,12 @@ use askama::filters::Safe;
 
 use crate::coordination::Timestamp;
 
-/// Where [`fill`] finds what to fill in: nothing that people wrote can contain it, since quotes are escaped.
-const MARK: &str = " data-rel=\"";
+/// Where [`fill_times`] finds what to fill in: nothing that people wrote can contain it, since quotes are escaped.
+const TIME_MARK: &str = " data-rel=\"";
 
 /// In what words a moment is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
+enum RelativeForm {
     /// `3 s ago`
     Ago,
     /// `3 s`
@@ -27,21 +27,21 @@ enum Form {
 
 /// A moment in a page.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct When(Timestamp, Form);
+pub(super) struct RelativeTime(Timestamp, RelativeForm);
 
 /// How long ago it was.
-pub(super) fn ago(at: &Timestamp) -> Safe<When> {
-    Safe(When(*at, Form::Ago))
+pub(super) fn ago(at: &Timestamp) -> Safe<RelativeTime> {
+    Safe(RelativeTime(*at, RelativeForm::Ago))
 }
 
 /// How long it has lasted.
-pub(super) fn lasting(at: &Timestamp) -> Safe<When> {
-    Safe(When(*at, Form::For))
+pub(super) fn lasting(at: &Timestamp) -> Safe<RelativeTime> {
+    Safe(RelativeTime(*at, RelativeForm::For))
 }
 
 /// How long it is until then.
-pub(super) fn until(at: &Timestamp) -> Safe<When> {
-    Safe(When(*at, Form::In))
+pub(super) fn until(at: &Timestamp) -> Safe<RelativeTime> {
+    Safe(RelativeTime(*at, RelativeForm::In))
 }
 
 /// The time of day, to the second: `03:12:07`.
@@ -49,21 +49,21 @@ pub(super) fn clock(at: &Timestamp) -> String {
     at.to_string().split_once('T').map_or_else(String::new, |(_, time)| time.chars().take(8).collect())
 }
 
-impl fmt::Display for When {
+impl fmt::Display for RelativeTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let form = match self.1 {
-            Form::Ago => "ago",
-            Form::For => "for",
-            Form::In => "in",
+            RelativeForm::Ago => "ago",
+            RelativeForm::For => "for",
+            RelativeForm::In => "in",
         };
         let stamp = self.0.to_string();
         let shown = stamp.replace('T', " ").replace('Z', " UTC");
-        write!(f, "<time datetime=\"{stamp}\" title=\"{shown}\"{MARK}{form}:{}\"></time>", self.0.0)
+        write!(f, "<time datetime=\"{stamp}\" title=\"{shown}\"{TIME_MARK}{form}:{}\"></time>", self.0.0)
     }
 }
 
 /// Whether a deadline is so far away that it is none.
-pub(super) fn is_endless(deadline: &Timestamp, now: Timestamp) -> bool {
+pub(super) fn has_no_timeout(deadline: &Timestamp, now: Timestamp) -> bool {
     const YEAR_SECONDS: u64 = 366 * 24 * 60 * 60;
     deadline.since(now).as_secs() > YEAR_SECONDS
 }
@@ -75,15 +75,15 @@ pub(super) fn span(duration: &Duration) -> String {
 
 /// A short duration, given in microseconds, with the precision that it deserves.
 pub(super) fn micros(us: &u64) -> String {
-    crate::text::short_span(*us)
+    crate::text::format_micros(*us)
 }
 
 /// Writes into every moment how long ago it was, seen from `now`.
-pub(super) fn fill(html: &str, now: Timestamp) -> String {
+pub(super) fn fill_times(html: &str, now: Timestamp) -> String {
     let mut filled = String::with_capacity(html.len() + html.len() / 16);
     let mut rest = html;
-    while let Some(at) = rest.find(MARK) {
-        let (before, marked) = rest.split_at(at + MARK.len());
+    while let Some(at) = rest.find(TIME_MARK) {
+        let (before, marked) = rest.split_at(at + TIME_MARK.len());
         filled.push_str(before);
         let Some((what, after)) = marked.split_once("\">") else {
             rest = marked;
@@ -123,8 +123,8 @@ mod tests {
     fn a_part_is_the_same_at_every_moment_until_it_is_filled_in() {
         let at = Timestamp(1_000_000);
         let part = format!("<b>{}</b>{}", ago(&at), until(&Timestamp(9_000_000)));
-        let filled = fill(&part, Timestamp(4_500_000));
+        let filled = fill_times(&part, Timestamp(4_500_000));
         assert!(filled.contains(">3 s ago</time></b>") && filled.ends_with(">in 4 s</time>"), "{filled}");
-        assert_eq!(fill("nothing here", at), "nothing here");
+        assert_eq!(fill_times("nothing here", at), "nothing here");
     }
 }

@@ -10,17 +10,17 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 
+use super::fragment::Fragment;
+use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::job::head;
-use super::part::Part;
-use super::scene::Scene;
-use super::shell::{Guest, Page, Place, answer};
-use super::{links, look, times};
-use crate::coordination::{JobId, JobName, Roster, TaskId, Timestamp};
-use crate::http::extract::{Job, Params};
-use crate::http::{Problem, Site};
+use super::snapshot::JobSnapshot;
+use super::{links, status, times};
+use crate::coordination::{JobId, JobName, TaskId, TaskIncarnations, Timestamp};
+use crate::http::extract::{JobPath, QueryParams};
+use crate::http::{AppState, Problem};
 use crate::reports::{
-    Outcome, POINTS, PairSeries, PairView, ReasonView, TaskTransfers, Throughput, TransfersView, Transport,
-    rate_window,
+    POINTS, PairSeries, PairView, ReasonView, ReportedTransport, TaskTransfers, Throughput, TransferOutcome,
+    TransfersView, rate_window,
 };
 
 /// Up to so many tasks are shown as a table of all with all.
@@ -39,7 +39,7 @@ const HEIGHT: usize = 140;
 mod amount {
     use std::borrow::Borrow;
 
-    use super::look;
+    use super::status;
 
     /// Bytes.
     pub fn bytes(count: impl Borrow<u64>) -> String {
@@ -53,29 +53,29 @@ mod amount {
 
     /// A number with its thousands parted.
     pub fn grouped(count: impl Borrow<u64>) -> String {
-        look::grouped(count.borrow())
+        status::grouped(count.borrow())
     }
 }
 
 /// Which pairs a page shows.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
-pub(super) struct Choice {
+pub(super) struct PairFilter {
     pub task: String,
     pub transport: String,
 }
 
-impl Choice {
+impl PairFilter {
     fn task(&self) -> Option<TaskId> {
         self.task.trim().parse().ok().map(TaskId)
     }
 
-    fn transport(&self) -> Option<Transport> {
-        Transport::ALL.into_iter().find(|it| it.name() == self.transport)
+    fn transport(&self) -> Option<ReportedTransport> {
+        ReportedTransport::ALL.into_iter().find(|it| it.name() == self.transport)
     }
 
     pub fn query(&self) -> String {
-        format!("task={}&transport={}", links::encoded(&self.task), links::encoded(&self.transport))
+        format!("task={}&transport={}", links::query_encode(&self.task), links::query_encode(&self.transport))
     }
 
     fn is_any(&self) -> bool {
@@ -88,13 +88,13 @@ const PAIRS_DRAWN: usize = 5;
 
 #[derive(Template)]
 #[template(path = "parts/moves.html")]
-struct Moves<'a> {
+struct TransferSummaryFragment<'a> {
     view: &'a TransfersView,
-    silent: bool,
+    is_overdue: bool,
 }
 
 /// A line of a chart.
-struct Line {
+struct ChartLine {
     name: String,
     /// How it is drawn: a class.
     style: String,
@@ -103,7 +103,7 @@ struct Line {
 }
 
 /// Bytes second by second, as they become a line.
-struct Track<'a> {
+struct ChartSeries<'a> {
     name: String,
     style: String,
     sent: &'a [u64],
@@ -116,7 +116,7 @@ struct Chart {
     id: &'static str,
     title: &'static str,
     about: String,
-    lines: Vec<Line>,
+    lines: Vec<ChartLine>,
     most: u64,
     /// Over how long it tells.
     span: String,
@@ -129,7 +129,7 @@ struct Chart {
 impl Chart {
     /// The bytes of all tasks, by transport.
     fn of(throughput: &Throughput) -> Self {
-        let tracks = throughput.transports.iter().map(|it| Track {
+        let tracks = throughput.transports.iter().map(|it| ChartSeries {
             name: it.transport.to_string(),
             style: format!("t-{}", it.transport),
             sent: &it.sent,
@@ -139,7 +139,7 @@ impl Chart {
     }
 
     /// The pairs of a choice that have sent most, each for itself, and all others together where nothing was chosen.
-    fn of_pairs(throughput: &Throughput, choice: &Choice) -> Self {
+    fn of_pairs(throughput: &Throughput, choice: &PairFilter) -> Self {
         let (task, transport) = (choice.task(), choice.transport());
         let chosen = |it: &&PairSeries| {
             task.is_none_or(|task| task == it.from || task == it.to)
@@ -158,14 +158,18 @@ impl Chart {
                 *sum = sum.saturating_add(*bytes);
             }
         }
-        let tracks = pairs.iter().zip(0..).map(|(it, place): (_, usize)| Track {
+        let tracks = pairs.iter().zip(0..).map(|(it, place): (_, usize)| ChartSeries {
             name: format!("{} to {} by {}", it.from, it.to, it.transport),
             style: format!("l-{place}"),
             sent: &it.sent,
         });
-        let mut tracks: Vec<Track<'_>> = tracks.collect();
+        let mut tracks: Vec<ChartSeries<'_>> = tracks.collect();
         if others.iter().any(|bytes| *bytes > 0) {
-            tracks.push(Track { name: "other pairs".to_owned(), style: "t-other".to_owned(), sent: &others });
+            tracks.push(ChartSeries {
+                name: "other pairs".to_owned(),
+                style: "t-other".to_owned(),
+                sent: &others,
+            });
         }
         let whose = task.map_or_else(String::new, |task| format!(" of task {task}"));
         let by = transport.map_or_else(String::new, |transport| format!(" by {transport}"));
@@ -176,7 +180,7 @@ impl Chart {
     fn new(
         (id, title, about): (&'static str, &'static str, String),
         throughput: &Throughput,
-        tracks: Vec<Track<'_>>,
+        tracks: Vec<ChartSeries<'_>>,
     ) -> Self {
         let end = throughput.ends_at.0 / 1_000_000;
         // Steps begin at whole tens of seconds, so that they do not change once they are over.
@@ -200,7 +204,7 @@ impl Chart {
             moment.split_once('T').map_or(String::new(), |(_, time)| time.trim_end_matches('Z').to_owned())
         };
         let steps = (0..count).map(|at| (when(at), series.iter().map(|(_, steps)| steps[at]).collect()));
-        let lines = series.iter().map(|((name, style), steps)| Line {
+        let lines = series.iter().map(|((name, style), steps)| ChartLine {
             name: name.clone(),
             style: style.clone(),
             path: path(steps, most),
@@ -232,7 +236,7 @@ fn path(steps: &[u64], most: u64) -> String {
 }
 
 /// A cell of the table of all with all.
-struct Cell {
+struct MatrixCell {
     bytes: u64,
     heat: u64,
 }
@@ -241,12 +245,12 @@ struct Cell {
 #[template(path = "parts/pairs.html")]
 struct Pairs<'a> {
     job: &'a JobName,
-    choice: &'a Choice,
+    choice: &'a PairFilter,
     pairs: Vec<PairView>,
     kept: usize,
     most: u64,
     /// From each task to each, where there are few.
-    matrix: Vec<Vec<Cell>>,
+    matrix: Vec<Vec<MatrixCell>>,
 }
 
 impl Pairs<'_> {
@@ -262,7 +266,7 @@ fn moved(task: &TaskTransfers) -> u64 {
     task.totals.sent().saturating_add(task.totals.received())
 }
 
-fn matrix(pairs: &[PairView], tasks: usize) -> Vec<Vec<Cell>> {
+fn matrix(pairs: &[PairView], tasks: usize) -> Vec<Vec<MatrixCell>> {
     if tasks > MATRIX || pairs.is_empty() {
         return Vec::new();
     }
@@ -275,13 +279,13 @@ fn matrix(pairs: &[PairView], tasks: usize) -> Vec<Vec<Cell>> {
     }
     let most = sums.iter().flatten().copied().max().unwrap_or_default().max(1);
     let heat = |bytes: u64| u64::try_from(u128::from(bytes) * 4 / u128::from(most)).unwrap_or(4);
-    let cell = |bytes: u64| Cell { bytes, heat: if bytes == 0 { 0 } else { heat(bytes).max(1) } };
+    let cell = |bytes: u64| MatrixCell { bytes, heat: if bytes == 0 { 0 } else { heat(bytes).max(1) } };
     sums.into_iter().map(|row| row.into_iter().map(cell).collect()).collect()
 }
 
 #[derive(Template)]
 #[template(path = "parts/movers.html")]
-struct Movers<'a> {
+struct BusiestTasksFragment<'a> {
     job: &'a JobName,
     tasks: Vec<TaskTransfers>,
     all: usize,
@@ -297,29 +301,29 @@ struct Reasons<'a> {
 
 #[derive(Template)]
 #[template(path = "parts/no-transfers.html")]
-struct Nobody<'a> {
+struct NoTransfersFragment<'a> {
     job: Option<&'a JobName>,
 }
 
 #[derive(Template)]
 #[template(source = "", ext = "html")]
-struct Nothing;
+struct EmptyFragment;
 
 /// The parts of the page.
-pub(super) fn parts(scene: &Scene, choice: &Choice) -> Result<Vec<Part>, Problem> {
-    let (board, job, name) = (&scene.board, scene.id, &scene.view.name);
+pub(super) fn parts(scene: &JobSnapshot, choice: &PairFilter) -> Result<Vec<Fragment>, Problem> {
+    let (board, job, name) = (&scene.reports, scene.id, &scene.view.name);
     let view = board.summary(job, &scene.roster, scene.now());
     if view.reporting == 0 && view.stale == 0 {
         // The others say nothing; they may have, of the run before.
-        let mut parts = vec![head(scene)?, Part::new("moves", &Nobody { job: Some(name) })?];
+        let mut parts = vec![head(scene)?, Fragment::new("moves", &NoTransfersFragment { job: Some(name) })?];
         for id in ["reasons", "throughput", "pair-throughput", "pairs", "movers"] {
-            parts.push(Part::new(id, &Nothing)?);
+            parts.push(Fragment::new(id, &EmptyFragment)?);
         }
         return Ok(parts);
     }
     let throughput = board.throughput(job, &scene.roster, POINTS);
     let mut pairs = board.pairs(job, &scene.roster, choice.task(), choice.transport());
-    let matrix = matrix(&pairs, scene.roster.lives.len());
+    let matrix = matrix(&pairs, scene.roster.incarnations.len());
     let kept = pairs.len();
     pairs.sort_by_key(|pair| (std::cmp::Reverse(pair.bytes()), pair.from, pair.to));
     pairs.truncate(LISTED);
@@ -329,21 +333,21 @@ pub(super) fn parts(scene: &Scene, choice: &Choice) -> Result<Vec<Part>, Problem
     tasks.sort_by_key(|task| (std::cmp::Reverse(moved(task)), task.task));
     tasks.truncate(LISTED);
     let late = u64::from(view.interval_ms) * 10_000;
-    let silent = view.reported_at.is_some_and(|at| scene.now().0.saturating_sub(at.0) > late);
+    let is_overdue = view.reported_at.is_some_and(|at| scene.now().0.saturating_sub(at.0) > late);
     Ok(vec![
         head(scene)?,
-        Part::new("moves", &Moves { view: &view, silent })?,
-        Part::new("reasons", &Reasons { job: name, reasons: &view.failures })?,
-        Part::new("throughput", &Chart::of(&throughput))?,
-        Part::new("pair-throughput", &Chart::of_pairs(&throughput, choice))?,
-        Part::new("pairs", &Pairs { job: name, choice, pairs, kept, most, matrix })?,
-        Part::new("movers", &Movers { job: name, tasks, all, failing })?,
+        Fragment::new("moves", &TransferSummaryFragment { view: &view, is_overdue })?,
+        Fragment::new("reasons", &Reasons { job: name, reasons: &view.failures })?,
+        Fragment::new("throughput", &Chart::of(&throughput))?,
+        Fragment::new("pair-throughput", &Chart::of_pairs(&throughput, choice))?,
+        Fragment::new("pairs", &Pairs { job: name, choice, pairs, kept, most, matrix })?,
+        Fragment::new("movers", &BusiestTasksFragment { job: name, tasks, all, failing })?,
     ])
 }
 
 #[derive(Template)]
 #[template(path = "parts/task-moves.html")]
-struct TaskMoves<'a> {
+struct TaskTransfersFragment<'a> {
     job: &'a JobName,
     task: TaskId,
     it: Option<TaskTransfers>,
@@ -352,54 +356,61 @@ struct TaskMoves<'a> {
 }
 
 /// What one task reports, for its page; it says nothing where nobody in the job reports.
-pub(super) fn of_task(scene: &Scene, task: TaskId) -> Result<Part, Problem> {
-    let it = scene.board.task(scene.id, &scene.roster, task);
+pub(super) fn of_task(scene: &JobSnapshot, task: TaskId) -> Result<Fragment, Problem> {
+    let it = scene.reports.task(scene.id, &scene.roster, task);
     let window = it.as_ref().map_or_else(String::new, |it| {
         let (from, until) = rate_window(it.rate_until);
         format!("{from}–{until} UTC")
     });
-    Part::new("task-moves", &TaskMoves { job: &scene.view.name, task, it, window })
+    Fragment::new("task-moves", &TaskTransfersFragment { job: &scene.view.name, task, it, window })
 }
 
 #[derive(Template)]
 #[template(path = "job-transfers.html")]
 struct JobTransfers {
-    page: Page,
+    page: PageFrame,
     job: JobName,
 }
 
 /// `GET /jobs/{job}/transfers`
 pub(super) async fn of_job(
-    State(site): State<Site>,
-    job: Job,
-    guest: Guest,
-    Params(choice): Params<Choice>,
+    State(site): State<AppState>,
+    job: JobPath,
+    guest: PageUser,
+    QueryParams(choice): QueryParams<PairFilter>,
 ) -> Result<Response, Problem> {
-    let scene = Scene::of(&site, &job)?;
+    let scene = JobSnapshot::of(&site, &job)?;
     let (title, query) = (format!("Transfers of {}", job.name), format!("transfers&{}", choice.query()));
-    let page = Page::of_scene(guest, Place::Moves, title, &scene, &query, parts(&scene, &choice)?);
-    answer(&JobTransfers { page, job: job.name }, scene.now())
+    let page = PageFrame::of_job_snapshot(
+        guest,
+        NavEntry::JobTransfers,
+        title,
+        &scene,
+        &query,
+        parts(&scene, &choice)?,
+    );
+    render_page(&JobTransfers { page, job: job.name }, scene.now())
 }
 
 #[derive(Template)]
 #[template(path = "transfers.html")]
-struct TransfersPage {
-    page: Page,
+struct TransfersPageTemplate {
+    page: PageFrame,
     jobs: Vec<(JobName, TransfersView)>,
-    nobody: Nobody<'static>,
+    nobody: NoTransfersFragment<'static>,
 }
 
 /// `GET /transfers`: every job whose tasks report.
-pub(super) async fn show(State(site): State<Site>, guest: Guest) -> Result<Response, Problem> {
+pub(super) async fn show(State(site): State<AppState>, guest: PageUser) -> Result<Response, Problem> {
     let now = site.engine.clock().now();
-    let all: Vec<(JobId, JobName, Roster)> = site.engine.look(|core, _| {
-        let jobs = core.jobs().filter(|(job, _)| site.transfers.knows(*job));
-        jobs.filter_map(|(job, name)| Some((job, name.clone(), core.job(job)?.roster()))).collect()
+    let all: Vec<(JobId, JobName, TaskIncarnations)> = site.engine.read(|core, _| {
+        let jobs = core.jobs().filter(|(job, _)| site.transfers.has_reports(*job));
+        jobs.filter_map(|(job, name)| Some((job, name.clone(), core.job(job)?.task_incarnations()))).collect()
     });
     let jobs = all.into_iter().map(|(job, name, roster)| (name, site.transfers.summary(job, &roster, now)));
     let jobs = jobs.filter(|(_, view)| view.reporting + view.stale > 0).collect();
-    let page = Page::new(guest, Place::Transfers, "Transfers", now);
-    answer(&TransfersPage { page, jobs, nobody: Nobody { job: None } }, now)
+    let page = PageFrame::new(guest, NavEntry::Transfers, "Transfers", now);
+    render_page(&TransfersPageTemplate { page, jobs, nobody: NoTransfersFragment { job: None } }, now)
 }
 
 #[cfg(test)]
@@ -412,7 +423,7 @@ mod tests {
         let throughput = |end: u64, sent: Vec<u64>| Throughput {
             ends_at: Timestamp(end * 1_000_000),
             seconds: sent.len(),
-            transports: vec![Series { transport: Transport::Shm, sent }],
+            transports: vec![Series { transport: ReportedTransport::Shm, sent }],
             pairs: vec![],
             others: vec![],
         };
@@ -438,8 +449,8 @@ mod tests {
             sent: vec![bytes; 30],
         };
         let mut pairs: Vec<PairSeries> =
-            (0..7).map(|to| pair(9, to, Transport::Tcp, 10 * (to as u64 + 1))).collect();
-        pairs.push(pair(1, 2, Transport::Shm, 500));
+            (0..7).map(|to| pair(9, to, ReportedTransport::Tcp, 10 * (to as u64 + 1))).collect();
+        pairs.push(pair(1, 2, ReportedTransport::Shm, 500));
         let throughput = Throughput {
             ends_at: Timestamp(86_430_000_000),
             seconds: 30,
@@ -449,13 +460,13 @@ mod tests {
         };
         let names =
             |chart: &Chart| chart.lines.iter().map(|line| (line.name.clone(), line.now)).collect::<Vec<_>>();
-        let all = Chart::of_pairs(&throughput, &Choice::default());
+        let all = Chart::of_pairs(&throughput, &PairFilter::default());
         assert_eq!(all.lines.len(), PAIRS_DRAWN + 1);
         assert_eq!(names(&all)[0], ("1 to 2 by shm".to_owned(), 500));
         assert_eq!(names(&all)[PAIRS_DRAWN], ("other pairs".to_owned(), 10 + 20 + 30 + 5));
-        let of_two = Chart::of_pairs(&throughput, &Choice { task: "2".into(), transport: String::new() });
+        let of_two = Chart::of_pairs(&throughput, &PairFilter { task: "2".into(), transport: String::new() });
         assert_eq!(names(&of_two), [("1 to 2 by shm".to_owned(), 500), ("9 to 2 by tcp".to_owned(), 30)]);
-        let by_tcp = Chart::of_pairs(&throughput, &Choice { task: "2".into(), transport: "tcp".into() });
+        let by_tcp = Chart::of_pairs(&throughput, &PairFilter { task: "2".into(), transport: "tcp".into() });
         assert_eq!(names(&by_tcp), [("9 to 2 by tcp".to_owned(), 30)]);
         assert_eq!(by_tcp.about, "bytes sent by the busiest pairs of task 2 by tcp");
     }
@@ -465,7 +476,7 @@ mod tests {
         let pair = |from, to, sent| PairView {
             from: TaskId(from),
             to: TaskId(to),
-            transport: Transport::Tcp,
+            transport: ReportedTransport::Tcp,
             sent: Some(sent),
             received: Some(1),
             rate: 0,

@@ -1,7 +1,7 @@
 //! The bounded queue of log lines, and the thread that writes it to stderr.
 //!
 //! A line never waits for the reader of stderr. While nothing reads, lines without room are dropped; when something
-//! reads again, a line says how many. Begin at [`Lines`].
+//! reads again, a line says how many. Begin at [`LogQueue`].
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -10,7 +10,7 @@ use std::os::fd::AsFd as _;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use crate::telemetry::metrics::{Page, Shows, catalogue as metric};
+use crate::telemetry::metrics::{MetricSource, Scrape, catalogue as metric};
 
 /// How many bytes of lines may wait.
 const QUEUE_BYTES: usize = 1 << 20;
@@ -20,7 +20,7 @@ const BATCH_BYTES: usize = 64 << 10;
 const FULL_PAUSE: Duration = Duration::from_millis(50);
 
 /// The lines of this process.
-static LINES: OnceLock<Arc<Lines>> = OnceLock::new();
+static LOG_QUEUE: OnceLock<Arc<LogQueue>> = OnceLock::new();
 
 /// Returns whether a person reads the lines on a terminal.
 pub(super) fn is_terminal() -> bool {
@@ -31,56 +31,56 @@ pub(super) fn is_terminal() -> bool {
 ///
 /// # Errors
 /// If the thread cannot be started: the reason.
-pub(super) fn start() -> Result<Queued, String> {
-    let lines = Arc::<Lines>::default();
-    if LINES.set(Arc::clone(&lines)).is_ok() {
+pub(super) fn start() -> Result<LogSink, String> {
+    let lines = Arc::<LogQueue>::default();
+    if LOG_QUEUE.set(Arc::clone(&lines)).is_ok() {
         // A file of its own, since std's has a lock that a panicking thread would wait for.
         let stderr = io::stderr().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
         let mut stderr = File::from(stderr);
         let thread = std::thread::Builder::new().name("muster-log".to_owned());
         thread.spawn(move || lines.run(&mut stderr)).map_err(|error| error.to_string())?;
     }
-    Ok(Queued(Arc::clone(LINES.get_or_init(Arc::default))))
+    Ok(LogSink(Arc::clone(LOG_QUEUE.get_or_init(Arc::default))))
 }
 
 /// Waits until the lines so far are written, for `within` at most: the process ends.
 pub fn flush(within: Duration) {
-    if let Some(lines) = LINES.get() {
+    if let Some(lines) = LOG_QUEUE.get() {
         lines.flush(within);
     }
 }
 
 /// What is measured of the log.
-pub struct LogFigures;
+pub struct LogStats;
 
-impl Shows for LogFigures {
-    fn show(&self, page: &mut Page) {
-        let dropped = LINES.get().map_or(0, |lines| lines.queue().dropped);
+impl MetricSource for LogStats {
+    fn show(&self, page: &mut Scrape) {
+        let dropped = LOG_QUEUE.get().map_or(0, |lines| lines.queue().dropped);
         page.count(&metric::LOG_DROPPED, &[], dropped);
     }
 }
 
 #[derive(Default)]
-struct Queue {
+struct LogQueueState {
     lines: VecDeque<Vec<u8>>,
     bytes: usize,
     /// Lines are being written that are no longer in the queue.
     writing: bool,
     dropped: u64,
     /// How many of the dropped lines no line has told of yet.
-    untold: u64,
+    unreported: u64,
 }
 
 /// The lines that wait.
 #[derive(Default)]
-struct Lines {
-    queue: Mutex<Queue>,
+struct LogQueue {
+    queue: Mutex<LogQueueState>,
     work: Condvar,
     done: Condvar,
 }
 
-impl Lines {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+impl LogQueue {
+    fn queue(&self) -> MutexGuard<'_, LogQueueState> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -88,7 +88,7 @@ impl Lines {
         let mut queue = self.queue();
         if queue.bytes + line.len() > QUEUE_BYTES {
             queue.dropped += 1;
-            queue.untold += 1;
+            queue.unreported += 1;
             return;
         }
         queue.bytes += line.len();
@@ -117,7 +117,7 @@ impl Lines {
             }
             // They were dropped after all that still waits.
             let all = queue.lines.is_empty();
-            let untold = if all { std::mem::take(&mut queue.untold) } else { 0 };
+            let untold = if all { std::mem::take(&mut queue.unreported) } else { 0 };
             drop(queue);
             write_all(to, &bytes);
             if untold > 0 {
@@ -127,7 +127,7 @@ impl Lines {
     }
 
     fn flush(&self, within: Duration) {
-        let waits = |queue: &mut Queue| queue.writing || !queue.lines.is_empty();
+        let waits = |queue: &mut LogQueueState| queue.writing || !queue.lines.is_empty();
         // What is not written by then is lost.
         drop(self.done.wait_timeout_while(self.queue(), within, waits));
     }
@@ -148,9 +148,9 @@ fn write_all(to: &mut impl Write, mut bytes: &[u8]) {
 
 /// Puts lines into the queue: each write is one line.
 #[derive(Clone)]
-pub(super) struct Queued(Arc<Lines>);
+pub(super) struct LogSink(Arc<LogQueue>);
 
-impl Write for Queued {
+impl Write for LogSink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.push(bytes);
         Ok(bytes.len())
@@ -187,8 +187,8 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_nobody_reads_are_dropped_and_counted_and_hold_up_nobody() {
-        let lines = Arc::<Lines>::default();
+    fn unread_log_lines_are_dropped_and_counted_without_blocking() {
+        let lines = Arc::<LogQueue>::default();
         let ((take, takes), (taken, seen)) = (mpsc::channel(), mpsc::channel());
         let own = Arc::clone(&lines);
         std::thread::spawn(move || own.run(&mut Reader { takes, taken }));

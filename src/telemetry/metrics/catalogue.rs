@@ -5,7 +5,7 @@
 
 /// The type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// A number that only grows while the server lives.
     Counter,
     /// A number that comes and goes.
@@ -14,7 +14,7 @@ pub enum Kind {
     Histogram,
 }
 
-impl Kind {
+impl MetricKind {
     /// Its name in the exposition format.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -32,7 +32,7 @@ pub struct Metric {
     /// Its name, with its unit.
     pub name: &'static str,
     /// Its type.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// Its labels.
     pub labels: &'static [&'static str],
     /// What it says.
@@ -45,7 +45,7 @@ macro_rules! catalogue {
             $(#[doc = $help])+
             pub static $it: Metric = Metric {
                 name: $name,
-                kind: Kind::$kind,
+                kind: MetricKind::$kind,
                 labels: &[$($label),*],
                 help: concat!($($help),+).trim_ascii(),
             };
@@ -369,7 +369,7 @@ catalogue! {
 
 /// The catalogue as a page in Markdown.
 #[must_use]
-pub fn page(metrics: &[&Metric]) -> String {
+pub fn markdown_table(metrics: &[&Metric]) -> String {
     let mut text = String::from("| metric | type | labels | what it says |\n| --- | --- | --- | --- |\n");
     for metric in metrics {
         let row = [metric.name, metric.kind.name(), &metric.labels.join(", "), metric.help].join(" | ");
@@ -388,7 +388,7 @@ mod tests {
         for metric in CATALOGUE.iter().chain(WORKER) {
             assert!(names.insert(metric.name), "{} is there twice", metric.name);
             let total = metric.name.ends_with("_total");
-            assert_eq!(total, metric.kind == Kind::Counter, "{}: _total is for counters", metric.name);
+            assert_eq!(total, metric.kind == MetricKind::Counter, "{}: _total is for counters", metric.name);
             assert!(
                 !metric.help.contains("  ") && metric.help.ends_with('.'),
                 "{}: {:?}",

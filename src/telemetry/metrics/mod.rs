@@ -1,12 +1,12 @@
 //! Metrics for Prometheus: projections of the engine's effects, and values that are read at the scrape.
 //!
-//! [`catalogue`] names and explains every metric. The [`Tally`] counts events, which the engine tells it under its
+//! [`catalogue`] names and explains every metric. The [`EventCounters`] counts events, which the engine tells it under its
 //! lock. Everything else is read when it is asked for, out of [`JobObservation`]s and the counters of the engine
 //! and the gRPC port. Begin at `Metrics`.
 
 pub mod catalogue;
-mod page;
-mod tally;
+mod counters;
+mod text_format;
 mod transfers;
 
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use std::time::Duration;
 
 #[cfg(target_os = "linux")]
 use self::catalogue as metric;
-pub use self::page::Page;
-pub use self::tally::Tally;
-use self::tally::seconds;
+pub use self::counters::EventCounters;
+use self::counters::seconds;
+pub use self::text_format::Scrape;
 use crate::coordination::{
-    BarrierKind, Gaps, JobId, JobObservation, RunState, TaskStanding, TaskState, Timestamp,
+    BarrierKind, GapHistogram, JobId, JobObservation, RunState, TaskPhase, TaskState, Timestamp,
 };
 use crate::engine::Engine;
-use crate::findings::{self, Board};
+use crate::findings::{self, FindingStore};
 use crate::grpc;
 use crate::meter;
-use crate::tls::Failures;
+use crate::tls::HandshakeFailures;
 
 /// The media type of a scrape.
 pub const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -33,7 +33,7 @@ pub const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// How often the lag of timers is sampled.
 const LAG_SAMPLED: Duration = Duration::from_millis(500);
 
-const STATES: [(RunState, &str); 5] = [
+const TASK_STATES: [(RunState, &str); 5] = [
     (RunState::Forming, "forming"),
     (RunState::Running, "running"),
     (RunState::Completed, "completed"),
@@ -42,31 +42,31 @@ const STATES: [(RunState, &str); 5] = [
 ];
 
 /// Whoever has figures of their own to show in a scrape.
-pub trait Shows: Send + Sync {
+pub trait MetricSource: Send + Sync {
     /// Puts them on the page.
-    fn show(&self, page: &mut Page);
+    fn show(&self, page: &mut Scrape);
 }
 
 /// Where everything that is measured comes from.
 #[derive(Clone)]
-pub struct Sources {
+pub struct MetricInputs {
     /// The state.
     pub engine: Arc<Engine>,
     /// The wire edge.
     pub edge: Arc<grpc::Server>,
     /// What the engine told of.
-    pub tally: Arc<Tally>,
+    pub tally: Arc<EventCounters>,
     /// What was found.
-    pub board: Arc<Board>,
+    pub board: Arc<FindingStore>,
     /// The handshakes that failed.
-    pub handshakes: Arc<Failures>,
+    pub handshakes: Arc<HandshakeFailures>,
     /// Whoever else has something to show: the web edge.
-    pub others: Vec<Arc<dyn Shows>>,
+    pub others: Vec<Arc<dyn MetricSource>>,
 }
 
 /// Everything that is measured.
 pub struct Metrics {
-    sources: Sources,
+    sources: MetricInputs,
     /// Jobs with more tasks have no metrics for each of them.
     tasks_max: usize,
     scrapes: AtomicU64,
@@ -76,48 +76,48 @@ pub struct Metrics {
 impl Metrics {
     /// Metrics of a server; jobs with more tasks than `tasks_max` have none for each task.
     #[must_use]
-    pub fn new(sources: Sources, tasks_max: usize) -> Self {
+    pub fn new(sources: MetricInputs, tasks_max: usize) -> Self {
         Self { sources, tasks_max, scrapes: AtomicU64::new(0), scrape_us: AtomicU64::new(0) }
     }
 
     /// Metrics of an engine alone, that nobody counts for.
     #[must_use]
-    pub fn of_engine(engine: &Arc<Engine>, others: Vec<Arc<dyn Shows>>) -> Self {
-        let sources = Sources {
+    pub fn for_engine(engine: &Arc<Engine>, others: Vec<Arc<dyn MetricSource>>) -> Self {
+        let sources = MetricInputs {
             engine: Arc::clone(engine),
-            edge: grpc::Server::new(Arc::clone(engine), grpc::Limits::default()),
+            edge: grpc::Server::new(Arc::clone(engine), grpc::GrpcLimits::default()),
             tally: Arc::default(),
             board: Arc::default(),
-            handshakes: Arc::new(Failures::new(*engine.clock())),
+            handshakes: Arc::new(HandshakeFailures::new(*engine.clock())),
             others,
         };
         Self::new(sources, 0)
     }
 
     /// Samples how late timers wake up, for as long as it is polled.
-    pub async fn sample_lag(engine: Arc<Engine>, tally: Arc<Tally>) {
+    pub async fn sample_lag(engine: Arc<Engine>, tally: Arc<EventCounters>) {
         loop {
             let due = engine.clock().now().after(LAG_SAMPLED);
             tokio::time::sleep(LAG_SAMPLED).await;
-            tally.lagged(engine.clock().now().since(due));
+            tally.record_lag(engine.clock().now().since(due));
         }
     }
 
     /// Everything, in the text format; `None` in a build that measures nothing. Costs a look at every task; a job's lock is held for that only.
     #[must_use]
     pub fn scrape(&self) -> Option<String> {
-        if !meter::ON {
+        if !meter::ENABLED {
             return None;
         }
         let began = self.sources.engine.clock().now();
-        let mut page = Page::default();
+        let mut page = Scrape::default();
         self.show_server(&mut page);
         self.show_edge(&mut page);
-        let jobs: Vec<JobId> = self.sources.engine.look(|core, _| core.jobs().map(|(job, _)| job).collect());
+        let jobs: Vec<JobId> = self.sources.engine.read(|core, _| core.jobs().map(|(job, _)| job).collect());
         self.sources.tally.keep(|job| jobs.contains(&job));
         page.size(&metric::JOBS, &[], jobs.len());
         for job in jobs {
-            if let Some(seen) = self.sources.engine.look(|core, now| core.observe(job, now)) {
+            if let Some(seen) = self.sources.engine.read(|core, now| core.observe(job, now)) {
                 self.show_job(&seen, &mut page);
                 self.sources.tally.show(job, seen.name.as_str(), &mut page);
             }
@@ -130,10 +130,10 @@ impl Metrics {
         Some(text)
     }
 
-    fn show_server(&self, page: &mut Page) {
+    fn show_server(&self, page: &mut Scrape) {
         page.count(&metric::BUILD_INFO, &[env!("CARGO_PKG_VERSION")], 1);
         self.sources.others.iter().for_each(|other| other.show(page));
-        let figures = self.sources.engine.figures();
+        let figures = self.sources.engine.counters();
         page.count(&metric::INPUTS, &[], figures.inputs);
         page.count(&metric::LAGS, &[], figures.lags);
         page.count(&metric::EVENTS, &[], figures.events);
@@ -142,28 +142,28 @@ impl Metrics {
         page.count(&metric::EVENTS_MISSED, &[], figures.events_missed);
         page.size(&metric::FOLLOWERS, &[], figures.followers);
         let locks = self.sources.engine.locks();
-        for (user, lock) in [("input", &locks.inputs), ("bulk", &locks.bulk), ("look", &locks.looks)] {
-            page.timed(&metric::LOCK_WAIT, &[user], &lock.waited.read());
-            page.timed(&metric::LOCK_HELD, &[user], &lock.held.read());
+        for (user, lock) in [("input", &locks.inputs), ("bulk", &locks.bulk), ("look", &locks.reads)] {
+            page.record_duration(&metric::LOCK_WAIT, &[user], &lock.waited.read());
+            page.record_duration(&metric::LOCK_HELD, &[user], &lock.held.read());
             #[expect(clippy::cast_precision_loss, reason = "a time, to the nanosecond for a hundred days")]
-            page.put(&metric::LOCK_LONGEST, &[user], lock.held.longest_ns() as f64 / 1e9);
+            page.write_sample(&metric::LOCK_LONGEST, &[user], lock.held.longest_ns() as f64 / 1e9);
         }
         for (listener, fault, count) in self.sources.handshakes.faults() {
             page.count(&metric::HANDSHAKES_FAILED, &[listener, fault.name()], count);
         }
         self.sources.tally.show_lag(page);
-        page.put(&metric::FINDINGS_LOOKED, &[], at(self.sources.board.looked_at()));
+        page.write_sample(&metric::FINDINGS_LOOKED, &[], unix_seconds(self.sources.board.looked_at()));
         page.count(&metric::SCRAPES, &[], self.scrapes.load(Ordering::Relaxed));
-        page.put(&metric::SCRAPE_DURATION, &[], seconds(self.scrape_us.load(Ordering::Relaxed)));
+        page.write_sample(&metric::SCRAPE_DURATION, &[], seconds(self.scrape_us.load(Ordering::Relaxed)));
     }
 
-    fn show_edge(&self, page: &mut Page) {
-        let figures = self.sources.edge.figures();
+    fn show_edge(&self, page: &mut Scrape) {
+        let figures = self.sources.edge.counters();
         for calls in self.sources.edge.calls() {
             page.count(&metric::CALLS, &[calls.method, calls.generation, calls.code], calls.count);
         }
         for calls in self.sources.edge.call_times() {
-            page.timed(&metric::CALL_DURATION, &[calls.method, calls.generation], &calls.timed);
+            page.record_duration(&metric::CALL_DURATION, &[calls.method, calls.generation], &calls.timed);
         }
         page.count(&metric::CALLS_RECEIVED, &[], figures.calls);
         page.count(&metric::CALLS_REFUSED, &[], figures.calls_refused);
@@ -174,7 +174,7 @@ impl Metrics {
             page.count(&metric::CONNECTIONS_ENDED, &[ending], count);
         }
         page.count(&metric::CONNECTIONS_REFUSED, &[], figures.connections_refused);
-        page.count(&metric::CONNECTIONS_STRANGE, &[], figures.strangers);
+        page.count(&metric::CONNECTIONS_STRANGE, &[], figures.not_http2);
         page.count(&metric::ACCEPT_ERRORS, &[], figures.accept_errors);
         page.count(&metric::RECEIVED_BYTES, &[], figures.received_bytes);
         page.count(&metric::SENT_BYTES, &[], figures.sent_bytes);
@@ -184,17 +184,17 @@ impl Metrics {
         page.size(&metric::STATE_BYTES_LIMIT, &[], figures.state_bytes_max);
     }
 
-    fn show_job(&self, seen: &JobObservation, page: &mut Page) {
+    fn show_job(&self, seen: &JobObservation, page: &mut Scrape) {
         let job = seen.name.as_str();
         page.size(&metric::JOB_TASKS, &[job], seen.tasks.len());
-        page.put(&metric::JOB_HEARTBEAT_TIMEOUT, &[job], seen.heartbeat_timeout.as_secs_f64());
-        for (state, name) in STATES {
+        page.write_sample(&metric::JOB_HEARTBEAT_TIMEOUT, &[job], seen.heartbeat_timeout.as_secs_f64());
+        for (state, name) in TASK_STATES {
             page.count(&metric::RUN_STATE, &[job, name], u64::from(state == seen.state));
         }
         page.count(&metric::RUN_NUMBER, &[job], seen.run.0);
-        page.put(&metric::RUN_OPENED, &[job], at(seen.opened_at));
+        page.write_sample(&metric::RUN_OPENED, &[job], unix_seconds(seen.opened_at));
         if let Some(started) = seen.started_at {
-            page.put(&metric::RUN_STARTED, &[job], at(started));
+            page.write_sample(&metric::RUN_STARTED, &[job], unix_seconds(started));
         }
         for state in TaskState::ALL {
             page.size(&metric::TASKS, &[job, state.name()], seen.counts.get(state));
@@ -236,12 +236,13 @@ impl Metrics {
 
     /// What workers report of their transfers. In jobs where nobody does it is left out: a series for every transport
     /// and every outcome would be many that say nothing.
-    fn show_transfers(&self, seen: &JobObservation, page: &mut Page) {
+    fn show_transfers(&self, seen: &JobObservation, page: &mut Scrape) {
         let board = self.sources.edge.transfers();
         if !board.has(seen.job, seen.run) {
             return;
         }
-        let roster = self.sources.engine.look(|core, _| core.job(seen.job).map(|look| look.roster()));
+        let roster =
+            self.sources.engine.read(|core, _| core.job(seen.job).map(|look| look.task_incarnations()));
         let Some(roster) = roster else { return };
         let view = board.summary(seen.job, &roster, seen.seen_at);
         let job = seen.name.as_str();
@@ -251,7 +252,7 @@ impl Metrics {
         }
     }
 
-    fn show_tasks(&self, job: &str, seen: &JobObservation, page: &mut Page) {
+    fn show_tasks(&self, job: &str, seen: &JobObservation, page: &mut Scrape) {
         let omitted = seen.tasks.len() > self.tasks_max;
         page.count(&metric::TASK_METRICS_OMITTED, &[job], u64::from(omitted));
         if omitted {
@@ -260,39 +261,39 @@ impl Metrics {
         for task in &seen.tasks {
             let number = task.task.to_string();
             let labels = [job, number.as_str()];
-            let up = matches!(task.standing, TaskStanding::Connected | TaskStanding::Suspect);
+            let up = matches!(task.standing, TaskPhase::Connected | TaskPhase::Suspect);
             page.count(&metric::TASK_UP, &labels, u64::from(up));
             if let Some(heard) = task.last_heartbeat {
-                page.put(&metric::TASK_LAST_HEARTBEAT, &labels, at(heard));
+                page.write_sample(&metric::TASK_LAST_HEARTBEAT, &labels, unix_seconds(heard));
             }
             if let Some(straggling) = &task.straggling {
-                page.put(&metric::TASK_STRAGGLER_SCORE, &labels, straggling.score);
-                page.put(&metric::TASK_LATENESS, &labels, seconds(straggling.lateness_us));
-                page.put(&metric::TASK_HELD_UP, &labels, seconds(straggling.held_up_us));
+                page.write_sample(&metric::TASK_STRAGGLER_SCORE, &labels, straggling.score);
+                page.write_sample(&metric::TASK_LATENESS, &labels, seconds(straggling.lateness_us));
+                page.write_sample(&metric::TASK_HELD_UP, &labels, seconds(straggling.held_up_us));
             }
         }
     }
 }
 
-fn show_gaps(job: &str, gaps: &Gaps, page: &mut Page) {
-    let bounds = (0..gaps.counts.len()).map_while(Gaps::longest_us).map(seconds);
+fn show_gaps(job: &str, gaps: &GapHistogram, page: &mut Scrape) {
+    let bounds = (0..gaps.counts.len()).map_while(GapHistogram::longest_us).map(seconds);
     let bounded = bounds.zip(&gaps.counts);
     page.buckets(&metric::HEARTBEAT_GAPS, &[job], bounded, &gaps.counts, seconds(gaps.sum_us));
 }
 
-fn show_barriers(job: &str, seen: &JobObservation, page: &mut Page) {
+fn show_barriers(job: &str, seen: &JobObservation, page: &mut Scrape) {
     for kind in BarrierKind::ALL {
         let of_kind = || seen.barriers.iter().filter(move |barrier| barrier.kind == kind);
         let labels = [job, kind.name()];
         page.size(&metric::BARRIERS_IN_PROGRESS, &labels, of_kind().count());
         page.size(&metric::BARRIER_MISSING, &labels, of_kind().map(|barrier| barrier.missing).sum());
         if let Some(oldest) = of_kind().map(|barrier| barrier.since).min() {
-            page.put(&metric::BARRIER_OLDEST, &labels, at(oldest));
+            page.write_sample(&metric::BARRIER_OLDEST, &labels, unix_seconds(oldest));
         }
     }
 }
 
 /// A moment as seconds since the Unix epoch.
-fn at(moment: Timestamp) -> f64 {
+fn unix_seconds(moment: Timestamp) -> f64 {
     seconds(moment.0)
 }

@@ -4,13 +4,13 @@
 //! nothing. Workers report within their first second, so hardly any rise is missed.
 
 use super::catalogue as metric;
-use super::page::Page;
-use crate::reports::{Outcome, TaskTransfers, TotalsView, TransfersView, Transport};
+use super::text_format::Scrape;
+use crate::reports::{ReportedTransport, TaskTransfers, TotalsView, TransferOutcome, TransfersView};
 use crate::transfer::Class;
 
 /// Bytes by transport and direction; those that moved nothing are 0, so that the first shows as a rise.
 fn bytes(totals: &TotalsView) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
-    Transport::ALL.into_iter().flat_map(|transport| {
+    ReportedTransport::ALL.into_iter().flat_map(|transport| {
         let of = totals.bytes.iter().find(|of| of.transport == transport);
         let (sent, received) = of.map_or((0, 0), |of| (of.sent, of.received));
         [(transport.name(), "sent", sent), (transport.name(), "received", received)]
@@ -18,7 +18,7 @@ fn bytes(totals: &TotalsView) -> impl Iterator<Item = (&'static str, &'static st
 }
 
 /// Shows what the tasks of a job report in sum.
-pub(super) fn show(job: &str, view: &TransfersView, page: &mut Page) {
+pub(super) fn show(job: &str, view: &TransfersView, page: &mut Scrape) {
     for (result, count) in [("taken", view.taken), ("repeated", view.repeated), ("refused", view.refused)] {
         page.count(&metric::TRANSFER_REPORTS, &[job, result], count);
     }
@@ -27,11 +27,11 @@ pub(super) fn show(job: &str, view: &TransfersView, page: &mut Page) {
     for (transport, direction, bytes) in bytes(totals) {
         page.count(&metric::TRANSFER_BYTES, &[job, transport, direction], bytes);
     }
-    for outcome in Outcome::all() {
+    for outcome in TransferOutcome::all() {
         page.count(&metric::TRANSFER_LAUNCHES, &[job, outcome.name()], totals.ended(outcome));
     }
     page.count(&metric::TRANSFER_IN_FLIGHT, &[job], view.in_flight());
-    for transport in Transport::ALL {
+    for transport in ReportedTransport::ALL {
         let links = view.links.iter().find(|links| links.transport == transport);
         let connections = links.map_or(0, |links| links.connections);
         page.count(&metric::TRANSFER_CONNECTIONS, &[job, transport.name()], connections);
@@ -59,7 +59,7 @@ pub(super) fn show(job: &str, view: &TransfersView, page: &mut Page) {
         let labels = [job, of.transport.name(), &of.size_class];
         page.times(&metric::TRANSFER_DURATIONS, &labels, &of.counts, of.sum_us);
     }
-    for reason in Outcome::all().filter(|outcome| *outcome != Outcome::COMPLETED) {
+    for reason in TransferOutcome::all().filter(|outcome| *outcome != TransferOutcome::COMPLETED) {
         let found = totals.aborts.iter().find(|of| of.reason == reason);
         page.count(&metric::TRANSFER_ABORTS, &[job, reason.name()], found.map_or(0, |of| of.connections));
     }
@@ -67,12 +67,12 @@ pub(super) fn show(job: &str, view: &TransfersView, page: &mut Page) {
         page.count(&metric::TRANSFER_IN_FLIGHT_BYTES, &[job, class.name()], bytes);
     }
     if let Some(clock) = view.clock {
-        page.put(&metric::CLOCK_WORST, &[job], clock.ahead_seconds());
+        page.write_sample(&metric::CLOCK_WORST, &[job], clock.ahead_seconds());
     }
 }
 
 /// Shows what each of a few tasks reports.
-pub(super) fn show_tasks(job: &str, tasks: &[TaskTransfers], page: &mut Page) {
+pub(super) fn show_tasks(job: &str, tasks: &[TaskTransfers], page: &mut Scrape) {
     for of_task in tasks {
         let task = of_task.task.to_string();
         for (transport, direction, bytes) in bytes(&of_task.totals).filter(|(.., bytes)| *bytes > 0) {
@@ -80,7 +80,7 @@ pub(super) fn show_tasks(job: &str, tasks: &[TaskTransfers], page: &mut Page) {
         }
         page.count(&metric::TRANSFER_TASK_FAILED, &[job, &task], of_task.totals.failed());
         if let Some(clock) = of_task.clock {
-            page.put(&metric::CLOCK_OFFSET, &[job, &task], clock.ahead_seconds());
+            page.write_sample(&metric::CLOCK_OFFSET, &[job, &task], clock.ahead_seconds());
         }
     }
 }

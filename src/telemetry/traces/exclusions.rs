@@ -1,7 +1,7 @@
 //! Makes the span of each exclusion when it ends: only then is it known what the exclusion did.
 //!
 //! The span is a child of the `traceparent` of the request, which becomes known after the event. Begin at
-//! [`Exclusions`].
+//! [`ExclusionSpans`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use opentelemetry::trace::{
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_sdk::trace::SdkTracer;
 
-use super::{ARRIVALS_MAX, Names, number, time};
-use crate::coordination::{Actor, Change, Event, ExclusionId, JobId, Target, TaskId};
+use super::{BARRIER_EVENTS_MAX, JobNames, number, time};
+use crate::coordination::{Actor, EventKind, ExclusionId, ExclusionTarget, JobEvent, JobId, TaskId};
 
 /// How many exclusions are followed at once; each job bounds its own.
 const OPEN_MAX: usize = 1 << 16;
 
 /// An exclusion that holds.
-struct Open {
+struct OpenExclusion {
     since: SystemTime,
     attributes: Vec<KeyValue>,
     events: Vec<Happening>,
@@ -28,24 +28,24 @@ struct Open {
 }
 
 /// The exclusions that hold, in all jobs.
-pub(super) struct Exclusions {
+pub(super) struct ExclusionSpans {
     tracer: SdkTracer,
-    names: Arc<Names>,
-    open: HashMap<(JobId, ExclusionId), Open>,
+    names: Arc<JobNames>,
+    open: HashMap<(JobId, ExclusionId), OpenExclusion>,
 }
 
-impl Exclusions {
-    pub fn new(tracer: SdkTracer, names: Arc<Names>) -> Self {
+impl ExclusionSpans {
+    pub fn new(tracer: SdkTracer, names: Arc<JobNames>) -> Self {
         Self { tracer, names, open: HashMap::new() }
     }
 
-    pub fn event(&mut self, event: &Event) {
+    pub fn event(&mut self, event: &JobEvent) {
         match &event.what {
-            Change::Excluded { exclusion, target, tasks, actor } if self.open.len() < OPEN_MAX => {
+            EventKind::Excluded { exclusion, target, tasks, actor } if self.open.len() < OPEN_MAX => {
                 let open = self.began(event, *exclusion, *target, tasks, actor);
                 self.open.insert((event.job, *exclusion), open);
             }
-            Change::RegistrationRefused { exclusion, task, peer } => {
+            EventKind::RegistrationRefused { exclusion, task, peer } => {
                 if let Some(open) = self.open.get_mut(&(event.job, *exclusion)) {
                     let mut about = vec![of_task(*task)];
                     about.extend(
@@ -54,7 +54,7 @@ impl Exclusions {
                     open.events.push(Happening::new("registration refused", time(event.at), about, 0));
                 }
             }
-            Change::Readmitted { exclusion, actor, .. } => {
+            EventKind::Readmitted { exclusion, actor, .. } => {
                 let Some(open) = self.open.remove(&(event.job, *exclusion)) else { return };
                 let mut end = vec![KeyValue::new(
                     "muster.exclusion.end",
@@ -66,9 +66,9 @@ impl Exclusions {
                 }
                 self.ended(open, end, time(event.at));
             }
-            Change::JobDeleted { .. } => {
+            EventKind::JobDeleted { .. } => {
                 let of_job = self.open.extract_if(|(job, _), _| *job == event.job);
-                let of_job: Vec<Open> = of_job.map(|(_, open)| open).collect();
+                let of_job: Vec<OpenExclusion> = of_job.map(|(_, open)| open).collect();
                 for open in of_job {
                     self.ended(
                         open,
@@ -82,7 +82,7 @@ impl Exclusions {
     }
 
     /// What the request that asked for an exclusion is a part of.
-    pub fn is_part_of(&mut self, job: JobId, exclusion: ExclusionId, parent: SpanContext) {
+    pub fn link(&mut self, job: JobId, exclusion: ExclusionId, parent: SpanContext) {
         if let Some(open) = self.open.get_mut(&(job, exclusion)) {
             open.parent = Some(parent);
         }
@@ -90,7 +90,7 @@ impl Exclusions {
 
     /// The server stops: what holds still is told of as it stands.
     pub fn end_all(&mut self) {
-        let open: Vec<Open> = self.open.drain().map(|(_, open)| open).collect();
+        let open: Vec<OpenExclusion> = self.open.drain().map(|(_, open)| open).collect();
         for open in open {
             let builder = open.builder(vec![KeyValue::new("muster.exclusion.end", "in-force")]);
             // To drop a span is to end it now.
@@ -100,12 +100,12 @@ impl Exclusions {
 
     fn began(
         &self,
-        event: &Event,
+        event: &JobEvent,
         exclusion: ExclusionId,
-        target: Target,
+        target: ExclusionTarget,
         tasks: &[TaskId],
         actor: &Actor,
-    ) -> Open {
+    ) -> OpenExclusion {
         let mut attributes = vec![
             KeyValue::new("muster.job", self.names.of(event.job).to_string()),
             KeyValue::new("muster.run", number(event.run.0)),
@@ -118,17 +118,17 @@ impl Exclusions {
         ];
         attributes.extend(actor.address.map(|from| KeyValue::new("client.address", from.ip().to_string())));
         let out = |task: &TaskId| Happening::new("taken out", time(event.at), vec![of_task(*task)], 0);
-        let events = tasks.iter().take(ARRIVALS_MAX as usize - 1).map(out).collect();
-        Open { since: time(event.at), attributes, events, parent: None }
+        let events = tasks.iter().take(BARRIER_EVENTS_MAX as usize - 1).map(out).collect();
+        OpenExclusion { since: time(event.at), attributes, events, parent: None }
     }
 
-    fn ended(&self, open: Open, end: Vec<KeyValue>, at: SystemTime) {
+    fn ended(&self, open: OpenExclusion, end: Vec<KeyValue>, at: SystemTime) {
         let (builder, parent) = open.builder(end);
         self.tracer.build_with_context(builder, &parent).end_with_timestamp(at);
     }
 }
 
-impl Open {
+impl OpenExclusion {
     fn builder(mut self, end: Vec<KeyValue>) -> (SpanBuilder, Context) {
         self.attributes.extend(end);
         let builder = SpanBuilder::from_name("exclusion")

@@ -30,22 +30,22 @@ use tower_service::Service;
 use crate::tls;
 
 /// How long one request may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an answer may be, in bytes.
-const ANSWER_BYTES_MAX: usize = 1 << 20;
+const RESPONSE_BYTES_MAX: usize = 1 << 20;
 /// Where traces go on an endpoint that names no place.
-const PLACE: &str = "/v1/traces";
+const DEFAULT_PATH: &str = "/v1/traces";
 
 /// How traces are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Protocol {
+pub enum OtlpProtocol {
     /// OTLP over gRPC.
     Grpc,
     /// OTLP over HTTP, as protobuf.
     Http,
 }
 
-impl Protocol {
+impl OtlpProtocol {
     /// Reads what settings and `OTEL_EXPORTER_OTLP_PROTOCOL` say.
     ///
     /// # Errors
@@ -59,7 +59,7 @@ impl Protocol {
     }
 }
 
-impl fmt::Display for Protocol {
+impl fmt::Display for OtlpProtocol {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Grpc => "grpc",
@@ -82,14 +82,14 @@ pub fn check_endpoint(text: &str) -> Result<(), String> {
 
 /// Whom a collector behind `https` must be known by, and what is shown to it.
 #[derive(Debug, Clone, Default)]
-pub struct Trust {
+pub struct CollectorTls {
     /// The authorities that its certificate may come from; `None`: those of the system.
     pub ca: Option<PathBuf>,
     /// A certificate to show, and its key.
     pub own: Option<(PathBuf, PathBuf)>,
 }
 
-impl Trust {
+impl CollectorTls {
     /// What is needed to speak TLS with an endpoint; `None` if it speaks plain text.
     fn tls(&self, endpoint: &Uri, protocol: &'static [u8]) -> Result<Option<Arc<ClientConfig>>, String> {
         if endpoint.scheme_str() != Some("https") {
@@ -107,23 +107,27 @@ impl Trust {
 }
 
 /// What sends spans to `endpoint`.
-pub(super) fn exporter(endpoint: &str, protocol: Protocol, trust: &Trust) -> Result<SpanExporter, String> {
+pub(super) fn exporter(
+    endpoint: &str,
+    protocol: OtlpProtocol,
+    trust: &CollectorTls,
+) -> Result<SpanExporter, String> {
     check_endpoint(endpoint)?;
     let mut uri: Uri = endpoint.parse().map_err(|error| format!("{error}"))?;
     let built = match protocol {
-        Protocol::Grpc => {
+        OtlpProtocol::Grpc => {
             let connector = Connector { tls: trust.tls(&uri, b"h2")? };
-            let channel = Endpoint::from(uri).timeout(PATIENCE).connect_timeout(PATIENCE);
+            let channel = Endpoint::from(uri).timeout(REQUEST_TIMEOUT).connect_timeout(REQUEST_TIMEOUT);
             let channel = channel.connect_with_connector_lazy(connector);
-            SpanExporter::builder().with_tonic().with_channel(channel).with_timeout(PATIENCE).build()
+            SpanExporter::builder().with_tonic().with_channel(channel).with_timeout(REQUEST_TIMEOUT).build()
         }
-        Protocol::Http => {
+        OtlpProtocol::Http => {
             if uri.path() == "/" {
-                let whole = format!("{}{PLACE}", endpoint.trim_end_matches('/'));
+                let whole = format!("{}{DEFAULT_PATH}", endpoint.trim_end_matches('/'));
                 uri = whole.parse().map_err(|error| format!("{error}"))?;
             }
             let connector = Connector { tls: trust.tls(&uri, b"http/1.1")? };
-            let client = Client { runtime: Handle::current(), connector };
+            let client = OtlpHttpClient { runtime: Handle::current(), connector };
             SpanExporter::builder()
                 .with_http()
                 .with_http_client(client)
@@ -135,11 +139,11 @@ pub(super) fn exporter(endpoint: &str, protocol: Protocol, trust: &Trust) -> Res
 }
 
 /// A connection, under TLS or not.
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+trait IoStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> IoStream for S {}
 
-type Connected = TokioIo<Box<dyn Stream>>;
+type CollectorStream = TokioIo<Box<dyn IoStream>>;
 
 /// Opens connections to a collector.
 #[derive(Debug, Clone)]
@@ -148,7 +152,7 @@ struct Connector {
 }
 
 impl Connector {
-    async fn connect(self, endpoint: Uri) -> io::Result<Connected> {
+    async fn connect(self, endpoint: Uri) -> io::Result<CollectorStream> {
         let invalid = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
         let host = endpoint.host().ok_or_else(|| invalid("the endpoint names no host".to_owned()))?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
@@ -161,9 +165,9 @@ impl Connector {
 }
 
 impl Service<Uri> for Connector {
-    type Response = Connected;
+    type Response = CollectorStream;
     type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<Connected>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = io::Result<CollectorStream>> + Send>>;
 
     fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
@@ -176,21 +180,21 @@ impl Service<Uri> for Connector {
 
 /// Sends requests from any thread, by tasks of the runtime.
 #[derive(Debug)]
-struct Client {
+struct OtlpHttpClient {
     runtime: Handle,
     connector: Connector,
 }
 
-type Answered<'a> = Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send + 'a>>;
+type ResponseFuture<'a> = Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send + 'a>>;
 
-impl HttpClient for Client {
-    fn send_bytes<'a, 'b>(&'a self, request: Request<Bytes>) -> Answered<'b>
+impl HttpClient for OtlpHttpClient {
+    fn send_bytes<'a, 'b>(&'a self, request: Request<Bytes>) -> ResponseFuture<'b>
     where
         'a: 'b,
         Self: 'b,
     {
         let connector = self.connector.clone();
-        let send = async move { tokio::time::timeout(PATIENCE, send(connector, request)).await };
+        let send = async move { tokio::time::timeout(REQUEST_TIMEOUT, send(connector, request)).await };
         let sent = self.runtime.spawn(send);
         Box::pin(async move { sent.await?? })
     }
@@ -210,7 +214,7 @@ async fn send(connector: Connector, mut request: Request<Bytes>) -> Result<Respo
     }
     *request.uri_mut() = uri.path_and_query().map_or("/", |place| place.as_str()).parse()?;
     let (head, body) = sender.send_request(request.map(Full::new)).await?.into_parts();
-    let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await?.to_bytes();
+    let body = Limited::new(body, RESPONSE_BYTES_MAX).collect().await?.to_bytes();
     Ok(Response::from_parts(head, body))
 }
 

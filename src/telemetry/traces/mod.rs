@@ -14,9 +14,9 @@
 //! full, spans are left out and counted, as are spans that the collector did not take. While tracing is off, a call
 //! costs one check.
 
-mod counted;
 mod exclusions;
 mod export;
+mod span_counts;
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -37,33 +37,33 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span};
 
 use crate::coordination::{
-    BarrierEnding, BarrierOutcome, Change, Event, ExclusionId, JobId, JobName, RunNumber, RunOutcome, TaskId,
-    Timestamp,
+    BarrierCompletion, BarrierOutcome, EventKind, ExclusionId, JobEvent, JobId, JobName, RunNumber,
+    RunOutcome, TaskId, Timestamp,
 };
 use crate::engine::{Engine, Observer};
-use crate::telemetry::metrics::{Page, Shows, catalogue as metric};
-use counted::{Counted, Counts};
-use exclusions::Exclusions;
-pub use export::{Protocol, Trust, check_endpoint};
+use crate::telemetry::metrics::{MetricSource, Scrape, catalogue as metric};
+use exclusions::ExclusionSpans;
+pub use export::{CollectorTls, OtlpProtocol, check_endpoint};
+use span_counts::{CountingSpanProcessor, SpanCounts};
 
 /// How much of what the engine tells of may be on its way.
 const QUEUE: usize = 1 << 12;
 /// How many arrivals one span of a barrier names.
-const ARRIVALS_MAX: u32 = 1 << 14;
+const BARRIER_EVENTS_MAX: u32 = 1 << 14;
 
 /// Something that the engine has told of.
-enum Told {
-    Event(Box<Event>),
-    Barrier(Box<BarrierEnding>),
-    Parent(JobId, ExclusionId, Parent),
+enum TraceMessage {
+    Event(Box<JobEvent>),
+    Barrier(Box<BarrierCompletion>),
+    Parent(JobId, ExclusionId, TraceParent),
     Stop,
 }
 
 /// What a request is a part of, as its caller says.
 #[derive(Debug, Clone)]
-pub struct Parent(SpanContext);
+pub struct TraceParent(SpanContext);
 
-impl Parent {
+impl TraceParent {
     /// What the header `traceparent` says, if it says something that can be read.
     #[must_use]
     pub fn of(headers: &HeaderMap) -> Option<Self> {
@@ -83,7 +83,7 @@ fn context(headers: &HeaderMap) -> Context {
 
 /// A call in progress.
 #[derive(Debug)]
-pub struct CallTrace {
+pub struct CallSpan {
     parent: Context,
     began: Timestamp,
 }
@@ -107,26 +107,28 @@ pub struct CallEnd {
 pub struct Traces {
     tracer: SdkTracer,
     provider: SdkTracerProvider,
-    told: SyncSender<Told>,
+    message_tx: SyncSender<TraceMessage>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    names: Arc<Names>,
-    counts: Arc<Counts>,
+    names: Arc<JobNames>,
+    counts: Arc<SpanCounts>,
 }
 
 /// The names of jobs, which never change.
-struct Names {
+struct JobNames {
     engine: Weak<Engine>,
     known: Mutex<HashMap<JobId, JobName>>,
 }
 
-impl Names {
+impl JobNames {
     fn of(&self, job: JobId) -> JobName {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(name) = known.get(&job) {
             return name.clone();
         }
-        let name =
-            self.engine.upgrade().and_then(|engine| engine.look_up(|core| core.job_name(job).cloned()));
+        let name = self
+            .engine
+            .upgrade()
+            .and_then(|engine| engine.read_under_lock(|core| core.job_name(job).cloned()));
         name.inspect(|name| {
             known.insert(job, name.clone());
         })
@@ -142,14 +144,14 @@ impl Traces {
     pub fn start(
         engine: &Arc<Engine>,
         endpoint: &str,
-        protocol: Protocol,
-        trust: &Trust,
+        protocol: OtlpProtocol,
+        trust: &CollectorTls,
     ) -> Result<Arc<Self>, String> {
         let exporter = export::exporter(endpoint, protocol, trust)?;
-        let counts = Counts::new(*engine.clock());
+        let counts = SpanCounts::new(*engine.clock());
         let provider = SdkTracerProvider::builder()
-            .with_span_processor(Counted::new(exporter, &counts))
-            .with_max_events_per_span(ARRIVALS_MAX)
+            .with_span_processor(CountingSpanProcessor::new(exporter, &counts))
+            .with_max_events_per_span(BARRIER_EVENTS_MAX)
             .with_resource(
                 opentelemetry_sdk::Resource::builder()
                     .with_service_name("muster")
@@ -159,25 +161,32 @@ impl Traces {
             .build();
         let tracer = provider.tracer("muster");
         let (told, coming) = sync_channel(QUEUE);
-        let names = Arc::new(Names { engine: Arc::downgrade(engine), known: Mutex::default() });
-        let exclusions = Exclusions::new(tracer.clone(), Arc::clone(&names));
+        let names = Arc::new(JobNames { engine: Arc::downgrade(engine), known: Mutex::default() });
+        let exclusions = ExclusionSpans::new(tracer.clone(), Arc::clone(&names));
         let runs =
-            Runs { tracer: tracer.clone(), names: Arc::clone(&names), open: HashMap::new(), exclusions };
+            RunSpans { tracer: tracer.clone(), names: Arc::clone(&names), open: HashMap::new(), exclusions };
         let thread = std::thread::Builder::new()
             .name("muster-traces".into())
             .spawn(move || runs.follow(&coming))
             .map_err(|error| error.to_string())?;
-        Ok(Arc::new(Self { tracer, provider, told, thread: Mutex::new(Some(thread)), names, counts }))
+        Ok(Arc::new(Self {
+            tracer,
+            provider,
+            message_tx: told,
+            thread: Mutex::new(Some(thread)),
+            names,
+            counts,
+        }))
     }
 
     /// A call begins.
     #[must_use]
-    pub fn begin(&self, headers: &HeaderMap, now: Timestamp) -> CallTrace {
-        CallTrace { parent: context(headers), began: now }
+    pub fn begin(&self, headers: &HeaderMap, now: Timestamp) -> CallSpan {
+        CallSpan { parent: context(headers), began: now }
     }
 
     /// A call is over.
-    pub fn end(&self, call: &CallTrace, task: Option<TaskId>, end: &CallEnd) {
+    pub fn end(&self, call: &CallSpan, task: Option<TaskId>, end: &CallEnd) {
         let CallEnd { job, service, method, code, at } = *end;
         let mut attributes = vec![
             KeyValue::new("rpc.system", "grpc"),
@@ -200,8 +209,8 @@ impl Traces {
     }
 
     /// An exclusion was asked for by a request that is a part of something.
-    pub fn exclusion_is_part_of(&self, job: JobId, exclusion: ExclusionId, parent: Parent) {
-        self.tell(Told::Parent(job, exclusion, parent));
+    pub fn link_exclusion(&self, job: JobId, exclusion: ExclusionId, parent: TraceParent) {
+        self.tell(TraceMessage::Parent(job, exclusion, parent));
     }
 
     /// Sends what is left, and ends. Blocks until that is done.
@@ -209,80 +218,82 @@ impl Traces {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             // The thread is there until it is told.
-            let _ = self.told.send(Told::Stop);
+            let _ = self.message_tx.send(TraceMessage::Stop);
             let _ = thread.join();
         }
         if let Err(error) = self.provider.shutdown() {
             tracing::warn!(%error, "the last traces could not be sent");
         }
-        self.counts.last_words();
+        self.counts.log_remaining();
     }
 
-    fn tell(&self, told: Told) {
-        if self.told.try_send(told).is_err() {
-            self.counts.leave_out();
+    fn tell(&self, told: TraceMessage) {
+        if self.message_tx.try_send(told).is_err() {
+            self.counts.suppress();
         }
     }
 }
 
-impl Shows for Traces {
-    fn show(&self, page: &mut Page) {
-        page.count(&metric::SPANS_LEFT_OUT, &[], self.counts.left_out.load(Ordering::Relaxed));
+impl MetricSource for Traces {
+    fn show(&self, page: &mut Scrape) {
+        page.count(&metric::SPANS_LEFT_OUT, &[], self.counts.suppressed.load(Ordering::Relaxed));
         page.count(&metric::SPANS_FAILED, &[], self.counts.failed.load(Ordering::Relaxed));
     }
 }
 
 impl Observer for Traces {
-    fn event(&self, event: &Event) {
+    fn event(&self, event: &JobEvent) {
         let told = matches!(
             event.what,
-            Change::RunOpened
-                | Change::RunEnded { .. }
-                | Change::FirstCause { .. }
-                | Change::Excluded { .. }
-                | Change::Readmitted { .. }
-                | Change::RegistrationRefused { .. }
-                | Change::JobDeleted { .. }
+            EventKind::RunOpened
+                | EventKind::RunEnded { .. }
+                | EventKind::FirstCause { .. }
+                | EventKind::Excluded { .. }
+                | EventKind::Readmitted { .. }
+                | EventKind::RegistrationRefused { .. }
+                | EventKind::JobDeleted { .. }
         );
         if told {
-            self.tell(Told::Event(Box::new(event.clone())));
+            self.tell(TraceMessage::Event(Box::new(event.clone())));
         }
     }
 
-    fn barrier_ended(&self, ending: &BarrierEnding) {
-        self.tell(Told::Barrier(Box::new(ending.clone())));
+    fn barrier_ended(&self, ending: &BarrierCompletion) {
+        self.tell(TraceMessage::Barrier(Box::new(ending.clone())));
     }
 }
 
 /// The thread's side: the spans of the runs that are open.
-struct Runs {
+struct RunSpans {
     tracer: SdkTracer,
-    names: Arc<Names>,
+    names: Arc<JobNames>,
     open: HashMap<JobId, (RunNumber, Span)>,
-    exclusions: Exclusions,
+    exclusions: ExclusionSpans,
 }
 
-impl Runs {
-    fn follow(mut self, coming: &Receiver<Told>) {
+impl RunSpans {
+    fn follow(mut self, coming: &Receiver<TraceMessage>) {
         for told in coming {
             match told {
-                Told::Event(event) => {
+                TraceMessage::Event(event) => {
                     self.exclusions.event(&event);
                     self.event(&event);
                 }
-                Told::Parent(job, exclusion, parent) => self.exclusions.is_part_of(job, exclusion, parent.0),
-                Told::Barrier(ending) => self.barrier(&ending),
-                Told::Stop => break,
+                TraceMessage::Parent(job, exclusion, parent) => {
+                    self.exclusions.link(job, exclusion, parent.0)
+                }
+                TraceMessage::Barrier(ending) => self.barrier(&ending),
+                TraceMessage::Stop => break,
             }
         }
         // Spans of runs that are still open end with the server; to drop one is to end it.
         self.exclusions.end_all();
     }
 
-    fn event(&mut self, event: &Event) {
+    fn event(&mut self, event: &JobEvent) {
         let at = time(event.at);
         match &event.what {
-            Change::RunOpened => {
+            EventKind::RunOpened => {
                 let name = self.names.of(event.job);
                 let attributes = [
                     KeyValue::new("muster.job", name.to_string()),
@@ -292,13 +303,13 @@ impl Runs {
                 let span = self.tracer.build_with_context(builder, &Context::new());
                 self.open.insert(event.job, (event.run, span));
             }
-            Change::FirstCause { task } => {
+            EventKind::FirstCause { task } => {
                 let Some((_, span)) = self.open.get_mut(&event.job) else { return };
                 let task = task.map(|task| KeyValue::new("muster.task", i64::from(task.0)));
                 let error = KeyValue::new("error.message", event.reason.clone());
                 span.add_event_with_timestamp("first cause", at, task.into_iter().chain([error]).collect());
             }
-            Change::RunEnded { outcome } => {
+            EventKind::RunEnded { outcome } => {
                 let Some((_, mut span)) = self.open.remove(&event.job) else { return };
                 span.set_attribute(KeyValue::new("muster.outcome", outcome.name()));
                 if *outcome != RunOutcome::Completed {
@@ -310,7 +321,7 @@ impl Runs {
         }
     }
 
-    fn barrier(&self, ending: &BarrierEnding) {
+    fn barrier(&self, ending: &BarrierCompletion) {
         let record = &ending.record;
         let run = self.open.get(&ending.job).filter(|(run, _)| *run == ending.run);
         let parent = match run {
@@ -329,7 +340,7 @@ impl Runs {
             KeyValue::new("muster.barrier.arrived", size(record.arrived)),
             KeyValue::new("muster.barrier.skew_us", number(record.skew_us)),
         ];
-        let arrivals = ending.arrivals.iter().take(ARRIVALS_MAX as usize).map(|arrival| {
+        let arrivals = ending.arrivals.iter().take(BARRIER_EVENTS_MAX as usize).map(|arrival| {
             let task = KeyValue::new("muster.task", i64::from(arrival.task.0));
             Happening::new("arrival", time(arrival.at), vec![task], 0)
         });

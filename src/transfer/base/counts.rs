@@ -8,7 +8,7 @@ use super::transport::TransportKind;
 
 /// What is counted beside the bytes of connections.
 #[derive(Debug, Default)]
-pub struct Counts {
+pub struct EngineCounts {
     /// Frames and hellos of another life.
     pub fenced: AtomicU64,
     /// Chunks that came damaged.

@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use crate::base::sync::lock;
 
 type Outcome = Result<(), String>;
-type Listener = Box<dyn FnOnce(Outcome) + Send>;
+type EventListener = Box<dyn FnOnce(Outcome) + Send>;
 
 enum State {
-    Pending(Vec<Listener>),
+    Pending(Vec<EventListener>),
     Over(Outcome),
 }
 

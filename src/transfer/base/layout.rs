@@ -8,21 +8,21 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Layout {
     bytes: u64,
-    fingerprint: Fingerprint,
+    fingerprint: LayoutFingerprint,
 }
 
 /// Equal for equal layouts, and almost surely different for different ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
-pub struct Fingerprint(pub u64);
+pub struct LayoutFingerprint(pub u64);
 
-impl fmt::Display for Fingerprint {
+impl fmt::Display for LayoutFingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)
     }
 }
 
-impl Fingerprint {
+impl LayoutFingerprint {
     /// Makes that of bytes, the same on every machine and in every version (64-bit FNV-1a).
     #[must_use]
     pub fn of(parts: &[&[u8]]) -> Self {
@@ -40,12 +40,12 @@ impl Layout {
     /// Plain bytes, without a shape.
     #[must_use]
     pub fn bytes(count: usize) -> Self {
-        Self { bytes: count as u64, fingerprint: Fingerprint::of(&[b"bytes"]) }
+        Self { bytes: count as u64, fingerprint: LayoutFingerprint::of(&[b"bytes"]) }
     }
 
     /// Makes that of so many bytes of what has this fingerprint.
     #[must_use]
-    pub const fn part(bytes: u64, of: Fingerprint) -> Self {
+    pub const fn part(bytes: u64, of: LayoutFingerprint) -> Self {
         Self { bytes, fingerprint: of }
     }
 
@@ -55,7 +55,8 @@ impl Layout {
     pub fn array(element: &str, width: u64, shape: &[u64], sharding: &str) -> Option<Self> {
         let bytes = shape.iter().try_fold(width, |bytes, extent| bytes.checked_mul(*extent))?;
         let dimensions: Vec<u8> = shape.iter().flat_map(|extent| extent.to_le_bytes()).collect();
-        let fingerprint = Fingerprint::of(&[b"array", element.as_bytes(), &dimensions, sharding.as_bytes()]);
+        let fingerprint =
+            LayoutFingerprint::of(&[b"array", element.as_bytes(), &dimensions, sharding.as_bytes()]);
         Some(Self { bytes, fingerprint })
     }
 
@@ -73,7 +74,7 @@ impl Layout {
 
     /// Returns what is compared with the other side's.
     #[must_use]
-    pub const fn fingerprint(&self) -> Fingerprint {
+    pub const fn fingerprint(&self) -> LayoutFingerprint {
         self.fingerprint
     }
 }

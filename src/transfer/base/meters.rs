@@ -180,7 +180,7 @@ impl Meters {
             self.ended[place + 1].fetch_add(1, Ordering::Relaxed);
         }
         let peer = error.member().map(|member| member.task).or(peer).unwrap_or(self.here);
-        let failed = Failed { at_us: clock::wall().0, peer, error: error.clone() };
+        let failed = Failed { at_us: clock::wall_time().0, peer, error: error.clone() };
         {
             let mut failures = lock(&self.failures);
             if failures.len() == FAILURES_KEPT {

@@ -22,7 +22,7 @@ use super::shared::EngineShared;
 use crate::base::error::TransferError;
 use crate::base::identity::Member;
 use crate::base::sync::lock;
-use crate::io::wire::{BlockingWire, Listener, Side, Wire};
+use crate::io::wire::{BlockingWire, Listener, Wire, WireEnd};
 use crate::protocol::hello::{Answer, Hello, Verdict};
 use crate::session::connection::Connection;
 use crate::session::handshake::{self, HelloError};
@@ -101,7 +101,7 @@ fn take_hello(
 ) -> Result<(), HelloError> {
     let until = clock::monotonic() + HELLO_TIMEOUT;
     let is_exposed = wire.capabilities().is_exposed;
-    let wire = wrap(shared, wire, Side::Accepted, until)?;
+    let wire = wrap(shared, wire, WireEnd::Accepted, until)?;
     let mut blocking = BlockingWire::new(&*wire, until);
     let dialler = match handshake::accept(&mut blocking, shared.key.as_ref(), &clock::random_bytes()) {
         Err(HelloError::Unproven) => {

@@ -36,16 +36,16 @@ pub struct Waiter {
     /// Called once.
     told: Box<dyn FnOnce(Result<ConnectionLease, TransferError>) + Send>,
     /// Whether the request still exists.
-    wanted: Wanted,
+    wanted: IsWanted,
 }
 
 /// Says whether something is still wanted. Asked under the lock of the cache: it only looks.
-pub type Wanted = Arc<dyn Fn() -> bool + Send + Sync>;
+pub type IsWanted = Arc<dyn Fn() -> bool + Send + Sync>;
 
 impl Waiter {
     /// Makes a waiter that calls `told` in the end, whatever `wanted` says.
     pub fn new(
-        wanted: &Wanted,
+        wanted: &IsWanted,
         told: impl FnOnce(Result<ConnectionLease, TransferError>) + Send + 'static,
     ) -> Self {
         Self { told: Box::new(told), wanted: Arc::clone(wanted) }
@@ -88,7 +88,7 @@ pub enum Found {
 }
 
 /// How a clique became ready.
-pub enum Readiness {
+pub enum CliqueReady {
     /// These waited for it.
     Waited(Vec<Waiter>),
     /// It is ready, in the place of this one.
@@ -196,18 +196,18 @@ impl Cliques {
 
     /// Waiters of a clique that is ready now. Called until it gives none; then the clique counts as ready, so requests
     /// that came later are served after those that waited. A connection whose place it takes is returned, to be ended.
-    pub fn make_ready(&mut self, key: CliqueKey, connection: &Arc<Connection>, now: Instant) -> Readiness {
+    pub fn make_ready(&mut self, key: CliqueKey, connection: &Arc<Connection>, now: Instant) -> CliqueReady {
         if let Some(Slot::Pending { waiters, .. }) = self.slots.get_mut(&key)
             && !waiters.is_empty()
         {
-            return Readiness::Waited(std::mem::take(waiters));
+            return CliqueReady::Waited(std::mem::take(waiters));
         }
         let ready = Slot::Ready { connection: Arc::clone(connection), used: now, asked: None };
         match self.slots.insert(key, ready) {
             Some(Slot::Ready { connection: old, .. }) if !Arc::ptr_eq(&old, connection) => {
-                Readiness::Ready(Some(old))
+                CliqueReady::Ready(Some(old))
             }
-            _ => Readiness::Ready(None),
+            _ => CliqueReady::Ready(None),
         }
     }
 

@@ -13,7 +13,7 @@ use crate::base::sync::lock;
 use crate::base::transport::{Choice, TransportKind};
 use crate::io::lane::{Lane, LaneHost};
 use crate::io::sys;
-use crate::io::wire::{Side, Wire, WireError};
+use crate::io::wire::{Wire, WireEnd, WireError};
 use crate::memory::WriteView;
 use crate::protocol::frame::CHUNK_MAX;
 use crate::protocol::hello::Hello;
@@ -32,7 +32,7 @@ pub fn is_own_user(wire: &dyn Wire) -> bool {
 pub fn wrap(
     shared: &EngineShared,
     wire: Box<dyn Wire>,
-    side: Side,
+    side: WireEnd,
     until: Instant,
 ) -> Result<Box<dyn Wire>, WireError> {
     let wire = shared.wrapping.around(wire, side)?;

@@ -1,6 +1,6 @@
 //! The life of an engine's connections: which requests one serves, which one makes room, and their end.
 //!
-//! It dials nothing: [`dial`](super::dial) and [`mend`](super::mend) do. A membership or a shutdown ends all its
+//! It dials nothing: [`dial`](super::dial) and [`restore`](super::mend) do. A membership or a shutdown ends all its
 //! connections in parallel, those that are being made among them: the callbacks of one may take long and must not
 //! delay the others. Begin at `EngineShared::end_all`.
 
@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError};
 
 use muster_clock as clock;
 
-use super::cliques::{CliqueKey, Readiness};
+use super::cliques::{CliqueKey, CliqueReady};
 use super::shared::EngineShared;
 use super::thread_pool::for_each_parallel;
 use crate::base::error::TransferError;
@@ -39,10 +39,10 @@ impl EngineShared {
         let replaced = loop {
             let readiness = lock(&self.cliques).make_ready(key, connection, clock::monotonic());
             match readiness {
-                Readiness::Waited(waiters) => {
+                CliqueReady::Waited(waiters) => {
                     waiters.into_iter().for_each(|waiter| waiter.tell(Ok(kept.renew())));
                 }
-                Readiness::Ready(replaced) => break replaced,
+                CliqueReady::Ready(replaced) => break replaced,
             }
         };
         if let Some(replaced) = replaced {

@@ -18,7 +18,7 @@ use crate::base::identity::{Address, Member};
 use crate::base::meters::Stage;
 use crate::base::sync::lock;
 use crate::base::transport::{Choice, TransportKind};
-use crate::io::wire::{self, BlockingWire, Endpoint, Side, Wire};
+use crate::io::wire::{self, BlockingWire, Endpoint, Wire, WireEnd};
 use crate::protocol::hello::{Hello, Verdict};
 use crate::session::connection::{Connection, SessionHost};
 use crate::session::handshake::{self, HelloError};
@@ -183,7 +183,7 @@ fn dial(
         return Err(HelloError::Protocol);
     }
     let until = clock::monotonic() + HELLO_TIMEOUT;
-    let wire = wrap(shared, wire, Side::Dialled, until)?;
+    let wire = wrap(shared, wire, WireEnd::Dialled, until)?;
     let hello = Hello {
         from: shared.here(),
         to: peer,
@@ -261,7 +261,8 @@ pub fn lane_endpoints(shared: &EngineShared, peer: Member, address: &Address) ->
 mod tests {
     use super::*;
     use crate::{
-        Arena, Config, DeviceId, Engine, Incarnation, Membership, Options, Peer, Spec, TaskId, TransferKey,
+        Arena, Config, DeviceId, Engine, Incarnation, LaunchOptions, Membership, Peer, Spec, TaskId,
+        TransferKey,
     };
 
     #[test]
@@ -278,7 +279,7 @@ mod tests {
         engine.on_membership(Membership { peers });
         let buffer = Arena::new(4096).unwrap().allocate(16).unwrap();
         let spec = Spec::send(buffer.span(), DeviceId(0), DeviceId(1), TransferKey(1));
-        let error = engine.prepare(vec![spec], Options::default()).wait().unwrap_err().to_string();
+        let error = engine.prepare(vec![spec], LaunchOptions::default()).wait().unwrap_err().to_string();
         assert!(error.contains("unix") && !error.contains("tcp"), "{error}");
     }
 }

@@ -14,14 +14,14 @@ use muster_clock as clock;
 
 use super::accept;
 use super::check::check_even;
-use super::cliques::Wanted;
+use super::cliques::IsWanted;
 use super::config::Config;
-use super::prepared::{Options, Spec};
+use super::prepared::{LaunchOptions, Spec};
 use super::preparing::Preparing;
-use super::request::{Request, prepare_then};
+use super::request::{TransferRequest, prepare_then};
 use super::shared::EngineShared;
 use super::ticket::Ticket;
-use crate::base::counts::Counts;
+use crate::base::counts::EngineCounts;
 use crate::base::error::{PrepareError, TransferError};
 use crate::base::event::Event;
 use crate::base::identity::{Address, DeviceId, Member, Membership, TaskId};
@@ -126,9 +126,9 @@ impl Engine {
 
     /// Prepares transfers: finds or makes the connections, and tells the peers what will be moved. Dropping the future
     /// gives the preparation up.
-    pub fn prepare(&self, specs: Vec<Spec>, options: Options) -> Preparing {
+    pub fn prepare(&self, specs: Vec<Spec>, options: LaunchOptions) -> Preparing {
         let (preparing, wanted, finish) = Preparing::new(&self.0.shared.meters);
-        match Request::new(&self.0.shared, specs) {
+        match TransferRequest::new(&self.0.shared, specs) {
             Ok(request) => prepare_then(&self.0.shared, request, options, &wanted, finish),
             Err(error) => finish(Err(error)),
         }
@@ -137,7 +137,7 @@ impl Engine {
 
     /// Transfers as soon as `dependencies` have happened; returns at once, whatever has to be prepared. It takes its place
     /// in the order of its channel now, and its deadline runs from now.
-    pub fn transfer(&self, dependencies: &[Event], specs: Vec<Spec>, options: Options) -> Transfer {
+    pub fn transfer(&self, dependencies: &[Event], specs: Vec<Spec>, options: LaunchOptions) -> Transfer {
         let (mut sent, mut received) = (0, 0);
         for spec in &specs {
             *(if spec.outgoing { &mut sent } else { &mut received }) += spec.span.len() as u64;
@@ -146,7 +146,7 @@ impl Engine {
         let launch = Launch::new(&shared.meters, specs.len(), sent, received);
         let transfer = Transfer::new(Arc::clone(&launch), self.here().task);
         launch.begin();
-        let request = match Request::new(&self.0.shared, specs) {
+        let request = match TransferRequest::new(&self.0.shared, specs) {
             Ok(request) => request,
             Err(error) => {
                 launch.fail_all(&error.into());
@@ -160,7 +160,7 @@ impl Engine {
             request.distinct.iter().map(|peer| Ticket::take(shared, *peer, options.channel)).collect();
         let dependencies = dependencies.to_vec();
         let (waiting, asked) = (Arc::clone(&launch), Arc::clone(&launch));
-        let wanted: Wanted = Arc::new(move || asked.awaits_connections());
+        let wanted: IsWanted = Arc::new(move || asked.awaits_connections());
         prepare_then(shared, request, options, &wanted, move |result| match result {
             Ok(prepared) => {
                 prepared.launch_as(launch, &dependencies, tickets);
@@ -191,7 +191,7 @@ impl Engine {
         check_even(buffers.len(), destinations.len(), keys.len())?;
         let specs = buffers.iter().zip(destinations).zip(keys);
         let specs = specs.map(|((span, to), key)| Spec::send(span.clone(), from, *to, *key)).collect();
-        Ok(self.transfer(&[], specs, Options::default()))
+        Ok(self.transfer(&[], specs, LaunchOptions::default()))
     }
 
     /// Receives buffers of these layouts onto a device of this task, each from its source, into memory of `arena`.
@@ -217,11 +217,11 @@ impl Engine {
                 Spec::receive(buffer.span(), *from, device, *key).with_layout(layout.clone())
             })
             .collect();
-        Ok((buffers, self.transfer(&[], specs, Options::default())))
+        Ok((buffers, self.transfer(&[], specs, LaunchOptions::default())))
     }
 
     /// Begins a batch: transfers that are requested one by one and leave as one group for each peer.
-    pub fn batch(&self, options: Options) -> Batch {
+    pub fn batch(&self, options: LaunchOptions) -> Batch {
         Batch::new(self, options)
     }
 
@@ -245,7 +245,7 @@ impl Engine {
 
     /// Returns what is counted.
     #[must_use]
-    pub fn counts(&self) -> &Counts {
+    pub fn counts(&self) -> &EngineCounts {
         &self.0.shared.counts
     }
 
@@ -293,12 +293,12 @@ impl Engine {
 #[must_use = "nothing of it leaves until it is launched"]
 pub struct Batch {
     engine: Engine,
-    options: Options,
+    options: LaunchOptions,
     specs: Vec<Spec>,
 }
 
 impl Batch {
-    fn new(engine: &Engine, options: Options) -> Self {
+    fn new(engine: &Engine, options: LaunchOptions) -> Self {
         Self { engine: engine.clone(), options, specs: Vec::new() }
     }
 

@@ -22,11 +22,11 @@ const PER_SOURCE_MAX: usize = 64;
 const THREADS_MAX: usize = HANDSHAKES_MAX + PER_SOURCE_MAX;
 
 /// Where a dialler is: its address (of IPv6 its network), or none on this host.
-type Source = Option<IpAddr>;
+type DiallerNetwork = Option<IpAddr>;
 
 /// A handshake whose dialler has proven nothing.
 struct UnprovenDialler {
-    source: Source,
+    source: DiallerNetwork,
     /// Shut down to end it.
     socket: OwnedFd,
 }
@@ -87,15 +87,15 @@ impl HandshakeLimits {
 
 impl State {
     /// Returns the source with the most handshakes that may be ended.
-    fn busiest(&self) -> Option<Source> {
-        let mut counts: BTreeMap<Source, usize> = BTreeMap::new();
+    fn busiest(&self) -> Option<DiallerNetwork> {
+        let mut counts: BTreeMap<DiallerNetwork, usize> = BTreeMap::new();
         for dialler in self.unproven.values() {
             *counts.entry(dialler.source).or_default() += 1;
         }
         counts.into_iter().max_by_key(|(_, count)| *count).map(|(source, _)| source)
     }
 
-    fn end_oldest(&mut self, source: Source) {
+    fn end_oldest(&mut self, source: DiallerNetwork) {
         let oldest =
             self.unproven.iter().find(|(_, other)| other.source == source).map(|(number, _)| *number);
         if let Some(dialler) = oldest.and_then(|number| self.unproven.remove(&number)) {

@@ -22,7 +22,7 @@ use crate::base::key::TransferKey;
 use crate::base::layout::Layout;
 use crate::launch::io_lists::IoLists;
 use crate::launch::outcome::{Launch, LaunchPart};
-use crate::launch::peer_launch::{Limits, PeerLaunch, give_up};
+use crate::launch::peer_launch::{LaunchLimits, PeerLaunch, give_up};
 use crate::launch::transfer::Transfer;
 use crate::memory::Span;
 use crate::protocol::link::Class;
@@ -64,7 +64,7 @@ impl Spec {
 
 /// How a request is carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Options {
+pub struct LaunchOptions {
     /// Launches are matched in their order on a channel; threads that launch independently use channels of their own.
     pub channel: u32,
     /// How urgent it is.
@@ -76,7 +76,7 @@ pub struct Options {
     pub stall: Duration,
 }
 
-impl Default for Options {
+impl Default for LaunchOptions {
     fn default() -> Self {
         Self { channel: 0, class: Class::Normal, deadline: None, stall: Duration::from_secs(30) }
     }
@@ -98,7 +98,7 @@ pub struct PreparedPeer {
 pub struct Prepared {
     shared: Arc<EngineShared>,
     peers: Vec<PreparedPeer>,
-    options: Options,
+    options: LaunchOptions,
     count: usize,
     sent: u64,
     received: u64,
@@ -115,7 +115,7 @@ impl Prepared {
     pub(super) fn new(
         shared: &Arc<EngineShared>,
         peers: Vec<PreparedPeer>,
-        options: Options,
+        options: LaunchOptions,
         count: usize,
     ) -> Self {
         let total = |of: fn(&IoLists) -> u64| peers.iter().map(|peer| of(&peer.lists)).sum();
@@ -159,7 +159,7 @@ impl Prepared {
     ) -> Transfer {
         launch.begin();
         let deadline = self.options.deadline.map(|after| launch.began() + after);
-        let limits = Limits { deadline, stall: self.options.stall, class: self.options.class };
+        let limits = LaunchLimits { deadline, stall: self.options.stall, class: self.options.class };
         let peer_launch =
             |peer: &PreparedPeer| PeerLaunch::new(&launch, peer.connection.carrier(), &peer.lists, limits);
         let launches: Vec<_> = self.peers.iter().map(peer_launch).collect();

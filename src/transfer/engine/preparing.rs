@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use muster_clock as clock;
 
-use super::cliques::Wanted;
+use super::cliques::IsWanted;
 use super::prepared::Prepared;
 use crate::base::error::PrepareError;
 use crate::base::meters::Meters;
 use crate::base::sync::lock;
 
-struct Arrival {
+struct PendingPreparation {
     result: Option<Result<Prepared, PrepareError>>,
     waker: Option<std::task::Waker>,
 }
@@ -24,7 +24,7 @@ struct Arrival {
 /// A preparation under way. Dropped, it is given up: connections that no other request waits for are not made.
 #[must_use = "nothing is launched by preparing it"]
 pub struct Preparing {
-    slot: Arc<Mutex<Arrival>>,
+    slot: Arc<Mutex<PendingPreparation>>,
     changed: Arc<Condvar>,
     wanted: Arc<AtomicBool>,
 }
@@ -39,10 +39,10 @@ impl Preparing {
     /// Makes one that waits, what says whether it still exists, and what ends its waiting.
     pub(super) fn new(
         meters: &Arc<Meters>,
-    ) -> (Self, Wanted, impl FnOnce(Result<Prepared, PrepareError>) + Send + 'static) {
+    ) -> (Self, IsWanted, impl FnOnce(Result<Prepared, PrepareError>) + Send + 'static) {
         let wanted = Arc::new(AtomicBool::new(true));
         let asked = Arc::clone(&wanted);
-        let slot = Arc::new(Mutex::new(Arrival { result: None, waker: None }));
+        let slot = Arc::new(Mutex::new(PendingPreparation { result: None, waker: None }));
         let (done, changed) = (Arc::clone(&slot), Arc::new(Condvar::new()));
         let (signal, meters) = (Arc::clone(&changed), Arc::clone(meters));
         let finish = move |result: Result<Prepared, PrepareError>| {

@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex};
 use muster_clock as clock;
 
 use super::check::check;
-use super::cliques::{CliqueKey, Found, WAITERS_MAX, Waiter, Wanted};
+use super::cliques::{CliqueKey, Found, IsWanted, WAITERS_MAX, Waiter};
 use super::dial;
-use super::prepared::{Options, Prepared, PreparedPeer, Spec};
+use super::prepared::{LaunchOptions, Prepared, PreparedPeer, Spec};
 use super::shared::EngineShared;
 use crate::base::error::{PrepareError, TransferError};
 use crate::base::identity::Member;
@@ -21,12 +21,12 @@ use crate::base::meters::Stage;
 use crate::base::sync::lock;
 use crate::base::transport::Choice;
 use crate::launch::io_lists::IoLists;
-use crate::memory::{Region, Span, SpanStream};
-use crate::protocol::link::definition::{Definition, Entry, Source};
+use crate::memory::{MemoryRegion, Span, SpanStream};
+use crate::protocol::link::definition::{Definition, DefinitionEntry, Source};
 use crate::session::connection::ConnectionLease;
 
 /// Transfers that were asked for, and are in order.
-pub struct Request {
+pub struct TransferRequest {
     pub specs: Vec<Spec>,
     /// The peer of each of them.
     pub peers: Vec<Member>,
@@ -34,7 +34,7 @@ pub struct Request {
     pub distinct: BTreeSet<Member>,
 }
 
-impl Request {
+impl TransferRequest {
     /// Checks what is asked for.
     pub(super) fn new(shared: &EngineShared, specs: Vec<Spec>) -> Result<Self, PrepareError> {
         if shared.closed.load(Ordering::Acquire) {
@@ -50,12 +50,12 @@ impl Request {
 /// when it is not `wanted` any more; `then` is called either way.
 pub fn prepare_then(
     shared: &Arc<EngineShared>,
-    request: Request,
-    options: Options,
-    wanted: &Wanted,
+    request: TransferRequest,
+    options: LaunchOptions,
+    wanted: &IsWanted,
     then: impl FnOnce(Result<Prepared, PrepareError>) + Send + 'static,
 ) {
-    let Request { specs, peers, distinct } = request;
+    let TransferRequest { specs, peers, distinct } = request;
     let (weak, asked) = (Arc::downgrade(shared), clock::monotonic());
     gather(
         shared,
@@ -85,7 +85,7 @@ struct Gathering {
 }
 
 /// Finds or makes the connections to all of `peers`, then calls `then`; with the first that cannot be made, at once.
-fn gather(shared: &Arc<EngineShared>, peers: Vec<Member>, wanted: &Wanted, then: Gathered) {
+fn gather(shared: &Arc<EngineShared>, peers: Vec<Member>, wanted: &IsWanted, then: Gathered) {
     if peers.is_empty() {
         return then(Ok(Connections::new()));
     }
@@ -131,11 +131,11 @@ fn define(
     shared: &Arc<EngineShared>,
     specs: &[Spec],
     peers: &[Member],
-    options: Options,
+    options: LaunchOptions,
     connections: &Connections,
 ) -> Prepared {
-    let mut by_peer: BTreeMap<Member, Vec<(Entry, u32, Span)>> = BTreeMap::new();
-    let mut regions: BTreeMap<Member, BTreeMap<u32, Arc<Region>>> = BTreeMap::new();
+    let mut by_peer: BTreeMap<Member, Vec<(DefinitionEntry, u32, Span)>> = BTreeMap::new();
+    let mut regions: BTreeMap<Member, BTreeMap<u32, Arc<MemoryRegion>>> = BTreeMap::new();
     for (number, (spec, &member)) in specs.iter().zip(peers).enumerate() {
         let region = spec.span.buffer().region();
         let source = match shared.config.transport {
@@ -148,7 +148,7 @@ fn define(
             Choice::Shm => Source::None,
             Choice::Auto | Choice::Pvm => Source::Address(spec.span.address()),
         };
-        let entry = Entry {
+        let entry = DefinitionEntry {
             key: spec.key,
             from: spec.from,
             to: spec.to,

@@ -14,16 +14,16 @@ use super::config::Config;
 use super::handshake_limits::HandshakeLimits;
 use super::path_backoff::PathBackoff;
 use super::thread_pool::ThreadPool;
-use crate::base::counts::{Counters, Counts};
+use crate::base::counts::{Counters, EngineCounts};
 use crate::base::identity::{Address, Member, Membership, TaskId};
 use crate::base::meters::Meters;
 use crate::base::sync::lock;
 use crate::io::threads::IoThreads;
 use crate::io::wire::{Listener, Wrapping};
 use crate::launch::outcome::Launch;
-use crate::launch::peer_launch::Limits;
+use crate::launch::peer_launch::LaunchLimits;
 use crate::protocol::link::{GroupId, Numbers};
-use crate::protocol::proof::Key;
+use crate::protocol::proof::TokenKey;
 use crate::session::connection::Connection;
 
 /// How often a peer is looked after, and asked whether it lives, within the shortest limit of what waits for it: silence
@@ -50,12 +50,12 @@ pub struct EngineShared {
     /// Tells the threads that wait for a connection that there is another one.
     pub(super) connected: Condvar,
     pub(super) io: Arc<IoThreads>,
-    pub(super) counts: Arc<Counts>,
+    pub(super) counts: Arc<EngineCounts>,
     pub(super) meters: Arc<Meters>,
     pub(super) backoff: PathBackoff,
     pub(super) closed: AtomicBool,
     /// What the cluster token gives, if there is one.
-    pub(super) key: Option<Key>,
+    pub(super) key: Option<TokenKey>,
     /// The handshakes of diallers in progress.
     pub(super) handshakes: HandshakeLimits,
     /// The threads that dial.
@@ -90,7 +90,7 @@ impl EngineShared {
             meters: Arc::new(Meters::new(config.here.task)),
             backoff: PathBackoff::default(),
             closed: AtomicBool::new(false),
-            key: config.token.as_deref().map(Key::new),
+            key: config.token.as_deref().map(TokenKey::new),
             handshakes: HandshakeLimits::default(),
             diallers: ThreadPool::new("muster-dial", DIALLERS_MAX),
             listeners: Mutex::default(),
@@ -188,7 +188,7 @@ impl EngineShared {
     }
 
     /// Has the keeper look after launches with these limits.
-    pub(super) fn watch(&self, limits: &Limits) {
+    pub(super) fn watch(&self, limits: &LaunchLimits) {
         let soon = clock::monotonic() + limits.stall / LOOKS;
         self.plan_look(limits.deadline.map_or(soon, |deadline| deadline.min(soon)));
     }

@@ -83,7 +83,7 @@ pub trait FetchHost: Send + Sync {
 }
 
 /// Bytes that lie in one piece on both sides.
-struct Run {
+struct ContiguousBytes {
     /// Where in the stream it begins, and how long it is.
     start: u64,
     len: u64,
@@ -94,7 +94,7 @@ struct Run {
     memory: Option<Arc<PeerMemory>>,
 }
 
-impl Run {
+impl ContiguousBytes {
     /// Returns whether what follows it in the stream follows it in the sender's memory too.
     fn goes_on_in(&self, source: Source) -> bool {
         match (self.source, source) {
@@ -120,28 +120,33 @@ impl Run {
 }
 
 /// Returns what a launch receives, as few runs as it is: small buffers that lie one after the other on both sides are one.
-fn runs(host: &dyn FetchHost, launch: &PeerLaunch, definition: &Definition) -> Vec<Run> {
+fn runs(host: &dyn FetchHost, launch: &PeerLaunch, definition: &Definition) -> Vec<ContiguousBytes> {
     let inbound = &launch.lists.inbound;
     let sources = definition.entries.iter().filter(|entry| !entry.outgoing).map(|entry| entry.source);
-    let mut runs: Vec<Run> = Vec::new();
+    let mut runs: Vec<ContiguousBytes> = Vec::new();
     for ((at, span), source) in inbound.spans.iter().enumerate().zip(sources) {
         if span.is_empty() {
             continue;
         }
         let last = runs.last_mut();
         let memory = match (&last, source) {
-            (Some(Run { source: Source::Region(last, _), memory, .. }), Source::Region(region, _))
-                if *last == region =>
-            {
-                memory.clone()
-            }
+            (
+                Some(ContiguousBytes { source: Source::Region(last, _), memory, .. }),
+                Source::Region(region, _),
+            ) if *last == region => memory.clone(),
             _ => host.peer_memory(source),
         };
         match last {
             Some(run) if inbound.is_joined(at) && run.goes_on_in(source) => {
                 run.len += span.len() as u64;
             }
-            _ => runs.push(Run { start: inbound.start(at), len: span.len() as u64, at, source, memory }),
+            _ => runs.push(ContiguousBytes {
+                start: inbound.start(at),
+                len: span.len() as u64,
+                at,
+                source,
+                memory,
+            }),
         }
     }
     runs
@@ -152,7 +157,7 @@ pub struct Fetch {
     /// Not owned: the session keeps the threads, which keep what is queued.
     host: Weak<dyn FetchHost>,
     launch: Arc<PeerLaunch>,
-    runs: Vec<Run>,
+    runs: Vec<ContiguousBytes>,
     kind: TransportKind,
     total: u64,
     /// Where the next step begins.

@@ -3,7 +3,7 @@
 //! Each side owns an inbox, shared memory that the other side writes: a ring of frames with two counters. A reader
 //! that finds the ring empty announces its sleep and how it is to be woken: the reactor by its bell, a thread that
 //! waits for a transfer by that very word. So the peer wakes a waiting thread directly, and a frame that no launch
-//! waits for wakes nothing and is found at the next look. Begin at [`Inbox`] and [`Outbox`].
+//! waits for wakes nothing and is found at the next look. Begin at [`RingInbox`] and [`RingOutbox`].
 //!
 //! | bytes | what |
 //! | --- | --- |
@@ -49,7 +49,7 @@ const WORD: u32 = 2;
 const PATIENT: u32 = 3;
 
 /// What this side reads.
-pub struct Inbox {
+pub struct RingInbox {
     memory: Mapping,
     file: OwnedFd,
     bell: OwnedFd,
@@ -58,7 +58,7 @@ pub struct Inbox {
 }
 
 /// What the other side reads.
-pub struct Outbox {
+pub struct RingOutbox {
     memory: Mapping,
     bell: OwnedFd,
     writing: Mutex<()>,
@@ -79,19 +79,19 @@ pub enum NextFrame {
 
 /// Leave to read the inbox: one thread at a time.
 pub struct Reader<'a> {
-    inbox: &'a Inbox,
+    inbox: &'a RingInbox,
     /// Until it leaves.
     reading: Option<MutexGuard<'a, ()>>,
 }
 
 /// A thread that is about to wait, and has said how.
-pub struct Sleep<'a>(&'a Inbox, u32);
+pub struct Sleep<'a>(&'a RingInbox, u32);
 
 fn ring(bell: &OwnedFd) {
     let _a_full_counter_rings_as_well = rustix::io::write(bell, &1u64.to_ne_bytes());
 }
 
-impl Inbox {
+impl RingInbox {
     /// Makes an empty one. Nothing is read before [`open`](Self::open).
     pub fn new() -> rustix::io::Result<Self> {
         let file = rustix::fs::memfd_create("muster-inbox", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -213,8 +213,8 @@ impl<'a> Reader<'a> {
         word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::SeqCst) != 0
     }
 
-    /// Leaves it to the reactor. Something may have come meanwhile: look at [`Inbox::is_empty`].
-    pub fn release(mut self) -> &'a Inbox {
+    /// Leaves it to the reactor. Something may have come meanwhile: look at [`RingInbox::is_empty`].
+    pub fn release(mut self) -> &'a RingInbox {
         self.unlock();
         self.inbox
     }
@@ -263,7 +263,7 @@ impl Sleep<'_> {
     }
 }
 
-impl Outbox {
+impl RingOutbox {
     /// Maps what the other side sent.
     pub fn of(file: &OwnedFd, bell: OwnedFd) -> Option<Self> {
         let memory = Mapping::sealed(file.as_fd(), FRAMES + CAPACITY, true)?;
@@ -359,11 +359,11 @@ fn split(at: u64, len: usize) -> (usize, usize) {
 mod tests {
     use super::*;
 
-    fn pair() -> (Inbox, Outbox) {
-        let inbox = Inbox::new().unwrap();
+    fn pair() -> (RingInbox, RingOutbox) {
+        let inbox = RingInbox::new().unwrap();
         let [file, bell] = inbox.descriptors();
         let outbox =
-            Outbox::of(&file.try_clone_to_owned().unwrap(), bell.try_clone_to_owned().unwrap()).unwrap();
+            RingOutbox::of(&file.try_clone_to_owned().unwrap(), bell.try_clone_to_owned().unwrap()).unwrap();
         inbox.open();
         (inbox, outbox)
     }
@@ -427,7 +427,7 @@ mod tests {
         });
     }
 
-    fn say(outbox: &Outbox, number: u64, urgency: Urgency) {
+    fn say(outbox: &RingOutbox, number: u64, urgency: Urgency) {
         let mut once = Some(frame(number, 8));
         outbox.write(|_| {
             once.take().map_or(NextFrame::Nothing, |(header, bytes)| NextFrame::Frame(header, bytes, urgency))

@@ -99,7 +99,7 @@ pub struct Launch {
 /// What waits, and cannot read what the peer says by itself.
 #[derive(Default)]
 struct Watchers {
-    wakers: Vec<(Wanted, Waker)>,
+    wakers: Vec<(AwaitedOutcome, Waker)>,
     /// Called with the outcome of one transfer.
     callbacks: Vec<(u32, Callback)>,
     /// How many threads sleep.
@@ -108,7 +108,7 @@ struct Watchers {
 
 /// What a waiter waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
+pub enum AwaitedOutcome {
     /// One transfer.
     One(u32),
     /// All of them.
@@ -223,7 +223,9 @@ impl Launch {
             self.measure(now);
         }
         if last || self.watched.load(Ordering::SeqCst) == EACH {
-            self.notify(|wanted| wanted == Wanted::One(spec) || last && wanted == Wanted::All);
+            self.notify(|wanted| {
+                wanted == AwaitedOutcome::One(spec) || last && wanted == AwaitedOutcome::All
+            });
         }
     }
 
@@ -287,13 +289,13 @@ impl Launch {
             if given_up > 0 {
                 self.meters.observe(Stage::Quiesce, self.age_us().saturating_sub(given_up));
             }
-            self.notify(|wanted| wanted == Wanted::Proof);
+            self.notify(|wanted| wanted == AwaitedOutcome::Proof);
         }
     }
 
     /// Says that there is a waiter. The caller says so before it looks at the state.
-    fn watch(&self, wanted: Wanted) {
-        let how = if matches!(wanted, Wanted::One(_)) { EACH } else { WHOLE };
+    fn watch(&self, wanted: AwaitedOutcome) {
+        let how = if matches!(wanted, AwaitedOutcome::One(_)) { EACH } else { WHOLE };
         self.watched.fetch_max(how, Ordering::SeqCst);
         if self.sent > 0 {
             fence(Ordering::SeqCst);
@@ -302,14 +304,14 @@ impl Launch {
     }
 
     /// Wakes the waiters that wait for what is chosen.
-    fn notify(&self, chosen: impl Fn(Wanted) -> bool) {
+    fn notify(&self, chosen: impl Fn(AwaitedOutcome) -> bool) {
         if self.watched.load(Ordering::SeqCst) == NO_WAITER {
             return;
         }
         let mut watchers = lock(&self.watchers);
         let woken: Vec<_> = watchers.wakers.extract_if(.., |(wanted, _)| chosen(*wanted)).collect();
         let called: Vec<_> =
-            watchers.callbacks.extract_if(.., |(number, _)| chosen(Wanted::One(*number))).collect();
+            watchers.callbacks.extract_if(.., |(number, _)| chosen(AwaitedOutcome::One(*number))).collect();
         // A thread that polls the session does not sleep here, and costs no system call.
         let asleep = watchers.asleep > 0;
         drop(watchers);
@@ -329,9 +331,9 @@ impl Launch {
     /// outcome already.
     pub fn on_outcome(&self, number: u32, callback: Callback) {
         lock(&self.watchers).callbacks.push((number, callback));
-        self.watch(Wanted::One(number));
+        self.watch(AwaitedOutcome::One(number));
         if self.has_outcome(number) {
-            self.notify(|wanted| wanted == Wanted::One(number));
+            self.notify(|wanted| wanted == AwaitedOutcome::One(number));
         }
     }
 
@@ -372,7 +374,12 @@ impl Launch {
     }
 
     /// Polls for a state on behalf of a future.
-    pub fn poll<R>(&self, wanted: Wanted, cx: &Context<'_>, state: impl Fn(&Self) -> Option<R>) -> Poll<R> {
+    pub fn poll<R>(
+        &self,
+        wanted: AwaitedOutcome,
+        cx: &Context<'_>,
+        state: impl Fn(&Self) -> Option<R>,
+    ) -> Poll<R> {
         if let Some(known) = state(self) {
             return Poll::Ready(known);
         }
@@ -388,7 +395,7 @@ impl Launch {
     /// Blocks this thread until a state is there, or the time is over.
     pub fn block<R>(
         &self,
-        wanted: Wanted,
+        wanted: AwaitedOutcome,
         until: Option<Instant>,
         state: impl Fn(&Self) -> Option<R>,
     ) -> Option<R> {

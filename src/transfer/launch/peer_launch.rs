@@ -20,7 +20,7 @@ use crate::protocol::link::{Class, GroupId};
 
 /// Limits of a launch, and how urgent it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct LaunchLimits {
     /// When it must be done.
     pub deadline: Option<Instant>,
     /// How long nothing may move once both sides have launched, and how long the peer may be silent.
@@ -36,7 +36,7 @@ pub struct PeerLaunch {
     /// Which bytes.
     pub lists: Arc<IoLists>,
     /// Limits.
-    pub limits: Limits,
+    pub limits: LaunchLimits,
     group: OnceLock<GroupId>,
     gate: AccessGate,
     failure: OnceLock<TransferError>,
@@ -116,7 +116,12 @@ impl std::fmt::Debug for PeerLaunch {
 
 impl PeerLaunch {
     /// Makes one whose bytes are not yet [reserved](Self::reserve).
-    pub fn new(launch: &Arc<Launch>, carrier: Carrier, lists: &Arc<IoLists>, limits: Limits) -> Arc<Self> {
+    pub fn new(
+        launch: &Arc<Launch>,
+        carrier: Carrier,
+        lists: &Arc<IoLists>,
+        limits: LaunchLimits,
+    ) -> Arc<Self> {
         let peer_launch = Arc::new(Self {
             launch: Arc::clone(launch),
             carrier,

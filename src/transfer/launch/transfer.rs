@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use muster_clock as clock;
 
-use super::outcome::{Launch, Stats, Wanted};
+use super::outcome::{AwaitedOutcome, Launch, Stats};
 use crate::base::error::TransferError;
 use crate::base::identity::{Member, TaskId};
 
@@ -69,13 +69,13 @@ impl Transfer {
     /// # Errors
     /// Of the first transfer that failed, when all have their outcome.
     pub fn wait(&self) -> Result<Stats, TransferError> {
-        self.launch.block(Wanted::All, None, Launch::whole).unwrap_or(Err(TransferError::Closed))
+        self.launch.block(AwaitedOutcome::All, None, Launch::whole).unwrap_or(Err(TransferError::Closed))
     }
 
     /// Waits so long; none if it is not known by then.
     #[must_use]
     pub fn wait_for(&self, time: Duration) -> Option<Result<Stats, TransferError>> {
-        self.launch.block(Wanted::All, Some(clock::monotonic() + time), Launch::whole)
+        self.launch.block(AwaitedOutcome::All, Some(clock::monotonic() + time), Launch::whole)
     }
 
     /// Gives up what is not complete. What is returned resolves when no byte can land any more, neither here nor at
@@ -106,7 +106,7 @@ impl Future for Transfer {
     type Output = Result<Stats, TransferError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.launch.poll(Wanted::All, cx, Launch::whole)
+        self.launch.poll(AwaitedOutcome::All, cx, Launch::whole)
     }
 }
 
@@ -124,14 +124,14 @@ impl Completion {
     /// If the transfer failed.
     pub fn wait(&self) -> Result<(), TransferError> {
         self.launch
-            .block(Wanted::One(self.number), None, |launch| launch.outcome(self.number))
+            .block(AwaitedOutcome::One(self.number), None, |launch| launch.outcome(self.number))
             .unwrap_or(Err(TransferError::Closed))
     }
 
     /// Waits so long; none if it is not known by then.
     #[must_use]
     pub fn wait_for(&self, time: Duration) -> Option<Result<(), TransferError>> {
-        self.launch.block(Wanted::One(self.number), Some(clock::monotonic() + time), |launch| {
+        self.launch.block(AwaitedOutcome::One(self.number), Some(clock::monotonic() + time), |launch| {
             launch.outcome(self.number)
         })
     }
@@ -142,7 +142,7 @@ impl Future for Completion {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let number = self.number;
-        self.launch.poll(Wanted::One(number), cx, |launch| launch.outcome(number))
+        self.launch.poll(AwaitedOutcome::One(number), cx, |launch| launch.outcome(number))
     }
 }
 
@@ -156,13 +156,13 @@ pub struct Quiesced {
 impl Quiesced {
     /// Waits for it on this thread.
     pub fn wait(&self) {
-        self.launch.block(Wanted::Proof, None, Launch::proof);
+        self.launch.block(AwaitedOutcome::Proof, None, Launch::proof);
     }
 
     /// Waits so long; whether it is proven by then.
     #[must_use]
     pub fn wait_for(&self, time: Duration) -> bool {
-        self.launch.block(Wanted::Proof, Some(clock::monotonic() + time), Launch::proof).is_some()
+        self.launch.block(AwaitedOutcome::Proof, Some(clock::monotonic() + time), Launch::proof).is_some()
     }
 }
 
@@ -170,6 +170,6 @@ impl Future for Quiesced {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        self.launch.poll(Wanted::Proof, cx, Launch::proof)
+        self.launch.poll(AwaitedOutcome::Proof, cx, Launch::proof)
     }
 }

@@ -11,7 +11,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use super::buffer::{Backing, Buffer};
 use super::mapping::Mapping;
 use super::pool::{PAGE, Pool};
-use super::region::{Memory, Region};
+use super::region::{Memory, MemoryRegion};
 use crate::base::error::MemoryError;
 
 /// A stretch of shared memory, prefaulted, that buffers are cut from. Clones are the same arena; it lives as long as any
@@ -35,7 +35,7 @@ impl Arena {
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(failed)?;
         mapping.prefault(true);
-        let region = Arc::new(Region::new(Memory::Arena(mapping, file)));
+        let region = Arc::new(MemoryRegion::new(Memory::Arena(mapping, file)));
         Ok(Self(Arc::new(Pool::new(region))))
     }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::mapping::OwnedMemory;
 use super::pool::Pool;
-use super::region::{Memory, Region};
+use super::region::{Memory, MemoryRegion};
 use super::view::{ReadView, WriteView};
 use crate::base::error::MemoryError;
 use crate::base::layout::Layout;
@@ -17,7 +17,7 @@ use crate::base::layout::Layout;
 #[derive(Debug)]
 pub(crate) enum Backing {
     Arena(Arc<Pool>),
-    Foreign(Arc<Region>),
+    Foreign(Arc<MemoryRegion>),
 }
 
 /// A stretch of memory that transfers read and write. Clones are the same buffer.
@@ -76,7 +76,7 @@ impl Buffer {
     pub fn foreign(owner: impl AsMut<[u8]> + Send + 'static) -> Self {
         let memory = OwnedMemory::new(owner);
         let len = memory.len();
-        Self::new(Backing::Foreign(Arc::new(Region::new(Memory::Foreign(memory)))), 0, len)
+        Self::new(Backing::Foreign(Arc::new(MemoryRegion::new(Memory::Foreign(memory)))), 0, len)
     }
 
     /// Returns its length in bytes.
@@ -151,7 +151,7 @@ impl Buffer {
         Claim(self.clone())
     }
 
-    pub(crate) fn region(&self) -> &Arc<Region> {
+    pub(crate) fn region(&self) -> &Arc<MemoryRegion> {
         match &self.0.backing {
             Backing::Arena(arena) => &arena.region,
             Backing::Foreign(region) => region,

@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::copy;
-use super::view::{Address, PeerView};
+use super::view::{MemoryAddress, PeerView};
 
 /// Memory that is mapped as long as this lives.
 #[derive(Debug)]
 pub struct Mapping {
-    base: Address,
+    base: MemoryAddress,
     len: usize,
 }
 
@@ -23,7 +23,7 @@ impl Mapping {
     /// Maps `len` bytes of `file`, to be read and, where `writable`, written.
     pub fn of(file: BorrowedFd<'_>, len: usize, writable: bool) -> rustix::io::Result<Self> {
         if len == 0 {
-            return Ok(Self { base: Address(NonNull::dangling()), len });
+            return Ok(Self { base: MemoryAddress(NonNull::dangling()), len });
         }
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: a new mapping at a place that the kernel chooses overlaps nothing.
@@ -31,7 +31,7 @@ impl Mapping {
             rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file.as_fd(), 0)?
         };
         let base = NonNull::new(base.cast()).ok_or(rustix::io::Errno::NOMEM)?;
-        Ok(Self { base: Address(base), len })
+        Ok(Self { base: MemoryAddress(base), len })
     }
 
     /// Maps `len` bytes of what another process sent; none if it could shrink, which would fault its readers, or is
@@ -67,7 +67,7 @@ impl Mapping {
     }
 
     /// Returns where it begins.
-    pub const fn base(&self) -> Address {
+    pub const fn base(&self) -> MemoryAddress {
         self.base
     }
 
@@ -119,7 +119,7 @@ impl Drop for Mapping {
 
 /// A program's memory as it is, with its owner, which lives here so that it outlives every use.
 pub struct OwnedMemory {
-    base: Address,
+    base: MemoryAddress,
     len: usize,
     owner: NonNull<dyn Send>,
 }
@@ -144,7 +144,7 @@ impl OwnedMemory {
         let (len, base) = (bytes.len(), NonNull::from(bytes).cast());
         let owner: *mut dyn Send = owner;
         // SAFETY: a box is never null.
-        Self { base: Address(base), len, owner: unsafe { NonNull::new_unchecked(owner) } }
+        Self { base: MemoryAddress(base), len, owner: unsafe { NonNull::new_unchecked(owner) } }
     }
 
     /// Returns its length in bytes.
@@ -153,7 +153,7 @@ impl OwnedMemory {
     }
 
     /// Returns where it begins.
-    pub const fn base(&self) -> Address {
+    pub const fn base(&self) -> MemoryAddress {
         self.base
     }
 }

@@ -25,6 +25,6 @@ pub use region::registered_bytes;
 
 pub(crate) use buffer::{Claim, Reservation, Use};
 pub(crate) use mapping::Mapping;
-pub(crate) use region::{Region, RegionListener};
+pub(crate) use region::{MemoryRegion, RegionListener};
 pub(crate) use stream::SpanStream;
 pub(crate) use view::{PeerView, ReadView, WriteView, total};

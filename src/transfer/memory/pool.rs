@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use super::region::Region;
+use super::region::MemoryRegion;
 use crate::base::error::MemoryError;
 use crate::base::sync::lock;
 
@@ -18,7 +18,7 @@ pub const PAGE: usize = 4096;
 #[derive(Debug)]
 pub struct Pool {
     /// The memory.
-    pub region: Arc<Region>,
+    pub region: Arc<MemoryRegion>,
     free: Mutex<BTreeMap<usize, usize>>,
 }
 
@@ -29,7 +29,7 @@ const fn rounded_size(len: usize) -> usize {
 
 impl Pool {
     /// Makes a pool of which all is free.
-    pub fn new(region: Arc<Region>) -> Self {
+    pub fn new(region: Arc<MemoryRegion>) -> Self {
         let len = region.len();
         let free = if len > 0 { BTreeMap::from([(0, len)]) } else { BTreeMap::new() };
         Self { region, free: Mutex::new(free) }

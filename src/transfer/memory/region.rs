@@ -1,13 +1,13 @@
 //! Regions: the stretches of memory that an engine knows, and listeners that are told when one is gone.
 //!
-//! It does not know which parts of a region are free or in use. Begin at [`Region`].
+//! It does not know which parts of a region are free or in use. Begin at [`MemoryRegion`].
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::mapping::{Mapping, OwnedMemory};
-use super::view::Address;
+use super::view::MemoryAddress;
 
 /// Regions are numbered for the life of the process; a number is never used again.
 static NEXT: AtomicU32 = AtomicU32::new(1);
@@ -23,7 +23,7 @@ pub fn registered_bytes() -> u64 {
 }
 
 /// One stretch of memory.
-pub struct Region {
+pub struct MemoryRegion {
     /// Its number.
     pub id: u32,
     memory: Memory,
@@ -55,13 +55,13 @@ impl Listeners {
     }
 }
 
-impl std::fmt::Debug for Region {
+impl std::fmt::Debug for MemoryRegion {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Region").field("id", &self.id).field("memory", &self.memory).finish_non_exhaustive()
     }
 }
 
-impl Drop for Region {
+impl Drop for MemoryRegion {
     fn drop(&mut self) {
         REGISTERED.fetch_sub(self.len() as u64, Ordering::Relaxed);
         let listeners = std::mem::take(self.gone.get_mut().unwrap_or_else(PoisonError::into_inner));
@@ -79,7 +79,7 @@ pub enum Memory {
     Foreign(OwnedMemory),
 }
 
-impl Region {
+impl MemoryRegion {
     /// Makes a region of this memory.
     pub fn new(memory: Memory) -> Self {
         let region = Self { id: NEXT.fetch_add(1, Ordering::Relaxed), memory, gone: Mutex::default() };
@@ -101,7 +101,7 @@ impl Region {
     }
 
     /// Returns where it begins.
-    pub fn base(&self) -> Address {
+    pub fn base(&self) -> MemoryAddress {
         match &self.memory {
             Memory::Arena(mapping, _) => mapping.base(),
             Memory::Foreign(foreign) => foreign.base(),
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_region_that_lives_long_remembers_those_who_live_and_no_others() {
-        let region = Region::new(Memory::Foreign(OwnedMemory::new(vec![0; 10])));
+        let region = MemoryRegion::new(Memory::Foreign(OwnedMemory::new(vec![0; 10])));
         let counted = || Arc::new(Counted(AtomicU32::new(0)));
         let weak = |listener: &Arc<Counted>| -> Weak<dyn RegionListener> {
             let listener: Arc<dyn RegionListener> = listener.clone();

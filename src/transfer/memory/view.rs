@@ -13,14 +13,14 @@ use super::copy;
 
 /// Where a stretch of memory begins. It is only compared and added to; a view reads and writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Address(pub(super) NonNull<u8>);
+pub struct MemoryAddress(pub(super) NonNull<u8>);
 
 // SAFETY: an address is a number; what is done at it is done through views, whose owner keeps it alive.
-unsafe impl Send for Address {}
+unsafe impl Send for MemoryAddress {}
 // SAFETY: as above.
-unsafe impl Sync for Address {}
+unsafe impl Sync for MemoryAddress {}
 
-impl Address {
+impl MemoryAddress {
     /// Returns the address as the number by which another process names it to the kernel.
     pub fn number(self, offset: usize) -> u64 {
         (self.0.as_ptr() as u64).wrapping_add(offset as u64)
@@ -61,7 +61,7 @@ impl<'a> ReadView<'a> {
     /// # Safety
     /// For `'a` the bytes are mapped, and nothing writes them: the caller holds a reservation to read them, or a guard of
     /// the launch that does.
-    pub unsafe fn at(base: Address, start: usize, len: usize) -> Self {
+    pub unsafe fn at(base: MemoryAddress, start: usize, len: usize) -> Self {
         let iov_base = base.0.as_ptr().wrapping_add(start).cast();
         Self(libc::iovec { iov_base, iov_len: len }, PhantomData)
     }
@@ -104,7 +104,7 @@ impl<'a> WriteView<'a> {
     /// # Safety
     /// For `'a` the bytes are mapped to be written, and nothing else in this process uses them: the caller holds a
     /// reservation to write them, or a guard of the launch that does, and makes no second view of the same bytes.
-    pub unsafe fn at(base: Address, start: usize, len: usize) -> Self {
+    pub unsafe fn at(base: MemoryAddress, start: usize, len: usize) -> Self {
         let iov_base = base.0.as_ptr().wrapping_add(start).cast();
         Self(libc::iovec { iov_base, iov_len: len }, PhantomData)
     }
@@ -170,7 +170,7 @@ impl PeerView<'_> {
     ///
     /// # Safety
     /// For its lifetime the bytes are mapped.
-    pub(super) unsafe fn at(base: Address, start: usize, len: usize) -> Self {
+    pub(super) unsafe fn at(base: MemoryAddress, start: usize, len: usize) -> Self {
         Self(base.0.as_ptr().wrapping_add(start), len, PhantomData)
     }
 }

@@ -3,8 +3,8 @@
 //! It has no rules of its own. Begin at [`Reshard`].
 
 use super::{
-    ArrayDescription, Axis, DeviceId, Dtype, Mesh, Options, Partition, PartitionSpec, Placement, Plan,
-    PlanError, Sharding,
+    ArrayDescription, Axis, DeviceId, Dtype, Mesh, Partition, PartitionSpec, Placement, Plan, PlanError,
+    PlanOptions, Sharding,
 };
 
 /// One device's array, whole to several devices.
@@ -21,7 +21,7 @@ pub struct Broadcast {
     /// The tasks and hosts of the devices.
     pub placement: Placement,
     /// What else the plan is made with.
-    pub options: Options,
+    pub options: PlanOptions,
 }
 
 /// A sharded array, made whole on the devices that hold its parts.
@@ -34,7 +34,7 @@ pub struct AllGather {
     /// The tasks and hosts of the devices.
     pub placement: Placement,
     /// What else the plan is made with.
-    pub options: Options,
+    pub options: PlanOptions,
 }
 
 /// One device's array, in parts to several devices.
@@ -51,7 +51,7 @@ pub struct Scatter {
     /// The tasks and hosts of the devices.
     pub placement: Placement,
     /// What else the plan is made with.
-    pub options: Options,
+    pub options: PlanOptions,
 }
 
 /// Any sharding into any other, on the same devices or on others.
@@ -64,7 +64,7 @@ pub struct Reshard {
     /// The tasks and hosts of the devices.
     pub placement: Placement,
     /// What else the plan is made with.
-    pub options: Options,
+    pub options: PlanOptions,
 }
 
 impl Plan {

@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 use super::bounded::at_most;
 use super::staging::Rooms;
 use super::tiles::{NONE, Pair};
-use super::{Class, Plan, TaskId};
+use super::{Plan, StepClass, TaskId};
 
 /// How many steps of a class there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClassCost {
     /// The class.
-    pub class: Class,
+    pub class: StepClass,
     /// How many steps.
     pub steps: u64,
     /// How many bytes they have together.
@@ -94,7 +94,7 @@ impl Plan {
     /// steps.
     #[must_use]
     pub fn cost(&self) -> Cost {
-        let mut classes = Class::ALL.map(|class| ClassCost { class, steps: 0, bytes: 0 });
+        let mut classes = StepClass::ALL.map(|class| ClassCost { class, steps: 0, bytes: 0 });
         let tasks = self.parties.task_ids.len();
         let (mut comes, mut goes) = (vec![0; tasks], vec![0; tasks]);
         let mut rooms = Rooms::of(self.parties.ids.len());
@@ -151,7 +151,7 @@ impl Plan {
             let bytes = lies.volume() * self.item;
             for step in steps.iter().filter(|step| step.class.leaves_task()) {
                 let task = |device: u32| self.parties.tasks[device as usize];
-                let pair = (task(step.source), task(step.destination), step.class == Class::SameHost);
+                let pair = (task(step.source), task(step.destination), step.class == StepClass::SameHost);
                 if pair != last.0 {
                     if last.1 > 0 {
                         gather(last.0, last.1, last.2);

@@ -19,8 +19,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::error::within;
 use super::limits::PLAN_VERSION;
 use super::{
-    ArrayDescription, BufferRole, Class, Cost, DeviceId, Fingerprint, MAX_PLAN_TEXT, Options, Placement,
-    Plan, PlanError, Region, Runs, Side, Step, TaskId, TransferKey,
+    ArrayDescription, BufferRole, Cost, DeviceId, Fingerprint, MAX_PLAN_TEXT, Placement, Plan, PlanError,
+    PlanOptions, Region, Runs, Step, StepClass, StepEnd, TaskId, TransferKey,
 };
 
 impl Plan {
@@ -52,12 +52,12 @@ impl Plan {
     pub fn from_json(text: &str) -> Result<Self, PlanError> {
         within("bytes of the plan", text.len(), MAX_PLAN_TEXT)?;
         let wrong = |error| PlanError::json("the plan", &error);
-        let Version { version } = serde_json::from_str(text).map_err(wrong)?;
+        let FormatVersion { version } = serde_json::from_str(text).map_err(wrong)?;
         if version != PLAN_VERSION {
             return Err(PlanError::Version { found: version });
         }
         let found: Inputs = serde_json::from_str(text).map_err(wrong)?;
-        let options = Options { fan_out: found.fan_out, timeout: found.timeout };
+        let options = PlanOptions { fan_out: found.fan_out, timeout: found.timeout };
         let plan = Self::new(found.source, found.destination, &found.placement, options)?;
         let contradicts = |what: &str| PlanError::Contradicts { what: what.to_owned() };
         if found.layout != plan.layout() {
@@ -113,7 +113,7 @@ impl io::Write for Bounded {
 /// Returns how long the text of a step is at least, for arrays of so many dimensions.
 fn shortest_step(rank: usize) -> serde_json::Result<usize> {
     let zeros = || vec![0; rank];
-    let side = || Side {
+    let side = || StepEnd {
         device: DeviceId(0),
         task: TaskId(0),
         host: String::new(),
@@ -124,7 +124,7 @@ fn shortest_step(rank: usize) -> serde_json::Result<usize> {
         staging: None,
     };
     let (source, destination) = (side(), side());
-    let class = Class::SameHost;
+    let class = StepClass::SameHost;
     let step = Step { index: 0, key: TransferKey(0), class, bytes: 0, after: Some(0), source, destination };
     Ok(serde_json::to_string(&step)?.len())
 }
@@ -144,21 +144,21 @@ impl Serialize for Plan {
         plan.serialize_field("destination", &self.destination)?;
         plan.serialize_field("placement", &self.placement)?;
         plan.serialize_field("cost", &self.cost())?;
-        plan.serialize_field("steps", &Steps(self))?;
+        plan.serialize_field("steps", &PlanSteps(self))?;
         plan.end()
     }
 }
 
-struct Steps<'a>(&'a Plan);
+struct PlanSteps<'a>(&'a Plan);
 
-impl Serialize for Steps<'_> {
+impl Serialize for PlanSteps<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(self.0.steps())
     }
 }
 
 #[derive(Deserialize)]
-struct Version {
+struct FormatVersion {
     version: u64,
 }
 
@@ -292,7 +292,7 @@ mod tests {
                 array(shape, &[&["x"][..]][..shape.len().min(1)]),
                 array(shape, spec),
                 &placement,
-                Options::default(),
+                PlanOptions::default(),
             );
             let plan = plan.expect("it makes sense");
             let least = shortest_step(shape.len()).expect("it can be written");

@@ -5,7 +5,7 @@
 use super::make::{Maker, Record};
 use super::staging::Rooms;
 use super::tiles::{NONE, Pair, Stretches, extents};
-use super::{BufferRole, Plan, Region, Side, Staging, Step, TaskId, TransferKey, staging, step};
+use super::{BufferRole, Plan, Region, Staging, Step, StepEnd, TaskId, TransferKey, staging, step};
 
 /// The steps of some regions, those of all tasks or of one.
 pub(super) struct Expansion<'a, R> {
@@ -157,7 +157,7 @@ impl Plan {
             let shape = extents(tile);
             let staged = record.class.leaves_task() && staging::is_packed(&lies.common, tile, self.item);
             let offset = || staging::place(&lies.common, tile, self.item);
-            Side {
+            StepEnd {
                 device: self.parties.ids[at],
                 task: self.parties.task_ids[self.parties.tasks[at] as usize],
                 host: self.parties.host_names[self.parties.hosts[at] as usize].clone(),

@@ -77,14 +77,14 @@ impl Parties {
 
 /// The devices of one task that hold one tile.
 #[derive(Debug, Clone)]
-pub(super) struct Group {
+pub(super) struct TaskHolders {
     pub task: u32,
     devices: Range<u32>,
 }
 
 /// The tasks of one host that hold one tile.
 #[derive(Debug, Clone)]
-pub(super) struct Span {
+pub(super) struct HostHolders {
     pub host: u32,
     pub groups: Range<u32>,
 }
@@ -93,8 +93,8 @@ pub(super) struct Span {
 #[derive(Debug, Clone)]
 pub(super) struct Holders {
     devices: Vec<u32>,
-    groups: Vec<Group>,
-    spans: Vec<Span>,
+    groups: Vec<TaskHolders>,
+    spans: Vec<HostHolders>,
     /// Where the spans of each tile begin, and where the last ones end.
     tiles: Vec<u32>,
 }
@@ -110,17 +110,17 @@ impl Holders {
             })
             .collect();
         holding.sort_unstable();
-        let mut groups: Vec<Group> = Vec::new();
-        let mut spans: Vec<Span> = Vec::new();
+        let mut groups: Vec<TaskHolders> = Vec::new();
+        let mut spans: Vec<HostHolders> = Vec::new();
         let mut begins = vec![0; tiles as usize + 1];
         let mut before = None;
         for (at, &(tile, host, task, _)) in holding.iter().enumerate() {
             if before.is_none_or(|(t, h, k)| (t, h, k) != (tile, host, task)) {
                 if before.is_none_or(|(t, h, _)| (t, h) != (tile, host)) {
-                    spans.push(Span { host, groups: number(groups.len())..number(groups.len()) });
+                    spans.push(HostHolders { host, groups: number(groups.len())..number(groups.len()) });
                     begins[tile as usize + 1] = number(spans.len());
                 }
-                groups.push(Group { task, devices: number(at)..number(at) });
+                groups.push(TaskHolders { task, devices: number(at)..number(at) });
                 if let Some(span) = spans.last_mut() {
                     span.groups.end += 1;
                 }
@@ -146,17 +146,17 @@ impl Holders {
     }
 
     /// Returns the hosts that hold a tile.
-    pub fn spans(&self, tile: u32) -> &[Span] {
+    pub fn spans(&self, tile: u32) -> &[HostHolders] {
         &self.spans[self.span_range(tile)]
     }
 
     /// Returns the tasks of such a host.
-    pub fn groups(&self, span: &Span) -> &[Group] {
+    pub fn groups(&self, span: &HostHolders) -> &[TaskHolders] {
         &self.groups[span.groups.start as usize..span.groups.end as usize]
     }
 
     /// Returns the devices of such a task.
-    pub fn devices(&self, group: &Group) -> &[u32] {
+    pub fn devices(&self, group: &TaskHolders) -> &[u32] {
         &self.devices[group.devices.start as usize..group.devices.end as usize]
     }
 

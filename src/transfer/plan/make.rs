@@ -21,8 +21,8 @@
 //! the region number, so neither what arrives nor what is copied on falls to the same devices.
 
 use super::Plan;
-use super::holders::{Group, Span};
-use super::step::{BufferRole, Class};
+use super::holders::{HostHolders, TaskHolders};
+use super::step::{BufferRole, StepClass};
 use super::tiles::{NONE, Pair, number};
 use super::turn::Turn;
 
@@ -35,7 +35,7 @@ pub(super) struct Record {
     pub destination: u32,
     /// The step of the same region that must be done before, counted from its first one, or [`NONE`].
     pub after: u32,
-    pub class: Class,
+    pub class: StepClass,
 }
 
 impl Record {
@@ -62,8 +62,8 @@ pub(super) struct Maker<'a> {
     ordinal: u32,
     records: Vec<Record>,
     /// Kept for their room.
-    away: Vec<Span>,
-    needy: Vec<Group>,
+    away: Vec<HostHolders>,
+    needy: Vec<TaskHolders>,
     hosts_fed: Vec<Origin>,
     tasks_fed: Vec<Origin>,
 }
@@ -122,7 +122,7 @@ impl<'a> Maker<'a> {
     }
 
     /// Rule 4.
-    fn hosts_that_do_not(&mut self, away: &[Span]) {
+    fn hosts_that_do_not(&mut self, away: &[HostHolders]) {
         if away.is_empty() {
             return;
         }
@@ -145,7 +145,7 @@ impl<'a> Maker<'a> {
 
     /// Returns a host that gets the region from elsewhere: one task of it does, and feeds the others. Returns where it is
     /// then.
-    fn host_fed_from(&mut self, span: &Span, origin: Origin) -> Origin {
+    fn host_fed_from(&mut self, span: &HostHolders, origin: Origin) -> Origin {
         let groups = self.plan.receivers.groups(span);
         let mut fed = std::mem::take(&mut self.tasks_fed);
         for place in 0..groups.len() {
@@ -163,7 +163,7 @@ impl<'a> Maker<'a> {
     }
 
     /// Rules 1 to 3.
-    fn host_that_holds(&mut self, span: &Span, holding: u32) {
+    fn host_that_holds(&mut self, span: &HostHolders, holding: u32) {
         let (holders, receivers) = (&self.plan.holders, &self.plan.receivers);
         let mut needy = std::mem::take(&mut self.needy);
         for group in receivers.groups(span) {
@@ -199,7 +199,7 @@ impl<'a> Maker<'a> {
 
     /// Returns a task that gets the region from elsewhere: one device of it does, and the others copy it. Returns where
     /// it is then.
-    fn task_fed_from(&mut self, group: &Group, origin: Origin) -> Origin {
+    fn task_fed_from(&mut self, group: &TaskHolders, origin: Origin) -> Origin {
         let devices = self.plan.receivers.devices(group);
         let first = self.turned(0, devices.len());
         let after = self.step(origin, devices[first]);
@@ -225,13 +225,13 @@ impl<'a> Maker<'a> {
         let (from, to) = (origin.device as usize, destination as usize);
         let parties = &self.plan.parties;
         let class = if from == to && self.whole {
-            Class::SameBuffer
+            StepClass::SameBuffer
         } else if parties.tasks[from] == parties.tasks[to] {
-            Class::LocalCopy
+            StepClass::LocalCopy
         } else if parties.hosts[from] == parties.hosts[to] {
-            Class::SameHost
+            StepClass::SameHost
         } else {
-            Class::AcrossHosts
+            StepClass::AcrossHosts
         };
         let step = number(self.records.len());
         self.records.push(Record { source: origin.device, destination, after: origin.after, class });

@@ -1,7 +1,7 @@
 //! Plans: which bytes of an array go from which device to which, when its sharding changes.
 //!
 //! A plan is made of two [`ArrayDescription`]s (source and destination), a [`Placement`] of their devices and
-//! [`Options`]. It is pure: no IO, no clock, no threads, no randomness. Every process that is given the same
+//! [`PlanOptions`]. It is pure: no IO, no clock, no threads, no randomness. Every process that is given the same
 //! description makes the same plan, with the same keys, so plans are not sent. Begin at `make.rs`, which has the
 //! rules.
 //!
@@ -109,5 +109,5 @@ pub use limits::{
     MAX_STEPS, PLAN_VERSION,
 };
 pub use placement::{HostName, PlacedDevice, Placement};
-pub use plan::{Options, Plan};
-pub use step::{BufferRole, Class, Region, Runs, Side, Staging, Step};
+pub use plan::{Plan, PlanOptions};
+pub use step::{BufferRole, Region, Runs, Staging, Step, StepClass, StepEnd};

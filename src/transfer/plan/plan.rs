@@ -18,7 +18,7 @@ use super::{
 
 /// What a plan is made with, beside what it moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Options {
+pub struct PlanOptions {
     /// How many others each holder of a region feeds with it, on average, before those that were fed feed others, as
     /// many each.
     pub fan_out: NonZeroU32,
@@ -26,7 +26,7 @@ pub struct Options {
     pub timeout: Option<Duration>,
 }
 
-impl Default for Options {
+impl Default for PlanOptions {
     /// Returns a fan-out of two, by which what one device holds reaches `n` hosts in about `log2(n)` rounds, and none sends
     /// it to more than two; no limit of time.
     fn default() -> Self {
@@ -43,7 +43,7 @@ pub struct Plan {
     pub(super) source: ArrayDescription,
     pub(super) destination: ArrayDescription,
     pub(super) placement: Placement,
-    pub(super) options: Options,
+    pub(super) options: PlanOptions,
     layout: Fingerprint,
     pub(super) fingerprint: Fingerprint,
     pub(super) item: u64,
@@ -70,7 +70,7 @@ impl Plan {
         source: ArrayDescription,
         destination: ArrayDescription,
         placement: &Placement,
-        options: Options,
+        options: PlanOptions,
     ) -> Result<Self, PlanError> {
         source.check()?;
         destination.check()?;
@@ -143,7 +143,7 @@ impl Plan {
 
     /// Returns what the plan was made with.
     #[must_use]
-    pub fn options(&self) -> Options {
+    pub fn options(&self) -> PlanOptions {
         self.options
     }
 

@@ -81,7 +81,7 @@ impl Reach {
 
 /// Rounds in which equally many tiles get a region.
 #[derive(Debug, Clone, Copy)]
-struct Stage {
+struct RoundRange {
     /// The first of these rounds.
     round: u32,
     /// How many regions come before it.
@@ -99,7 +99,7 @@ pub(super) struct Rounds {
     /// The tiles of the destination, those with most regions first, and where in that order each tile is.
     order: Vec<u32>,
     positions: Vec<u32>,
-    stages: Vec<Stage>,
+    stages: Vec<RoundRange>,
     regions: u32,
 }
 
@@ -132,7 +132,7 @@ impl Rounds {
         let (mut stages, mut round, mut regions, mut active) = (Vec::new(), 0, 0, order.len());
         while let Some(&last) = order[..active].last() {
             let tiles = number(active);
-            stages.push(Stage { round, regions, tiles });
+            stages.push(RoundRange { round, regions, tiles });
             let count = sources.count(last);
             regions += (count - round) * tiles;
             round = count;

@@ -12,7 +12,7 @@ use super::{DeviceId, HostName, MAX_RANK, PlanError, TaskId, TransferKey};
 /// How far the bytes of a step go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Class {
+pub enum StepClass {
     /// Nowhere: the device holds the same tile before and after, so the buffer itself can be handed on.
     SameBuffer,
     /// Within a task: on one device, or between two of them.
@@ -23,7 +23,7 @@ pub enum Class {
     AcrossHosts,
 }
 
-impl Class {
+impl StepClass {
     /// All of them, the nearest first.
     pub const ALL: [Self; 4] = [Self::SameBuffer, Self::LocalCopy, Self::SameHost, Self::AcrossHosts];
 
@@ -45,7 +45,7 @@ impl Class {
     }
 }
 
-impl fmt::Display for Class {
+impl fmt::Display for StepClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
@@ -129,7 +129,7 @@ pub struct Staging {
 /// One end of a step.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Side {
+pub struct StepEnd {
     /// The device.
     pub device: DeviceId,
     /// The task that owns it.
@@ -159,15 +159,15 @@ pub struct Step {
     /// Its name on both sides.
     pub key: TransferKey,
     /// How far its bytes go.
-    pub class: Class,
+    pub class: StepClass,
     /// How many bytes.
     pub bytes: u64,
     /// The step that must be done before, because it puts here what this step reads. Always one of a smaller number.
     pub after: Option<u32>,
     /// Where it is read.
-    pub source: Side,
+    pub source: StepEnd,
     /// Where it is written.
-    pub destination: Side,
+    pub destination: StepEnd,
 }
 
 impl Region {

@@ -19,9 +19,9 @@ pub const ACCEPTOR: &[u8; 9] = b"accepts 3";
 pub const CONFIRMS: &[u8; 9] = b"confirm 3";
 
 /// The key that a cluster token gives.
-pub struct Key(ring::hmac::Key);
+pub struct TokenKey(ring::hmac::Key);
 
-impl Key {
+impl TokenKey {
     /// Takes some milliseconds, on purpose.
     pub fn new(token: &[u8]) -> Self {
         let mut derived = [0; 32];
@@ -34,14 +34,14 @@ impl Key {
 /// Every message of a handshake so far, without checksums, as proofs cover them.
 pub struct Transcript<'a> {
     /// The key of this side.
-    pub key: Option<&'a Key>,
+    pub key: Option<&'a TokenKey>,
     /// All messages so far.
     pub said: Vec<u8>,
 }
 
 impl<'a> Transcript<'a> {
     /// Begins with an opening and a challenge.
-    pub fn new(key: Option<&'a Key>, opening: &[u8], challenge: &[u8]) -> Self {
+    pub fn new(key: Option<&'a TokenKey>, opening: &[u8], challenge: &[u8]) -> Self {
         Self { key, said: [opening, challenge].concat() }
     }
 
@@ -49,7 +49,7 @@ impl<'a> Transcript<'a> {
     pub fn prove(&mut self, role: &[u8], terms: &[u8]) -> [u8; PROOF] {
         self.said.extend_from_slice(terms);
         let mut proof = [0; PROOF];
-        if let Some(Key(key)) = self.key {
+        if let Some(TokenKey(key)) = self.key {
             let mut context = ring::hmac::Context::with_key(key);
             context.update(role);
             context.update(&self.said);

@@ -17,19 +17,19 @@ use std::time::{Duration, Instant};
 use muster_clock as clock;
 
 use super::spin_wait::SpinWait;
-use crate::base::counts::{Counters, Counts};
+use crate::base::counts::{Counters, EngineCounts};
 use crate::base::error::TransferError;
 use crate::base::identity::Member;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
 use crate::io::fetch::PeerMemory;
 use crate::io::lane::{Lane, LaneHost};
-use crate::io::ring::{Inbox, Outbox};
+use crate::io::ring::{RingInbox, RingOutbox};
 use crate::io::threads::IoThreads;
 use crate::io::wire::WireCapabilities;
 use crate::launch::peer_launch::PeerLaunch;
 use crate::launch::session_handle::{Carrier, SessionHandle};
-use crate::memory::{Region, RegionListener};
+use crate::memory::{MemoryRegion, RegionListener};
 use crate::protocol::link::definition::Definition;
 use crate::protocol::link::{Class, GroupId, LAUNCHES_MAX, Launching, Link, Numbers, Terms};
 
@@ -89,7 +89,7 @@ pub struct Connection {
     this: Weak<Self>,
     host: Weak<dyn SessionHost>,
     pub(super) io: Arc<IoThreads>,
-    pub(super) counts: Arc<Counts>,
+    pub(super) counts: Arc<EngineCounts>,
     pub(super) link: Mutex<Link<Arc<PeerLaunch>>>,
     pub(super) numbers: Numbers,
     pub(super) lanes: RwLock<Vec<Arc<Lane>>>,
@@ -104,13 +104,13 @@ pub struct Connection {
     pub(super) inlines: bool,
     pub(super) pid: Option<i32>,
     /// Regions that the peer was told of.
-    pub(super) offered: Mutex<HashMap<u32, Weak<Region>>>,
+    pub(super) offered: Mutex<HashMap<u32, Weak<MemoryRegion>>>,
     /// Regions that the peer told of; none where one could not be mapped.
     pub(super) shared: Mutex<HashMap<u32, Option<Arc<PeerMemory>>>>,
     /// Where control frames come in once the peer has switched to it.
-    pub(super) inbox: Option<Inbox>,
+    pub(super) inbox: Option<RingInbox>,
     /// Where control frames go once this side has switched to it.
-    pub(super) outbox: OnceLock<Outbox>,
+    pub(super) outbox: OnceLock<RingOutbox>,
     /// A region whose descriptor comes by the socket, and which the ring has told of already: the ring waits for it.
     pub(super) awaited: Mutex<Option<u32>>,
     pub(super) last_heard: AtomicU64,
@@ -177,7 +177,7 @@ pub struct ConnectionSettings {
     /// The threads that move its bytes.
     pub io: Arc<IoThreads>,
     /// What the engine counts.
-    pub counts: Arc<Counts>,
+    pub counts: Arc<EngineCounts>,
     /// The numbers of launches with the peer.
     pub numbers: Numbers,
     /// Bytes moved with the peer's task.
@@ -239,7 +239,7 @@ impl Connection {
             pid,
             offered: Mutex::default(),
             shared: Mutex::default(),
-            inbox: if capabilities.shares_memory { Inbox::new().ok() } else { None },
+            inbox: if capabilities.shares_memory { RingInbox::new().ok() } else { None },
             outbox: OnceLock::new(),
             awaited: Mutex::default(),
             last_heard: AtomicU64::new(0),
@@ -384,7 +384,7 @@ impl Connection {
     }
 
     /// Makes a definition known to the peer, with the memory that it is fetched from.
-    pub fn define(&self, definition: Definition, regions: &[Arc<Region>]) -> u32 {
+    pub fn define(&self, definition: Definition, regions: &[Arc<MemoryRegion>]) -> u32 {
         let mut offered = lock(&self.offered);
         let mut link = lock(&self.link);
         for region in regions {

@@ -27,7 +27,7 @@ use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
 use crate::io::lane::{LaneHost, Replies};
 use crate::io::reactor::BellHost;
-use crate::io::ring::{FRAMES_MAX, Inbox, NextFrame, Reader};
+use crate::io::ring::{FRAMES_MAX, NextFrame, Reader, RingInbox};
 use crate::launch::session_handle::{POLL_INTERVAL, SessionHandle};
 use crate::protocol::frame::{Header, Kind};
 use crate::protocol::link::{Frame, Violation};
@@ -63,7 +63,7 @@ impl Connection {
 
     /// Takes the frames that are in the ring, unless another thread does so now.
     pub(super) fn serve_ring(&self) -> Result<(), Violation> {
-        let Some(reader) = self.inbox.as_ref().and_then(Inbox::read) else { return Ok(()) };
+        let Some(reader) = self.inbox.as_ref().and_then(RingInbox::read) else { return Ok(()) };
         let drained = self.drain_ring(&reader, TURN);
         self.release_ring(reader);
         drained
@@ -137,7 +137,7 @@ impl Connection {
     /// Does something that the peer may answer at once. This thread polls the ring until that is done, so that the answer
     /// wakes no thread.
     pub(super) fn poll_inline<R>(&self, with: impl FnOnce() -> R) -> R {
-        let reader = self.inbox.as_ref().and_then(Inbox::read);
+        let reader = self.inbox.as_ref().and_then(RingInbox::read);
         if let Some(reader) = &reader {
             reader.stay_awake();
         }
@@ -204,7 +204,7 @@ impl Connection {
         soon: bool,
         done: &dyn Fn() -> bool,
     ) -> bool {
-        let Some(reader) = self.inbox.as_ref().and_then(Inbox::read) else { return false };
+        let Some(reader) = self.inbox.as_ref().and_then(RingInbox::read) else { return false };
         let has_waiters = || self.send_waiters.load(Ordering::SeqCst) > 0;
         reader.stay_awake();
         let is_over = || self.over.get().is_some() || self.peer_gone.get().is_some();

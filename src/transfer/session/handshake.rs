@@ -10,7 +10,7 @@ use crate::protocol::hello::{
     ANSWER, ANSWER_TERMS, Answer, CHALLENGE, CONFIRMATION, HELLO, Hello, NONCE_MESSAGE, Nonce, NonceError,
     OPENING, VERSION, Verdict, check_nonce, refusal, seal, write_nonce,
 };
-use crate::protocol::proof::{ACCEPTOR, CONFIRMS, DIALLER, Key, Transcript};
+use crate::protocol::proof::{ACCEPTOR, CONFIRMS, DIALLER, TokenKey, Transcript};
 
 /// How an alert of TLS begins, and how long it is.
 const ALERT: ([u8; 2], usize) = ([21, 3], 7);
@@ -60,7 +60,7 @@ impl From<NonceError> for HelloError {
 pub fn dial(
     socket: &mut (impl Read + Write),
     hello: &Hello,
-    key: Option<&Key>,
+    key: Option<&TokenKey>,
     nonce: &Nonce,
 ) -> Result<Answer, HelloError> {
     let opening = write_nonce(OPENING, nonce);
@@ -104,7 +104,7 @@ pub struct ProvenDialler<'a> {
 /// [`HelloError::Unproven`] if it does not know the token: it waits for its [`refuse`]al.
 pub fn accept<'a>(
     socket: &mut (impl Read + Write),
-    key: Option<&'a Key>,
+    key: Option<&'a TokenKey>,
     nonce: &Nonce,
 ) -> Result<ProvenDialler<'a>, HelloError> {
     let mut opening = [0; NONCE_MESSAGE];
@@ -182,7 +182,7 @@ mod tests {
 
     fn meet(here: Option<&[u8]>, there: Option<&[u8]>, verdict: Verdict) -> [Result<(), String>; 2] {
         let (mut a, mut b) = UnixStream::pair().unwrap();
-        let [here, there] = [here, there].map(|token| token.map(Key::new));
+        let [here, there] = [here, there].map(|token| token.map(TokenKey::new));
         std::thread::scope(|scope| {
             let answering = scope.spawn(move || -> Result<(), HelloError> {
                 let heard =
@@ -210,7 +210,7 @@ mod tests {
     }
 
     /// Returns every message of a handshake between engines with these keys, in order.
-    fn messages(keys: [Option<&Key>; 2], nonces: [u8; 2]) -> [Vec<u8>; 5] {
+    fn messages(keys: [Option<&TokenKey>; 2], nonces: [u8; 2]) -> [Vec<u8>; 5] {
         let opening = write_nonce(OPENING, &[nonces[0]; NONCE]);
         let challenge = write_nonce(CHALLENGE, &[nonces[1]; NONCE]);
         let mut transcript = Transcript::new(keys[0], &opening, &challenge);
@@ -223,7 +223,7 @@ mod tests {
     }
 
     /// Plays one side's messages to the other side, whose nonce is this.
-    fn hears(key: Option<&Key>, nonce: u8, said: &[&[u8]]) -> Result<(), HelloError> {
+    fn hears(key: Option<&TokenKey>, nonce: u8, said: &[&[u8]]) -> Result<(), HelloError> {
         let (mut near, mut far) = UnixStream::pair().unwrap();
         near.write_all(&said.concat()).unwrap();
         near.shutdown(std::net::Shutdown::Write).unwrap();
@@ -231,7 +231,7 @@ mod tests {
         heard.reply(&mut far, &answer(Verdict::Welcome))
     }
 
-    fn dials(key: Option<&Key>, nonce: u8, said: &[&[u8]]) -> Result<Answer, HelloError> {
+    fn dials(key: Option<&TokenKey>, nonce: u8, said: &[&[u8]]) -> Result<Answer, HelloError> {
         let (mut near, mut far) = UnixStream::pair().unwrap();
         far.write_all(&said.concat()).unwrap();
         far.shutdown(std::net::Shutdown::Write).unwrap();
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn messages_with_any_bit_changed_are_refused() {
-        let key = Key::new(b"s");
+        let key = TokenKey::new(b"s");
         for key in [None, Some(&key)] {
             let [opening, challenge, hello, answer, confirmation] = messages([key, key], [8, 9]);
             assert!(hears(key, 9, &[&opening, &hello, &confirmation]).is_ok());
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_proof_counts_for_its_role_its_nonces_and_its_token_only() {
-        let (key, other) = (Key::new(b"s"), Key::new(b"t"));
+        let (key, other) = (TokenKey::new(b"s"), TokenKey::new(b"t"));
         let key = Some(&key);
         let [opening, challenge, hello, answer, confirmation] = messages([key, key], [8, 9]);
         // Played back to another nonce, on either side.
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn a_dialler_that_proves_nothing_learns_a_version_and_a_nonce() {
-        let key = Key::new(b"s");
+        let key = TokenKey::new(b"s");
         for hello in [[0; HELLO].to_vec(), messages([None, None], [8, 9])[2].clone()] {
             let (mut near, mut far) = UnixStream::pair().unwrap();
             near.write_all(&write_nonce(OPENING, &[8; NONCE])).unwrap();
@@ -323,7 +323,7 @@ mod tests {
         let now = Incarnation::new(77);
         let [dialled, _] = meet(None, None, Verdict::StaleTarget(now));
         assert!(dialled.unwrap_err().contains("000000000000004d"));
-        let (key, other) = (Key::new(b"s"), Key::new(b"t"));
+        let (key, other) = (TokenKey::new(b"s"), TokenKey::new(b"t"));
         let [_, challenge, ..] = messages([None, None], [8, 9]);
         for liar in [None, Some(&other)] {
             let mut transcript = Transcript::new(liar, &write_nonce(OPENING, &[8; NONCE]), &challenge);

@@ -21,7 +21,7 @@ use crate::base::transport::TransportKind;
 use crate::io::fetch::PeerMemory;
 use crate::io::lane::{Lane, LaneError, LaneHost, Replies};
 use crate::io::reactor::BellHost;
-use crate::io::ring::{Inbox, Outbox};
+use crate::io::ring::{RingInbox, RingOutbox};
 use crate::io::wire::{Wire, WireError};
 use crate::launch::peer_launch::PeerLaunch;
 use crate::protocol::frame::{Header, Kind};
@@ -51,7 +51,7 @@ impl Connection {
         }
         self.note_heard();
         if lane.control
-            && let Some(bell) = self.inbox.as_ref().map(Inbox::bell)
+            && let Some(bell) = self.inbox.as_ref().map(RingInbox::bell)
         {
             // Before anything is read: what is said after the switch to the peer's ring has no descriptors with it.
             let host: Weak<dyn BellHost> = self.weak();
@@ -199,7 +199,7 @@ impl LaneHost for Connection {
                 // A side without a ring of its own could not say that there is room in the other one.
                 if self.inbox.is_some()
                     && let Ok([file, bell]) = <[OwnedFd; 2]>::try_from(descriptors)
-                    && let Some(outbox) = Outbox::of(&file, bell)
+                    && let Some(outbox) = RingOutbox::of(&file, bell)
                     && self.outbox.set(outbox).is_ok()
                 {
                     lock(&self.link).switch();

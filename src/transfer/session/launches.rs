@@ -13,7 +13,7 @@ use crate::base::error::TransferError;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
 use crate::io::fetch::{FetchHost, PeerMemory};
-use crate::io::ring::Outbox;
+use crate::io::ring::RingOutbox;
 use crate::launch::peer_launch::{PeerLaunch, give_up};
 use crate::launch::session_handle::SessionHandle;
 use crate::protocol::link::GroupId;
@@ -89,7 +89,7 @@ impl FetchHost for Connection {
     }
 
     fn fetch_counts(&self) -> bool {
-        self.outbox.get().is_some_and(Outbox::is_valid) && self.over.get().is_none()
+        self.outbox.get().is_some_and(RingOutbox::is_valid) && self.over.get().is_none()
     }
 
     fn fetch_is_late(&self, launch: &Arc<PeerLaunch>) {

@@ -14,7 +14,7 @@ use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
 use crate::io::fetch::FetchHost;
 use crate::io::lane::{Lane, Replies};
-use crate::io::ring::Inbox;
+use crate::io::ring::RingInbox;
 use crate::launch::peer_launch::{OwnedAccessGuard, PeerLaunch, give_up};
 use crate::protocol::link::{Difference, Output};
 
@@ -167,7 +167,7 @@ impl Connection {
     fn place_inline(&self, launch: &Arc<PeerLaunch>, bytes: &[u8], replies: &mut Replies) {
         let Some(guard) = launch.access_owned() else { return };
         guard.bytes().copy_in(0, bytes);
-        let by = self.inline_transport(self.inbox.as_ref().is_some_and(Inbox::is_open));
+        let by = self.inline_transport(self.inbox.as_ref().is_some_and(RingInbox::is_open));
         launch.set_transport(by);
         self.count(by, true, bytes.len() as u64);
         if let Some(at) = launch.group() {

@@ -2,7 +2,7 @@
 
 use crate::differences::Difference;
 use crate::expect::{Code, Outcome, State, another_life, error, ok, waits};
-use crate::script::{Ask, Release, Script, SideKind, Version, observer, script, t};
+use crate::script::{Release, Script, ScriptCall, SideKind, Version, observer, script, t};
 use crate::support::Call;
 
 pub fn scripts(release: Release) -> Vec<Script> {
@@ -31,7 +31,7 @@ pub fn scripts(release: Release) -> Vec<Script> {
 
 fn polls_of_those_who_take_no_part_are_refused() -> Script {
     script("polls of those who take no part are refused", 2)
-        .start("look", observer(), Ask::Watch(Version::None))
+        .start("look", observer(), ScriptCall::Watch(Version::None))
         .call(t(2), Call::PollForError, error(Code::InvalidArgument))
         .call(t(0), Call::PollForError, error(Code::FailedPrecondition))
         .start_register("0", t(0))
@@ -85,7 +85,7 @@ fn a_reported_error_reaches_everybody() -> Script {
         .call(t(2), Call::PollForError, reported(1))
         .call(
             observer(),
-            Ask::Watch(Version::None),
+            ScriptCall::Watch(Version::None),
             ok().states(&[(0, State::Connected), (1, State::Error), (2, State::Connected)]),
         )
         .heartbeat(t(0), ok())
@@ -129,7 +129,7 @@ fn a_second_report_does_not_replace_the_first() -> Script {
 
 fn reports_of_those_who_take_no_part_are_refused() -> Script {
     script("reports of those who take no part are refused", 2)
-        .start("look", observer(), Ask::Watch(Version::None))
+        .start("look", observer(), ScriptCall::Watch(Version::None))
         .call(t(0), report(), error(Code::FailedPrecondition))
         .registered()
         .start("poll", t(0), Call::PollForError)
@@ -149,7 +149,11 @@ fn codes_that_nobody_knows_are_reported_as_they_are() -> Script {
         .call(t(1), Call::report(77, "seventy-seven"), ok())
         .then("0", error(Code::Unknown).about_task(1).reported().says("seventy-seven"))
         .call(t(0), Call::report(-3, "minus three"), ok())
-        .call(observer(), Ask::Watch(Version::None), ok().states(&[(0, State::Error), (1, State::Error)]))
+        .call(
+            observer(),
+            ScriptCall::Watch(Version::None),
+            ok().states(&[(0, State::Error), (1, State::Error)]),
+        )
 }
 
 fn a_long_message_is_cut() -> Script {
@@ -182,7 +186,7 @@ fn in_a_recoverable_job_a_reported_error_is_the_tasks_own() -> Script {
         .then("poll", waits())
         .call(
             observer(),
-            Ask::Watch(Version::None),
+            ScriptCall::Watch(Version::None),
             ok().states(&[(0, State::Connected), (1, State::Error), (2, State::Connected)]),
         )
         .heartbeat(t(1), error(Code::Aborted).says("already-in-error"))
@@ -217,7 +221,7 @@ fn a_report_without_a_code() -> Script {
                 .then("poll", waits())
                 .call(
                     observer(),
-                    Ask::Watch(Version::None),
+                    ScriptCall::Watch(Version::None),
                     ok().states(&[(0, State::Connected), (1, State::Connected)]),
                 )
                 .heartbeat(t(1), ok())

@@ -1,7 +1,7 @@
 //! Heartbeat, and what their absence means.
 
 use crate::expect::{Code, State, another_life, error, ok, waits};
-use crate::script::{Ask, Release, Script, Version, observer, script, t};
+use crate::script::{Release, Script, ScriptCall, Version, observer, script, t};
 use crate::support::Call;
 
 pub fn scripts(_: Release) -> Vec<Script> {
@@ -29,7 +29,7 @@ fn heartbeats_of_strangers_are_refused() -> Script {
 fn a_heartbeat_before_registration_is_refused() -> Script {
     script("a heartbeat before registration is refused", 2)
         // Learns the service incarnation, where that is needed.
-        .start("look", observer(), Ask::Watch(Version::None))
+        .start("look", observer(), ScriptCall::Watch(Version::None))
         .heartbeat(t(0), error(Code::InvalidArgument).says("must be registered before sending heartbeat"))
         .start_register("0", t(0))
         .then("0", waits())
@@ -69,7 +69,11 @@ fn a_silent_task_fails_the_run() -> Script {
         .call(t(0), Call::PollForError, unhealthy())
         .call(t(1), Call::PollForError, error(Code::FailedPrecondition).says("already in error state"))
         .call(t(0), Call::barrier("c", 0), error(Code::Internal).of_barrier("c", 0).says("already in error"))
-        .call(observer(), Ask::Watch(Version::None), ok().states(&[(0, State::Connected), (1, State::Error)]))
+        .call(
+            observer(),
+            ScriptCall::Watch(Version::None),
+            ok().states(&[(0, State::Connected), (1, State::Error)]),
+        )
         .heartbeat(t(0), ok())
 }
 
@@ -83,7 +87,7 @@ fn a_silent_task_does_not_fail_those_who_speak_in_time() -> Script {
     }
     script.then("poll", waits()).call(
         observer(),
-        Ask::Watch(Version::None),
+        ScriptCall::Watch(Version::None),
         ok().states(&[(0, State::Connected), (1, State::Connected)]),
     )
 }
@@ -94,7 +98,7 @@ fn a_failed_run_without_polls_sets_every_task_to_error() -> Script {
         .call(t(1), Call::Heartbeat { incarnation: 4711 }, another_life())
         .call(
             observer(),
-            Ask::Watch(Version::None),
+            ScriptCall::Watch(Version::None),
             ok().states(&[(0, State::Error), (1, State::Error), (2, State::Error)]),
         )
         .heartbeat(t(0), error(Code::Aborted).says("already-in-error"))

@@ -2,7 +2,7 @@
 
 use crate::differences::Difference;
 use crate::expect::{Code, Outcome, State, another_life, error, ok, plain_error, waits};
-use crate::script::{Ask, Release, Script, Version, observer, script, t};
+use crate::script::{Release, Script, ScriptCall, Version, observer, script, t};
 use crate::support::Call;
 
 pub fn scripts(release: Release) -> Vec<Script> {
@@ -112,17 +112,17 @@ fn a_watch_waits_for_a_change() -> Script {
     script("a watch waits for a change", 2)
         .shutdown_timeout_s(0)
         .registered()
-        .call(observer(), Ask::Watch(Version::None), ok().states(&CONNECTED))
-        .start("current", observer(), Ask::Watch(Version::LastSeen))
-        .start("another", t(0), Ask::Watch(Version::LastSeen))
+        .call(observer(), ScriptCall::Watch(Version::None), ok().states(&CONNECTED))
+        .start("current", observer(), ScriptCall::Watch(Version::LastSeen))
+        .start("another", t(0), ScriptCall::Watch(Version::LastSeen))
         .all(&["current", "another"], &waits())
-        .call(observer(), Ask::Watch(Version::OneOlder), ok().states(&CONNECTED))
+        .call(observer(), ScriptCall::Watch(Version::OneOlder), ok().states(&CONNECTED))
         .call(t(0), Call::insert("k", "v"), ok())
         .heartbeat(t(0), ok())
         .all(&["current", "another"], &waits())
         .call(t(1), Call::Shutdown, ok())
         .all(&["current", "another"], &ok().states(&[(0, State::Connected), (1, State::Disconnected)]))
-        .start("hung up", observer(), Ask::Watch(Version::LastSeen))
+        .start("hung up", observer(), ScriptCall::Watch(Version::LastSeen))
         .hang_up("hung up")
         .registers(t(1), ok())
 }
@@ -131,8 +131,8 @@ fn a_watch_sees_every_kind_of_change() -> Script {
     script("a watch sees who fails", 2)
         .registered()
         .start("poll", t(0), Call::PollForError)
-        .call(observer(), Ask::Watch(Version::None), ok().states(&CONNECTED))
-        .start("next", observer(), Ask::Watch(Version::LastSeen))
+        .call(observer(), ScriptCall::Watch(Version::None), ok().states(&CONNECTED))
+        .start("next", observer(), ScriptCall::Watch(Version::LastSeen))
         .call(t(1), Call::Heartbeat { incarnation: 4711 }, another_life())
         .then("next", ok().states(&[(0, State::Connected), (1, State::Error)]))
         .then("poll", another_life())
@@ -142,8 +142,8 @@ fn a_watch_sees_what_was_reported() -> Script {
     script("a watch sees what was reported", 2)
         .registered()
         .start("poll", t(0), Call::PollForError)
-        .call(observer(), Ask::Watch(Version::None), ok().states(&CONNECTED))
-        .start("next", observer(), Ask::Watch(Version::LastSeen))
+        .call(observer(), ScriptCall::Watch(Version::None), ok().states(&CONNECTED))
+        .start("next", observer(), ScriptCall::Watch(Version::LastSeen))
         .call(t(1), Call::report(Code::Internal as i32, "out of luck"), ok())
         .then("next", ok().states(&[(0, State::Connected), (1, State::Error)]))
         .then("poll", error(Code::Internal).about_task(1).reported())
@@ -152,10 +152,10 @@ fn a_watch_sees_what_was_reported() -> Script {
 fn a_watch_from_the_future() -> Script {
     script("a watch from the future", 2)
         .registered()
-        .call(observer(), Ask::Watch(Version::None), ok().states(&CONNECTED))
+        .call(observer(), ScriptCall::Watch(Version::None), ok().states(&CONNECTED))
         .call_differs(
             observer(),
-            Ask::Watch(Version::Future),
+            ScriptCall::Watch(Version::Future),
             Difference::FutureVersion,
             Outcome::ServiceDied,
             ok().states(&CONNECTED),

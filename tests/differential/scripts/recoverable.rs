@@ -2,7 +2,7 @@
 
 use crate::differences::Difference;
 use crate::expect::{Code, State, error, ok, waits};
-use crate::script::{Ask, Release, Script, SideKind, Version, observer, script, t};
+use crate::script::{Release, Script, ScriptCall, SideKind, Version, observer, script, t};
 use crate::support::Call;
 
 pub fn scripts(_: Release) -> Vec<Script> {
@@ -40,7 +40,7 @@ fn a_restarted_task_comes_back_at_once() -> Script {
         .call(t(2), Call::get("k"), ok().value("v"))
         .call(
             observer(),
-            Ask::Watch(Version::None),
+            ScriptCall::Watch(Version::None),
             ok().states(&[(0, State::Connected), (1, State::Connected), (2, State::Connected)]),
         )
         .heartbeat(t(0), ok())
@@ -116,7 +116,11 @@ fn a_silent_task_is_lost_alone() -> Script {
         .then("alive", ok().alive(&[(0, 0)]))
         .then("poll", waits())
         .then("waits at the next", stale("b", 1))
-        .call(observer(), Ask::Watch(Version::None), ok().states(&[(0, State::Connected), (1, State::Error)]))
+        .call(
+            observer(),
+            ScriptCall::Watch(Version::None),
+            ok().states(&[(0, State::Connected), (1, State::Error)]),
+        )
         .heartbeat(t(1), error(Code::Aborted).says("already-in-error"))
         .restart(1)
         .registers(t(1), ok())

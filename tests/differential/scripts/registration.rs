@@ -1,7 +1,7 @@
 //! RegisterTask, and what every call states about the service that it means.
 
 use crate::expect::{Code, State, error, ok, waits};
-use crate::script::{Ask, Claim, Release, Script, Version, observer, script, t};
+use crate::script::{Claim, Release, Script, ScriptCall, Version, observer, script, t};
 use crate::support::Call;
 
 pub fn scripts(release: Release) -> Vec<Script> {
@@ -34,18 +34,18 @@ const ALL_CONNECTED: [(i32, State); 3] =
 fn nobody_is_connected_before_all_have_come() -> Script {
     script("nobody is connected before all have come", 3)
         // A caller learns of the service even before it registers, where it has to know it.
-        .start("first look", observer(), Ask::Watch(Version::None))
+        .start("first look", observer(), ScriptCall::Watch(Version::None))
         .start_register("0", t(0))
         .start_register("2", t(2))
         .all(&["0", "2"], &waits())
         .call(
             observer(),
-            Ask::Watch(Version::None),
+            ScriptCall::Watch(Version::None),
             ok().states(&[(0, State::Disconnected), (1, State::Disconnected), (2, State::Disconnected)]),
         )
         .start_register("1", t(1))
         .all(&["0", "1", "2"], &ok())
-        .call(observer(), Ask::Watch(Version::None), ok().states(&ALL_CONNECTED))
+        .call(observer(), ScriptCall::Watch(Version::None), ok().states(&ALL_CONNECTED))
 }
 
 fn a_stranger_is_refused() -> Script {
@@ -107,7 +107,7 @@ fn a_restarted_task_fails_the_run() -> Script {
             &["poll 0", "poll 1", "poll of the old life"],
             &error(Code::Aborted).about_task(2).says("different incarnation"),
         )
-        .call(observer(), Ask::Watch(Version::None), ok())
+        .call(observer(), ScriptCall::Watch(Version::None), ok())
         // The error stays: later polls get it at once.
         .call(t(0), Call::PollForError, error(Code::Aborted).about_task(2))
         .heartbeat(t(0), ok())
@@ -191,7 +191,7 @@ fn a_reset_task_comes_back() -> Script {
         .then("poll", error(Code::Cancelled).says("disconnected"))
         .call(
             observer(),
-            Ask::Watch(Version::None),
+            ScriptCall::Watch(Version::None),
             ok().states(&[(0, State::Disconnected), (1, State::Connected)]),
         )
         .call(t(0), Call::Reset, error(Code::FailedPrecondition))

@@ -2,7 +2,7 @@
 
 use crate::differences::Difference;
 use crate::expect::{Code, State, error, ok, waits};
-use crate::script::{Ask, Release, Script, SideKind, Version, observer, script, t};
+use crate::script::{Release, Script, ScriptCall, SideKind, Version, observer, script, t};
 use crate::support::Call;
 
 pub fn scripts(_: Release) -> Vec<Script> {
@@ -38,7 +38,7 @@ fn a_failed_run_is_followed_by_another() -> Script {
                 .then("0", ok().counter(0))
                 .call(
                     observer(),
-                    Ask::Watch(Version::None),
+                    ScriptCall::Watch(Version::None),
                     ok().states(&[(0, State::Connected), (1, State::Connected)]),
                 )
         })
@@ -74,7 +74,7 @@ fn a_lost_connection() -> Script {
         .start("poll 1", t(1), Call::PollForError)
         .disconnect(t(1))
         .differs("poll 0", Difference::LostConnection, waits(), lost())
-        .start("states", observer(), Ask::Watch(Version::None))
+        .start("states", observer(), ScriptCall::Watch(Version::None))
         .differs(
             "states",
             Difference::LostConnection,

@@ -2,7 +2,7 @@
 
 use crate::differences::Difference;
 use crate::expect::{Code, Outcome, State, another_life, error, ok, waits};
-use crate::script::{Ask, Release, Script, SideKind, Version, observer, script, t};
+use crate::script::{Release, Script, ScriptCall, SideKind, Version, observer, script, t};
 use crate::support::Call;
 
 pub fn scripts(_: Release) -> Vec<Script> {
@@ -37,7 +37,7 @@ fn all_tasks_leave_together() -> Script {
         .start("1", t(1), Call::Shutdown)
         .all(&["0", "1"], &ok())
         .all(&["poll 0", "poll 1"], &error(Code::Cancelled).says("disconnected"))
-        .call(observer(), Ask::Watch(Version::None), ok().states(&LEFT))
+        .call(observer(), ScriptCall::Watch(Version::None), ok().states(&LEFT))
         .then("wait for a key", waits())
 }
 
@@ -74,10 +74,14 @@ fn a_task_that_does_not_come_fails_the_shutdown() -> Script {
         .start("poll", t(1), Call::PollForError)
         .call(t(0), Call::Shutdown, failed())
         .then("poll", error(Code::Internal).says("Shutdown barrier has failed"))
-        .call(observer(), Ask::Watch(Version::None), ok().states(&[(0, State::Error), (1, State::Error)]))
+        .call(
+            observer(),
+            ScriptCall::Watch(Version::None),
+            ok().states(&[(0, State::Error), (1, State::Error)]),
+        )
         .call(t(1), Call::Shutdown, failed())
         .call(t(0), Call::Shutdown, failed())
-        .call(observer(), Ask::Watch(Version::None), ok().states(&LEFT))
+        .call(observer(), ScriptCall::Watch(Version::None), ok().states(&LEFT))
 }
 
 fn a_failed_task_fails_the_shutdown() -> Script {
@@ -104,7 +108,7 @@ fn without_a_timeout_everybody_leaves_alone() -> Script {
         .then("poll 1", waits())
         .call(
             observer(),
-            Ask::Watch(Version::None),
+            ScriptCall::Watch(Version::None),
             ok().states(&[(0, State::Disconnected), (1, State::Connected)]),
         )
         .call(t(0), Call::Shutdown, error(Code::FailedPrecondition))
@@ -130,7 +134,7 @@ fn in_a_recoverable_job_everybody_leaves_alone() -> Script {
         .registers(t(0), ok())
         .call(
             observer(),
-            Ask::Watch(Version::None),
+            ScriptCall::Watch(Version::None),
             ok().states(&[(0, State::Connected), (1, State::Connected)]),
         )
 }

@@ -13,21 +13,21 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow, bail};
 
 use super::PEER;
-use super::talk::{Answer, Order, Side};
+use super::protocol::{BenchOrder, BenchReply, PairSide};
 use crate::clock;
 
 /// How long it is waited for the end of a task when another one has failed: that may be why.
-const CAUSE: Duration = Duration::from_millis(300);
+const FAILURE_CAUSE_WAIT: Duration = Duration::from_millis(300);
 
 /// A line that a task wrote; none when it will write no more.
-type Heard = (usize, io::Result<Option<String>>);
+type ChildLine = (usize, io::Result<Option<String>>);
 
-struct Task {
+struct ChildTask {
     child: Child,
     orders: ChildStdin,
 }
 
-impl Drop for Task {
+impl Drop for ChildTask {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -36,8 +36,8 @@ impl Drop for Task {
 
 /// All of them, by number: of each pair the sender, then the receiver.
 pub struct Children {
-    tasks: Vec<Task>,
-    heard: Receiver<Heard>,
+    tasks: Vec<ChildTask>,
+    heard: Receiver<ChildLine>,
 }
 
 impl Children {
@@ -54,7 +54,11 @@ impl Children {
 
     /// Tells each of these what it shall do, in this order: the answers by task. Whoever has not answered within `limit`
     /// will not: the error says who that is and what it was asked.
-    pub fn ask(&mut self, orders: &[(usize, Order)], limit: Duration) -> Result<BTreeMap<usize, Answer>> {
+    pub fn ask(
+        &mut self,
+        orders: &[(usize, BenchOrder)],
+        limit: Duration,
+    ) -> Result<BTreeMap<usize, BenchReply>> {
         for (number, order) in orders {
             let line = serde_json::to_string(order)? + "\n";
             if self.tasks[*number].orders.write_all(line.as_bytes()).is_err() {
@@ -80,7 +84,7 @@ impl Children {
             };
             let answer = serde_json::from_str(&line)
                 .with_context(|| format!("{} answered what makes no sense", self.name(number)))?;
-            if let Answer::Failed(why) = answer {
+            if let BenchReply::Failed(why) = answer {
                 return Err(self.failed(number, order, &why));
             }
             answers.insert(number, answer);
@@ -90,14 +94,14 @@ impl Children {
 
     /// A task in words.
     fn name(&self, number: usize) -> String {
-        let side = match Side::of(number) {
-            Side::Sender => "sender",
-            Side::Receiver => "receiver",
+        let side = match PairSide::of(number) {
+            PairSide::Sender => "sender",
+            PairSide::Receiver => "receiver",
         };
         format!("task {number} of the benchmark ({side}, process {})", self.tasks[number].child.id())
     }
 
-    fn ended(&mut self, number: usize, order: &Order) -> anyhow::Error {
+    fn ended(&mut self, number: usize, order: &BenchOrder) -> anyhow::Error {
         let name = self.name(number);
         match self.tasks[number].child.wait() {
             Ok(status) => anyhow!(
@@ -109,8 +113,8 @@ impl Children {
     }
 
     /// A task has failed: perhaps because another one has ended, which is what counts then.
-    fn failed(&mut self, number: usize, order: &Order, why: &str) -> anyhow::Error {
-        let until = clock::monotonic() + CAUSE;
+    fn failed(&mut self, number: usize, order: &BenchOrder, why: &str) -> anyhow::Error {
+        let until = clock::monotonic() + FAILURE_CAUSE_WAIT;
         while let Ok((other, line)) =
             self.heard.recv_timeout(until.saturating_duration_since(clock::monotonic()))
         {
@@ -122,7 +126,7 @@ impl Children {
     }
 
     /// Nothing was heard of these.
-    fn silent(&self, silent: &[usize], order: &Order, limit: Duration) -> anyhow::Error {
+    fn silent(&self, silent: &[usize], order: &BenchOrder, limit: Duration) -> anyhow::Error {
         let mut text = format!("no answer within {limit:?} from those that were asked {order}:");
         let mut stopped = Vec::new();
         for number in silent {
@@ -148,7 +152,7 @@ impl Children {
     }
 }
 
-fn start(number: usize, tell: &Sender<Heard>) -> Result<Task> {
+fn start(number: usize, tell: &Sender<ChildLine>) -> Result<ChildTask> {
     let mut child = Command::new(std::env::current_exe()?)
         .args(["transfer", PEER, "--parent", &std::process::id().to_string()])
         .stdin(Stdio::piped())
@@ -157,7 +161,7 @@ fn start(number: usize, tell: &Sender<Heard>) -> Result<Task> {
         .context("cannot start a task of the benchmark")?;
     let orders = child.stdin.take().context("no pipe to the task")?;
     let answers = child.stdout.take().context("no pipe from the task")?;
-    let task = Task { child, orders };
+    let task = ChildTask { child, orders };
     let tell = tell.clone();
     // It ends with the task, or when nobody wants to hear it any more.
     thread::Builder::new()

@@ -1,6 +1,6 @@
 //! Implements one process of the benchmark: an engine that executes orders.
 //!
-//! It does not measure across processes (`pair.rs`). Begin at `run`, then `obey`.
+//! It does not measure across processes (`conductor.rs`). Begin at `run`, then `execute`.
 
 use std::io::{self, BufRead as _, Write as _};
 use std::process::ExitCode;
@@ -9,13 +9,13 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
 use rustix::process::Signal;
 
-use super::Shape;
-use super::talk::{Answer, Order, Setup, Side};
+use super::BenchShape;
+use super::protocol::{BenchOrder, BenchReply, EngineSetup, PairSide};
 use crate::clock;
-use crate::contents;
+use crate::test_pattern;
 use crate::transfer::{
-    Arena, Buffer, Config, DeviceId, Engine, Member, Options, Peer, Prepared, Spec, Transfer, TransferKey,
-    TransportKind,
+    Arena, Buffer, Config, DeviceId, Engine, LaunchOptions, Member, Peer, Prepared, Spec, Transfer,
+    TransferKey, TransportKind,
 };
 
 /// Be a task of `muster transfer bench`
@@ -28,7 +28,7 @@ pub struct PeerArguments {
 
 /// What launches are matched by. The latency has one for each direction: neither waits for the other's place in an order.
 #[derive(Debug, Clone, Copy)]
-enum Channel {
+enum BenchChannel {
     Moves,
     There,
     Back,
@@ -42,8 +42,9 @@ pub fn run(arguments: &PeerArguments) -> Result<ExitCode> {
     ensure!(parent == i32::try_from(arguments.parent).ok(), "whoever asked for this process has gone");
     let mut task = None;
     for line in io::stdin().lock().lines() {
-        let order: Order = serde_json::from_str(&line?)?;
-        let answer = obey(&mut task, order).unwrap_or_else(|error| Answer::Failed(format!("{error:#}")));
+        let order: BenchOrder = serde_json::from_str(&line?)?;
+        let answer =
+            execute(&mut task, order).unwrap_or_else(|error| BenchReply::Failed(format!("{error:#}")));
         let mut out = io::stdout().lock();
         out.write_all((serde_json::to_string(&answer)? + "\n").as_bytes())?;
         out.flush()?;
@@ -51,49 +52,51 @@ pub fn run(arguments: &PeerArguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn obey(task: &mut Option<Task>, order: Order) -> Result<Answer> {
-    if let Order::Begin { setup, here, there, side } = order {
-        let begun = task.insert(Task::begin(&setup, here, there, side)?);
+fn execute(task: &mut Option<PeerState>, order: BenchOrder) -> Result<BenchReply> {
+    if let BenchOrder::Begin { setup, here, there, side } = order {
+        let begun = task.insert(PeerState::begin(&setup, here, there, side)?);
         let devices = vec![DeviceId(here.task.0)];
         let address = begun.engine.address().clone();
-        return Ok(Answer::Here(Peer { incarnation: here.incarnation, address, devices }));
+        return Ok(BenchReply::Here(Peer { incarnation: here.incarnation, address, devices }));
     }
     let task = task.as_mut().context("the first order must be to begin")?;
     match order {
-        Order::Begin { .. } => bail!("begun already"),
-        Order::Meet(membership) => task.engine.on_membership(membership),
-        Order::Prepare { again } => return task.prepare_often(again),
-        Order::Arrange(shape) => task.arrange(shape)?,
-        Order::Fill { measurement } => task.fill(measurement)?,
-        Order::Move { launches } => return task.launch(launches),
-        Order::Check { measurement } => return Ok(Answer::Checked { wrong: task.check(measurement)? }),
-        Order::Toss { rounds, measurement } => return task.toss(rounds, measurement),
-        Order::Clear => task.clear(),
+        BenchOrder::Begin { .. } => bail!("begun already"),
+        BenchOrder::SetMembership(membership) => task.engine.on_membership(membership),
+        BenchOrder::Prepare { again } => return task.prepare_often(again),
+        BenchOrder::Allocate(shape) => task.allocate(shape)?,
+        BenchOrder::Fill { measurement } => task.fill(measurement)?,
+        BenchOrder::Move { launches } => return task.launch(launches),
+        BenchOrder::Check { measurement } => {
+            return Ok(BenchReply::Checked { wrong: task.check(measurement)? });
+        }
+        BenchOrder::PingPong { rounds, measurement } => return task.ping_pong(rounds, measurement),
+        BenchOrder::Clear => task.clear(),
     }
-    Ok(Answer::Done)
+    Ok(BenchReply::Done)
 }
 
 /// Buffers that one launch moves, and the launch prepared.
-struct Slot {
+struct BenchSlot {
     buffers: Vec<Buffer>,
     size: usize,
     prepared: Prepared,
 }
 
-struct Task {
+struct PeerState {
     engine: Engine,
     here: DeviceId,
     there: DeviceId,
-    side: Side,
-    moves: Vec<Slot>,
+    side: PairSide,
+    moves: Vec<BenchSlot>,
     /// What is tossed to the other, and what it tosses: two of each, so that the next can be expected before the last
     /// is looked at.
-    out: Vec<Slot>,
-    inbound: Vec<Slot>,
+    out: Vec<BenchSlot>,
+    inbound: Vec<BenchSlot>,
 }
 
-impl Task {
-    fn begin(setup: &Setup, here: Member, there: Member, side: Side) -> Result<Self> {
+impl PeerState {
+    fn begin(setup: &EngineSetup, here: Member, there: Member, side: PairSide) -> Result<Self> {
         let (near, far) = (DeviceId(here.task.0), DeviceId(there.task.0));
         let mut config = Config::new(here, vec![near]);
         config.transport = setup.transport;
@@ -124,11 +127,11 @@ impl Task {
     fn slot(
         &self,
         arena: &Arena,
-        shape: Shape,
-        channel: Channel,
+        shape: BenchShape,
+        channel: BenchChannel,
         outgoing: bool,
         number: usize,
-    ) -> Result<Slot> {
+    ) -> Result<BenchSlot> {
         let buffers =
             (0..shape.batch).map(|_| Ok(arena.allocate(shape.stride())?)).collect::<Result<Vec<_>>>()?;
         let first = (number * shape.batch) as u64;
@@ -137,34 +140,37 @@ impl Task {
             .zip(first..)
             .map(|(buffer, key)| self.spec(buffer, shape.size, outgoing, key))
             .collect::<Result<Vec<_>>>()?;
-        let options = Options { channel: channel as u32, ..Options::default() };
-        Ok(Slot { buffers, size: shape.size, prepared: self.engine.prepare(specs, options).wait()? })
+        let options = LaunchOptions { channel: channel as u32, ..LaunchOptions::default() };
+        Ok(BenchSlot { buffers, size: shape.size, prepared: self.engine.prepare(specs, options).wait()? })
     }
 
     /// Times the first preparation, which makes the connection, and later ones.
-    fn prepare_often(&self, again: u32) -> Result<Answer> {
+    fn prepare_often(&self, again: u32) -> Result<BenchReply> {
         let buffer = Arena::new(4096)?.allocate(4096)?;
-        let options = Options { channel: Channel::Prepares as u32, ..Options::default() };
+        let options = LaunchOptions { channel: BenchChannel::Prepares as u32, ..LaunchOptions::default() };
         let mut kept = Vec::new();
         let mut times = Vec::new();
         for _ in 0..=again {
             let began = clock::monotonic_nanoseconds();
-            let spec = self.spec(&buffer, 4096, self.side == Side::Sender, 0)?;
+            let spec = self.spec(&buffer, 4096, self.side == PairSide::Sender, 0)?;
             kept.push(self.engine.prepare(vec![spec], options).wait()?);
             times.push(clock::monotonic_nanoseconds() - began);
         }
         let first = times.remove(0);
-        Ok(Answer::Prepared { first, again: times })
+        Ok(BenchReply::Prepared { first, again: times })
     }
 
-    fn arrange(&mut self, shape: Shape) -> Result<()> {
-        let sender = self.side == Side::Sender;
+    fn allocate(&mut self, shape: BenchShape) -> Result<()> {
+        let sender = self.side == PairSide::Sender;
         let arena = Arena::new(shape.memory())?;
         self.moves = (0..shape.in_flight)
-            .map(|number| self.slot(&arena, shape, Channel::Moves, sender, number))
+            .map(|number| self.slot(&arena, shape, BenchChannel::Moves, sender, number))
             .collect::<Result<_>>()?;
-        let (out, inbound) =
-            if sender { (Channel::There, Channel::Back) } else { (Channel::Back, Channel::There) };
+        let (out, inbound) = if sender {
+            (BenchChannel::There, BenchChannel::Back)
+        } else {
+            (BenchChannel::Back, BenchChannel::There)
+        };
         self.out = (0..2).map(|number| self.slot(&arena, shape, out, true, number)).collect::<Result<_>>()?;
         self.inbound =
             (0..2).map(|number| self.slot(&arena, shape, inbound, false, number)).collect::<Result<_>>()?;
@@ -179,10 +185,10 @@ impl Task {
 
     fn fill(&self, measurement: u64) -> Result<()> {
         for (number, buffer, size) in numbered(&self.moves) {
-            let seed = contents::at(measurement, number);
+            let seed = test_pattern::at(measurement, number);
             buffer.write(|bytes| match self.side {
-                Side::Sender => contents::fill(&mut bytes[..size], seed),
-                Side::Receiver => contents::spoil(&mut bytes[..size], seed),
+                PairSide::Sender => test_pattern::fill(&mut bytes[..size], seed),
+                PairSide::Receiver => test_pattern::fill_wrong(&mut bytes[..size], seed),
             })?;
         }
         Ok(())
@@ -190,8 +196,9 @@ impl Task {
 
     fn check(&self, measurement: u64) -> Result<Option<String>> {
         for (number, buffer, size) in numbered(&self.moves) {
-            let wrong =
-                buffer.read(|bytes| contents::wrong(&bytes[..size], contents::at(measurement, number)))?;
+            let wrong = buffer.read(|bytes| {
+                test_pattern::first_mismatch(&bytes[..size], test_pattern::at(measurement, number))
+            })?;
             if let Some(at) = wrong {
                 return Ok(Some(format!("byte {at} of {size} of buffer {number} is not what was sent")));
             }
@@ -200,7 +207,7 @@ impl Task {
     }
 
     /// Launches, as many at a time as there are slots; each is waited for only when its slot is needed again.
-    fn launch(&mut self, launches: u64) -> Result<Answer> {
+    fn launch(&mut self, launches: u64) -> Result<BenchReply> {
         let before = self.bytes();
         let slots = self.moves.len();
         let mut under_way: Vec<Option<Transfer>> = (0..slots).map(|_| None).collect();
@@ -217,11 +224,11 @@ impl Task {
         }
         let ended = clock::monotonic_nanoseconds();
         let by = most_moved(before, self.bytes())?;
-        Ok(Answer::Moved { began, ended, by })
+        Ok(BenchReply::Moved { began, ended, by })
     }
 
     /// Bytes moved so far by each transport.
-    fn bytes(&self) -> Sums {
+    fn bytes(&self) -> BytesByTransport {
         let mut sums = [0; TransportKind::ALL.len()];
         for link in self.engine.links() {
             for (sum, (_, (sent, received))) in sums.iter_mut().zip(link.bytes) {
@@ -232,10 +239,12 @@ impl Task {
     }
 
     /// To and fro, one at a time. The sender of the pair begins; the other answers as soon as it goes on.
-    fn toss(&mut self, rounds: u64, measurement: u64) -> Result<Answer> {
-        let first = self.side == Side::Sender;
-        let (mine, others) =
-            (contents::at(measurement, u64::from(first)), contents::at(measurement, u64::from(!first)));
+    fn ping_pong(&mut self, rounds: u64, measurement: u64) -> Result<BenchReply> {
+        let first = self.side == PairSide::Sender;
+        let (mine, others) = (
+            test_pattern::at(measurement, u64::from(first)),
+            test_pattern::at(measurement, u64::from(!first)),
+        );
         prime(&self.out, &self.inbound, mine, others)?;
         let before = self.bytes();
         let (mut launched, mut arrived) = (Vec::new(), Vec::new());
@@ -244,7 +253,7 @@ impl Task {
         let mut expected = self.inbound[0].prepared.launch(&[]);
         for round in 0..rounds {
             let (now, next) = ((round % 2) as usize, ((round + 1) % 2) as usize);
-            stamp(&self.out[now], contents::at(mine, round))?;
+            stamp(&self.out[now], test_pattern::at(mine, round))?;
             // Expected before this round's is answered: so the other never sends what is not expected.
             let following = (round + 1 < rounds).then(|| self.inbound[next].prepared.launch(&[]));
             if !first {
@@ -258,7 +267,7 @@ impl Task {
                 arrived.push(clock::monotonic_nanoseconds());
             }
             sent.wait()?;
-            wrong = wrong.or(stamped(&self.inbound[now], contents::at(others, round))?);
+            wrong = wrong.or(stamped(&self.inbound[now], test_pattern::at(others, round))?);
             if let Some(following) = following {
                 expected = following;
             }
@@ -266,21 +275,21 @@ impl Task {
         let worked = clock::process_nanoseconds().saturating_sub(worked);
         wrong = wrong.or(primed(&self.inbound, others, rounds)?);
         let by = most_moved(before, self.bytes())?;
-        Ok(Answer::Tossed { launched, arrived, worked, by, wrong })
+        Ok(BenchReply::Tossed { launched, arrived, worked, by, wrong })
     }
 }
 
 /// Bytes by transport.
-type Sums = [u64; TransportKind::ALL.len()];
+type BytesByTransport = [u64; TransportKind::ALL.len()];
 
 /// The transport that moved most between two looks.
-fn most_moved(before: Sums, after: Sums) -> Result<TransportKind> {
+fn most_moved(before: BytesByTransport, after: BytesByTransport) -> Result<TransportKind> {
     let moved = TransportKind::ALL.into_iter().zip(before.into_iter().zip(after));
     Ok(moved.max_by_key(|(_, (before, after))| after - before).context("no transports")?.0)
 }
 
 /// All buffers with their numbers and how many of their bytes are moved.
-fn numbered(slots: &[Slot]) -> impl Iterator<Item = (u64, &Buffer, usize)> {
+fn numbered(slots: &[BenchSlot]) -> impl Iterator<Item = (u64, &Buffer, usize)> {
     let buffers = slots.iter().flat_map(|slot| slot.buffers.iter().map(|buffer| (buffer, slot.size)));
     (0..).zip(buffers).map(|(number, (buffer, size))| (number, buffer, size))
 }
@@ -288,25 +297,26 @@ fn numbered(slots: &[Slot]) -> impl Iterator<Item = (u64, &Buffer, usize)> {
 /// Bytes at the beginning of a buffer that are new in each round; the rest is looked at after the last.
 const STAMP: usize = 8;
 
-fn prime(out: &[Slot], inbound: &[Slot], mine: u64, others: u64) -> Result<()> {
+fn prime(out: &[BenchSlot], inbound: &[BenchSlot], mine: u64, others: u64) -> Result<()> {
     for (number, buffer, size) in numbered(out) {
-        buffer
-            .write(|bytes| contents::fill(&mut bytes[STAMP.min(size)..size], contents::at(mine, number)))?;
+        buffer.write(|bytes| {
+            test_pattern::fill(&mut bytes[STAMP.min(size)..size], test_pattern::at(mine, number))
+        })?;
     }
     for (number, buffer, size) in numbered(inbound) {
         buffer.write(|bytes| {
-            contents::spoil(&mut bytes[STAMP.min(size)..size], contents::at(others, number))
+            test_pattern::fill_wrong(&mut bytes[STAMP.min(size)..size], test_pattern::at(others, number))
         })?;
     }
     Ok(())
 }
 
-fn primed(inbound: &[Slot], others: u64, rounds: u64) -> Result<Option<String>> {
+fn primed(inbound: &[BenchSlot], others: u64, rounds: u64) -> Result<Option<String>> {
     // With a single round only the first slot was used.
     for (number, buffer, size) in numbered(&inbound[..inbound.len().min(rounds as usize)]) {
-        if let Some(at) = buffer
-            .read(|bytes| contents::wrong(&bytes[STAMP.min(size)..size], contents::at(others, number)))?
-        {
+        if let Some(at) = buffer.read(|bytes| {
+            test_pattern::first_mismatch(&bytes[STAMP.min(size)..size], test_pattern::at(others, number))
+        })? {
             return Ok(Some(format!(
                 "to and fro: byte {} of buffer {number} is not what was sent",
                 at + STAMP
@@ -316,16 +326,17 @@ fn primed(inbound: &[Slot], others: u64, rounds: u64) -> Result<Option<String>> 
     Ok(None)
 }
 
-fn stamp(slot: &Slot, stamp: u64) -> Result<()> {
+fn stamp(slot: &BenchSlot, stamp: u64) -> Result<()> {
     for buffer in &slot.buffers {
-        buffer.write(|bytes| contents::fill(&mut bytes[..STAMP.min(slot.size)], stamp))?;
+        buffer.write(|bytes| test_pattern::fill(&mut bytes[..STAMP.min(slot.size)], stamp))?;
     }
     Ok(())
 }
 
-fn stamped(slot: &Slot, stamp: u64) -> Result<Option<String>> {
+fn stamped(slot: &BenchSlot, stamp: u64) -> Result<Option<String>> {
     for buffer in &slot.buffers {
-        if buffer.read(|bytes| contents::wrong(&bytes[..STAMP.min(slot.size)], stamp))?.is_some() {
+        if buffer.read(|bytes| test_pattern::first_mismatch(&bytes[..STAMP.min(slot.size)], stamp))?.is_some()
+        {
             return Ok(Some("to and fro: what arrived is not of this round".to_owned()));
         }
     }

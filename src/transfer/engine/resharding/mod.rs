@@ -25,12 +25,12 @@ use std::sync::mpsc::channel;
 use muster_clock as clock;
 
 pub use outcome::{Moved, ReshardError, ShardBuffers};
-use run::Run;
+use run::ReshardRun;
 use task::{StepRole, check, divide};
 
 use super::handle::Engine;
-use super::prepared::Options;
-use crate::base::layout::Fingerprint;
+use super::prepared::LaunchOptions;
+use crate::base::layout::LayoutFingerprint;
 use crate::memory::Arena;
 use crate::plan::Plan;
 
@@ -38,10 +38,10 @@ impl Engine {
     /// Carries out this task's part of a plan, and waits for it: every task of the plan does the same. The shards belong
     /// to the plan until it returns. Staging memory is taken from `staging` and given back.
     ///
-    /// A channel of its own ([`Options::channel`]) keeps the order of its groups apart from other launches.
+    /// A channel of its own ([`LaunchOptions::channel`]) keeps the order of its groups apart from other launches.
     ///
-    /// It takes no longer than the plan's time, or [`Options::deadline`] if that is shorter; and, if it fails, once
-    /// [`Options::stall`] until what was under way has come to rest. The connection with a peer that does not say so in
+    /// It takes no longer than the plan's time, or [`LaunchOptions::deadline`] if that is shorter; and, if it fails, once
+    /// [`LaunchOptions::stall`] until what was under way has come to rest. The connection with a peer that does not say so in
     /// that time is ended, and with it whatever else is under way on it.
     ///
     /// # Errors
@@ -52,7 +52,7 @@ impl Engine {
         plan: &Plan,
         shards: &ShardBuffers,
         staging: &Arena,
-        options: Options,
+        options: LaunchOptions,
     ) -> Result<Moved, ReshardError> {
         let began = clock::monotonic();
         let here = self.here().task;
@@ -60,7 +60,7 @@ impl Engine {
         let tasks = divide(plan, shards, staging, here)?;
         let limit = plan.timeout().into_iter().chain(options.deadline).min();
         let (sender, outcomes) = channel();
-        let mut run = Run {
+        let mut run = ReshardRun {
             engine: self,
             shards,
             tasks,
@@ -87,7 +87,7 @@ impl Engine {
 }
 
 /// Returns what both sides compare of each transfer: the beginning of the plan's own.
-fn layout_of(plan: &Plan) -> Fingerprint {
+fn layout_of(plan: &Plan) -> LayoutFingerprint {
     let whole = u128::from_be_bytes(plan.layout().0);
-    Fingerprint((whole >> 64) as u64)
+    LayoutFingerprint((whole >> 64) as u64)
 }

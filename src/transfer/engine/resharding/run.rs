@@ -1,6 +1,6 @@
 //! A resharding under way: when each group is launched, and which steps follow an arrival.
 //!
-//! It makes no plan and places no memory. Begin at [`Run::go`].
+//! It makes no plan and places no memory. Begin at [`ReshardRun::go`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, Sender};
@@ -10,17 +10,17 @@ use muster_clock as clock;
 
 use super::copy::{copy_runs, dense};
 use super::outcome::{ReshardError, ShardBuffers};
-use super::task::{StepRole, Task};
+use super::task::{StepRole, StepTask};
 use crate::base::error::TransferError;
 use crate::base::event::Event;
 use crate::base::identity::{Member, Membership, TaskId};
 use crate::base::key::TransferKey;
-use crate::base::layout::{Fingerprint, Layout};
+use crate::base::layout::{Layout, LayoutFingerprint};
 use crate::engine::handle::Engine;
-use crate::engine::prepared::{Options, Spec};
+use crate::engine::prepared::{LaunchOptions, Spec};
 use crate::launch::transfer::{Quiesced, Transfer};
 use crate::memory::Buffer;
-use crate::plan::{BufferRole, Side, Step};
+use crate::plan::{BufferRole, Step, StepEnd};
 
 /// The outcome of a transfer: of a step's, by its place among the tasks, or of the handshake with a step's peer.
 pub struct Arrived {
@@ -30,22 +30,22 @@ pub struct Arrived {
 }
 
 /// A plan under way.
-pub struct Run<'a> {
+pub struct ReshardRun<'a> {
     pub(super) engine: &'a Engine,
     pub(super) shards: &'a ShardBuffers,
-    pub(super) tasks: Vec<Task>,
+    pub(super) tasks: Vec<StepTask>,
     pub(super) transfers: Vec<Transfer>,
     /// How many transfers have no outcome yet.
     pub(super) open: usize,
     /// How long it may take, and until when that is.
     pub(super) limit: Option<(Duration, Instant)>,
-    pub(super) options: Options,
-    pub(super) layout: Fingerprint,
+    pub(super) options: LaunchOptions,
+    pub(super) layout: LayoutFingerprint,
     pub(super) sender: Sender<Arrived>,
     pub(super) outcomes: Receiver<Arrived>,
 }
 
-impl Run<'_> {
+impl ReshardRun<'_> {
     /// Carries it out, and waits for it.
     pub fn go(&mut self) -> Result<(), ReshardError> {
         // With each peer: its first step, and those that depend on nothing.
@@ -179,7 +179,7 @@ impl Run<'_> {
         }
         let held: Vec<_> = steps.iter().filter_map(|at| self.tasks[*at].arrival.take()).collect();
         let specs = steps.iter().filter_map(|at| {
-            let Task { step, role, span, .. } = &self.tasks[*at];
+            let StepTask { step, role, span, .. } = &self.tasks[*at];
             let (from, to, span) = (step.source.device, step.destination.device, span.clone()?);
             Some(match role {
                 StepRole::Send(_) => Spec::send(span, from, to, step.key),
@@ -196,7 +196,7 @@ impl Run<'_> {
             spec.with_layout(layout)
         });
         let left = self.limit.map(|(_, until)| until.saturating_duration_since(clock::monotonic()));
-        let options = Options { deadline: left, ..self.options };
+        let options = LaunchOptions { deadline: left, ..self.options };
         let transfer = self.engine.transfer(held, specs.collect(), options);
         for (number, &at) in steps.iter().enumerate() {
             let definers = if handshake { Vec::new() } else { std::mem::take(&mut self.tasks[at].definers) };
@@ -217,7 +217,7 @@ impl Run<'_> {
         self.transfers.push(transfer);
     }
 
-    fn buffer(&self, side: &Side) -> Option<&Buffer> {
+    fn buffer(&self, side: &StepEnd) -> Option<&Buffer> {
         match side.buffer {
             BufferRole::Source => self.shards.source.get(&side.device),
             BufferRole::Destination => self.shards.destination.get(&side.device),

@@ -8,7 +8,7 @@ use super::outcome::{ReshardError, ShardBuffers};
 use crate::base::event::{Definer, Event};
 use crate::base::identity::{DeviceId, TaskId};
 use crate::memory::{Arena, Buffer, Claim, Span};
-use crate::plan::{BufferRole, Plan, Side, Step};
+use crate::plan::{BufferRole, Plan, Step, StepEnd};
 
 /// What a task does in one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl StepRole {
 }
 
 /// A step, and what it needs here.
-pub struct Task {
+pub struct StepTask {
     /// The step.
     pub step: Step,
     /// What this task does in it.
@@ -57,8 +57,8 @@ pub fn divide(
     shards: &ShardBuffers,
     staging: &Arena,
     here: TaskId,
-) -> Result<Vec<Task>, ReshardError> {
-    let mut tasks: Vec<Task> = Vec::new();
+) -> Result<Vec<StepTask>, ReshardError> {
+    let mut tasks: Vec<StepTask> = Vec::new();
     for step in plan.for_task(here) {
         let role = match (step.source.task == here, step.destination.task == here) {
             (true, true) => StepRole::Copy,
@@ -87,7 +87,7 @@ pub fn divide(
             tasks[before].copies.push(at);
         }
         let (definers, copies) = (Vec::new(), Vec::new());
-        tasks.push(Task { step, role, span, staged, arrival, definers, copies, done: false });
+        tasks.push(StepTask { step, role, span, staged, arrival, definers, copies, done: false });
     }
     Ok(tasks)
 }
@@ -123,7 +123,11 @@ pub fn check(plan: &Plan, shards: &ShardBuffers, here: TaskId) -> Result<Vec<Cla
 }
 
 /// Returns where the bytes of a side leave or arrive: their own place if they are one stretch, else staging memory.
-fn place(shards: &ShardBuffers, side: &Side, staging: &Arena) -> Result<(Option<Span>, bool), ReshardError> {
+fn place(
+    shards: &ShardBuffers,
+    side: &StepEnd,
+    staging: &Arena,
+) -> Result<(Option<Span>, bool), ReshardError> {
     let buffer = match side.buffer {
         BufferRole::Source => shards.source.get(&side.device),
         BufferRole::Destination => shards.destination.get(&side.device),

@@ -49,7 +49,7 @@ pub enum Reading {
 }
 
 /// What is being received, and what was read ahead of it: a wire is read for frames, not for bytes.
-pub struct Input {
+pub struct LaneInput {
     /// What is being received now.
     pub now: Reading,
     /// Bytes read ahead.
@@ -62,7 +62,7 @@ pub struct Input {
     pub descriptors: Vec<OwnedFd>,
 }
 
-impl Input {
+impl LaneInput {
     /// Makes that of a lane on which nothing has come yet.
     pub fn new(control: bool) -> Self {
         let ahead = vec![0; if control { AHEAD_CONTROL } else { AHEAD_BULK }].into_boxed_slice();

@@ -1,12 +1,12 @@
 //! The output state of a lane: the frame that it is sending.
 //!
-//! It sends nothing itself: `send.rs` does. Begin at [`Output`].
+//! It sends nothing itself: `send.rs` does. Begin at [`LaneOutput`].
 
 use crate::launch::peer_launch::OwnedAccessGuard;
 use crate::protocol::frame::{HEADER, Kind};
 
 /// What is being sent.
-pub enum Output {
+pub enum LaneOutput {
     /// Nothing.
     Idle,
     /// Control frames, or what is left of a chunk whose buffers are not used any more.

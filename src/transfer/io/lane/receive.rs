@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::input::{Input, Reading};
+use super::input::{LaneInput, Reading};
 use super::state::{Lane, LaneError, LaneHost, Replies};
 use crate::base::sync::lock;
 use crate::io::sys;
@@ -24,7 +24,7 @@ const TURN: usize = 4 << 20;
 const DESCRIPTORS_MAX: usize = 64;
 
 /// How a step of receiving went.
-enum Step {
+enum ReceiveStep {
     /// On to the next.
     Go,
     /// The wire had no more than this when it was read.
@@ -46,8 +46,8 @@ impl Lane {
             let step = self.receive_more(&*host, &mut input, &mut turn, &mut replies);
             host.reply(replies);
             match step {
-                Ok(Step::Go) => {}
-                Ok(Step::Drained) | Err(LaneError::Wire(WireError::Later)) => return Ok(false),
+                Ok(ReceiveStep::Go) => {}
+                Ok(ReceiveStep::Drained) | Err(LaneError::Wire(WireError::Later)) => return Ok(false),
                 Err(error) => return Err(error),
             }
         }
@@ -57,12 +57,12 @@ impl Lane {
     fn receive_more(
         &self,
         host: &dyn LaneHost,
-        input: &mut Input,
+        input: &mut LaneInput,
         turn: &mut usize,
         replies: &mut Replies,
-    ) -> Result<Step, LaneError> {
+    ) -> Result<ReceiveStep, LaneError> {
         if let Reading::Held { header } = input.now {
-            let Some(placed) = self.place(host, header) else { return Ok(Step::Drained) };
+            let Some(placed) = self.place(host, header) else { return Ok(ReceiveStep::Drained) };
             input.now = placed;
             self.use_ahead(host, input, header.len as usize, replies)?;
         }
@@ -75,7 +75,7 @@ impl Lane {
         host: &dyn LaneHost,
         received: Received,
         turn: &mut usize,
-    ) -> Result<Step, LaneError> {
+    ) -> Result<ReceiveStep, LaneError> {
         let Received { bytes, dry } = received;
         if bytes == 0 {
             return Err(LaneError::Closed);
@@ -83,24 +83,24 @@ impl Lane {
         *turn += bytes;
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         host.mark_heard();
-        Ok(if dry && !self.ending.load(Ordering::SeqCst) { Step::Drained } else { Step::Go })
+        Ok(if dry && !self.ending.load(Ordering::SeqCst) { ReceiveStep::Drained } else { ReceiveStep::Go })
     }
 
     fn receive_some(
         &self,
         host: &dyn LaneHost,
-        input: &mut Input,
+        input: &mut LaneInput,
         turn: &mut usize,
         replies: &mut Replies,
-    ) -> Result<Step, LaneError> {
+    ) -> Result<ReceiveStep, LaneError> {
         match &mut input.now {
-            Reading::Held { .. } => Ok(Step::Drained),
+            Reading::Held { .. } => Ok(ReceiveStep::Drained),
             Reading::Header => {
                 if input.ahead().len() >= HEADER {
                     return self.begin_all(host, input, replies);
                 }
                 input.make_room();
-                let Input { ahead, to, descriptors, .. } = &mut *input;
+                let LaneInput { ahead, to, descriptors, .. } = &mut *input;
                 let received = self.wire.receive_with(&mut ahead[*to..], descriptors)?;
                 if descriptors.len() > DESCRIPTORS_MAX {
                     return Err(LaneError::Violation(Violation("descriptors came that belong to nothing")));
@@ -112,7 +112,7 @@ impl Lane {
                 Ok(if matches!(input.now, Reading::Header) && input.ahead().len() < HEADER {
                     step
                 } else {
-                    Step::Go
+                    ReceiveStep::Go
                 })
             }
             Reading::Control { bytes, got, .. } => {
@@ -125,7 +125,7 @@ impl Lane {
                 {
                     self.control_frame(host, &header, bytes, &mut input.descriptors, replies)?;
                 }
-                Ok(Step::Go)
+                Ok(ReceiveStep::Go)
             }
             Reading::Chunk { .. } => self.receive_chunk(host, input, turn),
             Reading::Discard { left } => {
@@ -136,7 +136,7 @@ impl Lane {
                 if over {
                     input.now = Reading::Header;
                 }
-                Ok(Step::Go)
+                Ok(ReceiveStep::Go)
             }
         }
     }
@@ -145,16 +145,18 @@ impl Lane {
     fn receive_chunk(
         &self,
         host: &dyn LaneHost,
-        input: &mut Input,
+        input: &mut LaneInput,
         turn: &mut usize,
-    ) -> Result<Step, LaneError> {
-        let Reading::Chunk { header, launch, start, got } = &mut input.now else { return Ok(Step::Go) };
+    ) -> Result<ReceiveStep, LaneError> {
+        let Reading::Chunk { header, launch, start, got } = &mut input.now else {
+            return Ok(ReceiveStep::Go);
+        };
         let (header, launch, start) = (*header, Arc::clone(launch), *start);
         let len = header.len as usize;
         let Some(guard) = launch.access() else {
             host.abandon_chunk(&header);
             input.now = Reading::Discard { left: len - *got };
-            return Ok(Step::Go);
+            return Ok(ReceiveStep::Go);
         };
         let mut done = *got;
         let mut views = Vec::with_capacity(8);
@@ -199,9 +201,9 @@ impl Lane {
     fn begin_all(
         &self,
         host: &dyn LaneHost,
-        input: &mut Input,
+        input: &mut LaneInput,
         replies: &mut Replies,
-    ) -> Result<Step, LaneError> {
+    ) -> Result<ReceiveStep, LaneError> {
         while matches!(input.now, Reading::Header) && input.ahead().len() >= HEADER {
             let mut bytes = [0; HEADER];
             bytes.copy_from_slice(&input.ahead()[..HEADER]);
@@ -211,14 +213,14 @@ impl Lane {
             input.now = self.begin(host, header, &mut input.descriptors, replies)?;
             self.use_ahead(host, input, len, replies)?;
         }
-        Ok(Step::Go)
+        Ok(ReceiveStep::Go)
     }
 
     /// Takes what was read ahead of a body as the beginning of it.
     fn use_ahead(
         &self,
         host: &dyn LaneHost,
-        input: &mut Input,
+        input: &mut LaneInput,
         len: usize,
         replies: &mut Replies,
     ) -> Result<(), LaneError> {

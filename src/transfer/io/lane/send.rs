@@ -5,7 +5,7 @@
 use std::sync::TryLockError;
 use std::sync::atomic::Ordering;
 
-use super::output::Output;
+use super::output::LaneOutput;
 use super::state::{Lane, LaneError, LaneHost};
 use crate::io::sys;
 use crate::io::wire::WireError;
@@ -41,12 +41,12 @@ impl Lane {
     }
 
     /// Sends until the wire is full, or there is nothing more to send.
-    fn send_all(&self, host: &dyn LaneHost, output: &mut Output) -> Result<(), LaneError> {
+    fn send_all(&self, host: &dyn LaneHost, output: &mut LaneOutput) -> Result<(), LaneError> {
         loop {
             if self.is_over() {
                 return Err(LaneError::Closed);
             }
-            if matches!(output, Output::Idle) && !self.take_next(host, output) {
+            if matches!(output, LaneOutput::Idle) && !self.take_next(host, output) {
                 return self.flush();
             }
             let sent = match self.send_some(host, output) {
@@ -70,7 +70,7 @@ impl Lane {
     }
 
     /// Begins with what is to be sent next, if there is something: control frames first.
-    fn take_next(&self, host: &dyn LaneHost, output: &mut Output) -> bool {
+    fn take_next(&self, host: &dyn LaneHost, output: &mut LaneOutput) -> bool {
         loop {
             if self.control && self.take_control(host, output) || self.take_chunk(host, output) {
                 return true;
@@ -82,7 +82,7 @@ impl Lane {
         }
     }
 
-    fn take_control(&self, host: &dyn LaneHost, output: &mut Output) -> bool {
+    fn take_control(&self, host: &dyn LaneHost, output: &mut LaneOutput) -> bool {
         // Everything that waits, up to a bound, leaves in one call.
         let mut bytes = Vec::new();
         let mut descriptor = None;
@@ -101,11 +101,11 @@ impl Lane {
         if bytes.is_empty() {
             return false;
         }
-        *output = Output::Bytes { bytes, sent: 0, descriptor };
+        *output = LaneOutput::Bytes { bytes, sent: 0, descriptor };
         true
     }
 
-    fn take_chunk(&self, host: &dyn LaneHost, output: &mut Output) -> bool {
+    fn take_chunk(&self, host: &dyn LaneHost, output: &mut LaneOutput) -> bool {
         loop {
             let Some(push) = host.next_chunk(self.id, self.control) else { return false };
             // Given up since: it does not begin.
@@ -117,15 +117,15 @@ impl Lane {
                 header.payload_crc = guard.bytes().outbound_checksum(start, u64::from(header.len));
             }
             let len = header.len as usize;
-            *output = Output::Chunk { header: header.encode(), guard, start, len, sent: 0 };
+            *output = LaneOutput::Chunk { header: header.encode(), guard, start, len, sent: 0 };
             return true;
         }
     }
 
-    fn send_some(&self, host: &dyn LaneHost, output: &mut Output) -> Result<usize, WireError> {
+    fn send_some(&self, host: &dyn LaneHost, output: &mut LaneOutput) -> Result<usize, WireError> {
         match output {
-            Output::Idle => Ok(0),
-            Output::Bytes { bytes, sent, descriptor } => {
+            LaneOutput::Idle => Ok(0),
+            LaneOutput::Bytes { bytes, sent, descriptor } => {
                 let now = match *descriptor {
                     Some((kind, region)) if *sent == 0 => {
                         host.send_with_descriptors(&*self.wire, bytes, kind, region)?
@@ -134,11 +134,11 @@ impl Lane {
                 };
                 *sent += now;
                 if *sent == bytes.len() {
-                    *output = Output::Idle;
+                    *output = LaneOutput::Idle;
                 }
                 Ok(now)
             }
-            Output::Chunk { header, guard, start, len, sent } => {
+            LaneOutput::Chunk { header, guard, start, len, sent } => {
                 let launch = guard.launch();
                 let body = sent.saturating_sub(HEADER);
                 if guard.is_closing() {
@@ -149,9 +149,9 @@ impl Lane {
                         guard.bytes().copy_out(*start + body as u64, (*len - body) as u64, &mut bytes);
                     }
                     *output = if bytes.is_empty() {
-                        Output::Idle
+                        LaneOutput::Idle
                     } else {
-                        Output::Bytes { bytes, sent: 0, descriptor: None }
+                        LaneOutput::Bytes { bytes, sent: 0, descriptor: None }
                     };
                     return Ok(0);
                 }
@@ -168,7 +168,7 @@ impl Lane {
                 *sent += now;
                 if *sent == HEADER + *len {
                     host.count_sent(self.kind, *len as u64);
-                    *output = Output::Idle;
+                    *output = LaneOutput::Idle;
                 }
                 Ok(now)
             }

@@ -6,8 +6,8 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use super::input::{Input, Reading};
-use super::output::Output;
+use super::input::{LaneInput, Reading};
+use super::output::LaneOutput;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
 use crate::io::wire::{Wire, WireCapabilities, WireError};
@@ -124,8 +124,8 @@ pub struct Lane {
     pub(super) wire: Box<dyn Wire>,
     /// Its session, which owns it.
     host: Weak<dyn LaneHost>,
-    pub(super) output: Mutex<Output>,
-    pub(super) input: Mutex<Input>,
+    pub(super) output: Mutex<LaneOutput>,
+    pub(super) input: Mutex<LaneInput>,
     pub(super) again: AtomicBool,
     over: AtomicBool,
     seat: OnceLock<u64>,
@@ -153,8 +153,8 @@ impl Lane {
             capabilities: wire.capabilities(),
             wire,
             host,
-            output: Mutex::new(Output::Idle),
-            input: Mutex::new(Input::new(control)),
+            output: Mutex::new(LaneOutput::Idle),
+            input: Mutex::new(LaneInput::new(control)),
             again: AtomicBool::new(false),
             over: AtomicBool::new(false),
             seat: OnceLock::new(),
@@ -172,7 +172,7 @@ impl Lane {
 
     /// Returns whether it is in the middle of sending something.
     pub fn is_sending(&self) -> bool {
-        !matches!(self.output.try_lock().as_deref(), Ok(Output::Idle))
+        !matches!(self.output.try_lock().as_deref(), Ok(LaneOutput::Idle))
     }
 
     /// Says by which number its reactor knows it.
@@ -231,7 +231,7 @@ impl Lane {
 
     /// Waits until no thread is in the middle of sending on it; it was closed before.
     pub fn stop_sending(&self) {
-        *lock(&self.output) = Output::Idle;
+        *lock(&self.output) = LaneOutput::Idle;
     }
 
     /// Says that no more will come than what is there: its end is read as well.

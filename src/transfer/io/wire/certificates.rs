@@ -28,7 +28,7 @@ use rustls::{
     Error, RootCertStore, ServerConfig, ServerConnection, SignatureScheme,
 };
 
-use super::traits::Side;
+use super::traits::WireEnd;
 
 /// What an engine shows, and which authority it trusts, in PEM. Every engine of a cluster has such, or none.
 #[derive(Clone, PartialEq, Eq)]
@@ -104,14 +104,14 @@ impl Identity {
     }
 
     /// Returns the beginning of a connection.
-    pub fn begin(&self, side: Side) -> Result<Connection, Error> {
+    pub fn begin(&self, side: WireEnd) -> Result<Connection, Error> {
         Ok(match side {
-            Side::Dialled => {
+            WireEnd::Dialled => {
                 // Not sent, and not looked at.
                 let nobody = ServerName::from(std::net::IpAddr::from([0; 4]));
                 ClientConnection::new(Arc::clone(&self.client), nobody)?.into()
             }
-            Side::Accepted => ServerConnection::new(Arc::clone(&self.server))?.into(),
+            WireEnd::Accepted => ServerConnection::new(Arc::clone(&self.server))?.into(),
         })
     }
 }

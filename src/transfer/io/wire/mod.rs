@@ -37,6 +37,6 @@ pub use certificates::{Certificates, Identity};
 pub use faulty::Faults;
 pub use select::{Wrapping, endpoints, listen};
 pub use traits::{
-    Endpoint, ListenSettings, Listener, Received, Side, Wire, WireAttendant, WireCapabilities, WireError,
+    Endpoint, ListenSettings, Listener, Received, Wire, WireAttendant, WireCapabilities, WireEnd, WireError,
     WireWaker,
 };

@@ -11,7 +11,7 @@ use super::faulty::Faults;
 use super::loopback::Loopback;
 use super::tcp::Tcp;
 use super::tls::Tls;
-use super::traits::{Endpoint, ListenSettings, Listener, Side, Transport, Wire, WireError};
+use super::traits::{Endpoint, ListenSettings, Listener, Transport, Wire, WireEnd, WireError};
 use super::unix::Unix;
 use crate::base::identity::Address;
 use crate::base::transport::Choice;
@@ -62,7 +62,7 @@ pub struct Wrapping {
 impl Wrapping {
     /// Returns a wire as the engine uses it: under TLS if it has certificates and others could listen, and with faults if
     /// there are to be some. They happen below TLS, where a network's would.
-    pub fn around(&self, wire: Box<dyn Wire>, side: Side) -> Result<Box<dyn Wire>, WireError> {
+    pub fn around(&self, wire: Box<dyn Wire>, side: WireEnd) -> Result<Box<dyn Wire>, WireError> {
         #[cfg(feature = "faults")]
         let wire = match &self.faults {
             Some(faults) => faults.around(wire),

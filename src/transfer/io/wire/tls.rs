@@ -15,7 +15,7 @@ use rustls::Connection;
 
 use super::blocking::BlockingWire;
 use super::certificates::{Identity, explain};
-use super::traits::{Process, Received, Side, Wire, WireCapabilities, WireError, WireWaker};
+use super::traits::{Process, Received, Wire, WireCapabilities, WireEnd, WireError, WireWaker};
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
 use crate::memory::{ReadView, WriteView, total};
@@ -69,7 +69,7 @@ impl Write for LowerWire<'_> {
 
 impl Tls {
     /// Makes one over this wire. Nothing has been said yet.
-    pub fn new(below: Box<dyn Wire>, identity: &Identity, side: Side) -> Result<Self, WireError> {
+    pub fn new(below: Box<dyn Wire>, identity: &Identity, side: WireEnd) -> Result<Self, WireError> {
         let mut connection = identity.begin(side).map_err(|error| WireError::Secure(explain(&error)))?;
         connection.set_buffer_limit(Some(WAITING_MAX));
         Ok(Self { below, connection: Mutex::new(connection) })

@@ -71,7 +71,7 @@ pub struct WireCapabilities {
 
 /// Which end of a wire this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
+pub enum WireEnd {
     /// It was dialled from here.
     Dialled,
     /// It was accepted here.

@@ -4,7 +4,7 @@
 
 use crate::base::identity::DeviceId;
 use crate::base::key::TransferKey;
-use crate::base::layout::Fingerprint;
+use crate::base::layout::LayoutFingerprint;
 use crate::protocol::frame::{u32_at, u64_at};
 
 /// Bytes of an entry on the wire.
@@ -25,7 +25,7 @@ pub enum Source {
 
 /// One transfer. Equal on both sides but for `outgoing` and `source`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entry {
+pub struct DefinitionEntry {
     /// Its key.
     pub key: TransferKey,
     /// From which device.
@@ -35,14 +35,14 @@ pub struct Entry {
     /// How many bytes.
     pub bytes: u64,
     /// Of its layout.
-    pub fingerprint: Fingerprint,
+    pub fingerprint: LayoutFingerprint,
     /// Whether this side sends it.
     pub outgoing: bool,
     /// Where the receiver may fetch it.
     pub source: Source,
 }
 
-impl Entry {
+impl DefinitionEntry {
     /// Returns the order of transfers in a group: the same on both sides, whatever order they were asked for in.
     pub const fn order(&self) -> (u64, u32, u32) {
         (self.key.0, self.from.0, self.to.0)
@@ -52,8 +52,8 @@ impl Entry {
 /// A list of transfers with one peer, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Definition {
-    /// The transfers, by [`Entry::order`].
-    pub entries: Vec<Entry>,
+    /// The transfers, by [`DefinitionEntry::order`].
+    pub entries: Vec<DefinitionEntry>,
     /// Of everything that must be equal on both sides.
     pub digest: u64,
     /// Bytes that this side sends.
@@ -64,8 +64,8 @@ pub struct Definition {
 
 impl Definition {
     /// Makes one of transfers in any order.
-    pub fn new(mut entries: Vec<Entry>) -> Self {
-        entries.sort_unstable_by_key(Entry::order);
+    pub fn new(mut entries: Vec<DefinitionEntry>) -> Self {
+        entries.sort_unstable_by_key(DefinitionEntry::order);
         let mut words = Vec::with_capacity(entries.len() * 40);
         for entry in &entries {
             words.extend_from_slice(&entry.key.0.to_le_bytes());
@@ -78,7 +78,7 @@ impl Definition {
             entries.iter().filter(|e| e.outgoing == outgoing).fold(0u64, |n, e| n.saturating_add(e.bytes))
         };
         let (sent, received) = (total(true), total(false));
-        Self { digest: Fingerprint::of(&[&words]).0, sent, received, entries }
+        Self { digest: LayoutFingerprint::of(&[&words]).0, sent, received, entries }
     }
 
     /// Returns it as it travels.
@@ -120,18 +120,18 @@ impl Definition {
                 };
                 let bytes = u64_at(entry, 16);
                 total = total.checked_add(bytes)?;
-                Some(Entry {
+                Some(DefinitionEntry {
                     key: TransferKey(u64_at(entry, 0)),
                     from: DeviceId(u32_at(entry, 8)),
                     to: DeviceId(u32_at(entry, 12)),
                     bytes,
-                    fingerprint: Fingerprint(u64_at(entry, 24)),
+                    fingerprint: LayoutFingerprint(u64_at(entry, 24)),
                     outgoing: word & 1 == 0,
                     source,
                 })
             })
             .collect::<Option<Vec<_>>>()?;
-        entries.is_sorted_by_key(Entry::order).then(|| Self::new(entries))
+        entries.is_sorted_by_key(DefinitionEntry::order).then(|| Self::new(entries))
     }
 
     /// Returns which keys it has, for people.
@@ -149,13 +149,13 @@ impl Definition {
 mod tests {
     use super::*;
 
-    fn entry(key: u64, outgoing: bool) -> Entry {
-        Entry {
+    fn entry(key: u64, outgoing: bool) -> DefinitionEntry {
+        DefinitionEntry {
             key: TransferKey(key),
             from: DeviceId(u32::from(!outgoing)),
             to: DeviceId(u32::from(outgoing)),
             bytes: key * 10,
-            fingerprint: Fingerprint(key),
+            fingerprint: LayoutFingerprint(key),
             outgoing,
             source: if outgoing { Source::Region(4, key) } else { Source::None },
         }

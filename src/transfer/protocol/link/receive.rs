@@ -9,8 +9,8 @@ use super::definition::{Definition, ENTRIES_MAX, ENTRY};
 use super::message::{Output, Violation};
 use super::schedule::GroupId;
 use super::state::{
-    EARLY_MAX, FAILED_EARLIER, Group, INLINE_MAX, INLINE_PENDING_MAX, Link, REASON_MAX, REMOTE_ENTRIES_MAX,
-    Remote, Stop, UNHEARD_MAX, WITHDRAWN_MAX,
+    EARLY_MAX, FAILED_EARLIER, GroupState, INLINE_MAX, INLINE_PENDING_MAX, Link, REASON_MAX,
+    REMOTE_ENTRIES_MAX, Remote, Stop, UNHEARD_MAX, WITHDRAWN_MAX,
 };
 use crate::protocol::frame::{Header, Kind, flag};
 
@@ -141,7 +141,7 @@ impl<T: Clone> Link<T> {
         if self.inline_held > INLINE_PENDING_MAX {
             return Err(Violation("too many launches brought their bytes along"));
         }
-        let group = self.groups.entry(at).or_insert_with(Group::new);
+        let group = self.groups.entry(at).or_insert_with(GroupState::new);
         if group.remote.replace(remote).is_some() {
             return Err(Violation("a group was launched twice"));
         }
@@ -170,7 +170,7 @@ impl<T: Clone> Link<T> {
                 }
             }
             _ => {
-                let group = self.groups.entry(at).or_insert_with(Group::new);
+                let group = self.groups.entry(at).or_insert_with(GroupState::new);
                 self.inline_held -= group.drop_inline();
                 group.remote = None;
                 group.given_up = Some(why);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::chunks::{Inbound, Outbound};
 use super::control::Control;
-use super::definition::{Definition, ENTRY, Entry};
+use super::definition::{Definition, DefinitionEntry, ENTRY};
 use super::message::{Difference, Frame, Launching, Output, Terms};
 use super::numbers::Numbers;
 use super::schedule::{Class, GroupId, Schedule};
@@ -63,7 +63,7 @@ pub(super) struct Stop {
     pub(super) confirmed: bool,
 }
 
-pub(super) struct Group<T> {
+pub(super) struct GroupState<T> {
     pub(super) local: Option<Local<T>>,
     pub(super) remote: Option<Remote>,
     /// Why the peer gave it up before this side launched it.
@@ -74,7 +74,7 @@ pub(super) struct Group<T> {
     pub(super) inbound: Inbound,
 }
 
-impl<T> Group<T> {
+impl<T> GroupState<T> {
     pub(super) const fn new() -> Self {
         Self {
             local: None,
@@ -119,7 +119,7 @@ pub struct Link<T> {
     pub(super) remote_entries: usize,
     pub(super) partial: Option<(u32, Vec<u8>)>,
     pub(super) numbers: Numbers,
-    pub(super) groups: BTreeMap<GroupId, Group<T>>,
+    pub(super) groups: BTreeMap<GroupId, GroupState<T>>,
     pub(super) launched: usize,
     pub(super) inline_pending: usize,
     /// Groups that the peer sent inline, and whose bytes are not yet in place.
@@ -237,7 +237,7 @@ impl<T: Clone> Link<T> {
             return false;
         };
         self.numbers.close(at);
-        let group = self.groups.entry(at).or_insert_with(Group::new);
+        let group = self.groups.entry(at).or_insert_with(GroupState::new);
         if let Some(why) = group.given_up.take() {
             // It was over before it began; the peer knows, and does not wait for a `Go`.
             self.inline_held -= group.drop_inline();
@@ -408,7 +408,7 @@ impl<T: Clone> Link<T> {
 
     /// Forgets a group that has no more to do.
     pub(super) fn finish(&mut self, at: GroupId) {
-        let done = |group: &Group<T>| {
+        let done = |group: &GroupState<T>| {
             group.stop.is_none() && group.out == Outbound::Done && group.inbound == Inbound::Done
         };
         if self.groups.get(&at).is_some_and(done) {
@@ -438,7 +438,7 @@ fn difference(here: &Definition, there: &Definition) -> Difference {
             .iter()
             .zip(&there.entries)
             .all(|(a, b)| a.order() == b.order() && a.outgoing == b.outgoing);
-    let told = |entry: &Entry| format!("{} bytes of layout {}", entry.bytes, entry.fingerprint);
+    let told = |entry: &DefinitionEntry| format!("{} bytes of layout {}", entry.bytes, entry.fingerprint);
     let layout = here
         .entries
         .iter()

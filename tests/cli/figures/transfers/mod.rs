@@ -10,9 +10,10 @@ use std::fmt::Debug;
 use muster::coordination::TaskId;
 use muster::proto::muster::v1::TransferReport;
 use muster::reports::{
-    ClockReading, LinksView, Outcome, PairView, TaskTransfers, TotalsView, TransfersView, Transport,
+    ClockReading, LinksView, PairView, ReportedTransport, TaskTransfers, TotalsView, TransferOutcome,
+    TransfersView,
 };
-use muster::text::{bytes, short_span};
+use muster::text::{bytes, format_micros};
 use serde_json::Value;
 
 use super::programs::Program;
@@ -77,33 +78,33 @@ fn expect<const COUNT: usize>(texts: [String; COUNT]) -> Vec<String> {
 }
 
 /// Bytes by one transport: sent, received.
-fn moved(totals: &TotalsView, transport: Transport) -> [u64; 2] {
+fn moved(totals: &TotalsView, transport: ReportedTransport) -> [u64; 2] {
     let of = totals.bytes.iter().find(|of| of.transport == transport);
     of.map_or([0; 2], |of| [of.sent, of.received])
 }
 
 fn moved_in_all(totals: &TotalsView) -> [u64; 2] {
-    [0, 1].map(|way: usize| sum(Transport::ALL.map(|transport| moved(totals, transport)[way])))
+    [0, 1].map(|way: usize| sum(ReportedTransport::ALL.map(|transport| moved(totals, transport)[way])))
 }
 
-fn ended(totals: &TotalsView, outcome: Outcome) -> u64 {
+fn ended(totals: &TotalsView, outcome: TransferOutcome) -> u64 {
     sum(totals.launches.iter().filter(|of| of.outcome == outcome).map(|of| of.launches))
 }
 
 /// Launches: completed, failed.
 fn launches(totals: &TotalsView) -> [u64; 2] {
-    let failed = Outcome::all().filter(|outcome| *outcome != Outcome::COMPLETED);
-    [ended(totals, Outcome::COMPLETED), sum(failed.map(|outcome| ended(totals, outcome)))]
+    let failed = TransferOutcome::all().filter(|outcome| *outcome != TransferOutcome::COMPLETED);
+    [ended(totals, TransferOutcome::COMPLETED), sum(failed.map(|outcome| ended(totals, outcome)))]
 }
 
 /// Connections, lanes, and launches under way, by one transport.
-fn held(links: &[LinksView], transport: Transport) -> [u64; 3] {
+fn held(links: &[LinksView], transport: ReportedTransport) -> [u64; 3] {
     let of = links.iter().find(|of| of.transport == transport);
     of.map_or([0; 3], |of| [of.connections, of.lanes, of.launches])
 }
 
 fn held_in_all(links: &[LinksView]) -> [u64; 3] {
-    [0, 1, 2].map(|which: usize| sum(Transport::ALL.map(|transport| held(links, transport)[which])))
+    [0, 1, 2].map(|which: usize| sum(ReportedTransport::ALL.map(|transport| held(links, transport)[which])))
 }
 
 /// Bytes of a pair: sent, received, and the more of both.
@@ -183,19 +184,19 @@ impl Comparison<'_> {
                 *newest = report;
             }
         }
-        let said = |of: fn(&TransferReport, Transport) -> u64, transport| {
+        let said = |of: fn(&TransferReport, ReportedTransport) -> u64, transport| {
             sum(last.values().map(|report| of(report, transport)))
         };
-        for transport in Transport::ALL {
+        for transport in ReportedTransport::ALL {
             let sent = said(|report, transport| bytes_of(report, transport)[0], transport);
             let received = said(|report, transport| bytes_of(report, transport)[1], transport);
             let in_rest = moved(&self.view.totals, transport);
             self.same("bytes that were reported", &[("REST", in_rest), ("workers", [sent, received])]);
         }
-        for outcome in Outcome::all() {
+        for outcome in TransferOutcome::all() {
             let ended_so = last.values().flat_map(|report| &report.outcomes);
             let ended_so =
-                ended_so.filter(|row| Outcome::of(&row.outcome) == outcome).map(|row| row.launches);
+                ended_so.filter(|row| TransferOutcome::of(&row.outcome) == outcome).map(|row| row.launches);
             let (reported, in_rest) = (sum(ended_so), ended(&self.view.totals, outcome));
             self.same("launches that were reported", &[("REST", in_rest), ("workers", reported)]);
         }
@@ -210,8 +211,8 @@ impl Comparison<'_> {
 }
 
 /// The bytes in a report by one transport: sent, received.
-fn bytes_of(report: &TransferReport, transport: Transport) -> [u64; 2] {
-    let by_this = report.pairs.iter().filter(|row| Transport::of(&row.transport) == transport);
+fn bytes_of(report: &TransferReport, transport: ReportedTransport) -> [u64; 2] {
+    let by_this = report.pairs.iter().filter(|row| ReportedTransport::of(&row.transport) == transport);
     let both = by_this.map(|row| [row.sent_bytes, row.received_bytes]);
     both.fold([0; 2], |[sent, received], [s, r]| [sent.saturating_add(s), received.saturating_add(r)])
 }

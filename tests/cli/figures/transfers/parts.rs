@@ -31,7 +31,7 @@ impl Comparison<'_> {
             );
             let in_rest: Vec<f64> = task.clock.iter().map(ClockReading::ahead_seconds).collect();
             self.same("clock of a task", &[("REST", in_rest), ("metrics", clock)]);
-            for transport in Transport::ALL {
+            for transport in ReportedTransport::ALL {
                 let metric = ["sent", "received"].map(|direction| {
                     let labels =
                         [("task", id.as_str()), ("transport", transport.name()), ("direction", direction)];
@@ -88,7 +88,7 @@ impl Comparison<'_> {
             self.same("page of a task", &[("REST", in_rest), ("page", on_page)]);
             let clock = task.clock.map(|clock| {
                 let side = if clock.ahead_us < 0 { "behind" } else { "ahead" };
-                let spans = [short_span(clock.ahead_us.unsigned_abs()), short_span(clock.within_us)];
+                let spans = [format_micros(clock.ahead_us.unsigned_abs()), format_micros(clock.within_us)];
                 (expect(spans), side)
             });
             let on_page = says
@@ -115,7 +115,7 @@ impl Comparison<'_> {
     pub(super) fn compare_pairs(&mut self) {
         let pairs = &self.seen.transfers.pairs;
         for task in self.tasks {
-            for transport in Transport::ALL {
+            for transport in ReportedTransport::ALL {
                 let by_this = pairs.iter().filter(|pair| pair.transport == transport);
                 let sent =
                     by_this.clone().filter(|pair| pair.from == task.task).map(|pair| moved_by(pair)[0]);

@@ -8,7 +8,7 @@ impl Comparison<'_> {
     pub(super) fn compare_totals(&mut self) {
         let totals = &self.view.totals;
         let mut sent = vec![bytes(moved_in_all(totals)[0])];
-        for transport in Transport::ALL {
+        for transport in ReportedTransport::ALL {
             for (way, direction) in [(0, "sent"), (1, "received")] {
                 let labels = [("transport", transport.name()), ("direction", direction)];
                 let of_tasks = self.samples("task_bytes_total", &labels);
@@ -31,7 +31,7 @@ impl Comparison<'_> {
         let received = expect([bytes(moved_in_all(totals)[1])]);
         self.same("bytes received", &[("REST", received), ("page", self.page("Received in this run"))]);
 
-        for outcome in Outcome::all() {
+        for outcome in TransferOutcome::all() {
             let said = [
                 ("REST", ended(totals, outcome)),
                 ("REST tasks", self.in_sum(|task| ended(&task.totals, outcome))),
@@ -42,7 +42,7 @@ impl Comparison<'_> {
                 sum(totals.aborts.iter().filter(|of| of.reason == outcome).map(|of| of.connections))
             };
             let mut said = vec![("REST", of(totals)), ("REST tasks", self.in_sum(|task| of(&task.totals)))];
-            if outcome != Outcome::COMPLETED {
+            if outcome != TransferOutcome::COMPLETED {
                 said.push(("metrics", self.metric("clique_aborts_total", &[("reason", outcome.name())])));
             }
             self.same("connections that ended", &said);
@@ -82,7 +82,7 @@ impl Comparison<'_> {
     pub(super) fn compare_gauges(&mut self) {
         let view = self.view;
         let mut shown = Vec::new();
-        for transport in Transport::ALL {
+        for transport in ReportedTransport::ALL {
             let one_by_one = self.seen.transfers.connections.iter().filter(|of| of.transport == transport);
             let by_one = one_by_one.fold([0; 3], |[connections, lanes, launches], of| {
                 [connections + 1, lanes + u64::from(of.lanes), launches + u64::from(of.launches)]
@@ -188,10 +188,10 @@ impl Comparison<'_> {
             ];
             self.same("times of launches", &said);
         }
-        let mean = |sum_us: u64, launches| short_span(sum_us / launches);
+        let mean = |sum_us: u64, launches| format_micros(sum_us / launches);
         let stages = view.totals.stages.iter().flat_map(|of| figures(&mean(of.sum_us, of.launches)));
         let durations = view.totals.durations.iter();
-        let durations = durations.flat_map(|of| expect([mean(of.sum_us, of.launches), of.said()]));
+        let durations = durations.flat_map(|of| expect([mean(of.sum_us, of.launches), of.label()]));
         for (term, shown) in [
             ("Mean time of a launch", stages.collect::<Vec<_>>()),
             ("Mean duration by size", durations.collect()),

@@ -10,10 +10,10 @@ use std::sync::Arc;
 /// What a link holds of what a peer sent, in bytes, roughly.
 fn held(link: &Link<usize>) -> usize {
     let definition = |definition: &Arc<Definition>| 64 * (definition.entries.len() + 1);
-    let of_groups = |group: &Group<usize>| {
+    let of_groups = |group: &GroupState<usize>| {
         let remote = group.remote.as_ref();
         let inline = remote.and_then(|remote| remote.inline.as_ref()).map_or(0, Vec::len);
-        size_of::<Group<usize>>() + inline + group.given_up.as_ref().map_or(0, String::len)
+        size_of::<GroupState<usize>>() + inline + group.given_up.as_ref().map_or(0, String::len)
     };
     link.groups.values().map(of_groups).sum::<usize>()
         + link.remote.values().map(definition).sum::<usize>()

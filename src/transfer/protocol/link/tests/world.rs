@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::protocol::frame::{Header, Kind};
-use crate::protocol::link::definition::{Definition, Entry};
+use crate::protocol::link::definition::{Definition, DefinitionEntry};
 use crate::protocol::link::*;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -86,7 +86,7 @@ pub(super) struct Lane {
 
 pub(super) struct Plan {
     pub(super) channel: u32,
-    pub(super) definitions: [Vec<Entry>; 2],
+    pub(super) definitions: [Vec<DefinitionEntry>; 2],
     pub(super) same: bool,
 }
 

@@ -1,0 +1,242 @@
+//! Makes the gRPC channel to the service, plain or TLS, and recognizes ports that speak something else.
+//!
+//! It does not retry (`retry.rs`). Begin at `channel`.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+use super::config::AgentConfig;
+use super::error::AgentError;
+use crate::tls;
+
+/// How long making the connection may take.
+const CONNECT: Duration = Duration::from_secs(10);
+/// How long the service's host may be silent before that is looked into, and how long it may then take.
+const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(10));
+
+/// What is known of a port that was dialled: whether it speaks HTTP/2, as gRPC does.
+#[derive(Debug, Clone, Default)]
+pub struct PortProbe(Arc<AtomicU8>);
+
+/// How a port answered, as far as it has.
+#[derive(Debug, Clone, Copy)]
+#[repr(u8)]
+enum PortProtocol {
+    Unknown,
+    Http2,
+    Http1,
+    Tls,
+    Nothing,
+}
+
+impl PortProtocol {
+    /// By the first bytes: HTTP/2 begins with a frame of settings, whose length comes first.
+    fn by(first: &[u8]) -> Self {
+        match first {
+            [b'H', b'T', ..] => Self::Http1,
+            [0x15, 3, ..] => Self::Tls,
+            _ => Self::Http2,
+        }
+    }
+}
+
+impl PortProbe {
+    fn observe(&self, answered: PortProtocol) {
+        self.0.store(answered as u8, Ordering::Release);
+    }
+
+    /// Why nothing that is said there can be understood, where that is known.
+    pub fn mismatch_hint(&self) -> Option<&'static str> {
+        const HTTP1: u8 = PortProtocol::Http1 as u8;
+        const TLS: u8 = PortProtocol::Tls as u8;
+        const NOTHING: u8 = PortProtocol::Nothing as u8;
+        match self.0.load(Ordering::Acquire) {
+            HTTP1 => Some(
+                "it answers in HTTP/1, so this does not look like the gRPC port of `muster serve` (8476 unless told otherwise; \
+                 8477 is for browsers): correct --service or JAX_COORDINATOR_ADDRESS",
+            ),
+            TLS => Some("it speaks TLS: give --ca, and --cert and --key if it asks who comes"),
+            NOTHING => Some(
+                "it ended the connection without a word, so this does not look like the gRPC port of `muster serve` (8476 unless \
+                 told otherwise; 8477 is for browsers), or it wants TLS: correct --service or JAX_COORDINATOR_ADDRESS, or give --ca",
+            ),
+            _ => None,
+        }
+    }
+}
+
+/// A channel to the service; the connection is made with the first call, and again when it is lost.
+pub fn channel(config: &AgentConfig) -> Result<(Channel, PortProbe), AgentError> {
+    let uri = |address: &str| {
+        format!("http://{address}")
+            .parse::<Uri>()
+            .map_err(|error| AgentError::Settings(format!("{address:?} is no address: {error}")))
+    };
+    let mut endpoint = Endpoint::from(uri(&config.service)?);
+    if let Some(authority) = &config.authority {
+        endpoint = endpoint.origin(uri(authority)?);
+    }
+    let endpoint = endpoint.http2_keep_alive_interval(KEEP_ALIVE.0).keep_alive_timeout(KEEP_ALIVE.1);
+    let (host, _) = config
+        .service
+        .rsplit_once(':')
+        .ok_or_else(|| AgentError::Settings(format!("{:?} has no port", config.service)))?;
+    let tls = config.tls.as_ref().map(|files| {
+        let own = files.own.as_ref().map(|(cert, key)| (cert.as_path(), key.as_path()));
+        let mut client = tls::client(&files.ca, own).map_err(|error| AgentError::Tls(error.to_string()))?;
+        client.alpn_protocols = vec![b"h2".to_vec()];
+        let host = host.trim_matches(['[', ']']).to_owned();
+        let name = ServerName::try_from(host).map_err(|error| AgentError::Tls(error.to_string()))?;
+        Ok::<_, AgentError>((Arc::new(client), name))
+    });
+    let port = PortProbe::default();
+    let dialler =
+        ServiceConnector { address: config.service.clone(), tls: tls.transpose()?, port: port.clone() };
+    Ok((endpoint.connect_with_connector_lazy(dialler), port))
+}
+
+trait IoStream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> IoStream for T {}
+
+/// A stream whose first bytes are looked at.
+struct SniffedStream<S> {
+    stream: S,
+    /// None once there were some.
+    port: Option<PortProbe>,
+}
+
+impl<S> SniffedStream<S> {
+    fn hear(&mut self, answered: PortProtocol) {
+        if let Some(port) = self.port.take() {
+            port.observe(answered);
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for SniffedStream<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        if read.is_ready() {
+            let first = &buffer.filled()[before..];
+            self.hear(if first.is_empty() { PortProtocol::Nothing } else { PortProtocol::by(first) });
+        }
+        read
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for SniffedStream<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        if matches!(written, Poll::Ready(Err(_))) {
+            self.hear(PortProtocol::Nothing);
+        }
+        written
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bytes);
+        if matches!(written, Poll::Ready(Err(_))) {
+            self.hear(PortProtocol::Nothing);
+        }
+        written
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+#[derive(Clone)]
+struct ServiceConnector {
+    address: String,
+    port: PortProbe,
+    tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
+}
+
+impl ServiceConnector {
+    async fn connect(self) -> io::Result<TokioIo<Box<dyn IoStream>>> {
+        self.port.observe(PortProtocol::Unknown);
+        let socket = TcpStream::connect(&self.address).await?;
+        socket.set_nodelay(true)?;
+        let port = Some(self.port);
+        let stream: Box<dyn IoStream> = match self.tls {
+            None => Box::new(SniffedStream { stream: socket, port }),
+            Some((client, name)) => {
+                let stream = TlsConnector::from(client).connect(name, socket).await?;
+                Box::new(SniffedStream { stream, port })
+            }
+        };
+        Ok(TokioIo::new(stream))
+    }
+}
+
+impl tower_service::Service<Uri> for ServiceConnector {
+    type Response = TokioIo<Box<dyn IoStream>>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let dialler = self.clone();
+        Box::pin(async move {
+            let late = |_| io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
+            tokio::time::timeout(CONNECT, dialler.connect()).await.map_err(late)?
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_known_by_its_first_bytes() {
+        for (first, said) in [
+            (&b"HTTP/1.1 400 Bad Request"[..], Some("HTTP/1")),
+            (&[0x15, 3, 3, 0, 2, 2, 70], Some("TLS")),
+            (&[0, 0, 24, 4, 0, 0, 0, 0, 0], None),
+        ] {
+            let port = PortProbe::default();
+            port.observe(PortProtocol::by(first));
+            assert_eq!(port.mismatch_hint().is_some(), said.is_some(), "{first:?}");
+            assert!(
+                port.mismatch_hint().is_none_or(|text| text.contains(said.unwrap_or_default())),
+                "{first:?}"
+            );
+        }
+        assert_eq!(PortProbe::default().mismatch_hint(), None);
+    }
+}

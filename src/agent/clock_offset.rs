@@ -1,0 +1,82 @@
+//! Estimates the offset of this host's clock from the service's, by Cristian's algorithm: the quickest of the last
+//! eight answers to reports counts, and is right within half of its round trip.
+//!
+//! It corrects no clock. Begin at [`ClockOffset`].
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::coordination::Timestamp;
+use crate::proto::muster::v1::ClockReading;
+
+/// How many answers are kept. A clock that was set right is seen to be after as many.
+const SAMPLES_MAX: usize = 8;
+
+/// What the last answers say.
+#[derive(Debug, Default)]
+pub(super) struct ClockOffset(VecDeque<ClockReading>);
+
+impl ClockOffset {
+    /// The service's time came `took` after it was asked for at `asked`, by this host's clock.
+    pub fn add_sample(&mut self, asked: Timestamp, took: Duration, service: Timestamp) {
+        let micros = |time: u64| i64::try_from(time).unwrap_or(i64::MAX);
+        let half = u64::try_from(took.as_micros() / 2).unwrap_or(u64::MAX);
+        let middle = micros(asked.0.saturating_add(half));
+        if self.0.len() == SAMPLES_MAX {
+            self.0.pop_front();
+        }
+        let ahead_us = middle.saturating_sub(micros(service.0));
+        self.0.push_back(ClockReading { ahead_us, within_us: half });
+    }
+
+    /// The answer that took the least time says most.
+    pub fn best(&self) -> Option<ClockReading> {
+        self.0.iter().min_by_key(|reading| reading.within_us).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A clock that is `ahead` asks a service, and the ways take so long.
+    fn ask(offset: &mut ClockOffset, at: u64, ahead: i64, there: u64, back: u64) {
+        let shown = |at: u64| Timestamp(at.checked_add_signed(ahead).unwrap());
+        offset.add_sample(shown(at), Duration::from_micros(there + back), Timestamp(at + there));
+    }
+
+    #[test]
+    fn the_offset_error_is_at_most_half_of_the_round_trip() {
+        let mut random = fastrand::Rng::with_seed(1);
+        for _ in 0..10_000 {
+            let (ahead, there, back) =
+                (random.i64(-5_000_000..5_000_000), random.u64(0..90_000), random.u64(0..90_000));
+            let mut offset = ClockOffset::default();
+            ask(&mut offset, 1_000_000_000, ahead, there, back);
+            let best = offset.best().unwrap();
+            assert!(best.ahead_us.abs_diff(ahead) <= best.within_us + 1, "{ahead} {there} {back} {best:?}");
+        }
+    }
+
+    #[test]
+    fn the_quickest_of_the_last_answers_counts_and_old_ones_are_forgotten() {
+        let mut offset = ClockOffset::default();
+        assert_eq!(offset.best(), None);
+        ask(&mut offset, 1_000_000_000, 700, 10, 10);
+        ask(&mut offset, 2_000_000_000, 700, 90_000, 10);
+        assert_eq!(offset.best(), Some(ClockReading { ahead_us: 700, within_us: 10 }));
+        // The clock is set right.
+        for round in 0..SAMPLES_MAX as u64 {
+            ask(&mut offset, 3_000_000_000 + round, 0, 500, 500);
+        }
+        assert_eq!(offset.best(), Some(ClockReading { ahead_us: 0, within_us: 500 }));
+    }
+
+    #[test]
+    fn absurd_times_are_only_absurd() {
+        let mut offset = ClockOffset::default();
+        offset.add_sample(Timestamp(u64::MAX), Duration::MAX, Timestamp(0));
+        offset.add_sample(Timestamp(0), Duration::ZERO, Timestamp(u64::MAX));
+        assert_eq!(offset.best(), Some(ClockReading { ahead_us: -i64::MAX, within_us: 0 }));
+    }
+}

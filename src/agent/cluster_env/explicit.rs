@@ -1,0 +1,111 @@
+//! Reads explicit flags and variables of Muster and JAX. They override the cluster systems and are never merged
+//! with them.
+//!
+//! Begin at `find`.
+
+use super::{
+    ClusterEnvError, DetectedEnv, Parameter, SERVICE, Sourced, TASK, TASKS, Variables, disagree, task, tasks,
+    text,
+};
+
+const TASK_VARIABLES: [&str; 2] = ["MUSTER_PROCESS_ID", "JAX_PROCESS_ID"];
+const TASKS_VARIABLES: [&str; 3] = ["MUSTER_NUM_PROCESSES", "JAX_NUM_PROCESSES", "JAX_PROCESS_COUNT"];
+const SERVICE_VARIABLES: [&str; 2] = ["MUSTER_COORDINATOR_ADDRESS", "JAX_COORDINATOR_ADDRESS"];
+
+/// What was asked for by flags.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ExplicitFlags {
+    /// Which task this is.
+    pub task: Option<u32>,
+    /// How many there are.
+    pub tasks: Option<u32>,
+    /// Where the service is.
+    pub service: Option<String>,
+}
+
+/// What was said.
+pub(super) fn find(asked: &ExplicitFlags, variables: &Variables) -> Result<DetectedEnv, ClusterEnvError> {
+    let flag = |value: Option<u32>, flag: &str| value.map(|value| Sourced { value, from: flag.to_owned() });
+    Ok(DetectedEnv {
+        system: "what was said",
+        task: one(&TASK, flag(asked.task, "--task"), &TASK_VARIABLES, |name| task(variables, name))?,
+        tasks: one(&TASKS, flag(asked.tasks, "--tasks"), &TASKS_VARIABLES, |name| tasks(variables, name))?,
+        service: one(
+            &SERVICE,
+            asked.service.clone().map(|value| Sourced { value, from: "--service".to_owned() }),
+            &SERVICE_VARIABLES,
+            |name| {
+                Ok(text(variables, name)
+                    .map(|text| Sourced { value: text.to_owned(), from: name.to_owned() }))
+            },
+        )?,
+        hint: None,
+    })
+}
+
+/// The flag, or else what the variables say if they agree.
+fn one<T: PartialEq + std::fmt::Display>(
+    question: &Parameter,
+    flag: Option<Sourced<T>>,
+    names: &[&str],
+    read: impl Fn(&str) -> Result<Option<Sourced<T>>, ClusterEnvError>,
+) -> Result<Option<Sourced<T>>, ClusterEnvError> {
+    if flag.is_some() {
+        return Ok(flag);
+    }
+    let mut first: Option<Sourced<T>> = None;
+    for name in names {
+        let Some(next) = read(name)? else { continue };
+        match &first {
+            None => first = Some(next),
+            Some(first) if first.value != next.value => return Err(disagree(question, first, &next)),
+            Some(_) => {}
+        }
+    }
+    Ok(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{find as place, variables};
+    use super::super::{ClusterEnv, ExplicitFlags};
+
+    #[test]
+    fn flags_count_before_variables() {
+        let said = variables(&[
+            ("MUSTER_PROCESS_ID", "1"),
+            ("MUSTER_NUM_PROCESSES", "2"),
+            ("JAX_COORDINATOR_ADDRESS", "jax:1"),
+        ]);
+        let asked = ExplicitFlags { task: Some(5), tasks: Some(6), service: Some("here:2".to_owned()) };
+        let found = ClusterEnv::find(&asked, &said).unwrap();
+        assert_eq!((found.task.value, found.service.value.as_str()), (5, "here:2"));
+        assert_eq!(found.task.from, "--task");
+        let found = ClusterEnv::find(&ExplicitFlags::default(), &said).unwrap();
+        assert_eq!((found.task.value, found.service.value.as_str()), (1, "jax:1"));
+    }
+
+    #[test]
+    fn variables_that_disagree_are_not_chosen_between() {
+        let error =
+            place(&[("MUSTER_PROCESS_ID", "1"), ("JAX_PROCESS_ID", "2"), ("JAX_COORDINATOR_ADDRESS", "m")])
+                .unwrap_err()
+                .to_string();
+        assert!(
+            error.contains("1 (from MUSTER_PROCESS_ID)") && error.contains("2 (from JAX_PROCESS_ID)"),
+            "{error}"
+        );
+        let same =
+            place(&[("MUSTER_PROCESS_ID", "1"), ("JAX_PROCESS_ID", "1"), ("JAX_COORDINATOR_ADDRESS", "m")]);
+        assert_eq!(same.unwrap().task.value, 1);
+    }
+
+    #[test]
+    fn the_error_names_a_value_that_is_no_number() {
+        for wrong in ["x", "-1", "1.5", "99999999999"] {
+            let error = place(&[("MUSTER_PROCESS_ID", wrong), ("JAX_COORDINATOR_ADDRESS", "m")]).unwrap_err();
+            let error = error.to_string();
+            assert!(error.contains("MUSTER_PROCESS_ID") && error.contains(wrong), "{error}");
+        }
+    }
+}

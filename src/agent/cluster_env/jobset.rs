@@ -1,0 +1,78 @@
+//! Reads the variables of a Kubernetes JobSet: several indexed jobs that are one.
+//!
+//! JobSet puts what a pod must know into its labels, and the pod's specification hands it on; the names here are
+//! the usual ones. Begin at `find`.
+
+use super::{
+    ClusterEnvError, DetectedEnv, Sourced, TASK, TASKS_MAX, UnsetFields, Variables, kubernetes, number, task,
+    text,
+};
+
+const HINT: &str = "JOBSET_NAME is set, so JOB_INDEX (from the label jobset.sigs.k8s.io/job-global-index), PROCESSES_IN_JOB (pods of each \
+                    job) and JOB_COMPLETION_INDEX are needed: hand them on in the pod's specification";
+
+/// What JobSet says: the pods of each of its jobs are numbered after those of the jobs before.
+pub(super) fn find(
+    variables: &Variables,
+    wanted: UnsetFields,
+) -> Result<Option<DetectedEnv>, ClusterEnvError> {
+    if text(variables, "JOBSET_NAME").is_none() {
+        return Ok(None);
+    }
+    let service = kubernetes::service(variables, wanted)?;
+    let mut found = DetectedEnv { system: "JobSet", service, hint: Some(HINT), ..DetectedEnv::default() };
+    if !wanted.task {
+        return Ok(Some(found));
+    }
+    let job = task(variables, "JOB_INDEX")?;
+    let each = number(variables, "PROCESSES_IN_JOB", &TASK, TASKS_MAX)?;
+    let index = task(variables, "JOB_COMPLETION_INDEX")?;
+    let (Some(job), Some(each), Some(index)) = (job, each, index) else { return Ok(Some(found)) };
+    let number = job.value.checked_mul(each.value).and_then(|before| before.checked_add(index.value));
+    let Some(value) = number.filter(|number| *number < TASKS_MAX && index.value < each.value) else {
+        return Err(ClusterEnvError::Malformed {
+            variable: "JOB_COMPLETION_INDEX".to_owned(),
+            value: index.value.to_string(),
+            wanted: "the index of one of PROCESSES_IN_JOB pods",
+            flag: TASK.flag,
+        });
+    };
+    let from = "JOB_INDEX × PROCESSES_IN_JOB + JOB_COMPLETION_INDEX".to_owned();
+    found.task = Some(Sourced { value, from });
+    Ok(Some(found))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::find as place;
+
+    const POD: [(&str, &str); 5] = [
+        ("JOBSET_NAME", "train"),
+        ("JOB_INDEX", "2"),
+        ("PROCESSES_IN_JOB", "4"),
+        ("JOB_COMPLETION_INDEX", "1"),
+        ("JAX_COORDINATOR_ADDRESS", "muster"),
+    ];
+
+    #[test]
+    fn pods_are_numbered_through_all_jobs() {
+        let found = place(&POD).unwrap();
+        assert_eq!((found.task.value, found.tasks), (9, None));
+        assert_eq!(found.systems, ["JobSet"]);
+    }
+
+    #[test]
+    fn a_half_description_is_refused_with_what_to_add() {
+        for gone in 1..4 {
+            let rest: Vec<_> =
+                POD.iter().enumerate().filter(|(n, _)| *n != gone).map(|(_, pair)| *pair).collect();
+            let error = place(&rest).unwrap_err().to_string();
+            assert!(error.contains("PROCESSES_IN_JOB") && error.contains("job-global-index"), "{error}");
+        }
+        let mut wrong = POD;
+        wrong[3].1 = "4";
+        assert!(place(&wrong).is_err(), "the fifth of four");
+        wrong[1].1 = "999999";
+        assert!(place(&wrong).is_err());
+    }
+}

@@ -1,0 +1,100 @@
+//! Reads the variables of an indexed Kubernetes Job.
+//!
+//! It calls no API server. Begin at `find`.
+
+use super::{ClusterEnvError, DetectedEnv, PORT, SERVICE, Sourced, UnsetFields, Variables, text};
+
+const HINT: &str = "in Kubernetes, a job with completionMode: Indexed numbers its pods, and a Service named `muster` in the same namespace \
+                    tells where it is";
+
+/// What an indexed job says. How many pods it has, none of them is told: the service knows.
+pub(super) fn find(
+    variables: &Variables,
+    wanted: UnsetFields,
+) -> Result<Option<DetectedEnv>, ClusterEnvError> {
+    let inside = text(variables, "KUBERNETES_SERVICE_HOST").is_some();
+    let numbered = text(variables, "JOB_COMPLETION_INDEX").is_some();
+    // A JobSet's pods are numbered through all of its jobs, which this index is not.
+    let whole = text(variables, "JOBSET_NAME").is_some();
+    if whole || (!inside && !numbered) {
+        return Ok(None);
+    }
+    Ok(Some(DetectedEnv {
+        system: "Kubernetes indexed job",
+        task: wanted.task(variables, "JOB_COMPLETION_INDEX")?,
+        tasks: None,
+        service: service(variables, wanted)?,
+        hint: Some(HINT),
+    }))
+}
+
+/// The Service named `muster`, which Kubernetes tells every pod of its namespace about.
+pub(super) fn service(
+    variables: &Variables,
+    wanted: UnsetFields,
+) -> Result<Option<Sourced<String>>, ClusterEnvError> {
+    let Some(host) = text(variables, "MUSTER_SERVICE_HOST").filter(|_| wanted.service) else {
+        return Ok(None);
+    };
+    let named = ["MUSTER_SERVICE_PORT_GRPC", "MUSTER_SERVICE_PORT"]
+        .into_iter()
+        .find_map(|name| Some((name, text(variables, name)?)));
+    let port = match named {
+        None => PORT,
+        Some((name, port)) => match port.parse::<u16>() {
+            Ok(port) if port != 0 => port,
+            _ => {
+                return Err(ClusterEnvError::Malformed {
+                    variable: name.to_owned(),
+                    value: port.to_owned(),
+                    wanted: "the port of the Service named muster",
+                    flag: SERVICE.flag,
+                });
+            }
+        },
+    };
+    let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+    let from = "MUSTER_SERVICE_HOST, the Service named muster".to_owned();
+    Ok(Some(Sourced { value: format!("{host}:{port}"), from }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::find as place;
+
+    #[test]
+    fn a_pod_of_an_indexed_job_knows_its_number() {
+        let pod = [
+            ("KUBERNETES_SERVICE_HOST", "10.0.0.1"),
+            ("JOB_COMPLETION_INDEX", "5"),
+            ("MUSTER_SERVICE_HOST", "10.0.0.9"),
+            ("MUSTER_SERVICE_PORT", "8477"),
+            ("MUSTER_SERVICE_PORT_GRPC", "8476"),
+        ];
+        let found = place(&pod).unwrap();
+        assert_eq!((found.task.value, found.tasks), (5, None));
+        assert_eq!(found.service.value, "10.0.0.9:8476");
+    }
+
+    #[test]
+    fn a_port_that_is_none_is_named_alone() {
+        for name in ["MUSTER_SERVICE_PORT", "MUSTER_SERVICE_PORT_GRPC"] {
+            let pod = [
+                ("JOB_COMPLETION_INDEX", "5"),
+                ("MUSTER_SERVICE_HOST", "127.0.0.1"),
+                (name, "tcp://10.0.0.1:99"),
+            ];
+            let error = place(&pod).unwrap_err().to_string();
+            let said =
+                format!("{name} is \"tcp://10.0.0.1:99\", which is not the port of the Service named muster");
+            assert!(error.starts_with(&said) && error.contains("--service"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_error_for_a_pod_without_an_index_says_how_to_set_it() {
+        let error =
+            place(&[("KUBERNETES_SERVICE_HOST", "10.0.0.1"), ("JAX_COORDINATOR_ADDRESS", "m")]).unwrap_err();
+        assert!(error.to_string().contains("completionMode: Indexed"), "{error}");
+    }
+}

@@ -1,0 +1,432 @@
+//! Detects which task this process is, of how many, and where the service is.
+//!
+//! Explicit flags and variables count first; then the cluster systems are tried. It reads a map of variables, never
+//! the process environment, so it is testable without the systems. It guesses nothing: if two sources disagree, or
+//! one value is missing, the result is an error that says what to set, because a wrong number takes the place of a
+//! healthy task. Begin at `find`.
+//!
+//! | file | system | variables |
+//! | --- | --- | --- |
+//! | `explicit.rs` | flags and `MUSTER_*`, `JAX_*` variables | `MUSTER_PROCESS_ID`, `MUSTER_NUM_PROCESSES`, `JAX_COORDINATOR_ADDRESS`, … |
+//! | `slurm.rs` | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`, `SLURM_STEP_NODELIST`, … |
+//! | `jobset.rs` | Kubernetes JobSet | `JOBSET_NAME`, `JOB_INDEX`, `PROCESSES_IN_JOB`, `JOB_COMPLETION_INDEX` |
+//! | `kubernetes.rs` | Kubernetes indexed job | `JOB_COMPLETION_INDEX`, `MUSTER_SERVICE_HOST`, … |
+//! | `open_mpi.rs` | Open MPI | `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE` |
+
+mod explicit;
+mod jobset;
+mod kubernetes;
+mod open_mpi;
+mod slurm;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::coordination::TASKS_MAX;
+
+pub use explicit::ExplicitFlags;
+
+/// Environment variables by name.
+pub type Variables = BTreeMap<String, String>;
+
+/// The port of a service for which no port is named.
+pub const PORT: u16 = 8476;
+
+/// A value, and where it was taken from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sourced<T> {
+    /// The value.
+    pub value: T,
+    /// The flag or variable that said so.
+    pub from: String,
+}
+
+impl<T: fmt::Display> fmt::Display for Sourced<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (from {})", self.value, self.from)
+    }
+}
+
+/// What one system says. What it does not say is `None`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct DetectedEnv {
+    /// The system, in words.
+    system: &'static str,
+    task: Option<Sourced<u32>>,
+    tasks: Option<Sourced<u32>>,
+    service: Option<Sourced<String>>,
+    /// What is to be done where it should have said more.
+    hint: Option<&'static str>,
+}
+
+/// The place of this process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClusterEnv {
+    /// Which task it is.
+    pub task: Sourced<u32>,
+    /// How many tasks there are; where nothing says so, the service does.
+    pub tasks: Option<Sourced<u32>>,
+    /// Where the service is: `host:port`.
+    pub service: Sourced<String>,
+    /// The systems that were detected.
+    pub systems: Vec<&'static str>,
+}
+
+/// Why the place of this process is not known.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClusterEnvError {
+    /// A variable does not hold what it should.
+    #[error("{variable} is {value:?}, which is not {wanted}: set it right{}", or_give(.variable, .flag))]
+    Malformed {
+        /// Which.
+        variable: String,
+        /// What it holds.
+        value: String,
+        /// What it should.
+        wanted: &'static str,
+        /// The flag that overrides it.
+        flag: &'static str,
+    },
+    /// Two sources say different things.
+    #[error("{what} is {first} but also {second}: say which is right with {flag}")]
+    Conflict {
+        /// What is asked.
+        what: &'static str,
+        /// The one.
+        first: String,
+        /// The other.
+        second: String,
+        /// The flag that overrides both.
+        flag: &'static str,
+    },
+    /// No source says it.
+    #[error("nothing says {what} ({looked}): give {flag}, or set {variable}{hint}")]
+    Missing {
+        /// What is asked.
+        what: &'static str,
+        /// Where it was looked for.
+        looked: String,
+        /// The flag that says it.
+        flag: &'static str,
+        /// The variable that says it.
+        variable: &'static str,
+        /// What else would help.
+        hint: String,
+    },
+    /// The number of the task is beyond the number of tasks.
+    #[error("task {task} does not exist among {tasks} task(s): they are numbered from 0")]
+    TaskOutOfRange {
+        /// The task.
+        task: Sourced<u32>,
+        /// How many there are.
+        tasks: Sourced<u32>,
+    },
+}
+
+const TASK: Parameter =
+    Parameter { what: "which task this is", flag: "--task", variable: "MUSTER_PROCESS_ID=N" };
+const TASKS: Parameter =
+    Parameter { what: "how many tasks there are", flag: "--tasks", variable: "MUSTER_NUM_PROCESSES=N" };
+const SERVICE: Parameter = Parameter {
+    what: "where the service is",
+    flag: "--service",
+    variable: "JAX_COORDINATOR_ADDRESS=HOST:PORT",
+};
+
+/// What is not known yet. Nothing else is read: whoever says something by a flag need not have the environment in order.
+#[derive(Debug, Clone, Copy)]
+struct UnsetFields {
+    task: bool,
+    tasks: bool,
+    service: bool,
+}
+
+impl UnsetFields {
+    /// The number of the task, if it is wanted.
+    fn task(self, variables: &Variables, name: &str) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
+        if self.task { task(variables, name) } else { Ok(None) }
+    }
+
+    /// The number of tasks, if it is wanted.
+    fn tasks(self, variables: &Variables, name: &str) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
+        if self.tasks { tasks(variables, name) } else { Ok(None) }
+    }
+}
+
+struct Parameter {
+    what: &'static str,
+    flag: &'static str,
+    variable: &'static str,
+}
+
+impl ClusterEnv {
+    /// Finds it out of what was asked for and `variables`.
+    ///
+    /// # Errors
+    /// If it is not known for sure; the error says what to set.
+    pub fn find(asked: &ExplicitFlags, variables: &Variables) -> Result<Self, ClusterEnvError> {
+        let said = explicit::find(asked, variables)?;
+        let detectors = [slurm::find, jobset::find, kubernetes::find, open_mpi::find];
+        let wanted = UnsetFields {
+            task: said.task.is_none(),
+            tasks: said.tasks.is_none(),
+            service: said.service.is_none(),
+        };
+        let found = detectors
+            .iter()
+            .filter_map(|find| find(variables, wanted).transpose())
+            .collect::<Result<Vec<_>, _>>()?;
+        let task = reconcile(&TASK, said.task, &found, |found| found.task.clone())?;
+        let tasks = reconcile(&TASKS, said.tasks, &found, |found| found.tasks.clone())?;
+        let service = reconcile(&SERVICE, said.service, &found, |found| found.service.clone())?;
+        let task = task.ok_or_else(|| missing(&TASK, &found))?;
+        let service = service.ok_or_else(|| missing(&SERVICE, &found))?;
+        if let Some(tasks) = tasks.clone().filter(|tasks| task.value >= tasks.value) {
+            return Err(ClusterEnvError::TaskOutOfRange { task, tasks });
+        }
+        let service = Sourced { value: with_port(&service)?, from: service.from };
+        Ok(Self { task, tasks, service, systems: found.iter().map(|found| found.system).collect() })
+    }
+
+    /// What was detected and taken from where, in lines for people.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let systems = if self.systems.is_empty() { "none".to_owned() } else { self.systems.join(", ") };
+        let tasks = self.tasks.as_ref().map_or_else(|| "the service says".to_owned(), Sourced::to_string);
+        let Self { task, service, .. } = self;
+        format!("  task     {task}\n  tasks    {tasks}\n  service  {service}\n  detected {systems}\n")
+    }
+}
+
+/// What was said, or else what all detected systems say with one voice.
+fn reconcile<T: PartialEq + fmt::Display>(
+    question: &Parameter,
+    said: Option<Sourced<T>>,
+    found: &[DetectedEnv],
+    of: impl Fn(&DetectedEnv) -> Option<Sourced<T>>,
+) -> Result<Option<Sourced<T>>, ClusterEnvError> {
+    if said.is_some() {
+        return Ok(said);
+    }
+    let mut voices = found.iter().filter_map(of);
+    let Some(first) = voices.next() else { return Ok(None) };
+    match voices.find(|other| other.value != first.value) {
+        None => Ok(Some(first)),
+        Some(other) => Err(disagree(question, &first, &other)),
+    }
+}
+
+/// What else helps, unless it is the flag itself that is wrong.
+fn or_give(variable: &str, flag: &str) -> String {
+    if variable == flag { String::new() } else { format!(", or give {flag}") }
+}
+
+fn disagree<T: fmt::Display>(
+    question: &Parameter,
+    first: &Sourced<T>,
+    second: &Sourced<T>,
+) -> ClusterEnvError {
+    let (first, second) = (first.to_string(), second.to_string());
+    ClusterEnvError::Conflict { what: question.what, first, second, flag: question.flag }
+}
+
+fn missing(question: &Parameter, found: &[DetectedEnv]) -> ClusterEnvError {
+    let looked = if found.is_empty() {
+        "no system that starts processes was detected".to_owned()
+    } else {
+        format!("detected: {}", found.iter().map(|found| found.system).collect::<Vec<_>>().join(", "))
+    };
+    let hint = found.iter().find_map(|found| found.hint).map_or_else(String::new, |hint| format!("; {hint}"));
+    ClusterEnvError::Missing {
+        what: question.what,
+        looked,
+        flag: question.flag,
+        variable: question.variable,
+        hint,
+    }
+}
+
+/// A variable as a number.
+fn number(
+    variables: &Variables,
+    name: &str,
+    question: &Parameter,
+    most: u32,
+) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
+    let Some(text) = text(variables, name) else { return Ok(None) };
+    match text.parse::<u32>().ok().filter(|number| *number <= most) {
+        Some(value) => Ok(Some(Sourced { value, from: name.to_owned() })),
+        None => Err(ClusterEnvError::Malformed {
+            variable: name.to_owned(),
+            value: text.to_owned(),
+            wanted: "a number in range",
+            flag: question.flag,
+        }),
+    }
+}
+
+/// The number of a task.
+fn task(variables: &Variables, name: &str) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
+    number(variables, name, &TASK, TASKS_MAX - 1)
+}
+
+/// A number of tasks.
+fn tasks(variables: &Variables, name: &str) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
+    number(variables, name, &TASKS, TASKS_MAX)
+}
+
+/// A variable that is there and not empty.
+fn text<'a>(variables: &'a Variables, name: &str) -> Option<&'a str> {
+    variables.get(name).map(|text| text.trim()).filter(|text| !text.is_empty())
+}
+
+/// The address with a port, the usual one if it has none.
+fn with_port(service: &Sourced<String>) -> Result<String, ClusterEnvError> {
+    let malformed = || ClusterEnvError::Malformed {
+        variable: service.from.clone(),
+        value: service.value.clone(),
+        wanted: "an address HOST:PORT",
+        flag: SERVICE.flag,
+    };
+    let text = service.value.strip_prefix("http://").unwrap_or(&service.value).trim_end_matches('/');
+    if text.is_empty() || text.contains(['/', '@', ' ']) {
+        return Err(malformed());
+    }
+    // An IPv6 address stands in brackets, or has no port.
+    let bare = text.parse::<std::net::Ipv6Addr>().is_ok();
+    let text = if bare { format!("[{text}]") } else { text.to_owned() };
+    let port = match text.rsplit_once(']') {
+        Some((_, rest)) => rest.strip_prefix(':'),
+        None => text.rsplit_once(':').map(|(_, port)| port),
+    };
+    match port {
+        None => Ok(format!("{text}:{PORT}")),
+        Some(port) if port.parse::<u16>().is_ok_and(|port| port != 0) => Ok(text),
+        Some(_) => Err(malformed()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(super) fn variables(pairs: &[(&str, &str)]) -> Variables {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    pub(super) fn find(pairs: &[(&str, &str)]) -> Result<ClusterEnv, ClusterEnvError> {
+        ClusterEnv::find(&ExplicitFlags::default(), &variables(pairs))
+    }
+
+    #[test]
+    fn missing_values_are_errors() {
+        let error = find(&[]).unwrap_err().to_string();
+        for part in ["which task", "--task", "MUSTER_PROCESS_ID", "no system"] {
+            assert!(error.contains(part), "{part} is not in {error}");
+        }
+        let error = find(&[("MUSTER_PROCESS_ID", "1")]).unwrap_err().to_string();
+        assert!(error.contains("--service") && error.contains("JAX_COORDINATOR_ADDRESS"), "{error}");
+    }
+
+    #[test]
+    fn systems_that_disagree_are_not_chosen_between() {
+        let both = [
+            ("SLURM_JOB_ID", "7"),
+            ("SLURM_STEP_ID", "0"),
+            ("SLURM_PROCID", "0"),
+            ("SLURM_NTASKS", "1"),
+            ("OMPI_COMM_WORLD_RANK", "3"),
+            ("OMPI_COMM_WORLD_SIZE", "4"),
+            ("JAX_COORDINATOR_ADDRESS", "m:1"),
+        ];
+        let error = find(&both).unwrap_err().to_string();
+        for part in ["SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "--task"] {
+            assert!(error.contains(part), "{part} is not in {error}");
+        }
+        let asked = ExplicitFlags { task: Some(3), tasks: Some(4), service: None };
+        let place = ClusterEnv::find(&asked, &variables(&both)).unwrap();
+        assert_eq!((place.task.value, place.tasks.map(|tasks| tasks.value)), (3, Some(4)));
+    }
+
+    #[test]
+    fn a_flag_overrides_all_cluster_systems() {
+        let slurm = [("SLURM_JOB_ID", "1"), ("SLURM_STEP_ID", "0"), ("SLURM_NTASKS", "x")];
+        let jobset = [("JOBSET_NAME", "train"), ("JOB_INDEX", "x"), ("PROCESSES_IN_JOB", "y")];
+        let places = [
+            [&slurm[..], &[("SLURM_PROCID", "garbage")]].concat(),
+            [&jobset[..], &[("JOB_COMPLETION_INDEX", "abc")]].concat(),
+            vec![
+                ("JOB_COMPLETION_INDEX", "abc"),
+                ("MUSTER_SERVICE_HOST", "a b"),
+                ("MUSTER_SERVICE_PORT", "x"),
+            ],
+            vec![("OMPI_COMM_WORLD_RANK", "-1"), ("OMPI_COMM_WORLD_SIZE", "many")],
+        ];
+        for environment in places {
+            let found = |asked: ExplicitFlags| ClusterEnv::find(&asked, &variables(&environment));
+            let service = || Some("m:1".to_owned());
+            let place = found(ExplicitFlags { task: Some(3), tasks: Some(4), service: service() }).unwrap();
+            assert_eq!((place.task.value, place.service.value.as_str()), (3, "m:1"), "{environment:?}");
+            // What no flag says is read, and named where it is wrong.
+            let error = found(ExplicitFlags { task: None, tasks: Some(4), service: service() }).unwrap_err();
+            assert!(error.to_string().contains("--task"), "{error}");
+        }
+        let pod = [("JOB_COMPLETION_INDEX", "abc")];
+        let asked = ExplicitFlags { task: Some(3), tasks: None, service: Some("m:1".to_owned()) };
+        assert_eq!(ClusterEnv::find(&asked, &variables(&pod)).unwrap().task.value, 3);
+        let slurm = variables(&[&slurm[..2], &[("SLURM_PROCID", "garbage"), ("SLURM_NTASKS", "8")]].concat());
+        let place = ClusterEnv::find(&asked, &slurm).unwrap();
+        assert_eq!((place.task.value, place.tasks.map(|tasks| tasks.value)), (3, Some(8)));
+        let error = with_port(&Sourced { value: "host:x".to_owned(), from: "--service".to_owned() });
+        let error = error.unwrap_err().to_string();
+        assert!(!error.contains("or give"), "the flag itself is wrong: {error}");
+    }
+
+    #[test]
+    fn a_task_beyond_the_number_of_tasks_is_refused() {
+        let error = find(&[
+            ("MUSTER_PROCESS_ID", "4"),
+            ("MUSTER_NUM_PROCESSES", "4"),
+            ("JAX_COORDINATOR_ADDRESS", "m"),
+        ])
+        .unwrap_err();
+        assert!(
+            matches!(error, ClusterEnvError::TaskOutOfRange { .. }) && error.to_string().contains("from 0"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn addresses_get_a_port_or_are_refused() {
+        let port = |text: &str| with_port(&Sourced { value: text.to_owned(), from: "x".to_owned() });
+        for (text, wanted) in [
+            ("host", "host:8476"),
+            ("host:1", "host:1"),
+            ("10.0.0.1", "10.0.0.1:8476"),
+            ("::1", "[::1]:8476"),
+            ("[::1]", "[::1]:8476"),
+            ("[::1]:9", "[::1]:9"),
+            ("http://host:1/", "host:1"),
+        ] {
+            assert_eq!(port(text).as_deref(), Ok(wanted), "{text}");
+        }
+        for text in ["", "host:", "host:0", "host:x", "host:70000", "a/b", "u@h:1", "a b"] {
+            assert!(port(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn describe_names_the_source_of_each_value() {
+        let place = find(&[
+            ("OMPI_COMM_WORLD_RANK", "1"),
+            ("OMPI_COMM_WORLD_SIZE", "2"),
+            ("JAX_COORDINATOR_ADDRESS", "m"),
+        ])
+        .unwrap();
+        let text = place.describe();
+        for part in ["1 (from OMPI_COMM_WORLD_RANK)", "m:8476 (from JAX_COORDINATOR_ADDRESS)", "Open MPI"] {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
+    }
+}

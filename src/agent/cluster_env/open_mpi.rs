@@ -1,0 +1,37 @@
+//! Reads the variables of `mpirun`.
+//!
+//! It knows no service address: Open MPI gives none. Begin at `find`.
+
+use super::{ClusterEnvError, DetectedEnv, UnsetFields, Variables, text};
+
+/// What Open MPI says. Where the service is, it does not know.
+pub(super) fn find(
+    variables: &Variables,
+    wanted: UnsetFields,
+) -> Result<Option<DetectedEnv>, ClusterEnvError> {
+    if text(variables, "OMPI_COMM_WORLD_RANK").is_none() && text(variables, "OMPI_COMM_WORLD_SIZE").is_none()
+    {
+        return Ok(None);
+    }
+    Ok(Some(DetectedEnv {
+        system: "Open MPI",
+        task: wanted.task(variables, "OMPI_COMM_WORLD_RANK")?,
+        tasks: wanted.tasks(variables, "OMPI_COMM_WORLD_SIZE")?,
+        service: None,
+        hint: Some("mpirun hands a variable on with -x NAME"),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::find as place;
+
+    #[test]
+    fn a_rank_knows_its_place_but_not_the_service() {
+        let rank = [("OMPI_COMM_WORLD_RANK", "2"), ("OMPI_COMM_WORLD_SIZE", "3")];
+        let error = place(&rank).unwrap_err().to_string();
+        assert!(error.contains("--service") && error.contains("mpirun"), "{error}");
+        let found = place(&[&rank[..], &[("MUSTER_COORDINATOR_ADDRESS", "m:9")]].concat()).unwrap();
+        assert_eq!((found.task.value, found.tasks.map(|tasks| tasks.value)), (2, Some(3)));
+    }
+}

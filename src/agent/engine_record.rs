@@ -1,0 +1,204 @@
+//! Encodes and decodes the engine record that each worker publishes in the key-value store.
+//!
+//! A record is another process's word: every field is bounded and checked. Begin at `EngineRecord::read`.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::config::DEVICES_MAX;
+use crate::transfer::{Address, DeviceId, Incarnation, Member, Peer};
+
+/// The form of an entry that this program writes and reads.
+const VERSION: u32 = 1;
+/// The longest entry that is read.
+pub const BYTES_MAX: usize = 64 << 10;
+const HOST_MAX: usize = 256;
+/// The longest name of a Unix socket.
+const LOCAL_MAX: usize = 107;
+const ADDRESSES_MAX: usize = 64;
+
+/// What is written under [`key`], as JSON.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct EngineRecord {
+    version: u32,
+    incarnation: Incarnation,
+    address: Address,
+    devices: Vec<DeviceId>,
+}
+
+/// Why an entry is not used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineRecordError {
+    /// It is too long.
+    #[error("it has more than {BYTES_MAX} bytes")]
+    TooLong,
+    /// It is no entry.
+    #[error("it cannot be read: {0}")]
+    Malformed(String),
+    /// Another version of this program wrote it.
+    #[error(
+        "it is of version {0}, and this program reads version {VERSION}: run the same program everywhere"
+    )]
+    Version(u32),
+    /// It speaks of another life.
+    #[error("it speaks of incarnation {0}")]
+    WrongIncarnation(Incarnation),
+    /// One of its fields is absurd.
+    #[error("its {0} is not usable")]
+    InvalidField(&'static str),
+}
+
+/// The key under which the engine of `member` is published.
+#[must_use]
+pub fn key(member: Member) -> String {
+    format!("muster/transfer/{}/{}", member.task, member.incarnation)
+}
+
+/// What `member` publishes.
+pub fn write(incarnation: Incarnation, address: &Address, devices: &[DeviceId]) -> Result<Vec<u8>, String> {
+    let entry =
+        EngineRecord { version: VERSION, incarnation, address: address.clone(), devices: devices.to_vec() };
+    serde_json::to_vec(&entry).map_err(|error| error.to_string())
+}
+
+/// Reads what is written under the key of `member`.
+///
+/// # Errors
+/// If it is not what a worker writes there.
+pub fn read(member: Member, bytes: &[u8]) -> Result<Peer, EngineRecordError> {
+    if bytes.len() > BYTES_MAX {
+        return Err(EngineRecordError::TooLong);
+    }
+    // The version first: another one may have another form.
+    #[derive(Deserialize)]
+    struct VersionedRecord {
+        version: u32,
+    }
+    let form = |error: serde_json::Error| {
+        EngineRecordError::Malformed(crate::text::one_line(&error.to_string()).into_owned())
+    };
+    let VersionedRecord { version } = serde_json::from_slice(bytes).map_err(form)?;
+    if version != VERSION {
+        return Err(EngineRecordError::Version(version));
+    }
+    let EngineRecord { incarnation, address, mut devices, .. } =
+        serde_json::from_slice(bytes).map_err(form)?;
+    if incarnation != member.incarnation {
+        return Err(EngineRecordError::WrongIncarnation(incarnation));
+    }
+    let readable = |text: &str| crate::text::is_safe_to_show(text);
+    if address.host.len() > HOST_MAX || !readable(&address.host) {
+        return Err(EngineRecordError::InvalidField("host"));
+    }
+    if address.local.len() > LOCAL_MAX || !readable(&address.local) {
+        return Err(EngineRecordError::InvalidField("socket"));
+    }
+    let dialable = |address: &SocketAddr| address.port() != 0 && !address.ip().is_unspecified();
+    if address.tcp.len() > ADDRESSES_MAX || !address.tcp.iter().all(dialable) {
+        return Err(EngineRecordError::InvalidField("address"));
+    }
+    let count = devices.len();
+    devices.sort_unstable();
+    devices.dedup();
+    if count > DEVICES_MAX as usize || devices.len() != count {
+        return Err(EngineRecordError::InvalidField("list of devices"));
+    }
+    Ok(Peer { incarnation, address, devices })
+}
+
+/// Takes devices that somebody else has, too, away from all but the first of `peers`. Returns who claimed too much.
+pub fn remove_duplicate_devices<'a>(peers: impl Iterator<Item = (u32, &'a mut Peer)>) -> Vec<u32> {
+    let mut owned: BTreeSet<DeviceId> = BTreeSet::new();
+    let mut greedy = Vec::new();
+    for (task, peer) in peers {
+        let before = peer.devices.len();
+        peer.devices.retain(|device| owned.insert(*device));
+        if peer.devices.len() < before {
+            greedy.push(task);
+        }
+    }
+    greedy
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transfer::TaskId;
+
+    fn member() -> Member {
+        Member { task: TaskId(3), incarnation: Incarnation::new(0xabc).unwrap() }
+    }
+
+    fn address() -> Address {
+        let tcp = vec!["10.0.0.1:9".parse().unwrap()];
+        Address { host: "boot".to_owned(), local: "muster-3".to_owned(), tcp, ..Address::default() }
+    }
+
+    fn edited(edit: impl Fn(&mut serde_json::Value)) -> Result<Peer, EngineRecordError> {
+        let bytes = write(member().incarnation, &address(), &[DeviceId(6144)]).unwrap();
+        let mut value = serde_json::from_slice(&bytes).unwrap();
+        edit(&mut value);
+        read(member(), value.to_string().as_bytes())
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        assert_eq!(key(member()), "muster/transfer/3/0000000000000abc");
+        let peer = edited(|_| ()).unwrap();
+        assert_eq!((peer.incarnation, peer.address), (member().incarnation, address()));
+        assert_eq!(peer.devices, [DeviceId(6144)]);
+    }
+
+    #[test]
+    fn hostile_entries_are_refused_by_name() {
+        assert_eq!(edited(|entry| entry["version"] = 2.into()), Err(EngineRecordError::Version(2)));
+        assert!(matches!(
+            edited(|entry| entry["incarnation"] = 5.into()),
+            Err(EngineRecordError::WrongIncarnation(_))
+        ));
+        assert!(matches!(
+            edited(|entry| entry["incarnation"] = 0.into()),
+            Err(EngineRecordError::Malformed(_))
+        ));
+        assert!(matches!(
+            edited(|entry| entry["devices"] = "all".into()),
+            Err(EngineRecordError::Malformed(_))
+        ));
+        let devices = EngineRecordError::InvalidField("list of devices");
+        assert_eq!(edited(|entry| entry["devices"] = vec![1, 1].into()), Err(devices.clone()));
+        let many: Vec<u32> = (0..=DEVICES_MAX).collect();
+        assert_eq!(edited(|entry| entry["devices"] = many.clone().into()), Err(devices));
+        let host = edited(|entry| entry["address"]["host"] = "x".repeat(HOST_MAX + 1).into());
+        assert_eq!(host, Err(EngineRecordError::InvalidField("host")));
+        assert_eq!(
+            edited(|entry| entry["address"]["local"] = "a\u{1b}[2J".into()),
+            Err(EngineRecordError::InvalidField("socket"))
+        );
+        for wrong in ["0.0.0.0:9", "10.0.0.1:0"] {
+            let refused = edited(|entry| entry["address"]["tcp"] = vec![wrong].into());
+            assert_eq!(refused, Err(EngineRecordError::InvalidField("address")), "{wrong}");
+        }
+        for noise in [&b""[..], b"\xff", b"[]", b"{}", b"null"] {
+            assert!(matches!(read(member(), noise), Err(EngineRecordError::Malformed(_))), "{noise:?}");
+        }
+        let deep = "[".repeat(50_000);
+        assert!(matches!(read(member(), deep.as_bytes()), Err(EngineRecordError::Malformed(_))));
+        assert_eq!(read(member(), &vec![b' '; BYTES_MAX + 1]), Err(EngineRecordError::TooLong));
+    }
+
+    #[test]
+    fn device_ids_claimed_twice_belong_to_the_first_task() {
+        let peer = |devices: &[u32]| Peer {
+            incarnation: member().incarnation,
+            address: address(),
+            devices: devices.iter().copied().map(DeviceId).collect(),
+        };
+        let mut peers = [(0, peer(&[0, 1])), (1, peer(&[1, 2])), (2, peer(&[3]))];
+        let greedy = remove_duplicate_devices(peers.iter_mut().map(|(task, peer)| (*task, peer)));
+        assert_eq!(greedy, [1]);
+        assert_eq!(peers[1].1.devices, [DeviceId(2)]);
+    }
+}

@@ -1,0 +1,94 @@
+//! The live set, requested together with all other tasks, and the tasks that have not called, where that takes
+//! long.
+//!
+//! It does not judge which tasks live: the service does. The service answers when all live tasks have called, and
+//! does not say which ones are missing. So a task that has waited for a moment leaves a mark in the store and
+//! removes it with the answer; a task that waits longer can name those without a mark.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::AgentShared;
+use super::error::AgentError;
+use crate::transfer::{Incarnation, TaskId};
+
+/// Where the marks are: by task, with the incarnation in hexadecimal digits.
+const MARK_PREFIX: &str = "muster/live-set";
+/// When a mark is left.
+const MARK_DELAY: Duration = Duration::from_millis(500);
+/// When it is said what is waited for.
+const LOG_DELAY: Duration = Duration::from_secs(3);
+/// How long the service may take to say who has come.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The lives of the tasks below `tasks`, once all of them who live have asked.
+///
+/// # Errors
+/// If they have not within `limit`, with who has not come.
+pub(super) async fn live_set(inner: &AgentShared, limit: Duration) -> Result<Vec<(u32, u64)>, AgentError> {
+    let all: Vec<u32> = (0..inner.tasks).collect();
+    let mut marked = false;
+    let answer = {
+        let asking = inner.retry(|| inner.service.alive(&all, None));
+        let waiting = async {
+            tokio::time::sleep(MARK_DELAY).await;
+            marked = true;
+            mark(inner).await;
+            tokio::time::sleep(LOG_DELAY.saturating_sub(MARK_DELAY)).await;
+            if let Some(who) = absent(inner).await {
+                tracing::warn!(
+                    "waits for {who}; the others go on as soon as all have asked who lives, or the service finds that \
+                     whoever is missing is lost"
+                );
+            }
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            biased;
+            answer = asking => Some(answer),
+            () = waiting => None,
+            () = tokio::time::sleep(limit) => None,
+        }
+    };
+    let Some(answer) = answer else {
+        let who = absent(inner).await.unwrap_or_else(|| "somebody who came just now".to_owned());
+        return Err(AgentError::IncompleteLiveSet { limit, who });
+    };
+    if marked {
+        // If it stays, nobody is told that this task is missing the next time: no more than that.
+        let key = key(inner.here().task);
+        let _gone = tokio::time::timeout(POLL_INTERVAL, inner.service.delete(&key, POLL_INTERVAL)).await;
+    }
+    answer
+}
+
+fn key(task: TaskId) -> String {
+    format!("{MARK_PREFIX}/{task}")
+}
+
+async fn mark(inner: &AgentShared) {
+    let here = inner.here();
+    let value = format!("{:x}", here.incarnation.get());
+    if let Err(error) = inner.service.insert(&key(here.task), value, true, POLL_INTERVAL).await {
+        tracing::debug!(%error, "nobody can see that this task has come");
+    }
+}
+
+/// Who lives, by the service's word, and has left no mark, in words; or that the service does not say.
+async fn absent(inner: &AgentShared) -> Option<String> {
+    let marks = match inner.service.list(MARK_PREFIX, POLL_INTERVAL).await {
+        Ok(marks) => marks,
+        Err(error) => return Some(format!("the service, which does not answer ({error})")),
+    };
+    let read = |(key, value): &(String, bytes::Bytes)| {
+        let task = key.strip_prefix(MARK_PREFIX)?.strip_prefix('/')?.parse().ok()?;
+        let life = u64::from_str_radix(std::str::from_utf8(value).ok()?, 16).ok()?;
+        Some((TaskId(task), Incarnation::new(life)?))
+    };
+    let marks: BTreeSet<_> = marks.iter().filter_map(read).collect();
+    let lives = inner.roster.borrow().lives.clone();
+    let here = inner.here().task;
+    let missing = lives.into_iter().filter(|life| life.0 != here && !marks.contains(life));
+    let missing: Vec<String> = missing.map(|(task, _)| task.to_string()).collect();
+    (!missing.is_empty()).then(|| format!("task {}", missing.join(", task ")))
+}

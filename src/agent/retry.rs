@@ -1,0 +1,41 @@
+//! Retries calls while the service is out of reach: the pauses double from 50 ms to 1 s, until a limit is spent.
+//!
+//! Begin at [`RetryBudget::next_pause`].
+
+use std::time::{Duration, Instant};
+
+use super::error::AgentError;
+use crate::clock;
+
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// Waits longer each time, and not for ever.
+pub struct RetryBudget {
+    limit: Duration,
+    pause: Duration,
+    since: Option<Instant>,
+}
+
+impl RetryBudget {
+    /// Gives up when it has failed for `limit`.
+    pub const fn new(limit: Duration) -> Self {
+        Self { limit, pause: FIRST_PAUSE, since: None }
+    }
+
+    /// Waits before the call that failed so is tried again.
+    ///
+    /// # Errors
+    /// The error itself, if it has been tried for long enough.
+    pub async fn next_pause(&mut self, error: AgentError) -> Result<(), AgentError> {
+        let since = *self.since.get_or_insert_with(clock::monotonic);
+        let over = clock::monotonic().saturating_duration_since(since) >= self.limit;
+        if over {
+            return Err(error);
+        }
+        tracing::debug!(%error, pause = ?self.pause, "tried again");
+        tokio::time::sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(PAUSE_MAX);
+        Ok(())
+    }
+}

@@ -1,0 +1,190 @@
+//! Reports transfers to the service about once a second and at the end.
+//!
+//! It measures nothing: the engine does. Begin at `report`, then `ReportState`.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tonic::Code;
+use tonic::transport::Channel;
+
+use super::AgentShared;
+use super::clock_offset::ClockOffset;
+use crate::clock;
+use crate::coordination::Timestamp;
+use crate::proto::muster::v1::transfers_client::TransfersClient;
+use crate::proto::muster::v1::{self as pb};
+use crate::transfer::{Engine, Failed, Stage, Times, registered_bytes};
+
+/// How often it reports unless the service says otherwise.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// The bounds of what the service may say.
+const INTERVAL_BOUNDS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
+/// How long until it asks again a service that takes no reports.
+const UNSUPPORTED_PAUSE: Duration = Duration::from_secs(60);
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+const FAILURES_MAX: usize = 64;
+const PAIRS_MAX: usize = 16_384;
+const CONNECTIONS_MAX: usize = 4096;
+
+/// What is added up over the life of a worker.
+#[derive(Debug, Default)]
+pub(super) struct ReportState {
+    /// Failures that are still to be told, and how many were before the first of them.
+    failures: VecDeque<Failed>,
+    confirmed: u64,
+    sequence: u64,
+    clock: ClockOffset,
+}
+
+/// The connections that there are.
+fn connections(engine: &Engine) -> Vec<pb::Connection> {
+    let links = engine.links();
+    let connections = links.iter().take(CONNECTIONS_MAX).map(|link| pb::Connection {
+        peer: link.peer.task.0,
+        peer_incarnation: link.peer.incarnation.get(),
+        transport: link.kind.name().to_owned(),
+        lanes: link.lanes as u32,
+        launches: link.launched as u32,
+    });
+    connections.collect()
+}
+
+/// Bytes by peer and transport, since the life began.
+pub(super) fn pairs(engine: &Engine) -> Vec<pb::PairTotals> {
+    let moved = engine.moved();
+    let all = moved.iter().flat_map(|(peer, moved)| moved.iter().map(move |moved| (peer.0, moved)));
+    let pairs = all.filter(|(_, (_, (sent, received)))| *sent > 0 || *received > 0).take(PAIRS_MAX).map(
+        |(peer, (kind, (sent, received)))| pb::PairTotals {
+            peer,
+            transport: kind.name().to_owned(),
+            sent_bytes: *sent,
+            received_bytes: *received,
+        },
+    );
+    pairs.collect()
+}
+
+impl ReportState {
+    /// This host's clock beside the service's.
+    pub fn clock(&self) -> Option<pb::ClockReading> {
+        self.clock.best()
+    }
+
+    /// There are more failures to tell of; the newest are kept.
+    fn fail(&mut self, more: Vec<Failed>) {
+        self.failures.extend(more);
+        self.confirm(self.confirmed + self.failures.len().saturating_sub(FAILURES_MAX) as u64);
+    }
+
+    /// So many failures need not be told any more, of all that ever were.
+    fn confirm(&mut self, settled: u64) {
+        while self.confirmed < settled && self.failures.pop_front().is_some() {
+            self.confirmed += 1;
+        }
+    }
+
+    /// What is to be told now. Its failures are told again until they were taken.
+    fn report(&mut self, engine: &Engine) -> pb::TransferReport {
+        let (size, hits, misses, evictions) = engine.cliques();
+        let counts = engine.counts();
+        self.sequence += 1;
+        let meters = engine.meters();
+        self.fail(meters.take_failures());
+        let failures = self.failures.iter().map(|failed| pb::Failure {
+            at: failed.at_us,
+            peer: failed.peer.0,
+            reason: failed.error.reason().to_owned(),
+            text: crate::text::one_line(&failed.error.to_string()).into_owned(),
+        });
+        let failures = failures.collect();
+        let outcomes = meters.ended().filter(|(_, launches)| *launches > 0);
+        let outcomes =
+            outcomes.map(|(outcome, launches)| pb::OutcomeTotals { outcome: outcome.to_owned(), launches });
+        let stages = Stage::ALL.into_iter().map(|stage| {
+            let Times { counts, sum_us } = meters.times(stage);
+            pb::StageTimes { stage: stage.name().to_owned(), counts: counts.to_vec(), sum_us }
+        });
+        let durations = meters.durations().map(|(kind, size, Times { counts, sum_us })| pb::DurationTimes {
+            transport: kind.name().to_owned(),
+            size_class: size.to_owned(),
+            counts: counts.to_vec(),
+            sum_us,
+        });
+        let aborts = meters.aborts().filter(|(_, connections)| *connections > 0);
+        let aborts =
+            aborts.map(|(reason, connections)| pb::AbortTotals { reason: reason.to_owned(), connections });
+        let [latency_bytes, normal_bytes, bulk_bytes] = engine.in_flight().map(|(_, bytes)| bytes);
+        pb::TransferReport {
+            task: engine.here().task.0,
+            incarnation: engine.here().incarnation.get(),
+            sequence: self.sequence,
+            pairs: pairs(engine),
+            connections: connections(engine),
+            outcomes: outcomes.collect(),
+            stages: stages.collect(),
+            durations: durations.collect(),
+            aborts: aborts.collect(),
+            in_flight: Some(pb::InFlight { latency_bytes, normal_bytes, bulk_bytes }),
+            cliques: Some(pb::CliqueCache { size: size as u64, hits, misses, evictions }),
+            totals: Some(pb::EngineTotals {
+                fenced_frames: counts.fenced.load(Ordering::Relaxed),
+                damaged_chunks: counts.damaged.load(Ordering::Relaxed),
+                lanes_lost: counts.lanes_lost.load(Ordering::Relaxed),
+                lanes_made: counts.lanes_made.load(Ordering::Relaxed),
+                fetch_fallbacks: counts.fallbacks.load(Ordering::Relaxed),
+                registered_bytes: registered_bytes(),
+            }),
+            failures,
+            clock: self.clock.best(),
+        }
+    }
+}
+
+pub(super) fn with<R>(tally: &Mutex<ReportState>, act: impl FnOnce(&mut ReportState) -> R) -> R {
+    act(&mut tally.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Reports until the worker ends.
+pub(super) async fn keep(inner: Arc<AgentShared>, channel: Channel) {
+    loop {
+        let pause = send_report(&inner, channel.clone()).await;
+        let hurry = inner.report_soon.notified();
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            // A failure is told soon, but a storm of them is one report.
+            () = hurry => tokio::time::sleep(INTERVAL_BOUNDS.0.min(pause)).await,
+        }
+    }
+}
+
+/// Reports once. When to do so again.
+pub(super) async fn send_report(inner: &AgentShared, channel: Channel) -> Duration {
+    let (report, told) = with(&inner.report_state, |tally| {
+        let report = tally.report(&inner.engine);
+        (report, tally.confirmed + tally.failures.len() as u64)
+    });
+    let mut client = TransfersClient::new(channel);
+    let (asked, began) = (clock::wall_time(), clock::monotonic());
+    let why = match tokio::time::timeout(CALL_TIMEOUT, client.report(report)).await {
+        Ok(Ok(answer)) => {
+            let (answer, took) = (answer.into_inner(), began.elapsed());
+            with(&inner.report_state, |tally| {
+                tally.confirm(told);
+                // A service that does not tell its time says 0.
+                if answer.now_us > 0 {
+                    tally.clock.add_sample(asked, took, Timestamp(answer.now_us));
+                }
+            });
+            let wanted = u64::from(answer.interval_ms);
+            return Duration::from_millis(wanted).clamp(INTERVAL_BOUNDS.0, INTERVAL_BOUNDS.1);
+        }
+        Ok(Err(status)) if status.code() == Code::Unimplemented => return UNSUPPORTED_PAUSE,
+        Ok(Err(status)) => status.to_string(),
+        Err(_) => "no answer in time".to_owned(),
+    };
+    tracing::debug!(why, "a report of transfers was not taken");
+    INTERVAL
+}

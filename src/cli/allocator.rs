@@ -1,0 +1,251 @@
+//! Configures glibc's allocator: it keeps freed memory that is about to be used again, and returns what stays
+//! unused.
+//!
+//! Fresh memory costs more than receiving what goes into it, because the kernel clears and maps it page by page.
+//! Values are overwritten and deleted, run after run, and the next ones take their place. So up to 256 MiB are
+//! kept, for about six seconds. Begin at [`configure_allocator`].
+
+use tokio::runtime::Handle;
+
+/// Tells the allocator to keep what is freed, and gives back what stays unused.
+///
+/// By itself glibc returns every large value to the system as soon as the value is overwritten or deleted, and asks for new
+/// memory for the next one. Its pages are cleared and mapped one by one, which costs more than receiving the value does.
+///
+/// The threads of `runtime` are those that allocate: each of them has a heap of its own.
+pub fn configure_allocator(runtime: &Handle) {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    glibc::configure_allocator(runtime.clone());
+    #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+    let _ = runtime;
+}
+
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+mod glibc {
+    #![allow(unsafe_code)]
+
+    use std::hint::black_box;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use tokio::runtime::Handle;
+
+    /// So much free memory at the end of a heap is kept, of which there are a few.
+    const TRIM_THRESHOLD: usize = 64 << 20;
+    /// Allocations above this size are mapped from the system and returned to it.
+    const LARGE: usize = 8 << 20;
+    /// More unused memory than this is given back at once.
+    const MOST: usize = 256 << 20;
+    /// Unused memory is given back after [`CHECKS_MIN`] looks in a row that found more than this, and more than a tenth of what is in use.
+    const SLACK_BYTES: usize = 2 << 20;
+    /// How many looks must find unused memory before it is given back.
+    const CHECKS_MIN: u32 = 3;
+    /// The time between two looks.
+    const PAUSE: Duration = Duration::from_secs(2);
+
+    /// The end of a heap is cut by threads that free more than this (`FASTBIN_CONSOLIDATION_THRESHOLD` of malloc.c).
+    const CUTS: usize = 128 << 10;
+    /// How often a thread that has cut its heap looks whether the others have, so that each of them does.
+    const TURNS: usize = 1 << 10;
+    /// How long the threads of the runtime have to cut their heaps.
+    const CUTTING: Duration = Duration::from_millis(50);
+
+    pub fn configure_allocator(runtime: Handle) {
+        set(&[(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD), (libc::M_MMAP_THRESHOLD, LARGE)]);
+        let watch = move || {
+            let mut slack = TrimPolicy::default();
+            loop {
+                std::thread::sleep(PAUSE);
+                if resident().is_some_and(|resident| slack.should_give_back(resident, in_use())) {
+                    give_back();
+                    cut_heaps(&runtime);
+                    slack.gave_back(resident().unwrap_or_default(), in_use());
+                }
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("muster-memory".to_owned()).spawn(watch) {
+            tracing::warn!(%error, "free memory is not given back to the system when it becomes much");
+        }
+    }
+
+    /// The resident part of the process's private memory, in bytes.
+    fn resident() -> Option<usize> {
+        // Sizes in pages: the whole program, its resident part, the part of that which is shared (proc_pid_statm(5)).
+        let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
+        let mut pages = statm.split(' ').skip(1).map_while(|field| field.parse::<usize>().ok());
+        let (resident, shared) = (pages.next()?, pages.next()?);
+        Some(resident.saturating_sub(shared) * rustix::param::page_size())
+    }
+
+    /// The bytes that are allocated and not freed.
+    fn in_use() -> usize {
+        // SAFETY: it adds up what the heaps know of themselves, under their locks.
+        let heaps = unsafe { libc::mallinfo2() };
+        heaps.uordblks + heaps.hblkhd
+    }
+
+    /// Decides when unused memory is given back to the system. All figures are private memory of the process, in bytes.
+    #[derive(Debug, Default)]
+    struct TrimPolicy {
+        /// What was resident though not in use when memory was last given back: stacks, and the allocator's own.
+        floor: Option<usize>,
+        /// Looks in a row that found too much unused memory.
+        checks: u32,
+    }
+
+    impl TrimPolicy {
+        /// Looks at the process once. Memory that is freed stays resident, so a process that has not grown may have much of it.
+        fn should_give_back(&mut self, resident: usize, in_use: usize) -> bool {
+            let slack = resident.saturating_sub(in_use);
+            let unused = slack.saturating_sub(*self.floor.get_or_insert(slack));
+            if unused <= SLACK_BYTES.max(in_use / 10) {
+                self.checks = 0;
+                return false;
+            }
+            self.checks += 1;
+            self.checks >= CHECKS_MIN || unused > MOST
+        }
+
+        /// Notes what is left after memory was given back.
+        fn gave_back(&mut self, resident: usize, in_use: usize) {
+            *self = Self { floor: Some(resident.saturating_sub(in_use)), checks: 0 };
+        }
+    }
+
+    /// Gives every free page back to the system, but for those at the ends of heaps.
+    fn give_back() {
+        // SAFETY: only pages that nobody has are given back.
+        unsafe { libc::malloc_trim(0) };
+    }
+
+    /// Lets each thread of the runtime give back what is free at the end of its heap: `malloc_trim` does not, and nobody else can.
+    fn cut_heaps(runtime: &Handle) {
+        set(&[(libc::M_TRIM_THRESHOLD, CUTS)]);
+        let threads = runtime.metrics().num_workers();
+        let done = Arc::new(AtomicUsize::new(0));
+        for _ in 0..threads {
+            let done = Arc::clone(&done);
+            runtime.spawn(async move {
+                drop(black_box(Vec::<u8>::with_capacity(CUTS)));
+                done.fetch_add(1, Ordering::Relaxed);
+                // A thread that was done at once would do it for the others.
+                for _ in 0..TURNS {
+                    if done.load(Ordering::Relaxed) == threads {
+                        break;
+                    }
+                    std::thread::yield_now();
+                }
+            });
+        }
+        std::thread::sleep(CUTTING);
+        set(&[(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD)]);
+    }
+
+    fn set(settings: &[(libc::c_int, usize)]) {
+        // SAFETY: it sets a number of the allocator, under its own lock.
+        let set = |(what, bytes): &(_, usize)| unsafe { libc::mallopt(*what, *bytes as libc::c_int) == 1 };
+        if !settings.iter().all(set) {
+            tracing::warn!("the allocator does not take its settings: large values will cost more");
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use std::io::{Read as _, Seek as _, SeekFrom};
+        use std::sync::Mutex;
+
+        use super::*;
+
+        const MIB: usize = 1 << 20;
+
+        #[test]
+        fn memory_is_given_back_when_it_stays_unused() {
+            let mut slack = TrimPolicy::default();
+            assert!(!slack.should_give_back(20 * MIB, 15 * MIB), "5 MiB are the process's own");
+            assert!(!slack.should_give_back(120 * MIB, 115 * MIB), "all of it is in use");
+            for _ in 1..CHECKS_MIN {
+                assert!(!slack.should_give_back(120 * MIB, 15 * MIB), "it may be used again");
+            }
+            assert!(slack.should_give_back(120 * MIB, 15 * MIB));
+            slack.gave_back(21 * MIB, 15 * MIB);
+            assert!(!slack.should_give_back(22 * MIB, 15 * MIB), "nothing more can be given back");
+
+            // Memory was given back while the process was busy, and is freed afterwards: the process does not grow.
+            slack.gave_back(206 * MIB, 200 * MIB);
+            assert!(!slack.should_give_back(206 * MIB, 200 * MIB), "all of it is in use");
+            for _ in 1..CHECKS_MIN {
+                assert!(!slack.should_give_back(206 * MIB, 15 * MIB), "it may be used again");
+            }
+            assert!(slack.should_give_back(206 * MIB, 15 * MIB));
+            slack.gave_back(21 * MIB, 15 * MIB);
+
+            for _ in 0..2 * CHECKS_MIN {
+                assert!(!slack.should_give_back(60 * MIB, 15 * MIB));
+                assert!(!slack.should_give_back(60 * MIB, 54 * MIB), "it is used again");
+            }
+            assert!(
+                slack.should_give_back(15 * MIB + MOST + 20 * MIB, 15 * MIB),
+                "so much is not kept at all"
+            );
+        }
+
+        /// Tests that change the settings of the allocator do so one after the other.
+        static SETTINGS: Mutex<()> = Mutex::new(());
+
+        /// How many of the bytes at an address are in memory now.
+        fn present(address: usize, bytes: usize) -> usize {
+            let page = rustix::param::page_size();
+            let mut map = std::fs::File::open("/proc/self/pagemap").unwrap();
+            map.seek(SeekFrom::Start((address / page * 8) as u64)).unwrap();
+            let mut entries = vec![0; bytes / page * 8];
+            map.read_exact(&mut entries).unwrap();
+            let (entries, _) = entries.as_chunks::<8>();
+            entries.iter().filter(|entry| u64::from_ne_bytes(**entry) >> 63 == 1).count() * page
+        }
+
+        #[test]
+        fn each_thread_of_the_runtime_gives_back_the_end_of_its_heap() {
+            const PARTS: usize = 48;
+            set(&[(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD), (libc::M_MMAP_THRESHOLD, LARGE)]);
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
+            let both = Arc::new(std::sync::Barrier::new(2));
+            let fill = || {
+                let both = Arc::clone(&both);
+                runtime.spawn(async move {
+                    // Each on a thread of its own.
+                    both.wait();
+                    // What is allocated after the parts would be behind them in the heap.
+                    let mut places = Vec::with_capacity(PARTS);
+                    let parts: Vec<Vec<u8>> = (0..PARTS).map(|n| vec![n as u8 | 1; MIB]).collect();
+                    both.wait();
+                    places.extend(parts.iter().map(|part| part.as_ptr().addr()));
+                    places
+                })
+            };
+            let filled = [fill(), fill()].map(|filled| runtime.block_on(filled).unwrap()).concat();
+            let kept = || filled.iter().map(|part| present(*part, MIB)).sum::<usize>();
+            let _alone = SETTINGS.lock();
+            give_back();
+            assert!(kept() > MIB, "the ends of the heaps are kept for what is allocated next");
+            cut_heaps(runtime.handle());
+            assert!(kept() < PARTS * MIB / 4, "{} bytes stay", kept());
+        }
+
+        #[test]
+        fn memory_held_by_small_allocations_is_returned() {
+            let _alone = SETTINGS.lock();
+            set(&[(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD), (libc::M_MMAP_THRESHOLD, LARGE)]);
+            let before = resident().unwrap();
+            let (large, small): (Vec<_>, Vec<_>) =
+                (0..500).map(|n| (vec![n as u8 | 1; MIB], vec![1u8; 64])).unzip();
+            assert!(resident().unwrap() >= before + 400 * MIB);
+            assert!(in_use() >= 400 * MIB);
+            drop(large);
+            give_back();
+            let kept = resident().unwrap().saturating_sub(before);
+            assert!(kept < 100 * MIB, "{kept} bytes stay");
+            assert_eq!(small.len(), 500);
+        }
+    }
+}

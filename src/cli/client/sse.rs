@@ -1,0 +1,175 @@
+//! Reads server-sent events with reconnection data.
+//!
+//! It does not reconnect by itself: callers do. Begin at `EventStream::next`.
+
+use std::time::Duration;
+
+use http::Method;
+use http::header::{ACCEPT, HeaderName, HeaderValue};
+use http_body_util::{BodyExt as _, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::task::JoinHandle;
+
+use super::{Client, ClientError, RESPONSE_BYTES_MAX, RESPONSE_TIMEOUT, connect, problem_of, send};
+
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+
+/// A server shows at least every 15 s that it is there.
+const READ_TIMEOUT: Duration = Duration::from_secs(45);
+/// How long one event may be, in bytes: a barrier can name a million tasks.
+const EVENT_BYTES_MAX: usize = 64 << 20;
+
+/// One event that a server has sent.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct SseEvent {
+    /// Its number; `None` for events about the stream itself.
+    pub id: Option<u64>,
+    /// Its kind.
+    pub kind: String,
+    /// What it carries, as JSON.
+    pub data: String,
+}
+
+/// A stream that is open.
+pub struct EventStream {
+    url: String,
+    body: Incoming,
+    read: SseParser,
+    _connection: ConnectionTask,
+}
+
+/// What moves the bytes, for as long as somebody reads them.
+struct ConnectionTask(JoinHandle<()>);
+
+impl Drop for ConnectionTask {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Client {
+    /// Opens the stream at `path`, from the event after number `last` on.
+    pub async fn stream(&self, path: &str, last: u64) -> Result<EventStream, ClientError> {
+        let unreachable =
+            |error: String| ClientError::Unreachable { url: self.endpoint.url.clone(), error: error.into() };
+        let stream = connect(&self.endpoint).await?;
+        let opened = async {
+            let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+            let connection = ConnectionTask(tokio::spawn(async move {
+                // Its error is that of whoever reads.
+                let _ = connection.await;
+            }));
+            let accept = HeaderValue::from_static("text/event-stream");
+            let headers = [(ACCEPT, accept), (LAST_EVENT_ID, last.into())];
+            let answer = send(&self.endpoint, &mut sender, Method::GET, path, None, headers).await?;
+            let (head, body) = answer.into_parts();
+            if head.status.is_success() {
+                let (url, read) = (self.endpoint.url.clone(), SseParser::default());
+                return Ok(Ok(EventStream { url, body, read, _connection: connection }));
+            }
+            let body =
+                Limited::new(body, RESPONSE_BYTES_MAX).collect().await.map_err(anyhow::Error::from_boxed)?;
+            anyhow::Ok(Err(problem_of(&self.endpoint.url, path, head.status, &body.to_bytes())))
+        };
+        let opened = tokio::time::timeout(RESPONSE_TIMEOUT, opened).await;
+        let opened =
+            opened.map_err(|_| unreachable(format!("no answer within {} s", RESPONSE_TIMEOUT.as_secs())))?;
+        opened.map_err(|error| unreachable(format!("{error:#}")))?
+    }
+}
+
+impl EventStream {
+    /// The next event; `None` once the server has ended the stream.
+    pub async fn next(&mut self) -> Result<Option<SseEvent>, ClientError> {
+        let lost = |error: String| ClientError::Unreachable { url: self.url.clone(), error: error.into() };
+        loop {
+            if let Some(sent) = self.read.next() {
+                return Ok(Some(sent));
+            }
+            if self.read.rest.len() > EVENT_BYTES_MAX {
+                return Err(lost("an event without an end".into()));
+            }
+            let frame = tokio::time::timeout(READ_TIMEOUT, self.body.frame()).await;
+            match frame.map_err(|_| lost(format!("nothing for {} s", READ_TIMEOUT.as_secs())))? {
+                None => return Ok(None),
+                Some(Err(error)) => return Err(lost(error.to_string())),
+                Some(Ok(frame)) => {
+                    if let Ok(data) = frame.into_data() {
+                        self.read.rest.extend_from_slice(&data);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Reads events out of bytes as they come.
+#[derive(Debug, Default)]
+struct SseParser {
+    /// What was not read yet.
+    rest: Vec<u8>,
+    /// So much of it has no end of a line.
+    seen: usize,
+    event: SseEvent,
+}
+
+impl SseParser {
+    fn next(&mut self) -> Option<SseEvent> {
+        loop {
+            let end = self.rest.iter().skip(self.seen).position(|byte| *byte == b'\n');
+            let Some(end) = end.map(|end| end + self.seen) else {
+                self.seen = self.rest.len();
+                return None;
+            };
+            let line: Vec<u8> = self.rest.drain(..=end).collect();
+            self.seen = 0;
+            let line = String::from_utf8_lossy(&line);
+            let line = line.trim_end_matches(['\r', '\n']);
+            if line.is_empty() {
+                let event = std::mem::take(&mut self.event);
+                // What carries nothing is no event.
+                if event.data.is_empty() {
+                    continue;
+                }
+                return Some(event);
+            }
+            let (field, value) = line.split_once(':').unwrap_or((line, ""));
+            let value = value.strip_prefix(' ').unwrap_or(value);
+            match field {
+                "id" => self.event.id = value.parse().ok(),
+                "event" => self.event.kind = value.to_owned(),
+                "data" => {
+                    if !self.event.data.is_empty() {
+                        self.event.data.push('\n');
+                    }
+                    self.event.data.push_str(value);
+                }
+                // A comment, or something that is not known.
+                _ => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_read_wherever_the_bytes_are_cut() {
+        let text = ": alive\n\nevent: gap\ndata: {}\n\nid: 7\r\nevent: a\r\ndata: {\"ü\":1}\r\n\r\nretry: 5\nid: 8\ndata: x\ndata: y\n\nid: 9\n\n";
+        let sent =
+            |id: Option<u64>, kind: &str, data: &str| SseEvent { id, kind: kind.into(), data: data.into() };
+        let expected = [sent(None, "gap", "{}"), sent(Some(7), "a", "{\"ü\":1}"), sent(Some(8), "", "x\ny")];
+        for size in 1..text.len() {
+            let (mut reader, mut found) = (SseParser::default(), Vec::new());
+            for piece in text.as_bytes().chunks(size) {
+                reader.rest.extend_from_slice(piece);
+                found.extend(std::iter::from_fn(|| reader.next()));
+            }
+            assert_eq!(found, expected, "in pieces of {size}");
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! Records the steps of the demo's workers and gives the verdict.
+//!
+//! Begin at `DemoRecord`.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use super::super::worker::StepLine;
+
+/// How many of the steps that did not hold are named.
+const NAMED: usize = 5;
+
+/// The steps in which a worker may be missed: from the one that was under way when the demo took it away, until the one in
+/// which it takes part again.
+#[derive(Debug, Clone, Copy)]
+struct AbsenceWindow {
+    run: u64,
+    from: u64,
+    until: Option<u64>,
+}
+
+/// What was seen so far.
+#[derive(Debug, Default)]
+pub struct DemoRecord {
+    /// Runs that were drained and followed by another.
+    run: u64,
+    /// The last step that was told, of this run.
+    told: u64,
+    pub steps: u64,
+    pub resharded: u64,
+    pub checked: u64,
+    pub losses: u64,
+    window: Option<AbsenceWindow>,
+    /// Steps that did not hold while a worker was away that the demo took, by run and number.
+    excused: BTreeSet<(u64, u64)>,
+    /// Steps that did not hold otherwise, and who said so.
+    broken: BTreeSet<(u64, u64, u32)>,
+    /// How often a step was called off otherwise.
+    called_off: u64,
+}
+
+impl DemoRecord {
+    /// The demo takes a worker away.
+    pub const fn begin_loss(&mut self) {
+        self.window = Some(AbsenceWindow { run: self.run, from: self.told, until: None });
+    }
+
+    /// It takes part again, in this step.
+    pub fn end_loss(&mut self, step: u64) {
+        self.losses += 1;
+        if let Some(window) = &mut self.window {
+            window.until = Some(step);
+        }
+    }
+
+    /// All workers ended together, and another run begins: its steps are numbered anew.
+    pub const fn new_run(&mut self) {
+        self.run += 1;
+        self.told = 0;
+    }
+
+    /// Takes what a worker says of a step. Whether it is the first to tell of that one.
+    pub fn step(&mut self, task: u32, seen: &StepLine) -> bool {
+        self.checked += seen.checked;
+        if !seen.whole {
+            if self.is_excused(seen.number) {
+                self.excused.insert((self.run, seen.number));
+            } else {
+                self.broken.insert((self.run, seen.number, task));
+            }
+        }
+        let first = seen.number > self.told;
+        if first {
+            self.told = seen.number;
+            self.steps += 1;
+            self.resharded += u64::from(seen.resharded);
+        }
+        first
+    }
+
+    /// A step was called off.
+    pub fn called_off(&mut self) {
+        let away = self.window.is_some_and(|window| window.run == self.run && window.until.is_none());
+        self.called_off += u64::from(!away);
+    }
+
+    fn is_excused(&self, step: u64) -> bool {
+        self.window.is_some_and(|window| {
+            window.run == self.run && window.from <= step && window.until.is_none_or(|until| step < until)
+        })
+    }
+
+    /// Whether every content was right and every step held: in words. `workers` of `all` take part at the end.
+    ///
+    /// # Errors
+    /// What was not right.
+    pub fn verdict(&self, workers: usize, all: usize) -> Result<String, String> {
+        if workers == 0 {
+            return Err(format!(
+                "all {all} workers are excluded, so nobody steps and nothing can be said: readmit them (`muster readmit`), or \
+                 let the demo be"
+            ));
+        }
+        if self.steps == 0 {
+            return Err("no step was made, so nothing can be said".to_owned());
+        }
+        let mut wrong = Vec::new();
+        if !self.broken.is_empty() {
+            let steps: BTreeSet<_> = self.broken.iter().map(|(run, number, _)| (run, number)).collect();
+            let mut text = format!("{} step(s) failed although the demo had taken nobody away:", steps.len());
+            for (at, (_, number, task)) in self.broken.iter().take(NAMED).enumerate() {
+                let comma = if at > 0 { "," } else { "" };
+                // Writing to a string cannot fail.
+                let _ = write!(text, "{comma} step {number} of worker {task}");
+            }
+            if self.broken.len() > NAMED {
+                text.push_str(", …");
+            }
+            wrong.push(text);
+        }
+        if self.called_off > 0 {
+            wrong.push(format!(
+                "steps were called off {} time(s) although the demo had taken nobody away",
+                self.called_off
+            ));
+        }
+        if !wrong.is_empty() {
+            return Err(
+                wrong.join("; ") + ". The lines above say how; if somebody excluded a worker, that is why"
+            );
+        }
+        Ok(match self.excused.len() {
+            0 => "every content was right, and every step held".to_owned(),
+            excused => format!(
+                "every content was right, and every step held but {excused} while a worker was away that the demo had killed"
+            ),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(number: u64, whole: bool) -> StepLine {
+        StepLine { number, tasks: vec![0, 1], checked: 3, resharded: true, whole }
+    }
+
+    fn after(steps: &[(u64, bool)]) -> DemoRecord {
+        let mut story = DemoRecord::default();
+        for (number, whole) in steps {
+            story.step(1, &seen(*number, *whole));
+        }
+        story
+    }
+
+    #[test]
+    fn a_step_that_fails_is_excused_only_while_a_worker_is_away_that_the_demo_took() {
+        let good = after(&[(1, true), (2, true), (2, true)]);
+        assert_eq!((good.steps, good.checked), (2, 9));
+        assert_eq!(good.verdict(4, 4), Ok("every content was right, and every step held".to_owned()));
+        let wrong = after(&[(1, true), (2, false)]).verdict(4, 4).unwrap_err();
+        assert!(wrong.starts_with("1 step(s) failed") && wrong.contains("step 2 of worker 1"), "{wrong}");
+
+        let mut story = after(&[(1, true), (2, true)]);
+        story.begin_loss();
+        // The step that was under way, and one without the lost one.
+        story.step(0, &seen(2, false));
+        story.step(0, &seen(3, false));
+        story.called_off();
+        story.step(0, &seen(4, true));
+        story.step(0, &seen(5, true));
+        story.end_loss(5);
+        // Told late, of before it was back.
+        story.step(3, &seen(4, false));
+        let said = story.verdict(4, 4).unwrap();
+        assert!(said.contains("every step held but 3 while a worker was away"), "{said}");
+        let mut before = after(&[(1, true), (2, true), (3, true)]);
+        before.begin_loss();
+        before.step(0, &seen(2, false));
+        assert!(before.verdict(4, 4).is_err(), "it was over before the worker was taken away");
+        story.step(3, &seen(5, false));
+        assert!(story.verdict(4, 4).is_err(), "it takes part again");
+    }
+
+    #[test]
+    fn a_cancelled_step_without_an_absent_worker_is_a_failure() {
+        let mut story = after(&[(1, true)]);
+        story.called_off();
+        assert!(story.verdict(4, 4).unwrap_err().contains("called off 1 time"));
+    }
+
+    #[test]
+    fn a_new_run_is_not_excused_by_the_last_one() {
+        let mut story = after(&[(1, true)]);
+        story.begin_loss();
+        story.new_run();
+        story.step(0, &seen(1, false));
+        assert!(story.verdict(4, 4).is_err());
+    }
+
+    #[test]
+    fn a_demo_without_steps_is_no_success() {
+        assert!(after(&[(1, true)]).verdict(0, 4).unwrap_err().contains("all 4 workers are excluded"));
+        assert!(DemoRecord::default().verdict(4, 4).unwrap_err().contains("no step"));
+    }
+}

@@ -1,0 +1,151 @@
+//! Merges the output of many processes into one stream, whole lines with a task prefix.
+//!
+//! Begin at `SharedOutput`.
+
+use std::io::Write;
+use std::thread::JoinHandle;
+
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::sync::mpsc;
+
+use super::super::output::error_text;
+
+/// A longer line is broken into pieces, so that a process that never ends its line cannot fill the memory.
+const LINE_BYTES_MAX: usize = 64 << 10;
+/// How many bytes are read at once.
+const CHUNK_BYTES: usize = 32 << 10;
+/// How many pieces may wait to be written; then the processes wait.
+const PIECES_WAITING: usize = 64;
+
+/// A stream that many write to. A thread of its own does the writing: a terminal that stands still must
+/// hold up the processes, but not the server beside them.
+pub struct SharedOutput {
+    pieces: mpsc::Sender<Vec<u8>>,
+    thread: JoinHandle<()>,
+}
+
+impl SharedOutput {
+    /// Starts to write to `out`.
+    pub fn start(mut out: impl Write + Send + 'static) -> Self {
+        let (pieces, mut waiting) = mpsc::channel::<Vec<u8>>(PIECES_WAITING);
+        let thread = std::thread::spawn(move || {
+            let mut open = true;
+            while let Some(piece) = waiting.blocking_recv() {
+                // When nobody reads any more, the processes still run to their end.
+                open = open && out.write_all(&piece).and_then(|()| out.flush()).is_ok();
+            }
+        });
+        Self { pieces, thread }
+    }
+
+    /// Where to send whole lines.
+    pub fn pieces(&self) -> mpsc::Sender<Vec<u8>> {
+        self.pieces.clone()
+    }
+
+    /// Writes a line of the launch's own.
+    pub async fn say(&self, line: &str) {
+        let _ = self.pieces.send(error_text(line).into_bytes()).await;
+    }
+
+    /// Writes what is left and ends. Every other sender must be gone.
+    pub async fn finish(self) {
+        drop(self.pieces);
+        let _ = tokio::task::spawn_blocking(|| self.thread.join()).await;
+    }
+}
+
+/// Passes on what a process writes until it closes its end.
+pub async fn pump(mut from: impl AsyncRead + Unpin, task: u32, to: mpsc::Sender<Vec<u8>>) {
+    let mut lines = LinePrefixer::new(task);
+    let mut chunk = vec![0; CHUNK_BYTES];
+    loop {
+        let mut whole = Vec::new();
+        match from.read(&mut chunk).await {
+            Ok(0) | Err(_) => {
+                lines.finish(&mut whole);
+                let _ = to.send(whole).await;
+                return;
+            }
+            Ok(read) => lines.push(&chunk[..read], &mut whole),
+        }
+        if !whole.is_empty() && to.send(whole).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Cuts bytes into lines and puts the task's number before each.
+struct LinePrefixer {
+    prefix: Vec<u8>,
+    begun: Vec<u8>,
+}
+
+impl LinePrefixer {
+    fn new(task: u32) -> Self {
+        Self { prefix: format!("[{task}] ").into_bytes(), begun: Vec::new() }
+    }
+
+    fn push(&mut self, mut bytes: &[u8], whole: &mut Vec<u8>) {
+        while !bytes.is_empty() {
+            let room = LINE_BYTES_MAX - self.begun.len();
+            let end = bytes.iter().position(|&byte| byte == b'\n');
+            match end {
+                Some(end) if end <= room => {
+                    self.line(&bytes[..end], whole);
+                    bytes = &bytes[end + 1..];
+                }
+                _ if bytes.len() >= room => {
+                    self.line(&bytes[..room], whole);
+                    bytes = &bytes[room..];
+                }
+                _ => {
+                    self.begun.extend_from_slice(bytes);
+                    bytes = &[];
+                }
+            }
+        }
+    }
+
+    fn line(&mut self, rest: &[u8], whole: &mut Vec<u8>) {
+        whole.extend_from_slice(&self.prefix);
+        whole.append(&mut self.begun);
+        whole.extend_from_slice(rest);
+        whole.push(b'\n');
+    }
+
+    fn finish(&mut self, whole: &mut Vec<u8>) {
+        if !self.begun.is_empty() {
+            self.line(&[], whole);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cut(chunks: &[&[u8]]) -> Vec<u8> {
+        let mut lines = LinePrefixer::new(7);
+        let mut whole = Vec::new();
+        for chunk in chunks {
+            lines.push(chunk, &mut whole);
+        }
+        lines.finish(&mut whole);
+        whole
+    }
+
+    #[test]
+    fn every_line_gets_its_number_however_it_arrives() {
+        assert_eq!(cut(&[b"a\nb", b"c\n", b"\n", b"d"]), b"[7] a\n[7] bc\n[7] \n[7] d\n");
+        assert_eq!(cut(&[b"\xff\x00\n"]), b"[7] \xff\x00\n");
+        assert_eq!(cut(&[b""]), b"");
+    }
+
+    #[test]
+    fn a_line_without_end_is_broken() {
+        let long = vec![b'x'; LINE_BYTES_MAX * 2 + 5];
+        let pieces: Vec<usize> = cut(&[&long, b"\n"]).split(|&b| b == b'\n').map(<[u8]>::len).collect();
+        assert_eq!(pieces, [LINE_BYTES_MAX + 4, LINE_BYTES_MAX + 4, 9, 0]);
+    }
+}

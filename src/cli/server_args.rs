@@ -1,0 +1,91 @@
+//! Defines the flags that client subcommands share: server, credentials, job, JSON.
+//!
+//! It does not send requests (`client.rs`). Begin at `ServerArgs::find`.
+
+use std::future::Future;
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use http::Method;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::client::{Client, DEFAULT_SERVER};
+use super::credentials::Credentials;
+use super::output::{TerminalText, print, print_json};
+use crate::coordination::{JobName, Timestamp};
+
+/// Where the server is, and how its answer is shown.
+#[derive(Debug, Args)]
+pub struct ServerArgs {
+    /// The HTTP address of the server
+    #[arg(long, value_name = "URL", env = "MUSTER_SERVER", default_value = DEFAULT_SERVER, hide_env_values = true)]
+    pub server: String,
+
+    #[command(flatten)]
+    credentials: Credentials,
+
+    /// Print the answer as JSON, as the REST API gives it
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl ServerArgs {
+    /// Finds the server.
+    pub async fn find(&self) -> Result<Client> {
+        Ok(Client::find(&self.server, &self.credentials).await?)
+    }
+
+    /// Prints an answer: as JSON if that is wanted, otherwise in words.
+    pub fn show<T: Serialize>(&self, answer: &T, words: impl FnOnce(&T) -> TerminalText) -> Result<()> {
+        if self.json { print_json(answer) } else { Ok(print(&words(answer))?) }
+    }
+}
+
+/// Which job is meant.
+#[derive(Debug, Args)]
+pub struct JobArg {
+    /// The job; may be left out if there is only one, or one named `default`
+    #[arg(long, value_name = "NAME", env = "MUSTER_JOB", hide_env_values = true)]
+    pub job: Option<JobName>,
+}
+
+impl JobArg {
+    /// The path of the job in the REST API.
+    pub async fn path(&self, client: &Client) -> Result<String> {
+        Ok(format!("/api/v1/jobs/{}", client.resolve_job(self.job.as_ref()).await?))
+    }
+}
+
+/// Runs a conversation with a server to its end.
+pub fn block_on<T>(conversation: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(conversation)
+}
+
+/// Sends `body` as JSON.
+pub async fn send<T: DeserializeOwned>(
+    client: &Client,
+    method: Method,
+    path: &str,
+    body: &impl Serialize,
+) -> Result<T> {
+    let body = serde_json::to_vec(body).context("cannot write the request as JSON")?;
+    Ok(client.request(method, path, Some(body)).await?)
+}
+
+/// A text as a value of a query.
+pub fn query_encode(text: &str) -> String {
+    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
+}
+
+/// A moment as people write it.
+pub fn format_time(at: Timestamp) -> String {
+    at.to_string()
+}
+
+/// A moment to the millisecond: `2026-03-01T03:12:07.250Z`.
+pub fn format_time_millis(at: Timestamp) -> String {
+    let seconds = at.to_string();
+    format!("{}.{:03}Z", seconds.trim_end_matches('Z'), at.0 / 1000 % 1000)
+}

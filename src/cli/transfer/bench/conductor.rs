@@ -1,0 +1,229 @@
+//! Conducts the processes of the benchmark through one measurement.
+//!
+//! It holds no engine (`peer.rs`). Begin at `Conductor::throughput`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+
+use super::BenchShape;
+use super::children::Children;
+use super::protocol::{BenchOrder, BenchReply, EngineSetup, PairSide};
+use super::results::{LatencySample, PrepareTimes, ThroughputSample};
+use crate::clock;
+use crate::transfer::{Incarnation, Member, Membership, Peer, TaskId, TransportKind};
+
+/// How many preparations are timed once the connections are there.
+const PREPARES: u32 = 1000;
+/// The most rounds of a latency measurement, so that what it reports stays small.
+const ROUNDS_MAX: u64 = 20_000;
+
+/// Bytes a second that the slowest machine fills, compares or moves.
+const SLOWEST: u64 = 25_000_000;
+
+/// All tasks: of each pair the sender, then the receiver.
+pub struct Conductor {
+    children: Children,
+    measurement: u64,
+    /// How long an answer may take beyond what is measured meanwhile.
+    grace: Duration,
+    /// How long the buffers may take that are arranged.
+    handling: Duration,
+}
+
+impl Conductor {
+    /// Starts them and makes them known to each other. An answer may take `grace` beyond what it needs at the slowest.
+    pub fn start(pairs: u32, setup: &EngineSetup, grace: Duration) -> Result<Self> {
+        let members = (0..2 * pairs).map(member).collect::<Result<Vec<_>>>()?;
+        let children = Children::start(2 * pairs)?;
+        let mut all = Self { children, measurement: clock::random_u64(), grace, handling: Duration::ZERO };
+        let begin = |number: usize| {
+            let (here, there) = (members[number], members[number ^ 1]);
+            (number, BenchOrder::Begin { setup: setup.clone(), here, there, side: PairSide::of(number) })
+        };
+        let orders: Vec<_> = (0..members.len()).map(begin).collect();
+        let answers = all.children.ask(&orders, all.limit(Duration::ZERO))?;
+        let peers = of_kind(answers, |answer| match answer {
+            BenchReply::Here(peer) => Some(peer),
+            _ => None,
+        })?;
+        let peers: BTreeMap<TaskId, Peer> = members.iter().map(|member| member.task).zip(peers).collect();
+        all.all(&BenchOrder::SetMembership(Membership { peers }))?;
+        Ok(all)
+    }
+
+    /// How long an answer may take: twice what is meant to be measured, and what the buffers need.
+    fn limit(&self, measured: Duration) -> Duration {
+        self.grace.saturating_add(self.handling).saturating_add(measured.saturating_mul(2))
+    }
+
+    /// The answers of all to one order that measures for so long, each of the kind that was asked for.
+    fn all_answers<T>(
+        &mut self,
+        order: &BenchOrder,
+        measured: Duration,
+        kind: impl Fn(BenchReply) -> Option<T>,
+    ) -> Result<Vec<T>> {
+        let orders: Vec<_> = (0..self.children.len()).map(|number| (number, order.clone())).collect();
+        of_kind(self.children.ask(&orders, self.limit(measured))?, kind)
+    }
+
+    fn all(&mut self, order: &BenchOrder) -> Result<()> {
+        self.all_answers(order, Duration::ZERO, |answer| matches!(answer, BenchReply::Done).then_some(()))?;
+        Ok(())
+    }
+
+    /// What preparing costs: of all pairs the first time, of the first sender afterwards.
+    pub fn prepares(&mut self) -> Result<PrepareTimes> {
+        let all =
+            self.all_answers(
+                &BenchOrder::Prepare { again: PREPARES },
+                Duration::ZERO,
+                |answer| match answer {
+                    BenchReply::Prepared { first, again } => Some((first, again)),
+                    _ => None,
+                },
+            )?;
+        let senders: Vec<_> = all.into_iter().step_by(2).collect();
+        Ok(PrepareTimes::new(&senders))
+    }
+
+    /// Has the buffers for a size cut and prepared.
+    pub fn allocate(&mut self, shape: BenchShape) -> Result<()> {
+        let bytes = (shape.memory() as u64).saturating_mul(self.children.len() as u64);
+        self.handling = Duration::from_secs(bytes / SLOWEST);
+        self.all(&BenchOrder::Allocate(shape))
+    }
+
+    /// Has them given back.
+    pub fn clear(&mut self) -> Result<()> {
+        self.all(&BenchOrder::Clear)
+    }
+
+    fn fill(&mut self) -> Result<()> {
+        self.measurement = self.measurement.wrapping_add(1);
+        let measurement = self.measurement;
+        self.all(&BenchOrder::Fill { measurement })
+    }
+
+    fn check(&mut self) -> Result<Option<String>> {
+        let measurement = self.measurement;
+        let wrong =
+            self.all_answers(&BenchOrder::Check { measurement }, Duration::ZERO, |answer| match answer {
+                BenchReply::Checked { wrong } => Some(wrong),
+                _ => None,
+            })?;
+        Ok(wrong.into_iter().flatten().next())
+    }
+
+    /// Launches of all pairs at once, for about so long: how long they took in all, and by what they went.
+    fn launch(&mut self, launches: u64, about: Duration) -> Result<(Duration, TransportKind)> {
+        let moved = self.all_answers(&BenchOrder::Move { launches }, about, |answer| match answer {
+            BenchReply::Moved { began, ended, by } => Some((began, ended, by)),
+            _ => None,
+        })?;
+        // From the first launch of a sender until the last byte is in place at a receiver.
+        let began = moved.iter().step_by(2).map(|moved| moved.0).min().unwrap_or(0);
+        let ended = moved.iter().skip(1).step_by(2).map(|moved| moved.1).max().unwrap_or(0);
+        // What a receiver fetches, its sender does not see.
+        let by = moved.get(1).context("no receiver")?.2;
+        Ok((Duration::from_nanos(ended.saturating_sub(began).max(1)), by))
+    }
+
+    /// A few launches: by what they went, and what is wrong.
+    pub fn try_out(&mut self) -> Result<(TransportKind, Option<String>)> {
+        self.fill()?;
+        let (_, by) = self.launch(4, Duration::ZERO)?;
+        Ok((by, self.check()?))
+    }
+
+    /// Moves as much as it can for about so long.
+    pub fn throughput(&mut self, shape: BenchShape, time: Duration) -> Result<ThroughputSample> {
+        let mut launches = 2 * shape.in_flight as u64;
+        // The first ones are checked too, and show how many are needed: until a quarter of the time was measured.
+        let mut wrong = None;
+        loop {
+            self.fill()?;
+            let (took, _) = self.launch(launches, time)?;
+            wrong = wrong.or(self.check()?);
+            let times = time.as_secs_f64() / took.as_secs_f64();
+            if times <= 4.0 {
+                launches = ((launches as f64 * times) as u64).max(shape.in_flight as u64);
+                break;
+            }
+            launches = (launches as f64 * times.min(64.0) / 2.0).ceil() as u64;
+        }
+        self.fill()?;
+        let (took, by) = self.launch(launches, time)?;
+        wrong = wrong.or(self.check()?);
+        let pairs = self.children.len() as u64 / 2;
+        let bytes = launches * pairs * (shape.size * shape.batch) as u64;
+        Ok(ThroughputSample { rate: bytes as f64 / took.as_secs_f64() / 1e9, by, wrong })
+    }
+
+    /// To and fro, one at a time, for about so long. Only the first pair; the others rest.
+    pub fn latency(&mut self, time: Duration) -> Result<LatencySample> {
+        let (near, far) = self.ping_pong(10, time)?;
+        let round = Duration::from_nanos(near.span() / 10).max(Duration::from_nanos(1));
+        let rounds = (time.as_nanos() / round.as_nanos()).clamp(10, u128::from(ROUNDS_MAX)) as u64;
+        let warm = [near.wrong, far.wrong].into_iter().flatten().next();
+        let (near, far) = self.ping_pong(rounds, time)?;
+        let wrong = [warm, near.wrong.clone(), far.wrong.clone()].into_iter().flatten().next();
+        Ok(LatencySample::new(&near, &far, wrong))
+    }
+
+    fn ping_pong(&mut self, rounds: u64, about: Duration) -> Result<(PingPong, PingPong)> {
+        self.measurement = self.measurement.wrapping_add(1);
+        let measurement = self.measurement;
+        // The receiver first: what it expects must be posted before the first one comes.
+        let orders = [1, 0].map(|number| (number, BenchOrder::PingPong { rounds, measurement }));
+        let answers = self.children.ask(&orders, self.limit(about))?;
+        let mut ends = of_kind(answers, |answer| match answer {
+            BenchReply::Tossed { launched, arrived, worked, by, wrong } => {
+                Some(PingPong { launched, arrived, worked, by, wrong })
+            }
+            _ => None,
+        })?;
+        let far = ends.pop().context("no receiver")?;
+        let near = ends.pop().context("no sender")?;
+        Ok((near, far))
+    }
+}
+
+/// What one end of a pair saw of a latency measurement.
+#[derive(Debug, Clone)]
+pub struct PingPong {
+    pub launched: Vec<u64>,
+    pub arrived: Vec<u64>,
+    /// Of processors.
+    pub worked: u64,
+    /// By what most went.
+    pub by: TransportKind,
+    pub wrong: Option<String>,
+}
+
+impl PingPong {
+    /// From the first launch to the last arrival.
+    fn span(&self) -> u64 {
+        let first = self.launched.first().copied().unwrap_or(0);
+        self.arrived.last().copied().unwrap_or(0).saturating_sub(first)
+    }
+}
+
+/// Answers in the order of the tasks, each of the kind that was asked for.
+fn of_kind<T>(
+    answers: BTreeMap<usize, BenchReply>,
+    kind: impl Fn(BenchReply) -> Option<T>,
+) -> Result<Vec<T>> {
+    let of = |(number, answer)| {
+        kind(answer)
+            .with_context(|| format!("task {number} of the benchmark answered something else than was asked"))
+    };
+    answers.into_iter().map(of).collect()
+}
+
+fn member(task: u32) -> Result<Member> {
+    let incarnation = Incarnation::new(clock::random_u64() | 1).context("no incarnation")?;
+    Ok(Member { task: TaskId(task), incarnation })
+}

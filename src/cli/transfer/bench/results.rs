@@ -1,0 +1,307 @@
+//! Computes and formats the results of the benchmark.
+//!
+//! Begin at `SizeResult::new`.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::BenchShape;
+use super::conductor::PingPong;
+use super::protocol::EngineSetup;
+use crate::text::bytes;
+use crate::transfer::{Choice, TransportKind};
+
+/// The throughput of one repetition.
+#[derive(Debug)]
+pub struct ThroughputSample {
+    /// In 10^9 bytes a second, of all pairs together.
+    pub rate: f64,
+    pub by: TransportKind,
+    pub wrong: Option<String>,
+}
+
+/// The latency of one repetition, in microseconds.
+#[derive(Debug)]
+pub struct LatencySample {
+    one_way: Percentiles,
+    half_round_trip: Percentiles,
+    /// What processors worked for both ends, for each transfer.
+    cpu: f64,
+    by: TransportKind,
+    wrong: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Percentiles {
+    p50: f64,
+    p99: f64,
+}
+
+impl Percentiles {
+    /// Of nanoseconds.
+    fn of(mut times: Vec<u64>) -> Self {
+        times.sort_unstable();
+        let at = |share: f64| {
+            let last = times.len().saturating_sub(1);
+            times.get((last as f64 * share).round() as usize).copied().unwrap_or(0) as f64 / 1e3
+        };
+        Self { p50: at(0.5), p99: at(0.99) }
+    }
+}
+
+impl LatencySample {
+    /// From what both ends saw. The first rounds do not count: the other end may not have been ready.
+    pub fn new(near: &PingPong, far: &PingPong, wrong: Option<String>) -> Self {
+        const WARMUP_ROUNDS: usize = 2;
+        let between = |from: &[u64], to: &[u64]| -> Vec<u64> {
+            from.iter().zip(to).skip(WARMUP_ROUNDS).map(|(from, to)| to.saturating_sub(*from)).collect()
+        };
+        let mut one_way = between(&near.launched, &far.arrived);
+        one_way.extend(between(&far.launched, &near.arrived));
+        let halves = between(&near.launched, &near.arrived).into_iter().map(|round| round / 2).collect();
+        let transfers = near.launched.len() + far.launched.len();
+        Self {
+            one_way: Percentiles::of(one_way),
+            half_round_trip: Percentiles::of(halves),
+            cpu: (near.worked + far.worked) as f64 / transfers.max(1) as f64 / 1e3,
+            by: near.by,
+            wrong,
+        }
+    }
+}
+
+/// What was measured at one time for one shape.
+#[derive(Debug)]
+pub struct Repetition {
+    pub moved: Option<ThroughputSample>,
+    pub delays: LatencySample,
+}
+
+/// What preparing costs, in microseconds.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct PrepareTimes {
+    prepare_first_us: f64,
+    prepare_p50_us: f64,
+    prepare_p99_us: f64,
+    prepare_max_us: f64,
+}
+
+impl PrepareTimes {
+    /// From the nanoseconds that each sender took, the first time and afterwards.
+    pub fn new(senders: &[(u64, Vec<u64>)]) -> Self {
+        let first = senders.iter().map(|sender| sender.0).max().unwrap_or(0);
+        let again = senders.first().map(|sender| sender.1.clone()).unwrap_or_default();
+        let most = again.iter().copied().max().unwrap_or(0);
+        let again = Percentiles::of(again);
+        Self {
+            prepare_first_us: first as f64 / 1e3,
+            prepare_p50_us: again.p50,
+            prepare_p99_us: again.p99,
+            prepare_max_us: most as f64 / 1e3,
+        }
+    }
+}
+
+/// The middle of the repetitions, and the least and the most of them.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct SampleRange {
+    median: f64,
+    min: f64,
+    max: f64,
+}
+
+impl SampleRange {
+    fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let mut values: Vec<f64> = values.into_iter().collect();
+        values.sort_by(f64::total_cmp);
+        let (&min, &max) = values.first().zip(values.last())?;
+        let middle = values.len() / 2;
+        let median = if values.len() % 2 == 1 {
+            values[middle]
+        } else {
+            f64::midpoint(values[middle - 1], values[middle])
+        };
+        Some(Self { median, min, max })
+    }
+}
+
+/// The line of one size.
+#[derive(Debug, Serialize)]
+pub struct SizeResult {
+    /// What the bytes went by.
+    transport: String,
+    asked: Choice,
+    size_bytes: usize,
+    batch: usize,
+    pairs: u32,
+    in_flight: usize,
+    /// Whether the bytes carried any.
+    checksums: bool,
+    lanes: Option<usize>,
+    repetitions: usize,
+    gbytes_per_second: Option<f64>,
+    /// One way: from the launch at the sender until the receiver goes on.
+    p50_us: Option<f64>,
+    p99_us: Option<f64>,
+    half_round_trip_p50_us: Option<f64>,
+    half_round_trip_p99_us: Option<f64>,
+    /// What processors worked for both processes, for each transfer of that kind.
+    cpu_us: Option<f64>,
+    #[serde(flatten)]
+    prepares: PrepareTimes,
+    /// Whether every byte was what was sent.
+    pub verified: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wrong: Option<String>,
+    spread: Spreads,
+}
+
+#[derive(Debug, Serialize)]
+struct Spreads {
+    gbytes_per_second: Option<SampleRange>,
+    p50_us: Option<SampleRange>,
+    p99_us: Option<SampleRange>,
+    half_round_trip_p50_us: Option<SampleRange>,
+    half_round_trip_p99_us: Option<SampleRange>,
+    cpu_us: Option<SampleRange>,
+}
+
+impl SizeResult {
+    pub fn new(
+        pairs: u32,
+        setup: &EngineSetup,
+        shape: BenchShape,
+        prepares: &PrepareTimes,
+        found: &[Repetition],
+    ) -> Self {
+        let over = |figure: fn(&Repetition) -> Option<f64>| SampleRange::of(found.iter().filter_map(figure));
+        let spread = Spreads {
+            gbytes_per_second: over(|one| one.moved.as_ref().map(|moved| moved.rate)),
+            p50_us: over(|one| Some(one.delays.one_way.p50)),
+            p99_us: over(|one| Some(one.delays.one_way.p99)),
+            half_round_trip_p50_us: over(|one| Some(one.delays.half_round_trip.p50)),
+            half_round_trip_p99_us: over(|one| Some(one.delays.half_round_trip.p99)),
+            cpu_us: over(|one| Some(one.delays.cpu)),
+        };
+        let wrongs = |one: &Repetition| {
+            let moved = one.moved.as_ref().and_then(|moved| moved.wrong.clone());
+            moved.or_else(|| one.delays.wrong.clone())
+        };
+        let wrong = found.iter().find_map(wrongs);
+        let median = |spread: Option<SampleRange>| spread.map(|spread| spread.median);
+        let by = found.first().map(|one| one.moved.as_ref().map_or(one.delays.by, |moved| moved.by));
+        let asked = format!("{:?}", setup.transport).to_lowercase();
+        Self {
+            transport: by.map_or(asked, |by| by.name().to_owned()),
+            asked: setup.transport,
+            size_bytes: shape.size,
+            batch: shape.batch,
+            pairs,
+            in_flight: shape.in_flight,
+            // What stays in memory, or in the kernel of one host, has none.
+            checksums: setup.checksums && by == Some(TransportKind::Tcp),
+            lanes: setup.lanes,
+            repetitions: found.len(),
+            gbytes_per_second: median(spread.gbytes_per_second),
+            p50_us: median(spread.p50_us),
+            p99_us: median(spread.p99_us),
+            half_round_trip_p50_us: median(spread.half_round_trip_p50_us),
+            half_round_trip_p99_us: median(spread.half_round_trip_p99_us),
+            cpu_us: median(spread.cpu_us),
+            prepares: *prepares,
+            verified: wrong.is_none() && !found.is_empty(),
+            wrong,
+            spread,
+        }
+    }
+}
+
+/// What comes before the lines of all sizes.
+pub fn heading(prepares: &PrepareTimes) -> String {
+    format!(
+        "prepare: first {:.0} us, with the connection there p50 {:.1} us, p99 {:.1} us\n{:>10} {:>6} {:>5} {:>9}  {:>22}  {:>19}  {:>19}  {:>7}\n",
+        prepares.prepare_first_us,
+        prepares.prepare_p50_us,
+        prepares.prepare_p99_us,
+        "size",
+        "batch",
+        "by",
+        "in flight",
+        "GB/s (least..most)",
+        "one way p50/p99 us",
+        "half trip p50/p99 us",
+        "cpu us",
+    )
+}
+
+impl fmt::Display for SizeResult {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rate = self.spread.gbytes_per_second.map_or_else(
+            || "-".to_owned(),
+            |rate| format!("{:.2} ({:.2}..{:.2})", rate.median, rate.min, rate.max),
+        );
+        let both = |p50: Option<f64>, p99: Option<f64>| {
+            let text = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |us| format!("{us:.1}"));
+            format!("{}/{}", text(p50), text(p99))
+        };
+        writeln!(
+            out,
+            "{:>10} {:>6} {:>5} {:>9}  {rate:>22}  {:>19}  {:>19}  {:>7}{}",
+            bytes(self.size_bytes as u64),
+            self.batch,
+            self.transport,
+            self.in_flight,
+            both(self.p50_us, self.p99_us),
+            both(self.half_round_trip_p50_us, self.half_round_trip_p99_us),
+            self.cpu_us.map_or_else(|| "-".to_owned(), |us| format!("{us:.1}")),
+            self.wrong.as_ref().map_or_else(String::new, |wrong| format!("  WRONG: {wrong}")),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_are_taken_between_the_ends_and_leave_the_first_rounds_out() {
+        // In microseconds: a launch at 0, 100, 200, 300, there 4 later, answered at once, back 6 later.
+        let times = |offset: u64| -> Vec<u64> { (0..4).map(|n| n * 100_000 + offset * 1000).collect() };
+        let by = TransportKind::Shm;
+        let mut near = PingPong { launched: times(0), arrived: times(10), worked: 10_000, by, wrong: None };
+        let far = PingPong { launched: times(4), arrived: times(4), worked: 6_000, by, wrong: None };
+        near.arrived[0] = 90_000;
+        let delays = LatencySample::new(&near, &far, None);
+        assert!((delays.half_round_trip.p50 - 5.0).abs() < 1e-9);
+        assert!((delays.half_round_trip.p99 - 5.0).abs() < 1e-9, "the first round was slow");
+        assert!((delays.one_way.p99 - 6.0).abs() < 1e-9);
+        assert!((delays.cpu - 2.0).abs() < 1e-9, "16 us for 8 transfers");
+    }
+
+    #[test]
+    fn an_error_in_one_repetition_is_reported() {
+        let certificates = crate::cli::certificates::TransferCertificateArgs::default();
+        let setup =
+            EngineSetup { transport: Choice::Tcp, lanes: None, spin: None, checksums: true, certificates };
+        let shape = BenchShape { size: 4096, batch: 1, in_flight: 2 };
+        let prepares = PrepareTimes::new(&[(5000, vec![1000, 2000, 3000])]);
+        let by = TransportKind::Tcp;
+        let one = |rate, wrong: Option<&str>| Repetition {
+            moved: Some(ThroughputSample { rate, by, wrong: wrong.map(str::to_owned) }),
+            delays: LatencySample {
+                one_way: Percentiles::of(vec![1000]),
+                half_round_trip: Percentiles::of(vec![1000]),
+                cpu: 1.0,
+                by,
+                wrong: None,
+            },
+        };
+        let good = SizeResult::new(1, &setup, shape, &prepares, &[one(1.0, None), one(3.0, None)]);
+        assert!(good.verified && good.gbytes_per_second == Some(2.0));
+        let bad = SizeResult::new(1, &setup, shape, &prepares, &[one(1.0, None), one(3.0, Some("byte 3"))]);
+        assert!(!bad.verified);
+        assert!(bad.to_string().contains("byte 3"));
+        assert!(!SizeResult::new(1, &setup, shape, &prepares, &[]).verified, "nothing was looked at");
+    }
+}

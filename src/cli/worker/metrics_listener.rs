@@ -1,0 +1,56 @@
+//! Serves `/metrics` of a worker.
+//!
+//! It collects nothing (`agent::metrics`). Begin at `MetricsListener::serve`.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use axum::Router;
+use axum::http::{StatusCode, header};
+use axum::routing::get;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::clock::Clock;
+use crate::http;
+use crate::tls::{HandshakeFailures, ListenerTls};
+
+/// Connections at once. Prometheus has one.
+const CONNECTIONS: usize = 16;
+
+/// Where metrics are asked for, once there are any.
+pub struct MetricsListener {
+    listener: TcpListener,
+    address: SocketAddr,
+}
+
+impl MetricsListener {
+    /// Listens.
+    pub async fn bind(address: SocketAddr) -> Result<Self> {
+        let listener = TcpListener::bind(address)
+            .await
+            .with_context(|| format!("--metrics: cannot listen at {address}; port 0 picks a free one"))?;
+        let address = listener.local_addr()?;
+        Ok(Self { listener, address })
+    }
+
+    /// Where they are.
+    pub fn url(&self) -> String {
+        format!("http://{}/metrics", self.address)
+    }
+
+    /// Serves what `page` says for as long as it is polled.
+    pub async fn serve(self, page: impl Fn() -> String + Clone + Send + Sync + 'static) {
+        let scrape = move || async move {
+            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page())
+        };
+        let nothing = || async { (StatusCode::NOT_FOUND, "a worker serves /metrics, and nothing else\n") };
+        let router = Router::new().route("/metrics", get(scrape)).fallback(nothing);
+        let clock = Clock::start();
+        let entrance = Arc::new(ListenerTls::plain("metrics", Arc::new(HandshakeFailures::new(clock))));
+        let traffic = http::ListenerState::new("metrics", clock, http::HttpLimits::new(CONNECTIONS));
+        let (_never, stop) = watch::channel(false);
+        http::serve(self.listener, entrance, router, traffic, stop).await;
+    }
+}

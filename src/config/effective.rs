@@ -1,0 +1,63 @@
+//! Writes the effective configuration as a file that reads back the same.
+//!
+//! Begin at `print`.
+
+use std::fmt::Write as _;
+
+use super::{ResolvedValue, SettingValue};
+use crate::text::is_hidden;
+
+/// A line each, under the headings of their tables, with the sources as comments in a column.
+pub fn print(values: &[ResolvedValue]) -> String {
+    let lines: Vec<String> =
+        values.iter().map(|value| format!("{} = {}", value.key, toml(&value.shown))).collect();
+    let column = lines.iter().map(String::len).max().unwrap_or(0).min(60);
+    let mut printed = String::new();
+    let mut table = "";
+    for (value, line) in values.iter().zip(&lines) {
+        if value.table != table {
+            table = &value.table;
+            // Writing to a string cannot fail.
+            let _ = writeln!(printed, "\n[{table}]");
+        }
+        let _ = writeln!(printed, "{line:column$}  # {}", value.source);
+    }
+    printed
+}
+
+fn toml(shown: &SettingValue) -> String {
+    match shown {
+        SettingValue::Text(text) if text.contains(is_hidden) => escaped(text),
+        SettingValue::Text(text) => toml::Value::String(text.clone()).to_string(),
+        SettingValue::Number(number) => number.to_string(),
+        SettingValue::Switch(switch) => switch.to_string(),
+    }
+}
+
+/// A text that would not show as it is: hidden characters are escaped as TOML escapes them.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => escaped.extend(['\\', c]),
+            // Writing to a string cannot fail.
+            c if is_hidden(c) => _ = write!(escaped, "\\U{:08X}", u32::from(c)),
+            c => escaped.push(c),
+        }
+    }
+    escaped + "\""
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hidden_characters_are_escaped_and_mean_the_same() {
+        let text = "a\"\\\u{1b}]0;\u{7}\n\u{202e}\u{e0041}";
+        let written = toml(&SettingValue::Text(text.into()));
+        assert!(!written.contains(is_hidden), "{written}");
+        let read: ::toml::Table = format!("k = {written}").parse().unwrap();
+        assert_eq!(read["k"].as_str(), Some(text));
+    }
+}

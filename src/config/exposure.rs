@@ -1,0 +1,170 @@
+//! Refuses to serve an address beyond this machine without access control.
+//!
+//! It implements no access control (`http` and `tls` do). Encryption alone does not open an address: a server that
+//! hides what is said still lets everybody speak. Certificates of clients do. Begin at [`TlsConfig`].
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use super::{Config, ConfigError};
+use crate::tls::{TlsFiles, TlsMode};
+
+/// The TLS of one edge.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TlsConfig {
+    /// Which connections are taken.
+    pub mode: TlsMode,
+    /// The certificate.
+    pub cert: Option<PathBuf>,
+    /// Its key.
+    pub key: Option<PathBuf>,
+    /// The authorities of clients.
+    pub client_ca: Option<PathBuf>,
+}
+
+impl TlsConfig {
+    /// The files, if there is to be TLS. `edge` is the first word of the settings' names.
+    ///
+    /// # Errors
+    /// If one goes without another that it needs.
+    pub fn files(&self, edge: &str) -> Result<Option<TlsFiles>, ConfigError> {
+        let lacking = |given: &str, lacks: &str| {
+            Err(ConfigError::MissingCompanion {
+                given: format!("--{edge}-tls-{given}"),
+                lacks: format!("--{edge}-tls-{lacks}"),
+            })
+        };
+        match (&self.cert, &self.key) {
+            (Some(cert), Some(key)) => {
+                let client_ca = self.client_ca.clone();
+                Ok(Some(TlsFiles { cert: cert.clone(), key: key.clone(), client_ca }))
+            }
+            (Some(_), None) => lacking("cert", "key"),
+            (None, Some(_)) => lacking("key", "cert"),
+            (None, None) if self.client_ca.is_some() => lacking("client-ca", "cert"),
+            (None, None) if matches!(self.mode, TlsMode::Optional | TlsMode::Required) => {
+                lacking("mode", "cert")
+            }
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// Whether all who come in have shown a certificate.
+    fn verifies_clients(&self) -> bool {
+        self.cert.is_some()
+            && self.client_ca.is_some()
+            && matches!(self.mode, TlsMode::Auto | TlsMode::Required)
+    }
+}
+
+/// An address that would be open to everybody who can reach it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExposedAddress {
+    /// `HTTP` or `gRPC`.
+    pub edge: &'static str,
+    /// The address.
+    pub address: SocketAddr,
+}
+
+impl fmt::Display for ExposedAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { edge, address } = self;
+        let all = format!(
+            "the {edge} address {address} can be reached from other machines, and nothing would ask who they are; do one of these:"
+        );
+        if *edge == "HTTP" {
+            return write!(
+                f,
+                "{all}\n  \
+                 - make a token for each who needs one: muster token new --name NAME --role viewer|operator|admin --file \
+                 tokens.toml, and serve with --tokens-file tokens.toml\n  \
+                 - ask for certificates: --http-tls-cert, --http-tls-key and --http-tls-client-ca\n  \
+                 - stay on this machine: --http 127.0.0.1:{port}\n  \
+                 - let everybody in who can reach it: --insecure",
+                port = address.port()
+            );
+        }
+        write!(
+            f,
+            "{all}\n  \
+             - ask for certificates (mutual TLS: jaxlib 0.11.2 and later): --grpc-tls-cert, --grpc-tls-key and \
+             --grpc-tls-client-ca; `muster tls new DIR` makes some to try with\n  \
+             - stay on this machine: --grpc 127.0.0.1:{port}\n  \
+             - let everybody in who can reach it, which is the only way for clients that speak nothing but plaintext \
+             (jaxlib before 0.11.2): --insecure-grpc, inside a network that you trust",
+            port = address.port()
+        )
+    }
+}
+
+impl Config {
+    /// Sees to it that no address is open to other machines unless that is wanted, and that TLS has what it needs.
+    ///
+    /// # Errors
+    /// Which address is, and what to do about it.
+    pub fn require_access_control(&self) -> Result<(), ConfigError> {
+        let server = &self.server;
+        server.grpc_tls.files("grpc")?;
+        server.http_tls.files("http")?;
+        let known = server.tokens_file.is_some() || server.http_tls.verifies_clients();
+        let web = [Some(server.http), server.metrics].into_iter().flatten();
+        if !(known || server.insecure)
+            && let Some(address) = web.into_iter().find(|address| !address.ip().is_loopback())
+        {
+            return Err(ConfigError::Open(ExposedAddress { edge: "HTTP", address }));
+        }
+        if server.grpc_tls.verifies_clients() || server.insecure_grpc {
+            return Ok(());
+        }
+        let own = self.jobs.iter().filter_map(|job| job.grpc);
+        match std::iter::once(server.grpc).chain(own).find(|address| !address.ip().is_loopback()) {
+            Some(address) => Err(ConfigError::Open(ExposedAddress { edge: "gRPC", address })),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{ConfigRequest, JobSelection, Profile, load};
+
+    fn refusal(flags: &[(&'static str, &str)], jobs: &[&str]) -> Option<String> {
+        let asked = ConfigRequest {
+            profile: Profile::Serve,
+            file: None,
+            flags: flags.iter().map(|(key, text)| (*key, (*text).into())).collect(),
+            jobs: JobSelection::Declared {
+                tasks: None,
+                jobs: jobs.iter().map(|job| (*job).into()).collect(),
+            },
+        };
+        load(&asked, &|_| None).unwrap().require_access_control().err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn exposed_addresses_require_access_control() {
+        let everywhere = ("http", "0.0.0.0:8477");
+        assert_eq!(refusal(&[], &["a=1"]), None);
+        assert!(refusal(&[everywhere], &[]).unwrap().contains("muster token new"));
+        assert_eq!(refusal(&[everywhere, ("insecure", "true")], &[]), None);
+        assert_eq!(refusal(&[everywhere, ("tokens-file", "t")], &[]), None);
+        let cert = [everywhere, ("http-tls-cert", "c"), ("http-tls-key", "k")];
+        assert!(refusal(&cert, &[]).is_some(), "to hide what is said is not to ask who speaks");
+        let mutual = [&cert[..], &[("http-tls-client-ca", "ca")]].concat();
+        assert_eq!(refusal(&mutual, &[]), None);
+        let optional = [&mutual[..], &[("http-tls-mode", "optional")]].concat();
+        assert!(refusal(&optional, &[]).is_some(), "whoever speaks plaintext shows no certificate");
+    }
+
+    #[test]
+    fn every_grpc_address_counts() {
+        assert!(refusal(&[("grpc", "0.0.0.0:1")], &[]).unwrap().contains("--insecure-grpc"));
+        assert!(refusal(&[], &["a=1@10.0.0.1:1"]).unwrap().contains("10.0.0.1:1"));
+        assert_eq!(refusal(&[("insecure-grpc", "true")], &["a=1@10.0.0.1:1"]), None);
+        let mutual = [("grpc-tls-cert", "c"), ("grpc-tls-key", "k"), ("grpc-tls-client-ca", "ca")];
+        assert_eq!(refusal(&mutual, &["a=1@10.0.0.1:1"]), None);
+        assert!(refusal(&mutual[..1], &[]).unwrap().contains("--grpc-tls-key"));
+        assert!(refusal(&[("grpc-tls-mode", "required")], &[]).unwrap().contains("--grpc-tls-cert"));
+    }
+}

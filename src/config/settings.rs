@@ -1,0 +1,549 @@
+//! Declares every setting once: name, help, parser, printer.
+//!
+//! Flags, environment variables, the keys of the file, `--help` and `muster config print` all come from these two
+//! tables. `load.rs` decides precedence. Begin at [`SERVER_SETTINGS`] and [`JOB_SETTINGS`].
+
+use std::path::PathBuf;
+
+use crate::coordination::{ErrorDelivery, JobSettings};
+use crate::http::{AllowedHosts, AuditFailurePolicy, RedactionPatterns};
+use crate::telemetry::log;
+use crate::telemetry::traces::{OtlpProtocol, check_endpoint};
+use crate::text::{format_duration, parse_duration, parse_positive_duration};
+use crate::tls::TlsMode;
+
+use super::value::{format_rules, parse_address, parse_count, parse_rules, parse_switch};
+use super::{LogFormat, ServerConfig};
+
+/// A value as the file spells it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SettingValue {
+    /// A quoted text.
+    Text(String),
+    /// A number.
+    Number(u64),
+    /// `true` or `false`.
+    Switch(bool),
+}
+
+/// One setting of a `T`.
+pub struct Setting<T: 'static> {
+    /// Its name: the flag without its dashes, and the key in the file.
+    pub name: &'static str,
+    /// What stands for its value in help texts.
+    pub placeholder: &'static str,
+    /// Few need it: `--help` shows it, `-h` does not.
+    pub is_advanced: bool,
+    /// What it is for.
+    pub help: &'static str,
+    /// Its value, as the file spells it.
+    pub show: fn(&T) -> SettingValue,
+    /// Reads its value from text; the error says what is wrong and what to write instead.
+    pub set: fn(&mut T, &str) -> Result<(), String>,
+}
+
+/// The environment variable of the setting `name`.
+#[must_use]
+pub fn environment_variable(name: &str) -> String {
+    format!("MUSTER_{}", name.to_ascii_uppercase().replace('-', "_"))
+}
+
+fn text(value: impl ToString) -> SettingValue {
+    SettingValue::Text(value.to_string())
+}
+
+fn path(path: Option<&PathBuf>) -> SettingValue {
+    path.map_or_else(|| text("none"), |path| text(path.display()))
+}
+
+fn parse_path(text: &str) -> Option<PathBuf> {
+    (text != "none").then(|| text.into())
+}
+
+/// A setting that is the path of a file, or none.
+macro_rules! path_key {
+    ($name:literal, $help:literal, $($field:ident).+) => {
+        Setting {
+            name: $name,
+            placeholder: "PATH|none",
+            is_advanced: false,
+            help: $help,
+            show: |server| path(server.$($field).+.as_ref()),
+            set: |server, text| {
+                server.$($field).+ = parse_path(text);
+                Ok(())
+            },
+        }
+    };
+}
+
+/// A setting that says which connections a listener takes.
+macro_rules! mode_key {
+    ($name:literal, $field:ident) => {
+        Setting {
+            name: $name,
+            placeholder: "MODE",
+            is_advanced: true,
+            help: "Which connections are taken there: required (TLS), optional (TLS and plaintext), off (plaintext), or \
+                   auto (required if there is a certificate)",
+            show: |server| text(server.$field.mode),
+            set: |server, text| TlsMode::parse(text).map(|value| server.$field.mode = value),
+        }
+    };
+}
+
+/// The settings of the server.
+pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
+    Setting {
+        name: "grpc",
+        placeholder: "ADDR",
+        is_advanced: false,
+        help: "Where JAX clients connect; port 0 picks a free one",
+        show: |server| text(server.grpc),
+        set: |server, text| parse_address(text).map(|value| server.grpc = value),
+    },
+    Setting {
+        name: "grpc-connections",
+        placeholder: "COUNT",
+        is_advanced: true,
+        help: "gRPC connections at once; more are closed at once",
+        show: |server| SettingValue::Number(server.grpc_limits.connections as u64),
+        set: |server, text| parse_count(text, 1, 1 << 24).map(|value| server.grpc_limits.connections = value),
+    },
+    Setting {
+        name: "grpc-streams",
+        placeholder: "COUNT",
+        is_advanced: true,
+        help: "gRPC calls in progress at once on one connection",
+        show: |server| SettingValue::Number(u64::from(server.grpc_limits.streams_per_connection)),
+        set: |server, text| {
+            parse_count(text, 1, 1 << 24).map(|value| {
+                server.grpc_limits.streams_per_connection = u32::try_from(value).unwrap_or(u32::MAX)
+            })
+        },
+    },
+    Setting {
+        name: "grpc-message-bytes",
+        placeholder: "BYTES",
+        is_advanced: true,
+        help: "Length of one gRPC message, after inflation",
+        show: |server| SettingValue::Number(server.grpc_limits.message_bytes as u64),
+        set: |server, text| {
+            parse_count(text, 4 << 10, 2 << 30).map(|value| server.grpc_limits.message_bytes = value)
+        },
+    },
+    Setting {
+        name: "grpc-bodies-bytes",
+        placeholder: "BYTES",
+        is_advanced: true,
+        help: "Memory for gRPC requests that arrive in pieces, over all connections; more wait their turn",
+        show: |server| SettingValue::Number(server.grpc_limits.bodies_in_flight_bytes as u64),
+        set: |server, text| {
+            parse_count(text, 4 << 10, 1 << 40).map(|value| server.grpc_limits.bodies_in_flight_bytes = value)
+        },
+    },
+    Setting {
+        name: "grpc-connection-state-bytes",
+        placeholder: "BYTES",
+        is_advanced: true,
+        help: "Memory for the requests in progress on one gRPC connection; what would need more is refused",
+        show: |server| SettingValue::Number(server.grpc_limits.state_bytes_per_connection as u64),
+        set: |server, text| {
+            parse_count(text, 64 << 10, 1 << 40)
+                .map(|value| server.grpc_limits.state_bytes_per_connection = value)
+        },
+    },
+    Setting {
+        name: "grpc-state-bytes",
+        placeholder: "BYTES",
+        is_advanced: true,
+        help: "Memory for the requests in progress on all gRPC connections, beyond the first 16 KiB of each",
+        show: |server| SettingValue::Number(server.grpc_limits.state_bytes as u64),
+        set: |server, text| {
+            parse_count(text, 64 << 10, 1 << 40).map(|value| server.grpc_limits.state_bytes = value)
+        },
+    },
+    Setting {
+        name: "grpc-unsent-bytes",
+        placeholder: "BYTES",
+        is_advanced: true,
+        help: "Answers that one gRPC client has not taken yet; with more, its calls wait",
+        show: |server| SettingValue::Number(server.grpc_limits.unsent_bytes_per_connection as u64),
+        set: |server, text| {
+            parse_count(text, 4 << 10, 1 << 40)
+                .map(|value| server.grpc_limits.unsent_bytes_per_connection = value)
+        },
+    },
+    Setting {
+        name: "http",
+        placeholder: "ADDR",
+        is_advanced: false,
+        help: "Where people and tools look: health, version and the REST API; port 0 picks a free one",
+        show: |server| text(server.http),
+        set: |server, text| parse_address(text).map(|value| server.http = value),
+    },
+    Setting {
+        name: "http-connections",
+        placeholder: "COUNT",
+        is_advanced: true,
+        help: "How many HTTP connections are served at once; those without a request make room for more",
+        show: |server| SettingValue::Number(server.http_connections as u64),
+        set: |server, text| parse_count(text, 1, 1 << 16).map(|value| server.http_connections = value),
+    },
+    Setting {
+        name: "http-connections-per-source",
+        placeholder: "COUNT",
+        is_advanced: true,
+        help: "How many HTTP connections one address (one /64 network of IPv6) may have at once",
+        show: |server| SettingValue::Number(server.http_connections_per_source as u64),
+        set: |server, text| {
+            parse_count(text, 1, 1 << 16).map(|value| server.http_connections_per_source = value)
+        },
+    },
+    Setting {
+        name: "http-bodies-bytes",
+        placeholder: "BYTES",
+        is_advanced: true,
+        help: "Memory for the bodies of HTTP requests, a quarter of it for one address; more are refused",
+        show: |server| SettingValue::Number(server.http_bodies_bytes as u64),
+        set: |server, text| parse_count(text, 2 << 20, 1 << 40).map(|value| server.http_bodies_bytes = value),
+    },
+    Setting {
+        name: "health",
+        placeholder: "ADDR|none",
+        is_advanced: false,
+        help: "A separate plaintext listener, without authentication, for /healthz/live and /healthz/ready, which the HTTP port \
+               serves too; port 0 picks a free one",
+        show: |server| server.health.map_or_else(|| text("none"), text),
+        set: |server, text| {
+            server.health = match text {
+                "none" => None,
+                text => Some(parse_address(text).map_err(|wrong| format!("{wrong}, or none"))?),
+            };
+            Ok(())
+        },
+    },
+    Setting {
+        name: "http-streams",
+        placeholder: "COUNT",
+        is_advanced: true,
+        help: "How many streams of events are served at once; more are refused",
+        show: |server| SettingValue::Number(server.http_streams as u64),
+        set: |server, text| parse_count(text, 1, 1 << 16).map(|value| server.http_streams = value),
+    },
+    Setting {
+        name: "metrics",
+        placeholder: "ADDR|none",
+        is_advanced: false,
+        help: "Where /metrics is served as well as on the HTTP port, on a listener of its own; port 0 picks a free one",
+        show: |server| server.metrics.map_or_else(|| text("none"), text),
+        set: |server, text| {
+            server.metrics = match text {
+                "none" => None,
+                text => Some(parse_address(text).map_err(|wrong| format!("{wrong}, or none"))?),
+            };
+            Ok(())
+        },
+    },
+    Setting {
+        name: "task-metrics-max",
+        placeholder: "COUNT",
+        is_advanced: true,
+        help: "Jobs with more tasks than this have no metrics for each task",
+        show: |server| SettingValue::Number(server.task_metrics_max as u64),
+        set: |server, text| parse_count(text, 0, 1 << 20).map(|value| server.task_metrics_max = value),
+    },
+    Setting {
+        name: "rpc-metrics",
+        placeholder: "true|false",
+        is_advanced: true,
+        help: "Count and time calls by method",
+        show: |server| SettingValue::Switch(server.grpc_limits.count_calls),
+        set: |server, text| parse_switch(text).map(|value| server.grpc_limits.count_calls = value),
+    },
+    Setting {
+        name: "otlp-endpoint",
+        placeholder: "URL|none",
+        is_advanced: true,
+        help: "Where traces are sent by OTLP, such as http://HOST:4317; without it, OTEL_EXPORTER_OTLP_ENDPOINT says so",
+        show: |server| server.otlp_endpoint.as_ref().map_or_else(|| text("none"), text),
+        set: |server, text| {
+            server.otlp_endpoint = match text {
+                "none" => None,
+                text => Some(check_endpoint(text).map(|()| text.to_owned())?),
+            };
+            Ok(())
+        },
+    },
+    Setting {
+        name: "otlp-protocol",
+        placeholder: "grpc|http",
+        is_advanced: true,
+        help: "How traces are sent to --otlp-endpoint",
+        show: |server| text(server.otlp_protocol),
+        set: |server, text| OtlpProtocol::parse(text).map(|value| server.otlp_protocol = value),
+    },
+    Setting {
+        name: "io-threads",
+        placeholder: "COUNT",
+        is_advanced: true,
+        help: "Threads that serve connections",
+        show: |server| SettingValue::Number(server.io_threads as u64),
+        set: |server, text| parse_count(text, 1, 1 << 10).map(|value| server.io_threads = value),
+    },
+    Setting {
+        name: "jobs-max",
+        placeholder: "COUNT",
+        is_advanced: true,
+        help: "How many jobs there may be, those that are made at run time included",
+        show: |server| SettingValue::Number(server.jobs_max as u64),
+        set: |server, text| parse_count(text, 1, 1 << 20).map(|value| server.jobs_max = value),
+    },
+    Setting {
+        name: "stop-timeout",
+        placeholder: "DURATION",
+        is_advanced: true,
+        help: "How long open connections may take to finish when the server stops",
+        show: |server| text(format_duration(server.stop_timeout)),
+        set: |server, text| parse_duration(text).map(|value| server.stop_timeout = value),
+    },
+    Setting {
+        name: "log",
+        placeholder: "FILTER",
+        is_advanced: false,
+        help: "What is logged: error, warn, info, debug, trace or off, or a filter such as \
+               'info,muster::events=warn' (every change of state is an event)",
+        show: |server| text(&server.log),
+        set: |server, text| log::check_filter(text).map(|()| server.log = text.into()),
+    },
+    Setting {
+        name: "audit-lines",
+        placeholder: "COUNT",
+        is_advanced: true,
+        help: "How many lines of the audit are kept in memory; older ones are only in --audit-file",
+        show: |server| SettingValue::Number(server.audit_lines as u64),
+        set: |server, text| parse_count(text, 1, 1 << 20).map(|value| server.audit_lines = value),
+    },
+    Setting {
+        name: "log-format",
+        placeholder: "FORMAT",
+        is_advanced: false,
+        help: "How log lines look: human or json",
+        show: |server| text(server.log_format),
+        set: |server, text| LogFormat::parse(text).map(|value| server.log_format = value),
+    },
+    path_key!(
+        "audit-file",
+        "Append a line of JSON to this file for everything that an operator does; the last lines are at /api/v1/audit in \
+         any case",
+        audit_file
+    ),
+    Setting {
+        name: "audit-failure",
+        placeholder: "continue|refuse",
+        is_advanced: true,
+        help: "While --audit-file cannot be written: continue (changes are made, and their lines wait) or refuse (changes are \
+               answered with 503)",
+        show: |server| text(server.audit_failure),
+        set: |server, text| AuditFailurePolicy::parse(text).map(|value| server.audit_failure = value),
+    },
+    Setting {
+        name: "redact-keys",
+        placeholder: "GLOB,...|none",
+        is_advanced: true,
+        help: "Keys whose values the REST API does not show; * stands for any text",
+        show: |server| text(&server.redact_keys),
+        set: |server, text| RedactionPatterns::parse(text).map(|value| server.redact_keys = value),
+    },
+    path_key!(
+        "grpc-tls-cert",
+        "The certificate of the gRPC listeners (PEM, with those in between)",
+        grpc_tls.cert
+    ),
+    path_key!("grpc-tls-key", "Its key (PEM); both are read again when they change", grpc_tls.key),
+    path_key!(
+        "grpc-tls-client-ca",
+        "The authorities whose clients may connect (mutual TLS); none: clients are not asked",
+        grpc_tls.client_ca
+    ),
+    mode_key!("grpc-tls-mode", grpc_tls),
+    path_key!(
+        "http-tls-cert",
+        "The certificate of the HTTP listener (PEM, with those in between)",
+        http_tls.cert
+    ),
+    path_key!("http-tls-key", "Its key (PEM); both are read again when they change", http_tls.key),
+    path_key!(
+        "http-tls-client-ca",
+        "The authorities whose clients may connect; none: clients are not asked",
+        http_tls.client_ca
+    ),
+    mode_key!("http-tls-mode", http_tls),
+    Setting {
+        name: "http-hosts",
+        placeholder: "NAME,...|none",
+        is_advanced: false,
+        help: "Names by which people and tools reach the HTTP address, besides localhost and IP addresses; *.NAME stands for \
+               all names below one",
+        show: |server| text(&server.http_hosts),
+        set: |server, text| AllowedHosts::parse(text).map(|value| server.http_hosts = value),
+    },
+    path_key!(
+        "tokens-file",
+        "Who may do what over HTTP: see `muster token new`; without it everybody may do everything. It is read again \
+         when it changes",
+        tokens_file
+    ),
+    Setting {
+        name: "session-timeout",
+        placeholder: "DURATION",
+        is_advanced: true,
+        help: "How long a login in a browser holds",
+        show: |server| text(format_duration(server.session_timeout)),
+        set: |server, text| parse_positive_duration(text).map(|value| server.session_timeout = value),
+    },
+    Setting {
+        name: "http-changes-per-second",
+        placeholder: "COUNT",
+        is_advanced: true,
+        help: "How many changes one actor may ask for in a second, over HTTP",
+        show: |server| SettingValue::Number(server.http_changes_per_second as u64),
+        set: |server, text| parse_count(text, 1, 1 << 20).map(|value| server.http_changes_per_second = value),
+    },
+    Setting {
+        name: "insecure",
+        placeholder: "true|false",
+        is_advanced: false,
+        help: "Let other machines use the HTTP address without saying who they are",
+        show: |server| SettingValue::Switch(server.insecure),
+        set: |server, text| parse_switch(text).map(|value| server.insecure = value),
+    },
+    Setting {
+        name: "insecure-grpc",
+        placeholder: "true|false",
+        is_advanced: false,
+        help: "Let other machines use the gRPC addresses without saying who they are: needed for clients that speak only \
+               plaintext (jaxlib before 0.11.2)",
+        show: |server| SettingValue::Switch(server.insecure_grpc),
+        set: |server, text| parse_switch(text).map(|value| server.insecure_grpc = value),
+    },
+];
+
+/// The settings of a job that may differ from job to job.
+pub static JOB_SETTINGS: [Setting<JobSettings>; 8] = [
+    Setting {
+        name: "recoverable",
+        placeholder: "true|false",
+        is_advanced: false,
+        help: "Tasks may fail and come back without ending the run",
+        show: |job| SettingValue::Switch(job.recoverable),
+        set: |job, text| parse_switch(text).map(|value| job.recoverable = value),
+    },
+    Setting {
+        name: "heartbeat-timeout",
+        placeholder: "DURATION",
+        is_advanced: false,
+        help: "A task that gives no sign of life for this long has failed",
+        show: |job| text(format_duration(job.heartbeat_timeout)),
+        set: |job, text| parse_positive_duration(text).map(|value| job.heartbeat_timeout = value),
+    },
+    Setting {
+        name: "register-timeout",
+        placeholder: "DURATION",
+        is_advanced: false,
+        help: "How long tasks wait for one another when they register",
+        show: |job| text(format_duration(job.register_timeout)),
+        set: |job, text| parse_positive_duration(text).map(|value| job.register_timeout = value),
+    },
+    Setting {
+        name: "shutdown-timeout",
+        placeholder: "DURATION",
+        is_advanced: false,
+        help: "How long tasks wait for one another when they shut down; 0s: not at all",
+        show: |job| text(format_duration(job.shutdown_timeout)),
+        set: |job, text| parse_duration(text).map(|value| job.shutdown_timeout = value),
+    },
+    Setting {
+        name: "disconnect-grace",
+        placeholder: "DURATION|off",
+        is_advanced: false,
+        help: "How long a task whose connection broke may take to be heard again; off: only heartbeats count",
+        show: |job| job.disconnect_grace.map_or_else(|| text("off"), |grace| text(format_duration(grace))),
+        set: |job, text| {
+            let value = match text {
+                "off" => None,
+                text => Some(parse_duration(text).map_err(|wrong| format!("{wrong}, or off"))?),
+            };
+            job.disconnect_grace = value;
+            Ok(())
+        },
+    },
+    Setting {
+        name: "error-delivery",
+        placeholder: "auto|hold|cancel",
+        is_advanced: false,
+        help: "How errors reach tasks: hold (at once, by a held poll), cancel (with the next heartbeat; clients \
+               survive a lost connection), or auto (cancel for recoverable jobs, hold otherwise)",
+        show: |job| {
+            text(match job.error_delivery {
+                ErrorDelivery::Auto => "auto",
+                ErrorDelivery::Hold => "hold",
+                ErrorDelivery::Cancel => "cancel",
+            })
+        },
+        set: |job, text| {
+            job.error_delivery = match text {
+                "auto" => ErrorDelivery::Auto,
+                "hold" => ErrorDelivery::Hold,
+                "cancel" => ErrorDelivery::Cancel,
+                _ => return Err("write auto, hold or cancel".into()),
+            };
+            Ok(())
+        },
+    },
+    Setting {
+        name: "auto-exclude",
+        placeholder: "RULE,...|none",
+        is_advanced: true,
+        help: "Findings upon which the server itself excludes the task that they name, in recoverable jobs: \
+               stalled-task, chronic-straggler, restart-storm",
+        show: |job| text(format_rules(&job.auto_exclude)),
+        set: |job, text| parse_rules(text).map(|rules| job.auto_exclude = rules),
+    },
+    Setting {
+        name: "auto-exclude-for",
+        placeholder: "DURATION",
+        is_advanced: true,
+        help: "How long the exclusions last that the server makes itself",
+        show: |job| text(format_duration(job.auto_exclude_for)),
+        set: |job, text| parse_positive_duration(text).map(|value| job.auto_exclude_for = value),
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Profile;
+
+    fn spelled(shown: SettingValue) -> String {
+        match shown {
+            SettingValue::Text(text) => text,
+            SettingValue::Number(number) => number.to_string(),
+            SettingValue::Switch(switch) => switch.to_string(),
+        }
+    }
+
+    #[test]
+    fn every_default_reads_back_as_it_is_shown() {
+        let mut server = ServerConfig::new(Profile::Serve);
+        for key in &SERVER_SETTINGS {
+            (key.set)(&mut server, &spelled((key.show)(&ServerConfig::new(Profile::Serve)))).unwrap();
+        }
+        assert_eq!(server, ServerConfig::new(Profile::Serve));
+        let mut job = JobSettings::new(1);
+        for key in &JOB_SETTINGS {
+            (key.set)(&mut job, &spelled((key.show)(&JobSettings::new(1)))).unwrap();
+        }
+        assert_eq!(job, JobSettings::new(1));
+    }
+}

@@ -1,0 +1,459 @@
+//! Performs exclusions on the tasks of a job. `exclusion.rs` keeps the table. Begin at `Job::exclude`.
+//!
+//! - *Eviction.* An excluded task fails as a lost one does: each of its waiting calls is answered, and it leaves
+//!   the live set. One task is evicted with the command itself; the tasks of an excluded host follow with ticks.
+//! - *Refusal.* Its registrations and calls are refused with PERMISSION_DENIED in the service's own name while the
+//!   exclusion is in force. Clients retry ABORTED, INTERNAL and transport errors until their own timeout; after
+//!   PERMISSION_DENIED they exit and show the text: operator, reason, expiry, and how to lift the exclusion.
+//! - *Excused.* Nothing waits for an evicted task until it registers again; `barrier_completion.rs` treats it like a task that
+//!   registered after the barrier began. So neither the exclusion nor its end stops the others. A task whose
+//!   failure ends the run is never excused, because the run needs all its tasks.
+//! - *A run that forms.* A recoverable job does not wait for a task that is excluded by number, and waits for it
+//!   again if the exclusion ends before the run starts. A fate-sharing job needs all N tasks and waits. A task
+//!   whose host is excluded may come from another host, and is waited for. A task that joins a run that started
+//!   without it is unsynced.
+//! - *Ending the run.* An exclusion that would end the run is refused unless `end_run` is given: in a fate-sharing
+//!   run, and for the last live task. `Run::run_outcome_without` decides that before anything changes. The preview (dry
+//!   run) performs the exclusion on a copy of the job, by the same code.
+//! - *Afterwards.* An evicted process stays out when its exclusion is lifted, because its calls have failed and its
+//!   barriers have passed without it. A new process of the task may register.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::actor::{Actor, Reason};
+use super::barrier::MemberState;
+use super::command::{BarrierPreview, CommandRefusal, ExclusionPreview};
+use super::context::TransitionContext;
+use super::event::{EventKind, FailureClass, RunOutcome};
+use super::exclusion::{Exclusion, ExclusionEndKind, ExclusionEndRecord, ExclusionTarget, PendingEviction};
+use super::failure::{Code, Failure};
+use super::ids::{ConnectionId, ExclusionId, TaskId, Timestamp};
+use super::input::Effect;
+use super::job::{Job, with_run};
+use super::run::Run;
+use super::waiters::{CallSelection, SharedAnswer};
+
+impl Failure {
+    /// The task was taken out by an exclusion: it may come back once that is over.
+    pub(super) fn is_exclusion(&self) -> bool {
+        self.code == Code::PermissionDenied && self.service_error.is_some_and(|e| !e.reported)
+    }
+}
+
+impl Job {
+    /// Takes a task or a host out.
+    #[expect(clippy::too_many_arguments, reason = "what an exclusion is made of")]
+    pub(super) fn exclude(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+        actor: Actor,
+        reason: Reason,
+        target: ExclusionTarget,
+        expires_in: Option<Duration>,
+        end_run: bool,
+    ) -> Result<ExclusionId, CommandRefusal> {
+        self.check_exclusion(target)?;
+        let tasks = self.tasks_excluded_by(target);
+        if !end_run && let Some(outcome) = self.run.run_outcome_without(&tasks) {
+            let why = match outcome {
+                RunOutcome::Failed => "its tasks share their fate, and it needs all of them",
+                _ => "nobody would be left in it",
+            };
+            return Err(CommandRefusal::EndsRun { target, run: self.run.number, why });
+        }
+        let expires_at = expires_in.map(|by| now.after(by));
+        let id = Arc::make_mut(&mut self.exclusions).add(target, actor, reason, now, expires_at);
+        self.enforce_exclusion(now, effects, id, tasks);
+        Ok(id)
+    }
+
+    fn check_exclusion(&self, target: ExclusionTarget) -> Result<(), CommandRefusal> {
+        if let ExclusionTarget::Task(task) = target
+            && self.run.task(task).is_none()
+        {
+            return Err(CommandRefusal::NoSuchTask { task, last: self.settings.tasks.saturating_sub(1) });
+        }
+        if let Some(known) = self.exclusions.for_target(target) {
+            let by = Box::new(known.actor.clone());
+            return Err(CommandRefusal::AlreadyExcluded { target, exclusion: known.id, by });
+        }
+        let bound = self.settings.bounds.exclusions;
+        if self.exclusions.len() >= bound {
+            return Err(CommandRefusal::TooManyExclusions(bound));
+        }
+        Ok(())
+    }
+
+    /// What an exclusion would do. Made by doing it to a copy, so that there is one rule for both.
+    ///
+    /// # Errors
+    /// If it would be refused, for any reason but that it ends the run.
+    pub(super) fn preview_exclusion(
+        &self,
+        now: Timestamp,
+        actor: &Actor,
+        reason: &Reason,
+        target: ExclusionTarget,
+    ) -> Result<ExclusionPreview, CommandRefusal> {
+        self.check_exclusion(target)?;
+        Ok(self.preview(now, actor, reason, target))
+    }
+
+    fn preview(
+        &self,
+        now: Timestamp,
+        actor: &Actor,
+        reason: &Reason,
+        target: ExclusionTarget,
+    ) -> ExclusionPreview {
+        // A copy shares all that the exclusion does not touch.
+        let (mut trial, mut effects) = (self.clone(), Vec::new());
+        let tasks = self.tasks_excluded_by(target);
+        let id = Arc::make_mut(&mut trial.exclusions).add(target, actor.clone(), reason.clone(), now, None);
+        trial.enforce_exclusion(now, &mut effects, id, tasks.clone());
+        trial.run_pending_work(now, &mut effects, &mut { usize::MAX });
+        let mut preview = ExclusionPreview {
+            calls_refused: 0,
+            calls_answered: 0,
+            barriers: Vec::new(),
+            live_sets: self
+                .run
+                .live_set_requests
+                .keys()
+                .filter(|set| !trial.run.live_set_requests.contains_key(set))
+                .count(),
+            starts_run: self.run.started_at.is_none() && trial.run.started_at.is_some(),
+            ends_run: trial.run.ended.filter(|_| self.run.ended.is_none()).map(|(outcome, _)| outcome),
+            live: trial.run.task_ids().filter(|id| trial.run.expect_task(*id).is_connected()).collect(),
+            tasks,
+        };
+        for effect in effects {
+            match effect {
+                Effect::Reply(_, Err(failure)) if failure.is_exclusion() => preview.calls_refused += 1,
+                Effect::Reply(..) => preview.calls_answered += 1,
+                Effect::Event(event) => preview.barriers.extend(match event.what {
+                    EventKind::BarrierPassed { barrier, counter, .. } => {
+                        Some(BarrierPreview { id: barrier.to_string(), counter, passes: true })
+                    }
+                    EventKind::BarrierFailed { barrier, counter } => {
+                        Some(BarrierPreview { id: barrier.to_string(), counter, passes: false })
+                    }
+                    _ => None,
+                }),
+                Effect::RequestIncarnation(_)
+                | Effect::CommandDone(_)
+                | Effect::BarrierEnded(_)
+                | Effect::FreeLater(_) => {}
+            }
+        }
+        preview
+    }
+
+    /// The tasks of the present run that an exclusion is about: the task itself, or those whose present or last life
+    /// registered from the host.
+    pub(super) fn tasks_excluded_by(&self, target: ExclusionTarget) -> Vec<TaskId> {
+        match target {
+            ExclusionTarget::Task(task) => self.run.task(task).map(|_| task).into_iter().collect(),
+            ExclusionTarget::Host(_) => {
+                self.run.task_ids().filter(|id| self.is_target(target, *id)).collect()
+            }
+        }
+    }
+
+    /// Begins to perform an exclusion that stands in the table upon the present run: [`Self::evict_next_task`] goes on with it.
+    fn enforce_exclusion(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+        id: ExclusionId,
+        tasks: Vec<TaskId>,
+    ) {
+        let Some(exclusion) = self.exclusions.get(id).cloned() else { return };
+        let Exclusion { target, actor, reason, .. } = &exclusion;
+        let expulsion = PendingEviction { exclusion: id, tasks: tasks.iter().copied().collect() };
+        with_run!(self, now, effects, |_run, cx| {
+            let change = EventKind::Excluded { exclusion: id, target: *target, tasks, actor: actor.clone() };
+            cx.emit(change, format!("{target} is excluded by {actor}: {reason}"));
+        });
+        self.pending_evictions.push_back(expulsion);
+        if self.pending_evictions.len() == 1 {
+            // A single task is out at once.
+            self.evict_next_task(now, effects, &mut 1);
+        }
+    }
+
+    /// Takes the next task out of the run of which an exclusion that is in force says so.
+    pub(super) fn evict_next_task(&mut self, now: Timestamp, effects: &mut Vec<Effect>, budget: &mut usize) {
+        // To take a task out costs as much as to answer so many calls.
+        const COST: usize = 16;
+        *budget = budget.saturating_sub(COST);
+        let Some(expulsion) = self.pending_evictions.front_mut() else { return };
+        let exclusion = self.exclusions.get(expulsion.exclusion).cloned();
+        let (Some(exclusion), Some(task)) = (exclusion, expulsion.tasks.pop_front()) else {
+            // It is performed, or over before it was.
+            self.pending_evictions.pop_front();
+            return;
+        };
+        if expulsion.tasks.is_empty() {
+            self.pending_evictions.pop_front();
+        }
+        let Exclusion { target, actor, reason, .. } = &exclusion;
+        if !self.is_target(*target, task) {
+            return;
+        }
+        let why = format!("excluded by {actor}: {reason}");
+        let failure = Arc::new(exclusion.refusal(self.name.as_str(), task).with_cause(&why));
+        let own = self.connections_of(task);
+        with_run!(self, now, effects, |run, cx| {
+            run.evict_task(cx, task, &failure, &why, &own);
+            run.exempt_from_barriers(cx, task, matches!(target, ExclusionTarget::Task(_)));
+        });
+    }
+
+    fn is_target(&self, target: ExclusionTarget, id: TaskId) -> bool {
+        match target {
+            ExclusionTarget::Task(task) => task == id,
+            host @ ExclusionTarget::Host(_) => {
+                self.run.expect_task(id).peer.is_some_and(|peer| ExclusionTarget::host(peer.ip()) == host)
+            }
+        }
+    }
+
+    /// Whether an exclusion is in force that will take the task out of the run.
+    pub(super) fn is_eviction_pending(&self, id: TaskId) -> bool {
+        self.pending_evictions.iter().any(|expulsion| expulsion.tasks.binary_search(&id).is_ok())
+    }
+
+    /// Ends an exclusion before its time.
+    pub(super) fn readmit(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+        actor: Actor,
+        reason: Reason,
+        id: ExclusionId,
+    ) -> Result<(), CommandRefusal> {
+        if self.exclusions.get(id).is_none() {
+            let numbered = self.exclusions.has_issued(id);
+            return Err(if numbered {
+                CommandRefusal::AlreadyOver(id)
+            } else {
+                CommandRefusal::NoSuchExclusion(id)
+            });
+        }
+        let (actor, reason) = (Some(actor), Some(reason));
+        let ended = ExclusionEndRecord { at: now, how: ExclusionEndKind::Lifted, actor, reason };
+        self.end_exclusion(now, effects, id, ended);
+        Ok(())
+    }
+
+    /// Ends every exclusion whose time is over.
+    pub(super) fn expire_exclusions(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
+        while let Some(id) = self.exclusions.next_expired(now) {
+            let ended =
+                ExclusionEndRecord { at: now, how: ExclusionEndKind::Expired, actor: None, reason: None };
+            self.end_exclusion(now, effects, id, ended);
+        }
+    }
+
+    fn end_exclusion(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+        id: ExclusionId,
+        ended: ExclusionEndRecord,
+    ) {
+        let actor = ended.actor.clone();
+        let reason = match (&ended.actor, &ended.reason) {
+            (Some(actor), Some(reason)) => format!("lifted by {actor}: {reason}"),
+            _ => "expired".to_owned(),
+        };
+        let Some(exclusion) = Arc::make_mut(&mut self.exclusions).end(id, ended, &self.settings.bounds)
+        else {
+            return;
+        };
+        let Exclusion { target, .. } = exclusion;
+        with_run!(self, now, effects, |run, cx| {
+            cx.emit(EventKind::Readmitted { exclusion: id, target, actor }, reason);
+            if let ExclusionTarget::Task(task) = target {
+                run.require_again(task);
+            }
+        });
+    }
+
+    /// What a registration of an excluded task, or from an excluded host, is answered.
+    pub(super) fn registration_refusal(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+        task: TaskId,
+        peer: Option<SocketAddr>,
+    ) -> Option<Failure> {
+        let exclusion = self.exclusions.matching(task, peer.map(|peer| peer.ip()))?;
+        let (id, failure) = (exclusion.id, exclusion.refusal(self.name.as_str(), task));
+        if Arc::make_mut(&mut self.exclusions).record_refusal(id, now) {
+            let from = peer.map_or_else(String::new, |peer| format!(" from {peer}"));
+            let reason = format!("registration of task {task}{from} refused: {}", failure.message);
+            with_run!(self, now, effects, |_run, cx| {
+                cx.emit(EventKind::RegistrationRefused { exclusion: id, task, peer }, reason);
+            });
+        }
+        Some(failure)
+    }
+
+    /// What any other call of an excluded task is answered, even when the exclusion is over: its life has ended with it.
+    pub(super) fn exclusion_refusal(&self, task: TaskId, peer: Option<SocketAddr>) -> Option<Failure> {
+        if let Some(exclusion) = self.exclusions.matching(task, peer.map(|peer| peer.ip())) {
+            return Some(exclusion.refusal(self.name.as_str(), task));
+        }
+        let failure = self.run.task(task)?.failure().filter(|failure| failure.is_exclusion())?;
+        Some(failure.as_ref().clone())
+    }
+
+    /// Excuses the tasks of a new run that are excluded by number.
+    pub(super) fn exempt_excluded_tasks(&mut self) {
+        if !self.settings.recoverable {
+            return;
+        }
+        let excluded: Vec<TaskId> = self.exclusions.in_force().filter_map(|e| e.task()).collect();
+        for task in excluded {
+            if self.run.task(task).is_some() {
+                self.run.expect_task_mut(task).is_exempt = true;
+            }
+        }
+    }
+}
+
+impl Exclusion {
+    /// The task that it is about, if it is about one.
+    pub(super) fn task(&self) -> Option<TaskId> {
+        match self.target {
+            ExclusionTarget::Task(task) => Some(task),
+            ExclusionTarget::Host(_) => None,
+        }
+    }
+
+    /// What a process of the task is told. Final for its client, which shows it and ends.
+    fn refusal(&self, job: &str, task: TaskId) -> Failure {
+        let whom = match self.target {
+            ExclusionTarget::Task(_) => format!("Task {task} of job {job} is excluded"),
+            ExclusionTarget::Host(host) => {
+                format!("Task {task} of job {job} runs on {host}, a host that is excluded")
+            }
+        };
+        let until = match self.expires_at {
+            Some(at) => format!("until {at}"),
+            None => "until that is lifted".to_owned(),
+        };
+        let text = format!(
+            "{whom} since {} and takes no part {until}, by decision of {}: {}. (Exclusion {id}; to lift it: muster readmit \
+             --job {job} {id} --reason TEXT.) End this process.",
+            self.since,
+            self.actor,
+            self.reason,
+            id = self.id,
+        );
+        Failure::from_service(Code::PermissionDenied, text)
+    }
+}
+
+impl Run {
+    /// Takes a task out: its calls are answered, and it fails if it takes part.
+    fn evict_task(
+        &mut self,
+        cx: &mut TransitionContext<'_>,
+        id: TaskId,
+        failure: &Arc<Failure>,
+        why: &str,
+        own: &[ConnectionId],
+    ) {
+        if !self.expect_task(id).is_connected() {
+            return self.fail_pending_calls(cx, id, failure, own);
+        }
+        let text = format!("The run was ended: {} was {why}", self.describe(id));
+        let told = Arc::new(Failure::from_service(Code::Aborted, text).with_cause(why));
+        if !self.expect_task(id).recoverable && self.ended.is_none() {
+            // Before anything that follows from it fails.
+            self.record_first_cause(cx, Some(id), &told);
+        }
+        self.fail_pending_calls(cx, id, failure, own);
+        self.fail_task(cx, id, failure, FailureClass::Excluded, why);
+        self.propagate_error(cx, Some(id), &told);
+    }
+
+    /// Answers every call that waits in the name of a task, and all that waits on connections that are its alone.
+    fn fail_pending_calls(
+        &mut self,
+        cx: &mut TransitionContext<'_>,
+        id: TaskId,
+        failure: &Arc<Failure>,
+        own: &[ConnectionId],
+    ) {
+        let at_barriers =
+            self.barriers.in_progress().filter_map(|(key, instance)| match instance.member_state(id) {
+                Some(MemberState::Arrived(arrival)) => Some((key.clone(), instance.counter, arrival.call)),
+                _ => None,
+            });
+        for (key, counter, call) in at_barriers.collect::<Vec<_>>() {
+            let failure = failure.as_ref().clone().with_barrier(&self.wire_id(&key), counter);
+            self.withdraw_call(call);
+            cx.reply(call, Err(Arc::new(failure)));
+        }
+        self.cancel_live_set_calls_of(id, failure);
+        self.answer_poll(cx, id, failure);
+        for connection in own.iter().copied() {
+            // Later calls are refused, for as long as the exclusion is in force.
+            if let Some(last) = self.waiters.last().filter(|_| self.waiters.count_on(connection) > 0) {
+                let calls = CallSelection::OnConnection(connection, last);
+                self.waiters.queue_answer(calls, SharedAnswer::Failed(Arc::clone(failure)));
+            }
+        }
+    }
+
+    /// How the run would end if these tasks were lost to it; `None` if it would go on, or has ended.
+    fn run_outcome_without(&self, tasks: &[TaskId]) -> Option<RunOutcome> {
+        let connected = tasks.iter().map(|id| self.expect_task(*id)).filter(|task| task.is_connected());
+        let (mut lost, mut needed) = (0, false);
+        for task in connected {
+            lost += 1;
+            needed |= !task.recoverable;
+        }
+        if self.ended.is_some() || lost == 0 {
+            None
+        } else if needed {
+            Some(RunOutcome::Failed)
+        } else {
+            Some(RunOutcome::Abandoned).filter(|_| lost == self.connected_tasks)
+        }
+    }
+
+    /// Nothing waits for the task until it registers again. `by_number`: whichever host it comes from.
+    fn exempt_from_barriers(&mut self, cx: &mut TransitionContext<'_>, id: TaskId, by_number: bool) {
+        let may_miss = match self.started_at {
+            Some(_) => self.expect_task(id).recoverable,
+            None => by_number && cx.settings.recoverable,
+        };
+        if may_miss && !std::mem::replace(&mut self.expect_task_mut(id).is_exempt, true) {
+            self.release_from_barriers(cx, id);
+        }
+    }
+
+    /// An exclusion by number is over. A run that still forms waits for the task again.
+    fn require_again(&mut self, id: TaskId) {
+        if self.started_at.is_some() || self.task(id).is_none() {
+            return;
+        }
+        self.expect_task_mut(id).is_exempt = false;
+        let keys: Vec<_> = self.barriers.in_progress().map(|(key, _)| key.clone()).collect();
+        for key in keys {
+            if let Some(instance) = self.barriers.instance_mut(&key)
+                && instance.member_state(id) == Some(MemberState::Released)
+            {
+                instance.set_member_state(id, MemberState::Missing);
+            }
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! The heartbeat gaps of one task over time: one point a heartbeat, then the longest gap of each step of time, at
+//! most [`HISTORY_POINTS`] points. They cover at least 43 minutes.
+//!
+//! It does not count gaps by length: `heartbeat_stats.rs` does. Begin at `HeartbeatHistory::add`.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::ids::Timestamp;
+
+/// How many points are kept of a task. Eight bytes each: half a KiB a task, 5 MB for ten thousand.
+pub const HISTORY_POINTS: usize = 64;
+/// A moment's unit, in microseconds: 32 bits of them are 497 days.
+const TIME_UNIT_US: u64 = 10_000;
+/// A gap's unit, in microseconds: 32 bits of them are nearly five days.
+const GAP_UNIT_US: u64 = 100;
+/// The widest step that gaps are thinned to, as a power of two of moments: 41 s. With it, the points tell of at least
+/// 43 minutes, and of more where heartbeats come farther apart than that.
+const MAX_STEP_LOG2: u32 = 12;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Point {
+    /// When the gap ended, since the course began.
+    at: u32,
+    gap: u32,
+}
+
+/// The gaps of one task over time: one point a heartbeat until there are too many, then the longest gap of each step of
+/// time, and the steps are doubled as often as it takes. Once they are at their widest, the oldest points go.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct HeartbeatHistory {
+    began: Timestamp,
+    /// How long a step is, as a power of two of moments.
+    step: u32,
+    points: VecDeque<Point>,
+}
+
+impl HeartbeatHistory {
+    /// A gap has ended.
+    pub fn add(&mut self, now: Timestamp, gap_us: u64) {
+        if self.points.is_empty() {
+            (self.began, self.step) = (now, 0);
+        }
+        let point = Point {
+            at: saturate_u32(now.0.saturating_sub(self.began.0) / TIME_UNIT_US),
+            gap: saturate_u32(gap_us / GAP_UNIT_US),
+        };
+        if self.merge_into_last(point) {
+            return;
+        }
+        if self.points.len() == HISTORY_POINTS {
+            self.downsample();
+            if self.merge_into_last(point) {
+                return;
+            }
+        }
+        self.points.push_back(point);
+    }
+
+    /// Whether the gap belongs to the step of the last point, which is then the longer of both.
+    fn merge_into_last(&mut self, point: Point) -> bool {
+        let step = self.step;
+        let Some(last) = self.points.back_mut().filter(|last| last.at >> step == point.at >> step) else {
+            return false;
+        };
+        if point.gap >= last.gap {
+            *last = point;
+        }
+        true
+    }
+
+    /// Makes room for one point at least.
+    fn downsample(&mut self) {
+        while self.points.len() > HISTORY_POINTS * 3 / 4 && self.step < MAX_STEP_LOG2 {
+            self.step += 1;
+            let all = std::mem::replace(&mut self.points, VecDeque::with_capacity(HISTORY_POINTS));
+            for point in all {
+                if !self.merge_into_last(point) {
+                    self.points.push_back(point);
+                }
+            }
+        }
+        if self.points.len() == HISTORY_POINTS {
+            self.points.pop_front();
+        }
+    }
+
+    /// Whether there are no more points than may be.
+    pub fn is_within_bounds(&self) -> bool {
+        self.points.len() <= HISTORY_POINTS
+    }
+
+    /// The gaps, the oldest first.
+    pub fn view(&self) -> Vec<HeartbeatGap> {
+        let moment = |at: u32| Timestamp(self.began.0 + u64::from(at) * TIME_UNIT_US);
+        let view =
+            |point: &Point| HeartbeatGap { at: moment(point.at), gap_us: u64::from(point.gap) * GAP_UNIT_US };
+        self.points.iter().map(view).collect()
+    }
+}
+
+/// As many as fit.
+fn saturate_u32(units: u64) -> u32 {
+    u32::try_from(units).unwrap_or(u32::MAX)
+}
+
+/// A gap between two heartbeats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = GapAt)]
+pub struct HeartbeatGap {
+    /// When the heartbeat came that ended it, to ten milliseconds.
+    pub at: Timestamp,
+    /// How long it was, in microseconds, to a tenth of a millisecond.
+    pub gap_us: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000;
+
+    /// Heartbeats that far apart, for that long.
+    fn beating(course: &mut HeartbeatHistory, from: u64, until: u64, apart: u64) {
+        for at in (from + apart..=until).step_by(usize::try_from(apart).expect("it is short")) {
+            course.add(Timestamp(at), apart);
+        }
+    }
+
+    #[test]
+    fn every_gap_is_one_point_until_the_history_is_full() {
+        let mut course = HeartbeatHistory::default();
+        beating(&mut course, 1_000 * SECOND, 1_060 * SECOND, SECOND);
+        let seen = course.view();
+        assert_eq!(seen.len(), 60);
+        assert_eq!(seen[0], HeartbeatGap { at: Timestamp(1_001 * SECOND), gap_us: SECOND });
+        assert_eq!(seen[59].at, Timestamp(1_060 * SECOND));
+    }
+
+    #[test]
+    fn the_history_covers_thirty_minutes_at_any_heartbeat_rate() {
+        for apart in [SECOND / 10, SECOND, 10 * SECOND, 50 * SECOND] {
+            let mut course = HeartbeatHistory::default();
+            beating(&mut course, 0, 7_200 * SECOND, apart);
+            let seen = course.view();
+            assert!(seen.len() <= HISTORY_POINTS, "{} points", seen.len());
+            let told = seen[seen.len() - 1].at.since(seen[0].at);
+            assert!(told.as_secs() >= 30 * 60, "{told:?} with heartbeats {apart} us apart");
+            assert!(seen.windows(2).all(|pair| pair[0].at < pair[1].at), "{seen:?}");
+        }
+    }
+
+    #[test]
+    fn a_long_gap_outlives_the_short_ones_around_it() {
+        let mut course = HeartbeatHistory::default();
+        beating(&mut course, 0, 600 * SECOND, SECOND);
+        course.add(Timestamp(640 * SECOND), 40 * SECOND);
+        beating(&mut course, 640 * SECOND, 2_000 * SECOND, SECOND);
+        let longest = course.view().into_iter().max_by_key(|gap| gap.gap_us).expect("there are gaps");
+        assert_eq!(longest, HeartbeatGap { at: Timestamp(640 * SECOND), gap_us: 40 * SECOND });
+    }
+
+    #[test]
+    fn extreme_times_and_gaps_stay_within_the_bound() {
+        let mut course = HeartbeatHistory::default();
+        course.add(Timestamp(0), 1);
+        for at in 1..1_000 {
+            course.add(Timestamp(u64::MAX - 1_000 + at), u64::MAX);
+        }
+        assert_eq!(course.view().len(), 2);
+    }
+}

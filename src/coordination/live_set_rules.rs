@@ -1,0 +1,174 @@
+//! Live-set requests: every live task of a set calls, and all receive the same answer.
+//!
+//! It does not decide which tasks are live: registration, failure, shutdown and exclusion do. A request holds the
+//! number of live members that have not called yet, so an arrival needs no pass over the other members. Begin at
+//! `Run::request_live_set`.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::call::{LiveSet, SharedReply, TaskSet};
+use super::context::TransitionContext;
+use super::failure::{Code, Failure};
+use super::ids::{CallId, ConnectionId, TaskId, TaskIncarnation};
+use super::live_set::LiveSetRequest;
+use super::run::Run;
+use super::task::Task;
+use super::waiters::{CallSelection, SharedAnswer, WaitTarget};
+use crate::cow::CowMap;
+
+impl Run {
+    pub(super) fn request_live_set(
+        &mut self,
+        cx: &mut TransitionContext<'_>,
+        call: CallId,
+        connection: ConnectionId,
+        id: TaskId,
+        set: TaskSet,
+    ) {
+        if !set.contains(id) {
+            let text =
+                format!("Requesting task {id} is not one of the tasks specified in a GetAliveTasks request.");
+            return cx.reply(call, Err(Arc::new(Failure::without_details(Code::InvalidArgument, text))));
+        }
+        // Ids that the job does not have are not alive, and so of no weight.
+        let set = self.known_tasks_of(set);
+        if !self.live_set_requests.contains_key(&set)
+            && self.live_set_requests.len() >= cx.settings.bounds.live_sets_in_progress
+        {
+            let text = format!(
+                "{} live-set questions are in progress, the most allowed (setting bounds.live-sets-in-progress).",
+                self.live_set_requests.len()
+            );
+            return cx.reply(call, Err(Arc::new(Failure::from_service(Code::ResourceExhausted, text))));
+        }
+        if !self.admit_waiter(cx, call, connection) {
+            return;
+        }
+        let live = self.task(id).is_some_and(|task| task.is_connected());
+        if !self.live_set_requests.contains_key(&set) {
+            let awaited = set.ids().iter().filter(|id| self.expect_task(**id).is_connected()).count();
+            let question = LiveSetRequest {
+                since: cx.now,
+                first: id,
+                last: (id, cx.now),
+                callers: CowMap::default(),
+                awaited,
+            };
+            self.live_set_requests.insert(set.clone(), question);
+        }
+        let Some(question) = self.live_set_requests.get_mut(&set) else { return };
+        match question.callers.get_mut(&id) {
+            Some(calls) => drop(calls.insert(call)),
+            None => {
+                question.callers.insert(id, BTreeSet::from([call]));
+                question.awaited -= usize::from(live);
+                question.last = (id, cx.now);
+            }
+        }
+        self.waiters.insert(call, connection, WaitTarget::LiveSet(set.clone(), id));
+        self.answer_if_complete(&set);
+    }
+
+    /// The ids of a set that the job has.
+    pub(super) fn known_tasks_of(&self, set: TaskSet) -> TaskSet {
+        let ends = [set.ids().first(), set.ids().last()];
+        if ends.into_iter().flatten().all(|id| self.task(*id).is_some()) {
+            return set;
+        }
+        // Ascending, so that strangers stand at the ends, however many there are.
+        let from = set.ids().partition_point(|id| id.0 < 0);
+        let to = set.ids().partition_point(|id| id.0 < 0 || self.task(*id).is_some());
+        TaskSet::new(set.ids()[from..to].to_vec())
+    }
+
+    fn answer_if_complete(&mut self, set: &TaskSet) {
+        if self.live_set_requests.get(set).is_none_or(|question| question.awaited > 0) {
+            return;
+        }
+        let Some(question) = self.live_set_requests.remove(set) else { return };
+        let live: LiveSet = set
+            .ids()
+            .iter()
+            .filter(|id| self.expect_task(**id).is_connected())
+            .map(|id| (*id, self.expect_task(*id).incarnation.unwrap_or(TaskIncarnation(0))))
+            .collect();
+        self.waiters.queue_answer(
+            CallSelection::OfTasks(question.callers),
+            SharedAnswer::LiveSet(SharedReply::new(live)),
+        );
+    }
+
+    /// A task has become live: questions about it wait for it too, unless it has asked.
+    pub(super) fn add_to_live_set_requests(&mut self, id: TaskId) {
+        for (set, question) in &mut self.live_set_requests {
+            if set.contains(id) && !question.callers.contains_key(&id) {
+                question.awaited += 1;
+            }
+        }
+    }
+
+    /// These tasks were live and are live no more: questions do not wait for them.
+    pub(super) fn remove_from_live_set_requests(&mut self, tasks: &[TaskId]) {
+        let &[id] = tasks else { return self.recount_live_set_requests() };
+        for (set, question) in &mut self.live_set_requests {
+            if set.contains(id) && !question.callers.contains_key(&id) {
+                question.awaited -= 1;
+            }
+        }
+        self.answer_complete_requests();
+    }
+
+    /// Many tasks have become live or are live no more: questions wait for those that are live and have not asked.
+    pub(super) fn recount_live_set_requests(&mut self) {
+        let tasks = &self.tasks;
+        for (set, question) in &mut self.live_set_requests {
+            let is_live = |id: TaskId| {
+                usize::try_from(id.0).ok().and_then(|place| tasks.get(place)).is_some_and(Task::is_connected)
+            };
+            let awaits = |id: &&TaskId| is_live(**id) && !question.callers.contains_key(*id);
+            question.awaited = set.ids().iter().filter(awaits).count();
+        }
+        self.answer_complete_requests();
+    }
+
+    /// Answers the questions that wait for nobody any more.
+    fn answer_complete_requests(&mut self) {
+        let agreed = self.live_set_requests.iter().filter(|(_, question)| question.awaited == 0);
+        let agreed: Vec<TaskSet> = agreed.map(|(set, _)| set.clone()).collect();
+        for set in agreed {
+            self.answer_if_complete(&set);
+        }
+    }
+
+    /// The calls of a task about live sets are answered with `failure`: it has not asked.
+    pub(super) fn cancel_live_set_calls_of(&mut self, id: TaskId, failure: &Arc<Failure>) {
+        let live = self.task(id).is_some_and(Task::is_connected);
+        let waiters = &mut self.waiters;
+        self.live_set_requests.retain(|_, question| {
+            if let Some(calls) = question.callers.remove(&id) {
+                question.awaited += usize::from(live);
+                waiters.queue_answer(CallSelection::Set(calls), SharedAnswer::Failed(Arc::clone(failure)));
+            }
+            !question.callers.is_empty()
+        });
+        self.answer_complete_requests();
+    }
+
+    /// A caller does not wait for its answer any more: it has not asked.
+    pub(super) fn withdraw_live_set_call(&mut self, set: &TaskSet, id: TaskId, call: CallId) {
+        let live = self.task(id).is_some_and(|task| task.is_connected());
+        let Some(question) = self.live_set_requests.get_mut(set) else { return };
+        let Some(calls) = question.callers.get_mut(&id) else { return };
+        // A call whose answer is decided is in no question; this one may be the next about the same set.
+        if calls.remove(&call) && calls.is_empty() {
+            question.callers.remove(&id);
+            question.awaited += usize::from(live);
+        }
+        if question.callers.is_empty() {
+            self.live_set_requests.remove(set);
+        } else {
+            self.answer_if_complete(set);
+        }
+    }
+}

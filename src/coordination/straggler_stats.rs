@@ -1,0 +1,199 @@
+//! Statistics of one task at barriers: how late it comes, how long others wait for it, and whether that is a habit.
+//!
+//! It reads no barrier (`barrier_stats.rs` feeds it) and judges nothing (`findings::chronic_straggler` does). Begin
+//! at [`StragglerStats`].
+//!
+//! For every barrier that clients name and that passed with two arrivals or more, a task has:
+//! - its *lateness*: its arrival less the first one;
+//! - whether it was *last*, and how long it *held up* the others then: its arrival less the last but one;
+//! - its *share*: how far it came behind the median arrival, as a part of the skew (the last arrival less the
+//!   first). Equal tasks, which come in a new order every time, have small shares; a task that all others wait for
+//!   has 1, and so has each of several tasks on one slow host, which a comparison with the last but one would miss.
+//!
+//! The *score* is a moving average of the shares: each moves it by a sixteenth (by one part in n while there are
+//! only n). A single late arrival raises it by a sixteenth and is forgotten; a task that is always late has a score
+//! near 1. The score has no unit: to matter, a straggler must also cost time, which lateness and hold-up tell.
+//!
+//! The *best* lateness is the least that the average has been since it is one of sixteen. A task that was always
+//! late has the larger share of the work; one that was not has become slow.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// How many instances the averages are made of.
+const AVERAGED: u64 = 16;
+/// Over how many instances it is remembered who was last.
+const RECENT_INSTANCES: u64 = 64;
+/// One, as scores are kept.
+pub(super) const SCORE_ONE: u64 = 1_000_000;
+/// How one task came to the barriers of this run.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct StragglerStats {
+    taken_part: u64,
+    last: u64,
+    /// Whether it was last, of the recent instances; the newest in the lowest bit.
+    recent: u64,
+    lateness_total_us: u64,
+    /// A moving average.
+    lateness_us: u64,
+    /// The least that the average has been, since it is one of [`AVERAGED`].
+    lateness_best_us: Option<u64>,
+    /// A moving average of its shares.
+    score: u64,
+    held_up_us: u64,
+}
+
+/// One instance as one of its members sees it, in microseconds.
+pub(super) struct MemberTiming {
+    pub lateness: u64,
+    /// Of [`SCORE_ONE`].
+    pub share: u64,
+    /// It was last, by so much.
+    pub held_up: Option<u64>,
+}
+
+impl StragglerStats {
+    pub fn add_instance(&mut self, part: &MemberTiming) {
+        self.taken_part += 1;
+        self.last += u64::from(part.held_up.is_some());
+        self.recent = self.recent << 1 | u64::from(part.held_up.is_some());
+        self.lateness_total_us = self.lateness_total_us.saturating_add(part.lateness);
+        let memory = self.taken_part.min(AVERAGED);
+        self.lateness_us = move_average(self.lateness_us, part.lateness, memory);
+        if memory == AVERAGED {
+            let best = self.lateness_best_us.map_or(self.lateness_us, |best| best.min(self.lateness_us));
+            self.lateness_best_us = Some(best);
+        }
+        self.score = move_average(self.score, part.share, memory);
+        self.held_up_us = self.held_up_us.saturating_add(part.held_up.unwrap_or_default());
+    }
+
+    pub fn view(&self) -> Option<StragglerView> {
+        if self.taken_part == 0 {
+            return None;
+        }
+        let recent = self.taken_part.min(RECENT_INSTANCES);
+        // Six decimals fit into any float.
+        #[expect(clippy::cast_precision_loss, reason = "a number up to a million")]
+        let score = self.score as f64 / SCORE_ONE as f64;
+        Some(StragglerView {
+            taken_part: self.taken_part,
+            last: self.last,
+            recent,
+            recent_last: u64::from(self.recent.count_ones()),
+            lateness_us: self.lateness_us,
+            lateness_best_us: self.lateness_best_us,
+            lateness_total_us: self.lateness_total_us,
+            held_up_us: self.held_up_us,
+            score,
+        })
+    }
+
+    /// Checks that the counts go together.
+    pub fn check_invariants(&self) -> Result<(), String> {
+        let recent = u64::from(self.recent.count_ones());
+        let best_is_least = self.lateness_best_us.is_none_or(|best| best <= self.lateness_us);
+        if self.last > self.taken_part || recent > self.last || self.score > SCORE_ONE || !best_is_least {
+            return Err(format!("was last {} ({recent} lately) of {} times", self.last, self.taken_part));
+        }
+        Ok(())
+    }
+}
+
+/// Moves an average by one part in `memory` of the way to `value`.
+fn move_average(average: u64, value: u64, memory: u64) -> u64 {
+    if value >= average { average + (value - average) / memory } else { average - (average - value) / memory }
+}
+
+/// How a task comes to the barriers that clients name, among those that passed with two arrivals or more.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(as = StragglingView)]
+pub struct StragglerView {
+    /// At how many it took part in this run.
+    pub taken_part: u64,
+    /// At how many it was the last to come.
+    pub last: u64,
+    /// How many are recent: 64 at most.
+    pub recent: u64,
+    /// At how many of the recent ones it was the last to come.
+    pub recent_last: u64,
+    /// How long after the first it usually comes, in microseconds: a moving average over about sixteen.
+    pub lateness_us: u64,
+    /// The least that `lateness_us` has been in this run; nothing before it took part in sixteen barriers.
+    pub lateness_best_us: Option<u64>,
+    /// How long after the first it came, all added up, in microseconds.
+    pub lateness_total_us: u64,
+    /// How long the others waited for it alone, when it was last, all added up, in microseconds.
+    pub held_up_us: u64,
+    /// From 0 to 1: a moving average, over about sixteen, of how far it came behind the median arrival as a part of the
+    /// time between the first arrival and the last. Near 1: it is late every time. One late arrival adds a sixteenth.
+    pub score: f64,
+}
+
+impl StragglerView {
+    /// From which lateness on a straggler costs enough to matter, in microseconds.
+    pub const SIGNIFICANT_LATENESS_US: u64 = 50_000;
+
+    /// How much later than at its best it usually comes now, in microseconds.
+    #[must_use]
+    pub fn behind_best_us(&self) -> u64 {
+        self.lateness_best_us.map_or(0, |best| self.lateness_us.saturating_sub(best))
+    }
+
+    /// Whether it was once quick enough and has become slow.
+    #[must_use]
+    pub fn has_slowed(&self) -> bool {
+        self.behind_best_us() >= Self::SIGNIFICANT_LATENESS_US
+    }
+
+    /// The part of the recent barriers to which it came last.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "numbers up to 64")]
+    pub fn recent_last_ratio(&self) -> f64 {
+        self.recent_last as f64 / self.recent.max(1) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(late: u64, of: u64, last: bool) -> MemberTiming {
+        MemberTiming { lateness: late, share: late * SCORE_ONE / of, held_up: last.then_some(late / 2) }
+    }
+
+    #[test]
+    fn one_late_arrival_is_forgotten_and_a_habit_is_not() {
+        let mut once = StragglerStats::default();
+        let mut always = StragglerStats::default();
+        for round in 0..64 {
+            once.add_instance(&part(if round == 32 { 1_000_000 } else { 0 }, 1_000_000, round == 32));
+            always.add_instance(&part(1_000_000, 1_000_000, true));
+        }
+        let (once, always) = (once.view().expect("it took part"), always.view().expect("it took part"));
+        assert!(once.score < 0.02 && once.recent_last == 1, "{once:?}");
+        assert!(always.score > 0.99 && always.recent_last == 64, "{always:?}");
+        assert_eq!(always.held_up_us, 64 * 500_000);
+    }
+
+    #[test]
+    fn a_task_that_becomes_slow_is_behind_its_best_and_one_that_always_was_is_not() {
+        let mut always = StragglerStats::default();
+        let mut became = StragglerStats::default();
+        for round in 0..128 {
+            always.add_instance(&part(1_000_000, 1_000_000, true));
+            let late = if round < 64 { 10_000 } else { 1_000_000 };
+            became.add_instance(&part(late, 1_000_000, round >= 64));
+            if round < 15 {
+                assert_eq!(became.view().and_then(|view| view.lateness_best_us), None);
+            }
+        }
+        let (always, became) = (always.view().expect("it took part"), became.view().expect("it took part"));
+        assert_eq!((always.lateness_us, always.behind_best_us()), (1_000_000, 0));
+        assert_eq!(became.lateness_best_us, Some(10_000));
+        assert!(
+            became.behind_best_us() > 900_000 && became.has_slowed() && !always.has_slowed(),
+            "{became:?}"
+        );
+    }
+}

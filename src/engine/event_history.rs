@@ -1,0 +1,321 @@
+//! The retained events: one ring of notable events for each job, one ring of routine events for all jobs.
+//!
+//! It publishes nothing. A barrier that began or passed is routine: there may be thousands a second, and they push out only one
+//! another, over all jobs. Notable events of one job never push out those of another.
+//!
+//! Invariant: every event takes a bounded number of steps, whatever it is. The events of a job that is deleted leave with it in
+//! one piece; their numbers stay in the order of routine events until it is their turn to be pushed out. Begin at [`EventHistory::push`].
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ops::Bound;
+use std::sync::Arc;
+
+use super::NumberedEvent;
+use crate::coordination::{EventKind, JobEvent, JobId};
+use crate::cow::CowMap;
+
+/// How many events are kept that are not routine. They are shared out among the jobs that have any.
+const NOTABLE_EVENTS: usize = 1 << 14;
+/// However many jobs there are, each may have so many.
+const NOTABLE_EVENTS_PER_JOB_MIN: usize = 1 << 8;
+/// How many routine events are kept, of all jobs.
+const ROUTINE_EVENTS: usize = 1 << 13;
+
+/// What is kept of one job.
+#[derive(Debug, Default, Clone)]
+pub(super) struct JobEvents {
+    /// Those that are not routine, by their numbers.
+    notable: Ring,
+    /// Those that are routine.
+    routine: Ring,
+    /// The number of the last event of this job that is kept no more.
+    evicted_up_to: u64,
+}
+
+impl JobEvents {
+    /// Keeps the latest `most` that are not routine and returns the others.
+    fn trim(&mut self, most: usize) -> Ring {
+        let excess = self.notable.len().saturating_sub(most);
+        let bounds = |ring: &Ring| Some((*ring.keys().next()?, *ring.keys().nth(excess.checked_sub(1)?)?));
+        let Some((first, last)) = bounds(&self.notable) else { return Ring::default() };
+        self.evicted_up_to = self.evicted_up_to.max(last);
+        self.notable.remove_range(&first, &(last + 1))
+    }
+}
+
+/// Events by their numbers.
+pub(super) type Ring = CowMap<u64, Arc<JobEvent>>;
+
+/// The events that are kept. A copy of them costs a pointer for many of them.
+#[derive(Debug, Default, Clone)]
+pub(super) struct EventHistory {
+    jobs: HashMap<JobId, JobEvents>,
+    /// The last events of jobs that are gone: that they were deleted. They count as routine.
+    deletions: Ring,
+    /// The numbers of routine events, the oldest first, at most `ROUTINE_EVENTS`. Some belong to jobs that are gone.
+    routine: CowMap<u64, JobId>,
+    /// The number of the last event of any job that is kept no more.
+    evicted_up_to: u64,
+}
+
+/// Some of the events that are kept.
+#[derive(Debug, Clone, Default)]
+pub struct RetainedEvents {
+    /// The events, the latest last.
+    pub events: Vec<NumberedEvent>,
+    /// How far back they are whole: events with this number or a lower one may be missing.
+    pub complete_after: u64,
+}
+
+impl RetainedEvents {
+    /// Whether events are missing that came after the one with this number.
+    #[must_use]
+    pub fn is_missing_after(&self, after: u64) -> bool {
+        after < self.complete_after
+    }
+}
+
+/// Whether an event is one of those that come and go with every barrier.
+fn is_routine(what: &EventKind) -> bool {
+    match what {
+        EventKind::BarrierStarted { .. } => true,
+        EventKind::BarrierPassed { without, .. } => without.is_empty(),
+        _ => false,
+    }
+}
+
+impl EventHistory {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        let of_jobs = self.jobs.values().map(|of| of.notable.len() + of.routine.len());
+        self.deletions.len() + of_jobs.sum::<usize>()
+    }
+
+    /// How many there may be.
+    pub fn capacity(&self) -> usize {
+        ROUTINE_EVENTS + self.jobs.len().max(1) * self.share()
+    }
+
+    /// How many a job may have that are not routine.
+    fn share(&self) -> usize {
+        (NOTABLE_EVENTS / self.jobs.len().max(1)).max(NOTABLE_EVENTS_PER_JOB_MIN)
+    }
+
+    /// Keeps one more. Those that make room for it are evicted_up_to; many at once, and those of a job that is gone, are added to
+    /// `gone`, to be freed without the lock.
+    pub fn push(&mut self, numbered: NumberedEvent, gone: &mut Vec<Ring>) {
+        let job = numbered.event.job;
+        if matches!(numbered.event.what, EventKind::JobDeleted { .. }) {
+            // Nobody can ask for the events of a job that is gone; whoever follows all jobs hears that it is.
+            self.make_room_for_routine();
+            self.routine.insert(numbered.number, job);
+            self.deletions.insert(numbered.number, numbered.event);
+            gone.extend(self.jobs.remove(&job).into_iter().flat_map(|of| [of.notable, of.routine]));
+            return;
+        }
+        if let Entry::Vacant(vacant) = self.jobs.entry(job) {
+            // What is shared out is shared with one more from now on.
+            vacant.insert(JobEvents::default());
+            let share = self.share();
+            for of_job in self.jobs.values_mut().filter(|of_job| of_job.notable.len() > share) {
+                gone.push(of_job.trim(share));
+                self.evicted_up_to = self.evicted_up_to.max(of_job.evicted_up_to);
+            }
+        }
+        let routine = is_routine(&numbered.event.what);
+        if routine {
+            self.make_room_for_routine();
+            self.routine.insert(numbered.number, job);
+        }
+        let share = self.share();
+        if let Some(of_job) = self.jobs.get_mut(&job) {
+            if routine {
+                of_job.routine.insert(numbered.number, numbered.event);
+            } else {
+                of_job.notable.insert(numbered.number, numbered.event);
+                while of_job.notable.len() > share
+                    && let Some((number, _)) = of_job.notable.pop_first()
+                {
+                    of_job.evicted_up_to = of_job.evicted_up_to.max(number);
+                    self.evicted_up_to = self.evicted_up_to.max(number);
+                }
+            }
+        }
+    }
+
+    /// Pushes out the oldest routine event if there are as many as there may be.
+    fn make_room_for_routine(&mut self) {
+        if self.routine.len() < ROUTINE_EVENTS {
+            return;
+        }
+        let Some((number, job)) = self.routine.pop_first() else { return };
+        if let Some(of_job) = self.jobs.get_mut(&job) {
+            of_job.routine.remove(&number);
+            of_job.evicted_up_to = of_job.evicted_up_to.max(number);
+            self.evicted_up_to = self.evicted_up_to.max(number);
+        } else if self.deletions.remove(&number).is_some() {
+            self.evicted_up_to = self.evicted_up_to.max(number);
+        }
+    }
+
+    /// Those of all jobs after number `after`.
+    pub fn after(&self, after: u64) -> RetainedEvents {
+        let of_jobs = self
+            .jobs
+            .values()
+            .flat_map(|of| events_after(&of.notable, after).chain(events_after(&of.routine, after)));
+        RetainedEvents {
+            events: in_order(of_jobs.chain(events_after(&self.deletions, after))),
+            complete_after: self.evicted_up_to,
+        }
+    }
+
+    /// Those of one job after number `after`.
+    pub fn of(&self, job: JobId, after: u64) -> RetainedEvents {
+        let Some(of_job) = self.jobs.get(&job) else { return RetainedEvents::default() };
+        let events = events_after(&of_job.notable, after).chain(events_after(&of_job.routine, after));
+        RetainedEvents { events: in_order(events), complete_after: of_job.evicted_up_to }
+    }
+}
+
+/// Those of a ring after number `after`.
+fn events_after(ring: &Ring, after: u64) -> impl Iterator<Item = NumberedEvent> + '_ {
+    let later = ring.range_from(Bound::Excluded(&after));
+    later.map(|(number, event)| NumberedEvent { number: *number, event: Arc::clone(event) })
+}
+
+fn in_order(events: impl Iterator<Item = NumberedEvent>) -> Vec<NumberedEvent> {
+    let mut events: Vec<NumberedEvent> = events.collect();
+    events.sort_by_key(|numbered| numbered.number);
+    events
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::coordination::{Actor, ActorOrigin, JobEvent, RunNumber, TaskId, Timestamp};
+
+    #[derive(Default)]
+    struct World {
+        history: EventHistory,
+        number: u64,
+    }
+
+    impl World {
+        fn push(&mut self, job: u32, what: EventKind) -> u64 {
+            self.number += 1;
+            let event = JobEvent {
+                at: Timestamp(self.number),
+                job: JobId(job),
+                run: RunNumber(1),
+                what,
+                reason: String::new(),
+            };
+            self.history.push(NumberedEvent { number: self.number, event: Arc::new(event) }, &mut Vec::new());
+            self.number
+        }
+
+        fn barrier(&mut self, job: u32) -> u64 {
+            self.push(job, EventKind::BarrierStarted { barrier: "step".into(), counter: 1 })
+        }
+
+        fn failure(&mut self, job: u32) -> u64 {
+            self.push(job, EventKind::FirstCause { task: Some(TaskId(0)) })
+        }
+    }
+
+    fn numbers(past: &RetainedEvents) -> Vec<u64> {
+        past.events.iter().map(|numbered| numbered.number).collect()
+    }
+
+    #[test]
+    fn routine_events_evict_only_routine_events_and_no_job_evicts_anothers() {
+        let mut world = World::default();
+        let told = world.failure(1);
+        let began = world.barrier(1);
+        for _ in 0..3 * ROUTINE_EVENTS {
+            world.barrier(2);
+        }
+        let quiet = world.history.of(JobId(1), 0);
+        assert_eq!((numbers(&quiet), quiet.complete_after), (vec![told], began));
+        assert!(quiet.is_missing_after(0) && !quiet.is_missing_after(began));
+        for _ in 0..3 * NOTABLE_EVENTS {
+            world.failure(2);
+        }
+        assert_eq!(numbers(&world.history.of(JobId(1), 0)), [told]);
+        assert!(world.history.len() <= world.history.capacity());
+        let storm = world.history.of(JobId(2), 0);
+        assert!(storm.is_missing_after(0) && storm.events.len() >= NOTABLE_EVENTS / 2);
+    }
+
+    #[test]
+    fn events_come_in_their_order_and_after_the_one_that_is_known() {
+        let mut world = World::default();
+        for _ in 0..3 {
+            world.barrier(1);
+            world.failure(1);
+            world.failure(2);
+        }
+        assert_eq!(numbers(&world.history.of(JobId(1), 0)), [1, 2, 4, 5, 7, 8]);
+        assert_eq!(numbers(&world.history.of(JobId(1), 4)), [5, 7, 8]);
+        let all = world.history.after(6);
+        assert_eq!((numbers(&all), all.is_missing_after(0)), (vec![7, 8, 9], false));
+        assert!(world.history.of(JobId(9), 0).events.is_empty());
+    }
+
+    #[test]
+    fn the_history_stays_within_its_capacity_for_any_number_of_jobs() {
+        let mut world = World::default();
+        for job in 0..200 {
+            for _ in 0..NOTABLE_EVENTS / 8 {
+                world.failure(job);
+                assert!(world.history.len() <= world.history.capacity());
+            }
+        }
+        assert!(
+            world.history.of(JobId(0), 0).is_missing_after(0) && world.history.after(0).is_missing_after(0)
+        );
+        assert_eq!(world.history.of(JobId(0), 0).events.len(), NOTABLE_EVENTS_PER_JOB_MIN);
+    }
+
+    #[test]
+    fn a_deleted_job_leaves_nothing() {
+        let mut world = World::default();
+        world.barrier(1);
+        world.failure(1);
+        world.barrier(2);
+        let actor = Actor { who: Actor::ANONYMOUS.into(), address: None, means: ActorOrigin::Api };
+        let deleted = world.push(1, EventKind::JobDeleted { actor });
+        assert!(world.history.of(JobId(1), 0).events.is_empty());
+        assert_eq!(numbers(&world.history.after(0)), [3, deleted], "whoever follows all hears of it");
+        // Its numbers leave the order of routine events, and lose nobody anything; then that it was deleted leaves.
+        (0..ROUTINE_EVENTS - 3).for_each(|_| {
+            world.barrier(2);
+        });
+        assert_eq!(world.history.len(), ROUTINE_EVENTS - 1);
+        world.barrier(2);
+        assert_eq!((world.history.len(), world.history.after(0).complete_after), (ROUTINE_EVENTS, 0));
+        world.barrier(2);
+        assert_eq!((world.history.of(JobId(2), 0).complete_after, world.history.len()), (3, ROUTINE_EVENTS));
+        world.barrier(2);
+        let all = world.history.after(0);
+        assert_eq!((all.complete_after, all.events.len()), (deleted, ROUTINE_EVENTS));
+    }
+
+    #[test]
+    fn a_job_that_comes_takes_its_share_from_one_that_had_all() {
+        let mut world = World::default();
+        (0..NOTABLE_EVENTS).for_each(|_| {
+            world.failure(1);
+        });
+        assert_eq!(world.history.of(JobId(1), 0).events.len(), NOTABLE_EVENTS);
+        world.failure(2);
+        let first = world.history.of(JobId(1), 0);
+        let half = NOTABLE_EVENTS as u64 / 2;
+        assert_eq!(numbers(&first), (half + 1..=2 * half).collect::<Vec<_>>());
+        assert_eq!((first.complete_after, world.history.after(0).complete_after), (half, half));
+    }
+}

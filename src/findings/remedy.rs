@@ -1,0 +1,57 @@
+//! The exclusion that a finding asks for, where the settings of the job name its rule (`auto-exclude`).
+//!
+//! It excludes nothing itself. A rule excludes one task at a time, for a limited time, and never more than a
+//! quarter of a job: a rule that is wrong must not cost more than the fault that it answers, and where many tasks
+//! are in trouble the tasks are not the cause. Begin at `remedy`.
+
+use std::time::Duration;
+
+use super::Finding;
+use crate::coordination::{AutoExcludeRule, JobId, JobName, TaskId};
+use crate::engine::Engine;
+
+/// An exclusion that a rule of a job asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Remedy {
+    /// The job.
+    pub job: JobId,
+    /// Its name.
+    pub name: JobName,
+    /// The rule.
+    pub rule: AutoExcludeRule,
+    /// Whom to exclude.
+    pub task: TaskId,
+    /// For how long.
+    pub expires_in: Duration,
+    /// Why: what was found.
+    pub reason: String,
+}
+
+/// A rule never excludes more than one part in so many of a job's tasks, with all exclusions that are in force: where so many
+/// are in trouble, it is not the tasks.
+const MAX_SHARE: usize = 4;
+
+/// What is to be done about a finding that has just been opened. One task at a time: that it is out may mend the others.
+pub(super) fn remedy(engine: &Engine, job: JobId, finding: &Finding) -> Option<Remedy> {
+    let rule = AutoExcludeRule::ALL.into_iter().find(|rule| rule.name() == finding.id.as_ref())?;
+    engine.read(|core, _| {
+        let job_seen = core.job(job)?;
+        let settings = job_seen.settings();
+        if !settings.auto_exclude.contains(&rule) {
+            return None;
+        }
+        let out = job_seen.exclusions_in_force();
+        if (out + 1) * MAX_SHARE > settings.tasks as usize {
+            tracing::warn!(
+                job = %finding.job,
+                rule = rule.name(),
+                excluded = out,
+                "a rule excludes nobody: it would be more than a quarter of the tasks"
+            );
+            return None;
+        }
+        let task = *finding.tasks.first()?;
+        let (name, expires_in) = (finding.job.clone(), settings.auto_exclude_for);
+        Some(Remedy { job, name, rule, task, expires_in, reason: finding.summary.clone() })
+    })
+}

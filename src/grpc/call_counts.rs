@@ -1,0 +1,203 @@
+//! The counts and times of calls by method, generation and code.
+//!
+//! It does not expose metrics: `telemetry::metrics` reads them. Begin at [`CallCounts::add`].
+
+use super::decoded_call::Dialect;
+use crate::coordination::{Code, ConnectionEnd, Request};
+use crate::meter::{Counter, Histogram, HistogramSnapshot, Moment, Sharded};
+
+/// How connections end, as they are counted.
+pub const ENDINGS: [&str; 4] = ["closed", "reset", "timed-out", "broken"];
+
+/// The place of an ending in [`ENDINGS`].
+pub(super) fn ending_index(ending: &ConnectionEnd) -> usize {
+    match ending {
+        ConnectionEnd::Closed => 0,
+        ConnectionEnd::Reset => 1,
+        ConnectionEnd::TimedOut => 2,
+        ConnectionEnd::Broken(_) => 3,
+    }
+}
+
+/// The methods that are counted, by the names that generation C gives them, or else generation A.
+const METHODS: [&str; 19] = [
+    "RegisterTask",
+    "Heartbeat",
+    "PollForError",
+    "ShutdownTask",
+    "ResetTask",
+    "ReportErrorToService",
+    "WaitForAllTasks",
+    "GetTaskState",
+    "GetJobState",
+    "WatchTasks",
+    "Barrier",
+    "CancelBarrier",
+    "GetAliveTasks",
+    "InsertKeyValue",
+    "IncrementKeyValue",
+    "GetKeyValue",
+    "TryGetKeyValue",
+    "GetKeyValueDir",
+    "DeleteKeyValue",
+];
+
+/// A method, as it is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Method(u8);
+
+impl Method {
+    /// Its name.
+    pub(super) fn name(self) -> &'static str {
+        METHODS[usize::from(self.0)]
+    }
+
+    pub(super) fn of(request: &Request) -> Self {
+        Self(match request {
+            Request::Register { .. } => 0,
+            Request::Heartbeat { .. } => 1,
+            Request::PollForError { .. } => 2,
+            Request::Shutdown { .. } => 3,
+            Request::Reset { .. } => 4,
+            Request::ReportError { .. } => 5,
+            Request::WaitForAllTasks { .. } => 6,
+            Request::TaskStates { .. } => 7,
+            Request::JobState => 8,
+            Request::Watch { .. } => 9,
+            Request::Barrier { .. } => 10,
+            Request::CancelBarrier { .. } => 11,
+            Request::LiveSet { .. } => 12,
+            Request::Insert { .. } => 13,
+            Request::Increment { .. } => 14,
+            Request::Get { .. } => 15,
+            Request::TryGet { .. } => 16,
+            Request::List { .. } => 17,
+            Request::Delete { .. } => 18,
+        })
+    }
+}
+
+/// How many codes there are: success, and those that gRPC knows by name.
+const CODES: usize = 1 + Code::NAMED.len();
+
+/// The name of the code with this number.
+fn code_name(number: usize) -> &'static str {
+    number.checked_sub(1).and_then(|place| Code::NAMED.get(place)).map_or("OK", |(_, _, name)| name)
+}
+
+/// The generations of the wire.
+const GENERATIONS: [&str; 2] = ["a", "c"];
+
+/// Calls that ended one way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CallCount {
+    /// The method.
+    pub method: &'static str,
+    /// The generation of the wire that it was called in: `a` or `c`.
+    pub generation: &'static str,
+    /// The code that it ended with.
+    pub code: &'static str,
+    /// How often.
+    pub count: u64,
+}
+
+/// How long the calls of one method took, from the turn in which they were read to their answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CallTimes {
+    /// The method.
+    pub method: &'static str,
+    /// The generation of the wire that it was called in: `a` or `c`.
+    pub generation: &'static str,
+    /// How long.
+    pub timed: HistogramSnapshot,
+}
+
+/// What is kept of one method in one generation.
+#[derive(Default)]
+struct MethodStats {
+    codes: [Counter; CODES],
+    times: Histogram,
+}
+
+/// Every count.
+#[derive(Default)]
+pub(super) struct CallCounts([[MethodStats; METHODS.len()]; GENERATIONS.len()]);
+
+impl CallCounts {
+    /// A call that began at a moment is over at another; without a code it has succeeded.
+    pub(super) fn add(
+        &self,
+        method: Method,
+        dialect: Dialect,
+        code: Option<Code>,
+        (from, to): (Moment, Moment),
+    ) {
+        let generation = usize::from(dialect == Dialect::Number);
+        let code = code.map_or(0, |code| usize::try_from(code.number()).unwrap_or(2));
+        // What gRPC does not know is sent as UNKNOWN.
+        let code = if code < CODES { code } else { 2 };
+        let kept = &self.0[generation][usize::from(method.0)];
+        kept.codes[code].add();
+        kept.times.add(from, to);
+    }
+
+    fn methods() -> impl Iterator<Item = (usize, usize)> {
+        (0..GENERATIONS.len())
+            .flat_map(|generation| (0..METHODS.len()).map(move |method| (generation, method)))
+    }
+
+    /// Every count that is not zero, over all threads.
+    pub(super) fn read(all: &Sharded<Self>) -> Vec<CallCount> {
+        let mut counts = Vec::new();
+        for (generation, method) in Self::methods() {
+            for code in 0..CODES {
+                let count = all.all().map(|shard| shard.0[generation][method].codes[code].get()).sum();
+                if count > 0 {
+                    let (method, generation) = (METHODS[method], GENERATIONS[generation]);
+                    counts.push(CallCount { method, generation, code: code_name(code), count });
+                }
+            }
+        }
+        counts
+    }
+
+    /// The times of every method that was called, over all threads.
+    pub(super) fn read_times(all: &Sharded<Self>) -> Vec<CallTimes> {
+        let times = Self::methods().map(|(generation, method)| {
+            let mut timed = HistogramSnapshot::default();
+            all.all().for_each(|shard| timed += &shard.0[generation][method].times.read());
+            CallTimes { method: METHODS[method], generation: GENERATIONS[generation], timed }
+        });
+        times.filter(|times| !times.timed.is_empty()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+
+    #[test]
+    fn calls_are_counted_by_method_generation_and_code() {
+        let counts = Sharded::<CallCounts>::default();
+        let method = Method::of(&Request::JobState);
+        let now = Moment::now(&Clock::start());
+        counts.local().add(method, Dialect::Number, None, (now, now));
+        counts.local().add(method, Dialect::Number, None, (now, now));
+        counts.local().add(method, Dialect::Named, Some(Code::Internal), (now, now));
+        counts.local().add(method, Dialect::Named, Some(Code::Other(99)), (now, now));
+        let read: Vec<_> =
+            CallCounts::read(&counts).iter().map(|c| (c.method, c.generation, c.code, c.count)).collect();
+        assert_eq!(
+            read,
+            [
+                ("GetJobState", "a", "UNKNOWN", 1),
+                ("GetJobState", "a", "INTERNAL", 1),
+                ("GetJobState", "c", "OK", 2)
+            ]
+        );
+        let times = CallCounts::read_times(&counts);
+        let read: Vec<_> = times.iter().map(|t| (t.method, t.generation, t.timed.counts[0])).collect();
+        assert_eq!(read, [("GetJobState", "a", 2), ("GetJobState", "c", 2)]);
+    }
+}

@@ -1,0 +1,253 @@
+//! The requests of a connection whose bodies are still arriving: their memory, windows and deadlines.
+//!
+//! It puts no call to the engine: `engine_calls.rs` does. Begin at `CallTable::on_data`.
+
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{BYTES_PER_STEP, CallDeadline, CallState, CallTable, PendingTrace, over_budget, too_late};
+use crate::coordination::{Code, Failure, JobId};
+use crate::grpc::mailbox::slot_waker;
+use crate::grpc::request_body::{self, RequestBody};
+use crate::grpc::request_meta::CallHandler;
+use crate::http2::{Sender, StreamId};
+use crate::meter::Moment;
+
+/// A request whose body is on its way.
+pub(super) struct ReceivingCall {
+    body: RequestBody,
+    callee: CallHandler,
+    job: JobId,
+    stream: StreamId,
+    due: Option<Instant>,
+    /// When it must have made progress, and when it is looked at next.
+    stall: Instant,
+    check: Instant,
+    waker: Waker,
+    pub(super) deferred: bool,
+    /// The message is there, and the end of the request is awaited.
+    is_whole: bool,
+    trace: PendingTrace,
+    since: Moment,
+    /// The bytes that were charged for what it holds back.
+    charged: usize,
+}
+
+impl CallTable {
+    #[expect(clippy::too_many_arguments, reason = "what a request is made of")]
+    pub(super) fn wait_for_body(
+        &mut self,
+        sender: &mut Sender,
+        body: RequestBody,
+        callee: CallHandler,
+        job: JobId,
+        stream: StreamId,
+        due: CallDeadline,
+        trace: PendingTrace,
+        since: Moment,
+    ) {
+        let waker = slot_waker(&self.mailbox, self.slots.next_key());
+        let due = due.at();
+        let stall = Instant::now() + self.server.limits.body_stall;
+        let (parked, charged) = (false, body.held_bytes());
+        if let Err(over) = sender.budget.charge(charged) {
+            return self.refuse(sender, stream, &over_budget(over));
+        }
+        let check = due.map_or(stall, |due| due.min(stall));
+        let arriving = Box::new(ReceivingCall {
+            body,
+            callee,
+            job,
+            stream,
+            due,
+            stall,
+            check,
+            waker,
+            deferred: parked,
+            is_whole: false,
+            trace,
+            since,
+            charged,
+        });
+        let slot = self.slots.insert(CallState::Receiving(arriving));
+        sender.assign_slot(stream, slot);
+        self.deadlines.add(check, slot);
+        self.poll_slot(sender, slot);
+    }
+
+    /// Takes more of the body of a request.
+    pub(in crate::grpc) fn on_data(
+        &mut self,
+        sender: &mut Sender,
+        stream: StreamId,
+        bytes: &[u8],
+        ended: bool,
+    ) {
+        let slot = sender.slot(stream);
+        let Some((slot, entry)) = slot.and_then(|slot| Some((slot, self.slots.get_mut(slot)?))) else {
+            return sender.release(stream, bytes.len());
+        };
+        sender.count_work(bytes.len() / BYTES_PER_STEP);
+        match entry {
+            // What follows an ended request does not come through.
+            CallState::Waiting(_) => sender.release(stream, bytes.len()),
+            CallState::Deferred(parked) => {
+                // Room grows by doubling.
+                let charged = 2 * bytes.len();
+                if let Err(over) = sender.budget.charge(charged) {
+                    self.on_reset(sender, slot);
+                    sender.release_connection(bytes.len());
+                    return self.refuse(sender, stream, &over_budget(over));
+                }
+                parked.charged += charged;
+                parked.bytes.extend_from_slice(bytes);
+                parked.ended |= ended;
+            }
+            CallState::Auxiliary(call) => {
+                sender.release(stream, bytes.len());
+                call.push(bytes, ended);
+            }
+            CallState::Receiving(arriving) => {
+                sender.release_connection(bytes.len());
+                sender.release_stream(stream, arriving.body.take_consumed());
+                let charged = if arriving.body.held_bytes() == 0 { 0 } else { 2 * bytes.len() };
+                let most = self.server.limits.message_bytes;
+                let pushed = match sender.budget.charge(charged) {
+                    Ok(()) => {
+                        arriving.charged += charged;
+                        arriving.body.push(bytes, ended, &mut self.quota, &self.server.sets, most)
+                    }
+                    Err(over) => Err(over_budget(over)),
+                };
+                if let Err(why) = pushed {
+                    sender.budget.release(arriving.charged);
+                    self.slots.remove(slot);
+                    return self.refuse(sender, stream, &why);
+                }
+                self.poll_slot(sender, slot);
+            }
+        }
+    }
+
+    /// Where the next bytes of the body of `stream` may be read to, and how many of them at most.
+    pub(in crate::grpc) fn body_buffer(
+        &mut self,
+        sender: &Sender,
+        stream: StreamId,
+    ) -> Option<(&mut Vec<u8>, usize)> {
+        match self.slots.get_mut(sender.slot(stream)?)? {
+            CallState::Receiving(arriving) => arriving.body.body_buffer(),
+            _ => None,
+        }
+    }
+
+    /// Notes that so many bytes of the body of `stream` were read to their room.
+    pub(in crate::grpc) fn advance_body(&mut self, sender: &mut Sender, stream: StreamId, bytes: usize) {
+        let slot = sender.slot(stream);
+        if let Some(CallState::Receiving(arriving)) = slot.and_then(|slot| self.slots.get_mut(slot)) {
+            arriving.body.filled(bytes);
+            sender.release_connection(bytes);
+            sender.release_stream(stream, arriving.body.take_consumed());
+        }
+        if let Some(slot) = slot {
+            self.expect_end(slot);
+        }
+    }
+
+    /// A message that is there must be followed by the end of its request in time.
+    fn expect_end(&mut self, slot: u64) {
+        let Some(CallState::Receiving(arriving)) = self.slots.get_mut(slot) else { return };
+        if !arriving.body.awaits_end() || std::mem::replace(&mut arriving.is_whole, true) {
+            return;
+        }
+        arriving.stall = arriving.stall.min(Instant::now() + self.server.limits.handshake);
+        if arriving.stall < arriving.check {
+            arriving.check = arriving.stall;
+            self.deadlines.add(arriving.check, slot);
+        }
+    }
+
+    /// Removes an arriving request.
+    pub(super) fn remove_receiving(&mut self, sender: &mut Sender, slot: u64) -> Option<Box<ReceivingCall>> {
+        let Some(CallState::Receiving(arriving)) = self.slots.remove(slot) else { return None };
+        sender.budget.release(arriving.charged);
+        Some(arriving)
+    }
+
+    /// Looks at a body for which something may have come about, and goes on with its request once its message is there.
+    pub(super) fn poll_body(&mut self, sender: &mut Sender, slot: u64) {
+        let Some(CallState::Receiving(arriving)) = self.slots.get_mut(slot) else { return };
+        let ReceivingCall { body, waker, stream, deferred: parked, .. } = &mut **arriving;
+        *parked = false;
+        let was_reserved = body.is_reserved();
+        let most = self.server.limits.message_bytes;
+        let polled = body.poll(&mut Context::from_waker(waker), &mut self.quota, most);
+        sender.release_stream(*stream, body.take_consumed());
+        if body.held_bytes() == 0 {
+            sender.budget.release(std::mem::take(&mut arriving.charged));
+        }
+        let Poll::Ready(result) = polled else {
+            if !was_reserved && arriving.body.is_reserved() {
+                arriving.check = arriving.check.min(Instant::now() + request_body::PACE_PERIOD);
+                self.deadlines.add(arriving.check, slot);
+            }
+            return self.expect_end(slot);
+        };
+        let Some(arriving) = self.remove_receiving(sender, slot) else { return };
+        let ReceivingCall { callee, job, stream, due, trace, since, .. } = *arriving;
+        match result {
+            Ok(message) => {
+                self.dispatch(sender, job, callee, &message, stream, CallDeadline::At(due), trace, since);
+            }
+            Err(why) => self.refuse(sender, stream, &why),
+        }
+    }
+
+    /// A body is to have made progress by now.
+    pub(super) fn check_body_progress(&mut self, sender: &mut Sender, slot: u64, now: Instant) {
+        let stall = self.server.limits.body_stall;
+        let Some(CallState::Receiving(arriving)) = self.slots.get_mut(slot) else { return };
+        if now < arriving.check {
+            // It has been looked at since this deadline was set, and has a later one.
+            return;
+        }
+        let why = if arriving.due.is_some_and(|due| due <= now) {
+            too_late()
+        } else if now >= arriving.stall && arriving.body.awaits_end() {
+            not_ended(self.server.limits.handshake)
+        } else if now >= arriving.stall && !arriving.body.has_progressed() {
+            stalled(stall)
+        } else if arriving.body.is_too_slow(&self.quota) {
+            too_slow()
+        } else {
+            if now >= arriving.stall {
+                arriving.stall = now + stall;
+            }
+            let pace = arriving.body.is_reserved().then(|| now + request_body::PACE_PERIOD);
+            let next = [Some(arriving.stall), arriving.due, pace].into_iter().flatten().min();
+            arriving.check = next.unwrap_or(arriving.stall);
+            return self.deadlines.add(arriving.check, slot);
+        };
+        if let Some(arriving) = self.remove_receiving(sender, slot) {
+            self.refuse(sender, arriving.stream, &why);
+        }
+    }
+}
+
+fn too_slow() -> Failure {
+    let text = "the request's body arrives too slowly while others wait for the memory that it holds";
+    Failure::without_details(Code::ResourceExhausted, text)
+}
+
+fn not_ended(within: Duration) -> Failure {
+    let text = format!("the request did not end within {} s after its message", within.as_secs());
+    Failure::without_details(Code::DeadlineExceeded, text)
+}
+
+fn stalled(stall: Duration) -> Failure {
+    let text =
+        format!("the request's body did not arrive, nor the next 4 MiB of it, within {} s", stall.as_secs());
+    Failure::without_details(Code::DeadlineExceeded, text)
+}

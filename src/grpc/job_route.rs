@@ -1,0 +1,184 @@
+//! The choice of the job that a call is for: the listener's own job, the first label of the authority, or the
+//! default job.
+//!
+//! It declares no job. The default job is the job named `default`, else the only job, else the only job without a
+//! listener of its own. A connection remembers its job and looks it up again when any job was created or deleted: a
+//! job that was deleted and created again is found by its name, and a deleted one is never taken for another. Begin
+//! at [`JobRoute::job`].
+
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::coordination::{Code, Coordinator, Failure, JobId, JobName};
+use crate::engine::Engine;
+use crate::telemetry::log_limit::LogRateLimit;
+
+/// Which job the calls to a listener are for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Routing {
+    /// The listener belongs to the job of this name. If there is none any more, calls are for the one that there was, and
+    /// are told that it is gone.
+    Job(JobName, JobId),
+    /// The first label of the name that the client dialled (`NAME.host:port`) names the job, if there is one of that
+    /// name; otherwise it is the default job, or else the one given: the only job that has no listener of its own.
+    ByAuthority(Option<JobName>),
+}
+
+/// The job that a connection was led to.
+struct ResolvedJob {
+    /// Dialled by this name; `None` where that does not matter.
+    authority: Option<Box<str>>,
+    name: JobName,
+    job: JobId,
+    /// When the engine had made and deleted so many jobs.
+    changes: u64,
+}
+
+/// The routing of one connection, which remembers what it found: clients dial one name.
+pub(super) struct JobRoute {
+    routing: Routing,
+    found: Option<ResolvedJob>,
+    /// It has been logged that this connection leads nowhere.
+    is_unroutable_logged: bool,
+}
+
+impl JobRoute {
+    pub(super) fn new(routing: Routing) -> Self {
+        let found = match &routing {
+            Routing::Job(name, job) => {
+                Some(ResolvedJob { authority: None, name: name.clone(), job: *job, changes: u64::MAX })
+            }
+            Routing::ByAuthority(_) => None,
+        };
+        Self { routing, found, is_unroutable_logged: false }
+    }
+
+    /// The job for a call to `authority`. That there is none is not remembered: it may be declared later. A job that was
+    /// deleted and made again is found again, by its name; until then its connections are told that it is gone.
+    pub(super) fn job(
+        &mut self,
+        engine: &Engine,
+        lost: &Mutex<LogRateLimit<()>>,
+        authority: &str,
+    ) -> Result<JobId, Failure> {
+        let changes = engine.job_table_version();
+        if let Some(found) = &mut self.found
+            && found.authority.as_deref().is_none_or(|known| known == authority)
+        {
+            if found.changes != changes {
+                let present = engine.read_under_lock(|core| core.job_named(found.name.as_str()));
+                (found.job, found.changes) = (present.unwrap_or(found.job), changes);
+            }
+            return Ok(found.job);
+        }
+        let Routing::ByAuthority(only) = &self.routing else { return Err(no_job_failure(authority)) };
+        let named = first_label(authority);
+        let found = engine.read_under_lock(|core| {
+            let job = resolve(core, named, only.as_ref())?;
+            Some((job, core.job_name(job)?.clone()))
+        });
+        let Some((job, name)) = found else {
+            let failure = no_job_failure(authority);
+            if !std::mem::replace(&mut self.is_unroutable_logged, true) {
+                // Clients say nothing of it until they give up, minutes later.
+                let now = Duration::from_nanos(engine.clock().elapsed_nanos());
+                let admitted = lost.lock().unwrap_or_else(PoisonError::into_inner).admit(&(), now);
+                if let Some(left_out) = admitted {
+                    let reason = failure.message.as_str();
+                    tracing::warn!(reason, left_out, "a client dials a name that leads to no job");
+                }
+            }
+            return Err(failure);
+        };
+        self.found = Some(ResolvedJob { authority: Some(authority.into()), name, job, changes });
+        Ok(job)
+    }
+}
+
+fn resolve(core: &Coordinator, named: Option<&str>, only: Option<&JobName>) -> Option<JobId> {
+    let named = named.and_then(|name| core.job_named(name));
+    named.or_else(|| core.default_job()).or_else(|| core.job_named(only?.as_str()))
+}
+
+fn no_job_failure(authority: &str) -> Failure {
+    let shown = authority.get(..authority.floor_char_boundary(200)).unwrap_or_default();
+    // Without details, so that clients which register keep trying until the job is there.
+    let text = format!(
+        "{shown:?} leads to no job: declare a job named {:?}, or dial one that is declared as NAME.HOST:PORT",
+        first_label(shown).unwrap_or("default"),
+    );
+    Failure::without_details(Code::FailedPrecondition, text)
+}
+
+/// The first label of an authority's host, unless that is an address.
+fn first_label(authority: &str) -> Option<&str> {
+    let host = match authority.rsplit_once('@') {
+        Some((_, host)) => host,
+        None => authority,
+    };
+    if host.starts_with('[') {
+        return None;
+    }
+    let name = host.split_once(':').map_or(host, |(name, _)| name);
+    if name.parse::<IpAddr>().is_ok() {
+        return None;
+    }
+    let first = name.split_once('.').map_or(name, |(first, _)| first);
+    (!first.is_empty()).then_some(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+    use crate::coordination::{Actor, ActorOrigin, JobSettings, OperatorCommand, Reason};
+
+    #[test]
+    fn labels() {
+        for (authority, expected) in [
+            ("train.muster.example:8476", Some("train")),
+            ("train:8476", Some("train")),
+            ("train", Some("train")),
+            ("user@train.x", Some("train")),
+            ("10.0.0.1:8476", None),
+            ("10.0.0.1", None),
+            ("[::1]:8476", None),
+            ("", None),
+            (":8476", None),
+            (".x", None),
+        ] {
+            assert_eq!(first_label(authority), expected, "{authority}");
+        }
+    }
+
+    #[test]
+    fn no_job_is_told_how_to_get_one() {
+        let engine = Engine::new(Clock::start());
+        let mut route = JobRoute::new(Routing::ByAuthority(None));
+        let failure = route.job(&engine, &Mutex::default(), "train.x:1").expect_err("there are no jobs");
+        assert!(failure.message.contains("declare a job named \"train\""), "{}", failure.message);
+        assert_eq!(failure.service_error, None);
+    }
+
+    #[test]
+    fn a_job_that_was_deleted_and_made_again_is_found_again_by_its_name() {
+        let engine = Engine::new(Clock::start());
+        let declare = |name: &str| {
+            engine.declare(name.parse().expect("a name"), JobSettings::new(1)).expect("there is room")
+        };
+        let (train, eval) = (declare("train"), declare("eval"));
+        let mut own = JobRoute::new(Routing::Job("train".parse().expect("a name"), train));
+        let mut shared = JobRoute::new(Routing::ByAuthority(None));
+        let lost = Mutex::default();
+        let mut both = || [own.job(&engine, &lost, "10.0.0.1:1"), shared.job(&engine, &lost, "train.x:1")];
+        assert_eq!(both(), [Ok(train), Ok(train)]);
+        let actor = Actor { who: "alice".into(), address: None, means: ActorOrigin::Api };
+        let why = Reason::try_from("why".to_owned()).expect("a reason");
+        engine.act(train, actor, why, OperatorCommand::DeleteJob { force: false }).expect("it is deleted");
+        assert_eq!(both(), [Ok(train), Ok(train)], "it is not taken for another one");
+        let again = declare("train");
+        assert!(again != train && again != eval);
+        assert_eq!(both(), [Ok(again), Ok(again)]);
+    }
+}

@@ -1,0 +1,311 @@
+//! Encodes successful replies for both generations.
+//!
+//! A shared reply (live set, task states, devices) is encoded once for each dialect and kept with the reply. Large
+//! values are sent from where they are, without a copy. Begin at `encode`.
+
+use bytes::{Bytes, BytesMut};
+use prost::encoding::{encode_varint, encoded_len_varint};
+
+use super::decoded_call::{Dialect, ReplyFormat, ReplyKind};
+use super::frame::{COPY_MAX, MessageBuilder, MessageChunks, PREFIX_LEN, encode_framed};
+use super::status::coordinated_task;
+use crate::coordination::{Directory, LiveSet, Reply, ServiceIncarnation, TaskInfo, TaskStates, WireState};
+use crate::proto::{tensorflow, xla::coordination};
+
+/// An answer without contents.
+static EMPTY: [u8; PREFIX_LEN] = [0; PREFIX_LEN];
+
+/// The body of an answer, or the length of one that is longer than `most` bytes.
+pub(super) fn encode(reply: &Reply, form: &ReplyFormat, most: usize) -> Result<MessageChunks, usize> {
+    let dialect = form.dialect;
+    Ok(MessageChunks::One(match reply {
+        Reply::Done => Bytes::from_static(&EMPTY),
+        Reply::ServiceIncarnation(ServiceIncarnation(service_incarnation)) => {
+            // The field has the same number in every answer that carries it, in both generations.
+            encode_framed(&coordination::HeartbeatResponse { service_incarnation: *service_incarnation })
+        }
+        Reply::BarrierPassed(counter) => encode_framed(&coordination::BarrierResponse { counter: *counter }),
+        Reply::Value(value) => return Ok(key_value(&form.key, value)),
+        Reply::Directory(entries) => return directory(entries, most),
+        Reply::LiveSet(set) => set.encoded(dialect.index(), |set| live_set(set, dialect)),
+        Reply::States(states) if form.kind == ReplyKind::Unversioned => {
+            encode_framed(&tensorflow::GetTaskStateResponse { task_state: named_states(states, dialect) })
+        }
+        Reply::States(states) => states.encoded(dialect.index(), |states| task_states(states, dialect)),
+        Reply::Devices(incarnation, devices) => {
+            devices.encoded(dialect.index(), |devices| encode_devices(*incarnation, devices))
+        }
+    }))
+}
+
+/// Length of a field of bytes with a tag of one byte; none if it is empty and `always` does not say otherwise.
+fn field_length(length: usize) -> usize {
+    1 + encoded_len_varint(length as u64) + length
+}
+
+fn put_field_header(buffer: &mut BytesMut, tag: u8, length: usize) {
+    buffer.extend_from_slice(&[tag]);
+    encode_varint(length as u64, buffer);
+}
+
+const FIRST_FIELD: u8 = 1 << 3 | 2;
+const SECOND_FIELD: u8 = 2 << 3 | 2;
+
+fn entry_length(key: &Bytes, value: &Bytes) -> usize {
+    [key, value].iter().filter(|part| !part.is_empty()).map(|part| field_length(part.len())).sum()
+}
+
+/// Adds a `KeyValueEntry` under the tag `tag`.
+fn put_entry(answer: &mut MessageBuilder, tag: u8, key: &Bytes, value: &Bytes) {
+    put_field_header(answer.buffer(), tag, entry_length(key, value));
+    for (tag, part) in [(FIRST_FIELD, key), (SECOND_FIELD, value)] {
+        if !part.is_empty() {
+            put_field_header(answer.buffer(), tag, part.len());
+            answer.put(part);
+        }
+    }
+}
+
+fn key_value(key: &Bytes, value: &Bytes) -> MessageChunks {
+    let mut answer = MessageBuilder::new(field_length(entry_length(key, value)));
+    put_entry(&mut answer, FIRST_FIELD, key, value);
+    answer.finish()
+}
+
+/// Returns how many bytes the answer with these entries takes of its own: large values are shared with the store.
+pub(super) fn directory_copied_len(entries: &Directory) -> usize {
+    let copied = |key: &Bytes, value: &Bytes| {
+        let shared = if value.len() > COPY_MAX { value.len() } else { 0 };
+        field_length(entry_length(key, value)) - shared
+    };
+    entries.iter().map(|(key, value)| copied(key, value)).sum()
+}
+
+fn directory(entries: &Directory, most: usize) -> Result<MessageChunks, usize> {
+    let length = entries.iter().map(|(key, value)| field_length(entry_length(key, value))).sum();
+    if length > most {
+        return Err(length);
+    }
+    let mut answer = MessageBuilder::new(length);
+    for (key, value) in entries.iter() {
+        put_entry(&mut answer, SECOND_FIELD, key, value);
+    }
+    Ok(answer.finish())
+}
+
+fn live_set(set: &LiveSet, dialect: Dialect) -> Bytes {
+    let incarnations = set.iter().map(|(_, incarnation)| incarnation.0).collect();
+    let ids = set.iter().map(|(task, _)| task.0);
+    match dialect {
+        Dialect::Number => encode_framed(&coordination::GetAliveTasksResponse {
+            alive_task_ids: ids.collect(),
+            incarnations,
+        }),
+        Dialect::Named | Dialect::Unnamed => encode_framed(&tensorflow::GetAliveTasksResponse {
+            alive_tasks: ids.map(|id| coordinated_task(id, dialect)).collect(),
+            incarnations,
+        }),
+    }
+}
+
+fn task_states(states: &TaskStates, dialect: Dialect) -> Bytes {
+    let version_number = states.version;
+    match dialect {
+        Dialect::Number => {
+            let task_state = states.tasks.iter().map(numbered_state).collect();
+            encode_framed(&coordination::WatchTasksResponse { task_state, version_number })
+        }
+        Dialect::Named | Dialect::Unnamed => {
+            let task_state = named_states(states, dialect);
+            encode_framed(&tensorflow::WatchJobStateResponse { task_state, version_number })
+        }
+    }
+}
+
+/// The states' numbers are those of generation A too.
+fn state_number(state: WireState) -> i32 {
+    (match state {
+        WireState::Disconnected => coordination::TaskState::Disconnected,
+        WireState::Connected => coordination::TaskState::Connected,
+        WireState::Error => coordination::TaskState::Error,
+    }) as i32
+}
+
+/// The task that the error of `info` came from, as far as it is known: itself otherwise.
+fn error_source(info: &TaskInfo) -> Option<i32> {
+    let error = info.error.as_ref()?;
+    Some(error.service_error.and_then(|error| error.source).unwrap_or(info.task).0)
+}
+
+fn numbered_state(info: &TaskInfo) -> coordination::TaskInfo {
+    coordination::TaskInfo {
+        task_id: info.task.0,
+        state: state_number(info.state),
+        error_code: info.error.as_ref().map_or(0, |error| error.code.number()),
+        error_message: info.error.as_ref().map(|error| error.message.clone()).unwrap_or_default(),
+        error_payload: error_source(info).map(|source_task_id| coordination::CoordinationServiceError {
+            is_reported_error: false,
+            source_task_id,
+        }),
+        incarnation: info.incarnation.0,
+    }
+}
+
+fn named_states(states: &TaskStates, dialect: Dialect) -> Vec<tensorflow::CoordinatedTaskStateInfo> {
+    let named = |info: &TaskInfo| tensorflow::CoordinatedTaskStateInfo {
+        task: Some(coordinated_task(info.task.0, dialect)),
+        state: state_number(info.state),
+        error_code: info.error.as_ref().map_or(0, |error| error.code.number()),
+        error_message: info.error.as_ref().map(|error| error.message.clone()).unwrap_or_default(),
+        error_payload: error_source(info).map(|source| tensorflow::CoordinationServiceError {
+            is_reported_error: false,
+            source_task: Some(coordinated_task(source, dialect)),
+        }),
+        incarnation: info.incarnation.0,
+    };
+    states.tasks.iter().map(named).collect()
+}
+
+/// The devices are encoded already: they are put together by hand.
+fn encode_devices(incarnation: ServiceIncarnation, devices: &[Bytes]) -> Bytes {
+    const INCARNATION: u8 = 1 << 3 | 1;
+    const DEVICES: u8 = 4 << 3 | 2;
+    let inner: usize = devices.iter().map(|device| field_length(device.len())).sum();
+    let length = 9 + field_length(inner);
+    let mut framed = BytesMut::with_capacity(PREFIX_LEN + length);
+    framed.extend_from_slice(&[0]);
+    framed.extend_from_slice(&u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes());
+    framed.extend_from_slice(&[INCARNATION]);
+    framed.extend_from_slice(&incarnation.0.to_le_bytes());
+    put_field_header(&mut framed, DEVICES, inner);
+    for device in devices {
+        put_field_header(&mut framed, FIRST_FIELD, device.len());
+        framed.extend_from_slice(device);
+    }
+    framed.freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use prost::Message as _;
+
+    use super::*;
+    use crate::coordination::{Code, Failure, Request, SharedReply, TaskId, TaskIncarnation};
+    use crate::grpc::decoded_call::DecodedCall;
+    use crate::proto::CoordinatedTask;
+
+    fn form(dialect: Dialect) -> ReplyFormat {
+        DecodedCall::new(dialect, None, Request::JobState).with_echoed_key(Bytes::from_static(b"/a//b")).form
+    }
+
+    fn joined(parts: MessageChunks) -> Vec<u8> {
+        let whole = match parts {
+            MessageChunks::One(part) => part.to_vec(),
+            MessageChunks::Many(parts) => parts.concat(),
+        };
+        let length = u32::from_be_bytes(whole[1..PREFIX_LEN].try_into().unwrap()) as usize;
+        assert_eq!((whole[0], length), (0, whole.len() - PREFIX_LEN));
+        whole[PREFIX_LEN..].to_vec()
+    }
+
+    fn message<M: prost::Message + Default>(reply: &Reply, form: &ReplyFormat) -> M {
+        M::decode(joined(encode(reply, form, 1 << 30).unwrap()).as_slice()).unwrap()
+    }
+
+    #[test]
+    fn values_repeat_the_callers_spelling() {
+        for value in [Bytes::new(), Bytes::from_static(b"v"), vec![5; 100_000].into()] {
+            let reply = Reply::Value(value.clone());
+            let answer: coordination::GetKeyValueResponse = message(&reply, &form(Dialect::Number));
+            let kv = coordination::KeyValueEntry { key: "/a//b".into(), value };
+            assert_eq!(answer.kv, Some(kv.clone()));
+            let same = coordination::GetKeyValueResponse { kv: Some(kv) }.encode_to_vec();
+            assert_eq!(joined(encode(&reply, &form(Dialect::Number), 0).unwrap()), same);
+        }
+    }
+
+    #[test]
+    fn directories() {
+        let entries: Vec<(Bytes, Bytes)> =
+            (0..50).map(|n| (format!("a/{n:02}").into(), vec![n; usize::from(n) * 400].into())).collect();
+        let answer: tensorflow::GetKeyValueDirResponse =
+            message(&Reply::Directory(entries.iter().cloned().collect()), &form(Dialect::Unnamed));
+        assert_eq!(answer.directory_key, "");
+        let back: Vec<_> = answer.kv.into_iter().map(|kv| (Bytes::from(kv.key), kv.value)).collect();
+        assert_eq!(back, entries);
+        let empty: tensorflow::GetKeyValueDirResponse =
+            message(&Reply::Directory(std::iter::empty().collect()), &form(Dialect::Unnamed));
+        assert_eq!(empty.kv, []);
+        assert!(
+            encode(&Reply::Directory(entries.into_iter().collect()), &form(Dialect::Number), 1000).is_err()
+        );
+    }
+
+    #[test]
+    fn live_sets_are_encoded_once_a_dialect() {
+        let set = vec![(TaskId(0), TaskIncarnation(7)), (TaskId(3), TaskIncarnation(9))];
+        let reply = Reply::LiveSet(SharedReply::new(set));
+        let c: coordination::GetAliveTasksResponse = message(&reply, &form(Dialect::Number));
+        assert_eq!((c.alive_task_ids, c.incarnations), (vec![0, 3], vec![7, 9]));
+        for (dialect, named) in [(Dialect::Named, true), (Dialect::Unnamed, false)] {
+            let a: tensorflow::GetAliveTasksResponse = message(&reply, &form(dialect));
+            let tasks = [0, 3].map(|task_id| CoordinatedTask { named, task_id, recoverable: false });
+            assert_eq!((a.alive_tasks, a.incarnations), (tasks.to_vec(), vec![7, 9]));
+            let [one, two] = [(); 2].map(|()| match encode(&reply, &form(dialect), 0) {
+                Ok(MessageChunks::One(part)) => part.as_ptr(),
+                other => panic!("{other:?}"),
+            });
+            assert_eq!(one, two);
+        }
+    }
+
+    #[test]
+    fn states_with_and_without_version() {
+        let error = Failure::without_details(Code::Other(77), "gone").with_source(TaskId(4));
+        let reported = TaskInfo {
+            task: TaskId(1),
+            state: WireState::Error,
+            incarnation: TaskIncarnation(8),
+            error: Some(Arc::new(error)),
+        };
+        let fine = TaskInfo {
+            task: TaskId(2),
+            state: WireState::Connected,
+            incarnation: TaskIncarnation(9),
+            error: None,
+        };
+        let reply = Reply::States(SharedReply::new(TaskStates { version: 12, tasks: vec![reported, fine] }));
+        let c: coordination::WatchTasksResponse = message(&reply, &form(Dialect::Number));
+        assert_eq!(c.version_number, 12);
+        assert_eq!((c.task_state[0].error_code, c.task_state[0].state), (77, 4));
+        assert_eq!(c.task_state[0].error_payload.map(|payload| payload.source_task_id), Some(4));
+        assert_eq!((c.task_state[1].incarnation, c.task_state[1].state), (9, 3));
+        assert_eq!(c.task_state[1].error_payload, None);
+
+        let a: tensorflow::WatchJobStateResponse = message(&reply, &form(Dialect::Named));
+        assert_eq!((a.version_number, a.task_state.len()), (12, 2));
+        let unversioned = ReplyFormat { kind: ReplyKind::Unversioned, ..form(Dialect::Named) };
+        let plain: tensorflow::WatchJobStateResponse = message(&reply, &unversioned);
+        assert_eq!(plain.version_number, 0);
+        assert_eq!(plain.task_state, a.task_state);
+    }
+
+    #[test]
+    fn small_answers() {
+        let service: tensorflow::RegisterTaskResponse =
+            message(&Reply::ServiceIncarnation(ServiceIncarnation(5)), &form(Dialect::Named));
+        assert_eq!(service.leader_incarnation, 5);
+        let passed: tensorflow::BarrierResponse = message(&Reply::BarrierPassed(3), &form(Dialect::Named));
+        assert_eq!(passed.counter, 3);
+        assert!(joined(encode(&Reply::Done, &form(Dialect::Number), 0).unwrap()).is_empty());
+        let any = prost_types::Any { type_url: "t".into(), value: vec![1, 2] };
+        let devices =
+            SharedReply::new(vec![Bytes::from(any.encode_to_vec()), Bytes::from(any.encode_to_vec())]);
+        let answer: tensorflow::WaitForAllTasksResponse =
+            message(&Reply::Devices(ServiceIncarnation(6), devices), &form(Dialect::Unnamed));
+        assert_eq!(answer.leader_incarnation, 6);
+        assert_eq!(answer.device_info.map(|info| info.device), Some(vec![any.clone(), any]));
+    }
+}

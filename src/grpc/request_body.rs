@@ -1,0 +1,376 @@
+//! The receipt of one request body: prefix, memory, progress, inflating. It ends with the one message of the call.
+//!
+//! A [`RequestBody`] owns the bytes, asks for their memory ([`MemoryPermit`]) before it takes them, and reports its
+//! progress. It sets no deadline and opens no window: the [`CallTable`](super::call_table::CallTable) does. Begin
+//! at [`RequestBody::push`].
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use super::body_memory::{ConnectionQuota, MemoryPermit};
+use super::frame::{Message, MessagePrefix, PREFIX_LEN, message_too_long};
+use super::gzip::Gzip;
+use super::prefault;
+use super::task_set_cache::TaskSetCache;
+use crate::coordination::{Code, Failure};
+
+/// Messages that inflate to no more than this are inflated by the connection itself.
+const INFLATED_INLINE: usize = 1 << 20;
+
+/// Why there is no message: the request is not in order.
+type BodyError = Failure;
+
+type InflateFuture = Pin<Box<dyn Future<Output = Result<Message, Failure>> + Send>>;
+type PermitFuture = Pin<Box<dyn Future<Output = Option<MemoryPermit>> + Send>>;
+
+enum BodyStage {
+    /// The prefix is not complete.
+    ReadingPrefix([u8; PREFIX_LEN], usize),
+    /// Parts of the message are put together.
+    Assembling(MessagePrefix, Vec<u8>, MemoryPermit),
+    /// The beginning of the message is there, and what follows it, which waits for memory.
+    WaitingForMemory(MessagePrefix, Vec<u8>, Vec<u8>, PermitFuture),
+    /// The message is there.
+    Complete(MessagePrefix, Message, Option<MemoryPermit>),
+    /// The message is there, inflated.
+    Inflated(Message),
+    /// The message is being inflated.
+    Inflating(InflateFuture),
+    /// All is done.
+    Done,
+}
+
+/// In each period of [`Limits::body_stall`](super::Limits::body_stall) so many bytes of a body must arrive, or all that is missing.
+const PROGRESS_MIN: usize = 4 << 20;
+/// For so many of these periods a body waits for memory.
+const STARVED_PERIODS_MAX: u32 = 10;
+/// In each [`PACE_PERIOD`] so many bytes of a body must arrive that holds memory which others wait for.
+const PACE_MIN: usize = 1 << 20;
+/// How often that is looked at.
+pub(super) const PACE_PERIOD: Duration = Duration::from_secs(2);
+
+/// A request's body on its way in.
+pub(super) struct RequestBody {
+    stage: BodyStage,
+    /// Whether compressed messages are announced.
+    compresses: bool,
+    /// The peer has sent all of it.
+    ended: bool,
+    received: usize,
+    /// What had been received when progress was last looked for, and when the pace was.
+    seen: usize,
+    paced: usize,
+    /// For how many periods it has waited for memory.
+    starved: u32,
+    /// What was received and is used, and nobody was told of yet.
+    used: usize,
+}
+
+fn malformed_request(text: impl Into<String>) -> BodyError {
+    Failure::without_details(Code::Internal, text)
+}
+
+impl RequestBody {
+    pub(super) fn new(compresses: bool) -> Self {
+        let stage = BodyStage::ReadingPrefix([0; PREFIX_LEN], 0);
+        Self { stage, compresses, ended: false, received: 0, seen: 0, paced: 0, starved: 0, used: 0 }
+    }
+
+    /// Takes in what has arrived.
+    pub(super) fn push(
+        &mut self,
+        bytes: &[u8],
+        ended: bool,
+        quota: &mut ConnectionQuota,
+        sets: &TaskSetCache,
+        message_bytes: usize,
+    ) -> Result<(), BodyError> {
+        self.received += bytes.len();
+        self.ended |= ended;
+        let BodyStage::ReadingPrefix(prefix, filled) = &mut self.stage else { return self.add(bytes, quota) };
+        let rest = prefix.get_mut(*filled..).unwrap_or_default();
+        let count = rest.len().min(bytes.len());
+        let (head, bytes) = bytes.split_at(count);
+        if let Some(rest) = rest.get_mut(..count) {
+            rest.copy_from_slice(head);
+        }
+        *filled += count;
+        let (prefix, filled) = (*prefix, *filled);
+        self.used += count;
+        if filled < PREFIX_LEN {
+            return Ok(());
+        }
+        let prefix = MessagePrefix::read(prefix, message_bytes)?;
+        if prefix.compressed && !self.compresses {
+            return Err(malformed_request("the message is compressed, but no grpc-encoding says how"));
+        }
+        if bytes.len() > prefix.length {
+            return Err(trailing_data());
+        }
+        if bytes.len() < prefix.length || !ended {
+            // It may be held for long: its memory is that of the pool.
+            self.stage = BodyStage::Assembling(prefix, Vec::new(), quota.permit());
+            self.add(bytes, quota)?;
+            self.complete();
+            return Ok(());
+        }
+        let message = bytes;
+        self.used += bytes.len();
+        let file = if prefix.compressed { Some(Gzip::open(message)?) } else { None };
+        self.stage = match file {
+            Some(file) if file.length <= INFLATED_INLINE.min(message_bytes) => {
+                BodyStage::Inflated(match sets.lookup(&file) {
+                    Some(recalled) => Message::Cached(recalled),
+                    None => Message::new(file.inflate()?),
+                })
+            }
+            _ => {
+                let mut whole = prefault::allocate(message.len()).ok_or_else(out_of_memory)?;
+                whole.extend_from_slice(message);
+                BodyStage::Complete(prefix, Message::new(whole), None)
+            }
+        };
+        Ok(())
+    }
+
+    fn add(&mut self, bytes: &[u8], quota: &mut ConnectionQuota) -> Result<(), BodyError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        match &mut self.stage {
+            BodyStage::WaitingForMemory(prefix, message, held, _)
+                if message.len() + held.len() + bytes.len() <= prefix.length =>
+            {
+                held.extend_from_slice(bytes);
+                Ok(())
+            }
+            BodyStage::Assembling(prefix, message, permit)
+                if message.len() + bytes.len() <= prefix.length =>
+            {
+                let needed = message.len() + bytes.len();
+                if permit.grow(needed, prefix.length) {
+                    return self.extend(bytes);
+                }
+                let BodyStage::Assembling(prefix, message, permit) =
+                    std::mem::replace(&mut self.stage, BodyStage::Done)
+                else {
+                    return Err(trailing_data());
+                };
+                // What is held back here is not released before there is memory for it.
+                let wait = Box::pin(quota.wait(permit, prefix.length));
+                self.stage = BodyStage::WaitingForMemory(prefix, message, bytes.to_vec(), wait);
+                Ok(())
+            }
+            _ => Err(trailing_data()),
+        }
+    }
+
+    /// Adds bytes for which there is a permit.
+    fn extend(&mut self, bytes: &[u8]) -> Result<(), BodyError> {
+        if let BodyStage::Assembling(prefix, message, permit) = &mut self.stage {
+            let room = permit.bytes().min(prefix.length);
+            if message.capacity() < message.len() + bytes.len() {
+                if message.is_empty() {
+                    *message = prefault::allocate(room).ok_or_else(out_of_memory)?;
+                } else {
+                    message.try_reserve_exact(room - message.len()).map_err(|_| out_of_memory())?;
+                }
+            }
+            message.extend_from_slice(bytes);
+            self.used += bytes.len();
+        }
+        self.complete();
+        Ok(())
+    }
+
+    fn complete(&mut self) {
+        if let BodyStage::Assembling(prefix, message, _) = &self.stage
+            && message.len() == prefix.length
+            && let BodyStage::Assembling(prefix, message, mut permit) =
+                std::mem::replace(&mut self.stage, BodyStage::Done)
+        {
+            permit.arrived();
+            self.stage = BodyStage::Complete(prefix, Message::new(message), Some(permit));
+        }
+    }
+
+    /// Where the next bytes of the message belong, and how many of them at most, once there is memory for them.
+    pub(super) fn body_buffer(&mut self) -> Option<(&mut Vec<u8>, usize)> {
+        match &mut self.stage {
+            BodyStage::Assembling(prefix, message, permit) => {
+                let length = permit.bytes().min(prefix.length).min(message.capacity());
+                let room = length.saturating_sub(message.len());
+                Some((message, room))
+            }
+            _ => None,
+        }
+    }
+
+    /// Notes that so many bytes were read into the room.
+    pub(super) fn filled(&mut self, bytes: usize) {
+        self.received += bytes;
+        self.used += bytes;
+        self.complete();
+    }
+
+    /// How much was used since this was last asked: the peer may send as much more on this stream.
+    pub(super) fn take_consumed(&mut self) -> usize {
+        std::mem::take(&mut self.used)
+    }
+
+    /// How much was received that is not used.
+    pub(super) fn held_bytes(&self) -> usize {
+        match &self.stage {
+            BodyStage::WaitingForMemory(_, _, held, _) => held.len(),
+            _ => 0,
+        }
+    }
+
+    /// The message, once it is there.
+    pub(super) fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        quota: &mut ConnectionQuota,
+        message_bytes: usize,
+    ) -> Poll<Result<Message, BodyError>> {
+        loop {
+            match &mut self.stage {
+                BodyStage::Inflating(work) => return Poll::Ready(Ok(ready!(work.as_mut().poll(cx))?)),
+                BodyStage::WaitingForMemory(_, _, _, wait) => {
+                    let Some(permit) = ready!(wait.as_mut().poll(cx)) else {
+                        return Poll::Ready(Err(out_of_memory()));
+                    };
+                    let BodyStage::WaitingForMemory(prefix, message, held, _) =
+                        std::mem::replace(&mut self.stage, BodyStage::Done)
+                    else {
+                        return Poll::Ready(Err(out_of_memory()));
+                    };
+                    self.paced = self.received;
+                    self.stage = BodyStage::Assembling(prefix, message, permit);
+                    self.extend(&held)?;
+                }
+                _ if !self.ended => return Poll::Pending,
+                _ => {
+                    if let Some(message) = self.finish(quota, message_bytes)? {
+                        return Poll::Ready(Ok(message));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The body has ended: gives the message, if it is complete and not yet to be inflated.
+    fn finish(
+        &mut self,
+        quota: &mut ConnectionQuota,
+        message_bytes: usize,
+    ) -> Result<Option<Message>, BodyError> {
+        match std::mem::replace(&mut self.stage, BodyStage::Done) {
+            BodyStage::Complete(prefix, message, claim) if prefix.compressed => {
+                self.stage = inflate(message, claim, quota, message_bytes)?;
+                Ok(None)
+            }
+            BodyStage::Complete(_, message, _) | BodyStage::Inflated(message) => Ok(Some(message)),
+            BodyStage::ReadingPrefix(_, 0) => Err(malformed_request("the request has no message")),
+            BodyStage::ReadingPrefix(..) => {
+                Err(malformed_request("the request ends within the prefix of its message"))
+            }
+            BodyStage::Assembling(prefix, ..) | BodyStage::WaitingForMemory(prefix, ..) => {
+                let text =
+                    format!("the request ends before the {} bytes of its message are there", prefix.length);
+                Err(malformed_request(text))
+            }
+            BodyStage::Inflating(_) | BodyStage::Done => {
+                Err(malformed_request("the request was read already"))
+            }
+        }
+    }
+
+    /// Whether there has been progress worth the name since this was last asked: [`PROGRESS_MIN`] bytes, or all that was missing. While
+    /// the server itself is what the request waits for, that counts as progress.
+    pub(super) fn has_progressed(&mut self) -> bool {
+        let step = match &self.stage {
+            BodyStage::WaitingForMemory(..) if self.starved >= STARVED_PERIODS_MAX => usize::MAX,
+            BodyStage::WaitingForMemory(..) => {
+                self.starved += 1;
+                0
+            }
+            BodyStage::Inflating(_) => 0,
+            BodyStage::Assembling(prefix, ..) => {
+                (PREFIX_LEN + prefix.length).saturating_sub(self.seen).min(PROGRESS_MIN)
+            }
+            BodyStage::ReadingPrefix(..) => PREFIX_LEN,
+            // Nothing but the end is missing.
+            BodyStage::Complete(..) | BodyStage::Inflated(_) | BodyStage::Done => usize::MAX,
+        };
+        let moved = self.received - self.seen >= step;
+        self.seen = self.received;
+        moved
+    }
+
+    /// Whether the message is there and the peer has not ended the request, as it should do at once.
+    pub(super) fn awaits_end(&self) -> bool {
+        !self.ended && matches!(self.stage, BodyStage::Complete(..) | BodyStage::Inflated(_))
+    }
+
+    /// Whether it holds memory of the reserve.
+    pub(super) fn is_reserved(&self) -> bool {
+        match &self.stage {
+            BodyStage::Assembling(_, _, permit) | BodyStage::Complete(_, _, Some(permit)) => {
+                permit.is_reserved()
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether it holds memory that others wait for, and arrives too slowly for that.
+    pub(super) fn is_too_slow(&mut self, quota: &ConnectionQuota) -> bool {
+        let moved = self.received - self.paced >= PACE_MIN;
+        self.paced = self.received;
+        !moved && self.is_reserved() && quota.is_contended()
+    }
+}
+
+fn trailing_data() -> BodyError {
+    malformed_request("the request goes on after its message: calls have one message each way")
+}
+
+fn out_of_memory() -> BodyError {
+    Failure::without_details(Code::ResourceExhausted, "there is no memory for the request")
+}
+
+/// Inflates a message: at once if it is short, otherwise on a thread of its own when it is its turn.
+fn inflate(
+    message: Message,
+    permit: Option<MemoryPermit>,
+    quota: &mut ConnectionQuota,
+    message_bytes: usize,
+) -> Result<BodyStage, BodyError> {
+    let file = message.bytes();
+    let length = Gzip::open(&file)?.length;
+    if length > message_bytes {
+        return Err(message_too_long(length, message_bytes));
+    }
+    if length <= INFLATED_INLINE {
+        return Ok(BodyStage::Inflated(Message::new(Gzip::open(&file)?.inflate()?)));
+    }
+    let mut room = quota.permit();
+    let wait = if room.grow(length, length) { None } else { Some(quota.wait(quota.permit(), length)) };
+    Ok(BodyStage::Inflating(Box::pin(async move {
+        // The permit for the compressed bytes is given up first: holding one while waiting for
+        // another could stop everybody.
+        drop(permit);
+        let room = match wait {
+            None => Some(room),
+            Some(wait) => wait.await,
+        };
+        let inflated = tokio::task::spawn_blocking(move || {
+            let _room = room;
+            Gzip::open(&file)?.inflate()
+        });
+        let inflated = inflated.await;
+        let stopped = |_| Failure::without_details(Code::Internal, "the inflating thread was stopped");
+        inflated.map_err(stopped)?.map(Message::new)
+    })))
+}

@@ -1,0 +1,298 @@
+//! The parts of a request head that a call needs: target, timeout, compression, authority, trace context. Nothing
+//! else of the head is kept.
+//!
+//! It does not validate HTTP/2 (`http2::head` does) and finds no job (`job_route.rs` does). Begin at [`RequestMeta`].
+
+use std::time::Duration;
+
+use http::StatusCode;
+use http::header::{CONTENT_TYPE, HeaderMap};
+
+use super::decoded_call::RequestDecoder;
+use super::{generation_a, generation_c, transfers_service};
+use crate::coordination::{Code, Failure};
+use crate::http2::{FromRequestHead, RequestHead};
+
+/// What is kept of the head of a request: what it says of the call, and nothing else.
+#[derive(Debug)]
+pub(super) struct RequestMeta {
+    pub(super) target: Result<RequestTarget, RequestRefusal>,
+    /// How long the caller waits for the answer, if it says so.
+    pub(super) timeout: Option<Duration>,
+    /// Whether compressed messages are announced.
+    pub(super) compresses: bool,
+    /// The name that the client dialled.
+    pub(super) authority: Box<str>,
+    /// The fields of trace contexts.
+    pub(super) trace: Option<Box<HeaderMap>>,
+    content_length: Option<u64>,
+}
+
+impl From<RequestHead> for RequestMeta {
+    fn from(head: RequestHead) -> Self {
+        let target = target(&head);
+        let timeout = timeout(&head.fields);
+        let compresses = is_compressed(&head.fields);
+        let mut trace = HeaderMap::new();
+        for name in TRACE_FIELDS {
+            if let Some(value) = head.fields.get(name).filter(|value| value.len() <= TRACE_BYTES) {
+                trace.insert(name, value.clone());
+            }
+        }
+        let trace = (!trace.is_empty()).then(|| Box::new(trace));
+        let target = match target {
+            Ok(RequestTarget::Auxiliary(_)) => {
+                Ok(RequestTarget::Auxiliary(Box::new((head.path, head.fields))))
+            }
+            target => target,
+        };
+        let authority = head.authority.into_boxed_str();
+        Self { target, timeout, compresses, authority, trace, content_length: head.content_length }
+    }
+}
+
+impl FromRequestHead for RequestMeta {
+    fn content_length(&self) -> Option<u64> {
+        self.content_length
+    }
+}
+
+impl RequestMeta {
+    /// About how much memory it takes.
+    pub(super) fn bytes(&self) -> usize {
+        let fields = |map: &HeaderMap| {
+            map.iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD_BYTES).sum::<usize>()
+        };
+        let target = match &self.target {
+            Ok(RequestTarget::Auxiliary(request)) => request.0.len() + fields(&request.1),
+            Ok(RequestTarget::Call(_)) => 0,
+            Err(_) => REFUSAL_BYTES,
+        };
+        size_of::<Self>() + self.authority.len() + self.trace.as_deref().map_or(0, fields) + target
+    }
+}
+
+/// The fields that say which trace a call belongs to.
+const TRACE_FIELDS: [&str; 2] = ["traceparent", "tracestate"];
+/// Longer ones are not kept.
+const TRACE_BYTES: usize = 512;
+/// The longest name that a client may dial: a name in the DNS has 253 bytes.
+const AUTHORITY_MAX: usize = 512;
+/// What a field of a map takes besides its text, and what a refusal takes.
+const FIELD_BYTES: usize = 160;
+const REFUSAL_BYTES: usize = 512;
+
+/// Where a request is to go.
+#[derive(Debug)]
+pub(super) enum RequestTarget {
+    /// A call that the wire edge answers itself.
+    Call(CallHandler),
+    /// A call to one of the auxiliary services, with its path and its fields.
+    Auxiliary(Box<(String, HeaderMap)>),
+}
+
+/// Who answers a call.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum CallHandler {
+    /// The coordination service, of either generation.
+    Coordination(RequestDecoder),
+    /// The board of what workers report of their transfers.
+    Reports,
+}
+
+/// Why a request goes nowhere.
+#[derive(Debug)]
+pub(super) enum RequestRefusal {
+    /// It is no gRPC call.
+    Http(StatusCode, Failure),
+    /// It is one that this server does not know.
+    Call(Failure),
+    /// Its compression is not known.
+    Encoding(Failure),
+}
+
+const AUXILIARY: [&str; 2] = ["/grpc.health.", "/grpc.reflection."];
+
+/// Finds where a request is to go.
+fn target(head: &RequestHead) -> Result<RequestTarget, RequestRefusal> {
+    if head.method != "POST" {
+        let shown = head.method.get(..head.method.floor_char_boundary(20)).unwrap_or_default();
+        let text = format!("gRPC calls use POST, not {shown}");
+        return Err(RequestRefusal::Http(
+            StatusCode::METHOD_NOT_ALLOWED,
+            Failure::without_details(Code::Unimplemented, text),
+        ));
+    }
+    if !is_grpc(&head.fields) {
+        let text = "the content-type must be application/grpc or application/grpc+proto";
+        return Err(RequestRefusal::Http(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Failure::without_details(Code::Unimplemented, text),
+        ));
+    }
+    if head.authority.len() > AUTHORITY_MAX {
+        let text = format!("the name that was dialled has more than {AUTHORITY_MAX} bytes");
+        return Err(RequestRefusal::Call(Failure::without_details(Code::InvalidArgument, text)));
+    }
+    let path = head.path.split_once('?').map_or(head.path.as_str(), |(path, _)| path);
+    if AUXILIARY.iter().any(|service| path.starts_with(service)) {
+        return Ok(RequestTarget::Auxiliary(Box::default()));
+    }
+    let method = path.strip_prefix('/').and_then(|path| path.split_once('/'));
+    let callee = match method {
+        Some((generation_a::SERVICE, method)) => {
+            generation_a::request_decoder(method).map(CallHandler::Coordination)
+        }
+        Some((generation_c::SERVICE, method)) => {
+            generation_c::request_decoder(method).map(CallHandler::Coordination)
+        }
+        Some((transfers_service::SERVICE, transfers_service::METHOD)) => Some(CallHandler::Reports),
+        _ => None,
+    };
+    if let Some(callee) = callee {
+        return check_encoding(&head.fields).map(|()| RequestTarget::Call(callee));
+    }
+    let shown = path.get(..path.floor_char_boundary(200)).unwrap_or_default();
+    Err(RequestRefusal::Call(Failure::without_details(
+        Code::Unimplemented,
+        format!("this server has no method {shown}"),
+    )))
+}
+
+fn is_grpc(headers: &HeaderMap) -> bool {
+    let Some(given) = headers.get(CONTENT_TYPE) else { return false };
+    let Some(after) = given.as_bytes().strip_prefix(b"application/grpc") else { return false };
+    matches!(after.strip_prefix(b"+proto").unwrap_or(after), [] | [b';', ..])
+}
+
+fn check_encoding(headers: &HeaderMap) -> Result<(), RequestRefusal> {
+    match headers.get("grpc-encoding").map(|given| given.as_bytes()) {
+        None | Some(b"identity" | b"gzip") => Ok(()),
+        Some(other) => {
+            let shown = String::from_utf8_lossy(other.get(..other.len().min(50)).unwrap_or_default());
+            let text = format!("this server knows no message compression {shown:?}, only identity and gzip");
+            Err(RequestRefusal::Encoding(Failure::without_details(Code::Unimplemented, text)))
+        }
+    }
+}
+
+fn is_compressed(headers: &HeaderMap) -> bool {
+    headers.get("grpc-encoding").is_some_and(|given| given.as_bytes() == b"gzip")
+}
+
+fn timeout(headers: &HeaderMap) -> Option<Duration> {
+    let (unit, number) = headers.get("grpc-timeout")?.as_bytes().split_last()?;
+    // Eight digits at most, says the protocol: the largest unit holds no overflow then.
+    if !(1..=8).contains(&number.len()) || !number.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let number = number.iter().fold(0_u64, |number, digit| number * 10 + u64::from(digit - b'0'));
+    Some(match unit {
+        b'H' => Duration::from_secs(number * 3600),
+        b'M' => Duration::from_secs(number * 60),
+        b'S' => Duration::from_secs(number),
+        b'm' => Duration::from_millis(number),
+        b'u' => Duration::from_micros(number),
+        b'n' => Duration::from_nanos(number),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head(method: &str, path: &str, headers: &[(&'static str, &str)]) -> RequestHead {
+        let named = |(name, value): &(&'static str, &str)| {
+            (http::HeaderName::from_static(name), value.parse().expect("a value"))
+        };
+        let mut head = RequestHead::default();
+        (head.method, head.path) = (method.into(), path.into());
+        head.fields = headers.iter().map(named).collect();
+        head
+    }
+
+    const TYPE: (&str, &str) = ("content-type", "application/grpc");
+
+    #[test]
+    fn both_generations_and_the_others() {
+        let path = |path| target(&head("POST", path, &[TYPE]));
+        assert!(matches!(
+            path("/tensorflow.CoordinationService/Heartbeat"),
+            Ok(RequestTarget::Call(CallHandler::Coordination(_)))
+        ));
+        assert!(matches!(
+            path("/xla.coordination.CoordinationService/WatchTasks"),
+            Ok(RequestTarget::Call(CallHandler::Coordination(_)))
+        ));
+        assert!(matches!(path("/grpc.health.v1.Health/Check"), Ok(RequestTarget::Auxiliary(_))));
+        for unknown in [
+            "/",
+            "/x",
+            "/tensorflow.CoordinationService/",
+            "/tensorflow.CoordinationService/WatchTasks",
+            "/xla.coordination.CoordinationService/ResetTask",
+            "/xla.coordination.CoordinationService/Heartbeat/x",
+            "/xla.CoordinationService/Heartbeat",
+        ] {
+            let Err(RequestRefusal::Call(why)) = path(unknown) else { panic!("{unknown}") };
+            assert_eq!(why.code, Code::Unimplemented);
+        }
+    }
+
+    #[test]
+    fn a_request_that_is_not_grpc_gets_an_http_status() {
+        let path = "/xla.coordination.CoordinationService/Heartbeat";
+        let status = |method, headers: &[_]| match target(&head(method, path, headers)) {
+            Err(RequestRefusal::Http(status, _)) => status.as_u16(),
+            Err(RequestRefusal::Encoding(_)) => 1,
+            Err(RequestRefusal::Call(_)) => 2,
+            Ok(_) => 0,
+        };
+        assert_eq!(status("GET", &[TYPE]), 405);
+        assert_eq!(status("POST", &[]), 415);
+        for (given, expected) in [
+            ("application/grpc+proto", 0),
+            ("application/grpc; x=y", 0),
+            ("application/grpc;x=y", 0),
+            ("application/grpc-web", 415),
+            ("application/grpc+json", 415),
+            ("text/html", 415),
+        ] {
+            assert_eq!(status("POST", &[("content-type", given)]), expected, "{given}");
+        }
+        assert_eq!(status("POST", &[TYPE, ("grpc-encoding", "gzip")]), 0);
+        assert_eq!(status("POST", &[TYPE, ("grpc-encoding", "deflate")]), 1);
+    }
+
+    #[test]
+    fn timeouts() {
+        let given = |text| timeout(&head("POST", "/", &[("grpc-timeout", text)]).fields);
+        assert_eq!(given("50S"), Some(Duration::from_secs(50)));
+        assert_eq!(given("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
+        assert_eq!(given("7m"), Some(Duration::from_millis(7)));
+        assert_eq!(given("12u"), Some(Duration::from_micros(12)));
+        for bad in ["", "S", "1", "123456789S", "-1S", "1x", "1 S"] {
+            assert_eq!(given(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_request_that_waits_keeps_little_of_its_head() {
+        let mut long = head("POST", "/xla.coordination.CoordinationService/Heartbeat", &[TYPE]);
+        for n in 0..100 {
+            let name = http::HeaderName::try_from(format!("x-{n}")).expect("a name");
+            long.fields.insert(name, "y".repeat(100).parse().expect("a value"));
+        }
+        long.fields.insert("traceparent", "z".repeat(600).parse().expect("a value"));
+        assert!(RequestMeta::from(long.clone()).bytes() < 300);
+        long.authority = "a".repeat(AUTHORITY_MAX + 1);
+        let refused = RequestMeta::from(long.clone());
+        assert!(
+            matches!(refused.target, Err(RequestRefusal::Call(why)) if why.code == Code::InvalidArgument)
+        );
+        long.authority.clear();
+        long.path = "/grpc.health.v1.Health/Check".into();
+        assert!(RequestMeta::from(long).bytes() > 100 * 100);
+    }
+}

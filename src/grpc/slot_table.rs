@@ -1,0 +1,136 @@
+//! A table whose keys are never valid twice: a late key finds nothing.
+//!
+//! Begin at [`SlotTable::insert`].
+
+struct SlotEntry<T> {
+    generation: u32,
+    content: Option<T>,
+}
+
+/// Keeps things under numbers. A number is used once: one that comes late finds nothing, instead
+/// of what has taken the place since.
+pub(super) struct SlotTable<T> {
+    cells: Vec<SlotEntry<T>>,
+    free: Vec<u32>,
+    /// The generation of new cells: all that were given back had earlier ones.
+    first_generation: u32,
+}
+
+/// A table that becomes empty keeps so many cells at most.
+const CELLS_KEPT: usize = 256;
+
+impl<T> Default for SlotTable<T> {
+    fn default() -> Self {
+        Self { cells: Vec::new(), free: Vec::new(), first_generation: 0 }
+    }
+}
+
+fn key(generation: u32, place: u32) -> u64 {
+    u64::from(generation) << 32 | u64::from(place)
+}
+
+fn place(key: u64) -> usize {
+    (key & u64::from(u32::MAX)) as usize
+}
+
+impl<T> SlotTable<T> {
+    /// The key that the next insertion will give.
+    pub(super) fn next_key(&self) -> u64 {
+        match self.free.last() {
+            Some(&at) => key(self.cells.get(at as usize).map_or(0, |cell| cell.generation), at),
+            None => key(self.first_generation, u32::try_from(self.cells.len()).unwrap_or(u32::MAX)),
+        }
+    }
+
+    /// Keeps `content`.
+    pub(super) fn insert(&mut self, content: T) -> u64 {
+        let next = self.next_key();
+        match self.free.pop() {
+            Some(at) => {
+                if let Some(cell) = self.cells.get_mut(at as usize) {
+                    cell.content = Some(content);
+                }
+            }
+            None => self.cells.push(SlotEntry { generation: self.first_generation, content: Some(content) }),
+        }
+        next
+    }
+
+    fn cell(&mut self, key: u64) -> Option<&mut SlotEntry<T>> {
+        let cell = self.cells.get_mut(place(key))?;
+        (u64::from(cell.generation) == key >> 32).then_some(cell)
+    }
+
+    /// What is kept under `key`.
+    pub(super) fn get_mut(&mut self, key: u64) -> Option<&mut T> {
+        self.cell(key)?.content.as_mut()
+    }
+
+    /// Takes what is kept under `key`.
+    pub(super) fn remove(&mut self, key: u64) -> Option<T> {
+        let cell = self.cell(key)?;
+        let content = cell.content.take()?;
+        cell.generation = cell.generation.wrapping_add(1);
+        self.free.push(place(key) as u32);
+        if self.free.len() == self.cells.len() && self.cells.len() > CELLS_KEPT {
+            self.give_back_cells();
+        }
+        Some(content)
+    }
+
+    /// Gives the memory of all cells back, of which none has a content.
+    fn give_back_cells(&mut self) {
+        let newest = self.cells.iter().map(|cell| cell.generation.wrapping_sub(self.first_generation)).max();
+        self.first_generation = self.first_generation.wrapping_add(newest.unwrap_or_default());
+        (self.cells, self.free) = (Vec::new(), Vec::new());
+    }
+
+    /// How many things are kept.
+    pub(super) fn len(&self) -> usize {
+        self.cells.len() - self.free.len()
+    }
+
+    /// Everything that is kept.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.cells.iter().filter_map(|cell| cell.content.as_ref())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_good_once() {
+        let mut slots = SlotTable::default();
+        let first = slots.next_key();
+        assert_eq!(slots.insert("a"), first);
+        let second = slots.insert("b");
+        assert_eq!(slots.remove(first), Some("a"));
+        assert_eq!(slots.remove(first), None);
+
+        let third = slots.next_key();
+        assert_eq!(slots.insert("c"), third);
+        assert_ne!(third, first);
+        assert_eq!(slots.get_mut(first), None);
+        assert_eq!(slots.get_mut(third), Some(&mut "c"));
+        assert_eq!(slots.get_mut(second), Some(&mut "b"));
+        assert_eq!(slots.len(), 2);
+        assert_eq!(slots.iter().copied().collect::<Vec<_>>(), ["c", "b"]);
+    }
+
+    #[test]
+    fn a_table_that_becomes_empty_gives_its_memory_back_and_its_keys_stay_good_once() {
+        let mut slots = SlotTable::default();
+        let mut seen = std::collections::HashSet::new();
+        for round in 0..3 {
+            let keys: Vec<u64> = (0..2 * CELLS_KEPT).map(|n| slots.insert(n)).collect();
+            assert!(keys.iter().all(|key| seen.insert(*key)), "round {round}");
+            for key in &keys {
+                assert!(slots.remove(*key).is_some());
+            }
+            assert_eq!((slots.len(), slots.cells.capacity(), slots.free.capacity()), (0, 0, 0));
+            assert!(seen.iter().all(|key| slots.get_mut(*key).is_none()));
+        }
+    }
+}

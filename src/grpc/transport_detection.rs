@@ -1,0 +1,111 @@
+//! The start of a connection: plaintext or TLS by the first byte, then the HTTP/2 preface, all within one handshake
+//! timeout.
+//!
+//! It performs no TLS handshake (`tls::listener_tls` does) and drives no connection. The first byte is read together
+//! with the bytes after it, so a plaintext connection makes no further system call and copies nothing; each kind of
+//! connection is compiled for itself. Begin at `accept_connection`.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::io::AsyncReadExt as _;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::connection::{ConnectionSocket, GrpcConnection};
+use super::job_route::Routing;
+use super::listener::ConnectionGuard;
+use super::server::Server;
+use crate::http2::PREFACE;
+use crate::tls;
+
+/// A connection that speaks HTTP/2. Each kind is driven for itself, so that a plain one pays nothing for the other.
+#[expect(clippy::large_enum_variant, reason = "it is moved once, into its task, and most are plain")]
+pub(super) enum AcceptedConnection {
+    Plain(GrpcConnection<TcpStream>),
+    Tls(Box<GrpcConnection<tls::TlsStream<TcpStream>>>),
+}
+
+/// What was found out about a new connection: its socket, and what came together with the preface.
+enum DetectedTransport {
+    Plain(TcpStream, Vec<u8>),
+    Tls(Box<tls::TlsStream<TcpStream>>, Vec<u8>),
+}
+
+/// Finds out whether a new connection speaks HTTP/2, under TLS or not, and opens it if so.
+pub(super) async fn accept_connection(
+    server: Arc<Server>,
+    socket: TcpStream,
+    peer: SocketAddr,
+    routing: Routing,
+    place: ConnectionGuard,
+) -> Option<AcceptedConnection> {
+    let within = server.limits.handshake;
+    let mut speaks_tls = false;
+    let met = timeout(within, detect_transport(&server, socket, peer, &mut speaks_tls)).await;
+    match met {
+        Ok(Ok(Some(DetectedTransport::Plain(socket, early)))) => {
+            return Some(AcceptedConnection::Plain(GrpcConnection::open(
+                server, socket, early, peer, routing, place,
+            )));
+        }
+        Ok(Ok(Some(DetectedTransport::Tls(socket, early)))) => {
+            let connection = GrpcConnection::open(server, *socket, early, peer, routing, place);
+            return Some(AcceptedConnection::Tls(Box::new(connection)));
+        }
+        // The entrance has said why.
+        Ok(Ok(None)) => {}
+        Ok(Err(error)) => tracing::debug!(%peer, %error, "a connection that is no HTTP/2"),
+        Err(_) if speaks_tls => server.listener_tls.record_timeout(peer, within),
+        Err(_) => tracing::debug!(%peer, "a connection that says nothing"),
+    }
+    server.counts.local().not_http2.add();
+    None
+}
+
+/// Reads the preface. The first byte says whether it comes under TLS; it is read together with what follows it, so that to
+/// find out costs nothing.
+async fn detect_transport(
+    server: &Server,
+    mut socket: TcpStream,
+    peer: SocketAddr,
+    speaks_tls: &mut bool,
+) -> io::Result<Option<DetectedTransport>> {
+    let mut early = Vec::with_capacity(256);
+    let plain = read_preface(&mut socket, &mut early).await;
+    if early.first() == Some(&tls::FIRST_BYTE) {
+        *speaks_tls = true;
+        let Some(mut socket) =
+            server.listener_tls.accept_tls(tls::PrefixedStream::new(early, socket), peer).await
+        else {
+            return Ok(None);
+        };
+        let mut early = Vec::with_capacity(256);
+        read_preface(&mut socket, &mut early).await?;
+        return Ok(Some(DetectedTransport::Tls(Box::new(socket), early)));
+    }
+    plain?;
+    if !server.listener_tls.allows_plaintext() {
+        server.listener_tls.record_plaintext_refused(peer);
+        return Ok(None);
+    }
+    Ok(Some(DetectedTransport::Plain(socket, early)))
+}
+
+/// Reads until the preface is there, or what is there is none.
+async fn read_preface<T: ConnectionSocket>(socket: &mut T, early: &mut Vec<u8>) -> io::Result<()> {
+    while early.len() < PREFACE.len() {
+        if socket.read_buf(early).await? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let there = early.len().min(PREFACE.len());
+        if early.get(..there) != PREFACE.get(..there) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "it does not begin with HTTP/2's preface",
+            ));
+        }
+    }
+    Ok(())
+}

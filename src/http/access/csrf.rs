@@ -1,0 +1,46 @@
+//! Proof that a page of this server made a form.
+//!
+//! A page carries a value that is derived from a cookie with a key that only this process knows. A page elsewhere
+//! can make the browser send a form with the cookie, and can even set one, but cannot derive the proof. It sets no
+//! cookies: `login.rs` does. Begin at `CsrfKey::proof_for`.
+
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use ring::hmac;
+
+use crate::clock::random_bytes;
+
+/// The key.
+pub(super) struct CsrfKey(hmac::Key);
+
+impl CsrfKey {
+    pub fn new() -> Self {
+        Self(hmac::Key::new(hmac::HMAC_SHA256, &random_bytes::<32>()))
+    }
+
+    /// What follows from a cookie.
+    pub fn proof_for(&self, cookie: &str) -> Arc<str> {
+        URL_SAFE_NO_PAD.encode(hmac::sign(&self.0, cookie.as_bytes())).into()
+    }
+
+    /// Whether that is `shown`; the time that it takes says nothing.
+    pub fn verifies(&self, cookie: &str, shown: &str) -> bool {
+        let Ok(shown) = URL_SAFE_NO_PAD.decode(shown) else { return false };
+        hmac::verify(&self.0, cookie.as_bytes(), &shown).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_proof_holds_for_its_cookie_and_in_its_process_only() {
+        let (here, elsewhere) = (CsrfKey::new(), CsrfKey::new());
+        let proof = here.proof_for("a");
+        assert!(here.verifies("a", &proof));
+        assert!(!here.verifies("b", &proof) && !elsewhere.verifies("a", &proof) && !here.verifies("a", ""));
+    }
+}

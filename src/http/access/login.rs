@@ -1,0 +1,148 @@
+//! Serves `/login` and `/logout`: exchanges a token for a session cookie.
+//!
+//! It does not store sessions (`sessions.rs`). Begin at `log_in`.
+
+use askama::Template;
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::http::header::{self, HeaderValue};
+use axum::http::request::Parts;
+use axum::response::{Html, IntoResponse, Redirect, Response};
+use bytes::Bytes;
+
+use super::AuthMethod;
+use super::Principal;
+use super::middleware::{Cookies, CsrfProof, cookie, field, too_many_requests};
+use super::tokens::{Hash, hash};
+use crate::coordination::{Actor, ActorOrigin};
+use crate::http::actor::{ActorContext, PeerAddress, TransportSecurity};
+use crate::http::{AppState, AuditOutcome, ClientNetwork, Problem, pages};
+
+/// The page that asks for a token.
+///
+/// The form must carry `csrf`; its other fields are `token` and `next`, the page to go on to.
+pub(in crate::http) async fn show(State(site): State<AppState>, request: Request) -> Response {
+    let next = field(request.uri().query().unwrap_or_default().as_bytes(), "next");
+    let next = local_path(next.as_deref()).to_owned();
+    if site.guard.is_open() {
+        return Redirect::to(&next).into_response();
+    }
+    let proof = request.extensions().get::<CsrfProof>().map(|proof| proof.0.to_string()).unwrap_or_default();
+    Html(page(&proof, &next, "")).into_response()
+}
+
+/// The longest form of a login.
+pub(super) const FORM_BYTES_MAX: usize = 8 << 10;
+
+/// Takes the token.
+pub(in crate::http) async fn log_in(State(site): State<AppState>, head: Parts, form: Bytes) -> Response {
+    let channel = head.extensions.get::<TransportSecurity>().cloned().unwrap_or_default();
+    let peer = head.extensions.get::<PeerAddress>().map(|peer| peer.0);
+    let next = field(&form, "next");
+    let next = local_path(next.as_deref());
+    let guard = &site.guard;
+    let Some(tokens) = &guard.tokens else { return Redirect::to(next).into_response() };
+    let now = guard.clock.now();
+    let token = field(&form, "token").unwrap_or_default();
+    let holder = tokens.holder(token.trim());
+    let deed = |who: &str, role| {
+        let actor = Actor { who: who.into(), address: peer, means: ActorOrigin::Page };
+        ActorContext::new(actor, role, None).audit_entry(None, "login", "/login".into(), None)
+    };
+    let Some(holder) = holder else {
+        let source = ClientNetwork::of_request(&head.extensions);
+        let detail = "unknown token".to_owned();
+        site.audit.record_aggregated(guard.clock, source.to_string(), deed(Actor::ANONYMOUS, None), detail);
+        let cookies = Cookies::of(&channel);
+        let attempt = guard.attempts.attempt_of(source, cookie(&head.headers, cookies.browser()));
+        if !guard.attempts.failed(now, attempt, &hash(token.trim())) {
+            return too_many_requests(Problem::too_many_logins());
+        }
+        let visit = cookie(&head.headers, cookies.visit()).unwrap_or_default();
+        let text = page(&guard.csrf.proof_for(visit), next, "Unknown token");
+        return (StatusCode::UNAUTHORIZED, Html(text)).into_response();
+    };
+    let detail = format!("as {}", holder.role);
+    site.audit.record(now, deed(&holder.name, Some(holder.role)), AuditOutcome::Done, detail);
+    start_session(&site, &channel, holder.hash, next)
+}
+
+/// How long a browser is remembered as one that has logged in.
+const BROWSER_COOKIE_SECONDS: u64 = 30 * 24 * 60 * 60;
+
+fn start_session(site: &AppState, channel: &TransportSecurity, token: Hash, next: &str) -> Response {
+    let guard = &site.guard;
+    let id = guard.sessions.create(guard.clock.now(), token);
+    let cookies = Cookies::of(channel);
+    let set = cookies.set(cookies.session(), &id, Some(guard.sessions.timeout().as_secs()));
+    let known =
+        cookies.set(cookies.browser(), &guard.attempts.browser_cookie(), Some(BROWSER_COOKIE_SECONDS));
+    with_cookie(with_cookie(Redirect::to(next).into_response(), set), known)
+}
+
+/// Ends the login.
+pub(in crate::http) async fn log_out(
+    State(site): State<AppState>,
+    visitor: Principal,
+    request: Request,
+) -> Response {
+    if visitor.auth_method != AuthMethod::Session {
+        return Redirect::to("/").into_response();
+    }
+    let channel = request.extensions().get::<TransportSecurity>().cloned().unwrap_or_default();
+    let cookies = Cookies::of(&channel);
+    if let Some(id) = cookie(request.headers(), cookies.session()) {
+        site.guard.sessions.end(id);
+    }
+    with_cookie(Redirect::to("/login").into_response(), cookies.set(cookies.session(), "", Some(0)))
+}
+
+fn with_cookie(mut response: Response, set: Option<HeaderValue>) -> Response {
+    if let Some(set) = set {
+        response.headers_mut().append(header::SET_COOKIE, set);
+    }
+    response
+}
+
+/// A page of this server: what leads elsewhere leads to the first one.
+fn local_path(next: Option<&str>) -> &str {
+    let local = |next: &&str| {
+        next.starts_with('/')
+            && !next.starts_with("//")
+            && next.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\')
+    };
+    next.filter(local).unwrap_or("/")
+}
+
+/// It works without styles and scripts.
+#[derive(Template)]
+#[template(path = "login.html")]
+struct LoginPage<'a> {
+    style: String,
+    proof: &'a str,
+    next: &'a str,
+    wrong: &'a str,
+}
+
+fn page(proof: &str, next: &str, wrong: &str) -> Bytes {
+    let page = LoginPage { style: pages::asset("muster.css"), proof, next, wrong };
+    // Writing to a string cannot fail.
+    page.render().unwrap_or_default().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_login_leads_to_pages_of_this_server_only() {
+        for next in ["/", "/jobs/a?x=1"] {
+            assert_eq!(local_path(Some(next)), next);
+        }
+        for next in ["//evil.example", "/\\evil.example", "https://evil.example", "", "/a\nb", "javascript:x"]
+        {
+            assert_eq!(local_path(Some(next)), "/", "{next:?}");
+        }
+        assert!(page("\"", "<", "").starts_with(b"<!doctype html>"));
+    }
+}

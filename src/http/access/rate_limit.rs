@@ -1,0 +1,100 @@
+//! Holds token buckets by key within a bound on their number.
+//!
+//! Begin at `RateLimiter::allow`.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use crate::coordination::Timestamp;
+
+/// How many buckets there are. Whoever comes when all are in use shares one with all others who do.
+const BUCKETS_MAX: usize = 4096;
+
+/// So often at once, and so often in the long run.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RateLimit {
+    pub burst: f64,
+    pub per_second: f64,
+}
+
+struct TokenBucket {
+    left: f64,
+    at: Timestamp,
+}
+
+/// The buckets of one rate.
+pub(super) struct RateLimiter {
+    rate: RateLimit,
+    buckets: Mutex<HashMap<String, TokenBucket>>,
+}
+
+impl RateLimiter {
+    pub fn new(rate: RateLimit) -> Self {
+        Self { rate, buckets: Mutex::default() }
+    }
+
+    /// How much is left in a bucket now.
+    fn refilled(&self, now: Timestamp, bucket: &TokenBucket) -> f64 {
+        let RateLimit { burst, per_second } = self.rate;
+        (bucket.left + now.since(bucket.at).as_secs_f64() * per_second).min(burst)
+    }
+
+    /// Whether `who` might do it once more now, for all that is known of them alone. Nothing is counted.
+    pub fn would_allow(&self, now: Timestamp, who: &str) -> bool {
+        let buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        buckets.get(who).is_none_or(|bucket| self.refilled(now, bucket) >= 1.0)
+    }
+
+    /// Whether `who` has done it lately.
+    pub fn has_recent(&self, now: Timestamp, who: &str) -> bool {
+        let buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        buckets.get(who).is_some_and(|bucket| self.refilled(now, bucket) < self.rate.burst)
+    }
+
+    /// Whether `who` may do it once more now.
+    pub fn allow(&self, now: Timestamp, who: String) -> bool {
+        let burst = self.rate.burst;
+        if burst.is_infinite() {
+            return true;
+        }
+        let refilled = |bucket: &TokenBucket| self.refilled(now, bucket);
+        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        if buckets.len() >= BUCKETS_MAX && !buckets.contains_key(&who) {
+            buckets.retain(|_, bucket| refilled(bucket) < burst);
+        }
+        let shared = buckets.len() >= BUCKETS_MAX && !buckets.contains_key(&who);
+        let key = if shared { String::new() } else { who };
+        let bucket = buckets.entry(key).or_insert(TokenBucket { left: burst, at: now });
+        bucket.left = refilled(bucket);
+        bucket.at = now;
+        let allowed = bucket.left >= 1.0;
+        if allowed {
+            bucket.left -= 1.0;
+        }
+        allowed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_bucket_empties_and_fills_again_and_there_are_only_so_many() {
+        let rates = RateLimiter::new(RateLimit { burst: 2.0, per_second: 1.0 });
+        let now = Timestamp(1);
+        let allow = |now, who: &str| rates.allow(now, who.into());
+        assert_eq!(
+            [allow(now, "a"), allow(now, "a"), allow(now, "a"), allow(now, "b")],
+            [true, true, false, true]
+        );
+        assert!(allow(now.after(Duration::from_secs(1)), "a"));
+        for n in 0..BUCKETS_MAX * 2 {
+            allow(now, &n.to_string());
+        }
+        assert!(rates.buckets.lock().unwrap().len() <= BUCKETS_MAX + 1);
+        assert!(!allow(now, "another"), "those for whom there is no room share one");
+    }
+}

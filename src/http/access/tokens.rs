@@ -1,0 +1,298 @@
+//! Tokens: names, roles and hashes, from a file that is reloaded when it changes.
+//!
+//! It limits nothing: `attempts.rs` does. A token is 256 random bits, so no client finds one by trying, however
+//! fast. Therefore its hash is a plain SHA-256: a slow hash protects passwords, which people choose, and would only
+//! cost time on every request. The file has the hashes alone, so reading it reveals no token. Hashes are compared
+//! in constant time. Begin at [`TokenFile`], then [`TokenHolder`].
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use ring::digest::{SHA256, digest};
+use serde::{Deserialize, Serialize};
+use subtle::ConstantTimeEq as _;
+
+use super::Role;
+use crate::clock::{Clock, random_bytes};
+use crate::file_watch::FileWatch;
+
+/// What every token begins with, so that those who find one know what they have found.
+const PREFIX: &str = "muster_";
+/// How many tokens there may be.
+const TOKENS_MAX: usize = 1024;
+/// How long the file and the names in it may be.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+const NAME_BYTES_MAX: usize = 64;
+
+/// The hash of a token, or of another secret.
+pub(super) type Hash = [u8; 32];
+
+/// The hash of a secret.
+pub(super) fn hash(secret: &str) -> Hash {
+    let mut hash = Hash::default();
+    hash.copy_from_slice(digest(&SHA256, secret.as_bytes()).as_ref());
+    hash
+}
+
+/// A secret that nobody guesses.
+pub(super) fn random_secret() -> String {
+    URL_SAFE_NO_PAD.encode(random_bytes::<32>())
+}
+
+/// Why tokens cannot be used, or made.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    /// The file cannot be read or written.
+    #[error("the file of tokens {}: {error}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// What stands in it makes no sense.
+    #[error("the file of tokens {}: {wrong}; `muster token new` writes it", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        wrong: String,
+    },
+}
+
+/// One token, as it stands in the file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TokenEntry {
+    name: String,
+    role: Role,
+    sha256: String,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TokenFileContent {
+    #[serde(default)]
+    token: Vec<TokenEntry>,
+}
+
+/// Who holds a token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct TokenHolder {
+    pub name: Arc<str>,
+    pub role: Role,
+    pub hash: Hash,
+}
+
+/// When a file was changed, and which it is.
+type FileStamp = Option<(i64, i64, u64, u64)>;
+
+struct LoadedTokens {
+    holders: Arc<[TokenHolder]>,
+    stamp: FileStamp,
+}
+
+/// The tokens in a file, which is read again when it changes.
+pub struct TokenFile {
+    path: PathBuf,
+    watch: FileWatch,
+    current: Mutex<LoadedTokens>,
+}
+
+impl TokenFile {
+    /// The tokens in the file at `path`.
+    ///
+    /// # Errors
+    /// If it cannot be read, or makes no sense.
+    pub fn read(path: &Path, clock: Clock) -> Result<Self, TokenError> {
+        let stamp = stamp(path);
+        let holders = read(path)?;
+        if holders.is_empty() {
+            tracing::warn!(file = %path.display(), "there is no token in the file: nobody gets in over HTTP");
+        }
+        let current = Mutex::new(LoadedTokens { holders: holders.into(), stamp });
+        Ok(Self { path: path.into(), watch: FileWatch::new(clock), current })
+    }
+
+    fn current(&self) -> std::sync::MutexGuard<'_, LoadedTokens> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The tokens as they were read last.
+    fn holders(&self) -> Arc<[TokenHolder]> {
+        Arc::clone(&self.current().holders)
+    }
+
+    /// Looks whether the file has changed, if it is time to.
+    pub(super) async fn refresh(self: &Arc<Self>) {
+        let own = Arc::clone(self);
+        let look = move || {
+            let stamp = stamp(&own.path);
+            let changed = own.current().stamp != stamp;
+            if changed {
+                own.reload();
+            }
+        };
+        self.watch.refresh(look).await;
+    }
+
+    /// Reads the file now, whether it has changed or not. A file that makes no sense changes nothing: the former tokens stay.
+    pub fn reload(&self) {
+        // The stamp is taken first: what changes while it is read is read again.
+        let stamp = stamp(&self.path);
+        let found = read(&self.path);
+        let mut current = self.current();
+        current.stamp = stamp;
+        match found {
+            Ok(holders) => {
+                tracing::info!(tokens = holders.len(), "the tokens were read again");
+                current.holders = holders.into();
+            }
+            Err(error) => tracing::error!(%error, "the tokens have changed; the former ones stay in use"),
+        }
+    }
+
+    /// Who holds this token.
+    pub(super) fn holder(&self, token: &str) -> Option<TokenHolder> {
+        self.with_hash(&hash(token))
+    }
+
+    /// Who holds the token with this hash. All are compared, so that how long it takes says nothing.
+    pub(super) fn with_hash(&self, hash: &Hash) -> Option<TokenHolder> {
+        let holders = self.holders();
+        let mut found = None;
+        for holder in holders.iter() {
+            if bool::from(holder.hash.ct_eq(hash)) {
+                found = Some(holder);
+            }
+        }
+        found.cloned()
+    }
+}
+
+fn stamp(path: &Path) -> FileStamp {
+    let data = std::fs::metadata(path).ok()?;
+    Some((data.mtime(), data.mtime_nsec(), data.len(), data.ino()))
+}
+
+fn read(path: &Path) -> Result<Vec<TokenHolder>, TokenError> {
+    let failed = |error| TokenError::File { path: path.into(), error };
+    let wrong = |wrong: String| TokenError::Content { path: path.into(), wrong };
+    if std::fs::metadata(path).map_err(failed)?.len() > FILE_BYTES_MAX {
+        return Err(wrong("it is far too long".into()));
+    }
+    if let Some(better) = crate::file_permissions::check_permissions(path).map_err(wrong)? {
+        tracing::warn!(file = %path.display(), "the file of tokens: {better}");
+    }
+    let text = std::fs::read_to_string(path).map_err(failed)?;
+    let lines: TokenFileContent = toml::from_str(&text).map_err(|error| wrong(error.message().to_owned()))?;
+    if lines.token.len() > TOKENS_MAX {
+        return Err(wrong(format!("it has more than {TOKENS_MAX} tokens")));
+    }
+    let mut holders: Vec<TokenHolder> = Vec::with_capacity(lines.token.len());
+    for TokenEntry { name, role, sha256 } in lines.token {
+        check_name(&name).map_err(|error| wrong(error.into()))?;
+        let hash = decode_hex(&sha256).ok_or_else(|| wrong(format!("the sha256 of {name:?} is none")))?;
+        if holders.iter().any(|other| *other.name == *name || other.hash == hash) {
+            return Err(wrong(format!("{name:?} stands there twice, or its token does")));
+        }
+        holders.push(TokenHolder { name: name.into(), role, hash });
+    }
+    Ok(holders)
+}
+
+fn check_name(name: &str) -> Result<(), &'static str> {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@".contains(&byte);
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(fits) {
+        return Err("a name has 1 to 64 letters, digits and any of - _ . @");
+    }
+    // The audit says `anonymous` of those whose name nobody knows.
+    if name == crate::coordination::Actor::ANONYMOUS { Err("nobody is named anonymous") } else { Ok(()) }
+}
+
+fn decode_hex(text: &str) -> Option<Hash> {
+    let mut hash = Hash::default();
+    if text.len() != hash.len() * 2 || !text.is_ascii() {
+        return None;
+    }
+    for (byte, pair) in hash.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+    }
+    Some(hash)
+}
+
+/// A token that was just made.
+pub struct NewToken {
+    /// The token itself, which is told once and kept nowhere.
+    pub token: String,
+    /// What stands in the file for it.
+    pub line: String,
+}
+
+impl NewToken {
+    /// Makes one.
+    ///
+    /// # Errors
+    /// If the name cannot be one.
+    pub fn generate(name: &str, role: Role) -> Result<Self, &'static str> {
+        check_name(name)?;
+        let token = format!("{PREFIX}{}", random_secret());
+        let sha256: String = hash(&token).iter().map(|byte| format!("{byte:02x}")).collect();
+        let line = format!("[[token]]\nname = \"{name}\"\nrole = \"{role}\"\nsha256 = \"{sha256}\"\n");
+        Ok(Self { token, line })
+    }
+}
+
+/// Adds a line to the file at `path`, which is made if it is not there, for its owner alone.
+///
+/// # Errors
+/// If that cannot be done, or the file would make no sense with it.
+pub fn append_token(path: &Path, name: &str, line: &str) -> Result<(), TokenError> {
+    let failed = |error| TokenError::File { path: path.into(), error };
+    let before = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        Err(error) => return Err(failed(error)),
+    };
+    if !before.is_empty() && read(path)?.iter().any(|holder| &*holder.name == name) {
+        let wrong =
+            format!("there is a token named {name:?}: take that one out first, or choose another name");
+        return Err(TokenError::Content { path: path.into(), wrong });
+    }
+    let gap = if before.is_empty() { "" } else { "\n" };
+    let mut file = File::options().create(true).append(true).mode(0o600).open(path).map_err(failed)?;
+    file.write_all(format!("{gap}{line}").as_bytes()).and_then(|()| file.sync_all()).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_known_by_its_hash_alone() {
+        let path = std::env::temp_dir().join(format!("muster-tokens-{}.toml", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let ci = NewToken::generate("ci", Role::Operator).unwrap();
+        let ops = NewToken::generate("ops", Role::Admin).unwrap();
+        append_token(&path, "ci", &ci.line).unwrap();
+        append_token(&path, "ops", &ops.line).unwrap();
+        assert!(append_token(&path, "ci", &ci.line).unwrap_err().to_string().contains("there is a token"));
+        assert!(!std::fs::read_to_string(&path).unwrap().contains(&ci.token));
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        let tokens = TokenFile::read(&path, Clock::start()).unwrap();
+        let holder = tokens.holder(&ci.token).unwrap();
+        assert_eq!((&*holder.name, holder.role), ("ci", Role::Operator));
+        assert_eq!(tokens.holder(&format!("{}x", ci.token)), None);
+        std::fs::write(&path, "[[token]]\nname = \"a\"\nrole = \"king\"\nsha256 = \"\"\n").unwrap();
+        assert!(TokenFile::read(&path, Clock::start()).is_err());
+        std::fs::remove_file(&path).unwrap();
+        assert!(
+            NewToken::generate("a b", Role::Viewer).is_err() && NewToken::generate("", Role::Viewer).is_err()
+        );
+    }
+}

@@ -1,0 +1,157 @@
+//! Aggregates refusals by client network: the first of a network upon a job is a line at once, later ones become
+//! one line a minute with a count.
+//!
+//! A client that tries a thousand tokens is seen, and does not push the actions of operators out of the audit.
+//! Begin at [`RefusalAggregator`].
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::{AuditEntry, AuditLog, AuditOutcome};
+use crate::clock::Clock;
+
+/// How long what follows the line of a source is gathered before it gets a line, too.
+const AGGREGATION_WINDOW: Duration = Duration::from_secs(60);
+/// How many sources are told apart. Those that come when there are so many share one.
+const SOURCES_MAX: usize = 1024;
+
+/// What a source was refused since its last line.
+#[derive(Default)]
+struct PendingRefusals {
+    times: u64,
+    /// The latest of them, with the reason.
+    latest: Option<(AuditEntry, String)>,
+}
+
+/// The sources that have had a line less than a minute ago.
+#[derive(Default)]
+pub(super) struct RefusalAggregator {
+    open: Mutex<HashMap<String, PendingRefusals>>,
+    gathered: AtomicU64,
+}
+
+impl RefusalAggregator {
+    /// How many refusals were counted and not written.
+    pub fn count(&self) -> u64 {
+        self.gathered.load(Ordering::Relaxed)
+    }
+
+    /// Takes a refusal; gives it back with the name of its source if it is the first and to be written.
+    fn take(&self, source: String, deed: AuditEntry, detail: String) -> Option<(String, AuditEntry, String)> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let full = open.len() >= SOURCES_MAX && !open.contains_key(&source);
+        let source = if full { String::new() } else { source };
+        if let Some(since) = open.get_mut(&source) {
+            since.times += 1;
+            since.latest = Some((deed, detail));
+            self.gathered.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        open.insert(source.clone(), PendingRefusals::default());
+        Some((source, deed, detail))
+    }
+
+    /// A minute is over: what has come since. Nothing: the source is forgotten.
+    fn take_pending(&self, source: &str) -> Option<(u64, AuditEntry, String)> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = std::mem::take(open.get_mut(source)?);
+        let Some((deed, detail)) = since.latest else {
+            open.remove(source);
+            return None;
+        };
+        Some((since.times, deed, detail))
+    }
+
+    fn all(&self) -> Vec<String> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
+    }
+}
+
+impl AuditLog {
+    /// Writes down that somebody was refused: the first of a source at once, the others together, once a minute. Must be
+    /// called within a runtime, which keeps the time.
+    pub(in crate::http) fn record_aggregated(
+        self: &Arc<Self>,
+        clock: Clock,
+        source: String,
+        deed: AuditEntry,
+        detail: String,
+    ) {
+        let Some((source, deed, detail)) = self.gathered.take(source, deed, detail) else { return };
+        self.record(clock.now(), deed, AuditOutcome::Refused, detail);
+        let audit = Arc::downgrade(self);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(AGGREGATION_WINDOW).await;
+                // An audit that nobody holds any more has nobody to tell.
+                let Some(audit) = audit.upgrade() else { return };
+                if !audit.flush_network(clock, &source) {
+                    return;
+                }
+            }
+        });
+    }
+
+    fn flush_network(&self, clock: Clock, source: &str) -> bool {
+        let Some((times, deed, detail)) = self.gathered.take_pending(source) else { return false };
+        self.record_many(clock.now(), deed, AuditOutcome::Refused, detail, times);
+        true
+    }
+
+    /// Writes down what is gathered and not written: the server stops.
+    pub fn flush_aggregated(&self, clock: Clock) {
+        for source in self.gathered.all() {
+            self.flush_network(clock, &source);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coordination::{Actor, ActorOrigin};
+
+    fn refuse(audit: &Arc<AuditLog>, source: &str, subject: &str) {
+        let actor = Actor { who: Actor::ANONYMOUS.into(), address: None, means: ActorOrigin::Api };
+        let subject = subject.to_owned();
+        let deed = AuditEntry { actor, role: None, job: None, act: "look", subject, reason: None };
+        audit.record_aggregated(Clock::start(), source.into(), deed, "no".into());
+    }
+
+    fn lines(audit: &AuditLog) -> Vec<(String, u64)> {
+        let lines = audit.latest(usize::MAX, |_| true);
+        lines.into_iter().rev().map(|line| (line.subject, line.times)).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_refusal_of_a_source_is_written_at_once_and_then_a_line_a_minute_says_how_many() {
+        let audit = Arc::new(AuditLog::new(8));
+        for n in 0..1_000 {
+            refuse(&audit, "10.0.0.1", &format!("/{n}"));
+        }
+        refuse(&audit, "10.0.0.2", "/other");
+        assert_eq!(lines(&audit), [("/0".into(), 1), ("/other".into(), 1)]);
+        tokio::time::sleep(AGGREGATION_WINDOW + Duration::from_secs(1)).await;
+        assert_eq!(lines(&audit)[2..], [("/999".into(), 999)]);
+        refuse(&audit, "10.0.0.1", "/again");
+        refuse(&audit, "10.0.0.2", "/more");
+        assert_eq!(lines(&audit)[3..], [("/more".into(), 1)], "a minute without any is over");
+        tokio::time::sleep(AGGREGATION_WINDOW).await;
+        assert_eq!(lines(&audit)[4..], [("/again".into(), 1)]);
+        refuse(&audit, "10.0.0.2", "/last");
+        audit.flush_aggregated(Clock::start());
+        assert_eq!(lines(&audit).last(), Some(&("/last".into(), 1)));
+        assert_eq!(audit.stats().gathered, 1_001);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refusals_are_aggregated_by_network_within_a_bound() {
+        let audit = Arc::new(AuditLog::new(1 << 14));
+        for n in 0..SOURCES_MAX * 2 {
+            refuse(&audit, &n.to_string(), "/");
+        }
+        assert_eq!(lines(&audit).len(), SOURCES_MAX + 1, "those for whom there is no room share one");
+    }
+}

@@ -1,0 +1,68 @@
+//! A part of a page: HTML with an id and a digest of its content.
+//!
+//! It compares no parts: `patch.rs` does. Begin at [`Fragment`].
+
+use std::fmt;
+use std::hash::{DefaultHasher, Hasher as _};
+
+use askama::Template;
+use askama::filters::Safe;
+
+use crate::http::Problem;
+
+/// A part of a page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Fragment {
+    pub id: &'static str,
+    /// What it says, with moments that are not filled in.
+    pub html: String,
+    pub digest: u64,
+}
+
+impl Fragment {
+    pub fn new(id: &'static str, template: &impl Template) -> Result<Self, Problem> {
+        let html = template.render().map_err(|error| {
+            tracing::error!(%error, part = id, "a part of a page cannot be rendered");
+            Problem::internal()
+        })?;
+        let mut hasher = DefaultHasher::new();
+        hasher.write(html.as_bytes());
+        Ok(Self { id, html, digest: hasher.finish() })
+    }
+
+    /// Its digest as it stands in pages and addresses.
+    pub fn tag(&self) -> String {
+        format!("{:016x}", self.digest)
+    }
+}
+
+/// The parts of one page.
+#[derive(Debug, Default)]
+pub(super) struct FragmentSet(pub Vec<Fragment>);
+
+impl FragmentSet {
+    /// The part of that name in the place where it is followed; nothing if the page has none.
+    pub fn get(&self, id: &str) -> Safe<FramedFragment<'_>> {
+        Safe(FramedFragment(self.0.iter().find(|part| part.id == id)))
+    }
+}
+
+/// A part in its place in a page.
+pub(super) struct FramedFragment<'a>(Option<&'a Fragment>);
+
+impl fmt::Display for FramedFragment<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(part) => {
+                write!(
+                    f,
+                    "<div class=\"part\" id=\"{}\" data-tag=\"{}\">{}</div>",
+                    part.id,
+                    part.tag(),
+                    part.html
+                )
+            }
+            None => Ok(()),
+        }
+    }
+}

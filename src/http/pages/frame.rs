@@ -1,0 +1,196 @@
+//! Renders the frame of every page: navigation, role, CSRF proof, errors.
+//!
+//! Begin at `PageFrame`.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use askama::Template;
+use axum::extract::FromRequestParts;
+use axum::http::StatusCode;
+use axum::http::request;
+use axum::response::{Html, IntoResponse as _, Response};
+
+use super::assets::Asset;
+use super::fragment::{Fragment, FragmentSet};
+use super::snapshot::JobSnapshot;
+use super::times::fill_times;
+use crate::coordination::{Actor, JobName, Timestamp};
+use crate::http::access::CsrfProof;
+use crate::http::{AuthMethod, Principal, Problem, Role};
+
+/// Who looks at a page, as far as pages want to know.
+#[derive(Debug, Default, Clone)]
+pub(super) struct PageUser {
+    /// What forms must carry.
+    pub csrf: Arc<str>,
+    /// Their name, if they have given one.
+    pub who: Option<Arc<str>>,
+    /// They may log out.
+    pub session: bool,
+    /// They may act, and see the values of keys.
+    pub operator: bool,
+}
+
+impl<S: Sync> FromRequestParts<S> for PageUser {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut request::Parts, _state: &S) -> Result<Self, Infallible> {
+        // The proof stands there for browsers that have their cookie from this very answer, too.
+        let csrf = parts.extensions.get::<CsrfProof>().map(|proof| Arc::clone(&proof.0)).unwrap_or_default();
+        let Some(visitor) = parts.extensions.get::<Principal>() else {
+            return Ok(Self { csrf, ..Self::default() });
+        };
+        let named = visitor.actor.who.as_ref() != Actor::ANONYMOUS;
+        Ok(Self {
+            csrf,
+            who: named.then(|| Arc::clone(&visitor.actor.who)),
+            session: visitor.auth_method == AuthMethod::Session,
+            operator: visitor.role >= Role::Operator,
+        })
+    }
+}
+
+/// Which entry of the navigation a page belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NavEntry {
+    Overview,
+    Job,
+    Timeline,
+    Barriers,
+    Task,
+    Devices,
+    Keys,
+    Drain,
+    Exclusions,
+    JobTransfers,
+    Transfers,
+    Audit,
+    Api,
+    Guide,
+    Unlisted,
+}
+
+/// What the frame of a page is made of.
+pub(super) struct PageFrame {
+    pub title: String,
+    pub nav_entry: NavEntry,
+    pub job: Option<JobName>,
+    pub user: PageUser,
+    /// What is searched for: it stands in the field of the search.
+    pub query: String,
+    /// Where the page follows what changes.
+    pub live: Option<String>,
+    /// What has just been done.
+    pub notice: Option<String>,
+    /// Why what was wanted could not be done: the status of the answer, and the words.
+    pub error: Option<(u16, String)>,
+    /// What it is made of and follows.
+    pub parts: FragmentSet,
+    pub now: Timestamp,
+}
+
+impl PageFrame {
+    pub fn new(guest: PageUser, place: NavEntry, title: impl Into<String>, now: Timestamp) -> Self {
+        let (live, parts) = (None, FragmentSet::default());
+        Self {
+            title: title.into(),
+            nav_entry: place,
+            job: None,
+            user: guest,
+            query: String::new(),
+            live,
+            notice: None,
+            error: None,
+            parts,
+            now,
+        }
+    }
+
+    /// A page of a job, made of these parts; it follows them as what `query` names.
+    pub fn of_job_snapshot(
+        guest: PageUser,
+        place: NavEntry,
+        title: impl Into<String>,
+        scene: &JobSnapshot,
+        query: &str,
+        parts: Vec<Fragment>,
+    ) -> Self {
+        let job = &scene.view.name;
+        let live = format!("/jobs/{job}/live?page={query}");
+        Self::new(guest, place, title, scene.now()).of_job(job).with_live(live, parts)
+    }
+
+    pub fn of_job(mut self, job: &JobName) -> Self {
+        self.job = Some(job.clone());
+        self
+    }
+
+    /// The page is made of these parts, and follows them at this address.
+    pub fn with_live(mut self, address: String, parts: Vec<Fragment>) -> Self {
+        (self.live, self.parts) = (Some(address), FragmentSet(parts));
+        self
+    }
+
+    /// The page says that something was done.
+    pub fn with_notice(mut self, notice: Option<String>) -> Self {
+        self.notice = notice;
+        self
+    }
+
+    /// The page says that something was not done.
+    pub fn with_error(mut self, error: Option<(u16, String)>) -> Self {
+        self.error = error;
+        self
+    }
+
+    /// The status of the answer.
+    pub fn status(&self) -> u16 {
+        self.error.as_ref().map_or(200, |(status, _)| *status)
+    }
+
+    /// Marks the entry of the navigation that one is at.
+    pub fn at(&self, place: NavEntry) -> &'static str {
+        if self.nav_entry == place { "page" } else { "false" }
+    }
+
+    /// The address of a static file.
+    pub fn asset(&self, name: &str) -> String {
+        Asset::address(name)
+    }
+}
+
+/// Renders a page.
+pub(super) fn render_page(page: &impl Template, now: Timestamp) -> Result<Response, Problem> {
+    let html = page.render().map_err(|error| {
+        tracing::error!(%error, "a page cannot be rendered");
+        Problem::internal()
+    })?;
+    Ok(Html(fill_times(&html, now)).into_response())
+}
+
+/// Renders a page that says that something did not work.
+pub(super) fn render_page_with_status(
+    status: u16,
+    page: &impl Template,
+    now: Timestamp,
+) -> Result<Response, Problem> {
+    let mut response = render_page(page, now)?;
+    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    Ok(response)
+}
+
+#[derive(Template)]
+#[template(path = "problem.html")]
+struct ProblemPage {
+    page: PageFrame,
+    problem: Problem,
+}
+
+/// A problem as a page.
+pub fn problem_page(problem: Problem) -> String {
+    // The page shows no time, and follows nothing.
+    let page =
+        PageFrame::new(PageUser::default(), NavEntry::Unlisted, problem.title.clone(), Timestamp::default());
+    ProblemPage { page, problem }.render().unwrap_or_default()
+}

@@ -1,0 +1,341 @@
+//! Computes the issues of a job from findings and from its run, in order of urgency.
+//!
+//! It does not detect (`findings`). Begin at `Issue`.
+
+use askama::Template;
+
+use super::fragment::Fragment;
+use super::links::{self, TaskLabel};
+use super::snapshot::JobSnapshot;
+use super::status::{self, TaskStatus, barrier_name, grouped};
+use super::times;
+use crate::coordination::{BarrierKind, BarrierView, JobName, RunState, TaskId, Timestamp};
+use crate::findings::{Evidence, Finding, Severity};
+use crate::http::Problem;
+
+/// How many tasks are named with each need.
+const NAMED: usize = 4;
+
+/// Something that needs a person.
+pub(super) struct Issue {
+    pub job: JobName,
+    /// It is the end of a run that failed: that comes before everything that may have come of it.
+    is_run_failure: bool,
+    pub tone: &'static str,
+    pub title: String,
+    pub text: String,
+    /// What clients were told, where the text has other words.
+    pub told: String,
+    pub since: Timestamp,
+    /// The first of the tasks that it is about.
+    pub tasks: Vec<TaskLabel>,
+    /// How many tasks it is about.
+    pub total: usize,
+    pub means: String,
+    pub advice: String,
+    pub guide: String,
+    pub evidence: Vec<Evidence>,
+}
+
+impl Issue {
+    fn from_finding(scene: &JobSnapshot, finding: &Finding) -> Self {
+        let tone = match finding.severity {
+            Severity::Critical => "bad",
+            Severity::Warning => "warn",
+            Severity::Notice => "info",
+        };
+        // A finding lists its first tasks; the barrier that it is about has all of them.
+        let barrier = finding.barrier.as_deref().zip(finding.counter);
+        let barrier = barrier.and_then(|(id, counter)| scene.barrier(id, counter));
+        let mut tasks = barrier.map_or_else(|| finding.tasks.clone(), |barrier| barrier.missing.clone());
+        // Those that are lost have an entry of their own: here they come last.
+        tasks.sort_by_key(|task| matches!(scene.status_of(*task), TaskStatus::Failed | TaskStatus::Suspect));
+        Self {
+            tone,
+            means: finding.means.clone(),
+            evidence: finding.evidence.clone(),
+            total: finding.task_count.max(tasks.len()),
+            tasks: tasks.iter().take(NAMED).map(|task| scene.task_label(*task)).collect(),
+            ..Self::plain(
+                scene,
+                tone,
+                finding.title.clone(),
+                status::sentence(&finding.summary_without_tasks),
+                finding.since,
+            )
+            .with_advice(&finding.advice, &format!("/guide/findings#{}", finding.id))
+        }
+    }
+
+    fn plain(scene: &JobSnapshot, tone: &'static str, title: String, text: String, since: Timestamp) -> Self {
+        Self {
+            job: scene.view.name.clone(),
+            is_run_failure: false,
+            tone,
+            title,
+            text,
+            told: String::new(),
+            since,
+            tasks: Vec::new(),
+            total: 0,
+            means: String::new(),
+            advice: String::new(),
+            guide: String::new(),
+            evidence: Vec::new(),
+        }
+    }
+
+    fn about(mut self, scene: &JobSnapshot, tasks: &[TaskId]) -> Self {
+        self.tasks = tasks.iter().take(NAMED).map(|task| scene.task_label(*task)).collect();
+        self.total = tasks.len();
+        self
+    }
+
+    /// How many more tasks it is about than are listed.
+    pub fn others(&self) -> usize {
+        self.total.saturating_sub(self.tasks.len())
+    }
+
+    fn with_advice(mut self, advice: &str, guide: &str) -> Self {
+        advice.clone_into(&mut self.advice);
+        guide.clone_into(&mut self.guide);
+        self
+    }
+
+    /// The whole of an error, where the text is its summary.
+    fn with_told(mut self, told: String) -> Self {
+        self.told = told;
+        self
+    }
+
+    /// A number of the evidence, as people write it.
+    pub fn number(&self, value: &f64) -> String {
+        let text = format!("{value:.2}");
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    }
+}
+
+/// The issues of a job: the failure of its run first, then what matters most.
+pub(super) fn of(scene: &JobSnapshot) -> Vec<Issue> {
+    let mut needs: Vec<Issue> = failed(scene).into_iter().collect();
+    let found = |id: &str| scene.findings.iter().find(|finding| finding.id.as_ref() == id);
+    // A task that stalls is why its barrier is stuck: that is one issue, and not two.
+    let place = |finding: &Finding| (finding.barrier.clone(), finding.counter);
+    let stalled = found("stalled-task").map(place);
+    let again =
+        |finding: &&Finding| finding.id.as_ref() == "barrier-stuck" && Some(place(finding)) == stalled;
+    needs.extend(
+        scene.findings.iter().filter(|it| !again(it)).map(|finding| Issue::from_finding(scene, finding)),
+    );
+    if stalled.is_none() && found("barrier-stuck").is_none() {
+        needs.extend(awaited(scene));
+    }
+    let mut suspects = tasks_with_status(scene, TaskStatus::Suspect);
+    suspects.retain(|task| !scene.is_consequence(*task));
+    if let Some(since) = suspects.iter().filter_map(|task| Some(scene.task(*task)?.since)).min() {
+        let title = count(suspects.len(), "task lost its connection", "tasks lost their connections");
+        let grace = scene.view.settings.disconnect_grace.unwrap_or_default();
+        let text = format!(
+            "A task that reconnects within {} stays in the run; otherwise it fails.",
+            times::micros(&u64::try_from(grace.as_micros()).unwrap_or(u64::MAX))
+        );
+        needs.push(Issue::plain(scene, "warn", title, text, since).about(scene, &suspects));
+    }
+    needs.sort_by_key(rank);
+    needs
+}
+
+/// Whether the first cause is among the needs.
+pub(super) fn shows_first_cause(scene: &JobSnapshot) -> bool {
+    let run = &scene.view.run;
+    matches!(run.state, RunState::Failed | RunState::Abandoned) && run.first_cause.is_some()
+}
+
+/// Where a need stands among others.
+pub(super) fn rank(need: &Issue) -> (bool, usize, Timestamp) {
+    let tones = ["bad", "warn", "info"];
+    let tone = tones.iter().position(|tone| *tone == need.tone).unwrap_or(tones.len());
+    (!need.is_run_failure, tone, need.since)
+}
+
+/// How many issues there are, in words.
+pub(super) fn issue_count_text(number: usize) -> String {
+    count(number, "issue", "issues")
+}
+
+fn tasks_with_status(scene: &JobSnapshot, look: TaskStatus) -> Vec<TaskId> {
+    let tasks = scene.view.run.tasks.iter().zip(&scene.statuses);
+    tasks.filter(|(_, one)| **one == look).map(|(task, _)| task.task).collect()
+}
+
+fn count(number: usize, one: &str, many: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { many })
+}
+
+/// The end of a run that did not end well, or the tasks that one has lost.
+fn failed(scene: &JobSnapshot) -> Option<Issue> {
+    let run = &scene.view.run;
+    let cause = run.first_cause.as_ref();
+    if matches!(run.state, RunState::Failed | RunState::Abandoned) {
+        let (text, told) = match cause {
+            Some(cause) => {
+                let whose = cause.task.map_or_else(String::new, |task| format!("task {task}: "));
+                let (why, told) = status::error_texts(&cause.error, &cause.why);
+                (format!("First cause: {whose}{why}"), told)
+            }
+            None => {
+                let reason = run.end_reason.as_deref().filter(|reason| !reason.is_empty());
+                (
+                    crate::text::one_line(reason.unwrap_or("The cause is not known.")).into_owned(),
+                    String::new(),
+                )
+            }
+        };
+        let title = format!(
+            "Run {} {}",
+            run.number,
+            if run.state == RunState::Failed { "failed" } else { "was abandoned" }
+        );
+        let since = run.ended_at.unwrap_or(run.opened_at);
+        let need = Issue::plain(scene, "bad", title, text, since).with_told(told).with_advice(
+            "Read the log of that task at that time: the errors of the other tasks follow from it. The next run starts \
+             when tasks register again; nothing has to be reset.",
+            "/guide/troubleshooting#failed",
+        );
+        let need = Issue { is_run_failure: true, ..need };
+        return Some(match cause.and_then(|cause| cause.task) {
+            Some(task) => need.about(scene, &[task]),
+            None => need,
+        });
+    }
+    let lost = tasks_with_status(scene, TaskStatus::Failed);
+    let first = lost.iter().filter_map(|task| scene.task(*task)).min_by_key(|task| task.since)?;
+    let error = first.error.as_deref().unwrap_or_default();
+    let (why, told) = status::error_texts(error, first.why.as_deref().unwrap_or_default());
+    let text = if lost.len() > 1 { format!("First: task {}: {why}", first.task) } else { why };
+    let title = count(lost.len(), "task has failed", "tasks have failed");
+    let mut order = lost.clone();
+    order.sort_by_key(|task| scene.task(*task).map(|task| task.since));
+    let need = Issue::plain(scene, "bad", title, text, first.since).with_told(told);
+    let advice = "The run continues without it until it registers again. Check whether its scheduler restarts it; \
+                  exclude it if its host is bad.";
+    Some(need.about(scene, &order).with_advice(advice, "/guide/states#failed"))
+}
+
+/// Connected tasks that the others wait for.
+fn awaited(scene: &JobSnapshot) -> Option<Issue> {
+    let barriers = scene.barriers();
+    let waits = |task: &TaskId| scene.status_of(*task) == TaskStatus::Awaited;
+    let holds_up =
+        |barrier: &&BarrierView| is_step_barrier(barrier.kind) && barrier.missing.iter().any(waits);
+    let barrier = barriers.into_iter().find(holds_up)?;
+    let name = barrier_name(&barrier.id);
+    let who = match &barrier.missing[..] {
+        [one] => format!("task {one}"),
+        many => format!("{} tasks", many.len()),
+    };
+    let (arrived, members) = (grouped(barrier.arrived), grouped(barrier.members));
+    let verb = if barrier.arrived == 1 { "waits" } else { "wait" };
+    let title = format!("{arrived} of {members} tasks {verb} at {name} for {who}");
+    // Those that are lost have an entry of their own: here they come last.
+    let mut missing = barrier.missing.clone();
+    missing.sort_by_key(|task| !waits(task));
+    let alive: Vec<TaskId> = missing.iter().copied().filter(waits).collect();
+    let text = heartbeat_text(
+        scene,
+        &alive,
+        alive.len() < missing.len(),
+        times::has_no_timeout(&barrier.deadline, scene.now()),
+    );
+    let need = Issue::plain(scene, "warn", title, text, last_arrival(barrier));
+    let advice = "Take a stack of its process (py-spy dump) before anything else; then restart it, or exclude it if the \
+                  job can continue without it.";
+    Some(need.about(scene, &missing).with_advice(advice, "/guide/states#awaited"))
+}
+
+/// When the last task so far reached a barrier.
+pub(super) fn last_arrival(barrier: &BarrierView) -> Timestamp {
+    barrier.arrivals.last().map_or(barrier.since, |arrival| arrival.at)
+}
+
+/// Whether the heartbeats of these tasks continue, and what follows from that. `mixed`: others are missing with them.
+fn heartbeat_text(scene: &JobSnapshot, tasks: &[TaskId], mixed: bool, endless: bool) -> String {
+    let overdue = |id: &TaskId| scene.task(*id).and_then(|task| scene.overdue(task));
+    let silent: Vec<_> = tasks.iter().filter_map(overdue).collect();
+    let timeout = if endless { "timeout" } else { "heartbeat timeout" };
+    let one = match tasks {
+        [one] if mixed => Some(format!("Task {one}")),
+        [_] => Some("It".to_owned()),
+        _ => None,
+    };
+    match silent.iter().max() {
+        None => {
+            let who = one.map_or_else(
+                || format!("{} tasks still send heartbeats", grouped(tasks.len())),
+                |one| {
+                    if one == "It" {
+                        "Its heartbeats continue".into()
+                    } else {
+                        format!("{one} still sends heartbeats")
+                    }
+                },
+            );
+            format!("{who}, so no {timeout} will clear this.")
+        }
+        Some(longest) => {
+            let many = || count(silent.len(), "connected task has", "connected tasks have");
+            let who = one.map_or_else(many, |one| format!("{one} has"));
+            let span = times::span(longest);
+            let limit = times::span(&scene.view.settings.heartbeat_timeout);
+            format!("{who} sent no heartbeat for {span}; a task fails after {limit} without one.")
+        }
+    }
+}
+
+/// What is said of a job without issues.
+pub(super) fn no_issue_text(scene: &JobSnapshot) -> String {
+    let run = &scene.view.run;
+    match run.state {
+        RunState::Running => {
+            let barriers = scene.barriers();
+            match barriers.first() {
+                None => "No action needed".into(),
+                Some(barrier) => {
+                    let (arrived, members) = (grouped(barrier.arrived), grouped(barrier.members));
+                    let verb = if barrier.arrived == 1 { "waits" } else { "wait" };
+                    let name = barrier_name(&barrier.id);
+                    format!("No action needed yet: {arrived} of {members} tasks {verb} at {name}")
+                }
+            }
+        }
+        RunState::Completed => "The run completed.".into(),
+        RunState::Forming | RunState::Failed | RunState::Abandoned => String::new(),
+    }
+}
+
+/// Whether tasks meet there between the steps of their program.
+fn is_step_barrier(kind: BarrierKind) -> bool {
+    matches!(kind, BarrierKind::Client | BarrierKind::LiveSet)
+}
+
+#[derive(Template)]
+#[template(path = "parts/needs.html")]
+struct IssueList<'a> {
+    issues: &'a [Issue],
+    /// The needs of several jobs stand together: each says whose it is.
+    whose: bool,
+    /// What is said if there are none.
+    calm: String,
+}
+
+impl IssueList<'_> {
+    /// What is read out of the calm: not each step of a barrier.
+    fn spoken_summary(&self) -> &str {
+        self.calm.split(':').next().unwrap_or_default()
+    }
+}
+
+/// The issues, as a part of a page.
+pub(super) fn fragment(issues: &[Issue], whose: bool, calm: String) -> Result<Fragment, Problem> {
+    Fragment::new("needs", &IssueList { issues, whose, calm })
+}

@@ -1,0 +1,315 @@
+//! Renders the table of tasks: filter, sort and page, all from the address.
+//!
+//! Begin at `TaskTableQuery`, then `TaskTable`.
+
+use std::cmp::Reverse;
+use std::fmt::Write as _;
+
+use askama::Template;
+use serde::Deserialize;
+
+use super::fragment::Fragment;
+use super::links::{self, query_encode};
+use super::snapshot::{JobSnapshot, host};
+use super::status::{TaskStatus, shorten, waits};
+use super::times;
+use crate::coordination::{GapHistogram, HeartbeatStatsView, JobName, TaskView, Timestamp};
+use crate::http::Problem;
+
+/// How many rows a page has.
+const ROWS: usize = 100;
+/// How long a filter may be, in bytes.
+const FIND_BYTES_MAX: usize = 200;
+
+/// Which rows are wanted, and in what order.
+#[derive(Debug, Default, Clone, Deserialize)]
+#[serde(default)]
+pub(super) struct TaskTableQuery {
+    /// Only tasks that look so; `trouble`: all but those that are connected.
+    pub state: String,
+    /// Only tasks whose number, address, incarnation or barrier has this in it.
+    pub find: String,
+    /// By which column.
+    pub sort: String,
+    /// The other way round.
+    pub down: String,
+    /// Which page, from 1.
+    pub page: String,
+}
+
+/// A column by which rows can be sorted.
+struct TaskColumn {
+    name: &'static str,
+    title: &'static str,
+    explained: &'static str,
+    /// It holds numbers.
+    is_numeric: bool,
+}
+
+const COLUMNS: [TaskColumn; 11] = [
+    TaskColumn { name: "task", title: "Task", explained: "its number", is_numeric: false },
+    TaskColumn { name: "state", title: "State", explained: "tasks with issues first", is_numeric: false },
+    TaskColumn {
+        name: "since",
+        title: "For",
+        explained: "time in this state; of an awaited task, how long the others have waited",
+        is_numeric: false,
+    },
+    TaskColumn {
+        name: "host",
+        title: "Host and peer",
+        explained: "the address from which it registered",
+        is_numeric: false,
+    },
+    TaskColumn {
+        name: "incarnation",
+        title: "Incarnation",
+        explained: "its current life, and how many lives it had before",
+        is_numeric: false,
+    },
+    TaskColumn { name: "heard", title: "Heartbeat", explained: "its last heartbeat", is_numeric: false },
+    TaskColumn {
+        name: "gap",
+        title: "Gaps",
+        explained: "time between heartbeats: the distribution, and the longest recent gap",
+        is_numeric: false,
+    },
+    TaskColumn {
+        name: "waits",
+        title: "Waits at",
+        explained: "the barriers at which it waits",
+        is_numeric: false,
+    },
+    TaskColumn {
+        name: "score",
+        title: "Score",
+        explained: "lateness score, 0 to 1: how late it usually arrives at barriers beside the others",
+        is_numeric: true,
+    },
+    TaskColumn {
+        name: "late",
+        title: "Late by",
+        explained: "how long after the first task it usually arrives at barriers, and whether it became slower",
+        is_numeric: true,
+    },
+    TaskColumn {
+        name: "held",
+        title: "Held up",
+        explained: "how long the other tasks waited for it alone in this run",
+        is_numeric: true,
+    },
+];
+
+impl TaskTableQuery {
+    /// The same with bounds: what is too long is cut.
+    fn within_bounds(&self) -> Self {
+        let find = self.find.get(..self.find.floor_char_boundary(FIND_BYTES_MAX)).unwrap_or_default();
+        Self { find: find.to_owned(), ..self.clone() }
+    }
+
+    fn is_descending(&self) -> bool {
+        !self.down.is_empty()
+    }
+
+    /// As it stands in an address.
+    pub fn query(&self) -> String {
+        let mut query = String::new();
+        let pairs = [
+            ("state", &self.state),
+            ("find", &self.find),
+            ("sort", &self.sort),
+            ("down", &self.down),
+            ("page", &self.page),
+        ];
+        for (name, value) in pairs {
+            if !value.is_empty() {
+                let and = if query.is_empty() { "" } else { "&" };
+                // Writing to a string cannot fail.
+                let _ = write!(query, "{and}{name}={}", query_encode(value));
+            }
+        }
+        query
+    }
+
+    /// As it stands in the address at which the page follows it, where `page` is the page itself.
+    pub fn live_query(&self) -> String {
+        Self { page: String::new(), ..self.clone() }.query() + "&rows=" + &query_encode(&self.page)
+    }
+
+    fn sorted_by(&self, column: &str) -> String {
+        let present = if self.sort.is_empty() { "task" } else { &self.sort };
+        let down = if present == column && !self.is_descending() { "1" } else { "" };
+        let sort = if column == "task" { String::new() } else { column.to_owned() };
+        Self { sort, down: down.into(), page: String::new(), ..self.clone() }.query()
+    }
+
+    fn at_page(&self, page: usize) -> String {
+        Self { page: page.to_string(), ..self.clone() }.query()
+    }
+
+    fn matches(&self, scene: &JobSnapshot, task: &TaskView) -> bool {
+        let look = scene.status_of(task.task);
+        let state = match self.state.as_str() {
+            "" => true,
+            "trouble" => !matches!(look, TaskStatus::Connected | TaskStatus::Left),
+            word => look.word() == word,
+        };
+        state && self.matches_text(task)
+    }
+
+    fn matches_text(&self, task: &TaskView) -> bool {
+        let find = self.find.trim();
+        if find.is_empty() {
+            return true;
+        }
+        if let Ok(number) = find.parse::<i32>() {
+            return task.task.0 == number;
+        }
+        host(task).contains(find)
+            || task.waits_at.iter().any(|id| id.contains(find))
+            || task.waits_for.iter().any(|wait| wait.key.contains(find))
+            || task.lives.first().is_some_and(|life| life.incarnation.starts_with(find))
+    }
+
+    fn sort(&self, scene: &JobSnapshot, tasks: &mut [&TaskView]) {
+        let incarnation = |task: &TaskView| task.lives.first().map(|life| life.incarnation.clone());
+        match self.sort.as_str() {
+            "state" => tasks.sort_by_key(|task| (scene.status_of(task.task), scene.since(task))),
+            "since" => tasks.sort_by_key(|task| scene.since(task)),
+            "host" => tasks.sort_by_cached_key(|task| task.lives.iter().find_map(|life| life.peer)),
+            "incarnation" => tasks.sort_by_cached_key(|task| (Reverse(task.lives.len()), incarnation(task))),
+            "heard" => tasks.sort_by_key(|task| task.last_heartbeat),
+            "gap" => {
+                tasks.sort_by_key(|task| Reverse(task.pulse.as_ref().map(|pulse| pulse.longest_recent_us)));
+            }
+            "waits" => tasks.sort_by_cached_key(|task| {
+                (task.waits_at.clone(), task.waits_for.first().map(|wait| wait.key.clone()))
+            }),
+            "score" => tasks.sort_by(|a, b| score(b).total_cmp(&score(a))),
+            "late" => tasks.sort_by_key(|task| Reverse(task.straggling.as_ref().map(|it| it.lateness_us))),
+            "held" => tasks.sort_by_key(|task| Reverse(task.straggling.as_ref().map(|it| it.held_up_us))),
+            _ => {}
+        }
+        if self.is_descending() {
+            tasks.reverse();
+        }
+    }
+}
+
+fn score(task: &TaskView) -> f64 {
+    task.straggling.as_ref().map_or(0.0, |it| it.score)
+}
+
+struct TaskRow<'a> {
+    task: &'a TaskView,
+    status: TaskStatus,
+    /// Since when it looks so.
+    since: Timestamp,
+    /// It is so because of the first cause.
+    follows: bool,
+    host: String,
+    incarnation: &'a str,
+    lives_before: usize,
+    waits: String,
+    devices: usize,
+    spark: String,
+    score: String,
+}
+
+impl<'a> TaskRow<'a> {
+    fn of(scene: &'a JobSnapshot, task: &'a TaskView) -> Self {
+        let waits = waits(task);
+        let score = task.straggling.as_ref().map(|it| format!("{:.2}", it.score)).unwrap_or_default();
+        Self {
+            status: scene.status_of(task.task),
+            since: scene.since(task),
+            follows: scene.is_consequence(task.task),
+            host: host(task),
+            incarnation: task.lives.first().map_or("", |life| &life.incarnation),
+            lives_before: task.lives.len().saturating_sub(1),
+            waits: shorten(&waits.join(", "), 60),
+            devices: scene.devices_of(task.task),
+            spark: task.pulse.as_ref().map(spark).unwrap_or_default(),
+            score,
+            task,
+        }
+    }
+}
+
+/// The distribution of gaps as a path: a bar for each class, in a box of 38 by 12.
+fn spark(pulse: &HeartbeatStatsView) -> String {
+    let most = pulse.gaps.counts.iter().copied().max().unwrap_or_default().max(1);
+    let mut path = String::new();
+    for (class, count) in pulse.gaps.counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+        let high = (count * 12).div_ceil(most);
+        let _ = write!(path, "M{} 12v-{high}h2v{high}z", class * 2);
+    }
+    path
+}
+
+/// The classes of gaps that were seen, with how many gaps each has.
+pub(super) fn gap_classes(pulse: &HeartbeatStatsView) -> Vec<(String, u64)> {
+    let seen = |(_, count): &(usize, &u64)| **count > 0;
+    let counts = pulse.gaps.counts.iter().enumerate();
+    let first = counts.clone().position(|one| seen(&one)).unwrap_or_default();
+    let last = pulse.gaps.counts.len() - counts.rev().position(|one| seen(&one)).unwrap_or_default();
+    let classes = first.saturating_sub(1)..(last + 1).min(pulse.gaps.counts.len());
+    let name = |class| match GapHistogram::longest_us(class) {
+        Some(longest) => format!("≤ {}", times::micros(&longest)),
+        None => "longer".to_owned(),
+    };
+    classes.map(|class| (name(class), pulse.gaps.counts[class])).collect()
+}
+
+#[derive(Template)]
+#[template(path = "parts/tasks.html")]
+struct TaskTable<'a> {
+    job: &'a JobName,
+    listing: TaskTableQuery,
+    rows: Vec<TaskRow<'a>>,
+    found: usize,
+    total: usize,
+    page: usize,
+    pages: usize,
+    columns: &'static [TaskColumn],
+}
+
+impl TaskTable<'_> {
+    fn sorting(&self, column: &TaskColumn) -> &'static str {
+        let present = if self.listing.sort.is_empty() { "task" } else { &self.listing.sort };
+        match (present == column.name, self.listing.is_descending()) {
+            (false, _) => "none",
+            (true, false) => "ascending",
+            (true, true) => "descending",
+        }
+    }
+}
+
+/// The rows that are asked for, as a part of a page.
+pub(super) fn fragment(scene: &JobSnapshot, listing: &TaskTableQuery) -> Result<Fragment, Problem> {
+    let listing = listing.within_bounds();
+    let tasks = &scene.view.run.tasks;
+    let mut found: Vec<&TaskView> = tasks.iter().filter(|task| listing.matches(scene, task)).collect();
+    listing.sort(scene, &mut found);
+    let pages = found.len().div_ceil(ROWS).max(1);
+    let page = listing.page.parse().unwrap_or(1).clamp(1, pages);
+    let rows = found.iter().skip((page - 1) * ROWS).take(ROWS).map(|task| TaskRow::of(scene, task)).collect();
+    let (found, total) = (found.len(), tasks.len());
+    let job = &scene.view.name;
+    Fragment::new("tasks", &TaskTable { job, listing, rows, found, total, page, pages, columns: &COLUMNS })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_says_what_is_listed_and_a_second_click_turns_the_order() {
+        let listing =
+            TaskTableQuery { find: "10.0.0.7&x".into(), sort: "score".into(), ..TaskTableQuery::default() };
+        assert_eq!(listing.query(), "find=10.0.0.7%26x&sort=score");
+        assert_eq!(listing.sorted_by("score"), "find=10.0.0.7%26x&sort=score&down=1");
+        assert_eq!(listing.sorted_by("task"), "find=10.0.0.7%26x");
+        assert_eq!(listing.at_page(3), "find=10.0.0.7%26x&sort=score&page=3");
+    }
+}

@@ -1,0 +1,52 @@
+//! Cuts long lists into pages by `after` and `limit`.
+//!
+//! Begin at `paginate`.
+
+use serde::de::{Deserialize, Deserializer, Error as _};
+
+/// How many items a page has at most, and has if nobody says how many.
+pub(super) const PAGE_LIMIT: usize = 1000;
+
+/// How many items to give, given what was asked for.
+pub(super) fn limit(asked: Option<usize>) -> usize {
+    asked.unwrap_or(PAGE_LIMIT).clamp(1, PAGE_LIMIT)
+}
+
+/// Reads a limit. To ask for nothing is a mistake, and would be answered with something.
+pub(super) fn deserialize_limit<'de, D: Deserializer<'de>>(text: D) -> Result<Option<usize>, D::Error> {
+    match usize::deserialize(text)? {
+        0 => Err(D::Error::custom(format_args!("write a number from 1 to {PAGE_LIMIT}, or leave it out"))),
+        limit => Ok(Some(limit)),
+    }
+}
+
+/// Cuts a page out of `items`, which are in the order of their keys. Returns it with what to give as `after` for the next
+/// one; `None` if there is none.
+pub(super) fn paginate<T, K: PartialOrd + Copy>(
+    items: impl IntoIterator<Item = T>,
+    after: Option<K>,
+    asked: Option<usize>,
+    key: impl Fn(&T) -> K,
+) -> (Vec<T>, Option<K>) {
+    let limit = limit(asked);
+    let mut rest = items.into_iter().filter(|item| after.is_none_or(|after| key(item) > after));
+    let page: Vec<T> = rest.by_ref().take(limit).collect();
+    let next = page.last().map(&key).filter(|_| rest.next().is_some());
+    (page, next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_follow_one_another_without_gap_or_repeat() {
+        let all = || 0..5_u64;
+        let page = |after, limit| paginate(all(), after, limit, |item| *item);
+        assert_eq!(page(None, Some(2)), (vec![0, 1], Some(1)));
+        assert_eq!(page(Some(1), Some(2)), (vec![2, 3], Some(3)));
+        assert_eq!(page(Some(3), Some(2)), (vec![4], None));
+        assert_eq!(page(None, None), (all().collect(), None));
+        assert_eq!(page(Some(9), Some(0)).0, Vec::<u64>::new());
+    }
+}

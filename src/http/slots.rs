@@ -1,0 +1,462 @@
+//! The connection slots of one HTTP listener: phases, timeouts, and eviction when the listener is full.
+//!
+//! It accepts and serves nothing: `listener.rs` does. Begin at [`ConnectionRegistry`].
+//!
+//! | phase | the server waits for | ends by | may be closed to make room |
+//! | --- | --- | --- | --- |
+//! | `Handshake` | the first byte, the TLS handshake | the listener's own timer, counted from the accept | yes |
+//! | `Head` | the end of a request's head | `head_timeout`, counted from its first byte; that of the first head from the accept | yes |
+//! | `Body` | more of the body of a request | the deadlines of bodies, counted from the end of the head | yes |
+//! | `Busy` | its own handler, the end of the answer | the deadline of writes | no |
+//! | `Idle` | the next request | `idle_timeout`, counted from the last byte written | yes, these first |
+//!
+//! A new connection is never refused while others only wait: if every slot is taken, connections without a whole
+//! request are closed, those of the network with the most connections first. If all are busy, the new connection
+//! gets one of [`RESERVED`] further slots, in which only health probes are answered. A reserved slot is always
+//! free: the oldest connection in one makes room.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use super::ClientNetwork;
+use super::listener::HttpLimits;
+use crate::clock::Clock;
+use crate::coordination::Timestamp;
+use crate::meter::Counter;
+
+/// Slots besides those of the limit, for probes of health while every slot of the limit is busy.
+const RESERVED: usize = 8;
+
+/// Returns how many connections are closed at once to make room: one in 32, so that to choose them costs little for each.
+const fn eviction_batch(connections: usize) -> usize {
+    if connections < 32 { 1 } else { connections / 32 }
+}
+
+/// Returns how many connections that were told to close may still be open when the next one is accepted.
+const fn closing_limit(connections: usize) -> usize {
+    2 * eviction_batch(connections)
+}
+
+/// Returns how many file descriptors a listener of so many connections may have open at once.
+#[must_use]
+pub const fn descriptors_needed(connections: usize) -> usize {
+    // The last one is accepted, or the listener's own.
+    connections + RESERVED + closing_limit(connections) + eviction_batch(connections) + 2
+}
+
+/// What a connection is at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ConnectionPhase {
+    /// It has not said yet what it speaks, or shakes hands.
+    Handshake,
+    /// The head of a request is awaited.
+    Head,
+    /// More of the body of a request is awaited.
+    Body,
+    /// A request is being answered.
+    Busy,
+    /// A request was answered and the next one has not begun.
+    Idle,
+}
+
+impl ConnectionPhase {
+    const ALL: [Self; 5] = [Self::Handshake, Self::Head, Self::Body, Self::Busy, Self::Idle];
+}
+
+/// Why the server closed a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CloseReason {
+    /// Another one needed its slot.
+    Evicted,
+    /// The head of a request did not come in time.
+    HeadTimeout,
+    /// It was idle for too long.
+    IdleTimeout,
+}
+
+impl CloseReason {
+    pub const ALL: [Self; 3] = [Self::Evicted, Self::HeadTimeout, Self::IdleTimeout];
+
+    /// Its name in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Evicted => "evicted",
+            Self::HeadTimeout => "head-timeout",
+            Self::IdleTimeout => "idle-timeout",
+        }
+    }
+}
+
+/// What is known of one connection. Its own task, its stream and the registry share it.
+pub(super) struct SlotState {
+    source: ClientNetwork,
+    /// It has a reserved slot: only probes of health are answered.
+    pub reserved: bool,
+    clock: Clock,
+    phase: AtomicU8,
+    /// Since when it has been in its phase.
+    since: AtomicU64,
+    close: Notify,
+}
+
+impl SlotState {
+    fn phase(&self) -> ConnectionPhase {
+        // Nothing else is ever stored.
+        ConnectionPhase::ALL
+            .get(usize::from(self.phase.load(Ordering::Relaxed)))
+            .copied()
+            .unwrap_or(ConnectionPhase::Busy)
+    }
+
+    fn since(&self) -> Timestamp {
+        Timestamp(self.since.load(Ordering::Relaxed))
+    }
+
+    fn restart_phase_timer(&self) {
+        self.since.store(self.clock.now().0, Ordering::Relaxed);
+    }
+
+    fn enter(&self, phase: ConnectionPhase) {
+        self.restart_phase_timer();
+        self.phase.store(phase as u8, Ordering::Relaxed);
+    }
+
+    /// The connection speaks plaintext HTTP: the time of its first head began with the accept.
+    pub fn mark_plaintext(&self) {
+        self.phase.store(ConnectionPhase::Head as u8, Ordering::Relaxed);
+    }
+
+    /// The TLS handshake is over.
+    pub fn mark_tls(&self) {
+        self.enter(ConnectionPhase::Head);
+    }
+
+    /// Bytes have come.
+    pub fn received(&self) {
+        if self.phase() == ConnectionPhase::Idle {
+            self.enter(ConnectionPhase::Head);
+        }
+    }
+
+    /// Bytes have left.
+    pub fn sent(&self) {
+        if self.phase() == ConnectionPhase::Idle {
+            self.restart_phase_timer();
+        }
+    }
+
+    /// A request is complete up to its body. The connection is busy until the returned guard is dropped.
+    pub fn begin_request(self: &Arc<Self>) -> BusyGuard {
+        self.enter(ConnectionPhase::Busy);
+        BusyGuard(Arc::clone(self))
+    }
+
+    /// Notes whether the body of the request is awaited. The time of the whole body counts, however its bytes come.
+    pub fn awaits_body(&self, awaits: bool) {
+        let (from, to) = if awaits {
+            (ConnectionPhase::Busy, ConnectionPhase::Body)
+        } else {
+            (ConnectionPhase::Body, ConnectionPhase::Busy)
+        };
+        // In any other phase the request was answered before its body had come.
+        let _ = self.phase.compare_exchange(from as u8, to as u8, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// When the phase must be over.
+    fn deadline(&self, limits: &HttpLimits) -> Option<(Timestamp, CloseReason)> {
+        match self.phase() {
+            ConnectionPhase::Head => {
+                Some((self.since().after(limits.head_timeout), CloseReason::HeadTimeout))
+            }
+            ConnectionPhase::Idle => {
+                Some((self.since().after(limits.idle_timeout), CloseReason::IdleTimeout))
+            }
+            ConnectionPhase::Handshake | ConnectionPhase::Body | ConnectionPhase::Busy => None,
+        }
+    }
+
+    /// Returns when the connection is to be closed, with the reason.
+    pub async fn closed(&self, limits: &HttpLimits) -> CloseReason {
+        // No phase that begins after a look ends before the next one.
+        let least = limits.head_timeout.min(limits.idle_timeout);
+        loop {
+            let now = self.clock.now();
+            let left = match self.deadline(limits) {
+                Some((at, why)) if at <= now => return why,
+                Some((at, _)) => at.since(now).min(least),
+                None => least,
+            };
+            // Not less than the clock can tell, so that the loop cannot spin.
+            let left = left.max(Duration::from_millis(1));
+            if tokio::time::timeout(left, self.close.notified()).await.is_ok() {
+                return CloseReason::Evicted;
+            }
+        }
+    }
+}
+
+/// A request is being answered while this lives.
+pub(super) struct BusyGuard(Arc<SlotState>);
+
+impl Drop for BusyGuard {
+    fn drop(&mut self) {
+        self.0.enter(ConnectionPhase::Idle);
+    }
+}
+
+#[derive(Default)]
+struct OpenSlots {
+    next: u64,
+    all: HashMap<u64, Arc<SlotState>>,
+    by_source: HashMap<ClientNetwork, usize>,
+    reserved: usize,
+    /// Told to close, and still open.
+    closing: usize,
+}
+
+impl OpenSlots {
+    /// Takes a connection out of the table.
+    fn remove(&mut self, number: u64) -> Option<Arc<SlotState>> {
+        let connection = self.all.remove(&number)?;
+        if connection.reserved {
+            self.reserved -= 1;
+        } else if let Some(count) = self.by_source.get_mut(&connection.source) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_source.remove(&connection.source);
+            }
+        }
+        Some(connection)
+    }
+
+    fn count_of(&self, source: ClientNetwork) -> usize {
+        self.by_source.get(&source).copied().unwrap_or_default()
+    }
+
+    /// Tells up to `most` of the connections that `may` go to close, in the order of `rank`. Returns how many.
+    fn evict<R: Ord>(
+        &mut self,
+        most: usize,
+        may: impl Fn(&SlotState) -> bool,
+        rank: impl Fn(&SlotState) -> R,
+    ) -> usize {
+        let found = self.all.iter().filter(|(_, connection)| may(connection));
+        let mut found: Vec<_> = found.map(|(number, connection)| (rank(connection), *number)).collect();
+        found.sort_unstable();
+        found.truncate(most);
+        for (_, number) in &found {
+            if let Some(connection) = self.remove(*number) {
+                self.closing += 1;
+                connection.close.notify_one();
+            }
+        }
+        found.len()
+    }
+}
+
+/// The connections of a listener.
+pub(super) struct ConnectionTable {
+    clock: Clock,
+    limits: HttpLimits,
+    open: Mutex<OpenSlots>,
+    slot_freed: Notify,
+    closed: [Counter; CloseReason::ALL.len()],
+}
+
+impl ConnectionTable {
+    pub fn new(clock: Clock, limits: HttpLimits) -> Self {
+        let closed = std::array::from_fn(|_| Counter::default());
+        Self { clock, limits, open: Mutex::default(), slot_freed: Notify::new(), closed }
+    }
+
+    fn open(&self) -> std::sync::MutexGuard<'_, OpenSlots> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many connections have a slot.
+    pub fn count(&self) -> usize {
+        self.open().all.len()
+    }
+
+    /// How many were closed by the server, by reason.
+    pub fn closed(&self) -> impl Iterator<Item = (CloseReason, u64)> {
+        CloseReason::ALL.into_iter().zip(&self.closed).map(|(why, count)| (why, count.get()))
+    }
+
+    /// Counts a connection that the server closed.
+    pub fn count_closed(&self, why: CloseReason) {
+        if let Some(count) = self.closed.get(why as usize) {
+            count.add();
+        }
+    }
+
+    /// Waits until enough of the connections that were told to close have done so.
+    pub async fn wait_for_capacity(&self) {
+        loop {
+            let left = self.slot_freed.notified();
+            if self.open().closing <= closing_limit(self.limits.connections) {
+                return;
+            }
+            left.await;
+        }
+    }
+
+    /// Gives a new connection a slot; others may have to close for it.
+    pub fn admit(self: &Arc<Self>, peer: SocketAddr) -> SlotGuard {
+        let source = ClientNetwork::of(peer.ip());
+        let HttpLimits { connections, connections_per_source, .. } = self.limits;
+        let mut guard = self.open();
+        let open = &mut *guard;
+        let waits =
+            |connection: &SlotState| !connection.reserved && connection.phase() != ConnectionPhase::Busy;
+        // The idle ones go before those whose request is awaited, of which the slowest go first.
+        let order =
+            |connection: &SlotState| (connection.phase() != ConnectionPhase::Idle, connection.since());
+        let mut has_slot = true;
+        if open.count_of(source) >= connections_per_source {
+            has_slot = open.evict(1, |one| waits(one) && one.source == source, order) > 0;
+        }
+        if has_slot && open.all.len() - open.reserved >= connections {
+            let most = eviction_batch(connections);
+            let counts = open.by_source.clone();
+            has_slot =
+                open.evict(most, waits, |one| (Reverse(counts.get(&one.source).copied()), order(one))) > 0;
+        }
+        if has_slot {
+            *open.by_source.entry(source).or_default() += 1;
+        } else {
+            if open.reserved >= RESERVED {
+                open.evict(1, |one| one.reserved, SlotState::since);
+            }
+            open.reserved += 1;
+        }
+        let number = open.next;
+        open.next += 1;
+        let connection = Arc::new(SlotState {
+            source,
+            reserved: !has_slot,
+            clock: self.clock,
+            phase: AtomicU8::new(ConnectionPhase::Handshake as u8),
+            since: AtomicU64::new(self.clock.now().0),
+            close: Notify::new(),
+        });
+        open.all.insert(number, Arc::clone(&connection));
+        SlotGuard { registry: Arc::clone(self), connection, number }
+    }
+}
+
+/// One connection's slot, which is free again when this is dropped.
+pub(super) struct SlotGuard {
+    registry: Arc<ConnectionTable>,
+    pub connection: Arc<SlotState>,
+    number: u64,
+}
+
+impl Drop for SlotGuard {
+    fn drop(&mut self) {
+        let mut open = self.registry.open();
+        if open.remove(self.number).is_none() {
+            open.closing -= 1;
+        }
+        drop(open);
+        self.registry.slot_freed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn registry(connections: usize, per_source: usize) -> Arc<ConnectionTable> {
+        let limits = HttpLimits { connections_per_source: per_source, ..HttpLimits::new(connections) };
+        Arc::new(ConnectionTable::new(Clock::start(), limits))
+    }
+
+    fn from(host: u8) -> SocketAddr {
+        ([10, 0, 0, host], 1).into()
+    }
+
+    async fn is_told_to_close(guard: &SlotGuard) -> bool {
+        let closed = guard.connection.closed(&guard.registry.limits);
+        tokio::time::timeout(Duration::from_millis(1), closed).await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn waiting_connections_are_evicted_from_the_largest_network_first() {
+        let registry = registry(4, 4);
+        let quiet = registry.admit(from(1));
+        quiet.connection.mark_plaintext();
+        drop(quiet.connection.begin_request());
+        let many: Vec<_> = (0..3).map(|_| registry.admit(from(2))).collect();
+        let newcomer = registry.admit(from(3));
+        assert!(!newcomer.connection.reserved);
+        assert!(is_told_to_close(&many[0]).await, "the oldest of the source with the most");
+        assert!(!is_told_to_close(&quiet).await, "which it is, though the other is idle");
+        let next = registry.admit(from(4));
+        assert!(is_told_to_close(&many[1]).await && !next.connection.reserved);
+        let last = registry.admit(from(5));
+        assert!(is_told_to_close(&quiet).await, "the idle one among equals");
+        assert!(!last.connection.reserved);
+        assert_eq!((registry.count(), registry.open().closing), (4, 3));
+        drop((quiet, many, newcomer, next, last));
+        let open = registry.open();
+        assert_eq!((open.all.len(), open.by_source.len(), open.closing), (0, 0, 0));
+    }
+
+    #[tokio::test]
+    async fn a_new_connection_gets_a_reserved_slot_when_all_are_busy() {
+        let registry = registry(2, 2);
+        let busy: Vec<_> = (1..3).map(|host| registry.admit(from(host))).collect();
+        let _guards: Vec<_> = busy.iter().map(|guard| guard.connection.begin_request()).collect();
+        let probes: Vec<_> = (0..=RESERVED).map(|_| registry.admit(from(9))).collect();
+        assert!(probes.iter().all(|guard| guard.connection.reserved));
+        assert!(is_told_to_close(&probes[0]).await, "the oldest makes room for the last");
+        assert!(!is_told_to_close(&probes[RESERVED]).await && !is_told_to_close(&busy[0]).await);
+        assert_eq!(registry.open().reserved, RESERVED);
+    }
+
+    #[tokio::test]
+    async fn a_source_has_so_many_connections_and_no_more() {
+        let registry = registry(8, 2);
+        let own: Vec<_> = (0..2).map(|_| registry.admit(from(1))).collect();
+        let third = registry.admit(from(1));
+        assert!(is_told_to_close(&own[0]).await && !third.connection.reserved);
+        let _busy = (own[1].connection.begin_request(), third.connection.begin_request());
+        assert!(registry.admit(from(1)).connection.reserved, "all that it may have are busy");
+        assert!(!registry.admit(from(2)).connection.reserved);
+    }
+
+    #[tokio::test]
+    async fn a_head_has_one_deadline_however_its_bytes_come() {
+        let limits = HttpLimits {
+            head_timeout: Duration::from_millis(60),
+            idle_timeout: Duration::from_millis(200),
+            ..HttpLimits::new(4)
+        };
+        let registry = Arc::new(ConnectionTable::new(Clock::start(), limits));
+        let guard = registry.admit(from(1));
+        guard.connection.mark_plaintext();
+        let dribble = async {
+            loop {
+                guard.connection.received();
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let why = tokio::select! {
+            why = guard.connection.closed(&limits) => why,
+            () = dribble => unreachable!(),
+        };
+        assert_eq!(why, CloseReason::HeadTimeout);
+        drop(guard.connection.begin_request());
+        assert_eq!(guard.connection.closed(&limits).await, CloseReason::IdleTimeout);
+        drop(guard.connection.begin_request());
+        guard.connection.received();
+        assert_eq!(guard.connection.closed(&limits).await, CloseReason::HeadTimeout);
+    }
+}

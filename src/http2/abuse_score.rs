@@ -1,0 +1,91 @@
+//! A score of frames that ask for nothing: pings, settings, resets, empty data, refused headers.
+//!
+//! Each such frame adds points; useful traffic and time take points away. A client that lives for weeks stays near
+//! zero; a peer that does nothing else passes the limit within a second and receives ENHANCE_YOUR_CALM. It closes
+//! nothing: `Sender::check_abuse` reports, `grpc::connection` closes. Begin at [`AbuseScore`].
+
+use std::time::Duration;
+
+/// More points than this end the connection. A client may still give up all of its 16,384 calls at once.
+const LIMIT: u32 = 20_000;
+/// The points that a second takes away.
+const DECAY_PER_SECOND: u32 = 2_000;
+/// Fewer points than this are not worth a look at the clock.
+const CLOCK_CHECK_MIN: u32 = 2_000;
+
+/// What each kind of frame adds.
+pub(super) mod points {
+    /// A window update, a priority, a frame of an unknown kind, a continuation, a reset.
+    pub const FRAME: u32 = 1;
+    /// A ping, and data without contents that does not end its stream.
+    pub const EMPTY: u32 = 2;
+    /// A stream beyond the number that may be open.
+    pub const REFUSED: u32 = 4;
+    /// Settings, and data on a stream that is closed.
+    pub const SETTINGS: u32 = 10;
+    /// A header list that is malformed or too long.
+    pub const BAD_HEADERS: u32 = 100;
+}
+
+/// The score of one peer.
+#[derive(Debug, Default)]
+pub(super) struct AbuseScore {
+    points: u32,
+    /// When the score was last brought up to date.
+    seen: Option<Duration>,
+}
+
+impl AbuseScore {
+    pub(super) fn add(&mut self, points: u32) {
+        self.points = self.points.saturating_add(points);
+    }
+
+    /// Notes something useful.
+    pub(super) fn credit(&mut self, points: u32) {
+        self.points = self.points.saturating_sub(points);
+    }
+
+    /// Whether the score is high enough to be compared with the time.
+    pub(super) fn needs_clock_check(&self) -> bool {
+        self.points >= CLOCK_CHECK_MIN
+    }
+
+    /// Takes away what time has redeemed; whether the score is still beyond the limit. `now` counts from any fixed moment.
+    pub(super) fn exceeds_limit(&mut self, now: Duration) -> bool {
+        if let Some(seen) = self.seen {
+            let millis = u32::try_from(now.saturating_sub(seen).as_millis()).unwrap_or(u32::MAX);
+            let redeemed = millis.saturating_mul(DECAY_PER_SECOND / 1000);
+            if redeemed > 0 {
+                self.credit(redeemed);
+                self.seen = Some(now);
+            }
+        } else {
+            self.seen = Some(now);
+        }
+        self.points > LIMIT
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_steady_client_stays_below_and_a_flood_does_not() {
+        let mut steady = AbuseScore::default();
+        for second in 0..100_000 {
+            // A thousand pings a second, and settings all the time.
+            steady.add(900 * points::EMPTY + 10 * points::SETTINGS);
+            assert!(!steady.exceeds_limit(Duration::from_secs(second)), "in second {second}");
+        }
+        let mut flood = AbuseScore::default();
+        let floods = (0..1000).any(|millisecond| {
+            flood.add(100 * points::EMPTY);
+            flood.needs_clock_check() && flood.exceeds_limit(Duration::from_millis(millisecond))
+        });
+        assert!(floods);
+        let mut gives_up_everything = AbuseScore::default();
+        gives_up_everything.add(16_384 * points::FRAME);
+        assert!(!gives_up_everything.exceeds_limit(Duration::ZERO));
+    }
+}

@@ -1,0 +1,258 @@
+//! The bytes that wait for the socket: small parts copied together, large ones shared.
+//!
+//! It does not know frames or windows: `sender.rs` does. Begin at [`OutputBuffer::poll_send`].
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use tokio::io::AsyncWrite;
+
+/// Parts longer than this are not copied.
+const COPY_MAX: usize = 4 << 10;
+/// So many slices are handed to the system at once.
+const SLICES: usize = 64;
+/// A buffer that has grown beyond this is not kept.
+const SPARE_BYTES: usize = 256 << 10;
+/// So many bytes that are gone are worth moving the others to the front.
+const COMPACT_MIN: usize = 16 << 10;
+
+thread_local! {
+    /// Room to gather in: only a connection that has something to send needs it, and then only for the moment.
+    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+#[derive(Debug)]
+enum Segment {
+    /// So many of the gathered bytes.
+    Gathered(usize),
+    Shared(Bytes),
+}
+
+/// Bytes on their way out of one connection.
+#[derive(Debug, Default)]
+pub(crate) struct OutputBuffer {
+    gathered: Vec<u8>,
+    /// How many of the gathered bytes are gone.
+    sent_prefix: usize,
+    pieces: VecDeque<Segment>,
+    length: usize,
+    /// How many bytes are gone since this was last asked, and before that.
+    sent: u64,
+    sent_before: u64,
+}
+
+impl OutputBuffer {
+    /// How many bytes wait.
+    pub(crate) fn len(&self) -> usize {
+        self.length
+    }
+
+    /// How many of them take up memory of this connection's own.
+    pub(crate) fn copied(&self) -> usize {
+        self.gathered.len() - self.sent_prefix
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// How many bytes the peer's host has taken since this was last asked.
+    pub(crate) fn take_sent(&mut self) -> u64 {
+        self.sent_before += self.sent;
+        std::mem::take(&mut self.sent)
+    }
+
+    /// The place of the first byte that waits, counted from the first that ever did.
+    pub(super) fn start(&self) -> u64 {
+        self.sent_before + self.sent
+    }
+
+    /// The place behind the last byte that waits.
+    pub(super) fn end(&self) -> u64 {
+        self.start() + self.length as u64
+    }
+
+    /// Adds what `write` writes.
+    pub(super) fn write_with(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        if self.gathered.capacity() == 0 {
+            self.gathered = SPARE.take();
+        }
+        let before = self.gathered.len();
+        write(&mut self.gathered);
+        let added = self.gathered.len() - before;
+        self.length += added;
+        match self.pieces.back_mut() {
+            Some(Segment::Gathered(length)) => *length += added,
+            _ => self.pieces.push_back(Segment::Gathered(added)),
+        }
+    }
+
+    /// Adds a part.
+    pub(super) fn put(&mut self, part: &Bytes) {
+        if part.len() <= COPY_MAX {
+            return self.write_with(|gathered| gathered.extend_from_slice(part));
+        }
+        self.length += part.len();
+        self.pieces.push_back(Segment::Shared(part.clone()));
+    }
+
+    /// Sends as much as the peer's host takes; ready once that is everything.
+    pub(crate) fn poll_send<T: AsyncWrite + Unpin>(
+        &mut self,
+        cx: &mut Context<'_>,
+        socket: &mut T,
+    ) -> Poll<io::Result<()>> {
+        while !self.is_empty() {
+            let sent = ready!(self.poll_write(cx, socket))?;
+            if sent == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.advance(sent);
+        }
+        // What TLS has taken need not have left yet. For a plain socket this is nothing at all.
+        Pin::new(socket).poll_flush(cx)
+    }
+
+    fn poll_write<T: AsyncWrite + Unpin>(
+        &self,
+        cx: &mut Context<'_>,
+        socket: &mut T,
+    ) -> Poll<io::Result<usize>> {
+        let mut place = self.sent_prefix;
+        let mut slices = [IoSlice::new(&[]); SLICES];
+        let mut count = 0;
+        for (slice, piece) in slices.iter_mut().zip(&self.pieces) {
+            *slice = IoSlice::new(match piece {
+                Segment::Gathered(length) => {
+                    place += length;
+                    self.gathered.get(place - length..place).unwrap_or_default()
+                }
+                Segment::Shared(part) => part,
+            });
+            count += 1;
+        }
+        match slices.get(..count) {
+            Some([only]) => Pin::new(socket).poll_write(cx, only),
+            Some(slices) => Pin::new(socket).poll_write_vectored(cx, slices),
+            None => Poll::Ready(Ok(0)),
+        }
+    }
+
+    fn advance(&mut self, mut sent: usize) {
+        self.length = self.length.saturating_sub(sent);
+        self.sent += sent as u64;
+        while let Some(piece) = self.pieces.front_mut() {
+            let length = match piece {
+                Segment::Gathered(length) => *length,
+                Segment::Shared(part) => part.len(),
+            };
+            let taken = sent.min(length);
+            sent -= taken;
+            if let Segment::Gathered(_) = piece {
+                self.sent_prefix += taken;
+            }
+            if taken < length {
+                match piece {
+                    Segment::Gathered(left) => *left -= taken,
+                    Segment::Shared(part) => part.advance(taken),
+                }
+                break;
+            }
+            self.pieces.pop_front();
+            if sent == 0 {
+                break;
+            }
+        }
+        if self.pieces.is_empty() {
+            self.release_buffer();
+        } else if self.sent_prefix >= COMPACT_MIN && self.sent_prefix >= self.gathered.len() / 2 {
+            // A peer that never takes everything would otherwise make the server keep all that it ever took. Each byte
+            // is moved once at most for each byte that left.
+            self.gathered.drain(..self.sent_prefix);
+            self.sent_prefix = 0;
+            if self.gathered.capacity() > SPARE_BYTES && self.gathered.len() < SPARE_BYTES / 4 {
+                self.gathered.shrink_to(SPARE_BYTES / 2);
+            }
+        }
+    }
+
+    /// Nothing is left: gives the room back.
+    fn release_buffer(&mut self) {
+        let mut gathered = std::mem::take(&mut self.gathered);
+        self.sent_prefix = 0;
+        gathered.clear();
+        if gathered.capacity() <= SPARE_BYTES {
+            SPARE.set(gathered);
+        }
+        if self.pieces.capacity() > 16 {
+            self.pieces = VecDeque::new();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    /// Takes so many bytes at a time.
+    struct Narrow(usize, Vec<u8>);
+
+    impl AsyncWrite for Narrow {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            let taken = bytes.len().min(self.0);
+            self.1.extend_from_slice(&bytes[..taken]);
+            Poll::Ready(Ok(taken))
+        }
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[test]
+    fn output_is_complete_and_in_order_at_any_write_size() {
+        for width in [1, 7, 4096, 1 << 20] {
+            let mut output = OutputBuffer::default();
+            let mut expected = Vec::new();
+            let large = Bytes::from((0..COPY_MAX * 2).map(|n| n as u8).collect::<Vec<_>>());
+            for round in 0..100_u8 {
+                output.write_with(|to| to.extend_from_slice(&[round; 5]));
+                expected.extend_from_slice(&[round; 5]);
+                let part = large.slice(..if round % 7 == 0 { large.len() } else { usize::from(round) });
+                output.put(&part);
+                expected.extend_from_slice(&part);
+            }
+            assert_eq!(output.len(), expected.len());
+            let mut socket = Narrow(width, Vec::new());
+            let mut cx = Context::from_waker(Waker::noop());
+            assert!(matches!(output.poll_send(&mut cx, &mut socket), Poll::Ready(Ok(()))));
+            assert!(output.is_empty() && output.gathered.capacity() == 0 && socket.1 == expected);
+        }
+    }
+
+    #[test]
+    fn sent_bytes_are_released_while_others_wait() {
+        let mut output = OutputBuffer::default();
+        output.write_with(|to| to.resize(1000, 0));
+        let mut largest = 0;
+        for _ in 0..20_000 {
+            output.write_with(|to| to.resize(to.len() + 1000, 1));
+            output.advance(1000);
+            largest = largest.max(output.gathered.len());
+        }
+        assert_eq!(output.len(), 1000);
+        assert!(largest <= 4 * COMPACT_MIN, "{largest} bytes are kept for 1,000 that wait");
+    }
+}

@@ -1,0 +1,227 @@
+//! The measuring types with the feature `metrics`: atomics, sharded by thread, without locks.
+//!
+//! It does not read the clock by itself: the caller passes a [`Moment`]. Begin at [`Sharded::mine`].
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use super::{BOUNDS, FIRST_BOUND_NS, HistogramSnapshot};
+use crate::clock::Clock;
+
+/// Whether anything is counted in this build.
+pub const ENABLED: bool = true;
+
+/// One in so many uses of a lock is timed. A look at the clock costs a fiftieth of a microsecond, a use of the lock one.
+const SAMPLE_INTERVAL: u32 = 64;
+
+/// How many threads count without being in one another's way.
+const SHARDS: usize = 8;
+
+/// What is counted, once for each of a few threads: to write to memory that another core has just written to costs more
+/// than all that is counted of a call.
+#[derive(Debug, Default)]
+pub struct Sharded<T>([CacheLinePadded<T>; SHARDS]);
+
+/// Memory that shares no cache line, and no pair of them, with its neighbours.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct CacheLinePadded<T>(T);
+
+impl<T> Sharded<T> {
+    /// Where this thread counts.
+    pub fn local(&self) -> &T {
+        static THREADS: AtomicUsize = AtomicUsize::new(0);
+        thread_local! {
+            static SHARD: usize = THREADS.fetch_add(1, Ordering::Relaxed) % SHARDS;
+        }
+        let CacheLinePadded(mine) = &self.0[SHARD.with(|shard| *shard)];
+        mine
+    }
+
+    /// Everything that was counted.
+    pub fn all(&self) -> impl Iterator<Item = &T> {
+        self.0.iter().map(|CacheLinePadded(shard)| shard)
+    }
+}
+
+/// A number that only grows.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// One more.
+    pub fn add(&self) {
+        self.add_many(1);
+    }
+
+    /// So many more.
+    pub fn add_many(&self, many: u64) {
+        self.0.fetch_add(many, Ordering::Relaxed);
+    }
+
+    /// How many there are; 0 in a build that counts nothing.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A moment, for times between two of them.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Moment(u64);
+
+impl Moment {
+    /// Now.
+    #[must_use]
+    pub fn now(clock: &Clock) -> Self {
+        Self(clock.elapsed_nanos())
+    }
+}
+
+/// Times, counted by their size as they come.
+#[derive(Debug)]
+pub struct Histogram {
+    counts: [AtomicU64; BOUNDS + 1],
+    sum_ns: AtomicU64,
+    longest_ns: AtomicU64,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        let counts = std::array::from_fn(|_| AtomicU64::new(0));
+        Self { counts, sum_ns: AtomicU64::new(0), longest_ns: AtomicU64::new(0) }
+    }
+}
+
+impl Histogram {
+    /// Something took from one moment to another.
+    pub fn add(&self, from: Moment, to: Moment) {
+        let took = to.0.saturating_sub(from.0);
+        self.counts[bucket_of_nanos(took)].fetch_add(1, Ordering::Relaxed);
+        self.sum_ns.fetch_add(took, Ordering::Relaxed);
+        if took > self.longest_ns.load(Ordering::Relaxed) {
+            self.longest_ns.fetch_max(took, Ordering::Relaxed);
+        }
+    }
+
+    /// The longest time of all, in nanoseconds.
+    #[must_use]
+    pub fn longest_ns(&self) -> u64 {
+        self.longest_ns.load(Ordering::Relaxed)
+    }
+
+    /// Forgets the longest time.
+    pub fn reset_longest(&self) {
+        self.longest_ns.store(0, Ordering::Relaxed);
+    }
+
+    /// What has been counted; nothing in a build that counts nothing.
+    #[must_use]
+    pub fn read(&self) -> HistogramSnapshot {
+        let counts = std::array::from_fn(|place| self.counts[place].load(Ordering::Relaxed));
+        HistogramSnapshot { counts, sum_ns: self.sum_ns.load(Ordering::Relaxed) }
+    }
+}
+
+/// The place of the first bound that is not shorter: the logarithm to the base of four, rounded up.
+fn bucket_of_nanos(nanos: u64) -> usize {
+    let least = nanos.div_ceil(FIRST_BOUND_NS).saturating_sub(1);
+    let bits = u64::BITS - least.leading_zeros();
+    bits.div_ceil(2).min(BOUNDS as u32) as usize
+}
+
+/// How long a lock is waited for, and how long it is held.
+#[derive(Debug, Default)]
+pub struct LockTimes {
+    /// From the wish for it to having it.
+    pub waited: Histogram,
+    /// From having it to giving it back.
+    pub held: Histogram,
+}
+
+impl LockTimes {
+    /// Somebody begins to wait for it; one in many is timed, on each thread.
+    pub fn wait_sampled<'a>(&'a self, clock: &'a Clock) -> LockWait<'a> {
+        thread_local! {
+            static USES: Cell<u32> = const { Cell::new(0) };
+        }
+        let uses = USES.get();
+        USES.set(uses.wrapping_add(1));
+        if uses.is_multiple_of(SAMPLE_INTERVAL) { self.wait_timed(clock) } else { LockWait(None) }
+    }
+
+    /// Somebody begins to wait for it, and is timed.
+    pub fn wait_timed<'a>(&'a self, clock: &'a Clock) -> LockWait<'a> {
+        LockWait(Some(TimedUse { of: self, clock, since: Moment::now(clock) }))
+    }
+}
+
+#[derive(Debug)]
+struct TimedUse<'a> {
+    of: &'a LockTimes,
+    clock: &'a Clock,
+    since: Moment,
+}
+
+/// Somebody waits for a lock.
+#[derive(Debug)]
+pub struct LockWait<'a>(Option<TimedUse<'a>>);
+
+impl<'a> LockWait<'a> {
+    /// They have it.
+    #[must_use]
+    pub fn acquired(self) -> LockHold<'a> {
+        LockHold(self.0.map(|waited| {
+            let since = Moment::now(waited.clock);
+            waited.of.waited.add(waited.since, since);
+            TimedUse { since, ..waited }
+        }))
+    }
+}
+
+/// Somebody has a lock; to drop this right after the lock is to say that they have it no more.
+#[derive(Debug)]
+pub struct LockHold<'a>(Option<TimedUse<'a>>);
+
+impl Drop for LockHold<'_> {
+    fn drop(&mut self) {
+        if let Some(held) = &self.0 {
+            held.of.held.add(held.since, Moment::now(held.clock));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_counted_under_the_first_bound_that_is_not_shorter() {
+        let bounds: Vec<u64> = HistogramSnapshot::bounds_ns().collect();
+        assert_eq!((bounds[0], bounds[1], bounds[BOUNDS - 1]), (250, 1_000, 4_294_967_296_000));
+        for (number, bound) in bounds.into_iter().enumerate() {
+            assert_eq!(
+                (bucket_of_nanos(bound), bucket_of_nanos(bound + 1)),
+                (number, number + 1),
+                "{bound} ns"
+            );
+        }
+        assert_eq!((bucket_of_nanos(0), bucket_of_nanos(u64::MAX)), (0, BOUNDS));
+    }
+
+    #[test]
+    fn a_use_of_a_lock_in_many_is_timed_from_the_wish_to_the_end() {
+        let (lock, clock) = (LockTimes::default(), Clock::start());
+        for _ in 0..SAMPLE_INTERVAL * 3 {
+            drop(lock.wait_sampled(&clock).acquired());
+        }
+        let waiting = lock.wait_timed(&clock);
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        let holding = waiting.acquired();
+        assert_eq!(lock.held.read().counts.iter().sum::<u64>(), 3, "it is held still");
+        drop(holding);
+        let (waited, held) = (lock.waited.read(), lock.held.read());
+        assert_eq!((waited.counts.iter().sum::<u64>(), held.counts.iter().sum::<u64>()), (4, 4));
+        assert!(waited.sum_ns >= 2_000_000, "{waited:?}");
+    }
+}

@@ -1,0 +1,163 @@
+//! Bytes over time: a point for each of the last 600 seconds, or for each of the last four steps of ten seconds.
+//!
+//! Begin at [`ByteSeries::add`].
+
+use crate::coordination::Timestamp;
+
+/// How many seconds are kept.
+pub const POINTS: usize = 600;
+/// What a report tells of is spread over the time since the one before, but not over more than this: a worker that
+/// was silent for longer was not moving bytes evenly.
+const SPREAD_MAX_US: u64 = 60_000_000;
+const SECOND_US: u64 = 1_000_000;
+
+/// How many seconds a step of [`StepSeries`] has: the window over which rates are taken.
+pub const STEP_SECONDS: u64 = 10;
+/// How many steps are kept: the last that is over, for tasks that report as seldom as every twenty seconds.
+const STEPS: usize = 4;
+
+/// Bytes of each second, for the last ten minutes.
+pub type SecondSeries = ByteSeries<POINTS, 1>;
+/// Bytes of each step of ten seconds, for the last few.
+pub type StepSeries = ByteSeries<STEPS, STEP_SECONDS>;
+
+/// Bytes of each step of so many seconds, for the last `COUNT` of them.
+#[derive(Debug, Clone, Copy)]
+pub struct ByteSeries<const COUNT: usize, const SECONDS: u64> {
+    /// The newest step with a point; steps are counted from the Unix epoch.
+    newest: u64,
+    points: [u64; COUNT],
+}
+
+impl<const COUNT: usize, const SECONDS: u64> Default for ByteSeries<COUNT, SECONDS> {
+    fn default() -> Self {
+        Self { newest: 0, points: [0; COUNT] }
+    }
+}
+
+impl<const COUNT: usize, const SECONDS: u64> ByteSeries<COUNT, SECONDS> {
+    const STEP_US: u64 = SECONDS * SECOND_US;
+    const COUNT: u64 = COUNT as u64;
+
+    fn place(step: u64) -> usize {
+        (step % Self::COUNT) as usize
+    }
+
+    /// Adds bytes that moved evenly between two moments.
+    pub fn add(&mut self, from: Timestamp, until: Timestamp, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        self.advance(until.0 / Self::STEP_US);
+        let from = from.0.max(until.0.saturating_sub(SPREAD_MAX_US)).min(until.0);
+        let whole = until.0 - from;
+        let mut left = bytes;
+        let mut at = from;
+        // What rounding leaves falls to the last step.
+        while at / Self::STEP_US < until.0 / Self::STEP_US {
+            let end = (at / Self::STEP_US + 1) * Self::STEP_US;
+            let part = u128::from(bytes) * u128::from(end - at) / u128::from(whole.max(1));
+            let part = u64::try_from(part).unwrap_or(u64::MAX).min(left);
+            self.put(at / Self::STEP_US, part);
+            left -= part;
+            at = end;
+        }
+        self.put(until.0 / Self::STEP_US, left);
+    }
+
+    /// The points of the `count` steps up to `last`, the oldest first.
+    #[must_use]
+    pub fn window(&self, last: u64, count: usize) -> Vec<u64> {
+        let first = (last + 1).saturating_sub(count.min(COUNT) as u64);
+        (first..=last).map(|step| self.point(step)).collect()
+    }
+
+    /// The bytes of one step.
+    #[must_use]
+    pub fn point(&self, step: u64) -> u64 {
+        if self.has(step) { self.points[Self::place(step)] } else { 0 }
+    }
+
+    fn has(&self, step: u64) -> bool {
+        step <= self.newest && self.newest - step < Self::COUNT
+    }
+
+    fn put(&mut self, step: u64, bytes: u64) {
+        if self.has(step) {
+            let point = &mut self.points[Self::place(step)];
+            *point = point.saturating_add(bytes);
+        }
+    }
+
+    fn advance(&mut self, step: u64) {
+        if step <= self.newest {
+            return;
+        }
+        if step - self.newest >= Self::COUNT {
+            self.points.fill(0);
+        } else {
+            for gone in self.newest + 1..=step {
+                self.points[Self::place(gone)] = 0;
+            }
+        }
+        self.newest = step;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn at(ms: u64) -> Timestamp {
+        Timestamp(ms * 1000)
+    }
+
+    #[test]
+    fn bytes_are_spread_over_the_time_in_which_they_moved_and_none_is_lost() {
+        let mut ring = SecondSeries::default();
+        ring.add(at(10_500), at(12_500), 1001);
+        assert_eq!(ring.window(13, 5), [0, 250, 500, 251, 0]);
+        ring.add(at(12_500), at(12_600), 9);
+        assert_eq!(ring.window(12, 1), [260]);
+        // Two reports in one moment.
+        ring.add(at(12_600), at(12_600), 1);
+        assert_eq!(ring.window(12, 1), [261]);
+    }
+
+    #[test]
+    fn the_series_covers_ten_minutes_and_no_future() {
+        let mut ring = SecondSeries::default();
+        ring.add(at(1_000_000), at(1_000_900), 7);
+        ring.add(at(1_599_000), at(1_599_900), 8);
+        assert_eq!(ring.window(1599, POINTS)[0], 7);
+        ring.add(at(1_600_000), at(1_600_900), 9);
+        let window = ring.window(1600, 9999);
+        assert_eq!((window.len(), window[0], window[POINTS - 2], window[POINTS - 1]), (POINTS, 0, 8, 9));
+        assert_eq!(ring.window(1605, 3), [0, 0, 0]);
+        ring.add(at(9_000_000), at(9_000_500), u64::MAX);
+        ring.add(at(9_000_500), at(9_000_600), 5);
+        assert_eq!(ring.window(9000, POINTS).iter().rev().take(2).collect::<Vec<_>>(), [&u64::MAX, &0]);
+    }
+
+    #[test]
+    fn seconds_and_steps_of_ten_tell_the_same() {
+        let (mut seconds, mut steps) = (SecondSeries::default(), StepSeries::default());
+        for (from, until, bytes) in [(7_300, 8_300, 40), (8_300, 13_300, 1000), (19_000, 21_000, 700)] {
+            seconds.add(at(from), at(until), bytes);
+            steps.add(at(from), at(until), bytes);
+        }
+        for step in 0..3 {
+            let by_second: u64 = seconds.window(step * 10 + 9, 10).iter().sum();
+            assert_eq!(steps.point(step), by_second, "step {step}");
+        }
+    }
+
+    #[test]
+    fn a_long_silence_is_not_smeared_over_all_of_it() {
+        let mut ring = SecondSeries::default();
+        ring.add(at(0), at(500_000), 600);
+        let window = ring.window(500, POINTS);
+        assert_eq!(window.iter().sum::<u64>(), 600);
+        assert_eq!(window.iter().filter(|point| **point > 0).count(), 60);
+    }
+}

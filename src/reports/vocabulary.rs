@@ -1,0 +1,172 @@
+//! Defines the fixed vocabulary of reports: transports, outcomes, counters. Anything else is `other`.
+//!
+//! Begin at `Transport`, then `TransferOutcome`.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// How bytes are moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+#[schema(as = Transport)]
+pub enum ReportedTransport {
+    /// Shared memory that both processes map.
+    Shm,
+    /// The receiver reads the sender's memory through the kernel.
+    Pvm,
+    /// Unix sockets.
+    Unix,
+    /// TCP connections.
+    Tcp,
+    /// One that this version does not know.
+    Other,
+}
+
+impl ReportedTransport {
+    /// Every one.
+    pub const ALL: [Self; 5] = [Self::Shm, Self::Pvm, Self::Unix, Self::Tcp, Self::Other];
+
+    /// Its name, as on the wire.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Shm => "shm",
+            Self::Pvm => "pvm",
+            Self::Unix => "unix",
+            Self::Tcp => "tcp",
+            Self::Other => "other",
+        }
+    }
+
+    /// The one of this name.
+    #[must_use]
+    pub fn of(name: &str) -> Self {
+        Self::ALL.into_iter().find(|known| known.name() == name).unwrap_or(Self::Other)
+    }
+}
+
+impl fmt::Display for ReportedTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// How launches end: completed, then the reasons of the transfer engine, then what this version does not know.
+const NAMES: [&str; 17] = [
+    "completed",
+    "peer_dead",
+    "stale_incarnation",
+    "stalled",
+    "deadline",
+    "transport",
+    "integrity",
+    "layout_mismatch",
+    "order_mismatch",
+    "overloaded",
+    "memory",
+    "refused",
+    "dependency",
+    "cancelled",
+    "dropped",
+    "closed",
+    "other",
+];
+
+/// How a launch ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TransferOutcome(u8);
+
+impl TransferOutcome {
+    /// How many there are.
+    pub const COUNT: usize = NAMES.len();
+    /// It moved everything.
+    pub const COMPLETED: Self = Self(0);
+
+    /// Every one, the good one first.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..).take(Self::COUNT).map(Self)
+    }
+
+    /// The one of this name.
+    #[must_use]
+    pub fn of(name: &str) -> Self {
+        Self::all().find(|known| known.name() == name).unwrap_or(Self(NAMES.len() as u8 - 1))
+    }
+
+    /// Its name, as on the wire.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        NAMES[usize::from(self.0)]
+    }
+
+    /// What it means, in a few words.
+    #[must_use]
+    pub fn means(self) -> &'static str {
+        match self.name() {
+            "completed" => "everything moved",
+            "peer_dead" => "the other process or its host is gone",
+            "stale_incarnation" => "it was for an ended life of the task",
+            "stalled" => "nothing moved for too long",
+            "deadline" => "its deadline passed",
+            "transport" => "a transport failed and no other could replace it",
+            "integrity" => "a chunk arrived damaged twice",
+            "layout_mismatch" => "the two sides name different layouts",
+            "order_mismatch" => "the two sides launched different transfers",
+            "overloaded" => "too many launches were under way",
+            "memory" => "its memory could not be used",
+            "refused" => "the request was invalid",
+            "dependency" => "a dependency failed",
+            "cancelled" => "a program cancelled it",
+            "dropped" => "it was dropped before it was launched",
+            "closed" => "the engine had been shut down",
+            _ => "unknown reason",
+        }
+    }
+
+    /// Its place among all.
+    pub(super) fn place(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+impl Serialize for TransferOutcome {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+impl<'de> Deserialize<'de> for TransferOutcome {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        Ok(Self::of(&name))
+    }
+}
+
+/// What engines count beside bytes and launches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum TransferCounter {
+    /// Cliques that were found ready.
+    CacheHits,
+    /// Cliques that had to be made.
+    CacheMisses,
+    /// Cliques that made room for others.
+    CacheEvictions,
+    /// Frames of another life, turned away.
+    FencedFrames,
+    /// Chunks that came damaged.
+    DamagedChunks,
+    /// Lanes that were lost.
+    LanesLost,
+    /// Lanes that were made anew.
+    LanesMade,
+    /// Fetches that became pushes.
+    FetchFallbacks,
+}
+
+impl TransferCounter {
+    /// How many there are.
+    pub const COUNT: usize = 8;
+}

@@ -1,0 +1,173 @@
+//! Writes one log line for each change of state, within a rate limit by kind.
+//!
+//! It does not store events (`engine`). Begin at `log_events`.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::watch;
+use tracing::Level;
+
+use crate::coordination::{EventKind, JobEvent, JobId, JobName, RunOutcome};
+use crate::engine::{Engine, NumberedEvent};
+use crate::text::one_line;
+
+use super::log_limit::{LogRateLimit, REFILL_INTERVAL};
+
+/// Logs every event of `engine`, from its first one on, until `stop` says so; what has happened by then is
+/// still logged.
+pub async fn log_events(engine: Arc<Engine>, mut stop: watch::Receiver<bool>) {
+    let mut lines = EventLogger { names: JobNames::default(), limit: LogRateLimit::default() };
+    let mut last = 0;
+    'follow: loop {
+        let (past, mut coming) = engine.follow(last);
+        engine.count_missed_events(past.complete_after.saturating_sub(last));
+        for numbered in past.events {
+            last = numbered.number;
+            lines.log(&engine, &numbered);
+        }
+        loop {
+            let numbered = tokio::select! {
+                biased;
+                numbered = coming.recv() => numbered,
+                _ = stop.wait_for(|stop| *stop) => return lines.log_suppressed(&engine),
+                () = tokio::time::sleep(REFILL_INTERVAL), if lines.limit.has_suppressed() => {
+                    lines.log_suppressed(&engine);
+                    continue;
+                }
+            };
+            match numbered {
+                Ok(numbered) => {
+                    last = numbered.number;
+                    lines.log(&engine, &numbered);
+                }
+                // Too slow: what the engine still keeps is read from there.
+                Err(RecvError::Lagged(_)) => continue 'follow,
+                Err(RecvError::Closed) => return lines.log_suppressed(&engine),
+            }
+        }
+    }
+}
+
+/// Writes lines, within a bound for each kind of event of each job. Lines of single tasks, which are for debugging, have none.
+struct EventLogger {
+    names: JobNames,
+    limit: LogRateLimit<(JobId, &'static str)>,
+}
+
+impl EventLogger {
+    fn log(&mut self, engine: &Engine, numbered: &NumberedEvent) {
+        let JobEvent { job, what, .. } = numbered.event.as_ref();
+        let name = self.names.of(engine, *job);
+        if level(what) != Level::DEBUG {
+            let kind = (*job, what.kind());
+            match self.limit.admit(&kind, now(engine)) {
+                None => return,
+                Some(0) => {}
+                Some(count) => log_count(&name, kind.1, count),
+            }
+        }
+        log_event(numbered, &name);
+    }
+
+    fn log_suppressed(&mut self, engine: &Engine) {
+        for ((job, kind), count) in self.limit.take_suppressed(now(engine)) {
+            log_count(&self.names.of(engine, job), kind, count);
+        }
+    }
+}
+
+fn now(engine: &Engine) -> Duration {
+    Duration::from_nanos(engine.clock().elapsed_nanos())
+}
+
+fn log_count(job: &JobName, kind: &'static str, count: u64) {
+    tracing::warn!(
+        target: "muster::events",
+        job = job.as_str(),
+        kind,
+        count,
+        "{count} further events of this kind were not logged one by one: the API and the pages have them"
+    );
+}
+
+/// The names of jobs, which never change, by their places.
+#[derive(Default)]
+struct JobNames(HashMap<JobId, JobName>);
+
+impl JobNames {
+    fn of(&mut self, engine: &Engine, job: JobId) -> JobName {
+        let named = || engine.read_under_lock(|core| core.job_name(job).cloned()).unwrap_or_default();
+        self.0.entry(job).or_insert_with(named).clone()
+    }
+}
+
+fn log_event(numbered: &NumberedEvent, job: &JobName) {
+    let JobEvent { run, what, reason, .. } = numbered.event.as_ref();
+    let about = what.about();
+    let (task, peer) = (about.task.map(|task| task.0), about.peer.map(tracing::field::display));
+    macro_rules! line {
+        ($level:expr) => {
+            tracing::event!(
+                target: "muster::events",
+                $level,
+                event = numbered.number,
+                job = job.as_str(),
+                run = run.0,
+                kind = what.kind(),
+                task,
+                peer,
+                barrier = about.barrier.map(|(id, _)| id),
+                counter = about.barrier.map(|(_, counter)| counter),
+                outcome = about.outcome,
+                "{}",
+                one_line(reason)
+            )
+        };
+    }
+    match level(what) {
+        Level::WARN => line!(Level::WARN),
+        Level::INFO => line!(Level::INFO),
+        _ => line!(Level::DEBUG),
+    }
+}
+
+/// Who wants to know of a change: WARN is for what somebody should look at, INFO for the course of jobs and runs, DEBUG
+/// for the course of single tasks and barriers, of which a large job has thousands.
+fn level(what: &EventKind) -> Level {
+    match what {
+        EventKind::TaskSuperseded { .. }
+        | EventKind::TaskSuspected { .. }
+        | EventKind::TaskFailed { .. }
+        | EventKind::Fenced { .. }
+        | EventKind::BarrierFailed { .. }
+        | EventKind::FindingOpened { .. }
+        | EventKind::TransferFailed { .. }
+        | EventKind::Excluded { .. }
+        | EventKind::RegistrationRefused { .. }
+        | EventKind::JobDeleted { .. }
+        | EventKind::FirstCause { .. } => Level::WARN,
+        EventKind::RunEnded { outcome } if *outcome != RunOutcome::Completed => Level::WARN,
+        // A barrier that passed without somebody is a decision, not routine.
+        EventKind::BarrierPassed { without, .. } if !without.is_empty() => Level::INFO,
+        EventKind::TaskConnected { again: true, .. } => Level::INFO,
+        EventKind::JobDeclared { .. }
+        | EventKind::RunOpened
+        | EventKind::RunEnded { .. }
+        | EventKind::FindingClosed { .. }
+        | EventKind::TaskReturned { .. }
+        | EventKind::Readmitted { .. }
+        | EventKind::DrainRequested { .. }
+        | EventKind::SettingsChanged { .. }
+        | EventKind::KeyWritten { .. }
+        | EventKind::KeyDeleted { .. }
+        | EventKind::PreemptionNoticed => Level::INFO,
+        EventKind::TaskRegistering { .. }
+        | EventKind::TaskConnected { .. }
+        | EventKind::TaskDisconnected { .. }
+        | EventKind::BarrierStarted { .. }
+        | EventKind::BarrierPassed { .. } => Level::DEBUG,
+    }
+}

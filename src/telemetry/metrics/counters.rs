@@ -1,0 +1,232 @@
+//! Counts changes of jobs as the engine reports them.
+//!
+//! It does not write samples by itself: `Metrics` asks for them. Begin at `EventCounters::event`.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::catalogue as metric;
+use super::text_format::{ExportedHistogram, Scrape};
+use crate::coordination::{
+    BarrierCompletion, BarrierKind, BarrierOutcome, EventKind, FailureClass, JobEvent, JobId, RunOutcome,
+};
+use crate::engine::Observer;
+
+/// Barriers take from a fraction of a millisecond to hours.
+static BARRIER_BUCKETS: [f64; 17] = [
+    0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1_800.0,
+    7_200.0,
+];
+/// Timers are late by fractions of a millisecond, unless something is wrong.
+static LAG_BUCKETS: [f64; 8] = [0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0];
+
+const OUTCOMES: [(RunOutcome, &str); 3] = [
+    (RunOutcome::Completed, "completed"),
+    (RunOutcome::Failed, "failed"),
+    (RunOutcome::Abandoned, "abandoned"),
+];
+
+/// The barriers of one kind.
+#[derive(Debug, Clone)]
+struct BarrierCounters {
+    passed: u64,
+    failed: u64,
+    duration: ExportedHistogram,
+    skew: ExportedHistogram,
+    blocked_us: u64,
+}
+
+impl Default for BarrierCounters {
+    fn default() -> Self {
+        let histogram = || ExportedHistogram::new(&BARRIER_BUCKETS);
+        Self { passed: 0, failed: 0, duration: histogram(), skew: histogram(), blocked_us: 0 }
+    }
+}
+
+/// The counts of one job.
+#[derive(Debug, Default, Clone)]
+struct JobCounters {
+    runs: [u64; OUTCOMES.len()],
+    registrations: u64,
+    registrations_again: u64,
+    failures: [u64; FailureClass::ALL.len()],
+    departures: u64,
+    suspicions: u64,
+    returns: u64,
+    fenced: u64,
+    superseded: u64,
+    preemptions: u64,
+    without: u64,
+    barriers: BTreeMap<BarrierKind, BarrierCounters>,
+    findings: BTreeMap<Arc<str>, u64>,
+}
+
+#[derive(Debug)]
+struct CounterState {
+    jobs: BTreeMap<JobId, JobCounters>,
+    lag: ExportedHistogram,
+}
+
+/// The counts of every job. A job's counts go when the job does.
+#[derive(Debug)]
+pub struct EventCounters(Mutex<CounterState>);
+
+impl Default for EventCounters {
+    fn default() -> Self {
+        Self(Mutex::new(CounterState { jobs: BTreeMap::new(), lag: ExportedHistogram::new(&LAG_BUCKETS) }))
+    }
+}
+
+impl EventCounters {
+    fn lock(&self) -> MutexGuard<'_, CounterState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A timer woke up so much too late.
+    pub fn record_lag(&self, by: Duration) {
+        self.lock().lag.observe(by.as_secs_f64());
+    }
+
+    /// Forgets jobs that are there no more.
+    pub(super) fn keep(&self, there: impl Fn(JobId) -> bool) {
+        self.lock().jobs.retain(|job, _| there(*job));
+    }
+
+    pub(super) fn show_lag(&self, page: &mut Scrape) {
+        page.histogram(&metric::LOOP_LAG, &[], &self.lock().lag);
+    }
+
+    /// Shows the counts of a job; what has not happened yet is 0, so that the first time shows as a rise.
+    pub(super) fn show(&self, job: JobId, name: &str, page: &mut Scrape) {
+        let tally = self.lock().jobs.get(&job).cloned().unwrap_or_default();
+        for ((_, outcome), count) in OUTCOMES.iter().zip(tally.runs) {
+            page.count(&metric::RUNS, &[name, outcome], count);
+        }
+        page.count(&metric::REGISTRATIONS, &[name, "first"], tally.registrations);
+        page.count(&metric::REGISTRATIONS, &[name, "again"], tally.registrations_again);
+        for (class, count) in FailureClass::ALL.iter().zip(tally.failures) {
+            page.count(&metric::TASK_FAILURES, &[name, class.name()], count);
+        }
+        for (metric, count) in [
+            (&metric::TASK_DEPARTURES, tally.departures),
+            (&metric::SUSPICIONS, tally.suspicions),
+            (&metric::RETURNS, tally.returns),
+            (&metric::FENCED, tally.fenced),
+            (&metric::SUPERSEDED, tally.superseded),
+            (&metric::PREEMPTIONS, tally.preemptions),
+            (&metric::BARRIERS_WITHOUT, tally.without),
+        ] {
+            page.count(metric, &[name], count);
+        }
+        for finding in crate::findings::CATALOGUE {
+            let count = tally.findings.get(finding.id).copied().unwrap_or_default();
+            page.count(&metric::FINDINGS_OPENED, &[name, finding.id], count);
+        }
+        let mut barriers = tally.barriers;
+        for kind in [BarrierKind::Registration, BarrierKind::Shutdown, BarrierKind::Client] {
+            barriers.entry(kind).or_default();
+        }
+        for (kind, barriers) in barriers {
+            let labels = [name, kind.name()];
+            let passed = BarrierOutcome::Passed.name();
+            page.count(&metric::BARRIERS, &[name, kind.name(), passed], barriers.passed);
+            let failed = BarrierOutcome::Failed.name();
+            page.count(&metric::BARRIERS, &[name, kind.name(), failed], barriers.failed);
+            page.histogram(&metric::BARRIER_DURATION, &labels, &barriers.duration);
+            page.histogram(&metric::BARRIER_SKEW, &labels, &barriers.skew);
+            page.write_sample(&metric::BARRIER_BLOCKED, &labels, seconds(barriers.blocked_us));
+        }
+    }
+}
+
+/// Microseconds as seconds.
+#[expect(clippy::cast_precision_loss, reason = "the format has no other numbers")]
+pub(super) fn seconds(micros: u64) -> f64 {
+    micros as f64 / 1e6
+}
+
+impl Observer for EventCounters {
+    fn event(&self, event: &JobEvent) {
+        // Most events are not counted: those take no lock.
+        let count = |add: &dyn Fn(&mut JobCounters)| add(self.lock().jobs.entry(event.job).or_default());
+        match &event.what {
+            EventKind::RunEnded { outcome } => count(&|tally| {
+                for ((known, _), count) in OUTCOMES.iter().zip(&mut tally.runs) {
+                    *count += u64::from(known == outcome);
+                }
+            }),
+            EventKind::TaskConnected { again: false, .. } => count(&|tally| tally.registrations += 1),
+            EventKind::TaskConnected { again: true, .. } => count(&|tally| tally.registrations_again += 1),
+            EventKind::TaskFailed { class, .. } => count(&|tally| {
+                for (known, count) in FailureClass::ALL.iter().zip(&mut tally.failures) {
+                    *count += u64::from(known == class);
+                }
+            }),
+            EventKind::TaskDisconnected { .. } => count(&|tally| tally.departures += 1),
+            EventKind::TaskSuspected { .. } => count(&|tally| tally.suspicions += 1),
+            EventKind::TaskReturned { .. } => count(&|tally| tally.returns += 1),
+            EventKind::Fenced { .. } => count(&|tally| tally.fenced += 1),
+            EventKind::TaskSuperseded { .. } => count(&|tally| tally.superseded += 1),
+            EventKind::PreemptionNoticed => count(&|tally| tally.preemptions += 1),
+            EventKind::BarrierPassed { without, .. } if !without.is_empty() => {
+                count(&|tally| tally.without += 1)
+            }
+            EventKind::FindingOpened { finding, .. } => {
+                count(&|tally| *tally.findings.entry(Arc::clone(finding)).or_default() += 1);
+            }
+            _ => {}
+        }
+    }
+
+    fn barrier_ended(&self, ending: &BarrierCompletion) {
+        let record = &ending.record;
+        let mut counts = self.lock();
+        let tally = counts.jobs.entry(ending.job).or_default();
+        let barriers = tally.barriers.entry(record.kind).or_default();
+        match record.outcome {
+            BarrierOutcome::Passed => barriers.passed += 1,
+            BarrierOutcome::Failed => barriers.failed += 1,
+        }
+        barriers.duration.observe(record.ended.since(record.began).as_secs_f64());
+        barriers.skew.observe(seconds(record.skew_us));
+        barriers.blocked_us = barriers.blocked_us.saturating_add(record.waited_us);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coordination::{RunNumber, TaskId, Timestamp};
+
+    fn happened(tally: &EventCounters, job: u32, what: EventKind) {
+        let (at, run, reason) = (Timestamp(1), RunNumber(1), String::new());
+        tally.event(&JobEvent { at, job: JobId(job), run, what, reason });
+    }
+
+    fn shown(tally: &EventCounters, job: u32) -> String {
+        let mut page = Scrape::default();
+        tally.show(JobId(job), "j", &mut page);
+        page.write(super::super::catalogue::CATALOGUE)
+    }
+
+    #[test]
+    fn counters_are_kept_by_job_and_deleted_with_it() {
+        let tally = EventCounters::default();
+        happened(&tally, 1, EventKind::RunEnded { outcome: RunOutcome::Failed });
+        let task = TaskId(0);
+        happened(&tally, 1, EventKind::TaskFailed { task, class: FailureClass::ConnectionLost });
+        happened(&tally, 2, EventKind::TaskSuspected { task });
+        for line in [
+            "muster_runs_total{muster_job=\"j\",outcome=\"failed\"} 1",
+            "muster_runs_total{muster_job=\"j\",outcome=\"completed\"} 0",
+            "muster_task_failures_total{muster_job=\"j\",class=\"connection-lost\"} 1",
+            "muster_suspicions_total{muster_job=\"j\"} 0",
+        ] {
+            assert!(shown(&tally, 1).lines().any(|found| found == line), "no {line}");
+        }
+        assert!(shown(&tally, 2).contains("muster_suspicions_total{muster_job=\"j\"} 1"));
+        tally.keep(|job| job == JobId(2));
+        assert!(shown(&tally, 1).contains("muster_runs_total{muster_job=\"j\",outcome=\"failed\"} 0"));
+    }
+}

@@ -1,0 +1,187 @@
+//! Counts the spans that are dropped before the SDK's queue and after its exporter, and logs failures once a
+//! minute.
+//!
+//! The SDK drops spans without a number that can be read, and logs a line for every batch that fails; with a
+//! collector that is away for a night that fills the log. Its own log lines are compiled out. Begin at [`CountingSpanProcessor`]
+//! and [`CountingExporter`].
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use opentelemetry::Context;
+use opentelemetry_otlp::SpanExporter as Exporter;
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::trace::{
+    BatchConfigBuilder, BatchSpanProcessor, Span, SpanData, SpanExporter, SpanProcessor,
+};
+
+use crate::clock::Clock;
+use crate::coordination::Timestamp;
+
+/// How many spans may be on their way to the collector.
+const PENDING_SPANS_MAX: usize = 1 << 11;
+/// How often the log hears of spans that cannot be sent, at most.
+const FAILURE_LOG_INTERVAL: Duration = Duration::from_secs(60);
+
+/// What becomes of spans.
+#[derive(Debug)]
+pub(super) struct SpanCounts {
+    clock: Clock,
+    /// Those that have ended and have not been handed to the collector.
+    waiting: AtomicUsize,
+    pub suppressed: AtomicU64,
+    pub failed: AtomicU64,
+    failure_log: Mutex<FailureLogState>,
+}
+
+/// What the log has heard.
+#[derive(Debug, Default)]
+struct FailureLogState {
+    last: Option<Timestamp>,
+    /// Spans that failed since then.
+    unreported: usize,
+}
+
+impl SpanCounts {
+    pub fn new(clock: Clock) -> Arc<Self> {
+        let (left_out, failed) = (AtomicU64::new(0), AtomicU64::new(0));
+        Arc::new(Self {
+            clock,
+            waiting: AtomicUsize::new(0),
+            suppressed: left_out,
+            failed,
+            failure_log: Mutex::default(),
+        })
+    }
+
+    /// There was no room for one.
+    pub fn suppress(&self) {
+        self.suppressed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// So many could not be sent. Gives how many the log should hear of now, if it should.
+    fn fail(&self, spans: usize, now: Timestamp) -> Option<usize> {
+        self.failed.fetch_add(spans as u64, Ordering::Relaxed);
+        let mut said = self.failure_log.lock().unwrap_or_else(PoisonError::into_inner);
+        said.unreported += spans;
+        if said.last.is_some_and(|last| now.since(last) < FAILURE_LOG_INTERVAL) {
+            return None;
+        }
+        said.last = Some(now);
+        Some(std::mem::take(&mut said.unreported))
+    }
+
+    /// Says what has not been said: there will be no more.
+    pub fn log_remaining(&self) {
+        let unsaid =
+            std::mem::take(&mut self.failure_log.lock().unwrap_or_else(PoisonError::into_inner).unreported);
+        if unsaid > 0 {
+            tracing::warn!(spans = unsaid, "further spans could not be sent to the collector, and are lost");
+        }
+        let left_out = self.suppressed.load(Ordering::Relaxed);
+        if left_out > 0 {
+            tracing::warn!(left_out, "some spans were left out: there were too many at once");
+        }
+    }
+}
+
+/// What takes spans that have ended, and sends them in batches.
+#[derive(Debug)]
+pub(super) struct CountingSpanProcessor {
+    batches: BatchSpanProcessor,
+    counts: Arc<SpanCounts>,
+}
+
+impl CountingSpanProcessor {
+    pub fn new(exporter: Exporter, counts: &Arc<SpanCounts>) -> Self {
+        let config = BatchConfigBuilder::default().with_max_queue_size(PENDING_SPANS_MAX).build();
+        let sending = CountingExporter { exporter, counts: Arc::clone(counts) };
+        let batches = BatchSpanProcessor::builder(sending).with_batch_config(config).build();
+        Self { batches, counts: Arc::clone(counts) }
+    }
+}
+
+impl SpanProcessor for CountingSpanProcessor {
+    fn on_start(&self, span: &mut Span, context: &Context) {
+        self.batches.on_start(span, context);
+    }
+
+    fn on_end(&self, span: SpanData) {
+        // What is on its way fits into the queue, so that the queue itself drops none.
+        if self.counts.waiting.fetch_add(1, Ordering::Relaxed) >= PENDING_SPANS_MAX {
+            self.counts.waiting.fetch_sub(1, Ordering::Relaxed);
+            self.counts.suppress();
+            return;
+        }
+        self.batches.on_end(span);
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.batches.force_flush()
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.batches.shutdown_with_timeout(timeout)
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.batches.set_resource(resource);
+    }
+}
+
+/// What sends a batch.
+#[derive(Debug)]
+struct CountingExporter {
+    exporter: Exporter,
+    counts: Arc<SpanCounts>,
+}
+
+impl SpanExporter for CountingExporter {
+    async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        let spans = batch.len();
+        self.counts.waiting.fetch_sub(spans, Ordering::Relaxed);
+        if let Err(error) = self.exporter.export(batch).await
+            && let Some(spans) = self.counts.fail(spans, self.counts.clock.now())
+        {
+            tracing::warn!(
+                spans,
+                %error,
+                "spans could not be sent to the collector, and are lost; the log hears of more of them once a minute"
+            );
+        }
+        // It is counted and told: the SDK need not do so again.
+        Ok(())
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.exporter.shutdown_with_timeout(timeout)
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.exporter.force_flush()
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.exporter.set_resource(resource);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_are_logged_once_a_minute_with_their_number() {
+        let counts = SpanCounts::new(Clock::start());
+        let start = Timestamp(1_000_000);
+        let at = |seconds| start.after(Duration::from_secs(seconds));
+        assert_eq!(counts.fail(3, at(0)), Some(3));
+        assert_eq!([counts.fail(5, at(5)), counts.fail(7, at(59))], [None, None]);
+        assert_eq!(counts.fail(1, at(60)), Some(13));
+        assert_eq!(counts.fail(1, at(61)), None);
+        assert_eq!(counts.failed.load(Ordering::Relaxed), 17);
+    }
+}

@@ -1,0 +1,77 @@
+//! Reproducible pseudo-random bytes, made from a seed, to compare what was sent with what arrived.
+//!
+//! It does not serve security: SplitMix64 is predictable. Begin at `fill` and `first_mismatch`.
+
+/// What the state of a sequence grows by.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The next of a sequence of well-mixed numbers (SplitMix64, Steele, Lea, Flood, OOPSLA 2014).
+pub fn mix(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(STEP);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// A number that all of `parts` have made.
+pub fn hash(parts: &[u64]) -> u64 {
+    parts.iter().fold(0, |hash: u64, part| mix(&mut (hash ^ part.wrapping_mul(STEP))))
+}
+
+/// The number at a place of the sequence that begins with `seed`.
+pub fn at(seed: u64, place: u64) -> u64 {
+    mix(&mut seed.wrapping_add(place.wrapping_mul(STEP)))
+}
+
+/// Writes what `seed` makes.
+pub fn fill(bytes: &mut [u8], mut seed: u64) {
+    for chunk in bytes.chunks_mut(8) {
+        let made = mix(&mut seed).to_le_bytes();
+        chunk.copy_from_slice(&made[..chunk.len()]);
+    }
+}
+
+/// Makes every byte another than `seed` makes.
+pub fn fill_wrong(bytes: &mut [u8], seed: u64) {
+    fill(bytes, seed);
+    for byte in bytes {
+        *byte = !*byte;
+    }
+}
+
+/// The first byte that is not what `seed` makes.
+pub fn first_mismatch(bytes: &[u8], mut seed: u64) -> Option<usize> {
+    bytes.chunks(8).enumerate().find_map(|(n, chunk)| {
+        let made = mix(&mut seed).to_le_bytes();
+        (chunk != &made[..chunk.len()])
+            .then(|| n * 8 + chunk.iter().zip(made).position(|(a, b)| *a != b).unwrap_or(0))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_wrong_byte_is_found_wherever_it_is() {
+        for len in [1, 7, 8, 9, 100] {
+            let mut bytes = vec![0; len];
+            fill(&mut bytes, 5);
+            assert_eq!(first_mismatch(&bytes, 5), None);
+            assert!(first_mismatch(&bytes, 6).is_some(), "another seed makes others");
+            for at in 0..len {
+                bytes[at] ^= 1;
+                assert_eq!(first_mismatch(&bytes, 5), Some(at));
+                bytes[at] ^= 1;
+            }
+            let wanted = bytes.clone();
+            fill_wrong(&mut bytes, 5);
+            assert!(bytes.iter().zip(&wanted).all(|(a, b)| a != b), "no byte is right by chance");
+        }
+        let mut state = 5;
+        assert_eq!([at(5, 0), at(5, 1)], [mix(&mut state), mix(&mut state)]);
+        assert_ne!(hash(&[1, 2]), hash(&[2, 1]));
+        assert_ne!(hash(&[0]), hash(&[0, 0]));
+    }
+}

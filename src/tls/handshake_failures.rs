@@ -1,0 +1,174 @@
+//! The failed handshakes: counted by listener and kind, logged, and the latest kept within bounds.
+//!
+//! It does not explain them: `acceptor.rs` does. Begin at [`HandshakeFailures::failed`].
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::{Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{HandshakeError, HandshakeFault};
+use crate::clock::Clock;
+use crate::coordination::Timestamp;
+
+/// The listeners, by the names under which their handshakes are counted.
+pub const LISTENERS: [&str; 2] = ["grpc", "http"];
+
+/// How many kinds of failure are kept; those that have been quiet for longest go first.
+const KEPT: usize = 256;
+
+/// Handshakes that failed in one way: from one host, at one listener, for one reason.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FailedHandshake {
+    /// At which listener: `grpc` or `http`.
+    pub listener: String,
+    /// Where the latest came from.
+    #[schema(value_type = String)]
+    pub peer: SocketAddr,
+    /// The name that the client dialled, if it said so.
+    pub name: Option<String>,
+    /// What is wrong, and what to do.
+    pub reason: String,
+    /// The certificate that was refused, in a line.
+    pub shown: Option<String>,
+    /// How often.
+    pub times: u64,
+    /// When first, in microseconds since the Unix epoch.
+    pub first: Timestamp,
+    /// When last.
+    pub last: Timestamp,
+}
+
+/// The failed handshakes that are kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = FailuresPage)]
+pub struct HandshakeFailuresPage {
+    /// The latest first.
+    pub handshakes: Vec<FailedHandshake>,
+    /// How many have failed since the server started.
+    pub failed: u64,
+    /// How many have succeeded.
+    pub succeeded: u64,
+}
+
+#[derive(Default)]
+struct FailureLog {
+    list: VecDeque<FailedHandshake>,
+    failed: u64,
+    succeeded: u64,
+    /// By listener and kind of reason.
+    faults: [[u64; HandshakeFault::ALL.len()]; LISTENERS.len()],
+}
+
+/// What became of the handshakes of all listeners.
+pub struct HandshakeFailures {
+    clock: Clock,
+    kept: Mutex<FailureLog>,
+}
+
+impl HandshakeFailures {
+    /// None yet.
+    #[must_use]
+    pub fn new(clock: Clock) -> Self {
+        Self { clock, kept: Mutex::default() }
+    }
+
+    fn kept(&self) -> std::sync::MutexGuard<'_, FailureLog> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One has succeeded.
+    pub fn succeeded(&self) {
+        self.kept().succeeded += 1;
+    }
+
+    /// One has failed. Clients try again for minutes, so that the log hears of the first, second, fourth, eighth … time.
+    pub fn failed(&self, listener: &str, peer: SocketAddr, failed: HandshakeError) {
+        let now = self.clock.now();
+        let mut kept = self.kept();
+        kept.failed += 1;
+        for (known, faults) in LISTENERS.iter().zip(&mut kept.faults) {
+            for (fault, count) in HandshakeFault::ALL.iter().zip(faults) {
+                *count += u64::from(*known == listener && *fault == failed.fault);
+            }
+        }
+        let same = |old: &FailedHandshake| {
+            old.listener == listener && old.peer.ip() == peer.ip() && old.reason == failed.reason
+        };
+        let place = kept.list.iter().position(same);
+        let former = place.and_then(|place| kept.list.remove(place));
+        let (times, first) = former.map_or((1, now), |former| (former.times + 1, former.first));
+        let HandshakeError { reason, name, shown, .. } = failed;
+        let listener = listener.to_owned();
+        let entry = FailedHandshake { listener, peer, name, reason, shown, times, first, last: now };
+        if times.is_power_of_two() {
+            tracing::warn!(
+                listener = entry.listener,
+                %peer,
+                name = entry.name,
+                shown = entry.shown,
+                times,
+                "a handshake failed: {}",
+                crate::text::one_line(&entry.reason)
+            );
+        }
+        kept.list.push_front(entry);
+        kept.list.truncate(KEPT);
+    }
+
+    /// How many have failed at each listener, for each kind of reason.
+    #[must_use]
+    pub fn faults(&self) -> Vec<(&'static str, HandshakeFault, u64)> {
+        let faults = self.kept().faults;
+        let of = |(listener, counts): (&'static str, [u64; HandshakeFault::ALL.len()])| {
+            HandshakeFault::ALL.into_iter().zip(counts).map(move |(fault, count)| (listener, fault, count))
+        };
+        LISTENERS.into_iter().zip(faults).flat_map(of).collect()
+    }
+
+    /// What is kept.
+    #[must_use]
+    pub fn page(&self) -> HandshakeFailuresPage {
+        let kept = self.kept();
+        HandshakeFailuresPage {
+            handshakes: kept.list.iter().cloned().collect(),
+            failed: kept.failed,
+            succeeded: kept.succeeded,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_failures_are_counted_and_the_quietest_are_forgotten() {
+        let failures = HandshakeFailures::new(Clock::start());
+        let failed = |reason: String| HandshakeError {
+            fault: HandshakeFault::HungUp,
+            reason,
+            name: None,
+            shown: None,
+        };
+        for port in 1..=5 {
+            failures.failed("grpc", ([10, 0, 0, 1], port).into(), failed("no".into()));
+        }
+        let page = failures.page();
+        assert_eq!((page.handshakes.len(), page.failed), (1, 5));
+        assert_eq!((page.handshakes[0].times, page.handshakes[0].peer.port()), (5, 5));
+        for n in 0..KEPT {
+            failures.failed("http", ([10, 0, 0, 2], 1).into(), failed(n.to_string()));
+        }
+        let page = failures.page();
+        assert_eq!((page.handshakes.len(), page.failed), (KEPT, 5 + KEPT as u64));
+        assert!(page.handshakes.iter().all(|kept| kept.listener == "http"));
+        let counted: Vec<_> = failures.faults().into_iter().filter(|(.., count)| *count > 0).collect();
+        assert_eq!(
+            counted,
+            [("grpc", HandshakeFault::HungUp, 5), ("http", HandshakeFault::HungUp, KEPT as u64)]
+        );
+    }
+}

@@ -1,0 +1,152 @@
+//! Trial certificates: a small authority, one server and one client certificate (`muster tls new`).
+//!
+//! Begin at `write`.
+
+use std::fs::{DirBuilder, File};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    KeyUsagePurpose,
+};
+
+/// How many days the certificates hold. They are for trying things out.
+pub const VALIDITY_DAYS: i64 = 90;
+
+/// Why no certificates were made.
+#[derive(Debug, thiserror::Error)]
+pub enum IssueError {
+    /// A file cannot be written, or is there already.
+    #[error("cannot write {file}: {error}")]
+    Write {
+        /// The file.
+        file: String,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// A name cannot stand in a certificate.
+    #[error("cannot make a certificate: {0}")]
+    Make(#[from] rcgen::Error),
+}
+
+/// What a certificate is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CertificatePurpose {
+    /// A server.
+    Server,
+    /// A client.
+    Client,
+}
+
+/// An authority that signs certificates. Its keys are of the kind P-256, which every JAX release that speaks TLS knows.
+pub struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+/// A certificate and its key, as PEM.
+pub struct IssuedCertificate {
+    /// The certificate.
+    pub cert: String,
+    /// The key.
+    pub key: String,
+}
+
+impl Authority {
+    /// A new authority.
+    ///
+    /// # Errors
+    /// If there is no entropy.
+    pub fn new(name: &str) -> Result<Self, IssueError> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        set_validity(&mut params, VALIDITY_DAYS);
+        Ok(Self(CertifiedIssuer::self_signed(params, KeyPair::generate()?)?))
+    }
+
+    /// The authority's own certificate, as PEM.
+    #[must_use]
+    pub fn cert(&self) -> String {
+        self.0.pem()
+    }
+
+    /// A certificate for whoever goes by `names`, which holds for so many `days` from now; a negative number makes one that
+    /// has expired.
+    ///
+    /// # Errors
+    /// If a name cannot stand in a certificate.
+    pub fn sign(
+        &self,
+        purpose: CertificatePurpose,
+        names: &[String],
+        days: i64,
+    ) -> Result<IssuedCertificate, IssueError> {
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::new(names)?;
+        let common = names.first().map_or("muster", String::as_str);
+        params.distinguished_name.push(DnType::CommonName, common);
+        params.use_authority_key_identifier_extension = true;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![match purpose {
+            CertificatePurpose::Server => ExtendedKeyUsagePurpose::ServerAuth,
+            CertificatePurpose::Client => ExtendedKeyUsagePurpose::ClientAuth,
+        }];
+        set_validity(&mut params, days);
+        let cert = params.signed_by(&key, &self.0)?;
+        Ok(IssuedCertificate { cert: cert.pem(), key: key.serialize_pem() })
+    }
+}
+
+/// Lets a certificate hold from an hour ago, for clocks differ, until so many `days` from now.
+fn set_validity(params: &mut CertificateParams, days: i64) {
+    let now = unix_seconds_now();
+    let day = 24 * 60 * 60;
+    let end = now + days * day;
+    let date =
+        |at: i64| rcgen::date_time_ymd(1970, 1, 1) + std::time::Duration::from_secs(at.max(0).unsigned_abs());
+    params.not_before = date((now - 3600).min(end - day));
+    params.not_after = date(end);
+}
+
+fn unix_seconds_now() -> i64 {
+    let micros = crate::clock::Clock::start().now().0;
+    i64::try_from(micros / 1_000_000).unwrap_or_default()
+}
+
+/// Every authority has a name of its own: two of one name are taken for each other, and the error then speaks of signatures.
+fn trial_name() -> String {
+    let number = u32::from_be_bytes(crate::clock::random_bytes());
+    format!("Muster trial authority {number:08x}")
+}
+
+/// Writes `ca.pem`, `server.pem`, `server-key.pem`, `client.pem` and `client-key.pem` into `folder`, which is made if it is
+/// not there. Nothing that is there is overwritten. The authority's own key is not kept: whoever wants more certificates
+/// makes all of them anew.
+///
+/// # Errors
+/// If a file cannot be written, or a name cannot stand in a certificate.
+pub fn write(folder: &Path, names: &[String]) -> Result<(), IssueError> {
+    let authority = Authority::new(&trial_name())?;
+    let server = authority.sign(CertificatePurpose::Server, names, VALIDITY_DAYS)?;
+    let client = authority.sign(CertificatePurpose::Client, &["muster-client".to_owned()], VALIDITY_DAYS)?;
+    let make = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+    make.map_err(|error| IssueError::Write { file: folder.display().to_string(), error })?;
+    for (name, text, mode) in [
+        ("ca.pem", authority.cert(), 0o644),
+        ("server.pem", server.cert, 0o644),
+        ("server-key.pem", server.key, 0o600),
+        ("client.pem", client.cert, 0o644),
+        ("client-key.pem", client.key, 0o600),
+    ] {
+        let path = folder.join(name);
+        let written = File::options()
+            .write(true)
+            .create_new(true)
+            .mode(mode)
+            .open(&path)
+            .and_then(|mut file| file.write_all(text.as_bytes()));
+        written.map_err(|error| IssueError::Write { file: path.display().to_string(), error })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,102 @@
+//! The transport of a new connection on a listener: plaintext, TLS, or refusal.
+//!
+//! It performs no handshake: `acceptor.rs` does. Begin at [`ListenerTls::accept_tls`].
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::{
+    Acceptor, HandshakeError, HandshakeFailures, HandshakeFault, PrefixedStream, TlsError, TlsFiles, TlsMode,
+    TlsStream,
+};
+use crate::clock::Clock;
+
+/// The way into one edge.
+pub struct ListenerTls {
+    listener: &'static str,
+    plain: bool,
+    acceptor: Option<Acceptor>,
+    failures: Arc<HandshakeFailures>,
+}
+
+impl ListenerTls {
+    /// An entrance without TLS.
+    #[must_use]
+    pub fn plain(listener: &'static str, failures: Arc<HandshakeFailures>) -> Self {
+        Self { listener, plain: true, acceptor: None, failures }
+    }
+
+    /// An entrance that does what `mode` says, with the certificates in `files`.
+    ///
+    /// # Errors
+    /// If they cannot be used.
+    pub fn new(
+        listener: &'static str,
+        mode: TlsMode,
+        files: Option<TlsFiles>,
+        protocols: &'static [&'static [u8]],
+        (clock, failures): (Clock, Arc<HandshakeFailures>),
+    ) -> Result<Self, TlsError> {
+        let Some(files) = files.filter(|_| mode != TlsMode::Off) else {
+            return Ok(Self::plain(listener, failures));
+        };
+        let acceptor = Some(Acceptor::new(files, protocols, clock)?);
+        Ok(Self { listener, plain: mode == TlsMode::Optional, acceptor, failures })
+    }
+
+    /// Whether plaintext is taken.
+    #[must_use]
+    pub fn allows_plaintext(&self) -> bool {
+        self.plain
+    }
+
+    /// Makes a connection whose first byte is that of TLS a safe one.
+    pub async fn accept_tls<S>(&self, stream: PrefixedStream<S>, peer: SocketAddr) -> Option<TlsStream<S>>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let Some(acceptor) = &self.acceptor else {
+            self.record_refusal(
+                peer,
+                HandshakeFault::NotHere,
+                "the client speaks TLS, and this port does not: give the port a certificate, or take the client's \
+                 mTLS settings away",
+            );
+            return None;
+        };
+        match acceptor.accept(stream).await {
+            Ok(stream) => {
+                self.failures.succeeded();
+                Some(stream)
+            }
+            Err(failed) => {
+                self.failures.failed(self.listener, peer, failed);
+                None
+            }
+        }
+    }
+
+    /// A client spoke plaintext where that is not taken.
+    pub fn record_plaintext_refused(&self, peer: SocketAddr) {
+        self.record_refusal(
+            peer,
+            HandshakeFault::Plaintext,
+            "the client speaks plaintext, and this port takes TLS only: give the client its mTLS settings \
+             (JAX_MTLS_CERT_FILE, JAX_MTLS_KEY_FILE, JAX_MTLS_CA_FILE)",
+        );
+    }
+
+    /// A client began a handshake and did not end it in time.
+    pub fn record_timeout(&self, peer: SocketAddr, within: Duration) {
+        let reason = format!("the client did not finish the handshake within {within:?}");
+        self.record_refusal(peer, HandshakeFault::TooSlow, &reason);
+    }
+
+    fn record_refusal(&self, peer: SocketAddr, fault: HandshakeFault, reason: &str) {
+        let failed = HandshakeError { fault, reason: reason.into(), name: None, shown: None };
+        self.failures.failed(self.listener, peer, failed);
+    }
+}

@@ -1,0 +1,284 @@
+//! The tasks of a job, played by clients: they register, beat, meet at barriers, fail.
+
+use std::net::SocketAddr;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use muster::proto::xla::{DeviceProto, LocalTopologyProto};
+use prost::Message as _;
+use tokio::task::JoinHandle;
+
+use crate::support::{Body, Call, Caller, Client, Generation, Pending, Reporter};
+
+/// How long a call of the play may take: machines that build meanwhile are slow.
+const LIMIT: Duration = Duration::from_secs(120);
+/// How far apart heartbeats usually come.
+pub const BEAT: Duration = Duration::from_secs(1);
+
+/// One task.
+pub struct ClusterTask {
+    client: Client,
+    task: i32,
+    incarnation: u64,
+    service: u64,
+    beats: Mutex<Option<JoinHandle<()>>>,
+    reports: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl ClusterTask {
+    fn caller(&self) -> Caller {
+        Caller::new(self.task, self.incarnation, self.service)
+    }
+
+    /// Which task it is.
+    pub fn number(&self) -> i32 {
+        self.task
+    }
+
+    /// Makes a call and waits for its answer.
+    pub async fn ask(&self, call: Call) {
+        let answer = tokio::time::timeout(LIMIT, self.client.ask(&self.caller(), &call)).await;
+        let answer = answer.unwrap_or_else(|_| panic!("task {} is not answered: {call:?}", self.task));
+        assert!(answer.is_ok(), "task {} is refused {call:?}: {answer:?}", self.task);
+    }
+
+    /// Comes to a barrier and does not wait.
+    pub fn arrive(&self, barrier: &str, counter: i64) -> Pending {
+        let call = Call::barrier(barrier, counter).within_ms(3_600_000);
+        self.client.start(self.caller(), call, |_| {})
+    }
+
+    /// Reports transfers, as a worker would that sends to its right and receives from its left; nothing moves.
+    fn report(&self, tasks: u32) {
+        let task = u32::try_from(self.task).expect("tasks are not negative");
+        let (right, left) = ((task + 1) % tasks, (task + tasks - 1) % tasks);
+        let mut reporter = Reporter::new(&self.client, task, self.incarnation);
+        reporter.connect(right, "unix", 4, 2);
+        reporter.connect(left, "tcp", 8, 1);
+        let reports = tokio::spawn(async move {
+            for round in 0.. {
+                // It swings, so that there is something to see.
+                let by = |task: u32| 1_u64 << (20 + (round + u64::from(task)) % 5);
+                reporter.move_bytes(right, "shm", 3 * by(task), 0);
+                reporter.move_bytes(left, "shm", 0, 3 * by(left));
+                reporter.move_bytes(left, "tcp", by(task), 0);
+                reporter.move_bytes(right, "tcp", 0, by(right));
+                reporter.end("completed", 4);
+                reporter.count(round, 0);
+                if task == 3 && round % 4 == 1 {
+                    reporter.fail(left, "peer_dead", "its connection was reset", 0);
+                    reporter.fail(
+                        right,
+                        "stalled",
+                        "nothing moved for 5 s after 1048576 of 3145728 bytes",
+                        0,
+                    );
+                }
+                // What comes of it is the server's affair.
+                let _ = reporter.say().await;
+                tokio::time::sleep(BEAT).await;
+            }
+        });
+        self.reports.lock().expect("no holder panics").replace(reports);
+    }
+
+    fn beat(&self, every: Duration) {
+        let (client, caller) = (self.client.clone(), self.caller());
+        let incarnation = self.incarnation;
+        let beats = tokio::spawn(async move {
+            loop {
+                // What comes of it is the server's affair.
+                let _ = client.ask(&caller, &Call::Heartbeat { incarnation }).await;
+                tokio::time::sleep(every).await;
+            }
+        });
+        *self.beats.lock().expect("no holder panics") = Some(beats);
+    }
+
+    /// What JAX publishes: the devices of this process.
+    fn topology(&self) -> Call {
+        let device = |local: i32| DeviceProto {
+            local_device_ordinal: local,
+            global_device_id: self.task * 4 + local,
+            device_kind: "H200".into(),
+            name: "cuda".into(),
+            ..DeviceProto::default()
+        };
+        let topology = LocalTopologyProto {
+            process_id: self.task,
+            boot_id: format!("boot-{:04x}", 0x7a10 + self.task / 2),
+            devices: (0..4).map(device).collect(),
+            ..LocalTopologyProto::default()
+        };
+        Call::insert(&format!("cuda:local_topology/cuda/{}", self.task), topology.encode_to_vec())
+    }
+
+    /// The same, and what programs publish of themselves.
+    async fn publish(&self) {
+        self.ask(self.topology()).await;
+        let first = self.task * 4;
+        let ids = format!("[{}, {}, {}, {}]", first, first + 1, first + 2, first + 3);
+        self.ask(Call::insert(&format!("orbax/distributed_to_device_ids/{}", self.task), ids)).await;
+        self.ask(Call::insert(&format!("app/hosts/{}", self.task), format!("host-{}", self.task))).await;
+    }
+}
+
+impl Drop for ClusterTask {
+    fn drop(&mut self) {
+        // Its connection ends with the last who holds it.
+        for going in [&self.beats, &self.reports] {
+            if let Some(going) = going.lock().expect("no holder panics").take() {
+                going.abort();
+            }
+        }
+    }
+}
+
+/// All who take part.
+pub struct TaskCluster {
+    pub members: Vec<Option<ClusterTask>>,
+    grpc: SocketAddr,
+    job: String,
+}
+
+impl TaskCluster {
+    /// The tasks `which` of a job come; with all of a job they form its run.
+    pub async fn gather(
+        grpc: SocketAddr,
+        job: &str,
+        which: impl Iterator<Item = i32>,
+        shared: usize,
+    ) -> Self {
+        let authority = format!("{job}.localhost:{}", grpc.port());
+        let mut clients: Vec<Client> = Vec::new();
+        let mut coming = Vec::new();
+        for (place, task) in which.enumerate() {
+            if place % shared == 0 {
+                clients.push(Client::to_authority(Generation::C, grpc, Some(&authority)));
+            }
+            let client = clients.last().expect("one is made first").clone();
+            let incarnation = 0x5eed_0000_0000_0000 + u64::try_from(task).expect("tasks are not negative");
+            let call = Call::Register { incarnation, recoverable: true };
+            let caller = Caller { service: None, ..Caller::new(task, incarnation, 0) };
+            let answer = client.start(caller, call, |_| {});
+            coming.push((client, task, incarnation, answer));
+        }
+        let mut party = Self { members: Vec::new(), grpc, job: job.to_owned() };
+        for (client, task, incarnation, answer) in coming {
+            let answer = answer.within(LIMIT).await.unwrap_or_else(|| panic!("task {task} does not get in"));
+            let Body::Service(service) = answer.body else { panic!("task {task}: {answer:?}") };
+            let member = ClusterTask {
+                client,
+                task,
+                incarnation,
+                service,
+                beats: Mutex::default(),
+                reports: Mutex::default(),
+            };
+            party.members.push(Some(member));
+        }
+        party
+    }
+
+    /// Tasks that come to a job which waits for more of them: their registrations stay open.
+    pub fn wait(grpc: SocketAddr, job: &str, which: impl Iterator<Item = i32>) -> Vec<Pending> {
+        let authority = format!("{job}.localhost:{}", grpc.port());
+        which
+            .map(|task| {
+                let client = Client::to_authority(Generation::C, grpc, Some(&authority));
+                let incarnation = 77 + u64::try_from(task).expect("tasks are not negative");
+                let caller = Caller { service: None, ..Caller::new(task, incarnation, 0) };
+                client.start(caller, Call::Register { incarnation, recoverable: true }, |_| {})
+            })
+            .collect()
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = &ClusterTask> {
+        self.members.iter().flatten()
+    }
+
+    pub fn member(&self, task: usize) -> &ClusterTask {
+        self.members[task].as_ref().expect("it has not gone")
+    }
+
+    /// From now on their heartbeats come.
+    pub fn beat(&self, every: Duration) {
+        self.all().for_each(|member| member.beat(every));
+    }
+
+    /// From now on they report transfers.
+    pub fn report(&self) {
+        let tasks = u32::try_from(self.members.len()).expect("there are few");
+        self.all().for_each(|member| member.report(tasks));
+    }
+
+    /// Each reports once that it has sent to so many others.
+    pub async fn report_once(&self, peers: u32) {
+        let tasks = u32::try_from(self.members.len()).expect("tasks have 32 bits");
+        for member in self.all() {
+            let task = u32::try_from(member.task).expect("tasks are not negative");
+            let mut reporter = Reporter::new(&member.client, task, member.incarnation);
+            for step in 1..=peers {
+                reporter.move_bytes((task + step) % tasks, "tcp", u64::from(task * step), 0);
+            }
+            reporter.say().await.expect("the report is taken");
+        }
+    }
+
+    /// They publish their devices, all at once.
+    pub async fn publish(&self) {
+        let told = self.all().map(|member| member.client.start(member.caller(), member.topology(), |_| {}));
+        for answer in told.collect::<Vec<Pending>>() {
+            let answer = answer.within(LIMIT).await.expect("it is answered");
+            assert!(answer.is_ok(), "{answer:?}");
+        }
+    }
+
+    /// They publish their devices, and pass some barriers, at which `late` comes last.
+    pub async fn train(&self, steps: i64, late: i32) {
+        for member in self.all() {
+            member.publish().await;
+        }
+        for step in 0..steps {
+            self.meet("train/step", step, late, Duration::from_millis(60)).await;
+        }
+    }
+
+    /// All come to a barrier, `late` after the others.
+    pub async fn meet(&self, barrier: &str, counter: i64, late: i32, by: Duration) {
+        let (others, last): (Vec<_>, Vec<_>) = self.all().partition(|member| member.task != late);
+        let mut waiting: Vec<Pending> = others.iter().map(|member| member.arrive(barrier, counter)).collect();
+        tokio::time::sleep(by).await;
+        waiting.extend(last.iter().map(|member| member.arrive(barrier, counter)));
+        for answer in waiting {
+            let answer = answer.within(LIMIT).await.expect("all are there");
+            assert!(answer.is_ok(), "{answer:?}");
+        }
+    }
+
+    /// The connection of a task breaks.
+    pub fn lose(&mut self, task: usize) {
+        self.members[task] = None;
+    }
+
+    /// A task that was lost starts again.
+    pub async fn restart(&mut self, task: usize) {
+        let number = i32::try_from(task).expect("there are few");
+        let authority = format!("{}.localhost:{}", self.job, self.grpc.port());
+        let client = Client::to_authority(Generation::C, self.grpc, Some(&authority));
+        let incarnation = 0xab1e_0000_0000_0000 + task as u64;
+        let caller = Caller { service: None, ..Caller::new(number, incarnation, 0) };
+        let answer = client.ask(&caller, &Call::Register { incarnation, recoverable: true }).await;
+        let Body::Service(service) = answer.body else { panic!("{answer:?}") };
+        let member = ClusterTask {
+            client,
+            task: number,
+            incarnation,
+            service,
+            beats: Mutex::default(),
+            reports: Mutex::default(),
+        };
+        member.beat(BEAT);
+        self.members[task] = Some(member);
+    }
+}

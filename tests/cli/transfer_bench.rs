@@ -1,0 +1,189 @@
+//! `muster transfer bench` and `muster doctor`, on the machine that runs the tests.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use crate::process::{CommandProcess, lives, muster, run, signal, wait_until};
+
+/// The lines of a benchmark that is quick, whatever it measures.
+fn lines(arguments: &[&str]) -> Vec<Value> {
+    let quick = ["transfer", "bench", "--json", "--seconds", "0.01", "--repeat", "2"];
+    let ended = run(&mut muster(quick.iter().chain(arguments)));
+    assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{}", ended.out);
+    ended.out.lines().map(|line| serde_json::from_str(line).expect("every line is JSON")).collect()
+}
+
+fn children(pid: i32) -> Vec<i32> {
+    let list = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    list.split_whitespace().map(|pid| pid.parse().expect("process ids are numbers")).collect()
+}
+
+#[test]
+fn a_benchmark_says_for_each_size_what_was_moved_and_that_it_was_right() {
+    for transport in ["shm", "pvm", "unix", "tcp"] {
+        let lines = lines(&["--transport", transport, "--size", "1B,3KiB,100KiB"]);
+        let sizes: Vec<_> = lines.iter().map(|line| line["size_bytes"].as_u64().unwrap()).collect();
+        assert_eq!(sizes, [1, 3072, 102_400], "{transport}");
+        for line in &lines {
+            assert_eq!(
+                (&line["verified"], &line["asked"]),
+                (&Value::Bool(true), &transport.into()),
+                "{line}"
+            );
+            assert_eq!(line["repetitions"], 2);
+            let number = |name: &str| line[name].as_f64().unwrap_or_else(|| panic!("no {name} in {line}"));
+            assert!(number("gbytes_per_second") > 0.0);
+            assert!(0.0 < number("p50_us") && number("p50_us") <= number("p99_us"));
+            assert!(0.0 < number("half_round_trip_p50_us") && 0.0 < number("cpu_us"));
+            assert!(0.0 < number("prepare_p50_us") && number("prepare_p50_us") <= number("prepare_first_us"));
+            let spread = &line["spread"]["gbytes_per_second"];
+            assert!(spread["min"].as_f64() <= spread["median"].as_f64(), "{spread}");
+            assert!(spread["median"].as_f64() <= spread["max"].as_f64(), "{spread}");
+        }
+        // The large one, at least, goes as it was asked to.
+        assert_eq!(lines[2]["transport"], transport);
+        // What does not leave the host has no checksums, although they are asked for by default.
+        assert_eq!(lines[2]["checksums"], Value::Bool(transport == "tcp"), "{transport}");
+    }
+}
+
+#[test]
+fn tcp_is_measured_under_tls_too() {
+    let folder = std::env::temp_dir().join(format!("muster-bench-tls-{}", std::process::id()));
+    muster::tls::issue::write(&folder, &["engines".to_owned()]).expect("certificates can be made");
+    let path = |name: &str| folder.join(name).display().to_string();
+    let (cert, key, ca) = (path("server.pem"), path("server-key.pem"), path("ca.pem"));
+    let files = ["--transfer-cert", &cert, "--transfer-key", &key, "--transfer-ca", &ca];
+    let lines = lines(&[&["--transport", "tcp", "--size", "3KiB,1MiB"][..], &files].concat());
+    assert_eq!(lines.len(), 2);
+    for line in lines {
+        assert_eq!((&line["verified"], &line["transport"]), (&Value::Bool(true), &"tcp".into()), "{line}");
+    }
+    std::fs::remove_dir_all(&folder).expect("they can be removed");
+}
+
+#[test]
+fn batches_pairs_lanes_and_checksums_are_as_asked() {
+    let asked = [
+        "--transport",
+        "tcp",
+        "--size",
+        "4KiB",
+        "--batch",
+        "100",
+        "--pairs",
+        "2",
+        "--lanes",
+        "3",
+        "--checksums",
+        "off",
+    ];
+    let lines = lines(&asked);
+    let line = &lines[0];
+    assert_eq!((&line["batch"], &line["pairs"], &line["lanes"]), (&100.into(), &2.into(), &3.into()));
+    assert_eq!((&line["checksums"], &line["verified"]), (&false.into(), &true.into()));
+}
+
+#[test]
+fn latency_alone_moves_nothing_else() {
+    for spin in ["0s", "1ms"] {
+        let lines = lines(&["--size", "4KiB", "--latency", "--spin", spin]);
+        assert_eq!((&lines[0]["gbytes_per_second"], &lines[0]["verified"]), (&Value::Null, &true.into()));
+        assert!(lines[0]["p50_us"].as_f64() > Some(0.0));
+        let by = lines[0]["transport"].as_str().unwrap();
+        assert!(["shm", "pvm", "unix", "tcp"].contains(&by), "{}", lines[0]);
+    }
+}
+
+#[test]
+fn a_benchmark_reports_a_dead_task_and_leaves_no_process() {
+    let mut bench = CommandProcess::start(&mut muster(["transfer", "bench", "--seconds", "600"]));
+    let mut tasks = Vec::new();
+    wait_until("the benchmark measures", || {
+        tasks = children(bench.pid());
+        tasks.len() == 2
+    });
+    bench.out_line("prepare: first");
+    signal(tasks[0], "KILL");
+    let ended = bench.end();
+    assert_eq!(ended.code, Some(1));
+    let named = format!("task 0 of the benchmark (sender, process {}) has ended", tasks[0]);
+    assert!(ended.err.contains(&named), "{}", ended.err);
+    wait_until("the other one is gone", || !lives(tasks[1]));
+}
+
+#[test]
+fn a_benchmark_whose_task_is_stopped_says_which_and_ends() {
+    let quick = ["transfer", "bench", "--seconds", "0.05", "--repeat", "1000", "--grace", "1s"];
+    let mut bench = CommandProcess::start(&mut muster(quick));
+    bench.out_line("prepare: first");
+    let tasks = children(bench.pid());
+    signal(tasks[1], "STOP");
+    let ended = bench.end();
+    assert_eq!(ended.code, Some(1));
+    let named = format!("task 1 of the benchmark (receiver, process {}): it is stopped", tasks[1]);
+    for part in ["no answer within", "asked to", &named, "measure again"] {
+        assert!(ended.err.contains(part), "{part:?} is not in {}", ended.err);
+    }
+    wait_until("both are gone", || tasks.iter().all(|task| !lives(*task)));
+}
+
+#[test]
+fn sizes_that_make_no_sense_are_refused() {
+    for wrong in
+        [&["--size", "0"][..], &["--size", "5GiB"], &["--size", "4KB"], &["--size", "1GiB", "--batch", "64"]]
+    {
+        let ended = run(&mut muster(["transfer", "bench"].iter().chain(wrong)));
+        assert!(ended.code.is_some_and(|code| code != 0) && ended.out.is_empty(), "{wrong:?}: {ended:?}");
+    }
+}
+
+#[test]
+fn the_doctor_finds_nccl_on_the_loader_path() {
+    let folder = std::env::temp_dir().join(format!("muster-doctor-nccl-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let library = folder.join("libnccl.so.2.99.0");
+    std::fs::write(&library, "").unwrap();
+    let ended = run(muster(["doctor", "--json"]).env("LD_LIBRARY_PATH", &folder));
+    std::fs::remove_dir_all(&folder).unwrap();
+    let checks: Vec<Value> = serde_json::from_str(&ended.out).unwrap();
+    let nccl = checks.iter().find(|check| check["id"] == "nccl").unwrap();
+    let found = format!("2.99.0, {}", library.display());
+    assert_eq!((&nccl["state"], &nccl["found"]), (&"good".into(), &found.into()));
+}
+
+#[test]
+fn the_doctor_examines_this_machine() {
+    let ended = run(&mut muster(["doctor", "--json"]));
+    assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""));
+    let checks: Vec<Value> = serde_json::from_str(&ended.out).unwrap();
+    let by_id: BTreeMap<_, _> = checks.iter().map(|check| (check["id"].as_str().unwrap(), check)).collect();
+    assert_eq!(by_id.len(), checks.len());
+    for check in &checks {
+        assert!(
+            ["good", "could_be_better", "missing"].contains(&check["state"].as_str().unwrap()),
+            "{check}"
+        );
+        assert!(!check["why"].as_str().unwrap().is_empty() && !check["found"].as_str().unwrap().is_empty());
+        let next = check["fix"].is_string() || check["nothing_to_do"].is_string();
+        assert_eq!(
+            next,
+            check["state"] != "good",
+            "what is not good has a fix, or why there is none: {check}"
+        );
+    }
+    // Two of its processes really moved bytes: the tests of the engine need it too.
+    assert_eq!(by_id["shared_memory"]["state"], "good", "{}", by_id["shared_memory"]);
+    assert_eq!(by_id["memory_file"]["state"], "good");
+    let cores = std::thread::available_parallelism().unwrap().get();
+    if by_id["cpu_quota"]["state"] == "good" {
+        assert!(by_id["cores"]["found"].as_str().unwrap().starts_with(&cores.to_string()));
+    }
+    let text = run(&mut muster(["doctor", "--brief"]));
+    assert_eq!(text.code, Some(0));
+    let last = text.out.lines().last().unwrap();
+    let good = checks.iter().filter(|check| check["state"] == "good").count();
+    assert!(last.starts_with(&format!("{good} good, ")), "{last}");
+    assert!(!text.out.lines().any(|line| line.starts_with("good")), "{}", text.out);
+}

@@ -1,0 +1,277 @@
+//! One service under test, with the clients that a script lets speak to it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::script::{CallerSpec, Claim, Release, ScriptCall, SideKind, Version, incarnation};
+use crate::support::{Answer, Body, Call, Caller, Client, Cxx, Generation, JobOptions, Muster, Pending};
+
+/// A service incarnation that no service has.
+const NO_SERVICE: u64 = 0xDEAD_BEEF_0BAD_CAFE;
+
+/// How long a caller waits for the service to have seen something that no answer tells of.
+const UNSEEN: Duration = Duration::from_millis(50);
+
+/// A service and its clients.
+pub struct ServiceUnderTest {
+    pub kind: SideKind,
+    pub generation: Generation,
+    release: Release,
+    service: Service,
+    /// By task and number of the life.
+    lives: HashMap<(i32, usize), CallerLife>,
+    calls: BTreeMap<String, InFlight>,
+    /// The newest service incarnation that any answer told of; 0 before the first.
+    newest: Arc<AtomicU64>,
+    /// The version of the states that a watch saw last.
+    version: Arc<AtomicI64>,
+    /// The service incarnations in the order of their appearance, to speak of them without their random numbers.
+    runs: Vec<u64>,
+}
+
+enum Service {
+    Cxx(Cxx),
+    Muster(Muster),
+}
+
+/// A call that was started, and the life that it is a call of.
+struct InFlight {
+    life: (i32, usize),
+    client: Client,
+    pending: Pending,
+}
+
+/// One life of a task: its connection, and the service incarnation that it registered with (0: none yet).
+struct CallerLife {
+    client: Client,
+    service: Arc<AtomicU64>,
+}
+
+impl ServiceUnderTest {
+    /// A service of the jaxlib in this environment.
+    pub fn cxx(environment: &Path, release: Release, job: &JobOptions) -> Self {
+        Self::new(SideKind::Cxx, release, Service::Cxx(Cxx::start(environment, job)))
+    }
+
+    /// A Muster that behaves like the C++ service wherever it has a choice: polls are held, and connections say nothing
+    /// about tasks, unless they shall.
+    pub fn muster(release: Release, job: &JobOptions, heeds_connections: bool) -> Self {
+        let grace = if heeds_connections { "100ms" } else { "off" };
+        let further = ["--error-delivery", "hold", "--disconnect-grace", grace, "--log", "warn"];
+        Self::new(SideKind::Muster, release, Service::Muster(Muster::start(job, &further)))
+    }
+
+    fn new(kind: SideKind, release: Release, service: Service) -> Self {
+        Self {
+            kind,
+            generation: release.generation(),
+            release,
+            service,
+            lives: HashMap::new(),
+            calls: BTreeMap::new(),
+            newest: Arc::default(),
+            version: Arc::new(AtomicI64::new(-1)),
+            runs: Vec::new(),
+        }
+    }
+
+    fn address(&self) -> SocketAddr {
+        match &self.service {
+            Service::Cxx(cxx) => cxx.address(),
+            Service::Muster(muster) => muster.grpc(),
+        }
+    }
+
+    /// The last lines that the service printed.
+    pub fn said(&self) -> String {
+        match &self.service {
+            Service::Cxx(cxx) => cxx.said(),
+            Service::Muster(muster) => muster.said(),
+        }
+    }
+
+    /// Starts a call, and returns once the service has seen it.
+    pub async fn start(&mut self, handle: &str, who: CallerSpec, ask: &ScriptCall) {
+        let call = self.resolve(ask);
+        let caller = self.caller(who);
+        let newest = Arc::clone(&self.newest);
+        let version = Arc::clone(&self.version);
+        let registering = matches!(call, Call::Register { .. });
+        let life = self.life(who);
+        let own = Arc::clone(&life.service);
+        let client = life.client.clone();
+        let pending = client.start(caller, call, move |answer| {
+            match answer.body {
+                Body::Service(service) if registering => {
+                    own.store(service, Ordering::SeqCst);
+                    newest.store(service, Ordering::SeqCst);
+                }
+                Body::States { version: seen, .. } => version.store(seen, Ordering::SeqCst),
+                _ => {}
+            }
+            if let Some(service) = answer.payloads.mismatch {
+                newest.store(service, Ordering::SeqCst);
+            }
+        });
+        see_through(&client, &caller, &pending).await;
+        self.calls.insert(handle.to_owned(), InFlight { life: key(who), client, pending });
+    }
+
+    /// The call of this name.
+    pub fn pending(&self, handle: &str) -> &Pending {
+        &self.in_flight(handle).pending
+    }
+
+    /// The names of all calls so far that are answered, with their answers.
+    pub fn answered(&self) -> BTreeMap<String, Answer> {
+        let answered = |(name, call): (&String, &InFlight)| Some((name.clone(), call.pending.answer()?));
+        self.calls.iter().filter_map(answered).collect()
+    }
+
+    /// Gives a call up, and returns once the service can be expected to know.
+    pub async fn hang_up(&mut self, handle: &str) {
+        let call = self.in_flight(handle);
+        call.pending.hang_up();
+        call.client.ask(&Caller::new(-1, 0, 0), &Call::try_get("")).await;
+        tokio::time::sleep(UNSEEN).await;
+    }
+
+    /// Closes the connection of a life, with all that waits on it.
+    pub async fn disconnect(&mut self, who: CallerSpec) {
+        let fresh = Client::new(self.generation, self.address());
+        if let Some(life) = self.lives.get_mut(&key(who)) {
+            life.client = fresh;
+        }
+        // The connection ends with the last of those who hold it.
+        for call in self.calls.values().filter(|call| call.life == key(who)) {
+            call.pending.hang_up();
+        }
+        self.calls.retain(|_, call| call.life != key(who));
+        tokio::time::sleep(UNSEEN).await;
+    }
+
+    fn in_flight(&self, handle: &str) -> &InFlight {
+        self.calls.get(handle).unwrap_or_else(|| panic!("no step starts {handle:?}"))
+    }
+
+    /// The answer without the defects of the C++ service that only blur what is compared.
+    pub fn tidied(&self, mut answer: Answer) -> Answer {
+        if let Body::Alive(alive) = &mut answer.body
+            && self.kind == SideKind::Cxx
+            && !self.release.pairs_incarnations()
+        {
+            // The incarnations of scripts ascend with their tasks.
+            let mut incarnations: Vec<_> = alive.iter().map(|(_, incarnation)| *incarnation).collect();
+            incarnations.sort_unstable();
+            for ((_, old), new) in alive.iter_mut().zip(incarnations) {
+                *old = new;
+            }
+        }
+        answer
+    }
+
+    /// The same answer in words that do not depend on the side's random numbers, on its clock or on how it phrases.
+    pub fn normalised(&mut self, mut answer: Answer) -> Answer {
+        answer.message.clear();
+        match &mut answer.body {
+            Body::Service(service) => *service = self.run(*service),
+            // 0.6.2 puts a number there that it never tells otherwise.
+            Body::Devices { service, .. } => *service = 0,
+            Body::States { version, tasks } => {
+                *version = 0;
+                for task in tasks {
+                    task.error_message.clear();
+                }
+            }
+            _ => {}
+        }
+        let payloads = &mut answer.payloads;
+        if let Some(service) = &mut payloads.mismatch {
+            *service = self.run(*service);
+            payloads.raw.clear();
+        }
+        if let Some((id, _)) = &mut payloads.barrier
+            && let Some((name, service)) = id.split_once("::")
+            && let Ok(service) = service.parse()
+        {
+            *id = format!("{name}::run {}", self.run(service));
+            payloads.raw.clear();
+        }
+        answer
+    }
+
+    /// The number of a run in the order in which this side showed them.
+    fn run(&mut self, service: u64) -> u64 {
+        let known = self.runs.iter().position(|run| *run == service);
+        let place = known.unwrap_or_else(|| {
+            self.runs.push(service);
+            self.runs.len() - 1
+        });
+        place as u64 + 1
+    }
+
+    fn resolve(&self, ask: &ScriptCall) -> Call {
+        match ask {
+            ScriptCall::Call(call) => call.clone(),
+            ScriptCall::Watch(Version::None) if !self.release.watches() => Call::JobState,
+            ScriptCall::Watch(version) => {
+                let seen = self.version.load(Ordering::SeqCst);
+                Call::watch(match version {
+                    Version::None => -1,
+                    Version::LastSeen => seen,
+                    Version::OneOlder => seen - 1,
+                    Version::Future => seen + 1000,
+                })
+            }
+        }
+    }
+
+    fn caller(&mut self, who: CallerSpec) -> Caller {
+        let own = self.life(who).service.load(Ordering::SeqCst);
+        let service = match who.claim {
+            Claim::Registered if own != 0 => Some(own),
+            // Whoever has not registered can have learnt it from others, or from the error that tells it.
+            Claim::Registered => Some(self.newest.load(Ordering::SeqCst)),
+            Claim::Wrong => Some(NO_SERVICE),
+            Claim::Absent => None,
+        };
+        let (task, life) = key(who);
+        Caller {
+            task,
+            incarnation: incarnation(task, life),
+            service,
+            named: who.named || self.release.names_jobs(),
+        }
+    }
+
+    fn life(&mut self, who: CallerSpec) -> &CallerLife {
+        let (generation, address) = (self.generation, self.address());
+        self.lives.entry(key(who)).or_insert_with(|| CallerLife {
+            client: Client::new(generation, address),
+            service: Arc::default(),
+        })
+    }
+}
+
+fn key(who: CallerSpec) -> (i32, usize) {
+    (who.task, who.life.unwrap_or_default())
+}
+
+/// Returns once a call is answered, or has at least been seen by the service.
+///
+/// Nothing acknowledges a call that waits. But calls of one connection reach the service in their order, so when later ones
+/// that never wait are answered, it has been seen. The C++ service hands calls to four threads: one answered
+/// call proves little there, several in a row and a moment more prove enough.
+async fn see_through(client: &Client, caller: &Caller, pending: &Pending) {
+    for _ in 0..3 {
+        if pending.answer().is_some() {
+            return;
+        }
+        client.ask(caller, &Call::try_get("a key that nobody has")).await;
+    }
+    pending.within(Duration::from_millis(10)).await;
+}

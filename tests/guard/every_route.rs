@@ -1,0 +1,303 @@
+//! Through every door: the routes of the description, and those that no description has.
+
+use std::collections::BTreeSet;
+
+use http::StatusCode;
+use muster::http::{Access, ROUTE_ACCESS, Role, TransportSecurity};
+use serde_json::{Value, json};
+
+use crate::in_process::{HOST, WebEdge};
+
+/// One operation.
+pub struct Operation {
+    pub method: String,
+    pub path: String,
+    body: String,
+    /// Anybody may ask for it.
+    pub public: bool,
+}
+
+impl Operation {
+    fn new(need: Access, method: &str, path: &str) -> Self {
+        let body = body(method, path);
+        let path = match (method, path) {
+            ("DELETE", path) => format!("{path}?reason=why"),
+            (_, path) if path.ends_with("/keys/value") => format!("{path}?key=k"),
+            _ => path.to_owned(),
+        };
+        Self { method: method.into(), path, body, public: need == Access::Public }
+    }
+
+    pub fn changes(&self) -> bool {
+        self.method != "GET"
+    }
+}
+
+/// Every route there is, with something in its places and a body that is taken as far as may be, and some that there are not.
+pub async fn operations(house: &WebEdge) -> Vec<Operation> {
+    let admin = house.bearer(Role::Admin);
+    let guide = house.ask("GET", "/guide/start", &[("authorization", &admin)], "").await.body;
+    let named = |start: &str| -> BTreeSet<&str> {
+        let links = guide.split('"').filter_map(|text| text.strip_prefix(start));
+        links.filter_map(|link| link.split(['?', '#']).next()).collect()
+    };
+    let (chapters, files) = (named("/guide/"), named("/static/"));
+    assert!(chapters.len() > 5 && !files.is_empty(), "{chapters:?} {files:?}");
+    let mut all = Vec::new();
+    for (need, method, paths) in ROUTE_ACCESS {
+        for path in *paths {
+            let path = path.replace("{job}", "a").replace("{id}", "1").replace("{task}", "0");
+            let path = path.replace("{*key}", "k");
+            for filled in match path.as_str() {
+                "/guide/{page}" => chapters.iter().map(|name| format!("/guide/{name}")).collect(),
+                "/static/{file}" => files.iter().map(|name| format!("/static/{name}")).collect(),
+                path => vec![path.to_owned()],
+            } {
+                assert!(!filled.contains('{'), "what stands for {filled}?");
+                all.push(Operation::new(*need, method, &filled));
+            }
+        }
+    }
+    for path in ["/nothing", "/api/v1/nothing"] {
+        all.push(Operation::new(Access::Role(Role::Admin), "POST", path));
+    }
+    all
+}
+
+fn body(method: &str, path: &str) -> String {
+    let value: Value = match (method, path) {
+        ("GET" | "DELETE", _) => return String::new(),
+        (_, "/api/v1/jobs") => json!({"name": "b", "settings": {"tasks": 1}, "reason": "why"}),
+        (_, path) if path.ends_with("/exclusions") => json!({"task": 0, "reason": "why"}),
+        (_, path) if path.contains("/keys/") => json!({"text": "v", "reason": "why"}),
+        _ => json!({"reason": "why"}),
+    };
+    value.to_string()
+}
+
+/// The same headers for every request, and more of them for this one.
+async fn ask(
+    house: &WebEdge,
+    operation: &Operation,
+    headers: &[(&str, &str)],
+) -> crate::in_process::EdgeResponse {
+    let mut all = vec![("content-type", "application/json")];
+    all.extend(headers);
+    house.ask(&operation.method, &operation.path, &all, &operation.body).await
+}
+
+#[tokio::test]
+async fn unauthenticated_requests_reach_only_probes_and_login() {
+    let house = WebEdge::closed("stranger");
+    let before = house.digest();
+    for operation in operations(&house).await {
+        let answer = ask(&house, &operation, &[]).await;
+        let place = format!("{} {}", operation.method, operation.path);
+        if operation.public {
+            assert_ne!(answer.status, StatusCode::UNAUTHORIZED, "{place}");
+            continue;
+        }
+        assert_eq!(
+            (answer.status, answer.problem().as_str()),
+            (StatusCode::UNAUTHORIZED, "no-token"),
+            "{place}"
+        );
+        assert_eq!(answer.headers["www-authenticate"], "Bearer realm=\"muster\"", "{place}");
+        let wrong = ask(&house, &operation, &[("authorization", "Bearer muster_wrong")]).await;
+        assert!(matches!(wrong.status.as_u16(), 401 | 429), "{place}: {wrong:?}");
+    }
+    assert_eq!(house.digest(), before);
+}
+
+#[tokio::test]
+async fn every_change_asks_for_its_role() {
+    let house = WebEdge::closed("role");
+    let (viewer, operator) = (house.bearer(Role::Viewer), house.bearer(Role::Operator));
+    let mut for_admins = Vec::new();
+    for operation in operations(&house).await.iter().filter(|operation| operation.changes()) {
+        let place = format!("{} {}", operation.method, operation.path);
+        // Whoever may look may log in and out.
+        if ["/login", "/logout"].contains(&operation.path.as_str()) {
+            continue;
+        }
+        let before = house.digest();
+        let answer = ask(&house, operation, &[("authorization", &viewer)]).await;
+        assert_eq!(
+            (answer.status, answer.problem().as_str()),
+            (StatusCode::FORBIDDEN, "not-allowed"),
+            "{place}"
+        );
+        assert_eq!(house.digest(), before, "{place}");
+        let answer = ask(&house, operation, &[("authorization", &operator)]).await;
+        if answer.problem() == "not-allowed" {
+            for_admins.push(place);
+        }
+    }
+    for_admins.sort();
+    let expected = [
+        "DELETE /api/v1/jobs/a?reason=why",
+        "PATCH /api/v1/jobs/a",
+        "POST /api/v1/jobs",
+        // Whatever has no row is for admins.
+        "POST /api/v1/nothing",
+        "POST /nothing",
+    ];
+    assert_eq!(for_admins, expected);
+    // Refusals are written down with the name of the token.
+    let audit =
+        house.ask("GET", "/api/v1/audit?outcome=refused", &[("authorization", &viewer)], "").await.json();
+    assert!(
+        audit["lines"].as_array().unwrap().iter().any(|line| line["actor"]["who"] == "a-viewer"),
+        "{audit}"
+    );
+}
+
+#[tokio::test]
+async fn a_viewer_sees_everything_but_the_values_of_keys_and_to_look_changes_nothing() {
+    let house = WebEdge::closed("viewer");
+    let (viewer, admin) = (house.bearer(Role::Viewer), house.bearer(Role::Admin));
+    let put = json!({"text": "xyzzy-4711", "reason": "why"}).to_string();
+    let headers = [("authorization", &*admin), ("content-type", "application/json")];
+    assert!(house.ask("PUT", "/api/v1/jobs/a/keys/k", &headers, &put).await.status.is_success());
+    let before = house.digest();
+    for operation in operations(&house).await.iter().filter(|operation| !operation.changes()) {
+        let place = format!("{} {}", operation.method, operation.path);
+        let answer = ask(&house, operation, &[("authorization", &viewer)]).await;
+        let refused = operation.path.contains("/keys/");
+        assert_eq!(answer.status == StatusCode::FORBIDDEN, refused, "{place}: {answer:?}");
+        assert!(!answer.body.contains("xyzzy-4711"), "{place} shows the value of a key");
+        assert_ne!(
+            ask(&house, operation, &[("authorization", &admin)]).await.status,
+            StatusCode::FORBIDDEN,
+            "{place}"
+        );
+        assert_eq!(house.digest(), before, "{place} has changed something");
+    }
+}
+
+#[tokio::test]
+async fn no_page_elsewhere_changes_anything_whatever_it_knows() {
+    for (name, closed) in [("foreign-closed", true), ("foreign-open", false)] {
+        let house = if closed { WebEdge::closed(name) } else { WebEdge::open(name) };
+        let admin = house.bearer(Role::Admin);
+        let before = house.digest();
+        for operation in operations(&house).await.iter().filter(|operation| operation.changes()) {
+            let place = format!("{} {} ({name})", operation.method, operation.path);
+            for marks in [
+                [("origin", "https://evil.example"), ("accept", "*/*")],
+                [("origin", "null"), ("accept", "*/*")],
+                [("origin", "http://muster.example:8080"), ("accept", "*/*")],
+                [("sec-fetch-site", "cross-site"), ("accept", "*/*")],
+                [("sec-fetch-site", "same-site"), ("accept", "*/*")],
+            ] {
+                let [mark, accept] = marks;
+                let answer = ask(&house, operation, &[mark, accept, ("authorization", &admin)]).await;
+                let found = (answer.status, answer.problem());
+                assert_eq!(found, (StatusCode::FORBIDDEN, "foreign-origin".into()), "{place} {mark:?}");
+            }
+        }
+        assert_eq!(house.digest(), before);
+    }
+}
+
+#[tokio::test]
+async fn dns_rebinding_is_refused() {
+    for (name, closed) in [("host-closed", true), ("host-open", false)] {
+        let house = if closed { WebEdge::closed(name) } else { WebEdge::open(name) };
+        let admin = house.bearer(Role::Admin);
+        let before = house.digest();
+        for operation in operations(&house).await {
+            if operation.public && !operation.changes() {
+                continue;
+            }
+            let answer =
+                ask(&house, &operation, &[("host", "evil.example:8477"), ("authorization", &admin)]).await;
+            let place = format!("{} {} ({name})", operation.method, operation.path);
+            assert_eq!(answer.status, StatusCode::MISDIRECTED_REQUEST, "{place}");
+        }
+        assert_eq!(house.digest(), before);
+    }
+}
+
+#[tokio::test]
+async fn a_browser_that_changes_something_shows_the_proof_of_its_page() {
+    let house = WebEdge::closed("proof");
+    let (cookie, proof) = house.log_in(Role::Admin).await;
+    let before = house.digest();
+    let own = ("origin", format!("http://{HOST}"));
+    for operation in operations(&house).await.iter().filter(|operation| operation.changes()) {
+        let place = format!("{} {}", operation.method, operation.path);
+        for wrong in [None, Some(""), Some("x"), Some(&proof[1..])] {
+            let mut headers = vec![("cookie", &*cookie), ("origin", &*own.1)];
+            headers.extend(wrong.map(|wrong| ("x-csrf-token", wrong)));
+            let answer = ask(&house, operation, &headers).await;
+            let found = (answer.status, answer.problem());
+            assert_eq!(found, (StatusCode::FORBIDDEN, "no-proof".into()), "{place} {wrong:?}");
+        }
+    }
+    assert_eq!(house.digest(), before);
+    let put = json!({"text": "v", "reason": "why"}).to_string();
+    let headers = [
+        ("cookie", &*cookie),
+        ("x-csrf-token", &*proof),
+        ("content-type", "application/json"),
+        ("origin", &own.1),
+    ];
+    let answer = house.ask("PUT", "/api/v1/jobs/a/keys/k", &headers, &put).await;
+    assert!(answer.status.is_success(), "{answer:?}");
+    let audit = house.ask("GET", "/api/v1/audit", &[("cookie", &cookie)], "").await.json();
+    let line = audit["lines"].as_array().unwrap().last().unwrap().clone();
+    assert_eq!(
+        (&line["actor"]["who"], &line["actor"]["means"]),
+        (&json!("a-admin"), &json!("page")),
+        "{audit}"
+    );
+}
+
+#[tokio::test]
+async fn without_tokens_browsers_still_need_csrf_proofs_and_tools_json() {
+    let house = WebEdge::open("open");
+    let before = house.digest();
+    let all = operations(&house).await;
+    let own = format!("http://{HOST}");
+    for operation in all.iter().filter(|operation| operation.changes()) {
+        let place = format!("{} {}", operation.method, operation.path);
+        for mark in [("origin", &*own), ("sec-fetch-site", "same-origin"), ("cookie", "muster-visit=x")] {
+            let answer = ask(&house, operation, &[mark]).await;
+            assert_eq!(answer.problem(), "no-proof", "{place} {mark:?}");
+        }
+        // A login is a form, and shows its proof.
+        if operation.method == "POST" && !operation.public {
+            for kind in ["text/plain", crate::in_process::FORM, "multipart/form-data; boundary=x"] {
+                let answer = ask(&house, operation, &[("content-type", kind)]).await;
+                assert_eq!(answer.status, StatusCode::UNSUPPORTED_MEDIA_TYPE, "{place} {kind}");
+            }
+        }
+    }
+    assert_eq!(house.digest(), before);
+    let body = json!({"name": "b", "settings": {"tasks": 1}, "reason": "why"}).to_string();
+    let made = house.ask("POST", "/api/v1/jobs", &[("content-type", "application/json")], &body).await;
+    assert_eq!(made.status, StatusCode::CREATED, "{made:?}");
+}
+
+#[tokio::test]
+async fn every_answer_tells_browsers_what_not_to_do() {
+    let house = WebEdge::closed("headers");
+    let admin = house.bearer(Role::Admin);
+    for operation in operations(&house).await {
+        for headers in [vec![], vec![("authorization", &*admin)]] {
+            let answer = ask(&house, &operation, &headers).await;
+            let place = format!("{} {}: {:?}", operation.method, operation.path, answer.headers);
+            let policy = answer.headers["content-security-policy"].to_str().unwrap();
+            assert!(policy.starts_with("default-src 'none'") && !policy.contains("unsafe"), "{place}");
+            assert_eq!(answer.headers["x-content-type-options"], "nosniff", "{place}");
+            assert_eq!(answer.headers["referrer-policy"], "same-origin", "{place}");
+            assert_eq!(answer.headers["cross-origin-opener-policy"], "same-origin", "{place}");
+            assert!(answer.headers.get("strict-transport-security").is_none(), "{place}");
+            assert!(answer.headers.get("access-control-allow-origin").is_none(), "{place}");
+        }
+    }
+    let secure = TransportSecurity { secure: true, certificate: None };
+    let answer = house.ask_by(secure, "GET", "/version", &[], "").await;
+    assert!(answer.headers.contains_key("strict-transport-security"));
+}

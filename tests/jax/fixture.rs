@@ -1,0 +1,142 @@
+//! What a test plays in: a server, a place for files, and the report if it fails.
+
+use std::cell::{OnceCell, RefCell};
+use std::fmt::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+
+use super::process::Process;
+use super::release::{Release, programs};
+use super::server::Server;
+
+/// One test's server and place for files. Both go with it.
+pub struct JaxFixture {
+    name: String,
+    /// The release that is tested.
+    pub release: Release,
+    server: OnceCell<Server>,
+    folder: OnceCell<PathBuf>,
+    figures: RefCell<Vec<String>>,
+}
+
+impl JaxFixture {
+    /// A scene without a server yet.
+    pub fn new(name: &str, release: &Release) -> Self {
+        Self {
+            name: name.to_owned(),
+            release: release.clone(),
+            server: OnceCell::new(),
+            folder: OnceCell::new(),
+            figures: RefCell::default(),
+        }
+    }
+
+    /// Starts the server of this test.
+    pub fn serve(&self, arguments: &[&str]) -> &Server {
+        self.server.get_or_init(|| Server::start(arguments))
+    }
+
+    /// That server.
+    pub fn server(&self) -> &Server {
+        self.server.get().expect("a server was started")
+    }
+
+    /// Starts a task of the default job.
+    pub fn start(&self, task: usize, of: usize, program: &[&str]) -> Process {
+        self.start_at(&self.server().grpc().to_string(), task, of, program)
+    }
+
+    /// Starts a task that finds its server at `address`.
+    pub fn start_at(&self, address: &str, task: usize, of: usize, program: &[&str]) -> Process {
+        self.start_with(address, task, of, program, &[])
+    }
+
+    /// The same with these variables besides.
+    pub fn start_with(
+        &self,
+        address: &str,
+        task: usize,
+        of: usize,
+        program: &[&str],
+        besides: &[(&'static str, String)],
+    ) -> Process {
+        let bind = ("JAX_COORDINATOR_BIND_ADDRESS", "127.0.0.1:0".to_owned());
+        // A program that is told where to bind must not need the variable.
+        let bind = (!program.contains(&"--bind")).then_some(bind);
+        let mut variables = vec![
+            ("JAX_COORDINATOR_ADDRESS", address.to_owned()),
+            ("MUSTER_PROCESS_ID", task.to_string()),
+            ("MUSTER_NUM_PROCESSES", of.to_string()),
+        ];
+        variables.extend(bind);
+        variables.extend_from_slice(besides);
+        let label = format!("task {task} ({} of JAX {})", program.join(" "), self.release.name);
+        Process::start(label, &self.release.python(), &command(program), &variables)
+    }
+
+    /// Starts all tasks of the default job with the same program.
+    pub fn start_all(&self, count: usize, program: &[&str]) -> Vec<Process> {
+        (0..count).map(|task| self.start(task, count, program)).collect()
+    }
+
+    /// Starts `muster launch` with these arguments, and a program of this release in each of its processes.
+    pub fn launch(&self, arguments: &[&str], program: &[&str]) -> Process {
+        let mut all = vec!["launch".to_owned()];
+        all.extend(arguments.iter().map(|&argument| argument.to_owned()));
+        all.extend(["--".to_owned(), self.release.python().display().to_string()]);
+        all.extend(command(program));
+        Process::start("launch".into(), env!("CARGO_BIN_EXE_muster").as_ref(), &all, &[])
+    }
+
+    /// A file of this name that is this test's own and is not there yet.
+    pub fn file(&self, name: &str) -> String {
+        let folder = self.folder.get_or_init(|| {
+            let folder = self.name.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
+            let folder = std::env::temp_dir().join(format!("muster-{}-{folder}", std::process::id()));
+            std::fs::create_dir(&folder).expect("a folder of its own");
+            folder
+        });
+        folder.join(name).display().to_string()
+    }
+
+    /// Notes a measured figure, which is printed when the test is over.
+    pub fn figure(&self, what: &str, seconds: f64) {
+        self.figures.borrow_mut().push(format!("{what} {seconds:.3} s"));
+    }
+
+    /// The server's jobs as it sees them, for a person.
+    fn report(&self) -> String {
+        let mut text = String::new();
+        let Some(server) = self.server.get().filter(|server| server.process.is_running()) else {
+            return text;
+        };
+        for job in server.about.grpc.iter().flat_map(|listener| &listener.jobs) {
+            // Another failure on the way out would hide the first.
+            let view = catch_unwind(AssertUnwindSafe(|| server.view(job.as_str())));
+            let _ = writeln!(text, "--- job {job}: {view:#?}");
+        }
+        text
+    }
+}
+
+impl Drop for JaxFixture {
+    fn drop(&mut self) {
+        let figures = self.figures.borrow().join(", ");
+        if !figures.is_empty() {
+            // One write each, since tests run side by side.
+            println!("     {}: {figures}", self.name);
+        }
+        if std::thread::panicking() {
+            eprintln!("=== {} failed\n{}", self.name, self.report());
+        }
+        if let Some(folder) = self.folder.get() {
+            let _ = std::fs::remove_dir_all(folder);
+        }
+    }
+}
+
+/// A test program and its arguments, as the interpreter takes them.
+fn command(program: &[&str]) -> Vec<String> {
+    let script = programs().join(program[0]).display().to_string();
+    std::iter::once(script).chain(program[1..].iter().map(|&argument| argument.to_owned())).collect()
+}

@@ -1,0 +1,532 @@
+//! A coordinator in virtual time, watched: every answer is held against what was asked, and what the rules allow.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster::coordination::{
+    Actor, ActorOrigin, BarrierCompletion, BarrierOutcome, CallId, CallOutcome, Caller, ClaimedIncarnations,
+    CommandOutcome, CommandRefusal, ConnectionEnd, ConnectionId, Coordinator, Effect, EventKind,
+    ExclusionPreview, ExclusionTarget, Input, JobEvent, JobId, JobName, JobSettings, JobView, LiveSet,
+    OperatorCommand, Reason, Reply, Request, ServiceIncarnation, SharedReply, TaskId, TaskIncarnation,
+    TaskSet, Timestamp,
+};
+
+/// The only job of the simulated world.
+pub const JOB: JobId = JobId(0);
+
+/// A call that waits, as its caller knows it.
+#[derive(Debug, Clone)]
+pub struct PendingCall {
+    pub connection: ConnectionId,
+    pub request: Request,
+}
+
+/// What the model knows of one life that registered again in this run.
+#[derive(Debug, Default, Clone)]
+struct Membership {
+    /// The order of its present registration.
+    registered: u64,
+    /// It has connected in this run.
+    connected: bool,
+    again: bool,
+    synced: bool,
+    /// It was excluded and has not registered since.
+    excused: bool,
+}
+
+pub struct SimulatedCoordinator {
+    pub core: Coordinator,
+    pub now: Timestamp,
+    pub asked: BTreeMap<CallId, PendingCall>,
+    pub answers: BTreeMap<CallId, CallOutcome>,
+    pub events: Vec<JobEvent>,
+    inputs: Vec<(Timestamp, Input)>,
+    snapshot: Option<(usize, Vec<u8>)>,
+    effects_seen: Vec<String>,
+    next_call: u64,
+    next_connection: u64,
+    incarnations: fastrand::Rng,
+    /// The model: registrations in the present run, and when barriers began.
+    members: BTreeMap<TaskId, Membership>,
+    began: BTreeMap<String, u64>,
+    /// Who has passed which use of which barrier together with the others; the same of the run before, and the first call
+    /// that is asked in the present one for sure.
+    took_part: BTreeSet<(String, i64, TaskId)>,
+    took_part_before: BTreeSet<(String, i64, TaskId)>,
+    first_call_of_run: CallId,
+    /// The live set that was answered last.
+    live_set: Option<Arc<SharedReply<LiveSet>>>,
+    /// Barriers that have ended, by their events and by their measurements, and are not compared yet.
+    ended: Vec<(String, i64, BarrierOutcome)>,
+    measured: Vec<(String, i64, BarrierOutcome)>,
+    order: u64,
+    tasks: u32,
+    /// The model: who is excluded by number.
+    excluded: BTreeSet<TaskId>,
+    acted: Option<Result<CommandOutcome, CommandRefusal>>,
+    /// The job has been deleted.
+    deleted: bool,
+    /// Calls whose callers are gone: while they are taken out, one after the other, some may still be answered.
+    gone: BTreeMap<CallId, PendingCall>,
+    /// All that an input has decided is done, and all that is due by then, before the next one comes.
+    pub finishes: bool,
+}
+
+/// Somebody who acts.
+pub fn operator() -> Actor {
+    Actor { who: "alice".into(), address: None, means: ActorOrigin::Cli }
+}
+
+/// Why they do.
+pub fn reason() -> Reason {
+    Reason::try_from("it was seen to misbehave".to_owned()).expect("a reason")
+}
+
+/// A record says what its arrivals say.
+fn check_measured(ending: &BarrierCompletion) {
+    let (record, arrivals) = (&ending.record, &ending.arrivals);
+    if arrivals.is_empty() {
+        // The only one that had come fails the instance with its next call, which cancels the one that waits.
+        assert_eq!(record.outcome, BarrierOutcome::Failed, "{record:?}");
+        assert_eq!((record.arrived, record.skew_us, record.waited_us), (0, 0, 0), "{record:?}");
+        return;
+    }
+    let first = arrivals.iter().map(|arrival| arrival.at).min().expect("somebody came");
+    let last = arrivals.iter().map(|arrival| arrival.at).max().expect("somebody came");
+    assert_eq!((record.arrived, record.skew_us), (arrivals.len(), last.0 - first.0), "{record:?}");
+    let waited: u64 = arrivals.iter().map(|arrival| record.ended.0 - arrival.at.0).sum();
+    assert_eq!(record.waited_us, waited, "{record:?}");
+    assert!(record.began <= first && last <= record.ended, "{record:?}");
+    assert!(record.latest.iter().all(|arrival| arrivals.contains(arrival)), "{record:?}");
+    assert_eq!(record.latest.first().map(|arrival| arrival.at), Some(last), "{record:?}");
+    assert_eq!(record.without.len(), (record.members - record.arrived).min(8), "{record:?}");
+}
+
+impl SimulatedCoordinator {
+    pub fn new(settings: JobSettings, seed: u64) -> Self {
+        let mut world = Self {
+            core: Coordinator::default(),
+            now: Timestamp(1_000_000),
+            asked: BTreeMap::new(),
+            answers: BTreeMap::new(),
+            events: Vec::new(),
+            inputs: Vec::new(),
+            snapshot: None,
+            effects_seen: Vec::new(),
+            next_call: 0,
+            next_connection: 0,
+            incarnations: fastrand::Rng::with_seed(seed ^ 0x5eed),
+            members: BTreeMap::new(),
+            began: BTreeMap::new(),
+            took_part: BTreeSet::new(),
+            took_part_before: BTreeSet::new(),
+            first_call_of_run: CallId(0),
+            live_set: None,
+            ended: Vec::new(),
+            measured: Vec::new(),
+            order: 0,
+            tasks: settings.tasks,
+            excluded: BTreeSet::new(),
+            acted: None,
+            deleted: false,
+            gone: BTreeMap::new(),
+            finishes: false,
+        };
+        let incarnation = world.fresh_service();
+        world.input(Input::DeclareJob {
+            job: JOB,
+            name: JobName::default(),
+            settings,
+            incarnation,
+            actor: None,
+        });
+        world
+    }
+
+    fn fresh_service(&mut self) -> ServiceIncarnation {
+        ServiceIncarnation(self.incarnations.u64(1..))
+    }
+
+    /// A new life of some task.
+    pub fn fresh_life(&mut self) -> TaskIncarnation {
+        TaskIncarnation(self.incarnations.u64(1..))
+    }
+
+    /// The service incarnation of the present run.
+    pub fn service(&self) -> ServiceIncarnation {
+        let text = self.view().run.incarnation;
+        ServiceIncarnation(u64::from_str_radix(&text, 16).expect("a hexadecimal number"))
+    }
+
+    pub fn view(&self) -> JobView {
+        self.core.job_view(JOB, self.now).expect("the job is declared")
+    }
+
+    pub fn connect(&mut self) -> ConnectionId {
+        self.connect_from(1)
+    }
+
+    /// A connection from the host 10.0.0.`host`.
+    pub fn connect_from(&mut self, host: u8) -> ConnectionId {
+        let connection = ConnectionId(self.next_connection);
+        self.next_connection += 1;
+        let port = u16::try_from(1024 + self.next_connection % 60_000).expect("a port");
+        self.input(Input::ConnectionOpened { connection, peer: SocketAddr::from(([10, 0, 0, host], port)) });
+        connection
+    }
+
+    pub fn close(&mut self, connection: ConnectionId, ending: ConnectionEnd) {
+        let (gone, asked) = std::mem::take(&mut self.asked)
+            .into_iter()
+            .partition(|(_, asked)| asked.connection == connection);
+        self.asked = asked;
+        let mut gone: BTreeMap<CallId, PendingCall> = gone;
+        self.gone.append(&mut gone);
+        self.input(Input::ConnectionClosed { connection, ending });
+    }
+
+    /// Generation A: no claim.
+    pub fn call(&mut self, connection: ConnectionId, request: Request) -> CallId {
+        self.call_as(connection, None, request)
+    }
+
+    pub fn call_as(
+        &mut self,
+        connection: ConnectionId,
+        claim: Option<ClaimedIncarnations>,
+        request: Request,
+    ) -> CallId {
+        let call = CallId(self.next_call);
+        self.next_call += 1;
+        self.asked.insert(call, PendingCall { connection, request: request.clone() });
+        self.input(Input::Call { job: JOB, call, caller: Caller { connection, claim }, request });
+        call
+    }
+
+    /// An operator acts; what an exclusion does is held against what it was said to do.
+    pub fn act(&mut self, act: OperatorCommand) -> Result<CommandOutcome, CommandRefusal> {
+        self.finish_work();
+        let foreseen = match &act {
+            OperatorCommand::Exclude { target, .. } => {
+                Some(self.core.preview_exclusion(self.now, JOB, &operator(), &reason(), *target))
+            }
+            _ => None,
+        };
+        let before = postcard::to_stdvec(&self.core).expect("the state can be serialised");
+        let (asked, events) = (self.asked.len(), self.events.len());
+        let delete = matches!(act, OperatorCommand::DeleteJob { .. });
+        self.input(Input::Command { job: JOB, actor: operator(), reason: reason(), act });
+        self.finish_work();
+        let acted = self.acted.take().expect("an act is answered");
+        if acted.is_err() {
+            let after = postcard::to_stdvec(&self.core).expect("the state can be serialised");
+            assert_eq!(after, before, "a refused act changes nothing");
+        }
+        match (&acted, foreseen) {
+            (Ok(CommandOutcome::Excluded(_)), Some(Ok(preview))) => {
+                self.check_preview(&preview, asked, events)
+            }
+            (Err(CommandRefusal::EndsRun { .. }), Some(Ok(preview))) => assert!(preview.ends_run.is_some()),
+            (Err(refusal), Some(Err(foreseen))) => assert_eq!(*refusal, foreseen),
+            (_, None) => {}
+            (acted, foreseen) => panic!("{acted:?}, which was foreseen as {foreseen:?}"),
+        }
+        self.deleted |= delete && acted.is_ok();
+        acted
+    }
+
+    fn check_preview(&self, preview: &ExclusionPreview, asked: usize, events: usize) {
+        let run = self.view().run;
+        let live: Vec<TaskId> =
+            run.tasks.iter().filter(|task| self.core_connected(task.task)).map(|task| task.task).collect();
+        assert_eq!(preview.live, live, "the live set that was foreseen is the one that is left");
+        assert_eq!(preview.calls_refused + preview.calls_answered, asked - self.asked.len());
+        let ended = self.events[events..].iter().filter(|event| {
+            matches!(event.what, EventKind::BarrierPassed { .. } | EventKind::BarrierFailed { .. })
+        });
+        assert_eq!(preview.barriers.len(), ended.count(), "the barriers that were foreseen to end did");
+        let over = self.events[events..].iter().find_map(|event| match event.what {
+            EventKind::RunEnded { outcome } => Some(outcome),
+            _ => None,
+        });
+        assert_eq!(preview.ends_run, over);
+    }
+
+    fn core_connected(&self, task: TaskId) -> bool {
+        use muster::coordination::TaskPhase::{Connected, Suspect};
+        let index = usize::try_from(task.0).expect("a task of the job");
+        matches!(self.view().run.tasks[index].standing, Connected | Suspect)
+    }
+
+    pub fn hang_up(&mut self, call: CallId) {
+        if let Some(asked) = self.asked.remove(&call) {
+            self.gone.insert(call, asked);
+            self.input(Input::CallCancelled { job: JOB, call });
+        }
+    }
+
+    /// Lets time pass, with a tick at every deadline on the way.
+    pub fn advance(&mut self, by: Duration) {
+        let until = self.now.after(by);
+        while let Some(at) = self.core.next_wakeup().filter(|at| *at <= until) {
+            self.now = self.now.max(at);
+            self.input(Input::Tick);
+        }
+        self.now = until;
+    }
+
+    /// Lets the coordinator do all that it has decided, and all that is due.
+    pub fn finish_work(&mut self) {
+        while self.core.next_wakeup().is_some_and(|at| at <= self.now) {
+            self.input(Input::Tick);
+        }
+        assert!(!self.core.has_pending_work(), "work is asked for at once");
+    }
+
+    pub fn input(&mut self, input: Input) {
+        self.inputs.push((self.now, input.clone()));
+        let mut effects = Vec::new();
+        self.core.apply(self.now, input, &mut effects);
+        self.take(effects);
+        if let Err(found) = self.core.check_invariants() {
+            panic!("after {:?}: {found}", self.inputs.last());
+        }
+        let waiting = self.core.waiting_calls();
+        assert_eq!(
+            waiting,
+            self.asked.len(),
+            "who asked and is not answered waits, after {:?}",
+            self.inputs.last()
+        );
+        if self.finishes {
+            self.finish_work();
+        }
+    }
+
+    fn take(&mut self, effects: Vec<Effect>) {
+        if self.snapshot.is_some() {
+            self.effects_seen.push(format!("{effects:?}"));
+        }
+        let mut wanted = false;
+        for effect in effects {
+            match effect {
+                Effect::Reply(call, outcome) => {
+                    if self.gone.contains_key(&call) {
+                        continue;
+                    }
+                    let asked = self.asked.remove(&call);
+                    let asked =
+                        asked.unwrap_or_else(|| panic!("{call:?} is answered but nobody waits for it"));
+                    self.check_answer(call, &asked, &outcome);
+                    self.answers.insert(call, outcome);
+                }
+                Effect::Event(event) => {
+                    match &event.what {
+                        EventKind::BarrierPassed { barrier, counter, without } => {
+                            self.check_passed(barrier, *counter, without);
+                            self.ended.push((barrier.to_string(), *counter, BarrierOutcome::Passed));
+                        }
+                        EventKind::BarrierFailed { barrier, counter } => {
+                            self.ended.push((barrier.to_string(), *counter, BarrierOutcome::Failed));
+                        }
+                        _ => {}
+                    }
+                    self.note(&event);
+                    self.events.push(event);
+                }
+                Effect::BarrierEnded(ending) => {
+                    let record = &ending.record;
+                    self.measured.push((record.id.to_string(), record.counter, record.outcome));
+                    check_measured(&ending);
+                }
+                Effect::RequestIncarnation(job) => wanted |= job == JOB,
+                Effect::CommandDone(acted) => self.acted = Some(acted),
+                Effect::FreeLater(_) => {}
+            }
+        }
+        if !self.core.has_pending_work() {
+            let [ended, measured] = [&mut self.ended, &mut self.measured].map(std::mem::take);
+            assert_eq!(ended, measured, "every instance that ends is measured once");
+        }
+        if wanted {
+            let incarnation = self.fresh_service();
+            self.input(Input::NextIncarnation { job: JOB, incarnation });
+        }
+    }
+
+    /// Follows the events that the rules for barriers depend on.
+    fn note(&mut self, event: &JobEvent) {
+        self.order += 1;
+        match &event.what {
+            EventKind::Excluded { target, tasks, .. } => {
+                for task in tasks {
+                    self.members.entry(*task).or_default().excused = true;
+                }
+                if let ExclusionTarget::Task(task) = target {
+                    self.excluded.insert(*task);
+                }
+            }
+            EventKind::Readmitted { target: ExclusionTarget::Task(task), .. } => {
+                self.excluded.remove(task);
+                let started = self.view().run.started_at.is_some();
+                // Whoever has not come to a run that still forms is waited for again.
+                if let Some(member) = self.members.get_mut(task).filter(|member| !member.connected) {
+                    member.excused = started;
+                }
+            }
+            EventKind::RunOpened => {
+                self.members.clear();
+                for task in &self.excluded {
+                    self.members.entry(*task).or_default().excused = true;
+                }
+                self.began.clear();
+                self.took_part_before = std::mem::take(&mut self.took_part);
+                self.first_call_of_run = CallId(self.next_call);
+            }
+            EventKind::TaskConnected { task, again, .. } => {
+                let member = self.members.entry(*task).or_default();
+                assert_eq!(member.connected, *again, "connected again is connected before");
+                // Excused when the others began: as late as one that comes again.
+                let again = *again || (member.excused && event.reason.contains("had started without it"));
+                let (registered, synced) = (self.order, !again);
+                *member = Membership { registered, connected: true, again, synced, excused: false };
+            }
+            EventKind::BarrierStarted { barrier, .. } => {
+                self.began.insert(barrier.to_string(), self.order);
+            }
+            _ => {}
+        }
+    }
+
+    fn check_answer(&mut self, call: CallId, asked: &PendingCall, outcome: &CallOutcome) {
+        let Ok(reply) = outcome else { return };
+        let excluded = asked.request.task().filter(|task| self.excluded.contains(task));
+        assert!(
+            excluded.is_none(),
+            "an excluded task is told of a success: {call:?} is answered {reply:?}: {:?}",
+            asked.request
+        );
+        match (&asked.request, reply) {
+            (Request::LiveSet { task, tasks }, Reply::LiveSet(live)) => {
+                self.check_live_set(*task, tasks, live)
+            }
+            (Request::Barrier { id, task, .. }, Reply::BarrierPassed(counter)) => {
+                // Whoever is told that a barrier has passed has passed it together with the others, now or before.
+                let use_of_it = (id.clone(), *counter, *task);
+                let took_part = self.took_part.contains(&use_of_it)
+                    || (call < self.first_call_of_run && self.took_part_before.contains(&use_of_it));
+                assert!(took_part, "task {task} passes {id}::{counter} alone");
+            }
+            _ => {}
+        }
+    }
+
+    /// All who asked about a set get the same answer, and every live member is among those who asked.
+    fn check_live_set(&mut self, task: TaskId, tasks: &TaskSet, live: &Arc<SharedReply<LiveSet>>) {
+        let known = |task: &TaskId| (0..i64::from(self.tasks)).contains(&i64::from(task.0));
+        let set: Vec<TaskId> = tasks.ids().iter().copied().filter(known).collect();
+        // The others of the first who is answered wait for their answers still, or are gone.
+        if self.live_set.as_ref().is_some_and(|last| Arc::ptr_eq(last, live)) {
+            return;
+        }
+        self.live_set = Some(Arc::clone(live));
+        let asks = |asked: &PendingCall| match &asked.request {
+            Request::LiveSet { task, tasks } => {
+                let same = tasks.ids().iter().copied().filter(known).eq(set.iter().copied());
+                same.then_some(*task)
+            }
+            _ => None,
+        };
+        let mut askers: BTreeSet<TaskId> =
+            self.asked.values().chain(self.gone.values()).filter_map(asks).collect();
+        askers.insert(task);
+        assert!(live.is_sorted(), "live sets are ascending");
+        for (live, _) in live.iter() {
+            assert!(set.contains(live) && askers.contains(live), "live task {live} has not asked");
+        }
+    }
+
+    /// A barrier passed: those who are absent were not required. Its callers are answered after this.
+    fn check_passed(&mut self, barrier: &str, counter: i64, without: &[TaskId]) {
+        let began = self.began.get(barrier).copied().unwrap_or_default();
+        let calls = self.asked.values().chain(self.gone.values()).filter_map(|asked| match &asked.request {
+            Request::Barrier { id, task, .. } => Some((id.as_str(), *task)),
+            _ => None,
+        });
+        let calls: BTreeSet<(&str, TaskId)> = calls.collect();
+        let came: BTreeSet<TaskId> = calls
+            .iter()
+            .filter(|(id, task)| *id == barrier && !without.contains(task))
+            .map(|(_, task)| *task)
+            .collect();
+        for task in without {
+            let member = self.members.get(task).cloned().unwrap_or_default();
+            let missed_it = member.again && member.registered > began;
+            let waits_elsewhere = calls.iter().any(|(id, caller)| caller == task && *id != barrier);
+            let unsynced = member.again && !member.synced;
+            assert!(
+                member.excused || missed_it || (unsynced && waits_elsewhere),
+                "{barrier} passed without task {task}, which it had to wait for: {member:?}, began {began}"
+            );
+        }
+        for task in came {
+            self.took_part.insert((barrier.to_owned(), counter, task));
+            if without.is_empty()
+                && let Some(member) = self.members.get_mut(&task)
+            {
+                member.synced = true;
+            }
+        }
+    }
+
+    /// Remembers the state; [`SimulatedCoordinator::check_replay`] will go on from here a second time.
+    pub fn snapshot(&mut self) {
+        let bytes = postcard::to_stdvec(&self.core).expect("the state can be serialised");
+        self.snapshot = Some((self.inputs.len(), bytes));
+        self.effects_seen.clear();
+    }
+
+    /// Restores the snapshot, replays every input since, and finds the same effects and the same bytes.
+    pub fn check_replay(&self) {
+        let Some((from, bytes)) = &self.snapshot else { return };
+        let mut core: Coordinator = postcard::from_bytes(bytes).expect("the state can be restored");
+        assert_eq!(&postcard::to_stdvec(&core).expect("serialises"), bytes, "a restored state is the same");
+        let mut seen = self.effects_seen.iter();
+        for (now, input) in &self.inputs[*from..] {
+            // What is journalled is what is replayed.
+            let journal = postcard::to_stdvec(&(now, input)).expect("an input can be serialised");
+            let (now, input): (Timestamp, Input) = postcard::from_bytes(&journal).expect("and restored");
+            let mut effects = Vec::new();
+            core.apply(now, input, &mut effects);
+            assert_eq!(seen.next(), Some(&format!("{effects:?}")), "a replay has the same effects");
+        }
+        let end = postcard::to_stdvec(&core).expect("serialises");
+        assert_eq!(
+            end,
+            postcard::to_stdvec(&self.core).expect("serialises"),
+            "a replay ends in the same state"
+        );
+    }
+
+    /// Everybody goes away: nothing may be left that waits.
+    pub fn end(&mut self) {
+        if self.deleted {
+            assert_eq!(self.core.waiting_calls(), 0, "nobody waits for a job that is no more");
+            assert!(self.core.next_wakeup().is_none() && self.core.jobs().next().is_none());
+            return self.check_replay();
+        }
+        let connections: Vec<ConnectionId> = (0..self.next_connection).map(ConnectionId).collect();
+        for connection in connections {
+            self.close(connection, ConnectionEnd::Closed);
+        }
+        self.finish_work();
+        assert_eq!(self.core.waiting_calls(), 0, "whoever is gone waits no more");
+        self.advance(Duration::from_secs(100_000));
+        let view = self.view();
+        assert!(view.run.barriers.is_empty() && view.run.live_sets.is_empty(), "nothing is in progress");
+        assert_eq!(view.run.live, 0, "nobody is live");
+        self.check_replay();
+    }
+}
