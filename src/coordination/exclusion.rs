@@ -5,6 +5,7 @@
 //! service sees addresses, and a name could resolve to another host tomorrow. Exclusions are found by number, by
 //! target and by expiry; numbers are never used twice. Begin at [`ExclusionTable`].
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::net::IpAddr;
@@ -63,7 +64,11 @@ impl utoipa::PartialSchema for ExclusionTarget {
     }
 }
 
-impl ToSchema for ExclusionTarget {}
+impl ToSchema for ExclusionTarget {
+    fn name() -> Cow<'static, str> {
+        "Target".into()
+    }
+}
 
 impl fmt::Display for ExclusionTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -59,7 +59,7 @@ fn routes(document: &OpenApiDocument) -> Vec<Route> {
 pub(super) async fn show(
     State(site): State<AppState>,
     Extension(document): Extension<OpenApiDocument>,
-    guest: PageUser,
+    user: PageUser,
     channel: Option<Extension<TransportSecurity>>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
@@ -70,7 +70,7 @@ pub(super) async fn show(
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
     let host = host.map_or_else(|| site.about.http.to_string(), str::to_owned);
     let scheme = if channel.is_some_and(|channel| channel.secure) { "https" } else { "http" };
-    let page = PageFrame::new(guest, NavEntry::Api, "REST API", now);
+    let page = PageFrame::new(user, NavEntry::Api, "REST API", now);
     let (routes, server, tokens) = (routes(&document), format!("{scheme}://{host}"), !site.guard.is_open());
     render_page(&ApiPage { page, routes, server, job, tokens }, now)
 }

@@ -93,13 +93,13 @@ pub(super) fn parts(site: &AppState, query: &AuditPageQuery) -> Result<Vec<Fragm
 
 pub(super) async fn show(
     State(site): State<AppState>,
-    guest: PageUser,
+    user: PageUser,
     QueryParams(which): QueryParams<AuditPageQuery>,
 ) -> Result<Response, Problem> {
     let (jobs, now) =
         site.engine.read(|core, now| (core.jobs().map(|(_, name)| name.clone()).collect(), now));
     let live =
         format!("/live?page=audit&job={}&outcome={}", query_encode(&which.job), query_encode(&which.outcome));
-    let page = PageFrame::new(guest, NavEntry::Audit, "Audit", now).with_live(live, parts(&site, &which)?);
+    let page = PageFrame::new(user, NavEntry::Audit, "Audit", now).with_live(live, parts(&site, &which)?);
     render_page(&AuditPageTemplate { page, jobs, query: which }, now)
 }

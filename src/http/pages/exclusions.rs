@@ -116,13 +116,14 @@ struct ExclusionList<'a> {
 /// The parts of the page, as this guest sees them.
 pub(super) fn parts(
     site: &AppState,
-    scene: &JobSnapshot,
-    guest: &PageUser,
+    snapshot: &JobSnapshot,
+    user: &PageUser,
 ) -> Result<Vec<Fragment>, Problem> {
-    let all = site.engine.read(|core, _| core.job(scene.id).map(|job| job.exclusions())).unwrap_or_default();
+    let all =
+        site.engine.read(|core, _| core.job(snapshot.id).map(|job| job.exclusions())).unwrap_or_default();
     let (exclusions, over) = all.into_iter().partition(|exclusion| exclusion.ended.is_none());
-    let list = ExclusionList { job: &scene.view.name, exclusions, over, user: guest };
-    Ok(vec![head(scene)?, Fragment::new("exclusions", &list)?])
+    let list = ExclusionList { job: &snapshot.view.name, exclusions, over, user: user };
+    Ok(vec![head(snapshot)?, Fragment::new("exclusions", &list)?])
 }
 
 #[derive(Template)]
@@ -149,21 +150,21 @@ struct ConfirmExclusionPage {
 fn page(
     site: &AppState,
     job: &JobPath,
-    guest: PageUser,
+    user: PageUser,
     did: &FlashQuery,
     form: ExcludeForm,
     error: Option<(u16, String)>,
 ) -> Result<Response, Problem> {
-    let scene = JobSnapshot::of(site, job)?;
-    let (title, parts) = (format!("Exclusions of {}", job.name), parts(site, &scene, &guest)?);
+    let snapshot = JobSnapshot::of(site, job)?;
+    let (title, parts) = (format!("Exclusions of {}", job.name), parts(site, &snapshot, &user)?);
     let page =
-        PageFrame::of_job_snapshot(guest.clone(), NavEntry::Exclusions, title, &scene, "exclusions", parts)
+        PageFrame::of_job_snapshot(user.clone(), NavEntry::Exclusions, title, &snapshot, "exclusions", parts)
             .with_notice(did.message())
             .with_error(error);
     render_page_with_status(
         page.status(),
-        &ExclusionsPageTemplate { page, user: guest, job: &job.name, form },
-        scene.now(),
+        &ExclusionsPageTemplate { page, user: user, job: &job.name, form },
+        snapshot.now(),
     )
 }
 
@@ -171,31 +172,31 @@ fn page(
 pub(super) async fn show(
     State(site): State<AppState>,
     job: JobPath,
-    guest: PageUser,
+    user: PageUser,
     QueryParams(did): QueryParams<FlashQuery>,
 ) -> Result<Response, Problem> {
     let form = ExcludeForm { host: did.host.clone(), ..ExcludeForm::default() };
-    page(&site, &job, guest, &did, form, None)
+    page(&site, &job, user, &did, form, None)
 }
 
 /// `POST /jobs/{job}/exclusions`: first what it would do, then it is done.
 pub(super) async fn exclude(
     State(site): State<AppState>,
     job: JobPath,
-    guest: PageUser,
+    user: PageUser,
     RequestActor(author): RequestActor,
     FormBody(form): FormBody<ExcludeForm>,
 ) -> Result<Response, Problem> {
     let new = match form.read() {
         Ok(new) => new,
-        Err(wrong) => return page(&site, &job, guest, &FlashQuery::default(), form, Some((422, wrong))),
+        Err(wrong) => return page(&site, &job, user, &FlashQuery::default(), form, Some((422, wrong))),
     };
     let task = new.task;
     let preview = match exclusions::preview(&site, &job, &author, &new) {
         Ok(preview) => preview,
         Err(problem) => {
             let wrong = (problem.status, problem.detail.into());
-            return page(&site, &job, guest, &FlashQuery::default(), form, Some(wrong));
+            return page(&site, &job, user, &FlashQuery::default(), form, Some(wrong));
         }
     };
     let wrong = if new.dry_run {
@@ -212,13 +213,13 @@ pub(super) async fn exclude(
             Err(problem) => Some((problem.status, problem.detail.into_string())),
         }
     };
-    confirm(&site, &job, guest, form, task, preview, wrong)
+    confirm(&site, &job, user, form, task, preview, wrong)
 }
 
 fn confirm(
     site: &AppState,
     job: &JobPath,
-    guest: PageUser,
+    user: PageUser,
     form: ExcludeForm,
     task: Option<i32>,
     preview: ExclusionPreview,
@@ -234,7 +235,7 @@ fn confirm(
     };
     let now = site.engine.clock().now();
     let title = format!("Exclude {target} of {}?", job.name);
-    let page = PageFrame::new(guest, NavEntry::Exclusions, title, now).of_job(&job.name).with_error(wrong);
+    let page = PageFrame::new(user, NavEntry::Exclusions, title, now).of_job(&job.name).with_error(wrong);
     render_page_with_status(
         page.status(),
         &ConfirmExclusionPage { page, job: job.name.clone(), form, target, preview, back },
@@ -256,7 +257,7 @@ pub(super) async fn lift(
     State(site): State<AppState>,
     job: JobPath,
     PathItem(id): PathItem<u64>,
-    guest: PageUser,
+    user: PageUser,
     RequestActor(author): RequestActor,
     FormBody(lifting): FormBody<LiftForm>,
 ) -> Result<Response, Problem> {
@@ -274,7 +275,7 @@ pub(super) async fn lift(
             };
             Ok(Redirect::to(&format!("{place}?did=lifted&number={id}")).into_response())
         }
-        Err(wrong) => page(&site, &job, guest, &FlashQuery::default(), ExcludeForm::default(), Some(wrong)),
+        Err(wrong) => page(&site, &job, user, &FlashQuery::default(), ExcludeForm::default(), Some(wrong)),
     }
 }
 

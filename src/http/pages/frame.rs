@@ -91,13 +91,13 @@ pub(super) struct PageFrame {
 }
 
 impl PageFrame {
-    pub fn new(guest: PageUser, place: NavEntry, title: impl Into<String>, now: Timestamp) -> Self {
+    pub fn new(user: PageUser, place: NavEntry, title: impl Into<String>, now: Timestamp) -> Self {
         let (live, parts) = (None, FragmentSet::default());
         Self {
             title: title.into(),
             nav_entry: place,
             job: None,
-            user: guest,
+            user: user,
             query: String::new(),
             live,
             notice: None,
@@ -109,16 +109,16 @@ impl PageFrame {
 
     /// A page of a job, made of these parts; it follows them as what `query` names.
     pub fn of_job_snapshot(
-        guest: PageUser,
+        user: PageUser,
         place: NavEntry,
         title: impl Into<String>,
-        scene: &JobSnapshot,
+        snapshot: &JobSnapshot,
         query: &str,
         parts: Vec<Fragment>,
     ) -> Self {
-        let job = &scene.view.name;
+        let job = &snapshot.view.name;
         let live = format!("/jobs/{job}/live?page={query}");
-        Self::new(guest, place, title, scene.now()).of_job(job).with_live(live, parts)
+        Self::new(user, place, title, snapshot.now()).of_job(job).with_live(live, parts)
     }
 
     pub fn of_job(mut self, job: &JobName) -> Self {

@@ -73,12 +73,12 @@ fn path(looks: &[TaskStatus], look: TaskStatus, columns: usize) -> String {
     path
 }
 
-pub(super) fn fragment(scene: &JobSnapshot) -> Result<Fragment, Problem> {
-    let (counts, total) = (scene.counts(), scene.tasks());
+pub(super) fn fragment(snapshot: &JobSnapshot) -> Result<Fragment, Problem> {
+    let (counts, total) = (snapshot.counts(), snapshot.tasks());
     let said: Vec<String> =
         counts.iter().map(|(look, count)| format!("{} {}", grouped(count), look.word())).collect();
     let says = said.join(", ");
-    let job = &scene.view.name;
+    let job = &snapshot.view.name;
     let columns = columns(total);
     let mut grid = Grid {
         job,
@@ -92,18 +92,18 @@ pub(super) fn fragment(scene: &JobSnapshot) -> Result<Fragment, Problem> {
         counts,
     };
     if total <= LINKS_MAX {
-        grid.cells = scene
+        grid.cells = snapshot
             .view
             .run
             .tasks
             .iter()
-            .zip(&scene.statuses)
-            .map(|(task, look)| cell(scene, task.task, *look))
+            .zip(&snapshot.statuses)
+            .map(|(task, look)| cell(snapshot, task.task, *look))
             .collect();
     } else {
         let layer = |(look, _): &(TaskStatus, usize)| Layer {
             status: *look,
-            path: path(&scene.statuses, *look, columns),
+            path: path(&snapshot.statuses, *look, columns),
         };
         // What needs a person is drawn last, above the rest.
         grid.layers = grid.counts.iter().rev().map(layer).collect();
@@ -111,8 +111,8 @@ pub(super) fn fragment(scene: &JobSnapshot) -> Result<Fragment, Problem> {
     Fragment::new("grid", &grid)
 }
 
-fn cell(scene: &JobSnapshot, task: TaskId, look: TaskStatus) -> GridCell {
-    let named = scene.task_label(task);
+fn cell(snapshot: &JobSnapshot, task: TaskId, look: TaskStatus) -> GridCell {
+    let named = snapshot.task_label(task);
     let host = if named.host.is_empty() { String::new() } else { format!(" at {}", named.host) };
     GridCell { task, status: look, says: format!("Task {task}{host}: {}", look.word()) }
 }

@@ -128,7 +128,7 @@ pub(super) async fn first() -> Redirect {
 /// `GET /guide/{page}`
 pub(super) async fn show(
     State(site): State<AppState>,
-    guest: PageUser,
+    user: PageUser,
     Path(name): Path<String>,
 ) -> Result<Response, Problem> {
     if let Some((_, now)) = RENAMED.iter().find(|(before, _)| *before == name) {
@@ -139,7 +139,7 @@ pub(super) async fn show(
     let (chapter, title, text) = chapter.ok_or_else(missing)?;
     let (html, sections) = rendered(&text());
     let now = site.engine.clock().now();
-    let page = PageFrame::new(guest, NavEntry::Guide, format!("{title} · Guide"), now);
+    let page = PageFrame::new(user, NavEntry::Guide, format!("{title} · Guide"), now);
     render_page(&GuidePage { page, chapters: &CHAPTERS, chapter, sections, html }, now)
 }
 

@@ -51,11 +51,11 @@ impl Head<'_> {
     }
 }
 
-pub(super) fn head(scene: &JobSnapshot) -> Result<Fragment, Problem> {
-    let run = &scene.view.run;
+pub(super) fn head(snapshot: &JobSnapshot) -> Result<Fragment, Problem> {
+    let run = &snapshot.view.run;
     let excluded = run.counts.excluded;
     let nobody = run.tasks.iter().all(|task| task.lives.is_empty());
-    let (view, total) = (&scene.view, scene.tasks());
+    let (view, total) = (&snapshot.view, snapshot.tasks());
     let out = total.saturating_sub(run.live);
     Fragment::new("head", &Head { view, total, out, excluded, is_unregistered: nobody })
 }
@@ -80,21 +80,21 @@ pub(super) struct BarrierRow<'a> {
 
 impl<'a> BarrierRow<'a> {
     /// The barrier, where `above` says which tasks the page has named already.
-    fn of(scene: &JobSnapshot, barrier: &'a BarrierView, above: &BTreeSet<TaskId>) -> Self {
+    fn of(snapshot: &JobSnapshot, barrier: &'a BarrierView, above: &BTreeSet<TaskId>) -> Self {
         let (above, mut missing): (Vec<TaskId>, Vec<TaskId>) =
             barrier.missing.iter().copied().partition(|task| above.contains(task));
         let named = if missing.len() > NAMED { NAMED_OF_MANY } else { NAMED };
         // Those that may still arrive are named before those that are lost.
-        missing.sort_by_key(|task| scene.status_of(*task) == TaskStatus::Failed);
+        missing.sort_by_key(|task| snapshot.status_of(*task) == TaskStatus::Failed);
         Self {
             name: barrier_name(&barrier.id),
-            missing: missing.iter().take(named).map(|task| scene.task_label(*task)).collect(),
+            missing: missing.iter().take(named).map(|task| snapshot.task_label(*task)).collect(),
             others: missing.len().saturating_sub(named),
             above: links::ranges(&above),
-            first: scene.task_label(barrier.first),
+            first: snapshot.task_label(barrier.first),
             numbers: links::ranges(&barrier.missing),
-            has_no_timeout: times::has_no_timeout(&barrier.deadline, scene.now()),
-            is_filling: is_filling(scene, barrier),
+            has_no_timeout: times::has_no_timeout(&barrier.deadline, snapshot.now()),
+            is_filling: is_filling(snapshot, barrier),
             barrier,
         }
     }
@@ -115,15 +115,15 @@ impl<'a> BarrierRow<'a> {
 }
 
 /// Whether somebody has only just come to a barrier: it is merely filling.
-pub(super) fn is_filling(scene: &JobSnapshot, barrier: &BarrierView) -> bool {
-    let waited = scene.now().since(issues::last_arrival(barrier));
+pub(super) fn is_filling(snapshot: &JobSnapshot, barrier: &BarrierView) -> bool {
+    let waited = snapshot.now().since(issues::last_arrival(barrier));
     barrier.kind != BarrierKind::Registration && waited < AWAITED_AFTER
 }
 
 /// The barriers in progress, as they are shown on a page that has named the tasks `above` already.
-pub(super) fn waiting<'a>(scene: &'a JobSnapshot, above: &BTreeSet<TaskId>) -> Vec<BarrierRow<'a>> {
-    let shown = scene.barriers().into_iter().take(BARRIERS_SHOWN);
-    shown.map(|barrier| BarrierRow::of(scene, barrier, above)).collect()
+pub(super) fn waiting<'a>(snapshot: &'a JobSnapshot, above: &BTreeSet<TaskId>) -> Vec<BarrierRow<'a>> {
+    let shown = snapshot.barriers().into_iter().take(BARRIERS_SHOWN);
+    shown.map(|barrier| BarrierRow::of(snapshot, barrier, above)).collect()
 }
 
 #[derive(Template)]
@@ -135,27 +135,27 @@ struct BarrierListFragment<'a> {
     running: bool,
 }
 
-fn waits(scene: &JobSnapshot, above: &BTreeSet<TaskId>) -> Result<Fragment, Problem> {
-    let run = &scene.view.run;
-    let (job, running) = (&scene.view.name, run.state == RunState::Running);
+fn waits(snapshot: &JobSnapshot, above: &BTreeSet<TaskId>) -> Result<Fragment, Problem> {
+    let run = &snapshot.view.run;
+    let (job, running) = (&snapshot.view.name, run.state == RunState::Running);
     let all = run.barriers.len();
-    Fragment::new("waits", &BarrierListFragment { job, waiting: waiting(scene, above), all, running })
+    Fragment::new("waits", &BarrierListFragment { job, waiting: waiting(snapshot, above), all, running })
 }
 
 /// The parts of the page.
-pub(super) fn parts(scene: &JobSnapshot, listing: &TaskTableQuery) -> Result<Vec<Fragment>, Problem> {
-    let needs = issues::of(scene);
-    let calm = issues::no_issue_text(scene);
+pub(super) fn parts(snapshot: &JobSnapshot, listing: &TaskTableQuery) -> Result<Vec<Fragment>, Problem> {
+    let needs = issues::of(snapshot);
+    let calm = issues::no_issue_text(snapshot);
     let named = needs.iter().flat_map(|need| need.tasks.iter().map(|one| one.task)).collect();
     Ok(vec![
-        head(scene)?,
+        head(snapshot)?,
         issues::fragment(&needs, false, calm)?,
-        waits(scene, &named)?,
-        grid::fragment(scene)?,
-        task_table::fragment(scene, listing)?,
-        timeline::fragment(scene, false, None)?,
-        Fragment::new("history", &HistoryFragment { view: &scene.view })?,
-        Fragment::new("settings", &SettingsFragment { view: &scene.view })?,
+        waits(snapshot, &named)?,
+        grid::fragment(snapshot)?,
+        task_table::fragment(snapshot, listing)?,
+        timeline::fragment(snapshot, false, None)?,
+        Fragment::new("history", &HistoryFragment { view: &snapshot.view })?,
+        Fragment::new("settings", &SettingsFragment { view: &snapshot.view })?,
     ])
 }
 
@@ -194,13 +194,19 @@ impl HistoryFragment<'_> {
 pub(super) async fn show(
     State(site): State<AppState>,
     job: JobPath,
-    guest: PageUser,
+    user: PageUser,
     QueryParams(listing): QueryParams<TaskTableQuery>,
 ) -> Result<Response, Problem> {
-    let scene = JobSnapshot::of(&site, &job)?;
-    let now = scene.now();
+    let snapshot = JobSnapshot::of(&site, &job)?;
+    let now = snapshot.now();
     let (title, query) = (format!("Job {}", job.name), format!("job&{}", listing.live_query()));
-    let page =
-        PageFrame::of_job_snapshot(guest, NavEntry::Job, title, &scene, &query, parts(&scene, &listing)?);
-    render_page(&JobPage { page, view: scene.view }, now)
+    let page = PageFrame::of_job_snapshot(
+        user,
+        NavEntry::Job,
+        title,
+        &snapshot,
+        &query,
+        parts(&snapshot, &listing)?,
+    );
+    render_page(&JobPage { page, view: snapshot.view }, now)
 }

@@ -105,30 +105,31 @@ fn crumbs(directory: &[u8]) -> Vec<Breadcrumb> {
 pub(super) async fn show(
     State(site): State<AppState>,
     job: JobPath,
-    guest: PageUser,
+    user: PageUser,
     QueryParams(which): QueryParams<KeysPageQuery>,
 ) -> Result<Response, Problem> {
-    let scene = JobSnapshot::of(&site, &job)?;
-    let now = scene.now();
+    let snapshot = JobSnapshot::of(&site, &job)?;
+    let now = snapshot.now();
     let title = format!("Keys of {}", job.name);
-    let parts = parts(&site, &scene, &which)?.to_vec();
-    let page = PageFrame::of_job_snapshot(guest, NavEntry::Keys, title, &scene, &which.query(), parts);
+    let parts = parts(&site, &snapshot, &which)?.to_vec();
+    let page = PageFrame::of_job_snapshot(user, NavEntry::Keys, title, &snapshot, &which.query(), parts);
     render_page(&KeysPageTemplate { page, crumbs: crumbs(&decode_key(&which.prefix)), job: job.name }, now)
 }
 
 /// The parts of the page.
 pub(super) fn parts(
     site: &AppState,
-    scene: &JobSnapshot,
+    snapshot: &JobSnapshot,
     which: &KeysPageQuery,
 ) -> Result<Arc<Vec<Fragment>>, Problem> {
-    scene.cached_parts(&which.query(), || Ok(vec![head(scene)?, level(site, scene, which)?]))
+    snapshot.cached_parts(&which.query(), || Ok(vec![head(snapshot)?, level(site, snapshot, which)?]))
 }
 
 /// One level of the tree.
-fn level(site: &AppState, scene: &JobSnapshot, which: &KeysPageQuery) -> Result<Fragment, Problem> {
+fn level(site: &AppState, snapshot: &JobSnapshot, which: &KeysPageQuery) -> Result<Fragment, Problem> {
     let (directory, after) = (decode_key(&which.prefix), decode_key(&which.after));
-    let look = |core: &Coordinator, _| Some(core.job(scene.id)?.keys(&directory, &after, false, LINES + 1));
+    let look =
+        |core: &Coordinator, _| Some(core.job(snapshot.id)?.keys(&directory, &after, false, LINES + 1));
     let mut lines = site.engine.read(look).unwrap_or_default();
     let next = lines.get(LINES).map(|_| encode_key(&lines[LINES - 1].key));
     lines.truncate(LINES);
@@ -139,12 +140,12 @@ fn level(site: &AppState, scene: &JobSnapshot, which: &KeysPageQuery) -> Result<
         KeyRow { name: String::from_utf8_lossy(name).into_owned(), address: encode_key(whole), hidden, line }
     });
     let keys = Keys {
-        job: &scene.view.name,
+        job: &snapshot.view.name,
         entries: entries.collect(),
         next,
         prefix: encode_key(&directory),
-        total: scene.view.run.keys,
-        held: scene.view.run.store_bytes,
+        total: snapshot.view.run.keys,
+        held: snapshot.view.run.store_bytes,
     };
     Fragment::new("keys", &keys)
 }
@@ -222,7 +223,7 @@ struct ValuePage {
 pub(super) async fn value(
     State(site): State<AppState>,
     job: JobPath,
-    guest: PageUser,
+    user: PageUser,
     QueryParams(which): QueryParams<ValuePageQuery>,
 ) -> Result<Response, Problem> {
     let key = decode_key(&which.key);
@@ -234,10 +235,11 @@ pub(super) async fn value(
         Decoded::Words(words) => (Vec::new(), words),
         Decoded::Nothing => (Vec::new(), String::new()),
     };
-    let scene = JobSnapshot::of(&site, &job)?;
-    let now = scene.now();
+    let snapshot = JobSnapshot::of(&site, &job)?;
+    let now = snapshot.now();
     let title = format!("Key {} of {}", value.key, job.name);
-    let page = PageFrame::of_job_snapshot(guest, NavEntry::Keys, title, &scene, "head", vec![head(&scene)?]);
+    let page =
+        PageFrame::of_job_snapshot(user, NavEntry::Keys, title, &snapshot, "head", vec![head(&snapshot)?]);
     let rest = format!("/api/v1/jobs/{}/keys/{}", job.name, query_encode(&value.key));
     let (crumbs, job) = (crumbs(&key), job.name);
     render_page(&ValuePage { page, job, crumbs, value, devices, words, rest }, now)

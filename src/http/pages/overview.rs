@@ -77,8 +77,8 @@ impl FleetSnapshot {
         };
         for job in jobs.into_iter().take(JOBS_SHOWN) {
             // What happened is on the page of the job.
-            if let Some(scene) = JobSnapshot::capture(site, job) {
-                survey.add(&scene);
+            if let Some(snapshot) = JobSnapshot::capture(site, job) {
+                survey.add(&snapshot);
             }
         }
         survey.ordered()
@@ -98,11 +98,11 @@ impl FleetSnapshot {
         Self { lines, issues: needs, handshakes, calm, more: 0, tokens: false, now }
     }
 
-    pub fn add(&mut self, scene: &JobSnapshot) {
-        let needs = issues::of(scene);
-        self.calm = issues::no_issue_text(scene);
-        let run = &scene.view.run;
-        let first = waiting(scene, &BTreeSet::new()).into_iter().next();
+    pub fn add(&mut self, snapshot: &JobSnapshot) {
+        let needs = issues::of(snapshot);
+        self.calm = issues::no_issue_text(snapshot);
+        let run = &snapshot.view.run;
+        let first = waiting(snapshot, &BTreeSet::new()).into_iter().next();
         let waits = first.map(|it: BarrierRow<'_>| {
             let who = match &it.barrier.missing[..] {
                 [] => String::new(),
@@ -115,13 +115,13 @@ impl FleetSnapshot {
         let tones = ["bad", "warn", "info"];
         let worst = tones.into_iter().find(|tone| needs.iter().any(|need| need.tone == *tone));
         self.lines.push(JobRow {
-            name: scene.view.name.clone(),
+            name: snapshot.view.name.clone(),
             run: run.number,
             state: run.state,
             since: run.ended_at.or(run.started_at).unwrap_or(run.opened_at),
             live: run.live,
-            total: scene.tasks(),
-            counts: scene.counts(),
+            total: snapshot.tasks(),
+            counts: snapshot.counts(),
             waits,
             barriers: run.barriers.len(),
             issues: needs.len(),
@@ -166,9 +166,9 @@ struct OverviewPage {
     page: PageFrame,
 }
 
-pub(super) async fn show(State(site): State<AppState>, guest: PageUser) -> Result<Response, Problem> {
+pub(super) async fn show(State(site): State<AppState>, user: PageUser) -> Result<Response, Problem> {
     let survey = FleetSnapshot::capture(&site);
-    let page = PageFrame::new(guest, NavEntry::Overview, "Overview", survey.now)
+    let page = PageFrame::new(user, NavEntry::Overview, "Overview", survey.now)
         .with_live("/live?page=overview".into(), parts(&survey)?);
     render_page(&OverviewPage { page }, survey.now)
 }

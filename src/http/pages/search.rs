@@ -111,7 +111,7 @@ struct SearchPage {
 /// `GET /search`
 pub(super) async fn show(
     State(site): State<AppState>,
-    guest: PageUser,
+    user: PageUser,
     QueryParams(asked): QueryParams<SearchQuery>,
 ) -> Result<Response, Problem> {
     let query = asked.q.trim();
@@ -125,7 +125,7 @@ pub(super) async fn show(
             found.add(&sought, &name, || site.engine.read(|core, now| core.observe(job, now)));
         }
     }
-    let mut page = PageFrame::new(guest, NavEntry::Unlisted, "Search", now);
+    let mut page = PageFrame::new(user, NavEntry::Unlisted, "Search", now);
     page.query.clone_from(&query);
     render_page(&SearchPage { page, query, found: found.within_bounds() }, now)
 }

@@ -73,10 +73,10 @@ struct HeartbeatFragment<'a> {
 }
 
 impl<'a> HeartbeatFragment<'a> {
-    fn of(site: &AppState, scene: &'a JobSnapshot, task: &'a TaskView) -> Self {
-        let now = |core: &Coordinator, _| core.job(scene.id).and_then(|job| job.task(task.task));
+    fn of(site: &AppState, snapshot: &'a JobSnapshot, task: &'a TaskView) -> Self {
+        let now = |core: &Coordinator, _| core.job(snapshot.id).and_then(|job| job.task(task.task));
         let course = site.engine.read(now).map(|task| task.recent_gaps).unwrap_or_default();
-        let pulses = scene.view.run.tasks.iter().filter_map(|task| task.pulse.as_ref());
+        let pulses = snapshot.view.run.tasks.iter().filter_map(|task| task.pulse.as_ref());
         let mut usual: Vec<u64> = pulses.map(|pulse| pulse.interval_us).collect();
         let middle = usual.len() / 2;
         let median_us = match usual.is_empty() {
@@ -88,7 +88,7 @@ impl<'a> HeartbeatFragment<'a> {
             classes: task.pulse.as_ref().map(gap_classes).unwrap_or_default(),
             wide_since: wide_since(&course, median_us),
             course,
-            timeout: scene.view.settings.heartbeat_timeout,
+            timeout: snapshot.view.settings.heartbeat_timeout,
             median_us,
             score: task.straggling.as_ref().map(|it| format!("{:.2}", it.score)).unwrap_or_default(),
         }
@@ -236,7 +236,7 @@ struct ExclusionFragment<'a> {
 }
 
 impl<'a> ExclusionFragment<'a> {
-    fn of(scene: &'a JobSnapshot, task: &TaskView, guest: &'a PageUser) -> Self {
+    fn of(snapshot: &'a JobSnapshot, task: &TaskView, user: &'a PageUser) -> Self {
         let id = task.task;
         let peer = task.lives.iter().find_map(|life| life.peer);
         let host = peer.map(|peer| peer.ip().to_canonical());
@@ -244,55 +244,55 @@ impl<'a> ExclusionFragment<'a> {
             ExclusionTarget::Task(task) => task == id,
             ExclusionTarget::Host(address) => Some(address) == host,
         };
-        let (job, recoverable) = (&scene.view.name, scene.view.settings.recoverable);
-        let exclusion = scene.view.exclusions.iter().find(covers);
+        let (job, recoverable) = (&snapshot.view.name, snapshot.view.settings.recoverable);
+        let exclusion = snapshot.view.exclusions.iter().find(covers);
         let form = ExcludeForm { task: id.to_string(), ..ExcludeForm::default() };
-        Self { job, user: guest, id, exclusion, recoverable, form, host }
+        Self { job, user: user, id, exclusion, recoverable, form, host }
     }
 }
 
 /// The parts of the page, as this guest sees them; none if there is no such task.
 pub(super) fn parts(
     site: &AppState,
-    scene: &JobSnapshot,
-    guest: &PageUser,
+    snapshot: &JobSnapshot,
+    user: &PageUser,
     id: TaskId,
 ) -> Result<Option<Vec<Fragment>>, Problem> {
-    let Some(task) = scene.task(id) else { return Ok(None) };
-    let (view, run) = (&scene.view, &scene.view.run);
+    let Some(task) = snapshot.task(id) else { return Ok(None) };
+    let (view, run) = (&snapshot.view, &snapshot.view.run);
     let waited_for =
-        run.barriers.iter().filter(|barrier| barrier.missing.contains(&id) && !is_filling(scene, barrier));
+        run.barriers.iter().filter(|barrier| barrier.missing.contains(&id) && !is_filling(snapshot, barrier));
     let state = TaskStateFragment {
         job: &view.name,
         task,
-        status: scene.status_of(id),
-        since: scene.since(task),
+        status: snapshot.status_of(id),
+        since: snapshot.since(task),
         host: host(task),
         waits: task.waits_at.iter().map(|id| barrier_name(id)).collect(),
         keys: task.waits_for.iter().map(|wait| (key_name(&wait.key), wait.since)).collect(),
         awaited_at: waited_for.map(|b| (barrier_name(&b.id), b.arrived, b.members)).collect(),
-        found: scene.findings.iter().filter(|finding| finding.tasks.contains(&id)).collect(),
+        found: snapshot.findings.iter().filter(|finding| finding.tasks.contains(&id)).collect(),
         error: task
             .error
             .as_deref()
             .map(|error| status::error_texts(error, task.why.as_deref().unwrap_or_default())),
-        follows: scene.is_consequence(id),
+        follows: snapshot.is_consequence(id),
         is_cause: run.first_cause.as_ref().is_some_and(|cause| cause.task == Some(id)),
     };
-    let pulse = HeartbeatFragment::of(site, scene, task);
-    let mut meetings = attendances(&run.recent_barriers, id, scene.tasks());
+    let pulse = HeartbeatFragment::of(site, snapshot, task);
+    let mut meetings = attendances(&run.recent_barriers, id, snapshot.tasks());
     let more = meetings.len().saturating_sub(MEETINGS_SHOWN);
     meetings.truncate(MEETINGS_SHOWN);
     Ok(Some(vec![
-        head(scene)?,
+        head(snapshot)?,
         Fragment::new("task", &state)?,
-        Fragment::new("act", &ExclusionFragment::of(scene, task, guest))?,
+        Fragment::new("act", &ExclusionFragment::of(snapshot, task, user))?,
         Fragment::new("pulse", &pulse)?,
-        transfers::of_task(scene, id)?,
+        transfers::of_task(snapshot, id)?,
         Fragment::new("meetings", &AttendanceFragment { job: &view.name, attendances: meetings, more })?,
-        timeline::fragment(scene, false, Some(id))?,
-        devices(scene, id)?,
-        keys(site, scene, id)?,
+        timeline::fragment(snapshot, false, Some(id))?,
+        devices(snapshot, id)?,
+        keys(site, snapshot, id)?,
     ]))
 }
 
@@ -303,9 +303,9 @@ struct Devices<'a> {
     devices: Vec<&'a Device>,
 }
 
-fn devices(scene: &JobSnapshot, id: TaskId) -> Result<Fragment, Problem> {
-    let devices = scene.view.run.devices.iter().filter(|device| device.task == id).collect();
-    Fragment::new("task-devices", &Devices { job: &scene.view.name, devices })
+fn devices(snapshot: &JobSnapshot, id: TaskId) -> Result<Fragment, Problem> {
+    let devices = snapshot.view.run.devices.iter().filter(|device| device.task == id).collect();
+    Fragment::new("task-devices", &Devices { job: &snapshot.view.name, devices })
 }
 
 #[derive(Template)]
@@ -325,17 +325,17 @@ impl Keys<'_> {
 }
 
 /// The keys that a task wrote. Looked for once a scene, however many look.
-fn keys(site: &AppState, scene: &JobSnapshot, id: TaskId) -> Result<Fragment, Problem> {
-    let made = scene.cached_parts(&format!("task-keys/{id}"), || {
-        let look = |core: &Coordinator, _| Some(core.job(scene.id)?.keys(b"", b"", true, KEYS_SEARCHED));
+fn keys(site: &AppState, snapshot: &JobSnapshot, id: TaskId) -> Result<Fragment, Problem> {
+    let made = snapshot.cached_parts(&format!("task-keys/{id}"), || {
+        let look = |core: &Coordinator, _| Some(core.job(snapshot.id)?.keys(b"", b"", true, KEYS_SEARCHED));
         let lines = site.engine.read(look).unwrap_or_default();
         let wrote = lines.into_iter().filter(|line| line.written_by == Some(id)).take(KEYS_SHOWN);
         let keys = wrote.map(|line| {
             let name = String::from_utf8_lossy(&line.key).into_owned();
             (line, name)
         });
-        let (job, searched) = (&scene.view.name, KEYS_SEARCHED);
-        let whole = scene.view.run.keys <= searched;
+        let (job, searched) = (&snapshot.view.name, KEYS_SEARCHED);
+        let whole = snapshot.view.run.keys <= searched;
         Ok(vec![Fragment::new("task-keys", &Keys { job, keys: keys.collect(), whole, searched })?])
     })?;
     made.first().cloned().ok_or_else(Problem::internal)
@@ -353,28 +353,28 @@ struct TaskPage {
 pub(super) fn page(
     site: &AppState,
     job: &JobPath,
-    guest: PageUser,
+    user: PageUser,
     id: TaskId,
     did: &FlashQuery,
 ) -> Result<Response, Problem> {
-    let scene = JobSnapshot::of(site, job)?;
-    let missing = || no_such_task(job, id.0, scene.view.settings.tasks);
-    let parts = parts(site, &scene, &guest, id)?.ok_or_else(missing)?;
-    let now = scene.now();
+    let snapshot = JobSnapshot::of(site, job)?;
+    let missing = || no_such_task(job, id.0, snapshot.view.settings.tasks);
+    let parts = parts(site, &snapshot, &user, id)?.ok_or_else(missing)?;
+    let now = snapshot.now();
     let (title, query) = (format!("Task {id} of {}", job.name), format!("task&task={id}"));
-    let page = PageFrame::of_job_snapshot(guest, NavEntry::Task, title, &scene, &query, parts)
+    let page = PageFrame::of_job_snapshot(user, NavEntry::Task, title, &snapshot, &query, parts)
         .with_notice(did.message());
-    render_page(&TaskPage { page, view: scene.view, id }, now)
+    render_page(&TaskPage { page, view: snapshot.view, id }, now)
 }
 
 pub(super) async fn show(
     State(site): State<AppState>,
     job: JobPath,
-    guest: PageUser,
+    user: PageUser,
     PathItem(task): PathItem<i32>,
     QueryParams(did): QueryParams<FlashQuery>,
 ) -> Result<Response, Problem> {
-    page(&site, &job, guest, TaskId(task), &did)
+    page(&site, &job, user, TaskId(task), &did)
 }
 
 #[cfg(test)]

@@ -147,8 +147,8 @@ impl TaskTableQuery {
         Self { page: page.to_string(), ..self.clone() }.query()
     }
 
-    fn matches(&self, scene: &JobSnapshot, task: &TaskView) -> bool {
-        let look = scene.status_of(task.task);
+    fn matches(&self, snapshot: &JobSnapshot, task: &TaskView) -> bool {
+        let look = snapshot.status_of(task.task);
         let state = match self.state.as_str() {
             "" => true,
             "trouble" => !matches!(look, TaskStatus::Connected | TaskStatus::Left),
@@ -171,11 +171,11 @@ impl TaskTableQuery {
             || task.lives.first().is_some_and(|life| life.incarnation.starts_with(find))
     }
 
-    fn sort(&self, scene: &JobSnapshot, tasks: &mut [&TaskView]) {
+    fn sort(&self, snapshot: &JobSnapshot, tasks: &mut [&TaskView]) {
         let incarnation = |task: &TaskView| task.lives.first().map(|life| life.incarnation.clone());
         match self.sort.as_str() {
-            "state" => tasks.sort_by_key(|task| (scene.status_of(task.task), scene.since(task))),
-            "since" => tasks.sort_by_key(|task| scene.since(task)),
+            "state" => tasks.sort_by_key(|task| (snapshot.status_of(task.task), snapshot.since(task))),
+            "since" => tasks.sort_by_key(|task| snapshot.since(task)),
             "host" => tasks.sort_by_cached_key(|task| task.lives.iter().find_map(|life| life.peer)),
             "incarnation" => tasks.sort_by_cached_key(|task| (Reverse(task.lives.len()), incarnation(task))),
             "heard" => tasks.sort_by_key(|task| task.last_heartbeat),
@@ -217,18 +217,18 @@ struct TaskRow<'a> {
 }
 
 impl<'a> TaskRow<'a> {
-    fn of(scene: &'a JobSnapshot, task: &'a TaskView) -> Self {
+    fn of(snapshot: &'a JobSnapshot, task: &'a TaskView) -> Self {
         let waits = waits(task);
         let score = task.straggling.as_ref().map(|it| format!("{:.2}", it.score)).unwrap_or_default();
         Self {
-            status: scene.status_of(task.task),
-            since: scene.since(task),
-            follows: scene.is_consequence(task.task),
+            status: snapshot.status_of(task.task),
+            since: snapshot.since(task),
+            follows: snapshot.is_consequence(task.task),
             host: host(task),
             incarnation: task.lives.first().map_or("", |life| &life.incarnation),
             lives_before: task.lives.len().saturating_sub(1),
             waits: shorten(&waits.join(", "), 60),
-            devices: scene.devices_of(task.task),
+            devices: snapshot.devices_of(task.task),
             spark: task.pulse.as_ref().map(spark).unwrap_or_default(),
             score,
             task,
@@ -286,16 +286,17 @@ impl TaskTable<'_> {
 }
 
 /// The rows that are asked for, as a part of a page.
-pub(super) fn fragment(scene: &JobSnapshot, listing: &TaskTableQuery) -> Result<Fragment, Problem> {
+pub(super) fn fragment(snapshot: &JobSnapshot, listing: &TaskTableQuery) -> Result<Fragment, Problem> {
     let listing = listing.within_bounds();
-    let tasks = &scene.view.run.tasks;
-    let mut found: Vec<&TaskView> = tasks.iter().filter(|task| listing.matches(scene, task)).collect();
-    listing.sort(scene, &mut found);
+    let tasks = &snapshot.view.run.tasks;
+    let mut found: Vec<&TaskView> = tasks.iter().filter(|task| listing.matches(snapshot, task)).collect();
+    listing.sort(snapshot, &mut found);
     let pages = found.len().div_ceil(ROWS).max(1);
     let page = listing.page.parse().unwrap_or(1).clamp(1, pages);
-    let rows = found.iter().skip((page - 1) * ROWS).take(ROWS).map(|task| TaskRow::of(scene, task)).collect();
+    let rows =
+        found.iter().skip((page - 1) * ROWS).take(ROWS).map(|task| TaskRow::of(snapshot, task)).collect();
     let (found, total) = (found.len(), tasks.len());
-    let job = &scene.view.name;
+    let job = &snapshot.view.name;
     Fragment::new("tasks", &TaskTable { job, listing, rows, found, total, page, pages, columns: &COLUMNS })
 }
 

@@ -335,9 +335,9 @@ fn a_task_is_awaited_for_as_long_as_the_others_have_waited() {
     rig.wait(52);
     (0..7).for_each(|number| rig.arrive(number, "step", 3_600_000));
     rig.wait(23);
-    let scene = rig.scene();
-    let awaited = scene.task(task(7)).unwrap();
-    assert_eq!(scene.since(awaited), Timestamp(rig.now.0 - 23_000_000));
+    let snapshot = rig.scene();
+    let awaited = snapshot.task(task(7)).unwrap();
+    assert_eq!(snapshot.since(awaited), Timestamp(rig.now.0 - 23_000_000));
     // The same in the table of tasks, on the page of the task, and in the issue.
     let row = rig.says("tasks");
     let row = row.rsplit("awaited").next().unwrap();

@@ -297,8 +297,12 @@ struct FirstCauseRow {
 }
 
 /// The timeline: a short one for the page of the job, or all that is known.
-pub(super) fn fragment(scene: &JobSnapshot, whole: bool, only: Option<TaskId>) -> Result<Fragment, Problem> {
-    let run = &scene.view.run;
+pub(super) fn fragment(
+    snapshot: &JobSnapshot,
+    whole: bool,
+    only: Option<TaskId>,
+) -> Result<Fragment, Problem> {
+    let run = &snapshot.view.run;
     let most = if whole { MOMENTS_KEPT } else { MOMENTS_SHORT };
     let about = |moment: &&TimelineEntry| only.is_none_or(|task| moment.tasks.contains(&task));
     let following =
@@ -308,10 +312,10 @@ pub(super) fn fragment(scene: &JobSnapshot, whole: bool, only: Option<TaskId>) -
         FirstCauseRow {
             at: cause.at,
             task: cause.task,
-            host: cause.task.map(|task| scene.task_label(task).host).unwrap_or_default(),
+            host: cause.task.map(|task| snapshot.task_label(task).host).unwrap_or_default(),
             why,
             told,
-            following: scene
+            following: snapshot
                 .timeline
                 .latest()
                 .filter(following)
@@ -322,17 +326,17 @@ pub(super) fn fragment(scene: &JobSnapshot, whole: bool, only: Option<TaskId>) -
     });
     // On the page of the job it is the first of what needs a person, on that of its task the last error.
     let told_above = match only {
-        None => !whole && issues::shows_first_cause(scene),
+        None => !whole && issues::shows_first_cause(snapshot),
         Some(task) => !whole && run.first_cause.as_ref().is_some_and(|cause| cause.task == Some(task)),
     };
-    let shown = scene.timeline.latest().filter(about);
+    let shown = snapshot.timeline.latest().filter(about);
     let more = !whole && shown.clone().nth(most).is_some();
     let moments: Vec<&TimelineEntry> = shown.take(most).collect();
-    let cut = !more && scene.timeline.is_truncated;
+    let cut = !more && snapshot.timeline.is_truncated;
     Fragment::new(
         "timeline",
         &TimelineFragment {
-            job: &scene.view.name,
+            job: &snapshot.view.name,
             cause,
             cause_shown_above: told_above,
             entries: moments,
@@ -363,17 +367,17 @@ pub(super) struct TimelinePageQuery {
 pub(super) async fn show(
     State(site): State<AppState>,
     job: JobPath,
-    guest: PageUser,
+    user: PageUser,
     QueryParams(which): QueryParams<TimelinePageQuery>,
 ) -> Result<Response, Problem> {
     let task = which.task.trim().parse::<i32>().ok();
-    let scene = JobSnapshot::of(&site, &job)?;
-    let (now, tasks) = (scene.now(), scene.tasks());
+    let snapshot = JobSnapshot::of(&site, &job)?;
+    let (now, tasks) = (snapshot.now(), snapshot.tasks());
     let query = task.map_or_else(String::new, |task| format!("&task={task}"));
-    let parts = vec![super::job::head(&scene)?, fragment(&scene, true, task.map(TaskId))?];
+    let parts = vec![super::job::head(&snapshot)?, fragment(&snapshot, true, task.map(TaskId))?];
     let title = format!("Timeline of {}", job.name);
     let query = format!("timeline{query}");
-    let page = PageFrame::of_job_snapshot(guest, NavEntry::Timeline, title, &scene, &query, parts);
+    let page = PageFrame::of_job_snapshot(user, NavEntry::Timeline, title, &snapshot, &query, parts);
     render_page(&TimelinePage { page, job: job.name, task, tasks }, now)
 }
 

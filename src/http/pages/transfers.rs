@@ -310,32 +310,33 @@ struct NoTransfersFragment<'a> {
 struct EmptyFragment;
 
 /// The parts of the page.
-pub(super) fn parts(scene: &JobSnapshot, choice: &PairFilter) -> Result<Vec<Fragment>, Problem> {
-    let (board, job, name) = (&scene.reports, scene.id, &scene.view.name);
-    let view = board.summary(job, &scene.roster, scene.now());
+pub(super) fn parts(snapshot: &JobSnapshot, choice: &PairFilter) -> Result<Vec<Fragment>, Problem> {
+    let (board, job, name) = (&snapshot.reports, snapshot.id, &snapshot.view.name);
+    let view = board.summary(job, &snapshot.roster, snapshot.now());
     if view.reporting == 0 && view.stale == 0 {
         // The others say nothing; they may have, of the run before.
-        let mut parts = vec![head(scene)?, Fragment::new("moves", &NoTransfersFragment { job: Some(name) })?];
+        let mut parts =
+            vec![head(snapshot)?, Fragment::new("moves", &NoTransfersFragment { job: Some(name) })?];
         for id in ["reasons", "throughput", "pair-throughput", "pairs", "movers"] {
             parts.push(Fragment::new(id, &EmptyFragment)?);
         }
         return Ok(parts);
     }
-    let throughput = board.throughput(job, &scene.roster, POINTS);
-    let mut pairs = board.pairs(job, &scene.roster, choice.task(), choice.transport());
-    let matrix = matrix(&pairs, scene.roster.incarnations.len());
+    let throughput = board.throughput(job, &snapshot.roster, POINTS);
+    let mut pairs = board.pairs(job, &snapshot.roster, choice.task(), choice.transport());
+    let matrix = matrix(&pairs, snapshot.roster.incarnations.len());
     let kept = pairs.len();
     pairs.sort_by_key(|pair| (std::cmp::Reverse(pair.bytes()), pair.from, pair.to));
     pairs.truncate(LISTED);
     let most = pairs.first().map_or(0, PairView::bytes);
-    let mut tasks = board.tasks(job, &scene.roster);
+    let mut tasks = board.tasks(job, &snapshot.roster);
     let (all, failing) = (tasks.len(), tasks.iter().filter(|task| task.totals.failed() > 0).count());
     tasks.sort_by_key(|task| (std::cmp::Reverse(moved(task)), task.task));
     tasks.truncate(LISTED);
     let late = u64::from(view.interval_ms) * 10_000;
-    let is_overdue = view.reported_at.is_some_and(|at| scene.now().0.saturating_sub(at.0) > late);
+    let is_overdue = view.reported_at.is_some_and(|at| snapshot.now().0.saturating_sub(at.0) > late);
     Ok(vec![
-        head(scene)?,
+        head(snapshot)?,
         Fragment::new("moves", &TransferSummaryFragment { view: &view, is_overdue })?,
         Fragment::new("reasons", &Reasons { job: name, reasons: &view.failures })?,
         Fragment::new("throughput", &Chart::of(&throughput))?,
@@ -356,13 +357,13 @@ struct TaskTransfersFragment<'a> {
 }
 
 /// What one task reports, for its page; it says nothing where nobody in the job reports.
-pub(super) fn of_task(scene: &JobSnapshot, task: TaskId) -> Result<Fragment, Problem> {
-    let it = scene.reports.task(scene.id, &scene.roster, task);
+pub(super) fn of_task(snapshot: &JobSnapshot, task: TaskId) -> Result<Fragment, Problem> {
+    let it = snapshot.reports.task(snapshot.id, &snapshot.roster, task);
     let window = it.as_ref().map_or_else(String::new, |it| {
         let (from, until) = rate_window(it.rate_until);
         format!("{from}–{until} UTC")
     });
-    Fragment::new("task-moves", &TaskTransfersFragment { job: &scene.view.name, task, it, window })
+    Fragment::new("task-moves", &TaskTransfersFragment { job: &snapshot.view.name, task, it, window })
 }
 
 #[derive(Template)]
@@ -376,20 +377,20 @@ struct JobTransfers {
 pub(super) async fn of_job(
     State(site): State<AppState>,
     job: JobPath,
-    guest: PageUser,
+    user: PageUser,
     QueryParams(choice): QueryParams<PairFilter>,
 ) -> Result<Response, Problem> {
-    let scene = JobSnapshot::of(&site, &job)?;
+    let snapshot = JobSnapshot::of(&site, &job)?;
     let (title, query) = (format!("Transfers of {}", job.name), format!("transfers&{}", choice.query()));
     let page = PageFrame::of_job_snapshot(
-        guest,
+        user,
         NavEntry::JobTransfers,
         title,
-        &scene,
+        &snapshot,
         &query,
-        parts(&scene, &choice)?,
+        parts(&snapshot, &choice)?,
     );
-    render_page(&JobTransfers { page, job: job.name }, scene.now())
+    render_page(&JobTransfers { page, job: job.name }, snapshot.now())
 }
 
 #[derive(Template)]
@@ -401,7 +402,7 @@ struct TransfersPageTemplate {
 }
 
 /// `GET /transfers`: every job whose tasks report.
-pub(super) async fn show(State(site): State<AppState>, guest: PageUser) -> Result<Response, Problem> {
+pub(super) async fn show(State(site): State<AppState>, user: PageUser) -> Result<Response, Problem> {
     let now = site.engine.clock().now();
     let all: Vec<(JobId, JobName, TaskIncarnations)> = site.engine.read(|core, _| {
         let jobs = core.jobs().filter(|(job, _)| site.transfers.has_reports(*job));
@@ -409,7 +410,7 @@ pub(super) async fn show(State(site): State<AppState>, guest: PageUser) -> Resul
     });
     let jobs = all.into_iter().map(|(job, name, roster)| (name, site.transfers.summary(job, &roster, now)));
     let jobs = jobs.filter(|(_, view)| view.reporting + view.stale > 0).collect();
-    let page = PageFrame::new(guest, NavEntry::Transfers, "Transfers", now);
+    let page = PageFrame::new(user, NavEntry::Transfers, "Transfers", now);
     render_page(&TransfersPageTemplate { page, jobs, nobody: NoTransfersFragment { job: None } }, now)
 }
 
