@@ -218,7 +218,7 @@ impl Metrics {
                 page.size(&metric::BOUND_USED, &[job, bound.name], used);
             }
         }
-        let Sources { engine, board, edge, .. } = &self.sources;
+        let MetricInputs { engine, board, edge, .. } = &self.sources;
         let open = if board.has_open(seen.job) {
             findings::hold(engine, edge.transfers(), board, seen)
         } else {
