@@ -14,17 +14,17 @@ use std::ops::AddAssign;
 
 pub use kept::{Count, Holding, Lock, Moment, ON, Sharded, Times, Waiting};
 
-/// How many bounds [`Timed`] has.
+/// The number of bounds of a [`Timed`] histogram.
 pub const BOUNDS: usize = 18;
-/// The least bound, in nanoseconds; each further one is four times the one before. The last is an hour and twelve minutes.
+/// The least bound, in nanoseconds. Each further bound is four times the one before; the last is 1 h 12 min.
 const LEAST_NS: u64 = 250;
 
-/// Times as they were read, counted by their size.
+/// A histogram of times, as [`Times::read`] returns it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Timed {
-    /// One for each bound, and one for what took longer.
+    /// The number of times in the bucket of each bound; the last bucket counts longer times.
     pub counts: [u64; BOUNDS + 1],
-    /// All of them together, in nanoseconds.
+    /// The sum of all times, in nanoseconds.
     pub sum_ns: u64,
 }
 
@@ -38,12 +38,12 @@ impl AddAssign<&Self> for Timed {
 }
 
 impl Timed {
-    /// The bounds, in nanoseconds.
+    /// Returns the upper bounds of the buckets, in nanoseconds.
     pub fn bounds_ns() -> impl Iterator<Item = u64> {
         (0..BOUNDS).map(|place| LEAST_NS << (2 * place))
     }
 
-    /// Whether nothing has been timed.
+    /// Returns whether nothing was timed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.counts.iter().all(|count| *count == 0)
