@@ -90,7 +90,7 @@ impl Message for CoordinatedTask {
                         buf.advance(length);
                         Ok(())
                     }
-                    // Shorter than it says: let the decoder word the underflow.
+                    // The field is shorter than its length says: the decoder words the underflow.
                     _ => encoding::skip_field(WireType::SixtyFourBit, tag, &mut [].as_slice(), ctx),
                 }
             }

@@ -48,15 +48,15 @@ impl fmt::Display for TransportKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Choice {
-    /// The best that both sides can: shared memory, another process's memory, a Unix socket, TCP. Chosen again where one
-    /// fails.
+    /// The best transport that both sides support: shared memory, reads of the peer's memory, a Unix socket, TCP. If
+    /// one fails, the engine chooses again.
     #[default]
     Auto,
-    /// On this host, arenas as shared memory; other memory by a Unix socket.
+    /// On this host: shared memory for arenas, a Unix socket for other memory.
     Shm,
-    /// On this host, all memory through the kernel.
+    /// On this host: reads of the peer's memory through the kernel (`process_vm_readv`), for all memory.
     Pvm,
-    /// On this host, a Unix socket.
+    /// On this host: a Unix socket.
     Unix,
     /// TCP, even on this host.
     Tcp,
