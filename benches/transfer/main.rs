@@ -1,11 +1,12 @@
-//! Muster's transfers against the limits of the machine and against other engines, in one run.
+//! Muster's transfers compared with the limits of the machine and with other engines, in one run.
 //!
 //!     benches/transfer/setup        # once: the other engines
 //!     cargo bench --bench transfer -- --repeat 5 --into BENCHMARKS.md
 //!
-//! Every repetition measures everything once, one after the other, so that a machine whose speed drifts favours nobody;
-//! ratios are taken within a repetition. All move the same sizes between two processes, as many at a time, and compare what
-//! arrived with what was sent, byte for byte. What is not installed is reported as absent.
+//! Every repetition measures every subject once, one after the other, so that a machine whose speed drifts
+//! favours none; ratios are taken within a repetition. All subjects move the same sizes between two
+//! processes, as many at a time, and compare the received bytes with those sent. A peer that is not installed
+//! is reported as absent.
 
 mod clock;
 mod limits;
@@ -74,7 +75,7 @@ fn main() -> Result<()> {
             eprintln!("{} of {}: {subject}", repetition + 1, arguments.repeat);
             match subject.measure(&places, &arguments.shapes, time) {
                 Ok(figures) => results.add(*subject, repetition, figures),
-                // It may be a peer that is not there, or that failed: the others are measured all the same.
+                // The peer may be missing or may have failed: the others are measured all the same.
                 Err(error) => results.absent(*subject, &format!("{error:#}")),
             }
         }

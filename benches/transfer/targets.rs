@@ -1,30 +1,30 @@
-//! What Muster must reach.
+//! The performance targets of Muster.
 
 use crate::report::Results;
 use crate::shape::Shape;
 use crate::subjects::{Figure, Subject};
 
-/// A target, as it stands.
+/// A target, and whether it is met.
 pub struct Verdict {
     pub text: String,
     pub met: bool,
 }
 
 struct Target {
-    /// Of which shapes.
+    /// Whether the target applies to a shape.
     of: fn(Shape) -> bool,
     subject: Subject,
     bound: Bound,
 }
 
 enum Bound {
-    /// At least so many times what another moves.
+    /// At least this many times the rate of another subject.
     Times(Subject, f64),
-    /// At least so many times what the best of others moves.
+    /// At least this many times the rate of the best of other subjects.
     TimesBest(&'static [Subject], f64),
-    /// At least so many times what the best of others moves in single messages of the same size.
+    /// At least this many times the rate of the best of other subjects in single messages of the same size.
     TimesBestSingle(&'static [Subject], f64),
-    /// Less than so many microseconds.
+    /// Less than this many microseconds.
     Under(&'static str, fn(&Figure) -> Option<f64>, f64),
 }
 
@@ -61,11 +61,11 @@ const TARGETS: [Target; 18] = [
     Target { of: medium, subject: Subject::MusterTcp, bound: Bound::Times(Subject::Mooncake, 2.0) },
     Target { of: medium, subject: Subject::MusterTcp, bound: Bound::Times(Subject::NixlTcp, 2.0) },
     Target { of: medium, subject: Subject::MusterTcp, bound: Bound::Times(Subject::Jax, 2.0) },
-    // Beside settings by which NIXL polls, there is only the limit of the machine to be reached.
+    // Against NIXL with settings by which it polls, the only goal is the limit of the machine.
     Target { of: large, subject: Subject::MusterShm, bound: Bound::Times(Subject::NixlShmPolled, 2.0) },
     Target { of: medium, subject: Subject::MusterTcp, bound: Bound::Times(Subject::NixlTcpPolled, 1.0) },
     Target { of: coalesced, subject: Subject::MusterTcp, bound: Bound::TimesBestSingle(PEERS, 10.0) },
-    // The same batches given to the others as well.
+    // The others get the same batches.
     Target { of: coalesced, subject: Subject::MusterTcp, bound: Bound::TimesBest(PEERS, 10.0) },
     Target {
         of: single,
@@ -77,7 +77,8 @@ const TARGETS: [Target; 18] = [
         subject: Subject::MusterShm,
         bound: Bound::Under("one way p99", |figure| figure.p99_us, 40.0),
     },
-    // Where nobody looks before sleeping, because the other side could not run meanwhile.
+    // On one processor, where no thread spins before it sleeps, because the other side could not run
+    // meanwhile.
     Target {
         of: single,
         subject: Subject::MusterShmBeside,
@@ -95,7 +96,7 @@ const TARGETS: [Target; 18] = [
     },
 ];
 
-/// How all targets stand, as far as they were measured.
+/// Returns the state of all targets, as far as they were measured.
 pub fn verdicts(results: &Results) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
     for target in &TARGETS {

@@ -34,7 +34,7 @@ use crate::launch::session_handle::{POLL_INTERVAL, SessionHandle};
 use crate::protocol::frame::{Header, Kind};
 use crate::protocol::link::{Frame, Violation};
 
-/// The most frames that a launching thread processes between its own.
+/// The most frames that a launching thread processes after it has queued its own.
 const ANSWERS_MAX: usize = 16;
 /// The most frames that a reading thread processes before it checks its other conditions.
 const TURN: usize = 256;
