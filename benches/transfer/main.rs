@@ -29,34 +29,34 @@ use subjects::{Places, Subject};
 #[derive(Debug, Parser)]
 #[command(name = "transfer")]
 struct Arguments {
-    /// Only these, such as muster-tcp,tcp-2,mooncake.
+    /// Measure only these subjects, such as muster-tcp,tcp-2,mooncake.
     #[arg(long, value_delimiter = ',')]
     only: Vec<Subject>,
-    /// What is moved, as SIZE:BATCH:IN_FLIGHT in bytes.
+    /// The workloads, as SIZE:BATCH:IN_FLIGHT with the size in bytes.
     #[arg(long, value_delimiter = ',', default_values_t = Shape::DEFAULTS)]
     shapes: Vec<Shape>,
-    /// How often everything is measured.
+    /// The number of repetitions.
     #[arg(long, default_value_t = 5)]
     repeat: u32,
-    /// How long each measurement takes.
+    /// The seconds of each measurement.
     #[arg(long, default_value_t = 0.3)]
     seconds: f64,
-    /// Another build of Muster.
+    /// The muster executable to measure.
     #[arg(long, default_value = env!("CARGO_BIN_EXE_muster"))]
     muster: PathBuf,
-    /// Where benches/transfer/setup made the peers' environment.
+    /// The folder in which benches/transfer/setup made the peers' environment.
     #[arg(long, env = "MUSTER_PEERS", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/target/peers"))]
     peers: PathBuf,
-    /// Where tests/jax/setup made those of JAX.
+    /// The folder in which tests/jax/setup made the JAX environments.
     #[arg(long, env = "MUSTER_JAX_ENVS", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/target/jax"))]
     jax: PathBuf,
-    /// Write all figures here.
+    /// The file to write all figures to, as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Put the tables into this file, between its two marks.
+    /// The file into which the tables are put, between its two marks.
     #[arg(long)]
     into: Option<PathBuf>,
-    /// Cargo says so to every benchmark.
+    /// Cargo passes this flag to every benchmark.
     #[arg(long, hide = true)]
     bench: bool,
 }

@@ -1,4 +1,4 @@
-//! The clique cache: the only place that finds, keeps and drops connections, and decides who makes them.
+//! The clique cache: the only place that finds, keeps and drops connections, and decides which request makes one.
 //!
 //! A clique is a set of incarnations that share connections. For host memory it has two members, and its key
 //! is the two in order, so both directions share it. A request for a clique that is being made waits for that

@@ -2,7 +2,7 @@
 //!
 //! A handshake occupies a thread. When there are too many, the oldest one of the network that has the most is
 //! ended in favour of the new one, so that silent or slow diallers keep out neither other networks nor new
-//! diallers of their own. If new ones were refused instead, silent diallers would keep out everybody. A
+//! diallers of their own. If new ones were refused instead, silent diallers would keep out all others. A
 //! dialler that has proven its identity is not ended.
 
 use std::collections::BTreeMap;
@@ -180,7 +180,7 @@ mod tests {
 
     struct Dialler {
         near: UnixStream,
-        /// The dialler's end, open as long as the dialler.
+        /// The accepted end, kept open as long as the dialler.
         _far: From,
         guard: Option<HandshakeGuard>,
     }

@@ -7,7 +7,7 @@
 //! | 3 | kind |
 //! | 4 | flags |
 //! | 5 | class |
-//! | 6..8 | lane, in `Lost` |
+//! | 6..8 | lane, in `Lost` and `Have` |
 //! | 8..16 | incarnation of the sender |
 //! | 16..24 | incarnation of the receiver |
 //! | 24..28 | channel |

@@ -34,8 +34,9 @@ use crate::memory::{Region, RegionListener};
 use crate::protocol::link::definition::Definition;
 use crate::protocol::link::{Class, GroupId, LAUNCHES_MAX, Launching, Link, Numbers, Terms};
 
-/// The number of launches in flight above which a launch is sent by the reactor, together with other frames
-/// in one system call. Below it, and in the latency class, the launching thread sends at once.
+/// The number of launches in flight above which the reactor sends a launch, together with other frames in one
+/// system call, on a connection without a ring. Below it, in the latency class, and with a ring, the
+/// launching thread sends at once.
 const LAUNCHES_AT_ONCE: usize = 4;
 
 /// The number of launches in flight, and the bytes of one, above which a launch registers for the peer's

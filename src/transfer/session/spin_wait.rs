@@ -100,7 +100,7 @@ mod tests {
         // In the long run one in `REST_MAX + 1` waits spins.
         looks(&spin_wait, 4 * REST_MAX);
         assert_eq!(looks(&spin_wait, 10 * (REST_MAX + 1)), 10);
-        // After one success the pauses begin anew.
+        // After one success the pauses begin again at their shortest.
         while !spin_wait.until(Duration::MAX, || true) {}
         assert!((0..100).all(|_| spin_wait.until(Duration::MAX, || true)));
         assert_eq!(looks(&spin_wait, 3 + 16), 3);

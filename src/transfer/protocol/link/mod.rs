@@ -11,7 +11,7 @@
 //!
 //! | file | what it decides |
 //! | --- | --- |
-//! | `state.rs` | when a group begins, ends, or is given up |
+//! | `state.rs` | when a group begins, ends, or is cancelled |
 //! | `receive.rs` | what a control frame of the peer changes |
 //! | `message.rs` | inputs and outputs of a link |
 //! | `numbers.rs` | the numbers of launches |

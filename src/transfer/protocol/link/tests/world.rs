@@ -101,8 +101,9 @@ pub(super) struct Story {
     pub(super) stopping: bool,
     pub(super) leaving: bool,
     pub(super) harm: bool,
-    /// How many connections both sides ended; how often a side refused to end one because it used it, or one
-    /// stayed because it was used before the decision; how often both sides asked at once.
+    /// The number of connections that both sides ended; of refusals to end one because it was used; of
+    /// connections that stayed because they were used before the decision; and of questions by both sides at
+    /// once.
     pub(super) left: [usize; 4],
 }
 
