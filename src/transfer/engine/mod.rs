@@ -11,7 +11,7 @@
 //! | `handshake_limits.rs`, `path_backoff.rs`, `thread_pool.rs` | their bounds |
 //! | `keeper.rs` | the thread that enforces limits |
 //! | `session_host.rs` | the interface for connections |
-//! | `resharding.rs` | the execution of plans |
+//! | `resharding/` | the execution of plans |
 
 mod accept;
 mod check;

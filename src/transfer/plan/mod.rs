@@ -13,7 +13,7 @@
 //!
 //! ```text
 //! descriptions ─► tilings ───────────────► rounds: number ◄─► region ─┐
-//! | placement ────► holders by host, task ─► turns: who sends ──────────┴─► rules, for one region ─► its steps, on demand
+//! placement ────► holders by host, task ─► turns: who sends ──────────┴─► rules, for one region ─► its steps, on demand
 //!   stored: as much as there are devices                                                       └─► cost, staging, JSON
 //! ```
 //!
