@@ -1,20 +1,21 @@
 //! Control frames between two processes of one host, without a system call while both are awake.
 //!
-//! Each side owns an inbox, shared memory that the other side writes: a ring of frames with two counters. A reader
-//! that finds the ring empty announces its sleep and how it is to be woken: the reactor by its bell, a thread that
-//! waits for a transfer by that very word. So the peer wakes a waiting thread directly, and a frame that no launch
-//! waits for wakes nothing and is found at the next look. Begin at [`RingInbox`] and [`RingOutbox`].
+//! Each side owns an inbox, shared memory that the other side writes: a ring of frames with two counters. A
+//! reader that finds the ring empty announces its sleep and how to wake it: the reactor by its bell, a thread
+//! that waits for a transfer by a futex on that very word. So the peer wakes a waiting thread directly, and a
+//! frame that no launch waits for wakes no thread and is found at the next poll. Begin at [`Inbox`] and
+//! [`Outbox`].
 //!
-//! | bytes | what |
+//! | bytes | field |
 //! | --- | --- |
-//! | 0..8 | how many bytes were ever written |
-//! | 64..72 | how many were ever read |
+//! | 0..8 | the number of bytes ever written |
+//! | 64..72 | the number of bytes ever read |
 //! | 128..132 | how the reader sleeps |
 //! | 192..196 | whether the writer waits for room |
 //! | 256..260 | whether its owner has revoked the memory that it shares |
 //! | 4096.. | the frames, each a header and its payload, in multiples of 64 bytes |
 //!
-//! Nothing in it is trusted: counters are checked, and a frame is copied before it is read.
+//! The reader trusts nothing in it: it checks the counters, and copies a frame before it reads it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -36,19 +37,19 @@ const WAITING: usize = 192;
 const REVOKED: usize = 256;
 const FRAMES: usize = 4096;
 const CAPACITY: usize = 256 << 10;
-/// No more frames fit.
+/// The most frames that fit.
 pub const FRAMES_MAX: usize = CAPACITY / HEADER;
 
-/// The reader is awake, or will look before it sleeps.
+/// The reader is awake, or will check the ring before it sleeps.
 const AWAKE: u32 = 0;
 /// The reader's reactor waits for the bell.
 const BELL: u32 = 1;
-/// A thread waits for the word itself, and a launch waits to hear that the peer has what was sent.
+/// A thread waits on the word, and a launch waits for the acknowledgement of sent bytes.
 const WORD: u32 = 2;
-/// A thread waits for the word itself, and no launch does.
+/// A thread waits on the word, and no launch waits for an acknowledgement.
 const PATIENT: u32 = 3;
 
-/// What this side reads.
+/// The ring that this side reads.
 pub struct RingInbox {
     memory: Mapping,
     file: OwnedFd,
@@ -57,7 +58,7 @@ pub struct RingInbox {
     open: AtomicBool,
 }
 
-/// What the other side reads.
+/// The ring that the other side reads.
 pub struct RingOutbox {
     memory: Mapping,
     bell: OwnedFd,
@@ -67,24 +68,24 @@ pub struct RingOutbox {
 /// A frame as it was in the ring: its header and its payload.
 type RawFrame = ([u8; HEADER], Vec<u8>);
 
-/// What there is to write.
+/// The next frame to write.
 pub enum NextFrame {
     /// A frame.
     Frame([u8; HEADER], Vec<u8>, Urgency),
     /// No frame.
     Nothing,
-    /// A frame for which there is no room now.
+    /// A frame for which the ring has no room now.
     TooLong,
 }
 
-/// Leave to read the inbox: one thread at a time.
+/// The permission to read the inbox, for one thread at a time.
 pub struct Reader<'a> {
     inbox: &'a RingInbox,
-    /// Until it leaves.
+    /// The lock; none once it is released.
     reading: Option<MutexGuard<'a, ()>>,
 }
 
-/// A thread that is about to wait, and has said how.
+/// A thread that is about to sleep, and has announced how to wake it.
 pub struct Sleep<'a>(&'a RingInbox, u32);
 
 fn ring(bell: &OwnedFd) {
@@ -92,7 +93,7 @@ fn ring(bell: &OwnedFd) {
 }
 
 impl RingInbox {
-    /// Makes an empty one. Nothing is read before [`open`](Self::open).
+    /// Creates an empty inbox. Nothing is read before [`open`](Self::open).
     pub fn new() -> rustix::io::Result<Self> {
         let file = rustix::fs::memfd_create("muster-inbox", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&file, (FRAMES + CAPACITY) as u64)?;
@@ -104,33 +105,33 @@ impl RingInbox {
         Ok(Self { memory, file, bell, reading: Mutex::new(()), open: AtomicBool::new(false) })
     }
 
-    /// Returns what the other side needs: the memory, and the bell.
+    /// Returns the descriptors for the other side: the memory, and the bell.
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
         [self.file.as_fd(), self.bell.as_fd()]
     }
 
-    /// Rings when there is something to read, or room to write.
+    /// Returns the bell, which rings when there is something to read, or room to write.
     pub fn bell(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
 
-    /// Opens it: from here on it is read.
+    /// Opens the inbox for reading.
     pub fn open(&self) {
         self.open.store(true, Ordering::SeqCst);
         self.ring();
     }
 
-    /// Has the reactor look at it.
+    /// Rings the bell, so that the reactor checks the ring.
     pub fn ring(&self) {
         ring(&self.bell);
     }
 
-    /// Returns whether it is read.
+    /// Returns whether the inbox is open.
     pub fn is_open(&self) -> bool {
         self.open.load(Ordering::SeqCst)
     }
 
-    /// Gives leave to read, if it is open and no other thread reads now.
+    /// Returns the permission to read, if the inbox is open and no other thread reads it.
     pub fn read(&self) -> Option<Reader<'_>> {
         if !self.is_open() {
             return None;
@@ -148,27 +149,28 @@ impl RingInbox {
         self.memory.word64(WRITTEN).load(Ordering::SeqCst) == self.memory.word64(READ).load(Ordering::SeqCst)
     }
 
-    /// Says that the memory which the other side reads is used for other things from here on.
+    /// Marks the shared memory of this side as invalid: it may be reused from here on.
     pub fn revoke(&self) {
         self.memory.word32(REVOKED).store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// Wakes a thread that waits for the word.
+    /// Wakes a thread that waits on the word.
     pub fn wake(&self) {
         let word = self.memory.word32(SLEEP);
-        // In this order: a patient sleeper may become impatient meanwhile, and not the other way round.
+        // In this order, because a waiting thread may change from `PATIENT` to `WORD` meanwhile, but not
+        // back.
         let waits = |how| word.compare_exchange(how, AWAKE, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         if waits(PATIENT) || waits(WORD) {
             let _woken = futex::wake(word, futex::Flags::empty(), u32::MAX);
         }
     }
 
-    /// Says that a launch waits for what was sent. The caller has counted it before.
+    /// Announces that a launch waits for the acknowledgement of sent bytes. The caller has counted it before.
     pub fn note_send_waiter(&self) {
         let word = self.memory.word32(SLEEP);
         let patient = word.compare_exchange(PATIENT, WORD, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-        // It may be here already, written when no launch waited.
+        // The acknowledgement may be in the ring already, written before a launch waited.
         if patient && !self.is_empty() {
             self.wake();
         }
@@ -176,7 +178,7 @@ impl RingInbox {
 }
 
 impl<'a> Reader<'a> {
-    /// Returns the next frame, copied out of the ring.
+    /// Returns the next frame, copied out of the ring, or none.
     pub fn next(&self) -> Result<Option<RawFrame>, Violation> {
         let memory = &self.inbox.memory;
         let (written, read) = (memory.word64(WRITTEN), memory.word64(READ));
@@ -206,20 +208,20 @@ impl<'a> Reader<'a> {
         !self.inbox.is_empty()
     }
 
-    /// Returns whether the writer waits for room that there is now.
+    /// Returns, once, whether the writer waits for room.
     pub fn writer_waits(&self) -> bool {
         fence(Ordering::SeqCst);
         let word = self.inbox.memory.word32(WAITING);
         word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::SeqCst) != 0
     }
 
-    /// Leaves it to the reactor. Something may have come meanwhile: look at [`RingInbox::is_empty`].
+    /// Leaves the ring to the reactor. Frames may have arrived meanwhile: check [`Inbox::is_empty`].
     pub fn release(mut self) -> &'a RingInbox {
         self.unlock();
         self.inbox
     }
 
-    /// Gives up the leave to read, and returns whether this thread had it.
+    /// Releases the lock. Returns whether this thread held it.
     fn unlock(&mut self) -> bool {
         let Some(reading) = self.reading.take() else { return false };
         self.inbox.memory.word32(SLEEP).store(BELL, Ordering::SeqCst);
@@ -227,13 +229,15 @@ impl<'a> Reader<'a> {
         true
     }
 
-    /// Says that this thread looks before it leaves or sleeps: the writer wakes nothing.
+    /// Announces that this thread checks the ring before it leaves or sleeps, so that the writer wakes no
+    /// thread.
     pub fn stay_awake(&self) {
         self.inbox.memory.word32(SLEEP).store(AWAKE, Ordering::SeqCst);
     }
 
-    /// Says that this thread will wait for the word, and whether a launch waits for what was sent. The caller then looks
-    /// whether that has changed or what it waits for is there, and calls [`Sleep::wait`].
+    /// Announces that this thread will wait on the word, and whether a launch waits for the acknowledgement
+    /// of sent bytes. The caller then checks again whether that has changed or its own condition holds, and
+    /// calls [`Sleep::wait`].
     pub fn prepare_sleep(&self, senders: bool) -> Sleep<'a> {
         let how = if senders { WORD } else { PATIENT };
         self.inbox.memory.word32(SLEEP).store(how, Ordering::SeqCst);
@@ -242,7 +246,7 @@ impl<'a> Reader<'a> {
 }
 
 impl Drop for Reader<'_> {
-    /// The reader has panicked, or has no use for the rest: the reactor looks.
+    /// Leaves the ring to the reactor, also if the reader panicked.
     fn drop(&mut self) {
         if self.unlock() {
             self.inbox.ring();
@@ -251,7 +255,7 @@ impl Drop for Reader<'_> {
 }
 
 impl Sleep<'_> {
-    /// Waits until something comes, or a thread wakes it, or the time is over.
+    /// Sleeps until a frame arrives, a thread wakes it, or `time` passes.
     pub fn wait(self, time: Duration) {
         let word = self.0.memory.word32(SLEEP);
         if self.0.is_empty()
@@ -264,15 +268,15 @@ impl Sleep<'_> {
 }
 
 impl RingOutbox {
-    /// Maps what the other side sent.
+    /// Maps the inbox of the other side; none if its size or its seals are wrong.
     pub fn of(file: &OwnedFd, bell: OwnedFd) -> Option<Self> {
         let memory = Mapping::sealed(file.as_fd(), FRAMES + CAPACITY, true)?;
         memory.prefault(true);
         Some(Self { memory, bell, writing: Mutex::new(()) })
     }
 
-    /// Writes frames until `next` has no more, or one does not fit: then the reader will ring this side's bell when there
-    /// is room. `next` is told how many bytes of payload fit.
+    /// Writes frames until `next` has none, or one does not fit: then the reader rings this side's bell once
+    /// there is room. `next` is given the bytes of payload that fit.
     pub fn write(&self, mut next: impl FnMut(usize) -> NextFrame) {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let (written, read) = (self.memory.word64(WRITTEN), self.memory.word64(READ));
@@ -293,7 +297,8 @@ impl RingOutbox {
                     written.store(end, Ordering::Release);
                 }
                 NextFrame::Nothing => break,
-                // Said; then it tries once more, in case the reader made room before it could see that.
+                // The flag is set first, then it tries once more, in case the reader made room before it
+                // could see the flag.
                 NextFrame::TooLong if waiting.swap(1, Ordering::SeqCst) == 0 => {}
                 NextFrame::TooLong => {
                     urgency = Urgency::Everyone;
@@ -301,7 +306,7 @@ impl RingOutbox {
                 }
             }
         }
-        // Without a frame the reader may have to be woken all the same: to make room.
+        // Even without a new frame the reader may have to wake up, to make room.
         if end == begun && urgency == Urgency::Lazy {
             return;
         }
@@ -322,13 +327,13 @@ impl RingOutbox {
         }
     }
 
-    /// Returns whether all that was read of the other side's memory before this call counts.
+    /// Returns whether all bytes that were read from the other side's memory before this call are valid.
     pub fn is_valid(&self) -> bool {
         fence(Ordering::SeqCst);
         self.memory.word32(REVOKED).load(Ordering::SeqCst) == 0
     }
 
-    /// Tells the other side that there is room again.
+    /// Tells the other side that its ring has room again.
     pub fn ring(&self) {
         ring(&self.bell);
     }
@@ -348,8 +353,8 @@ fn copy_in(memory: &Mapping, at: u64, bytes: &[u8]) {
     memory.copy_in(FRAMES, tail);
 }
 
-/// Returns where byte `at` lies in the ring, and how many of `len` bytes lie before its end; the others are at its
-/// beginning.
+/// Returns the offset of byte `at` in the ring, and how many of `len` bytes lie before the ring's end; the
+/// others are at its begin.
 fn split(at: u64, len: usize) -> (usize, usize) {
     let start = (at % CAPACITY as u64) as usize;
     (start, len.min(CAPACITY - start))
@@ -452,7 +457,7 @@ mod tests {
             let before = how();
             say(&outbox, 1, urgency);
             assert_eq!(how(), if wakes { AWAKE } else { before }, "{senders} {urgency:?}");
-            // A launch that begins to wait for what was sent finds what was said before.
+            // A launch that begins to wait for an acknowledgement finds one that arrived before.
             inbox.note_send_waiter();
             assert_eq!(how(), if wakes || !senders { AWAKE } else { before }, "{senders} {urgency:?}");
             assert!(reader.release().memory.word32(SLEEP).load(Ordering::SeqCst) == BELL);
@@ -467,7 +472,7 @@ mod tests {
         let reader = inbox.read().unwrap();
         let _sleep = reader.prepare_sleep(false);
         let how = || inbox.memory.word32(SLEEP).load(Ordering::SeqCst);
-        // One by one, until there is room for one more only, and what comes next is longer.
+        // One by one, until there is room for one more frame only, and the next one is longer.
         for number in 1..(CAPACITY / 128) as u64 {
             say(&outbox, number, Urgency::Lazy);
         }
@@ -476,8 +481,8 @@ mod tests {
         assert_eq!(how(), AWAKE);
     }
 
-    /// One thread writes what can wait, and then either what cannot, or what a launch begins to wait for at that moment.
-    /// No thread is woken by a clock.
+    /// One thread writes frames that may wait, and then either one that may not, or one for which a launch
+    /// begins to wait at that moment. No thread is woken by a timeout.
     #[test]
     fn no_wake_up_is_lost_between_a_sleeper_a_writer_and_a_new_send_waiter() {
         use std::sync::atomic::AtomicUsize;

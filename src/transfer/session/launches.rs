@@ -1,6 +1,6 @@
 //! The interface of a connection to launches and to fetching threads.
 //!
-//! It decides nothing: it asks the link. Begin at the two traits that it implements.
+//! It decides nothing: the link does. Begin at the two traits that it implements.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -61,7 +61,7 @@ impl SessionHandle for Connection {
     }
 
     fn mark_quiesced(&self, at: GroupId) {
-        // Dropped without the lock: its memory may go with it.
+        // The launch is dropped without the lock, because dropping it may drop memory.
         let over = lock(&self.link).quiesced(at);
         drop(over);
         self.flush(0);

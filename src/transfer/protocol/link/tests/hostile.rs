@@ -1,4 +1,4 @@
-//! Peers that know no rules, or never stop.
+//! Peers that break the protocol, or never stop sending.
 
 use super::*;
 use crate::protocol::frame::{Header, Kind, flag};
@@ -7,7 +7,7 @@ use crate::protocol::link::state::*;
 use crate::protocol::link::*;
 use std::sync::Arc;
 
-/// What a link holds of what a peer sent, in bytes, roughly.
+/// Returns roughly the bytes that a link holds of a peer's frames.
 fn held(link: &Link<usize>) -> usize {
     let definition = |definition: &Arc<Definition>| 64 * (definition.entries.len() + 1);
     let of_groups = |group: &GroupState<usize>| {
@@ -48,7 +48,7 @@ const KINDS: [Kind; 23] = [
     Kind::Stay,
 ];
 
-/// A link with a few launches, for a peer that knows no rules.
+/// Returns a link with a few launches, for a peer that breaks the protocol.
 fn victim(random: &mut fastrand::Rng) -> Link<usize> {
     let terms = Terms { chunk: CHUNK, fetch: random.bool(), lasting: random.bool() };
     let mut link = Link::new(member(0), member(1), terms, Numbers::default());
@@ -133,10 +133,10 @@ fn a_peer_that_knows_no_rules_makes_a_link_neither_panic_nor_grow() {
     assert!(violations > 1000);
 }
 
-/// The frames of one round.
+/// The frames of one round of a flood.
 type Flood = Box<dyn FnMut(u64, Header) -> Vec<(Header, Vec<u8>)>>;
 
-/// Sends frames of one kind until the link has had enough, or a million of them.
+/// Sends frames of one kind until the link refuses one, at most 1.1 million rounds.
 fn flood(lasting: bool, mut next: impl FnMut(u64, Header) -> Vec<(Header, Vec<u8>)>) -> (usize, bool) {
     let mut link: Link<usize> =
         Link::new(member(0), member(1), Terms { chunk: CHUNK, fetch: false, lasting }, Numbers::default());
