@@ -28,6 +28,8 @@ mod value;
 
 pub use guarding::{Open, Tls};
 pub use keys::{JOB_KEYS, Key, SERVER_KEYS, Shown, variable};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use load::fuzz;
 pub use load::load;
 pub use value::{parse_address, parse_rules, parse_tasks, show_rules};
 

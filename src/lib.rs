@@ -15,6 +15,7 @@
 //! | [`findings`] | what is concluded from what is measured |
 //! | [`reports`] | what native workers report of their transfers |
 //! | [`proto`] | the wire messages |
+//! | `fuzzing` | what must hold of everything that is read from outside; no part of the product |
 //! | `cow` | tables whose copies are cheap, so that readers need no lock |
 //! | [`clock`] | the only reader of clock and entropy |
 //! | [`meter`] | what hot paths count and time of themselves |
@@ -28,6 +29,9 @@ pub mod doctor;
 pub mod engine;
 mod file_watch;
 pub mod findings;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod grpc;
 pub mod http;
 mod http2;

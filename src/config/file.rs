@@ -54,7 +54,8 @@ pub fn read(path: &Path, known: &Known<'_>) -> Result<File, ConfigError> {
     parse(path, &text, known)
 }
 
-fn parse(path: &Path, text: &str, known: &Known<'_>) -> Result<File, ConfigError> {
+/// Reads what a file says; `path` is where it says that it stands.
+pub(super) fn parse(path: &Path, text: &str, known: &Known<'_>) -> Result<File, ConfigError> {
     let reader = Reader { path: path.into(), text };
     let document = DeTable::parse(text).map_err(|error| ConfigError::NotToml {
         place: reader.place(error.span().map_or(0, |span| span.start)),

@@ -13,6 +13,8 @@ mod connection;
 mod count;
 mod deadlines;
 mod frame;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod generation_a;
 mod generation_c;
 mod greeting;

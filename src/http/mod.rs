@@ -34,6 +34,9 @@ mod events;
 mod exclusions;
 mod extract;
 mod findings;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use guard::fuzz_tokens;
+
 mod guard;
 mod headers;
 mod health;

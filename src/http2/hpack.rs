@@ -172,6 +172,13 @@ impl Decoder {
         Ok(head)
     }
 
+    /// Checks that the table is as large as is told of it, and no larger than it may be.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn check(&self) {
+        let size: usize = self.entries.iter().map(|(name, value)| name.len() + value.len() + ENTRY).sum();
+        assert!(self.size == size && size <= self.limit && self.limit <= TABLE);
+    }
+
     fn entry(&self, index: usize) -> Result<(&[u8], &[u8]), Fault> {
         const UNKNOWN: Fault = garbled("an index leads beyond the table");
         let index = index.checked_sub(1).ok_or(UNKNOWN)?;

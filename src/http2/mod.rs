@@ -12,6 +12,8 @@
 mod abuse;
 mod budget;
 mod frame;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod head;
 mod hpack;
 mod huffman;

@@ -77,12 +77,6 @@ fn frames(mut bytes: &[u8]) -> Vec<(FrameHead, Vec<u8>)> {
     all
 }
 
-impl FromHead for Head {
-    fn content_length(&self) -> Option<u64> {
-        self.content_length
-    }
-}
-
 struct Rig {
     receiver: Receiver,
     sender: Sender,

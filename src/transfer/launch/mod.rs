@@ -5,7 +5,7 @@
 //! launch that failed says so only when its last guard is gone. So a caller that hears of a failure knows that no byte
 //! can land any more, whichever thread was at work. Begin at [`outcome::Launch`]; it knows its session by a trait only.
 
-mod gate;
+pub mod gate;
 pub mod io_lists;
 pub mod outcome;
 pub mod peer_launch;

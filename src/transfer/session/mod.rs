@@ -5,7 +5,8 @@
 //! | `connection.rs` | what a connection is, what the engine asks of it, and its end |
 //! | `lanes.rs` | what lanes ask and tell, and what becomes of a connection that loses one |
 //! | `launches.rs` | what launches and the threads that fetch ask |
-//! | `control_ring.rs` | control frames by shared memory, and threads that poll for them |
+//! | `control_ring.rs` | control frames by shared memory |
+//! | `ring_session.rs` | when threads read the ring, sleep, and leave it to one another |
 //! | `spin_wait.rs` | how long such a thread looks before it sleeps |
 //! | `perform.rs` | what is done because the link says so, and how what there is to say leaves |
 //! | `handshake.rs` | the handshake of two engines, before there is a connection |
@@ -16,4 +17,5 @@ pub mod handshake;
 mod lanes;
 mod launches;
 mod perform;
-mod spin_wait;
+pub mod ring_session;
+pub mod spin_wait;
