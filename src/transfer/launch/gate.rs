@@ -2,7 +2,9 @@
 //!
 //! It knows no bytes: the guards that it counts do. Begin at [`AccessGate::enter`].
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
+
+use crate::base::sync::AtomicU32;
 
 /// Counts the guards that use the bytes of a launch, and lets in no more once it is closed.
 #[derive(Debug, Default)]

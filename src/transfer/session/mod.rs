@@ -5,7 +5,8 @@
 //! | `connection.rs` | the connection, its interface to the engine, and its end |
 //! | `lanes.rs` | its interface to lanes, and the consequences of a lost lane |
 //! | `launches.rs` | its interface to launches and to fetching threads |
-//! | `control_ring.rs` | control frames by shared memory, and threads that poll for them |
+//! | `control_ring.rs` | control frames by shared memory |
+//! | `ring_session.rs` | when threads poll the ring, sleep, and leave it to one another |
 //! | `spin_wait.rs` | how long such a thread polls before it sleeps |
 //! | `perform.rs` | the outputs of the link, performed; frames and chunks sent |
 //! | `handshake.rs` | the handshake of two engines, before there is a connection |
@@ -16,4 +17,5 @@ pub mod handshake;
 mod lanes;
 mod launches;
 mod perform;
-mod spin_wait;
+pub mod ring_session;
+pub mod spin_wait;

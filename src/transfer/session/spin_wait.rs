@@ -7,10 +7,12 @@
 //! KiB, or on the only processor. Begin at [`SpinWait::until`].
 
 use std::hint::spin_loop;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use muster_clock as clock;
+
+use crate::base::sync::AtomicU32;
 
 /// After so many looks in a row that were in vain, threads do not look for a while.
 const VAIN: u32 = 3;
@@ -19,7 +21,7 @@ const REST: u32 = 16;
 /// The most.
 const REST_MAX: u32 = 1024;
 /// How often it looks between two looks at the clock.
-const BETWEEN: usize = 16;
+const BETWEEN: usize = if cfg!(all(test, loom)) { 1 } else { 16 };
 
 /// Decides how long the thread looks that waits on a connection; there is one at a time.
 #[derive(Debug)]
@@ -31,7 +33,7 @@ pub struct SpinWait {
 
 impl SpinWait {
     /// Makes one that looks for so long; never if that is zero.
-    pub const fn new(limit: Duration) -> Self {
+    pub fn new(limit: Duration) -> Self {
         Self { limit, vain: AtomicU32::new(0), rest: AtomicU32::new(0) }
     }
 

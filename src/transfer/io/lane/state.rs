@@ -10,6 +10,7 @@ use super::input::{LaneInput, Reading};
 use super::output::LaneOutput;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
+use crate::io::pump::Pump;
 use crate::io::wire::{Wire, WireCapabilities, WireError};
 use crate::launch::peer_launch::{OwnedAccessGuard, PeerLaunch};
 use crate::protocol::frame::{FrameError, Header, Kind};
@@ -124,9 +125,8 @@ pub struct Lane {
     pub(super) wire: Box<dyn Wire>,
     /// Its session, which owns it.
     host: Weak<dyn LaneHost>,
-    pub(super) output: Mutex<LaneOutput>,
+    pub(super) output: Pump<LaneOutput>,
     pub(super) input: Mutex<LaneInput>,
-    pub(super) again: AtomicBool,
     over: AtomicBool,
     seat: OnceLock<u64>,
     pub(super) held: AtomicBool,
@@ -153,9 +153,8 @@ impl Lane {
             capabilities: wire.capabilities(),
             wire,
             host,
-            output: Mutex::new(LaneOutput::Idle),
+            output: Pump::new(LaneOutput::Idle),
             input: Mutex::new(LaneInput::new(control)),
-            again: AtomicBool::new(false),
             over: AtomicBool::new(false),
             seat: OnceLock::new(),
             held: AtomicBool::new(false),
@@ -172,7 +171,7 @@ impl Lane {
 
     /// Returns whether it is in the middle of sending something.
     pub fn is_sending(&self) -> bool {
-        !matches!(self.output.try_lock().as_deref(), Ok(LaneOutput::Idle))
+        !matches!(self.output.try_lock().as_deref(), Some(LaneOutput::Idle))
     }
 
     /// Says by which number its reactor knows it.
@@ -231,7 +230,7 @@ impl Lane {
 
     /// Waits until no thread is in the middle of sending on it; it was closed before.
     pub fn stop_sending(&self) {
-        *lock(&self.output) = LaneOutput::Idle;
+        *self.output.wait() = LaneOutput::Idle;
     }
 
     /// Says that no more will come than what is there: its end is read as well.

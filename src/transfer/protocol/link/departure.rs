@@ -128,14 +128,14 @@ impl<T: Clone> Link<T> {
     }
 
     /// Returns whether nothing is under way or defined here, for when one side is gone.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub fn departure_is_sound(&self) -> bool {
         let launched = self.groups.values().any(|group| group.local.is_some());
         (self.departure.agreed || self.departure.gone) && self.definitions.is_empty() && !launched
     }
 
     /// Checks what must always hold.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub fn audit_departure(&self) {
         let super::state::Departure { kept, agreed, gone, .. } = self.departure;
         if agreed || gone {
