@@ -13,8 +13,8 @@ use crate::base::identity::{Incarnation, Member, TaskId};
 use crate::base::meters::Meters;
 use crate::base::sync::{AtomicUsize, Condvar, Mutex, lock};
 use crate::launch::io_lists::IoLists;
-use crate::launch::outcome::{Launch, LaunchPart, Wanted};
-use crate::launch::peer_launch::{Limits, PeerLaunch, give_up};
+use crate::launch::outcome::{Launch, LaunchPart, AwaitedOutcome};
+use crate::launch::peer_launch::{LaunchLimits, PeerLaunch, give_up};
 use crate::launch::session_handle::{Carrier, SessionHandle};
 use crate::protocol::link::{Class, GroupId};
 
@@ -38,7 +38,7 @@ fn a_thread_that_blocks_hears_of_the_last_outcome() {
                 thread::spawn(move || launch.resolve(number, true))
             })
             .collect();
-        assert!(launch.block(Wanted::All, None, Launch::whole).is_some_and(|whole| whole.is_ok()));
+        assert!(launch.block(AwaitedOutcome::All, None, Launch::whole).is_some_and(|whole| whole.is_ok()));
         for thread in threads {
             thread.join().unwrap();
         }
@@ -77,7 +77,7 @@ fn a_thread_that_waits_for_one_of_many_hears_of_it() {
             let launch = Arc::clone(&launch);
             move || launch.resolve(1, true)
         });
-        assert_eq!(launch.block(Wanted::One(1), None, |launch| launch.outcome(1)), Some(Ok(())));
+        assert_eq!(launch.block(AwaitedOutcome::One(1), None, |launch| launch.outcome(1)), Some(Ok(())));
         other.join().unwrap();
     });
 }
@@ -128,7 +128,7 @@ fn a_future_is_woken_for_its_outcome() {
         });
         let task = Arc::new(Task::default());
         let waker = Arc::clone(&task).into();
-        while launch.poll(Wanted::All, &Context::from_waker(&waker), Launch::whole) == Poll::Pending {
+        while launch.poll(AwaitedOutcome::All, &Context::from_waker(&waker), Launch::whole) == Poll::Pending {
             let mut woken = lock(&task.woken);
             while !std::mem::take(&mut *woken) {
                 woken = task.changed.wait(woken).unwrap();
@@ -146,7 +146,7 @@ fn a_launch_that_is_cancelled_before_it_has_parts_is_proven_to_every_waiter() {
             let launch = Arc::clone(&launch);
             move || launch.cancel(TaskId(0), "no more")
         });
-        launch.block(Wanted::Proof, None, Launch::proof);
+        launch.block(AwaitedOutcome::Proof, None, Launch::proof);
         other.join().unwrap();
     });
 }
@@ -199,7 +199,7 @@ fn part() -> (Arc<Session>, Arc<Launch>, Arc<PeerLaunch>) {
     let carrier = Carrier { session: handle, peer: member(), fetches: false };
     let mut lists = IoLists::default();
     lists.outbound.specs.push(0);
-    let limits = Limits { deadline: None, stall: Duration::from_secs(3600), class: Class::Normal };
+    let limits = LaunchLimits { deadline: None, stall: Duration::from_secs(3600), class: Class::Normal };
     let part = PeerLaunch::new(&launch, carrier, &Arc::new(lists), limits);
     (session, launch, part)
 }
@@ -246,7 +246,7 @@ fn a_failure_is_told_when_the_last_guard_is_gone() {
             }
         });
         part.fail(TransferError::Closed);
-        launch.block(Wanted::One(0), None, |launch| launch.outcome(0));
+        launch.block(AwaitedOutcome::One(0), None, |launch| launch.outcome(0));
         assert_eq!(using.load(Ordering::Relaxed), 0, "the program is told while its bytes are used");
         user.join().unwrap();
         assert_eq!(launch.left(), 0);
@@ -269,7 +269,7 @@ fn a_cancellation_is_proven_when_both_sides_are_quiet() {
                 part.fail(TransferError::Closed);
             }
         });
-        launch.block(Wanted::Proof, None, Launch::proof);
+        launch.block(AwaitedOutcome::Proof, None, Launch::proof);
         assert!(part.is_proven());
         peer.join().unwrap();
         here.join().unwrap();

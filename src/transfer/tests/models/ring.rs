@@ -13,7 +13,7 @@ use crate::base::identity::{Incarnation, Member, TaskId};
 use crate::base::meters::Meters;
 use crate::base::sync::{AtomicBool, AtomicUsize, Condvar, Mutex, OnceLock, lock};
 use crate::io::ring::{NextFrame, Reader, RingInbox, RingMemory, RingOutbox};
-use crate::launch::outcome::{Launch, LaunchPart, Wanted};
+use crate::launch::outcome::{Launch, LaunchPart, AwaitedOutcome};
 use crate::launch::session_handle::SessionHandle;
 use crate::protocol::frame::HEADER;
 use crate::protocol::link::{GroupId, Urgency, Violation};
@@ -434,7 +434,7 @@ fn a_waiter_hears_the_peer(name: &str, preemptions: usize, spins: bool, urgency:
                 say(&outbox, before, urgency);
             }
         });
-        let whole = launch.block(Wanted::All, None, Launch::whole);
+        let whole = launch.block(AwaitedOutcome::All, None, Launch::whole);
         assert!(whole.is_some_and(|whole| whole.is_ok()));
         peer.join().unwrap();
         session.stop(reactor);
@@ -494,7 +494,7 @@ fn a_poller_hears_of_what_happens_elsewhere() {
             let launch = Arc::clone(&launch);
             move || launch.resolve(0, true)
         });
-        assert!(launch.block(Wanted::All, None, Launch::whole).is_some());
+        assert!(launch.block(AwaitedOutcome::All, None, Launch::whole).is_some());
         lane.join().unwrap();
     });
 }
@@ -538,7 +538,7 @@ fn a_session_whose_peer_has_gone_ends_after_its_last_frames() {
             }
         });
         // Not woken by a clock: by the end.
-        assert!(launch.block(Wanted::All, None, Launch::whole).is_some_and(|whole| whole.is_err()));
+        assert!(launch.block(AwaitedOutcome::All, None, Launch::whole).is_some_and(|whole| whole.is_err()));
         end.join().unwrap();
         assert_eq!(launch.outcome(0), Some(Ok(())), "what it said before its end counts");
     });
