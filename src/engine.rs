@@ -7,7 +7,7 @@
 //!   transition only. A transition takes about a microsecond; a queue to an owner thread would cost two wake-ups a
 //!   call. An answer that is known at once costs no queue and no wake-up. Answers to waiting calls go to the
 //!   [`AnswerInbox`] of their connection after the lock is released.
-//! - *Readers copy.* [`Engine::look`] copies a pointer for each job under the lock and runs its closure afterwards,
+//! - *Readers copy.* [`Engine::read`] copies a pointer for each job under the lock and runs its closure afterwards,
 //!   so pages, scrapes and listings do not hold up clients. Only [`Engine::read_under_lock`] reads under the lock, for a
 //!   single entry.
 //! - *Time.* One task sleeps until the state machine's next deadline ([`Engine::run_timers`]). If the driver was
@@ -469,7 +469,7 @@ impl Engine {
         look(&copy, now)
     }
 
-    /// Looks something up. `look` runs under the lock, and must not take longer the more there is: see [`Engine::look`].
+    /// Looks something up. `look` runs under the lock, and must not take longer the more there is: see [`Engine::read`].
     pub fn read_under_lock<T>(&self, look: impl FnOnce(&Coordinator) -> T) -> T {
         look(&self.lock_for_read().coordinator)
     }

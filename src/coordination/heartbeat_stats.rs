@@ -24,7 +24,7 @@ const AVERAGED: u64 = 16;
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Gaps)]
 pub struct GapHistogram {
-    /// How many there were of each class; see [`Gaps::longest_us`].
+    /// How many there were of each class; see [`GapHistogram::longest_us`].
     #[schema(value_type = Vec<u64>)]
     pub counts: [u64; GAP_BUCKETS],
     /// All of them together, in microseconds.

@@ -184,7 +184,7 @@ pub enum Input {
 pub enum Effect {
     /// Answer a call. Every call is answered once at most, and not at all once it is gone.
     Reply(CallId, CallOutcome),
-    /// What has become of the [`Input::Act`] that was applied.
+    /// What has become of the [`Input::Command`] that was applied.
     CommandDone(Result<CommandOutcome, CommandRefusal>),
     /// Something changed that people or machines may want to know.
     Event(JobEvent),

@@ -1,6 +1,6 @@
 //! The dispatch of an operator's command to its rule.
 //!
-//! Tasks send requests, operators send commands. A command is one input ([`Input::OperatorCommand`](super::input::Input::Act):
+//! Tasks send requests, operators send commands. A command is one input ([`Input::OperatorCommand`](super::input::Input::Command):
 //! actor, reason, command) with one answer ([`Effect::CommandDone`]). A refused command changes nothing. A command that
 //! is done makes an event with the actor and the reason; `http` writes the audit line of both. Begin at `Job::act`.
 

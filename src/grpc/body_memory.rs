@@ -6,7 +6,7 @@
 //! finds no room there waits for all of its missing bytes from the other half, the reserve. The reserve goes to the
 //! body that misses the fewest bytes, and to one body of each connection at a time, in the order in which they
 //! began to wait. A body that was served never waits again, so no two bodies wait for each other; and while others
-//! wait, it must keep arriving ([`Body::is_too_slow`](super::body::Body::is_too_slow)).
+//! wait, it must keep arriving ([`Body::is_too_slow`](super::request_body::RequestBody::is_too_slow)).
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,8 +1,8 @@
 //! The calls of one connection: received, put off, waiting for the engine, or auxiliary.
 //!
-//! It reads no socket; the [`Connection`](super::connection::Connection) feeds it. It owns a slot for each request
+//! It reads no socket; the [`Connection`](super::connection::GrpcConnection) feeds it. It owns a slot for each request
 //! that was not answered at once, the deadlines of these requests, and the connection's quota for bodies. Begin at
-//! [`CallTable::take`]; `request_bodies.rs` has the requests whose bodies are arriving, `engine_calls.rs` those that wait
+//! [`CallTable::accept_request`]; `request_bodies.rs` has the requests whose bodies are arriving, `engine_calls.rs` those that wait
 //! for the engine.
 //!
 //! A peer that does not take its answers (16 MiB are unsent) gets no further call served: its new requests are put

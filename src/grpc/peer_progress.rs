@@ -1,6 +1,6 @@
 //! The peer's progress at the time its deadlines were set: incomplete input, and output that it had not taken.
 //!
-//! The [`Connection`](super::connection::Connection) sets the deadlines and decides what follows from them. Begin
+//! The [`Connection`](super::connection::GrpcConnection) sets the deadlines and decides what follows from them. Begin
 //! at [`ProgressDeadlines`].
 
 use std::time::Duration;

@@ -41,7 +41,7 @@ enum BodyStage {
     Done,
 }
 
-/// In each period of [`Limits::body_stall`](super::Limits::body_stall) so many bytes of a body must arrive, or all that is missing.
+/// In each period of [`Limits::body_stall`](super::GrpcLimits::body_stall) so many bytes of a body must arrive, or all that is missing.
 const PROGRESS_MIN: usize = 4 << 20;
 /// For so many of these periods a body waits for memory.
 const STARVED_PERIODS_MAX: u32 = 10;

@@ -1,7 +1,7 @@
 //! A cache of the sets of tasks in requests: extracted from the message, decoded once, shared by all calls with the
 //! same bytes.
 //!
-//! It decodes nothing else of a request. Begin at [`TaskSetCache::extract`] and [`TaskSetCache::recall`].
+//! It decodes nothing else of a request. Begin at [`TaskSetCache::extract`] and [`TaskSetCache::lookup`].
 //!
 //! Every task of a cluster asks about the whole cluster: 40 KB that differ in the first 30 bytes. Equal sets are
 //! one allocation. A compressed request is inflated at its beginning only; the checksum (CRC-32) then tells whether

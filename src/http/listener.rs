@@ -236,7 +236,7 @@ async fn serve_http1<S>(
         Box::pin(async move {
             let response = match answer {
                 Some(answer) => answer.await?,
-                None => Problem::too_many_connections().into_closing_response(),
+                None => Problem::too_many_connections().closing_response(),
             };
             traffic.record_response(response.status(), began);
             Ok::<_, std::convert::Infallible>(

@@ -255,7 +255,7 @@ impl Problem {
 
 impl Problem {
     /// The answer outside of the router, which is then the last on its connection.
-    pub(super) fn into_closing_response(&self) -> Response {
+    pub(super) fn closing_response(&self) -> Response {
         let mut response = (
             StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
             // A struct of strings and numbers always serialises.

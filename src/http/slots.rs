@@ -1,6 +1,6 @@
 //! The connection slots of one HTTP listener: phases, timeouts, and eviction when the listener is full.
 //!
-//! It accepts and serves nothing: `listener.rs` does. Begin at [`ConnectionRegistry`].
+//! It accepts and serves nothing: `listener.rs` does. Begin at [`ConnectionTable`].
 //!
 //! | phase | the server waits for | ends by | may be closed to make room |
 //! | --- | --- | --- | --- |

@@ -9,9 +9,9 @@
 //! - Clients are told to keep no header table, so a header block always means the same. A repeated request head is
 //!   recognised by the bytes of its block (`request_head.rs`).
 //! - Peers are hostile until shown otherwise. State that a peer makes the server keep is charged to a
-//!   [`StateBudget`](budget::StateBudget) before it is allocated; work that a peer causes is counted while it is
+//!   [`StateBudget`](state_budget::StateBudget) before it is allocated; work that a peer causes is counted while it is
 //!   done, so that a turn can end ([`Sender::is_clock_check_due`]); frames that ask for nothing add to an
-//!   [`AbuseScore`](abuse::AbuseScore).
+//!   [`AbuseScore`](abuse_score::AbuseScore).
 
 mod abuse_score;
 mod frame;

@@ -1,6 +1,6 @@
 //! The measuring types with the feature `metrics`: atomics, sharded by thread, without locks.
 //!
-//! It does not read the clock by itself: the caller passes a [`Moment`]. Begin at [`Sharded::mine`].
+//! It does not read the clock by itself: the caller passes a [`Moment`]. Begin at [`Sharded::local`].
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

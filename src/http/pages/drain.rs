@@ -125,7 +125,7 @@ pub(super) fn parts(
         RunState::Running => None,
         state => Some(format!("Run {} is {state}. Only a running run can be drained.", run.number)),
     };
-    let ask = DrainFormFragment { job: &snapshot.view.name, user: user, closed, form };
+    let ask = DrainFormFragment { job: &snapshot.view.name, user, closed, form };
     Ok(vec![head(snapshot)?, fragment(snapshot)?, Fragment::new("ask", &ask)?])
 }
 

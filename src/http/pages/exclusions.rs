@@ -122,7 +122,7 @@ pub(super) fn parts(
     let all =
         site.engine.read(|core, _| core.job(snapshot.id).map(|job| job.exclusions())).unwrap_or_default();
     let (exclusions, over) = all.into_iter().partition(|exclusion| exclusion.ended.is_none());
-    let list = ExclusionList { job: &snapshot.view.name, exclusions, over, user: user };
+    let list = ExclusionList { job: &snapshot.view.name, exclusions, over, user };
     Ok(vec![head(snapshot)?, Fragment::new("exclusions", &list)?])
 }
 
@@ -163,7 +163,7 @@ fn page(
             .with_error(error);
     render_page_with_status(
         page.status(),
-        &ExclusionsPageTemplate { page, user: user, job: &job.name, form },
+        &ExclusionsPageTemplate { page, user, job: &job.name, form },
         snapshot.now(),
     )
 }

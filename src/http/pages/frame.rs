@@ -97,7 +97,7 @@ impl PageFrame {
             title: title.into(),
             nav_entry: place,
             job: None,
-            user: user,
+            user,
             query: String::new(),
             live,
             notice: None,

@@ -1,11 +1,11 @@
-//! The pages for people. A page is made of *parts* ([`part`]): pieces of HTML with an id and a digest.
+//! The pages for people. A page is made of *parts* ([`fragment`]): pieces of HTML with an id and a digest.
 //!
 //! It holds no state but the hubs of [`live`]. Begin at [`router`], then `job.rs` as the example of a page.
 //!
 //! - Every page is complete without JavaScript: each view, filter and form is a plain address. With JavaScript a
 //!   page follows its parts as they change. Parts are sent as HTML, not as data, so the templates exist once and a
 //!   first load and an update cannot differ; the script changes the DOM and knows nothing of jobs.
-//! - A handler takes one [`Scene`](scene::Scene) of its job: the view, the open findings that hold in the same
+//! - A handler takes one [`Scene`](snapshot::JobSnapshot) of its job: the view, the open findings that hold in the same
 //!   state, the timeline, the status of each task.
 //! - A moment stands in a part as `<time>` with the moment itself; relative times are filled in last (`times.rs`).
 //!   So the digest of a part changes only when its content does.

@@ -247,7 +247,7 @@ impl<'a> ExclusionFragment<'a> {
         let (job, recoverable) = (&snapshot.view.name, snapshot.view.settings.recoverable);
         let exclusion = snapshot.view.exclusions.iter().find(covers);
         let form = ExcludeForm { task: id.to_string(), ..ExcludeForm::default() };
-        Self { job, user: user, id, exclusion, recoverable, form, host }
+        Self { job, user, id, exclusion, recoverable, form, host }
     }
 }
 

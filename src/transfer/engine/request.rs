@@ -1,6 +1,6 @@
 //! Prepares requests: finds or makes their connections, all at once, and defines the transfers at the peers.
 //!
-//! It makes no connection itself: the clique cache says whether [`dial`](super::dial) has to. A request that its
+//! It makes no connection itself: the clique cache says whether [`dial`] has to. A request that its
 //! caller has dropped makes no connection, and at most [`WAITERS_MAX`] requests wait for one. Begin at
 //! [`prepare_then`].
 

@@ -61,7 +61,7 @@ pub struct Plan {
 impl Plan {
     /// Plans how an array as `source` describes it becomes one as `destination` describes it. Both must have the same
     /// shape and data type; their devices may be the same, others, or both. The source is not changed: the
-    /// destination's shards are other buffers, except where a step's class is [`super::Class::SameBuffer`].
+    /// destination's shards are other buffers, except where a step's class is [`super::StepClass::SameBuffer`].
     ///
     /// # Errors
     /// What is wrong with the descriptions or the placement, or which bound the plan would pass. The bounds are

@@ -24,7 +24,7 @@
 //! Nothing is acknowledged chunk by chunk while all goes well. Lost control frames are sent again by number, lost
 //! chunks by a bitmap that the receiver sends.
 //!
-//! Invariants ([`Link::audit`] checks them after every step of the simulation):
+//! Invariants (`Link::audit` checks them after every step of the simulation):
 //! 1. A chunk is landing on one lane at most, and never after it has landed.
 //! 2. Nothing lands before both sides' lists were found equal and the receiver's buffers were free to be written.
 //! 3. `Stop` and `Stopped` are sent only when nothing can land here any more; nothing is accepted for the group
