@@ -13,7 +13,7 @@ use crate::base::identity::{Incarnation, Member, TaskId};
 use crate::base::meters::Meters;
 use crate::base::sync::{AtomicUsize, Condvar, Mutex, lock};
 use crate::launch::io_lists::IoLists;
-use crate::launch::outcome::{Launch, LaunchPart, AwaitedOutcome};
+use crate::launch::outcome::{AwaitedOutcome, Launch, LaunchPart};
 use crate::launch::peer_launch::{LaunchLimits, PeerLaunch, give_up};
 use crate::launch::session_handle::{Carrier, SessionHandle};
 use crate::protocol::link::{Class, GroupId};

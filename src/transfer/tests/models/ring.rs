@@ -13,7 +13,7 @@ use crate::base::identity::{Incarnation, Member, TaskId};
 use crate::base::meters::Meters;
 use crate::base::sync::{AtomicBool, AtomicUsize, Condvar, Mutex, OnceLock, lock};
 use crate::io::ring::{NextFrame, Reader, RingInbox, RingMemory, RingOutbox};
-use crate::launch::outcome::{Launch, LaunchPart, AwaitedOutcome};
+use crate::launch::outcome::{AwaitedOutcome, Launch, LaunchPart};
 use crate::launch::session_handle::SessionHandle;
 use crate::protocol::frame::HEADER;
 use crate::protocol::link::{GroupId, Urgency, Violation};
