@@ -29,6 +29,8 @@ mod settings;
 mod value;
 
 pub use exposure::{ExposedAddress, TlsConfig};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use load::fuzz;
 pub use load::load;
 pub use settings::{JOB_SETTINGS, SERVER_SETTINGS, Setting, SettingValue, environment_variable};
 pub use value::{format_rules, parse_address, parse_rules, parse_tasks};

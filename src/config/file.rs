@@ -56,7 +56,8 @@ pub fn read(path: &Path, known: &KnownKeys<'_>) -> Result<ConfigFile, ConfigErro
     parse(path, &text, known)
 }
 
-fn parse(path: &Path, text: &str, known: &KnownKeys<'_>) -> Result<ConfigFile, ConfigError> {
+/// Reads what a file says; `path` is where it says that it stands.
+pub(super) fn parse(path: &Path, text: &str, known: &KnownKeys<'_>) -> Result<ConfigFile, ConfigError> {
     let reader = FileReader { path: path.into(), text };
     let document = DeTable::parse(text).map_err(|error| ConfigError::NotToml {
         place: reader.line_of(error.span().map_or(0, |span| span.start)),

@@ -29,18 +29,41 @@ pub fn load(asked: &ConfigRequest, environment: Environment<'_>) -> Result<Confi
     let bound_defaults = bounds_table(&Bounds::default());
     let path = asked.file.clone().or_else(|| given_variable(environment, "MUSTER_CONFIG").map(PathBuf::from));
     let file = match path {
-        Some(path) => {
-            let job_keys = JOB_SETTINGS.iter().map(|key| key.name);
-            let top: Vec<&str> =
-                SERVER_SETTINGS.iter().map(|key| key.name).chain(job_keys.clone()).chain(["tasks"]).collect();
-            let job: Vec<&str> = ["tasks", "grpc"].into_iter().chain(job_keys).collect();
-            let bounds: Vec<&str> = bound_defaults.keys().map(String::as_str).collect();
-            file::read(&path, &KnownKeys { top: &top, job: &job, bounds: &bounds })?
-        }
+        Some(path) => with_known(&bound_defaults, |known| file::read(&path, known))?,
         None => ConfigFile::default(),
     };
     let loader = ConfigLoader { asked, environment, file };
     loader.load(&bound_defaults)
+}
+
+/// Calls `with` with the keys that a file may have.
+fn with_known<R>(bound_defaults: &BTreeMap<String, u64>, with: impl FnOnce(&KnownKeys<'_>) -> R) -> R {
+    let job_keys = JOB_SETTINGS.iter().map(|key| key.name);
+    let top: Vec<&str> =
+        SERVER_SETTINGS.iter().map(|key| key.name).chain(job_keys.clone()).chain(["tasks"]).collect();
+    let job: Vec<&str> = ["tasks", "grpc"].into_iter().chain(job_keys).collect();
+    let bounds: Vec<&str> = bound_defaults.keys().map(String::as_str).collect();
+    with(&KnownKeys { top: &top, job: &job, bounds: &bounds })
+}
+
+/// What must hold of the text of a configuration file: what `muster config print` shows of it means the same.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(input: &[u8]) {
+    let Ok(text) = str::from_utf8(input) else { return };
+    let jobs = JobSelection::Declared { tasks: None, jobs: Vec::new() };
+    let asked = ConfigRequest { profile: super::Profile::Serve, file: None, flags: BTreeMap::new(), jobs };
+    let bound_defaults = bounds_table(&Bounds::default());
+    let load = |text: &str| {
+        let path = std::path::Path::new("muster.toml");
+        let file = with_known(&bound_defaults, |known| file::parse(path, text, known))?;
+        ConfigLoader { asked: &asked, environment: &|_| None, file }.load(&bound_defaults)
+    };
+    let Ok(config) = load(text) else { return };
+    let printed = config.print();
+    match load(&printed) {
+        Ok(again) => assert_eq!((again.server, again.jobs), (config.server, config.jobs), "{printed}"),
+        Err(error) => panic!("what is printed is refused: {error}\n{printed}"),
+    }
 }
 
 fn given_variable(environment: Environment<'_>, name: &str) -> Option<String> {

@@ -31,6 +31,9 @@ mod roles;
 mod sessions;
 mod tokens;
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use tokens::fuzz as fuzz_tokens;
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -60,6 +60,9 @@ mod slots;
 mod transfers;
 mod write_timeout;
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use access::fuzz_tokens;
+
 use std::sync::Arc;
 
 pub use about::{GrpcListenerInfo, ServerInfo, Version};

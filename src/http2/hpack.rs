@@ -184,6 +184,14 @@ impl Decoder {
         Ok(head)
     }
 
+    /// Checks that the table is as large as is told of it, and no larger than it may be.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn check(&self) {
+        let size: usize =
+            self.entries.iter().map(|(name, value)| name.len() + value.len() + ENTRY_OVERHEAD).sum();
+        assert!(self.size == size && size <= self.limit && self.limit <= DEFAULT_TABLE_SIZE);
+    }
+
     fn entry(&self, index: usize) -> Result<(&[u8], &[u8]), ConnectionError> {
         const UNKNOWN: ConnectionError = compression_error("an index leads beyond the table");
         let index = index.checked_sub(1).ok_or(UNKNOWN)?;

@@ -15,6 +15,8 @@
 
 mod abuse_score;
 mod frame;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod hpack;
 mod huffman;
 mod output_buffer;

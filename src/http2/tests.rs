@@ -77,12 +77,6 @@ fn frames(mut bytes: &[u8]) -> Vec<(FrameHeader, Vec<u8>)> {
     all
 }
 
-impl FromRequestHead for RequestHead {
-    fn content_length(&self) -> Option<u64> {
-        self.content_length
-    }
-}
-
 struct TestPeer {
     receiver: Receiver,
     sender: Sender,

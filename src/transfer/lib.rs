@@ -53,12 +53,17 @@
 
 mod base;
 mod engine;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod io;
 mod launch;
 mod memory;
 pub mod plan;
 mod protocol;
 mod session;
+#[cfg(all(test, loom))]
+mod tests;
 
 pub use base::counts::EngineCounts;
 pub use base::error::{MemoryError, PrepareError, TransferError};

@@ -25,6 +25,8 @@ pub const PARTS: &[Part] = &[
             &["io"],
             &["session"],
             &["engine"],
+            // What must hold of what is read from outside; no part of the product.
+            &["fuzzing"],
         ],
         with_unsafe: &[
             "engine/resharding/copy.rs",

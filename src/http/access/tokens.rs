@@ -190,16 +190,21 @@ fn read(path: &Path) -> Result<Vec<TokenHolder>, TokenError> {
         tracing::warn!(file = %path.display(), "the file of tokens: {better}");
     }
     let text = std::fs::read_to_string(path).map_err(failed)?;
-    let lines: TokenFileContent = toml::from_str(&text).map_err(|error| wrong(error.message().to_owned()))?;
+    parse(&text).map_err(wrong)
+}
+
+/// Returns the tokens that a file's text tells of, or what is wrong with it.
+fn parse(text: &str) -> Result<Vec<TokenHolder>, String> {
+    let lines: TokenFileContent = toml::from_str(text).map_err(|error| error.message().to_owned())?;
     if lines.token.len() > TOKENS_MAX {
-        return Err(wrong(format!("it has more than {TOKENS_MAX} tokens")));
+        return Err(format!("it has more than {TOKENS_MAX} tokens"));
     }
     let mut holders: Vec<TokenHolder> = Vec::with_capacity(lines.token.len());
     for TokenEntry { name, role, sha256 } in lines.token {
-        check_name(&name).map_err(|error| wrong(error.into()))?;
-        let hash = decode_hex(&sha256).ok_or_else(|| wrong(format!("the sha256 of {name:?} is none")))?;
+        check_name(&name)?;
+        let hash = decode_hex(&sha256).ok_or_else(|| format!("the sha256 of {name:?} is none"))?;
         if holders.iter().any(|other| *other.name == *name || other.hash == hash) {
-            return Err(wrong(format!("{name:?} stands there twice, or its token does")));
+            return Err(format!("{name:?} stands there twice, or its token does"));
         }
         holders.push(TokenHolder { name: name.into(), role, hash });
     }
@@ -226,6 +231,23 @@ fn decode_hex(text: &str) -> Option<Hash> {
     Some(hash)
 }
 
+/// What must hold of the text of a file of tokens: what was read of it is read again from the lines that stand for it.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(input: &[u8]) {
+    let Ok(text) = str::from_utf8(input) else { return };
+    let Ok(holders) = parse(text) else { return };
+    assert!(holders.len() <= TOKENS_MAX);
+    let lines: String =
+        holders.iter().map(|TokenHolder { name, role, hash }| line(name, *role, hash)).collect();
+    assert_eq!(parse(&lines), Ok(holders));
+}
+
+/// Returns what stands in the file for a token.
+fn line(name: &str, role: Role, hash: &Hash) -> String {
+    let sha256: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("[[token]]\nname = \"{name}\"\nrole = \"{role}\"\nsha256 = \"{sha256}\"\n")
+}
+
 /// A token that was just made.
 pub struct NewToken {
     /// The token itself, which is told once and kept nowhere.
@@ -242,8 +264,7 @@ impl NewToken {
     pub fn generate(name: &str, role: Role) -> Result<Self, &'static str> {
         check_name(name)?;
         let token = format!("{PREFIX}{}", random_secret());
-        let sha256: String = hash(&token).iter().map(|byte| format!("{byte:02x}")).collect();
-        let line = format!("[[token]]\nname = \"{name}\"\nrole = \"{role}\"\nsha256 = \"{sha256}\"\n");
+        let line = line(name, role, &hash(&token));
         Ok(Self { token, line })
     }
 }

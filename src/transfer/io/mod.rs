@@ -5,6 +5,7 @@
 
 pub mod fetch;
 pub mod lane;
+pub(crate) mod pump;
 pub mod reactor;
 pub mod ring;
 pub mod sys;

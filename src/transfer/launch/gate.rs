@@ -3,7 +3,9 @@
 //!
 //! It has no access to the bytes: the guards have. Begin at [`AccessGate::enter`].
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
+
+use crate::base::sync::AtomicU32;
 
 /// The count of the guards that use the bytes of a launch, and whether the gate is closed.
 #[derive(Debug, Default)]

@@ -6,7 +6,7 @@
 //! proves that no byte can land any more, whichever thread moved bytes. Begin at [`outcome::Launch`]; it
 //! knows its session by a trait only.
 
-mod gate;
+pub mod gate;
 pub mod io_lists;
 pub mod outcome;
 pub mod peer_launch;

@@ -3,8 +3,8 @@
 //! It does not know how bytes move, and knows its parts by [`LaunchPart`] only. Begin at [`Launch::resolve`],
 //! which records every outcome, and [`Launch::block`], by which threads wait.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,9 @@ use super::session_handle::SessionHandle;
 use crate::base::error::TransferError;
 use crate::base::identity::{Member, TaskId};
 use crate::base::meters::{Meters, Stage};
-use crate::base::sync::lock;
+use crate::base::sync::{
+    AtomicU8, AtomicU64, AtomicUsize, Condvar, Mutex, OnceLock, fence, fence_after_rmw, lock,
+};
 use crate::base::transport::TransportKind;
 
 /// The statistics of a completed launch.
@@ -208,7 +210,8 @@ impl Launch {
     /// Fails all transfers of a launch that has no parts yet.
     pub fn fail_all(&self, error: &TransferError) {
         self.resolve_failed(0..self.outcomes.len() as u32, error);
-        self.unproven.store(0, Ordering::Release);
+        self.unproven.swap(0, Ordering::AcqRel);
+        fence_after_rmw();
         self.notify(|_| true);
     }
 
@@ -220,6 +223,8 @@ impl Launch {
             return;
         }
         let last = self.left.fetch_sub(1, Ordering::SeqCst) == 1;
+        // Before `watched` is read, here and in `notify`. A waiter has the other fence, in `watch`.
+        fence_after_rmw();
         if last {
             let now = self.age_us();
             self.elapsed_us.store(now, Ordering::Release);
@@ -288,7 +293,9 @@ impl Launch {
 
     /// Counts a part of which no byte can land any more.
     pub fn mark_part_proven(&self) {
-        if self.unproven.fetch_sub(1, Ordering::SeqCst) == 1 {
+        let last = self.unproven.fetch_sub(1, Ordering::SeqCst) == 1;
+        fence_after_rmw();
+        if last {
             let given_up = self.given_up_us.load(Ordering::Relaxed);
             if given_up > 0 {
                 self.meters.observe(Stage::Quiesce, self.age_us().saturating_sub(given_up));
@@ -301,8 +308,10 @@ impl Launch {
     fn watch(&self, wanted: AwaitedOutcome) {
         let how = if matches!(wanted, AwaitedOutcome::One(_)) { EACH } else { WHOLE };
         self.watched.fetch_max(how, Ordering::SeqCst);
+        // A thread that brings about an outcome sees that there is a waiter, or the waiter sees the outcome; likewise with
+        // the parts, in `attach`.
+        fence_after_rmw();
         if self.sent > 0 {
-            fence(Ordering::SeqCst);
             self.parts().for_each(|part| part.wait_for_send());
         }
     }

@@ -3,8 +3,8 @@
 //! It does not know how bytes move. Begin at [`PeerLaunch`]; every failure of this side reaches the peer
 //! through [`give_up`].
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::gate::AccessGate;
@@ -13,7 +13,7 @@ use super::outcome::{Launch, LaunchPart};
 use super::session_handle::{Carrier, POLL_INTERVAL, SessionHandle};
 use crate::base::error::{MemoryError, TransferError};
 use crate::base::identity::Member;
-use crate::base::sync::lock;
+use crate::base::sync::{AtomicBool, AtomicU64, Mutex, OnceLock, fence, fence_after_rmw, lock};
 use crate::base::transport::TransportKind;
 use crate::memory::{Reservation, Use};
 use crate::protocol::link::{Class, GroupId};
@@ -327,7 +327,9 @@ impl PeerLaunch {
         if !self.gate.is_quiet() || self.is_resolved.swap(true, Ordering::SeqCst) {
             return;
         }
-        // The peer may still fetch from the send buffers, until it confirms the end.
+        // Before the group and the quiet of the peer are read: `stop_if_failed` and `mark_peer_quiet` have the other fences.
+        fence_after_rmw();
+        // The peer may still read what it fetches, until it says otherwise.
         let kept = if self.carrier.fetches { self.lists.outbound.spans.len() } else { 0 };
         self.release_from(kept);
         let error = self.failure.get().cloned().unwrap_or(TransferError::Closed);
@@ -342,7 +344,8 @@ impl PeerLaunch {
 
     /// Records that no byte can land at the peer any more, or that there is no peer.
     pub fn mark_peer_quiet(&self) {
-        self.is_peer_quiet.store(true, Ordering::SeqCst);
+        self.is_peer_quiet.swap(true, Ordering::SeqCst);
+        fence_after_rmw();
         self.check_proof();
     }
 
@@ -419,7 +422,7 @@ impl Drop for PeerLaunch {
     /// Counts the part as proven: the link has forgotten it and no guard exists, so no byte can land.
     fn drop(&mut self) {
         self.stop_waiting_for_send();
-        if !*self.is_proven.get_mut() {
+        if !self.is_proven.load(Ordering::Acquire) {
             self.launch.mark_part_proven();
         }
     }

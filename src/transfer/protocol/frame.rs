@@ -93,7 +93,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    const fn from_byte(byte: u8) -> Option<Self> {
+    pub(super) const fn from_byte(byte: u8) -> Option<Self> {
         Some(match byte {
             1 => Self::Define,
             2 => Self::Undefine,

@@ -11,17 +11,18 @@
 //! many messages, a system call each is most of their cost. No timer delays anything.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use muster_clock as clock;
 
+use super::ring_session::RingSession;
 use super::spin_wait::SpinWait;
 use crate::base::counts::{Counters, EngineCounts};
 use crate::base::error::TransferError;
 use crate::base::identity::Member;
-use crate::base::sync::lock;
+use crate::base::sync::{AtomicUsize, lock};
 use crate::base::transport::TransportKind;
 use crate::io::fetch::PeerMemory;
 use crate::io::lane::{Lane, LaneHost};

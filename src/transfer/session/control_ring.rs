@@ -1,6 +1,7 @@
 //! The control frames of a connection in shared memory: the ring that it reads, and the ring that it writes.
 //!
-//! The ring itself is in [`crate::io::ring`]. Begin at `poll_ring_until`.
+//! The ring itself is in [`crate::io::ring`]; when threads poll it and sleep is in `ring_session.rs`. Begin at
+//! [`RingSession::drain`] here.
 //!
 //! - A thread that waits for a transfer polls the ring itself, so an arrival needs no thread switch. The
 //!   launching thread polls the ring until its own frames are queued (`poll_inline`): the peer may answer
@@ -18,27 +19,23 @@
 //!   that a peer that receives the last transfer and exits does not fail it. The thread that reads the ring
 //!   does so; if none reads it, the thread that detects the peer's end does.
 
-use std::sync::atomic::{Ordering, fence};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use muster_clock as clock;
 
 use super::connection::Connection;
+use super::ring_session::RingSession;
+use super::spin_wait::SpinWait;
 use crate::base::error::TransferError;
-use crate::base::sync::lock;
+use crate::base::sync::{AtomicUsize, lock};
 use crate::base::transport::TransportKind;
 use crate::io::lane::{LaneHost, Replies};
 use crate::io::reactor::BellHost;
-use crate::io::ring::{FRAMES_MAX, NextFrame, Reader, RingInbox};
-use crate::launch::session_handle::{POLL_INTERVAL, SessionHandle};
+use crate::io::ring::{NextFrame, Reader, RingInbox, SharedRingMemory};
 use crate::protocol::frame::{Header, Kind};
 use crate::protocol::link::{Frame, Violation};
 
-/// The most frames that a launching thread processes after it has queued its own.
-const ANSWERS_MAX: usize = 16;
-/// The most frames that a reading thread processes before it checks its other conditions.
-const TURN: usize = 256;
-/// How long the thread that reads the ring may take to process the last frames of a peer that has gone.
+/// How long the thread that reads the ring may take to take the last frames of a peer that has gone.
 const LAST_FRAMES: Duration = Duration::from_millis(100);
 
 impl Connection {
@@ -58,62 +55,21 @@ impl Connection {
         });
     }
 
-    fn ring_is_broken(&self, violation: &Violation) {
-        let (transport, why) = (TransportKind::Shm, violation.to_string());
-        self.close(TransferError::Transport { transport, member: self.peer, why });
-    }
-
-    /// Processes the frames in the ring, unless another thread reads it now.
-    pub(super) fn serve_ring(&self) -> Result<(), Violation> {
-        let Some(reader) = self.inbox.as_ref().and_then(RingInbox::read) else { return Ok(()) };
-        let drained = self.drain_ring(&reader, TURN);
-        self.release_ring(reader);
-        drained
-    }
-
-    /// Leaves the ring to the reactor, and rings its bell for frames that have arrived since this thread read
-    /// last, because the writer did not. A peer that writes without pause thus does not hold this thread.
-    fn release_ring(&self, reader: Reader<'_>) {
-        let inbox = reader.release();
-        if !inbox.is_empty() && lock(&self.awaited).is_none() {
-            inbox.ring();
-        }
-        // This thread releases the ring and then checks `peer_gone`; the thread that detects the peer's end
-        // sets `peer_gone` and then tries to read the ring. At least one of the two processes the last
-        // frames.
-        fence(Ordering::SeqCst);
-        if self.peer_gone.get().is_some() {
-            self.take_last_frames();
-        }
-    }
-
-    /// Records that the peer has gone. Its earlier frames are processed first: by the thread that reads the
-    /// ring now, else by this one.
+    /// Says that the peer has gone. What it said before is taken first: by the thread that reads the ring now, else by this
+    /// one.
     pub(super) fn peer_has_gone(&self, how: String) {
         let now = clock::monotonic();
         let _first = self.peer_gone.set((how, now));
-        fence(Ordering::SeqCst);
-        if !self.take_last_frames()
+        if !self.end_after_last_frames()
             && let Some(host) = self.host()
         {
-            self.wake_poller();
             host.look_at(now + LAST_FRAMES);
         }
     }
 
-    /// Processes the last frames of a peer that has gone, and ends the connection. Returns false if another
-    /// thread reads the ring now.
-    fn take_last_frames(&self) -> bool {
-        if let Some(inbox) = self.inbox.as_ref().filter(|inbox| inbox.is_open()) {
-            let Some(reader) = inbox.read() else { return false };
-            // The bound holds for a hostile peer: no honest one writes more after its end.
-            if let Err(violation) = self.drain_ring(&reader, FRAMES_MAX) {
-                tracing::debug!(peer = %self.peer, %violation, "the last frames of a peer");
-            }
-            reader.release();
-        }
-        self.end_with_gone(Duration::ZERO);
-        true
+    fn ring_is_broken(&self, violation: &Violation) {
+        let (transport, why) = (TransportKind::Shm, violation.to_string());
+        self.close(TransferError::Transport { transport, member: self.peer, why });
     }
 
     /// Ends the connection if its peer went at least `since` ago.
@@ -135,38 +91,6 @@ impl Connection {
     /// that thread may be blocked elsewhere.
     pub fn end_if_gone(&self) {
         self.end_with_gone(LAST_FRAMES);
-    }
-
-    /// Calls `with`, whose frames the peer may answer at once. This thread holds the ring meanwhile and reads
-    /// the answers afterwards, so that they wake no other thread.
-    pub(super) fn poll_inline<R>(&self, with: impl FnOnce() -> R) -> R {
-        let reader = self.inbox.as_ref().and_then(RingInbox::read);
-        if let Some(reader) = &reader {
-            reader.stay_awake();
-        }
-        let said = with();
-        if let Some(reader) = reader {
-            let drained = self.drain_ring(&reader, ANSWERS_MAX);
-            self.release_ring(reader);
-            if let Err(violation) = drained {
-                self.ring_is_broken(&violation);
-            }
-        }
-        said
-    }
-
-    /// Processes at most `most` frames.
-    fn drain_ring(&self, reader: &Reader<'_>, most: usize) -> Result<(), Violation> {
-        let mut replies = Replies::default();
-        let drained = self.take_from_ring(reader, most, &mut replies);
-        self.send_replies(replies);
-        drained?;
-        if reader.writer_waits()
-            && let Some(outbox) = self.outbox.get()
-        {
-            outbox.ring();
-        }
-        Ok(())
     }
 
     fn take_from_ring(
@@ -199,54 +123,54 @@ impl Connection {
         }
         Ok(())
     }
+}
 
-    /// Polls the ring on this thread until `done`, unless another thread reads it, so that an arrival needs
-    /// no thread switch. With `soon` it spins before it sleeps, because a small transfer may complete sooner
-    /// than the thread would wake up. Returns whether it is done.
-    pub(super) fn poll_ring_until(
-        &self,
-        until: Option<Instant>,
-        soon: bool,
-        done: &dyn Fn() -> bool,
-    ) -> bool {
-        let Some(reader) = self.inbox.as_ref().and_then(RingInbox::read) else { return false };
-        let has_waiters = || self.send_waiters.load(Ordering::SeqCst) > 0;
-        reader.stay_awake();
-        let is_over = || self.over.get().is_some() || self.peer_gone.get().is_some();
-        let mut is_done = done();
-        while !is_done && !is_over() {
-            if let Err(violation) = self.drain_ring(&reader, TURN) {
-                self.ring_is_broken(&violation);
-            }
-            if lock(&self.awaited).is_some() {
-                break;
-            }
-            is_done = done();
-            if is_done {
-                break;
-            }
-            let left =
-                until.map_or(POLL_INTERVAL, |until| until.saturating_duration_since(clock::monotonic()));
-            if left.is_zero() {
-                break;
-            }
-            if reader.has_more()
-                || soon && self.spin_wait.until(left, || reader.has_more() || is_over() || done())
-            {
-                continue;
-            }
-            let senders = has_waiters();
-            let sleep = reader.prepare_sleep(senders);
-            is_done = done();
-            if is_done {
-                break;
-            }
-            if senders == has_waiters() && !is_over() {
-                sleep.wait(left.min(POLL_INTERVAL));
-            }
+impl RingSession for Connection {
+    type Memory = SharedRingMemory;
+
+    fn inbox(&self) -> Option<&RingInbox> {
+        self.inbox.as_ref()
+    }
+
+    fn drain(&self, reader: &Reader<'_>, most: usize) -> Result<(), Violation> {
+        let mut replies = Replies::default();
+        let drained = self.take_from_ring(reader, most, &mut replies);
+        self.send_replies(replies);
+        drained?;
+        if reader.writer_waits()
+            && let Some(outbox) = self.outbox.get()
+        {
+            outbox.ring();
         }
-        self.release_ring(reader);
-        is_done
+        Ok(())
+    }
+
+    fn on_violation(&self, violation: &Violation) {
+        self.ring_is_broken(violation);
+    }
+
+    fn awaits_region(&self) -> bool {
+        lock(&self.awaited).is_some()
+    }
+
+    fn send_waiters(&self) -> &AtomicUsize {
+        &self.send_waiters
+    }
+
+    fn spin_wait(&self) -> &SpinWait {
+        &self.spin_wait
+    }
+
+    fn is_over(&self) -> bool {
+        self.over.get().is_some()
+    }
+
+    fn is_peer_gone(&self) -> bool {
+        self.peer_gone.get().is_some()
+    }
+
+    fn end_with_gone_peer(&self) {
+        self.end_with_gone(Duration::ZERO);
     }
 }
 

@@ -16,6 +16,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, Weak};
 
 use super::connection::Connection;
+use super::ring_session::RingSession;
 use crate::base::error::TransferError;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
@@ -226,7 +227,7 @@ impl LaneHost for Connection {
     ) -> Result<usize, WireError> {
         let region = lock(&self.offered).get(&region).and_then(Weak::upgrade);
         let descriptors: Vec<BorrowedFd<'_>> = match (kind, &self.inbox, &region) {
-            (Kind::Ring, Some(inbox), _) => inbox.descriptors().to_vec(),
+            (Kind::Ring, Some(inbox), _) => inbox.descriptors().collect(),
             (Kind::Region | Kind::Descriptor, _, Some(region)) => region.shared().into_iter().collect(),
             _ => Vec::new(),
         };

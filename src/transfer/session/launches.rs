@@ -9,6 +9,7 @@ use std::time::Instant;
 use rustix::io::Errno;
 
 use super::connection::Connection;
+use super::ring_session::RingSession;
 use crate::base::error::TransferError;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
@@ -21,10 +22,7 @@ use crate::protocol::link::definition::Source;
 
 impl SessionHandle for Connection {
     fn add_send_waiter(&self) {
-        self.send_waiters.fetch_add(1, Ordering::SeqCst);
-        if let Some(inbox) = &self.inbox {
-            inbox.note_send_waiter();
-        }
+        self.count_send_waiter();
     }
 
     fn remove_send_waiter(&self) {

@@ -16,4 +16,5 @@ pub mod handshake;
 mod lanes;
 mod launches;
 mod perform;
-mod spin_wait;
+pub mod ring_session;
+pub mod spin_wait;

@@ -7,19 +7,21 @@
 //! nothing, for more than 64 KiB, or on the only processor. Begin at [`SpinWait::until`].
 
 use std::hint::spin_loop;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use muster_clock as clock;
 
-/// The number of unsuccessful spins in a row after which threads pause spinning.
+use crate::base::sync::AtomicU32;
+
+/// After so many looks in a row that were in vain, threads do not look for a while.
 const VAIN: u32 = 3;
 /// The number of waits of the first pause; each further unsuccessful spin doubles it.
 const REST: u32 = 16;
 /// The longest pause, in waits.
 const REST_MAX: u32 = 1024;
 /// The number of checks between two readings of the clock.
-const BETWEEN: usize = 16;
+const BETWEEN: usize = if cfg!(all(test, loom)) { 1 } else { 16 };
 
 /// Decides how long the waiting thread of a connection spins; there is one at a time.
 #[derive(Debug)]
@@ -31,7 +33,7 @@ pub struct SpinWait {
 
 impl SpinWait {
     /// Creates one that spins for at most `limit`; never if that is zero.
-    pub const fn new(limit: Duration) -> Self {
+    pub fn new(limit: Duration) -> Self {
         Self { limit, vain: AtomicU32::new(0), rest: AtomicU32::new(0) }
     }
 

@@ -2,7 +2,6 @@
 //!
 //! The session chooses the next frame or chunk. Begin at [`Lane::pump_output`].
 
-use std::sync::TryLockError;
 use std::sync::atomic::Ordering;
 
 use super::output::LaneOutput;
@@ -17,27 +16,7 @@ impl Lane {
     /// Sends queued frames until there are none or the wire is full.
     pub fn pump_output(&self) -> Result<(), LaneError> {
         let Some(host) = self.host() else { return Err(LaneError::Closed) };
-        loop {
-            let mut output = match self.output.try_lock() {
-                Ok(output) => output,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => {
-                    // The thread that holds the lock checks `again` before it leaves.
-                    self.again.store(true, Ordering::SeqCst);
-                    match self.output.try_lock() {
-                        Ok(output) => output,
-                        Err(_) => return Ok(()),
-                    }
-                }
-            };
-            self.again.store(false, Ordering::SeqCst);
-            let outcome = self.send_all(&*host, &mut output);
-            drop(output);
-            outcome?;
-            if !self.again.load(Ordering::SeqCst) {
-                return Ok(());
-            }
-        }
+        self.output.run(|output| self.send_all(&*host, output))
     }
 
     /// Sends until the wire is full, or nothing is queued.

@@ -10,6 +10,7 @@ use super::input::{LaneInput, Reading};
 use super::output::LaneOutput;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
+use crate::io::pump::Pump;
 use crate::io::wire::{Wire, WireCapabilities, WireError};
 use crate::launch::peer_launch::{OwnedAccessGuard, PeerLaunch};
 use crate::protocol::frame::{FrameError, Header, Kind};
@@ -125,9 +126,8 @@ pub struct Lane {
     pub(super) wire: Box<dyn Wire>,
     /// The session, which owns the lane.
     host: Weak<dyn LaneHost>,
-    pub(super) output: Mutex<LaneOutput>,
+    pub(super) output: Pump<LaneOutput>,
     pub(super) input: Mutex<LaneInput>,
-    pub(super) again: AtomicBool,
     over: AtomicBool,
     seat: OnceLock<u64>,
     pub(super) held: AtomicBool,
@@ -154,9 +154,8 @@ impl Lane {
             capabilities: wire.capabilities(),
             wire,
             host,
-            output: Mutex::new(LaneOutput::Idle),
+            output: Pump::new(LaneOutput::Idle),
             input: Mutex::new(LaneInput::new(control)),
-            again: AtomicBool::new(false),
             over: AtomicBool::new(false),
             seat: OnceLock::new(),
             held: AtomicBool::new(false),
@@ -173,7 +172,7 @@ impl Lane {
 
     /// Returns whether a frame is being sent.
     pub fn is_sending(&self) -> bool {
-        !matches!(self.output.try_lock().as_deref(), Ok(LaneOutput::Idle))
+        !matches!(self.output.try_lock().as_deref(), Some(LaneOutput::Idle))
     }
 
     /// Sets the number under which its reactor knows it.
@@ -232,7 +231,7 @@ impl Lane {
 
     /// Waits until no thread is sending on it. It must be closed before.
     pub fn stop_sending(&self) {
-        *lock(&self.output) = LaneOutput::Idle;
+        *self.output.wait() = LaneOutput::Idle;
     }
 
     /// Records that the peer has closed the wire: it is read up to its end.

@@ -132,14 +132,14 @@ impl<T: Clone> Link<T> {
     }
 
     /// Returns whether nothing is in flight or defined here, as must hold once a side has sent `Gone`.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub fn departure_is_sound(&self) -> bool {
         let launched = self.groups.values().any(|group| group.local.is_some());
         (self.departure.agreed || self.departure.gone) && self.definitions.is_empty() && !launched
     }
 
     /// Asserts the invariants of this module.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub fn audit_departure(&self) {
         let super::state::Departure { kept, agreed, gone, .. } = self.departure;
         if agreed || gone {

@@ -39,6 +39,8 @@ mod chunks;
 mod control;
 pub mod definition;
 mod departure;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod message;
 mod numbers;
 mod receive;

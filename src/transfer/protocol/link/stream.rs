@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
 use super::chunks;
 use super::chunks::{Chunks, Inbound, NONE, Outbound, length};
 use super::definition::Definition;
@@ -273,7 +273,7 @@ impl<T: Clone> Link<T> {
     }
 
     /// Asserts the invariants of the link.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub fn audit(&self) {
         for group in self.groups.values() {
             if let Inbound::Landing(chunks) = &group.inbound {

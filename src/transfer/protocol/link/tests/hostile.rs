@@ -3,24 +3,8 @@
 use super::*;
 use crate::protocol::frame::{Header, Kind, flag};
 use crate::protocol::link::definition::Definition;
-use crate::protocol::link::state::*;
+use crate::protocol::link::fuzzing::held;
 use crate::protocol::link::*;
-use std::sync::Arc;
-
-/// Returns roughly the bytes that a link holds of a peer's frames.
-fn held(link: &Link<usize>) -> usize {
-    let definition = |definition: &Arc<Definition>| 64 * (definition.entries.len() + 1);
-    let of_groups = |group: &GroupState<usize>| {
-        let remote = group.remote.as_ref();
-        let inline = remote.and_then(|remote| remote.inline.as_ref()).map_or(0, Vec::len);
-        size_of::<GroupState<usize>>() + inline + group.given_up.as_ref().map_or(0, String::len)
-    };
-    link.groups.values().map(of_groups).sum::<usize>()
-        + link.remote.values().map(definition).sum::<usize>()
-        + link.withdrawn.iter().map(definition).sum::<usize>()
-        + link.control.unacknowledged_bytes()
-        + link.partial.as_ref().map_or(0, |(_, bytes)| bytes.len())
-}
 
 const KINDS: [Kind; 23] = [
     Kind::Define,
