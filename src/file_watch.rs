@@ -8,8 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::clock::Clock;
-use crate::coordination::Timestamp;
+use crate::clock::{Clock, Timestamp};
 
 /// How often files are looked at, at most. It happens when a client comes: nothing ticks for it.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);

@@ -26,6 +26,7 @@ mod job_route;
 mod limits;
 mod listener;
 mod mailbox;
+mod metrics;
 mod peer_progress;
 mod prefault;
 mod reply_encoder;

@@ -92,8 +92,8 @@ use crate::coordination::{
     Actor, ActorOrigin, CommandOutcome, ExclusionTarget, JobReader, OperatorCommand, Reason,
 };
 use crate::engine::Engine;
-use crate::findings::{FindingStore, Remedy};
-use crate::reports;
+use crate::findings::{FindingMetrics, FindingStore, Remedy};
+use crate::reports::ReportStore;
 use crate::telemetry::metrics::{MetricSource, Metrics};
 use crate::telemetry::traces::Traces;
 use crate::text::is_safe_to_show;
@@ -128,7 +128,7 @@ pub struct AppState {
     /// What was found in it.
     pub findings: Arc<FindingStore>,
     /// What workers report of their transfers.
-    pub transfers: Arc<reports::ReportStore>,
+    pub transfers: Arc<ReportStore>,
     /// What has happened in each job.
     pub timelines: Arc<Timelines>,
     /// The pages that follow what changes.
@@ -143,8 +143,14 @@ impl AppState {
     pub fn new(engine: Arc<Engine>, readiness: Arc<ServerReadiness>, about: Arc<ServerInfo>) -> Self {
         let (audit, streams) = (Arc::<AuditLog>::default(), Arc::<EventStreamLimiter>::default());
         let bodies = Arc::<BodyBudget>::default();
+        let (findings, transfers) = (Arc::<FindingStore>::default(), Arc::<ReportStore>::default());
+        let of_findings = FindingMetrics {
+            engine: Arc::clone(&engine),
+            reports: Arc::clone(&transfers),
+            findings: Arc::clone(&findings),
+        };
         let own: Vec<Arc<dyn MetricSource>> =
-            vec![readiness.clone(), audit.clone(), streams.clone(), bodies.clone()];
+            vec![readiness.clone(), audit.clone(), streams.clone(), bodies.clone(), Arc::new(of_findings)];
         let metrics = Arc::new(Metrics::for_engine(&engine, own));
         Self {
             handshakes: Arc::new(HandshakeFailures::new(*engine.clock())),
@@ -153,8 +159,8 @@ impl AppState {
             readiness,
             about,
             metrics,
-            findings: Arc::default(),
-            transfers: Arc::default(),
+            findings,
+            transfers,
             timelines: Arc::default(),
             live: Arc::default(),
             audit,
