@@ -15,6 +15,7 @@
 //! | [`doctor`] | checks of a host for fast transfers |
 //! | [`findings`] | detectors: conclusions from measurements |
 //! | [`reports`] | transfer reports of native workers |
+//! | [`service`] | what the server does beside the wire: operations, audit |
 //! | [`proto`] | the wire messages |
 //! | `cow` | copy-on-write tables, so that readers need no lock |
 //! | [`clock`] | the only reader of clocks and randomness |
@@ -35,6 +36,7 @@ mod http2;
 pub mod meter;
 pub mod proto;
 pub mod reports;
+pub mod service;
 pub mod telemetry;
 mod test_pattern;
 pub mod text;

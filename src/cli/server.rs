@@ -20,11 +20,12 @@ use crate::engine::{Engine, Observer};
 use crate::findings::{self, FindingMetrics, FindingStore};
 use crate::grpc::{self, Routing};
 use crate::http::{
-    self, AccessControl, AppState, AuditLog, BodyBudget, EventStreamLimiter, GrpcListenerInfo, HttpLimits,
+    self, AccessControl, AppState, BodyBudget, EventStreamLimiter, GrpcListenerInfo, HttpLimits,
     ListenerState, ServerInfo, ServerReadiness, Timelines, TokenFile, Version,
 };
 use crate::meter;
 use crate::reports::{self, ReportMetrics};
+use crate::service::{AuditLog, Operations};
 use crate::telemetry::event_log::log_events;
 use crate::telemetry::log::LogStats;
 use crate::telemetry::metrics::{EventCounters, MetricInputs, MetricSource, Metrics};
@@ -170,7 +171,7 @@ impl RunningServer {
             metrics_traffic.iter().chain(&health_traffic).chain([&traffic]).cloned().collect();
         let site = server.site(&edge, tally, (Arc::new(audit), handshakes), (config, listeners_seen));
         let site = AppState { guard: Arc::clone(&server.guard), timelines, ..site };
-        server.audit = Arc::clone(&site.audit);
+        server.audit = Arc::clone(&site.operations.audit);
         let http_entrance = Arc::new(http_entrance);
         if let (Some((listener, address)), Some(traffic)) = (metrics_listener, metrics_traffic) {
             tracing::info!(%address, "metrics have a listener of their own");
@@ -236,11 +237,12 @@ impl RunningServer {
             others,
         };
         let metrics = Metrics::new(sources, tasks_max);
+        let operations = Operations { engine: Arc::clone(&self.engine), audit, traces: self.traces.clone() };
+        let operations = Arc::new(operations);
         let (engine, readiness) = (Arc::clone(&self.engine), Arc::clone(&self.readiness));
         let site = AppState {
-            audit,
+            operations: Arc::clone(&operations),
             handshakes,
-            traces: self.traces.clone(),
             streams: Arc::clone(&self.streams),
             bodies,
             redaction: Arc::new(config.server.redact_keys.clone()),
@@ -250,10 +252,9 @@ impl RunningServer {
             ..AppState::new(engine, readiness, Arc::clone(&self.about))
         };
         self.timers.spawn(reports::watch(Arc::clone(&self.engine), Arc::clone(&reports)));
-        let acting = site.clone();
         let engine = Arc::clone(&self.engine);
         self.timers
-            .spawn(findings::watch(engine, reports, findings, move |remedy| acting.apply_remedy(remedy)));
+            .spawn(findings::watch(engine, reports, findings, move |remedy| operations.apply_remedy(remedy)));
         site
     }
 

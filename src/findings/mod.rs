@@ -1,9 +1,9 @@
 //! Findings: conclusions from measurements, for people and for automatic exclusion.
 //!
 //! Detectors are pure functions of [`DetectorInput`], one file each; [`watch`] runs them once a second over a copy of the
-//! numbers, because findings are about seconds and minutes. The [`Board`] keeps open and closed findings. Nothing
-//! here acts: `remedy.rs` says which exclusion a job's own settings ask for ([`Remedy`]), and the HTTP layer
-//! performs it like an operator's, with the same audit and the same refusals. Begin at [`watch`], then
+//! numbers, because findings are about seconds and minutes. The [`FindingStore`] keeps open and closed findings. Nothing
+//! here acts: `remedy.rs` says which exclusion a job's own settings ask for ([`Remedy`]), and
+//! `service::Operations` performs it like an operator's, with the same audit and the same refusals. Begin at [`watch`], then
 //! [`CATALOGUE`].
 //!
 //! | file | finding |

@@ -30,6 +30,7 @@ pub const PARTS: &[Part] = &[
             // What the server knows besides the state machine.
             &["reports"],
             &["findings"],
+            &["service"],
             // The ports. They do not know one another.
             &["grpc", "http"],
             // The configuration of everything below.
