@@ -63,7 +63,11 @@ impl utoipa::PartialSchema for ExclusionTarget {
     }
 }
 
-impl ToSchema for ExclusionTarget {}
+impl ToSchema for ExclusionTarget {
+    fn name() -> std::borrow::Cow<'static, str> {
+        "Target".into()
+    }
+}
 
 impl fmt::Display for ExclusionTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
