@@ -15,9 +15,8 @@ use std::time::Duration;
 use crate::coordination::{Bounds, JobName, JobSettings};
 use crate::engine::Engine;
 use crate::grpc::GrpcLimits;
-use crate::http::{
-    AllowedHosts, AuditFailurePolicy, AuditLog, BodyBudget, EventStreamLimiter, RedactionPatterns,
-};
+use crate::http::{AllowedHosts, BodyBudget, EventStreamLimiter, RedactionPatterns};
+use crate::service::{AuditFailurePolicy, AuditLog};
 use crate::telemetry::log::LogFormat;
 use crate::telemetry::traces::OtlpProtocol;
 

@@ -319,20 +319,34 @@ impl Engine {
     /// # Errors
     /// If there is a job of that name, or there are too many jobs.
     pub fn declare(&self, name: JobName, settings: JobSettings) -> Result<JobId, DeclareError> {
-        self.declare_for(name, settings, None)
+        self.declare_with(name, settings, None, |_| ()).map(|(job, ())| job)
     }
 
-    /// Declares a job that somebody asked for.
+    /// Declares a job that somebody asked for, and looks at the jobs as they are right then. `look` runs on a copy, as that
+    /// of [`Engine::read`] does.
     ///
     /// # Errors
     /// As [`Engine::declare`].
-    pub fn declare_for(
+    pub fn declare_and_read<T>(
+        &self,
+        name: JobName,
+        settings: JobSettings,
+        actor: Actor,
+        look: impl FnOnce(&Coordinator, JobId) -> T,
+    ) -> Result<T, DeclareError> {
+        let (job, copy) = self.declare_with(name, settings, Some(actor), Coordinator::snapshot)?;
+        Ok(look(&copy, job))
+    }
+
+    /// Declares a job, and takes something of the state in the same step.
+    fn declare_with<C>(
         &self,
         name: JobName,
         settings: JobSettings,
         actor: Option<Actor>,
-    ) -> Result<JobId, DeclareError> {
-        let state = self.lock();
+        take: impl FnOnce(&Coordinator) -> C,
+    ) -> Result<(JobId, C), DeclareError> {
+        let mut state = self.lock();
         if state.coordinator.job_named(name.as_str()).is_some() {
             return Err(DeclareError::Exists(name));
         }
@@ -342,9 +356,12 @@ impl Engine {
         }
         let job = state.coordinator.next_job();
         let incarnation = ServiceIncarnation(clock::random_nonzero().get());
-        self.apply_input(state, Input::DeclareJob { job, name, settings, incarnation, actor });
+        let input = Input::DeclareJob { job, name, settings, incarnation, actor };
+        let applied = self.apply(&mut state, input, None);
+        let taken = take(&state.coordinator);
+        self.unlock_and_deliver(state, applied);
         self.job_changes.fetch_add(1, Ordering::Release);
-        Ok(job)
+        Ok((job, taken))
     }
 
     /// How many times a job was made or deleted: what was found out about the names of jobs holds as long as this stays.
@@ -364,6 +381,19 @@ impl Engine {
         reason: Reason,
         act: OperatorCommand,
     ) -> Result<CommandOutcome, CommandRefusal> {
+        self.act_and_read(job, actor, reason, act, |_, acted| acted)
+    }
+
+    /// Acts upon a job, and looks at the jobs as they are right after the act or its refusal. `look` runs on a copy that is
+    /// taken in the same step: nothing comes in between. The lock is free while it runs.
+    pub fn act_and_read<T>(
+        &self,
+        job: JobId,
+        actor: Actor,
+        reason: Reason,
+        act: OperatorCommand,
+        look: impl FnOnce(&Coordinator, Result<CommandOutcome, CommandRefusal>) -> T,
+    ) -> T {
         // A value that is refused is freed after the lock is.
         let _value = match &act {
             OperatorCommand::PutKey { value, .. } => Some(value.clone()),
@@ -371,12 +401,13 @@ impl Engine {
         };
         let mut state = self.lock_for_bulk();
         let mut applied = self.apply(&mut state, Input::Command { job, actor, reason, act }, None);
-        let acted = applied.acted.take();
+        let acted = applied.acted.take().unwrap_or(Err(CommandRefusal::NoSuchJob));
+        let copy = state.coordinator.snapshot();
         self.unlock_and_deliver(state, applied);
-        if acted == Some(Ok(CommandOutcome::JobDeleted)) {
+        if acted == Ok(CommandOutcome::JobDeleted) {
             self.job_changes.fetch_add(1, Ordering::Release);
         }
-        acted.unwrap_or(Err(CommandRefusal::NoSuchJob))
+        look(&copy, acted)
     }
 
     /// Numbers a new connection.

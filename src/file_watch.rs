@@ -8,8 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::clock::Clock;
-use crate::coordination::Timestamp;
+use crate::clock::{Clock, Timestamp};
 
 /// The shortest time between two checks.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);

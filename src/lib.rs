@@ -15,6 +15,7 @@
 //! | [`doctor`] | checks of a host for fast transfers |
 //! | [`findings`] | detectors: conclusions from measurements |
 //! | [`reports`] | transfer reports of native workers |
+//! | [`service`] | what the server does beside the wire: operations, audit |
 //! | [`proto`] | the wire messages |
 //! | `fuzzing` | the property of each decoder of outside input; no part of the product |
 //! | `cow` | copy-on-write tables, so that readers need no lock |
@@ -39,6 +40,7 @@ mod http2;
 pub mod meter;
 pub mod proto;
 pub mod reports;
+pub mod service;
 pub mod telemetry;
 mod test_pattern;
 pub mod text;

@@ -11,7 +11,7 @@ use clap::Args;
 use super::output::TerminalLine;
 use super::server_args::{ServerArgs, block_on, format_time};
 use crate::coordination::JobName;
-use crate::http::{AuditLine, AuditOutcome, AuditPage};
+use crate::service::{AuditLine, AuditOutcome, AuditPage};
 
 /// Show who did what to the jobs, why, from where, and what came of it
 ///

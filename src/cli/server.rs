@@ -17,14 +17,15 @@ use crate::clock::Clock;
 use crate::config::{Config, JobConfig, TlsConfig};
 use crate::coordination::JobName;
 use crate::engine::{Engine, Observer};
-use crate::findings::{self, FindingStore};
+use crate::findings::{self, FindingMetrics, FindingStore};
 use crate::grpc::{self, Routing};
 use crate::http::{
-    self, AccessControl, AppState, AuditLog, BodyBudget, EventStreamLimiter, GrpcListenerInfo, HttpLimits,
+    self, AccessControl, AppState, BodyBudget, EventStreamLimiter, GrpcListenerInfo, HttpLimits,
     ListenerState, ServerInfo, ServerReadiness, Timelines, TokenFile, Version,
 };
 use crate::meter;
-use crate::reports;
+use crate::reports::{self, ReportMetrics};
+use crate::service::{AuditLog, Operations};
 use crate::telemetry::event_log::log_events;
 use crate::telemetry::log::LogStats;
 use crate::telemetry::metrics::{EventCounters, MetricInputs, MetricSource, Metrics};
@@ -121,7 +122,7 @@ impl RunningServer {
             config.server.health.map(|address| bind(address, "health", "--health")).transpose()?;
         let engine = Engine::new(clock);
         engine.bound_jobs(config.server.jobs_max);
-        let tally = Arc::<EventCounters>::default();
+        let tally = Arc::new(EventCounters::new(findings::ids()));
         let traces = start_traces(config, &engine)?;
         let timelines = Arc::<Timelines>::default();
         let mut observers: Vec<Arc<dyn Observer>> = vec![timelines.clone()];
@@ -170,7 +171,7 @@ impl RunningServer {
             metrics_traffic.iter().chain(&health_traffic).chain([&traffic]).cloned().collect();
         let site = server.site(&edge, tally, (Arc::new(audit), handshakes), (config, listeners_seen));
         let site = AppState { guard: Arc::clone(&server.guard), timelines, ..site };
-        server.audit = Arc::clone(&site.audit);
+        server.audit = Arc::clone(&site.operations.audit);
         let http_entrance = Arc::new(http_entrance);
         if let (Some((listener, address)), Some(traffic)) = (metrics_listener, metrics_traffic) {
             tracing::info!(%address, "metrics have a listener of their own");
@@ -215,34 +216,45 @@ impl RunningServer {
         others.extend(listeners.into_iter().map(|listener| listener as Arc<dyn MetricSource>));
         others.extend(self.traces.iter().map(|traces| Arc::clone(traces) as Arc<dyn MetricSource>));
         let findings = Arc::<FindingStore>::default();
+        let reports = Arc::clone(edge.transfers());
+        let tasks_max = config.server.task_metrics_max;
+        others.push(Arc::clone(edge) as Arc<dyn MetricSource>);
+        others.push(Arc::new(FindingMetrics {
+            engine: Arc::clone(&self.engine),
+            reports: Arc::clone(&reports),
+            findings: Arc::clone(&findings),
+        }));
+        others.push(Arc::new(ReportMetrics {
+            engine: Arc::clone(&self.engine),
+            reports: Arc::clone(&reports),
+            tasks_max,
+        }));
         self.timers.spawn(Metrics::sample_lag(Arc::clone(&self.engine), Arc::clone(&tally)));
         let sources = MetricInputs {
             engine: Arc::clone(&self.engine),
-            edge: Arc::clone(edge),
             tally,
-            board: Arc::clone(&findings),
             handshakes: Arc::clone(&handshakes),
             others,
         };
-        let metrics = Metrics::new(sources, config.server.task_metrics_max);
+        let metrics = Metrics::new(sources, tasks_max);
+        let operations = Operations { engine: Arc::clone(&self.engine), audit, traces: self.traces.clone() };
+        let operations = Arc::new(operations);
         let (engine, readiness) = (Arc::clone(&self.engine), Arc::clone(&self.readiness));
         let site = AppState {
-            audit,
+            operations: Arc::clone(&operations),
             handshakes,
-            traces: self.traces.clone(),
             streams: Arc::clone(&self.streams),
             bodies,
             redaction: Arc::new(config.server.redact_keys.clone()),
             metrics: Arc::new(metrics),
             findings: Arc::clone(&findings),
-            transfers: Arc::clone(edge.transfers()),
+            transfers: Arc::clone(&reports),
             ..AppState::new(engine, readiness, Arc::clone(&self.about))
         };
-        self.timers.spawn(reports::watch(Arc::clone(&self.engine), Arc::clone(edge.transfers())));
-        let acting = site.clone();
-        let (engine, reports) = (Arc::clone(&self.engine), Arc::clone(edge.transfers()));
+        self.timers.spawn(reports::watch(Arc::clone(&self.engine), Arc::clone(&reports)));
+        let engine = Arc::clone(&self.engine);
         self.timers
-            .spawn(findings::watch(engine, reports, findings, move |remedy| acting.apply_remedy(remedy)));
+            .spawn(findings::watch(engine, reports, findings, move |remedy| operations.apply_remedy(remedy)));
         site
     }
 

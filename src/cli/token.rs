@@ -9,7 +9,8 @@ use anyhow::{Result, anyhow};
 use clap::{Args, Subcommand};
 
 use super::output::{eprint_raw, print_raw};
-use crate::http::{NewToken, Role, append_token};
+use crate::http::{NewToken, append_token};
+use crate::service::Role;
 
 /// Make tokens that let their holders in over HTTP
 ///

@@ -6,7 +6,8 @@
 use std::path::PathBuf;
 
 use crate::coordination::{ErrorDelivery, JobSettings};
-use crate::http::{AllowedHosts, AuditFailurePolicy, RedactionPatterns};
+use crate::http::{AllowedHosts, RedactionPatterns};
+use crate::service::AuditFailurePolicy;
 use crate::telemetry::log;
 use crate::telemetry::traces::{OtlpProtocol, check_endpoint};
 use crate::text::{format_duration, parse_duration, parse_positive_duration};

@@ -2,8 +2,8 @@
 //!
 //! Detectors are pure functions of [`DetectorInput`], one file each; [`watch`] runs them once a second over a copy of the
 //! numbers, because findings are about seconds and minutes. The [`FindingStore`] keeps open and closed findings. Nothing
-//! here acts: `remedy.rs` says which exclusion a job's own settings ask for ([`Remedy`]), and the HTTP layer
-//! performs it like an operator's, with the same audit and the same refusals. Begin at [`watch`], then
+//! here acts: `remedy.rs` says which exclusion a job's own settings ask for ([`Remedy`]), and
+//! `service::Operations` performs it like an operator's, with the same audit and the same refusals. Begin at [`watch`], then
 //! [`CATALOGUE`].
 //!
 //! | file | finding |
@@ -23,6 +23,7 @@ mod chronic_straggler;
 mod clock_off;
 mod generation_churn;
 mod heartbeat_gaps;
+mod metrics;
 mod missing_at_registration;
 mod nearly_full;
 mod remedy;
@@ -38,6 +39,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+pub use metrics::FindingMetrics;
 pub use remedy::Remedy;
 pub use store::{Finding, FindingStore, Transition};
 
@@ -109,6 +111,11 @@ pub static CATALOGUE: &[&Detector] = &[
     &nearly_full::DETECTOR,
     &clock_off::DETECTOR,
 ];
+
+/// Returns the names of every kind of finding, as in events, metrics and addresses.
+pub fn ids() -> impl Iterator<Item = &'static str> {
+    CATALOGUE.iter().map(|detector| detector.id)
+}
 
 /// One number that a finding rests on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]

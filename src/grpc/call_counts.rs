@@ -1,6 +1,6 @@
 //! The counts and times of calls by method, generation and code.
 //!
-//! It does not expose metrics: `telemetry::metrics` reads them. Begin at [`CallCounts::add`].
+//! It writes no metrics: `metrics.rs` does. Begin at [`CallCounts::add`].
 
 use super::decoded_call::Dialect;
 use crate::coordination::{Code, ConnectionEnd, Request};

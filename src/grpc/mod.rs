@@ -28,6 +28,7 @@ mod job_route;
 mod limits;
 mod listener;
 mod mailbox;
+mod metrics;
 mod peer_progress;
 mod prefault;
 mod reply_encoder;

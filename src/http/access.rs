@@ -5,7 +5,7 @@
 //! | file | what it holds |
 //! | --- | --- |
 //! | `middleware.rs` | the checks of a request: host, identity, origin, role, forgery, rate, body |
-//! | `roles.rs` | viewer < operator < admin |
+//! | `roles.rs` | what a route requires: nothing, or a role |
 //! | `tokens.rs` | names, roles and hashes of tokens, from a file |
 //! | `sessions.rs` | logins of browsers |
 //! | `csrf.rs` | proof that a page of this server made a form |
@@ -41,12 +41,13 @@ use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 
 pub(super) use middleware::{AccessLayerState, CsrfProof, authorize};
-pub use roles::{Access, Role};
+pub use roles::Access;
 pub use tokens::{NewToken, TokenError, TokenFile, append_token};
 
 use super::AllowedHosts;
 use crate::clock::Clock;
 use crate::coordination::Actor;
+use crate::service::Role;
 use csrf::CsrfKey;
 use login_throttle::LoginThrottle;
 use rate_limit::{RateLimit, RateLimiter};

@@ -1,20 +1,18 @@
 //! The actor of a request: extractors for its address, its transport and its author.
 //!
-//! It does not authenticate: `guard/pass.rs` does, and puts an [`ActorContext`] into the request's extensions. Without
+//! It does not authenticate: `access/middleware.rs` does, and puts an [`ActorContext`] into the request's extensions. Without
 //! one the actor has no name; its address and its kind of client are known. Begin at [`RequestActor`].
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::extract::FromRequestParts;
 use axum::http::header::USER_AGENT;
 use axum::http::request::Parts;
 
-use super::Role;
-use super::audit::AuditEntry;
-use crate::coordination::{Actor, ActorOrigin, JobName, Reason};
+use crate::coordination::{Actor, ActorOrigin};
+use crate::service::ActorContext;
 use crate::telemetry::traces::TraceParent;
 
 /// Where a request comes from: the listener puts it into the extensions of every request.
@@ -28,43 +26,6 @@ pub struct TransportSecurity {
     pub secure: bool,
     /// By what name the certificate goes that the client has shown, if it was asked for one.
     pub certificate: Option<Arc<str>>,
-}
-
-/// Who asks for a change, with what else is known of the request.
-#[derive(Debug, Clone)]
-pub struct ActorContext {
-    /// Who, from where, by what means.
-    pub actor: Actor,
-    /// What they may do; `None` for strangers, and for rules of the server.
-    pub role: Option<Role>,
-    /// What the request is a part of, as its caller says.
-    pub parent: Option<TraceParent>,
-    audited: Arc<AtomicBool>,
-}
-
-impl ActorContext {
-    /// Somebody of whom no more is known.
-    #[must_use]
-    pub fn new(actor: Actor, role: Option<Role>, parent: Option<TraceParent>) -> Self {
-        Self { actor, role, parent, audited: Arc::default() }
-    }
-
-    /// What they do, for the audit; `act` is what, in a word, and `subject` upon what.
-    pub(super) fn audit_entry(
-        &self,
-        job: Option<JobName>,
-        act: &'static str,
-        subject: String,
-        reason: Option<Reason>,
-    ) -> AuditEntry {
-        self.audited.store(true, Ordering::Relaxed);
-        AuditEntry { actor: self.actor.clone(), role: self.role, job, act, subject, reason }
-    }
-
-    /// Whether what they asked for stands in the audit.
-    pub(super) fn is_audited(&self) -> bool {
-        self.audited.load(Ordering::Relaxed)
-    }
 }
 
 /// The author of a request.
@@ -99,6 +60,7 @@ pub(super) fn means_of_agent(agent: &str) -> ActorOrigin {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::service::Role;
     use axum::http::Request;
 
     async fn acting(request: Request<()>) -> Actor {

@@ -1,6 +1,6 @@
 //! [`ClientNetwork`]: the IPv4 address or the IPv6 /64 network by which limits count clients.
 //!
-//! It counts nothing: `slots.rs`, `body.rs` and `guard/` do. Begin at `ClientNetwork::of`.
+//! It counts nothing: `slots.rs`, `body.rs` and `access/` do. Begin at `ClientNetwork::of`.
 
 use std::convert::Infallible;
 use std::fmt;

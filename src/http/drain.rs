@@ -10,10 +10,11 @@ use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::actor::{ActorContext, RequestActor};
+use super::actor::RequestActor;
 use super::extract::{JobPath, JsonBody};
 use super::{AppState, Problem};
-use crate::coordination::{OperatorCommand, PreemptionView, Reason, RunNumber, RunState, TaskId};
+use crate::coordination::{JobReader, OperatorCommand, PreemptionView, Reason, RunNumber, RunState, TaskId};
+use crate::service::ActorContext;
 
 /// The longest notice: a day.
 const SECONDS_MAX: u64 = 24 * 60 * 60;
@@ -82,9 +83,8 @@ pub(super) fn request_drain(
     }
     let notice = Duration::from_secs(new.in_seconds);
     let at = (new.in_seconds > 0).then(|| site.engine.clock().now().after(notice));
-    let subject = at.map_or_else(|| "at once".to_owned(), |at| format!("before {at}"));
-    site.act(job, author, new.reason, "drain", subject, OperatorCommand::Drain { at })?;
-    view(site, job)
+    let operation = job.operation(author, new.reason, OperatorCommand::Drain { at });
+    site.operations.act(operation, |after, _| after.map(view_of))?.ok_or_else(Problem::internal)
 }
 
 /// How the drain of the present run stands
@@ -96,10 +96,11 @@ pub(super) async fn show(State(site): State<AppState>, job: JobPath) -> Result<J
 }
 
 pub(super) fn view(site: &AppState, job: &JobPath) -> Result<DrainView, Problem> {
-    site.read_job(job, |look| {
-        let live = look.live();
-        let preemption = look.preemption();
-        let waiting_for = preemption.as_ref().map_or_else(Vec::new, |it| it.awaited.clone());
-        DrainView { run: live.run, state: look.summary().state, waiting_for, preemption }
-    })
+    site.read_job(job, view_of)
+}
+
+fn view_of(job: JobReader<'_>) -> DrainView {
+    let preemption = job.preemption();
+    let waiting_for = preemption.as_ref().map_or_else(Vec::new, |it| it.awaited.clone());
+    DrainView { run: job.live().run, state: job.summary().state, waiting_for, preemption }
 }

@@ -13,14 +13,15 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::actor::{ActorContext, RequestActor};
+use super::actor::RequestActor;
 use super::extract::{JobPath, JsonBody, PathItem, QueryParams};
 use super::pagination::{deserialize_limit, paginate};
 use super::{AppState, Problem};
 use crate::coordination::{
-    CommandOutcome, ExclusionId, ExclusionPreview, ExclusionTarget, ExclusionView, OperatorCommand, Reason,
-    TaskId,
+    CommandOutcome, ExclusionId, ExclusionPreview, ExclusionTarget, ExclusionView, JobReader,
+    OperatorCommand, Reason, TaskId,
 };
+use crate::service::ActorContext;
 
 /// The longest that an exclusion with an end may last: a year.
 const SECONDS_MAX: u64 = 366 * 24 * 60 * 60;
@@ -179,9 +180,11 @@ pub(super) fn exclude(
 ) -> Result<ExclusionView, Problem> {
     let (target, expires_in) = (new.target()?, new.expires_in()?);
     let act = OperatorCommand::Exclude { target, expires_in, end_run: new.end_run };
-    let done = site.act(job, author, new.reason, "exclude", target.to_string(), act)?;
-    let CommandOutcome::Excluded(id) = done else { return Err(Problem::internal()) };
-    find(site, job, id)
+    let view = site.operations.act(job.operation(author, new.reason, act), |after, done| match done {
+        CommandOutcome::Excluded(id) => after.and_then(|after| with_id(after, id)),
+        _ => None,
+    })?;
+    view.ok_or_else(Problem::internal)
 }
 
 /// The exclusions of a job
@@ -245,17 +248,85 @@ pub(super) fn readmit(
     author: &ActorContext,
     reason: Reason,
 ) -> Result<ExclusionView, Problem> {
-    let before = find(site, job, id).ok();
-    let target = before.map_or_else(String::new, |exclusion| format!(" ({})", exclusion.target));
-    let subject = format!("exclusion {id}{target}");
-    site.act(job, author, reason, "readmit", subject, OperatorCommand::Readmit { exclusion: id })?;
-    find(site, job, id)
+    let operation = job.operation(author, reason, OperatorCommand::Readmit { exclusion: id });
+    let view = site.operations.act(operation, |after, _| after.and_then(|after| with_id(after, id)))?;
+    view.ok_or_else(Problem::internal)
 }
 
 pub(super) fn find(site: &AppState, job: &JobPath, id: ExclusionId) -> Result<ExclusionView, Problem> {
-    let all = site.read_job(job, |look| look.exclusions())?;
-    all.into_iter().find(|exclusion| exclusion.id == id).ok_or_else(|| {
+    site.read_job(job, |look| with_id(look, id))?.ok_or_else(|| {
         let text = format!("there is no exclusion {id} in job {} (or it is over and forgotten)", job.name);
         Problem::not_found("no-such-exclusion", text)
     })
+}
+
+fn with_id(job: JobReader<'_>, id: ExclusionId) -> Option<ExclusionView> {
+    job.exclusions().into_iter().find(|exclusion| exclusion.id == id)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::clock::Clock;
+    use crate::coordination::{
+        Actor, ActorOrigin, CallOutcome, Caller, JobId, JobSettings, Request, TaskIncarnation,
+    };
+    use crate::engine::{AnswerInbox, CallStatus, Engine};
+    use crate::http::{ServerInfo, Version};
+
+    fn operator() -> Actor {
+        Actor { who: "alice".into(), address: None, means: ActorOrigin::Api }
+    }
+
+    fn because() -> Reason {
+        Reason::try_from("a test".to_owned()).unwrap()
+    }
+
+    /// Deletes the job as soon as a call is answered: between a command and whatever its author does next.
+    struct DeletesJob {
+        engine: Arc<Engine>,
+        job: JobId,
+    }
+
+    impl AnswerInbox for DeletesJob {
+        fn deliver(&self, _slot: u64, _outcome: CallOutcome) {
+            let delete = OperatorCommand::DeleteJob { force: true };
+            let _ = self.engine.act(self.job, operator(), because(), delete);
+        }
+    }
+
+    #[tokio::test]
+    async fn an_exclusion_is_answered_as_made_whatever_happens_to_the_job_next() {
+        let engine = Engine::new(Clock::start());
+        let name: crate::coordination::JobName = "a".parse().unwrap();
+        let job = engine.declare(name.clone(), JobSettings::new(2)).unwrap();
+        let peer = SocketAddr::from(([10, 0, 0, 1], 1));
+        let caller = Caller { connection: engine.connection_opened(peer), claim: None };
+        let inbox: Arc<dyn AnswerInbox> = Arc::new(DeletesJob { engine: Arc::clone(&engine), job });
+        let register =
+            Request::Register { task: TaskId(0), incarnation: TaskIncarnation(1), recoverable: false };
+        let waits = engine.call(job, caller, register, &inbox, 1);
+        assert!(matches!(waits, CallStatus::Waiting(_)), "the other task has not registered");
+
+        let about = ServerInfo { version: Version::current(), http: peer, grpc: Vec::new() };
+        let site = AppState::new(Arc::clone(&engine), Arc::default(), Arc::new(about));
+        let new = NewExclusion {
+            task: Some(0),
+            host: None,
+            reason: because(),
+            expires_in_seconds: None,
+            end_run: true,
+            dry_run: false,
+        };
+        let author = ActorContext::new(operator(), None, None);
+        let made = exclude(&site, &JobPath { id: job, name }, &author, new).expect("it was made");
+        assert_eq!((made.target, made.ended), (ExclusionTarget::Task(TaskId(0)), None));
+        assert_eq!(engine.read(|core, _| core.jobs().count()), 0, "the job is gone meanwhile");
+        let lines = site.operations.audit.latest(usize::MAX, |_| true);
+        let line = lines.first().expect("it is in the audit");
+        assert_eq!((&*line.act, &*line.subject, &*line.detail), ("exclude", "task 0", "exclusion 1"));
+    }
 }

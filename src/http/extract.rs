@@ -10,7 +10,8 @@ use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
 
 use super::{AppState, Problem};
-use crate::coordination::{JobId, JobName};
+use crate::coordination::{JobId, JobName, OperatorCommand, Reason};
+use crate::service::{ActorContext, Operation};
 
 /// The body of a request, as JSON. Types refuse fields that they do not know.
 pub(super) struct JsonBody<T>(pub T);
@@ -48,6 +49,18 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for QueryParams<T>
 pub(super) struct JobPath {
     pub id: JobId,
     pub name: JobName,
+}
+
+impl JobPath {
+    /// A command upon this job.
+    pub(super) fn operation<'a>(
+        &'a self,
+        by: &'a ActorContext,
+        reason: Reason,
+        command: OperatorCommand,
+    ) -> Operation<'a> {
+        Operation { job: self.id, name: &self.name, by, reason, command, subject: None }
+    }
 }
 
 impl FromRequestParts<AppState> for JobPath {

@@ -49,7 +49,7 @@ pub(super) async fn live() -> &'static str {
 /// An audit file that cannot be written is told of, and does not make the server unready: tasks are served all the same.
 pub(super) async fn ready(State(site): State<AppState>) -> Result<String, Problem> {
     match site.readiness.reason() {
-        None => Ok(match site.audit.write_error() {
+        None => Ok(match site.operations.audit.write_error() {
             None => "ready\n".into(),
             Some(why) => format!("ready\nthe audit file cannot be written: {why}\n"),
         }),

@@ -1,6 +1,6 @@
 //! The host names at which the server may be reached.
 //!
-//! It checks no `Origin`: `guard/pass.rs` does. A web page elsewhere can make its own name resolve to this server's
+//! It checks no `Origin`: `access/middleware.rs` does. A web page elsewhere can make its own name resolve to this server's
 //! address (DNS rebinding), and its scripts then share an origin with what they reach. They cannot change the
 //! `Host` header, so a name that nobody configured is refused. An IP address passes, because it cannot be made to
 //! lead elsewhere.

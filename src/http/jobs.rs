@@ -15,11 +15,12 @@ use utoipa::{IntoParams, ToSchema};
 use super::actor::RequestActor;
 use super::extract::{JobPath, JsonBody, QueryParams};
 use super::pagination::{deserialize_limit, paginate};
-use super::{AppState, AuditOutcome, Problem};
+use super::{AppState, Problem};
 use crate::coordination::{
-    AutoExcludeRule, Bounds, CommandOutcome, ErrorDelivery, JobName, JobSettings, JobSummary, JobView,
-    OperatorCommand, Reason, RunState, SettingsChange, TASKS_MAX,
+    AutoExcludeRule, Bounds, CommandOutcome, ErrorDelivery, JobName, JobReader, JobSettings, JobSummary,
+    JobView, OperatorCommand, Reason, RunState, SettingsChange, TASKS_MAX,
 };
+use crate::service::Operation;
 use crate::text::parse_duration;
 
 /// Jobs, by name.
@@ -186,15 +187,10 @@ pub(super) async fn create(
     let change = new.settings.change(&defaults)?;
     let settings = change.apply_to(&defaults).map_err(Problem::unusable)?;
     let name = new.name;
-    let made = site.engine.declare_for(name.clone(), settings, Some(author.actor.clone()));
-    let outcome = if made.is_ok() { AuditOutcome::Done } else { AuditOutcome::Refused };
-    let detail = made.as_ref().err().map_or_else(|| format!("{tasks} tasks"), ToString::to_string);
-    let (job, subject, reason) = (Some(name.clone()), format!("job {name}"), Some(new.reason));
-    let deed = author.audit_entry(job, "create-job", subject, reason);
-    site.audit.record(site.engine.clock().now(), deed, outcome, detail);
-    let job = JobPath { id: made?, name };
-    let summary = site.read_job(&job, |look| look.summary())?;
-    let place = [(header::LOCATION, format!("/api/v1/jobs/{}", job.name))];
+    let view = |job: Option<JobReader<'_>>| job.map(|job| job.summary());
+    let summary = site.operations.create_job(&name, settings, &author, new.reason, view)?;
+    let summary = summary.ok_or_else(Problem::internal)?;
+    let place = [(header::LOCATION, format!("/api/v1/jobs/{name}"))];
     Ok((StatusCode::CREATED, place, Json(summary)).into_response())
 }
 
@@ -229,14 +225,9 @@ pub(super) async fn change(
     let present = site.read_job(&job, |look| look.settings().clone())?;
     let subject = serde_json::to_string(&patch.settings).unwrap_or_default();
     let change = Box::new(patch.settings.change(&present)?);
-    match site.act(
-        &job,
-        &author,
-        patch.reason,
-        "change-settings",
-        subject,
-        OperatorCommand::Configure(change),
-    )? {
+    let operation = job.operation(&author, patch.reason, OperatorCommand::Configure(change));
+    let operation = Operation { subject: Some(subject), ..operation };
+    match site.operations.act(operation, |_, done| done)? {
         CommandOutcome::Configured(settings) => Ok(Json(*settings)),
         _ => Err(Problem::internal()),
     }
@@ -270,14 +261,7 @@ pub(super) async fn delete(
     QueryParams(how): QueryParams<DeleteQuery>,
     RequestActor(author): RequestActor,
 ) -> Result<StatusCode, Problem> {
-    let subject = format!("job {}{}", job.name, if how.force { " by force" } else { "" });
-    site.act(
-        &job,
-        &author,
-        how.reason,
-        "delete-job",
-        subject,
-        OperatorCommand::DeleteJob { force: how.force },
-    )?;
+    let act = OperatorCommand::DeleteJob { force: how.force };
+    site.operations.act(job.operation(&author, how.reason, act), |_, _| ())?;
     Ok(StatusCode::NO_CONTENT)
 }

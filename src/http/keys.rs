@@ -250,9 +250,8 @@ pub(super) async fn put(
         },
         _ => return Err(Problem::unusable("give either \"text\" or \"base64\"")),
     };
-    let subject = format!("key {}", text_of(&key).0);
     let act = OperatorCommand::PutKey { key, value, overwrite: new.overwrite };
-    site.act(&job, &author, new.reason, "put-key", subject, act)?;
+    site.operations.act(job.operation(&author, new.reason, act), |_, _| ())?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -268,9 +267,8 @@ pub(super) async fn remove(
     QueryParams(because): QueryParams<ReasonQuery>,
     RequestActor(author): RequestActor,
 ) -> Result<StatusCode, Problem> {
-    let key = key_in(uri.path());
-    let subject = format!("key {}", text_of(&key).0);
-    site.act(&job, &author, because.reason, "delete-key", subject, OperatorCommand::DeleteKey { key })?;
+    let act = OperatorCommand::DeleteKey { key: key_in(uri.path()) };
+    site.operations.act(job.operation(&author, because.reason, act), |_, _| ())?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 
-use super::{AppState, AuditLog, AuditOutcome, EventStreamLimiter, Problem, ServerReadiness};
+use super::{AppState, EventStreamLimiter, Problem, ServerReadiness};
 use crate::telemetry::metrics::{MetricSource, Scrape, TEXT_FORMAT, catalogue as metric};
 
 /// `GET /metrics`
@@ -26,21 +26,5 @@ impl MetricSource for EventStreamLimiter {
         let (open, most) = self.open();
         page.size(&metric::STREAMS, &[], open);
         page.size(&metric::STREAMS_LIMIT, &[], most);
-    }
-}
-
-impl MetricSource for AuditLog {
-    fn show(&self, page: &mut Scrape) {
-        let figures = self.stats();
-        for outcome in [AuditOutcome::Done, AuditOutcome::Refused] {
-            page.count(&metric::AUDIT_LINES, &[outcome.name()], figures.lines[outcome as usize]);
-        }
-        page.size(&metric::AUDIT_KEPT, &[], figures.kept);
-        page.size(&metric::AUDIT_LIMIT, &[], figures.kept_max);
-        page.count(&metric::AUDIT_DROPPED, &[], figures.dropped);
-        page.count(&metric::AUDIT_LOST, &[], figures.file.lost);
-        page.size(&metric::AUDIT_QUEUED, &[], figures.file.queued);
-        page.write_sample(&metric::AUDIT_WAITS, &[], figures.file.waits.as_secs_f64());
-        page.count(&metric::AUDIT_GATHERED, &[], figures.gathered);
     }
 }

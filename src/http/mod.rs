@@ -1,9 +1,9 @@
 //! The HTTP port: pages, REST, probes, metrics. It shows what the state machine says; what it holds is its own
-//! affair (sessions, audit, limits, live pages).
+//! affair (sessions, limits, live pages).
 //!
-//! It contains no rule of coordination: handlers read copies of the state and send commands to the engine. Begin at
-//! [`AppState`], which handlers share, then `routes.rs`. Every request passes `listener.rs`, `slots.rs` and
-//! `guard/pass.rs`.
+//! It contains no rule of coordination: handlers read copies of the state and hand commands to
+//! [`Operations`], which writes the audit. Begin at [`AppState`], which handlers share, then `routes.rs`. Every request
+//! passes `listener.rs`, `slots.rs` and `access/middleware.rs`.
 //!
 //! - `GET /` and what it leads to: the pages (`pages/`)
 //! - `GET /healthz/live`: the process answers
@@ -67,10 +67,9 @@ use std::sync::Arc;
 
 pub use about::{GrpcListenerInfo, ServerInfo, Version};
 pub use access::{
-    Access, AccessControl, AuthMethod, NewToken, Principal, Role, TokenError, TokenFile, append_token,
+    Access, AccessControl, AuthMethod, NewToken, Principal, TokenError, TokenFile, append_token,
 };
-pub use actor::{ActorContext, PeerAddress, RequestActor, TransportSecurity};
-pub use audit::{AuditFailurePolicy, AuditLine, AuditLog, AuditOutcome, AuditPage};
+pub use actor::{PeerAddress, RequestActor, TransportSecurity};
 pub use body::BodyBudget;
 pub use client_network::ClientNetwork;
 pub use drain::{DrainView, NewDrain};
@@ -91,15 +90,12 @@ pub use runs::{BarriersPage, DevicesPage, EndedBarrierView, RunsPage, TasksPage}
 pub use slots::descriptors_needed;
 pub use transfers::{TaskTransfersPage, TransfersPage};
 
-use crate::coordination::{
-    Actor, ActorOrigin, CommandOutcome, ExclusionTarget, JobReader, OperatorCommand, Reason,
-};
+use crate::coordination::JobReader;
 use crate::engine::Engine;
-use crate::findings::{FindingStore, Remedy};
-use crate::reports;
+use crate::findings::{FindingMetrics, FindingStore};
+use crate::reports::ReportStore;
+use crate::service::{AuditLog, Operations};
 use crate::telemetry::metrics::{MetricSource, Metrics};
-use crate::telemetry::traces::Traces;
-use crate::text::is_safe_to_show;
 use crate::tls::HandshakeFailures;
 
 /// How long a request's body may be, in bytes.
@@ -114,8 +110,8 @@ pub struct AppState {
     pub readiness: Arc<ServerReadiness>,
     /// What the server says of itself.
     pub about: Arc<ServerInfo>,
-    /// Who did what.
-    pub audit: Arc<AuditLog>,
+    /// What changes jobs, and writes down who did.
+    pub operations: Arc<Operations>,
     /// The streams that are open.
     pub streams: Arc<EventStreamLimiter>,
     /// The memory for bodies of requests.
@@ -131,13 +127,11 @@ pub struct AppState {
     /// What was found in it.
     pub findings: Arc<FindingStore>,
     /// What workers report of their transfers.
-    pub transfers: Arc<reports::ReportStore>,
+    pub transfers: Arc<ReportStore>,
     /// What has happened in each job.
     pub timelines: Arc<Timelines>,
     /// The pages that follow what changes.
     pub live: Arc<LiveHubs>,
-    /// Where traces go, if somebody wants them.
-    pub traces: Option<Arc<Traces>>,
 }
 
 impl AppState {
@@ -146,24 +140,30 @@ impl AppState {
     pub fn new(engine: Arc<Engine>, readiness: Arc<ServerReadiness>, about: Arc<ServerInfo>) -> Self {
         let (audit, streams) = (Arc::<AuditLog>::default(), Arc::<EventStreamLimiter>::default());
         let bodies = Arc::<BodyBudget>::default();
+        let (findings, transfers) = (Arc::<FindingStore>::default(), Arc::<ReportStore>::default());
+        let of_findings = FindingMetrics {
+            engine: Arc::clone(&engine),
+            reports: Arc::clone(&transfers),
+            findings: Arc::clone(&findings),
+        };
         let own: Vec<Arc<dyn MetricSource>> =
-            vec![readiness.clone(), audit.clone(), streams.clone(), bodies.clone()];
+            vec![readiness.clone(), audit.clone(), streams.clone(), bodies.clone(), Arc::new(of_findings)];
         let metrics = Arc::new(Metrics::for_engine(&engine, own));
+        let operations = Operations { engine: Arc::clone(&engine), audit, traces: None };
         Self {
+            operations: Arc::new(operations),
             handshakes: Arc::new(HandshakeFailures::new(*engine.clock())),
             guard: Arc::new(AccessControl::open(*engine.clock())),
             engine,
             readiness,
             about,
             metrics,
-            findings: Arc::default(),
-            transfers: Arc::default(),
+            findings,
+            transfers,
             timelines: Arc::default(),
             live: Arc::default(),
-            audit,
             streams,
             bodies,
-            traces: None,
             redaction: Arc::default(),
         }
     }
@@ -177,53 +177,4 @@ impl AppState {
         let seen = self.engine.read(|core, _| core.job(job.id).map(look));
         seen.ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
     }
-
-    /// Does what a rule of a job asks for, and writes down what came of it.
-    pub fn apply_remedy(&self, remedy: Remedy) {
-        let Remedy { job, name, rule, task, expires_in, reason } = remedy;
-        let actor = Actor { who: rule.name().into(), address: None, means: ActorOrigin::Rule };
-        let Ok(reason) = Reason::try_from(reason_from_text(&reason)) else { return };
-        let act = OperatorCommand::Exclude {
-            target: ExclusionTarget::Task(task),
-            expires_in: Some(expires_in),
-            end_run: false,
-        };
-        // A refusal is in the audit.
-        let job = extract::JobPath { id: job, name };
-        let rule = ActorContext::new(actor, None, None);
-        let _ = self.act(&job, &rule, reason, "exclude", format!("task {task}"), act);
-    }
-
-    /// Acts upon a job, and writes down what came of it.
-    fn act(
-        &self,
-        job: &extract::JobPath,
-        by: &ActorContext,
-        reason: Reason,
-        verb: &'static str,
-        subject: String,
-        act: OperatorCommand,
-    ) -> Result<CommandOutcome, Problem> {
-        let done = self.engine.act(job.id, by.actor.clone(), reason.clone(), act);
-        if let (Some(traces), Some(parent), Ok(CommandOutcome::Excluded(id))) =
-            (&self.traces, &by.parent, &done)
-        {
-            traces.link_exclusion(job.id, *id, parent.clone());
-        }
-        let (outcome, detail) = match &done {
-            Ok(CommandOutcome::Excluded(id)) => (AuditOutcome::Done, format!("exclusion {id}")),
-            Ok(_) => (AuditOutcome::Done, String::new()),
-            Err(refusal) => (AuditOutcome::Refused, refusal.to_string()),
-        };
-        let deed = by.audit_entry(Some(job.name.clone()), verb, subject, Some(reason));
-        self.audit.record(self.engine.clock().now(), deed, outcome, detail);
-        Ok(done?)
-    }
-}
-
-/// What was found, as the reason of an act: one line of limited length.
-fn reason_from_text(text: &str) -> String {
-    let safe = |letter: char| is_safe_to_show(letter.encode_utf8(&mut [0; 4]));
-    let line: String = text.chars().map(|letter| if safe(letter) { letter } else { '?' }).collect();
-    line.get(..line.floor_char_boundary(Reason::BYTES_MAX)).unwrap_or_default().to_owned()
 }

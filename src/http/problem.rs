@@ -13,7 +13,8 @@ use utoipa::ToSchema;
 use super::pages;
 use crate::coordination::{Code, CommandRefusal, JobName};
 use crate::engine::DeclareError;
-use crate::http::{Role, TransportSecurity};
+use crate::http::TransportSecurity;
+use crate::service::Role;
 
 /// The type of the problem that a job does not exist.
 pub const NO_SUCH_JOB: &str = "/problems/no-such-job";

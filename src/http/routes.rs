@@ -11,12 +11,13 @@ use axum::routing::{get, post};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::access::{self, Access, Role, login};
+use super::access::{self, Access, login};
 use super::openapi::{self, OpenApiDocument};
 use super::{
     AppState, about, audit, drain, etag, events, exclusions, findings, health, jobs, keys, metrics, pages,
     problem, runs, transfers,
 };
+use crate::service::Role;
 
 /// What each route asks of its callers: those of a row may do what stands in it. A test sees to it that every route has its
 /// row and every row its route, and another walks all of them. A route without one, which there cannot be, is for admins if it

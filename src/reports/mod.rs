@@ -24,8 +24,10 @@
 //! | `byte_series.rs` | bytes over time |
 //! | `store.rs` | the reports of all jobs, within bounds |
 //! | `view.rs` | the views that pages, REST and metrics share |
+//! | `metrics.rs` | the reports as metrics |
 
 mod byte_series;
+mod metrics;
 mod parse;
 mod store;
 #[cfg(test)]
@@ -41,6 +43,7 @@ use crate::coordination::JobId;
 use crate::engine::Engine;
 
 pub use byte_series::POINTS;
+pub use metrics::ReportMetrics;
 pub use parse::{
     BYTES_MAX, CONNECTIONS_MAX, ClockReading, FAILURES_MAX, OUTCOMES_MAX, PAIRS_MAX, ReportError, STAGES_MAX,
 };

@@ -10,8 +10,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{HandshakeError, HandshakeFault};
-use crate::clock::Clock;
-use crate::coordination::Timestamp;
+use crate::clock::{Clock, Timestamp};
 
 /// The listeners, by the names under which their handshakes are counted.
 pub const LISTENERS: [&str; 2] = ["grpc", "http"];

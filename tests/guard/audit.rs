@@ -1,7 +1,7 @@
 //! What the audit says of those who were let in and of those who were not.
 
 use http::StatusCode;
-use muster::http::Role;
+use muster::service::Role;
 use serde_json::{Value, json};
 
 use crate::in_process::{FORM, WebEdge, proof};

@@ -9,7 +9,8 @@ use axum::body::Body;
 use bytes::Bytes;
 use futures_util::stream;
 use http::StatusCode;
-use muster::http::{Role, TransportSecurity};
+use muster::http::TransportSecurity;
+use muster::service::Role;
 
 use crate::every_route::operations;
 use crate::in_process::{FORM, WebEdge, proof};

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use muster::http::{NewToken, Role, append_token};
+use muster::http::{NewToken, append_token};
+use muster::service::Role;
 
 use crate::process::{run, wait_until};
 use crate::service::{HeartbeatClient, PATIENCE, Service, TempFolder, answer, connect, get};

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use http::StatusCode;
-use muster::http::{Access, ROUTE_ACCESS, Role, TransportSecurity};
+use muster::http::{Access, ROUTE_ACCESS, TransportSecurity};
+use muster::service::Role;
 use serde_json::{Value, json};
 
 use crate::in_process::{HOST, WebEdge};

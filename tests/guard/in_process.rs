@@ -14,9 +14,10 @@ use muster::clock::Clock;
 use muster::coordination::JobSettings;
 use muster::engine::Engine;
 use muster::http::{
-    AccessControl, AllowedHosts, AppState, NewToken, PeerAddress, Role, ServerInfo, TokenFile,
-    TransportSecurity, Version, append_token, router,
+    AccessControl, AllowedHosts, AppState, NewToken, PeerAddress, ServerInfo, TokenFile, TransportSecurity,
+    Version, append_token, router,
 };
+use muster::service::Role;
 use serde_json::Value;
 use tower_service::Service as _;
 

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use http::StatusCode;
-use muster::http::{NewToken, Role, TransportSecurity, append_token};
+use muster::http::{NewToken, TransportSecurity, append_token};
+use muster::service::Role;
 
 use crate::in_process::{FORM, WebEdge, proof};
 

@@ -7,9 +7,10 @@ use std::time::Duration;
 use muster::clock::Clock;
 use muster::coordination::{CallOutcome, Caller, JobName, JobSettings, Request, TaskId, TaskIncarnation};
 use muster::engine::{AnswerInbox, CallStatus, Engine, Observer};
-use muster::findings::{self, FindingStore};
+use muster::findings::{self, FindingMetrics, FindingStore};
 use muster::grpc;
-use muster::telemetry::metrics::{EventCounters, MetricInputs, Metrics};
+use muster::reports::ReportMetrics;
+use muster::telemetry::metrics::{EventCounters, MetricInputs, MetricSource, Metrics};
 use muster::tls::HandshakeFailures;
 
 const TASKS: u32 = 10_000;
@@ -75,18 +76,29 @@ async fn engine(tally: &Arc<EventCounters>) -> Arc<Engine> {
 
 #[tokio::test]
 async fn a_scrape_and_a_look_for_findings_of_ten_thousand_tasks_are_quick() {
-    let tally = Arc::<EventCounters>::default();
+    let tally = Arc::new(EventCounters::new(findings::ids()));
     let engine = engine(&tally).await;
     let board = Arc::<FindingStore>::default();
     let edge = grpc::Server::new(Arc::clone(&engine), grpc::GrpcLimits::default());
     let metrics = |tasks_max: usize| {
+        let others: Vec<Arc<dyn MetricSource>> = vec![
+            edge.clone(),
+            Arc::new(FindingMetrics {
+                engine: Arc::clone(&engine),
+                reports: Arc::clone(edge.transfers()),
+                findings: Arc::clone(&board),
+            }),
+            Arc::new(ReportMetrics {
+                engine: Arc::clone(&engine),
+                reports: Arc::clone(edge.transfers()),
+                tasks_max,
+            }),
+        ];
         let sources = MetricInputs {
             engine: Arc::clone(&engine),
-            edge: Arc::clone(&edge),
             tally: Arc::clone(&tally),
-            board: Arc::clone(&board),
             handshakes: Arc::new(HandshakeFailures::new(*engine.clock())),
-            others: Vec::new(),
+            others,
         };
         Metrics::new(sources, tasks_max)
     };

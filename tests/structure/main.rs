@@ -2,7 +2,7 @@
 //!
 //! `layers.rs` is a table: the layers of each part of the code, the lowest first. An import of a higher layer, or of
 //! another module of the same level, fails, and so does a circle between files. `sources.rs` reads the imports, `graph.rs`
-//! looks for circles. A part is added by a row of the table. `names.rs` holds that a public type's name has one meaning.
+//! looks for circles. A part is added by a row of the table; the first part is the crate itself, by its top-level modules. `names.rs` holds that a public type's name has one meaning.
 //!
 //! `ignored.rs` holds the reasons for which a test may be ignored.
 
@@ -58,7 +58,7 @@ fn imports_look_down_only() {
 
 #[test]
 fn files_form_no_circles() {
-    for part in PARTS {
+    for part in PARTS.iter().filter(|part| !part.files_may_form_circles) {
         let sources = read(part);
         let circles: BTreeSet<_> =
             graph::circles(&sources.imports()).into_iter().map(|files| files.join(" <-> ")).collect();

@@ -53,7 +53,8 @@ impl Sources {
 
     fn add(&mut self, path: String, text: &str) {
         let mut module: Vec<String> = path.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
-        if matches!(module.last().map(String::as_str), Some("mod" | "lib" | "main")) {
+        // A program (`main.rs`) is a crate beside its library.
+        if matches!(module.last().map(String::as_str), Some("mod" | "lib")) {
             module.pop();
         }
         self.modules.insert(module.clone(), path.clone());

@@ -15,8 +15,9 @@ use super::Principal;
 use super::middleware::{Cookies, CsrfProof, cookie, field, too_many_requests};
 use super::tokens::{Hash, hash};
 use crate::coordination::{Actor, ActorOrigin};
-use crate::http::actor::{ActorContext, PeerAddress, TransportSecurity};
-use crate::http::{AppState, AuditOutcome, ClientNetwork, Problem, pages};
+use crate::http::actor::{PeerAddress, TransportSecurity};
+use crate::http::{AppState, ClientNetwork, Problem, pages};
+use crate::service::{ActorContext, AuditOutcome};
 
 /// The page that asks for a token.
 ///
@@ -52,7 +53,12 @@ pub(in crate::http) async fn log_in(State(site): State<AppState>, head: Parts, f
     let Some(holder) = holder else {
         let source = ClientNetwork::of_request(&head.extensions);
         let detail = "unknown token".to_owned();
-        site.audit.record_aggregated(guard.clock, source.to_string(), deed(Actor::ANONYMOUS, None), detail);
+        site.operations.audit.record_aggregated(
+            guard.clock,
+            source.to_string(),
+            deed(Actor::ANONYMOUS, None),
+            detail,
+        );
         let cookies = Cookies::of(&channel);
         let attempt = guard.attempts.attempt_of(source, cookie(&head.headers, cookies.browser()));
         if !guard.attempts.failed(now, attempt, &hash(token.trim())) {
@@ -63,7 +69,7 @@ pub(in crate::http) async fn log_in(State(site): State<AppState>, head: Parts, f
         return (StatusCode::UNAUTHORIZED, Html(text)).into_response();
     };
     let detail = format!("as {}", holder.role);
-    site.audit.record(now, deed(&holder.name, Some(holder.role)), AuditOutcome::Done, detail);
+    site.operations.audit.record(now, deed(&holder.name, Some(holder.role)), AuditOutcome::Done, detail);
     start_session(&site, &channel, holder.hash, next)
 }
 

@@ -21,12 +21,13 @@ use bytes::Bytes;
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 use super::login::FORM_BYTES_MAX;
-use super::{Access, AccessControl, AuthMethod, Principal, Role, tokens};
+use super::{Access, AccessControl, AuthMethod, Principal, tokens};
 use crate::coordination::{Actor, ActorOrigin, JobName};
-use crate::http::actor::{ActorContext, PeerAddress, TransportSecurity, means_of_agent};
+use crate::http::actor::{PeerAddress, TransportSecurity, means_of_agent};
 use crate::http::hosts::name_of;
 use crate::http::problem::accepts_html;
-use crate::http::{AppState, AuditOutcome, BODY_BYTES_MAX, ClientNetwork, Problem, body};
+use crate::http::{AppState, BODY_BYTES_MAX, ClientNetwork, Problem, body};
+use crate::service::{ActorContext, AuditOutcome, Role};
 use crate::telemetry::traces::TraceParent;
 
 /// The header in which the scripts of a page show their proof.
@@ -161,7 +162,7 @@ pub async fn authorize(State(gate): State<AccessLayerState>, request: Request, n
     }
     if asked.is_change
         && asked.access != Access::Public
-        && let Err(why) = site.audit.wait_writable().await
+        && let Err(why) = site.operations.audit.wait_writable().await
     {
         return refuse(&site, &request, &asked, visitor.as_ref(), Problem::audit_unwritable(&why));
     }
@@ -205,7 +206,7 @@ pub async fn authorize(State(gate): State<AccessLayerState>, request: Request, n
         audit_refusal(&site, attempt, &asked, visitor.as_ref(), detail);
     }
     if asked.is_change {
-        site.audit.wait_durable().await;
+        site.operations.audit.wait_durable().await;
     }
     response
 }
@@ -578,8 +579,8 @@ fn audit_refusal(
     );
     let deed = author.audit_entry(job, act, subject, None);
     if visitor.is_some() && !often && guard.refusals.allow(now, source) {
-        site.audit.record(now, deed, AuditOutcome::Refused, detail.to_owned());
+        site.operations.audit.record(now, deed, AuditOutcome::Refused, detail.to_owned());
     } else {
-        site.audit.record_aggregated(guard.clock, gathered, deed, detail.to_owned());
+        site.operations.audit.record_aggregated(guard.clock, gathered, deed, detail.to_owned());
     }
 }

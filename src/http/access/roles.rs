@@ -1,24 +1,8 @@
-//! Defines the roles viewer, operator and admin, and `Access`, which a route requires.
+//! Defines `Access`: what a route requires of its callers.
 //!
-//! It does not assign roles to routes (`routes.rs`) or to tokens (`tokens.rs`). Begin at `Role`.
+//! It does not assign it to routes (`routes.rs`). Begin at `Access`.
 
-use std::fmt;
-use std::str::FromStr;
-
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
-
-/// A role. Each may do what those before it may.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    /// Looks at everything but the values of keys: these are how tasks find and trust one another.
-    Viewer,
-    /// Steers jobs that there are: excludes, readmits, drains, reads and writes keys.
-    Operator,
-    /// Makes, changes and deletes jobs.
-    Admin,
-}
+use crate::service::Role;
 
 /// What a route asks of its callers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,27 +11,4 @@ pub enum Access {
     Public,
     /// At least this role.
     Role(Role),
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Viewer => "viewer",
-            Self::Operator => "operator",
-            Self::Admin => "admin",
-        })
-    }
-}
-
-impl FromStr for Role {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "viewer" => Ok(Self::Viewer),
-            "operator" => Ok(Self::Operator),
-            "admin" => Ok(Self::Admin),
-            _ => Err("write viewer, operator or admin"),
-        }
-    }
 }

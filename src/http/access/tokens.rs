@@ -17,9 +17,9 @@ use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq as _;
 
-use super::Role;
 use crate::clock::{Clock, random_bytes};
 use crate::file_watch::FileWatch;
+use crate::service::Role;
 
 /// What every token begins with, so that those who find one know what they have found.
 const PREFIX: &str = "muster_";

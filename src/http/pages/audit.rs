@@ -13,7 +13,8 @@ use super::links::query_encode;
 use super::times;
 use crate::coordination::JobName;
 use crate::http::extract::QueryParams;
-use crate::http::{AppState, AuditLine, AuditOutcome, Problem};
+use crate::http::{AppState, Problem};
+use crate::service::{AuditLine, AuditOutcome};
 use crate::tls::FailedHandshake;
 
 /// How many lines are shown.
@@ -74,7 +75,7 @@ impl Lines<'_> {
 
 /// The parts of the page.
 pub(super) fn parts(site: &AppState, query: &AuditPageQuery) -> Result<Vec<Fragment>, Problem> {
-    let lines = site.audit.latest(LINES, |line| {
+    let lines = site.operations.audit.latest(LINES, |line| {
         let outcome = match query.outcome.as_str() {
             "done" => line.outcome == AuditOutcome::Done,
             "refused" => line.outcome == AuditOutcome::Refused,

@@ -17,7 +17,8 @@ use super::snapshot::JobSnapshot;
 use super::times::fill_times;
 use crate::coordination::{Actor, JobName, Timestamp};
 use crate::http::access::CsrfProof;
-use crate::http::{AuthMethod, Principal, Problem, Role};
+use crate::http::{AuthMethod, Principal, Problem};
+use crate::service::Role;
 
 /// Who looks at a page, as far as pages want to know.
 #[derive(Debug, Default, Clone)]

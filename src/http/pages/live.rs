@@ -113,7 +113,7 @@ struct LiveHub {
 impl LiveHub {
     fn new(site: AppState, subject: HubSubject, news: Arc<watch::Sender<HubValue>>) -> Self {
         let events = site.engine.follow(u64::MAX).1;
-        let acts = site.audit.subscribe();
+        let acts = site.operations.audit.subscribe();
         Self { site, subject, news, events, acts, version: 0 }
     }
 

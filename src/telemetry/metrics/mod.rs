@@ -1,13 +1,12 @@
 //! Metrics for Prometheus: projections of the engine's effects, and values that are read at the scrape.
 //!
 //! [`catalogue`] names and explains every metric. The [`EventCounters`] counts events, which the engine tells it under its
-//! lock. Everything else is read when it is asked for, out of [`JobObservation`]s and the counters of the engine
-//! and the gRPC port. Begin at `Metrics`.
+//! lock. Everything else is read when it is asked for, out of [`JobObservation`]s and the counters of the engine.
+//! Higher layers, such as the ports and the findings, write their own samples ([`MetricSource`]). Begin at `Metrics`.
 
 pub mod catalogue;
 mod counters;
 mod text_format;
-mod transfers;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,12 +17,8 @@ use self::catalogue as metric;
 pub use self::counters::EventCounters;
 use self::counters::seconds;
 pub use self::text_format::Scrape;
-use crate::coordination::{
-    BarrierKind, GapHistogram, JobId, JobObservation, RunState, TaskPhase, TaskState, Timestamp,
-};
+use crate::coordination::{BarrierKind, GapHistogram, JobId, JobObservation, RunState, TaskPhase, TaskState};
 use crate::engine::Engine;
-use crate::findings::{self, FindingStore};
-use crate::grpc;
 use crate::meter;
 use crate::tls::HandshakeFailures;
 
@@ -41,10 +36,13 @@ const TASK_STATES: [(RunState, &str); 5] = [
     (RunState::Abandoned, "abandoned"),
 ];
 
-/// Whoever has figures of their own to show in a scrape.
+/// A part of the server that writes its own samples into a scrape.
 pub trait MetricSource: Send + Sync {
-    /// Puts them on the page.
+    /// Writes the samples that belong to no job, or to every job at once.
     fn show(&self, page: &mut Scrape);
+
+    /// Writes the samples of one job, of which the scrape holds this copy.
+    fn show_job(&self, _seen: &JobObservation, _page: &mut Scrape) {}
 }
 
 /// Where everything that is measured comes from.
@@ -52,15 +50,11 @@ pub trait MetricSource: Send + Sync {
 pub struct MetricInputs {
     /// The state.
     pub engine: Arc<Engine>,
-    /// The wire edge.
-    pub edge: Arc<grpc::Server>,
     /// What the engine told of.
     pub tally: Arc<EventCounters>,
-    /// What was found.
-    pub board: Arc<FindingStore>,
     /// The handshakes that failed.
     pub handshakes: Arc<HandshakeFailures>,
-    /// Whoever else has something to show: the web edge.
+    /// The parts of the server above this one: the ports, findings, transfer reports.
     pub others: Vec<Arc<dyn MetricSource>>,
 }
 
@@ -85,9 +79,7 @@ impl Metrics {
     pub fn for_engine(engine: &Arc<Engine>, others: Vec<Arc<dyn MetricSource>>) -> Self {
         let sources = MetricInputs {
             engine: Arc::clone(engine),
-            edge: grpc::Server::new(Arc::clone(engine), grpc::GrpcLimits::default()),
-            tally: Arc::default(),
-            board: Arc::default(),
+            tally: Arc::new(EventCounters::new([])),
             handshakes: Arc::new(HandshakeFailures::new(*engine.clock())),
             others,
         };
@@ -112,7 +104,6 @@ impl Metrics {
         let began = self.sources.engine.clock().now();
         let mut page = Scrape::default();
         self.show_server(&mut page);
-        self.show_edge(&mut page);
         let jobs: Vec<JobId> = self.sources.engine.read(|core, _| core.jobs().map(|(job, _)| job).collect());
         self.sources.tally.keep(|job| jobs.contains(&job));
         page.size(&metric::JOBS, &[], jobs.len());
@@ -152,36 +143,8 @@ impl Metrics {
             page.count(&metric::HANDSHAKES_FAILED, &[listener, fault.name()], count);
         }
         self.sources.tally.show_lag(page);
-        page.write_sample(&metric::FINDINGS_LOOKED, &[], unix_seconds(self.sources.board.looked_at()));
         page.count(&metric::SCRAPES, &[], self.scrapes.load(Ordering::Relaxed));
         page.write_sample(&metric::SCRAPE_DURATION, &[], seconds(self.scrape_us.load(Ordering::Relaxed)));
-    }
-
-    fn show_edge(&self, page: &mut Scrape) {
-        let figures = self.sources.edge.counters();
-        for calls in self.sources.edge.calls() {
-            page.count(&metric::CALLS, &[calls.method, calls.generation, calls.code], calls.count);
-        }
-        for calls in self.sources.edge.call_times() {
-            page.record_duration(&metric::CALL_DURATION, &[calls.method, calls.generation], &calls.timed);
-        }
-        page.count(&metric::CALLS_RECEIVED, &[], figures.calls);
-        page.count(&metric::CALLS_REFUSED, &[], figures.calls_refused);
-        page.size(&metric::CONNECTIONS, &[], figures.connections);
-        page.size(&metric::CONNECTIONS_LIMIT, &[], figures.connections_max);
-        page.count(&metric::CONNECTIONS_OPENED, &[], figures.connections_opened);
-        for (ending, count) in grpc::ENDINGS.iter().zip(figures.endings) {
-            page.count(&metric::CONNECTIONS_ENDED, &[ending], count);
-        }
-        page.count(&metric::CONNECTIONS_REFUSED, &[], figures.connections_refused);
-        page.count(&metric::CONNECTIONS_STRANGE, &[], figures.not_http2);
-        page.count(&metric::ACCEPT_ERRORS, &[], figures.accept_errors);
-        page.count(&metric::RECEIVED_BYTES, &[], figures.received_bytes);
-        page.count(&metric::SENT_BYTES, &[], figures.sent_bytes);
-        page.size(&metric::BODIES_BYTES, &[], figures.bodies_in_flight_bytes);
-        page.size(&metric::BODIES_BYTES_LIMIT, &[], figures.bodies_in_flight_bytes_max);
-        page.size(&metric::STATE_BYTES, &[], figures.state_bytes);
-        page.size(&metric::STATE_BYTES_LIMIT, &[], figures.state_bytes_max);
     }
 
     fn show_job(&self, seen: &JobObservation, page: &mut Scrape) {
@@ -192,9 +155,9 @@ impl Metrics {
             page.count(&metric::RUN_STATE, &[job, name], u64::from(state == seen.state));
         }
         page.count(&metric::RUN_NUMBER, &[job], seen.run.0);
-        page.write_sample(&metric::RUN_OPENED, &[job], unix_seconds(seen.opened_at));
+        page.write_timestamp(&metric::RUN_OPENED, &[job], seen.opened_at);
         if let Some(started) = seen.started_at {
-            page.write_sample(&metric::RUN_STARTED, &[job], unix_seconds(started));
+            page.write_timestamp(&metric::RUN_STARTED, &[job], started);
         }
         for state in TaskState::ALL {
             page.size(&metric::TASKS, &[job, state.name()], seen.counts.get(state));
@@ -218,38 +181,10 @@ impl Metrics {
                 page.size(&metric::BOUND_USED, &[job, bound.name], used);
             }
         }
-        let MetricInputs { engine, board, edge, .. } = &self.sources;
-        let open = if board.has_open(seen.job) {
-            findings::hold(engine, edge.transfers(), board, seen)
-        } else {
-            Vec::new()
-        };
-        for finding in findings::CATALOGUE {
-            let holds = open.iter().any(|open| *open.id == *finding.id);
-            page.count(&metric::FINDINGS, &[job, finding.id], u64::from(holds));
-        }
         show_gaps(job, &seen.gaps, page);
         show_barriers(job, seen, page);
         self.show_tasks(job, seen, page);
-        self.show_transfers(seen, page);
-    }
-
-    /// What workers report of their transfers. In jobs where nobody does it is left out: a series for every transport
-    /// and every outcome would be many that say nothing.
-    fn show_transfers(&self, seen: &JobObservation, page: &mut Scrape) {
-        let board = self.sources.edge.transfers();
-        if !board.has(seen.job, seen.run) {
-            return;
-        }
-        let roster =
-            self.sources.engine.read(|core, _| core.job(seen.job).map(|look| look.task_incarnations()));
-        let Some(roster) = roster else { return };
-        let view = board.summary(seen.job, &roster, seen.seen_at);
-        let job = seen.name.as_str();
-        transfers::show(job, &view, page);
-        if seen.tasks.len() <= self.tasks_max {
-            transfers::show_tasks(job, &board.tasks(seen.job, &roster), page);
-        }
+        self.sources.others.iter().for_each(|other| other.show_job(seen, page));
     }
 
     fn show_tasks(&self, job: &str, seen: &JobObservation, page: &mut Scrape) {
@@ -264,7 +199,7 @@ impl Metrics {
             let up = matches!(task.standing, TaskPhase::Connected | TaskPhase::Suspect);
             page.count(&metric::TASK_UP, &labels, u64::from(up));
             if let Some(heard) = task.last_heartbeat {
-                page.write_sample(&metric::TASK_LAST_HEARTBEAT, &labels, unix_seconds(heard));
+                page.write_timestamp(&metric::TASK_LAST_HEARTBEAT, &labels, heard);
             }
             if let Some(straggling) = &task.straggling {
                 page.write_sample(&metric::TASK_STRAGGLER_SCORE, &labels, straggling.score);
@@ -288,12 +223,7 @@ fn show_barriers(job: &str, seen: &JobObservation, page: &mut Scrape) {
         page.size(&metric::BARRIERS_IN_PROGRESS, &labels, of_kind().count());
         page.size(&metric::BARRIER_MISSING, &labels, of_kind().map(|barrier| barrier.missing).sum());
         if let Some(oldest) = of_kind().map(|barrier| barrier.since).min() {
-            page.write_sample(&metric::BARRIER_OLDEST, &labels, unix_seconds(oldest));
+            page.write_timestamp(&metric::BARRIER_OLDEST, &labels, oldest);
         }
     }
-}
-
-/// A moment as seconds since the Unix epoch.
-fn unix_seconds(moment: Timestamp) -> f64 {
-    seconds(moment.0)
 }

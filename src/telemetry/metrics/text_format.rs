@@ -13,6 +13,8 @@ use prometheus::proto::{self, MetricFamily, MetricType};
 use prometheus::{Encoder as _, TextEncoder};
 
 use super::catalogue::{CATALOGUE, Metric, MetricKind};
+use super::counters::seconds;
+use crate::coordination::Timestamp;
 use crate::meter::HistogramSnapshot;
 use crate::transfer::TIMES_US;
 
@@ -64,6 +66,11 @@ impl Scrape {
     #[expect(clippy::cast_precision_loss, reason = "the format has no other numbers")]
     pub fn count(&mut self, metric: &'static Metric, labels: &[&str], value: u64) {
         self.write_sample(metric, labels, value as f64);
+    }
+
+    /// Adds a sample of a moment, in seconds since the Unix epoch.
+    pub fn write_timestamp(&mut self, metric: &'static Metric, labels: &[&str], moment: Timestamp) {
+        self.write_sample(metric, labels, seconds(moment.0));
     }
 
     /// Adds a sample of how much there is of something.

@@ -72,7 +72,7 @@ impl RefusalAggregator {
 impl AuditLog {
     /// Writes down that somebody was refused: the first of a source at once, the others together, once a minute. Must be
     /// called within a runtime, which keeps the time.
-    pub(in crate::http) fn record_aggregated(
+    pub(crate) fn record_aggregated(
         self: &Arc<Self>,
         clock: Clock,
         source: String,

@@ -1,12 +1,43 @@
 //! Writes transfer reports as metrics.
 //!
-//! It holds no reports: `reports` does. A job whose tasks report nothing has no series: 40 series a job would say
-//! nothing. Workers report within their first second, so hardly any rise is missed.
+//! It holds no reports: `store.rs` does. A job whose tasks report nothing has no series: 40 series a job would say
+//! nothing. Workers report within their first second, so hardly any rise is missed. Begin at [`ReportMetrics`].
 
-use super::catalogue as metric;
-use super::text_format::Scrape;
-use crate::reports::{ReportedTransport, TaskTransfers, TotalsView, TransferOutcome, TransfersView};
+use std::sync::Arc;
+
+use super::{ReportStore, ReportedTransport, TaskTransfers, TotalsView, TransferOutcome, TransfersView};
+use crate::coordination::JobObservation;
+use crate::engine::Engine;
+use crate::telemetry::metrics::{MetricSource, Scrape, catalogue as metric};
 use crate::transfer::Class;
+
+/// The metrics of the transfer reports of every job.
+pub struct ReportMetrics {
+    /// The state: which incarnation of a task counts.
+    pub engine: Arc<Engine>,
+    /// The reports.
+    pub reports: Arc<ReportStore>,
+    /// Jobs with more tasks have no metrics for each of them.
+    pub tasks_max: usize,
+}
+
+impl MetricSource for ReportMetrics {
+    fn show(&self, _page: &mut Scrape) {}
+
+    fn show_job(&self, seen: &JobObservation, page: &mut Scrape) {
+        if !self.reports.has(seen.job, seen.run) {
+            return;
+        }
+        let roster = self.engine.read(|core, _| core.job(seen.job).map(|look| look.task_incarnations()));
+        let Some(roster) = roster else { return };
+        let view = self.reports.summary(seen.job, &roster, seen.seen_at);
+        let job = seen.name.as_str();
+        show(job, &view, page);
+        if seen.tasks.len() <= self.tasks_max {
+            show_tasks(job, &self.reports.tasks(seen.job, &roster), page);
+        }
+    }
+}
 
 /// Bytes by transport and direction; those that moved nothing are 0, so that the first shows as a rise.
 fn bytes(totals: &TotalsView) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
@@ -18,7 +49,7 @@ fn bytes(totals: &TotalsView) -> impl Iterator<Item = (&'static str, &'static st
 }
 
 /// Shows what the tasks of a job report in sum.
-pub(super) fn show(job: &str, view: &TransfersView, page: &mut Scrape) {
+fn show(job: &str, view: &TransfersView, page: &mut Scrape) {
     for (result, count) in [("taken", view.taken), ("repeated", view.repeated), ("refused", view.refused)] {
         page.count(&metric::TRANSFER_REPORTS, &[job, result], count);
     }
@@ -72,7 +103,7 @@ pub(super) fn show(job: &str, view: &TransfersView, page: &mut Scrape) {
 }
 
 /// Shows what each of a few tasks reports.
-pub(super) fn show_tasks(job: &str, tasks: &[TaskTransfers], page: &mut Scrape) {
+fn show_tasks(job: &str, tasks: &[TaskTransfers], page: &mut Scrape) {
     for of_task in tasks {
         let task = of_task.task.to_string();
         for (transport, direction, bytes) in bytes(&of_task.totals).filter(|(.., bytes)| *bytes > 0) {

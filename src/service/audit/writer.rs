@@ -139,7 +139,7 @@ struct WriterShared {
 
 /// What the writer counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(in crate::http) struct WriterStats {
+pub(super) struct WriterStats {
     /// Lines that wait for the file.
     pub queued: usize,
     /// For how long the first of them has waited.

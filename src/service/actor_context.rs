@@ -1,0 +1,48 @@
+//! Holds what is known of the author of a change, and makes their audit entry.
+//!
+//! It authenticates nobody: the HTTP port does. Begin at [`ActorContext`].
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::Role;
+use super::audit::AuditEntry;
+use crate::coordination::{Actor, JobName, Reason};
+use crate::telemetry::traces::TraceParent;
+
+/// Who asks for a change, with what else is known of the request.
+#[derive(Debug, Clone)]
+pub struct ActorContext {
+    /// Who, from where, by what means.
+    pub actor: Actor,
+    /// What they may do; `None` for strangers, and for rules of the server.
+    pub role: Option<Role>,
+    /// What the request is a part of, as its caller says.
+    pub parent: Option<TraceParent>,
+    audited: Arc<AtomicBool>,
+}
+
+impl ActorContext {
+    /// Somebody of whom no more is known.
+    #[must_use]
+    pub fn new(actor: Actor, role: Option<Role>, parent: Option<TraceParent>) -> Self {
+        Self { actor, role, parent, audited: Arc::default() }
+    }
+
+    /// What they do, for the audit; `act` is what, in a word, and `subject` upon what.
+    pub(crate) fn audit_entry(
+        &self,
+        job: Option<JobName>,
+        act: &'static str,
+        subject: String,
+        reason: Option<Reason>,
+    ) -> AuditEntry {
+        self.audited.store(true, Ordering::Relaxed);
+        AuditEntry { actor: self.actor.clone(), role: self.role, job, act, subject, reason }
+    }
+
+    /// Whether what they asked for stands in the audit.
+    pub(crate) fn is_audited(&self) -> bool {
+        self.audited.load(Ordering::Relaxed)
+    }
+}
