@@ -1,8 +1,9 @@
 //! Matches the devices of one run with those of the next: which moved, and where.
 //!
-//! A task number says who a process claims to be, not where it runs: after a restart, tasks may be spread over the hosts
-//! in another order, and with them the global ids. A *place* stays: the boot of a host, the platform, and the local id of
-//! the device. Where several tasks share a host, their devices of one local id are taken in the order of the tasks.
+//! A task number says who a process claims to be, not where it runs: after a restart, the tasks, and with
+//! them the global ids, may be distributed over the hosts in another order. A *place* stays: the boot of a
+//! host, the platform, and the local id of the device. If several tasks share a host, devices with the same
+//! local id are matched in the order of the tasks.
 
 use std::collections::BTreeMap;
 
