@@ -32,7 +32,7 @@ pub(super) enum BarrierKey {
     Shutdown,
     /// All tasks exchange their devices (generation A).
     Devices,
-    /// One that clients named.
+    /// A barrier that clients name.
     Named(Arc<str>),
 }
 
@@ -100,7 +100,7 @@ impl BarrierMembers {
     }
 }
 
-/// The call that arrived at a barrier; it decides which answer the call gets.
+/// The kind of call that waits at a barrier; it decides the form of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum ArrivalPurpose {
     Arrive,

@@ -29,11 +29,11 @@ pub struct DeviceIdentity {
 #[serde(rename_all = "lowercase")]
 #[schema(as = DeviceFate)]
 pub enum DeviceChange {
-    /// The same task and ids as before.
+    /// The place has another task, or other ids, than before.
     Same,
-    /// Another task, or other ids, than before.
+    /// The place has a device now and had none before.
     Moved,
-    /// It takes part now and did not before.
+    /// The place had a device before and has none now.
     Came,
     /// It took part before and does not now.
     Gone,
@@ -62,7 +62,7 @@ pub struct DeviceMapEntry {
 /// Two runs side by side.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeviceMap {
-    /// The present run.
+    /// The latest run before it that had devices; `None` if none is kept.
     pub run: RunNumber,
     /// The run before it that had devices; `None` if none is remembered.
     pub previous: Option<RunNumber>,

@@ -229,12 +229,12 @@ pub enum EventKind {
     Readmitted {
         /// The exclusion's number.
         exclusion: ExclusionId,
-        /// Whom it was about.
+        /// The task or host that was excluded.
         target: ExclusionTarget,
         /// The operator; `None` if the exclusion expired.
         actor: Option<Actor>,
     },
-    /// An exclusion turned a registration away. Said once for each exclusion.
+    /// An exclusion refused a registration. Reported once for each exclusion.
     RegistrationRefused {
         /// The exclusion's number.
         exclusion: ExclusionId,

@@ -90,13 +90,13 @@ pub enum ExclusionEndKind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = ExclusionEnded)]
 pub struct ExclusionEndRecord {
-    /// When.
+    /// The time.
     pub at: Timestamp,
-    /// How.
+    /// The way in which it ended.
     pub how: ExclusionEndKind,
-    /// Who lifted it.
+    /// The operator who lifted it.
     pub actor: Option<Actor>,
-    /// Why they did.
+    /// The operator's reason.
     pub reason: Option<Reason>,
 }
 

@@ -114,7 +114,7 @@ fn saturate_u32(units: u64) -> u32 {
 pub struct HeartbeatGap {
     /// The time of the heartbeat that ended it, to ten milliseconds.
     pub at: Timestamp,
-    /// How long it was, in microseconds, to a tenth of a millisecond.
+    /// Its length in microseconds, to a tenth of a millisecond.
     pub gap_us: u64,
 }
 

@@ -13,8 +13,9 @@ use crate::cow::CowMap;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LiveSetRequest {
     pub since: Timestamp,
-    /// The first caller; below, the last caller and the time of its call.
+    /// The task that called first.
     pub first: TaskId,
+    /// The task that called last, and the time of its call.
     pub last: (TaskId, Timestamp),
     /// The tasks that have called, with the calls to answer (a task may have called more than once).
     pub callers: CowMap<TaskId, BTreeSet<CallId>>,

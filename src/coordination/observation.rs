@@ -26,7 +26,7 @@ use super::view::RunState;
 use super::view_builder::LIVE_SET_REQUEST;
 use super::waiters::WaitTarget;
 
-/// How many missing members of a barrier are listed.
+/// The greatest number of missing members listed for one barrier.
 const MISSING_LISTED: usize = 64;
 /// The greatest number of ended runs listed.
 const RUNS_LISTED: usize = 16;
@@ -113,11 +113,11 @@ pub struct WaitingCallCounts {
 pub struct BoundUsage {
     /// Its name, as in the settings.
     pub name: &'static str,
-    /// What it allows.
+    /// The greatest value that it allows.
     pub limit: usize,
-    /// What is there; `None` for a bound on one thing at a time, such as the length of a key.
+    /// The present usage; `None` for a bound on a single value, such as the length of a key.
     pub used: Option<usize>,
-    /// It is meant to be full: old entries make room for new ones.
+    /// Whether the table behind it is normally full: new entries evict old ones.
     pub is_rolling: bool,
 }
 
@@ -126,58 +126,58 @@ pub struct BoundUsage {
 pub struct PastRunObservation {
     /// Its number.
     pub number: RunNumber,
-    /// How it ended.
+    /// Its outcome.
     pub outcome: RunOutcome,
-    /// When its registration opened.
+    /// The time at which its registration opened.
     pub opened_at: Timestamp,
-    /// When it ended.
+    /// The time at which it ended.
     pub ended_at: Timestamp,
 }
 
 /// The observed state of a job and its present run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobObservation {
-    /// Its place.
+    /// The job's number.
     pub job: JobId,
     /// Its name.
     pub name: JobName,
-    /// When this was seen.
+    /// The time of the observation.
     pub seen_at: Timestamp,
-    /// After how long a silence a task has failed.
+    /// The silence after which a task has failed.
     pub heartbeat_timeout: Duration,
     /// The present run.
     pub run: RunNumber,
-    /// Where it stands.
+    /// The state of the run.
     pub state: RunState,
-    /// When its registration opened.
+    /// The time at which its registration opened.
     pub opened_at: Timestamp,
-    /// When every task had registered.
+    /// The time at which every task had registered.
     pub started_at: Option<Timestamp>,
-    /// When it ended.
+    /// The time at which it ended.
     pub ended_at: Option<Timestamp>,
-    /// How many tasks are connected.
+    /// The number of connected tasks.
     pub live: usize,
-    /// When a preemption notice was left.
+    /// The time at which the preemption notice was written.
     pub noticed_at: Option<Timestamp>,
-    /// How many tasks are in which state.
+    /// The number of tasks in each state.
     pub counts: TaskCounts,
     /// Every task, by number.
     pub tasks: Vec<TaskObservation>,
     /// The barriers in progress.
     pub barriers: Vec<BarrierObservation>,
-    /// The last barriers that ended, the latest last.
+    /// The latest ended barriers, the newest last.
     pub recent: Vec<BarrierRecord>,
-    /// Who waits.
+    /// The number of waiting calls.
     pub waiting: WaitingCallCounts,
     /// The gaps between heartbeats, of all tasks in this run.
     pub gaps: GapHistogram,
-    /// What the store holds.
+    /// The size of the store, in bytes.
     pub store_bytes: usize,
-    /// How many keys it has.
+    /// The number of keys.
     pub keys: usize,
-    /// Every bound.
+    /// Every bound with its usage.
     pub bounds: Vec<BoundUsage>,
-    /// Exclusions in force.
+    /// The number of exclusions in force.
     pub exclusions: usize,
     /// Ended runs, newest first.
     pub past_runs: Vec<PastRunObservation>,
