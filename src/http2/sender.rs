@@ -172,12 +172,13 @@ enum GoawayState {
 /// The length of data that fits into any host's receive buffer while the process does not read.
 const LARGE: usize = 16 << 10;
 
-/// The bytes of copied output after which a turn yields, so that answers are sent and the clock is checked;
-/// below, the same in steps of work.
+/// The bytes of copied output after which a turn yields, so that answers are sent and the clock is checked.
 const COPIED: usize = 128 << 10;
+/// The steps of work after which a turn yields.
 const WORK_PER_TURN: usize = 4 << 10;
-/// The number of cut-short streams that are remembered; below, of ranges of skipped numbers.
+/// The number of cut-short streams that are remembered.
 const CUT_SHORT: usize = 256;
+/// The number of ranges of skipped stream numbers that are remembered.
 const SKIPPED: usize = 16;
 /// The memory of a stream: its entries in the tables of streams, calls, deadlines and queues.
 pub(super) const STREAM_BYTES: usize = 1 << 10;
