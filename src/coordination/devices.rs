@@ -1,9 +1,9 @@
 //! The devices of a run, decoded from the topology values that JAX workers publish.
 //!
 //! Every process writes `<platform>:local_topology/<platform>/<process>`; process 0 gathers them into
-//! `<platform>:global_topology/<platform>`. The global value is preferred, because it carries the global ids and
-//! partitions that the processes agreed on; until it exists the local ones are read by the rules by which JAX
-//! gathers them. Values of an unknown shape are left opaque. Begin at `decode`.
+//! `<platform>:global_topology/<platform>`. The global value is preferred, because it carries the global ids
+//! and partitions that the processes agreed on. Until it exists, the local values are combined by the rules
+//! that JAX applies. Values of an unknown shape are ignored. Begin at `decode_topology`.
 
 use std::collections::BTreeMap;
 
@@ -145,7 +145,7 @@ fn push_devices(
     gathered: bool,
     devices: &mut Vec<Device>,
 ) {
-    // Where no process names its partition, JAX numbers the hosts in the order of their first process.
+    // If no process names its partition, JAX numbers the hosts in the order of their first process.
     let mut boots: BTreeMap<&str, usize> = BTreeMap::new();
     for process in processes {
         let next = boots.len();
@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn an_explicit_partition_is_taken_and_the_unknown_is_left_alone() {
-        // A later release may add fields: number 60, a string.
+        // A later release may add fields; this one is number 60, a string.
         let mut bytes = process(0, "h", Some(5), &[0]).encode_to_vec();
         bytes.extend_from_slice(&[0xe2, 0x03, 2, b'h', b'i']);
         let (good, bad) = (key("tpu:local_topology/tpu/0"), key("tpu:local_topology/tpu/1"));
