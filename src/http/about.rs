@@ -22,10 +22,10 @@ pub struct Version {
 }
 
 impl Version {
-    /// The name that a Muster server gives.
+    /// The product name in [`Version`].
     pub const NAME: &str = "muster";
 
-    /// This version.
+    /// Returns the version of this build.
     #[must_use]
     pub fn current() -> Self {
         Self { name: Self::NAME.into(), version: env!("CARGO_PKG_VERSION").into() }
@@ -54,8 +54,8 @@ pub struct ServerInfo {
 }
 
 impl ServerInfo {
-    /// The same with the jobs that there are now: those that were made since are found on the shared listener, which
-    /// comes first, and those that were deleted nowhere.
+    /// Returns a copy whose listeners carry the jobs in `present`. A job that was created after the start is
+    /// on the shared listener, which is the first one; a deleted job is on none.
     #[must_use]
     pub fn with_jobs<'a>(&self, present: impl IntoIterator<Item = &'a JobName>) -> Self {
         let mut about = self.clone();
@@ -70,8 +70,8 @@ impl ServerInfo {
         about
     }
 
-    /// The address that a task of `job` should be given. `host` is how this server was reached, for listeners that
-    /// are bound to every address of it; without one, the machine's own name stands there.
+    /// Returns the address that a task of `job` dials. `host` is the name by which the client reached this
+    /// server and replaces an unspecified bind address; without one, the name of this machine does.
     #[must_use]
     pub fn coordinator_address(&self, job: &JobName, host: Option<&str>) -> Option<String> {
         let listener = self.grpc.iter().find(|listener| listener.jobs.contains(job))?;
@@ -82,8 +82,8 @@ impl ServerInfo {
             (IpAddr::V6(ip), _) => format!("[{ip}]"),
             (IpAddr::V4(ip), _) => ip.to_string(),
         };
-        // On the shared listener, which comes first, the name of the host says which job is meant. A bare address means
-        // the default job, or the only one there is.
+        // On the shared listener the host name selects the job. A bare address selects the default job, or
+        // the only job of the server.
         let shared = self.grpc.first().is_some_and(|first| first.address == address);
         let only = self.grpc.iter().map(|listener| listener.jobs.len()).sum::<usize>() == 1;
         let meant = !shared || only || job.as_str() == JobName::DEFAULT;
@@ -97,7 +97,7 @@ impl ServerInfo {
     }
 }
 
-/// The name of this machine.
+/// Returns the name of this machine.
 fn machine_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

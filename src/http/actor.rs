@@ -1,7 +1,8 @@
 //! The actor of a request: extractors for its address, its transport and its author.
 //!
-//! It does not authenticate: `guard/pass.rs` does, and puts an [`ActorContext`] into the request's extensions. Without
-//! one the actor has no name; its address and its kind of client are known. Begin at [`RequestActor`].
+//! It does not authenticate: `access/middleware.rs` does, and puts an [`ActorContext`] into the request's
+//! extensions. Without one the actor has no name; its address and its kind of client are known. Begin at
+//! [`RequestActor`].
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -17,39 +18,39 @@ use super::audit::AuditEntry;
 use crate::coordination::{Actor, ActorOrigin, JobName, Reason};
 use crate::telemetry::traces::TraceParent;
 
-/// Where a request comes from: the listener puts it into the extensions of every request.
+/// The peer address of a request. The listener puts it into the extensions of every request.
 #[derive(Debug, Clone, Copy)]
 pub struct PeerAddress(pub SocketAddr);
 
-/// How a request comes: the listener puts it into the extensions of every request.
+/// The transport of a request. The listener puts it into the extensions of every request.
 #[derive(Debug, Clone, Default)]
 pub struct TransportSecurity {
-    /// Under TLS.
+    /// The connection uses TLS.
     pub secure: bool,
-    /// By what name the certificate goes that the client has shown, if it was asked for one.
+    /// The name in the client certificate, if the client presented one.
     pub certificate: Option<Arc<str>>,
 }
 
-/// Who asks for a change, with what else is known of the request.
+/// The author of a change: actor, role, trace and audit mark.
 #[derive(Debug, Clone)]
 pub struct ActorContext {
-    /// Who, from where, by what means.
+    /// The actor: name, address and kind of client.
     pub actor: Actor,
-    /// What they may do; `None` for strangers, and for rules of the server.
+    /// The role; `None` for clients without credentials and for rules of the server.
     pub role: Option<Role>,
-    /// What the request is a part of, as its caller says.
+    /// The parent span that the caller sent.
     pub parent: Option<TraceParent>,
     audited: Arc<AtomicBool>,
 }
 
 impl ActorContext {
-    /// Somebody of whom no more is known.
+    /// Returns a context whose change is not audited yet.
     #[must_use]
     pub fn new(actor: Actor, role: Option<Role>, parent: Option<TraceParent>) -> Self {
         Self { actor, role, parent, audited: Arc::default() }
     }
 
-    /// What they do, for the audit; `act` is what, in a word, and `subject` upon what.
+    /// Returns the audit entry of an action. `act` is the action in a word, `subject` its object.
     pub(super) fn audit_entry(
         &self,
         job: Option<JobName>,
@@ -61,13 +62,13 @@ impl ActorContext {
         AuditEntry { actor: self.actor.clone(), role: self.role, job, act, subject, reason }
     }
 
-    /// Whether what they asked for stands in the audit.
+    /// Returns whether the audit has a line for this request.
     pub(super) fn is_audited(&self) -> bool {
         self.audited.load(Ordering::Relaxed)
     }
 }
 
-/// The author of a request.
+/// The extractor of the author of a request.
 #[derive(Debug, Clone)]
 pub struct RequestActor(pub ActorContext);
 
@@ -85,7 +86,7 @@ impl<S: Sync> FromRequestParts<S> for RequestActor {
     }
 }
 
-/// By what means a client with this user agent acts. It says so itself: a hint for people, and no proof.
+/// Returns the kind of client that this user agent states. It is a hint for people and no proof.
 pub(super) fn means_of_agent(agent: &str) -> ActorOrigin {
     if agent.starts_with("muster/") {
         ActorOrigin::Cli

@@ -15,7 +15,7 @@ use super::extract::{JobPath, JsonBody};
 use super::{AppState, Problem};
 use crate::coordination::{OperatorCommand, PreemptionView, Reason, RunNumber, RunState, TaskId};
 
-/// The longest notice: a day.
+/// The maximum notice: a day, in seconds.
 const SECONDS_MAX: u64 = 24 * 60 * 60;
 
 /// A drain to ask for.
@@ -45,7 +45,7 @@ pub struct DrainView {
     pub waiting_for: Vec<TaskId>,
 }
 
-/// What a server that does not say so means.
+/// The default of `state` in the answer of a server that does not send it.
 fn running() -> RunState {
     RunState::Running
 }
@@ -70,7 +70,7 @@ pub(super) async fn create(
     Ok((StatusCode::ACCEPTED, Json(request_drain(&site, &job, &author, new)?)))
 }
 
-/// Asks for a coordinated save.
+/// Requests a coordinated save.
 pub(super) fn request_drain(
     site: &AppState,
     job: &JobPath,

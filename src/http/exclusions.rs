@@ -22,7 +22,7 @@ use crate::coordination::{
     TaskId,
 };
 
-/// The longest that an exclusion with an end may last: a year.
+/// The maximum duration of an exclusion with an expiry: a year, in seconds.
 const SECONDS_MAX: u64 = 366 * 24 * 60 * 60;
 
 /// What to exclude.
@@ -101,7 +101,7 @@ pub(super) enum ExclusionFilter {
     All,
 }
 
-/// Which exclusions are wanted.
+/// The query parameters of exclusions.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -118,7 +118,7 @@ pub(super) struct ExclusionsQuery {
     limit: Option<usize>,
 }
 
-/// Why an act is done, where it has no body to say so.
+/// The reason of a change whose request has no body.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -156,7 +156,7 @@ pub(super) async fn create(
     Ok((StatusCode::CREATED, place, Json(view)).into_response())
 }
 
-/// What an exclusion would do.
+/// Returns the effects that an exclusion would have.
 pub(super) fn preview(
     site: &AppState,
     job: &JobPath,

@@ -32,7 +32,7 @@ pub struct JobsPage {
     pub next: Option<JobName>,
 }
 
-/// Which jobs are wanted.
+/// The query parameters of jobs.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -140,7 +140,7 @@ impl SettingsBody {
     }
 }
 
-/// The bounds with some of them replaced.
+/// Returns the bounds with some of them replaced.
 fn merge_bounds(
     present: &Bounds,
     given: serde_json::Map<String, serde_json::Value>,
@@ -242,7 +242,7 @@ pub(super) async fn change(
     }
 }
 
-/// How a job is deleted.
+/// The query parameters of a deletion.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]

@@ -20,9 +20,9 @@ use super::pagination::{deserialize_limit, limit};
 use super::{AppState, Problem};
 use crate::coordination::{KeyEntry, OperatorCommand, Reason, TaskId, Timestamp};
 
-/// How much of a value is shown unless more is asked for, in bytes.
+/// The default maximum of a shown value, in bytes.
 const SHOWN_BYTES: usize = 64 << 10;
-/// How much of a value is shown at most, in bytes.
+/// The upper limit of that maximum, in bytes.
 const SHOWN_BYTES_MAX: usize = 4 << 20;
 
 /// A key, without its value.
@@ -76,7 +76,7 @@ pub struct KeysPage {
     pub next: Option<String>,
 }
 
-/// Which keys are wanted.
+/// The query parameters of keys.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -146,7 +146,7 @@ pub struct KeyView {
     pub redacted: bool,
 }
 
-/// How much of a value is wanted.
+/// The query parameters of a value.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -169,7 +169,7 @@ pub(super) async fn show(
     value(&site, &job, &key_in(uri.path()), query.max_bytes).map(Json)
 }
 
-/// A value, as far as it is shown.
+/// Returns a value, truncated and redacted as the settings require.
 pub(super) fn value(
     site: &AppState,
     job: &JobPath,
@@ -183,10 +183,10 @@ pub(super) fn value(
         Problem::not_found("no-such-key", text)
     })?;
     let most = most.unwrap_or(SHOWN_BYTES).min(SHOWN_BYTES_MAX);
-    // By the key as it is stored: another spelling of it shows no more.
+    // The stored key is matched: another spelling in the path must not bypass the redaction.
     let redacted = site.redaction.is_redacted(&found.key);
     let shown = if redacted { &[][..] } else { &found.value[..found.value.len().min(most)] };
-    // A text that is cut within a character is still a text.
+    // Text that is cut within a character still counts as text.
     let text = match std::str::from_utf8(shown) {
         Ok(text) => Some(text),
         Err(error) if error.error_len().is_none() && shown.len() < found.value.len() => {
@@ -274,7 +274,7 @@ pub(super) async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// The key in a path `/api/v1/jobs/JOB/keys/KEY`, with its slashes.
+/// Returns the key in a path `/api/v1/jobs/JOB/keys/KEY`, with its slashes.
 fn key_in(path: &str) -> Bytes {
     let key = path.splitn(7, '/').nth(6).unwrap_or_default();
     Bytes::from(percent_decode_str(key).collect::<Vec<u8>>())

@@ -1,24 +1,25 @@
-//! The HTTP port: pages, REST, probes, metrics. It shows what the state machine says; what it holds is its own
-//! affair (sessions, audit, limits, live pages).
+//! The HTTP port: pages, REST, probes, metrics. It presents the state of the engine. Its own state is limited
+//! to sessions, audit, limits and live pages.
 //!
-//! It contains no rule of coordination: handlers read copies of the state and send commands to the engine. Begin at
-//! [`AppState`], which handlers share, then `routes.rs`. Every request passes `listener.rs`, `slots.rs` and
-//! `guard/pass.rs`.
+//! It contains no rule of coordination: handlers read copies of the state and send commands to the engine.
+//! Begin at [`AppState`], which handlers share, then `routes.rs`. Every request passes `listener.rs`,
+//! `slots.rs` and `access/middleware.rs`.
 //!
-//! - `GET /` and what it leads to: the pages (`pages/`)
+//! - `GET /` and the addresses below it: the pages (`pages/`)
 //! - `GET /healthz/live`: the process answers
 //! - `GET /healthz/ready`: it serves; 503 with the reason while it starts and while it stops
 //! - `GET /version`: name and version
 //! - `GET POST /login`, `POST /logout`: a token for a cookie, and back
 //! - `GET /api/v1/server`: version and addresses, with the jobs that each gRPC address serves
-//! - `GET /api/v1/handshakes`: which clients could not connect by TLS, and why
+//! - `GET /api/v1/handshakes`: failed TLS handshakes, with the reasons
 //! - `GET /api/v1/openapi.json`: the description of everything under `/api/v1`
 //! - `GET /api/v1/audit`: changes, done and refused, with actor, reason and address
-//! - `GET POST /api/v1/jobs`, `GET PATCH DELETE /api/v1/jobs/{job}`: jobs, in short and whole
+//! - `GET POST /api/v1/jobs`, `GET PATCH DELETE /api/v1/jobs/{job}`: jobs, as summaries and in full
 //! - `GET /api/v1/jobs/{job}/events`: the events, as pages or as a stream
 //! - `GET POST /api/v1/jobs/{job}/exclusions`, `GET DELETE …/exclusions/{id}`: exclusions
 //! - `GET POST /api/v1/jobs/{job}/drain`: a coordinated save
-//! - `GET /api/v1/jobs/{job}/runs`, `/tasks`, `/tasks/{task}`, `/barriers`, `/live`, `/devices`, `/devices/map`
+//! - `GET /api/v1/jobs/{job}/runs`, `/tasks`, `/tasks/{task}`, `/barriers`, `/live`, `/devices`,
+//!   `/devices/map`
 //! - `GET /api/v1/jobs/{job}/transfers`, `/transfers/tasks`: transfer reports of workers
 //! - `GET /api/v1/jobs/{job}/keys`, `GET PUT DELETE …/keys/{key}`: the store of the present run
 //! - `GET /api/v1/jobs/{job}/findings`, `GET /api/v1/findings`: findings
@@ -99,46 +100,46 @@ use crate::telemetry::traces::Traces;
 use crate::text::is_safe_to_show;
 use crate::tls::HandshakeFailures;
 
-/// How long a request's body may be, in bytes.
+/// The maximum length of a request body, in bytes.
 const BODY_BYTES_MAX: usize = 256 << 10;
 
-/// What the handlers look at.
+/// The state that the handlers share.
 #[derive(Clone)]
 pub struct AppState {
-    /// The state.
+    /// The engine.
     pub engine: Arc<Engine>,
-    /// Whether the server is ready.
+    /// The readiness of the server.
     pub readiness: Arc<ServerReadiness>,
-    /// What the server says of itself.
+    /// Version and addresses of the server.
     pub about: Arc<ServerInfo>,
-    /// Who did what.
+    /// The audit log.
     pub audit: Arc<AuditLog>,
-    /// The streams that are open.
+    /// The limiter of event streams.
     pub streams: Arc<EventStreamLimiter>,
-    /// The memory for bodies of requests.
+    /// The memory budget for request bodies.
     pub bodies: Arc<BodyBudget>,
-    /// Which values are not shown.
+    /// The patterns of keys whose values are hidden.
     pub redaction: Arc<RedactionPatterns>,
-    /// The handshakes that failed.
+    /// The failed TLS handshakes.
     pub handshakes: Arc<HandshakeFailures>,
-    /// Who may do what.
+    /// Access control.
     pub guard: Arc<AccessControl>,
-    /// What is measured.
+    /// The metrics.
     pub metrics: Arc<Metrics>,
-    /// What was found in it.
+    /// The findings.
     pub findings: Arc<FindingStore>,
-    /// What workers report of their transfers.
+    /// The transfer reports of workers.
     pub transfers: Arc<reports::ReportStore>,
-    /// What has happened in each job.
+    /// The timelines of the jobs.
     pub timelines: Arc<Timelines>,
-    /// The pages that follow what changes.
+    /// The hubs of live pages.
     pub live: Arc<LiveHubs>,
-    /// Where traces go, if somebody wants them.
+    /// The exporter of traces, if one is configured.
     pub traces: Option<Arc<Traces>>,
 }
 
 impl AppState {
-    /// A site that keeps its audit in memory, hides nothing, and measures what can be seen of the engine.
+    /// Returns a state that keeps its audit in memory, redacts nothing, and measures the engine.
     #[must_use]
     pub fn new(engine: Arc<Engine>, readiness: Arc<ServerReadiness>, about: Arc<ServerInfo>) -> Self {
         let (audit, streams) = (Arc::<AuditLog>::default(), Arc::<EventStreamLimiter>::default());
@@ -165,7 +166,7 @@ impl AppState {
         }
     }
 
-    /// Looks at a part of a job.
+    /// Reads a part of a job.
     fn read_job<T>(
         &self,
         job: &extract::JobPath,
@@ -175,7 +176,7 @@ impl AppState {
         seen.ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
     }
 
-    /// Does what a rule of a job asks for, and writes down what came of it.
+    /// Applies the remedy that a rule of a job asks for, and audits the outcome.
     pub fn apply_remedy(&self, remedy: Remedy) {
         let Remedy { job, name, rule, task, expires_in, reason } = remedy;
         let actor = Actor { who: rule.name().into(), address: None, means: ActorOrigin::Rule };
@@ -185,13 +186,13 @@ impl AppState {
             expires_in: Some(expires_in),
             end_run: false,
         };
-        // A refusal is in the audit.
+        // A refusal is in the audit, so the result is not needed.
         let job = extract::JobPath { id: job, name };
         let rule = ActorContext::new(actor, None, None);
         let _ = self.act(&job, &rule, reason, "exclude", format!("task {task}"), act);
     }
 
-    /// Acts upon a job, and writes down what came of it.
+    /// Applies a command to a job and audits the outcome.
     fn act(
         &self,
         job: &extract::JobPath,
@@ -218,7 +219,7 @@ impl AppState {
     }
 }
 
-/// What was found, as the reason of an act: one line of limited length.
+/// Returns a text as a reason: one line of limited length.
 fn reason_from_text(text: &str) -> String {
     let safe = |letter: char| is_safe_to_show(letter.encode_utf8(&mut [0; 4]));
     let line: String = text.chars().map(|letter| if safe(letter) { letter } else { '?' }).collect();

@@ -24,7 +24,7 @@ pub struct RunsPage {
     pub next: Option<RunNumber>,
 }
 
-/// Which runs are wanted.
+/// The query parameters of runs.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -51,7 +51,7 @@ pub(super) async fn runs(
 ) -> Result<Json<RunsPage>, Problem> {
     let mut runs = site.read_job(&job, |look| look.runs())?;
     runs.retain(|run| query.state.is_none_or(|state| state == run.state));
-    // The newest first: what comes after a run has a smaller number.
+    // Runs are listed newest first, so the next run has a smaller number.
     let order = |run: &RunListItem| std::cmp::Reverse(run.number);
     let after = query.after.map(|number| std::cmp::Reverse(RunNumber(number)));
     let (runs, next) = paginate(runs, after, query.limit, order);
@@ -67,7 +67,7 @@ pub struct TasksPage {
     pub next: Option<TaskId>,
 }
 
-/// Which tasks are wanted.
+/// The query parameters of tasks.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -116,7 +116,7 @@ pub(super) async fn task(
     found.map(Json).ok_or_else(|| no_such_task(&job, number, tasks))
 }
 
-/// There is no task of that number in a job of so many.
+/// Returns the problem that a job of this many tasks has no task of that number.
 pub(super) fn no_such_task(job: &JobPath, number: i32, tasks: u32) -> Problem {
     let last = tasks.saturating_sub(1);
     let text = format!("there is no task {number}: job {} has the tasks 0 to {last}", job.name);
@@ -163,7 +163,7 @@ pub(super) enum BarrierState {
     Recent,
 }
 
-/// Which barriers are wanted.
+/// The query parameters of barriers.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -201,8 +201,8 @@ pub(super) async fn barriers(
     Ok(Json(BarriersPage { barriers, recent: Vec::new(), next }))
 }
 
-/// A page of barriers that have ended, the latest first. They are told apart by when that was: those of one moment are never
-/// on two pages.
+/// Returns a page of ended barriers, the latest first. The time of the end is the cursor, so barriers that
+/// ended at the same time are never split between two pages.
 fn recent(latest: Vec<BarrierRecord>, after: Option<Timestamp>, limit: usize) -> BarriersPage {
     let mut rest =
         latest.into_iter().filter(|record| after.is_none_or(|after| record.ended < after)).peekable();
@@ -236,7 +236,7 @@ pub struct DevicesPage {
     pub next: Option<u64>,
 }
 
-/// Which devices are wanted.
+/// The query parameters of devices.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -271,7 +271,7 @@ pub(super) async fn devices(
     Ok(Json(DevicesPage { devices: page.into_iter().map(|(_, device)| device).collect(), next }))
 }
 
-/// Which places are wanted.
+/// The query parameters of the device map.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]

@@ -13,7 +13,7 @@ use super::{AppState, Problem};
 use crate::coordination::{TaskId, TaskIncarnations};
 use crate::reports::{ConnectionView, PairView, ReportedTransport, TaskTransfers, Throughput, TransfersView};
 
-/// How many seconds of throughput are given if nobody says how many.
+/// The default number of seconds of throughput.
 const SECONDS: usize = 60;
 
 /// The transfers of a job's present run.
@@ -34,7 +34,7 @@ pub struct TransfersPage {
     pub next: Option<u64>,
 }
 
-/// Which transfers are wanted.
+/// The query parameters of transfers.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -54,7 +54,7 @@ pub(super) struct TransfersQuery {
     limit: Option<usize>,
 }
 
-/// A pair's place among all: task numbers have twenty bits.
+/// Returns the position of a pair in the order of all pairs: a task number has twenty bits.
 fn place(pair: &PairView) -> u64 {
     let number = |task: TaskId| u64::from(task.0.unsigned_abs());
     number(pair.from) << 23 | number(pair.to) << 3 | pair.transport as u64
@@ -103,7 +103,7 @@ pub struct TaskTransfersPage {
     pub next: Option<TaskId>,
 }
 
-/// Which tasks' transfers are wanted.
+/// The query parameters of task transfers.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
