@@ -92,13 +92,13 @@ pub struct DurationView {
 }
 
 impl DurationView {
-    /// How long one took on average, in microseconds.
+    /// Returns how long one took on average, in microseconds.
     #[must_use]
     pub fn mean_us(&self) -> u64 {
         self.sum_us / self.launches.max(1)
     }
 
-    /// Of which launches, in words.
+    /// Returns a label: transport and size class.
     #[must_use]
     pub fn label(&self) -> String {
         let size = match self.size_class.strip_suffix("iB") {
@@ -111,7 +111,7 @@ impl DurationView {
     }
 }
 
-/// How many launches were timed.
+/// Returns the number of timed launches.
 fn timed(times: &Times) -> u64 {
     times.counts.iter().copied().fold(0, u64::saturating_add)
 }
@@ -138,13 +138,13 @@ impl StageView {
         (launches > 0).then_some(Self { stage, launches, sum_us: times.sum_us, counts })
     }
 
-    /// How long one took on average, in microseconds.
+    /// Returns how long one took on average, in microseconds.
     #[must_use]
     pub fn mean_us(&self) -> u64 {
         self.sum_us / self.launches.max(1)
     }
 
-    /// What a launch does in this stage, for people.
+    /// Returns a description of the stage for people.
     #[must_use]
     pub fn stage_names(&self) -> &str {
         match self.stage.as_str() {
@@ -203,25 +203,25 @@ impl TotalsView {
         }
     }
 
-    /// Bytes sent, by every transport.
+    /// Returns the bytes sent over all transports.
     #[must_use]
     pub fn sent(&self) -> u64 {
         self.bytes.iter().fold(0, |sum, of| sum.saturating_add(of.sent))
     }
 
-    /// Bytes received, by every transport.
+    /// Returns the bytes received over all transports.
     #[must_use]
     pub fn received(&self) -> u64 {
         self.bytes.iter().fold(0, |sum, of| sum.saturating_add(of.received))
     }
 
-    /// Launches that ended so.
+    /// Returns the number of launches with this outcome.
     #[must_use]
     pub fn ended(&self, outcome: TransferOutcome) -> u64 {
         self.launches.iter().find(|of| of.outcome == outcome).map_or(0, |of| of.launches)
     }
 
-    /// Launches that did not complete.
+    /// Returns the number of launches that did not complete.
     #[must_use]
     pub fn failed(&self) -> u64 {
         let failed = self.launches.iter().filter(|of| of.outcome != TransferOutcome::COMPLETED);
@@ -365,7 +365,7 @@ pub struct PairView {
 }
 
 impl PairView {
-    /// The bytes that moved, as the side says that has heard of more.
+    /// Returns the bytes that moved: the larger of the counts of both sides.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.sent.unwrap_or(0).max(self.received.unwrap_or(0))
@@ -434,13 +434,13 @@ impl TaskTransfers {
         }
     }
 
-    /// Launches under way.
+    /// Returns the number of launches in progress.
     #[must_use]
     pub fn in_flight(&self) -> u64 {
         self.links.iter().map(|links| links.launches).sum()
     }
 
-    /// Its connections.
+    /// Returns the number of its connections.
     #[must_use]
     pub fn connections(&self) -> u64 {
         self.links.iter().map(|links| links.connections).sum()
@@ -550,32 +550,32 @@ impl TransfersView {
         view
     }
 
-    /// The times of day, in UTC, between which every rate is taken.
+    /// Returns the UTC times of day between which every rate is measured.
     #[must_use]
     pub fn rate_window(&self) -> Option<(String, String)> {
         self.rate_until.map(rate_window)
     }
 
-    /// Connections now.
+    /// Returns the number of present connections.
     #[must_use]
     pub fn connections(&self) -> u64 {
         self.links.iter().map(|links| links.connections).sum()
     }
 
-    /// Launches under way.
+    /// Returns the number of launches in progress.
     #[must_use]
     pub fn in_flight(&self) -> u64 {
         self.links.iter().map(|links| links.launches).sum()
     }
 
-    /// Bytes of launches under way that are still to move.
+    /// Returns the bytes that launches in progress still have to move.
     #[must_use]
     pub fn bytes_in_flight(&self) -> u64 {
         self.in_flight_bytes.iter().copied().fold(0, u64::saturating_add)
     }
 }
 
-/// Failures by reason, the first cause first; reasons of which only counts are known come last.
+/// Returns the failures by reason: the first cause first, reasons with counts alone last.
 fn reasons(of_job: &JobReports, totals: &TotalsView) -> Vec<ReasonView> {
     let mut reasons: BTreeMap<TransferOutcome, ReasonView> = BTreeMap::new();
     let failed =
@@ -599,7 +599,7 @@ fn reasons(of_job: &JobReports, totals: &TotalsView) -> Vec<ReasonView> {
     reasons
 }
 
-/// What the lives that count hold at present, by task.
+/// Returns the present state of the present lives, by task.
 fn present<'a>(
     of_job: &'a JobReports,
     roster: &'a TaskIncarnations,
@@ -608,13 +608,13 @@ fn present<'a>(
     tasks.filter_map(|(task, of_task)| Some((*task, of_task.gauges(roster.incarnation_of(*task))?)))
 }
 
-/// The last second that every task that reports in time has reported.
+/// Returns the last second that every punctual task has reported.
 fn last_second(of_job: &JobReports, interval_ms: u32) -> u64 {
     let behind = Timestamp(of_job.at.0.saturating_sub(u64::from(interval_ms) * 1000));
     (behind.0 / 1_000_000).saturating_sub(1)
 }
 
-/// The times of day, in UTC, between which a rate is taken that ends then.
+/// Returns the UTC times of day between which a rate with this end is measured.
 pub(crate) fn rate_window(until: Timestamp) -> (String, String) {
     let time = |at: Timestamp| {
         let stamp = at.to_string();
@@ -623,8 +623,8 @@ pub(crate) fn rate_window(until: Timestamp) -> (String, String) {
     (time(Timestamp(until.0.saturating_sub(STEP_SECONDS * 1_000_000))), time(until))
 }
 
-/// The ten seconds over which every rate is taken: the last step of [`StepSeries`] that every task that reports in time has reported
-/// whole.
+/// The ten seconds over which every rate is measured: the last step of [`StepSeries`] that every punctual
+/// task has reported completely.
 #[derive(Debug, Clone, Copy)]
 struct RateWindow(u64);
 
@@ -638,27 +638,28 @@ impl RateWindow {
         Timestamp((self.0 + 1) * STEP_SECONDS * 1_000_000)
     }
 
-    /// Bytes a second.
+    /// Returns the rate in bytes per second.
     fn rate(self, steps: &StepSeries) -> u64 {
         steps.point(self.0) / STEP_SECONDS
     }
 }
 
 impl ReportStore {
-    /// Whether anybody in the job has reported in this run.
+    /// Returns whether any task of the job has reported in this run.
     #[must_use]
     pub fn has(&self, job: JobId, run: RunNumber) -> bool {
         self.with(job, run, |of_job| !of_job.tasks.is_empty()).unwrap_or_default()
     }
 
-    /// The transfers of a job, in sum.
+    /// Returns the summary of a job's transfers.
     #[must_use]
     pub fn summary(&self, job: JobId, roster: &TaskIncarnations, now: Timestamp) -> TransfersView {
         let seen = self.with(job, roster.run, |of_job| TransfersView::of(of_job, roster, now));
         seen.unwrap_or_else(|| TransfersView::empty(roster, now))
     }
 
-    /// Bytes over the last `seconds`; [`super::POINTS`] at most, and none before the first report came.
+    /// Returns the bytes of the last `seconds` seconds: at most [`super::POINTS`], and none before the first
+    /// report.
     #[must_use]
     pub fn throughput(&self, job: JobId, roster: &TaskIncarnations, seconds: usize) -> Throughput {
         let seconds = seconds.clamp(1, super::POINTS);
@@ -693,7 +694,7 @@ impl ReportStore {
         self.with(job, roster.run, view).unwrap_or(nothing)
     }
 
-    /// Every pair that is kept, by task; of one task and by one transport, if those are given.
+    /// Returns the stored pairs by task, optionally of one task and one transport.
     #[must_use]
     pub fn pairs(
         &self,
@@ -737,7 +738,7 @@ impl ReportStore {
         pairs.into_values().collect()
     }
 
-    /// Every connection that is kept one by one, of tasks whose life counts.
+    /// Returns the stored single connections of tasks whose life is present.
     #[must_use]
     pub fn connections(
         &self,
@@ -766,7 +767,7 @@ impl ReportStore {
         self.with(job, roster.run, view).unwrap_or_default()
     }
 
-    /// What every task has reported that has, by number.
+    /// Returns the transfers of every task that has reported, by number.
     #[must_use]
     pub fn tasks(&self, job: JobId, roster: &TaskIncarnations) -> Vec<TaskTransfers> {
         let view = |of_job: &JobReports| {
@@ -779,7 +780,7 @@ impl ReportStore {
         self.with(job, roster.run, view).unwrap_or_default()
     }
 
-    /// The clocks of the tasks whose life counts, where they have told.
+    /// Returns the reported clocks of tasks whose life is present.
     #[must_use]
     pub fn clocks(&self, job: JobId, roster: &TaskIncarnations) -> Vec<(TaskId, ClockReading)> {
         let view = |of_job: &JobReports| {
@@ -788,7 +789,7 @@ impl ReportStore {
         self.with(job, roster.run, view).unwrap_or_default()
     }
 
-    /// What one task has reported, if it has.
+    /// Returns the transfers of one task, if it has reported.
     #[must_use]
     pub fn task(&self, job: JobId, roster: &TaskIncarnations, task: TaskId) -> Option<TaskTransfers> {
         let view = |of_job: &JobReports| {

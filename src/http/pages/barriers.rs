@@ -1,6 +1,6 @@
 //! Renders the barriers of a job: in progress, recent, late tasks.
 //!
-//! `coordination::straggling` measures lateness. Begin at `show`.
+//! `coordination` measures lateness (`straggler_stats.rs`). Begin at `show`.
 
 use std::collections::BTreeSet;
 

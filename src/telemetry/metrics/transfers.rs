@@ -1,14 +1,15 @@
 //! Writes transfer reports as metrics.
 //!
-//! It holds no reports: `reports` does. A job whose tasks report nothing has no series: 40 series a job would say
-//! nothing. Workers report within their first second, so hardly any rise is missed.
+//! It holds no reports: `reports` does. A job without reports has no series, because its 40 series would all
+//! be zero. Workers report within their first second, so scrapes miss hardly any increase.
 
 use super::catalogue as metric;
 use super::text_format::Scrape;
 use crate::reports::{ReportedTransport, TaskTransfers, TotalsView, TransferOutcome, TransfersView};
 use crate::transfer::Class;
 
-/// Bytes by transport and direction; those that moved nothing are 0, so that the first shows as a rise.
+/// Returns bytes by transport and direction. Transports without bytes are 0, so that the first bytes show as
+/// an increase.
 fn bytes(totals: &TotalsView) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
     ReportedTransport::ALL.into_iter().flat_map(|transport| {
         let of = totals.bytes.iter().find(|of| of.transport == transport);
@@ -17,7 +18,7 @@ fn bytes(totals: &TotalsView) -> impl Iterator<Item = (&'static str, &'static st
     })
 }
 
-/// Shows what the tasks of a job report in sum.
+/// Writes the sums over the tasks of a job.
 pub(super) fn show(job: &str, view: &TransfersView, page: &mut Scrape) {
     for (result, count) in [("taken", view.taken), ("repeated", view.repeated), ("refused", view.refused)] {
         page.count(&metric::TRANSFER_REPORTS, &[job, result], count);
@@ -71,7 +72,7 @@ pub(super) fn show(job: &str, view: &TransfersView, page: &mut Scrape) {
     }
 }
 
-/// Shows what each of a few tasks reports.
+/// Writes the metrics of single tasks.
 pub(super) fn show_tasks(job: &str, tasks: &[TaskTransfers], page: &mut Scrape) {
     for of_task in tasks {
         let task = of_task.task.to_string();
