@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::transfer::Certificates;
 
-/// The files.
+/// The files with the certificates of a transfer engine.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
 pub struct TransferCertificateArgs {
     /// Encrypt transfers by TCP, and show this certificate to the other workers; it has to be good for a server
@@ -50,7 +50,7 @@ pub struct TransferCertificateArgs {
 }
 
 impl TransferCertificateArgs {
-    /// Reads them, if they are given.
+    /// Reads the files, if they are given.
     pub fn read(&self) -> Result<Option<Certificates>> {
         let (Some(cert), Some(key), Some(ca)) = (&self.transfer_cert, &self.transfer_key, &self.transfer_ca)
         else {

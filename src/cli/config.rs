@@ -42,7 +42,7 @@ Examples:
   muster config print --job train=8 --heartbeat-timeout 20s > muster.toml
   MUSTER_LOG=debug muster config print --config muster.toml";
 
-/// The jobs, as `muster serve` and `muster config print` take them.
+/// The flags that declare jobs, for `muster serve` and `muster config print`.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Jobs")]
 pub struct JobsArgs {

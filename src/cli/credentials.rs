@@ -11,7 +11,7 @@ use rustls::ClientConfig;
 
 use crate::tls;
 
-/// What is shown to a server, and whom one trusts.
+/// The flags for the client's credentials and the trusted CA.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Credentials {
     /// A file with the token to show; without it, the variable MUSTER_TOKEN may hold the token itself
@@ -52,7 +52,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// The token, if there is one.
+    /// Returns the token, if there is one.
     pub fn token(&self) -> Result<Option<String>> {
         let text = match &self.token_file {
             Some(path) => Some(
@@ -64,7 +64,7 @@ impl Credentials {
         Ok(text.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty()))
     }
 
-    /// What is needed to speak TLS.
+    /// Returns the TLS configuration of the client.
     pub fn tls(&self) -> Result<Arc<ClientConfig>> {
         let ca = self.ca.clone().or_else(tls::system_authorities);
         let ca = ca.context("this system has no file of authorities: name one with --ca FILE")?;

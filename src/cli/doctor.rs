@@ -50,7 +50,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Tries what only trying tells.
+/// Runs the probes that need processes.
 fn probe() -> ProbeResults {
     let moved = |choice, wanted: TransportKind| match transfer::probe(choice) {
         Ok(by) if by == wanted => Ok(()),
@@ -68,7 +68,7 @@ fn probe() -> ProbeResults {
 
 fn memory_file() -> rustix::io::Result<()> {
     let file = rustix::fs::memfd_create("muster-doctor", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    // Only its size: no page of it is made.
+    // Only the size is set: no page is allocated.
     rustix::fs::ftruncate(&file, 1 << 30)?;
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE)
 }

@@ -1,6 +1,6 @@
 //! Implements `muster token new`.
 //!
-//! Tokens are verified by `http::guard`. Begin at `run`.
+//! `http` verifies tokens (`access/tokens.rs`). Begin at `run`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

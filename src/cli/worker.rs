@@ -140,7 +140,7 @@ pub struct Arguments {
     log: String,
 }
 
-/// How the service is spoken to.
+/// The connection to the service.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Service")]
 struct ServiceOptions {
@@ -232,12 +232,12 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     code
 }
 
-/// The longest secret that is read.
+/// The maximum length of a secret file, in bytes.
 const SECRET_BYTES_MAX: u64 = 64 << 10;
-/// What a secret should hold at least.
+/// The minimum strength of a secret, in bits.
 const SECRET_BITS: usize = 128;
 
-/// The most bits that a text of its length and alphabet can hold.
+/// Returns the maximum entropy of a text of this length and alphabet, in bits.
 fn bits_at_most(secret: &[u8]) -> usize {
     let each = if secret.iter().all(u8::is_ascii_hexdigit) {
         4
@@ -331,7 +331,7 @@ impl Arguments {
     }
 }
 
-/// What it is and where it registered.
+/// Returns the announcement of a registered worker.
 fn registered(agent: &Agent) -> String {
     let here = agent.here();
     let address = agent.engine().address();
@@ -347,12 +347,12 @@ fn registered(agent: &Agent) -> String {
     text
 }
 
-/// Prints a line of the worker's; that nobody reads it is no error.
+/// Prints a line of the worker. A closed pipe is no error.
 fn say(line: &str) -> Result<()> {
     Ok(print(&TerminalText::of(line))?)
 }
 
-/// Prints several lines that this program made.
+/// Prints several lines of the worker.
 fn say_all(lines: &str) -> Result<()> {
     Ok(print(&TerminalText::from_lines(lines))?)
 }

@@ -2,7 +2,8 @@
 //!
 //! A worker calls `muster.v1.Transfers/Report` about once a second (`proto/muster_transfers.proto`). The gRPC port
 //! hands the bytes to the [`ReportStore`] of the job, which counts the rows before it allocates them, maps words to fixed
-//! sets, and asks the engine for the present incarnation of the task under the store's own lock, so a report of an
+//! sets, and asks the engine for the present incarnation of the task under the store's own lock. So a report
+//! of an
 //! incarnation that has just ended cannot follow one of the next. Begin at [`ReportStore`], then `parse.rs`.
 //!
 //! - Reports stay outside of the state machine. They are a thousand a second; a replay and the engine's lock should
@@ -12,7 +13,7 @@
 //! - A report carries totals since the start of one incarnation and replaces the report before, so a lost or
 //!   repeated one costs nothing. A counter that goes back, and a report that is not newer, change nothing. The
 //!   counters of a new incarnation add to those before.
-//! - The counts of a lost task stay, marked stale. A new run starts from zero; those of a deleted job are dropped.
+//! - The counts of a lost task stay, marked stale. A new run starts from zero. Deletion of a job drops all.
 //! - Rates are the difference of two reports, spread over the time between them, one point a second for ten
 //!   minutes. The rates of a job, of its tasks and of its pairs are means over one window, the last whole ten
 //!   seconds that all tasks have reported, so they add up.

@@ -3,7 +3,7 @@
 //! They decide nothing; without them the server does the same. Begin at `event_log.rs`, `metrics/mod.rs` and
 //! `traces/mod.rs`.
 //!
-//! - Statistics of tasks and barriers are part of the state (`coordination`, such as `straggler_stats.rs`), so a
+//! - Statistics of tasks and barriers are part of the state (such as `coordination/straggler_stats.rs`), so a
 //!   replay computes the same.
 //! - `metrics::EventCounters` counts events; the engine calls it under its lock. Traces are assembled
 //!   from the same events on a thread of their own.
