@@ -244,7 +244,7 @@ struct HostileServer {
 }
 
 impl HostileServer {
-    /// Answers `/version` with `about`, and all other requests with `rest`.
+    /// Answers `GET /api/v1/server` with `about`, and all other requests with `rest`.
     fn start(about: String, rest: (u16, String)) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("an address"));

@@ -351,7 +351,7 @@ async fn a_hangup_takes_a_rotated_audit_and_new_tokens_and_ends_nothing() {
     assert_eq!(ask(&second, true), 403);
     wait_until("the new file has the line", || std::fs::read_to_string(&audit).unwrap().contains("second"));
     assert_eq!(std::fs::read_to_string(&rotated).unwrap().lines().count(), 1);
-    // A token file that every user can write is ignored.
+    // A token file that every user can write is not read: the former tokens stay.
     let third = token("third");
     Command::new("chmod").args(["666", &tokens]).status().unwrap();
     service.signal("HUP");
