@@ -1,6 +1,6 @@
 //! Implements `muster demo`: a server and four workers, losses and returns.
 //!
-//! It does not judge their steps (`demo/verdict.rs`). Begin at `run`, then `Demo::play`.
+//! It does not judge their steps (`demo/record.rs`). Begin at `run`, then `Demo::play`.
 
 mod record;
 

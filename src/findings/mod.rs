@@ -47,15 +47,15 @@ use crate::coordination::{
 use crate::engine::Engine;
 use crate::reports::{self, ClockReading};
 
-/// How much a finding matters.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// Something costs time.
     Notice,
-    /// Something will go wrong if it goes on.
+    /// Something will fail if it continues.
     Warning,
-    /// The job does not get on.
+    /// The job makes no progress.
     Critical,
 }
 
@@ -110,14 +110,14 @@ pub static CATALOGUE: &[&Detector] = &[
     &clock_off::DETECTOR,
 ];
 
-/// One number that a finding rests on.
+/// A number on which a finding rests.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Evidence {
-    /// What was measured, with its unit.
+    /// The measured quantity, with its unit.
     pub what: String,
-    /// How much it is.
+    /// The measured value.
     pub is: f64,
-    /// Where the finding begins.
+    /// The limit from which there is a finding.
     pub limit: f64,
 }
 

@@ -20,51 +20,51 @@ const CLOSE_AFTER: Duration = Duration::from_secs(10);
 /// The maximum number of closed findings of one job.
 const CLOSED_KEPT: usize = 64;
 
-/// A finding.
+/// A conclusion from the measurements of a job, with its evidence and advice.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Finding {
-    /// Which detector says so.
+    /// The detector.
     #[schema(value_type = String)]
     pub id: Arc<str>,
-    /// The job that it is about.
+    /// The job.
     pub job: JobName,
     /// The run of the job in which it was opened.
     pub run: RunNumber,
-    /// Its name for people.
+    /// The title for people.
     pub title: String,
-    /// How much it matters.
+    /// The severity.
     pub severity: Severity,
-    /// What it is, in a sentence that names the first of the tasks.
+    /// A sentence about the condition that names the first of the tasks.
     pub summary: String,
-    /// The same without the tasks.
+    /// The same sentence without the tasks.
     #[serde(default)]
     pub summary_without_tasks: String,
-    /// Since when it has been so.
+    /// The time since which the condition has held.
     pub since: Timestamp,
-    /// When it was found.
+    /// The time at which the finding was opened.
     pub opened_at: Timestamp,
-    /// When it was found no more.
+    /// The time at which the finding was closed.
     pub closed_at: Option<Timestamp>,
-    /// The tasks that it is about: the first 16 of them.
+    /// The tasks that it concerns: the first 16 of them.
     pub tasks: Vec<TaskId>,
-    /// How many tasks it is about.
+    /// The number of tasks that it concerns.
     #[serde(default)]
     pub task_count: usize,
-    /// The barrier that it is about, if it is about one.
+    /// The barrier, if the finding concerns one.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub barrier: Option<Arc<str>>,
-    /// Which use of that barrier.
+    /// The instance of that barrier.
     #[serde(default)]
     pub counter: Option<i64>,
-    /// Where they are.
+    /// The hosts of the tasks.
     #[schema(value_type = Vec<String>)]
     pub hosts: Vec<IpAddr>,
-    /// The numbers that it rests on.
+    /// The numbers on which it rests.
     pub evidence: Vec<Evidence>,
-    /// What it means.
+    /// The meaning.
     pub means: String,
-    /// What to do.
+    /// The advice.
     pub advice: String,
 }
 

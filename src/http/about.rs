@@ -15,7 +15,7 @@ use crate::tls::HandshakeFailuresPage;
 /// A name and a version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version {
-    /// Always `muster`, so that a client knows whom it speaks to.
+    /// Always `muster`, by which a client recognizes the server.
     pub name: String,
     /// The version.
     pub version: String,
@@ -32,24 +32,24 @@ impl Version {
     }
 }
 
-/// A gRPC listener.
+/// A gRPC listener and its jobs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GrpcListenerInfo {
-    /// Where it listens.
+    /// Its address.
     pub address: SocketAddr,
-    /// The jobs whose tasks belong here.
+    /// The jobs whose tasks connect here.
     pub jobs: Vec<JobName>,
 }
 
-/// What the server says of itself.
+/// The version and the addresses of a server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerInfo {
-    /// Its name and version.
+    /// The name and the version.
     #[serde(flatten)]
     pub version: Version,
-    /// Where people and tools look.
+    /// The address of the HTTP listener.
     pub http: SocketAddr,
-    /// Where clients connect; the shared listener first.
+    /// The gRPC listeners; the shared one first.
     pub grpc: Vec<GrpcListenerInfo>,
 }
 
@@ -102,19 +102,19 @@ fn machine_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// `GET /version`
+/// Serves `GET /version`.
 pub(super) async fn version() -> Json<Version> {
     Json(Version::current())
 }
 
-/// What the server says of itself: its version, and where the jobs are reached
+/// The version of the server and the addresses of its listeners
 #[utoipa::path(get, path = "/api/v1/server", operation_id = "server_show", tag = "server",
     responses((status = 200, description = "Version and addresses, with the jobs that each gRPC address serves")))]
 pub(super) async fn server(State(site): State<AppState>) -> Json<ServerInfo> {
     Json(site.engine.read(|core, _| site.about.with_jobs(core.jobs().map(|(_, name)| name))))
 }
 
-/// The handshakes that failed, and why: clients of JAX do not say it
+/// The failed TLS handshakes with their reasons, which JAX clients do not report
 #[utoipa::path(get, path = "/api/v1/handshakes", operation_id = "handshakes_list", tag = "server",
     responses((status = 200, body = HandshakeFailuresPage, description = "Failed handshakes of both listeners, the latest first, equal ones counted")))]
 pub(super) async fn handshakes(State(site): State<AppState>) -> Json<HandshakeFailuresPage> {

@@ -68,9 +68,9 @@ impl fmt::Display for AuditFailurePolicy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum AuditOutcome {
-    /// It was done.
+    /// The action was done.
     Done,
-    /// It was refused.
+    /// The action was refused.
     Refused,
 }
 
@@ -85,31 +85,31 @@ impl AuditOutcome {
     }
 }
 
-/// One act.
+/// One line of the audit: an action, done or refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AuditLine {
-    /// Its place among all acts upon this server, from 1.
+    /// Its number among all lines of this server, from 1.
     pub number: u64,
-    /// When, in microseconds since the Unix epoch.
+    /// The time, in microseconds since the Unix epoch.
     pub at: Timestamp,
-    /// Who, from where, by what means.
+    /// The actor: name, address and kind of client.
     pub actor: Actor,
-    /// What they may do; `None` for strangers, and for rules of the server.
+    /// The role of the actor; `None` for clients without credentials and for rules of the server.
     #[serde(default)]
     pub role: Option<Role>,
-    /// In which job.
+    /// The job, if the action is about one.
     pub job: Option<JobName>,
-    /// What, in a word: `exclude`, `readmit`, `drain`, …
+    /// The action in a word: `exclude`, `readmit`, `drain`, …
     pub act: String,
-    /// Upon what.
+    /// The object of the action.
     pub subject: String,
-    /// Why.
+    /// The reason that the actor gave.
     pub reason: Option<Reason>,
-    /// What came of it.
+    /// The outcome.
     pub outcome: AuditOutcome,
-    /// Why it was refused, or what there is now that was not before.
+    /// The reason of a refusal, or the result of the action.
     pub detail: String,
-    /// How many refusals like this the line stands for: those of the same source since its last line.
+    /// The number of refusals that the line stands for: those of the same client network since its last line.
     #[serde(default = "once")]
     pub times: u64,
 }
@@ -118,14 +118,14 @@ fn once() -> u64 {
     1
 }
 
-/// Some lines of the audit, oldest first.
+/// A page of the audit, oldest first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AuditPage {
     /// The lines.
     pub lines: Vec<AuditLine>,
-    /// What to give as `after` for those that follow.
+    /// The value of `after` for the next page.
     pub next: u64,
-    /// Lines that are no longer in memory may be missing before the first.
+    /// Lines before the first are no longer in memory.
     pub gap: bool,
 }
 
@@ -354,21 +354,21 @@ fn truncate(mut text: String) -> String {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct AuditQuery {
-    /// The number of the last line that the caller has.
+    /// The number of the last line that the client has.
     #[serde(default)]
     after: u64,
-    /// How many to give at most.
+    /// The maximum number of lines.
     #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
-    /// Only acts upon this job.
+    /// Only actions on this job.
     job: Option<String>,
     /// Only `done`, or only `refused`.
     #[param(value_type = Option<String>)]
     outcome: Option<AuditOutcome>,
 }
 
-/// Who did what, why, from where, and what came of it
+/// The audit: every change, done or refused, with actor, reason, address and outcome
 #[utoipa::path(get, path = "/api/v1/audit", operation_id = "audit_list", tag = "audit", params(AuditQuery),
     responses((status = 200, body = AuditPage, description = "A page of the audit, oldest first")))]
 pub(super) async fn list(

@@ -27,21 +27,21 @@ use crate::engine::{Engine, NumberedEvent};
 /// The maximum silence of a stream before a comment shows that it is alive.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// One event.
+/// An event of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EventLine {
-    /// Its place among all events of this server, from 1.
+    /// Its number among all events of this server, from 1.
     pub number: u64,
-    /// When, in microseconds since the Unix epoch.
+    /// The time, in microseconds since the Unix epoch.
     pub at: Timestamp,
-    /// In which job.
+    /// The job.
     pub job: JobName,
-    /// In which of its runs.
+    /// The run of the job.
     pub run: RunNumber,
-    /// What changed.
+    /// The change.
     #[serde(flatten)]
     pub what: EventKind,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
@@ -53,14 +53,14 @@ impl EventLine {
     }
 }
 
-/// Some events of a job, oldest first unless the newest were asked for.
+/// A page of a job's events, oldest first unless the newest were requested.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EventsPage {
     /// The events.
     pub events: Vec<EventLine>,
-    /// What to give as `after` for those that follow.
+    /// The value of `after` for the next page.
     pub next: u64,
-    /// Events that are no longer kept may be missing before the first.
+    /// Events before the first are no longer kept.
     pub gap: bool,
 }
 
@@ -145,18 +145,19 @@ impl Drop for StreamGuard {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct EventsQuery {
-    /// The number of the last event that the caller has.
+    /// The number of the last event that the client has.
     #[serde(default)]
     after: u64,
-    /// How many to give at most; a stream has no end.
+    /// The maximum number of events; a stream has no end.
     #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
-    /// Only events of these kinds, with commas between them: `task-failed`, `barrier-passed`, …
+    /// Only events of these kinds, separated by commas: `task-failed`, `barrier-passed`, …
     kind: Option<String>,
-    /// Only events that are about this task, alone or among others.
+    /// Only events about this task, alone or among others.
     task: Option<i32>,
-    /// `true` for the newest first; `after` is then the number before which they must have happened, and 0 is the end.
+    /// `true` for the newest first; `after` is then the number before which events are returned, or 0 for the
+    /// newest of all.
     #[serde(default)]
     newest: bool,
     /// 1 for a stream of server-sent events, as with `Accept: text/event-stream`.
@@ -197,11 +198,13 @@ impl EventFilter {
     }
 }
 
-/// What happened in a job
+/// The events of a job
 ///
-/// As JSON a page, oldest first unless `newest` is said. As `text/event-stream` what happens from `after` (or the header `Last-Event-ID`) on,
-/// without end: each event has its number as `id`, its kind as `event` and its JSON as `data`. An event `gap` says that
-/// some are no longer kept; it comes too if `after` is of a server before this one, and then everything that there is.
+/// As JSON it is a page, oldest first unless `newest` is set. As `text/event-stream` it has the events after
+/// `after` (or the header `Last-Event-ID`) and all later ones, without end: each event has its number as
+/// `id`, its kind as `event` and its JSON as `data`. An event `gap` reports that older events are no longer
+/// kept. It also comes if `after` is from an earlier process of the server, and all events of this process
+/// follow.
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/events", operation_id = "events_list", tag = "events",
     params(("job" = String, Path, description = "The job's name"), EventsQuery),
     responses(

@@ -16,7 +16,7 @@ use utoipa::openapi::security::{
 };
 use utoipa::openapi::{Content, Ref, RefOr, ResponseBuilder};
 
-/// What the description says of the whole.
+/// The description of the whole API.
 #[derive(OpenApi)]
 #[openapi(
     info(
@@ -130,7 +130,7 @@ fn name_variants(described: &mut utoipa::openapi::OpenApi, name: &str, field: &s
     components.schemas.extend(named.into_iter().map(|(_, of_kind, schema)| (of_kind, schema)));
 }
 
-/// This description
+/// The OpenAPI document
 #[utoipa::path(get, path = "/api/v1/openapi.json", operation_id = "description_show", tag = "server",
     responses((status = 200, description = "The REST API as an OpenAPI document")))]
 pub(super) async fn show(Extension(document): Extension<OpenApiDocument>) -> impl IntoResponse {

@@ -21,24 +21,24 @@ pub const NO_SUCH_JOB: &str = "/problems/no-such-job";
 /// The maximum number of names in a problem.
 const NAMES_MAX: usize = 100;
 
-/// What went wrong with a request.
+/// An error in the form of RFC 9457.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
-    /// Which kind of problem, as a relative reference that stays the same.
+    /// The kind of the problem, as a stable relative reference.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The kind in words.
+    /// The title of this kind.
     pub title: String,
     /// The HTTP status.
     pub status: u16,
-    /// What happened and what to do.
+    /// What happened, and what to do.
     #[schema(value_type = String)]
     pub detail: Box<str>,
-    /// The request that it is about.
+    /// The path of the request.
     #[serde(default)]
     #[schema(value_type = String)]
     pub instance: Box<str>,
-    /// The jobs that exist, where the one that was asked for does not.
+    /// The existing jobs, if the requested one does not exist.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub jobs: Vec<JobName>,
 }

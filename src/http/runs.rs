@@ -15,12 +15,12 @@ use crate::coordination::{
     RunState, TaskId, TaskPhase, TaskView, Timestamp,
 };
 
-/// Runs of a job, the newest first.
+/// A page of a job's runs, the newest first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RunsPage {
-    /// Those of this page.
+    /// The runs of this page.
     pub runs: Vec<RunListItem>,
-    /// What to give as `after` for those before them; none if these are the oldest that are remembered.
+    /// The value of `after` for the next page; none if these are the oldest that are kept.
     pub next: Option<RunNumber>,
 }
 
@@ -29,12 +29,12 @@ pub struct RunsPage {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct RunsQuery {
-    /// Only runs that stand so: `forming`, `running`, `completed`, `failed` or `abandoned`.
+    /// Only runs in this state: `forming`, `running`, `completed`, `failed` or `abandoned`.
     #[param(value_type = Option<String>)]
     state: Option<RunState>,
-    /// The number of the last run that the caller has.
+    /// The number of the last run that the client has.
     after: Option<u64>,
-    /// How many to give at most.
+    /// The maximum number of runs.
     #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
@@ -58,12 +58,12 @@ pub(super) async fn runs(
     Ok(Json(RunsPage { runs, next: next.map(|number| number.0) }))
 }
 
-/// Tasks of a job, by number.
+/// A page of a job's tasks, by number.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TasksPage {
-    /// Those of this page.
+    /// The tasks of this page.
     pub tasks: Vec<TaskView>,
-    /// What to give as `after` for those that follow; none if these are the last.
+    /// The value of `after` for the next page; none on the last page.
     pub next: Option<TaskId>,
 }
 
@@ -72,14 +72,15 @@ pub struct TasksPage {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct TasksQuery {
-    /// Only tasks that stand so: `missing`, `registering`, `connected`, `suspect`, `disconnected` or `failed`.
+    /// Only tasks in this state: `missing`, `registering`, `connected`, `suspect`, `disconnected` or
+    /// `failed`.
     #[param(value_type = Option<String>)]
     state: Option<TaskPhase>,
-    /// Only tasks that an exclusion keeps out, or only those that none does.
+    /// Only excluded tasks, or only tasks that are not excluded.
     excluded: Option<bool>,
-    /// The number of the last task that the caller has.
+    /// The number of the last task that the client has.
     after: Option<i32>,
-    /// How many to give at most.
+    /// The maximum number of tasks.
     #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
@@ -103,7 +104,7 @@ pub(super) async fn tasks(
     Ok(Json(TasksPage { tasks, next }))
 }
 
-/// One task, with its gaps between heartbeats over time
+/// One task, with its heartbeat gaps over time
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/tasks/{task}", operation_id = "task", tag = "tasks",
     params(("job" = String, Path, description = "The job's name"), ("task" = i32, Path, description = "Its number")),
     responses((status = 200, body = TaskView, description = "The task"), (status = 404, description = "There is none")))]
@@ -123,25 +124,25 @@ pub(super) fn no_such_task(job: &JobPath, number: i32, tasks: u32) -> Problem {
     Problem::not_found("no-such-task", text)
 }
 
-/// Barriers in progress, in the order in which they began, or some that have ended, the latest first.
+/// A page of barriers: those in progress in the order in which they began, or ended ones, the latest first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct BarriersPage {
-    /// Those in progress; none if recent ones were asked for.
+    /// Barriers in progress; none if recent ones were requested.
     pub barriers: Vec<BarrierView>,
-    /// Those that have ended, if they were asked for.
+    /// Ended barriers, if they were requested.
     #[serde(default)]
     pub recent: Vec<EndedBarrierView>,
-    /// What to give as `after` for those that follow; none if these are the last.
+    /// The value of `after` for the next page; none on the last page.
     pub next: Option<u64>,
 }
 
-/// One use of a barrier that has ended.
+/// An ended instance of a barrier.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = EndedBarrier)]
 pub struct EndedBarrierView {
-    /// From the first arrival to its end, in microseconds.
+    /// The time from the first arrival to its end, in microseconds.
     pub duration_us: u64,
-    /// What is known of it.
+    /// Its record.
     #[serde(flatten)]
     pub record: BarrierRecord,
 }
@@ -152,14 +153,14 @@ impl From<BarrierRecord> for EndedBarrierView {
     }
 }
 
-/// How barriers stand.
+/// The states of barriers to return.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum BarrierState {
-    /// Somebody waits.
+    /// Barriers in progress.
     #[default]
     InProgress,
-    /// They have ended.
+    /// Ended barriers.
     Recent,
 }
 
@@ -168,13 +169,13 @@ pub(super) enum BarrierState {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct BarriersQuery {
-    /// Those `in-progress`, or those of the present run that have ended: `recent`.
+    /// `in-progress`, or `recent` for ended barriers of the present run.
     #[serde(default)]
     #[param(inline)]
     state: BarrierState,
-    /// The last item that the caller has: the `next` of the page before.
+    /// The `next` of the page before.
     after: Option<u64>,
-    /// How many to give at most; a few more where several ended in one moment.
+    /// The maximum number of barriers; slightly more if several ended at the same time.
     #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
@@ -219,7 +220,7 @@ fn recent(latest: Vec<BarrierRecord>, after: Option<Timestamp>, limit: usize) ->
     BarriersPage { barriers: Vec::new(), recent, next }
 }
 
-/// The live set, and the questions about it that are in progress
+/// The live set, and the live-set requests in progress
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/live", operation_id = "live", tag = "tasks",
     params(("job" = String, Path, description = "The job's name")),
     responses((status = 200, body = LiveTasksView, description = "Who is alive: connected, and not excluded")))]
@@ -227,12 +228,12 @@ pub(super) async fn live(State(site): State<AppState>, job: JobPath) -> Result<J
     site.read_job(&job, |look| look.live()).map(Json)
 }
 
-/// Devices, by platform and global id.
+/// A page of devices, by platform and global id.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DevicesPage {
-    /// Those of this page.
+    /// The devices of this page.
     pub devices: Vec<Device>,
-    /// What to give as `after` for those that follow; none if these are the last.
+    /// The value of `after` for the next page; none on the last page.
     pub next: Option<u64>,
 }
 
@@ -241,13 +242,13 @@ pub struct DevicesPage {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct DevicesQuery {
-    /// Only those of this task.
+    /// Only devices of this task.
     task: Option<i32>,
-    /// Only those of this platform.
+    /// Only devices of this platform.
     platform: Option<String>,
-    /// The place of the last device that the caller has, as `next` gave it.
+    /// The `next` of the page before.
     after: Option<u64>,
-    /// How many to give at most.
+    /// The maximum number of devices.
     #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
@@ -276,15 +277,15 @@ pub(super) async fn devices(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct DeviceMapQuery {
-    /// Only places of this fate: `same`, `moved`, `came` or `gone`.
+    /// Only places with this change: `same`, `moved`, `came` or `gone`.
     #[param(value_type = Option<String>)]
     state: Option<DeviceChange>,
 }
 
-/// The present run's devices beside those of the run before: what moved
+/// The devices of the present run compared with those of the run before
 ///
-/// Devices are matched by where they are (the boot of their host, the platform, their local id), not by the task
-/// number or the global id, which processes get anew with every start.
+/// Devices are matched by their location (the boot of their host, the platform, their local id) and not by
+/// the task number or the global id, which processes get anew with every start.
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/devices/map", operation_id = "device_map", tag = "devices",
     params(("job" = String, Path, description = "The job's name"), DeviceMapQuery),
     responses((status = 200, body = DeviceMap, description = "Every place, with who it was and who it is")))]

@@ -187,12 +187,12 @@ pub(super) struct ReportedConnection {
     pub launches: u32,
 }
 
-/// The clock of a worker beside the service's.
+/// The offset of a worker's clock from the service's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ClockReading {
-    /// How far the worker's clock is ahead, in microseconds; negative if it is behind.
+    /// The offset in microseconds; positive if the worker's clock is ahead.
     pub ahead_us: i64,
-    /// By how many microseconds that may be wrong: half of what it took to ask.
+    /// The uncertainty in microseconds: half of the round trip of the measurement.
     pub within_us: u64,
 }
 

@@ -7,7 +7,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// How bytes are moved.
+/// The transport of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 #[schema(as = Transport)]
@@ -20,7 +20,7 @@ pub enum ReportedTransport {
     Unix,
     /// TCP connections.
     Tcp,
-    /// One that this version does not know.
+    /// A transport that this version does not know.
     Other,
 }
 

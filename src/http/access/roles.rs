@@ -12,18 +12,18 @@ use utoipa::ToSchema;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Looks at everything but the values of keys: these are how tasks find and trust one another.
+    /// Reads everything except the values of keys, by which tasks find and trust one another.
     Viewer,
-    /// Steers jobs that there are: excludes, readmits, drains, reads and writes keys.
+    /// Controls existing jobs: excludes, readmits, drains, reads and writes keys.
     Operator,
-    /// Makes, changes and deletes jobs.
+    /// Creates, changes and deletes jobs.
     Admin,
 }
 
-/// What a route asks of its callers.
+/// The access that a route requires of its callers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Nothing: probes and the login.
+    /// None: for probes and the login.
     Public,
     /// At least this role.
     Role(Role),
