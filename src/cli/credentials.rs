@@ -14,7 +14,7 @@ use crate::tls;
 /// The flags for the client's credentials and the trusted CA.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Credentials {
-    /// A file with the token to show; without it, the variable MUSTER_TOKEN may hold the token itself
+    /// A file with the token; without it, the variable MUSTER_TOKEN may hold the token itself
     #[arg(
         long,
         value_name = "FILE",
@@ -24,11 +24,11 @@ pub struct Credentials {
     )]
     token_file: Option<PathBuf>,
 
-    /// The authorities that the server's certificate is to come from [default: those of the system]
+    /// The authorities that must have issued the server's certificate [default: those of the system]
     #[arg(long, value_name = "FILE", env = "MUSTER_CA", hide_env_values = true, help_heading = "Access")]
     ca: Option<PathBuf>,
 
-    /// A certificate to show, where the server asks for one
+    /// A client certificate, if the server requires one
     #[arg(
         long,
         value_name = "FILE",
@@ -39,7 +39,7 @@ pub struct Credentials {
     )]
     cert: Option<PathBuf>,
 
-    /// Its key
+    /// Its private key
     #[arg(
         long,
         value_name = "FILE",

@@ -17,22 +17,22 @@ use crate::coordination::{JobView, Timestamp, barrier_label};
 use crate::http::{EventLine, EventsPage};
 use crate::text::{Untrusted, parse_duration};
 
-/// Show what happened in a job, each change with its reason
+/// Show the events of a job, each change with its reason
 ///
-/// Each line has the event's number, when it happened (UTC, to the millisecond), its run, its kind, the task and the barrier
-/// that it is about, and its reason.
+/// Each line has the event's number, its time (UTC, to the millisecond), its run, its kind, its task and
+/// barrier, and its reason.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
-    /// Go on with what happens, until interrupted
+    /// Follow new events until interrupted
     #[arg(long, short)]
     follow: bool,
 
-    /// Only what came after the event of this number
+    /// Only events after the one with this number
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     after: u64,
 
-    /// Only what happened in the last DURATION, by the server's clock
+    /// Only events of the last DURATION, by the server's clock
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     since: Option<Duration>,
 

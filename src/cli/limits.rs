@@ -13,7 +13,7 @@ use crate::http::descriptors_needed;
 const RESERVED_FILES: usize = 64;
 /// The minimum limit with which the service starts.
 const OPEN_FILES_MIN: usize = 160;
-/// HTTP gets this fraction of a limit that is too low for all.
+/// HTTP gets one part in this many of a limit that is too low for all listeners.
 const HTTP_SHARE: usize = 4;
 /// The maximum number of connections to a listener for health or metrics alone.
 const AUXILIARY_CONNECTIONS: usize = 64;

@@ -84,7 +84,8 @@ struct CheckArgs {
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
 
-    /// What the certificate is for; with --server it is a client's, and without both it is what the certificate says
+    /// The purpose of the certificate; with --server it is a client's, and without both it is what the
+    /// certificate states
     #[arg(long = "for", value_name = "WHAT", value_enum)]
     purpose: Option<CertificateUse>,
 

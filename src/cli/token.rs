@@ -38,11 +38,11 @@ enum Command {
 /// Make a token, print it once, and add its hash to a file
 #[derive(Debug, Args)]
 struct New {
-    /// Who will hold it: the name in the audit
+    /// The holder: the name in the audit
     #[arg(long, value_name = "NAME")]
     name: String,
 
-    /// What its holder may do: viewer, operator or admin
+    /// The role of the holder: viewer, operator or admin
     #[arg(long, value_name = "ROLE")]
     role: Role,
 

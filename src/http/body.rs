@@ -53,7 +53,7 @@ impl Default for BodyBudget {
 impl BodyBudget {
     /// The default budget, in bytes.
     pub const DEFAULT: usize = 32 << 20;
-    /// One client network may use this fraction of the budget.
+    /// The number of equal shares of the budget; one client network may use one share.
     const SOURCES: usize = 4;
 
     /// Returns a budget of this many bytes.

@@ -39,7 +39,7 @@ use crate::http::{AppState, ClientNetwork, Problem};
 const MIN_INTERVAL: Duration = Duration::from_millis(150);
 /// The upper limit of that time for costly snapshots.
 const MAX_INTERVAL: Duration = Duration::from_millis(400);
-/// Snapshots may take this fraction of the time.
+/// Snapshots may take one part in this many of the time.
 const CAPTURE_SHARE: u32 = 50;
 /// The time between two snapshots if no event comes.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
