@@ -50,7 +50,7 @@ Examples:
   muster drain --reason 'host goes at five' --in 40m
   muster drain --reason 'maintenance' --wait=10m && muster status";
 
-/// Between two looks at who has acknowledged.
+/// The interval between two checks of the acknowledgements.
 const PAUSE: Duration = Duration::from_millis(500);
 /// The barrier at which JAX programs agree on the step.
 const SYNC_BARRIER: &str = "PREEMPTION_SYNC_BARRIER";
@@ -74,7 +74,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
                     }
                     tokio::time::sleep(PAUSE).await;
                     let seen: DrainView = client.get(&path).await?;
-                    // The last that is known of the run that was asked.
+                    // The last known state of the drained run is kept when another run has begun.
                     if seen.run == run { view = seen } else { view.state = RunState::Completed }
                 }
             };
@@ -103,7 +103,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     })
 }
 
-/// The run has ended, and nobody has seen its tasks agree on a step: they may have, just before.
+/// Reports that the run ended before its tasks were seen to agree on a step: they may have agreed just
+/// before.
 async fn ended(arguments: &Arguments, client: &Client, job: &str, view: &DrainView) -> Result<ExitCode> {
     let run = view.run;
     let path = format!("{job}/events?kind=barrier-passed&newest=true&limit=1000");

@@ -107,7 +107,7 @@ struct Delete {
     server_args: ServerArgs,
 }
 
-/// Settings, as `muster serve` names them.
+/// The flags for settings, named as in `muster serve`.
 #[derive(Debug, Args)]
 struct SettingArgs {
     /// Tasks may fail and come back without ending the run
@@ -229,7 +229,7 @@ fn line(job: &JobSummary) -> String {
     text
 }
 
-/// Jobs as a table.
+/// Returns jobs as a table.
 fn join_list(jobs: &[JobSummary]) -> TerminalText {
     if jobs.is_empty() {
         return TerminalText::of(
@@ -255,7 +255,7 @@ fn join_list(jobs: &[JobSummary]) -> TerminalText {
     out
 }
 
-/// The settings of a job, one a line, as JSON spells them.
+/// Returns the settings of a job, one a line, as in JSON.
 fn settings(name: &JobName, settings: &JobSettings) -> TerminalText {
     let mut text = TerminalText::of(format!("name = {name}"));
     let Ok(serde_json::Value::Object(all)) = serde_json::to_value(settings) else { return text };

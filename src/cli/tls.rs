@@ -19,9 +19,9 @@ use super::server_args::block_on;
 use crate::tls::check::{self, CertificateFindings, CheckSeverity, IntendedUse};
 use crate::tls::{self, issue};
 
-/// How long a server may take to answer.
+/// The time that a server has to answer.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
-/// The beginning of an HTTP/2 connection: the preface, and settings that say nothing.
+/// The beginning of an HTTP/2 connection: the preface, and empty settings.
 const HTTP2_BEGIN: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 /// Make certificates to try TLS with, and find out what is wrong with certificates
@@ -84,7 +84,8 @@ struct CheckArgs {
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
 
-    /// What the certificate is for; with --server it is a client's, and without both it is what the certificate says
+    /// The purpose of the certificate; with --server it is a client's, and without both it is what the
+    /// certificate states
     #[arg(long = "for", value_name = "WHAT", value_enum)]
     purpose: Option<CertificateUse>,
 
@@ -140,13 +141,14 @@ fn examine(asked: &CheckArgs) -> Result<CertificateFindings> {
             _ if asked.server.is_some() => issue::CertificatePurpose::Client,
             Some(CertificateUse::Client) => issue::CertificatePurpose::Client,
             Some(CertificateUse::Server) => issue::CertificatePurpose::Server,
-            // Whoever says what clients dial means a server.
+            // A name that clients dial implies a server certificate.
             None if asked.name.is_some() => issue::CertificatePurpose::Server,
             None => check::stated_purpose(&chain).unwrap_or(issue::CertificatePurpose::Server),
         };
         let client = purpose == issue::CertificatePurpose::Client;
         let wanted = IntendedUse { purpose, name: asked.name.as_deref().filter(|_| !client) };
-        // What a server asks of its clients' issuers is its own affair, and is seen when it is spoken to.
+        // The rules of a server for the issuers of client certificates are unknown here and show in the
+        // handshake.
         let ca = asked.ca.as_deref();
         found.0.extend(check::chain(&chain, ca, wanted)?.0);
         if let Some(key) = &asked.key {
@@ -160,7 +162,7 @@ fn examine(asked: &CheckArgs) -> Result<CertificateFindings> {
     Ok(found)
 }
 
-/// Speaks to a server as JAX would.
+/// Connects to a server as JAX would.
 async fn probe_server(
     server: &str,
     name: Option<&str>,
@@ -218,7 +220,7 @@ async fn probe_server(
         );
         return Ok(());
     }
-    // A server refuses a certificate only after the client takes the handshake to be over.
+    // A server refuses a certificate only after the client considers the handshake complete.
     let heard = async {
         stream.write_all(HTTP2_BEGIN).await?;
         stream.flush().await?;

@@ -1,6 +1,6 @@
 //! Implements `muster token new`.
 //!
-//! Tokens are verified by `http::guard`. Begin at `run`.
+//! `http` verifies tokens (`access/tokens.rs`). Begin at `run`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -39,11 +39,11 @@ enum Command {
 /// Make a token, print it once, and add its hash to a file
 #[derive(Debug, Args)]
 struct New {
-    /// Who will hold it: the name in the audit
+    /// The holder: the name in the audit
     #[arg(long, value_name = "NAME")]
     name: String,
 
-    /// What its holder may do: viewer, operator or admin
+    /// The role of the holder: viewer, operator or admin
     #[arg(long, value_name = "ROLE")]
     role: Role,
 

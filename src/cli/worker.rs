@@ -41,7 +41,7 @@ pub use program::{CANCELLED_TEXT, StepLine, parse};
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
-    /// Which task this is, from 0
+    /// The number of this task, from 0
     #[arg(long, value_name = "N")]
     task: Option<u32>,
 
@@ -57,7 +57,7 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME", env = "MUSTER_JOB", hide_env_values = true)]
     job: Option<JobName>,
 
-    /// What it does besides
+    /// The program of the task
     #[arg(long, value_enum, default_value_t = Program::Idle)]
     program: Program,
 
@@ -83,7 +83,7 @@ pub struct Arguments {
           help_heading = "Transfers")]
     devices: u32,
 
-    /// Which way buffers go to others on this host
+    /// The transport to other tasks on this host
     #[arg(long, value_enum, default_value_t = TransportArg::Auto, help_heading = "Transfers")]
     transport: TransportArg,
 
@@ -92,11 +92,11 @@ pub struct Arguments {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, help_heading = "Transfers")]
     spin: Option<Duration>,
 
-    /// Where it listens for the engines of other hosts; `none` for this host only
+    /// The address for the engines of other hosts; `none` for this host only
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:0", help_heading = "Transfers")]
     listen: String,
 
-    /// What others dial, where that is another address; may be given more than once
+    /// The address that others dial, if it is another one; may be given more than once
     #[arg(long, value_name = "IP:PORT", help_heading = "Transfers")]
     advertise: Vec<SocketAddr>,
 
@@ -118,7 +118,7 @@ pub struct Arguments {
     #[arg(long, help_heading = "Transfers")]
     insecure_transfers: bool,
 
-    /// Serve Prometheus metrics of its engine at /metrics there; port 0 picks a free one
+    /// Serve Prometheus metrics of its engine at /metrics on this address; port 0 picks a free one
     #[arg(
         long,
         value_name = "IP:PORT",
@@ -128,27 +128,27 @@ pub struct Arguments {
     )]
     metrics: Option<SocketAddr>,
 
-    /// Serve them beyond loopback: whoever reaches the address may read them
+    /// Serve them beyond loopback: everybody who reaches the address can read them
     #[arg(long, help_heading = "Metrics", requires = "metrics")]
     insecure_metrics: bool,
 
     #[command(flatten)]
     service_options: ServiceOptions,
 
-    /// What is logged, to stderr
+    /// The log filter; the log goes to stderr
     #[arg(long, value_name = "FILTER", env = "MUSTER_LOG", hide_env_values = true, default_value = "warn")]
     log: String,
 }
 
-/// How the service is spoken to.
+/// The connection to the service.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Service")]
 struct ServiceOptions {
-    /// Speak TLS, and trust these authorities
+    /// Use TLS, and trust these authorities
     #[arg(long, value_name = "FILE", env = "JAX_MTLS_CA_FILE", hide_env_values = true)]
     ca: Option<PathBuf>,
 
-    /// The certificate to show
+    /// The client certificate
     #[arg(
         long,
         value_name = "FILE",
@@ -159,7 +159,7 @@ struct ServiceOptions {
     )]
     cert: Option<PathBuf>,
 
-    /// Its key
+    /// Its private key
     #[arg(long, value_name = "FILE", env = "JAX_MTLS_KEY_FILE", hide_env_values = true, requires = "cert")]
     key: Option<PathBuf>,
 
@@ -232,12 +232,12 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     code
 }
 
-/// The longest secret that is read.
+/// The maximum length of a secret file, in bytes.
 const SECRET_BYTES_MAX: u64 = 64 << 10;
-/// What a secret should hold at least.
+/// The minimum strength of a secret, in bits.
 const SECRET_BITS: usize = 128;
 
-/// The most bits that a text of its length and alphabet can hold.
+/// Returns the maximum entropy of a text of this length and alphabet, in bits.
 fn bits_at_most(secret: &[u8]) -> usize {
     let each = if secret.iter().all(u8::is_ascii_hexdigit) {
         4
@@ -331,7 +331,7 @@ impl Arguments {
     }
 }
 
-/// What it is and where it registered.
+/// Returns the announcement of a registered worker.
 fn registered(agent: &Agent) -> String {
     let here = agent.here();
     let address = agent.engine().address();
@@ -347,12 +347,12 @@ fn registered(agent: &Agent) -> String {
     text
 }
 
-/// Prints a line of the worker's; that nobody reads it is no error.
+/// Prints a line of the worker. A closed pipe is no error.
 fn say(line: &str) -> Result<()> {
     Ok(print(&TerminalText::of(line))?)
 }
 
-/// Prints several lines that this program made.
+/// Prints several lines of the worker.
 fn say_all(lines: &str) -> Result<()> {
     Ok(print(&TerminalText::from_lines(lines))?)
 }

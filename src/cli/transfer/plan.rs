@@ -95,7 +95,7 @@ const EXAMPLES: &str = r#"Examples:
   Check a plan that somebody handed on, and show what it costs:
     muster transfer plan --from plan.json"#;
 
-/// A duration that something can be done in.
+/// Parses a duration greater than zero.
 fn positive(text: &str) -> Result<Duration, String> {
     match humantime::parse_duration(text) {
         Ok(Duration::ZERO) => Err("nothing can be done in no time: give more, or leave it out".to_owned()),
@@ -124,7 +124,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The plan that the descriptions give.
+/// Returns the plan of the given descriptions.
 fn build_plan(arguments: &Arguments) -> Result<Plan> {
     let given = |flag: &'static str, given: &Option<String>| {
         let given = given.as_deref().with_context(|| format!("{flag} is missing"))?;
@@ -142,19 +142,19 @@ fn build_plan(arguments: &Arguments) -> Result<Plan> {
     Plan::new(source, destination, &placement, options).map_err(task_text)
 }
 
-/// A plan that was printed, checked.
+/// Reads a printed plan and checks it.
 fn forwarded_text(from: &str) -> Result<Plan> {
     let text = if from == "-" {
         text_of(std::io::stdin().lock(), MAX_PLAN_TEXT).context("--from -: cannot read standard input")?
     } else {
         text_in("--from", from, MAX_PLAN_TEXT)?
     };
-    // The line that it was printed as ends where it ended.
+    // The line end of the printed plan is not part of it.
     let plan = Plan::from_json(text.trim_end()).map_err(task_text);
     plan.with_context(|| format!("--from {}", one_line(from)))
 }
 
-/// The text of a file. One byte more than is taken, and the end of a line: whatever the file is, no more of it is read.
+/// Reads the text of a file: at most one byte beyond the limit and a line end, whatever the file is.
 fn text_of(file: impl std::io::Read, most: usize) -> std::io::Result<String> {
     let mut text = String::new();
     file.take(most as u64 + 2).read_to_string(&mut text)?;
@@ -169,7 +169,7 @@ fn text_in(argument: &str, path: &str, most: usize) -> Result<String> {
     read.with_context(|| format!("{argument}: cannot read {}", one_line(path)))
 }
 
-/// Reads what an argument holds: JSON itself, or the name of a file with it.
+/// Reads the value of an argument: JSON itself, or the name of a file with it.
 fn array_text<T>(argument: &str, given: &str, read: impl Fn(&str) -> Result<T, PlanError>) -> Result<T> {
     if given.trim_start().starts_with('{') {
         return read(given).map_err(task_text).with_context(|| argument.to_owned());
@@ -178,7 +178,7 @@ fn array_text<T>(argument: &str, given: &str, read: impl Fn(&str) -> Result<T, P
     read(&text).map_err(task_text).with_context(|| format!("{argument}: {}", one_line(given)))
 }
 
-/// What is wrong, on one line: names from the descriptions may stand in it.
+/// Returns the error on one line, because names from the descriptions may be in it.
 #[expect(clippy::needless_pass_by_value, reason = "as map_err hands it over")]
 fn task_text(error: PlanError) -> anyhow::Error {
     anyhow!("{}", one_line(&error.to_string()))
@@ -233,7 +233,7 @@ fn overview(text: &mut String, plan: &Plan, arguments: &Arguments) -> std::fmt::
     pairs(text, plan, arguments.rows)
 }
 
-/// The most pairs of tasks that are gathered to find those that move most.
+/// The maximum number of pairs of tasks that are collected to find those that move most bytes.
 const PAIRS_MAX: u64 = 1 << 22;
 
 fn cost_text(text: &mut String, cost: &Cost) -> std::fmt::Result {
@@ -268,7 +268,7 @@ fn pairs(text: &mut String, plan: &Plan, rows: usize) -> std::fmt::Result {
     if pairs.is_empty() {
         return Ok(());
     }
-    // Equal ones stay in the order of the tasks.
+    // The sort is stable, so equal pairs stay in the order of the tasks.
     pairs.sort_by_key(|pair| Reverse(pair.bytes));
     writeln!(text, "\n{:>6}{:>8}  {:<14}{:>9}{:>12}", "FROM", "TO", "WHERE", "STEPS", "BYTES")?;
     for pair in pairs.iter().take(rows) {

@@ -1,6 +1,6 @@
 //! Renders the barriers of a job: in progress, recent, late tasks.
 //!
-//! `coordination::straggling` measures lateness. Begin at `show`.
+//! `coordination` measures lateness (`straggler_stats.rs`). Begin at `show`.
 
 use std::collections::BTreeSet;
 
@@ -19,9 +19,9 @@ use crate::coordination::{BarrierOutcome, BarrierRecord, JobName, StragglerView,
 use crate::http::extract::JobPath;
 use crate::http::{AppState, Problem};
 
-/// How many recent barriers are shown.
+/// The maximum number of recent barriers on the page.
 const RECENT_SHOWN: usize = 60;
-/// How many tasks are shown of those that come last.
+/// The maximum number of late tasks on the page.
 const LATE_SHOWN: usize = 20;
 
 #[derive(Template)]
@@ -36,7 +36,7 @@ struct EndedBarrierRow<'a> {
     name: String,
     took_us: u64,
     passed: bool,
-    /// The part of the longest of those shown, of a thousand.
+    /// Its share of the longest bar, in thousandths.
     part: u64,
 }
 
@@ -84,7 +84,7 @@ fn late(task: &TaskView) -> Option<LateTask<'_>> {
     })
 }
 
-/// The parts of the page.
+/// Returns the parts of the page.
 pub(super) fn parts(snapshot: &JobSnapshot) -> Result<Vec<Fragment>, Problem> {
     let (job, run) = (&snapshot.view.name, &snapshot.view.run);
     let progress = Progress { job, waiting: waiting(snapshot, &BTreeSet::new()) };

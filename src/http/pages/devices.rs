@@ -18,14 +18,14 @@ use crate::coordination::{
 use crate::http::extract::{JobPath, QueryParams};
 use crate::http::{AppState, Problem};
 
-/// How many rows a table has at most.
+/// The maximum number of rows of a table.
 const ROWS_MAX: usize = 400;
-/// How many keys of Orbax are read.
+/// The maximum number of Orbax keys that are read.
 const ORBAX_KEYS_MAX: usize = 2_000;
-/// Where Orbax leaves which process has which devices.
+/// The directory in which Orbax stores the device ids of each process.
 const ORBAX: &[u8] = b"orbax/distributed_to_device_ids";
 
-/// Which rows are wanted.
+/// The query parameters of the page.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
 pub(super) struct DevicesPageQuery {
@@ -34,13 +34,13 @@ pub(super) struct DevicesPageQuery {
 }
 
 impl DevicesPageQuery {
-    /// As it stands in the address at which the page is followed.
+    /// Returns the query of the address at which the page follows updates.
     fn query(&self) -> String {
         format!("devices&task={}&fate={}", links::query_encode(&self.task), links::query_encode(&self.fate))
     }
 }
 
-/// What there is, and what moved.
+/// The devices of the run and what moved since the run before.
 #[derive(Template)]
 #[template(path = "parts/devices.html")]
 struct Devices<'a> {
@@ -70,7 +70,7 @@ fn word(fate: DeviceChange) -> &'static str {
     }
 }
 
-/// The devices one by one.
+/// The list of devices.
 #[derive(Template)]
 #[template(path = "parts/device-list.html")]
 struct DeviceList<'a> {
@@ -87,15 +87,15 @@ struct Orbax<'a> {
     rows: Vec<OrbaxRow>,
 }
 
-/// What Orbax wrote of one process, beside who has those devices in this run.
+/// The device ids that Orbax recorded for one process, beside the tasks that have those devices in this run.
 struct OrbaxRow {
     process: String,
     ids: Vec<i32>,
-    /// The tasks that have them.
+    /// The tasks that have these devices.
     tasks: Vec<TaskId>,
-    /// Those that no task has.
+    /// The device ids that no task has.
     unowned_ids: Vec<i32>,
-    /// The value, where it is no list of numbers.
+    /// The raw value, if it is no list of numbers.
     raw: String,
 }
 
@@ -117,19 +117,19 @@ impl OrbaxRow {
         Some(Self { process, ids, tasks, unowned_ids: nobodys, raw })
     }
 
-    /// The ids, as they are read.
+    /// Returns the device ids as text.
     fn list(&self) -> String {
         let ids: Vec<String> = self.ids.iter().map(i32::to_string).collect();
         ids.join(", ")
     }
 
-    /// Whether the process is not the task that has its devices now.
+    /// Returns whether the process number differs from the task that has its devices now.
     fn differs(&self) -> bool {
         self.tasks.iter().any(|task| task.0.to_string() != self.process)
     }
 }
 
-/// What Orbax says of who has which devices.
+/// Returns the part about the device ids that Orbax recorded.
 fn orbax(site: &AppState, snapshot: &JobSnapshot) -> Result<Fragment, Problem> {
     let look = |core: &Coordinator, _| {
         let look = core.job(snapshot.id)?;
@@ -143,7 +143,7 @@ fn orbax(site: &AppState, snapshot: &JobSnapshot) -> Result<Fragment, Problem> {
     Fragment::new("orbax", &Orbax { job: &snapshot.view.name, rows })
 }
 
-/// The parts of the page, as this guest sees them.
+/// Returns the parts of the page for this user.
 pub(super) fn parts(
     site: &AppState,
     snapshot: &JobSnapshot,
@@ -152,7 +152,7 @@ pub(super) fn parts(
 ) -> Result<Vec<Fragment>, Problem> {
     let shared = snapshot.cached_parts(&which.query(), || shared(site, snapshot, which))?;
     let mut parts = shared.to_vec();
-    // Values of keys are not for everybody.
+    // Viewers see no values of keys.
     if user.operator {
         parts.push(orbax(site, snapshot)?);
     }

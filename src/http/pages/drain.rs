@@ -1,6 +1,6 @@
 //! Renders the drain page and handles its form.
 //!
-//! It does not carry out the drain (`http/drain.rs`). Begin at `show`, then `ask`.
+//! It does not carry out the drain (`http/drain.rs`). Begin at `show`, then `submit`.
 
 use askama::Template;
 use axum::extract::State;
@@ -19,9 +19,9 @@ use crate::http::actor::RequestActor;
 use crate::http::extract::{FormBody, JobPath, QueryParams};
 use crate::http::{AppState, NewDrain, Problem, drain};
 
-/// How many acknowledgements are shown.
+/// The maximum number of acknowledgements on the page.
 const SHOWN: usize = 200;
-/// How many of the tasks are named that the agreement waits for.
+/// The maximum number of tasks that are named as missing from the agreement.
 const AWAITED_SHOWN: usize = 12;
 
 #[derive(Template)]
@@ -32,22 +32,22 @@ struct DrainStatusFragment<'a> {
     /// The run has ended.
     over: bool,
     preemption: Option<&'a PreemptionView>,
-    /// The first of the tasks that the agreement waits for.
+    /// The first tasks that the agreement waits for.
     awaited: Vec<TaskLabel>,
-    /// How many live tasks have acknowledged.
+    /// The number of live tasks that have acknowledged.
     acknowledged: usize,
     live: usize,
     shown: usize,
 }
 
 impl DrainStatusFragment<'_> {
-    /// How many of a thousand tasks the agreement waits for no more.
+    /// Returns the share of tasks for which the agreement does not wait, in thousandths.
     fn part(&self, it: &PreemptionView) -> usize {
         let all = self.live.max(it.arrived + it.awaited.len()).max(1);
         (all - it.awaited.len().min(all)) * 1000 / all
     }
 
-    /// What the agreement on a step waits for.
+    /// Returns the progress of the agreement on a step, as a sentence.
     fn state(&self, it: &PreemptionView) -> String {
         let (live, arrived) = (self.live, it.arrived);
         let tasks = if live == 1 { "task" } else { "tasks" };
@@ -69,7 +69,7 @@ impl DrainStatusFragment<'_> {
     }
 }
 
-/// How the drain of the present run stands.
+/// Returns the part that shows the progress of the drain.
 pub(super) fn fragment(snapshot: &JobSnapshot) -> Result<Fragment, Problem> {
     let run = &snapshot.view.run;
     let preemption = run.preemption.as_ref();
@@ -93,7 +93,7 @@ pub(super) fn fragment(snapshot: &JobSnapshot) -> Result<Fragment, Problem> {
     Fragment::new("drain", &stands)
 }
 
-/// What the form says.
+/// The fields of the form.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
 pub(super) struct DrainForm {
@@ -106,12 +106,12 @@ pub(super) struct DrainForm {
 struct DrainFormFragment<'a> {
     job: &'a JobName,
     user: &'a PageUser,
-    /// Why the run cannot be drained now.
+    /// The reason why the run cannot be drained now.
     closed: Option<String>,
     form: DrainForm,
 }
 
-/// The parts of the page, as this guest sees them.
+/// Returns the parts of the page for this user.
 pub(super) fn parts(
     snapshot: &JobSnapshot,
     user: &PageUser,
@@ -151,7 +151,7 @@ fn page(
     render_page_with_status(page.status(), &DrainPage { page, job: &job.name }, snapshot.now())
 }
 
-/// `GET /jobs/{job}/drain`
+/// Serves `GET /jobs/{job}/drain`.
 pub(super) async fn show(
     State(site): State<AppState>,
     job: JobPath,
@@ -161,7 +161,7 @@ pub(super) async fn show(
     page(&site, &job, user, &did, DrainForm::default(), None)
 }
 
-/// `POST /jobs/{job}/drain`
+/// Serves `POST /jobs/{job}/drain`.
 pub(super) async fn submit(
     State(site): State<AppState>,
     job: JobPath,

@@ -19,22 +19,22 @@ use crate::http::actor::RequestActor;
 use crate::http::extract::{FormBody, JobPath, PathItem, QueryParams};
 use crate::http::{AppState, NewExclusion, Problem, exclusions};
 
-/// What a form says of whom to exclude.
+/// The fields of the exclusion form.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
 pub(super) struct ExcludeForm {
     pub task: String,
     pub host: String,
     pub reason: String,
-    /// For how many seconds; nothing: until it is lifted.
+    /// The duration in seconds; empty for no expiry.
     pub expires: String,
-    /// It is wanted even if it ends the run.
+    /// Set if the exclusion may end the run.
     pub end_run: String,
-    /// What it would do has been seen.
+    /// Set if the user has seen the preview.
     pub seen: String,
 }
 
-/// How long an exclusion may last, as the form offers it.
+/// The durations that the form offers.
 const LASTING: [(&str, &str); 6] = [
     ("", "no expiry"),
     ("3600", "1 hour"),
@@ -49,7 +49,7 @@ impl ExcludeForm {
         &LASTING
     }
 
-    /// In words, for how long.
+    /// Returns the duration in words.
     pub fn how_long(&self) -> String {
         let known = LASTING.iter().find(|(seconds, _)| *seconds == self.expires);
         known
@@ -77,18 +77,18 @@ impl ExcludeForm {
     }
 }
 
-/// What has just been done, as the address says after it.
+/// The last action, which the address carries after the redirect.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
 pub(super) struct FlashQuery {
     did: String,
     number: String,
-    /// The host that the form begins with.
+    /// The host with which the form is filled in.
     host: String,
 }
 
 impl FlashQuery {
-    /// The same in words.
+    /// Returns the last action as a sentence.
     pub fn message(&self) -> Option<String> {
         let number = ExclusionId(self.number.parse().unwrap_or_default());
         Some(match self.did.as_str() {
@@ -113,7 +113,7 @@ struct ExclusionList<'a> {
     user: &'a PageUser,
 }
 
-/// The parts of the page, as this guest sees them.
+/// Returns the parts of the page for this user.
 pub(super) fn parts(
     site: &AppState,
     snapshot: &JobSnapshot,
@@ -146,7 +146,7 @@ struct ConfirmExclusionPage {
     back: String,
 }
 
-/// The page, with what was just done or with what is wrong with the form.
+/// Returns the page, with the last action or with the error of the form.
 fn page(
     site: &AppState,
     job: &JobPath,
@@ -168,7 +168,7 @@ fn page(
     )
 }
 
-/// `GET /jobs/{job}/exclusions`
+/// Serves `GET /jobs/{job}/exclusions`.
 pub(super) async fn show(
     State(site): State<AppState>,
     job: JobPath,
@@ -179,7 +179,7 @@ pub(super) async fn show(
     page(&site, &job, user, &did, form, None)
 }
 
-/// `POST /jobs/{job}/exclusions`: first what it would do, then it is done.
+/// Serves `POST /jobs/{job}/exclusions`: the first request shows the preview, the second one excludes.
 pub(super) async fn exclude(
     State(site): State<AppState>,
     job: JobPath,
@@ -243,16 +243,16 @@ fn confirm(
     )
 }
 
-/// Why an exclusion is lifted.
+/// The fields of the form that lifts an exclusion.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct LiftForm {
     reason: String,
-    /// The task from whose page it is asked.
+    /// The task whose page has the form.
     task: String,
 }
 
-/// `POST /jobs/{job}/exclusions/{id}/lift`
+/// Serves `POST /jobs/{job}/exclusions/{id}/lift`.
 pub(super) async fn lift(
     State(site): State<AppState>,
     job: JobPath,

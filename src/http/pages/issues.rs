@@ -13,23 +13,23 @@ use crate::coordination::{BarrierKind, BarrierView, JobName, RunState, TaskId, T
 use crate::findings::{Evidence, Finding, Severity};
 use crate::http::Problem;
 
-/// How many tasks are named with each need.
+/// The maximum number of tasks that an issue names.
 const NAMED: usize = 4;
 
-/// Something that needs a person.
+/// An issue: something that needs an operator.
 pub(super) struct Issue {
     pub job: JobName,
-    /// It is the end of a run that failed: that comes before everything that may have come of it.
+    /// It is the failure of a run, which comes before everything that may follow from it.
     is_run_failure: bool,
     pub tone: &'static str,
     pub title: String,
     pub text: String,
-    /// What clients were told, where the text has other words.
+    /// The error that clients received, if the text is another one.
     pub told: String,
     pub since: Timestamp,
-    /// The first of the tasks that it is about.
+    /// The first tasks of the issue.
     pub tasks: Vec<TaskLabel>,
-    /// How many tasks it is about.
+    /// The number of tasks of the issue.
     pub total: usize,
     pub means: String,
     pub advice: String,
@@ -44,7 +44,7 @@ impl Issue {
             Severity::Warning => "warn",
             Severity::Notice => "info",
         };
-        // A finding lists its first tasks; the barrier that it is about has all of them.
+        // A finding lists its first tasks; its barrier has all of them.
         let barrier = finding.barrier.as_deref().zip(finding.counter);
         let barrier = barrier.and_then(|(id, counter)| snapshot.barrier(id, counter));
         let mut tasks = barrier.map_or_else(|| finding.tasks.clone(), |barrier| barrier.missing.clone());
@@ -99,7 +99,7 @@ impl Issue {
         self
     }
 
-    /// How many more tasks it is about than are listed.
+    /// Returns the number of tasks of the issue that are not listed.
     pub fn others(&self) -> usize {
         self.total.saturating_sub(self.tasks.len())
     }
@@ -110,24 +110,24 @@ impl Issue {
         self
     }
 
-    /// The whole of an error, where the text is its summary.
+    /// Adds the full error to a text that summarizes it.
     fn with_told(mut self, told: String) -> Self {
         self.told = told;
         self
     }
 
-    /// A number of the evidence, as people write it.
+    /// Returns a number of the evidence as text.
     pub fn number(&self, value: &f64) -> String {
         let text = format!("{value:.2}");
         text.trim_end_matches('0').trim_end_matches('.').to_owned()
     }
 }
 
-/// The issues of a job: the failure of its run first, then what matters most.
+/// Returns the issues of a job: the failure of its run first, then by urgency.
 pub(super) fn of(snapshot: &JobSnapshot) -> Vec<Issue> {
     let mut needs: Vec<Issue> = failed(snapshot).into_iter().collect();
     let found = |id: &str| snapshot.findings.iter().find(|finding| finding.id.as_ref() == id);
-    // A task that stalls is why its barrier is stuck: that is one issue, and not two.
+    // A stalled task is the reason why its barrier is stuck, so both are one issue.
     let place = |finding: &Finding| (finding.barrier.clone(), finding.counter);
     let stalled = found("stalled-task").map(place);
     let again =
@@ -157,20 +157,20 @@ pub(super) fn of(snapshot: &JobSnapshot) -> Vec<Issue> {
     needs
 }
 
-/// Whether the first cause is among the needs.
+/// Returns whether the first cause is among the issues.
 pub(super) fn shows_first_cause(snapshot: &JobSnapshot) -> bool {
     let run = &snapshot.view.run;
     matches!(run.state, RunState::Failed | RunState::Abandoned) && run.first_cause.is_some()
 }
 
-/// Where a need stands among others.
+/// Returns the sort key of an issue.
 pub(super) fn rank(need: &Issue) -> (bool, usize, Timestamp) {
     let tones = ["bad", "warn", "info"];
     let tone = tones.iter().position(|tone| *tone == need.tone).unwrap_or(tones.len());
     (!need.is_run_failure, tone, need.since)
 }
 
-/// How many issues there are, in words.
+/// Returns the number of issues in words.
 pub(super) fn issue_count_text(number: usize) -> String {
     count(number, "issue", "issues")
 }
@@ -184,7 +184,7 @@ fn count(number: usize, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
 }
 
-/// The end of a run that did not end well, or the tasks that one has lost.
+/// Returns the issue of a failed run, or of the tasks that a run has lost.
 fn failed(snapshot: &JobSnapshot) -> Option<Issue> {
     let run = &snapshot.view.run;
     let cause = run.first_cause.as_ref();
@@ -234,7 +234,7 @@ fn failed(snapshot: &JobSnapshot) -> Option<Issue> {
     Some(need.about(snapshot, &order).with_advice(advice, "/guide/states#failed"))
 }
 
-/// Connected tasks that the others wait for.
+/// Returns the issue of connected tasks that others wait for.
 fn awaited(snapshot: &JobSnapshot) -> Option<Issue> {
     let barriers = snapshot.barriers();
     let waits = |task: &TaskId| snapshot.status_of(*task) == TaskStatus::Awaited;
@@ -249,7 +249,7 @@ fn awaited(snapshot: &JobSnapshot) -> Option<Issue> {
     let (arrived, members) = (grouped(barrier.arrived), grouped(barrier.members));
     let verb = if barrier.arrived == 1 { "waits" } else { "wait" };
     let title = format!("{arrived} of {members} tasks {verb} at {name} for {who}");
-    // Those that are lost have an entry of their own: here they come last.
+    // Lost tasks have an issue of their own, so they come last here.
     let mut missing = barrier.missing.clone();
     missing.sort_by_key(|task| !waits(task));
     let alive: Vec<TaskId> = missing.iter().copied().filter(waits).collect();
@@ -265,12 +265,13 @@ fn awaited(snapshot: &JobSnapshot) -> Option<Issue> {
     Some(need.about(snapshot, &missing).with_advice(advice, "/guide/states#awaited"))
 }
 
-/// When the last task so far reached a barrier.
+/// Returns the time of the latest arrival at a barrier.
 pub(super) fn last_arrival(barrier: &BarrierView) -> Timestamp {
     barrier.arrivals.last().map_or(barrier.since, |arrival| arrival.at)
 }
 
-/// Whether the heartbeats of these tasks continue, and what follows from that. `mixed`: others are missing with them.
+/// Returns a sentence about the heartbeats of these tasks and its consequence. `mixed`: others are missing
+/// with them.
 fn heartbeat_text(snapshot: &JobSnapshot, tasks: &[TaskId], mixed: bool, endless: bool) -> String {
     let overdue = |id: &TaskId| snapshot.task(*id).and_then(|task| snapshot.overdue(task));
     let silent: Vec<_> = tasks.iter().filter_map(overdue).collect();
@@ -304,7 +305,7 @@ fn heartbeat_text(snapshot: &JobSnapshot, tasks: &[TaskId], mixed: bool, endless
     }
 }
 
-/// What is said of a job without issues.
+/// Returns the text about a job without issues.
 pub(super) fn no_issue_text(snapshot: &JobSnapshot) -> String {
     let run = &snapshot.view.run;
     match run.state {
@@ -325,7 +326,7 @@ pub(super) fn no_issue_text(snapshot: &JobSnapshot) -> String {
     }
 }
 
-/// Whether tasks meet there between the steps of their program.
+/// Returns whether tasks meet at such a barrier between the steps of their program.
 fn is_step_barrier(kind: BarrierKind) -> bool {
     matches!(kind, BarrierKind::Client | BarrierKind::LiveSet)
 }
@@ -334,20 +335,20 @@ fn is_step_barrier(kind: BarrierKind) -> bool {
 #[template(path = "parts/needs.html")]
 struct IssueList<'a> {
     issues: &'a [Issue],
-    /// The needs of several jobs stand together: each says whose it is.
+    /// The list covers several jobs, so each issue names its job.
     whose: bool,
-    /// What is said if there are none.
+    /// The text if there are no issues.
     calm: String,
 }
 
 impl IssueList<'_> {
-    /// What is read out of the calm: not each step of a barrier.
+    /// Returns the part of the text that screen readers announce: without the progress of a barrier.
     fn spoken_summary(&self) -> &str {
         self.calm.split(':').next().unwrap_or_default()
     }
 }
 
-/// The issues, as a part of a page.
+/// Returns the issues as a part of a page.
 pub(super) fn fragment(issues: &[Issue], whose: bool, calm: String) -> Result<Fragment, Problem> {
     Fragment::new("needs", &IssueList { issues, whose, calm })
 }

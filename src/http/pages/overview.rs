@@ -20,10 +20,10 @@ use crate::coordination::{JobId, JobName, RunNumber, RunState, Timestamp};
 use crate::http::{AppState, Problem};
 use crate::tls::FailedHandshake;
 
-/// How many jobs are shown with all that there is to say; the rest are counted.
+/// The maximum number of jobs with details; the rest are counted.
 const JOBS_SHOWN: usize = 500;
 
-/// A job in a line.
+/// A row for one job.
 struct JobRow {
     name: JobName,
     run: RunNumber,
@@ -38,26 +38,26 @@ struct JobRow {
     worst: &'static str,
 }
 
-/// Every job, as they were at one moment.
+/// The snapshots of all jobs.
 pub(super) struct FleetSnapshot {
     lines: Vec<JobRow>,
     issues: Vec<Issue>,
     handshakes: Vec<FailedHandshake>,
-    /// What is said of the last job if there is no issue.
+    /// The text about the last job if there is no issue.
     calm: String,
     more: usize,
-    /// Who asks must show a token.
+    /// The server requires a token.
     tokens: bool,
     pub now: Timestamp,
 }
 
-/// A handshake that failed so long ago is no news.
+/// Older failed handshakes are not shown.
 const LATELY: Duration = Duration::from_secs(10 * 60);
-/// How many handshakes that failed are shown.
+/// The maximum number of failed handshakes on the page.
 const HANDSHAKES: usize = 3;
 
 impl FleetSnapshot {
-    /// Looks at every job.
+    /// Takes a snapshot of every job.
     pub fn capture(site: &AppState) -> Self {
         let (jobs, now): (Vec<JobId>, Timestamp) =
             site.engine.read(|core, now| (core.jobs().map(|(job, _)| job).collect(), now));
@@ -76,7 +76,7 @@ impl FleetSnapshot {
             now,
         };
         for job in jobs.into_iter().take(JOBS_SHOWN) {
-            // What happened is on the page of the job.
+            // The timeline is only on the page of the job.
             if let Some(snapshot) = JobSnapshot::capture(site, job) {
                 survey.add(&snapshot);
             }
@@ -84,14 +84,14 @@ impl FleetSnapshot {
         survey.ordered()
     }
 
-    /// The same with what matters most first.
+    /// Sorts the jobs and the issues by urgency.
     pub fn ordered(mut self) -> Self {
         self.lines.sort_by(|a, b| (b.worst == "bad", &a.name).cmp(&(a.worst == "bad", &b.name)));
         self.issues.sort_by_key(issues::rank);
         self
     }
 
-    /// No job, seen now.
+    /// Returns a snapshot without jobs.
     #[cfg(test)]
     pub fn empty(now: Timestamp) -> Self {
         let (lines, needs, handshakes, calm) = (Vec::new(), Vec::new(), Vec::new(), String::new());
@@ -145,7 +145,7 @@ struct Handshakes<'a> {
     handshakes: &'a [FailedHandshake],
 }
 
-/// The parts of the page.
+/// Returns the parts of the page.
 pub(super) fn parts(survey: &FleetSnapshot) -> Result<Vec<Fragment>, Problem> {
     let calm = match &survey.lines[..] {
         [] => "No job is declared yet.".to_owned(),
@@ -173,7 +173,7 @@ pub(super) async fn show(State(site): State<AppState>, user: PageUser) -> Result
     render_page(&OverviewPage { page }, survey.now)
 }
 
-/// `GET /jobs`
+/// Serves `GET /jobs`.
 pub(super) async fn redirect_to_overview() -> Redirect {
     Redirect::permanent("/")
 }
