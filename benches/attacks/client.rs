@@ -16,15 +16,17 @@ use crate::frames::{self, FIRST_WINDOW, FRAME, HEAD};
 use crate::process::{end_with_parent, tell, tell_json, wait_for};
 use crate::{Target, clock};
 
-/// The interval of heartbeats; below, of health checks.
+/// The interval of heartbeats.
 const HEARTBEAT: Duration = Duration::from_millis(10);
+/// The interval of health checks.
 const HEALTH: Duration = Duration::from_millis(250);
 /// The timeout of a health check. Orchestrators are less patient.
 const HEALTH_MAX: Duration = Duration::from_secs(5);
 /// The timeout of a heartbeat.
 const HEARTBEAT_MAX: Duration = Duration::from_secs(60);
-/// The interval at which a large value is stored, where that is measured; below, its timeout.
+/// The interval at which a large value is stored, where that is measured.
 const STORE: Duration = Duration::from_secs(1);
+/// The timeout of storing it.
 const STORE_MAX: Duration = Duration::from_secs(5);
 const STORED: usize = 20_000_000;
 

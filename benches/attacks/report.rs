@@ -10,9 +10,9 @@ use crate::server::Memory;
 const HEARTBEAT_P99_MS: f64 = 50.0;
 /// The growth of memory that is permitted at any moment, in bytes.
 const GROWTH_MAX: u64 = 256 << 20;
-/// The growth of memory that may remain after the attack, as a fraction of the memory before; below, in
-/// bytes, because a server of 20 MiB cannot return to a fifth of that.
+/// The growth of memory that may remain after the attack, as a fraction of the memory before.
 const KEPT_SHARE: f64 = 0.2;
+/// The same in bytes, because a server of 20 MiB cannot return to a fifth of that.
 const KEPT: u64 = 16 << 20;
 
 const MIB: f64 = (1 << 20) as f64;

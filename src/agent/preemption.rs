@@ -26,8 +26,9 @@ use crate::transfer::Member;
 
 /// The key that holds the notice.
 const NOTICE: &str = "RECEIVED_PREEMPTION_NOTICE";
-/// The longest notice that is read; below, how much of it is shown.
+/// The longest notice that is read, in bytes.
 const NOTICE_MAX: usize = 4 << 10;
+/// The number of characters of a notice that are shown.
 const NOTICE_SHOWN: usize = 200;
 const STEP_KEY_PREFIX: &str = "PREEMPTION_CURRENT_COUNTER";
 const SYNC_BARRIER: &str = "PREEMPTION_SYNC_BARRIER";

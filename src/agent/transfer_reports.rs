@@ -32,8 +32,9 @@ const CONNECTIONS_MAX: usize = 4096;
 /// The sums over the life of a worker.
 #[derive(Debug, Default)]
 pub(super) struct ReportState {
-    /// The failures that are not reported yet; below, the number of failures before the first of them.
+    /// The failures that are not reported yet.
     failures: VecDeque<Failed>,
+    /// The number of failures before the first of them.
     confirmed: u64,
     sequence: u64,
     clock: ClockOffset,

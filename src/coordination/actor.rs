@@ -1,6 +1,6 @@
 //! The identity of an operator: name, address, origin and stated reason of a command.
 //!
-//! It does not authenticate anybody; `http::guard` does. Begin at [`Actor`].
+//! It does not authenticate operators; `http::access` does. Begin at [`Actor`].
 
 use std::fmt;
 use std::net::SocketAddr;

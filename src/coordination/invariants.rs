@@ -28,7 +28,6 @@ macro_rules! ensure {
 
 impl Coordinator {
     /// Checks every invariant of the state.
-    /// Checks every invariant of the state.
     ///
     /// # Errors
     /// With the first invariant that does not hold, in a sentence.

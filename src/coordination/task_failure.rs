@@ -1,7 +1,7 @@
 //! Failure of tasks: heartbeats and their timeout, suspicion after a lost connection, the first cause, propagation,
 //! and error polls.
 //!
-//! It keeps no statistics (`heartbeat_stats.rs`) and excludes nobody (`exclusion_rules.rs`). Begin at `Run::heartbeat`,
+//! It keeps no statistics (`heartbeat_stats.rs`) and excludes no task (`exclusion_rules.rs`). Begin at `Run::heartbeat`,
 //! `Run::on_connection_lost` and `Run::fail_task`.
 //!
 //! - A heartbeat moves no deadline. The timer of a task fires, compares with the last sign of life, and is set

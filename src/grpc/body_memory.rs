@@ -17,7 +17,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 /// The fraction of the half for growth that one connection may take: one part in this number.
 const CONNECTION_SHARE: usize = 16;
-/// The least and the greatest step by which a body's permit grows; in between it doubles.
+/// The least and the greatest step by which a body's permit grows; in between it grows by as much as has
+/// arrived.
 const GROWTH_STEP: (usize, usize) = (64 << 10, 32 << 20);
 /// The length up to which a body gets its memory at once while more than half of the memory for growth is
 /// free. It also bounds the bytes of one connection that are taken and have not arrived.

@@ -54,8 +54,9 @@ const READ_BUFFER: usize = 128 << 10;
 const DIRECT_READ_MIN: usize = 16 << 10;
 /// The largest frame payload.
 const FRAME_MAX: u32 = 2 << 20;
-/// The receive window of a stream; below, of a connection.
+/// The receive window of a stream.
 const STREAM_WINDOW: u32 = 2 << 20;
+/// The receive window of a connection.
 const CONNECTION_WINDOW: u32 = 4 << 20;
 /// The largest header list. Clients send a few hundred bytes of headers.
 const HEADER_LIST: u32 = 16 << 10;

@@ -15,8 +15,9 @@ const TAKEN_MIN: u64 = 64 << 10;
 /// The peer's progress when its deadlines were set.
 #[derive(Default)]
 pub(super) struct ProgressDeadlines {
-    /// The incomplete input that is processed as a whole; below, the input that is passed through.
+    /// The incomplete input that is processed as a whole.
     pub(super) input: Option<UnfinishedInput>,
+    /// The incomplete input that is passed through.
     pub(super) passing: Option<UnfinishedInput>,
     /// The output that it had not taken.
     pub(super) output: Option<OutputProgress>,

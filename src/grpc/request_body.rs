@@ -59,8 +59,9 @@ pub(super) struct RequestBody {
     /// Whether the peer has ended the request.
     ended: bool,
     received: usize,
-    /// The received bytes at the last check of progress; below, at the last check of the pace.
+    /// The received bytes at the last check of progress.
     seen: usize,
+    /// The received bytes at the last check of the pace.
     paced: usize,
     /// The number of periods for which it has waited for memory.
     starved: u32,

@@ -44,8 +44,9 @@ struct CachedSet {
     field: u32,
     raw: Bytes,
     set: TaskSet,
-    /// The checksum of `raw`; below, the effect of appending it on the checksum of the bytes before it.
+    /// The checksum of `raw`.
     checksum: u32,
+    /// The effect of appending `raw` on the checksum of the bytes before it.
     shift: CrcShift,
 }
 

@@ -1,6 +1,6 @@
 //! The memory budget of a connection's state, charged before anything is allocated, and the pool behind it.
 //!
-//! Streams, header blocks in assembly, requests that are put off, unread bytes of bodies and long listings are
+//! Streams, header blocks in assembly, deferred requests, unread bytes of bodies and long listings are
 //! charged here. A connection has a small allowance of its own; beyond it the bytes come in steps from a pool that
 //! all connections share, so a connection with a few calls never touches the pool. A call or body without room is
 //! refused with RESOURCE_EXHAUSTED and the bound; a stream is reset; a header block ends the connection with

@@ -1,7 +1,7 @@
 //! The verification of client certificates, with a record of the refused one, and the name of a certificate's
 //! holder.
 //!
-//! It does not decide what that holder may do: `http::guard` does. The error of a handshake does not say which
+//! It does not decide what that holder may do: `http::access` does. The error of a handshake does not say which
 //! certificate it was about, and JAX does not say that it showed one, so the verifier records the certificate that
 //! it refuses.
 

@@ -33,9 +33,9 @@ use support::skip::{Lacking, skip_named};
 
 /// The number of scripts that run at once: they spend nearly all of their time waiting.
 const AT_ONCE: usize = 12;
-/// The number of seeds of random calls for every kind of job of every release; below, the number of calls for
-/// each.
+/// The number of seeds of random calls for every kind of job of every release.
 const RANDOM_SEEDS: u64 = 4;
+/// The number of calls for each seed.
 const RANDOM_STEPS: usize = 150;
 
 fn main() {

@@ -152,8 +152,9 @@ struct RandomState {
     rng: Rng,
     release: Release,
     recoverable: bool,
-    /// The life of each task; below, the counter of its last instance of each barrier, as an agent keeps it.
+    /// The life of each task.
     lives: [usize; TASKS as usize],
+    /// The counter of its last instance of each barrier, as an agent keeps it.
     counters: BTreeMap<(i32, &'static str), i64>,
     /// The barrier calls that may still wait: handle, task, barrier, counter.
     meetings: Vec<(String, i32, &'static str, i64)>,

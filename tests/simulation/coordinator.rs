@@ -48,19 +48,21 @@ pub struct SimulatedCoordinator {
     next_call: u64,
     next_connection: u64,
     incarnations: fastrand::Rng,
-    /// The model: registrations in the present run, and when barriers began.
+    /// The model: the registrations in the present run.
     members: BTreeMap<TaskId, Membership>,
+    /// The model: the position of the first arrival at each barrier in the order of events.
     began: BTreeMap<String, u64>,
-    /// The barrier instances that each task passed together with the others; below, those of the run before,
-    /// and the first call that was certainly made in the present run.
+    /// The barrier instances that each task passed together with the others.
     took_part: BTreeSet<(String, i64, TaskId)>,
+    /// The same of the run before.
     took_part_before: BTreeSet<(String, i64, TaskId)>,
+    /// The first call that was certainly made in the present run.
     first_call_of_run: CallId,
     /// The live set of the last answer.
     live_set: Option<Arc<SharedReply<LiveSet>>>,
-    /// The ended barriers of which the event or the measurement has been seen, and not compared with the
-    /// other yet.
+    /// The ended barriers by their events, which are not compared with their measurements yet.
     ended: Vec<(String, i64, BarrierOutcome)>,
+    /// The ended barriers by their measurements, which are not compared with their events yet.
     measured: Vec<(String, i64, BarrierOutcome)>,
     order: u64,
     tasks: u32,

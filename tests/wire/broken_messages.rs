@@ -15,7 +15,7 @@ use crate::raw::{GENERATION_A, GENERATION_C, RawClient, RawResponse, finish, fra
 use crate::second_client::SecondClient;
 use crate::support::Muster;
 
-/// Starts a server with the witness's job and another one.
+/// Starts a server with the second client's job and another one.
 async fn start() -> (Muster, SecondClient, RawClient) {
     let server = Muster::serve(&["--job", "witness=2", "--job", "target=3", "--log", "error"]);
     let witness = SecondClient::register(&server, "witness").await;

@@ -7,7 +7,7 @@ use crate::support::{Answer, Body, Call, Caller, Client, Generation, Muster};
 
 const RESOURCE_EXHAUSTED: i32 = 8;
 
-/// A server with the witness's job and another one of three tasks, the target.
+/// A server with the second client's job and another one of three tasks, the target.
 struct CallFixture {
     server: Muster,
     second_client: SecondClient,

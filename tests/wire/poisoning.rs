@@ -13,7 +13,7 @@ struct Attack {
 }
 
 impl Attack {
-    /// Opens a client of each generation that is no task, in the job of the witness.
+    /// Opens a client of each generation that is no task, in the second client's job.
     async fn begin() -> Self {
         let server = Muster::serve(&["--tasks", "2", "--log", "error"]);
         let witness = SecondClient::register(&server, "default").await;

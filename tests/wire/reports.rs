@@ -17,7 +17,7 @@ async fn start() -> (Muster, SecondClient, RawClient) {
     (server, witness, raw)
 }
 
-/// Returns a report of the witness's first task with its present incarnation.
+/// Returns a report of the second client's first task with its present incarnation.
 fn report(sequence: u64) -> wire::TransferReport {
     wire::TransferReport { task: 0, incarnation: 0xAAAA, sequence, ..wire::TransferReport::default() }
 }

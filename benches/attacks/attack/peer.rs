@@ -31,8 +31,9 @@ impl FloodPlan {
 
 /// The number of bytes that are generated ahead.
 const AHEAD: usize = 64 << 10;
-/// The smallest receive buffer that systems permit; below, the smallest segment that every path carries.
+/// The smallest receive buffer that systems permit.
 const NARROW_BUFFER: usize = 2304;
+/// The smallest segment that every path carries.
 const NARROW_SEGMENT: u32 = 536;
 const CONNECT_MAX: Duration = Duration::from_millis(500);
 
@@ -48,8 +49,9 @@ pub struct Http2Peer {
     /// The number of times that the attack was asked for more output.
     pub step: u64,
     pub next_stream: u32,
-    /// The number of calls; below, of those that the server has answered or reset.
+    /// The number of calls.
     pub asked: u64,
+    /// The number of calls that the server has answered or reset.
     pub answered: u64,
     pub pongs: u64,
     /// The time of the attack's latest action, which the attack sets.

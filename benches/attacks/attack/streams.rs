@@ -16,8 +16,9 @@ use crate::frames;
 const STREAMS: u32 = 16_384;
 const STORE_MAX: Duration = Duration::from_secs(60);
 
-/// The key of a value of 4,000 bytes; below, of a value of 17 MiB.
+/// The key of a value of 4,000 bytes.
 pub const SMALL: &str = "small";
+/// The key of a value of 17 MiB.
 const LARGE: &str = "large";
 
 fn get(key: &str) -> (Vec<u8>, Vec<u8>) {

@@ -11,8 +11,9 @@ use crate::wire::{self, Method, Value, Writer};
 struct Size {
     name: &'static str,
     bytes: usize,
-    /// The number of inserts and reads; below, of those in progress at a time.
+    /// The number of inserts and reads.
     calls: u64,
+    /// The number of calls in progress at a time.
     window: u64,
 }
 

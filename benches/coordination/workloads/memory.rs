@@ -9,8 +9,9 @@ use crate::meter::Figure;
 use crate::process;
 use crate::wire::Method;
 
-/// The size of a task's own topology; below, of the global one.
+/// The size of a task's own topology.
 const LOCAL_TOPOLOGY: usize = 1 << 10;
+/// The size of the global topology.
 const GLOBAL_TOPOLOGY: usize = 64 << 10;
 
 /// The number of watchers; not every program watches.

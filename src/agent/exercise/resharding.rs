@@ -22,6 +22,7 @@ use crate::transfer::{
 const AXIS: &str = "d";
 /// The number of rows. It is no multiple of a usual number of devices.
 const ROWS: u64 = 97;
+/// The greatest number of columns, which is no multiple of one either.
 const COLUMNS_MAX: u64 = 1001;
 /// The size of an element, in bytes.
 const ITEM: u64 = 4;

@@ -22,8 +22,9 @@ pub(super) struct ReceivingCall {
     job: JobId,
     stream: StreamId,
     due: Option<Instant>,
-    /// The time by which it must have made progress; below, the time of the next check.
+    /// The time by which it must have made progress.
     stall: Instant,
+    /// The time of the next check.
     check: Instant,
     waker: Waker,
     pub(super) deferred: bool,
