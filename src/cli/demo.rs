@@ -47,16 +47,17 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// The maximum length of a worker's line; a longer one is truncated.
 const LINE_MAX: u64 = 4096;
 
-/// See it at work: a service, four workers, buffers that move, losses and returns
+/// Run a demo: a service, four workers, buffers that move, losses and returns
 ///
-/// Starts a service with its pages, at the usual ports if they are free, and four workers of a recoverable job. They
-/// register, meet at barriers, move buffers to one another, reshard an array, and check every byte. Then one of them is killed; the
-/// others go on without it; it comes back. Again and again, until Ctrl-C or the time given by --for. It needs nothing but
-/// this program. Whoever looks on may exclude workers, readmit them and drain the job: the demo goes along.
+/// Starts a service with its pages, at the usual ports if they are free, and four workers of a recoverable
+/// job. They register, meet at barriers, move buffers to one another, reshard an array, and check every byte.
+/// Then the demo kills one of them, the others continue without it, and it comes back. This repeats until
+/// Ctrl-C or the time given by --for. It needs nothing but this program. Operators may exclude workers,
+/// readmit them and drain the job meanwhile: the demo adapts to it.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// End after about so long, with status 0 only if every content was right and every step held; steps may fail while a
-    /// worker is away that the demo itself has killed
+    /// End after about this time, with status 0 only if every content was right and every step held; steps
+    /// may fail while a worker is away that the demo itself has killed
     #[arg(long = "for", value_name = "SECONDS", value_parser = seconds)]
     length: Option<Duration>,
 
@@ -64,11 +65,13 @@ pub struct Arguments {
     #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = parse_duration)]
     pause: Duration,
 
-    /// Where workers connect, on this machine; port 0 picks a free one [default: 127.0.0.1:8476 if it is free]
+    /// The address for workers, on this machine; port 0 picks a free one [default: 127.0.0.1:8476 if it is
+    /// free]
     #[arg(long, value_name = "IP:PORT", value_parser = here)]
     grpc: Option<SocketAddr>,
 
-    /// Where the pages are, on this machine; port 0 picks a free one [default: 127.0.0.1:8477 if it is free]
+    /// The address of the pages, on this machine; port 0 picks a free one [default: 127.0.0.1:8477 if it is
+    /// free]
     #[arg(long, value_name = "IP:PORT", value_parser = here)]
     http: Option<SocketAddr>,
 }

@@ -27,12 +27,13 @@ pub struct Arguments {
     #[arg(long, value_name = "TEXT")]
     reason: String,
 
-    /// When the machines will be gone, as the notice says. JAX waits with the save until a quarter of an hour before
+    /// The time until the machines are gone, as the notice says. JAX saves a quarter of an hour before that
+    /// time
     #[arg(long = "in", value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
     within: Duration,
 
-    /// Wait until the tasks have agreed on a step, at most so long. Ends with status 1 if they have not, or if the run has
-    /// ended before they had
+    /// Wait until the tasks have agreed on a step, at most this long. Ends with status 1 if they have not, or
+    /// if the run has ended before they had
     #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "5m",
         value_parser = parse_duration)]
     wait: Option<Duration>,

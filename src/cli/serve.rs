@@ -22,14 +22,14 @@ use crate::telemetry::log::{self, LogFormat};
 
 /// Serve jobs to JAX programs until stopped
 ///
-/// Declare at least one job. Its tasks are JAX processes, anywhere, that find this server by two environment
-/// variables; the start prints them. The programs themselves stay as they are. When a run of a job has ended, its
-/// next run may register: the server need not be restarted.
+/// Declare at least one job. Its tasks are JAX processes on any host, which find this server by two
+/// environment variables; the server prints them at its start. The programs themselves stay unchanged. When a
+/// run of a job has ended, its next run may register without a restart of the server.
 ///
-/// SIGTERM or SIGINT stops it in good order: not ready at once, tasks are told, connections may finish for
-/// --stop-timeout. A second signal ends it at once.
+/// SIGTERM or SIGINT stops it gracefully: it reports not ready at once, waiting calls are answered, and
+/// connections may finish for --stop-timeout. A second signal ends it at once.
 ///
-/// SIGHUP opens the audit file again, which may have been rotated, and reads tokens and certificates again.
+/// SIGHUP opens the audit file again, which may have been rotated, and reloads tokens and certificates.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -39,7 +39,7 @@ pub struct Arguments {
     #[command(flatten)]
     options: ServeFlags,
 
-    /// Check the configuration, say what is wrong with it, and serve nothing
+    /// Check the configuration, report its errors, and serve nothing
     #[arg(long)]
     check_config: bool,
 }

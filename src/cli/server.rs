@@ -385,7 +385,7 @@ fn describe(http: SocketAddr, listeners: &[BoundListener], jobs: &[JobConfig]) -
     ServerInfo { version: Version::current(), http, grpc: grpc.collect() }
 }
 
-/// Builds the entrances of both ports, for TLS and plaintext.
+/// Builds the TLS of the gRPC listeners and of the HTTP listener.
 fn tls_entrances(
     config: &Config,
     clock: Clock,

@@ -42,7 +42,7 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
 
-    /// Look again and again, every so often, until interrupted
+    /// Repeat the output at this interval until interrupted
     #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "2s",
         value_parser = parse_positive_duration)]
     watch: Option<Duration>,

@@ -24,11 +24,12 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 /// The beginning of an HTTP/2 connection: the preface, and empty settings.
 const HTTP2_BEGIN: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
-/// Make certificates to try TLS with, and find out what is wrong with certificates
+/// Create test certificates, and find errors in certificates
 ///
-/// JAX programs (jaxlib 0.11.2 and later) speak mutual TLS once they are told of three files; they need no other change:
-/// JAX_MTLS_CERT_FILE, JAX_MTLS_KEY_FILE and JAX_MTLS_CA_FILE. When something is wrong with one of them they do not say so,
-/// but try again until their time is up. The server's log and `/api/v1/handshakes` say why, and so does `muster tls check`.
+/// JAX programs (jaxlib 0.11.2 and later) use mutual TLS if three variables are set; they need no other
+/// change: JAX_MTLS_CERT_FILE, JAX_MTLS_KEY_FILE and JAX_MTLS_CA_FILE. They do not report an error in one of
+/// the files, but retry until their timeout. The server's log and `/api/v1/handshakes` have the reason, and
+/// so does `muster tls check`.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -55,12 +56,12 @@ enum Command {
     Check(CheckArgs),
 }
 
-/// Make a small authority, a certificate for a server and one for its clients
+/// Create a small authority, a certificate for a server and one for its clients
 ///
-/// They hold for 90 days and are for trying things out: the authority's own key is not kept. Nothing is overwritten.
+/// They are valid for 90 days and are for tests: the authority's own key is not kept. Nothing is overwritten.
 #[derive(Debug, Args)]
 struct NewCertificateArgs {
-    /// The folder to put them into
+    /// The folder for the files
     #[arg(value_name = "DIR")]
     folder: PathBuf,
 
@@ -69,14 +70,14 @@ struct NewCertificateArgs {
     names: Vec<String>,
 }
 
-/// Say what is wrong with a certificate, and whether a server takes it
+/// Report the errors of a certificate, and whether a server accepts it
 #[derive(Debug, Args)]
 struct CheckArgs {
-    /// The certificate, with those between it and the authority
+    /// The certificate, with the intermediate certificates
     #[arg(long, value_name = "FILE")]
     cert: Option<PathBuf>,
 
-    /// Its key
+    /// Its private key
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
 
@@ -93,7 +94,7 @@ struct CheckArgs {
     #[arg(long, value_name = "NAME|IP")]
     name: Option<String>,
 
-    /// A server to speak to, with the certificate as a client's
+    /// A server to connect to, with the certificate as a client's
     #[arg(long, value_name = "HOST:PORT", requires = "ca")]
     server: Option<String>,
 }

@@ -12,11 +12,12 @@ use super::output::{eprint_raw, print_raw};
 use crate::http::{NewToken, append_token};
 use crate::service::Role;
 
-/// Make tokens that let their holders in over HTTP
+/// Create tokens for access over HTTP
 ///
-/// Each has a role: a viewer looks at everything but the values of keys; an operator also excludes, readmits, drains, and
-/// reads and writes keys; an admin also makes, changes and deletes jobs. The server keeps the hashes of tokens alone, in the file
-/// that --tokens-file names, and reads it again when it changes: to take a token back, delete its four lines.
+/// Each has a role: a viewer reads everything except the values of keys; an operator also excludes, readmits,
+/// drains, and reads and writes keys; an admin also creates, changes and deletes jobs. The server has only
+/// the hashes of tokens, in the file that --tokens-file names, and reloads it when it changes: to revoke a
+/// token, delete its four lines.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -36,7 +37,7 @@ enum Command {
     New(New),
 }
 
-/// Make a token, print it once, and add its hash to a file
+/// Create a token, print it once, and add its hash to a file
 #[derive(Debug, Args)]
 struct New {
     /// The holder: the name in the audit

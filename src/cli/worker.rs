@@ -29,15 +29,15 @@ use crate::transfer::Choice;
 
 pub use program::{CANCELLED_TEXT, StepLine, parse};
 
-/// Be one task of a job: register, follow who lives, and move buffers to the others
+/// Run one task of a job: register, follow the states of all tasks, and move buffers to the others
 ///
-/// Which task this is and where the service is comes from flags, from MUSTER_PROCESS_ID, MUSTER_NUM_PROCESSES and
-/// JAX_COORDINATOR_ADDRESS, or from Slurm, a Kubernetes indexed job or JobSet, or Open MPI. Where they disagree, or do
-/// not say it, the worker does not start, and says what to set.
+/// The task number and the address of the service come from flags, from MUSTER_PROCESS_ID,
+/// MUSTER_NUM_PROCESSES and JAX_COORDINATOR_ADDRESS, or from Slurm, a Kubernetes indexed job or JobSet, or
+/// Open MPI. If the sources disagree, or a value is missing, the worker does not start, and says what to set.
 ///
-/// SIGTERM and SIGINT end it in good order: the step that is under way is finished, and the service is told. In a job whose
-/// tasks share their fate, all others are asked to end with it, by the notice that JAX programs know, too. A second
-/// signal ends it at once.
+/// SIGTERM and SIGINT end it gracefully: it finishes the step in progress and tells the service. In a job
+/// whose tasks share their fate, the notice that JAX programs know asks all other tasks to end with it. A
+/// second signal ends it at once.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -45,11 +45,11 @@ pub struct Arguments {
     #[arg(long, value_name = "N")]
     task: Option<u32>,
 
-    /// How many tasks the job must have [default: as many as the service says]
+    /// The number of tasks that the job must have [default: that of the service]
     #[arg(long, value_name = "N")]
     tasks: Option<u32>,
 
-    /// Where the service is, as JAX_COORDINATOR_ADDRESS says it
+    /// The address of the service, as in JAX_COORDINATOR_ADDRESS
     #[arg(long, value_name = "HOST:PORT")]
     service: Option<String>,
 
@@ -61,7 +61,7 @@ pub struct Arguments {
     #[arg(long, value_enum, default_value_t = Program::Idle)]
     program: Program,
 
-    /// How many steps to exercise [default: until it is told to end]
+    /// The number of steps of the exercise [default: no limit]
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
 
@@ -69,16 +69,16 @@ pub struct Arguments {
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
     pause: Duration,
 
-    /// The largest buffer that is exercised, in bytes
+    /// The largest buffer of the exercise, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     bytes_max: u64,
 
-    /// How long the tasks wait for one another at the barrier of a step, and how long a transfer may take; who does not
-    /// come is waited for until the service finds it lost
+    /// How long the tasks wait for one another at the barrier of a step, and how long a transfer may take; a
+    /// missing task is awaited until the service counts it as lost
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = parse_duration)]
     step_timeout: Duration,
 
-    /// How many devices it has
+    /// The number of its devices
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(DEVICES_MAX)),
           help_heading = "Transfers")]
     devices: u32,
@@ -87,8 +87,8 @@ pub struct Arguments {
     #[arg(long, value_enum, default_value_t = TransportArg::Auto, help_heading = "Transfers")]
     transport: TransportArg,
 
-    /// How long a thread that waits for something small from this host looks for it before it sleeps; `0s` for never. By
-    /// default 50us, and 0s where there is one processor
+    /// How long a thread that waits for a small message from this host polls before it sleeps; `0s` for
+    /// never. The default is 50us, and 0s on a machine with one processor
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, help_heading = "Transfers")]
     spin: Option<Duration>,
 

@@ -43,8 +43,8 @@ const BURST_WINDOW: Duration = Duration::from_secs(30);
 const INTERVAL_MS: usize = 1000;
 const TASKS_PER_INTERVAL: usize = 1000;
 
-/// Returns the report interval for this many tasks, in milliseconds. It keeps the total at a thousand reports
-/// a second.
+/// Returns the report interval for this many tasks, in milliseconds. In a large job it is longer, so that all
+/// tasks together send about a thousand reports a second.
 #[must_use]
 pub fn interval_ms(tasks: usize) -> u32 {
     let times = tasks.div_ceil(TASKS_PER_INTERVAL).max(1);

@@ -40,7 +40,7 @@ pub const PEER: &str = "bench-peer";
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
-    /// How the bytes go
+    /// The transport
     #[arg(long, value_enum, default_value_t = TransportArg::Auto)]
     transport: TransportArg,
 
@@ -73,19 +73,19 @@ pub struct Arguments {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
     lanes: Option<u32>,
 
-    /// How long a thread that waits for something small looks for it before it sleeps, within a host; the default is that of
-    /// the engine
+    /// How long a thread that waits for a small message within a host polls before it sleeps; the default is
+    /// that of the engine
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     spin: Option<Duration>,
 
     #[command(flatten)]
     certificates: TransferCertificateArgs,
 
-    /// How often each size is measured
+    /// The number of measurements of each size
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeat: u32,
 
-    /// How long each measurement takes
+    /// The duration of each measurement
     #[arg(long, default_value_t = 0.5)]
     seconds: f64,
 
@@ -93,7 +93,7 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
 
-    /// How long a task may take to answer, beyond the time that is measured and what its buffers need
+    /// How long a task may take to answer, beyond the time of the measurement and of its buffers
     #[arg(long, hide = true, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
     grace: Duration,
 }

@@ -20,46 +20,46 @@ use crate::transfer::plan::{
     Step, TaskBytes, TaskId,
 };
 
-/// Show what would move where if an array's sharding changed, and what it would cost
+/// Show the moves of an array whose sharding changes, and their cost
 ///
-/// A sharding is what JAX calls a NamedSharding: a mesh with named axes and its devices in row-major order, and a
-/// partition spec. Every process that is given the same descriptions makes the same plan, with the same keys. Nothing
-/// is moved.
+/// A sharding is a NamedSharding of JAX: a mesh with named axes and its devices in row-major order, and a
+/// partition spec. Every process with the same descriptions computes the same plan, with the same keys.
+/// Nothing is moved.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
-    /// The array as it is: shape, dtype and sharding
+    /// The present array: shape, dtype and sharding
     #[arg(long, value_name = "FILE|JSON", required_unless_present = "from")]
     source: Option<String>,
 
-    /// The array as it shall be
+    /// The array after the change
     #[arg(long, value_name = "FILE|JSON", required_unless_present = "from")]
     destination: Option<String>,
 
-    /// Read a plan that --json printed, `-` for standard input, and check it: it is made again from what it says that it was
-    /// made of, and every step must be the same
+    /// Read a plan that --json printed, `-` for standard input, and check it: the plan is computed again from
+    /// its descriptions, and every step must be equal
     #[arg(long, value_name = "FILE", conflicts_with_all =
           ["source", "destination", "placement", "devices_per_task", "tasks_per_host", "fan_out", "timeout"])]
     from: Option<String>,
 
-    /// Which task and host owns each device; the device list of the REST API is one. Without it devices are owned in
-    /// blocks, by their ids
+    /// The task and the host of each device; the device list of the REST API is accepted. Without it devices
+    /// are assigned in blocks, by their ids
     #[arg(long, value_name = "FILE|JSON", conflicts_with_all = ["devices_per_task", "tasks_per_host"])]
     placement: Option<String>,
 
-    /// How many devices each task owns
+    /// The number of devices of each task
     #[arg(long, value_name = "N", default_value = "8")]
     devices_per_task: NonZeroU32,
 
-    /// How many tasks run on each host
+    /// The number of tasks on each host
     #[arg(long, value_name = "N", default_value = "1")]
     tasks_per_host: NonZeroU32,
 
-    /// How many others a holder of a part feeds with it before those who were fed feed others
+    /// The number of tasks that a holder of a part sends it to before the recipients send it on
     #[arg(long, value_name = "N", default_value_t = PlanOptions::default().fan_out)]
     fan_out: NonZeroU32,
 
-    /// How long the whole may take; a field of the plan
+    /// The time limit of the whole change; a field of the plan
     #[arg(long, value_name = "DURATION", value_parser = positive)]
     timeout: Option<Duration>,
 
@@ -67,7 +67,7 @@ pub struct Arguments {
     #[arg(long, value_name = "ID", conflicts_with = "json")]
     task: Option<u32>,
 
-    /// How many rows are shown of a long table
+    /// The maximum number of rows of a long table
     #[arg(long, value_name = "N", default_value_t = 20)]
     rows: usize,
 
