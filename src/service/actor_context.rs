@@ -10,14 +10,14 @@ use super::audit::AuditEntry;
 use crate::coordination::{Actor, JobName, Reason};
 use crate::telemetry::traces::TraceParent;
 
-/// Who asks for a change, with what else is known of the request.
+/// The author of a change, with the context of the request.
 #[derive(Debug, Clone)]
 pub struct ActorContext {
-    /// Who, from where, by what means.
+    /// The name, the address and the interface.
     pub actor: Actor,
-    /// What they may do; `None` for strangers, and for rules of the server.
+    /// The role; `None` for unauthenticated authors and for rules of the server.
     pub role: Option<Role>,
-    /// What the request is a part of, as its caller says.
+    /// The trace context that the caller sent.
     pub parent: Option<TraceParent>,
     audited: Arc<AtomicBool>,
 }
