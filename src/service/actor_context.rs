@@ -23,13 +23,13 @@ pub struct ActorContext {
 }
 
 impl ActorContext {
-    /// Somebody of whom no more is known.
+    /// Creates a context without a request.
     #[must_use]
     pub fn new(actor: Actor, role: Option<Role>, parent: Option<TraceParent>) -> Self {
         Self { actor, role, parent, audited: Arc::default() }
     }
 
-    /// What they do, for the audit; `act` is what, in a word, and `subject` upon what.
+    /// Returns the audit entry of a change: its verb and its subject.
     pub(crate) fn audit_entry(
         &self,
         job: Option<JobName>,
@@ -41,7 +41,7 @@ impl ActorContext {
         AuditEntry { actor: self.actor.clone(), role: self.role, job, act, subject, reason }
     }
 
-    /// Whether what they asked for stands in the audit.
+    /// Whether the change has an audit entry.
     pub(crate) fn is_audited(&self) -> bool {
         self.audited.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! What the server does beside the wire: changes of operators and rules, and the audit of them.
+//! Changes by operators and rules, and their audit, independent of any port.
 //!
 //! It knows no port: the HTTP port translates requests into [`Operation`]s, and findings ask for remedies. Begin at
 //! [`Operations::act`].

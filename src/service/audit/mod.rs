@@ -28,7 +28,7 @@ use writer::{AuditWriter, FileSink};
 /// How long a change waits for the disk, before it is made and before it is answered.
 const DISK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What happens to changes while the audit file cannot be written.
+/// The policy for changes while the audit file cannot be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AuditFailurePolicy {
     /// They are made. Their lines wait, and are counted if they are lost.
@@ -61,7 +61,7 @@ impl fmt::Display for AuditFailurePolicy {
     }
 }
 
-/// What came of an act.
+/// The outcome of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum AuditOutcome {
@@ -91,7 +91,7 @@ pub struct AuditLine {
     pub at: Timestamp,
     /// Who, from where, by what means.
     pub actor: Actor,
-    /// What they may do; `None` for strangers, and for rules of the server.
+    /// The role; `None` for unauthenticated authors and for rules of the server.
     #[serde(default)]
     pub role: Option<Role>,
     /// In which job.
@@ -102,7 +102,7 @@ pub struct AuditLine {
     pub subject: String,
     /// Why.
     pub reason: Option<Reason>,
-    /// What came of it.
+    /// The outcome.
     pub outcome: AuditOutcome,
     /// Why it was refused, or what there is now that was not before.
     pub detail: String,
@@ -120,7 +120,7 @@ fn once() -> u64 {
 pub struct AuditPage {
     /// The lines.
     pub lines: Vec<AuditLine>,
-    /// What to give as `after` for those that follow.
+    /// The value of `after` for the next page.
     pub next: u64,
     /// Lines that are no longer in memory may be missing before the first.
     pub gap: bool,
@@ -163,7 +163,7 @@ impl Default for AuditLog {
     }
 }
 
-/// What the audit counts.
+/// The counters of the audit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct AuditStats {
     /// Lines, by outcome: done, refused.
@@ -174,7 +174,7 @@ struct AuditStats {
     pub kept_max: usize,
     /// Lines that are there no more.
     pub dropped: u64,
-    /// What the file has not taken.
+    /// The lines that the file has not taken.
     pub file: writer::WriterStats,
     /// Refusals that have no line of their own.
     pub gathered: u64,
