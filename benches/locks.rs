@@ -1,10 +1,11 @@
-//! How long the engine's lock is held at the longest, for every operation that may touch many tasks, calls or keys.
+//! Measures the longest hold of the engine's lock for every operation that may touch many tasks, calls or
+//! keys.
 //!
 //!     cargo bench --bench locks [-- FILTER]
 //!
-//! One job of 10,000 tasks, 1,000,000 keys, 262,144 waiting calls: the bounds that a job has by default. Each line is the
-//! longest hold of the repetition in which that was shortest (what other programs on the machine add is theirs), and how long
-//! it all took. Nothing goes over a network. The target is 1 ms.
+//! One job of 10,000 tasks, 1,000,000 keys, 262,144 waiting calls: the default bounds of a job. Each line is
+//! the longest hold of the best repetition, because other programs on the machine only add to it, and the
+//! total time. No network is involved. The target is 1 ms.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a benchmark that cannot go on has failed")]
 
@@ -41,7 +42,7 @@ impl AnswerInbox for CountingSink {
     }
 }
 
-/// A job whose tasks speak on a connection each.
+/// A job whose tasks have a connection each.
 struct LockFixture {
     engine: Arc<Engine>,
     job: JobId,
@@ -75,7 +76,7 @@ impl LockFixture {
         let timers = tokio::spawn(Arc::clone(&engine).run_timers());
         let connections = (0..TASKS)
             .map(|index| {
-                // A thousand tasks on a host.
+                // A thousand tasks share a host.
                 let host = u8::try_from(index / 1_000).unwrap();
                 engine.connection_opened(
                     ([10, 0, 0, host], 1024 + u16::try_from(index % 1_000).unwrap()).into(),
@@ -127,7 +128,7 @@ impl LockFixture {
         self.ask_on(self.connections[index], index, request)
     }
 
-    /// As many calls that wait for a key as a job may have, on connections of their own.
+    /// Makes calls that wait for a key, on connections of their own.
     fn gets(&self, calls: usize) -> Vec<(ConnectionId, Vec<CallId>)> {
         let mut all = Vec::new();
         while all.len() * ON_ONE < calls {
@@ -161,7 +162,7 @@ impl LockFixture {
         self.engine.act(self.job, actor, reason, act).unwrap();
     }
 
-    /// Waits until everything that was decided is done.
+    /// Waits until no work is pending.
     async fn settled(&self) {
         while self.engine.read_under_lock(|core| core.has_pending_work()) {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -169,7 +170,7 @@ impl LockFixture {
     }
 
     async fn measure(&self, act: impl FnOnce(&Self)) -> (u64, Duration) {
-        // What came before is done, and freed.
+        // The work of the operation before is done, and its memory is freed.
         self.settled().await;
         tokio::time::sleep(Duration::from_millis(50)).await;
         let locks = self.engine.locks();

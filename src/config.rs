@@ -28,95 +28,98 @@ mod settings;
 mod value;
 
 pub use exposure::{ExposedAddress, TlsConfig};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use load::fuzz;
 pub use load::load;
 pub use settings::{JOB_SETTINGS, SERVER_SETTINGS, Setting, SettingValue, environment_variable};
 pub use value::{format_rules, parse_address, parse_rules, parse_tasks};
 
-/// Everything that a server is told.
+/// The configuration of a server and its jobs.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// About the server itself.
+    /// The settings of the server itself.
     pub server: ServerConfig,
-    /// Its jobs, none of a name twice.
+    /// The jobs, with unique names.
     pub jobs: Vec<JobConfig>,
-    /// Every value with its source, in the order to print.
+    /// Every value with its source, in printing order.
     values: Vec<ResolvedValue>,
 }
 
-/// What the server itself is told.
+/// The settings of the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerConfig {
-    /// Where clients connect.
+    /// The address of the shared gRPC listener.
     pub grpc: SocketAddr,
-    /// What the wire edge allows.
+    /// The limits of the gRPC port.
     pub grpc_limits: GrpcLimits,
-    /// Where people and tools look.
+    /// The address of the HTTP listener.
     pub http: SocketAddr,
-    /// Where metrics are served too, on a listener of their own.
+    /// The address of a listener for metrics alone.
     pub metrics: Option<SocketAddr>,
-    /// Jobs with more tasks than this have no metrics for each task.
+    /// The number of tasks above which a job has no metrics for each task.
     pub task_metrics_max: usize,
-    /// Where traces are sent.
+    /// The endpoint to which traces are exported.
     pub otlp_endpoint: Option<String>,
-    /// How they are sent.
+    /// The protocol of the export.
     pub otlp_protocol: OtlpProtocol,
-    /// Where health is served too, on a listener of its own.
+    /// The address of a listener for health probes alone.
     pub health: Option<SocketAddr>,
-    /// How many HTTP connections are served at once.
+    /// The maximum number of HTTP connections.
     pub http_connections: usize,
-    /// How many of them one source may have.
+    /// The maximum number of HTTP connections of one client network.
     pub http_connections_per_source: usize,
-    /// Memory for the bodies of requests over HTTP.
+    /// The memory for HTTP request bodies, in bytes.
     pub http_bodies_bytes: usize,
-    /// How many jobs there may be.
+    /// The maximum number of jobs.
     pub jobs_max: usize,
-    /// How many streams of events are served at once.
+    /// The maximum number of event streams.
     pub http_streams: usize,
-    /// Threads that serve connections.
+    /// The number of threads that serve connections.
     pub io_threads: usize,
-    /// How long open connections may take to finish when the server stops.
+    /// The time that open connections have to finish when the server stops.
     pub stop_timeout: Duration,
-    /// What is logged.
+    /// The log filter.
     pub log: String,
-    /// How log lines look.
+    /// The format of log lines.
     pub log_format: LogFormat,
-    /// Where the audit is written besides memory.
+    /// The path of the audit file.
     pub audit_file: Option<PathBuf>,
-    /// What happens to changes while that cannot be written.
+    /// The treatment of changes while the audit file cannot be written.
     pub audit_failure: AuditFailurePolicy,
-    /// How many lines of it are kept in memory.
+    /// The number of audit lines in memory.
     pub audit_lines: usize,
-    /// Keys whose values are not shown.
+    /// The patterns of keys whose values are redacted.
     pub redact_keys: RedactionPatterns,
-    /// TLS where clients connect.
+    /// TLS of the gRPC listeners.
     pub grpc_tls: TlsConfig,
-    /// TLS where people and tools look.
+    /// TLS of the HTTP listener.
     pub http_tls: TlsConfig,
-    /// Names by which the HTTP address may be reached, besides those that are its own.
+    /// The host names of the HTTP listener besides those that always hold.
     pub http_hosts: AllowedHosts,
-    /// Who may do what.
+    /// The path of the token file.
     pub tokens_file: Option<PathBuf>,
-    /// How long a login in a browser holds.
+    /// The lifetime of a browser session.
     pub session_timeout: Duration,
-    /// How many changes one actor may ask for in a second.
+    /// The maximum number of changes of one actor per second.
     pub http_changes_per_second: usize,
-    /// Other machines reach the HTTP address without saying who they are.
+    /// Other machines may use the HTTP listener without authentication.
     pub insecure: bool,
-    /// Other machines reach the gRPC addresses without saying who they are.
+    /// Other machines may use the gRPC listeners without authentication.
     pub insecure_grpc: bool,
 }
 
-/// What the defaults are chosen for.
+/// The purpose for which defaults are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Profile {
-    /// A server of its own, at the well-known ports.
+    /// A dedicated server on the well-known ports.
     Serve,
-    /// A server beside the tasks that it serves: any free ports, and quiet, for the output is the tasks'.
+    /// A server beside the tasks that it serves: on free ports, and with a quiet log, because the output
+    /// belongs to the tasks.
     Launch,
 }
 
 impl ServerConfig {
-    /// The defaults.
+    /// Returns the defaults for a purpose.
     #[must_use]
     pub fn new(profile: Profile) -> Self {
         let (grpc, http, log) = match profile {
@@ -158,7 +161,7 @@ impl ServerConfig {
     }
 }
 
-/// A job as it is declared.
+/// A declared job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobConfig {
     /// Its name.
@@ -169,10 +172,10 @@ pub struct JobConfig {
     pub settings: JobSettings,
 }
 
-/// Where a value comes from, weakest first.
+/// The source of a value, weakest first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ValueSource {
-    /// Nobody said anything.
+    /// The built-in default.
     Default,
     /// A line of the file.
     File(Arc<Path>, usize),
@@ -193,12 +196,12 @@ impl fmt::Display for ValueSource {
     }
 }
 
-/// A value that was given, as text.
+/// A value as text, with its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GivenValue {
-    /// As it was written.
+    /// The text as written.
     pub text: String,
-    /// Where.
+    /// The source.
     pub source: ValueSource,
 }
 
@@ -211,89 +214,89 @@ struct ResolvedValue {
     source: ValueSource,
 }
 
-/// What a command line asks of the configuration.
+/// The request of a command line for a configuration.
 #[derive(Debug, Clone)]
 pub struct ConfigRequest {
-    /// Which defaults.
+    /// The defaults to use.
     pub profile: Profile,
-    /// The file, if one is named.
+    /// The configuration file, if one is named.
     pub file: Option<PathBuf>,
-    /// The settings that were given as flags, by the names of their keys.
+    /// The settings given as flags, by key.
     pub flags: BTreeMap<&'static str, String>,
     /// The jobs.
     pub jobs: JobSelection,
 }
 
-/// The jobs that a command line asks for.
+/// The jobs that a command line requests.
 #[derive(Debug, Clone)]
 pub enum JobSelection {
-    /// Those declared by flags, the environment and the file.
+    /// The jobs declared by flags, the environment and the file.
     Declared {
         /// `--tasks`: the job `default`.
         tasks: Option<String>,
         /// `--job`, once or more.
         jobs: Vec<String>,
     },
-    /// This one and no other; the file may still say more about it.
+    /// This job alone; the file may still give its settings.
     Only {
         /// Its name.
         name: JobName,
-        /// How many tasks it has.
+        /// The number of its tasks.
         tasks: u32,
     },
 }
 
-/// What is wrong with a configuration.
+/// An error in the configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// The file is not to be read.
+    /// The file cannot be read.
     #[error("{}: cannot read the configuration file: {error}; check the path that --config or MUSTER_CONFIG names", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the operating system.
         error: String,
     },
-    /// The file is no TOML.
+    /// The file is no valid TOML.
     #[error("{place}: this is not TOML: {wrong}")]
     NotToml {
-        /// Where.
+        /// The place of the error.
         place: ValueSource,
-        /// What is wrong.
+        /// The error.
         wrong: String,
     },
-    /// The file has a key that means nothing.
+    /// The file has an unknown key.
     #[error("{place}: there is no key `{key}`: {hint}")]
     UnknownKey {
-        /// Where.
+        /// The place of the key.
         place: ValueSource,
         /// The key, with its table.
         key: String,
-        /// What to write instead.
+        /// The suggestion.
         hint: String,
     },
-    /// A value makes no sense.
+    /// A value is invalid.
     #[error("{place}: {key} = {value:?}: {wrong}")]
     Value {
-        /// Where.
+        /// The place of the value.
         place: ValueSource,
         /// The key, with its table.
         key: String,
         /// The value.
         value: String,
-        /// What is wrong with it and what to write instead.
+        /// The reason, and what to write instead.
         wrong: String,
     },
-    /// Two jobs of one name.
+    /// Two jobs have the same name.
     #[error(
         "{second}: the job `{name}` is declared here and at {first}: give one of them another name, or remove it"
     )]
     JobTwice {
         /// Their name.
         name: JobName,
-        /// Where the first is.
+        /// The place of the first.
         first: ValueSource,
-        /// Where the second is.
+        /// The place of the second.
         second: ValueSource,
     },
     /// A job of the file without a number of tasks.
@@ -301,35 +304,35 @@ pub enum ConfigError {
         "{place}: [jobs.{name}] does not say how many tasks the job has: add `tasks = N` to it, or give --job {name}=N"
     )]
     NoTasks {
-        /// Where.
+        /// The place of the table.
         place: ValueSource,
         /// The job.
         name: JobName,
     },
-    /// Two listeners at one address.
+    /// Two listeners have the same address.
     #[error("{place}: {key} = {address} is the address of {taken_by}: give one of them another port")]
     AddressTwice {
-        /// Where.
+        /// The place of the second.
         place: ValueSource,
-        /// The key that wants the address.
+        /// The key of the second.
         key: String,
         /// The address.
         address: SocketAddr,
-        /// The key that has it already, and where that is.
+        /// The key of the first, with its place.
         taken_by: String,
     },
-    /// A setting needs another.
+    /// A setting requires another one.
     #[error("{given} needs {lacks}: give that too")]
     MissingCompanion {
         /// The setting that was given.
         given: String,
-        /// The one that was not.
+        /// The missing one.
         lacks: String,
     },
-    /// An address would be open to everybody.
+    /// An address would be open to other machines without access control.
     #[error("{0}")]
     Open(ExposedAddress),
-    /// There is nothing to serve.
+    /// No job is declared.
     #[error(
         "no job is declared: give --tasks N for one job, --job NAME=N for each of several, or [jobs.NAME] tables in a \
          --config file"
@@ -338,7 +341,7 @@ pub enum ConfigError {
 }
 
 impl Config {
-    /// Sees to it that there is something to serve.
+    /// Checks that there is a job to serve.
     ///
     /// # Errors
     /// If no job is declared.
@@ -346,16 +349,16 @@ impl Config {
         if self.jobs.is_empty() { Err(ConfigError::NoJobs) } else { Ok(()) }
     }
 
-    /// The whole configuration as a file that means the same, each value with its source as a comment.
+    /// Returns the configuration as an equivalent file, with the source of each value as a comment.
     #[must_use]
     pub fn print(&self) -> String {
         effective::print(&self.values)
     }
 }
 
-/// The bounds by the names of their keys.
+/// Returns the bounds by key.
 ///
-/// The names come from the type itself, so that a bound is a setting by being a field.
+/// The keys are the field names of the type, so every new field is a setting.
 fn bounds_table(bounds: &Bounds) -> BTreeMap<String, u64> {
     let table = toml::Table::try_from(bounds).unwrap_or_default();
     let number = |value: &toml::Value| value.as_integer().and_then(|number| u64::try_from(number).ok());

@@ -20,15 +20,15 @@ mod vec;
 
 pub(crate) use vec::CowVec;
 
-/// An ordered map whose copies are cheap. `N` entries make a chunk at most. Each chunk knows what its entries weigh, by the
-/// measure of `W`.
+/// An ordered map whose copies are cheap. A chunk has at most `N` entries, and caches the total weight of its
+/// entries by the measure `W`.
 pub(crate) struct CowMap<K, V, const N: usize = 64, W = NoWeight> {
     chunks: Vec<Arc<Chunk<K, V>>>,
     len: usize,
     measure: PhantomData<fn() -> W>,
 }
 
-/// What entries weigh: their keys, and their values.
+/// The weight of entries: of their keys and of their values.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Weight {
     pub keys: usize,
@@ -58,12 +58,12 @@ impl Sum for Weight {
     }
 }
 
-/// What an entry weighs.
+/// A measure of the weight of entries.
 pub(crate) trait EntryWeight<K, V> {
     fn weight(key: &K, value: &V) -> Weight;
 }
 
-/// Entries weigh nothing.
+/// The measure by which every entry weighs nothing.
 pub(crate) struct NoWeight;
 
 impl<K, V> EntryWeight<K, V> for NoWeight {
@@ -90,7 +90,7 @@ impl<K, V> Chunk<K, V> {
     }
 }
 
-/// Adds the entries of a chunk to those of the chunk before it.
+/// Appends the entries of `next` to `chunk`, which precedes it.
 fn append<K: Clone, V: Clone>(chunk: &mut Arc<Chunk<K, V>>, next: Arc<Chunk<K, V>>) {
     let next = Arc::unwrap_or_clone(next);
     let chunk = Arc::make_mut(chunk);
@@ -138,7 +138,7 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
         self.len == 0
     }
 
-    /// The chunk that holds a key or would hold it, and the place in it.
+    /// Returns the index of the chunk that holds a key or would hold it, and the key's index in the chunk.
     fn locate<Q: Ord + ?Sized>(&self, key: &Q) -> (usize, Result<usize, usize>)
     where
         K: Borrow<Q>,
@@ -147,7 +147,7 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
             self.chunks.partition_point(|chunk| chunk.first().is_some_and(|(k, _)| k.borrow() <= key));
         let chunk = behind.saturating_sub(1);
         let place = self.chunks.get(chunk).map_or(Err(0), |entries| {
-            // The usual key of a table that grows at its end.
+            // The common case: a key after all others of the chunk.
             match entries.last() {
                 Some((last, _)) if last.borrow() < key => Err(entries.len()),
                 _ => entries.binary_search_by(|(k, _)| k.borrow().cmp(key)),
@@ -198,7 +198,7 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
         if chunk.len() < N {
             Arc::make_mut(chunk).insert::<W>(place, key, value);
         } else if place == N {
-            // Keys that come in their order fill their chunks: none is halved for them.
+            // A full chunk is not split for a key at its end: ascending keys leave full chunks behind.
             match self.chunks.get_mut(at + 1).filter(|next| next.len() < N) {
                 Some(next) => Arc::make_mut(next).insert::<W>(0, key, value),
                 None => self.chunks.insert(at + 1, Arc::new(Chunk::of::<W>(vec![(key, value)]))),
@@ -259,7 +259,7 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
         self.remove_at(0, 0)
     }
 
-    /// The entries from a key on, ascending.
+    /// Returns the entries from a key on, ascending.
     pub fn range_from<Q: Ord + ?Sized>(
         &self,
         from: Bound<&Q>,
@@ -304,13 +304,12 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
         self.iter().map(|(_, value)| value)
     }
 
-    /// What all entries weigh.
+    /// Returns the total weight of all entries.
     pub fn weight(&self) -> Weight {
         self.chunks.iter().map(|chunk| chunk.weight).sum()
     }
 
-    /// Takes out the entries from one key to before another. Costs a look at each chunk between them, and not at their
-    /// entries.
+    /// Removes and returns the entries `from..to`. It visits each chunk between them, not their entries.
     pub fn remove_range<Q: Ord + ?Sized>(&mut self, from: &Q, to: &Q) -> Self
     where
         K: Borrow<Q>,
@@ -334,7 +333,7 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
             removed.extend(self.chunks.drain(first + 1..last));
             removed.push(tail);
         }
-        // Only what stood at the ends of the range can have become empty.
+        // Only the chunks at the ends of the range can have become empty.
         for at in [first + 1, first] {
             if self.chunks.get(at).is_some_and(|chunk| chunk.is_empty()) {
                 self.chunks.remove(at);
@@ -346,8 +345,8 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
         removed
     }
 
-    /// The entries from one key to before another, as a table of its own that shares its chunks with this one, except
-    /// those at the ends.
+    /// Returns the entries `from..to` as a map of its own. It shares its chunks with this one, except those
+    /// at the ends.
     pub fn copy_range<Q: Ord + ?Sized>(&self, from: &Q, to: &Q) -> Self
     where
         K: Borrow<Q>,
@@ -370,7 +369,7 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
         Self::from_chunks(chunks)
     }
 
-    /// A table of these chunks, of which those that are small are joined with their neighbours.
+    /// Creates a map of these chunks, and joins small ones with their neighbours.
     fn from_chunks(all: Vec<Arc<Chunk<K, V>>>) -> Self {
         let len = all.iter().map(|chunk| chunk.len()).sum();
         let mut chunks: Vec<Arc<Chunk<K, V>>> = Vec::with_capacity(all.len());
@@ -395,7 +394,7 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
         *self = Self::from_chunks(std::mem::take(&mut self.chunks));
     }
 
-    /// Whether the invariants of the table hold.
+    /// Returns whether the invariants hold.
     pub fn is_consistent(&self) -> bool {
         let sizes = self.chunks.iter().all(|entries| (1..=N).contains(&entries.len()));
         let joined =
@@ -476,8 +475,8 @@ mod tests {
         assert_eq!(table.weight().values, table.values().map(|value| *value as usize).sum::<usize>());
     }
 
-    /// Random operations on a table of small chunks and on the standard library's map, and copies that must stay as they
-    /// were when they were made.
+    /// Compares random operations on a map of small chunks with the standard library's map; copies must stay
+    /// as they were when they were made.
     #[test]
     fn a_map_behaves_as_a_btree_map_and_copies_do_not_change() {
         for seed in 0..60 {

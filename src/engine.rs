@@ -7,15 +7,16 @@
 //!   transition only. A transition takes about a microsecond; a queue to an owner thread would cost two wake-ups a
 //!   call. An answer that is known at once costs no queue and no wake-up. Answers to waiting calls go to the
 //!   [`AnswerInbox`] of their connection after the lock is released.
-//! - *Readers copy.* [`Engine::look`] copies a pointer for each job under the lock and runs its closure afterwards,
-//!   so pages, scrapes and listings do not hold up clients. Only [`Engine::read_under_lock`] reads under the lock, for a
-//!   single entry.
-//! - *Time.* One task sleeps until the state machine's next deadline ([`Engine::run_timers`]). If the driver was
-//!   away for more than a second (stopped, starved), it applies [`Input::DriverLagged`] first: the silence is its own.
+//! - *Readers copy.* [`Engine::read`] copies a pointer for each job under the lock and runs its closure
+//!   afterwards, so pages, scrapes and listings do not hold up clients. Only [`Engine::read_under_lock`]
+//!   reads under the lock, for a single entry.
+//! - *Time.* One task sleeps until the state machine's next deadline ([`Engine::run_timers`]). If the driver
+//!   did not run for more than a second (stopped, starved), it applies [`Input::DriverLagged`] first, so that
+//!   the silence fails no task.
 //! - *Freeing.* Memory that the state machine gives up is freed after the lock, much of it on a thread of its own
 //!   (`reaper.rs`).
-//! - *Observers* (counters, traces, timelines) hear of each event under the lock: they are quick, do not block, and
-//!   do not call back.
+//! - *Observers* (counters, traces, timelines) receive each event under the lock: they are quick, do not
+//!   block, and do not call back.
 //! - *Measurement.* One in 64 of the inputs about one task or key is timed under the lock; every other input and
 //!   every read is.
 
@@ -44,46 +45,46 @@ pub use event_history::RetainedEvents;
 use event_history::{EventHistory, Ring};
 use reaper::Reaper;
 
-/// Where the answers to waiting calls go: one for each connection.
+/// The recipient of answers to waiting calls: one for each connection.
 pub trait AnswerInbox: Send + Sync {
-    /// Takes the answer to the call that was asked with `slot`. Called outside of the engine's lock, on
-    /// any thread; must not block.
+    /// Receives the answer to the call that was made with `slot`. Called outside the engine's lock, on any
+    /// thread; must not block.
     fn deliver(&self, slot: u64, outcome: CallOutcome);
 }
 
-/// What has become of a call.
+/// The state of a call after [`Engine::call`].
 pub enum CallStatus {
-    /// It is answered.
+    /// The call is answered.
     Now(CallOutcome),
-    /// It waits; the answer will be delivered to its inbox, unless it is hung up before.
+    /// The call waits; its answer will be delivered to the inbox, unless the call is cancelled before.
     Waiting(CallId),
 }
 
-/// Whoever wants to know of every effect, such as counters. Called under the engine's lock: it must be quick, must not
-/// block and must not come back to the engine.
+/// An observer of every effect, such as a counter. It is called under the engine's lock: it must be quick,
+/// and must not block or call the engine.
 pub trait Observer: Send + Sync {
-    /// Something changed.
+    /// Receives an event.
     fn event(&self, event: &JobEvent);
-    /// A barrier has ended.
+    /// Receives an ended barrier.
     fn barrier_ended(&self, ending: &BarrierCompletion);
 }
 
-/// What the engine counts.
+/// The counters of the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineCounters {
-    /// Inputs that were applied.
+    /// The number of applied inputs.
     pub inputs: u64,
-    /// Events that happened.
+    /// The number of events.
     pub events: u64,
-    /// Events that are kept.
+    /// The number of retained events.
     pub events_kept: usize,
-    /// How many are kept at most.
+    /// The greatest number of retained events.
     pub events_kept_max: usize,
-    /// Events that a follower never saw, since it was too slow.
+    /// The number of events that slow followers missed.
     pub events_missed: u64,
-    /// Followers now.
+    /// The present number of followers.
     pub followers: usize,
-    /// Times that the driver found that it could not run for a while.
+    /// The number of times that the driver could not run for a while.
     pub lags: u64,
 }
 
@@ -104,7 +105,8 @@ struct State {
     lags: u64,
 }
 
-/// The calls that wait. In many tables, so that none of them has to grow by much at once while the lock is held.
+/// The waiting calls. They are in many tables, so that none of them grows by much at once while the lock is
+/// held.
 #[derive(Default)]
 struct WaitingCalls {
     tables: [WaitingTable; Self::TABLES],
@@ -116,7 +118,7 @@ type WaitingTable = HashMap<CallId, WaitingCall, BuildHasherDefault<NumberHasher
 
 impl WaitingCalls {
     const TABLES: usize = 32;
-    /// A table with room for so many calls keeps it.
+    /// A table with at most this capacity is not shrunk.
     const KEPT: usize = 1 << 10;
 
     fn table(&mut self, call: CallId) -> &mut WaitingTable {
@@ -128,13 +130,15 @@ impl WaitingCalls {
         self.len += usize::from(self.table(call).insert(call, waiting).is_none());
     }
 
-    /// Takes a call out. A table that was left for a smaller one is added to `gone`, to be freed without the lock.
+    /// Removes a call. A table that is replaced by a smaller one is added to `gone`, to be freed without the
+    /// lock.
     fn remove(&mut self, call: CallId, gone: &mut Vec<WaitingTable>) -> Option<WaitingCall> {
         let waiting = self.table(call).remove(&call)?;
         self.len -= 1;
         self.removed = self.removed.wrapping_add(1);
-        // What very many calls took is given back. The tables empty alike: each has its turn, so that the lock is not held
-        // until all of them have moved what is left. The period is prime, so that it meets every table.
+        // The memory of very many calls is given back, one table at a time: the tables empty at the same
+        // pace, and the lock must not be held while all of them move their rest. The period is prime, so it
+        // meets every table.
         const PERIOD: usize = 509;
         if self.removed.is_multiple_of(PERIOD) {
             let table = self.table(call);
@@ -149,54 +153,54 @@ impl WaitingCalls {
     }
 }
 
-/// What came of an input.
+/// The result of an input.
 #[derive(Default)]
 struct InputResult {
-    /// The answer to the call that was applied, if it came at once.
+    /// The answer to the applied call, if it came at once.
     own: Option<CallOutcome>,
-    /// The answer to the act that was applied.
+    /// The outcome of the applied command.
     acted: Option<Result<CommandOutcome, CommandRefusal>>,
-    /// The answers to calls that waited.
+    /// The answers to waiting calls.
     deliveries: Vec<(WaitingCall, CallOutcome)>,
-    /// What is to be freed.
+    /// The memory to free.
     discarded: Vec<DeferredFree>,
     events: Vec<Ring>,
     tables: Vec<WaitingTable>,
 }
 
-/// An event with its place in the order of all events of this server, from 1.
+/// An event with its number in the order of all events of this server, from 1.
 #[derive(Debug, Clone)]
 pub struct NumberedEvent {
-    /// Its place.
+    /// The number.
     pub number: u64,
-    /// What happened.
+    /// The event.
     pub event: Arc<JobEvent>,
 }
 
-/// How many events a follower may lag behind before it loses some.
+/// The number of events that a follower may lag behind before it misses some.
 const EVENTS_BUFFERED: usize = 1 << 12;
 
-/// How many calls of a connection that is gone are dropped while the lock is held once.
+/// The number of calls of a closed connection that are dropped under one hold of the lock.
 const CALLS_DROPPED_AT_ONCE: usize = 1 << 10;
 
-/// How late a deadline may be kept before the driver takes itself to have been away.
+/// The delay of a deadline from which on the driver assumes that it did not run.
 const LAG_TOLERANCE: Duration = Duration::from_secs(1);
 
-/// How long the engine's lock is waited for and held.
+/// The times for which the engine's lock is waited for and held.
 #[derive(Debug, Default)]
 pub struct Locks {
-    /// By those who apply an input about one task or one key; one in many is timed.
+    /// For inputs about one task or one key; one in many is timed.
     pub inputs: meter::LockTimes,
-    /// By those who apply any other input: each is timed.
+    /// For all other inputs; each is timed.
     pub bulk: meter::LockTimes,
-    /// By those who only look (pages, scrapes, detectors), to take a copy: each is timed.
+    /// For readers (pages, scrapes, detectors), which take a copy; each is timed.
     pub reads: meter::LockTimes,
 }
 
-/// The state, while it is locked.
+/// The locked state.
 struct LockedState<'a> {
     state: MutexGuard<'a, State>,
-    // After the lock, so that it is dropped after it.
+    // Declared after the lock, so that it is dropped after it.
     _held: meter::LockHold<'a>,
 }
 
@@ -222,9 +226,9 @@ pub struct Engine {
     armed: AtomicU64,
     rearm: Notify,
     followers: broadcast::Sender<NumberedEvent>,
-    /// How many jobs there may be.
+    /// The greatest number of jobs.
     jobs_max: AtomicUsize,
-    /// How many times a job was made or deleted.
+    /// The number of times that a job was created or deleted.
     job_changes: AtomicU64,
     observers: OnceLock<Vec<Arc<dyn Observer>>>,
     missed: AtomicU64,
@@ -234,10 +238,10 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// How many jobs there may be unless a setting says otherwise.
+    /// The default of the greatest number of jobs.
     pub const JOBS_MAX: usize = 1024;
 
-    /// An engine without jobs. [`Engine::run_timers`] must be running for deadlines to be kept.
+    /// Returns an engine without jobs. Deadlines are kept only while [`Engine::run_timers`] runs.
     #[must_use]
     pub fn new(clock: Clock) -> Arc<Self> {
         let state = State {
@@ -268,12 +272,12 @@ impl Engine {
         })
     }
 
-    /// Tells `observers` of every effect from now on. Those of the first call stay.
+    /// Sends every effect to `observers` from now on. Only the first call has an effect.
     pub fn observe_with(&self, observers: Vec<Arc<dyn Observer>>) {
         let _ = self.observers.set(observers);
     }
 
-    /// What the engine has counted so far.
+    /// Returns the counters.
     #[must_use]
     pub fn counters(&self) -> EngineCounters {
         let state = self.lock_for_read();
@@ -288,33 +292,33 @@ impl Engine {
         }
     }
 
-    /// A follower has missed so many events.
+    /// Counts events that a follower missed.
     pub fn count_missed_events(&self, events: u64) {
         self.missed.fetch_add(events, Ordering::Relaxed);
     }
 
-    /// Puts what an observer has found into the order of events.
+    /// Puts a finding of an observer into the order of events.
     pub fn record_finding(&self, job: JobId, note: FindingNote) {
         self.apply_input(self.lock(), Input::FindingChanged { job, note });
     }
 
-    /// Puts what a worker has reported of its transfers into the order of events.
+    /// Puts a worker's report of failed transfers into the order of events.
     pub fn record_transfer_failure(&self, job: JobId, note: TransferFailure) {
         self.apply_input(self.lock(), Input::TransferFailed { job, note });
     }
 
-    /// The engine's clock.
+    /// Returns the engine's clock.
     #[must_use]
     pub fn clock(&self) -> &Clock {
         &self.clock
     }
 
-    /// Bounds how many jobs there may be; those that are there stay.
+    /// Bounds the number of jobs; existing jobs stay.
     pub fn bound_jobs(&self, most: usize) {
         self.jobs_max.store(most, Ordering::Relaxed);
     }
 
-    /// Declares a job, as the server was configured.
+    /// Declares a job of the server's configuration.
     ///
     /// # Errors
     /// If there is a job of that name, or there are too many jobs.
@@ -322,8 +326,7 @@ impl Engine {
         self.declare_with(name, settings, None, |_| ()).map(|(job, ())| job)
     }
 
-    /// Declares a job that somebody asked for, and looks at the jobs as they are right then. `look` runs on a copy, as that
-    /// of [`Engine::read`] does.
+    /// Declares a job for an operator.
     ///
     /// # Errors
     /// As [`Engine::declare`].
@@ -364,16 +367,17 @@ impl Engine {
         Ok((job, taken))
     }
 
-    /// How many times a job was made or deleted: what was found out about the names of jobs holds as long as this stays.
+    /// Returns the number of times that a job was created or deleted. A lookup of a job by name stays valid
+    /// while it does not change.
     #[must_use]
     pub fn job_table_version(&self) -> u64 {
         self.job_changes.load(Ordering::Acquire)
     }
 
-    /// Acts upon a job.
+    /// Performs a command on a job.
     ///
     /// # Errors
-    /// If the act is refused; nothing has changed then.
+    /// If the command is refused; nothing has changed then.
     pub fn act(
         &self,
         job: JobId,
@@ -410,7 +414,7 @@ impl Engine {
         look(&copy, acted)
     }
 
-    /// Numbers a new connection.
+    /// Registers a new connection and returns its number.
     pub fn connection_opened(&self, peer: SocketAddr) -> ConnectionId {
         let mut state = self.lock();
         let connection = ConnectionId(state.next_connection);
@@ -419,7 +423,8 @@ impl Engine {
         connection
     }
 
-    /// Reports that a connection is gone. Calls that wait on it are dropped; their inbox hears no more of them.
+    /// Reports the end of a connection. Calls that wait on it are dropped; their inbox receives no more
+    /// answers.
     pub fn connection_closed(&self, connection: ConnectionId, ending: ConnectionEnd, calls: Vec<CallId>) {
         self.apply_input(self.lock_for_bulk(), Input::ConnectionClosed { connection, ending });
         match self.this.upgrade() {
@@ -430,7 +435,8 @@ impl Engine {
         }
     }
 
-    /// Drops calls whose answers are for nobody any more. Many are dropped bit by bit: others come in between.
+    /// Drops calls whose answers have no recipient. The lock is released between parts, so that other callers
+    /// come in between.
     fn drop_waiting(&self, calls: &[CallId]) {
         for part in calls.chunks(CALLS_DROPPED_AT_ONCE) {
             let mut tables = Vec::new();
@@ -442,13 +448,13 @@ impl Engine {
         }
     }
 
-    /// Drops something that takes long to drop, where nobody waits for it.
+    /// Drops a large value on the reaper's thread.
     pub fn drop_later(&self, thing: impl Send + 'static) {
         self.reaper.run(move || drop(thing));
     }
 
-    /// Puts a call to a job. Either it is answered at once, or its answer is delivered later to
-    /// `inbox` under `slot`.
+    /// Makes a call to a job. It is answered at once, or its answer is delivered later to `inbox` under
+    /// `slot`.
     pub fn call(
         &self,
         job: JobId,
@@ -457,7 +463,7 @@ impl Engine {
         inbox: &Arc<dyn AnswerInbox>,
         slot: u64,
     ) -> CallStatus {
-        // A value that is refused is freed after the lock is.
+        // The value of a refused request is freed after the lock is released.
         let _value = match &request {
             Request::Insert { value, .. } => Some(value.clone()),
             _ => None,
@@ -475,23 +481,23 @@ impl Engine {
         CallStatus::Waiting(call)
     }
 
-    /// Drops a call that nobody waits for any more.
+    /// Withdraws a waiting call.
     pub fn cancel_waiting_call(&self, job: JobId, call: CallId) {
         let mut tables = Vec::new();
         let mut state = self.lock();
-        // If its answer is on the way already, there is nothing to drop.
+        // If the answer is already on its way, there is nothing to drop.
         if state.waiting.remove(call, &mut tables).is_some() {
             self.apply_input(state, Input::CallCancelled { job, call });
         }
     }
 
-    /// Answers every waiting call, in the way that lets clients live on.
+    /// Answers every waiting call in the way that lets clients continue.
     pub fn stop(&self) {
         self.apply_input(self.lock_for_bulk(), Input::Stop);
     }
 
-    /// Looks at the jobs as they are now. `look` runs on a copy, which costs a pointer for each job: the lock is free
-    /// while it runs, however long that takes.
+    /// Runs `look` on a copy of the jobs. The copy costs a pointer for each job; the lock is free while
+    /// `look` runs, however long that takes.
     pub fn read<T>(&self, look: impl FnOnce(&Coordinator, Timestamp) -> T) -> T {
         let (copy, now) = {
             let state = self.lock_for_read();
@@ -500,18 +506,19 @@ impl Engine {
         look(&copy, now)
     }
 
-    /// Looks something up. `look` runs under the lock, and must not take longer the more there is: see [`Engine::look`].
+    /// Runs `look` under the lock. It must take the same short time however large the state is; otherwise use
+    /// [`Engine::read`].
     pub fn read_under_lock<T>(&self, look: impl FnOnce(&Coordinator) -> T) -> T {
         look(&self.lock_for_read().coordinator)
     }
 
-    /// How many calls wait for an answer.
+    /// Returns the number of waiting calls.
     #[must_use]
     pub fn waiting_calls(&self) -> usize {
         self.lock_for_read().waiting.len
     }
 
-    /// The kept events of all jobs after number `after`, and a stream of those to come.
+    /// Returns the retained events of all jobs after number `after`, and a stream of later ones.
     #[must_use]
     pub fn follow(&self, after: u64) -> (RetainedEvents, broadcast::Receiver<NumberedEvent>) {
         let (kept, coming) = self.subscribe_with_history();
@@ -523,21 +530,21 @@ impl Engine {
         (state.history.clone(), self.followers.subscribe())
     }
 
-    /// The kept events of a job after number `after`, and a stream of those to come, of all jobs.
+    /// Returns the retained events of a job after number `after`, and a stream of later events of all jobs.
     #[must_use]
     pub fn follow_job(&self, job: JobId, after: u64) -> (RetainedEvents, broadcast::Receiver<NumberedEvent>) {
         let (kept, coming) = self.subscribe_with_history();
         (kept.of(job, after), coming)
     }
 
-    /// Keeps the deadlines of the state machine, for as long as the returned future is polled.
+    /// Applies a tick at each deadline of the state machine, for as long as the returned future is polled.
     pub async fn run_timers(self: Arc<Self>) {
         loop {
             let armed = self.arm_timer();
             let rearmed = self.rearm.notified();
             match armed {
                 None => rearmed.await,
-                // Work that is decided and not done: at once. A timer would sleep for the rest of a millisecond.
+                // Pending work runs at once; a timer would sleep for the rest of a millisecond.
                 Some(at) if at <= self.clock.now() => {
                     self.tick(at);
                     tokio::task::yield_now().await;
@@ -554,7 +561,8 @@ impl Engine {
     }
 
     fn tick(&self, due: Timestamp) {
-        // A process that was stopped, or starved, has heard nobody in the meantime; that is not their fault.
+        // A process that was stopped or starved received no heartbeats meanwhile; the tasks did not cause
+        // that.
         if self.clock.now().since(due) > LAG_TOLERANCE {
             let mut state = self.lock_for_bulk();
             state.lags += 1;
@@ -570,7 +578,7 @@ impl Engine {
         next
     }
 
-    /// How long the lock is waited for and held.
+    /// Returns the times for which the lock is waited for and held.
     #[must_use]
     pub fn locks(&self) -> &Locks {
         &self.locks
@@ -589,7 +597,7 @@ impl Engine {
     }
 
     fn lock_after<'a>(&'a self, waiting: meter::LockWait<'a>) -> LockedState<'a> {
-        // A transition that panicked has been reported; the tables it left are still the best there is.
+        // A panic inside a transition has been reported; the tables that it left are the best that there are.
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         LockedState { state, _held: waiting.acquired() }
     }
@@ -599,7 +607,7 @@ impl Engine {
         self.unlock_and_deliver(state, applied);
     }
 
-    /// Applies one input; the answer to the call `own` is told apart.
+    /// Applies one input; the answer to the call `own` is returned separately.
     fn apply(&self, state: &mut State, input: Input, own: Option<CallId>) -> InputResult {
         let now = self.clock.now();
         state.inputs += 1;
@@ -607,7 +615,8 @@ impl Engine {
         let mut effects = std::mem::take(&mut state.effects);
         let mut applied = InputResult::default();
         let (mut next, mut spares) = (Some(input), Vec::new());
-        // An input that gives a job a spare identity may also go on with work that was put off, and so has effects of its own.
+        // The input that gives a job its spare incarnation may also continue pending work, and so has effects
+        // of its own.
         while let Some(input) = next {
             state.coordinator.apply(now, input, &mut effects);
             for effect in effects.drain(..) {
@@ -623,7 +632,7 @@ impl Engine {
                         observers.iter().for_each(|observer| observer.event(&event));
                         let numbered = NumberedEvent { number: state.next_event, event: Arc::new(event) };
                         state.next_event += 1;
-                        // Nobody following is no error.
+                        // Without followers, the send fails; that is no error.
                         let _ = self.followers.send(numbered.clone());
                         state.history.push(numbered, &mut applied.events);
                     }
@@ -643,7 +652,7 @@ impl Engine {
         applied
     }
 
-    /// Releases the lock, wakes the timer task if a deadline came nearer, and hands out the answers.
+    /// Releases the lock, wakes the timer task if the next deadline is earlier, and delivers the answers.
     fn unlock_and_deliver(&self, state: LockedState<'_>, applied: InputResult) {
         let next = state.coordinator.next_wakeup().map_or(u64::MAX, |at| at.0);
         let nearer = next < self.armed.load(Ordering::Relaxed);
@@ -660,7 +669,7 @@ impl Engine {
         self.drop_deferred(applied.discarded);
     }
 
-    /// Frees memory: much of it where nobody waits for it.
+    /// Frees memory; a large amount on the reaper's thread.
     fn drop_deferred(&self, discarded: Vec<DeferredFree>) {
         const MUCH: usize = 1 << 12;
         let weight: usize = discarded.iter().map(DeferredFree::weight).sum();
@@ -670,23 +679,24 @@ impl Engine {
     }
 }
 
-/// Whether a request is about one task or one key, whatever there is beside it.
+/// Returns whether a request is about one task or one key, so that its cost does not depend on the size of
+/// the state.
 fn is_about_one(request: &Request) -> bool {
     matches!(request, Request::Heartbeat { .. } | Request::Get { .. } | Request::TryGet { .. })
 }
 
-/// Why a job cannot be declared.
+/// The reason for which a job cannot be declared.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeclareError {
-    /// There is a job of that name already.
+    /// A job with that name exists.
     #[error("there is a job named {0} already")]
     Exists(JobName),
-    /// There are too many.
+    /// The bound on jobs is reached.
     #[error("there are {0} jobs, the most that this server may have (setting jobs-max): delete one first")]
     TooMany(usize),
 }
 
-/// Hashes numbers that we count up ourselves: spreads them over the high bits, which the table uses too.
+/// A hasher for our own consecutive numbers: it spreads them over the high bits, which the table uses too.
 #[derive(Default)]
 struct NumberHasher(u64);
 

@@ -1,4 +1,4 @@
-//! The check whether other users of the host can read or replace a private file.
+//! Checks whether other users of the host can read or replace a private file.
 //!
 //! Begin at `check_permissions`.
 
@@ -8,14 +8,14 @@ use std::path::Path;
 const OTHERS_READ: u32 = 0o004;
 const OTHERS_WRITE: u32 = 0o002;
 const GROUP_WRITES: u32 = 0o020;
-/// In a folder with this bit, others cannot replace what is not theirs.
+/// In a folder with this bit, users cannot replace the files of others.
 const STICKY: u32 = 0o1000;
 
-/// Looks at the permissions of the file at `path`. Returns what should be better, if anything.
+/// Checks the permissions of the file at `path`. Returns a recommendation, if there is one.
 ///
 /// # Errors
-/// If every user of this machine could replace what the file says: the reason, with what to do. A file that cannot be looked at is
-/// for its reader to complain about.
+/// Returns the reason and the remedy if every user of this machine could replace the file's contents. A file
+/// whose permissions cannot be read passes: the code that reads the file reports the error.
 pub fn check_permissions(path: &Path) -> Result<Option<String>, String> {
     let Ok(file) = std::fs::metadata(path) else { return Ok(None) };
     let shown = path.display();

@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use crate::clock::{Clock, Timestamp};
 
-/// How often files are looked at, at most. It happens when a client comes: nothing ticks for it.
+/// The shortest time between two checks.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// How long the client that comes waits for the look. One that takes longer goes on without it, and counts when it is done.
+/// The longest time that a client waits for the check that it triggered. A slower check takes effect when it
+/// is done.
 const REFRESH_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// When some files were looked at, and whether somebody looks now.
+/// The time of the last check of some files, and whether a check runs now.
 pub struct FileWatch {
     clock: Clock,
     checked_at: AtomicU64,
@@ -23,14 +24,14 @@ pub struct FileWatch {
 }
 
 impl FileWatch {
-    /// Creates a watch over files that were looked at just now.
+    /// Creates a watch over files that were read just now.
     #[must_use]
     pub fn new(clock: Clock) -> Self {
         Self { clock, checked_at: AtomicU64::new(clock.now().0), is_checking: Arc::default() }
     }
 
-    /// Has `look` run on a thread of its own if it is time to, and waits for it, but not for long. There is never more than one
-    /// look at once. Must be called within a runtime.
+    /// Runs `look` on a thread of its own if the last check is long enough ago, and waits for it for a
+    /// bounded time. At most one check runs at once. Must be called within a runtime.
     pub async fn refresh(&self, look: impl FnOnce() + Send + 'static) {
         let now = self.clock.now();
         if now.since(Timestamp(self.checked_at.load(Ordering::Relaxed))) < CHECK_INTERVAL
@@ -44,7 +45,7 @@ impl FileWatch {
             look();
             looking.store(false, Ordering::Release);
         });
-        // What it found is not for this caller alone.
+        // The result of the check is for all clients, and reaches them without this one.
         let _ = tokio::time::timeout(REFRESH_TIMEOUT, look).await;
     }
 }
@@ -62,7 +63,7 @@ mod tests {
         watch.checked_at.store(0, Ordering::Relaxed);
         let (go_on, hangs) = mpsc::channel::<()>();
         let hang = move || {
-            // A test that is over lets go of it, too.
+            // `recv` also returns when the test drops the sender.
             let _ = hangs.recv();
         };
         assert!(tokio::time::timeout(REFRESH_TIMEOUT * 100, watch.refresh(hang)).await.is_ok());

@@ -17,6 +17,7 @@
 //! | [`reports`] | transfer reports of native workers |
 //! | [`service`] | what the server is beside the wire: operations, audit, findings, reports |
 //! | [`proto`] | the wire messages |
+//! | `fuzzing` | the property of each decoder of outside input; no part of the product |
 //! | `cow` | copy-on-write tables, so that readers need no lock |
 //! | [`clock`] | the only reader of clocks and randomness |
 //! | [`meter`] | counters and timings of hot paths |
@@ -29,6 +30,9 @@ pub mod doctor;
 pub mod engine;
 mod file_permissions;
 mod file_watch;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod grpc;
 pub mod http;
 mod http2;

@@ -16,17 +16,17 @@ pub use disabled::{Counter, ENABLED, Histogram, LockHold, LockTimes, LockWait, M
 #[cfg(feature = "metrics")]
 pub use enabled::{Counter, ENABLED, Histogram, LockHold, LockTimes, LockWait, Moment, Sharded};
 
-/// How many bounds [`HistogramSnapshot`] has.
+/// The number of bounds of a [`Timed`] histogram.
 pub const BOUNDS: usize = 18;
-/// The least bound, in nanoseconds; each further one is four times the one before. The last is an hour and twelve minutes.
+/// The least bound, in nanoseconds. Each further bound is four times the one before; the last is 1 h 12 min.
 const FIRST_BOUND_NS: u64 = 250;
 
-/// Times as they were read, counted by their size.
+/// A histogram of times, as [`Times::read`] returns it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HistogramSnapshot {
-    /// One for each bound, and one for what took longer.
+    /// The number of times in the bucket of each bound; the last bucket counts longer times.
     pub counts: [u64; BOUNDS + 1],
-    /// All of them together, in nanoseconds.
+    /// The sum of all times, in nanoseconds.
     pub sum_ns: u64,
 }
 
@@ -40,12 +40,12 @@ impl AddAssign<&Self> for HistogramSnapshot {
 }
 
 impl HistogramSnapshot {
-    /// The bounds, in nanoseconds.
+    /// Returns the upper bounds of the buckets, in nanoseconds.
     pub fn bounds_ns() -> impl Iterator<Item = u64> {
         (0..BOUNDS).map(|place| FIRST_BOUND_NS << (2 * place))
     }
 
-    /// Whether nothing has been timed.
+    /// Returns whether nothing was timed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.counts.iter().all(|count| *count == 0)

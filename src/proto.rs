@@ -7,7 +7,7 @@ use prost::bytes::{Buf, BufMut};
 use prost::encoding::{self, DecodeContext, WireType};
 use prost::{DecodeError, Message};
 
-/// The descriptors of every `.proto` file, for server reflection.
+/// The file descriptors of every `.proto` file, for server reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
 /// Wire generation A (jaxlib 0.4.30 to 0.9.2).
@@ -35,7 +35,7 @@ pub mod xla {
 /// The project's own messages.
 #[allow(missing_docs, clippy::all, unused_qualifications)]
 pub mod muster {
-    /// What native workers report of their transfer engines.
+    /// Reports of native workers about their transfer engines.
     pub mod v1 {
         tonic::include_proto!("muster.v1");
     }
@@ -62,15 +62,15 @@ impl muster::v1::ClockReading {
 
 /// `tensorflow.CoordinatedTask`, without a string.
 ///
-/// Requests over a whole cluster repeat the same job name once a task. Only whether the client
-/// names its job at all matters (later clients leave it out), so that is what is kept of it.
+/// A request over a whole cluster repeats the same job name for every task. Only its presence matters (later
+/// clients leave it out), so only that is kept.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CoordinatedTask {
-    /// The client gave a job name (always `jax_worker`).
+    /// Whether the client gave a job name (always `jax_worker`).
     pub named: bool,
     /// The task's number.
     pub task_id: i32,
-    /// The client asks to be recoverable.
+    /// Whether the client asks to be recoverable.
     pub recoverable: bool,
 }
 
@@ -109,7 +109,7 @@ impl Message for CoordinatedTask {
                         buf.advance(length);
                         Ok(())
                     }
-                    // Shorter than it says: let the decoder word the underflow.
+                    // The field is shorter than its length says: the decoder words the underflow.
                     _ => encoding::skip_field(WireType::SixtyFourBit, tag, &mut [].as_slice(), ctx),
                 }
             }

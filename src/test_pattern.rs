@@ -1,11 +1,11 @@
-//! Reproducible pseudo-random bytes, made from a seed, to compare what was sent with what arrived.
+//! Reproducible pseudo-random bytes, made from a seed, to compare the bytes received with those sent.
 //!
-//! It does not serve security: SplitMix64 is predictable. Begin at `fill` and `first_mismatch`.
+//! They are not for security: SplitMix64 is predictable. Begin at `fill` and `wrong`.
 
-/// What the state of a sequence grows by.
+/// The increment of the generator's state.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The next of a sequence of well-mixed numbers (SplitMix64, Steele, Lea, Flood, OOPSLA 2014).
+/// Returns the next number of a well-mixed sequence (SplitMix64, Steele, Lea, Flood, OOPSLA 2014).
 pub fn mix(state: &mut u64) -> u64 {
     *state = state.wrapping_add(STEP);
     let mut z = *state;
@@ -14,17 +14,17 @@ pub fn mix(state: &mut u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A number that all of `parts` have made.
+/// Returns a hash of all of `parts`, in their order.
 pub fn hash(parts: &[u64]) -> u64 {
     parts.iter().fold(0, |hash: u64, part| mix(&mut (hash ^ part.wrapping_mul(STEP))))
 }
 
-/// The number at a place of the sequence that begins with `seed`.
+/// Returns the number at index `place` of the sequence that begins with `seed`.
 pub fn at(seed: u64, place: u64) -> u64 {
     mix(&mut seed.wrapping_add(place.wrapping_mul(STEP)))
 }
 
-/// Writes what `seed` makes.
+/// Fills `bytes` with the sequence of `seed`.
 pub fn fill(bytes: &mut [u8], mut seed: u64) {
     for chunk in bytes.chunks_mut(8) {
         let made = mix(&mut seed).to_le_bytes();
@@ -32,7 +32,7 @@ pub fn fill(bytes: &mut [u8], mut seed: u64) {
     }
 }
 
-/// Makes every byte another than `seed` makes.
+/// Fills `bytes` so that every byte differs from the sequence of `seed`.
 pub fn fill_wrong(bytes: &mut [u8], seed: u64) {
     fill(bytes, seed);
     for byte in bytes {
@@ -40,7 +40,7 @@ pub fn fill_wrong(bytes: &mut [u8], seed: u64) {
     }
 }
 
-/// The first byte that is not what `seed` makes.
+/// Returns the index of the first byte that differs from the sequence of `seed`.
 pub fn first_mismatch(bytes: &[u8], mut seed: u64) -> Option<usize> {
     bytes.chunks(8).enumerate().find_map(|(n, chunk)| {
         let made = mix(&mut seed).to_le_bytes();

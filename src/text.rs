@@ -1,8 +1,9 @@
-//! Makes text of others safe to show, and formats durations and sizes for people.
+//! Makes text from outside safe to show, and formats durations and sizes for people.
 //!
-//! Owns the one list of characters that a reader cannot see or that steer what shows them ([`is_hidden`]). Every way out
-//! escapes by it: the command line ([`one_line`]), the log (`telemetry::log`), pages (`http::pages::Escape`) and JSON on a
-//! terminal ([`json`]). Spans and sizes for people are written here alone ([`span`], [`format_micros`], [`bytes()`]).
+//! It owns the only list of characters that are invisible or steer what shows them ([`is_hidden`]). Every
+//! output escapes by that list: the command line ([`one_line`]), the log (`telemetry::log`), pages
+//! (`http::pages::Escape`) and JSON on a terminal ([`json`]). Durations and sizes for people are formatted
+//! here alone ([`span`], [`short_span`], [`bytes()`]).
 
 mod duration;
 
@@ -12,8 +13,8 @@ use std::time::Duration;
 
 pub use duration::{format_duration, parse_duration, parse_positive_duration};
 
-/// The text on one line, with every hidden character spelled out: what a client wrote must neither forge a second line nor
-/// steer a terminal, and two texts that look alike must be alike. A line break shows as ` | `.
+/// Returns the text on one line, with every hidden character escaped, so that a client's text can neither
+/// forge a second line nor steer a terminal, and texts that look alike are alike. A line break becomes ` | `.
 #[must_use]
 pub fn one_line(text: &str) -> Cow<'_, str> {
     escape_hidden(text, |c| match c {
@@ -23,7 +24,8 @@ pub fn one_line(text: &str) -> Cow<'_, str> {
     })
 }
 
-/// The text with every hidden character spelled out but for line breaks and tabs: for places that show many lines.
+/// Returns the text with every hidden character escaped except line breaks and tabs, for places that show
+/// many lines.
 #[must_use]
 pub fn many_lines(text: &str) -> Cow<'_, str> {
     escape_hidden(text, |c| match c {
@@ -33,12 +35,13 @@ pub fn many_lines(text: &str) -> Cow<'_, str> {
     })
 }
 
-/// Text from elsewhere that is to be shown on one line. It cannot be read but by writing it out, which escapes it.
+/// Text from outside that is shown on one line. `Display` and `Debug` are the only ways to read it, and both
+/// escape it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Untrusted(String);
 
 impl Untrusted {
-    /// Takes text from elsewhere.
+    /// Wraps text from outside.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
@@ -78,7 +81,7 @@ fn escape_hidden(text: &str, instead: impl Fn(char) -> Option<&'static str>) -> 
     Cow::Owned(shown)
 }
 
-/// JSON that says the same, in which hidden characters are escaped. Line breaks between values stay.
+/// Returns equal JSON in which hidden characters are escaped. Line breaks between values stay.
 #[must_use]
 pub fn json(text: &str) -> Cow<'_, str> {
     let raw = |c: char| c != '\n' && is_hidden(c);
@@ -98,17 +101,19 @@ pub fn json(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Whether a text is one line without characters that steer what shows it: what is asked of a reason or a name.
+/// Returns whether a text has neither line breaks nor characters that steer what shows it, as a reason or a
+/// name must not.
 #[must_use]
 pub fn is_safe_to_show(text: &str) -> bool {
     !text.contains(|c: char| c.is_control() || is_bidi_control(c) || matches!(c, '\u{2028}' | '\u{2029}'))
 }
 
-/// Whether a reader cannot see a character, or it changes how others are shown: control characters (C0, DEL, C1), those
-/// that turn the direction of writing, separators of lines, and all that Unicode calls ignorable by default.
+/// Returns whether a character is invisible or changes how others are shown: control characters (C0, DEL,
+/// C1), characters that change the writing direction, line separators, and all that Unicode calls ignorable
+/// by default.
 #[must_use]
 pub fn is_hidden(c: char) -> bool {
-    // Most text is this, and most characters of pages come by here.
+    // The usual case: most characters of most texts.
     if matches!(c, ' '..='~') {
         return false;
     }
@@ -121,12 +126,12 @@ pub fn is_hidden(c: char) -> bool {
             | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
-/// Characters that turn the direction of writing.
+/// Returns whether a character changes the writing direction.
 fn is_bidi_control(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// A span of time for people: tenths of a second below ten seconds, then the two largest units.
+/// Formats a duration for people: with tenths of a second below ten seconds, then in its two largest units.
 #[must_use]
 pub fn span(duration: Duration) -> String {
     let seconds = duration.as_secs();
@@ -139,7 +144,8 @@ pub fn span(duration: Duration) -> String {
     }
 }
 
-/// A span of time that may be short, in microseconds, with the precision that it deserves.
+/// Formats a duration in microseconds that may be short: in µs, ms or s, with up to three digits, from ten
+/// seconds on as [`span`].
 #[must_use]
 pub fn format_micros(us: u64) -> String {
     let seconds = Duration::from_micros(us).as_secs_f64();
@@ -152,7 +158,7 @@ pub fn format_micros(us: u64) -> String {
     }
 }
 
-/// A number of bytes for people.
+/// Formats a number of bytes for people, in binary units.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "for people")]
 pub fn bytes(count: u64) -> String {
@@ -162,7 +168,7 @@ pub fn bytes(count: u64) -> String {
     }
     let mut scaled = count as f64 / 1024.0;
     let mut unit = 0;
-    // What would be rounded to 1024 is one of the next unit.
+    // A value that would be rounded to 1024 is shown in the next unit.
     while scaled >= 1023.95 && unit + 1 < UNITS.len() {
         scaled /= 1024.0;
         unit += 1;
@@ -174,7 +180,7 @@ pub fn bytes(count: u64) -> String {
 mod tests {
     use super::*;
 
-    /// Every character that a terminal or a page must not be given as it is, with its neighbours.
+    /// Every character that must not reach a terminal or a page unescaped, with its neighbours.
     fn hidden() -> impl Iterator<Item = char> {
         let ranges = [
             ('\0', '\u{1f}'),

@@ -1,19 +1,19 @@
-//! TLS, the same for both edges: which connections it takes, with which certificates, and why it turned one away.
+//! Server-side TLS for both ports: modes, certificates, handshakes, and why a handshake failed.
 //!
-//! | file | its reason to exist |
+//! | file | what it owns |
 //! | --- | --- |
-//! | `listener_tls.rs` | what a listener does with a new connection: plaintext, TLS, or neither |
-//! | `acceptor.rs` | the handshake, with certificates that are read again when their files change |
-//! | `files.rs` | certificates and keys out of files; what is wrong with them and what to do |
-//! | `client_certificates.rs` | who proves to be whom with a certificate, and what was shown by who could not |
-//! | `handshake_failures.rs` | the handshakes that failed: counted, logged and kept, within bounds |
-//! | `prefixed_stream.rs` | a stream whose first bytes were read already |
-//! | `check.rs` | what a certificate lacks, for `muster tls check` |
-//! | `messages.rs` | what the checks say, in words |
-//! | `issue.rs` | certificates for trying things out, for `muster tls new` |
+//! | `listener_tls.rs` | the transport of a new connection: plaintext, TLS, or refusal |
+//! | `acceptor.rs` | the handshake, with certificates that are reloaded when their files change |
+//! | `files.rs` | certificates and keys from PEM files; what is wrong with them and what to do |
+//! | `client_certificates.rs` | the verification of client certificates, and the record of a refused one |
+//! | `handshake_failures.rs` | the failed handshakes: counted, logged and kept, within bounds |
+//! | `prefixed_stream.rs` | a stream whose first bytes were already read |
+//! | `check.rs` | the checks of a certificate, for `muster tls check` |
+//! | `messages.rs` | the messages for errors |
+//! | `issue.rs` | trial certificates, for `muster tls new` |
 //!
-//! A client of JAX never says that TLS is why it cannot connect: it retries until its time is up and then speaks of a
-//! deadline. So the reason has to be found here.
+//! A JAX client never reports that TLS prevents its connection: it retries until its deadline and reports
+//! that. So the reason has to be found on the server.
 
 mod acceptor;
 pub mod check;
@@ -38,28 +38,28 @@ pub use listener_tls::ListenerTls;
 pub use messages::describe_dial_error;
 pub use prefixed_stream::PrefixedStream;
 
-/// The first byte of every TLS connection. HTTP/1 and HTTP/2 begin with a letter.
+/// The first byte of every TLS connection: a handshake record. HTTP/1 and HTTP/2 begin with a letter.
 pub const FIRST_BYTE: u8 = 0x16;
 
-/// Which connections a listener takes.
+/// The transports that a listener accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TlsMode {
-    /// TLS if there is a certificate, plaintext if not.
+    /// TLS if there is a certificate, otherwise plaintext.
     #[default]
     Auto,
     /// Plaintext only.
     Off,
-    /// Both, told apart by their first byte.
+    /// Both, distinguished by their first byte.
     Optional,
     /// TLS only.
     Required,
 }
 
 impl TlsMode {
-    /// Reads a mode.
+    /// Parses a mode.
     ///
     /// # Errors
-    /// How to write one.
+    /// With the valid spellings, if the text is none of them.
     pub fn parse(text: &str) -> Result<Self, String> {
         match text {
             "auto" => Ok(Self::Auto),
@@ -82,7 +82,8 @@ impl fmt::Display for TlsMode {
     }
 }
 
-/// The cryptography in use. It is named everywhere, so that a dependency that brings another one changes nothing.
+/// Returns the cryptography provider. It is always passed explicitly, so that a dependency with another
+/// provider changes nothing.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }

@@ -1,4 +1,4 @@
-//! The well-behaved client: heartbeats at a steady rate, and questions for the server's health.
+//! The well-behaved client: heartbeats and health checks at a steady rate.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -16,22 +16,24 @@ use crate::frames::{self, FIRST_WINDOW, FRAME, HEAD};
 use crate::process::{end_with_parent, tell, tell_json, wait_for};
 use crate::{Target, clock};
 
-/// How often heartbeats are sent, and health is asked for.
+/// The interval of heartbeats.
 const HEARTBEAT: Duration = Duration::from_millis(10);
+/// The interval of health checks.
 const HEALTH: Duration = Duration::from_millis(250);
-/// How long an answer about health may take. Orchestrators are less patient.
+/// The timeout of a health check. Orchestrators are less patient.
 const HEALTH_MAX: Duration = Duration::from_secs(5);
-/// How long a heartbeat may take before it counts as failed.
+/// The timeout of a heartbeat.
 const HEARTBEAT_MAX: Duration = Duration::from_secs(60);
-/// How often a large value is stored, where that is measured, and how long it may take.
+/// The interval at which a large value is stored, where that is measured.
 const STORE: Duration = Duration::from_secs(1);
+/// The timeout of storing it.
 const STORE_MAX: Duration = Duration::from_secs(5);
 const STORED: usize = 20_000_000;
 
-/// The client's life in its job.
+/// The client's incarnation in its job.
 const INCARNATION: u64 = 0xA11CE;
 
-/// What the client has found.
+/// The client's results.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct AttackFigures {
     pub heartbeats: usize,
@@ -44,7 +46,7 @@ pub struct AttackFigures {
     pub stores: Probes,
 }
 
-/// Questions of one kind.
+/// The results of requests of one kind.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 pub struct Probes {
     pub answered: usize,
@@ -53,20 +55,20 @@ pub struct Probes {
 }
 
 impl AttackFigures {
-    /// All that is asked beside heartbeats, by name.
+    /// Returns all requests besides heartbeats, by name.
     pub fn probes(&self) -> [(&'static str, &Probes); 3] {
         [("health over HTTP", &self.http), ("health over gRPC", &self.grpc), ("20 MB stored", &self.stores)]
     }
 }
 
-/// What one thread of the client asks, again and again.
+/// The requests of one thread of the client.
 #[derive(Default)]
 struct ProbeSeries {
     taken: Vec<Duration>,
     failed: usize,
-    /// When the question that is under way was due.
+    /// The time at which the request in progress was due.
     waits_since: Option<Instant>,
-    /// How long questions of this kind are apart.
+    /// The interval of the requests.
     every: Duration,
 }
 
@@ -76,12 +78,12 @@ fn with<T>(series: &Shared, change: impl FnOnce(&mut ProbeSeries) -> T) -> T {
     change(&mut series.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// When the attack began: what was answered before is not counted, and what was waited for then counts from here.
+/// The beginning of the attack: earlier answers do not count, and requests in progress count from here.
 static BEGAN: OnceLock<Instant> = OnceLock::new();
-/// Whether it is over: what is asked from here on is not counted.
+/// Whether the attack is over: later requests do not count.
 static OVER: AtomicBool = AtomicBool::new(false);
 
-/// Is the client until the benchmark has its figures.
+/// Runs the client until the benchmark has its results.
 pub fn run(target: &Target) -> Result<()> {
     end_with_parent()?;
     let mut line = GrpcConnection::connect(target.grpc, HEARTBEAT_MAX)?;
@@ -104,7 +106,7 @@ pub fn run(target: &Target) -> Result<()> {
     let http = target.http;
     let http = ask(HEALTH, move || http_health(http));
     let health = ask(HEALTH, move || {
-        // The empty message asks for the server as a whole.
+        // The empty message asks for the health of the whole server.
         let status =
             GrpcConnection::connect(grpc, HEALTH_MAX)?.call("/grpc.health.v1.Health/Check", &[0; 5])?;
         ensure!(status == 0, "status {status}");
@@ -147,8 +149,8 @@ pub fn run(target: &Target) -> Result<()> {
     tell_json(&figures)
 }
 
-/// Asks so often, on a thread of its own. What comes due while an answer is awaited is asked late, and is timed from when
-/// it was due.
+/// Makes requests at this interval, on a thread of its own. A request that comes due while an answer is
+/// awaited is made late, and is timed from when it was due.
 fn ask(every: Duration, mut question: impl FnMut() -> Result<()> + Send + 'static) -> Shared {
     let series = Arc::new(Mutex::new(ProbeSeries { every, ..ProbeSeries::default() }));
     let shared = Arc::clone(&series);
@@ -167,7 +169,7 @@ fn ask(every: Duration, mut question: impl FnMut() -> Result<()> + Send + 'stati
                 }
             });
             due += every;
-            // Health is asked for at leisure: a question that takes long does not make the next ones late.
+            // A slow health check does not delay the next ones.
             if every >= HEALTH {
                 due = due.max(clock::now());
             }
@@ -176,7 +178,8 @@ fn ask(every: Duration, mut question: impl FnMut() -> Result<()> + Send + 'stati
     series
 }
 
-/// The times of a series and its failures. Heartbeats without an answer have taken until now; other questions are waited for.
+/// Returns the times of a series and its failures. Heartbeats without an answer have taken until now; other
+/// requests are waited for.
 fn finish(series: &Shared) -> (Vec<Duration>, usize) {
     while with(series, |series| series.every >= HEALTH && series.waits_since.is_some()) {
         std::thread::sleep(HEARTBEAT);
@@ -206,7 +209,7 @@ fn http_health(server: SocketAddr) -> Result<()> {
     write!(socket, "GET /healthz/ready HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n")?;
     let mut answer = Vec::new();
     let mut piece = [0; 512];
-    // What the server has to say besides follows in the body.
+    // The detail of the answer follows in the body.
     const READY: &[u8] = b"\r\n\r\nready\n";
     while !answer.windows(READY.len()).any(|part| part == READY) {
         let left = until.saturating_duration_since(clock::now());
@@ -221,11 +224,11 @@ fn http_health(server: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// One connection that makes one call at a time, as plainly as can be.
+/// A minimal gRPC connection that makes one call at a time.
 pub struct GrpcConnection {
     socket: TcpStream,
     next: u32,
-    /// What may be sent on the connection, and at first on each stream.
+    /// The send window of the connection, and the initial one of each stream.
     window: i64,
     first_window: i64,
     most: Duration,
@@ -244,7 +247,7 @@ impl GrpcConnection {
         Ok(Self { socket, next: 1, window, first_window: window, most })
     }
 
-    /// Makes a call, and gives its status.
+    /// Makes a call and returns its status.
     pub fn call(&mut self, path: &str, body: &[u8]) -> Result<u32> {
         let until = clock::now() + self.most;
         let stream = self.next;
@@ -278,7 +281,7 @@ impl GrpcConnection {
         }
     }
 
-    /// Reads one frame; the status if it ends the call.
+    /// Reads one frame; returns the status if it ends the call.
     fn hear(
         &mut self,
         stream: u32,

@@ -2,7 +2,7 @@
 
 use prost::Message;
 
-/// What every client says first.
+/// The connection preface.
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 pub const DATA: u8 = 0;
@@ -20,17 +20,17 @@ pub const END_HEADERS: u8 = 4;
 
 pub const INITIAL_WINDOW_SIZE: u16 = 4;
 
-/// Length of the head of a frame.
+/// The length of a frame header.
 pub const HEAD: usize = 9;
-/// The largest frame that nobody needs to be asked about.
+/// The largest frame payload before any settings.
 pub const FRAME: usize = 16 << 10;
 
-/// The largest window there is.
+/// The largest window.
 pub const LARGEST_WINDOW: u32 = (1 << 31) - 1;
-/// The window that each side begins with.
+/// The initial window.
 pub const FIRST_WINDOW: u32 = (1 << 16) - 1;
 
-/// Appends the head of a frame.
+/// Appends a frame header.
 pub fn head(out: &mut Vec<u8>, length: usize, kind: u8, flags: u8, stream: u32) {
     out.extend_from_slice(&(length as u32).to_be_bytes()[1..]);
     out.extend_from_slice(&[kind, flags]);
@@ -52,7 +52,7 @@ pub fn settings(out: &mut Vec<u8>, entries: &[(u16, u32)]) {
     }
 }
 
-/// Appends a frame with a number.
+/// Appends a frame whose payload is one number.
 pub fn number(out: &mut Vec<u8>, kind: u8, stream: u32, value: u32) {
     frame(out, kind, 0, stream, &value.to_be_bytes());
 }
@@ -83,23 +83,23 @@ pub fn integer(out: &mut Vec<u8>, first: u8, prefix: u32, value: usize) {
     out.push(rest as u8);
 }
 
-/// Appends a string as it is (5.2).
+/// Appends a string literal (RFC 7541, 5.2).
 pub fn string(out: &mut Vec<u8>, text: &[u8]) {
     integer(out, 0, 7, text.len());
     out.extend_from_slice(text);
 }
 
-/// Appends a field that nobody has to remember.
+/// Appends a literal field without indexing.
 pub fn field(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     out.push(0);
     string(out, name);
     string(out, value);
 }
 
-/// The name that is dialled.
+/// The authority of the calls.
 const AUTHORITY: &[u8] = b"localhost:8476";
 
-/// The header block of a gRPC call.
+/// Returns the header block of a gRPC call.
 pub fn call_block(path: &str) -> Vec<u8> {
     // First that no table is used, as the server asks (RFC 7541, 4.2), `:method: POST` and `:scheme: http`, then `:path`, `:authority` and `content-type` by the names of the table.
     let mut out = vec![0x20, 0x83, 0x86, 4];
@@ -112,12 +112,12 @@ pub fn call_block(path: &str) -> Vec<u8> {
     out
 }
 
-/// Calls of generation A.
+/// Returns the path of a method of generation A.
 pub fn path(method: &str) -> String {
     format!("/tensorflow.CoordinationService/{method}")
 }
 
-/// A message as gRPC sends it.
+/// Returns a message with gRPC's prefix.
 pub fn message(message: &impl Message) -> Vec<u8> {
     let encoded = message.encode_to_vec();
     let mut out = Vec::with_capacity(encoded.len() + 5);
@@ -127,13 +127,13 @@ pub fn message(message: &impl Message) -> Vec<u8> {
     out
 }
 
-/// Appends a whole call whose message fits into a frame.
+/// Appends a complete call whose message fits into a frame.
 pub fn call(out: &mut Vec<u8>, stream: u32, head: &[u8], message: &[u8]) {
     frame(out, HEADERS, END_HEADERS, stream, head);
     frame(out, DATA, END_STREAM, stream, message);
 }
 
-/// The `grpc-status` in a header block of a server that writes its fields in full, as Muster does.
+/// Returns the `grpc-status` of a header block whose fields are literals, as Muster's are.
 pub fn grpc_status(block: &[u8]) -> Option<u32> {
     const NAME: &[u8] = b"\x0bgrpc-status";
     let at = block.windows(NAME.len()).position(|window| window == NAME)?;

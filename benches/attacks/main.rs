@@ -1,8 +1,8 @@
-//! What hostile clients achieve against a server that well-behaved ones use at the same time.
+//! Measures a well-behaved client while hostile clients attack the same server.
 //!
 //! For each attack a real `muster serve` is started, with a well-behaved client in a process of its own that sends
 //! heartbeats at a steady rate and asks for the server's health, and an attacker in another one. Everything stays on
-//! the loopback interface, and every attack is bounded in connections and in time. What is measured begins with the
+//! the loopback interface, and every attack is bounded in connections and in time. The measurement begins with the
 //! attack and ends ten seconds after it.
 //!
 //!     cargo bench --bench attacks -- --seconds 60
@@ -58,7 +58,7 @@ struct Arguments {
     part: Option<PartArguments>,
 }
 
-/// What the processes of this benchmark are started as.
+/// The roles of this benchmark's processes.
 #[derive(Debug, clap::Subcommand)]
 enum PartArguments {
     /// The well-behaved client.
@@ -74,7 +74,7 @@ enum PartArguments {
     },
 }
 
-/// Where the server is, and for how long it is attacked.
+/// The attacked server, and the duration of the attack.
 #[derive(Debug, Clone, clap::Args)]
 struct Target {
     /// Where it speaks gRPC.
@@ -88,12 +88,13 @@ struct Target {
     stores: bool,
 }
 
-/// How long the server and its client are left alone before the first figure.
+/// The time before the first measurement.
 const WARM_UP: Duration = Duration::from_secs(2);
-/// How long after an attack memory must be back.
+/// The time after an attack within which the memory must be free again.
 const AFTER: Duration = Duration::from_secs(10);
-/// How long an attacker may need to prepare, and to stop.
+/// The timeout of an attacker's preparation.
 const PREPARE_MAX: Duration = Duration::from_secs(120);
+/// The timeout of an attacker's stop.
 const STOP_MAX: Duration = Duration::from_secs(20);
 
 fn main() -> Result<ExitCode> {
@@ -155,7 +156,7 @@ fn measure(attack: &'static Attack, binary: &std::path::Path, seconds: u64) -> R
     let told: Outcome = attacker.answer(STOP_MAX).unwrap_or_else(|error| Outcome::broken(&error));
     drop(attacker);
     let over = clock::now();
-    // What the attack leaves behind may hold up others when it is over.
+    // Work that the attack leaves behind may delay the client after its end, so that counts too.
     std::thread::sleep(AFTER / 5);
     client.say("end")?;
     let figures: AttackFigures = client.answer(STOP_MAX).context("the well-behaved client")?;

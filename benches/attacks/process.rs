@@ -1,4 +1,4 @@
-//! The processes of the benchmark: this program again, which is told what to do line by line.
+//! The processes of the benchmark: this program again, with orders line by line.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::Target;
 
-/// The client or the attacker, which ends with its guard.
+/// The client or the attacker, which is killed when this is dropped.
 pub struct ChildProcess {
     child: Child,
     orders: ChildStdin,
@@ -33,7 +33,7 @@ impl ChildProcess {
         Ok(Self { child, orders, answers: lines(output) })
     }
 
-    /// Tells it something.
+    /// Sends an order.
     pub fn say(&mut self, word: &str) -> Result<()> {
         Ok(writeln!(self.orders, "{word}")?)
     }
@@ -46,13 +46,13 @@ impl ChildProcess {
         }
     }
 
-    /// Waits for this word.
+    /// Waits for this line.
     pub fn expect(&self, word: &str, most: Duration) -> Result<()> {
         let line = self.line(most)?;
         if line == word { Ok(()) } else { bail!("it says {line:?} instead of {word:?}") }
     }
 
-    /// Waits for what it has found out.
+    /// Waits for the result.
     pub fn answer<T: DeserializeOwned>(&self, most: Duration) -> Result<T> {
         Ok(serde_json::from_str(&self.line(most)?)?)
     }
@@ -65,38 +65,38 @@ impl Drop for ChildProcess {
     }
 }
 
-/// Passes on what a process prints, so that it never waits for its reader.
+/// Forwards the output of a process, so that it never blocks.
 pub fn lines(output: impl std::io::Read + Send + 'static) -> Receiver<String> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         for line in BufReader::new(output).lines().map_while(Result::ok) {
-            // Once the server is up, nobody listens.
+            // Once the server is up, no receiver is left.
             drop(sender.send(line));
         }
     });
     receiver
 }
 
-/// Ends this process when the benchmark does.
+/// Ends this process with the benchmark.
 pub fn end_with_parent() -> Result<()> {
     Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
 }
 
-/// Waits for a word of the benchmark.
+/// Waits for an order of the benchmark.
 pub fn wait_for(word: &str) -> Result<()> {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line)?;
     if line.trim() == word { Ok(()) } else { bail!("told {line:?} instead of {word:?}") }
 }
 
-/// Tells the benchmark something.
+/// Sends a line to the benchmark.
 pub fn tell(text: &str) -> Result<()> {
     let mut output = std::io::stdout();
     writeln!(output, "{text}")?;
     Ok(output.flush()?)
 }
 
-/// Tells it what was found out.
+/// Sends a result to the benchmark.
 pub fn tell_json(found: &impl Serialize) -> Result<()> {
     tell(&serde_json::to_string(found)?)
 }

@@ -1,4 +1,4 @@
-//! The table: a row for each attack, and which targets it misses.
+//! The table: one row for each attack, with the targets that it misses.
 
 use std::fmt::Write as _;
 
@@ -6,29 +6,29 @@ use crate::attack::{Attack, Outcome};
 use crate::client::{AttackFigures, Probes};
 use crate::server::Memory;
 
-/// The longest that one heartbeat of a hundred may take, in milliseconds.
+/// The 99th percentile that a heartbeat may take, in milliseconds.
 const HEARTBEAT_P99_MS: f64 = 50.0;
-/// How much more memory may be taken at any moment, in bytes.
+/// The growth of memory that is permitted at any moment, in bytes.
 const GROWTH_MAX: u64 = 256 << 20;
-/// How much of the memory from before may be taken on top of it when the attack is over, or else how many bytes: a server
-/// of 20 MiB cannot come back to a fifth of that.
+/// The growth of memory that may remain after the attack, as a fraction of the memory before.
 const KEPT_SHARE: f64 = 0.2;
+/// The same in bytes, because a server of 20 MiB cannot return to a fifth of that.
 const KEPT: u64 = 16 << 20;
 
 const MIB: f64 = (1 << 20) as f64;
 
-/// What one attack achieved.
+/// The result of one attack.
 pub struct Row {
     pub attack: &'static Attack,
     pub figures: AttackFigures,
     pub memory: Memory,
     pub told: Outcome,
-    /// How the server ended, if it did.
+    /// The exit status of the server, if it ended.
     pub died: Option<String>,
 }
 
 impl Row {
-    /// The targets that are missed.
+    /// Returns the missed targets.
     pub fn misses(&self) -> Vec<String> {
         let mut misses = Vec::new();
         let (figures, memory) = (&self.figures, self.memory);
@@ -65,7 +65,7 @@ impl Row {
         }
     }
 
-    /// In one line, while the others are still to come.
+    /// Returns the row in one line, while the others are still to come.
     pub fn short(&self) -> String {
         format!(
             "{:<20} heartbeats {} memory {} told {}: {}",
@@ -97,7 +97,7 @@ fn shown(probes: &Probes) -> String {
     }
 }
 
-/// All rows, in Markdown.
+/// Returns all rows, in Markdown.
 pub fn table(rows: &[Row], seconds: u64) -> String {
     let mut text = format!(
         "Attacks of {seconds} s each. Heartbeats are those of a well-behaved client, 100 a second, each timed from when it was \

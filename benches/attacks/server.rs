@@ -14,12 +14,12 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use crate::attack::Attack;
 use crate::{clock, process};
 
-/// How long a server may take until it listens.
+/// The timeout of the server's start.
 const START_MAX: Duration = Duration::from_secs(30);
-/// How often its memory is looked at.
+/// The interval at which its memory is sampled.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Resident memory around an attack, in bytes.
+/// The resident memory around an attack, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Memory {
     pub before: u64,
@@ -27,12 +27,12 @@ pub struct Memory {
     pub after: u64,
 }
 
-/// A running `muster serve`, which ends with its guard.
+/// A running `muster serve`, which is killed when this is dropped.
 pub struct Server {
     child: Child,
     pub grpc: SocketAddr,
     pub http: SocketAddr,
-    /// What it writes its audit to, where nobody reads that.
+    /// The pipe of its audit, which no process reads.
     audit: Option<(PathBuf, File)>,
 }
 
@@ -41,7 +41,7 @@ impl Server {
         let audit = attack.blocks_audit.then(unread_pipe).transpose()?;
         let mut command = Command::new(binary);
         command.args(["serve", "--tasks", "1", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]);
-        // Whoever is starved is to be measured, not to be failed.
+        // A starved client must be measured, not failed.
         command.args(["--heartbeat-timeout", "1h", "--log", "error"]);
         if let Some((path, _)) = &audit {
             command.arg("--audit-file").arg(path);
@@ -74,12 +74,12 @@ impl Server {
         Ok(server)
     }
 
-    /// What it occupies now, in bytes.
+    /// Returns its resident memory, in bytes.
     pub fn memory(&self) -> Result<u64> {
         resident(self.child.id()).context("the server is gone")
     }
 
-    /// Keeps the most that it occupies from now on.
+    /// Samples the greatest resident memory from now on.
     pub fn watch_memory(&self) -> MemorySampler {
         let (peak, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let watch = MemorySampler { peak: Arc::clone(&peak), over: Arc::clone(&over) };
@@ -93,7 +93,7 @@ impl Server {
         watch
     }
 
-    /// How it ended, if it has.
+    /// Returns its exit status, if it has ended.
     pub fn has_ended(&mut self) -> Option<String> {
         self.child.try_wait().ok().flatten().map(|status| status.to_string())
     }
@@ -109,7 +109,7 @@ impl Drop for Server {
     }
 }
 
-/// The most memory that the server has occupied since.
+/// The greatest resident memory of the server since its start.
 pub struct MemorySampler {
     peak: Arc<AtomicU64>,
     over: Arc<AtomicBool>,
@@ -127,7 +127,7 @@ impl Drop for MemorySampler {
     }
 }
 
-/// A named pipe that is open, so that it can be written to, and that nobody reads.
+/// Creates a named pipe that is open for writing and that no process reads.
 fn unread_pipe() -> Result<(PathBuf, File)> {
     let path = std::env::temp_dir().join(format!("muster-attacks-{}.audit", std::process::id()));
     drop(std::fs::remove_file(&path));
@@ -136,14 +136,14 @@ fn unread_pipe() -> Result<(PathBuf, File)> {
     Ok((path, file))
 }
 
-/// The resident memory of a process, in bytes.
+/// Returns the resident memory of a process, in bytes.
 fn resident(pid: u32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
     let pages: u64 = text.split_whitespace().nth(1)?.parse().ok()?;
     Some(pages * rustix::param::page_size() as u64)
 }
 
-/// The loopback address in a line.
+/// Returns the loopback address in a line.
 fn address(line: &str) -> Option<SocketAddr> {
     let text = line.get(line.find("127.0.0.1:")?..)?;
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.' && c != ':').unwrap_or(text.len());

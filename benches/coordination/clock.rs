@@ -1,8 +1,8 @@
-//! Time for the benchmark: the one place here that reads the clock.
+//! The clock of the benchmark; no other file reads it.
 
 use std::time::Instant;
 
-/// The time now.
+/// Returns the present time.
 #[expect(clippy::disallowed_methods, reason = "a benchmark measures real time")]
 pub fn now() -> Instant {
     Instant::now()

@@ -1,4 +1,4 @@
-//! A simulated job: its tasks, the connections they speak on, and what they are sure of.
+//! A simulated job: its tasks, their connections and their incarnations.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -11,12 +11,12 @@ use bytes::Bytes;
 use crate::client::{Call, Client, Reply};
 use crate::wire::{self, Method, Speaker, Value};
 
-/// On how many connections the tasks speak.
+/// The number of connections of the tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
-    /// Each on its own, as JAX runs.
+    /// One for each task, as with JAX.
     OneEach,
-    /// All on this many.
+    /// This number, shared by all tasks.
     Shared(u32),
 }
 
@@ -45,7 +45,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Opens the connections. The tasks still have to register.
+    /// Opens the connections. The tasks are not registered yet.
     pub fn connect(address: SocketAddr, tasks: u32, shape: Shape) -> Result<Self> {
         let client = Client::connect(address, shape.connections(tasks) as usize)?;
         let speakers =
@@ -61,19 +61,19 @@ impl Cluster {
         self.speakers[task as usize]
     }
 
-    /// A task's next life: another process with the same number.
+    /// Returns a later incarnation of a task: another process with the same number.
     pub fn reborn(&self, task: u32, life: u32) -> Speaker {
         Speaker { incarnation: incarnation(task, life), ..self.speaker(task) }
     }
 
-    /// Puts a call of a task on its way.
+    /// Starts a call of a task.
     pub fn call(&self, task: u32, method: Method, body: Bytes) -> Result<Call> {
         let mut client = self.client.borrow_mut();
         let connection = task as usize % client.connections();
         client.call(connection, method, body)
     }
 
-    /// Puts one call a task on its way, for all tasks.
+    /// Starts one call of every task.
     pub fn call_all(
         &self,
         method: Method,
@@ -82,7 +82,7 @@ impl Cluster {
         self.speakers.iter().map(|speaker| self.call(speaker.task, method, body(speaker)?)).collect()
     }
 
-    /// Lets the calls so far go out without waiting for an answer.
+    /// Sends the started calls without waiting for an answer.
     pub fn flush(&self) -> Result<()> {
         self.client.borrow_mut().flush()
     }
@@ -107,7 +107,7 @@ impl Cluster {
         self.answer(self.call(task, method, body)?)
     }
 
-    /// Makes many calls, `window` of them under way at a time. `call` says of each who makes it, `check` sees its
+    /// Makes many calls, `window` of them in progress at a time. `call` makes each, `check` checks its
     /// answer.
     pub fn flood(
         &self,
@@ -137,7 +137,7 @@ impl Cluster {
         self.answer(under_way.pop_front().context("nothing is under way")?)
     }
 
-    /// Registers all tasks, which none of them leaves before the last has come.
+    /// Registers all tasks; no call is answered before the last task has registered.
     pub fn register(&mut self) -> Result<()> {
         let calls = self.call_all(Method::RegisterTask, |speaker| Ok(speaker.register()))?;
         let answers = self.answers(calls)?;
@@ -151,7 +151,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Kills a task: its connection breaks. Only where each task has its own.
+    /// Kills a task: its connection breaks. Only for [`Shape::OneEach`].
     pub fn kill(&self, task: u32) -> Result<()> {
         let mut client = self.client.borrow_mut();
         ensure!(client.connections() == self.speakers.len(), "tasks share connections");
@@ -159,7 +159,7 @@ impl Cluster {
     }
 }
 
-/// The service's incarnation, as registrations and heartbeats bring it.
+/// Returns the service incarnation in the answer to a registration or a heartbeat.
 pub fn service_incarnation(answer: &[u8]) -> Result<u64> {
     match wire::fields(answer).next().transpose()? {
         Some((1, Value::Fixed64(incarnation))) if incarnation != 0 => Ok(incarnation),
@@ -167,7 +167,7 @@ pub fn service_incarnation(answer: &[u8]) -> Result<u64> {
     }
 }
 
-/// A number that looks random, the same in every run.
+/// Returns a pseudo-random number, the same in every run.
 fn incarnation(task: u32, life: u32) -> u64 {
     let mut mixed = (u64::from(life) << 32 | u64::from(task)).wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

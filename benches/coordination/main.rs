@@ -1,9 +1,9 @@
-//! Muster's coordination against jaxlib's own service and against the floor, in one run.
+//! Compares Muster's coordination with jaxlib's own service and with the baseline, in one run.
 //!
 //!     cargo bench --bench coordination -- --only heartbeat,barrier --tasks 1024 --repeat 5
 //!
-//! Each repetition gives every server a life of its own, one after the other, so that a machine whose speed drifts does not
-//! favour one. Every answer is checked: a server that answers wrongly ends the benchmark.
+//! Each repetition starts every server anew, one after the other, so that a machine whose speed drifts
+//! favours none. Every answer is checked: a wrong answer ends the benchmark.
 
 mod baseline;
 mod client;
@@ -107,7 +107,7 @@ fn main() -> Result<()> {
     }
     let mut results = Results::new(&arguments.servers);
     let ran = run(&arguments, &wanted, &plan, &mut results);
-    // Also what came before a failure: it may say why.
+    // The results before a failure may explain it, so they are printed too.
     print!("{}", results.text());
     ran?;
     if let Some(path) = &arguments.json {
@@ -133,7 +133,7 @@ fn run(arguments: &Arguments, wanted: &WorkFilter, plan: &[Session], results: &m
             if wanted.works.contains(&Work::Keys) {
                 prices.measure()?;
             }
-            // Who comes first finds the machine as the one before left it: that is not always the same one.
+            // The first server finds the machine in the state that the one before left, so the order changes.
             let mut kinds = arguments.servers.clone();
             if repetition % 2 == 1 {
                 kinds.reverse();
@@ -148,7 +148,7 @@ fn run(arguments: &Arguments, wanted: &WorkFilter, plan: &[Session], results: &m
                 let target = Target { address, pid: server.pid() };
                 match session.run(target, wanted) {
                     Ok(figures) => results.add(kind, repetition, figures),
-                    // What Muster is measured against may fail at a size that it was never made for.
+                    // The reference service may fail at a size for which it was not made.
                     Err(error) if kind == Kind::Cxx && matches!(session, Session::Memory { .. }) => {
                         results.note(kind, session, &format!("did not get through: {error:#}"));
                     }

@@ -1,4 +1,4 @@
-//! What a piece of work took: the time by the wall, and what both sides used of the processors.
+//! Measures a piece of work: the wall time, and the processor time of both sides.
 
 use std::time::{Duration, Instant};
 
@@ -8,34 +8,34 @@ use serde::Serialize;
 use crate::clock::now;
 use crate::process::CpuReading;
 
-/// What one server showed for one piece of work in one repetition.
+/// The figures of one server for one piece of work in one repetition.
 #[derive(Debug, Clone, Serialize)]
 pub struct Figure {
-    /// The work, for programs.
+    /// The identifier of the work.
     pub id: String,
-    /// The work, for people.
+    /// The title of the work.
     pub work: String,
-    /// What the processor time is counted by.
+    /// The unit by which processor time is counted.
     pub per: &'static str,
-    /// Each time that it was done.
+    /// The wall time of each lap, in milliseconds.
     pub walls_ms: Vec<f64>,
-    /// The server's processor time for each operation.
+    /// The server's processor time for each operation, in microseconds.
     pub cpu_us: Option<f64>,
-    /// The load generator's.
+    /// The load generator's processor time for each operation, in microseconds.
     pub client_us: Option<f64>,
     pub operations: u64,
     pub memory_mib: Option<f64>,
 }
 
 impl Figure {
-    /// The most memory that a server had held by some moment.
+    /// Returns the figure of the most memory that a server has held.
     pub fn memory(id: String, work: String, mib: f64) -> Self {
         let (walls_ms, per) = (Vec::new(), "");
         Self { id, work, per, walls_ms, cpu_us: None, client_us: None, operations: 0, memory_mib: Some(mib) }
     }
 }
 
-/// Measures one piece of work, done once or several times.
+/// Measures one piece of work in one or several laps.
 pub struct CpuMeter {
     pid: u32,
     running: Option<Readings>,
@@ -50,24 +50,24 @@ struct Readings {
     client: CpuReading,
 }
 
-/// A server may have something left to do after its last answer. It counts.
+/// The time that a server has for work after its last answer. That work counts.
 const SETTLE: Duration = Duration::from_millis(20);
 
 impl CpuMeter {
-    /// A meter that runs.
+    /// Returns a running meter.
     pub fn start(pid: u32) -> Result<Self> {
         let mut meter = Self::stopped(pid);
         meter.begin_counted()?;
         Ok(meter)
     }
 
-    /// A meter to be run for one lap at a time.
+    /// Returns a stopped meter, which runs for one lap at a time.
     pub fn stopped(pid: u32) -> Self {
         let nothing = Duration::ZERO;
         Self { pid, running: None, server: nothing, client: nothing, lap: now(), walls: Vec::new() }
     }
 
-    /// Begins a lap before which nothing was counted.
+    /// Begins a lap after a pause that does not count.
     pub fn begin_counted(&mut self) -> Result<()> {
         let client = CpuReading::take(std::process::id())?;
         self.running = Some(Readings { server: CpuReading::take(self.pid)?, client });
@@ -75,7 +75,7 @@ impl CpuMeter {
         Ok(())
     }
 
-    /// Begins a lap, where there was something to do between it and the last.
+    /// Begins a lap after a pause whose processor time counts.
     pub fn begin(&mut self) {
         self.lap = now();
     }
@@ -87,14 +87,14 @@ impl CpuMeter {
         self.lap = end;
     }
 
-    /// Ends a lap in which so many operations were under way together: what each took of it.
+    /// Ends a lap in which `operations` were in progress together, and records the time of each.
     pub fn lap_for_each_of(&mut self, operations: u64) {
         let each = self.lap.elapsed().div_f64(operations as f64);
         self.walls.push(each);
         self.begin();
     }
 
-    /// Counts no more until the next [`Self::begin_counted`].
+    /// Stops counting until the next [`Self::begin_counted`].
     pub fn stop(&mut self) -> Result<()> {
         let Some(before) = self.running.take() else { return Ok(()) };
         self.client += CpuReading::take(std::process::id())?.since(&before.client);
@@ -103,7 +103,7 @@ impl CpuMeter {
         Ok(())
     }
 
-    /// `operations` is how many there were in all laps together.
+    /// Returns the figure; `operations` is their number in all laps together.
     pub fn finish(
         mut self,
         id: impl Into<String>,

@@ -1,4 +1,4 @@
-//! Server processes: starting them, what they have used, and that none outlives the benchmark.
+//! Server processes: starts them, reads what they have used, and ends them with the benchmark.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,16 +13,16 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Resource, Rlimit, Signal};
 
-/// The first argument of this program when it is to become a server after arranging for its end.
+/// The first argument with which this program arranges its end and then becomes a server.
 pub const LAUNCH: &str = "--launch";
 
-/// How long a server may take until it listens. jaxlib takes most of it on a busy machine.
+/// The timeout of a server's start. jaxlib needs most of it on a busy machine.
 const START_MAX: Duration = Duration::from_secs(60);
 
-/// What a server does at its start is not to be charged to the first that it is asked.
+/// The pause after a start, so that its work is not charged to the first request.
 const SETTLE: Duration = Duration::from_millis(200);
 
-/// Lets this process, and the servers that it starts, hold as many connections as the system allows.
+/// Raises the limit on open files of this process and its servers as far as the system permits.
 pub fn raise_file_limit() -> u64 {
     let limit = rustix::process::getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -32,9 +32,9 @@ pub fn raise_file_limit() -> u64 {
     limit.maximum.unwrap_or(u64::MAX)
 }
 
-/// Becomes the given program, which the kernel will kill if the process that asked for it ends first.
+/// Becomes the given program, which the kernel kills when the parent process ends.
 ///
-/// Its own step because the wish must be made in the new process, before the program runs in it.
+/// This is a step of its own because the new process itself must ask for that, before the program runs in it.
 pub fn launch(mut arguments: impl Iterator<Item = OsString>) -> Result<()> {
     let parent = arguments.next().context("no parent given")?;
     let program = arguments.next().context("no program given")?;
@@ -47,12 +47,12 @@ pub fn launch(mut arguments: impl Iterator<Item = OsString>) -> Result<()> {
 /// A server under test.
 pub struct Server {
     child: Child,
-    // Held open: a server may end when either of its pipes does.
+    // Kept open, because a server may end when one of its pipes does.
     output: mpsc::Receiver<String>,
 }
 
 impl Server {
-    /// Starts a server and waits for the line of its output in which `ready` finds what it looks for.
+    /// Starts a server and waits for the line of output in which `ready` finds its result.
     pub fn start<T>(
         command: &[OsString],
         log: Option<&Path>,
@@ -95,7 +95,7 @@ impl Server {
         self.child.id()
     }
 
-    /// Whether it has ended by itself.
+    /// Returns how it ended, if it has ended by itself.
     pub fn has_ended(&mut self) -> Option<String> {
         self.child.try_wait().ok().flatten().map(|status| status.to_string())
     }
@@ -108,21 +108,21 @@ impl Drop for Server {
     }
 }
 
-/// Passes on what a server prints, so that it never waits for a reader.
+/// Forwards the output of a server, so that it never blocks.
 fn forward(output: ChildStdout, lines: &mpsc::Sender<String>) {
     let mut output = BufReader::new(output);
     let mut line = String::new();
     while output.by_ref().take(1 << 16).read_line(&mut line).is_ok_and(|length| length > 0) {
-        // Nobody listens any more once the server is up.
+        // Once the server is up, no receiver is left.
         drop(lines.send(std::mem::take(&mut line)));
     }
 }
 
-/// What a process had used of the processors at some moment.
+/// The processor time that a process has used up to some moment.
 pub struct CpuReading {
-    /// Of each thread alive, to the nanosecond.
+    /// The time of each live thread, to the nanosecond.
     threads: BTreeMap<u32, u64>,
-    /// Of all threads that ever were, to the tick.
+    /// The time of all threads, ended ones too, to the tick.
     ticks: u64,
 }
 
@@ -131,20 +131,20 @@ impl CpuReading {
         let mut threads = BTreeMap::new();
         for entry in fs::read_dir(format!("/proc/{pid}/task")).context("the server is gone")? {
             let entry = entry?;
-            // A thread may end between being listed and being read.
+            // A thread may end after it was listed and before it is read.
             let Ok(text) = fs::read_to_string(entry.path().join("schedstat")) else { continue };
             let spent = text.split_whitespace().next().context("schedstat is empty")?.parse()?;
             threads.insert(entry.file_name().to_string_lossy().parse()?, spent);
         }
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-        // The second field is a name in brackets, which may hold anything.
+        // The second field is a name in brackets, which may contain anything.
         let (_, fields) = stat.rsplit_once(')').context("stat has no name")?;
         let fields: Vec<_> = fields.split_whitespace().collect();
         let field = |number: usize| -> Result<u64> { Ok(fields[number - 3].parse()?) };
         Ok(Self { threads, ticks: field(14)? + field(15)? })
     }
 
-    /// What has been used from an earlier reading to this one.
+    /// Returns the time used since an earlier reading.
     pub fn since(&self, earlier: &Self) -> Duration {
         let mut exact = 0;
         for (thread, spent) in &self.threads {
@@ -152,15 +152,16 @@ impl CpuReading {
         }
         let exact = Duration::from_nanos(exact);
         let ticks = TICK * u32::try_from(self.ticks.saturating_sub(earlier.ticks)).unwrap_or(u32::MAX);
-        // The threads' own count misses those that ended in between; the process's keeps them but is coarse.
+        // The sum over threads misses those that ended in between; the process's count has them but is
+        // coarse.
         exact.max(ticks.saturating_sub(2 * TICK))
     }
 }
 
-/// Linux reports times in hundredths of a second to every program, whatever it counts in itself.
+/// The resolution in which Linux reports processor time to programs: a hundredth of a second.
 const TICK: Duration = Duration::from_millis(10);
 
-/// The most memory that a process has held at once, and what it holds now, in MiB.
+/// Returns the most memory that a process has held, and its present memory, in MiB.
 pub fn memory(pid: u32) -> Result<(f64, f64)> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).context("the server is gone")?;
     let line = |name: &str| -> Result<f64> {

@@ -1,4 +1,4 @@
-//! What was measured, as tables for people and as JSON for programs.
+//! The results, as tables for people and as JSON for programs.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,7 +19,7 @@ pub struct Results {
     notes: Vec<String>,
 }
 
-/// One piece of work and what each server showed for it, by repetition.
+/// One piece of work with the figures of each server, by repetition.
 #[derive(Debug, Serialize)]
 pub struct Row {
     pub id: String,
@@ -33,7 +33,7 @@ impl Row {
         self.figures.get(&kind).into_iter().flat_map(BTreeMap::values)
     }
 
-    /// Over all times that it was done in all repetitions.
+    /// Returns the wall time over all laps of all repetitions.
     fn wall_ms(&self, kind: Kind) -> Option<Spread> {
         Spread::of(self.figures(kind).flat_map(|figure| figure.walls_ms.iter().copied()))
     }
@@ -46,7 +46,7 @@ impl Row {
         Spread::of(self.figures(kind).filter_map(|figure| figure.memory_mib))
     }
 
-    /// One server's figure over another's, each pair from lives that followed one another.
+    /// Returns the ratio of one server's figure to another's; each pair comes from consecutive lives.
     fn ratio(&self, over: Kind, under: Kind, figure: impl Fn(&Figure) -> Option<f64>) -> Option<Spread> {
         Spread::of(self.pairs(over, under, figure))
     }
@@ -84,7 +84,7 @@ impl Row {
         self.memory_mib(Kind::Muster)
     }
 
-    /// The cells that say what `kind` took, and how the servers compare.
+    /// Returns the cells with the figures of the servers and their comparison.
     fn time_cells(&self, servers: &[Kind]) -> Vec<String> {
         let mut cells = vec![self.work.clone()];
         cells.extend(servers.iter().map(|&kind| cell(self.wall_ms(kind), milliseconds)));
@@ -129,7 +129,7 @@ impl Results {
         }
     }
 
-    /// Something that the figures do not say.
+    /// Adds a note about a server in a session.
     pub fn note(&mut self, kind: Kind, session: Session, what: &str) {
         let note = format!("{} and {session}: {what}.", kind.name());
         if !self.notes.contains(&note) {
@@ -137,7 +137,7 @@ impl Results {
         }
     }
 
-    /// A sentence about the whole run.
+    /// Adds a remark about the whole run.
     pub fn remark(&mut self, text: Option<String>) {
         self.notes.extend(text);
     }
@@ -166,7 +166,7 @@ impl Results {
         [times, memory].into_iter().filter(|table| table.len() > 1).collect()
     }
 
-    /// For a terminal.
+    /// Returns the results for a terminal.
     pub fn text(&self) -> String {
         let mut out = format!("\n{}\n", machine());
         for table in self.tables() {
@@ -193,7 +193,7 @@ impl Results {
         out
     }
 
-    /// For BENCHMARKS.md.
+    /// Returns the results for BENCHMARKS.md.
     pub fn markdown(&self) -> String {
         let mut out = format!("{}\n\n    {}\n", machine(), command());
         for table in self.tables() {
@@ -227,7 +227,7 @@ impl Results {
     }
 }
 
-/// The middle, with what it was at least and at most where that differs.
+/// Returns the median, with the least and the greatest value if they differ.
 fn cell(spread: Option<Spread>, show: impl Fn(f64) -> String) -> String {
     let Some(Spread { median, min, max }) = spread else { return "-".to_owned() };
     let (middle, least, most) = (show(median), show(min), show(max));
@@ -246,12 +246,12 @@ fn times(ratio: f64) -> String {
     significant(ratio)
 }
 
-/// A ratio near one, of which the hundredths matter.
+/// Formats a ratio near one, of which the hundredths matter.
 fn exactly(ratio: f64) -> String {
     format!("{ratio:.3}")
 }
 
-/// As many decimals as mean something.
+/// Formats a number with its significant decimals.
 fn significant(number: f64) -> String {
     match number.abs() {
         0.0..10.0 => format!("{number:.2}"),
@@ -260,7 +260,7 @@ fn significant(number: f64) -> String {
     }
 }
 
-/// What it was measured on, and with which versions.
+/// Returns the machine and the versions of the run.
 fn machine() -> String {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let cpuinfo = read("/proc/cpuinfo");

@@ -1,4 +1,4 @@
-//! The servers that are compared.
+//! The compared servers.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -10,10 +10,10 @@ use clap::ValueEnum;
 use crate::baseline;
 use crate::process::Server;
 
-/// The release whose service Muster is compared with.
+/// The jaxlib release with whose service Muster is compared.
 pub const JAXLIB: &str = "0.10.2";
 
-/// A server to measure.
+/// A server under measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -21,7 +21,7 @@ pub enum Kind {
     Muster,
     /// jaxlib's own service.
     Cxx,
-    /// The least that a server on the same libraries can do.
+    /// The baseline: the least that a server on the same libraries does.
     Baseline,
     /// Another build of Muster, with which this one is compared.
     #[value(skip)]
@@ -39,15 +39,15 @@ impl Kind {
     }
 }
 
-/// What a server is to be started for.
+/// The job for which a server is started.
 #[derive(Debug, Clone, Copy)]
 pub struct Job {
     pub tasks: u32,
-    /// Tasks may fail and come back.
+    /// Whether tasks may fail and return.
     pub recoverable: bool,
 }
 
-/// How servers are started.
+/// Starts servers.
 pub struct Launcher {
     pub muster: PathBuf,
     pub against: Option<PathBuf>,
@@ -55,11 +55,12 @@ pub struct Launcher {
     pub logs: Option<PathBuf>,
 }
 
-/// Longer than any benchmark takes: here nobody sends heartbeats but the heartbeat benchmark.
+/// The heartbeat timeout. It is longer than any benchmark, because only the heartbeat benchmark sends
+/// heartbeats.
 const HEARTBEAT_TIMEOUT_S: u32 = 3600;
 
 impl Launcher {
-    /// Starts a server and says where it listens.
+    /// Starts a server and returns its address.
     pub fn start(&self, kind: Kind, job: Job) -> Result<(Server, SocketAddr)> {
         let command = match kind {
             Kind::Muster => self.muster_command(&self.muster, job),
@@ -122,7 +123,7 @@ fn words(line: &str) -> Vec<OsString> {
     line.split_whitespace().map(OsString::from).collect()
 }
 
-/// Where a server says that it listens for gRPC, if this is the line in which it says so.
+/// Returns the gRPC address of a server, if this line states it.
 fn address(kind: Kind, line: &str) -> Option<SocketAddr> {
     match kind {
         Kind::Cxx | Kind::Baseline => {

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// A middle and how far the rest lay from it.
+/// A median with the range of the other values.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
     pub median: f64,
@@ -11,7 +11,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of nothing there is none.
+    /// Returns the spread of the values; `None` if there are none.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
@@ -25,8 +25,8 @@ impl Spread {
         Some(Self { median, min, max })
     }
 
-    /// The median, and between which bounds that of endless repetitions lies 19 times out of 20: order statistics, which
-    /// ask nothing of the distribution.
+    /// Returns the median and its 95 % confidence interval by order statistics, which assume nothing about
+    /// the distribution.
     pub fn of_median(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);

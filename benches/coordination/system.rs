@@ -1,4 +1,5 @@
-//! What the system itself takes for a megabyte: no server that keeps what it receives can be cheaper.
+//! Measures what the system itself needs for a megabyte: no server that keeps what it receives can be
+//! cheaper.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -10,10 +11,10 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::stats::Spread;
 
-/// Megabytes for one measurement.
+/// The size of one measurement, in MiB.
 const MIB: usize = 16;
 
-/// Processor time for a megabyte in microseconds, as measured between the servers' lives.
+/// The processor time for a megabyte in microseconds, as measured between the servers' lives.
 #[derive(Debug, Default)]
 pub struct MemoryCosts {
     receiving: Vec<f64>,
@@ -31,7 +32,7 @@ impl MemoryCosts {
         Ok(())
     }
 
-    /// In one sentence, if anything was measured.
+    /// Returns the costs in one sentence, if any were measured.
     pub fn text(&self) -> Option<String> {
         let show = |values: &[f64]| {
             Spread::of(values.iter().copied())
@@ -46,7 +47,7 @@ impl MemoryCosts {
     }
 }
 
-/// What this thread has used of the processors.
+/// Returns the processor time of this thread.
 fn used() -> Duration {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
@@ -56,7 +57,7 @@ fn each_mib(since: Duration) -> f64 {
     (used() - since).as_secs_f64() * 1e6 / MIB as f64
 }
 
-/// Fresh memory, every page of it touched, and what that took.
+/// Maps fresh memory, touches every page, and returns it with the time.
 fn fresh(huge: bool) -> Result<(MmapMut, f64)> {
     let mut memory = MmapMut::map_anon(MIB << 20).context("no memory")?;
     if huge {
@@ -68,7 +69,7 @@ fn fresh(huge: bool) -> Result<(MmapMut, f64)> {
     Ok((memory, took))
 }
 
-/// What it takes to receive as much as there is memory.
+/// Receives as many bytes as the memory holds, and returns the time.
 fn receive(memory: &mut [u8]) -> Result<f64> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut sending = TcpStream::connect(listener.local_addr()?)?;

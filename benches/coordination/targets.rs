@@ -1,23 +1,23 @@
-//! What Muster must reach.
+//! The targets of Muster.
 
 use crate::report::Row;
 
 /// A bound on one figure.
 #[derive(Debug, Clone, Copy)]
 pub enum Bound {
-    /// The C++ service spends at least so many times the processor time.
+    /// The C++ service uses at least this multiple of the processor time.
     CpuUnderCxx(f64),
-    /// At most so many times what the floor spends.
+    /// Muster uses at most this multiple of the baseline's processor time.
     CpuOverFloor(f64),
-    /// The C++ service takes at least so many times as long.
+    /// The C++ service takes at least this multiple of the wall time.
     FasterThanCxx(f64),
-    /// At most so long, in milliseconds.
+    /// The wall time is at most this, in milliseconds.
     WallMs(f64),
-    /// At most so much memory.
+    /// The memory is at most this, in MiB.
     MemoryMib(f64),
 }
 
-/// By the beginning of the figures' ids.
+/// The targets, by the beginning of the figures' ids.
 const TARGETS: [(&str, Bound); 17] = [
     ("heartbeat.", Bound::CpuUnderCxx(3.0)),
     ("heartbeat.", Bound::CpuOverFloor(1.4)),
@@ -38,13 +38,13 @@ const TARGETS: [(&str, Bound); 17] = [
     ("memory.10000.all", Bound::MemoryMib(350.0)),
 ];
 
-/// A target and how it stands.
+/// A target and whether it is met.
 pub struct Verdict {
     pub text: String,
     pub met: bool,
 }
 
-/// How a row stands against the targets for it, as far as it was measured.
+/// Returns the verdicts on a row, for the targets that were measured.
 pub fn verdicts(row: &Row) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
     for (start, bound) in TARGETS {

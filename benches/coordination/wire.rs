@@ -1,5 +1,5 @@
-//! Requests and answers as bytes, written by hand: what a generated encoder spends would be charged to the
-//! load generator's half of the machine.
+//! Requests and responses as bytes, encoded by hand: the cost of generated encoders would count as the load
+//! generator's half of the machine.
 //!
 //! The messages are those of wire generation C (`proto/xla_coordination.proto`).
 
@@ -10,7 +10,7 @@ use bytes::Bytes;
 use flate2::write::{DeflateEncoder, GzEncoder};
 use flate2::{Compression, Crc};
 
-/// The calls of the coordination service that are measured here.
+/// The measured calls of the coordination service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
     RegisterTask,
@@ -48,13 +48,13 @@ impl Method {
     }
 }
 
-/// A protobuf message being written.
+/// A protobuf message in the making.
 #[derive(Default)]
 pub struct Writer(Vec<u8>);
 
 impl Writer {
     pub fn varint(mut self, field: u32, value: u64) -> Self {
-        // Proto3 leaves out what has its default value.
+        // Proto3 omits a field with its default value.
         if value != 0 {
             put_varint(&mut self.0, u64::from(field << 3));
             put_varint(&mut self.0, value);
@@ -74,7 +74,7 @@ impl Writer {
         field
     }
 
-    /// What stands before a field's bytes, where these are sent separately.
+    /// Appends the tag and the length of a bytes field whose bytes are sent separately.
     pub fn bytes_head(mut self, field: u32, length: usize) -> Self {
         put_varint(&mut self.0, u64::from(field << 3 | 2));
         put_varint(&mut self.0, length as u64);
@@ -102,7 +102,7 @@ pub enum Value<'a> {
     Bytes(&'a [u8]),
 }
 
-/// The fields of a message, in the order in which they stand.
+/// The fields of a message, in order.
 pub struct Fields<'a>(&'a [u8]);
 
 pub fn fields(message: &[u8]) -> Fields<'_> {
@@ -152,7 +152,7 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-/// The numbers of a packed repeated varint field.
+/// Returns the numbers of a packed repeated varint field.
 pub fn packed(bytes: &[u8]) -> Result<Vec<u64>> {
     let mut rest = Fields(bytes);
     let mut numbers = Vec::new();
@@ -170,15 +170,15 @@ pub fn pack(numbers: impl IntoIterator<Item = u64>) -> Vec<u8> {
     out
 }
 
-/// Length of the prefix that gRPC puts before a message: a flag and the length.
+/// The length of gRPC's message prefix: a flag and the length.
 pub const PREFIX: usize = 5;
 
-/// A message as gRPC sends it, uncompressed.
+/// Returns an uncompressed message with gRPC's prefix.
 pub fn frame(message: &[u8]) -> Bytes {
     prefixed(0, message)
 }
 
-/// A message as a channel whose default is gzip sends it: compressed if that makes it smaller.
+/// Returns a message as a channel with gzip sends it: compressed if that makes it smaller.
 pub fn frame_compressed(message: &[u8]) -> Result<Bytes> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
     encoder.write_all(message)?;
@@ -186,8 +186,8 @@ pub fn frame_compressed(message: &[u8]) -> Result<Bytes> {
     Ok(if packed.len() < message.len() { prefixed(1, &packed) } else { prefixed(0, message) })
 }
 
-/// The end of many messages that differ only in how they begin, compressed once for all of them: thousands of
-/// tasks each send the same long list.
+/// The common end of many messages, compressed once for all of them: thousands of tasks each send the same
+/// long list.
 pub struct SharedEnd {
     plain: Vec<u8>,
     deflated: Vec<u8>,
@@ -203,12 +203,12 @@ impl SharedEnd {
         Ok(Self { deflated: encoder.finish()?, plain, checksum })
     }
 
-    /// A whole message as gRPC sends it: compressed if that makes it smaller.
+    /// Returns a whole message with gRPC's prefix: compressed if that makes it smaller.
     fn frame_after(&self, start: &[u8]) -> Bytes {
         let mut checksum = Crc::new();
         checksum.update(start);
         checksum.combine(&self.checksum);
-        // The header of a gzip file, then the beginning as a block that is stored as it is.
+        // The header of a gzip file, then the beginning as a stored block.
         let mut packed = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3, 0];
         let length = start.len() as u16;
         packed.extend_from_slice(&length.to_le_bytes());
@@ -230,7 +230,7 @@ fn prefixed(flag: u8, message: &[u8]) -> Bytes {
     out.into()
 }
 
-/// The message in one whole gRPC frame, which must not be compressed.
+/// Returns the message of one uncompressed gRPC frame.
 pub fn unframe(body: Bytes) -> Result<Bytes> {
     if body.is_empty() {
         return Ok(body);
@@ -242,13 +242,13 @@ pub fn unframe(body: Bytes) -> Result<Bytes> {
     Ok(body.slice(PREFIX..))
 }
 
-/// What every request but registration begins with: which life of which task speaks to which service. Released
-/// agents leave the task's number out.
+/// Returns the beginning of every request but registration: the incarnations of the caller and of the
+/// service. Released agents omit the task's number.
 fn incarnations(task: u64, service: u64) -> Vec<u8> {
     Writer::default().fixed64(2, task).fixed64(3, service).finish()
 }
 
-/// One life of a task, as its requests name it.
+/// One incarnation of a task, as its requests name it.
 #[derive(Debug, Clone, Copy)]
 pub struct Speaker {
     pub task: u32,
@@ -269,7 +269,7 @@ impl Speaker {
         frame(&self.request().fixed64(2, self.incarnation).varint(3, self.task.into()).finish())
     }
 
-    /// For `PollForError` and `ShutdownTask`, which say only who asks.
+    /// Returns a request that names only its caller: `PollForError` and `ShutdownTask`.
     pub fn only_who(&self) -> Bytes {
         frame(&self.request().varint(2, self.task.into()).finish())
     }
@@ -278,7 +278,7 @@ impl Speaker {
         frame(&self.request().varint(2, version.cast_unsigned()).finish())
     }
 
-    /// An arrival at a barrier of all tasks.
+    /// Returns an arrival at a barrier of all tasks.
     pub fn barrier(&self, id: &str, timeout_ms: u64, counter: u64) -> Bytes {
         let request = self.request().bytes(2, id.as_bytes()).varint(3, timeout_ms);
         frame(&request.varint(5, self.task.into()).varint(6, counter).finish())
@@ -293,17 +293,17 @@ impl Speaker {
         self.request().bytes(2, &entry).finish()
     }
 
-    /// An insert of a value that does not compress.
+    /// Returns an insert of a value that does not compress.
     pub fn insert(&self, key: &str, value: &[u8]) -> Bytes {
         frame(&self.insert_message(key, value))
     }
 
-    /// An insert of a value that may compress.
+    /// Returns an insert of a value that may compress.
     pub fn insert_compressed(&self, key: &str, value: &[u8]) -> Result<Bytes> {
         frame_compressed(&self.insert_message(key, value))
     }
 
-    /// For the calls that name a key or a directory and nothing else.
+    /// Returns a request that names only a key or a directory.
     pub fn key(&self, key: &str) -> Bytes {
         frame(&self.request().bytes(2, key.as_bytes()).finish())
     }

@@ -1,4 +1,4 @@
-//! Who is measured, and how each is asked.
+//! The subjects of the measurement, and the commands that measure each.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -49,7 +49,7 @@ pub enum EngineCase {
 }
 
 impl EngineCase {
-    /// In the order in which they are measured: what is compared lies next to each other.
+    /// All subjects in the order in which they are measured: those that are compared are adjacent.
     pub const ALL: [Self; 22] = [
         Self::Memcpy1,
         Self::Memcpy2,
@@ -75,7 +75,7 @@ impl EngineCase {
         Self::Jax,
     ];
 
-    /// The same host, in the order of the tables.
+    /// The subjects on one host, in the order of the tables.
     pub const HERE: [Self; 12] = [
         Self::Memcpy1,
         Self::Memcpy2,
@@ -91,7 +91,7 @@ impl EngineCase {
         Self::NixlShmPolled,
     ];
 
-    /// TCP on the loopback interface.
+    /// The subjects over TCP on the loopback interface.
     pub const TCP: [Self; 10] = [
         Self::Tcp1,
         Self::Tcp2,
@@ -105,7 +105,7 @@ impl EngineCase {
         Self::Jax,
     ];
 
-    /// What it moves and how fast, for each of the shapes.
+    /// Measures the subject, for each of the shapes.
     pub fn measure(
         self,
         places: &BinaryPaths,
@@ -197,7 +197,7 @@ impl fmt::Display for EngineCase {
     }
 }
 
-/// What one life of a subject showed for a shape.
+/// The result of one process of a subject for a shape.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Figure {
     pub gbytes_per_second: f64,
@@ -211,7 +211,7 @@ pub struct Figure {
     pub prepare_max_us: Option<f64>,
     pub verified: bool,
     pub settings: Option<String>,
-    /// Where it cannot take as many in a launch as it was asked to.
+    /// The batch size, if the subject cannot take the requested one in a launch.
     pub batch: usize,
 }
 
@@ -234,7 +234,7 @@ impl Figure {
     }
 }
 
-/// Where the programs are.
+/// The paths of the programs.
 pub struct BinaryPaths {
     muster: PathBuf,
     peers: PathBuf,
@@ -279,7 +279,7 @@ impl BinaryPaths {
             command.args(["--shape", &shape.to_string()]);
         }
         command.envs(settings.iter().copied());
-        // Libraries of the system that the set-up unpacked for it.
+        // Libraries of the system that the setup unpacked for the peer.
         if let Ok(libraries) = std::fs::read_to_string(self.peers.join("libraries")) {
             command.env("LD_LIBRARY_PATH", libraries);
         }
@@ -289,7 +289,7 @@ impl BinaryPaths {
     }
 }
 
-/// The newest environment of JAX.
+/// Returns the newest JAX environment.
 fn newest(folder: &Path) -> Option<PathBuf> {
     let release = |path: &PathBuf| -> Option<Vec<u32>> {
         path.file_name()?.to_str()?.split('.').map(|part| part.parse().ok()).collect()
@@ -303,7 +303,7 @@ fn newest(folder: &Path) -> Option<PathBuf> {
 
 /// Runs a program that prints a line of JSON for each shape.
 fn lines(command: &mut Command) -> Result<Vec<Figure>> {
-    // Whatever it meets, it is not to stop the run.
+    // In seconds: a program that hangs must not stop the run.
     const LIMIT: &str = "300";
     let mut limited = Command::new("timeout");
     limited.arg(LIMIT).arg(command.get_program()).args(command.get_args());
@@ -317,7 +317,7 @@ fn lines(command: &mut Command) -> Result<Vec<Figure>> {
     let figures: Result<Vec<Figure>, _> =
         out.lines().filter(|line| line.starts_with('{')).map(serde_json::from_str).collect();
     let figures = figures.context("what it printed is not understood")?;
-    // Wrong contents are an exit status too, and are reported as what they are.
+    // A program also fails if contents are wrong, which is reported as such.
     if !done.status.success() && figures.iter().all(|figure| figure.verified) {
         let said = String::from_utf8_lossy(&done.stderr);
         bail!("{}: {}", done.status, said.trim().lines().last().unwrap_or("it said nothing"));

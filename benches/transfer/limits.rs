@@ -1,4 +1,5 @@
-//! What the machine can do: copying within a process, waking a thread, and bare TCP on the loopback interface.
+//! The limits of the machine: copies within a process, wake-ups of a thread, and bare TCP on the loopback
+//! interface.
 
 use std::hint::black_box;
 use std::io::{Read as _, Write as _};
@@ -14,16 +15,17 @@ use rustix::thread::{CpuSet, futex, sched_getaffinity, sched_setaffinity};
 use crate::clock::now;
 use crate::shape::Shape;
 
-/// Over how many bytes, on each side, cold copies go: far more than any cache holds.
+/// The bytes on each side over which cold copies rotate: far more than any cache holds.
 const COLD: usize = 128 << 20;
 
-/// Copies from distinct sources to distinct destinations, in 10^9 bytes a second.
+/// Measures copies from distinct sources to distinct destinations, in 10^9 bytes a second.
 ///
-/// Warm, `threads` share as many buffers as a transfer has under way, and copy them again and again. Cold, they go through
-/// so many that each is out of the caches when its turn comes again. The threads do not wait for one another, which a
-/// transfer that splits a buffer has to.
+/// In a warm measurement, `threads` share as many buffers as a transfer has in flight, and copy them
+/// repeatedly. In a cold one, they rotate through so many buffers that each has left the caches when its turn
+/// comes again. The threads do not wait for one another, as a transfer that splits a buffer must.
 ///
-/// Whole buffers and pieces of them are tried, and the faster counts: the C library copies what is large past the caches.
+/// Whole buffers and pieces of them are measured, and the faster result counts: the C library bypasses the
+/// caches for large copies.
 pub fn memcpy(shape: Shape, threads: usize, cold: bool, time: Duration) -> Result<f64> {
     const PIECE: usize = 256 << 10;
     let whole = memcpy_by(shape.bytes(), shape, threads, cold, time / 2)?;
@@ -55,13 +57,13 @@ fn copy(
     time: Duration,
     start: &Barrier,
 ) -> (Instant, Instant, u64) {
-    // Written now: no page is to be made while time runs.
+    // The buffers are written now, so that no page is allocated while time is measured.
     let sources: Vec<Vec<u8>> = (0..slots).map(|n| vec![n as u8 + 1; bytes]).collect();
     let mut targets: Vec<Vec<u8>> = (0..slots).map(|_| vec![0xff; bytes]).collect();
     start.wait();
     let began = now();
     let mut copied = 0;
-    // Reading the clock is not to be what is measured.
+    // Few readings of the clock, so that they do not dominate the measurement.
     let between = (1 << 20) / bytes + 1;
     loop {
         for _ in 0..between {
@@ -80,15 +82,16 @@ fn copy(
     }
 }
 
-/// How long it takes, one way, to wake a thread that sleeps: two threads wake each other by a word of memory. At the
-/// median, and for one in a hundred. Nobody who sleeps until something comes is told of it sooner. Each stays on a processor
-/// of its own, if there are two: the system sometimes puts both on one, and then neither has to be woken.
+/// Measures the one-way latency of waking a sleeping thread, with two threads that wake each other by a
+/// futex: the median and the 99th percentile. No engine whose receivers sleep can be faster. Each thread is
+/// pinned to a processor of its own, if there are two, because the scheduler sometimes puts both on one, and
+/// then neither has to be woken.
 pub fn wake(time: Duration) -> Result<(Duration, Duration)> {
     let words = [AtomicU32::new(0), AtomicU32::new(0)];
     let over = AtomicBool::new(false);
     let sleep = |word: &AtomicU32, known: u32| {
         while word.load(Ordering::Acquire) == known {
-            // It may have changed by now, and a signal may come: either way it is looked at again.
+            // The word may have changed by now, or a signal may come: the loop checks it in any case.
             let _woken = futex::wait(word, futex::Flags::PRIVATE, known, None);
         }
     };
@@ -107,7 +110,7 @@ pub fn wake(time: Duration) -> Result<(Duration, Duration)> {
             let _stays_where_the_other_is = sched_setaffinity(None, &far);
             for round in 0.. {
                 sleep(&words[0], round);
-                // Of this round: once the other is awake, it may say so of the next.
+                // The flag of this round: once the other thread is awake, it may set it for the next.
                 let last = over.load(Ordering::Acquire);
                 let _asleep_or_not = wake(&words[1], round + 1);
                 if last {
@@ -136,8 +139,8 @@ pub fn wake(time: Duration) -> Result<(Duration, Duration)> {
     Ok((at(50)?, at(99)?))
 }
 
-/// Does something on one processor: threads and processes that it starts stay there. Where a processor that sleeps is woken
-/// by its host, that costs more than all else that a small message does; here nobody has to be.
+/// Runs `work` on one processor: threads and processes that it starts stay there. If the hypervisor has to
+/// wake a sleeping processor, that costs more than the rest of a small message; here no processor sleeps.
 pub fn on_one_processor<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
     let all = sched_getaffinity(None).context("the processors of this thread")?;
     let first = (0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).context("no processor")?;
@@ -149,9 +152,9 @@ pub fn on_one_processor<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
     done
 }
 
-/// Bare TCP: blocking threads, a writer and a reader for each stream, no framing.
+/// Measures bare TCP: blocking threads, a writer and a reader for each stream, no framing.
 ///
-/// Not `paced`, the sockets are set as those of Muster's lanes are within a host.
+/// If not `paced`, the sockets have the settings of Muster's lanes within a host.
 pub fn tcp(shape: Shape, streams: usize, paced: bool, time: Duration) -> Result<f64> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut ends = Vec::new();
@@ -211,7 +214,7 @@ fn write(
     Ok(began)
 }
 
-/// When the last byte was there, and how many there were.
+/// Reads the stream. Returns the time of the last byte, and the number of bytes.
 fn read(mut stream: TcpStream, bytes: usize, slots: usize, start: &Barrier) -> Result<(Instant, u64)> {
     let mut targets: Vec<Vec<u8>> = (0..slots).map(|_| vec![0xff; bytes]).collect();
     start.wait();
@@ -228,7 +231,7 @@ fn read(mut stream: TcpStream, bytes: usize, slots: usize, start: &Barrier) -> R
     Ok((ended, whole))
 }
 
-/// All bytes, from the first beginning to the last end.
+/// Returns the rate of all bytes, from the first begin to the last end.
 fn rate(spans: &[(Instant, Instant, u64)]) -> Result<f64> {
     let began = spans.iter().map(|span| span.0).min().context("no threads")?;
     let ended = spans.iter().map(|span| span.1).max().context("no threads")?;

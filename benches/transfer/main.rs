@@ -1,11 +1,12 @@
-//! Muster's transfers against the limits of the machine and against other engines, in one run.
+//! Muster's transfers compared with the limits of the machine and with other engines, in one run.
 //!
 //!     benches/transfer/setup        # once: the other engines
 //!     cargo bench --bench transfer -- --repeat 5 --into BENCHMARKS.md
 //!
-//! Every repetition measures everything once, one after the other, so that a machine whose speed drifts favours nobody;
-//! ratios are taken within a repetition. All move the same sizes between two processes, as many at a time, and compare what
-//! arrived with what was sent, byte for byte. What is not installed is reported as absent.
+//! Every repetition measures every subject once, one after the other, so that a machine whose speed drifts
+//! favours none; ratios are taken within a repetition. All subjects move the same sizes between two
+//! processes, as many at a time, and compare the received bytes with those sent. A peer that is not installed
+//! is reported as absent.
 
 mod clock;
 mod engines;
@@ -28,34 +29,34 @@ use shape::Shape;
 #[derive(Debug, Parser)]
 #[command(name = "transfer")]
 struct Arguments {
-    /// Only these, such as muster-tcp,tcp-2,mooncake.
+    /// Measure only these subjects, such as muster-tcp,tcp-2,mooncake.
     #[arg(long, value_delimiter = ',')]
     only: Vec<EngineCase>,
-    /// What is moved, as SIZE:BATCH:IN_FLIGHT in bytes.
+    /// The workloads, as SIZE:BATCH:IN_FLIGHT with the size in bytes.
     #[arg(long, value_delimiter = ',', default_values_t = Shape::DEFAULTS)]
     shapes: Vec<Shape>,
-    /// How often everything is measured.
+    /// The number of repetitions.
     #[arg(long, default_value_t = 5)]
     repeat: u32,
-    /// How long each measurement takes.
+    /// The seconds of each measurement.
     #[arg(long, default_value_t = 0.3)]
     seconds: f64,
-    /// Another build of Muster.
+    /// The muster executable to measure.
     #[arg(long, default_value = env!("CARGO_BIN_EXE_muster"))]
     muster: PathBuf,
-    /// Where benches/transfer/setup made the peers' environment.
+    /// The folder in which benches/transfer/setup made the peers' environment.
     #[arg(long, env = "MUSTER_PEERS", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/target/peers"))]
     peers: PathBuf,
-    /// Where tests/jax/setup made those of JAX.
+    /// The folder in which tests/jax/setup made the JAX environments.
     #[arg(long, env = "MUSTER_JAX_ENVS", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/target/jax"))]
     jax: PathBuf,
-    /// Write all figures here.
+    /// The file to write all figures to, as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Put the tables into this file, between its two marks.
+    /// The file into which the tables are put, between its two marks.
     #[arg(long)]
     into: Option<PathBuf>,
-    /// Cargo says so to every benchmark.
+    /// Cargo passes this flag to every benchmark.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -74,7 +75,7 @@ fn main() -> Result<()> {
             eprintln!("{} of {}: {subject}", repetition + 1, arguments.repeat);
             match subject.measure(&places, &arguments.shapes, time) {
                 Ok(figures) => results.add(*subject, repetition, figures),
-                // It may be a peer that is not there, or that failed: the others are measured all the same.
+                // The peer may be missing or may have failed: the others are measured all the same.
                 Err(error) => results.absent(*subject, &format!("{error:#}")),
             }
         }

@@ -1,4 +1,4 @@
-//! What was measured, as tables for people and as JSON for programs.
+//! The results, as tables for people and as JSON for programs.
 
 #[path = "../coordination/stats.rs"]
 #[expect(dead_code, reason = "the other benchmark takes more of it")]
@@ -52,7 +52,7 @@ impl Results {
         self.shapes.iter().copied()
     }
 
-    /// Only what was verified counts.
+    /// Returns the verified figures of a subject.
     fn of(&self, shape: Shape, subject: EngineCase) -> impl Iterator<Item = (u32, &Figure)> {
         let all = self.figures.get(&(subject, shape)).into_iter().flatten();
         all.filter(|(_, figure)| figure.verified).map(|(repetition, figure)| (*repetition, figure))
@@ -67,7 +67,7 @@ impl Results {
         Spread::of(self.of(shape, subject).filter_map(|(_, found)| figure(found)))
     }
 
-    /// How many times what the best of `others` moves, each pair from one repetition.
+    /// Returns the ratio of a subject to the best of `others`, each pair from one repetition.
     pub fn ratio(&self, shape: Shape, subject: EngineCase, others: &[EngineCase]) -> Option<Spread> {
         self.ratio_of(shape, subject, shape, others)
     }
@@ -100,7 +100,7 @@ impl Results {
         }))
     }
 
-    /// An error if anything arrived damaged at Muster. What others do is reported and nothing more.
+    /// Returns an error if any bytes arrived damaged at Muster. Damage at other engines is only reported.
     pub fn verify(&self) -> Result<()> {
         for ((subject, shape), figures) in &self.figures {
             let right = figures.values().all(|figure| figure.verified);
@@ -262,7 +262,7 @@ impl Results {
     }
 }
 
-/// With as many digits as say something.
+/// Formats the spread with its significant digits.
 fn text(spread: &Spread) -> String {
     let number = |value: f64| match value {
         value if value >= 100.0 => format!("{value:.0}"),
@@ -272,7 +272,7 @@ fn text(spread: &Spread) -> String {
     format!("{} ({}..{})", number(spread.median), number(spread.min), number(spread.max))
 }
 
-/// Puts the tables between the marks of a file.
+/// Replaces the tables between the marks of a file.
 pub fn put_into(path: &Path, tables: &str) -> Result<()> {
     let text = std::fs::read_to_string(path)?;
     let (before, rest) = text.split_once(MARKS.0).context("it has no place for the tables")?;

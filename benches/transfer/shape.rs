@@ -1,11 +1,12 @@
-//! What is moved.
+//! The sizes that are moved.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::Serialize;
 
-/// A launch moves `batch` buffers of `size` bytes; so many of them are under way at a time.
+/// The shape of a workload: a launch moves `batch` buffers of `size` bytes, and `in_flight` launches are in
+/// flight at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Shape {
     pub size: usize,
@@ -23,12 +24,12 @@ impl Shape {
         Self { size: 64 << 20, batch: 1, in_flight: 2 },
     ];
 
-    /// Bytes of a launch.
+    /// Returns the bytes of a launch.
     pub const fn bytes(self) -> usize {
         self.size * self.batch
     }
 
-    /// As people say it.
+    /// Returns the shape as text for people.
     pub fn title(self) -> String {
         let size = match self.size {
             size if size >= 1 << 20 => format!("{} MiB", size >> 20),

@@ -1,30 +1,30 @@
-//! What Muster must reach.
+//! The performance targets of Muster.
 
 use crate::engines::{EngineCase, Figure};
 use crate::report::Results;
 use crate::shape::Shape;
 
-/// A target, as it stands.
+/// A target, and whether it is met.
 pub struct Verdict {
     pub text: String,
     pub met: bool,
 }
 
 struct Target {
-    /// Of which shapes.
+    /// Whether the target applies to a shape.
     of: fn(Shape) -> bool,
     subject: EngineCase,
     bound: Bound,
 }
 
 enum Bound {
-    /// At least so many times what another moves.
+    /// At least this many times the rate of another subject.
     Times(EngineCase, f64),
-    /// At least so many times what the best of others moves.
+    /// At least this many times the rate of the best of other subjects.
     TimesBest(&'static [EngineCase], f64),
-    /// At least so many times what the best of others moves in single messages of the same size.
+    /// At least this many times the rate of the best of other subjects in single messages of the same size.
     TimesBestSingle(&'static [EngineCase], f64),
-    /// Less than so many microseconds.
+    /// Less than this many microseconds.
     Under(&'static str, fn(&Figure) -> Option<f64>, f64),
 }
 
@@ -90,7 +90,8 @@ const TARGETS: [Target; 18] = [
         subject: EngineCase::MusterShm,
         bound: Bound::Under("one way p99", |figure| figure.p99_us, 40.0),
     },
-    // Where nobody looks before sleeping, because the other side could not run meanwhile.
+    // On one processor, where no thread spins before it sleeps, because the other side could not run
+    // meanwhile.
     Target {
         of: single,
         subject: EngineCase::MusterShmBeside,
@@ -108,7 +109,7 @@ const TARGETS: [Target; 18] = [
     },
 ];
 
-/// How all targets stand, as far as they were measured.
+/// Returns the state of all targets, as far as they were measured.
 pub fn verdicts(results: &Results) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
     for target in &TARGETS {

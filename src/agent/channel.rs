@@ -22,16 +22,17 @@ use super::config::AgentConfig;
 use super::error::AgentError;
 use crate::tls;
 
-/// How long making the connection may take.
+/// The timeout of a connection attempt.
 const CONNECT: Duration = Duration::from_secs(10);
-/// How long the service's host may be silent before that is looked into, and how long it may then take.
+/// HTTP/2 keepalive: the silence after which the service's host is probed, and the time that it has to
+/// answer.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(10));
 
-/// What is known of a port that was dialled: whether it speaks HTTP/2, as gRPC does.
+/// The detected protocol of a dialled port.
 #[derive(Debug, Clone, Default)]
 pub struct PortProbe(Arc<AtomicU8>);
 
-/// How a port answered, as far as it has.
+/// The protocol of a port, as far as it is known.
 #[derive(Debug, Clone, Copy)]
 #[repr(u8)]
 enum PortProtocol {
@@ -43,7 +44,8 @@ enum PortProtocol {
 }
 
 impl PortProtocol {
-    /// By the first bytes: HTTP/2 begins with a frame of settings, whose length comes first.
+    /// Returns the protocol by the first bytes: HTTP/2 begins with a SETTINGS frame, whose length comes
+    /// first.
     fn by(first: &[u8]) -> Self {
         match first {
             [b'H', b'T', ..] => Self::Http1,
@@ -58,7 +60,7 @@ impl PortProbe {
         self.0.store(answered as u8, Ordering::Release);
     }
 
-    /// Why nothing that is said there can be understood, where that is known.
+    /// Returns why the port cannot be a gRPC port, if its protocol is known to be another.
     pub fn mismatch_hint(&self) -> Option<&'static str> {
         const HTTP1: u8 = PortProtocol::Http1 as u8;
         const TLS: u8 = PortProtocol::Tls as u8;
@@ -78,7 +80,7 @@ impl PortProbe {
     }
 }
 
-/// A channel to the service; the connection is made with the first call, and again when it is lost.
+/// Returns a channel to the service. It connects with the first call, and again after a lost connection.
 pub fn channel(config: &AgentConfig) -> Result<(Channel, PortProbe), AgentError> {
     let uri = |address: &str| {
         format!("http://{address}")
@@ -111,10 +113,10 @@ pub fn channel(config: &AgentConfig) -> Result<(Channel, PortProbe), AgentError>
 trait IoStream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> IoStream for T {}
 
-/// A stream whose first bytes are looked at.
+/// A stream that reports its first bytes to a [`PortProbe`].
 struct SniffedStream<S> {
     stream: S,
-    /// None once there were some.
+    /// `None` once bytes have been received.
     port: Option<PortProbe>,
 }
 

@@ -1,5 +1,5 @@
-//! Estimates the offset of this host's clock from the service's, by Cristian's algorithm: the quickest of the last
-//! eight answers to reports counts, and is right within half of its round trip.
+//! Estimates the offset of this host's clock from the service's, by Cristian's algorithm: of the last eight
+//! answers to reports the quickest counts, and it is right within half of its round trip.
 //!
 //! It corrects no clock. Begin at [`ClockOffset`].
 
@@ -9,15 +9,16 @@ use std::time::Duration;
 use crate::coordination::Timestamp;
 use crate::proto::muster::v1::ClockReading;
 
-/// How many answers are kept. A clock that was set right is seen to be after as many.
+/// The number of samples. An adjusted clock shows after as many answers.
 const SAMPLES_MAX: usize = 8;
 
-/// What the last answers say.
+/// The samples of the last answers.
 #[derive(Debug, Default)]
 pub(super) struct ClockOffset(VecDeque<ClockReading>);
 
 impl ClockOffset {
-    /// The service's time came `took` after it was asked for at `asked`, by this host's clock.
+    /// Adds a sample: the request left at `asked` by this host's clock, and the service's time arrived `took`
+    /// later.
     pub fn add_sample(&mut self, asked: Timestamp, took: Duration, service: Timestamp) {
         let micros = |time: u64| i64::try_from(time).unwrap_or(i64::MAX);
         let half = u64::try_from(took.as_micros() / 2).unwrap_or(u64::MAX);
@@ -29,7 +30,7 @@ impl ClockOffset {
         self.0.push_back(ClockReading { ahead_us, within_us: half });
     }
 
-    /// The answer that took the least time says most.
+    /// Returns the sample with the shortest round trip, which is the most precise.
     pub fn best(&self) -> Option<ClockReading> {
         self.0.iter().min_by_key(|reading| reading.within_us).copied()
     }
@@ -39,7 +40,7 @@ impl ClockOffset {
 mod tests {
     use super::*;
 
-    /// A clock that is `ahead` asks a service, and the ways take so long.
+    /// Adds a sample of a clock that is `ahead`, with these transit times.
     fn ask(offset: &mut ClockOffset, at: u64, ahead: i64, there: u64, back: u64) {
         let shown = |at: u64| Timestamp(at.checked_add_signed(ahead).unwrap());
         offset.add_sample(shown(at), Duration::from_micros(there + back), Timestamp(at + there));
@@ -65,7 +66,7 @@ mod tests {
         ask(&mut offset, 1_000_000_000, 700, 10, 10);
         ask(&mut offset, 2_000_000_000, 700, 90_000, 10);
         assert_eq!(offset.best(), Some(ClockReading { ahead_us: 700, within_us: 10 }));
-        // The clock is set right.
+        // The clock is adjusted.
         for round in 0..SAMPLES_MAX as u64 {
             ask(&mut offset, 3_000_000_000 + round, 0, 500, 500);
         }

@@ -1,6 +1,6 @@
 //! Defines and checks the configuration of an agent.
 //!
-//! It reads no environment: `place/` does. Begin at `AgentConfig::check`.
+//! It reads no environment: `cluster_env/` does. Begin at `AgentConfig::check`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,64 +10,67 @@ use super::error::AgentError;
 use crate::coordination::TASKS_MAX;
 use crate::transfer::{Certificates, Choice, DeviceId, TaskId};
 
-/// Devices of task `n` are numbered from `n` times this on, as JAX numbers CPU devices.
+/// The step between the device ids of tasks: those of task `n` begin at `n` times this, as JAX numbers CPU
+/// devices.
 pub const DEVICES_MAX: u32 = 2048;
 
-/// A device of a task, by its ordinal there.
+/// Returns the id of a device by its task and its ordinal there.
 pub(super) const fn device_of(task: TaskId, ordinal: u32) -> DeviceId {
     DeviceId(task.0 * DEVICES_MAX + ordinal)
 }
 
-/// How an agent is set up.
+/// The configuration of an agent.
 #[derive(Debug, Clone)]
 pub struct AgentConfig {
-    /// Where the service is: `host:port`.
+    /// The address of the service: `host:port`.
     pub service: String,
-    /// What it is called there, where that is not the address: `job.host:port` names a job.
+    /// The authority of the calls, if it is not the address: `job.host:port` names a job.
     pub authority: Option<String>,
-    /// Certificates for TLS; plaintext without them.
+    /// The certificates for TLS; plaintext without them.
     pub tls: Option<AgentTlsFiles>,
-    /// Which task this is.
+    /// The number of this task.
     pub task: u32,
-    /// How many tasks there must be; whatever the service says, if that is none.
+    /// The expected number of tasks; `None` accepts the service's.
     pub tasks: Option<u32>,
-    /// How many devices it has: at most [`DEVICES_MAX`].
+    /// The number of this task's devices: at most [`DEVICES_MAX`].
     pub devices: u32,
-    /// Which transports may be used.
+    /// The permitted transports.
     pub transport: Choice,
-    /// How long who waits for something small looks for it before they sleep; as engines do by default if that is none.
+    /// The time for which a waiter polls before it sleeps; `None` for the engine's default.
     pub spin: Option<Duration>,
-    /// Where the engine listens on TCP; none to listen on this host only.
+    /// The TCP address on which the engine listens; `None` to listen on this host only.
     pub listen: Option<SocketAddr>,
-    /// What others dial, where that differs.
+    /// The addresses that peers dial, if they differ.
     pub advertise: Vec<SocketAddr>,
-    /// Every engine of a job has the same one, or none.
+    /// The secret that all engines of a job share, if they have one.
     pub token: Option<Vec<u8>>,
-    /// Certificates of the engines, by which transfers over TCP are encrypted; every engine of a job has some, or none.
+    /// The certificates of the engines, with which transfers over TCP are encrypted; all engines of a job
+    /// have some, or none has.
     pub transfer_tls: Option<Certificates>,
-    /// How long the registration may take, waiting for the service and for all other tasks included.
+    /// The timeout of the registration, including the wait for the service and for all other tasks.
     pub register_limit: Duration,
-    /// The heartbeat timeout of the job: heartbeats are sent twice as often.
+    /// The heartbeat timeout of the job; a heartbeat is sent at half of it.
     pub heartbeat_timeout: Duration,
-    /// How long the service may be out of reach before this life is given up.
+    /// The time for which the service may be unreachable before this incarnation ends.
     pub patience: Duration,
-    /// How long any other call may take that the service answers at once.
+    /// The timeout of any other call that the service answers at once.
     pub call_limit: Duration,
-    /// How long a shutdown may wait for the other tasks.
+    /// The time for which a shutdown may wait for the other tasks.
     pub shutdown_limit: Duration,
 }
 
-/// Files in PEM.
+/// PEM files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentTlsFiles {
-    /// The authorities that the service's certificate is to come from.
+    /// The authorities that may have issued the service's certificate.
     pub ca: PathBuf,
-    /// The certificate to show, and its key.
+    /// The client certificate and its key.
     pub own: Option<(PathBuf, PathBuf)>,
 }
 
 impl AgentConfig {
-    /// The defaults for a task of the service at `service` (`host:port`): those of JAX, where it has one.
+    /// Returns the defaults for a task of the service at `service` (`host:port`): those of JAX, where it has
+    /// one.
     #[must_use]
     pub fn new(service: impl Into<String>, task: u32) -> Self {
         Self {
@@ -91,7 +94,7 @@ impl AgentConfig {
         }
     }
 
-    /// The devices of this task.
+    /// Returns the device ids of this task.
     #[must_use]
     pub fn device_ids(&self) -> Vec<DeviceId> {
         (0..self.devices).map(|ordinal| device_of(TaskId(self.task), ordinal)).collect()

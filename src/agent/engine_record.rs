@@ -1,6 +1,6 @@
 //! Encodes and decodes the engine record that each worker publishes in the key-value store.
 //!
-//! A record is another process's word: every field is bounded and checked. Begin at `EngineRecord::read`.
+//! A record comes from another process: every field is bounded and checked. Begin at `read`.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -10,16 +10,16 @@ use serde::{Deserialize, Serialize};
 use super::config::DEVICES_MAX;
 use crate::transfer::{Address, DeviceId, Incarnation, Member, Peer};
 
-/// The form of an entry that this program writes and reads.
+/// The format version that this program writes and reads.
 const VERSION: u32 = 1;
-/// The longest entry that is read.
+/// The greatest length of a record, in bytes.
 pub const BYTES_MAX: usize = 64 << 10;
 const HOST_MAX: usize = 256;
-/// The longest name of a Unix socket.
+/// The greatest length of a Unix socket name, in bytes.
 const LOCAL_MAX: usize = 107;
 const ADDRESSES_MAX: usize = 64;
 
-/// What is written under [`key`], as JSON.
+/// The record under [`key`], as JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct EngineRecord {
     version: u32,
@@ -28,14 +28,14 @@ struct EngineRecord {
     devices: Vec<DeviceId>,
 }
 
-/// Why an entry is not used.
+/// The reason for which a record is not used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineRecordError {
     /// It is too long.
     #[error("it has more than {BYTES_MAX} bytes")]
     TooLong,
-    /// It is no entry.
+    /// It is no valid record.
     #[error("it cannot be read: {0}")]
     Malformed(String),
     /// Another version of this program wrote it.
@@ -43,36 +43,36 @@ pub enum EngineRecordError {
         "it is of version {0}, and this program reads version {VERSION}: run the same program everywhere"
     )]
     Version(u32),
-    /// It speaks of another life.
+    /// It is the record of another incarnation.
     #[error("it speaks of incarnation {0}")]
     WrongIncarnation(Incarnation),
-    /// One of its fields is absurd.
+    /// One of its fields has an invalid value.
     #[error("its {0} is not usable")]
     InvalidField(&'static str),
 }
 
-/// The key under which the engine of `member` is published.
+/// Returns the key of the engine record of `member`.
 #[must_use]
 pub fn key(member: Member) -> String {
     format!("muster/transfer/{}/{}", member.task, member.incarnation)
 }
 
-/// What `member` publishes.
+/// Encodes the engine record of a member.
 pub fn write(incarnation: Incarnation, address: &Address, devices: &[DeviceId]) -> Result<Vec<u8>, String> {
     let entry =
         EngineRecord { version: VERSION, incarnation, address: address.clone(), devices: devices.to_vec() };
     serde_json::to_vec(&entry).map_err(|error| error.to_string())
 }
 
-/// Reads what is written under the key of `member`.
+/// Decodes the record under the key of `member`.
 ///
 /// # Errors
-/// If it is not what a worker writes there.
+/// If it is not a valid record of that member.
 pub fn read(member: Member, bytes: &[u8]) -> Result<Peer, EngineRecordError> {
     if bytes.len() > BYTES_MAX {
         return Err(EngineRecordError::TooLong);
     }
-    // The version first: another one may have another form.
+    // The version is decoded first, because another version may have another format.
     #[derive(Deserialize)]
     struct VersionedRecord {
         version: u32,
@@ -109,7 +109,8 @@ pub fn read(member: Member, bytes: &[u8]) -> Result<Peer, EngineRecordError> {
     Ok(Peer { incarnation, address, devices })
 }
 
-/// Takes devices that somebody else has, too, away from all but the first of `peers`. Returns who claimed too much.
+/// Removes duplicate devices from all but the first of `peers` that has them. Returns the tasks that lost
+/// devices.
 pub fn remove_duplicate_devices<'a>(peers: impl Iterator<Item = (u32, &'a mut Peer)>) -> Vec<u32> {
     let mut owned: BTreeSet<DeviceId> = BTreeSet::new();
     let mut greedy = Vec::new();

@@ -6,59 +6,59 @@ use std::time::Duration;
 
 use super::cluster_env::ClusterEnvError;
 
-/// What went wrong. Where it is the service's own word, its text says who did it and why.
+/// The error of an agent. If the service states it, its text names the actor and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AgentError {
-    /// The place of this process in its job is not known.
+    /// The place of this process in its job is unknown.
     #[error(transparent)]
     ClusterEnv(#[from] ClusterEnvError),
     /// The settings contradict one another.
     #[error("{0}")]
     Settings(String),
-    /// What is needed to speak TLS cannot be used.
+    /// A certificate or key for TLS is unusable.
     #[error("no TLS to the service: {0}")]
     Tls(String),
     /// The transfer engine cannot start.
     #[error("the transfer engine cannot start: {0}")]
     Engine(String),
-    /// The connection to the service is gone, or there never was one.
+    /// The service cannot be reached.
     #[error("the service at {service} cannot be reached ({call}): {why}")]
     Unreachable {
-        /// Where.
+        /// The address of the service.
         service: String,
-        /// Which call.
+        /// The call.
         call: &'static str,
-        /// What the transport says.
+        /// The transport's error.
         why: String,
     },
-    /// No answer in time.
+    /// The call was not answered in time.
     #[error("{call}: no answer within {limit:?}")]
     TimedOut {
-        /// Which call.
+        /// The call.
         call: &'static str,
-        /// How long it was waited for.
+        /// The timeout.
         limit: Duration,
     },
-    /// Not all tasks have asked who lives.
+    /// Not all tasks have requested the live set.
     #[error(
         "live set: not all tasks have come within {limit:?}: waited for {who}. See what it does, end it, or take it out with \
          `muster exclude`"
     )]
     IncompleteLiveSet {
-        /// How long they were waited for.
+        /// The timeout.
         limit: Duration,
-        /// Who was waited for, in words.
+        /// The tasks that have not called, in words.
         who: String,
     },
-    /// The service says no.
+    /// The service refused the call.
     #[error("{call}: the service answered {code:?}: {message}")]
     Refused {
-        /// Which call.
+        /// The call.
         call: &'static str,
         /// The status.
         code: tonic::Code,
-        /// In the service's words.
+        /// The service's message.
         message: String,
     },
     /// Another service, or another run, answers now.
@@ -66,57 +66,57 @@ pub enum AgentError {
         "{call}: the run has another service incarnation now ({now:016x}, it was {was:016x}): register again"
     )]
     RunChanged {
-        /// Which call.
+        /// The call.
         call: &'static str,
-        /// The one that this task registered with.
+        /// The service incarnation with which this task registered.
         was: u64,
-        /// The one that answers.
+        /// The service incarnation that answers.
         now: u64,
     },
-    /// What the service answered makes no sense.
+    /// The service's answer is invalid.
     #[error("{call}: the service broke the protocol: {what}")]
     Protocol {
-        /// Which call.
+        /// The call.
         call: &'static str,
-        /// How.
+        /// The violation.
         what: String,
     },
-    /// The service does not count this life of the task any more.
+    /// The service has replaced this incarnation of the task.
     #[error("this life of task {task} is over: {why}")]
     LifeEnded {
         /// The task.
         task: u32,
-        /// In the service's words.
+        /// The service's message.
         why: String,
     },
-    /// The error that ended the run, or this life of the task.
+    /// The error that ended the run, or this incarnation of the task.
     #[error("the service has ended this: {code:?}: {message}")]
     Ended {
         /// The status.
         code: tonic::Code,
-        /// In the service's words.
+        /// The service's message.
         message: String,
     },
-    /// A restarted task came with other devices than it had.
+    /// A restarted task has other devices than before.
     #[error(
         "task {task} was here before with other devices ({key}): start it with the same, or let a new run begin"
     )]
     DevicesChanged {
         /// The task.
         task: u32,
-        /// Where they stand.
+        /// The key of its published devices.
         key: String,
     },
 }
 
 impl AgentError {
-    /// Whether the same call may do better in a moment: it was the transport, not the service, that failed.
+    /// Returns whether the same call may succeed later, because the transport failed and not the service.
     #[must_use]
     pub const fn is_transient(&self) -> bool {
         matches!(self, Self::Unreachable { .. })
     }
 
-    /// The status, where it is the service's own.
+    /// Returns the status, if the service stated the error.
     #[must_use]
     pub const fn code(&self) -> Option<tonic::Code> {
         match self {

@@ -1,5 +1,5 @@
-//! The live set, requested together with all other tasks, and the tasks that have not called, where that takes
-//! long.
+//! Requests the live set together with all other tasks, and names the tasks that have not called if that
+//! takes long.
 //!
 //! It does not judge which tasks live: the service does. The service answers when all live tasks have called, and
 //! does not say which ones are missing. So a task that has waited for a moment leaves a mark in the store and
@@ -12,19 +12,19 @@ use super::AgentShared;
 use super::error::AgentError;
 use crate::transfer::{Incarnation, TaskId};
 
-/// Where the marks are: by task, with the incarnation in hexadecimal digits.
+/// The directory of the marks: by task, with the incarnation in hexadecimal digits.
 const MARK_PREFIX: &str = "muster/live-set";
-/// When a mark is left.
+/// The time after which a mark is written.
 const MARK_DELAY: Duration = Duration::from_millis(500);
-/// When it is said what is waited for.
+/// The time after which the missing tasks are logged.
 const LOG_DELAY: Duration = Duration::from_secs(3);
-/// How long the service may take to say who has come.
+/// The timeout of the read of the marks.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The lives of the tasks below `tasks`, once all of them who live have asked.
+/// Returns the incarnations of the tasks below `tasks`, once all live ones have called.
 ///
 /// # Errors
-/// If they have not within `limit`, with who has not come.
+/// If they have not within `limit`, with the tasks that have not called.
 pub(super) async fn live_set(inner: &AgentShared, limit: Duration) -> Result<Vec<(u32, u64)>, AgentError> {
     let all: Vec<u32> = (0..inner.tasks).collect();
     let mut marked = false;
@@ -55,7 +55,7 @@ pub(super) async fn live_set(inner: &AgentShared, limit: Duration) -> Result<Vec
         return Err(AgentError::IncompleteLiveSet { limit, who });
     };
     if marked {
-        // If it stays, nobody is told that this task is missing the next time: no more than that.
+        // If the deletion fails, the next log line omits this task; that is the only effect.
         let key = key(inner.here().task);
         let _gone = tokio::time::timeout(POLL_INTERVAL, inner.service.delete(&key, POLL_INTERVAL)).await;
     }
@@ -74,7 +74,7 @@ async fn mark(inner: &AgentShared) {
     }
 }
 
-/// Who lives, by the service's word, and has left no mark, in words; or that the service does not say.
+/// Returns the live tasks without a mark, in words, or that the service does not say.
 async fn absent(inner: &AgentShared) -> Option<String> {
     let marks = match inner.service.list(MARK_PREFIX, POLL_INTERVAL).await {
         Ok(marks) => marks,

@@ -9,7 +9,7 @@ use crate::telemetry::metrics::Scrape;
 use crate::telemetry::metrics::catalogue::{self as metric, CATALOGUE, WORKER};
 use crate::transfer::{Stage, TransportKind, registered_bytes};
 
-/// The page.
+/// Writes all metrics of the worker.
 pub(super) fn page(inner: &AgentShared) -> String {
     let (engine, mut page) = (&inner.engine, Scrape::default());
     let here = engine.here();

@@ -6,7 +6,8 @@
 //!
 //! | file | what it does |
 //! | --- | --- |
-//! | `place/` | detects which task this process is, and where the service is: one file a cluster system |
+//! | `cluster_env/` | detects which task this process is, and where the service is: one file a cluster system
+//! |
 //! | `channel.rs`, `service.rs` | the gRPC channel, and the calls of the protocol (generation C) |
 //! | `roster.rs`, `engine_record.rs` | the task states made into the engine's membership; the engine record that each worker publishes |
 //! | `retry.rs`, `live_set.rs` | retries while the service is away; the live set, with the tasks that have not called |
@@ -16,21 +17,21 @@
 //! | `metrics.rs` | the worker's own metrics |
 //! | `exercise/` | a program that moves buffers and checks every byte |
 //!
-//! - A task is a member of the engine's membership when it is connected and its engine record, written under its
-//!   incarnation, was read and found usable. The record is another process's word: it is bounded and checked, and
-//!   no task obtains devices that another task has.
-//! - The service's word counts before the network's. An excluded worker still answers on the network; its transfers
-//!   fail all the same.
-//! - When an incarnation ends, the agent empties the membership before any caller hears of it, so nothing moves in
-//!   the name of an incarnation that does not count.
-//! - Every call waits for a service that is away, for a limited time; no call waits for an answer without a limit.
-//!   The service decides which tasks are lost, and says so with the first call that gets through.
-//! - A silent task is the service's to judge, by its heartbeats. The others wait for it until then; a barrier that
-//!   gives up is cancelled.
-//! - SIGTERM makes a worker leave alone, and raises the preemption notice if the service does not let it go.
-//!   Nothing on the wire tells whether tasks share their fate; the answer to the shutdown call does.
+//! - A task is a member of the engine's membership when it is connected and its engine record, written under
+//!   its incarnation, was read and found usable. The record comes from another process: it is bounded and
+//!   checked, and no task obtains devices that another task has.
+//! - The service's statement counts before the network's. An excluded worker still answers on the network;
+//!   its transfers fail all the same.
+//! - When an incarnation ends, the agent empties the membership before any caller learns of it, so nothing
+//!   moves in the name of a fenced incarnation.
+//! - Every call waits for an unreachable service, for a limited time; no call waits for an answer without a
+//!   limit. The service decides which tasks are lost, and says so with the first call that it answers.
+//! - Only the service judges a silent task, by its heartbeats. The others wait for it until then; a barrier
+//!   that times out is cancelled.
+//! - SIGTERM makes a worker leave alone, and raises the preemption notice if the service does not let it
+//!   leave. Nothing on the wire tells whether tasks share their fate; the answer to the shutdown call does.
 //!
-//! Every wait has a limit, ends when this incarnation is over, and is cancelled by dropping its future.
+//! Every wait has a limit, ends when this incarnation ends, and is cancelled by dropping its future.
 
 mod channel;
 mod clock_offset;
@@ -71,12 +72,12 @@ use retry::RetryBudget;
 use service::CoordinationClient;
 use transfer_reports::ReportState;
 
-/// Longest pause between two attempts to register.
+/// The longest pause between two attempts to register.
 const REGISTER_PAUSE_MAX: Duration = Duration::from_secs(1);
-/// How long the last report may take.
+/// The timeout of the last report.
 const FINAL_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What the agent and its background tasks share.
+/// The state that the agent and its background tasks share.
 struct AgentShared {
     config: AgentConfig,
     service: CoordinationClient,
@@ -90,7 +91,7 @@ struct AgentShared {
     report_state: Mutex<ReportState>,
     report_soon: Arc<Notify>,
     leaving: AtomicBool,
-    /// The service is out of reach, which has been said.
+    /// Whether the service is unreachable and that has been logged.
     is_unreachable: AtomicBool,
 }
 
@@ -103,10 +104,10 @@ impl AgentShared {
         self.leaving.load(Ordering::Acquire)
     }
 
-    /// Asks until there is an answer: while the service is out of reach, again and again.
+    /// Repeats a call while the service is unreachable, until it is answered.
     ///
     /// # Errors
-    /// Whatever is answered; or that it has been out of reach for too long.
+    /// The error of the answer, or the transport's error if the service is unreachable for too long.
     async fn retry<T, F>(&self, mut ask: impl FnMut() -> F) -> Result<T, AgentError>
     where
         F: Future<Output = Result<T, AgentError>>,
@@ -123,10 +124,10 @@ impl AgentShared {
         }
     }
 
-    /// Waits before what failed so is tried again.
+    /// Waits before a failed call is repeated.
     ///
     /// # Errors
-    /// The error itself, if trying again is no use, or it has been tried for long enough.
+    /// The error itself, if repeating is useless or the time for it is over.
     async fn pause_before_retry(
         &self,
         patience: &mut RetryBudget,
@@ -141,14 +142,15 @@ impl AgentShared {
         patience.next_pause(error).await
     }
 
-    /// The service has answered.
+    /// Records that the service has answered.
     fn mark_reachable(&self) {
         if self.is_unreachable.swap(false, Ordering::AcqRel) {
             tracing::warn!("the service answers again");
         }
     }
 
-    /// This life is over, for this reason unless there was one before. Nothing moves any more when anybody hears of it.
+    /// Ends this incarnation, for this reason unless it has ended before. The membership is emptied before
+    /// any caller learns of it.
     fn end(&self, error: AgentError) {
         self.over.send_if_modified(|over| {
             let first = over.is_none();
@@ -160,7 +162,7 @@ impl AgentShared {
         });
     }
 
-    /// Tells the engine who counts, as long as this life does: it does not end meanwhile.
+    /// Sends a membership to the engine, unless this incarnation has ended; it cannot end meanwhile.
     fn tell_engine(&self, membership: Membership) {
         let over = self.over.borrow();
         if over.is_none() {
@@ -169,12 +171,13 @@ impl AgentShared {
     }
 }
 
-/// One life of a task: registered, followed, with an engine. Dropped without [`leave`](Agent::leave), it vanishes as a
-/// process that is killed would.
+/// One incarnation of a task, registered and with an engine. If it is dropped without
+/// [`leave`](Agent::leave), the service sees what it sees of a killed process.
 pub struct Agent {
     inner: Arc<AgentShared>,
     channel: Channel,
-    /// Heartbeats, the error poll, the watch of tasks, the notice, reports: they end with the agent.
+    /// The background tasks: heartbeats, the error poll, the watch of tasks, the notice, reports. They end
+    /// with the agent.
     background: JoinSet<()>,
 }
 
@@ -185,11 +188,11 @@ impl std::fmt::Debug for Agent {
 }
 
 impl Agent {
-    /// Starts an engine and registers a new life of the task. Returns when the service counts it as connected: in a
-    /// forming run, when all others have come.
+    /// Starts an engine and registers a new incarnation of the task. Returns when the service counts it as
+    /// connected; in a forming run, when all others have registered.
     ///
     /// # Errors
-    /// If the settings are wrong, the engine cannot start, the service refuses the task, or the limit is over.
+    /// If the settings are wrong, the engine cannot start, the service refuses the task, or the time is over.
     pub async fn join(config: AgentConfig) -> Result<Self, AgentError> {
         config.check()?;
         let (channel, port) = channel::channel(&config)?;
@@ -229,37 +232,37 @@ impl Agent {
         Ok(Self { inner, channel, background })
     }
 
-    /// Who this is.
+    /// Returns this task and its incarnation.
     #[must_use]
     pub fn here(&self) -> Member {
         self.inner.here()
     }
 
-    /// How many tasks the job has.
+    /// Returns the number of tasks of the job.
     #[must_use]
     pub fn tasks(&self) -> u32 {
         self.inner.tasks
     }
 
-    /// The incarnation of the run that it is part of.
+    /// Returns the service incarnation of the run.
     #[must_use]
     pub fn run(&self) -> u64 {
         self.inner.service.run()
     }
 
-    /// Its transfer engine, which is told of every change of who lives.
+    /// Returns the transfer engine, which receives every change of the membership.
     #[must_use]
     pub fn engine(&self) -> &Engine {
         &self.inner.engine
     }
 
-    /// Who lives, as it changes.
+    /// Returns the roster of live tasks, as it changes.
     #[must_use]
     pub fn roster(&self) -> watch::Receiver<ClusterRoster> {
         self.inner.roster.subscribe()
     }
 
-    /// Resolves when this life is over without having left: with the reason.
+    /// Resolves with the reason when this incarnation has ended without leaving.
     pub async fn over(&self) -> AgentError {
         let mut over = self.inner.over.subscribe();
         loop {
@@ -275,7 +278,7 @@ impl Agent {
         }
     }
 
-    /// Resolves when a preemption notice is there: with its text.
+    /// Resolves with the text of a preemption notice when there is one.
     pub async fn notice(&self) -> String {
         let mut notice = self.inner.notice.subscribe();
         loop {
@@ -288,35 +291,36 @@ impl Agent {
         }
     }
 
-    /// Leaves a preemption notice for all tasks of the job, as JAX does at SIGTERM.
+    /// Writes a preemption notice for all tasks of the job, as JAX does at SIGTERM.
     ///
     /// # Errors
-    /// If the service does not take it.
+    /// If the service refuses it.
     pub async fn raise_notice(&self) -> Result<(), AgentError> {
         self.unless_over(preemption::publish_notice(&self.inner)).await
     }
 
-    /// Whether all tasks have agreed to stop before `step`. To be asked before each step; between a notice and the
-    /// agreement it waits.
+    /// Returns whether all tasks have agreed to stop before `step`. Call it before each step; between a
+    /// notice and the agreement it waits.
     ///
     /// # Errors
-    /// If this life is over.
+    /// If this incarnation has ended.
     pub async fn reached_sync_point(&self, step: u64) -> Result<bool, AgentError> {
         self.unless_over(async { Ok(preemption::sync_point_reached(&self.inner.sync, step).await) }).await
     }
 
-    /// Waits at a barrier of all tasks, or of `members`, at most for `limit`. An id is used by one call at a time. While the
-    /// service is out of reach, it is called upon again: the service knows by the counter which use that is.
+    /// Waits at a barrier of all tasks, or of `members`, for at most `limit`. Only one call at a time may use
+    /// an id. While the service is unreachable, the call is repeated; the service knows by the counter which
+    /// instance it means.
     ///
     /// # Errors
-    /// If it does not pass, with the service's words.
+    /// If the barrier does not pass, with the service's message.
     pub async fn barrier(&self, id: &str, members: &[u32], limit: Duration) -> Result<i64, AgentError> {
         let counters = &self.inner.counters;
         let mut counter = lock(counters).get(id).copied().unwrap_or(-1);
         let mut patience = RetryBudget::new(self.inner.config.patience);
         let waiting = async {
             loop {
-                // The service keeps the limit; the patience is for a service that does not answer.
+                // The service applies the limit; the patience is for a service that does not answer.
                 let own = limit.saturating_add(self.inner.config.patience);
                 match self.inner.service.barrier(id, members, &mut counter, limit, own).await {
                     Err(error) => self.inner.pause_before_retry(&mut patience, error).await?,
@@ -332,8 +336,8 @@ impl Agent {
         passed.map(|()| counter)
     }
 
-    /// Calls off the use of a barrier at which this life waits. Whether it was in time: the wait itself tells all who wait
-    /// the same.
+    /// Cancels the instance of a barrier at which this incarnation waits. Returns whether it was in time;
+    /// every waiting call gets the same result.
     ///
     /// # Errors
     /// If the service does not answer.
@@ -343,16 +347,16 @@ impl Agent {
         self.retry(|| self.inner.service.cancel_barrier(id, counter, limit)).await
     }
 
-    /// Forgets how often a barrier was used that will not be used again.
+    /// Drops the counter of a barrier that is not used again.
     pub fn forget_barrier(&self, id: &str) {
         lock(&self.inner.counters).remove(id);
     }
 
-    /// Who lives of all tasks, once every one of them has asked: they all get the same answer. Whoever the service finds to
-    /// be lost meanwhile is not waited for.
+    /// Returns the live tasks, once every one of them has called; they all get the same answer. A task that
+    /// is lost meanwhile is not waited for.
     ///
     /// # Errors
-    /// If not all of them have asked within `limit`: with who has not.
+    /// If not all of them have called within `limit`, with those that have not.
     pub async fn live_set(&self, limit: Duration) -> Result<Vec<Member>, AgentError> {
         let alive = self.unless_over(live_set::live_set(&self.inner, limit)).await?;
         let members = alive.into_iter().map(|(task, incarnation)| {
@@ -365,10 +369,10 @@ impl Agent {
         })
     }
 
-    /// Writes a key, which must not be there yet unless `overwrite`.
+    /// Writes a key, which must not exist unless `overwrite`.
     ///
     /// # Errors
-    /// If the service does not take it.
+    /// If the service refuses it.
     pub async fn insert(
         &self,
         key: &str,
@@ -380,19 +384,19 @@ impl Agent {
         if overwrite {
             return self.retry(inserting).await;
         }
-        // Asked again, it might find the key there that it has written itself.
+        // It is not repeated, because a second attempt might find the key that the first one wrote.
         self.unless_over(inserting()).await
     }
 
-    /// The value of a key, once somebody has written it.
+    /// Returns the value of a key, once it has one.
     ///
     /// # Errors
-    /// If nobody has within `limit`.
+    /// If it has none within `limit`.
     pub async fn get(&self, key: &str, limit: Duration) -> Result<Bytes, AgentError> {
         self.retry(|| self.inner.service.get(key, Some(limit))).await
     }
 
-    /// The value of a key, if it has one.
+    /// Returns the value of a key, if it has one.
     ///
     /// # Errors
     /// If the service does not answer.
@@ -400,7 +404,7 @@ impl Agent {
         self.retry(|| self.inner.service.try_get(key, self.inner.config.call_limit)).await
     }
 
-    /// What a directory holds, by key.
+    /// Returns the entries of a directory, by key.
     ///
     /// # Errors
     /// If the service does not answer.
@@ -408,7 +412,7 @@ impl Agent {
         self.retry(|| self.inner.service.list(directory, self.inner.config.call_limit)).await
     }
 
-    /// Deletes a key and all below it.
+    /// Deletes a key and everything below it.
     ///
     /// # Errors
     /// If the service does not answer.
@@ -416,19 +420,20 @@ impl Agent {
         self.retry(|| self.inner.service.delete(key, self.inner.config.call_limit)).await
     }
 
-    /// What it shows of its engine, in Prometheus's text format: `muster metrics list --worker` explains it.
+    /// Returns a function that writes the worker's metrics in Prometheus's text format; `muster metrics list
+    /// --worker` explains them.
     pub fn metrics(&self) -> impl Fn() -> String + Clone + Send + Sync + 'static {
         let inner = Arc::clone(&self.inner);
         move || metrics::page(&inner)
     }
 
-    /// Tries to leave within `limit`: at once in a job whose tasks may come and go, together with all others in one whose
-    /// tasks share their fate. If it cannot, this life goes on.
+    /// Tries to leave within `limit`: alone in a recoverable job, together with all other tasks in a
+    /// fate-sharing one. If it fails, this incarnation continues.
     ///
     /// # Errors
-    /// If the service does not let it go, or does not in time.
+    /// If the service does not let it leave, or not in time.
     pub async fn try_leave(&self, limit: Duration) -> Result<(), AgentError> {
-        // Reported before, since what has left has nothing to report any more.
+        // The last report is sent before, because a task that has left cannot report.
         let _told = tokio::time::timeout(
             FINAL_REPORT_TIMEOUT,
             transfer_reports::send_report(&self.inner, self.channel.clone()),
@@ -436,7 +441,7 @@ impl Agent {
         .await;
         self.inner.leaving.store(true, Ordering::Release);
         let left = match self.inner.service.shutdown(limit).await {
-            // The service may have let it go all the same, and only its answer came too late.
+            // The task may have left all the same, and only the answer was late.
             Err(late @ AgentError::TimedOut { .. }) => match self.is_connected().await {
                 Ok(false) => Ok(()),
                 _ => Err(late),
@@ -449,7 +454,8 @@ impl Agent {
         left
     }
 
-    /// Whether the service counts this life as connected, by its answer to a question that it takes after all calls before.
+    /// Returns whether the service counts this incarnation as connected, by a call that it handles after all
+    /// earlier ones.
     async fn is_connected(&self) -> Result<bool, AgentError> {
         let (here, limit) = (self.here(), self.inner.config.call_limit);
         let (states, _) = self.inner.retry(|| self.inner.service.watch(-1, Some(limit))).await?;
@@ -457,10 +463,10 @@ impl Agent {
         Ok(own.is_some_and(|own| own.connected && own.incarnation == here.incarnation.get()))
     }
 
-    /// Leaves in good order, waiting for the others where the job asks for that; then everything of it ends.
+    /// Leaves in good order, together with the others if the job requires that, and ends the agent.
     ///
     /// # Errors
-    /// If the service did not let it go. It is gone all the same.
+    /// If the service did not let it leave. The agent has ended all the same.
     pub async fn leave(self) -> Result<(), AgentError> {
         let over = self.inner.over.borrow().clone();
         let left = match over {
@@ -471,15 +477,15 @@ impl Agent {
         left
     }
 
-    /// Ends everything of it, without a word to the service.
+    /// Ends the agent without telling the service.
     pub async fn end(mut self) {
         self.background.shutdown().await;
         let engine = self.inner.engine.clone();
-        // It joins threads.
+        // The shutdown joins threads, so it blocks.
         let _ended = tokio::task::spawn_blocking(move || engine.shutdown()).await;
     }
 
-    /// Asks again while the service is out of reach, unless this life is over.
+    /// Repeats a call while the service is unreachable, unless this incarnation has ended.
     async fn retry<T, F>(&self, ask: impl FnMut() -> F) -> Result<T, AgentError>
     where
         F: Future<Output = Result<T, AgentError>>,
@@ -520,7 +526,7 @@ fn start_engine(config: &AgentConfig, here: Member) -> Result<Engine, AgentError
     engine.transport = config.transport;
     engine.spin = config.spin.unwrap_or(engine.spin);
     let engine = Engine::start(engine).map_err(|error| cannot_start(config, &error))?;
-    // What stands in it is dialled by others.
+    // Peers dial the addresses in the record.
     let own = engine_record::write(here.incarnation, engine.address(), &config.device_ids());
     let own = own.map_err(AgentError::Engine)?;
     engine_record::read(here, &own).map_err(|error| {
@@ -543,7 +549,7 @@ fn cannot_start(config: &AgentConfig, error: &io::Error) -> AgentError {
     AgentError::Engine(format!("it cannot listen at {listen} (--listen): {error}; {next}"))
 }
 
-/// Registers, again and again as clients of the protocol do, until the limit is over.
+/// Registers, repeatedly as clients of the protocol do, until the time is over.
 async fn register(service: &mut CoordinationClient, config: &AgentConfig) -> Result<(), AgentError> {
     let until = clock::monotonic() + config.register_limit;
     let mut pause = Duration::from_millis(20);
@@ -565,7 +571,7 @@ async fn register(service: &mut CoordinationClient, config: &AgentConfig) -> Res
     }
 }
 
-/// Publishes the engine and the devices.
+/// Publishes the engine record and the devices.
 async fn publish(
     service: &CoordinationClient,
     config: &AgentConfig,
@@ -584,14 +590,14 @@ async fn publish(
             if !topology::same_devices(&before, &devices) {
                 return Err(AgentError::DevicesChanged { task: config.task, key });
             }
-            // The same devices, perhaps of another host.
+            // The same devices, perhaps on another host.
             service.insert(&key, devices, true, limit).await
         }
         done => done,
     }
 }
 
-/// How many tasks the job has, by the service's own list.
+/// Returns the number of tasks of the job, by the service's own list.
 fn count(config: &AgentConfig, states: &[service::KnownTaskState]) -> Result<u32, AgentError> {
     let tasks = states.iter().map(|state| state.task + 1).max().unwrap_or(0);
     match config.tasks {
@@ -606,13 +612,13 @@ fn count(config: &AgentConfig, states: &[service::KnownTaskState]) -> Result<u32
     }
 }
 
-/// Heartbeats, at half of the timeout, each with that as its limit.
+/// Sends heartbeats at half of the timeout, each with that as its limit.
 async fn heartbeat_loop(inner: Arc<AgentShared>) {
     let interval = inner.config.heartbeat_timeout / 2;
     loop {
         tokio::time::sleep(interval).await;
         let heard = inner.retry(|| async {
-            // A service that is silent is away, as one is that cannot be reached: another call may do better.
+            // A silent service counts as unreachable: another call may succeed.
             inner.service.heartbeat(interval).await.map_err(|error| match error {
                 AgentError::TimedOut { call, limit } => AgentError::Unreachable {
                     service: inner.config.service.clone(),
@@ -630,7 +636,7 @@ async fn heartbeat_loop(inner: Arc<AgentShared>) {
 
 /// Holds the error poll.
 async fn error_poll_loop(inner: Arc<AgentShared>) {
-    // Where it is answered for good, errors come by heartbeat and by the watch.
+    // If the poll is answered for good, errors arrive with heartbeats and with the watch.
     if let Err(error) = inner.retry(|| inner.service.poll()).await {
         inner.end(error);
     }

@@ -26,17 +26,19 @@ use crate::transfer::Member;
 
 /// The key that holds the notice.
 const NOTICE: &str = "RECEIVED_PREEMPTION_NOTICE";
-/// The longest notice that is read, and how much of it is shown.
+/// The longest notice that is read, in bytes.
 const NOTICE_MAX: usize = 4 << 10;
+/// The number of characters of a notice that are shown.
 const NOTICE_SHOWN: usize = 200;
 const STEP_KEY_PREFIX: &str = "PREEMPTION_CURRENT_COUNTER";
 const SYNC_BARRIER: &str = "PREEMPTION_SYNC_BARRIER";
-/// How long the tasks wait for one another, as in JAX.
+/// The timeout of the agreement, as in JAX.
 const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(180);
-/// How long it may take to hear of what another task knows already: a loss, or that a barrier has passed.
+/// The time after which this task has learned what another task already knows: a loss, or that a barrier has
+/// passed.
 const ROSTER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How far the agreement has come.
+/// The state of the agreement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct SyncState {
     step: u64,
@@ -52,12 +54,12 @@ enum AgreementPhase {
     Failed,
 }
 
-/// Waits for a notice, then agrees on a step.
+/// Waits for a notice, then agrees on a step with the other tasks.
 pub(super) async fn watch(inner: Arc<AgentShared>) {
     let notice = loop {
         match inner.service.get_at_most(NOTICE, NOTICE_MAX).await {
             Ok(notice) => break String::from_utf8_lossy(&notice).into_owned(),
-            // It is there, whatever it says.
+            // The notice exists, though it is too long to read.
             Err(error) if error.code() == Some(Code::OutOfRange) => {
                 break format!("a text of more than {NOTICE_MAX} bytes");
             }
@@ -67,7 +69,7 @@ pub(super) async fn watch(inner: Arc<AgentShared>) {
             }
         }
     };
-    // It is the time of death; whatever else somebody has written there is not said at length.
+    // The notice is a time; other text is shown only in part.
     let notice = crate::text::one_line(&notice).chars().take(NOTICE_SHOWN).collect::<String>();
     tracing::info!(notice, "a preemption notice");
     let mut step = 0;
@@ -101,11 +103,11 @@ async fn agree_on_step(inner: &AgentShared, step: u64) -> Result<u64, AgentError
     Ok(highest(&steps, &members, inner.tasks).unwrap_or(step).saturating_add(1))
 }
 
-/// The highest step that those who met have written down. What a task wrote that is lost counts for nothing.
+/// Returns the highest step that the members have written. Steps of lost tasks do not count.
 fn highest(steps: &[(String, Bytes)], members: &[Member], tasks: u32) -> Option<u64> {
     let all = members.len() == tasks as usize;
     let read = |(key, value): &(String, Bytes)| {
-        // As the service reads them: `…/1`, or `…/task:1` of older JAX.
+        // The service reads the keys in the same way: `…/1`, or `…/task:1` of older JAX.
         let task: Option<u32> = key.rsplit(['/', ':']).next().and_then(|task| task.parse().ok());
         let counts = all || task.is_none_or(|task| members.iter().any(|member| member.task.0 == task));
         let step = std::str::from_utf8(value).ok()?.trim().parse::<u64>().ok()?;
@@ -114,7 +116,7 @@ fn highest(steps: &[(String, Bytes)], members: &[Member], tasks: u32) -> Option<
     steps.iter().filter_map(read).max()
 }
 
-/// Meets all who live: who they were. None if one of them was lost meanwhile.
+/// Meets all live tasks at a barrier and returns them; `None` if one of them was lost meanwhile.
 async fn exchange_steps(
     inner: &AgentShared,
     until: Instant,
@@ -147,11 +149,12 @@ async fn exchange_steps(
         biased;
         answer = &mut waiting => answer,
         true = lost => {
-            // The service says whether that was in time, to all who wait the same.
+            // The barrier's result tells every waiting task whether the cancellation was in time.
             let _in_time = inner.service.cancel_barrier(&id, used, inner.config.call_limit).await?;
             match timeout(ROSTER_TIMEOUT, waiting).await {
                 Ok(answer) => answer,
-                // It was a later use of the barrier, which those have made who went on: they come to no other.
+                // It was a later instance of the barrier, made by tasks that continued; they do not arrive at
+                // another one.
                 Err(_) => return Ok(None),
             }
         }
@@ -159,7 +162,7 @@ async fn exchange_steps(
     match answer {
         Ok(()) => Ok(Some(members)),
         Err(AgentError::Refused { code: Code::Cancelled, .. }) => {
-            // Another task knows who is lost; this one hears of it in a moment.
+            // Another task knows which one is lost; this one learns it in a moment.
             let _told =
                 timeout(ROSTER_TIMEOUT, roster.wait_for(|roster| roster.lost(&members).is_some())).await;
             Ok(None)
@@ -168,7 +171,7 @@ async fn exchange_steps(
     }
 }
 
-/// Whether everybody stops before `step`. Waits while an agreement is being made.
+/// Returns whether all tasks stop before `step`. Waits while an agreement is in progress.
 pub(super) async fn sync_point_reached(sync: &watch::Sender<SyncState>, step: u64) -> bool {
     let mut changes = sync.subscribe();
     sync.send_if_modified(|sync| {
@@ -189,9 +192,9 @@ pub(super) async fn sync_point_reached(sync: &watch::Sender<SyncState>, step: u6
     }
 }
 
-/// Leaves a notice for all tasks; one that is there already is as good.
+/// Writes a notice for all tasks; an existing one serves as well.
 pub(super) async fn publish_notice(inner: &AgentShared) -> Result<(), AgentError> {
-    // The form in which JAX reads a time: RFC 3339 with an offset in figures.
+    // JAX reads the time in this form: RFC 3339 with a numeric offset.
     let now = Clock::start().now().to_string().replace('Z', "+00:00");
     match inner.service.insert(NOTICE, now, false, inner.config.call_limit).await {
         Err(error) if error.code() == Some(Code::AlreadyExists) => Ok(()),

@@ -10,7 +10,7 @@ use crate::clock;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// Waits longer each time, and not for ever.
+/// A series of growing pauses with a limit.
 pub struct RetryBudget {
     limit: Duration,
     pause: Duration,
@@ -18,15 +18,15 @@ pub struct RetryBudget {
 }
 
 impl RetryBudget {
-    /// Gives up when it has failed for `limit`.
+    /// Returns a budget that is spent when calls have failed for `limit`.
     pub const fn new(limit: Duration) -> Self {
         Self { limit, pause: FIRST_PAUSE, since: None }
     }
 
-    /// Waits before the call that failed so is tried again.
+    /// Waits before a failed call is repeated.
     ///
     /// # Errors
-    /// The error itself, if it has been tried for long enough.
+    /// The error itself, if calls have failed for too long.
     pub async fn next_pause(&mut self, error: AgentError) -> Result<(), AgentError> {
         let since = *self.since.get_or_insert_with(clock::monotonic);
         let over = clock::monotonic().saturating_duration_since(since) >= self.limit;

@@ -16,26 +16,27 @@ use super::error::AgentError;
 use super::service::KnownTaskState;
 use crate::transfer::{Incarnation, Member, Membership, Peer, TaskId};
 
-/// Who takes part, at one moment.
+/// The live tasks at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClusterRoster {
-    /// The tasks that the service counts as connected, with their lives.
+    /// The tasks that the service counts as connected, with their incarnations.
     pub lives: BTreeMap<TaskId, Incarnation>,
-    /// Those of them whose engines are known: what the engine has been told.
+    /// The members with a known engine: the membership of the transfer engine.
     pub membership: Membership,
-    /// Those whose engines cannot be used, and why.
+    /// The tasks whose engines are unusable, with the reason.
     pub unusable: BTreeMap<TaskId, String>,
 }
 
 impl ClusterRoster {
-    /// One of `members` whose life does not count any more. Lives of others that are not known yet are not lost.
+    /// Returns one of `members` whose incarnation is no longer live. A member whose engine is not known yet
+    /// is not lost.
     #[must_use]
     pub fn lost(&self, members: &[Member]) -> Option<Member> {
         members.iter().copied().find(|member| self.lives.get(&member.task) != Some(&member.incarnation))
     }
 }
 
-/// One life of another task.
+/// One incarnation of another task.
 struct TaskLife {
     incarnation: Incarnation,
     peer: Option<Result<Peer, String>>,
@@ -44,7 +45,7 @@ struct TaskLife {
 
 type FetchedRecord = (Member, Result<Peer, String>);
 
-/// Follows the states of the tasks until this life is over.
+/// Follows the states of the tasks until this incarnation has ended.
 pub(super) async fn follow(inner: Arc<AgentShared>, first: (Vec<KnownTaskState>, i64)) {
     let mut lives: BTreeMap<TaskId, TaskLife> = BTreeMap::new();
     let mut fetches: JoinSet<FetchedRecord> = JoinSet::new();
@@ -65,7 +66,7 @@ pub(super) async fn follow(inner: Arc<AgentShared>, first: (Vec<KnownTaskState>,
                 Err(error) => return inner.end(error),
             },
             Some(fetched) = fetches.join_next() => {
-                // One that was given up belongs to a life that is over.
+                // A cancelled read belongs to an incarnation that has ended.
                 let Ok((member, peer)) = fetched else { continue };
                 if let Err(why) = &peer {
                     tracing::warn!(%member, why, "its engine cannot be used");
@@ -79,12 +80,12 @@ pub(super) async fn follow(inner: Arc<AgentShared>, first: (Vec<KnownTaskState>,
     }
 }
 
-/// The next states, however long that takes; a connection that is lost is made anew.
+/// Returns the next states, however long that takes; a lost connection is made again.
 async fn watch(inner: Arc<AgentShared>, version: i64) -> Result<(Vec<KnownTaskState>, i64), AgentError> {
     inner.retry(|| inner.service.watch(version, None)).await
 }
 
-/// Takes new states. Whether this life still counts.
+/// Applies new states; returns whether this incarnation is still live.
 fn update_lives(
     inner: &Arc<AgentShared>,
     lives: &mut BTreeMap<TaskId, TaskLife>,
@@ -127,7 +128,8 @@ fn update_lives(
     true
 }
 
-/// Reads what a life publishes of its engine, once it does; those that are no workers never do.
+/// Reads the engine record of an incarnation, once it is published; a task that is no worker never publishes
+/// one.
 async fn fetch(inner: Arc<AgentShared>, member: Member) -> FetchedRecord {
     let mut pause = Duration::from_millis(50);
     loop {
@@ -140,13 +142,13 @@ async fn fetch(inner: Arc<AgentShared>, member: Member) -> FetchedRecord {
             }
             Err(error) => tracing::debug!(%member, %error, "its engine is asked for again"),
         }
-        // Whether the service is gone for good, the watch finds out.
+        // The watch detects a service that is gone for good.
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(Duration::from_secs(5));
     }
 }
 
-/// Tells the engine and whoever follows.
+/// Sends the roster to the engine and to all followers.
 fn publish_roster(inner: &AgentShared, lives: &BTreeMap<TaskId, TaskLife>) {
     let here = inner.here();
     let mut roster = ClusterRoster::default();
@@ -162,7 +164,7 @@ fn publish_roster(inner: &AgentShared, lives: &BTreeMap<TaskId, TaskLife>) {
             Some(Err(why)) => _ = roster.unusable.insert(*task, why.clone()),
         }
     }
-    // This task's own devices first, then in the order of the tasks.
+    // This task's own devices come first, then those of the others in their order.
     let own = roster.membership.peers.remove(&here.task);
     let mut own = own.map(|peer| (here.task.0, peer));
     let others = roster.membership.peers.iter_mut().map(|(task, peer)| (task.0, peer));

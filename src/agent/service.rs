@@ -16,12 +16,12 @@ use crate::proto::tensorflow::distributed_runtime::GrpcPayloadContainer;
 use crate::proto::xla::coordination::coordination_service_client::CoordinationServiceClient;
 use crate::proto::xla::coordination::{self as pb};
 
-/// The largest answer that is taken: the states of a million tasks.
+/// The largest accepted response: the states of a million tasks.
 const RESPONSE_BYTES_MAX: usize = 256 << 20;
-/// What an answer has besides a key and its value.
+/// The size of a response beside a key and its value.
 const ANSWER_OVERHEAD: usize = 64;
 
-/// The service, as one life of one task sees it.
+/// A client of the coordination service for one incarnation of a task.
 #[derive(Debug, Clone)]
 pub struct CoordinationClient {
     client: CoordinationServiceClient<Channel>,
@@ -29,24 +29,24 @@ pub struct CoordinationClient {
     port: PortProbe,
     task: i32,
     incarnation: u64,
-    /// The run that this life registered with.
+    /// The service incarnation with which this incarnation registered.
     run: u64,
 }
 
-/// A task as the service tells of it.
+/// The state of a task, as the service reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownTaskState {
-    /// Which task.
+    /// The task.
     pub task: u32,
     /// Whether it is connected.
     pub connected: bool,
-    /// Its life.
+    /// Its incarnation.
     pub incarnation: u64,
-    /// What is wrong with it; empty if nothing is.
+    /// Its error; empty if it has none.
     pub error: String,
 }
 
-/// Why a call failed, with what only barriers are told beside it.
+/// The failure of a call, with the barrier's counter if it has one.
 struct CallFailure {
     error: AgentError,
     counter: Option<i64>,
@@ -58,7 +58,7 @@ const BARRIER_ERROR: &str = "type.googleapis.com/tensorflow.BarrierError";
 const MISMATCH_ERROR: &str = "type.googleapis.com/tensorflow.ServiceMismatchError";
 
 impl CoordinationClient {
-    /// The service behind `channel`, with which this life is not registered yet.
+    /// Returns a client over `channel`, which is not registered yet.
     pub fn new((channel, port): (Channel, PortProbe), address: String, task: u32, incarnation: u64) -> Self {
         let client = CoordinationServiceClient::new(channel)
             .max_decoding_message_size(RESPONSE_BYTES_MAX)
@@ -66,13 +66,13 @@ impl CoordinationClient {
         Self { client, address, port, task: task as i32, incarnation, run: 0 }
     }
 
-    /// The incarnation of the run.
+    /// Returns the service incarnation of the run.
     pub const fn run(&self) -> u64 {
         self.run
     }
 
     const fn incarnations(&self) -> Option<pb::Incarnations> {
-        // Released clients leave the task id out of it.
+        // Released clients omit the task id too.
         Some(pb::Incarnations {
             task_id: 0,
             task_incarnation: self.incarnation,
@@ -106,7 +106,7 @@ impl CoordinationClient {
         let barrier =
             payloads.get(BARRIER_ERROR).and_then(|value| pb::BarrierError::decode(value.clone()).ok());
         let message = crate::text::one_line(status.message()).into_owned();
-        // What the service says has no cause here: only what happens on this side has, such as a connection that ends.
+        // A status of the service has no cause; only a local error has one, such as a lost connection.
         let cause = std::error::Error::source(status);
         let error = if let Some(mismatch) = mismatch {
             AgentError::RunChanged { call, was: self.run, now: mismatch.service_incarnation }
@@ -120,9 +120,10 @@ impl CoordinationClient {
         CallFailure { error, counter: barrier.map(|barrier| barrier.counter), own }
     }
 
-    /// Registers this life. `Ok(Err(…))`: not yet, and it may be asked again.
+    /// Registers this incarnation. `Ok(Err(…))`: not registered yet, and the call may be repeated.
     ///
-    /// Clients ask again after whatever is not the service's own word, and after ABORTED and INTERNAL.
+    /// Clients repeat it after every error that is not the service's own statement, and after ABORTED and
+    /// INTERNAL.
     pub async fn register(&mut self, limit: Duration) -> Result<Result<(), AgentError>, AgentError> {
         let request = pb::RegisterTaskRequest { incarnation: self.incarnation, source_task_id: self.task };
         let mut client = self.client.clone();
@@ -138,7 +139,7 @@ impl CoordinationClient {
         }
     }
 
-    /// Says that this life lives.
+    /// Sends a heartbeat.
     pub async fn heartbeat(&self, limit: Duration) -> Result<(), AgentError> {
         let request = pb::HeartbeatRequest {
             incarnations: self.incarnations(),
@@ -153,7 +154,7 @@ impl CoordinationClient {
         Err(AgentError::RunChanged { call: "heartbeat", was: self.run, now })
     }
 
-    /// Waits for an error of the run. `Ok`: there will be no more news by this way.
+    /// Waits for an error of the run. `Ok`: errors will not arrive this way.
     pub async fn poll(&self) -> Result<(), AgentError> {
         let request =
             pb::PollForErrorRequest { incarnations: self.incarnations(), source_task_id: self.task };
@@ -170,7 +171,7 @@ impl CoordinationClient {
         }
     }
 
-    /// Says that this life ends in good order; in a job whose tasks share their fate, waits for the others.
+    /// Ends this incarnation in good order; in a fate-sharing job it waits for the others.
     pub async fn shutdown(&self, limit: Duration) -> Result<(), AgentError> {
         let request =
             pb::ShutdownTaskRequest { incarnations: self.incarnations(), source_task_id: self.task };
@@ -178,7 +179,7 @@ impl CoordinationClient {
         asking.map(|_| ()).map_err(|failure| failure.error)
     }
 
-    /// The states of all tasks once they are newer than `version`, with their version.
+    /// Returns the states of all tasks and their version, once they are newer than `version`.
     pub async fn watch(
         &self,
         version: i64,
@@ -198,8 +199,9 @@ impl CoordinationClient {
         Ok((states.collect(), answer.version_number))
     }
 
-    /// Waits at a barrier of all tasks, or of `members`. `counter` is that of the last use of it by this life, or -1, and
-    /// is moved on. The service keeps `limit`; `own` is for one that does not.
+    /// Waits at a barrier of all tasks, or of `members`. `counter` is that of this incarnation's last
+    /// instance, or -1, and is advanced. The service applies `limit`; `own` is for a service that does not
+    /// answer.
     pub async fn barrier(
         &self,
         id: &str,
@@ -228,7 +230,7 @@ impl CoordinationClient {
         }
     }
 
-    /// Calls off the use `counter` of a barrier. Whether it was in time.
+    /// Cancels instance `counter` of a barrier; returns whether it was in time.
     pub async fn cancel_barrier(&self, id: &str, counter: i64, limit: Duration) -> Result<bool, AgentError> {
         let request = pb::CancelBarrierRequest {
             incarnations: self.incarnations(),
@@ -247,7 +249,7 @@ impl CoordinationClient {
         }
     }
 
-    /// Who of `tasks` lives, once all of them who do have asked: their lives.
+    /// Returns the incarnations of the live ones of `tasks`, once all of them have called.
     pub async fn alive(&self, tasks: &[u32], limit: Option<Duration>) -> Result<Vec<(u32, u64)>, AgentError> {
         let request = pb::GetAliveTasksRequest {
             incarnations: self.incarnations(),
@@ -266,7 +268,7 @@ impl CoordinationClient {
         Ok(alive)
     }
 
-    /// Writes a key that must not be there yet, or may be if `overwrite`.
+    /// Writes a key, which must not exist unless `overwrite`.
     pub async fn insert(
         &self,
         key: &str,
@@ -281,26 +283,26 @@ impl CoordinationClient {
         asking.map(|_| ()).map_err(|failure| failure.error)
     }
 
-    /// The value of a key, once it has one.
+    /// Returns the value of a key, once it has one.
     pub async fn get(&self, key: &str, limit: Option<Duration>) -> Result<Bytes, AgentError> {
         let request = pb::GetKeyValueRequest { incarnations: self.incarnations(), key: key.to_owned() };
         let answer = self.call("get", limit, self.client.clone().get_key_value(request)).await;
         Ok(answer.map_err(|failure| failure.error)?.kv.unwrap_or_default().value)
     }
 
-    /// The same of a key that other processes write: nothing is taken that is longer than `most`.
+    /// Returns the value of a key that other processes write, if it is not longer than `most`.
     ///
     /// # Errors
     /// `OutOfRange`, if it is longer.
     pub async fn get_at_most(&self, key: &str, most: usize) -> Result<Bytes, AgentError> {
         let request = pb::GetKeyValueRequest { incarnations: self.incarnations(), key: key.to_owned() };
-        // The key comes back with its value.
+        // The response contains the key beside its value.
         let mut client = self.client.clone().max_decoding_message_size(most + key.len() + ANSWER_OVERHEAD);
         let answer = self.call("get", None, client.get_key_value(request)).await;
         Ok(answer.map_err(|failure| failure.error)?.kv.unwrap_or_default().value)
     }
 
-    /// The value of a key, if it has one now.
+    /// Returns the value of a key, if it has one now.
     pub async fn try_get(&self, key: &str, limit: Duration) -> Result<Option<Bytes>, AgentError> {
         let request = pb::TryGetKeyValueRequest { incarnations: self.incarnations(), key: key.to_owned() };
         match self.call("get", Some(limit), self.client.clone().try_get_key_value(request)).await {
@@ -310,7 +312,7 @@ impl CoordinationClient {
         }
     }
 
-    /// What a directory holds, by key.
+    /// Returns the entries of a directory, by key.
     pub async fn list(&self, directory: &str, limit: Duration) -> Result<Vec<(String, Bytes)>, AgentError> {
         let request = pb::GetKeyValueDirRequest {
             incarnations: self.incarnations(),
@@ -321,7 +323,7 @@ impl CoordinationClient {
         Ok(answer.kv.into_iter().map(|kv| (kv.key, kv.value)).collect())
     }
 
-    /// Deletes a key and all below it.
+    /// Deletes a key and everything below it.
     pub async fn delete(&self, key: &str, limit: Duration) -> Result<(), AgentError> {
         let request = pb::DeleteKeyValueRequest {
             incarnations: self.incarnations(),
@@ -333,7 +335,7 @@ impl CoordinationClient {
     }
 }
 
-/// The last cause of an error: what the system said.
+/// Returns the last cause of an error: the system's message.
 fn deepest(error: &(dyn std::error::Error + 'static)) -> String {
     let mut error = error;
     while let Some(source) = error.source() {
@@ -363,7 +365,7 @@ mod tests {
         };
         let failure = service.failure("x", &Status::unavailable("Socket closed"));
         assert!(failure.error.is_transient() && !failure.own);
-        // A connection that ends is told like this, too.
+        // A lost connection is reported like this too.
         let ended = Status::from_error(Box::new(std::io::Error::other("closed")));
         assert!(service.failure("x", &ended).error.is_transient(), "{ended:?}");
         let mut cancelled = Status::cancelled("operation was canceled");
@@ -382,7 +384,7 @@ mod tests {
         let failure = service.failure("x", &Status::with_details(Code::Cancelled, "stale\nline", details));
         assert_eq!(failure.counter, Some(7));
         assert!(failure.error.to_string().contains("stale | line"), "{}", failure.error);
-        // Details of another shape are no reason to fail otherwise.
+        // Malformed details are not a failure of their own.
         let failure =
             service.failure("x", &Status::with_details(Code::Internal, "m", Bytes::from_static(b"\xff\xff")));
         assert_eq!(failure.error.code(), Some(Code::Internal));

@@ -1,19 +1,19 @@
-//! The devices of this task, published as JAX workers publish theirs.
+//! Publishes the devices of this task as JAX workers do.
 //!
-//! Under `cpu:local_topology/cpu/<task>`: the memory that this worker moves is its host's, and JAX's process 0 waits for the
-//! devices of every process before it gathers them.
+//! They are under `cpu:local_topology/cpu/<task>`, because the memory that this worker moves is its host's.
+//! JAX's process 0 waits for the devices of every process before it gathers them.
 
 use prost::Message as _;
 
 use super::config::AgentConfig;
 use crate::proto::xla;
 
-/// Where the devices of `task` are published.
+/// Returns the key of the devices of `task`.
 pub fn key(task: u32) -> String {
     format!("cpu:local_topology/cpu/{task}")
 }
 
-/// What is published there.
+/// Encodes the devices of this task.
 pub fn write(config: &AgentConfig, boot_id: &str) -> Vec<u8> {
     let devices = config.device_ids().into_iter().enumerate().map(|(ordinal, device)| xla::DeviceProto {
         local_device_ordinal: ordinal as i32,
@@ -33,7 +33,7 @@ pub fn write(config: &AgentConfig, boot_id: &str) -> Vec<u8> {
     .encode_to_vec()
 }
 
-/// Whether two topologies have the same devices, wherever they are.
+/// Returns whether two topologies have the same devices, on whichever hosts.
 pub fn same_devices(a: &[u8], b: &[u8]) -> bool {
     let devices = |bytes: &[u8]| xla::LocalTopologyProto::decode(bytes).ok().map(|topology| topology.devices);
     devices(a).is_some() && devices(a) == devices(b)

@@ -19,25 +19,26 @@ use crate::proto::muster::v1::{self as pb};
 use crate::proto::report_limits::{CONNECTIONS_MAX, FAILURES_MAX, PAIRS_MAX};
 use crate::transfer::{Engine, Failed, Stage, Times, registered_bytes};
 
-/// How often it reports unless the service says otherwise.
+/// The interval of reports, unless the service sets another.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// The bounds of what the service may say.
+/// The bounds of the interval that the service may set.
 const INTERVAL_BOUNDS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
-/// How long until it asks again a service that takes no reports.
+/// The pause before the next attempt at a service that accepts no reports.
 const UNSUPPORTED_PAUSE: Duration = Duration::from_secs(60);
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is added up over the life of a worker.
+/// The sums over the life of a worker.
 #[derive(Debug, Default)]
 pub(super) struct ReportState {
-    /// Failures that are still to be told, and how many were before the first of them.
+    /// The failures that are not reported yet.
     failures: VecDeque<Failed>,
+    /// The number of failures before the first of them.
     confirmed: u64,
     sequence: u64,
     clock: ClockOffset,
 }
 
-/// The connections that there are.
+/// Returns the present connections.
 fn connections(engine: &Engine) -> Vec<pb::Connection> {
     let links = engine.links();
     let connections = links.iter().take(CONNECTIONS_MAX).map(|link| pb::Connection {
@@ -50,7 +51,7 @@ fn connections(engine: &Engine) -> Vec<pb::Connection> {
     connections.collect()
 }
 
-/// Bytes by peer and transport, since the life began.
+/// Returns the bytes by peer and transport since the start of this incarnation.
 pub(super) fn pairs(engine: &Engine) -> Vec<pb::PairTotals> {
     let moved = engine.moved();
     let all = moved.iter().flat_map(|(peer, moved)| moved.iter().map(move |moved| (peer.0, moved)));
@@ -66,25 +67,25 @@ pub(super) fn pairs(engine: &Engine) -> Vec<pb::PairTotals> {
 }
 
 impl ReportState {
-    /// This host's clock beside the service's.
+    /// Returns the offset of this host's clock from the service's.
     pub fn clock(&self) -> Option<pb::ClockReading> {
         self.clock.best()
     }
 
-    /// There are more failures to tell of; the newest are kept.
+    /// Adds failures to report; the newest are kept.
     fn fail(&mut self, more: Vec<Failed>) {
         self.failures.extend(more);
         self.confirm(self.confirmed + self.failures.len().saturating_sub(FAILURES_MAX) as u64);
     }
 
-    /// So many failures need not be told any more, of all that ever were.
+    /// Removes the first `settled` of all failures ever, because they were reported.
     fn confirm(&mut self, settled: u64) {
         while self.confirmed < settled && self.failures.pop_front().is_some() {
             self.confirmed += 1;
         }
     }
 
-    /// What is to be told now. Its failures are told again until they were taken.
+    /// Returns the present report. Its failures are repeated until the service has accepted them.
     fn report(&mut self, engine: &Engine) -> pb::TransferReport {
         let (size, hits, misses, evictions) = engine.cliques();
         let counts = engine.counts();
@@ -152,13 +153,13 @@ pub(super) async fn keep(inner: Arc<AgentShared>, channel: Channel) {
         let hurry = inner.report_soon.notified();
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            // A failure is told soon, but a storm of them is one report.
+            // A failure is reported soon, but many of them in one report.
             () = hurry => tokio::time::sleep(INTERVAL_BOUNDS.0.min(pause)).await,
         }
     }
 }
 
-/// Reports once. When to do so again.
+/// Reports once; returns the pause before the next report.
 pub(super) async fn send_report(inner: &AgentShared, channel: Channel) -> Duration {
     let (report, told) = with(&inner.report_state, |tally| {
         let report = tally.report(&inner.engine);
@@ -171,7 +172,7 @@ pub(super) async fn send_report(inner: &AgentShared, channel: Channel) -> Durati
             let (answer, took) = (answer.into_inner(), began.elapsed());
             with(&inner.report_state, |tally| {
                 tally.confirm(told);
-                // A service that does not tell its time says 0.
+                // A service that does not state its time sends 0.
                 if answer.now_us > 0 {
                     tally.clock.add_sample(asked, took, Timestamp(answer.now_us));
                 }

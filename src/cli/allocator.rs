@@ -1,18 +1,19 @@
-//! Configures glibc's allocator: it keeps freed memory that is about to be used again, and returns what stays
-//! unused.
+//! Configures glibc's allocator: it keeps freed memory that is about to be used again, and returns unused
+//! memory to the system.
 //!
-//! Fresh memory costs more than receiving what goes into it, because the kernel clears and maps it page by page.
-//! Values are overwritten and deleted, run after run, and the next ones take their place. So up to 256 MiB are
-//! kept, for about six seconds. Begin at [`configure_allocator`].
+//! Fresh memory costs more than receiving the data that it holds, because the kernel clears and maps it page
+//! by page. Values are overwritten and deleted, run after run, and new values take their place. So up to 256
+//! MiB are kept, for about six seconds. Begin at [`configure_allocator`].
 
 use tokio::runtime::Handle;
 
-/// Tells the allocator to keep what is freed, and gives back what stays unused.
+/// Configures the allocator to keep freed memory, and starts the thread that returns unused memory.
 ///
-/// By itself glibc returns every large value to the system as soon as the value is overwritten or deleted, and asks for new
-/// memory for the next one. Its pages are cleared and mapped one by one, which costs more than receiving the value does.
+/// By default glibc returns every large value to the system as soon as it is overwritten or deleted, and
+/// requests new memory for the next one. The kernel clears and maps those pages one by one, which costs more
+/// than receiving the value.
 ///
-/// The threads of `runtime` are those that allocate: each of them has a heap of its own.
+/// The threads of `runtime` allocate the values, and each of them has a heap of its own.
 pub fn configure_allocator(runtime: &Handle) {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     glibc::configure_allocator(runtime.clone());
@@ -31,24 +32,27 @@ mod glibc {
 
     use tokio::runtime::Handle;
 
-    /// So much free memory at the end of a heap is kept, of which there are a few.
+    /// The number of free bytes at the end of a heap that are kept. A process has a few heaps.
     const TRIM_THRESHOLD: usize = 64 << 20;
-    /// Allocations above this size are mapped from the system and returned to it.
+    /// The size above which allocations are mapped from the system and returned to it.
     const LARGE: usize = 8 << 20;
-    /// More unused memory than this is given back at once.
+    /// The number of unused bytes above which memory is returned at once.
     const MOST: usize = 256 << 20;
-    /// Unused memory is given back after [`CHECKS_MIN`] looks in a row that found more than this, and more than a tenth of what is in use.
+    /// Unused memory is returned after [`CHECKS_MIN`] checks in a row that found more than this, and more
+    /// than a tenth of the memory in use.
     const SLACK_BYTES: usize = 2 << 20;
-    /// How many looks must find unused memory before it is given back.
+    /// The number of checks in a row that must find unused memory.
     const CHECKS_MIN: u32 = 3;
-    /// The time between two looks.
+    /// The time between two checks.
     const PAUSE: Duration = Duration::from_secs(2);
 
-    /// The end of a heap is cut by threads that free more than this (`FASTBIN_CONSOLIDATION_THRESHOLD` of malloc.c).
+    /// A thread that frees more than this trims the end of its heap (`FASTBIN_CONSOLIDATION_THRESHOLD` of
+    /// malloc.c).
     const CUTS: usize = 128 << 10;
-    /// How often a thread that has cut its heap looks whether the others have, so that each of them does.
+    /// The number of times that a thread with a trimmed heap waits for the others, so that each thread trims
+    /// its own.
     const TURNS: usize = 1 << 10;
-    /// How long the threads of the runtime have to cut their heaps.
+    /// The time that the threads of the runtime have to trim their heaps.
     const CUTTING: Duration = Duration::from_millis(50);
 
     pub fn configure_allocator(runtime: Handle) {
@@ -69,33 +73,37 @@ mod glibc {
         }
     }
 
-    /// The resident part of the process's private memory, in bytes.
+    /// Returns the resident private memory of the process, in bytes.
     fn resident() -> Option<usize> {
-        // Sizes in pages: the whole program, its resident part, the part of that which is shared (proc_pid_statm(5)).
+        // Sizes in pages: the whole program, its resident part, and the shared part of that
+        // (proc_pid_statm(5)).
         let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
         let mut pages = statm.split(' ').skip(1).map_while(|field| field.parse::<usize>().ok());
         let (resident, shared) = (pages.next()?, pages.next()?);
         Some(resident.saturating_sub(shared) * rustix::param::page_size())
     }
 
-    /// The bytes that are allocated and not freed.
+    /// Returns the allocated bytes that are not freed.
     fn in_use() -> usize {
-        // SAFETY: it adds up what the heaps know of themselves, under their locks.
+        // SAFETY: it sums the statistics of the heaps under their locks.
         let heaps = unsafe { libc::mallinfo2() };
         heaps.uordblks + heaps.hblkhd
     }
 
-    /// Decides when unused memory is given back to the system. All figures are private memory of the process, in bytes.
+    /// Decides when unused memory is returned to the system. All figures are bytes of the process's private
+    /// memory.
     #[derive(Debug, Default)]
     struct TrimPolicy {
-        /// What was resident though not in use when memory was last given back: stacks, and the allocator's own.
+        /// The resident memory that was not in use after memory was last returned: stacks, and the
+        /// allocator's own.
         floor: Option<usize>,
-        /// Looks in a row that found too much unused memory.
+        /// The number of checks in a row that found too much unused memory.
         checks: u32,
     }
 
     impl TrimPolicy {
-        /// Looks at the process once. Memory that is freed stays resident, so a process that has not grown may have much of it.
+        /// Checks the process once. Freed memory stays resident, so a process can have much unused memory
+        /// without growing.
         fn should_give_back(&mut self, resident: usize, in_use: usize) -> bool {
             let slack = resident.saturating_sub(in_use);
             let unused = slack.saturating_sub(*self.floor.get_or_insert(slack));
@@ -107,19 +115,20 @@ mod glibc {
             self.checks >= CHECKS_MIN || unused > MOST
         }
 
-        /// Notes what is left after memory was given back.
+        /// Records the resident memory after memory was returned.
         fn gave_back(&mut self, resident: usize, in_use: usize) {
             *self = Self { floor: Some(resident.saturating_sub(in_use)), checks: 0 };
         }
     }
 
-    /// Gives every free page back to the system, but for those at the ends of heaps.
+    /// Returns every free page to the system, except those at the ends of heaps.
     fn give_back() {
-        // SAFETY: only pages that nobody has are given back.
+        // SAFETY: only free pages are returned.
         unsafe { libc::malloc_trim(0) };
     }
 
-    /// Lets each thread of the runtime give back what is free at the end of its heap: `malloc_trim` does not, and nobody else can.
+    /// Makes each thread of the runtime trim the end of its heap. `malloc_trim` does not, and no other thread
+    /// can.
     fn cut_heaps(runtime: &Handle) {
         set(&[(libc::M_TRIM_THRESHOLD, CUTS)]);
         let threads = runtime.metrics().num_workers();
@@ -129,7 +138,7 @@ mod glibc {
             runtime.spawn(async move {
                 drop(black_box(Vec::<u8>::with_capacity(CUTS)));
                 done.fetch_add(1, Ordering::Relaxed);
-                // A thread that was done at once would do it for the others.
+                // A thread that finished at once could run the task of another thread, too.
                 for _ in 0..TURNS {
                     if done.load(Ordering::Relaxed) == threads {
                         break;
@@ -143,7 +152,7 @@ mod glibc {
     }
 
     fn set(settings: &[(libc::c_int, usize)]) {
-        // SAFETY: it sets a number of the allocator, under its own lock.
+        // SAFETY: it sets a parameter of the allocator under the allocator's lock.
         let set = |(what, bytes): &(_, usize)| unsafe { libc::mallopt(*what, *bytes as libc::c_int) == 1 };
         if !settings.iter().all(set) {
             tracing::warn!("the allocator does not take its settings: large values will cost more");
@@ -171,7 +180,7 @@ mod glibc {
             slack.gave_back(21 * MIB, 15 * MIB);
             assert!(!slack.should_give_back(22 * MIB, 15 * MIB), "nothing more can be given back");
 
-            // Memory was given back while the process was busy, and is freed afterwards: the process does not grow.
+            // Memory is returned while the process is busy, and freed afterwards: the process does not grow.
             slack.gave_back(206 * MIB, 200 * MIB);
             assert!(!slack.should_give_back(206 * MIB, 200 * MIB), "all of it is in use");
             for _ in 1..CHECKS_MIN {
@@ -190,10 +199,10 @@ mod glibc {
             );
         }
 
-        /// Tests that change the settings of the allocator do so one after the other.
+        /// Serializes the tests that change the settings of the allocator.
         static SETTINGS: Mutex<()> = Mutex::new(());
 
-        /// How many of the bytes at an address are in memory now.
+        /// Returns how many of the bytes at an address are in memory.
         fn present(address: usize, bytes: usize) -> usize {
             let page = rustix::param::page_size();
             let mut map = std::fs::File::open("/proc/self/pagemap").unwrap();
@@ -213,9 +222,9 @@ mod glibc {
             let fill = || {
                 let both = Arc::clone(&both);
                 runtime.spawn(async move {
-                    // Each on a thread of its own.
+                    // Each value on a thread of its own.
                     both.wait();
-                    // What is allocated after the parts would be behind them in the heap.
+                    // Allocated first, because later allocations would lie behind the parts in the heap.
                     let mut places = Vec::with_capacity(PARTS);
                     let parts: Vec<Vec<u8>> = (0..PARTS).map(|n| vec![n as u8 | 1; MIB]).collect();
                     both.wait();

@@ -13,21 +13,22 @@ use super::server_args::{ServerArgs, block_on, format_time};
 use crate::coordination::JobName;
 use crate::service::{AuditLine, AuditOutcome, AuditPage};
 
-/// Show who did what to the jobs, why, from where, and what came of it
+/// Show who did what to the jobs, with reason, address and outcome
 ///
-/// The server keeps the last acts in memory; with `muster serve --audit-file PATH` it also writes every one to a file.
+/// The server keeps the last lines in memory; with `muster serve --audit-file PATH` it also writes every line
+/// to a file.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
-    /// Only acts upon this job
+    /// Only actions on this job
     #[arg(long, value_name = "NAME", env = "MUSTER_JOB", hide_env_values = true)]
     job: Option<JobName>,
 
-    /// Only acts that were refused
+    /// Only refused actions
     #[arg(long)]
     refused: bool,
 
-    /// Only what came after the act of this number
+    /// Only lines after the one with this number
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     after: u64,
 

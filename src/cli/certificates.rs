@@ -10,10 +10,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::transfer::Certificates;
 
-/// The files.
+/// The files with the certificates of a transfer engine.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
 pub struct TransferCertificateArgs {
-    /// Encrypt transfers by TCP, and show this certificate to the other workers; it has to be good for a server
+    /// Encrypt transfers by TCP, and present this certificate to the other workers; it must be valid for a
+    /// server
     #[arg(
         long,
         value_name = "FILE",
@@ -24,7 +25,7 @@ pub struct TransferCertificateArgs {
     )]
     transfer_cert: Option<PathBuf>,
 
-    /// Its key
+    /// Its private key
     #[arg(
         long,
         value_name = "FILE",
@@ -34,7 +35,7 @@ pub struct TransferCertificateArgs {
     )]
     transfer_key: Option<PathBuf>,
 
-    /// The authorities that the other workers' certificates are to come from
+    /// The authorities that must have issued the other workers' certificates
     #[arg(
         long,
         value_name = "FILE",
@@ -44,13 +45,13 @@ pub struct TransferCertificateArgs {
     )]
     transfer_ca: Option<PathBuf>,
 
-    /// The name that their certificates are to be for [default: any that the authorities have signed]
+    /// The name that their certificates must have [default: any that the authorities have signed]
     #[arg(long, value_name = "NAME", requires = "transfer_cert")]
     transfer_name: Option<String>,
 }
 
 impl TransferCertificateArgs {
-    /// Reads them, if they are given.
+    /// Reads the files, if they are given.
     pub fn read(&self) -> Result<Option<Certificates>> {
         let (Some(cert), Some(key), Some(ca)) = (&self.transfer_cert, &self.transfer_key, &self.transfer_ca)
         else {

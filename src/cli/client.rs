@@ -26,75 +26,75 @@ use crate::http::{JobsPage, NO_SUCH_JOB, Problem, ServerInfo, Version};
 use crate::text::Untrusted;
 pub use sse::SseEvent;
 
-/// Where a server is looked for that is not named.
+/// The server URL if none is given.
 pub const DEFAULT_SERVER: &str = "http://127.0.0.1:8477";
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
-/// A job of a million tasks is shown in some hundred megabytes.
+/// The maximum length of a response. A job of a million tasks takes some hundred megabytes.
 const RESPONSE_BYTES_MAX: usize = 1 << 30;
 
-/// Why a server gave no answer.
+/// The reason why a server gave no usable answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The URL is none.
+    /// The URL is invalid.
     #[error("{0:?} is no server: write its HTTP address, such as {DEFAULT_SERVER}")]
     BadUrl(String),
-    /// What to show the server cannot be used.
+    /// The token or the certificates cannot be used.
     #[error("{0}")]
     Credentials(String),
-    /// Nobody answers there.
+    /// The address cannot be reached.
     #[error(
         "cannot reach a server at {url}: {error}; is `muster serve` running, and is this its HTTP address (not its \
          gRPC one)? Name it with --server or MUSTER_SERVER"
     )]
     Unreachable {
-        /// Where.
+        /// The URL.
         url: String,
-        /// What the system says.
+        /// The error of the operating system.
         error: Untrusted,
     },
-    /// Somebody else answers there.
+    /// The server at the address is no Muster.
     #[error(
         "what answers at {url} is not a Muster: {found}; give the HTTP address that `muster serve` printed"
     )]
     UnexpectedResponse {
-        /// Where.
+        /// The URL.
         url: String,
-        /// What it said instead.
+        /// A description of its answer.
         found: Untrusted,
     },
     /// The server has no such job.
     #[error("the server at {url} has no job {job:?}; its jobs are: {jobs}")]
     NoSuchJob {
-        /// Where.
+        /// The URL.
         url: String,
-        /// What was asked for.
+        /// The requested job.
         job: Untrusted,
-        /// Those that exist.
+        /// The existing jobs.
         jobs: String,
     },
-    /// The server refuses.
+    /// The server refused the request.
     #[error("the server at {url} answers {title}: {detail}{}", hint.map(|hint| format!("\n  {hint}")).unwrap_or_default())]
     Refused {
-        /// Where.
+        /// The URL.
         url: String,
-        /// In short.
+        /// The title of the problem.
         title: Untrusted,
-        /// At length.
+        /// The detail of the problem.
         detail: Untrusted,
         /// The HTTP status.
         status: u16,
-        /// What to do next, where that is known.
+        /// The advice, if there is one for this kind of problem.
         hint: Option<&'static str>,
     },
-    /// No job was named, and it is not clear which is meant.
+    /// No job was named, and the server has several.
     #[error("which job? Name one with --job; there are: {0}")]
     AmbiguousJob(String),
 }
 
 impl ClientError {
-    /// Whether it may be over in a while: nobody answers, or there is no room.
+    /// Returns whether a retry may succeed: the server was unreachable or overloaded.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { .. } => true,
@@ -104,7 +104,7 @@ impl ClientError {
     }
 }
 
-/// What to do about a problem of this kind.
+/// Returns the advice for a problem of this kind.
 fn hint(kind: &str) -> Option<&'static str> {
     Some(match kind.strip_prefix("/problems/")? {
         "ends-run" => "Look first with --dry-run; add --end-run if the run shall end.",
@@ -125,14 +125,14 @@ fn hint(kind: &str) -> Option<&'static str> {
     })
 }
 
-/// A server that was found to be a Muster.
+/// A client of a server that was recognized as a Muster.
 #[derive(Debug)]
 pub struct Client {
     endpoint: ServerEndpoint,
     about: ServerInfo,
 }
 
-/// How a server is reached.
+/// The endpoint of a server: address, TLS and token.
 #[derive(Debug)]
 struct ServerEndpoint {
     url: String,
@@ -154,7 +154,7 @@ impl ServerEndpoint {
 }
 
 impl Client {
-    /// Finds the server at `url`.
+    /// Connects to the server at `url` and checks that it is a Muster.
     pub async fn find(url: &str, credentials: &Credentials) -> Result<Self, ClientError> {
         let way = ServerEndpoint::new(url, credentials)?;
         let not_muster =
@@ -177,22 +177,22 @@ impl Client {
         Ok(Self { endpoint: way, about })
     }
 
-    /// What the server says of itself.
+    /// Returns version and addresses of the server.
     pub fn about(&self) -> &ServerInfo {
         &self.about
     }
 
-    /// Its URL.
+    /// Returns the URL of the server.
     pub fn url(&self) -> &str {
         &self.endpoint.url
     }
 
-    /// The host that it was reached at.
+    /// Returns the host under which the server was reached.
     pub fn host(&self) -> &str {
         &self.endpoint.host
     }
 
-    /// Every job in short.
+    /// Fetches the summaries of all jobs.
     pub async fn jobs(&self) -> Result<Vec<JobSummary>, ClientError> {
         let mut jobs = Vec::new();
         let mut path = "/api/v1/jobs".to_owned();
@@ -206,7 +206,7 @@ impl Client {
         }
     }
 
-    /// The job that is meant: the one that is named, or the only one, or the one named `default`.
+    /// Returns the name of the selected job: the named one, or the only one, or `default`.
     pub async fn resolve_job(&self, named: Option<&JobName>) -> Result<JobName, ClientError> {
         if let Some(name) = named {
             return Ok(name.clone());
@@ -220,17 +220,17 @@ impl Client {
         default.cloned().ok_or_else(|| ClientError::AmbiguousJob(all()))
     }
 
-    /// One job.
+    /// Fetches one job.
     pub async fn job(&self, name: &JobName) -> Result<JobView, ClientError> {
         self.get(&format!("/api/v1/jobs/{name}")).await
     }
 
-    /// What is there.
+    /// Sends a GET request.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         self.request(Method::GET, path, None).await
     }
 
-    /// Does something; `body` is JSON, or nothing.
+    /// Sends a request; `body` is JSON or empty.
     pub async fn request<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -240,7 +240,7 @@ impl Client {
         let (status, body) = exchange(&self.endpoint, method, path, body).await?;
         let url = self.endpoint.url.clone();
         if status.is_success() {
-            // Nothing to read is read as JSON's nothing.
+            // An empty response is read as JSON's `null`.
             let body = if body.is_empty() { Bytes::from_static(b"null") } else { body };
             return serde_json::from_slice(&body).map_err(|error| ClientError::Refused {
                 url,
@@ -254,7 +254,7 @@ impl Client {
     }
 }
 
-/// What an answer that is no success says.
+/// Returns the error for a response without success.
 fn problem_of(url: &str, path: &str, status: StatusCode, body: &[u8]) -> ClientError {
     let Ok(problem) = serde_json::from_slice::<Problem>(body) else {
         let (title, detail) = (status.to_string().into(), path.into());
@@ -278,7 +278,7 @@ fn refused(url: &str, problem: &Problem) -> ClientError {
     }
 }
 
-/// Whether it is to be TLS, the host and the port.
+/// Returns whether a URL uses TLS, its host and its port.
 fn parse_url(url: &str) -> Option<(bool, String, u16)> {
     let url = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
     let uri: Uri = url.parse().ok()?;
@@ -292,14 +292,14 @@ fn parse_url(url: &str) -> Option<(bool, String, u16)> {
     plain.then(|| (secure, host.to_owned(), uri.port_u16().unwrap_or(if secure { 443 } else { 80 })))
 }
 
-/// A connection, under TLS or not.
+/// A byte stream, with or without TLS.
 trait IoStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> IoStream for S {}
 
 async fn connect(way: &ServerEndpoint) -> Result<Box<dyn IoStream>, ClientError> {
     let unreachable = |error: String| ClientError::Unreachable { url: way.url.clone(), error: error.into() };
-    // Brackets are how a URL writes an IPv6 address, not how the system does.
+    // A URL has brackets around an IPv6 address; the resolver takes none.
     let bare = way.host.trim_start_matches('[').trim_end_matches(']');
     let connect = async {
         let stream =
@@ -319,7 +319,7 @@ async fn connect(way: &ServerEndpoint) -> Result<Box<dyn IoStream>, ClientError>
         .map_err(|_| unreachable(format!("no connection within {} s", CONNECT_TIMEOUT.as_secs())))?
 }
 
-/// Sends a request; `body` is JSON, or nothing.
+/// Sends a request; `body` is JSON or empty.
 async fn send<const N: usize>(
     way: &ServerEndpoint,
     sender: &mut http1::SendRequest<Full<Bytes>>,
@@ -365,7 +365,8 @@ async fn exchange(
                 Limited::new(body, RESPONSE_BYTES_MAX).collect().await.map_err(anyhow::Error::from_boxed)?;
             anyhow::Ok((head.status, body.to_bytes()))
         };
-        // The connection moves the bytes; it may end before the answer is put together, but not instead of it.
+        // The connection moves the bytes. It may end before the response is complete, but must not end this
+        // function.
         let mut answer = std::pin::pin!(answer);
         tokio::select! {
             done = answer.as_mut() => done,

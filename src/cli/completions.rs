@@ -10,11 +10,11 @@ use clap_complete::Shell;
 
 use super::output::print_raw;
 
-/// Print what a shell needs to complete subcommands and flags
+/// Print a script that completes subcommands and flags in a shell
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
-    /// For which shell
+    /// The shell
     #[arg(value_enum)]
     shell: Shell,
 }

@@ -23,10 +23,10 @@ enum Command {
     Print(Print),
 }
 
-/// Print every setting with its value and where that comes from
+/// Print every setting with its value and the source of the value
 ///
-/// Takes the flags of `muster serve`. What it prints is a configuration file that means the same: save it and
-/// give it to --config.
+/// Takes the flags of `muster serve`. The output is an equivalent configuration file: save it and give it to
+/// --config.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 struct Print {
@@ -42,7 +42,7 @@ Examples:
   muster config print --job train=8 --heartbeat-timeout 20s > muster.toml
   MUSTER_LOG=debug muster config print --config muster.toml";
 
-/// The jobs, as `muster serve` and `muster config print` take them.
+/// The flags that declare jobs, for `muster serve` and `muster config print`.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Jobs")]
 pub struct JobsArgs {

@@ -11,10 +11,10 @@ use rustls::ClientConfig;
 
 use crate::tls;
 
-/// What is shown to a server, and whom one trusts.
+/// The flags for the client's credentials and the trusted CA.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Credentials {
-    /// A file with the token to show; without it, the variable MUSTER_TOKEN may hold the token itself
+    /// A file with the token; without it, the variable MUSTER_TOKEN may hold the token itself
     #[arg(
         long,
         value_name = "FILE",
@@ -24,11 +24,11 @@ pub struct Credentials {
     )]
     token_file: Option<PathBuf>,
 
-    /// The authorities that the server's certificate is to come from [default: those of the system]
+    /// The authorities that must have issued the server's certificate [default: those of the system]
     #[arg(long, value_name = "FILE", env = "MUSTER_CA", hide_env_values = true, help_heading = "Access")]
     ca: Option<PathBuf>,
 
-    /// A certificate to show, where the server asks for one
+    /// A client certificate, if the server requires one
     #[arg(
         long,
         value_name = "FILE",
@@ -39,7 +39,7 @@ pub struct Credentials {
     )]
     cert: Option<PathBuf>,
 
-    /// Its key
+    /// Its private key
     #[arg(
         long,
         value_name = "FILE",
@@ -52,7 +52,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// The token, if there is one.
+    /// Returns the token, if there is one.
     pub fn token(&self) -> Result<Option<String>> {
         let text = match &self.token_file {
             Some(path) => Some(
@@ -64,7 +64,7 @@ impl Credentials {
         Ok(text.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty()))
     }
 
-    /// What is needed to speak TLS.
+    /// Returns the TLS configuration of the client.
     pub fn tls(&self) -> Result<Arc<ClientConfig>> {
         let ca = self.ca.clone().or_else(tls::system_authorities);
         let ca = ca.context("this system has no file of authorities: name one with --ca FILE")?;

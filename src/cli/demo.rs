@@ -1,6 +1,6 @@
 //! Implements `muster demo`: a server and four workers, losses and returns.
 //!
-//! It does not judge their steps (`demo/verdict.rs`). Begin at `run`, then `Demo::play`.
+//! It does not judge their steps (`demo/record.rs`). Begin at `run`, then `Demo::play`.
 
 mod record;
 
@@ -30,33 +30,34 @@ use crate::telemetry::log::{self, LogFormat};
 use crate::text::parse_duration;
 use record::DemoRecord;
 
-/// How many workers there are.
+/// The number of workers.
 const WORKERS: u32 = 4;
-/// The ports of a service, if they are free.
+/// The preferred ports of the service.
 const PORTS: [u16; 2] = [8476, 8477];
-/// How long all work together before one is lost, and how long the others go on without it.
+/// The time for which all workers run before one is killed, and for which the others then run without it.
 const STEADY_TIME: Duration = Duration::from_secs(4);
 const ABSENCE_TIME: Duration = Duration::from_secs(3);
-/// How long anything may take that should take a moment: the machine may be busy.
+/// The timeout for anything that should take a moment: the machine may be busy.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often it is looked whether somebody lifted an exclusion.
+/// The interval at which exclusions are checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// How long workers may take to leave.
+/// The time that workers have to leave.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(20);
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
-/// A longer line of a worker is cut.
+/// The maximum length of a worker's line; a longer one is truncated.
 const LINE_MAX: u64 = 4096;
 
-/// See it at work: a service, four workers, buffers that move, losses and returns
+/// Run a demo: a service, four workers, buffers that move, losses and returns
 ///
-/// Starts a service with its pages, at the usual ports if they are free, and four workers of a recoverable job. They
-/// register, meet at barriers, move buffers to one another, reshard an array, and check every byte. Then one of them is killed; the
-/// others go on without it; it comes back. Again and again, until Ctrl-C or the time given by --for. It needs nothing but
-/// this program. Whoever looks on may exclude workers, readmit them and drain the job: the demo goes along.
+/// Starts a service with its pages, at the usual ports if they are free, and four workers of a recoverable
+/// job. They register, meet at barriers, move buffers to one another, reshard an array, and check every byte.
+/// Then the demo kills one of them, the others continue without it, and it comes back. This repeats until
+/// Ctrl-C or the time given by --for. It needs nothing but this program. Operators may exclude workers,
+/// readmit them and drain the job meanwhile: the demo adapts to it.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// End after about so long, with status 0 only if every content was right and every step held; steps may fail while a
-    /// worker is away that the demo itself has killed
+    /// End after about this time, with status 0 only if every content was right and every step held; steps
+    /// may fail while a worker is away that the demo itself has killed
     #[arg(long = "for", value_name = "SECONDS", value_parser = seconds)]
     length: Option<Duration>,
 
@@ -64,16 +65,18 @@ pub struct Arguments {
     #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = parse_duration)]
     pause: Duration,
 
-    /// Where workers connect, on this machine; port 0 picks a free one [default: 127.0.0.1:8476 if it is free]
+    /// The address for workers, on this machine; port 0 picks a free one [default: 127.0.0.1:8476 if it is
+    /// free]
     #[arg(long, value_name = "IP:PORT", value_parser = here)]
     grpc: Option<SocketAddr>,
 
-    /// Where the pages are, on this machine; port 0 picks a free one [default: 127.0.0.1:8477 if it is free]
+    /// The address of the pages, on this machine; port 0 picks a free one [default: 127.0.0.1:8477 if it is
+    /// free]
     #[arg(long, value_name = "IP:PORT", value_parser = here)]
     http: Option<SocketAddr>,
 }
 
-/// An address of this machine alone: nobody is asked who they are.
+/// Parses a loopback address: the demo has no access control.
 fn here(text: &str) -> Result<SocketAddr, String> {
     let address = parse_address(text)?;
     if address.ip().is_loopback() {
@@ -83,10 +86,10 @@ fn here(text: &str) -> Result<SocketAddr, String> {
     }
 }
 
-/// Short, so that there are heartbeats to look at. They come twice as often.
+/// Short, so that heartbeats are frequent. They are sent twice as often.
 const HEARTBEAT_TIMEOUT: &str = "10s";
 
-/// A duration, or a bare number of seconds.
+/// Parses a duration, or a bare number of seconds.
 fn seconds(text: &str) -> Result<Duration, String> {
     text.parse::<u32>()
         .map_or_else(|_| parse_duration(text), |seconds| Ok(Duration::from_secs(seconds.into())))
@@ -104,13 +107,13 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     code
 }
 
-/// The service: nothing of this process's environment counts, so that it is the same everywhere.
+/// Starts the service. It ignores the environment of this process, so that the demo is the same everywhere.
 async fn serve(arguments: &Arguments) -> Result<RunningServer> {
     let given = [arguments.grpc, arguments.http];
     let local = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let at = |ports: [u16; 2]| [given[0].unwrap_or(local(ports[0])), given[1].unwrap_or(local(ports[1]))];
     match serve_at(at(PORTS)).await {
-        // They are taken: any will do, but for those that were asked for.
+        // The preferred ports are taken, so free ones are used in place of those that no flag gives.
         Err(_) if given.contains(&None) => serve_at(at([0, 0])).await,
         served => served,
     }
@@ -180,16 +183,16 @@ async fn show(arguments: &Arguments) -> Result<ExitCode> {
     }
 }
 
-/// What a worker says or does.
+/// An event of a worker: a line or its exit.
 enum WorkerEvent {
     Line(String),
     Ended(ExitStatus),
 }
 
-/// How a round of loss and return ended.
+/// The end of a round of loss and return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RoundEnd {
-    /// All work together.
+    /// All workers take part again.
     Whole,
     /// The run is drained.
     Drained,
@@ -197,15 +200,15 @@ enum RoundEnd {
 
 struct Worker {
     pid: Pid,
-    /// Tells the lives of a task apart.
+    /// The number of the life, which distinguishes the lives of a task.
     life: u64,
-    /// It was killed, or told to end.
+    /// The demo killed the worker or told it to end.
     expected: bool,
-    /// It has taken part in a step.
+    /// The worker has taken part in a step.
     stepped: bool,
 }
 
-/// Says which run is drained.
+/// A function that returns the number of the drained run, if one is drained.
 type DrainedRun = Box<dyn Fn() -> Option<u64>>;
 
 struct Demo {
@@ -213,23 +216,23 @@ struct Demo {
     pause: Duration,
     guard: ProcessGuard,
     workers: BTreeMap<u32, Worker>,
-    /// Whether somebody who looks on keeps a worker out.
+    /// Returns whether an operator excludes a worker.
     excluded: Box<dyn Fn(u32) -> bool>,
-    /// The service's present run, if somebody who looks on drains it: all workers are to end, at one step.
+    /// Returns the present run, if an operator drains it: then all workers end at one step.
     drained: DrainedRun,
-    /// The last run that has ended so.
+    /// The last run that ended by a drain.
     drained_last: Option<u64>,
-    /// Workers have ended because of a drain, and the others follow.
+    /// Workers have ended because of a drain, and the others will follow.
     leaving: bool,
-    /// The workers that are kept out.
+    /// The excluded workers.
     out: BTreeSet<u32>,
-    /// How many runs have begun after the first.
+    /// The number of runs after the first.
     runs: u64,
     ending: bool,
     coming: mpsc::Receiver<(u32, u64, WorkerEvent)>,
     tell: mpsc::Sender<(u32, u64, WorkerEvent)>,
     lives: u64,
-    /// When it is to end.
+    /// The time at which the demo ends.
     end: Option<Instant>,
     record: DemoRecord,
 }
@@ -263,7 +266,7 @@ impl Demo {
         })
     }
 
-    /// Rounds of work, loss and return.
+    /// Runs rounds of work, loss and return.
     async fn play(&mut self, length: Option<Duration>) -> Result<()> {
         self.end = length.map(|length| Instant::now() + length);
         for task in 0..WORKERS {
@@ -294,8 +297,9 @@ impl Demo {
         }
     }
 
-    /// All work together, one of them is lost, and it comes back. A drain may end the round at any moment: then nobody is
-    /// started who was taken away, since all workers end, and the next run has all of them again.
+    /// Runs one round: all workers step, one is killed, and it returns. A drain may end the round at any
+    /// time; then the killed worker is not started again, because all workers end and the next run starts all
+    /// of them.
     async fn run_loss_round(&mut self, victim: u32, all: &[u32]) -> Result<RoundEnd> {
         let run = self.runs;
         self.watch(STEADY_TIME).await?;
@@ -328,12 +332,12 @@ impl Demo {
         Ok(RoundEnd::Whole)
     }
 
-    /// Whether this run is to end, or has ended.
+    /// Returns whether this run is being drained or has ended.
     fn is_drained(&self, run: u64) -> bool {
         self.runs != run || (self.drained)().is_some_and(|drained| self.drained_last != Some(drained))
     }
 
-    /// Watches until another run has begun.
+    /// Handles events until another run has begun.
     async fn until_run_after(&mut self, run: u64) -> Result<()> {
         let until = Instant::now() + STEP_TIMEOUT;
         while self.runs == run {
@@ -348,7 +352,7 @@ impl Demo {
         Ok(())
     }
 
-    /// Whether there is no time left for another loss and return.
+    /// Returns whether the remaining time is too short for another round.
     fn is_over(&self) -> bool {
         let next = Instant::now() + STEADY_TIME + ABSENCE_TIME;
         self.end.is_some_and(|end| next > end && (self.record.losses > 0 || Instant::now() > end))
@@ -380,7 +384,7 @@ impl Demo {
         Ok(())
     }
 
-    /// Kills a worker without a word, if it is there.
+    /// Kills a worker with SIGKILL, if it runs.
     fn kill(&mut self, task: u32) -> Result<bool> {
         let Some(worker) = self.workers.get_mut(&task) else { return Ok(false) };
         worker.expected = true;
@@ -390,7 +394,7 @@ impl Demo {
         Ok(true)
     }
 
-    /// Watches for so long.
+    /// Handles events for this time.
     async fn watch(&mut self, time: Duration) -> Result<()> {
         let until = Instant::now() + time;
         loop {
@@ -401,8 +405,8 @@ impl Demo {
         }
     }
 
-    /// Watches until exactly these tasks, but for those that are kept out, have made a whole step: its number. None if it is
-    /// time to end while all are kept out, or the run is drained.
+    /// Handles events until exactly these tasks, without excluded ones, have completed a step, and returns
+    /// its number; `None` if the time is over while all are excluded, or if the run is drained.
     async fn until_step_of(&mut self, tasks: &[u32]) -> Result<Option<u64>> {
         let mut until = Instant::now() + STEP_TIMEOUT;
         let run = self.runs;
@@ -421,7 +425,7 @@ impl Demo {
             if self.is_drained(run) {
                 return Ok(None);
             }
-            // Nobody is there to make a step: that may be so for as long as whoever looks on wants.
+            // All workers are excluded, and stay so for as long as the operator wants.
             if wanted.is_empty() && self.end.is_some_and(|end| Instant::now() > end) {
                 return Ok(None);
             }
@@ -434,7 +438,7 @@ impl Demo {
         }
     }
 
-    /// Starts again who is not kept out any more.
+    /// Starts the workers that are no longer excluded.
     fn restart_readmitted(&mut self) -> Result<()> {
         for task in self.out.clone() {
             if !(self.excluded)(task) {
@@ -446,14 +450,14 @@ impl Demo {
         Ok(())
     }
 
-    /// Takes what a worker says, tells it, and says whether it was a step.
+    /// Handles an event of a worker. Returns the step that it reports, if any.
     fn handle_event(&mut self, news: Option<(u32, u64, WorkerEvent)>) -> Result<Option<StepLine>> {
         let (task, life, news) = news.context("nobody speaks any more")?;
         let worker = self.workers.get(&task).filter(|worker| worker.life == life);
         match news {
             WorkerEvent::Line(line) => {
                 let Some(seen) = parse(&line) else {
-                    // Who is told to end may leave the others waiting.
+                    // A worker that was told to end may make the others cancel a step.
                     if line.starts_with(CANCELLED_TEXT) && !self.ending {
                         self.record.called_off();
                     }
@@ -463,7 +467,7 @@ impl Demo {
                 if let Some(worker) = self.workers.get_mut(&task).filter(|worker| worker.life == life) {
                     worker.stepped = true;
                 }
-                // All who take part say the same; it is told once, unless something failed.
+                // All members report the same step. It is printed once, unless something failed.
                 if self.record.step(task, &seen) || !seen.whole {
                     say(&format!("[{task}] {line}"))?;
                 }
@@ -485,7 +489,7 @@ impl Demo {
         }
     }
 
-    /// A worker has ended that nobody here has ended: whoever looks on may have.
+    /// Handles the exit of a worker that the demo did not end: an operator may have excluded or drained it.
     fn on_unexpected_exit(&mut self, task: u32, status: ExitStatus) -> Result<()> {
         if (self.excluded)(task) {
             self.out.insert(task);
@@ -495,18 +499,19 @@ impl Demo {
             bail!("worker {task} ended by itself: {status}");
         }
         self.leaving = true;
-        // One that came when the others had agreed is not of their run any more, or is all that is left of it.
+        // A worker that started after the others agreed on a step does not belong to their run, or is all
+        // that is left of it.
         if self.workers.values().all(|worker| !worker.stepped) {
             for worker in self.workers.values_mut() {
                 worker.expected = true;
-                // One that is gone already is just as well.
+                // The worker may have exited already.
                 let _ = kill_process(worker.pid, Signal::KILL);
             }
         }
         self.begin_next_run()
     }
 
-    /// Starts all workers again, once all of them have ended because of a drain.
+    /// Starts all workers again after all of them have ended because of a drain.
     fn begin_next_run(&mut self) -> Result<()> {
         if self.leaving && self.workers.is_empty() && !self.ending {
             self.leaving = false;
@@ -521,11 +526,11 @@ impl Demo {
         Ok(())
     }
 
-    /// Ends all workers: in good order, or else by force. An error if one of them found something wrong.
+    /// Ends all workers: gracefully, or else by force. Returns an error if one of them found a fault.
     async fn end(&mut self) -> Result<()> {
         self.ending = true;
         for worker in self.workers.values() {
-            // One that is gone already is just as well.
+            // The worker may have exited already.
             let _ = kill_process(worker.pid, Signal::TERM);
         }
         let until = Instant::now() + EXIT_TIMEOUT;
@@ -549,7 +554,7 @@ impl Demo {
     }
 }
 
-/// Passes on what a worker says, and how it ends.
+/// Forwards the lines of a worker, and its exit.
 async fn follow(mut child: Child, task: u32, life: u64, tell: mpsc::Sender<(u32, u64, WorkerEvent)>) {
     let out = child.stdout.take().map(|stream| lines(stream, task, life, tell.clone()));
     let err = child.stderr.take().map(|stream| lines(stream, task, life, tell.clone()));

@@ -14,10 +14,11 @@ use crate::doctor::{Check, CheckState, HostRoot, ProbeResults, examine};
 use crate::text::one_line;
 use crate::transfer::{Choice, TransportKind};
 
-/// Say what this host offers for fast transfers, what it lacks, and how to better it
+/// Show what this host offers for fast transfers, what it lacks, and how to improve it
 ///
-/// Looks at what the kernel tells, and tries what only trying tells: two processes of this program move bytes by shared
-/// memory, and by reading each other's memory. Nothing is changed, nothing is loaded, and the exit status is 0 whatever it finds.
+/// It reads the settings of the kernel, and tests what they do not tell: two processes of this program move
+/// bytes by shared memory, and by reading each other's memory. Nothing is changed or loaded, and the exit
+/// status is 0 whatever it finds.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -25,7 +26,7 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
 
-    /// Leave out what is good
+    /// Leave out good results
     #[arg(long)]
     brief: bool,
 }
@@ -50,7 +51,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Tries what only trying tells.
+/// Runs the probes that need processes.
 fn probe() -> ProbeResults {
     let moved = |choice, wanted: TransportKind| match transfer::probe(choice) {
         Ok(by) if by == wanted => Ok(()),
@@ -68,7 +69,7 @@ fn probe() -> ProbeResults {
 
 fn memory_file() -> rustix::io::Result<()> {
     let file = rustix::fs::memfd_create("muster-doctor", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    // Only its size: no page of it is made.
+    // Only the size is set: no page is allocated.
     rustix::fs::ftruncate(&file, 1 << 30)?;
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE)
 }

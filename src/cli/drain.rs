@@ -27,12 +27,13 @@ pub struct Arguments {
     #[arg(long, value_name = "TEXT")]
     reason: String,
 
-    /// When the machines will be gone, as the notice says. JAX waits with the save until a quarter of an hour before
+    /// The time until the machines are gone, as the notice says. JAX saves a quarter of an hour before that
+    /// time
     #[arg(long = "in", value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
     within: Duration,
 
-    /// Wait until the tasks have agreed on a step, at most so long. Ends with status 1 if they have not, or if the run has
-    /// ended before they had
+    /// Wait until the tasks have agreed on a step, at most this long. Ends with status 1 if they have not, or
+    /// if the run has ended before they had
     #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "5m",
         value_parser = parse_duration)]
     wait: Option<Duration>,
@@ -50,7 +51,7 @@ Examples:
   muster drain --reason 'host goes at five' --in 40m
   muster drain --reason 'maintenance' --wait=10m && muster status";
 
-/// Between two looks at who has acknowledged.
+/// The interval between two checks of the acknowledgements.
 const PAUSE: Duration = Duration::from_millis(500);
 /// The barrier at which JAX programs agree on the step.
 const SYNC_BARRIER: &str = "PREEMPTION_SYNC_BARRIER";
@@ -74,7 +75,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
                     }
                     tokio::time::sleep(PAUSE).await;
                     let seen: DrainView = client.get(&path).await?;
-                    // The last that is known of the run that was asked.
+                    // The last known state of the drained run is kept when another run has begun.
                     if seen.run == run { view = seen } else { view.state = RunState::Completed }
                 }
             };
@@ -103,7 +104,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     })
 }
 
-/// The run has ended, and nobody has seen its tasks agree on a step: they may have, just before.
+/// Reports that the run ended before its tasks were seen to agree on a step: they may have agreed just
+/// before.
 async fn ended(arguments: &Arguments, client: &Client, job: &str, view: &DrainView) -> Result<ExitCode> {
     let run = view.run;
     let path = format!("{job}/events?kind=barrier-passed&newest=true&limit=1000");

@@ -17,22 +17,22 @@ use crate::coordination::{JobView, Timestamp, barrier_label};
 use crate::http::{EventLine, EventsPage};
 use crate::text::{Untrusted, parse_duration};
 
-/// Show what happened in a job, each change with its reason
+/// Show the events of a job, each change with its reason
 ///
-/// Each line has the event's number, when it happened (UTC, to the millisecond), its run, its kind, the task and the barrier
-/// that it is about, and its reason.
+/// Each line has the event's number, its time (UTC, to the millisecond), its run, its kind, its task and
+/// barrier, and its reason.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
-    /// Go on with what happens, until interrupted
+    /// Follow new events until interrupted
     #[arg(long, short)]
     follow: bool,
 
-    /// Only what came after the event of this number
+    /// Only events after the one with this number
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     after: u64,
 
-    /// Only what happened in the last DURATION, by the server's clock
+    /// Only events of the last DURATION, by the server's clock
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     since: Option<Duration>,
 
@@ -59,16 +59,16 @@ Examples:
   muster events --kind task-failed,barrier-failed
   muster events --json | jq 'select(.kind == \"task-failed\")'     # one event a line";
 
-/// How long to wait before a stream that has broken is opened again: so long at first, and at most.
+/// The pause before a broken stream is opened again: at first, and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(10));
 
-/// Which events are shown, and how.
+/// The filter and the format of events.
 struct EventQuery<'a> {
     arguments: &'a Arguments,
     path: String,
-    /// The filters that the server applies, for the address.
+    /// The filters that the server applies, as a query.
     query: String,
-    /// Only those at or after this moment.
+    /// The time before which events are not shown.
     from: Timestamp,
 }
 
@@ -106,7 +106,7 @@ impl<'a> EventQuery<'a> {
         Ok(Self { arguments, path: format!("{job}/events"), query, from })
     }
 
-    /// Shows what happens, without end. A stream that breaks is opened again where it broke.
+    /// Prints events without end. A broken stream is resumed after the last event.
     async fn follow(&self, client: &Client) -> Result<()> {
         let mut last = self.arguments.after;
         let (mut pause, most) = PAUSE;
@@ -126,7 +126,7 @@ impl<'a> EventQuery<'a> {
                     Err(error) => break error.to_string(),
                 }
             };
-            // Not among the events: those may be read by a program.
+            // On stderr, because a program may read the events.
             print_error(format_args!("{why}; trying again"));
             stream = loop {
                 tokio::time::sleep(pause).await;
@@ -140,7 +140,7 @@ impl<'a> EventQuery<'a> {
         }
     }
 
-    /// Shows what was sent; the number of the last event that was seen, if that is another one now.
+    /// Prints an event. Returns its number, if it is not `last`.
     fn show(&self, sent: &SseEvent, last: u64) -> Result<Option<u64>> {
         match sent.id {
             Some(number) => {
@@ -151,7 +151,7 @@ impl<'a> EventQuery<'a> {
                 self.tell(&event)?;
                 Ok(Some(number))
             }
-            // The server has no more than this, or is another one since.
+            // The server no longer has these events, or is another one.
             None if sent.kind == "gap" => {
                 if last > 0 {
                     self.report_gap()?;
@@ -162,7 +162,7 @@ impl<'a> EventQuery<'a> {
         }
     }
 
-    /// Shows every event that there is.
+    /// Prints all kept events.
     async fn show_all(&self, client: &Client) -> Result<()> {
         self.heading()?;
         let mut after = self.arguments.after;
@@ -190,7 +190,7 @@ impl<'a> EventQuery<'a> {
 
     fn heading(&self) -> Result<()> {
         let style = TerminalStyle::of_stdout();
-        // For people alone: what goes into a pipe is events, one a line.
+        // Only on a terminal: a pipe receives nothing but events.
         if !self.arguments.server_args.json && style.width.is_some() {
             let columns = columns("NUMBER", "TIME (UTC)", "RUN", "KIND", "TASK", "BARRIER", "REASON");
             print(&TerminalText::of(TerminalLine::default().styled(style, columns, TerminalColour::Bold)))?;

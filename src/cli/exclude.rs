@@ -15,33 +15,34 @@ use crate::coordination::{ExclusionPreview, ExclusionView, Reason, RunOutcome};
 use crate::http::{ExclusionsPage, NewExclusion};
 use crate::text::parse_positive_duration;
 
-/// Take a task or a host out of its job, or show who is out
+/// Exclude a task or a host from its job, or show the exclusions
 ///
-/// An excluded task is out at once: it leaves the live set, its waiting calls are answered with your reason, barriers go on
-/// without it, and it cannot register again until the exclusion expires or is lifted (`muster readmit`). The others go on.
-/// Exclusions outlive the runs of a job.
+/// An exclusion takes effect at once: the task leaves the live set, its waiting calls are answered with your
+/// reason, barriers continue without it, and it cannot register again until the exclusion expires or is
+/// lifted (`muster readmit`). The other tasks continue. Exclusions outlive the runs of a job.
 ///
-/// In a job whose tasks are not recoverable the run cannot go on without one of them: excluding it ends the run, and is
-/// refused unless --end-run says that this is wanted.
+/// In a job whose tasks are not recoverable the run cannot continue without one of them: excluding it ends
+/// the run, and is refused unless --end-run is given.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
-    /// A task's number, or a host's IP address: all that registers from it. Without, the exclusions in force are shown
+    /// A task's number, or a host's IP address for all tasks that register from it. Without it, the
+    /// exclusions in force are shown
     target: Option<String>,
 
-    /// Why; the excluded process is shown it, and the audit keeps it
+    /// The reason; the excluded process receives it, and the audit keeps it
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
 
-    /// How long, such as 10m; without, until it is lifted
+    /// The duration, such as 10m; without it, until the exclusion is lifted
     #[arg(long = "for", value_name = "DURATION", value_parser = parse_positive_duration)]
     lasts: Option<Duration>,
 
-    /// Do it even if it ends the run
+    /// Exclude even if that ends the run
     #[arg(long)]
     end_run: bool,
 
-    /// Only say what it would do
+    /// Only show the effects
     #[arg(long)]
     dry_run: bool,
 

@@ -15,7 +15,7 @@ use crate::config::parse_rules;
 use crate::coordination::{ErrorDelivery, JobName, JobSettings, JobSummary, JobView, Reason};
 use crate::http::{JobPatch, NewJob, SettingsBody};
 
-/// List, show, make, change or delete the jobs of a server
+/// List, show, create, change or delete the jobs of a server
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -39,7 +39,7 @@ enum Command {
     Delete(Delete),
 }
 
-/// Every job in short
+/// The summaries of all jobs
 #[derive(Debug, Args)]
 struct List {
     #[command(flatten)]
@@ -55,7 +55,7 @@ struct Show {
     server_args: ServerArgs,
 }
 
-/// Make a job; its tasks reach it on the shared listener, by the name that they dial: NAME.HOST:PORT
+/// Create a job; its tasks reach it on the shared listener, by the name that they dial: NAME.HOST:PORT
 #[derive(Debug, Args)]
 struct Create {
     /// Its name: letters, digits and hyphens, as in a host's name
@@ -74,8 +74,8 @@ struct Create {
 
 /// Change settings of a job, also while it runs
 ///
-/// The heartbeat timeout holds at once, other timeouts for what begins from then on. What a run in progress was begun with
-/// (the number of tasks, whether they are recoverable) cannot change until it has ended.
+/// The heartbeat timeout takes effect at once, other timeouts for what begins afterwards. The number of tasks
+/// and whether they are recoverable cannot change during a run.
 #[derive(Debug, Args)]
 struct Set {
     /// Its name
@@ -92,7 +92,7 @@ struct Set {
     server_args: ServerArgs,
 }
 
-/// Delete a job; whatever waits is answered that there is no such job
+/// Delete a job; waiting calls are answered that there is no such job
 #[derive(Debug, Args)]
 struct Delete {
     /// Its name
@@ -107,7 +107,7 @@ struct Delete {
     server_args: ServerArgs,
 }
 
-/// Settings, as `muster serve` names them.
+/// The flags for settings, named as in `muster serve`.
 #[derive(Debug, Args)]
 struct SettingArgs {
     /// Tasks may fail and come back without ending the run
@@ -229,7 +229,7 @@ fn line(job: &JobSummary) -> String {
     text
 }
 
-/// Jobs as a table.
+/// Returns jobs as a table.
 fn join_list(jobs: &[JobSummary]) -> TerminalText {
     if jobs.is_empty() {
         return TerminalText::of(
@@ -255,7 +255,7 @@ fn join_list(jobs: &[JobSummary]) -> TerminalText {
     out
 }
 
-/// The settings of a job, one a line, as JSON spells them.
+/// Returns the settings of a job, one a line, as in JSON.
 fn settings(name: &JobName, settings: &JobSettings) -> TerminalText {
     let mut text = TerminalText::of(format!("name = {name}"));
     let Ok(serde_json::Value::Object(all)) = serde_json::to_value(settings) else { return text };

@@ -99,9 +99,9 @@ Examples:
   With a server that runs already (muster serve --job train=4):
     muster launch -n 4 --server http://127.0.0.1:8477 --job train -- python3 train.py";
 
-/// The exit code when the launch itself could not be made.
+/// The exit code if the launch itself fails.
 const NOT_LAUNCHED: u8 = 125;
-/// The exit code when there is no such command.
+/// The exit code if the command does not exist.
 const NO_COMMAND: u8 = 127;
 
 /// Runs the subcommand.

@@ -8,19 +8,20 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::config::{Config, ServerConfig};
 use crate::http::descriptors_needed;
 
-/// Files that the service has open besides connections: listeners, the log, the audit, certificates, /proc, a collector of traces.
+/// Files that the service opens besides connections: listeners, the log, the audit, certificates, /proc, a
+/// trace collector.
 const RESERVED_FILES: usize = 64;
-/// The least limit with which the service starts.
+/// The minimum limit with which the service starts.
 const OPEN_FILES_MIN: usize = 160;
-/// HTTP gets one part in so many of a limit that does not suffice for all.
+/// HTTP gets one part in this many of a limit that is too low for all listeners.
 const HTTP_SHARE: usize = 4;
-/// Connections to a listener for health or metrics alone.
+/// The maximum number of connections to a listener for health or metrics alone.
 const AUXILIARY_CONNECTIONS: usize = 64;
-/// The same where files are few.
+/// The same if the limit on open files is low.
 const AUXILIARY_CONNECTIONS_MIN: usize = 8;
 
-/// Raises the soft limit on open files to the hard one: every connection is a file. Returns the old limit, for
-/// children that want the usual one.
+/// Raises the soft limit on open files to the hard one, because every connection is a file. Returns the old
+/// limit, which children get back.
 pub fn raise_open_files() -> Rlimit {
     let old = getrlimit(Resource::Nofile);
     let new = Rlimit { current: old.maximum, maximum: old.maximum };
@@ -30,27 +31,27 @@ pub fn raise_open_files() -> Rlimit {
     old
 }
 
-/// Sets the soft limit on open files; as far as the hard one allows.
+/// Sets the soft limit on open files, at most to the hard one.
 pub fn set_open_files(soft: u64) {
     let maximum = getrlimit(Resource::Nofile).maximum;
-    // A limit that cannot be set leaves the present one, which is higher.
+    // If the limit cannot be lowered, the present one stays.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(soft), maximum });
 }
 
-/// How many connections each kind of listener serves at once.
+/// The maximum number of connections of each kind of listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectionLimits {
     pub grpc: usize,
     pub http: usize,
-    /// For the listener for health, and for that for metrics.
+    /// For the listeners for health and for metrics.
     pub auxiliary: usize,
 }
 
-/// Decides how many connections are served at once, so that a connection can always be accepted: as many as the configuration
-/// says, or as many as fit into the limit on open files.
+/// Computes the maximum number of connections, so that an accept never fails for lack of files: the
+/// configured number, or as many as the limit on open files allows.
 ///
 /// # Errors
-/// If the limit is too low to serve anything.
+/// If the limit is too low to serve at all.
 pub fn connections(config: &Config) -> Result<ConnectionLimits> {
     let limit = getrlimit(Resource::Nofile).current;
     let limit = limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
@@ -64,7 +65,7 @@ pub fn connections(config: &Config) -> Result<ConnectionLimits> {
             fitting.grpc, fitting.http, wanted.0, wanted.1
         );
         let tasks: u64 = config.jobs.iter().map(|job| u64::from(job.settings.tasks)).sum();
-        // A task has one connection, and two while it connects again.
+        // A task has one connection, and two while it reconnects.
         if (fitting.grpc as u64) < tasks.saturating_mul(2) {
             tracing::warn!(open_files = limit, tasks, "{told}");
         } else {
@@ -91,7 +92,7 @@ fn fit_to_open_files(server: &ServerConfig, limit: usize, own_listeners: usize) 
         auxiliary: AUXILIARY_CONNECTIONS.min(server.http_connections),
     };
     let needed = |fitting: &ConnectionLimits| {
-        // One more is accepted to be told that there are too many.
+        // One more connection is accepted to be refused.
         fitting.grpc.saturating_add(
             1 + descriptors_needed(fitting.http) + listeners * descriptors_needed(fitting.auxiliary),
         )

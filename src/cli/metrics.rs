@@ -22,14 +22,14 @@ enum Command {
     List(List),
 }
 
-/// List every metric with its type, its labels and what it says, as a table in Markdown
+/// List every metric with its type, its labels and its meaning, as a table in Markdown
 #[derive(Debug, Args)]
 struct List {
     /// Only the names, one a line
     #[arg(long)]
     names: bool,
 
-    /// Those of `muster worker --metrics` instead
+    /// List those of `muster worker --metrics` instead
     #[arg(long)]
     worker: bool,
 }

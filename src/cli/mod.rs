@@ -94,11 +94,11 @@ enum Command {
     Guard,
 }
 
-/// How long the last log lines may take.
+/// The time that the last log lines have.
 const LOG_STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(500);
 
-/// The command line. The usage of each subcommand is the one that its help shows: of its own, an error's names as required
-/// what the environment has given.
+/// Returns the command line. Each subcommand has its usage overridden with that of its help: clap's own usage
+/// in an error shows arguments as required that the environment has given.
 fn command_line() -> clap::Command {
     fn set_usage_lines(command: &mut clap::Command) {
         for part in command.get_subcommands_mut() {
@@ -114,7 +114,7 @@ fn command_line() -> clap::Command {
     command
 }
 
-/// Reads the arguments of this process, does what they say, and returns its exit code.
+/// Parses the arguments of this process, runs the subcommand and returns its exit code.
 #[must_use]
 pub fn main() -> ExitCode {
     let mut command = command_line();
@@ -141,7 +141,7 @@ pub fn main() -> ExitCode {
         Command::Become(arguments) => launch::run_become(&arguments),
         Command::Guard => launch::run_guard(),
     };
-    // A reader of the log that does not read holds up no end.
+    // A reader that does not read the log must not delay the exit.
     crate::telemetry::log::flush(LOG_STOP_TIMEOUT);
     done.unwrap_or_else(|error| {
         print_error(format_args!("{error:#}"));
@@ -153,13 +153,13 @@ pub fn main() -> ExitCode {
 mod tests {
     use super::*;
 
-    /// The commands of a text for people: those of its shell blocks, and those within its sentences.
+    /// Returns the commands in a text for people: those of its shell blocks, and those within its sentences.
     fn commands(text: &str) -> Vec<Vec<String>> {
         let whole = text.replace("\\\n", " ");
         let lines = whole.lines().filter(|line| line.starts_with("muster "));
         let within = whole.split('`').filter(|code| code.starts_with("muster ") && !code.contains('\n'));
         let words = |line: &str| {
-            // Quotes keep words together; what a shell would do with the rest is not for the command.
+            // Quotes keep words together; the rest of the shell's syntax is not part of the command.
             let line = line.replace("$SLURM_NTASKS", "8");
             let parts = line.split('"').enumerate();
             let parts = parts.flat_map(|(at, part)| match at % 2 {

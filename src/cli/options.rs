@@ -19,8 +19,8 @@ pub type ServeFlags = SettingFlags<true>;
 /// The settings that `muster launch` takes as flags.
 pub type LaunchFlags = SettingFlags<false>;
 
-/// Settings as they were given: text that the configuration reads, so that a wrong value gets the same answer
-/// wherever it was written. `SERVE` says whose defaults the help shows.
+/// The given settings as text. The configuration parses them, so that an invalid value gets the same error
+/// from every source. `SERVE` selects the defaults that the help shows.
 #[derive(Debug, Clone, Default)]
 pub struct SettingFlags<const SERVE: bool> {
     flags: BTreeMap<&'static str, String>,
@@ -30,7 +30,7 @@ pub struct SettingFlags<const SERVE: bool> {
 impl<const SERVE: bool> SettingFlags<SERVE> {
     const PROFILE: Profile = if SERVE { Profile::Serve } else { Profile::Launch };
 
-    /// Puts the configuration together for these `jobs`.
+    /// Loads the configuration with these `jobs`.
     pub fn load(&self, jobs: JobSelection) -> Result<Config, ConfigError> {
         let asked = ConfigRequest {
             profile: Self::PROFILE,
@@ -41,12 +41,12 @@ impl<const SERVE: bool> SettingFlags<SERVE> {
         load(&asked, &|name| std::env::var(name).ok())
     }
 
-    /// What was given for a setting as a flag.
+    /// Returns the value of a setting that was given as a flag.
     pub fn flag(&self, name: &str) -> Option<&str> {
         self.flags.get(name).map(String::as_str)
     }
 
-    /// The name of a setting that was given as a flag and is none of `allowed`.
+    /// Returns the first setting that was given as a flag and is not in `allowed`.
     pub fn first_flag_besides(&self, allowed: &[&str]) -> Option<&'static str> {
         self.flags.keys().copied().find(|name| !allowed.contains(name))
     }

@@ -1,8 +1,9 @@
 //! The output of subcommands: the only way to standard output and standard error.
 //!
-//! Nothing is printed as a bare string. [`TerminalText`] is made of lines whose text is escaped as it is put in, so text from a
-//! server, a task or a file can neither steer the terminal nor begin a line of its own. JSON is exact, with hidden
-//! characters as its own escapes. [`print_raw`] is for what a program reads and this process wrote itself.
+//! Nothing is printed as a bare string. [`TerminalText`] consists of lines whose text is escaped when it is
+//! added, so text from a server, a task or a file can neither control the terminal nor begin a line of its
+//! own. JSON is exact, with hidden characters as its own escapes. [`print_raw`] is for text that programs
+//! read and this process wrote.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -12,7 +13,7 @@ use serde::Serialize;
 
 use crate::text::{json, many_lines, one_line};
 
-/// Colours say again what the words say; they never say it alone.
+/// A colour. It repeats what the words say and never carries meaning alone.
 #[derive(Debug, Clone, Copy)]
 pub enum TerminalColour {
     Bold,
@@ -22,7 +23,7 @@ pub enum TerminalColour {
     Faint,
 }
 
-/// A line, or what stands in one: text that was escaped, and painted words.
+/// A line or a part of one: escaped text and coloured words.
 #[derive(Debug, Default, Clone)]
 pub struct TerminalLine(String);
 
@@ -49,7 +50,7 @@ impl TerminalLine {
         Self(self.0 + "\x1b[" + code + "m" + &text + "\x1b[0m")
     }
 
-    /// How many columns it takes: its characters, but for those that paint it.
+    /// Returns its number of columns, without the escape sequences of colours.
     fn columns(&self) -> usize {
         columns(&self.0)
     }
@@ -66,14 +67,14 @@ impl<T: Display> From<T> for TerminalLine {
 pub struct TerminalText(String);
 
 impl TerminalText {
-    /// A single line.
+    /// Returns a single line.
     pub fn of(line: impl Into<TerminalLine>) -> Self {
         let mut output = Self::default();
         output.line(line);
         output
     }
 
-    /// Several lines, of which this program wrote all but what it has escaped already.
+    /// Returns the lines of a text of this program, in which foreign text is escaped already.
     pub fn from_lines(text: &str) -> Self {
         let mut output = Self::default();
         text.trim_end_matches('\n').split('\n').for_each(|line| output.line(line));
@@ -107,7 +108,7 @@ impl TerminalText {
         self.0.push('\n');
     }
 
-    /// Keeps the first `lines` lines that a terminal of this width shows, and says so if there are more.
+    /// Keeps the first `lines` lines as a terminal of this width wraps them, and notes if there are more.
     pub fn fit(&mut self, lines: usize, width: usize) {
         let mut left = lines.saturating_sub(1);
         let mut end = 0;
@@ -115,7 +116,7 @@ impl TerminalText {
             let rows = columns(line.trim_end_matches('\n')).div_ceil(width.max(1)).max(1);
             if rows > left {
                 self.0.truncate(end);
-                // The terminal ends where this does: no line break after it.
+                // The screen ends here, so no line break follows.
                 self.0.push_str("… more below; enlarge the terminal, or use --job");
                 return;
             }
@@ -124,7 +125,7 @@ impl TerminalText {
         }
     }
 
-    /// What a test reads.
+    /// Returns the text, for tests.
     #[cfg(test)]
     pub fn text(&self) -> &str {
         &self.0
@@ -139,22 +140,22 @@ impl FromIterator<TerminalLine> for TerminalText {
     }
 }
 
-/// What standard output can show.
+/// The capabilities of standard output.
 #[derive(Debug, Clone, Copy)]
 pub struct TerminalStyle {
-    /// How many columns a line has; `None`: as many as it needs.
+    /// The number of columns; `None` for no limit.
     pub width: Option<usize>,
-    /// How many lines there are; `None`: as many as it takes.
+    /// The number of lines; `None` for no limit.
     pub height: Option<usize>,
-    /// Whether there are colours.
+    /// Colours are shown.
     pub colours: bool,
 }
 
-/// Narrower than this, wrapping makes nothing readable.
+/// The minimum width for wrapping; narrower lines are hard to read.
 const WIDTH_MIN: usize = 40;
 
 impl TerminalStyle {
-    /// That of stdout: plain and unbounded unless it is a terminal.
+    /// Returns the style of stdout: plain and without limits unless it is a terminal.
     pub fn of_stdout() -> Self {
         let out = io::stdout();
         if !out.is_terminal() {
@@ -165,7 +166,7 @@ impl TerminalStyle {
             size.map_or((80, 0), |size| (usize::from(size.ws_col), usize::from(size.ws_row)));
         let plain = std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty())
             || std::env::var_os("TERM").is_some_and(|it| it == "dumb");
-        // A terminal that does not tell its size says 0.
+        // A terminal of unknown size reports 0.
         let columns = if columns == 0 { 80 } else { columns };
         Self {
             width: Some(columns.max(WIDTH_MIN)),
@@ -203,7 +204,7 @@ fn columns(text: &str) -> usize {
     text.chars().filter(shows).count()
 }
 
-/// A word that is longer than a line is broken, not cut.
+/// Splits a word that is longer than a line.
 fn pieces(word: &str, room: usize) -> Vec<&str> {
     let mut pieces = Vec::new();
     let mut rest = word;
@@ -222,13 +223,13 @@ pub fn print(output: &TerminalText) -> io::Result<()> {
     print_raw(&output.0)
 }
 
-/// Prints lines in place of what the terminal shows; after the lines before, if it is none.
+/// Prints lines in place of the terminal's content; below the former lines if stdout is no terminal.
 pub fn redraw(output: &TerminalText) -> io::Result<()> {
     let clear = if io::stdout().is_terminal() { "\x1b[H\x1b[2J\x1b[3J" } else { "" };
     print_raw(&format!("{clear}{}", output.0))
 }
 
-/// Prints a value as JSON that people read.
+/// Prints a value as indented JSON.
 pub fn print_json(value: &impl Serialize) -> Result<()> {
     print_json_text(&serde_json::to_string_pretty(value).context("cannot write the answer as JSON")?)
 }
@@ -238,12 +239,12 @@ pub fn print_json_line(value: &impl Serialize) -> Result<()> {
     print_json_text(&serde_json::to_string(value).context("cannot write the answer as JSON")?)
 }
 
-/// Prints JSON that stands already.
+/// Prints a text that is JSON already.
 pub fn print_json_text(text: &str) -> Result<()> {
     Ok(print_raw(&(json(text).into_owned() + "\n"))?)
 }
 
-/// Prints text that programs read, and that holds nothing from elsewhere. That nobody reads it is no error.
+/// Prints text for programs, without foreign text in it. A closed pipe is no error.
 pub fn print_raw(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -252,19 +253,19 @@ pub fn print_raw(text: &str) -> io::Result<()> {
     }
 }
 
-/// Prints text that programs read to standard error.
+/// Prints text for programs to standard error.
 pub fn eprint_raw(text: &str) {
-    // There is no one to tell if it cannot be told.
+    // An error on stderr cannot be reported anywhere.
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
-/// Says on standard error what is wrong, with the name of the program before it. Every line but the first is indented: none
-/// of them looks like a line of another program.
+/// Prints an error on standard error after the name of the program. Every further line is indented, so that
+/// none looks like a line of another program.
 pub fn print_error(what: impl Display) {
     eprint_raw(&error_text(what));
 }
 
-/// A line of this program's on standard error.
+/// Returns the text of an error as printed on standard error.
 pub fn error_text(what: impl Display) -> String {
     let text = what.to_string();
     let text = many_lines(&text);
@@ -302,8 +303,8 @@ mod tests {
         assert!(!error_text(hostile).contains(|c| c != '\n' && is_hidden(c)));
     }
 
-    /// Where else a stream of this process is written to: bytes of other processes, which pass as they are, and JSON
-    /// between processes of this program; and the log, which escapes by itself.
+    /// The other files that write to a standard stream of this process: they pass on bytes of other processes
+    /// unchanged or JSON between processes of this program, or they are the log, which escapes by itself.
     const OTHERS: [&str; 4] =
         ["cli/output.rs", "cli/launch/supervisor.rs", "cli/transfer/bench/peer.rs", "telemetry/log/queue.rs"];
 

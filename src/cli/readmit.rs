@@ -13,9 +13,9 @@ use super::server_args::{JobArg, ServerArgs, block_on, query_encode};
 use crate::coordination::{ExclusionTarget, ExclusionView, TaskId};
 use crate::http::ExclusionsPage;
 
-/// Lift an exclusion: whom it was about may register again
+/// Lift an exclusion: the task or host may register again
 ///
-/// The excluded process has ended: start it again, and it takes part. Nothing waits for it until it does.
+/// The excluded process has ended: start it again, and it takes part. Until then no task waits for it.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {

@@ -22,14 +22,14 @@ use crate::telemetry::log::{self, LogFormat};
 
 /// Serve jobs to JAX programs until stopped
 ///
-/// Declare at least one job. Its tasks are JAX processes, anywhere, that find this server by two environment
-/// variables; the start prints them. The programs themselves stay as they are. When a run of a job has ended, its
-/// next run may register: the server need not be restarted.
+/// Declare at least one job. Its tasks are JAX processes on any host, which find this server by two
+/// environment variables; the server prints them at its start. The programs themselves stay unchanged. When a
+/// run of a job has ended, its next run may register without a restart of the server.
 ///
-/// SIGTERM or SIGINT stops it in good order: not ready at once, tasks are told, connections may finish for
-/// --stop-timeout. A second signal ends it at once.
+/// SIGTERM or SIGINT stops it gracefully: it reports not ready at once, waiting calls are answered, and
+/// connections may finish for --stop-timeout. A second signal ends it at once.
 ///
-/// SIGHUP opens the audit file again, which may have been rotated, and reads tokens and certificates again.
+/// SIGHUP opens the audit file again, which may have been rotated, and reloads tokens and certificates.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -39,7 +39,7 @@ pub struct Arguments {
     #[command(flatten)]
     options: ServeFlags,
 
-    /// Check the configuration, say what is wrong with it, and serve nothing
+    /// Check the configuration, report its errors, and serve nothing
     #[arg(long)]
     check_config: bool,
 }
@@ -68,7 +68,7 @@ Examples:
     muster serve --config muster.toml --check-config
     muster serve --config muster.toml";
 
-/// How long to wait for whoever reads stdout.
+/// The time that the reader of stdout has.
 const ANNOUNCE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Runs the subcommand.
@@ -92,7 +92,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         .context("cannot start the threads that serve connections")?;
     allocator::configure_allocator(runtime.handle());
     let served = runtime.block_on(serve(&config));
-    // What is still running was given its time.
+    // Tasks that still run have had their time.
     runtime.shutdown_background();
     served
 }
@@ -146,14 +146,14 @@ impl StopSignals {
     }
 }
 
-/// Says where the server is and how to use it: a block for people, or a log line for machines.
+/// Announces the addresses and how to use them: a block for people, or a log line for machines.
 async fn announce(config: &Config, about: &ServerInfo) -> Result<()> {
     if config.server.log_format == LogFormat::Json {
         let grpc: Vec<String> = about.grpc.iter().map(|listener| listener.address.to_string()).collect();
         tracing::info!(version = about.version.version, grpc = grpc.join(","), http = %about.http, "serving");
         return Ok(());
     }
-    // Whoever reads stdout may be slow; the service is not.
+    // The reader of stdout may be slow; the service must not wait for it.
     let text = TerminalText::from_lines(&announcement(config, about));
     let written = tokio::task::spawn_blocking(move || print(&text));
     match tokio::time::timeout(ANNOUNCE_TIMEOUT, written).await {

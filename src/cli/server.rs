@@ -32,18 +32,18 @@ use crate::telemetry::metrics::{EventCounters, MetricInputs, MetricSource, Metri
 use crate::telemetry::traces::{CollectorTls, OtlpProtocol, Traces};
 use crate::tls::{HandshakeFailures, ListenerTls};
 
-/// How long the last HTTP answers may take when the time for stopping is already used up.
+/// The time that the last HTTP responses have if the stop timeout is spent.
 const HTTP_STOP_TIMEOUT: Duration = Duration::from_millis(200);
-/// How long the last lines of the audit may take.
+/// The time that the last lines of the audit have.
 const AUDIT_STOP_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long the last traces may take.
+/// The time that the last traces have.
 const TRACES_STOP_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long the wire edge may take, beyond its time, to cut what has not finished.
+/// The time that the gRPC port has, beyond the stop timeout, to close unfinished connections.
 const GRPC_CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What clients of the wire protocol speak, as TLS names it; JAX goes away if nobody chooses it.
+/// The ALPN protocols of the gRPC port. JAX disconnects if the server selects none.
 const HTTP2: &[&[u8]] = &[b"h2"];
-/// What people's and tools' clients speak.
+/// The ALPN protocols of the HTTP port.
 const HTTP1: &[&[u8]] = &[b"http/1.1"];
 
 /// A server that is running.
@@ -63,7 +63,7 @@ pub struct RunningServer {
     traces: Option<Arc<Traces>>,
 }
 
-/// Tasks that stop when they are told.
+/// Tokio tasks that stop on a signal.
 struct TaskGroup {
     stop: watch::Sender<bool>,
     tasks: JoinSet<()>,
@@ -74,7 +74,7 @@ impl TaskGroup {
         Self { stop: watch::Sender::new(false), tasks: JoinSet::new() }
     }
 
-    /// Tells the tasks to stop and waits for them, but not longer than `within`.
+    /// Signals the tasks to stop and waits for them, for `within` at most.
     async fn stop(&mut self, within: Duration) -> bool {
         self.stop.send_replace(true);
         let all = async { while self.tasks.join_next().await.is_some() {} };
@@ -82,7 +82,7 @@ impl TaskGroup {
     }
 }
 
-/// A gRPC listener that is bound, and the job that it is for; `None` for the shared one.
+/// A bound gRPC listener and its job; `None` for the shared listener.
 struct BoundListener {
     listener: TcpListener,
     address: SocketAddr,
@@ -193,7 +193,7 @@ impl RunningServer {
         Ok(server)
     }
 
-    /// Reads what `config` names besides values: certificates and tokens.
+    /// Reads the files that `config` names: certificates and tokens.
     pub fn check_files(config: &Config) -> Result<()> {
         let clock = Clock::start();
         tls_entrances(config, clock, &Arc::new(HandshakeFailures::new(clock)))?;
@@ -201,7 +201,7 @@ impl RunningServer {
         Ok(())
     }
 
-    /// What the web edge looks at. Starts whatever measures by itself.
+    /// Builds the state of the HTTP port, and starts the tasks that measure.
     fn site(
         &mut self,
         edge: &Arc<grpc::Server>,
@@ -258,7 +258,7 @@ impl RunningServer {
         site
     }
 
-    /// Serves the wire protocol: each listener of its own to its job, the shared one to whichever job a caller names.
+    /// Serves gRPC: each dedicated listener its job, the shared one the job that the caller names.
     fn serve_grpc(
         &mut self,
         edge: &Arc<grpc::Server>,
@@ -281,22 +281,22 @@ impl RunningServer {
         Ok(())
     }
 
-    /// The state of the server.
+    /// Returns the engine.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
 
-    /// What it says of itself.
+    /// Returns version and addresses of the server.
     pub fn about(&self) -> &ServerInfo {
         &self.about
     }
 
-    /// Takes what has changed in files: opens the audit file again, reads the tokens, and says whether the certificates can be
-    /// used, which their listeners take by themselves with the next client.
+    /// Reloads files: opens the audit file again, reads the tokens, and checks the certificates, which the
+    /// listeners reload by themselves.
     pub fn reload(&self) {
         self.audit.reopen();
         let (guard, config, clock) = (Arc::clone(&self.guard), self.config.clone(), *self.engine.clock());
-        // It reads files, which may take its time.
+        // Reading files may block.
         tokio::task::spawn_blocking(move || {
             guard.reload();
             match tls_entrances(&config, clock, &Arc::new(HandshakeFailures::new(clock))) {
@@ -309,8 +309,8 @@ impl RunningServer {
         });
     }
 
-    /// Stops in good order: says that it is not ready, answers every waiting call, lets connections finish.
-    /// HTTP stops last, so that whoever asks meanwhile is told.
+    /// Stops gracefully: reports not ready, answers every waiting call, and lets connections finish. HTTP
+    /// stops last, so that clients can see the state until then.
     pub async fn stop(mut self, within: Duration) {
         self.readiness.stopping();
         self.streams.close();
@@ -321,7 +321,7 @@ impl RunningServer {
         }
         let left = within.saturating_sub(self.engine.clock().now().since(began));
         self.http.stop(left.max(HTTP_STOP_TIMEOUT)).await;
-        // Those who ask for health are told until the end.
+        // Health probes are answered until the end.
         self.health.stop(HTTP_STOP_TIMEOUT).await;
         self.audit.flush_aggregated(*self.engine.clock());
         self.audit.close(AUDIT_STOP_TIMEOUT).await;
@@ -336,7 +336,7 @@ impl RunningServer {
     }
 }
 
-/// Traces, if somebody wants them: the settings say so, or else what OpenTelemetry's own variables say.
+/// Starts traces if the settings, or else the standard variables of OpenTelemetry, name an endpoint.
 fn start_traces(config: &Config, engine: &Arc<Engine>) -> Result<Option<Arc<Traces>>> {
     let server = &config.server;
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
@@ -350,7 +350,7 @@ fn start_traces(config: &Config, engine: &Arc<Engine>) -> Result<Option<Arc<Trac
             (endpoint, protocol.unwrap_or(server.otlp_protocol))
         }
     };
-    // Those of traces alone come first, as OpenTelemetry has it.
+    // The variables for traces take precedence, as OpenTelemetry specifies.
     let file = |name: &str| {
         let own = variable(&format!("OTEL_EXPORTER_OTLP_TRACES_{name}"));
         own.or_else(|| variable(&format!("OTEL_EXPORTER_OTLP_{name}"))).map(PathBuf::from)
@@ -385,7 +385,7 @@ fn describe(http: SocketAddr, listeners: &[BoundListener], jobs: &[JobConfig]) -
     ServerInfo { version: Version::current(), http, grpc: grpc.collect() }
 }
 
-/// The ways into both edges.
+/// Builds the TLS of the gRPC listeners and of the HTTP listener.
 fn tls_entrances(
     config: &Config,
     clock: Clock,
@@ -400,21 +400,21 @@ fn tls_entrances(
     Ok([enter("grpc", &server.grpc_tls, HTTP2)?, enter("http", &server.http_tls, HTTP1)?])
 }
 
-/// Who may do what over HTTP.
+/// Builds the access control of the HTTP port.
 fn guard(config: &Config, clock: Clock) -> Result<AccessControl> {
     let server = &config.server;
     let tokens = server.tokens_file.as_ref().map(|path| TokenFile::read(path, clock)).transpose()?;
     if tokens.is_some() && server.http_tls.cert.is_none() && !server.http.ip().is_loopback() {
         tracing::warn!("tokens come in by plaintext HTTP, where others may read them: see --http-tls-cert");
     }
-    // Whoever is given the name of this machine should be able to use it.
+    // Clients that use the name of this machine should be able to reach it.
     let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let hosts = server.http_hosts.clone().with(&machine);
     let guard = AccessControl::open(clock).with_tokens(tokens, server.session_timeout).with_hosts(hosts);
     Ok(guard.with_changes(server.http_changes_per_second))
 }
 
-/// Says what is open because it was told to be.
+/// Logs a warning for each address that is open without access control by request.
 fn warn_if_exposed(config: &Config) {
     for (flag, told) in
         [("--insecure", config.server.insecure), ("--insecure-grpc", config.server.insecure_grpc)]

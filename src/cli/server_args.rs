@@ -16,7 +16,7 @@ use super::credentials::Credentials;
 use super::output::{TerminalText, print, print_json};
 use crate::coordination::{JobName, Timestamp};
 
-/// Where the server is, and how its answer is shown.
+/// The flags for the server and the format of its answer.
 #[derive(Debug, Args)]
 pub struct ServerArgs {
     /// The HTTP address of the server
@@ -37,13 +37,13 @@ impl ServerArgs {
         Ok(Client::find(&self.server, &self.credentials).await?)
     }
 
-    /// Prints an answer: as JSON if that is wanted, otherwise in words.
+    /// Prints an answer as JSON if requested, otherwise as text.
     pub fn show<T: Serialize>(&self, answer: &T, words: impl FnOnce(&T) -> TerminalText) -> Result<()> {
         if self.json { print_json(answer) } else { Ok(print(&words(answer))?) }
     }
 }
 
-/// Which job is meant.
+/// The flag for the job.
 #[derive(Debug, Args)]
 pub struct JobArg {
     /// The job; may be left out if there is only one, or one named `default`
@@ -52,13 +52,13 @@ pub struct JobArg {
 }
 
 impl JobArg {
-    /// The path of the job in the REST API.
+    /// Returns the path of the job in the REST API.
     pub async fn path(&self, client: &Client) -> Result<String> {
         Ok(format!("/api/v1/jobs/{}", client.resolve_job(self.job.as_ref()).await?))
     }
 }
 
-/// Runs a conversation with a server to its end.
+/// Runs the requests of a subcommand to their end.
 pub fn block_on<T>(conversation: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(conversation)
 }
@@ -74,17 +74,17 @@ pub async fn send<T: DeserializeOwned>(
     Ok(client.request(method, path, Some(body)).await?)
 }
 
-/// A text as a value of a query.
+/// Returns a text encoded as the value of a query.
 pub fn query_encode(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
-/// A moment as people write it.
+/// Formats a time, to the second.
 pub fn format_time(at: Timestamp) -> String {
     at.to_string()
 }
 
-/// A moment to the millisecond: `2026-03-01T03:12:07.250Z`.
+/// Formats a time to the millisecond: `2026-03-01T03:12:07.250Z`.
 pub fn format_time_millis(at: Timestamp) -> String {
     let seconds = at.to_string();
     format!("{}.{:03}Z", seconds.trim_end_matches('Z'), at.0 / 1000 % 1000)

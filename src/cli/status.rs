@@ -42,7 +42,7 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
 
-    /// Look again and again, every so often, until interrupted
+    /// Repeat the output at this interval until interrupted
     #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "2s",
         value_parser = parse_positive_duration)]
     watch: Option<Duration>,
@@ -55,12 +55,12 @@ Examples:
   muster status --json | jq '.jobs[].run.barriers[] | {id, missing}'
   muster status --watch          # every 2 s; --watch=500ms for more often";
 
-/// What is shown.
+/// The state that is shown.
 #[derive(Debug, Serialize)]
 struct StatusReport {
     server: ServerInfo,
     jobs: Vec<JobView>,
-    /// What is open of what the server has found, by job, what matters most first.
+    /// The open findings by job, the most urgent first.
     findings: Vec<Finding>,
 }
 
@@ -77,7 +77,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     };
     loop {
-        // A server that is away for a moment is shown as that, and looked for again.
+        // A server that is briefly unreachable is reported and tried again.
         match runtime.block_on(fetch_status(arguments)) {
             Ok(seen) if arguments.json => print_json(&seen.1)?,
             Ok(seen) => {
@@ -86,10 +86,10 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
                 if let (Some(height), Some(width)) = (style.height, style.width) {
                     text.fit(height, width);
                 }
-                // On a terminal each look takes the place of the one before.
+                // On a terminal each report replaces the one before.
                 redraw(&text)?;
             }
-            // Not among the answers: those may be read by a program.
+            // On stderr, because a program may read the reports.
             Err(error) if arguments.json => print_error(format_args!("{error:#}")),
             Err(error) => redraw(&TerminalText::of(format!("{error:#}")))?,
         }

@@ -19,16 +19,17 @@ use super::server_args::block_on;
 use crate::tls::check::{self, CertificateFindings, CheckSeverity, IntendedUse};
 use crate::tls::{self, issue};
 
-/// How long a server may take to answer.
+/// The time that a server has to answer.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
-/// The beginning of an HTTP/2 connection: the preface, and settings that say nothing.
+/// The beginning of an HTTP/2 connection: the preface, and empty settings.
 const HTTP2_BEGIN: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
-/// Make certificates to try TLS with, and find out what is wrong with certificates
+/// Create test certificates, and find errors in certificates
 ///
-/// JAX programs (jaxlib 0.11.2 and later) speak mutual TLS once they are told of three files; they need no other change:
-/// JAX_MTLS_CERT_FILE, JAX_MTLS_KEY_FILE and JAX_MTLS_CA_FILE. When something is wrong with one of them they do not say so,
-/// but try again until their time is up. The server's log and `/api/v1/handshakes` say why, and so does `muster tls check`.
+/// JAX programs (jaxlib 0.11.2 and later) use mutual TLS if three variables are set; they need no other
+/// change: JAX_MTLS_CERT_FILE, JAX_MTLS_KEY_FILE and JAX_MTLS_CA_FILE. They do not report an error in one of
+/// the files, but retry until their timeout. The server's log and `/api/v1/handshakes` have the reason, and
+/// so does `muster tls check`.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -55,12 +56,12 @@ enum Command {
     Check(CheckArgs),
 }
 
-/// Make a small authority, a certificate for a server and one for its clients
+/// Create a small authority, a certificate for a server and one for its clients
 ///
-/// They hold for 90 days and are for trying things out: the authority's own key is not kept. Nothing is overwritten.
+/// They are valid for 90 days and are for tests: the authority's own key is not kept. Nothing is overwritten.
 #[derive(Debug, Args)]
 struct NewCertificateArgs {
-    /// The folder to put them into
+    /// The folder for the files
     #[arg(value_name = "DIR")]
     folder: PathBuf,
 
@@ -69,14 +70,14 @@ struct NewCertificateArgs {
     names: Vec<String>,
 }
 
-/// Say what is wrong with a certificate, and whether a server takes it
+/// Report the errors of a certificate, and whether a server accepts it
 #[derive(Debug, Args)]
 struct CheckArgs {
-    /// The certificate, with those between it and the authority
+    /// The certificate, with the intermediate certificates
     #[arg(long, value_name = "FILE")]
     cert: Option<PathBuf>,
 
-    /// Its key
+    /// Its private key
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
 
@@ -84,7 +85,8 @@ struct CheckArgs {
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
 
-    /// What the certificate is for; with --server it is a client's, and without both it is what the certificate says
+    /// The purpose of the certificate; with --server it is a client's, and without both it is what the
+    /// certificate states
     #[arg(long = "for", value_name = "WHAT", value_enum)]
     purpose: Option<CertificateUse>,
 
@@ -92,7 +94,7 @@ struct CheckArgs {
     #[arg(long, value_name = "NAME|IP")]
     name: Option<String>,
 
-    /// A server to speak to, with the certificate as a client's
+    /// A server to connect to, with the certificate as a client's
     #[arg(long, value_name = "HOST:PORT", requires = "ca")]
     server: Option<String>,
 }
@@ -140,13 +142,14 @@ fn examine(asked: &CheckArgs) -> Result<CertificateFindings> {
             _ if asked.server.is_some() => issue::CertificatePurpose::Client,
             Some(CertificateUse::Client) => issue::CertificatePurpose::Client,
             Some(CertificateUse::Server) => issue::CertificatePurpose::Server,
-            // Whoever says what clients dial means a server.
+            // A name that clients dial implies a server certificate.
             None if asked.name.is_some() => issue::CertificatePurpose::Server,
             None => check::stated_purpose(&chain).unwrap_or(issue::CertificatePurpose::Server),
         };
         let client = purpose == issue::CertificatePurpose::Client;
         let wanted = IntendedUse { purpose, name: asked.name.as_deref().filter(|_| !client) };
-        // What a server asks of its clients' issuers is its own affair, and is seen when it is spoken to.
+        // The rules of a server for the issuers of client certificates are unknown here and show in the
+        // handshake.
         let ca = asked.ca.as_deref();
         found.0.extend(check::chain(&chain, ca, wanted)?.0);
         if let Some(key) = &asked.key {
@@ -160,7 +163,7 @@ fn examine(asked: &CheckArgs) -> Result<CertificateFindings> {
     Ok(found)
 }
 
-/// Speaks to a server as JAX would.
+/// Connects to a server as JAX would.
 async fn probe_server(
     server: &str,
     name: Option<&str>,
@@ -218,7 +221,7 @@ async fn probe_server(
         );
         return Ok(());
     }
-    // A server refuses a certificate only after the client takes the handshake to be over.
+    // A server refuses a certificate only after the client considers the handshake complete.
     let heard = async {
         stream.write_all(HTTP2_BEGIN).await?;
         stream.flush().await?;

@@ -1,6 +1,6 @@
 //! Implements `muster token new`.
 //!
-//! Tokens are verified by `http::guard`. Begin at `run`.
+//! `http` verifies tokens (`access/tokens.rs`). Begin at `run`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,11 +12,12 @@ use super::output::{eprint_raw, print_raw};
 use crate::http::{NewToken, append_token};
 use crate::service::Role;
 
-/// Make tokens that let their holders in over HTTP
+/// Create tokens for access over HTTP
 ///
-/// Each has a role: a viewer looks at everything but the values of keys; an operator also excludes, readmits, drains, and
-/// reads and writes keys; an admin also makes, changes and deletes jobs. The server keeps the hashes of tokens alone, in the file
-/// that --tokens-file names, and reads it again when it changes: to take a token back, delete its four lines.
+/// Each has a role: a viewer reads everything except the values of keys; an operator also excludes, readmits,
+/// drains, and reads and writes keys; an admin also creates, changes and deletes jobs. The server has only
+/// the hashes of tokens, in the file that --tokens-file names, and reloads it when it changes: to revoke a
+/// token, delete its four lines.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -36,14 +37,14 @@ enum Command {
     New(New),
 }
 
-/// Make a token, print it once, and add its hash to a file
+/// Create a token, print it once, and add its hash to a file
 #[derive(Debug, Args)]
 struct New {
-    /// Who will hold it: the name in the audit
+    /// The holder: the name in the audit
     #[arg(long, value_name = "NAME")]
     name: String,
 
-    /// What its holder may do: viewer, operator or admin
+    /// The role of the holder: viewer, operator or admin
     #[arg(long, value_name = "ROLE")]
     role: Role,
 

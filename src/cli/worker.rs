@@ -29,27 +29,27 @@ use crate::transfer::Choice;
 
 pub use program::{CANCELLED_TEXT, StepLine, parse};
 
-/// Be one task of a job: register, follow who lives, and move buffers to the others
+/// Run one task of a job: register, follow the states of all tasks, and move buffers to the others
 ///
-/// Which task this is and where the service is comes from flags, from MUSTER_PROCESS_ID, MUSTER_NUM_PROCESSES and
-/// JAX_COORDINATOR_ADDRESS, or from Slurm, a Kubernetes indexed job or JobSet, or Open MPI. Where they disagree, or do
-/// not say it, the worker does not start, and says what to set.
+/// The task number and the address of the service come from flags, from MUSTER_PROCESS_ID,
+/// MUSTER_NUM_PROCESSES and JAX_COORDINATOR_ADDRESS, or from Slurm, a Kubernetes indexed job or JobSet, or
+/// Open MPI. If the sources disagree, or a value is missing, the worker does not start, and says what to set.
 ///
-/// SIGTERM and SIGINT end it in good order: the step that is under way is finished, and the service is told. In a job whose
-/// tasks share their fate, all others are asked to end with it, by the notice that JAX programs know, too. A second
-/// signal ends it at once.
+/// SIGTERM and SIGINT end it gracefully: it finishes the step in progress and tells the service. In a job
+/// whose tasks share their fate, the notice that JAX programs know asks all other tasks to end with it. A
+/// second signal ends it at once.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
-    /// Which task this is, from 0
+    /// The number of this task, from 0
     #[arg(long, value_name = "N")]
     task: Option<u32>,
 
-    /// How many tasks the job must have [default: as many as the service says]
+    /// The number of tasks that the job must have [default: that of the service]
     #[arg(long, value_name = "N")]
     tasks: Option<u32>,
 
-    /// Where the service is, as JAX_COORDINATOR_ADDRESS says it
+    /// The address of the service, as in JAX_COORDINATOR_ADDRESS
     #[arg(long, value_name = "HOST:PORT")]
     service: Option<String>,
 
@@ -57,11 +57,11 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME", env = "MUSTER_JOB", hide_env_values = true)]
     job: Option<JobName>,
 
-    /// What it does besides
+    /// The program of the task
     #[arg(long, value_enum, default_value_t = Program::Idle)]
     program: Program,
 
-    /// How many steps to exercise [default: until it is told to end]
+    /// The number of steps of the exercise [default: no limit]
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
 
@@ -69,34 +69,34 @@ pub struct Arguments {
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
     pause: Duration,
 
-    /// The largest buffer that is exercised, in bytes
+    /// The largest buffer of the exercise, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     bytes_max: u64,
 
-    /// How long the tasks wait for one another at the barrier of a step, and how long a transfer may take; who does not
-    /// come is waited for until the service finds it lost
+    /// How long the tasks wait for one another at the barrier of a step, and how long a transfer may take; a
+    /// missing task is awaited until the service counts it as lost
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = parse_duration)]
     step_timeout: Duration,
 
-    /// How many devices it has
+    /// The number of its devices
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(DEVICES_MAX)),
           help_heading = "Transfers")]
     devices: u32,
 
-    /// Which way buffers go to others on this host
+    /// The transport to other tasks on this host
     #[arg(long, value_enum, default_value_t = TransportArg::Auto, help_heading = "Transfers")]
     transport: TransportArg,
 
-    /// How long a thread that waits for something small from this host looks for it before it sleeps; `0s` for never. By
-    /// default 50us, and 0s where there is one processor
+    /// How long a thread that waits for a small message from this host polls before it sleeps; `0s` for
+    /// never. The default is 50us, and 0s on a machine with one processor
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, help_heading = "Transfers")]
     spin: Option<Duration>,
 
-    /// Where it listens for the engines of other hosts; `none` for this host only
+    /// The address for the engines of other hosts; `none` for this host only
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:0", help_heading = "Transfers")]
     listen: String,
 
-    /// What others dial, where that is another address; may be given more than once
+    /// The address that others dial, if it is another one; may be given more than once
     #[arg(long, value_name = "IP:PORT", help_heading = "Transfers")]
     advertise: Vec<SocketAddr>,
 
@@ -118,7 +118,7 @@ pub struct Arguments {
     #[arg(long, help_heading = "Transfers")]
     insecure_transfers: bool,
 
-    /// Serve Prometheus metrics of its engine at /metrics there; port 0 picks a free one
+    /// Serve Prometheus metrics of its engine at /metrics on this address; port 0 picks a free one
     #[arg(
         long,
         value_name = "IP:PORT",
@@ -128,27 +128,27 @@ pub struct Arguments {
     )]
     metrics: Option<SocketAddr>,
 
-    /// Serve them beyond loopback: whoever reaches the address may read them
+    /// Serve them beyond loopback: everybody who reaches the address can read them
     #[arg(long, help_heading = "Metrics", requires = "metrics")]
     insecure_metrics: bool,
 
     #[command(flatten)]
     service_options: ServiceOptions,
 
-    /// What is logged, to stderr
+    /// The log filter; the log goes to stderr
     #[arg(long, value_name = "FILTER", env = "MUSTER_LOG", hide_env_values = true, default_value = "warn")]
     log: String,
 }
 
-/// How the service is spoken to.
+/// The connection to the service.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Service")]
 struct ServiceOptions {
-    /// Speak TLS, and trust these authorities
+    /// Use TLS, and trust these authorities
     #[arg(long, value_name = "FILE", env = "JAX_MTLS_CA_FILE", hide_env_values = true)]
     ca: Option<PathBuf>,
 
-    /// The certificate to show
+    /// The client certificate
     #[arg(
         long,
         value_name = "FILE",
@@ -159,7 +159,7 @@ struct ServiceOptions {
     )]
     cert: Option<PathBuf>,
 
-    /// Its key
+    /// Its private key
     #[arg(long, value_name = "FILE", env = "JAX_MTLS_KEY_FILE", hide_env_values = true, requires = "cert")]
     key: Option<PathBuf>,
 
@@ -232,12 +232,12 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     code
 }
 
-/// The longest secret that is read.
+/// The maximum length of a secret file, in bytes.
 const SECRET_BYTES_MAX: u64 = 64 << 10;
-/// What a secret should hold at least.
+/// The minimum strength of a secret, in bits.
 const SECRET_BITS: usize = 128;
 
-/// The most bits that a text of its length and alphabet can hold.
+/// Returns the maximum entropy of a text of this length and alphabet, in bits.
 fn bits_at_most(secret: &[u8]) -> usize {
     let each = if secret.iter().all(u8::is_ascii_hexdigit) {
         4
@@ -331,7 +331,7 @@ impl Arguments {
     }
 }
 
-/// What it is and where it registered.
+/// Returns the announcement of a registered worker.
 fn registered(agent: &Agent) -> String {
     let here = agent.here();
     let address = agent.engine().address();
@@ -347,12 +347,12 @@ fn registered(agent: &Agent) -> String {
     text
 }
 
-/// Prints a line of the worker's; that nobody reads it is no error.
+/// Prints a line of the worker. A closed pipe is no error.
 fn say(line: &str) -> Result<()> {
     Ok(print(&TerminalText::of(line))?)
 }
 
-/// Prints several lines that this program made.
+/// Prints several lines of the worker.
 fn say_all(lines: &str) -> Result<()> {
     Ok(print(&TerminalText::from_lines(lines))?)
 }

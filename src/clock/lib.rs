@@ -1,6 +1,6 @@
-//! The only crate that reads clocks and draws randomness; a lint forbids both readings of the clock elsewhere.
+//! The only crate that reads clocks and draws randomness; a lint forbids other crates to read either clock.
 //!
-//! It knows no other crate of Muster. Begin at [`Clock`], [`monotonic`] and [`random_bytes`].
+//! It depends on no other crate of Muster. Begin at [`Clock`], [`monotonic`] and [`random_bytes`].
 
 mod timestamp;
 
@@ -9,8 +9,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 pub use timestamp::Timestamp;
 
-/// A clock that shows the time of day but never goes backwards and never jumps: the wall clock is
-/// read once, after that the monotonic clock carries it on.
+/// A clock that shows the time of day but never goes backwards and never jumps: it reads the wall clock once,
+/// and adds the time that passes on the monotonic clock.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
     started: Instant,
@@ -18,7 +18,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Starts a clock at the present wall time.
+    /// Starts a clock at the current wall time.
     #[must_use]
     #[expect(clippy::disallowed_methods, reason = "the one place that reads the clock")]
     pub fn start() -> Self {
@@ -26,19 +26,19 @@ impl Clock {
         Self { started: Instant::now(), epoch }
     }
 
-    /// Returns the time now.
+    /// Returns the current time.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         Timestamp::default().after(self.epoch + self.started.elapsed())
     }
 
-    /// Nanoseconds since this clock was started: for times between two moments.
+    /// Returns the nanoseconds since this clock was started, to measure intervals.
     #[must_use]
     pub fn elapsed_nanos(&self) -> u64 {
         u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Returns the moment of the monotonic clock that shows `at`.
+    /// Returns the moment of the monotonic clock at which this clock shows `at`.
     #[must_use]
     pub fn instant(&self, at: Timestamp) -> Instant {
         let start = Timestamp::default().after(self.epoch);
@@ -46,10 +46,10 @@ impl Clock {
     }
 }
 
-/// Draws a number that nobody can guess and that is never 0, which means "none" on the wire.
+/// Draws a random number that cannot be guessed and is never 0, which means "none" on the wire.
 ///
 /// # Panics
-/// If the operating system has no entropy to give, without which no identity is safe.
+/// If the operating system provides no entropy: no identity would be safe without it.
 #[must_use]
 pub fn random_nonzero() -> NonZeroU64 {
     loop {
@@ -59,27 +59,28 @@ pub fn random_nonzero() -> NonZeroU64 {
     }
 }
 
-/// Reads the time of day as the host has it at this moment: it may jump, and be wrong.
+/// Returns the time of the host's wall clock, which may jump and may be wrong.
 #[must_use]
 #[expect(clippy::disallowed_methods, reason = "the one place that reads the clock")]
 pub fn wall_time() -> Timestamp {
     Timestamp::default().after(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
-/// Reads the monotonic clock.
+/// Returns the current moment of the monotonic clock.
 #[must_use]
 #[expect(clippy::disallowed_methods, reason = "the one place that reads the clock")]
 pub fn monotonic() -> Instant {
     Instant::now()
 }
 
-/// Reads the monotonic clock in nanoseconds: the same for all processes of a host, which [`Instant`] hides.
+/// Returns the monotonic clock in nanoseconds. All processes of a host share this scale, which [`Instant`]
+/// hides.
 #[must_use]
 pub fn monotonic_nanoseconds() -> u64 {
     nanoseconds(rustix::time::ClockId::Monotonic)
 }
 
-/// Reads how long processors have worked for this process, all of its threads, in nanoseconds.
+/// Returns the processor time of this process, all threads together, in nanoseconds.
 #[must_use]
 pub fn process_nanoseconds() -> u64 {
     nanoseconds(rustix::time::ClockId::ProcessCPUTime)
@@ -90,19 +91,19 @@ fn nanoseconds(clock: rustix::time::ClockId) -> u64 {
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
-/// Draws a number that cannot be guessed.
+/// Draws a random number that cannot be guessed.
 ///
 /// # Panics
-/// If the operating system has no entropy to give, without which no secret is one.
+/// If the operating system provides no entropy: no secret would be safe without it.
 #[must_use]
 pub fn random_u64() -> u64 {
     u64::from_ne_bytes(random_bytes())
 }
 
-/// Draws bytes that cannot be guessed.
+/// Draws random bytes that cannot be guessed.
 ///
 /// # Panics
-/// If the operating system has no entropy to give, without which no secret is one.
+/// If the operating system provides no entropy: no secret would be safe without it.
 #[must_use]
 #[expect(clippy::expect_used, reason = "there is no meaning in going on without entropy")]
 pub fn random_bytes<const N: usize>() -> [u8; N] {

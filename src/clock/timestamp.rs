@@ -1,4 +1,4 @@
-//! A moment on the time line that all of Muster shares.
+//! The timestamp that all of Muster uses.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,17 +8,17 @@ use utoipa::ToSchema;
 
 /// A moment, in microseconds since the Unix epoch.
 ///
-/// The state machine never reads a clock: the driver hands it the time with every input. Times
-/// never go backwards within one life of the state; the driver sees to it across restarts too.
+/// The state machine never reads a clock: the driver passes the time with every input. The driver guarantees
+/// that times never go backwards within one life of the state, not even across restarts.
 #[derive(
     Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
 )]
 pub struct Timestamp(pub u64);
 
 impl fmt::Display for Timestamp {
-    /// Writes the moment in UTC, to the second, as people do.
+    /// Writes the moment in UTC, to the second (RFC 3339).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Beyond the year 9999 there is no such form, and no such clock.
+        // RFC 3339 has no form for years after 9999.
         const LAST: u64 = 253_402_300_799;
         let at = Duration::from_secs((self.0 / 1_000_000).min(LAST));
         humantime::format_rfc3339_seconds(std::time::UNIX_EPOCH + at).fmt(f)
@@ -26,14 +26,14 @@ impl fmt::Display for Timestamp {
 }
 
 impl Timestamp {
-    /// Returns the moment `by` later, or the end of time.
+    /// Returns the moment `by` later; saturates at the largest timestamp.
     #[must_use]
     pub fn after(self, by: Duration) -> Self {
         let micros = u64::try_from(by.as_micros()).unwrap_or(u64::MAX);
         Self(self.0.saturating_add(micros))
     }
 
-    /// Returns how long ago `earlier` was; zero if it lies ahead.
+    /// Returns the duration from `earlier` to this moment; zero if `earlier` is later.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))

@@ -7,7 +7,8 @@ use std::fmt::Write as _;
 use super::{ResolvedValue, SettingValue};
 use crate::text::is_hidden;
 
-/// A line each, under the headings of their tables, with the sources as comments in a column.
+/// Returns one line for each value, under the headings of the tables, with the sources as comments in a
+/// column.
 pub fn print(values: &[ResolvedValue]) -> String {
     let lines: Vec<String> =
         values.iter().map(|value| format!("{} = {}", value.key, toml(&value.shown))).collect();
@@ -34,7 +35,7 @@ fn toml(shown: &SettingValue) -> String {
     }
 }
 
-/// A text that would not show as it is: hidden characters are escaped as TOML escapes them.
+/// Returns a text with its hidden characters escaped as in TOML.
 fn escaped(text: &str) -> String {
     let mut escaped = String::from("\"");
     for c in text.chars() {

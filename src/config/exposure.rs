@@ -1,7 +1,7 @@
 //! Refuses to serve an address beyond this machine without access control.
 //!
-//! It implements no access control (`http` and `tls` do). Encryption alone does not open an address: a server that
-//! hides what is said still lets everybody speak. Certificates of clients do. Begin at [`TlsConfig`].
+//! It implements no access control (`http` and `tls` do). Encryption alone does not make an address safe,
+//! because any client can still connect; required client certificates do. Begin at [`TlsConfig`].
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -10,24 +10,24 @@ use std::path::PathBuf;
 use super::{Config, ConfigError};
 use crate::tls::{TlsFiles, TlsMode};
 
-/// The TLS of one edge.
+/// The TLS settings of one listener.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TlsConfig {
-    /// Which connections are taken.
+    /// The kind of connections that the listener accepts.
     pub mode: TlsMode,
     /// The certificate.
     pub cert: Option<PathBuf>,
-    /// Its key.
+    /// The private key.
     pub key: Option<PathBuf>,
-    /// The authorities of clients.
+    /// The CA certificates for client certificates.
     pub client_ca: Option<PathBuf>,
 }
 
 impl TlsConfig {
-    /// The files, if there is to be TLS. `edge` is the first word of the settings' names.
+    /// Returns the files, if TLS is on. `edge` is the first word of the settings' names.
     ///
     /// # Errors
-    /// If one goes without another that it needs.
+    /// If a file is given without another one that it requires.
     pub fn files(&self, edge: &str) -> Result<Option<TlsFiles>, ConfigError> {
         let lacking = |given: &str, lacks: &str| {
             Err(ConfigError::MissingCompanion {
@@ -50,7 +50,7 @@ impl TlsConfig {
         }
     }
 
-    /// Whether all who come in have shown a certificate.
+    /// Returns whether every client must present a certificate.
     fn verifies_clients(&self) -> bool {
         self.cert.is_some()
             && self.client_ca.is_some()
@@ -58,7 +58,7 @@ impl TlsConfig {
     }
 }
 
-/// An address that would be open to everybody who can reach it.
+/// An address that would be open to other machines without access control.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExposedAddress {
     /// `HTTP` or `gRPC`.
@@ -99,10 +99,11 @@ impl fmt::Display for ExposedAddress {
 }
 
 impl Config {
-    /// Sees to it that no address is open to other machines unless that is wanted, and that TLS has what it needs.
+    /// Checks that no address is open to other machines without access control, unless a setting allows it,
+    /// and that TLS has its files.
     ///
     /// # Errors
-    /// Which address is, and what to do about it.
+    /// The first open address, and what to do about it.
     pub fn require_access_control(&self) -> Result<(), ConfigError> {
         let server = &self.server;
         server.grpc_tls.files("grpc")?;

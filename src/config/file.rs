@@ -1,6 +1,6 @@
 //! Parses the TOML file into values that know their line, and suggests known keys for unknown ones.
 //!
-//! It does not interpret values (`value.rs`). Begin at `File::read`.
+//! It does not interpret values (`value.rs`). Begin at `read`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,7 +16,7 @@ use super::{ConfigError, GivenValue, ValueSource};
 /// The values of one table.
 pub type ValueTable = BTreeMap<String, GivenValue>;
 
-/// What a file says.
+/// The content of a configuration file.
 #[derive(Debug, Default)]
 pub struct ConfigFile {
     /// The keys outside of any table.
@@ -36,27 +36,28 @@ pub struct JobTable {
     pub bounds: ValueTable,
 }
 
-/// The keys that a file may have.
+/// The keys that a file may contain.
 pub struct KnownKeys<'a> {
-    /// Outside of any table.
+    /// Keys outside of any table.
     pub top: &'a [&'a str],
-    /// In `[jobs.NAME]`.
+    /// Keys in `[jobs.NAME]`.
     pub job: &'a [&'a str],
-    /// In `[bounds]` and `[jobs.NAME.bounds]`.
+    /// Keys in `[bounds]` and `[jobs.NAME.bounds]`.
     pub bounds: &'a [&'a str],
 }
 
 /// Reads the file at `path`.
 ///
 /// # Errors
-/// If it cannot be read, is no TOML, or has keys that are not known.
+/// If the file cannot be read, is no valid TOML, or has unknown keys.
 pub fn read(path: &Path, known: &KnownKeys<'_>) -> Result<ConfigFile, ConfigError> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| ConfigError::Unreadable { path: path.into(), error: error.to_string() })?;
     parse(path, &text, known)
 }
 
-fn parse(path: &Path, text: &str, known: &KnownKeys<'_>) -> Result<ConfigFile, ConfigError> {
+/// Reads what a file says; `path` is where it says that it stands.
+pub(super) fn parse(path: &Path, text: &str, known: &KnownKeys<'_>) -> Result<ConfigFile, ConfigError> {
     let reader = FileReader { path: path.into(), text };
     let document = DeTable::parse(text).map_err(|error| ConfigError::NotToml {
         place: reader.line_of(error.span().map_or(0, |span| span.start)),
@@ -182,7 +183,7 @@ fn qualified_name(table: &str, key: &str) -> String {
     if table.is_empty() { key.into() } else { format!("{table}.{key}") }
 }
 
-/// The known key that was meant, if one is near; else all of them.
+/// Returns a suggestion for an unknown key: the nearest known key, or all of them if none is near.
 fn suggestion(name: &str, known: &[&str]) -> String {
     let nearest = known.iter().map(|known| (edit_distance(name, known), known)).min();
     match nearest {
@@ -193,7 +194,7 @@ fn suggestion(name: &str, known: &[&str]) -> String {
     }
 }
 
-/// How many letters must be changed, added or removed to make `a` into `b`.
+/// Returns the edit distance between `a` and `b`.
 fn edit_distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {

@@ -18,33 +18,56 @@ use super::{
     ValueSource, bounds_table,
 };
 
-/// Reads an environment variable; the process's own, except in tests.
+/// A function that reads an environment variable; of this process, except in tests.
 pub type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Puts the configuration together from what the command line asks, the environment, the file and the defaults.
+/// Combines the command line, the environment, the file and the defaults.
 ///
 /// # Errors
-/// The first thing that is wrong with it, with its place and what to do about it.
+/// The first error, with its place and what to do about it.
 pub fn load(asked: &ConfigRequest, environment: Environment<'_>) -> Result<Config, ConfigError> {
     let bound_defaults = bounds_table(&Bounds::default());
     let path = asked.file.clone().or_else(|| given_variable(environment, "MUSTER_CONFIG").map(PathBuf::from));
     let file = match path {
-        Some(path) => {
-            let job_keys = JOB_SETTINGS.iter().map(|key| key.name);
-            let top: Vec<&str> =
-                SERVER_SETTINGS.iter().map(|key| key.name).chain(job_keys.clone()).chain(["tasks"]).collect();
-            let job: Vec<&str> = ["tasks", "grpc"].into_iter().chain(job_keys).collect();
-            let bounds: Vec<&str> = bound_defaults.keys().map(String::as_str).collect();
-            file::read(&path, &KnownKeys { top: &top, job: &job, bounds: &bounds })?
-        }
+        Some(path) => with_known(&bound_defaults, |known| file::read(&path, known))?,
         None => ConfigFile::default(),
     };
     let loader = ConfigLoader { asked, environment, file };
     loader.load(&bound_defaults)
 }
 
+/// Calls `with` with the keys that a file may have.
+fn with_known<R>(bound_defaults: &BTreeMap<String, u64>, with: impl FnOnce(&KnownKeys<'_>) -> R) -> R {
+    let job_keys = JOB_SETTINGS.iter().map(|key| key.name);
+    let top: Vec<&str> =
+        SERVER_SETTINGS.iter().map(|key| key.name).chain(job_keys.clone()).chain(["tasks"]).collect();
+    let job: Vec<&str> = ["tasks", "grpc"].into_iter().chain(job_keys).collect();
+    let bounds: Vec<&str> = bound_defaults.keys().map(String::as_str).collect();
+    with(&KnownKeys { top: &top, job: &job, bounds: &bounds })
+}
+
+/// What must hold of the text of a configuration file: what `muster config print` shows of it means the same.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(input: &[u8]) {
+    let Ok(text) = str::from_utf8(input) else { return };
+    let jobs = JobSelection::Declared { tasks: None, jobs: Vec::new() };
+    let asked = ConfigRequest { profile: super::Profile::Serve, file: None, flags: BTreeMap::new(), jobs };
+    let bound_defaults = bounds_table(&Bounds::default());
+    let load = |text: &str| {
+        let path = std::path::Path::new("muster.toml");
+        let file = with_known(&bound_defaults, |known| file::parse(path, text, known))?;
+        ConfigLoader { asked: &asked, environment: &|_| None, file }.load(&bound_defaults)
+    };
+    let Ok(config) = load(text) else { return };
+    let printed = config.print();
+    match load(&printed) {
+        Ok(again) => assert_eq!((again.server, again.jobs), (config.server, config.jobs), "{printed}"),
+        Err(error) => panic!("what is printed is refused: {error}\n{printed}"),
+    }
+}
+
 fn given_variable(environment: Environment<'_>, name: &str) -> Option<String> {
-    // Set but empty is how a container manifest says "not set".
+    // An empty variable counts as unset, because container manifests write "not set" so.
     environment(name).filter(|text| !text.is_empty())
 }
 
@@ -54,7 +77,7 @@ struct ConfigLoader<'a> {
     file: ConfigFile,
 }
 
-/// A job on its way: what is known of it besides its settings.
+/// A declared job before its settings are known.
 struct JobDeclaration {
     name: JobName,
     tasks: Option<(u32, ValueSource)>,
@@ -79,7 +102,7 @@ impl ConfigLoader<'_> {
         Ok(Config { server, jobs, values })
     }
 
-    /// Sets every key of `target` that somebody gave, the strongest source first, and notes all of them.
+    /// Sets every given key of `target`, the strongest source first, and records the values.
     fn resolve_setting<T>(
         &self,
         keys: &[Setting<T>],
@@ -143,13 +166,13 @@ impl ConfigLoader<'_> {
             let common = bounds_table(&common.bounds);
             let mut all = Vec::new();
             settings.bounds = resolve_bounds(&common, &format!("{table}.bounds"), &[&own.bounds], &mut all)?;
-            // The others are those of [bounds], and printed there.
+            // Defaults of bounds are printed under [bounds].
             values.extend(all.into_iter().filter(|value| value.source != ValueSource::Default));
         }
         Ok(JobConfig { name, grpc, settings })
     }
 
-    /// The jobs that somebody declared; a stronger source comes later and overrides.
+    /// Returns the declared jobs in the order of their sources; a stronger source comes later and overrides.
     fn declarations(&self) -> Result<Vec<JobDeclaration>, ConfigError> {
         if let JobSelection::Only { name, tasks } = &self.asked.jobs {
             let tasks = Some((*tasks, ValueSource::Flag("-n".into())));
@@ -268,7 +291,7 @@ fn resolve_bounds(
                 let wrong = |wrong: &str| value_error(given, &format!("{table}.{key}"), wrong.into());
                 let number = given.text.parse::<u64>().ok().filter(|number| i64::try_from(*number).is_ok());
                 let number = number.ok_or_else(|| wrong("write a whole number, such as 1048576"))?;
-                // What is kept for later may be nothing; what is needed to work may not.
+                // A bound on history may be 0; a bound on what is needed to work may not.
                 if number == 0 && !key.ends_with("-kept") {
                     return Err(wrong("it must be at least 1: nothing would be allowed at all"));
                 }
@@ -292,7 +315,8 @@ fn resolve_bounds(
     })
 }
 
-/// Two listeners cannot share an address; better said here, with both places, than by the system later.
+/// Checks that no two listeners have the same address. This error names both places; that of the operating
+/// system would not.
 fn check_addresses(values: &[ResolvedValue]) -> Result<(), ConfigError> {
     let mut taken: Vec<(SocketAddr, &ResolvedValue)> = Vec::new();
     for value in values {

@@ -16,7 +16,7 @@ use crate::tls::TlsMode;
 use super::value::{format_rules, parse_address, parse_count, parse_rules, parse_switch};
 use super::{LogFormat, ServerConfig};
 
-/// A value as the file spells it.
+/// A value with its type in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SettingValue {
     /// A quoted text.
@@ -31,19 +31,19 @@ pub enum SettingValue {
 pub struct Setting<T: 'static> {
     /// Its name: the flag without its dashes, and the key in the file.
     pub name: &'static str,
-    /// What stands for its value in help texts.
+    /// The placeholder of its value in help texts.
     pub placeholder: &'static str,
-    /// Few need it: `--help` shows it, `-h` does not.
+    /// `--help` shows it and `-h` does not.
     pub is_advanced: bool,
-    /// What it is for.
+    /// Its help text.
     pub help: &'static str,
-    /// Its value, as the file spells it.
+    /// Returns its value.
     pub show: fn(&T) -> SettingValue,
-    /// Reads its value from text; the error says what is wrong and what to write instead.
+    /// Parses its value; the error says what is wrong and what to write instead.
     pub set: fn(&mut T, &str) -> Result<(), String>,
 }
 
-/// The environment variable of the setting `name`.
+/// Returns the environment variable of the setting `name`.
 #[must_use]
 pub fn environment_variable(name: &str) -> String {
     format!("MUSTER_{}", name.to_ascii_uppercase().replace('-', "_"))
@@ -61,7 +61,7 @@ fn parse_path(text: &str) -> Option<PathBuf> {
     (text != "none").then(|| text.into())
 }
 
-/// A setting that is the path of a file, or none.
+/// Declares a setting that is the path of a file, or none.
 macro_rules! path_key {
     ($name:literal, $help:literal, $($field:ident).+) => {
         Setting {
@@ -78,7 +78,7 @@ macro_rules! path_key {
     };
 }
 
-/// A setting that says which connections a listener takes.
+/// Declares the TLS mode of a listener as a setting.
 macro_rules! mode_key {
     ($name:literal, $field:ident) => {
         Setting {
@@ -430,7 +430,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
     },
 ];
 
-/// The settings of a job that may differ from job to job.
+/// The settings of a job.
 pub static JOB_SETTINGS: [Setting<JobSettings>; 8] = [
     Setting {
         name: "recoverable",

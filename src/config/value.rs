@@ -7,10 +7,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use crate::coordination::{AutoExcludeRule, JobName, TASKS_MAX};
 
-/// Reads an address to listen on.
+/// Parses an address to listen on.
 ///
 /// # Errors
-/// What is wrong with it and how to write one.
+/// The reason, and the syntax.
 pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
     if let Ok(address) = text.parse() {
         return Ok(address);
@@ -27,10 +27,10 @@ pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
     })
 }
 
-/// Reads a number of tasks.
+/// Parses a number of tasks.
 ///
 /// # Errors
-/// What is wrong with it and how to write one.
+/// The reason, and the syntax.
 pub fn parse_tasks(text: &str) -> Result<u32, String> {
     match text.parse::<u32>() {
         Ok(0) => Err("a job needs at least one task".into()),
@@ -40,10 +40,10 @@ pub fn parse_tasks(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Reads a number between bounds.
+/// Parses a number between bounds.
 ///
 /// # Errors
-/// What is wrong with it and how to write one.
+/// The reason, and the syntax.
 pub fn parse_count(text: &str, least: usize, most: usize) -> Result<usize, String> {
     match text.parse::<usize>() {
         Ok(number) if (least..=most).contains(&number) => Ok(number),
@@ -51,10 +51,10 @@ pub fn parse_count(text: &str, least: usize, most: usize) -> Result<usize, Strin
     }
 }
 
-/// Reads a yes or no.
+/// Parses `true` or `false`.
 ///
 /// # Errors
-/// How to write one.
+/// The syntax.
 pub fn parse_switch(text: &str) -> Result<bool, String> {
     match text {
         "true" | "yes" | "on" | "1" => Ok(true),
@@ -63,21 +63,21 @@ pub fn parse_switch(text: &str) -> Result<bool, String> {
     }
 }
 
-/// A job as it is declared in one word.
+/// A job declared by a specification such as `NAME=TASKS`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobSpec {
     /// Its name.
     pub name: JobName,
-    /// How many tasks it has.
+    /// The number of its tasks.
     pub tasks: u32,
     /// The address of a gRPC listener of its own.
     pub grpc: Option<SocketAddr>,
 }
 
-/// Reads `NAME=TASKS` or `NAME=TASKS@ADDR`.
+/// Parses `NAME=TASKS` or `NAME=TASKS@ADDR`.
 ///
 /// # Errors
-/// What is wrong with it and how to write one.
+/// The reason, and the syntax.
 pub fn parse_job_spec(text: &str) -> Result<JobSpec, String> {
     let (name, rest) = text
         .split_once('=')
@@ -90,10 +90,10 @@ pub fn parse_job_spec(text: &str) -> Result<JobSpec, String> {
     Ok(JobSpec { name, tasks: parse_tasks(tasks)?, grpc })
 }
 
-/// Rules by their names, with commas between; `none` for none.
+/// Parses names of rules separated by commas, or `none`.
 ///
 /// # Errors
-/// If there is no rule of a name.
+/// If a name is unknown.
 pub fn parse_rules(text: &str) -> Result<BTreeSet<AutoExcludeRule>, String> {
     if text == "none" {
         return Ok(BTreeSet::new());
@@ -111,7 +111,7 @@ pub fn parse_rules(text: &str) -> Result<BTreeSet<AutoExcludeRule>, String> {
     text.split(',').map(rule).collect()
 }
 
-/// Rules as [`parse_rules`] reads them.
+/// Formats rules as [`parse_rules`] reads them.
 #[must_use]
 pub fn format_rules(rules: &BTreeSet<AutoExcludeRule>) -> String {
     if rules.is_empty() {

@@ -1,6 +1,6 @@
 //! The identity of an operator: name, address, origin and stated reason of a command.
 //!
-//! It does not authenticate anybody; `http::guard` does. Begin at [`Actor`].
+//! It does not authenticate operators; `http::access` does. Begin at [`Actor`].
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -11,18 +11,18 @@ use utoipa::ToSchema;
 
 use crate::text::is_safe_to_show;
 
-/// By what means somebody acts.
+/// The channel through which an operator acts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 #[schema(as = Means)]
 pub enum ActorOrigin {
-    /// A program of theirs, by the REST API.
+    /// A program, through the REST API.
     Api,
     /// The command line.
     Cli,
     /// A page in a browser.
     Page,
-    /// A rule of the server itself, by the job's settings.
+    /// A rule of the server itself, enabled in the settings of the job.
     Rule,
 }
 
@@ -37,21 +37,21 @@ impl fmt::Display for ActorOrigin {
     }
 }
 
-/// Who acts.
+/// The identity of an operator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Actor {
-    /// Their name; `anonymous` where nobody had to say it.
+    /// The operator's name; `anonymous` where access control asks for none.
     #[schema(value_type = String)]
     pub who: Arc<str>,
-    /// Where they act from, as far as is known.
+    /// The address from which the operator acts, where it is known.
     #[schema(value_type = Option<String>)]
     pub address: Option<SocketAddr>,
-    /// By what means.
+    /// The channel of the command.
     pub means: ActorOrigin,
 }
 
 impl Actor {
-    /// The name of those who did not have to say theirs.
+    /// The name of an operator who did not have to authenticate.
     pub const ANONYMOUS: &str = "anonymous";
 }
 
@@ -65,17 +65,17 @@ impl fmt::Display for Actor {
     }
 }
 
-/// Why somebody acts, in their own words: one line that is safe to show anywhere.
+/// The stated reason of a command: one line that is safe to show anywhere.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schema(value_type = String)]
 pub struct Reason(Arc<str>);
 
 impl Reason {
-    /// How many bytes a reason may have.
+    /// The greatest length of a reason, in bytes.
     pub const BYTES_MAX: usize = 500;
 
-    /// The reason as text.
+    /// Returns the reason as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -88,16 +88,16 @@ impl fmt::Display for Reason {
     }
 }
 
-/// A text that is no reason.
+/// The error for a text that is not a valid reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidReason {
-    /// There is none.
+    /// The text is empty.
     #[error("a reason is required, e.g. bad NIC, TICKET-12")]
     Empty,
-    /// It is too long.
+    /// The text is too long; holds its length in bytes.
     #[error("the reason has {0} bytes; at most {max} are allowed", max = Reason::BYTES_MAX)]
     TooLong(usize),
-    /// It would not show as one line.
+    /// The text contains characters that would not show as one line.
     #[error("the reason holds control characters; write it as one line of plain text")]
     Unsafe,
 }

@@ -6,8 +6,9 @@
 //! [`BarrierKey`], so no client can reach them by choosing an id. Begin at [`BarrierTable`].
 //!
 //! Invariants:
-//! - a slot is `Arrived` exactly as long as that member's call waits: an arrival whose caller went away is removed;
-//! - an instance in progress has at least one arrival: an instance that every caller left is dissolved.
+//! - a slot is `Arrived` exactly as long as that member's call waits: an arrival is removed when its caller
+//!   goes away;
+//! - an instance in progress has at least one arrival: an instance is dissolved when its last caller leaves.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -21,8 +22,8 @@ use super::failure::Failure;
 use super::ids::{CallId, TaskId, TaskIncarnation, Timestamp};
 use crate::cow::CowMap;
 
-/// Which barrier. The service's own barriers are apart from those that clients name, so that no client can
-/// reach them by a clever id.
+/// The identity of a barrier within a run. The service's own barriers are separate variants, so no client can
+/// reach them by choosing an id.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) enum BarrierKey {
     /// All tasks register together.
@@ -31,7 +32,7 @@ pub(super) enum BarrierKey {
     Shutdown,
     /// All tasks exchange their devices (generation A).
     Devices,
-    /// One that clients named.
+    /// A barrier that clients name.
     Named(Arc<str>),
 }
 
@@ -45,7 +46,7 @@ impl BarrierKey {
         }
     }
 
-    /// The id by which clients know the barrier; the service's own ids are those of the C++ service.
+    /// Returns the id by which clients know the barrier. The service's own ids are those of the C++ service.
     pub fn wire_id(&self, service: impl fmt::Display) -> Arc<str> {
         match self {
             Self::Registration => "[Init]Wait_for_all_tasks_to_register".into(),
@@ -60,7 +61,7 @@ impl BarrierKey {
     }
 }
 
-/// Who takes part in a barrier.
+/// The tasks that take part in a barrier.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum BarrierMembers {
     /// Every task of the job; holds their number.
@@ -99,7 +100,7 @@ impl BarrierMembers {
     }
 }
 
-/// Why a call waits at a barrier, which decides what it is answered.
+/// The kind of call that waits at a barrier; it decides the form of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum ArrivalPurpose {
     Arrive,
@@ -108,7 +109,7 @@ pub(super) enum ArrivalPurpose {
     ExchangeDevices,
 }
 
-/// A member's waiting call.
+/// The waiting call of a member that has arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Arrival {
     pub call: CallId,
@@ -118,15 +119,15 @@ pub(super) struct Arrival {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum MemberState {
-    /// Waited for.
+    /// The instance waits for the member.
     Missing,
-    /// Not waited for: registered after the instance began, and so has missed it.
+    /// The instance does not wait for the member: it registered after the instance began, or it was excluded.
     Released,
-    /// Here.
+    /// The member has arrived.
     Arrived(Arrival),
 }
 
-/// One use of a barrier, in progress.
+/// One instance of a barrier, in progress.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct BarrierInstance {
     pub counter: i64,
@@ -156,7 +157,7 @@ impl BarrierInstance {
         self.members.position(task).map(|p| self.member_states[p])
     }
 
-    /// Puts a member's slot into a new state; returns the old one. `None` if the task is no member.
+    /// Sets the state of a member and returns the old one; `None` if the task is no member.
     pub fn set_member_state(&mut self, task: TaskId, slot: MemberState) -> Option<MemberState> {
         let position = self.members.position(task)?;
         let old = std::mem::replace(&mut self.member_states[position], slot);
@@ -167,33 +168,33 @@ impl BarrierInstance {
         Some(old)
     }
 
-    /// How many members are waited for.
+    /// Returns the number of members that the instance waits for.
     pub fn missing(&self) -> usize {
         self.missing
     }
 
-    /// How many members are here.
+    /// Returns the number of members that have arrived.
     pub fn arrived(&self) -> usize {
         self.arrived
     }
 
-    /// The members that are waited for.
+    /// Returns the members that the instance waits for.
     pub fn missing_tasks(&self) -> impl Iterator<Item = TaskId> + '_ {
         self.tasks(|slot| slot == MemberState::Missing)
     }
 
-    /// The members that are not here, waited for or not.
+    /// Returns the members that have not arrived, whether the instance waits for them or not.
     pub fn absent_tasks(&self) -> impl Iterator<Item = TaskId> + '_ {
         let absent = self.member_states.len() - self.arrived;
         self.tasks(|slot| !matches!(slot, MemberState::Arrived(_))).take(absent)
     }
 
-    /// The members that are here, with their calls.
+    /// Returns the members that have arrived, with their calls.
     pub fn arrivals(&self) -> impl Iterator<Item = (TaskId, Arrival)> + '_ {
         self.arrivals_from(0, self.member_states.len())
     }
 
-    /// Those of [`Self::arrivals`] whose positions among the members are `from` to `to`.
+    /// Returns those of [`Self::arrivals`] whose positions among the members are in `from..to`.
     pub fn arrivals_from(&self, from: usize, to: usize) -> impl Iterator<Item = (TaskId, Arrival)> + '_ {
         self.member_states[from..to].iter().zip(from..).filter_map(|(slot, position)| match slot {
             MemberState::Arrived(arrival) => Some((self.members.at(position), *arrival)),
@@ -201,7 +202,7 @@ impl BarrierInstance {
         })
     }
 
-    /// The members among `tasks`, which are ascending.
+    /// Returns the members that are in `tasks`, which must be ascending.
     pub fn members_among(&self, tasks: &[TaskId]) -> Vec<TaskId> {
         if tasks.len() <= self.members.len() {
             return tasks.iter().copied().filter(|id| self.members.position(*id).is_some()).collect();
@@ -216,22 +217,24 @@ impl BarrierInstance {
     }
 }
 
-/// The last use of a barrier that has ended.
+/// The last ended instance of a barrier.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct EndedBarrier {
     pub counter: i64,
     pub members: BarrierMembers,
     pub result: Result<(), Arc<Failure>>,
-    /// Members that it has passed without and that have not come to a later use since: they count behind.
+    /// The members without which it passed and that have not arrived at a later instance since. Their
+    /// counters are behind the service's.
     pub lagging: BTreeSet<TaskId>,
-    /// When it ended.
+    /// The time at which it ended.
     at: Timestamp,
-    /// Grows with every ending, so that the one that ended longest ago is found.
+    /// A number that grows with every ended instance; the smallest one belongs to the oldest.
     sequence: u64,
 }
 
 impl EndedBarrier {
-    /// Whether this is use 0, it has passed, and the task, which registered at `since`, took part in it.
+    /// Returns whether this is instance 0, it has passed, and the task, which registered at `since`, took
+    /// part in it.
     pub fn has_passed_with(&self, task: TaskId, since: Timestamp) -> bool {
         self.counter == 0
             && self.result.is_ok()
@@ -249,17 +252,17 @@ impl EndedBarrier {
     }
 }
 
-/// All barriers of a run.
+/// The barriers of a run.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct BarrierTable {
     in_progress: CowMap<BarrierKey, Arc<BarrierInstance>>,
-    /// The members of those, added up.
+    /// The number of members of all instances in progress, added up.
     members_in_progress: usize,
     ended: CowMap<BarrierKey, EndedBarrier>,
-    /// Ended ones in the order in which they may be forgotten: used once before used again (whose
-    /// counters their callers go on counting), then by age.
+    /// The ended barriers in the order of eviction: those with one instance before those with several (whose
+    /// counters the callers continue), then the oldest first.
     eviction_order: CowMap<(bool, u64, BarrierKey), ()>,
-    /// What `ended` weighs, in bytes.
+    /// The size of `ended`, in bytes.
     weight: usize,
     next_sequence: u64,
 }
@@ -290,24 +293,24 @@ impl BarrierTable {
         self.in_progress.insert(key, Arc::new(instance));
     }
 
-    /// Takes an instance away as if it had never begun.
+    /// Removes an instance as if it had never begun.
     pub fn remove_instance(&mut self, key: &BarrierKey) -> Option<Arc<BarrierInstance>> {
         let instance = self.in_progress.remove(key)?;
         self.members_in_progress -= instance.members.len();
         Some(instance)
     }
 
-    /// What the kept results weigh, in bytes.
+    /// Returns the size of the retained results, in bytes.
     pub fn retained_bytes(&self) -> usize {
         self.weight
     }
 
-    /// The members of all instances in progress, added up.
+    /// Returns the number of members of all instances in progress, added up.
     pub fn members_in_progress(&self) -> usize {
         self.members_in_progress
     }
 
-    /// Keeps the result of a use that has ended `at` this moment, and forgets old ones beyond `bound` bytes.
+    /// Keeps the result of an instance that ended at `at`, and evicts old results beyond `bound` bytes.
     pub fn record_result(
         &mut self,
         at: Timestamp,
@@ -344,7 +347,7 @@ impl BarrierTable {
         Some(ended)
     }
 
-    /// Checks the account of the kept results.
+    /// Checks that the counted size of the retained results is right and within `bound`.
     pub fn check_invariants(&self, bound: usize) -> Result<(), String> {
         let weight: usize = self.ended.iter().map(|(key, ended)| ended.retained_bytes(key)).sum();
         if weight != self.weight {

@@ -5,13 +5,15 @@
 //! are those of all later ones. The rules on counters and members are the C++ service's, because clients count
 //! along: a task of the job that calls a barrier with other members than its first use has, or that is no member,
 //! fails the instance for every member. Two mistakes are refused without an effect on others: those that no client
-//! of JAX makes (a first call that does not count from 0, a negative counter), and calls from outside of the job.
+//! of JAX makes (a first call that does not count from 0, a negative counter), and calls from outside the
+//! job.
 //! Begin at `Run::arrive_at_barrier`.
 //!
-//! A task that a barrier passed without counts behind. It joins whatever instance is in progress, whatever it
-//! counts, and is never given the last result: with that result it would pass alone, and a counter mismatch would
-//! fail the others. A recoverable task that took part in the last instance and asks again with counter 0 gets that
-//! result again, because its answer may have been lost with its connection.
+//! A barrier that passes without a task leaves that task's counter behind. Such a task joins whatever
+//! instance is in progress, whatever its counter, and never gets the last result: with that result it would
+//! pass alone, and a counter mismatch would fail the others. A recoverable task that took part in the last
+//! instance and asks again with counter 0 gets that result again, because its answer may have been lost with
+//! its connection.
 //!
 //! A caller that hangs up has not arrived: its slot is empty again, and an instance without arrivals is dissolved.
 
@@ -30,16 +32,16 @@ use super::settings::Bounds;
 use super::timers::Timer;
 use super::waiters::WaitTarget;
 
-/// What becomes of a call upon a barrier with a given counter.
+/// The effect of a call with a given counter.
 enum CounterMatch {
-    /// It begins an instance with this counter.
+    /// The call begins an instance with this counter.
     Begin(i64),
-    /// It takes part in the instance in progress.
+    /// The call joins the instance in progress.
     Join,
-    /// It asks again for the result of the last instance.
+    /// The call asks again for the result of the last instance.
     Repeat,
-    /// Its caller counts otherwise than the service, whose counter is given. The instance in progress, if there is
-    /// one, fails for all: they are out of step.
+    /// The caller's counter differs from the service's, which is given. The instance in progress, if there is
+    /// one, fails for all its members, because they are out of step.
     Mismatch(i64),
 }
 
@@ -52,7 +54,7 @@ impl Run {
         key.wire_id(self.incarnation.0)
     }
 
-    /// A client's call upon a barrier.
+    /// Handles a client's call to a barrier.
     #[expect(clippy::too_many_arguments, reason = "what a barrier call is made of")]
     pub(super) fn arrive_at_barrier(
         &mut self,
@@ -99,7 +101,7 @@ impl Run {
                 let misuse = stranger.or_else(|| membership_error(&key, &fixed, id, &members));
                 let timeout = Duration::from_millis(u64::try_from(timeout_ms).unwrap_or(0));
                 match (self.begin_instance(cx, &key, counter, fixed, timeout, id), misuse) {
-                    // The members, who come later, are told too: JAX programs count on it.
+                    // The other members, which arrive later, get the error too: JAX programs rely on it.
                     (Ok(()), Some(text)) => {
                         self.fail_barrier(cx, &key, Code::InvalidArgument, text.clone(), &text);
                         refuse(cx, Code::InvalidArgument, text, counter);
@@ -149,7 +151,7 @@ impl Run {
         }
     }
 
-    /// Why no further barrier may begin, if none may.
+    /// Returns why no further barrier may begin, if a bound is reached.
     fn barrier_bound_exceeded(&self, members: &BarrierMembers, bounds: &Bounds) -> Option<String> {
         let barriers = self.barriers.in_progress_len();
         if barriers >= bounds.barriers_in_progress {
@@ -168,7 +170,7 @@ impl Run {
     }
 
     fn first_unknown_task(&self, set: &TaskSet) -> Option<TaskId> {
-        // Ascending, so that strangers stand at the ends.
+        // The ids are ascending, so an unknown task is the first or the last.
         let (first, last) = (set.ids().first()?, set.ids().last()?);
         [*first, *last].into_iter().find(|task| self.task(*task).is_none())
     }
@@ -177,8 +179,8 @@ impl Run {
         let ended = self.barriers.ended(key);
         let behind = |known: i64| counter <= known && ended.is_some_and(|ended| ended.lagging.contains(&id));
         let recoverable = self.expect_task(id).recoverable;
-        // An answer may be lost with its connection: the process that took part asks again and gets the same. One that has
-        // registered since counts from 0 and takes part in the next use.
+        // An answer may be lost with its connection. The process that took part asks again and gets the same
+        // result; a process that has registered since counts from 0 and takes part in the next instance.
         if recoverable
             && counter == 0
             && ended.is_some_and(|ended| ended.has_passed_with(id, self.expect_task(id).registered_at))
@@ -186,19 +188,19 @@ impl Run {
             return CounterMatch::Repeat;
         }
         if let Some(instance) = self.barriers.instance(key) {
-            // A task that came back counts from 0 again, and one that was not waited for counts behind: both join
-            // whatever is in progress.
+            // A restarted task counts from 0 again, and a task that a barrier passed without counts behind:
+            // both join the instance in progress.
             let known = instance.counter;
             let joins = counter == known || (recoverable && counter == 0) || behind(known);
             return if joins { CounterMatch::Join } else { CounterMatch::Mismatch(known) };
         }
         match ended.map(|ended| ended.counter) {
             None if counter == 0 => CounterMatch::Begin(0),
-            // With this for an answer, the caller's next use is number 0, which begins the barrier.
+            // The mismatch tells the client to count from 0, so its next call begins the barrier.
             None => CounterMatch::Mismatch(-1),
             Some(last) if Some(counter) == last.checked_add(1) => CounterMatch::Begin(counter),
             Some(last) if recoverable && counter == 0 => CounterMatch::Begin(last.saturating_add(1)),
-            // Before the next: it has not taken part in the last one, and must not pass alone by its result.
+            // This task did not take part in the last instance; with that result it would pass alone.
             Some(last) if behind(last) => CounterMatch::Begin(last.saturating_add(1)),
             Some(last) if counter == last => CounterMatch::Repeat,
             Some(last) => CounterMatch::Mismatch(last),
@@ -215,7 +217,8 @@ impl Run {
     /// Begins an instance.
     ///
     /// # Errors
-    /// It ends at once if a member is in error and cannot come.
+    /// Returns the failure of the instance if a member is in error and cannot arrive: the instance ends at
+    /// once.
     pub(super) fn begin_instance(
         &mut self,
         cx: &mut TransitionContext<'_>,
@@ -266,7 +269,7 @@ impl Run {
         Ok(())
     }
 
-    /// A member has come to an instance in progress.
+    /// Records that a member has arrived at an instance in progress.
     pub(super) fn record_arrival(
         &mut self,
         cx: &mut TransitionContext<'_>,
@@ -285,7 +288,7 @@ impl Run {
         let Some(instance) = self.barriers.instance_mut(key) else { return };
         let counter = instance.counter;
         match instance.set_member_state(id, MemberState::Arrived(arrival)) {
-            // A task that is no member; callers have seen to it that there is none.
+            // The task is no member; the callers have checked that there is none.
             None => return,
             Some(MemberState::Arrived(old)) => self.replace_arrival(cx, key, counter, id, old),
             Some(_) if key.is_named() => self.adjust_barrier_waits(id, 1),
@@ -296,7 +299,7 @@ impl Run {
         self.pass_without_unsynced(cx);
     }
 
-    /// A newer call of the same task takes the place of one that waits.
+    /// Replaces a waiting call by a newer call of the same task.
     fn replace_arrival(
         &mut self,
         cx: &mut TransitionContext<'_>,
@@ -324,7 +327,7 @@ impl Run {
         cx.reply(old.call, Err(failure));
     }
 
-    /// A call of the same task that is about to fail the instance: an older one that waits there is displaced all the same.
+    /// Removes the task's waiting call before a newer call of the same task fails the instance.
     fn remove_own_arrival(&mut self, cx: &mut TransitionContext<'_>, key: &BarrierKey, id: TaskId) {
         let Some(instance) = self.barriers.instance_mut(key) else { return };
         let Some(MemberState::Arrived(old)) = instance.member_state(id) else { return };
@@ -353,7 +356,7 @@ impl Run {
             let reply = Reply::Devices(self.incarnation, self.exchanged_devices());
             return cx.reply(call, result.map(|()| reply));
         }
-        // Each task has its share, so that the first to come cannot take it all.
+        // Each task has an equal share of the bound, so the first to arrive cannot use all of it.
         let bytes: usize = devices.iter().map(|device| device.len() + size_of::<bytes::Bytes>()).sum();
         let share = cx.settings.bounds.exchanged_device_bytes / self.tasks.len().max(1);
         if bytes > share {
@@ -381,7 +384,7 @@ impl Run {
     }
 }
 
-/// What is wrong with a caller's idea of who takes part, if anything is.
+/// Returns what is wrong with the members that a caller names, if anything.
 fn membership_error(
     key: &BarrierKey,
     fixed: &BarrierMembers,

@@ -2,9 +2,10 @@
 //!
 //! `barrier_arrival.rs` fills instances; `barrier_stats.rs` measures ended ones. Begin at `Run::pass_barrier`.
 //!
-//! The end of an instance changes the state at once and queues the answers of all members; `Run::work` sends them.
-//! Excused tasks (taken out by an exclusion; see `exclusion_rules.rs`) are not waited for. Two rules keep a restarted
-//! task (a recoverable task that registered again in this run) from blocking the others:
+//! The end of an instance changes the state at once and queues the answers of all members;
+//! `Run::run_pending_work` sends them. An instance does not wait for exempt tasks (removed by an exclusion;
+//! see `exclusion_rules.rs`). Two rules keep a restarted task (a recoverable task that registered again in
+//! this run) from blocking the others:
 //!
 //! 1. an instance that began before a task's present registration does not wait for that task;
 //! 2. an instance whose only missing members are unsynced tasks that wait at another instance passes without them.
@@ -40,7 +41,8 @@ impl Run {
         }
     }
 
-    /// Rule 2. Looks at every instance, since one arrival may be what several others waited to see.
+    /// Applies rule 2. Checks every instance, because one arrival may complete the condition for several
+    /// others.
     pub(super) fn pass_without_unsynced(&mut self, cx: &mut TransitionContext<'_>) {
         if self.unsynced_tasks == 0 {
             return;
@@ -64,8 +66,8 @@ impl Run {
         }
     }
 
-    /// Rule 1: the task has registered again; what began before does not wait for it. The same holds, for every barrier,
-    /// once it is excused.
+    /// Applies rule 1: the task has registered again, so no instance that began before waits for it. If the
+    /// task is exempt, this holds for the service's own barriers too.
     pub(super) fn release_from_barriers(&mut self, cx: &mut TransitionContext<'_>, id: TaskId) {
         let every = self.expect_task(id).is_exempt;
         let concerned = self.barriers.in_progress().filter(|(key, _)| every || key.is_named());
@@ -82,7 +84,7 @@ impl Run {
         self.pass_without_unsynced(cx);
     }
 
-    /// An instance has ended: answers all who came to it and keeps the result.
+    /// Ends an instance: queues the answers of all members that arrived, and keeps the result.
     pub(super) fn pass_barrier(
         &mut self,
         cx: &mut TransitionContext<'_>,
@@ -133,8 +135,8 @@ impl Run {
         }
     }
 
-    /// The members that had come to a barrier that clients named wait there no more. If it passed with all its members,
-    /// they are in step with one another.
+    /// Records that the members which arrived at a client's barrier wait there no more. If it passed with all
+    /// its members, they are in step with one another.
     fn release_arrivals(&mut self, instance: &BarrierInstance, passed: bool) {
         for (id, _) in instance.arrivals() {
             self.adjust_barrier_waits(id, -1);
@@ -157,7 +159,7 @@ impl Run {
         self.end_run(cx, RunOutcome::Failed, failure.summary());
     }
 
-    /// An instance fails: `text` is what its callers are told, `why` is for people.
+    /// Fails an instance. Its callers get `text`; `why` is for people.
     pub(super) fn fail_barrier(
         &mut self,
         cx: &mut TransitionContext<'_>,
@@ -172,7 +174,7 @@ impl Run {
         self.pass_barrier(cx, key, Err(Arc::new(failure)), why);
     }
 
-    /// The deadline of an instance has come.
+    /// Fails an instance at its deadline.
     pub(super) fn on_barrier_timeout(&mut self, cx: &mut TransitionContext<'_>, key: &BarrierKey) {
         let Some(instance) = self.barriers.instance(key) else { return };
         let (arrived, members) = (instance.arrived(), instance.members.len());
@@ -190,8 +192,9 @@ impl Run {
         self.fail_barrier(cx, key, Code::DeadlineExceeded, text, &why);
     }
 
-    /// These tasks, ascending, take part no more in any barrier in progress: recoverable ones are waited for again, without
-    /// another one nothing can complete. `reason` is for those who wait, `why` for people.
+    /// Removes these tasks, ascending, from every barrier in progress. A barrier waits again for a
+    /// recoverable task and fails without any other task. `reason` is for the waiting callers, `why` for
+    /// people.
     pub(super) fn leave_all_barriers(
         &mut self,
         cx: &mut TransitionContext<'_>,
@@ -228,11 +231,11 @@ impl Run {
         }
     }
 
-    /// The task's arrival with this call does not count any more; the caller deals with the call itself.
+    /// Removes the task's arrival with this call; the caller answers or withdraws the call itself.
     pub(super) fn leave_barrier(&mut self, key: &BarrierKey, id: TaskId, call: CallId) {
         let left = if self.expect_task(id).is_exempt { MemberState::Released } else { MemberState::Missing };
         let Some(instance) = self.barriers.instance_mut(key) else { return };
-        // A call whose answer is decided stands in no slot; the slot may be that of the next use.
+        // A call whose answer is decided is in no slot; the slot may belong to the next instance.
         if !matches!(instance.member_state(id), Some(MemberState::Arrived(arrival)) if arrival.call == call) {
             return;
         }
@@ -243,7 +246,7 @@ impl Run {
         self.remove_if_empty(key);
     }
 
-    /// An instance that nobody waits at is as if it had never begun.
+    /// Removes an instance at which no member waits, as if it had never begun.
     pub(super) fn remove_if_empty(&mut self, key: &BarrierKey) {
         if self.barriers.instance(key).is_some_and(|instance| instance.arrived() == 0)
             && let Some(instance) = self.barriers.remove_instance(key)
@@ -289,7 +292,7 @@ impl Run {
         }
     }
 
-    /// The devices of all tasks, once the exchange is over; shared by all who ask.
+    /// Returns the devices of all tasks once the exchange is over; all callers share the value.
     pub(super) fn exchanged_devices(&mut self) -> Arc<SharedReply<Vec<bytes::Bytes>>> {
         if let Some(devices) = &self.exchanged_devices.0 {
             return Arc::clone(devices);

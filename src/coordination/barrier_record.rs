@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 
 use super::ids::{JobId, RunNumber, TaskId, Timestamp};
 
-/// Whose barrier it is.
+/// The kind of a barrier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum BarrierKind {
@@ -20,9 +20,9 @@ pub enum BarrierKind {
     Shutdown,
     /// All tasks exchange their devices (generation A).
     Devices,
-    /// One that clients named.
+    /// A barrier that clients name.
     Client,
-    /// A live-set question: who is in it waits for the others as at a barrier.
+    /// A live-set request: its callers wait for the others as at a barrier.
     LiveSet,
 }
 
@@ -31,7 +31,7 @@ impl BarrierKind {
     pub const ALL: [Self; 5] =
         [Self::Registration, Self::Shutdown, Self::Devices, Self::Client, Self::LiveSet];
 
-    /// Its name, as in JSON.
+    /// Returns the name of the kind, as in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -44,28 +44,28 @@ impl BarrierKind {
     }
 }
 
-/// A member that has come to a barrier.
+/// The arrival of a member at a barrier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = ArrivalView)]
 pub struct BarrierArrival {
-    /// Who.
+    /// The member.
     pub task: TaskId,
-    /// When.
+    /// The time of the arrival.
     pub at: Timestamp,
 }
 
-/// How an instance of a barrier ended.
+/// The outcome of an instance of a barrier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum BarrierOutcome {
     /// It passed.
     Passed,
-    /// It failed for all who waited at it.
+    /// It failed for all waiting members.
     Failed,
 }
 
 impl BarrierOutcome {
-    /// Its name, as in JSON.
+    /// Returns the name of the outcome, as in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -75,42 +75,42 @@ impl BarrierOutcome {
     }
 }
 
-/// One use of a barrier that has ended.
+/// The record of one ended instance of a barrier.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BarrierRecord {
-    /// Its id.
+    /// The barrier's id.
     #[schema(value_type = String)]
     pub id: Arc<str>,
-    /// Which use of it.
+    /// The counter of the instance.
     pub counter: i64,
-    /// Whose barrier it is.
+    /// The kind of the barrier.
     pub kind: BarrierKind,
-    /// When the first member came.
+    /// The time of the first arrival.
     pub began: Timestamp,
-    /// When it passed or failed.
+    /// The time at which it passed or failed.
     pub ended: Timestamp,
-    /// How many members it had.
+    /// The number of members.
     pub members: usize,
-    /// How many of them had come.
+    /// The number of members that had arrived.
     pub arrived: usize,
-    /// The member that came first, of those that were there in the end.
+    /// The first member to arrive, of those that were waiting at the end.
     pub first: Option<TaskId>,
-    /// The member that came last.
+    /// The last member to arrive.
     pub last: Option<TaskId>,
-    /// The last arrival less the first, in microseconds.
+    /// The time from the first arrival to the last, in microseconds.
     pub skew_us: u64,
-    /// How long those who had come waited, added up, in microseconds.
+    /// The waiting times of all members that had arrived, added up, in microseconds.
     pub waited_us: u64,
-    /// How it ended.
+    /// The outcome.
     pub outcome: BarrierOutcome,
-    /// Members that had not come: the first eight of them.
+    /// The members that had not arrived: the first eight of them.
     pub without: Vec<TaskId>,
     /// The latest arrivals, the last one first: eight at most.
     pub latest: Vec<BarrierArrival>,
 }
 
 impl BarrierRecord {
-    /// How long after the first member this one of [`Self::latest`] came, in microseconds.
+    /// Returns how long after the first arrival this one of [`Self::latest`] was, in microseconds.
     #[must_use]
     pub fn lateness_us(&self, arrival: &BarrierArrival) -> u64 {
         let last = self.latest.first().map_or(arrival.at, |last| last.at);
@@ -118,14 +118,14 @@ impl BarrierRecord {
     }
 }
 
-/// An instance of a barrier has ended: its record, and everybody who came.
+/// An ended instance of a barrier: its record and every arrival.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BarrierCompletion {
-    /// In which job.
+    /// The job.
     pub job: JobId,
-    /// In which of its runs.
+    /// The run of the job.
     pub run: RunNumber,
-    /// What is kept of it.
+    /// The record that is kept of it.
     pub record: BarrierRecord,
     /// Every arrival, by task.
     pub arrivals: Vec<BarrierArrival>,

@@ -9,14 +9,14 @@ use super::input::Effect;
 use super::run::Run;
 
 impl Run {
-    /// Measures the first instance that is to be measured, or goes on with it: keeps its record, tells of it, and counts the
-    /// shares of as many members as `budget` allows.
+    /// Measures the oldest unmeasured instance, or continues with it: keeps its record, emits the effect, and
+    /// adds the shares of as many members as `budget` allows.
     pub(super) fn record_next_barrier_stats(&mut self, cx: &mut TransitionContext<'_>, budget: &mut usize) {
         let Some(mut measure) = self.pending_barrier_stats.pop_front() else { return };
         let spread = match measure.spread.take() {
             Some(spread) => Some(spread),
             None => {
-                // To put a thousand arrivals in order costs as much as to answer some hundred calls.
+                // To sort a thousand arrivals costs as much as to answer some hundred calls.
                 *budget = budget.saturating_sub(1 + measure.instance.arrived() / 16);
                 let (record, arrivals, spread) = measure.to_record();
                 self.recent.push_back(record.clone());
@@ -45,14 +45,14 @@ impl Run {
         }
     }
 
-    /// Measures everything that is to be measured.
+    /// Measures every unmeasured instance.
     pub(super) fn record_all_barrier_stats(&mut self, cx: &mut TransitionContext<'_>) {
         while !self.pending_barrier_stats.is_empty() {
             self.record_next_barrier_stats(cx, &mut { usize::MAX });
         }
     }
 
-    /// Keeps so many records, the latest.
+    /// Keeps the latest `most` records.
     pub(super) fn trim_barrier_records(&mut self, most: usize) {
         self.recent.drain(..self.recent.len().saturating_sub(most));
     }

@@ -21,7 +21,8 @@ use super::ids::{ConnectionId, ServiceIncarnation, TaskId, TaskIncarnation};
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TaskSet(Arc<[TaskId]>);
 
-// Calls that name the same set share it: to look it up in a table, its ids need not be looked at.
+// Calls that name the same set share its allocation, so a lookup in a table usually compares pointers, not
+// ids.
 impl Ord for TaskSet {
     fn cmp(&self, other: &Self) -> Ordering {
         if Arc::ptr_eq(&self.0, &other.0) { Ordering::Equal } else { self.0.cmp(&other.0) }
@@ -35,7 +36,7 @@ impl PartialOrd for TaskSet {
 }
 
 impl TaskSet {
-    /// Sorts and dedups; a list that is already in order is taken as it is.
+    /// Returns the set of these ids, sorted and without repeats. An ordered list is taken as it is.
     #[must_use]
     pub fn new(mut ids: Vec<TaskId>) -> Self {
         if !ids.is_sorted_by(|a, b| a < b) {
@@ -45,22 +46,22 @@ impl TaskSet {
         Self(ids.into())
     }
 
-    /// The ids, ascending.
+    /// Returns the ids, ascending.
     #[must_use]
     pub fn ids(&self) -> &[TaskId] {
         &self.0
     }
 
-    /// Whether the set holds `task`.
+    /// Returns whether the set contains `task`.
     #[must_use]
     pub fn contains(&self, task: TaskId) -> bool {
         self.position(task).is_some()
     }
 
-    /// The place of `task` in the set.
+    /// Returns the position of `task` in the set.
     #[must_use]
     pub fn position(&self, task: TaskId) -> Option<usize> {
-        // The whole cluster is the usual set: there a task stands at the place of its number.
+        // The usual set is the whole cluster, in which the position of a task is its number.
         let guess = usize::try_from(task.0).ok()?;
         if self.0.get(guess) == Some(&task) {
             return Some(guess);
@@ -75,56 +76,57 @@ impl fmt::Debug for TaskSet {
     }
 }
 
-/// Whom and what a caller believes itself to be and to speak to, where its wire generation says so.
+/// The incarnations that a caller of generation C states with its call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClaimedIncarnations {
-    /// The service incarnation that the caller registered with; 0 where it left that out.
+    /// The service incarnation that the caller registered with; 0 if absent.
     pub service: ServiceIncarnation,
-    /// The caller's own incarnation; 0 where it left that out.
+    /// The caller's own incarnation; 0 if absent.
     pub task: TaskIncarnation,
 }
 
-/// Where a call comes from.
+/// The origin of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Caller {
     /// The connection that the call arrived on.
     pub connection: ConnectionId,
-    /// Generation C states it with every call but registration; generation A never does.
+    /// The stated incarnations. Generation C states them with every call but registration; generation A never
+    /// does.
     pub claim: Option<ClaimedIncarnations>,
 }
 
-/// What a caller asks. Keys and barrier ids are as the caller spelled them.
+/// A request of a task. Keys and barrier ids are as the caller spelled them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
     /// Take part in the job's run; answered when every task has registered.
     Register {
-        /// Who registers.
+        /// The task that registers.
         task: TaskId,
-        /// Which life of it.
+        /// The task's incarnation.
         incarnation: TaskIncarnation,
         /// The client asks to be recoverable (jaxlib 0.7.2 to 0.8.3 can).
         recoverable: bool,
     },
-    /// A sign of life.
+    /// A heartbeat.
     Heartbeat {
-        /// Who is alive.
+        /// The task that sends it.
         task: TaskId,
-        /// Which life of it.
+        /// The task's incarnation.
         incarnation: TaskIncarnation,
     },
-    /// Be told of the first error of the run; never answered with success.
+    /// Wait for the first error of the run; never answered with success.
     PollForError {
-        /// Who wants to know.
+        /// The task that polls.
         task: TaskId,
     },
-    /// Leave the run, all together unless the task is recoverable.
+    /// Leave the run, together with all tasks unless the task is recoverable.
     Shutdown {
-        /// Who leaves.
+        /// The task that leaves.
         task: TaskId,
     },
     /// Leave the run alone, at once.
     Reset {
-        /// Who leaves.
+        /// The task that leaves.
         task: TaskId,
     },
     /// A task declares itself failed.
@@ -133,97 +135,97 @@ pub enum Request {
         task: TaskId,
         /// The status code, any number.
         code: i32,
-        /// What it says of it.
+        /// The error message.
         message: String,
     },
     /// Exchange opaque device descriptions between all tasks (generation A).
     WaitForAllTasks {
-        /// Who takes part.
+        /// The task that takes part.
         task: TaskId,
         /// Its devices: encoded `google.protobuf.Any` messages.
         devices: Vec<Bytes>,
     },
-    /// The states of these tasks (generation A).
+    /// Return the states of these tasks (generation A).
     TaskStates {
-        /// Which tasks, in the order to answer.
+        /// The tasks, in the order of the reply.
         tasks: Vec<TaskId>,
     },
-    /// The states of all tasks, now (generation A).
+    /// Return the present states of all tasks (generation A).
     JobState,
-    /// The states of all tasks, once they differ from a version that the caller has.
+    /// Return the states of all tasks once they differ from the caller's version.
     Watch {
-        /// The version that the caller has; negative for none.
+        /// The caller's version; negative for none.
         version: i64,
     },
     /// Store a value.
     Insert {
-        /// Where.
+        /// The key.
         key: Bytes,
-        /// What.
+        /// The value.
         value: Bytes,
-        /// Replace what is there; otherwise that is an error.
+        /// Replace an existing value; otherwise an existing value is an error.
         overwrite: bool,
     },
-    /// A value, once it is there.
+    /// Return a value, once the key has one.
     Get {
-        /// Where.
+        /// The key.
         key: Bytes,
     },
-    /// A value, if it is there.
+    /// Return a value, if the key has one.
     TryGet {
-        /// Where.
+        /// The key.
         key: Bytes,
     },
     /// Add to a decimal number.
     Increment {
-        /// Where.
+        /// The key.
         key: Bytes,
-        /// How much, negative to subtract.
+        /// The summand; negative to subtract.
         by: i64,
     },
-    /// Every entry below a directory.
+    /// Return every entry below a directory.
     List {
-        /// Which directory.
+        /// The directory.
         directory: Bytes,
     },
     /// Remove a key and everything below it.
     Delete {
-        /// Which key.
+        /// The key.
         key: Bytes,
     },
-    /// Wait until every member of a barrier has come.
+    /// Wait until every member of a barrier has arrived.
     Barrier {
-        /// The barrier.
+        /// The barrier's id.
         id: String,
-        /// Which use of it, as the caller counts.
+        /// The instance, by the caller's counter.
         counter: i64,
         /// How long to wait, in milliseconds; the first caller's value holds.
         timeout_ms: i64,
         /// The members; `None` for every task of the job.
         members: Option<TaskSet>,
-        /// Who has come.
+        /// The task that arrives.
         task: TaskId,
     },
-    /// Fail a barrier instance for everybody.
+    /// Fail a barrier instance for all members.
     CancelBarrier {
-        /// The barrier.
+        /// The barrier's id.
         id: String,
-        /// Which use of it.
+        /// The counter of the instance.
         counter: i64,
-        /// Who cancels.
+        /// The task that cancels.
         task: TaskId,
     },
     /// Agree with every live task of a set on who is alive.
     LiveSet {
-        /// Who asks.
+        /// The task that asks.
         task: TaskId,
-        /// The set, which must hold the asker.
+        /// The set, which must contain the asking task.
         tasks: TaskSet,
     },
 }
 
 impl Request {
-    /// The task that the caller says it is, where the request says so.
+    /// Returns the task that the request names as its caller, if it names one.
     #[must_use]
     pub fn task(&self) -> Option<TaskId> {
         match self {
@@ -253,9 +255,9 @@ impl Request {
 /// The states of tasks at one version of the run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskStates {
-    /// Grows with every change of any task's state.
+    /// The version, which grows with every change of any task's state.
     pub version: i64,
-    /// A task each.
+    /// One entry for each task.
     pub tasks: Vec<TaskInfo>,
 }
 
@@ -273,7 +275,7 @@ pub enum WireState {
 /// One task's state as clients see it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskInfo {
-    /// Which task.
+    /// The task.
     pub task: TaskId,
     /// Its state.
     pub state: WireState,
@@ -286,35 +288,35 @@ pub struct TaskInfo {
 /// The tasks of a set that are alive, ascending, each with its incarnation.
 pub type LiveSet = Vec<(TaskId, TaskIncarnation)>;
 
-/// A successful answer.
+/// A successful reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
-    /// Done; nothing more to say.
+    /// Success without a value.
     Done,
-    /// Registered, or alive: the incarnation of the run.
+    /// Success of a registration or a heartbeat; holds the incarnation of the run.
     ServiceIncarnation(ServiceIncarnation),
-    /// The value of the key that was asked for.
+    /// The value of the requested key.
     Value(Bytes),
-    /// What is below a directory, as it was at one moment.
+    /// The entries below a directory, as they were at one moment.
     Directory(Directory),
-    /// The barrier passed; the instance as the service counts.
+    /// The barrier passed; holds the service's counter of the instance.
     BarrierPassed(i64),
-    /// Who is alive.
+    /// The live tasks of the requested set.
     LiveSet(Arc<SharedReply<LiveSet>>),
     /// The states of tasks.
     States(Arc<SharedReply<TaskStates>>),
-    /// Everybody's devices, in the order of their ids, with the incarnation of the run.
+    /// The devices of all tasks, in the order of the task ids, with the incarnation of the run.
     Devices(ServiceIncarnation, Arc<SharedReply<Vec<Bytes>>>),
 }
 
-/// What a call ends with.
+/// The outcome of a call.
 pub type CallOutcome = Result<Reply, Arc<Failure>>;
 
-/// How many encoded forms a shared answer has room for.
+/// The number of encoded forms that a shared reply can hold.
 const ENCODINGS: usize = 3;
 
-/// An answer that many callers get, with room for the encoded forms that the wire makes of it, so
-/// that it is encoded once and not once a caller. The encodings are no part of the state.
+/// A reply with many recipients. It caches its encoded forms, so the edge encodes it once and not once for
+/// each caller. The encodings are no part of the state.
 #[derive(Debug)]
 pub struct SharedReply<T> {
     value: T,
@@ -322,7 +324,7 @@ pub struct SharedReply<T> {
 }
 
 impl<T> SharedReply<T> {
-    /// Shares `value`.
+    /// Returns a shared reply with this value.
     #[must_use]
     pub fn new(value: T) -> Arc<Self> {
         Arc::new(Self::of(value))
@@ -332,7 +334,7 @@ impl<T> SharedReply<T> {
         Self { value, encoded: [const { OnceLock::new() }; ENCODINGS] }
     }
 
-    /// The encoded form number `form`, made by `encode` the first time.
+    /// Returns the encoded form number `form`; calls `encode` the first time.
     pub fn encoded(&self, form: usize, encode: impl FnOnce(&T) -> Bytes) -> Bytes {
         match self.encoded.get(form) {
             Some(slot) => slot.get_or_init(|| encode(&self.value)).clone(),

@@ -15,146 +15,146 @@ use super::failure::Failure;
 use super::ids::{ExclusionId, RunNumber, TaskId, Timestamp};
 use super::settings::{JobSettings, SettingsChange};
 
-/// One act.
+/// A command of an operator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OperatorCommand {
-    /// A task, or all that comes from a host, shall take no part.
+    /// Exclude a task, or all tasks of a host.
     Exclude {
-        /// Whom.
+        /// The task or the host.
         target: ExclusionTarget,
-        /// How long; `None`: until somebody lifts it.
+        /// The duration; `None`: until an operator ends the exclusion.
         expires_in: Option<Duration>,
-        /// Do it even if that ends the run.
+        /// Perform the exclusion even if it ends the run.
         end_run: bool,
     },
-    /// An exclusion shall end.
+    /// End an exclusion.
     Readmit {
-        /// Which.
+        /// The exclusion.
         exclusion: ExclusionId,
     },
-    /// All tasks shall agree on a step and save.
+    /// Request a coordinated save: all tasks agree on a step and save.
     Drain {
-        /// When the machines will be gone, as the notice says; `None`: now. JAX waits with the save until a quarter of an
-        /// hour before.
+        /// The time at which the machines will be gone, as the notice says; `None`: now. JAX delays the save
+        /// until a quarter of an hour before.
         at: Option<Timestamp>,
     },
-    /// A value shall be in the store of the present run.
+    /// Write a value to the store of the present run.
     PutKey {
-        /// Where.
+        /// The key.
         key: Bytes,
-        /// What.
+        /// The value.
         value: Bytes,
-        /// Replace what is there; otherwise that is an error.
+        /// Replace an existing value; otherwise an existing value is an error.
         overwrite: bool,
     },
-    /// A key and everything below it shall be gone from the store of the present run.
+    /// Delete a key and everything below it from the store of the present run.
     DeleteKey {
-        /// Which.
+        /// The key.
         key: Bytes,
     },
-    /// The job shall have other settings.
+    /// Change settings of the job.
     Configure(Box<SettingsChange>),
-    /// The job shall be no more.
+    /// Delete the job.
     DeleteJob {
-        /// Even if tasks are connected.
+        /// Delete it even if tasks are connected.
         force: bool,
     },
 }
 
-/// What has been done.
+/// The outcome of a performed command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommandOutcome {
-    /// There is an exclusion of this number now.
+    /// The exclusion is in force under this number.
     Excluded(ExclusionId),
-    /// The exclusion is over.
+    /// The exclusion has ended.
     Readmitted,
-    /// The notice is in the store.
+    /// The preemption notice is in the store.
     DrainRequested,
     /// The value is in the store.
     KeyWritten,
-    /// The key is gone.
+    /// The key is deleted.
     KeyDeleted,
-    /// The job has these settings now.
+    /// The settings of the job after the change.
     Configured(Box<JobSettings>),
-    /// The job is gone.
+    /// The job is deleted.
     JobDeleted,
 }
 
-/// Why an act was refused. Nothing has changed then.
+/// The reason for which a command was refused. A refused command changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CommandRefusal {
-    /// The job is gone.
+    /// There is no such job.
     #[error("the job does not exist any more")]
     NoSuchJob,
     /// The job has no such task.
     #[error("there is no task {task}: this job has the tasks 0 to {last}")]
     NoSuchTask {
-        /// Which was named.
+        /// The task that the command names.
         task: TaskId,
-        /// The last that there is.
+        /// The greatest task id of the job.
         last: u32,
     },
-    /// Somebody excluded it before.
+    /// An exclusion of the same target is in force.
     #[error("{target} is already excluded by exclusion {exclusion} of {by}: lift it first to change it")]
     AlreadyExcluded {
-        /// Whom.
+        /// The target.
         target: ExclusionTarget,
         /// The exclusion that is in force.
         exclusion: ExclusionId,
-        /// Whose it is.
+        /// The operator who made it.
         by: Box<Actor>,
     },
-    /// No exclusion has that number.
+    /// No exclusion has this number.
     #[error("there is no exclusion {0} in this job")]
     NoSuchExclusion(ExclusionId),
-    /// The exclusion is over.
+    /// The exclusion has ended already.
     #[error("exclusion {0} has already ended: its target may register")]
     AlreadyOver(ExclusionId),
-    /// The exclusion would end the run, and it was not said that this is wanted.
+    /// The exclusion would end the run, and the command does not allow that.
     #[error("excluding {target} would end run {run}: {why}. Set end_run to confirm")]
     EndsRun {
-        /// Whom.
+        /// The target.
         target: ExclusionTarget,
         /// The run that would end.
         run: RunNumber,
-        /// Why.
+        /// The reason why the run would end.
         why: &'static str,
     },
-    /// There are too many exclusions.
+    /// The bound on exclusions is reached.
     #[error("{0} exclusions are in force, the most allowed (setting bounds.exclusions): lift some first")]
     TooManyExclusions(usize),
     /// No run is running.
     #[error("there is nothing to drain: {0}")]
     NotRunning(String),
-    /// A coordinated save is under way.
+    /// A coordinated save is already in progress.
     #[error("this run has been draining since {0}; a run can be drained once")]
     DrainUnderWay(Timestamp),
     /// A setting cannot change while tasks take part in a run.
     #[error("{setting} cannot change while run {run} is in progress: {why}")]
     RunInProgress {
-        /// Which setting.
+        /// The setting.
         setting: &'static str,
-        /// Which run.
+        /// The run.
         run: RunNumber,
-        /// Why.
+        /// The reason.
         why: &'static str,
     },
-    /// What the job holds now would be over the new bounds.
+    /// The job already holds more than the new bounds allow.
     #[error("the present run holds more than the new bounds allow: {0}")]
     BoundsTooLow(String),
-    /// A setting has a value that makes no sense.
+    /// A setting has an invalid value.
     #[error("{0}")]
     BadSetting(&'static str),
     /// Tasks are connected.
     #[error("{0} task(s) of the job are connected: end them first, or force the deletion")]
     TasksConnected(usize),
-    /// The store refuses.
+    /// The store refuses the operation.
     #[error("{0}")]
     Store(Failure),
 }
 
 impl CommandRefusal {
-    /// The kind of refusal in a word, which stays the same.
+    /// Returns the stable, machine-readable name of the refusal.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -176,43 +176,43 @@ impl CommandRefusal {
     }
 }
 
-/// What an exclusion would do, were it made now.
+/// The effects that an exclusion would have now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExclusionPreview {
-    /// The tasks of the present run that it would take out.
+    /// The tasks of the present run that it would remove.
     pub tasks: Vec<TaskId>,
-    /// How many waiting calls of theirs would be answered with the exclusion.
+    /// The number of waiting calls of these tasks that would fail with the exclusion.
     pub calls_refused: usize,
-    /// How many waiting calls of others would be answered.
+    /// The number of waiting calls of other tasks that would be answered.
     pub calls_answered: usize,
-    /// The barriers that would end, the registration among them.
+    /// The barriers that would end, registration among them.
     pub barriers: Vec<BarrierPreview>,
-    /// How many live-set questions would be answered.
+    /// The number of live-set requests that would be answered.
     pub live_sets: usize,
-    /// The run would start: it waits for nobody else.
+    /// Whether the run would start, because it waits for no other task.
     pub starts_run: bool,
-    /// The run would end so.
+    /// The outcome of the run, if it would end.
     pub ends_run: Option<RunOutcome>,
-    /// The live set that would be left.
+    /// The live set that would remain.
     pub live: Vec<TaskId>,
 }
 
-/// What would become of a barrier.
+/// The effect that an exclusion would have on a barrier.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BarrierPreview {
-    /// Its id.
+    /// The barrier's id.
     pub id: String,
-    /// Which use of it.
+    /// The counter of the instance.
     pub counter: i64,
-    /// It would pass; otherwise it would fail.
+    /// Whether it would pass; otherwise it would fail.
     pub passes: bool,
 }
 
-/// Who asked for a coordinated save, and why.
+/// The operator and the reason of a coordinated save.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DrainRequest {
-    /// Who.
+    /// The operator.
     pub actor: Actor,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
 }

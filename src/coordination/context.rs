@@ -12,7 +12,7 @@ use super::ids::{CallId, JobId, RunNumber, TaskId, TaskIncarnation, Timestamp};
 use super::input::Effect;
 use super::settings::JobSettings;
 
-/// The surroundings of one transition of one run.
+/// The context of one transition of one run.
 pub(super) struct TransitionContext<'a> {
     pub now: Timestamp,
     pub job: JobId,
@@ -34,7 +34,7 @@ impl TransitionContext<'_> {
     }
 
     pub fn emit(&mut self, what: EventKind, reason: impl Into<String>) {
-        // Many events are kept, and an error may be long: its whole text is with the task that it belongs to.
+        // The history keeps many events, and an error may be long. The whole text stays with the failed task.
         const MOST: usize = 1 << 10;
         let mut reason: String = reason.into();
         if reason.len() > MOST {
@@ -50,7 +50,8 @@ impl TransitionContext<'_> {
         }
     }
 
-    /// An event for each of `tasks`, given with their present incarnations. They are published a few at a time.
+    /// Queues an event for each of `tasks`, which are given with their present incarnations; they are
+    /// published a few at a time.
     pub fn emit_for_tasks(
         &mut self,
         change: TaskChange,
@@ -62,7 +63,7 @@ impl TransitionContext<'_> {
         }
     }
 
-    /// Publishes the oldest event that waits for it, if there is one.
+    /// Publishes the oldest queued event; returns whether there was one.
     pub fn publish_next_event(&mut self) -> bool {
         let Some(event) = self.event_queue.pop(self.job) else { return false };
         self.effects.push(Effect::Event(event));

@@ -31,7 +31,7 @@ use super::view::JobView;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct ConnectionEntry {
     peer: SocketAddr,
-    /// The jobs that it has spoken to.
+    /// The jobs that received calls on this connection.
     jobs: BTreeSet<JobId>,
 }
 
@@ -40,26 +40,26 @@ struct ConnectionEntry {
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Coordinator {
     jobs: BTreeMap<JobId, Arc<Job>>,
-    /// Jobs that were deleted and whose calls are being answered.
+    /// Deleted jobs whose calls are still being answered.
     deleted: BTreeMap<JobId, Arc<Job>>,
     names: Arc<BTreeMap<JobName, JobId>>,
     next_job: u32,
     connections: BTreeMap<ConnectionId, ConnectionEntry>,
     /// The next deadline of every job that has one.
     wakeups: BTreeSet<(Timestamp, JobId)>,
-    /// The service is on its way out, until it resumes: no call waits any more, and nobody is to blame for a lost
-    /// connection or for silence.
+    /// Whether the service is stopping, until it resumes. Meanwhile no call waits, and a lost connection or
+    /// silence fails no task.
     stopping: bool,
-    /// The jobs with work that is decided and not done, and when some was done last.
+    /// The jobs with pending work.
     jobs_with_work: BTreeSet<JobId>,
     pending_since: Option<Timestamp>,
-    /// The job that has done some last.
+    /// The job that last did pending work.
     worked_last: Option<JobId>,
-    /// How much work an input does at most besides its own.
+    /// The bound on the work that an input does besides its own.
     work_budget: WorkBudget,
 }
 
-/// How much work an input does at most, in answers given.
+/// A bound on the work of one input, in answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct WorkBudget(usize);
 
@@ -70,16 +70,18 @@ impl Default for WorkBudget {
     }
 }
 
-/// How much of the work that earlier inputs left over another input does, in answers given. More than one, so that no peer can add
-/// work faster than its own inputs do it; little, since a connection puts many calls before others get their turn.
+/// The number of answers of pending work that an input other than a tick gives. It is more than one, so that
+/// no peer adds work faster than its own inputs remove it, and small, because a connection puts many calls
+/// before others get their turn.
 const LEFT_OVER_AT_ONCE: usize = 4;
 
 impl Coordinator {
-    /// Takes one input at `now` and appends what follows from it to `effects`. Total: no input is an error.
+    /// Applies one input at `now` and appends its effects to `effects`. No input is an error.
     ///
-    /// What follows for very many calls or keys at once (readers of one key that is written, calls of a connection that is
-    /// gone, a directory of very many keys) is decided by the input and done bit by bit: by the input itself as far as it is
-    /// little, and by ticks, for which the state machine asks at once. Other inputs may come in between, and do a little of it.
+    /// An input that affects very many calls or keys (readers of one written key, calls of a closed
+    /// connection, a deleted directory) decides everything at once and does a bounded part of the work.
+    /// Ticks, which the state machine requests at once, do the rest; other inputs may come in between and do
+    /// a little of it.
     pub fn apply(&mut self, now: Timestamp, input: Input, effects: &mut Vec<Effect>) {
         let mut budget = self.work_budget.0;
         if self.has_pending_work() && !matches!(input, Input::Tick) {
@@ -89,19 +91,19 @@ impl Coordinator {
         self.run_pending_work(now, effects, &mut budget);
     }
 
-    /// How much work an input does at most besides its own, in answers given; the default is 256.
+    /// Sets the bound on the work that an input does besides its own, in answers; the default is 256.
     pub fn set_work_budget(&mut self, most: usize) {
         self.work_budget = WorkBudget(most.max(1));
     }
 
-    /// Whether there is work that is decided and not done: the next tick goes on with it.
+    /// Returns whether work is pending; the next tick continues it.
     #[must_use]
     pub fn has_pending_work(&self) -> bool {
         !self.jobs_with_work.is_empty()
     }
 
-    /// The jobs as they are now, to look at while this state machine goes on. It costs a pointer for each job; what changes
-    /// while the copy is held is copied bit by bit.
+    /// Returns a copy of the jobs for reading. It costs one pointer for each job; a later input copies what
+    /// it changes while the copy is held.
     #[must_use]
     pub fn snapshot(&self) -> Self {
         Self {
@@ -119,7 +121,7 @@ impl Coordinator {
             self.pending_since = None;
             return;
         }
-        // Each job does its part, so that none waits until another has done all.
+        // The budget is divided among the jobs, so that no job waits until another has done all its work.
         let jobs: Vec<JobId> = self.jobs_with_work.iter().copied().collect();
         let part = budget.div_ceil(jobs.len());
         let first = jobs.partition_point(|id| Some(*id) <= self.worked_last) % jobs.len();
@@ -177,7 +179,7 @@ impl Coordinator {
             Input::CallCancelled { job, call } => {
                 self.update_job(job, |job| job.cancel_call(now, effects, call))
             }
-            // A job that was deleted takes no further part, though calls of it may still be worked off.
+            // A deleted job takes no inputs, though calls of it may still be pending.
             Input::FindingChanged { job, .. } | Input::TransferFailed { job, .. }
                 if !self.jobs.contains_key(&job) => {}
             Input::FindingChanged { job, note } => {
@@ -203,20 +205,20 @@ impl Coordinator {
         }
     }
 
-    /// When the state machine wants a [`Input::Tick`] next.
+    /// Returns the time of the next [`Input::Tick`] that the state machine needs.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Timestamp> {
         let deadline = self.wakeups.first().filter(|_| !self.stopping).map(|(at, _)| *at);
         [self.pending_since, deadline].into_iter().flatten().min()
     }
 
-    /// The job of this name.
+    /// Returns the job with this name.
     #[must_use]
     pub fn job_named(&self, name: &str) -> Option<JobId> {
         self.names.get(name).copied()
     }
 
-    /// The job that callers reach who name none: `default`, or the only one there is.
+    /// Returns the job of callers that name none: `default`, or the only job.
     #[must_use]
     pub fn default_job(&self) -> Option<JobId> {
         self.job_named(JobName::DEFAULT).or_else(|| match self.names.len() {
@@ -225,30 +227,30 @@ impl Coordinator {
         })
     }
 
-    /// Every job, by name.
+    /// Returns every job, by name.
     pub fn jobs(&self) -> impl Iterator<Item = (JobId, &JobName)> {
         self.names.iter().map(|(name, id)| (*id, name))
     }
 
-    /// The name of a job.
+    /// Returns the name of a job.
     #[must_use]
     pub fn job_name(&self, job: JobId) -> Option<&JobName> {
         self.jobs.get(&job).map(|job| &job.name)
     }
 
-    /// The number for the next job that is declared.
+    /// Returns the number for the next declared job.
     #[must_use]
     pub fn next_job(&self) -> JobId {
         JobId(self.next_job)
     }
 
-    /// How many calls wait for an answer, in all jobs.
+    /// Returns the number of waiting calls in all jobs.
     #[must_use]
     pub fn waiting_calls(&self) -> usize {
         self.jobs.values().chain(self.deleted.values()).map(|job| job.waiting_calls()).sum()
     }
 
-    /// A job as people see it.
+    /// Returns the view of a job.
     #[must_use]
     pub fn job_view(&self, job: JobId, now: Timestamp) -> Option<JobView> {
         let job = self.jobs.get(&job)?;
@@ -262,10 +264,10 @@ impl Coordinator {
         })
     }
 
-    /// What an exclusion would do, were it made now.
+    /// Returns the effects that an exclusion would have now.
     ///
     /// # Errors
-    /// If it would be refused, for any reason but that it ends the run.
+    /// If the exclusion would be refused for any reason except that it ends the run.
     pub fn preview_exclusion(
         &self,
         now: Timestamp,
@@ -286,7 +288,7 @@ impl Coordinator {
         self.jobs.values().map(Arc::as_ref)
     }
 
-    /// The table of deadlines says what the jobs say.
+    /// Checks that the table of wakeups agrees with the jobs.
     pub(super) fn check_wakeups(&self) -> Result<(), String> {
         let due = |(id, job): (&JobId, &Arc<Job>)| job.next_wakeup().map(|at| (at, *id));
         let expected: BTreeSet<(Timestamp, JobId)> = self.jobs.iter().filter_map(due).collect();
@@ -366,7 +368,7 @@ impl Coordinator {
         effects.push(Effect::CommandDone(answer));
     }
 
-    /// Takes a job away: whatever waits is answered, and nothing of it is left.
+    /// Deletes a job: its waiting calls are answered and its state is dropped.
     fn delete(
         &mut self,
         now: Timestamp,
@@ -395,7 +397,7 @@ impl Coordinator {
         }
     }
 
-    /// Makes a connection known to a job that it speaks to for the first time.
+    /// Attaches a connection to a job at its first call to that job.
     fn attach_connection(&mut self, connection: ConnectionId, id: JobId) -> Result<(), Failure> {
         let Some(job) = self.jobs.get_mut(&id) else {
             return Err(deleted_job_failure());
@@ -415,14 +417,14 @@ impl Coordinator {
     fn connection_closed(&mut self, connection: ConnectionId, ending: &ConnectionEnd) {
         let Some(known) = self.connections.remove(&connection) else { return };
         for id in known.jobs {
-            // A job that was deleted has no more events.
+            // A deleted job emits no more events.
             let blame = Some(ending).filter(|_| !self.stopping && self.jobs.contains_key(&id));
             self.update_job(id, |job| job.connection_closed(connection, blame));
         }
     }
 }
 
-/// Whether a job has work that is decided and not done.
+/// Returns whether a job has pending work.
 fn job_has_pending_work(job: &Job, stopping: bool) -> bool {
     job.has_pending_work() || (stopping && job.run.waiters.len() > 0)
 }

@@ -9,19 +9,20 @@ use bytes::Bytes;
 
 use crate::cow::{CowMap, EntryWeight};
 
-/// Memory that is no part of the state any more. To free it may take long: the driver does so when nobody waits for it.
+/// Memory that no longer belongs to the state. Freeing it may take long, so the driver does it while no
+/// caller waits.
 #[derive(Default)]
 pub struct DeferredFree {
     parts: Vec<Box<dyn Send + Sync>>,
-    /// How many allocations it has, more or less.
+    /// The approximate number of allocations.
     weight: usize,
 }
 
 impl DeferredFree {
-    /// How many bytes cost nothing to free, more or less.
+    /// The size up to which freeing bytes costs nothing worth deferring.
     const SMALL: usize = 64 << 10;
 
-    /// A table.
+    /// Defers the freeing of a table.
     pub(super) fn of<K, V, const N: usize, W>(table: CowMap<K, V, N, W>) -> Self
     where
         K: Ord + Clone + Send + Sync + 'static,
@@ -32,23 +33,23 @@ impl DeferredFree {
         Self { parts: vec![Box::new(table)], weight }
     }
 
-    /// Something of so many allocations.
+    /// Defers the freeing of a value with `weight` allocations.
     pub(super) fn of_weight(part: impl Send + Sync + 'static, weight: usize) -> Self {
         Self { parts: vec![Box::new(part)], weight }
     }
 
-    /// A value; a small one is freed at once.
+    /// Defers the freeing of a value; a small one is freed at once.
     pub(super) fn of_bytes(bytes: Bytes) -> Self {
         if bytes.len() < Self::SMALL { Self::default() } else { Self::of_weight(bytes, 1) }
     }
 
-    /// Whether there is nothing to free.
+    /// Returns whether there is nothing to free.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty()
     }
 
-    /// How many allocations are to be freed, more or less.
+    /// Returns the approximate number of allocations to free.
     #[must_use]
     pub fn weight(&self) -> usize {
         self.weight
@@ -61,7 +62,7 @@ impl fmt::Debug for DeferredFree {
     }
 }
 
-// What is thrown away is the same as anything else that is.
+// Two values to free are always equal: they are no part of the state.
 impl PartialEq for DeferredFree {
     fn eq(&self, _: &Self) -> bool {
         true

@@ -1,8 +1,9 @@
 //! Matches the devices of one run with those of the next: which moved, and where.
 //!
-//! A task number says who a process claims to be, not where it runs: after a restart, tasks may be spread over the hosts
-//! in another order, and with them the global ids. A *place* stays: the boot of a host, the platform, and the local id of
-//! the device. Where several tasks share a host, their devices of one local id are taken in the order of the tasks.
+//! A task number says who a process claims to be, not where it runs: after a restart, the tasks, and with
+//! them the global ids, may be distributed over the hosts in another order. A *place* stays: the boot of a
+//! host, the platform, and the local id of the device. If several tasks share a host, devices with the same
+//! local id are matched in the order of the tasks.
 
 use std::collections::BTreeMap;
 
@@ -23,18 +24,18 @@ pub struct DeviceIdentity {
     pub partition: Option<i32>,
 }
 
-/// What became of a place.
+/// The change of a place between two runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 #[schema(as = DeviceFate)]
 pub enum DeviceChange {
-    /// The same task and ids as before.
+    /// The place has the same task and ids as before.
     Same,
-    /// Another task, or other ids, than before.
+    /// The place has another task, or other ids, than before.
     Moved,
-    /// It takes part now and did not before.
+    /// The place has a device now and had none before.
     Came,
-    /// It took part before and does not now.
+    /// The place had a device before and has none now.
     Gone,
 }
 
@@ -48,28 +49,28 @@ pub struct DeviceMapEntry {
     pub platform: String,
     /// The device's place on its task.
     pub local_id: i32,
-    /// Who it was in the run before.
+    /// The device at this place in the run before.
     pub before: Option<DeviceIdentity>,
-    /// Who it is in this run.
+    /// The device at this place in this run.
     pub now: Option<DeviceIdentity>,
-    /// What became of it.
+    /// The change of the place.
     pub fate: DeviceChange,
-    /// The same in words.
+    /// The change in words.
     pub explanation: String,
 }
 
-/// Two runs side by side.
+/// The comparison of the devices of two runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeviceMap {
     /// The present run.
     pub run: RunNumber,
-    /// The run before it that had devices; `None` if none is remembered.
+    /// The latest run before it that had devices; `None` if none is kept.
     pub previous: Option<RunNumber>,
     /// Every place, ordered by platform, host and local id.
     pub places: Vec<DeviceMapEntry>,
 }
 
-/// Puts the devices of two runs side by side, by their places.
+/// Matches the devices of two runs by their places.
 #[must_use]
 pub fn match_devices(before: &[Device], now: &[Device]) -> Vec<DeviceMapEntry> {
     let mut places: BTreeMap<DevicePlaceKey<'_>, (Option<&Device>, Option<&Device>)> = BTreeMap::new();
@@ -94,7 +95,7 @@ pub fn match_devices(before: &[Device], now: &[Device]) -> Vec<DeviceMapEntry> {
     moves.collect()
 }
 
-/// Platform, boot, local id, and the how-manieth device of these on that host.
+/// Platform, boot, local id, and the number of the device among those with the same three.
 type DevicePlaceKey<'a> = (&'a str, &'a str, i32, usize);
 
 fn by_place(devices: &[Device]) -> Vec<(DevicePlaceKey<'_>, &Device)> {

@@ -1,13 +1,14 @@
 //! The devices of a run, decoded from the topology values that JAX workers publish.
 //!
 //! Every process writes `<platform>:local_topology/<platform>/<process>`; process 0 gathers them into
-//! `<platform>:global_topology/<platform>`. The global value is preferred, because it carries the global ids and
-//! partitions that the processes agreed on; until it exists the local ones are read by the rules by which JAX
-//! gathers them. Values of an unknown shape are left opaque. Begin at `decode`.
+//! `<platform>:global_topology/<platform>`. The global value is preferred, because it carries the global ids
+//! and partitions that the processes agreed on. Until it exists, the local values are combined by the rules
+//! that JAX applies. Values of an unknown shape are ignored. Begin at `decode_topology`.
 
 use std::collections::BTreeMap;
 
-use prost::Message as _;
+use prost::encoding::{WireType, decode_key, decode_varint, skip_field};
+use prost::{DecodeError, Message as _};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -34,6 +35,11 @@ pub struct Device {
     pub boot_id: String,
 }
 
+/// The most devices that are read of the topology of a job, processes counted as well. Values with more are left alone.
+const DEVICES_MAX: usize = 1 << 17;
+/// The longest identity of a boot or name of a platform: each device has a copy.
+const NAME_MAX: usize = 256;
+
 /// Decodes the topology values of a store into devices, ordered by platform and global id.
 pub(super) fn decode_topology(values: &Topology) -> Vec<Device> {
     decode_topology_values(values.values().map(|(key, value)| (key, value.as_ref())))
@@ -45,14 +51,26 @@ pub fn decode_topology_values<'a>(
 ) -> Vec<Device> {
     let mut global: BTreeMap<&str, xla::GlobalTopologyProto> = BTreeMap::new();
     let mut local: BTreeMap<&str, Vec<xla::LocalTopologyProto>> = BTreeMap::new();
+    let mut left = DEVICES_MAX;
     for (key, value) in values {
+        let (TopologyKey::Global { platform } | TopologyKey::Local { platform }) = key;
+        // A device of two bytes becomes hundreds: they are counted before they are decoded.
+        let counted = match key {
+            TopologyKey::Global { .. } => count_all(value),
+            TopologyKey::Local { .. } => count(value),
+        };
+        let Ok(Some(rest)) = counted.map(|count| left.checked_sub(count?)) else { continue };
+        if platform.len() > NAME_MAX {
+            continue;
+        }
+        left = rest;
         match key {
-            TopologyKey::Global { platform } => {
+            TopologyKey::Global { .. } => {
                 if let Ok(topology) = xla::GlobalTopologyProto::decode(value) {
                     global.insert(platform, topology);
                 }
             }
-            TopologyKey::Local { platform } => {
+            TopologyKey::Local { .. } => {
                 if let Ok(topology) = xla::LocalTopologyProto::decode(value) {
                     local.entry(platform).or_default().push(topology);
                 }
@@ -73,19 +91,65 @@ pub fn decode_topology_values<'a>(
     devices
 }
 
+/// Counts the processes and devices of a `GlobalTopologyProto`; none if a text of it is too long.
+fn count_all(value: &[u8]) -> Result<Option<usize>, DecodeError> {
+    let mut total = Some(0_usize);
+    each_field(value, |tag, process| {
+        if tag == 1 {
+            let count = count(process)?;
+            total = total.and_then(|total| total.checked_add(count?));
+        }
+        Ok(())
+    })?;
+    Ok(total)
+}
+
+/// Counts the process and the devices of a `LocalTopologyProto`; none if a text of it is too long.
+fn count(value: &[u8]) -> Result<Option<usize>, DecodeError> {
+    let (mut devices, mut is_short) = (1, true);
+    each_field(value, |tag, bytes| {
+        match tag {
+            2 => is_short &= bytes.len() <= NAME_MAX,
+            3 => devices += 1,
+            _ => {}
+        }
+        Ok(())
+    })?;
+    Ok(is_short.then_some(devices))
+}
+
+/// Calls `take` with the number and the bytes of each field of a message that has a length of its own.
+fn each_field(
+    mut message: &[u8],
+    mut take: impl FnMut(u32, &[u8]) -> Result<(), DecodeError>,
+) -> Result<(), DecodeError> {
+    while !message.is_empty() {
+        let (tag, wire_type) = decode_key(&mut message)?;
+        let field = message;
+        if wire_type == WireType::LengthDelimited {
+            let mut bytes = message;
+            let length = usize::try_from(decode_varint(&mut bytes)?).unwrap_or(usize::MAX);
+            if let Some(bytes) = bytes.get(..length) {
+                take(tag, bytes)?;
+            }
+        }
+        message = field;
+        skip_field(wire_type, tag, &mut message, prost::encoding::DecodeContext::default())?;
+    }
+    Ok(())
+}
+
 fn push_devices(
     platform: &str,
     processes: &[xla::LocalTopologyProto],
     gathered: bool,
     devices: &mut Vec<Device>,
 ) {
-    // Where no process names its partition, JAX numbers the hosts in the order of their first process.
-    let mut boots: Vec<&str> = Vec::new();
+    // If no process names its partition, JAX numbers the hosts in the order of their first process.
+    let mut boots: BTreeMap<&str, usize> = BTreeMap::new();
     for process in processes {
-        let boot = boots.iter().position(|b| *b == process.boot_id).unwrap_or_else(|| {
-            boots.push(&process.boot_id);
-            boots.len() - 1
-        });
+        let next = boots.len();
+        let boot = *boots.entry(&process.boot_id).or_insert(next);
         for device in &process.devices {
             let partition = if gathered {
                 Some(device.partition_index)
@@ -178,8 +242,38 @@ mod tests {
     }
 
     #[test]
+    fn a_value_makes_no_more_of_itself_in_memory_than_a_bound() {
+        let (one, two) = (key("cpu:local_topology/cpu/0"), key("cpu:local_topology/cpu/1"));
+        let devices = |count: usize| {
+            let mut value =
+                xla::LocalTopologyProto { boot_id: "h".into(), ..Default::default() }.encode_to_vec();
+            // Field 3, empty: a device of two bytes.
+            value.extend([0x1a, 0].repeat(count));
+            value
+        };
+        let read =
+            |first: &[u8], second: &[u8]| decode_topology_values([(&one, first), (&two, second)]).len();
+        let most = devices(DEVICES_MAX - 1);
+        assert_eq!(read(&most, &[]), DEVICES_MAX - 1);
+        assert_eq!(read(&devices(DEVICES_MAX), &devices(3)), 3, "one value with too many is left alone");
+        assert_eq!(read(&devices(10), &most), 10, "and one that is too many beside another");
+        let mut named = process(0, &"h".repeat(NAME_MAX), None, &[0]);
+        assert_eq!(read(&named.encode_to_vec(), &[]), 1);
+        named.boot_id.push('h');
+        assert_eq!(read(&named.encode_to_vec(), &devices(1)), 1, "each device would have a copy");
+        let all = xla::GlobalTopologyProto { processes: vec![process(0, "h", None, &[1]); DEVICES_MAX / 2] };
+        let global = key("cpu:global_topology/cpu");
+        assert_eq!(
+            decode_topology_values([(&global, all.encode_to_vec().as_slice())]).len(),
+            DEVICES_MAX / 2
+        );
+        let empty = xla::GlobalTopologyProto { processes: vec![process(0, "h", None, &[]); DEVICES_MAX + 1] };
+        assert!(count_all(&empty.encode_to_vec()).is_ok_and(|count| count > Some(DEVICES_MAX)));
+    }
+
+    #[test]
     fn an_explicit_partition_is_taken_and_the_unknown_is_left_alone() {
-        // A later release may add fields: number 60, a string.
+        // A later release may add fields; this one is number 60, a string.
         let mut bytes = process(0, "h", Some(5), &[0]).encode_to_vec();
         bytes.extend_from_slice(&[0xe2, 0x03, 2, b'h', b'i']);
         let (good, bad) = (key("tpu:local_topology/tpu/0"), key("tpu:local_topology/tpu/1"));

@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 use super::ids::{TaskId, Timestamp};
 use crate::cow::{CowMap, EntryWeight, Weight};
 
-/// One value.
+/// One value of the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct StoreEntry {
     pub value: Bytes,
-    /// When it was written last.
+    /// The time of the last write.
     pub at: Timestamp,
-    /// Who wrote it last, where the connection told.
+    /// The task that wrote it last, where the connection identifies it.
     pub by: Option<TaskId>,
 }
 
@@ -26,10 +26,10 @@ impl StoreEntry {
     }
 }
 
-/// Entries by their keys.
+/// The entries by key.
 pub(super) type StoreEntries = CowMap<Bytes, StoreEntry, 256, ByteWeight>;
 
-/// An entry weighs as much as its key and its value are long.
+/// The weight of an entry: the length of its key and its value.
 pub(super) struct ByteWeight;
 
 impl EntryWeight<Bytes, StoreEntry> for ByteWeight {
@@ -38,24 +38,24 @@ impl EntryWeight<Bytes, StoreEntry> for ByteWeight {
     }
 }
 
-/// What is below a directory, as it was at one moment.
+/// The entries below a directory, as they were at one moment.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Directory(pub(super) StoreEntries);
 
 impl Directory {
-    /// How many entries it has.
+    /// Returns the number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether it has none.
+    /// Returns whether there is no entry.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The entries, in byte order of their normalised keys.
+    /// Returns the entries, in byte order of their normalised keys.
     pub fn iter(&self) -> impl Iterator<Item = (&Bytes, &Bytes)> {
         self.0.iter().map(|(key, entry)| (key, &entry.value))
     }

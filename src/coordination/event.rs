@@ -1,6 +1,6 @@
 //! The events of a job: every change of state, with its time, run and reason.
 //!
-//! The engine numbers, keeps and publishes them. Begin at [`Change`].
+//! The engine numbers, keeps and publishes them. Begin at [`EventKind`].
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,35 +12,35 @@ use super::actor::Actor;
 use super::exclusion::ExclusionTarget;
 use super::ids::{ExclusionId, JobId, RunNumber, TaskId, TaskIncarnation, Timestamp};
 
-/// One change of state.
+/// One event of a job: a change of state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobEvent {
-    /// When.
+    /// The time of the change.
     pub at: Timestamp,
-    /// In which job.
+    /// The job.
     pub job: JobId,
-    /// In which of its runs.
+    /// The run of the job.
     pub run: RunNumber,
-    /// What changed.
+    /// The change.
     pub what: EventKind,
-    /// Why, in a sentence.
+    /// The reason, in a sentence.
     pub reason: String,
 }
 
-/// How a run ended.
+/// The outcome of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RunOutcome {
     /// Every task shut down.
     Completed,
-    /// A task failed, and with it the run.
+    /// A task failed and ended the run.
     Failed,
     /// The last live task of a recoverable run was lost.
     Abandoned,
 }
 
 impl RunOutcome {
-    /// Its name, as in JSON.
+    /// Returns the name of the outcome, as in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -54,13 +54,13 @@ impl RunOutcome {
 /// The first error of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FirstCause {
-    /// When it happened.
+    /// The time of the error.
     pub at: Timestamp,
-    /// The task that it came from, where one is known.
+    /// The task that caused it, where one is known.
     pub task: Option<TaskId>,
-    /// What happened, as clients are told.
+    /// The error, as clients receive it.
     pub error: String,
-    /// The same in few words.
+    /// A short form of the error.
     #[serde(default)]
     pub why: String,
 }
@@ -71,11 +71,11 @@ pub struct FirstCause {
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum FailureClass {
-    /// No heartbeat came in time.
+    /// No heartbeat arrived in time.
     HeartbeatTimeout,
-    /// Its connection broke, and it was not heard again in time.
+    /// Its connection broke, and the task did not return in time.
     ConnectionLost,
-    /// Another life of it spoke up in a run that does not survive that.
+    /// Another incarnation of the task called, in a run that does not survive a restart.
     Restarted,
     /// It reported an error of its own.
     Reported,
@@ -97,7 +97,7 @@ impl FailureClass {
         Self::Consequence,
     ];
 
-    /// Its name, as in JSON.
+    /// Returns the name of the class, as in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -116,218 +116,218 @@ impl FailureClass {
 #[serde(rename_all = "kebab-case", tag = "kind")]
 #[schema(as = Change)]
 pub enum EventKind {
-    /// A job exists.
+    /// A job was declared.
     JobDeclared {
-        /// Who asked for it; `None` if the service was configured so.
+        /// The operator; `None` if the job is part of the server's configuration.
         #[serde(default)]
         actor: Option<Actor>,
     },
-    /// A run waits for its tasks to register.
+    /// A run opened and waits for its tasks to register.
     RunOpened,
-    /// A task has come and waits for the others.
+    /// A task registered and waits for the others.
     TaskRegistering {
-        /// Which.
+        /// The task.
         task: TaskId,
-        /// Which life of it.
+        /// The incarnation.
         incarnation: TaskIncarnation,
-        /// From where.
+        /// The address of its process.
         #[schema(value_type = Option<String>)]
         peer: Option<SocketAddr>,
     },
-    /// A task takes part.
+    /// A task is connected.
     TaskConnected {
-        /// Which.
+        /// The task.
         task: TaskId,
-        /// Which life of it.
+        /// The incarnation.
         incarnation: TaskIncarnation,
-        /// It has been in this run before.
+        /// Whether it was connected in this run before.
         again: bool,
     },
     /// Two processes claim the same task; the newer one holds it.
     TaskSuperseded {
-        /// Which.
+        /// The task.
         task: TaskId,
-        /// The life that lost.
+        /// The incarnation that was replaced.
         old: TaskIncarnation,
-        /// Where that one was.
+        /// The address of its process.
         #[schema(value_type = Option<String>)]
         old_peer: Option<SocketAddr>,
-        /// The life that holds it now.
+        /// The incarnation that replaced it.
         new: TaskIncarnation,
-        /// Where that one is.
+        /// The address of its process.
         #[schema(value_type = Option<String>)]
         new_peer: Option<SocketAddr>,
     },
-    /// A task's connection broke; it may still come back.
+    /// A task's connection broke; the task may still return.
     TaskSuspected {
-        /// Which.
+        /// The task.
         task: TaskId,
     },
-    /// A suspected task was heard again in time.
+    /// A suspected task returned in time.
     TaskReturned {
-        /// Which.
+        /// The task.
         task: TaskId,
     },
-    /// A task left in good order.
+    /// A task disconnected in good order.
     TaskDisconnected {
-        /// Which.
+        /// The task.
         task: TaskId,
     },
     /// A task failed.
     TaskFailed {
-        /// Which.
+        /// The task.
         task: TaskId,
-        /// What kind of failure that is.
+        /// The kind of failure.
         #[serde(default)]
         class: FailureClass,
     },
-    /// A call of an earlier life or run was turned away. Said once for each life and connection.
+    /// A call of an earlier incarnation or run was refused. Reported once for each connection.
     Fenced {
-        /// Which task, where that is known.
+        /// The task, where it is known.
         task: Option<TaskId>,
     },
     /// The first arrival at a barrier.
     BarrierStarted {
-        /// Its id.
+        /// The barrier's id.
         #[schema(value_type = String)]
         barrier: Arc<str>,
-        /// Which use of it.
+        /// The counter of the instance.
         counter: i64,
     },
     /// A barrier passed.
     BarrierPassed {
-        /// Its id.
+        /// The barrier's id.
         #[schema(value_type = String)]
         barrier: Arc<str>,
-        /// Which use of it.
+        /// The counter of the instance.
         counter: i64,
-        /// Members that it passed without, by the rules for restarted tasks.
+        /// The members without which it passed, by the rules for restarted tasks.
         without: Vec<TaskId>,
     },
-    /// A barrier failed for all who waited at it.
+    /// A barrier failed for all members that waited at it.
     BarrierFailed {
-        /// Its id.
+        /// The barrier's id.
         #[schema(value_type = String)]
         barrier: Arc<str>,
-        /// Which use of it.
+        /// The counter of the instance.
         counter: i64,
     },
-    /// Somebody asked for a coordinated save: the preemption notice is in the store.
+    /// The preemption notice is in the store: a coordinated save was requested.
     PreemptionNoticed,
-    /// Somebody decided that a task or a host takes no part.
+    /// A task or a host was excluded.
     Excluded {
         /// The exclusion's number.
         exclusion: ExclusionId,
-        /// Whom it is about.
+        /// The excluded task or host.
         target: ExclusionTarget,
-        /// The tasks of the present run that it takes out.
+        /// The tasks of the present run that it removes.
         tasks: Vec<TaskId>,
-        /// Who decided it.
+        /// The operator.
         actor: Actor,
     },
-    /// An exclusion is over: whom it was about may register again.
+    /// An exclusion ended: its target may register again.
     Readmitted {
         /// The exclusion's number.
         exclusion: ExclusionId,
-        /// Whom it was about.
+        /// The task or host that was excluded.
         target: ExclusionTarget,
-        /// Who lifted it; `None` if its time was over.
+        /// The operator; `None` if the exclusion expired.
         actor: Option<Actor>,
     },
-    /// An exclusion turned a registration away. Said once for each exclusion.
+    /// An exclusion refused a registration. Reported once for each exclusion.
     RegistrationRefused {
         /// The exclusion's number.
         exclusion: ExclusionId,
-        /// The task that wanted to register.
+        /// The task that tried to register.
         task: TaskId,
-        /// From where.
+        /// The address of its process.
         #[schema(value_type = Option<String>)]
         peer: Option<SocketAddr>,
     },
-    /// An operator asked for a coordinated save.
+    /// An operator requested a coordinated save.
     DrainRequested {
-        /// Who asked.
+        /// The operator.
         actor: Actor,
     },
     /// An operator changed settings of the job.
     SettingsChanged {
-        /// Which, by the names of their settings.
+        /// The names of the changed settings.
         settings: Vec<String>,
-        /// Who did.
+        /// The operator.
         actor: Actor,
     },
     /// An operator deleted the job.
     JobDeleted {
-        /// Who did.
+        /// The operator.
         actor: Actor,
     },
     /// An operator wrote a key of the store.
     KeyWritten {
-        /// Which, as text; long keys are cut.
+        /// The key, as text; long keys are cut.
         key: String,
-        /// Who wrote it.
+        /// The operator.
         actor: Actor,
     },
     /// An operator removed a key of the store and everything below it.
     KeyDeleted {
-        /// Which, as text; long keys are cut.
+        /// The key, as text; long keys are cut.
         key: String,
-        /// Who removed it.
+        /// The operator.
         actor: Actor,
     },
-    /// The first error of the run: its cause. What follows is its consequence.
+    /// The first error of the run: the cause of those that follow.
     FirstCause {
-        /// The task that it came from, where one is known.
+        /// The task that caused it, where one is known.
         task: Option<TaskId>,
     },
-    /// Something in what is measured wants a look.
+    /// A detector opened a finding.
     FindingOpened {
-        /// Which detector says so.
+        /// The name of the detector.
         #[schema(value_type = String)]
         finding: Arc<str>,
-        /// The tasks that it is about: a few of them.
+        /// Some of the tasks that the finding names.
         tasks: Vec<TaskId>,
     },
-    /// It wants a look no more.
+    /// A detector closed a finding.
     FindingClosed {
-        /// Which detector says so.
+        /// The name of the detector.
         #[schema(value_type = String)]
         finding: Arc<str>,
     },
-    /// A worker reported transfers that failed. Many for one reason are told of together.
+    /// A worker reported failed transfers. Many failures with one reason are one event.
     TransferFailed {
-        /// The task that reported it, or the last one.
+        /// The task that reported the failure; of several, the last one.
         task: TaskId,
         /// The task at the other end.
         with: TaskId,
-        /// Why: one of a fixed few words.
+        /// The reason: one of a few fixed words.
         #[schema(value_type = String)]
         error: Arc<str>,
-        /// How many failures this tells of.
+        /// The number of failures in this event.
         count: u64,
     },
-    /// The run is over.
+    /// The run ended.
     RunEnded {
-        /// How.
+        /// The outcome.
         outcome: RunOutcome,
     },
 }
 
-/// What a change is about, besides its job and its run.
+/// The subject of an event, besides its job and its run.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Subject<'a> {
-    /// The task, if it is about one.
+    /// The task, if the event is about one.
     pub task: Option<TaskId>,
     /// The address of that task's process.
     pub peer: Option<SocketAddr>,
-    /// The barrier, and which use of it.
+    /// The barrier and the counter of the instance.
     pub barrier: Option<(&'a str, i64)>,
-    /// How the run ended.
+    /// The outcome of the run, if it ended.
     pub outcome: Option<&'static str>,
 }
 
 impl EventKind {
-    /// The kind of the change, by the name that it has in JSON.
+    /// Returns the kind of the event, by its name in JSON.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -361,7 +361,7 @@ impl EventKind {
         }
     }
 
-    /// Whether the change is about a task, alone or among others.
+    /// Returns whether the event is about a task, alone or among others.
     #[must_use]
     pub fn is_about_task(&self, task: TaskId) -> bool {
         match self {
@@ -373,7 +373,7 @@ impl EventKind {
         }
     }
 
-    /// What the change is about.
+    /// Returns the subject of the event.
     #[must_use]
     pub fn about(&self) -> Subject<'_> {
         match self {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::event::{EventKind, FailureClass, JobEvent};
 use super::ids::{JobId, RunNumber, TaskId, TaskIncarnation, Timestamp};
 
-/// A change that several tasks undergo at the same moment.
+/// A change that happens to several tasks at the same moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum TaskChange {
     Connected,
@@ -43,7 +43,8 @@ enum QueuedEvents {
     },
 }
 
-/// Events name their kind in a field, which only self-describing formats can restore.
+/// Serialises events as JSON: they name their kind in a field, which only self-describing formats can
+/// restore.
 mod as_json {
     use serde::de::Error as _;
     use serde::ser::Error as _;
@@ -60,7 +61,7 @@ mod as_json {
     }
 }
 
-/// Events to be published, the oldest first.
+/// The unpublished events, the oldest first.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct EventQueue(VecDeque<QueuedEvents>);
 
@@ -73,7 +74,7 @@ impl EventQueue {
         self.0.push_back(QueuedEvents::One(Box::new(event)));
     }
 
-    /// Adds an event for each of `tasks`, which are the tasks' present incarnations.
+    /// Adds an event for each of `tasks`, which are given with their present incarnations.
     pub fn push_for_tasks(
         &mut self,
         at: Timestamp,
@@ -85,7 +86,7 @@ impl EventQueue {
         self.0.push_back(QueuedEvents::OfTasks { at, run, change, reason: reason.to_owned(), tasks });
     }
 
-    /// Takes out the oldest event.
+    /// Removes and returns the oldest event.
     pub fn pop(&mut self, job: JobId) -> Option<JobEvent> {
         loop {
             match self.0.front_mut()? {

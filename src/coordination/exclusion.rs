@@ -5,6 +5,7 @@
 //! service sees addresses, and a name could resolve to another host tomorrow. Exclusions are found by number, by
 //! target and by expiry; numbers are never used twice. Begin at [`ExclusionTable`].
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::net::IpAddr;
@@ -16,35 +17,36 @@ use super::actor::{Actor, Reason};
 use super::ids::{ExclusionId, TaskId, Timestamp};
 use super::settings::Bounds;
 
-/// An exclusion that is in force, and the tasks, ascending, that it has still to take out of the run.
+/// An exclusion in force and the tasks, ascending, that it has still to remove from the run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PendingEviction {
     pub exclusion: ExclusionId,
     pub tasks: VecDeque<TaskId>,
 }
 
-/// Whom an exclusion is about.
+/// The target of an exclusion.
 ///
-/// A host is an address, not a name: the service sees addresses, and a name that resolves to another one tomorrow
-/// would move the exclusion unseen.
+/// A host is an address, not a name: the service sees addresses, and if a name resolved to another address
+/// tomorrow, the exclusion would silently move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ExclusionTarget {
     /// A task, wherever it runs.
     Task(TaskId),
-    /// A host: whatever task registers from it.
+    /// A host: any task that registers from it.
     Host(IpAddr),
 }
 
 impl ExclusionTarget {
-    /// A host in the one form in which it is compared: IPv4 addresses that arrive on an IPv6 socket are IPv4.
+    /// Returns a host in the canonical form that is compared: an IPv4 address that arrived on an IPv6 socket
+    /// becomes IPv4.
     #[must_use]
     pub fn host(address: IpAddr) -> Self {
         Self::Host(address.to_canonical())
     }
 }
 
-/// As it stands in JSON; the derivation knows no addresses.
+/// The schema is written by hand: it must match the JSON, and the derive macro has none for addresses.
 impl utoipa::PartialSchema for ExclusionTarget {
     fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
         use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder};
@@ -64,7 +66,7 @@ impl utoipa::PartialSchema for ExclusionTarget {
 }
 
 impl ToSchema for ExclusionTarget {
-    fn name() -> std::borrow::Cow<'static, str> {
+    fn name() -> Cow<'static, str> {
         "Target".into()
     }
 }
@@ -78,28 +80,28 @@ impl fmt::Display for ExclusionTarget {
     }
 }
 
-/// How an exclusion came to its end.
+/// The way in which an exclusion ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 #[schema(as = ExclusionEnd)]
 pub enum ExclusionEndKind {
-    /// Its time was over.
+    /// It expired.
     Expired,
-    /// Somebody lifted it.
+    /// An operator lifted it.
     Lifted,
 }
 
-/// How, when and why an exclusion ended.
+/// The time, kind and reason of the end of an exclusion.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = ExclusionEnded)]
 pub struct ExclusionEndRecord {
-    /// When.
+    /// The time.
     pub at: Timestamp,
-    /// How.
+    /// The way in which it ended.
     pub how: ExclusionEndKind,
-    /// Who lifted it.
+    /// The operator who lifted it.
     pub actor: Option<Actor>,
-    /// Why they did.
+    /// The operator's reason.
     pub reason: Option<Reason>,
 }
 
@@ -112,21 +114,21 @@ pub(super) struct Exclusion {
     pub reason: Reason,
     pub since: Timestamp,
     pub expires_at: Option<Timestamp>,
-    /// How many registrations it has turned away.
+    /// The number of registrations that it has refused.
     pub refused: u64,
     pub last_refused_at: Option<Timestamp>,
 }
 
-/// Every exclusion of a job that is in force, and the last of those that are over.
+/// The exclusions of a job: all that are in force, and the latest that have ended.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ExclusionTable {
     in_force: BTreeMap<ExclusionId, Exclusion>,
     by_target: BTreeMap<ExclusionTarget, ExclusionId>,
-    /// The ends that are set, by time.
+    /// The expiry times, ascending.
     expiries: BTreeSet<(Timestamp, ExclusionId)>,
-    /// Those that are over, newest end first.
+    /// The ended exclusions, newest end first.
     past: VecDeque<(Exclusion, ExclusionEndRecord)>,
-    /// How many there have been.
+    /// The greatest number issued so far.
     last_issued: u64,
 }
 
@@ -135,7 +137,7 @@ impl ExclusionTable {
         self.in_force.values()
     }
 
-    /// Those that are over, newest end first.
+    /// Returns the ended exclusions, newest end first.
     pub fn over(&self) -> impl Iterator<Item = &(Exclusion, ExclusionEndRecord)> {
         self.past.iter()
     }
@@ -152,9 +154,9 @@ impl ExclusionTable {
         self.in_force.get(self.by_target.get(&target)?)
     }
 
-    /// The exclusion that keeps a task out that speaks from, or sits at, this host.
+    /// Returns the exclusion in force that matches the task or the host.
     pub fn matching(&self, task: TaskId, host: Option<IpAddr>) -> Option<&Exclusion> {
-        // The usual case, which every call passes through.
+        // Every call passes here, and the usual table is empty.
         if self.in_force.is_empty() {
             return None;
         }
@@ -162,7 +164,7 @@ impl ExclusionTable {
         self.for_target(ExclusionTarget::Task(task)).or_else(by_host)
     }
 
-    /// Whether there has ever been an exclusion of this number.
+    /// Returns whether an exclusion with this number ever existed.
     pub fn has_issued(&self, id: ExclusionId) -> bool {
         (1..=self.last_issued).contains(&id.0)
     }
@@ -187,7 +189,7 @@ impl ExclusionTable {
         id
     }
 
-    /// Ends an exclusion and keeps it among those that are over.
+    /// Ends an exclusion and keeps it among the ended ones.
     pub fn end(&mut self, id: ExclusionId, ended: ExclusionEndRecord, bounds: &Bounds) -> Option<Exclusion> {
         let exclusion = self.in_force.remove(&id)?;
         self.by_target.remove(&exclusion.target);
@@ -199,12 +201,12 @@ impl ExclusionTable {
         Some(exclusion)
     }
 
-    /// Forgets those that are over beyond the bound.
+    /// Drops ended exclusions beyond the bound.
     pub fn trim_ended(&mut self, bounds: &Bounds) {
         self.past.truncate(bounds.exclusions_kept);
     }
 
-    /// Notes that a registration was turned away; `true` for the first one.
+    /// Counts a refused registration; returns `true` for the first one.
     pub fn record_refusal(&mut self, id: ExclusionId, now: Timestamp) -> bool {
         let Some(exclusion) = self.in_force.get_mut(&id) else { return false };
         exclusion.refused += 1;
@@ -212,17 +214,17 @@ impl ExclusionTable {
         exclusion.refused == 1
     }
 
-    /// When the next one expires.
+    /// Returns the time of the next expiry.
     pub fn next_expiry(&self) -> Option<Timestamp> {
         self.expiries.first().map(|(at, _)| *at)
     }
 
-    /// The first one whose time is over.
+    /// Returns the first exclusion that is due to expire.
     pub fn next_expired(&self, now: Timestamp) -> Option<ExclusionId> {
         self.expiries.first().filter(|(at, _)| *at <= now).map(|(_, id)| *id)
     }
 
-    /// Checks that the tables say the same, and their bounds.
+    /// Checks that the tables agree and are within their bounds.
     pub fn check_invariants(&self, bounds: &Bounds) -> Result<(), String> {
         let targets: BTreeMap<ExclusionTarget, ExclusionId> =
             self.in_force.values().map(|exclusion| (exclusion.target, exclusion.id)).collect();

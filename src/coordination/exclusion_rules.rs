@@ -36,14 +36,14 @@ use super::run::Run;
 use super::waiters::{CallSelection, SharedAnswer};
 
 impl Failure {
-    /// The task was taken out by an exclusion: it may come back once that is over.
+    /// Returns whether the failure is an exclusion: the task may come back once that has ended.
     pub(super) fn is_exclusion(&self) -> bool {
         self.code == Code::PermissionDenied && self.service_error.is_some_and(|e| !e.reported)
     }
 }
 
 impl Job {
-    /// Takes a task or a host out.
+    /// Excludes a task or a host.
     #[expect(clippy::too_many_arguments, reason = "what an exclusion is made of")]
     pub(super) fn exclude(
         &mut self,
@@ -87,10 +87,11 @@ impl Job {
         Ok(())
     }
 
-    /// What an exclusion would do. Made by doing it to a copy, so that there is one rule for both.
+    /// Returns the effects of an exclusion. It performs the exclusion on a copy of the job, so that both
+    /// follow the same rules.
     ///
     /// # Errors
-    /// If it would be refused, for any reason but that it ends the run.
+    /// If the exclusion would be refused for any reason except that it ends the run.
     pub(super) fn preview_exclusion(
         &self,
         now: Timestamp,
@@ -109,7 +110,7 @@ impl Job {
         reason: &Reason,
         target: ExclusionTarget,
     ) -> ExclusionPreview {
-        // A copy shares all that the exclusion does not touch.
+        // The copy shares everything that the exclusion does not change.
         let (mut trial, mut effects) = (self.clone(), Vec::new());
         let tasks = self.tasks_excluded_by(target);
         let id = Arc::make_mut(&mut trial.exclusions).add(target, actor.clone(), reason.clone(), now, None);
@@ -152,8 +153,8 @@ impl Job {
         preview
     }
 
-    /// The tasks of the present run that an exclusion is about: the task itself, or those whose present or last life
-    /// registered from the host.
+    /// Returns the tasks of the present run that an exclusion affects: the task itself, or those whose
+    /// present or last incarnation registered from the host.
     pub(super) fn tasks_excluded_by(&self, target: ExclusionTarget) -> Vec<TaskId> {
         match target {
             ExclusionTarget::Task(task) => self.run.task(task).map(|_| task).into_iter().collect(),
@@ -163,7 +164,7 @@ impl Job {
         }
     }
 
-    /// Begins to perform an exclusion that stands in the table upon the present run: [`Self::evict_next_task`] goes on with it.
+    /// Begins to apply an exclusion of the table to the present run; [`Self::evict_next_task`] continues.
     fn enforce_exclusion(
         &mut self,
         now: Timestamp,
@@ -180,20 +181,20 @@ impl Job {
         });
         self.pending_evictions.push_back(expulsion);
         if self.pending_evictions.len() == 1 {
-            // A single task is out at once.
+            // A single task is evicted with the command itself.
             self.evict_next_task(now, effects, &mut 1);
         }
     }
 
-    /// Takes the next task out of the run of which an exclusion that is in force says so.
+    /// Removes the next task of a pending eviction from the run.
     pub(super) fn evict_next_task(&mut self, now: Timestamp, effects: &mut Vec<Effect>, budget: &mut usize) {
-        // To take a task out costs as much as to answer so many calls.
+        // The cost of an eviction, in answers.
         const COST: usize = 16;
         *budget = budget.saturating_sub(COST);
         let Some(expulsion) = self.pending_evictions.front_mut() else { return };
         let exclusion = self.exclusions.get(expulsion.exclusion).cloned();
         let (Some(exclusion), Some(task)) = (exclusion, expulsion.tasks.pop_front()) else {
-            // It is performed, or over before it was.
+            // The eviction is complete, or the exclusion ended first.
             self.pending_evictions.pop_front();
             return;
         };
@@ -222,12 +223,12 @@ impl Job {
         }
     }
 
-    /// Whether an exclusion is in force that will take the task out of the run.
+    /// Returns whether a pending eviction will remove the task from the run.
     pub(super) fn is_eviction_pending(&self, id: TaskId) -> bool {
         self.pending_evictions.iter().any(|expulsion| expulsion.tasks.binary_search(&id).is_ok())
     }
 
-    /// Ends an exclusion before its time.
+    /// Ends an exclusion on an operator's command.
     pub(super) fn readmit(
         &mut self,
         now: Timestamp,
@@ -250,7 +251,7 @@ impl Job {
         Ok(())
     }
 
-    /// Ends every exclusion whose time is over.
+    /// Ends every exclusion that has expired.
     pub(super) fn expire_exclusions(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
         while let Some(id) = self.exclusions.next_expired(now) {
             let ended =
@@ -284,7 +285,7 @@ impl Job {
         });
     }
 
-    /// What a registration of an excluded task, or from an excluded host, is answered.
+    /// Returns the refusal of a registration of an excluded task or from an excluded host.
     pub(super) fn registration_refusal(
         &mut self,
         now: Timestamp,
@@ -304,7 +305,8 @@ impl Job {
         Some(failure)
     }
 
-    /// What any other call of an excluded task is answered, even when the exclusion is over: its life has ended with it.
+    /// Returns the refusal of any other call of an excluded task. It holds even after the exclusion, because
+    /// the exclusion ended that incarnation.
     pub(super) fn exclusion_refusal(&self, task: TaskId, peer: Option<SocketAddr>) -> Option<Failure> {
         if let Some(exclusion) = self.exclusions.matching(task, peer.map(|peer| peer.ip())) {
             return Some(exclusion.refusal(self.name.as_str(), task));
@@ -313,7 +315,7 @@ impl Job {
         Some(failure.as_ref().clone())
     }
 
-    /// Excuses the tasks of a new run that are excluded by number.
+    /// Exempts the tasks of a new run that are excluded by number.
     pub(super) fn exempt_excluded_tasks(&mut self) {
         if !self.settings.recoverable {
             return;
@@ -328,7 +330,7 @@ impl Job {
 }
 
 impl Exclusion {
-    /// The task that it is about, if it is about one.
+    /// Returns the target task, if the target is one.
     pub(super) fn task(&self) -> Option<TaskId> {
         match self.target {
             ExclusionTarget::Task(task) => Some(task),
@@ -336,7 +338,7 @@ impl Exclusion {
         }
     }
 
-    /// What a process of the task is told. Final for its client, which shows it and ends.
+    /// Returns the refusal for a process of the task. It is final: the client shows it and exits.
     fn refusal(&self, job: &str, task: TaskId) -> Failure {
         let whom = match self.target {
             ExclusionTarget::Task(_) => format!("Task {task} of job {job} is excluded"),
@@ -361,7 +363,7 @@ impl Exclusion {
 }
 
 impl Run {
-    /// Takes a task out: its calls are answered, and it fails if it takes part.
+    /// Evicts a task: answers its calls, and fails it if it is connected.
     fn evict_task(
         &mut self,
         cx: &mut TransitionContext<'_>,
@@ -376,7 +378,7 @@ impl Run {
         let text = format!("The run was ended: {} was {why}", self.describe(id));
         let told = Arc::new(Failure::from_service(Code::Aborted, text).with_cause(why));
         if !self.expect_task(id).recoverable && self.ended.is_none() {
-            // Before anything that follows from it fails.
+            // Recorded before any consequence of the eviction fails.
             self.record_first_cause(cx, Some(id), &told);
         }
         self.fail_pending_calls(cx, id, failure, own);
@@ -384,7 +386,7 @@ impl Run {
         self.propagate_error(cx, Some(id), &told);
     }
 
-    /// Answers every call that waits in the name of a task, and all that waits on connections that are its alone.
+    /// Answers every waiting call of a task, and all calls on connections that only this task uses.
     fn fail_pending_calls(
         &mut self,
         cx: &mut TransitionContext<'_>,
@@ -405,7 +407,7 @@ impl Run {
         self.cancel_live_set_calls_of(id, failure);
         self.answer_poll(cx, id, failure);
         for connection in own.iter().copied() {
-            // Later calls are refused, for as long as the exclusion is in force.
+            // Later calls are refused as long as the exclusion is in force.
             if let Some(last) = self.waiters.last().filter(|_| self.waiters.count_on(connection) > 0) {
                 let calls = CallSelection::OnConnection(connection, last);
                 self.waiters.queue_answer(calls, SharedAnswer::Failed(Arc::clone(failure)));
@@ -413,7 +415,7 @@ impl Run {
         }
     }
 
-    /// How the run would end if these tasks were lost to it; `None` if it would go on, or has ended.
+    /// Returns how the run would end without these tasks; `None` if it would go on or has ended.
     fn run_outcome_without(&self, tasks: &[TaskId]) -> Option<RunOutcome> {
         let connected = tasks.iter().map(|id| self.expect_task(*id)).filter(|task| task.is_connected());
         let (mut lost, mut needed) = (0, false);
@@ -430,7 +432,8 @@ impl Run {
         }
     }
 
-    /// Nothing waits for the task until it registers again. `by_number`: whichever host it comes from.
+    /// Exempts the task: nothing waits for it until it registers again. `by_number`: the exclusion holds for
+    /// every host.
     fn exempt_from_barriers(&mut self, cx: &mut TransitionContext<'_>, id: TaskId, by_number: bool) {
         let may_miss = match self.started_at {
             Some(_) => self.expect_task(id).recoverable,
@@ -441,7 +444,7 @@ impl Run {
         }
     }
 
-    /// An exclusion by number is over. A run that still forms waits for the task again.
+    /// Handles the end of an exclusion by number: a run that still forms waits for the task again.
     fn require_again(&mut self, id: TaskId) {
         if self.started_at.is_some() || self.task(id).is_none() {
             return;

@@ -34,12 +34,12 @@ pub enum Code {
     Unavailable,
     DataLoss,
     Unauthenticated,
-    /// A number that gRPC does not know, kept as it came.
+    /// A number without a gRPC name, as it was reported.
     Other(i32),
 }
 
 impl Code {
-    /// Those that have a name, in the order of their numbers, from 1.
+    /// The codes that have a name, in ascending order from 1.
     pub(crate) const NAMED: [(Self, i32, &str); 16] = [
         (Self::Cancelled, 1, "CANCELLED"),
         (Self::Unknown, 2, "UNKNOWN"),
@@ -59,7 +59,7 @@ impl Code {
         (Self::Unauthenticated, 16, "UNAUTHENTICATED"),
     ];
 
-    /// The code with this number; `None` for 0, which is no failure.
+    /// Returns the code with this number; `None` for 0, which is success.
     #[must_use]
     pub fn from_number(number: i32) -> Option<Self> {
         if number == 0 {
@@ -69,7 +69,7 @@ impl Code {
         Some(named.map_or(Self::Other(number), |(code, _, _)| *code))
     }
 
-    /// The number, as it was reported.
+    /// Returns the number, as it was reported.
     #[must_use]
     pub fn number(self) -> i32 {
         match self {
@@ -88,24 +88,24 @@ impl fmt::Display for Code {
     }
 }
 
-/// Marks an error as the service's own word about a task (`CoordinationServiceError`).
+/// A mark on errors that the service itself states (`CoordinationServiceError`).
 ///
-/// Clients read its presence as "the service said so", its absence as "the transport failed".
+/// Clients take an error with this mark for the service's statement, and one without it for a transport
+/// failure.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceError {
-    /// A task reported the error itself.
+    /// Whether a task reported the error itself.
     pub reported: bool,
-    /// The task that the error came from; `None` for errors about the caller's own call.
+    /// The task that caused the error; `None` for errors about the caller's own call.
     pub source: Option<TaskId>,
 }
 
-/// The barrier instance that a failure speaks of (`BarrierError`). Clients take their next
-/// counter from it.
+/// The barrier instance that a failure is about (`BarrierError`). Clients take their next counter from it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BarrierRef {
     /// The barrier's id.
     pub id: Arc<str>,
-    /// The instance, as the service counts.
+    /// The service's counter of the instance.
     pub counter: i64,
 }
 
@@ -113,56 +113,57 @@ pub struct BarrierRef {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{code}: {message}")]
 pub struct Failure {
-    /// What kind of failure.
+    /// The status code.
     pub code: Code,
-    /// What happened, for people. May be longer than the wire carries.
+    /// The message for people. It may be longer than the wire carries.
     pub message: String,
-    /// The same in few words, where the message keeps to those that clients and their users know. Never on the wire.
+    /// A short cause for people, where the message keeps to the text that clients and users know. Never on
+    /// the wire.
     #[serde(default)]
     pub cause: Option<Arc<str>>,
-    /// Present when the service itself speaks (nearly always).
+    /// The mark of the service's own statements (nearly all failures have it).
     pub service_error: Option<ServiceError>,
     /// Present when a barrier instance failed.
     pub barrier: Option<BarrierRef>,
-    /// Present when the caller spoke to another service incarnation than this one. Fatal to clients.
+    /// The present service incarnation, if the caller named another one. Fatal to clients.
     pub service_mismatch: Option<ServiceIncarnation>,
 }
 
 impl Failure {
-    /// The service's own word about the caller's own call.
+    /// Returns a failure that the service states about the caller's own call.
     #[must_use]
     pub fn from_service(code: Code, message: impl Into<String>) -> Self {
         Self { service_error: Some(ServiceError::default()), ..Self::without_details(code, message) }
     }
 
-    /// A failure without details, which clients read like one of the transport.
+    /// Returns a failure without details, which clients read like a transport failure.
     #[must_use]
     pub fn without_details(code: Code, message: impl Into<String>) -> Self {
         let (message, cause) = (message.into(), None);
         Self { code, message, cause, service_error: None, barrier: None, service_mismatch: None }
     }
 
-    /// The same failure, with what happened in few words.
+    /// Returns the same failure with a short cause.
     #[must_use]
     pub fn with_cause(mut self, cause: &str) -> Self {
         self.cause = Some(cause.into());
         self
     }
 
-    /// What happened, in as few words as there are for it.
+    /// Returns the short cause, or the message if there is none.
     #[must_use]
     pub fn summary(&self) -> &str {
         self.cause.as_deref().unwrap_or(&self.message)
     }
 
-    /// The same failure, naming the task that it came from.
+    /// Returns the same failure with the task that caused it.
     #[must_use]
     pub fn with_source(mut self, task: TaskId) -> Self {
         self.service_error.get_or_insert_default().source = Some(task);
         self
     }
 
-    /// The same failure, about this barrier instance.
+    /// Returns the same failure with this barrier instance.
     #[must_use]
     pub fn with_barrier(mut self, id: &Arc<str>, counter: i64) -> Self {
         self.service_error.get_or_insert_default();

@@ -10,35 +10,36 @@ use utoipa::ToSchema;
 
 use super::ids::Timestamp;
 
-/// How many points are kept of a task. Eight bytes each: half a KiB a task, 5 MB for ten thousand.
+/// The greatest number of points for one task. A point has eight bytes: half a KiB a task, 5 MB for ten
+/// thousand.
 pub const HISTORY_POINTS: usize = 64;
-/// A moment's unit, in microseconds: 32 bits of them are 497 days.
+/// The unit of a point's time, in microseconds: 32 bits hold 497 days.
 const TIME_UNIT_US: u64 = 10_000;
-/// A gap's unit, in microseconds: 32 bits of them are nearly five days.
+/// The unit of a gap, in microseconds: 32 bits hold nearly five days.
 const GAP_UNIT_US: u64 = 100;
-/// The widest step that gaps are thinned to, as a power of two of moments: 41 s. With it, the points tell of at least
-/// 43 minutes, and of more where heartbeats come farther apart than that.
+/// The longest step, as a power of two of time units: 41 s. With it, the points cover at least 43 minutes,
+/// and more if heartbeats are farther apart.
 const MAX_STEP_LOG2: u32 = 12;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Point {
-    /// When the gap ended, since the course began.
+    /// The end of the gap, since the history began, in time units.
     at: u32,
     gap: u32,
 }
 
-/// The gaps of one task over time: one point a heartbeat until there are too many, then the longest gap of each step of
-/// time, and the steps are doubled as often as it takes. Once they are at their widest, the oldest points go.
+/// The gaps of one task over time: one point for each heartbeat until the table is full, then the longest gap
+/// of each step. The step doubles as often as necessary; at the longest step, the oldest points are dropped.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct HeartbeatHistory {
     began: Timestamp,
-    /// How long a step is, as a power of two of moments.
+    /// The length of a step, as a power of two of time units.
     step: u32,
     points: VecDeque<Point>,
 }
 
 impl HeartbeatHistory {
-    /// A gap has ended.
+    /// Adds a gap that ended at `now`.
     pub fn add(&mut self, now: Timestamp, gap_us: u64) {
         if self.points.is_empty() {
             (self.began, self.step) = (now, 0);
@@ -59,7 +60,8 @@ impl HeartbeatHistory {
         self.points.push_back(point);
     }
 
-    /// Whether the gap belongs to the step of the last point, which is then the longer of both.
+    /// Merges the gap into the last point if both belong to one step; the longer gap stays. Returns whether
+    /// it did.
     fn merge_into_last(&mut self, point: Point) -> bool {
         let step = self.step;
         let Some(last) = self.points.back_mut().filter(|last| last.at >> step == point.at >> step) else {
@@ -71,7 +73,7 @@ impl HeartbeatHistory {
         true
     }
 
-    /// Makes room for one point at least.
+    /// Makes room for at least one point.
     fn downsample(&mut self) {
         while self.points.len() > HISTORY_POINTS * 3 / 4 && self.step < MAX_STEP_LOG2 {
             self.step += 1;
@@ -87,12 +89,12 @@ impl HeartbeatHistory {
         }
     }
 
-    /// Whether there are no more points than may be.
+    /// Returns whether the number of points is within its bound.
     pub fn is_within_bounds(&self) -> bool {
         self.points.len() <= HISTORY_POINTS
     }
 
-    /// The gaps, the oldest first.
+    /// Returns the gaps, the oldest first.
     pub fn view(&self) -> Vec<HeartbeatGap> {
         let moment = |at: u32| Timestamp(self.began.0 + u64::from(at) * TIME_UNIT_US);
         let view =
@@ -101,7 +103,7 @@ impl HeartbeatHistory {
     }
 }
 
-/// As many as fit.
+/// Converts to 32 bits; a larger number becomes the maximum.
 fn saturate_u32(units: u64) -> u32 {
     u32::try_from(units).unwrap_or(u32::MAX)
 }
@@ -110,9 +112,9 @@ fn saturate_u32(units: u64) -> u32 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = GapAt)]
 pub struct HeartbeatGap {
-    /// When the heartbeat came that ended it, to ten milliseconds.
+    /// The time of the heartbeat that ended it, to ten milliseconds.
     pub at: Timestamp,
-    /// How long it was, in microseconds, to a tenth of a millisecond.
+    /// Its length in microseconds, to a tenth of a millisecond.
     pub gap_us: u64,
 }
 
@@ -122,7 +124,7 @@ mod tests {
 
     const SECOND: u64 = 1_000_000;
 
-    /// Heartbeats that far apart, for that long.
+    /// Adds heartbeats from `from` to `until`, `apart` microseconds from one another.
     fn beating(course: &mut HeartbeatHistory, from: u64, until: u64, apart: u64) {
         for at in (from + apart..=until).step_by(usize::try_from(apart).expect("it is short")) {
             course.add(Timestamp(at), apart);

@@ -10,41 +10,42 @@ use utoipa::ToSchema;
 use super::heartbeat_history::{HeartbeatGap, HeartbeatHistory};
 use super::ids::Timestamp;
 
-/// Into how many classes gaps are counted.
+/// The number of classes in which gaps are counted.
 pub const GAP_BUCKETS: usize = 19;
-/// The longest gap of the first class, in microseconds; each further class holds gaps twice as long, and the last one
-/// whatever is longer.
+/// The longest gap of the first class, in microseconds. Each further class holds gaps up to twice as long,
+/// and the last one all longer gaps.
 const FIRST_BUCKET_US: u64 = 1_000;
-/// The longest recent gap is that of this window and the one before.
+/// The length of a window. The longest recent gap is that of the present window and the one before.
 const LONGEST_GAP_WINDOW: Duration = Duration::from_secs(5 * 60);
-/// How many gaps the usual interval is made of: each moves it by this fraction.
+/// The weight of the moving average: each gap moves it by one part in this number.
 const AVERAGED: u64 = 16;
 
 /// Gaps between heartbeats, counted by their length.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Gaps)]
 pub struct GapHistogram {
-    /// How many there were of each class; see [`Gaps::longest_us`].
+    /// The number of gaps in each class. A class holds gaps up to 1 ms, 2 ms, 4 ms and so on; the last one
+    /// holds all longer gaps.
     #[schema(value_type = Vec<u64>)]
     pub counts: [u64; GAP_BUCKETS],
-    /// All of them together, in microseconds.
+    /// The sum of all gaps, in microseconds.
     pub sum_us: u64,
 }
 
 impl GapHistogram {
-    /// The longest gap that belongs to a class, in microseconds; the last class has none.
+    /// Returns the longest gap that belongs to a class, in microseconds; the last class has no limit.
     #[must_use]
     pub fn longest_us(class: usize) -> Option<u64> {
         (class + 1 < GAP_BUCKETS).then(|| FIRST_BUCKET_US << class)
     }
 
-    /// How many gaps were counted.
+    /// Returns the number of gaps.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// Counts those of `other` too.
+    /// Adds the gaps of `other`.
     pub(super) fn add(&mut self, other: &HeartbeatStats) {
         for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
             *mine += u64::from(*theirs);
@@ -58,14 +59,14 @@ fn bucket_of(gap_us: u64) -> usize {
     (doublings as usize).min(GAP_BUCKETS - 1)
 }
 
-/// What is known of the heartbeats of one task in this run.
+/// The statistics of one task's heartbeats in this run.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct HeartbeatStats {
-    /// The last heartbeat; none at the start of a life, and when the service itself was away.
+    /// The last heartbeat; `None` at the start of an incarnation and after the service itself was down.
     last: Option<Timestamp>,
     counts: [u32; GAP_BUCKETS],
     sum_us: u64,
-    /// A moving average of the gaps.
+    /// The moving average of the gaps.
     interval_us: u64,
     window_began: Timestamp,
     longest_us: u64,
@@ -74,7 +75,7 @@ pub(super) struct HeartbeatStats {
 }
 
 impl HeartbeatStats {
-    /// A heartbeat has come.
+    /// Records a heartbeat.
     pub fn record_heartbeat(&mut self, now: Timestamp) {
         let Some(last) = self.last.replace(now) else { return };
         let gap_us = now.0.saturating_sub(last.0);
@@ -95,7 +96,7 @@ impl HeartbeatStats {
         self.history.add(now, gap_us);
     }
 
-    /// What lies between the last heartbeat and the next is no gap of the task's.
+    /// Skips the gap from the last heartbeat to the next one, because the task did not cause it.
     pub fn skip_next_gap(&mut self) {
         self.last = None;
     }
@@ -110,36 +111,36 @@ impl HeartbeatStats {
         })
     }
 
-    /// Whether what is kept of gaps is within its bound.
+    /// Returns whether the history is within its bound.
     pub fn is_within_bounds(&self) -> bool {
         self.history.is_within_bounds()
     }
 
-    /// The gaps over time, the oldest first.
+    /// Returns the gaps over time, the oldest first.
     pub fn course(&self) -> Vec<HeartbeatGap> {
         self.history.view()
     }
 
-    /// The usual interval and the longest recent gap, in microseconds; 0 where there is none yet.
+    /// Returns the usual interval and the longest recent gap, in microseconds; 0 where there is none yet.
     pub fn summary(&self) -> (u64, u64) {
         (self.interval_us, self.longest_us.max(self.longest_before_us))
     }
 }
 
-/// The heartbeats of a task, from its second one in this run on.
+/// The statistics of a task's heartbeats, from its second one in this run on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = PulseView)]
 pub struct HeartbeatStatsView {
-    /// How far apart they usually come, in microseconds: a moving average over about the last sixteen.
+    /// The usual interval, in microseconds: a moving average over about the last sixteen gaps.
     pub interval_us: u64,
     /// The longest gap of the last five to ten minutes, in microseconds.
     pub longest_recent_us: u64,
-    /// All gaps of this run by their length.
+    /// All gaps of this run, by their length.
     pub gaps: GapHistogram,
 }
 
-/// For how long a task has sent no heartbeat, if that is longer than its heartbeats explain: twice its usual interval, and a
-/// second. Until an interval is known it is half of the timeout, as clients have it.
+/// Returns how long a task has sent no heartbeat, if that is more than twice its usual interval and a second.
+/// Until an interval is known it is taken as half of the timeout, which is the clients' default.
 #[must_use]
 pub fn heartbeat_overdue_by(
     last: Option<Timestamp>,

@@ -24,7 +24,7 @@ impl fmt::Display for TaskId {
     }
 }
 
-/// Identifies one life of a task: chosen at random by its client when it starts.
+/// The identity of one life of a task, chosen at random by its client at start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 pub struct TaskIncarnation(pub u64);
 
@@ -34,7 +34,7 @@ impl fmt::Display for TaskIncarnation {
     }
 }
 
-/// Identifies one run of a job: clients learn it when they register and speak only to it.
+/// The identity of one run of a job. Clients learn it at registration and name it in later calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ServiceIncarnation(pub u64);
 
@@ -64,15 +64,15 @@ impl fmt::Display for ExclusionId {
     }
 }
 
-/// A job's place in the coordinator's table; never used again for another job.
+/// The number of a job in the coordinator's table; never used again for another job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct JobId(pub u32);
 
-/// One client connection, for as long as it lasts. Numbered by the driver, never reused.
+/// The number of a client connection. The driver assigns it and never reuses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ConnectionId(pub u64);
 
-/// One call that wants an answer. Numbered by the driver, never reused.
+/// The number of a call. The driver assigns it and never reuses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct CallId(pub u64);
 
@@ -83,17 +83,17 @@ pub struct CallId(pub u64);
 pub struct JobName(Arc<str>);
 
 impl JobName {
-    /// The name of the job that callers reach when they name none.
+    /// The name of the job of callers that name none.
     pub const DEFAULT: &str = "default";
 
-    /// The name as text.
+    /// Returns the name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-// So that a table by name can be asked with plain text.
+// Lets a table by name be searched with plain text.
 impl std::borrow::Borrow<str> for JobName {
     fn borrow(&self) -> &str {
         self.as_str()
@@ -112,7 +112,7 @@ impl fmt::Display for JobName {
     }
 }
 
-/// Why a text is no job name.
+/// The error for a text that is not a job name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not a job name: use 1 to 63 lower-case letters, digits or hyphens, beginning and ending with a letter or digit"

@@ -22,21 +22,21 @@ use super::event::JobEvent;
 use super::ids::{CallId, ConnectionId, JobId, JobName, ServiceIncarnation, TaskId};
 use super::settings::JobSettings;
 
-/// How a connection ended: the evidence that is kept of it.
+/// The way in which a connection ended: evidence about the tasks that used it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ConnectionEnd {
     /// The peer closed it in good order.
     Closed,
-    /// The peer's host reset it, as it does when the process is gone.
+    /// The peer's host reset it, which it does when the process has ended.
     Reset,
-    /// The peer's host did not answer any more.
+    /// The peer's host stopped responding.
     TimedOut,
-    /// Something else, in the transport's words.
+    /// Another failure, in the transport's words.
     Broken(String),
 }
 
 impl ConnectionEnd {
-    /// What happened to a connection, in a word; [`fmt::Display`] has the words that clients are told.
+    /// Returns a short description of the end; [`fmt::Display`] writes the text that clients receive.
     #[must_use]
     pub fn word(&self) -> String {
         match self {
@@ -59,41 +59,41 @@ impl fmt::Display for ConnectionEnd {
     }
 }
 
-/// What an observer of a job has found.
+/// A finding that an observer of a job opened or closed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FindingNote {
     /// The name of the finding.
     pub finding: Arc<str>,
-    /// It holds from now on; otherwise it holds no more.
+    /// Whether the finding opens; otherwise it closes.
     pub open: bool,
-    /// The tasks that it is about: a few of them.
+    /// Some of the tasks that it names.
     pub tasks: Vec<TaskId>,
-    /// What it is, in a sentence.
+    /// The finding, in a sentence.
     pub reason: String,
 }
 
-/// What a worker has reported of a transfer that failed.
+/// A worker's report of failed transfers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransferFailure {
     /// The task that reports it.
     pub task: TaskId,
     /// The task at the other end.
     pub with: TaskId,
-    /// Why it failed: one of a fixed few words.
+    /// The reason: one of a few fixed words.
     pub error: Arc<str>,
-    /// How many failures for this reason this tells of.
+    /// The number of failures with this reason.
     pub count: u64,
-    /// What it is, in a sentence.
+    /// The failure, in a sentence.
     pub reason: String,
 }
 
-/// Everything that can happen to the state machine. Applying the same inputs at the same times to
-/// the same state gives the same state and the same effects, bit for bit.
+/// Everything that can happen to the state machine. The same inputs at the same times, applied to the same
+/// state, give the same state and the same effects, bit for bit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Input {
-    /// There shall be a job of this name; its first run opens at once under `incarnation`.
+    /// Declares a job; its first run opens at once under `incarnation`.
     DeclareJob {
-        /// The job's place; the driver numbers jobs from 0 on and never reuses a number.
+        /// The job's number; the driver counts from 0 and never reuses a number.
         job: JobId,
         /// The job's name.
         name: JobName,
@@ -101,7 +101,7 @@ pub enum Input {
         settings: JobSettings,
         /// The identity of its first run.
         incarnation: ServiceIncarnation,
-        /// Who asked for it; `None` if the service was configured so.
+        /// The operator; `None` if the job is part of the server's configuration.
         actor: Option<Actor>,
     },
     /// An identity for the job's next run, in answer to [`Effect::RequestIncarnation`].
@@ -115,83 +115,83 @@ pub enum Input {
     ConnectionOpened {
         /// The connection's number.
         connection: ConnectionId,
-        /// Where it comes from.
+        /// The peer's address.
         peer: SocketAddr,
     },
-    /// A connection is gone, and with it every call that waits on it.
+    /// A connection ended, and with it every call that waits on it.
     ConnectionClosed {
         /// The connection's number.
         connection: ConnectionId,
-        /// How it ended.
+        /// The way in which it ended.
         ending: ConnectionEnd,
     },
-    /// A client asks something.
+    /// A client makes a call.
     Call {
-        /// The job that it asks.
+        /// The called job.
         job: JobId,
-        /// The number of the call; its answer carries it.
+        /// The number of the call; the reply carries it.
         call: CallId,
-        /// Who asks.
+        /// The origin of the call.
         caller: Caller,
-        /// What it asks.
+        /// The request.
         request: Request,
     },
-    /// The caller does not wait any more (it cancelled, or its deadline passed).
+    /// The caller stopped waiting: it cancelled, or its deadline passed.
     CallCancelled {
-        /// The job that it asked.
+        /// The called job.
         job: JobId,
         /// The number of the call.
         call: CallId,
     },
-    /// Something that was concluded from what is measured, for the order of events: it changes nothing else.
+    /// A finding opened or closed. It enters the order of events and changes nothing else.
     FindingChanged {
-        /// The job that it is about.
+        /// The job.
         job: JobId,
-        /// What was found.
+        /// The finding.
         note: FindingNote,
     },
-    /// A worker reported transfers that failed, for the order of events: it changes nothing else.
+    /// A worker reported failed transfers. The report enters the order of events and changes nothing else.
     TransferFailed {
         /// The job of the worker.
         job: JobId,
-        /// What it reported.
+        /// The report.
         note: TransferFailure,
     },
-    /// An operator acts upon a job; answered with [`Effect::CommandDone`] at once.
+    /// An operator issues a command; answered with [`Effect::CommandDone`] at once.
     Command {
         /// The job.
         job: JobId,
-        /// Who acts.
+        /// The operator.
         actor: Actor,
-        /// Why.
+        /// The stated reason.
         reason: Reason,
-        /// What shall be done.
+        /// The command.
         act: OperatorCommand,
     },
     /// Time has passed.
     Tick,
-    /// The driver itself could not run for a while: nobody is to blame for the silence since.
+    /// The driver itself could not run for a while: the silence since then fails no task.
     DriverLagged,
-    /// The service stops: every waiting call is answered, polls in the way that lets clients live on.
+    /// The service stops: every waiting call is answered; polls get the answer that lets clients continue.
     Stop,
-    /// The state comes from before a restart of the service: every connection and waiting call of it is gone,
-    /// and nobody is to blame for the silence since.
+    /// The service restarted with this state: every connection and waiting call of it is gone, and the
+    /// silence since then fails no task.
     Resumed,
 }
 
-/// What the driver must do after an input.
+/// A task for the driver after an input.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Answer a call. Every call is answered once at most, and not at all once it is gone.
+    /// Reply to a call. A call gets at most one reply, and none after it was withdrawn.
     Reply(CallId, CallOutcome),
-    /// What has become of the [`Input::Act`] that was applied.
+    /// The outcome of the applied [`Input::Command`].
     CommandDone(Result<CommandOutcome, CommandRefusal>),
-    /// Something changed that people or machines may want to know.
+    /// Publish an event.
     Event(JobEvent),
-    /// An instance of a barrier has ended, with everybody who came to it. For instruments: it is kept nowhere.
+    /// Hand an ended barrier instance with all its arrivals to the observers; the state does not keep it.
     BarrierEnded(Box<BarrierCompletion>),
-    /// Free memory, without holding up anybody.
+    /// Free memory while no caller waits.
     FreeLater(DeferredFree),
-    /// The job has used up its spare identity: give it another with [`Input::NextIncarnation`].
+    /// Give the job another incarnation with [`Input::NextIncarnation`]: it has used its spare one.
     RequestIncarnation(JobId),
 }

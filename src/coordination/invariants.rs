@@ -15,7 +15,7 @@ use super::store::Store;
 use super::timers::Timer;
 use super::waiters::WaitTarget;
 
-/// What is wrong with the state, in a sentence.
+/// The result of a check; an error says in a sentence which invariant does not hold.
 type CheckResult = Result<(), String>;
 
 macro_rules! ensure {
@@ -55,9 +55,9 @@ impl Job {
         run.check_invariants(&self.settings)
     }
 
-    /// Every task that has spoken on a connection is found by both.
+    /// Checks that the tables of connections by task and of tasks by connection agree.
     fn check_task_connections(&self) -> CheckResult {
-        // A few say as much as all.
+        // A sample is enough.
         for (connection, task) in self.task_connections().take(64) {
             ensure!(
                 self.has_task_connection(task, connection),
@@ -69,7 +69,7 @@ impl Job {
         Ok(())
     }
 
-    /// Who is excluded takes no part, and stops nobody.
+    /// Checks that an excluded task is not connected and blocks no other task.
     fn check_excluded_tasks(&self) -> CheckResult {
         let decided = self.run.waiters.decided();
         for exclusion in self.exclusions.in_force() {
@@ -109,7 +109,7 @@ impl Run {
         Ok(())
     }
 
-    /// Who waits is found where it waits, and the other way round.
+    /// Checks that every waiting call is in the table of the place where it waits, and the reverse.
     fn check_waiters(&self, settings: &JobSettings) -> CheckResult {
         let mut found: BTreeSet<CallId> = BTreeSet::new();
         for (key, instance) in self.barriers.in_progress() {

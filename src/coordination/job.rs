@@ -40,30 +40,31 @@ use super::view::RunSummary;
 use super::waiters::{WaitTarget, WaiterTable};
 use crate::cow::CowMap;
 
-/// Of how many ended runs the incarnations of the tasks are remembered, so that their zombies are known.
+/// The number of ended runs whose incarnations are remembered, to recognise surviving processes of those
+/// runs.
 const RUNS_WITH_INCARNATIONS: usize = 8;
 
-/// Of how many ended runs the devices are remembered, so that it can be told what moved.
+/// The number of ended runs whose devices are remembered, to show which devices moved.
 const RUNS_WITH_DEVICES: usize = 2;
 
-/// What is known of a connection in this job.
+/// A connection as this job knows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ConnectionRecord {
     peer: SocketAddr,
-    /// The lives that have spoken on it, and in which run.
+    /// The incarnations that made calls on it, with their run.
     known_incarnations: BTreeMap<TaskId, (RunNumber, TaskIncarnation)>,
-    /// It has been reported that this connection was turned away.
+    /// Whether a refusal on this connection has been reported as an event.
     is_fence_reported: bool,
 }
 
-/// What is remembered of an ended run.
+/// The record of an ended run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct PastRun {
     summary: RunSummary,
     incarnation: ServiceIncarnation,
-    /// Every incarnation that a task had in it, ascending; empty once it is long past.
+    /// Every incarnation of its tasks, ascending; empty once the run is too old.
     known_incarnations: Vec<TaskIncarnation>,
-    /// What its tasks said of their devices; empty once it is past.
+    /// The topology values that its tasks published; empty once the run is too old.
     topology: Topology,
 }
 
@@ -73,18 +74,18 @@ impl PastRun {
     }
 }
 
-/// A connection that is gone, and whose calls are being taken out.
+/// A connection that ended and whose calls are being withdrawn.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct ClosingConnection {
     connection: ConnectionId,
     presence: ConnectionRecord,
-    /// How it ended, if that says something about the tasks that spoke on it.
+    /// The way in which it ended, if that is evidence about its tasks.
     end_evidence: Option<ConnectionEnd>,
     /// The tasks whose polls were held on it.
     polling: BTreeSet<TaskId>,
 }
 
-/// Calls upon a run that is over, which are being answered.
+/// Calls to an ended run that are being answered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct EndedRunCalls {
     waiters: WaiterTable,
@@ -101,20 +102,21 @@ pub(super) struct Job {
     pub run: Run,
     /// Ended runs, newest first.
     past: VecDeque<Arc<PastRun>>,
-    /// The identity of the next run.
+    /// The incarnation of the next run.
     next_incarnation: Option<ServiceIncarnation>,
     connections: CowMap<ConnectionId, ConnectionRecord>,
-    /// On which connections each task has spoken, whatever has become of it since.
+    /// The connections on which each task has made calls, present or past.
     task_connections: CowMap<(TaskId, ConnectionId), ()>,
     pub exclusions: Arc<ExclusionTable>,
     closing: VecDeque<ClosingConnection>,
     ended_run_calls: VecDeque<EndedRunCalls>,
-    /// Exclusions that are in force and whose tasks are being taken out of the run.
+    /// The exclusions in force whose tasks are being evicted.
     pub pending_evictions: VecDeque<PendingEviction>,
     pub event_queue: EventQueue,
 }
 
-/// Runs `body` with the present run and its surroundings, then tells watchers of what it changed.
+/// Runs `body` with the present run and a context, then releases the watchers if `body` changed a task's
+/// state.
 macro_rules! with_run {
     ($job:expr, $now:expr, $effects:expr, |$run:ident, $cx:ident| $body:expr) => {{
         let Job { id, settings, run: $run, event_queue, .. } = &mut *$job;
@@ -177,7 +179,7 @@ impl Job {
         ends.into_iter().flatten().min()
     }
 
-    /// The connections on which only the present life of this task has spoken.
+    /// Returns the connections on which only the present incarnation of this task made calls.
     pub fn connections_of(&self, id: TaskId) -> Vec<ConnectionId> {
         let life = self.run.task(id).and_then(|task| Some((self.run.number, task.incarnation?)));
         let spoken = self.task_connections.range_from(Bound::Included(&(id, ConnectionId(0))));
@@ -189,7 +191,7 @@ impl Job {
         of_task.map(|(_, connection)| connection).filter(is_own).collect()
     }
 
-    /// Every connection that is there, with each task that has spoken on it.
+    /// Returns every open connection with each task that made calls on it.
     pub fn task_connections(&self) -> impl Iterator<Item = (ConnectionId, TaskId)> + '_ {
         let tasks = |(connection, presence): (&ConnectionId, &'_ ConnectionRecord)| {
             let connection = *connection;
@@ -202,7 +204,7 @@ impl Job {
         self.task_connections.contains_key(&(task, connection))
     }
 
-    /// How many entries say where a task has spoken, and how many there must be.
+    /// Returns how many entries the table of connections by task has, and how many it must have.
     pub fn count_task_connections(&self) -> (usize, usize) {
         let closing: usize =
             self.closing.iter().map(|closing| closing.presence.known_incarnations.len()).sum();
@@ -211,7 +213,7 @@ impl Job {
         (self.task_connections.len(), present + closing)
     }
 
-    /// Forgets what is remembered beyond the bounds.
+    /// Drops records beyond the bounds.
     pub fn trim_to_bounds(&mut self) {
         self.past.truncate(self.settings.bounds.runs_kept);
         Arc::make_mut(&mut self.exclusions).trim_ended(&self.settings.bounds);
@@ -229,12 +231,12 @@ impl Job {
         );
     }
 
-    /// Ended runs, newest first, without their devices.
+    /// Returns the ended runs, newest first, without their devices.
     pub fn past_runs(&self) -> impl Iterator<Item = &RunSummary> {
         self.past.iter().map(|past| &past.summary)
     }
 
-    /// Ended runs, newest first.
+    /// Returns the ended runs, newest first.
     pub fn past_runs_with_devices(&self) -> impl Iterator<Item = RunSummary> {
         self.past.iter().map(|past| past.summary())
     }
@@ -260,7 +262,8 @@ impl Job {
             if let Err(failure) = self.admit_registration(now, effects, task, incarnation) {
                 return effects.push(Effect::Reply(call, Err(Arc::new(failure))));
             }
-            // Known from now on, so that the end of the connection is the end of the task, even if it still waits.
+            // Bound before the registration completes, so that the end of the connection fails the task even
+            // while it waits.
             self.bind_incarnation(caller.connection, task, incarnation);
         } else if let Some(failure) =
             request.task().or(writer).and_then(|id| self.exclusion_refusal(id, peer))
@@ -278,7 +281,7 @@ impl Job {
         }
     }
 
-    /// Calls that wait, without those whose connections are gone.
+    /// Returns the number of waiting calls, without those of closed connections.
     pub fn waiting_calls(&self) -> usize {
         let tables = || {
             std::iter::once(&self.run.waiters).chain(self.ended_run_calls.iter().map(|stale| &stale.waiters))
@@ -289,12 +292,12 @@ impl Job {
         tables().map(|waiters| waiters.len() - gone(waiters)).sum()
     }
 
-    /// Whether the connection is gone and some of its calls are not taken out yet.
+    /// Returns whether the connection has ended and some of its calls are not withdrawn yet.
     pub fn is_closing(&self, connection: ConnectionId) -> bool {
         self.closing.iter().any(|closing| closing.connection == connection)
     }
 
-    /// Whether there is work that is decided and not done.
+    /// Returns whether work is pending.
     pub fn has_pending_work(&self) -> bool {
         !self.closing.is_empty()
             || !self.pending_evictions.is_empty()
@@ -303,9 +306,10 @@ impl Job {
             || !self.ended_run_calls.is_empty()
     }
 
-    /// Does work that is decided, as much as `budget` allows.
+    /// Does pending work within `budget`.
     pub fn run_pending_work(&mut self, now: Timestamp, effects: &mut Vec<Effect>, budget: &mut usize) {
-        // Calls of connections that are gone count against their bounds: they go first, and leave others their part.
+        // Calls of closed connections count against the bounds, so they go first, with at most half of the
+        // budget.
         let mut part = budget.div_ceil(2);
         *budget -= part;
         while part > 0 && !self.closing.is_empty() {
@@ -316,7 +320,7 @@ impl Job {
             self.evict_next_task(now, effects, budget);
         }
         with_run!(self, now, effects, |run, cx| {
-            // Who is answered has been told of by then.
+            // Events are published before the answers that they explain.
             while *budget > 0 && cx.publish_next_event() {
                 *budget -= 1;
             }
@@ -348,7 +352,8 @@ impl Job {
         }
     }
 
-    /// Takes out calls of the first connection that is gone; after the last of them, the tasks that spoke on it are judged.
+    /// Withdraws calls of the oldest closed connection; after the last of them, judges the tasks that used
+    /// it.
     fn finish_closing(&mut self, now: Timestamp, effects: &mut Vec<Effect>, budget: &mut usize) {
         let Some(mut closing) = self.closing.pop_front() else { return };
         let connection = closing.connection;
@@ -375,7 +380,7 @@ impl Job {
         if left || self.run.waiters.count_on(connection) > 0 {
             return self.closing.push_front(closing);
         }
-        // To judge a task costs as much as to answer so many calls.
+        // The cost of judging a task, in answers.
         const COST: usize = 8;
         let ClosingConnection { presence, end_evidence: blame, polling, .. } = &mut closing;
         while *budget > 0
@@ -398,7 +403,7 @@ impl Job {
         }
     }
 
-    /// A connection is gone. Without a `blame`, that says nothing about the tasks that spoke on it.
+    /// Records the end of a connection. Without a `blame`, it is no evidence about the tasks that used it.
     pub fn connection_closed(&mut self, connection: ConnectionId, blame: Option<&ConnectionEnd>) {
         let Some(presence) = self.connections.remove(&connection) else { return };
         let blame = blame.cloned();
@@ -410,7 +415,7 @@ impl Job {
         });
     }
 
-    /// An observer has found something, or finds it no more.
+    /// Records that an observer opened or closed a finding.
     pub fn record_finding(&mut self, now: Timestamp, effects: &mut Vec<Effect>, note: FindingNote) {
         let FindingNote { finding, open, tasks, reason } = note;
         let change = if open {
@@ -421,7 +426,7 @@ impl Job {
         with_run!(self, now, effects, |_run, cx| cx.emit(change, reason));
     }
 
-    /// A worker has reported transfers that failed.
+    /// Records a worker's report of failed transfers.
     pub fn record_transfer_failure(
         &mut self,
         now: Timestamp,
@@ -438,7 +443,7 @@ impl Job {
         with_run!(self, now, effects, |run, cx| run.fire_timers(cx, budget));
     }
 
-    /// The service itself was away: nobody is to blame for the silence.
+    /// Restarts the heartbeat timeout of every task, because the service itself did not run.
     pub fn reset_heartbeats(&mut self, now: Timestamp) {
         for id in self.run.task_ids() {
             let task = self.run.expect_task_mut(id);
@@ -449,7 +454,7 @@ impl Job {
         }
     }
 
-    /// Every connection and every waiting call is gone with the service's former life.
+    /// Continues after a restart of the service, which lost every connection and every waiting call.
     pub fn resume(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
         self.connections = CowMap::default();
         self.task_connections = CowMap::default();
@@ -468,7 +473,7 @@ impl Job {
         self.reset_heartbeats(now);
     }
 
-    /// The job is deleted: everything that waits is answered as later calls will be.
+    /// Announces the deletion of the job: every waiting call gets the answer that later calls get.
     pub fn announce_deletion(
         &mut self,
         now: Timestamp,
@@ -484,7 +489,7 @@ impl Job {
         });
     }
 
-    /// The present run is over for all who wait: they are to be answered with `failure`.
+    /// Moves all waiting calls of the present run aside, to be answered with `failure`.
     fn move_calls_to_ended_run(&mut self, failure: &Arc<Failure>) {
         let waiters = std::mem::take(&mut self.run.waiters);
         if waiters.len() > 0 {
@@ -493,21 +498,22 @@ impl Job {
         }
     }
 
-    /// The service stops: answers calls that wait, as many as `budget` allows.
+    /// Answers waiting calls within `budget`, because the service stops.
     pub fn stop(&mut self, now: Timestamp, effects: &mut Vec<Effect>, budget: &mut usize) {
-        // Without the service's own mark: clients that register take it for the transport's word and try again.
+        // Without the mark of the service's own statements: registering clients take it for a transport
+        // failure and retry.
         let stopping =
             Arc::new(Failure::without_details(Code::Unavailable, "The coordination service is stopping."));
         let text = "The coordination service is stopping. Cancelling PollForError.";
         let poll = Arc::new(Failure::without_details(Code::Cancelled, text));
         with_run!(self, now, effects, |run, cx| {
-            // What is decided is answered as it was decided.
+            // Calls whose answer is decided get that answer.
             run.run_pending_work(cx, budget);
             run.fail_waiting_calls(cx, &stopping, &poll, budget);
         });
     }
 
-    /// The life has spoken in the present run on this connection.
+    /// Records that the incarnation made a call in the present run on this connection.
     fn bind_incarnation(&mut self, connection: ConnectionId, task: TaskId, incarnation: TaskIncarnation) {
         let life = (self.run.number, incarnation);
         let spoke = self
@@ -523,7 +529,8 @@ impl Job {
         }
     }
 
-    /// Turns away lives of ended runs, and opens the next run for a new life when the present one has ended.
+    /// Refuses incarnations of ended runs, and opens the next run for a new incarnation if the present run
+    /// has ended.
     fn admit_registration(
         &mut self,
         now: Timestamp,
@@ -538,7 +545,7 @@ impl Job {
                 past,
             ));
         }
-        // An id that the job does not have is refused by the run, whatever its state.
+        // The run itself refuses an unknown id, in whatever state it is.
         let Some(task) = self.run.task(id) else { return Ok(()) };
         let Some((outcome, _)) = self.run.ended else { return Ok(()) };
         let known = task.incarnation == Some(incarnation) || task.has_superseded(incarnation);
@@ -627,7 +634,7 @@ impl Job {
         Some(&past.summary)
     }
 
-    /// What a life of an ended run is told.
+    /// Returns the failure for an incarnation of an ended run.
     fn fenced_failure(&self, code: Code, who: &str, past: &RunSummary) -> Failure {
         let why = match &past.first_cause {
             Some(cause) => format!("it failed first with: {}", cause.error),
@@ -640,7 +647,7 @@ impl Job {
         Failure::from_service(code, text)
     }
 
-    /// Whether a call other than registration may be performed in the present run.
+    /// Checks whether the present run admits a call other than registration.
     fn admit_call(
         &mut self,
         now: Timestamp,
@@ -657,7 +664,7 @@ impl Job {
             self.report_fenced(now, effects, caller.connection, task, &failure);
             return Err(failure);
         }
-        // Who speaks with the incarnation that counts is heard.
+        // A call with the present incarnation is a sign of life.
         let said = match (caller.claim, request) {
             (_, Request::Heartbeat { incarnation, .. }) => Some(*incarnation),
             (Some(claim), _) => Some(claim.task),
@@ -672,7 +679,7 @@ impl Job {
         Ok(())
     }
 
-    /// Generation C says which service and which life of the task it is.
+    /// Checks the incarnations that a caller of generation C states.
     fn fence_by_claim(&self, claim: ClaimedIncarnations, task: Option<TaskId>) -> Option<Failure> {
         let current = self.run.incarnation;
         if claim.service != current {
@@ -689,7 +696,7 @@ impl Job {
         self.fence_superseded(task?, claim.task)
     }
 
-    /// Generation A says nothing: what its connection has said before must do.
+    /// Checks a caller of generation A, which states no incarnation, by the earlier calls on its connection.
     fn fence_by_connection(&self, connection: ConnectionId, request: &Request) -> Option<Failure> {
         if let Request::Heartbeat { task, incarnation } = request {
             if let Some(past) = self.past_run_with(*incarnation) {
@@ -706,7 +713,7 @@ impl Job {
                 }
                 *number
             }
-            // No task is named: whoever has a life in the present run on this connection may ask.
+            // The request names no task: admitted if any task of the present run uses this connection.
             None => lives.values().map(|(number, _)| *number).max().filter(|last| *last < self.run.number)?,
         };
         let past = self.past.iter().find(|past| past.summary.number == number)?;

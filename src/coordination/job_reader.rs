@@ -18,44 +18,44 @@ use super::view::{
     RunSummary, StoredValue, TaskView,
 };
 
-/// Which lives of a job's tasks count.
+/// The present incarnations of a job's tasks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TaskIncarnations {
-    /// In which run.
+    /// The run.
     pub run: RunNumber,
-    /// By task: the life that is connected, if one is.
+    /// The connected incarnation, if any, by task.
     pub incarnations: Vec<Option<TaskIncarnation>>,
 }
 
 impl TaskIncarnations {
-    /// The life of a task that counts.
+    /// Returns the present incarnation of a task.
     #[must_use]
     pub fn incarnation_of(&self, task: TaskId) -> Option<TaskIncarnation> {
         *self.incarnations.get(usize::try_from(task.0).ok()?)?
     }
 }
 
-/// Which life of one task counts.
+/// The present incarnation of one task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CurrentIncarnation {
-    /// In which run.
+    /// The run.
     pub run: RunNumber,
-    /// When that opened.
+    /// The time at which the run opened.
     pub opened_at: Timestamp,
-    /// How many tasks it has.
+    /// The number of tasks of the run.
     pub tasks: usize,
-    /// The life that is connected, if one is.
+    /// The connected incarnation, if any.
     pub incarnation: Option<TaskIncarnation>,
 }
 
-/// A job to look at.
+/// Read access to one job.
 #[derive(Clone, Copy)]
 pub struct JobReader<'a> {
     job: &'a Job,
 }
 
 impl Coordinator {
-    /// A job to look at, part by part.
+    /// Returns read access to a job.
     #[must_use]
     pub fn job(&self, job: JobId) -> Option<JobReader<'_>> {
         Some(JobReader { job: self.job_state(job)? })
@@ -63,7 +63,7 @@ impl Coordinator {
 }
 
 impl JobReader<'_> {
-    /// The job in short.
+    /// Returns the summary of the job.
     #[must_use]
     pub fn summary(&self) -> JobSummary {
         let Job { name, settings, run, exclusions, .. } = self.job;
@@ -79,44 +79,44 @@ impl JobReader<'_> {
         }
     }
 
-    /// Its settings.
+    /// Returns the settings.
     #[must_use]
     pub fn settings(&self) -> &JobSettings {
         &self.job.settings
     }
 
-    /// How many exclusions are in force.
+    /// Returns the number of exclusions in force.
     #[must_use]
     pub fn exclusions_in_force(&self) -> usize {
         self.job.exclusions.len()
     }
 
-    /// The exclusions in force, by number, then those that are over, newest end first.
+    /// Returns the exclusions in force, by number, then the ended ones, newest end first.
     #[must_use]
     pub fn exclusions(&self) -> Vec<ExclusionView> {
         self.job.exclusion_views(true)
     }
 
-    /// Every run that is known, the present one first.
+    /// Returns every known run, the present one first.
     #[must_use]
     pub fn runs(&self) -> Vec<RunListItem> {
         let past = self.job.past_runs().map(RunSummary::line);
         std::iter::once(self.job.run.line()).chain(past).collect()
     }
 
-    /// The last barriers of the present run that ended, the latest first.
+    /// Returns the latest ended barriers of the present run, the newest first.
     #[must_use]
     pub fn recent_barriers(&self) -> Vec<BarrierRecord> {
         self.job.run.recent.iter().rev().cloned().collect()
     }
 
-    /// Every task of the present run.
+    /// Returns every task of the present run.
     #[must_use]
     pub fn tasks(&self) -> Vec<TaskView> {
         self.job.task_views()
     }
 
-    /// Which lives of its tasks count.
+    /// Returns the present incarnations of the tasks.
     #[must_use]
     pub fn task_incarnations(&self) -> TaskIncarnations {
         let run = &self.job.run;
@@ -124,13 +124,13 @@ impl JobReader<'_> {
         TaskIncarnations { run: run.number, incarnations: run.tasks.iter().map(connected).collect() }
     }
 
-    /// How many tasks the present run has.
+    /// Returns the number of tasks of the present run.
     #[must_use]
     pub fn task_count(&self) -> usize {
         self.job.run.tasks.len()
     }
 
-    /// Which life of a task counts.
+    /// Returns the present incarnation of a task.
     #[must_use]
     pub fn current_incarnation(&self, task: TaskId) -> CurrentIncarnation {
         let run = &self.job.run;
@@ -142,19 +142,19 @@ impl JobReader<'_> {
         }
     }
 
-    /// One task of the present run, with its gaps over time.
+    /// Returns one task of the present run, with its gaps over time.
     #[must_use]
     pub fn task(&self, task: TaskId) -> Option<TaskView> {
         self.job.task_view(task)
     }
 
-    /// The barriers in progress.
+    /// Returns the barriers in progress.
     #[must_use]
     pub fn barriers(&self) -> Vec<BarrierView> {
         self.job.run.barrier_views()
     }
 
-    /// The live set.
+    /// Returns the live set.
     #[must_use]
     pub fn live(&self) -> LiveTasksView {
         let run = &self.job.run;
@@ -171,13 +171,13 @@ impl JobReader<'_> {
         }
     }
 
-    /// The devices that the tasks of the present run have published.
+    /// Returns the devices that the tasks of the present run have published.
     #[must_use]
     pub fn devices(&self) -> Vec<Device> {
         self.job.run.devices()
     }
 
-    /// The present run's devices beside those of the last run that had some.
+    /// Returns the present run's devices beside those of the last run that had some.
     #[must_use]
     pub fn device_map(&self) -> DeviceMap {
         let previous = self.job.past_runs_with_devices().find(|run| !run.devices.is_empty());
@@ -189,20 +189,20 @@ impl JobReader<'_> {
         }
     }
 
-    /// The coordinated save of the present run, once one was asked for.
+    /// Returns the coordinated save of the present run, once one was requested.
     #[must_use]
     pub fn preemption(&self) -> Option<PreemptionView> {
         self.job.run.preemption()
     }
 
-    /// What lies below a directory, in byte order: its direct children, or every key of the tree below it. At most
-    /// `limit`, after the line `after`; the empty directory is the root.
+    /// Returns the entries below a directory, in byte order: its direct children, or every key of the whole
+    /// tree. Returns at most `limit` entries, after the entry `after`; the empty directory is the root.
     #[must_use]
     pub fn keys(&self, directory: &[u8], after: &[u8], whole_tree: bool, limit: usize) -> Vec<KeyEntry> {
         self.job.run.store.list_entries(directory, after, whole_tree, limit)
     }
 
-    /// One value.
+    /// Returns one value.
     #[must_use]
     pub fn key(&self, key: &[u8]) -> Option<StoredValue> {
         let entry = self.job.run.store.get(key)?;

@@ -22,7 +22,8 @@ use super::run::Run;
 use super::settings::{JobSettings, SettingsChange};
 
 impl Job {
-    /// Gives the job other settings. Timeouts hold for what begins from now on, and the heartbeat timeout at once.
+    /// Changes the settings of the job. New timeouts apply to what begins afterwards, the heartbeat timeout
+    /// at once.
     pub(super) fn configure(
         &mut self,
         now: Timestamp,
@@ -83,7 +84,7 @@ impl Job {
         Ok(())
     }
 
-    /// The number or the kind of the tasks is another: a run that nobody takes part in begins anew.
+    /// Applies a change of the number or the kind of the tasks: a run without tasks begins anew.
     fn reshape(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
         if self.run.ended.is_some() && self.open_next_run(now, effects).is_ok() {
             return;
@@ -96,7 +97,7 @@ impl Job {
 }
 
 impl Run {
-    /// What the run holds more of than other bounds would allow, if it does.
+    /// Checks that the run holds no more than the new bounds allow; the error says what exceeds them.
     fn check_bounds(&self, settings: &JobSettings) -> Result<(), String> {
         let bounds = &settings.bounds;
         let table = [
@@ -113,7 +114,7 @@ impl Run {
         }
     }
 
-    /// Every heartbeat timer stands where the timeout that holds now puts it.
+    /// Sets every heartbeat timer again by the present timeout.
     fn rearm_heartbeats(&mut self) {
         self.timers.clear_heartbeats();
         self.tasks_without_timer.clear();
@@ -126,7 +127,7 @@ impl Run {
         }
     }
 
-    /// Polls are not held any more.
+    /// Answers all held polls, because the job no longer holds them.
     fn answer_polls(&mut self) {
         let text = "Errors of this job are delivered with heartbeats from now on; no need to poll.";
         let failure = Arc::new(Failure::without_details(Code::Cancelled, text));

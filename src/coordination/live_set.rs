@@ -9,15 +9,16 @@ use serde::{Deserialize, Serialize};
 use super::ids::{CallId, TaskId, Timestamp};
 use crate::cow::CowMap;
 
-/// One question in progress, about one set of tasks.
+/// One live-set request in progress, for one set of tasks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LiveSetRequest {
     pub since: Timestamp,
-    /// Who asked first, and who asked last and when.
+    /// The task that called first.
     pub first: TaskId,
+    /// The task that called last, and the time of its call.
     pub last: (TaskId, Timestamp),
-    /// Who has asked, with the calls to answer (one task may have asked more than once).
+    /// The tasks that have called, with the calls to answer (a task may have called more than once).
     pub callers: CowMap<TaskId, BTreeSet<CallId>>,
-    /// How many live members have not asked.
+    /// The number of live members that have not called.
     pub awaited: usize,
 }

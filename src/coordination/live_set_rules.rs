@@ -31,7 +31,7 @@ impl Run {
                 format!("Requesting task {id} is not one of the tasks specified in a GetAliveTasks request.");
             return cx.reply(call, Err(Arc::new(Failure::without_details(Code::InvalidArgument, text))));
         }
-        // Ids that the job does not have are not alive, and so of no weight.
+        // Ids that the job does not have are never live, so they do not count.
         let set = self.known_tasks_of(set);
         if !self.live_set_requests.contains_key(&set)
             && self.live_set_requests.len() >= cx.settings.bounds.live_sets_in_progress
@@ -70,13 +70,13 @@ impl Run {
         self.answer_if_complete(&set);
     }
 
-    /// The ids of a set that the job has.
+    /// Returns the ids of a set that the job has.
     pub(super) fn known_tasks_of(&self, set: TaskSet) -> TaskSet {
         let ends = [set.ids().first(), set.ids().last()];
         if ends.into_iter().flatten().all(|id| self.task(*id).is_some()) {
             return set;
         }
-        // Ascending, so that strangers stand at the ends, however many there are.
+        // The ids are ascending, so unknown ids are at the ends, however many there are.
         let from = set.ids().partition_point(|id| id.0 < 0);
         let to = set.ids().partition_point(|id| id.0 < 0 || self.task(*id).is_some());
         TaskSet::new(set.ids()[from..to].to_vec())
@@ -99,7 +99,7 @@ impl Run {
         );
     }
 
-    /// A task has become live: questions about it wait for it too, unless it has asked.
+    /// Records that a task became live: requests for its sets wait for it too, unless it has called.
     pub(super) fn add_to_live_set_requests(&mut self, id: TaskId) {
         for (set, question) in &mut self.live_set_requests {
             if set.contains(id) && !question.callers.contains_key(&id) {
@@ -108,7 +108,7 @@ impl Run {
         }
     }
 
-    /// These tasks were live and are live no more: questions do not wait for them.
+    /// Records that these live tasks are no longer live: requests stop waiting for them.
     pub(super) fn remove_from_live_set_requests(&mut self, tasks: &[TaskId]) {
         let &[id] = tasks else { return self.recount_live_set_requests() };
         for (set, question) in &mut self.live_set_requests {
@@ -119,7 +119,7 @@ impl Run {
         self.answer_complete_requests();
     }
 
-    /// Many tasks have become live or are live no more: questions wait for those that are live and have not asked.
+    /// Counts the missing callers of every request again, after many tasks became live or ceased to be.
     pub(super) fn recount_live_set_requests(&mut self) {
         let tasks = &self.tasks;
         for (set, question) in &mut self.live_set_requests {
@@ -132,7 +132,7 @@ impl Run {
         self.answer_complete_requests();
     }
 
-    /// Answers the questions that wait for nobody any more.
+    /// Answers the requests that wait for no task.
     fn answer_complete_requests(&mut self) {
         let agreed = self.live_set_requests.iter().filter(|(_, question)| question.awaited == 0);
         let agreed: Vec<TaskSet> = agreed.map(|(set, _)| set.clone()).collect();
@@ -141,7 +141,7 @@ impl Run {
         }
     }
 
-    /// The calls of a task about live sets are answered with `failure`: it has not asked.
+    /// Answers the live-set calls of a task with `failure`, as if it had not called.
     pub(super) fn cancel_live_set_calls_of(&mut self, id: TaskId, failure: &Arc<Failure>) {
         let live = self.task(id).is_some_and(Task::is_connected);
         let waiters = &mut self.waiters;
@@ -155,12 +155,12 @@ impl Run {
         self.answer_complete_requests();
     }
 
-    /// A caller does not wait for its answer any more: it has not asked.
+    /// Withdraws a call whose caller no longer waits, as if it had not been made.
     pub(super) fn withdraw_live_set_call(&mut self, set: &TaskSet, id: TaskId, call: CallId) {
         let live = self.task(id).is_some_and(|task| task.is_connected());
         let Some(question) = self.live_set_requests.get_mut(set) else { return };
         let Some(calls) = question.callers.get_mut(&id) else { return };
-        // A call whose answer is decided is in no question; this one may be the next about the same set.
+        // A call whose answer is decided is in no request; this request may be a later one for the same set.
         if calls.remove(&call) && calls.is_empty() {
             question.callers.remove(&id);
             question.awaited += usize::from(live);

@@ -26,74 +26,74 @@ use super::view::RunState;
 use super::view_builder::LIVE_SET_REQUEST;
 use super::waiters::WaitTarget;
 
-/// How many missing members of a barrier are listed.
+/// The greatest number of missing members listed for one barrier.
 const MISSING_LISTED: usize = 64;
-/// How many ended runs are listed.
+/// The greatest number of ended runs listed.
 const RUNS_LISTED: usize = 16;
 
-/// One task.
+/// The observed state of one task.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TaskObservation {
     /// Its number.
     pub task: TaskId,
-    /// Where it stands.
+    /// The phase of the task.
     pub standing: TaskPhase,
-    /// An exclusion keeps it out.
+    /// Whether an exclusion keeps it out.
     pub excluded: bool,
-    /// Since when.
+    /// The time since which it is in that phase.
     pub since: Timestamp,
-    /// Where its present or last life registered from.
+    /// The address from which its present or last incarnation registered.
     pub peer: Option<SocketAddr>,
-    /// Its last sign of life.
+    /// Its last heartbeat.
     pub last_heartbeat: Option<Timestamp>,
-    /// It waits at a barrier that clients named, or has asked a live-set question.
+    /// Whether it waits at a client's barrier or for a live set.
     pub is_waiting: bool,
-    /// How many lives it has had in this run before the present one, as far as they are remembered.
+    /// The number of remembered earlier incarnations in this run.
     pub past_lives: usize,
-    /// When the present one registered.
+    /// The time at which the present incarnation registered.
     pub registered_at: Timestamp,
-    /// How far apart its heartbeats usually come, in microseconds; 0 where that is not known yet.
+    /// The usual interval of its heartbeats, in microseconds; 0 if it is not known yet.
     pub interval_us: u64,
-    /// The longest gap between them lately, in microseconds.
+    /// The longest recent gap between them, in microseconds.
     pub longest_gap_us: u64,
-    /// How it comes to barriers.
+    /// Its statistics at barriers.
     pub straggling: Option<StragglerView>,
 }
 
 impl TaskObservation {
-    /// Its state for people.
+    /// Returns its state for people.
     #[must_use]
     pub fn state(&self) -> TaskState {
         TaskState::of(self.standing, self.excluded)
     }
 }
 
-/// A barrier in progress, or a live-set question.
+/// A barrier or a live-set request in progress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BarrierObservation {
     /// Its id.
     pub id: Arc<str>,
-    /// Which use of it.
+    /// The counter of the instance.
     pub counter: i64,
-    /// Whose it is.
+    /// The kind of the barrier.
     pub kind: BarrierKind,
-    /// When the first member came.
+    /// The time of the first arrival.
     pub since: Timestamp,
-    /// When the last one so far came.
+    /// The time of the latest arrival.
     pub last_arrival: Timestamp,
-    /// When it fails.
+    /// The time at which it times out.
     pub deadline: Timestamp,
-    /// How many members it has.
+    /// The number of members.
     pub members: usize,
-    /// How many are there.
+    /// The number of members that have arrived.
     pub arrived: usize,
-    /// How many are waited for.
+    /// The number of members that it waits for.
     pub missing: usize,
-    /// The first 64 of those.
+    /// The first 64 members that it waits for.
     pub missing_tasks: Vec<TaskId>,
 }
 
-/// How many calls wait, by what they wait for.
+/// The number of waiting calls, by what they wait for.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct WaitingCallCounts {
     /// At barriers.
@@ -108,89 +108,89 @@ pub struct WaitingCallCounts {
     pub watch: usize,
 }
 
-/// A bound and how much of it is taken.
+/// A bound and its usage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BoundUsage {
     /// Its name, as in the settings.
     pub name: &'static str,
-    /// What it allows.
+    /// The greatest value that it allows.
     pub limit: usize,
-    /// What is there; `None` for a bound on one thing at a time, such as the length of a key.
+    /// The present usage; `None` for a bound on a single value, such as the length of a key.
     pub used: Option<usize>,
-    /// It is meant to be full: old entries make room for new ones.
+    /// Whether the table behind it is normally full: new entries evict old ones.
     pub is_rolling: bool,
 }
 
-/// An ended run in short.
+/// The summary of an ended run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PastRunObservation {
     /// Its number.
     pub number: RunNumber,
-    /// How it ended.
+    /// Its outcome.
     pub outcome: RunOutcome,
-    /// When its registration opened.
+    /// The time at which its registration opened.
     pub opened_at: Timestamp,
-    /// When it ended.
+    /// The time at which it ended.
     pub ended_at: Timestamp,
 }
 
-/// A job and its present run.
+/// The observed state of a job and its present run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobObservation {
-    /// Its place.
+    /// The job's number.
     pub job: JobId,
     /// Its name.
     pub name: JobName,
-    /// When this was seen.
+    /// The time of the observation.
     pub seen_at: Timestamp,
-    /// After how long a silence a task has failed.
+    /// The silence after which a task has failed.
     pub heartbeat_timeout: Duration,
     /// The present run.
     pub run: RunNumber,
-    /// Where it stands.
+    /// The state of the run.
     pub state: RunState,
-    /// When its registration opened.
+    /// The time at which its registration opened.
     pub opened_at: Timestamp,
-    /// When every task had registered.
+    /// The time at which every task had registered.
     pub started_at: Option<Timestamp>,
-    /// When it ended.
+    /// The time at which it ended.
     pub ended_at: Option<Timestamp>,
-    /// How many tasks are connected.
+    /// The number of connected tasks.
     pub live: usize,
-    /// When a preemption notice was left.
+    /// The time at which the preemption notice was written.
     pub noticed_at: Option<Timestamp>,
-    /// How many tasks are in which state.
+    /// The number of tasks in each state.
     pub counts: TaskCounts,
     /// Every task, by number.
     pub tasks: Vec<TaskObservation>,
     /// The barriers in progress.
     pub barriers: Vec<BarrierObservation>,
-    /// The last barriers that ended, the latest last.
+    /// The latest ended barriers, the newest last.
     pub recent: Vec<BarrierRecord>,
-    /// Who waits.
+    /// The number of waiting calls.
     pub waiting: WaitingCallCounts,
     /// The gaps between heartbeats, of all tasks in this run.
     pub gaps: GapHistogram,
-    /// What the store holds.
+    /// The size of the store, in bytes.
     pub store_bytes: usize,
-    /// How many keys it has.
+    /// The number of keys.
     pub keys: usize,
-    /// Every bound.
+    /// Every bound with its usage.
     pub bounds: Vec<BoundUsage>,
-    /// Exclusions in force.
+    /// The number of exclusions in force.
     pub exclusions: usize,
     /// Ended runs, newest first.
     pub past_runs: Vec<PastRunObservation>,
 }
 
 impl JobObservation {
-    /// A task that the job has.
+    /// Returns a task of the job.
     #[must_use]
     pub fn task(&self, task: TaskId) -> Option<&TaskObservation> {
         self.tasks.get(usize::try_from(task.0).ok()?)
     }
 
-    /// The first of `all` tasks for people: a few with their addresses, the rest as a number.
+    /// Describes tasks for people: the first few with their addresses, the rest of `all` as a number.
     #[must_use]
     pub fn describe(&self, tasks: &[TaskId], all: usize) -> String {
         const SHOWN: usize = 8;
@@ -207,7 +207,7 @@ impl JobObservation {
 }
 
 impl Coordinator {
-    /// A job as instruments see it. Costs a look at each of its tasks and waiting calls.
+    /// Returns the observation of a job. It visits each of its tasks and waiting calls.
     #[must_use]
     pub fn observe(&self, job: JobId, now: Timestamp) -> Option<JobObservation> {
         self.job_state(job).map(|found| found.observe(job, now))
@@ -306,7 +306,7 @@ impl Run {
                 since: question.since,
                 last_arrival: question.last.1,
                 deadline: Timestamp(u64::MAX),
-                // Those who are not live are of no weight.
+                // Members that are not live do not count.
                 members: question.callers.len() + missing.len(),
                 arrived: question.callers.len(),
                 missing: missing.len(),
@@ -336,7 +336,7 @@ impl Run {
         let fills = |name, limit, used| BoundUsage { name, limit, used: Some(used), is_rolling: false };
         let rolls = |name, limit, used| BoundUsage { name, limit, used: Some(used), is_rolling: true };
         let each = |name, limit| BoundUsage { name, limit, used: None, is_rolling: false };
-        // Taken apart, so that a bound that is added is not forgotten here.
+        // Destructured, so that the compiler reports a bound that is added and missing here.
         let &Bounds {
             key_bytes,
             value_bytes,

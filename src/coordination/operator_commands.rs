@@ -1,8 +1,9 @@
 //! The dispatch of an operator's command to its rule.
 //!
-//! Tasks send requests, operators send commands. A command is one input ([`Input::OperatorCommand`](super::input::Input::Act):
-//! actor, reason, command) with one answer ([`Effect::CommandDone`]). A refused command changes nothing. A command that
-//! is done makes an event with the actor and the reason; `http` writes the audit line of both. Begin at `Job::act`.
+//! Tasks send requests, operators send commands. A command is one input
+//! ([`Input::Command`](super::input::Input::Command): actor, reason, command) with one answer
+//! ([`Effect::CommandDone`]). A refused command changes nothing. A performed command makes an event with the
+//! actor and the reason; `http` writes the audit line of both. Begin at `Job::act`.
 
 use super::actor::{Actor, Reason};
 use super::command::{CommandOutcome, CommandRefusal, OperatorCommand};
@@ -15,7 +16,7 @@ use super::store::{display_key, normalise};
 use super::view::RunState;
 
 impl Job {
-    /// Performs an act, except the end of the job itself, which is the coordinator's.
+    /// Performs a command, except the deletion of the job, which the coordinator does.
     pub fn act(
         &mut self,
         now: Timestamp,
@@ -59,7 +60,7 @@ impl Job {
         }
     }
 
-    /// Whether the job may be deleted.
+    /// Checks whether the job may be deleted.
     fn check_deletion(&self, force: bool) -> Result<(), CommandRefusal> {
         match self.run.connected_tasks {
             0 => Ok(()),
@@ -70,7 +71,7 @@ impl Job {
 }
 
 impl Run {
-    /// Why there is nothing to drain, if there is nothing.
+    /// Returns why there is no run to drain, if there is none.
     pub(super) fn not_running_reason(&self) -> Option<String> {
         match self.state() {
             RunState::Running => None,

@@ -11,10 +11,10 @@ use super::barrier_record::{BarrierArrival, BarrierKind, BarrierOutcome, Barrier
 use super::ids::{TaskId, Timestamp};
 use super::straggler_stats::{MemberTiming, SCORE_ONE};
 
-/// How many of the latest arrivals, and how many absent members, a record names.
+/// The greatest number of latest arrivals, and of absent members, in a record.
 const LISTED: usize = 8;
 
-/// An instance that has ended and is to be measured: first as a whole, then for its members a few at a time.
+/// An ended instance to be measured: first as a whole, then its members, a few at a time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PendingBarrierStats {
     kind: BarrierKind,
@@ -22,11 +22,11 @@ pub(super) struct PendingBarrierStats {
     pub instance: Arc<BarrierInstance>,
     ended: Timestamp,
     passed: bool,
-    /// Once the whole is measured: what the shares of its members are made of.
+    /// The basis of the members' shares, once the whole is measured.
     pub spread: Option<ArrivalSpread>,
 }
 
-/// How the arrivals at an instance lie in time.
+/// The distribution of the arrivals at an instance over time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ArrivalSpread {
     first: Timestamp,
@@ -34,7 +34,7 @@ pub(super) struct ArrivalSpread {
     skew_us: u64,
     last: TaskId,
     held_up: u64,
-    /// Members before this position have their shares.
+    /// The position before which every member has its share.
     pub position: usize,
 }
 
@@ -49,12 +49,12 @@ impl PendingBarrierStats {
         Self { kind: key.kind(), id, instance: Arc::clone(instance), ended: now, passed, spread: None }
     }
 
-    /// The record of the instance, everybody who came, and the spread that the shares are made of, if there are any.
+    /// Returns the record of the instance, every arrival, and the basis of the shares, if there are any.
     pub fn to_record(&self) -> (BarrierRecord, Vec<BarrierArrival>, Option<ArrivalSpread>) {
         let instance = &self.instance;
         let arrivals: Vec<BarrierArrival> =
             instance.arrivals().map(|(task, arrival)| BarrierArrival { task, at: arrival.at }).collect();
-        // Who came at the same moment is in the order of the numbers.
+        // Members that arrived at the same moment are in the order of their numbers.
         let mut order: Vec<(Timestamp, TaskId)> = arrivals.iter().map(|a| (a.at, a.task)).collect();
         let first = order.iter().min().copied();
         let latest = select_latest(&mut order);
@@ -106,7 +106,7 @@ impl ArrivalSpread {
     }
 }
 
-/// The latest arrivals, the last one first. Changes the order of the others.
+/// Returns the latest arrivals, the last one first. It changes the order of the others.
 fn select_latest(order: &mut [(Timestamp, TaskId)]) -> Vec<BarrierArrival> {
     let from = order.len().saturating_sub(LISTED);
     let tail = if from > 0 { order.select_nth_unstable(from - 1).2 } else { order };

@@ -1,6 +1,7 @@
 //! The drain: the preemption notice by which unmodified JAX programs agree on a step and save.
 //!
-//! It does not follow the agreement: the views read it from the store and its barrier. Begin at `Run::drain`.
+//! It does not follow the agreement: the views read it from the store and its barrier. Begin at
+//! `Run::request_drain`.
 
 use bytes::Bytes;
 
@@ -12,7 +13,7 @@ use super::ids::Timestamp;
 use super::run::{PREEMPTION_NOTICE, Run};
 
 impl Run {
-    /// Leaves the notice for all tasks. `at`: when the machines will be gone.
+    /// Writes the preemption notice for all tasks. `at`: the time at which the machines will be gone.
     pub(super) fn request_drain(
         &mut self,
         cx: &mut TransitionContext<'_>,
@@ -26,7 +27,7 @@ impl Run {
         if let Some(notice) = self.store.get(PREEMPTION_NOTICE) {
             return Err(CommandRefusal::DrainUnderWay(notice.at));
         }
-        // The form in which JAX reads a time: RFC 3339 with an offset in figures.
+        // JAX reads the time in this form: RFC 3339 with a numeric offset.
         let at = at.unwrap_or(cx.now).to_string().replace('Z', "+00:00");
         self.insert(cx, PREEMPTION_NOTICE, Bytes::from(at), false, None).map_err(CommandRefusal::Store)?;
         cx.emit(

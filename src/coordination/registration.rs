@@ -53,7 +53,7 @@ impl Run {
                 self.replace_incarnation(cx, connection, peer, id, incarnation, recoverable);
                 self.join_registration_barrier(cx, call, connection, id, incarnation);
             }
-            // Lost or excluded, and back: only an error that the task reported itself never heals.
+            // Only an error that the task reported itself is permanent; a lost or excluded task may return.
             ProtocolState::Failed(failure)
                 if recoverable && (failure.is_task_loss() || failure.is_exclusion()) =>
             {
@@ -91,7 +91,8 @@ impl Run {
         }
     }
 
-    /// A registration that says that the run is broken: the caller and everybody else is told.
+    /// Handles a registration that shows that the run is broken: the caller and all other tasks get the
+    /// error.
     fn fail_registering_task(
         &mut self,
         cx: &mut TransitionContext<'_>,
@@ -106,7 +107,7 @@ impl Run {
         cx.reply(call, Err(failure));
     }
 
-    /// What a life that another has taken the place of is told. Final for its client.
+    /// Returns the failure for an incarnation that another one replaced. It is final for the client.
     pub(super) fn superseded_failure(
         &self,
         id: TaskId,
@@ -125,7 +126,7 @@ impl Run {
         Arc::new(Failure::from_service(Code::AlreadyExists, text))
     }
 
-    /// Makes `incarnation` the life of the task that counts, and turns the one before it away.
+    /// Makes `incarnation` the present one of the task, and fences the one before it.
     fn replace_incarnation(
         &mut self,
         cx: &mut TransitionContext<'_>,
@@ -182,7 +183,7 @@ impl Run {
     ) {
         self.bump_version();
         if self.started_at.is_some() {
-            // All have come once; nobody waits for the rest again.
+            // The run has started: a task that registers now connects at once, without waiting for others.
             self.connect_task(cx, id, true);
             return cx.reply(call, Ok(Reply::ServiceIncarnation(self.incarnation)));
         }
@@ -212,7 +213,7 @@ impl Run {
         );
     }
 
-    /// All tasks have registered: those that wait at the registration barrier take part from now on.
+    /// Starts the run: all tasks have registered, and those at the registration barrier become connected.
     pub(super) fn start_run(&mut self, cx: &mut TransitionContext<'_>, registration: &BarrierInstance) {
         self.started_at = Some(cx.now);
         let tasks = registration.arrived();
@@ -240,10 +241,10 @@ impl Run {
         self.waiters.queue_answer(CallSelection::List(calls), SharedAnswer::Registered(self.incarnation));
     }
 
-    /// The task takes part from now on. `again`: others have begun before.
+    /// Connects a task. `again`: the run has already started.
     pub(super) fn connect_task(&mut self, cx: &mut TransitionContext<'_>, id: TaskId, again: bool) {
         let late = again;
-        // One that was excluded when the others began comes late, for the first time.
+        // A task that was excluded when the run started connects late, but for the first time.
         let again = again && self.expect_task(id).was_connected;
         let entered = self.mark_connected(cx, id, late);
         if again {
@@ -266,7 +267,7 @@ impl Run {
         }
     }
 
-    /// Makes a task connected; returns whether it was not. `late`: others have begun before.
+    /// Marks a task as connected; returns whether it was not. `late`: the run has already started.
     fn mark_connected(&mut self, cx: &TransitionContext<'_>, id: TaskId, late: bool) -> bool {
         let task = self.expect_task_mut(id);
         let entered = !task.is_connected();

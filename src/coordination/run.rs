@@ -5,9 +5,9 @@
 //! (barriers), `task_failure.rs`, `live_set_rules.rs`, `shutdown.rs`. Calls upon the store are here. Begin at `Run::call`;
 //! `Run::run_pending_work` hands out queued answers within a budget.
 //!
-//! Invariants: a run has one outcome and one first cause; a later run shares nothing with it but the record of its
-//! incarnations. One connection may hold at most half of the waiting calls that the job may have. A watcher knows
-//! the present version of the task states, or its answer is queued.
+//! Invariants: a run has one outcome and one first cause. A later run shares nothing with it but the record
+//! of its incarnations. One connection may hold at most half of the waiting calls that the job may have. A
+//! watcher knows the present version of the task states, or its answer is queued.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -35,7 +35,7 @@ use super::timers::{Timer, Timers};
 use super::waiters::{SharedAnswer, WaitTarget, WaiterTable};
 use crate::cow::{CowMap, CowVec};
 
-/// The key under which a preemption notice is left for all tasks.
+/// The key of the preemption notice, which all tasks watch.
 pub(super) const PREEMPTION_NOTICE: &[u8] = b"RECEIVED_PREEMPTION_NOTICE";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,41 +43,41 @@ pub(super) struct Run {
     pub number: RunNumber,
     pub incarnation: ServiceIncarnation,
     pub opened_at: Timestamp,
-    /// When the registration barrier passed.
+    /// The time at which the registration barrier passed.
     pub started_at: Option<Timestamp>,
     pub ended: Option<(RunOutcome, Timestamp)>,
-    /// Why it has ended, in words.
+    /// The reason for its end, in words.
     pub end_reason: String,
     pub first_cause: Option<FirstCause>,
-    /// When the preemption notice was left.
+    /// The time at which the preemption notice was written.
     pub noticed_at: Option<Timestamp>,
-    /// Who asked for that, if it was an operator.
+    /// The operator who requested the drain, if one did.
     pub drain: Option<DrainRequest>,
     pub tasks: CowVec<Task>,
     pub connected_tasks: usize,
     pub unsynced_tasks: usize,
-    /// Grows with every change of a task's state.
+    /// The version of the task states; it grows with every change.
     pub version: i64,
-    /// The version that watchers have been told.
+    /// The version that the watchers have received.
     pub notified_version: i64,
     pub barriers: BarrierTable,
-    /// The last instances that ended, the latest last.
+    /// The latest ended barrier instances, the newest last.
     pub recent: VecDeque<BarrierRecord>,
     pub store: Store,
     pub live_set_requests: BTreeMap<TaskSet, LiveSetRequest>,
-    /// What the tasks brought to the exchange of devices (generation A).
+    /// The devices that the tasks published in the exchange (generation A).
     pub exchanged: CowMap<TaskId, Vec<Bytes>>,
-    /// Some task has polled for errors.
+    /// Whether any task has polled for errors.
     pub has_error_polls: bool,
-    /// The first error that was propagated; every later poll gets it too.
+    /// The first propagated error; every later poll gets it too.
     pub propagated_error: Option<Arc<Failure>>,
     pub waiters: WaiterTable,
     pub timers: Timers,
     /// Connected tasks whose first heartbeat timer is not set yet.
     pub tasks_without_timer: VecDeque<TaskId>,
-    /// Barriers that have ended and are not measured yet.
+    /// Ended barrier instances that are not measured yet.
     pub pending_barrier_stats: VecDeque<PendingBarrierStats>,
-    /// At how many barriers that clients named each task waits.
+    /// The number of client barriers at which each task waits.
     pub barrier_waits: CowVec<u32>,
     #[serde(skip)]
     pub exchanged_devices: Cached<Arc<SharedReply<Vec<Bytes>>>>,
@@ -85,7 +85,8 @@ pub(super) struct Run {
     states: Cached<(i64, Arc<SharedReply<TaskStates>>)>,
 }
 
-/// Something that was worked out of the state and is kept beside it: to have it or not makes no difference.
+/// A value derived from the state and kept beside it. It is no part of the state: two of them are always
+/// equal.
 #[derive(Clone)]
 pub(super) struct Cached<T>(pub Option<T>);
 
@@ -153,7 +154,7 @@ impl Run {
         self.tasks.get(usize::try_from(task.0).ok()?)
     }
 
-    /// A task that is known to exist, since its id came out of this run's own tables.
+    /// Returns a task that is known to exist, because its id came from this run's own tables.
     pub fn expect_task(&self, task: TaskId) -> &Task {
         &self.tasks[usize::try_from(task.0).unwrap_or(usize::MAX)]
     }
@@ -162,13 +163,13 @@ impl Run {
         &mut self.tasks[usize::try_from(task.0).unwrap_or(usize::MAX)]
     }
 
-    /// Notes that the task has come to a barrier that clients named (`by` is 1) or waits there no more (-1).
+    /// Adds `by` to the number of client barriers at which the task waits.
     pub fn adjust_barrier_waits(&mut self, task: TaskId, by: i32) {
         let waits = &mut self.barrier_waits[usize::try_from(task.0).unwrap_or(usize::MAX)];
         *waits = waits.saturating_add_signed(by);
     }
 
-    /// At how many barriers that clients named the task waits.
+    /// Returns the number of client barriers at which the task waits.
     pub fn barrier_waits(&self, task: TaskId) -> u32 {
         usize::try_from(task.0)
             .ok()
@@ -181,7 +182,7 @@ impl Run {
         (0..i32::try_from(self.tasks.len()).unwrap_or(i32::MAX)).map(TaskId)
     }
 
-    /// A task for people: its number and where it is.
+    /// Describes a task for people: its number and its address.
     pub fn describe(&self, task: TaskId) -> String {
         match self.task(task).and_then(|t| t.peer) {
             Some(peer) => format!("task {task} at {peer}"),
@@ -189,7 +190,7 @@ impl Run {
         }
     }
 
-    /// Some tasks for people: a few by name and address, the rest as a number.
+    /// Describes tasks for people: the first few with their addresses, the rest as a number.
     pub fn describe_all(&self, tasks: impl Iterator<Item = TaskId>) -> String {
         const SHOWN: usize = 8;
         let mut tasks = tasks.peekable();
@@ -201,12 +202,12 @@ impl Run {
         if text.is_empty() { "none".to_owned() } else { text.join(", ") }
     }
 
-    /// A task's state changed: watchers will be told.
+    /// Records that a task's state changed, so that watchers are notified.
     pub fn bump_version(&mut self) {
         self.version += 1;
     }
 
-    /// Performs a call that has been admitted.
+    /// Performs an admitted call.
     pub fn dispatch_call(
         &mut self,
         cx: &mut TransitionContext<'_>,
@@ -326,8 +327,8 @@ impl Run {
         Ok(Reply::Done)
     }
 
-    /// Whether one more call may wait; refuses it otherwise. One connection may take half of the room: whoever waits for
-    /// everything leaves the others theirs.
+    /// Checks whether one more call may wait, and refuses it otherwise. One connection may use half of the
+    /// bound, so that a caller that waits for everything leaves room for others.
     pub fn admit_waiter(
         &mut self,
         cx: &mut TransitionContext<'_>,
@@ -356,7 +357,8 @@ impl Run {
         connection: ConnectionId,
         version: i64,
     ) {
-        // A version from the future is one of a service before this one: its holder is told what is now.
+        // A version that this service has not reached comes from an earlier service; the watcher gets the
+        // present states.
         if version == self.version {
             if self.admit_waiter(cx, call, connection) {
                 self.waiters.insert(call, connection, WaitTarget::Watch);
@@ -366,7 +368,7 @@ impl Run {
         cx.reply(call, Ok(Reply::States(self.states())));
     }
 
-    /// Watchers are told of what has changed since they were told last.
+    /// Releases the watchers if a state has changed since the last time.
     pub fn notify_watchers(&mut self) {
         if self.notified_version != self.version {
             self.notified_version = self.version;
@@ -374,7 +376,7 @@ impl Run {
         }
     }
 
-    /// How many allocations it has, more or less.
+    /// Returns the approximate number of allocations.
     pub fn weight(&self) -> usize {
         2 * self.store.len()
             + 4 * self.tasks.len()
@@ -382,7 +384,7 @@ impl Run {
             + 4 * self.barriers.in_progress_len()
     }
 
-    /// Whether there is work that is decided and not done.
+    /// Returns whether work is pending.
     pub fn has_pending_work(&self) -> bool {
         self.store.has_woken_calls()
             || self.waiters.has_queued_answers()
@@ -391,7 +393,7 @@ impl Run {
             || !self.pending_barrier_stats.is_empty()
     }
 
-    /// Does work that is decided, as much as `budget` allows: answers calls whose wait is over.
+    /// Does pending work within `budget`: answers calls whose wait has ended.
     pub fn run_pending_work(&mut self, cx: &mut TransitionContext<'_>, budget: &mut usize) {
         while *budget > 0 {
             if let Some((call, answer)) = self.waiters.pop_queued_answer() {
@@ -415,7 +417,7 @@ impl Run {
         }
     }
 
-    /// Gives a call the answer that was decided, unless the call is gone or its task has been excluded since.
+    /// Sends a call its decided answer, unless the call was withdrawn or its task has been excluded since.
     fn send_answer(&mut self, cx: &mut TransitionContext<'_>, call: CallId, answer: SharedAnswer) {
         let Some(place) = self.waiters.wait_target(call) else { return };
         let excluded =
@@ -424,7 +426,7 @@ impl Run {
         cx.reply(call, excluded.map_or_else(|| answer.into(), Err));
     }
 
-    /// The states of all tasks, shared by all who ask while they stay as they are.
+    /// Returns the states of all tasks; callers share the value until a state changes.
     fn states(&mut self) -> Arc<SharedReply<TaskStates>> {
         if let Some((version, states)) = &self.states.0
             && *version == self.version
@@ -437,7 +439,7 @@ impl Run {
         states
     }
 
-    /// Whether the states that are remembered are those that the tasks are in.
+    /// Returns whether the cached states equal those of the tasks.
     pub fn is_state_cache_valid(&self) -> bool {
         let Some((version, states)) = &self.states.0 else { return true };
         *version != self.version
@@ -470,7 +472,7 @@ impl Run {
         Ok(Reply::States(SharedReply::new(TaskStates { version: self.version, tasks })))
     }
 
-    /// The refusal of a task id that the job does not have.
+    /// Returns the refusal of a task id that the job does not have.
     pub fn unknown_task_failure(&self, did: &str, task: TaskId) -> Failure {
         let last = self.tasks.len().saturating_sub(1);
         let text = format!(
@@ -512,7 +514,7 @@ impl Run {
         Ok(())
     }
 
-    /// Takes a call out of wherever it waits; its caller is gone.
+    /// Removes a call from the place where it waits, because its caller is gone.
     pub fn withdraw_call(&mut self, call: CallId) {
         match self.waiters.remove(call) {
             None | Some(WaitTarget::Watch) => {}
@@ -528,7 +530,7 @@ impl Run {
         }
     }
 
-    /// Performs deadlines that have come, as many as `budget` allows.
+    /// Handles due timers within `budget`.
     pub fn fire_timers(&mut self, cx: &mut TransitionContext<'_>, budget: &mut usize) {
         while *budget > 0
             && let Some(timer) = self.timers.pop_due(cx.now)
@@ -542,7 +544,7 @@ impl Run {
         }
     }
 
-    /// Answers calls that wait with `failure`, except polls, which end with `poll`: as many as `budget` allows.
+    /// Answers waiting calls with `failure`, and polls with `poll`, within `budget`.
     pub fn fail_waiting_calls(
         &mut self,
         cx: &mut TransitionContext<'_>,
@@ -557,7 +559,7 @@ impl Run {
         }
     }
 
-    /// The run is over. Keeps the first outcome.
+    /// Ends the run, unless it has already ended: the first outcome stays.
     pub fn end_run(
         &mut self,
         cx: &mut TransitionContext<'_>,
@@ -572,7 +574,7 @@ impl Run {
         }
     }
 
-    /// Whether nobody takes part any more, though somebody did.
+    /// Returns whether the run has started and no task is connected.
     pub fn has_no_tasks_left(&self) -> bool {
         self.started_at.is_some() && self.connected_tasks == 0
     }

@@ -9,31 +9,33 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// The most tasks a job may have. Far above any cluster there is; below it every table still fits.
+/// The greatest number of tasks of a job. It is far above any cluster; within it every table fits into
+/// memory.
 pub const TASKS_MAX: u32 = 1_000_000;
 
-/// How the first error of a run reaches tasks that poll for it.
+/// The way in which the first error of a run reaches tasks that poll for it.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorDelivery {
-    /// `cancel` for recoverable jobs, where polls carry nothing; `hold` otherwise.
+    /// `cancel` for recoverable jobs, whose polls carry no error; `hold` otherwise.
     #[default]
     Auto,
-    /// Polls are held: errors arrive at once, and a broken connection ends a client's process.
+    /// Polls are held until there is an error: errors arrive at once, and a broken connection ends a client's
+    /// process.
     Hold,
-    /// Polls are answered CANCELLED at once: clients stop polling, survive a lost connection, and
-    /// learn of errors with their next heartbeat.
+    /// Polls are answered with CANCELLED at once: clients stop polling, survive a lost connection, and learn
+    /// of errors with their next heartbeat.
     Cancel,
 }
 
-/// A finding that a job may be told to act upon: the task that it names is excluded, for a time.
+/// A finding upon which a job may exclude the task that it names, for a limited time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 #[schema(as = ActingRule)]
 pub enum AutoExcludeRule {
-    /// A task is alive by its heartbeats, and all others wait for it.
+    /// A task sends heartbeats, and all others wait for it at a barrier.
     StalledTask,
-    /// A task comes late to barriers every time.
+    /// A task arrives late at barriers every time.
     ChronicStraggler,
     /// A task restarts again and again within one run.
     RestartStorm,
@@ -43,7 +45,7 @@ impl AutoExcludeRule {
     /// Every rule.
     pub const ALL: [Self; 3] = [Self::StalledTask, Self::ChronicStraggler, Self::RestartStorm];
 
-    /// Its name, which is that of the finding.
+    /// Returns the name of the rule, which is that of the finding.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -54,44 +56,45 @@ impl AutoExcludeRule {
     }
 }
 
-/// What a job is told when it is declared. None of it is on the wire.
+/// The settings of a job. None of them is on the wire.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct JobSettings {
-    /// How many tasks the job has: ids `0..tasks`.
+    /// The number of tasks: their ids are `0..tasks`.
     pub tasks: u32,
-    /// Tasks may fail and come back without ending the run.
+    /// Whether tasks may fail and return without ending the run.
     pub recoverable: bool,
-    /// A connected task that gives no sign of life for this long has failed.
+    /// The silence after which a connected task has failed.
     #[serde(with = "humantime_serde")]
     #[schema(value_type = String)]
     pub heartbeat_timeout: Duration,
-    /// How long the tasks of a run wait for one another when they register.
+    /// The timeout of the registration barrier.
     #[serde(with = "humantime_serde")]
     #[schema(value_type = String)]
     pub register_timeout: Duration,
-    /// How long they wait for one another when they shut down; zero: they do not wait.
+    /// The timeout of the shutdown barrier; zero: tasks shut down without waiting.
     #[serde(with = "humantime_serde")]
     #[schema(value_type = String)]
     pub shutdown_timeout: Duration,
-    /// How long a task whose connection broke, with no error poll held on it, may take to be heard
-    /// again; `None`: only heartbeats count.
+    /// The time in which a task may return whose connection broke while no error poll was held on it; `None`:
+    /// only missing heartbeats fail a task.
     #[serde(with = "humantime_serde")]
     #[schema(value_type = Option<String>)]
     pub disconnect_grace: Option<Duration>,
-    /// How errors are delivered.
+    /// The way in which errors are delivered.
     pub error_delivery: ErrorDelivery,
-    /// Findings upon which the task that they name is excluded. None unless it is wished: to observe is harmless.
+    /// Findings upon which the job excludes the task that they name. None by default: a detector alone is
+    /// harmless.
     pub auto_exclude: BTreeSet<AutoExcludeRule>,
-    /// How long such an exclusion lasts.
+    /// The duration of such an exclusion.
     #[serde(with = "humantime_serde")]
     #[schema(value_type = String)]
     pub auto_exclude_for: Duration,
-    /// What the job may hold.
+    /// The bounds on what the job may hold.
     pub bounds: Bounds,
 }
 
 impl JobSettings {
-    /// The defaults for a job of `tasks` tasks: those of JAX where JAX has them.
+    /// Returns the defaults for a job of `tasks` tasks: those of JAX where JAX has them.
     #[must_use]
     pub fn new(tasks: u32) -> Self {
         Self {
@@ -108,7 +111,7 @@ impl JobSettings {
         }
     }
 
-    /// The names of the settings in which these differ from others.
+    /// Returns the names of the settings that differ from `other`.
     pub(super) fn changed_settings(&self, other: &Self) -> Vec<String> {
         let pairs = [
             ("tasks", self.tasks != other.tasks),
@@ -125,7 +128,7 @@ impl JobSettings {
         pairs.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name.to_owned()).collect()
     }
 
-    /// Whether polls are held until there is an error.
+    /// Returns whether polls are held until there is an error.
     #[must_use]
     pub fn holds_polls(&self) -> bool {
         match self.error_delivery {
@@ -136,7 +139,7 @@ impl JobSettings {
     }
 }
 
-/// New values for some settings of a job; what is `None` stays as it is.
+/// New values for some settings of a job; a setting that is `None` stays as it is.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SettingsChange {
     /// [`JobSettings::tasks`]
@@ -162,10 +165,10 @@ pub struct SettingsChange {
 }
 
 impl SettingsChange {
-    /// The settings as they would be.
+    /// Returns the settings after the change.
     ///
     /// # Errors
-    /// If a value makes no sense, with what to give instead.
+    /// If a value is invalid; the text says what to give instead.
     pub fn apply_to(self, present: &JobSettings) -> Result<JobSettings, &'static str> {
         if self.tasks == Some(0) {
             return Err("a job has at least one task");
@@ -189,8 +192,8 @@ impl SettingsChange {
     }
 }
 
-/// What one job may hold at most. A request that would pass a bound is refused with
-/// RESOURCE_EXHAUSTED and changes nothing.
+/// The bounds on what one job may hold. A request that would exceed one is refused with RESOURCE_EXHAUSTED
+/// and changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Bounds {
@@ -200,9 +203,9 @@ pub struct Bounds {
     pub value_bytes: usize,
     /// Keys and values of one run together, in bytes.
     pub store_bytes: usize,
-    /// Keys of one run.
+    /// Number of keys of one run.
     pub keys: usize,
-    /// Calls that wait for something, of all callers together.
+    /// Number of waiting calls, of all callers together.
     pub waiters: usize,
     /// Keys that calls wait for, together, in bytes.
     pub waited_key_bytes: usize,
@@ -210,24 +213,24 @@ pub struct Bounds {
     pub barrier_id_bytes: usize,
     /// Barriers in progress at once.
     pub barriers_in_progress: usize,
-    /// Members of all barriers in progress, added up.
+    /// Number of members of all barriers in progress, added up.
     pub barrier_members_in_progress: usize,
     /// Devices that tasks exchange (generation A), together, in bytes.
     pub exchanged_device_bytes: usize,
-    /// Memory for the results and counters of barriers that have ended, in bytes. When it is full, those that
-    /// were used once and ended longest ago are forgotten first.
+    /// Memory for the results and counters of ended barriers, in bytes. When it is full, barriers with one
+    /// instance that ended longest ago are evicted first.
     pub barrier_memory_bytes: usize,
-    /// Records of ended barriers that are kept of one run, to be looked at.
+    /// Number of records of ended barriers that are kept of one run, for pages and the API.
     pub barriers_recent: usize,
-    /// Live-set questions in progress at once (one a set of tasks).
+    /// Live-set requests in progress at once (one for each set of tasks).
     pub live_sets_in_progress: usize,
-    /// Ended runs that are remembered.
+    /// Number of ended runs that are kept.
     pub runs_kept: usize,
-    /// Past incarnations that are remembered a task.
+    /// Number of past incarnations that are kept for each task.
     pub incarnations_kept: usize,
     /// Exclusions in force at once.
     pub exclusions: usize,
-    /// Exclusions that are over and are remembered.
+    /// Number of ended exclusions that are kept.
     pub exclusions_kept: usize,
     /// Length of an error message that a task reports, in bytes; the rest is cut off.
     pub error_message_bytes: usize,

@@ -27,7 +27,7 @@ impl Run {
             let failure = shutdown_failure(&self.unknown_task_failure("shut down", id));
             return cx.reply(call, Err(Arc::new(failure)));
         };
-        // Tasks that may come and go leave alone: one restart would fail the barrier for all.
+        // Recoverable tasks shut down alone: one restart would fail the barrier for all.
         if task.recoverable || cx.settings.shutdown_timeout.is_zero() {
             let outcome = self.disconnect_task(cx, id).map(|()| Reply::Done);
             return cx.reply(call, outcome.map_err(Arc::new));
@@ -49,7 +49,7 @@ impl Run {
                 return cx.reply(call, Err(Arc::new(shutdown_failure(&failure))));
             }
         }
-        // One that was recoverable when the others began to leave is not of their number.
+        // A task that was recoverable when the barrier began is no member of it.
         if self.barriers.instance(&key).is_some_and(|instance| instance.member_state(id).is_none()) {
             let outcome = self.disconnect_task(cx, id).map(|()| Reply::Done);
             return cx.reply(call, outcome.map_err(Arc::new));
@@ -71,7 +71,7 @@ impl Run {
         BarrierMembers::Some(TaskSet::new(ids))
     }
 
-    /// What follows once it is decided how the shutdown barrier ends.
+    /// Completes the shutdown after its barrier has passed or failed.
     pub(super) fn finish_shutdown(
         &mut self,
         cx: &mut TransitionContext<'_>,
@@ -90,7 +90,7 @@ impl Run {
         }
     }
 
-    /// Takes a task out of the run in good order.
+    /// Disconnects a task in good order.
     ///
     /// # Errors
     /// If there is no such task, or it is not in the run.
@@ -110,7 +110,7 @@ impl Run {
         Ok(())
     }
 
-    /// Takes tasks, ascending, out of the run in good order; those that have left already stay as they are.
+    /// Disconnects tasks, ascending, in good order; those that have disconnected already stay as they are.
     fn disconnect_tasks(
         &mut self,
         cx: &mut TransitionContext<'_>,

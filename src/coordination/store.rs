@@ -5,7 +5,7 @@
 //!
 //! Keys are paths: leading, trailing and repeated slashes do not count. A key can hold a value and be a directory
 //! at the same time. One key may be inserted again without an error: JAX's global topology, if the bytes are
-//! identical. Process 0 gathers it again after a restart, and JAX takes the refusal for fatal.
+//! identical. Process 0 gathers it again after a restart, and JAX treats the refusal as fatal.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -23,10 +23,10 @@ use super::topology::Topology;
 use super::topology::TopologyKey;
 use crate::cow::{CowMap, Weight};
 
-/// How many bytes that do not count the spelling of a key that is waited for may have.
+/// The number of bytes beyond the normalised form that the spelling of a waited key may have.
 const EXTRA_SLASHES_MAX: usize = 64;
 
-/// The form of a key under which it is stored.
+/// Returns the normalised form of a key, under which it is stored.
 pub(super) fn normalise(key: &[u8]) -> Cow<'_, [u8]> {
     let clean =
         key.first() != Some(&b'/') && key.last() != Some(&b'/') && !key.windows(2).any(|pair| pair == b"//");
@@ -37,7 +37,7 @@ pub(super) fn normalise(key: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned(parts.join(&b'/'))
 }
 
-/// A key as text, for messages: never more of it than a line holds.
+/// Returns a key as text for messages, cut to the length of a line.
 pub(super) fn display_key(key: &[u8]) -> Cow<'_, str> {
     const MOST: usize = 256;
     if key.len() <= MOST {
@@ -46,7 +46,7 @@ pub(super) fn display_key(key: &[u8]) -> Cow<'_, str> {
     Cow::Owned(format!("{}… ({} bytes)", String::from_utf8_lossy(&key[..MOST]), key.len()))
 }
 
-/// Calls that waited for a key which has a value now, and are answered one after the other.
+/// Calls that waited for a key which now has a value, and are answered one after the other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct WokenCalls {
     key: Bytes,
@@ -57,12 +57,12 @@ struct WokenCalls {
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Store {
     entries: StoreEntries,
-    /// Keys and values together.
+    /// The size of all keys and values, in bytes.
     bytes: usize,
-    /// Calls that wait for a key. Their numbers are in the order in which they came.
+    /// The calls that wait for each key, in the order of their arrival.
     waiting: CowMap<Bytes, CowMap<CallId, ()>>,
     woken: VecDeque<WokenCalls>,
-    /// The lengths of the keys in `waiting` and `waking`, each as often as it is waited for.
+    /// The lengths of the keys in `waiting` and `woken`, each counted once for every call that waits for it.
     waited_bytes: usize,
     topology: Topology,
 }
@@ -80,7 +80,7 @@ impl Store {
         self.entries.get(normalise(key).as_ref())
     }
 
-    /// Writes a value; the calls that waited for it are to be woken ([`Store::pop_woken_call`]).
+    /// Writes a value and queues the calls that wait for it ([`Store::pop_woken_call`]).
     pub fn insert(
         &mut self,
         key: &[u8],
@@ -94,12 +94,12 @@ impl Store {
             && matches!(self.topology.get(normal.as_ref()), Some((TopologyKey::Global { .. }, _)))
             && old.value == entry.value
         {
-            // Process 0 gathers the topology again when it is restarted; that it is the same is good news, and an
-            // error would end it.
+            // A restarted process 0 gathers the topology again. Identical bytes prove that nothing changed;
+            // an error would end the process.
             return Ok(DeferredFree::default());
         }
         if old.is_some() && !overwrite {
-            // Without details, as clients since 0.6.2 have known it.
+            // Without details: clients since 0.6.2 get this error so.
             let text = format!("key {} already exists.", display_key(key));
             return Err(Failure::without_details(Code::AlreadyExists, text));
         }
@@ -107,7 +107,7 @@ impl Store {
         Ok(self.write_entry(&normal, entry))
     }
 
-    /// Adds to a decimal number, 0 where there is none yet; returns the sum.
+    /// Adds to a decimal number (0 if there is none yet) and returns the sum.
     pub fn increment(
         &mut self,
         key: &[u8],
@@ -140,13 +140,13 @@ impl Store {
         Ok((value, discarded))
     }
 
-    /// Every entry strictly below a directory. The root has no name: nothing lists all.
+    /// Returns every entry strictly below a directory. The root has no name, so no call lists everything.
     pub fn list(&self, directory: &[u8]) -> Directory {
         let (from, to) = range_below(&normalise(directory));
         Directory(self.entries.copy_range(from.as_slice(), to.as_slice()))
     }
 
-    /// Removes a key and everything below it; returns what is to be freed.
+    /// Removes a key and everything below it; returns the memory to free.
     pub fn delete(&mut self, key: &[u8]) -> DeferredFree {
         let normal = normalise(key);
         let (from, to) = range_below(&normal);
@@ -164,19 +164,19 @@ impl Store {
         if gone.is_empty() { DeferredFree::default() } else { DeferredFree::of(gone) }
     }
 
-    /// How many entries lie below a directory, and how many bytes their values have.
+    /// Returns the number of entries below a directory, and the bytes of their values.
     pub fn sizes_below(&self, directory: &[u8]) -> (usize, usize) {
         let (from, to) = range_below(directory);
         let all = self.entries.copy_range(from.as_slice(), to.as_slice());
         (all.len(), all.weight().values)
     }
 
-    /// Puts a call into the queue of a key; returns the key as stored.
+    /// Adds a call to the queue of a key; returns the key as stored.
     ///
-    /// Every waiting call counts with its key, since its caller's spelling is kept for the answer.
+    /// Every waiting call counts with its key, because its caller's spelling is kept for the answer.
     ///
     /// # Errors
-    /// If the key is longer than any may be, or all keys that are waited for would pass their bound.
+    /// If the key is longer than its bound, or all waited keys together would exceed theirs.
     pub fn add_waiter(&mut self, key: &[u8], call: CallId, bounds: &Bounds) -> Result<Bytes, Failure> {
         let normal = normalise(key);
         if key.len() > bounds.key_bytes || key.len() > normal.len() + EXTRA_SLASHES_MAX {
@@ -204,7 +204,7 @@ impl Store {
         Ok(key)
     }
 
-    /// Takes a call out of the queue of a key.
+    /// Removes a call from the queue of a key.
     pub fn remove_waiter(&mut self, key: &Bytes, call: CallId) {
         if let Some(calls) = self.waiting.get_mut(key)
             && calls.remove(&call).is_some()
@@ -222,12 +222,12 @@ impl Store {
         }
     }
 
-    /// Whether calls are to be woken.
+    /// Returns whether calls are queued for an answer.
     pub fn has_woken_calls(&self) -> bool {
         !self.woken.is_empty()
     }
 
-    /// Takes out the next call that is to be woken, with its answer: the value that ended its wait.
+    /// Removes and returns the next woken call with its answer: the value that ended its wait.
     pub fn pop_woken_call(&mut self) -> Option<(CallId, Bytes)> {
         let waking = self.woken.front_mut()?;
         let (call, ()) = waking.calls.pop_first()?;
@@ -239,35 +239,35 @@ impl Store {
         Some((call, value))
     }
 
-    /// The topology values.
+    /// Returns the topology values.
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
 
-    /// Every call that waits for a key, or waited for it and is not answered yet.
+    /// Returns every call that waits for a key, or waited for it and is not answered yet.
     pub fn waiting(&self) -> impl Iterator<Item = (&Bytes, CallId)> {
         let woken = self.woken.iter().map(|waking| (&waking.key, &waking.calls));
         self.waiting.iter().chain(woken).flat_map(|(key, calls)| calls.keys().map(move |call| (key, *call)))
     }
 
-    /// Whether the tables are in order.
+    /// Returns whether the tables are consistent.
     pub fn is_consistent(&self) -> bool {
         self.entries.is_consistent()
             && self.waiting.is_consistent()
             && self.waiting.values().all(|calls| !calls.is_empty())
     }
 
-    /// Every key that is waited for.
+    /// Returns every key that calls wait for.
     pub fn waited_keys(&self) -> impl Iterator<Item = &Bytes> {
         self.waiting.keys()
     }
 
-    /// What the keys that are waited for are counted to take.
+    /// Returns the counted size of the waited keys, in bytes.
     pub fn waited_bytes(&self) -> usize {
         self.waited_bytes
     }
 
-    /// The lengths of every key and its value.
+    /// Returns the lengths of every key and its value.
     pub fn entry_sizes(&self) -> impl Iterator<Item = (usize, usize)> {
         self.entries.iter().map(|(key, entry)| (key.len(), entry.value.len()))
     }
@@ -297,7 +297,7 @@ impl Store {
         DeferredFree::default()
     }
 
-    /// The first entry from a place on.
+    /// Returns the first entry from `from` on.
     pub fn first_from(&self, from: &Bound<Vec<u8>>) -> Option<(&Bytes, &StoreEntry)> {
         let from = from.as_ref().map(Vec::as_slice);
         self.entries.range_from::<[u8]>(from).next()
@@ -328,14 +328,14 @@ impl Store {
     }
 }
 
-/// The refusal of what would pass a bound in bytes.
+/// Returns the refusal of a write that would exceed a bound in bytes.
 fn bound_exceeded<T>(what: &str, is: usize, bound: usize, setting: &str) -> Result<T, Failure> {
     let text =
         format!("The {what} would have {is} bytes; at most {bound} are allowed here (setting {setting}).");
     Err(Failure::from_service(Code::ResourceExhausted, text))
 }
 
-/// Between which keys everything below a directory lies: '0' is the byte after '/'.
+/// Returns the bounds between which all keys below a directory lie: '0' is the byte after '/'.
 fn range_below(directory: &[u8]) -> (Vec<u8>, Vec<u8>) {
     ([directory, b"/"].concat(), [directory, b"0"].concat())
 }

@@ -1,6 +1,6 @@
-//! The store as a tree, for people.
+//! Lists the store as a tree, for people.
 //!
-//! A key may have a value and be a directory at once: then it has two lines, `a` and `a/`.
+//! A key may have a value and be a directory at the same time; it then has two lines, `a` and `a/`.
 
 use std::ops::Bound;
 
@@ -10,8 +10,9 @@ use super::store::{Store, normalise};
 use super::view::KeyEntry;
 
 impl Store {
-    /// What lies below a directory, in byte order, at most `limit` lines after the line `after`; the empty directory
-    /// is the root. Directories end with a slash, unless the `whole_tree` is asked for, which has values only.
+    /// Returns the entries below a directory, in byte order, at most `limit` lines after the line `after`;
+    /// the empty directory is the root. Directories end with a slash. With `whole_tree`, all keys with values
+    /// are listed and no directories.
     pub fn list_entries(
         &self,
         directory: &[u8],
@@ -23,7 +24,7 @@ impl Store {
         let prefix = if directory.is_empty() { Vec::new() } else { [directory.as_ref(), b"/"].concat() };
         let from = match after.strip_suffix(b"/") {
             _ if after < prefix.as_slice() => Bound::Included(prefix.clone()),
-            // What follows a directory and all below it: '0' is the byte after '/'.
+            // The end of a directory and everything below it: '0' is the byte after '/'.
             Some(seen) => Bound::Included([seen, b"0"].concat()),
             None => Bound::Excluded(after.to_vec()),
         };
@@ -36,7 +37,7 @@ impl Store {
             let end = rest.iter().position(|byte| *byte == b'/').filter(|_| !whole_tree);
             let shown = end.map_or(key.as_ref(), |end| &key[..=prefix.len() + end]);
             let value = end.is_none().then_some(entry);
-            // A directory is passed over whole: what is below it is known without a look at it.
+            // Skips the whole directory without visiting the keys below it.
             let path = end.map(|end| &key[..prefix.len() + end]);
             let (keys_below, bytes_below) = path.map(|path| self.sizes_below(path)).unwrap_or_default();
             lines.push(KeyEntry {
@@ -91,7 +92,7 @@ mod tests {
         assert_eq!(root, all);
         let below = told(store.list_entries(b"/a/", b"", false, 100));
         assert_eq!(below, [line("a/c", Some(2), 0, 0), line("a/d/", None, 1, 2)]);
-        // Pages of any size give the same.
+        // Pages of any size give the same lines.
         for size in 1..=all.len() {
             let (mut after, mut paged) = (Vec::new(), Vec::new());
             loop {

@@ -5,50 +5,53 @@
 //!
 //! For every barrier that clients name and that passed with two arrivals or more, a task has:
 //! - its *lateness*: its arrival less the first one;
-//! - whether it was *last*, and how long it *held up* the others then: its arrival less the last but one;
-//! - its *share*: how far it came behind the median arrival, as a part of the skew (the last arrival less the
-//!   first). Equal tasks, which come in a new order every time, have small shares; a task that all others wait for
-//!   has 1, and so has each of several tasks on one slow host, which a comparison with the last but one would miss.
+//! - whether it was *last*, and for how long it alone *held up* the others: its arrival less the last but
+//!   one;
+//! - its *share*: how far it came behind the median arrival, as a fraction of the skew (the last arrival less
+//!   the first). Equal tasks, which arrive in a new order every time, have small shares. A task that all
+//!   others wait for has 1, and so has each of several tasks on one slow host; a comparison with the last but
+//!   one would miss those.
 //!
-//! The *score* is a moving average of the shares: each moves it by a sixteenth (by one part in n while there are
-//! only n). A single late arrival raises it by a sixteenth and is forgotten; a task that is always late has a score
-//! near 1. The score has no unit: to matter, a straggler must also cost time, which lateness and hold-up tell.
+//! The *score* is a moving average of the shares: each moves it by a sixteenth (by one part in n while there
+//! are only n). A single late arrival raises it by a sixteenth and fades; a task that is always late has a
+//! score near 1. The score has no unit: a straggler matters only if it also costs time, which lateness and
+//! hold-up tell.
 //!
-//! The *best* lateness is the least that the average has been since it is one of sixteen. A task that was always
-//! late has the larger share of the work; one that was not has become slow.
+//! The *best* lateness is the least that the average has been, from the sixteenth barrier on. A task that was
+//! always late has more work than the others; a task that was not has become slow.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// How many instances the averages are made of.
+/// The number of instances over which the averages are taken.
 const AVERAGED: u64 = 16;
-/// Over how many instances it is remembered who was last.
+/// The number of latest instances for which it is remembered whether the task was last.
 const RECENT_INSTANCES: u64 = 64;
-/// One, as scores are kept.
+/// The score 1, in the fixed-point form of scores.
 pub(super) const SCORE_ONE: u64 = 1_000_000;
-/// How one task came to the barriers of this run.
+/// Statistics of one task at the barriers of this run.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct StragglerStats {
     taken_part: u64,
     last: u64,
-    /// Whether it was last, of the recent instances; the newest in the lowest bit.
+    /// Whether it was last at each of the recent instances; the newest is the lowest bit.
     recent: u64,
     lateness_total_us: u64,
-    /// A moving average.
+    /// The moving average of the lateness.
     lateness_us: u64,
-    /// The least that the average has been, since it is one of [`AVERAGED`].
+    /// The least value of that average, once it covers [`AVERAGED`] instances.
     lateness_best_us: Option<u64>,
-    /// A moving average of its shares.
+    /// The moving average of the shares.
     score: u64,
     held_up_us: u64,
 }
 
-/// One instance as one of its members sees it, in microseconds.
+/// The times of one member at one instance, in microseconds.
 pub(super) struct MemberTiming {
     pub lateness: u64,
-    /// Of [`SCORE_ONE`].
+    /// The share, in units of [`SCORE_ONE`].
     pub share: u64,
-    /// It was last, by so much.
+    /// The time for which it held up the others, if it was last.
     pub held_up: Option<u64>,
 }
 
@@ -73,7 +76,7 @@ impl StragglerStats {
             return None;
         }
         let recent = self.taken_part.min(RECENT_INSTANCES);
-        // Six decimals fit into any float.
+        // A score has six decimals, which an `f64` holds exactly enough.
         #[expect(clippy::cast_precision_loss, reason = "a number up to a million")]
         let score = self.score as f64 / SCORE_ONE as f64;
         Some(StragglerView {
@@ -89,7 +92,7 @@ impl StragglerStats {
         })
     }
 
-    /// Checks that the counts go together.
+    /// Checks that the counts are consistent.
     pub fn check_invariants(&self) -> Result<(), String> {
         let recent = u64::from(self.recent.count_ones());
         let best_is_least = self.lateness_best_us.is_none_or(|best| best <= self.lateness_us);
@@ -105,25 +108,27 @@ fn move_average(average: u64, value: u64, memory: u64) -> u64 {
     if value >= average { average + (value - average) / memory } else { average - (average - value) / memory }
 }
 
-/// How a task comes to the barriers that clients name, among those that passed with two arrivals or more.
+/// Statistics of a task at the barriers that clients name, among those that passed with two arrivals or more.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(as = StragglingView)]
 pub struct StragglerView {
-    /// At how many it took part in this run.
+    /// The number of barriers in which it took part in this run.
     pub taken_part: u64,
-    /// At how many it was the last to come.
+    /// The number of barriers at which it was the last to arrive.
     pub last: u64,
-    /// How many are recent: 64 at most.
+    /// The number of recent barriers: 64 at most.
     pub recent: u64,
-    /// At how many of the recent ones it was the last to come.
+    /// The number of recent barriers at which it was the last to arrive.
     pub recent_last: u64,
-    /// How long after the first it usually comes, in microseconds: a moving average over about sixteen.
+    /// The usual time from the first arrival to its own, in microseconds: a moving average over about sixteen
+    /// barriers.
     pub lateness_us: u64,
-    /// The least that `lateness_us` has been in this run; nothing before it took part in sixteen barriers.
+    /// The least value of `lateness_us` in this run; absent before it took part in sixteen barriers.
     pub lateness_best_us: Option<u64>,
-    /// How long after the first it came, all added up, in microseconds.
+    /// The time from the first arrival to its own, added up over all barriers, in microseconds.
     pub lateness_total_us: u64,
-    /// How long the others waited for it alone, when it was last, all added up, in microseconds.
+    /// The time for which the others waited for it alone, added up over all barriers at which it was last, in
+    /// microseconds.
     pub held_up_us: u64,
     /// From 0 to 1: a moving average, over about sixteen, of how far it came behind the median arrival as a part of the
     /// time between the first arrival and the last. Near 1: it is late every time. One late arrival adds a sixteenth.
@@ -131,22 +136,22 @@ pub struct StragglerView {
 }
 
 impl StragglerView {
-    /// From which lateness on a straggler costs enough to matter, in microseconds.
+    /// The lateness from which on a straggler costs enough to matter, in microseconds.
     pub const SIGNIFICANT_LATENESS_US: u64 = 50_000;
 
-    /// How much later than at its best it usually comes now, in microseconds.
+    /// Returns the usual lateness less the best one, in microseconds.
     #[must_use]
     pub fn behind_best_us(&self) -> u64 {
         self.lateness_best_us.map_or(0, |best| self.lateness_us.saturating_sub(best))
     }
 
-    /// Whether it was once quick enough and has become slow.
+    /// Returns whether the task was once fast enough and has become slow.
     #[must_use]
     pub fn has_slowed(&self) -> bool {
         self.behind_best_us() >= Self::SIGNIFICANT_LATENESS_US
     }
 
-    /// The part of the recent barriers to which it came last.
+    /// Returns the fraction of the recent barriers at which it arrived last.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "numbers up to 64")]
     pub fn recent_last_ratio(&self) -> f64 {

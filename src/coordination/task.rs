@@ -15,17 +15,17 @@ use super::ids::{CallId, ConnectionId, TaskIncarnation, Timestamp};
 use super::input::ConnectionEnd;
 use super::straggler_stats::StragglerStats;
 
-/// Where a task stands, as far as the protocol goes.
+/// The protocol state of a task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum ProtocolState {
-    /// Not registered yet, or shut down. Signs of life are still taken until the moment given, since a client
-    /// stops its heartbeats a little after it has left.
+    /// Not registered yet, or shut down. Until the given time heartbeats are still accepted, because a client
+    /// stops them a little after its shutdown.
     Disconnected(Timestamp),
     Connected,
     Failed(Arc<Failure>),
 }
 
-/// One life of a task that is over.
+/// An ended incarnation of a task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PastIncarnation {
     pub incarnation: TaskIncarnation,
@@ -34,7 +34,7 @@ pub(super) struct PastIncarnation {
     pub ended: String,
 }
 
-/// A connection broke, and the task may still come back.
+/// The suspicion after a broken connection: the task may still return.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Suspicion {
     pub since: Timestamp,
@@ -45,29 +45,30 @@ pub(super) struct Suspicion {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Task {
     pub standing: ProtocolState,
-    /// Since when it stands there.
+    /// The time since which it is in that state.
     pub since: Timestamp,
-    /// Its present or last life.
+    /// The present or last incarnation.
     pub incarnation: Option<TaskIncarnation>,
-    /// Where that life registered from.
+    /// The address from which that incarnation registered.
     pub peer: Option<SocketAddr>,
     pub registered_at: Timestamp,
-    /// The connection that it was last heard on.
+    /// The connection of its latest call.
     pub connection: Option<ConnectionId>,
     pub recoverable: bool,
-    /// It has been connected in this run before.
+    /// Whether it has been connected in this run before.
     pub was_connected: bool,
-    /// It registered again in this run and has not taken part in a barrier with all its members since.
+    /// Whether it registered again in this run and has not taken part in a barrier with all its members
+    /// since.
     pub unsynced: bool,
-    /// It was excluded in this run, or before it, and has not registered since: nothing waits for it.
+    /// Whether it was excluded, in this run or before it, and has not registered since: nothing waits for it.
     pub is_exempt: bool,
     pub last_heartbeat: Option<Timestamp>,
     pub heartbeat_stats: HeartbeatStats,
     pub straggling: StragglerStats,
-    /// A heartbeat timer stands for it.
+    /// Whether a heartbeat timer is set, or queued to be set.
     pub has_heartbeat_timer: bool,
     pub suspicion: Option<Suspicion>,
-    /// Its held error poll.
+    /// The held error poll.
     pub poll: Option<CallId>,
     pub past_incarnations: VecDeque<PastIncarnation>,
 }
@@ -106,12 +107,13 @@ impl Task {
         }
     }
 
-    /// Never registered in this run, or shut down for so long that its client must know.
+    /// Returns whether the task never registered in this run, or shut down so long ago that its client must
+    /// have stopped.
     pub fn is_past_disconnect_grace(&self, now: Timestamp) -> bool {
         matches!(self.standing, ProtocolState::Disconnected(until) if now > until)
     }
 
-    /// `incarnation` is an earlier life of this task.
+    /// Returns whether `incarnation` is an earlier incarnation of this task.
     pub fn has_superseded(&self, incarnation: TaskIncarnation) -> bool {
         self.incarnation != Some(incarnation)
             && self.past_incarnations.iter().any(|life| life.incarnation == incarnation)
@@ -125,7 +127,7 @@ impl Task {
         }
     }
 
-    /// Begins a new life: the present one, if there was one, is over for the reason given.
+    /// Begins a new incarnation; the present one, if there is one, ends for the given reason.
     pub fn begin_incarnation(
         &mut self,
         incarnation: TaskIncarnation,

@@ -1,7 +1,7 @@
 //! Failure of tasks: heartbeats and their timeout, suspicion after a lost connection, the first cause, propagation,
 //! and error polls.
 //!
-//! It keeps no statistics (`heartbeat_stats.rs`) and excludes nobody (`exclusion_rules.rs`). Begin at `Run::heartbeat`,
+//! It keeps no statistics (`heartbeat_stats.rs`) and excludes no task (`exclusion_rules.rs`). Begin at `Run::heartbeat`,
 //! `Run::on_connection_lost` and `Run::fail_task`.
 //!
 //! - A heartbeat moves no deadline. The timer of a task fires, compares with the last sign of life, and is set
@@ -31,18 +31,19 @@ use super::task::{ProtocolState, Suspicion, Task};
 use super::timers::Timer;
 use super::waiters::{CallSelection, SharedAnswer, WaitTarget};
 
-/// What a person should do about a lost task; the words are those that people search for.
+/// The advice for people about a lost task; its words are those that people search for.
 const TROUBLESHOOTING_HINT: &str = "Check the task logs for an earlier error or scheduler events (e.g. preemption, eviction) to \
                             debug further.";
 
 impl Failure {
-    /// The task was lost, rather than reporting an error of its own or breaking a rule: it may come back.
+    /// Returns whether the task was lost, rather than reported an error or broke a rule: a lost task may
+    /// return.
     pub(super) fn is_task_loss(&self) -> bool {
         self.code == Code::Unavailable && self.service_error.is_some_and(|e| !e.reported)
     }
 }
 
-/// A short time for people.
+/// Formats a short time for people.
 fn format_short(time: Duration) -> String {
     match time.as_secs() {
         0 => format!("{} ms", time.as_millis()),
@@ -50,7 +51,7 @@ fn format_short(time: Duration) -> String {
     }
 }
 
-/// Whether the task's polls wait for an error.
+/// Returns whether the task's polls are held until there is an error.
 fn holds_polls_of(settings: &JobSettings, task: &Task) -> bool {
     match settings.error_delivery {
         ErrorDelivery::Auto => !task.recoverable,
@@ -59,14 +60,14 @@ fn holds_polls_of(settings: &JobSettings, task: &Task) -> bool {
     }
 }
 
-/// Tasks that take no part any more, all since the same moment.
+/// Tasks that ceased to take part at the same moment.
 pub(super) struct Retired {
     pub tasks: Vec<TaskId>,
-    /// Those of them that were connected.
+    /// The tasks that were connected.
     pub were_live: Vec<TaskId>,
-    /// Those of them whose polls are held.
+    /// The tasks whose polls are held.
     pub polling: Vec<TaskId>,
-    /// One of them is recoverable.
+    /// Whether at least one of them is recoverable.
     pub recoverable: bool,
 }
 
@@ -102,7 +103,7 @@ impl Run {
         if task.incarnation != Some(incarnation) {
             return self.handle_incarnation_mismatch(cx, id, incarnation);
         }
-        // Those whose polls are not held learn of the run's first error here.
+        // A task whose polls are not held learns of the run's first error with its heartbeat.
         if let Some(sticky) = &self.propagated_error
             && !holds_polls_of(cx.settings, task)
         {
@@ -116,7 +117,7 @@ impl Run {
         Ok(())
     }
 
-    /// A heartbeat of a life that this run does not know.
+    /// Handles a heartbeat of an incarnation that this run does not know.
     fn handle_incarnation_mismatch(
         &mut self,
         cx: &mut TransitionContext<'_>,
@@ -139,7 +140,7 @@ impl Run {
         Err(failure)
     }
 
-    /// The task has spoken, with the incarnation that counts, on this connection.
+    /// Records that the present incarnation of the task made a call on this connection.
     pub(super) fn record_contact(
         &mut self,
         cx: &mut TransitionContext<'_>,
@@ -163,7 +164,7 @@ impl Run {
         self.clear_grace(id, suspicion);
     }
 
-    /// The task is suspected no more: its grace does not run out.
+    /// Stops the grace timer of a suspicion that has ended.
     pub(super) fn clear_grace(&mut self, id: TaskId, suspicion: Option<Suspicion>) {
         if let Some(suspicion) = suspicion {
             self.timers.clear(suspicion.until, Timer::Grace(id));
@@ -176,7 +177,8 @@ impl Run {
         self.timers.set(heard.after(cx.settings.heartbeat_timeout), Timer::Heartbeat(id));
     }
 
-    /// The heartbeat timer of a task has fired: it is dead, or the timer stands again where it belongs.
+    /// Handles the heartbeat timer of a task: fails the task, or sets the timer again from its last
+    /// heartbeat.
     pub(super) fn on_heartbeat_timer(&mut self, cx: &mut TransitionContext<'_>, id: TaskId) {
         let task = self.expect_task_mut(id);
         if !task.is_connected() {
@@ -205,7 +207,7 @@ impl Run {
         self.fail_as_lost(cx, id, [text, told], FailureClass::HeartbeatTimeout, &why, &why);
     }
 
-    /// Everything that a broken connection means for the task that spoke on it.
+    /// Handles a broken connection for one task that used it.
     pub(super) fn on_connection_lost(
         &mut self,
         cx: &mut TransitionContext<'_>,
@@ -248,12 +250,12 @@ impl Run {
         }
     }
 
-    /// From where a task registered, for people.
+    /// Returns the address from which a task registered, for people.
     fn peer_suffix(&self, id: TaskId) -> String {
         self.expect_task(id).peer.map_or_else(String::new, |peer| format!(" from {peer}"))
     }
 
-    /// A task is lost with its connection: `how`, as clients are told, and what `follows` for people.
+    /// Fails a task because its connection broke: `how` is for clients, `follows` for people.
     fn fail_for_lost_connection(
         &mut self,
         cx: &mut TransitionContext<'_>,
@@ -276,7 +278,8 @@ impl Run {
         self.fail_as_lost(cx, id, [text, told], FailureClass::ConnectionLost, &cause, &why);
     }
 
-    /// A task is lost: its own error, and what the others are told; why, beside its name and without it.
+    /// Fails a lost task with its own error, and propagates the other text. `why` names the address of its
+    /// process, `cause` does not.
     fn fail_as_lost(
         &mut self,
         cx: &mut TransitionContext<'_>,
@@ -292,7 +295,7 @@ impl Run {
         self.propagate_error(cx, Some(id), &told);
     }
 
-    /// Puts a task into error, with everything that follows for what it takes part in. The first error stays.
+    /// Puts a task into error and removes it from everything in which it takes part. The first error stays.
     pub(super) fn fail_task(
         &mut self,
         cx: &mut TransitionContext<'_>,
@@ -304,7 +307,7 @@ impl Run {
         self.fail_tasks(cx, std::iter::once(id), failure, class, why);
     }
 
-    /// Puts tasks, ascending, into error; those that are in error stay as they are.
+    /// Puts tasks, ascending, into error; those already in error stay as they are.
     fn fail_tasks(
         &mut self,
         cx: &mut TransitionContext<'_>,
@@ -323,8 +326,8 @@ impl Run {
         }
     }
 
-    /// Gives tasks, ascending, a standing in which they take no part, and tells of it. Those that stand so already stay as
-    /// they are; `None` if all do.
+    /// Gives tasks, ascending, a state in which they take no part, and emits the events. Tasks already in
+    /// that state stay as they are; returns `None` if all are.
     pub(super) fn retire(
         &mut self,
         cx: &mut TransitionContext<'_>,
@@ -368,8 +371,8 @@ impl Run {
         Some(retired)
     }
 
-    /// Tells everybody of an error that came from `source`, unless that task may fail. The first one told is the one
-    /// that every later poll gets too, and the end of the run.
+    /// Propagates an error that came from `source` to all tasks and ends the run, unless that task is
+    /// recoverable. The first propagated error is the answer to every later poll.
     pub(super) fn propagate_error(
         &mut self,
         cx: &mut TransitionContext<'_>,
@@ -383,7 +386,7 @@ impl Run {
         let whose = source.map_or_else(String::new, |id| format!("{}: ", self.describe(id)));
         self.end_run(cx, RunOutcome::Failed, format!("{whose}{}", failure.summary()));
         if !self.has_error_polls {
-            // Nobody listens: all there is left to do is to be found in error.
+            // No task polls for errors: the tasks can only be put into error.
             let text = format!(
                 "All tasks were set to error because coordination service encountered an error, but was unable to \
                  inform clients. Error: {failure}"
@@ -397,12 +400,12 @@ impl Run {
         self.answer_all_polls(Arc::clone(failure));
     }
 
-    /// Ends every held poll with `failure`.
+    /// Answers every held poll with `failure`.
     pub(super) fn answer_all_polls(&mut self, failure: Arc<Failure>) {
         self.answer_polls_of(self.task_ids(), failure);
     }
 
-    /// Ends the held polls of these tasks with `failure`.
+    /// Answers the held polls of these tasks with `failure`.
     pub(super) fn answer_polls_of(&mut self, tasks: impl Iterator<Item = TaskId>, failure: Arc<Failure>) {
         let polls: VecDeque<CallId> = tasks.filter_map(|id| self.take_poll(id)).collect();
         self.waiters.queue_answer(CallSelection::List(polls), SharedAnswer::Failed(failure));
@@ -427,7 +430,7 @@ impl Run {
         self.fail_tasks(cx, self.task_ids(), &failure, FailureClass::Consequence, why);
     }
 
-    /// The held poll of a task, which is to be answered.
+    /// Removes and returns the held poll of a task, to be answered.
     fn take_poll(&mut self, id: TaskId) -> Option<CallId> {
         self.expect_task(id).poll?;
         self.expect_task_mut(id).poll.take()

@@ -10,36 +10,36 @@ use utoipa::ToSchema;
 
 use super::ids::Timestamp;
 
-/// Where a task stands.
+/// The phase of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 #[schema(as = TaskStanding)]
 pub enum TaskPhase {
-    /// Has never registered in this run.
+    /// Has not registered in this run.
     Missing,
-    /// Has come and waits for the others.
+    /// Has registered and waits for the others.
     Registering,
-    /// Takes part.
+    /// Is connected.
     Connected,
-    /// Its connection broke and its grace has not run out.
+    /// Is connected, but its connection broke and its grace has not expired.
     Suspect,
-    /// Has left in good order.
+    /// Has disconnected in good order.
     Disconnected,
     /// Has failed.
     Failed,
 }
 
-/// The state of a task for people: its standing, or that it is excluded. Every task has one.
+/// The state of a task for people: its phase, or that it is excluded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TaskState {
-    /// It is excluded, wherever it stands.
+    /// It is excluded, whatever its phase.
     Excluded,
-    /// It is not, and stands so.
+    /// It is not excluded and has this phase.
     Phase(TaskPhase),
 }
 
 impl TaskState {
-    /// Every one. What needs a person first comes first.
+    /// Every state, in the order of urgency for a person.
     pub const ALL: [Self; 7] = [
         Self::Phase(TaskPhase::Failed),
         Self::Phase(TaskPhase::Suspect),
@@ -50,13 +50,13 @@ impl TaskState {
         Self::Phase(TaskPhase::Connected),
     ];
 
-    /// The state of a task that stands so.
+    /// Returns the state of a task with this phase.
     #[must_use]
     pub fn of(standing: TaskPhase, excluded: bool) -> Self {
         if excluded { Self::Excluded } else { Self::Phase(standing) }
     }
 
-    /// Its name in JSON and in metrics.
+    /// Returns the name of the state in JSON and in metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -70,7 +70,7 @@ impl TaskState {
         }
     }
 
-    /// Its word for people.
+    /// Returns the word of the state for people.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -80,28 +80,28 @@ impl TaskState {
     }
 }
 
-/// How many tasks of a run are in which state. Each task is counted once: one that is excluded as excluded alone,
-/// whatever it stands at.
+/// The number of tasks of a run in each state. Each task is counted once: an excluded one as excluded only,
+/// whatever its phase.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TaskCounts {
-    /// Have never registered in this run.
+    /// Have not registered in this run.
     pub missing: usize,
-    /// Have come and wait for the others.
+    /// Have registered and wait for the others.
     pub registering: usize,
-    /// Take part.
+    /// Are connected.
     pub connected: usize,
-    /// Take part, but their connection broke and their grace has not run out.
+    /// Are connected, but their connection broke and their grace has not expired.
     pub suspect: usize,
-    /// Have left in good order.
+    /// Have disconnected in good order.
     pub disconnected: usize,
     /// Have failed.
     pub failed: usize,
-    /// Are kept out by an exclusion.
+    /// Are excluded.
     pub excluded: usize,
 }
 
 impl TaskCounts {
-    /// Counts tasks.
+    /// Counts these tasks.
     #[must_use]
     pub fn of(states: impl IntoIterator<Item = TaskState>) -> Self {
         let mut counts = Self::default();
@@ -123,44 +123,44 @@ impl TaskCounts {
         }
     }
 
-    /// How many are in a state.
+    /// Returns the number of tasks in a state.
     #[must_use]
     pub fn get(mut self, state: TaskState) -> usize {
         *self.at(state)
     }
 }
 
-/// From when to when a run is measured. It begins when every task that it waited for had registered, and ends with the run.
-/// A run that never came so far begins when its registration opened.
+/// The interval over which a run is measured. It begins when every task that the run waited for had
+/// registered, and ends with the run. For a run that never started it begins when registration opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunInterval {
-    /// When it began.
+    /// The beginning.
     pub began: Timestamp,
-    /// When it ended, if it has.
+    /// The end, if the run has ended.
     pub ended: Option<Timestamp>,
 }
 
 impl RunInterval {
-    /// The span of a run.
+    /// Returns the interval of a run.
     #[must_use]
     pub fn new(opened_at: Timestamp, started_at: Option<Timestamp>, ended_at: Option<Timestamp>) -> Self {
         Self { began: started_at.unwrap_or(opened_at), ended: ended_at }
     }
 
-    /// How long it lasted, or has lasted so far.
+    /// Returns its length, up to now if the run has not ended.
     #[must_use]
     pub fn length(self, now: Timestamp) -> Duration {
         self.ended.unwrap_or(now).since(self.began)
     }
 
-    /// How long it lasted in microseconds, if it has ended.
+    /// Returns its length in microseconds, if the run has ended.
     #[must_use]
     pub fn final_length_us(self) -> Option<u64> {
         self.ended.map(|ended| ended.0.saturating_sub(self.began.0))
     }
 }
 
-/// What a barrier is called: the service's own ones by what they are for, those of clients by their ids.
+/// Returns the label of a barrier: the purpose of the service's own barriers, the id of a client's.
 #[must_use]
 pub fn barrier_label(id: &str) -> &str {
     if id == "[Init]Wait_for_all_tasks_to_register" {

@@ -1,6 +1,6 @@
 //! The deadlines of one run: heartbeats, grace periods, barriers.
 //!
-//! It acts on none: `Run::fire` does when they are due. Begin at [`Timer`].
+//! It acts on none: `Run::fire_timers` does when they are due. Begin at [`Timer`].
 
 use serde::{Deserialize, Serialize};
 
@@ -11,12 +11,12 @@ use crate::cow::CowMap;
 /// One deadline.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) enum Timer {
-    /// A connected task may have been silent for too long. One stands for each connected task; signs of life do
-    /// not move it: when it fires it looks at the last one and, if that was later, stands again at the exact moment.
+    /// The heartbeat timeout of a connected task, one timer for each. Heartbeats do not move it: when it
+    /// fires it compares with the last heartbeat and, if that was later, is set again to the exact moment.
     Heartbeat(TaskId),
-    /// A suspected task's grace runs out.
+    /// The end of a suspected task's grace.
     Grace(TaskId),
-    /// A barrier instance has not completed in time.
+    /// The timeout of a barrier instance.
     Barrier(BarrierKey),
 }
 
@@ -41,7 +41,7 @@ impl Timers {
         self.0.first_key_value().map(|((at, _), ())| *at)
     }
 
-    /// Takes the first timer that is due.
+    /// Removes and returns the first timer that is due.
     pub fn pop_due(&mut self, now: Timestamp) -> Option<Timer> {
         if self.next()? > now {
             return None;
@@ -49,12 +49,12 @@ impl Timers {
         self.0.pop_first().map(|((_, timer), ())| timer)
     }
 
-    /// Whether `timer` will fire at `at`.
+    /// Returns whether `timer` will fire at `at`.
     pub fn is_set(&self, at: Timestamp, timer: &Timer) -> bool {
         self.0.contains_key(&(at, timer.clone()))
     }
 
-    /// Whether the table is in order.
+    /// Returns whether the table is consistent.
     pub fn is_consistent(&self) -> bool {
         self.0.is_consistent()
     }

@@ -7,18 +7,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::cow::CowMap;
 
-/// The topology values by their keys.
+/// The topology values, by key.
 pub(super) type Topology = CowMap<Bytes, (TopologyKey, Bytes)>;
 
-/// What a key of the store has to do with the topology.
+/// A key under which JAX workers publish topology.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum TopologyKey {
-    /// One process's devices.
+    /// The devices of one process.
     Local {
         /// The platform.
         platform: String,
     },
-    /// Every process's devices.
+    /// The devices of all processes.
     Global {
         /// The platform.
         platform: String,
@@ -26,7 +26,7 @@ pub enum TopologyKey {
 }
 
 impl TopologyKey {
-    /// Reads a normalised key.
+    /// Parses a normalised key; returns `None` if it is no topology key.
     #[must_use]
     pub fn parse(key: &[u8]) -> Option<Self> {
         let key = std::str::from_utf8(key).ok()?;

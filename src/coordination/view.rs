@@ -30,7 +30,7 @@ pub struct JobView {
     pub name: JobName,
     /// Its settings.
     pub settings: JobSettings,
-    /// When this was seen.
+    /// The time of the view.
     pub seen_at: Timestamp,
     /// The present run; one that has ended stays until the next opens.
     pub run: RunView,
@@ -44,53 +44,53 @@ pub struct JobView {
 /// One exclusion.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExclusionView {
-    /// Its number within the job.
+    /// The number of the exclusion within the job.
     pub id: ExclusionId,
-    /// Whom it is about: a `task` or a `host`.
+    /// The excluded `task` or `host`.
     #[serde(flatten)]
     pub target: ExclusionTarget,
-    /// The tasks of the present run that are out by it; none once it is over.
+    /// The tasks of the present run that it keeps out; none once it has ended.
     pub tasks: Vec<TaskId>,
-    /// Whose decision it is.
+    /// The operator who made it.
     pub actor: Actor,
-    /// Why.
+    /// The operator's reason.
     pub reason: Reason,
-    /// Since when.
+    /// The time since which it is in force.
     pub since: Timestamp,
-    /// Until when; `None`: until somebody lifts it.
+    /// The time at which it expires; `None`: when an operator lifts it.
     pub expires_at: Option<Timestamp>,
-    /// How many registrations it has turned away.
+    /// The number of registrations that it has refused.
     pub refused: u64,
-    /// The last time that it did.
+    /// The time of the last refusal.
     pub last_refused_at: Option<Timestamp>,
-    /// How it ended; `None` while it is in force.
+    /// The record of its end; `None` while it is in force.
     pub ended: Option<ExclusionEndRecord>,
 }
 
-/// Why a task takes no part.
+/// The exclusion of a task, in short.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TaskExclusion {
     /// The exclusion's number.
     pub exclusion: ExclusionId,
-    /// Whose decision it is, as text.
+    /// The operator who made it, as text.
     pub by: String,
-    /// Why.
+    /// The operator's reason.
     pub reason: Reason,
-    /// Until when; `None`: until somebody lifts it.
+    /// The time at which it expires; `None`: when an operator lifts it.
     pub expires_at: Option<Timestamp>,
 }
 
-/// Where a run stands.
+/// The state of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RunState {
-    /// Waits for its tasks to register.
+    /// It waits for its tasks to register.
     Forming,
     /// Every task has registered.
     Running,
     /// Every task shut down.
     Completed,
-    /// A task failed, and with it the run.
+    /// A task failed and ended the run.
     Failed,
     /// The last live task of a recoverable run was lost.
     Abandoned,
@@ -109,7 +109,7 @@ impl fmt::Display for RunState {
 }
 
 impl RunState {
-    /// The state that a run is in once it has ended so.
+    /// Returns the state of a run that ended with this outcome.
     #[must_use]
     pub fn ended(outcome: RunOutcome) -> Self {
         match outcome {
@@ -127,20 +127,20 @@ pub struct RunView {
     pub number: RunNumber,
     /// Its service incarnation, in hexadecimal.
     pub incarnation: String,
-    /// Where it stands.
+    /// The state of the run.
     pub state: RunState,
-    /// When its registration opened.
+    /// The time at which its registration opened.
     pub opened_at: Timestamp,
-    /// When every task had registered.
+    /// The time at which every task had registered.
     pub started_at: Option<Timestamp>,
-    /// When it ended.
+    /// The time at which it ended.
     pub ended_at: Option<Timestamp>,
-    /// Why it ended, in words, once it has.
+    /// The reason for its end, in words, once it has ended.
     #[serde(default)]
     pub end_reason: Option<String>,
-    /// How many tasks are live: connected or suspect, and not excluded.
+    /// The number of live tasks: connected or suspect, and not excluded.
     pub live: usize,
-    /// How many tasks are in which state.
+    /// The number of tasks in each state.
     #[serde(default)]
     pub counts: TaskCounts,
     /// Its first error.
@@ -149,23 +149,24 @@ pub struct RunView {
     pub tasks: Vec<TaskView>,
     /// The barriers in progress, registration and shutdown among them.
     pub barriers: Vec<BarrierView>,
-    /// The last barriers that ended, the latest first (setting `bounds.barriers-recent`).
+    /// The latest ended barriers, the newest first (setting `bounds.barriers-recent`).
     #[serde(default)]
     pub recent_barriers: Vec<BarrierRecord>,
-    /// Live-set questions in progress.
+    /// The live-set requests in progress.
     pub live_sets: Vec<LiveSetRequestView>,
-    /// How many keys the store holds.
+    /// The number of keys in the store.
     pub keys: usize,
-    /// How many bytes its keys and values have.
+    /// The size of all keys and values in the store, in bytes.
     pub store_bytes: usize,
-    /// The state of a coordinated save, once one was asked for.
+    /// The state of the coordinated save, once one was requested.
     pub preemption: Option<PreemptionView>,
     /// The devices that the tasks have published.
     pub devices: Vec<Device>,
 }
 
 impl RunView {
-    /// Whether a task has been as it is only since the first error of another: if it is in trouble, that is why.
+    /// Returns whether the task's present state began after the first error, and that error came from another
+    /// task: its trouble is then a consequence.
     #[must_use]
     pub fn is_consequence(&self, task: &TaskView) -> bool {
         let cause = self.first_cause.as_ref();
@@ -173,18 +174,18 @@ impl RunView {
     }
 }
 
-/// One life of a task.
+/// One incarnation of a task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = LifeView)]
 pub struct IncarnationView {
     /// Its incarnation, in hexadecimal.
     pub incarnation: String,
-    /// The address that it registered from.
+    /// The address from which it registered.
     #[schema(value_type = Option<String>)]
     pub peer: Option<SocketAddr>,
-    /// When it registered.
+    /// The time at which it registered.
     pub registered_at: Timestamp,
-    /// Why it is over; `None` for the present one.
+    /// The reason for its end; `None` for the present one.
     pub ended: Option<String>,
 }
 
@@ -193,44 +194,44 @@ pub struct IncarnationView {
 pub struct TaskView {
     /// Its number.
     pub task: TaskId,
-    /// Where it stands.
+    /// The phase of the task.
     pub standing: TaskPhase,
-    /// Since when.
+    /// The time since which it is in that phase.
     pub since: Timestamp,
-    /// Its lives, the present or last one first.
+    /// Its incarnations, the present or last one first.
     pub lives: Vec<IncarnationView>,
-    /// Its last sign of life.
+    /// Its last heartbeat.
     pub last_heartbeat: Option<Timestamp>,
-    /// Since when it takes part, if it does: suspicion does not change it.
+    /// The time since which it is connected, if it is; suspicion does not change it.
     #[serde(default)]
     pub live_since: Option<Timestamp>,
-    /// How far apart its heartbeats come, from the second one on.
+    /// The statistics of its heartbeats, from the second one on.
     #[serde(default)]
     pub pulse: Option<HeartbeatStatsView>,
-    /// Its gaps between heartbeats over time, the oldest first: one a heartbeat at first, later the longest of each step
-    /// of time, which grows up to 41 s. At most 64, which tell of the last half hour at least. Only where one task is
-    /// asked for.
+    /// Its gaps between heartbeats over time, the oldest first: at first one for each heartbeat, later the
+    /// longest gap of each step of time, which grows up to 41 s. At most 64 gaps, which cover at least the
+    /// last half hour. Only in the view of a single task.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub recent_gaps: Vec<HeartbeatGap>,
-    /// How late it comes to barriers, once it has come to one.
+    /// Its statistics at barriers, once it has arrived at one.
     #[serde(default)]
     pub straggling: Option<StragglerView>,
-    /// It may fail and come back.
+    /// Whether it may fail and return.
     pub recoverable: bool,
-    /// It came back in this run and has not completed a barrier with all members yet.
+    /// Whether it returned in this run and has not completed a barrier with all members since.
     pub unsynced: bool,
     /// The exclusion that keeps it out.
     #[serde(default)]
     pub excluded: Option<TaskExclusion>,
-    /// What it waits at: barrier ids, or a live-set question.
+    /// The barriers at which it waits, by id, and the live-set request if it waits for one.
     pub waits_at: Vec<String>,
-    /// The keys that it waits for, that nobody has written: 4 at most. Not the notice of a preemption, for which every JAX
+    /// The keys without a value for which it waits: 4 at most. Not the preemption notice, for which every JAX
     /// program waits.
     #[serde(default)]
     pub waits_for: Vec<KeyWait>,
-    /// Its error, as clients are told.
+    /// Its error, as clients receive it.
     pub error: Option<String>,
-    /// The same in few words.
+    /// A short form of the error.
     #[serde(default)]
     pub why: Option<String>,
 }
@@ -240,77 +241,77 @@ pub struct TaskView {
 pub struct BarrierView {
     /// Its id.
     pub id: String,
-    /// Which use of it.
+    /// The counter of the instance.
     pub counter: i64,
-    /// Whose barrier it is.
+    /// The kind of the barrier.
     pub kind: BarrierKind,
-    /// How many members it has.
+    /// The number of members.
     pub members: usize,
-    /// How many have arrived.
+    /// The number of members that have arrived.
     pub arrived: usize,
-    /// Who has not and is waited for.
+    /// The members that it waits for.
     pub missing: Vec<TaskId>,
-    /// Who came first.
+    /// The first member to arrive.
     pub first: TaskId,
-    /// When the first came.
+    /// The time of the first arrival.
     pub since: Timestamp,
-    /// When it fails.
+    /// The time at which it times out.
     pub deadline: Timestamp,
-    /// The latest arrivals, in the order of their coming: 256 at most.
+    /// The latest arrivals, in their order: 256 at most.
     #[serde(default)]
     pub arrivals: Vec<BarrierArrival>,
 }
 
-/// A live-set question in progress.
+/// A live-set request in progress.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = LiveSetView)]
 pub struct LiveSetRequestView {
-    /// How many tasks count: those that have asked, and the live ones of its set that have not.
+    /// The number of tasks that count: those that have called, and the live ones of the set that have not.
     pub members: usize,
-    /// How many of them have asked.
+    /// The number of these tasks that have called.
     pub arrived: usize,
-    /// Live members that have not.
+    /// The live members that have not called.
     pub missing: Vec<TaskId>,
-    /// Who asked first.
+    /// The first task to call.
     pub first: TaskId,
-    /// When the first asked.
+    /// The time of the first call.
     pub since: Timestamp,
-    /// Who asked last, and when.
+    /// The latest call: its task and time.
     pub last: BarrierArrival,
 }
 
 /// A key that a task waits for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct KeyWait {
-    /// The key, as text; long ones are cut.
+    /// The key, as text; long keys are cut.
     pub key: String,
-    /// Since when.
+    /// The time since which it waits.
     pub since: Timestamp,
 }
 
 /// A coordinated save.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PreemptionView {
-    /// What the notice says: the time of death, as text.
+    /// The content of the notice: the time at which the machines will be gone, as text.
     pub notice: String,
-    /// When it came.
+    /// The time at which the notice was written.
     pub since: Timestamp,
-    /// Who asked for it, if it was an operator.
+    /// The operator who requested it, if one did.
     #[serde(default)]
     pub requested: Option<DrainRequest>,
-    /// The step that each task was at when it learned of it.
+    /// The step at which each task learned of the notice.
     pub acknowledged: Vec<(TaskId, i64)>,
-    /// How many tasks have reached the barrier at which they agree on the step, if any has.
+    /// The number of tasks that have arrived at the barrier of the agreement.
     #[serde(default)]
     pub arrived: usize,
-    /// The tasks that the agreement waits for: live ones that have not acknowledged, and members of that barrier that have
-    /// not reached it. A task that restarted after it had acknowledged is among them.
+    /// The tasks that the agreement waits for: live ones that have not acknowledged, and members of that
+    /// barrier that have not arrived. A task that restarted after it had acknowledged is among them.
     #[serde(default)]
     pub awaited: Vec<TaskId>,
-    /// The tasks have not agreed on a step and will not: that barrier failed, or the run is over.
+    /// Whether the tasks have not agreed on a step and will not: that barrier failed, or the run has ended.
     #[serde(default)]
     pub failed: bool,
-    /// The step at which all will save, once all have reached that barrier.
+    /// The step at which all tasks save, once all have arrived at that barrier.
     pub agreed_step: Option<i64>,
 }
 
@@ -321,18 +322,18 @@ pub struct RunSummary {
     pub number: RunNumber,
     /// Its service incarnation, in hexadecimal.
     pub incarnation: String,
-    /// How it ended.
+    /// Its outcome.
     pub outcome: RunOutcome,
-    /// When its registration opened.
+    /// The time at which its registration opened.
     pub opened_at: Timestamp,
-    /// When every task had registered.
+    /// The time at which every task had registered.
     pub started_at: Option<Timestamp>,
-    /// When it ended.
+    /// The time at which it ended.
     pub ended_at: Timestamp,
     /// Its length in microseconds: from `started_at`, or from `opened_at` if it never started, to its end.
     #[serde(default)]
     pub length_us: u64,
-    /// Why it ended, in words.
+    /// The reason for its end, in words.
     #[serde(default)]
     pub end_reason: String,
     /// Its first error.
@@ -342,7 +343,7 @@ pub struct RunSummary {
 }
 
 impl RunSummary {
-    /// The run in short.
+    /// Returns the list item of the run.
     pub(super) fn line(&self) -> RunListItem {
         RunListItem {
             number: self.number,
@@ -357,29 +358,29 @@ impl RunSummary {
     }
 }
 
-/// A job in short.
+/// The summary of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct JobSummary {
     /// Its name.
     pub name: JobName,
-    /// How many tasks its present run has.
+    /// The number of tasks of its present run.
     pub tasks: usize,
-    /// Its tasks may fail and come back.
+    /// Whether its tasks may fail and return.
     pub recoverable: bool,
     /// Its present run.
     pub run: RunNumber,
-    /// Where that stands.
+    /// The state of the present run.
     pub state: RunState,
-    /// How many tasks are live: connected or suspect, and not excluded.
+    /// The number of live tasks: connected or suspect, and not excluded.
     pub live: usize,
-    /// How many exclusions are in force.
+    /// The number of exclusions in force.
     #[serde(default)]
     pub exclusions: usize,
     /// The first error of the present run.
     pub first_cause: Option<FirstCause>,
 }
 
-/// One run in short, the present one or an ended one.
+/// The list item of a run, the present one or an ended one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = RunLine)]
 pub struct RunListItem {
@@ -387,13 +388,13 @@ pub struct RunListItem {
     pub number: RunNumber,
     /// Its service incarnation, in hexadecimal.
     pub incarnation: String,
-    /// Where it stands, or how it ended.
+    /// The state of the run.
     pub state: RunState,
-    /// When its registration opened.
+    /// The time at which its registration opened.
     pub opened_at: Timestamp,
-    /// When every task that it waited for had registered.
+    /// The time at which every task that it waited for had registered.
     pub started_at: Option<Timestamp>,
-    /// When it ended.
+    /// The time at which it ended.
     pub ended_at: Option<Timestamp>,
     /// Its length in microseconds, once it has ended: from `started_at`, or from `opened_at` if it never started, to its end.
     #[serde(default)]
@@ -405,43 +406,43 @@ pub struct RunListItem {
 /// A task of the live set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LiveTask {
-    /// Which.
+    /// The task.
     pub task: TaskId,
     /// Its incarnation, in hexadecimal.
     pub incarnation: String,
-    /// Where it registered from.
+    /// The address from which it registered.
     #[schema(value_type = Option<String>)]
     pub peer: Option<SocketAddr>,
 }
 
-/// The live set, and the questions about it that are in progress.
+/// The live set, and the live-set requests in progress.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = LiveView)]
 pub struct LiveTasksView {
-    /// In which run.
+    /// The run.
     pub run: RunNumber,
-    /// Grows with every change of any task's state; what watchers wait for.
+    /// The version of the task states, which grows with every change; watchers wait for it.
     pub version: i64,
-    /// Who is alive: connected, and not excluded.
+    /// The live tasks: connected, and not excluded.
     pub tasks: Vec<LiveTask>,
-    /// The questions in progress.
+    /// The live-set requests in progress.
     pub questions: Vec<LiveSetRequestView>,
 }
 
 /// A key of the store, without its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyEntry {
-    /// The key, as it is stored; a directory, with a slash at its end.
+    /// The key, as it is stored; a directory ends with a slash.
     pub key: Bytes,
-    /// Its value's length in bytes; `None` for a directory.
+    /// The length of its value, in bytes; `None` for a directory.
     pub value_bytes: Option<usize>,
-    /// When the value was written last.
+    /// The time of the last write.
     pub written_at: Option<Timestamp>,
-    /// Which task wrote it, where that is known.
+    /// The task that wrote it last, where it is known.
     pub written_by: Option<TaskId>,
-    /// How many keys lie below the directory.
+    /// The number of keys below the directory.
     pub keys_below: usize,
-    /// How many bytes the values of those have.
+    /// The size of the values below the directory, in bytes.
     pub bytes_below: usize,
 }
 
@@ -452,14 +453,14 @@ pub struct StoredValue {
     pub key: Bytes,
     /// The value.
     pub value: Bytes,
-    /// When it was written last.
+    /// The time of the last write.
     pub written_at: Timestamp,
-    /// Which task wrote it, where that is known.
+    /// The task that wrote it last, where it is known.
     pub written_by: Option<TaskId>,
 }
 
 impl TaskView {
-    /// Its state for people.
+    /// Returns its state for people.
     #[must_use]
     pub fn state(&self) -> TaskState {
         TaskState::of(self.standing, self.excluded.is_some())
@@ -475,7 +476,7 @@ impl TaskCounts {
 }
 
 impl RunView {
-    /// From when to when it is measured.
+    /// Returns the interval over which the run is measured.
     #[must_use]
     pub fn span(&self) -> RunInterval {
         RunInterval::new(self.opened_at, self.started_at, self.ended_at)
@@ -483,7 +484,7 @@ impl RunView {
 }
 
 impl RunSummary {
-    /// From when to when it is measured.
+    /// Returns the interval over which the run is measured.
     #[must_use]
     pub fn span(&self) -> RunInterval {
         RunInterval::new(self.opened_at, self.started_at, Some(self.ended_at))
@@ -491,7 +492,7 @@ impl RunSummary {
 }
 
 impl RunListItem {
-    /// From when to when it is measured.
+    /// Returns the interval over which the run is measured.
     #[must_use]
     pub fn span(&self) -> RunInterval {
         RunInterval::new(self.opened_at, self.started_at, self.ended_at)

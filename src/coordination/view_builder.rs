@@ -24,19 +24,19 @@ use super::view::{
     RunState, RunSummary, RunView, TaskExclusion, TaskView,
 };
 
-/// How many arrivals at a barrier in progress are shown.
+/// The greatest number of arrivals shown for a barrier in progress.
 const ARRIVALS_SHOWN: usize = 256;
-/// What a task waits at that has asked who is alive.
+/// The name under which a waiting live-set request is shown.
 pub(super) const LIVE_SET_REQUEST: &str = "live-set question";
-/// How many keys are shown that a task waits for.
+/// The greatest number of waited keys shown for a task.
 const KEY_WAITS_SHOWN: usize = 4;
-/// The directory in which tasks leave the step that they were at when they learned of a preemption.
+/// The directory in which each task writes its step when it learns of a preemption.
 const PREEMPTION_STEPS: &[u8] = b"PREEMPTION_CURRENT_COUNTER";
-/// The barrier at which they wait until all have.
+/// The barrier at which the tasks wait until all have written their steps.
 const PREEMPTION_BARRIER: &str = "PREEMPTION_SYNC_BARRIER";
 
 impl Job {
-    /// The present run, with who is excluded from it.
+    /// Returns the view of the present run, with its exclusions.
     pub(super) fn run_view(&self) -> RunView {
         let mut view = self.run.view();
         self.mark_excluded(&mut view.tasks);
@@ -44,14 +44,14 @@ impl Job {
         view
     }
 
-    /// The tasks of the present run, with who is excluded.
+    /// Returns the tasks of the present run, with their exclusions.
     pub(super) fn task_views(&self) -> Vec<TaskView> {
         let mut tasks = self.run.task_views();
         self.mark_excluded(&mut tasks);
         tasks
     }
 
-    /// One task of the present run, with its gaps over time.
+    /// Returns one task of the present run, with its gaps over time.
     pub(super) fn task_view(&self, id: TaskId) -> Option<TaskView> {
         let recent_gaps = self.run.task(id)?.heartbeat_stats.course();
         let waits_for = self.run.key_waits().remove(&id).unwrap_or_default();
@@ -74,7 +74,7 @@ impl Job {
         }
     }
 
-    /// The exclusions in force, and those that are over if they are wanted.
+    /// Returns the exclusions in force, and the ended ones if `with_past`.
     pub(super) fn exclusion_views(&self, with_past: bool) -> Vec<ExclusionView> {
         let view = |exclusion: &Exclusion, ended: Option<&ExclusionEndRecord>| ExclusionView {
             id: exclusion.id,
@@ -95,7 +95,7 @@ impl Job {
 }
 
 impl Run {
-    /// Where the run stands.
+    /// Returns the state of the run.
     pub(super) fn state(&self) -> RunState {
         match (self.ended, self.started_at) {
             (Some((outcome, _)), _) => RunState::ended(outcome),
@@ -127,7 +127,7 @@ impl Run {
         }
     }
 
-    /// The run in short.
+    /// Returns the list item of the run.
     pub(super) fn line(&self) -> RunListItem {
         RunListItem {
             number: self.number,
@@ -141,7 +141,7 @@ impl Run {
         }
     }
 
-    /// The run in short, without its devices.
+    /// Returns the summary of the run, without its devices.
     pub(super) fn summary(&self) -> RunSummary {
         let (outcome, ended_at) = self.ended.unwrap_or((RunOutcome::Abandoned, self.opened_at));
         let length_us = RunInterval::new(self.opened_at, self.started_at, Some(ended_at)).final_length_us();
@@ -189,7 +189,8 @@ impl Run {
         self.task_ids().zip(waits).map(view).collect()
     }
 
-    /// The keys that tasks wait for, by task: a call for a key does not say whose it is, its connection does.
+    /// Returns the keys that each task waits for. A read names no task, so its connection tells which task
+    /// waits.
     fn key_waits(&self) -> BTreeMap<TaskId, Vec<KeyWait>> {
         let mut waits: BTreeMap<TaskId, Vec<KeyWait>> = BTreeMap::new();
         let mut wanted =
@@ -210,7 +211,7 @@ impl Run {
         waits
     }
 
-    /// What one task waits at, in the order in which [`Run::task_views`] has it.
+    /// Returns the barriers and requests at which one task waits, in the order of [`Run::task_views`].
     fn barriers_waited_at(&self, id: TaskId) -> Vec<String> {
         let arrived = |(_, instance): &(&BarrierKey, &BarrierInstance)| {
             matches!(instance.member_state(id), Some(MemberState::Arrived(_)))
@@ -306,7 +307,7 @@ impl Run {
         views.collect()
     }
 
-    /// The live members of a set that have not asked about it yet.
+    /// Returns the live members of a set that have not called for it yet.
     pub(super) fn missing_live_members(&self, set: &TaskSet, question: &LiveSetRequest) -> Vec<TaskId> {
         let missing =
             |id: &TaskId| self.expect_task(*id).is_connected() && !question.callers.contains_key(id);
@@ -334,7 +335,7 @@ impl Run {
         let is_awaited = |id: &TaskId| match instance.map(|instance| instance.member_state(*id)) {
             Some(Some(MemberState::Missing)) => true,
             Some(_) => false,
-            // Until one is there, nobody is: each leaves its step first, and then goes there.
+            // Before the barrier begins, no task has arrived: each writes its step first and then arrives.
             None => self.expect_task(*id).is_connected(),
         };
         let unheard = |id: &TaskId| self.expect_task(*id).is_connected() && !has_acknowledged(*id);
@@ -357,7 +358,7 @@ impl Run {
     }
 }
 
-/// The latest arrivals at an instance, in the order of their coming.
+/// Returns the latest arrivals at an instance, in their order.
 fn latest_arrivals(instance: &BarrierInstance) -> Vec<BarrierArrival> {
     let mut arrivals: Vec<BarrierArrival> =
         instance.arrivals().map(|(task, arrival)| BarrierArrival { task, at: arrival.at }).collect();
@@ -372,7 +373,7 @@ impl Run {
 }
 
 impl Job {
-    /// The exclusion that keeps a task out.
+    /// Returns the exclusion that keeps a task out.
     pub(super) fn exclusion_covering(&self, id: TaskId) -> Option<&Exclusion> {
         let task = self.run.task(id)?;
         let present = task.incarnation.map(|_| task.peer);

@@ -3,7 +3,8 @@
 //!
 //! A call waits at one place (a barrier's slot, a task's poll, a key's queue, a live-set request, the watchers)
 //! until its answer is decided. Decided answers are queued, because one transition may decide as many as the job
-//! has tasks; `Run::work` sends a bounded number at a time. Begin at [`WaiterTable::insert`] and [`WaiterTable::queue_answer`].
+//! has tasks; `Run::run_pending_work` sends a bounded number at a time. Begin at [`WaiterTable::insert`] and
+//! [`WaiterTable::queue_answer`].
 //!
 //! Invariant: a call is in these tables exactly as long as it waits at its place, or its answer is decided and not
 //! sent.
@@ -21,19 +22,19 @@ use super::failure::Failure;
 use super::ids::{CallId, ConnectionId, ServiceIncarnation, TaskId, Timestamp};
 use crate::cow::CowMap;
 
-/// Where a call waits.
+/// The place where a call waits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum WaitTarget {
     Barrier(BarrierKey, TaskId),
     Poll(TaskId),
-    /// For a key, since then.
+    /// Waits for a key, since the given time.
     Key(Bytes, Timestamp),
     LiveSet(TaskSet, TaskId),
     Watch,
 }
 
 impl WaitTarget {
-    /// The task in whose name the call waits, if the call names one.
+    /// Returns the task that the call names as its caller, if it names one.
     pub fn task(&self) -> Option<TaskId> {
         match self {
             Self::Barrier(_, task) | Self::Poll(task) | Self::LiveSet(_, task) => Some(*task),
@@ -42,7 +43,7 @@ impl WaitTarget {
     }
 }
 
-/// What many calls are answered alike.
+/// The answer that many calls share.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum SharedAnswer {
     Done,
@@ -54,7 +55,7 @@ pub(super) enum SharedAnswer {
 }
 
 impl SharedAnswer {
-    /// `done` if `result` is a success, else its failure.
+    /// Returns `done` if `result` is a success, else its failure.
     pub fn to(result: &Result<(), Arc<Failure>>, done: Self) -> Self {
         result.as_ref().err().map_or(done, |failure| Self::Failed(Arc::clone(failure)))
     }
@@ -73,21 +74,21 @@ impl From<SharedAnswer> for CallOutcome {
     }
 }
 
-/// Calls that get the same answer. They are taken one at a time: none of these forms costs time or memory for each call when
-/// the answer is decided.
+/// A selection of calls with the same answer. The calls are taken one at a time, so deciding an answer costs
+/// no time or memory for each call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum CallSelection {
-    /// These, in this order.
+    /// These calls, in this order.
     List(VecDeque<CallId>),
-    /// These, ascending.
+    /// These calls, ascending.
     Set(BTreeSet<CallId>),
-    /// Those of these tasks.
+    /// The calls of these tasks.
     OfTasks(CowMap<TaskId, BTreeSet<CallId>>),
-    /// All that wait on a connection, to the call with this number.
+    /// All calls on a connection, up to the call with this number.
     OnConnection(ConnectionId, CallId),
 }
 
-/// The answer of some calls that is decided and not given to all of them yet.
+/// A decided answer that some of its calls have not received yet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct DecidedAnswer {
     calls: CallSelection,
@@ -98,13 +99,13 @@ struct DecidedAnswer {
 pub(super) struct WaiterTable {
     by_call: CowMap<CallId, (ConnectionId, WaitTarget)>,
     by_connection: CowMap<(ConnectionId, CallId), ()>,
-    /// How many calls of each connection wait.
+    /// The number of waiting calls of each connection.
     counts: CowMap<ConnectionId, usize>,
-    /// Those who wait for a change of state.
+    /// The calls that wait for a change of a task's state.
     watchers: CowMap<CallId, ()>,
-    /// Those among them who have waited for a change that has come, and are told of it one after the other.
+    /// The watchers whose change has come, to be answered one after the other.
     released_watchers: VecDeque<CowMap<CallId, ()>>,
-    /// Answers in the order in which they were decided.
+    /// The decided answers, in the order of the decisions.
     queued_answers: VecDeque<DecidedAnswer>,
 }
 
@@ -143,7 +144,7 @@ impl WaiterTable {
         Some(place)
     }
 
-    /// How many calls of a connection wait.
+    /// Returns the number of waiting calls of a connection.
     pub fn count_on(&self, connection: ConnectionId) -> usize {
         self.counts.get(&connection).copied().unwrap_or_default()
     }
@@ -152,53 +153,53 @@ impl WaiterTable {
         self.by_call.len()
     }
 
-    /// The connection that a waiting call came on.
+    /// Returns the connection on which a waiting call arrived.
     pub fn connection(&self, call: CallId) -> Option<ConnectionId> {
         self.by_call.get(&call).map(|(connection, _)| *connection)
     }
 
-    /// Where a call waits.
+    /// Returns the place where a call waits.
     pub fn wait_target(&self, call: CallId) -> Option<&WaitTarget> {
         self.by_call.get(&call).map(|(_, place)| place)
     }
 
-    /// The first `most` calls that wait on `connection`, in their order.
+    /// Returns the first `most` calls that wait on `connection`, in their order.
     pub fn calls_on(&self, connection: ConnectionId, most: usize) -> Vec<CallId> {
         let all = self.by_connection.range_from(Bound::Included(&(connection, CallId(0))));
         let own = all.map(|(place, ())| *place).take_while(|(on, _)| *on == connection);
         own.map(|(_, call)| call).take(most).collect()
     }
 
-    /// The latest call of all that wait.
+    /// Returns the greatest number of a waiting call.
     pub fn last(&self) -> Option<CallId> {
         self.by_call.keys().next_back().copied()
     }
 
-    /// The first `most` of all calls that wait, in their order, each with whether it is a poll.
+    /// Returns the first `most` waiting calls, in their order, each with whether it is a poll.
     pub fn first_calls(&self, most: usize) -> Vec<(CallId, bool)> {
         let all = self.by_call.iter().take(most);
         all.map(|(call, (_, place))| (*call, matches!(place, WaitTarget::Poll(_)))).collect()
     }
 
-    /// Every call that waits for a change of state, also one that has come.
+    /// Returns every watcher, also those whose change has come.
     pub fn watching(&self) -> impl Iterator<Item = CallId> + '_ {
         let told = self.released_watchers.iter().flat_map(|calls| calls.keys());
         self.watchers.keys().chain(told).copied()
     }
 
-    /// The change has come for which calls wait: they are to be told.
+    /// Releases all watchers to be answered, because a state has changed.
     pub fn release_watchers(&mut self) {
         if !self.watchers.is_empty() {
             self.released_watchers.push_back(std::mem::take(&mut self.watchers));
         }
     }
 
-    /// Whether calls wait to be told of a change that has come.
+    /// Returns whether released watchers wait for their answer.
     pub fn has_released_watchers(&self) -> bool {
         !self.released_watchers.is_empty()
     }
 
-    /// Takes out the next call that is to be told of a change that has come.
+    /// Removes and returns the next released watcher.
     pub fn pop_released_watcher(&mut self) -> Option<CallId> {
         let (call, ()) = self.released_watchers.front()?.first_key_value()?;
         let call = *call;
@@ -206,17 +207,17 @@ impl WaiterTable {
         Some(call)
     }
 
-    /// The answer of these calls is decided. The caller has taken them from their places.
+    /// Queues the decided answer of these calls. The caller has removed them from their places.
     pub fn queue_answer(&mut self, calls: CallSelection, answer: SharedAnswer) {
         self.queued_answers.push_back(DecidedAnswer { calls, answer });
     }
 
-    /// Whether an answer is decided and not given to all its calls yet.
+    /// Returns whether a decided answer has not reached all its calls.
     pub fn has_queued_answers(&self) -> bool {
         !self.queued_answers.is_empty()
     }
 
-    /// The next call whose answer is decided, and that answer. The call may be gone.
+    /// Returns the next call with its decided answer. The call may have been withdrawn.
     pub fn pop_queued_answer(&mut self) -> Option<(CallId, SharedAnswer)> {
         loop {
             let decided = self.queued_answers.front_mut()?;
@@ -249,7 +250,7 @@ impl WaiterTable {
         }
     }
 
-    /// Every waiting call whose answer is decided.
+    /// Returns every waiting call whose answer is decided.
     pub fn decided(&self) -> BTreeSet<CallId> {
         let mut all = BTreeSet::new();
         for DecidedAnswer { calls, .. } in &self.queued_answers {
@@ -268,7 +269,7 @@ impl WaiterTable {
         all
     }
 
-    /// Every call that waits for a key: its connection, the key, and since when.
+    /// Returns every call that waits for a key: its connection, the key, and the time since which it waits.
     pub fn key_waiters(&self) -> impl Iterator<Item = (ConnectionId, &Bytes, Timestamp)> {
         self.by_call.values().filter_map(|(connection, place)| match place {
             WaitTarget::Key(key, since) => Some((*connection, key, *since)),
@@ -276,14 +277,14 @@ impl WaiterTable {
         })
     }
 
-    /// Whether the tables are in order.
+    /// Returns whether the tables are consistent.
     pub fn is_consistent(&self) -> bool {
         self.by_call.is_consistent()
             && self.by_connection.is_consistent()
             && self.by_call.len() == self.by_connection.len()
     }
 
-    /// Every waiting call, in their order.
+    /// Returns every waiting call, in order.
     pub fn all(&self) -> impl Iterator<Item = (CallId, &WaitTarget)> {
         self.by_call.iter().map(|(call, (_, place))| (*call, place))
     }

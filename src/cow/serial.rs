@@ -1,4 +1,4 @@
-//! The serialisation of copy-on-write tables: as a map or a sequence, whatever their chunks.
+//! The serialisation of copy-on-write maps: as a map, whatever the chunks.
 //!
 //! Begin at the `Serialize` impl of [`CowMap`].
 

@@ -11,7 +11,7 @@ use serde::de::{SeqAccess, Visitor};
 use serde::ser::SerializeSeq;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// How many elements of a [`CowVec`] make a chunk.
+/// The number of elements of a chunk of a [`CowVec`].
 const CHUNK_LEN: usize = 16;
 
 /// A vector of fixed length whose copies are cheap.
@@ -22,7 +22,7 @@ pub(crate) struct CowVec<T> {
 }
 
 impl<T: Clone> CowVec<T> {
-    /// So many equal elements: their chunks are one until they change.
+    /// Creates a vector of `len` equal elements. Its chunks share memory until they change.
     pub fn of(element: &T, len: usize) -> Self {
         let whole = Arc::new(vec![element.clone(); CHUNK_LEN.min(len)]);
         let mut chunks = vec![whole; len / CHUNK_LEN];

@@ -21,7 +21,7 @@ pub(super) fn checks(root: &HostRoot, probed: &ProbeResults) -> Vec<Check> {
     ]
 }
 
-/// Where the loader looks, besides what its variable and its configuration name.
+/// The folders of the dynamic loader, besides those of its variable and its configuration.
 const LIBRARIES: [&str; 8] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -33,7 +33,7 @@ const LIBRARIES: [&str; 8] = [
     "/usr/local/cuda/lib64",
 ];
 
-/// The folders of libraries, in the order of the search. `first` is what `LD_LIBRARY_PATH` holds.
+/// Returns the folders of libraries, in the order of the search. `first` is the value of `LD_LIBRARY_PATH`.
 fn folders(root: &HostRoot, first: &str) -> Vec<String> {
     let first = first.split([':', ';']).filter(|folder| folder.starts_with('/') && folder.len() < 4096);
     let mut folders: Vec<String> = first.take(64).map(str::to_owned).collect();
@@ -50,7 +50,7 @@ fn folders(root: &HostRoot, first: &str) -> Vec<String> {
     folders
 }
 
-/// The first library whose name begins like this: its path, and what it is a link to or its name.
+/// Returns the path of the first library whose name begins with `start`, and its link target or its name.
 fn find(root: &HostRoot, first: &str, start: &str) -> Option<(String, String)> {
     folders(root, first).into_iter().find_map(|folder| {
         let name = root.names(&folder).into_iter().rfind(|name| name.starts_with(start))?;
@@ -60,7 +60,7 @@ fn find(root: &HostRoot, first: &str, start: &str) -> Option<(String, String)> {
     })
 }
 
-/// The first word that looks like a version, such as `570.86.15`.
+/// Returns the first word that looks like a version, such as `570.86.15`.
 fn version(text: &str) -> Option<String> {
     let digits = |word: &&str| {
         word.contains('.')

@@ -60,7 +60,7 @@ pub(super) fn checks(root: &HostRoot, probed: &ProbeResults) -> Vec<Check> {
     ]
 }
 
-/// The word in brackets of a file such as `always [madvise] never`.
+/// Returns the word in brackets of a file such as `always [madvise] never`.
 fn selected_mode(text: &str) -> Option<&str> {
     text.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))
 }
@@ -81,7 +81,7 @@ fn huge_pages(root: &HostRoot, file: &str, good: &[&str], wanted: &str) -> Check
     }
 }
 
-/// Text of a file, cut to what fits a line.
+/// Returns the text of a file, cut to the length of a line.
 fn printable(text: &str) -> String {
     text.chars().filter(|letter| !letter.is_control()).take(40).collect()
 }
@@ -96,7 +96,7 @@ fn reserved(root: &HostRoot) -> CheckResult {
     CheckResult::improvable(found, "sudo sysctl vm.nr_hugepages=0   # unless something else uses them")
 }
 
-/// The number after `name` in a file of lines such as `MemTotal: 5 kB`.
+/// Returns the number after `name` in a file of lines such as `MemTotal: 5 kB`.
 pub(super) fn field(root: &HostRoot, path: &str, name: &str) -> Option<u64> {
     let text = root.read(path)?;
     text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())
@@ -112,7 +112,7 @@ fn dev_shm(size: Option<u64>) -> CheckResult {
     }
 }
 
-/// The soft and the hard limit of this process; none is unlimited.
+/// Returns the soft and the hard limit of this process; `None` is unlimited.
 pub(super) fn limit(root: &HostRoot, name: &str) -> Option<(Option<u64>, Option<u64>)> {
     let text = root.read("/proc/self/limits")?;
     let mut values = text.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace();
@@ -134,7 +134,7 @@ fn locked_memory(root: &HostRoot) -> CheckResult {
     }
 }
 
-/// The least of the limits of this process's control group and those above it.
+/// Returns the least limit of this process's control group and those above it.
 pub(super) fn cgroup_minimum(
     root: &HostRoot,
     controller: &str,
@@ -154,7 +154,7 @@ pub(super) fn cgroup_minimum(
         } else {
             continue;
         };
-        // A container may see the path of its host, of which only the end is there, or nothing.
+        // A container may see its host's path, of which only the last part exists, or no path.
         let mut folder = path.trim_end_matches('/').to_owned();
         for _ in 0..64 {
             places.push(format!("{base}{folder}"));

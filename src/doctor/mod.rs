@@ -1,4 +1,4 @@
-//! Checks what a host offers for fast transfers.
+//! Checks the settings of a host that make transfers fast.
 //!
 //! Every check is a function of a [`HostRoot`] and of [`ProbeResults`], so it is testable on any host. Nothing here changes
 //! the host or prints (`cli/doctor.rs` does). Begin at `examine`.
@@ -14,35 +14,35 @@ use serde::Serialize;
 
 pub use root::HostRoot;
 
-/// How well something is.
+/// The state of a checked item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CheckState {
-    /// Nothing to do.
+    /// Nothing needs to be done.
     Good,
-    /// It works, and would be faster or safer otherwise.
+    /// It works, but not as fast or as safely as possible.
     CouldBeBetter,
-    /// It is not there.
+    /// It is missing.
     Missing,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// Names it for programs; stays the same.
+    /// The stable identifier for programs.
     pub id: &'static str,
-    /// Names it for people.
+    /// The title for people.
     pub title: &'static str,
-    /// How well it is.
+    /// The state.
     pub state: CheckState,
-    /// What was found.
+    /// The observed value.
     pub found: String,
-    /// Why it matters.
+    /// The reason why it matters.
     pub why: &'static str,
-    /// The command that betters it, where there is one.
+    /// The command that improves it, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
-    /// Why nothing needs to be done, or can be, where it is not good and has no fix.
+    /// The reason why nothing needs to be or can be done, if it is not good and has no fix.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nothing_to_do: Option<&'static str>,
 }
@@ -54,7 +54,7 @@ impl Check {
     }
 }
 
-/// What a check concludes.
+/// The conclusion of a check.
 struct CheckResult {
     state: CheckState,
     found: String,
@@ -75,28 +75,28 @@ impl CheckResult {
         Self { fix: Some(fix.into()), ..Self::idle(CheckState::Missing, found, None) }
     }
 
-    /// Where no command of this host helps: because of what.
+    /// Returns a result that no command on this host improves, with the reason.
     fn idle(state: CheckState, found: impl Into<String>, because: Option<&'static str>) -> Self {
         Self { state, found: found.into(), fix: None, nothing_to_do: because }
     }
 }
 
-/// What only trying tells. An error says why it did not work.
+/// The results of probes. An error says why the probe failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProbeResults {
-    /// Size of `/dev/shm` in bytes; none where it is not mounted.
+    /// The size of `/dev/shm` in bytes; `None` if it is not mounted.
     pub dev_shm: Option<u64>,
-    /// A sealed memory file of a gibibyte could be made.
+    /// Whether a sealed memory file of one gibibyte could be created.
     pub memory_file: Result<(), String>,
-    /// Bytes went from one process to another through memory that both map.
+    /// Whether bytes went from one process to another through shared memory.
     pub shared_memory: Result<(), String>,
-    /// Bytes went from one process to another by reading its memory.
+    /// Whether bytes went from one process to another by `process_vm_readv`.
     pub process_memory: Result<(), String>,
-    /// Where the loader looks before all else: `LD_LIBRARY_PATH` of this process.
+    /// The folders that the loader searches first: `LD_LIBRARY_PATH` of this process.
     pub library_path: String,
 }
 
-/// All checks.
+/// Runs all checks.
 #[must_use]
 pub fn examine(root: &HostRoot, probed: &ProbeResults) -> Vec<Check> {
     let mut checks = memory::checks(root, probed);

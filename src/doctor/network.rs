@@ -56,7 +56,7 @@ fn descriptors(root: &HostRoot) -> CheckResult {
 }
 
 fn socket_buffers(root: &HostRoot) -> CheckResult {
-    // What a lane asks for.
+    // The size that a lane requests.
     const ENOUGH: u64 = 2 << 20;
     let names = ["rmem_max", "wmem_max"];
     let values = names.map(|name| root.number(&format!("/proc/sys/net/core/{name}")));

@@ -41,7 +41,7 @@ pub(super) fn checks(root: &HostRoot) -> Vec<Check> {
     ]
 }
 
-/// What an idle processor of a virtual machine does before it halts.
+/// Checks how long an idle processor of a virtual machine polls before it halts.
 fn idle_polling(root: &HostRoot) -> CheckResult {
     const POLLS: &str = "/sys/module/haltpoll/parameters/guest_halt_poll_ns";
     let governor = root.read("/sys/devices/system/cpu/cpuidle/current_governor").unwrap_or_default();
@@ -72,7 +72,7 @@ fn idle_polling(root: &HostRoot) -> CheckResult {
     }
 }
 
-/// How many numbers a list such as `0-3,8` has.
+/// Returns the number of elements of a list such as `0-3,8`.
 fn count(list: &str) -> Option<u64> {
     list.split(',').map(str::trim).try_fold(0u64, |sum, part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -81,7 +81,7 @@ fn count(list: &str) -> Option<u64> {
     })
 }
 
-/// A list that the process's status tells.
+/// Returns the size of a list in the process's status.
 fn allowed(root: &HostRoot, name: &str) -> Option<u64> {
     let text = root.read("/proc/self/status")?;
     count(text.lines().find_map(|line| line.strip_prefix(name))?)
@@ -154,7 +154,7 @@ fn numa(root: &HostRoot) -> CheckResult {
 
 fn clock(root: &HostRoot) -> CheckResult {
     const FOLDER: &str = "/sys/devices/system/clocksource/clocksource0";
-    // Those that are read without a call of the kernel.
+    // The clock sources that a process reads without a system call.
     const FAST: [&str; 5] =
         ["tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "riscv_clocksource"];
     let current = root.read(&format!("{FOLDER}/current_clocksource")).unwrap_or_default();

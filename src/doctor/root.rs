@@ -6,13 +6,13 @@ use std::fs::{self, File};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-/// The root of a host's files. What is read from it is bounded, and what cannot be read is as if it were not there.
+/// The root of a host's files. Reads are bounded; an unreadable file counts as missing.
 #[derive(Debug, Clone)]
 pub struct HostRoot(PathBuf);
 
-/// No file that is looked at is longer in earnest.
+/// The greatest number of bytes read from a file.
 const FILE_MAX: u64 = 64 << 10;
-/// Nor does any folder that is looked at hold more.
+/// The greatest number of entries read from a folder.
 const ENTRIES_MAX: usize = 4096;
 
 impl Default for HostRoot {
@@ -22,7 +22,7 @@ impl Default for HostRoot {
 }
 
 impl HostRoot {
-    /// Files below `path`.
+    /// Returns a root at `path`.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self(path.into())
     }
@@ -31,7 +31,7 @@ impl HostRoot {
         self.0.join(path.trim_start_matches('/'))
     }
 
-    /// The text of a file, without white space around it.
+    /// Returns the text of a file, without surrounding white space.
     #[must_use]
     pub fn read(&self, path: &str) -> Option<String> {
         let mut text = Vec::new();
@@ -39,13 +39,13 @@ impl HostRoot {
         Some(String::from_utf8_lossy(&text).trim().to_owned())
     }
 
-    /// A file that holds one number.
+    /// Returns the number that a file holds.
     #[must_use]
     pub fn number(&self, path: &str) -> Option<u64> {
         self.read(path)?.parse().ok()
     }
 
-    /// The names in a folder, sorted.
+    /// Returns the names in a folder, sorted.
     #[must_use]
     pub fn names(&self, path: &str) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.path(path)) else { return Vec::new() };
@@ -56,13 +56,13 @@ impl HostRoot {
         names
     }
 
-    /// Whether there is such a file or folder.
+    /// Returns whether a file or folder exists.
     #[must_use]
     pub fn has(&self, path: &str) -> bool {
         self.path(path).exists()
     }
 
-    /// The last part of what a link points to.
+    /// Returns the last component of a link's target.
     #[must_use]
     pub fn link(&self, path: &str) -> Option<String> {
         let target = fs::read_link(self.path(path)).ok()?;
@@ -76,7 +76,7 @@ pub mod fake {
 
     use super::*;
 
-    /// A host made of files; gone when dropped.
+    /// A simulated host; its folder is removed when it is dropped.
     pub struct FakeHost {
         folder: PathBuf,
         root: HostRoot,

@@ -1,6 +1,6 @@
 //! Checks whether processes may access each other's memory.
 //!
-//! It does not try it: the probe did. Begin at `checks`.
+//! It does not probe: `ProbeResults` has that. Begin at `checks`.
 
 use super::{Check, CheckResult, HostRoot, ProbeResults};
 

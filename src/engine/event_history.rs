@@ -1,10 +1,12 @@
 //! The retained events: one ring of notable events for each job, one ring of routine events for all jobs.
 //!
-//! It publishes nothing. A barrier that began or passed is routine: there may be thousands a second, and they push out only one
-//! another, over all jobs. Notable events of one job never push out those of another.
+//! It publishes nothing. The begin and the pass of a barrier are routine events: there may be thousands a
+//! second, and they evict only one another, over all jobs. Notable events of one job never evict those of
+//! another.
 //!
-//! Invariant: every event takes a bounded number of steps, whatever it is. The events of a job that is deleted leave with it in
-//! one piece; their numbers stay in the order of routine events until it is their turn to be pushed out. Begin at [`EventHistory::push`].
+//! Invariant: every event takes a bounded number of steps. The events of a deleted job leave with it in one
+//! piece; their numbers stay in the order of routine events until they are evicted. Begin at
+//! [`EventHistory::push`].
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -15,26 +17,26 @@ use super::NumberedEvent;
 use crate::coordination::{EventKind, JobEvent, JobId};
 use crate::cow::CowMap;
 
-/// How many events are kept that are not routine. They are shared out among the jobs that have any.
+/// The greatest number of notable events. It is divided evenly among the jobs that have any.
 const NOTABLE_EVENTS: usize = 1 << 14;
-/// However many jobs there are, each may have so many.
+/// The least share of a job, however many jobs there are.
 const NOTABLE_EVENTS_PER_JOB_MIN: usize = 1 << 8;
-/// How many routine events are kept, of all jobs.
+/// The greatest number of routine events, over all jobs.
 const ROUTINE_EVENTS: usize = 1 << 13;
 
-/// What is kept of one job.
+/// The retained events of one job.
 #[derive(Debug, Default, Clone)]
 pub(super) struct JobEvents {
-    /// Those that are not routine, by their numbers.
+    /// The notable events, by number.
     notable: Ring,
-    /// Those that are routine.
+    /// The routine events, by number.
     routine: Ring,
-    /// The number of the last event of this job that is kept no more.
+    /// The greatest number of an evicted event of this job.
     evicted_up_to: u64,
 }
 
 impl JobEvents {
-    /// Keeps the latest `most` that are not routine and returns the others.
+    /// Keeps the latest `most` notable events and returns the others.
     fn trim(&mut self, most: usize) -> Ring {
         let excess = self.notable.len().saturating_sub(most);
         let bounds = |ring: &Ring| Some((*ring.keys().next()?, *ring.keys().nth(excess.checked_sub(1)?)?));
@@ -44,39 +46,40 @@ impl JobEvents {
     }
 }
 
-/// Events by their numbers.
+/// Events, by number.
 pub(super) type Ring = CowMap<u64, Arc<JobEvent>>;
 
-/// The events that are kept. A copy of them costs a pointer for many of them.
+/// The retained events. A copy costs one pointer for many of them.
 #[derive(Debug, Default, Clone)]
 pub(super) struct EventHistory {
     jobs: HashMap<JobId, JobEvents>,
-    /// The last events of jobs that are gone: that they were deleted. They count as routine.
+    /// The deletion events of deleted jobs. They count as routine.
     deletions: Ring,
-    /// The numbers of routine events, the oldest first, at most `ROUTINE_EVENTS`. Some belong to jobs that are gone.
+    /// The numbers of routine events, the oldest first, at most `ROUTINE_EVENTS`. Some belong to deleted
+    /// jobs.
     routine: CowMap<u64, JobId>,
-    /// The number of the last event of any job that is kept no more.
+    /// The greatest number of an evicted event of any job.
     evicted_up_to: u64,
 }
 
-/// Some of the events that are kept.
+/// Some of the retained events.
 #[derive(Debug, Clone, Default)]
 pub struct RetainedEvents {
     /// The events, the latest last.
     pub events: Vec<NumberedEvent>,
-    /// How far back they are whole: events with this number or a lower one may be missing.
+    /// The number after which no event is missing; events up to this number may be.
     pub complete_after: u64,
 }
 
 impl RetainedEvents {
-    /// Whether events are missing that came after the one with this number.
+    /// Returns whether an event after number `after` may be missing.
     #[must_use]
     pub fn is_missing_after(&self, after: u64) -> bool {
         after < self.complete_after
     }
 }
 
-/// Whether an event is one of those that come and go with every barrier.
+/// Returns whether an event is routine: it occurs with every barrier.
 fn is_routine(what: &EventKind) -> bool {
     match what {
         EventKind::BarrierStarted { .. } => true,
@@ -86,28 +89,28 @@ fn is_routine(what: &EventKind) -> bool {
 }
 
 impl EventHistory {
-    /// How many there are.
+    /// Returns the number of retained events.
     pub fn len(&self) -> usize {
         let of_jobs = self.jobs.values().map(|of| of.notable.len() + of.routine.len());
         self.deletions.len() + of_jobs.sum::<usize>()
     }
 
-    /// How many there may be.
+    /// Returns the greatest number of retained events.
     pub fn capacity(&self) -> usize {
         ROUTINE_EVENTS + self.jobs.len().max(1) * self.share()
     }
 
-    /// How many a job may have that are not routine.
+    /// Returns the greatest number of notable events of one job.
     fn share(&self) -> usize {
         (NOTABLE_EVENTS / self.jobs.len().max(1)).max(NOTABLE_EVENTS_PER_JOB_MIN)
     }
 
-    /// Keeps one more. Those that make room for it are evicted_up_to; many at once, and those of a job that is gone, are added to
-    /// `gone`, to be freed without the lock.
+    /// Adds an event and evicts older ones to make room. Many evicted at once, and those of a deleted job,
+    /// are added to `gone`, to be freed without the lock.
     pub fn push(&mut self, numbered: NumberedEvent, gone: &mut Vec<Ring>) {
         let job = numbered.event.job;
         if matches!(numbered.event.what, EventKind::JobDeleted { .. }) {
-            // Nobody can ask for the events of a job that is gone; whoever follows all jobs hears that it is.
+            // The events of a deleted job cannot be read; a follower of all jobs sees the deletion.
             self.make_room_for_routine();
             self.routine.insert(numbered.number, job);
             self.deletions.insert(numbered.number, numbered.event);
@@ -115,7 +118,7 @@ impl EventHistory {
             return;
         }
         if let Entry::Vacant(vacant) = self.jobs.entry(job) {
-            // What is shared out is shared with one more from now on.
+            // The new job makes the share of every job smaller.
             vacant.insert(JobEvents::default());
             let share = self.share();
             for of_job in self.jobs.values_mut().filter(|of_job| of_job.notable.len() > share) {
@@ -144,7 +147,7 @@ impl EventHistory {
         }
     }
 
-    /// Pushes out the oldest routine event if there are as many as there may be.
+    /// Evicts the oldest routine event if the bound is reached.
     fn make_room_for_routine(&mut self) {
         if self.routine.len() < ROUTINE_EVENTS {
             return;
@@ -159,7 +162,7 @@ impl EventHistory {
         }
     }
 
-    /// Those of all jobs after number `after`.
+    /// Returns the events of all jobs after number `after`.
     pub fn after(&self, after: u64) -> RetainedEvents {
         let of_jobs = self
             .jobs
@@ -171,7 +174,7 @@ impl EventHistory {
         }
     }
 
-    /// Those of one job after number `after`.
+    /// Returns the events of one job after number `after`.
     pub fn of(&self, job: JobId, after: u64) -> RetainedEvents {
         let Some(of_job) = self.jobs.get(&job) else { return RetainedEvents::default() };
         let events = events_after(&of_job.notable, after).chain(events_after(&of_job.routine, after));
@@ -179,7 +182,7 @@ impl EventHistory {
     }
 }
 
-/// Those of a ring after number `after`.
+/// Returns the events of a ring after number `after`.
 fn events_after(ring: &Ring, after: u64) -> impl Iterator<Item = NumberedEvent> + '_ {
     let later = ring.range_from(Bound::Excluded(&after));
     later.map(|(number, event)| NumberedEvent { number: *number, event: Arc::clone(event) })
@@ -291,7 +294,8 @@ mod tests {
         let deleted = world.push(1, EventKind::JobDeleted { actor });
         assert!(world.history.of(JobId(1), 0).events.is_empty());
         assert_eq!(numbers(&world.history.after(0)), [3, deleted], "whoever follows all hears of it");
-        // Its numbers leave the order of routine events, and lose nobody anything; then that it was deleted leaves.
+        // The numbers of the deleted job are evicted without a loss for any reader, and then the deletion
+        // event.
         (0..ROUTINE_EVENTS - 3).for_each(|_| {
             world.barrier(2);
         });

@@ -8,12 +8,12 @@ use std::thread;
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// The thread, which is started when it is first needed.
+/// The thread, which is started at its first use.
 #[derive(Debug, Default)]
 pub(super) struct Reaper(OnceLock<Option<Sender<Work>>>);
 
 impl Reaper {
-    /// Does `work` on the thread, after what it was given before. Without a thread it is done here.
+    /// Runs `work` on the thread, in the order of the calls. Without a thread it runs here.
     pub fn run(&self, work: impl FnOnce() + Send + 'static) {
         let work: Work = Box::new(work);
         let left = match self.0.get_or_init(start) {

@@ -21,13 +21,13 @@ use crate::coordination::{Code, Failure};
 use crate::http2::{ErrorCode, Sender, StreamId, encode_block};
 use crate::proto::DESCRIPTORS;
 
-/// The other services.
+/// The auxiliary services: health and reflection.
 pub(super) struct AuxiliaryServices {
     routes: Routes,
     health: HealthReporter,
 }
 
-/// Every name that health is told of; the empty one is the server as a whole.
+/// The service names in health checks; the empty name is the server as a whole.
 const NAMES: [&str; 4] = ["", generation_a::SERVICE, generation_c::SERVICE, transfers_service::SERVICE];
 
 impl AuxiliaryServices {
@@ -51,14 +51,14 @@ impl AuxiliaryServices {
         Self { routes: routes.prepare(), health }
     }
 
-    /// Tells of every service that it serves.
+    /// Reports every service as serving.
     pub(super) async fn set_serving(&self) {
         for name in NAMES {
             self.health.set_service_status(name, ServingStatus::Serving).await;
         }
     }
 
-    /// Tells of every service that it does not serve any more.
+    /// Reports every service as not serving.
     pub(super) async fn set_not_serving(&self) {
         for name in NAMES {
             self.health.set_service_status(name, ServingStatus::NotServing).await;
@@ -66,7 +66,7 @@ impl AuxiliaryServices {
     }
 }
 
-/// The calls of one connection to the other services.
+/// The auxiliary calls of one connection.
 pub(super) struct AuxiliaryCalls {
     most: usize,
     free: Option<Arc<Semaphore>>,
@@ -77,7 +77,7 @@ impl AuxiliaryCalls {
         Self { most, free: None }
     }
 
-    /// Begins a call, which a task of its own answers. `waker` is woken when there is something to pass on.
+    /// Begins a call, which its own task answers. `waker` is woken when a part of the response is ready.
     pub(super) fn begin(
         &mut self,
         services: &AuxiliaryServices,
@@ -112,14 +112,14 @@ impl AuxiliaryCalls {
     }
 }
 
-/// Pieces of an answer that may be on their way from the task that gives it.
+/// The number of response parts that may wait between the task and the connection.
 const RESPONSE_PARTS_QUEUED: usize = 4;
-/// Bytes of a request that its service has not read yet, and what each piece of it counts besides; none of them has much to
-/// say.
+/// The bytes of a request that its service has not read yet; requests to these services are short.
 const UNREAD_MAX: usize = 64 << 10;
+/// The size that each queued piece counts beside its bytes.
 const PIECE_BYTES: usize = 128;
 
-/// A piece of an answer.
+/// A part of a response.
 enum ResponsePart {
     Head(Vec<u8>, bool),
     Data(Bytes),
@@ -127,27 +127,27 @@ enum ResponsePart {
     End,
 }
 
-/// A call to one of the other services.
+/// A call to an auxiliary service.
 pub(super) struct AuxiliaryCall {
     stream: StreamId,
-    /// Gone once the request has ended.
+    /// The request's body; `None` once the request has ended.
     incoming: Option<mpsc::UnboundedSender<Bytes>>,
     outgoing: mpsc::Receiver<ResponsePart>,
     unread: Arc<AtomicUsize>,
     waker: Waker,
-    /// It is looked at when the peer has taken its answers.
+    /// Whether it continues only when the peer has taken its answers.
     pub(super) deferred: bool,
 }
 
 impl AuxiliaryCall {
-    /// Passes on what has arrived of the request.
+    /// Passes on received bytes of the request.
     pub(super) fn push(&mut self, bytes: &[u8], ended: bool) {
         if let Some(incoming) = &self.incoming
             && !bytes.is_empty()
         {
             let length = bytes.len() + PIECE_BYTES;
             if self.unread.fetch_add(length, Ordering::Relaxed) + length > UNREAD_MAX {
-                // The service sees the request end in the middle, and says so.
+                // The service sees an incomplete request, and answers that.
                 self.incoming = None;
             } else {
                 // A service that has answered reads no further.
@@ -159,10 +159,10 @@ impl AuxiliaryCall {
         }
     }
 
-    /// Passes on what there is of the answer; whether that is all.
+    /// Forwards the next part of the response; returns whether it was the last one.
     pub(super) fn forward_response(&mut self, sender: &mut Sender) -> bool {
         let mut cx = Context::from_waker(&self.waker);
-        // One in each turn: how much the peer takes is looked at in between.
+        // One part in each turn, so that the peer's backlog is checked in between.
         let Poll::Ready(piece) = self.outgoing.poll_recv(&mut cx) else { return false };
         let stream = self.stream;
         match piece {
@@ -191,7 +191,7 @@ impl AuxiliaryCall {
     }
 }
 
-/// Answers a request piece by piece. That nobody takes them any more ends the task that does this.
+/// Answers a request part by part. The task ends when the connection no longer receives the parts.
 async fn serve_call(
     mut routes: Routes,
     request: Request<tonic::body::Body>,
@@ -226,7 +226,7 @@ async fn serve_call(
     }
 }
 
-/// A request's body as these services want it.
+/// The body of a request in the form that tonic's services take.
 struct AuxiliaryBody {
     received: mpsc::UnboundedReceiver<Bytes>,
     unread: Arc<AtomicUsize>,

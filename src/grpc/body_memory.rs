@@ -1,12 +1,13 @@
 //! The memory for request bodies: a [`MemoryPool`] for the server, a [`ConnectionQuota`] for each connection, a
 //! [`MemoryPermit`] for each body. It counts bytes and allocates none. Begin at [`MemoryPermit::grow`].
 //!
-//! The permit of a body grows with the bytes that have arrived, so an announced length takes nothing from other
-//! bodies. One half of the pool is for growth, and one connection may take a sixteenth of that half. A body that
-//! finds no room there waits for all of its missing bytes from the other half, the reserve. The reserve goes to the
-//! body that misses the fewest bytes, and to one body of each connection at a time, in the order in which they
-//! began to wait. A body that was served never waits again, so no two bodies wait for each other; and while others
-//! wait, it must keep arriving ([`Body::is_too_slow`](super::body::Body::is_too_slow)).
+//! The permit of a body grows with the bytes that have arrived, so an announced length takes nothing from
+//! other bodies. One half of the pool is for growth, and one connection may take a sixteenth of that half. A
+//! body that finds no room there waits until the other half, the reserve, has room for all of its missing
+//! bytes. The reserve goes to the body that misses the fewest bytes, and to one body of each connection at a
+//! time, in the order in which they began to wait. A body that got a part of the reserve never waits again,
+//! so no two bodies wait for each other. While others wait, it must keep arriving
+//! ([`RequestBody::is_too_slow`](super::request_body::RequestBody::is_too_slow)).
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,33 +15,34 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-/// The part of the half for growth that one connection may take.
+/// The fraction of the half for growth that one connection may take: one part in this number.
 const CONNECTION_SHARE: usize = 16;
-/// A body's memory grows by as much as has arrived of it, but by no less and no more than this.
+/// The least and the greatest step by which a body's permit grows; in between it grows by as much as has
+/// arrived.
 const GROWTH_STEP: (usize, usize) = (64 << 10, 32 << 20);
-/// A body up to this length gets its memory at once while more than half of the memory for growth is free. One connection
-/// may have so much that has not arrived.
+/// The length up to which a body gets its memory at once while more than half of the memory for growth is
+/// free. It also bounds the bytes of one connection that are taken and have not arrived.
 const PREALLOCATED_MAX: usize = 4 << 20;
-/// So many waiters may have gone before they are swept out.
+/// The number of waiters from which on cancelled ones are removed.
 const GONE_WAITERS_MAX: usize = 64;
 
 struct PoolState {
     growth: usize,
     reserve: usize,
-    /// Who waits for the reserve, by how much.
+    /// The waiters for the reserve, by the number of missing bytes and then by age.
     waiters: BTreeMap<(usize, u64), oneshot::Sender<ReservePermit>>,
     next: u64,
     sweep_at: usize,
 }
 
-/// The memory that all connections share.
+/// The pool of memory for the request bodies of all connections.
 pub(super) struct MemoryPool {
     state: Mutex<PoolState>,
     growth: usize,
     reserve: usize,
 }
 
-/// A part of the reserve.
+/// A part of the reserve, returned when it is dropped.
 struct ReservePermit {
     pool: Arc<MemoryPool>,
     bytes: usize,
@@ -54,7 +56,7 @@ impl Drop for ReservePermit {
 }
 
 impl MemoryPool {
-    /// A pool of `bytes`.
+    /// Returns a pool of `bytes`.
     pub(super) fn new(bytes: usize) -> Arc<Self> {
         let growth = bytes / 2;
         let reserve = bytes - growth;
@@ -67,13 +69,13 @@ impl MemoryPool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes that are taken.
+    /// Returns the number of taken bytes.
     pub(super) fn taken(&self) -> usize {
         let state = self.lock();
         self.growth + self.reserve - state.growth - state.reserve
     }
 
-    /// Whether somebody waits for the reserve.
+    /// Returns whether a body waits for the reserve.
     pub(super) fn is_contended(&self) -> bool {
         self.lock().waiters.values().any(|waiter| !waiter.is_closed())
     }
@@ -87,14 +89,14 @@ impl MemoryPool {
         }
         let number = state.next;
         state.next += 1;
-        // What is larger than all there is waits for all of it.
+        // A body larger than the reserve waits for all of it.
         state.waiters.insert((bytes.min(self.reserve), number), served);
         drop(state);
         self.grant_waiters();
         wait
     }
 
-    /// Serves those who wait, as far as there is room.
+    /// Grants parts of the reserve to waiters, as far as there is room.
     fn grant_waiters(self: &Arc<Self>) {
         loop {
             let mut state = self.lock();
@@ -109,23 +111,23 @@ impl MemoryPool {
             }
             state.reserve -= bytes;
             drop(state);
-            // If it has gone meanwhile, this comes back and serves the next one.
+            // If the waiter is cancelled meanwhile, the part is dropped here and goes to the next one.
             drop(served.send(ReservePermit { pool: Arc::clone(self), bytes }));
         }
     }
 }
 
-/// What the bodies of one connection have taken together.
+/// The memory taken by the bodies of one connection.
 #[derive(Default)]
 struct QuotaUsage {
     growth: AtomicUsize,
-    /// What of it has not arrived, of bodies that got their memory at once.
+    /// The taken bytes that have not arrived, of bodies that got their memory at once.
     ahead: AtomicUsize,
-    /// Bodies that wait for the connection's turn at the reserve.
+    /// The number of bodies that wait for the connection's turn at the reserve.
     waiting: AtomicUsize,
 }
 
-/// A body that waits for its connection's turn, while this lives.
+/// A guard that counts a body among those that wait for their connection's turn.
 struct TurnWait(Arc<QuotaUsage>);
 
 impl TurnWait {
@@ -141,11 +143,11 @@ impl Drop for TurnWait {
     }
 }
 
-/// The part of a pool that one connection may use.
+/// The part of the pool that one connection may use.
 pub(super) struct ConnectionQuota {
     pool: Arc<MemoryPool>,
     taken: Arc<QuotaUsage>,
-    /// One body of the connection at a time has its turn at the reserve.
+    /// The turn at the reserve, which one body of the connection has at a time.
     turn: Option<Arc<Semaphore>>,
 }
 
@@ -154,18 +156,18 @@ impl ConnectionQuota {
         Self { pool: Arc::clone(pool), taken: Arc::default(), turn: None }
     }
 
-    /// Whether a body waits for the reserve, or another one of this connection for the connection's turn at it.
+    /// Returns whether a body waits for the reserve, or another body of this connection for its turn.
     pub(super) fn is_contended(&self) -> bool {
         self.taken.waiting.load(Ordering::Relaxed) > 0 || self.pool.is_contended()
     }
 
-    /// A permit for nothing, which grows.
+    /// Returns a permit for no bytes, which can grow.
     pub(super) fn permit(&self) -> MemoryPermit {
         let (pool, taken) = (Arc::clone(&self.pool), Arc::clone(&self.taken));
         MemoryPermit { pool, taken, growth: 0, ahead: 0, reserved: None }
     }
 
-    /// Lets a permit grow to `bytes`, once there is room.
+    /// Grows a permit to `bytes` from the reserve, once there is room.
     pub(super) fn wait(
         &mut self,
         mut permit: MemoryPermit,
@@ -184,29 +186,29 @@ impl ConnectionQuota {
     }
 }
 
-/// Memory that a body may use, given back when it is dropped.
+/// A permit for the memory of one body, returned when it is dropped.
 pub(super) struct MemoryPermit {
     pool: Arc<MemoryPool>,
     taken: Arc<QuotaUsage>,
     growth: usize,
-    /// The bytes that were given at once and have not arrived.
+    /// The bytes that were granted in advance and have not arrived.
     ahead: usize,
-    /// Bytes up to this many, the part of the reserve for them, and the connection's turn.
+    /// The permitted bytes, the part of the reserve among them, and the connection's turn.
     reserved: Option<(usize, ReservePermit, OwnedSemaphorePermit)>,
 }
 
 impl MemoryPermit {
-    /// How many bytes it is for.
+    /// Returns the number of permitted bytes.
     pub(super) fn bytes(&self) -> usize {
         self.reserved.as_ref().map_or(self.growth, |(bytes, ..)| *bytes)
     }
 
-    /// Whether it holds a part of the reserve.
+    /// Returns whether it holds a part of the reserve.
     pub(super) fn is_reserved(&self) -> bool {
         self.reserved.is_some()
     }
 
-    /// Grows to `needed` bytes, or a step further, but not beyond `all`; `false` if there is no room.
+    /// Grows to `needed` bytes, or a step further, but not beyond `all`; returns `false` if there is no room.
     pub(super) fn grow(&mut self, needed: usize, all: usize) -> bool {
         let have = self.bytes();
         if needed <= have {
@@ -242,7 +244,7 @@ impl MemoryPermit {
         true
     }
 
-    /// Notes that everything has arrived.
+    /// Records that the whole body has arrived.
     pub(super) fn arrived(&mut self) {
         self.taken.ahead.fetch_sub(std::mem::take(&mut self.ahead), Ordering::Relaxed);
     }
@@ -294,7 +296,7 @@ mod tests {
         assert_eq!(pool.taken(), 0);
     }
 
-    /// Of many bodies of one connection, one alone gets its memory at once.
+    /// Checks that of many bodies of one connection only the first gets its memory at once.
     fn kept_small(first: MemoryPermit, quota: &ConnectionQuota) {
         let mut second = quota.permit();
         assert!(second.grow(1, 4 * MIB));
@@ -320,7 +322,7 @@ mod tests {
         let Poll::Ready(Some(small)) = now(small.as_mut()) else { panic!("the smaller one comes first") };
         assert!(now(large.as_mut()).is_pending());
         let Poll::Ready(Some(second)) = now(second.as_mut()) else { panic!("it has its turn") };
-        // Who goes while waiting holds up nobody.
+        // A cancelled waiter delays no other.
         {
             let mut gone = pin!(d.wait(pd, 12 * MIB));
             assert!(now(gone.as_mut()).is_pending());

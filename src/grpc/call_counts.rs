@@ -6,10 +6,10 @@ use super::decoded_call::Dialect;
 use crate::coordination::{Code, ConnectionEnd, Request};
 use crate::meter::{Counter, Histogram, HistogramSnapshot, Moment, Sharded};
 
-/// How connections end, as they are counted.
+/// The ways in which connections end, as they are counted.
 pub const ENDINGS: [&str; 4] = ["closed", "reset", "timed-out", "broken"];
 
-/// The place of an ending in [`ENDINGS`].
+/// Returns the position of a connection's end in [`ENDINGS`].
 pub(super) fn ending_index(ending: &ConnectionEnd) -> usize {
     match ending {
         ConnectionEnd::Closed => 0,
@@ -19,7 +19,7 @@ pub(super) fn ending_index(ending: &ConnectionEnd) -> usize {
     }
 }
 
-/// The methods that are counted, by the names that generation C gives them, or else generation A.
+/// The counted methods, by their names in generation C, or in generation A if C has none.
 const METHODS: [&str; 19] = [
     "RegisterTask",
     "Heartbeat",
@@ -42,12 +42,12 @@ const METHODS: [&str; 19] = [
     "DeleteKeyValue",
 ];
 
-/// A method, as it is counted.
+/// A counted method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Method(u8);
 
 impl Method {
-    /// Its name.
+    /// Returns its name.
     pub(super) fn name(self) -> &'static str {
         METHODS[usize::from(self.0)]
     }
@@ -77,10 +77,10 @@ impl Method {
     }
 }
 
-/// How many codes there are: success, and those that gRPC knows by name.
+/// The number of codes: success, and the named codes of gRPC.
 const CODES: usize = 1 + Code::NAMED.len();
 
-/// The name of the code with this number.
+/// Returns the name of the code with this number.
 fn code_name(number: usize) -> &'static str {
     number.checked_sub(1).and_then(|place| Code::NAMED.get(place)).map_or("OK", |(_, _, name)| name)
 }
@@ -88,43 +88,43 @@ fn code_name(number: usize) -> &'static str {
 /// The generations of the wire.
 const GENERATIONS: [&str; 2] = ["a", "c"];
 
-/// Calls that ended one way.
+/// The number of calls with the same method, generation and code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallCount {
     /// The method.
     pub method: &'static str,
-    /// The generation of the wire that it was called in: `a` or `c`.
+    /// The wire generation of the calls: `a` or `c`.
     pub generation: &'static str,
-    /// The code that it ended with.
+    /// The code of the reply.
     pub code: &'static str,
-    /// How often.
+    /// The number of calls.
     pub count: u64,
 }
 
-/// How long the calls of one method took, from the turn in which they were read to their answer.
+/// The durations of the calls of one method, from the turn in which they were read to their answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallTimes {
     /// The method.
     pub method: &'static str,
-    /// The generation of the wire that it was called in: `a` or `c`.
+    /// The wire generation of the calls: `a` or `c`.
     pub generation: &'static str,
-    /// How long.
+    /// The durations.
     pub timed: HistogramSnapshot,
 }
 
-/// What is kept of one method in one generation.
+/// The statistics of one method in one generation.
 #[derive(Default)]
 struct MethodStats {
     codes: [Counter; CODES],
     times: Histogram,
 }
 
-/// Every count.
+/// The statistics of all methods in both generations.
 #[derive(Default)]
 pub(super) struct CallCounts([[MethodStats; METHODS.len()]; GENERATIONS.len()]);
 
 impl CallCounts {
-    /// A call that began at a moment is over at another; without a code it has succeeded.
+    /// Counts a call with its beginning and end; without a code it succeeded.
     pub(super) fn add(
         &self,
         method: Method,
@@ -134,7 +134,7 @@ impl CallCounts {
     ) {
         let generation = usize::from(dialect == Dialect::Number);
         let code = code.map_or(0, |code| usize::try_from(code.number()).unwrap_or(2));
-        // What gRPC does not know is sent as UNKNOWN.
+        // A code without a gRPC name is sent as UNKNOWN.
         let code = if code < CODES { code } else { 2 };
         let kept = &self.0[generation][usize::from(method.0)];
         kept.codes[code].add();
@@ -146,7 +146,7 @@ impl CallCounts {
             .flat_map(|generation| (0..METHODS.len()).map(move |method| (generation, method)))
     }
 
-    /// Every count that is not zero, over all threads.
+    /// Returns every count that is not zero, over all threads.
     pub(super) fn read(all: &Sharded<Self>) -> Vec<CallCount> {
         let mut counts = Vec::new();
         for (generation, method) in Self::methods() {
@@ -161,7 +161,7 @@ impl CallCounts {
         counts
     }
 
-    /// The times of every method that was called, over all threads.
+    /// Returns the durations of every called method, over all threads.
     pub(super) fn read_times(all: &Sharded<Self>) -> Vec<CallTimes> {
         let times = Self::methods().map(|(generation, method)| {
             let mut timed = HistogramSnapshot::default();

@@ -1,12 +1,13 @@
-//! The calls of one connection: received, put off, waiting for the engine, or auxiliary.
+//! The calls of one connection: received, deferred, waiting for the engine, or auxiliary.
 //!
-//! It reads no socket; the [`Connection`](super::connection::Connection) feeds it. It owns a slot for each request
-//! that was not answered at once, the deadlines of these requests, and the connection's quota for bodies. Begin at
-//! [`CallTable::take`]; `request_bodies.rs` has the requests whose bodies are arriving, `engine_calls.rs` those that wait
-//! for the engine.
+//! It reads no socket; the [`GrpcConnection`](super::connection::GrpcConnection) feeds it. It owns a slot for
+//! each request that was not answered at once, the deadlines of these requests, and the connection's quota
+//! for bodies. Begin at [`CallTable::accept_request`]; `request_bodies.rs` has the requests whose bodies are
+//! arriving, `engine_calls.rs` those that wait for the engine.
 //!
-//! A peer that does not take its answers (16 MiB are unsent) gets no further call served: its new requests are put
-//! off until it does. Its frames are still processed, because they open the windows that everything waits for.
+//! While a peer does not take its answers (16 MiB are unsent), no further call of it is served: its new
+//! requests are deferred. Its frames are still processed, because they open the windows for which everything
+//! waits.
 //!
 //! Dropping the table tells the engine that the connection has ended; the engine then withdraws its waiting calls.
 
@@ -43,13 +44,13 @@ mod request_bodies;
 use engine_calls::{PendingTrace, Waiting};
 use request_bodies::ReceivingCall;
 
-/// A request that is looked at later: the peer has too many answers to take.
+/// A deferred request: the peer has too many answers to take.
 struct DeferredRequest {
     head: Arc<RequestMeta>,
     stream: StreamId,
     bytes: Vec<u8>,
     ended: bool,
-    /// The bytes that were charged for it.
+    /// The bytes charged for it.
     charged: usize,
 }
 
@@ -60,10 +61,10 @@ enum CallState {
     Auxiliary(Box<AuxiliaryCall>),
 }
 
-/// When the caller stops waiting.
+/// The deadline of a call.
 #[derive(Clone, Copy)]
 enum CallDeadline {
-    /// So long after now, which nobody has looked up yet.
+    /// The time from now; the clock has not been read yet.
     After(Option<Duration>),
     At(Option<Instant>),
 }
@@ -88,46 +89,51 @@ pub(super) struct CallTable {
     deadlines: Deadlines,
     quota: ConnectionQuota,
     auxiliary: AuxiliaryCalls,
-    /// Slots that are looked at when the peer has taken its answers.
+    /// The slots that continue when the peer has taken its answers.
     deferred: VecDeque<u64>,
     ending: Option<ConnectionEnd>,
-    /// When the present turn began, once somebody has asked.
+    /// The beginning of the present turn, once it was needed.
     turn: Option<Moment>,
-    /// When its length was first looked at, in nanoseconds of the engine's clock.
+    /// The time of the first check of the turn's length, in nanoseconds of the engine's clock.
     turn_checked_at: Option<u64>,
     closed: bool,
 }
 
-/// Keys of deadlines that belong to no slot, but to the connection.
+/// The key of a deadline of the connection itself: an incomplete frame. Such keys belong to no slot.
 pub(super) const PARTIAL_FRAME_DEADLINE: u64 = u64::MAX;
+/// The key of the deadline of data that was begun.
 pub(super) const BEGUN_DATA_DEADLINE: u64 = u64::MAX - 1;
+/// The key of the deadline of output that the peer has not taken.
 pub(super) const UNTAKEN_OUTPUT_DEADLINE: u64 = u64::MAX - 2;
 
-/// What the time that has passed has brought.
+/// The result of a check of the deadlines.
 pub(super) enum ExpiredDeadlines {
-    /// Nothing.
+    /// No deadline has passed.
     Nothing,
-    /// Calls came to their end.
+    /// Deadlines of calls have passed.
     Calls,
-    /// This deadline of the connection.
+    /// This deadline of the connection has passed.
     Connection(u64),
 }
 
-/// A turn ends so long after it was found to be long.
+/// The time after the first check at which a turn ends.
 const TURN_NANOS: u64 = 250_000;
-/// So many deadlines are looked at before answers are sent. The caller comes back while there were any.
+/// The number of deadlines processed before answers are sent. The caller checks again while there were any.
 const DEADLINES_PER_TURN: usize = 1 << 10;
-/// The work of taking a call, and of its answer; so many bytes of a body are as much as a step.
+/// The work of accepting a call, in steps.
 const CALL_WORK: usize = 32;
+/// The work of an answer, in steps.
 const ANSWER_WORK: usize = 8;
+/// The bytes of a body that count as one step.
 const BYTES_PER_STEP: usize = 256;
-/// Of a connection with more calls than this, others than its own task take the calls apart: it would take milliseconds.
+/// The number of calls beyond which a connection's calls are dropped on the reaper's thread: it would take
+/// milliseconds.
 const CALLS_DROPPED_HERE: usize = 1 << 10;
-/// What a call to an auxiliary service may hold: its task, and what it has not read of its request.
+/// The memory charged for an auxiliary call: its task, and what it has not read of its request.
 const AUXILIARY_BYTES: usize = 80 << 10;
 
 impl CallTable {
-    /// Opens the table of a new connection.
+    /// Returns the table of a new connection.
     pub(super) fn open(
         server: Arc<Server>,
         peer: SocketAddr,
@@ -160,35 +166,36 @@ impl CallTable {
         }
     }
 
-    /// A turn begins. Everything that comes in it has come at its beginning, as far as times are measured: one look at
-    /// the clock serves them all, and who waits behind others of its turn has waited.
+    /// Begins a turn. All input of a turn counts as received at its beginning: one reading of the clock
+    /// serves all of it, and the time that a call waits behind others of its turn is part of its duration.
     pub(super) fn begin_turn(&mut self) {
         self.turn = None;
         self.turn_checked_at = None;
     }
 
-    /// Whether the turn has lasted so long that others should have theirs. Whoever has done much asks this.
+    /// Returns whether the turn has lasted so long that other connections should have theirs. Called after
+    /// much work.
     pub(super) fn is_turn_over(&mut self) -> bool {
         let now = self.server.engine.clock().elapsed_nanos();
         now.saturating_sub(*self.turn_checked_at.get_or_insert(now)) > TURN_NANOS
     }
 
-    /// The time since the server began.
+    /// Returns the time since the server started.
     pub(super) fn uptime(&self) -> Duration {
         Duration::from_nanos(self.server.engine.clock().elapsed_nanos())
     }
 
-    /// The bounds of the wire edge.
+    /// Returns the limits of the port.
     pub(super) fn limits(&self) -> &GrpcLimits {
         &self.server.limits
     }
 
-    /// Adds a deadline of the connection itself, so long after now.
+    /// Sets a deadline of the connection itself, `within` from now.
     pub(super) fn add_connection_deadline(&mut self, key: u64, within: Duration) {
         self.deadlines.add(Instant::now() + within, key);
     }
 
-    /// Whether requests that were put off can be taken now.
+    /// Returns whether deferred requests can continue now.
     pub(super) fn can_resume_deferred(&self, sender: &Sender) -> bool {
         !self.deferred.is_empty() && !self.is_backpressured(sender)
     }
@@ -203,17 +210,17 @@ impl CallTable {
     fn now(&self) -> Moment {
         match self.server.calls {
             Some(_) => Moment::now(self.server.engine.clock()),
-            // Nobody wants to know.
+            // Durations are not measured.
             None => Moment::default(),
         }
     }
 
-    /// Closes it, noting how the connection ended.
+    /// Closes the table with the way in which the connection ended.
     pub(super) fn close(&mut self, ending: ConnectionEnd) {
         self.ending.get_or_insert(ending);
     }
 
-    /// Closes it and tells the engine at once, before the connection itself is gone.
+    /// Closes the table and tells the engine at once, before the connection itself is dropped.
     pub(super) fn close_now(&mut self, ending: ConnectionEnd) {
         self.close(ending);
         self.report_closed();
@@ -221,12 +228,12 @@ impl CallTable {
         self.deferred = VecDeque::new();
     }
 
-    /// Whether the peer has so many answers to take that no further calls are taken from it.
+    /// Returns whether the peer has so many answers to take that no further calls are accepted.
     pub(super) fn is_backpressured(&self, sender: &Sender) -> bool {
         sender.unsent() > self.server.limits.unsent_bytes_per_connection
     }
 
-    /// Counts bytes that came and went.
+    /// Counts received and sent bytes.
     pub(super) fn count_bytes(&self, received: u64, sent: u64) {
         let counts = self.server.counts.local();
         if received > 0 {
@@ -237,12 +244,12 @@ impl CallTable {
         }
     }
 
-    /// How long data may go unacknowledged.
+    /// Returns how long data may stay unacknowledged.
     pub(super) fn unacknowledged(&self) -> Duration {
         self.server.limits.unacknowledged
     }
 
-    /// Takes a new request, with what has arrived of its body.
+    /// Accepts a new request with the received part of its body.
     pub(super) fn accept_request(
         &mut self,
         sender: &mut Sender,
@@ -266,7 +273,7 @@ impl CallTable {
         self.begin(sender, stream, &head, bytes, ended);
     }
 
-    /// Looks at what was put off, as long as the peer takes its answers.
+    /// Continues deferred requests, as long as the peer takes its answers.
     pub(super) fn resume_deferred(&mut self, sender: &mut Sender) {
         while !self.is_backpressured(sender) && !sender.should_yield() {
             let Some(slot) = self.deferred.pop_front() else { return };
@@ -330,7 +337,7 @@ impl CallTable {
         let mut body = RequestBody::new(head.compresses);
         let most = self.server.limits.message_bytes;
         let pushed = body.push(bytes, ended, &mut self.quota, &self.server.sets, most);
-        // Nobody is woken for a body that is there.
+        // A body that is complete wakes no task.
         let polled = match pushed {
             Ok(()) => body.poll(&mut Context::from_waker(Waker::noop()), &mut self.quota, most),
             Err(why) => Poll::Ready(Err(why)),
@@ -344,8 +351,8 @@ impl CallTable {
                 }
             }
             Poll::Pending => {
-                // What waits for memory stays charged to the budget, and does not keep other bodies of the connection out of its
-                // window: the one whose turn it is could not go on.
+                // Bytes that wait for memory stay charged to the budget, but do not use the connection's
+                // window: otherwise the body whose turn it is could not continue.
                 sender.release_connection(bytes.len());
                 sender.release_stream(stream, body.take_consumed());
                 self.wait_for_body(sender, body, callee, job, stream, due, trace, since);
@@ -382,14 +389,14 @@ impl CallTable {
         }
     }
 
-    /// Answers a call that does not come before the state machine.
+    /// Refuses a call before it reaches the state machine.
     fn refuse(&self, sender: &mut Sender, stream: StreamId, why: &Failure) {
         self.server.counts.local().calls.add();
         self.server.counts.local().refused_calls.add();
         respond::send_failure(sender, stream, why, Dialect::Number);
     }
 
-    /// Looks at a slot for which something may have come about.
+    /// Checks a slot that was woken.
     pub(super) fn poll_slot(&mut self, sender: &mut Sender, slot: u64) {
         let full = self.is_backpressured(sender);
         match self.slots.get_mut(slot) {
@@ -416,7 +423,7 @@ impl CallTable {
         }
     }
 
-    /// The peer has given up the request in this slot.
+    /// Drops the request in this slot, because the peer has cancelled it.
     pub(super) fn on_reset(&mut self, sender: &mut Sender, slot: u64) {
         match self.slots.get_mut(slot) {
             None => {}
@@ -440,7 +447,7 @@ impl CallTable {
         }
     }
 
-    /// Sweeps out what was put off and has gone, if it is much.
+    /// Removes deferred slots that no longer exist, if there are many.
     fn sweep_deferred(&mut self) {
         if self.deferred.len() > 2 * self.slots.len() + 64 {
             let Self { deferred: parked, slots, .. } = self;
@@ -449,7 +456,7 @@ impl CallTable {
         }
     }
 
-    /// Ends the calls whose time is up.
+    /// Ends the calls whose deadlines have passed.
     pub(super) fn expire_deadlines(&mut self, cx: &mut Context<'_>, sender: &mut Sender) -> ExpiredDeadlines {
         let mut elapsed = ExpiredDeadlines::Nothing;
         let live = self.slots.len();
@@ -492,7 +499,7 @@ impl Drop for CallTable {
 }
 
 impl CallTable {
-    /// Tells the engine, once, that the connection has ended and nobody waits here any more.
+    /// Tells the engine, once, that the connection has ended and its calls are withdrawn.
     fn report_closed(&mut self) {
         if std::mem::replace(&mut self.closed, true) {
             return;

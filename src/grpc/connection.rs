@@ -1,6 +1,6 @@
 //! One client connection: a tokio task that drives HTTP/2, its deadlines and its mailbox.
 //!
-//! It holds no calls: `call_table.rs` does. Begin at `Connection::poll`, then `Connection::drive`.
+//! It holds no calls: `call_table.rs` does. Begin at `GrpcConnection::poll`, then `GrpcConnection::drive`.
 //!
 //! - *A turn.* A call whose body is complete is decoded, put to the engine and answered within one turn, and all
 //!   answers of a turn leave with one write. What the peer causes is counted while it is processed. After about two
@@ -9,13 +9,13 @@
 //! - *Memory.* An idle connection holds no buffer. Input is read into a buffer of the thread, output is gathered in
 //!   one, and both are free at the end of the turn unless the peer's host takes no more. A large body is read into
 //!   its final place.
-//! - *Deadlines.* Every wait for the peer has one: SETTINGS and incomplete frames, bodies, data that was begun,
-//!   answers that are not taken. The last two are long (10 minutes), because a process that is only stopped comes
-//!   back.
-//! - *Silence.* `TCP_USER_TIMEOUT` is lifted while a large answer is unread. To the kernel, a stopped process with
-//!   a full receive buffer looks like a host that has vanished.
-//! - *The end.* A peer that breaks the protocol receives GOAWAY with the reason, and the socket lingers until it
-//!   could be read.
+//! - *Deadlines.* Every wait for the peer has one: SETTINGS and incomplete frames, bodies, data that was
+//!   begun, answers that are not taken. The last two are long (10 minutes), because a process that is only
+//!   stopped continues later.
+//! - *Silence.* `TCP_USER_TIMEOUT` is removed while a large answer is unread. To the kernel, a stopped
+//!   process with a full receive buffer looks like a host that has vanished.
+//! - *The end.* A peer that violates the protocol receives GOAWAY with the reason, and the socket lingers
+//!   until the peer could read it.
 
 use std::cell::Cell;
 use std::io;
@@ -46,27 +46,29 @@ use crate::http2::{
 };
 use crate::tls;
 
-/// So much is read in one turn before others get theirs.
+/// The number of bytes read in one turn before other connections get theirs.
 const READ_PER_TURN: usize = 512 << 10;
-/// So much is read at once.
+/// The size of the read buffer.
 const READ_BUFFER: usize = 128 << 10;
-/// Bodies of which so much is known to follow are read to where they belong.
+/// The number of expected bytes from which on a body is read directly into its buffer.
 const DIRECT_READ_MIN: usize = 16 << 10;
-/// The largest frame.
+/// The largest frame payload.
 const FRAME_MAX: u32 = 2 << 20;
-/// What may be on its way on one stream, and on one connection.
+/// The receive window of a stream.
 const STREAM_WINDOW: u32 = 2 << 20;
+/// The receive window of a connection.
 const CONNECTION_WINDOW: u32 = 4 << 20;
-/// Clients send a few hundred bytes of headers.
+/// The largest header list. Clients send a few hundred bytes of headers.
 const HEADER_LIST: u32 = 16 << 10;
-/// So many notes are read before others get their turn.
+/// The number of messages processed before other connections get their turn.
 const MESSAGES_PER_TURN: usize = 1 << 10;
-/// A peer that broke the protocol has so long to read why, and may still send so much.
+/// The time that a peer which violated the protocol has to read the reason, and the number of bytes that it
+/// may still send.
 const LINGER: (Duration, usize) = (Duration::from_secs(1), 4 << 20);
-/// Buffers of a connection up to this size are not charged to its budget.
+/// The size of a connection's buffers up to which they are not charged to its budget.
 const UNCHARGED_BUFFERS: usize = 32 << 10;
 
-/// What a thread needs to serve a connection, whichever it is.
+/// The buffers of a thread, shared by all connections that it serves.
 struct ThreadBuffers {
     room: Vec<u8>,
     headers: HeaderBlockCache<RequestMeta>,
@@ -82,18 +84,18 @@ thread_local! {
     static THREAD_BUFFERS: Cell<ThreadBuffers> = Cell::default();
 }
 
-/// What a connection needs of its socket.
+/// The socket of a connection.
 pub(super) trait ConnectionSocket: AsyncRead + AsyncWrite + Unpin {
-    /// Lets data go unacknowledged, or not taken by the peer's process, for as long as this.
+    /// Sets the time for which data may stay unacknowledged, or unread by the peer's process.
     fn set_user_timeout(&self, unacknowledged: Option<Duration>);
 
-    /// The connection is over: says so, where saying so is more than closing the socket.
+    /// Announces the end of the connection, if the transport has a message for that.
     fn send_close(&mut self, _cx: &mut Context<'_>) {}
 }
 
 impl ConnectionSocket for TcpStream {
     fn set_user_timeout(&self, unacknowledged: Option<Duration>) {
-        // On a socket that is gone already there is nothing left to set.
+        // On a socket that is already closed the option cannot be set.
         #[cfg(target_os = "linux")]
         let _ = socket2::SockRef::from(self).set_tcp_user_timeout(unacknowledged);
         #[cfg(not(target_os = "linux"))]
@@ -107,7 +109,7 @@ impl ConnectionSocket for tls::TlsStream<TcpStream> {
     }
 
     fn send_close(&mut self, cx: &mut Context<'_>) {
-        // What does not leave at once need not leave: the peer sees the end of the connection either way.
+        // What is not sent at once need not be sent: the peer sees the end of the connection either way.
         let _ = Pin::new(self).poll_shutdown(cx);
     }
 }
@@ -118,58 +120,58 @@ struct NewRequest {
     head: Arc<RequestMeta>,
 }
 
-/// A connection in progress. Its calls stand first, so that they are cleared first when all is
-/// dropped: the state machine hears at once of a connection that is gone.
+/// One client connection. Its calls are the first field, so that they are dropped first: the state machine
+/// learns at once of a connection that ended.
 pub(super) struct GrpcConnection<T> {
     calls: CallTable,
     socket: T,
     receiver: Receiver,
     sender: Sender,
-    /// Bytes that came and were not counted yet.
+    /// The received bytes that are not counted yet.
     received: u64,
-    /// What was read and has not been looked at.
+    /// The bytes that were read and not processed.
     unread_input: Vec<u8>,
-    /// The latest request, if its body may come in the same piece.
+    /// The latest request, if its body may follow in the same input.
     new_request: Option<NewRequest>,
-    /// The peer makes no further requests.
+    /// Whether the peer has announced that it sends no further requests.
     has_peer_goaway: bool,
     mailbox: Arc<Mailbox>,
-    /// Notes that were taken from the mailbox and not read yet.
+    /// The messages that were taken from the mailbox and not processed yet.
     messages: std::vec::IntoIter<MailboxMessage>,
-    /// The peer may take its time to acknowledge.
+    /// Whether the timeout for unacknowledged data is off.
     is_user_timeout_off: bool,
-    /// What the deadlines are for that were set for the peer.
+    /// The progress for which deadlines of the peer are set.
     watched: Option<Box<ProgressDeadlines>>,
-    /// The bytes that have left.
+    /// The number of sent bytes.
     sent: u64,
     /// The bytes of buffers that are charged to the budget.
     charged: usize,
-    /// The peer is not read from before it has taken its answers.
+    /// Whether nothing is read from the peer until it has taken its answers.
     declines: bool,
-    /// The connection is over, and the peer is told why.
+    /// The closing state of a connection whose peer is told the reason.
     lingering: Option<Box<LingeringClose>>,
     _place: ConnectionGuard,
 }
 
-/// The end of a connection whose peer broke the protocol. If the socket were closed while the peer is still sending, the peer's
-/// host would discard what it has not read, and with it the reason.
+/// The closing state after a protocol violation. If the socket were closed while the peer is still sending,
+/// the peer's host would discard what it has not read, and with it the reason.
 struct LingeringClose {
     until: Pin<Box<Sleep>>,
-    /// So many bytes are still read, for nothing.
+    /// The number of bytes that are still read and discarded.
     left: usize,
-    /// The socket was closed for writing.
+    /// Whether the socket was closed for writing.
     shut: bool,
 }
 
-/// What one turn of driving HTTP/2 came to.
+/// The result of one turn of driving HTTP/2.
 enum DriveResult {
-    /// It waits.
+    /// The connection waits.
     Idle,
-    /// There is more to do at once.
+    /// More work is ready.
     More,
-    /// It is over.
+    /// The connection has ended.
     Over(ConnectionEnd),
-    /// The peer has broken the protocol, or passed a bound.
+    /// The peer has violated the protocol or a bound.
     Broken(ConnectionError),
 }
 
@@ -196,7 +198,7 @@ impl<T: ConnectionSocket> Future for GrpcConnection<T> {
                     Ok(true) => continue,
                     Ok(false) => {}
                 },
-                // A connection that is never idle has deadlines, too.
+                // A connection that is never idle has deadlines too.
                 DriveResult::More => match this.check_deadlines(cx) {
                     Err(fault) => return this.close_with_fault(fault, cx),
                     Ok(_) => return yield_turn(cx),
@@ -214,8 +216,8 @@ impl<T: ConnectionSocket> Future for GrpcConnection<T> {
     }
 }
 
-/// Lets others have their turn, and the system tell what has come for them meanwhile: to be woken at once would come before
-/// both.
+/// Yields to other tasks and lets the runtime poll for their input. Waking the task directly would run it
+/// before both.
 fn yield_turn(cx: &mut Context<'_>) -> Poll<()> {
     let polled = pin!(tokio::task::yield_now()).poll(cx);
     if polled.is_ready() {
@@ -274,7 +276,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
         Poll::Ready(())
     }
 
-    /// Ends a connection whose peer is to hear why.
+    /// Ends a connection whose peer is told the reason.
     fn close_with_fault(&mut self, fault: ConnectionError, cx: &mut Context<'_>) -> Poll<()> {
         self.sender.send_goaway(fault);
         self.calls.close_now(ConnectionEnd::Broken(fault.to_string()));
@@ -283,7 +285,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
         self.poll_lingering_close(cx)
     }
 
-    /// Sends the reason, and reads what is still on its way, until the peer closes or its time is up.
+    /// Sends the reason, and reads the remaining input until the peer closes or the time is over.
     fn poll_lingering_close(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(lingering) = &mut self.lingering else { return Poll::Ready(()) };
         if lingering.until.as_mut().poll(cx).is_ready() {
@@ -339,8 +341,8 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
         None
     }
 
-    /// Looks at what has come to its time, and sets deadlines for what the peer has left unfinished; whether there is
-    /// more to do.
+    /// Processes passed deadlines, and sets those for incomplete input and output; returns whether more work
+    /// is ready.
     fn check_deadlines(&mut self, cx: &mut Context<'_>) -> Result<bool, ConnectionError> {
         self.set_deadlines();
         match self.calls.expire_deadlines(cx, &mut self.sender) {
@@ -357,7 +359,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
                     if was.declined.is_zero() {
                         return Err(ConnectionError::new(ErrorCode::EnhanceYourCalm, was.what.0.fault()));
                     }
-                    // The peer has as much time left as this server did not read.
+                    // The peer gets back the time during which this server did not read.
                     *watched = Some(UnfinishedInput { declined: Duration::ZERO, ..was });
                     self.calls.add_connection_deadline(key, was.declined);
                 }
@@ -376,7 +378,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
         Ok(true)
     }
 
-    /// Every wait for the peer has a deadline.
+    /// Sets a deadline for every wait for the peer.
     fn set_deadlines(&mut self) {
         if let Some(unfinished) = self.receiver.unfinished() {
             let limits = self.calls.limits();
@@ -408,7 +410,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
         OutputProgress { data: (waiting as u64, gone), bytes: (self.sender.output.len() as u64, self.sent) }
     }
 
-    /// Charges what waits in buffers of the connection's own while it sleeps.
+    /// Charges the buffers that the connection keeps while it sleeps.
     fn charge_buffers(&mut self) -> Result<(), ConnectionError> {
         let held = (self.sender.output.copied() + self.unread_input.len()).saturating_sub(UNCHARGED_BUFFERS);
         if held > self.charged {
@@ -423,12 +425,12 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
         Ok(())
     }
 
-    /// Whether the turn has lasted so long that others should have theirs.
+    /// Returns whether the turn has lasted so long that other connections should have theirs.
     fn is_turn_over(&mut self) -> bool {
         self.sender.is_clock_check_due() && self.calls.is_turn_over()
     }
 
-    /// Takes what has come in, sends what is to be sent.
+    /// Processes input and sends output until the connection waits or the turn ends.
     fn drive(&mut self, cx: &mut Context<'_>) -> DriveResult {
         let mut read = 0;
         self.declines = false;
@@ -448,7 +450,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
             if !blocked && (!self.sender.output.is_empty() || self.has_deferred_work()) {
                 continue;
             }
-            // Who does not take what was asked for asks no further.
+            // Nothing is read from a peer that does not take its answers.
             self.declines =
                 blocked && (self.calls.is_backpressured(&self.sender) || !self.unread_input.is_empty());
             if self.declines {
@@ -475,7 +477,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
         }
     }
 
-    /// Sends what there is, and takes up some of what was put off for it; whether the peer's host takes no more.
+    /// Sends output, and continues deferred work; returns whether the socket accepts no more.
     fn send(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
         self.sender.end_batch();
         let blocked = self.sender.output.poll_send(cx, &mut self.socket);
@@ -488,12 +490,12 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
         Ok(blocked.is_pending())
     }
 
-    /// Whether there is something that was put off and can be taken up.
+    /// Returns whether deferred work can continue.
     fn has_deferred_work(&self) -> bool {
         self.sender.can_resume() || self.calls.can_resume_deferred(&self.sender)
     }
 
-    /// Takes the event that needs no further input.
+    /// Processes the event that needs no further input.
     fn take_owed_event(&mut self) -> Result<(), ConnectionError> {
         let mut tools = THREAD_BUFFERS.take();
         let taken = self.take(&[], &mut tools.headers);
@@ -501,7 +503,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
         taken
     }
 
-    /// Reads once, and takes what has come: how many bytes, or how the connection ended.
+    /// Reads once and processes the input; returns the number of bytes, or how the connection ended.
     fn read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Result<usize, ConnectionError>>> {
         if self.unread_input.is_empty()
             && let Some((stream, left)) =
@@ -536,7 +538,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
         polled
     }
 
-    /// Takes what has come in.
+    /// Processes input.
     fn take(
         &mut self,
         mut input: &[u8],
@@ -545,7 +547,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
         let (calls, sender) = (&mut self.calls, &mut self.sender);
         while let Some(event) = self.receiver.next(&mut input, sender, cache)? {
             if let Some(NewRequest { stream, head }) = self.new_request.take() {
-                // The whole request at once, as most are.
+                // Most requests arrive complete in one input.
                 if let ReceiveEvent::Data { stream: of, bytes, ended } = event
                     && of == stream
                 {
@@ -576,9 +578,9 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
         Ok(())
     }
 
-    /// To the system, a process that is stopped while its host has no more room for it looks like a host that has
-    /// vanished. So after a large answer the connection is not given up for silence, until the peer speaks again and
-    /// everything is sent.
+    /// Adjusts the timeout for unacknowledged data. To the kernel, a stopped process whose host has no more
+    /// room for it looks like a vanished host. So after a large answer the timeout is off until the peer
+    /// sends again and all output is sent.
     fn adjust_user_timeout(&mut self, heard: bool) {
         if self.sender.take_sent_large() {
             if !self.is_user_timeout_off {
@@ -592,7 +594,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
     }
 }
 
-/// How the connection ended: what the socket knows is the nearest to the truth.
+/// Returns how the connection ended, by the error of its socket.
 fn connection_end_of(error: &io::Error) -> ConnectionEnd {
     match error.kind() {
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionAborted => {

@@ -8,12 +8,12 @@ const POLYNOMIAL: u32 = 0xedb8_8320;
 const ONE: u32 = 1 << 31;
 const X: u32 = 1 << 30;
 
-/// What appending so many bytes does to a checksum.
+/// The effect on a checksum of appending a number of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CrcShift(u32);
 
 impl CrcShift {
-    /// The shift by `bytes` bytes: multiplication by x to the power of eight times that.
+    /// Returns the shift by `bytes` bytes: multiplication by x to the power of eight times that.
     pub(super) fn by(bytes: usize) -> Self {
         let (mut power, mut base, mut left) = (ONE, X, bytes as u64 * 8);
         while left > 0 {
@@ -26,7 +26,8 @@ impl CrcShift {
         Self(power)
     }
 
-    /// The checksum of a message from that of its beginning and that of its end, which is as long as this shift.
+    /// Returns the checksum of a message from those of its beginning and its end; the end is as long as this
+    /// shift.
     pub(super) fn join(self, beginning: u32, end: u32) -> u32 {
         multiply(self.0, beginning) ^ end
     }

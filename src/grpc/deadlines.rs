@@ -9,14 +9,14 @@ use std::task::{Context, Poll};
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Deadlines of slots. Most calls end before theirs; what is left of those is swept out in bulk.
+/// Deadlines of slots. Most calls end before theirs, and those deadlines are removed in bulk.
 #[derive(Default)]
 pub(super) struct Deadlines {
     all: BinaryHeap<Reverse<(Instant, u64)>>,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-/// So many dead deadlines are carried along before anybody sweeps.
+/// The number of dead deadlines up to which none is removed.
 const DEAD_DEADLINES_MAX: usize = 64;
 
 impl Deadlines {
@@ -25,7 +25,7 @@ impl Deadlines {
         self.all.push(Reverse((at, slot)));
     }
 
-    /// Sweeps out deadlines of slots that are gone, if they are many against the `live` ones.
+    /// Removes deadlines of slots that no longer exist, if there are many compared to the `live` ones.
     pub(super) fn sweep_dead(&mut self, live: usize, mut is_live: impl FnMut(u64) -> bool) {
         if self.all.len() > 4 * live + DEAD_DEADLINES_MAX {
             self.all.retain(|Reverse((_, slot))| is_live(*slot));
@@ -33,7 +33,7 @@ impl Deadlines {
         }
     }
 
-    /// The next slot whose deadline has come, and the time now.
+    /// Returns the next slot whose deadline has passed, and the present time.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<(u64, Instant)> {
         let Some(&Reverse((at, slot))) = self.all.peek() else {
             self.timer = None;

@@ -10,13 +10,13 @@ use super::frame::Message;
 use super::task_set_cache::TaskSetCache;
 use crate::coordination::{ClaimedIncarnations, Code, Failure, Request};
 
-/// Reads one method's request.
+/// A function that decodes the request of one method.
 pub(super) type RequestDecoder = fn(&Message, &TaskSetCache) -> Result<DecodedCall, Failure>;
 
-/// What a caller asks, in the words of the state machine.
+/// A decoded call.
 pub(super) struct DecodedCall {
     pub(super) request: Request,
-    /// Whom the caller believes to speak to.
+    /// The incarnations that the caller states.
     pub(super) claim: Option<ClaimedIncarnations>,
     pub(super) form: ReplyFormat,
 }
@@ -31,37 +31,37 @@ impl DecodedCall {
         }
     }
 
-    /// The same call, answered in another manner.
+    /// Returns the same call with another kind of reply.
     pub(super) fn with_kind(mut self, kind: ReplyKind) -> Self {
         self.form.kind = kind;
         self
     }
 
-    /// The same call; its answer repeats `key`.
+    /// Returns the same call; its reply repeats `key`.
     pub(super) fn with_echoed_key(mut self, key: Bytes) -> Self {
         self.form.key = key;
         self
     }
 }
 
-/// How a caller spells tasks: the only thing in which the answers of the generations differ.
+/// The encoding of tasks: the only difference between the replies of the generations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dialect {
-    /// Generation A from a client that names its job: jaxlib up to 0.8.3.
+    /// Generation A, from a client that names its job: jaxlib up to 0.8.3.
     Named,
-    /// Generation A from a client that does not: jaxlib 0.9.
+    /// Generation A, from a client that does not: jaxlib 0.9.
     Unnamed,
     /// Generation C: plain numbers.
     Number,
 }
 
 impl Dialect {
-    /// Generation A's dialect, by whether the client names its job.
+    /// Returns generation A's dialect, by whether the client names its job.
     pub(super) fn named(named: bool) -> Self {
         if named { Self::Named } else { Self::Unnamed }
     }
 
-    /// The service that is called so.
+    /// Returns the name of the service.
     pub(super) fn service(self) -> &'static str {
         match self {
             Self::Named | Self::Unnamed => super::generation_a::SERVICE,
@@ -69,35 +69,35 @@ impl Dialect {
         }
     }
 
-    /// Where a shared answer keeps its encoded form in this dialect.
+    /// Returns the position of this dialect's form in a shared reply.
     pub(super) fn index(self) -> usize {
         self as usize
     }
 }
 
-/// What is particular about the answer to a method.
+/// The peculiarity of a method's reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReplyKind {
-    /// Nothing.
+    /// No peculiarity.
     Plain,
-    /// It must not succeed: clients abort if it does.
+    /// It must not be a success: clients abort if it is.
     Poll,
-    /// States are answered without their version.
+    /// States are sent without their version.
     Unversioned,
 }
 
-/// The form that a call's answer takes.
+/// The data of a call that the encoding of its reply needs.
 #[derive(Debug, Clone)]
 pub(super) struct ReplyFormat {
     pub(super) dialect: Dialect,
-    /// The key as the caller spelled it.
+    /// The key, as the caller spelled it.
     pub(super) key: Bytes,
     pub(super) kind: ReplyKind,
-    /// For the count of calls.
+    /// The method, for the count of calls.
     pub(super) method: Method,
 }
 
-/// The failure of a request that is no message of its method.
+/// Returns the failure of a request that is not a message of its method.
 pub(super) fn decode_failure(error: &DecodeError) -> Failure {
     Failure::without_details(Code::InvalidArgument, format!("the request cannot be read: {error}"))
 }

@@ -1,20 +1,21 @@
-//! GRPC's framing: a length-prefixed message in each direction.
+//! gRPC framing: a length-prefixed message in each direction.
 //!
-//! It does not inflate (`gzip.rs`) or decode (`generation_a.rs`, `generation_c.rs`) messages. Begin at [`MessagePrefix::read`] and [`MessageBuilder`].
+//! It does not inflate (`gzip.rs`) or decode (`generation_a.rs`, `generation_c.rs`) messages. Begin at
+//! [`MessagePrefix::read`] and [`MessageBuilder`].
 
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::task_set_cache::CachedMessage;
 use crate::coordination::{Code, Failure};
 
-/// Length of the prefix: a flag for compression and the message's length.
+/// The length of the prefix: a compression flag and the length of the message.
 pub(super) const PREFIX_LEN: usize = 5;
 
-/// One request message, in memory of its own.
+/// One request message.
 #[derive(Debug, Clone)]
 pub(super) enum Message {
     Whole(Bytes),
-    /// One that ends in a set of tasks that is known, and is in memory but once.
+    /// A message that ends in a cached set of tasks, whose memory is shared.
     Cached(CachedMessage),
 }
 
@@ -23,7 +24,7 @@ impl Message {
         Self::Whole(bytes.into())
     }
 
-    /// The message.
+    /// Returns the message.
     pub(super) fn bytes(&self) -> Bytes {
         match self {
             Self::Whole(bytes) => bytes.clone(),
@@ -31,7 +32,8 @@ impl Message {
         }
     }
 
-    /// A part of the message, to be kept: as it is if that keeps little else in memory, copied otherwise.
+    /// Returns a part of the message to keep: the part itself if it keeps little other memory alive,
+    /// otherwise a copy.
     pub(super) fn detach(&self, part: Bytes) -> Bytes {
         let length = match self {
             Self::Whole(bytes) => bytes.len(),
@@ -41,7 +43,7 @@ impl Message {
     }
 }
 
-/// What a prefix says.
+/// The prefix of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MessagePrefix {
     pub(super) compressed: bool,
@@ -49,7 +51,7 @@ pub(super) struct MessagePrefix {
 }
 
 impl MessagePrefix {
-    /// Reads a prefix; the message may have `most` bytes.
+    /// Reads a prefix; a message of more than `most` bytes is a failure.
     pub(super) fn read(prefix: [u8; PREFIX_LEN], most: usize) -> Result<Self, Failure> {
         let [flag, l0, l1, l2, l3] = prefix;
         let length = u32::from_be_bytes([l0, l1, l2, l3]) as usize;
@@ -64,37 +66,37 @@ impl MessagePrefix {
     }
 }
 
-/// The failure of a message that is longer than messages may be.
+/// Returns the failure of a message that is too long.
 pub(super) fn message_too_long(length: usize, most: usize) -> Failure {
     let text = format!("the message has {length} bytes, this server takes {most} at most");
     Failure::without_details(Code::ResourceExhausted, text)
 }
 
-/// An answer in the making: small parts are gathered, large ones are passed on as they are.
+/// Builds a response message: small parts are copied together, large ones are shared.
 pub(super) struct MessageBuilder {
     done: Vec<Bytes>,
     gathering: BytesMut,
 }
 
-/// Parts longer than this are not copied.
+/// The length beyond which a part is shared and not copied.
 pub(super) const COPY_MAX: usize = 8 << 10;
 
 impl MessageBuilder {
-    /// An answer that is a message of `length` bytes.
+    /// Returns a builder for a message of `length` bytes.
     pub(super) fn new(length: usize) -> Self {
         let mut gathering = BytesMut::with_capacity(PREFIX_LEN + length.min(COPY_MAX));
         gathering.put_u8(0);
-        // No message is let through that is as long as this could not say.
+        // Longer messages are refused before.
         gathering.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
         Self { done: Vec::new(), gathering }
     }
 
-    /// Where small parts are written.
+    /// Returns the buffer for small parts.
     pub(super) fn buffer(&mut self) -> &mut BytesMut {
         &mut self.gathering
     }
 
-    /// Adds bytes.
+    /// Appends bytes.
     pub(super) fn put(&mut self, part: &Bytes) {
         if part.len() <= COPY_MAX {
             self.gathering.extend_from_slice(part);
@@ -104,7 +106,7 @@ impl MessageBuilder {
         }
     }
 
-    /// The parts, in order.
+    /// Returns the parts, in order.
     pub(super) fn finish(mut self) -> MessageChunks {
         if self.done.is_empty() {
             return MessageChunks::One(self.gathering.freeze());
@@ -116,16 +118,16 @@ impl MessageBuilder {
     }
 }
 
-/// The body of an answer.
+/// The body of a response.
 #[derive(Debug)]
 pub(super) enum MessageChunks {
-    /// In one piece.
+    /// One piece.
     One(Bytes),
-    /// In several.
+    /// Several pieces.
     Many(Vec<Bytes>),
 }
 
-/// A whole message as a body in one piece.
+/// Encodes a whole message with its prefix.
 pub(super) fn encode_framed(message: &impl prost::Message) -> Bytes {
     let length = message.encoded_len();
     let mut framed = BytesMut::with_capacity(PREFIX_LEN + length);

@@ -18,7 +18,7 @@ pub(super) const SERVICE: &str = "tensorflow.CoordinationService";
 
 type DecodeResult = Result<DecodedCall, Failure>;
 
-/// What reads the requests of `method`.
+/// Returns the decoder of `method`.
 pub(super) fn request_decoder(method: &str) -> Option<RequestDecoder> {
     Some(match method {
         "RegisterTask" => register,
@@ -49,13 +49,13 @@ fn decode<M: prost::Message + Default>(message: &Message) -> Result<M, Failure> 
     M::decode(message.bytes()).map_err(|error| decode_failure(&error))
 }
 
-/// A call by `task`.
+/// Returns a call by `task`.
 fn by(task: Option<CoordinatedTask>, request: impl FnOnce(TaskId) -> Request) -> DecodedCall {
     let task = task.unwrap_or_default();
     DecodedCall::new(Dialect::named(task.named), None, request(TaskId(task.task_id)))
 }
 
-/// A call by nobody in particular.
+/// Returns a call that names no calling task.
 fn anonymous(request: Request) -> DecodedCall {
     DecodedCall::new(Dialect::Unnamed, None, request)
 }

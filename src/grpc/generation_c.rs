@@ -19,7 +19,7 @@ pub(super) const SERVICE: &str = "xla.coordination.CoordinationService";
 
 type DecodeResult = Result<DecodedCall, Failure>;
 
-/// What reads the requests of `method`.
+/// Returns the decoder of `method`.
 pub(super) fn request_decoder(method: &str) -> Option<RequestDecoder> {
     Some(match method {
         "RegisterTask" => register,
@@ -45,7 +45,8 @@ fn decode<M: prost::Message + Default>(message: &Message) -> Result<M, Failure> 
     M::decode(message.bytes()).map_err(|error| decode_failure(&error))
 }
 
-/// A call by one who claims `claimed`. Without a claim it is one to incarnation 0, which is never right.
+/// Returns a call of a caller with these incarnations. Absent ones count as incarnation 0, which never
+/// matches.
 fn call(claimed: Option<wire::Incarnations>, request: Request) -> DecodedCall {
     let claimed = claimed.unwrap_or_default();
     let service = ServiceIncarnation(claimed.service_incarnation);

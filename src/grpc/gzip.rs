@@ -9,7 +9,7 @@ use libdeflater::{DecompressionError, Decompressor, crc32};
 use crate::coordination::{Code, Failure};
 
 thread_local! {
-    /// The decompressor's tables are large against the usual message: they are set up once a thread.
+    /// The decompressor's tables are large compared to the usual message, so each thread sets them up once.
     static INFLATER: RefCell<Decompressor> = RefCell::new(Decompressor::new());
 }
 
@@ -19,16 +19,16 @@ const EXTRA: u8 = 4;
 const NAME: u8 = 8;
 const COMMENT: u8 = 16;
 const TRAILER: usize = 8;
-/// Nothing inflates to more than about this many times its length.
+/// The greatest ratio of deflate, rounded up.
 const RATIO: usize = 1040;
 
-/// A gzip file with a header that makes sense.
+/// A gzip file with a valid header.
 #[derive(Debug)]
 pub(super) struct Gzip<'a> {
     deflated: &'a [u8],
-    /// The checksum of the message.
+    /// The stated checksum of the message.
     pub(super) checksum: u32,
-    /// How long the message is, inflated. The file says so itself, and it is not believed if more comes out.
+    /// The stated length of the inflated message. More output than that is an error.
     pub(super) length: usize,
 }
 
@@ -37,7 +37,7 @@ fn corrupt(what: &str) -> Failure {
 }
 
 impl<'a> Gzip<'a> {
-    /// Reads the frame of a gzip file.
+    /// Parses the frame of a gzip file.
     pub(super) fn open(file: &'a [u8]) -> Result<Self, Failure> {
         let short = || corrupt("it is cut short");
         let [0x1f, 0x8b, 8, flags, _, _, _, _, _, _, rest @ ..] = file else {
@@ -71,14 +71,14 @@ impl<'a> Gzip<'a> {
         Ok(Self { deflated, checksum, length })
     }
 
-    /// Inflates the beginning, as far as `beginning` has room. What comes out has not been checked, and may be missing
-    /// at the end.
+    /// Inflates into `beginning` as far as it has room. The output has not been checked, and may be
+    /// incomplete at the end.
     pub(super) fn peek(&self, beginning: &mut [u8]) {
-        // That there is not enough room is what is expected.
+        // The output is cut on purpose, so the error for lack of room is expected.
         let _ = INFLATER.with_borrow_mut(|it| it.deflate_decompress(self.deflated, beginning));
     }
 
-    /// Inflates it: one message of the stated length and checksum, which stand at the very end.
+    /// Inflates the message and checks its stated length and checksum, which are at the end of the file.
     pub(super) fn inflate(&self) -> Result<Vec<u8>, Failure> {
         let mut message = Vec::new();
         if message.try_reserve_exact(self.length).is_err() {

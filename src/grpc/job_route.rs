@@ -14,32 +14,31 @@ use crate::coordination::{Code, Coordinator, Failure, JobId, JobName};
 use crate::engine::Engine;
 use crate::telemetry::log_limit::LogRateLimit;
 
-/// Which job the calls to a listener are for.
+/// The rule that chooses the job for the calls of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Routing {
-    /// The listener belongs to the job of this name. If there is none any more, calls are for the one that there was, and
-    /// are told that it is gone.
+    /// The job with this name. If it is deleted, calls go to the deleted job and are told so.
     Job(JobName, JobId),
-    /// The first label of the name that the client dialled (`NAME.host:port`) names the job, if there is one of that
-    /// name; otherwise it is the default job, or else the one given: the only job that has no listener of its own.
+    /// The job named by the first label of the authority (`NAME.host:port`), if there is one; otherwise the
+    /// default job, or else the given one: the only job without a listener of its own.
     ByAuthority(Option<JobName>),
 }
 
-/// The job that a connection was led to.
+/// The resolved job of a connection.
 struct ResolvedJob {
-    /// Dialled by this name; `None` where that does not matter.
+    /// The authority for which it was resolved; `None` if that does not matter.
     authority: Option<Box<str>>,
     name: JobName,
     job: JobId,
-    /// When the engine had made and deleted so many jobs.
+    /// The engine's version of the job table at that time.
     changes: u64,
 }
 
-/// The routing of one connection, which remembers what it found: clients dial one name.
+/// The routing of one connection. It caches its result, because a client dials one name.
 pub(super) struct JobRoute {
     routing: Routing,
     found: Option<ResolvedJob>,
-    /// It has been logged that this connection leads nowhere.
+    /// Whether it has been logged that this connection's authority leads to no job.
     is_unroutable_logged: bool,
 }
 
@@ -54,8 +53,9 @@ impl JobRoute {
         Self { routing, found, is_unroutable_logged: false }
     }
 
-    /// The job for a call to `authority`. That there is none is not remembered: it may be declared later. A job that was
-    /// deleted and made again is found again, by its name; until then its connections are told that it is gone.
+    /// Returns the job for a call to `authority`. A missing job is not cached, because it may be declared
+    /// later. A job that was deleted and created again is found again by its name; until then its connections
+    /// are told that it is deleted.
     pub(super) fn job(
         &mut self,
         engine: &Engine,
@@ -81,7 +81,7 @@ impl JobRoute {
         let Some((job, name)) = found else {
             let failure = no_job_failure(authority);
             if !std::mem::replace(&mut self.is_unroutable_logged, true) {
-                // Clients say nothing of it until they give up, minutes later.
+                // Clients report nothing about it until they give up, minutes later.
                 let now = Duration::from_nanos(engine.clock().elapsed_nanos());
                 let admitted = lost.lock().unwrap_or_else(PoisonError::into_inner).admit(&(), now);
                 if let Some(left_out) = admitted {
@@ -103,7 +103,7 @@ fn resolve(core: &Coordinator, named: Option<&str>, only: Option<&JobName>) -> O
 
 fn no_job_failure(authority: &str) -> Failure {
     let shown = authority.get(..authority.floor_char_boundary(200)).unwrap_or_default();
-    // Without details, so that clients which register keep trying until the job is there.
+    // Without details, so that registering clients retry until the job exists.
     let text = format!(
         "{shown:?} leads to no job: declare a job named {:?}, or dial one that is declared as NAME.HOST:PORT",
         first_label(shown).unwrap_or("default"),
@@ -111,7 +111,7 @@ fn no_job_failure(authority: &str) -> Failure {
     Failure::without_details(Code::FailedPrecondition, text)
 }
 
-/// The first label of an authority's host, unless that is an address.
+/// Returns the first label of an authority's host, unless the host is an address.
 fn first_label(authority: &str) -> Option<&str> {
     let host = match authority.rsplit_once('@') {
         Some((_, host)) => host,

@@ -5,42 +5,42 @@
 
 use std::time::Duration;
 
-/// The bounds of the wire edge. What a job may hold is bounded by its own settings.
+/// The limits of the gRPC port. The settings of a job bound what that job may hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GrpcLimits {
-    /// Connections at once, over all listeners. Those that come on top are closed at once.
+    /// Connections at once, over all listeners. Further ones are closed at once.
     pub connections: usize,
     /// Calls in progress at once on one connection.
     pub streams_per_connection: u32,
-    /// Calls to the other services of the port (health, reflection) in progress at once on one connection.
+    /// Calls to the auxiliary services (health, reflection) in progress at once on one connection.
     pub auxiliary_calls_per_connection: usize,
     /// Length of one message, in either direction and after inflation, in bytes.
     pub message_bytes: usize,
-    /// Memory for requests that arrive in pieces or are being inflated, over all connections, in
-    /// bytes. A body takes it as it arrives. Those for which there is no room wait their turn, held back by flow control: one
-    /// half of the memory is kept for them, and who lacks least comes first.
+    /// Memory for requests that arrive in pieces or are being inflated, over all connections, in bytes. A
+    /// body takes it as it arrives. Bodies without room wait, held back by flow control: one half of the
+    /// memory is reserved for them, and the body that misses the fewest bytes comes first.
     pub bodies_in_flight_bytes: usize,
-    /// Memory for the requests in progress on one connection, in bytes: streams, header blocks, and requests and bytes of
-    /// bodies that are kept until it is their turn. What would need more is refused.
+    /// Memory for the requests in progress on one connection, in bytes: streams, header blocks, deferred
+    /// requests and unread bytes of bodies. A request that would need more is refused.
     pub state_bytes_per_connection: usize,
     /// The same for all connections together, beyond a small allowance of each.
     pub state_bytes: usize,
-    /// Answers that the peer of one connection has not taken yet, in bytes. With more than this no
-    /// further calls are taken from it.
+    /// Answers that the peer of one connection has not taken yet, in bytes. Beyond this no further calls are
+    /// accepted from it.
     pub unsent_bytes_per_connection: usize,
-    /// How long a new connection may take to show that it speaks HTTP/2, and any connection to complete a frame or a header block
-    /// that must be there as a whole.
+    /// The time for a new connection to prove that it speaks HTTP/2, and for any connection to complete a
+    /// frame or a header block that is processed as a whole.
     pub handshake: Duration,
-    /// How long a request's body may take to arrive, or the next 4 MiB of it if it is longer.
+    /// The time for a request's body to arrive, or for its next 4 MiB if it is longer.
     pub body_stall: Duration,
-    /// How long a peer may leave an answer, or data that it has begun to send, where it is. A peer that is only stopped
-    /// comes back within that time.
+    /// The time for which a peer may leave an answer untaken, or data incomplete that it has begun to send. A
+    /// peer that is only stopped continues within it.
     pub unread: Duration,
-    /// How long connections may take to finish what they are at when the server stops.
+    /// The time that connections have to finish their work when the server stops.
     pub drain: Duration,
-    /// A host that leaves data unacknowledged for this long is gone.
+    /// The time for which a peer's host may leave data unacknowledged before it counts as vanished.
     pub unacknowledged: Duration,
-    /// Calls are counted by method and code.
+    /// Whether calls are counted by method and code.
     pub count_calls: bool,
 }
 

@@ -22,22 +22,22 @@ use super::mailbox::{Mailbox, MailboxMessage};
 use super::server::Server;
 use super::transport_detection::{self, AcceptedConnection};
 
-/// How many connections may wait to be taken. A whole cluster connects at once; the system may hold it lower.
+/// The length of the accept backlog. A whole cluster connects at once; the system may lower it.
 const BACKLOG: i32 = 1 << 16;
-/// An idle peer is asked for a sign of life after so long, then every so often, so many times.
+/// TCP keepalive of idle connections: the first probe, the interval, and the number of probes.
 const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
     .with_time(Duration::from_secs(5))
     .with_interval(Duration::from_secs(5))
     .with_retries(3);
-/// Pauses after failures to take a connection: from the first to the last.
+/// The shortest and the longest pause after a failed accept.
 const ACCEPT_BACKOFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
-/// How long closing takes once it is ordered and not merely asked for.
+/// The time that closing takes once it is forced.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Binds a listening socket with room for a whole cluster that connects at once.
 ///
 /// # Errors
-/// If the address cannot be had.
+/// If the address cannot be bound.
 pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     if address.ip().is_ipv6() && address.ip().is_unspecified() {
@@ -50,7 +50,7 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
-/// The connections of one listener.
+/// The open connections of one listener.
 #[derive(Default)]
 struct GrpcConnections {
     next: AtomicU64,
@@ -58,7 +58,7 @@ struct GrpcConnections {
     left: Notify,
 }
 
-/// The entry of one connection in a registry, removed when it is dropped.
+/// The entry of one connection in the registry, removed when it is dropped.
 pub(super) struct ConnectionGuard {
     mailbox: Arc<Mailbox>,
     registry: Arc<GrpcConnections>,
@@ -80,7 +80,7 @@ impl GrpcConnections {
     }
 
     fn post_to_all(&self, note: fn() -> MailboxMessage) {
-        // Told outside of the lock, since to be told may mean to leave.
+        // Sent outside of the lock, because a connection that receives it may remove its entry.
         let all: Vec<Arc<Mailbox>> = self.present().values().cloned().collect();
         for mailbox in all {
             mailbox.post(note());
@@ -99,7 +99,7 @@ impl GrpcConnections {
 }
 
 impl ConnectionGuard {
-    /// The mailbox of the connection.
+    /// Returns the mailbox of the connection.
     pub(super) fn mailbox(&self) -> &Arc<Mailbox> {
         &self.mailbox
     }
@@ -121,8 +121,8 @@ impl Drop for ConnectionGuard {
 impl Server {
     /// Serves the connections of a listener until `stop` turns true or its sender is gone.
     ///
-    /// The engine should be stopped just before, so that calls that wait are answered. Then new connections are
-    /// left waiting in the listener, present ones are told to go and get a bounded time to finish.
+    /// The engine should be stopped just before, so that waiting calls are answered. Then new connections
+    /// stay in the backlog, and present ones receive GOAWAY and have a bounded time to finish.
     pub async fn serve(
         self: Arc<Self>,
         listener: TcpListener,
@@ -180,7 +180,7 @@ impl Server {
             return tracing::debug!(%peer, present, "closed a connection: there are too many");
         }
         if let Err(error) = configure_socket(&socket, self.limits.unacknowledged) {
-            // It is gone already, or the system has not all of it: both show soon enough.
+            // The peer is already gone, or the system lacks an option; neither prevents the connection.
             tracing::debug!(%peer, %error, "a connection's socket could not be set up in full");
         }
         let greeting = transport_detection::accept_connection(
@@ -193,10 +193,10 @@ impl Server {
         tokio::spawn(async move {
             let greeted = tokio::select! {
                 greeted = greeting => greeted,
-                // Who has not said a word yet is not waited for.
+                // A connection that has sent nothing is not waited for.
                 _ = stop.wait_for(|stop| *stop) => None,
             };
-            // The connection gets a task of its own, which is as small as can be.
+            // The connection gets its own task, as small as possible.
             match greeted {
                 Some(AcceptedConnection::Plain(connection)) => drop(tokio::spawn(connection)),
                 Some(AcceptedConnection::Tls(connection)) => drop(tokio::spawn(connection)),
@@ -206,7 +206,7 @@ impl Server {
     }
 }
 
-/// Sets a socket up for small messages at once, and for noticing that the peer's host has vanished.
+/// Configures a socket to send small messages at once, and to detect a vanished peer's host.
 fn configure_socket(socket: &TcpStream, unacknowledged: Duration) -> io::Result<()> {
     socket.set_nodelay(true)?;
     SockRef::from(socket).set_tcp_keepalive(&KEEPALIVE)?;
@@ -214,7 +214,7 @@ fn configure_socket(socket: &TcpStream, unacknowledged: Duration) -> io::Result<
     Ok(())
 }
 
-/// Whether taking a connection failed for a reason of that one connection's.
+/// Returns whether an accept failed for a reason of that one connection.
 fn is_peer_error(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -10,13 +10,13 @@ use std::task::{Wake, Waker};
 use crate::coordination::CallOutcome;
 use crate::engine::AnswerInbox;
 
-/// One thing that a connection's task is told.
+/// A message to the task of a connection.
 pub(super) enum MailboxMessage {
     /// The answer to the call in this slot.
     Answer(u64, CallOutcome),
-    /// What this slot waits for may have come about.
+    /// The event for which this slot waits may have happened.
     SlotReady(u64),
-    /// Say goodbye: finish what is in progress and close.
+    /// Send GOAWAY, finish what is in progress, and close.
     Stop,
     /// Close now.
     Abort,
@@ -25,7 +25,7 @@ pub(super) enum MailboxMessage {
 #[derive(Default)]
 struct MailboxState {
     messages: Vec<MailboxMessage>,
-    /// The task's waker, there while the task sleeps.
+    /// The task's waker, set while the task sleeps.
     sleeper: Option<Waker>,
 }
 
@@ -40,7 +40,7 @@ impl Mailbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leaves a note, and wakes the task if it sleeps.
+    /// Posts a message, and wakes the task if it sleeps.
     pub(super) fn post(&self, note: MailboxMessage) {
         let mut state = self.lock();
         state.messages.push(note);
@@ -51,14 +51,14 @@ impl Mailbox {
         }
     }
 
-    /// Takes all notes. From here on until [`Mailbox::try_sleep`] the task counts as running.
+    /// Takes all messages. From here on until [`Mailbox::try_sleep`] the task counts as running.
     pub(super) fn take_messages(&self) -> Vec<MailboxMessage> {
         let mut state = self.lock();
         state.sleeper = None;
         std::mem::take(&mut state.messages)
     }
 
-    /// Lets the task sleep; `false` if there are notes to read first.
+    /// Lets the task sleep; returns `false` if there are messages to process first.
     pub(super) fn try_sleep(&self, task: &Waker) -> bool {
         let mut state = self.lock();
         if !state.messages.is_empty() {
@@ -75,7 +75,7 @@ impl AnswerInbox for Mailbox {
     }
 }
 
-/// The waker of one slot, so that what one call waits for does not make the task look at all of them.
+/// The waker of one slot, so that the event of one call does not make the task check all of them.
 struct SlotWaker {
     mailbox: Arc<Mailbox>,
     slot: u64,
@@ -91,7 +91,7 @@ impl Wake for SlotWaker {
     }
 }
 
-/// The waker for what the call in `slot` waits for.
+/// Returns the waker for the event for which the call in `slot` waits.
 pub(super) fn slot_waker(mailbox: &Arc<Mailbox>, slot: u64) -> Waker {
     Arc::new(SlotWaker { mailbox: Arc::clone(mailbox), slot }).into()
 }

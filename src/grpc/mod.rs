@@ -19,6 +19,8 @@ mod crc32;
 mod deadlines;
 mod decoded_call;
 mod frame;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod generation_a;
 mod generation_c;
 mod gzip;

@@ -1,7 +1,7 @@
 //! The peer's progress at the time its deadlines were set: incomplete input, and output that it had not taken.
 //!
-//! The [`Connection`](super::connection::Connection) sets the deadlines and decides what follows from them. Begin
-//! at [`ProgressDeadlines`].
+//! The [`GrpcConnection`](super::connection::GrpcConnection) sets the deadlines and decides what follows from
+//! them. Begin at [`ProgressDeadlines`].
 
 use std::time::Duration;
 
@@ -9,23 +9,25 @@ use tokio::time::Instant;
 
 use crate::http2::IncompleteInput;
 
-/// Of an answer that waits so many bytes must be taken in time, or all of them.
+/// The number of bytes of a waiting answer that must be taken in time; of a shorter answer, all of them.
 const TAKEN_MIN: u64 = 64 << 10;
 
-/// How far a peer was when the deadlines for it were set.
+/// The peer's progress when its deadlines were set.
 #[derive(Default)]
 pub(super) struct ProgressDeadlines {
-    /// What it had begun that must be there as a whole, and that is passed on.
+    /// The incomplete input that is processed as a whole.
     pub(super) input: Option<UnfinishedInput>,
+    /// The incomplete input that is passed through.
     pub(super) passing: Option<UnfinishedInput>,
-    /// What it had not taken.
+    /// The output that it had not taken.
     pub(super) output: Option<OutputProgress>,
-    /// Since when this server has not read from the peer, who has to take its answers first.
+    /// The time since which this server does not read from the peer, which has to take its answers first.
     declines_since: Option<Instant>,
 }
 
 impl ProgressDeadlines {
-    /// Notes whether this server reads from the peer now. Time during which it does not is no time that the peer has taken.
+    /// Records whether this server reads from the peer now. The time during which it does not is not counted
+    /// against the peer.
     pub(super) fn note_declining(&mut self, declines: bool) {
         match self.declines_since {
             None if declines => self.declines_since = Some(Instant::now()),
@@ -41,14 +43,14 @@ impl ProgressDeadlines {
     }
 }
 
-/// What a peer had begun when the deadline for it was set.
+/// The peer's incomplete input when its deadline was set.
 pub(super) struct UnfinishedInput {
     pub(super) what: (IncompleteInput, u64),
-    /// For how long this server has not read since the deadline was set.
+    /// The time for which this server has not read since the deadline was set.
     pub(super) declined: Duration,
 }
 
-/// What a peer had not taken at some moment: how much waits, and how much has gone, of data and of bytes.
+/// The output of a connection at one moment: how much waits and how much was sent, of data and of bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OutputProgress {
     pub(super) data: (u64, u64),
@@ -56,7 +58,7 @@ pub(super) struct OutputProgress {
 }
 
 impl OutputProgress {
-    /// Whether of what waited too little has gone since, though there is still something that waits.
+    /// Returns whether too little of the output has been sent since, though some still waits.
     pub(super) fn is_stuck(&self, now: &Self) -> bool {
         let stuck =
             |was: (u64, u64), is: (u64, u64)| was.0 > 0 && is.0 > 0 && is.1 - was.1 < was.0.min(TAKEN_MIN);

@@ -7,10 +7,11 @@
 
 #![cfg_attr(target_os = "linux", allow(unsafe_code))]
 
-/// Bodies of these lengths are worth a look. Longer ones get their memory as it is touched: what was announced need not come.
+/// The lengths of bodies whose pages are populated. Longer bodies get theirs at the first touch, because an
+/// announced length need not arrive.
 const PREFAULTED_LENGTHS: std::ops::RangeInclusive<usize> = 32 << 10..=4 << 20;
 
-/// An empty vector with room for `length` bytes and no more; `None` if there is no memory.
+/// Returns an empty vector with a capacity of exactly `length` bytes; `None` if there is no memory.
 pub(super) fn allocate(length: usize) -> Option<Vec<u8>> {
     let mut room = Vec::new();
     room.try_reserve_exact(length).ok()?;
@@ -33,8 +34,8 @@ fn populate(room: &mut Vec<u8>) {
     // SAFETY: the page is this vector's own; the call reads no memory and writes one byte, of which there is one.
     let asked = unsafe { libc::mincore(last.as_mut_ptr().cast(), page, &raw mut there) };
     if asked == 0 && there & 1 == 0 {
-        // SAFETY: the pages are this vector's own, and keep their contents, which are none yet.
-        // Where it is refused (Linux before 5.14), they come as they are touched.
+        // SAFETY: the pages are this vector's own, and keep their contents, which are none yet. If the call
+        // is refused (Linux before 5.14), the pages are populated at the first touch.
         let _best_effort = unsafe {
             rustix::mm::madvise(pages.as_mut_ptr().cast(), whole, rustix::mm::Advice::LinuxPopulateWrite)
         };

@@ -1,7 +1,7 @@
 //! Encodes successful replies for both generations.
 //!
 //! A shared reply (live set, task states, devices) is encoded once for each dialect and kept with the reply. Large
-//! values are sent from where they are, without a copy. Begin at `encode`.
+//! values are shared and not copied. Begin at `encode`.
 
 use bytes::{Bytes, BytesMut};
 use prost::encoding::{encode_varint, encoded_len_varint};
@@ -12,16 +12,16 @@ use super::status::coordinated_task;
 use crate::coordination::{Directory, LiveSet, Reply, ServiceIncarnation, TaskInfo, TaskStates, WireState};
 use crate::proto::{tensorflow, xla::coordination};
 
-/// An answer without contents.
+/// A response without contents.
 static EMPTY: [u8; PREFIX_LEN] = [0; PREFIX_LEN];
 
-/// The body of an answer, or the length of one that is longer than `most` bytes.
+/// Encodes the body of a response; returns the length if it exceeds `most` bytes.
 pub(super) fn encode(reply: &Reply, form: &ReplyFormat, most: usize) -> Result<MessageChunks, usize> {
     let dialect = form.dialect;
     Ok(MessageChunks::One(match reply {
         Reply::Done => Bytes::from_static(&EMPTY),
         Reply::ServiceIncarnation(ServiceIncarnation(service_incarnation)) => {
-            // The field has the same number in every answer that carries it, in both generations.
+            // The field has the same number in every response that carries it, in both generations.
             encode_framed(&coordination::HeartbeatResponse { service_incarnation: *service_incarnation })
         }
         Reply::BarrierPassed(counter) => encode_framed(&coordination::BarrierResponse { counter: *counter }),
@@ -38,7 +38,7 @@ pub(super) fn encode(reply: &Reply, form: &ReplyFormat, most: usize) -> Result<M
     }))
 }
 
-/// Length of a field of bytes with a tag of one byte; none if it is empty and `always` does not say otherwise.
+/// Returns the length of a bytes field with a tag of one byte.
 fn field_length(length: usize) -> usize {
     1 + encoded_len_varint(length as u64) + length
 }
@@ -55,7 +55,7 @@ fn entry_length(key: &Bytes, value: &Bytes) -> usize {
     [key, value].iter().filter(|part| !part.is_empty()).map(|part| field_length(part.len())).sum()
 }
 
-/// Adds a `KeyValueEntry` under the tag `tag`.
+/// Appends a `KeyValueEntry` under the tag `tag`.
 fn put_entry(answer: &mut MessageBuilder, tag: u8, key: &Bytes, value: &Bytes) {
     put_field_header(answer.buffer(), tag, entry_length(key, value));
     for (tag, part) in [(FIRST_FIELD, key), (SECOND_FIELD, value)] {
@@ -72,7 +72,7 @@ fn key_value(key: &Bytes, value: &Bytes) -> MessageChunks {
     answer.finish()
 }
 
-/// Returns how many bytes the answer with these entries takes of its own: large values are shared with the store.
+/// Returns the bytes that the answer with these entries copies; large values are shared with the store.
 pub(super) fn directory_copied_len(entries: &Directory) -> usize {
     let copied = |key: &Bytes, value: &Bytes| {
         let shared = if value.len() > COPY_MAX { value.len() } else { 0 };
@@ -122,7 +122,7 @@ fn task_states(states: &TaskStates, dialect: Dialect) -> Bytes {
     }
 }
 
-/// The states' numbers are those of generation A too.
+/// Returns the number of a state, which is the same in generation A.
 fn state_number(state: WireState) -> i32 {
     (match state {
         WireState::Disconnected => coordination::TaskState::Disconnected,
@@ -131,7 +131,7 @@ fn state_number(state: WireState) -> i32 {
     }) as i32
 }
 
-/// The task that the error of `info` came from, as far as it is known: itself otherwise.
+/// Returns the task that caused the error of `info`, where it is known; otherwise the task itself.
 fn error_source(info: &TaskInfo) -> Option<i32> {
     let error = info.error.as_ref()?;
     Some(error.service_error.and_then(|error| error.source).unwrap_or(info.task).0)
@@ -166,7 +166,7 @@ fn named_states(states: &TaskStates, dialect: Dialect) -> Vec<tensorflow::Coordi
     states.tasks.iter().map(named).collect()
 }
 
-/// The devices are encoded already: they are put together by hand.
+/// The devices are encoded already, so the message is assembled by hand.
 fn encode_devices(incarnation: ServiceIncarnation, devices: &[Bytes]) -> Bytes {
     const INCARNATION: u8 = 1 << 3 | 1;
     const DEVICES: u8 = 4 << 3 | 2;

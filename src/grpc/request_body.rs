@@ -15,55 +15,57 @@ use super::prefault;
 use super::task_set_cache::TaskSetCache;
 use crate::coordination::{Code, Failure};
 
-/// Messages that inflate to no more than this are inflated by the connection itself.
+/// The inflated size up to which the connection's own task inflates a message.
 const INFLATED_INLINE: usize = 1 << 20;
 
-/// Why there is no message: the request is not in order.
+/// The failure of a request whose body is invalid.
 type BodyError = Failure;
 
 type InflateFuture = Pin<Box<dyn Future<Output = Result<Message, Failure>> + Send>>;
 type PermitFuture = Pin<Box<dyn Future<Output = Option<MemoryPermit>> + Send>>;
 
 enum BodyStage {
-    /// The prefix is not complete.
+    /// The prefix is incomplete.
     ReadingPrefix([u8; PREFIX_LEN], usize),
-    /// Parts of the message are put together.
+    /// The message is assembled as its parts arrive.
     Assembling(MessagePrefix, Vec<u8>, MemoryPermit),
-    /// The beginning of the message is there, and what follows it, which waits for memory.
+    /// The beginning of the message, and the bytes after it that wait for memory.
     WaitingForMemory(MessagePrefix, Vec<u8>, Vec<u8>, PermitFuture),
-    /// The message is there.
+    /// The message is complete.
     Complete(MessagePrefix, Message, Option<MemoryPermit>),
-    /// The message is there, inflated.
+    /// The message is complete and inflated.
     Inflated(Message),
     /// The message is being inflated.
     Inflating(InflateFuture),
-    /// All is done.
+    /// The message has been returned.
     Done,
 }
 
-/// In each period of [`Limits::body_stall`](super::Limits::body_stall) so many bytes of a body must arrive, or all that is missing.
+/// The bytes of a body that must arrive in each period of
+/// [`GrpcLimits::body_stall`](super::GrpcLimits::body_stall), or all missing ones.
 const PROGRESS_MIN: usize = 4 << 20;
-/// For so many of these periods a body waits for memory.
+/// The number of these periods for which a body may wait for memory.
 const STARVED_PERIODS_MAX: u32 = 10;
-/// In each [`PACE_PERIOD`] so many bytes of a body must arrive that holds memory which others wait for.
+/// The bytes that must arrive in each [`PACE_PERIOD`] of a body that holds memory for which others wait.
 const PACE_MIN: usize = 1 << 20;
-/// How often that is looked at.
+/// The interval of that check.
 pub(super) const PACE_PERIOD: Duration = Duration::from_secs(2);
 
-/// A request's body on its way in.
+/// The body of a request that is being received.
 pub(super) struct RequestBody {
     stage: BodyStage,
-    /// Whether compressed messages are announced.
+    /// Whether the request announced compressed messages.
     compresses: bool,
-    /// The peer has sent all of it.
+    /// Whether the peer has ended the request.
     ended: bool,
     received: usize,
-    /// What had been received when progress was last looked for, and when the pace was.
+    /// The received bytes at the last check of progress.
     seen: usize,
+    /// The received bytes at the last check of the pace.
     paced: usize,
-    /// For how many periods it has waited for memory.
+    /// The number of periods for which it has waited for memory.
     starved: u32,
-    /// What was received and is used, and nobody was told of yet.
+    /// The consumed bytes that are not returned to the peer's window yet.
     used: usize,
 }
 
@@ -77,7 +79,7 @@ impl RequestBody {
         Self { stage, compresses, ended: false, received: 0, seen: 0, paced: 0, starved: 0, used: 0 }
     }
 
-    /// Takes in what has arrived.
+    /// Receives bytes of the body.
     pub(super) fn push(
         &mut self,
         bytes: &[u8],
@@ -109,7 +111,7 @@ impl RequestBody {
             return Err(trailing_data());
         }
         if bytes.len() < prefix.length || !ended {
-            // It may be held for long: its memory is that of the pool.
+            // The body may take long to arrive, so its memory is taken from the pool.
             self.stage = BodyStage::Assembling(prefix, Vec::new(), quota.permit());
             self.add(bytes, quota)?;
             self.complete();
@@ -157,7 +159,7 @@ impl RequestBody {
                 else {
                     return Err(trailing_data());
                 };
-                // What is held back here is not released before there is memory for it.
+                // The bytes held back here are not returned to the window before there is memory for them.
                 let wait = Box::pin(quota.wait(permit, prefix.length));
                 self.stage = BodyStage::WaitingForMemory(prefix, message, bytes.to_vec(), wait);
                 Ok(())
@@ -166,7 +168,7 @@ impl RequestBody {
         }
     }
 
-    /// Adds bytes for which there is a permit.
+    /// Appends bytes for which there is a permit.
     fn extend(&mut self, bytes: &[u8]) -> Result<(), BodyError> {
         if let BodyStage::Assembling(prefix, message, permit) = &mut self.stage {
             let room = permit.bytes().min(prefix.length);
@@ -195,7 +197,8 @@ impl RequestBody {
         }
     }
 
-    /// Where the next bytes of the message belong, and how many of them at most, once there is memory for them.
+    /// Returns the buffer for the next bytes of the message, and the greatest number of them, once there is
+    /// memory for them.
     pub(super) fn body_buffer(&mut self) -> Option<(&mut Vec<u8>, usize)> {
         match &mut self.stage {
             BodyStage::Assembling(prefix, message, permit) => {
@@ -207,19 +210,19 @@ impl RequestBody {
         }
     }
 
-    /// Notes that so many bytes were read into the room.
+    /// Records that `bytes` were read into the buffer.
     pub(super) fn filled(&mut self, bytes: usize) {
         self.received += bytes;
         self.used += bytes;
         self.complete();
     }
 
-    /// How much was used since this was last asked: the peer may send as much more on this stream.
+    /// Returns the bytes consumed since the last call: the peer may send as many more on this stream.
     pub(super) fn take_consumed(&mut self) -> usize {
         std::mem::take(&mut self.used)
     }
 
-    /// How much was received that is not used.
+    /// Returns the number of received bytes that are not consumed.
     pub(super) fn held_bytes(&self) -> usize {
         match &self.stage {
             BodyStage::WaitingForMemory(_, _, held, _) => held.len(),
@@ -227,7 +230,7 @@ impl RequestBody {
         }
     }
 
-    /// The message, once it is there.
+    /// Returns the message, once it is complete.
     pub(super) fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -260,7 +263,7 @@ impl RequestBody {
         }
     }
 
-    /// The body has ended: gives the message, if it is complete and not yet to be inflated.
+    /// Ends the body; returns the message if it is complete and need not be inflated.
     fn finish(
         &mut self,
         quota: &mut ConnectionQuota,
@@ -287,8 +290,8 @@ impl RequestBody {
         }
     }
 
-    /// Whether there has been progress worth the name since this was last asked: [`PROGRESS_MIN`] bytes, or all that was missing. While
-    /// the server itself is what the request waits for, that counts as progress.
+    /// Returns whether enough bytes have arrived since the last call: [`PROGRESS_MIN`], or all missing ones.
+    /// While the request waits for the server itself, that counts as progress.
     pub(super) fn has_progressed(&mut self) -> bool {
         let step = match &self.stage {
             BodyStage::WaitingForMemory(..) if self.starved >= STARVED_PERIODS_MAX => usize::MAX,
@@ -301,7 +304,7 @@ impl RequestBody {
                 (PREFIX_LEN + prefix.length).saturating_sub(self.seen).min(PROGRESS_MIN)
             }
             BodyStage::ReadingPrefix(..) => PREFIX_LEN,
-            // Nothing but the end is missing.
+            // Only the end of the request is missing.
             BodyStage::Complete(..) | BodyStage::Inflated(_) | BodyStage::Done => usize::MAX,
         };
         let moved = self.received - self.seen >= step;
@@ -309,12 +312,13 @@ impl RequestBody {
         moved
     }
 
-    /// Whether the message is there and the peer has not ended the request, as it should do at once.
+    /// Returns whether the message is complete and the peer has not ended the request, which should follow at
+    /// once.
     pub(super) fn awaits_end(&self) -> bool {
         !self.ended && matches!(self.stage, BodyStage::Complete(..) | BodyStage::Inflated(_))
     }
 
-    /// Whether it holds memory of the reserve.
+    /// Returns whether it holds memory of the reserve.
     pub(super) fn is_reserved(&self) -> bool {
         match &self.stage {
             BodyStage::Assembling(_, _, permit) | BodyStage::Complete(_, _, Some(permit)) => {
@@ -324,7 +328,7 @@ impl RequestBody {
         }
     }
 
-    /// Whether it holds memory that others wait for, and arrives too slowly for that.
+    /// Returns whether it holds memory for which others wait, and arrives too slowly.
     pub(super) fn is_too_slow(&mut self, quota: &ConnectionQuota) -> bool {
         let moved = self.received - self.paced >= PACE_MIN;
         self.paced = self.received;
@@ -340,7 +344,7 @@ fn out_of_memory() -> BodyError {
     Failure::without_details(Code::ResourceExhausted, "there is no memory for the request")
 }
 
-/// Inflates a message: at once if it is short, otherwise on a thread of its own when it is its turn.
+/// Inflates a message: a short one at once, a longer one on a blocking thread when its turn comes.
 fn inflate(
     message: Message,
     permit: Option<MemoryPermit>,
@@ -358,8 +362,8 @@ fn inflate(
     let mut room = quota.permit();
     let wait = if room.grow(length, length) { None } else { Some(quota.wait(quota.permit(), length)) };
     Ok(BodyStage::Inflating(Box::pin(async move {
-        // The permit for the compressed bytes is given up first: holding one while waiting for
-        // another could stop everybody.
+        // The permit for the compressed bytes is released first: holding one while waiting for another could
+        // deadlock all bodies.
         drop(permit);
         let room = match wait {
             None => Some(room),

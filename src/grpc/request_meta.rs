@@ -1,7 +1,8 @@
 //! The parts of a request head that a call needs: target, timeout, compression, authority, trace context. Nothing
 //! else of the head is kept.
 //!
-//! It does not validate HTTP/2 (`http2::head` does) and finds no job (`job_route.rs` does). Begin at [`RequestMeta`].
+//! It does not validate HTTP/2 (`http2::request_head` does) and finds no job (`job_route.rs` does). Begin at
+//! [`RequestMeta`].
 
 use std::time::Duration;
 
@@ -13,17 +14,17 @@ use super::{generation_a, generation_c, transfers_service};
 use crate::coordination::{Code, Failure};
 use crate::http2::{FromRequestHead, RequestHead};
 
-/// What is kept of the head of a request: what it says of the call, and nothing else.
+/// The parts of a request head that the call needs.
 #[derive(Debug)]
 pub(super) struct RequestMeta {
     pub(super) target: Result<RequestTarget, RequestRefusal>,
-    /// How long the caller waits for the answer, if it says so.
+    /// The time for which the caller waits, if the head states it.
     pub(super) timeout: Option<Duration>,
     /// Whether compressed messages are announced.
     pub(super) compresses: bool,
     /// The name that the client dialled.
     pub(super) authority: Box<str>,
-    /// The fields of trace contexts.
+    /// The trace context fields.
     pub(super) trace: Option<Box<HeaderMap>>,
     content_length: Option<u64>,
 }
@@ -58,7 +59,7 @@ impl FromRequestHead for RequestMeta {
 }
 
 impl RequestMeta {
-    /// About how much memory it takes.
+    /// Returns its approximate memory in bytes.
     pub(super) fn bytes(&self) -> usize {
         let fields = |map: &HeaderMap| {
             map.iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD_BYTES).sum::<usize>()
@@ -72,48 +73,48 @@ impl RequestMeta {
     }
 }
 
-/// The fields that say which trace a call belongs to.
+/// The fields of the W3C trace context.
 const TRACE_FIELDS: [&str; 2] = ["traceparent", "tracestate"];
-/// Longer ones are not kept.
+/// The length beyond which such a field is dropped.
 const TRACE_BYTES: usize = 512;
-/// The longest name that a client may dial: a name in the DNS has 253 bytes.
+/// The longest authority; a name in the DNS has 253 bytes.
 const AUTHORITY_MAX: usize = 512;
-/// What a field of a map takes besides its text, and what a refusal takes.
+/// The memory of a header field beside its text; also that of a refusal.
 const FIELD_BYTES: usize = 160;
 const REFUSAL_BYTES: usize = 512;
 
-/// Where a request is to go.
+/// The target of a request.
 #[derive(Debug)]
 pub(super) enum RequestTarget {
-    /// A call that the wire edge answers itself.
+    /// A call that this port answers itself.
     Call(CallHandler),
-    /// A call to one of the auxiliary services, with its path and its fields.
+    /// A call to an auxiliary service, with its path and its fields.
     Auxiliary(Box<(String, HeaderMap)>),
 }
 
-/// Who answers a call.
+/// The handler of a call.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum CallHandler {
     /// The coordination service, of either generation.
     Coordination(RequestDecoder),
-    /// The board of what workers report of their transfers.
+    /// The reports that workers send about their transfers.
     Reports,
 }
 
-/// Why a request goes nowhere.
+/// The reason for which a request has no target.
 #[derive(Debug)]
 pub(super) enum RequestRefusal {
-    /// It is no gRPC call.
+    /// It is not a gRPC call.
     Http(StatusCode, Failure),
-    /// It is one that this server does not know.
+    /// It is a call that this server does not know.
     Call(Failure),
-    /// Its compression is not known.
+    /// Its compression is unknown.
     Encoding(Failure),
 }
 
 const AUXILIARY: [&str; 2] = ["/grpc.health.", "/grpc.reflection."];
 
-/// Finds where a request is to go.
+/// Returns the target of a request.
 fn target(head: &RequestHead) -> Result<RequestTarget, RequestRefusal> {
     if head.method != "POST" {
         let shown = head.method.get(..head.method.floor_char_boundary(20)).unwrap_or_default();
@@ -182,7 +183,7 @@ fn is_compressed(headers: &HeaderMap) -> bool {
 
 fn timeout(headers: &HeaderMap) -> Option<Duration> {
     let (unit, number) = headers.get("grpc-timeout")?.as_bytes().split_last()?;
-    // Eight digits at most, says the protocol: the largest unit holds no overflow then.
+    // The protocol permits at most eight digits, with which the largest unit does not overflow.
     if !(1..=8).contains(&number.len()) || !number.iter().all(u8::is_ascii_digit) {
         return None;
     }

@@ -1,6 +1,7 @@
 //! Sends a response on a stream: a message, a failure, or an HTTP refusal.
 //!
-//! It encodes nothing itself: `reply_encoder.rs` encodes replies, `status.rs` failures. Begin at `outcome`.
+//! It encodes nothing itself: `reply_encoder.rs` encodes replies, `status.rs` failures. Begin at
+//! `send_outcome`.
 
 use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE};
@@ -15,7 +16,7 @@ use crate::http2::{GRPC_OK_TRAILERS, GRPC_RESPONSE_HEADERS, Sender, StreamId, en
 
 static GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
-/// Answers a call. That the peer may have gone meanwhile is no concern of the caller's.
+/// Sends the outcome of a call. If the peer is gone meanwhile, nothing happens.
 pub(super) fn send_outcome(
     sender: &mut Sender,
     stream: StreamId,
@@ -33,7 +34,7 @@ pub(super) fn send_outcome(
     }
 }
 
-/// Answers that are put together for one caller are charged for if they are longer than this.
+/// The size beyond which an answer that is encoded for one caller is charged to the budget.
 const CHARGED: usize = 1 << 20;
 
 fn send_success(sender: &mut Sender, stream: StreamId, reply: &Reply, form: &ReplyFormat, most: usize) {
@@ -67,7 +68,7 @@ pub(super) fn send_failure(sender: &mut Sender, stream: StreamId, failure: &Fail
     send_failure_head(sender, stream, StatusCode::OK, HeaderMap::new(), failure, dialect);
 }
 
-/// Refuses a request that is no gRPC call.
+/// Refuses a request that is not a gRPC call.
 pub(super) fn send_refusal(sender: &mut Sender, stream: StreamId, status: StatusCode, why: &Failure) {
     let mut fields = HeaderMap::new();
     if status == StatusCode::METHOD_NOT_ALLOWED {
@@ -76,7 +77,7 @@ pub(super) fn send_refusal(sender: &mut Sender, stream: StreamId, status: Status
     send_failure_head(sender, stream, status, fields, why, Dialect::Number);
 }
 
-/// Refuses a compression that is not known here, naming those that are.
+/// Refuses an unknown compression and names the known ones.
 pub(super) fn send_encoding_refusal(sender: &mut Sender, stream: StreamId, why: &Failure) {
     let mut fields = HeaderMap::new();
     fields.insert("grpc-accept-encoding", HeaderValue::from_static("identity,gzip"));

@@ -18,7 +18,7 @@ use crate::telemetry::log_limit::LogRateLimit;
 use crate::telemetry::traces::Traces;
 use crate::tls::{HandshakeFailures, ListenerTls};
 
-/// The wire edge of one engine. Its bounds hold over all of its listeners together.
+/// The gRPC port of one engine. Its limits hold over all of its listeners together.
 pub struct Server {
     pub(super) engine: Arc<Engine>,
     pub(super) limits: GrpcLimits,
@@ -27,33 +27,33 @@ pub struct Server {
     pub(super) sets: TaskSetCache,
     pub(super) services: AuxiliaryServices,
     pub(super) counts: Sharded<EdgeCounts>,
-    /// Connections now.
+    /// The present number of connections.
     pub(super) connections: AtomicUsize,
     pub(super) listener_tls: ListenerTls,
-    /// The log lines about clients that dial a name which leads to no job.
+    /// The rate limit of log lines about clients whose authority leads to no job.
     pub(super) unroutable_log: Mutex<LogRateLimit<()>>,
     pub(super) transfers: Arc<ReportStore>,
-    /// `None`: calls are neither counted one by one nor timed.
+    /// `None`: calls are neither counted by method nor timed.
     pub(super) calls: Option<Box<Sharded<CallCounts>>>,
     /// `None`: calls are not traced.
     pub(super) traces: Option<Arc<Traces>>,
 }
 
 impl Server {
-    /// A wire edge for `engine`, without TLS. It serves nobody before [`Server::serve`].
+    /// Returns a port for `engine`, without TLS. It serves no connection before [`Server::serve`].
     #[must_use]
     pub fn new(engine: Arc<Engine>, limits: GrpcLimits) -> Arc<Self> {
         Self::with_traces(engine, limits, None)
     }
 
-    /// The same, and its calls are traced.
+    /// Returns the same with traces of its calls.
     #[must_use]
     pub fn with_traces(engine: Arc<Engine>, limits: GrpcLimits, traces: Option<Arc<Traces>>) -> Arc<Self> {
         let failures = Arc::new(HandshakeFailures::new(*engine.clock()));
         Self::with_entrance(ListenerTls::plain("grpc", failures), engine, limits, traces)
     }
 
-    /// The same, and its connections come in by `entrance`.
+    /// Returns the same with the given handling of new connections.
     #[must_use]
     pub fn with_entrance(
         entrance: ListenerTls,
@@ -81,13 +81,13 @@ impl Server {
         })
     }
 
-    /// What workers have reported of their transfers.
+    /// Returns the store of transfer reports.
     #[must_use]
     pub fn transfers(&self) -> &Arc<ReportStore> {
         &self.transfers
     }
 
-    /// What the edge has counted so far.
+    /// Returns the counters of the port.
     #[must_use]
     pub fn counters(&self) -> ServerCounters {
         let sum =
@@ -111,13 +111,13 @@ impl Server {
         }
     }
 
-    /// How often each method ended how, as far as it did. Empty if calls are not counted.
+    /// Returns the number of calls by method, generation and code. Empty if calls are not counted.
     #[must_use]
     pub fn calls(&self) -> Vec<CallCount> {
         self.calls.as_ref().map(|calls| CallCounts::read(calls)).unwrap_or_default()
     }
 
-    /// How long each method took, as far as it was called. Empty if calls are not counted.
+    /// Returns the durations of calls by method. Empty if calls are not counted.
     #[must_use]
     pub fn call_times(&self) -> Vec<CallTimes> {
         self.calls.as_ref().map(|calls| CallCounts::read_times(calls)).unwrap_or_default()
@@ -132,43 +132,44 @@ pub(super) struct EdgeCounts {
     pub(super) not_http2: Counter,
     pub(super) calls: Counter,
     pub(super) refused_calls: Counter,
-    /// Connections that ended, in the order of [`ENDINGS`].
+    /// The ended connections, in the order of [`ENDINGS`].
     pub(super) endings: [Counter; ENDINGS.len()],
     pub(super) received: Counter,
     pub(super) sent: Counter,
 }
 
-/// What the wire edge counts.
+/// The counters of the gRPC port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServerCounters {
-    /// Connections now.
+    /// The present number of connections.
     pub connections: usize,
-    /// Connections taken.
+    /// The number of accepted connections.
     pub connections_opened: u64,
-    /// Connections closed at once because there were too many.
+    /// The number of connections closed at once because there were too many.
     pub connections_refused: u64,
-    /// Times that the system could not hand over a connection.
+    /// The number of failed accepts.
     pub accept_errors: u64,
-    /// Connections that turned out to speak no HTTP/2.
+    /// The number of connections that did not speak HTTP/2.
     pub not_http2: u64,
-    /// Calls received, and either put to the state machine or refused.
+    /// The number of received calls, either dispatched or refused.
     pub calls: u64,
-    /// Calls refused by the edge itself: unknown, unreadable, too large, too slow or for no job.
+    /// The number of calls refused by the port itself: unknown, unreadable, too large, too slow or for no
+    /// job.
     pub calls_refused: u64,
-    /// Memory taken by requests that arrive in pieces.
+    /// The memory taken by request bodies, in bytes.
     pub bodies_in_flight_bytes: usize,
-    /// How much they may take.
+    /// The bound on that memory.
     pub bodies_in_flight_bytes_max: usize,
-    /// Memory taken by requests in progress, beyond the allowances of connections.
+    /// The memory taken by the state of requests in progress, beyond the allowances of connections, in bytes.
     pub state_bytes: usize,
-    /// How much they may take.
+    /// The bound on that memory.
     pub state_bytes_max: usize,
-    /// How many connections there may be.
+    /// The bound on connections.
     pub connections_max: usize,
-    /// Connections that ended, in the order of [`ENDINGS`].
+    /// The number of ended connections, in the order of [`ENDINGS`].
     pub endings: [u64; ENDINGS.len()],
-    /// Bytes read from connections, of HTTP/2 as a whole.
+    /// The number of bytes read from connections, HTTP/2 included.
     pub received_bytes: u64,
-    /// Bytes written to connections.
+    /// The number of bytes written to connections.
     pub sent_bytes: u64,
 }

@@ -7,16 +7,16 @@ struct SlotEntry<T> {
     content: Option<T>,
 }
 
-/// Keeps things under numbers. A number is used once: one that comes late finds nothing, instead
-/// of what has taken the place since.
+/// A table that assigns each value a number. A number is used once: a late one finds nothing, instead of the
+/// value that has taken its cell since.
 pub(super) struct SlotTable<T> {
     cells: Vec<SlotEntry<T>>,
     free: Vec<u32>,
-    /// The generation of new cells: all that were given back had earlier ones.
+    /// The generation of new cells; all earlier cells had lower ones.
     first_generation: u32,
 }
 
-/// A table that becomes empty keeps so many cells at most.
+/// The number of cells that an empty table keeps at most.
 const CELLS_KEPT: usize = 256;
 
 impl<T> Default for SlotTable<T> {
@@ -34,7 +34,7 @@ fn place(key: u64) -> usize {
 }
 
 impl<T> SlotTable<T> {
-    /// The key that the next insertion will give.
+    /// Returns the key of the next insertion.
     pub(super) fn next_key(&self) -> u64 {
         match self.free.last() {
             Some(&at) => key(self.cells.get(at as usize).map_or(0, |cell| cell.generation), at),
@@ -42,7 +42,7 @@ impl<T> SlotTable<T> {
         }
     }
 
-    /// Keeps `content`.
+    /// Inserts `content` and returns its key.
     pub(super) fn insert(&mut self, content: T) -> u64 {
         let next = self.next_key();
         match self.free.pop() {
@@ -61,12 +61,12 @@ impl<T> SlotTable<T> {
         (u64::from(cell.generation) == key >> 32).then_some(cell)
     }
 
-    /// What is kept under `key`.
+    /// Returns the value under `key`.
     pub(super) fn get_mut(&mut self, key: u64) -> Option<&mut T> {
         self.cell(key)?.content.as_mut()
     }
 
-    /// Takes what is kept under `key`.
+    /// Removes and returns the value under `key`.
     pub(super) fn remove(&mut self, key: u64) -> Option<T> {
         let cell = self.cell(key)?;
         let content = cell.content.take()?;
@@ -78,19 +78,19 @@ impl<T> SlotTable<T> {
         Some(content)
     }
 
-    /// Gives the memory of all cells back, of which none has a content.
+    /// Frees all cells; none has a value.
     fn give_back_cells(&mut self) {
         let newest = self.cells.iter().map(|cell| cell.generation.wrapping_sub(self.first_generation)).max();
         self.first_generation = self.first_generation.wrapping_add(newest.unwrap_or_default());
         (self.cells, self.free) = (Vec::new(), Vec::new());
     }
 
-    /// How many things are kept.
+    /// Returns the number of values.
     pub(super) fn len(&self) -> usize {
         self.cells.len() - self.free.len()
     }
 
-    /// Everything that is kept.
+    /// Returns all values.
     pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
         self.cells.iter().filter_map(|cell| cell.content.as_ref())
     }

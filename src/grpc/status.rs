@@ -23,18 +23,18 @@ const SERVICE_ERROR: &str = "type.googleapis.com/tensorflow.CoordinationServiceE
 const BARRIER_ERROR: &str = "type.googleapis.com/tensorflow.BarrierError";
 const MISMATCH_ERROR: &str = "type.googleapis.com/tensorflow.ServiceMismatchError";
 
-/// Longer texts are cut, where the service that clients were made for cuts them too.
+/// The length to which texts are cut; the C++ service cuts them there too.
 const TEXT_BYTES: usize = 3072;
 const TRUNCATION_MARK: &str = " ... [truncated]";
-/// Clients refuse header lists of 16 KiB; this much of it may be text and details.
+/// The size of text and details together. Clients refuse header lists of 16 KiB.
 const LIST_BYTES: usize = 15 << 10;
-/// This much of that may be details; longer ones are left out, all but the service's own mark.
+/// The size of the details; longer ones are omitted, except the mark of the service's own statements.
 const DETAILS_BYTES: usize = 8 << 10;
 
-/// What must not stand in a grpc-message as it is: everything but printable ASCII, and the escape itself.
+/// The bytes that are escaped in a grpc-message: everything but printable ASCII, and the escape itself.
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
-/// Adds to `headers` how a call failed.
+/// Adds the status of a failed call to `headers`.
 pub(super) fn write_failure(headers: &mut HeaderMap, failure: &Failure, dialect: Dialect) {
     let code = match failure.code.number() {
         known @ 1..=16 => known,
@@ -43,7 +43,7 @@ pub(super) fn write_failure(headers: &mut HeaderMap, failure: &Failure, dialect:
     headers.insert(&STATUS, HeaderValue::from(code));
     let details = details(failure, dialect);
     let left = LIST_BYTES.saturating_sub(details.as_ref().map_or(0, HeaderValue::len));
-    // Percent-encoding leaves nothing that a header value may not hold.
+    // Percent-encoding leaves only bytes that a header value may have.
     if let Ok(text) = HeaderValue::from_str(&escaped(&failure.message, left)) {
         headers.insert(&MESSAGE, text);
     }
@@ -52,7 +52,7 @@ pub(super) fn write_failure(headers: &mut HeaderMap, failure: &Failure, dialect:
     }
 }
 
-/// The text as it may stand in a header, `left` bytes of it at most.
+/// Returns the text as a header value of at most `left` bytes.
 fn escaped(text: &str, left: usize) -> Cow<'_, str> {
     let kept = text.get(..text.floor_char_boundary(TEXT_BYTES)).unwrap_or(text);
     let escaped: Cow<'_, str> = utf8_percent_encode(kept, ESCAPED).into();
@@ -74,7 +74,7 @@ fn escaped(text: &str, left: usize) -> Cow<'_, str> {
     cut.into()
 }
 
-/// The payloads, encoded for their header; `None` without any.
+/// Returns the encoded payloads for their header; `None` if there are none.
 fn details(failure: &Failure, dialect: Dialect) -> Option<HeaderValue> {
     let mut container = Vec::new();
     if let Some(barrier) = &failure.barrier {
@@ -98,7 +98,7 @@ fn details(failure: &Failure, dialect: Dialect) -> Option<HeaderValue> {
     HeaderValue::from_maybe_shared(bytes::Bytes::from(STANDARD_NO_PAD.encode(container))).ok()
 }
 
-/// Adds one entry to a map of payloads. An empty value is written too: clients do.
+/// Appends one entry to a map of payloads. An empty value is written too, as the C++ service does.
 fn put_payload(container: &mut Vec<u8>, key: &str, value: &[u8]) {
     let mut entry = Vec::with_capacity(key.len() + value.len() + 8);
     for (tag, part) in [(0x0a, key.as_bytes()), (0x12, value)] {
@@ -126,7 +126,7 @@ fn service_error(error: ServiceError, dialect: Dialect) -> Vec<u8> {
     }
 }
 
-/// A task in generation A's words.
+/// Returns a task in generation A's encoding.
 pub(super) fn coordinated_task(task_id: i32, dialect: Dialect) -> CoordinatedTask {
     CoordinatedTask { named: dialect == Dialect::Named, task_id, recoverable: false }
 }

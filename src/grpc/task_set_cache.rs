@@ -1,12 +1,12 @@
 //! A cache of the sets of tasks in requests: extracted from the message, decoded once, shared by all calls with the
 //! same bytes.
 //!
-//! It decodes nothing else of a request. Begin at [`TaskSetCache::extract`] and [`TaskSetCache::recall`].
+//! It decodes nothing else of a request. Begin at [`TaskSetCache::extract`] and [`TaskSetCache::lookup`].
 //!
-//! Every task of a cluster asks about the whole cluster: 40 KB that differ in the first 30 bytes. Equal sets are
-//! one allocation. A compressed request is inflated at its beginning only; the checksum (CRC-32) then tells whether
-//! the rest is a known set, as it would have told that inflating it was right. Inflating was most of the cost of
-//! such a call.
+//! Every task of a cluster asks about the whole cluster: 40 KB that differ in the first 30 bytes. Equal sets
+//! are one allocation. Of a compressed request only the beginning is inflated; the checksum (CRC-32) then
+//! decides whether the rest is a known set, with the same certainty with which it verifies inflated data.
+//! Inflating was most of the cost of such a call.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -22,20 +22,20 @@ use super::gzip::Gzip;
 use crate::coordination::{Failure, TaskId, TaskSet};
 use crate::proto::CoordinatedTask;
 
-/// How a generation spells a set of tasks.
+/// The encoding of a set of tasks in a generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SetEncoding {
-    /// A `CoordinatedTask` each.
+    /// A `CoordinatedTask` for each task.
     Messages,
     /// Numbers, packed or not.
     Numbers,
 }
 
-/// Requests shorter than this are read by the ordinary way.
+/// The length below which a request is decoded without the cache.
 const CACHED_MIN_BYTES: usize = 256;
-/// Longer sets are not kept.
+/// The length beyond which a set is not cached.
 const CACHED_MAX_BYTES: usize = 1 << 20;
-/// How many sets are kept.
+/// The number of cached sets.
 const CACHED_SETS: usize = 8;
 
 #[derive(Debug, Clone)]
@@ -44,8 +44,9 @@ struct CachedSet {
     field: u32,
     raw: Bytes,
     set: TaskSet,
-    /// The checksum of `raw`, and what appending it does to that of what stands before it.
+    /// The checksum of `raw`.
     checksum: u32,
+    /// The effect of appending `raw` on the checksum of the bytes before it.
     shift: CrcShift,
 }
 
@@ -56,52 +57,52 @@ impl CachedSet {
     }
 }
 
-/// A message that ends in a known set, as its length and its checksum say. Inflating it would have cost more than all
-/// else about its call: what it stands for is a hundred times as long as what is new in it.
+/// A message that ends in a cached set, by its length and checksum. Inflating it would cost more than the
+/// rest of its call, because only a hundredth of it is new.
 #[derive(Debug, Clone)]
 pub(super) struct CachedMessage {
-    /// What stands before the set.
+    /// The bytes before the set.
     beginning: Bytes,
     known: CachedSet,
 }
 
 impl CachedMessage {
-    /// The whole message.
+    /// Returns the whole message.
     pub(super) fn bytes(&self) -> Bytes {
         [&*self.beginning, &*self.known.raw].concat().into()
     }
 }
 
-/// What stands before a set is no longer than this.
+/// The greatest length of the bytes before a set.
 const PREFIX_MAX: usize = 256;
-/// So much of the set itself is looked at, beside the checksum.
+/// The number of bytes of the set that are compared, beside the checksum.
 const SAMPLE: usize = 16;
-/// The longest piece that deflate repeats at once. One for which there is no room is left out.
+/// The longest match of deflate. The decompressor omits a match for which there is no room.
 const LONGEST_MATCH: usize = 258;
 
-/// The sets that were read last.
+/// The sets that were decoded last.
 #[derive(Default)]
 pub(super) struct TaskSetCache {
-    /// A list that is replaced, never changed, so that comparing needs no lock.
+    /// The list is replaced, never changed, so that comparing needs no lock.
     known: Mutex<Arc<Vec<CachedSet>>>,
 }
 
-/// One run of the set's field within a request.
+/// A range of bytes in a request that holds the set's field.
 struct FieldRange {
     start: usize,
     end: usize,
 }
 
 impl TaskSetCache {
-    /// The set of no tasks.
+    /// Returns the empty set.
     pub(super) fn empty() -> TaskSet {
         TaskSet::new(Vec::new())
     }
 
-    /// The message in `file`, if it ends in a set that is known and the beginning alone need be inflated.
+    /// Returns the message in `file`, if it ends in a cached set, so that only its beginning is inflated.
     ///
-    /// The checksum is what a file states of its contents, and all that any receiver of it has to go by. Who forges one
-    /// asks about a set that it could have asked about openly.
+    /// The checksum is the file's own statement about its contents; no receiver has a better one. A client
+    /// that forges it asks about a set that it could have named openly.
     pub(super) fn lookup(&self, file: &Gzip) -> Option<CachedMessage> {
         if file.length < CACHED_MIN_BYTES {
             return None;
@@ -121,8 +122,8 @@ impl TaskSetCache {
         })
     }
 
-    /// Takes the set in field `field` out of a request: what remains of it, and the set, if the
-    /// field is there at all.
+    /// Extracts the set in field `field` from a request: returns the rest of the request, and the set if the
+    /// field occurs.
     pub(super) fn extract(
         &self,
         message: &Message,
@@ -176,7 +177,7 @@ impl TaskSetCache {
     }
 }
 
-/// Whether `field` stands in `message`, or what stands there cannot be read.
+/// Returns whether `field` occurs in `message`, or `message` is malformed.
 fn contains_field(mut message: &[u8], field: u32) -> bool {
     while !message.is_empty() {
         let Ok((tag, wire_type)) = encoding::decode_key(&mut message) else { return true };
@@ -192,16 +193,16 @@ struct SetExtractor<'a> {
     request: &'a [u8],
     field: u32,
     spelling: SetEncoding,
-    /// The ids read, in the order of the request.
+    /// The decoded ids, in the order of the request.
     ids: Vec<i32>,
-    /// The set, if it was known.
+    /// The set, if it was cached.
     set: Option<TaskSet>,
-    /// Where the field stands, as long as it stands in one place.
+    /// The position of the field, as long as it is in one place.
     region: Option<FieldRange>,
 }
 
 impl SetExtractor<'_> {
-    /// Goes through the fields; returns all others.
+    /// Processes the fields; returns all others.
     fn run(&mut self, known: &[CachedSet]) -> Result<Vec<u8>, DecodeError> {
         let mut rest = Vec::new();
         let mut left = self.request;
@@ -220,7 +221,7 @@ impl SetExtractor<'_> {
                 left = self.request.get(start + length..).unwrap_or_default();
                 continue;
             }
-            // A set that was recalled goes on after all: read it again with what follows.
+            // The cached set turns out to continue, so its ids are joined with those that follow.
             if let Some(set) = self.set.take() {
                 self.ids.extend(set.ids().iter().map(|task| task.0));
                 scattered = true;
@@ -239,7 +240,7 @@ impl SetExtractor<'_> {
         Ok(rest)
     }
 
-    /// The length of the known set that stands at `start`.
+    /// Returns the length of the cached set at `start`.
     fn lookup(&mut self, known: &[CachedSet], start: usize) -> Option<usize> {
         let here = self.request.get(start..)?;
         let found = known.iter().find(|k| {
@@ -251,7 +252,7 @@ impl SetExtractor<'_> {
         Some(found.raw.len())
     }
 
-    /// Whether more of the field follows: then what came before was a part of the set only.
+    /// Returns whether more of the field follows, so that the bytes before were only a part of the set.
     fn field_continues(&self, mut after: &[u8]) -> bool {
         matches!(encoding::decode_key(&mut after), Ok((tag, _)) if tag == self.field)
     }
@@ -264,7 +265,7 @@ impl SetExtractor<'_> {
                 let length = encoding::decode_varint(left)?;
                 let task = usize::try_from(length).ok().and_then(|length| left.get(..length));
                 let Some(task) = task else {
-                    // Shorter than it says: let the decoder word it.
+                    // The data is cut short; the decoder words the error.
                     return encoding::skip_field(
                         WireType::SixtyFourBit,
                         self.field,
@@ -351,11 +352,11 @@ mod tests {
             let rest = xla::coordination::GetAliveTasksRequest::decode(rest).unwrap();
             assert_eq!((rest.requesting_task_id, rest.incarnations), (task, asked.incarnations));
             assert_eq!(ids(set), all);
-            // Read as something else it is what it is.
+            // The cache distinguishes the encodings of the same bytes.
             let (_, other) = sets.extract(&message, 4, SetEncoding::Numbers).unwrap();
             assert!(other.is_none());
         }
-        // One that differs anywhere is another.
+        // A message that differs anywhere has another set.
         for place in [0, 1, 999, 1999] {
             let mut others = all.clone();
             others[place] ^= 1;

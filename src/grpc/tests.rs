@@ -1,4 +1,4 @@
-//! The edge over real sockets, spoken to by a bare HTTP/2 client.
+//! Tests the port over real sockets with a bare HTTP/2 client.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,7 +75,7 @@ struct Client {
     task: JoinHandle<()>,
 }
 
-/// What came back.
+/// A response.
 #[derive(Debug)]
 struct Response {
     status: String,
@@ -124,7 +124,7 @@ impl Client {
             stream.send_data(Bytes::copy_from_slice(piece), false).expect("the stream is there");
             sleep(Duration::from_millis(1)).await;
         }
-        // It may have been refused already.
+        // The server may have refused the stream already.
         let _ = stream.send_data(Bytes::new(), true);
         back(response).await
     }
@@ -350,7 +350,7 @@ async fn replies_to_a_peer_that_does_not_read_are_bounded() {
     let taken = rig.server.counters().calls - calls;
     assert!((1..=6).contains(&taken), "{taken} of 40 calls were taken");
     assert_eq!(other.a("GetKeyValue", &get("k")).await.status, "0");
-    // All at once: on one stream alone there may be nothing to read before others are read.
+    // All at once: a single stream may have nothing to read before others are read.
     let answers: Vec<_> = asked.into_iter().map(|response| tokio::spawn(back(response))).collect();
     for answer in answers {
         assert_eq!(answer.await.expect("no panic").status, "0");
@@ -459,7 +459,7 @@ async fn stopping_answers_polls_and_ends() {
     assert_eq!(rig.server.counters().connections, 0);
 }
 
-/// Numbers that look random, the same in every run.
+/// A sequence of pseudo-random numbers, the same in every run.
 struct Noise(u64);
 
 impl Noise {
@@ -468,7 +468,7 @@ impl Noise {
         self.0 >> 33
     }
 
-    /// A frame of some kind on some stream with some contents, mostly of the right length.
+    /// Returns a random frame, mostly with a valid length.
     fn frame(&mut self) -> Vec<u8> {
         let length = [0, 4, 5, 8, 6, 64, 300][(self.next() % 7) as usize];
         let (kind, flags) = ((self.next() % 11) as u8, (self.next() % 64) as u8);
@@ -477,7 +477,7 @@ impl Noise {
         frame[1] = (length >> 8) as u8;
         frame[2] = length as u8;
         frame.extend(stream.to_be_bytes());
-        // Headers that are valid now and then: indexed fields and short literals.
+        // Headers that are sometimes valid: indexed fields and short literals.
         frame.extend(
             (0..length).map(|_| if self.next().is_multiple_of(3) { 0x82 } else { self.next() as u8 }),
         );
@@ -498,7 +498,7 @@ async fn random_frames_do_not_affect_other_connections() {
         }
         bytes.truncate(bytes.len() - (noise.next() % 3) as usize);
         let mut socket = TcpStream::connect(rig.address).await.expect("it listens");
-        // The server may have closed it before all was written.
+        // The server may have closed the connection before all was written.
         let _ = socket.write_all(&bytes).await;
         let _ = socket.shutdown().await;
         let read = timeout(PATIENCE, socket.read_to_end(&mut Vec::new())).await;
@@ -544,7 +544,7 @@ async fn endless_resets_close_only_their_connection() {
     rig.waiting(0).await;
 }
 
-/// A request without HTTP/2 library: its header as literals, its message in one frame.
+/// Encodes a request without an HTTP/2 library: its header as literals, its message in one frame.
 fn raw_request(path: &str, message: &impl prost::Message) -> Vec<u8> {
     let mut block = Vec::new();
     let headers =
@@ -563,7 +563,7 @@ fn raw_request(path: &str, message: &impl prost::Message) -> Vec<u8> {
     [frame(1, 4, &block), frame(0, 1, &message)].concat()
 }
 
-/// A client whose process is stopped reads nothing, but its host is there: it must be there for it when it goes on.
+/// A stopped client reads nothing, but its host responds: the connection must survive until it continues.
 #[tokio::test]
 async fn a_stopped_process_is_not_given_up() {
     let rig =
@@ -590,7 +590,7 @@ async fn a_stopped_process_is_not_given_up() {
     }
 }
 
-/// Bodies that are refused in the middle: what they took of the connection's window comes back once, and not twice.
+/// The window that a body has used is returned once, not twice, when the body is refused in the middle.
 #[tokio::test]
 async fn a_body_that_is_refused_gives_back_what_it_took() {
     const STREAMS: u32 = 60;
@@ -611,7 +611,7 @@ async fn a_body_that_is_refused_gives_back_what_it_took() {
         let begun = [frame(1, 4, stream, block), frame(0, 0, stream, &[0; 3])].concat();
         socket.write_all(&begun).await.expect("it is open");
         sleep(Duration::from_millis(2)).await;
-        // The rest of a prefix that announces nothing, and much that is not announced.
+        // The rest of a prefix that announces an empty message, and many bytes beyond it.
         socket.write_all(&frame(0, 0, stream, &vec![0; EXCESS])).await.expect("it is open");
         let mut answered = false;
         while !answered {
@@ -633,14 +633,14 @@ async fn a_body_that_is_refused_gives_back_what_it_took() {
             }
         }
     }
-    // The first update opens the window to its size; the others give back.
+    // The first update opens the window to its size; the others return used bytes.
     let opened = (4 << 20) - 65_535;
     let sent = u64::from(STREAMS) * (EXCESS as u64 + 3);
     assert!(given - opened <= sent, "{} of {sent} bytes given back", given - opened);
     assert!(given - opened + (1 << 20) > sent, "{} of {sent} bytes given back", given - opened);
 }
 
-/// A connection that speaks HTTP/2 in bytes: it has sent the preface and these bytes.
+/// Opens a raw HTTP/2 connection and sends the preface and these bytes.
 async fn raw(rig: &TestServer, bytes: &[u8]) -> TcpStream {
     let mut socket = TcpStream::connect(rig.address).await.expect("it listens");
     socket.set_nodelay(true).expect("a TCP socket");
@@ -649,7 +649,7 @@ async fn raw(rig: &TestServer, bytes: &[u8]) -> TcpStream {
     socket
 }
 
-/// What the server says last, which must be a goodbye for this reason.
+/// Reads until GOAWAY, which must state this reason.
 async fn goodbye(socket: &mut TcpStream, says: &str) {
     let mut heard = Vec::new();
     let closed = timeout(PATIENCE, socket.read_to_end(&mut heard)).await;
@@ -682,7 +682,7 @@ async fn incomplete_input_is_closed_after_its_timeout() {
         let mut socket = raw(&rig, &begun).await;
         goodbye(&mut socket, says).await;
     }
-    // Nor do pieces count that come one after another and make nothing whole.
+    // The fragments of an incomplete header block are no progress either.
     let mut dribble = raw(&rig, &[&SETTINGS[..], &headers_begun].concat()).await;
     let dribbling = async {
         while dribble.write_all(&[0, 0, 0, 9, 0, 0, 0, 0, 1]).await.is_ok() {
@@ -694,7 +694,7 @@ async fn incomplete_input_is_closed_after_its_timeout() {
         }
     };
     timeout(PATIENCE, dribbling).await.expect("it is cut off");
-    // Who has nothing unfinished is at peace.
+    // A connection without incomplete input has no deadline.
     let mut idle = raw(&rig, &SETTINGS).await;
     sleep(2 * short).await;
     idle.write_all(&[0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]).await.expect("it is open");
@@ -713,7 +713,8 @@ async fn answers_that_are_not_taken_end_the_connection_in_time() {
     let rig = TestServer::start(GrpcLimits { unread: Duration::from_millis(300), ..GrpcLimits::default() });
     let mut client = rig.client().await;
     assert_eq!(client.a("InsertKeyValue", &insert("k", vec![7; 100_000])).await.status, "0");
-    // Its windows have room for 65,535 bytes, and it opens them no further; but it pings, and takes the answers to that.
+    // Its windows have room for 65,535 bytes and are not opened further; but it pings, and reads the
+    // acknowledgements.
     let (mut send, connection) = h2::client::Builder::new()
         .handshake::<_, Bytes>(TcpStream::connect(rig.address).await.expect("it listens"))
         .await
@@ -767,7 +768,7 @@ async fn a_slow_body_loses_contended_memory() {
         }
     };
     timeout(PATIENCE, held).await.expect("it has all that is kept for those who wait");
-    // As long as nobody else waits it may take its time.
+    // As long as no other body waits, it may arrive slowly.
     assert_eq!(honest.a("InsertKeyValue", &insert("small", "v")).await.status, "0");
     let six = insert("honest", vec![1; 6 << 20]);
     let waits = honest.a("InsertKeyValue", &six);
@@ -807,8 +808,8 @@ async fn the_memory_of_requests_comes_back() {
     }
 }
 
-/// Sixty-four messages that are sent at the same time over one connection take far more memory than it may have. Each of them is
-/// stored or refused, and none waits for another one that cannot go on.
+/// Sixty-four messages that are sent at the same time over one connection need far more memory than it may
+/// have. Each is stored or refused, and none waits for another that cannot continue.
 #[tokio::test(flavor = "multi_thread")]
 async fn bodies_of_one_connection_do_not_keep_each_other_from_coming_to_an_end() {
     const BODIES: usize = 64;
@@ -841,12 +842,12 @@ async fn bodies_of_one_connection_do_not_keep_each_other_from_coming_to_an_end()
     assert!(!beats.is_finished(), "others went on");
     beats.abort();
     assert_eq!(rig.server.counters().bodies_in_flight_bytes, 0);
-    // The windows are open again: every byte was given back.
+    // The windows are open again: every byte was returned.
     let large = insert("after", vec![7; 8 << 20]);
     assert_eq!(greedy.a("InsertKeyValue", &large).await.status, "0");
 }
 
-/// The body whose turn it is at the reserve must go on arriving while other bodies of its own connection wait for theirs.
+/// The body that holds the reserve must keep arriving while other bodies of its connection wait for theirs.
 #[tokio::test]
 async fn a_body_that_stops_does_not_keep_others_of_its_connection_waiting() {
     let rig = TestServer::start(GrpcLimits { bodies_in_flight_bytes: 16 << 20, ..GrpcLimits::default() });
@@ -882,7 +883,7 @@ async fn a_message_that_is_there_must_be_followed_by_the_end_of_its_request() {
         assert!(told.status == "4" && why.contains("did not end within"), "{length}: {why}");
     }
     assert_eq!(rig.server.counters().bodies_in_flight_bytes, 0);
-    // It is charged for meanwhile, however short it is.
+    // It is charged meanwhile, however short it is.
     let (response, mut stream) = client.open(INSERT, &[]);
     stream.send_data(encode_framed(&insert("k", vec![0; 10_000])), false).expect("the stream is there");
     let charged = async {
@@ -895,7 +896,7 @@ async fn a_message_that_is_there_must_be_followed_by_the_end_of_its_request() {
     assert_eq!(back(response).await.status, "0");
 }
 
-/// A frame that has begun to arrive is late only by the time during which the server has read from its peer.
+/// The deadline of an incomplete frame does not count the time during which the server did not read.
 #[tokio::test]
 async fn the_time_during_which_the_server_does_not_read_is_not_the_peers() {
     let short = Duration::from_millis(400);
@@ -910,7 +911,7 @@ async fn the_time_during_which_the_server_does_not_read_is_not_the_peers() {
     let update = [0, 0, 4, 8, 0, 0, 0, 0, 0, 0x7f, 0, 0, 0];
     let request = raw_request(&format!("/{GET}"), &get("k"));
     let ping = [0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
-    // It asks for more than its host has room for, begins a frame, and takes nothing for a while.
+    // It requests more than its host has room for, begins a frame, and reads nothing for a while.
     let mut socket = raw(&rig, &[&settings[..], &update, &request, &ping[..12]].concat()).await;
     sleep(3 * short).await;
     let (mut from, mut to) = socket.split();
@@ -923,7 +924,7 @@ async fn the_time_during_which_the_server_does_not_read_is_not_the_peers() {
             last.drain(..last.len().saturating_sub(100));
         }
     };
-    // Then it takes its answer, and completes the frame.
+    // Then it reads its answer, and completes the frame.
     let rest = async {
         sleep(short / 4).await;
         to.write_all(&ping[12..]).await.expect("it is open");

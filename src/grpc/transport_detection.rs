@@ -20,20 +20,21 @@ use super::server::Server;
 use crate::http2::PREFACE;
 use crate::tls;
 
-/// A connection that speaks HTTP/2. Each kind is driven for itself, so that a plain one pays nothing for the other.
+/// A connection that speaks HTTP/2. Each transport has its own compiled code, so a plaintext connection pays
+/// nothing for TLS.
 #[expect(clippy::large_enum_variant, reason = "it is moved once, into its task, and most are plain")]
 pub(super) enum AcceptedConnection {
     Plain(GrpcConnection<TcpStream>),
     Tls(Box<GrpcConnection<tls::TlsStream<TcpStream>>>),
 }
 
-/// What was found out about a new connection: its socket, and what came together with the preface.
+/// The detected transport of a new connection: its socket, and the bytes that came with the preface.
 enum DetectedTransport {
     Plain(TcpStream, Vec<u8>),
     Tls(Box<tls::TlsStream<TcpStream>>, Vec<u8>),
 }
 
-/// Finds out whether a new connection speaks HTTP/2, under TLS or not, and opens it if so.
+/// Detects whether a new connection speaks HTTP/2, over TLS or not, and opens it if so.
 pub(super) async fn accept_connection(
     server: Arc<Server>,
     socket: TcpStream,
@@ -54,7 +55,7 @@ pub(super) async fn accept_connection(
             let connection = GrpcConnection::open(server, *socket, early, peer, routing, place);
             return Some(AcceptedConnection::Tls(Box::new(connection)));
         }
-        // The entrance has said why.
+        // `ListenerTls` has reported the reason.
         Ok(Ok(None)) => {}
         Ok(Err(error)) => tracing::debug!(%peer, %error, "a connection that is no HTTP/2"),
         Err(_) if speaks_tls => server.listener_tls.record_timeout(peer, within),
@@ -64,8 +65,8 @@ pub(super) async fn accept_connection(
     None
 }
 
-/// Reads the preface. The first byte says whether it comes under TLS; it is read together with what follows it, so that to
-/// find out costs nothing.
+/// Reads the preface. The first byte tells whether TLS is used. It is read together with the bytes after it,
+/// so the detection costs no system call.
 async fn detect_transport(
     server: &Server,
     mut socket: TcpStream,
@@ -93,7 +94,7 @@ async fn detect_transport(
     Ok(Some(DetectedTransport::Plain(socket, early)))
 }
 
-/// Reads until the preface is there, or what is there is none.
+/// Reads until the preface is complete, or the bytes differ from it.
 async fn read_preface<T: ConnectionSocket>(socket: &mut T, early: &mut Vec<u8>) -> io::Result<()> {
     while early.len() < PREFACE.len() {
         if socket.read_buf(early).await? == 0 {

@@ -15,47 +15,47 @@ use crate::tls::HandshakeFailuresPage;
 /// A name and a version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version {
-    /// Always `muster`, so that a client knows whom it speaks to.
+    /// Always `muster`, by which a client recognizes the server.
     pub name: String,
     /// The version.
     pub version: String,
 }
 
 impl Version {
-    /// The name that a Muster server gives.
+    /// The product name in [`Version`].
     pub const NAME: &str = "muster";
 
-    /// This version.
+    /// Returns the version of this build.
     #[must_use]
     pub fn current() -> Self {
         Self { name: Self::NAME.into(), version: env!("CARGO_PKG_VERSION").into() }
     }
 }
 
-/// A gRPC listener.
+/// A gRPC listener and its jobs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GrpcListenerInfo {
-    /// Where it listens.
+    /// Its address.
     pub address: SocketAddr,
-    /// The jobs whose tasks belong here.
+    /// The jobs whose tasks connect here.
     pub jobs: Vec<JobName>,
 }
 
-/// What the server says of itself.
+/// The version and the addresses of a server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerInfo {
-    /// Its name and version.
+    /// The name and the version.
     #[serde(flatten)]
     pub version: Version,
-    /// Where people and tools look.
+    /// The address of the HTTP listener.
     pub http: SocketAddr,
-    /// Where clients connect; the shared listener first.
+    /// The gRPC listeners; the shared one first.
     pub grpc: Vec<GrpcListenerInfo>,
 }
 
 impl ServerInfo {
-    /// The same with the jobs that there are now: those that were made since are found on the shared listener, which
-    /// comes first, and those that were deleted nowhere.
+    /// Returns a copy whose listeners carry the jobs in `present`. A job that was created after the start is
+    /// on the shared listener, which is the first one; a deleted job is on none.
     #[must_use]
     pub fn with_jobs<'a>(&self, present: impl IntoIterator<Item = &'a JobName>) -> Self {
         let mut about = self.clone();
@@ -70,8 +70,8 @@ impl ServerInfo {
         about
     }
 
-    /// The address that a task of `job` should be given. `host` is how this server was reached, for listeners that
-    /// are bound to every address of it; without one, the machine's own name stands there.
+    /// Returns the address that a task of `job` dials. `host` is the name by which the client reached this
+    /// server and replaces an unspecified bind address; without one, the name of this machine does.
     #[must_use]
     pub fn coordinator_address(&self, job: &JobName, host: Option<&str>) -> Option<String> {
         let listener = self.grpc.iter().find(|listener| listener.jobs.contains(job))?;
@@ -82,8 +82,8 @@ impl ServerInfo {
             (IpAddr::V6(ip), _) => format!("[{ip}]"),
             (IpAddr::V4(ip), _) => ip.to_string(),
         };
-        // On the shared listener, which comes first, the name of the host says which job is meant. A bare address means
-        // the default job, or the only one there is.
+        // On the shared listener the host name selects the job. A bare address selects the default job, or
+        // the only job of the server.
         let shared = self.grpc.first().is_some_and(|first| first.address == address);
         let only = self.grpc.iter().map(|listener| listener.jobs.len()).sum::<usize>() == 1;
         let meant = !shared || only || job.as_str() == JobName::DEFAULT;
@@ -97,24 +97,24 @@ impl ServerInfo {
     }
 }
 
-/// The name of this machine.
+/// Returns the name of this machine.
 fn machine_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// `GET /version`
+/// Serves `GET /version`.
 pub(super) async fn version() -> Json<Version> {
     Json(Version::current())
 }
 
-/// What the server says of itself: its version, and where the jobs are reached
+/// The version of the server and the addresses of its listeners
 #[utoipa::path(get, path = "/api/v1/server", operation_id = "server_show", tag = "server",
     responses((status = 200, description = "Version and addresses, with the jobs that each gRPC address serves")))]
 pub(super) async fn server(State(site): State<AppState>) -> Json<ServerInfo> {
     Json(site.engine.read(|core, _| site.about.with_jobs(core.jobs().map(|(_, name)| name))))
 }
 
-/// The handshakes that failed, and why: clients of JAX do not say it
+/// The failed TLS handshakes with their reasons, which JAX clients do not report
 #[utoipa::path(get, path = "/api/v1/handshakes", operation_id = "handshakes_list", tag = "server",
     responses((status = 200, body = HandshakeFailuresPage, description = "Failed handshakes of both listeners, the latest first, equal ones counted")))]
 pub(super) async fn handshakes(State(site): State<AppState>) -> Json<HandshakeFailuresPage> {

@@ -2,7 +2,7 @@
 //!
 //! It knows no routes: `routes.rs` states what each route requires. Begin at [`AccessControl`], then `middleware.rs`.
 //!
-//! | file | what it holds |
+//! | file | contents |
 //! | --- | --- |
 //! | `middleware.rs` | the checks of a request: host, identity, origin, role, forgery, rate, body |
 //! | `roles.rs` | what a route requires: nothing, or a role |
@@ -31,6 +31,9 @@ mod roles;
 mod sessions;
 mod tokens;
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use tokens::fuzz as fuzz_tokens;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,33 +53,34 @@ use login_throttle::LoginThrottle;
 use rate_limit::{RateLimit, RateLimiter};
 use sessions::SessionStore;
 
-/// Refusals of requests from one address that are written down.
+/// The rate of audit lines for refused requests of one client network.
 const REFUSALS: RateLimit = RateLimit { burst: 20.0, per_second: 1.0 };
-/// How long a login holds if nobody says otherwise.
+/// The default lifetime of a session.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(12 * 60 * 60);
 
-/// How somebody has shown who they are.
+/// The way in which a client authenticated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AuthMethod {
-    /// They did not have to.
+    /// No authentication: the server has no token file.
     Open,
-    /// By a token in the request.
+    /// A token in the request.
     Token,
-    /// By a login in a browser.
+    /// A session cookie.
     Session,
 }
 
-/// Who makes a request, and what they may do: in the extensions of every request that has passed.
+/// The author of an authorized request and its role. The middleware puts it into the extensions of the
+/// request.
 #[derive(Debug, Clone)]
 pub struct Principal {
-    /// Who, from where, by what means.
+    /// The actor: name, address and kind of client.
     pub actor: Actor,
-    /// What they may do.
+    /// The role of the actor.
     pub role: Role,
-    /// How that is known.
+    /// The way in which the actor authenticated.
     pub auth_method: AuthMethod,
-    /// What the forms of a page for this visitor must carry in their field `csrf`, and its scripts in the header
-    /// `x-csrf-token`; empty for a visitor that is no browser.
+    /// The CSRF proof that forms send in the field `csrf` and scripts in the header `x-csrf-token`; empty if
+    /// the client is no browser.
     pub csrf: Arc<str>,
 }
 
@@ -88,7 +92,7 @@ impl<S: Sync> FromRequestParts<S> for Principal {
     }
 }
 
-/// What is checked, and against what.
+/// The state of access control: tokens, hosts, sessions, CSRF key and rate limits.
 pub struct AccessControl {
     clock: Clock,
     tokens: Option<Arc<TokenFile>>,
@@ -101,10 +105,10 @@ pub struct AccessControl {
 }
 
 impl AccessControl {
-    /// A guard that lets everybody do everything.
+    /// Returns an access control that lets every client do everything.
     ///
     /// # Panics
-    /// If the operating system has no entropy to give.
+    /// If the operating system provides no entropy.
     #[must_use]
     pub fn open(clock: Clock) -> Self {
         Self {
@@ -119,40 +123,40 @@ impl AccessControl {
         }
     }
 
-    /// The same for those who have one of these tokens only.
+    /// Requires one of these tokens of every client.
     #[must_use]
     pub fn with_tokens(self, tokens: Option<TokenFile>, session_timeout: Duration) -> Self {
         Self { tokens: tokens.map(Arc::new), sessions: SessionStore::new(session_timeout), ..self }
     }
 
-    /// The same for a server that is reached by these names too.
+    /// Allows these host names besides those that always hold.
     #[must_use]
     pub fn with_hosts(self, hosts: AllowedHosts) -> Self {
         Self { hosts, ..self }
     }
 
-    /// The same with so many changes a second at most by one actor.
+    /// Limits the changes of one actor to this many a second.
     #[must_use]
     pub fn with_changes(self, per_second: usize) -> Self {
         let per_second = f64::from(u32::try_from(per_second).unwrap_or(u32::MAX));
         Self { changes: RateLimiter::new(RateLimit { burst: per_second * 2.0, per_second }), ..self }
     }
 
-    /// Looks whether the tokens have changed, if it is time to.
+    /// Reloads the token file if it has changed; it checks at intervals.
     async fn refresh(&self) {
         if let Some(tokens) = &self.tokens {
             tokens.refresh().await;
         }
     }
 
-    /// Reads the tokens again.
+    /// Reloads the token file now.
     pub fn reload(&self) {
         if let Some(tokens) = &self.tokens {
             tokens.reload();
         }
     }
 
-    /// Whether everybody may do everything.
+    /// Returns whether the server has no tokens, so that every client may do everything.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.tokens.is_none()

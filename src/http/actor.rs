@@ -1,7 +1,8 @@
 //! The actor of a request: extractors for its address, its transport and its author.
 //!
-//! It does not authenticate: `access/middleware.rs` does, and puts an [`ActorContext`] into the request's extensions. Without
-//! one the actor has no name; its address and its kind of client are known. Begin at [`RequestActor`].
+//! It does not authenticate: `access/middleware.rs` does, and puts an [`ActorContext`] into the request's
+//! extensions. Without one the actor has no name; its address and its kind of client are known. Begin at
+//! [`RequestActor`].
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -15,16 +16,16 @@ use crate::coordination::{Actor, ActorOrigin};
 use crate::service::ActorContext;
 use crate::telemetry::traces::TraceParent;
 
-/// Where a request comes from: the listener puts it into the extensions of every request.
+/// The peer address of a request. The listener puts it into the extensions of every request.
 #[derive(Debug, Clone, Copy)]
 pub struct PeerAddress(pub SocketAddr);
 
-/// How a request comes: the listener puts it into the extensions of every request.
+/// The transport of a request. The listener puts it into the extensions of every request.
 #[derive(Debug, Clone, Default)]
 pub struct TransportSecurity {
-    /// Under TLS.
+    /// The connection uses TLS.
     pub secure: bool,
-    /// By what name the certificate goes that the client has shown, if it was asked for one.
+    /// The name in the client certificate, if the client presented one.
     pub certificate: Option<Arc<str>>,
 }
 
@@ -46,7 +47,7 @@ impl<S: Sync> FromRequestParts<S> for RequestActor {
     }
 }
 
-/// By what means a client with this user agent acts. It says so itself: a hint for people, and no proof.
+/// Returns the kind of client that this user agent states. It is a hint for people and no proof.
 pub(super) fn means_of_agent(agent: &str) -> ActorOrigin {
     if agent.starts_with("muster/") {
         ActorOrigin::Cli

@@ -12,26 +12,26 @@ use super::pagination::{deserialize_limit, limit};
 use super::{AppState, Problem};
 use crate::service::{AuditLine, AuditOutcome, AuditPage};
 
-/// Which lines of the audit are wanted.
+/// The query parameters of the audit.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct AuditQuery {
-    /// The number of the last line that the caller has.
+    /// The number of the last line that the client has.
     #[serde(default)]
     after: u64,
-    /// How many to give at most.
+    /// The maximum number of lines.
     #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
-    /// Only acts upon this job.
+    /// Only actions on this job.
     job: Option<String>,
     /// Only `done`, or only `refused`.
     #[param(value_type = Option<String>)]
     outcome: Option<AuditOutcome>,
 }
 
-/// Who did what, why, from where, and what came of it
+/// The audit: every change, done or refused, with actor, reason, address and outcome
 #[utoipa::path(get, path = "/api/v1/audit", operation_id = "audit_list", tag = "audit", params(AuditQuery),
     responses((status = 200, body = AuditPage, description = "A page of the audit, oldest first")))]
 pub(super) async fn list(

@@ -1,12 +1,13 @@
 //! Reads request bodies into memory within the budget of the listener and of each client network.
 //!
-//! The guard calls [`read`] after every check that the head of a request allows, and hands the handler a body that
-//! is already in memory. So no route can read a body in another way. Begin at [`read`], then [`BodyBudget`].
+//! `access/middleware.rs` calls [`read`] after every check that needs only the head of a request, and hands
+//! the handler a body that is already in memory. So no route can read a body in another way. Begin at
+//! [`read`], then [`BodyBudget`].
 //!
-//! A body is copied into one contiguous buffer. A client that sends one byte a packet makes the connection allocate
-//! a buffer for every packet; each is released as soon as its bytes are copied. Memory is charged to the budget
-//! before it is allocated. The buffer grows with the bytes that have arrived and not with the announced length, so
-//! an announcement alone takes no memory from others.
+//! A body is copied into one contiguous buffer. A client that sends one byte a packet makes the connection
+//! allocate a buffer for every packet; each is released as soon as its bytes are copied. Memory is charged to
+//! the budget before it is allocated. The buffer grows with the bytes that have arrived and not with the
+//! announced length, so an announcement alone takes no memory from others.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,13 +22,13 @@ use tokio::time::{Instant, timeout_at};
 use super::{ClientNetwork, Problem};
 use crate::telemetry::metrics::{MetricSource, Scrape, catalogue as metric};
 
-/// A whole body must have come within this time.
+/// The maximum time for a whole body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
-/// A body may come at any rate for so long.
+/// The time during which the rate of a body is not checked.
 const RATE_GRACE: Duration = Duration::from_secs(2);
-/// After that it must have come at this rate at least, counted from the end of the grace.
+/// The minimum rate of a body after that time.
 const RATE_MIN_BYTES_PER_SECOND: u64 = 1 << 10;
-/// How much memory a body gets at first.
+/// The first allocation for a body, in bytes.
 const INITIAL_CAPACITY: usize = 4 << 10;
 
 #[derive(Default)]
@@ -36,7 +37,7 @@ struct BudgetUse {
     by_source: HashMap<ClientNetwork, usize>,
 }
 
-/// The memory that bodies may take, in all and for each source.
+/// The memory for request bodies, in total and for each client network.
 pub struct BodyBudget {
     limit: usize,
     limit_per_source: usize,
@@ -50,18 +51,18 @@ impl Default for BodyBudget {
 }
 
 impl BodyBudget {
-    /// The budget unless a setting says otherwise.
+    /// The default budget, in bytes.
     pub const DEFAULT: usize = 32 << 20;
-    /// One source gets one part in so many.
+    /// The number of equal shares of the budget; one client network may use one share.
     const SOURCES: usize = 4;
 
-    /// Creates a budget of so many bytes.
+    /// Returns a budget of this many bytes.
     #[must_use]
     pub fn new(limit: usize) -> Self {
         Self { limit, limit_per_source: limit / Self::SOURCES, used: Mutex::default() }
     }
 
-    /// Takes `bytes` out of the budget; `None` if they are not there.
+    /// Reserves `bytes` of the budget; `None` if they are not available.
     fn reserve(self: &Arc<Self>, source: ClientNetwork, bytes: usize) -> Option<BodyPermit> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let all = used.bytes.checked_add(bytes)?;
@@ -86,7 +87,7 @@ impl MetricSource for BodyBudget {
     }
 }
 
-/// Bytes of the budget, which return to it when this is dropped.
+/// Reserved bytes, which return to the budget when this is dropped.
 pub(super) struct BodyPermit {
     budget: Arc<BodyBudget>,
     source: ClientNetwork,
@@ -106,10 +107,10 @@ impl Drop for BodyPermit {
     }
 }
 
-/// Reads a body of at most `limit` bytes. The permit is to be held for as long as the bytes are in memory.
+/// Reads a body of at most `limit` bytes. The caller holds the permit for as long as the bytes are in memory.
 ///
 /// # Errors
-/// If the body is too long, too slow or breaks off, or there is no memory for it: the problem says which.
+/// If the body is too long, too slow or incomplete, or the budget is spent. The problem says which.
 pub(super) async fn read(
     budget: &Arc<BodyBudget>,
     source: ClientNetwork,
@@ -136,7 +137,7 @@ pub(super) async fn read(
             }
             Ok(Some(Ok(frame))) => frame,
         };
-        // Trailers are of no use here.
+        // Trailers are ignored.
         let Ok(chunk) = frame.into_data() else { continue };
         let needed = bytes.len().saturating_add(chunk.len());
         if needed > limit {
@@ -148,14 +149,14 @@ pub(super) async fn read(
             let mut larger = Vec::with_capacity(grown);
             larger.extend_from_slice(&bytes);
             bytes = larger;
-            // The former buffer is gone, and what was paid for it returns.
+            // The former buffer is freed here, and its permit returns to the budget.
             permit = Some(paid);
         }
         bytes.extend_from_slice(&chunk);
     }
 }
 
-/// Returns until when the next byte of a body must have come, after so many.
+/// Returns when the next byte of a body must arrive, if `received` bytes have arrived.
 fn deadline(began: Instant, received: usize) -> Instant {
     let earned = Duration::from_millis(received as u64 * 1000 / RATE_MIN_BYTES_PER_SECOND);
     began + (RATE_GRACE + earned).min(BODY_TIMEOUT)
@@ -175,7 +176,7 @@ mod tests {
         ClientNetwork::of([10, 0, 0, 1].into())
     }
 
-    /// A body whose chunks come with these pauses before them.
+    /// Returns a body whose chunks arrive with a pause before each.
     fn dribbled(chunks: usize, size: usize, pause: Duration) -> Body {
         Body::from_stream(stream::unfold(0, move |sent| async move {
             if sent == chunks {

@@ -13,21 +13,21 @@ use axum::http::request::Parts;
 use super::actor::PeerAddress;
 use crate::transfer::source_network;
 
-/// The network that one client has for itself: see [`source_network`].
+/// The network that counts as one client: see [`source_network`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientNetwork(IpAddr);
 
 impl ClientNetwork {
-    /// Every request whose origin is not known shares this source: those of tests and of the server itself.
+    /// The network of requests without a known peer: those of tests and of the server itself.
     pub const UNKNOWN: Self = Self(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
 
-    /// Returns the source that `address` belongs to.
+    /// Returns the network of `address`.
     #[must_use]
     pub fn of(address: IpAddr) -> Self {
         Self(source_network(address))
     }
 
-    /// Returns the source of the request with these extensions.
+    /// Returns the network of the request with these extensions.
     #[must_use]
     pub fn of_request(extensions: &Extensions) -> Self {
         extensions.get::<PeerAddress>().map_or(Self::UNKNOWN, |peer| Self::of(peer.0.ip()))

@@ -16,37 +16,37 @@ use super::{AppState, Problem};
 use crate::coordination::{JobReader, OperatorCommand, PreemptionView, Reason, RunNumber, RunState, TaskId};
 use crate::service::ActorContext;
 
-/// The longest notice: a day.
+/// The maximum notice: a day, in seconds.
 const SECONDS_MAX: u64 = 24 * 60 * 60;
 
-/// A drain to ask for.
+/// A request for a drain.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewDrain {
-    /// Why: one line of at most 500 bytes.
+    /// The reason: one line of at most 500 bytes.
     #[schema(value_type = String)]
     pub reason: Reason,
-    /// In how many seconds the machines will be gone, as the notice says; 0: now. JAX waits with the save until a quarter
-    /// of an hour before.
+    /// The seconds until the machines are gone, as the notice says; 0 for now. JAX saves a quarter of an hour
+    /// before that time.
     #[serde(default)]
     pub in_seconds: u64,
 }
 
-/// How a drain stands.
+/// The state of a drain.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DrainView {
-    /// Of which run.
+    /// The run that is drained.
     pub run: RunNumber,
-    /// What was asked for, who has acknowledged and which step was agreed; `None` if nobody has asked.
+    /// The notice, the tasks that have acknowledged it, and the agreed step; `None` without a drain.
     pub preemption: Option<PreemptionView>,
-    /// Where that stands: once it has ended, no step will be agreed on any more.
+    /// The state of the run: after its end no step will be agreed on.
     #[serde(default = "running")]
     pub state: RunState,
     /// The tasks that the agreement on a step waits for.
     pub waiting_for: Vec<TaskId>,
 }
 
-/// What a server that does not say so means.
+/// The default of `state` in the answer of a server that does not send it.
 fn running() -> RunState {
     RunState::Running
 }
@@ -71,7 +71,7 @@ pub(super) async fn create(
     Ok((StatusCode::ACCEPTED, Json(request_drain(&site, &job, &author, new)?)))
 }
 
-/// Asks for a coordinated save.
+/// Requests a coordinated save.
 pub(super) fn request_drain(
     site: &AppState,
     job: &JobPath,
@@ -87,7 +87,7 @@ pub(super) fn request_drain(
     site.operations.act(operation, |after, _| after.map(view_of))?.ok_or_else(Problem::internal)
 }
 
-/// How the drain of the present run stands
+/// The state of the present run's drain
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/drain", operation_id = "drain_show", tag = "drain",
     params(("job" = String, Path, description = "The job's name")),
     responses((status = 200, body = DrainView, description = "Who has acknowledged, and the step that was agreed")))]

@@ -15,26 +15,27 @@ use http_body_util::BodyExt as _;
 
 use super::Problem;
 
-/// The moment of a view, which says nothing of the state.
+/// The field with the time of a view, which is not part of the state.
 const SEEN_AT_FIELD: &[u8] = b"\"seen_at\":";
 
-/// Gives every successful answer to a GET a weak tag, and answers 304 where the client has it. A change on condition of a tag is
-/// refused: the condition asks for a strong one, and to pass over it would change what the client has not seen.
+/// Adds a weak tag to every successful answer to a GET, and answers 304 if the client has it. Refuses a
+/// change with a condition on a tag: such a condition needs a strong tag, and a server that ignored it could
+/// change something that the client has not seen.
 pub(super) async fn add_etag(request: Request, next: Next) -> Response {
     let condition = request.headers().get(header::IF_MATCH).filter(|_| !request.method().is_safe());
     if condition.is_some_and(|condition| condition.as_bytes().trim_ascii() != b"*") {
         return Problem::no_strong_tags().into_response();
     }
-    // An answer to HEAD has no body that could be hashed.
+    // The body of an answer to HEAD is empty and has no digest.
     let asks = *request.method() == Method::GET;
     let known = request.headers().get(header::IF_NONE_MATCH).cloned();
     let response = next.run(request).await;
-    // A stream has no end that could be hashed.
+    // A stream has no end, so it has no digest.
     if !asks || response.status() != StatusCode::OK || !is_json(response.headers()) || is_stream(&response) {
         return response;
     }
     let (mut head, body) = response.into_parts();
-    // The body is in memory already: no error can come of collecting it.
+    // The body is in memory already, so collecting it cannot fail.
     let bytes = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
     let tag = format!("W/\"{:016x}\"", digest(&bytes));
     let matches = known.is_some_and(|known| {
@@ -43,7 +44,7 @@ pub(super) async fn add_etag(request: Request, next: Next) -> Response {
     });
     if let Ok(value) = HeaderValue::from_str(&tag) {
         head.headers.insert(header::ETAG, value);
-        // To be kept, and asked about every time.
+        // `no-cache` lets clients store the answer and makes them revalidate it.
         head.headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     }
     if matches {
@@ -63,7 +64,7 @@ fn is_stream(response: &Response) -> bool {
     response.body().size_hint().exact().is_none()
 }
 
-/// A digest of an answer, the same on every server of one version. The moment at which a view was made does not count.
+/// Returns a digest of an answer without the time of its view. It is the same on every server of one version.
 fn digest(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     match bytes.windows(SEEN_AT_FIELD.len()).position(|window| window == SEEN_AT_FIELD) {

@@ -24,24 +24,24 @@ use super::{AppState, ClientNetwork, Problem, openapi};
 use crate::coordination::{EventKind, JobId, JobName, RunNumber, TaskId, Timestamp};
 use crate::engine::{Engine, NumberedEvent};
 
-/// How long a stream may be silent before a comment shows that it is alive.
+/// The maximum silence of a stream before a comment shows that it is alive.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// One event.
+/// An event of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EventLine {
-    /// Its place among all events of this server, from 1.
+    /// Its number among all events of this server, from 1.
     pub number: u64,
-    /// When, in microseconds since the Unix epoch.
+    /// The time, in microseconds since the Unix epoch.
     pub at: Timestamp,
-    /// In which job.
+    /// The job.
     pub job: JobName,
-    /// In which of its runs.
+    /// The run of the job.
     pub run: RunNumber,
-    /// What changed.
+    /// The change.
     #[serde(flatten)]
     pub what: EventKind,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
@@ -53,18 +53,18 @@ impl EventLine {
     }
 }
 
-/// Some events of a job, oldest first unless the newest were asked for.
+/// A page of a job's events, oldest first unless the newest were requested.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EventsPage {
     /// The events.
     pub events: Vec<EventLine>,
-    /// What to give as `after` for those that follow.
+    /// The value of `after` for the next page.
     pub next: u64,
-    /// Events that are no longer kept may be missing before the first.
+    /// Events before the first are no longer kept.
     pub gap: bool,
 }
 
-/// The streams that are open.
+/// Limits the number of open event streams.
 pub struct EventStreamLimiter {
     most: usize,
     most_per_source: usize,
@@ -79,25 +79,25 @@ impl Default for EventStreamLimiter {
 }
 
 impl EventStreamLimiter {
-    /// How many are served at once unless a setting says otherwise.
+    /// The default maximum of streams.
     pub const DEFAULT: usize = 256;
-    /// One source leaves half of them to others, if it has as many as this.
+    /// A client network may hold half of all streams, but never less than this number.
     const MIN_PER_NETWORK: usize = 128;
 
-    /// Room for this many streams at once.
+    /// Returns a limiter for this many streams.
     #[must_use]
     pub fn new(most: usize) -> Self {
         let most_per_source = (most / 2).max(Self::MIN_PER_NETWORK);
         Self { most, most_per_source, open: Arc::default(), stop: watch::Sender::new(false) }
     }
 
-    /// How many are open, and how many may be.
+    /// Returns how many streams are open, and how many may be.
     #[must_use]
     pub fn open(&self) -> (usize, usize) {
         (lock(&self.open).values().sum(), self.most)
     }
 
-    /// Room for one more of this source, and what becomes true when it is to end.
+    /// Reserves a stream for this client network. The receiver becomes true when the stream must end.
     pub(super) fn acquire(
         &self,
         source: ClientNetwork,
@@ -114,7 +114,7 @@ impl EventStreamLimiter {
         Ok((StreamGuard { open: Arc::clone(&self.open), source }, self.stop.subscribe()))
     }
 
-    /// Ends every stream: the server stops.
+    /// Ends every stream. Called when the server stops.
     pub fn close(&self) {
         self.stop.send_replace(true);
     }
@@ -124,7 +124,7 @@ fn lock(open: &Mutex<HashMap<ClientNetwork, usize>>) -> MutexGuard<'_, HashMap<C
     open.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A stream is open while this lives.
+/// Holds the reservation of one stream.
 pub(super) struct StreamGuard {
     open: Arc<Mutex<HashMap<ClientNetwork, usize>>>,
     source: ClientNetwork,
@@ -140,23 +140,24 @@ impl Drop for StreamGuard {
     }
 }
 
-/// Which events are wanted.
+/// The query parameters of events.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct EventsQuery {
-    /// The number of the last event that the caller has.
+    /// The number of the last event that the client has.
     #[serde(default)]
     after: u64,
-    /// How many to give at most; a stream has no end.
+    /// The maximum number of events; a stream has no end.
     #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
-    /// Only events of these kinds, with commas between them: `task-failed`, `barrier-passed`, …
+    /// Only events of these kinds, separated by commas: `task-failed`, `barrier-passed`, …
     kind: Option<String>,
-    /// Only events that are about this task, alone or among others.
+    /// Only events about this task, alone or among others.
     task: Option<i32>,
-    /// `true` for the newest first; `after` is then the number before which they must have happened, and 0 is the end.
+    /// `true` for the newest first; `after` is then the number before which events are returned, or 0 for the
+    /// newest of all.
     #[serde(default)]
     newest: bool,
     /// 1 for a stream of server-sent events, as with `Accept: text/event-stream`.
@@ -164,10 +165,10 @@ pub(super) struct EventsQuery {
     stream: u8,
 }
 
-/// The kinds of events that there are.
+/// The names of all event kinds.
 static KINDS: LazyLock<BTreeSet<String>> = LazyLock::new(|| openapi::kinds::<EventKind>("kind"));
 
-/// Which events of a job are wanted.
+/// The conditions on the events of a job.
 struct EventFilter {
     job: JobId,
     kinds: Option<BTreeSet<String>>,
@@ -197,11 +198,13 @@ impl EventFilter {
     }
 }
 
-/// What happened in a job
+/// The events of a job
 ///
-/// As JSON a page, oldest first unless `newest` is said. As `text/event-stream` what happens from `after` (or the header `Last-Event-ID`) on,
-/// without end: each event has its number as `id`, its kind as `event` and its JSON as `data`. An event `gap` says that
-/// some are no longer kept; it comes too if `after` is of a server before this one, and then everything that there is.
+/// As JSON it is a page, oldest first unless `newest` is set. As `text/event-stream` it has the events after
+/// `after` (or the header `Last-Event-ID`) and all later ones, without end: each event has its number as
+/// `id`, its kind as `event` and its JSON as `data`. An event `gap` reports that older events are no longer
+/// kept. It also comes if `after` is from an earlier process of the server, and all events of this process
+/// follow.
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/events", operation_id = "events_list", tag = "events",
     params(("job" = String, Path, description = "The job's name"), EventsQuery),
     responses(
@@ -247,7 +250,7 @@ fn page(engine: &Engine, job: &JobPath, wanted: &EventFilter, after: u64, limit:
     EventsPage { events, next, gap }
 }
 
-/// The newest events first: those before the one with the number `before`, or the newest of all if that is 0.
+/// Returns the newest events first: those before number `before`, or the newest of all if that is 0.
 fn newest(engine: &Engine, job: &JobPath, wanted: &EventFilter, before: u64, limit: usize) -> EventsPage {
     let (past, _) = engine.follow_job(job.id, 0);
     let first = past.events.first().map_or(1, |first| first.number);
@@ -255,23 +258,23 @@ fn newest(engine: &Engine, job: &JobPath, wanted: &EventFilter, before: u64, lim
     let mut found = past.events.iter().rev().filter(earlier).filter(|numbered| wanted.matches(numbered));
     let events: Vec<EventLine> =
         found.by_ref().take(limit).map(|numbered| EventLine::of(numbered, &job.name)).collect();
-    // What is there no more would have come after the last.
+    // Events that are no longer kept would have been after the last one here.
     let more = found.next().is_some();
     let next = events.last().filter(|_| more).map_or(first, |last| last.number);
     EventsPage { events, next, gap: !more && past.is_missing_after(0) }
 }
 
-/// One who follows the events of a job.
+/// Follows the events of a job.
 struct EventFollower {
     engine: Arc<Engine>,
     wanted: EventFilter,
     name: JobName,
-    /// The last event that was looked at.
+    /// The number of the last event that was examined.
     last: u64,
-    /// What is kept and has not been sent yet, the next one last.
+    /// Kept events that are not sent yet, the next one last.
     kept: Vec<NumberedEvent>,
     incoming: broadcast::Receiver<NumberedEvent>,
-    /// Some events before the next one are lost.
+    /// Events before the next one were lost.
     gap: bool,
     stop: watch::Receiver<bool>,
     _slot: StreamGuard,
@@ -289,7 +292,8 @@ impl EventFollower {
         let engine = Arc::clone(&site.engine);
         let coming = engine.follow(u64::MAX).1;
         let name = job.name;
-        // Events that have not happened yet were seen on a server before this one: here everything is new.
+        // A number in the future comes from an earlier server process, so every event here is new to the
+        // client.
         let foreign = after > engine.counters().events;
         let last = if foreign { 0 } else { after };
         let mut follower = Self {
@@ -307,7 +311,7 @@ impl EventFollower {
         Ok(follower)
     }
 
-    /// Takes what is kept since the last event; returns how far back that is whole.
+    /// Collects the kept events since the last one. Returns the number from which they are complete.
     fn catch_up(&mut self) -> u64 {
         let (mut past, coming) = self.engine.follow_job(self.wanted.job, self.last);
         self.gap |= past.is_missing_after(self.last);
@@ -323,7 +327,7 @@ impl EventFollower {
         })
     }
 
-    /// The next event; `None` once there will be none.
+    /// Returns the next event; `None` at the end of the stream.
     async fn next(&mut self) -> Option<Event> {
         loop {
             if std::mem::take(&mut self.gap) {
@@ -334,7 +338,7 @@ impl EventFollower {
                 None => {
                     let coming = tokio::select! {
                         biased;
-                        // Nobody left who could tell is as good as told.
+                        // A dropped sender means the same as the stop signal.
                         _ = self.stop.wait_for(|stop| *stop) => return None,
                         coming = self.incoming.recv() => coming,
                     };
@@ -363,7 +367,7 @@ impl EventFollower {
 
 fn to_sse(line: &EventLine) -> Event {
     let kind = line.what.kind();
-    // Strings and numbers always serialise.
+    // Strings and numbers always serialize.
     let data = serde_json::to_string(line).unwrap_or_default();
     Event::default().id(line.number.to_string()).event(kind).data(data)
 }
@@ -389,7 +393,7 @@ mod tests {
             let id = engine.declare(name.parse().unwrap(), JobSettings::new(4)).unwrap();
             JobPath { id, name: name.parse().unwrap() }
         };
-        // The first four events are the jobs' own.
+        // The first four events are about the creation of the jobs.
         let (job, other) = (job("a"), job("b"));
         let by = || Actor {
             who: Actor::ANONYMOUS.into(),

@@ -23,29 +23,29 @@ use crate::coordination::{
 };
 use crate::service::ActorContext;
 
-/// The longest that an exclusion with an end may last: a year.
+/// The maximum duration of an exclusion with an expiry: a year, in seconds.
 const SECONDS_MAX: u64 = 366 * 24 * 60 * 60;
 
-/// What to exclude.
+/// A request for an exclusion.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewExclusion {
     /// A task, by its number; either this or `host`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub task: Option<i32>,
-    /// A host, by its IP address: whatever registers from it.
+    /// A host, by its IP address: every task that registers from it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// Why: one line of at most 500 bytes, which the excluded process is shown.
+    /// The reason: one line of at most 500 bytes, which the excluded process receives.
     #[schema(value_type = String)]
     pub reason: Reason,
-    /// How long; without it, until it is lifted.
+    /// The duration in seconds; without it the exclusion holds until it is lifted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_in_seconds: Option<u64>,
-    /// Do it even if it ends the run.
+    /// Exclude even if that ends the run.
     #[serde(default)]
     pub end_run: bool,
-    /// Only say what it would do.
+    /// Return the effects without excluding.
     #[serde(default)]
     pub dry_run: bool,
 }
@@ -78,62 +78,63 @@ impl NewExclusion {
     }
 }
 
-/// Exclusions of a job, by number.
+/// A page of a job's exclusions, by number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExclusionsPage {
-    /// Those of this page.
+    /// The exclusions of this page.
     pub exclusions: Vec<ExclusionView>,
-    /// What to give as `after` for those that follow; none if these are the last.
+    /// The value of `after` for the next page; none on the last page.
     pub next: Option<ExclusionId>,
 }
 
-/// Which exclusions are wanted.
+/// The states of exclusions to return.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 #[schema(as = Wanted)]
 pub(super) enum ExclusionFilter {
-    /// Those that hold now.
+    /// Exclusions in force.
     #[default]
     InForce,
-    /// Those that are over, as far as they are remembered.
+    /// Exclusions that have ended, as far as they are kept.
     #[serde(rename = "over")]
     Ended,
     /// Both.
     All,
 }
 
-/// Which exclusions are wanted.
+/// The query parameters of exclusions.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ExclusionsQuery {
-    /// `in-force` (as if not given), `over` or `all`.
+    /// `in-force` (the default), `over` or `all`.
     #[serde(default)]
     #[param(inline)]
     state: ExclusionFilter,
-    /// The number of the last exclusion that the caller has.
+    /// The number of the last exclusion that the client has.
     after: Option<u64>,
-    /// How many to give at most.
+    /// The maximum number of exclusions.
     #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
 }
 
-/// Why an act is done, where it has no body to say so.
+/// The reason of a change whose request has no body.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ReasonQuery {
-    /// Why: one line of at most 500 bytes.
+    /// The reason: one line of at most 500 bytes.
     #[param(value_type = String)]
     pub reason: Reason,
 }
 
 /// Exclude a task or a host
 ///
-/// It is out at once: its waiting calls are answered, the others go on without it, and its registrations are refused with
-/// the reason for as long as the exclusion holds. In a job whose tasks share their fate that ends the run, and is refused
-/// unless `end_run` says that it is wanted. With `dry_run` nothing happens: the answer says what would.
+/// The exclusion takes effect at once: waiting calls of the task are answered, the other tasks continue
+/// without it, and its registrations are refused with the reason while the exclusion holds. In a job whose
+/// tasks share their fate this ends the run, and is refused unless `end_run` is set. With `dry_run` nothing
+/// changes: the answer has the effects.
 #[utoipa::path(post, path = "/api/v1/jobs/{job}/exclusions", operation_id = "exclusions_create", tag = "exclusions",
     params(("job" = String, Path, description = "The job's name")),
     request_body = NewExclusion,
@@ -157,7 +158,7 @@ pub(super) async fn create(
     Ok((StatusCode::CREATED, place, Json(view)).into_response())
 }
 
-/// What an exclusion would do.
+/// Returns the effects that an exclusion would have.
 pub(super) fn preview(
     site: &AppState,
     job: &JobPath,
@@ -222,7 +223,7 @@ pub(super) async fn show(
 
 /// Lift an exclusion
 ///
-/// Whom it was about may register again. Its process must be started anew.
+/// The task or host may register again. An excluded process has ended and must be started again.
 #[utoipa::path(delete, path = "/api/v1/jobs/{job}/exclusions/{id}", operation_id = "exclusions_lift", tag = "exclusions",
     params(("job" = String, Path, description = "The job's name"), ("id" = u64, Path, description = "Its number"), ReasonQuery),
     responses(

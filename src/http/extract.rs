@@ -13,7 +13,7 @@ use super::{AppState, Problem};
 use crate::coordination::{JobId, JobName, OperatorCommand, Reason};
 use crate::service::{ActorContext, Operation};
 
-/// The body of a request, as JSON. Types refuse fields that they do not know.
+/// The JSON body of a request. Types refuse unknown fields.
 pub(super) struct JsonBody<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonBody<T> {
@@ -31,7 +31,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonBody<T> {
     }
 }
 
-/// The query of a request. Types refuse parameters that they do not know.
+/// The query parameters of a request. Types refuse unknown parameters.
 pub(super) struct QueryParams<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for QueryParams<T> {
@@ -77,7 +77,7 @@ impl FromRequestParts<AppState> for JobPath {
     }
 }
 
-/// What comes after the job in the path.
+/// The path segment after the job.
 pub(super) struct PathItem<T>(pub T);
 
 impl<T: DeserializeOwned + Send> FromRequestParts<AppState> for PathItem<T> {
@@ -91,7 +91,8 @@ impl<T: DeserializeOwned + Send> FromRequestParts<AppState> for PathItem<T> {
     }
 }
 
-/// The fields of a form. Fields that are not known are left alone: every form carries some that others read.
+/// The fields of a form. Unknown fields are ignored, because every form carries some that the middleware
+/// reads.
 pub(super) struct FormBody<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for FormBody<T> {

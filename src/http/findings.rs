@@ -15,24 +15,24 @@ use crate::findings::{self, Finding};
 /// The findings of one job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct JobFindings {
-    /// Those that hold now, what matters most first.
+    /// The findings that hold now, by severity.
     pub open: Vec<Finding>,
-    /// Those that were found and are found no more, the latest first: 64 at most.
+    /// The closed findings, the latest first: 64 at most.
     pub closed: Vec<Finding>,
-    /// When they were last looked for.
+    /// The time of the last check.
     pub looked_at: Timestamp,
 }
 
 /// The open findings of every job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FindingsPage {
-    /// By job, what matters most first.
+    /// The findings by job, by severity.
     pub findings: Vec<Finding>,
-    /// When they were last looked for.
+    /// The time of the last check.
     pub looked_at: Timestamp,
 }
 
-/// What is found in what is measured of a job, and what was
+/// The open and closed findings of a job
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/findings", operation_id = "job_findings", tag = "findings",
     params(("job" = String, Path, description = "The job's name")),
     responses((status = 200, description = "The findings of the job", body = JobFindings), (status = 404, description = "There is none")))]
@@ -41,7 +41,7 @@ pub(super) async fn of_job(State(site): State<AppState>, job: JobPath) -> Json<J
     Json(JobFindings { open, closed, looked_at: site.findings.looked_at() })
 }
 
-/// What is found in what is measured, of every job
+/// The open findings of every job
 #[utoipa::path(get, path = "/api/v1/findings", operation_id = "findings_list", tag = "findings",
     responses((status = 200, description = "The open findings of every job", body = FindingsPage)))]
 pub(super) async fn all(State(site): State<AppState>) -> Json<FindingsPage> {

@@ -5,7 +5,7 @@
 
 use axum::http::header::{self, HeaderMap, HeaderName, HeaderValue};
 
-/// The headers of every answer.
+/// The headers of every response.
 const SECURITY_HEADERS: [(HeaderName, &str); 7] = [
     (
         header::CONTENT_SECURITY_POLICY,
@@ -14,7 +14,7 @@ const SECURITY_HEADERS: [(HeaderName, &str); 7] = [
     ),
     (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     (header::X_FRAME_OPTIONS, "DENY"),
-    // With `no-referrer` browsers say `Origin: null` of this server's own forms.
+    // With `no-referrer`, browsers send `Origin: null` with this server's own forms.
     (header::REFERRER_POLICY, "same-origin"),
     (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
     (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
@@ -23,10 +23,10 @@ const SECURITY_HEADERS: [(HeaderName, &str); 7] = [
         "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
     ),
 ];
-/// Under TLS only: by plaintext nobody may say it.
+/// HSTS, which is sent under TLS only: browsers ignore it in plaintext.
 const HSTS: &str = "max-age=31536000";
 
-/// Adds the headers that are the same for all answers.
+/// Adds the headers that all responses share.
 pub(super) fn add_security_headers(headers: &mut HeaderMap, secure: bool) {
     for (name, value) in SECURITY_HEADERS {
         headers.entry(name).or_insert(HeaderValue::from_static(value));

@@ -12,23 +12,24 @@ const STARTING: u8 = 0;
 const READY: u8 = 1;
 const STOPPING: u8 = 2;
 
-/// Whether the server is ready: not until every listener is bound, and never again once it stops.
+/// The readiness of the server: ready from the moment at which every listener is bound until the server
+/// stops.
 #[derive(Debug, Default)]
 pub struct ServerReadiness(AtomicU8);
 
 impl ServerReadiness {
-    /// Every listener is bound.
+    /// Records that every listener is bound.
     pub fn started(&self) {
-        // A stop that came first stays.
+        // A stop that came first prevails.
         let _ = self.0.compare_exchange(STARTING, READY, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// The server stops.
+    /// Records that the server stops.
     pub fn stopping(&self) {
         self.0.store(STOPPING, Ordering::Relaxed);
     }
 
-    /// Why the server is not ready; `None` if it is.
+    /// Returns why the server is not ready; `None` if it is.
     #[must_use]
     pub fn reason(&self) -> Option<&'static str> {
         match self.0.load(Ordering::Relaxed) {
@@ -39,14 +40,14 @@ impl ServerReadiness {
     }
 }
 
-/// `GET /healthz/live`
+/// Serves `GET /healthz/live`.
 pub(super) async fn live() -> &'static str {
     "alive\n"
 }
 
-/// `GET /healthz/ready`
+/// Serves `GET /healthz/ready`.
 ///
-/// An audit file that cannot be written is told of, and does not make the server unready: tasks are served all the same.
+/// A failing audit file is mentioned and does not make the server unready: tasks are served all the same.
 pub(super) async fn ready(State(site): State<AppState>) -> Result<String, Problem> {
     match site.readiness.reason() {
         None => Ok(match site.operations.audit.write_error() {

@@ -1,22 +1,22 @@
 //! The host names at which the server may be reached.
 //!
-//! It checks no `Origin`: `access/middleware.rs` does. A web page elsewhere can make its own name resolve to this server's
-//! address (DNS rebinding), and its scripts then share an origin with what they reach. They cannot change the
-//! `Host` header, so a name that nobody configured is refused. An IP address passes, because it cannot be made to
-//! lead elsewhere.
+//! It checks no `Origin`: `access/middleware.rs` does. A web page elsewhere can make its own name resolve to
+//! this server's address (DNS rebinding), and its scripts then share an origin with this server. They cannot
+//! change the `Host` header, so a name that nobody configured is refused. An IP address passes, because it
+//! cannot be made to resolve to another one.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Names besides those that always hold: `localhost`, what stands below it, and addresses.
+/// The allowed host names besides those that always hold: `localhost`, names below it, and IP addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AllowedHosts(Vec<String>);
 
 impl AllowedHosts {
-    /// Reads names with commas between them, or `none`.
+    /// Parses names separated by commas, or `none`.
     ///
     /// # Errors
-    /// Which one is no name.
+    /// The name that is invalid.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text == "none" {
             return Ok(Self::default());
@@ -36,7 +36,7 @@ impl AllowedHosts {
         }
     }
 
-    /// Whether the server may be reached as `host`, which may have a port.
+    /// Returns whether the server may be reached as `host`, which may include a port.
     #[must_use]
     pub fn allow(&self, host: &str) -> bool {
         let Some(name) = name_of(host) else { return false };
@@ -51,7 +51,7 @@ impl AllowedHosts {
         })
     }
 
-    /// The same with another name.
+    /// Adds a name.
     #[must_use]
     pub fn with(mut self, name: &str) -> Self {
         self.0.push(name.to_ascii_lowercase());
@@ -59,9 +59,11 @@ impl AllowedHosts {
     }
 }
 
-/// Returns the name or address of a host without its port and the brackets of an IPv6 address; `None` if it is no host.
+/// Returns the name or address of a host without its port and without the brackets of an IPv6 address; `None`
+/// if it is invalid.
 ///
-/// What stands behind the name must be a port and nothing else: `localhost:1@elsewhere` is no host, whatever one part of it is.
+/// Only a port may follow the name: `localhost:1@elsewhere` is invalid as a whole, although it begins with a
+/// valid name.
 pub(super) fn name_of(host: &str) -> Option<&str> {
     let (name, port) = match host.strip_prefix('[') {
         Some(rest) => {

@@ -23,33 +23,34 @@ use crate::coordination::{
 use crate::service::Operation;
 use crate::text::parse_duration;
 
-/// Jobs, by name.
+/// A page of jobs, by name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct JobsPage {
     /// The jobs of this page.
     pub jobs: Vec<JobSummary>,
-    /// What to give as `after` for those that follow; none if these are the last.
+    /// The value of `after` for the next page; none on the last page.
     #[serde(default)]
     pub next: Option<JobName>,
 }
 
-/// Which jobs are wanted.
+/// The query parameters of jobs.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct JobsQuery {
-    /// Only jobs whose present run stands so: `forming`, `running`, `completed`, `failed` or `abandoned`.
+    /// Only jobs whose present run is in this state: `forming`, `running`, `completed`, `failed` or
+    /// `abandoned`.
     #[param(value_type = Option<String>)]
     state: Option<RunState>,
-    /// The name of the last job that the caller has.
+    /// The name of the last job that the client has.
     after: Option<String>,
-    /// How many to give at most.
+    /// The maximum number of jobs.
     #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
 }
 
-/// Every job in short
+/// The summaries of all jobs
 #[utoipa::path(get, path = "/api/v1/jobs", operation_id = "jobs_list", tag = "jobs", params(JobsQuery),
     responses((status = 200, body = JobsPage, description = "A page of jobs, by name")))]
 pub(super) async fn list(
@@ -76,38 +77,39 @@ pub(super) async fn show(State(site): State<AppState>, job: JobPath) -> Result<J
     view.map(Json).ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
 }
 
-/// Settings of a job; what is left out stays as it is, or has its default. Durations are written as `90s` or `5m`.
+/// Settings of a job; a missing one is unchanged, or has its default in a new job. Durations are written as
+/// `90s` or `5m`.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SettingsBody {
-    /// How many tasks the job has.
+    /// The number of tasks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tasks: Option<u32>,
     /// Tasks may fail and come back without ending the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recoverable: Option<bool>,
-    /// A task that gives no sign of life for this long has failed.
+    /// A task that is silent for this long has failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub heartbeat_timeout: Option<String>,
-    /// How long tasks wait for one another when they register.
+    /// The time that tasks wait for one another when they register.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub register_timeout: Option<String>,
-    /// How long they wait for one another when they shut down; `0s`: not at all.
+    /// The time that tasks wait for one another when they shut down; `0s` for no wait.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shutdown_timeout: Option<String>,
-    /// How long a task whose connection broke may take to be heard again; `off`: only heartbeats count.
+    /// The time that a task has to reconnect after its connection broke; `off` if only heartbeats count.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disconnect_grace: Option<String>,
-    /// How errors reach tasks: `auto`, `hold` or `cancel`.
+    /// The way in which errors reach tasks: `auto`, `hold` or `cancel`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_delivery: Option<ErrorDelivery>,
-    /// Findings upon which the task that they name is excluded: `stalled-task`, `chronic-straggler`, `restart-storm`.
+    /// Findings whose task is excluded automatically: `stalled-task`, `chronic-straggler`, `restart-storm`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub auto_exclude: Option<BTreeSet<AutoExcludeRule>>,
-    /// How long such an exclusion lasts.
+    /// The duration of an automatic exclusion.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub auto_exclude_for: Option<String>,
-    /// What the job may hold, by the names of the bounds (`keys`, `store-bytes`, …).
+    /// The bounds of the job, by name (`keys`, `store-bytes`, …).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub bounds: Option<serde_json::Map<String, serde_json::Value>>,
@@ -141,7 +143,7 @@ impl SettingsBody {
     }
 }
 
-/// The bounds with some of them replaced.
+/// Returns the bounds with some of them replaced.
 fn merge_bounds(
     present: &Bounds,
     given: serde_json::Map<String, serde_json::Value>,
@@ -153,23 +155,23 @@ fn merge_bounds(
     serde_json::from_value(all.into()).map_err(|error| Problem::unusable(format!("bounds: {error}")))
 }
 
-/// A job to make.
+/// A request for a new job.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewJob {
-    /// Its name: letters, digits and hyphens, as in a host's name.
+    /// The name: letters, digits and hyphens, as in a host name.
     #[schema(value_type = String)]
     pub name: JobName,
-    /// Its settings; `tasks` is required.
+    /// The settings; `tasks` is required.
     pub settings: SettingsBody,
-    /// Why: one line of at most 500 bytes.
+    /// The reason: one line of at most 500 bytes.
     #[schema(value_type = String)]
     pub reason: Reason,
 }
 
-/// Make a job
+/// Create a job
 ///
-/// Its tasks reach it on the shared listener, by the name that they dial: `NAME.HOST:PORT`.
+/// Its tasks reach it on the shared listener by the name that they dial: `NAME.HOST:PORT`.
 #[utoipa::path(post, path = "/api/v1/jobs", operation_id = "jobs_create", tag = "jobs", request_body = NewJob,
     responses(
         (status = 201, body = JobSummary, description = "The job in short"),
@@ -194,21 +196,21 @@ pub(super) async fn create(
     Ok((StatusCode::CREATED, place, Json(summary)).into_response())
 }
 
-/// Settings to change.
+/// A request to change settings.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct JobPatch {
     /// The new values.
     pub settings: SettingsBody,
-    /// Why: one line of at most 500 bytes.
+    /// The reason: one line of at most 500 bytes.
     #[schema(value_type = String)]
     pub reason: Reason,
 }
 
 /// Change settings of a job
 ///
-/// The heartbeat timeout holds at once, other timeouts for what begins from then on. What a run in progress was begun
-/// with (the number of tasks, whether they are recoverable) cannot change until it has ended.
+/// The heartbeat timeout takes effect at once, other timeouts for what begins afterwards. The number of tasks
+/// and whether they are recoverable cannot change during a run.
 #[utoipa::path(patch, path = "/api/v1/jobs/{job}", operation_id = "jobs_change", tag = "jobs",
     params(("job" = String, Path, description = "The job's name")),
     request_body = JobPatch,
@@ -233,22 +235,22 @@ pub(super) async fn change(
     }
 }
 
-/// How a job is deleted.
+/// The query parameters of a deletion.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct DeleteQuery {
-    /// Why: one line of at most 500 bytes.
+    /// The reason: one line of at most 500 bytes.
     #[param(value_type = String)]
     reason: Reason,
-    /// Even if tasks are connected.
+    /// Delete the job even if tasks are connected.
     #[serde(default)]
     force: bool,
 }
 
 /// Delete a job
 ///
-/// Whatever waits is answered NOT_FOUND, as every later call is.
+/// Waiting calls are answered with NOT_FOUND, as is every later call.
 #[utoipa::path(delete, path = "/api/v1/jobs/{job}", operation_id = "jobs_delete", tag = "jobs",
     params(("job" = String, Path, description = "The job's name"), DeleteQuery),
     responses(

@@ -20,28 +20,28 @@ use super::pagination::{deserialize_limit, limit};
 use super::{AppState, Problem};
 use crate::coordination::{KeyEntry, OperatorCommand, Reason, TaskId, Timestamp};
 
-/// How much of a value is shown unless more is asked for, in bytes.
+/// The default maximum of a shown value, in bytes.
 const SHOWN_BYTES: usize = 64 << 10;
-/// How much of a value is shown at most, in bytes.
+/// The upper limit of that maximum, in bytes.
 const SHOWN_BYTES_MAX: usize = 4 << 20;
 
 /// A key, without its value.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct KeyInfo {
-    /// The key as text; a directory ends with a slash. What is no text in it is replaced.
+    /// The key as text; a directory ends with a slash. Bytes that are no text are replaced.
     pub key: String,
     /// The key's bytes in base64, if it is not text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key_base64: Option<String>,
-    /// How many bytes the value has; none for a directory.
+    /// The length of the value in bytes; none for a directory.
     pub value_bytes: Option<usize>,
-    /// When the value was written last.
+    /// The time of the last write.
     pub written_at: Option<Timestamp>,
-    /// Which task wrote it, where that is known.
+    /// The task that wrote the value, if known.
     pub written_by: Option<TaskId>,
-    /// How many keys lie below a directory.
+    /// The number of keys below a directory.
     pub keys_below: usize,
-    /// How many bytes the values of those have.
+    /// The total length of their values in bytes.
     pub bytes_below: usize,
 }
 
@@ -67,36 +67,36 @@ fn text_of(key: &[u8]) -> (String, Option<String>) {
     }
 }
 
-/// Keys, in byte order.
+/// A page of keys, in byte order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct KeysPage {
-    /// Those of this page.
+    /// The keys of this page.
     pub keys: Vec<KeyInfo>,
-    /// What to give as `after` for those that follow, percent-encoded; none if these are the last.
+    /// The value of `after` for the next page, percent-encoded; none on the last page.
     pub next: Option<String>,
 }
 
-/// Which keys are wanted.
+/// The query parameters of keys.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct KeysQuery {
-    /// Below which directory; without it, from the root.
+    /// The directory; the root if it is missing.
     #[serde(default)]
     prefix: String,
-    /// Every key of the tree, rather than one level with its directories.
+    /// Return every key of the tree instead of one level with its directories.
     #[serde(default)]
     recursive: bool,
     /// The `next` of the page before.
     #[serde(default)]
     after: String,
-    /// How many to give at most.
+    /// The maximum number of keys.
     #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
 }
 
-/// The keys of the present run's store, by directory, with sizes
+/// The keys of the present run, by directory, with sizes
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/keys", operation_id = "keys_list", tag = "keys",
     params(("job" = String, Path, description = "The job's name"), KeysQuery),
     responses((status = 200, body = KeysPage, description = "A page of keys and directories, in byte order, as they were at one \
@@ -128,30 +128,30 @@ pub struct KeyView {
     /// The key's bytes in base64, if it is not text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key_base64: Option<String>,
-    /// How many bytes the value has.
+    /// The length of the value in bytes.
     pub value_bytes: usize,
-    /// When it was written last.
+    /// The time of the last write.
     pub written_at: Timestamp,
-    /// Which task wrote it, where that is known.
+    /// The task that wrote the value, if known.
     pub written_by: Option<TaskId>,
     /// The value, if it is text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
-    /// The value in base64, if it is not.
+    /// The value in base64, if it is not text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base64: Option<String>,
-    /// Only the beginning of the value is shown.
+    /// Only the beginning of the value is returned.
     pub truncated: bool,
-    /// The value is not shown: a setting of the server hides it.
+    /// The value is hidden by a setting of the server.
     pub redacted: bool,
 }
 
-/// How much of a value is wanted.
+/// The query parameters of a value.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ValueQuery {
-    /// How many bytes of it to show at most.
+    /// The maximum number of bytes of the value.
     max_bytes: Option<usize>,
 }
 
@@ -169,7 +169,7 @@ pub(super) async fn show(
     value(&site, &job, &key_in(uri.path()), query.max_bytes).map(Json)
 }
 
-/// A value, as far as it is shown.
+/// Returns a value, truncated and redacted as the settings require.
 pub(super) fn value(
     site: &AppState,
     job: &JobPath,
@@ -183,10 +183,10 @@ pub(super) fn value(
         Problem::not_found("no-such-key", text)
     })?;
     let most = most.unwrap_or(SHOWN_BYTES).min(SHOWN_BYTES_MAX);
-    // By the key as it is stored: another spelling of it shows no more.
+    // The stored key is matched: another spelling in the path must not bypass the redaction.
     let redacted = site.redaction.is_redacted(&found.key);
     let shown = if redacted { &[][..] } else { &found.value[..found.value.len().min(most)] };
-    // A text that is cut within a character is still a text.
+    // Text that is cut within a character still counts as text.
     let text = match std::str::from_utf8(shown) {
         Ok(text) => Some(text),
         Err(error) if error.error_len().is_none() && shown.len() < found.value.len() => {
@@ -207,7 +207,7 @@ pub(super) fn value(
     })
 }
 
-/// A value to store.
+/// A request to store a value.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewValue {
@@ -217,10 +217,10 @@ pub struct NewValue {
     /// The value's bytes in base64.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base64: Option<String>,
-    /// Replace what is there; otherwise that is an error.
+    /// Replace an existing value; without it an existing value is an error.
     #[serde(default)]
     pub overwrite: bool,
-    /// Why: one line of at most 500 bytes.
+    /// The reason: one line of at most 500 bytes.
     #[schema(value_type = String)]
     pub reason: Reason,
 }
@@ -272,7 +272,7 @@ pub(super) async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// The key in a path `/api/v1/jobs/JOB/keys/KEY`, with its slashes.
+/// Returns the key in a path `/api/v1/jobs/JOB/keys/KEY`, with its slashes.
 fn key_in(path: &str) -> Bytes {
     let key = path.splitn(7, '/').nth(6).unwrap_or_default();
     Bytes::from(percent_decode_str(key).collect::<Vec<u8>>())

@@ -29,25 +29,26 @@ use super::write_timeout::WriteTimeout;
 use super::{ListenerState, Problem};
 use crate::tls::{self, ListenerTls, PrefixedStream};
 
-/// The bounds of a listener.
+/// The limits of a listener.
 #[derive(Debug, Clone, Copy)]
 pub struct HttpLimits {
-    /// How many connections are served at once; those that only wait make room for more.
+    /// The maximum number of connections. When it is reached, connections that only wait are closed for new
+    /// ones.
     pub connections: usize,
-    /// How many of them one source may have.
+    /// The maximum number of connections of one client network.
     pub connections_per_source: usize,
-    /// How long a client may take to say what it speaks, to shake hands, and to send the head of a request.
+    /// The timeout for the protocol detection, the TLS handshake and the head of a request.
     pub head_timeout: Duration,
-    /// How long a connection may go without a request after an answer.
+    /// The timeout for the next request after a response.
     pub idle_timeout: Duration,
-    /// How long a client may leave an answer that it does not take, and how long sent bytes may stay unacknowledged.
+    /// The timeout for a client that does not read a response, and for sent bytes without an acknowledgement.
     pub send_timeout: Duration,
-    /// How many bytes the head of a request may have.
+    /// The maximum size of the head of a request, in bytes.
     pub head_bytes: usize,
 }
 
 impl HttpLimits {
-    /// The limits with this many connections.
+    /// Returns the default limits with this many connections.
     #[must_use]
     pub fn new(connections: usize) -> Self {
         Self {
@@ -61,16 +62,16 @@ impl HttpLimits {
     }
 }
 
-/// How long to wait after accepting failed for want of memory or file descriptors.
+/// The pause after an accept that failed for lack of memory or file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long to go on reading what a client sends after the last answer.
+/// The maximum time of reading from the client after the last response.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
-/// How much is read to find out what a client speaks.
+/// The number of bytes that are read to detect the protocol.
 const DETECTION_BYTES: usize = 4 << 10;
-/// What the system keeps of an answer for a client that does not read it, in bytes.
+/// The socket send buffer, in bytes: the part of a response that the kernel holds for a slow client.
 const SEND_BUFFER: usize = 256 << 10;
 
-/// What every connection gets.
+/// The state that all connections of a listener share.
 #[derive(Clone)]
 struct ServeContext {
     entrance: Arc<ListenerTls>,
@@ -78,8 +79,8 @@ struct ServeContext {
     traffic: Arc<ListenerState>,
 }
 
-/// Serves `router` to the clients that `entrance` takes, within the bounds of `traffic`, until `stop` says so, then lets requests in
-/// progress finish.
+/// Serves `router` to the clients that `entrance` accepts, within the limits of `traffic`. When `stop`
+/// becomes true, it finishes the requests in progress and returns.
 pub async fn serve(
     listener: TcpListener,
     entrance: Arc<ListenerTls>,
@@ -114,16 +115,16 @@ pub async fn serve(
 }
 
 async fn wait_for_stop(stop: &mut watch::Receiver<bool>) {
-    // A sender that is gone means the same.
+    // A dropped sender means the same as the stop signal.
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// What is told to a client that speaks plaintext where only TLS is taken.
+/// The response to plaintext where only TLS is allowed.
 const PLAINTEXT_REFUSAL: &[u8] =
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n\
     This port speaks TLS only: use https:// in place of http://.\n";
 
-/// Serves one connection until the client leaves, its time is over, its slot is needed or `stop` says so.
+/// Serves one connection until the client leaves, a timeout expires, the slot is needed, or the server stops.
 async fn serve_connection(
     stream: TcpStream,
     peer: SocketAddr,
@@ -133,7 +134,7 @@ async fn serve_connection(
 ) {
     let traffic = Arc::clone(&context.traffic);
     let socket = socket2::SockRef::from(&stream);
-    // Without these the connection works too, only less well.
+    // The connection works without these socket options, only less well.
     let _ = socket.set_tcp_nodelay(true);
     let _ = socket.set_send_buffer_size(SEND_BUFFER);
     #[cfg(target_os = "linux")]
@@ -179,14 +180,14 @@ async fn serve_detected(
 
 type TimedTcp = WriteTimeout<TcpStream>;
 
-/// A connection that is to be served.
+/// A connection whose protocol is known.
 enum Negotiated {
     Plain(PrefixedStream<TimedTcp>),
     Tls(Box<tls::TlsStream<TimedTcp>>),
 }
 
-/// Finds out whether a connection speaks TLS, and shakes hands if it does, all within `head_timeout`. What is read for it is, as
-/// a rule, the first request, which is then not read again.
+/// Detects TLS and completes the handshake, all within `head_timeout`. The bytes read for the detection are
+/// usually the first request, and are passed on.
 async fn negotiate(mut stream: TimedTcp, peer: SocketAddr, context: &ServeContext) -> Option<Negotiated> {
     let entrance = &context.entrance;
     let mut early = Vec::with_capacity(DETECTION_BYTES);
@@ -212,7 +213,7 @@ async fn negotiate(mut stream: TimedTcp, peer: SocketAddr, context: &ServeContex
     secured.map(|stream| Negotiated::Tls(Box::new(stream)))
 }
 
-/// Speaks HTTP until the client leaves or `stop` says so.
+/// Serves HTTP/1.1 until the client leaves or the server stops.
 async fn serve_http1<S>(
     stream: S,
     from: (PeerAddress, TransportSecurity),
@@ -236,7 +237,7 @@ async fn serve_http1<S>(
         Box::pin(async move {
             let response = match answer {
                 Some(answer) => answer.await?,
-                None => Problem::too_many_connections().into_closing_response(),
+                None => Problem::too_many_connections().closing_response(),
             };
             traffic.record_response(response.status(), began);
             Ok::<_, std::convert::Infallible>(
@@ -245,7 +246,7 @@ async fn serve_http1<S>(
         })
     });
     let mut connection = http1::Builder::new()
-        // The connection's own deadlines are stricter.
+        // The deadlines of the slot are stricter.
         .header_read_timeout(None)
         .max_buf_size(limits.head_bytes)
         .serve_connection(TokioIo::new(stream), service);
@@ -263,13 +264,13 @@ async fn serve_http1<S>(
         () = wait_for_stop(&mut stop) => {}
     }
     if let Err(error) = ended {
-        // The client's affair: it left, was too slow, or spoke no HTTP.
+        // The client left, was too slow, or did not speak HTTP.
         tracing::debug!(%error, "an HTTP connection ended early");
     }
 }
 
-/// Says that nothing more will come, and reads what the client still sends until it has seen that: a request that was answered
-/// before its body was read would otherwise cost the client the answer.
+/// Shuts down the sending side and reads until the client closes. If unread bytes of a body remained, the
+/// kernel would reset the connection and the client could lose the response.
 async fn linger<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S) {
     if stream.shutdown().await.is_err() {
         return;
@@ -278,12 +279,12 @@ async fn linger<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S) {
     while let Ok(1..) = stream.read(&mut rest).await {}
 }
 
-/// Whether a request asks for health, which is answered whatever else goes on.
+/// Returns whether a request is a health probe, which is answered under any load.
 fn is_probe<B>(request: &Request<B>) -> bool {
     request.uri().path().starts_with("/healthz/")
 }
 
-/// The body of a request. While more of it is awaited, its connection may be closed to make room.
+/// The body of a request. While more of it is awaited, its connection may be evicted.
 struct EvictableBody {
     body: Incoming,
     connection: Arc<SlotState>,
@@ -313,12 +314,12 @@ impl HttpBody for EvictableBody {
 
 impl Drop for EvictableBody {
     fn drop(&mut self) {
-        // What is still to come of it is awaited no longer.
+        // The handler dropped the body, so the rest is not awaited.
         self.connection.awaits_body(false);
     }
 }
 
-/// The body of an answer. Its connection is busy while it lives.
+/// The body of a response. The connection is busy while it exists.
 struct TrackedBody {
     body: Body,
     _busy: BusyGuard,
@@ -407,7 +408,7 @@ mod tests {
         let mut slow = Vec::new();
         for _ in 0..4 {
             let mut stream = TcpStream::connect(address).await.unwrap();
-            // The server asks for the body once it waits for it.
+            // The server asks for the body when the handler reads it.
             let head =
                 b"POST /body HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 100\r\n\r\n";
             stream.write_all(head).await.unwrap();
@@ -449,7 +450,7 @@ mod tests {
         let (address, _stop, _served) = serving(Arc::clone(&traffic)).await;
         let mut stuck = TcpStream::connect(address).await.unwrap();
         stuck.write_all(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
-        // It takes a little now and then, which is not enough.
+        // The client reads a few bytes now and then, which is below the minimum.
         let mut taken = 0;
         let cut = async {
             while let Ok(1..) = stuck.read(&mut [0; 64]).await {
@@ -505,7 +506,7 @@ mod tests {
         let mut slow = TcpStream::connect(address).await.unwrap();
         slow.write_all(b"GET / HTTP/1.1\r\nho").await.unwrap();
         let mut rest = Vec::new();
-        // It is closed, with or without an answer; what matters is that the slot is free again.
+        // The connection may end with or without a response; the test is about the free slot.
         let _ = slow.read_to_end(&mut rest).await;
         let mut next = TcpStream::connect(address).await.unwrap();
         assert!(ask(&mut next).await.ends_with("here"));

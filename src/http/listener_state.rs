@@ -12,10 +12,10 @@ use crate::clock::Clock;
 use crate::meter::{Counter, Histogram, Moment};
 use crate::telemetry::metrics::{MetricSource, Scrape, catalogue as metric};
 
-/// The classes of answers, by the first digit of their status. Nothing else is answered here.
+/// The classes of responses, by the first digit of the status. This server sends no others.
 const STATUS_CLASSES: [&str; 4] = ["2xx", "3xx", "4xx", "5xx"];
 
-/// One listener: its name, its bounds, and what is measured of it.
+/// The state of one listener: name, limits, slots and measurements.
 pub struct ListenerState {
     listener: &'static str,
     clock: Clock,
@@ -26,7 +26,7 @@ pub struct ListenerState {
 }
 
 impl ListenerState {
-    /// A listener of this name with these bounds.
+    /// Returns the state of a listener with this name and these limits.
     #[must_use]
     pub fn new(listener: &'static str, clock: Clock, limits: HttpLimits) -> Arc<Self> {
         let connections = Arc::new(ConnectionTable::new(clock, limits));
@@ -34,12 +34,13 @@ impl ListenerState {
         Arc::new(Self { listener, clock, limits, connections, answers, durations: Histogram::default() })
     }
 
-    /// A request has come.
+    /// Returns the time at which a request began.
     pub(super) fn start_timer(&self) -> Moment {
         Moment::now(&self.clock)
     }
 
-    /// The head of its answer is there. What follows is not timed: a page is whole by then, and a stream of events has no end.
+    /// Records the head of a response. The body is not timed: a page is complete by then, and a stream of
+    /// events has no end.
     pub(super) fn record_response(&self, status: StatusCode, began: Moment) {
         let class = usize::from(status.as_u16() / 100).checked_sub(2);
         if let Some(answers) = class.and_then(|class| self.answers.get(class)) {

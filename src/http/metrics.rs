@@ -9,7 +9,7 @@ use axum::response::IntoResponse;
 use super::{AppState, EventStreamLimiter, Problem, ServerReadiness};
 use crate::telemetry::metrics::{MetricSource, Scrape, TEXT_FORMAT, catalogue as metric};
 
-/// `GET /metrics`
+/// Serves `GET /metrics`.
 pub(super) async fn scrape(State(site): State<AppState>) -> Result<impl IntoResponse, Problem> {
     let text = site.metrics.scrape().ok_or_else(Problem::unmeasured)?;
     Ok(([(CONTENT_TYPE, TEXT_FORMAT)], text))

@@ -1,24 +1,25 @@
-//! The HTTP port: pages, REST, probes, metrics. It shows what the state machine says; what it holds is its own
-//! affair (sessions, limits, live pages).
+//! The HTTP port: pages, REST, probes, metrics. It presents the state of the engine. Its own state is limited
+//! to sessions, limits and live pages.
 //!
-//! It contains no rule of coordination: handlers read copies of the state and hand commands to
-//! [`Operations`], which writes the audit. Begin at [`AppState`], which handlers share, then `routes.rs`. Every request
-//! passes `listener.rs`, `slots.rs` and `access/middleware.rs`.
+//! It contains no rule of coordination: handlers read copies of the state and hand commands to [`Operations`],
+//! which writes the audit. Begin at [`AppState`], which handlers share, then `routes.rs`. Every request passes
+//! `listener.rs`, `slots.rs` and `access/middleware.rs`.
 //!
-//! - `GET /` and what it leads to: the pages (`pages/`)
+//! - `GET /` and the addresses below it: the pages (`pages/`)
 //! - `GET /healthz/live`: the process answers
 //! - `GET /healthz/ready`: it serves; 503 with the reason while it starts and while it stops
 //! - `GET /version`: name and version
 //! - `GET POST /login`, `POST /logout`: a token for a cookie, and back
 //! - `GET /api/v1/server`: version and addresses, with the jobs that each gRPC address serves
-//! - `GET /api/v1/handshakes`: which clients could not connect by TLS, and why
+//! - `GET /api/v1/handshakes`: failed TLS handshakes, with the reasons
 //! - `GET /api/v1/openapi.json`: the description of everything under `/api/v1`
 //! - `GET /api/v1/audit`: changes, done and refused, with actor, reason and address
-//! - `GET POST /api/v1/jobs`, `GET PATCH DELETE /api/v1/jobs/{job}`: jobs, in short and whole
+//! - `GET POST /api/v1/jobs`, `GET PATCH DELETE /api/v1/jobs/{job}`: jobs, as summaries and in full
 //! - `GET /api/v1/jobs/{job}/events`: the events, as pages or as a stream
 //! - `GET POST /api/v1/jobs/{job}/exclusions`, `GET DELETE …/exclusions/{id}`: exclusions
 //! - `GET POST /api/v1/jobs/{job}/drain`: a coordinated save
-//! - `GET /api/v1/jobs/{job}/runs`, `/tasks`, `/tasks/{task}`, `/barriers`, `/live`, `/devices`, `/devices/map`
+//! - `GET /api/v1/jobs/{job}/runs`, `/tasks`, `/tasks/{task}`, `/barriers`, `/live`, `/devices`,
+//!   `/devices/map`
 //! - `GET /api/v1/jobs/{job}/transfers`, `/transfers/tasks`: transfer reports of workers
 //! - `GET /api/v1/jobs/{job}/keys`, `GET PUT DELETE …/keys/{key}`: the store of the present run
 //! - `GET /api/v1/jobs/{job}/findings`, `GET /api/v1/findings`: findings
@@ -60,6 +61,9 @@ mod slots;
 mod transfers;
 mod write_timeout;
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use access::fuzz_tokens;
+
 use std::sync::Arc;
 
 pub use about::{GrpcListenerInfo, ServerInfo, Version};
@@ -95,44 +99,44 @@ use crate::service::{AuditLog, Operations};
 use crate::telemetry::metrics::{MetricSource, Metrics};
 use crate::tls::HandshakeFailures;
 
-/// How long a request's body may be, in bytes.
+/// The maximum length of a request body, in bytes.
 const BODY_BYTES_MAX: usize = 256 << 10;
 
-/// What the handlers look at.
+/// The state that the handlers share.
 #[derive(Clone)]
 pub struct AppState {
-    /// The state.
+    /// The engine.
     pub engine: Arc<Engine>,
-    /// Whether the server is ready.
+    /// The readiness of the server.
     pub readiness: Arc<ServerReadiness>,
-    /// What the server says of itself.
+    /// Version and addresses of the server.
     pub about: Arc<ServerInfo>,
-    /// What changes jobs, and writes down who did.
+    /// Commands upon jobs, and the audit of them.
     pub operations: Arc<Operations>,
-    /// The streams that are open.
+    /// The limiter of event streams.
     pub streams: Arc<EventStreamLimiter>,
-    /// The memory for bodies of requests.
+    /// The memory budget for request bodies.
     pub bodies: Arc<BodyBudget>,
-    /// Which values are not shown.
+    /// The patterns of keys whose values are hidden.
     pub redaction: Arc<RedactionPatterns>,
-    /// The handshakes that failed.
+    /// The failed TLS handshakes.
     pub handshakes: Arc<HandshakeFailures>,
-    /// Who may do what.
+    /// Access control.
     pub guard: Arc<AccessControl>,
-    /// What is measured.
+    /// The metrics.
     pub metrics: Arc<Metrics>,
-    /// What was found in it.
+    /// The findings.
     pub findings: Arc<FindingStore>,
-    /// What workers report of their transfers.
+    /// The transfer reports of workers.
     pub transfers: Arc<ReportStore>,
-    /// What has happened in each job.
+    /// The timelines of the jobs.
     pub timelines: Arc<Timelines>,
-    /// The pages that follow what changes.
+    /// The hubs of live pages.
     pub live: Arc<LiveHubs>,
 }
 
 impl AppState {
-    /// A site that keeps its audit in memory, hides nothing, and measures what can be seen of the engine.
+    /// Returns a state that keeps its audit in memory, redacts nothing, and measures the engine.
     #[must_use]
     pub fn new(engine: Arc<Engine>, readiness: Arc<ServerReadiness>, about: Arc<ServerInfo>) -> Self {
         let (audit, streams) = (Arc::<AuditLog>::default(), Arc::<EventStreamLimiter>::default());
@@ -165,7 +169,7 @@ impl AppState {
         }
     }
 
-    /// Looks at a part of a job.
+    /// Reads a part of a job.
     fn read_job<T>(
         &self,
         job: &extract::JobPath,

@@ -16,7 +16,7 @@ use utoipa::openapi::security::{
 };
 use utoipa::openapi::{Content, Ref, RefOr, ResponseBuilder};
 
-/// What the description says of the whole.
+/// The description of the whole API.
 #[derive(OpenApi)]
 #[openapi(
     info(
@@ -39,12 +39,12 @@ use utoipa::openapi::{Content, Ref, RefOr, ResponseBuilder};
 #[openapi(components(schemas(super::Problem)))]
 struct OpenApiHead;
 
-/// The description without its paths.
+/// Returns the description without its paths.
 pub(super) fn head() -> utoipa::openapi::OpenApi {
     OpenApiHead::openapi()
 }
 
-/// The description as it is sent.
+/// The OpenAPI document as JSON bytes.
 #[derive(Clone)]
 pub(super) struct OpenApiDocument(Bytes);
 
@@ -53,18 +53,18 @@ impl OpenApiDocument {
         describe_problems(&mut described);
         describe_guard(&mut described);
         name_variants(&mut described, "Change", "kind");
-        // Axum writes a path's rest as `{*key}`, which no description knows.
+        // Axum writes a path's rest as `{*key}`, which OpenAPI does not define.
         let text = described.to_json().unwrap_or_default();
         Self(text.replace("{*key}", "{key}").into())
     }
 
-    /// The description as JSON.
+    /// Returns the description as JSON.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 }
 
-/// Every error is a problem document: it need not be said at each of them.
+/// Adds the problem document as the error response of every operation.
 fn describe_problems(described: &mut utoipa::openapi::OpenApi) {
     let problem = || RefOr::T(Content::new(Some(Ref::from_schema_name("Problem"))));
     for item in described.paths.paths.values_mut() {
@@ -83,7 +83,7 @@ fn describe_problems(described: &mut utoipa::openapi::OpenApi) {
     }
 }
 
-/// Who comes is known by a token or by the cookie of a login; a server without tokens asks nobody.
+/// Adds the security schemes: a token, or the cookie of a session. A server without tokens requires neither.
 fn describe_guard(described: &mut utoipa::openapi::OpenApi) {
     let Some(components) = &mut described.components else { return };
     let bearer =
@@ -100,20 +100,20 @@ fn describe_guard(described: &mut utoipa::openapi::OpenApi) {
     described.security = Some(ways.into());
 }
 
-/// The kinds of a type whose kind is told by a field.
+/// Returns the kinds of a type that a field distinguishes.
 pub(super) fn kinds<T: PartialSchema>(field: &str) -> BTreeSet<String> {
     let RefOr::T(Schema::OneOf(whole)) = T::schema() else { return BTreeSet::new() };
     whole.items.iter().filter_map(|item| kind(item, field)).collect()
 }
 
-/// Which kind a schema is. How that is told is easier to find in what is sent than in the types that describe it.
+/// Returns the kind of a schema. The JSON form shows it more directly than the types of utoipa.
 fn kind(item: &RefOr<Schema>, field: &str) -> Option<String> {
     let json = serde_json::to_value(item).unwrap_or_default();
     json.pointer(&format!("/properties/{field}/enum/0"))?.as_str().map(str::to_owned)
 }
 
-/// Gives each of the objects that a schema may be a name of its own, and says which field tells them apart: without that,
-/// who reads the description gets one type for all of them.
+/// Names each variant of a schema and declares the field that distinguishes them. Otherwise client generators
+/// produce one type for all variants.
 fn name_variants(described: &mut utoipa::openapi::OpenApi, name: &str, field: &str) {
     let Some(components) = &mut described.components else { return };
     let Some(RefOr::T(Schema::OneOf(whole))) = components.schemas.get_mut(name) else { return };
@@ -130,7 +130,7 @@ fn name_variants(described: &mut utoipa::openapi::OpenApi, name: &str, field: &s
     components.schemas.extend(named.into_iter().map(|(_, of_kind, schema)| (of_kind, schema)));
 }
 
-/// This description
+/// The OpenAPI document
 #[utoipa::path(get, path = "/api/v1/openapi.json", operation_id = "description_show", tag = "server",
     responses((status = 200, description = "The REST API as an OpenAPI document")))]
 pub(super) async fn show(Extension(document): Extension<OpenApiDocument>) -> impl IntoResponse {

@@ -4,15 +4,15 @@
 
 use serde::de::{Deserialize, Deserializer, Error as _};
 
-/// How many items a page has at most, and has if nobody says how many.
+/// The maximum and the default number of items on a page.
 pub(super) const PAGE_LIMIT: usize = 1000;
 
-/// How many items to give, given what was asked for.
+/// Returns the number of items on a page, given the requested one.
 pub(super) fn limit(asked: Option<usize>) -> usize {
     asked.unwrap_or(PAGE_LIMIT).clamp(1, PAGE_LIMIT)
 }
 
-/// Reads a limit. To ask for nothing is a mistake, and would be answered with something.
+/// Parses a limit. Rejects 0, which would otherwise be answered with items.
 pub(super) fn deserialize_limit<'de, D: Deserializer<'de>>(text: D) -> Result<Option<usize>, D::Error> {
     match usize::deserialize(text)? {
         0 => Err(D::Error::custom(format_args!("write a number from 1 to {PAGE_LIMIT}, or leave it out"))),
@@ -20,8 +20,8 @@ pub(super) fn deserialize_limit<'de, D: Deserializer<'de>>(text: D) -> Result<Op
     }
 }
 
-/// Cuts a page out of `items`, which are in the order of their keys. Returns it with what to give as `after` for the next
-/// one; `None` if there is none.
+/// Returns the next page of `items`, which are in the order of their keys, with the value of `after` for the
+/// page that follows; `None` on the last page.
 pub(super) fn paginate<T, K: PartialOrd + Copy>(
     items: impl IntoIterator<Item = T>,
     after: Option<K>,

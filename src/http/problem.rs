@@ -19,27 +19,27 @@ use crate::service::Role;
 /// The type of the problem that a job does not exist.
 pub const NO_SUCH_JOB: &str = "/problems/no-such-job";
 
-/// How many names a problem lists at most.
+/// The maximum number of names in a problem.
 const NAMES_MAX: usize = 100;
 
-/// What went wrong with a request.
+/// An error in the form of RFC 9457.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
-    /// Which kind of problem, as a relative reference that stays the same.
+    /// The kind of the problem, as a stable relative reference.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The kind in words.
+    /// The title of this kind.
     pub title: String,
     /// The HTTP status.
     pub status: u16,
-    /// What happened and what to do.
+    /// What happened, and what to do.
     #[schema(value_type = String)]
     pub detail: Box<str>,
-    /// The request that it is about.
+    /// The path of the request.
     #[serde(default)]
     #[schema(value_type = String)]
     pub instance: Box<str>,
-    /// The jobs that exist, where the one that was asked for does not.
+    /// The existing jobs, if the requested one does not exist.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub jobs: Vec<JobName>,
 }
@@ -56,13 +56,13 @@ impl Problem {
         }
     }
 
-    /// The server does not serve now.
+    /// Returns the problem that the server is not ready.
     #[must_use]
     pub fn not_ready(reason: &str) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "/problems/not-ready", "Not ready", reason)
     }
 
-    /// There is no job of that name; `jobs` are those that exist.
+    /// Returns the problem that no job has this name; `jobs` are those that exist.
     #[must_use]
     pub fn no_such_job(name: &str, mut jobs: Vec<JobName>) -> Self {
         jobs.truncate(NAMES_MAX);
@@ -71,26 +71,26 @@ impl Problem {
         Self { jobs, ..Self::new(StatusCode::NOT_FOUND, NO_SUCH_JOB, "No such job", detail) }
     }
 
-    /// There is no such thing in the job; `kind` names it.
+    /// Returns the problem that an object does not exist in the job; `kind` names its kind.
     #[must_use]
     pub(super) fn not_found(kind: &str, detail: impl Into<Box<str>>) -> Self {
         Self::new(StatusCode::NOT_FOUND, &format!("/problems/{kind}"), "Not found", detail)
     }
 
-    /// The body cannot be read.
+    /// Returns the problem that the body is unreadable.
     #[must_use]
     pub(super) fn bad_body(status: StatusCode, detail: impl Into<Box<str>>) -> Self {
         Self::new(status, "/problems/bad-body", "Bad body", detail)
     }
 
-    /// The body is longer than any that makes sense here.
+    /// Returns the problem that the body exceeds `limit` bytes.
     #[must_use]
     pub(super) fn body_too_long(limit: usize) -> Self {
         let detail = format!("the body has more than {limit} bytes, the most that is read here");
         Self::bad_body(StatusCode::PAYLOAD_TOO_LARGE, detail)
     }
 
-    /// The body does not come in time.
+    /// Returns the problem that the body arrives too slowly.
     #[must_use]
     pub(super) fn slow_body(within: Duration, per_second: u64) -> Self {
         let detail =
@@ -98,7 +98,7 @@ impl Problem {
         Self::new(StatusCode::REQUEST_TIMEOUT, "/problems/slow-body", "Slow body", detail)
     }
 
-    /// The memory for bodies is taken.
+    /// Returns the problem that the memory for bodies is spent.
     #[must_use]
     pub(super) fn too_many_bodies() -> Self {
         let detail = "the memory for request bodies is exhausted (setting http-bodies-bytes; one source may use a quarter): send \
@@ -106,7 +106,7 @@ impl Problem {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "/problems/too-many-bodies", "Too many bodies", detail)
     }
 
-    /// Every slot for connections is busy.
+    /// Returns the problem that every connection slot is busy.
     #[must_use]
     pub(super) fn too_many_connections() -> Self {
         let detail = "all HTTP connections are busy (settings http-connections and http-connections-per-source), and only health \
@@ -119,7 +119,7 @@ impl Problem {
         )
     }
 
-    /// Changes are refused while the audit cannot be written.
+    /// Returns the problem that changes are refused while the audit file cannot be written.
     #[must_use]
     pub(super) fn audit_unwritable(why: &str) -> Self {
         let detail = format!(
@@ -129,25 +129,25 @@ impl Problem {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "/problems/audit-unwritable", "Audit unwritable", detail)
     }
 
-    /// The name by which the server is asked is ambiguous or none.
+    /// Returns the problem that the host of the request is ambiguous or invalid.
     #[must_use]
     pub(super) fn bad_host(wrong: &str) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "/problems/bad-host", "Bad host", wrong)
     }
 
-    /// The path cannot be read.
+    /// Returns the problem that the path is unreadable.
     #[must_use]
     pub(super) fn bad_path(detail: impl Into<Box<str>>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "/problems/bad-path", "Bad path", detail)
     }
 
-    /// The request can be read and makes no sense.
+    /// Returns the problem that the request is readable but invalid.
     #[must_use]
     pub(super) fn unusable(detail: impl Into<Box<str>>) -> Self {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "/problems/unusable", "Unusable request", detail)
     }
 
-    /// Every slot for streams is taken.
+    /// Returns the problem that every stream is in use.
     #[must_use]
     pub(super) fn too_many_streams(most: usize) -> Self {
         let detail = format!(
@@ -156,21 +156,21 @@ impl Problem {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "/problems/too-many-streams", "Too many streams", detail)
     }
 
-    /// This build measures nothing.
+    /// Returns the problem that this build has no metrics.
     #[must_use]
     pub(super) fn unmeasured() -> Self {
         let detail = "this server was built without the feature metrics, which is on by default";
         Self::new(StatusCode::NOT_IMPLEMENTED, "/problems/no-metrics", "No metrics", detail)
     }
 
-    /// Something that cannot be has been.
+    /// Returns the problem of an internal error.
     #[must_use]
     pub(super) fn internal() -> Self {
         let detail = "the server made an error; please report this request with the server's log";
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "/problems/internal", "Internal error", detail)
     }
 
-    /// The server goes by no such name.
+    /// Returns the problem that the host of the request is no name of this server.
     #[must_use]
     pub(super) fn wrong_host(host: &str) -> Self {
         let host: String = crate::text::one_line(host).chars().take(200).collect();
@@ -180,14 +180,14 @@ impl Problem {
         Self::new(StatusCode::MISDIRECTED_REQUEST, "/problems/wrong-host", "Wrong host", detail)
     }
 
-    /// The token is none.
+    /// Returns the problem that the token is unknown.
     #[must_use]
     pub(super) fn bad_token() -> Self {
         let detail = "the token is unknown or revoked";
         Self::new(StatusCode::UNAUTHORIZED, "/problems/bad-token", "Unknown token", detail)
     }
 
-    /// The request needs a token and has none.
+    /// Returns the problem that the request needs a token and has none.
     #[must_use]
     pub(super) fn no_token() -> Self {
         let detail =
@@ -195,14 +195,14 @@ impl Problem {
         Self::new(StatusCode::UNAUTHORIZED, "/problems/no-token", "Authentication required", detail)
     }
 
-    /// That needs another role.
+    /// Returns the problem that the request needs another role.
     #[must_use]
     pub(super) fn not_allowed(has: Role, needed: Role) -> Self {
         let detail = format!("this requires the {needed} role; your role is {has}");
         Self::new(StatusCode::FORBIDDEN, "/problems/not-allowed", "Not allowed", detail)
     }
 
-    /// A page elsewhere asks for a change.
+    /// Returns the problem that a page of another origin asks for a change.
     #[must_use]
     pub(super) fn foreign_origin(origin: &str) -> Self {
         let origin: String = crate::text::one_line(origin).chars().take(200).collect();
@@ -210,28 +210,28 @@ impl Problem {
         Self::new(StatusCode::FORBIDDEN, "/problems/foreign-origin", "Foreign origin", detail)
     }
 
-    /// A browser asks for a change without the proof that a page of this server does.
+    /// Returns the problem that a browser asks for a change without the CSRF proof.
     #[must_use]
     pub(super) fn no_proof() -> Self {
         let detail = "the request lacks the proof of its page (the form field csrf or the header x-csrf-token): load the page again";
         Self::new(StatusCode::FORBIDDEN, "/problems/no-proof", "Proof missing", detail)
     }
 
-    /// What is sent could be a form of a page elsewhere.
+    /// Returns the problem that the content type of a change could be that of a form on another site.
     #[must_use]
     pub(super) fn not_json() -> Self {
         let detail = "the body must be JSON: send it with the header content-type: application/json";
         Self::bad_body(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail)
     }
 
-    /// Somebody asks for too many changes.
+    /// Returns the problem that an actor makes too many changes.
     #[must_use]
     pub(super) fn too_many_changes() -> Self {
         let detail = "too many changes by one actor: wait, or raise --http-changes-per-second";
         Self::new(StatusCode::TOO_MANY_REQUESTS, "/problems/too-many-changes", "Too many changes", detail)
     }
 
-    /// Somebody tries tokens.
+    /// Returns the problem that a client tries too many tokens.
     #[must_use]
     pub(super) fn too_many_logins() -> Self {
         let detail =
@@ -239,7 +239,7 @@ impl Problem {
         Self::new(StatusCode::TOO_MANY_REQUESTS, "/problems/too-many-logins", "Too many logins", detail)
     }
 
-    /// A change is asked for on a condition that cannot hold.
+    /// Returns the problem that a change has a condition on a strong tag, of which there are none.
     #[must_use]
     pub fn no_strong_tags() -> Self {
         let detail = "If-Match asks for a strong entity tag, and those here are weak: nothing was changed; look again, and ask \
@@ -247,7 +247,7 @@ impl Problem {
         Self::new(StatusCode::PRECONDITION_FAILED, "/problems/no-strong-tags", "Condition not met", detail)
     }
 
-    /// The query makes no sense.
+    /// Returns the problem that the query is invalid.
     #[must_use]
     pub fn bad_query(detail: impl Into<Box<str>>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "/problems/bad-query", "Bad query", detail)
@@ -255,11 +255,11 @@ impl Problem {
 }
 
 impl Problem {
-    /// The answer outside of the router, which is then the last on its connection.
-    pub(super) fn into_closing_response(&self) -> Response {
+    /// Returns the response for connections that no router serves. It is the last one of its connection.
+    pub(super) fn closing_response(&self) -> Response {
         let mut response = (
             StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
-            // A struct of strings and numbers always serialises.
+            // A struct of strings and numbers always serializes.
             serde_json::to_vec(self).unwrap_or_default(),
         )
             .into_response();
@@ -311,31 +311,32 @@ impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = status.into_response();
-        // The body is written by `render_problems`, which knows what was asked.
+        // `render_problems` writes the body, because it knows what the client accepts.
         response.extensions_mut().insert(self);
         response
     }
 }
 
-/// Answers where there is no page.
+/// Answers a request for an unknown path.
 pub(super) async fn no_such_page() -> Problem {
     let detail = "this page does not exist; the REST API is at /api/v1/jobs";
     Problem::new(StatusCode::NOT_FOUND, "/problems/no-such-page", "No such page", detail)
 }
 
-/// Answers where there is a page, but not by that method.
+/// Answers a request whose path does not support its method.
 pub(super) async fn no_such_method() -> Problem {
     let detail = "this page does not support that method; the Allow header lists the supported ones";
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "/problems/no-such-method", "No such method", detail)
 }
 
-/// Whether a browser asks for a page to show.
+/// Returns whether a browser asks for a page.
 pub(super) fn accepts_html(request: &Request) -> bool {
     let accepts = request.headers().get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
     accepts.is_some_and(|accept| accept.contains("text/html")) && !request.uri().path().starts_with("/api/")
 }
 
-/// Writes the body of a problem, as a page for people and as JSON otherwise, and the headers that every answer has.
+/// Writes the body of a problem, as a page for browsers and as JSON otherwise, and adds the headers of every
+/// response.
 pub(super) async fn render_problems(uri: Uri, request: Request, next: Next) -> Response {
     let page = accepts_html(&request);
     let secure = request.extensions().get::<TransportSecurity>().is_some_and(|channel| channel.secure);
@@ -346,7 +347,7 @@ pub(super) async fn render_problems(uri: Uri, request: Request, next: Next) -> R
             *response.body_mut() = pages::problem_page(problem).into();
             HeaderValue::from_static("text/html; charset=utf-8")
         } else {
-            // A struct of strings and numbers always serialises.
+            // A struct of strings and numbers always serializes.
             *response.body_mut() = serde_json::to_vec(&problem).unwrap_or_default().into();
             HeaderValue::from_static("application/problem+json")
         };
@@ -356,7 +357,8 @@ pub(super) async fn render_problems(uri: Uri, request: Request, next: Next) -> R
     }
     let headers = response.headers_mut();
     super::headers::add_security_headers(headers, secure);
-    // Everything here is the state of this moment; what has a tag may be kept to ask about it.
+    // Responses show the state of one moment and are not cached. Those with a tag may be stored for
+    // revalidation.
     if !headers.contains_key(header::ETAG) {
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     }

@@ -1,6 +1,6 @@
 //! Decides by patterns which values of keys are hidden.
 //!
-//! It does not hide by itself: handlers ask before they read. Begin at `RedactionPatterns::hides`.
+//! It does not hide by itself: handlers ask before they read. Begin at `RedactionPatterns::is_redacted`.
 
 use std::fmt;
 
@@ -9,13 +9,13 @@ use std::fmt;
 pub struct RedactionPatterns(Vec<String>);
 
 impl RedactionPatterns {
-    /// What stands for no pattern at all.
+    /// The text for an empty list of patterns.
     const NONE: &str = "none";
 
-    /// Reads patterns that are parted by commas, or `none`.
+    /// Parses patterns separated by commas, or `none`.
     ///
     /// # Errors
-    /// If there is an empty one.
+    /// If a pattern is empty.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text == Self::NONE {
             return Ok(Self::default());
@@ -30,7 +30,7 @@ impl RedactionPatterns {
         Ok(Self(patterns))
     }
 
-    /// Whether the value of this key is hidden.
+    /// Returns whether the value of this key is hidden.
     #[must_use]
     pub fn is_redacted(&self, key: &[u8]) -> bool {
         self.0.iter().any(|pattern| matches(pattern.as_bytes(), key))
@@ -43,10 +43,11 @@ impl fmt::Display for RedactionPatterns {
     }
 }
 
-/// Whether a pattern matches a whole text. Takes time in proportion to both at most.
+/// Returns whether a pattern matches a whole text. The time is at most proportional to the product of both
+/// lengths.
 fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut at, mut from) = (0, 0);
-    // Where the last star was, and how much of the text it has been given.
+    // The position after the last star, and how much of the text that star matches.
     let mut star: Option<(usize, usize)> = None;
     while from < text.len() {
         match pattern.get(at) {

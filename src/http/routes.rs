@@ -19,11 +19,10 @@ use super::{
 };
 use crate::service::Role;
 
-/// What each route asks of its callers: those of a row may do what stands in it. A test sees to it that every route has its
-/// row and every row its route, and another walks all of them. A route without one, which there cannot be, is for admins if it
-/// changes something.
+/// The access that each route requires, by row. One test compares the rows with the routes, another calls
+/// every route. A change on a route without a row, which the tests exclude, is for admins.
 pub static ROUTE_ACCESS: &[(Access, &str, &[&str])] = &[
-    // Probes know no tokens, and whoever logs in has not shown theirs yet.
+    // Probes have no tokens, and a client that logs in has not sent its token yet.
     (
         Access::Public,
         "GET",
@@ -79,7 +78,8 @@ pub static ROUTE_ACCESS: &[(Access, &str, &[&str])] = &[
             "/guide/{page}",
         ],
     ),
-    // Values are what tasks find and trust one another by: addresses, and the ids that let one into a communicator.
+    // Tasks find and trust one another by values: addresses, and the ids that admit a process to a
+    // communicator.
     (Access::Role(Role::Operator), "GET", &["/api/v1/jobs/{job}/keys/{*key}", "/jobs/{job}/keys/value"]),
     (Access::Role(Role::Operator), "PUT", &["/api/v1/jobs/{job}/keys/{*key}"]),
     (
@@ -103,7 +103,7 @@ pub static ROUTE_ACCESS: &[(Access, &str, &[&str])] = &[
     (Access::Role(Role::Admin), "DELETE", &["/api/v1/jobs/{job}"]),
 ];
 
-/// What the route at this path asks of its callers.
+/// Returns the access that the route at this path requires.
 fn need(method: &Method, path: Option<&str>) -> Access {
     let looks = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
     let method = if looks { "GET" } else { method.as_str() };
@@ -114,7 +114,7 @@ fn need(method: &Method, path: Option<&str>) -> Access {
     row.map_or(Access::Role(otherwise), |(need, ..)| *need)
 }
 
-/// The REST API, with its description.
+/// Returns the REST routes and their description.
 fn api() -> (Router<AppState>, OpenApiDocument) {
     let router = OpenApiRouter::with_openapi(openapi::head())
         .routes(routes!(about::server))
@@ -144,7 +144,7 @@ fn api() -> (Router<AppState>, OpenApiDocument) {
     (router, OpenApiDocument::new(described))
 }
 
-/// Every page and answer of the web edge.
+/// Returns the router of all pages and REST routes.
 pub fn router(site: AppState) -> Router {
     let (api, document) = api();
     let pages = pages::router().layer(axum::Extension(document.clone()));
@@ -168,7 +168,7 @@ pub fn router(site: AppState) -> Router {
         .with_state(site)
 }
 
-/// The pages of a listener that is for metrics alone.
+/// Returns the router of a listener for metrics alone.
 pub fn metrics_router(site: AppState) -> Router {
     Router::new()
         .route("/metrics", get(metrics::scrape))
@@ -182,7 +182,7 @@ pub fn metrics_router(site: AppState) -> Router {
         .with_state(site)
 }
 
-/// The answers of a listener that is for probes of health alone. They have no body that is read, and know no tokens.
+/// Returns the router of a listener for health probes alone. It reads no bodies and requires no tokens.
 pub fn health_router(site: AppState) -> Router {
     Router::new()
         .route("/healthz/live", get(health::live))
@@ -235,7 +235,7 @@ mod tests {
         (head.status, serde_json::from_slice(&body).unwrap_or(Value::Null))
     }
 
-    /// Every operation of the description: method, path.
+    /// Returns every operation of the description: method, path, and the operation itself.
     async fn described(router: &mut Router) -> Vec<(String, String, Value)> {
         let (status, document) = ask(router, "GET", "/api/v1/openapi.json").await;
         assert_eq!(status, StatusCode::OK);
@@ -248,7 +248,7 @@ mod tests {
         operations
     }
 
-    /// A path of the description with something in its places.
+    /// Returns a path of the description with values for its placeholders.
     fn filled(path: &str) -> String {
         let path = path.replace("{job}", "a").replace("{id}", "1").replace("{task}", "0");
         path.replace("{key}", "k")
@@ -263,7 +263,7 @@ mod tests {
             assert_ne!(status, StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
             assert_ne!(problem["type"], "/problems/no-such-page", "{method} {path}");
         }
-        // The other way round: what is routed is counted where it is written.
+        // Conversely, the routes are counted in the source text.
         let source = include_str!("routes.rs");
         let source = &source[..source.find("#[cfg(test)]").unwrap()];
         let lists = source.split("routes!(").skip(1).filter_map(|rest| rest.split_once(')'));
@@ -286,7 +286,7 @@ mod tests {
             .into_iter()
             .map(|(method, path, _)| (method, path.replace("{key}", "{*key}")))
             .collect();
-        // Those that no description has are read where they are written.
+        // Routes without a description are found in the source text.
         let own = include_str!("routes.rs");
         let own = &own[..own.find("pub fn metrics_router").unwrap()];
         for route in
@@ -337,7 +337,7 @@ mod tests {
         assert_eq!((status, &page["recent"]), (StatusCode::OK, &serde_json::json!([])), "{page}");
         let (status, page) = ask(&mut router, "GET", "/api/v1/jobs/a/events?newest=true&limit=1").await;
         assert_eq!((status, &page["events"][0]["kind"]), (StatusCode::OK, &"run-opened".into()), "{page}");
-        // Every list says that its limit is not 0.
+        // Every list states that its limit is at least 1.
         for (_, path, operation) in described(&mut router).await {
             for parameter in operation["parameters"].as_array().into_iter().flatten() {
                 let limit = parameter["name"] == "limit";

@@ -15,26 +15,26 @@ use crate::coordination::{
     RunState, TaskId, TaskPhase, TaskView, Timestamp,
 };
 
-/// Runs of a job, the newest first.
+/// A page of a job's runs, the newest first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RunsPage {
-    /// Those of this page.
+    /// The runs of this page.
     pub runs: Vec<RunListItem>,
-    /// What to give as `after` for those before them; none if these are the oldest that are remembered.
+    /// The value of `after` for the next page; none if these are the oldest that are kept.
     pub next: Option<RunNumber>,
 }
 
-/// Which runs are wanted.
+/// The query parameters of runs.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct RunsQuery {
-    /// Only runs that stand so: `forming`, `running`, `completed`, `failed` or `abandoned`.
+    /// Only runs in this state: `forming`, `running`, `completed`, `failed` or `abandoned`.
     #[param(value_type = Option<String>)]
     state: Option<RunState>,
-    /// The number of the last run that the caller has.
+    /// The number of the last run that the client has.
     after: Option<u64>,
-    /// How many to give at most.
+    /// The maximum number of runs.
     #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
@@ -51,35 +51,36 @@ pub(super) async fn runs(
 ) -> Result<Json<RunsPage>, Problem> {
     let mut runs = site.read_job(&job, |look| look.runs())?;
     runs.retain(|run| query.state.is_none_or(|state| state == run.state));
-    // The newest first: what comes after a run has a smaller number.
+    // Runs are listed newest first, so the next run has a smaller number.
     let order = |run: &RunListItem| std::cmp::Reverse(run.number);
     let after = query.after.map(|number| std::cmp::Reverse(RunNumber(number)));
     let (runs, next) = paginate(runs, after, query.limit, order);
     Ok(Json(RunsPage { runs, next: next.map(|number| number.0) }))
 }
 
-/// Tasks of a job, by number.
+/// A page of a job's tasks, by number.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TasksPage {
-    /// Those of this page.
+    /// The tasks of this page.
     pub tasks: Vec<TaskView>,
-    /// What to give as `after` for those that follow; none if these are the last.
+    /// The value of `after` for the next page; none on the last page.
     pub next: Option<TaskId>,
 }
 
-/// Which tasks are wanted.
+/// The query parameters of tasks.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct TasksQuery {
-    /// Only tasks that stand so: `missing`, `registering`, `connected`, `suspect`, `disconnected` or `failed`.
+    /// Only tasks in this state: `missing`, `registering`, `connected`, `suspect`, `disconnected` or
+    /// `failed`.
     #[param(value_type = Option<String>)]
     state: Option<TaskPhase>,
-    /// Only tasks that an exclusion keeps out, or only those that none does.
+    /// Only excluded tasks, or only tasks that are not excluded.
     excluded: Option<bool>,
-    /// The number of the last task that the caller has.
+    /// The number of the last task that the client has.
     after: Option<i32>,
-    /// How many to give at most.
+    /// The maximum number of tasks.
     #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
@@ -103,7 +104,7 @@ pub(super) async fn tasks(
     Ok(Json(TasksPage { tasks, next }))
 }
 
-/// One task, with its gaps between heartbeats over time
+/// One task, with its heartbeat gaps over time
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/tasks/{task}", operation_id = "task", tag = "tasks",
     params(("job" = String, Path, description = "The job's name"), ("task" = i32, Path, description = "Its number")),
     responses((status = 200, body = TaskView, description = "The task"), (status = 404, description = "There is none")))]
@@ -116,32 +117,32 @@ pub(super) async fn task(
     found.map(Json).ok_or_else(|| no_such_task(&job, number, tasks))
 }
 
-/// There is no task of that number in a job of so many.
+/// Returns the problem that a job of this many tasks has no task of that number.
 pub(super) fn no_such_task(job: &JobPath, number: i32, tasks: u32) -> Problem {
     let last = tasks.saturating_sub(1);
     let text = format!("there is no task {number}: job {} has the tasks 0 to {last}", job.name);
     Problem::not_found("no-such-task", text)
 }
 
-/// Barriers in progress, in the order in which they began, or some that have ended, the latest first.
+/// A page of barriers: those in progress in the order in which they began, or ended ones, the latest first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct BarriersPage {
-    /// Those in progress; none if recent ones were asked for.
+    /// Barriers in progress; none if recent ones were requested.
     pub barriers: Vec<BarrierView>,
-    /// Those that have ended, if they were asked for.
+    /// Ended barriers, if they were requested.
     #[serde(default)]
     pub recent: Vec<EndedBarrierView>,
-    /// What to give as `after` for those that follow; none if these are the last.
+    /// The value of `after` for the next page; none on the last page.
     pub next: Option<u64>,
 }
 
-/// One use of a barrier that has ended.
+/// An ended instance of a barrier.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = EndedBarrier)]
 pub struct EndedBarrierView {
-    /// From the first arrival to its end, in microseconds.
+    /// The time from the first arrival to its end, in microseconds.
     pub duration_us: u64,
-    /// What is known of it.
+    /// Its record.
     #[serde(flatten)]
     pub record: BarrierRecord,
 }
@@ -152,29 +153,29 @@ impl From<BarrierRecord> for EndedBarrierView {
     }
 }
 
-/// How barriers stand.
+/// The states of barriers to return.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum BarrierState {
-    /// Somebody waits.
+    /// Barriers in progress.
     #[default]
     InProgress,
-    /// They have ended.
+    /// Ended barriers.
     Recent,
 }
 
-/// Which barriers are wanted.
+/// The query parameters of barriers.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct BarriersQuery {
-    /// Those `in-progress`, or those of the present run that have ended: `recent`.
+    /// `in-progress`, or `recent` for ended barriers of the present run.
     #[serde(default)]
     #[param(inline)]
     state: BarrierState,
-    /// The last item that the caller has: the `next` of the page before.
+    /// The `next` of the page before.
     after: Option<u64>,
-    /// How many to give at most; a few more where several ended in one moment.
+    /// The maximum number of barriers; slightly more if several ended at the same time.
     #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
@@ -201,8 +202,8 @@ pub(super) async fn barriers(
     Ok(Json(BarriersPage { barriers, recent: Vec::new(), next }))
 }
 
-/// A page of barriers that have ended, the latest first. They are told apart by when that was: those of one moment are never
-/// on two pages.
+/// Returns a page of ended barriers, the latest first. The time of the end is the cursor, so barriers that
+/// ended at the same time are never split between two pages.
 fn recent(latest: Vec<BarrierRecord>, after: Option<Timestamp>, limit: usize) -> BarriersPage {
     let mut rest =
         latest.into_iter().filter(|record| after.is_none_or(|after| record.ended < after)).peekable();
@@ -219,7 +220,7 @@ fn recent(latest: Vec<BarrierRecord>, after: Option<Timestamp>, limit: usize) ->
     BarriersPage { barriers: Vec::new(), recent, next }
 }
 
-/// The live set, and the questions about it that are in progress
+/// The live set, and the live-set requests in progress
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/live", operation_id = "live", tag = "tasks",
     params(("job" = String, Path, description = "The job's name")),
     responses((status = 200, body = LiveTasksView, description = "Who is alive: connected, and not excluded")))]
@@ -227,27 +228,27 @@ pub(super) async fn live(State(site): State<AppState>, job: JobPath) -> Result<J
     site.read_job(&job, |look| look.live()).map(Json)
 }
 
-/// Devices, by platform and global id.
+/// A page of devices, by platform and global id.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DevicesPage {
-    /// Those of this page.
+    /// The devices of this page.
     pub devices: Vec<Device>,
-    /// What to give as `after` for those that follow; none if these are the last.
+    /// The value of `after` for the next page; none on the last page.
     pub next: Option<u64>,
 }
 
-/// Which devices are wanted.
+/// The query parameters of devices.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct DevicesQuery {
-    /// Only those of this task.
+    /// Only devices of this task.
     task: Option<i32>,
-    /// Only those of this platform.
+    /// Only devices of this platform.
     platform: Option<String>,
-    /// The place of the last device that the caller has, as `next` gave it.
+    /// The `next` of the page before.
     after: Option<u64>,
-    /// How many to give at most.
+    /// The maximum number of devices.
     #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
@@ -271,20 +272,20 @@ pub(super) async fn devices(
     Ok(Json(DevicesPage { devices: page.into_iter().map(|(_, device)| device).collect(), next }))
 }
 
-/// Which places are wanted.
+/// The query parameters of the device map.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct DeviceMapQuery {
-    /// Only places of this fate: `same`, `moved`, `came` or `gone`.
+    /// Only places with this change: `same`, `moved`, `came` or `gone`.
     #[param(value_type = Option<String>)]
     state: Option<DeviceChange>,
 }
 
-/// The present run's devices beside those of the run before: what moved
+/// The devices of the present run compared with those of the run before
 ///
-/// Devices are matched by where they are (the boot of their host, the platform, their local id), not by the task
-/// number or the global id, which processes get anew with every start.
+/// Devices are matched by their location (the boot of their host, the platform, their local id) and not by
+/// the task number or the global id, which processes get anew with every start.
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/devices/map", operation_id = "device_map", tag = "devices",
     params(("job" = String, Path, description = "The job's name"), DeviceMapQuery),
     responses((status = 200, body = DeviceMap, description = "Every place, with who it was and who it is")))]

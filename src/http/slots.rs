@@ -1,6 +1,6 @@
 //! The connection slots of one HTTP listener: phases, timeouts, and eviction when the listener is full.
 //!
-//! It accepts and serves nothing: `listener.rs` does. Begin at [`ConnectionRegistry`].
+//! It accepts and serves nothing: `listener.rs` does. Begin at [`ConnectionTable`].
 //!
 //! | phase | the server waits for | ends by | may be closed to make room |
 //! | --- | --- | --- | --- |
@@ -10,10 +10,10 @@
 //! | `Busy` | its own handler, the end of the answer | the deadline of writes | no |
 //! | `Idle` | the next request | `idle_timeout`, counted from the last byte written | yes, these first |
 //!
-//! A new connection is never refused while others only wait: if every slot is taken, connections without a whole
-//! request are closed, those of the network with the most connections first. If all are busy, the new connection
-//! gets one of [`RESERVED`] further slots, in which only health probes are answered. A reserved slot is always
-//! free: the oldest connection in one makes room.
+//! A new connection is never refused while others only wait: if every slot is taken, connections without a
+//! whole request are closed, those of the network with the most connections first. If all are busy, the new
+//! connection gets one of [`RESERVED`] further slots, in which only health probes are answered. A reserved
+//! slot is always free: the oldest connection in one makes room.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -30,38 +30,38 @@ use crate::clock::Clock;
 use crate::coordination::Timestamp;
 use crate::meter::Counter;
 
-/// Slots besides those of the limit, for probes of health while every slot of the limit is busy.
+/// Slots beyond the limit, for health probes while every other slot is busy.
 const RESERVED: usize = 8;
 
-/// Returns how many connections are closed at once to make room: one in 32, so that to choose them costs little for each.
+/// Returns how many connections are evicted at once: one in 32, so that the cost of choosing them is shared.
 const fn eviction_batch(connections: usize) -> usize {
     if connections < 32 { 1 } else { connections / 32 }
 }
 
-/// Returns how many connections that were told to close may still be open when the next one is accepted.
+/// Returns how many evicted connections may still be open when the next one is accepted.
 const fn closing_limit(connections: usize) -> usize {
     2 * eviction_batch(connections)
 }
 
-/// Returns how many file descriptors a listener of so many connections may have open at once.
+/// Returns how many file descriptors a listener of this many connections may have open at once.
 #[must_use]
 pub const fn descriptors_needed(connections: usize) -> usize {
-    // The last one is accepted, or the listener's own.
+    // Two more: the connection that is being accepted, and the listening socket.
     connections + RESERVED + closing_limit(connections) + eviction_batch(connections) + 2
 }
 
-/// What a connection is at.
+/// The phase of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionPhase {
-    /// It has not said yet what it speaks, or shakes hands.
+    /// The protocol is not known yet, or the TLS handshake is in progress.
     Handshake,
     /// The head of a request is awaited.
     Head,
     /// More of the body of a request is awaited.
     Body,
-    /// A request is being answered.
+    /// The server is answering a request.
     Busy,
-    /// A request was answered and the next one has not begun.
+    /// A response is complete and the next request has not begun.
     Idle,
 }
 
@@ -69,12 +69,12 @@ impl ConnectionPhase {
     const ALL: [Self; 5] = [Self::Handshake, Self::Head, Self::Body, Self::Busy, Self::Idle];
 }
 
-/// Why the server closed a connection.
+/// The reason why the server closed a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CloseReason {
-    /// Another one needed its slot.
+    /// A new connection needed its slot.
     Evicted,
-    /// The head of a request did not come in time.
+    /// The head of a request was not complete in time.
     HeadTimeout,
     /// It was idle for too long.
     IdleTimeout,
@@ -83,7 +83,7 @@ pub(super) enum CloseReason {
 impl CloseReason {
     pub const ALL: [Self; 3] = [Self::Evicted, Self::HeadTimeout, Self::IdleTimeout];
 
-    /// Its name in metrics.
+    /// Returns its name in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Evicted => "evicted",
@@ -93,21 +93,21 @@ impl CloseReason {
     }
 }
 
-/// What is known of one connection. Its own task, its stream and the registry share it.
+/// The state of one connection. Its tokio task, its stream and the table share it.
 pub(super) struct SlotState {
     source: ClientNetwork,
-    /// It has a reserved slot: only probes of health are answered.
+    /// The connection has a reserved slot: only health probes are answered.
     pub reserved: bool,
     clock: Clock,
     phase: AtomicU8,
-    /// Since when it has been in its phase.
+    /// The time at which the phase began.
     since: AtomicU64,
     close: Notify,
 }
 
 impl SlotState {
     fn phase(&self) -> ConnectionPhase {
-        // Nothing else is ever stored.
+        // No other value is ever stored.
         ConnectionPhase::ALL
             .get(usize::from(self.phase.load(Ordering::Relaxed)))
             .copied()
@@ -127,48 +127,51 @@ impl SlotState {
         self.phase.store(phase as u8, Ordering::Relaxed);
     }
 
-    /// The connection speaks plaintext HTTP: the time of its first head began with the accept.
+    /// Records that the connection speaks plaintext HTTP. The timeout of its first head counts from the
+    /// accept.
     pub fn mark_plaintext(&self) {
         self.phase.store(ConnectionPhase::Head as u8, Ordering::Relaxed);
     }
 
-    /// The TLS handshake is over.
+    /// Records the end of the TLS handshake.
     pub fn mark_tls(&self) {
         self.enter(ConnectionPhase::Head);
     }
 
-    /// Bytes have come.
+    /// Records that bytes were received.
     pub fn received(&self) {
         if self.phase() == ConnectionPhase::Idle {
             self.enter(ConnectionPhase::Head);
         }
     }
 
-    /// Bytes have left.
+    /// Records that bytes were sent.
     pub fn sent(&self) {
         if self.phase() == ConnectionPhase::Idle {
             self.restart_phase_timer();
         }
     }
 
-    /// A request is complete up to its body. The connection is busy until the returned guard is dropped.
+    /// Records that the head of a request is complete. The connection is busy until the returned guard is
+    /// dropped.
     pub fn begin_request(self: &Arc<Self>) -> BusyGuard {
         self.enter(ConnectionPhase::Busy);
         BusyGuard(Arc::clone(self))
     }
 
-    /// Notes whether the body of the request is awaited. The time of the whole body counts, however its bytes come.
+    /// Records whether more of the body is awaited. The time of the whole body counts, however its bytes
+    /// arrive.
     pub fn awaits_body(&self, awaits: bool) {
         let (from, to) = if awaits {
             (ConnectionPhase::Busy, ConnectionPhase::Body)
         } else {
             (ConnectionPhase::Body, ConnectionPhase::Busy)
         };
-        // In any other phase the request was answered before its body had come.
+        // In any other phase the response came before the end of the body.
         let _ = self.phase.compare_exchange(from as u8, to as u8, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// When the phase must be over.
+    /// Returns the deadline of the phase.
     fn deadline(&self, limits: &HttpLimits) -> Option<(Timestamp, CloseReason)> {
         match self.phase() {
             ConnectionPhase::Head => {
@@ -181,9 +184,9 @@ impl SlotState {
         }
     }
 
-    /// Returns when the connection is to be closed, with the reason.
+    /// Waits until the connection must be closed, and returns the reason.
     pub async fn closed(&self, limits: &HttpLimits) -> CloseReason {
-        // No phase that begins after a look ends before the next one.
+        // A phase that begins after a check cannot end before the next check.
         let least = limits.head_timeout.min(limits.idle_timeout);
         loop {
             let now = self.clock.now();
@@ -192,7 +195,7 @@ impl SlotState {
                 Some((at, _)) => at.since(now).min(least),
                 None => least,
             };
-            // Not less than the clock can tell, so that the loop cannot spin.
+            // At least the resolution of the clock, so that the loop cannot spin.
             let left = left.max(Duration::from_millis(1));
             if tokio::time::timeout(left, self.close.notified()).await.is_ok() {
                 return CloseReason::Evicted;
@@ -201,7 +204,7 @@ impl SlotState {
     }
 }
 
-/// A request is being answered while this lives.
+/// Marks a connection as busy while it exists.
 pub(super) struct BusyGuard(Arc<SlotState>);
 
 impl Drop for BusyGuard {
@@ -216,12 +219,12 @@ struct OpenSlots {
     all: HashMap<u64, Arc<SlotState>>,
     by_source: HashMap<ClientNetwork, usize>,
     reserved: usize,
-    /// Told to close, and still open.
+    /// Evicted connections that are still open.
     closing: usize,
 }
 
 impl OpenSlots {
-    /// Takes a connection out of the table.
+    /// Removes a connection from the table.
     fn remove(&mut self, number: u64) -> Option<Arc<SlotState>> {
         let connection = self.all.remove(&number)?;
         if connection.reserved {
@@ -239,7 +242,8 @@ impl OpenSlots {
         self.by_source.get(&source).copied().unwrap_or_default()
     }
 
-    /// Tells up to `most` of the connections that `may` go to close, in the order of `rank`. Returns how many.
+    /// Evicts up to `most` of the connections for which `may` holds, in the order of `rank`. Returns their
+    /// number.
     fn evict<R: Ord>(
         &mut self,
         most: usize,
@@ -279,12 +283,12 @@ impl ConnectionTable {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many connections have a slot.
+    /// Returns how many connections have a slot.
     pub fn count(&self) -> usize {
         self.open().all.len()
     }
 
-    /// How many were closed by the server, by reason.
+    /// Returns how many connections the server closed, by reason.
     pub fn closed(&self) -> impl Iterator<Item = (CloseReason, u64)> {
         CloseReason::ALL.into_iter().zip(&self.closed).map(|(why, count)| (why, count.get()))
     }
@@ -296,7 +300,7 @@ impl ConnectionTable {
         }
     }
 
-    /// Waits until enough of the connections that were told to close have done so.
+    /// Waits until enough of the evicted connections are closed.
     pub async fn wait_for_capacity(&self) {
         loop {
             let left = self.slot_freed.notified();
@@ -307,7 +311,7 @@ impl ConnectionTable {
         }
     }
 
-    /// Gives a new connection a slot; others may have to close for it.
+    /// Gives a new connection a slot. Evicts others if necessary.
     pub fn admit(self: &Arc<Self>, peer: SocketAddr) -> SlotGuard {
         let source = ClientNetwork::of(peer.ip());
         let HttpLimits { connections, connections_per_source, .. } = self.limits;
@@ -315,7 +319,7 @@ impl ConnectionTable {
         let open = &mut *guard;
         let waits =
             |connection: &SlotState| !connection.reserved && connection.phase() != ConnectionPhase::Busy;
-        // The idle ones go before those whose request is awaited, of which the slowest go first.
+        // Idle connections are evicted first, then those whose request is awaited, the slowest first.
         let order =
             |connection: &SlotState| (connection.phase() != ConnectionPhase::Idle, connection.since());
         let mut has_slot = true;
@@ -351,7 +355,7 @@ impl ConnectionTable {
     }
 }
 
-/// One connection's slot, which is free again when this is dropped.
+/// The slot of one connection, which is released on drop.
 pub(super) struct SlotGuard {
     registry: Arc<ConnectionTable>,
     pub connection: Arc<SlotState>,

@@ -13,48 +13,49 @@ use super::{AppState, Problem};
 use crate::coordination::{TaskId, TaskIncarnations};
 use crate::reports::{ConnectionView, PairView, ReportedTransport, TaskTransfers, Throughput, TransfersView};
 
-/// How many seconds of throughput are given if nobody says how many.
+/// The default number of seconds of throughput.
 const SECONDS: usize = 60;
 
 /// The transfers of a job's present run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TransfersPage {
-    /// In sum.
+    /// The totals.
     #[serde(flatten)]
     pub summary: TransfersView,
-    /// Bytes over time.
+    /// The bytes over time.
     pub throughput: Throughput,
-    /// Pairs of tasks, by number: those of this page.
+    /// The pairs of tasks of this page, by number.
     pub pairs: Vec<PairView>,
-    /// How many pairs are kept one by one.
+    /// The number of pairs that are kept one by one.
     pub pairs_kept: usize,
-    /// Connections now, those with the most launches of each task first: as many as the page has pairs at most.
+    /// The present connections, those with the most launches of each task first: at most as many as the page
+    /// has pairs.
     pub connections: Vec<ConnectionView>,
-    /// What to give as `after` for the pairs that follow; none if these are the last.
+    /// The value of `after` for the next page of pairs; none on the last page.
     pub next: Option<u64>,
 }
 
-/// Which transfers are wanted.
+/// The query parameters of transfers.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct TransfersQuery {
     /// Only pairs and connections of this task.
     task: Option<i32>,
-    /// Only those of this transport: `shm`, `pvm`, `unix`, `tcp` or `other`.
+    /// Only pairs and connections of this transport: `shm`, `pvm`, `unix`, `tcp` or `other`.
     #[param(value_type = Option<String>)]
     transport: Option<ReportedTransport>,
-    /// How many seconds of throughput to give: 60, or up to 600.
+    /// The seconds of throughput to return: 60 by default, 600 at most.
     seconds: Option<usize>,
-    /// The last pair that the caller has: the `next` of the page before.
+    /// The `next` of the page before.
     after: Option<u64>,
-    /// How many pairs to give at most.
+    /// The maximum number of pairs.
     #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
 }
 
-/// A pair's place among all: task numbers have twenty bits.
+/// Returns the position of a pair in the order of all pairs: a task number has twenty bits.
 fn place(pair: &PairView) -> u64 {
     let number = |task: TaskId| u64::from(task.0.unsigned_abs());
     number(pair.from) << 23 | number(pair.to) << 3 | pair.transport as u64
@@ -64,10 +65,10 @@ fn roster(site: &AppState, job: &JobPath) -> Result<TaskIncarnations, Problem> {
     site.read_job(job, |look| look.task_incarnations())
 }
 
-/// What the workers of the present run report of their transfers
+/// The transfers that workers of the present run report
 ///
-/// Workers that move buffers by Muster's transfer engine report about once a second. Transfers that a JAX program
-/// makes by itself do not pass through here: where no task reports, every list is empty.
+/// Workers that move buffers by Muster's transfer engine report about once a second. Transfers that a JAX
+/// program makes by itself are not included: if no task reports, every list is empty.
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/transfers", operation_id = "transfers", tag = "transfers",
     params(("job" = String, Path, description = "The job's name"), TransfersQuery),
     responses((status = 200, body = TransfersPage, description = "Totals, throughput, connections, failures, and a page of pairs")))]
@@ -94,33 +95,33 @@ pub(super) async fn show(
     Ok(Json(TransfersPage { summary, throughput, pairs, pairs_kept, connections, next }))
 }
 
-/// What single tasks report, by number.
+/// A page of the transfers of single tasks, by task number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TaskTransfersPage {
-    /// Those of this page; tasks that have not reported are left out.
+    /// The tasks of this page; tasks without reports are left out.
     pub tasks: Vec<TaskTransfers>,
-    /// What to give as `after` for those that follow; none if these are the last.
+    /// The value of `after` for the next page; none on the last page.
     pub next: Option<TaskId>,
 }
 
-/// Which tasks' transfers are wanted.
+/// The query parameters of task transfers.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct TaskTransfersQuery {
     /// Only tasks with failures, or only those without.
     failed: Option<bool>,
-    /// Only tasks whose reporting life is over, or only those whose is not.
+    /// Only tasks whose reporting life has ended, or only those whose life has not.
     stale: Option<bool>,
-    /// The number of the last task that the caller has.
+    /// The number of the last task that the client has.
     after: Option<i32>,
-    /// How many to give at most.
+    /// The maximum number of tasks.
     #[serde(default, deserialize_with = "deserialize_limit")]
     #[param(minimum = 1)]
     limit: Option<usize>,
 }
 
-/// What each task of the present run reports of its transfers
+/// The transfers that each task of the present run reports
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/transfers/tasks", operation_id = "task_transfers", tag = "transfers",
     params(("job" = String, Path, description = "The job's name"), TaskTransfersQuery),
     responses((status = 200, body = TaskTransfersPage, description = "A page of tasks that have reported, by number")))]

@@ -13,18 +13,18 @@ use tokio::time::{Instant, Sleep};
 
 use super::slots::SlotState;
 
-/// How many bytes a peer must take while a write waits, within each timeout.
+/// The minimum number of bytes that a peer must accept per timeout while a write is blocked.
 const PROGRESS_MIN_BYTES: usize = 16 << 10;
 
-/// A write that waits for the peer.
+/// A write that is blocked by the peer.
 struct StalledWrite {
     until: Pin<Box<Sleep>>,
-    /// How much the peer has taken since it began.
+    /// Bytes that the peer has accepted since the write was blocked.
     accepted_bytes: usize,
 }
 
-/// `S`, with a bound on how long the peer may leave it full. A peer that takes a few bytes now and then is as stuck as one that
-/// takes none.
+/// A stream with a limit on the time for which the peer may block a write. A peer that accepts a few bytes
+/// now and then counts as blocked.
 pub(super) struct WriteTimeout<S> {
     stream: S,
     connection: Arc<SlotState>,
@@ -37,7 +37,7 @@ impl<S> WriteTimeout<S> {
         Self { stream, connection, timeout, waiting: None }
     }
 
-    /// Passes on what came of a write of `offered` bytes.
+    /// Records the result of a write of `offered` bytes and returns it.
     fn track_write(
         &mut self,
         cx: &mut Context<'_>,

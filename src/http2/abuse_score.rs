@@ -6,22 +6,22 @@
 
 use std::time::Duration;
 
-/// More points than this end the connection. A client may still give up all of its 16,384 calls at once.
+/// The score beyond which the connection ends. A client may still cancel all of its 16,384 calls at once.
 const LIMIT: u32 = 20_000;
-/// The points that a second takes away.
+/// The points removed for each second.
 const DECAY_PER_SECOND: u32 = 2_000;
-/// Fewer points than this are not worth a look at the clock.
+/// The score below which the clock is not read.
 const CLOCK_CHECK_MIN: u32 = 2_000;
 
-/// What each kind of frame adds.
+/// The points that each kind of frame adds.
 pub(super) mod points {
     /// A window update, a priority, a frame of an unknown kind, a continuation, a reset.
     pub const FRAME: u32 = 1;
-    /// A ping, and data without contents that does not end its stream.
+    /// A ping, and empty data that does not end its stream.
     pub const EMPTY: u32 = 2;
-    /// A stream beyond the number that may be open.
+    /// A stream beyond the permitted number.
     pub const REFUSED: u32 = 4;
-    /// Settings, and data on a stream that is closed.
+    /// Settings, and data on a closed stream.
     pub const SETTINGS: u32 = 10;
     /// A header list that is malformed or too long.
     pub const BAD_HEADERS: u32 = 100;
@@ -31,7 +31,7 @@ pub(super) mod points {
 #[derive(Debug, Default)]
 pub(super) struct AbuseScore {
     points: u32,
-    /// When the score was last brought up to date.
+    /// The time at which the score was last updated.
     seen: Option<Duration>,
 }
 
@@ -40,17 +40,18 @@ impl AbuseScore {
         self.points = self.points.saturating_add(points);
     }
 
-    /// Notes something useful.
+    /// Removes points for useful traffic.
     pub(super) fn credit(&mut self, points: u32) {
         self.points = self.points.saturating_sub(points);
     }
 
-    /// Whether the score is high enough to be compared with the time.
+    /// Returns whether the score is high enough to read the clock.
     pub(super) fn needs_clock_check(&self) -> bool {
         self.points >= CLOCK_CHECK_MIN
     }
 
-    /// Takes away what time has redeemed; whether the score is still beyond the limit. `now` counts from any fixed moment.
+    /// Removes the points for the elapsed time; returns whether the score is still beyond the limit. `now`
+    /// counts from any fixed moment.
     pub(super) fn exceeds_limit(&mut self, now: Duration) -> bool {
         if let Some(seen) = self.seen {
             let millis = u32::try_from(now.saturating_sub(seen).as_millis()).unwrap_or(u32::MAX);
@@ -74,7 +75,7 @@ mod tests {
     fn a_steady_client_stays_below_and_a_flood_does_not() {
         let mut steady = AbuseScore::default();
         for second in 0..100_000 {
-            // A thousand pings a second, and settings all the time.
+            // A thousand pings a second, and frequent settings.
             steady.add(900 * points::EMPTY + 10 * points::SETTINGS);
             assert!(!steady.exceeds_limit(Duration::from_secs(second)), "in second {second}");
         }

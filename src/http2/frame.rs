@@ -4,16 +4,16 @@
 
 use std::fmt;
 
-/// What every client sends first.
+/// The connection preface, which every client sends first (RFC 9113, 3.4).
 pub(crate) static PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// The number of a stream. Those of clients are odd.
+/// The number of a stream. Streams of clients have odd numbers.
 pub(crate) type StreamId = u32;
 
-/// The length of a frame's head.
+/// The length of a frame header, in bytes.
 pub(super) const FRAME_HEADER_LEN: usize = 9;
 
-/// Kinds of frames, by their numbers (6.).
+/// Frame types, by number (RFC 9113, 6).
 pub(super) mod kind {
     pub const DATA: u8 = 0;
     pub const HEADERS: u8 = 1;
@@ -36,7 +36,7 @@ pub(super) mod flag {
     pub const PRIORITY: u8 = 0x20;
 }
 
-/// Numbers of settings.
+/// Settings, by number (RFC 9113, 6.5.2).
 pub(super) mod setting {
     pub const HEADER_TABLE_SIZE: u16 = 1;
     pub const ENABLE_PUSH: u16 = 2;
@@ -46,15 +46,15 @@ pub(super) mod setting {
     pub const MAX_HEADER_LIST_SIZE: u16 = 6;
 }
 
-/// Windows and frames that nothing has been said about.
+/// The initial window of a connection and of a stream, before any settings (RFC 9113, 6.9.2).
 pub(super) const INITIAL_WINDOW: i64 = 65_535;
 pub(super) const INITIAL_MAX_FRAME: usize = 16_384;
-/// No window may be larger.
+/// The largest window (RFC 9113, 6.9.1).
 pub(super) const MAX_WINDOW: i64 = (1 << 31) - 1;
-/// Nor any frame.
+/// The largest frame payload (RFC 9113, 4.2).
 pub(super) const MAX_FRAME: usize = (1 << 24) - 1;
 
-/// The head of a frame.
+/// The header of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FrameHeader {
     pub(super) length: usize,
@@ -79,14 +79,14 @@ impl FrameHeader {
     }
 }
 
-/// Writes the head of a frame.
+/// Appends a frame header.
 pub(super) fn put_frame_header(to: &mut Vec<u8>, length: usize, kind: u8, flags: u8, stream: StreamId) {
     let [_, l0, l1, l2] = u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes();
     let [s0, s1, s2, s3] = stream.to_be_bytes();
     to.extend_from_slice(&[l0, l1, l2, kind, flags, s0, s1, s2, s3]);
 }
 
-/// Why a stream or a connection ends (7.).
+/// The error code of a stream or a connection (RFC 9113, 7).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ErrorCode {
     NoError = 0,
@@ -100,7 +100,7 @@ pub(crate) enum ErrorCode {
     EnhanceYourCalm = 11,
 }
 
-/// What a peer did that ends the connection.
+/// A peer's violation that ends the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ConnectionError {
     pub(crate) reason: ErrorCode,

@@ -11,7 +11,7 @@ use super::frame::{ConnectionError, ErrorCode};
 use super::huffman;
 use super::request_head::RequestHeadBuilder;
 
-/// The table of appendix A. Its first entry has the index 1.
+/// The static table (RFC 7541, appendix A). Its first entry has index 1.
 #[rustfmt::skip]
 static STATIC_TABLE: [(&str, &str); 61] = [
     (":authority", ""),
@@ -77,29 +77,30 @@ static STATIC_TABLE: [(&str, &str); 61] = [
     ("www-authenticate", ""),
 ];
 
-/// What an entry of the table counts beside its name and value.
+/// The size of an entry beside its name and value (RFC 7541, 4.1).
 pub(super) const ENTRY_OVERHEAD: usize = 32;
-/// The size of a table that nothing has been said about.
+/// The size of the dynamic table before any settings.
 const DEFAULT_TABLE_SIZE: usize = 4096;
 
-/// A header list that passes this many times the size that is taken ends the connection: to read on would be work
-/// without end for a request that is refused anyway.
+/// The factor by which a header list may exceed the permitted size before the connection ends: decoding
+/// further would be unbounded work for a request that is refused anyway.
 const LIST_EXCESS: usize = 8;
 
 type Text = Box<[u8]>;
-/// The name and the value of a field, copied only where they had to be decoded.
+/// The name and the value of a field, copied only if they had to be decoded.
 type Field<'a> = (Cow<'a, [u8]>, Cow<'a, [u8]>);
 
-/// Reads the header blocks of one connection.
+/// The decoder of the header blocks of one connection.
 #[derive(Debug)]
 pub(super) struct Decoder {
     entries: VecDeque<(Text, Text)>,
     size: usize,
-    /// How large the peer lets the table become.
+    /// The present limit of the table, chosen by the peer.
     limit: usize,
-    /// How large it may let it become.
+    /// The greatest limit that the peer may choose.
     allowed: usize,
-    /// The peer has agreed to a smaller table, and must say so before its next field (RFC 7541, 4.2).
+    /// Whether the peer has acknowledged a smaller table, and must announce it before its next field (RFC
+    /// 7541, 4.2).
     must_shrink: bool,
 }
 
@@ -116,12 +117,12 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// Whether what a block means does not depend on those before it, and will not.
+    /// Returns whether no block depends on earlier blocks, now and later.
     pub(super) fn is_stateless(&self) -> bool {
         self.limit == 0 && !self.must_shrink
     }
 
-    /// The peer has acknowledged that there is no table.
+    /// Disables the dynamic table, because the peer has acknowledged that setting.
     pub(super) fn disable_table(&mut self) {
         if self.allowed != 0 {
             self.allowed = 0;
@@ -129,8 +130,8 @@ impl Decoder {
         }
     }
 
-    /// Reads a block. `most` bounds the size of the list as RFC 9113 counts it (6.5.2); beyond it the head is not built,
-    /// but the block is read for the table's sake.
+    /// Decodes a block. `most` bounds the size of the list by RFC 9113, 6.5.2. Beyond it the head is not
+    /// built, but the block is decoded to keep the table in step.
     pub(super) fn read(
         &mut self,
         mut block: &[u8],
@@ -154,7 +155,7 @@ impl Decoder {
                     let fits = name.len() + value.len() + ENTRY_OVERHEAD <= self.limit;
                     match fits.then(|| (Text::from(&*name), Text::from(&*value))) {
                         Some((name, value)) => self.insert(name, value),
-                        // An entry that is larger than the table empties it.
+                        // An entry larger than the table empties it (RFC 7541, 4.4).
                         None => {
                             self.entries.clear();
                             self.size = 0;
@@ -184,6 +185,14 @@ impl Decoder {
         Ok(head)
     }
 
+    /// Checks that the table is as large as is told of it, and no larger than it may be.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn check(&self) {
+        let size: usize =
+            self.entries.iter().map(|(name, value)| name.len() + value.len() + ENTRY_OVERHEAD).sum();
+        assert!(self.size == size && size <= self.limit && self.limit <= DEFAULT_TABLE_SIZE);
+    }
+
     fn entry(&self, index: usize) -> Result<(&[u8], &[u8]), ConnectionError> {
         const UNKNOWN: ConnectionError = compression_error("an index leads beyond the table");
         let index = index.checked_sub(1).ok_or(UNKNOWN)?;
@@ -194,7 +203,7 @@ impl Decoder {
         Ok((name, value))
     }
 
-    /// A name that stands in the table is not copied: a reference costs the peer two bytes.
+    /// A name from the table is not copied: its reference cost the peer only two bytes.
     fn literal<'a, 'b: 'a>(
         &'a self,
         block: &mut &'b [u8],
@@ -225,15 +234,15 @@ impl Decoder {
     }
 }
 
-/// The fault of a header block that cannot be read. Peer and server do not agree on the table any more: the connection is
-/// lost.
+/// Returns the error of an undecodable header block. The tables of peer and server may differ from here on,
+/// so the connection ends.
 const fn compression_error(what: &'static str) -> ConnectionError {
     ConnectionError { reason: ErrorCode::Compression, what }
 }
 
 const CUT: ConnectionError = compression_error("it ends in the middle");
 
-/// An integer whose first byte has `prefix` bits of it (5.1).
+/// Decodes an integer whose first byte holds `prefix` bits of it (RFC 7541, 5.1).
 fn integer(block: &mut &[u8], prefix: u32) -> Result<usize, ConnectionError> {
     let full = (1_usize << prefix) - 1;
     let first = take(block)?;
@@ -257,33 +266,34 @@ fn take(block: &mut &[u8]) -> Result<u8, ConnectionError> {
     Ok(*first)
 }
 
-/// A string (5.2). One of more than `most` bytes is no part of a list that would be taken.
+/// Decodes a string (RFC 7541, 5.2). A string longer than `most` bytes cannot be part of an accepted list.
 fn string<'a>(block: &mut &'a [u8], most: usize) -> Result<Cow<'a, [u8]>, ConnectionError> {
     let huffman = block.first().ok_or(CUT)? & 0x80 != 0;
     let length = integer(block, 7)?;
     let (text, rest) = block.split_at_checked(length).ok_or(CUT)?;
     *block = rest;
     if huffman {
-        // Twice the longest list, so that a list that is merely too long is told from one that is out of order.
+        // Twice the longest list, so that a list that is too long is distinguished from a malformed one.
         let text = huffman::decode(text, 2 * most + text.len());
         return text.map(Cow::Owned).ok_or(compression_error("a string is not in the Huffman code"));
     }
     Ok(text.into())
 }
 
-/// `:status: 200` and `content-type: application/grpc`: how every answer begins.
+/// `:status: 200` and `content-type: application/grpc`: the head of every gRPC response.
 pub(crate) static GRPC_RESPONSE_HEADERS: [u8; 20] = *b"\x88\x0f\x10\x10application/grpc";
-/// `grpc-status: 0`: how those end that succeed.
+/// `grpc-status: 0`: the trailers of every successful response.
 pub(crate) static GRPC_OK_TRAILERS: [u8; 15] = *b"\x00\x0bgrpc-status\x010";
 
-/// Writes a header block: the status of an answer, unless it is a trailer, and its fields. Nothing is put into the peer's table.
+/// Encodes a header block: the status of a response, unless it is a trailer, and its fields. It adds nothing
+/// to the peer's table.
 pub(crate) fn encode_block(status: Option<u16>, fields: &HeaderMap) -> Vec<u8> {
     let mut block = Vec::with_capacity(64);
     match status {
         None => {}
         Some(200) => block.push(0x88),
         Some(status) => {
-            // A literal with the name of the eighth entry.
+            // A literal with the name of static entry 8, `:status`.
             block.push(8);
             put_string(&mut block, status.to_string().as_bytes());
         }
@@ -327,7 +337,7 @@ mod tests {
         pairs.map(|pair| u8::from_str_radix(pair, 16).unwrap()).collect()
     }
 
-    /// What a block says, whether it makes a request or not.
+    /// Decodes a block and finishes it as a request, whether it is a valid one or not.
     fn read(decoder: &mut Decoder, hex: &str) -> Result<RequestHead, ConnectionError> {
         decoder.read(&bytes(hex), 4096).map(RequestHeadBuilder::finish_request)
     }

@@ -28,7 +28,8 @@ const LENGTHS: [u8; 257] = [
 const LONGEST: usize = 30;
 const END: u16 = 256;
 
-/// What is needed to read canonical codes: for each length, its first code, how many there are, and where their symbols stand.
+/// The decoding table of a canonical code: for each length, its first code, the number of codes, and the
+/// position of their symbols.
 struct CanonicalCode {
     first: [u32; LONGEST + 1],
     count: [u32; LONGEST + 1],
@@ -67,8 +68,8 @@ const fn canon() -> CanonicalCode {
     canon
 }
 
-/// The symbols whose codes have eight bits or fewer, by the next eight bits, with the lengths of their codes; 0 where the
-/// code is longer. Nearly all that is sent is made of these.
+/// The symbols with codes of at most eight bits, by the next eight bits, with the lengths of their codes; 0
+/// if the code is longer. Nearly all header text consists of these.
 static SHORT_CODES: [(u8, u8); 256] = short();
 
 const fn short() -> [(u8, u8); 256] {
@@ -91,10 +92,10 @@ const fn short() -> [(u8, u8); 256] {
     short
 }
 
-/// Decodes a string, which may have `most` bytes; `None` if it is not in order or too long.
+/// Decodes a string of at most `most` bytes; returns `None` if it is malformed or too long.
 pub(super) fn decode(coded: &[u8], most: usize) -> Option<Vec<u8>> {
     let mut text = Vec::with_capacity(coded.len().saturating_mul(8) / 5);
-    // The next bits, the first of them at the top, and how many there are.
+    // The next bits, left-aligned, and their number.
     let (mut bits, mut there) = (0_u64, 0_usize);
     let mut coded = coded.iter();
     loop {
@@ -121,11 +122,11 @@ pub(super) fn decode(coded: &[u8], most: usize) -> Option<Vec<u8>> {
         bits <<= length;
         there -= length;
     }
-    // What is left over is padding: fewer than eight bits, all ones.
+    // The rest must be padding: fewer than eight bits, all ones.
     (there < 8 && bits == !(u64::MAX >> there)).then_some(text)
 }
 
-/// The next symbol, if its code has more than eight bits and is there, and the length of the code.
+/// Returns the next symbol and the length of its code, if that has more than eight bits and is complete.
 fn long_symbol(bits: u64, there: usize) -> Option<(u16, usize)> {
     (9..=LONGEST.min(there)).find_map(|length| {
         let place = ((bits >> (64 - length)) as u32).wrapping_sub(*CANON.first.get(length)?);
@@ -161,7 +162,7 @@ mod tests {
         assert_eq!(decode(&[0x00], 100), None, "padding of zeros");
     }
 
-    /// The code as the standard tells it, bit by bit.
+    /// Encodes bit by bit, as the standard describes.
     fn encode(text: &[u8]) -> Vec<u8> {
         let mut bits: Vec<bool> = Vec::new();
         for byte in text {

@@ -6,15 +6,17 @@
 //!
 //! - It exists because a general library took two thirds of the time in user space. An idle connection here is a
 //!   few hundred bytes.
-//! - Clients are told to keep no header table, so a header block always means the same. A repeated request head is
-//!   recognised by the bytes of its block (`request_head.rs`).
-//! - Peers are hostile until shown otherwise. State that a peer makes the server keep is charged to a
-//!   [`StateBudget`](budget::StateBudget) before it is allocated; work that a peer causes is counted while it is
-//!   done, so that a turn can end ([`Sender::is_clock_check_due`]); frames that ask for nothing add to an
-//!   [`AbuseScore`](abuse::AbuseScore).
+//! - Clients are told to keep no header table, so a header block always means the same. A repeated request
+//!   head is recognised by the bytes of its block (`request_head.rs`).
+//! - Peers are untrusted. State that a peer makes the server keep is charged to a
+//!   [`StateBudget`](state_budget::StateBudget) before it is allocated; work that a peer causes is counted
+//!   while it is done, so that a turn can end ([`Sender::is_clock_check_due`]); frames that ask for nothing
+//!   add to an [`AbuseScore`](abuse_score::AbuseScore).
 
 mod abuse_score;
 mod frame;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod hpack;
 mod huffman;
 mod output_buffer;
@@ -33,19 +35,19 @@ pub(crate) use request_head::{FromRequestHead, HeaderBlockCache, RequestHead};
 pub(crate) use sender::Sender;
 pub(crate) use state_budget::{OverBudget, StatePool};
 
-/// What the server allows on one connection.
+/// The limits that the server announces for one connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Settings {
-    /// Streams at once.
+    /// Concurrent streams.
     pub(crate) streams: u32,
-    /// The largest frame, in bytes.
+    /// The largest frame payload, in bytes.
     pub(crate) frame: u32,
-    /// What may be on its way on one stream, in bytes.
+    /// The receive window of a stream, in bytes.
     pub(crate) stream_window: u32,
-    /// What may be on its way on the whole connection, in bytes.
+    /// The receive window of the connection, in bytes.
     pub(crate) connection_window: u32,
-    /// The size of a header list as RFC 9113 counts it (6.5.2).
+    /// The size of a header list, by RFC 9113, 6.5.2.
     pub(crate) header_list: u32,
-    /// The memory that the streams in progress may take, in bytes.
+    /// The memory for the state of streams in progress, in bytes.
     pub(crate) state_bytes: usize,
 }

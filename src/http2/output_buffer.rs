@@ -11,47 +11,47 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, Bytes};
 use tokio::io::AsyncWrite;
 
-/// Parts longer than this are not copied.
+/// The length beyond which a part is shared and not copied.
 const COPY_MAX: usize = 4 << 10;
-/// So many slices are handed to the system at once.
+/// The number of slices in one write.
 const SLICES: usize = 64;
-/// A buffer that has grown beyond this is not kept.
+/// The size beyond which an empty buffer is freed and not kept.
 const SPARE_BYTES: usize = 256 << 10;
-/// So many bytes that are gone are worth moving the others to the front.
+/// The number of sent bytes from which on the others are moved to the front.
 const COMPACT_MIN: usize = 16 << 10;
 
 thread_local! {
-    /// Room to gather in: only a connection that has something to send needs it, and then only for the moment.
+    /// A buffer of the thread: only a connection with output needs one, and only for the moment.
     static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
 #[derive(Debug)]
 enum Segment {
-    /// So many of the gathered bytes.
+    /// This number of the gathered bytes.
     Gathered(usize),
     Shared(Bytes),
 }
 
-/// Bytes on their way out of one connection.
+/// The outgoing bytes of one connection.
 #[derive(Debug, Default)]
 pub(crate) struct OutputBuffer {
     gathered: Vec<u8>,
-    /// How many of the gathered bytes are gone.
+    /// The number of gathered bytes that are sent.
     sent_prefix: usize,
     pieces: VecDeque<Segment>,
     length: usize,
-    /// How many bytes are gone since this was last asked, and before that.
+    /// The number of bytes sent since [`Self::take_sent`] was last called, and before that.
     sent: u64,
     sent_before: u64,
 }
 
 impl OutputBuffer {
-    /// How many bytes wait.
+    /// Returns the number of waiting bytes.
     pub(crate) fn len(&self) -> usize {
         self.length
     }
 
-    /// How many of them take up memory of this connection's own.
+    /// Returns the number of waiting bytes in this connection's own memory.
     pub(crate) fn copied(&self) -> usize {
         self.gathered.len() - self.sent_prefix
     }
@@ -60,23 +60,23 @@ impl OutputBuffer {
         self.length == 0
     }
 
-    /// How many bytes the peer's host has taken since this was last asked.
+    /// Returns the number of bytes that the socket has accepted since the last call.
     pub(crate) fn take_sent(&mut self) -> u64 {
         self.sent_before += self.sent;
         std::mem::take(&mut self.sent)
     }
 
-    /// The place of the first byte that waits, counted from the first that ever did.
+    /// Returns the offset of the first waiting byte in the whole output.
     pub(super) fn start(&self) -> u64 {
         self.sent_before + self.sent
     }
 
-    /// The place behind the last byte that waits.
+    /// Returns the offset after the last waiting byte.
     pub(super) fn end(&self) -> u64 {
         self.start() + self.length as u64
     }
 
-    /// Adds what `write` writes.
+    /// Appends the bytes that `write` writes.
     pub(super) fn write_with(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         if self.gathered.capacity() == 0 {
             self.gathered = SPARE.take();
@@ -91,7 +91,7 @@ impl OutputBuffer {
         }
     }
 
-    /// Adds a part.
+    /// Appends a part.
     pub(super) fn put(&mut self, part: &Bytes) {
         if part.len() <= COPY_MAX {
             return self.write_with(|gathered| gathered.extend_from_slice(part));
@@ -100,7 +100,7 @@ impl OutputBuffer {
         self.pieces.push_back(Segment::Shared(part.clone()));
     }
 
-    /// Sends as much as the peer's host takes; ready once that is everything.
+    /// Sends as much as the socket accepts; ready once everything is sent.
     pub(crate) fn poll_send<T: AsyncWrite + Unpin>(
         &mut self,
         cx: &mut Context<'_>,
@@ -113,7 +113,7 @@ impl OutputBuffer {
             }
             self.advance(sent);
         }
-        // What TLS has taken need not have left yet. For a plain socket this is nothing at all.
+        // TLS may hold accepted bytes back. For a plain socket the flush does nothing.
         Pin::new(socket).poll_flush(cx)
     }
 
@@ -170,8 +170,8 @@ impl OutputBuffer {
         if self.pieces.is_empty() {
             self.release_buffer();
         } else if self.sent_prefix >= COMPACT_MIN && self.sent_prefix >= self.gathered.len() / 2 {
-            // A peer that never takes everything would otherwise make the server keep all that it ever took. Each byte
-            // is moved once at most for each byte that left.
+            // Otherwise a peer that never takes everything would make the server keep all that it ever sent.
+            // Each byte is moved at most once for each byte that was sent.
             self.gathered.drain(..self.sent_prefix);
             self.sent_prefix = 0;
             if self.gathered.capacity() > SPARE_BYTES && self.gathered.len() < SPARE_BYTES / 4 {
@@ -180,7 +180,7 @@ impl OutputBuffer {
         }
     }
 
-    /// Nothing is left: gives the room back.
+    /// Returns the empty buffer to the thread.
     fn release_buffer(&mut self) {
         let mut gathered = std::mem::take(&mut self.gathered);
         self.sent_prefix = 0;
@@ -200,7 +200,7 @@ mod tests {
 
     use super::*;
 
-    /// Takes so many bytes at a time.
+    /// A socket that accepts this number of bytes at a time.
     struct Narrow(usize, Vec<u8>);
 
     impl AsyncWrite for Narrow {

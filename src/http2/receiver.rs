@@ -12,61 +12,62 @@ use super::request_head::{FromRequestHead, HeaderBlockCache, HeaderError};
 use super::sender::{STREAM_BYTES, Sender};
 use super::{ConnectionError, Settings};
 
-/// What a peer does.
+/// An event caused by the peer.
 #[derive(Debug)]
 pub(crate) enum ReceiveEvent<'a, H> {
     /// A new request.
     Request {
         stream: StreamId,
         head: Arc<H>,
-        /// That is all of it.
+        /// Whether the request has no body.
         ended: bool,
     },
     /// A part of a request's body. It counts against the windows until it is released.
     Data {
         stream: StreamId,
         bytes: &'a [u8],
-        /// There is no more to come.
+        /// Whether the body ends here.
         ended: bool,
     },
-    /// A request is over before its time, since the peer gives it up or has broken it. The user knows it under this number.
+    /// A request that ended early, because the peer cancelled it or violated the protocol. The caller knows
+    /// it by its slot.
     Reset { stream: StreamId, slot: Option<u64> },
-    /// The peer will make no further requests.
+    /// The peer will send no further requests.
     GoAway,
 }
 
-/// Longer settings make no sense.
+/// The greatest length of a SETTINGS frame.
 const SETTINGS_BYTES_MAX: usize = 4 << 10;
-/// The block of a head, coded, may be this much longer than the list it stands for.
+/// The number of bytes by which an encoded header block may exceed the permitted header list.
 const BLOCK_SLACK: usize = 48 << 10;
-/// So many pieces a block may come in.
+/// The greatest number of frames of one header block.
 const CONTINUATIONS_MAX: u32 = 64;
 
-/// A header block that is not complete.
+/// An incomplete header block.
 #[derive(Debug)]
 struct HeaderBlock {
     stream: StreamId,
     ended: bool,
     depends_on_itself: bool,
     bytes: Vec<u8>,
-    /// The bytes of the connection's budget that were charged for it.
+    /// The number of bytes charged to the connection's budget.
     charged: usize,
     pieces: u32,
-    /// How many frames had come when it began.
+    /// The value of [`Receiver::frames`] when it began.
     since: u64,
 }
 
-/// The payload of a frame that is passed on, or over, as it comes.
+/// A frame whose payload is passed on, or skipped, as it arrives.
 #[derive(Debug, Clone, Copy)]
 struct PassthroughFrame {
     stream: StreamId,
-    /// Of data; whatever else comes is skipped.
+    /// The number of missing bytes of data; other payload is skipped.
     data: usize,
-    /// Of padding, or of what nobody reads.
+    /// The number of missing bytes of padding or of ignored payload.
     skipped: usize,
-    /// It ends its stream.
+    /// Whether the frame ends its stream.
     ends: bool,
-    /// Its data is for nobody.
+    /// Whether its data is discarded.
     ignored: bool,
 }
 
@@ -74,29 +75,29 @@ struct PassthroughFrame {
 #[derive(Debug)]
 pub(crate) struct Receiver {
     decoder: Decoder,
-    /// The beginning of a frame whose end is not there.
+    /// The received beginning of an incomplete frame.
     partial: Vec<u8>,
     block: Option<Box<HeaderBlock>>,
     passing: Option<PassthroughFrame>,
-    /// The peer has sent its settings, as it must before all else.
+    /// Whether the peer has sent its settings, which must come first.
     has_settings: bool,
-    /// How many frames have come to their end: while that stands still, a frame that has begun makes no progress.
+    /// The number of completed frames; while it does not change, an incomplete frame makes no progress.
     frames: u64,
 }
 
-/// What the receiver has begun to read and waits to read to its end.
+/// The kind of input that has begun and is incomplete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum IncompleteInput {
-    /// The peer has not sent its settings.
+    /// The peer's settings, which have not arrived.
     Settings,
-    /// A frame, or a header block, that must be there as a whole.
+    /// A frame or a header block that is processed as a whole.
     Frame,
-    /// A frame that is passed on as it comes.
+    /// A frame that is passed on as it arrives.
     Passthrough,
 }
 
 impl IncompleteInput {
-    /// What a peer does wrong that leaves it so for long.
+    /// Returns the violation of a peer that leaves this input incomplete for too long.
     pub(crate) fn fault(self) -> &'static str {
         match self {
             Self::Settings => "its settings did not come in time",
@@ -106,11 +107,11 @@ impl IncompleteInput {
     }
 }
 
-/// A step that gave nothing to tell of, or an event.
+/// An event, or `None` if the step caused none.
 type ReceiveResult<'a, H> = Result<Option<ReceiveEvent<'a, H>>, ConnectionError>;
 
 impl Receiver {
-    /// The receiving half of a connection whose preface has been read.
+    /// Returns the receiving half of a connection whose preface has been read.
     pub(crate) fn new() -> Self {
         Self {
             decoder: Decoder::default(),
@@ -122,7 +123,7 @@ impl Receiver {
         }
     }
 
-    /// What the peer has begun and not finished, and a number that changes with each frame that it finishes.
+    /// Returns the incomplete input, and a number that changes with each completed frame.
     pub(crate) fn unfinished(&self) -> Option<(IncompleteInput, u64)> {
         let what = if !self.has_settings {
             IncompleteInput::Settings
@@ -133,21 +134,21 @@ impl Receiver {
         } else {
             return None;
         };
-        // The pieces of a header block are one thing: a peer that goes on sending them makes no progress.
+        // The frames of a header block count as one: a peer that keeps sending them makes no progress.
         Some((what, self.block.as_ref().map_or(self.frames, |block| block.since)))
     }
 
-    /// Whether the next event needs no further input: all of a frame that is passed on has come, and its end was not told of,
-    /// since something else was to be done first.
+    /// Returns whether the next event needs no further input: a passed-through frame is complete, and its end
+    /// was not reported yet, because other work came first.
     pub(crate) fn owes_event(&self) -> bool {
         self.passing.as_ref().is_some_and(|passing| passing.data == 0 && passing.skipped == 0)
     }
 
-    /// The next event in `input`, which is cut to what is left of it. `None` once nothing is left, or when the peer has
-    /// caused so much that something else should be done before the rest is looked at.
+    /// Returns the next event in `input`, which is advanced past it. Returns `None` at the end of the input,
+    /// or when the peer has caused so much work that answers should be sent first.
     ///
     /// # Errors
-    /// If the peer breaks the protocol in a way that the connection does not survive.
+    /// If the peer violates the protocol in a way that ends the connection.
     pub(crate) fn next<'a, H: FromRequestHead>(
         &mut self,
         input: &mut &'a [u8],
@@ -207,25 +208,25 @@ impl Receiver {
         }
     }
 
-    /// The stream whose data comes next, and how much of it with nothing between.
+    /// Returns the stream whose data comes next, and how much of it comes without interruption.
     pub(crate) fn expected_data(&self) -> Option<(StreamId, usize)> {
         let passing = self.passing.filter(|passing| passing.skipped == 0 && !passing.ignored)?;
         Some((passing.stream, passing.data))
     }
 
-    /// Notes that `bytes` of the data that was expected were read without coming through here.
+    /// Records that `bytes` of the expected data were read directly from the socket.
     pub(crate) fn consume_expected(&mut self, bytes: usize, sender: &mut Sender) {
         if let Some(passing) = &mut self.passing {
             passing.data = passing.data.saturating_sub(bytes);
             if let Some(stream) = sender.streams.get_mut(&passing.stream) {
-                // Once more has come than was announced, no end fits.
+                // If more data came than the head announced, the request is malformed at any end.
                 stream.content_left =
                     stream.content_left.map(|left| left.checked_sub(bytes as u64).unwrap_or(u64::MAX));
             }
         }
     }
 
-    /// Completes the frame whose beginning is there.
+    /// Completes the frame whose beginning has been received.
     fn complete(
         &mut self,
         input: &mut &[u8],
@@ -245,7 +246,7 @@ impl Receiver {
         self.partial.first_chunk::<FRAME_HEADER_LEN>().map(|head| FrameHeader::read(*head))
     }
 
-    /// Whether there are `length` bytes of a frame, after taking what is missing.
+    /// Takes missing bytes from the input; returns whether `length` bytes of the frame are there.
     fn fill(&mut self, input: &mut &[u8], length: usize) -> bool {
         let missing = length.saturating_sub(self.partial.len()).min(input.len());
         let (taken, rest) = input.split_at_checked(missing).unwrap_or_default();
@@ -254,12 +255,13 @@ impl Receiver {
         self.partial.len() >= length
     }
 
-    /// Data, and what this server does not know, is not kept until it is complete.
+    /// Returns whether the payload of a frame is passed through: DATA, GOAWAY and unknown types are not kept
+    /// until they are complete.
     fn is_passed_through(&self, frame: FrameHeader) -> bool {
         matches!(frame.kind, kind::DATA | kind::GOAWAY | kind::CONTINUATION.. if frame.kind != kind::CONTINUATION)
     }
 
-    /// Whether this frame may come now, and be so long.
+    /// Checks whether this frame is permitted now, and in this length.
     fn check(&self, frame: FrameHeader, settings: &Settings) -> Result<(), ConnectionError> {
         if !self.has_settings && (frame.kind != kind::SETTINGS || frame.has(flag::ACK)) {
             return Err(ConnectionError::protocol("it does not begin with its settings"));
@@ -319,7 +321,7 @@ impl Receiver {
         let mut broken = None;
         match frame.kind {
             kind::GOAWAY => {
-                // Marked by a stream that cannot be.
+                // Stream 0 with an end marks GOAWAY: no data has it.
                 passing.stream = 0;
                 passing.ends = true;
             }
@@ -329,12 +331,12 @@ impl Receiver {
                     if frame.length == 0 {
                         return Err(ConnectionError::size("padding without room for its length"));
                     }
-                    // How much of it is data is not known before the next byte.
+                    // The amount of data is unknown before the padding length has arrived.
                     passing.skipped = usize::MAX;
                 }
             }
             _ => {
-                // Nobody knows it: it must not be taken for the end of a connection or for data.
+                // An unknown type: it must be taken neither for GOAWAY nor for data.
                 passing.stream = 0;
                 sender.abuse.add(points::FRAME);
             }
@@ -343,7 +345,8 @@ impl Receiver {
         Ok(broken.map(|slot| ReceiveEvent::Reset { stream: frame.stream, slot }))
     }
 
-    /// Counts data against the windows that it may use: whether it is for nobody, and the slot of a stream that it has broken.
+    /// Counts data against the receive windows. Returns whether the data is discarded, and the slot of a
+    /// stream that violated the protocol.
     #[expect(clippy::option_option, reason = "a stream that was broken need not have a slot")]
     fn admit_data(
         &mut self,
@@ -387,7 +390,7 @@ impl Receiver {
         Ok((false, None))
     }
 
-    /// Passes on what is there of a frame.
+    /// Passes on the available payload of a frame.
     fn pass_through<'a, H>(
         &mut self,
         mut passing: PassthroughFrame,
@@ -433,7 +436,7 @@ impl Receiver {
             return Ok(None);
         }
         let Some(stream) = sender.streams.get_mut(&passing.stream) else {
-            // It was answered, or given up, meanwhile.
+            // The request was answered or cancelled meanwhile.
             sender.release_connection(bytes.len());
             return Ok(None);
         };
@@ -448,7 +451,7 @@ impl Receiver {
         Ok(Some(ReceiveEvent::Data { stream: passing.stream, bytes, ended }))
     }
 
-    /// Takes a whole frame.
+    /// Processes a complete frame.
     fn take<'a, H: FromRequestHead>(
         &mut self,
         frame: FrameHeader,
@@ -464,7 +467,7 @@ impl Receiver {
             kind::SETTINGS => {
                 self.has_settings = true;
                 if frame.has(flag::ACK) {
-                    // Only one was sent, and it says that there is no table.
+                    // The server sent only one SETTINGS frame, and that disables the table.
                     self.decoder.disable_table();
                 } else {
                     sender.apply_settings(payload)?;
@@ -486,7 +489,7 @@ impl Receiver {
                     );
                 }
             }
-            // A frame whose beginning came alone, and whose payload is passed on.
+            // Only the header of the frame had arrived; its payload is passed through.
             _ if self.is_passed_through(frame) => return self.begin_passing(frame, sender),
             _ => {}
         }
@@ -555,7 +558,7 @@ impl Receiver {
         event
     }
 
-    /// Takes a whole header block: a new request, or the trailers of one.
+    /// Processes a complete header block: a new request, or the trailers of one.
     fn head<'a, H: FromRequestHead>(
         &mut self,
         stream: StreamId,
@@ -571,7 +574,7 @@ impl Receiver {
         sender.count_work(HEAD_WORK + block.len() / 4);
         let most = sender.settings.header_list as usize;
         if stream <= sender.last_stream {
-            // What it says is of no interest here, but the table may change.
+            // The trailers are not used, but decoding them may change the table.
             let head = self.decoder.read(block, most)?.finish_trailers();
             return trailers(stream, ended, flaw.or(head.error), sender);
         }
@@ -627,20 +630,20 @@ impl Receiver {
     }
 }
 
-/// The work of reading a header block, besides that for its bytes.
+/// The work of decoding a header block, in steps, besides that for its bytes.
 const HEAD_WORK: usize = 4;
 /// `:status: 431`
 const TOO_LONG: &[u8] = b"\x08\x03431";
 
 impl HeaderBlock {
-    /// Adds a piece, for which memory is charged before it is taken.
+    /// Adds a fragment; memory is charged before it is allocated.
     fn add(&mut self, piece: &[u8], sender: &mut Sender) -> Result<(), ConnectionError> {
         self.pieces += 1;
         let length = self.bytes.len() + piece.len();
         if self.pieces > CONTINUATIONS_MAX || length > sender.settings.header_list as usize + BLOCK_SLACK {
             return Err(ConnectionError::new(ErrorCode::EnhanceYourCalm, "a header block that has no end"));
         }
-        // Room grows by doubling.
+        // The buffer grows by doubling.
         let room = (2 * length).saturating_sub(self.charged);
         if sender.budget.charge(room).is_err() {
             return Err(ConnectionError::new(
@@ -654,13 +657,13 @@ impl HeaderBlock {
     }
 }
 
-/// Whether the priority that a frame begins with makes its stream depend on itself.
+/// Returns whether the priority at the start of a frame makes its stream depend on itself.
 fn depends_on_itself(frame: FrameHeader, priority: &[u8]) -> bool {
     let on = priority.first_chunk().map(|on| u32::from_be_bytes(*on) & 0x7fff_ffff);
     on == Some(frame.stream)
 }
 
-/// Breaks a stream off whose request is malformed, and tells its user.
+/// Resets a stream with a malformed request, and reports that.
 fn reset_malformed<'a, H>(id: StreamId, sender: &mut Sender) -> ReceiveEvent<'a, H> {
     let slot = sender.slot(id);
     sender.abuse.add(points::BAD_HEADERS);
@@ -668,7 +671,7 @@ fn reset_malformed<'a, H>(id: StreamId, sender: &mut Sender) -> ReceiveEvent<'a,
     ReceiveEvent::Reset { stream: id, slot }
 }
 
-/// Breaks a stream off, if there is one; a peer that breaks a stream which is not there loses the connection.
+/// Resets a stream, if it is open; otherwise the violation ends the connection.
 fn stream_or_connection_error<'a, H>(
     id: StreamId,
     sender: &mut Sender,
@@ -688,7 +691,7 @@ fn trailers<'a, H>(
 ) -> ReceiveResult<'a, H> {
     let Some(stream) = sender.streams.get_mut(&id) else {
         if sender.was_cut_short(id, ended) {
-            // It was answered, or given up, meanwhile.
+            // The request was answered or cancelled meanwhile.
             return Ok(None);
         }
         return Err(if sender.was_skipped(id) {

@@ -20,22 +20,22 @@ pub(crate) struct RequestHead {
     pub(crate) fields: HeaderMap,
     /// The length of the body, if the head states it.
     pub(crate) content_length: Option<u64>,
-    /// What is wrong with it, if something is.
+    /// The error of the head, if it has one.
     pub(super) error: Option<HeaderError>,
 }
 
-/// What is made of the head of a request, and kept of it.
+/// A value that is made from the head of a request and kept.
 pub(crate) trait FromRequestHead: From<RequestHead> {
-    /// The length of the body, if the head states it.
+    /// Returns the length of the body, if the head states it.
     fn content_length(&self) -> Option<u64>;
 }
 
-/// What is wrong with a head.
+/// The error of a head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HeaderError {
     /// It is malformed (RFC 9113, 8.1.1).
     Malformed,
-    /// It is longer than heads may be.
+    /// It exceeds the permitted size.
     TooLong,
 }
 
@@ -45,14 +45,14 @@ const SCHEME: u8 = 2;
 const AUTHORITY: u8 = 4;
 const PATH: u8 = 8;
 
-/// Puts a head together, field by field.
+/// Builds a head field by field, and validates it.
 pub(super) struct RequestHeadBuilder {
     head: RequestHead,
     most: usize,
     size: usize,
-    /// The pseudo-headers that were there.
+    /// The pseudo-headers that have occurred.
     pseudo: u8,
-    /// There was a field that is no pseudo-header.
+    /// Whether a regular field has occurred.
     regular: bool,
 }
 
@@ -61,7 +61,7 @@ impl RequestHeadBuilder {
         Self { head: RequestHead::default(), most, size: 0, pseudo: 0, regular: false }
     }
 
-    /// The size of the list so far, as RFC 9113 counts it (6.5.2).
+    /// Returns the size of the list so far, by RFC 9113, 6.5.2.
     pub(super) fn size(&self) -> usize {
         self.size
     }
@@ -91,7 +91,7 @@ impl RequestHeadBuilder {
                 return None;
             }
             self.pseudo |= bit;
-            // Visible ASCII, as in URIs and the names of methods.
+            // Visible ASCII, as in URIs and method names.
             if !value.iter().all(u8::is_ascii_graphic) {
                 return None;
             }
@@ -122,7 +122,7 @@ impl RequestHeadBuilder {
         Some(())
     }
 
-    /// The head of a request, with a flaw if it lacks what requests must have (RFC 9113, 8.3.1).
+    /// Returns the head of a request, with an error if it lacks a required field (RFC 9113, 8.3.1).
     pub(super) fn finish_request(mut self) -> RequestHead {
         if self.head.error.is_none() && self.complete().is_none() {
             self.head.error = Some(HeaderError::Malformed);
@@ -158,7 +158,7 @@ impl RequestHeadBuilder {
         Some(())
     }
 
-    /// Trailers, with a flaw if there are pseudo-headers among them (RFC 9113, 8.1).
+    /// Returns the trailers, with an error if they contain pseudo-headers (RFC 9113, 8.1).
     pub(super) fn finish_trailers(mut self) -> RequestHead {
         if self.pseudo != 0 {
             self.head.error.get_or_insert(HeaderError::Malformed);
@@ -167,7 +167,7 @@ impl RequestHeadBuilder {
     }
 }
 
-/// A number in decimal digits.
+/// Parses a number in decimal digits.
 fn decimal(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() {
         return None;
@@ -178,12 +178,12 @@ fn decimal(digits: &[u8]) -> Option<u64> {
     })
 }
 
-/// Fields that HTTP/2 has no use for (RFC 9113, 8.2.2).
+/// Connection-specific fields, which HTTP/2 forbids (RFC 9113, 8.2.2).
 const CONNECTION_SPECIFIC: [&[u8]; 5] =
     [b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"];
 
-/// Heads that were read lately, by the bytes of their blocks. Clients without a table send the same bytes for the
-/// same method again and again: what they mean is worked out once.
+/// A cache of decoded heads by the bytes of their header blocks. Clients without a table send the same bytes
+/// for the same method again and again, so each is decoded once.
 #[derive(Debug)]
 pub(crate) struct HeaderBlockCache<H> {
     known: Vec<Option<CachedHead<H>>>,
@@ -195,9 +195,9 @@ struct CachedHead<H> {
     head: Arc<H>,
 }
 
-/// How many heads are remembered. A power of two.
+/// The number of entries; a power of two.
 const CACHED_HEADS: usize = 256;
-/// Longer blocks are not remembered.
+/// The length beyond which a block is not cached.
 const CACHED_BLOCK_MAX: usize = 1 << 10;
 
 impl<H> HeaderBlockCache<H> {
@@ -218,13 +218,13 @@ impl<H> HeaderBlockCache<H> {
         (hash >> 56) as usize % CACHED_HEADS
     }
 
-    /// What `block` means, if it is known.
+    /// Returns the cached head of `block`.
     pub(super) fn lookup(&self, block: &[u8]) -> Option<Arc<H>> {
         let known = self.known.get(Self::place(block))?.as_ref()?;
         (*known.block == *block).then(|| Arc::clone(&known.head))
     }
 
-    /// Remembers what `block` means.
+    /// Caches the head of `block`.
     pub(super) fn insert(&mut self, block: &[u8], head: &Arc<H>) {
         if block.len() > CACHED_BLOCK_MAX {
             return;

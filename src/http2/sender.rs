@@ -18,40 +18,40 @@ use super::frame::{
 use super::state_budget::{OverBudget, StateBudget, StatePool};
 use super::{OutputBuffer, Settings};
 
-/// Something to be sent on a stream.
+/// A frame that waits to be sent on a stream.
 #[derive(Debug)]
 enum QueuedFrame {
     Data(Bytes),
-    /// A header block; it ends the stream if so marked.
+    /// A header block; `true` if it ends the stream.
     Block(Vec<u8>, bool),
-    /// The stream's end, without trailers.
+    /// The end of the stream, without trailers.
     End,
 }
 
-/// A stream in progress.
+/// The state of a stream in progress.
 #[derive(Debug)]
 pub(super) struct StreamState {
-    /// What the peer takes.
+    /// The send window.
     window: i64,
-    /// What the peer may still send.
+    /// The receive window.
     pub(super) receive_window: i64,
-    /// What was received and used, and the peer does not know of yet.
+    /// The bytes that were consumed and not returned to the peer's window yet.
     unannounced_credit: u32,
-    /// The peer has sent everything.
+    /// Whether the peer has ended its side.
     pub(super) is_half_closed_remote: bool,
-    /// The bytes of the body that are still to come, if the request said how many there are.
+    /// The missing bytes of the body, if the request announced its length.
     pub(super) content_left: Option<u64>,
-    /// What its user calls it.
+    /// The caller's number for the stream.
     slot: Option<u64>,
-    /// The bytes that were charged for its answer.
+    /// The bytes charged for its answer.
     charged: usize,
     waiting: Option<VecDeque<QueuedFrame>>,
-    /// It stands in the queue.
+    /// Whether the stream is in the send queue.
     is_queued: bool,
 }
 
 impl StreamState {
-    /// Counts bytes of the body that came; `false` if they are not as many as the request announced.
+    /// Counts received bytes of the body; returns `false` if they do not match the announced length.
     pub(super) fn consume_content(&mut self, bytes: usize, ended: bool) -> bool {
         let Some(left) = &mut self.content_left else { return true };
         let Some(rest) = left.checked_sub(bytes as u64) else { return false };
@@ -60,8 +60,8 @@ impl StreamState {
     }
 }
 
-/// Hashes the numbers of streams under a key of the connection's own: a peer chooses the numbers, and must not be able to choose
-/// those that collide.
+/// Hashes stream numbers under a key of the connection. A peer chooses the numbers, and must not be able to
+/// choose colliding ones.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StreamHash {
     key: [u64; 2],
@@ -99,94 +99,99 @@ impl Hasher for StreamHasher {
     }
 
     fn write_u32(&mut self, number: u32) {
-        // Both halves of the product together depend on every bit of the number and of the key; the second multiplication
-        // spreads them, since numbers in equal steps would still give hashes in equal steps.
+        // Both halves of the product together depend on every bit of the number and of the key. The second
+        // multiplication spreads them, because numbers in equal steps would still give hashes in equal steps.
         let product = u128::from(self.hash ^ self.key[0] ^ u64::from(number)) * u128::from(self.key[1]);
         let folded = (product as u64 ^ (product >> 64) as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         self.hash = folded ^ folded >> 32;
     }
 }
 
-/// The sending half.
+/// The sending half of a connection.
 #[derive(Debug)]
 pub(crate) struct Sender {
     pub(crate) output: OutputBuffer,
     pub(super) settings: Settings,
     pub(super) streams: HashMap<StreamId, StreamState, StreamHash>,
-    /// What the peer takes on the whole connection.
+    /// The send window of the connection.
     window: i64,
     initial_window: i64,
     frame: usize,
-    /// What was received and used on the connection, and the peer does not know of yet.
+    /// The bytes that were consumed on the connection and not returned to the peer's window yet.
     unannounced_credit: u32,
-    /// What the peer may still send on the connection.
+    /// The receive window of the connection.
     pub(super) receive_window: i64,
-    /// Streams with something to send that wait for their turn, and for the connection's window; the next one first.
+    /// The streams that have frames to send and wait for their turn or for the connection's window; the next
+    /// one first.
     send_queue: VecDeque<StreamId>,
-    /// Bytes of data that wait for windows.
+    /// The bytes of data that wait for windows.
     queued_bytes: usize,
-    /// Bytes of data that were sent.
+    /// The bytes of data that were sent.
     data_sent: u64,
-    /// Data was sent that the peer's host may have no room for.
+    /// Whether data was sent for which the peer's host may have no room.
     has_sent_large: bool,
-    /// The steps that the peer has caused since others last had their turn.
+    /// The steps of work caused by the peer since the last yield.
     work: usize,
-    /// The same, since the clock was last looked at.
+    /// The steps of work since the clock was last checked.
     work_of_turn: usize,
-    /// The memory of all that the peer has in progress here.
+    /// The memory budget of the peer's state.
     pub(crate) budget: StateBudget,
-    /// The bytes that were charged for answers whose streams have ended, each with the place in the output behind which nothing of
-    /// the answer waits.
+    /// The bytes charged for answers of ended streams, each with the output offset after which nothing of the
+    /// answer waits.
     charged: VecDeque<(u64, usize)>,
     pub(super) abuse: AbuseScore,
-    /// The last stream that the peer has opened.
+    /// The last stream that the peer opened.
     pub(super) last_stream: StreamId,
-    /// The last stream that was taken: those that come after the last goodbye are not.
+    /// The last stream that was accepted; streams after the final GOAWAY are not.
     last_taken: StreamId,
     /// Most connections have none.
     closed_streams: Option<Box<ClosedStreams>>,
     goaway: GoawayState,
 }
 
-/// What is remembered of streams that are not there, to tell what a peer may still send on them.
+/// Closed and skipped streams, to decide what a peer may still send on them.
 #[derive(Debug, Default)]
 struct ClosedStreams {
-    /// Streams that ended here while the peer was still sending on them, the latest last: what was on its way is no offence.
+    /// Streams that ended here while the peer was still sending, the latest last: frames that were on their
+    /// way are no violation.
     cut_short: VecDeque<StreamId>,
-    /// Numbers that the peer passed over, the latest last: each from the first to the one before the last.
+    /// Skipped stream numbers, the latest last: each range from its first number to the one before its
+    /// second.
     skipped: VecDeque<(StreamId, StreamId)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum GoawayState {
     No,
-    /// Announced; streams that were on their way already are still taken.
+    /// GOAWAY is announced; streams that were on their way are still accepted.
     Announced,
-    /// No further streams are taken.
+    /// The final GOAWAY is sent; no further streams are accepted.
     Last,
 }
 
-/// Data up to this length fits into what any host keeps for a process that does not read.
+/// The length of data that fits into any host's receive buffer while the process does not read.
 const LARGE: usize = 16 << 10;
 
-/// So many bytes of its own, and so many steps, a peer may cause before its answers are sent and the clock is looked at.
+/// The bytes of copied output after which a turn yields, so that answers are sent and the clock is checked.
 const COPIED: usize = 128 << 10;
+/// The steps of work after which a turn yields.
 const WORK_PER_TURN: usize = 4 << 10;
-/// So many streams are remembered that were cut short, and so many stretches of numbers that were passed over.
+/// The number of cut-short streams that are remembered.
 const CUT_SHORT: usize = 256;
+/// The number of ranges of skipped stream numbers that are remembered.
 const SKIPPED: usize = 16;
-/// The memory that a stream takes: its entries in the tables of streams, calls, deadlines and queues.
+/// The memory of a stream: its entries in the tables of streams, calls, deadlines and queues.
 pub(super) const STREAM_BYTES: usize = 1 << 10;
-/// A connection without streams keeps room for so many at most.
+/// The capacity that a connection without streams keeps at most.
 const STREAMS_KEPT: usize = 256;
-/// What is sent of data, in bytes, redeems a point.
+/// The number of sent bytes of data that removes one point of the abuse score.
 const BYTES_PER_CREDIT: usize = 1 << 10;
 
-/// What the ping says that follows the announcement.
+/// The payload of the ping that follows the announcing GOAWAY.
 const SHUTDOWN_PING: [u8; 8] = *b"leaving\0";
 
 impl Sender {
-    /// The sending half of a new connection, which begins with the server's settings.
+    /// Returns the sending half of a new connection, which begins with the server's settings.
     pub(crate) fn new(settings: Settings, pool: Arc<StatePool>) -> Self {
         let mut sender = Self {
             output: OutputBuffer::default(),
@@ -218,8 +223,8 @@ impl Sender {
     fn send_settings(&mut self) {
         let Settings { streams, frame, stream_window, connection_window, header_list, .. } = self.settings;
         let all = [
-            // Tables of headers would be memory that idle connections hold, and blocks that mean something else each
-            // time.
+            // A dynamic table would cost memory on idle connections and make the meaning of a block depend on
+            // earlier ones.
             (setting::HEADER_TABLE_SIZE, 0),
             (setting::MAX_CONCURRENT_STREAMS, streams),
             (setting::INITIAL_WINDOW_SIZE, stream_window),
@@ -246,38 +251,38 @@ impl Sender {
         });
     }
 
-    /// How many bytes the peer has not taken yet.
+    /// Returns the number of bytes that the peer has not taken yet.
     pub(crate) fn unsent(&self) -> usize {
         self.output.len() + self.queued_bytes
     }
 
-    /// How many bytes of data wait for windows, and how many have been sent.
+    /// Returns the bytes of data that wait for windows, and those that have been sent.
     pub(crate) fn data_progress(&self) -> (usize, u64) {
         (self.queued_bytes, self.data_sent)
     }
 
-    /// Whether there was a large answer since this was last asked.
+    /// Returns whether a large answer was sent since the last call.
     pub(crate) fn take_sent_large(&mut self) -> bool {
         std::mem::take(&mut self.has_sent_large)
     }
 
-    /// Whether the peer has caused so much that its answers are to be sent, and the clock looked at, before the peer is heard
-    /// further.
+    /// Returns whether the peer has caused so much work that its answers are sent, and the clock is checked,
+    /// before more input is processed.
     pub(crate) fn should_yield(&self) -> bool {
         self.output.copied() > COPIED || self.work > WORK_PER_TURN
     }
 
-    /// Counts steps that the peer has caused. One is about the tenth part of a microsecond.
+    /// Counts steps of work caused by the peer. One step is about a tenth of a microsecond.
     pub(crate) fn count_work(&mut self, steps: usize) {
         self.work += steps;
     }
 
-    /// What was caused so far is done with.
+    /// Ends a batch: counts its work towards the turn.
     pub(crate) fn end_batch(&mut self) {
         self.work_of_turn += std::mem::take(&mut self.work);
     }
 
-    /// Gives back what was charged for answers of which everything has left.
+    /// Releases the charges of answers that have been sent completely.
     pub(crate) fn release_sent_answers(&mut self) {
         while let Some((end, bytes)) = self.charged.front().copied()
             && end <= self.output.start()
@@ -287,7 +292,7 @@ impl Sender {
         }
     }
 
-    /// Charges for an answer that is about to be put together.
+    /// Charges for an answer before it is encoded.
     pub(crate) fn charge_answer(&mut self, id: StreamId, bytes: usize) -> Result<(), OverBudget> {
         self.budget.charge_answer(bytes)?;
         match self.streams.get_mut(&id) {
@@ -297,7 +302,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Whether so much was done since this last said so that it is time to look at the clock.
+    /// Returns whether enough work was done since the last such result to check the clock.
     pub(crate) fn is_clock_check_due(&mut self) -> bool {
         let due = self.work_of_turn + self.work > WORK_PER_TURN / 2;
         if due {
@@ -306,15 +311,15 @@ impl Sender {
         due
     }
 
-    /// Whether the peer may have become a nuisance, which takes a look at the clock to tell.
+    /// Returns whether the abuse score is high enough to compare it with the time.
     pub(crate) fn may_exceed_abuse_limit(&self) -> bool {
         self.abuse.needs_clock_check()
     }
 
-    /// Compares what the peer has done with the time that it took; `now` counts from any fixed moment.
+    /// Checks the abuse score against the elapsed time; `now` counts from any fixed moment.
     ///
     /// # Errors
-    /// If that is too much.
+    /// If the score is beyond its limit.
     pub(crate) fn check_abuse(&mut self, now: Duration) -> Result<(), ConnectionError> {
         if self.abuse.exceeds_limit(now) {
             let what = "too many frames that ask for nothing: resets, pings, settings, empty data or refused headers";
@@ -323,24 +328,24 @@ impl Sender {
         Ok(())
     }
 
-    /// How many streams are in progress.
+    /// Returns the number of streams in progress.
     pub(crate) fn streams(&self) -> usize {
         self.streams.len()
     }
 
-    /// Gives a stream the number under which its user knows it.
+    /// Assigns the caller's number to a stream.
     pub(crate) fn assign_slot(&mut self, stream: StreamId, slot: u64) {
         if let Some(stream) = self.streams.get_mut(&stream) {
             stream.slot = Some(slot);
         }
     }
 
-    /// The number that a stream was given.
+    /// Returns the caller's number of a stream.
     pub(crate) fn slot(&self, stream: StreamId) -> Option<u64> {
         self.streams.get(&stream)?.slot
     }
 
-    /// Takes a number that the peer has opened a stream with.
+    /// Records the number of a stream that the peer opens.
     pub(super) fn record_stream_id(&mut self, id: StreamId) {
         if id > self.last_stream + 2 {
             let first = if self.last_stream == 0 { 1 } else { self.last_stream + 2 };
@@ -358,13 +363,14 @@ impl Sender {
         }
     }
 
-    /// Whether a stream of this number was passed over, so that it never existed.
+    /// Returns whether this stream number was skipped, so that the stream never existed.
     pub(super) fn was_skipped(&self, id: StreamId) -> bool {
         let Some(strays) = &self.closed_streams else { return false };
         strays.skipped.iter().any(|(first, end)| (*first..*end).contains(&id))
     }
 
-    /// Whether a stream ended here while the peer was sending on it. When the peer has `ended` it too, that is forgotten.
+    /// Returns whether a stream ended here while the peer was sending on it. If the peer has `ended` it too,
+    /// the record is dropped.
     pub(super) fn was_cut_short(&mut self, id: StreamId, ended: bool) -> bool {
         let Some(strays) = &mut self.closed_streams else { return false };
         let Some(place) = strays.cut_short.iter().rposition(|cut| *cut == id) else { return false };
@@ -402,24 +408,24 @@ impl Sender {
         let stream = self.streams.remove(&id)?;
         self.budget.release(STREAM_BYTES);
         if self.streams.is_empty() && self.streams.capacity() > STREAMS_KEPT {
-            // Room that nobody is charged for any more.
+            // This capacity is no longer charged to any stream.
             self.streams.shrink_to(0);
         }
         if stream.charged > 0 {
-            // The answer may be on its way still.
+            // The answer may still be in the output.
             self.charged.push_back((self.output.end(), stream.charged));
         }
         Some(stream)
     }
 
-    /// Whether no further streams are taken.
+    /// Returns whether no further streams are accepted.
     pub(super) fn is_closing(&self) -> bool {
         self.goaway == GoawayState::Last
     }
 
-    // --- what users send
+    // --- sending
 
-    /// Sends a whole answer: its head, its data and its trailers.
+    /// Sends a complete answer: head, data and trailers.
     pub(crate) fn answer(
         &mut self,
         stream: StreamId,
@@ -434,12 +440,12 @@ impl Sender {
         self.trailers(stream, trailers);
     }
 
-    /// Sends a head, which may be all there is.
+    /// Sends a head; with `end` it is the whole response.
     pub(crate) fn head(&mut self, stream: StreamId, block: &[u8], end: bool) {
         self.block(stream, block, end);
     }
 
-    /// Sends trailers, and with them the end.
+    /// Sends trailers, which end the stream.
     pub(crate) fn trailers(&mut self, stream: StreamId, block: &[u8]) {
         self.block(stream, block, true);
     }
@@ -525,7 +531,8 @@ impl Sender {
         self.output.write_with(|to| put_frame_header(to, 0, kind::DATA, flag::END_STREAM, id));
     }
 
-    /// The answer is complete. A peer that is still sending is told that nobody listens.
+    /// Removes a stream whose answer is complete. A peer that is still sending receives RST_STREAM with
+    /// NO_ERROR (RFC 9113, 8.1).
     fn ended(&mut self, id: StreamId) {
         if self.remove(id).is_some_and(|stream| !stream.is_half_closed_remote) {
             self.record_cut_short(id);
@@ -533,7 +540,7 @@ impl Sender {
         }
     }
 
-    /// Breaks a stream off.
+    /// Resets a stream.
     pub(crate) fn reset(&mut self, id: StreamId, reason: ErrorCode) {
         let heard = self.streams.get(&id).is_none_or(|stream| stream.is_half_closed_remote);
         if self.remove_stream(id) {
@@ -544,7 +551,7 @@ impl Sender {
         }
     }
 
-    /// Refuses a stream that was not opened with an answer that is a head alone.
+    /// Refuses a stream that was not opened, with a response of headers only.
     pub(super) fn refuse_with_headers(&mut self, id: StreamId, ended: bool, block: &[u8]) {
         self.put_block(id, block, true);
         if !ended {
@@ -568,7 +575,7 @@ impl Sender {
         });
     }
 
-    /// Forgets a stream, and what it had to send; whether there was one.
+    /// Removes a stream and its queued frames; returns whether it existed.
     pub(super) fn remove_stream(&mut self, id: StreamId) -> bool {
         let Some(stream) = self.remove(id) else { return false };
         for item in stream.waiting.into_iter().flatten() {
@@ -576,7 +583,7 @@ impl Sender {
                 self.queued_bytes -= part.len();
             }
         }
-        // A peer that opens streams and gives them up leaves numbers behind.
+        // A peer that opens and cancels streams leaves their numbers in the queue.
         if self.send_queue.len() > 2 * self.streams.len() + 64 {
             self.send_queue.retain(|id| self.streams.contains_key(id));
             self.send_queue.shrink_to(2 * self.send_queue.len() + 64);
@@ -584,9 +591,9 @@ impl Sender {
         true
     }
 
-    // --- what the peer allows
+    // --- send windows
 
-    /// Whether something could be sent at once that was put off because too much had been done.
+    /// Returns whether queued frames could be sent at once that were deferred because of too much work.
     pub(crate) fn can_resume(&self) -> bool {
         let blocked = self.send_queue.front().and_then(|id| self.streams.get(id));
         let waits_for_window = blocked.is_some_and(|stream| {
@@ -596,15 +603,16 @@ impl Sender {
         !self.send_queue.is_empty() && !waits_for_window
     }
 
-    /// Goes on with what was put off.
+    /// Continues sending deferred frames.
     pub(crate) fn resume(&mut self) {
         if !self.send_queue.is_empty() {
             self.send_queued();
         }
     }
 
-    /// Sends what windows have room for, a frame of each stream in turn. What is left in the queue then waits for the
-    /// connection's window, or for [`Sender::resume`] if this was much; streams whose own window is used up leave it.
+    /// Sends what the windows permit, one frame of each stream in turn. The rest of the queue then waits for
+    /// the connection's window, or for [`Sender::resume`] if the work was much. Streams whose own window is
+    /// used up leave the queue.
     fn send_queued(&mut self) {
         while !self.should_yield()
             && let Some(id) = self.send_queue.pop_front()
@@ -653,7 +661,7 @@ impl Sender {
         }
     }
 
-    /// Puts a stream that has something to send at the end of the queue.
+    /// Adds a stream with frames to send to the end of the queue.
     fn enqueue(&mut self, id: StreamId) {
         if let Some(stream) = self.streams.get_mut(&id)
             && stream.waiting.is_some()
@@ -663,7 +671,7 @@ impl Sender {
         }
     }
 
-    /// The peer takes more on the connection (`None`) or on a stream.
+    /// Applies a WINDOW_UPDATE of the connection (`None`) or of a stream.
     pub(super) fn on_window_update(
         &mut self,
         stream: Option<StreamId>,
@@ -690,12 +698,12 @@ impl Sender {
         Ok(())
     }
 
-    /// Whether a stream's window would overflow if it grew by so much.
+    /// Returns whether a stream's window would overflow if it grew by `more`.
     pub(super) fn would_overflow(&self, id: StreamId, more: u32) -> bool {
         self.streams.get(&id).is_some_and(|stream| stream.window + i64::from(more) > MAX_WINDOW)
     }
 
-    /// Applies the peer's settings, and acknowledges them.
+    /// Applies the peer's settings and acknowledges them.
     pub(super) fn apply_settings(&mut self, payload: &[u8]) -> Result<(), ConnectionError> {
         let (settings, []) = payload.as_chunks::<6>() else {
             return Err(ConnectionError::size("settings that are cut short"));
@@ -719,7 +727,7 @@ impl Sender {
                     if !(INITIAL_MAX_FRAME..=MAX_FRAME).contains(&frame) {
                         return Err(ConnectionError::protocol("a frame size that must not be"));
                     }
-                    // A huge frame of one stream would keep all others waiting.
+                    // A huge frame of one stream would delay all others.
                     self.frame = frame.min(self.settings.frame as usize);
                 }
                 _ => {}
@@ -727,7 +735,8 @@ impl Sender {
         }
         self.abuse.add(points::SETTINGS);
         self.work += settings.len();
-        // A frame has one effect on windows, however often it changes its mind: each change is a step a stream.
+        // Several changes of the window in one frame have one effect: each effect costs a step for each
+        // stream.
         if let Some(initial) = initial_window.filter(|initial| *initial != self.initial_window) {
             self.adjust_stream_windows(initial)?;
         }
@@ -769,15 +778,15 @@ impl Sender {
         });
     }
 
-    // --- what the peer may send
+    // --- receive windows
 
-    /// What was received on a stream is used: the peer may send as much more.
+    /// Returns consumed bytes to the windows of a stream and of the connection.
     pub(crate) fn release(&mut self, id: StreamId, bytes: usize) {
         self.release_connection(bytes);
         self.release_stream(id, bytes);
     }
 
-    /// The same for the window of the stream alone: that of the connection was told of these bytes before.
+    /// Returns consumed bytes to the window of a stream only; the connection's window has them already.
     pub(crate) fn release_stream(&mut self, id: StreamId, bytes: usize) {
         let half = self.settings.stream_window / 2;
         let Some(stream) = self.streams.get_mut(&id) else { return };
@@ -790,7 +799,7 @@ impl Sender {
         }
     }
 
-    /// What was received on the connection is used, whatever became of its stream.
+    /// Returns consumed bytes to the connection's window, whatever became of their stream.
     pub(crate) fn release_connection(&mut self, bytes: usize) {
         self.unannounced_credit =
             self.unannounced_credit.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX));
@@ -801,16 +810,16 @@ impl Sender {
         }
     }
 
-    // --- the end
+    // --- shutdown
 
-    /// Announces that the connection will close once everything that is in progress is done.
+    /// Announces that the connection will close after the streams in progress.
     pub(crate) fn begin_shutdown(&mut self) {
         if self.goaway != GoawayState::No {
             return;
         }
         self.goaway = GoawayState::Announced;
         self.put_goaway(MAX_WINDOW as u32, ErrorCode::NoError);
-        // When the answer to this is here, everything that was sent before the peer knew is here too.
+        // When the ping is acknowledged, every stream that the peer opened before it saw GOAWAY has arrived.
         self.output.write_with(|to| {
             put_frame_header(to, SHUTDOWN_PING.len(), kind::PING, 0, 0);
             to.extend_from_slice(&SHUTDOWN_PING);
@@ -824,12 +833,12 @@ impl Sender {
         }
     }
 
-    /// Whether everything that was in progress when the server announced its leave is done.
+    /// Returns whether all streams have ended since the final GOAWAY.
     pub(crate) fn is_shut_down(&self) -> bool {
         self.goaway == GoawayState::Last && self.streams.is_empty()
     }
 
-    /// Tells the peer what it did wrong, as the last thing that it hears.
+    /// Sends GOAWAY with the peer's violation.
     pub(crate) fn send_goaway(&mut self, fault: ConnectionError) {
         self.put_goaway_with_text(self.last_taken, fault.reason, fault.what);
     }
@@ -864,9 +873,9 @@ mod tests {
         for step in [2, 1 << 16, 1 << 17, 3 << 20] {
             let hash = StreamHash::new();
             let distinct: HashSet<u32> = numbers(step).collect();
-            // Tables find their place by the lowest bits.
+            // The table takes its positions from the lowest bits.
             let places: HashSet<u64> = distinct.iter().map(|id| hash.hash_one(id) & 0x7fff).collect();
-            // The places that as many numbers take when they are thrown at random.
+            // The number of positions that this many random numbers occupy.
             let fair = (1 << 15) as f64 * (1.0 - (-(distinct.len() as f64) / f64::from(1 << 15)).exp());
             assert!(
                 places.len() as f64 > 0.9 * fair,
@@ -879,7 +888,7 @@ mod tests {
         assert_ne!(one, other, "each connection has its own key");
     }
 
-    /// A socket that takes so many bytes and no more.
+    /// A socket that accepts this number of bytes and no more.
     struct Room(usize);
 
     impl tokio::io::AsyncWrite for Room {
@@ -903,7 +912,7 @@ mod tests {
         }
     }
 
-    /// The memory of an answer, which says when it is freed.
+    /// The memory of an answer, which reports when it is freed.
     struct Answer(Vec<u8>, Arc<AtomicBool>);
 
     impl AsRef<[u8]> for Answer {
@@ -918,8 +927,8 @@ mod tests {
         }
     }
 
-    /// What is charged for an answer stays charged while its memory is held, and is given back, once, when all of it has left,
-    /// whatever is behind it in the output.
+    /// An answer stays charged while its memory is held. The charge is released, once, when all of the answer
+    /// has been sent, whatever comes after it in the output.
     #[test]
     fn the_charge_of_an_answer_is_given_back_when_the_answer_has_left() {
         let settings = Settings {
@@ -934,7 +943,8 @@ mod tests {
             let mut rng = fastrand::Rng::with_seed(seed);
             let pool = StatePool::new(1 << 40);
             let mut sender = Sender::new(settings, Arc::clone(&pool));
-            // Each answer: its stream, its charge, whether its memory is free, and up to where the output goes once it has ended.
+            // Each answer: its stream, its charge, whether its memory is free, and the end of the output at
+            // its end.
             let mut answers: Vec<(StreamId, usize, Arc<AtomicBool>, Option<u64>)> = Vec::new();
             let mut released_early = 0;
             for step in 0..400 {

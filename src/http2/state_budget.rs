@@ -1,6 +1,6 @@
 //! The memory budget of a connection's state, charged before anything is allocated, and the pool behind it.
 //!
-//! Streams, header blocks in assembly, requests that are put off, unread bytes of bodies and long listings are
+//! Streams, header blocks in assembly, deferred requests, unread bytes of bodies and long listings are
 //! charged here. A connection has a small allowance of its own; beyond it the bytes come in steps from a pool that
 //! all connections share, so a connection with a few calls never touches the pool. A call or body without room is
 //! refused with RESOURCE_EXHAUSTED and the bound; a stream is reset; a header block ends the connection with
@@ -10,12 +10,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The bytes that a connection may use without asking the pool.
+/// The bytes that a connection may use without taking from the pool.
 const ALLOWANCE: usize = 16 << 10;
-/// The step in which a connection takes bytes from the pool and gives them back.
+/// The step in which a connection takes bytes from the pool and returns them.
 const STEP: usize = 64 << 10;
 
-/// The state of all connections together.
+/// The pool of memory for the state of all connections.
 #[derive(Debug)]
 pub(crate) struct StatePool {
     taken: AtomicUsize,
@@ -23,12 +23,12 @@ pub(crate) struct StatePool {
 }
 
 impl StatePool {
-    /// A pool of `most` bytes.
+    /// Returns a pool of `most` bytes.
     pub(crate) fn new(most: usize) -> Arc<Self> {
         Arc::new(Self { taken: AtomicUsize::new(0), most })
     }
 
-    /// The bytes that connections have taken.
+    /// Returns the number of bytes that connections have taken.
     pub(crate) fn taken(&self) -> usize {
         self.taken.load(Ordering::Relaxed)
     }
@@ -43,12 +43,12 @@ impl StatePool {
     }
 }
 
-/// The bound that a charge would pass.
+/// The bound that a charge would exceed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OverBudget {
-    /// The connection's own, in bytes.
+    /// The connection's bound, in bytes.
     Connection(usize),
-    /// That of all connections together, in bytes.
+    /// The bound of all connections together, in bytes.
     Server(usize),
 }
 
@@ -71,25 +71,25 @@ impl fmt::Display for OverBudget {
     }
 }
 
-/// The budget of one connection.
+/// The memory budget of one connection's state.
 #[derive(Debug)]
 pub(crate) struct StateBudget {
     used: usize,
-    /// The allowance, and what was taken from the pool.
+    /// The allowance and the bytes taken from the pool.
     granted: usize,
-    /// The bytes of answers.
+    /// The bytes charged for answers.
     answers: usize,
     most: usize,
     pool: Arc<StatePool>,
 }
 
 impl StateBudget {
-    /// A budget of `most` bytes.
+    /// Returns a budget of `most` bytes.
     pub(crate) fn new(most: usize, pool: Arc<StatePool>) -> Self {
         Self { used: 0, granted: ALLOWANCE.min(most), answers: 0, most, pool }
     }
 
-    /// The bytes in use.
+    /// Returns the bytes in use.
     #[cfg(test)]
     pub(crate) fn used(&self) -> usize {
         self.used
@@ -112,8 +112,8 @@ impl StateBudget {
         Ok(())
     }
 
-    /// Charges `bytes` that are about to be allocated for an answer. One may be larger than all that a connection may keep of requests,
-    /// so that only the pool bounds it.
+    /// Charges `bytes` that are about to be allocated for an answer. An answer may be larger than a
+    /// connection's bound for requests, so only the pool bounds it.
     pub(crate) fn charge_answer(&mut self, bytes: usize) -> Result<(), OverBudget> {
         if !self.pool.try_take(bytes) {
             return Err(OverBudget::Server(self.pool.most));
@@ -122,17 +122,17 @@ impl StateBudget {
         Ok(())
     }
 
-    /// Gives back `bytes` of answers that have left.
+    /// Releases `bytes` of answers that have been sent.
     pub(crate) fn release_answer(&mut self, bytes: usize) {
         let bytes = bytes.min(self.answers);
         self.answers -= bytes;
         self.pool.give_back(bytes);
     }
 
-    /// Gives back `bytes` that are free again.
+    /// Releases `bytes` that are free again.
     pub(crate) fn release(&mut self, bytes: usize) {
         self.used = self.used.saturating_sub(bytes);
-        // A step stays in hand, so that a connection at the edge of one does not go to the pool each time.
+        // One step is kept, so that a connection near a boundary does not use the pool each time.
         let keep = self.used.saturating_add(STEP).max(ALLOWANCE.min(self.most));
         if self.granted > keep + STEP {
             self.pool.give_back(self.granted - keep);

@@ -1,4 +1,4 @@
-//! Both halves against a peer that is played frame by frame.
+//! Tests both halves against a peer that is simulated frame by frame.
 
 use std::collections::BTreeMap;
 use std::task::{Context, Poll, Waker};
@@ -77,17 +77,11 @@ fn frames(mut bytes: &[u8]) -> Vec<(FrameHeader, Vec<u8>)> {
     all
 }
 
-impl FromRequestHead for RequestHead {
-    fn content_length(&self) -> Option<u64> {
-        self.content_length
-    }
-}
-
 struct TestPeer {
     receiver: Receiver,
     sender: Sender,
     cache: HeaderBlockCache<RequestHead>,
-    /// What happened, with the data of one stream put together.
+    /// The events, with the data of each stream put together.
     told: Vec<String>,
 }
 
@@ -219,7 +213,7 @@ fn protocol_errors_are_named() {
     for (name, bytes) in cases {
         let mut rig = TestPeer::new();
         rig.receive(&open).expect("it begins in order");
-        // What is used is not given back here, so that windows run out.
+        // Consumed bytes are not returned here, so that windows run out.
         let mut input = bytes.as_slice();
         let fault = loop {
             match rig.receiver.next(&mut input, &mut rig.sender, &mut rig.cache) {
@@ -252,7 +246,7 @@ fn noise_never_panics() {
     }
 }
 
-/// A peer that keeps account of its windows, and opens them as it pleases.
+/// A peer that tracks its windows, and opens them at random.
 #[test]
 fn everything_arrives_and_no_window_is_ever_overdrawn() {
     for seed in 0..200 {
@@ -388,7 +382,7 @@ fn a_busy_peer_yields_to_others() {
 #[test]
 fn the_end_of_a_request_is_told_though_nothing_more_comes() {
     let mut owed = 0;
-    // The last frame of the input is the one with which a turn has done enough.
+    // The last frame of the input completes the work of a turn.
     for done in 1..64 {
         let mut rig = TestPeer::new();
         let open = frame(kind::HEADERS, flag::END_HEADERS, 1, &head(b'a'));

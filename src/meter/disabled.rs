@@ -1,5 +1,5 @@
-//! The measuring types without the feature `metrics`: empty, with the methods of `enabled.rs`, which has the
-//! documentation.
+//! The measuring types without the feature `metrics`: empty, with the methods of `kept.rs`, where they are
+//! documented.
 
 #![allow(clippy::unused_self, missing_docs, reason = "they are those of `kept.rs`")]
 

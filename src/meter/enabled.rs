@@ -1,6 +1,6 @@
 //! The measuring types with the feature `metrics`: atomics, sharded by thread, without locks.
 //!
-//! It does not read the clock by itself: the caller passes a [`Moment`]. Begin at [`Sharded::mine`].
+//! It does not read the clock by itself: the caller passes a [`Moment`]. Begin at [`Sharded::local`].
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -8,27 +8,28 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use super::{BOUNDS, FIRST_BOUND_NS, HistogramSnapshot};
 use crate::clock::Clock;
 
-/// Whether anything is counted in this build.
+/// Whether this build counts anything.
 pub const ENABLED: bool = true;
 
-/// One in so many uses of a lock is timed. A look at the clock costs a fiftieth of a microsecond, a use of the lock one.
+/// The number of uses of a lock of which one is timed: to read the clock costs 20 ns, to use the lock about 1
+/// µs.
 const SAMPLE_INTERVAL: u32 = 64;
 
-/// How many threads count without being in one another's way.
+/// The number of shards, each for some of the threads.
 const SHARDS: usize = 8;
 
-/// What is counted, once for each of a few threads: to write to memory that another core has just written to costs more
-/// than all that is counted of a call.
+/// One `T` for each group of threads: a write to a cache line that another core has just written costs more
+/// than all other work of counting a call.
 #[derive(Debug, Default)]
 pub struct Sharded<T>([CacheLinePadded<T>; SHARDS]);
 
-/// Memory that shares no cache line, and no pair of them, with its neighbours.
+/// A value that shares no cache line, and no pair of adjacent lines, with its neighbours.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct CacheLinePadded<T>(T);
 
 impl<T> Sharded<T> {
-    /// Where this thread counts.
+    /// Returns the shard of this thread.
     pub fn local(&self) -> &T {
         static THREADS: AtomicUsize = AtomicUsize::new(0);
         thread_local! {
@@ -38,47 +39,47 @@ impl<T> Sharded<T> {
         mine
     }
 
-    /// Everything that was counted.
+    /// Returns all shards.
     pub fn all(&self) -> impl Iterator<Item = &T> {
         self.0.iter().map(|CacheLinePadded(shard)| shard)
     }
 }
 
-/// A number that only grows.
+/// A counter that only grows.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// One more.
+    /// Adds one.
     pub fn add(&self) {
         self.add_many(1);
     }
 
-    /// So many more.
+    /// Adds `many`.
     pub fn add_many(&self, many: u64) {
         self.0.fetch_add(many, Ordering::Relaxed);
     }
 
-    /// How many there are; 0 in a build that counts nothing.
+    /// Returns the count; 0 in a build that counts nothing.
     #[must_use]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// A moment, for times between two of them.
+/// A moment of a [`Clock`], to measure intervals.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Moment(u64);
 
 impl Moment {
-    /// Now.
+    /// Returns the current moment.
     #[must_use]
     pub fn now(clock: &Clock) -> Self {
         Self(clock.elapsed_nanos())
     }
 }
 
-/// Times, counted by their size as they come.
+/// A histogram of times that threads add to.
 #[derive(Debug)]
 pub struct Histogram {
     counts: [AtomicU64; BOUNDS + 1],
@@ -94,7 +95,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Something took from one moment to another.
+    /// Adds the time between two moments.
     pub fn add(&self, from: Moment, to: Moment) {
         let took = to.0.saturating_sub(from.0);
         self.counts[bucket_of_nanos(took)].fetch_add(1, Ordering::Relaxed);
@@ -104,18 +105,18 @@ impl Histogram {
         }
     }
 
-    /// The longest time of all, in nanoseconds.
+    /// Returns the longest time, in nanoseconds.
     #[must_use]
     pub fn longest_ns(&self) -> u64 {
         self.longest_ns.load(Ordering::Relaxed)
     }
 
-    /// Forgets the longest time.
+    /// Resets the longest time to zero.
     pub fn reset_longest(&self) {
         self.longest_ns.store(0, Ordering::Relaxed);
     }
 
-    /// What has been counted; nothing in a build that counts nothing.
+    /// Returns the histogram; an empty one in a build that counts nothing.
     #[must_use]
     pub fn read(&self) -> HistogramSnapshot {
         let counts = std::array::from_fn(|place| self.counts[place].load(Ordering::Relaxed));
@@ -123,7 +124,7 @@ impl Histogram {
     }
 }
 
-/// The place of the first bound that is not shorter: the logarithm to the base of four, rounded up.
+/// Returns the index of the first bound that is not shorter: the logarithm to the base of four, rounded up.
 fn bucket_of_nanos(nanos: u64) -> usize {
     let least = nanos.div_ceil(FIRST_BOUND_NS).saturating_sub(1);
     let bits = u64::BITS - least.leading_zeros();
@@ -133,14 +134,14 @@ fn bucket_of_nanos(nanos: u64) -> usize {
 /// How long a lock is waited for, and how long it is held.
 #[derive(Debug, Default)]
 pub struct LockTimes {
-    /// From the wish for it to having it.
+    /// The times from the attempt to lock until the lock is held.
     pub waited: Histogram,
-    /// From having it to giving it back.
+    /// The times from locking to unlocking.
     pub held: Histogram,
 }
 
 impl LockTimes {
-    /// Somebody begins to wait for it; one in many is timed, on each thread.
+    /// Marks the begin of an attempt to lock. One in many is timed on each thread.
     pub fn wait_sampled<'a>(&'a self, clock: &'a Clock) -> LockWait<'a> {
         thread_local! {
             static USES: Cell<u32> = const { Cell::new(0) };
@@ -150,7 +151,7 @@ impl LockTimes {
         if uses.is_multiple_of(SAMPLE_INTERVAL) { self.wait_timed(clock) } else { LockWait(None) }
     }
 
-    /// Somebody begins to wait for it, and is timed.
+    /// Marks the begin of an attempt to lock, which is timed.
     pub fn wait_timed<'a>(&'a self, clock: &'a Clock) -> LockWait<'a> {
         LockWait(Some(TimedUse { of: self, clock, since: Moment::now(clock) }))
     }
@@ -163,12 +164,12 @@ struct TimedUse<'a> {
     since: Moment,
 }
 
-/// Somebody waits for a lock.
+/// An attempt to lock that waits.
 #[derive(Debug)]
 pub struct LockWait<'a>(Option<TimedUse<'a>>);
 
 impl<'a> LockWait<'a> {
-    /// They have it.
+    /// Marks the end of the wait: the caller holds the lock.
     #[must_use]
     pub fn acquired(self) -> LockHold<'a> {
         LockHold(self.0.map(|waited| {
@@ -179,7 +180,7 @@ impl<'a> LockWait<'a> {
     }
 }
 
-/// Somebody has a lock; to drop this right after the lock is to say that they have it no more.
+/// The use of a lock that is held. The caller drops it right after the lock.
 #[derive(Debug)]
 pub struct LockHold<'a>(Option<TimedUse<'a>>);
 

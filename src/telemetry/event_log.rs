@@ -16,8 +16,8 @@ use crate::text::one_line;
 
 use super::log_limit::{LogRateLimit, REFILL_INTERVAL};
 
-/// Logs every event of `engine`, from its first one on, until `stop` says so; what has happened by then is
-/// still logged.
+/// Logs every event of `engine` from its first one on. When `stop` becomes true, it logs the events so far
+/// and returns.
 pub async fn log_events(engine: Arc<Engine>, mut stop: watch::Receiver<bool>) {
     let mut lines = EventLogger { names: JobNames::default(), limit: LogRateLimit::default() };
     let mut last = 0;
@@ -43,7 +43,7 @@ pub async fn log_events(engine: Arc<Engine>, mut stop: watch::Receiver<bool>) {
                     last = numbered.number;
                     lines.log(&engine, &numbered);
                 }
-                // Too slow: what the engine still keeps is read from there.
+                // The receiver was too slow: the events that the engine still keeps are read from there.
                 Err(RecvError::Lagged(_)) => continue 'follow,
                 Err(RecvError::Closed) => return lines.log_suppressed(&engine),
             }
@@ -51,7 +51,8 @@ pub async fn log_events(engine: Arc<Engine>, mut stop: watch::Receiver<bool>) {
     }
 }
 
-/// Writes lines, within a bound for each kind of event of each job. Lines of single tasks, which are for debugging, have none.
+/// Writes lines within a limit for each kind of event of each job. Lines at DEBUG level about single tasks
+/// have no limit.
 struct EventLogger {
     names: JobNames,
     limit: LogRateLimit<(JobId, &'static str)>,
@@ -93,7 +94,7 @@ fn log_count(job: &JobName, kind: &'static str, count: u64) {
     );
 }
 
-/// The names of jobs, which never change, by their places.
+/// The names of jobs, which never change, by job id.
 #[derive(Default)]
 struct JobNames(HashMap<JobId, JobName>);
 
@@ -134,8 +135,8 @@ fn log_event(numbered: &NumberedEvent, job: &JobName) {
     }
 }
 
-/// Who wants to know of a change: WARN is for what somebody should look at, INFO for the course of jobs and runs, DEBUG
-/// for the course of single tasks and barriers, of which a large job has thousands.
+/// Returns the level of a change: WARN for changes that an operator should look at, INFO for the course of
+/// jobs and runs, DEBUG for single tasks and barriers, of which a large job has thousands.
 fn level(what: &EventKind) -> Level {
     match what {
         EventKind::TaskSuperseded { .. }
@@ -150,7 +151,7 @@ fn level(what: &EventKind) -> Level {
         | EventKind::JobDeleted { .. }
         | EventKind::FirstCause { .. } => Level::WARN,
         EventKind::RunEnded { outcome } if *outcome != RunOutcome::Completed => Level::WARN,
-        // A barrier that passed without somebody is a decision, not routine.
+        // A barrier that passes without a member is a decision and not routine.
         EventKind::BarrierPassed { without, .. } if !without.is_empty() => Level::INFO,
         EventKind::TaskConnected { again: true, .. } => Level::INFO,
         EventKind::JobDeclared { .. }

@@ -1,8 +1,8 @@
 //! Log lines, on stderr.
 //!
-//! A line never waits for the reader of stderr: `queue` has the rule.
-//! Whatever stands in a line was escaped where it goes out: a human line by `field`, a JSON line by `EscapingWriter`. A call that
-//! logs text from elsewhere need not think of it.
+//! A line never waits for the reader of stderr: `queue` has the rule. The text of a line is escaped when it
+//! is written: a human line by `field`, a JSON line by `EscapingWriter`. A call that logs text from elsewhere
+//! need not escape it.
 
 mod queue;
 
@@ -19,20 +19,20 @@ use crate::text::{json, one_line};
 
 pub use queue::{LogStats, flush};
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Lines for people.
     Human,
     /// One JSON object a line.
     Json,
 }
 
 impl LogFormat {
-    /// Reads `human` or `json`.
+    /// Parses `human` or `json`.
     ///
     /// # Errors
-    /// How to write one.
+    /// The syntax.
     pub fn parse(text: &str) -> Result<Self, String> {
         match text {
             "human" => Ok(Self::Human),
@@ -54,17 +54,17 @@ impl fmt::Display for LogFormat {
 /// Checks a filter without using it.
 ///
 /// # Errors
-/// What is wrong with it and what to write instead.
+/// The reason, and what to write instead.
 pub fn check_filter(filter: &str) -> Result<(), String> {
     EnvFilter::try_new(filter).map(|_| ()).map_err(|error| {
         format!("it is no log filter ({error}): write a level such as info, or target=level")
     })
 }
 
-/// Starts to log. A second start in the same process changes nothing.
+/// Starts logging. A second start in the same process changes nothing.
 ///
 /// # Errors
-/// If the filter is none, or no thread can be started.
+/// If the filter is invalid or the thread cannot be started.
 pub fn start(filter: &str, format: LogFormat) -> Result<(), String> {
     let filter = EnvFilter::try_new(filter).map_err(|error| error.to_string())?;
     let colours = queue::is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|it| it.is_empty());
@@ -84,12 +84,13 @@ pub fn start(filter: &str, format: LogFormat) -> Result<(), String> {
             .finish()
             .try_init(),
     };
-    // Only tests start twice, and they want the first one.
+    // Only tests start twice, and the first start holds.
     let _ = started;
     Ok(())
 }
 
-/// Writes a field of a line for people: the message as it is, others with their names. Hidden characters are spelled out.
+/// Writes a field of a human line: the message as it is, other fields with their names. Hidden characters are
+/// escaped.
 fn write_field(line: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
     let value = format!("{value:?}");
     let value = one_line(&value);
@@ -100,7 +101,7 @@ fn write_field(line: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> 
     }
 }
 
-/// A stream of JSON lines, in which hidden characters are escaped as JSON escapes them.
+/// A writer of JSON lines that escapes hidden characters as JSON does.
 struct EscapingWriter<W>(W);
 
 impl<W: Write> Write for EscapingWriter<W> {

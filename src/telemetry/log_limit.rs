@@ -6,9 +6,9 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::time::Duration;
 
-/// The lines of one kind that may come at once.
+/// The number of lines of one kind that may be written at once.
 pub const BURST: u32 = 50;
-/// How long it takes until one more may come.
+/// The time after which one more line may be written.
 pub const REFILL_INTERVAL: Duration = Duration::from_secs(1);
 
 struct LogBudget {
@@ -17,7 +17,7 @@ struct LogBudget {
     suppressed: u64,
 }
 
-/// The lines of every kind.
+/// The limits of all kinds.
 pub struct LogRateLimit<K>(HashMap<K, LogBudget>);
 
 impl<K> Default for LogRateLimit<K> {
@@ -37,7 +37,8 @@ impl LogBudget {
 }
 
 impl<K: Eq + Hash + Clone> LogRateLimit<K> {
-    /// Whether a line of this kind may be written: then how many were left out before it. `now` counts from any fixed moment.
+    /// Returns whether a line of this kind may be written: `Some` with the number of lines suppressed before
+    /// it, or `None`. `now` counts from any fixed time.
     pub fn admit(&mut self, kind: &K, now: Duration) -> Option<u64> {
         if !self.0.contains_key(kind) {
             self.0.insert(kind.clone(), LogBudget { lines: BURST, refilled: now, suppressed: 0 });
@@ -52,13 +53,13 @@ impl<K: Eq + Hash + Clone> LogRateLimit<K> {
         None
     }
 
-    /// Whether lines were left out that nobody was told of.
+    /// Returns whether suppressed lines are unreported.
     #[must_use]
     pub fn has_suppressed(&self) -> bool {
         self.0.values().any(|allowance| allowance.suppressed > 0)
     }
 
-    /// The kinds of which lines were left out that may be told of now, and how many.
+    /// Returns the kinds with suppressed lines that may be reported now, and their numbers.
     pub fn take_suppressed(&mut self, now: Duration) -> Vec<(K, u64)> {
         let mut all = Vec::new();
         for (kind, allowance) in &mut self.0 {

@@ -3,9 +3,9 @@
 //! They decide nothing; without them the server does the same. Begin at `event_log.rs`, `metrics/mod.rs` and
 //! `traces/mod.rs`.
 //!
-//! - Statistics of tasks and barriers are part of the state (`coordination::heartbeat_stats`, `heartbeat_history`,
-//!   `straggler_stats`), so a replay computes the same.
-//! - Counters of events are kept by `metrics::EventCounters`, which the engine calls under its lock. Traces are assembled
+//! - Statistics of tasks and barriers are part of the state (such as `coordination/straggler_stats.rs`), so a
+//!   replay computes the same.
+//! - `metrics::EventCounters` counts events; the engine calls it under its lock. Traces are assembled
 //!   from the same events on a thread of their own.
 //! - Hot paths count and time through [`meter`](crate::meter): each thread adds to its own memory, and a connection
 //!   reads the clock once a turn and once for each call that is answered in it. Without the cargo feature `metrics`

@@ -1,18 +1,19 @@
-//! Parses and formats durations of settings, flags and requests: with their units, so that they read back the same.
+//! Parses and formats durations of settings, flags and requests: with units, so that a formatted duration
+//! parses to itself.
 //!
-//! Spans for people, which are rounded, are [`super::span`] and [`super::format_micros`].
+//! [`super::span`] and [`super::short_span`] format rounded durations for people.
 
 use std::time::Duration;
 
-/// The longest duration that makes sense here, so that adding it to the time never overflows.
+/// The longest accepted duration, so that adding it to the time never overflows.
 const DURATION_MAX: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
 const DURATION_SYNTAX: &str = "write a number and a unit, such as 500ms, 5s, 2m or 1h";
 
-/// Reads a duration such as `500ms`, `5s` or `1m30s`.
+/// Parses a duration such as `500ms`, `5s` or `1m30s`.
 ///
 /// # Errors
-/// What is wrong with it and how to write one.
+/// Returns what is wrong with the text and how to write a duration.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     if text.parse::<f64>().is_ok() {
         return Err(format!("it has no unit: {DURATION_SYNTAX}"));
@@ -25,10 +26,10 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     Ok(duration)
 }
 
-/// Reads a duration that must not be zero.
+/// Parses a duration that must not be zero.
 ///
 /// # Errors
-/// What is wrong with it and how to write one.
+/// Returns what is wrong with the text and how to write a duration.
 pub fn parse_positive_duration(text: &str) -> Result<Duration, String> {
     match parse_duration(text)? {
         Duration::ZERO => Err("it must be longer than zero: give at least 1ms".into()),
@@ -36,7 +37,7 @@ pub fn parse_positive_duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Writes a duration in the largest unit that it is a whole number of.
+/// Formats a duration in the largest unit of which it is a whole number.
 #[must_use]
 pub fn format_duration(duration: Duration) -> String {
     const UNITS: [(u128, &str); 5] = [

@@ -16,29 +16,29 @@ use super::{PrefixedStream, TlsError, TlsFiles, messages};
 use crate::clock::Clock;
 use crate::file_watch::FileWatch;
 
-/// A connection under TLS.
+/// A connection over TLS.
 pub type TlsStream<S> = tokio_rustls::server::TlsStream<PrefixedStream<S>>;
 
-/// The kinds of reasons for which handshakes fail.
+/// The kinds of failed handshakes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HandshakeFault {
-    /// The client speaks TLS, and the port does not.
+    /// The client uses TLS, and the port does not.
     NotHere,
-    /// The client speaks plaintext, and the port takes TLS only.
+    /// The client uses plaintext, and the port accepts only TLS.
     Plaintext,
     /// The client did not finish in time.
     TooSlow,
-    /// The client hung up, or its connection broke.
+    /// The client closed the connection, or it broke.
     HungUp,
-    /// The client showed no certificate where one is asked for.
+    /// The client sent no certificate, and one is required.
     NoCertificate,
-    /// The client's certificate is refused.
+    /// The client's certificate was refused.
     BadCertificate,
-    /// The client refuses this server, mostly its certificate.
+    /// The client refused this server, usually its certificate.
     Distrusted,
-    /// They have no protocol or cipher in common.
+    /// Client and server have no protocol version or cipher in common.
     Incompatible,
-    /// What came is no TLS, or something that nobody has thought of.
+    /// The data is not TLS, or the error is of another kind.
     Other,
 }
 
@@ -56,7 +56,7 @@ impl HandshakeFault {
         Self::Other,
     ];
 
-    /// Its name.
+    /// Returns the name of the kind.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -73,20 +73,21 @@ impl HandshakeFault {
     }
 }
 
-/// Why a handshake failed.
+/// The error of a failed handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HandshakeError {
-    /// The kind of reason.
+    /// The kind of failure.
     pub fault: HandshakeFault,
-    /// In words, with what to do where that is known.
+    /// The reason in words, with what to do where that is known.
     pub reason: String,
-    /// The name that the client dialled, if it said so.
+    /// The server name that the client dialled, if it sent one.
     pub name: Option<String>,
-    /// What the client has shown, if that was refused.
+    /// The refused certificate of the client.
     pub shown: Option<String>,
 }
 
-/// When a file was changed, and which it is: a name may lead to another file from one moment to the next.
+/// The modification time and the identity of a file: a name may lead to another file from one moment to the
+/// next.
 type FileStamp = Option<(i64, i64, u64, u64)>;
 
 struct LoadedConfig {
@@ -94,24 +95,24 @@ struct LoadedConfig {
     stamps: Vec<FileStamp>,
 }
 
-/// The certificates of a listener, and the files that they come from.
+/// The certificates of a listener, and their files.
 struct CertificateSource {
     files: TlsFiles,
     protocols: &'static [&'static [u8]],
     current: Mutex<LoadedConfig>,
 }
 
-/// Takes TLS connections.
+/// The server side of TLS handshakes.
 pub struct Acceptor {
     certificates: Arc<CertificateSource>,
     watch: FileWatch,
 }
 
 impl Acceptor {
-    /// An acceptor with the certificates in `files`, for clients that speak one of `protocols`.
+    /// Returns an acceptor with the certificates in `files`, for clients that speak one of `protocols`.
     ///
     /// # Errors
-    /// If they cannot be used.
+    /// If the certificates are unusable.
     pub fn new(files: TlsFiles, protocols: &'static [&'static [u8]], clock: Clock) -> Result<Self, TlsError> {
         let stamps = stamps(&files);
         let config = Arc::new(files.server(protocols)?);
@@ -120,17 +121,17 @@ impl Acceptor {
         Ok(Self { certificates, watch: FileWatch::new(clock) })
     }
 
-    /// The certificates as they are now.
+    /// Returns the present configuration, reloaded if a file has changed.
     async fn config(&self) -> Arc<ServerConfig> {
         let certificates = Arc::clone(&self.certificates);
         self.watch.refresh(move || certificates.reload_if_changed()).await;
         Arc::clone(&self.certificates.current().config)
     }
 
-    /// Shakes hands. Whoever calls this gives it a time.
+    /// Performs the handshake. The caller sets a timeout.
     ///
     /// # Errors
-    /// Why there is no connection.
+    /// With the reason of the failure.
     pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         stream: PrefixedStream<S>,
@@ -156,9 +157,9 @@ impl CertificateSource {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what has changed. Certificates that cannot be used change nothing: the former ones stay.
+    /// Reloads the certificates if a file has changed. If the new ones are unusable, the old ones stay.
     fn reload_if_changed(&self) {
-        // The stamps are taken first: what changes while it is read is read again.
+        // The stamps are taken first, so that a change during the read causes another read.
         let stamps = stamps(&self.files);
         if stamps == self.current().stamps {
             return;
@@ -187,7 +188,7 @@ fn stamps(files: &TlsFiles) -> Vec<FileStamp> {
     files.all().map(stamp).collect()
 }
 
-/// Why a handshake failed, in words for whoever has to make it succeed.
+/// Returns the kind of a failed handshake and its reason, for the person who has to correct it.
 fn describe_handshake_error(error: &io::Error) -> (HandshakeFault, String) {
     let Some(error) = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) else {
         let reason = match error.kind() {

@@ -17,31 +17,31 @@ use x509_parser::public_key::PublicKey;
 use super::issue::CertificatePurpose;
 use super::{TlsError, client_certificates, files, messages, provider};
 
-/// A certificate that ends sooner than this is worth a word.
+/// The remaining validity below which a certificate is reported, in days.
 const EXPIRY_WARNING_DAYS: i64 = 30;
 /// The object identifiers of Ed25519 and Ed448.
 const EDWARDS: [&str; 2] = ["1.3.101.112", "1.3.101.113"];
-/// Those of signatures with SHA-1.
+/// The object identifiers of signatures with SHA-1.
 const SHA1: [&str; 2] = ["1.2.840.113549.1.1.5", "1.2.840.10045.4.1"];
 const RSA_BITS_MIN: usize = 2048;
 
-/// How bad a finding is.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckSeverity {
-    /// As it should be.
+    /// No problem.
     Good,
-    /// It works, and somebody should know.
+    /// It works, with a reservation.
     Note,
     /// It does not work.
     Bad,
 }
 
-/// One thing that was looked at.
+/// One finding about a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertificateFinding {
-    /// How bad it is.
+    /// The severity.
     pub verdict: CheckSeverity,
-    /// What was found, and what to do.
+    /// The finding, and what to do.
     pub text: String,
 }
 
@@ -56,7 +56,7 @@ impl fmt::Display for CertificateFinding {
     }
 }
 
-/// What was found.
+/// The findings about a certificate.
 #[derive(Debug, Default)]
 pub struct CertificateFindings(pub Vec<CertificateFinding>);
 
@@ -66,23 +66,23 @@ impl CertificateFindings {
         self.0.push(CertificateFinding { verdict, text: text.into() });
     }
 
-    /// Whether something does not work.
+    /// Returns whether a finding is an error.
     #[must_use]
     pub fn has_errors(&self) -> bool {
         self.0.iter().any(|finding| finding.verdict == CheckSeverity::Bad)
     }
 }
 
-/// What a certificate is to be good for.
+/// The intended use of a certificate.
 #[derive(Debug, Clone, Copy)]
 pub struct IntendedUse<'a> {
-    /// Its holder's part.
+    /// The role of its holder.
     pub purpose: CertificatePurpose,
     /// The name or address that clients dial.
     pub name: Option<&'a str>,
 }
 
-/// Whose certificate it says that it is. `None` if it may be used by both, or does not say.
+/// Returns the stated purpose of a certificate; `None` if it permits both, or states none.
 #[must_use]
 pub fn stated_purpose(chain: &[CertificateDer<'_>]) -> Option<CertificatePurpose> {
     let (_, own) = X509Certificate::from_der(chain.first()?).ok()?;
@@ -95,7 +95,7 @@ pub fn stated_purpose(chain: &[CertificateDer<'_>]) -> Option<CertificatePurpose
     }
 }
 
-/// Checks a chain of certificates, its own first.
+/// Checks a certificate chain, the leaf first.
 ///
 /// # Errors
 /// If the file of authorities cannot be read.
@@ -231,7 +231,7 @@ fn check_purpose(read: &X509Certificate<'_>, purpose: CertificatePurpose, found:
     }
 }
 
-/// Whether somebody who trusts `roots` would take the certificate.
+/// Checks whether a peer that trusts `roots` would accept the certificate.
 fn check_trust(
     (own, rest): (&CertificateDer<'_>, &[CertificateDer<'_>]),
     roots: RootCertStore,
@@ -246,7 +246,7 @@ fn check_trust(
             .map(|verifier| verifier.verify_client_cert(own, rest, now).map(drop)),
         CertificatePurpose::Server => {
             let dialled = wanted.name.and_then(|name| ServerName::try_from(name.to_owned()).ok());
-            // The name that no certificate has shows that all else holds.
+            // An address that no certificate contains: the only remaining error is then the name.
             let name = dialled.unwrap_or_else(|| std::net::IpAddr::from([0, 0, 0, 0]).into());
             WebPkiServerVerifier::builder_with_provider(roots, provider())
                 .build()
@@ -324,7 +324,7 @@ mod tests {
         let soon = findings(&ours, &ours, CertificatePurpose::Server, &["muster.example"], 5);
         assert!(soon.contains("note  it expires in ") && soon.contains(" days, on "), "{soon}");
         let now = findings(&ours, &ours, CertificatePurpose::Server, &["muster.example"], 1);
-        // 24 hours, or a moment less.
+        // 24 hours, or slightly less.
         assert!(now.contains("note  it expires in 2") && now.contains(" hours, on "), "{now}");
         let other = findings(&ours, &ours, CertificatePurpose::Server, &["other.example"], 91);
         assert!(other.contains("WRONG it is not for muster.example"), "{other}");

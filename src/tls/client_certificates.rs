@@ -1,7 +1,7 @@
 //! The verification of client certificates, with a record of the refused one, and the name of a certificate's
 //! holder.
 //!
-//! It does not decide what that holder may do: `http::guard` does. The error of a handshake does not say which
+//! It does not decide what that holder may do: `http::access` does. The error of a handshake does not say which
 //! certificate it was about, and JAX does not say that it showed one, so the verifier records the certificate that
 //! it refuses.
 
@@ -16,16 +16,16 @@ use rustls::{DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-/// How much of a certificate is told of.
+/// The greatest length of a certificate's description.
 const SHOWN_BYTES: usize = 400;
 
 tokio::task_local! {
-    /// What the client of the handshake in progress has shown, if that was refused.
+    /// The certificate that the client of the present handshake sent, if it was refused.
     pub(super) static REFUSED_CERTIFICATE: RefCell<Option<String>>;
 }
 
-/// The check of clients' certificates. It is that of `rustls`, and remembers what it refused: the handshake's own error does
-/// not say which certificate it was about.
+/// The verifier of client certificates. It delegates to `rustls` and records a refused certificate, because
+/// the handshake's own error does not say which certificate it was about.
 #[derive(Debug)]
 pub(super) struct RecordingClientVerifier(Arc<dyn ClientCertVerifier>);
 
@@ -47,7 +47,7 @@ impl ClientCertVerifier for RecordingClientVerifier {
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
         self.0.verify_client_cert(certificate, chain, now).inspect_err(|_| {
-            // Outside of a handshake of ours there is nobody to tell.
+            // Outside of a handshake nothing reads the record.
             let _ = REFUSED_CERTIFICATE.try_with(|shown| shown.replace(Some(describe(certificate))));
         })
     }
@@ -83,7 +83,7 @@ impl ClientCertVerifier for RecordingClientVerifier {
     }
 }
 
-/// A certificate in a line.
+/// Returns a description of a certificate in one line.
 fn describe(certificate: &CertificateDer<'_>) -> String {
     let Ok((_, read)) = X509Certificate::from_der(certificate) else {
         return "something that is no certificate".into();
@@ -101,7 +101,7 @@ fn describe(certificate: &CertificateDer<'_>) -> String {
     shown
 }
 
-/// The names that a certificate is for, as people write them.
+/// Returns the subject alternative names of a certificate, as people write them.
 pub(super) fn names(certificate: &X509Certificate<'_>) -> Vec<String> {
     let Ok(Some(found)) = certificate.subject_alternative_name() else { return Vec::new() };
     found.value.general_names.iter().map(name).collect()
@@ -120,7 +120,7 @@ fn name(name: &GeneralName<'_>) -> String {
     }
 }
 
-/// By what name the holder of a certificate goes: its common name, else the first name it is for.
+/// Returns the name of a certificate's holder: its common name, else its first alternative name.
 #[must_use]
 pub fn subject(certificate: &CertificateDer<'_>) -> Option<String> {
     let (_, read) = X509Certificate::from_der(certificate).ok()?;

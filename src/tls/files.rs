@@ -13,33 +13,33 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use super::client_certificates::RecordingClientVerifier;
 use super::provider;
 
-/// No file of certificates is longer: what is longer is another file.
+/// The greatest length of a certificate file; a longer file is not one.
 const FILE_BYTES_MAX: u64 = 4 << 20;
-/// How many bytes of requests may come with a resumed handshake: none, for they could be played again.
+/// The greatest size of early data in a resumed handshake: none, because it could be replayed.
 const EARLY_DATA: u32 = 0;
 
-/// Where systems keep the authorities that they trust.
+/// The paths of the system's trusted authorities.
 const SYSTEM_CA: [&str; 3] =
     ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
 
-/// The file of the authorities that this system trusts, if there is one.
+/// Returns the file of the system's trusted authorities, if there is one.
 #[must_use]
 pub fn system_authorities() -> Option<PathBuf> {
     SYSTEM_CA.into_iter().map(PathBuf::from).find(|path| path.exists())
 }
 
-/// Where the certificates of a listener are.
+/// The certificate files of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The listener's own certificate, with those of the authorities between it and the root.
+    /// The listener's certificate, followed by the intermediate ones.
     pub cert: PathBuf,
-    /// The key that belongs to it.
+    /// The private key of the certificate.
     pub key: PathBuf,
-    /// The authorities whose clients are taken; `None`: clients are not asked who they are.
+    /// The authorities of accepted client certificates; `None`: clients need none.
     pub client_ca: Option<PathBuf>,
 }
 
-/// Why certificates cannot be used.
+/// The reason for which certificates are unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read.
@@ -47,15 +47,15 @@ pub enum TlsError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         error: String,
     },
-    /// A file does not hold what it should.
+    /// The content of a file is invalid.
     #[error("{}: {wrong}", path.display())]
     Content {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         wrong: String,
     },
 }
@@ -74,10 +74,10 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     std::fs::read(path).map_err(unreadable)
 }
 
-/// The certificates in a file, of which there is at least one.
+/// Returns the certificates in a file, at least one.
 ///
 /// # Errors
-/// If it cannot be read, or there are none in it.
+/// If the file cannot be read, or contains none.
 pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let text = read(path)?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
@@ -89,10 +89,10 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsErro
     Ok(found)
 }
 
-/// The private key in a file.
+/// Returns the private key in a file.
 ///
 /// # Errors
-/// If it cannot be read, or there is none in it.
+/// If the file cannot be read, or contains none.
 pub fn key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|error| {
         let wrong = match error {
@@ -107,10 +107,10 @@ pub fn key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     })
 }
 
-/// The authorities in a file.
+/// Returns the authorities in a file.
 ///
 /// # Errors
-/// If it cannot be read, or a certificate in it is none of an authority.
+/// If the file cannot be read, or a certificate in it is not an authority's.
 pub fn authorities(path: &Path) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path)? {
@@ -122,7 +122,7 @@ pub fn authorities(path: &Path) -> Result<RootCertStore, TlsError> {
 }
 
 impl TlsFiles {
-    /// All files.
+    /// Returns all files.
     pub(super) fn all(&self) -> impl Iterator<Item = &Path> {
         [Some(&self.cert), Some(&self.key), self.client_ca.as_ref()]
             .into_iter()
@@ -130,10 +130,10 @@ impl TlsFiles {
             .map(PathBuf::as_path)
     }
 
-    /// What a listener needs to take TLS connections of clients that speak one of `protocols`.
+    /// Returns the server configuration for clients that speak one of `protocols`.
     ///
     /// # Errors
-    /// If a file cannot be read or used, or the key does not belong to the certificate.
+    /// If a file is unreadable or unusable, or the key does not belong to the certificate.
     pub fn server(&self, protocols: &[&[u8]]) -> Result<ServerConfig, TlsError> {
         let builder = ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
@@ -171,10 +171,10 @@ impl TlsFiles {
     }
 }
 
-/// What a client needs to speak TLS to servers with certificates of these authorities, and to show one of its own.
+/// Returns a client configuration that trusts the authorities in `ca` and sends the certificate `own`.
 ///
 /// # Errors
-/// If a file cannot be read or used.
+/// If a file is unreadable or unusable.
 pub fn client(ca: &Path, own: Option<(&Path, &Path)>) -> Result<ClientConfig, TlsError> {
     let builder = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()

@@ -15,40 +15,40 @@ use crate::clock::{Clock, Timestamp};
 /// The listeners, by the names under which their handshakes are counted.
 pub const LISTENERS: [&str; 2] = ["grpc", "http"];
 
-/// How many kinds of failure are kept; those that have been quiet for longest go first.
+/// The number of kinds of failure that are kept; the one without a failure for longest is evicted first.
 const KEPT: usize = 256;
 
-/// Handshakes that failed in one way: from one host, at one listener, for one reason.
+/// The failed handshakes of one kind: from one host, at one listener, for one reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FailedHandshake {
-    /// At which listener: `grpc` or `http`.
+    /// The listener: `grpc` or `http`.
     pub listener: String,
-    /// Where the latest came from.
+    /// The address of the latest client.
     #[schema(value_type = String)]
     pub peer: SocketAddr,
-    /// The name that the client dialled, if it said so.
+    /// The server name that the client dialled, if it sent one.
     pub name: Option<String>,
-    /// What is wrong, and what to do.
+    /// The reason, and what to do.
     pub reason: String,
-    /// The certificate that was refused, in a line.
+    /// The refused certificate, in one line.
     pub shown: Option<String>,
-    /// How often.
+    /// The number of failures.
     pub times: u64,
-    /// When first, in microseconds since the Unix epoch.
+    /// The time of the first, in microseconds since the Unix epoch.
     pub first: Timestamp,
-    /// When last.
+    /// The time of the latest.
     pub last: Timestamp,
 }
 
-/// The failed handshakes that are kept.
+/// The kept handshake failures.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = FailuresPage)]
 pub struct HandshakeFailuresPage {
-    /// The latest first.
+    /// The failures, the latest first.
     pub handshakes: Vec<FailedHandshake>,
-    /// How many have failed since the server started.
+    /// The number of failed handshakes since the server started.
     pub failed: u64,
-    /// How many have succeeded.
+    /// The number of successful handshakes since then.
     pub succeeded: u64,
 }
 
@@ -57,18 +57,18 @@ struct FailureLog {
     list: VecDeque<FailedHandshake>,
     failed: u64,
     succeeded: u64,
-    /// By listener and kind of reason.
+    /// The number of failures by listener and kind.
     faults: [[u64; HandshakeFault::ALL.len()]; LISTENERS.len()],
 }
 
-/// What became of the handshakes of all listeners.
+/// The results of the handshakes of all listeners.
 pub struct HandshakeFailures {
     clock: Clock,
     kept: Mutex<FailureLog>,
 }
 
 impl HandshakeFailures {
-    /// None yet.
+    /// Returns an empty record.
     #[must_use]
     pub fn new(clock: Clock) -> Self {
         Self { clock, kept: Mutex::default() }
@@ -78,12 +78,13 @@ impl HandshakeFailures {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One has succeeded.
+    /// Records a successful handshake.
     pub fn succeeded(&self) {
         self.kept().succeeded += 1;
     }
 
-    /// One has failed. Clients try again for minutes, so that the log hears of the first, second, fourth, eighth … time.
+    /// Records a failed handshake. Clients retry for minutes, so only the first, second, fourth, eighth …
+    /// failure of a kind is logged.
     pub fn failed(&self, listener: &str, peer: SocketAddr, failed: HandshakeError) {
         let now = self.clock.now();
         let mut kept = self.kept();
@@ -117,7 +118,7 @@ impl HandshakeFailures {
         kept.list.truncate(KEPT);
     }
 
-    /// How many have failed at each listener, for each kind of reason.
+    /// Returns the number of failures at each listener, by kind.
     #[must_use]
     pub fn faults(&self) -> Vec<(&'static str, HandshakeFault, u64)> {
         let faults = self.kept().faults;
@@ -127,7 +128,7 @@ impl HandshakeFailures {
         LISTENERS.into_iter().zip(faults).flat_map(of).collect()
     }
 
-    /// What is kept.
+    /// Returns the kept failures.
     #[must_use]
     pub fn page(&self) -> HandshakeFailuresPage {
         let kept = self.kept();

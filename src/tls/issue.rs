@@ -12,26 +12,26 @@ use rcgen::{
     KeyUsagePurpose,
 };
 
-/// How many days the certificates hold. They are for trying things out.
+/// The validity of the certificates, in days; they are for trials.
 pub const VALIDITY_DAYS: i64 = 90;
 
-/// Why no certificates were made.
+/// The reason for which no certificates were issued.
 #[derive(Debug, thiserror::Error)]
 pub enum IssueError {
-    /// A file cannot be written, or is there already.
+    /// A file cannot be written, or exists already.
     #[error("cannot write {file}: {error}")]
     Write {
         /// The file.
         file: String,
-        /// What the system says.
+        /// The system's error.
         error: io::Error,
     },
-    /// A name cannot stand in a certificate.
+    /// A name is not permitted in a certificate.
     #[error("cannot make a certificate: {0}")]
     Make(#[from] rcgen::Error),
 }
 
-/// What a certificate is for.
+/// The purpose of a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CertificatePurpose {
     /// A server.
@@ -40,7 +40,7 @@ pub enum CertificatePurpose {
     Client,
 }
 
-/// An authority that signs certificates. Its keys are of the kind P-256, which every JAX release that speaks TLS knows.
+/// An authority that signs certificates. Its keys are P-256, which every JAX release with TLS supports.
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 /// A certificate and its key, as PEM.
@@ -52,10 +52,10 @@ pub struct IssuedCertificate {
 }
 
 impl Authority {
-    /// A new authority.
+    /// Creates an authority.
     ///
     /// # Errors
-    /// If there is no entropy.
+    /// If the system has no entropy.
     pub fn new(name: &str) -> Result<Self, IssueError> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, name);
@@ -65,17 +65,16 @@ impl Authority {
         Ok(Self(CertifiedIssuer::self_signed(params, KeyPair::generate()?)?))
     }
 
-    /// The authority's own certificate, as PEM.
+    /// Returns the authority's own certificate, as PEM.
     #[must_use]
     pub fn cert(&self) -> String {
         self.0.pem()
     }
 
-    /// A certificate for whoever goes by `names`, which holds for so many `days` from now; a negative number makes one that
-    /// has expired.
+    /// Issues a certificate for `names`, valid for `days` from now; a negative number makes an expired one.
     ///
     /// # Errors
-    /// If a name cannot stand in a certificate.
+    /// If a name is not permitted in a certificate.
     pub fn sign(
         &self,
         purpose: CertificatePurpose,
@@ -98,7 +97,7 @@ impl Authority {
     }
 }
 
-/// Lets a certificate hold from an hour ago, for clocks differ, until so many `days` from now.
+/// Sets the validity from an hour ago, because clocks differ, until `days` from now.
 fn set_validity(params: &mut CertificateParams, days: i64) {
     let now = unix_seconds_now();
     let day = 24 * 60 * 60;
@@ -114,18 +113,19 @@ fn unix_seconds_now() -> i64 {
     i64::try_from(micros / 1_000_000).unwrap_or_default()
 }
 
-/// Every authority has a name of its own: two of one name are taken for each other, and the error then speaks of signatures.
+/// Returns a unique name for an authority: two with one name are confused, and the error then reports
+/// signatures.
 fn trial_name() -> String {
     let number = u32::from_be_bytes(crate::clock::random_bytes());
     format!("Muster trial authority {number:08x}")
 }
 
-/// Writes `ca.pem`, `server.pem`, `server-key.pem`, `client.pem` and `client-key.pem` into `folder`, which is made if it is
-/// not there. Nothing that is there is overwritten. The authority's own key is not kept: whoever wants more certificates
-/// makes all of them anew.
+/// Writes `ca.pem`, `server.pem`, `server-key.pem`, `client.pem` and `client-key.pem` into `folder`, which is
+/// created if it does not exist. No existing file is overwritten. The authority's own key is not kept: for
+/// more certificates, issue all of them anew.
 ///
 /// # Errors
-/// If a file cannot be written, or a name cannot stand in a certificate.
+/// If a file cannot be written, or a name is not permitted in a certificate.
 pub fn write(folder: &Path, names: &[String]) -> Result<(), IssueError> {
     let authority = Authority::new(&trial_name())?;
     let server = authority.sign(CertificatePurpose::Server, names, VALIDITY_DAYS)?;

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::clock::Clock;
 
-/// The way into one edge.
+/// The transports that a listener accepts, and its certificates.
 pub struct ListenerTls {
     listener: &'static str,
     plain: bool,
@@ -23,16 +23,16 @@ pub struct ListenerTls {
 }
 
 impl ListenerTls {
-    /// An entrance without TLS.
+    /// Returns a listener without TLS.
     #[must_use]
     pub fn plain(listener: &'static str, failures: Arc<HandshakeFailures>) -> Self {
         Self { listener, plain: true, acceptor: None, failures }
     }
 
-    /// An entrance that does what `mode` says, with the certificates in `files`.
+    /// Returns a listener with this mode and the certificates in `files`.
     ///
     /// # Errors
-    /// If they cannot be used.
+    /// If the certificates are unusable.
     pub fn new(
         listener: &'static str,
         mode: TlsMode,
@@ -47,13 +47,13 @@ impl ListenerTls {
         Ok(Self { listener, plain: mode == TlsMode::Optional, acceptor, failures })
     }
 
-    /// Whether plaintext is taken.
+    /// Returns whether plaintext is accepted.
     #[must_use]
     pub fn allows_plaintext(&self) -> bool {
         self.plain
     }
 
-    /// Makes a connection whose first byte is that of TLS a safe one.
+    /// Performs the TLS handshake on a connection; a failure is recorded.
     pub async fn accept_tls<S>(&self, stream: PrefixedStream<S>, peer: SocketAddr) -> Option<TlsStream<S>>
     where
         S: AsyncRead + AsyncWrite + Unpin,
@@ -79,7 +79,7 @@ impl ListenerTls {
         }
     }
 
-    /// A client spoke plaintext where that is not taken.
+    /// Records a client that used plaintext where it is not accepted.
     pub fn record_plaintext_refused(&self, peer: SocketAddr) {
         self.record_refusal(
             peer,
@@ -89,7 +89,7 @@ impl ListenerTls {
         );
     }
 
-    /// A client began a handshake and did not end it in time.
+    /// Records a client that did not finish its handshake in time.
     pub fn record_timeout(&self, peer: SocketAddr, within: Duration) {
         let reason = format!("the client did not finish the handshake within {within:?}");
         self.record_refusal(peer, HandshakeFault::TooSlow, &reason);

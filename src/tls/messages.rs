@@ -1,12 +1,12 @@
 //! The messages for rustls errors: what is wrong, and what to do.
 //!
-//! Begin at `certificate`.
+//! Begin at `describe_certificate_error`.
 
 use std::io;
 
 use rustls::{CertificateError, Error};
 
-/// What is wrong with a certificate, whoever shows it.
+/// Returns what is wrong with a certificate, of either side.
 pub(super) fn describe_certificate_error(wrong: &CertificateError) -> String {
     match wrong {
         CertificateError::BadEncoding => "it cannot be read: it is damaged, or no certificate".into(),
@@ -30,13 +30,13 @@ pub(super) fn describe_certificate_error(wrong: &CertificateError) -> String {
             "it is signed in a way that is not taken here, such as with SHA-1: make it anew, with P-256 or RSA and SHA-256"
                 .into()
         }
-        // What this case holds is of no type that can be named here; it writes itself as the name of its own case.
+        // The type of this case is private to the library; its text is the name of the case.
         CertificateError::Other(case) => describe_rare_error(&case.to_string()),
         other => split_camel_case(&format!("{other:?}")),
     }
 }
 
-/// What is seldom wrong with a certificate, by the name that the library has for it.
+/// Returns the message for a rare certificate error, by its name in the library.
 fn describe_rare_error(case: &str) -> String {
     let words = match case {
         "CaUsedAsEndEntity" => {
@@ -60,7 +60,7 @@ fn describe_rare_error(case: &str) -> String {
     words.into()
 }
 
-/// The name of a case, such as `NoCipherSuitesInCommon`, as the words that it is made of. What it holds is left away.
+/// Splits the name of a case, such as `NoCipherSuitesInCommon`, into words, without its contents.
 pub(super) fn split_camel_case(case: &str) -> String {
     let name = case.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default();
     let mut words = String::new();
@@ -73,7 +73,7 @@ pub(super) fn split_camel_case(case: &str) -> String {
     words
 }
 
-/// Why a server was not spoken to, for whoever dialled it.
+/// Returns why a server could not be dialled, for the person who dialled it.
 #[must_use]
 pub fn describe_dial_error(error: &io::Error) -> String {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// A stream that gives the bytes that were read before once more.
+/// A stream that first returns bytes which were already read.
 #[derive(Debug)]
 pub struct PrefixedStream<S> {
     early: Vec<u8>,
@@ -17,12 +17,12 @@ pub struct PrefixedStream<S> {
 }
 
 impl<S> PrefixedStream<S> {
-    /// `stream`, with `early` before all that it still gives.
+    /// Returns `stream` with `early` before its own bytes.
     pub fn new(early: Vec<u8>, stream: S) -> Self {
         Self { early, given: 0, stream }
     }
 
-    /// The stream itself.
+    /// Returns the underlying stream.
     pub fn stream(&self) -> &S {
         &self.stream
     }

@@ -1,4 +1,4 @@
-//! Workers whose hosts have the wrong time.
+//! Workers on hosts with a wrong clock.
 
 use crate::process::wait_until;
 use crate::web::Server;
@@ -41,7 +41,7 @@ fn a_worker_whose_clock_is_off_is_found_and_shown_everywhere_and_works_all_the_s
     let events = server.get("/api/v1/jobs/default/events?limit=1000").body;
     assert!(events.contains("worker-clock-off"), "{events}");
 
-    // It is taken back when the worker has gone.
+    // The finding closes when the worker has gone.
     for worker in [wrong].into_iter().chain(right) {
         worker.signal("TERM");
         assert_eq!(worker.end().code, Some(0));

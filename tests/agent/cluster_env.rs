@@ -1,4 +1,4 @@
-//! What a worker says before it starts.
+//! The place that a worker detects before it starts.
 
 use std::net::TcpListener;
 
@@ -28,7 +28,8 @@ fn a_worker_that_does_not_know_its_place_says_what_to_set() {
     ];
     refused(&[], &ranks, &["SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "--task"]);
     let place = ["--task", "0", "--service", "127.0.0.1:9"];
-    // What a flag says is read nowhere else: these come as far as the service, which is not there.
+    // A value given by a flag is read from no variable: these commands get as far as the service, which does
+    // not exist.
     let at_once = [&place[..], &["--register-timeout", "200ms"]].concat();
     let garbage = [("SLURM_JOB_ID", "1"), ("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "garbage")];
     refused(&at_once, &garbage, &["127.0.0.1:9", "refused"]);

@@ -1,4 +1,4 @@
-//! `muster demo`, as somebody sees it for the first time.
+//! `muster demo`, as a new user runs it.
 
 use crate::process::{CommandProcess, lives, muster, run, wait_until};
 use crate::web::Server;
@@ -26,7 +26,7 @@ fn a_drain_at_any_moment_around_a_loss_ends_the_run_and_the_demo_goes_on() {
     let http = running.out_line("look at  http://");
     let http = http.split_once("http://").expect("it names it").1.trim_end_matches('/').to_owned();
     let mut demo = Server { running, grpc: String::new(), http };
-    // At once, when the service counts the lost worker as lost, and when the others step without it.
+    // At once; when the service declares the worker lost; and when the others step without it.
     for (moment, pause_ms) in [("kill -9", 0), ("kill -9", 250), ("step on without", 0)] {
         demo.running.out_line(moment);
         std::thread::sleep(std::time::Duration::from_millis(pause_ms));

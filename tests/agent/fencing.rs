@@ -1,4 +1,4 @@
-//! Who is lost, excluded or restarted is fenced at once; what goes on with others goes on.
+//! A lost, excluded or restarted task is fenced at once; transfers between the others continue.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::web::Server;
 use crate::worker::worker;
 
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How soon whoever waits for a lost task has to know.
+/// The time within which a transfer with a lost task must fail.
 const SOON: Duration = Duration::from_secs(1);
 
 fn device(task: u32) -> DeviceId {
@@ -56,14 +56,14 @@ impl ThreeAgents {
         buffer
     }
 
-    /// Something that task 2 never sends.
+    /// Returns a receive from task 2 that is never sent.
     async fn waiting(&self) -> Transfer {
         let spec = Spec::receive(self.buffer(0).span(), device(2), device(0), TransferKey(7));
         let mut prepared = self.near[0].engine().prepare(vec![spec], LaunchOptions::default()).await.unwrap();
         prepared.launch(&[])
     }
 
-    /// What waits for task 2 fails by its name, and soon.
+    /// Asserts that a transfer with task 2 fails in time and names it.
     async fn assert_fenced(&self, waiting: Transfer) {
         let began = monotonic();
         let error = tokio::time::timeout(PATIENCE, waiting).await.expect("it has an outcome").unwrap_err();
@@ -78,7 +78,7 @@ impl ThreeAgents {
         assert!(named, "{error}");
     }
 
-    /// The other two still move what they want.
+    /// Asserts that the other two tasks still move data.
     async fn assert_others_go_on(&self) {
         let [a, b] = &self.near;
         let (source, target) = (self.buffer(5), self.buffer(0));
@@ -152,7 +152,7 @@ async fn a_second_life_of_a_task_ends_the_first() {
     let first = join(&server, 0).await;
     let second = join(&server, 0).await;
     let error = tokio::time::timeout(PATIENCE, first.over()).await.expect("it hears of it");
-    // Whichever call it hears it by.
+    // Any of its calls may report it.
     let told =
         matches!(error, AgentError::LifeEnded { .. } | AgentError::Refused { .. } | AgentError::Ended { .. });
     assert!(told && error.to_string().contains("incarnation"), "{error}");

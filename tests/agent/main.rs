@@ -1,4 +1,4 @@
-//! Native workers: real processes, and the library, against a real server.
+//! Native workers as processes and as a library, against a real server.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 

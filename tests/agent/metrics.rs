@@ -1,4 +1,4 @@
-//! What a worker shows by itself.
+//! The metrics of a worker.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -45,7 +45,7 @@ fn a_worker_serves_the_metrics_of_its_engine() {
     wait_until("launches go on", || value(completed) > before);
     assert!(value("muster_transfer_engine_stage_seconds_count{stage=\"move\"}") > 0.0);
 
-    // All that the catalogue has is there, and nothing else; Prometheus's own tool finds nothing to say.
+    // Exactly the metrics of the catalogue are present, and Prometheus's own linter accepts them.
     let page = scrape();
     let names: BTreeSet<&str> =
         page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
@@ -60,7 +60,7 @@ fn a_worker_serves_the_metrics_of_its_engine() {
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
     assert_eq!(get("/").status, 404);
 
-    // The service has the sum of it.
+    // The service has the sum over the workers.
     for summed in [
         "muster_transfer_stage_seconds_count{muster_job=\"default\",stage=\"move\"} ",
         "muster_transfer_stage_seconds_count{muster_job=\"default\",stage=\"connect\"} ",

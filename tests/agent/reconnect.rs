@@ -1,4 +1,5 @@
-//! Healthy workers wait: for one that is stopped until the service finds it lost, and for a service that is away.
+//! Healthy workers wait for a stopped worker until the service finds it lost, and for a service that is
+//! unreachable.
 
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
@@ -9,7 +10,7 @@ use crate::process::{CommandProcess, muster};
 use crate::web::Server;
 use crate::worker::{worker, worker_at};
 
-/// Steps that should not take long, in a job that notices soon who is silent.
+/// Quick steps, in a job with a short heartbeat timeout.
 const STEPPING: [&str; 8] = [
     "--program",
     "exercise",
@@ -70,7 +71,7 @@ fn workers_wait_for_a_service_that_is_stopped_for_a_while() {
     }
 }
 
-/// A way to the service that can be cut off.
+/// A proxy to the service that can be cut.
 struct CuttableProxy {
     address: String,
     through: Arc<Mutex<Option<Vec<TcpStream>>>>,
@@ -85,7 +86,7 @@ impl CuttableProxy {
         thread::spawn(move || {
             for near in listener.incoming().map_while(Result::ok) {
                 let mut open = open.lock().unwrap();
-                // Cut off: whoever comes is turned away.
+                // The proxy is cut: connections are refused.
                 let Some(open) = open.as_mut() else { continue };
                 let Ok(far) = TcpStream::connect(&service) else { continue };
                 for (from, to) in [(&near, &far), (&far, &near)] {

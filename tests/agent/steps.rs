@@ -1,10 +1,10 @@
-//! Workers that step together, lose one, and take it back.
+//! Workers that step together, lose one, and readmit it.
 
 use crate::process::{CommandProcess, wait_until};
 use crate::web::Server;
 use crate::worker::{stepping, worker};
 
-/// Ends a worker by SIGTERM, which must go well.
+/// Ends a worker by SIGTERM; it must succeed.
 fn end(worker: CommandProcess) {
     worker.signal("TERM");
     let ended = worker.end();
@@ -118,7 +118,7 @@ fn a_leave_whose_answer_comes_late_is_a_leave_and_no_drain() {
     let mut workers: Vec<_> = (0..2).map(|task| stepping(&server, task)).collect();
     workers[1].out_line(": tasks 0 1;");
     let leaving = workers.pop().expect("there are two");
-    // Longer than a worker waits for its leave, and shorter than it takes to be lost.
+    // Longer than a worker waits for its shutdown, and shorter than the heartbeat timeout.
     server.running.signal("STOP");
     leaving.signal("TERM");
     std::thread::sleep(std::time::Duration::from_secs(6));

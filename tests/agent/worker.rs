@@ -1,23 +1,24 @@
-//! A `muster worker` of a server under test.
+//! Starts `muster worker` processes of a server under test.
 
 use std::process::Command;
 
 use crate::process::{CommandProcess, muster};
 use crate::web::Server;
 
-/// A worker of the job `default`, with these further arguments.
+/// Starts a worker of the job `default` with these further arguments.
 pub fn worker(server: &Server, task: u32, arguments: &[&str]) -> CommandProcess {
     worker_at(&server.grpc, task, arguments)
 }
 
-/// One that finds the service at this address.
+/// Starts a worker that finds the service at this address.
 pub fn worker_at(service: &str, task: u32, arguments: &[&str]) -> CommandProcess {
     start(muster(["worker"]), service, task, arguments)
 }
 
-/// The same on a host whose clock is so far from the right time, as `faketime` has it: `+90s`.
+/// Starts a worker on a host whose clock is off by this much, in the syntax of `faketime`: `+90s`.
 pub fn worker_at_another_time(server: &Server, task: u32, off: &str) -> CommandProcess {
-    // Asked for its library only: a program that it starts itself is a child of it, which signals do not reach.
+    // `faketime` is used only for the path of its library: a worker started by it would be its child, which
+    // signals do not reach.
     let asked = Command::new("faketime").args(["-m", "-f", off, "printenv", "LD_PRELOAD"]).output();
     let asked = asked.unwrap_or_else(|error| {
         panic!(
@@ -42,7 +43,7 @@ fn start(mut command: Command, service: &str, task: u32, arguments: &[&str]) -> 
     CommandProcess::start(command.args(arguments))
 }
 
-/// One that steps with the others.
+/// Starts a worker that steps with the others.
 pub fn stepping(server: &Server, task: u32) -> CommandProcess {
     worker(server, task, &["--program", "exercise", "--pause", "50ms", "--bytes-max", "200000"])
 }

@@ -1,4 +1,4 @@
-"""Asks for the stream of events in many ways, for a few seconds, and holds every event against the description.
+"""Requests the event stream in many ways, for a few seconds, and checks every event against the OpenAPI description.
 
     stream.py URL
 """
@@ -13,7 +13,7 @@ import jsonschema_rs
 
 PATH = "/api/v1/jobs/default/events"
 JSON = {"content-type": "application/json"}
-# How long one stream is listened to when nothing more comes.
+# The time after which a silent stream is no longer read.
 SILENCE_S = 0.5
 
 
@@ -24,7 +24,7 @@ def ask(address, method, path, headers, body=None):
 
 
 def said(address, query, headers):
-    """The status, the media type, and the events that came, as (id, kind, data)."""
+    """Returns the status, the media type, and the received events as (id, kind, data)."""
     connection, answer = ask(address, "GET", PATH + query, headers)
     kind, events, event, end = answer.getheader("content-type", ""), [], {}, time.monotonic() + 3
     try:
@@ -50,7 +50,7 @@ def main(address):
     kinds = set(description["components"]["schemas"]["Change"]["discriminator"]["mapping"])
     assert len(kinds) > 20, kinds
 
-    # So that there is something to tell.
+    # So that there are events.
     reason = {"reason": "why"}
     for method, path, body in [
         ("POST", "/exclusions", {"host": "192.0.2.99", **reason}),

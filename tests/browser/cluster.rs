@@ -1,4 +1,4 @@
-//! The tasks of a job, played by clients: they register, beat, meet at barriers, fail.
+//! The tasks of a job, simulated by clients: they register, send heartbeats, arrive at barriers and fail.
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -10,12 +10,12 @@ use tokio::task::JoinHandle;
 
 use crate::support::{Body, Call, Caller, Client, Generation, Pending, Reporter};
 
-/// How long a call of the play may take: machines that build meanwhile are slow.
+/// The timeout of a simulated call; it is long because the machine may be compiling.
 const LIMIT: Duration = Duration::from_secs(120);
-/// How far apart heartbeats usually come.
+/// The usual interval between heartbeats.
 pub const BEAT: Duration = Duration::from_secs(1);
 
-/// One task.
+/// A simulated task.
 pub struct ClusterTask {
     client: Client,
     task: i32,
@@ -30,25 +30,26 @@ impl ClusterTask {
         Caller::new(self.task, self.incarnation, self.service)
     }
 
-    /// Which task it is.
+    /// Returns the task number.
     pub fn number(&self) -> i32 {
         self.task
     }
 
-    /// Makes a call and waits for its answer.
+    /// Makes a call and waits for its answer, which must be a success.
     pub async fn ask(&self, call: Call) {
         let answer = tokio::time::timeout(LIMIT, self.client.ask(&self.caller(), &call)).await;
         let answer = answer.unwrap_or_else(|_| panic!("task {} is not answered: {call:?}", self.task));
         assert!(answer.is_ok(), "task {} is refused {call:?}: {answer:?}", self.task);
     }
 
-    /// Comes to a barrier and does not wait.
+    /// Arrives at a barrier without waiting for it.
     pub fn arrive(&self, barrier: &str, counter: i64) -> Pending {
         let call = Call::barrier(barrier, counter).within_ms(3_600_000);
         self.client.start(self.caller(), call, |_| {})
     }
 
-    /// Reports transfers, as a worker would that sends to its right and receives from its left; nothing moves.
+    /// Reports transfers like a worker that sends to the next task and receives from the former one; no bytes
+    /// move.
     fn report(&self, tasks: u32) {
         let task = u32::try_from(self.task).expect("tasks are not negative");
         let (right, left) = ((task + 1) % tasks, (task + tasks - 1) % tasks);
@@ -57,7 +58,7 @@ impl ClusterTask {
         reporter.connect(left, "tcp", 8, 1);
         let reports = tokio::spawn(async move {
             for round in 0.. {
-                // It swings, so that there is something to see.
+                // The rate varies, so that the chart is not flat.
                 let by = |task: u32| 1_u64 << (20 + (round + u64::from(task)) % 5);
                 reporter.move_bytes(right, "shm", 3 * by(task), 0);
                 reporter.move_bytes(left, "shm", 0, 3 * by(left));
@@ -74,7 +75,7 @@ impl ClusterTask {
                         0,
                     );
                 }
-                // What comes of it is the server's affair.
+                // The tests look at the pages, not at the result of the call.
                 let _ = reporter.say().await;
                 tokio::time::sleep(BEAT).await;
             }
@@ -87,7 +88,7 @@ impl ClusterTask {
         let incarnation = self.incarnation;
         let beats = tokio::spawn(async move {
             loop {
-                // What comes of it is the server's affair.
+                // The tests look at the pages, not at the result of the call.
                 let _ = client.ask(&caller, &Call::Heartbeat { incarnation }).await;
                 tokio::time::sleep(every).await;
             }
@@ -95,7 +96,7 @@ impl ClusterTask {
         *self.beats.lock().expect("no holder panics") = Some(beats);
     }
 
-    /// What JAX publishes: the devices of this process.
+    /// Returns the call that publishes the devices of this process, as JAX does.
     fn topology(&self) -> Call {
         let device = |local: i32| DeviceProto {
             local_device_ordinal: local,
@@ -113,7 +114,7 @@ impl ClusterTask {
         Call::insert(&format!("cuda:local_topology/cuda/{}", self.task), topology.encode_to_vec())
     }
 
-    /// The same, and what programs publish of themselves.
+    /// Publishes the devices, and the keys that programs publish.
     async fn publish(&self) {
         self.ask(self.topology()).await;
         let first = self.task * 4;
@@ -125,7 +126,7 @@ impl ClusterTask {
 
 impl Drop for ClusterTask {
     fn drop(&mut self) {
-        // Its connection ends with the last who holds it.
+        // The connection ends when its last user is dropped.
         for going in [&self.beats, &self.reports] {
             if let Some(going) = going.lock().expect("no holder panics").take() {
                 going.abort();
@@ -134,7 +135,7 @@ impl Drop for ClusterTask {
     }
 }
 
-/// All who take part.
+/// The simulated tasks of one job.
 pub struct TaskCluster {
     pub members: Vec<Option<ClusterTask>>,
     grpc: SocketAddr,
@@ -142,7 +143,7 @@ pub struct TaskCluster {
 }
 
 impl TaskCluster {
-    /// The tasks `which` of a job come; with all of a job they form its run.
+    /// Registers the tasks `which` of a job. If these are all of its tasks, they form its run.
     pub async fn gather(
         grpc: SocketAddr,
         job: &str,
@@ -180,7 +181,7 @@ impl TaskCluster {
         party
     }
 
-    /// Tasks that come to a job which waits for more of them: their registrations stay open.
+    /// Starts the registration of some tasks of a job that waits for more; the calls stay pending.
     pub fn wait(grpc: SocketAddr, job: &str, which: impl Iterator<Item = i32>) -> Vec<Pending> {
         let authority = format!("{job}.localhost:{}", grpc.port());
         which
@@ -201,18 +202,18 @@ impl TaskCluster {
         self.members[task].as_ref().expect("it has not gone")
     }
 
-    /// From now on their heartbeats come.
+    /// Starts to send the heartbeats of all tasks.
     pub fn beat(&self, every: Duration) {
         self.all().for_each(|member| member.beat(every));
     }
 
-    /// From now on they report transfers.
+    /// Starts to send transfer reports of all tasks.
     pub fn report(&self) {
         let tasks = u32::try_from(self.members.len()).expect("there are few");
         self.all().for_each(|member| member.report(tasks));
     }
 
-    /// Each reports once that it has sent to so many others.
+    /// Sends one report of each task about transfers to this many peers.
     pub async fn report_once(&self, peers: u32) {
         let tasks = u32::try_from(self.members.len()).expect("tasks have 32 bits");
         for member in self.all() {
@@ -225,7 +226,7 @@ impl TaskCluster {
         }
     }
 
-    /// They publish their devices, all at once.
+    /// Publishes the devices of all tasks at once.
     pub async fn publish(&self) {
         let told = self.all().map(|member| member.client.start(member.caller(), member.topology(), |_| {}));
         for answer in told.collect::<Vec<Pending>>() {
@@ -234,7 +235,7 @@ impl TaskCluster {
         }
     }
 
-    /// They publish their devices, and pass some barriers, at which `late` comes last.
+    /// Publishes the devices, and passes some barriers at which `late` arrives last.
     pub async fn train(&self, steps: i64, late: i32) {
         for member in self.all() {
             member.publish().await;
@@ -244,7 +245,7 @@ impl TaskCluster {
         }
     }
 
-    /// All come to a barrier, `late` after the others.
+    /// Lets all tasks arrive at a barrier, `late` after the others.
     pub async fn meet(&self, barrier: &str, counter: i64, late: i32, by: Duration) {
         let (others, last): (Vec<_>, Vec<_>) = self.all().partition(|member| member.task != late);
         let mut waiting: Vec<Pending> = others.iter().map(|member| member.arrive(barrier, counter)).collect();
@@ -256,12 +257,12 @@ impl TaskCluster {
         }
     }
 
-    /// The connection of a task breaks.
+    /// Closes the connection of a task.
     pub fn lose(&mut self, task: usize) {
         self.members[task] = None;
     }
 
-    /// A task that was lost starts again.
+    /// Registers a lost task again.
     pub async fn restart(&mut self, task: usize) {
         let number = i32::try_from(task).expect("there are few");
         let authority = format!("{}.localhost:{}", self.job, self.grpc.port());

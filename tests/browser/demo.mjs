@@ -1,4 +1,4 @@
-// The demo, looked at: what its workers do shows while they do it, on pages that were loaded once.
+// The demo: pages that were loaded once show the actions of its workers as they happen.
 import { accessible, finish, open, stage, url, wrong } from './stage.mjs';
 
 const browser = await stage();
@@ -25,7 +25,7 @@ await accessible(transfers);
 const barriers = await follow('/jobs/default/barriers');
 await changes(barriers, '#recent tbody tr');
 
-// One is killed, and comes back.
+// A worker is killed, and comes back.
 const job = await follow('/jobs/default');
 await job.waitForFunction((gone) => document.querySelectorAll('.cell').length === 4 && !document.querySelector(gone), GONE, patience);
 const lost = await (await job.waitForFunction((gone) => document.querySelector(gone)?.textContent.trim(), GONE, patience)).jsonValue();

@@ -1,4 +1,4 @@
-// The end of a run stands above everything that was found before, and what does not hold any more is gone at once.
+// The failure of a run is the first issue, and findings that no longer hold disappear at once.
 import { ask, finish, open, stage, url, wrong } from './stage.mjs';
 
 const browser = await stage();
@@ -6,9 +6,9 @@ const page = await open(browser);
 await page.goto(`${url}/jobs/stop`);
 await page.waitForSelector('.follow:not(.lost):has-text("live")');
 const issues = async (of) => (await of.locator('.need h3').allInnerTexts()).map((title) => title.replace(/\s+/g, ' '));
-// Two tasks wait for one that is connected, as long as it takes until that is a finding.
+// Two tasks wait for a connected one until that is a finding.
 await page.waitForSelector('.need h3:has-text("1 task has not reached the barrier")', { timeout: 90000 });
-// The page of the task says how long it has been awaited, which is less than it has been connected.
+// The page of the task shows for how long it has been awaited, which is shorter than the time since it connected.
 const task = await open(browser);
 await task.goto(`${url}/jobs/stop/tasks/2`);
 const standing = await task.locator('.standing .big').innerText();
@@ -18,7 +18,7 @@ if (!/awaited/i.test(standing) || since !== last) wrong(`the task stands as ${st
 
 await ask('kill');
 await page.waitForSelector('.need h3:has-text("Run 1 failed")', { timeout: 20000 });
-// On the page that was followed and on a new one, for longer than the finding stays open.
+// On the live page and on a new one, for longer than the finding stays open.
 for (let second = 0; second < 12; second += 1) {
   const fresh = await open(browser);
   await fresh.goto(`${url}/jobs/stop`);

@@ -1,4 +1,4 @@
-// From the overview to the other tasks' passing, by keys alone.
+// From the overview to excluding a task, so that the others pass, by keyboard alone.
 import { ask, finish, open, stage, url, wrong } from './stage.mjs';
 
 const browser = await stage();
@@ -7,7 +7,7 @@ const focused = () => page.evaluate(() => {
   const it = document.activeElement;
   return { name: it.getAttribute('aria-label') ?? it.textContent.trim(), field: it.name ?? '', outline: getComputedStyle(it).outlineStyle };
 });
-// Goes on by the Tab key until what is focused is like that.
+// Presses Tab until the focused element matches.
 const tabTo = async (like, most = 80) => {
   for (let at = 0; at < most; at += 1) {
     await page.keyboard.press('Tab');
@@ -20,7 +20,7 @@ const tabTo = async (like, most = 80) => {
 const settle = () => page.waitForLoadState('load');
 
 await page.goto(`${url}/`);
-// Where the server asks who comes: the field for the token has the focus.
+// If the server requires tokens, the field for the token has the focus.
 if (process.env.MUSTER_TOKEN) {
   await page.waitForURL('**/login?next=*');
   await page.keyboard.type(process.env.MUSTER_TOKEN);
@@ -48,7 +48,7 @@ await ask('passed');
 const standing = await page.locator('.standing .big').innerText();
 if (!/excluded/i.test(standing)) wrong(`the task stands as ${standing}`);
 
-// And back again.
+// And back.
 await tabTo(({ field }) => field === 'reason');
 await page.keyboard.type('repaired');
 await page.keyboard.press('Enter');
@@ -58,7 +58,7 @@ const audit = await page.locator('main').innerText();
 for (const part of ['does not come; stack is in the ticket', 'repaired', 'readmit', 'by a page']) {
   if (!audit.includes(part)) wrong(`the audit does not say ${part}: ${audit}`);
 }
-// The examples for programs show a token exactly where the server wants one.
+// The examples for programs contain a token exactly if the server requires one.
 await page.goto(`${url}/api`);
 const examples = await page.locator('.examples').innerText();
 if (examples.includes('-H "Authorization: Bearer $MUSTER_TOKEN"') !== Boolean(process.env.MUSTER_TOKEN)) wrong(`the examples do not fit this server: ${examples}`);

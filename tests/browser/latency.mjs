@@ -1,11 +1,11 @@
-// How soon a change is seen: from its cause, by the wall clock, to the document that shows it.
+// The delay of a change: from its cause, by the wall clock, until the document shows it.
 import { ask, finish, open, stage, url, wrong } from './stage.mjs';
 
 const rounds = Number(process.env.MUSTER_ROUNDS ?? 40);
 const browser = await stage();
 const page = await open(browser);
 
-// When the document has, or has no more, what a selector finds and a text is part of: the moment at which it changes.
+// Returns the time at which the document begins or ceases to have an element with this selector and text.
 const seen = (selector, wanted = true, text = '') => page.evaluate(([selector, wanted, text]) => new Promise((resolve, reject) => {
   const holds = () => [...document.querySelectorAll(selector)].some((one) => one.textContent.includes(text)) === wanted;
   const watch = new MutationObserver(() => { if (holds()) { watch.disconnect(); resolve(Date.now()); } });
@@ -17,7 +17,7 @@ const follow = async (path) => {
   await page.goto(url + path);
   await page.waitForSelector('.follow:not(.lost):has-text("live")');
 };
-// Changes do not come in step with the server's looks.
+// Changes must not be in step with the snapshots of the server.
 const pause = (least) => page.waitForTimeout(least + Math.random() * 900);
 const tell = (what, figures, most = 500) => {
   figures.sort((a, b) => a - b);
@@ -73,7 +73,7 @@ console.log('| --- | --- | --- | --- | --- | --- |');
   tell('a process is killed: failed, after the grace of 500 ms', failed, 1000);
 }
 {
-  // The others meet without the one that has no part in this.
+  // The other tasks meet without the one that takes no part.
   await call('POST', '', { task: 7, reason: 'it does not meet' });
   await follow('/jobs/train/barriers');
   const passed = [];

@@ -1,6 +1,7 @@
-//! The pages in a real browser, against a real server whose tasks are played by clients.
+//! The pages in a real browser, against a real server with simulated tasks.
 //!
-//! Needs node, playwright-core and Chromium, which `tests/run` installs; without them the tests fail and say so.
+//! The tests need node, playwright-core and Chromium, which `tests/run` installs; without them they fail and
+//! say so.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -20,7 +21,7 @@ use cluster::TaskCluster;
 use script::Script;
 use support::Muster;
 
-/// A job in the middle of its training, with one task that does not come to a barrier.
+/// Sets up a job during training in which one task does not arrive at a barrier.
 async fn hang(muster: &Muster) -> (TaskCluster, Vec<support::Pending>) {
     let party = TaskCluster::gather(muster.grpc(), "train", 0..8, 1).await;
     party.beat(cluster::BEAT);
@@ -89,7 +90,7 @@ async fn the_failure_of_a_run_stands_first_and_a_finding_vanishes_when_it_does_n
     }
 }
 
-/// Somebody who may exclude: the file with their token.
+/// Creates a token file with an operator's token.
 fn operator(folder: &Path, name: &str) -> PathBuf {
     let tokens = folder.join("tokens.toml").display().to_string();
     let mut command =
@@ -101,8 +102,8 @@ fn operator(folder: &Path, name: &str) -> PathBuf {
     token
 }
 
-/// Three jobs in which all but the last task wait at a barrier, and three people who each take one such task out: at the page with
-/// the keyboard alone, with curl, and on the command line.
+/// Three jobs in which all but the last task wait at a barrier. Three operators each exclude that task: on
+/// the page with the keyboard alone, with curl, and on the command line.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_task_is_excluded_by_page_by_curl_and_by_command_and_the_audit_has_all_three() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("three-ways-{}", std::process::id()));
@@ -161,7 +162,7 @@ async fn a_task_is_excluded_by_page_by_curl_and_by_command_and_the_audit_has_all
     std::fs::remove_dir_all(&folder).expect("it is there");
 }
 
-/// A job of four in which the last does not come to a barrier.
+/// Sets up a job of four tasks in which the last one does not arrive at a barrier.
 async fn without_the_last(muster: &Muster, job: &str) -> (TaskCluster, Vec<support::Pending>) {
     let party = TaskCluster::gather(muster.grpc(), job, 0..4, 1).await;
     party.beat(cluster::BEAT);
@@ -169,7 +170,7 @@ async fn without_the_last(muster: &Muster, job: &str) -> (TaskCluster, Vec<suppo
     (party, waiting)
 }
 
-/// Those who wait at a barrier pass it.
+/// Checks that the waiting tasks pass their barrier.
 async fn pass(waiting: &[support::Pending]) {
     for answer in waiting {
         let answer = answer.within(Duration::from_secs(20)).await.expect("the barrier passes without it");
@@ -183,7 +184,7 @@ async fn ten_thousand_tasks_are_seen_at_once() {
     let mut party = TaskCluster::gather(muster.grpc(), "train", 0..10_000, 100).await;
     party.publish().await;
     let waiting: Vec<_> = party.all().take(9_800).map(|member| member.arrive("train/step", 0)).collect();
-    // What is promised is promised of a build as it is delivered; one without optimisation makes the same page in more time.
+    // The limit holds for an optimized build; an unoptimized one takes longer for the same page.
     let limit_ms = if cfg!(debug_assertions) { "2500" } else { "1000" };
     let mut script = Script::start_with("many.mjs", muster.http(), &[("MUSTER_LOAD_MS", limit_ms)]);
     while let Some(wanted) = script.wants().await {
@@ -210,7 +211,7 @@ async fn the_demo_is_seen_as_it_happens() {
     assert_eq!(demo.end().code, Some(130));
 }
 
-/// Not a test: pictures of the pages, for whoever changes how they look.
+/// Not a test: takes screenshots of the pages, for changes to their design.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes pictures: cargo test --test browser -- --ignored pictures"]
 async fn pictures() {
@@ -227,13 +228,13 @@ async fn pictures() {
     }
 }
 
-/// Not a test either: ten thousand tasks of which three are sick.
+/// Not a test: takes screenshots of a job of ten thousand tasks with three in trouble.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes pictures: cargo test --test browser -- --ignored pictures"]
 async fn pictures_of_many() {
     let muster = Muster::serve(&["--job", "train=10000", "--recoverable"]);
     let mut party = TaskCluster::gather(muster.grpc(), "train", 0..10_000, 2).await;
-    // These two share a connection: its end is the end of both.
+    // These two share a connection, so both end with it.
     (6..8).for_each(|task| party.lose(task));
     let well = party.all().filter(|member| member.number() != 4711);
     let _waiting: Vec<_> = well.map(|member| member.arrive("train/step", 0)).collect();

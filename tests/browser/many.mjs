@@ -1,10 +1,10 @@
-// Ten thousand tasks: how soon the page is there, what it weighs, how soon a change shows, what a viewer costs.
+// Ten thousand tasks: load time and size of the page, delay of a change, cost of a viewer.
 import { readFileSync } from 'node:fs';
 import { accessible, ask, finish, open, stage, url, walk, wrong } from './stage.mjs';
 
 const browser = await stage();
 let page = await open(browser);
-// The median of several loads. Where something else keeps the machine busy meanwhile, it is measured again, twice at most.
+// The median of several loads. If other processes keep the machine busy, it is measured again, twice at most.
 const limit = Number(process.env.MUSTER_LOAD_MS);
 const median = async () => {
   const loads = [];
@@ -25,7 +25,7 @@ const { transferSize, responseStart } = await page.evaluate(() => performance.ge
 console.log(`the last: first byte after ${Math.round(responseStart)} ms, ${transferSize} bytes`);
 if (usual > limit) wrong(`the page of 10,000 tasks takes ${Math.round(usual)} ms to load`);
 await accessible(page);
-// Another, as somebody opens it who looks: the first has been loaded again and again.
+// A new page, because the first one has been loaded again and again.
 await page.context().close();
 page = await open(browser);
 await page.goto(`${url}/jobs/train`, { waitUntil: 'load' });
@@ -34,12 +34,12 @@ await page.waitForSelector('.follow:has-text("live")');
 const client = await page.context().newCDPSession(page);
 await client.send('Performance.enable');
 const metrics = async () => Object.fromEntries((await client.send('Performance.getMetrics')).metrics.map(({ name, value }) => [name, value]));
-// What a viewer costs while nothing happens but the clock.
+// The cost of a viewer while nothing changes but the time.
 await ask('rest');
 await page.waitForTimeout(10000);
 await ask('rest');
 const { JSHeapUsedSize, Nodes } = await metrics();
-// What its process has for itself alone.
+// The private memory of its process.
 const { processInfo } = await (await browser.newBrowserCDPSession()).send('SystemInfo.getProcessInfo');
 const own = (pid) => [...readFileSync(`/proc/${pid}/smaps_rollup`, 'utf8').matchAll(/^Private_\w+: +(\d+) kB/gm)].reduce((sum, [, kib]) => sum + Number(kib), 0);
 const most = Math.max(...processInfo.filter(({ type }) => type === 'renderer').map(({ id }) => own(id))) / 1024;
@@ -66,7 +66,7 @@ await walk(browser, [
   '/', '/audit', '/api', '/guide/start', '/guide/troubleshooting', '/jobs/train', '/jobs/train/barriers', '/jobs/train/timeline', '/jobs/train/tasks/9999',
   '/jobs/train/devices', '/jobs/train/keys', '/jobs/train/exclusions', '/jobs/train/drain',
 ]);
-// A hundred thousand pairs are a list of those that have moved most, and sums.
+// A hundred thousand pairs are shown as totals and a list of the largest.
 await ask('report');
 await page.goto(`${url}/jobs/train/transfers`, { waitUntil: 'load' });
 const moves = await page.evaluate(() => performance.getEntriesByType('navigation')[0].toJSON());

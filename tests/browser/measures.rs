@@ -1,4 +1,4 @@
-//! Not tests: what the pages cost and how soon they change, for `BENCHMARKS.md`.
+//! Not tests: measures the cost of pages and the delay of updates, for `BENCHMARKS.md`.
 //!
 //!     cargo test --release --test browser -- --ignored --nocapture --test-threads 1 measured
 
@@ -15,11 +15,11 @@ use crate::cluster::{BEAT, TaskCluster};
 use crate::script::Script;
 use crate::support::{Body, Call, Caller, Client, Generation, Muster};
 
-/// For how long each figure is taken, and how often.
+/// The duration of a measurement, and the number of repetitions.
 const WINDOW: Duration = Duration::from_secs(10);
 const REPEAT: usize = 3;
 
-/// Somebody who looks at the page of a job: reads its stream and counts.
+/// A viewer of a job's page: it reads the live stream and counts.
 struct PageViewer {
     bytes: Arc<AtomicU64>,
     gone: Arc<AtomicBool>,
@@ -38,7 +38,7 @@ impl PageViewer {
         std::thread::spawn(move || {
             let mut room = vec![0; 1 << 16];
             while !gone.load(Ordering::Relaxed) {
-                // A silence is no end.
+                // A read timeout is not the end of the stream.
                 let read = stream.read(&mut room).unwrap_or_default();
                 bytes.fetch_add(read as u64, Ordering::Relaxed);
             }
@@ -57,14 +57,14 @@ impl Drop for PageViewer {
     }
 }
 
-/// The median of some figures, with their range.
+/// Returns the median and the range of some figures.
 fn range_of(mut figures: Vec<f64>) -> String {
     figures.sort_by(f64::total_cmp);
     let (low, high) = (figures[0], figures[figures.len() - 1]);
     format!("{:.2} ({low:.2} to {high:.2})", figures[figures.len() / 2])
 }
 
-/// What so many viewers of a page cost beside none, in windows that alternate.
+/// Measures the cost of viewers of a page, compared with none, in alternating windows.
 async fn cost(muster: &Muster, what: &str, page: &str, viewers: usize) {
     let (mut more, mut rates) = (Vec::new(), Vec::new());
     for _ in 0..REPEAT {
@@ -75,7 +75,7 @@ async fn cost(muster: &Muster, what: &str, page: &str, viewers: usize) {
         };
         let alone = window().await;
         let looking: Vec<PageViewer> = (0..viewers).map(|_| PageViewer::of(muster.http(), page)).collect();
-        // What they are sent to begin with is not what following costs.
+        // The first parts of the stream are not part of the cost of updates.
         tokio::time::sleep(Duration::from_secs(1)).await;
         let before: u64 = looking.iter().map(PageViewer::bytes).sum();
         let watched = window().await;
@@ -90,7 +90,7 @@ async fn cost(muster: &Muster, what: &str, page: &str, viewers: usize) {
     );
 }
 
-/// Rounds of a barrier, until told to stop.
+/// Runs rounds of a barrier until told to stop.
 async fn rounds(party: &TaskCluster, pause: Duration, stop: &AtomicBool) {
     let mut next = tokio::time::interval(pause);
     for counter in 0.. {
@@ -134,7 +134,7 @@ async fn measured_costs_of_a_viewer_of_10_000_tasks() {
     costs(10_000, 100, Duration::from_secs(10), Duration::from_secs(1)).await;
 }
 
-/// A task in a process of its own, which can be killed.
+/// A task in a process of its own, which the test can kill.
 struct SeparateProcess(Child);
 
 impl SeparateProcess {
@@ -149,7 +149,7 @@ impl SeparateProcess {
 
 impl Drop for SeparateProcess {
     fn drop(&mut self) {
-        // Kill is `kill -9`; it may be dead already.
+        // `kill` sends SIGKILL; the process may have exited already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -182,7 +182,7 @@ async fn measured_time_until_changes_are_seen() {
     let mut party = TaskCluster::gather(muster.grpc(), "train", 0..7, 1).await;
     party.beat(BEAT);
     let mut script = Script::start("latency.mjs", muster.http());
-    // The wall clock, as the browser tells it too.
+    // The wall clock, which the browser reports too.
     let clock = Clock::start();
     let mut counter = 0;
     while let Some(wanted) = script.wants().await {
@@ -194,7 +194,7 @@ async fn measured_time_until_changes_are_seen() {
             "meet" => {
                 let first: Vec<_> =
                     party.all().skip(1).map(|member| member.arrive("train/step", counter)).collect();
-                // The others wait for a while, each time another.
+                // The other tasks wait for a random time before each round.
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(20..400))).await;
                 at = clock.now();
                 let last = party.member(0).arrive("train/step", counter);

@@ -1,4 +1,4 @@
-// Takes pictures of the pages: light and dark, wide and narrow.
+// Takes screenshots of the pages: light and dark, wide and narrow.
 import { mkdirSync } from 'node:fs';
 import { ask, finish, open, stage, url } from './stage.mjs';
 
@@ -19,7 +19,7 @@ const [{ tasks }] = (await (await fetch(`${url}/api/v1/jobs`)).json()).jobs.filt
 const many = tasks > 1000 ? 'many-' : '';
 const pages = (many ? '/ /jobs/train /jobs/train?state=trouble&sort=state /jobs/train/tasks/6 /jobs/train/barriers' : process.env.MUSTER_PAGES ?? '/ /jobs/train /jobs/eval /jobs/fails /jobs/fails/tasks/0 /jobs/fails/timeline /jobs/train/barriers /jobs/train/tasks/6 /jobs/train/tasks/5 /jobs/train/timeline /jobs/train/devices /jobs/train/transfers /jobs/idle/transfers /jobs/train/keys /jobs/train/exclusions /jobs/train/drain /audit /api /guide/start /guide/findings /transfers /jobs/nobody').split(' ');
 if (!many && !process.env.MUSTER_README_PICTURES) {
-  // A run that has failed, too.
+  // And a failed run.
   const job = { name: 'fails', settings: { tasks: 3, recoverable: false }, reason: 'to see it fail' };
   await fetch(`${url}/api/v1/jobs`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(job) });
   await ask('fail');

@@ -1,4 +1,4 @@
-//! Scripts that drive a browser. They say on their output what the play should do next, and are told when it is done.
+//! Scripts that drive a browser. They print the next action of the scenario, and are told when it is done.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -13,12 +13,12 @@ pub struct Script {
     tell: ChildStdin,
 }
 
-/// Where the tests of the pages are.
+/// Returns the folder of the scripts.
 fn room() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/browser")
 }
 
-/// The browser that is driven.
+/// Returns the path of the browser.
 fn browser() -> String {
     let named = std::env::var("MUSTER_CHROMIUM").ok();
     let usual = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
@@ -35,7 +35,7 @@ impl Script {
         Self::start_with(name, address, &[])
     }
 
-    /// The same, with these variables.
+    /// Starts a script with these environment variables.
     pub fn start_with(name: &str, address: std::net::SocketAddr, variables: &[(&str, &str)]) -> Self {
         assert!(
             room().join("node_modules/playwright-core").exists(),
@@ -60,7 +60,7 @@ impl Script {
         Self { child, lines, tell }
     }
 
-    /// What it wants next; `None` once it has ended, and then it must have ended well.
+    /// Returns the next action; `None` after the script has ended with success.
     pub async fn wants(&mut self) -> Option<String> {
         while let Some(line) = self.lines.next_line().await.expect("its output is text") {
             match line.strip_prefix("! ") {
@@ -73,12 +73,12 @@ impl Script {
         None
     }
 
-    /// Tells it that what it wanted is done.
+    /// Tells the script that the action is done.
     pub async fn done(&mut self) {
         self.tell.write_all(b"done\n").await.expect("it listens");
     }
 
-    /// Tells it that what it wanted was done at that moment, in milliseconds of the wall clock.
+    /// Tells the script when the action was done, in milliseconds of the wall clock.
     pub async fn done_at(&mut self, at_ms: u64) {
         self.tell.write_all(format!("done {at_ms}\n").as_bytes()).await.expect("it listens");
     }

@@ -1,4 +1,4 @@
-// The search: a key leads to it on every page, and it finds jobs, tasks and hosts; without JavaScript, too.
+// The search: a key focuses it on every page, and it finds jobs, tasks and hosts, also without JavaScript.
 import { accessible, finish, open, stage, url, wrong } from './stage.mjs';
 
 const browser = await stage();
@@ -20,7 +20,7 @@ for (const path of ['/', '/jobs/train', '/jobs/train/tasks/6', '/guide/start', '
   if ((await focused()) !== 'search') wrong(`on ${path} the key / leads to ${await focused()}`);
 }
 
-// A task, in every job that has one of that number; from there to its page by keys alone.
+// A task number finds the task of every job; from there to its page by keyboard alone.
 await page.goto(`${url}/`);
 const six = await search('task 6');
 if (!six.includes('Task 6 of train') || six.includes('of eval')) wrong(`task 6 is searched for, and found is ${six}`);
@@ -38,7 +38,7 @@ await page.waitForURL('**/jobs/*?find=127.0.0.1*');
 const none = await search('<script>nothing');
 if (!none.includes('No job, task or host matches “<script>nothing”')) wrong(`nothing is said of nothing: ${none}`);
 
-// Where something is typed, the key is a letter.
+// In a field the key types a slash.
 await page.goto(`${url}/jobs/train`);
 await page.fill('.filter input[name=find]', '');
 await page.focus('.filter input[name=find]');

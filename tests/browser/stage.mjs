@@ -1,4 +1,4 @@
-// What the scripts share: a browser, pages that are watched for what must not happen, and the play that the tests put on.
+// Shared by the scripts: a browser, pages that are checked for errors, and requests to the test that runs the script.
 import { readFileSync } from 'node:fs';
 import { createInterface } from 'node:readline';
 import { createRequire } from 'node:module';
@@ -8,7 +8,7 @@ export const url = process.env.MUSTER_URL;
 const answers = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 
-// Asks the play for something, and waits until it is done; gives the moment at which it was done, where the play tells.
+// Asks the test for an action and waits until it is done. Returns the time of the action, if the test tells it.
 export const ask = async (wanted) => {
   console.log(`! ${wanted}`);
   const { value } = await answers.next();
@@ -26,7 +26,7 @@ export const stage = async () => {
   return browser;
 };
 
-// A page of its own, watched: whatever it says on the console, fails at, or asks of another host is wrong.
+// Opens a page and checks it: console messages, errors and requests to other hosts are failures.
 export const open = async (browser, options = {}) => {
   const context = await browser.newContext({ viewport: { width: 1440, height: 900 }, bypassCSP: false, ...options });
   const page = await context.newPage();
@@ -43,8 +43,8 @@ export const open = async (browser, options = {}) => {
   return page;
 };
 
-// What axe finds that matters. Its code is put into the page from outside, past the page's own policy. Shadows at the edges of what
-// scrolls are taken away for it: it judges no contrast upon a picture.
+// Returns the relevant results of axe, which is injected from outside, past the page's content security policy. Shadows at the edges of
+// scrollable parts are removed before, because axe cannot check contrast on a picture.
 export const accessible = async (page) => {
   const client = await page.context().newCDPSession(page);
   await client.send('Runtime.evaluate', { expression: axe });
@@ -62,7 +62,7 @@ export const accessible = async (page) => {
   for (const found of JSON.parse(result.value)) wrong(`${page.url()}: ${found.id}: ${found.help}: ${found.where.join(' | ')}`);
 };
 
-// Walks pages, light and wide, then dark and narrow: each is there, strict, no wider than the window, and accessible.
+// Opens each page, light and wide, then dark and narrow: it must load without errors, fit the window, and be accessible.
 export const walk = async (browser, paths) => {
   const sizes = [];
   for (const scheme of ['light', 'dark']) {

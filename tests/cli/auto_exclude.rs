@@ -1,4 +1,4 @@
-//! What the server does about findings, where a job asks for it.
+//! Automatic exclusion after findings, in jobs that ask for it.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use crate::process::wait_until;
 use crate::status::{register, register_as};
 use crate::web::Server;
 
-/// A job of five tasks, one of which has come back three times.
+/// Sets up a job of five tasks, one of which has restarted three times.
 fn storm(arguments: &[&str]) -> (Server, tokio::runtime::Runtime) {
     let server = Server::start(&[&["--tasks", "5", "--recoverable"], arguments].concat());
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");

@@ -1,4 +1,4 @@
-//! Clients of the coordination service, for tests that need tasks which do more than register.
+//! Clients of the coordination service, for tests whose tasks do more than register.
 
 use std::cell::Cell;
 
@@ -8,13 +8,13 @@ use wire::coordination_service_client::CoordinationServiceClient;
 
 use crate::web::Server;
 
-/// The clients of a server, which speak for as long as this lives.
+/// The clients of a server; their connections last as long as this value.
 pub struct Clients {
     runtime: tokio::runtime::Runtime,
     channel: Channel,
-    /// That of the run, once they are registered.
+    /// The service incarnation of the run, after registration.
     service: Cell<u64>,
-    /// How often they have registered.
+    /// The number of registrations.
     lives: Cell<u64>,
 }
 
@@ -26,7 +26,7 @@ impl Clients {
         Self { runtime, channel, service: Cell::default(), lives: Cell::default() }
     }
 
-    /// They speak in the run of another process.
+    /// Sets the service incarnation to that of another process's run.
     pub fn belong_to(&self, run: u64) {
         self.service.set(run);
     }
@@ -35,7 +35,7 @@ impl Clients {
         1000 * self.lives.get() + 100 + task as u64
     }
 
-    /// Which life of a task speaks.
+    /// Returns the incarnations with which the present life of a task calls.
     fn claim(&self, task: i32) -> Option<wire::Incarnations> {
         Some(wire::Incarnations {
             task_id: 0,
@@ -48,7 +48,7 @@ impl Clients {
         CoordinationServiceClient::new(self.channel.clone())
     }
 
-    /// Registers so many tasks.
+    /// Registers this many tasks.
     pub fn register(&self, tasks: i32) {
         self.lives.set(self.lives.get() + 1);
         let all: Vec<_> = (0..tasks)
@@ -72,14 +72,14 @@ impl Clients {
         self.runtime.block_on(self.client().insert_key_value(request)).expect("it is written");
     }
 
-    /// Waits for a key that nobody writes.
+    /// Starts to wait for a key that is never written.
     pub fn wait_for_key(&self, key: &str) {
         let mut client = self.client();
         let request = wire::GetKeyValueRequest { incarnations: self.claim(0), key: key.into() };
         self.runtime.spawn(async move { client.get_key_value(request).await });
     }
 
-    /// Comes to a barrier, whatever comes of it.
+    /// Arrives at a barrier and ignores the result.
     pub fn wait_at_barrier(&self, task: i32, id: &str, timeout_ms: i64) {
         let mut client = self.client();
         let request = wire::BarrierRequest {

@@ -1,4 +1,4 @@
-//! What subcommands do that is no one's page: how they end, what they print, what they ask for.
+//! Subcommands without a page of their own: exit codes, output and requests.
 
 use std::process::Stdio;
 
@@ -6,7 +6,7 @@ use crate::clients::Clients;
 use crate::process::{CommandProcess, muster, run, wait_until};
 use crate::web::Server;
 
-/// Waits until the run of this number stands so.
+/// Waits until this run has this state.
 fn wait_for(server: &Server, run: u64, state: &str) {
     wait_until(&format!("run {run} is {state}"), || {
         let job = server.get("/api/v1/jobs").json()["jobs"][0].clone();
@@ -29,7 +29,7 @@ fn a_drain_whose_run_ends_before_its_tasks_agree_has_failed() {
     let waiting = draining(&server);
     clients.fail(1, "out of memory");
     wait_for(&server, 1, "failed");
-    // Whether or not the next run is there already.
+    // Whether the next run exists already or not.
     clients.register(2);
     wait_for(&server, 2, "running");
     let ended = waiting.end();
@@ -37,7 +37,7 @@ fn a_drain_whose_run_ends_before_its_tasks_agree_has_failed() {
     assert!(ended.err.contains("run 1 ended before its tasks agreed on a step"), "{ended:?}");
     assert!(!ended.out.contains("Run 2"), "{ended:?}");
 
-    // It ends at once, too, where nobody comes back.
+    // The drain also ends at once if no task registers again.
     let waiting = draining(&server);
     clients.fail(0, "out of memory");
     let ended = waiting.end();

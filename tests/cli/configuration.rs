@@ -1,4 +1,4 @@
-//! Where values come from, and what is said of those that make no sense.
+//! The sources of values, and the errors for invalid ones.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ fn file(name: &str, text: &str) -> PathBuf {
     path
 }
 
-/// The line of `key`, in `table`, of what was printed.
+/// Returns the printed line of `key` in `table`.
 fn line<'a>(printed: &'a CommandOutput, table: &str, key: &str) -> &'a str {
     let text = match table {
         "" => printed.out.as_str(),

@@ -1,4 +1,4 @@
-//! Text from elsewhere that tries to steer whatever shows it: through every subcommand, the log and every page.
+//! Foreign text with control characters, in every subcommand, the log and every page.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -12,15 +12,16 @@ use crate::clients::Clients;
 use crate::process::{CommandOutput, CommandProcess, muster, run, wait_until};
 use crate::web::Server;
 
-/// Clears the screen, names the window, turns the direction of writing, and begins lines of its own.
+/// Clears the screen, sets the window title, changes the direction of writing, and begins lines of its own.
 const HOSTILE: &str = "x\u{1b}[2J\u{1b}]0;owned\u{7}\r\nJOB forged\nmuster: forged\n2026-01-01T00:00:00.000000Z  WARN \
                        forged\n[0] forged\u{9b}31m\u{7f}\u{8}\u{202e}\u{2066}\u{200f}\u{61c}\u{200b}\u{feff}\u{2028}\u{e0041}<b>";
-/// What of it every place must show: an escape that was spelled out.
+/// The escaped form of a control character, which every place must show.
 const SPELLED: &str = "\\u{1b}[2J";
-/// The same without colons, slashes and lines: part of a key.
+/// The same without colons, slashes and line breaks, as part of a key.
 const HOSTILE_NAME: &str = "cpu\u{1b}[2J\u{9b}1m\u{202e}\u{200b}";
 
-/// Checks what a terminal would be given: no hidden character but the ends of lines, and no line that the text has begun.
+/// Checks text for a terminal: it has no hidden characters but line ends, and no line begins with foreign
+/// text.
 #[track_caller]
 fn check(what: &str, text: &str) {
     if let Some(found) = text.chars().find(|c| *c != '\n' && is_hidden(*c)) {
@@ -35,7 +36,7 @@ fn check(what: &str, text: &str) {
     }
 }
 
-/// The same of a page, whose values have line breaks and tabs.
+/// Checks a page in the same way. Its values may contain line breaks and tabs.
 #[track_caller]
 fn check_page(what: &str, text: &str) {
     let shown = |c: char| !matches!(c, '\n' | '\t') && is_hidden(c);
@@ -44,14 +45,14 @@ fn check_page(what: &str, text: &str) {
         let begin = text.floor_char_boundary(at.saturating_sub(120));
         panic!("{what} has {found:?} after {:?}", &text[begin..at]);
     }
-    // It is HTML, and the text in it is text.
+    // The text in the HTML is escaped once.
     assert!(
         !text.contains("&#60;div") && !text.contains("forged<b>"),
         "{what} is escaped as a whole, or not at all"
     );
 }
 
-/// A server whose job is full of hostile text.
+/// Starts a server whose job is full of hostile text.
 fn hostile_server() -> (Server, Clients) {
     let server = Server::start(&["--tasks", "4", "--recoverable", "--log", "debug"]);
     let clients = Clients::of(&server);
@@ -73,7 +74,7 @@ fn hostile_server() -> (Server, Clients) {
     });
     clients.wait_at_barrier(0, HOSTILE, 600_000);
     clients.fail(2, HOSTILE);
-    // Audited: what was asked of a path and of a key, and refused or done.
+    // The audit has the requests with this path and this key, refused or done.
     let encoded = percent_encoding::utf8_percent_encode(HOSTILE, percent_encoding::NON_ALPHANUMERIC);
     for path in [format!("/api/v1/jobs/default/keys/{encoded}"), format!("/api/v1/jobs/{encoded}")] {
         for (method, body) in [("PUT", r#"{"text": "v", "reason": "r"}"#), ("DELETE", "")] {
@@ -90,7 +91,7 @@ fn hostile_server() -> (Server, Clients) {
     (server, clients)
 }
 
-/// What a subcommand writes, checked.
+/// Returns the checked output of a subcommand.
 fn said(server: &Server, arguments: &[&str]) -> CommandOutput {
     let ended = run(muster(arguments).args(["--server", &server.url()]));
     check(&format!("{arguments:?}: stdout"), &ended.out);
@@ -112,7 +113,7 @@ fn no_subcommand_gives_a_terminal_what_a_client_wrote() {
         let ended = said(&server, arguments);
         assert!(ended.code == Some(0) && ended.out.contains(SPELLED), "{arguments:?}: {ended:?}");
     }
-    // A reason may hold what nobody sees, and is shown as what it is.
+    // A reason may contain invisible characters and is shown with their codes.
     let reason = "bad\u{200b}NIC\u{ad}";
     for arguments in [
         &["exclude", "1", "--dry-run", "--reason", reason][..],
@@ -132,7 +133,7 @@ fn no_subcommand_gives_a_terminal_what_a_client_wrote() {
         assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
     }
     assert!(said(&server, &["audit"]).out.contains("bad\\u{200b}NIC\\u{ad}"));
-    // JSON says the same as ever, to the letter.
+    // JSON has the exact text.
     let seen: serde_json::Value = {
         let ended = said(&server, &["status", "--json"]);
         serde_json::from_str(&ended.out).expect("it is JSON")
@@ -222,7 +223,7 @@ fn no_page_and_no_fragment_shows_what_a_client_hid() {
     }
 }
 
-/// The parts that a page that is followed is sent first.
+/// Returns the first parts of the live stream of a page.
 fn first_parts(server: &Server, path: &str) -> String {
     let mut stream = TcpStream::connect(&server.http).expect("it connects");
     stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout can be set");
@@ -237,13 +238,13 @@ fn first_parts(server: &Server, path: &str) -> String {
     parts.iter().filter_map(|part| part[2].as_str()).collect::<Vec<_>>().join("\n")
 }
 
-/// A server that is none of ours, and says what it likes.
+/// A server that is no Muster and answers with hostile text.
 struct HostileServer {
     url: String,
 }
 
 impl HostileServer {
-    /// Answers the question who it is with `about`, and all others with `rest`.
+    /// Answers `GET /api/v1/server` with `about`, and all other requests with `rest`.
     fn start(about: String, rest: (u16, String)) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("an address"));
@@ -302,7 +303,7 @@ fn an_invalid_response_is_shown_escaped() {
 
 #[test]
 fn a_launch_and_a_worker_show_foreign_text_escaped() {
-    // The first cause of the last run, which another process has reported.
+    // The first cause of the last run, which another process reported.
     let server = Server::start(&["--tasks", "2"]);
     let clients = Clients::of(&server);
     clients.register(2);
@@ -314,7 +315,7 @@ fn a_launch_and_a_worker_show_foreign_text_escaped() {
     check("launch", &ended.err);
     assert!(ended.err.contains(SPELLED), "{ended:?}");
 
-    // A notice that any client may leave.
+    // A notice that any client may write.
     let server = Server::start(&["--tasks", "1", "--recoverable"]);
     let clients = Clients::of(&server);
     let service = server.grpc.clone();

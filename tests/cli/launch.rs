@@ -1,11 +1,11 @@
-//! Jobs on this machine.
+//! `muster launch`: jobs on this machine.
 
 use std::process::{Command, Stdio};
 
 use crate::process::{CommandOutput, CommandProcess, lives, muster, run, wait_until};
 use crate::web::Server;
 
-/// A launch of a shell script.
+/// Returns the command that launches a shell script.
 fn launch(arguments: &[&str], script: &str) -> Command {
     let mut command = muster(["launch"]);
     command.args(arguments).args(["--", "sh", "-c", script]);
@@ -78,7 +78,7 @@ fn an_unknown_command_is_reported_before_any_start() {
     assert_eq!(ended.code, Some(2), "{ended:?}");
 }
 
-/// A file in which each start of a process leaves a line.
+/// Returns a file to which each start of a process appends a line.
 fn journal(name: &str) -> std::path::PathBuf {
     let path = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = std::fs::remove_file(&path);
@@ -150,7 +150,7 @@ fn signals_are_passed_on() {
 fn the_end_of_the_terminal_is_passed_on_except_under_nohup() {
     let script =
         "trap 'echo hangup; exit 0' HUP; trap 'echo end; exit 0' TERM; echo up; while :; do sleep 0.1; done";
-    // Whoever runs the tests may ignore the signal itself, and what it starts would inherit that.
+    // The signal may be ignored in the test process, and children inherit that.
     let mut heeding = Command::new("env");
     heeding.args(["--default-signal=HUP", env!("CARGO_BIN_EXE_muster"), "launch", "-n", "1", "--"]);
     let mut running = CommandProcess::start(heeding.args(["sh", "-c", script]));
@@ -181,14 +181,14 @@ fn the_end_of_the_terminal_is_passed_on_except_under_nohup() {
 #[test]
 fn a_process_that_ignores_sigterm_is_killed() {
     let script = "trap '' INT TERM; echo up; while :; do sleep 0.1; done";
-    // When its time is over,
+    // After the time for the exit is over,
     let mut running = CommandProcess::start(&mut launch(&["-n", "1", "--kill-after", "100ms"], script));
     running.out_line("up");
     running.signal("TERM");
     let ended = running.end();
     assert_eq!(ended.code, Some(143), "{ended:?}");
     assert!(ended.err.contains("SIGKILL"), "{ended:?}");
-    // or when somebody insists.
+    // or after a second signal.
     let mut running = CommandProcess::start(&mut launch(&["-n", "1", "--kill-after", "1h"], script));
     running.out_line("up");
     running.signal("INT");
@@ -199,7 +199,7 @@ fn a_process_that_ignores_sigterm_is_killed() {
 
 #[test]
 fn no_process_outlives_a_launch_that_is_killed() {
-    // The shell's own child would live on if only the shell died.
+    // The shell's own child would survive if only the shell were killed.
     let script = "sleep 1000 & echo $$ $!; wait";
     let mut running = CommandProcess::start(&mut launch(&["-n", "2"], script));
     let mut pids: Vec<i32> = Vec::new();

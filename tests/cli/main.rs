@@ -1,4 +1,4 @@
-//! The command line, as the real program: what operators type, and what comes of it.
+//! The command line, tested with the real program as operators use it.
 
 mod auto_exclude;
 mod clients;

@@ -1,4 +1,4 @@
-//! What operators do to jobs: by REST and by the command line.
+//! Operations on jobs: by REST and by the command line.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ fn cli(server: &Server, arguments: &[&str]) -> CommandOutput {
     run(muster(arguments).args(["--server", &server.url()]))
 }
 
-/// What a subcommand prints that must succeed.
+/// Returns the output of a subcommand that must succeed.
 fn said(server: &Server, arguments: &[&str]) -> String {
     let ended = cli(server, arguments);
     assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{arguments:?}: {ended:?}");
@@ -272,7 +272,7 @@ fn every_act_stands_in_the_audit_file() {
         let page = server.get("/api/v1/audit?after=1").json();
         assert_eq!(page["lines"][0]["outcome"], "refused");
     }
-    // Another server goes on where that one ended.
+    // Another server continues the numbers of the file.
     let server = Server::start(&["--tasks", "2", "--recoverable", "--audit-file", &file]);
     said(&server, &["exclude", "0", "--reason", "third"]);
     let text = std::fs::read_to_string(&path).expect("the file is there");

@@ -1,4 +1,4 @@
-//! Runs the program and waits for what it does, with generous deadlines and no clock.
+//! Runs the program and waits for its lines and its exit, with generous deadlines and no clock.
 
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader, Read};
@@ -7,12 +7,12 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
-/// Long enough for the slowest machine; nobody waits for it when all is well.
+/// The deadline of every wait, long enough for the slowest machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Between two looks at a condition.
+/// The pause between two checks of a condition.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The program with these arguments and no settings from this process's environment.
+/// Returns a command with these arguments, without settings from this process's environment.
 pub fn muster<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_muster"));
     command.args(arguments).stdin(Stdio::null());
@@ -24,7 +24,7 @@ pub fn muster<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Comman
     command
 }
 
-/// How a program ended and what it wrote.
+/// The exit code and the output of a program.
 #[derive(Debug)]
 pub struct CommandOutput {
     pub code: Option<i32>,
@@ -32,7 +32,7 @@ pub struct CommandOutput {
     pub err: String,
 }
 
-/// Runs the program to its end.
+/// Runs the program to its end and returns its output.
 pub fn run(command: &mut Command) -> CommandOutput {
     let output = command.output().expect("the program starts");
     CommandOutput {
@@ -42,7 +42,7 @@ pub fn run(command: &mut Command) -> CommandOutput {
     }
 }
 
-/// A program that is running. Dropping it kills it.
+/// A running program. Dropping it kills the process.
 pub struct CommandProcess {
     child: Child,
     out: OutputLines,
@@ -98,27 +98,27 @@ impl CommandProcess {
         Self { child, out, err }
     }
 
-    /// Waits for a line of stdout that contains `text`.
+    /// Waits for a line of stdout that contains `text`, and returns it.
     pub fn out_line(&mut self, text: &str) -> String {
         self.out.wait_for(|line| line.contains(text))
     }
 
-    /// Waits for a line of stderr that contains `text`.
+    /// Waits for a line of stderr that contains `text`, and returns it.
     pub fn err_line(&mut self, text: &str) -> String {
         self.err.wait_for(|line| line.contains(text))
     }
 
-    /// The process id.
+    /// Returns the process id.
     pub fn pid(&self) -> i32 {
         i32::try_from(self.child.id()).expect("process ids are small")
     }
 
-    /// Sends a signal, by the name that `kill` knows.
+    /// Sends a signal, by its name for `kill`.
     pub fn signal(&self, name: &str) {
         signal(self.pid(), name);
     }
 
-    /// Waits for the end.
+    /// Waits for the exit and returns the output.
     pub fn end(mut self) -> CommandOutput {
         wait_until("the program has ended", || {
             self.child.try_wait().expect("it can be waited for").is_some()
@@ -141,13 +141,13 @@ impl Drop for CommandProcess {
     }
 }
 
-/// Sends a signal to a process.
+/// Sends a signal to a process, by its name for `kill`.
 pub fn signal(pid: i32, name: &str) {
     let sent = Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status();
     assert!(sent.expect("sh runs").success(), "no signal {name} could be sent to {pid}");
 }
 
-/// Whether a process lives, and is not only waiting to be collected.
+/// Returns whether a process is running; a zombie is not.
 pub fn lives(pid: i32) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
     let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());

@@ -1,4 +1,4 @@
-//! A server from its start to its end.
+//! The start, the operation and the stop of a server.
 
 use std::process::Command;
 
@@ -80,7 +80,7 @@ fn a_terminated_server_exits_cleanly() {
 
 #[test]
 fn a_second_signal_ends_a_server_at_once() {
-    // An unfinished request holds the stop up until its time is over.
+    // An incomplete request delays the stop until the timeout is over.
     let mut server = Server::start(&["--tasks", "1", "--stop-timeout", "1h"]);
     let mut held = std::net::TcpStream::connect(&server.grpc).expect("it listens");
     std::io::Write::write_all(&mut held, b"PRI * HTTP/2.0\r\n").expect("it reads");

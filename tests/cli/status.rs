@@ -1,4 +1,4 @@
-//! What an operator is shown.
+//! `muster status`: the output for operators.
 
 use muster::proto::xla::coordination as wire;
 use wire::coordination_service_client::CoordinationServiceClient;
@@ -17,7 +17,7 @@ pub fn register(server: &Server, runtime: &tokio::runtime::Runtime, task: i32) {
     register_as(server, runtime, task, 100 + task as u64);
 }
 
-/// The same, as a certain life of the task.
+/// Registers a task with this incarnation.
 pub fn register_as(server: &Server, runtime: &tokio::runtime::Runtime, task: i32, incarnation: u64) {
     let address = format!("http://{}", server.grpc);
     runtime.spawn(async move {
@@ -75,7 +75,7 @@ fn the_first_cause_comes_first() {
     let line = text.lines().position(|line| line.contains("FIRST CAUSE  task 1 at 127.0.0.1:"));
     assert_eq!(line, Some(3), "{text}");
     assert!(text.contains("FAILED  task 1"), "{text}");
-    // In the words of people, not in those that clients look for; those are in the REST API.
+    // Texts for people differ from the errors that clients match; REST has those.
     assert!(text.contains("connection closed"), "{text}");
     assert!(!text.contains("UNAVAILABLE") && !text.contains("to debug further"), "{text}");
     let json: serde_json::Value = serde_json::from_str(&status(&server, &["--json"])).expect("it is JSON");

@@ -1,4 +1,4 @@
-//! Streams of events.
+//! Event streams.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::process::{CommandProcess, muster, wait_until};
 use crate::web::Server;
 
-/// One who follows.
+/// A subscriber of an event stream.
 struct EventSubscriber(BufReader<TcpStream>);
 
 impl EventSubscriber {
@@ -23,7 +23,7 @@ impl EventSubscriber {
         Self(BufReader::new(stream))
     }
 
-    /// The next line that begins so; `None` at the end.
+    /// Returns the next line with this beginning; `None` at the end.
     fn line(&mut self, start: &str) -> Option<String> {
         let mut line = String::new();
         loop {
@@ -111,13 +111,13 @@ fn events_follow_resumes_when_the_server_returns() {
     let again = ["serve", "--tasks", "2", "--recoverable", "--grpc", "127.0.0.1:0", "--http", &address];
     let mut running = CommandProcess::start(&mut muster(again));
     running.out_line("HTTP  ");
-    // It is another server, with events of its own: none of them is taken for one that was seen.
+    // The server is another one with events of its own, none of which the client has seen.
     following.out_line("no longer kept");
     following.out_line("  job-declared  ");
     let server = Server { running, grpc: String::new(), http: address };
     exclude(&server, 0);
     following.out_line("task 0 is excluded");
-    // A job that is gone is a reason to end.
+    // The deletion of the job ends the stream.
     let gone = r#"/api/v1/jobs/default?reason=r&force=true"#;
     assert_eq!(server.send("DELETE", gone, "").status, 204);
     following.out_line("  job-deleted  ");

@@ -1,4 +1,4 @@
-//! `muster transfer plan`: what is shown of a plan, as text and as JSON.
+//! `muster transfer plan`: its output as text and as JSON.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::process::{CommandOutput, muster, run};
 
-/// Two rows of devices, each of which holds every row of the matrix or every column.
+/// Returns an array over two rows of devices, each of which holds every row of the matrix or every column.
 fn array(devices: &[i32], spec: &Value) -> String {
     json!({
         "shape": [1024, 512],

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::process::{CommandProcess, lives, muster, run, signal, wait_until};
 
-/// The lines of a benchmark that is quick, whatever it measures.
+/// Returns the lines of a short benchmark.
 fn lines(arguments: &[&str]) -> Vec<Value> {
     let quick = ["transfer", "bench", "--json", "--seconds", "0.01", "--repeat", "2"];
     let ended = run(&mut muster(quick.iter().chain(arguments)));
@@ -41,9 +41,9 @@ fn a_benchmark_says_for_each_size_what_was_moved_and_that_it_was_right() {
             assert!(spread["min"].as_f64() <= spread["median"].as_f64(), "{spread}");
             assert!(spread["median"].as_f64() <= spread["max"].as_f64(), "{spread}");
         }
-        // The large one, at least, goes as it was asked to.
+        // At least the large buffers use the requested transport.
         assert_eq!(lines[2]["transport"], transport);
-        // What does not leave the host has no checksums, although they are asked for by default.
+        // Transports within a host have no checksums, although they are on by default.
         assert_eq!(lines[2]["checksums"], Value::Bool(transport == "tcp"), "{transport}");
     }
 }
@@ -173,7 +173,7 @@ fn the_doctor_examines_this_machine() {
             "what is not good has a fix, or why there is none: {check}"
         );
     }
-    // Two of its processes really moved bytes: the tests of the engine need it too.
+    // Two of its processes really moved bytes over shared memory, which the tests of the engine need as well.
     assert_eq!(by_id["shared_memory"]["state"], "good", "{}", by_id["shared_memory"]);
     assert_eq!(by_id["memory_file"]["state"], "good");
     let cores = std::thread::available_parallelism().unwrap().get();

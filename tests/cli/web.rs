@@ -1,4 +1,4 @@
-//! A server under test, and what it answers.
+//! A server under test and its HTTP responses.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::process::{CommandProcess, muster};
 
-/// A `muster serve` at free ports.
+/// A `muster serve` on free ports.
 pub struct Server {
     pub running: CommandProcess,
     pub grpc: String,
@@ -15,7 +15,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts one with these further arguments.
+    /// Starts a server with these further arguments.
     pub fn start(arguments: &[&str]) -> Self {
         let mut command = muster(["serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]);
         let mut running = CommandProcess::start(command.args(arguments));
@@ -26,7 +26,7 @@ impl Server {
         Self { running, grpc, http }
     }
 
-    /// The same with a log for machines, which says where it serves.
+    /// Starts a server with a JSON log, in which it announces its addresses.
     pub fn start_json(arguments: &[&str]) -> Self {
         let mut command = muster(["serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]);
         command.args(["--log-format", "json", "--log", "debug"]).args(arguments);
@@ -37,29 +37,29 @@ impl Server {
         Self { grpc: at("grpc"), http: at("http"), running }
     }
 
-    /// The URL that subcommands take.
+    /// Returns the URL for subcommands.
     pub fn url(&self) -> String {
         format!("http://{}", self.http)
     }
 
-    /// What it answers to a request with a JSON body.
+    /// Sends a request with a JSON body.
     pub fn send(&self, method: &str, path: &str, body: &str) -> HttpResponse {
         exchange(&self.http, method, path, "content-type: application/json\r\n", body)
             .expect("the server answers")
     }
 
-    /// What it answers to a GET with this header.
+    /// Sends a GET request with this header.
     pub fn get_with(&self, path: &str, header: &str) -> HttpResponse {
         exchange(&self.http, "GET", path, &format!("{header}\r\n"), "").expect("the server answers")
     }
 
-    /// What it answers to a GET.
+    /// Sends a GET request.
     pub fn get(&self, path: &str) -> HttpResponse {
         request(&self.http, "GET", path).expect("the server answers")
     }
 }
 
-/// An answer.
+/// An HTTP response.
 #[derive(Debug)]
 pub struct HttpResponse {
     pub status: u16,
@@ -68,13 +68,13 @@ pub struct HttpResponse {
 }
 
 impl HttpResponse {
-    /// The body as JSON.
+    /// Returns the body as JSON.
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).expect("the body is JSON")
     }
 }
 
-/// One request on a connection of its own.
+/// Sends one request over a connection of its own.
 pub fn request(address: &str, method: &str, path: &str) -> std::io::Result<HttpResponse> {
     exchange(address, method, path, "", "")
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::script::Release;
 
-/// A difference that is wanted. Scripts name the one that they show; nothing else is tolerated.
+/// A deliberate difference. A script names the one that it shows; no other is tolerated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Difference {
     BarrierBeginsAtZero,
@@ -49,7 +49,7 @@ impl Difference {
         Self::LostConnection,
     ];
 
-    /// The name of its row.
+    /// Returns the name of its row.
     pub fn id(self) -> &'static str {
         match self {
             Self::BarrierBeginsAtZero => "barrier-begins-at-zero",
@@ -74,7 +74,7 @@ impl Difference {
     }
 }
 
-/// Checks that the rows of `DIFFERENCES.md` are the differences that exist, and that each is shown by a script.
+/// Checks that the rows of `DIFFERENCES.md` are the existing differences, and that a script shows each.
 ///
 /// # Errors
 /// In words, if they are not.

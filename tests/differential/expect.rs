@@ -1,35 +1,35 @@
-//! What a script expects of an answer.
+//! The expectations of a script on an answer.
 
 use crate::differences::Difference;
 use crate::support::answer::code_name;
 use crate::support::{Answer, Body, Generation};
 
-/// What both services, or each of them, must do with a call.
+/// The expected behaviour of one or both services for a call.
 #[derive(Debug, Clone)]
 pub enum Expected {
-    /// Both do this, and their whole answers are compared besides.
+    /// Both services do this, and their complete answers are compared too.
     Same(Outcome),
-    /// They differ on purpose.
+    /// The services differ on purpose.
     Differs { difference: Difference, cxx: Outcome, muster: Outcome },
 }
 
-/// How a call stands.
+/// The state of a call.
 #[derive(Debug, Clone)]
 pub enum Outcome {
-    /// It waits.
+    /// The call waits.
     Waits,
-    /// It is answered like this.
+    /// The call is answered like this.
     Answered(Pattern),
-    /// The service is gone without an answer.
+    /// The service has ended without an answer.
     ServiceDied,
 }
 
-/// What an answer must say.
+/// The required properties of an answer.
 #[derive(Debug, Clone)]
 pub struct Pattern {
     code: i32,
     says: Vec<&'static str>,
-    /// The service marks the error as its own word.
+    /// Whether the error has the mark of the service's own statements.
     service_error: bool,
     source: Option<i32>,
     reported: bool,
@@ -49,7 +49,7 @@ enum BodyPattern {
     Devices(Vec<&'static str>),
 }
 
-/// The states of tasks that clients know.
+/// The task states that clients know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     Disconnected = 2,
@@ -57,7 +57,7 @@ pub enum State {
     Error = 4,
 }
 
-/// The status codes that services answer with.
+/// The status codes of the services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Code {
     Cancelled = 1,
@@ -74,12 +74,12 @@ pub enum Code {
     Unavailable = 14,
 }
 
-/// The call goes on waiting.
+/// Returns the expectation of a waiting call.
 pub fn waits() -> Outcome {
     Outcome::Waits
 }
 
-/// Success.
+/// Returns the expectation of success.
 pub fn ok() -> Outcome {
     Outcome::Answered(Pattern {
         code: 0,
@@ -93,7 +93,7 @@ pub fn ok() -> Outcome {
     })
 }
 
-/// An error in the service's own words, about the caller's own call.
+/// Returns the expectation of an error that the service states about the caller's own call.
 pub fn error(code: Code) -> Outcome {
     ok().with(|pattern| {
         pattern.code = code as i32;
@@ -101,12 +101,12 @@ pub fn error(code: Code) -> Outcome {
     })
 }
 
-/// What a heartbeat of another life than the registered one does to a job whose tasks do not come back.
+/// Returns the expectation of a heartbeat of another incarnation in a fate-sharing job.
 pub fn another_life() -> Outcome {
     error(Code::Aborted).says("Incarnation ID mismatch")
 }
 
-/// An error without payloads, which clients read like one of the transport.
+/// Returns the expectation of an error without payloads, which clients read like a transport failure.
 pub fn plain_error(code: Code) -> Outcome {
     ok().with(|pattern| pattern.code = code as i32)
 }
@@ -123,27 +123,27 @@ impl Outcome {
         self.with(|pattern| pattern.body = Some(body))
     }
 
-    /// The message holds these words, which people search their logs for.
+    /// Requires these words in the message; people search their logs for them.
     pub fn says(self, words: &'static str) -> Self {
         self.with(|pattern| pattern.says.push(words))
     }
 
-    /// The error names the task that it came from.
+    /// Requires that the error names the task that caused it.
     pub fn about_task(self, task: i32) -> Self {
         self.with(|pattern| pattern.source = Some(task))
     }
 
-    /// The error was reported by a task itself.
+    /// Requires that a task reported the error itself.
     pub fn reported(self) -> Self {
         self.with(|pattern| pattern.reported = true)
     }
 
-    /// The error names the barrier instance that failed.
+    /// Requires that the error names the failed barrier instance.
     pub fn of_barrier(self, id: &'static str, counter: i64) -> Self {
         self.with(|pattern| pattern.barrier = Some((id, counter)))
     }
 
-    /// The error says to which service incarnation the caller should speak.
+    /// Requires that the error names the present service incarnation.
     pub fn mismatch(self) -> Self {
         self.with(|pattern| pattern.mismatch = true)
     }
@@ -152,7 +152,7 @@ impl Outcome {
         self.body(BodyPattern::Value(value.as_ref().to_vec()))
     }
 
-    /// The answer spells its key like this.
+    /// Requires this spelling of the key.
     pub fn key(self, key: &'static str) -> Self {
         self.body(BodyPattern::Key(key))
     }
@@ -165,7 +165,7 @@ impl Outcome {
         self.body(BodyPattern::Counter(counter))
     }
 
-    /// These tasks are alive, each in this life.
+    /// Requires these live tasks, each with this life.
     pub fn alive(self, alive: &[(i32, usize)]) -> Self {
         let alive = alive.iter().map(|&(task, life)| (task, crate::script::incarnation(task, life)));
         self.body(BodyPattern::Alive(alive.collect()))
@@ -179,7 +179,7 @@ impl Outcome {
         self.body(BodyPattern::Devices(devices.to_vec()))
     }
 
-    /// What is wrong with this answer, or with there being none.
+    /// Returns what is wrong with this answer, or with its absence.
     pub fn objection(&self, generation: Generation, answer: Option<&Answer>) -> Option<String> {
         match (self, answer) {
             (Self::Waits, None) => None,
@@ -216,7 +216,7 @@ impl Pattern {
             let not = if self.service_error { "" } else { "not " };
             return Some(format!("should {not}have a CoordinationServiceError"));
         }
-        // Generation C cannot tell task 0 from none.
+        // Generation C cannot distinguish task 0 from none.
         let source = self.source.filter(|&task| generation == Generation::A || task != 0);
         if let Some(error) = payloads.service_error
             && (error.source != source || error.reported != self.reported)
@@ -227,7 +227,7 @@ impl Pattern {
         let barrier = payloads.barrier.as_ref().map(|(id, counter)| (id.as_str(), *counter));
         let agrees = match (barrier, self.barrier) {
             (None, None) => true,
-            // The id of the shutdown barrier ends in the service incarnation.
+            // The id of the shutdown barrier ends with the service incarnation.
             (Some((id, counter)), Some((wanted, n))) => {
                 counter == n && (id == wanted || (wanted.ends_with("::") && id.starts_with(wanted)))
             }
@@ -273,7 +273,7 @@ impl BodyPattern {
     }
 }
 
-/// An answer in a line.
+/// Returns an answer in one line.
 pub fn describe(answer: &Answer) -> String {
     let transport = if answer.transport { " (by the transport)" } else { "" };
     let code = code_name(answer.code);

@@ -1,4 +1,4 @@
-//! The same calls against jaxlib's own coordination service and against Muster.
+//! Makes the same calls to jaxlib's own coordination service and to Muster, and compares the results.
 //!
 //! Every script is a test of its own for every release that it speaks of, named `RELEASE::SCRIPT`:
 //!
@@ -31,10 +31,11 @@ use run::ServicesUnderTest;
 use script::{Release, Script, SideKind};
 use support::skip::{Lacking, skip_named};
 
-/// How many scripts run at once: nearly all of their time is spent waiting.
+/// The number of scripts that run at once: they spend nearly all of their time waiting.
 const AT_ONCE: usize = 12;
-/// How many seeds of random calls run, in every kind of job of every release, and how many calls each makes.
+/// The number of seeds of random calls for every kind of job of every release.
 const RANDOM_SEEDS: u64 = 4;
+/// The number of calls for each seed.
 const RANDOM_STEPS: usize = 150;
 
 fn main() {
@@ -80,7 +81,7 @@ fn trial(
     })
 }
 
-/// Random calls against the last release of each generation.
+/// Returns the trials with random calls against the last release of each generation.
 fn random_trials(runtime: &Arc<tokio::runtime::Runtime>) -> Vec<Trial> {
     let number = |name| std::env::var(name).ok().map(|text| text.parse().expect("a number"));
     let steps = number("MUSTER_DIFFERENTIAL_STEPS").map_or(RANDOM_STEPS, |steps: u64| steps as usize);
@@ -102,8 +103,8 @@ fn random_trials(runtime: &Arc<tokio::runtime::Runtime>) -> Vec<Trial> {
     trials
 }
 
-/// Runs a test with the environment of the release's service. 0.12.0 needs a Python that not every machine has: without its
-/// environment the test is skipped; without that of another release it fails.
+/// Runs a test with the environment of the release's service. 0.12.0 needs a Python that not every machine
+/// has: without its environment the test is skipped. Without the environment of another release it fails.
 fn with_environment(
     test: &str,
     release: Release,

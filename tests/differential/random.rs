@@ -1,8 +1,8 @@
-//! Random calls against both services in step: after every call the two must have answered the same calls in the same way.
+//! Random calls to both services: after every call both must have answered the same calls in the same way.
 //!
-//! The callers are mostly as JAX's agents are: they count barriers along and register before they speak. Now and then one
-//! makes a mistake. What the two services do differently on purpose, and what crashes the C++ service, is left out;
-//! the scripts deal with it.
+//! The callers mostly behave as JAX's agents do: they count barriers and register before other calls. Now and
+//! then one makes a mistake. Deliberate differences between the services, and calls that crash the C++
+//! service, are left out; the scripts cover them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -16,20 +16,20 @@ use crate::script::{CallerSpec, Release, ScriptCall, Version, incarnation, obser
 use crate::service::ServiceUnderTest;
 use crate::support::{Body, Call, Generation, JobOptions};
 
-/// How long the two may take to agree on who is answered. The C++ service looks at its clock once a second.
+/// The timeout of their agreement. The C++ service checks its timeouts once a second.
 const AGREEMENT_LIMIT: Duration = Duration::from_secs(20);
 
 const TASKS: i32 = 3;
-/// The barriers, each with its members (none: everybody).
+/// The barriers, each with its members (none: all tasks).
 const BARRIERS: [(&str, &[i32]); 4] = [("all", &[]), ("front", &[0, 1]), ("back", &[1, 2]), ("one", &[2])];
 const KEYS: [&str; 6] = ["k", "d/x", "d/y", "d/y/z", "/d//x/", "n"];
 const DIRECTORIES: [&str; 4] = ["d", "d/y", "", "k"];
 const SETS: [&[i32]; 3] = [&[0, 1, 2], &[0, 1], &[2]];
 
-/// Makes `steps` random calls of either service.
+/// Makes `steps` random calls to both services.
 ///
 /// # Errors
-/// In words, with all calls so far, when the two part.
+/// In words, with all calls so far, if the services differ.
 pub async fn compare(
     release: Release,
     environment: &Path,
@@ -67,20 +67,20 @@ pub async fn compare(
     }
 }
 
-/// Both services, asked the same.
+/// Both services, with the same calls.
 struct ServicePair {
     sides: [ServiceUnderTest; 2],
     /// The calls whose answers have been compared.
     compared: BTreeSet<String>,
     transcript: String,
     calls: usize,
-    /// Who is alive is not compared any more: when all tasks fail at once, the C++ service fails them in the order of a hash
-    /// table, and tells whoever asks how far it has come.
+    /// Whether live sets are no longer compared: when all tasks fail at once, the C++ service fails them in
+    /// the order of a hash table, and answers a live-set call in between.
     blur_the_living: bool,
 }
 
 impl ServicePair {
-    /// Makes a call of both, and returns its handle and whether it was answered.
+    /// Makes a call to both services; returns its handle and whether it was answered.
     async fn call(&mut self, who: CallerSpec, ask: impl Into<ScriptCall>) -> Result<(String, bool), String> {
         let ask = ask.into();
         self.calls += 1;
@@ -93,7 +93,7 @@ impl ServicePair {
         Ok((handle, answered))
     }
 
-    /// Waits until both have answered the same calls, and compares the answers.
+    /// Waits until both services have answered the same calls, and compares the answers.
     async fn agree(&mut self) -> Result<(), String> {
         let deadline = tokio::time::Instant::now() + AGREEMENT_LIMIT;
         loop {
@@ -134,7 +134,7 @@ impl ServicePair {
         Ok(())
     }
 
-    /// Waits until both have answered a call.
+    /// Waits until both services have answered a call.
     async fn resolve(&mut self, handle: &str) -> Result<(), String> {
         for side in &self.sides {
             side.pending(handle).within(AGREEMENT_LIMIT).await.ok_or("a timed call is never answered")?;
@@ -147,21 +147,22 @@ impl ServicePair {
     }
 }
 
-/// What the callers know.
+/// The state of the callers.
 struct RandomState {
     rng: Rng,
     release: Release,
     recoverable: bool,
-    /// By task: its life, and the counter of its last use of each barrier, as an agent keeps them.
+    /// The life of each task.
     lives: [usize; TASKS as usize],
+    /// The counter of its last instance of each barrier, as an agent keeps it.
     counters: BTreeMap<(i32, &'static str), i64>,
-    /// Calls of barriers that may still wait: handle, task, barrier, counter.
+    /// The barrier calls that may still wait: handle, task, barrier, counter.
     meetings: Vec<(String, i32, &'static str, i64)>,
-    /// The last use of each barrier that anybody has been told of.
+    /// The last instance of each barrier of which a caller has been told.
     told: BTreeMap<&'static str, i64>,
-    /// Other calls that may wait until something happens to their task, by task.
+    /// Other calls that may wait until an event of their task, by task.
     open: Vec<(String, i32)>,
-    /// Something has ended the run: nobody registers any more.
+    /// Whether the run has ended, so that no task registers any more.
     over: bool,
 }
 
@@ -194,7 +195,8 @@ impl RandomState {
                 self.open.push((handle, task));
             }
             75..=79 => drop(pair.call(observer(), ScriptCall::Watch(Version::None)).await?),
-            // In recoverable jobs polls are never answered, and one task is left to restart without.
+            // In recoverable jobs polls are never answered, and one task stays without a poll so that it can
+            // restart.
             80..=84 if !self.recoverable || task > 0 => {
                 let (handle, _) = pair.call(who, Call::PollForError).await?;
                 self.open.push((handle, task));
@@ -204,7 +206,8 @@ impl RandomState {
                 drop(pair.call(who, Call::Heartbeat { incarnation }).await?);
             }
             93..=94 => drop(pair.call(t(TASKS + 4), Call::PollForError).await?),
-            // Who waits at a barrier and registers again leaves it; what is left of it then differs.
+            // A task that waits at a barrier and registers again leaves it; the rest of that barrier then
+            // differs.
             95..=96 if !self.over && !self.meetings.iter().any(|(_, who, _, _)| *who == task) => {
                 drop(pair.call(who, register(task, self.life(task))).await?)
             }
@@ -229,10 +232,10 @@ impl RandomState {
         }
     }
 
-    /// A task comes to a barrier as its agent would, or asks for its last use again.
+    /// Lets a task arrive at a barrier as its agent would, or repeat its last instance.
     async fn meet(&mut self, pair: &mut ServicePair, task: i32) -> Result<(), String> {
         let (id, members) = BARRIERS[self.rng.usize(0..BARRIERS.len())];
-        // Agents do not begin a use of a barrier while their last one waits. Who is no member comes rarely.
+        // Agents begin no instance of a barrier while their last one waits. A task that is no member is rare.
         let waiting = self.meetings.iter().find(|(_, who, name, _)| *who == task && *name == id);
         let waiting = waiting.map(|(_, _, _, counter)| *counter);
         let member = members.is_empty() || members.contains(&task);
@@ -242,7 +245,7 @@ impl RandomState {
         let last = self.counters.get(&(task, id)).copied().unwrap_or(-1);
         let again = last >= 0 && self.rng.u8(0..8) == 0;
         let counter = waiting.unwrap_or(if again { last } else { last + 1 });
-        // Who has fallen behind what is over would spoil its result on one side only.
+        // A task behind an ended instance would spoil its result in one service only.
         let over = !self.meetings.iter().any(|(_, _, name, _)| *name == id);
         if over && self.told.get(id).is_some_and(|last| counter < *last) {
             self.counters.insert((task, id), self.told[id]);
@@ -252,23 +255,25 @@ impl RandomState {
         let call = Call::barrier_of(id, counter, members).within_ms(if timed { 200 } else { 600_000 });
         let (handle, answered) = pair.call(self.who(task), call).await?;
         self.meetings.push((handle.clone(), task, id, counter));
-        // Only the first caller's timeout counts; one that began it must not go on to be late by a second on one side.
+        // Only the first caller's timeout counts. A caller that begins the instance must not stay in it,
+        // because its timeout may be late by a second in one service.
         if timed && !answered && self.meetings.iter().filter(|(_, _, name, _)| *name == id).count() == 1 {
             pair.resolve(&handle).await?;
         }
         Ok(())
     }
 
-    /// A mistake at a barrier that somebody waits at, or a cancel.
+    /// Makes a mistake at a barrier at which a task waits, or cancels it.
     async fn disturb_a_meeting(&mut self, pair: &mut ServicePair, task: i32) -> Result<(), String> {
         let Some((_, _, id, counter)) = self.rng.choice(&self.meetings).cloned() else {
             let Some(id) = self.rng.choice(self.told.keys().copied().collect::<Vec<_>>()) else {
                 return Ok(());
             };
-            // Over already: there is nothing to cancel.
+            // The barrier has already ended, so there is nothing to cancel.
             return pair.call(self.who(task), Call::cancel(id, 0)).await.map(drop);
         };
-        // Agents refuse to come twice to what they wait at. The two services differ in what the older call is told then.
+        // Agents do not arrive twice at the same instance. The services then answer the older call
+        // differently.
         if self.meetings.iter().any(|(_, who, name, _)| *who == task && *name == id) {
             return Ok(());
         }
@@ -289,7 +294,7 @@ impl RandomState {
         Ok(())
     }
 
-    /// A task leaves or fails, and with it perhaps the run.
+    /// Lets a task leave or fail, which may end the run.
     async fn end_something(&mut self, pair: &mut ServicePair, task: i32) -> Result<(), String> {
         let reports = self.release.reports_errors();
         let call = match self.rng.u8(0..4) {
@@ -300,7 +305,7 @@ impl RandomState {
             _ => return Ok(()),
         };
         if self.recoverable {
-            // The last one to leave would end the run.
+            // The last task to leave would end the run.
             return self.leave_and_return(pair, task).await;
         }
         self.over = true;
@@ -317,7 +322,8 @@ impl RandomState {
         self.restart(pair, task).await
     }
 
-    /// A task's process is replaced by another while nobody waits at a barrier, and all meet once so that it is in step.
+    /// Replaces a task's process while no task waits at a barrier, and lets all tasks meet once so that it is
+    /// in step.
     async fn restart(&mut self, pair: &mut ServicePair, task: i32) -> Result<(), String> {
         if !self.is_free(pair, task) {
             return Ok(());
@@ -334,13 +340,14 @@ impl RandomState {
         Ok(())
     }
 
-    /// Whether a task can be replaced: what an older life waits for ends with it on one side only.
+    /// Returns whether a task can be replaced: waiting calls of an older life end with it in one service
+    /// only.
     fn is_free(&self, pair: &ServicePair, task: i32) -> bool {
         let waits = self.open.iter().any(|(handle, who)| *who == task && !pair.is_answered(handle));
         !waits && self.meetings.is_empty() && !self.over
     }
 
-    /// Callers take their counters from the answers, as agents do.
+    /// Takes the callers' counters from the answers, as agents do.
     fn learn(&mut self, pair: &ServicePair) {
         let (counters, told) = (&mut self.counters, &mut self.told);
         self.meetings.retain(|(handle, task, id, _)| {

@@ -1,4 +1,4 @@
-//! Runs a script on either side and compares what they did.
+//! Runs a script on both services and compares the results.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -9,22 +9,23 @@ use crate::script::{Release, Script, ScriptCall, SideKind, Step, Version, observ
 use crate::service::ServiceUnderTest;
 use crate::support::{Answer, Call};
 
-/// How long an answer that must come may take. The C++ service looks at its clock once a second, and machines are slow.
+/// The timeout of an answer that must come. The C++ service checks its timeouts once a second, and machines
+/// are slow.
 const ANSWER_LIMIT: Duration = Duration::from_secs(20);
-/// How long a call that must wait is watched for an answer that it should not get.
+/// The time for which a call that must wait is watched for an answer.
 const WATCHED: Duration = Duration::from_millis(30);
 
-/// What a script found on one side.
+/// The results of a script on one service.
 pub struct Trace {
-    /// Every answer that must be the same on both sides.
+    /// The answers that must be the same on both services.
     common: Vec<(String, Answer)>,
-    /// What was not as the script says.
+    /// The deviations from the script.
     pub objections: Vec<String>,
-    /// The last words of the service.
+    /// The last output of the service.
     said: String,
 }
 
-/// Which sides to run.
+/// The services to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServicesUnderTest {
     Both,
@@ -34,7 +35,7 @@ pub enum ServicesUnderTest {
 /// Runs a script against a release's own service and against Muster.
 ///
 /// # Errors
-/// In words, if either does not do what the script says, or the two do not do the same.
+/// In words, if a service deviates from the script, or the services differ.
 pub async fn compare(
     script: &Script,
     release: Release,
@@ -84,7 +85,7 @@ fn disagreements(cxx: &[(String, Answer)], muster: &[(String, Answer)]) -> Vec<S
         .collect()
 }
 
-/// Runs a script on one side.
+/// Runs a script on one service.
 pub async fn run(script: &Script, mut side: ServiceUnderTest) -> Trace {
     let mut trace = Trace { common: Vec::new(), objections: Vec::new(), said: String::new() };
     for step in &script.steps {
@@ -97,7 +98,7 @@ pub async fn run(script: &Script, mut side: ServiceUnderTest) -> Trace {
             Step::Only { .. } => {}
             step => perform(step, &mut side, &mut trace, true).await,
         }
-        // What follows a wrong answer says nothing more.
+        // Results after a deviation mean nothing.
         if !trace.objections.is_empty() {
             break;
         }
@@ -111,7 +112,7 @@ pub async fn run(script: &Script, mut side: ServiceUnderTest) -> Trace {
     trace
 }
 
-/// Performs one step. What it finds is compared with the other side if that takes the step too.
+/// Performs one step. Its result is compared if the other service takes the step too.
 async fn perform(step: &Step, side: &mut ServiceUnderTest, trace: &mut Trace, both: bool) {
     match step {
         Step::Start { handle, who, ask } => side.start(handle, *who, ask).await,
@@ -138,7 +139,7 @@ async fn perform(step: &Step, side: &mut ServiceUnderTest, trace: &mut Trace, bo
     }
 }
 
-/// Looks at the states of the tasks and at every key and directory that the script wrote to.
+/// Reads the states of the tasks, and every key and directory that the script wrote to.
 async fn look_at_end(script: &Script, side: &mut ServiceUnderTest, trace: &mut Trace) {
     let mut keys = BTreeSet::new();
     for step in &script.steps {

@@ -1,8 +1,8 @@
-//! Scripts: what is asked of a service and what it must answer, as data.
+//! Scripts: calls to a service and the expected answers, as data.
 //!
-//! A script runs against jaxlib's own service and against Muster. Whatever it expects holds for both, and beyond that the
-//! two must agree in everything that clients can tell apart. Where they differ on purpose, the script names the
-//! difference and says what each of them does.
+//! A script runs against jaxlib's own service and against Muster. Its expectations hold for both, and beyond
+//! them the services must agree in everything that clients can distinguish. Where they differ on purpose, the
+//! script names the difference and states both behaviours.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use crate::differences::Difference;
 use crate::expect::{Expected, Outcome};
 use crate::support::{Call, Generation, JobOptions};
 
-/// A release of jaxlib whose service is the reference.
+/// A jaxlib release whose service is the reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Release {
-    /// Generation A, with calls that its last release does not answer any more.
+    /// Generation A, with calls that its last release no longer answers.
     V0_6_2,
-    /// The last of generation A.
+    /// The last release of generation A.
     V0_9_2,
     /// Generation C.
     V0_10_2,
@@ -40,48 +40,48 @@ impl Release {
         if matches!(self, Self::V0_6_2 | Self::V0_9_2) { Generation::A } else { Generation::C }
     }
 
-    /// Whether callers state the service incarnation that they speak to.
+    /// Returns whether callers state a service incarnation.
     pub fn states_incarnations(self) -> bool {
         self.generation() == Generation::C
     }
 
-    /// Whether a task can report an error.
+    /// Returns whether a task can report an error.
     pub fn reports_errors(self) -> bool {
         matches!(self, Self::V0_6_2 | Self::V0_12_0)
     }
 
-    /// Whether states can be watched; before that they can only be asked for.
+    /// Returns whether states can be watched; earlier releases can only read them.
     pub fn watches(self) -> bool {
         self != Self::V0_6_2
     }
 
-    /// Whether the release can run a script at all.
+    /// Returns whether the release can run a script.
     pub fn knows(self, script: &Script) -> bool {
         self != Self::V0_6_2
             || !(script.job.recoverable || script.steps.iter().any(Step::is_newer_than_0_6_2))
     }
 
-    /// Whether the service tells the right incarnation with each living task. 0.6.2 mixes them up.
+    /// Returns whether the service pairs each live task with its own incarnation. 0.6.2 confuses them.
     pub fn pairs_incarnations(self) -> bool {
         self != Self::V0_6_2
     }
 
-    /// Whether clients give their job a name, and the service expects it.
+    /// Returns whether clients name their job, and the service expects it.
     pub fn names_jobs(self) -> bool {
         self == Self::V0_6_2
     }
 }
 
-/// A program with the name that it is reported under.
+/// A script with the name under which it is reported.
 #[derive(Debug, Clone)]
 pub struct Script {
     pub name: &'static str,
     pub job: JobOptions,
     pub steps: Vec<Step>,
-    /// Whether the states of the tasks and the store are compared at the end. Not where a script has shown that the
-    /// two go separate ways.
+    /// Whether the states of the tasks and the store are compared at the end. They are not if a difference
+    /// has led to different situations.
     pub compare_end: bool,
-    /// Muster draws conclusions from connections that end.
+    /// Whether Muster draws conclusions from the end of a connection.
     pub heeds_connections: bool,
     lives: HashMap<i32, usize>,
     anonymous: usize,
@@ -90,17 +90,17 @@ pub struct Script {
 /// One step of a script.
 #[derive(Debug, Clone)]
 pub enum Step {
-    /// Make a call, and go on once the service has seen it.
+    /// Start a call, and continue once the service has received it.
     Start { handle: String, who: CallerSpec, ask: ScriptCall },
-    /// A call ends in this way, or goes on waiting.
+    /// Check that a call ends in this way, or waits.
     Expect { handle: String, expected: Expected },
-    /// Give a call up.
+    /// Cancel a call.
     HangUp { handle: String },
-    /// Close the connection of a task's life.
+    /// Close the connection of one life of a task.
     Disconnect { who: CallerSpec },
-    /// Let time pass for timeouts that no answer tells of.
+    /// Let time pass for timeouts that no answer reports.
     Sleep(Duration),
-    /// Steps for one side only, where a difference has led to different situations.
+    /// Steps for one service only, where a difference has led to different situations.
     Only { side: SideKind, difference: Difference, steps: Vec<Step> },
 }
 
@@ -108,7 +108,7 @@ impl Step {
     fn is_newer_than_0_6_2(&self) -> bool {
         match self {
             Self::Start { ask: ScriptCall::Call(call), .. } => matches!(call, Call::Increment { .. }),
-            // Asking for the present states works differently there, but works.
+            // That release reads the present states in another way, but supports it.
             Self::Start { ask: ScriptCall::Watch(version), .. } => *version != Version::None,
             Self::Only { steps, .. } => steps.iter().any(Self::is_newer_than_0_6_2),
             _ => false,
@@ -123,15 +123,15 @@ pub enum SideKind {
     Muster,
 }
 
-/// What is asked: a call, with what only the run of the script can know left open.
+/// A call, with values that are known only when the script runs.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ScriptCall {
     Call(Call),
-    /// The states of the tasks, relative to the version that was seen last.
+    /// The states of the tasks, relative to the last seen version.
     Watch(Version),
 }
 
-/// Which version of the states a caller says that it has.
+/// The version of the states that a caller states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
     None,
@@ -146,40 +146,40 @@ impl From<Call> for ScriptCall {
     }
 }
 
-/// Who makes a call: one life of a task. Every life has a connection of its own.
+/// The caller: one life of a task. Every life has its own connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallerSpec {
     pub task: i32,
     /// `None` until the script is built: the task's latest life.
     pub life: Option<usize>,
     pub claim: Claim,
-    /// It gives its job a name, as clients up to 0.8.3 do.
+    /// Whether it names its job, as clients up to 0.8.3 do.
     pub named: bool,
 }
 
-/// Which service incarnation a caller states, where its generation states any.
+/// The service incarnation that a caller states, if its generation states one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Claim {
-    /// The one that it registered with; if it never did, the newest that anybody has.
+    /// The one with which it registered; if it never did, the newest that any caller has.
     Registered,
-    /// One that never was.
+    /// One that never existed.
     Wrong,
-    /// Nothing at all.
+    /// None.
     Absent,
 }
 
-/// The task of this number, in its latest life.
+/// Returns the task with this number, in its latest life.
 pub fn t(task: i32) -> CallerSpec {
     CallerSpec { task, life: None, claim: Claim::Registered, named: false }
 }
 
-/// Somebody who is no task.
+/// Returns a caller that is no task.
 pub fn observer() -> CallerSpec {
     t(-1)
 }
 
 impl CallerSpec {
-    /// The task's life of this number, counted from 0.
+    /// Returns the task's life with this number, from 0.
     pub fn life(self, life: usize) -> Self {
         Self { life: Some(life), ..self }
     }
@@ -193,13 +193,13 @@ impl CallerSpec {
     }
 }
 
-/// The incarnation of a task's life: the same on either side, so that it needs no translation.
+/// Returns the incarnation of a task's life: the same for both services, so that it needs no translation.
 pub fn incarnation(task: i32, life: usize) -> u64 {
     let task = u64::from(task.unsigned_abs());
     0xA000_0000_0000_0000 + task * 0x1_0000 + life as u64 + 1
 }
 
-/// A script for a job of `tasks` tasks.
+/// Returns a script for a job of `tasks` tasks.
 pub fn script(name: &'static str, tasks: u32) -> Script {
     Script {
         name,
@@ -213,7 +213,7 @@ pub fn script(name: &'static str, tasks: u32) -> Script {
 }
 
 impl Script {
-    // --- The job. ---
+    // --- The job ---
 
     pub fn recoverable(mut self) -> Self {
         self.job.recoverable = true;
@@ -240,16 +240,16 @@ impl Script {
         self
     }
 
-    // --- What happens. ---
+    // --- The steps ---
 
-    /// Starts a call under a name.
+    /// Starts a call under a handle.
     pub fn start(mut self, handle: &str, who: CallerSpec, ask: impl Into<ScriptCall>) -> Self {
         let who = self.settle(who);
         self.steps.push(Step::Start { handle: handle.into(), who, ask: ask.into() });
         self
     }
 
-    /// Starts a registration, in the task's present life.
+    /// Starts a registration of the task's present life.
     pub fn start_register(self, handle: &str, who: CallerSpec) -> Self {
         let who = self.settle(who);
         let incarnation = incarnation(who.task, who.life.unwrap_or_default());
@@ -263,12 +263,12 @@ impl Script {
         self.call(who, Call::Heartbeat { incarnation }, outcome)
     }
 
-    /// The call named `handle` ends like this, or waits.
+    /// Expects that the call `handle` ends like this, or waits.
     pub fn then(self, handle: &str, outcome: Outcome) -> Self {
         self.expect(handle, Expected::Same(outcome))
     }
 
-    /// Each of these calls ends like this.
+    /// Expects that each of these calls ends like this.
     pub fn all(mut self, handles: &[&str], outcome: &Outcome) -> Self {
         for handle in handles {
             self = self.then(handle, outcome.clone());
@@ -276,18 +276,18 @@ impl Script {
         self
     }
 
-    /// A call and its outcome in one.
+    /// Makes a call and expects this outcome.
     pub fn call(mut self, who: CallerSpec, ask: impl Into<ScriptCall>, outcome: Outcome) -> Self {
         let handle = self.anonymous();
         self.start(&handle, who, ask).then(&handle, outcome)
     }
 
-    /// The call named `handle` ends differently, on purpose.
+    /// Expects that the call `handle` ends differently, on purpose.
     pub fn differs(self, handle: &str, difference: Difference, cxx: Outcome, muster: Outcome) -> Self {
         self.expect(handle, Expected::Differs { difference, cxx, muster })
     }
 
-    /// A call that ends differently, on purpose.
+    /// Makes a call that ends differently, on purpose.
     pub fn call_differs(
         mut self,
         who: CallerSpec,
@@ -300,7 +300,7 @@ impl Script {
         self.start(&handle, who, ask).differs(&handle, difference, cxx, muster)
     }
 
-    /// Steps for one side only.
+    /// Adds steps for one service only.
     pub fn only(mut self, side: SideKind, difference: Difference, steps: impl FnOnce(Self) -> Self) -> Self {
         let before = std::mem::take(&mut self.steps);
         let mut inner = steps(self);
@@ -320,7 +320,7 @@ impl Script {
         self
     }
 
-    /// The task's process is another one from here on.
+    /// Replaces the task's process by another one from here on.
     pub fn restart(mut self, task: i32) -> Self {
         *self.lives.entry(task).or_default() += 1;
         self
@@ -331,7 +331,7 @@ impl Script {
         self
     }
 
-    /// All tasks of the job register and are connected.
+    /// Registers and connects all tasks of the job.
     pub fn registered(mut self) -> Self {
         let ids = 0..i32::try_from(self.job.tasks).expect("few tasks");
         let handles: Vec<String> = ids.clone().map(|id| format!("registration of {id}")).collect();
@@ -344,19 +344,19 @@ impl Script {
         self
     }
 
-    /// A task registers and is answered at once.
+    /// Registers a task that is answered at once.
     pub fn registers(mut self, who: CallerSpec, outcome: Outcome) -> Self {
         let handle = self.anonymous();
         self.start_register(&handle, who).then(&handle, outcome)
     }
 
-    /// The end is not compared: the two sides have gone separate ways.
+    /// Omits the comparison at the end, because the services are in different situations.
     pub fn parted(mut self) -> Self {
         self.compare_end = false;
         self
     }
 
-    /// Every difference that the script names.
+    /// Returns every difference that the script names.
     pub fn differences(&self) -> Vec<Difference> {
         fn of(steps: &[Step], found: &mut Vec<Difference>) {
             for step in steps {

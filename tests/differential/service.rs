@@ -1,4 +1,4 @@
-//! One service under test, with the clients that a script lets speak to it.
+//! One service under test, with the clients of a script.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -10,10 +10,10 @@ use std::time::Duration;
 use crate::script::{CallerSpec, Claim, Release, ScriptCall, SideKind, Version, incarnation};
 use crate::support::{Answer, Body, Call, Caller, Client, Cxx, Generation, JobOptions, Muster, Pending};
 
-/// A service incarnation that no service has.
+/// A service incarnation that never exists.
 const NO_SERVICE: u64 = 0xDEAD_BEEF_0BAD_CAFE;
 
-/// How long a caller waits for the service to have seen something that no answer tells of.
+/// The time after which the service has processed an event that no answer reports.
 const UNSEEN: Duration = Duration::from_millis(50);
 
 /// A service and its clients.
@@ -22,14 +22,14 @@ pub struct ServiceUnderTest {
     pub generation: Generation,
     release: Release,
     service: Service,
-    /// By task and number of the life.
+    /// The lives, by task and number.
     lives: HashMap<(i32, usize), CallerLife>,
     calls: BTreeMap<String, InFlight>,
-    /// The newest service incarnation that any answer told of; 0 before the first.
+    /// The newest service incarnation in any answer; 0 before the first.
     newest: Arc<AtomicU64>,
-    /// The version of the states that a watch saw last.
+    /// The version of the states in the last answer to a watch.
     version: Arc<AtomicI64>,
-    /// The service incarnations in the order of their appearance, to speak of them without their random numbers.
+    /// The service incarnations in the order of their appearance, to name them without their random numbers.
     runs: Vec<u64>,
 }
 
@@ -38,27 +38,27 @@ enum Service {
     Muster(Muster),
 }
 
-/// A call that was started, and the life that it is a call of.
+/// A started call and the life that made it.
 struct InFlight {
     life: (i32, usize),
     client: Client,
     pending: Pending,
 }
 
-/// One life of a task: its connection, and the service incarnation that it registered with (0: none yet).
+/// One life of a task: its connection, and the service incarnation with which it registered (0: none yet).
 struct CallerLife {
     client: Client,
     service: Arc<AtomicU64>,
 }
 
 impl ServiceUnderTest {
-    /// A service of the jaxlib in this environment.
+    /// Starts the service of the jaxlib in this environment.
     pub fn cxx(environment: &Path, release: Release, job: &JobOptions) -> Self {
         Self::new(SideKind::Cxx, release, Service::Cxx(Cxx::start(environment, job)))
     }
 
-    /// A Muster that behaves like the C++ service wherever it has a choice: polls are held, and connections say nothing
-    /// about tasks, unless they shall.
+    /// Starts a Muster that behaves like the C++ service wherever it has a choice: polls are held, and the
+    /// end of a connection means nothing unless `heeds_connections`.
     pub fn muster(release: Release, job: &JobOptions, heeds_connections: bool) -> Self {
         let grace = if heeds_connections { "100ms" } else { "off" };
         let further = ["--error-delivery", "hold", "--disconnect-grace", grace, "--log", "warn"];
@@ -86,7 +86,7 @@ impl ServiceUnderTest {
         }
     }
 
-    /// The last lines that the service printed.
+    /// Returns the last lines that the service printed.
     pub fn said(&self) -> String {
         match &self.service {
             Service::Cxx(cxx) => cxx.said(),
@@ -94,7 +94,7 @@ impl ServiceUnderTest {
         }
     }
 
-    /// Starts a call, and returns once the service has seen it.
+    /// Starts a call, and returns once the service has received it.
     pub async fn start(&mut self, handle: &str, who: CallerSpec, ask: &ScriptCall) {
         let call = self.resolve(ask);
         let caller = self.caller(who);
@@ -121,18 +121,18 @@ impl ServiceUnderTest {
         self.calls.insert(handle.to_owned(), InFlight { life: key(who), client, pending });
     }
 
-    /// The call of this name.
+    /// Returns the call with this handle.
     pub fn pending(&self, handle: &str) -> &Pending {
         &self.in_flight(handle).pending
     }
 
-    /// The names of all calls so far that are answered, with their answers.
+    /// Returns all answered calls with their answers, by handle.
     pub fn answered(&self) -> BTreeMap<String, Answer> {
         let answered = |(name, call): (&String, &InFlight)| Some((name.clone(), call.pending.answer()?));
         self.calls.iter().filter_map(answered).collect()
     }
 
-    /// Gives a call up, and returns once the service can be expected to know.
+    /// Cancels a call, and returns once the service can be expected to know.
     pub async fn hang_up(&mut self, handle: &str) {
         let call = self.in_flight(handle);
         call.pending.hang_up();
@@ -140,13 +140,13 @@ impl ServiceUnderTest {
         tokio::time::sleep(UNSEEN).await;
     }
 
-    /// Closes the connection of a life, with all that waits on it.
+    /// Closes the connection of a life, with all calls that wait on it.
     pub async fn disconnect(&mut self, who: CallerSpec) {
         let fresh = Client::new(self.generation, self.address());
         if let Some(life) = self.lives.get_mut(&key(who)) {
             life.client = fresh;
         }
-        // The connection ends with the last of those who hold it.
+        // The connection ends with the last of its owners.
         for call in self.calls.values().filter(|call| call.life == key(who)) {
             call.pending.hang_up();
         }
@@ -158,7 +158,7 @@ impl ServiceUnderTest {
         self.calls.get(handle).unwrap_or_else(|| panic!("no step starts {handle:?}"))
     }
 
-    /// The answer without the defects of the C++ service that only blur what is compared.
+    /// Returns the answer without the defects of the C++ service that only obscure the comparison.
     pub fn tidied(&self, mut answer: Answer) -> Answer {
         if let Body::Alive(alive) = &mut answer.body
             && self.kind == SideKind::Cxx
@@ -174,12 +174,12 @@ impl ServiceUnderTest {
         answer
     }
 
-    /// The same answer in words that do not depend on the side's random numbers, on its clock or on how it phrases.
+    /// Returns the answer without the service's random numbers, its clock and its wording.
     pub fn normalised(&mut self, mut answer: Answer) -> Answer {
         answer.message.clear();
         match &mut answer.body {
             Body::Service(service) => *service = self.run(*service),
-            // 0.6.2 puts a number there that it never tells otherwise.
+            // 0.6.2 sends a number that it sends nowhere else.
             Body::Devices { service, .. } => *service = 0,
             Body::States { version, tasks } => {
                 *version = 0;
@@ -204,7 +204,7 @@ impl ServiceUnderTest {
         answer
     }
 
-    /// The number of a run in the order in which this side showed them.
+    /// Returns the number of a run in the order of appearance.
     fn run(&mut self, service: u64) -> u64 {
         let known = self.runs.iter().position(|run| *run == service);
         let place = known.unwrap_or_else(|| {
@@ -234,7 +234,8 @@ impl ServiceUnderTest {
         let own = self.life(who).service.load(Ordering::SeqCst);
         let service = match who.claim {
             Claim::Registered if own != 0 => Some(own),
-            // Whoever has not registered can have learnt it from others, or from the error that tells it.
+            // A caller that has not registered can have learnt it from others, or from the error that states
+            // it.
             Claim::Registered => Some(self.newest.load(Ordering::SeqCst)),
             Claim::Wrong => Some(NO_SERVICE),
             Claim::Absent => None,
@@ -261,11 +262,11 @@ fn key(who: CallerSpec) -> (i32, usize) {
     (who.task, who.life.unwrap_or_default())
 }
 
-/// Returns once a call is answered, or has at least been seen by the service.
+/// Returns once a call is answered, or has at least been received by the service.
 ///
-/// Nothing acknowledges a call that waits. But calls of one connection reach the service in their order, so when later ones
-/// that never wait are answered, it has been seen. The C++ service hands calls to four threads: one answered
-/// call proves little there, several in a row and a moment more prove enough.
+/// Nothing acknowledges a waiting call. But the calls of one connection reach the service in their order, so
+/// once later calls that never wait are answered, it has been received. The C++ service hands calls to four
+/// threads: one answered call proves little there, several in a row and a moment more prove enough.
 async fn see_through(client: &Client, caller: &Caller, pending: &Pending) {
     for _ in 0..3 {
         if pending.answer().is_some() {

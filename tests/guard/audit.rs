@@ -1,4 +1,4 @@
-//! What the audit says of those who were let in and of those who were not.
+//! The audit lines about authorized and refused requests.
 
 use http::StatusCode;
 use muster::service::Role;
@@ -27,7 +27,7 @@ async fn a_stranger_who_tries_a_hundred_times_fills_one_line_a_kind() {
     let form = format!("csrf={}&token=x", proof(&page));
     assert_ne!(house.ask("POST", "/login", &headers, &form).await.status, StatusCode::SEE_OTHER);
     let lines = lines(&house).await;
-    // A login is another kind of attempt, with a line of its own.
+    // A login is another kind of attempt with a line of its own.
     let [line, login] = &lines[..] else { panic!("{lines:?}") };
     assert_eq!(
         [&login["act"], &login["subject"], &login["times"]],
@@ -71,7 +71,7 @@ async fn lines_say_by_which_role_and_changes_that_make_no_sense_have_one_too() {
         ["a-admin", "admin", "create-job", "done"],
         ["a-operator", "operator", "change", "refused"],
         ["a-operator", "operator", "change", "refused"],
-        // What reached its handler stands there once, by its own name.
+        // A request that reached its handler has exactly one line, with the name of its action.
         ["a-operator", "operator", "exclude", "refused"],
         ["a-operator", "operator", "delete", "refused"],
         ["a-admin", "admin", "change", "refused"],
@@ -106,7 +106,7 @@ async fn the_audit_of_a_job_has_requests_refused_before_the_handler() {
     let house = WebEdge::closed("audit-jobs");
     let (viewer, operator) = (house.bearer(Role::Viewer), house.bearer(Role::Operator));
     let json = ("content-type", "application/json");
-    // Without the role, without a token, from elsewhere, and what makes no sense.
+    // A lacking role, a lacking token, a foreign origin, and invalid requests.
     let exclusions = "/api/v1/jobs/a/exclusions";
     house.ask("POST", exclusions, &[("authorization", &viewer), json], "{}").await;
     house.ask("POST", exclusions, &[json], "{}").await;

@@ -1,4 +1,4 @@
-//! Bodies of requests: no route reads one before it has to, and none waits for one for ever.
+//! Request bodies: no route reads one before its checks, and none waits for one without a limit.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use muster::service::Role;
 use crate::every_route::operations;
 use crate::in_process::{FORM, WebEdge, proof};
 
-/// A body that comes a byte a second, for ever, and tells whether anybody has asked for it.
+/// Returns an endless body of one byte a second, and a flag that tells whether it was read.
 fn dribbled() -> (Body, Arc<AtomicBool>) {
     let read = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&read);
@@ -45,7 +45,7 @@ async fn no_route_reads_a_body_before_the_head_has_passed_every_check() {
         ];
         if operation.changes() && !operation.public {
             wrongs.push(vec![json]);
-            // Whoever may look may log out.
+            // Every role that may read may log out.
             if operation.path != "/logout" {
                 wrongs.push(vec![json, ("authorization", &*viewer)]);
             }
@@ -124,7 +124,7 @@ async fn a_rate_limited_request_is_refused_before_its_body() {
     let answer = house.ask_with(TransportSecurity::default(), "POST", "/login", &form, body).await;
     assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS, "{answer:?}");
     assert!(!read.load(Ordering::Relaxed));
-    // An honest token in the header passes all the same.
+    // A valid token in the header still works.
     let answer = house.ask("GET", "/api/v1/jobs", &[("authorization", &operator)], "").await;
     assert_eq!(answer.status, StatusCode::OK);
 }

@@ -1,5 +1,5 @@
-//! What goes on around a service that has to go on: hostile clients, disks and readers that hang, limits, clocks and signals.
-//! Meanwhile the heartbeats of a task that behaves well are answered, and so is the question for health.
+//! A server under stress: hostile clients, disks and readers that hang, limits, clocks and signals. Meanwhile
+//! the heartbeats of a well-behaved task and the health probes must be answered.
 
 use std::fs::OpenOptions;
 use std::io::{Read as _, Write as _};
@@ -40,11 +40,11 @@ async fn a_body_that_comes_byte_by_byte_takes_no_more_memory_than_its_bytes() {
             )
             .unwrap();
             for _ in 0..LENGTH {
-                // An answer that comes before the end of the body is the end of the connection.
+                // The server answers before the end of the body and closes the connection.
                 if stream.write_all(b"x").is_err() {
                     break;
                 }
-                // So that each byte is a packet, and read as one.
+                // A pause, so that each byte is a packet and is read alone.
                 std::thread::sleep(Duration::from_micros(30));
             }
             stream
@@ -56,7 +56,7 @@ async fn a_body_that_comes_byte_by_byte_takes_no_more_memory_than_its_bytes() {
     heart.beats_on().await;
     assert!(service.get(READY).contains("ready"));
     let mut streams: Vec<TcpStream> = all.into_iter().map(|one| one.join().unwrap()).collect();
-    // The whole body came and is no JSON, or this machine is so busy that it did not come in time.
+    // The whole body arrived and is no JSON, or this machine was too busy for it to arrive in time.
     assert!(matches!(answer(&mut streams[0]), 400 | 408));
     let grown = service.peak_resident_bytes() - before;
     assert!(grown < 32 << 20, "{grown} bytes more for {} of bodies", 6 * LENGTH);
@@ -82,7 +82,7 @@ async fn connections_without_a_request_take_nothing_from_anybody() {
     let page = service.get("/metrics");
     let evicted = page.lines().find(|line| line.contains("listener=\"http\",reason=\"evicted\"")).unwrap();
     assert!(!evicted.ends_with(" 0"), "{evicted}");
-    // Those who have a slot lose it soon, though they send a byte now and then.
+    // Connections with a slot lose it soon, although they send a byte now and then.
     let mut last = hostile.pop().unwrap();
     let mut dribble = last.try_clone().unwrap();
     std::thread::spawn(move || {
@@ -91,7 +91,7 @@ async fn connections_without_a_request_take_nothing_from_anybody() {
         }
     });
     assert!(is_closed(&mut last));
-    // While all are busy, health is answered, and who else comes is told.
+    // While all slots are busy, health probes are answered and other requests are refused.
     let mut streams: Vec<TcpStream> = Vec::new();
     for _ in 0..100 {
         let mut stream = connect(service.http);
@@ -117,7 +117,7 @@ async fn a_handshake_has_one_deadline_however_its_bytes_come() {
     let mut slow: Vec<TcpStream> = (0..20).map(|_| connect(service.http)).collect();
     let mut dribbles: Vec<TcpStream> = slow.iter().map(|stream| stream.try_clone().unwrap()).collect();
     std::thread::spawn(move || {
-        // The beginning of a hello that says that 512 bytes follow.
+        // The beginning of a TLS ClientHello that announces 512 bytes.
         for byte in [0x16, 3, 1, 2, 0, 1].into_iter().chain(std::iter::repeat(0)) {
             dribbles.retain_mut(|stream| stream.write_all(&[byte]).is_ok());
             if dribbles.is_empty() {
@@ -150,7 +150,7 @@ async fn health_has_a_listener_of_its_own_if_asked_for() {
     assert!(get(health, "/metrics").starts_with("HTTP/1.1 404"));
 }
 
-/// A named pipe, and an open end that keeps it from being without a reader.
+/// Creates a named pipe, and keeps one end open so that it has a reader.
 fn pipe(path: &str) -> std::fs::File {
     assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
     let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
@@ -172,7 +172,7 @@ async fn an_unread_audit_pipe_blocks_nothing_and_losses_are_recorded() {
     });
     assert!(service.metric("muster_audit_lines_queued") > 0.0);
     wait_until("it is measured", || service.metric("muster_audit_unwritten_seconds") > 1.0);
-    // Whoever reads at last reads everything, in order.
+    // A reader that starts late still reads every line, in order.
     let mut text = Vec::new();
     wait_until("every line has come", || {
         let _ = reader.read_to_end(&mut text);
@@ -182,7 +182,7 @@ async fn an_unread_audit_pipe_blocks_nothing_and_losses_are_recorded() {
     let number = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["number"].as_u64();
     assert!(lines.lines().map(|line| number(line).unwrap()).eq(1..=600), "all of them, in order");
     wait_until("all is well again", || service.get(READY).ends_with("\r\n\r\nready\n"));
-    // It is stuck once more, which does not hold up the end.
+    // The pipe is full again, which does not delay the exit.
     service.put_keys(600);
     service.signal("TERM");
     assert_eq!(service.end(), Some(0));
@@ -198,7 +198,7 @@ async fn a_full_disk_stops_changes_only_where_that_is_asked_for() {
 
     let service = Service::start(&["--audit-file", "/dev/full", "--audit-failure", "refuse"]);
     let heart = HeartbeatClient::start(&service).await;
-    // The first is made before anybody knows.
+    // The first change is made before the failure is known.
     service.put_keys(1);
     wait_until("it is known", || service.get(READY).contains("No space left"));
     assert_eq!(service.put_keys(3), [503; 3]);
@@ -226,7 +226,7 @@ async fn an_unread_log_pipe_blocks_nothing() {
     log.read_to_string(&mut text).unwrap();
     assert!(text.contains("muster::audit"), "what was written is whole");
 
-    // A log on a full disk, and one whose reader has gone.
+    // A log on a full disk, and one whose reader is gone.
     for log in [
         Stdio::from(OpenOptions::new().write(true).open("/dev/full").unwrap()),
         Stdio::from(std::io::pipe().unwrap().1),
@@ -276,7 +276,7 @@ async fn a_clock_that_jumps_by_a_day_changes_nothing() {
     let library = asked.expect("faketime runs: apt-get install faketime, as tests/run does").stdout;
     let library = String::from_utf8(library).unwrap();
     std::fs::write(&offset, "+0s\n").unwrap();
-    // A clock that is set does not move the monotonic one.
+    // Setting the wall clock does not change the monotonic clock.
     let fake = format!(
         "export LD_PRELOAD={} FAKETIME_TIMESTAMP_FILE={offset} FAKETIME_NO_CACHE=1 \
          FAKETIME_DONT_FAKE_MONOTONIC=1",
@@ -311,7 +311,7 @@ async fn a_clock_that_jumps_by_a_day_changes_nothing() {
     }
     let passed = Duration::from_micros(before - first);
     assert!(passed < PATIENCE, "its clock follows no jump: {passed:?}");
-    // A connection was not found overdue by a jump.
+    // The clock change did not time out the connection.
     write!(idle, "GET {READY} HTTP/1.1\r\nhost: {}\r\n\r\n", service.http).ok();
     let job = service.get("/api/v1/jobs/default");
     assert!(job.contains("\"connected\""), "the task was not found silent: {job}");
@@ -352,7 +352,7 @@ async fn a_hangup_takes_a_rotated_audit_and_new_tokens_and_ends_nothing() {
     assert_eq!(ask(&second, true), 403);
     wait_until("the new file has the line", || std::fs::read_to_string(&audit).unwrap().contains("second"));
     assert_eq!(std::fs::read_to_string(&rotated).unwrap().lines().count(), 1);
-    // A file that everybody can write changes nothing.
+    // A token file that every user can write is not read: the former tokens stay.
     let third = token("third");
     Command::new("chmod").args(["666", &tokens]).status().unwrap();
     service.signal("HUP");

@@ -1,4 +1,4 @@
-//! Through every door: the routes of the description, and those that no description has.
+//! Every route: those of the OpenAPI description, and those without one.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ pub struct Operation {
     pub method: String,
     pub path: String,
     body: String,
-    /// Anybody may ask for it.
+    /// The route requires no role.
     pub public: bool,
 }
 
@@ -34,7 +34,8 @@ impl Operation {
     }
 }
 
-/// Every route there is, with something in its places and a body that is taken as far as may be, and some that there are not.
+/// Returns an operation for every route, with valid path values and a body that passes as many checks as
+/// possible, and some operations that do not exist.
 pub async fn operations(house: &WebEdge) -> Vec<Operation> {
     let admin = house.bearer(Role::Admin);
     let guide = house.ask("GET", "/guide/start", &[("authorization", &admin)], "").await.body;
@@ -76,7 +77,7 @@ fn body(method: &str, path: &str) -> String {
     value.to_string()
 }
 
-/// The same headers for every request, and more of them for this one.
+/// Sends a request with the headers that all requests have, and with these.
 async fn ask(
     house: &WebEdge,
     operation: &Operation,
@@ -117,7 +118,7 @@ async fn every_change_asks_for_its_role() {
     let mut for_admins = Vec::new();
     for operation in operations(&house).await.iter().filter(|operation| operation.changes()) {
         let place = format!("{} {}", operation.method, operation.path);
-        // Whoever may look may log in and out.
+        // Every role that may read may log in and out.
         if ["/login", "/logout"].contains(&operation.path.as_str()) {
             continue;
         }
@@ -139,12 +140,12 @@ async fn every_change_asks_for_its_role() {
         "DELETE /api/v1/jobs/a?reason=why",
         "PATCH /api/v1/jobs/a",
         "POST /api/v1/jobs",
-        // Whatever has no row is for admins.
+        // A route without a row is for admins.
         "POST /api/v1/nothing",
         "POST /nothing",
     ];
     assert_eq!(for_admins, expected);
-    // Refusals are written down with the name of the token.
+    // Refusals are audited with the name of the token.
     let audit =
         house.ask("GET", "/api/v1/audit?outcome=refused", &[("authorization", &viewer)], "").await.json();
     assert!(
@@ -267,7 +268,7 @@ async fn without_tokens_browsers_still_need_csrf_proofs_and_tools_json() {
             let answer = ask(&house, operation, &[mark]).await;
             assert_eq!(answer.problem(), "no-proof", "{place} {mark:?}");
         }
-        // A login is a form, and shows its proof.
+        // A login is a form with a CSRF proof.
         if operation.method == "POST" && !operation.public {
             for kind in ["text/plain", crate::in_process::FORM, "multipart/form-data; boundary=x"] {
                 let answer = ask(&house, operation, &[("content-type", kind)]).await;

@@ -1,4 +1,4 @@
-//! By what name the server is asked, on a real socket: what could be read in two ways is refused.
+//! The host name of a request, on a real socket: ambiguous names are refused.
 
 use std::io::Write as _;
 

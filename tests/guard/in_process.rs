@@ -1,4 +1,4 @@
-//! A web edge in this process, with a job and tokens of every role.
+//! The HTTP port in this process, with a job and tokens of every role.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,10 +21,10 @@ use muster::service::Role;
 use serde_json::Value;
 use tower_service::Service as _;
 
-/// The name by which the house is reached.
+/// The host name of the HTTP port.
 pub const HOST: &str = "muster.example";
 
-/// A web edge.
+/// The HTTP port under test.
 pub struct WebEdge {
     pub engine: Arc<Engine>,
     pub tokens: BTreeMap<Role, String>,
@@ -32,7 +32,7 @@ pub struct WebEdge {
     router: Router,
 }
 
-/// An answer.
+/// A response.
 #[derive(Debug)]
 pub struct EdgeResponse {
     pub status: StatusCode,
@@ -41,17 +41,17 @@ pub struct EdgeResponse {
 }
 
 impl EdgeResponse {
-    /// The body as JSON, or nothing.
+    /// Returns the body as JSON, or `null`.
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or(Value::Null)
     }
 
-    /// The kind of problem that it is.
+    /// Returns the type of the problem.
     pub fn problem(&self) -> String {
         self.json()["type"].as_str().unwrap_or_default().trim_start_matches("/problems/").to_owned()
     }
 
-    /// The cookie that it sets.
+    /// Returns the cookie that the response sets.
     pub fn cookie(&self) -> Option<String> {
         let set = self.headers.get("set-cookie")?.to_str().ok()?;
         Some(set.split(';').next()?.to_owned())
@@ -59,22 +59,22 @@ impl EdgeResponse {
 }
 
 impl WebEdge {
-    /// One that asks for tokens.
+    /// Returns an HTTP port that requires tokens.
     pub fn closed(name: &str) -> Self {
         Self::new(name, true, Duration::from_secs(3600))
     }
 
-    /// One where everybody may do everything.
+    /// Returns an HTTP port without access control.
     pub fn open(name: &str) -> Self {
         Self::new(name, false, Duration::from_secs(3600))
     }
 
-    /// One whose logins hold for so long, if it asks for tokens.
+    /// Returns an HTTP port with sessions of this lifetime, which requires tokens if `closed` is set.
     pub fn new(name: &str, closed: bool, session: Duration) -> Self {
         Self::made(name, closed, session, |guard| guard)
     }
 
-    /// One that asks for tokens, and takes so many changes a second of one actor.
+    /// Returns an HTTP port that requires tokens and allows this many changes a second for each actor.
     pub fn patient(name: &str, changes: usize) -> Self {
         Self::made(name, true, Duration::from_secs(3600), |guard| guard.with_changes(changes))
     }
@@ -108,17 +108,17 @@ impl WebEdge {
         Self { engine, tokens, file, router }
     }
 
-    /// Everything that the state machine knows, as bytes.
+    /// Returns the state of the engine as bytes.
     pub fn digest(&self) -> Vec<u8> {
         self.engine.read(|core, _| postcard::to_allocvec(core).unwrap())
     }
 
-    /// Asks for something with these headers besides the host.
+    /// Sends a request with these headers besides the host.
     pub async fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> EdgeResponse {
         self.ask_by(TransportSecurity::default(), method, path, headers, body).await
     }
 
-    /// The same over a connection of this kind.
+    /// Sends a request over a connection of this kind.
     pub async fn ask_by(
         &self,
         channel: TransportSecurity,
@@ -130,7 +130,7 @@ impl WebEdge {
         self.ask_with(channel, method, path, headers, Body::from(body.to_owned())).await
     }
 
-    /// The same with a body that may come in any way.
+    /// Sends a request with any kind of body.
     pub async fn ask_with(
         &self,
         channel: TransportSecurity,
@@ -147,7 +147,7 @@ impl WebEdge {
         request.extensions_mut().insert(PeerAddress(([10, 0, 0, 5], 40_000).into()));
         request.extensions_mut().insert(channel);
         let (head, body) = self.router.clone().call(request).await.unwrap().into_parts();
-        // A stream has no end; what it says first is not asked for here.
+        // A stream has no end; only its head is needed here.
         let body = tokio::time::timeout(Duration::from_secs(1), body.collect()).await;
         let body = body.map(|body| body.unwrap().to_bytes()).unwrap_or_default();
         EdgeResponse {
@@ -157,12 +157,12 @@ impl WebEdge {
         }
     }
 
-    /// The value of `authorization` for a role.
+    /// Returns the value of `authorization` for a role.
     pub fn bearer(&self, role: Role) -> String {
         format!("Bearer {}", self.tokens[&role])
     }
 
-    /// Logs in, and gives the cookie and what page forms must carry.
+    /// Logs in. Returns the session cookie and the CSRF proof.
     pub async fn log_in(&self, role: Role) -> (String, String) {
         let page = self.ask("GET", "/login", &[("accept", "text/html")], "").await;
         let visit = page.cookie().expect("the page sets a cookie");
@@ -171,16 +171,16 @@ impl WebEdge {
         let answer = self.ask("POST", "/login", &headers, &form).await;
         assert_eq!(answer.status, StatusCode::SEE_OTHER, "{answer:?}");
         let session = answer.cookie().expect("a login sets a cookie");
-        // Any page that has a form says what it must carry; so far only the login does.
+        // Every page with a form has the proof.
         let page = self.ask("GET", "/login", &[("accept", "text/html"), ("cookie", &*session)], "").await;
         (session, proof(&page))
     }
 }
 
-/// What browsers say of forms.
+/// The content type of forms.
 pub const FORM: &str = "application/x-www-form-urlencoded";
 
-/// What the forms of a page must carry.
+/// Returns the CSRF proof in a page.
 pub fn proof(page: &EdgeResponse) -> String {
     let rest =
         page.body.split("name=\"csrf\" value=\"").nth(1).unwrap_or_else(|| panic!("no form in {page:?}"));

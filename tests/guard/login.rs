@@ -1,4 +1,4 @@
-//! Logins, and tokens that come and go.
+//! Logins and reloads of tokens.
 
 use std::time::Duration;
 
@@ -60,12 +60,12 @@ async fn a_login_ends_with_its_time_and_with_its_token() {
     let new = NewToken::generate("new", Role::Viewer).unwrap();
     std::fs::remove_file(&house.file).unwrap();
     append_token(&house.file, "new", &new.line).unwrap();
-    // The file is looked at once a second at most.
+    // The file is checked at most once a second.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     assert_eq!(jobs(&house, &[("authorization", &format!("Bearer {}", new.token))]).await, StatusCode::OK);
     assert_eq!(jobs(&house, &[("authorization", &old)]).await, StatusCode::UNAUTHORIZED);
     assert_eq!(jobs(&house, &[("cookie", &cookie)]).await, StatusCode::UNAUTHORIZED);
-    // What makes no sense changes nothing.
+    // An invalid file changes nothing.
     std::fs::write(&house.file, "nonsense").unwrap();
     tokio::time::sleep(Duration::from_millis(1100)).await;
     assert_eq!(jobs(&house, &[("authorization", &format!("Bearer {}", new.token))]).await, StatusCode::OK);

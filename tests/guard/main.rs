@@ -1,5 +1,5 @@
-//! Closed by default: every route asks who comes and whether they may, and no listener is open that nobody opened. What hostile clients, slow
-//! disks and operators do to a running service holds up nobody else.
+//! Access control of the HTTP port: every route checks identity and role, and no listener is open by default.
+//! Hostile clients, slow disks and operations must not delay other clients.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 

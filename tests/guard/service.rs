@@ -1,4 +1,4 @@
-//! A service in a process of its own, with a task that behaves well, and what hostile clients do to it.
+//! A server in a process of its own, with a well-behaved task and helpers for hostile clients.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -11,10 +11,10 @@ use std::time::Duration;
 use crate::process::signal;
 use crate::support::{Body, Call, Caller, Client, Generation};
 
-/// How long anything may take on a machine that is busy with other things.
+/// The deadline of every wait: the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A running service. Dropping it kills it.
+/// A running server. Dropping it kills the process.
 pub struct Service {
     pub child: Child,
     pub grpc: SocketAddr,
@@ -22,12 +22,12 @@ pub struct Service {
 }
 
 impl Service {
-    /// Starts one with these further arguments. What it logs nobody reads.
+    /// Starts a server with these further arguments. Its log is discarded.
     pub fn start(arguments: &[&str]) -> Self {
         Self::start_by(&mut crate::process::muster(Vec::<&str>::new()), arguments, Stdio::null())
     }
 
-    /// Starts one under a shell that first runs `before`.
+    /// Starts a server under a shell that first runs `before`.
     pub fn start_after(before: &str, arguments: &[&str], log: Stdio) -> Self {
         let mut shell = Command::new("sh");
         shell.args(["-c", &format!("{before}; exec \"$@\""), "sh", env!("CARGO_BIN_EXE_muster")]);
@@ -54,7 +54,7 @@ impl Service {
             }
             said.push_str(&line);
         }
-        // The rest is read, so that stdout is never in the way.
+        // The remaining lines are read, so that stdout never blocks.
         std::thread::spawn(move || lines.map_while(Result::ok).for_each(drop));
         let [grpc, http] = found.map(Option::unwrap);
         Self { child, grpc, http }
@@ -68,7 +68,7 @@ impl Service {
         signal(self.pid(), name);
     }
 
-    /// The exit code, once it has ended.
+    /// Returns the exit code after the server has exited.
     pub fn end(&mut self) -> Option<i32> {
         let looks = PATIENCE.as_millis() / 20;
         for _ in 0..looks {
@@ -80,12 +80,12 @@ impl Service {
         panic!("it does not end");
     }
 
-    /// What it answers to a GET.
+    /// Sends a GET request and returns the response.
     pub fn get(&self, path: &str) -> String {
         get(self.http, path)
     }
 
-    /// The value of a metric without labels.
+    /// Returns the value of a metric without labels.
     pub fn metric(&self, name: &str) -> f64 {
         let page = self.get("/metrics");
         let line =
@@ -94,7 +94,7 @@ impl Service {
         value.unwrap_or_else(|| panic!("no {name} in {page}"))
     }
 
-    /// Changes a key so many times over one connection. Returns the answers' statuses.
+    /// Changes a key this many times over one connection. Returns the statuses.
     pub fn put_keys(&self, times: usize) -> Vec<u16> {
         let mut stream = connect(self.http);
         let mut closes = false;
@@ -114,14 +114,14 @@ impl Service {
             )
             .unwrap();
             let status = answer(&mut stream);
-            // What is refused before its body is read is the last of its connection.
+            // A refusal before the body was read closes the connection.
             closes = status >= 400;
             statuses.push(status);
         }
         statuses
     }
 
-    /// The most memory that it has ever occupied, in bytes.
+    /// Returns the peak resident memory, in bytes.
     pub fn peak_resident_bytes(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
         let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
@@ -136,7 +136,7 @@ impl Drop for Service {
     }
 }
 
-/// A connection that gives up waiting for an answer after a time in which any has come.
+/// Returns a connection with a generous read timeout.
 pub fn connect(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -145,7 +145,7 @@ pub fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// What a listener answers to a GET, head and body.
+/// Sends a GET request to a listener and returns the response, head and body.
 pub fn get(address: SocketAddr, path: &str) -> String {
     let mut stream = connect(address);
     write!(stream, "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").unwrap();
@@ -154,7 +154,7 @@ pub fn get(address: SocketAddr, path: &str) -> String {
     String::from_utf8(text).unwrap()
 }
 
-/// Reads one answer whole, and returns its status.
+/// Reads one whole response and returns its status.
 pub fn answer(stream: &mut TcpStream) -> u16 {
     let mut text = Vec::new();
     let mut byte = [0; 1];
@@ -169,7 +169,7 @@ pub fn answer(stream: &mut TcpStream) -> u16 {
     head.split(' ').nth(1).unwrap().parse().unwrap()
 }
 
-/// A folder that goes with this value.
+/// A folder that is removed on drop.
 pub struct TempFolder(pub PathBuf);
 
 impl TempFolder {
@@ -191,7 +191,7 @@ impl Drop for TempFolder {
     }
 }
 
-/// The only task of the service's job: it is registered, and sends heartbeats for as long as this lives.
+/// The only task of the server's job, which sends heartbeats until it is dropped.
 pub struct HeartbeatClient {
     beats: Arc<AtomicU64>,
     beating: tokio::task::JoinHandle<()>,
@@ -219,7 +219,7 @@ impl HeartbeatClient {
         Self { beats, beating }
     }
 
-    /// Waits until further heartbeats were answered, all of which were sent from now on.
+    /// Waits for the answers to further heartbeats, all of which were sent after this call.
     pub async fn beats_on(&self) {
         let until = self.beats.load(Ordering::Relaxed) + 5;
         let further = async {

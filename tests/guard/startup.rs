@@ -1,4 +1,4 @@
-//! Whether a server starts, and what it says if not.
+//! Configurations with which a server starts or refuses to start, and its messages.
 
 use crate::process::{muster, run};
 

@@ -1,4 +1,4 @@
-//! TLS on real sockets: who gets in, who does not, and what the server says of it.
+//! TLS on real sockets: accepted and refused clients, and the server's messages about them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::process::{CommandProcess, muster, run};
 const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 const GET: &[u8] = b"GET /api/v1/handshakes HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
 
-/// A folder of certificates, and the authority that makes them.
+/// A folder of certificates and the authority that issues them.
 struct CertificateFolder {
     folder: PathBuf,
     ours: Authority,
@@ -42,7 +42,7 @@ impl CertificateFolder {
     }
 
     fn write(&self, name: &str, made: IssuedCertificate) {
-        // A file takes the place of the other at once, as whoever renews certificates sees to it.
+        // The files are replaced atomically, as tools that renew certificates do.
         for (name, text) in [(format!("{name}-key"), made.key), (name.into(), made.cert)] {
             let new = self.path(&format!("{name}-new"));
             std::fs::write(&new, text).unwrap();
@@ -50,7 +50,7 @@ impl CertificateFolder {
         }
     }
 
-    /// The settings of a listener.
+    /// Returns the settings of a listener.
     fn settings(&self, edge: &str, mode: &str) -> Vec<String> {
         let all = [("cert", "server"), ("key", "server-key"), ("client-ca", "ca")];
         let file = |(key, name): (&str, &str)| {
@@ -61,7 +61,7 @@ impl CertificateFolder {
         settings
     }
 
-    /// Speaks over TLS, and gives what is answered.
+    /// Sends a request over TLS and returns the response.
     async fn speak(
         &self,
         address: &str,
@@ -106,7 +106,7 @@ impl Drop for CertificateFolder {
     }
 }
 
-/// A certificate that signed itself, as an authority's does, for no name.
+/// Returns a self-signed certificate without names.
 fn signs_itself(name: &str) -> IssuedCertificate {
     let mut params = rcgen::CertificateParams::default();
     params.distinguished_name.push(rcgen::DnType::CommonName, name);
@@ -116,7 +116,7 @@ fn signs_itself(name: &str) -> IssuedCertificate {
     IssuedCertificate { cert: cert.pem(), key: key.serialize_pem() }
 }
 
-/// A server, and where it listens.
+/// Starts a server. Returns it with its addresses.
 fn start(settings: &[String]) -> (CommandProcess, String, String) {
     let mut command = muster(["serve", "--tasks", "1", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]);
     let mut running = CommandProcess::start(command.args(settings));
@@ -278,7 +278,7 @@ async fn a_stalled_tls_handshake_is_closed() {
     let address = listener.local_addr().unwrap();
     let stop = watch::Sender::new(false);
     tokio::spawn(Arc::clone(&server).serve(listener, Routing::ByAuthority(None), stop.subscribe()));
-    // The head of a record that promises more than ever comes.
+    // The head of a TLS record that announces more bytes than are sent.
     let mut many = Vec::new();
     for _ in 0..50 {
         let mut stream = TcpStream::connect(address).await.unwrap();

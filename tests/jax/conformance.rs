@@ -1,4 +1,4 @@
-//! Everything that a JAX program gets from its coordination service, release by release.
+//! Everything that a JAX program uses of its coordination service, release by release.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ pub const TESTS: &[Test] = &[
     }),
 ];
 
-/// How many devices `conformance.py` has in each process.
+/// The number of devices of each process in `conformance.py`.
 const DEVICES: usize = 2;
 
 fn conform(scene: &JaxFixture, count: usize, arguments: &[&str]) {
@@ -26,14 +26,14 @@ fn conform(scene: &JaxFixture, count: usize, arguments: &[&str]) {
     check(scene, DEFAULT, &tasks);
 }
 
-/// All processes of a job have conformed, and the server saw a job without a flaw.
+/// Checks that all processes of a job have conformed, and that the server saw a job without an error.
 pub fn check(scene: &JaxFixture, job: &str, tasks: &[Process]) {
     tasks.iter().for_each(Process::succeed);
     let names = |task: &Process, kind: &str| -> BTreeSet<String> {
         task.lines(kind).iter().map(|line| line.text("name").to_owned()).collect()
     };
     let checked = names(&tasks[0], "check");
-    // Named in full at both ends of the list, so that a list that has shrunk is noticed.
+    // The list is compared at both ends, so that a shorter list fails.
     for expected in
         ["topology", "psum", "key_value_set_twice", "barrier_of_all", "get_live_nodes", "live_devices"]
     {
@@ -54,7 +54,7 @@ pub fn check(scene: &JaxFixture, job: &str, tasks: &[Process]) {
         assert_eq!((task.standing, &task.error, task.lives.len()), (TaskPhase::Disconnected, &None, 1));
     }
 
-    // JAX numbers CPU devices by process with a stride that depends on the release.
+    // JAX numbers CPU devices by process, with a stride that depends on the release.
     let stride = if scene.release.is_at_least(0, 8) { 2048 } else { 131_072 };
     let expected = (0..i32::try_from(tasks.len()).unwrap())
         .flat_map(|task| (0..i32::try_from(DEVICES).unwrap()).map(move |local| (TaskId(task), local)));

@@ -1,4 +1,4 @@
-//! A task is killed: what becomes of the others, and how soon.
+//! A task is killed: the effects on the others, and their delay.
 
 use muster::coordination::{EventKind, JobView, RunOutcome, RunState, TaskId, TaskPhase};
 use muster::http::EventLine;
@@ -17,10 +17,11 @@ pub const TESTS: &[Test] = &[
     (RunSet::All, "a_killed_task_of_a_recoverable_job_leaves_the_live_set_and_comes_back", recoverable),
 ];
 
-/// How soon the server must know that a task was killed: JAX's own service takes 100 s at default settings.
+/// The time in seconds within which the server must detect a killed task: JAX's own service takes 100 s at
+/// default settings.
 const NEWS: f64 = 1.0;
-/// How soon the others must have ended. The news reaches them within milliseconds, but a process that is aborted on a busy
-/// machine takes its time.
+/// The time in seconds within which the other processes must have ended. The error reaches them within
+/// milliseconds, but the abort of a process takes its time on a busy machine.
 const END: f64 = 5.0;
 
 fn fate_shared(scene: &JaxFixture, victim: usize) {
@@ -73,7 +74,7 @@ fn fate_shared(scene: &JaxFixture, victim: usize) {
     assert!(cause.error.contains(&peer), "{}", cause.error);
 }
 
-/// What a process said before it ended names the task that died, where it was, and how that was noticed.
+/// Checks that the last output of a process names the lost task, its address, and how the loss was detected.
 fn names_the_dead(other: &Process, victim: usize, peer: &str) {
     let said = other.unstructured();
     assert!(said.contains("connection lost"), "no cause: {said}");
@@ -124,7 +125,7 @@ fn recoverable(scene: &JaxFixture) {
     assert_eq!(failed_tasks(server), [1], "nobody else died");
 }
 
-/// The tasks that have failed, in order.
+/// Returns the failed tasks, in order.
 pub fn failed_tasks(server: &Server) -> Vec<i32> {
     let failed = |event: EventLine| match event.what {
         EventKind::TaskFailed { task, .. } => Some(task.0),
@@ -133,12 +134,12 @@ pub fn failed_tasks(server: &Server) -> Vec<i32> {
     server.events("default").into_iter().filter_map(failed).collect()
 }
 
-/// Where a task registered from.
+/// Returns the address from which a task registered.
 fn peer_of(view: &JobView, task: usize) -> String {
     view.run.tasks[task].lives[0].peer.expect("it has registered").to_string()
 }
 
-/// The task with this number, as the server writes it.
+/// Returns a task's number in the server's type.
 fn id(task: usize) -> i32 {
     i32::try_from(task).expect("tests have few tasks")
 }

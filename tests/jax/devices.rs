@@ -1,4 +1,4 @@
-//! What is said of the devices that real processes publish.
+//! The views of devices that real processes publish.
 
 use serde_json::Value;
 

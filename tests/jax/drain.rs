@@ -32,14 +32,14 @@ pub const TESTS: &[Test] = &[
     }),
 ];
 
-/// The key that every JAX process waits for.
+/// The key for which every JAX process waits.
 const NOTICE: &str = "RECEIVED_PREEMPTION_NOTICE";
-/// When the machine is said to go: long ago, so that nobody waits until then.
+/// The time of the notice: long ago, so that no process waits until then.
 const DEATH: &str = "2026-01-01T00:00:00+00:00";
 
 fn save_together(scene: &JaxFixture, ask: impl Fn(&[Process])) {
     let server = scene.serve(&["--tasks", "3"]);
-    // At different paces, so that there is something to agree on.
+    // At different paces, so that the processes have to agree on a step.
     let start = |task| scene.start(task, 3, &["worker.py", "preempt", "--step-ms", ["40", "50", "60"][task]]);
     let tasks: Vec<Process> = (0..3).map(start).collect();
     tasks.iter().for_each(|task| _ = task.line("step", |line| line.number::<u64>("n") >= 3));
@@ -63,7 +63,7 @@ fn save_together(scene: &JaxFixture, ask: impl Fn(&[Process])) {
     assert!(preemption.acknowledged.iter().all(|(_, step)| *step < agreed[0]), "{preemption:?}");
 }
 
-/// Inserts the notice as somebody who is no task of the job.
+/// Inserts the notice with a client that is no task of the job.
 fn insert_notice(scene: &JaxFixture) {
     let server = scene.server();
     let service = u64::from_str_radix(&server.view("default").run.incarnation, 16).expect("hexadecimal");

@@ -1,4 +1,4 @@
-//! Two processes that take themselves for the same task.
+//! Two processes with the same task number.
 
 use std::net::SocketAddr;
 

@@ -1,4 +1,4 @@
-//! Exclusions: an operator takes a task out of a running job, and lets it in again.
+//! Exclusions: an operator excludes a task of a running job, and readmits it.
 
 use serde_json::{Value, json};
 
@@ -17,10 +17,10 @@ pub const TESTS: &[Test] = &[
     (RunSet::Both, "a_run_whose_tasks_share_their_fate_is_ended_only_on_request", fate),
 ];
 
-/// What the operator says, and the excluded process must show.
+/// The operator's reason, which the excluded process must show.
 const REASON: &str = "its network card is flaky";
 
-/// A client that fails an excluded process within seconds rather than at the default of 100 s.
+/// Settings with which a client fails an excluded process within seconds instead of the default 100 s.
 const QUICK: [&str; 2] = ["--heartbeat-timeout", "6"];
 
 fn exclude(server: &Server, body: &Value) -> (u16, Value) {
@@ -51,19 +51,19 @@ fn undo(scene: &JaxFixture) {
     assert_eq!((status, &made["id"], &made["tasks"]), (201, &1.into(), &json!([2])), "{made}");
     assert_eq!(live(&server.view("default")), 2, "it is out as soon as the request is answered");
 
-    // Whatever it waits for or asks next is answered with the reason, and its process ends.
+    // Every call of it is answered with the reason, and its process ends.
     let told = tasks[2].text(REASON);
     assert!(told.contains("PERMISSION_DENIED"), "{told}");
     let end = tasks[2].fail();
     scene.figure("from the request to the end of the excluded process", end.at - asked);
 
-    // The others go on.
+    // The others continue.
     let last = |task: &Process| task.lines("pass").last().map_or(0, |line| line.number("round"));
     let round: u64 = last(&tasks[0]) + 5;
     tasks[..2].iter().for_each(|task| _ = task.line("pass", in_round(round)));
     assert!(tasks[..2].iter().all(|task| task.lines("fail").is_empty()), "nobody else has had an error");
 
-    // It cannot come back, and does not try for ever.
+    // It cannot return, and does not retry for ever.
     let began = TestInstant::now();
     let refused = start(scene, 2, &rounds);
     let end = refused.fail();
@@ -77,7 +77,7 @@ fn undo(scene: &JaxFixture) {
     let view = server.view("default");
     assert!(view.exclusions[0].refused >= 1, "{view:?}");
 
-    // Until somebody lets it in.
+    // Until an operator readmits it.
     let path = "/api/v1/jobs/default/exclusions/1?reason=replaced";
     let (status, over) = http::ask(server.about.http, "DELETE", path, &json!({}));
     assert_eq!((status, &over["ended"]["how"]), (200, &"lifted".into()), "{over}");

@@ -1,4 +1,4 @@
-//! What a test plays in: a server, a place for files, and the report if it fails.
+//! The fixture of a test: a server, a folder, and the report of a failure.
 
 use std::cell::{OnceCell, RefCell};
 use std::fmt::Write as _;
@@ -9,10 +9,10 @@ use super::process::Process;
 use super::release::{Release, programs};
 use super::server::Server;
 
-/// One test's server and place for files. Both go with it.
+/// The server and the folder of one test. Both are removed with it.
 pub struct JaxFixture {
     name: String,
-    /// The release that is tested.
+    /// The tested release.
     pub release: Release,
     server: OnceCell<Server>,
     folder: OnceCell<PathBuf>,
@@ -20,7 +20,7 @@ pub struct JaxFixture {
 }
 
 impl JaxFixture {
-    /// A scene without a server yet.
+    /// Returns a fixture without a server.
     pub fn new(name: &str, release: &Release) -> Self {
         Self {
             name: name.to_owned(),
@@ -36,7 +36,7 @@ impl JaxFixture {
         self.server.get_or_init(|| Server::start(arguments))
     }
 
-    /// That server.
+    /// Returns the server.
     pub fn server(&self) -> &Server {
         self.server.get().expect("a server was started")
     }
@@ -46,12 +46,12 @@ impl JaxFixture {
         self.start_at(&self.server().grpc().to_string(), task, of, program)
     }
 
-    /// Starts a task that finds its server at `address`.
+    /// Starts a task with its server at `address`.
     pub fn start_at(&self, address: &str, task: usize, of: usize, program: &[&str]) -> Process {
         self.start_with(address, task, of, program, &[])
     }
 
-    /// The same with these variables besides.
+    /// Starts a task with these additional variables.
     pub fn start_with(
         &self,
         address: &str,
@@ -61,7 +61,7 @@ impl JaxFixture {
         besides: &[(&'static str, String)],
     ) -> Process {
         let bind = ("JAX_COORDINATOR_BIND_ADDRESS", "127.0.0.1:0".to_owned());
-        // A program that is told where to bind must not need the variable.
+        // A program with a `--bind` argument must not need the variable.
         let bind = (!program.contains(&"--bind")).then_some(bind);
         let mut variables = vec![
             ("JAX_COORDINATOR_ADDRESS", address.to_owned()),
@@ -88,7 +88,7 @@ impl JaxFixture {
         Process::start("launch".into(), env!("CARGO_BIN_EXE_muster").as_ref(), &all, &[])
     }
 
-    /// A file of this name that is this test's own and is not there yet.
+    /// Returns the path of a new file with this name in the test's own folder.
     pub fn file(&self, name: &str) -> String {
         let folder = self.folder.get_or_init(|| {
             let folder = self.name.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
@@ -99,19 +99,19 @@ impl JaxFixture {
         folder.join(name).display().to_string()
     }
 
-    /// Notes a measured figure, which is printed when the test is over.
+    /// Records a measured figure, which is printed at the end of the test.
     pub fn figure(&self, what: &str, seconds: f64) {
         self.figures.borrow_mut().push(format!("{what} {seconds:.3} s"));
     }
 
-    /// The server's jobs as it sees them, for a person.
+    /// Returns the server's view of its jobs, for a person.
     fn report(&self) -> String {
         let mut text = String::new();
         let Some(server) = self.server.get().filter(|server| server.process.is_running()) else {
             return text;
         };
         for job in server.about.grpc.iter().flat_map(|listener| &listener.jobs) {
-            // Another failure on the way out would hide the first.
+            // A second failure here would hide the first.
             let view = catch_unwind(AssertUnwindSafe(|| server.view(job.as_str())));
             let _ = writeln!(text, "--- job {job}: {view:#?}");
         }
@@ -123,7 +123,7 @@ impl Drop for JaxFixture {
     fn drop(&mut self) {
         let figures = self.figures.borrow().join(", ");
         if !figures.is_empty() {
-            // One write each, since tests run side by side.
+            // One write for each, because tests run concurrently.
             println!("     {}: {figures}", self.name);
         }
         if std::thread::panicking() {
@@ -135,7 +135,7 @@ impl Drop for JaxFixture {
     }
 }
 
-/// A test program and its arguments, as the interpreter takes them.
+/// Returns a test program and its arguments for the interpreter.
 fn command(program: &[&str]) -> Vec<String> {
     let script = programs().join(program[0]).display().to_string();
     std::iter::once(script).chain(program[1..].iter().map(|&argument| argument.to_owned())).collect()

@@ -1,4 +1,4 @@
-//! The least of an HTTP client: one question a connection.
+//! A minimal HTTP client: one request on each connection.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::time::PATIENCE;
 
-/// Asks for `path` and reads the answer, which must be JSON.
+/// Requests `path` and returns the answer, which must be JSON.
 #[track_caller]
 pub fn get<T: DeserializeOwned>(server: SocketAddr, path: &str) -> T {
     let answer =
@@ -18,7 +18,7 @@ pub fn get<T: DeserializeOwned>(server: SocketAddr, path: &str) -> T {
     serde_json::from_str(body).unwrap_or_else(|error| panic!("{path}: {error}: {body}"))
 }
 
-/// Asks the server to do something; returns the status and the answer, which must be JSON.
+/// Sends a request with a body; returns the status and the answer, which must be JSON.
 #[track_caller]
 pub fn ask(server: SocketAddr, method: &str, path: &str, body: &Value) -> (u16, Value) {
     let answer = exchange(server, method, path, &body.to_string());

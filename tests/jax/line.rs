@@ -1,23 +1,23 @@
-//! The lines that the test programs print: `EVENT name t=SECONDS task=ID key=value ...`; see `common.py`. A launch puts
-//! `[TASK] ` before them.
+//! The output lines of the test programs: `EVENT name t=SECONDS task=ID key=value ...`; see `common.py`. A
+//! launch prefixes `[TASK] `.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use super::time::TestInstant;
 
-/// What a program said in one line.
+/// One output line of a program.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LogRecord {
     /// The kind of line.
     pub name: String,
-    /// When it was written.
+    /// The time at which it was written.
     pub at: TestInstant,
     fields: BTreeMap<String, String>,
 }
 
 impl LogRecord {
-    /// Reads a line; `None` if it is of no such form.
+    /// Parses a line; returns `None` if it has another form.
     pub fn parse(text: &str) -> Option<Self> {
         let text =
             text.strip_prefix('[').and_then(|rest| rest.split_once("] ")).map_or(text, |(_, said)| said);
@@ -39,13 +39,13 @@ impl LogRecord {
         Some(Self { name: name.to_owned(), at, fields })
     }
 
-    /// A field as text.
+    /// Returns a field as text.
     #[track_caller]
     pub fn text(&self, key: &str) -> &str {
         self.fields.get(key).unwrap_or_else(|| panic!("no {key} in {self:?}"))
     }
 
-    /// A field as a number.
+    /// Returns a field as a number.
     #[track_caller]
     pub fn number<T: FromStr>(&self, key: &str) -> T {
         let text = self.text(key);

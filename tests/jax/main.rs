@@ -7,8 +7,8 @@
 //! cargo test --test jax 0.10.2::a_killed_task
 //! ```
 //!
-//! The releases stand in `versions`, their environments are made by `setup`. Tests of a release whose environment is not
-//! there are skipped, and fail in CI; without any environment the target fails.
+//! The releases are listed in `versions`, their environments are made by `setup`. Tests of a release without
+//! an environment are skipped, and fail in CI; without any environment the target fails.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 
@@ -39,16 +39,17 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use fixture::JaxFixture;
 use release::Release;
 
-/// Which releases a test is for.
+/// The releases for which a test runs.
 #[derive(Clone, Copy)]
 enum RunSet {
-    /// All: what every user relies on.
+    /// All: features on which every user relies.
     All,
-    /// The last of generation A and the first settled one of generation C: what depends on how they speak.
+    /// The last of generation A and the first stable one of generation C: features that depend on the
+    /// generation.
     Both,
-    /// One: what depends on the server alone.
+    /// One: features that depend on the server alone.
     One,
-    /// The latest: what only it can do, such as to speak TLS.
+    /// The latest: features that only it has, such as TLS.
     Latest,
 }
 

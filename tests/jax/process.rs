@@ -1,4 +1,4 @@
-//! Programs in processes of their own: what they say, how they end, and that they never outlive their test.
+//! Runs programs as processes: reads their output, awaits their end, and kills them with their test.
 
 use std::io::{BufRead as _, BufReader, Read};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -12,13 +12,13 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_pro
 use super::line::LogRecord;
 use super::time::{PATIENCE, TestInstant};
 
-/// How many of its last lines a process is shown with when a test fails.
+/// The number of last output lines that a failed test shows.
 const LINES_SHOWN: usize = 25;
-/// Variables that would change what a program does, however the tests are started.
+/// The prefixes of variables that would change a program's behaviour; they are removed.
 const FOREIGN: [&str; 8] = ["JAX_", "XLA_", "TF_", "GRPC_", "MUSTER_", "OTEL_", "PYTHON", "TEST_"];
 
-/// A running program. It and all that it has started are killed when this value goes, and the program also when the
-/// thread goes that started it.
+/// A running program. It and its descendants are killed when this value is dropped, and the program also when
+/// the thread that started it ends.
 pub struct Process {
     label: String,
     pid: Pid,
@@ -26,7 +26,7 @@ pub struct Process {
     heard: Arc<OutputState>,
 }
 
-/// What is known of a process.
+/// The observed state of a process.
 #[derive(Default)]
 struct OutputState {
     state: Mutex<State>,
@@ -36,7 +36,7 @@ struct OutputState {
 #[derive(Default)]
 struct State {
     said: Vec<OutputLine>,
-    /// How many of its outputs have come to their end.
+    /// The number of its closed outputs.
     closed: usize,
     ended_at: Option<TestInstant>,
 }
@@ -46,17 +46,17 @@ struct OutputLine {
     line: Option<LogRecord>,
 }
 
-/// How a process ended.
+/// The end of a process.
 #[derive(Debug, Clone, Copy)]
 pub struct ProcessEnd {
-    /// When.
+    /// The time.
     pub at: TestInstant,
-    /// How.
+    /// The exit status.
     pub status: ExitStatus,
 }
 
 impl ProcessEnd {
-    /// It was aborted, as jaxlib does when its job has failed, or ended with an error of its own.
+    /// Returns whether it was aborted, as jaxlib does when its job has failed, or ended with an error.
     pub fn is_failure(&self) -> bool {
         self.status.signal() == Some(Signal::ABORT.as_raw())
             || self.status.code().is_some_and(|code| code != 0)
@@ -64,7 +64,7 @@ impl ProcessEnd {
 }
 
 impl Process {
-    /// Starts `program`, tied to the life of this thread. `label` names it where tests fail.
+    /// Starts `program`, tied to the life of this thread. `label` names it in failures.
     pub fn start(label: String, program: &Path, arguments: &[String], variables: &[(&str, String)]) -> Self {
         let muster = env!("CARGO_BIN_EXE_muster");
         let mut command = Command::new(muster);
@@ -92,7 +92,7 @@ impl Process {
         self.heard.state.lock().expect("no holder panics")
     }
 
-    /// Waits until there is something to be found in what is known.
+    /// Waits until `look` finds something in the observed state.
     #[track_caller]
     fn find<T>(&self, what: &str, mut look: impl FnMut(&State) -> Option<T>) -> T {
         let began = TestInstant::now();
@@ -112,18 +112,18 @@ impl Process {
         }
     }
 
-    /// A place in what it says: what comes from now on.
+    /// Returns the present position in the output, for [`Self::line_after`].
     pub fn mark(&self) -> usize {
         self.state().said.len()
     }
 
-    /// Waits for a line of this kind for which `which` holds.
+    /// Waits for a line of this kind that `which` accepts.
     #[track_caller]
     pub fn line(&self, name: &str, which: impl Fn(&LogRecord) -> bool) -> LogRecord {
         self.line_after(0, name, which)
     }
 
-    /// Waits for such a line that comes after `mark`.
+    /// Waits for such a line after `mark`.
     #[track_caller]
     pub fn line_after(&self, mark: usize, name: &str, which: impl Fn(&LogRecord) -> bool) -> LogRecord {
         self.find(&format!("a line {name:?}"), |state| {
@@ -132,14 +132,14 @@ impl Process {
         })
     }
 
-    /// The lines of this kind so far.
+    /// Returns the lines of this kind so far.
     pub fn lines(&self, name: &str) -> Vec<LogRecord> {
         let state = self.state();
         let lines = state.said.iter().filter_map(|said| said.line.as_ref());
         lines.filter(|line| line.name == name).cloned().collect()
     }
 
-    /// Waits for a text in what it says, and returns the line that has it.
+    /// Waits for a text in the output, and returns its line.
     #[track_caller]
     pub fn text(&self, wanted: &str) -> String {
         self.find(&format!("the text {wanted:?}"), |state| {
@@ -147,19 +147,19 @@ impl Process {
         })
     }
 
-    /// Everything that it has said that is no line of a test program: its standard error, mostly.
+    /// Returns all output that is no line of a test program, mostly its standard error.
     pub fn unstructured(&self) -> String {
         let state = self.state();
         let texts = state.said.iter().filter(|said| said.line.is_none()).map(|said| said.text.as_str());
         texts.collect::<Vec<_>>().join("\n")
     }
 
-    /// Whether it still runs.
+    /// Returns whether it still runs.
     pub fn is_running(&self) -> bool {
         self.state().ended_at.is_none()
     }
 
-    /// Waits for its end, and for the last of what it says.
+    /// Waits for its end, and for the end of its output.
     #[track_caller]
     pub fn end(&self) -> ProcessEnd {
         let at = self.find("its end", |state| state.ended_at.filter(|_| state.closed == 2));
@@ -168,14 +168,14 @@ impl Process {
         ProcessEnd { at, status }
     }
 
-    /// Waits for its end, which must be one in good order.
+    /// Waits for its end, which must be a success.
     #[track_caller]
     pub fn succeed(&self) {
         let end = self.end();
         assert!(end.status.success(), "{}: {}", self.label, end.status);
     }
 
-    /// Waits for its end, which must be one by an error.
+    /// Waits for its end, which must be a failure.
     #[track_caller]
     pub fn fail(&self) -> ProcessEnd {
         let end = self.end();
@@ -183,15 +183,15 @@ impl Process {
         end
     }
 
-    /// Sends it a signal, and returns when that was.
+    /// Sends it a signal, and returns the time of that.
     pub fn signal(&self, signal: Signal) -> TestInstant {
         let now = TestInstant::now();
-        // Its number is not given to another as long as nobody has asked for its exit status.
+        // Its pid is not reused as long as its exit status was not read.
         kill_process(self.pid, signal).unwrap_or_else(|error| panic!("{}: {signal:?}: {error}", self.label));
         now
     }
 
-    /// The last that it has said, for a person.
+    /// Returns its last output, for a person.
     fn show(&self) -> String {
         let state = self.state();
         let skipped = state.said.len().saturating_sub(LINES_SHOWN);
@@ -210,7 +210,7 @@ impl Drop for Process {
         if std::thread::panicking() {
             eprint!("{}", self.show());
         }
-        // Whatever has ended already is as it should be.
+        // It may have ended already.
         let _ = kill_process_group(self.pid, Signal::KILL);
         if let Ok(mut child) = self.child.lock() {
             let _ = child.wait();
@@ -218,7 +218,7 @@ impl Drop for Process {
     }
 }
 
-/// Reads lines for as long as there are any, so that the program never blocks on its output.
+/// Reads lines until the end of the output, so that the program never blocks on it.
 fn listen(stream: impl Read + Send + 'static, heard: Arc<OutputState>) {
     std::thread::spawn(move || {
         let mut stream = BufReader::new(stream);
@@ -235,7 +235,7 @@ fn listen(stream: impl Read + Send + 'static, heard: Arc<OutputState>) {
     });
 }
 
-/// Notes when the process ends, and leaves its exit status for others to ask for.
+/// Records the time of the process's end, and leaves its exit status to be read.
 fn wait(pid: Pid, heard: Arc<OutputState>) {
     std::thread::spawn(move || {
         let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;

@@ -1,4 +1,4 @@
-//! The JAX releases that are tested, and where their environments are.
+//! The tested JAX releases, and their environments.
 
 use std::path::{Path, PathBuf};
 
@@ -6,10 +6,10 @@ use libtest_mimic::Completion;
 
 use super::skip::{Lacking, skip_named};
 
-/// How a release speaks to its coordination service.
+/// The wire generation of a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Generation {
-    /// `tensorflow.CoordinationService`, to 0.9.2.
+    /// `tensorflow.CoordinationService`, up to 0.9.2.
     A,
     /// `xla.coordination.CoordinationService`, from 0.10.0 on.
     C,
@@ -23,12 +23,12 @@ pub struct Release {
     home: PathBuf,
 }
 
-/// The folder of the test programs.
+/// Returns the folder of the test programs.
 pub fn programs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/jax")
 }
 
-/// The releases that stand in `versions`, oldest first.
+/// Returns the releases listed in `versions`, oldest first.
 pub fn all() -> Vec<Release> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = std::env::var_os("MUSTER_JAX_ENVS").filter(|root| !root.is_empty());
@@ -39,7 +39,7 @@ pub fn all() -> Vec<Release> {
     names.map(|name| Release { name: name.to_owned(), home: root.join(name) }).collect()
 }
 
-/// Fails if there is nothing to test with.
+/// Checks that at least one environment exists.
 pub fn require_any(releases: &[Release]) -> Result<(), String> {
     if releases.iter().any(Release::is_there) {
         return Ok(());
@@ -49,33 +49,33 @@ pub fn require_any(releases: &[Release]) -> Result<(), String> {
 }
 
 impl Release {
-    /// The interpreter of its environment.
+    /// Returns the interpreter of its environment.
     pub fn python(&self) -> PathBuf {
         self.home.join("bin/python")
     }
 
-    /// Whether its environment is there and whole.
+    /// Returns whether its environment exists and is complete.
     pub fn is_there(&self) -> bool {
         self.home.join(".complete").is_file() && self.python().exists()
     }
 
-    /// Why it is not.
+    /// Returns the message for a missing environment.
     pub fn lacking(&self) -> String {
         format!("there is no environment at {}; run tests/jax/setup", self.home.display())
     }
 
-    /// Records that a test is skipped because its environment is not there.
+    /// Records that a test is skipped because its environment is missing.
     pub fn skip(&self, test: &str) -> Completion {
         let what = format!("JAX {}, which tests/jax/setup installs,", self.name);
         Completion::ignored_with(skip_named(test, Lacking::Installation(&what)))
     }
 
-    /// How it speaks.
+    /// Returns its generation.
     pub fn generation(&self) -> Generation {
         if self.is_at_least(0, 10) { Generation::C } else { Generation::A }
     }
 
-    /// Whether it is this version or a later one.
+    /// Returns whether it is this version or a later one.
     pub fn is_at_least(&self, major: u32, minor: u32) -> bool {
         let mut parts = self.name.split('.').map(|part| part.parse::<u32>().expect("a number"));
         (parts.next(), parts.next()) >= (Some(major), Some(minor))

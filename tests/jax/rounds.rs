@@ -1,7 +1,8 @@
-//! The loop of an elastic program (begin barrier, steps, end barrier, checkpoint), with tasks killed at every point of it.
+//! The loop of an elastic program (begin barrier, steps, end barrier, checkpoint), with tasks killed at every
+//! point of it.
 //!
-//! What must hold: a restarted task never leaves its peers waiting for ever, and nobody ever passes a barrier that another
-//! is still on its way to.
+//! A restarted task must never leave its peers waiting for ever, and no task may pass a barrier before
+//! another one has arrived.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,12 +23,12 @@ pub const TESTS: &[Test] = &[(
     rounds,
 )];
 
-/// How many rounds the job has. Each kill takes a few; after the last one all finish what is left.
+/// The number of rounds. Each kill takes a few; after the last one all tasks finish the rest.
 const ROUNDS: u64 = 90;
-/// How often each phase has its turn.
+/// The number of kills in each phase.
 const TURNS: usize = 2;
 
-/// Where a task is killed.
+/// The phase in which a task is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DeathPhase {
     /// While it waits at the begin barrier.
@@ -40,7 +41,7 @@ enum DeathPhase {
     AtEnd,
     /// During its checkpoint.
     InCheckpoint,
-    /// During its steps, and again as soon as it has come back.
+    /// During its steps, and again as soon as it has returned.
     Twice,
 }
 
@@ -55,15 +56,15 @@ const PHASES: [DeathPhase; 6] = [
 
 struct Job<'a> {
     fixture: &'a JaxFixture,
-    /// The present lives.
+    /// The present processes.
     tasks: Vec<Process>,
-    /// The lives before, which have something to say still.
+    /// The killed processes, whose output is still needed.
     dead: Vec<Process>,
     random: fastrand::Rng,
 }
 
 fn rounds(scene: &JaxFixture) {
-    // Another seed explores other moments; a failure names the one it had.
+    // Another seed explores other moments; a failure prints its seed.
     let seed = std::env::var("TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     println!("     {}: TEST_SEED={seed}", scene.release.name);
     let server = scene.serve(&["--tasks", "3", "--recoverable"]);
@@ -102,7 +103,7 @@ fn start(scene: &JaxFixture, task: usize) -> Process {
 }
 
 impl Job<'_> {
-    /// Waits for something that a task does from now on.
+    /// Waits for a line that a task prints from now on.
     fn does(&self, task: usize, mark: usize, name: &str, which: impl Fn(&LogRecord) -> bool) {
         self.tasks[task].line_after(mark, name, which);
     }
@@ -111,13 +112,13 @@ impl Job<'_> {
         std::thread::sleep(Duration::from_millis(self.random.u64(0..=up_to_ms)));
     }
 
-    /// Kills a task in a phase, starts it again, and sees to it that all go on together.
+    /// Kills a task in a phase, restarts it, and checks that all tasks continue together.
     fn kill(&mut self, phase: DeathPhase, victim: usize) {
         let mark = self.tasks[victim].mark();
         let at = |barrier: &'static str| move |line: &LogRecord| line.text("barrier") == barrier;
         match phase {
             DeathPhase::AtBegin | DeathPhase::AtEnd => {
-                // Another is held back, so that the victim must wait.
+                // Another task is delayed, so that the victim must wait.
                 let slow = (victim + self.random.usize(1..3)) % 3;
                 let (before, barrier) =
                     if phase == DeathPhase::AtBegin { ("checkpoint", "begin") } else { ("step", "end") };
@@ -158,7 +159,7 @@ impl Job<'_> {
             self.die(victim);
             self.come_back(victim);
         }
-        // It has finished a round with the others, which they have finished too.
+        // It has finished a round with the others, which have finished it too.
         let saved = self.tasks[victim].line("checkpoint", |_| true).number::<u64>("round");
         for task in 0..3 {
             self.does(task, 0, "checkpoint", |line| line.number::<u64>("round") >= saved);
@@ -176,13 +177,13 @@ impl Job<'_> {
     }
 }
 
-/// A barrier never fails because of somebody else's death.
+/// Checks that no barrier failed because of another task's death.
 fn nothing_failed(lives: &[&Process]) {
     let failed: Vec<LogRecord> = lives.iter().flat_map(|life| life.lines("fail")).collect();
     assert_eq!(failed, []);
 }
 
-/// At each use of each barrier, the last that took part had entered before the first left.
+/// Checks that in each instance of each barrier the last task arrived before the first one left.
 fn nobody_passed_early(lives: &[&Process]) {
     let mut uses: BTreeMap<(String, u64), Vec<LogRecord>> = BTreeMap::new();
     for line in lives.iter().flat_map(|life| life.lines("pass")) {
@@ -200,7 +201,8 @@ fn nobody_passed_early(lives: &[&Process]) {
     }
 }
 
-/// The server's own account: a barrier passes without a task only if that has registered again in this run.
+/// Checks the server's events: a barrier passes without a task only if that task has registered again in this
+/// run.
 fn only_restarted_tasks_were_left_behind(server: &Server) {
     let mut restarted: Vec<TaskId> = Vec::new();
     let mut without_somebody = 0;

@@ -1,4 +1,4 @@
-//! A running `muster serve`, and what it says of its jobs.
+//! A running `muster serve`, and its views of its jobs.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -11,19 +11,19 @@ use super::http;
 use super::process::Process;
 use super::time::{TestInstant, wait_for};
 
-/// The job that processes reach which name none.
+/// The job of processes that name none.
 pub const DEFAULT: &str = "default";
 
-/// A running server, which ends with this value.
+/// A running server, which is killed when this value is dropped.
 pub struct Server {
     /// Its process.
     pub process: Process,
-    /// What it says of itself.
+    /// Its description of itself.
     pub about: ServerInfo,
 }
 
 impl Server {
-    /// Starts a server at free ports.
+    /// Starts a server on free ports.
     pub fn start(arguments: &[&str]) -> Self {
         let mut all = vec!["serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"];
         all.extend(arguments);
@@ -36,18 +36,18 @@ impl Server {
         Self { process, about: http::get(address, "/api/v1/server") }
     }
 
-    /// Where the tasks of jobs without a listener of their own connect.
+    /// Returns the address for the tasks of jobs without their own listener.
     pub fn grpc(&self) -> SocketAddr {
         self.about.grpc[0].address
     }
 
-    /// A job as people see it.
+    /// Returns the view of a job.
     #[track_caller]
     pub fn view(&self, job: &str) -> JobView {
         http::get(self.about.http, &format!("/api/v1/jobs/{job}"))
     }
 
-    /// Waits until the view of the default job shows something.
+    /// Waits until the view of the default job matches.
     #[track_caller]
     pub fn until<T>(&self, what: &str, look: impl Fn(&JobView) -> Option<T>) -> T {
         wait_for(what, || look(&self.view(DEFAULT)))
@@ -61,7 +61,7 @@ impl Server {
         })
     }
 
-    /// Everything that has happened in a job.
+    /// Returns all events of a job.
     #[track_caller]
     pub fn events(&self, job: &str) -> Vec<EventLine> {
         let mut events = Vec::new();
@@ -79,7 +79,7 @@ impl Server {
         }
     }
 
-    /// Waits for a change in the default job.
+    /// Waits for an event of the default job.
     #[track_caller]
     pub fn event(&self, what: &str, which: impl Fn(&EventLine) -> bool) -> EventLine {
         wait_for(what, || self.events(DEFAULT).into_iter().find(&which))
@@ -94,9 +94,9 @@ impl Server {
         })
     }
 
-    /// Waits until the server has heard a heartbeat of the task just now.
+    /// Waits until the server has just received a heartbeat of the task.
     ///
-    /// What is done to the task at once after that does not fall into the next one.
+    /// An action on the task right after that comes well before its next heartbeat.
     #[track_caller]
     pub fn heartbeat(&self, task: i32) {
         let last = |view: &JobView| view.run.tasks[usize::try_from(task).unwrap()].last_heartbeat;
@@ -104,9 +104,9 @@ impl Server {
         self.until("another heartbeat", |view| (last(view) > before).then_some(()));
     }
 
-    /// Finds out what the server's clock shows now, as well as that can be known from outside.
+    /// Reads the server's clock as precisely as possible from outside.
     pub fn clock(&self) -> ServerClock {
-        // The quickest of some answers is the one that leaves the least doubt.
+        // The quickest of several answers is the most precise.
         let glance = || {
             let before = TestInstant::now();
             let seen = self.view(DEFAULT).seen_at;
@@ -119,7 +119,7 @@ impl Server {
     }
 }
 
-/// What the server's clock showed at one moment. It runs as fast as this machine's.
+/// A reading of the server's clock, which runs as fast as this machine's.
 #[derive(Debug, Clone, Copy)]
 pub struct ServerClock {
     at: TestInstant,
@@ -127,7 +127,7 @@ pub struct ServerClock {
 }
 
 impl ServerClock {
-    /// When the server's clock shows `at`.
+    /// Returns the moment at which the server's clock shows `at`.
     pub fn moment(&self, at: Timestamp) -> TestInstant {
         TestInstant(self.at.0 + seconds(at.since(self.seen)) - seconds(self.seen.since(at)))
     }

@@ -15,10 +15,11 @@ pub const TESTS: &[Test] = &[
     (RunSet::Both, "clients_survive_a_stop_of_the_server_at_default_settings", |scene| stop(scene, &[])),
 ];
 
-/// How long clients are watched: shorter than it takes until their next heartbeat is due, 50 s at default settings.
+/// The time for which clients are watched: shorter than the time to their next heartbeat, 50 s at default
+/// settings.
 const OUTAGE: Duration = Duration::from_secs(3);
 
-/// A client whose error poll has been answered does not mind a lost connection until it has something to say.
+/// Checks that a client whose error poll has been answered tolerates a lost connection until its next call.
 fn stop(scene: &JaxFixture, settings: &[&str]) {
     let server = scene.serve(&[&["--tasks", "2", "--stop-timeout", "1s"], settings].concat());
     let tasks = scene.start_all(2, &["worker.py", "register", "--seconds", "600"]);

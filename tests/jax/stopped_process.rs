@@ -1,4 +1,4 @@
-//! Tasks that are silent for longer than they may be, and then speak again.
+//! Tasks that are silent for longer than the heartbeat timeout, and then continue.
 
 use muster::coordination::{EventKind, RunOutcome, RunState, TaskPhase};
 use muster::http::EventLine;
@@ -25,12 +25,12 @@ pub const TESTS: &[Test] = &[
     (RunSet::Both, "a_task_of_a_failed_run_that_speaks_in_the_next_is_fenced", zombie_cancelled),
 ];
 
-/// The heartbeat timeout of these tests, on both sides, in seconds. Clients send two within it.
+/// The heartbeat timeout of these tests, on both sides, in seconds. Clients send two heartbeats within it.
 const TIMEOUT: &str = "3";
-/// How late the server may be at that. It has no tick, but the machine may be busy.
+/// The delay in seconds that the server may have. It has no tick, but the machine may be busy.
 const LATE: f64 = 0.5;
 
-/// Stops a task just after a heartbeat, waits until the server has given it up, and checks when that was.
+/// Stops a task right after a heartbeat, waits until the server has declared it lost, and checks the time.
 fn freeze(scene: &JaxFixture, server: &Server, tasks: &[Process], task: i32) -> EventLine {
     server.heartbeat(task);
     let index = usize::try_from(task).unwrap();
@@ -99,7 +99,8 @@ fn recoverable(scene: &JaxFixture) {
     assert_eq!(failed_tasks(server), [1], "nobody else died");
 }
 
-/// The run fails while a task sleeps; all are started anew, and the sleeper wakes in their midst.
+/// Lets the run fail while a task is stopped; all tasks are restarted, and the stopped one continues among
+/// them.
 fn zombie(scene: &JaxFixture, server: &Server, program: &[&str]) -> Process {
     let mut tasks = scene.start_all(3, program);
     tasks.iter().for_each(|task| _ = task.line("registered", |_| true));
@@ -129,7 +130,7 @@ fn zombie(scene: &JaxFixture, server: &Server, program: &[&str]) -> Process {
 
 fn zombie_held(scene: &JaxFixture) {
     let server = scene.serve(&["--tasks", "3"]);
-    // Its error poll was answered while it slept: it never gets to speak.
+    // Its error poll was answered while it was stopped: it makes no further call.
     let zombie = zombie(scene, server, &["worker.py", "steps", "--heartbeat-timeout", "4"]);
     let said = zombie.unstructured();
     assert!(said.contains("task 1 at "), "it was not told why: {said}");
@@ -137,7 +138,7 @@ fn zombie_held(scene: &JaxFixture) {
 
 fn zombie_cancelled(scene: &JaxFixture) {
     let server = scene.serve(&["--tasks", "3", "--error-delivery", "cancel"]);
-    // Nobody has told it anything, and its next heartbeat is due.
+    // Its next heartbeat is due, and no answer has told it anything.
     let zombie =
         zombie(scene, server, &["worker.py", "register", "--seconds", "600", "--heartbeat-timeout", "4"]);
     let fenced = server.event("it is fenced", |event| matches!(event.what, EventKind::Fenced { .. }));

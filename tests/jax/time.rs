@@ -1,4 +1,4 @@
-//! Moments on the one clock that all processes of a machine share, and waiting for conditions.
+//! Moments on the clock that all processes of a machine share, and waiting for conditions.
 
 use std::fmt;
 use std::ops::Sub;
@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// How long anything may take that must come to pass. Generous: a machine that builds meanwhile is slow.
+/// The timeout of everything that must happen. It is generous for a machine that compiles meanwhile.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// How often a condition that cannot be waited for is looked at.
+/// The interval at which a condition is polled.
 const GLANCE: Duration = Duration::from_millis(20);
 
 /// A moment of CLOCK_MONOTONIC, as Python's `time.monotonic()` shows it.
@@ -16,7 +16,7 @@ const GLANCE: Duration = Duration::from_millis(20);
 pub struct TestInstant(pub f64);
 
 impl TestInstant {
-    /// This moment.
+    /// Returns the present moment.
     pub fn now() -> Self {
         let now = clock_gettime(ClockId::Monotonic);
         let nanos = u32::try_from(now.tv_nsec).expect("less than a second");
@@ -26,13 +26,13 @@ impl TestInstant {
         )
     }
 
-    /// How long ago it was.
+    /// Returns the time since this moment.
     pub fn elapsed(self) -> Duration {
         Duration::from_secs_f64((Self::now() - self).max(0.0))
     }
 }
 
-/// In seconds, negative if `other` is later.
+/// Returns the difference in seconds, negative if `other` is later.
 impl Sub for TestInstant {
     type Output = f64;
 
@@ -47,7 +47,7 @@ impl fmt::Display for TestInstant {
     }
 }
 
-/// Looks again and again until there is something, which must come within [`PATIENCE`].
+/// Calls `look` until it returns something, which must happen within [`PATIENCE`].
 #[track_caller]
 pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let began = TestInstant::now();

@@ -1,4 +1,4 @@
-//! Mutual TLS with the settings that jaxlib has for it: a whole job over it, and tasks that are turned away with a reason.
+//! Mutual TLS with jaxlib's own settings: a whole job over it, and tasks that are refused with a reason.
 
 use std::path::Path;
 
@@ -22,14 +22,14 @@ pub const TESTS: &[Test] = &[
     ),
 ];
 
-/// Makes certificates in a folder of the scene's, and gives it.
+/// Issues certificates in a folder of the fixture's, and returns the folder.
 fn certificates(scene: &JaxFixture, name: &str) -> String {
     let folder = scene.file(name);
     issue::write(Path::new(&folder), &["localhost".into(), "127.0.0.1".into()]).unwrap();
     folder
 }
 
-/// What a task is told of certificates.
+/// Returns the TLS settings of a task.
 fn settings(folder: &str, ca: &str) -> [(&'static str, String); 3] {
     [
         ("JAX_MTLS_CERT_FILE", format!("{folder}/client.pem")),
@@ -88,13 +88,13 @@ fn turned_away(scene: &JaxFixture) {
         });
     };
     {
-        // Its authority is another one, and it trusts ours.
+        // Another authority issued its certificate; it trusts ours.
         let _foreign = scene.start_with(&address, 0, 2, &program, &settings(&theirs, &ours));
         expect("no authority that this port trusts has issued it");
         scene.server().process.text("CN=muster-client");
     }
     {
-        // It trusts another authority than ours, and hangs up without a word.
+        // It trusts another authority than ours, and closes the connection.
         let _distrustful = scene.start_with(&address, 0, 2, &program, &settings(&ours, &theirs));
         expect("it does not trust this server's certificate and does not say so");
     }

@@ -12,12 +12,13 @@ use super::skip::{Lacking, skip_named};
 
 const NAME: &str = "jobs_of_both_generations_share_a_port_and_are_told_apart_by_the_name_dialled";
 
-/// The newest release of each generation that is there; the last of `versions` may be missing on a machine.
+/// Returns the newest installed release of each generation; the last of `versions` may be missing on a
+/// machine.
 fn newest(releases: &[Release], generation: Generation) -> Option<&Release> {
     releases.iter().rev().find(|release| release.generation() == generation && release.is_there())
 }
 
-/// The test, skipped where one of the generations is missing.
+/// Returns the test, which is skipped if one of the generations is missing.
 pub fn trial(releases: &[Release]) -> Trial {
     let old = newest(releases, Generation::A).cloned();
     let new = newest(releases, Generation::C).cloned();
@@ -31,9 +32,9 @@ pub fn trial(releases: &[Release]) -> Trial {
     })
 }
 
-/// Which job a call is for is told by the first label of the name that the client dialled. gRPC asks the system to resolve
-/// names, and the only one that every machine resolves to itself is `localhost`: not all of them know its subdomains. So one
-/// of the jobs is called just that, the other is reached at the bare address, and a third has a listener of its own.
+/// The first label of the dialled name selects the job of a call. gRPC lets the system resolve names, and the
+/// only one that every machine resolves to itself is `localhost`, on some without its subdomains. So one of
+/// the jobs has that name, the other is reached at the bare address, and a third has its own listener.
 fn share_a_port(old: &Release, new: &Release) {
     let mut scene = JaxFixture::new(NAME, old);
     let jobs = ["--job", "localhost=2", "--job", "default=2", "--job", "own=2@127.0.0.1:0"];
@@ -70,7 +71,7 @@ fn share_a_port(old: &Release, new: &Release) {
     assert!(two.iter().all(|life| !three.contains(life)));
 }
 
-/// Every life that has registered in a job.
+/// Returns every incarnation that has registered in a job.
 fn incarnations(server: &Server, job: &str) -> Vec<TaskIncarnation> {
     let registered = server.events(job).into_iter().filter_map(|event| match event.what {
         EventKind::TaskRegistering { incarnation, .. } => Some(incarnation),

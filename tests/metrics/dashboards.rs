@@ -1,4 +1,4 @@
-//! The dashboards as data.
+//! Reads the dashboards as data.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,7 @@ impl Dashboard {
         DASHBOARDS.into_iter().map(load).collect()
     }
 
-    /// Every panel, also those in rows that are folded.
+    /// Returns every panel, including those in collapsed rows.
     pub fn panels(&self) -> Vec<&Value> {
         let list = |value: &'static str, of: &Value| -> usize { of[value].as_array().map_or(0, Vec::len) };
         let mut panels = Vec::new();
@@ -36,12 +36,12 @@ impl Dashboard {
         panels
     }
 
-    /// Every panel that shows something.
+    /// Returns every panel with an expression.
     pub fn charts(&self) -> Vec<&Value> {
         self.panels().into_iter().filter(|panel| panel["type"] != "row").collect()
     }
 
-    /// Every expression, with the title of its panel.
+    /// Returns every expression with the title of its panel.
     pub fn expressions(&self) -> Vec<(String, String)> {
         let of = |panel: &Value| -> Vec<(String, String)> {
             let title = panel["title"].as_str().unwrap_or_default();
@@ -52,25 +52,25 @@ impl Dashboard {
         self.charts().into_iter().flat_map(of).collect()
     }
 
-    /// The variables.
+    /// Returns the variables.
     pub fn variables(&self) -> Vec<&Value> {
         self.json["templating"]["list"].as_array().into_iter().flatten().collect()
     }
 }
 
-/// An expression with everything filled in that Grafana fills in.
+/// Returns an expression with the variables replaced as Grafana does.
 pub fn filled_in(expr: &str) -> String {
     let all = [("$__rate_interval", "15s"), ("$__range", "1m")];
     let some = [("$muster_job", ".+"), ("$job", ".+"), ("$instance", ".+")];
     all.iter().chain(&some).fold(expr.to_owned(), |expr, (name, value)| expr.replace(name, value))
 }
 
-/// The metrics of ours that an expression names, as they are in the catalogue.
+/// Returns Muster's metrics in an expression, by their names in the catalogue.
 pub fn metrics_in(expr: &str) -> BTreeSet<String> {
     let word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
     let mut names = BTreeSet::new();
     for name in expr.split(|c| !word(c)) {
-        // A label, and what rules record.
+        // A label, or the name of a recording rule.
         if name == "muster_job" || name.contains(':') {
             continue;
         }

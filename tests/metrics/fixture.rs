@@ -1,4 +1,4 @@
-//! A server on which everything happens that is measured.
+//! A server on which every metric changes.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -38,13 +38,13 @@ impl JobTasks {
         Client::to_authority(generation, self.service, Some(&format!("{}.test:8476", self.job)))
     }
 
-    /// Asks as a task, and waits for the answer.
+    /// Makes a call as a task and waits for its answer.
     pub async fn ask(&self, task: usize, call: &Call) -> Answer {
         let (client, caller) = &self.tasks[task];
         tokio::time::timeout(PATIENCE, client.ask(caller, call)).await.expect("the call is answered")
     }
 
-    /// Asks as a task, and does not wait.
+    /// Makes a call as a task without waiting.
     pub fn start(&self, task: usize, call: Call) -> Pending {
         let (client, caller) = &self.tasks[task];
         client.start(*caller, call, |_| {})
@@ -56,13 +56,13 @@ impl JobTasks {
         assert!(answer.is_ok(), "{answer:?}");
     }
 
-    /// Somebody who reports transfers as a task.
+    /// Returns a reporter of transfers for a task.
     fn reporter(&self, task: u32) -> Reporter {
         let (client, caller) = &self.tasks[task as usize];
         Reporter::new(client, task, caller.incarnation)
     }
 
-    /// All meet; the last task comes late.
+    /// Lets all tasks meet at a barrier, the last one late.
     async fn round(&self, counter: i64) {
         let barrier = Call::barrier("step", counter);
         let last = self.tasks.len() - 1;
@@ -83,17 +83,17 @@ fn register(client: &Client, caller: Caller) -> Pending {
 /// The server and its tasks.
 pub struct MetricsFixture {
     pub server: Muster,
-    /// Keeps what waits waiting.
+    /// Keeps pending calls pending.
     _waiting: Vec<Pending>,
     _gangs: Vec<JobTasks>,
     working: JoinHandle<()>,
 }
 
 impl MetricsFixture {
-    /// Starts everything; what goes on goes on until this value is dropped.
+    /// Starts the server and its tasks, which run until this value is dropped.
     pub async fn start() -> Self {
         let config = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/metrics/jobs.toml");
-        // Nobody listens at a port that takes no connections: traces go nowhere.
+        // Nothing listens on this port, so traces cannot be exported.
         let nowhere = ["--otlp-endpoint", "http://127.0.0.1:9"];
         let settings = ["--config", config, "--task-metrics-max", "20", "--log", "error"];
         let server = Muster::serve(&[&settings[..], &nowhere].concat());
@@ -115,7 +115,7 @@ impl MetricsFixture {
         let back = Caller::new(1, 0xBBBB, flex.tasks[1].1.service.expect("it is registered"));
         assert!(register(&again, back).within(PATIENCE).await.is_some_and(|answer| answer.is_ok()));
 
-        // Somebody speaks TLS where nobody does, and an operator acts.
+        // A client speaks TLS on a plaintext port, and an operator makes changes.
         let mut stranger = std::net::TcpStream::connect(service).expect("it connects");
         std::io::Write::write_all(&mut stranger, &[0x16, 3, 1, 0, 1, 0]).expect("it is sent");
         let nobody = r#"{"host": "192.0.2.1", "reason": "r"}"#;
@@ -154,14 +154,14 @@ impl MetricsFixture {
         Self { server, _waiting: waiting, _gangs: vec![flex, doomed, full, wide, late], working }
     }
 
-    /// The metrics.
+    /// Returns a scrape.
     pub fn scrape(&self) -> String {
         let (status, body) = crate::prometheus::get(self.server.http(), "/metrics").expect("it answers");
         assert_eq!(status, 200, "{body}");
         body
     }
 
-    /// The metrics, once everything has been seen that takes a moment.
+    /// Returns a scrape after all delayed metrics have changed.
     pub async fn settled(&self) -> String {
         let wanted = [
             "muster_findings{muster_job=\"full\",finding=\"nearly-full-bounds\"} 1",
@@ -184,7 +184,7 @@ impl MetricsFixture {
         panic!("it never came to this: {wanted:?} in\n{}", self.scrape());
     }
 
-    /// Something else that the server says.
+    /// Returns another JSON response of the server.
     pub fn json(&self, path: &str) -> serde_json::Value {
         let (_, body) = crate::prometheus::get(self.server.http(), path).expect("it answers");
         serde_json::from_str(&body).unwrap_or_else(|error| panic!("{path}: {error}: {body}"))

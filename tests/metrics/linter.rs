@@ -1,4 +1,4 @@
-//! The dashboards, held to the rules that Grafana publishes for dashboards of mixins.
+//! Checks the dashboards against the rules that Grafana publishes for dashboards of mixins.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::dashboards::Dashboard;
 
-/// Collects what is wrong, so that all of it is told at once.
+/// Collects all errors, so that one run reports them together.
 struct LintErrors(Vec<String>);
 
 impl LintErrors {
@@ -51,7 +51,7 @@ fn dashboards_have_names_of_their_own_and_are_not_edited_in_place() {
             "{}",
             dashboard.file
         );
-        // To ask more often than is scraped is for nothing.
+        // A refresh more often than the scrape is useless.
         assert!(matches!(json["refresh"].as_str(), Some("30s" | "1m")), "{}", dashboard.file);
     }
 }
@@ -103,7 +103,7 @@ fn job_and_instance_are_variables_that_may_be_all_and_are_asked_for_again() {
         for (panel, expr) in dashboard.expressions() {
             let selectors = expr.matches('{').count();
             for matcher in ["job=~\"$job\"", "instance=~\"$instance\""] {
-                // `muster_job=~"$muster_job"` does not hold the first of them.
+                // `muster_job=~"$muster_job"` contains `job=~…` but is another matcher.
                 let found =
                     expr.match_indices(matcher).filter(|(at, _)| !expr[..*at].ends_with("muster_")).count();
                 wrong.unless(found == selectors && selectors > 0, format!("{panel}: {matcher} in {expr}"));

@@ -1,4 +1,4 @@
-//! A real Prometheus scrapes a real server on which everything happens.
+//! A real Prometheus scrapes a real server on which every metric changes.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use crate::dashboards::{Dashboard, filled_in, metrics_in};
 use crate::fixture::MetricsFixture;
 use crate::prometheus::{Prometheus, complaints, promtool};
 
-/// What an alert compares its value with, taken away: then it has a value whether it fires or not.
+/// Removes the threshold of an alert, so that the expression has a value whether the alert fires or not.
 fn without_threshold(expr: &str) -> String {
     let number = |word: &str| word.parse::<f64>().is_ok();
     let mut words: Vec<&str> = Vec::new();
@@ -19,13 +19,13 @@ fn without_threshold(expr: &str) -> String {
             coming.next();
             continue;
         }
-        // Between two metrics it is their being there that counts.
+        // A comparison of two metrics becomes `bool`, so that only their existence counts.
         words.push(if word == "<" { "<= bool" } else { word });
     }
     words.join(" ")
 }
 
-/// The names of the samples, as they are in the catalogue.
+/// Returns the names of the samples, as in the catalogue.
 fn exported(scrape: &str) -> BTreeSet<String> {
     let samples = scrape.lines().filter(|line| !line.starts_with('#'));
     samples.flat_map(|line| metrics_in(line.split(['{', ' ']).next().unwrap_or_default())).collect()
@@ -62,7 +62,7 @@ async fn every_panel_and_every_rule_has_an_answer_on_a_server_where_everything_h
             (rule["name"].as_str().unwrap_or_default(), rule["query"].as_str().unwrap_or_default());
         ask(name, &without_threshold(query));
         assert_eq!(rule["health"], "ok", "{name}: {}", rule["lastError"]);
-        // The runbook address of an alert is made of it.
+        // The runbook address of an alert contains this label.
         let at = prometheus.labels(&without_threshold(query), "instance");
         assert!(at.iter().all(|instance| !instance.is_empty()), "{name} does not keep where it was seen");
     }
@@ -140,7 +140,7 @@ async fn exported_metrics_and_the_catalogue_agree() {
     }
     assert!(!scrape.contains("muster_task_up{muster_job=\"wide\""), "too many tasks to show each");
     assert!(!scrape.contains("muster_transfer_reports_total{muster_job=\"flex\""), "nobody reports there");
-    // Barriers wait for the last task, which comes 60 ms late; heartbeats wait for nobody.
+    // Barriers wait for the last task, which arrives 60 ms late; heartbeats do not wait.
     let mean = |method: &str| {
         let sample = |what: &str| {
             let name = format!("muster_rpc_duration_seconds_{what}{{method=\"{method}\",generation=\"c\"}} ");

@@ -1,5 +1,5 @@
-//! Metrics as Prometheus and Grafana see them: a real server with tasks, scraped by a real Prometheus, and every
-//! expression of `dashboards/` held against it.
+//! Metrics as Prometheus and Grafana see them: a real Prometheus scrapes a real server with tasks and
+//! evaluates every expression of `dashboards/`.
 //!
 //! Prometheus and promtool must be installed (`apt-get install prometheus`; `tests/run` does it).
 
@@ -15,10 +15,10 @@ mod support;
 
 use std::path::PathBuf;
 
-/// The folder of the dashboards and rules.
+/// Returns the folder of the dashboards and rules.
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("dashboards")
 }
 
-/// The dashboards, by the names of their files.
+/// The file names of the dashboards.
 const DASHBOARDS: [&str; 3] = ["overview.json", "job.json", "internals.json"];

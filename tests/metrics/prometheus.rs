@@ -1,4 +1,4 @@
-//! A real Prometheus in a guard, and promtool.
+//! A real Prometheus that ends with its guard, and promtool.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -14,7 +14,7 @@ use crate::folder;
 /// Runs promtool in the folder of the rules.
 ///
 /// # Panics
-/// If it is not installed: without it nothing here is tested, and nobody should think otherwise.
+/// If it is not installed, because a skipped test would look like a passed one.
 pub fn promtool(arguments: &[&str], stdin: &str) -> Output {
     let started = Command::new("promtool")
         .args(arguments)
@@ -32,24 +32,24 @@ pub fn promtool(arguments: &[&str], stdin: &str) -> Output {
     child.wait_with_output().expect("promtool ends")
 }
 
-/// What went wrong with a run of promtool, if anything did.
+/// Returns the errors of a run of promtool, if there are any.
 pub fn complaints(output: &Output) -> Option<String> {
     let said = [&output.stdout[..], &output.stderr[..]].concat();
     (!output.status.success()).then(|| String::from_utf8_lossy(&said).into_owned())
 }
 
-/// A Prometheus that scrapes one server every second. It ends with this value.
+/// A Prometheus that scrapes one server every second. Dropping it ends the process.
 pub struct Prometheus {
     child: Child,
     address: SocketAddr,
-    /// Where it keeps its data; removed with it.
+    /// The data folder, which is removed on drop.
     place: PathBuf,
 }
 
 impl Prometheus {
-    /// Starts it with the rules of `dashboards/`.
+    /// Starts Prometheus with the rules of `dashboards/`.
     pub fn scrape(target: SocketAddr) -> Self {
-        // Free for the moment, at an address that nobody else here listens or dials from.
+        // A free port at an address that no other test uses, so that no other test takes the port.
         let free = TcpListener::bind("127.0.0.3:0").expect("a free port");
         let address = free.local_addr().expect("it is bound");
         drop(free);
@@ -74,7 +74,7 @@ impl Prometheus {
         Self { child, address, place }
     }
 
-    /// Waits until a query has an answer.
+    /// Waits until a query has a result.
     pub async fn until(&self, query: &str) {
         for _ in 0..600 {
             if self.try_get(&path_of(query)).is_ok_and(|found| !samples(&found).is_empty()) {
@@ -86,12 +86,12 @@ impl Prometheus {
         panic!("{query} never had an answer; Prometheus says:\n{log}");
     }
 
-    /// The samples that answer a query now.
+    /// Returns the present samples of a query.
     pub fn query(&self, query: &str) -> Result<Vec<f64>, String> {
         self.try_get(&path_of(query)).map(|found| samples(&found))
     }
 
-    /// The values of a label in what answers a query now; empty where the label is missing.
+    /// Returns the present values of a label in the result of a query; empty where the label is missing.
     pub fn labels(&self, query: &str, label: &str) -> Vec<String> {
         let found = self.try_get(&path_of(query)).unwrap_or_else(|error| panic!("{query}: {error}"));
         let result = found["data"]["result"].as_array().cloned().unwrap_or_default();
@@ -99,7 +99,7 @@ impl Prometheus {
         result.iter().map(text).collect()
     }
 
-    /// Every rule, with its group's.
+    /// Returns every rule of every group.
     pub fn rules(&self) -> Vec<Value> {
         let found = self.try_get("/api/v1/rules").expect("it tells its rules");
         let groups = found["data"]["groups"].as_array().cloned().unwrap_or_default();
@@ -149,17 +149,17 @@ fn configuration(target: SocketAddr) -> String {
     )
 }
 
-/// One GET on a connection of its own: the status, and the body.
+/// Sends a GET request over a connection of its own. Returns status and body.
 pub fn get(address: SocketAddr, path: &str) -> std::io::Result<(u16, String)> {
     send(address, "GET", path, "")
 }
 
-/// The same by another name than the address.
+/// Sends a GET request with this host name.
 pub fn get_as(address: SocketAddr, host: &str, path: &str) -> std::io::Result<(u16, String)> {
     send_as(address, host, ("GET", path), "")
 }
 
-/// The answer to a request with a body of JSON.
+/// Sends a request with a JSON body.
 pub fn send(address: SocketAddr, method: &str, path: &str, body: &str) -> std::io::Result<(u16, String)> {
     send_as(address, &address.to_string(), (method, path), body)
 }
@@ -172,7 +172,7 @@ fn send_as(
 ) -> std::io::Result<(u16, String)> {
     let mut stream = TcpStream::connect(address)?;
     let length = body.len();
-    // HTTP/1.0, so that no answer comes in pieces.
+    // HTTP/1.0, so that the response is not chunked.
     write!(
         stream,
         "{method} {path} HTTP/1.0\r\nhost: {host}\r\ncontent-type: application/json\r\n\

@@ -1,4 +1,4 @@
-//! The rules for Prometheus, by its own tool.
+//! Checks the rules with promtool.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader};
@@ -8,7 +8,7 @@ use crate::prometheus::{complaints, get_as, promtool, read};
 
 const FILES: [&str; 2] = ["rules/recording.yml", "rules/alerts.yml"];
 
-/// The values of a key in a file of rules or tests.
+/// Returns the values of a key in a file of rules or tests.
 fn values<'a>(text: &'a str, key: &str) -> Vec<&'a str> {
     text.lines()
         .filter_map(|line| line.trim().trim_start_matches("- ").strip_prefix(key)?.strip_prefix(": "))
@@ -29,7 +29,7 @@ fn alerts_fire_when_they_should_and_are_silent_when_they_should() {
 
 #[test]
 fn prometheus_takes_the_configuration() {
-    // The paths in it are those of a container; what it says besides must hold.
+    // Its paths are those of a container; the rest must be valid here.
     let own = read("prometheus.yml").replace("/etc/prometheus/rules", "rules");
     let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("prometheus.yml");
     std::fs::write(&path, own).expect("it can be written");
@@ -55,7 +55,7 @@ fn every_alert_has_a_severity_a_runbook_and_a_case_in_which_it_fires_and_one_in_
             }
             slug.push(c.to_ascii_lowercase());
         }
-        // Alertmanager and whoever it wakes are elsewhere: the address says at which server.
+        // Alertmanager runs elsewhere, so the address must name the server.
         let link = format!("'http://{{{{ $labels.instance }}}}/guide/alerts#{slug}'");
         assert!(links.contains(link.as_str()), "no runbook address of {alert}");
         assert!(book.contains(&format!("\n## {slug}\n")), "no runbook of {alert}");
@@ -67,19 +67,19 @@ fn every_alert_has_a_severity_a_runbook_and_a_case_in_which_it_fires_and_one_in_
     assert_eq!(values(&rules, "description").len(), alerts.len());
 }
 
-/// A list in a line of a file: `key: ["one", "two"]`.
+/// Returns a list in a line of a file: `key: ["one", "two"]`.
 fn list(text: &str, key: &str) -> Vec<String> {
     let found = values(text, key);
     let [list] = &found[..] else { panic!("{key} stands there once, and not as {found:?}") };
     serde_json::from_str(list).unwrap_or_else(|error| panic!("{key}: {error}: {list}"))
 }
 
-/// A process that ends with this value.
+/// A process that is killed on drop.
 struct Ended(Child);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have exited already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -96,7 +96,7 @@ fn muster_starts_as_the_compose_file_says_and_prometheus_may_scrape_it_by_the_na
     );
     assert!(command.iter().any(|argument| *argument == format!("0.0.0.0:{port}")), "it listens at {port}");
 
-    // The addresses stay as open as they are: only the ports are others.
+    // The addresses stay the same; only the ports are replaced.
     let free = |argument: &String| match argument.strip_prefix("0.0.0.0:") {
         Some(_) => "0.0.0.0:0".to_owned(),
         None => argument.clone(),

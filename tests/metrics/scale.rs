@@ -1,4 +1,4 @@
-//! What it costs to look at ten thousand tasks.
+//! The cost of a scrape with ten thousand tasks.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use muster::telemetry::metrics::{EventCounters, MetricInputs, MetricSource, Metr
 use muster::tls::HandshakeFailures;
 
 const TASKS: u32 = 10_000;
-/// How long a scrape may take. Without optimisation it may take longer.
+/// The time limit of a scrape; longer in an unoptimized build.
 const LIMIT: Duration = Duration::from_millis(if cfg!(debug_assertions) { 500 } else { 50 });
 
 struct Nobody;
@@ -23,7 +23,7 @@ impl AnswerInbox for Nobody {
     fn deliver(&self, _slot: u64, _outcome: CallOutcome) {}
 }
 
-/// Lets the engine do all that it has decided.
+/// Lets the engine finish its deferred work.
 async fn finish(engine: &Arc<Engine>) {
     let timers = tokio::spawn(Arc::clone(engine).run_timers());
     while engine.read_under_lock(|core| core.has_pending_work()) {
@@ -32,7 +32,7 @@ async fn finish(engine: &Arc<Engine>) {
     timers.abort();
 }
 
-/// A job whose tasks all poll for errors and have met at a barrier.
+/// Returns an engine with a job whose tasks all poll for errors and have passed a barrier.
 async fn engine(tally: &Arc<EventCounters>) -> Arc<Engine> {
     let engine = Engine::new(Clock::start());
     engine.observe_with(vec![Arc::clone(tally) as Arc<dyn Observer>]);

@@ -1,4 +1,4 @@
-//! Who gives, where several could: nobody much more than the others.
+//! The choice of the sender among several holders is balanced.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,8 @@ use muster::transfer::plan::{
 
 type Axes<'a> = &'a [(&'a str, u64)];
 
-/// How many regions each host, and each task, sends to other hosts, in order of their numbers.
+/// Returns the number of regions that each host, and each task, sends to other hosts, in order of their
+/// numbers.
 fn sent(plan: &Plan) -> [Vec<u64>; 2] {
     let (mut hosts, mut tasks) = (BTreeMap::new(), BTreeMap::new());
     for placed in &plan.placement().devices {
@@ -28,7 +29,7 @@ struct Case<'a> {
     axes: Axes<'a>,
     source: &'a [&'a [&'a str]],
     destination: &'a [&'a [&'a str]],
-    /// The first device of the destination, which has as many as the source.
+    /// The first device of the destination, which has as many devices as the source.
     first: u32,
     per_task: u32,
     tasks_per_host: u32,
@@ -63,13 +64,14 @@ fn hosts_that_hold_the_same_send_equally_much() {
         tasks_per_host,
     };
     let cases = [
-        // On other devices: every region is asked for.
+        // On other devices: every region is sent.
         case(square, &[&["model"]], &[&[], &["data", "model"]], 256, 8, 1),
         case(square, &[&["data"]], &[&["model"], &["data"]], 256, 4, 2),
         case(square, &[], &[&["data"], &["model"]], 256, 8, 1),
         case(cube, &[&["fsdp"], &["model"]], &[&["model"], &["data", "fsdp"]], 256, 8, 1),
         case(cube, &[&["fsdp"]], &[&["data"]], 256, 4, 1),
-        // On the same: those that a host holds are taken from it, and nobody is passed over for that.
+        // On the same devices: regions that a host holds are taken from it, and no holder is skipped for
+        // that.
         case(square, &[&["model"]], &[&[], &["data", "model"]], 0, 8, 1),
         case(square, &[&["model"]], &[&["data", "model"]], 0, 8, 1),
         case(square, &[&["data"]], &[&[], &["model"]], 0, 4, 2),
@@ -86,7 +88,7 @@ fn hosts_that_hold_the_same_send_equally_much() {
 
 #[test]
 fn within_a_round_those_who_hold_the_same_are_asked_equally_often() {
-    // Every tile of the destination needs every tile of the source, of which each has eight holders.
+    // Every destination tile needs every source tile, each of which has eight holders.
     let case = Case {
         axes: &[("data", 8), ("model", 64)],
         source: &[&["model"]],

@@ -1,4 +1,4 @@
-//! Plans as JSON: what is read is what was written, or an error that says why not.
+//! Plans as JSON: reading returns the plan that was written, or an error with the reason.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -61,8 +61,8 @@ fn a_plan_that_was_changed_anywhere_is_refused() {
             Value::String(key) => &mut at[key.as_str()],
             key => &mut at[key.as_u64().expect("an index") as usize],
         }) = value;
-        // What is made of the inputs must be what comes out of them. The inputs themselves may be spelled otherwise,
-        // as long as they mean the same.
+        // Everything that is computed from the inputs must equal the result. The inputs themselves may be
+        // written differently, as long as they mean the same.
         let input =
             ["source", "destination", "timeout"].iter().any(|name| path.first() == Some(&json!(name)));
         match Plan::from_json(&other.to_string()) {
@@ -77,14 +77,14 @@ fn a_plan_that_was_changed_anywhere_is_refused() {
         }
         changed += 1;
     });
-    // The timeout, and the name of an axis that divides nothing.
+    // The accepted changes are the timeout, and the name of an axis that divides nothing.
     assert!(
         changed > 500 && (1..10).contains(&accepted),
         "{changed} places were changed, {accepted} of them accepted"
     );
 }
 
-/// Calls back with every place of a document and another value for it.
+/// Calls `change` with every place of a document and another value for it.
 fn change_each(value: &Value, path: &mut Vec<Value>, change: &mut dyn FnMut(&[Value], Value)) {
     match value {
         Value::Object(fields) => {

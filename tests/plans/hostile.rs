@@ -1,4 +1,4 @@
-//! Descriptions that make no sense, or too much of it.
+//! Descriptions that are inconsistent or too large.
 
 use muster::transfer::plan::{
     ArrayDescription, DeviceId, Dtype, MAX_AXES, MAX_BYTES, MAX_DEVICES, MAX_RANK, MAX_STEPS, Mesh,
@@ -21,7 +21,7 @@ fn refused(array: &ArrayDescription) -> PlanError {
     let text = serde_json::to_string(array).expect("it can be written");
     let error = array.check().expect_err("it makes no sense");
     match &error {
-        // Of a text no more is read than may be there.
+        // The parser stops reading at the bound.
         PlanError::TooMany { .. } => {
             assert!(matches!(ArrayDescription::from_json(&text), Err(PlanError::Json { .. })))
         }
@@ -94,7 +94,7 @@ fn inputs_beyond_a_limit_are_refused_with_the_limit() {
     let devices = MAX_DEVICES as u32 + 1;
     let wide = array(&[4], &[("x", devices as u64)], 0..devices, &[]);
     assert_eq!(refused(&wide), too_many("devices of a mesh", MAX_DEVICES + 1, MAX_DEVICES));
-    // A name that nobody has is not repeated at length.
+    // A long unknown name is not repeated in the error.
     let mut named = array(&[4], &[("x", 1)], [0], &[]);
     named.sharding.spec.0.push(Partition::Axis("y".repeat(1 << 20)));
     assert!(refused(&named).to_string().len() < 300);
@@ -103,7 +103,7 @@ fn inputs_beyond_a_limit_are_refused_with_the_limit() {
     assert!(error.to_string().len() < 1000);
 }
 
-/// The most memory that this process ever had, in bytes.
+/// Returns the peak memory of this process, in bytes.
 #[cfg(target_os = "linux")]
 fn peak() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("the system tells");
@@ -136,7 +136,7 @@ fn a_long_text_takes_no_memory_beside_its_own() {
             1,
         )
     };
-    // What makes most of itself if it is kept: a list that is empty takes three bytes of text.
+    // The texts that would take the most memory if they were kept: an empty list is three bytes of text.
     let texts = [
         instead(&array, "\"spec\":[]", "[]"),
         instead(&array, "\"shape\":[4]", "4"),
@@ -160,7 +160,7 @@ fn a_long_text_takes_no_memory_beside_its_own() {
             &text[..300]
         );
     }
-    // Other tests run beside this one, and need a little.
+    // Other tests run beside this one, and need a little memory.
     assert!(peak() - before < 12 << 20, "{} MiB more", (peak() - before) >> 20);
 }
 
@@ -169,12 +169,12 @@ fn a_plan_of_too_many_steps_is_refused_before_it_is_made() {
     let rows = array(&[1 << 16, 1 << 16], &[("x", 1 << 16)], 0..1 << 16, &[&["x"]]);
     let columns = array(&[1 << 16, 1 << 16], &[("x", 1 << 16)], 0..1 << 16, &[&[], &["x"]]);
     let plan = Plan::new(rows, columns, &Placement::default(), PlanOptions::default());
-    // The array, once for each device, is beyond no bound: 2^16 * 2^32 * 4.
+    // The array, once for each device, is within its bound: 2^16 * 2^32 * 4.
     assert_eq!(
         plan.err(),
         Some(PlanError::TooMany { what: "steps of the plan", count: 1 << 32, limit: MAX_STEPS })
     );
-    // 8,065 * 8,321 is one more than the most.
+    // 8,065 * 8,321 is one more than the limit.
     let exchange = |rows: u32, columns: u32| {
         let shape = [rows.into(), columns.into()];
         let placement = Placement::blocks((0..rows + columns).map(DeviceId), 8, 1);
@@ -220,7 +220,7 @@ fn a_short_text_that_claims_many_steps_is_refused_before_they_are_looked_at() {
     claims["fingerprint"] = json!(plan.fingerprint());
     let error = Plan::from_json(&claims.to_string()).expect_err("it has one step");
     assert!(error.to_string().contains("it has 1 of 1048576"), "{error}");
-    // As many as it claims, but too short to be steps.
+    // The text has as many entries as it claims, but it is too short for that many steps.
     let text =
         claims.to_string().replacen("\"steps\":[", &format!("\"steps\":[{}", "0,".repeat((1 << 20) - 1)), 1);
     let error = Plan::from_json(&text).expect_err("zeros are no steps");
@@ -276,7 +276,7 @@ fn ids_at_the_ends_of_their_range_are_placed_in_blocks_too() {
     }
 }
 
-/// Values where programs go wrong.
+/// Values at which arithmetic errors are likely.
 fn odd() -> impl Strategy<Value = u64> {
     prop_oneof![
         0..6_u64,

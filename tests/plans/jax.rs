@@ -1,4 +1,4 @@
-//! What JAX says of shardings. `jax_shards.py` asked it.
+//! The shards of JAX's own shardings, which `jax_shards.py` recorded.
 
 use muster::transfer::plan::{ArrayDescription, DeviceId, Dtype, Region, Sharding};
 use serde::Deserialize;

@@ -1,4 +1,4 @@
-//! The largest exchange that is asked for: every one of 4,096 devices has a part for every one.
+//! The largest supported exchange: each of 4,096 devices has a part for each other one.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +30,7 @@ fn sixteen_million_steps_are_a_plan_of_which_each_task_sees_its_part() {
         let own = |device: DeviceId| (2400..2408).contains(&device.0);
         assert!(own(step.source.device) || own(step.destination.device));
         assert!(met.insert((step.source.device, step.destination.device)));
-        // Two rows, and four columns of them.
+        // Two rows, of four columns each.
         assert_eq!((step.bytes, step.source.region.extent.as_slice()), (2 * 4 * 2, &[2, 4][..]));
         assert_eq!(step.source.region.start, [0, u64::from(step.destination.device.0) * 4]);
         assert_eq!(step.destination.region.start, [u64::from(step.source.device.0) * 2, 0]);
@@ -40,13 +40,14 @@ fn sixteen_million_steps_are_a_plan_of_which_each_task_sees_its_part() {
         }
     }
     assert_eq!(met.len(), 2 * 8 * 4096 - 8 * 8);
-    // Rows are cut into short runs, columns are not: those of a source are packed, what arrives is one stretch.
+    // Rows are cut into short runs, columns are not: the source regions are packed, and each arrives as one
+    // range.
     assert_eq!(plan.staging_bytes(TaskId(300)), 8 * 2 * 16384 * 2);
 }
 
 #[test]
 fn an_exchange_costs_the_least_possible() {
-    // All of it takes a second where code is optimised, and a minute where it is not.
+    // The whole exchange takes a second in an optimised build, and a minute in a debug build.
     let devices: u32 = if cfg!(debug_assertions) { 512 } else { 4096 };
     let cost = exchange(devices).cost();
     let (all, own) = (u64::from(devices).pow(2), u64::from(devices) * 8);

@@ -1,4 +1,4 @@
-//! Plans of transfers, held against naive ways to find out what they should be.
+//! Transfer plans, compared with naive computations of what they should be.
 
 mod balance;
 mod documents;

@@ -1,4 +1,4 @@
-//! What holds for every plan, over random ones.
+//! The properties of every plan, checked for random ones.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -138,7 +138,7 @@ proptest! {
                     prop_assert!(long, "short runs without room: {:?}", side.runs);
                 }
             }
-            // What is sent on leaves from where it arrived, and nothing else arrives there.
+            // Bytes that are passed on are sent from where they arrived, and nothing else arrives there.
             if let (true, Some(after)) = (step.class.leaves_task(), step.after) {
                 prop_assert_eq!(step.source.staging, steps[after as usize].destination.staging);
             }
@@ -207,7 +207,7 @@ proptest! {
         let (mine, theirs): (Vec<Step>, Vec<Step>) = (plan.steps().collect(), other.steps().map(unnamed).collect());
         prop_assert_eq!(mine, theirs);
         prop_assert_eq!(plan.cost(), other.cost());
-        // What a task sees of the plan is what it takes part in, and both ends of a step see it alike.
+        // A task's steps are those in which it takes part, and both ends of a step have the same step.
         let mut seen: BTreeMap<u32, usize> = BTreeMap::new();
         for &task in plan.tasks() {
             for step in plan.for_task(task) {
@@ -225,7 +225,7 @@ proptest! {
     fn a_change_that_matters_changes_the_fingerprint(bytes in decisions()) {
         let (asked, plan) = planned(&bytes);
         let mut moved = asked.clone();
-        // Two devices that hold different parts change places.
+        // Two devices that hold different parts swap places.
         let held = elements(&asked.destination);
         let devices = &mut moved.destination.sharding.mesh.devices;
         let other = devices.iter().position(|device| held[device] != held[&devices[0]]);
@@ -252,8 +252,8 @@ proptest! {
     }
 }
 
-/// The least bytes by class, found element by element: what stays, what is copied in a task, what comes from another
-/// task, from another host.
+/// Computes the fewest bytes by class, element by element: those that stay, are copied in a task, come from
+/// another task, and come from another host.
 fn least(asked: &PlanCase) -> [u64; 4] {
     let item = asked.source.dtype.bytes().expect("whole bytes");
     let owners: HashMap<DeviceId, (TaskId, &str)> = asked
@@ -287,14 +287,14 @@ fn least(asked: &PlanCase) -> [u64; 4] {
     [stays, all - stays - leaving, leaving - across, across].map(|elements| elements as u64 * item)
 }
 
-/// The same in other words: mesh axes in another order and by other names, placement in another order, other names of
-/// hosts, devices that take no part, entries spelled otherwise.
+/// Returns an equivalent description: mesh axes in another order and with other names, the placement in
+/// another order, other names of hosts, unused devices, and other notations of entries.
 fn told_otherwise(asked: &PlanCase, choices: &mut RandomChoices) -> PlanCase {
     let mut told = asked.clone();
     for array in [&mut told.source, &mut told.destination] {
         let (mesh, spec) = (&mut array.sharding.mesh, &mut array.sharding.spec);
         let turn = choices.below(mesh.axes.len().max(1));
-        // The last axes become the first ones: the grid of devices is transposed with them.
+        // The last axes become the first ones, and the grid of devices is transposed with them.
         let (slow, fast): (u64, u64) = (
             mesh.axes[..turn].iter().map(|axis| axis.size).product(),
             mesh.axes[turn..].iter().map(|axis| axis.size).product(),
@@ -323,7 +323,7 @@ fn told_otherwise(asked: &PlanCase, choices: &mut RandomChoices) -> PlanCase {
     told
 }
 
-/// With the names of hosts as they were.
+/// Returns the step with the original names of hosts.
 fn unnamed(mut step: Step) -> Step {
     for side in [&mut step.source, &mut step.destination] {
         side.host = side.host.trim_start_matches("other ").to_owned();

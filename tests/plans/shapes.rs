@@ -1,4 +1,4 @@
-//! Plans of known movements.
+//! Plans of known collectives.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
@@ -71,7 +71,7 @@ fn a_broadcast_comes_to_every_host_once_and_is_copied_on_from_there() {
 
 #[test]
 fn fan_out_is_bounded_and_rounds_grow_logarithmically() {
-    // Hosts, then the second task of a host, then the other devices of a task.
+    // The rounds among hosts, then to the second task of a host, then to the other devices of a task.
     for (options, rounds) in [(fan_out(1), 63 + 2), (fan_out(2), 6 + 2), (fan_out(100), 1 + 2)] {
         let plan = broadcast(512, options);
         let mut fed: BTreeMap<DeviceId, u32> = BTreeMap::new();
@@ -95,7 +95,7 @@ fn tasks_of_one_host_feed_one_another_as_a_tree_too() {
         *fed.entry(step.source.device).or_default() += 1;
     }
     assert!(fed.values().all(|&tasks| tasks <= 3), "{fed:?}");
-    // The way to the host, and then three, nine and the rest of twenty-seven.
+    // One round to the host, and then three: three tasks, nine, and the rest of twenty-seven.
     assert_eq!(plan.cost().rounds, 1 + 3);
 }
 
@@ -110,13 +110,13 @@ fn received_bytes_are_spread_over_the_devices_of_a_task() {
     for step in plan.steps().filter(|step| step.class == StepClass::AcrossHosts) {
         *arrived.entry(step.destination.device).or_default() += 1;
     }
-    // 24 parts come to each task, three to each of its eight devices.
+    // 24 parts arrive at each task, three at each of its eight devices.
     assert_eq!(arrived, (0..32).map(|device| (DeviceId(device), 3)).collect());
 }
 
 #[test]
 fn an_all_gather_feeds_each_host_once_with_each_part() {
-    // Four hosts of eight devices; a part on each device.
+    // Four hosts of eight devices, with one part on each device.
     let axes = [("data", 4), ("model", 8)];
     let source = array(&[32, 1024], &axes, 0..32, &[&["data", "model"]]);
     let part = 1024 * 4;
@@ -136,7 +136,7 @@ fn an_all_gather_feeds_each_host_once_with_each_part() {
         cost.minimum,
         Minimum { across_hosts: 4 * 24 * part, same_host: 0, local_copy: (32 * 32 - 4 * 24) * part }
     );
-    // Every task sends its eight parts to three others, and nobody sends more.
+    // Every task sends its eight parts to three others, and none sends more.
     assert_eq!(cost.busiest_out, Some(TaskBytes { task: TaskId(0), bytes: 24 * part }));
     let along_data = gather(Some(&["data"])).expect("it makes sense");
     let left = |plan: &Plan| plan.destination().sharding.spec.0[0].axes().to_vec();
@@ -209,8 +209,8 @@ fn rows_beyond_the_array_leave_the_last_shards_smaller_or_empty() {
 
 #[test]
 fn meshes_that_leave_the_same_devices_without_elements_are_one_layout() {
-    // Six rows and six columns in tiles of two by two: three by three tiles, on meshes of four by three and of three
-    // by four.
+    // Six rows and six columns in tiles of two by two: three by three tiles, on meshes of four by three and
+    // of three by four.
     let grid = |rows: u64, columns: u64, idle: [usize; 3]| {
         let mut busy = 0..9;
         let devices = (0..12).map(|place| match idle.iter().position(|&at| at == place) {
@@ -243,7 +243,7 @@ fn meshes_that_leave_the_same_devices_without_elements_are_one_layout() {
 
 #[test]
 fn replicas_take_turns_hosts_first_then_their_tasks_and_devices() {
-    // Sixteen hosts hold a copy each; sixteen others want a sixteenth each.
+    // Sixteen hosts hold a copy each; sixteen other hosts are to have a sixteenth each.
     let source = array(&[1600], &[("copy", 16)], 0..16, &[]);
     let destination = array(&[1600], &[("x", 16)], 16..32, &[&["x"]]);
     let plan =
@@ -263,7 +263,8 @@ fn replicas_take_turns_hosts_first_then_their_tasks_and_devices() {
         assert_eq!(four, [0, 1, 2, 3]);
     }
 
-    // Host a holds four copies in four tasks, host b one: hosts share the work, and within host a the tasks do.
+    // Host a holds four copies in four tasks, host b one: the hosts share the work equally, and so do the
+    // tasks of host a.
     let place = |device: u32, host: &str| PlacedDevice {
         device: DeviceId(device),
         task: TaskId(device),
@@ -285,7 +286,7 @@ fn replicas_take_turns_hosts_first_then_their_tasks_and_devices() {
 
 #[test]
 fn the_nearest_holder_is_asked() {
-    // Device 1 has it itself, device 2 has task mates that do (0, 1), device 4 has host mates, device 8 nobody.
+    // Device 1 holds it itself, device 2 has it in its task (0, 1), device 4 on its host, device 8 neither.
     let source = array(&[4], &[("copy", 3)], [0, 1, 12], &[]);
     let destination = array(&[4], &[("copy", 4)], [1, 2, 4, 8], &[]);
     let plan =
@@ -315,12 +316,12 @@ fn regions_become_the_fewest_and_longest_runs() {
         destination.runs,
         Runs { offset: 0, run_bytes: 2 * 3 * 8 * 4, counts: vec![], strides: vec![] }
     );
-    // Loops whose turns follow each other closely are one loop.
+    // Loops whose turns are contiguous make one loop.
     let region = Region { start: vec![1, 0, 0, 2], extent: vec![2, 3, 5, 4] };
     let runs = region.runs(&[4, 3, 5, 8], 2).expect("it fits");
     assert_eq!(runs, Runs { offset: 2 * (120 + 2), run_bytes: 8, counts: vec![30], strides: vec![16] });
     assert_eq!((runs.count(), runs.bytes()), (30, 240));
-    // Dimensions along which there is one element only are no loops.
+    // Dimensions with one element are no loops.
     let region = Region { start: vec![1, 2, 3], extent: vec![1, 1, 4] };
     let runs = region.runs(&[4, 5, 8], 2).expect("it fits");
     assert_eq!(runs, Runs { offset: 2 * (40 + 16 + 3), run_bytes: 8, counts: vec![], strides: vec![] });
@@ -328,7 +329,7 @@ fn regions_become_the_fewest_and_longest_runs() {
 
 #[test]
 fn forwarding_reuses_the_unpack_buffer() {
-    // Columns of a matrix: runs of four bytes. Two hosts of two tasks want the same columns.
+    // Columns of a matrix: runs of four bytes. Two hosts of two tasks are to have the same columns.
     let source = array(&[64, 8], &[("x", 1)], [0], &[]);
     let destination = array(&[64, 8], &[("copy", 4), ("x", 2)], 2..10, &[&[], &["x"]]);
     let plan = Plan::new(source, destination, &blocks(0..12, 2, 2), fan_out(1)).expect("it makes sense");
@@ -338,7 +339,7 @@ fn forwarding_reuses_the_unpack_buffer() {
         .find(|step| step.class.leaves_task() && step.after.is_some())
         .expect("something is sent on");
     let before = &steps[on.after.expect("it is") as usize];
-    // Where it arrives the columns are the whole shard: nothing to unpack, nothing to pack again.
+    // At the destination the columns are the whole shard, so nothing is unpacked or packed again.
     assert!(
         before.source.staging.is_some()
             && before.destination.staging.is_none()
@@ -357,7 +358,8 @@ fn forwarding_reuses_the_unpack_buffer() {
         sent_on += 1;
     }
     assert_eq!(sent_on, 2 * 3, "of each half three are fed by those who were fed");
-    // The right half lies behind the left one in the room of a shard that has both: 64 rows of four elements.
+    // The right half follows the left one in the staging memory of a shard that has both: 64 rows of four
+    // elements.
     let places: BTreeSet<_> =
         steps.iter().map(|step| step.destination.staging.expect("it is packed").offset).collect();
     assert_eq!(places, BTreeSet::from([0, 64 * 4 * 4]));
@@ -433,12 +435,12 @@ fn each_part_of_what_a_plan_follows_from_is_in_its_fingerprint() {
     };
     assert_ne!(with(&|array| array.dtype = Dtype::Int32), first.0);
     assert_ne!(with(&|array| array.shape.push(1)), first.0);
-    // The same tasks on fewer hosts, and another fan-out: the layout is the same, the steps may not be.
+    // The same tasks on fewer hosts, and another fan-out: the layout is the same, the steps may differ.
     let together = plan(&one, &two, &blocks(0..4, 1, 2), PlanOptions::default());
     assert!(together.0 == first.0 && together.1 != first.1);
     let wider = plan(&one, &two, &own, fan_out(7));
     assert!(wider.0 == first.0 && wider.1 != first.1);
-    // Time changes nothing.
+    // The timeout changes nothing.
     let options = PlanOptions { timeout: Some(std::time::Duration::from_secs(1)), ..PlanOptions::default() };
     assert_eq!(plan(&one, &two, &own, options), first);
 }

@@ -1,4 +1,4 @@
-//! Random plans, and the plain truth about them: which element lies where, found one element at a time.
+//! Random plans, and their expected result, computed naively one element at a time.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,8 @@ use muster::transfer::plan::{
     Plan, PlanOptions, Runs, Sharding, Shards, TaskId,
 };
 
-/// Decisions out of bytes: shorter and smaller ones make smaller plans, so that what fails can be made small.
+/// A source of decisions from bytes: shorter and smaller inputs make smaller plans, so that failures can be
+/// shrunk.
 pub struct RandomChoices<'a>(std::slice::Iter<'a, u8>);
 
 impl<'a> RandomChoices<'a> {
@@ -15,7 +16,7 @@ impl<'a> RandomChoices<'a> {
         Self(bytes.iter())
     }
 
-    /// A number below `limit`.
+    /// Returns a number below `limit`.
     pub fn below(&mut self, limit: usize) -> usize {
         usize::from(self.0.next().copied().unwrap_or(0)) % limit
     }
@@ -27,7 +28,7 @@ impl<'a> RandomChoices<'a> {
     }
 }
 
-/// What a plan is made of.
+/// The inputs of a plan.
 #[derive(Debug, Clone)]
 pub struct PlanCase {
     pub source: ArrayDescription,
@@ -43,8 +44,8 @@ impl PlanCase {
     }
 }
 
-/// Up to four axes and 36 devices a side, up to four dimensions of up to nine elements, several devices a task and
-/// tasks a host.
+/// Returns random inputs: up to four axes and 36 devices a side, up to four dimensions of up to nine
+/// elements, several devices a task and tasks a host.
 pub fn asked(choices: &mut RandomChoices) -> PlanCase {
     let dtypes = [Dtype::Uint8, Dtype::Bfloat16, Dtype::Float32, Dtype::Complex128];
     let dtype = dtypes[choices.below(dtypes.len())];
@@ -97,13 +98,13 @@ fn sharding(choices: &mut RandomChoices, rank: usize, pool: u32) -> Sharding {
     Sharding { mesh: Mesh::new(&axes, devices), spec: PartitionSpec::new(&entries) }
 }
 
-/// Which elements of the whole array, by their number in row-major order, each device holds, in the order of its
-/// buffer.
+/// Returns the elements that each device holds, by their number in row-major order of the whole array, in the
+/// order of its buffer.
 pub fn elements(array: &ArrayDescription) -> BTreeMap<DeviceId, Vec<u64>> {
     let mesh = &array.sharding.mesh;
     let mut held = BTreeMap::new();
     for (place, &device) in mesh.devices.iter().enumerate() {
-        // Where the device stands along each axis: the last axis changes fastest.
+        // The index of the device along each axis: the last axis changes fastest.
         let mut along = BTreeMap::new();
         let mut rest = place as u64;
         for axis in mesh.axes.iter().rev() {
@@ -129,19 +130,19 @@ pub fn elements(array: &ArrayDescription) -> BTreeMap<DeviceId, Vec<u64>> {
     held
 }
 
-/// The bytes of one element: no two elements of these small arrays look alike.
+/// Returns the bytes of one element: no two elements of these small arrays are equal.
 fn element(number: u64, item: usize) -> impl Iterator<Item = u8> {
     (0..item as u64).map(move |byte| (number.wrapping_mul(31) + byte * 101 + (number >> 8) * 7 + 1) as u8)
 }
 
-/// What each device's shard should be.
+/// Returns the expected shard of each device.
 pub fn truth(array: &ArrayDescription) -> Shards {
     let item = array.dtype.bytes().expect("whole bytes") as usize;
     let bytes = |numbers: Vec<u64>| numbers.into_iter().flat_map(|number| element(number, item)).collect();
     elements(array).into_iter().map(|(device, numbers)| (device, bytes(numbers))).collect()
 }
 
-/// Shards of the right size that nobody has written to.
+/// Returns zeroed shards of the right size.
 pub fn blank(plan: &Plan) -> Shards {
     let devices = &plan.destination().sharding.mesh.devices;
     devices
@@ -150,7 +151,7 @@ pub fn blank(plan: &Plan) -> Shards {
         .collect()
 }
 
-/// Where each run begins.
+/// Returns the offset of each run.
 pub fn beginnings(runs: &Runs) -> Vec<u64> {
     let mut places = vec![runs.offset];
     for (&count, &stride) in runs.counts.iter().zip(&runs.strides) {

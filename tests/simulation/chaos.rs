@@ -1,4 +1,5 @@
-//! Schedules without sense: any call, with any argument, at any time, from clients that come, go, restart and fall silent.
+//! Random schedules: any call, with any argument, at any time, from clients that connect, leave, restart and
+//! fall silent.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,13 +14,13 @@ use muster::coordination::{
 use crate::coordinator::SimulatedCoordinator;
 use crate::for_every_seed;
 
-/// One client process, more or less.
+/// A simulated client process.
 struct Client {
     connection: ConnectionId,
     task: TaskId,
     life: TaskIncarnation,
     service: ServiceIncarnation,
-    /// Generation C says who it is.
+    /// Whether it states its incarnation, as generation C does.
     claims: bool,
 }
 
@@ -60,14 +61,14 @@ fn settings(rng: &mut fastrand::Rng, tasks: u32) -> JobSettings {
 impl Chaos {
     fn new(seed: u64) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
-        // Mostly few tasks, so that their paths cross; now and then many.
+        // Usually few tasks, so that their calls interact; sometimes many.
         let tasks = match rng.u8(0..100) {
             0 => rng.u32(500..2_000),
             1..20 => rng.u32(8..40),
             _ => rng.u32(1..6),
         };
         let mut world = SimulatedCoordinator::new(settings(&mut rng, tasks), seed);
-        // What follows for many calls is done bit by bit: here for two already.
+        // A small budget defers work even for two calls.
         if rng.u8(0..3) == 0 {
             let most = if tasks > 100 { 256 } else { 4 };
             world.core.set_work_budget(rng.usize(1..most));
@@ -176,7 +177,7 @@ impl Chaos {
         self.coordinator.call_as(connection, claim, request);
     }
 
-    /// An operator does something, sensible or not.
+    /// Issues an operator's command, sensible or not.
     fn steer(&mut self) {
         let act = match self.rng.u8(0..12) {
             0..5 => {
@@ -197,7 +198,7 @@ impl Chaos {
             10 => OperatorCommand::DeleteKey { key: self.some_key() },
             _ => OperatorCommand::Configure(Box::new(self.some_settings())),
         };
-        // That an act is refused is as good as anything.
+        // A refused command is as good as any.
         let _ = self.coordinator.act(act);
     }
 
@@ -237,7 +238,7 @@ impl Chaos {
         self.coordinator.finish_work();
     }
 
-    /// The job is deleted; whoever still speaks to it is told.
+    /// Deletes the job; later calls to it are refused.
     fn delete(&mut self) {
         let live = self.coordinator.view().run.live;
         if live > 0 {
@@ -280,7 +281,7 @@ impl Chaos {
                 self.gone.push(client);
             }
             90..93 => {
-                // A process that lost its connection speaks again on another.
+                // A process that lost its connection calls again on another one.
                 if let Some(mut client) = self.gone.pop() {
                     client.connection = self.coordinator.connect();
                     self.clients.push(client);
@@ -303,7 +304,7 @@ impl Chaos {
             _ => match self.rng.u8(0..10) {
                 0 => self.resume(),
                 1 => {
-                    // A planned restart: whatever still comes meanwhile is answered at once.
+                    // A planned restart: calls that still arrive are answered at once.
                     self.coordinator.input(Input::Stop);
                     self.coordinator.finish_work();
                     for _ in 0..self.rng.usize(0..8) {
@@ -331,7 +332,7 @@ impl Chaos {
     }
 }
 
-/// The state after a schedule, and every answer.
+/// Returns the state after a schedule, and every answer.
 fn outcome_of(seed: u64, work_at_once: usize) -> (Vec<u8>, BTreeMap<CallId, CallOutcome>) {
     let mut chaos = Chaos::new(seed);
     chaos.coordinator.core.set_work_budget(work_at_once);
@@ -365,7 +366,7 @@ fn incremental_and_batch_application_give_equal_states() {
 fn every_invariant_holds_after_every_input_of_any_schedule() {
     for_every_seed("every_invariant", 1, |seed| {
         let mut chaos = Chaos::new(seed);
-        // An audit looks at everything: many tasks get fewer steps.
+        // A check of the invariants reads the whole state, so many tasks get fewer steps.
         let steps = if chaos.tasks > 100 { 60 } else { 400 };
         let snapshot_at = chaos.rng.usize(0..steps);
         for step in 0..steps {

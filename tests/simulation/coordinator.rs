@@ -1,4 +1,4 @@
-//! A coordinator in virtual time, watched: every answer is held against what was asked, and what the rules allow.
+//! A coordinator in virtual time. Every answer is checked against its request and against the rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -13,26 +13,26 @@ use muster::coordination::{
     TaskSet, Timestamp,
 };
 
-/// The only job of the simulated world.
+/// The only job of the simulation.
 pub const JOB: JobId = JobId(0);
 
-/// A call that waits, as its caller knows it.
+/// A waiting call, as its caller knows it.
 #[derive(Debug, Clone)]
 pub struct PendingCall {
     pub connection: ConnectionId,
     pub request: Request,
 }
 
-/// What the model knows of one life that registered again in this run.
+/// The model of one task's present incarnation.
 #[derive(Debug, Default, Clone)]
 struct Membership {
-    /// The order of its present registration.
+    /// The position of its registration in the order of events.
     registered: u64,
-    /// It has connected in this run.
+    /// Whether it has connected in this run.
     connected: bool,
     again: bool,
     synced: bool,
-    /// It was excluded and has not registered since.
+    /// Whether it was excluded and has not registered since.
     excused: bool,
 }
 
@@ -48,47 +48,52 @@ pub struct SimulatedCoordinator {
     next_call: u64,
     next_connection: u64,
     incarnations: fastrand::Rng,
-    /// The model: registrations in the present run, and when barriers began.
+    /// The model: the registrations in the present run.
     members: BTreeMap<TaskId, Membership>,
+    /// The model: the position of the first arrival at each barrier in the order of events.
     began: BTreeMap<String, u64>,
-    /// Who has passed which use of which barrier together with the others; the same of the run before, and the first call
-    /// that is asked in the present one for sure.
+    /// The barrier instances that each task passed together with the others.
     took_part: BTreeSet<(String, i64, TaskId)>,
+    /// The same of the run before.
     took_part_before: BTreeSet<(String, i64, TaskId)>,
+    /// The first call that was certainly made in the present run.
     first_call_of_run: CallId,
-    /// The live set that was answered last.
+    /// The live set of the last answer.
     live_set: Option<Arc<SharedReply<LiveSet>>>,
-    /// Barriers that have ended, by their events and by their measurements, and are not compared yet.
+    /// The ended barriers by their events, which are not compared with their measurements yet.
     ended: Vec<(String, i64, BarrierOutcome)>,
+    /// The ended barriers by their measurements, which are not compared with their events yet.
     measured: Vec<(String, i64, BarrierOutcome)>,
     order: u64,
     tasks: u32,
-    /// The model: who is excluded by number.
+    /// The model: the tasks excluded by number.
     excluded: BTreeSet<TaskId>,
     acted: Option<Result<CommandOutcome, CommandRefusal>>,
-    /// The job has been deleted.
+    /// Whether the job has been deleted.
     deleted: bool,
-    /// Calls whose callers are gone: while they are taken out, one after the other, some may still be answered.
+    /// The calls whose callers are gone: while they are withdrawn one after the other, some may still be
+    /// answered.
     gone: BTreeMap<CallId, PendingCall>,
-    /// All that an input has decided is done, and all that is due by then, before the next one comes.
+    /// Whether all pending work and all due timers are completed before the next input.
     pub finishes: bool,
 }
 
-/// Somebody who acts.
+/// Returns an operator.
 pub fn operator() -> Actor {
     Actor { who: "alice".into(), address: None, means: ActorOrigin::Cli }
 }
 
-/// Why they do.
+/// Returns the operator's reason.
 pub fn reason() -> Reason {
     Reason::try_from("it was seen to misbehave".to_owned()).expect("a reason")
 }
 
-/// A record says what its arrivals say.
+/// Checks a record against its arrivals.
 fn check_measured(ending: &BarrierCompletion) {
     let (record, arrivals) = (&ending.record, &ending.arrivals);
     if arrivals.is_empty() {
-        // The only one that had come fails the instance with its next call, which cancels the one that waits.
+        // The only task that had arrived fails the instance with its next call, which cancels the waiting
+        // one.
         assert_eq!(record.outcome, BarrierOutcome::Failed, "{record:?}");
         assert_eq!((record.arrived, record.skew_us, record.waited_us), (0, 0, 0), "{record:?}");
         return;
@@ -149,12 +154,12 @@ impl SimulatedCoordinator {
         ServiceIncarnation(self.incarnations.u64(1..))
     }
 
-    /// A new life of some task.
+    /// Returns a new incarnation of some task.
     pub fn fresh_life(&mut self) -> TaskIncarnation {
         TaskIncarnation(self.incarnations.u64(1..))
     }
 
-    /// The service incarnation of the present run.
+    /// Returns the service incarnation of the present run.
     pub fn service(&self) -> ServiceIncarnation {
         let text = self.view().run.incarnation;
         ServiceIncarnation(u64::from_str_radix(&text, 16).expect("a hexadecimal number"))
@@ -168,7 +173,7 @@ impl SimulatedCoordinator {
         self.connect_from(1)
     }
 
-    /// A connection from the host 10.0.0.`host`.
+    /// Opens a connection from the host 10.0.0.`host`.
     pub fn connect_from(&mut self, host: u8) -> ConnectionId {
         let connection = ConnectionId(self.next_connection);
         self.next_connection += 1;
@@ -187,7 +192,7 @@ impl SimulatedCoordinator {
         self.input(Input::ConnectionClosed { connection, ending });
     }
 
-    /// Generation A: no claim.
+    /// Makes a call of generation A, without a claim.
     pub fn call(&mut self, connection: ConnectionId, request: Request) -> CallId {
         self.call_as(connection, None, request)
     }
@@ -205,7 +210,7 @@ impl SimulatedCoordinator {
         call
     }
 
-    /// An operator acts; what an exclusion does is held against what it was said to do.
+    /// Issues an operator's command; the effects of an exclusion are checked against its preview.
     pub fn act(&mut self, act: OperatorCommand) -> Result<CommandOutcome, CommandRefusal> {
         self.finish_work();
         let foreseen = match &act {
@@ -277,7 +282,7 @@ impl SimulatedCoordinator {
         self.now = until;
     }
 
-    /// Lets the coordinator do all that it has decided, and all that is due.
+    /// Completes all pending work and all due timers.
     pub fn finish_work(&mut self) {
         while self.core.next_wakeup().is_some_and(|at| at <= self.now) {
             self.input(Input::Tick);
@@ -356,7 +361,7 @@ impl SimulatedCoordinator {
         }
     }
 
-    /// Follows the events that the rules for barriers depend on.
+    /// Records the events on which the rules for barriers depend.
     fn note(&mut self, event: &JobEvent) {
         self.order += 1;
         match &event.what {
@@ -371,7 +376,7 @@ impl SimulatedCoordinator {
             EventKind::Readmitted { target: ExclusionTarget::Task(task), .. } => {
                 self.excluded.remove(task);
                 let started = self.view().run.started_at.is_some();
-                // Whoever has not come to a run that still forms is waited for again.
+                // A task that has not registered in a forming run is required again.
                 if let Some(member) = self.members.get_mut(task).filter(|member| !member.connected) {
                     member.excused = started;
                 }
@@ -388,7 +393,7 @@ impl SimulatedCoordinator {
             EventKind::TaskConnected { task, again, .. } => {
                 let member = self.members.entry(*task).or_default();
                 assert_eq!(member.connected, *again, "connected again is connected before");
-                // Excused when the others began: as late as one that comes again.
+                // A task that was exempt at the start of the run connects late, as a restarted one does.
                 let again = *again || (member.excused && event.reason.contains("had started without it"));
                 let (registered, synced) = (self.order, !again);
                 *member = Membership { registered, connected: true, again, synced, excused: false };
@@ -413,7 +418,8 @@ impl SimulatedCoordinator {
                 self.check_live_set(*task, tasks, live)
             }
             (Request::Barrier { id, task, .. }, Reply::BarrierPassed(counter)) => {
-                // Whoever is told that a barrier has passed has passed it together with the others, now or before.
+                // A task that gets the answer of a passed barrier has passed it together with the others, now
+                // or before.
                 let use_of_it = (id.clone(), *counter, *task);
                 let took_part = self.took_part.contains(&use_of_it)
                     || (call < self.first_call_of_run && self.took_part_before.contains(&use_of_it));
@@ -423,11 +429,11 @@ impl SimulatedCoordinator {
         }
     }
 
-    /// All who asked about a set get the same answer, and every live member is among those who asked.
+    /// Checks that all callers for a set get the same answer, and that every live member is among them.
     fn check_live_set(&mut self, task: TaskId, tasks: &TaskSet, live: &Arc<SharedReply<LiveSet>>) {
         let known = |task: &TaskId| (0..i64::from(self.tasks)).contains(&i64::from(task.0));
         let set: Vec<TaskId> = tasks.ids().iter().copied().filter(known).collect();
-        // The others of the first who is answered wait for their answers still, or are gone.
+        // The other callers of the same answer still wait for it, or are gone.
         if self.live_set.as_ref().is_some_and(|last| Arc::ptr_eq(last, live)) {
             return;
         }
@@ -448,7 +454,8 @@ impl SimulatedCoordinator {
         }
     }
 
-    /// A barrier passed: those who are absent were not required. Its callers are answered after this.
+    /// Checks that the absent members of a passed barrier were not required. Its callers are answered after
+    /// this.
     fn check_passed(&mut self, barrier: &str, counter: i64, without: &[TaskId]) {
         let began = self.began.get(barrier).copied().unwrap_or_default();
         let calls = self.asked.values().chain(self.gone.values()).filter_map(|asked| match &asked.request {
@@ -481,21 +488,21 @@ impl SimulatedCoordinator {
         }
     }
 
-    /// Remembers the state; [`SimulatedCoordinator::check_replay`] will go on from here a second time.
+    /// Takes a snapshot of the state, from which [`SimulatedCoordinator::check_replay`] replays.
     pub fn snapshot(&mut self) {
         let bytes = postcard::to_stdvec(&self.core).expect("the state can be serialised");
         self.snapshot = Some((self.inputs.len(), bytes));
         self.effects_seen.clear();
     }
 
-    /// Restores the snapshot, replays every input since, and finds the same effects and the same bytes.
+    /// Replays every input since the snapshot, and checks for the same effects and the same bytes.
     pub fn check_replay(&self) {
         let Some((from, bytes)) = &self.snapshot else { return };
         let mut core: Coordinator = postcard::from_bytes(bytes).expect("the state can be restored");
         assert_eq!(&postcard::to_stdvec(&core).expect("serialises"), bytes, "a restored state is the same");
         let mut seen = self.effects_seen.iter();
         for (now, input) in &self.inputs[*from..] {
-            // What is journalled is what is replayed.
+            // The replayed inputs are those of the journal.
             let journal = postcard::to_stdvec(&(now, input)).expect("an input can be serialised");
             let (now, input): (Timestamp, Input) = postcard::from_bytes(&journal).expect("and restored");
             let mut effects = Vec::new();
@@ -510,7 +517,7 @@ impl SimulatedCoordinator {
         );
     }
 
-    /// Everybody goes away: nothing may be left that waits.
+    /// Ends every connection; no call may remain waiting.
     pub fn end(&mut self) {
         if self.deleted {
             assert_eq!(self.core.waiting_calls(), 0, "nobody waits for a job that is no more");

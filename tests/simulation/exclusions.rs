@@ -1,4 +1,4 @@
-//! Exclusions and drains, as short stories.
+//! Exclusions and drains.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ fn an_excluded_task_is_out_at_once_and_the_others_go_on() {
 
     assert_eq!(exclude(&mut job, 2), Ok(CommandOutcome::Excluded(ExclusionId(1))));
 
-    // Its own calls are told who and why.
+    // Its own calls get the operator and the reason.
     for call in [theirs, read] {
         let failure = refused(&job, call);
         assert!(failure.message.contains("Task 2 of job default is excluded"), "{failure}");
@@ -56,7 +56,8 @@ fn an_excluded_task_is_out_at_once_and_the_others_go_on() {
         assert!(failure.message.contains("it was seen to misbehave"), "{failure}");
     }
     assert!(job.coordinator.answers[&waited].is_ok() && job.coordinator.answers[&other].is_ok());
-    // The others' questions are answered without it, watchers see it, and barriers wait for it no more.
+    // The others' live-set requests are answered without it, watchers see it, and barriers no longer wait for
+    // it.
     for call in [asked, waited_again] {
         let Ok(Reply::LiveSet(live)) = &job.coordinator.answers[&call] else { panic!("no live set") };
         assert_eq!(live.iter().map(|(task, _)| task.0).collect::<Vec<_>>(), [0, 1]);
@@ -70,7 +71,7 @@ fn an_excluded_task_is_out_at_once_and_the_others_go_on() {
         assert_eq!((job.passed(a), job.passed(b)), (Some(counter), Some(counter)));
     }
 
-    // It hears of it with its next call, whatever that is, and cannot come back.
+    // Its next call gets the exclusion, whatever it is, and it cannot return.
     let heartbeat = job.heartbeat(2);
     refused(&job, heartbeat);
     let barrier = job.barrier(2, "step", 4);
@@ -101,7 +102,7 @@ fn barriers_do_not_wait_for_a_readmitted_task_until_it_registers() {
     let readmit = OperatorCommand::Readmit { exclusion: ExclusionId(1) };
     assert_eq!(job.coordinator.act(readmit.clone()), Ok(CommandOutcome::Readmitted));
     assert_eq!(job.coordinator.act(readmit), Err(CommandRefusal::AlreadyOver(ExclusionId(1))));
-    // Its old life is over, whatever became of the exclusion.
+    // Its old incarnation stays fenced, whatever became of the exclusion.
     let old = job.heartbeat(2);
     refused(&job, old);
     let (a, b) = (job.barrier(0, "step", 0), job.barrier(1, "step", 0));
@@ -221,7 +222,7 @@ fn a_recoverable_run_starts_without_those_who_are_excluded_and_takes_them_in_lat
     assert_eq!((view.run.state, view.run.live), (RunState::Running, 2));
     assert_eq!(view.run.tasks[2].standing, TaskPhase::Missing);
 
-    // It comes late, and to a job whose tasks are elsewhere in their round than at its beginning.
+    // It connects late, while the other tasks are further on in their round.
     let (a, b) = (job.barrier(0, "begin", 0), job.barrier(1, "begin", 0));
     assert_eq!((job.passed(a), job.passed(b)), (Some(0), Some(0)));
     job.coordinator.act(OperatorCommand::Readmit { exclusion: ExclusionId(1) }).expect("in force");

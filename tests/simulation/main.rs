@@ -1,5 +1,5 @@
-//! The state machine in virtual time: thousands of seeded schedules of calls, restarts, silences and cancellations, with every
-//! invariant checked after every input.
+//! Runs the state machine in virtual time: thousands of seeded schedules of calls, restarts, silences and
+//! cancellations, with every invariant checked after every input.
 //!
 //! A failing seed prints the command that replays it:
 //! `MUSTER_SEED=<seed> cargo test --test simulation`. `MUSTER_SEEDS=<n>` sets how many are tried.
@@ -11,10 +11,10 @@ mod measures;
 mod programs;
 mod rules;
 
-/// How many seeds a run tries, unless told otherwise.
+/// The default number of seeds of a run.
 const SEEDS: u64 = 2_000;
 
-/// Runs `scenario` for every seed, or for the one that is to be replayed.
+/// Runs `scenario` for every seed, or for the one to replay.
 fn for_every_seed(name: &str, share: u64, scenario: impl Fn(u64) + Sync) {
     let setting = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     if let Some(seed) = setting("MUSTER_SEED") {

@@ -1,4 +1,4 @@
-//! What is measured, as short stories.
+//! Measurements: heartbeats, lateness, findings.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::rules::{Job, id};
 const STEP: Duration = Duration::from_millis(100);
 
 impl Job {
-    /// Everybody comes to a barrier, the later ones after so many steps.
+    /// Lets every task arrive at a barrier, the late ones after the given number of steps.
     fn round(&mut self, counter: i64, late: &[(usize, u32)]) {
         let tasks = self.coordinator.view().run.tasks.len();
         for task in (0..tasks).filter(|task| late.iter().all(|(late, _)| late != task)) {
@@ -173,7 +173,7 @@ fn a_finding_is_an_event_and_changes_no_other_state() {
     job.coordinator.check_replay();
 }
 
-/// What is found in the job now.
+/// Returns the findings of the job now.
 fn found(job: &Job) -> Vec<&'static str> {
     let seen = job.coordinator.core.observe(JOB, job.coordinator.now).expect("the job is there");
     detect(DetectorInput { job: &seen, clocks: &[] }).iter().map(|(detector, _)| detector.id).collect()

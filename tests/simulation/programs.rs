@@ -1,6 +1,6 @@
-//! Schedules with sense: the loop that people write (begin barrier, steps, end barrier, checkpoint), whose tasks are killed and
-//! restarted at the worst moments. The others must never be left waiting, and nothing may pass early; the latter is watched by
-//! the world after every input.
+//! Schedules of realistic programs: an elastic loop (begin barrier, steps, end barrier, checkpoint), whose
+//! tasks are killed and restarted at the worst moments. The others must never be left waiting, and nothing
+//! may pass early; the simulated coordinator checks the latter after every input.
 
 use std::time::Duration;
 
@@ -96,13 +96,13 @@ impl Program {
 
     fn kill(&mut self, index: usize) {
         self.coordinator.close(self.workers[index].connection, ConnectionEnd::Reset);
-        // Some come back before anybody has noticed, some long after.
+        // Some return before their loss is detected, some long after.
         let most = if self.rng.bool() { 300 } else { 30_000 };
         let back = self.some_time(most);
         self.workers[index].phase = Phase::Dead(back);
     }
 
-    /// An operator takes the worker out for a while; its supervisor starts it again and again meanwhile.
+    /// Excludes the worker for a while; meanwhile its supervisor restarts it repeatedly.
     fn exclude(&mut self, index: usize) {
         let target = ExclusionTarget::Task(self.workers[index].task);
         let expires_in = Some(Duration::from_millis(self.rng.u64(1..20_000)));
@@ -124,7 +124,7 @@ impl Program {
         self.coordinator.call_as(worker.connection, Some(claim), request)
     }
 
-    /// What the barrier that the worker waits at has answered; an error ends the process.
+    /// Returns whether the barrier at which the worker waits has passed; an error ends the process.
     fn passed(&mut self, index: usize, call: CallId, which: usize) -> bool {
         match self.coordinator.answers.get(&call) {
             None => false,
@@ -186,7 +186,7 @@ impl Program {
 
     fn run_for(&mut self, steps: u32, kills: bool) {
         for _ in 0..steps {
-            // All at once: a restart of every task is another run, which other stories tell.
+            // A restart of every task is another run, which other tests cover.
             let dead = self.workers.iter().filter(|w| matches!(w.phase, Phase::Dead(_))).count();
             if kills && self.rng.u8(0..60) == 0 && dead + 1 < self.workers.len() && self.all_were_in() {
                 let victim = self.rng.usize(0..self.workers.len());
@@ -218,7 +218,7 @@ fn a_restarted_task_never_deadlocks_its_peers_whenever_it_restarts() {
         program.run_for(50, false);
         program.coordinator.snapshot();
         program.run_for(600, true);
-        // The dead come back, and from now on every round must complete.
+        // The dead tasks restart, and from now on every round must complete.
         program.run_for(400, false);
         let before: Vec<u32> = program.workers.iter().map(|worker| worker.rounds).collect();
         program.run_for(400, false);

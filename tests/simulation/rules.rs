@@ -1,4 +1,4 @@
-//! The rules one by one, as short stories.
+//! The rules, one test each.
 
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ impl Job {
         self.coordinator.call(self.connections[task], request)
     }
 
-    /// The process is started again: a new connection, a new life.
+    /// Restarts a task's process: a new connection, a new incarnation.
     pub fn restart(&mut self, task: usize) -> CallId {
         self.connections[task] = self.coordinator.connect();
         self.lives[task] = self.coordinator.fresh_life();
@@ -115,7 +115,7 @@ impl Job {
 
 #[test]
 fn the_others_pass_the_end_of_a_round_that_a_restarted_task_missed() {
-    // W (task 2) restarts during the steps while the others wait at the end already: rule 1.
+    // Rule 1: task 2 restarts during the steps, while the others already wait at the end.
     let mut job = Job::recoverable(3);
     let begin: Vec<CallId> = (0..3).map(|task| job.barrier(task, "begin", 0)).collect();
     assert!(begin.iter().all(|call| job.passed(*call) == Some(0)));
@@ -127,7 +127,7 @@ fn the_others_pass_the_end_of_a_round_that_a_restarted_task_missed() {
         end.iter().all(|call| job.passed(*call) == Some(0)),
         "what began before it came back does not wait for it"
     );
-    // They meet again at the next begin, where the restarted task counts from 0 again.
+    // They meet again at the next begin barrier, where the restarted task counts from 0 again.
     let begin = [job.barrier(2, "begin", 0), job.barrier(0, "begin", 1), job.barrier(1, "begin", 1)];
     assert!(begin.iter().all(|call| job.passed(*call) == Some(1)));
     assert!(!job.coordinator.view().run.tasks[2].unsynced, "all are in step");
@@ -135,7 +135,7 @@ fn the_others_pass_the_end_of_a_round_that_a_restarted_task_missed() {
 
 #[test]
 fn the_others_pass_the_end_without_a_restarted_task_that_waits_at_the_beginning() {
-    // W is back before the others come to the end: rule 2.
+    // Rule 2: task 2 is back before the others arrive at the end.
     let mut job = Job::recoverable(3);
     for task in 0..3 {
         job.barrier(task, "begin", 0);
@@ -203,7 +203,7 @@ fn after_a_failure_new_lives_open_the_next_run_with_nothing_left_of_the_last() {
     assert_eq!((view.run.state, view.run.live, view.run.keys), (RunState::Running, 2, 0));
     assert_ne!(job.coordinator.service(), first);
     assert_eq!(view.history[0].outcome, RunOutcome::Failed);
-    // A zombie of the first run wakes: whatever it does is turned away, and the second run goes on.
+    // A process of the first run wakes: every call of it is fenced, and the second run continues.
     let (connection, life) = zombie;
     let calls = [
         job.coordinator.call(connection, Request::Heartbeat { task: TaskId(0), incarnation: life }),
@@ -254,7 +254,7 @@ fn of_two_processes_that_claim_one_task_the_newest_wins_and_both_are_named() {
             if *old == lives[0] && *new == lives[1])
     };
     assert!(world.events.iter().any(named), "both incarnations and addresses are told");
-    // The older one may not take it back.
+    // The older incarnation may not take the task back.
     let again = world.call(old, register(lives[0]));
     assert!(matches!(world.answers.get(&again), Some(Err(failure)) if failure.code == Code::AlreadyExists));
 }
@@ -288,7 +288,7 @@ fn silence_is_noticed_exactly_at_the_heartbeat_timeout() {
     job.coordinator.advance(Duration::from_micros(1));
     assert_eq!(job.failure(poll).code, Code::Unavailable);
     assert!(job.failure(poll).message.contains("stopped sending heartbeats"));
-    // It wakes up and is told that it is out.
+    // It wakes, and its call is refused.
     let late = job.heartbeat(1);
     assert_eq!(job.failure(late).code, Code::Aborted);
 }
@@ -412,7 +412,8 @@ fn invalid_calls_on_a_new_barrier_leave_no_state() {
     assert!(calls.iter().all(|call| job.passed(*call) == Some(0)));
 }
 
-/// JAX's own test of `wait_at_barrier` has the non-participants come first, and the participants see why they cannot pass.
+/// In JAX's own test of `wait_at_barrier` the non-participants arrive first, and the participants see why the
+/// barrier cannot pass.
 #[test]
 fn a_non_participant_that_comes_first_fails_the_use_for_the_members_and_an_id_outside_of_the_job_does_not() {
     let mut job = Job::fate_sharing(3);
@@ -489,7 +490,7 @@ fn a_stopping_service_releases_all_calls_without_blaming_a_task() {
     let early = job.poll(0);
     job.coordinator.input(Input::Stop);
     assert_eq!(job.failure(early).code, Code::Cancelled);
-    // It was on its way when the service was told to stop.
+    // The poll was on its way when the service was stopped.
     let late = job.poll(1);
     assert_eq!(
         job.failure(late).code,
@@ -533,7 +534,7 @@ fn an_error_with_code_zero_is_none_and_one_with_an_unknown_code_is_kept() {
     assert_eq!((source.reported, source.source), (true, Some(TaskId(1))));
 }
 
-/// How a task names itself in the key of its step: to release 0.8.3, and later.
+/// The form of a task in the key of its step: up to release 0.8.3, and later.
 #[test]
 fn a_save_that_all_agree_on_is_seen() {
     save_that_all_agree_on("/job:jax_worker/task:");
@@ -591,7 +592,8 @@ fn a_deleted_job_takes_no_part_in_anything_while_its_calls_are_answered() {
     assert_eq!(events.count(), 0, "{effects:?}");
 }
 
-/// A connection puts many calls before others have their turn: each does little of what a closed connection has left over.
+/// A connection puts many calls before others get their turn, so each does little of the work that a closed
+/// connection leaves.
 #[test]
 fn an_input_does_little_of_the_work_that_earlier_ones_left_over_and_a_tick_does_much() {
     let mut job = Job::recoverable(2);

@@ -1,8 +1,9 @@
-//! Circles in a graph.
+//! Cycles in a graph.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Returns the circles among `edges`: sets of nodes of which each is reached from each, with more than one node.
+/// Returns the cycles among `edges`: sets of more than one node in which each node is reachable from each
+/// other one.
 pub fn circles(edges: &BTreeSet<(String, String)>) -> Vec<Vec<String>> {
     let mut next: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (from, to) in edges {

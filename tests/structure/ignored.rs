@@ -1,12 +1,12 @@
-//! Tests that no run of the tests includes, and tests that a machine cannot run.
+//! Tests that no test run includes.
 
 #[path = "../support/skip.rs"]
 mod skip;
 
 use std::path::{Path, PathBuf};
 
-/// The reasons for which a test may be ignored. A test that some machine cannot run is not ignored: it says so when it runs, and is
-/// counted (tests/support/skip.rs).
+/// The reasons for which a test may be ignored. A test that a machine cannot run is not ignored: it says so
+/// when it runs, and is counted (tests/support/skip.rs).
 const REASONS: [&str; 3] = [
     // The body runs in a process that another test starts.
     "a process of another test",

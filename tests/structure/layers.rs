@@ -1,12 +1,12 @@
 //! The table of layers.
 
-/// A part of the code, and its layers.
+/// A part of the code with layers.
 pub struct Part {
     /// Its name in messages.
     pub name: &'static str,
-    /// Where the root of its crate lies.
+    /// The root folder of its crate.
     pub crate_root: &'static str,
-    /// The modules of each level, the lowest first. Modules of one level do not know one another.
+    /// The modules of each level, the lowest first. Modules of one level must not import one another.
     pub levels: &'static [&'static [&'static str]],
     /// Whether imports between its files may form a circle, as between a state that handlers share and the handlers.
     pub files_may_form_circles: bool,
@@ -14,7 +14,7 @@ pub struct Part {
     pub with_unsafe: &'static [&'static str],
 }
 
-/// All parts whose layers are held.
+/// All parts with layers.
 pub const PARTS: &[Part] = &[
     Part {
         name: "muster",
@@ -35,7 +35,8 @@ pub const PARTS: &[Part] = &[
             &["grpc", "http"],
             // The configuration of everything below.
             &["config"],
-            &["cli"],
+            // The composition root and the clients; properties for fuzzers, of every layer.
+            &["cli", "fuzzing"],
             &["main"],
         ],
         files_may_form_circles: true,
@@ -52,6 +53,8 @@ pub const PARTS: &[Part] = &[
             &["io"],
             &["session"],
             &["engine"],
+            // What must hold of what is read from outside; no part of the product.
+            &["fuzzing"],
         ],
         files_may_form_circles: false,
         with_unsafe: &[
@@ -81,7 +84,7 @@ pub const PARTS: &[Part] = &[
                 "task_state",
                 "live_set",
             ],
-            // What goes in and comes out.
+            // Inputs and outputs.
             &["call", "device_map", "event", "failure_texts", "heartbeat_stats", "store"],
             &["barrier", "command", "event_queue"],
             &["input", "pending_barrier_stats", "timers", "view", "waiters"],
@@ -101,7 +104,7 @@ pub const PARTS: &[Part] = &[
                 "registration",
             ],
             &["job_settings", "coordinator", "exclusion_rules", "operator_commands", "view_builder"],
-            // What is read of it.
+            // Read access.
             &["invariants", "job_reader", "observation"],
         ],
         files_may_form_circles: false,

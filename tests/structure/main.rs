@@ -1,8 +1,9 @@
-//! Holds the layers of the code: what imports what, read from the sources.
+//! Checks the layers of the code by the imports in its sources.
 //!
-//! `layers.rs` is a table: the layers of each part of the code, the lowest first. An import of a higher layer, or of
-//! another module of the same level, fails, and so does a circle between files. `sources.rs` reads the imports, `graph.rs`
-//! looks for circles. A part is added by a row of the table; the first part is the crate itself, by its top-level modules. `names.rs` holds that a public type's name has one meaning.
+//! `layers.rs` is a table: the layers of each part of the code, the lowest first. An import of a higher
+//! layer, or of another module of the same level, fails, and so does a cycle between files. `sources.rs`
+//! reads the imports, `graph.rs` finds cycles. A part is added as a row of the table. `names.rs` checks that
+//! a public type name has one meaning.
 //!
 //! `ignored.rs` holds the reasons for which a test may be ignored.
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Names that more than one type may have, and why.
+/// Names that several types may have, with the reasons.
 const SHARED: &[(&str, &str)] = &[
     ("Arguments", "the command line of one subcommand: its module says which"),
     ("Config", "the configuration of a crate: `muster` and `muster-transfer` are used apart"),
@@ -11,14 +11,14 @@ const SHARED: &[(&str, &str)] = &[
     ("TaskId", "the same number; `muster-transfer` does not know the coordination service"),
 ];
 
-/// Files that define the types of another file once more, for a build without a feature.
+/// Files that define the types of another file again, for a build without a feature.
 const SECOND_FORMS: &[&str] = &["meter/disabled.rs"];
 
-/// Where types are defined: by name, the files, and whether one of the definitions is public.
+/// Returns the definitions of types: by name, the files, and whether one of them is public.
 fn definitions(sources: &BTreeMap<String, String>) -> BTreeMap<&str, (Vec<&str>, bool)> {
     let mut all: BTreeMap<&str, (Vec<&str>, bool)> = BTreeMap::new();
     for (file, text) in sources {
-        // Types of tests come last in a file.
+        // The tests are at the end of a file.
         let text = text.split("\nmod tests {").next().unwrap_or_default();
         for line in text.lines() {
             if let Some((name, public)) = defined(line) {
@@ -40,7 +40,7 @@ fn defined(line: &str) -> Option<(&str, bool)> {
         _ => (false, code),
     };
     let (keyword, rest) = code.strip_prefix("unsafe ").unwrap_or(code).split_once(' ')?;
-    // A type alias that is neither public nor at the left margin belongs to an implementation of a trait.
+    // An indented type alias without `pub` belongs to an implementation of a trait.
     let is_definition = match keyword {
         "struct" | "enum" | "union" | "trait" => true,
         "type" => public || !line.starts_with(' '),

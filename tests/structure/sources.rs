@@ -1,7 +1,7 @@
 //! The imports of a crate, read from its sources.
 //!
-//! A name is followed through the re-exports of modules to the file that defines it. Re-exports themselves, the modules that a
-//! file declares and everything of tests are no imports.
+//! A name is followed through the re-exports of modules to the file that defines it. Re-exports themselves,
+//! declarations of modules and test code do not count as imports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -11,26 +11,26 @@ use std::path::Path;
 pub struct File {
     /// The segments of its module's path.
     module: Vec<String>,
-    /// What it imports for itself: the name under which, and the path.
+    /// Its imports: name and path.
     uses: Vec<(String, Vec<String>)>,
-    /// What it re-exports, likewise.
+    /// Its re-exports, likewise.
     exports: BTreeMap<String, Vec<String>>,
-    /// The paths within its code.
+    /// The paths in its code.
     paths: Vec<Vec<String>>,
-    /// Whether it has unsafe code.
+    /// It contains unsafe code.
     pub has_unsafe: bool,
 }
 
 /// The source files of a crate, by their paths below its root.
 pub struct Sources {
-    /// Every file but those of tests.
+    /// Every file except those of tests.
     pub files: BTreeMap<String, File>,
     /// The file of each module.
     modules: BTreeMap<Vec<String>, String>,
 }
 
 impl Sources {
-    /// Reads a crate.
+    /// Reads the sources of a crate.
     pub fn read(root: &Path) -> Self {
         let mut sources = Self { files: BTreeMap::new(), modules: BTreeMap::new() };
         let mut folders = vec![root.to_path_buf()];
@@ -61,7 +61,7 @@ impl Sources {
         self.files.insert(path, File::parse(module, text));
     }
 
-    /// Returns which file imports from which.
+    /// Returns the imports as pairs of files: importer, imported.
     pub fn imports(&self) -> BTreeSet<(String, String)> {
         let mut all = BTreeSet::new();
         for (name, file) in &self.files {
@@ -83,7 +83,8 @@ impl Sources {
         all
     }
 
-    /// Returns the file that defines what a path names, as seen from a module; none if it is a module, or of another crate.
+    /// Returns the file that defines the item of a path, as seen from a module; `None` for a module or an
+    /// item of another crate.
     fn resolve(&self, from: &[String], path: &[String], depth: usize) -> Option<String> {
         const DEPTH_MAX: usize = 16;
         if depth > DEPTH_MAX {
@@ -162,7 +163,7 @@ impl File {
     }
 }
 
-/// Writes out a tree of imports: each name, and its path.
+/// Flattens a tree of imports into names and paths.
 fn expand(before: &str, tree: &str, into: &mut Vec<(String, Vec<String>)>) {
     let tree = tree.trim();
     if let Some(open) = tree.find('{') {
@@ -198,7 +199,7 @@ fn expand(before: &str, tree: &str, into: &mut Vec<(String, Vec<String>)>) {
     into.push((name, segments));
 }
 
-/// Returns the paths of at least two segments within code.
+/// Returns the paths of at least two segments in code.
 fn paths(code: &str) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     let mut word = String::new();

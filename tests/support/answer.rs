@@ -1,4 +1,4 @@
-//! Answers as both wire generations give them, with the status payloads decoded.
+//! Answers in the form of both wire generations, with the status payloads decoded.
 
 use muster::proto::tensorflow::distributed_runtime::GrpcPayloadContainer;
 use muster::proto::{tensorflow, xla::coordination as xla};
@@ -6,12 +6,12 @@ use prost::Message as _;
 
 use super::call::Generation;
 
-/// The type names under which status payloads travel.
+/// The type names of status payloads.
 pub const SERVICE_ERROR: &str = "type.googleapis.com/tensorflow.CoordinationServiceError";
 pub const BARRIER_ERROR: &str = "type.googleapis.com/tensorflow.BarrierError";
 pub const MISMATCH_ERROR: &str = "type.googleapis.com/tensorflow.ServiceMismatchError";
 
-/// What a call ended with.
+/// The outcome of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// The status code by its number; 0 for success.
@@ -20,13 +20,13 @@ pub struct Answer {
     pub message: String,
     /// The decoded status payloads.
     pub payloads: Payloads,
-    /// What a successful answer says.
+    /// The body of a successful answer.
     pub body: Body,
-    /// No service said this: the transport broke, or the answer made no sense.
+    /// No service sent this: the transport failed, or the answer was invalid.
     pub transport: bool,
 }
 
-/// The body of a successful answer, as far as it says anything.
+/// The decoded body of a successful answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Body {
     Nothing,
@@ -40,7 +40,7 @@ pub enum Body {
         entries: Vec<(String, Vec<u8>)>,
     },
     Barrier(i64),
-    /// Who is alive and in which incarnation, by ascending task.
+    /// The live tasks and their incarnations, by ascending task.
     Alive(Vec<(i32, Option<u64>)>),
     States {
         version: i64,
@@ -68,7 +68,8 @@ pub struct TaskState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServiceError {
     pub reported: bool,
-    /// The task that the error came from. Generation C cannot tell task 0 from none: it reads as `None`.
+    /// The task from which the error came. Generation C does not distinguish task 0 from none: it reads as
+    /// `None`.
     pub source: Option<i32>,
 }
 
@@ -78,26 +79,26 @@ pub struct Payloads {
     pub service_error: Option<ServiceError>,
     /// The id and counter of the barrier instance that failed.
     pub barrier: Option<(String, i64)>,
-    /// The service incarnation that the caller should have stated.
+    /// The service incarnation that the caller should have sent.
     pub mismatch: Option<u64>,
-    /// Whatever else there was: type names, or what could not be decoded.
+    /// Other payloads: type names, or text that could not be decoded.
     pub others: Vec<String>,
-    /// The very bytes of each value, by type name.
+    /// The raw bytes of each value, by type name.
     pub raw: Vec<(String, Vec<u8>)>,
 }
 
 impl Answer {
-    /// A successful answer.
+    /// Returns a successful answer.
     pub fn ok(body: Body) -> Self {
         Self { code: 0, message: String::new(), payloads: Payloads::default(), body, transport: false }
     }
 
-    /// Whether the call succeeded.
+    /// Returns whether the call succeeded.
     pub fn is_ok(&self) -> bool {
         self.code == 0
     }
 
-    /// An error, as the client library hands it over.
+    /// Returns an error in the form of the client library.
     pub fn from_status(generation: Generation, status: &tonic::Status) -> Self {
         Self {
             code: i32::from(status.code()),
@@ -168,7 +169,7 @@ impl From<xla::CoordinationServiceError> for ServiceError {
     }
 }
 
-/// The names of the status codes.
+/// Returns the name of a status code.
 pub fn code_name(code: i32) -> &'static str {
     const NAMES: [&str; 17] = [
         "OK",

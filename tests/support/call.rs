@@ -1,4 +1,4 @@
-//! Calls as both wire generations know them: one enum, whatever the messages are called.
+//! Calls in the form of both wire generations: one enum for the messages of both.
 
 /// A wire generation of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -9,28 +9,28 @@ pub enum Generation {
     C,
 }
 
-/// Who speaks.
+/// The caller of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caller {
     /// The task.
     pub task: i32,
-    /// The identity of its life.
+    /// The incarnation of the task.
     pub incarnation: u64,
-    /// The service incarnation that it believes to speak to. Only generation C says so on the wire, and
-    /// `None` leaves the whole statement out of the request.
+    /// The service incarnation that the caller expects. Only generation C sends it, and `None` leaves the
+    /// message out of the request.
     pub service: Option<u64>,
-    /// It gives a job name with its task id, as generation A clients up to 0.8.3 do.
+    /// The caller sends a job name with its task id, as generation A clients up to 0.8.3 do.
     pub named: bool,
 }
 
 impl Caller {
-    /// A task as the last clients of each generation present themselves.
+    /// Returns a task in the form of the last clients of each generation.
     pub fn new(task: i32, incarnation: u64, service: u64) -> Self {
         Self { task, incarnation, service: Some(service), named: false }
     }
 }
 
-/// One call. The task that makes it is the [`Caller`]'s.
+/// One call. The [`Caller`] says which task makes it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Call {
     Register {
@@ -49,7 +49,7 @@ pub enum Call {
         code: i32,
         message: String,
     },
-    /// Generation A only; meant for a service inside a task, which none has.
+    /// Generation A only; intended for a service inside a task, which none has.
     ReportErrorToTask,
     /// Generation A only: each device is the encoded value of an `Any`.
     WaitForAllTasks {
@@ -101,10 +101,10 @@ pub enum Call {
     },
 }
 
-/// How long barriers wait that no script means to run into their timeout.
+/// The timeout of barriers that are not meant to time out.
 const PATIENT_MS: i64 = 60_000;
 
-/// The usual calls, with what tests rarely care about filled in.
+/// Constructors of the usual calls, with defaults for fields that tests rarely set.
 impl Call {
     pub fn insert(key: &str, value: impl AsRef<[u8]>) -> Self {
         Self::Insert { key: key.into(), value: value.as_ref().to_vec(), overwrite: false }
@@ -134,12 +134,12 @@ impl Call {
         Self::Delete { key: key.into(), directory: true }
     }
 
-    /// A barrier of every task.
+    /// Returns a barrier of all tasks.
     pub fn barrier(id: &str, counter: i64) -> Self {
         Self::Barrier { id: id.into(), counter, timeout_ms: PATIENT_MS, members: Vec::new() }
     }
 
-    /// A barrier of these tasks.
+    /// Returns a barrier of these tasks.
     pub fn barrier_of(id: &str, counter: i64, members: &[i32]) -> Self {
         Self::Barrier { id: id.into(), counter, timeout_ms: PATIENT_MS, members: members.to_vec() }
     }
@@ -160,7 +160,7 @@ impl Call {
         Self::Watch { version }
     }
 
-    /// The same barrier call with another timeout.
+    /// Sets the timeout of a barrier.
     pub fn within_ms(mut self, ms: i64) -> Self {
         if let Self::Barrier { timeout_ms, .. } = &mut self {
             *timeout_ms = ms;

@@ -1,4 +1,4 @@
-//! A client of the service: one connection, any task, either generation.
+//! A client of the service: one connection, for any task, in either generation.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -21,12 +21,12 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client over a connection of its own, which is made with its first call.
+    /// Returns a client with a connection of its own, which the first call opens.
     pub fn new(generation: Generation, service: SocketAddr) -> Self {
         Self::to_authority(generation, service, None)
     }
 
-    /// The same, stating `authority` instead of the address that it dials.
+    /// Returns a client that sends `authority` instead of the address that it dials.
     pub fn to_authority(generation: Generation, service: SocketAddr, authority: Option<&str>) -> Self {
         let mut endpoint = Endpoint::from_shared(format!("http://{service}")).expect("an address is a URI");
         if let Some(authority) = authority {
@@ -36,17 +36,17 @@ impl Client {
         Self { generation, channel: endpoint.connect_lazy() }
     }
 
-    /// The generation that it speaks.
+    /// Returns the generation of the client.
     pub fn generation(&self) -> Generation {
         self.generation
     }
 
-    /// The channel, for calls that are none of the protocol's.
+    /// Returns the channel, for calls outside of the protocol.
     pub fn channel(&self) -> Channel {
         self.channel.clone()
     }
 
-    /// Makes a call and waits for its answer, however long that takes.
+    /// Makes a call and waits for its answer without a timeout.
     pub async fn ask(&self, caller: &Caller, call: &Call) -> Answer {
         let answered = match self.generation {
             Generation::A => generation_a::ask(self.channel.clone(), caller, call).await,
@@ -58,7 +58,7 @@ impl Client {
         }
     }
 
-    /// Makes a call and does not wait; `on_answer` hears the answer before anybody who waits for it.
+    /// Starts a call. `on_answer` is called with the answer before any waiter gets it.
     pub fn start(
         &self,
         caller: Caller,
@@ -68,8 +68,8 @@ impl Client {
         let (sender, answer) = watch::channel(None);
         let client = self.clone();
         let mut asking = Box::pin(async move { client.ask(&caller, &call).await });
-        // Begun here and not in the task, whenever that may run: calls of one connection leave in the order of their
-        // starts.
+        // The call is polled here and not only in the spawned task, so that calls on one connection leave in
+        // the order of their starts.
         let mut begun = match asking.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(answer) => Some(answer),
             Poll::Pending => None,
@@ -80,7 +80,7 @@ impl Client {
                 None => asking.await,
             };
             on_answer(&answer);
-            // Nobody waiting any more is no error.
+            // The waiter may be gone.
             let _ = sender.send(Some(answer));
         });
         Pending { answer, task: Arc::new(Mutex::new(Some(task))) }
@@ -95,23 +95,23 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// The answer, if it is there.
+    /// Returns the answer, if it has arrived.
     pub fn answer(&self) -> Option<Answer> {
         self.answer.borrow().clone()
     }
 
-    /// The answer, unless it takes longer than `limit`.
+    /// Waits for the answer, for `limit` at most.
     pub async fn within(&self, limit: Duration) -> Option<Answer> {
         let mut answer = self.answer.clone();
         let answered = answer.wait_for(Option::is_some);
         match tokio::time::timeout(limit, answered).await {
             Ok(Ok(found)) => found.clone(),
-            // Hung up, or too late.
+            // Cancelled, or too late.
             Ok(Err(_)) | Err(_) => None,
         }
     }
 
-    /// Gives the call up: the service hears that its caller has gone.
+    /// Cancels the call; the service notices that the caller is gone.
     pub fn hang_up(&self) {
         let task = self.task.lock().map(|mut task| task.take()).unwrap_or_default();
         if let Some(task) = task {

@@ -1,4 +1,4 @@
-//! The calls in the messages of generation A.
+//! Encodes calls as messages of generation A.
 
 use std::collections::BTreeMap;
 
@@ -161,7 +161,7 @@ async fn wait_for_all_tasks(
     Ok(Body::Devices { service: answer.leader_incarnation, devices })
 }
 
-/// Every task in a generation A message is spelled the way its caller spells tasks.
+/// Returns a task as the caller's release encodes tasks in generation A messages.
 fn task(caller: &Caller, task_id: i32) -> Option<CoordinatedTask> {
     Some(CoordinatedTask { named: caller.named, task_id, recoverable: false })
 }

@@ -1,4 +1,4 @@
-//! The calls in the messages of generation C.
+//! Encodes calls as messages of generation C.
 
 use std::collections::BTreeMap;
 
@@ -131,7 +131,7 @@ async fn key_value(
     }
 }
 
-/// Released clients leave the task id out of it.
+/// Released clients leave out the task id.
 fn claim(caller: &Caller) -> Option<pb::Incarnations> {
     caller.service.map(|service_incarnation| pb::Incarnations {
         task_id: 0,

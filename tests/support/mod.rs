@@ -1,5 +1,5 @@
-//! What the tests against running services share: servers in guards, and a client that speaks either
-//! wire generation through one set of calls.
+//! Shared by the tests against running services: servers that end with their guards, and a client that speaks
+//! either wire generation through one set of calls.
 
 #![allow(dead_code, unused_imports, reason = "every target uses its own part of it")]
 

@@ -1,4 +1,4 @@
-//! A made-up worker, as far as reports of transfers go: it moves nothing, and says that it does.
+//! A simulated worker for transfer reports: it moves no bytes and reports that it does.
 
 use muster::proto::muster::v1::transfers_client::TransfersClient;
 use muster::proto::muster::v1::{
@@ -8,7 +8,8 @@ use muster::proto::muster::v1::{
 
 use super::Client;
 
-/// What one life of a task reports. Every call of [`Reporter::say`] sends what it holds then, as the next report.
+/// The transfer report of one life of a task. Every call of [`Reporter::say`] sends the present content as
+/// the next report.
 #[derive(Clone)]
 pub struct Reporter {
     client: Client,
@@ -17,13 +18,13 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// A life of a task, over a connection that it may have for other calls too.
+    /// Returns a reporter for a life of a task, over a connection that may have other users.
     pub fn new(client: &Client, task: u32, incarnation: u64) -> Self {
         let report = TransferReport { task, incarnation, ..TransferReport::default() };
         Self { client: client.clone(), report }
     }
 
-    /// More bytes have gone to a peer and come from it.
+    /// Adds bytes sent to a peer and received from it.
     pub fn move_bytes(&mut self, peer: u32, transport: &str, sent: u64, received: u64) {
         let of = |row: &&mut PairTotals| row.peer == peer && row.transport == transport;
         match self.report.pairs.iter_mut().find(of) {
@@ -40,7 +41,7 @@ impl Reporter {
         }
     }
 
-    /// Launches have ended.
+    /// Adds ended launches.
     pub fn end(&mut self, outcome: &str, launches: u64) {
         match self.report.outcomes.iter_mut().find(|row| row.outcome == outcome) {
             Some(row) => row.launches += launches,
@@ -48,19 +49,19 @@ impl Reporter {
         }
     }
 
-    /// There is a connection, with launches under way.
+    /// Sets a connection with launches in progress.
     pub fn connect(&mut self, peer: u32, transport: &str, lanes: u32, launches: u32) {
         let (peer_incarnation, transport) = (u64::from(peer), transport.to_owned());
         self.report.connections.push(Connection { peer, peer_incarnation, transport, lanes, launches });
     }
 
-    /// A launch has failed, at so many microseconds since the Unix epoch.
+    /// Adds a failed launch, at this time in microseconds since the Unix epoch.
     pub fn fail(&mut self, peer: u32, reason: &str, text: &str, at: u64) {
         self.end(reason, 1);
         self.report.failures.push(Failure { at, peer, reason: reason.into(), text: text.into() });
     }
 
-    /// Everything else that an engine counts.
+    /// Sets the other counters of an engine.
     pub fn count(&mut self, hits: u64, fenced_frames: u64) {
         self.report.cliques = Some(CliqueCache { size: 2, hits, misses: 2, evictions: 1 });
         self.report.totals = Some(EngineTotals {
@@ -73,7 +74,7 @@ impl Reporter {
         });
     }
 
-    /// So many launches took 50 microseconds for a stage, and as a whole.
+    /// Adds launches that took 50 microseconds for a stage and in total.
     pub fn take_time(&mut self, stage: &str, launches: u64) {
         let (stage, counts, sum_us) = (stage.into(), vec![0, 0, launches], 50 * launches);
         self.report.stages = vec![StageTimes { stage, counts: counts.clone(), sum_us }];
@@ -81,13 +82,13 @@ impl Reporter {
         self.report.durations = vec![DurationTimes { transport, size_class, counts, sum_us }];
     }
 
-    /// So many connections ended for this reason, and so many bytes are still to move.
+    /// Adds connections that ended for this reason, and sets the bytes that are still to move.
     pub fn lose(&mut self, reason: &str, connections: u64, normal_bytes: u64) {
         self.report.aborts = vec![AbortTotals { reason: reason.into(), connections }];
         self.report.in_flight = Some(InFlight { normal_bytes, ..InFlight::default() });
     }
 
-    /// Its clock is so far ahead of the service's, give or take.
+    /// Sets the offset of its clock, and the uncertainty.
     pub fn show_clock(&mut self, ahead_us: i64, within_us: u64) {
         self.report.clock = Some(ClockReading { ahead_us, within_us });
     }

@@ -1,4 +1,4 @@
-//! Services in processes of their own, which end with their guard.
+//! Services in processes of their own, which end with their guards.
 
 use std::io::{BufRead as _, BufReader, Read};
 use std::net::SocketAddr;
@@ -8,12 +8,12 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-/// How long a service may take until it listens. Generous: a machine that builds meanwhile is slow.
+/// The time limit for a start; it is long because the machine may be compiling.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// How many of its last lines a process is asked for when something went wrong.
+/// The number of last lines that are kept for error messages.
 const LINES_KEPT: usize = 200;
 
-/// What a service is told of the job that it serves.
+/// The options of the job that a service serves.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct JobOptions {
     pub tasks: u32,
@@ -24,7 +24,7 @@ pub struct JobOptions {
 }
 
 impl JobOptions {
-    /// A job of `tasks` tasks whose timeouts no test means to run into.
+    /// Returns a job of `tasks` tasks whose timeouts no test reaches.
     pub fn new(tasks: u32) -> Self {
         Self {
             tasks,
@@ -36,18 +36,18 @@ impl JobOptions {
     }
 }
 
-/// A process that ends with this value.
+/// A process that is killed on drop.
 struct Process {
     child: Child,
     said: Arc<Mutex<Vec<String>>>,
 }
 
 impl Process {
-    /// Starts a program and reads its output until `find` has made something of the lines so far.
+    /// Starts a program and reads its output until `find` returns a result for the lines so far.
     fn start<T>(command: &mut Command, find: impl Fn(&[String]) -> Option<T>) -> (Self, T) {
         let program = command.get_program().display().to_string();
         let mut child = command
-            // Its end is the sign for a service to end, however this process ends.
+            // The end of stdin tells a service to exit, however this process ends.
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -72,9 +72,9 @@ impl Process {
         self.said.lock().expect("no holder panics").clone()
     }
 
-    /// Asks it to end in good order.
+    /// Asks the process to exit gracefully.
     fn terminate(&self) {
-        // If it has ended already, there is nobody to ask.
+        // The process may have exited already.
         let _ = rustix::process::kill_process(
             rustix::process::Pid::from_child(&self.child),
             rustix::process::Signal::TERM,
@@ -86,7 +86,7 @@ impl Process {
     }
 }
 
-/// Reads lines for as long as there are any, so that the program never blocks on its output.
+/// Reads lines until the end of the stream, so that the program never blocks on its output.
 fn keep_lines(stream: impl Read + Send + 'static, said: Arc<Mutex<Vec<String>>>, news: mpsc::Sender<()>) {
     std::thread::spawn(move || {
         for line in BufReader::new(stream).lines().map_while(Result::ok) {
@@ -95,7 +95,7 @@ fn keep_lines(stream: impl Read + Send + 'static, said: Arc<Mutex<Vec<String>>>,
                 said.remove(0);
             }
             said.push(line);
-            // Once it is up, nobody listens for news.
+            // After the start the receiver is gone.
             let _ = news.send(());
         }
     });
@@ -103,7 +103,7 @@ fn keep_lines(stream: impl Read + Send + 'static, said: Arc<Mutex<Vec<String>>>,
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended by itself; nothing is left to do then but to reap it.
+        // The process may have exited already; then it is only reaped.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -117,7 +117,7 @@ pub struct Muster {
 }
 
 impl Muster {
-    /// Serves one job with these options and further arguments.
+    /// Starts a server with one job of these options and with further arguments.
     pub fn start(options: &JobOptions, further: &[&str]) -> Self {
         let tasks = options.tasks.to_string();
         let [heartbeat, shutdown, register] =
@@ -132,18 +132,18 @@ impl Muster {
         Self::serve(&arguments)
     }
 
-    /// Serves what these arguments declare.
+    /// Starts a server with these arguments.
     pub fn serve(arguments: &[&str]) -> Self {
         Self::serve_with(arguments, &[])
     }
 
-    /// The same, with these variables.
+    /// Starts a server with these arguments and environment variables.
     pub fn serve_with(arguments: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_muster"));
         command.args(["serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]).args(arguments);
         command.envs(variables.iter().copied());
         if !arguments.contains(&"--heartbeat-timeout") {
-            // However slow the machine is, nobody fails who is not meant to.
+            // Long enough that no task fails by accident on a slow machine.
             command.args(["--heartbeat-timeout", "1h"]);
         }
         let (process, (grpc, http)) = Process::start(&mut command, |lines| {
@@ -154,17 +154,17 @@ impl Muster {
         Self { process, grpc, http }
     }
 
-    /// Where it speaks gRPC.
+    /// Returns the address of the gRPC listener.
     pub fn grpc(&self) -> SocketAddr {
         self.grpc
     }
 
-    /// Where it speaks HTTP.
+    /// Returns the address of the HTTP listener.
     pub fn http(&self) -> SocketAddr {
         self.http
     }
 
-    /// The processor time that it has used.
+    /// Returns the CPU time of the process.
     pub fn cpu(&self) -> Duration {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.child.id()));
         let stat = stat.expect("it runs");
@@ -174,12 +174,12 @@ impl Muster {
         Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
     }
 
-    /// The memory that it occupies, in bytes.
+    /// Returns the resident memory, in bytes.
     pub fn resident_bytes(&self) -> u64 {
         self.memory("VmRSS:")
     }
 
-    /// The most memory that it has ever occupied, in bytes.
+    /// Returns the peak resident memory, in bytes.
     pub fn peak_resident_bytes(&self) -> u64 {
         self.memory("VmHWM:")
     }
@@ -192,37 +192,37 @@ impl Muster {
         kib * 1024
     }
 
-    /// Asks it to stop in good order.
+    /// Asks the server to stop gracefully.
     pub fn terminate(&self) {
         self.process.terminate();
     }
 
-    /// Whether the process is still there.
+    /// Returns whether the process is still running.
     pub fn is_running(&mut self) -> bool {
         !self.process.has_ended()
     }
 
-    /// The last lines that it printed.
+    /// Returns the last lines of its output.
     pub fn said(&self) -> String {
         self.process.lines().join("\n")
     }
 }
 
-/// The first loopback address in a line.
+/// Returns the first loopback address in a line.
 fn address(line: &str) -> Option<SocketAddr> {
     let from = line.find("127.0.0.1:")?;
     let digits = |c: &char| c.is_ascii_digit() || *c == '.' || *c == ':';
     line[from..].chars().take_while(digits).collect::<String>().parse().ok()
 }
 
-/// A running coordination service of jaxlib's own.
+/// A running coordination service of jaxlib.
 pub struct Cxx {
     process: Process,
     address: SocketAddr,
 }
 
 impl Cxx {
-    /// Serves one job out of this environment.
+    /// Starts a service for one job from this environment.
     pub fn start(environment: &Path, options: &JobOptions) -> Self {
         let mut command = Command::new(environment.join("bin/python"));
         command.arg(jax_tests().join("cxx_service.py"));
@@ -239,26 +239,27 @@ impl Cxx {
         Self { process, address: SocketAddr::from(([127, 0, 0, 1], port)) }
     }
 
-    /// Where it listens.
+    /// Returns the address of the service.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The last lines that it printed.
+    /// Returns the last lines of its output.
     pub fn said(&self) -> String {
         self.process.lines().join("\n")
     }
 }
 
-/// Where the programs that face real JAX are.
+/// Returns the folder of the programs for real JAX.
 fn jax_tests() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/jax")
 }
 
-/// The releases that the tests compare with.
+/// The releases with which the tests compare.
 const RELEASES: [&str; 4] = ["0.6.2", "0.9.2", "0.10.2", "0.12.0"];
 
-/// The environment of a JAX release, made if need be; `None` where this machine cannot have it.
+/// Returns the environment of a JAX release, and installs it if necessary; `None` if this machine cannot have
+/// it.
 pub fn jax_environment(release: &str) -> Option<PathBuf> {
     static READY: OnceLock<PathBuf> = OnceLock::new();
     let root = READY.get_or_init(|| {
@@ -266,7 +267,7 @@ pub fn jax_environment(release: &str) -> Option<PathBuf> {
             .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("target/jax"), PathBuf::from);
         let complete = RELEASES.iter().all(|r| root.join(r).join(".complete").is_file());
         if !complete {
-            // It says itself what it lacks; what is missing after it shows below.
+            // The setup prints its errors; a missing result shows below.
             let _ = Command::new("python3")
                 .arg(jax_tests().join("setup"))
                 .args(RELEASES)

@@ -7,12 +7,13 @@
 
 use std::io::Write as _;
 
-/// What a machine may lack.
+/// A feature that a machine may lack.
 #[derive(Debug, Clone, Copy)]
 pub enum Lacking<'a> {
-    /// The kernel, or the sandbox that the tests run in, refuses something. No installation helps.
+    /// The kernel, or the sandbox of the tests, refuses something. No installation helps.
     KernelFeature(&'a str),
-    /// Something that can be installed is missing. A developer may do without it; in CI (`MUSTER_CI`) the test fails.
+    /// A program that could be installed is missing. The test is skipped on a developer's machine and fails
+    /// in CI (`MUSTER_CI`).
     Installation(&'a str),
 }
 
@@ -38,16 +39,16 @@ pub fn skip(lacking: Lacking) {
 /// Records that a test is skipped, and returns the reason.
 ///
 /// # Panics
-/// Panics in CI if what the machine lacks can be installed.
+/// In CI, if the missing program could be installed.
 pub fn skip_named(test: &str, lacking: Lacking) -> String {
     let in_ci = std::env::var_os("MUSTER_CI").is_some();
     let reason = lacking.excuse(in_ci).unwrap_or_else(|refused| panic!("{refused}"));
     let line = format!("{reason}\t{} {test}\n", env!("CARGO_CRATE_NAME"));
-    // The harness shows what a test prints through macros only if the test fails.
+    // The harness captures the output of macros and shows it only if the test fails.
     let _ = std::io::stderr().write_all(format!("SKIPPED {line}").as_bytes());
     if let Some(file) = std::env::var_os("MUSTER_SKIPS") {
         let file = std::fs::OpenOptions::new().append(true).create(true).open(file);
-        // One write: tests that run at the same time do not mix their lines.
+        // One write, so that parallel tests do not mix their lines.
         file.and_then(|mut file| file.write_all(line.as_bytes()))
             .expect("the list of skipped tests can be written");
     }

@@ -1,4 +1,4 @@
-//! A collector of traces.
+//! A trace collector.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -51,22 +51,22 @@ impl TraceService for CollectedSpans {
     }
 }
 
-/// A collector that keeps what it gets.
+/// A collector that stores the received spans.
 pub struct Collector {
     kept: CollectedSpans,
     address: SocketAddr,
     scheme: &'static str,
 }
 
-/// What a collector is known by.
+/// The TLS identity of a collector.
 pub struct Identity {
-    /// The file with the authority that has signed it.
+    /// The file with the CA certificate.
     pub ca: PathBuf,
     acceptor: TlsAcceptor,
 }
 
 impl Identity {
-    /// A new one, for a collector on this machine that speaks this protocol.
+    /// Returns a new identity for a collector on this machine with this protocol.
     pub fn new(name: &str, protocol: &str) -> Self {
         let authority = Authority::new(name).expect("there is entropy");
         let made =
@@ -84,7 +84,7 @@ impl Identity {
     }
 }
 
-/// A listener that speaks TLS with whoever comes; who cannot is left alone.
+/// A TLS listener that ignores clients whose handshake fails.
 struct TlsCollector(TcpListener, TlsAcceptor);
 
 impl axum::serve::Listener for TlsCollector {
@@ -106,14 +106,14 @@ impl axum::serve::Listener for TlsCollector {
 }
 
 impl Collector {
-    /// One that speaks gRPC.
+    /// Starts a collector that speaks gRPC.
     pub async fn grpc(identity: Option<&Identity>) -> Self {
         let kept = CollectedSpans::default();
         let service = TraceServiceServer::new(kept.clone());
         Self::open(kept, tonic::service::Routes::new(service).into_axum_router(), identity).await
     }
 
-    /// One that speaks HTTP.
+    /// Starts a collector that speaks HTTP.
     pub async fn http(identity: Option<&Identity>) -> Self {
         let kept = CollectedSpans::default();
         let take = async |State(kept): State<CollectedSpans>, body: Bytes| {
@@ -144,7 +144,7 @@ impl Collector {
         format!("{}://localhost:{}", self.scheme, self.address.port())
     }
 
-    /// What has come so far.
+    /// Returns the spans received so far.
     pub fn spans(&self) -> Vec<Span> {
         self.kept.0.lock().expect("no holder panics").clone()
     }
@@ -157,14 +157,14 @@ fn value(attribute: &KeyValue) -> String {
     }
 }
 
-/// An attribute that is text.
+/// Returns a text attribute.
 #[track_caller]
 pub fn text(span: &Span, key: &str) -> String {
     let found = span.attributes.iter().find(|attribute| attribute.key == key);
     value(found.unwrap_or_else(|| panic!("no {key} in {span:?}")))
 }
 
-/// An attribute that is a whole number.
+/// Returns an integer attribute.
 #[track_caller]
 pub fn whole(attributes: &[KeyValue], key: &str) -> i64 {
     let found = attributes.iter().find(|attribute| attribute.key == key);

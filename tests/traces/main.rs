@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";
 
-/// Two tasks register, meet, and shut down; one call says whose child it is.
+/// Runs a job: two tasks register, meet, and shut down; one call has a parent span.
 async fn job(server: &Muster) {
     let clients = [Generation::A, Generation::C].map(|generation| Client::new(generation, server.grpc()));
     let mut callers = [Caller::new(0, 0xA, 0), Caller::new(1, 0xC, 0)];
@@ -55,7 +55,7 @@ async fn job(server: &Muster) {
     }
 }
 
-/// What the variable for the authority of a collector is called.
+/// The variable for the collector's CA certificate.
 const CERTIFICATE: &str = "OTEL_EXPORTER_OTLP_CERTIFICATE";
 
 async fn spans_of_a_job(collector: &Collector, protocol: &str, variables: &[(&str, &str)]) -> Vec<Span> {
@@ -67,7 +67,7 @@ async fn spans_of_a_job(collector: &Collector, protocol: &str, variables: &[(&st
     collector.spans()
 }
 
-/// Stops a server; what is left is sent on the way out.
+/// Stops a server; it exports the remaining spans.
 async fn stop(server: &mut Muster) {
     server.terminate();
     while server.is_running() {
@@ -107,7 +107,7 @@ fn check(spans: &[Span]) {
     let missing = named("xla.coordination.CoordinationService/TryGetKeyValue")[0];
     assert_eq!(whole(&missing.attributes, "rpc.grpc.status_code"), 5);
     assert!(missing.parent_span_id.is_empty(), "it stands alone");
-    // The one that came first waited.
+    // The span of the first arrival lasts until the barrier passes.
     let met = named("tensorflow.CoordinationService/Barrier")[0];
     assert!(met.end_time_unix_nano - met.start_time_unix_nano >= 20_000_000);
 }
@@ -146,7 +146,7 @@ async fn a_collector_behind_tls_gets_every_span_if_its_authority_is_trusted() {
     }
 }
 
-/// What a server answers to a request.
+/// Sends a request to a server and returns the response.
 fn http(server: &Muster, method: &str, path: &str, headers: &str, body: &str) -> String {
     let mut stream = TcpStream::connect(server.http()).expect("it connects");
     let length = body.len();
@@ -232,11 +232,11 @@ async fn an_exclusion_is_a_span_from_the_act_to_its_end() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_absent_collector_affects_no_call() {
-    // An address that no other test listens at, so that nobody takes the port meanwhile.
+    // An address that no other test uses, so that the port stays closed.
     let nobody = std::net::TcpListener::bind("127.0.0.2:0").expect("a free port");
     let endpoint = format!("http://{}", nobody.local_addr().expect("it is bound"));
     drop(nobody);
-    // Batches leave as often as they fail in an hour elsewhere.
+    // Many batches, so that export fails often.
     let often = [("OTEL_BSP_SCHEDULE_DELAY", "50")];
     let mut server = Muster::serve_with(&["--tasks", "2", "--otlp-endpoint", &endpoint], &often);
     job(&server).await;

@@ -1,4 +1,4 @@
-//! The second launch of a prepared transfer asks nothing of the system but to move bytes and to wake who waits for them.
+//! The second launch of a prepared transfer makes only the system calls that move bytes and wake waiters.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -11,10 +11,10 @@ use crate::skip::{Lacking, is_refusal, skip};
 const CHOICES: [(&str, Choice); 4] =
     [("shm", Choice::Shm), ("pvm", Choice::Pvm), ("unix", Choice::Unix), ("tcp", Choice::Tcp)];
 
-/// With the launch, at once, and in many chunks.
+/// The sizes: one that goes with the launch frame, one that is sent at once, and one of many chunks.
 const SIZES: [usize; 3] = [100, 64 << 10, 3 << 20];
 
-/// What the path of the bytes consists of.
+/// The system calls on the data path.
 const ALLOWED: [(&str, &str); 9] = [
     ("sendmsg", "chunks, and control frames where there is no ring"),
     ("readv", "chunks, into their place"),
@@ -27,19 +27,19 @@ const ALLOWED: [(&str, &str); 9] = [
     ("futex", "a thread waits for another, or wakes it"),
 ];
 
-/// Nothing else calls it: what lies between two of these is looked at.
+/// Makes a system call that nothing else makes: the test examines the calls between two of them.
 fn mark() {
     let _parent = std::os::unix::process::parent_id();
 }
 
-/// Threads that dial, or hear who dials.
+/// Returns the number of threads that dial or perform a handshake.
 fn helpers() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
     names.filter(|name| ["muster-dial", "muster-hello"].contains(&name.trim())).count()
 }
 
-/// Launches something twice, and marks the beginning and the end of the second time.
+/// Launches a transfer twice, and marks the begin and the end of the second launch.
 #[test]
 #[ignore = "a process of another test"]
 fn alone_twice() {
@@ -66,7 +66,7 @@ fn alone_twice() {
         };
         launch();
         target.fill(0).unwrap();
-        // Preparing has threads of its own, which end when they like.
+        // The preparation has threads of its own, which may end later.
         eventually("all that preparing does is done", || {
             let lanes = if choice == Choice::Tcp { 3 } else { 1 };
             let mut links = cluster.engines.iter().flat_map(Engine::links);
@@ -83,13 +83,14 @@ fn alone_twice() {
     }
 }
 
-/// Counts the calls between each two marks of what `strace -f` wrote.
+/// Counts the calls between each two marks in the output of `strace -f`.
 fn between_marks(trace: &str) -> Vec<BTreeMap<String, usize>> {
     let mut all = Vec::new();
     let mut now: Option<BTreeMap<String, usize>> = None;
     for line in trace.lines() {
         let Some((_, call)) = line.trim_start().split_once(char::is_whitespace) else { continue };
-        // Signals, ends of threads, and the second half of a call that another thread's interrupted.
+        // Skips signals, ends of threads, and the second half of a call that another thread's call
+        // interrupted.
         let Some((name, arguments)) = call.trim_start().split_once('(') else { continue };
         if !name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_') {
             continue;
@@ -100,7 +101,8 @@ fn between_marks(trace: &str) -> Vec<BTreeMap<String, usize>> {
                 None => now = Some(BTreeMap::new()),
             }
         } else if let Some(counts) = &mut now {
-            // An eventfd is read and written by words of 8 bytes; whatever else these two do is no business of a launch.
+            // An eventfd is read and written in words of 8 bytes; a launch makes no other use of these two
+            // calls.
             let word = arguments.contains(", 8") || arguments.ends_with("<unfinished ...>");
             let other = ["read", "write"].contains(&name) && !word;
             let name = if other { format!("{name} of more than a word") } else { name.to_owned() };
@@ -111,11 +113,11 @@ fn between_marks(trace: &str) -> Vec<BTreeMap<String, usize>> {
     all
 }
 
-/// How many are launched one by one, and how large each is.
+/// The number of transfers that are launched one by one, and their sizes.
 const MANY: usize = 256;
 const SMALL: [usize; 3] = [4 << 10, 12 << 10, 40 << 10];
 
-/// Launches many small ones one after the other, then as one, and marks the beginning and the end of each.
+/// Launches many small transfers one after the other, then as one, and marks the begin and the end of each.
 #[test]
 #[ignore = "a process of another test"]
 fn alone_many() {
@@ -167,7 +169,7 @@ fn may_trace() -> bool {
     tried.status.success()
 }
 
-/// Runs a test of this file under `strace -f`; what it called between its marks.
+/// Runs a test of this file under `strace -f`. Returns the calls between its marks.
 fn traced(test: &str, name: &str) -> Vec<BTreeMap<String, usize>> {
     let file = std::env::temp_dir().join(format!("muster-{test}-{}-{name}", std::process::id()));
     let status = Command::new("strace")
@@ -197,7 +199,7 @@ fn the_second_launch_makes_no_system_call_but_those_of_the_path_of_the_bytes() {
             println!("{name}, {len} bytes, both sides together: {counts:?}");
             let others: Vec<_> =
                 counts.keys().filter(|call| !ALLOWED.iter().any(|(name, _)| name == *call)).collect();
-            // Where the receiver fetches, nothing goes by a socket: control frames are in the ring.
+            // If the receiver fetches, nothing goes by a socket: control frames are in the ring.
             let sockets = ["sendmsg", "recvmsg", "readv"];
             let fetched = ["shm", "pvm"].contains(&name);
             assert!(!fetched || !sockets.iter().any(|call| counts.contains_key(*call)), "{name}: {counts:?}");

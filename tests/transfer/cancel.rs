@@ -1,4 +1,4 @@
-//! A cancelled transfer is over on both sides, and that is proven before anybody uses its memory again.
+//! A cancelled transfer is over on both sides, and that is proven before its memory is used again.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::processes::{TaskProcess, say, told};
 
 const CHOICES: [Choice; 5] = [Choice::Auto, Choice::Pvm, Choice::Unix, Choice::Tcp, Choice::Loopback];
 
-/// Without checksums, so that nothing but the protocol keeps wrong bytes out.
+/// Returns a cluster without checksums, so that only the protocol keeps wrong bytes out.
 fn bare(choice: Choice) -> Cluster {
     Cluster::with(2, |config: &mut Config| {
         config.transport = choice;
@@ -35,14 +35,14 @@ fn a_receive_is_complete_or_an_error_when_the_sender_cancels() {
         for round in 0..60 {
             let (source, target) = (cluster.filled(0, len, 1), cluster.empty(1, len));
             let (sent, received) = cluster.send(0, &source, 1, &target, round);
-            // Some at once, some too late, and the others in the middle.
+            // Some are cancelled at once, some too late, and the others in the middle.
             match round % 10 {
                 0 => {}
                 9 => drop(done(&received)),
                 _ => std::thread::sleep(Duration::from_micros(random.u64(0..2500))),
             }
             let proof = sent.cancel("enough");
-            // As soon as it is told that the buffer is free, it is used for something else.
+            // As soon as the buffer is reported free, it is overwritten.
             while source.fill(0).is_err() {
                 std::thread::yield_now();
             }
@@ -56,7 +56,7 @@ fn a_receive_is_complete_or_an_error_when_the_sender_cancels() {
                 }
                 Err(TransferError::Cancelled { by, reason }) => {
                     cancelled += 1;
-                    // The first time there may be no connection yet that could bring the reason.
+                    // The first time there may be no connection yet that could carry the reason.
                     let why = reason.contains("enough") || round == 0 && reason.contains("failed earlier");
                     assert!(by.0 == 0 && why, "{by} {reason}");
                 }
@@ -89,7 +89,7 @@ fn a_receive_is_complete_or_an_error_during_shutdown() {
             let who = usize::from(round % 2 == 0);
             std::thread::scope(|scope| {
                 scope.spawn(|| cluster.engines[who].shutdown());
-                // As soon as the sender may, it uses the buffer for something else.
+                // As soon as the sender may, it overwrites the buffer.
                 while sent.outcome().is_none() || source.fill(0).is_err() {
                     std::hint::spin_loop();
                 }
@@ -124,7 +124,7 @@ fn after_the_proof_no_byte_changes_however_often_it_is_asked_for() {
         let source = cluster.filled(0, len, 1);
         let mut cancelled = 0;
         for round in 0..3000u64 {
-            // On a busy machine it takes more rounds until a cancel comes in time.
+            // On a busy machine it takes more rounds until a cancellation comes in time.
             if round >= 60 && cancelled > 0 {
                 break;
             }
@@ -133,7 +133,7 @@ fn after_the_proof_no_byte_changes_however_often_it_is_asked_for() {
             if round < 60 && round % 10 > 1 {
                 std::thread::sleep(Duration::from_micros(random.u64(0..1500)));
             }
-            // The sender's proof counts for the receiver's memory too. Asked twice, it is proven both times.
+            // The sender's proof covers the receiver's memory too. A second cancellation is proven as well.
             let who = if round % 2 == 0 { &sent } else { &received };
             let _first = who.cancel("first");
             let second = who.cancel("second");
@@ -155,7 +155,7 @@ fn cancel_waits_for_writes_in_progress() {
         let cluster = Cluster::with(2, |config| {
             config.transport = choice;
             config.checks = false;
-            // Whoever receives sleeps with the place of the bytes in its hands.
+            // The receiver is delayed while it holds a guard of the bytes.
             config.faults = (config.here.task.0 == 1).then(|| faults.clone());
         });
         let mut random = fastrand::Rng::with_seed(12);
@@ -168,7 +168,7 @@ fn cancel_waits_for_writes_in_progress() {
             let mut running = [1, 0]
                 .map(|task| RunningTransfer::start(&cluster.engines[task], &cluster.arenas[task], orders));
             std::thread::sleep(Duration::from_micros(random.u64(0..40_000)));
-            // The sender's proof counts for the receiver's memory too.
+            // The sender's proof covers the receiver's memory too.
             let who = random.usize(0..2);
             running[who].cancel();
             running[who].rest();
@@ -247,7 +247,7 @@ fn thousands_of_random_cancels_under_fire() {
     }
 }
 
-/// How many were whole, and how many cancelled.
+/// Returns the number of complete transfers, and of cancelled ones.
 fn fire(cluster: &Cluster, choice: Choice, channel: u32) -> (usize, usize) {
     let (mut whole, mut cancelled) = (0, 0);
     let mut random = fastrand::Rng::with_seed(u64::from(channel));
@@ -293,7 +293,7 @@ fn fire(cluster: &Cluster, choice: Choice, channel: u32) -> (usize, usize) {
     (whole, cancelled)
 }
 
-/// What this process holds: descriptors, threads, mappings.
+/// Returns the number of descriptors, threads and arena mappings of this process.
 fn held() -> (usize, usize, usize) {
     let count = |path: &str| std::fs::read_dir(path).unwrap().count();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -301,7 +301,7 @@ fn held() -> (usize, usize, usize) {
     (count("/proc/self/fd"), count("/proc/self/task"), arenas)
 }
 
-/// What the engines know of their connections.
+/// Returns a description of the engines' connections.
 fn told_by(cluster: &Cluster) -> String {
     let all = cluster.engines.iter().map(|engine| {
         let (cliques, ..) = engine.cliques();
@@ -317,8 +317,8 @@ fn told_by(cluster: &Cluster) -> String {
     all.collect()
 }
 
-/// Buffers that no transfer may write any more, with something else in them. Looked at when there are many, and at the
-/// end: a byte that lands too late is seen, however late it is.
+/// Buffers that no transfer may write any more, filled with other contents. They are checked when there are
+/// many, and at the end, so that a byte that lands too late is detected, however late it is.
 #[derive(Default)]
 struct QuiescedBuffers {
     buffers: VecDeque<(Buffer, u64)>,
@@ -336,7 +336,7 @@ impl QuiescedBuffers {
         }
     }
 
-    /// Looks at the one that has rested for longest, if there is one.
+    /// Checks the oldest buffer, if there is one.
     fn check(&mut self) -> bool {
         let Some((buffer, seed)) = self.buffers.pop_front() else { return false };
         self.bytes -= buffer.len();
@@ -346,18 +346,18 @@ impl QuiescedBuffers {
     }
 }
 
-/// A transfer under way, and what is to be found in its buffer.
+/// A transfer in flight, and the contents that its buffer must have in the end.
 struct RunningTransfer {
     transfer: Transfer,
     proof: Option<Quiesced>,
     receives: bool,
-    /// Nothing of it moves any more, and something else is in its buffer.
+    /// Whether no byte of it moves any more, and its buffer has other contents.
     rests: bool,
     buffer: Buffer,
     seed: u64,
 }
 
-/// What one task shall do with another: its key, from whom to whom, how much, and the seed of what it is.
+/// A transfer between two tasks: its key, the sender, the receiver, the size, and the seed of the contents.
 type Order = (u64, usize, usize, usize, u64);
 
 impl RunningTransfer {
@@ -381,12 +381,12 @@ impl RunningTransfer {
             && self.proof.as_ref().is_none_or(|proof| proof.wait_for(Duration::ZERO))
     }
 
-    /// What its buffer holds when nothing comes any more.
+    /// Returns the seed of the contents that replace its own.
     fn other(&self) -> u64 {
         self.seed ^ u64::MAX
     }
 
-    /// In the moment in which it is proven that nothing lands, or that nothing is read, there is something else.
+    /// Overwrites the buffer at the moment at which it is proven that no byte lands or is read any more.
     fn rest(&mut self) {
         if let Some(proof) = &self.proof {
             assert!(proof.wait_for(PATIENCE));
@@ -397,15 +397,15 @@ impl RunningTransfer {
             if self.receives || self.proof.is_some() {
                 eventually("it may be written", overwrite);
             } else {
-                // What the peer may still be reading is refused, or what it reads does not count.
+                // A read of the peer is refused, or its bytes are discarded.
                 overwrite();
             }
             self.rests = true;
         }
     }
 
-    /// It is over. What came is what was sent; where nothing came, nothing changes any more. Whether it came, and what rests
-    /// now.
+    /// Checks the transfer after its end: received bytes are those sent, and a buffer that received none does
+    /// not change any more. Returns whether the bytes arrived, and the buffer to watch from now on.
     fn check(mut self) -> (bool, Option<(Buffer, u64)>) {
         self.rest();
         let is = |seed| self.buffer.read(|bytes| is_quick(bytes, seed)).expect("nobody writes it");
@@ -422,15 +422,15 @@ impl RunningTransfer {
     }
 }
 
-/// What is wrong if it is not so.
+/// The assertion message for a byte that landed too late.
 const LATE: &str = "some landed after it was said that none does";
 
-/// What is prepared once, and launched and given up again and again.
+/// Prepared transfers that are launched and cancelled again and again.
 struct BufferSlot {
     ends: [usize; 2],
     prepared: [Prepared; 2],
     buffers: [Buffer; 2],
-    /// What its target must hold since nothing lands there any more.
+    /// The seed of the contents that its target must keep since no byte lands there any more.
     rests: Option<u64>,
 }
 
@@ -454,7 +454,7 @@ impl BufferSlot {
         preparing.map(|preparing| preparing.wait().unwrap())
     }
 
-    /// Whatever landed too late is seen now.
+    /// Checks the target for bytes that landed too late.
     fn check(&mut self) {
         if let Some(seed) = self.rests.take() {
             let same = self.buffers[1].read(|bytes| is_quick(bytes, seed)).expect("no transfer uses it");
@@ -462,7 +462,7 @@ impl BufferSlot {
         }
     }
 
-    /// Sends other bytes than ever before.
+    /// Launches with contents that were never sent before.
     fn launch(&mut self, seed: u64, receiver_first: bool) -> [RunningTransfer; 2] {
         self.check();
         let [source, target] = &self.buffers;
@@ -478,8 +478,8 @@ impl BufferSlot {
     }
 }
 
-/// A task in a process of its own: does what it is told, gives some of it up, and looks at all that comes, until it is
-/// killed.
+/// A task in a process of its own: performs transfers, cancels some of them, and checks all that arrive,
+/// until it is killed.
 pub fn under_fire(engine: &Engine) {
     let arena = Arena::new(64 << 20).unwrap();
     let mut random = fastrand::Rng::with_seed(engine.here().incarnation.get());
@@ -512,14 +512,14 @@ pub fn under_fire(engine: &Engine) {
     }
 }
 
-/// Alone in its process: it counts what the process holds.
+/// This test runs alone in its process, because it counts the process's resources.
 #[test]
 #[ignore = "a process of another test"]
 fn alone_restarts() {
-    /// Tasks of this process; the one after them is a process of its own.
+    /// The tasks of this process; the next one is a process of its own.
     const HERE: usize = 3;
     const SIZES: [usize; 6] = [10, 3000, 9000, 12_000, 20_000, 300_000];
-    /// How often that one is killed, and comes back as another life.
+    /// How often that process is killed, and restarted with another incarnation.
     const KILLS: u64 = 40;
     let cancels_wanted: u64 = std::env::var("CANCELS").map_or(100_000, |cancels| cancels.parse().unwrap());
     let faults = Faults::new(78);
@@ -528,13 +528,13 @@ fn alone_restarts() {
         move |config: &mut Config| {
             config.faults = (task == 1).then(|| faults.clone());
             config.transport = if task.is_multiple_of(2) { Choice::Auto } else { Choice::Tcp };
-            // One thread alone would hear of the proof only after the bytes that it has in its hands.
+            // A single reactor would process the proof only after the bytes that it holds.
             config.reactors = 1 + usize::from(task == 1);
             config.copiers = 1;
             config.lanes = 2;
         }
     };
-    // The next life of the other process is there before it is needed.
+    // The next incarnation of the other process is started before it is needed.
     let spawn = |life: u64| {
         let choice = ["auto", "pvm", "tcp", "unix"][life as usize % 4];
         std::thread::spawn(move || TaskProcess::live(HERE, life, choice, "fire", None))
@@ -564,7 +564,8 @@ fn alone_restarts() {
             ways.map(|(at, (ends, len))| BufferSlot::new(&cluster, 100 + at as u64, ends, len)).collect();
         while cancels < cancels_wanted {
             rounds += 1;
-            // Whoever receives sleeps with the place of the bytes in its hands: now what is given up is in the middle of it.
+            // The receiver is delayed while it holds a guard of the bytes, so that the cancellation comes in
+            // the middle of a chunk.
             let slow = rounds % 40 == 0;
             faults.delay(Duration::from_millis(u64::from(slow)));
             let (mut orders, mut theirs) = (Vec::new(), Vec::new());
@@ -582,7 +583,7 @@ fn alone_restarts() {
             if before_us {
                 other.tell("T", &theirs);
             }
-            // Each with the slot that it belongs to, if there is one.
+            // Each transfer with the slot that it belongs to, if there is one.
             let mut running: Vec<(Option<usize>, RunningTransfer)> = Vec::new();
             for &order in &orders {
                 for task in [order.1, order.2].into_iter().filter(|task| *task < HERE) {
@@ -617,7 +618,7 @@ fn alone_restarts() {
             if kills < KILLS && cancels > (kills + 1) * cancels_wanted / (KILLS + 1) {
                 kills += 1;
                 other.signal(rustix::process::Signal::KILL);
-                // Its peers find out by themselves, or are told that another life counts.
+                // The peers either detect the death, or learn of the new incarnation from the membership.
                 if random.bool() {
                     running.iter().for_each(|(_, one)| assert!(one.transfer.wait_for(PATIENCE).is_some()));
                 }
@@ -635,7 +636,7 @@ fn alone_restarts() {
                 drop(old);
                 announce(&cluster, &mut other, false);
             } else {
-                // What one side launched and the other did not is given up.
+                // Transfers that only one side launched are cancelled.
                 for (_, one) in &mut running {
                     if one.transfer.wait_for(Duration::from_millis(300)).is_none() {
                         one.cancel();
@@ -703,7 +704,7 @@ fn engines_that_are_dropped_and_restarted_under_fire_leave_nothing_behind() {
     assert!(status.success());
 }
 
-/// Alone in its process: it counts the memory that engines know.
+/// This test runs alone in its process, because it counts the memory that engines know.
 #[test]
 #[ignore = "a process of another test"]
 fn alone_letting_go() {
@@ -713,7 +714,8 @@ fn alone_letting_go() {
         let cluster = bare(choice);
         for round in 0..400u64 {
             let len = *random.choice(&[100, 9000, 200_000]).unwrap();
-            // Of memory that nobody has but the launch: it goes when the last of it does, whoever that is.
+            // The memory belongs to the launch alone: it is freed when the last reference is dropped, by
+            // whichever thread.
             let owned = |len: usize| match round % 3 {
                 0 => Buffer::foreign(vec![1; len]),
                 _ => Arena::new(len).unwrap().allocate(len).unwrap(),
@@ -736,7 +738,7 @@ fn alone_letting_go() {
             let (sent, received) = (done(&sent), done(&received));
             assert!(shorter == 0 || sent.is_err() && received.is_err());
         }
-        // What is under way when the engines end, too.
+        // Transfers in flight when the engines end release their memory too.
         for task in [0, 1] {
             let specs = vec![outgoing(&Buffer::foreign(vec![1; 5000]), task, 1 - task, 1000)];
             let unmet = cluster.engines[task].transfer(

@@ -9,14 +9,14 @@ use muster::transfer::{
     Spec, TaskId, Transfer, TransferKey,
 };
 
-/// How long anything may take that should take a moment.
+/// The time limit of operations that should take a moment.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Engines that know of each other. The device of task `n` is `n`.
+/// Engines that know each other. Task `n` has the device `n`, unless the cluster has several devices a task.
 pub struct Cluster {
-    /// How many devices each task has.
+    /// The number of devices of each task.
     each: u32,
-    /// Where others reach each engine by TCP, if not where it listens.
+    /// The TCP addresses that peers dial, if they are not those on which the engines listen.
     reached_at: Vec<SocketAddr>,
     pub engines: Vec<Engine>,
     pub arenas: Vec<Arena>,
@@ -46,7 +46,7 @@ impl Cluster {
         Self::of_devices(count, 1, setting)
     }
 
-    /// Engines with so many devices each: those of task `n` follow those of task `n - 1`.
+    /// Starts engines with `each` devices each: those of task `n` follow those of task `n - 1`.
     pub fn of_devices(count: usize, each: u32, setting: impl Fn(&mut Config)) -> Self {
         let setting = |config: &mut Config| {
             config.devices = devices(config.here.task.0, each);
@@ -76,13 +76,13 @@ impl Cluster {
         Membership { peers }
     }
 
-    /// Tells all that each engine is reached somewhere else than where it listens.
+    /// Announces other TCP addresses than those on which the engines listen.
     pub fn reached_at(&mut self, addresses: Vec<SocketAddr>) {
         self.reached_at = addresses;
         self.announce();
     }
 
-    /// Tells the first engine of another task too, which it would reach at this address only.
+    /// Announces another task to the first engine, with this address only.
     pub fn announce_stranger(&self, task: usize, at: SocketAddr) {
         let mut membership = self.membership();
         let mut address = self.engines[0].address().clone();
@@ -92,14 +92,14 @@ impl Cluster {
         self.engines[0].on_membership(membership);
     }
 
-    /// Tells all of all.
+    /// Announces all engines to all engines.
     pub fn announce(&self) {
         for engine in &self.engines {
             engine.on_membership(self.membership());
         }
     }
 
-    /// A buffer with contents that its seed says.
+    /// Allocates a buffer with the contents of a seed.
     pub fn filled(&self, task: usize, len: usize, seed: u64) -> Buffer {
         let buffer = self.arenas[task].allocate(len).unwrap();
         buffer.write(|bytes| bytes.copy_from_slice(&contents(len, seed))).unwrap();
@@ -112,7 +112,7 @@ impl Cluster {
         buffer
     }
 
-    /// Sends a buffer of one task into one of another.
+    /// Sends a buffer of one task into a buffer of another task.
     pub fn send(
         &self,
         from: usize,
@@ -143,12 +143,12 @@ pub fn incoming(buffer: &Buffer, from: usize, to: usize, key: u64) -> Spec {
     Spec::receive(buffer.span(), device(from), device(to), TransferKey(key))
 }
 
-/// On a channel of its own.
+/// Returns options for a channel of its own.
 pub fn on(channel: u32) -> LaunchOptions {
     LaunchOptions { channel, ..LaunchOptions::default() }
 }
 
-/// Bytes that look like nothing else.
+/// Returns pseudo-random bytes.
 pub fn contents(len: usize, seed: u64) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut bytes = vec![0; len];
@@ -156,10 +156,10 @@ pub fn contents(len: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// How far apart the contents of [`fill_quickly`] begin anew.
+/// The size of the pieces of [`fill_quickly`].
 const PIECE: usize = 64 << 10;
 
-/// Where the piece of this number is taken from, of contents that their seed says.
+/// Returns the piece with this number of the contents of a seed.
 fn piece(seed: u64, number: usize, len: usize) -> &'static [u8] {
     static BLOCK: std::sync::OnceLock<Vec<u8>> = std::sync::OnceLock::new();
     let block = BLOCK.get_or_init(|| contents(1 << 20, 0));
@@ -170,14 +170,14 @@ fn piece(seed: u64, number: usize, len: usize) -> &'static [u8] {
     &block[begin..begin + len]
 }
 
-/// Bytes that look like nothing else, for tests that need many of them: no loop goes over single ones.
+/// Fills `bytes` with pseudo-random bytes piece by piece, for tests that need many bytes.
 pub fn fill_quickly(bytes: &mut [u8], seed: u64) {
     for (number, bytes) in bytes.chunks_mut(PIECE).enumerate() {
         bytes.copy_from_slice(piece(seed, number, bytes.len()));
     }
 }
 
-/// Whether they are what [`fill_quickly`] makes of the seed.
+/// Returns whether the bytes are those that [`fill_quickly`] makes of the seed.
 pub fn is_quick(bytes: &[u8], seed: u64) -> bool {
     bytes.chunks(PIECE).enumerate().all(|(number, bytes)| bytes == piece(seed, number, bytes.len()))
 }
@@ -194,12 +194,12 @@ pub fn assert_contents(buffer: &Buffer, seed: u64) {
         .unwrap();
 }
 
-/// The outcome of a transfer that must have one.
+/// Waits for the outcome of a transfer.
 pub fn done(transfer: &Transfer) -> Result<muster::transfer::Stats, muster::transfer::TransferError> {
     transfer.wait_for(PATIENCE).expect("it has an outcome")
 }
 
-/// Waits until something is so that must become so.
+/// Waits until a condition becomes true.
 pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let until = std::time::Instant::now() + PATIENCE;
     while !is_so() {

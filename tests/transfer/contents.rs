@@ -44,7 +44,7 @@ fn both_directions_at_once_of_many_buffers_at_odd_offsets() {
             requests[to].push(muster::transfer::Spec::receive(b, near, far, key));
             targets.push((target, offset, wanted));
         }
-        // The order in which they are asked for does not matter.
+        // The order of the requests does not matter.
         requests[1].reverse();
         let [first, second] = requests;
         let here = cluster.engines[0].transfer(&[], first, LaunchOptions::default());

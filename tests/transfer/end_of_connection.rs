@@ -1,4 +1,4 @@
-//! Who waits for one thing hears of the others too, whether threads look before they sleep or not.
+//! A thread that waits for one transfer also processes the frames of others, whether it spins before it sleeps or not.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -29,7 +29,8 @@ fn a_send_completes_while_a_thread_waits_for_another_transfer() {
                     let sent = zero.transfer(&[], vec![outgoing(source, 0, 1, key)], on(0));
                     done(&one.transfer(&[], vec![incoming(target, 0, 1, key)], on(0))).unwrap();
                     match key {
-                        // Nobody waits for the first, somebody for the second, and its memory is asked for of the third.
+                        // The outcome of the first is polled, the second is waited for, and of the third the
+                        // memory is polled.
                         0 => eventually("it is known", || sent.outcome().is_some()),
                         1 => assert!(done(&sent).is_ok()),
                         _ => eventually("its memory is free", || source.fill(0).is_ok()),
@@ -73,7 +74,7 @@ fn to_and_fro_on_several_threads_at_a_time_with_and_without_looking_before_sleep
                             let spec = outgoing(&out, task, other, 0);
                             cluster.engines[task].transfer(&[], vec![spec], channel(task))
                         };
-                        // One of the two sides answers; who answers waits first.
+                        // One of the two sides answers; that side waits first.
                         if task == 1 {
                             done(&expected).unwrap();
                         }
@@ -91,7 +92,7 @@ fn to_and_fro_on_several_threads_at_a_time_with_and_without_looking_before_sleep
     }
 }
 
-/// Is told together with others, and waits for them.
+/// A waker that blocks until all others were woken too: it shows that they do not wait for one another.
 struct WakeGroup {
     told: Arc<AtomicUsize>,
     of: usize,
@@ -152,7 +153,7 @@ fn bytes_acknowledged_before_a_peer_exit_count_as_delivered() {
         let (source, target) = (cluster.filled(0, len, 1), cluster.empty(1, len));
         let never = cluster.empty(0, 100);
         if round % 4 < 3 {
-            // Else the connection has just been made.
+            // Otherwise the connection has just been made.
             let (sent, received) = cluster.send(0, &source, 1, &target, 0);
             done(&sent).unwrap();
             done(&received).unwrap();
@@ -185,7 +186,7 @@ fn a_wait_with_an_expired_deadline_does_not_spin() {
         assert!(transfers[0].wait_for(Duration::from_millis(time)).is_none());
     }
     assert!(began.elapsed() < PATIENCE);
-    // Nor does it when others are talked to all the time.
+    // The time limit also holds while other transfers keep the thread busy.
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let (over, cluster) = (&over, &cluster);

@@ -1,4 +1,4 @@
-//! What a launch depends on: it begins when that has happened, and whoever waits for it hears when it never will.
+//! The dependencies of a launch: it begins when they complete, and fails when one of them never will.
 
 use muster::transfer::{Choice, Event, MemoryError, TransferError};
 
@@ -17,7 +17,7 @@ fn a_buffer_is_filled_after_the_launch_and_sent_when_it_is_defined() {
             let (free, is_free) = Event::new();
             let sent = cluster.engines[0].transfer(&[defined], vec![outgoing(&source, 0, 1, 1)], on(0));
             let received = cluster.engines[1].transfer(&[is_free], vec![incoming(&target, 0, 1, 1)], on(0));
-            // Both sides have launched it; until it begins the memory is its owner's.
+            // Both sides have launched it; until it begins, the program may use the memory.
             source.write(|bytes| bytes.copy_from_slice(&contents(len, round))).unwrap();
             define.complete();
             eventually("the sender has its memory", || source.write(|_| ()).is_err());
@@ -37,7 +37,7 @@ fn a_dependent_send_starts_when_its_source_has_arrived() {
         let len = 600_000;
         let (source, middle, end) = (cluster.filled(0, len, 7), cluster.empty(1, len), cluster.empty(2, len));
         let (define, defined) = Event::new();
-        // The last first: every one of them is launched before anything moves.
+        // In reverse order: all of them are launched before any byte moves.
         let last = cluster.engines[2].transfer(&[], vec![incoming(&end, 1, 2, 2)], on(0));
         let on_the_way = cluster.engines[1].transfer(&[defined], vec![outgoing(&middle, 1, 2, 2)], on(0));
         let (sent, received) = cluster.send(0, &source, 1, &middle, 1);
@@ -77,7 +77,7 @@ fn an_event_that_fails_or_is_dropped_fails_the_launch_on_both_sides() {
         let cluster = Cluster::new(2, choice);
         let (source, target) = (cluster.filled(0, 9000, 1), cluster.empty(1, 9000));
         let mut key = 0;
-        // What is sent is never defined, or what is received into is never free.
+        // The source is never defined, or the destination is never free.
         for side in [0, 1] {
             for dropped in [false, true] {
                 key += 1;
@@ -124,7 +124,7 @@ fn dependents_of_a_dropped_prepared_transfer_fail() {
     let second = prepared.next();
     drop(prepared);
     assert_eq!(done(&second), Err(TransferError::Dropped));
-    // What was launched goes on, whoever holds what.
+    // A launched transfer goes on, whoever drops its handles.
     let received = cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, 1)], on(0));
     for transfer in [&first, &sent, &received] {
         done(transfer).unwrap();

@@ -1,4 +1,4 @@
-//! Whoever can reach an engine's sockets and is not of the cluster harms nobody.
+//! Strangers that can reach an engine's sockets do no harm.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -19,7 +19,7 @@ fn address(cluster: &Cluster) -> SocketAddr {
     cluster.engines[1].address().tcp[0]
 }
 
-/// Transfers go on while something is done; returns how many did.
+/// Performs transfers while `harm` runs. Returns their number.
 fn while_transfers_go_on(cluster: &Cluster, harm: impl FnOnce()) -> u64 {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -54,11 +54,11 @@ fn alone_ten_thousand() {
     let moved = while_transfers_go_on(&cluster, || {
         let mut silent = Vec::new();
         for n in 0..10_000 {
-            // Its end may be closed already, which is fine.
+            // The other end may have closed it already.
             silent.extend(TcpStream::connect(address(&cluster)));
             if n % 500 == 499 {
                 most = most.max(held().1);
-                // Only the listener's side is of interest: closed ones are given back.
+                // Only the listener's descriptors are counted, so the closed ones are dropped.
                 silent.clear();
             }
         }
@@ -66,7 +66,7 @@ fn alone_ten_thousand() {
     println!("{moved} transfers went on; at most {most} threads, {} before", before.1);
     assert!(most < before.1 + 300);
     let until = Instant::now() + Duration::from_secs(15);
-    // Threads that looked after connections when it was counted may be gone.
+    // Threads that handled connections at the first count may be gone.
     while held().0 > before.0 || held().1 > before.1 {
         assert!(Instant::now() < until, "before {before:?}, after {:?}", held());
         std::thread::sleep(Duration::from_millis(20));
@@ -109,11 +109,11 @@ fn random_bytes_and_partial_hellos_affect_no_transfer() {
     }
 }
 
-/// Stands before an engine, passes everything on, and keeps what each dialler said first.
+/// A relay in front of an engine that records what each dialler sent first.
 pub struct RecordingProxy {
     pub address: SocketAddr,
     pub heard: Arc<Mutex<Vec<Vec<u8>>>>,
-    /// The far ends of what was dialled, in that order: what is written there comes from the dialler, it seems.
+    /// The outgoing sockets of the relay, in order: bytes written there seem to come from the dialler.
     pub onward: Arc<Mutex<Vec<TcpStream>>>,
 }
 
@@ -175,7 +175,7 @@ fn a_replayed_hello_without_the_token_is_refused() {
                 let hellos = before.heard.lock().unwrap().clone();
                 for hello in hellos.into_iter().take(4) {
                     let mut socket = TcpStream::connect(before.address).unwrap();
-                    // All that the dialler said: its opening, its hello with the proof, its confirmation.
+                    // All messages of the dialler: its opening, its hello with the proof, its confirmation.
                     let _gone = socket.write_all(&hello[..hello.len().min(48 + 92 + 36)]);
                     let _gone = socket.set_read_timeout(Some(Duration::from_millis(20)));
                     let _gone = socket.read(&mut [0; 80]);
@@ -200,14 +200,14 @@ fn a_wrong_token_is_refused_by_name() {
     assert!(error.contains("token"), "{error}");
 }
 
-/// Threads of this process that hear a hello.
+/// Returns the number of threads that perform handshakes.
 fn greeting() -> usize {
     let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     let names = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok());
     names.filter(|name| name.trim() == "muster-hello").count()
 }
 
-/// What an engine lets one source have under way.
+/// The most concurrent handshakes that an engine allows for one network.
 const PER_SOURCE: usize = 64;
 
 #[test]
@@ -221,7 +221,7 @@ fn slow_unauthenticated_dialers_do_not_block_peers() {
                 targets.iter().flat_map(|target| (0..2 * PER_SOURCE).map(|_| (*target, None))).collect();
             while !over.load(Ordering::SeqCst) {
                 for (target, socket) in &mut slow {
-                    // One byte of an opening at a time; whoever was turned away dials again.
+                    // One byte of an opening at a time; a socket that was closed is dialled again.
                     let goes_on = socket.as_mut().is_some_and(|socket| socket.write_all(b"M").is_ok());
                     if !goes_on {
                         *socket = TcpStream::connect(*target).ok();
@@ -242,7 +242,7 @@ fn slow_unauthenticated_dialers_do_not_block_peers() {
     });
 }
 
-/// An opening or a challenge of a handshake.
+/// Encodes an opening or a challenge of a handshake.
 fn nonce_message(which: u8) -> Vec<u8> {
     let mut bytes = b"MUSTERX3".to_vec();
     bytes.extend([which, 0, 0, 0]);
@@ -256,7 +256,7 @@ fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// A hello between these, with this proof.
+/// Encodes a hello between these members, with this proof.
 fn hello(from: Member, to: Member, proof: [u8; 32]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for member in [from, to] {
@@ -264,13 +264,13 @@ fn hello(from: Member, to: Member, proof: [u8; 32]) -> Vec<u8> {
         bytes.extend(member.incarnation.get().to_le_bytes());
     }
     bytes.extend([0; 32]);
-    // It begins a connection, carries control frames, and has a token.
+    // The flags: it begins a connection, carries control frames, and has a token.
     bytes[34] = 0b10011;
     bytes.extend(proof);
     sealed(bytes)
 }
 
-/// All that the other end says before it closes.
+/// Reads all bytes until the other end closes.
 fn all_said(socket: &mut TcpStream) -> Vec<u8> {
     socket.set_read_timeout(Some(crate::cluster::PATIENCE)).unwrap();
     let mut said = Vec::new();
@@ -287,7 +287,7 @@ fn a_dialler_that_proves_nothing_learns_no_identity_and_nothing_that_the_token_m
     });
     let [here, there] = [member(0, 0), member(1, 0)];
     let mut refusals = Vec::new();
-    // It guesses the identities rightly, and wrongly.
+    // The dialler guesses the identities rightly, and wrongly.
     for (from, to) in [(here, there), (here, member(1, 9)), (member(7, 7), there)] {
         let mut socket = TcpStream::connect(address(&cluster)).unwrap();
         socket.write_all(&nonce_message(1)).unwrap();
@@ -297,12 +297,12 @@ fn a_dialler_that_proves_nothing_learns_no_identity_and_nothing_that_the_token_m
         socket.write_all(&hello(from, to, [7; 32])).unwrap();
         refusals.push(all_said(&mut socket));
     }
-    // The same for all of them: a code, zeros, a checksum.
+    // The refusal is the same for all of them: a code, zeros, a checksum.
     let mut expected = vec![4];
     expected.resize(24 + 32, 0);
     let expected = sealed(expected);
     assert!(refusals.iter().all(|refusal| *refusal == expected), "{refusals:?}");
-    // Whoever says nothing, or half of something, hears nothing at all, and not for long.
+    // A dialler that sends nothing or an incomplete message receives nothing, and is disconnected soon.
     for said in [&b""[..], b"MUSTERX3", b"GET / HTTP/1.1\r\n\r\n"] {
         let mut socket = TcpStream::connect(address(&cluster)).unwrap();
         socket.write_all(said).unwrap();
@@ -312,7 +312,7 @@ fn a_dialler_that_proves_nothing_learns_no_identity_and_nothing_that_the_token_m
     assert!(moved > 2);
 }
 
-/// Stands where task 1 is said to be and dials nobody: says a challenge and then, to whatever is said, this.
+/// Listens at the address announced for task 1: sends a challenge, and then this answer to any hello.
 fn impostor(answer: Vec<u8>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -352,7 +352,7 @@ fn only_the_authenticated_peer_can_announce_an_incarnation_or_accept() {
     assert_eq!(cluster.engines[0].counts().fenced.load(Ordering::SeqCst), 0);
 }
 
-/// Passes what comes on to another address, each connection.
+/// Relays each connection to another address.
 fn relay(target: SocketAddr) -> SocketAddr {
     RecordingProxy::before(target).address
 }
@@ -364,7 +364,8 @@ fn a_hello_that_is_sent_back_or_on_to_another_task_is_refused() {
         config.dial_timeout = Duration::from_millis(300);
         config.token = Some(b"known to all".to_vec());
     });
-    // Task 5 is said to be where task 0 itself is, and task 6 where task 2 is: proofs are right, and for somebody else.
+    // Task 5 is announced at task 0's own address, and task 6 at that of task 2: the proofs are right, but
+    // for another task.
     for (task, behind) in [(5, 0), (6, 2)] {
         cluster.announce_stranger(task, relay(cluster.engines[behind].address().tcp[0]));
         let source = cluster.filled(0, 100, 1);
@@ -394,7 +395,7 @@ fn an_old_life_is_kept_out_while_the_new_one_goes_on() {
                     .iter()
                     .any(|link| link.bytes.iter().any(|(_, (_, got))| *got > 0))
         });
-        // The new life is announced to the others; the old one does not know, and goes on sending.
+        // The new incarnation is announced to the others; the old one is not told, and goes on sending.
         let fresh = start(1, 1, quick);
         let old = std::mem::replace(&mut cluster.engines[1], fresh);
         cluster.announce();
@@ -418,7 +419,7 @@ fn an_old_life_is_kept_out_while_the_new_one_goes_on() {
     }
 }
 
-/// A frame of a chunk: the first of a group, whole.
+/// Encodes the frame of a chunk: the first of a group, complete.
 fn chunk(from: Member, to: Member, channel: u32, payload: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0; 64];
     bytes[0..2].copy_from_slice(&0x4d58_u16.to_le_bytes());
@@ -442,7 +443,8 @@ fn a_frame_of_a_former_life_on_a_lane_that_lives_lands_nowhere_and_ends_the_conn
     };
     let [old, new, here] = [member(0, 0), member(0, 1), member(1, 0)];
     let formerly = member(1, 7);
-    // Who says so to whom, on which lane, and whether it is believed: the first one shows that nothing else is wrong with it.
+    // The sender, the receiver and the lane of a frame, and whether it is accepted. The first one shows that
+    // only the incarnation is wrong with the others.
     for (from, to, lane, lands) in
         [(new, here, 1, true), (old, here, 1, false), (old, here, 0, false), (new, formerly, 1, false)]
     {
@@ -450,7 +452,7 @@ fn a_frame_of_a_former_life_on_a_lane_that_lives_lands_nowhere_and_ends_the_conn
         let before = RecordingProxy::before(cluster.engines[1].address().tcp[0]);
         let other = cluster.engines[0].address().tcp[0];
         cluster.reached_at(vec![other, before.address]);
-        // The task's former life was known here, and then another came.
+        // This side knew the task's former incarnation, and then another one came.
         let (source, target) = (cluster.filled(0, LEN, 1), cluster.empty(1, LEN));
         let (sent, received) = cluster.send(0, &source, 1, &target, 1);
         assert_eq!((done(&sent).err(), done(&received).err()), (None, None));
@@ -459,7 +461,7 @@ fn a_frame_of_a_former_life_on_a_lane_that_lives_lands_nowhere_and_ends_the_conn
         let other = cluster.engines[0].address().tcp[0];
         before.onward.lock().unwrap().clear();
         cluster.reached_at(vec![other, before.address]);
-        // Only this side dials: the other one is asked when the connection is there.
+        // Only this side dials: the other one is asked once the connection exists.
         let alone = LaunchOptions { channel: 1, ..LaunchOptions::default() };
         let prepared = cluster.engines[0].prepare(vec![crate::cluster::outgoing(&source, 0, 1, 1)], alone);
         let mut sending = prepared.wait().unwrap();
@@ -467,7 +469,7 @@ fn a_frame_of_a_former_life_on_a_lane_that_lives_lands_nowhere_and_ends_the_conn
             cluster.engines.iter().all(|engine| engine.links().iter().any(|link| link.lanes == 2))
         });
         assert_eq!(before.onward.lock().unwrap().len(), 2, "both go through here");
-        // Both have launched it, and it waits to be defined: a chunk of it would land.
+        // Both sides have launched it, and it waits for its source: a chunk of it would land.
         target.fill(0xee).unwrap();
         let (_definer, event) = Event::new();
         let sent = sending.launch(&[event]);
@@ -497,7 +499,7 @@ fn a_frame_of_a_former_life_on_a_lane_that_lives_lands_nowhere_and_ends_the_conn
             cluster.engines.iter().all(|engine| engine.links().is_empty())
         });
         assert!(done(&sent).is_err());
-        // The life that counts goes on, on another one.
+        // The current incarnation goes on, on another connection.
         let (sent, received) = cluster.send(0, &source, 1, &target, 2);
         assert_eq!((done(&sent).err(), done(&received).err()), (None, None));
         assert_contents(&target, 1);

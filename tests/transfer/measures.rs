@@ -1,4 +1,4 @@
-//! What an engine measures of its launches.
+//! The measurements that an engine makes of its launches.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ fn launches_are_counted_by_how_they_end_and_timed_by_stage() {
         assert_eq!(launches(engine, Stage::Dependencies) + launches(engine, Stage::Quiesce), 0);
     }
 
-    // One side waits for what it depends on; the other for it.
+    // One side waits for a dependency; the other one waits for that side.
     let wait = Duration::from_millis(120);
     let (definer, event) = Event::new();
     let sent = sender.transfer(&[event], vec![outgoing(&source, 0, 1, 2)], LaunchOptions::default());
@@ -46,7 +46,7 @@ fn launches_are_counted_by_how_they_end_and_timed_by_stage() {
     assert_eq!(launches(sender, Stage::Dependencies), 1);
     assert!(slowest_at_least(sender, Stage::Dependencies, wait / 2));
 
-    // One side comes late.
+    // One side launches late.
     let received = receiver.transfer(&[], vec![incoming(&target, 0, 1, 3)], LaunchOptions::default());
     std::thread::sleep(wait);
     let sent = sender.transfer(&[], vec![outgoing(&source, 0, 1, 3)], LaunchOptions::default());
@@ -78,16 +78,16 @@ fn failures_are_counted_by_reason_and_reported_once_with_peer_and_cause() {
     assert!(matches!(&failed.error, TransferError::Cancelled { reason, .. } if reason == "no longer wanted"));
     assert!(meters.take_failures().is_empty(), "told once");
 
-    // Requests that come to nothing count too.
+    // Requests that fail count too.
     assert!(sender.prepare(Vec::new(), LaunchOptions::default()).wait().is_err());
     let nobody =
         muster::transfer::Spec::send(source.span(), device(0), device(9), muster::transfer::TransferKey(1));
     assert!(done(&sender.transfer(&[], vec![nobody], LaunchOptions::default())).is_err());
     assert_eq!(ended(sender, "refused"), 2);
-    // What is prepared and dropped was never asked for.
+    // Transfers that are prepared and dropped were never requested.
     drop(sender.prepare(vec![outgoing(&source, 0, 1, 3)], LaunchOptions::default()).wait().unwrap());
     assert_eq!(ended(sender, "dropped"), 0);
-    // However many there are, a bounded number is kept.
+    // A bounded number of failures is kept, however many there are.
     for _ in 0..200 {
         assert!(sender.prepare(Vec::new(), LaunchOptions::default()).wait().is_err());
     }

@@ -1,4 +1,5 @@
-//! A network that resets, cuts off, delays, narrows, damages and stops: what arrives is whole, or the error has a name.
+//! A network that resets, truncates, delays, throttles, corrupts and stops: the bytes arrive complete, or the
+//! error has a name.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::Ordering;
@@ -8,12 +9,12 @@ use muster::transfer::{Choice, Class, Config, Faults, LaunchOptions, TransferErr
 
 use crate::cluster::{Cluster, PATIENCE, assert_contents, done, eventually, incoming, member, outgoing};
 
-/// Wires that may be lost while both ends live.
+/// The transports whose wires may be lost while both ends live.
 const BREAKING: [Choice; 2] = [Choice::Tcp, Choice::Loopback];
-/// All wires.
+/// All transports that the tests inject faults into.
 const WIRES: [Choice; 3] = [Choice::Tcp, Choice::Loopback, Choice::Unix];
 
-/// Two engines, and what goes wrong on the wires of each.
+/// Starts two engines with fault injection. Returns the handle of each.
 pub fn with_faults(choice: Choice, setting: impl Fn(&mut Config)) -> (Cluster, [Faults; 2]) {
     let faults = [Faults::new(1), Faults::new(2)];
     let cluster = Cluster::with(2, |config| {
@@ -25,7 +26,7 @@ pub fn with_faults(choice: Choice, setting: impl Fn(&mut Config)) -> (Cluster, [
     (cluster, faults)
 }
 
-/// Moves so many bytes while `harm` is done, and says how it went on both sides.
+/// Moves `len` bytes while `harm` runs. Returns the outcomes of both sides.
 pub fn move_under(
     cluster: &Cluster,
     len: usize,
@@ -33,8 +34,8 @@ pub fn move_under(
     harm: impl FnOnce(),
 ) -> (Option<TransferError>, Option<TransferError>) {
     let (source, target) = (cluster.filled(0, len, key), cluster.empty(1, len));
-    // On a channel of its own: one side may launch on a connection that dies, and the other on the one after it. Then
-    // that one waits for a launch that does not come, and is given up.
+    // A channel of its own: one side may launch on a connection that fails, and the other on the next one.
+    // Then that one waits for a launch that does not come, and is cancelled.
     let options = LaunchOptions { channel: key as u32, ..LaunchOptions::default() };
     let sent = cluster.engines[0].transfer(&[], vec![outgoing(&source, 0, 1, key)], options);
     let received = cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, key)], options);
@@ -59,7 +60,7 @@ fn lanes_that_are_reset_are_made_anew_and_nothing_is_lost() {
         let (cluster, faults) = with_faults(choice, |_| ());
         let mut random = fastrand::Rng::with_seed(3);
         let mut reset = 0;
-        // A connection that is lost while it is being made is another matter.
+        // A connection that is lost while it is being made is another case.
         assert_eq!(move_under(&cluster, 1000, 1000, || ()), (None, None));
         for round in 0..40u64 {
             let outcomes = move_under(&cluster, 12 << 20, round, || {
@@ -106,7 +107,7 @@ fn a_unix_socket_that_is_reset_fails_what_is_under_way_and_is_made_anew_for_the_
             failed += 1;
         }
         let next = move_under(&cluster, 100_000, 2 * round + 1, || ());
-        // The other side may hear of the reset a moment later, and then of this one on the old connection.
+        // The other side may learn of the reset a moment later, and then launches on the old connection.
         if next != (None, None) {
             let again = move_under(&cluster, 100_000, 1000 + round, || ());
             assert_eq!(again, (None, None), "round {round}, after {next:?}");
@@ -125,7 +126,7 @@ fn a_connection_goes_on_with_the_lanes_that_it_has_and_tries_the_lost_one_again(
     eventually("all lanes are there", || lanes() == [4, 4]);
     let shut = |shut| faults.iter().for_each(|faults| faults.refuse(shut));
     shut(true);
-    // The first one is for control frames.
+    // Wire 0 is the control lane.
     assert_eq!(faults[0].reset(|at| at == 1), 1);
     eventually("both sides have lost it", || lanes() == [3, 3]);
     let until = Instant::now() + 4 * dial_timeout;
@@ -189,7 +190,7 @@ fn whatever_frame_comes_damaged_is_sent_again_on_another_lane_and_twice_is_an_er
         let (cluster, faults) =
             with_faults(choice, |config| config.dial_timeout = Duration::from_millis(300));
         assert_eq!(move_under(&cluster, 1000, 1000, || ()), (None, None));
-        // Inline, in the control lane; and by lanes of chunks, whose headers are hit as well as what follows them.
+        // Inline, in the control lane, and in chunks, whose headers are corrupted as well as their payload.
         for round in 0..60u64 {
             let len = [1, 100, 8000, 5000, 100_000, 1 << 20][round as usize % 6];
             let outcomes = move_under(&cluster, len, round, || faults[round as usize % 2].garble(1));
@@ -207,7 +208,7 @@ fn whatever_frame_comes_damaged_is_sent_again_on_another_lane_and_twice_is_an_er
             "{sent:?} {received:?}"
         );
         faults[0].heal();
-        // Each hears of the end of the other's connection in its own time.
+        // Each side detects the end of the other's connection in its own time.
         eventually("they meet again", || move_under(&cluster, 5000, 3000, || ()) == (None, None));
     }
 }
@@ -238,7 +239,7 @@ fn a_peer_that_takes_no_bytes_any_more_is_given_up_at_the_stall_limit_and_goes_o
         let began = Instant::now();
         for transfer in [&sent, &received] {
             let error = done(transfer).unwrap_err();
-            // Where control frames go by shared memory, the side that gives up first tells the other.
+            // If control frames go through shared memory, the side that cancels first tells the other.
             let told = |error: &TransferError| {
                 choice == Choice::Unix && error.to_string().contains("nothing moved for")
             };
@@ -272,7 +273,7 @@ fn whatever_the_network_does_nothing_hangs_and_no_byte_is_wrong() {
                         0 => drop(faults.reset(|at| at == lane)),
                         1 => drop(faults.reset(|_| true)),
                         2 => faults.truncate(1),
-                        // Nobody would notice where there are no checksums.
+                        // A change would go unnoticed without checksums.
                         3 if choice != Choice::Unix => faults.damage(lane),
                         4 => faults.delay(Duration::from_micros(random.u64(0..1500))),
                         5 => faults.narrow(random.usize(3000..9000)),
@@ -281,7 +282,7 @@ fn whatever_the_network_does_nothing_hangs_and_no_byte_is_wrong() {
                         _ => faults.heal(),
                     }
                 }
-                // Who is held for good is given up at the stall limit, which is not what is tried here.
+                // A wire that is held for good fails at the stall limit, which another test covers.
                 faults.iter().for_each(|faults| faults.hold(false));
             });
             faults.iter().for_each(|faults| faults.refuse(false));
@@ -331,7 +332,7 @@ fn a_membership_change_ends_a_dial_without_answer() {
     );
     println!("freed by the membership after {:?}", began.elapsed());
     assert!(began.elapsed() < Duration::from_secs(1));
-    // Shutting down frees too, and does not wait for the dialling.
+    // A shutdown releases too, and does not wait for the dialling.
     let cluster = Cluster::with(1, |config| config.transport = Choice::Tcp);
     cluster.announce_stranger(1, silent.local_addr().unwrap());
     let waiting =
@@ -342,7 +343,7 @@ fn a_membership_change_ends_a_dial_without_answer() {
     assert!(began.elapsed() < Duration::from_secs(1));
 }
 
-/// Waits until some of what a task receives has come, and not all.
+/// Waits until a task has received some of the bytes.
 fn some_has_come(cluster: &Cluster, task: usize) {
     eventually("some of it has come", || {
         let links = cluster.engines[task].links();
@@ -360,7 +361,7 @@ fn a_deadline_that_passes_in_the_middle_ends_the_transfer_on_both_sides() {
         let (source, target) = (cluster.filled(0, LEN, 1), cluster.empty(1, LEN));
         let deadline = Duration::from_millis(500);
         let options = |task: usize| LaunchOptions {
-            // Only the receiver has one; the sender is told.
+            // Only the receiver has a deadline; the sender is told.
             deadline: (task == 1).then_some(deadline),
             ..LaunchOptions::default()
         };
@@ -374,7 +375,7 @@ fn a_deadline_that_passes_in_the_middle_ends_the_transfer_on_both_sides() {
         assert!(began.elapsed() < 10 * deadline, "{choice:?}: {error}, after {:?}", began.elapsed());
         let TransferError::Deadline { moved, total } = error else { panic!("{choice:?}: {error}") };
         assert!(moved > 0 && moved < total && total == LEN as u64, "{choice:?}: {moved} of {total}");
-        // Nothing lands any more, and what is still on its way goes nowhere.
+        // No byte lands any more, and those in flight are discarded.
         target.fill(0x55).unwrap();
         faults.heal();
         let told = done(&sent).unwrap_err();
@@ -405,7 +406,7 @@ fn urgent_transfers_overtake_bulk_transfers() {
     };
     let large = launch(1, Class::Bulk, 16 << 20);
     some_has_come(&cluster, 1);
-    // Of one size, and asked for in the wrong order.
+    // Three of one size, requested in reverse order of urgency.
     let patient = launch(2, Class::Bulk, SMALL);
     let usual = launch(3, Class::Normal, SMALL);
     let urgent = launch(4, Class::Latency, SMALL);
@@ -429,7 +430,7 @@ fn a_deadline_counts_from_the_request_even_if_the_peer_never_answers() {
     let buffer = cluster.empty(0, 100);
     let options = LaunchOptions { deadline: Some(Duration::from_millis(200)), ..LaunchOptions::default() };
     let late = cluster.engines[0].transfer(&[], vec![outgoing(&buffer, 0, 1, 1)], options);
-    // Long before the dialling is given up.
+    // Long before the dial timeout.
     let outcome = late.wait_for(Duration::from_secs(4)).expect("its deadline has passed");
     assert_eq!(outcome, Err(TransferError::Deadline { moved: 0, total: 100 }));
 }

@@ -1,4 +1,4 @@
-//! Launches are matched in the order in which they were asked for, whenever their connections come.
+//! Launches are matched in the order of their requests, whenever their connections come.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -14,7 +14,8 @@ fn transfers_asked_for_before_there_are_connections_keep_their_order() {
         let (mut transfers, mut targets) = (Vec::new(), Vec::new());
         for here in 0..3 {
             let others: Vec<usize> = (0..3).filter(|other| *other != here).collect();
-            // First one that needs all connections, then some that need one each, in another order than they are made.
+            // First a request that needs all connections, then requests that need one each, in another order
+            // than they are made.
             let mut specs = Vec::new();
             for &other in &others {
                 let target = cluster.empty(here, 5000);
@@ -46,7 +47,7 @@ fn transfers_asked_for_before_there_are_connections_keep_their_order() {
 #[test]
 fn an_early_failure_reaches_the_peer_and_later_launches_stay_matched() {
     let cluster = Cluster::new(2, Choice::Auto);
-    // A third task that nobody can reach: its port is taken, and nobody listens there.
+    // A third task that cannot be reached: its port is bound, but nothing listens there.
     let taken = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     taken.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
     cluster.announce_stranger(2, taken.local_addr().unwrap().as_socket().unwrap());
@@ -55,7 +56,7 @@ fn an_early_failure_reaches_the_peer_and_later_launches_stay_matched() {
         let receive =
             || cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, key)], LaunchOptions::default());
         let unreachable = vec![outgoing(&source, 0, 1, key), outgoing(&source, 0, 2, key)];
-        // Before the other side asks for its half, or after.
+        // Before the other side requests its half, or after.
         let early = (key % 2 == 0).then(receive);
         let failed = cluster.engines[0].transfer(&[], unreachable, LaunchOptions::default());
         let error = done(&failed).unwrap_err();
@@ -72,8 +73,9 @@ fn an_early_failure_reaches_the_peer_and_later_launches_stay_matched() {
     }
 }
 
-/// What one task does with another, and the other with it: both the same, at moments of their own. Some is requested at
-/// once, some prepared and launched again and again, some is only prepared. Returns how many bytes go each way.
+/// Performs the random transfers of one task with another. The other task performs the same ones, in its own
+/// time: some are requested at once, some are prepared and launched repeatedly, some are only prepared.
+/// Returns the bytes in each direction.
 fn meet_at_random(cluster: &Cluster, here: usize, there: usize, rounds: u64) -> u64 {
     let mut moved = 0;
     let pair = (here.min(there) * 10 + here.max(there)) as u64;
@@ -121,7 +123,7 @@ fn idle_connections_are_evicted_for_new_ones() {
             config.cliques_max = 2;
             config.lanes = 2;
             if slow {
-                // A question is long under way, and requests are made meanwhile.
+                // A question is in flight for long, so that requests are made meanwhile.
                 let faults = Faults::new(u64::from(config.here.task.0));
                 faults.delay(Duration::from_millis(2));
                 config.faults = Some(faults);
@@ -174,7 +176,7 @@ fn a_request_may_need_more_connections_than_are_kept() {
             assert_contents(target, round);
         }
         done(&sent).unwrap();
-        // One after the other: what is not used makes room for what is.
+        // One after the other: an unused connection makes room for the next one.
         for other in 1..COUNT {
             let (source, target) = (cluster.filled(0, 3000, 7), cluster.empty(other, 3000));
             let (sent, received) = cluster.send(0, &source, other, &target, 7);

@@ -1,4 +1,4 @@
-//! Peers that are killed, stopped and started again in the middle of things: processes of their own.
+//! Peers, in processes of their own, that are killed, stopped and restarted during transfers.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,10 +15,10 @@ use crate::resharding::{DEVICES_EACH, ReshardCase, gathered};
 use crate::skip::{Lacking, is_refusal, skip};
 
 const LEN: usize = 4 << 20;
-/// Without progress, or without a word of the peer, transfers of these tests fail after so long.
+/// The stall limit of these tests.
 const STALL: Duration = Duration::from_secs(1);
 
-/// With these tasks: task 0 in this process, and all know of each other.
+/// Returns a cluster with task 0 in this process and these tasks, which all know each other.
 fn with(choice: &str, tasks: &mut [TaskProcess]) -> Cluster {
     let cluster = Cluster::with(1, |config| config.transport = choice_of(choice));
     let mut membership = cluster.membership();
@@ -30,7 +30,7 @@ fn with(choice: &str, tasks: &mut [TaskProcess]) -> Cluster {
     cluster
 }
 
-/// What moves between task 0 and another: a buffer each way, on channels of their own.
+/// Prepares the transfers between task 0 and another one: a buffer each way, on channels of their own.
 fn streams(engine: &Engine, task: usize, first: &Buffer, second: &Buffer) -> [Prepared; 2] {
     let near = engine.here().task.0 as usize == 0;
     let (out, back) = if near {
@@ -44,12 +44,13 @@ fn streams(engine: &Engine, task: usize, first: &Buffer, second: &Buffer) -> [Pr
     })
 }
 
-/// What task 0 sends to another in a round, or the other to it.
+/// Returns the seed of the contents that one side sends in a round.
 fn of_round(task: usize, near: bool, round: usize) -> u64 {
     (round * 1000 + 2 * task + usize::from(near)) as u64
 }
 
-/// A task that moves buffers to and from task 0 for as long as it can, other ones every time, and looks at what it gets.
+/// A task that exchanges buffers with task 0 for as long as it can, with other contents every time, and
+/// checks what it receives.
 pub fn stream(engine: &Engine, task: usize, late: bool) {
     let arena = Arena::new(4 * LEN).unwrap();
     let (source, target) = (arena.allocate(LEN).unwrap(), arena.allocate(LEN).unwrap());
@@ -74,7 +75,7 @@ pub fn stream(engine: &Engine, task: usize, late: bool) {
     }
 }
 
-/// The last round of a flow.
+/// The last round of an exchange.
 struct FinalRound {
     round: usize,
     launched: Instant,
@@ -89,7 +90,8 @@ impl FinalRound {
         [&self.sent, &self.received]
     }
 
-    /// What came, came whole; and whoever is told that nothing comes any more can rely on it.
+    /// Checks the last round: received buffers are complete, and a buffer that is reported free does not
+    /// change any more.
     fn check(&self, task: usize) {
         match self.received.wait_for(PATIENCE).expect("it has an outcome") {
             Ok(_) => {
@@ -101,8 +103,8 @@ impl FinalRound {
     }
 }
 
-/// Moves with a task until `until` says so or something fails, and compares whatever comes; returns what was under way
-/// then.
+/// Exchanges buffers with a task until `until` returns true or a transfer fails, and checks what it receives.
+/// Returns the transfers that were in flight then.
 fn flow(cluster: &Cluster, task: usize, until: impl Fn(usize) -> bool) -> FinalRound {
     let (source, target) = (cluster.empty(0, LEN), cluster.empty(0, LEN));
     let [mut out, mut back] = streams(&cluster.engines[0], task, &source, &target);
@@ -137,7 +139,7 @@ fn a_killed_peer_is_reported_at_once_and_other_transfers_complete() {
                 last.check(2);
                 last.round + 1
             });
-            // One that the peer has not launched waits in any case.
+            // A transfer that the peer has not launched waits in any case.
             let (unmet, target) = (cluster.empty(0, 100), cluster.empty(0, 100));
             let unmet =
                 vec![crate::cluster::outgoing(&unmet, 0, 1, 5), crate::cluster::incoming(&target, 1, 0, 6)];
@@ -159,7 +161,8 @@ fn a_killed_peer_is_reported_at_once_and_other_transfers_complete() {
                 [("sent", &under_way.sent), ("received", &under_way.received), ("unmet", &unmet)]
             {
                 match transfer.wait_for(PATIENCE).expect("it has an outcome") {
-                    // The peer's last word was that it has all, or all of it was here: what was received is looked at below.
+                    // The peer's last frame said that it has all bytes, or all of them were here: the
+                    // received buffer is checked below.
                     Ok(_) => completed.push(what),
                     Err(error) => {
                         slowest = slowest.max(began.elapsed());
@@ -176,26 +179,26 @@ fn a_killed_peer_is_reported_at_once_and_other_transfers_complete() {
             assert!(unmet.outcome().unwrap().is_err());
             assert!(slowest < Duration::from_secs(1), "{slowest:?}");
             under_way.check(1);
-            // Nobody is left who could read it.
+            // No process is left that could read it.
             under_way.source.fill(0).unwrap();
             std::thread::sleep(Duration::from_millis(100));
             over.store(true, Ordering::SeqCst);
             let rounds = others.join().unwrap();
-            // The other one has looked at all that it got.
+            // The other task has checked all that it received.
             cluster.engines[0].shutdown();
             assert_eq!(other.hears_of("whole "), rounds.to_string());
         });
     }
 }
 
-/// Given up at the stall limit: by the engine's own account of the silence, and by this test's clock since the signal.
-/// `before` is how much of the limit may have passed when the signal came.
+/// Asserts that a transfer failed at the stall limit, both by the engine's measurement and by this test's
+/// clock since the signal. `before` is how much of the limit may have passed when the signal came.
 fn assert_stalled(error: &TransferError, after: Duration, before: Duration) {
     let TransferError::Stalled { idle, .. } = error else { panic!("{error}") };
     assert!(*idle >= STALL && *idle < 3 * STALL, "{error}");
     let earliest = (STALL - before).mul_f64(0.9);
     assert!(after >= earliest, "{error}, as early as {after:?} after the signal");
-    // Long enough for a machine that does other things too.
+    // Long enough for a busy machine.
     assert!(after < 2 * STALL, "{error}, as late as {after:?} after the signal");
 }
 
@@ -207,7 +210,7 @@ fn a_peer_that_is_stopped_is_given_up_at_the_stall_limit() {
         let mut tasks = vec![TaskProcess::start(1, choice, "stream", None)];
         let cluster = with(choice, &mut tasks);
         let stopped = std::cell::Cell::new(Instant::now());
-        // What was quick enough to be whole all the same is followed by others.
+        // Further rounds follow those that were quick enough to complete.
         let last = flow(&cluster, 1, |round| {
             if round == 20 {
                 tasks[0].signal(rustix::process::Signal::STOP);
@@ -221,7 +224,7 @@ fn a_peer_that_is_stopped_is_given_up_at_the_stall_limit() {
             let after = stopped.get().max(last.launched).elapsed();
             println!("{choice}: stopped in the middle, round {}: {outcome:?} after {after:?}", last.round);
             if let Err(error) = outcome {
-                // Until the signal came, something moved all the time.
+                // Until the signal, there was progress all the time.
                 assert_stalled(&error, after, Duration::ZERO);
                 stalled += 1;
             }
@@ -239,7 +242,7 @@ fn a_peer_that_is_stopped_before_it_launched_is_given_up_at_the_stall_limit() {
         tasks[0].hears("ready");
         let launched = Instant::now();
         let patient = flow(&cluster, 1, |_| true);
-        // It lives, and so it is waited for, longer than the limit.
+        // The peer is alive, so the transfer waits longer than the limit.
         std::thread::sleep(Duration::from_millis(1500));
         assert!(patient.transfers().iter().all(|transfer| transfer.outcome().is_none()));
         tasks[0].signal(rustix::process::Signal::STOP);
@@ -251,20 +254,21 @@ fn a_peer_that_is_stopped_before_it_launched_is_given_up_at_the_stall_limit() {
                 "{choice}: stopped before it launched, {error} after {after:?}, {:?} in all",
                 launched.elapsed()
             );
-            // It is asked whether it lives when it has been silent for a quarter of the limit, or an eighth longer.
+            // The peer is pinged after a quarter of the limit without a frame, or an eighth later.
             assert_stalled(&error, after, STALL * 3 / 8);
         }
     }
 }
 
-/// How long a plan may take of which a task is stopped, and its stall limit.
+/// The time limit of a plan in which a task is stopped, and its stall limit.
 const GATHER: (Duration, Duration) = (Duration::from_millis(1200), Duration::from_millis(1000));
 
 fn gather_plan() -> ReshardCase {
     ReshardCase::of(gathered(4 * DEVICES_EACH, &[64, 16 << 10], GATHER.0))
 }
 
-/// Carries out the same plan again and again, until it fails: how long that took, how, and with which shards.
+/// Executes the same plan again and again until it fails. Returns the time that took, the error, and the
+/// shards.
 fn gather_until_it_fails(
     engine: &Engine,
     arena: &Arena,
@@ -284,7 +288,7 @@ fn gather_until_it_fails(
     unreachable!()
 }
 
-/// What a task does whose plans are carried out with others until one of them fails.
+/// The role of a task that executes plans with others until one of them fails.
 pub fn gather_all(engine: &Engine) {
     let arena = Arena::new(64 << 20).unwrap();
     let (_, error, shards) = gather_until_it_fails(engine, &arena, |round| {
@@ -313,7 +317,7 @@ fn a_plan_with_a_peer_that_is_stopped_ends_in_its_time_and_its_shards_are_free()
             assert!(stopped.load(Ordering::SeqCst), "{choice}: {error}");
             assert!(took < GATHER.0 + 2 * GATHER.1, "{choice}: {took:?}");
             assert!(!matches!(error, ReshardError::Unproven { .. }), "{choice}: {error}");
-            // It is used for something else at once.
+            // The shards are reused at once.
             shards.destination.values().for_each(|buffer| buffer.fill(0x77).unwrap());
             shards
         };
@@ -327,7 +331,7 @@ fn a_plan_with_a_peer_that_is_stopped_ends_in_its_time_and_its_shards_are_free()
             tasks[0].signal(rustix::process::Signal::STOP);
             carrying.into_iter().map(|carrying| carrying.join().unwrap()).collect()
         });
-        // Whatever was still on its way from or to the stopped one, it changes nothing any more.
+        // Bytes still in flight from or to the stopped task must change nothing any more.
         tasks[0].signal(rustix::process::Signal::CONT);
         tasks[0].hears("over");
         for buffer in freed.iter().flat_map(|shards| shards.destination.values()) {
@@ -336,7 +340,7 @@ fn a_plan_with_a_peer_that_is_stopped_ends_in_its_time_and_its_shards_are_free()
     }
 }
 
-/// Everybody sends to everybody, once.
+/// Every task sends to every other task, once.
 pub fn meet_all(engine: &Engine, membership: &Membership) {
     const MEET: usize = 300_001;
     let here = engine.here().task.0 as usize;
@@ -370,7 +374,7 @@ fn two_to_eight_processes_all_send_to_all() {
     }
 }
 
-/// Runs `ip`, or says why it did not do what it was asked for.
+/// Runs `ip`, or returns the reason why it failed.
 fn ip(line: &str) -> Result<(), String> {
     let told = |what: &dyn std::fmt::Display| format!("ip {line}: {what}");
     let output = Command::new("ip").args(line.split(' ')).output().map_err(|error| told(&error))?;
@@ -380,7 +384,8 @@ fn ip(line: &str) -> Result<(), String> {
     Err(told(&format!("{}, {}", output.status, String::from_utf8_lossy(&output.stderr).trim())))
 }
 
-/// A network namespace that is joined to this one, until it is dropped: 10.77.0.1 is here, 10.77.0.2 there.
+/// A network namespace that is connected to this one until it is dropped: this side is 10.77.0.1, the other
+/// 10.77.0.2.
 struct OtherNamespace(String);
 
 impl OtherNamespace {
@@ -422,7 +427,7 @@ fn between_two_network_namespaces_tcp_is_chosen_by_itself_for_transfers_and_plan
         tasks.iter_mut().for_each(|task| task.announce(&membership));
     };
     meet(&cluster, &mut tasks);
-    // Both ways at once, and both sides look at what they get.
+    // Both directions at once, and both sides check what they receive.
     let last = flow(&cluster, 1, |round| round == 15);
     for transfer in last.transfers() {
         transfer.wait_for(PATIENCE).unwrap().unwrap();
@@ -458,7 +463,7 @@ fn between_two_network_namespaces_tcp_is_chosen_by_itself_for_transfers_and_plan
     tasks[0].hears("over");
 }
 
-/// Moves so many bytes each way, or one way only.
+/// Moves `len` bytes in each of these directions.
 fn move_much(choice: Choice, len: usize, ways: &[(usize, usize)]) {
     let mut cluster = Cluster::new(2, choice);
     let each = ways.len() * (len + 8192);

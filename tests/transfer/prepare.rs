@@ -1,4 +1,5 @@
-//! Preparations: made once for all who wait, given up when nobody does, and to all peers at once.
+//! Preparations: made once for all requests that wait, cancelled when none does, and made to all peers in
+//! parallel.
 
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
@@ -7,14 +8,14 @@ use muster::transfer::{Buffer, Choice, LaunchOptions, Layout, PrepareError, Tran
 
 use crate::cluster::{Cluster, PATIENCE, done, eventually, incoming, outgoing};
 
-/// Addresses at which somebody listens, and nobody answers.
+/// Returns addresses at which a socket listens but never answers.
 fn silent(count: usize) -> (Vec<TcpListener>, Vec<SocketAddr>) {
     let listeners: Vec<_> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     let addresses = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
     (listeners, addresses)
 }
 
-/// A cluster of which the last `dark` tasks are not reached.
+/// Returns a cluster whose last `dark` tasks cannot be reached.
 fn with_dark_peers(count: usize, dark: usize) -> (Cluster, Vec<TcpListener>) {
     let mut cluster = Cluster::with(count, |config| config.transport = Choice::Tcp);
     let (listeners, addresses) = silent(dark);
@@ -62,12 +63,12 @@ fn prepare_dials_all_peers_at_once_and_reports_the_first_failure() {
     let specs = (1..=DARK).map(|task| outgoing(&source, 0, task, task as u64)).collect();
     let preparing = cluster.engines[0].prepare(specs, LaunchOptions::default());
     for (at, listener) in listeners.iter().enumerate() {
-        // Each is dialled though none of them has answered.
+        // Each is dialled although none has answered.
         let began = Instant::now();
         listener.accept().unwrap();
         println!("task {} was dialled after {:?}", at + 1, began.elapsed());
     }
-    // One that nobody listens at any more.
+    // Peers at whose addresses nothing listens any more.
     drop(listeners);
     let error = preparing.wait().unwrap_err();
     assert!(matches!(error, PrepareError::Clique { .. }), "{error}");
@@ -104,7 +105,7 @@ fn buffers_bring_their_layouts() {
 
 #[test]
 fn memory_of_others_is_used_as_it_is_and_kept_until_the_last_transfer_of_it() {
-    /// Memory that tells when it is let go of.
+    /// Memory that reports when it is dropped.
     struct LentBuffer(Box<[u8; 5000]>, std::sync::mpsc::Sender<()>);
     impl AsMut<[u8]> for LentBuffer {
         fn as_mut(&mut self) -> &mut [u8] {

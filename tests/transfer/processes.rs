@@ -28,7 +28,7 @@ impl Drop for TaskProcess {
     }
 }
 
-/// The devices of a task that is a process of its own.
+/// Returns the devices of a task that is a process of its own.
 fn devices_of(task: usize, role: &str) -> Vec<DeviceId> {
     match role {
         "gather" | "gather-away" => {
@@ -43,12 +43,13 @@ pub fn choice_of(name: &str) -> Choice {
 }
 
 impl TaskProcess {
-    /// What it does is up to its role, see [`child`]; in a network namespace, if one is named.
+    /// Starts a task, whose role decides what it does (see [`child`]); in a network namespace, if one is
+    /// named.
     pub fn start(task: usize, choice: &str, role: &str, network: Option<&str>) -> Self {
         Self::live(task, 0, choice, role, network)
     }
 
-    /// A certain life of a task.
+    /// Starts a certain incarnation of a task.
     pub fn live(task: usize, life: u64, choice: &str, role: &str, network: Option<&str>) -> Self {
         let exe = std::env::current_exe().unwrap();
         let mut command = match network {
@@ -71,7 +72,7 @@ impl TaskProcess {
         let (tell, lines) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             for line in output.lines().map_while(Result::ok) {
-                // The harness writes on the same line as the child's first word.
+                // The harness writes on the same line as the child's first message.
                 if let Some((_, said)) = line.split_once("child: ")
                     && tell.send(said.to_owned()).is_err()
                 {
@@ -94,7 +95,7 @@ impl TaskProcess {
         self.tell("", membership);
     }
 
-    /// Writes a line to its standard input: a word, then a value.
+    /// Writes a line to the task's standard input: a word, then a value.
     pub fn tell(&mut self, word: &str, value: &impl serde::Serialize) {
         let line = format!("{word}{}\n", serde_json::to_string(value).unwrap());
         self.input.write_all(line.as_bytes()).expect("the child lives");
@@ -104,7 +105,7 @@ impl TaskProcess {
         assert_eq!(self.hears_of(what), "");
     }
 
-    /// Waits until it says something that begins with this; the rest of it.
+    /// Waits for a message that begins with `what`. Returns the rest of it.
     pub fn hears_of(&self, what: &str) -> String {
         let until = Instant::now() + PATIENCE;
         while let Ok(line) = self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
@@ -120,18 +121,18 @@ impl TaskProcess {
     }
 }
 
-/// Says something to the test that started this process.
+/// Sends a message to the test that started this process.
 pub fn say(what: &str) {
     println!("\nchild: {what}");
 }
 
-/// The next line that the test tells this process; none when it is over.
+/// Returns the next line from the test; none when it is over.
 pub fn told() -> Option<String> {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).is_ok_and(|read| read > 0).then_some(line)
 }
 
-/// What a task does that is a process of its own.
+/// Runs the role of a task that is a process of its own.
 #[test]
 #[ignore = "a process of another test"]
 fn child() {

@@ -1,4 +1,4 @@
-//! What is wrong with a request is said before anything moves, and what two sides disagree on is told to both.
+//! Errors in a request are reported before any byte moves, and a disagreement is reported to both sides.
 
 use muster::transfer::{
     Buffer, Choice, DeviceId, LaunchOptions, Layout, LayoutFingerprint, MemoryError, PrepareError, Spec,
@@ -70,7 +70,7 @@ fn every_wrong_request_has_its_own_error() {
 fn buffers_are_sent_and_received_by_devices_and_keys() {
     for choice in [Choice::Auto, Choice::Tcp] {
         let cluster = Cluster::of_devices(3, 2, |config| config.transport = choice);
-        // From the first device of task 1 to one of task 0 and one of task 2.
+        // From the first device of task 1 to a device of task 0 and a device of task 2.
         let lengths = [5000, 300_000, 0];
         let keys = [TransferKey(7), TransferKey(8), TransferKey(9)];
         let to = [DeviceId(1), DeviceId(4), DeviceId(1)];
@@ -93,7 +93,7 @@ fn buffers_are_sent_and_received_by_devices_and_keys() {
         for (buffer, seed) in [(&first[0], 0), (&second[0], 1), (&first[1], 2)] {
             assert_contents(buffer, seed);
         }
-        // An arena without room says so before anybody is asked for anything.
+        // A full arena is reported before any peer is contacted.
         let small = muster::transfer::Arena::new(4096).unwrap();
         let full = cluster.engines[0].cross_host_receive(
             &small,
@@ -163,7 +163,7 @@ fn a_batch_leaves_as_one_group_for_each_peer() {
             let completed = engine.meters().ended().find(|(name, _)| *name == "completed");
             assert_eq!(completed, Some(("completed", 1)), "one launch a task");
         }
-        // The next one is in step with each peer: each group took one number.
+        // The next launch is in step with each peer, because each group took one number.
         for to in [1, 2] {
             let (source, target) = (cluster.filled(0, 100, 3), cluster.empty(to, 100));
             let (sent, received) = cluster.send(0, &source, to, &target, 99);
@@ -185,7 +185,7 @@ fn launches_beyond_the_bound_fail_on_both_sides() {
     let error = done(&sending.launch(&[])).unwrap_err();
     assert_eq!(error, TransferError::Overloaded { member: cluster.engines[1].here(), bound: BOUND });
     assert!(under_way.iter().all(|transfer| transfer.outcome().is_none()));
-    // Of those that are under way nothing is lost, and the refused one is told of in its turn.
+    // No launch in flight is lost, and the refused one is reported in its turn.
     let mut receiving = prepare(1, incoming(&target, 0, 1, 1));
     for (number, sent) in under_way.iter().enumerate() {
         done(&receiving.launch(&[])).unwrap_or_else(|error| panic!("number {number}: {error}"));
@@ -222,7 +222,7 @@ fn many_who_prepare_at_once_make_one_connection() {
         });
         let (cliques, hits, misses, evictions) = cluster.engines[0].cliques();
         assert_eq!((cliques, misses, evictions), (1, 1, 0), "{choice:?}");
-        // All but the one that made it: those who waited for that found it, too.
+        // All requests but the one that made it: those that waited for it count as hits, too.
         assert_eq!(hits, MANY as u64 - 1, "{choice:?}");
         assert_eq!(cluster.engines.iter().map(|engine| engine.links().len()).collect::<Vec<_>>(), [1, 1]);
         drop(prepared);
@@ -297,7 +297,7 @@ fn mismatched_layouts_and_orders_fail_on_both_sides() {
         for buffer in [&target, &c, &d] {
             buffer.read(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xee))).unwrap();
         }
-        // The link goes on.
+        // The connection goes on.
         let (sent, received) = cluster.send(0, &a, 1, &c, 30);
         assert_eq!((done(&sent).err(), done(&received).err()), (None, None));
         assert_contents(&c, 1);

@@ -1,4 +1,4 @@
-//! Plans carried out by engines equal plans carried out on slices.
+//! Plans executed by engines give the same result as plans executed on slices.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::cluster::{Cluster, PATIENCE, contents, eventually};
 
 pub const DEVICES_EACH: u32 = 2;
 
-/// Engines with two devices each: task `n` has `2 n` and `2 n + 1`.
+/// Starts engines with two devices each: task `n` has `2 n` and `2 n + 1`.
 fn cluster(tasks: usize, choice: Choice) -> Cluster {
     Cluster::of_devices(tasks, DEVICES_EACH, |config| config.transport = choice)
 }
@@ -33,13 +33,13 @@ fn array(shape: &[u64], axes: &[(&str, u64)], devices: &[u32], spec: &[&str]) ->
     ArrayDescription { shape: shape.to_vec(), dtype: Dtype::Float32, sharding: Sharding { mesh, spec } }
 }
 
-/// The shards of one side of a plan, with contents that say whose they are.
+/// Returns the shards of one side of a plan, with contents that depend on the device.
 fn shards(plan: &Plan, role: BufferRole, devices: &[DeviceId]) -> Shards {
     let shard = |device: &DeviceId| contents(plan.shard_bytes(role, *device) as usize, u64::from(device.0));
     devices.iter().map(|device| (*device, shard(device))).collect()
 }
 
-/// A plan with what its devices hold before and after.
+/// A plan with the shards of its devices before and after.
 pub struct ReshardCase {
     pub plan: Plan,
     before: Shards,
@@ -54,7 +54,8 @@ impl ReshardCase {
         Self { plan, before, after }
     }
 
-    /// Buffers of a task's shards, `each` devices a task, before the plan is carried out.
+    /// Allocates the buffers of a task's shards, with `each` devices a task, as they are before the plan is
+    /// executed.
     pub fn buffers(&self, task: u32, each: u32, arena: &Arena) -> ShardBuffers {
         let mine = |device: &&DeviceId| device.0 / each == task;
         let put = |from: &Shards| -> BTreeMap<DeviceId, Buffer> {
@@ -76,7 +77,7 @@ impl ReshardCase {
         }
     }
 
-    /// Carries it out for a task, and looks at what came of it.
+    /// Executes the plan for a task, and checks the result.
     fn carried_out(&self, engine: &Engine, arena: &Arena, options: LaunchOptions) -> Moved {
         let shards = self.buffers(engine.here().task.0, DEVICES_EACH, arena);
         let moved = engine.carry_out(&self.plan, &shards, arena, options).unwrap();
@@ -93,7 +94,7 @@ fn plan(source: ArrayDescription, destination: ArrayDescription, hosts: u32, tim
     Plan::new(source, destination, &placement, options).unwrap()
 }
 
-/// Carries a plan out on all engines at once, and compares with the same plan on slices.
+/// Executes a plan on all engines at once, and compares the result with the same plan on slices.
 fn compare(cluster: &Cluster, plan: Plan, channel: u32) {
     let wanted = ReshardCase::of(plan);
     let options = LaunchOptions { channel, ..LaunchOptions::default() };
@@ -121,7 +122,7 @@ fn an_array_is_resharded_in_every_way_over_every_transport() {
         let grid: &[(&str, u64)] = &[("x", 4), ("y", 2)];
         let half: &[(&str, u64)] = &[("x", 4)];
         let cases = [
-            // Rows to columns: everybody to everybody, in short runs.
+            // Rows to columns: every task to every task, in short runs.
             (on(&all, line, &["x"]), on(&all, line, &["", "x"])),
             // All-gather, and broadcast of one half to the other.
             (on(&all, grid, &["x", "y"]), on(&all, grid, &[])),
@@ -129,7 +130,8 @@ fn an_array_is_resharded_in_every_way_over_every_transport() {
             // Other devices, another order, uneven shards.
             (on(&all, grid, &["y", "x"]), on(&reversed, grid, &["x", "y"])),
             (on(low, half, &["", "x"]), on(&reversed, line, &["x"])),
-            // What is passed on is one stretch: it leaves from the very place where it arrives.
+            // Each part that is passed on is one range: it is sent from the very memory into which it was
+            // received.
             (on(&all, line, &["x"]), on(&all, line, &[])),
         ];
         for (number, (source, destination)) in cases.into_iter().enumerate() {
@@ -144,7 +146,7 @@ fn arrays_of_all_widths_with_uneven_shards_are_resharded_among_several_hosts() {
     let mixed = [5, 2, 7, 0, 3, 6, 1, 4];
     let line: &[(&str, u64)] = &[("x", 8)];
     let grid: &[(&str, u64)] = &[("x", 4), ("y", 2)];
-    // The last shards of most of these are smaller, or empty.
+    // In most of these, the last shards are smaller, or empty.
     let cases = [
         (Dtype::Uint8, &[7][..], line, &["x"][..], line, &[][..]),
         (Dtype::Bool, &[1013, 3], grid, &["x,y"], grid, &["y", "x"]),
@@ -168,14 +170,15 @@ fn arrays_of_all_widths_with_uneven_shards_are_resharded_among_several_hosts() {
     }
 }
 
-/// The rows of an array, on a device each, to all of it on every device: every row is passed on.
+/// Returns the plan from one row of an array on each device to the whole array on every device: every row is
+/// passed on.
 pub fn gathered(devices: u32, shape: &[u64], time: Duration) -> Plan {
     let all: Vec<u32> = (0..devices).collect();
     let line: &[(&str, u64)] = &[("x", u64::from(devices))];
     plan(array(shape, line, &all, &["x"]), array(shape, line, &all, &[]), 1, time)
 }
 
-/// Whether a task has a hand in a step or in one that it depends on.
+/// Returns whether a task takes part in a step or in one that it depends on.
 fn needs(plan: &Plan, step: u32, task: TaskId) -> bool {
     let step = plan.step(step).unwrap();
     let own = [step.source.task, step.destination.task].contains(&task);
@@ -189,7 +192,7 @@ fn a_late_task_delays_only_its_dependents() {
         let wanted = ReshardCase::of(gathered(8, &[64, 3000], PATIENCE));
         for (round, late) in [0, 2].into_iter().enumerate() {
             let options = LaunchOptions { channel: round as u32, ..LaunchOptions::default() };
-            // What each task receives of each other one without any help of the late one.
+            // The bytes that each task receives from each other one without the help of the late one.
             let mut free: BTreeMap<(u32, u32), u64> = BTreeMap::new();
             let mut passed_on = 0;
             for step in wanted.plan.steps() {
@@ -305,7 +308,7 @@ fn a_plan_whose_other_side_does_not_come_ends_at_its_time() {
         matches!(&late, ReshardError::Timeout { limit, open: 4, steps: 4, with } if *limit == time && *with == [TaskId(1)]),
         "{late:?}"
     );
-    // What was given up is free again.
+    // The memory of a cancelled plan is free again.
     for buffer in shards.destination.values() {
         buffer.fill(0).unwrap();
     }
@@ -342,7 +345,7 @@ fn a_plan_whose_peer_takes_no_bytes_any_more_ends_in_its_time_and_its_shards_are
             });
         }
     });
-    // With new connections, all goes on.
+    // With new connections, plans succeed again.
     faults.heal();
     compare(&cluster, gathered(8, &[64, 500], PATIENCE), 3);
 }

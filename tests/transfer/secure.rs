@@ -1,4 +1,4 @@
-//! TLS between engines: what is moved arrives whole and unseen, and whoever is not of the cluster hears why.
+//! TLS between engines: bytes arrive complete and unseen, and a stranger learns why it is refused.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::cluster::{Cluster, assert_contents, done, member};
 use crate::hostile::RecordingProxy;
 use crate::network::{move_under, with_faults};
 
-/// A certificate of `signed_by` for this name, and belief in `trusted`.
+/// Returns a certificate for this name that `signed_by` has signed, with trust in `trusted`.
 fn certificates(signed_by: &Authority, trusted: &Authority, name: &str) -> Certificates {
     signed(signed_by, trusted, CertificatePurpose::Server, name, 9)
 }
@@ -63,7 +63,7 @@ fn concurrent_transfers_in_both_directions_are_complete_with_and_without_a_token
         let heard: Vec<_> = before.iter().flat_map(|before| before.heard.lock().unwrap().clone()).collect();
         assert!(heard.len() >= 4);
         for first in heard {
-            // A handshake, and no hello that anybody could read.
+            // The first bytes are a TLS handshake, not a readable hello.
             assert_eq!(first[0], 22);
             assert!(!first.windows(8).any(|bytes| bytes == b"MUSTERX2"));
         }
@@ -82,7 +82,7 @@ fn under_tls_a_bad_network_is_survived_too() {
         match round % 5 {
             0 => side.narrow(random.usize(1..3000)),
             1 => side.truncate(2),
-            // A record that was changed ends its connection: no byte of it is believed.
+            // A changed record ends its connection: none of its bytes is accepted.
             2 => side.damage(1),
             3 => side.delay(Duration::from_micros(random.u64(0..500))),
             _ => faults.iter().for_each(muster::transfer::Faults::heal),
@@ -100,14 +100,14 @@ fn under_tls_a_bad_network_is_survived_too() {
     assert!(counts.lanes_lost.load(Ordering::Relaxed) > 3);
 }
 
-/// What each of two engines says when they cannot meet.
+/// Returns the errors of two engines that cannot connect.
 fn strangers(first: Option<&Certificates>, second: Option<&Certificates>) -> [String; 2] {
     let cluster = Cluster::with(2, |config| {
         config.transport = Choice::Tcp;
         config.tls = if config.here.task.0 == 0 { first } else { second }.cloned();
         config.dial_timeout = Duration::from_millis(300);
     });
-    // One after the other: each hears what comes of its own dialling.
+    // One after the other, so that each reports the result of its own dialling.
     let source = cluster.filled(0, 1000, 1);
     let out = crate::cluster::outgoing(&source, 0, 1, 1);
     let first = cluster.engines[0].transfer(&[], vec![out], muster::transfer::LaunchOptions::default());

@@ -1,4 +1,4 @@
-//! What carries the bytes: engines of one process without a network, and other ways where the best one fails.
+//! The transports: engines of one process without a network, and other paths if the best one fails.
 
 use std::time::{Duration, Instant};
 
@@ -46,13 +46,13 @@ fn the_end_of_an_in_process_engine_is_reported_at_once() {
     let error = done(&waiting).unwrap_err();
     assert!(matches!(error, TransferError::PeerDead { .. }), "{error}");
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
-    // Nobody is there to be dialled either.
+    // Nothing listens there any more.
     let late = cluster.engines[0].transfer(&[], vec![outgoing(&source, 0, 1, 3)], LaunchOptions::default());
     let error = done(&late).unwrap_err().to_string();
     assert!(error.contains("loopback:muster-1-"), "{error}");
 }
 
-/// Moves something both ways between tasks 0 and 1, and says by what connection.
+/// Moves bytes in both directions between tasks 0 and 1. Returns the transport of the connection.
 fn both_ways(cluster: &Cluster, key: u64) -> TransportKind {
     const LEN: usize = 1_500_001;
     let moved = [(0, 1), (1, 0)].map(|(from, to)| {
@@ -91,7 +91,8 @@ fn a_unix_socket_that_is_lost_in_use_gives_way_to_tcp() {
     let faults = Faults::new(1);
     let cluster = Cluster::with(2, |config| config.faults = Some(faults.clone()));
     assert_eq!(both_ways(&cluster, 0), TransportKind::Unix);
-    // In use on both sides: something has been prepared, and one of two has launched it, on a channel of its own.
+    // In use on both sides: a transfer is prepared, and one of two sides has launched it, on a channel of its
+    // own.
     let alone = LaunchOptions { channel: 7, ..LaunchOptions::default() };
     let (source, target) = (cluster.filled(0, 1000, 1), cluster.empty(1, 1000));
     let [out, into] = [outgoing(&source, 0, 1, 1), incoming(&target, 0, 1, 1)];
@@ -105,7 +106,7 @@ fn a_unix_socket_that_is_lost_in_use_gives_way_to_tcp() {
     for key in 2..5 {
         assert_eq!(both_ways(&cluster, key), TransportKind::Tcp);
     }
-    // The one that has failed is still there, for when TCP fails as well.
+    // The path that failed is still in the list, for when TCP fails as well.
     let mut membership = cluster.membership();
     for peer in membership.peers.values_mut() {
         peer.address.tcp = vec!["127.0.0.1:9".parse().unwrap()];

@@ -1,4 +1,4 @@
-//! What is too large is refused before it costs memory.
+//! Tests that input beyond a bound is refused before it costs memory.
 
 use std::io::Write as _;
 
@@ -27,7 +27,7 @@ fn insert_path() -> String {
     format!("{GENERATION_A}/InsertKeyValue")
 }
 
-/// The bytes of an insertion up to its value, which is to be this long.
+/// Returns the bytes of an insert up to its value, which has this length.
 fn insert_up_to_value(value_bytes: u64) -> Vec<u8> {
     let mut kv = a::KeyValueEntry { key: "k".into(), value: Bytes::new() }.encode_to_vec();
     kv.push(0x12);
@@ -47,7 +47,7 @@ async fn a_value_of_a_gibibyte_is_refused_without_being_taken() {
     let (response, mut stream) = raw.begin(raw.request(&insert_path())).await.expect("a stream");
     stream.send_data(Bytes::from(prefixed(0, length, &head)), false).expect("an open stream");
     let sending = tokio::spawn(async move {
-        // As much as the server takes.
+        // As much as the server accepts.
         let chunk = Bytes::from(vec![7u8; 1 << 20]);
         for _ in 0..1 << 10 {
             stream.reserve_capacity(chunk.len());
@@ -101,7 +101,7 @@ async fn every_store_bound_is_enforced_and_named_in_the_error() {
     assert_eq!(raw.call(&path, &insert("k".repeat(101), 1)).await.code, RESOURCE_EXHAUSTED);
     assert_eq!(raw.call(&path, &insert("v".into(), 1000)).await.code, Some(0));
     assert_eq!(raw.call(&path, &insert("v".into(), 1001)).await.code, RESOURCE_EXHAUSTED);
-    // As many keys as may be, and then as many bytes.
+    // Up to the bound on keys, and then up to the bound on bytes.
     let mut codes = Vec::new();
     for n in 0..60 {
         codes.push(raw.call(&path, &insert(format!("n{n}"), 1)).await.code);
@@ -113,7 +113,7 @@ async fn every_store_bound_is_enforced_and_named_in_the_error() {
         codes.push(raw.call(&path, &insert(format!("n{n}"), 1000)).await.code);
     }
     assert!(codes.contains(&Some(0)) && codes.contains(&RESOURCE_EXHAUSTED), "{codes:?}");
-    // What is there can still be replaced by less, and what was deleted makes room.
+    // An existing value can still be replaced by a shorter one, and a deletion makes room.
     assert_eq!(raw.call(&path, &insert("n0".into(), 1)).await.code, Some(0));
     let delete = a::DeleteKeyValueRequest { key: "n1".into(), is_directory: true };
     assert_eq!(raw.call(&format!("{GENERATION_A}/DeleteKeyValue"), &delete).await.code, Some(0));
@@ -128,7 +128,7 @@ async fn a_reader_that_takes_nothing_costs_little() {
     let request = a::InsertKeyValueRequest { kv, allow_overwrite: false };
     assert_eq!(raw.call(&insert_path(), &request).await.code, Some(0));
     let before = server.resident_bytes();
-    // Two thousand answers of 4 MiB are asked for, and none is read.
+    // Two thousand answers of 4 MiB are requested, and none is read.
     let get = frame(&a::GetKeyValueRequest { key: "large".into() }.encode_to_vec());
     let mut unread = Vec::new();
     for _ in 0..2000 {

@@ -1,5 +1,5 @@
-//! Messages that are none: cut off, random, wrongly framed, wrongly compressed. Each is answered with a status, and the
-//! server goes on.
+//! Malformed messages: cut off, random, wrongly framed, wrongly compressed. Each is answered with a status,
+//! and the server continues.
 
 use std::io::Write as _;
 
@@ -15,7 +15,7 @@ use crate::raw::{GENERATION_A, GENERATION_C, RawClient, RawResponse, finish, fra
 use crate::second_client::SecondClient;
 use crate::support::Muster;
 
-/// A server with a job that nobody needs beside the witness's.
+/// Starts a server with the second client's job and another one.
 async fn start() -> (Muster, SecondClient, RawClient) {
     let server = Muster::serve(&["--job", "witness=2", "--job", "target=3", "--log", "error"]);
     let witness = SecondClient::register(&server, "witness").await;
@@ -23,7 +23,7 @@ async fn start() -> (Muster, SecondClient, RawClient) {
     (server, witness, raw)
 }
 
-/// A valid message of every method of both generations, with every field in it.
+/// Returns a valid message of every method of both generations, with every field set.
 fn samples() -> Vec<(String, Vec<u8>)> {
     let task = |task_id| Some(CoordinatedTask { named: true, task_id, recoverable: true });
     let kv = Some(a::KeyValueEntry { key: "k".into(), value: "v".into() });
@@ -145,7 +145,7 @@ fn samples() -> Vec<(String, Vec<u8>)> {
     of_a.into_iter().map(path(GENERATION_A)).chain(of_c.into_iter().map(path(GENERATION_C))).collect()
 }
 
-/// The methods that what a random message says may leave waiting.
+/// The methods in which a random message may be a call that waits.
 const MAY_WAIT: [&str; 9] = [
     "RegisterTask",
     "PollForError",
@@ -166,7 +166,8 @@ async fn send_all(raw: &mut RawClient, bodies: impl IntoIterator<Item = (String,
         let _ = stream.send_data(Bytes::from(body.clone()), true);
         answers.push((path, body, response));
     }
-    // One connection's calls are taken in order: when this is answered, what does not wait is answered, too.
+    // The calls of one connection are processed in order: once this one is answered, every call before it
+    // that does not wait is answered too.
     let sentinel = a::TryGetKeyValueRequest { key: "sentinel".into() };
     let back = raw.call(&format!("{GENERATION_A}/TryGetKeyValue"), &sentinel).await;
     assert_eq!(back.code, Some(5), "{back:?}");
@@ -199,7 +200,7 @@ async fn random_messages_are_answered() {
     for (path, message) in samples() {
         let mut bodies = Vec::new();
         for _ in 0..100 {
-            // Entirely random, or a valid one with a few bytes changed, which gets further in.
+            // Entirely random, or a valid one with a few changed bytes, which gets further.
             let mut bytes: Vec<u8> = (0..rng.usize(0..80)).map(|_| rng.u8(..)).collect();
             if rng.bool() && !message.is_empty() {
                 bytes = message.clone();
@@ -220,7 +221,7 @@ async fn random_messages_are_answered() {
 #[tokio::test(flavor = "multi_thread")]
 async fn fields_of_any_type_and_absurd_lengths_are_answered() {
     let (mut server, witness, mut raw) = start().await;
-    // Every field number that the methods know, as every wire type, with lengths that nothing has.
+    // Every field number of the methods, as every wire type, with impossible lengths.
     let fields: Vec<Vec<u8>> = (0..=8u8)
         .flat_map(|field| (0..8u8).map(move |wire_type| field << 3 | wire_type))
         .flat_map(|tag| {
@@ -234,7 +235,7 @@ async fn fields_of_any_type_and_absurd_lengths_are_answered() {
             ]
         })
         .collect();
-    // Groups within groups within groups, and messages within messages.
+    // Deeply nested groups and messages.
     let deep = [vec![0x0B; 100_000], [0x0A, 0x7F].repeat(50_000)];
     for (path, _) in samples() {
         send_all(&mut raw, fields.iter().map(|bytes| (path.clone(), frame(bytes)))).await;
@@ -285,7 +286,7 @@ async fn framing_that_is_wrong_is_answered() {
         prefixed(0, u32::MAX, &message),
         prefixed(2, length, &message),
         prefixed(255, length, &message),
-        // Compressed, says the flag, but no header says how.
+        // The flag says compressed, but no header names the compression.
         prefixed(1, length, &message),
         [frame(&message), frame(&message)].concat(),
         [frame(&message), vec![0]].concat(),
@@ -301,7 +302,7 @@ async fn framing_that_is_wrong_is_answered() {
 #[tokio::test(flavor = "multi_thread")]
 async fn gzip_is_inflated_and_what_only_looks_like_it_is_refused() {
     let (_server, witness, mut raw) = start().await;
-    // Without repetitions, in which damage could go unseen.
+    // No repetitions, in which damage could go unnoticed.
     let mut rng = Rng::with_seed(2);
     let value: Vec<u8> = (0..100_000).map(|_| rng.u8(0..16)).collect();
     let message = insert(&value);
@@ -309,7 +310,7 @@ async fn gzip_is_inflated_and_what_only_looks_like_it_is_refused() {
     let length = |bytes: &[u8]| u32::try_from(bytes.len()).expect("a short message");
     let whole = prefixed(1, length(&compressed), &compressed);
     assert_eq!(send(&mut raw, Some("gzip"), whole.clone()).await.code, Some(0));
-    // The header announces compression for messages whose flag asks for it; others are taken as they are.
+    // The header announces compression for messages with the flag; others are read as they are.
     assert_eq!(send(&mut raw, Some("gzip"), frame(&message)).await.code, Some(0));
     let garbage: Vec<u8> = (0..200u8).collect();
     let cut = &compressed[..compressed.len() - 9];

@@ -1,4 +1,4 @@
-//! Peers that do not speak HTTP/2, speak it badly, or abuse it. None of them costs others anything.
+//! Peers that do not speak HTTP/2, speak it badly, or abuse it. None of them harms other clients.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -38,17 +38,17 @@ impl TransportFixture {
         socket
     }
 
-    /// Sends bytes over a connection of their own, reads what comes for a moment, and goes.
+    /// Sends bytes over a new connection, reads the answer for a moment, and closes it.
     async fn say(&self, bytes: &[u8]) -> Vec<u8> {
         let mut socket = self.connect().await;
-        // The server may have heard enough before the end.
+        // The server may close the connection before the end.
         let _ = socket.write_all(bytes).await;
         let mut heard = Vec::new();
         let _ = tokio::time::timeout(Duration::from_millis(20), socket.read_to_end(&mut heard)).await;
         heard
     }
 
-    /// Everything is as before, and no memory has gone.
+    /// Checks that the other client is served and no memory has been lost.
     async fn is_unharmed(&mut self) {
         self.second_client.assert_served().await;
         assert!(self.server.is_running(), "{}", self.server.said());
@@ -57,14 +57,14 @@ impl TransportFixture {
     }
 }
 
-/// Reads until the server closes the connection, which it must.
+/// Reads until the server closes the connection, which it must do.
 async fn is_closed(socket: &mut TcpStream) {
     let mut buffer = [0; 4096];
     let closed = async { while socket.read(&mut buffer).await.is_ok_and(|count| count > 0) {} };
     tokio::time::timeout(PATIENCE, closed).await.expect("the server closes the connection");
 }
 
-/// Writes until everything is said or the server has had enough, and reads along.
+/// Writes until everything is sent or the server closes the connection, and reads meanwhile.
 async fn pour(socket: TcpStream, pieces: impl Iterator<Item = Vec<u8>>) {
     let (mut reader, mut writer) = socket.into_split();
     let reading = tokio::spawn(async move {
@@ -85,7 +85,7 @@ async fn pour(socket: TcpStream, pieces: impl Iterator<Item = Vec<u8>>) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_in_plain_bytes_is_answered() {
-    // That the bytes which the tests below spoil are good ones.
+    // Checks that the bytes which the tests below damage are valid.
     let rig = TransportFixture::start().await;
     let mut socket = rig.connect().await;
     socket.write_all(&[opening(), request(1)].concat()).await.expect("an open connection");
@@ -161,7 +161,7 @@ async fn a_conversation_may_break_off_anywhere() {
         let mut socket = rig.connect().await;
         socket.write_all(&whole[..end]).await.expect("an open connection");
         if end % 2 == 0 {
-            // Breaks off with a reset rather than with an end.
+            // Ends with a reset instead of a close.
             socket.set_zero_linger().expect("a TCP socket");
         }
     }
@@ -195,7 +195,7 @@ async fn streams_that_are_reset_as_soon_as_they_begin_exhaust_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_without_end_are_cut_off() {
     let mut rig = TransportFixture::start().await;
-    // One field that is far too long, many fields, and fields that never end.
+    // One field that is far too long, many fields, and fields without an end.
     let long = "x".repeat(4 << 20);
     let one = header_block(&[&request_fields()[..], &[("x-long", &long)]].concat());
     let many = header_block(&vec![("x-one-of-many", "value"); 100_000]);
@@ -214,7 +214,7 @@ async fn headers_without_end_are_cut_off() {
         http2_frame(if n == 0 { HEADERS } else { CONTINUATION }, 0, 1, &piece)
     });
     pour(rig.connect().await, std::iter::once(opening()).chain(endless)).await;
-    // Continuations with nothing in them cost the sender next to nothing.
+    // Empty CONTINUATION frames cost the sender next to nothing.
     let empty = (0..200_000).map(|n| http2_frame(if n == 0 { HEADERS } else { CONTINUATION }, 0, 1, &[]));
     pour(rig.connect().await, std::iter::once(opening()).chain(empty)).await;
     rig.is_unharmed().await;
@@ -229,7 +229,7 @@ async fn floods_of_frames_that_ask_for_nothing_are_borne() {
         http2_frame(WINDOW_UPDATE, 0, 0, &1u32.to_be_bytes()),
         http2_frame(PRIORITY, 0, 3, &[0, 0, 0, 0, 1]),
         http2_frame(DATA, 0, 1, &[]),
-        // Of a kind that does not exist, which is to be ignored.
+        // An unknown frame type, which must be ignored.
         http2_frame(0x77, 0, 0, &[0; 100]),
     ];
     for frame in floods {
@@ -247,7 +247,7 @@ async fn unread_responses_of_a_flood_are_bounded() {
     let mut socket = rig.connect().await;
     socket.write_all(&opening()).await.expect("an open connection");
     let flood = http2_frame(PING, 0, 0, &[0; 8]).repeat(1000);
-    // Nothing is read: at some point the server must stop to listen, or go.
+    // Nothing is read: at some point the server must stop reading, or close.
     let pouring = async {
         for _ in 0..10_000 {
             if socket.write_all(&flood).await.is_err() {
@@ -274,12 +274,12 @@ async fn slow_peers_delay_no_other_peer() {
         rig.is_unharmed().await;
         for (n, socket) in slow.iter_mut().enumerate() {
             if let Some(byte) = whole.get(n) {
-                // Those who took too long may have been shown out.
+                // The server may have closed slow connections.
                 let _ = socket.write_all(&[*byte]).await;
             }
         }
     }
-    // Who says nothing at all is shown out in the end.
+    // A connection without any input is closed in the end.
     let mut silent = silent;
     is_closed(&mut silent).await;
 }
@@ -313,7 +313,7 @@ async fn connections_beyond_the_bound_are_closed_and_others_live() {
     is_closed(last).await;
     witness.assert_served().await;
     drop(kept);
-    // Room comes back with those who go.
+    // A closed connection makes room.
     let deadline = tokio::time::Instant::now() + PATIENCE;
     loop {
         let mut socket = TcpStream::connect(server.grpc()).await.expect("the server listens");

@@ -1,22 +1,22 @@
-//! What RFC 9113 and RFC 7541 ask of a server, case by case as h2spec lists them, by the sections of RFC 7540. Each case sends bytes over a
-//! connection of its own and says exactly what comes back.
+//! The requirements of RFC 9113 and RFC 7541 on a server, case by case as h2spec lists them, by the sections
+//! of RFC 7540. Each case sends bytes over its own connection and states the exact answer.
 
 use crate::frames::*;
 use crate::second_client::SecondClient;
 use crate::support::Muster;
 
-/// What the server does.
+/// A reaction of the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Does {
-    /// It ends the connection with this code.
+    /// GOAWAY with this code.
     GoAway(u32),
-    /// It ends a stream with this code.
+    /// RST_STREAM with this code.
     Reset(u32, u32),
-    /// It answers a stream with this HTTP status.
+    /// A response with this HTTP status on a stream.
     Answer(u32, u16),
-    /// It acknowledges a ping with this first byte.
+    /// PING with ACK and this first byte.
     Pong(u8),
-    /// It closes the connection without a word.
+    /// The end of the connection without GOAWAY.
     Close,
 }
 use Does::{Answer, Close, GoAway, Pong, Reset};
@@ -28,7 +28,7 @@ struct Case {
     expected: Vec<Does>,
 }
 
-/// What every case ends with: a ping whose answer shows that the connection lives.
+/// The payload of the ping that ends every case; its acknowledgement shows that the connection is open.
 const LAST: [u8; 8] = *b"\xfflast...";
 
 fn case(section: &'static str, says: &'static str, sends: &[&[u8]], expected: &[Does]) -> Case {
@@ -36,12 +36,12 @@ fn case(section: &'static str, says: &'static str, sends: &[&[u8]], expected: &[
     Case { section, says, sends, expected: expected.to_vec() }
 }
 
-/// A case that does not begin in order.
+/// Returns a case without the regular opening.
 fn raw(section: &'static str, says: &'static str, sends: &[&[u8]], expected: &[Does]) -> Case {
     Case { section, says, sends: sends.concat(), expected: expected.to_vec() }
 }
 
-/// A request that waits, so that its stream stays half-closed.
+/// Returns a request that waits, so that its stream stays half-closed.
 fn waiting(stream: u32) -> Vec<u8> {
     whole(stream, &fields_of("GetKeyValue"))
 }
@@ -58,19 +58,19 @@ fn priority(stream: u32, on: u32) -> Vec<u8> {
     http2_frame(PRIORITY, 0, stream, &[&on.to_be_bytes()[..], &[16]].concat())
 }
 
-/// The head of a request in these bytes.
+/// Returns HEADERS with this header block.
 fn block(stream: u32, flags: u8, bytes: &[u8]) -> Vec<u8> {
     http2_frame(HEADERS, END_HEADERS | END_STREAM | flags, stream, bytes)
 }
 
-/// The beginning of a head whose payload is left out.
+/// Returns a frame header without its payload.
 fn announced(kind: u8, stream: u32, length: u32) -> Vec<u8> {
     let mut frame = http2_frame(kind, 0, stream, &[]);
     frame[..3].copy_from_slice(&length.to_be_bytes()[1..]);
     frame
 }
 
-/// A whole request with one field changed, left out (`""`) or added.
+/// Returns a complete request with one field changed, omitted (`""`) or added.
 fn with(name: &'static str, value: Option<&'static str>) -> Vec<u8> {
     let mut fields = request_fields();
     let place = fields.iter().position(|(have, _)| *have == name);
@@ -83,14 +83,14 @@ fn with(name: &'static str, value: Option<&'static str>) -> Vec<u8> {
     whole(1, &fields)
 }
 
-/// A whole request with a further field before all others, or behind them.
+/// Returns a complete request with a further field before all others, or after them.
 fn and(name: &'static str, value: &'static str, first: bool) -> Vec<u8> {
     let mut fields = request_fields();
     fields.insert(if first { 0 } else { fields.len() }, (name, value));
     whole(1, &fields)
 }
 
-/// A request with trailers.
+/// Returns a request with trailers.
 fn trailed(flags: u8, fields: &[(&str, &str)]) -> Vec<u8> {
     [head(1, 0, &request_fields()), data(0, 1, &GET_K), head(1, flags, fields)].concat()
 }
@@ -98,7 +98,7 @@ fn trailed(flags: u8, fields: &[(&str, &str)]) -> Vec<u8> {
 const P: u32 = PROTOCOL_ERROR;
 const F: u32 = FRAME_SIZE_ERROR;
 const C: u32 = COMPRESSION_ERROR;
-/// A key that nobody has is an answer like any other.
+/// A missing key is a response like any other.
 const ANSWERED: Does = Answer(1, 200);
 
 fn framing() -> Vec<Case> {
@@ -745,7 +745,7 @@ fn generic() -> Vec<Case> {
     ]
 }
 
-/// What the server does upon these bytes.
+/// Returns the reactions of the server to these bytes.
 async fn observe(server: &Muster, sends: &[u8], beyond: bool) -> Vec<Does> {
     let mut peer = Peer::connect(server.grpc()).await;
     peer.say(sends).await;
@@ -791,7 +791,7 @@ async fn every_case_of_the_standards_is_answered_as_they_say() {
     ];
     let (mut count, mut wrong) = (0, Vec::new());
     for Case { section, says, sends, expected } in cases.into_iter().flatten() {
-        // Where the connection ends without a word, no ping may come in between.
+        // If the connection must end without GOAWAY, no ping may come before.
         let does = observe(&server, &sends, expected.last() != Some(&Close)).await;
         count += 1;
         if does != expected {
@@ -812,7 +812,7 @@ async fn streams_beyond_the_bound_are_refused() {
     assert_eq!(does, [Reset(21, REFUSED_STREAM), Reset(23, REFUSED_STREAM)]);
 }
 
-/// An insertion of this value under a key of one letter.
+/// Returns an insert of this value under a key of one letter.
 fn insertion(key: u8, value: &[u8]) -> Vec<u8> {
     let mut entry = vec![0x0A, 1, key, 0x12];
     prost::encoding::encode_varint(value.len() as u64, &mut entry);
@@ -840,7 +840,7 @@ async fn windows_are_kept_to_byte_by_byte() {
                 sizes.push(frame.payload.len());
             }
         }
-        // Nothing more comes before more is allowed.
+        // No further data comes before the window is opened.
         peer.say(&http2_frame(PING, 0, 0, &LAST)).await;
         let next = peer.hear_until(|frame| frame.kind == DATA || frame.payload == LAST).await;
         assert_eq!(next.expect("it answers").kind, PING, "{sizes:?}");
@@ -849,7 +849,7 @@ async fn windows_are_kept_to_byte_by_byte() {
     assert_eq!(hear(&mut peer, 1).await, [1]);
     peer.say(&window_update(3, 2)).await;
     assert_eq!(hear(&mut peer, 2).await, [1, 2]);
-    // The window becomes negative, and must be filled up to more than nothing first.
+    // The window becomes negative, and must become positive again before data comes.
     peer.say(&settings(&[(INITIAL_WINDOW_SIZE, 0)])).await;
     assert_eq!(hear(&mut peer, 2).await, [1, 2]);
     peer.say(&window_update(3, 1)).await;
@@ -866,7 +866,7 @@ async fn windows_are_kept_to_byte_by_byte() {
 async fn a_stream_that_is_opened_after_the_last_goodbye_is_refused_and_others_end_in_peace() {
     let server = Muster::serve(&["--job", "target=3", "--log", "error"]);
     let mut peer = Peer::open(server.grpc()).await;
-    // Its body is not complete: it is in progress when the server stops.
+    // Its body is incomplete, so it is in progress when the server stops.
     peer.say(&[head(1, 0, &request_fields()), data(0, 1, &GET_K[..4])].concat()).await;
     peer.say(&http2_frame(PING, 0, 0, &LAST)).await;
     assert!(peer.hear_until(|frame| frame.payload == LAST).await.is_some());

@@ -1,11 +1,11 @@
-//! What Muster does by choice: how errors are delivered, how the living are listed, who may come back.
+//! Muster's own choices: the delivery of errors, the live set, and restarts.
 
 use crate::raw::{GENERATION_A, GENERATION_C, PATIENCE, RawClient};
 use crate::second_client::{expect_ok, within};
 use crate::support::answer::code_name;
 use crate::support::{Body, Call, Caller, Client, Generation, Muster};
 
-/// Registers every task of the default job over connections of their own.
+/// Registers every task of the default job over its own connection.
 async fn register(
     server: &Muster,
     generation: Generation,
@@ -42,7 +42,7 @@ async fn polls_are_held_or_cancelled_as_the_job_says() {
         let tasks = register(&server, Generation::C, 2, false).await;
         let (client, caller) = &tasks[0];
         let poll = client.start(*caller, Call::PollForError, |_| {});
-        // Calls of one connection are taken in order.
+        // The calls of one connection are processed in order.
         expect_ok(&within(client.ask(caller, &Call::watch(-1))).await);
         if held {
             assert_eq!(poll.answer(), None, "{arguments:?}");
@@ -128,7 +128,7 @@ async fn a_server_that_stops_answers_everybody_who_waits_and_polls_in_the_way_th
         let poll = client.start(*caller, Call::PollForError, |_| {});
         let waiting = [Call::get("never"), Call::barrier("b", 0), Call::alive(&[0, 1])]
             .map(|call| client.start(*caller, call, |_| {}));
-        // Calls of one connection are taken in order.
+        // The calls of one connection are processed in order.
         expect_ok(&within(client.ask(caller, &Call::watch(-1))).await);
         server.terminate();
         let answer = poll.within(PATIENCE).await.expect("it is answered");

@@ -1,4 +1,4 @@
-//! Hundreds of thousands of calls that wait: bounded, told, and gone with their callers.
+//! Hundreds of thousands of waiting calls: bounded, refused, and removed with their callers.
 
 use h2::client::ResponseFuture;
 use muster::proto::tensorflow as a;
@@ -9,13 +9,13 @@ use crate::raw::{GENERATION_A, RawClient, finish, frame, now};
 use crate::second_client::SecondClient;
 use crate::support::Muster;
 
-/// The bound on waiting calls of a job, as it is by default.
+/// The default bound on waiting calls of a job.
 const WAITERS: usize = 1 << 18;
 const CONNECTIONS: usize = 30;
 const CALLS_EACH: usize = 10_000;
 const MIB: u64 = 1 << 20;
 
-/// Fills a job with calls that wait for keys which never come. Returns how many were refused.
+/// Fills a job with calls that wait for keys which are never written. Returns the number of refused calls.
 async fn fill(server: &Muster) -> (Vec<(RawClient, Vec<ResponseFuture>)>, usize) {
     let mut connections = Vec::new();
     let mut refused = 0;
@@ -29,7 +29,8 @@ async fn fill(server: &Muster) -> (Vec<(RawClient, Vec<ResponseFuture>)>, usize)
             let _ = stream.send_data(Bytes::from(frame(&message.encode_to_vec())), true);
             waiting.push(response);
         }
-        // One connection's calls are taken in order: with this answer, all before it have been seen.
+        // The calls of one connection are processed in order: once this one is answered, all before it have
+        // been processed.
         let sentinel = a::TryGetKeyValueRequest { key: "sentinel".into() };
         let back = raw.call(&format!("{GENERATION_A}/TryGetKeyValue"), &sentinel).await;
         assert_eq!(back.code, Some(5), "{back:?}");
@@ -48,7 +49,7 @@ async fn fill(server: &Muster) -> (Vec<(RawClient, Vec<ResponseFuture>)>, usize)
     (connections, refused)
 }
 
-/// The status of the answer, if it is there. Refusals are all header.
+/// Returns the status of the answer, if it has arrived. Refusals are trailers only.
 fn status_now(response: &mut ResponseFuture) -> Option<i32> {
     let answer = now(response)?.expect("an answer, not a reset");
     answer.headers().get("grpc-status")?.to_str().ok()?.parse().ok()
@@ -67,7 +68,7 @@ async fn hundreds_of_thousands_of_waiting_calls_are_bounded_and_end_with_their_c
     let full = server.resident_bytes();
     assert!(full - before < 1024 * MIB, "{} MiB for {waiting} calls", (full - before) / MIB);
 
-    // All hang up: there is room for as many again, and they find the memory of the first.
+    // All clients disconnect: there is room for as many again, which reuse the memory of the first.
     drop(connections);
     let mut raw = RawClient::connect(server.grpc(), "target").await;
     let probe = a::GetKeyValueRequest { key: "never".into() };
@@ -105,7 +106,7 @@ async fn calls_beyond_the_streams_of_a_connection_wait_for_those_before() {
         waiting.push(response);
     }
     witness.assert_served().await;
-    // Room comes with a call that is given up.
+    // A cancelled call makes room.
     drop(waiting.pop());
     let request = raw.request(&format!("{GENERATION_A}/TryGetKeyValue"));
     let (response, mut stream) = raw.begin(request).await.expect("a stream, once there is room");

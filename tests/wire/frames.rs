@@ -1,4 +1,4 @@
-//! HTTP/2 frames, put together and taken apart byte by byte.
+//! Encodes and decodes HTTP/2 frames byte by byte.
 
 use std::net::SocketAddr;
 
@@ -49,7 +49,7 @@ pub fn http2_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> 
     bytes
 }
 
-/// Header fields as literals, without Huffman coding and without use of any table.
+/// Encodes header fields as literals, without Huffman coding and without the dynamic table.
 pub fn header_block(fields: &[(&str, &str)]) -> Vec<u8> {
     let mut block = Vec::new();
     for (name, value) in fields {
@@ -87,7 +87,7 @@ pub fn request_fields() -> Vec<(&'static str, &'static str)> {
     ]
 }
 
-/// The fields of a call of this method, by generation A.
+/// Returns the header fields of a call of this method in generation A.
 pub fn fields_of(method: &'static str) -> Vec<(&'static str, &'static str)> {
     let mut fields = request_fields();
     fields[2].1 = match method {
@@ -98,7 +98,7 @@ pub fn fields_of(method: &'static str) -> Vec<(&'static str, &'static str)> {
     fields
 }
 
-/// A message that asks for the key `k`, with gRPC's prefix.
+/// A request for the key `k`, with gRPC's prefix.
 pub const GET_K: [u8; 8] = [0, 0, 0, 0, 3, 0x0A, 1, b'k'];
 
 pub fn settings(pairs: &[(u16, u32)]) -> Vec<u8> {
@@ -115,27 +115,27 @@ pub fn reset(stream: u32) -> Vec<u8> {
     http2_frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes())
 }
 
-/// A connection that has begun in order.
+/// Returns the regular opening of a connection: the preface and SETTINGS.
 pub fn opening() -> Vec<u8> {
     [PREFACE, &http2_frame(SETTINGS, 0, 0, &[])].concat()
 }
 
-/// A whole request for a key that nobody has.
+/// Returns a complete request for a key that does not exist.
 pub fn request(stream: u32) -> Vec<u8> {
     whole(stream, &request_fields())
 }
 
-/// A whole request with these fields, that asks for the key `k`.
+/// Returns a complete request for the key `k` with these header fields.
 pub fn whole(stream: u32, fields: &[(&str, &str)]) -> Vec<u8> {
     [head(stream, 0, fields), http2_frame(DATA, END_STREAM, stream, &GET_K)].concat()
 }
 
-/// The head of a request, with further flags.
+/// Returns HEADERS of a request, with further flags.
 pub fn head(stream: u32, flags: u8, fields: &[(&str, &str)]) -> Vec<u8> {
     http2_frame(HEADERS, END_HEADERS | flags, stream, &header_block(fields))
 }
 
-/// A frame that was received.
+/// A received frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
     pub kind: u8,
@@ -149,14 +149,14 @@ impl Frame {
         self.flags & flag != 0
     }
 
-    /// The four bytes from `place` on, as a number.
+    /// Returns the four bytes from `place` on as a number.
     pub fn number(&self, place: usize) -> u32 {
         let bytes = self.payload.get(place..place + 4).expect("the frame is long enough");
         u32::from_be_bytes(bytes.try_into().expect("four bytes"))
     }
 }
 
-/// A peer that is played frame by frame.
+/// A peer that sends and receives single frames.
 pub struct Peer {
     pub socket: TcpStream,
 }
@@ -168,19 +168,19 @@ impl Peer {
         Self { socket }
     }
 
-    /// Connects and begins in order.
+    /// Connects and sends the regular opening.
     pub async fn open(server: SocketAddr) -> Self {
         let mut peer = Self::connect(server).await;
         peer.say(&opening()).await;
         peer
     }
 
-    /// Sends bytes. The server may have heard enough before the end.
+    /// Sends bytes; returns `false` if the server has closed the connection.
     pub async fn say(&mut self, bytes: &[u8]) -> bool {
         self.socket.write_all(bytes).await.is_ok()
     }
 
-    /// The next frame, or `None` at the end of the connection.
+    /// Returns the next frame, or `None` at the end of the connection.
     pub async fn hear(&mut self) -> Option<Frame> {
         let read = async {
             let mut head = [0; 9];
@@ -194,7 +194,7 @@ impl Peer {
         tokio::time::timeout(PATIENCE, read).await.expect("the server sends or closes in time")
     }
 
-    /// Hears until there is such a frame; `None` if the connection ends before.
+    /// Reads until a frame matches; returns `None` if the connection ends before.
     pub async fn hear_until(&mut self, mut is_it: impl FnMut(&Frame) -> bool) -> Option<Frame> {
         loop {
             let frame = self.hear().await?;
@@ -204,7 +204,7 @@ impl Peer {
         }
     }
 
-    /// Hears the last frame, which must be a goodbye: its error code and what it says besides.
+    /// Reads until GOAWAY; returns its error code and its text.
     pub async fn hear_goaway(&mut self) -> (u32, String) {
         let goaway = self.hear_until(|frame| frame.kind == GOAWAY).await.expect("a goodbye");
         assert!(self.hear().await.is_none(), "the connection is closed after its goodbye");

@@ -1,5 +1,5 @@
-//! Calls in order by their form, whose content makes no sense: each gets a typed error or a plain answer, and costs nobody
-//! else anything.
+//! Well-formed calls with invalid content: each gets a typed error or a plain answer, and no other client is
+//! harmed.
 
 use crate::second_client::{SecondClient, expect_ok, within};
 use crate::support::answer::code_name;
@@ -7,7 +7,7 @@ use crate::support::{Answer, Body, Call, Caller, Client, Generation, Muster};
 
 const RESOURCE_EXHAUSTED: i32 = 8;
 
-/// A server with the witness's job and another of three tasks, to be rough with.
+/// A server with the second client's job and another one of three tasks, the target.
 struct CallFixture {
     server: Muster,
     second_client: SecondClient,
@@ -24,7 +24,7 @@ impl CallFixture {
         Client::to_authority(generation, self.server.grpc(), Some("target.test:1"))
     }
 
-    /// All three tasks of the other job, registered.
+    /// Returns the three registered tasks of the target job.
     async fn target(&self, generation: Generation) -> Vec<(Client, Caller)> {
         let client = self.client(generation);
         let call = |task: i32| (client.clone(), Caller::new(task, 0x100 + u64::from(task.unsigned_abs()), 0));
@@ -70,7 +70,7 @@ async fn keys_beyond_all_measure_are_refused_by_every_call() {
             Call::cancel(&long, 0),
         ];
         for call in calls {
-            // There is nothing below such a key, which is no error.
+            // An empty directory is no error.
             let harmless = matches!(call, Call::List { .. } | Call::Delete { .. });
             let answer = ask(&tasks[0], call).await;
             assert!(harmless || !answer.is_ok(), "such a key is not taken");
@@ -79,7 +79,7 @@ async fn keys_beyond_all_measure_are_refused_by_every_call() {
         }
         assert_code(&ask(&tasks[0], Call::insert(&long, "v")).await, RESOURCE_EXHAUSTED);
         assert_code(&ask(&tasks[0], Call::barrier(&long, 0)).await, RESOURCE_EXHAUSTED);
-        // The other end of all measure is a key like others.
+        // A key of the greatest length is a key like others.
         expect_ok(&ask(&tasks[0], Call::overwrite("", "empty")).await);
         assert!(
             matches!(ask(&tasks[1], Call::get("///")).await.body, Body::Value { value, .. } if value == b"empty")
@@ -98,7 +98,7 @@ async fn counters_and_timeouts_at_the_ends_of_their_range_harm_their_caller_only
         let answer = ask(&tasks[0], Call::cancel("unused", counter)).await;
         assert_eq!(code_name(answer.code), "FAILED_PRECONDITION", "{answer:?}");
     }
-    // A timeout without end, and ones that are over before they begin.
+    // An endless timeout, and timeouts that end before they begin.
     let waits = tasks[0].0.start(tasks[0].1, Call::barrier("endless", 0).within_ms(i64::MAX), |_| {});
     for ms in [i64::MIN, -1, 0] {
         let answer = ask(&tasks[1], Call::barrier(&format!("none {ms}"), 0).within_ms(ms)).await;
@@ -125,7 +125,7 @@ async fn lists_of_tasks_beyond_all_measure_are_taken_or_refused_but_not_suffered
                 "INVALID_ARGUMENT"
             );
             let alive = Call::alive(&list);
-            // Whoever asks must be one of them; then there is nothing wrong with the question.
+            // The caller must be in the set; then the request is valid.
             let pending = tasks[0].0.start(tasks[0].1, alive, |_| {});
             rig.second_client.assert_served().await;
             pending.hang_up();
@@ -162,7 +162,7 @@ async fn an_overlong_error_report_is_truncated() {
     expect_ok(&ask(&tasks[1], Call::report(10, &novel)).await);
     let told = poll.within(crate::raw::PATIENCE).await.expect("the error is told");
     assert_eq!(code_name(told.code), "ABORTED");
-    // Clients take 16 KiB of headers, in which a message is percent-encoded.
+    // Clients accept 16 KiB of headers, in which a message is percent-encoded.
     assert!(
         told.message.len() <= 3072 + 32 && told.message.ends_with("[truncated]"),
         "{}",

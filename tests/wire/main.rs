@@ -1,5 +1,5 @@
-//! Raw gRPC, HTTP/2 and TCP against a running server: what clients read off the wire, byte for byte, and what hostile or
-//! broken peers can do, which is nothing to others.
+//! Raw gRPC, HTTP/2 and TCP against a running server: the bytes that clients read, and hostile or broken
+//! peers, which must not harm other clients.
 //!
 //! After every hostile act a well-behaved job must still work on the same server.
 

@@ -1,5 +1,5 @@
-//! The very bytes that clients read: `grpc-status-details-bin` holds a map of payloads by type name, in both generations
-//! under the same names.
+//! The bytes that clients read: `grpc-status-details-bin` holds a map of payloads by type name, with the same
+//! names in both generations.
 
 use muster::proto::CoordinatedTask;
 use muster::proto::tensorflow as a;
@@ -11,8 +11,8 @@ use crate::second_client::SecondClient;
 use crate::support::Muster;
 use crate::support::answer::{BARRIER_ERROR, MISMATCH_ERROR, SERVICE_ERROR};
 
-/// One entry of the map, written out: field 1 of the container, in it the key as field 1 and the value as field 2. An empty
-/// value is written all the same.
+/// Returns one entry of the map: field 1 of the container, with the key as its field 1 and the value as its
+/// field 2. An empty value is encoded too.
 fn entry(name: &str, value: &[u8]) -> Vec<u8> {
     let short = |bytes: &[u8]| u8::try_from(bytes.len()).ok().filter(|&n| n < 0x80).expect("a short field");
     let mut inner = vec![0x0A, short(name.as_bytes())];
@@ -24,7 +24,7 @@ fn entry(name: &str, value: &[u8]) -> Vec<u8> {
     entry
 }
 
-/// Asserts that the details are these entries, in any order.
+/// Asserts that the details consist of these entries, in any order.
 fn assert_details(back: &RawResponse, entries: &[Vec<u8>]) {
     let details = back.details.as_deref().unwrap_or_else(|| panic!("no details: {back:?}"));
     assert_eq!(details.len(), entries.iter().map(Vec::len).sum::<usize>(), "{details:x?}");
@@ -99,7 +99,7 @@ async fn a_failed_barrier_is_named_with_its_counter() {
         ..Default::default()
     };
     let path = format!("{GENERATION_C}/Barrier");
-    // A counter of 0 is left out.
+    // A counter of 0 is omitted.
     let back = raw.call(&path, &barrier(0)).await;
     assert_eq!(back.code, Some(4), "{back:?}");
     assert_details(&back, &[own_word.clone(), entry(BARRIER_ERROR, b"\x0A\x04step")]);
@@ -136,7 +136,7 @@ async fn a_mismatch_tells_the_service_incarnation_in_eight_bytes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reported_error_names_its_task_as_the_generation_of_the_reader_does() {
     let (rig, mut raw) = PayloadFixture::start().await;
-    // Somebody must listen: an error that nobody is told of fails everybody.
+    // A poll must be held: an error without a poll fails every task.
     let poll = a::PollForErrorRequest { source_task: task(false, 0) };
     let request = raw.request(&format!("{GENERATION_A}/PollForError"));
     let (listening, mut stream) = raw.begin(request).await.expect("a stream");
@@ -148,7 +148,7 @@ async fn a_reported_error_names_its_task_as_the_generation_of_the_reader_does() 
     };
     let back = raw.call(&format!("{GENERATION_A}/ReportErrorToService"), &report).await;
     assert_eq!(back.code, Some(0), "{back:?}");
-    // Reported, field 3; the task, field 4.
+    // `reported` is field 3; the task is field 4.
     let back = finish(listening).await.expect("an answer");
     assert_eq!((back.code, back.message.as_str()), (Some(10), "operator says stop"));
     assert_details(&back, &[entry(SERVICE_ERROR, b"\x18\x01\x22\x02\x10\x01")]);

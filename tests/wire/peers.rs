@@ -1,4 +1,5 @@
-//! Clients that others have written, each of which does real work: gRPC's own for Python and for Go, nghttp and h2load, curl, and node.
+//! Independent clients, each of which does real work: gRPC's own for Python and for Go, nghttp and h2load,
+//! curl, and node.
 //!
 //! `tests/run` installs them.
 
@@ -27,7 +28,7 @@ fn run(program: impl AsRef<std::ffi::OsStr>, arguments: &[&str], input: &str) ->
         .spawn()
         .unwrap_or_else(|error| panic!("{program:?} cannot be started ({error}); tests/run installs it"));
     let mut stdin = child.stdin.take().expect("it is piped");
-    // A program that does not read its input has no need of it.
+    // A program that does not read its input does not need it.
     let _ = stdin.write_all(input.as_bytes());
     drop(stdin);
     child.wait_with_output().expect("it ends")
@@ -37,7 +38,7 @@ fn text(output: &Output) -> String {
     [&output.stdout[..], &output.stderr].iter().map(|some| String::from_utf8_lossy(some)).collect()
 }
 
-/// A file with the message of a call.
+/// Writes the message of a call to a file.
 fn message_file(name: &str, message: &[u8]) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::write(&path, message).expect("a writable directory");
@@ -116,7 +117,7 @@ async fn nghttp_calls_and_reads_the_trailers() {
         "--header=:authority: target.test:1",
         "--header=content-type: application/grpc",
         "--header=te: trailers",
-        // Large tables and priorities are what it is fond of.
+        // It prefers large tables and priorities.
         "--header-table-size=65536",
         "--encoder-header-table-size=65536",
         "--multiply=20",
@@ -155,7 +156,7 @@ async fn h2load_makes_thousands_of_calls() {
 #[tokio::test(flavor = "multi_thread")]
 async fn curl_checks_health_with_prior_knowledge() {
     let (server, witness) = start().await;
-    // An empty message, which asks for the server as a whole.
+    // An empty message asks for the health of the whole server.
     let message = message_file("curl-message", &[0; 5]);
     let headers = Path::new(env!("CARGO_TARGET_TMPDIR")).join("curl-headers");
     let url = format!("http://{}/grpc.health.v1.Health/Check", server.grpc());
@@ -179,7 +180,7 @@ async fn curl_checks_health_with_prior_knowledge() {
     assert_eq!(output.stdout, [0, 0, 0, 0, 2, 8, 1], "it serves");
     let headers = std::fs::read_to_string(headers).expect("curl has written it");
     assert!(headers.starts_with("HTTP/2 200") && headers.contains("grpc-status: 0"), "{headers}");
-    // What is no call is refused in HTTP's own words.
+    // A request that is no call is refused by HTTP status.
     let plain =
         run("curl", &["--silent", "--http2-prior-knowledge", "--write-out", "%{http_code}", &url], "");
     assert_eq!(String::from_utf8_lossy(&plain.stdout), "405");
@@ -235,7 +236,7 @@ async fn grpc_for_go_checks_health_and_watches_it() {
     let (server, witness) = start().await;
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("grpc-go-peer");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/wire/peer.go");
-    // Debian's packages of Go libraries are source trees in this place.
+    // Debian's packages of Go libraries install source trees here.
     let built = Command::new("go")
         .args(["build", "-o"])
         .args([&program, &source])

@@ -1,4 +1,5 @@
-//! What ends or poisons jaxlib's own service must do neither here, not even for the other tasks of the same job.
+//! Calls that crash jaxlib's own service or make it unusable. In Muster they must harm no task, not even in
+//! the same job.
 
 use crate::second_client::{SecondClient, within};
 use crate::support::answer::code_name;
@@ -12,7 +13,7 @@ struct Attack {
 }
 
 impl Attack {
-    /// A stranger with a connection of either generation, in the very job of the witness.
+    /// Opens a client of each generation that is no task, in the second client's job.
     async fn begin() -> Self {
         let server = Muster::serve(&["--tasks", "2", "--log", "error"]);
         let witness = SecondClient::register(&server, "default").await;
@@ -125,12 +126,12 @@ async fn a_caller_that_has_gone_is_waited_for_again() {
     let attack = Attack::begin().await;
     let (zero, me) = attack.second_client.task(0);
     let gone = zero.start(*me, Call::barrier("b", 0), |_| {});
-    // It is there once its repetition takes its place.
+    // The first arrival is registered once its repetition replaces it.
     let again = zero.start(*me, Call::barrier("b", 0), |_| {});
     let displaced = gone.within(crate::raw::PATIENCE).await.expect("the later call takes its place");
     assert_eq!(code_name(displaced.code), "CANCELLED");
     again.hang_up();
-    // A cancel finds nothing in progress once the service knows that its only caller has gone.
+    // Once the service knows that the only caller has gone, a cancellation finds no barrier in progress.
     let (one, other) = attack.second_client.task(1);
     loop {
         let present = within(one.ask(other, &Call::cancel("b", 5))).await;

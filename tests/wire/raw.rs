@@ -1,4 +1,4 @@
-//! HTTP/2 without gRPC's own client: whatever bytes a test wants to send, and whatever comes back.
+//! HTTP/2 without a gRPC client: arbitrary bytes in both directions.
 
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -15,7 +15,7 @@ use prost::bytes::Bytes;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
-/// How long an answer that must come may take, on a slow machine.
+/// The timeout of an answer that must come, on a slow machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The paths of the two generations.
@@ -29,7 +29,7 @@ pub struct RawClient {
     authority: String,
 }
 
-/// What a call came back with.
+/// The response to a call.
 #[derive(Debug, Clone)]
 pub struct RawResponse {
     pub http: u16,
@@ -42,20 +42,20 @@ pub struct RawResponse {
 }
 
 impl RawClient {
-    /// Connects, and speaks to the job of this name.
+    /// Connects as a client of this job.
     pub async fn connect(server: SocketAddr, job: &str) -> Self {
         let socket = TcpStream::connect(server).await.expect("the server listens");
         let mut builder = h2::client::Builder::new();
         builder.initial_window_size(1 << 20).initial_connection_window_size(1 << 20);
-        // Calls that are given up by the thousand, and answers to them that were on their way, are no offence.
+        // Thousands of cancelled calls, and late answers to them, are no violation.
         builder.max_concurrent_reset_streams(1 << 20).max_local_error_reset_streams(None);
         let (send, connection) = builder.handshake(socket).await.expect("the server speaks HTTP/2");
-        // How it ends shows in the calls.
+        // The calls show how the connection ends.
         let connection = tokio::spawn(async move { drop(connection.await) });
         Self { send, connection, authority: format!("{job}.test:8476") }
     }
 
-    /// A request as gRPC clients make it.
+    /// Returns a request with the header of gRPC clients.
     pub fn request(&self, path: &str) -> http::request::Builder {
         Request::builder()
             .method(Method::POST)
@@ -64,12 +64,12 @@ impl RawClient {
             .header("te", "trailers")
     }
 
-    /// A gRPC call with this message.
+    /// Makes a gRPC call with this message.
     pub async fn call(&mut self, path: &str, message: &impl Message) -> RawResponse {
         self.send_body(self.request(path), frame(&message.encode_to_vec())).await.expect("the server answers")
     }
 
-    /// A request with this body, whatever it is.
+    /// Sends a request with this body, valid or not.
     pub async fn send_body(
         &mut self,
         request: http::request::Builder,
@@ -78,7 +78,7 @@ impl RawClient {
         let request = request.body(()).expect("a request");
         self.send.clone().ready().await.map(|send| self.send = send)?;
         let (response, mut stream) = self.send.send_request(request, false)?;
-        // The server may refuse before it has taken all of it.
+        // The server may refuse the request before it has received all of it.
         let _ = stream.send_data(Bytes::from(body), true);
         finish(response).await
     }
@@ -93,7 +93,7 @@ impl RawClient {
         self.send.send_request(request, false)
     }
 
-    /// Drops the connection with all that is under way on it.
+    /// Drops the connection with all calls in progress.
     pub fn hang_up(self) {
         self.connection.abort();
     }
@@ -105,7 +105,7 @@ impl Drop for RawClient {
     }
 }
 
-/// Waits for the whole answer.
+/// Waits for the complete response.
 pub async fn finish(response: ResponseFuture) -> Result<RawResponse, h2::Error> {
     let answer = async {
         let (head, mut stream) = response.await?.into_parts();
@@ -128,7 +128,7 @@ pub async fn finish(response: ResponseFuture) -> Result<RawResponse, h2::Error> 
     tokio::time::timeout(PATIENCE, answer).await.expect("the server answers in time")
 }
 
-/// What a future has to say by now, if anything.
+/// Returns the output of a future, if it is ready.
 pub fn now<T>(future: impl Future<Output = T>) -> Option<T> {
     let mut cx = Context::from_waker(Waker::noop());
     match pin!(future).poll(&mut cx) {
@@ -141,18 +141,18 @@ fn header(headers: &HeaderMap, name: &str) -> Option<String> {
     headers.get(name).map(|value| value.to_str().expect("headers are ASCII").to_owned())
 }
 
-/// gRPC sends binary headers with or without padding.
+/// Decodes a binary header; gRPC sends them with or without padding.
 fn decode_base64(text: &str) -> Vec<u8> {
     let config = GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
     GeneralPurpose::new(&alphabet::STANDARD, config).decode(text).expect("binary headers are base64")
 }
 
-/// A message with gRPC's prefix.
+/// Returns a message with gRPC's prefix.
 pub fn frame(message: &[u8]) -> Vec<u8> {
     prefixed(0, u32::try_from(message.len()).expect("a short message"), message)
 }
 
-/// A message with a prefix that says what it likes.
+/// Returns a message with an arbitrary prefix.
 pub fn prefixed(flags: u8, length: u32, message: &[u8]) -> Vec<u8> {
     let mut framed = vec![flags];
     framed.extend(length.to_be_bytes());
@@ -161,7 +161,7 @@ pub fn prefixed(flags: u8, length: u32, message: &[u8]) -> Vec<u8> {
 }
 
 impl RawResponse {
-    /// Decodes the message of a successful answer.
+    /// Decodes the message of a successful response.
     pub fn decode<M: Message + Default>(&self) -> M {
         assert_eq!(self.code, Some(0), "{self:?}");
         M::decode(self.body.get(5..).expect("a prefix")).expect("the announced message")

@@ -1,4 +1,4 @@
-//! Reports of transfers, as workers send them and as nobody should.
+//! Transfer reports, valid and invalid ones.
 
 use muster::proto::muster::v1 as wire;
 use prost::Message as _;
@@ -17,7 +17,7 @@ async fn start() -> (Muster, SecondClient, RawClient) {
     (server, witness, raw)
 }
 
-/// A report of the witness's first task, whose life counts.
+/// Returns a report of the second client's first task with its present incarnation.
 fn report(sequence: u64) -> wire::TransferReport {
     wire::TransferReport { task: 0, incarnation: 0xAAAA, sequence, ..wire::TransferReport::default() }
 }
@@ -26,7 +26,7 @@ async fn send(raw: &mut RawClient, bytes: Vec<u8>) -> RawResponse {
     raw.send_body(raw.request(PATH), frame(&bytes)).await.expect("an answer")
 }
 
-/// What the server shows of a job.
+/// Returns the server's view of a job.
 fn shown(server: &Muster, path: &str) -> Value {
     use std::io::{Read as _, Write as _};
     let mut socket = std::net::TcpStream::connect(server.http()).expect("it listens");
@@ -118,7 +118,7 @@ async fn reports_of_anybody_else_are_refused_with_the_reason_and_change_nothing(
 #[tokio::test(flavor = "multi_thread")]
 async fn reports_that_are_none_or_that_ask_for_memory_are_refused_before_they_get_any() {
     let (server, witness, mut raw) = start().await;
-    // Two bytes a row, which would be dozens in memory.
+    // Two bytes for each row, which would be dozens in memory.
     let rows =
         |field: u8, count: usize| [report(1).encode_to_vec(), [field << 3 | 2, 0].repeat(count)].concat();
     let before = server.peak_resident_bytes();
@@ -126,7 +126,7 @@ async fn reports_that_are_none_or_that_ask_for_memory_are_refused_before_they_ge
         (vec![0xFF; 100], 3),
         (vec![0x08], 3),
         (vec![0x22, 0x7F, 0x01], 3),
-        // A transport that is no text.
+        // A transport that is no valid text.
         (vec![0x22, 0x04, 0x12, 0x02, 0xC3, 0x28], 3),
         (rows(4, 16_385), 8),
         (rows(5, 4_097), 8),
@@ -155,7 +155,7 @@ async fn reports_that_are_none_or_that_ask_for_memory_are_refused_before_they_ge
         ..report(2)
     };
     for answer in 0..2 {
-        // The second one is not newer: it is answered as well, and changes nothing.
+        // The second report is not newer: it is answered too, and changes nothing.
         let ack: wire::TransferReportAck = send(&mut raw, strange.encode_to_vec()).await.decode();
         assert_eq!(ack.interval_ms, 1000, "{answer}");
     }

@@ -1,5 +1,5 @@
-//! Peers that take more than their share: of memory, of the processor, of patience. Each is told which bound it has passed, and others
-//! notice nothing.
+//! Peers that use more than their share of memory or processor time. Each is told the bound that it has
+//! exceeded, and other clients notice nothing.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ async fn store(server: &Muster, length: usize) {
     assert_eq!(raw.call(&format!("{GENERATION_A}/InsertKeyValue"), &message).await.code, Some(0));
 }
 
-/// A peer that takes no answers, with more of them than may wait, so that its further requests are put off.
+/// Returns a peer that reads no answers and has so many of them that its further requests are deferred.
 async fn full(server: &Muster) -> Peer {
     store(server, 17 << 20).await;
     let mut peer = Peer::connect(server.grpc()).await;
@@ -39,7 +39,7 @@ async fn full(server: &Muster) -> Peer {
     peer
 }
 
-/// Fields as long as a head may be.
+/// Returns header fields of the greatest length.
 fn long_fields(path: &'static str) -> Vec<(&'static str, &'static str)> {
     let mut fields = request_fields();
     fields[2].1 = path;
@@ -54,7 +54,7 @@ async fn the_heads_of_requests_that_wait_cost_little() {
     let before = server.resident_bytes();
     let fields = long_fields("/tensorflow.CoordinationService/GetKeyValue");
     for n in 1..16_000_u32 {
-        // Each is another one, so that no two share a head.
+        // Each is different, so that no two share a cached head.
         let number = format!("{n}");
         let mut fields = fields.clone();
         fields.push(("x-number", &number));
@@ -92,7 +92,7 @@ async fn a_connection_over_its_memory_quota_gets_resource_exhausted() {
         let moved = server.resident_bytes().saturating_sub(before);
         assert!(moved < 24 * MIB, "{} MiB", moved / MIB);
         witness.assert_served().await;
-        // What the peer gives up is free again.
+        // The memory of cancelled requests is free again.
         let given_up: Vec<u8> = (1..1_000_u32).flat_map(|n| reset(2 * n + 1)).collect();
         peer.say(&given_up).await;
         peer.say(&whole(2_001, &fields)).await;
@@ -112,7 +112,7 @@ async fn an_announcement_takes_nothing_from_an_honest_insertion() {
     let (server, witness) = start(&[]).await;
     let path = format!("{GENERATION_A}/InsertKeyValue");
     let mut greedy = Vec::new();
-    // Two of nearly all there is, and a hundred of what is given at once.
+    // Two bodies of nearly the whole memory, and a hundred that get theirs in advance.
     for length in [476_u32 << 20; 2].into_iter().chain([4 << 20; 100]) {
         let mut raw = RawClient::connect(server.grpc(), "target").await;
         let (response, mut stream) = raw.begin(raw.request(&path)).await.expect("a stream");
@@ -120,13 +120,13 @@ async fn an_announcement_takes_nothing_from_an_honest_insertion() {
         greedy.push((raw, response, stream));
     }
     witness.assert_served().await;
-    // The stall of the greedy ones ends after a minute: who must wait for that has waited for them.
+    // The greedy bodies stall for a minute: a later answer means that the honest one had to wait for them.
     let honest = tokio::time::timeout(Duration::from_secs(30), store(&server, 20 << 20));
     honest.await.expect("the honest one is not kept waiting");
     witness.assert_served().await;
 }
 
-/// A peer with many calls that wait.
+/// Returns a peer with many waiting calls.
 async fn many_waiting(server: &Muster) -> Peer {
     let mut peer = Peer::open(server.grpc()).await;
     let mut last = 0;
@@ -162,7 +162,7 @@ async fn settings_that_change_all_the_time_cost_little_and_end_the_connection() 
     assert!(spent < Duration::from_secs(3), "{spent:?} for 400 frames");
     for peer in &mut peers {
         let mut flips = 0;
-        // One change a frame, each of which concerns every stream.
+        // One change in each frame, which affects every stream.
         while peer.say(&settings(&[(INITIAL_WINDOW_SIZE, flips % 2)]).repeat(20)).await && flips < 1_000 {
             flips += 1;
         }
@@ -184,7 +184,7 @@ async fn references_to_a_long_name_are_cut_off() {
     first.extend([1, b'v']);
     let before = server.cpu();
     peer.say(&http2_frame(HEADERS, END_HEADERS | END_STREAM, 1, &first)).await;
-    // The name, as a literal that is not kept, with an empty value.
+    // A literal without indexing with the name of the entry and an empty value.
     let references = [0x0f, 62 - 15, 0].repeat(21_000);
     peer.say(&http2_frame(HEADERS, END_HEADERS | END_STREAM, 3, &references)).await;
     let (code, said) = peer.hear_goaway().await;
@@ -223,7 +223,7 @@ async fn frames_that_ask_for_nothing_end_the_connection_when_they_become_many() 
         let pour = async {
             for round in 0..2_000 {
                 let piece: Vec<u8> = (0..100).flat_map(|n| flood(100 * round + n)).collect();
-                // What it answers is read along the way.
+                // The answers are read meanwhile.
                 let mut buffer = [0; 1 << 16];
                 while let Ok(1..) = peer.socket.try_read(&mut buffer) {
                     if buffer.windows(8).any(|some| some == b"too many") {
@@ -234,7 +234,7 @@ async fn frames_that_ask_for_nothing_end_the_connection_when_they_become_many() 
                     break;
                 }
             }
-            // The farewell may be here and nowhere else any more.
+            // GOAWAY may be the last output.
             let mut rest = Vec::new();
             let _ = tokio::io::AsyncReadExt::read_to_end(&mut peer.socket, &mut rest).await;
             rest.windows(8).any(|some| some == b"too many")
@@ -308,7 +308,7 @@ async fn unread_listings_are_bounded() {
     assert!(server.resident_bytes().saturating_sub(before) < 40 * MIB);
     witness.assert_served().await;
     drop(peers);
-    // Those who read it get it.
+    // A client that reads its answer gets it.
     let message = a::GetKeyValueDirRequest { directory_key: "d".into() };
     for _ in 0..5 {
         let back = raw.call(&format!("{GENERATION_A}/GetKeyValueDir"), &message).await;
@@ -332,7 +332,7 @@ async fn a_flood_of_registrations_writes_few_lines() {
         asked.push(response);
     }
     witness.assert_served().await;
-    // Each that came before the last one has been told that it is superseded.
+    // Each call before the last one was answered as superseded.
     let told = tokio::time::timeout(PATIENCE, asked.swap_remove(0)).await.expect("an answer in time");
     assert!(told.expect("an answer").headers().contains_key("grpc-status"));
     let said = async {

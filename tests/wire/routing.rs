@@ -1,4 +1,4 @@
-//! Jobs apart on one server.
+//! Several jobs on one server.
 
 use crate::second_client::{SecondClient, expect_ok, within};
 use crate::support::{Body, Call, Caller, Client, Generation, Muster};
@@ -14,11 +14,11 @@ async fn the_name_that_a_client_dials_tells_jobs_apart() {
     let (client, caller) = right.task(1);
     let answer = within(client.ask(caller, &Call::try_get("k"))).await;
     assert_eq!(answer.code, 5, "stores are apart: {answer:?}");
-    // A caller of one job that strays into the other is told whom it speaks to.
+    // A caller of one job that calls the other is told its service incarnation.
     let strayed = Caller { service: Some(left.service()), ..*caller };
     let answer = within(client.ask(&strayed, &Call::try_get("k"))).await;
     assert_eq!(answer.payloads.mismatch, Some(right.service()), "{answer:?}");
-    // The end of one is no concern of the other.
+    // The end of one job does not affect the other.
     let (client, caller) = left.task(0);
     let poll = within(client.ask(caller, &Call::Heartbeat { incarnation: 4711 })).await;
     assert_eq!(poll.code, 10, "{poll:?}");
@@ -48,7 +48,7 @@ async fn the_error_for_an_unknown_job_name_says_how_to_create_it() {
     let call = Call::Register { incarnation: 1, recoverable: false };
     let answer = within(client.ask(&Caller::new(0, 1, 0), &call)).await;
     assert!(!answer.is_ok() && !answer.transport, "{answer:?}");
-    // Without the service's own word: clients go on trying until the job is there.
+    // Without the mark of the service's own statements, clients keep trying until the job exists.
     assert_eq!(answer.payloads.service_error, None, "{answer:?}");
     assert_eq!(answer.body, Body::Nothing);
     witness.assert_served().await;

@@ -1,18 +1,18 @@
-//! A well-behaved job: while it works, nobody has harmed the server.
+//! A well-behaved job: as long as it works, the server is unharmed.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use crate::raw::PATIENCE;
 use crate::support::{Answer, Body, Call, Caller, Client, Generation, Muster};
 
-/// The two tasks of a job that does nothing wrong; one speaks generation A, the other C.
+/// The two tasks of a well-behaved job; one speaks generation A, the other C.
 pub struct SecondClient {
     tasks: [(Client, Caller); 2],
     rounds: AtomicI64,
 }
 
 impl SecondClient {
-    /// Registers both tasks of the job of this name.
+    /// Registers both tasks of the job.
     pub async fn register(server: &Muster, job: &str) -> Self {
         let authority = format!("{job}.test:8476");
         let client = |generation| Client::to_authority(generation, server.grpc(), Some(&authority));
@@ -31,18 +31,18 @@ impl SecondClient {
         witness
     }
 
-    /// The incarnation of the run.
+    /// Returns the service incarnation of the run.
     pub fn service(&self) -> u64 {
         self.tasks[0].1.service.expect("it is registered")
     }
 
-    /// A task and its client, to do something wrong with.
+    /// Returns a task and its client, for calls that misbehave.
     pub fn task(&self, task: usize) -> (&Client, &Caller) {
         let (client, caller) = &self.tasks[task];
         (client, caller)
     }
 
-    /// Registers again, meets, writes and reads: everything must go as if nothing had happened.
+    /// Registers again, passes a barrier, writes and reads; all of it must succeed.
     pub async fn assert_served(&self) {
         let round = self.rounds.fetch_add(1, Ordering::SeqCst);
         for answer in self.register_both().await {
@@ -78,7 +78,7 @@ impl SecondClient {
     }
 }
 
-/// An answer, which must come.
+/// Returns an answer, which must come in time.
 pub async fn within(answer: impl Future<Output = Answer>) -> Answer {
     tokio::time::timeout(PATIENCE, answer).await.expect("the call is answered")
 }

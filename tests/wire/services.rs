@@ -1,4 +1,4 @@
-//! What else the port serves, and what it does not.
+//! The other services of the port, and unknown ones.
 
 use tonic::codegen::tokio_stream;
 use tonic_health::pb::HealthCheckRequest;

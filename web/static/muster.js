@@ -1,10 +1,10 @@
-// What pages do beyond being whole: they count time on, follow what changes, and can be walked with the arrow keys.
-// Nothing here is needed: without this file every page, filter and form works the same.
+// Enhances pages that are complete without it: it updates relative times, applies live updates, and moves the focus by arrow keys.
+// Without this file every page, filter and form works the same.
 
 const body = document.body;
 const byId = (id) => document.getElementById(id);
 
-// Time. The server writes moments; what passes since is counted here, by the server's clock.
+// Times. The server writes absolute times; the relative ones are updated here by the clock of the server.
 let ahead = Number(body.dataset.now) / 1000 - Date.now();
 const serverNow = () => (Date.now() + ahead) / 1000;
 
@@ -33,7 +33,7 @@ const countOn = (within) => {
 
 setInterval(() => document.hidden || countOn(document), 1000);
 
-// Changing a part: what is the same stays the very same element, so that focus, selection and open details stay.
+// Replacing a part. Nodes that stay the same are kept, so that focus, selection and open details stay.
 const keyOf = (node) => (node.nodeType === 1 ? node.id || node.dataset.key || '' : '');
 const alike = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName && keyOf(a) === keyOf(b);
 
@@ -79,7 +79,7 @@ const morph = (from, to) => {
 
 const say = (text) => { const said = byId('said'); if (said && said.textContent !== text) said.textContent = text; };
 
-// What the stream has said of each part. News are a whole text, or steps: lines of the former one to take over, and new lines.
+// The text of each part that the stream has sent. An update is a whole text, or a patch: lines to keep of the former text, and new lines.
 const told = new Map();
 const whole = (id, news) => {
   if (typeof news === 'string') return news;
@@ -105,7 +105,7 @@ const change = ([id, tag, news]) => {
   draw(part);
 };
 
-// Following. The page says what it has, and is sent what differs; so it does not matter how long it was away.
+// Live updates. The page sends the digests of its parts and receives the parts that differ, however long it was disconnected.
 const follow = byId('follow');
 const offline = byId('offline');
 let stream = null;
@@ -155,17 +155,17 @@ const connect = () => {
   stream.onerror = lost;
 };
 
-// A page that nobody sees lets go: browsers allow few connections to one server.
+// A hidden page closes its stream: browsers allow few connections to one server.
 document.addEventListener('visibilitychange', () => {
   if (!document.hidden) { connect(); return; }
   stream?.close();
   stream = null;
   show('still', 'paused');
 });
-// A connection that died without a word is noticed by its silence.
+// A broken connection may raise no error, so silence counts as a loss.
 setInterval(() => { if (stream && Date.now() - heard > 25000) lost(); }, 5000);
 
-// The grid of a small job: one stop for the Tab key, arrows within.
+// The grid of a small job: one stop for the Tab key, arrow keys within.
 const roam = (list) => {
   const cells = [...list.querySelectorAll('a')];
   const stop = cells.includes(document.activeElement) ? document.activeElement : cells[0];
@@ -196,7 +196,7 @@ document.addEventListener('keydown', (event) => {
   cells[to].focus();
 });
 
-// The slash key leads to the search, unless something is being typed.
+// The slash key focuses the search, unless the focus is in a field.
 document.addEventListener('keydown', (event) => {
   const typing = event.target.closest?.('input, select, textarea, [contenteditable]');
   const search = byId('search');
@@ -206,7 +206,7 @@ document.addEventListener('keydown', (event) => {
   search.select();
 });
 
-// The picture of a large job: pointing at a cell names its task, Enter or a click opens it.
+// The picture of a large job: pointing at a cell names its task, Enter or a click opens its page.
 const lookOf = (map, x, y) => {
   for (const path of map.querySelectorAll('path[data-look]')) {
     for (const [, left, top, long] of path.getAttribute('d').matchAll(/M(\d+) (\d+)h(\d+)/g)) {
@@ -274,7 +274,7 @@ document.addEventListener('keydown', (event) => {
   say(map.querySelector('.tip').textContent);
 });
 
-// Plots are drawn from the tables that say the same.
+// Draws charts from the tables that hold the same values.
 const draw = (within) => {
   within.querySelectorAll('[data-cells]').forEach(roam);
   within.querySelectorAll('[data-map]').forEach((map) => {
@@ -303,7 +303,7 @@ const plot = (place) => {
   place.setAttribute('aria-hidden', 'true');
 };
 
-// How many there are of each.
+// The number of gaps in each class.
 const counts = (rows, _table, axis, colour) => {
   const names = rows.map((row) => row.cells[0].textContent);
   return {
@@ -317,7 +317,7 @@ const counts = (rows, _table, axis, colour) => {
   };
 };
 
-// Gaps over time, beside the timeout and what is usual in the job.
+// Gaps over time, with the timeout and the median of the job.
 const course = (rows, table, axis, colour) => {
   const gaps = rows.map((row) => [Number(row.dataset.at) / 1e6, Number(row.dataset.gap) / 1e6]).sort((a, b) => a[0] - b[0]);
   const lines = [
@@ -346,7 +346,7 @@ const course = (rows, table, axis, colour) => {
     ctx.restore();
   };
   return {
-    // A single point has a place, too: left to itself, the chart would show a day of it.
+    // A single point needs a range of its own: by default the chart would show a day.
     scales: { x: { time: true, range: () => [Math.min(first, last - 10), last] }, y: { range: [0, most * 1.15] } },
     axes: [
       { ...axis, space: 76, grid: { show: false }, values: [[3600, '{HH}:{mm}', null, null, null, null, null, null, 1], [60, '{HH}:{mm}', null, null, null, null, null, null, 1], [1, '{HH}:{mm}:{ss}', null, null, null, null, null, null, 1]] },
@@ -358,8 +358,8 @@ const course = (rows, table, axis, colour) => {
   };
 };
 
-// Lines over time, one for each column of the table; drawn in place of the picture that came with the page.
-// By the class that its column names; the picture has the same.
+// Lines over time, one for each column of the table. They replace the picture that came with the page.
+// Strokes by the class of a column; the picture has the same.
 const strokes = {
   't-shm': ['--ok'], 't-pvm': ['--info', [7, 3]], 't-unix': ['--warn-cell', [2, 2]], 't-tcp': ['--link', [10, 3, 2, 3]],
   't-other': ['--dim', [1, 4]], 'l-0': ['--link'], 'l-1': ['--ok', [10, 3]], 'l-2': ['--warn-cell', [4, 3]],

@@ -1,4 +1,4 @@
-//! Floods: more of something ordinary than anybody has a use for.
+//! Floods: ordinary requests in excessive numbers.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::peer::{FloodPlan, Http2Peer, drive};
 use super::streams::SMALL;
 use crate::frames;
 
-/// So many frames are made at once.
+/// The number of frames generated at once.
 const BATCH: usize = 256;
 const FOUR: FloodPlan = FloodPlan::new(4);
 
@@ -23,7 +23,7 @@ fn flood(
     Ok(())
 }
 
-/// Takes processors from the server, and nothing else.
+/// Uses the server's processors, without any request.
 #[expect(clippy::unnecessary_wraps, reason = "an attack like any other")]
 pub fn compute(attacker: &mut Attacker) -> Result<()> {
     std::thread::scope(|scope| {

@@ -10,18 +10,18 @@ use super::Attacker;
 use crate::clock;
 
 const CONNECT_MAX: Duration = Duration::from_millis(500);
-/// How long the answer to a whole request is awaited.
+/// The timeout of the answer to a complete request.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// How often the attacker looks at what its connections were told.
+/// The interval at which the attacker reads its connections.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// One connection, on which something trickles.
+/// A connection on which a request arrives slowly.
 struct SlowRequest {
     socket: TcpStream,
     due: Instant,
 }
 
-/// What the body of a request begins with, whose rest is sent byte by byte.
+/// Returns the head of a request whose body is sent byte by byte.
 fn head(server: SocketAddr, path: &str, kind: &str) -> Vec<u8> {
     let host = format!("localhost:{}", server.port());
     format!("POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: {kind}\r\ncontent-length: 262000\r\n\r\n")
@@ -52,8 +52,8 @@ pub fn silent(attacker: &mut Attacker) -> Result<()> {
     trickle(attacker, 1_024, &heads, None)
 }
 
-/// Keeps so many connections, begins each with one of the heads, and then sends a byte on each as often as that. Those
-/// that end are made anew.
+/// Keeps `count` connections open, starts each with one of the heads, and then sends a byte on each at the
+/// given interval. Connections that end are opened again.
 fn trickle(attacker: &mut Attacker, count: u32, heads: &[Vec<u8>], every: Option<Duration>) -> Result<()> {
     let mut open: Vec<Option<SlowRequest>> = (0..count).map(|_| None).collect();
     let mut looked = clock::now();
@@ -79,7 +79,7 @@ fn trickle(attacker: &mut Attacker, count: u32, heads: &[Vec<u8>], every: Option
                     if (&trickle.socket).write(b"x").is_ok() {
                         attacker.sent(1);
                     }
-                    // Not faster after a pause than before it.
+                    // The rate is not higher after a pause than before it.
                     trickle.due = (trickle.due + every).max(now - every * 4);
                 }
                 next = next.min(trickle.due);
@@ -102,7 +102,7 @@ fn begin(server: SocketAddr, opening: &[u8]) -> Result<TcpStream> {
     Ok(socket)
 }
 
-/// What the server has said, or how it has ended the connection.
+/// Returns the server's answer, or how it ended the connection.
 fn ended(mut socket: &TcpStream) -> Option<String> {
     let mut answer = [0; 1024];
     match socket.read(&mut answer) {
@@ -113,14 +113,14 @@ fn ended(mut socket: &TcpStream) -> Option<String> {
     }
 }
 
-/// The status of an answer.
+/// Returns the status of an answer.
 fn status(answer: &[u8]) -> String {
     let text = String::from_utf8_lossy(answer);
     let status = text.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)).unwrap_or("?");
     format!("HTTP {status}")
 }
 
-/// Makes requests one after the other, on so many threads.
+/// Makes requests one after the other, on this number of threads.
 fn request(attacker: &mut Attacker, threads: usize, text: &str) {
     let (server, until) = (attacker.http, attacker.until);
     let told = std::thread::scope(|scope| {

@@ -1,6 +1,6 @@
-//! The attacks, and what they share.
+//! The attacks, and their common parts.
 //!
-//! An attacker comes back: where the server ends a connection, the attacker opens another one, at most so often.
+//! An attacker returns: when the server ends a connection, the attacker opens another one, at a limited rate.
 
 mod flood;
 mod http;
@@ -18,18 +18,18 @@ use serde::{Deserialize, Serialize};
 use crate::process::{end_with_parent, tell, tell_json, wait_for};
 use crate::{Target, clock};
 
-/// One way to harm a server.
+/// An attack on a server.
 pub struct Attack {
     pub name: &'static str,
-    /// What it does, and how strongly.
+    /// The attack and its strength, in words.
     pub what: &'static str,
-    /// Nothing is attacked: what others are held against.
+    /// Whether nothing is attacked: the control of the comparison.
     pub is_control: bool,
-    /// The server writes its audit to where nobody reads it.
+    /// Whether the server's audit goes to a pipe that no process reads.
     pub blocks_audit: bool,
-    /// The well-behaved client stores large values meanwhile.
+    /// Whether the well-behaved client stores large values meanwhile.
     pub stores: bool,
-    /// What is done before the server's memory is looked at for the first time.
+    /// The preparation before the server's memory is measured for the first time.
     prepare: fn(&mut Attacker) -> Result<()>,
     attack: fn(&mut Attacker) -> Result<()>,
 }
@@ -38,7 +38,7 @@ const fn attack(name: &'static str, what: &'static str, attack: fn(&mut Attacker
     Attack { name, what, is_control: false, blocks_audit: false, stores: false, prepare: |_| Ok(()), attack }
 }
 
-/// All of them, in the order in which they are made.
+/// All attacks, in their order.
 pub static ATTACKS: [Attack; 22] = [
     Attack { is_control: true, ..attack("nothing", "no attack", |attacker| attacker.wait()) },
     Attack {
@@ -121,14 +121,14 @@ pub static ATTACKS: [Attack; 22] = [
     ),
 ];
 
-/// What an attacker has to tell afterwards.
+/// The attacker's report.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
-    /// How often it was told what.
+    /// The server's answers, with the number of each.
     pub told: BTreeMap<String, u64>,
-    /// Bytes that it sent.
+    /// The number of sent bytes.
     pub sent: u64,
-    /// Why it could not attack.
+    /// The reason for which it could not attack.
     pub broken: Option<String>,
 }
 
@@ -137,7 +137,7 @@ impl Outcome {
         Self { broken: Some(format!("{why:#}")), ..Self::default() }
     }
 
-    /// All of it, the most frequent first.
+    /// Returns all answers, the most frequent first.
     pub fn text(&self) -> String {
         let mut told: Vec<_> = self.told.iter().collect();
         told.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
@@ -146,30 +146,30 @@ impl Outcome {
     }
 }
 
-/// The process that attacks.
+/// The attacking process.
 pub struct Attacker {
     pub grpc: SocketAddr,
     pub http: SocketAddr,
     outcome: Outcome,
     length: Duration,
     until: Instant,
-    /// Bytes a second, if there is a limit, counted from the beginning.
+    /// The limit on sent bytes a second, if there is one, counted from the beginning.
     rate: Option<u64>,
     granted: u64,
     began: Instant,
     connected: u64,
 }
 
-/// New connections a second, at most.
+/// The greatest number of new connections a second.
 const CONNECTIONS_PER_SECOND: u64 = 2_000;
 
 impl Attacker {
-    /// Notes what the server has said.
+    /// Counts an answer of the server.
     pub fn told(&mut self, what: impl Into<String>) {
         *self.outcome.told.entry(what.into()).or_default() += 1;
     }
 
-    /// Whether the attack goes on.
+    /// Returns whether the attack continues.
     pub fn goes_on(&self) -> bool {
         clock::now() < self.until
     }
@@ -178,31 +178,31 @@ impl Attacker {
         self.until.saturating_duration_since(clock::now())
     }
 
-    /// Lets the time go by.
+    /// Waits until the end of the attack.
     #[expect(clippy::unnecessary_wraps, reason = "an attack like any other")]
     pub fn wait(&mut self) -> Result<()> {
         std::thread::sleep(self.left());
         Ok(())
     }
 
-    /// From now on at most so many bytes a second are sent.
+    /// Limits the number of sent bytes a second from now on.
     pub fn limit(&mut self, bytes_per_second: u64) {
         self.rate = Some(bytes_per_second);
     }
 
-    /// So many bytes on top are sent as fast as they are taken: they make the attack possible.
+    /// Permits `bytes` beyond the limit: they prepare the attack.
     pub fn grant(&mut self, bytes: usize) {
         self.granted += bytes as u64;
     }
 
-    /// Bytes that may be sent now.
+    /// Returns the number of bytes that may be sent now.
     pub fn room(&self) -> u64 {
         let Some(rate) = self.rate else { return u64::MAX };
         let allowed = (self.began.elapsed().as_secs_f64() * rate as f64) as u64;
         (self.granted + allowed).saturating_sub(self.outcome.sent)
     }
 
-    /// Whether another connection may be opened now.
+    /// Returns whether another connection may be opened now.
     pub fn may_connect(&mut self) -> bool {
         let allowed = 4_200 + self.began.elapsed().as_millis() as u64 * CONNECTIONS_PER_SECOND / 1000;
         let may = self.connected < allowed;
@@ -215,7 +215,7 @@ impl Attacker {
     }
 }
 
-/// Is the attacker until the benchmark knows how it went.
+/// Runs the attacker until the benchmark has its report.
 pub fn run(attack: &Attack, target: &Target) -> Result<()> {
     end_with_parent()?;
     let hard = getrlimit(Resource::Nofile).maximum;

@@ -12,14 +12,14 @@ use super::Attacker;
 use crate::clock;
 use crate::frames::{self, FIRST_WINDOW, HEAD, LARGEST_WINDOW};
 
-/// How an attacker's connections are made.
+/// The properties of an attacker's connections.
 pub struct FloodPlan {
     pub connections: usize,
-    /// The settings that it begins with.
+    /// The settings that it announces.
     pub settings: &'static [(u16, u32)],
-    /// Whether it reads what it is sent.
+    /// Whether it reads the server's output.
     pub reads: bool,
-    /// Whether its host takes little at a time.
+    /// Whether its receive buffer is small.
     pub narrow: bool,
 }
 
@@ -29,30 +29,32 @@ impl FloodPlan {
     }
 }
 
-/// So much is written ahead.
+/// The number of bytes that are generated ahead.
 const AHEAD: usize = 64 << 10;
-/// The least that systems take for a receive buffer, and the smallest segment that every path carries.
+/// The smallest receive buffer that systems permit.
 const NARROW_BUFFER: usize = 2304;
+/// The smallest segment that every path carries.
 const NARROW_SEGMENT: u32 = 536;
 const CONNECT_MAX: Duration = Duration::from_millis(500);
 
-/// One connection.
+/// An HTTP/2 connection of the attacker.
 pub struct Http2Peer {
     socket: TcpStream,
     out: Vec<u8>,
     gone: usize,
     input: Vec<u8>,
-    /// Bytes of data that are passed over.
+    /// The bytes of data that are still skipped.
     skipped: usize,
     closed: bool,
-    /// How often the attack has been asked for more.
+    /// The number of times that the attack was asked for more output.
     pub step: u64,
     pub next_stream: u32,
-    /// Calls that were made, and those that the server has answered or reset.
+    /// The number of calls.
     pub asked: u64,
+    /// The number of calls that the server has answered or reset.
     pub answered: u64,
     pub pongs: u64,
-    /// When the attack did something last, as it says.
+    /// The time of the attack's latest action, which the attack sets.
     pub last: Instant,
 }
 
@@ -86,7 +88,7 @@ impl Http2Peer {
         Ok(peer)
     }
 
-    /// What is written next.
+    /// Returns the buffer of the next output.
     pub fn out(&mut self) -> &mut Vec<u8> {
         &mut self.out
     }
@@ -95,7 +97,7 @@ impl Http2Peer {
         self.out.len() - self.gone
     }
 
-    /// The number for a new stream.
+    /// Returns the number for a new stream.
     pub fn stream(&mut self) -> u32 {
         let stream = self.next_stream;
         self.next_stream += 2;
@@ -103,13 +105,13 @@ impl Http2Peer {
         stream
     }
 
-    /// Makes a call.
+    /// Appends a call.
     pub fn call(&mut self, head: &[u8], message: &[u8]) {
         let stream = self.stream();
         frames::call(&mut self.out, stream, head, message);
     }
 
-    /// Writes as much as is taken, and may be sent by now.
+    /// Writes as much as the socket accepts and the limit permits.
     fn write(&mut self, attacker: &mut Attacker) -> bool {
         let before = self.gone;
         while self.backlog() > 0 && !self.closed {
@@ -125,7 +127,7 @@ impl Http2Peer {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => {
-                    // What the server said at last is still to be read.
+                    // The last output of the server is still to be read.
                     self.read(attacker);
                     self.end(attacker, &error.kind().to_string());
                 }
@@ -147,7 +149,7 @@ impl Http2Peer {
 
     fn read(&mut self, attacker: &mut Attacker) {
         let mut piece = [0; 64 << 10];
-        // Not for ever: others have something to read, too.
+        // Bounded, so that the other connections are read too.
         for _ in 0..16 {
             if self.closed {
                 return;
@@ -230,8 +232,8 @@ impl Http2Peer {
     }
 }
 
-/// Attacks over the connections of a plan until the attack is over, or `done` says so. `feed` is asked for more whenever a
-/// connection has little left to send.
+/// Attacks over the connections of a plan until the attack ends or `done` returns true. `feed` is called for
+/// more output whenever a connection has little left.
 pub fn drive(
     attacker: &mut Attacker,
     plan: &FloodPlan,
@@ -264,7 +266,7 @@ pub fn drive(
     }
 }
 
-/// Reads what there is. Waits for a moment if there is nothing, and nothing could be sent either.
+/// Reads all connections. Waits for a moment if nothing was received and nothing could be sent.
 fn look(attacker: &mut Attacker, peers: &mut [Option<Http2Peer>], plan: &FloodPlan, progress: bool) {
     let limited = attacker.room() == 0;
     let mut waiting: Vec<PollFd<'_>> = Vec::with_capacity(peers.len());

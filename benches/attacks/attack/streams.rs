@@ -1,4 +1,4 @@
-//! Attacks on what a server keeps for the streams of a connection, and on the store behind them.
+//! Attacks on the memory for the streams of a connection, and on the store behind them.
 
 use std::time::Duration;
 
@@ -12,12 +12,13 @@ use crate::client::GrpcConnection;
 use crate::clock;
 use crate::frames;
 
-/// The streams that Muster lets a connection have by default.
+/// The number of streams that Muster permits on a connection by default.
 const STREAMS: u32 = 16_384;
 const STORE_MAX: Duration = Duration::from_secs(60);
 
-/// The key of a value of 4,000 bytes, and that of one of 17 MiB.
+/// The key of a value of 4,000 bytes.
 pub const SMALL: &str = "small";
+/// The key of a value of 17 MiB.
 const LARGE: &str = "large";
 
 fn get(key: &str) -> (Vec<u8>, Vec<u8>) {
@@ -64,7 +65,7 @@ pub fn store_million(attacker: &mut Attacker) -> Result<()> {
     Ok(())
 }
 
-/// Calls that wait on each of the streams that a connection may have.
+/// Returns waiting calls on each of these streams.
 fn waiting_calls(ids: impl Iterator<Item = u32>) -> Vec<u8> {
     let mut out = Vec::new();
     for (n, stream) in ids.enumerate() {
@@ -78,7 +79,7 @@ fn ordinary_ids() -> impl Iterator<Item = u32> {
     (0..STREAMS).map(|n| 2 * n + 1)
 }
 
-/// Opens two connections, sends `calls` on each, and then `frames` again and again.
+/// Opens two connections, sends `calls` on each, and then `frames` repeatedly.
 fn repeat_beside(attacker: &mut Attacker, calls: &[u8], frames: &[u8]) {
     drive(
         attacker,
@@ -111,7 +112,7 @@ pub fn settings_churn(attacker: &mut Attacker) -> Result<()> {
 pub fn parked_heads(attacker: &mut Attacker) -> Result<()> {
     const CALLS: u64 = 16_000;
     let (head, message) = get(LARGE);
-    // Fields count 32 bytes each beside their own: short ones are cheap to send.
+    // Each field counts 32 bytes beside its own: short ones are cheap to send.
     let (mut long, small) = get("never");
     for n in 0..470_u32 {
         let name = [b'a' + (n / 26) as u8, b'a' + (n % 26) as u8];
@@ -142,7 +143,7 @@ pub fn mass_cancel(attacker: &mut Attacker) -> Result<()> {
     for stream in ordinary_ids() {
         frames::call(&mut calls, stream, &head, &message);
     }
-    // The answer to it says that all before it has been looked at.
+    // Its acknowledgement proves that all frames before it were processed.
     frames::frame(&mut calls, frames::PING, 0, 0, b"12345678");
     while attacker.goes_on() {
         drive(
@@ -167,7 +168,7 @@ pub fn hpack_names(attacker: &mut Attacker) -> Result<()> {
     named.push(0x40);
     frames::string(&mut named, &[b'x'; 4_000]);
     frames::string(&mut named, b"");
-    // Each puts an entry with the same name into the table, in place of the one before.
+    // Each field adds a table entry with the same name, which evicts the one before.
     let mut block = start;
     block.extend_from_slice(&[0x7e, 0].repeat(REFERENCES));
     drive(
@@ -196,7 +197,8 @@ pub fn colliding_streams(attacker: &mut Attacker) -> Result<()> {
 }
 
 pub fn never_empty(attacker: &mut Attacker) -> Result<()> {
-    // More than the server's host keeps for so narrow a connection, and less than the server stops reading at.
+    // More than the server's host buffers for such a connection, and less than the amount at which the server
+    // stops reading.
     const UNDER_WAY: u64 = 40;
     let (head, message) = get(SMALL);
     let plan = FloodPlan { narrow: true, ..FloodPlan::new(32) };

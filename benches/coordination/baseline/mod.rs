@@ -1,7 +1,7 @@
-//! The floor: a server on bare `h2` that answers the same calls with the same bytes and does nothing else.
+//! The baseline: a server on bare `h2` that answers the same calls with the same bytes and does nothing else.
 //!
-//! What it spends is what any server on these libraries must spend. It knows no deadlines, no limits, no
-//! errors that the benchmark does not provoke, and believes all that it is told.
+//! Its cost is the least cost of any server on these libraries. It has no deadlines, no limits and no errors
+//! beyond those that the benchmark provokes, and trusts its clients.
 
 mod service;
 
@@ -19,10 +19,11 @@ use tokio::net::{TcpListener, TcpStream};
 
 use service::Service;
 
-/// The first argument of this program when it is to be the floor's server.
+/// The first argument with which this program becomes the baseline server.
 pub const ARGUMENT: &str = "--floor";
 
-/// Runs the server: the arguments are the number of tasks, of threads, and whether tasks may come back.
+/// Runs the server. The arguments are the number of tasks, the number of threads, and whether tasks are
+/// recoverable.
 pub fn main(mut arguments: impl Iterator<Item = OsString>) -> Result<()> {
     let mut number = || -> Result<usize> {
         Ok(arguments.next().context("a number is missing")?.to_string_lossy().parse()?)
@@ -31,7 +32,7 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> Result<()> {
     let threads = number()?;
     let service = Arc::new(Service::new(tasks, arguments.next().is_some()));
     std::thread::spawn(|| {
-        // Whoever started this has gone when its end of the pipe is closed.
+        // The end of the pipe shows that the parent has ended.
         drop(std::io::stdin().read_to_end(&mut Vec::new()));
         std::process::exit(0);
     });
@@ -57,7 +58,7 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> Result<()> {
 }
 
 async fn serve(stream: TcpStream, service: Arc<Service>) {
-    // A connection that fails is the load generator's to report.
+    // The load generator reports a failed connection.
     drop(serve_connection(stream, service).await);
 }
 
@@ -73,7 +74,7 @@ async fn serve_connection(stream: TcpStream, service: Arc<Service>) -> Result<()
     poll_fn(|context| poll_connection(context, &mut connection, &mut arriving, &service)).await
 }
 
-/// A request of which some may still be on its way.
+/// A request that may be incomplete.
 struct Arriving {
     method: String,
     stream: RecvStream,
@@ -81,7 +82,7 @@ struct Arriving {
     respond: SendResponse<Bytes>,
 }
 
-/// The pieces of a body; most come in one.
+/// The parts of a body; most have one.
 #[derive(Default)]
 enum Body {
     #[default]
@@ -115,7 +116,7 @@ impl Body {
     }
 }
 
-/// Takes in what has come and sends what is due, without a task or a wake-up for each request.
+/// Reads input and sends output, without a task or a wakeup for each request.
 fn poll_connection(
     context: &mut Context<'_>,
     connection: &mut Connection<TcpStream, Bytes>,
@@ -152,7 +153,7 @@ fn poll_connection(
         if !progress {
             return Poll::Pending;
         }
-        // Once more round: what was just answered goes out now, with anything else that has come.
+        // Another round sends the new answers, and reads what has arrived meanwhile.
     }
 }
 

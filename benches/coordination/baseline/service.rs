@@ -1,4 +1,4 @@
-//! What the floor answers.
+//! The calls of the baseline.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read as _;
@@ -28,12 +28,12 @@ pub struct Service {
 
 #[derive(Default)]
 struct State {
-    /// Of every task its incarnation, 0 until it has registered.
+    /// The incarnation of every task, 0 until it has registered.
     registered: Vec<u64>,
     connected: Vec<bool>,
     registering: Vec<Respond>,
     barrier: Vec<Respond>,
-    /// How many rounds of the barrier have passed: the benchmark uses one id at a time.
+    /// The number of passed instances of the barrier; the benchmark uses one id at a time.
     rounds: HashMap<Bytes, u64>,
     live_set: Vec<Respond>,
     version: u64,
@@ -250,14 +250,14 @@ fn answer(mut respond: Respond, body: Bytes) -> Result<()> {
     Ok(())
 }
 
-/// Whoever has gone meanwhile is no concern of the others.
+/// Answers all waiting callers; one that is gone is skipped.
 fn answer_all(waiting: &mut Vec<Respond>, body: &Bytes) {
     for respond in waiting.drain(..) {
         drop(answer(respond, body.clone()));
     }
 }
 
-/// The value goes out as it came in: only what stands before it is new.
+/// Sends the value as it was received; only the bytes before it are new.
 fn answer_value(mut respond: Respond, key: &[u8], value: Bytes) -> Result<()> {
     let around = Writer::default().bytes(1, key).bytes_head(2, value.len()).finish();
     let outer = Writer::default().bytes_head(1, around.len() + value.len()).finish();
@@ -267,7 +267,7 @@ fn answer_value(mut respond: Respond, key: &[u8], value: Bytes) -> Result<()> {
     start.put_slice(&outer);
     start.put_slice(&around);
     let mut stream = respond.send_response(head()?, false)?;
-    // Not worth a frame of its own.
+    // A value that does not deserve its own frame.
     if value.len() <= 1024 {
         start.put_slice(&value);
         stream.send_data(start.freeze(), false)?;

@@ -5,10 +5,10 @@ use bytes::Bytes;
 
 use crate::wire::{self, Method};
 
-/// The number of a call under way.
+/// The number of a call in progress.
 pub type Slot = u32;
 
-/// What has come so far of the answers to all calls.
+/// The received parts of the answers to all calls.
 #[derive(Default)]
 pub struct Calls {
     slots: Vec<Answer>,
@@ -21,12 +21,12 @@ struct Answer {
     http: Option<u32>,
     status: Option<u32>,
     error: String,
-    /// How the transport has failed, where it has.
+    /// The failure of the transport, if it has failed.
     failure: Option<String>,
     finished: bool,
 }
 
-/// What a server has answered.
+/// The answer of a server.
 #[derive(Debug)]
 pub struct Reply {
     pub method: Method,
@@ -36,7 +36,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// The message of an answer that must be a success.
+    /// Returns the message of an answer that must be a success.
     pub fn ok(self) -> Result<Bytes> {
         ensure!(self.status == 0, "{:?} failed with status {}: {}", self.method, self.status, self.error);
         Ok(self.message)
@@ -99,7 +99,7 @@ impl Calls {
         self.slots[slot as usize].finished
     }
 
-    /// Takes the answer to a call that is finished.
+    /// Removes and returns the answer to a finished call.
     pub fn take(&mut self, slot: Slot) -> Result<Reply> {
         let answer = &mut self.slots[slot as usize];
         self.free.push(slot);

@@ -1,4 +1,5 @@
-//! One HTTP/2 connection of the load generator (RFC 9113), presenting itself as jaxlib's connections do.
+//! One HTTP/2 connection of the load generator (RFC 9113), with the settings and headers of jaxlib's
+//! connections.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -29,7 +30,7 @@ const SETTING_TABLE_SIZE: u16 = 1;
 const SETTING_WINDOW: u16 = 4;
 const SETTING_FRAME_MAX: u16 = 5;
 
-/// What may be under way unread, of one stream and of all.
+/// The receive window of a stream and of the connection.
 const WINDOW: u32 = 4 << 20;
 const DEFAULT_WINDOW: u32 = (1 << 16) - 1;
 
@@ -39,18 +40,18 @@ const OUR_SETTINGS: [(u16, u32); 5] =
 
 const FRAME_HEAD: usize = 9;
 
-/// From here on a body is not worth copying first.
+/// The length from which on a body is not copied.
 const LARGE: usize = 16 << 10;
 
 pub struct Connection {
     stream: TcpStream,
     /// Whether the server has answered anything.
     pub open: bool,
-    /// What is to be sent: the rest of a large piece first.
+    /// The rest of a large output, which is sent first.
     large: Bytes,
     out: Vec<u8>,
     next_stream: u32,
-    /// The calls under way, by stream; the oldest is usually the first to be answered.
+    /// The calls in progress, by stream; usually the oldest is answered first.
     calls: Vec<(u32, Slot)>,
     encoder: Encoder,
     decoder: Decoder,
@@ -59,7 +60,7 @@ pub struct Connection {
     send_window: i64,
     stream_window: i64,
     frame_max: usize,
-    /// Bodies that the server's windows hold back.
+    /// The bodies that wait for the server's windows.
     held_back: VecDeque<HeldBack>,
 }
 
@@ -78,13 +79,13 @@ struct Incoming {
     kind: u8,
     flags: u8,
     stream: u32,
-    /// Whose answer the frame is part of.
+    /// The call to whose answer the frame belongs.
     slot: Option<Slot>,
-    /// What it carries, unless that is part of an answer.
+    /// The payload, unless it is part of an answer.
     payload: Vec<u8>,
 }
 
-/// What is shared by the connections while they work.
+/// The state shared by all connections.
 pub struct Shared<'a> {
     pub phrases: &'a HeaderTable,
     pub strings: &'a mut StringCache,
@@ -100,7 +101,7 @@ impl Connection {
             .collect();
         put_frame(&mut out, SETTINGS, 0, 0, &settings);
         put_frame(&mut out, WINDOW_UPDATE, 0, 0, &(WINDOW - DEFAULT_WINDOW).to_be_bytes());
-        // Its answer says that the connection is being served.
+        // Its acknowledgement shows that the server serves the connection.
         put_frame(&mut out, PING, 0, 0, b"opening!");
         Self {
             stream,
@@ -124,7 +125,7 @@ impl Connection {
         &mut self.stream
     }
 
-    /// Puts a call on its way. It leaves with the next [`Self::flush`].
+    /// Starts a call. It is sent with the next [`Self::flush`].
     pub fn start(&mut self, shared: &Shared<'_>, slot: Slot, method: Method, body: Bytes) -> Result<()> {
         let stream = self.next_stream;
         self.next_stream += 2;
@@ -138,7 +139,7 @@ impl Connection {
         self.send_bodies()
     }
 
-    /// Sends what the server's windows allow, in the order of the calls.
+    /// Sends what the server's windows permit, in the order of the calls.
     fn send_bodies(&mut self) -> Result<()> {
         while let Some(first) = self.held_back.front_mut() {
             let allowed = usize::try_from(self.send_window.min(first.window)).unwrap_or(0);
@@ -167,7 +168,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Writes what is there to be written, as far as the socket takes it.
+    /// Writes output as far as the socket accepts it.
     pub fn flush(&mut self) -> Result<()> {
         if !self.large.is_empty() {
             let sent = write(&mut self.stream, &self.large)?;
@@ -180,7 +181,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads all that has come. `buffer` is only lent.
+    /// Reads all available input, through the borrowed `buffer`.
     pub fn receive(&mut self, shared: &mut Shared<'_>, buffer: &mut [u8]) -> Result<()> {
         loop {
             let length = match self.stream.read(buffer) {
@@ -191,7 +192,7 @@ impl Connection {
                 Err(error) => return Err(error).context("reading"),
             };
             self.take_in(shared, &buffer[..length])?;
-            // Less than there is room for: there was no more, and what comes later is announced again.
+            // The socket had less than the buffer holds, so it is empty; later input is reported again.
             if length < buffer.len() {
                 break;
             }
@@ -260,7 +261,7 @@ impl Connection {
         match kind {
             HEADERS => {
                 ensure!(flags & END_HEADERS != 0, "headers in pieces are not for a load generator to read");
-                // Also those of calls that nobody waits for any more: the next headers may point back at them.
+                // Headers of cancelled calls are decoded too, because later blocks may refer to them.
                 let header = |name: &[u8], value: &[u8]| {
                     if let Some(slot) = slot {
                         shared.calls.header(slot, name, value);
@@ -305,7 +306,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The stream of the present frame is over.
+    /// Ends the stream of the present frame.
     fn finish(&mut self, shared: &mut Shared<'_>, failure: Option<String>) {
         let stream = self.incoming.stream;
         if let Some(place) = self.calls.iter().position(|(other, _)| *other == stream) {
@@ -314,7 +315,7 @@ impl Connection {
         }
     }
 
-    /// Nothing more will come.
+    /// Fails all calls, because no input follows.
     pub fn fail(&mut self, calls: &mut Calls, why: &str) {
         for (_, slot) in self.calls.drain(..) {
             calls.finish(slot, Some(why.to_owned()));
@@ -333,7 +334,7 @@ fn put_frame(out: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8]
     out.extend_from_slice(payload);
 }
 
-/// Writes until the socket takes no more.
+/// Writes until the socket accepts no more.
 fn write(stream: &mut TcpStream, data: &[u8]) -> Result<usize> {
     let mut sent = 0;
     while sent < data.len() {

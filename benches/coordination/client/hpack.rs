@@ -1,7 +1,7 @@
 //! Header compression (RFC 7541), as much of it as a gRPC client needs.
 //!
-//! Requests say the same few headers again and again. Answers are decoded in full, but a compressed string that
-//! any connection has seen before is looked up, not decoded.
+//! Requests repeat the same few headers. Responses are decoded in full, but a compressed string that any
+//! connection has seen before is looked up, not decoded.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -10,19 +10,19 @@ use bytes::Bytes;
 
 use crate::wire::Method;
 
-/// What all requests to one server say.
+/// The headers of all requests to one server.
 pub struct HeaderTable {
     paths: Vec<HeaderField>,
     others: Vec<HeaderField>,
 }
 
-/// A header, as it stands to be remembered and as it stands where nothing is.
+/// A header with and without incremental indexing.
 struct HeaderField {
     remembered: Vec<u8>,
     passing: Vec<u8>,
 }
 
-/// `:method POST` and `:scheme http` stand in the table that both sides begin with, as do these names.
+/// The static indexes of `:method POST` and `:scheme http`, and of these names.
 const POST: u8 = 0x83;
 const HTTP: u8 = 0x86;
 const AUTHORITY: usize = 1;
@@ -30,18 +30,18 @@ const PATH: usize = 4;
 const CONTENT_TYPE: usize = 31;
 const USER_AGENT: usize = 58;
 
-/// How a header begins: as an index, as a name's index to be remembered with its value, or as one to be forgotten.
+/// The first bits of a header: an index, a literal with indexing, or a literal without.
 const INDEXED: u8 = 0x80;
 const REMEMBERED: u8 = 0x40;
 const PASSING: u8 = 0;
-/// How the news begins that the table has another size.
+/// The first bits of a dynamic table size update.
 const TABLE_SIZE: u8 = 0x20;
 
-/// A table of this size holds all that a client says.
+/// The size of a table that holds all headers of a client.
 pub const TABLE: u32 = 4096;
 
 impl HeaderTable {
-    /// The headers of jaxlib's requests to a server at `authority`.
+    /// Returns the headers of jaxlib's requests to a server at `authority`.
     pub fn new(authority: &str) -> Self {
         let phrase = |known: usize, name: &str, value: &str| {
             let name = if known == 0 { string(name) } else { Vec::new() };
@@ -61,32 +61,32 @@ impl HeaderTable {
     }
 }
 
-/// A small number in so many bits of a byte, and in the next if it needs one.
+/// Encodes an integer with a prefix of `bits` bits and at most one further byte.
 fn number(kind: u8, bits: u32, value: usize) -> Vec<u8> {
     let most = (1 << bits) - 1;
     if value < most { vec![kind | value as u8] } else { vec![kind | most as u8, (value - most) as u8] }
 }
 
-/// A string as it is, which must be shorter than 127 bytes.
+/// Encodes a string literal, which must be shorter than 127 bytes.
 fn string(text: &str) -> Vec<u8> {
     let mut out = vec![text.len() as u8];
     out.extend_from_slice(text.as_bytes());
     out
 }
 
-/// What the peer of one connection remembers of the requests before.
+/// The dynamic table that the peer of one connection keeps.
 #[derive(Default)]
 pub struct Encoder {
     remembered: u8,
     paths: [Option<u8>; Method::ALL.len()],
-    /// What the peer may remember is too little: it is told so, once, and every request says everything.
+    /// Set if the peer's table is too small: the change is announced once, and every request is sent in full.
     forgetful: Option<Told>,
 }
 
 struct Told(bool);
 
 impl Encoder {
-    /// The peer has a table of another size than usual.
+    /// Applies the peer's table size.
     pub fn table_size(&mut self, size: u32) {
         if size < TABLE {
             self.forgetful.get_or_insert(Told(false));
@@ -127,13 +127,13 @@ impl Encoder {
         }
     }
 
-    /// The newest stands first after the 61 that are always there.
+    /// Returns the index of an entry: the newest comes directly after the 61 static ones.
     fn index(&self, place: u8) -> u8 {
         INDEXED | (62 + self.remembered - 1 - place)
     }
 }
 
-/// Strings that came compressed, by what they came as.
+/// The decoded strings, by their compressed forms.
 #[derive(Default)]
 pub struct StringCache {
     known: HashMap<Vec<u8>, Bytes>,
@@ -151,7 +151,7 @@ impl StringCache {
     }
 }
 
-/// The headers that a peer expects to be remembered.
+/// The dynamic table that a peer uses.
 pub struct Decoder {
     table: VecDeque<(Bytes, Bytes)>,
     size: usize,
@@ -165,7 +165,7 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// Reads a whole block of headers.
+    /// Decodes a header block.
     pub fn decode(
         &mut self,
         mut block: &[u8],
@@ -251,9 +251,9 @@ fn text(block: &mut &[u8], strings: &mut StringCache) -> Result<Bytes> {
     if compressed { strings.decompressed(text) } else { Ok(Bytes::copy_from_slice(text)) }
 }
 
-/// The code of RFC 7541, appendix B. It is canonical: the lengths of the codes say what they are.
+/// The Huffman code of RFC 7541, appendix B. It is canonical: the lengths of the codes define it.
 struct HuffmanTable {
-    /// The symbols, by length of their code and then by value.
+    /// The symbols, by the length of their code and then by value.
     symbols: Vec<u16>,
 }
 
@@ -270,7 +270,7 @@ impl HuffmanTable {
         let mut out = Vec::new();
         let mut bits = packed.iter().flat_map(|byte| (0..8).rev().map(move |bit| u32::from(byte >> bit & 1)));
         'symbols: loop {
-            // Where the codes of the present length begin, and how many symbols have shorter ones.
+            // The first code of the present length, and the number of symbols with shorter codes.
             let (mut code, mut first, mut shorter) = (0, 0, 0);
             for length in 1..=30 {
                 let Some(bit) = bits.next() else {
@@ -306,7 +306,7 @@ const LENGTHS: [u8; 257] = [
     30,
 ];
 
-/// What both sides know from the beginning.
+/// The static table (RFC 7541, appendix A).
 #[rustfmt::skip]
 const STATIC: [(&str, &str); 61] = [
     (":authority", ""), (":method", "GET"), (":method", "POST"), (":path", "/"), (":path", "/index.html"),

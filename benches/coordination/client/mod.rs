@@ -1,5 +1,5 @@
-//! The load generator's side of the wire: a gRPC client that takes as little of the machine as it can, for what it
-//! takes is missing to the server under test. One thread, no tasks, no wake-ups, no generated code.
+//! The load generator's gRPC client. It uses as little processor time as possible, because the server under
+//! test lacks what it uses: one thread, no tasks, no wakeups, no generated code.
 
 mod calls;
 mod connection;
@@ -20,25 +20,25 @@ use hpack::{HeaderTable, StringCache};
 use crate::clock::now;
 use crate::wire::Method;
 
-/// How long any step may take before the server counts as hung.
+/// The time of a step after which the server counts as hung.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How many connections are being opened at once.
+/// The number of connections that are opened at once.
 const OPENING: usize = 64;
 
-/// After so many calls, those made are sent on their way.
+/// The number of calls after which the started ones are sent.
 const BURST: usize = 64;
 
-/// A call under way.
+/// A call in progress.
 #[derive(Debug)]
 pub struct Call(Slot);
 
-/// Connections to one server, and the calls on them.
+/// The connections to one server, and the calls on them.
 pub struct Client {
     poll: Poll,
     events: Events,
     connections: Vec<Option<Connection>>,
-    /// Connections that have something to send.
+    /// The connections that have output.
     to_flush: Vec<usize>,
     unsent: usize,
     phrases: HeaderTable,
@@ -48,7 +48,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Opens connections; they are open once the server has answered on them, not once the kernel has accepted them.
+    /// Opens connections; they count as open once the server has answered on them, not once the kernel has
+    /// accepted them.
     pub fn connect(address: SocketAddr, connections: usize) -> Result<Self> {
         let mut client = Self {
             poll: Poll::new()?,
@@ -98,7 +99,7 @@ impl Client {
         self.connections.len()
     }
 
-    /// Puts a call on its way on one of the connections.
+    /// Starts a call on one of the connections.
     pub fn call(&mut self, connection: usize, method: Method, body: Bytes) -> Result<Call> {
         let slot = self.calls.begin(method);
         let Self { connections, phrases, strings, calls, .. } = self;
@@ -112,7 +113,7 @@ impl Client {
         Ok(Call(slot))
     }
 
-    /// Sends what has been put on its way.
+    /// Sends all started calls.
     pub fn flush(&mut self) -> Result<()> {
         self.unsent = 0;
         for connection in self.to_flush.drain(..) {
@@ -123,7 +124,7 @@ impl Client {
         Ok(())
     }
 
-    /// Waits for an answer; others are taken in meanwhile.
+    /// Waits for an answer; others are received meanwhile.
     pub fn reply(&mut self, call: Call) -> Result<Reply> {
         let patience = IdleTimer::begin();
         while !self.calls.is_finished(call.0) {
@@ -132,7 +133,7 @@ impl Client {
         self.calls.take(call.0)
     }
 
-    /// Cuts a connection as the death of a process does: no farewell, the kernel closes the socket.
+    /// Closes a connection as the death of a process does: without GOAWAY, by the kernel.
     pub fn cut(&mut self, connection: usize) -> Result<()> {
         let mut cut = self.connections[connection].take().context("it has been cut before")?;
         self.poll.registry().deregister(cut.socket())?;
@@ -140,7 +141,7 @@ impl Client {
         Ok(())
     }
 
-    /// Sends what is to be sent, waits until something has come, and takes it in.
+    /// Sends output, waits for input, and processes it.
     fn turn(&mut self, patience: &IdleTimer) -> Result<()> {
         self.flush()?;
         match self.poll.poll(&mut self.events, Some(patience.left()?)) {
@@ -165,7 +166,7 @@ impl Client {
     }
 }
 
-/// How much longer a server may take.
+/// The time that a server still has.
 struct IdleTimer(Instant);
 
 impl IdleTimer {

@@ -1,4 +1,4 @@
-//! Changes and failures that reach many at once.
+//! Measures changes and failures that fan out to many watchers.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::cluster::{Cluster, Shape};
 use crate::meter::{CpuMeter, Figure};
 use crate::wire::{self, Method, Value};
 
-/// Time for calls that wait to have reached their places after an answered call behind them.
+/// The time after which waiting calls have reached their places, once a later call was answered.
 const SETTLE: Duration = Duration::from_millis(50);
 
-/// The first tasks' connections have been served since the calls before this.
+/// Waits until the server has processed all earlier calls on the first tasks' connections.
 fn wait_until_quiet(cluster: &Cluster, tasks: u32) -> Result<()> {
     let heartbeat = |number: u64| {
         let speaker = cluster.speaker(number as u32);
@@ -25,7 +25,7 @@ fn wait_until_quiet(cluster: &Cluster, tasks: u32) -> Result<()> {
     Ok(())
 }
 
-/// A task leaves and comes back, again and again, and all others watch it.
+/// Measures a task that leaves and returns repeatedly, while all others watch it.
 pub fn watch(target: Target, watchers: u32, wanted: &WorkFilter, figures: &mut Vec<Figure>) -> Result<()> {
     let cluster = registered(target, watchers + 1)?;
     let mut watched = FanOut::new(&cluster, watchers);
@@ -50,7 +50,7 @@ pub fn watch(target: Target, watchers: u32, wanted: &WorkFilter, figures: &mut V
     Ok(())
 }
 
-/// The last task, and those who watch.
+/// The last task, and its watchers.
 pub(super) struct FanOut<'a> {
     cluster: &'a Cluster,
     watchers: u32,
@@ -62,7 +62,7 @@ impl<'a> FanOut<'a> {
         Self { cluster, watchers, version: -1 }
     }
 
-    /// All watch for the next change.
+    /// Lets all tasks watch for the next change.
     pub(super) fn all_watch(&mut self) -> Result<Vec<Call>> {
         let now = self.cluster.ask(0, Method::WatchTasks, self.cluster.speaker(0).watch(-1))?;
         self.version = self.table(&now)?;
@@ -74,7 +74,7 @@ impl<'a> FanOut<'a> {
         Ok(calls)
     }
 
-    /// The last task leaves, or comes back in another life.
+    /// Lets the last task leave, or return with another incarnation.
     pub(super) fn change(&self, life: u32, present: bool) -> Result<Call> {
         let task = self.cluster.tasks() - 1;
         if present {
@@ -87,7 +87,7 @@ impl<'a> FanOut<'a> {
 
     pub(super) fn check(&self, tables: &[Bytes]) -> Result<()> {
         for (index, table) in tables.iter().enumerate() {
-            // Most are the same to the byte.
+            // Most answers are identical bytes.
             if index > 0 && table == &tables[0] {
                 continue;
             }
@@ -97,7 +97,7 @@ impl<'a> FanOut<'a> {
         Ok(())
     }
 
-    /// The version of a table that must show every task.
+    /// Returns the version of a table that must contain every task.
     fn table(&self, answer: &[u8]) -> Result<i64> {
         let (mut tasks, mut version) = (0, 0);
         for field in wire::fields(answer) {
@@ -114,7 +114,7 @@ impl<'a> FanOut<'a> {
 
 const CANCELLED: u32 = 1;
 
-/// Waits until all polls have brought the failure.
+/// Waits until every poll has returned the failure.
 fn all_polls_fail(cluster: &Cluster, polls: Vec<Call>) -> Result<()> {
     for poll in polls {
         let reply = cluster.reply(poll)?;
@@ -124,7 +124,7 @@ fn all_polls_fail(cluster: &Cluster, polls: Vec<Call>) -> Result<()> {
     Ok(())
 }
 
-/// Every task polls, in a job of which none may fail.
+/// Returns a fate-sharing job in which every task polls.
 fn polling(target: Target, tasks: u32) -> Result<(Cluster, Vec<Call>)> {
     let cluster = registered(target, tasks)?;
     let polls = cluster.call_all(Method::PollForError, |speaker| Ok(speaker.only_who()))?;
@@ -132,11 +132,11 @@ fn polling(target: Target, tasks: u32) -> Result<(Cluster, Vec<Call>)> {
     Ok((cluster, polls))
 }
 
-/// A task comes back as another process, which its job cannot bear: from its registration until the last of all
-/// tasks knows.
+/// Measures a task that restarts in a fate-sharing job: from its registration until the last of all tasks has
+/// the error.
 pub fn restart(target: Target, tasks: u32, figures: &mut Vec<Figure>) -> Result<()> {
     let (cluster, mut polls) = polling(target, tasks)?;
-    // The process that failed hears nothing any more.
+    // The process that failed receives nothing.
     let own = polls.pop();
     let last = cluster.reborn(tasks - 1, 1);
     let process = Cluster::connect(target.address, 1, Shape::OneEach)?;
@@ -151,7 +151,7 @@ pub fn restart(target: Target, tasks: u32, figures: &mut Vec<Figure>) -> Result<
     Ok(())
 }
 
-/// A task's connection breaks: from there until the last of the others knows.
+/// Measures a broken connection: from there until the last of the other tasks has the error.
 pub fn broken(target: Target, tasks: u32, figures: &mut Vec<Figure>) -> Result<()> {
     let (cluster, mut polls) = polling(target, tasks)?;
     let own = polls.pop();

@@ -11,8 +11,9 @@ use crate::wire::{self, Method, Value, Writer};
 struct Size {
     name: &'static str,
     bytes: usize,
-    /// How many are inserted and read, and how many at a time.
+    /// The number of inserts and reads.
     calls: u64,
+    /// The number of calls in progress at a time.
     window: u64,
 }
 
@@ -63,7 +64,7 @@ impl Values {
     }
 }
 
-/// The key and the value in the answer to a get.
+/// Returns the key and the value in the answer to a get.
 fn entry(answer: &[u8]) -> Result<(&[u8], &[u8])> {
     let Some((1, Value::Bytes(entry))) = wire::fields(answer).next().transpose()? else {
         bail!("an answer without an entry")
@@ -103,7 +104,8 @@ fn values(
     let key = |number: u64| format!("bench/values/{number:06}");
     let mut values = Values::new(size.bytes);
 
-    // Made before the clock runs: a client takes as long to write a large value as a server to read it.
+    // Encoded before the measurement: a client takes as long to encode a large value as a server to decode
+    // it.
     let requests: Vec<_> = (0..calls)
         .map(|number| (speaker(number).task, speaker(number).insert(&key(number), values.stamp(number))))
         .collect();
@@ -123,7 +125,7 @@ fn values(
     ] {
         let mut reading = CpuMeter::start(target.pid)?;
         let read = |number| {
-            // Not the one who wrote it.
+            // The reader is not the task that wrote it.
             let speaker = speaker(number + 1);
             Ok((speaker.task, method, speaker.key(&key(number))))
         };
@@ -136,7 +138,7 @@ fn values(
     delete(cluster, "bench/values")
 }
 
-/// Values that compress well, as texts and much generated code do: clients send them compressed.
+/// Measures values that compress well, as texts and much generated code do: clients send them compressed.
 fn compressed(target: Target, cluster: &Cluster, wanted: &WorkFilter) -> Result<Figure> {
     let calls = wanted.times(300);
     let mut text = String::new();
@@ -168,7 +170,7 @@ fn compressed(target: Target, cluster: &Cluster, wanted: &WorkFilter) -> Result<
     Ok(figure)
 }
 
-/// A task waits for a key that another inserts.
+/// Measures a task that waits for a key which another task inserts.
 fn woken(target: Target, cluster: &Cluster, wanted: &WorkFilter) -> Result<Figure> {
     let pairs = wanted.times(500);
     let mut values = Values::new(64);
@@ -179,7 +181,7 @@ fn woken(target: Target, cluster: &Cluster, wanted: &WorkFilter) -> Result<Figur
             (number % u64::from(cluster.tasks()), (number + 1) % u64::from(cluster.tasks()));
         let (waits, writes) = (cluster.speaker(waits as u32), cluster.speaker(writes as u32));
         let waiting = cluster.call(waits.task, Method::GetKeyValue, waits.key(&key))?;
-        // The heartbeat's answer says that the get is where it waits: they share a connection.
+        // The heartbeat's answer proves that the get waits: both use one connection.
         cluster.ask(waits.task, Method::Heartbeat, waits.heartbeat())?;
         measured.begin();
         let inserted =
@@ -195,7 +197,7 @@ fn woken(target: Target, cluster: &Cluster, wanted: &WorkFilter) -> Result<Figur
     Ok(figure)
 }
 
-/// All tasks wait for one key, as they do for the job's topology.
+/// Measures all tasks waiting for one key, as they do for the job's topology.
 fn awaited_by_all(target: Target, cluster: &Cluster, wanted: &WorkFilter) -> Result<Figure> {
     let rounds = wanted.times(10);
     let writer = cluster.speaker(0);
@@ -241,7 +243,7 @@ fn directory(target: Target, cluster: &Cluster, wanted: &WorkFilter) -> Result<F
         let mut found = 0;
         for field in wire::fields(&answer) {
             let (2, Value::Bytes(kv)) = field? else { continue };
-            // Each entry is what a get answers with.
+            // Each entry has the form of the answer to a get.
             values.check(found, &key(found), &Writer::default().bytes(1, kv).finish())?;
             found += 1;
         }

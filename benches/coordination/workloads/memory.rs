@@ -1,4 +1,4 @@
-//! How much memory a server needs when very many tasks do all that tasks do.
+//! Measures the memory of a server while very many tasks make all calls that tasks make.
 
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
@@ -9,11 +9,12 @@ use crate::meter::Figure;
 use crate::process;
 use crate::wire::Method;
 
-/// What a task says of its own devices, and what is said to it of all.
+/// The size of a task's own topology.
 const LOCAL_TOPOLOGY: usize = 1 << 10;
+/// The size of the global topology.
 const GLOBAL_TOPOLOGY: usize = 64 << 10;
 
-/// Watching is not what every program does.
+/// The number of watchers; not every program watches.
 const WATCHERS: u32 = 1024;
 
 pub fn run(target: Target, tasks: u32, figures: &mut Vec<Figure>) -> Result<()> {
@@ -27,7 +28,7 @@ pub fn run(target: Target, tasks: u32, figures: &mut Vec<Figure>) -> Result<()> 
     let cluster = registered(target, tasks)?;
     peak("registered", "registered")?;
 
-    // What every JAX process keeps open for all its life.
+    // Every JAX process keeps an error poll open all its life.
     let polls = cluster.call_all(Method::PollForError, |speaker| Ok(speaker.only_who()))?;
     let notice = |speaker: &crate::wire::Speaker| Ok(speaker.key("RECEIVED_PREEMPTION_NOTICE"));
     let notices = cluster.call_all(Method::GetKeyValue, notice)?;
@@ -64,7 +65,7 @@ fn heartbeats(cluster: &Cluster) -> Result<()> {
     cluster.answers(calls).context("heartbeats").map(drop)
 }
 
-/// Each task inserts what it knows, the first reads it all, and then all read what the first makes of it.
+/// Each task inserts its local topology, the first task reads all of them, and then all read the global one.
 fn topology(cluster: &Cluster) -> Result<()> {
     let local = vec![0x5a; LOCAL_TOPOLOGY];
     let key = |task: u32| format!("cpu:local_topology/cpu/{task}");

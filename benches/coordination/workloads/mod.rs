@@ -1,4 +1,4 @@
-//! What is measured. A session is one life of a server; in it the pieces of work follow one another.
+//! The measured work. A session is one life of a server, in which the pieces of work follow one another.
 
 mod fan_out;
 mod keys;
@@ -15,7 +15,7 @@ use crate::cluster::{Cluster, Shape};
 use crate::meter::Figure;
 use crate::servers::{Job, Kind};
 
-/// A piece of work, as it is asked for.
+/// A piece of work, as the command line names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Work {
     /// Opening the tasks' connections.
@@ -26,15 +26,15 @@ pub enum Work {
     LiveSet,
     /// Key inserts, reads, waits and directories.
     Keys,
-    /// A change of one task reaching those who watch.
+    /// A change of one task that reaches its watchers.
     Watch,
-    /// The failure of one task reaching all others.
+    /// The failure of one task that reaches all others.
     Failure,
     /// The most memory that the server holds, with every task connected.
     Memory,
 }
 
-/// Which work is wanted, and how much of it.
+/// The selected work, and its amount.
 #[derive(Debug)]
 pub struct WorkFilter {
     pub works: Vec<Work>,
@@ -46,16 +46,16 @@ impl WorkFilter {
         self.works.contains(&work)
     }
 
-    /// How often to do something.
+    /// Returns the number of repetitions.
     fn times(&self, usually: u64) -> u64 {
         if self.quick { (usually / 5).max(2) } else { usually }
     }
 }
 
-/// One life of a server and what is done in it.
+/// One life of a server, and its work.
 #[derive(Debug, Clone, Copy)]
 pub enum Session {
-    /// All that a healthy job does.
+    /// All work of a healthy job.
     Steady {
         tasks: u32,
         shape: Shape,
@@ -64,7 +64,7 @@ pub enum Session {
     Watch {
         watchers: u32,
     },
-    /// A task of a job that cannot go on without it comes back as another process.
+    /// A task of a fate-sharing job restarts as another process.
     Restart {
         tasks: u32,
     },
@@ -77,7 +77,7 @@ pub enum Session {
     },
 }
 
-/// The server of a session, as the work sees it.
+/// The server of a session.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
     pub address: SocketAddr,
@@ -85,7 +85,7 @@ pub struct Target {
 }
 
 impl Session {
-    /// The sessions that the wanted work needs. Keys are tried with as many tasks as come nearest to a thousand.
+    /// Returns the sessions of the selected work. Keys are measured at the size nearest to a thousand tasks.
     pub fn plan(wanted: &WorkFilter, tasks: &[u32], shared: u32, memory_tasks: u32) -> Vec<Self> {
         let mut plan = Vec::new();
         let middle = tasks.iter().copied().min_by_key(|tasks| tasks.abs_diff(1024)).unwrap_or(1024);
@@ -112,19 +112,19 @@ impl Session {
         plan
     }
 
-    /// What the server is to be started for.
+    /// Returns the job for which the server is started.
     pub fn job(self) -> Job {
         match self {
             Self::Steady { tasks, .. } | Self::Restart { tasks } | Self::Broken { tasks } => {
                 Job { tasks, recoverable: false }
             }
-            // One task more: the one whose state changes.
+            // The additional task is the one whose state changes.
             Self::Watch { watchers } => Job { tasks: watchers + 1, recoverable: true },
             Self::Memory { tasks } => Job { tasks, recoverable: true },
         }
     }
 
-    /// Why this server cannot be measured so, if that is how it is.
+    /// Returns why this server cannot be measured in the session, if it cannot.
     pub fn not_for(self, kind: Kind) -> Option<&'static str> {
         match (self, kind) {
             (Self::Broken { .. }, Kind::Cxx) => Some(
@@ -135,7 +135,7 @@ impl Session {
         }
     }
 
-    /// Memory does not vary from life to life as times do, and takes long to fill.
+    /// Returns the number of repetitions. Memory varies little between lives, and takes long to fill.
     pub fn repeat(self, wanted: u32) -> u32 {
         if matches!(self, Self::Memory { .. }) { wanted.min(1) } else { wanted }
     }
@@ -172,7 +172,7 @@ impl fmt::Display for Session {
     }
 }
 
-/// How figures of one session are told from those of others.
+/// The name by which the figures of one session are distinguished from those of others.
 #[derive(Debug, Clone, Copy)]
 struct WorkloadName {
     tasks: u32,
@@ -192,7 +192,7 @@ impl WorkloadName {
     }
 }
 
-/// A number as people read it.
+/// Formats a number for people.
 pub fn count(number: u32) -> String {
     let digits = number.to_string();
     let mut out = String::new();
@@ -205,14 +205,14 @@ pub fn count(number: u32) -> String {
     out
 }
 
-/// The tasks connected and registered, where that is not what is measured.
+/// Connects and registers the tasks, without measuring that.
 fn registered(target: Target, tasks: u32) -> Result<Cluster> {
     let mut cluster = Cluster::connect(target.address, tasks, Shape::OneEach)?;
     cluster.register()?;
     Ok(cluster)
 }
 
-/// The tasks of an answer must be those of the job, each in its present life.
+/// Checks that the tasks of an answer are those of the job, each with its present incarnation.
 fn ensure_all(cluster: &Cluster, mut found: Vec<(u32, u64)>) -> Result<()> {
     found.sort_unstable();
     ensure!(found.len() == cluster.tasks() as usize, "{} tasks of {}", found.len(), cluster.tasks());

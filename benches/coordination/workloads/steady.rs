@@ -1,4 +1,4 @@
-//! What a healthy job does: joining, heartbeats, barriers, the live set.
+//! Measures a healthy job: joining, heartbeats, barriers, the live set.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use bytes::Bytes;
@@ -8,10 +8,10 @@ use crate::cluster::{Cluster, service_incarnation};
 use crate::meter::{CpuMeter, Figure};
 use crate::wire::{self, Method, SharedEnd, Value, Writer};
 
-/// How many heartbeats are under way when as many as possible are sent.
+/// The number of heartbeats in progress at the greatest load.
 const WINDOW: u64 = 256;
 
-/// Connects and registers a job, as figures of their own.
+/// Connects and registers a job, and measures both.
 pub fn begin(
     target: Target,
     name: WorkloadName,
@@ -73,7 +73,7 @@ fn heartbeats(
         ensure!(service_incarnation(answer)? == service, "a heartbeat was answered by another service");
         Ok(())
     };
-    // So that what every connection does once is not counted here.
+    // What every connection does once is not counted here.
     cluster.flood(WINDOW, name.tasks.into(), heartbeat, check)?;
 
     let many = wanted.times(20_000);
@@ -97,7 +97,7 @@ fn heartbeats(
     Ok(())
 }
 
-/// Rounds of one barrier of all tasks, after a first that is not counted.
+/// Measures rounds of one barrier of all tasks, after a first one that does not count.
 fn barriers(target: Target, cluster: &Cluster, name: WorkloadName, wanted: &WorkFilter) -> Result<Figure> {
     let rounds = wanted.times((40_000 / u64::from(name.tasks)).clamp(5, 50));
     round(cluster, 0)?;
@@ -115,7 +115,7 @@ fn barriers(target: Target, cluster: &Cluster, name: WorkloadName, wanted: &Work
     measured.finish(name.id("barrier"), name.work("barrier round"), "arrival", arrivals)
 }
 
-/// One round of the barrier, whose counter every task knows.
+/// Runs one instance of the barrier, whose counter every task knows.
 pub(super) fn round(cluster: &Cluster, counter: u64) -> Result<Vec<Bytes>> {
     let arrival = |speaker: &wire::Speaker| Ok(speaker.barrier("step", 600_000, counter));
     cluster.answers(cluster.call_all(Method::Barrier, arrival)?)
@@ -135,7 +135,8 @@ fn live_sets(target: Target, cluster: &Cluster, name: WorkloadName, wanted: &Wor
     measured.finish(name.id("live-set"), name.work("live-set call by all"), "call", calls)
 }
 
-/// Every task's request for the live set of all. They are long, and made before the clock runs.
+/// Returns every task's request for the live set of all. The requests are long, and encoded before the
+/// measurement.
 pub(super) fn live_set_requests(cluster: &Cluster) -> Result<Vec<Bytes>> {
     let tasks = wire::pack((0..cluster.tasks()).map(u64::from));
     let end = SharedEnd::new(Writer::default().bytes(3, &tasks).finish())?;
@@ -151,7 +152,7 @@ pub(super) fn check_live_sets(cluster: &Cluster, found: &[Bytes]) -> Result<()> 
     let first = &found[0];
     ensure_all(cluster, live_tasks(first)?)?;
     for other in found {
-        // Most are the same to the byte; any order will do.
+        // Most answers are identical bytes; the order is free.
         if other != first {
             ensure_all(cluster, live_tasks(other)?)?;
         }

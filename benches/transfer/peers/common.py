@@ -26,7 +26,7 @@ import numpy as np
 
 GAP = 64
 PAGE = 4096
-# Beyond this, what one at a time takes is the throughput once more.
+# Above this size, single transfers only repeat the throughput.
 LATENCY_MAX = 1 << 20
 
 
@@ -154,7 +154,7 @@ class Conductor:
         self.peer.launches(count, self.pipe)
         ended = time.monotonic_ns()
         there = expect(self.pipe, "launches")
-        # One-sided writes are known to be in place at the sender; what the receiver takes part in ends there.
+        # One-sided writes are complete at the sender; transfers in which the receiver takes part end there.
         ended = ended if self.peer.one_sided else there
         wrong = tell(self.pipe, "check", self.seed)
         return (ended - began) / 1e9, not wrong

@@ -79,7 +79,7 @@ class Jax:
         self.memory = [np.asarray(array) for slot in range(slots) for array in last[slot]]
 
     def once(self, pipe):
-        # Timed at the sender as at the others: offered, pulled, and known to be there.
+        # Timed at the sender, as for the others: offered, pulled, and acknowledged.
         self.uuid += 1
         if self.sender:
             self.server.await_pull(self.uuid, self.arrays[0])

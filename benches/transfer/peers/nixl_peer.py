@@ -13,7 +13,7 @@ TRANSPORT = os.environ.get("MUSTER_PEER", "shm")
 PROGRESS = os.environ.get("NIXL_PROGRESS", "1") == "1"
 SETTINGS = {}
 if TRANSPORT == "tcp":
-    # Without the device it would stripe over the loopback and whatever other interface there is.
+    # Without the device it would stripe over the loopback interface and any other one.
     SETTINGS |= {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo"}
 SETTINGS |= {"NIXL_LOG_LEVEL": "ERROR", "UCX_LOG_LEVEL": "error"}
 os.environ.update(SETTINGS)
@@ -30,7 +30,7 @@ class Nixl:
     def __init__(self, sender):
         self.sender = sender
         self.me = "sender" if sender else "receiver"
-        # A thread that makes progress costs one of the cores that the copy needs.
+        # A progress thread occupies one of the cores that the copy needs.
         threaded = PROGRESS
         self.agent = nixl_agent(self.me, nixl_agent_config(enable_prog_thread=threaded, backends=[]))
         errors = os.environ.get("NIXL_ERRORS", "peer")
@@ -93,7 +93,7 @@ class Nixl:
         while (state := self.agent.check_xfer_state(handle)) != "DONE":
             if state == "ERR":
                 raise RuntimeError("a transfer failed")
-            # It can only poll; on few cores it is faster when others get a turn.
+            # The receiver can only poll; on few cores polling is faster if it yields to others.
             os.sched_yield()
 
     def launches(self, count, pipe):

@@ -12,18 +12,18 @@ const TASK_VARIABLES: [&str; 2] = ["MUSTER_PROCESS_ID", "JAX_PROCESS_ID"];
 const TASKS_VARIABLES: [&str; 3] = ["MUSTER_NUM_PROCESSES", "JAX_NUM_PROCESSES", "JAX_PROCESS_COUNT"];
 const SERVICE_VARIABLES: [&str; 2] = ["MUSTER_COORDINATOR_ADDRESS", "JAX_COORDINATOR_ADDRESS"];
 
-/// What was asked for by flags.
+/// The values given by flags.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ExplicitFlags {
-    /// Which task this is.
+    /// The number of this task.
     pub task: Option<u32>,
-    /// How many there are.
+    /// The number of tasks.
     pub tasks: Option<u32>,
-    /// Where the service is.
+    /// The address of the service.
     pub service: Option<String>,
 }
 
-/// What was said.
+/// Returns the values given by flags, or else by variables.
 pub(super) fn find(asked: &ExplicitFlags, variables: &Variables) -> Result<DetectedEnv, ClusterEnvError> {
     let flag = |value: Option<u32>, flag: &str| value.map(|value| Sourced { value, from: flag.to_owned() });
     Ok(DetectedEnv {
@@ -43,7 +43,7 @@ pub(super) fn find(asked: &ExplicitFlags, variables: &Variables) -> Result<Detec
     })
 }
 
-/// The flag, or else what the variables say if they agree.
+/// Returns the value of the flag, or else of the variables if they agree.
 fn one<T: PartialEq + std::fmt::Display>(
     question: &Parameter,
     flag: Option<Sourced<T>>,

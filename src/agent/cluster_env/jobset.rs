@@ -1,7 +1,7 @@
 //! Reads the variables of a Kubernetes JobSet: several indexed jobs that are one.
 //!
-//! JobSet puts what a pod must know into its labels, and the pod's specification hands it on; the names here are
-//! the usual ones. Begin at `find`.
+//! JobSet writes the values into labels of the pod, and the pod's specification exposes them as variables;
+//! the names here are the usual ones. Begin at `find`.
 
 use super::{
     ClusterEnvError, DetectedEnv, Sourced, TASK, TASKS_MAX, UnsetFields, Variables, kubernetes, number, task,
@@ -11,7 +11,7 @@ use super::{
 const HINT: &str = "JOBSET_NAME is set, so JOB_INDEX (from the label jobset.sigs.k8s.io/job-global-index), PROCESSES_IN_JOB (pods of each \
                     job) and JOB_COMPLETION_INDEX are needed: hand them on in the pod's specification";
 
-/// What JobSet says: the pods of each of its jobs are numbered after those of the jobs before.
+/// Returns the values of a JobSet: the pods of each of its jobs are numbered after those of the jobs before.
 pub(super) fn find(
     variables: &Variables,
     wanted: UnsetFields,

@@ -7,14 +7,14 @@ use super::{ClusterEnvError, DetectedEnv, PORT, SERVICE, Sourced, UnsetFields, V
 const HINT: &str = "in Kubernetes, a job with completionMode: Indexed numbers its pods, and a Service named `muster` in the same namespace \
                     tells where it is";
 
-/// What an indexed job says. How many pods it has, none of them is told: the service knows.
+/// Returns the values of an indexed Job. A pod does not learn the number of pods; the service knows it.
 pub(super) fn find(
     variables: &Variables,
     wanted: UnsetFields,
 ) -> Result<Option<DetectedEnv>, ClusterEnvError> {
     let inside = text(variables, "KUBERNETES_SERVICE_HOST").is_some();
     let numbered = text(variables, "JOB_COMPLETION_INDEX").is_some();
-    // A JobSet's pods are numbered through all of its jobs, which this index is not.
+    // A JobSet numbers its pods across all of its jobs; this index does not.
     let whole = text(variables, "JOBSET_NAME").is_some();
     if whole || (!inside && !numbered) {
         return Ok(None);
@@ -28,7 +28,7 @@ pub(super) fn find(
     }))
 }
 
-/// The Service named `muster`, which Kubernetes tells every pod of its namespace about.
+/// Returns the address of the Service named `muster`, which Kubernetes sets for every pod of its namespace.
 pub(super) fn service(
     variables: &Variables,
     wanted: UnsetFields,

@@ -1,9 +1,9 @@
 //! Detects which task this process is, of how many, and where the service is.
 //!
-//! Explicit flags and variables count first; then the cluster systems are tried. It reads a map of variables, never
-//! the process environment, so it is testable without the systems. It guesses nothing: if two sources disagree, or
-//! one value is missing, the result is an error that says what to set, because a wrong number takes the place of a
-//! healthy task. Begin at `find`.
+//! Explicit flags and variables count first; then the cluster systems are tried. It reads a map of variables,
+//! never the process environment, so it is testable without the systems. It guesses nothing: if two sources
+//! disagree, or a value is missing, the result is an error that says what to set, because a wrong task number
+//! would replace a healthy task. Begin at `find`.
 //!
 //! | file | system | variables |
 //! | --- | --- | --- |
@@ -29,15 +29,15 @@ pub use explicit::ExplicitFlags;
 /// Environment variables by name.
 pub type Variables = BTreeMap<String, String>;
 
-/// The port of a service for which no port is named.
+/// The default port of the service.
 pub const PORT: u16 = 8476;
 
-/// A value, and where it was taken from.
+/// A value with its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sourced<T> {
     /// The value.
     pub value: T,
-    /// The flag or variable that said so.
+    /// The flag or variable that it came from.
     pub from: String,
 }
 
@@ -47,71 +47,71 @@ impl<T: fmt::Display> fmt::Display for Sourced<T> {
     }
 }
 
-/// What one system says. What it does not say is `None`.
+/// The values of one system; a value that it does not give is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct DetectedEnv {
-    /// The system, in words.
+    /// The name of the system, for people.
     system: &'static str,
     task: Option<Sourced<u32>>,
     tasks: Option<Sourced<u32>>,
     service: Option<Sourced<String>>,
-    /// What is to be done where it should have said more.
+    /// The advice for a missing value.
     hint: Option<&'static str>,
 }
 
-/// The place of this process.
+/// The detected place of this process in its job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterEnv {
-    /// Which task it is.
+    /// The number of the task.
     pub task: Sourced<u32>,
-    /// How many tasks there are; where nothing says so, the service does.
+    /// The number of tasks; `None` if no source gives it: the service knows it.
     pub tasks: Option<Sourced<u32>>,
-    /// Where the service is: `host:port`.
+    /// The address of the service: `host:port`.
     pub service: Sourced<String>,
     /// The systems that were detected.
     pub systems: Vec<&'static str>,
 }
 
-/// Why the place of this process is not known.
+/// The reason for which the place of this process is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClusterEnvError {
-    /// A variable does not hold what it should.
+    /// The value of a variable is malformed.
     #[error("{variable} is {value:?}, which is not {wanted}: set it right{}", or_give(.variable, .flag))]
     Malformed {
-        /// Which.
+        /// The variable.
         variable: String,
-        /// What it holds.
+        /// The value.
         value: String,
-        /// What it should.
+        /// The expected form.
         wanted: &'static str,
         /// The flag that overrides it.
         flag: &'static str,
     },
-    /// Two sources say different things.
+    /// Two sources disagree.
     #[error("{what} is {first} but also {second}: say which is right with {flag}")]
     Conflict {
-        /// What is asked.
+        /// The parameter.
         what: &'static str,
-        /// The one.
+        /// The value and source of one.
         first: String,
-        /// The other.
+        /// The value and source of the other.
         second: String,
         /// The flag that overrides both.
         flag: &'static str,
     },
-    /// No source says it.
+    /// No source gives the value.
     #[error("nothing says {what} ({looked}): give {flag}, or set {variable}{hint}")]
     Missing {
-        /// What is asked.
+        /// The parameter.
         what: &'static str,
-        /// Where it was looked for.
+        /// The sources that were searched.
         looked: String,
-        /// The flag that says it.
+        /// The flag that sets it.
         flag: &'static str,
-        /// The variable that says it.
+        /// The variable that sets it.
         variable: &'static str,
-        /// What else would help.
+        /// Further advice.
         hint: String,
     },
     /// The number of the task is beyond the number of tasks.
@@ -119,7 +119,7 @@ pub enum ClusterEnvError {
     TaskOutOfRange {
         /// The task.
         task: Sourced<u32>,
-        /// How many there are.
+        /// The number of tasks.
         tasks: Sourced<u32>,
     },
 }
@@ -134,7 +134,8 @@ const SERVICE: Parameter = Parameter {
     variable: "JAX_COORDINATOR_ADDRESS=HOST:PORT",
 };
 
-/// What is not known yet. Nothing else is read: whoever says something by a flag need not have the environment in order.
+/// The parameters that are still unknown. Other variables are not read, so a user who gives a flag need not
+/// correct the environment.
 #[derive(Debug, Clone, Copy)]
 struct UnsetFields {
     task: bool,
@@ -143,12 +144,12 @@ struct UnsetFields {
 }
 
 impl UnsetFields {
-    /// The number of the task, if it is wanted.
+    /// Returns the number of the task, if it is unknown.
     fn task(self, variables: &Variables, name: &str) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
         if self.task { task(variables, name) } else { Ok(None) }
     }
 
-    /// The number of tasks, if it is wanted.
+    /// Returns the number of tasks, if it is unknown.
     fn tasks(self, variables: &Variables, name: &str) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
         if self.tasks { tasks(variables, name) } else { Ok(None) }
     }
@@ -161,10 +162,10 @@ struct Parameter {
 }
 
 impl ClusterEnv {
-    /// Finds it out of what was asked for and `variables`.
+    /// Detects the place of this process from flags and `variables`.
     ///
     /// # Errors
-    /// If it is not known for sure; the error says what to set.
+    /// If a value is missing or ambiguous; the error says what to set.
     pub fn find(asked: &ExplicitFlags, variables: &Variables) -> Result<Self, ClusterEnvError> {
         let said = explicit::find(asked, variables)?;
         let detectors = [slurm::find, jobset::find, kubernetes::find, open_mpi::find];
@@ -189,7 +190,7 @@ impl ClusterEnv {
         Ok(Self { task, tasks, service, systems: found.iter().map(|found| found.system).collect() })
     }
 
-    /// What was detected and taken from where, in lines for people.
+    /// Returns the detected values and their sources, in lines for people.
     #[must_use]
     pub fn describe(&self) -> String {
         let systems = if self.systems.is_empty() { "none".to_owned() } else { self.systems.join(", ") };
@@ -199,7 +200,7 @@ impl ClusterEnv {
     }
 }
 
-/// What was said, or else what all detected systems say with one voice.
+/// Returns the explicit value, or else the value on which all detected systems agree.
 fn reconcile<T: PartialEq + fmt::Display>(
     question: &Parameter,
     said: Option<Sourced<T>>,
@@ -217,7 +218,7 @@ fn reconcile<T: PartialEq + fmt::Display>(
     }
 }
 
-/// What else helps, unless it is the flag itself that is wrong.
+/// Returns the advice to give the flag, unless the flag itself is wrong.
 fn or_give(variable: &str, flag: &str) -> String {
     if variable == flag { String::new() } else { format!(", or give {flag}") }
 }
@@ -247,7 +248,7 @@ fn missing(question: &Parameter, found: &[DetectedEnv]) -> ClusterEnvError {
     }
 }
 
-/// A variable as a number.
+/// Parses a variable as a number.
 fn number(
     variables: &Variables,
     name: &str,
@@ -266,22 +267,22 @@ fn number(
     }
 }
 
-/// The number of a task.
+/// Parses a variable as the number of a task.
 fn task(variables: &Variables, name: &str) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
     number(variables, name, &TASK, TASKS_MAX - 1)
 }
 
-/// A number of tasks.
+/// Parses a variable as a number of tasks.
 fn tasks(variables: &Variables, name: &str) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
     number(variables, name, &TASKS, TASKS_MAX)
 }
 
-/// A variable that is there and not empty.
+/// Returns a variable that is set and not empty.
 fn text<'a>(variables: &'a Variables, name: &str) -> Option<&'a str> {
     variables.get(name).map(|text| text.trim()).filter(|text| !text.is_empty())
 }
 
-/// The address with a port, the usual one if it has none.
+/// Returns the address with a port, the default one if it has none.
 fn with_port(service: &Sourced<String>) -> Result<String, ClusterEnvError> {
     let malformed = || ClusterEnvError::Malformed {
         variable: service.from.clone(),
@@ -293,7 +294,7 @@ fn with_port(service: &Sourced<String>) -> Result<String, ClusterEnvError> {
     if text.is_empty() || text.contains(['/', '@', ' ']) {
         return Err(malformed());
     }
-    // An IPv6 address stands in brackets, or has no port.
+    // An IPv6 address is in brackets, or has no port.
     let bare = text.parse::<std::net::Ipv6Addr>().is_ok();
     let text = if bare { format!("[{text}]") } else { text.to_owned() };
     let port = match text.rsplit_once(']') {
@@ -368,7 +369,7 @@ mod tests {
             let service = || Some("m:1".to_owned());
             let place = found(ExplicitFlags { task: Some(3), tasks: Some(4), service: service() }).unwrap();
             assert_eq!((place.task.value, place.service.value.as_str()), (3, "m:1"), "{environment:?}");
-            // What no flag says is read, and named where it is wrong.
+            // A parameter without a flag is read from the variables, and an error names the variable.
             let error = found(ExplicitFlags { task: None, tasks: Some(4), service: service() }).unwrap_err();
             assert!(error.to_string().contains("--task"), "{error}");
         }

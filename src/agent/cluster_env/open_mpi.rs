@@ -4,7 +4,7 @@
 
 use super::{ClusterEnvError, DetectedEnv, UnsetFields, Variables, text};
 
-/// What Open MPI says. Where the service is, it does not know.
+/// Returns the values of Open MPI, which do not include the service address.
 pub(super) fn find(
     variables: &Variables,
     wanted: UnsetFields,

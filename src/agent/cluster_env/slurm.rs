@@ -4,8 +4,8 @@
 
 use super::{ClusterEnvError, DetectedEnv, PORT, Sourced, UnsetFields, Variables, text};
 
-/// What Slurm says. Outside of a step (in a batch script, after `salloc`) it numbers no processes, although its
-/// variables are there.
+/// Returns the values of Slurm. Outside a step (in a batch script, after `salloc`) its variables are set, but
+/// it numbers no processes.
 pub(super) fn find(
     variables: &Variables,
     wanted: UnsetFields,
@@ -31,7 +31,7 @@ pub(super) fn find(
     Ok(Some(found))
 }
 
-/// The first host of a node list: `a1,b`, `a[01-04,07]`, `a[1-2]b[3-4]`.
+/// Returns the first host of a node list: `a1,b`, `a[01-04,07]`, `a[1-2]b[3-4]`.
 fn first_host(list: &str) -> Option<String> {
     let mut host = String::new();
     let mut rest = list.chars();

@@ -1,13 +1,13 @@
-//! A program that does what training does, without the training: all live tasks meet, move buffers of changing size
-//! round a ring and to partners, change the sharding of an array, and check every byte.
+//! A program that behaves like training, without a model: all live tasks meet at a barrier, move buffers of
+//! changing size round a ring and to partners, change the sharding of an array, and check every byte.
 //!
 //! It does not plan the moves: `plan.rs` does. Begin at `Exercise::step`.
 //!
 //! One step:
 //! 1. The task requests the live set. If it differs from the last one, an *epoch* begins: its members tell one
-//!    another the step that they are at.
-//! 2. They meet at a barrier whose id names the epoch, so its counter is the number of the step for all of them. No
-//!    task needs to know what was before it joined.
+//!    another their last step.
+//! 2. They meet at a barrier whose id names the epoch, so its counter gives all of them the number of the step.
+//!    No task needs to know what was before it joined.
 //! 3. Each task moves what the plan of that step says. Every transfer with one peer is a request of its own, so a
 //!    failure with one peer does not touch the others. The array moves whole or not at all.
 //!
@@ -31,12 +31,12 @@ use resharding::ReshardPlans;
 pub use resharding::ReshardResult;
 use transfers::{Buffers, PreparedMoves};
 
-/// How it is exercised.
+/// The options of the exercise.
 #[derive(Debug, Clone)]
 pub struct ExerciseOptions {
-    /// The largest buffer that is moved.
+    /// The size of the largest moved buffer, in bytes.
     pub bytes_max: usize,
-    /// The longest that tasks wait for one another, or a transfer may take.
+    /// The timeout of a barrier, and of a transfer.
     pub limit: Duration,
 }
 
@@ -46,91 +46,91 @@ impl Default for ExerciseOptions {
     }
 }
 
-/// What one step did.
+/// The report of one step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StepReport {
-    /// Its number, the same for all who took part.
+    /// Its number, the same for all members.
     pub number: u64,
-    /// Who took part.
+    /// The tasks that took part.
     pub members: Vec<Member>,
-    /// Buffers whose contents arrived and were found right, byte for byte.
+    /// The number of received buffers that were correct, byte for byte.
     pub checked: usize,
-    /// Bytes sent.
+    /// The number of sent bytes.
     pub sent: u64,
-    /// Bytes received.
+    /// The number of received bytes.
     pub received: u64,
-    /// How long the transfers took, from the first preparation to the last byte.
+    /// The duration of the transfers, from the first preparation to the last byte.
     pub elapsed: Duration,
-    /// What became of the array; nothing where only one takes part.
+    /// The result of the resharding; `None` if only one task took part.
     pub resharded: Option<ReshardResult>,
-    /// What failed.
+    /// The failures.
     pub failures: Vec<PeerFailure>,
 }
 
-/// Something that failed in a step.
+/// A failure in a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerFailure {
-    /// If one of these is lost, that is why. They are whoever it was with; or all others, for what failed because
-    /// something else did.
+    /// The members whose loss would explain it: the peer of the failed transfer, or all others if it failed
+    /// because of another failure.
     pub with: Vec<Member>,
-    /// How it failed.
+    /// The error.
     pub error: TransferError,
 }
 
-/// How a step went.
+/// The outcome of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StepOutcome {
-    /// It was made.
+    /// The step was made.
     Completed(StepReport),
-    /// It was called off, for this reason; it may be tried again.
+    /// The step was cancelled, for this reason; it may be tried again.
     Cancelled(String),
 }
 
-/// Why the exercise cannot go on.
+/// The reason for which the exercise cannot continue.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExerciseError {
-    /// This task's life is over, or the service fails it.
+    /// This task's incarnation has ended, or the service failed.
     #[error(transparent)]
     Agent(#[from] AgentError),
     /// There is no memory for the buffers.
     #[error("no memory to exercise with")]
     Memory(#[from] MemoryError),
-    /// A task takes part that cannot be moved to.
+    /// A member has no usable engine.
     #[error("task {task} lives but its engine is not known: {why}")]
     NoEngine {
-        /// Which.
+        /// The task.
         task: u32,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// Contents arrived that were not sent.
+    /// Received bytes differ from those sent.
     #[error("step {step}: of {len} bytes from {from}, byte {at} is wrong although the transfer succeeded")]
     Damaged {
-        /// In which step.
+        /// The step.
         step: u64,
-        /// From whom.
+        /// The sender.
         from: Member,
-        /// How many bytes arrived.
+        /// The number of received bytes.
         len: usize,
-        /// The first one that is wrong.
+        /// The position of the first wrong byte.
         at: usize,
     },
-    /// An array is not what it was before its sharding changed.
+    /// An array differs from the one before its sharding changed.
     #[error(
         "step {step}: element ({row}, {column}) of the array is wrong on device {device} although all of it arrived"
     )]
     WrongShard {
-        /// In which step.
+        /// The step.
         step: u64,
-        /// On which device.
+        /// The device.
         device: DeviceId,
-        /// Where in the array.
+        /// The row of the wrong element.
         row: u64,
-        /// See `row`.
+        /// Its column.
         column: u64,
     },
-    /// The array cannot be divided among so many.
+    /// The array cannot be divided among this number of devices.
     #[error("no plan for the array: {0}")]
     Plan(#[from] PlanError),
     /// The plan does not fit the shards.
@@ -138,29 +138,29 @@ pub enum ExerciseError {
     Reshard(ReshardError),
 }
 
-/// The exercise of one life.
+/// The exercise of one incarnation.
 #[derive(Debug)]
 pub struct Exercise<'a> {
     agent: &'a Agent,
     options: ExerciseOptions,
     buffers: Buffers,
-    /// Memory for the shards of the array.
+    /// The memory for the shards of the array.
     shards: Arena,
     epoch: Option<Epoch>,
-    /// Turns true when nobody is to be waited for any more.
+    /// Turns true when waiting shall end.
     cancelled: watch::Receiver<bool>,
-    /// The last step that was made.
+    /// The number of the last completed step.
     last: u64,
 }
 
-/// What lasts as long as the same lives take part.
+/// The state that lasts as long as the members do not change.
 #[derive(Debug)]
 struct Epoch {
     members: Vec<Member>,
-    /// Names it: a barrier, and a directory of keys.
+    /// The id of the epoch, in the name of a barrier and a directory of keys.
     id: String,
     number: u64,
-    /// Devices that each member has.
+    /// The number of devices that each member has at least.
     devices: u32,
     /// The step of the barrier's first use after the one that begins the epoch.
     base: u64,
@@ -174,10 +174,10 @@ enum BarrierResult {
 }
 
 impl<'a> Exercise<'a> {
-    /// Gets ready: takes the memory for all buffers. While `cut` says so, steps that wait for others are called off.
+    /// Allocates the memory for all buffers. When `cut` turns true, steps that wait for others are cancelled.
     ///
     /// # Errors
-    /// If the system gives no memory.
+    /// If the system has no memory.
     pub fn new(
         agent: &'a Agent,
         options: ExerciseOptions,
@@ -189,7 +189,7 @@ impl<'a> Exercise<'a> {
         Ok(Self { agent, options, buffers, shards, epoch: None, cancelled: cut, last: 0 })
     }
 
-    /// The number that the next step will have, as far as this task knows.
+    /// Returns the number of the next step, as far as this task knows.
     #[must_use]
     pub const fn next(&self) -> u64 {
         self.last + 1
@@ -198,14 +198,14 @@ impl<'a> Exercise<'a> {
     /// Makes a step with all live tasks.
     ///
     /// # Errors
-    /// If it cannot go on at all; what fails with single peers stands in the step.
+    /// If the exercise cannot continue; failures with single peers are in the report of the step.
     pub async fn step(&mut self) -> Result<StepOutcome, ExerciseError> {
         let members = tokio::select! {
             members = self.agent.live_set(self.meet_at_barrier()) => members?,
             () = cut(self.cancelled.clone()) => return Ok(StepOutcome::Cancelled(STOP_REASON.to_owned())),
         };
         if self.epoch.as_ref().is_none_or(|epoch| epoch.members != members) {
-            // What was prepared with those who are gone goes with the epoch.
+            // Prepared transfers with lost members are dropped with the epoch.
             if let Some(old) = self.epoch.take() {
                 self.agent.forget_barrier(&old.id);
             }
@@ -230,14 +230,14 @@ impl<'a> Exercise<'a> {
         made
     }
 
-    /// How long the live set is waited for: the service may need a heartbeat timeout to find that a task is lost, and be away
-    /// for a time.
+    /// Returns the timeout of the live set: the service may need a heartbeat timeout to detect a lost task,
+    /// and may be away for a time.
     fn meet_at_barrier(&self) -> Duration {
         let config = &self.agent.inner.config;
         self.options.limit.saturating_add(config.heartbeat_timeout).saturating_add(config.patience)
     }
 
-    /// Begins an epoch; or says why not.
+    /// Begins an epoch; the inner error says why it cannot begin.
     async fn begin(&mut self, members: Vec<Member>) -> Result<Result<Epoch, String>, ExerciseError> {
         let number = plan::number(&members);
         let id = format!("muster/exercise/{number:016x}");
@@ -254,7 +254,7 @@ impl<'a> Exercise<'a> {
         let steps = self.agent.list(&id).await?;
         let step = |value: &[u8]| std::str::from_utf8(value).ok()?.parse::<u64>().ok();
         let last = steps.iter().filter_map(|(_, value)| step(value)).max().unwrap_or(self.last);
-        // The use of the barrier that has just passed is the step that was made last.
+        // The instance that has just passed was the last completed step.
         let base = last.saturating_sub(u64::try_from(count).unwrap_or(0));
         let (most, limit) = (self.options.bytes_max, self.options.limit);
         let resharding = if members.len() > 1 {
@@ -266,7 +266,7 @@ impl<'a> Exercise<'a> {
         Ok(Ok(Epoch { members, id, number, devices, base, rings: PreparedMoves::default(), resharding }))
     }
 
-    /// How many devices each of them has that all have; or who was lost before that was known.
+    /// Returns the number of devices that all members have, or a member that was lost before that was known.
     async fn devices(&self, members: &[Member]) -> Result<Result<u32, String>, ExerciseError> {
         let mut roster = self.agent.roster();
         let until = tokio::time::sleep(self.options.limit.saturating_add(self.agent.inner.config.patience));
@@ -302,7 +302,7 @@ impl<'a> Exercise<'a> {
         }
     }
 
-    /// Meets all members at the barrier of the epoch, unless one of them is lost.
+    /// Waits for all members at the barrier of the epoch, unless one of them is lost.
     async fn meet(&self, id: &str, members: &[Member]) -> Result<BarrierResult, ExerciseError> {
         let tasks: Vec<u32> = members.iter().map(|member| member.task.0).collect();
         let waiting = self.agent.barrier(id, &tasks, self.options.limit);
@@ -334,7 +334,7 @@ impl<'a> Exercise<'a> {
         match answer {
             Ok(count) => Ok(BarrierResult::Passed(count)),
             Err(AgentError::Refused { code: Code::Cancelled, .. }) => Ok(BarrierResult::Cancelled(why)),
-            // Somebody did not come. Whether it lives, the service finds out while the live set is waited for.
+            // A member did not arrive. The service finds out whether it lives, while the live set is awaited.
             Err(AgentError::Refused { code: Code::DeadlineExceeded, message, .. }) => {
                 Ok(BarrierResult::Cancelled(message))
             }
@@ -345,7 +345,7 @@ impl<'a> Exercise<'a> {
 
 const STOP_REASON: &str = "this worker was told to end";
 
-/// Resolves when nobody is to be waited for any more.
+/// Resolves when waiting shall end.
 async fn cut(mut told: watch::Receiver<bool>) {
     if told.wait_for(|told| *told).await.is_err() {
         std::future::pending::<()>().await;

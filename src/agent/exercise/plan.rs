@@ -5,48 +5,49 @@
 use crate::test_pattern::hash;
 use crate::transfer::{Member, TransferKey};
 
-/// The most devices of a task that are exercised.
+/// The greatest number of devices of a task that take part.
 pub const DEVICES_MAX: u32 = 8;
-/// The sizes that go round the ring, unless they are beyond the largest.
+/// The sizes of the buffers that go round the ring, unless they exceed the largest permitted one.
 const SIZES: [usize; 6] = [1, 4096, 65_537, 256 << 10, 1 << 20, (3 << 20) + 5];
-/// How many turns there are.
+/// The number of turns: steps with the same turn move the same buffers round the ring.
 pub const TURNS: usize = SIZES.len();
-/// The memory of an arena comes in pieces of whole pages.
+/// The granularity of an arena's memory, in bytes.
 const PIECE: usize = 64 << 10;
 
-/// One buffer's way.
+/// The move of one buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Move {
-    /// Places of sender and receiver among the members.
+    /// The position of the sender among the members.
     pub from: usize,
-    /// See `from`.
+    /// The position of the receiver.
     pub to: usize,
     /// The ordinal of the device on both sides.
     pub device: u32,
-    /// How many bytes.
+    /// The size in bytes.
     pub bytes: usize,
-    /// What both sides call it.
+    /// The key of the transfer on both sides.
     pub key: TransferKey,
 }
 
-/// Names a set of lives.
+/// Returns a number that identifies a set of incarnations.
 pub fn number(members: &[Member]) -> u64 {
     let parts: Vec<u64> =
         members.iter().flat_map(|member| [u64::from(member.task.0), member.incarnation.get()]).collect();
     hash(&parts)
 }
 
-/// Which of the ring's sizes is the one of a step.
+/// Returns the turn of a step.
 pub const fn turn(step: u64) -> usize {
     (step % SIZES.len() as u64) as usize
 }
 
-/// What goes from a device round the ring.
+/// Returns the size of the buffer that a device sends round the ring.
 pub fn ring_bytes(turn: usize, device: u32, bytes_max: usize) -> usize {
     SIZES[(turn + device as usize) % SIZES.len()].min(bytes_max)
 }
 
-/// The same every time that it is this turn, so that it is prepared once: each sends to the next, from each device.
+/// Returns the moves round the ring: each member sends to the next, from each device. They are the same in
+/// each step of a turn, so they are prepared once.
 pub fn ring(count: usize, devices: u32, turn: usize, bytes_max: usize) -> Vec<Move> {
     if count < 2 {
         return Vec::new();
@@ -60,7 +61,8 @@ pub fn ring(count: usize, devices: u32, turn: usize, bytes_max: usize) -> Vec<Mo
     moves.collect()
 }
 
-/// Another every step: each sends to a partner, so many places further on, a buffer of some size.
+/// Returns the moves to partners, which differ in every step: each member sends a buffer of some size to the
+/// member a drawn distance further on.
 pub fn partners(count: usize, step: u64, number: u64, bytes_max: usize) -> Vec<Move> {
     if count < 2 {
         return Vec::new();
@@ -68,7 +70,7 @@ pub fn partners(count: usize, step: u64, number: u64, bytes_max: usize) -> Vec<M
     let further = 1 + (hash(&[2, step, number]) % (count as u64 - 1)) as usize;
     let moves = (0..count).map(|from| {
         let drawn = hash(&[3, step, number, from as u64]);
-        // As many small ones as large ones.
+        // Small sizes are as frequent as large ones.
         let bytes = (drawn % (bytes_max as u64 + 1)) as usize >> (drawn >> 60);
         Move {
             from,
@@ -81,17 +83,17 @@ pub fn partners(count: usize, step: u64, number: u64, bytes_max: usize) -> Vec<M
     moves.collect()
 }
 
-/// The seed of what a move carries in a step.
+/// Returns the seed of the contents of a move in a step.
 pub fn seed(step: u64, number: u64, key: TransferKey) -> u64 {
     hash(&[5, step, number, key.0])
 }
 
-/// The seed of the array in a step.
+/// Returns the seed of the array in a step.
 pub fn array_seed(step: u64, number: u64) -> u64 {
     hash(&[6, step, number])
 }
 
-/// Memory for all that one task sends and receives: round the ring, and to partners.
+/// Returns the memory for all buffers of one task: round the ring, and to partners.
 pub fn memory(devices: u32, bytes_max: usize) -> usize {
     let piece = |bytes: usize| bytes.next_multiple_of(PIECE) + PIECE;
     let all = (0..TURNS).flat_map(|turn| (0..devices).map(move |device| ring_bytes(turn, device, bytes_max)));

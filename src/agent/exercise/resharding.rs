@@ -18,48 +18,49 @@ use crate::transfer::{
     TransferError,
 };
 
-/// The name of the mesh's axis: all devices are in one row.
+/// The name of the mesh's only axis: all devices are in one row.
 const AXIS: &str = "d";
-/// The array has so many rows, and no more than so many columns: neither is a multiple of a usual number of devices.
+/// The number of rows. It is no multiple of a usual number of devices.
 const ROWS: u64 = 97;
+/// The greatest number of columns, which is no multiple of one either.
 const COLUMNS_MAX: u64 = 1001;
-/// Bytes of an element.
+/// The size of an element, in bytes.
 const ITEM: u64 = 4;
-/// The axes along which rows and columns are divided: from each step to the next the array goes on to the next of these.
+/// The shardings of rows and columns, in the order in which the array passes through them.
 const SPECS: [&[&[&str]]; 3] = [&[&[AXIS]], &[&[], &[AXIS]], &[]];
 
-/// The array of an epoch.
+/// The resharding plans of an epoch.
 #[derive(Debug)]
 pub struct ReshardPlans {
-    /// From each sharding to the next.
+    /// The plan from each sharding to the next.
     plans: [Arc<Plan>; SPECS.len()],
 }
 
-/// What came of it in a step.
+/// The result of the resharding in a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReshardResult {
-    /// From which sharding to which, as JAX writes them.
+    /// The shardings before and after, as JAX writes them.
     pub what: String,
-    /// Shards that were found right, byte for byte.
+    /// The number of shards that were correct, byte for byte.
     pub checked: usize,
-    /// What moved.
+    /// The amount of data that moved.
     pub moved: Moved,
 }
 
-/// So many columns make the array as large as it may be.
+/// Returns the number of columns with which the array has its largest permitted size.
 fn columns(bytes_max: usize) -> u64 {
     (bytes_max as u64 / (ROWS * ITEM)).clamp(1, COLUMNS_MAX)
 }
 
-/// Memory for the shards of so many devices, before and after, and for what is packed and unpacked.
+/// Allocates the memory for the shards of this number of devices, before and after, and for packing.
 pub fn arena(devices: u32, bytes_max: usize) -> Result<Arena, MemoryError> {
     let whole = (ROWS * ITEM * columns(bytes_max)) as usize;
-    // Buffers are rounded up: small ones to lines, others to pages.
+    // Buffers are rounded up: small ones to cache lines, others to pages.
     Arena::new(8 * devices as usize * whole + (1 << 20))
 }
 
 impl ReshardPlans {
-    /// The array of these members' first `devices` devices, which all of them describe in the same way.
+    /// Returns the plans for the first `devices` devices of these members; all members compute the same.
     pub fn new(
         members: &[Member],
         devices: u32,
@@ -68,7 +69,7 @@ impl ReshardPlans {
         limit: Duration,
     ) -> Result<Self, PlanError> {
         let all = || members.iter().flat_map(|member| (0..devices).map(|ordinal| (*member, ordinal)));
-        // Who does not say where it is has a host of its own.
+        // A member that does not state its host counts as a host of its own.
         let host = |member: &Member| {
             let named = roster.membership.peers.get(&member.task).map(|peer| peer.address.host.as_str());
             named
@@ -101,7 +102,8 @@ impl ReshardPlans {
 }
 
 impl Exercise<'_> {
-    /// Carries out the plan of a step, and checks this task's shards. The inner error says who may be to blame.
+    /// Executes the plan of a step and checks this task's shards. The inner error names the members that may
+    /// have caused it.
     pub(super) async fn reshard(
         &self,
         resharding: &ReshardPlans,
@@ -118,7 +120,7 @@ impl Exercise<'_> {
         }
         let inner = Arc::clone(&self.agent.inner);
         let options = LaunchOptions { channel, stall: super::transfers::STALL, ..LaunchOptions::default() };
-        // It waits on its thread.
+        // The call blocks its thread.
         let carried = tokio::task::spawn_blocking({
             let plan = Arc::clone(&plan);
             move || {
@@ -148,7 +150,7 @@ impl Exercise<'_> {
         Ok(Ok(ReshardResult { what, checked, moved }))
     }
 
-    /// The shards of this task's devices, before and after.
+    /// Allocates the shards of this task's devices, before and after.
     fn allocate_shards(&self, plan: &Plan) -> Result<ShardBuffers, MemoryError> {
         let here = self.agent.here();
         let mine = || plan.placement().devices.iter().filter(|placed| placed.task == here.task);
@@ -165,8 +167,8 @@ impl Exercise<'_> {
         })
     }
 
-    /// Who may be to blame for a plan that was not carried out: whoever the transfer that failed was with; or anybody, if
-    /// it was given up because of something else, or did not come.
+    /// Returns the members that may have caused the failure of a plan: the peer of the failed transfer, or
+    /// all members if the plan was cancelled because of another failure or did not arrive.
     fn suspects(&self, plan: &Plan, error: ReshardError, members: &[Member]) -> (Vec<Member>, TransferError) {
         let here = self.agent.here();
         let others = || members.iter().copied().filter(|member| *member != here);
@@ -184,10 +186,10 @@ impl Exercise<'_> {
     }
 }
 
-/// An element's bytes.
+/// The bytes of an element.
 type Element = [u8; ITEM as usize];
 
-/// The elements of a shard in their order: where each is in the array, and what it has to be.
+/// Returns the elements of a shard in order: the position of each in the array, and its expected value.
 fn elements(
     plan: &Plan,
     role: BufferRole,
@@ -204,13 +206,13 @@ fn elements(
     })
 }
 
-/// Writes a shard.
+/// Fills a shard.
 fn fill(bytes: &mut [u8], elements: impl Iterator<Item = ((u64, u64), Element)>) {
     let (places, _) = bytes.as_chunks_mut();
     places.iter_mut().zip(elements).for_each(|(place, (_, element))| *place = element);
 }
 
-/// The row and column of the first element of a shard that is not what it has to be.
+/// Returns the row and column of the first wrong element of a shard.
 fn wrong(bytes: &[u8], elements: impl Iterator<Item = ((u64, u64), Element)>) -> Option<(u64, u64)> {
     let (found, _) = bytes.as_chunks();
     found.iter().zip(elements).find_map(|(found, (place, wanted))| (*found != wanted).then_some(place))

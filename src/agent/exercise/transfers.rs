@@ -16,10 +16,10 @@ use crate::transfer::{
     Arena, Buffer, LaunchOptions, Member, MemoryError, Moved, PrepareError, Span, Spec, Stats, TransferError,
 };
 
-/// A transfer that has begun fails when nothing moves for so long.
+/// The time without progress after which a transfer fails.
 pub(super) const STALL: Duration = Duration::from_secs(10);
 
-/// The buffers that a task exercises with, taken once: round the ring by direction, device and turn; to partners by
+/// The buffers of a task, allocated once: round the ring by direction, device and turn; to partners by
 /// direction.
 #[derive(Debug)]
 pub struct Buffers {
@@ -28,7 +28,7 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// Buffers for so many devices.
+    /// Allocates the buffers for this number of devices.
     pub fn new(devices: u32, bytes_max: usize) -> Result<Self, MemoryError> {
         let arena = Arena::new(plan::memory(devices, bytes_max))?;
         let mut ring = HashMap::new();
@@ -53,10 +53,10 @@ impl Buffers {
     }
 }
 
-/// What was prepared once and is launched again: by peer and turn.
+/// The prepared transfers that are launched again in later steps, by peer and turn.
 pub type PreparedMoves = HashMap<(Member, usize), PeerTransfers>;
 
-/// Transfers with one peer, and their buffers.
+/// The transfers with one peer, and their buffers.
 #[derive(Debug)]
 pub struct PeerTransfers {
     prepared: crate::transfer::Prepared,
@@ -70,7 +70,7 @@ struct MoveEnd {
     of: Move,
 }
 
-/// What came of a bundle in a step.
+/// The result of the transfers with one peer in a step.
 struct PeerResult {
     peer: Member,
     kept: Option<(usize, PeerTransfers)>,
@@ -80,7 +80,7 @@ struct PeerResult {
 }
 
 impl Exercise<'_> {
-    /// Moves what the plan of step `number` says, and checks what arrived.
+    /// Runs the transfers of step `number`, and checks the received bytes.
     pub(super) async fn run_transfers(
         &self,
         epoch: &mut Epoch,
@@ -91,7 +91,8 @@ impl Exercise<'_> {
         let (count, most) = (epoch.members.len(), self.options.bytes_max);
         let rings = self.moves_by_peer(&epoch.members, plan::ring(count, epoch.devices, turn, most));
         let partners = self.moves_by_peer(&epoch.members, plan::partners(count, number, epoch.number, most));
-        // Channels of their own: an epoch begins to count anew, and the kinds do not wait for each other.
+        // Each epoch and each kind of transfer has its own channel: an epoch counts anew, and the kinds do
+        // not wait for each other.
         let channel = (epoch.number as u32) & !3;
         let mut work = Vec::new();
         for (peer, moves) in rings {
@@ -149,7 +150,7 @@ impl Exercise<'_> {
         Ok(step)
     }
 
-    /// This task's part of the moves, by peer.
+    /// Returns this task's part of the moves, by peer.
     fn moves_by_peer(&self, members: &[Member], moves: Vec<Move>) -> BTreeMap<Member, Vec<MoveEnd>> {
         let here = self.agent.here();
         let mut shares: BTreeMap<Member, Vec<MoveEnd>> = BTreeMap::new();
@@ -164,7 +165,7 @@ impl Exercise<'_> {
         shares
     }
 
-    /// Moves one bundle.
+    /// Runs the transfers with one peer.
     async fn bundle(
         &self,
         step: u64,
@@ -213,7 +214,7 @@ impl Exercise<'_> {
         Ok(PeerResult { peer, kept, outcome, checked, damaged })
     }
 
-    /// Finds the buffers for the moves with one peer, and does everything slow.
+    /// Finds the buffers for the moves with one peer, and prepares the transfers.
     async fn prepare(
         &self,
         peer: Member,

@@ -16,23 +16,23 @@ use super::{Client, ClientError, RESPONSE_BYTES_MAX, RESPONSE_TIMEOUT, connect, 
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-/// A server shows at least every 15 s that it is there.
+/// The read timeout. A server sends something at least every 15 s.
 const READ_TIMEOUT: Duration = Duration::from_secs(45);
-/// How long one event may be, in bytes: a barrier can name a million tasks.
+/// The maximum length of an event, in bytes: a barrier can name a million tasks.
 const EVENT_BYTES_MAX: usize = 64 << 20;
 
-/// One event that a server has sent.
+/// An event from a server.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct SseEvent {
-    /// Its number; `None` for events about the stream itself.
+    /// The number of the event; `None` for events about the stream itself.
     pub id: Option<u64>,
-    /// Its kind.
+    /// The kind.
     pub kind: String,
-    /// What it carries, as JSON.
+    /// The payload, as JSON.
     pub data: String,
 }
 
-/// A stream that is open.
+/// An open stream of events.
 pub struct EventStream {
     url: String,
     body: Incoming,
@@ -40,7 +40,7 @@ pub struct EventStream {
     _connection: ConnectionTask,
 }
 
-/// What moves the bytes, for as long as somebody reads them.
+/// The task that drives the connection; it ends when this is dropped.
 struct ConnectionTask(JoinHandle<()>);
 
 impl Drop for ConnectionTask {
@@ -58,7 +58,7 @@ impl Client {
         let opened = async {
             let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
             let connection = ConnectionTask(tokio::spawn(async move {
-                // Its error is that of whoever reads.
+                // The reader of the stream sees the same error.
                 let _ = connection.await;
             }));
             let accept = HeaderValue::from_static("text/event-stream");
@@ -81,7 +81,7 @@ impl Client {
 }
 
 impl EventStream {
-    /// The next event; `None` once the server has ended the stream.
+    /// Returns the next event; `None` after the server has ended the stream.
     pub async fn next(&mut self) -> Result<Option<SseEvent>, ClientError> {
         let lost = |error: String| ClientError::Unreachable { url: self.url.clone(), error: error.into() };
         loop {
@@ -105,12 +105,12 @@ impl EventStream {
     }
 }
 
-/// Reads events out of bytes as they come.
+/// Parses events from bytes as they arrive.
 #[derive(Debug, Default)]
 struct SseParser {
-    /// What was not read yet.
+    /// The bytes that are not parsed yet.
     rest: Vec<u8>,
-    /// So much of it has no end of a line.
+    /// The number of those bytes without a line end.
     seen: usize,
     event: SseEvent,
 }
@@ -129,7 +129,7 @@ impl SseParser {
             let line = line.trim_end_matches(['\r', '\n']);
             if line.is_empty() {
                 let event = std::mem::take(&mut self.event);
-                // What carries nothing is no event.
+                // An event without data is not delivered.
                 if event.data.is_empty() {
                     continue;
                 }
@@ -146,7 +146,7 @@ impl SseParser {
                     }
                     self.event.data.push_str(value);
                 }
-                // A comment, or something that is not known.
+                // A comment or an unknown field.
                 _ => {}
             }
         }

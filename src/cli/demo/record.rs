@@ -7,11 +7,11 @@ use std::fmt::Write as _;
 
 use super::super::worker::StepLine;
 
-/// How many of the steps that did not hold are named.
+/// The maximum number of failed steps that the verdict names.
 const NAMED: usize = 5;
 
-/// The steps in which a worker may be missed: from the one that was under way when the demo took it away, until the one in
-/// which it takes part again.
+/// The steps in which a worker may be missing: from the step in progress when the demo killed it until the
+/// step in which it takes part again.
 #[derive(Debug, Clone, Copy)]
 struct AbsenceWindow {
     run: u64,
@@ -19,33 +19,33 @@ struct AbsenceWindow {
     until: Option<u64>,
 }
 
-/// What was seen so far.
+/// The observed steps, losses and failures.
 #[derive(Debug, Default)]
 pub struct DemoRecord {
-    /// Runs that were drained and followed by another.
+    /// The number of runs that were drained and followed by another.
     run: u64,
-    /// The last step that was told, of this run.
+    /// The last printed step of this run.
     told: u64,
     pub steps: u64,
     pub resharded: u64,
     pub checked: u64,
     pub losses: u64,
     window: Option<AbsenceWindow>,
-    /// Steps that did not hold while a worker was away that the demo took, by run and number.
+    /// Failed steps while a worker was away that the demo had killed, by run and number.
     excused: BTreeSet<(u64, u64)>,
-    /// Steps that did not hold otherwise, and who said so.
+    /// Other failed steps, by run, number and reporting task.
     broken: BTreeSet<(u64, u64, u32)>,
-    /// How often a step was called off otherwise.
+    /// The number of other cancelled steps.
     called_off: u64,
 }
 
 impl DemoRecord {
-    /// The demo takes a worker away.
+    /// Records that the demo kills a worker.
     pub const fn begin_loss(&mut self) {
         self.window = Some(AbsenceWindow { run: self.run, from: self.told, until: None });
     }
 
-    /// It takes part again, in this step.
+    /// Records that the worker takes part again, in this step.
     pub fn end_loss(&mut self, step: u64) {
         self.losses += 1;
         if let Some(window) = &mut self.window {
@@ -53,13 +53,13 @@ impl DemoRecord {
         }
     }
 
-    /// All workers ended together, and another run begins: its steps are numbered anew.
+    /// Records that another run begins, whose steps are numbered anew.
     pub const fn new_run(&mut self) {
         self.run += 1;
         self.told = 0;
     }
 
-    /// Takes what a worker says of a step. Whether it is the first to tell of that one.
+    /// Records a step as a worker reports it. Returns whether it is the first report of that step.
     pub fn step(&mut self, task: u32, seen: &StepLine) -> bool {
         self.checked += seen.checked;
         if !seen.whole {
@@ -78,7 +78,7 @@ impl DemoRecord {
         first
     }
 
-    /// A step was called off.
+    /// Records a cancelled step.
     pub fn called_off(&mut self) {
         let away = self.window.is_some_and(|window| window.run == self.run && window.until.is_none());
         self.called_off += u64::from(!away);
@@ -90,10 +90,11 @@ impl DemoRecord {
         })
     }
 
-    /// Whether every content was right and every step held: in words. `workers` of `all` take part at the end.
+    /// Returns the verdict in words if every content was right and every step complete. `workers` of `all`
+    /// take part at the end.
     ///
     /// # Errors
-    /// What was not right.
+    /// The faults.
     pub fn verdict(&self, workers: usize, all: usize) -> Result<String, String> {
         if workers == 0 {
             return Err(format!(
@@ -164,14 +165,14 @@ mod tests {
 
         let mut story = after(&[(1, true), (2, true)]);
         story.begin_loss();
-        // The step that was under way, and one without the lost one.
+        // The step in progress, and one without the lost worker.
         story.step(0, &seen(2, false));
         story.step(0, &seen(3, false));
         story.called_off();
         story.step(0, &seen(4, true));
         story.step(0, &seen(5, true));
         story.end_loss(5);
-        // Told late, of before it was back.
+        // A late report, from before the worker returned.
         story.step(3, &seen(4, false));
         let said = story.verdict(4, 4).unwrap();
         assert!(said.contains("every step held but 3 while a worker was away"), "{said}");

@@ -1,8 +1,9 @@
-//! Child processes that never outlive the launch, also when that is killed.
+//! Child processes that never outlive the launch, even if it is killed.
 //!
-//! Two things see to it. Each child first runs this program, which asks the system for a signal at its parent's death and
-//! then becomes the command: that needs no code between fork and exec. And one guard process, which knows the children's
-//! process groups, kills whatever they have left behind when its pipe from the launch closes.
+//! Two mechanisms ensure it. Each child first runs this program, which requests a signal at its parent's
+//! death and then executes the command, so no code runs between fork and exec. And one guard process, which
+//! knows the children's process groups, kills the remaining processes of these groups when its pipe from the
+//! launch closes.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -22,9 +23,9 @@ use super::super::output::print_error;
 
 /// The hidden subcommand that becomes a task.
 pub const BECOME_COMMAND: &str = "__become";
-/// The hidden subcommand that guards process groups.
+/// The hidden subcommand of the guard process.
 pub const GUARD_COMMAND: &str = "__guard";
-/// This program, also when its file was replaced meanwhile.
+/// The path of this program, even if its file was replaced meanwhile.
 pub const THIS_PROGRAM: &str = "/proc/self/exe";
 
 const CANNOT_RUN: u8 = 126;
@@ -44,10 +45,10 @@ pub struct BecomeArguments {
     command: Vec<OsString>,
 }
 
-/// Becomes the command.
+/// Executes the command in place of this process.
 pub fn run_become(arguments: &BecomeArguments) -> Result<ExitCode> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("cannot tie the task to its launch")?;
-    // The parent may have died before that was set.
+    // The parent may have died before the signal was requested.
     if getppid().map(Pid::as_raw_pid) != Some(arguments.parent) {
         return Ok(ExitCode::from(CANNOT_RUN));
     }
@@ -63,9 +64,9 @@ pub fn run_become(arguments: &BecomeArguments) -> Result<ExitCode> {
     Ok(ExitCode::from(if missing { NO_COMMAND } else { CANNOT_RUN }))
 }
 
-/// Waits for the end of the launch, then kills what is left of its process groups.
+/// Waits for the end of the launch, then kills the remaining processes of its process groups.
 pub fn run_guard() -> Result<ExitCode> {
-    // Whoever ends everything at once by signals must not end the guard first: it ends with its pipe.
+    // A signal to all processes must not end the guard first; the guard ends when its pipe closes.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let entered = runtime.enter();
     let _ignored = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
@@ -81,21 +82,21 @@ pub fn run_guard() -> Result<ExitCode> {
     }
     for group in groups {
         if let Some(group) = Pid::from_raw(group) {
-            // One that is gone already is just as well.
+            // The group may be empty already.
             let _ = kill_process_group(group, Signal::KILL);
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The launch's end of the guard.
+/// The launch's end of the pipe to the guard.
 pub struct ProcessGuard {
     child: Child,
     pipe: Option<ChildStdin>,
 }
 
 impl ProcessGuard {
-    /// Starts the guard, in a process group of its own.
+    /// Starts the guard in a process group of its own.
     pub fn start() -> io::Result<Self> {
         let mut child = Command::new(THIS_PROGRAM)
             .arg(GUARD_COMMAND)
@@ -108,19 +109,19 @@ impl ProcessGuard {
         Ok(Self { child, pipe })
     }
 
-    /// A process group has begun.
+    /// Adds a process group to the guard.
     pub fn add(&mut self, group: Pid) {
         self.tell('+', group);
     }
 
-    /// A process group is gone.
+    /// Removes a process group from the guard.
     pub fn remove(&mut self, group: Pid) {
         self.tell('-', group);
     }
 
     fn tell(&mut self, sign: char, group: Pid) {
         if let Some(pipe) = &mut self.pipe {
-            // Without its guard, a child is still tied to this process by its death signal.
+            // Without the guard, a child is still tied to this process by its death signal.
             let _ = pipe.write_all(format!("{sign}{}\n", group.as_raw_pid()).as_bytes());
         }
     }
@@ -133,7 +134,7 @@ impl Drop for ProcessGuard {
     }
 }
 
-/// Whether `name` is something that can be run: a file if it is a path, else a file on `PATH`.
+/// Returns whether `name` is an executable: a file if it is a path, else a file on `PATH`.
 pub fn is_command(name: &Path) -> bool {
     let runs = |path: &Path| {
         path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)

@@ -10,52 +10,53 @@ use tokio::sync::mpsc;
 
 use super::super::output::error_text;
 
-/// A longer line is broken into pieces, so that a process that never ends its line cannot fill the memory.
+/// The maximum length of a line, in bytes. A longer one is split, so that a process without line ends cannot
+/// fill the memory.
 const LINE_BYTES_MAX: usize = 64 << 10;
-/// How many bytes are read at once.
+/// The number of bytes of one read.
 const CHUNK_BYTES: usize = 32 << 10;
-/// How many pieces may wait to be written; then the processes wait.
+/// The maximum number of queued pieces. When it is reached, the processes block.
 const PIECES_WAITING: usize = 64;
 
-/// A stream that many write to. A thread of its own does the writing: a terminal that stands still must
-/// hold up the processes, but not the server beside them.
+/// An output stream with many writers. A thread of its own writes to it: a terminal that is stopped must
+/// block the processes, but not the server beside them.
 pub struct SharedOutput {
     pieces: mpsc::Sender<Vec<u8>>,
     thread: JoinHandle<()>,
 }
 
 impl SharedOutput {
-    /// Starts to write to `out`.
+    /// Starts the thread that writes to `out`.
     pub fn start(mut out: impl Write + Send + 'static) -> Self {
         let (pieces, mut waiting) = mpsc::channel::<Vec<u8>>(PIECES_WAITING);
         let thread = std::thread::spawn(move || {
             let mut open = true;
             while let Some(piece) = waiting.blocking_recv() {
-                // When nobody reads any more, the processes still run to their end.
+                // When the reader is gone, the processes still run to their end.
                 open = open && out.write_all(&piece).and_then(|()| out.flush()).is_ok();
             }
         });
         Self { pieces, thread }
     }
 
-    /// Where to send whole lines.
+    /// Returns the sender for whole lines.
     pub fn pieces(&self) -> mpsc::Sender<Vec<u8>> {
         self.pieces.clone()
     }
 
-    /// Writes a line of the launch's own.
+    /// Writes a line of the launch itself.
     pub async fn say(&self, line: &str) {
         let _ = self.pieces.send(error_text(line).into_bytes()).await;
     }
 
-    /// Writes what is left and ends. Every other sender must be gone.
+    /// Writes the remaining pieces and ends. All other senders must be dropped.
     pub async fn finish(self) {
         drop(self.pieces);
         let _ = tokio::task::spawn_blocking(|| self.thread.join()).await;
     }
 }
 
-/// Passes on what a process writes until it closes its end.
+/// Forwards the output of a process until it closes its end.
 pub async fn pump(mut from: impl AsyncRead + Unpin, task: u32, to: mpsc::Sender<Vec<u8>>) {
     let mut lines = LinePrefixer::new(task);
     let mut chunk = vec![0; CHUNK_BYTES];

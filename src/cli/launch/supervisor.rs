@@ -25,23 +25,24 @@ use crate::clock::Clock;
 use crate::coordination::Timestamp;
 use crate::text::{Untrusted, format_duration};
 
-/// How long the others of a failed task may take to fail by themselves, with messages of their own.
+/// The time that the other tasks have to fail by themselves, with messages of their own, after a task failed.
 const FATE_GRACE: Duration = Duration::from_secs(3);
-/// How long output may still arrive when its process is gone: something that left the group may hold the pipe.
+/// The time that output may still arrive after its process has exited: a process that left the group may hold
+/// the pipe.
 const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What to run.
+/// The processes to run, and the rules for restarts.
 pub struct LaunchPlan {
     pub command: Vec<OsString>,
     pub tasks: u32,
     pub recoverable: bool,
     pub max_restarts: u32,
     pub kill_after: Duration,
-    /// The usual limit on open files, which the children get back.
+    /// The original limit on open files, which is restored in the children.
     pub open_files: Option<u64>,
 }
 
-/// How a process ended.
+/// The exit of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum ExitReason {
     Code(u8),
@@ -74,7 +75,7 @@ impl fmt::Display for ExitReason {
     }
 }
 
-/// A signal's name as people write it.
+/// Returns the name of a signal, such as `SIGTERM`.
 fn signal_name(number: i32) -> String {
     const NAMED: [(Signal, &str); 18] = [
         (Signal::HUP, "SIGHUP"),
@@ -111,7 +112,7 @@ enum TaskSlot {
     Ended(ExitReason),
 }
 
-/// A process that failed and was not started again.
+/// A failed process that was not started again.
 #[derive(Clone, Copy)]
 struct FailedProcess {
     task: u32,
@@ -119,12 +120,12 @@ struct FailedProcess {
     after: Duration,
 }
 
-/// How far the ending of processes has come.
+/// The progress of stopping the processes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum StopStage {
-    /// They have been given time to end by themselves.
+    /// They have time to end by themselves.
     Waiting,
-    /// They have been told to.
+    /// They have been told to end.
     Told,
     /// They have been killed.
     Killed,
@@ -133,13 +134,13 @@ enum StopStage {
 #[derive(Clone, Copy)]
 enum SupervisorPhase {
     Running,
-    /// A task failed, and with it the run.
+    /// A task failed, and the run with it.
     Failed(StopStage),
     /// A signal ended the launch.
     Interrupted(Signal, StopStage),
 }
 
-/// Watches over the processes of a launch.
+/// Supervises the processes of a launch.
 pub struct Supervisor {
     plan: LaunchPlan,
     server: LaunchServer,
@@ -151,7 +152,7 @@ pub struct Supervisor {
     exits: mpsc::Receiver<ProcessExit>,
     exited: mpsc::Sender<ProcessExit>,
     slots: Vec<TaskSlot>,
-    /// In the order of their ends.
+    /// The failed processes in the order of their exits.
     failed: Vec<FailedProcess>,
     phase: SupervisorPhase,
     timer: Option<Pin<Box<Sleep>>>,
@@ -165,7 +166,7 @@ struct ProcessExit {
 }
 
 impl Supervisor {
-    /// Gets ready; starts nothing yet.
+    /// Prepares a launch without starting a process.
     pub fn new(plan: LaunchPlan, target: LaunchServer) -> Result<Self> {
         let (exited, exits) = mpsc::channel(plan.tasks as usize);
         Ok(Self {
@@ -187,7 +188,7 @@ impl Supervisor {
         })
     }
 
-    /// Runs everything to its end and returns the exit code.
+    /// Runs all processes to their end and returns the exit code.
     pub async fn run(mut self) -> Result<u8> {
         let mut signals = signals()?;
         self.err.say(&format!("{} task(s), {}", self.plan.tasks, self.server.describe())).await;
@@ -229,7 +230,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Starts one process. Must be called on the main thread, to whose life the child is tied.
+    /// Starts one process. It must be called on the main thread, because the child's death signal is tied to
+    /// that thread.
     fn start(&mut self, task: u32) -> Result<()> {
         let mut command = Command::new(THIS_PROGRAM);
         command.arg(BECOME_COMMAND).arg("--parent").arg(std::process::id().to_string());
@@ -282,7 +284,7 @@ impl Supervisor {
     async fn process_ended(&mut self, ProcessExit { task, end }: ProcessExit) -> Result<()> {
         let Some(slot) = self.slots.get_mut(task as usize) else { return Ok(()) };
         let TaskSlot::Running(process) = std::mem::replace(slot, TaskSlot::Ended(end)) else { return Ok(()) };
-        // What it has started and left behind ends with it.
+        // Descendants that the process left behind end with it.
         let _ = kill_process_group(process.pid, Signal::KILL);
         self.guard.remove(process.pid);
         if end == ExitReason::Code(0) {
@@ -300,7 +302,7 @@ impl Supervisor {
         }
     }
 
-    /// A task of a recoverable job failed: it alone is started again, if that is still allowed.
+    /// Handles a failure in a recoverable job: starts the task again, if a restart is left.
     async fn replace(&mut self, failed: FailedProcess) -> Result<()> {
         if self.restarts == self.plan.max_restarts {
             let others = self.running().count();
@@ -314,7 +316,7 @@ impl Supervisor {
         self.start(failed.task)
     }
 
-    /// A task of a job that shares one fate failed: the others have to end too.
+    /// Handles a failure in a job whose tasks share their fate: ends the other tasks.
     async fn fail_run(&mut self, failed: FailedProcess) {
         self.phase = SupervisorPhase::Failed(StopStage::Waiting);
         self.timer = Some(Box::pin(tokio::time::sleep(FATE_GRACE)));
@@ -327,7 +329,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts the next run, if the last one failed and that is still allowed.
+    /// Starts the next run, if the last one failed and a restart is left. Returns whether it did.
     async fn start_next_run(&mut self) -> Result<bool> {
         let SupervisorPhase::Failed(_) = self.phase else { return Ok(false) };
         if self.restarts == self.plan.max_restarts {
@@ -355,7 +357,7 @@ impl Supervisor {
 
     async fn signalled(&mut self, signal: Signal) {
         if matches!(signal, Signal::USR1 | Signal::USR2) {
-            // For the program, not for what it has started: that would mostly die of it.
+            // The signal goes to the program alone: processes that it started would usually die of it.
             self.running().for_each(|process| _ = kill_process(process.pid, signal));
             return;
         }
@@ -379,7 +381,7 @@ impl Supervisor {
         }
     }
 
-    /// The time that was given is over.
+    /// Takes the next stage of stopping when the time of the present one is over.
     async fn escalate(&mut self) {
         self.timer = None;
         let left = self.running().count();
@@ -406,11 +408,11 @@ impl Supervisor {
     }
 
     fn signal_all(&self, signal: Signal) {
-        // One that ended just now is told in vain.
+        // A process that has just exited misses the signal.
         self.running().for_each(|process| _ = kill_process_group(process.pid, signal));
     }
 
-    /// Waits for the rest of the output.
+    /// Waits for the remaining output.
     async fn drain(&mut self) {
         let all = async { while self.pumps.join_next().await.is_some() {} };
         if tokio::time::timeout(OUTPUT_DRAIN_TIMEOUT, all).await.is_err() {
@@ -467,11 +469,11 @@ async fn sleep_until(timer: &mut Option<Pin<Box<Sleep>>>) {
     }
 }
 
-/// The signals that a launch passes on, in one queue.
+/// Returns one queue of all signals that a launch passes on.
 fn signals() -> Result<mpsc::Receiver<Signal>> {
     let (send, receive) = mpsc::channel(16);
     for passed in [Signal::INT, Signal::TERM, Signal::HUP, Signal::USR1, Signal::USR2] {
-        // Under nohup, the end of the terminal is to be ignored, here and in the children.
+        // Under nohup, SIGHUP stays ignored, here and in the children.
         if passed == Signal::HUP && is_ignored(passed) {
             continue;
         }
@@ -485,7 +487,7 @@ fn signals() -> Result<mpsc::Receiver<Signal>> {
     Ok(receive)
 }
 
-/// Whether whoever started this program wants a signal to be ignored.
+/// Returns whether the parent of this process has set a signal to be ignored.
 fn is_ignored(signal: Signal) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

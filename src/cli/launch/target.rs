@@ -14,10 +14,10 @@ use crate::config::Config;
 use crate::coordination::{FirstCause, JobName, JobView, RunState, TaskPhase};
 use crate::engine::Engine;
 
-/// How long connections of tasks that are gone may take to finish.
+/// The time that connections of exited tasks have to finish.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Where the job is coordinated.
+/// The server of a launch and its job.
 pub struct LaunchServer {
     job: JobName,
     coordinator: String,
@@ -46,7 +46,7 @@ impl LaunchServer {
         })
     }
 
-    /// Finds a server that runs already, and checks that the job is as the launch needs it.
+    /// Connects to a running server and checks that the job fits the launch.
     pub async fn find(url: &str, arguments: &Arguments, options: &LaunchFlags) -> Result<Self> {
         if let Some(flag) = options.first_flag_besides(&["log", "log-format", "io-threads", "recoverable"]) {
             bail!(
@@ -98,25 +98,25 @@ impl LaunchServer {
         })
     }
 
-    /// The address that tasks connect to.
+    /// Returns the address to which tasks connect.
     pub fn coordinator(&self) -> &str {
         &self.coordinator
     }
 
-    /// Whether tasks may fail and come back.
+    /// Returns whether tasks may fail and come back.
     pub fn recoverable(&self) -> bool {
         self.recoverable
     }
 
-    /// What and where, in a line.
+    /// Returns the kind and the address of the server in a line.
     pub fn describe(&self) -> String {
         format!("job {} at {}; look with: muster status --server {}", self.job, self.coordinator, self.http)
     }
 
-    /// Waits, a little while, until the server has noticed that every process of the last run is gone, so that
-    /// the next one is not taken for its late part.
+    /// Waits, for `within` at most, until the server has noticed that every process of the last run is gone.
+    /// Otherwise the server would take the next run for a late part of the last one.
     pub async fn wait_until_vacated(&self, within: Duration) {
-        // A server that runs elsewhere copes by itself: a new incarnation ends the old run.
+        // A remote server handles this by itself: a new incarnation ends the old run.
         let ServerHandle::Local(server) = &self.server else { return };
         let settled = async {
             let (_, mut events) = server.engine().follow(u64::MAX);
@@ -137,7 +137,7 @@ impl LaunchServer {
             && view.run.tasks.iter().any(|task| present(task.standing))
     }
 
-    /// The first error of the present run, or, where that has none, of the last one.
+    /// Returns the first error of the present run or, without one, of the run before.
     pub async fn first_cause(&self) -> Option<FirstCause> {
         let view = match &self.server {
             ServerHandle::Local(server) => self.local_view(server.engine())?,
@@ -146,7 +146,7 @@ impl LaunchServer {
         view.run.first_cause.or_else(|| view.history.into_iter().next()?.first_cause)
     }
 
-    /// Ends the server, if it is the launch's own.
+    /// Stops the server, if the launch started it.
     pub async fn stop(self) {
         if let ServerHandle::Local(server) = self.server {
             server.stop(STOP_TIMEOUT).await;

@@ -11,23 +11,23 @@ use crate::findings::{Finding, Severity};
 use crate::http::ServerInfo;
 use crate::text::{one_line, span};
 
-/// Jobs of up to this many tasks have every task listed.
+/// The maximum number of tasks of a job for which every task is listed.
 const TASKS_LISTED: usize = 32;
-/// How many tasks that are not fine are listed, and how many that a barrier waits for.
+/// The maximum number of listed tasks in trouble, and of those that a barrier waits for.
 const TROUBLED_LISTED: usize = 20;
 const MISSING_LISTED: usize = 10;
-/// How many barriers and earlier runs are listed.
+/// The maximum number of listed barriers and of earlier runs.
 const BARRIERS_LISTED: usize = 20;
 const RUNS_LISTED: usize = 5;
-/// How many exclusions are listed.
+/// The maximum number of listed exclusions.
 const EXCLUSIONS_LISTED: usize = 10;
-/// How much of an error is shown.
+/// The maximum length of an error, in characters.
 const CAUSE_CHARS: usize = 2000;
 const ERROR_CHARS: usize = 300;
-/// How many ranges of task numbers are shown.
+/// The maximum number of ranges of task numbers.
 const RANGES_LISTED: usize = 12;
 
-/// Everything as text.
+/// Renders the whole status as text.
 pub fn render(
     url: &str,
     about: &ServerInfo,
@@ -113,7 +113,7 @@ impl JobRenderer<'_> {
         self.run.barriers.is_empty() && self.run.tasks.iter().all(|task| task.lives.is_empty())
     }
 
-    /// What the server has found, what matters most first, and what to do about it.
+    /// Writes the open findings, the most urgent first, with their advice.
     fn findings_text(&mut self) {
         for finding in std::mem::take(&mut self.findings) {
             let colour = match finding.severity {
@@ -137,7 +137,7 @@ impl JobRenderer<'_> {
         self.entry(2, "FIRST CAUSE", TerminalColour::Bad, format!("{whose}{why}"));
     }
 
-    /// Who takes no part, by whose decision.
+    /// Writes the exclusions with their actors.
     fn exclusions(&mut self) {
         let all = &self.view.exclusions;
         for exclusion in all.iter().take(EXCLUSIONS_LISTED) {
@@ -173,13 +173,13 @@ impl JobRenderer<'_> {
         self.run.tasks.get(usize::try_from(task.0).ok()?)
     }
 
-    /// A task and where it is.
+    /// Returns a task with its address.
     fn who(&self, task: TaskId) -> String {
         let peer = self.task(task).and_then(address);
         peer.map_or_else(|| format!("task {task}"), |peer| format!("task {task} at {peer}"))
     }
 
-    /// Tasks that failed or are suspected, the failed first. Those that are excluded have an entry of their own.
+    /// Writes the failed and suspected tasks, failed ones first. Excluded tasks have an entry of their own.
     fn troubled(&mut self) {
         let run = self.run;
         let of = |state| run.tasks.iter().filter(move |task| task.state() == state);
@@ -256,7 +256,7 @@ impl JobRenderer<'_> {
         }
     }
 
-    /// What a task does that others wait for.
+    /// Returns the activity of a task that others wait for.
     fn activity(&self, task: &TaskView) -> String {
         let since = self.ago(task.since);
         match task.standing {
@@ -306,7 +306,7 @@ impl JobRenderer<'_> {
         self.entry(2, "SAVE", TerminalColour::Caution, about);
     }
 
-    /// All tasks of a small job, or how many of a large one are in which state.
+    /// Writes all tasks of a small job, or the number of tasks in each state for a large one.
     fn tasks(&mut self) {
         if self.nobody_came() {
             return;
@@ -373,7 +373,7 @@ impl JobRenderer<'_> {
     }
 }
 
-/// At most `most` characters of a text on one line, saying if there are more.
+/// Returns at most `most` characters of a text on one line, and marks a truncated one.
 fn shorten(text: &str, most: usize) -> String {
     let text = one_line(text);
     match text.char_indices().nth(most) {
@@ -382,7 +382,7 @@ fn shorten(text: &str, most: usize) -> String {
     }
 }
 
-/// Where a task is, or was last.
+/// Returns the present or last address of a task.
 fn address(task: &TaskView) -> Option<std::net::SocketAddr> {
     task.lives.iter().find_map(|life| life.peer)
 }
@@ -399,7 +399,7 @@ fn barrier_name(barrier: &BarrierView) -> String {
     if barrier.counter > 0 { format!("{name} (use {})", barrier.counter) } else { name }
 }
 
-/// Task numbers in few words: `0-3, 7, 9-11`.
+/// Returns task numbers as ranges: `0-3, 7, 9-11`.
 fn ranges(tasks: &[TaskId]) -> String {
     let mut ranges: Vec<(i32, i32)> = Vec::new();
     for TaskId(task) in tasks {

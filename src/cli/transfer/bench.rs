@@ -1,7 +1,7 @@
-//! `muster transfer bench`: what the transfer engine does on this machine, between processes of this program.
+//! `muster transfer bench`: measures the transfer engine on this machine, between processes of this program.
 //!
-//! This process only conducts: every task of the benchmark is a process of its own, which is told over its standard input
-//! what to do next and answers on its standard output.
+//! This process only directs the measurement: every task of the benchmark is a process of its own, which
+//! receives orders on its standard input and answers on its standard output.
 
 mod children;
 mod conductor;
@@ -25,7 +25,7 @@ use results::{Repetition, SizeResult};
 
 pub use peer::{PeerArguments, run as run_peer};
 
-/// The subcommand that this program runs its tasks by.
+/// The hidden subcommand that runs a task of the benchmark.
 pub const PEER: &str = "bench-peer";
 
 /// Measure transfers between processes of this machine
@@ -40,7 +40,7 @@ pub const PEER: &str = "bench-peer";
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
-    /// How the bytes go
+    /// The transport
     #[arg(long, value_enum, default_value_t = TransportArg::Auto)]
     transport: TransportArg,
 
@@ -73,19 +73,19 @@ pub struct Arguments {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
     lanes: Option<u32>,
 
-    /// How long a thread that waits for something small looks for it before it sleeps, within a host; the default is that of
-    /// the engine
+    /// How long a thread that waits for a small message within a host polls before it sleeps; the default is
+    /// that of the engine
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     spin: Option<Duration>,
 
     #[command(flatten)]
     certificates: TransferCertificateArgs,
 
-    /// How often each size is measured
+    /// The number of measurements of each size
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeat: u32,
 
-    /// How long each measurement takes
+    /// The duration of each measurement
     #[arg(long, default_value_t = 0.5)]
     seconds: f64,
 
@@ -93,7 +93,7 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
 
-    /// How long a task may take to answer, beyond the time that is measured and what its buffers need
+    /// How long a task may take to answer, beyond the time of the measurement and of its buffers
     #[arg(long, hide = true, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
     grace: Duration,
 }
@@ -138,13 +138,13 @@ enum SwitchArg {
     Off,
 }
 
-/// How long a task may take to answer, beyond what it has to do.
+/// The default time that a task has to answer, beyond the time of its work.
 const REPLY_GRACE: Duration = Duration::from_secs(30);
 
-/// The most memory that one task of the benchmark takes.
+/// The maximum memory of one task of the benchmark, in bytes.
 const MEMORY_MAX: usize = 16 << 30;
 
-/// Bytes like `4096`, `4KiB`, `1MiB`, `1GiB`.
+/// Parses a number of bytes such as `4096`, `4KiB`, `1MiB`, `1GiB`.
 fn parse_size(text: &str) -> Result<usize, String> {
     let units = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("B", 0), ("", 0)];
     let (number, shift) = units
@@ -190,12 +190,12 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(if verified { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// By what two processes of this host move bytes when they are told to move them like this.
+/// Returns the transport that two processes of this host use for this choice.
 pub fn probe(transport: Choice) -> Result<TransportKind> {
     let certificates = TransferCertificateArgs::default();
     let setup = EngineSetup { transport, lanes: None, spin: None, checksums: true, certificates };
     let mut tasks = Conductor::start(1, &setup, REPLY_GRACE)?;
-    // More than travels with the announcement of it.
+    // Larger than the data that an announcement carries inline.
     let shape = BenchShape { size: 1 << 20, batch: 1, in_flight: 2 };
     tasks.allocate(shape)?;
     let (by, wrong) = tasks.try_out()?;
@@ -203,7 +203,7 @@ pub fn probe(transport: Choice) -> Result<TransportKind> {
     Ok(by)
 }
 
-/// What is moved by each launch, and how many of them are under way.
+/// The buffers of each launch, and the number of launches in progress.
 #[derive(Debug, Clone, Copy, serde::Serialize, serde::Deserialize)]
 struct BenchShape {
     size: usize,
@@ -212,13 +212,15 @@ struct BenchShape {
 }
 
 impl BenchShape {
-    /// How far the buffers of a batch lie apart at least: they are not to be taken for one large buffer.
+    /// Returns the minimum distance between the buffers of a batch, which keeps them from being merged into
+    /// one large buffer.
     fn stride(self) -> usize {
         const GAP: usize = 64;
         if self.batch > 1 { self.size + GAP } else { self.size }
     }
 
-    /// What a task needs: the launches under way, and two more for each direction of the latency.
+    /// Returns the memory of a task in bytes: the launches in progress, and two more for each direction of
+    /// the latency measurement.
     fn memory(self) -> usize {
         const PAGE: usize = 4096;
         let one = self.stride().next_multiple_of(PAGE).saturating_mul(self.batch);
@@ -227,7 +229,7 @@ impl BenchShape {
 }
 
 fn shape(arguments: &Arguments, size: usize) -> Result<BenchShape> {
-    // Enough to hide what a launch costs, and no more than the caches can make something of.
+    // Enough to hide the cost of a launch, and small enough for the caches.
     const BYTES_IN_FLIGHT: usize = 4 << 20;
     let batch = arguments.batch as usize;
     let in_flight = arguments.in_flight.map_or_else(

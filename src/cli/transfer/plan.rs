@@ -20,46 +20,46 @@ use crate::transfer::plan::{
     Step, TaskBytes, TaskId,
 };
 
-/// Show what would move where if an array's sharding changed, and what it would cost
+/// Show the moves of an array whose sharding changes, and their cost
 ///
-/// A sharding is what JAX calls a NamedSharding: a mesh with named axes and its devices in row-major order, and a
-/// partition spec. Every process that is given the same descriptions makes the same plan, with the same keys. Nothing
-/// is moved.
+/// A sharding is a NamedSharding of JAX: a mesh with named axes and its devices in row-major order, and a
+/// partition spec. Every process with the same descriptions computes the same plan, with the same keys.
+/// Nothing is moved.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
-    /// The array as it is: shape, dtype and sharding
+    /// The present array: shape, dtype and sharding
     #[arg(long, value_name = "FILE|JSON", required_unless_present = "from")]
     source: Option<String>,
 
-    /// The array as it shall be
+    /// The array after the change
     #[arg(long, value_name = "FILE|JSON", required_unless_present = "from")]
     destination: Option<String>,
 
-    /// Read a plan that --json printed, `-` for standard input, and check it: it is made again from what it says that it was
-    /// made of, and every step must be the same
+    /// Read a plan that --json printed, `-` for standard input, and check it: the plan is computed again from
+    /// its descriptions, and every step must be equal
     #[arg(long, value_name = "FILE", conflicts_with_all =
           ["source", "destination", "placement", "devices_per_task", "tasks_per_host", "fan_out", "timeout"])]
     from: Option<String>,
 
-    /// Which task and host owns each device; the device list of the REST API is one. Without it devices are owned in
-    /// blocks, by their ids
+    /// The task and the host of each device; the device list of the REST API is accepted. Without it devices
+    /// are assigned in blocks, by their ids
     #[arg(long, value_name = "FILE|JSON", conflicts_with_all = ["devices_per_task", "tasks_per_host"])]
     placement: Option<String>,
 
-    /// How many devices each task owns
+    /// The number of devices of each task
     #[arg(long, value_name = "N", default_value = "8")]
     devices_per_task: NonZeroU32,
 
-    /// How many tasks run on each host
+    /// The number of tasks on each host
     #[arg(long, value_name = "N", default_value = "1")]
     tasks_per_host: NonZeroU32,
 
-    /// How many others a holder of a part feeds with it before those who were fed feed others
+    /// The number of tasks that a holder of a part sends it to before the recipients send it on
     #[arg(long, value_name = "N", default_value_t = PlanOptions::default().fan_out)]
     fan_out: NonZeroU32,
 
-    /// How long the whole may take; a field of the plan
+    /// The time limit of the whole change; a field of the plan
     #[arg(long, value_name = "DURATION", value_parser = positive)]
     timeout: Option<Duration>,
 
@@ -67,7 +67,7 @@ pub struct Arguments {
     #[arg(long, value_name = "ID", conflicts_with = "json")]
     task: Option<u32>,
 
-    /// How many rows are shown of a long table
+    /// The maximum number of rows of a long table
     #[arg(long, value_name = "N", default_value_t = 20)]
     rows: usize,
 
@@ -95,7 +95,7 @@ const EXAMPLES: &str = r#"Examples:
   Check a plan that somebody handed on, and show what it costs:
     muster transfer plan --from plan.json"#;
 
-/// A duration that something can be done in.
+/// Parses a duration greater than zero.
 fn positive(text: &str) -> Result<Duration, String> {
     match humantime::parse_duration(text) {
         Ok(Duration::ZERO) => Err("nothing can be done in no time: give more, or leave it out".to_owned()),
@@ -124,7 +124,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The plan that the descriptions give.
+/// Returns the plan of the given descriptions.
 fn build_plan(arguments: &Arguments) -> Result<Plan> {
     let given = |flag: &'static str, given: &Option<String>| {
         let given = given.as_deref().with_context(|| format!("{flag} is missing"))?;
@@ -142,19 +142,19 @@ fn build_plan(arguments: &Arguments) -> Result<Plan> {
     Plan::new(source, destination, &placement, options).map_err(task_text)
 }
 
-/// A plan that was printed, checked.
+/// Reads a printed plan and checks it.
 fn forwarded_text(from: &str) -> Result<Plan> {
     let text = if from == "-" {
         text_of(std::io::stdin().lock(), MAX_PLAN_TEXT).context("--from -: cannot read standard input")?
     } else {
         text_in("--from", from, MAX_PLAN_TEXT)?
     };
-    // The line that it was printed as ends where it ended.
+    // The line end of the printed plan is not part of it.
     let plan = Plan::from_json(text.trim_end()).map_err(task_text);
     plan.with_context(|| format!("--from {}", one_line(from)))
 }
 
-/// The text of a file. One byte more than is taken, and the end of a line: whatever the file is, no more of it is read.
+/// Reads the text of a file: at most one byte beyond the limit and a line end, whatever the file is.
 fn text_of(file: impl std::io::Read, most: usize) -> std::io::Result<String> {
     let mut text = String::new();
     file.take(most as u64 + 2).read_to_string(&mut text)?;
@@ -169,7 +169,7 @@ fn text_in(argument: &str, path: &str, most: usize) -> Result<String> {
     read.with_context(|| format!("{argument}: cannot read {}", one_line(path)))
 }
 
-/// Reads what an argument holds: JSON itself, or the name of a file with it.
+/// Reads the value of an argument: JSON itself, or the name of a file with it.
 fn array_text<T>(argument: &str, given: &str, read: impl Fn(&str) -> Result<T, PlanError>) -> Result<T> {
     if given.trim_start().starts_with('{') {
         return read(given).map_err(task_text).with_context(|| argument.to_owned());
@@ -178,7 +178,7 @@ fn array_text<T>(argument: &str, given: &str, read: impl Fn(&str) -> Result<T, P
     read(&text).map_err(task_text).with_context(|| format!("{argument}: {}", one_line(given)))
 }
 
-/// What is wrong, on one line: names from the descriptions may stand in it.
+/// Returns the error on one line, because names from the descriptions may be in it.
 #[expect(clippy::needless_pass_by_value, reason = "as map_err hands it over")]
 fn task_text(error: PlanError) -> anyhow::Error {
     anyhow!("{}", one_line(&error.to_string()))
@@ -233,7 +233,7 @@ fn overview(text: &mut String, plan: &Plan, arguments: &Arguments) -> std::fmt::
     pairs(text, plan, arguments.rows)
 }
 
-/// The most pairs of tasks that are gathered to find those that move most.
+/// The maximum number of pairs of tasks that are collected to find those that move most bytes.
 const PAIRS_MAX: u64 = 1 << 22;
 
 fn cost_text(text: &mut String, cost: &Cost) -> std::fmt::Result {
@@ -268,7 +268,7 @@ fn pairs(text: &mut String, plan: &Plan, rows: usize) -> std::fmt::Result {
     if pairs.is_empty() {
         return Ok(());
     }
-    // Equal ones stay in the order of the tasks.
+    // The sort is stable, so equal pairs stay in the order of the tasks.
     pairs.sort_by_key(|pair| Reverse(pair.bytes));
     writeln!(text, "\n{:>6}{:>8}  {:<14}{:>9}{:>12}", "FROM", "TO", "WHERE", "STEPS", "BYTES")?;
     for pair in pairs.iter().take(rows) {

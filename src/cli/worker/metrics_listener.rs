@@ -16,17 +16,17 @@ use crate::clock::Clock;
 use crate::http;
 use crate::tls::{HandshakeFailures, ListenerTls};
 
-/// Connections at once. Prometheus has one.
+/// The maximum number of connections. Prometheus uses one.
 const CONNECTIONS: usize = 16;
 
-/// Where metrics are asked for, once there are any.
+/// A bound listener for metrics.
 pub struct MetricsListener {
     listener: TcpListener,
     address: SocketAddr,
 }
 
 impl MetricsListener {
-    /// Listens.
+    /// Binds the listener.
     pub async fn bind(address: SocketAddr) -> Result<Self> {
         let listener = TcpListener::bind(address)
             .await
@@ -35,12 +35,12 @@ impl MetricsListener {
         Ok(Self { listener, address })
     }
 
-    /// Where they are.
+    /// Returns the URL of the metrics.
     pub fn url(&self) -> String {
         format!("http://{}/metrics", self.address)
     }
 
-    /// Serves what `page` says for as long as it is polled.
+    /// Serves the result of `page` for as long as it is polled.
     pub async fn serve(self, page: impl Fn() -> String + Clone + Send + Sync + 'static) {
         let scrape = move || async move {
             ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page())

@@ -17,21 +17,22 @@ use crate::agent::{Agent, AgentConfig, AgentError, ClusterRoster};
 use crate::text::bytes;
 use crate::transfer::Member;
 
-/// How long the service may take to let a task go alone. In a job whose tasks share their fate it never does.
+/// The time that the service has to let a task leave alone. In a job whose tasks share their fate it never
+/// does.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a step may go on after the worker was told to end.
+/// The time for which a step may continue after the worker was told to end.
 const LAST_STEP: Duration = Duration::from_secs(2);
-/// How long the service may take to find that the other side of a failed transfer is gone.
+/// The time that the service has to notice that the other side of a failed transfer is gone.
 const LOSS_NOTICE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long tasks may take to agree on where to end.
+/// The time that tasks have to agree on the step at which they end.
 const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(200);
 
-/// The first word of the lines that tell of steps.
+/// The first word of lines about steps.
 const STEP: &str = "step";
-/// The first words of the lines that tell of a step that was called off.
+/// The first words of lines about cancelled steps.
 pub const CANCELLED_TEXT: &str = "called off: ";
 
-/// The signals that end a worker, as they have come.
+/// The received signals that end a worker.
 struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
@@ -68,7 +69,7 @@ pub async fn work(arguments: &Arguments, place: &ClusterEnv, config: AgentConfig
         }
     };
     say_all(registered(&agent).trim_end())?;
-    // Ended with this function.
+    // Its tasks end with this function.
     let mut shown = tokio::task::JoinSet::new();
     if let Some(scraped) = scraped {
         say(&format!("  metrics  {}", scraped.url()))?;
@@ -111,16 +112,16 @@ pub async fn work(arguments: &Arguments, place: &ClusterEnv, config: AgentConfig
     Ok(if faults == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// How a program came to its end.
+/// The way in which a program ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ProgramEnd {
-    /// The service has let this task go.
+    /// The service has let this task leave.
     Gone,
-    /// All tasks end now.
+    /// All tasks end together.
     Together,
 }
 
-/// Stays, and says who comes and goes.
+/// Stays registered, and prints changes of the roster.
 async fn idle(agent: &Agent, mut told: watch::Receiver<bool>) -> Result<(ProgramEnd, u64)> {
     let mut roster = agent.roster();
     let mut faces = RosterLog::default();
@@ -131,7 +132,7 @@ async fn idle(agent: &Agent, mut told: watch::Receiver<bool>) -> Result<(Program
             error = agent.over() => return Err(error.into()),
             notice = agent.notice() => {
                 say(&format!("preemption notice: {notice}"))?;
-                // It has no steps: wherever the others stop is right.
+                // It has no steps, so any step of the others is right.
                 agent.reached_sync_point(1).await?;
                 return Ok((ProgramEnd::Together, 0));
             }
@@ -147,7 +148,7 @@ async fn idle(agent: &Agent, mut told: watch::Receiver<bool>) -> Result<(Program
     }
 }
 
-/// Tries to leave alone; else asks all tasks to end.
+/// Tries to leave alone; otherwise asks all tasks to end. Returns whether it has left.
 async fn ask_to_leave(agent: &Agent) -> Result<bool> {
     match agent.try_leave(LEAVE_TIMEOUT).await {
         Ok(()) => Ok(true),
@@ -171,7 +172,7 @@ struct ExerciseTotals {
     faults: u64,
 }
 
-/// Steps with all others.
+/// Runs the steps with all other tasks.
 async fn exercise(
     agent: &Agent,
     arguments: &Arguments,
@@ -183,7 +184,7 @@ async fn exercise(
     let mut faces = RosterLog::default();
     let mut totals = ExerciseTotals::default();
     let mut asked = false;
-    // What failed in the last step.
+    // The failures of the last step.
     let mut open: Vec<PeerFailure> = Vec::new();
     let end = loop {
         faces.log_changes(&roster.borrow().clone())?;
@@ -199,7 +200,7 @@ async fn exercise(
             if ask_to_leave(agent).await? {
                 break ProgramEnd::Gone;
             }
-            // All end together, so it has to wait for the others.
+            // All tasks end together, so this one must wait for the others.
             cut.send_replace(false);
             continue;
         }
@@ -207,7 +208,7 @@ async fn exercise(
         tokio::pin!(stepping);
         let outcome = tokio::select! {
             outcome = &mut stepping => outcome?,
-            // It may be waiting for somebody who does not come.
+            // The step may be waiting for a task that does not come.
             () = soon_after(&mut told), if !asked => {
                 cut.send_replace(true);
                 stepping.await?
@@ -225,7 +226,8 @@ async fn exercise(
                     let names: Vec<String> = with.iter().map(Member::to_string).collect();
                     say(&format!("  failed with {}: {}: {error}", names.join(" or "), error.reason()))?;
                 }
-                // Whoever makes another step in the same life was not lost; so what failed before was a fault.
+                // A task that takes part in another step with the same life was not lost, so the earlier
+                // failure was a fault.
                 for failed in open.drain(..).filter(|failed| nobody_lost(failed, &step)) {
                     totals.faults += 1;
                     say_fault(&failed)?;
@@ -247,7 +249,7 @@ async fn exercise(
     Ok((end, faults))
 }
 
-/// Resolves some time after the worker was told to end.
+/// Resolves [`LAST_STEP`] after the worker was told to end.
 async fn soon_after(told: &mut watch::Receiver<bool>) {
     if told.wait_for(|told| *told).await.is_err() {
         std::future::pending::<()>().await;
@@ -255,7 +257,7 @@ async fn soon_after(told: &mut watch::Receiver<bool>) {
     tokio::time::sleep(LAST_STEP).await;
 }
 
-/// Whether all that it may be due to take part in a later step.
+/// Returns whether all tasks that could have caused the failure take part in a later step.
 fn nobody_lost(failed: &PeerFailure, later: &StepReport) -> bool {
     failed.with.iter().all(|member| later.members.contains(member))
 }
@@ -264,7 +266,8 @@ fn say_fault(PeerFailure { error, .. }: &PeerFailure) -> Result<()> {
     say(&format!("FAULT: nobody was lost, and yet this failed: {error}"))
 }
 
-/// How much of what failed last, with no step after it, failed although whoever it was with lives: then something is wrong.
+/// Returns how many of the failures of the last step are faults: those whose peers the service does not
+/// report as lost.
 async fn count_faults(agent: &Agent, open: Vec<PeerFailure>) -> Result<u64> {
     let mut faults = 0;
     for failed in open {
@@ -282,7 +285,7 @@ async fn count_faults(agent: &Agent, open: Vec<PeerFailure>) -> Result<u64> {
     Ok(faults)
 }
 
-/// Says who comes and goes.
+/// Prints changes of the roster.
 #[derive(Default)]
 struct RosterLog {
     known: ClusterRoster,
@@ -315,7 +318,7 @@ impl RosterLog {
     }
 }
 
-/// A step in a line.
+/// Returns the line about a step.
 fn line(step: &StepReport) -> String {
     let tasks: Vec<String> = step.members.iter().map(|member| member.task.to_string()).collect();
     let resharded = step.resharded.as_ref();
@@ -333,22 +336,22 @@ fn line(step: &StepReport) -> String {
     )
 }
 
-/// What a line of a step says.
+/// The content of a line about a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StepLine {
-    /// Its number.
+    /// The number of the step.
     pub number: u64,
-    /// Who took part.
+    /// The members.
     pub tasks: Vec<u32>,
-    /// Buffers and shards checked.
+    /// The number of checked buffers and shards.
     pub checked: u64,
-    /// Whether an array changed its sharding.
+    /// An array changed its sharding.
     pub resharded: bool,
-    /// Whether nothing failed.
+    /// Nothing failed.
     pub whole: bool,
 }
 
-/// Reads a line of a step.
+/// Parses a line about a step.
 pub fn parse(line: &str) -> Option<StepLine> {
     let (number, rest) = line.strip_prefix(STEP)?.strip_prefix(' ')?.split_once(": tasks ")?;
     let mut parts = rest.split("; ");

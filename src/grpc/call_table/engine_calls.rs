@@ -1,7 +1,7 @@
 //! The calls of a connection that wait for the engine: dispatched, answered, or cancelled.
 //!
-//! It receives no bodies: `request_bodies.rs` does. Begin at `CallTable::ask`. A transfer report is handed to
-//! [`reports`](crate::reports) and answered at once; it never reaches the engine.
+//! It receives no bodies: `request_bodies.rs` does. Begin at `CallTable::dispatch`. A transfer report is
+//! handed to [`reports`](crate::reports) and answered at once; it never reaches the engine.
 
 use http::HeaderMap;
 
@@ -17,10 +17,10 @@ use crate::meter::Moment;
 use crate::proto::muster::v1::TransferReportAck;
 use crate::telemetry::traces::{CallEnd, CallSpan};
 
-/// The trace of a call, with the task that makes it; `None` where calls are not traced.
+/// The trace of a call, with the calling task; `None` if calls are not traced.
 pub(super) type PendingTrace = Option<Box<(CallSpan, Option<TaskId>)>>;
 
-/// A call that the state machine has not answered yet.
+/// A call that waits for the engine's answer.
 pub(super) struct Waiting {
     pub(super) call: CallId,
     job: JobId,
@@ -28,12 +28,12 @@ pub(super) struct Waiting {
     stream: StreamId,
     trace: PendingTrace,
     since: Moment,
-    /// The bytes that were charged for what is remembered of it.
+    /// The bytes charged for its stored data.
     charged: usize,
 }
 
 impl CallTable {
-    /// Takes what a worker reports. Answered at once: nothing waits for it.
+    /// Accepts a worker's transfer report and answers it at once.
     fn accept_report(&self, sender: &mut Sender, job: JobId, message: &Message, stream: StreamId) {
         match self.server.transfers.accept(&self.server.engine, job, &message.bytes()) {
             Ok(interval_ms) => {
@@ -45,7 +45,7 @@ impl CallTable {
         }
     }
 
-    /// Puts a call to a job: to the state machine, but for reports.
+    /// Dispatches a call: a transfer report to the reports, every other call to the engine.
     #[expect(clippy::too_many_arguments, reason = "what a request is made of")]
     pub(super) fn dispatch(
         &mut self,
@@ -67,7 +67,7 @@ impl CallTable {
             Err(why) => return self.refuse(sender, stream, &why),
         };
         self.server.counts.local().calls.add();
-        // Of a call that waits, what its answer repeats is kept.
+        // The key is stored while the call waits, because its answer repeats it.
         let charged = call.form.key.len();
         if let Err(over) = sender.budget.charge(charged) {
             return self.refuse(sender, stream, &over_budget(over));
@@ -127,14 +127,14 @@ impl CallTable {
         traces.end(&trace.0, trace.1, &end);
     }
 
-    /// Counts a call that lasted from a moment to another; without a code it has succeeded.
+    /// Counts a call with its beginning and end; without a code it succeeded.
     fn count(&self, form: &ReplyFormat, code: Option<Code>, times: (Moment, Moment)) {
         if let Some(calls) = &self.server.calls {
             calls.local().add(form.method, form.dialect, code, times);
         }
     }
 
-    /// Sends the answer to a call that waited.
+    /// Sends the answer of a call that waited.
     pub(in crate::grpc) fn answer(&mut self, sender: &mut Sender, slot: u64, outcome: &CallOutcome) {
         sender.count_work(ANSWER_WORK);
         if let Some(CallState::Waiting(mut waiting)) = self.slots.remove(slot) {

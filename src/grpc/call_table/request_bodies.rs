@@ -15,23 +15,24 @@ use crate::grpc::request_meta::CallHandler;
 use crate::http2::{Sender, StreamId};
 use crate::meter::Moment;
 
-/// A request whose body is on its way.
+/// A request whose body is arriving.
 pub(super) struct ReceivingCall {
     body: RequestBody,
     callee: CallHandler,
     job: JobId,
     stream: StreamId,
     due: Option<Instant>,
-    /// When it must have made progress, and when it is looked at next.
+    /// The time by which it must have made progress.
     stall: Instant,
+    /// The time of the next check.
     check: Instant,
     waker: Waker,
     pub(super) deferred: bool,
-    /// The message is there, and the end of the request is awaited.
+    /// Whether the message is complete and only the end of the request is missing.
     is_whole: bool,
     trace: PendingTrace,
     since: Moment,
-    /// The bytes that were charged for what it holds back.
+    /// The bytes charged for the data that it holds back.
     charged: usize,
 }
 
@@ -77,7 +78,7 @@ impl CallTable {
         self.poll_slot(sender, slot);
     }
 
-    /// Takes more of the body of a request.
+    /// Receives more of the body of a request.
     pub(in crate::grpc) fn on_data(
         &mut self,
         sender: &mut Sender,
@@ -91,10 +92,10 @@ impl CallTable {
         };
         sender.count_work(bytes.len() / BYTES_PER_STEP);
         match entry {
-            // What follows an ended request does not come through.
+            // Data after the end of a request does not reach this point.
             CallState::Waiting(_) => sender.release(stream, bytes.len()),
             CallState::Deferred(parked) => {
-                // Room grows by doubling.
+                // The buffer grows by doubling.
                 let charged = 2 * bytes.len();
                 if let Err(over) = sender.budget.charge(charged) {
                     self.on_reset(sender, slot);
@@ -131,7 +132,7 @@ impl CallTable {
         }
     }
 
-    /// Where the next bytes of the body of `stream` may be read to, and how many of them at most.
+    /// Returns the buffer for the next bytes of the body of `stream`, and the greatest number of them.
     pub(in crate::grpc) fn body_buffer(
         &mut self,
         sender: &Sender,
@@ -143,7 +144,7 @@ impl CallTable {
         }
     }
 
-    /// Notes that so many bytes of the body of `stream` were read to their room.
+    /// Records that `bytes` of the body of `stream` were read into its buffer.
     pub(in crate::grpc) fn advance_body(&mut self, sender: &mut Sender, stream: StreamId, bytes: usize) {
         let slot = sender.slot(stream);
         if let Some(CallState::Receiving(arriving)) = slot.and_then(|slot| self.slots.get_mut(slot)) {
@@ -156,7 +157,7 @@ impl CallTable {
         }
     }
 
-    /// A message that is there must be followed by the end of its request in time.
+    /// Sets the deadline for the end of a request whose message is complete.
     fn expect_end(&mut self, slot: u64) {
         let Some(CallState::Receiving(arriving)) = self.slots.get_mut(slot) else { return };
         if !arriving.body.awaits_end() || std::mem::replace(&mut arriving.is_whole, true) {
@@ -169,14 +170,14 @@ impl CallTable {
         }
     }
 
-    /// Removes an arriving request.
+    /// Removes a request whose body is arriving.
     pub(super) fn remove_receiving(&mut self, sender: &mut Sender, slot: u64) -> Option<Box<ReceivingCall>> {
         let Some(CallState::Receiving(arriving)) = self.slots.remove(slot) else { return None };
         sender.budget.release(arriving.charged);
         Some(arriving)
     }
 
-    /// Looks at a body for which something may have come about, and goes on with its request once its message is there.
+    /// Checks a body that was woken, and dispatches its request once the message is complete.
     pub(super) fn poll_body(&mut self, sender: &mut Sender, slot: u64) {
         let Some(CallState::Receiving(arriving)) = self.slots.get_mut(slot) else { return };
         let ReceivingCall { body, waker, stream, deferred: parked, .. } = &mut **arriving;
@@ -205,12 +206,12 @@ impl CallTable {
         }
     }
 
-    /// A body is to have made progress by now.
+    /// Checks the progress of a body at its deadline.
     pub(super) fn check_body_progress(&mut self, sender: &mut Sender, slot: u64, now: Instant) {
         let stall = self.server.limits.body_stall;
         let Some(CallState::Receiving(arriving)) = self.slots.get_mut(slot) else { return };
         if now < arriving.check {
-            // It has been looked at since this deadline was set, and has a later one.
+            // A check since then has set a later deadline.
             return;
         }
         let why = if arriving.due.is_some_and(|due| due <= now) {

@@ -12,7 +12,7 @@ use ring::hmac;
 
 use crate::clock::random_bytes;
 
-/// The key.
+/// The HMAC key from which CSRF proofs are derived.
 pub(super) struct CsrfKey(hmac::Key);
 
 impl CsrfKey {
@@ -20,12 +20,12 @@ impl CsrfKey {
         Self(hmac::Key::new(hmac::HMAC_SHA256, &random_bytes::<32>()))
     }
 
-    /// What follows from a cookie.
+    /// Returns the proof for a cookie.
     pub fn proof_for(&self, cookie: &str) -> Arc<str> {
         URL_SAFE_NO_PAD.encode(hmac::sign(&self.0, cookie.as_bytes())).into()
     }
 
-    /// Whether that is `shown`; the time that it takes says nothing.
+    /// Returns whether `shown` is the proof for the cookie. The comparison takes constant time.
     pub fn verifies(&self, cookie: &str, shown: &str) -> bool {
         let Ok(shown) = URL_SAFE_NO_PAD.decode(shown) else { return false };
         hmac::verify(&self.0, cookie.as_bytes(), &shown).is_ok()

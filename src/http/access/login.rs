@@ -19,7 +19,7 @@ use crate::http::actor::{PeerAddress, TransportSecurity};
 use crate::http::{AppState, ClientNetwork, Problem, pages};
 use crate::service::{ActorContext, AuditOutcome};
 
-/// The page that asks for a token.
+/// Serves `GET /login`: the page that asks for a token.
 ///
 /// The form must carry `csrf`; its other fields are `token` and `next`, the page to go on to.
 pub(in crate::http) async fn show(State(site): State<AppState>, request: Request) -> Response {
@@ -32,10 +32,10 @@ pub(in crate::http) async fn show(State(site): State<AppState>, request: Request
     Html(page(&proof, &next, "")).into_response()
 }
 
-/// The longest form of a login.
+/// The maximum length of a login form, in bytes.
 pub(super) const FORM_BYTES_MAX: usize = 8 << 10;
 
-/// Takes the token.
+/// Serves `POST /login`: exchanges a token for a session.
 pub(in crate::http) async fn log_in(State(site): State<AppState>, head: Parts, form: Bytes) -> Response {
     let channel = head.extensions.get::<TransportSecurity>().cloned().unwrap_or_default();
     let peer = head.extensions.get::<PeerAddress>().map(|peer| peer.0);
@@ -73,7 +73,7 @@ pub(in crate::http) async fn log_in(State(site): State<AppState>, head: Parts, f
     start_session(&site, &channel, holder.hash, next)
 }
 
-/// How long a browser is remembered as one that has logged in.
+/// The lifetime of the cookie that marks a browser as one that has logged in, in seconds.
 const BROWSER_COOKIE_SECONDS: u64 = 30 * 24 * 60 * 60;
 
 fn start_session(site: &AppState, channel: &TransportSecurity, token: Hash, next: &str) -> Response {
@@ -86,7 +86,7 @@ fn start_session(site: &AppState, channel: &TransportSecurity, token: Hash, next
     with_cookie(with_cookie(Redirect::to(next).into_response(), set), known)
 }
 
-/// Ends the login.
+/// Serves `POST /logout`: ends the session.
 pub(in crate::http) async fn log_out(
     State(site): State<AppState>,
     visitor: Principal,
@@ -110,7 +110,7 @@ fn with_cookie(mut response: Response, set: Option<HeaderValue>) -> Response {
     response
 }
 
-/// A page of this server: what leads elsewhere leads to the first one.
+/// Returns `next` if it is a path of this server, otherwise `/`: a login must not redirect elsewhere.
 fn local_path(next: Option<&str>) -> &str {
     let local = |next: &&str| {
         next.starts_with('/')
@@ -120,7 +120,7 @@ fn local_path(next: Option<&str>) -> &str {
     next.filter(local).unwrap_or("/")
 }
 
-/// It works without styles and scripts.
+/// The login page. It works without styles and scripts.
 #[derive(Template)]
 #[template(path = "login.html")]
 struct LoginPage<'a> {

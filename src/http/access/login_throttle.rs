@@ -18,19 +18,20 @@ use super::tokens::{Hash, random_secret};
 use crate::coordination::Timestamp;
 use crate::http::ClientNetwork;
 
-/// Wrong tokens of one source, or of one browser that has logged in before.
+/// The rate of wrong tokens of one client network, or of one browser that has logged in before.
 const PER_NETWORK: RateLimit = RateLimit { burst: 10.0, per_second: 1.0 / 6.0 };
-/// Wrong tokens of all sources.
+/// The rate of wrong tokens of all client networks together.
 const OVERALL: RateLimit = RateLimit { burst: 100.0, per_second: 10.0 };
-/// Uses of one wrong token, whoever tries it.
+/// The rate at which one wrong token may be tried, by all clients together.
 const PER_TOKEN: RateLimit = RateLimit { burst: 10.0, per_second: 1.0 / 6.0 };
-/// The key of what all sources share.
+/// The key of the bucket that all client networks share.
 const ALL: &str = "all";
 
-/// Counts wrong tokens.
+/// Counts wrong tokens and limits further attempts.
 pub(super) struct LoginThrottle {
     by_source: RateLimiter,
-    /// Wrong tokens in the header `authorization`: a tool with an old token is not to keep its neighbours from logging in.
+    /// Wrong tokens in the header `authorization` have buckets of their own, so that a tool with an old token
+    /// does not keep people on the same network from logging in.
     by_source_of_tools: RateLimiter,
     by_browser: RateLimiter,
     by_token: RateLimiter,
@@ -38,7 +39,8 @@ pub(super) struct LoginThrottle {
     browsers: CsrfKey,
 }
 
-/// Who tries: a source, and a browser that has logged in before if its cookie holds.
+/// The client of a login: its network, and the browser if the request has a valid cookie of one that has
+/// logged in before.
 pub(super) struct LoginAttempt {
     source: String,
     browser: Option<String>,
@@ -56,20 +58,20 @@ impl LoginThrottle {
         }
     }
 
-    /// Makes the value of the cookie of a browser that has logged in.
+    /// Returns a new value for the cookie that marks a browser as one that has logged in.
     pub fn browser_cookie(&self) -> String {
         let name = random_secret();
         format!("{name}.{}", self.browsers.proof_for(&name))
     }
 
-    /// Returns who tries. A cookie that this process has not made counts for nothing.
+    /// Returns the client of a login. A cookie that this process did not issue is ignored.
     pub fn attempt_of(&self, source: ClientNetwork, cookie: Option<&str>) -> LoginAttempt {
         let browser = cookie.and_then(|cookie| cookie.split_once('.'));
         let browser = browser.filter(|(name, proof)| self.browsers.verifies(name, proof));
         LoginAttempt { source: source.to_string(), browser: browser.map(|(name, _)| name.to_owned()) }
     }
 
-    /// Whether one more token may be tried.
+    /// Returns whether the client may try one more token. Counts nothing.
     pub fn is_allowed(&self, now: Timestamp, attempt: &LoginAttempt) -> bool {
         if let Some(browser) = &attempt.browser {
             return self.by_browser.would_allow(now, browser);
@@ -99,7 +101,7 @@ impl LoginThrottle {
     }
 }
 
-/// Returns the name under which the uses of a token are counted.
+/// Returns the key under which the uses of a token are counted.
 fn key_of(token: &Hash) -> String {
     let mut name = String::with_capacity(16);
     for byte in token.iter().take(8) {
@@ -121,7 +123,7 @@ mod tests {
     fn other_networks_cannot_lock_out_a_clean_network() {
         let (attempts, now) = (LoginThrottle::new(), Timestamp(1));
         let mut refused = 0;
-        // More sources than are told apart.
+        // More networks than there are buckets.
         for host in 0..5_000 {
             for token in 0..3_u8 {
                 let attempt = attempts.attempt_of(from(host), None);

@@ -1,12 +1,13 @@
-//! Authorizes each request before its handler runs, in this order: host, identity, origin and role, CSRF proof,
-//! rate, audit policy, body.
+//! Authorizes each request before its handler runs, in this order: host, identity, origin and role, CSRF
+//! proof, rate, audit policy, body.
 //!
 //! It does not know what a route does. Begin at [`authorize`].
 //!
-//! Everything that the head of a request tells is checked before the first byte of the body is read; the body is
-//! read here and nowhere else (`body.rs`). A change that was asked for is in the audit even if no handler
-//! understood it: the request carries a mark that its line is written, so nonsense and a lacking role are recorded
-//! in one place, once each. A refusal is aggregated by client network (`audit/gathered.rs`).
+//! Every check that needs only the head of a request is made before the first byte of the body is read; the
+//! body is read here and nowhere else (`body.rs`). A refused change is in the audit even if no handler
+//! understood it: the request carries a mark that says whether its line is written, so an invalid request and
+//! a lacking role are recorded here, once each. Refusals are aggregated by client network
+//! (`audit/aggregate.rs`).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -30,13 +31,14 @@ use crate::http::{AppState, BODY_BYTES_MAX, ClientNetwork, Problem, body};
 use crate::service::{ActorContext, AuditOutcome, Role};
 use crate::telemetry::traces::TraceParent;
 
-/// The header in which the scripts of a page show their proof.
+/// The header in which scripts of a page send the CSRF proof.
 const PROOF_HEADER: HeaderName = HeaderName::from_static("x-csrf-token");
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
-/// The field in which forms show it.
+/// The field in which forms send the CSRF proof.
 const PROOF_FIELD: &str = "csrf";
 
-/// The cookies. Under TLS their names promise that they came by TLS and from this very host.
+/// The names of the cookies. Under TLS they have the prefix `__Host-`, which browsers accept only over TLS
+/// and from this host.
 pub(super) struct Cookies {
     secure: bool,
 }
@@ -46,22 +48,23 @@ impl Cookies {
         Self { secure: channel.secure }
     }
 
-    /// The name of the cookie of a login.
+    /// Returns the name of the session cookie.
     pub fn session(&self) -> &'static str {
         if self.secure { "__Host-muster" } else { "muster-session" }
     }
 
-    /// The name of the cookie of a browser that has not logged in.
+    /// Returns the name of the cookie of a browser without a session.
     pub fn visit(&self) -> &'static str {
         if self.secure { "__Host-muster-visit" } else { "muster-visit" }
     }
 
-    /// The name of the cookie of a browser that has logged in before.
+    /// Returns the name of the cookie that marks a browser as one that has logged in.
     pub fn browser(&self) -> &'static str {
         if self.secure { "__Host-muster-browser" } else { "muster-browser" }
     }
 
-    /// What sets one; `seconds` is how long it holds, `None`: until the browser ends.
+    /// Returns the `Set-Cookie` value of a cookie. `seconds` is its lifetime; `None` ends it with the
+    /// browser.
     pub fn set(&self, name: &str, value: &str, seconds: Option<u64>) -> Option<HeaderValue> {
         let secure = if self.secure { "; Secure" } else { "" };
         let age = seconds.map_or_else(String::new, |seconds| format!("; Max-Age={seconds}"));
@@ -69,14 +72,14 @@ impl Cookies {
     }
 }
 
-/// A cookie of a request.
+/// Returns the value of a cookie of a request.
 pub(super) fn cookie<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
     let all = headers.get_all(header::COOKIE).into_iter().filter_map(|value| value.to_str().ok());
     let mut pairs = all.flat_map(|value| value.split(';')).filter_map(|pair| pair.trim().split_once('='));
     pairs.find(|(found, _)| *found == name).map(|(_, value)| value)
 }
 
-/// A field of a form.
+/// Returns the value of a field of a form.
 pub(super) fn field(form: &[u8], name: &str) -> Option<String> {
     let form = std::str::from_utf8(form).ok()?;
     let value = form.split('&').filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name)?.1;
@@ -84,34 +87,35 @@ pub(super) fn field(form: &[u8], name: &str) -> Option<String> {
     percent_decode_str(&value).decode_utf8().ok().map(std::borrow::Cow::into_owned)
 }
 
-/// What is known of a request before it has passed.
+/// The facts about a request that the checks use.
 struct RequestFacts {
     source: ClientNetwork,
     access: Access,
-    /// It asks for a change.
+    /// The method changes state.
     is_change: bool,
-    /// A browser sends it.
+    /// A browser sent the request.
     is_browser: bool,
     cookies: Cookies,
 }
 
-/// What the guard needs to know.
+/// The state of the authorization middleware.
 #[derive(Clone)]
 pub struct AccessLayerState {
-    /// What is guarded.
+    /// The state that all handlers share.
     pub site: AppState,
-    /// What the route of a method and a path asks of its callers.
+    /// Returns the access that the route of a method and a path requires.
     pub access: fn(&Method, Option<&str>) -> Access,
 }
 
-/// Lets a request pass, or says why not.
+/// Authorizes a request and runs its handler, or answers with the reason of the refusal.
 ///
-/// Everything that the head of a request tells is checked before the first byte of its body is read. The body is read here and
-/// nowhere else (`body.rs`): a handler gets one that is in memory, and paid for until the answer is there.
+/// Every check that needs only the head runs before the first byte of the body is read. The body is read here
+/// and nowhere else (`body.rs`): the handler receives it in memory, and its memory stays charged to the
+/// budget until the response is ready.
 pub async fn authorize(State(gate): State<AccessLayerState>, request: Request, next: Next) -> Response {
     let AccessLayerState { site, access: need } = gate;
     let (head, wire) = request.into_parts();
-    // What follows sees the head alone.
+    // The checks below see only the head.
     let request = Request::from_parts(head, Body::empty());
     let guard = &site.guard;
     let extensions = request.extensions();
@@ -153,7 +157,7 @@ pub async fn authorize(State(gate): State<AccessLayerState>, request: Request, n
         Err(problem) => return refuse(&site, &request, &asked, visitor.as_ref(), problem),
     };
     if let Err(problem) = within_rates(guard, &request, &asked, visitor.as_ref()) {
-        // The wrong tokens of a stranger are in the audit already.
+        // Wrong tokens of a client without a principal are in the audit already.
         if visitor.is_some() {
             let attempt = RefusedRequest { is_rate_limited: true, ..RefusedRequest::of(&site, &request) };
             audit_refusal(&site, attempt, &asked, visitor.as_ref(), &problem.detail);
@@ -166,7 +170,7 @@ pub async fn authorize(State(gate): State<AccessLayerState>, request: Request, n
     {
         return refuse(&site, &request, &asked, visitor.as_ref(), Problem::audit_unwritable(&why));
     }
-    // A request that changes nothing has no body that anybody reads.
+    // No handler reads the body of a request that changes nothing.
     let limit = match (asked.is_change, asked.access) {
         (false, _) => None,
         (true, Access::Public) => Some(FORM_BYTES_MAX),
@@ -196,7 +200,7 @@ pub async fn authorize(State(gate): State<AccessLayerState>, request: Request, n
     });
     let request = request.map(|_| Body::from(body));
     let response = call_handler(request, next, (visitor.clone(), author.clone()), visit, &channel).await;
-    // A change that its handler did not get to, or could not make sense of, was asked for all the same.
+    // A change that its handler rejected as invalid still belongs in the audit.
     if let (Some(attempt), Some(author)) = (attempt, &author)
         && response.status().is_client_error()
         && !author.is_audited()
@@ -211,7 +215,7 @@ pub async fn authorize(State(gate): State<AccessLayerState>, request: Request, n
     response
 }
 
-/// Lets it in, and sees to it that a browser has a cookie from which its proof follows.
+/// Runs the handler. Sets the cookie from which the CSRF proof is derived if the browser has none.
 async fn call_handler(
     mut request: Request,
     next: Next,
@@ -240,18 +244,18 @@ async fn call_handler(
     response
 }
 
-/// What the forms of the page that is asked for must carry.
+/// The CSRF proof that the forms of the requested page carry.
 #[derive(Debug, Clone)]
 pub(in crate::http) struct CsrfProof(pub Arc<str>);
 
-/// By what name the client has reached this server.
+/// Returns the host name by which the client reached this server.
 fn host(request: &Request) -> Option<&str> {
     let header = || request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
     request.uri().authority().map(axum::http::uri::Authority::as_str).or_else(header)
 }
 
-/// Checks by what name the client has reached this server. A name that could be read in two ways is refused for every request, one
-/// that is not this server's for all that show or change anything.
+/// Checks the host name by which the client reached this server. An ambiguous name is refused for every
+/// request; a name that is not this server's is refused for every request that shows or changes anything.
 fn check_host(guard: &AccessControl, request: &Request, asked: &RequestFacts) -> Result<(), Problem> {
     let mut named = request.headers().get_all(header::HOST).into_iter();
     let first = named.next();
@@ -280,7 +284,7 @@ fn check_host(guard: &AccessControl, request: &Request, asked: &RequestFacts) ->
     Ok(())
 }
 
-/// Whether a change, or a login, is within its rates. Tokens are looked at by the login itself.
+/// Checks the rate of changes and of logins. The login itself checks the token.
 fn within_rates(
     guard: &AccessControl,
     request: &Request,
@@ -311,7 +315,7 @@ fn login_target(request: &Request) -> String {
     utf8_percent_encode(path, NON_ALPHANUMERIC).to_string()
 }
 
-/// Who makes the request; `None` for a stranger.
+/// Returns the principal of the request; `None` if it shows no credentials.
 fn identify(
     guard: &AccessControl,
     request: &Request,
@@ -366,7 +370,7 @@ fn identify(
     }))
 }
 
-/// Whether the request may be made, by all that its head says.
+/// Checks role, content type and origin, as far as the head of the request tells them.
 fn check_access(request: &Request, asked: &RequestFacts, visitor: Option<&Principal>) -> Result<(), Problem> {
     if asked.is_change {
         check_origin(request)?;
@@ -379,7 +383,7 @@ fn check_access(request: &Request, asked: &RequestFacts, visitor: Option<&Princi
         }
         (Access::Role(_), Some(_)) => {}
     }
-    // What a page of another origin may send without being asked is a form; JSON it may not.
+    // A page of another origin can send a form without a preflight request, but not JSON.
     let simple = *request.method() == Method::POST && asked.is_change && !asked.is_browser;
     if simple && asked.access != Access::Public && !has_content_type(request, "application/json") {
         return Err(Problem::not_json());
@@ -394,11 +398,11 @@ fn has_content_type(request: &Request, kind: &str) -> bool {
     })
 }
 
-/// A browser says of every change for which page it asks; only pages of this server may.
+/// Checks the origin: a browser states it with every change, and only pages of this server may ask for one.
 fn check_origin(request: &Request) -> Result<(), Problem> {
     let headers = request.headers();
     if let Some(origin) = headers.get(header::ORIGIN) {
-        // The scheme is not compared: something before this server may speak TLS for it.
+        // The scheme is not compared, because a proxy before this server may terminate TLS.
         let origin = origin.to_str().unwrap_or_default();
         let authority = origin.split_once("://").map(|(_, authority)| authority);
         if !authority.is_some_and(|found| host(request).is_some_and(|host| host.eq_ignore_ascii_case(found)))
@@ -412,15 +416,17 @@ fn check_origin(request: &Request) -> Result<(), Problem> {
     }
 }
 
-/// What the head of a request tells of its proof.
+/// The result of the CSRF check on the head of a request.
 enum CsrfCheck {
-    /// It holds, or none is wanted. A browser that has no cookie yet gets one, with this value and the proof that follows from it.
+    /// The proof holds, or none is required. A browser without a cookie gets one with this value, and the
+    /// proof that is derived from it.
     Satisfied(Option<(String, Arc<str>)>),
-    /// It must stand in the form, and follow from this cookie.
+    /// The proof must be in the form and match this cookie.
     InForm(String),
 }
 
-/// Wants a proof of a browser that asks for a change. One that asks for a page and has no cookie yet gets one.
+/// Requires a proof of a browser that asks for a change. A browser that asks for a page and has no cookie
+/// gets one.
 fn check_csrf(
     guard: &AccessControl,
     request: &Request,
@@ -455,7 +461,7 @@ fn check_csrf(
     Err(Problem::no_proof())
 }
 
-/// A token that is none.
+/// Answers a request with an unknown token: audits it, counts it against the limits, and refuses it.
 fn reject_unknown_token(
     site: &AppState,
     request: &Request,
@@ -472,7 +478,8 @@ fn reject_unknown_token(
     challenge(problem)
 }
 
-/// Makes an answer the last one of its connection: the rest of a body that was not read is in the way of the next request.
+/// Marks a response as the last one of its connection: unread bytes of the body stand before the next
+/// request.
 fn close_connection_after(mut response: Response) -> Response {
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
@@ -487,22 +494,23 @@ fn challenge(problem: Problem) -> Response {
     response
 }
 
-/// Answers with "too often".
+/// Turns a problem into a response with the header `retry-after`.
 pub(super) fn too_many_requests(problem: Problem) -> Response {
     let mut response = problem.into_response();
     response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("10"));
     response
 }
 
-/// What a request wants, in words for the audit.
+/// A refused request as the audit describes it.
 struct RefusedRequest {
-    /// The job that the path names, if there is one of that name: whoever invents names invents no jobs.
+    /// The job that the path names, if it exists: a client must not fill the audit with names of jobs that do
+    /// not exist.
     job: Option<JobName>,
     act: &'static str,
     subject: String,
     peer: Option<SocketAddr>,
     agent: ActorOrigin,
-    /// It comes too often: there will be more of it, so that it is gathered from the start.
+    /// The refusal is for the rate. More will follow, so it is aggregated from the start.
     is_rate_limited: bool,
 }
 
@@ -530,7 +538,7 @@ impl RefusedRequest {
     }
 }
 
-/// What stands in the path where its route has a job.
+/// Returns the job name in the path, if the route has one.
 fn job_of(request: &Request) -> Option<JobName> {
     let route = request.extensions().get::<MatchedPath>()?.as_str();
     let mut pairs = route.split('/').zip(request.uri().path().split('/'));
@@ -538,7 +546,7 @@ fn job_of(request: &Request) -> Option<JobName> {
     percent_decode_str(name).decode_utf8().ok()?.parse().ok()
 }
 
-/// Says no, and writes down that somebody was refused.
+/// Refuses a request and audits the refusal.
 fn refuse(
     site: &AppState,
     request: &Request,
@@ -550,8 +558,8 @@ fn refuse(
     challenge(problem)
 }
 
-/// Writes down that somebody was refused. Those who are known have a line each time, up to a rate; strangers, what is
-/// beyond the rate and what comes too often are gathered, by where they come from and the job that they mean.
+/// Audits a refusal. A known actor gets one line each, up to a rate. Refusals of unknown clients, refusals
+/// beyond that rate and refusals for the rate of requests are aggregated by client network and job.
 fn audit_refusal(
     site: &AppState,
     attempt: RefusedRequest,
@@ -571,7 +579,7 @@ fn audit_refusal(
         ),
     };
     let RefusedRequest { job, act, subject, is_rate_limited: often, .. } = attempt;
-    // A line is about one job, so that whoever asks for the acts upon a job is told of all of them.
+    // A line is about one job, so that a query by job finds every refusal.
     let gathered = format!(
         "{} {source} {} {often}",
         visitor.map_or("", |visitor| &visitor.actor.who),

@@ -7,10 +7,10 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::coordination::Timestamp;
 
-/// How many buckets there are. Whoever comes when all are in use shares one with all others who do.
+/// The maximum number of buckets. When all are in use, the keys without one share a bucket.
 const BUCKETS_MAX: usize = 4096;
 
-/// So often at once, and so often in the long run.
+/// A rate: the burst and the average per second.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RateLimit {
     pub burst: f64,
@@ -22,7 +22,7 @@ struct TokenBucket {
     at: Timestamp,
 }
 
-/// The buckets of one rate.
+/// The token buckets of one rate, by key.
 pub(super) struct RateLimiter {
     rate: RateLimit,
     buckets: Mutex<HashMap<String, TokenBucket>>,
@@ -33,25 +33,25 @@ impl RateLimiter {
         Self { rate, buckets: Mutex::default() }
     }
 
-    /// How much is left in a bucket now.
+    /// Returns the number of tokens in a bucket at `now`.
     fn refilled(&self, now: Timestamp, bucket: &TokenBucket) -> f64 {
         let RateLimit { burst, per_second } = self.rate;
         (bucket.left + now.since(bucket.at).as_secs_f64() * per_second).min(burst)
     }
 
-    /// Whether `who` might do it once more now, for all that is known of them alone. Nothing is counted.
+    /// Returns whether the bucket of `who` has a token at `now`. Takes none.
     pub fn would_allow(&self, now: Timestamp, who: &str) -> bool {
         let buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
         buckets.get(who).is_none_or(|bucket| self.refilled(now, bucket) >= 1.0)
     }
 
-    /// Whether `who` has done it lately.
+    /// Returns whether `who` has taken a token that is not refilled yet.
     pub fn has_recent(&self, now: Timestamp, who: &str) -> bool {
         let buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
         buckets.get(who).is_some_and(|bucket| self.refilled(now, bucket) < self.rate.burst)
     }
 
-    /// Whether `who` may do it once more now.
+    /// Takes a token from the bucket of `who`. Returns whether there was one.
     pub fn allow(&self, now: Timestamp, who: String) -> bool {
         let burst = self.rate.burst;
         if burst.is_infinite() {

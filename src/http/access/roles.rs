@@ -4,10 +4,10 @@
 
 use crate::service::Role;
 
-/// What a route asks of its callers.
+/// The access that a route requires of its callers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Nothing: probes and the login.
+    /// None: for probes and the login.
     Public,
     /// At least this role.
     Role(Role),

@@ -1,6 +1,6 @@
 //! Holds sessions of browsers by the hash of their id, until they expire.
 //!
-//! It does not read cookies (`pass.rs`). Begin at `SessionStore::create`.
+//! It does not read cookies (`middleware.rs`). Begin at `SessionStore::create`.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -9,16 +9,16 @@ use std::time::Duration;
 use super::tokens::{Hash, hash, random_secret};
 use crate::coordination::Timestamp;
 
-/// How many logins there may be. The oldest make room.
+/// The maximum number of sessions. A new one replaces the oldest.
 const SESSIONS_MAX: usize = 1024;
 
 struct Session {
-    /// The token that was shown: a login ends with its token, and has its role.
+    /// The hash of the token of the login: the session ends with its token and has its role.
     token: Hash,
     until: Timestamp,
 }
 
-/// The logins that there are.
+/// The open sessions.
 pub(super) struct SessionStore {
     timeout: Duration,
     open: Mutex<HashMap<Hash, Session>>,
@@ -29,7 +29,7 @@ impl SessionStore {
         Self { timeout, open: Mutex::default() }
     }
 
-    /// How long a login holds.
+    /// Returns the lifetime of a session.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
@@ -38,7 +38,7 @@ impl SessionStore {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens one for the holder of a token, and gives its id.
+    /// Opens a session for the holder of a token and returns its id.
     pub fn create(&self, now: Timestamp, token: Hash) -> String {
         let id = random_secret();
         let mut open = self.open();
@@ -52,12 +52,12 @@ impl SessionStore {
         id
     }
 
-    /// The token with which the login of this id began.
+    /// Returns the hash of the token with which the session was opened.
     pub fn token(&self, now: Timestamp, id: &str) -> Option<Hash> {
         self.open().get(&hash(id)).filter(|session| session.until > now).map(|session| session.token)
     }
 
-    /// Ends one.
+    /// Ends a session.
     pub fn end(&self, id: &str) {
         self.open().remove(&hash(id));
     }

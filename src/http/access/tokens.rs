@@ -1,9 +1,9 @@
 //! Tokens: names, roles and hashes, from a file that is reloaded when it changes.
 //!
-//! It limits nothing: `attempts.rs` does. A token is 256 random bits, so no client finds one by trying, however
-//! fast. Therefore its hash is a plain SHA-256: a slow hash protects passwords, which people choose, and would only
-//! cost time on every request. The file has the hashes alone, so reading it reveals no token. Hashes are compared
-//! in constant time. Begin at [`TokenFile`], then [`TokenHolder`].
+//! It limits nothing: `login_throttle.rs` does. A token is 256 random bits, so no client finds one by trying,
+//! however fast. Therefore its hash is a plain SHA-256: a slow hash protects passwords, which people choose,
+//! and would only cost time on every request. The file has the hashes alone, so reading it reveals no token.
+//! Hashes are compared in constant time. Begin at [`TokenFile`], then [`TokenHolder`].
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -21,30 +21,30 @@ use crate::clock::{Clock, random_bytes};
 use crate::file_watch::FileWatch;
 use crate::service::Role;
 
-/// What every token begins with, so that those who find one know what they have found.
+/// The prefix of every token, by which secret scanners and people recognize a leaked one.
 const PREFIX: &str = "muster_";
-/// How many tokens there may be.
+/// The maximum number of tokens in a file.
 const TOKENS_MAX: usize = 1024;
-/// How long the file and the names in it may be.
+/// The maximum size of the file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 const NAME_BYTES_MAX: usize = 64;
 
-/// The hash of a token, or of another secret.
+/// The SHA-256 of a token or of another secret.
 pub(super) type Hash = [u8; 32];
 
-/// The hash of a secret.
+/// Returns the hash of a secret.
 pub(super) fn hash(secret: &str) -> Hash {
     let mut hash = Hash::default();
     hash.copy_from_slice(digest(&SHA256, secret.as_bytes()).as_ref());
     hash
 }
 
-/// A secret that nobody guesses.
+/// Returns a random secret of 256 bits.
 pub(super) fn random_secret() -> String {
     URL_SAFE_NO_PAD.encode(random_bytes::<32>())
 }
 
-/// Why tokens cannot be used, or made.
+/// An error of reading, checking or writing the token file.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
     /// The file cannot be read or written.
@@ -52,20 +52,20 @@ pub enum TokenError {
     File {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the operating system.
         error: io::Error,
     },
-    /// What stands in it makes no sense.
+    /// The content of the file is invalid.
     #[error("the file of tokens {}: {wrong}; `muster token new` writes it", path.display())]
     Content {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The reason.
         wrong: String,
     },
 }
 
-/// One token, as it stands in the file.
+/// One line of the token file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TokenEntry {
@@ -81,7 +81,7 @@ struct TokenFileContent {
     token: Vec<TokenEntry>,
 }
 
-/// Who holds a token.
+/// The holder of a token: name, role and hash.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TokenHolder {
     pub name: Arc<str>,
@@ -89,7 +89,7 @@ pub(super) struct TokenHolder {
     pub hash: Hash,
 }
 
-/// When a file was changed, and which it is.
+/// Modification time in seconds and nanoseconds, length and inode of a file.
 type FileStamp = Option<(i64, i64, u64, u64)>;
 
 struct LoadedTokens {
@@ -97,7 +97,7 @@ struct LoadedTokens {
     stamp: FileStamp,
 }
 
-/// The tokens in a file, which is read again when it changes.
+/// The tokens of a file that is reloaded when it changes.
 pub struct TokenFile {
     path: PathBuf,
     watch: FileWatch,
@@ -105,10 +105,10 @@ pub struct TokenFile {
 }
 
 impl TokenFile {
-    /// The tokens in the file at `path`.
+    /// Reads the token file at `path`.
     ///
     /// # Errors
-    /// If it cannot be read, or makes no sense.
+    /// If the file cannot be read or its content is invalid.
     pub fn read(path: &Path, clock: Clock) -> Result<Self, TokenError> {
         let stamp = stamp(path);
         let holders = read(path)?;
@@ -123,12 +123,12 @@ impl TokenFile {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The tokens as they were read last.
+    /// Returns the tokens of the last valid read.
     fn holders(&self) -> Arc<[TokenHolder]> {
         Arc::clone(&self.current().holders)
     }
 
-    /// Looks whether the file has changed, if it is time to.
+    /// Reloads the file if it has changed; it checks at intervals.
     pub(super) async fn refresh(self: &Arc<Self>) {
         let own = Arc::clone(self);
         let look = move || {
@@ -141,9 +141,10 @@ impl TokenFile {
         self.watch.refresh(look).await;
     }
 
-    /// Reads the file now, whether it has changed or not. A file that makes no sense changes nothing: the former tokens stay.
+    /// Reloads the file now, whether it has changed or not. If the new content is invalid, the former tokens
+    /// stay.
     pub fn reload(&self) {
-        // The stamp is taken first: what changes while it is read is read again.
+        // The stamp is taken before the read, so a change during the read causes another read.
         let stamp = stamp(&self.path);
         let found = read(&self.path);
         let mut current = self.current();
@@ -157,12 +158,12 @@ impl TokenFile {
         }
     }
 
-    /// Who holds this token.
+    /// Returns the holder of a token.
     pub(super) fn holder(&self, token: &str) -> Option<TokenHolder> {
         self.with_hash(&hash(token))
     }
 
-    /// Who holds the token with this hash. All are compared, so that how long it takes says nothing.
+    /// Returns the holder of the token with this hash. All hashes are compared, so the time reveals nothing.
     pub(super) fn with_hash(&self, hash: &Hash) -> Option<TokenHolder> {
         let holders = self.holders();
         let mut found = None;
@@ -190,16 +191,21 @@ fn read(path: &Path) -> Result<Vec<TokenHolder>, TokenError> {
         tracing::warn!(file = %path.display(), "the file of tokens: {better}");
     }
     let text = std::fs::read_to_string(path).map_err(failed)?;
-    let lines: TokenFileContent = toml::from_str(&text).map_err(|error| wrong(error.message().to_owned()))?;
+    parse(&text).map_err(wrong)
+}
+
+/// Returns the tokens that a file's text tells of, or what is wrong with it.
+fn parse(text: &str) -> Result<Vec<TokenHolder>, String> {
+    let lines: TokenFileContent = toml::from_str(text).map_err(|error| error.message().to_owned())?;
     if lines.token.len() > TOKENS_MAX {
-        return Err(wrong(format!("it has more than {TOKENS_MAX} tokens")));
+        return Err(format!("it has more than {TOKENS_MAX} tokens"));
     }
     let mut holders: Vec<TokenHolder> = Vec::with_capacity(lines.token.len());
     for TokenEntry { name, role, sha256 } in lines.token {
-        check_name(&name).map_err(|error| wrong(error.into()))?;
-        let hash = decode_hex(&sha256).ok_or_else(|| wrong(format!("the sha256 of {name:?} is none")))?;
+        check_name(&name)?;
+        let hash = decode_hex(&sha256).ok_or_else(|| format!("the sha256 of {name:?} is none"))?;
         if holders.iter().any(|other| *other.name == *name || other.hash == hash) {
-            return Err(wrong(format!("{name:?} stands there twice, or its token does")));
+            return Err(format!("{name:?} stands there twice, or its token does"));
         }
         holders.push(TokenHolder { name: name.into(), role, hash });
     }
@@ -211,7 +217,7 @@ fn check_name(name: &str) -> Result<(), &'static str> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(fits) {
         return Err("a name has 1 to 64 letters, digits and any of - _ . @");
     }
-    // The audit says `anonymous` of those whose name nobody knows.
+    // The audit uses `anonymous` for actors without a name.
     if name == crate::coordination::Actor::ANONYMOUS { Err("nobody is named anonymous") } else { Ok(()) }
 }
 
@@ -226,32 +232,48 @@ fn decode_hex(text: &str) -> Option<Hash> {
     Some(hash)
 }
 
+/// What must hold of the text of a file of tokens: what was read of it is read again from the lines that stand for it.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(input: &[u8]) {
+    let Ok(text) = str::from_utf8(input) else { return };
+    let Ok(holders) = parse(text) else { return };
+    assert!(holders.len() <= TOKENS_MAX);
+    let lines: String =
+        holders.iter().map(|TokenHolder { name, role, hash }| line(name, *role, hash)).collect();
+    assert_eq!(parse(&lines), Ok(holders));
+}
+
+/// Returns what stands in the file for a token.
+fn line(name: &str, role: Role, hash: &Hash) -> String {
+    let sha256: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("[[token]]\nname = \"{name}\"\nrole = \"{role}\"\nsha256 = \"{sha256}\"\n")
+}
+
 /// A token that was just made.
 pub struct NewToken {
-    /// The token itself, which is told once and kept nowhere.
+    /// The token itself, which is shown once and stored nowhere.
     pub token: String,
-    /// What stands in the file for it.
+    /// Its line for the token file.
     pub line: String,
 }
 
 impl NewToken {
-    /// Makes one.
+    /// Generates a token.
     ///
     /// # Errors
-    /// If the name cannot be one.
+    /// If the name is invalid.
     pub fn generate(name: &str, role: Role) -> Result<Self, &'static str> {
         check_name(name)?;
         let token = format!("{PREFIX}{}", random_secret());
-        let sha256: String = hash(&token).iter().map(|byte| format!("{byte:02x}")).collect();
-        let line = format!("[[token]]\nname = \"{name}\"\nrole = \"{role}\"\nsha256 = \"{sha256}\"\n");
+        let line = line(name, role, &hash(&token));
         Ok(Self { token, line })
     }
 }
 
-/// Adds a line to the file at `path`, which is made if it is not there, for its owner alone.
+/// Appends a line to the file at `path`. Creates the file, readable by its owner alone, if it does not exist.
 ///
 /// # Errors
-/// If that cannot be done, or the file would make no sense with it.
+/// If the file cannot be written or would be invalid with this line.
 pub fn append_token(path: &Path, name: &str, line: &str) -> Result<(), TokenError> {
     let failed = |error| TokenError::File { path: path.into(), error };
     let before = match std::fs::read_to_string(path) {

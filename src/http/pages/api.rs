@@ -14,7 +14,7 @@ use crate::coordination::JobName;
 use crate::http::openapi::OpenApiDocument;
 use crate::http::{AppState, Problem, TransportSecurity};
 
-/// A route, as its description says.
+/// A route of the OpenAPI document.
 struct Route {
     method: String,
     path: String,
@@ -27,21 +27,21 @@ struct Route {
 struct ApiPage {
     page: PageFrame,
     routes: Vec<Route>,
-    /// How the server is reached: scheme, host and port.
+    /// The base URL of the server: scheme, host and port.
     server: String,
     job: JobName,
-    /// Who asks must show a token.
+    /// The server requires a token.
     tokens: bool,
 }
 
 impl ApiPage {
-    /// The command of an example, as far as this server wants it.
+    /// Returns the `curl` command of the examples, with a token if the server requires one.
     fn curl(&self) -> &'static str {
         if self.tokens { "curl -s -H \"Authorization: Bearer $MUSTER_TOKEN\"" } else { "curl -s" }
     }
 }
 
-/// The routes of the description, by what they are about.
+/// Returns the routes of the OpenAPI document, grouped by tag.
 fn routes(document: &OpenApiDocument) -> Vec<Route> {
     let described: Value = serde_json::from_slice(document.bytes()).unwrap_or_default();
     let mut routes = Vec::new();
@@ -59,7 +59,7 @@ fn routes(document: &OpenApiDocument) -> Vec<Route> {
 pub(super) async fn show(
     State(site): State<AppState>,
     Extension(document): Extension<OpenApiDocument>,
-    guest: PageUser,
+    user: PageUser,
     channel: Option<Extension<TransportSecurity>>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
@@ -70,7 +70,7 @@ pub(super) async fn show(
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
     let host = host.map_or_else(|| site.about.http.to_string(), str::to_owned);
     let scheme = if channel.is_some_and(|channel| channel.secure) { "https" } else { "http" };
-    let page = PageFrame::new(guest, NavEntry::Api, "REST API", now);
+    let page = PageFrame::new(user, NavEntry::Api, "REST API", now);
     let (routes, server, tokens) = (routes(&document), format!("{scheme}://{host}"), !site.guard.is_open());
     render_page(&ApiPage { page, routes, server, job, tokens }, now)
 }

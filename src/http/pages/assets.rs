@@ -15,7 +15,7 @@ use crate::http::Problem;
 #[folder = "web/static"]
 struct Files;
 
-/// A static file.
+/// An embedded static file.
 pub(super) struct Asset {
     data: Cow<'static, [u8]>,
     tag: String,
@@ -29,7 +29,7 @@ impl Asset {
         Some(Self { data: file.data, tag })
     }
 
-    /// Where a file is found: the address changes with what it holds.
+    /// Returns the address of a file. It changes with the content.
     pub fn address(name: &str) -> String {
         let tag = Self::find(name).map(|asset| asset.tag).unwrap_or_default();
         format!("/static/{name}?v={tag}")
@@ -45,12 +45,12 @@ fn kind(name: &str) -> &'static str {
     }
 }
 
-/// `GET /static/{file}`
+/// Serves `GET /static/{file}`.
 pub(super) async fn show(Path(name): Path<String>, uri: Uri, asked: HeaderMap) -> Result<Response, Problem> {
     let missing = || Problem::not_found("no-such-file", format!("there is no file {name:?}"));
     let asset = Asset::find(&name).ok_or_else(missing)?;
     let tag = format!("\"{}\"", asset.tag);
-    // Asked for by what it holds it never changes; otherwise it is to be asked about.
+    // An address with the digest of the content never changes; other requests must revalidate.
     let named = uri.query().is_some_and(|query| query == format!("v={}", asset.tag));
     let keep = if named { "public, max-age=31536000, immutable" } else { "no-cache" };
     let headers = [(header::ETAG, tag.clone()), (header::CACHE_CONTROL, keep.to_owned())];
@@ -61,7 +61,7 @@ pub(super) async fn show(Path(name): Path<String>, uri: Uri, asked: HeaderMap) -
     Ok((headers, [(header::CONTENT_TYPE, kind(&name))], Body::from(asset.data)).into_response())
 }
 
-/// `GET /favicon.ico`
+/// Serves `GET /favicon.ico`.
 pub(super) async fn icon() -> Redirect {
     Redirect::permanent("/static/muster.svg")
 }

@@ -17,10 +17,10 @@ use crate::http::{AppState, Problem};
 use crate::service::{AuditLine, AuditOutcome};
 use crate::tls::FailedHandshake;
 
-/// How many lines are shown.
+/// The maximum number of lines on the page.
 const LINES: usize = 300;
 
-/// Which lines are wanted.
+/// The query parameters of the page.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
 pub(super) struct AuditPageQuery {
@@ -55,7 +55,7 @@ impl Lines<'_> {
         line.outcome == AuditOutcome::Done
     }
 
-    /// What was asked for, as operators say it.
+    /// Returns the action of a line in the words of operators.
     fn asked<'b>(&self, line: &'b AuditLine) -> &'b str {
         match line.act.as_str() {
             "readmit" => "readmit",
@@ -66,14 +66,14 @@ impl Lines<'_> {
             "put-key" => "write",
             "delete-key" => "delete",
             "login" => "log in at",
-            // What was refused before it was known what it would have been has the path of its request.
+            // A request that was refused before its action was known has the path as its subject.
             "look" => "see",
             other => other,
         }
     }
 }
 
-/// The parts of the page.
+/// Returns the parts of the page.
 pub(super) fn parts(site: &AppState, query: &AuditPageQuery) -> Result<Vec<Fragment>, Problem> {
     let lines = site.operations.audit.latest(LINES, |line| {
         let outcome = match query.outcome.as_str() {
@@ -94,13 +94,13 @@ pub(super) fn parts(site: &AppState, query: &AuditPageQuery) -> Result<Vec<Fragm
 
 pub(super) async fn show(
     State(site): State<AppState>,
-    guest: PageUser,
+    user: PageUser,
     QueryParams(which): QueryParams<AuditPageQuery>,
 ) -> Result<Response, Problem> {
     let (jobs, now) =
         site.engine.read(|core, now| (core.jobs().map(|(_, name)| name.clone()).collect(), now));
     let live =
         format!("/live?page=audit&job={}&outcome={}", query_encode(&which.job), query_encode(&which.outcome));
-    let page = PageFrame::new(guest, NavEntry::Audit, "Audit", now).with_live(live, parts(&site, &which)?);
+    let page = PageFrame::new(user, NavEntry::Audit, "Audit", now).with_live(live, parts(&site, &which)?);
     render_page(&AuditPageTemplate { page, jobs, query: which }, now)
 }

@@ -1,6 +1,6 @@
 //! Renders the barriers of a job: in progress, recent, late tasks.
 //!
-//! `coordination::straggling` measures lateness. Begin at `show`.
+//! `coordination` measures lateness (`straggler_stats.rs`). Begin at `show`.
 
 use std::collections::BTreeSet;
 
@@ -19,9 +19,9 @@ use crate::coordination::{BarrierOutcome, BarrierRecord, JobName, StragglerView,
 use crate::http::extract::JobPath;
 use crate::http::{AppState, Problem};
 
-/// How many recent barriers are shown.
+/// The maximum number of recent barriers on the page.
 const RECENT_SHOWN: usize = 60;
-/// How many tasks are shown of those that come last.
+/// The maximum number of late tasks on the page.
 const LATE_SHOWN: usize = 20;
 
 #[derive(Template)]
@@ -36,7 +36,7 @@ struct EndedBarrierRow<'a> {
     name: String,
     took_us: u64,
     passed: bool,
-    /// The part of the longest of those shown, of a thousand.
+    /// Its share of the longest bar, in thousandths.
     part: u64,
 }
 
@@ -84,10 +84,10 @@ fn late(task: &TaskView) -> Option<LateTask<'_>> {
     })
 }
 
-/// The parts of the page.
-pub(super) fn parts(scene: &JobSnapshot) -> Result<Vec<Fragment>, Problem> {
-    let (job, run) = (&scene.view.name, &scene.view.run);
-    let progress = Progress { job, waiting: waiting(scene, &BTreeSet::new()) };
+/// Returns the parts of the page.
+pub(super) fn parts(snapshot: &JobSnapshot) -> Result<Vec<Fragment>, Problem> {
+    let (job, run) = (&snapshot.view.name, &snapshot.view.run);
+    let progress = Progress { job, waiting: waiting(snapshot, &BTreeSet::new()) };
     let shown = || run.recent_barriers.iter().take(RECENT_SHOWN);
     let longest = shown().map(|record| record.ended.0.saturating_sub(record.began.0)).max().unwrap_or(1);
     let recent = Recent { job, recent: shown().map(|record| ended(record, longest)).collect() };
@@ -95,7 +95,7 @@ pub(super) fn parts(scene: &JobSnapshot) -> Result<Vec<Fragment>, Problem> {
     late.sort_by_key(|it| (std::cmp::Reverse((it.it.recent_last, it.it.held_up_us)), it.task));
     late.truncate(LATE_SHOWN);
     Ok(vec![
-        head(scene)?,
+        head(snapshot)?,
         Fragment::new("progress", &progress)?,
         Fragment::new("recent", &recent)?,
         Fragment::new("late", &LateTasks { job, late })?,
@@ -112,12 +112,12 @@ struct BarriersPageTemplate {
 pub(super) async fn show(
     State(site): State<AppState>,
     job: JobPath,
-    guest: PageUser,
+    user: PageUser,
 ) -> Result<Response, Problem> {
-    let scene = JobSnapshot::of(&site, &job)?;
-    let now = scene.now();
+    let snapshot = JobSnapshot::of(&site, &job)?;
+    let now = snapshot.now();
     let title = format!("Barriers of {}", job.name);
     let page =
-        PageFrame::of_job_snapshot(guest, NavEntry::Barriers, title, &scene, "barriers", parts(&scene)?);
+        PageFrame::of_job_snapshot(user, NavEntry::Barriers, title, &snapshot, "barriers", parts(&snapshot)?);
     render_page(&BarriersPageTemplate { page, job: job.name }, now)
 }

@@ -18,14 +18,14 @@ use crate::coordination::{
 use crate::http::extract::{JobPath, QueryParams};
 use crate::http::{AppState, Problem};
 
-/// How many rows a table has at most.
+/// The maximum number of rows of a table.
 const ROWS_MAX: usize = 400;
-/// How many keys of Orbax are read.
+/// The maximum number of Orbax keys that are read.
 const ORBAX_KEYS_MAX: usize = 2_000;
-/// Where Orbax leaves which process has which devices.
+/// The directory in which Orbax stores the device ids of each process.
 const ORBAX: &[u8] = b"orbax/distributed_to_device_ids";
 
-/// Which rows are wanted.
+/// The query parameters of the page.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
 pub(super) struct DevicesPageQuery {
@@ -34,13 +34,13 @@ pub(super) struct DevicesPageQuery {
 }
 
 impl DevicesPageQuery {
-    /// As it stands in the address at which the page is followed.
+    /// Returns the query of the address at which the page follows updates.
     fn query(&self) -> String {
         format!("devices&task={}&fate={}", links::query_encode(&self.task), links::query_encode(&self.fate))
     }
 }
 
-/// What there is, and what moved.
+/// The devices of the run and what moved since the run before.
 #[derive(Template)]
 #[template(path = "parts/devices.html")]
 struct Devices<'a> {
@@ -70,7 +70,7 @@ fn word(fate: DeviceChange) -> &'static str {
     }
 }
 
-/// The devices one by one.
+/// The list of devices.
 #[derive(Template)]
 #[template(path = "parts/device-list.html")]
 struct DeviceList<'a> {
@@ -87,15 +87,15 @@ struct Orbax<'a> {
     rows: Vec<OrbaxRow>,
 }
 
-/// What Orbax wrote of one process, beside who has those devices in this run.
+/// The device ids that Orbax recorded for one process, beside the tasks that have those devices in this run.
 struct OrbaxRow {
     process: String,
     ids: Vec<i32>,
-    /// The tasks that have them.
+    /// The tasks that have these devices.
     tasks: Vec<TaskId>,
-    /// Those that no task has.
+    /// The device ids that no task has.
     unowned_ids: Vec<i32>,
-    /// The value, where it is no list of numbers.
+    /// The raw value, if it is no list of numbers.
     raw: String,
 }
 
@@ -117,52 +117,56 @@ impl OrbaxRow {
         Some(Self { process, ids, tasks, unowned_ids: nobodys, raw })
     }
 
-    /// The ids, as they are read.
+    /// Returns the device ids as text.
     fn list(&self) -> String {
         let ids: Vec<String> = self.ids.iter().map(i32::to_string).collect();
         ids.join(", ")
     }
 
-    /// Whether the process is not the task that has its devices now.
+    /// Returns whether the process number differs from the task that has its devices now.
     fn differs(&self) -> bool {
         self.tasks.iter().any(|task| task.0.to_string() != self.process)
     }
 }
 
-/// What Orbax says of who has which devices.
-fn orbax(site: &AppState, scene: &JobSnapshot) -> Result<Fragment, Problem> {
+/// Returns the part about the device ids that Orbax recorded.
+fn orbax(site: &AppState, snapshot: &JobSnapshot) -> Result<Fragment, Problem> {
     let look = |core: &Coordinator, _| {
-        let look = core.job(scene.id)?;
+        let look = core.job(snapshot.id)?;
         let lines = look.keys(ORBAX, b"", false, ORBAX_KEYS_MAX);
         let keys = lines.into_iter().filter(|line| line.value_bytes.is_some());
         Some(keys.filter_map(|line| look.key(&line.key)).collect::<Vec<_>>())
     };
     let lines = site.engine.read(look).unwrap_or_default();
     let shown = lines.iter().filter(|line| !site.redaction.is_redacted(&line.key));
-    let rows = shown.filter_map(|line| OrbaxRow::of(line, &scene.view.run.devices)).collect();
-    Fragment::new("orbax", &Orbax { job: &scene.view.name, rows })
+    let rows = shown.filter_map(|line| OrbaxRow::of(line, &snapshot.view.run.devices)).collect();
+    Fragment::new("orbax", &Orbax { job: &snapshot.view.name, rows })
 }
 
-/// The parts of the page, as this guest sees them.
+/// Returns the parts of the page for this user.
 pub(super) fn parts(
     site: &AppState,
-    scene: &JobSnapshot,
-    guest: &PageUser,
+    snapshot: &JobSnapshot,
+    user: &PageUser,
     which: &DevicesPageQuery,
 ) -> Result<Vec<Fragment>, Problem> {
-    let shared = scene.cached_parts(&which.query(), || shared(site, scene, which))?;
+    let shared = snapshot.cached_parts(&which.query(), || shared(site, snapshot, which))?;
     let mut parts = shared.to_vec();
-    // Values of keys are not for everybody.
-    if guest.operator {
-        parts.push(orbax(site, scene)?);
+    // Viewers see no values of keys.
+    if user.operator {
+        parts.push(orbax(site, snapshot)?);
     }
     Ok(parts)
 }
 
 /// The parts that all guests see.
-fn shared(site: &AppState, scene: &JobSnapshot, which: &DevicesPageQuery) -> Result<Vec<Fragment>, Problem> {
-    let job = &scene.view.name;
-    let look = |core: &Coordinator, _| core.job(scene.id).map(|look| look.device_map());
+fn shared(
+    site: &AppState,
+    snapshot: &JobSnapshot,
+    which: &DevicesPageQuery,
+) -> Result<Vec<Fragment>, Problem> {
+    let job = &snapshot.view.name;
+    let look = |core: &Coordinator, _| core.job(snapshot.id).map(|look| look.device_map());
     let map = site.engine.read(look).ok_or_else(|| Problem::no_such_job(job.as_str(), Vec::new()))?;
     let count = |fate: DeviceChange| (fate, map.places.iter().filter(|place| place.fate == fate).count());
     let fates = [DeviceChange::Moved, DeviceChange::Gone, DeviceChange::Came, DeviceChange::Same].map(count);
@@ -171,7 +175,7 @@ fn shared(site: &AppState, scene: &JobSnapshot, which: &DevicesPageQuery) -> Res
         fate => word(place.fate) == fate,
     };
     let changed: Vec<DeviceMapEntry> = map.places.iter().filter(wanted).cloned().collect();
-    let all = &scene.view.run.devices;
+    let all = &snapshot.view.run.devices;
     let mut platforms: Vec<(String, usize)> = Vec::new();
     for device in all {
         match platforms.last_mut() {
@@ -201,7 +205,7 @@ fn shared(site: &AppState, scene: &JobSnapshot, which: &DevicesPageQuery) -> Res
         found: found.len(),
         devices: found.into_iter().take(ROWS_MAX).collect(),
     };
-    Ok(vec![head(scene)?, Fragment::new("devices", &devices)?, Fragment::new("device-list", &list)?])
+    Ok(vec![head(snapshot)?, Fragment::new("devices", &devices)?, Fragment::new("device-list", &list)?])
 }
 
 #[derive(Template)]
@@ -215,13 +219,13 @@ struct DevicesPageTemplate {
 pub(super) async fn show(
     State(site): State<AppState>,
     job: JobPath,
-    guest: PageUser,
+    user: PageUser,
     QueryParams(which): QueryParams<DevicesPageQuery>,
 ) -> Result<Response, Problem> {
-    let scene = JobSnapshot::of(&site, &job)?;
-    let now = scene.now();
-    let parts = parts(&site, &scene, &guest, &which)?;
+    let snapshot = JobSnapshot::of(&site, &job)?;
+    let now = snapshot.now();
+    let parts = parts(&site, &snapshot, &user, &which)?;
     let title = format!("Devices of {}", job.name);
-    let page = PageFrame::of_job_snapshot(guest, NavEntry::Devices, title, &scene, &which.query(), parts);
+    let page = PageFrame::of_job_snapshot(user, NavEntry::Devices, title, &snapshot, &which.query(), parts);
     render_page(&DevicesPageTemplate { page, job: job.name, query: which }, now)
 }

@@ -1,6 +1,6 @@
 //! Renders the drain page and handles its form.
 //!
-//! It does not carry out the drain (`http/drain.rs`). Begin at `show`, then `ask`.
+//! It does not carry out the drain (`http/drain.rs`). Begin at `show`, then `submit`.
 
 use askama::Template;
 use axum::extract::State;
@@ -19,9 +19,9 @@ use crate::http::actor::RequestActor;
 use crate::http::extract::{FormBody, JobPath, QueryParams};
 use crate::http::{AppState, NewDrain, Problem, drain};
 
-/// How many acknowledgements are shown.
+/// The maximum number of acknowledgements on the page.
 const SHOWN: usize = 200;
-/// How many of the tasks are named that the agreement waits for.
+/// The maximum number of tasks that are named as missing from the agreement.
 const AWAITED_SHOWN: usize = 12;
 
 #[derive(Template)]
@@ -32,22 +32,22 @@ struct DrainStatusFragment<'a> {
     /// The run has ended.
     over: bool,
     preemption: Option<&'a PreemptionView>,
-    /// The first of the tasks that the agreement waits for.
+    /// The first tasks that the agreement waits for.
     awaited: Vec<TaskLabel>,
-    /// How many live tasks have acknowledged.
+    /// The number of live tasks that have acknowledged.
     acknowledged: usize,
     live: usize,
     shown: usize,
 }
 
 impl DrainStatusFragment<'_> {
-    /// How many of a thousand tasks the agreement waits for no more.
+    /// Returns the share of tasks for which the agreement does not wait, in thousandths.
     fn part(&self, it: &PreemptionView) -> usize {
         let all = self.live.max(it.arrived + it.awaited.len()).max(1);
         (all - it.awaited.len().min(all)) * 1000 / all
     }
 
-    /// What the agreement on a step waits for.
+    /// Returns the progress of the agreement on a step, as a sentence.
     fn state(&self, it: &PreemptionView) -> String {
         let (live, arrived) = (self.live, it.arrived);
         let tasks = if live == 1 { "task" } else { "tasks" };
@@ -69,16 +69,16 @@ impl DrainStatusFragment<'_> {
     }
 }
 
-/// How the drain of the present run stands.
-pub(super) fn fragment(scene: &JobSnapshot) -> Result<Fragment, Problem> {
-    let run = &scene.view.run;
+/// Returns the part that shows the progress of the drain.
+pub(super) fn fragment(snapshot: &JobSnapshot) -> Result<Fragment, Problem> {
+    let run = &snapshot.view.run;
     let preemption = run.preemption.as_ref();
-    let is_live = |task: TaskId| scene.task(task).is_some_and(|task| task.live_since.is_some());
+    let is_live = |task: TaskId| snapshot.task(task).is_some_and(|task| task.live_since.is_some());
     let acknowledged =
         preemption.map_or(0, |it| it.acknowledged.iter().filter(|(task, _)| is_live(*task)).count());
     let awaited = preemption.map_or(&[][..], |it| &it.awaited);
-    let awaited = awaited.iter().take(AWAITED_SHOWN).map(|task| scene.task_label(*task)).collect();
-    let (job, live) = (&scene.view.name, run.live);
+    let awaited = awaited.iter().take(AWAITED_SHOWN).map(|task| snapshot.task_label(*task)).collect();
+    let (job, live) = (&snapshot.view.name, run.live);
     let over = run.ended_at.is_some();
     let stands = DrainStatusFragment {
         job,
@@ -93,7 +93,7 @@ pub(super) fn fragment(scene: &JobSnapshot) -> Result<Fragment, Problem> {
     Fragment::new("drain", &stands)
 }
 
-/// What the form says.
+/// The fields of the form.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
 pub(super) struct DrainForm {
@@ -106,18 +106,18 @@ pub(super) struct DrainForm {
 struct DrainFormFragment<'a> {
     job: &'a JobName,
     user: &'a PageUser,
-    /// Why the run cannot be drained now.
+    /// The reason why the run cannot be drained now.
     closed: Option<String>,
     form: DrainForm,
 }
 
-/// The parts of the page, as this guest sees them.
+/// Returns the parts of the page for this user.
 pub(super) fn parts(
-    scene: &JobSnapshot,
-    guest: &PageUser,
+    snapshot: &JobSnapshot,
+    user: &PageUser,
     form: DrainForm,
 ) -> Result<Vec<Fragment>, Problem> {
-    let run = &scene.view.run;
+    let run = &snapshot.view.run;
     let closed = match run.state {
         RunState::Running if run.preemption.is_some() => {
             Some("This run is already being drained.".to_owned())
@@ -125,8 +125,8 @@ pub(super) fn parts(
         RunState::Running => None,
         state => Some(format!("Run {} is {state}. Only a running run can be drained.", run.number)),
     };
-    let ask = DrainFormFragment { job: &scene.view.name, user: guest, closed, form };
-    Ok(vec![head(scene)?, fragment(scene)?, Fragment::new("ask", &ask)?])
+    let ask = DrainFormFragment { job: &snapshot.view.name, user, closed, form };
+    Ok(vec![head(snapshot)?, fragment(snapshot)?, Fragment::new("ask", &ask)?])
 }
 
 #[derive(Template)]
@@ -139,33 +139,33 @@ struct DrainPage<'a> {
 fn page(
     site: &AppState,
     job: &JobPath,
-    guest: PageUser,
+    user: PageUser,
     did: &FlashQuery,
     form: DrainForm,
     error: Option<(u16, String)>,
 ) -> Result<Response, Problem> {
-    let scene = JobSnapshot::of(site, job)?;
-    let (title, parts) = (format!("Drain {}", job.name), parts(&scene, &guest, form)?);
-    let page = PageFrame::of_job_snapshot(guest, NavEntry::Drain, title, &scene, "drain", parts);
+    let snapshot = JobSnapshot::of(site, job)?;
+    let (title, parts) = (format!("Drain {}", job.name), parts(&snapshot, &user, form)?);
+    let page = PageFrame::of_job_snapshot(user, NavEntry::Drain, title, &snapshot, "drain", parts);
     let page = page.with_notice(did.message()).with_error(error);
-    render_page_with_status(page.status(), &DrainPage { page, job: &job.name }, scene.now())
+    render_page_with_status(page.status(), &DrainPage { page, job: &job.name }, snapshot.now())
 }
 
-/// `GET /jobs/{job}/drain`
+/// Serves `GET /jobs/{job}/drain`.
 pub(super) async fn show(
     State(site): State<AppState>,
     job: JobPath,
-    guest: PageUser,
+    user: PageUser,
     QueryParams(did): QueryParams<FlashQuery>,
 ) -> Result<Response, Problem> {
-    page(&site, &job, guest, &did, DrainForm::default(), None)
+    page(&site, &job, user, &did, DrainForm::default(), None)
 }
 
-/// `POST /jobs/{job}/drain`
+/// Serves `POST /jobs/{job}/drain`.
 pub(super) async fn submit(
     State(site): State<AppState>,
     job: JobPath,
-    guest: PageUser,
+    user: PageUser,
     RequestActor(author): RequestActor,
     FormBody(form): FormBody<DrainForm>,
 ) -> Result<Response, Problem> {
@@ -177,6 +177,6 @@ pub(super) async fn submit(
     });
     match asked {
         Ok(_) => Ok(Redirect::to(&format!("/jobs/{}/drain?did=drained", job.name)).into_response()),
-        Err(wrong) => page(&site, &job, guest, &FlashQuery::default(), form, Some(wrong)),
+        Err(wrong) => page(&site, &job, user, &FlashQuery::default(), form, Some(wrong)),
     }
 }

@@ -1,8 +1,8 @@
 //! Escapes every expression of every template: HTML, and hidden characters spelled out.
 //!
-//! `askama.toml` names it, so that no template can leave it out but by `|safe`. A text that turns the direction of writing, or
-//! that differs from another by what nobody sees, is shown as what it is. Line breaks and tabs stay: values have them. What is
-//! HTML already says so by its type ([`askama::filters::Safe`]).
+//! `askama.toml` names it, so a template can bypass it only with `|safe`. Characters that change the
+//! direction of writing, and characters that are invisible, are shown by their code. Line breaks and tabs
+//! stay, because values contain them. A value of type [`askama::filters::Safe`] is HTML already.
 
 use std::fmt::{self, Write};
 

@@ -19,22 +19,22 @@ use crate::http::actor::RequestActor;
 use crate::http::extract::{FormBody, JobPath, PathItem, QueryParams};
 use crate::http::{AppState, NewExclusion, Problem, exclusions};
 
-/// What a form says of whom to exclude.
+/// The fields of the exclusion form.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
 pub(super) struct ExcludeForm {
     pub task: String,
     pub host: String,
     pub reason: String,
-    /// For how many seconds; nothing: until it is lifted.
+    /// The duration in seconds; empty for no expiry.
     pub expires: String,
-    /// It is wanted even if it ends the run.
+    /// Set if the exclusion may end the run.
     pub end_run: String,
-    /// What it would do has been seen.
+    /// Set if the user has seen the preview.
     pub seen: String,
 }
 
-/// How long an exclusion may last, as the form offers it.
+/// The durations that the form offers.
 const LASTING: [(&str, &str); 6] = [
     ("", "no expiry"),
     ("3600", "1 hour"),
@@ -49,7 +49,7 @@ impl ExcludeForm {
         &LASTING
     }
 
-    /// In words, for how long.
+    /// Returns the duration in words.
     pub fn how_long(&self) -> String {
         let known = LASTING.iter().find(|(seconds, _)| *seconds == self.expires);
         known
@@ -77,18 +77,18 @@ impl ExcludeForm {
     }
 }
 
-/// What has just been done, as the address says after it.
+/// The last action, which the address carries after the redirect.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
 pub(super) struct FlashQuery {
     did: String,
     number: String,
-    /// The host that the form begins with.
+    /// The host with which the form is filled in.
     host: String,
 }
 
 impl FlashQuery {
-    /// The same in words.
+    /// Returns the last action as a sentence.
     pub fn message(&self) -> Option<String> {
         let number = ExclusionId(self.number.parse().unwrap_or_default());
         Some(match self.did.as_str() {
@@ -113,16 +113,17 @@ struct ExclusionList<'a> {
     user: &'a PageUser,
 }
 
-/// The parts of the page, as this guest sees them.
+/// Returns the parts of the page for this user.
 pub(super) fn parts(
     site: &AppState,
-    scene: &JobSnapshot,
-    guest: &PageUser,
+    snapshot: &JobSnapshot,
+    user: &PageUser,
 ) -> Result<Vec<Fragment>, Problem> {
-    let all = site.engine.read(|core, _| core.job(scene.id).map(|job| job.exclusions())).unwrap_or_default();
+    let all =
+        site.engine.read(|core, _| core.job(snapshot.id).map(|job| job.exclusions())).unwrap_or_default();
     let (exclusions, over) = all.into_iter().partition(|exclusion| exclusion.ended.is_none());
-    let list = ExclusionList { job: &scene.view.name, exclusions, over, user: guest };
-    Ok(vec![head(scene)?, Fragment::new("exclusions", &list)?])
+    let list = ExclusionList { job: &snapshot.view.name, exclusions, over, user };
+    Ok(vec![head(snapshot)?, Fragment::new("exclusions", &list)?])
 }
 
 #[derive(Template)]
@@ -145,57 +146,57 @@ struct ConfirmExclusionPage {
     back: String,
 }
 
-/// The page, with what was just done or with what is wrong with the form.
+/// Returns the page, with the last action or with the error of the form.
 fn page(
     site: &AppState,
     job: &JobPath,
-    guest: PageUser,
+    user: PageUser,
     did: &FlashQuery,
     form: ExcludeForm,
     error: Option<(u16, String)>,
 ) -> Result<Response, Problem> {
-    let scene = JobSnapshot::of(site, job)?;
-    let (title, parts) = (format!("Exclusions of {}", job.name), parts(site, &scene, &guest)?);
+    let snapshot = JobSnapshot::of(site, job)?;
+    let (title, parts) = (format!("Exclusions of {}", job.name), parts(site, &snapshot, &user)?);
     let page =
-        PageFrame::of_job_snapshot(guest.clone(), NavEntry::Exclusions, title, &scene, "exclusions", parts)
+        PageFrame::of_job_snapshot(user.clone(), NavEntry::Exclusions, title, &snapshot, "exclusions", parts)
             .with_notice(did.message())
             .with_error(error);
     render_page_with_status(
         page.status(),
-        &ExclusionsPageTemplate { page, user: guest, job: &job.name, form },
-        scene.now(),
+        &ExclusionsPageTemplate { page, user, job: &job.name, form },
+        snapshot.now(),
     )
 }
 
-/// `GET /jobs/{job}/exclusions`
+/// Serves `GET /jobs/{job}/exclusions`.
 pub(super) async fn show(
     State(site): State<AppState>,
     job: JobPath,
-    guest: PageUser,
+    user: PageUser,
     QueryParams(did): QueryParams<FlashQuery>,
 ) -> Result<Response, Problem> {
     let form = ExcludeForm { host: did.host.clone(), ..ExcludeForm::default() };
-    page(&site, &job, guest, &did, form, None)
+    page(&site, &job, user, &did, form, None)
 }
 
-/// `POST /jobs/{job}/exclusions`: first what it would do, then it is done.
+/// Serves `POST /jobs/{job}/exclusions`: the first request shows the preview, the second one excludes.
 pub(super) async fn exclude(
     State(site): State<AppState>,
     job: JobPath,
-    guest: PageUser,
+    user: PageUser,
     RequestActor(author): RequestActor,
     FormBody(form): FormBody<ExcludeForm>,
 ) -> Result<Response, Problem> {
     let new = match form.read() {
         Ok(new) => new,
-        Err(wrong) => return page(&site, &job, guest, &FlashQuery::default(), form, Some((422, wrong))),
+        Err(wrong) => return page(&site, &job, user, &FlashQuery::default(), form, Some((422, wrong))),
     };
     let task = new.task;
     let preview = match exclusions::preview(&site, &job, &author, &new) {
         Ok(preview) => preview,
         Err(problem) => {
             let wrong = (problem.status, problem.detail.into());
-            return page(&site, &job, guest, &FlashQuery::default(), form, Some(wrong));
+            return page(&site, &job, user, &FlashQuery::default(), form, Some(wrong));
         }
     };
     let wrong = if new.dry_run {
@@ -212,13 +213,13 @@ pub(super) async fn exclude(
             Err(problem) => Some((problem.status, problem.detail.into_string())),
         }
     };
-    confirm(&site, &job, guest, form, task, preview, wrong)
+    confirm(&site, &job, user, form, task, preview, wrong)
 }
 
 fn confirm(
     site: &AppState,
     job: &JobPath,
-    guest: PageUser,
+    user: PageUser,
     form: ExcludeForm,
     task: Option<i32>,
     preview: ExclusionPreview,
@@ -234,7 +235,7 @@ fn confirm(
     };
     let now = site.engine.clock().now();
     let title = format!("Exclude {target} of {}?", job.name);
-    let page = PageFrame::new(guest, NavEntry::Exclusions, title, now).of_job(&job.name).with_error(wrong);
+    let page = PageFrame::new(user, NavEntry::Exclusions, title, now).of_job(&job.name).with_error(wrong);
     render_page_with_status(
         page.status(),
         &ConfirmExclusionPage { page, job: job.name.clone(), form, target, preview, back },
@@ -242,21 +243,21 @@ fn confirm(
     )
 }
 
-/// Why an exclusion is lifted.
+/// The fields of the form that lifts an exclusion.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct LiftForm {
     reason: String,
-    /// The task from whose page it is asked.
+    /// The task whose page has the form.
     task: String,
 }
 
-/// `POST /jobs/{job}/exclusions/{id}/lift`
+/// Serves `POST /jobs/{job}/exclusions/{id}/lift`.
 pub(super) async fn lift(
     State(site): State<AppState>,
     job: JobPath,
     PathItem(id): PathItem<u64>,
-    guest: PageUser,
+    user: PageUser,
     RequestActor(author): RequestActor,
     FormBody(lifting): FormBody<LiftForm>,
 ) -> Result<Response, Problem> {
@@ -274,7 +275,7 @@ pub(super) async fn lift(
             };
             Ok(Redirect::to(&format!("{place}?did=lifted&number={id}")).into_response())
         }
-        Err(wrong) => page(&site, &job, guest, &FlashQuery::default(), ExcludeForm::default(), Some(wrong)),
+        Err(wrong) => page(&site, &job, user, &FlashQuery::default(), ExcludeForm::default(), Some(wrong)),
     }
 }
 

@@ -14,7 +14,7 @@ use crate::http::Problem;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Fragment {
     pub id: &'static str,
-    /// What it says, with moments that are not filled in.
+    /// The HTML, in which relative times are not filled in yet.
     pub html: String,
     pub digest: u64,
 }
@@ -30,7 +30,7 @@ impl Fragment {
         Ok(Self { id, html, digest: hasher.finish() })
     }
 
-    /// Its digest as it stands in pages and addresses.
+    /// Returns the digest as text, for pages and addresses.
     pub fn tag(&self) -> String {
         format!("{:016x}", self.digest)
     }
@@ -41,13 +41,13 @@ impl Fragment {
 pub(super) struct FragmentSet(pub Vec<Fragment>);
 
 impl FragmentSet {
-    /// The part of that name in the place where it is followed; nothing if the page has none.
+    /// Returns the part of that name inside its frame; nothing if the page has no such part.
     pub fn get(&self, id: &str) -> Safe<FramedFragment<'_>> {
         Safe(FramedFragment(self.0.iter().find(|part| part.id == id)))
     }
 }
 
-/// A part in its place in a page.
+/// A part inside the element that live updates replace.
 pub(super) struct FramedFragment<'a>(Option<&'a Fragment>);
 
 impl fmt::Display for FramedFragment<'_> {

@@ -20,16 +20,16 @@ use crate::http::access::CsrfProof;
 use crate::http::{AuthMethod, Principal, Problem};
 use crate::service::Role;
 
-/// Who looks at a page, as far as pages want to know.
+/// The user of a page.
 #[derive(Debug, Default, Clone)]
 pub(super) struct PageUser {
-    /// What forms must carry.
+    /// The CSRF proof that forms carry.
     pub csrf: Arc<str>,
-    /// Their name, if they have given one.
+    /// The name, if the user is known.
     pub who: Option<Arc<str>>,
-    /// They may log out.
+    /// The user has a session and may log out.
     pub session: bool,
-    /// They may act, and see the values of keys.
+    /// The user may change jobs and see the values of keys.
     pub operator: bool,
 }
 
@@ -37,7 +37,7 @@ impl<S: Sync> FromRequestParts<S> for PageUser {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut request::Parts, _state: &S) -> Result<Self, Infallible> {
-        // The proof stands there for browsers that have their cookie from this very answer, too.
+        // The middleware sets the proof also for browsers that get their cookie with this very response.
         let csrf = parts.extensions.get::<CsrfProof>().map(|proof| Arc::clone(&proof.0)).unwrap_or_default();
         let Some(visitor) = parts.extensions.get::<Principal>() else {
             return Ok(Self { csrf, ..Self::default() });
@@ -52,7 +52,7 @@ impl<S: Sync> FromRequestParts<S> for PageUser {
     }
 }
 
-/// Which entry of the navigation a page belongs to.
+/// The entry of the navigation to which a page belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NavEntry {
     Overview,
@@ -72,33 +72,33 @@ pub(super) enum NavEntry {
     Unlisted,
 }
 
-/// What the frame of a page is made of.
+/// The data of a page's frame.
 pub(super) struct PageFrame {
     pub title: String,
     pub nav_entry: NavEntry,
     pub job: Option<JobName>,
     pub user: PageUser,
-    /// What is searched for: it stands in the field of the search.
+    /// The text in the search field.
     pub query: String,
-    /// Where the page follows what changes.
+    /// The address at which the page follows updates.
     pub live: Option<String>,
-    /// What has just been done.
+    /// The message about the last action.
     pub notice: Option<String>,
-    /// Why what was wanted could not be done: the status of the answer, and the words.
+    /// The error of the last action: the status of the response, and the text.
     pub error: Option<(u16, String)>,
-    /// What it is made of and follows.
+    /// The parts of the page.
     pub parts: FragmentSet,
     pub now: Timestamp,
 }
 
 impl PageFrame {
-    pub fn new(guest: PageUser, place: NavEntry, title: impl Into<String>, now: Timestamp) -> Self {
+    pub fn new(user: PageUser, place: NavEntry, title: impl Into<String>, now: Timestamp) -> Self {
         let (live, parts) = (None, FragmentSet::default());
         Self {
             title: title.into(),
             nav_entry: place,
             job: None,
-            user: guest,
+            user,
             query: String::new(),
             live,
             notice: None,
@@ -108,18 +108,19 @@ impl PageFrame {
         }
     }
 
-    /// A page of a job, made of these parts; it follows them as what `query` names.
+    /// Returns the frame of a job's page with these parts. `query` is the part of the live address that
+    /// selects them.
     pub fn of_job_snapshot(
-        guest: PageUser,
+        user: PageUser,
         place: NavEntry,
         title: impl Into<String>,
-        scene: &JobSnapshot,
+        snapshot: &JobSnapshot,
         query: &str,
         parts: Vec<Fragment>,
     ) -> Self {
-        let job = &scene.view.name;
+        let job = &snapshot.view.name;
         let live = format!("/jobs/{job}/live?page={query}");
-        Self::new(guest, place, title, scene.now()).of_job(job).with_live(live, parts)
+        Self::new(user, place, title, snapshot.now()).of_job(job).with_live(live, parts)
     }
 
     pub fn of_job(mut self, job: &JobName) -> Self {
@@ -127,35 +128,36 @@ impl PageFrame {
         self
     }
 
-    /// The page is made of these parts, and follows them at this address.
+    /// Sets the parts, and the address at which the page follows them.
     pub fn with_live(mut self, address: String, parts: Vec<Fragment>) -> Self {
         (self.live, self.parts) = (Some(address), FragmentSet(parts));
         self
     }
 
-    /// The page says that something was done.
+    /// Sets the message about a successful action.
     pub fn with_notice(mut self, notice: Option<String>) -> Self {
         self.notice = notice;
         self
     }
 
-    /// The page says that something was not done.
+    /// Sets the error of a failed action.
     pub fn with_error(mut self, error: Option<(u16, String)>) -> Self {
         self.error = error;
         self
     }
 
-    /// The status of the answer.
+    /// Returns the status of the response.
     pub fn status(&self) -> u16 {
         self.error.as_ref().map_or(200, |(status, _)| *status)
     }
 
-    /// Marks the entry of the navigation that one is at.
+    /// Returns the value of `aria-current` for an entry of the navigation: `page` for the current one,
+    /// otherwise `false`.
     pub fn at(&self, place: NavEntry) -> &'static str {
         if self.nav_entry == place { "page" } else { "false" }
     }
 
-    /// The address of a static file.
+    /// Returns the address of a static file.
     pub fn asset(&self, name: &str) -> String {
         Asset::address(name)
     }
@@ -170,7 +172,7 @@ pub(super) fn render_page(page: &impl Template, now: Timestamp) -> Result<Respon
     Ok(Html(fill_times(&html, now)).into_response())
 }
 
-/// Renders a page that says that something did not work.
+/// Renders a page with this status.
 pub(super) fn render_page_with_status(
     status: u16,
     page: &impl Template,
@@ -188,9 +190,9 @@ struct ProblemPage {
     problem: Problem,
 }
 
-/// A problem as a page.
+/// Returns the page that shows a problem.
 pub fn problem_page(problem: Problem) -> String {
-    // The page shows no time, and follows nothing.
+    // The page shows no time and follows no updates.
     let page =
         PageFrame::new(PageUser::default(), NavEntry::Unlisted, problem.title.clone(), Timestamp::default());
     ProblemPage { page, problem }.render().unwrap_or_default()

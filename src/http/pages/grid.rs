@@ -1,8 +1,9 @@
-//! The grid: one cell a task, the state of ten thousand at a glance.
+//! The grid: one cell for each task, so that the state of ten thousand tasks fits on one screen.
 //!
-//! A small job has cells that are links. A large one has a picture: for each look one path of rectangles, one for each
-//! stretch of neighbours that look the same, filled with a pattern of that look's shape; so it stays small however
-//! many tasks there are. What one cell says is also found in the table, by filter and by number.
+//! A small job has cells that are links. A large one has a picture: for each status one path of rectangles,
+//! one for each run of neighbours with the same status, filled with the pattern of that status. So its size
+//! follows the number of changes of status and not the number of tasks. The table shows the same by filter
+//! and by number.
 
 use std::fmt::Write as _;
 
@@ -15,9 +16,9 @@ use super::status::{self, TaskStatus, grouped};
 use crate::coordination::{JobName, TaskId};
 use crate::http::Problem;
 
-/// Up to how many tasks each cell is a link.
+/// The maximum number of tasks for which each cell is a link.
 const LINKS_MAX: usize = 128;
-/// The side of a cell in the picture's own units.
+/// The side of a cell, in units of the picture.
 const CELL: usize = 10;
 
 struct GridCell {
@@ -45,7 +46,7 @@ struct Grid<'a> {
     says: String,
 }
 
-/// How many cells a row has: a round number, for rows that can be counted by.
+/// Returns the number of cells in a row: a round number, so that rows can be counted.
 fn columns(tasks: usize) -> usize {
     match tasks {
         0..=500 => 50,
@@ -55,7 +56,7 @@ fn columns(tasks: usize) -> usize {
     }
 }
 
-/// The rectangles of all stretches of cells that look so.
+/// Returns the path with a rectangle for every run of cells with this status.
 fn path(looks: &[TaskStatus], look: TaskStatus, columns: usize) -> String {
     let mut path = String::new();
     for (row, cells) in looks.chunks(columns).enumerate() {
@@ -73,12 +74,12 @@ fn path(looks: &[TaskStatus], look: TaskStatus, columns: usize) -> String {
     path
 }
 
-pub(super) fn fragment(scene: &JobSnapshot) -> Result<Fragment, Problem> {
-    let (counts, total) = (scene.counts(), scene.tasks());
+pub(super) fn fragment(snapshot: &JobSnapshot) -> Result<Fragment, Problem> {
+    let (counts, total) = (snapshot.counts(), snapshot.tasks());
     let said: Vec<String> =
         counts.iter().map(|(look, count)| format!("{} {}", grouped(count), look.word())).collect();
     let says = said.join(", ");
-    let job = &scene.view.name;
+    let job = &snapshot.view.name;
     let columns = columns(total);
     let mut grid = Grid {
         job,
@@ -92,27 +93,27 @@ pub(super) fn fragment(scene: &JobSnapshot) -> Result<Fragment, Problem> {
         counts,
     };
     if total <= LINKS_MAX {
-        grid.cells = scene
+        grid.cells = snapshot
             .view
             .run
             .tasks
             .iter()
-            .zip(&scene.statuses)
-            .map(|(task, look)| cell(scene, task.task, *look))
+            .zip(&snapshot.statuses)
+            .map(|(task, look)| cell(snapshot, task.task, *look))
             .collect();
     } else {
         let layer = |(look, _): &(TaskStatus, usize)| Layer {
             status: *look,
-            path: path(&scene.statuses, *look, columns),
+            path: path(&snapshot.statuses, *look, columns),
         };
-        // What needs a person is drawn last, above the rest.
+        // The most urgent status is drawn last, on top.
         grid.layers = grid.counts.iter().rev().map(layer).collect();
     }
     Fragment::new("grid", &grid)
 }
 
-fn cell(scene: &JobSnapshot, task: TaskId, look: TaskStatus) -> GridCell {
-    let named = scene.task_label(task);
+fn cell(snapshot: &JobSnapshot, task: TaskId, look: TaskStatus) -> GridCell {
+    let named = snapshot.task_label(task);
     let host = if named.host.is_empty() { String::new() } else { format!(" at {}", named.host) };
     GridCell { task, status: look, says: format!("Task {task}{host}: {}", look.word()) }
 }

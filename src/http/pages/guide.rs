@@ -1,7 +1,7 @@
-//! `GET /guide`: how to use Muster, what its terms mean, and what to do when something is wrong.
+//! Serves `GET /guide`: how to use Muster, what its terms mean, and what to do when something is wrong.
 //!
-//! The pages are Markdown in `web/guide`, except for two whose text has another home: the findings, which say
-//! themselves what they mean, and the alerts, which stand beside their rules.
+//! The pages are Markdown in `web/guide`, except for two: the page of findings is made of the texts of the
+//! findings, and that of the alerts of the texts of their rules.
 
 use std::fmt::Write as _;
 
@@ -14,10 +14,10 @@ use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use crate::findings::CATALOGUE;
 use crate::http::{AppState, Problem};
 
-/// A page of the guide: its name in addresses, its title, its text.
+/// A page of the guide: its name in addresses, its title, and its text.
 type GuidePageSource = (&'static str, &'static str, fn() -> String);
 
-/// Every page, in the order in which a newcomer reads them.
+/// All pages, in reading order.
 static CHAPTERS: [GuidePageSource; 8] = [
     ("start", "Point JAX at Muster", || include_str!("../../../web/guide/start.md").to_owned()),
     ("troubleshooting", "Troubleshooting", || {
@@ -31,11 +31,11 @@ static CHAPTERS: [GuidePageSource; 8] = [
     ("glossary", "Glossary", || include_str!("../../../web/guide/glossary.md").to_owned()),
 ];
 
-/// What pages were called before, and what they are called now.
+/// The former and the present names of pages.
 const RENAMED: [(&str, &str); 4] =
     [("night", "troubleshooting"), ("acting", "operations"), ("safe", "security"), ("words", "glossary")];
 
-/// The page of findings, out of what they say themselves.
+/// Returns the Markdown of the page of findings.
 fn findings() -> String {
     let mut text = String::from(
         "# Findings\n\nMuster checks every job once a second. A *finding* names the tasks and the measurements that it rests \
@@ -58,17 +58,17 @@ fn findings() -> String {
     text
 }
 
-/// A heading as the fragment of an address.
+/// Returns the anchor of a heading.
 fn anchor(heading: &str) -> String {
     let letters = heading.chars().map(|c| if c.is_alphanumeric() { c.to_ascii_lowercase() } else { '-' });
     let joined: String = letters.collect();
     joined.split('-').filter(|part| !part.is_empty()).collect::<Vec<_>>().join("-")
 }
 
-/// The sections of a page: their anchors and headings.
+/// The sections of a page: anchors and headings.
 type Sections = Vec<(String, String)>;
 
-/// Markdown as HTML, with an anchor at every heading.
+/// Returns Markdown as HTML, with an anchor at every heading, and the sections.
 fn rendered(markdown: &str) -> (String, Sections) {
     let options = Options::ENABLE_TABLES | Options::ENABLE_HEADING_ATTRIBUTES;
     let mut events: Vec<Event<'_>> = Parser::new_ext(markdown, options).collect();
@@ -92,7 +92,7 @@ fn rendered(markdown: &str) -> (String, Sections) {
     }
     let mut html = String::new();
     pulldown_cmark::html::push_html(&mut html, events.into_iter());
-    // Wide tables and code scroll by themselves, and by the keyboard too.
+    // Wide tables and code scroll on their own, also by keyboard.
     let html = html.replace("<pre>", "<pre tabindex=\"0\">");
     (
         html.replace(
@@ -120,15 +120,15 @@ impl GuidePage {
     }
 }
 
-/// `GET /guide`
+/// Serves `GET /guide`.
 pub(super) async fn first() -> Redirect {
     Redirect::to("/guide/start")
 }
 
-/// `GET /guide/{page}`
+/// Serves `GET /guide/{page}`.
 pub(super) async fn show(
     State(site): State<AppState>,
-    guest: PageUser,
+    user: PageUser,
     Path(name): Path<String>,
 ) -> Result<Response, Problem> {
     if let Some((_, now)) = RENAMED.iter().find(|(before, _)| *before == name) {
@@ -139,7 +139,7 @@ pub(super) async fn show(
     let (chapter, title, text) = chapter.ok_or_else(missing)?;
     let (html, sections) = rendered(&text());
     let now = site.engine.clock().now();
-    let page = PageFrame::new(guest, NavEntry::Guide, format!("{title} · Guide"), now);
+    let page = PageFrame::new(user, NavEntry::Guide, format!("{title} · Guide"), now);
     render_page(&GuidePage { page, chapters: &CHAPTERS, chapter, sections, html }, now)
 }
 

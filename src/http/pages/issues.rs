@@ -13,23 +13,23 @@ use crate::coordination::{BarrierKind, BarrierView, JobName, RunState, TaskId, T
 use crate::findings::{Evidence, Finding, Severity};
 use crate::http::Problem;
 
-/// How many tasks are named with each need.
+/// The maximum number of tasks that an issue names.
 const NAMED: usize = 4;
 
-/// Something that needs a person.
+/// An issue: something that needs an operator.
 pub(super) struct Issue {
     pub job: JobName,
-    /// It is the end of a run that failed: that comes before everything that may have come of it.
+    /// It is the failure of a run, which comes before everything that may follow from it.
     is_run_failure: bool,
     pub tone: &'static str,
     pub title: String,
     pub text: String,
-    /// What clients were told, where the text has other words.
+    /// The error that clients received, if the text is another one.
     pub told: String,
     pub since: Timestamp,
-    /// The first of the tasks that it is about.
+    /// The first tasks of the issue.
     pub tasks: Vec<TaskLabel>,
-    /// How many tasks it is about.
+    /// The number of tasks of the issue.
     pub total: usize,
     pub means: String,
     pub advice: String,
@@ -38,26 +38,28 @@ pub(super) struct Issue {
 }
 
 impl Issue {
-    fn from_finding(scene: &JobSnapshot, finding: &Finding) -> Self {
+    fn from_finding(snapshot: &JobSnapshot, finding: &Finding) -> Self {
         let tone = match finding.severity {
             Severity::Critical => "bad",
             Severity::Warning => "warn",
             Severity::Notice => "info",
         };
-        // A finding lists its first tasks; the barrier that it is about has all of them.
+        // A finding lists its first tasks; its barrier has all of them.
         let barrier = finding.barrier.as_deref().zip(finding.counter);
-        let barrier = barrier.and_then(|(id, counter)| scene.barrier(id, counter));
+        let barrier = barrier.and_then(|(id, counter)| snapshot.barrier(id, counter));
         let mut tasks = barrier.map_or_else(|| finding.tasks.clone(), |barrier| barrier.missing.clone());
         // Those that are lost have an entry of their own: here they come last.
-        tasks.sort_by_key(|task| matches!(scene.status_of(*task), TaskStatus::Failed | TaskStatus::Suspect));
+        tasks.sort_by_key(|task| {
+            matches!(snapshot.status_of(*task), TaskStatus::Failed | TaskStatus::Suspect)
+        });
         Self {
             tone,
             means: finding.means.clone(),
             evidence: finding.evidence.clone(),
             total: finding.task_count.max(tasks.len()),
-            tasks: tasks.iter().take(NAMED).map(|task| scene.task_label(*task)).collect(),
+            tasks: tasks.iter().take(NAMED).map(|task| snapshot.task_label(*task)).collect(),
             ..Self::plain(
-                scene,
+                snapshot,
                 tone,
                 finding.title.clone(),
                 status::sentence(&finding.summary_without_tasks),
@@ -67,9 +69,15 @@ impl Issue {
         }
     }
 
-    fn plain(scene: &JobSnapshot, tone: &'static str, title: String, text: String, since: Timestamp) -> Self {
+    fn plain(
+        snapshot: &JobSnapshot,
+        tone: &'static str,
+        title: String,
+        text: String,
+        since: Timestamp,
+    ) -> Self {
         Self {
-            job: scene.view.name.clone(),
+            job: snapshot.view.name.clone(),
             is_run_failure: false,
             tone,
             title,
@@ -85,13 +93,13 @@ impl Issue {
         }
     }
 
-    fn about(mut self, scene: &JobSnapshot, tasks: &[TaskId]) -> Self {
-        self.tasks = tasks.iter().take(NAMED).map(|task| scene.task_label(*task)).collect();
+    fn about(mut self, snapshot: &JobSnapshot, tasks: &[TaskId]) -> Self {
+        self.tasks = tasks.iter().take(NAMED).map(|task| snapshot.task_label(*task)).collect();
         self.total = tasks.len();
         self
     }
 
-    /// How many more tasks it is about than are listed.
+    /// Returns the number of tasks of the issue that are not listed.
     pub fn others(&self) -> usize {
         self.total.saturating_sub(self.tasks.len())
     }
@@ -102,69 +110,73 @@ impl Issue {
         self
     }
 
-    /// The whole of an error, where the text is its summary.
+    /// Adds the full error to a text that summarizes it.
     fn with_told(mut self, told: String) -> Self {
         self.told = told;
         self
     }
 
-    /// A number of the evidence, as people write it.
+    /// Returns a number of the evidence as text.
     pub fn number(&self, value: &f64) -> String {
         let text = format!("{value:.2}");
         text.trim_end_matches('0').trim_end_matches('.').to_owned()
     }
 }
 
-/// The issues of a job: the failure of its run first, then what matters most.
-pub(super) fn of(scene: &JobSnapshot) -> Vec<Issue> {
-    let mut needs: Vec<Issue> = failed(scene).into_iter().collect();
-    let found = |id: &str| scene.findings.iter().find(|finding| finding.id.as_ref() == id);
-    // A task that stalls is why its barrier is stuck: that is one issue, and not two.
+/// Returns the issues of a job: the failure of its run first, then by urgency.
+pub(super) fn of(snapshot: &JobSnapshot) -> Vec<Issue> {
+    let mut needs: Vec<Issue> = failed(snapshot).into_iter().collect();
+    let found = |id: &str| snapshot.findings.iter().find(|finding| finding.id.as_ref() == id);
+    // A stalled task is the reason why its barrier is stuck, so both are one issue.
     let place = |finding: &Finding| (finding.barrier.clone(), finding.counter);
     let stalled = found("stalled-task").map(place);
     let again =
         |finding: &&Finding| finding.id.as_ref() == "barrier-stuck" && Some(place(finding)) == stalled;
     needs.extend(
-        scene.findings.iter().filter(|it| !again(it)).map(|finding| Issue::from_finding(scene, finding)),
+        snapshot
+            .findings
+            .iter()
+            .filter(|it| !again(it))
+            .map(|finding| Issue::from_finding(snapshot, finding)),
     );
     if stalled.is_none() && found("barrier-stuck").is_none() {
-        needs.extend(awaited(scene));
+        needs.extend(awaited(snapshot));
     }
-    let mut suspects = tasks_with_status(scene, TaskStatus::Suspect);
-    suspects.retain(|task| !scene.is_consequence(*task));
-    if let Some(since) = suspects.iter().filter_map(|task| Some(scene.task(*task)?.since)).min() {
+    let mut suspects = tasks_with_status(snapshot, TaskStatus::Suspect);
+    suspects.retain(|task| !snapshot.is_consequence(*task));
+    if let Some(since) = suspects.iter().filter_map(|task| Some(snapshot.task(*task)?.since)).min() {
         let title = count(suspects.len(), "task lost its connection", "tasks lost their connections");
-        let grace = scene.view.settings.disconnect_grace.unwrap_or_default();
+        let grace = snapshot.view.settings.disconnect_grace.unwrap_or_default();
         let text = format!(
             "A task that reconnects within {} stays in the run; otherwise it fails.",
             times::micros(&u64::try_from(grace.as_micros()).unwrap_or(u64::MAX))
         );
-        needs.push(Issue::plain(scene, "warn", title, text, since).about(scene, &suspects));
+        needs.push(Issue::plain(snapshot, "warn", title, text, since).about(snapshot, &suspects));
     }
     needs.sort_by_key(rank);
     needs
 }
 
-/// Whether the first cause is among the needs.
-pub(super) fn shows_first_cause(scene: &JobSnapshot) -> bool {
-    let run = &scene.view.run;
+/// Returns whether the first cause is among the issues.
+pub(super) fn shows_first_cause(snapshot: &JobSnapshot) -> bool {
+    let run = &snapshot.view.run;
     matches!(run.state, RunState::Failed | RunState::Abandoned) && run.first_cause.is_some()
 }
 
-/// Where a need stands among others.
+/// Returns the sort key of an issue.
 pub(super) fn rank(need: &Issue) -> (bool, usize, Timestamp) {
     let tones = ["bad", "warn", "info"];
     let tone = tones.iter().position(|tone| *tone == need.tone).unwrap_or(tones.len());
     (!need.is_run_failure, tone, need.since)
 }
 
-/// How many issues there are, in words.
+/// Returns the number of issues in words.
 pub(super) fn issue_count_text(number: usize) -> String {
     count(number, "issue", "issues")
 }
 
-fn tasks_with_status(scene: &JobSnapshot, look: TaskStatus) -> Vec<TaskId> {
-    let tasks = scene.view.run.tasks.iter().zip(&scene.statuses);
+fn tasks_with_status(snapshot: &JobSnapshot, look: TaskStatus) -> Vec<TaskId> {
+    let tasks = snapshot.view.run.tasks.iter().zip(&snapshot.statuses);
     tasks.filter(|(_, one)| **one == look).map(|(task, _)| task.task).collect()
 }
 
@@ -172,9 +184,9 @@ fn count(number: usize, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
 }
 
-/// The end of a run that did not end well, or the tasks that one has lost.
-fn failed(scene: &JobSnapshot) -> Option<Issue> {
-    let run = &scene.view.run;
+/// Returns the issue of a failed run, or of the tasks that a run has lost.
+fn failed(snapshot: &JobSnapshot) -> Option<Issue> {
+    let run = &snapshot.view.run;
     let cause = run.first_cause.as_ref();
     if matches!(run.state, RunState::Failed | RunState::Abandoned) {
         let (text, told) = match cause {
@@ -197,35 +209,35 @@ fn failed(scene: &JobSnapshot) -> Option<Issue> {
             if run.state == RunState::Failed { "failed" } else { "was abandoned" }
         );
         let since = run.ended_at.unwrap_or(run.opened_at);
-        let need = Issue::plain(scene, "bad", title, text, since).with_told(told).with_advice(
+        let need = Issue::plain(snapshot, "bad", title, text, since).with_told(told).with_advice(
             "Read the log of that task at that time: the errors of the other tasks follow from it. The next run starts \
              when tasks register again; nothing has to be reset.",
             "/guide/troubleshooting#failed",
         );
         let need = Issue { is_run_failure: true, ..need };
         return Some(match cause.and_then(|cause| cause.task) {
-            Some(task) => need.about(scene, &[task]),
+            Some(task) => need.about(snapshot, &[task]),
             None => need,
         });
     }
-    let lost = tasks_with_status(scene, TaskStatus::Failed);
-    let first = lost.iter().filter_map(|task| scene.task(*task)).min_by_key(|task| task.since)?;
+    let lost = tasks_with_status(snapshot, TaskStatus::Failed);
+    let first = lost.iter().filter_map(|task| snapshot.task(*task)).min_by_key(|task| task.since)?;
     let error = first.error.as_deref().unwrap_or_default();
     let (why, told) = status::error_texts(error, first.why.as_deref().unwrap_or_default());
     let text = if lost.len() > 1 { format!("First: task {}: {why}", first.task) } else { why };
     let title = count(lost.len(), "task has failed", "tasks have failed");
     let mut order = lost.clone();
-    order.sort_by_key(|task| scene.task(*task).map(|task| task.since));
-    let need = Issue::plain(scene, "bad", title, text, first.since).with_told(told);
+    order.sort_by_key(|task| snapshot.task(*task).map(|task| task.since));
+    let need = Issue::plain(snapshot, "bad", title, text, first.since).with_told(told);
     let advice = "The run continues without it until it registers again. Check whether its scheduler restarts it; \
                   exclude it if its host is bad.";
-    Some(need.about(scene, &order).with_advice(advice, "/guide/states#failed"))
+    Some(need.about(snapshot, &order).with_advice(advice, "/guide/states#failed"))
 }
 
-/// Connected tasks that the others wait for.
-fn awaited(scene: &JobSnapshot) -> Option<Issue> {
-    let barriers = scene.barriers();
-    let waits = |task: &TaskId| scene.status_of(*task) == TaskStatus::Awaited;
+/// Returns the issue of connected tasks that others wait for.
+fn awaited(snapshot: &JobSnapshot) -> Option<Issue> {
+    let barriers = snapshot.barriers();
+    let waits = |task: &TaskId| snapshot.status_of(*task) == TaskStatus::Awaited;
     let holds_up =
         |barrier: &&BarrierView| is_step_barrier(barrier.kind) && barrier.missing.iter().any(waits);
     let barrier = barriers.into_iter().find(holds_up)?;
@@ -237,30 +249,31 @@ fn awaited(scene: &JobSnapshot) -> Option<Issue> {
     let (arrived, members) = (grouped(barrier.arrived), grouped(barrier.members));
     let verb = if barrier.arrived == 1 { "waits" } else { "wait" };
     let title = format!("{arrived} of {members} tasks {verb} at {name} for {who}");
-    // Those that are lost have an entry of their own: here they come last.
+    // Lost tasks have an issue of their own, so they come last here.
     let mut missing = barrier.missing.clone();
     missing.sort_by_key(|task| !waits(task));
     let alive: Vec<TaskId> = missing.iter().copied().filter(waits).collect();
     let text = heartbeat_text(
-        scene,
+        snapshot,
         &alive,
         alive.len() < missing.len(),
-        times::has_no_timeout(&barrier.deadline, scene.now()),
+        times::has_no_timeout(&barrier.deadline, snapshot.now()),
     );
-    let need = Issue::plain(scene, "warn", title, text, last_arrival(barrier));
+    let need = Issue::plain(snapshot, "warn", title, text, last_arrival(barrier));
     let advice = "Take a stack of its process (py-spy dump) before anything else; then restart it, or exclude it if the \
                   job can continue without it.";
-    Some(need.about(scene, &missing).with_advice(advice, "/guide/states#awaited"))
+    Some(need.about(snapshot, &missing).with_advice(advice, "/guide/states#awaited"))
 }
 
-/// When the last task so far reached a barrier.
+/// Returns the time of the latest arrival at a barrier.
 pub(super) fn last_arrival(barrier: &BarrierView) -> Timestamp {
     barrier.arrivals.last().map_or(barrier.since, |arrival| arrival.at)
 }
 
-/// Whether the heartbeats of these tasks continue, and what follows from that. `mixed`: others are missing with them.
-fn heartbeat_text(scene: &JobSnapshot, tasks: &[TaskId], mixed: bool, endless: bool) -> String {
-    let overdue = |id: &TaskId| scene.task(*id).and_then(|task| scene.overdue(task));
+/// Returns a sentence about the heartbeats of these tasks and its consequence. `mixed`: others are missing
+/// with them.
+fn heartbeat_text(snapshot: &JobSnapshot, tasks: &[TaskId], mixed: bool, endless: bool) -> String {
+    let overdue = |id: &TaskId| snapshot.task(*id).and_then(|task| snapshot.overdue(task));
     let silent: Vec<_> = tasks.iter().filter_map(overdue).collect();
     let timeout = if endless { "timeout" } else { "heartbeat timeout" };
     let one = match tasks {
@@ -286,18 +299,18 @@ fn heartbeat_text(scene: &JobSnapshot, tasks: &[TaskId], mixed: bool, endless: b
             let many = || count(silent.len(), "connected task has", "connected tasks have");
             let who = one.map_or_else(many, |one| format!("{one} has"));
             let span = times::span(longest);
-            let limit = times::span(&scene.view.settings.heartbeat_timeout);
+            let limit = times::span(&snapshot.view.settings.heartbeat_timeout);
             format!("{who} sent no heartbeat for {span}; a task fails after {limit} without one.")
         }
     }
 }
 
-/// What is said of a job without issues.
-pub(super) fn no_issue_text(scene: &JobSnapshot) -> String {
-    let run = &scene.view.run;
+/// Returns the text about a job without issues.
+pub(super) fn no_issue_text(snapshot: &JobSnapshot) -> String {
+    let run = &snapshot.view.run;
     match run.state {
         RunState::Running => {
-            let barriers = scene.barriers();
+            let barriers = snapshot.barriers();
             match barriers.first() {
                 None => "No action needed".into(),
                 Some(barrier) => {
@@ -313,7 +326,7 @@ pub(super) fn no_issue_text(scene: &JobSnapshot) -> String {
     }
 }
 
-/// Whether tasks meet there between the steps of their program.
+/// Returns whether tasks meet at such a barrier between the steps of their program.
 fn is_step_barrier(kind: BarrierKind) -> bool {
     matches!(kind, BarrierKind::Client | BarrierKind::LiveSet)
 }
@@ -322,20 +335,20 @@ fn is_step_barrier(kind: BarrierKind) -> bool {
 #[template(path = "parts/needs.html")]
 struct IssueList<'a> {
     issues: &'a [Issue],
-    /// The needs of several jobs stand together: each says whose it is.
+    /// The list covers several jobs, so each issue names its job.
     whose: bool,
-    /// What is said if there are none.
+    /// The text if there are no issues.
     calm: String,
 }
 
 impl IssueList<'_> {
-    /// What is read out of the calm: not each step of a barrier.
+    /// Returns the part of the text that screen readers announce: without the progress of a barrier.
     fn spoken_summary(&self) -> &str {
         self.calm.split(':').next().unwrap_or_default()
     }
 }
 
-/// The issues, as a part of a page.
+/// Returns the issues as a part of a page.
 pub(super) fn fragment(issues: &[Issue], whose: bool, calm: String) -> Result<Fragment, Problem> {
     Fragment::new("needs", &IssueList { issues, whose, calm })
 }

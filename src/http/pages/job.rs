@@ -21,13 +21,13 @@ use crate::coordination::{
 use crate::http::extract::{JobPath, QueryParams};
 use crate::http::{AppState, Problem};
 
-/// How many of the missing are named at each barrier: all of a few, and the first of many.
+/// The maximum number of missing tasks that are named at each barrier.
 const NAMED: usize = 12;
 const NAMED_OF_MANY: usize = 4;
-/// How many barriers in progress are shown.
+/// The maximum number of barriers in progress on the page.
 const BARRIERS_SHOWN: usize = 32;
 
-/// Where a job stands, in the line below its name. Every page of a job has it.
+/// The state of a job, in the line below its name on every page of the job.
 #[derive(Template)]
 #[template(path = "parts/head.html")]
 struct Head<'a> {
@@ -39,72 +39,72 @@ struct Head<'a> {
 }
 
 impl Head<'_> {
-    /// The tone of the state: a run that goes on without some of its tasks is not simply well.
+    /// Returns the tone of the state. A run without some of its tasks has a tone of its own.
     fn tone(&self) -> &'static str {
         let running = self.view.run.state == RunState::Running;
         if running && self.out > self.excluded { "warn" } else { status::tone(&self.view.run.state) }
     }
 
-    /// How many of a hundred are live.
+    /// Returns the share of live tasks, in percent.
     fn part(&self) -> usize {
         self.view.run.live * 100 / self.total.max(1)
     }
 }
 
-pub(super) fn head(scene: &JobSnapshot) -> Result<Fragment, Problem> {
-    let run = &scene.view.run;
+pub(super) fn head(snapshot: &JobSnapshot) -> Result<Fragment, Problem> {
+    let run = &snapshot.view.run;
     let excluded = run.counts.excluded;
     let nobody = run.tasks.iter().all(|task| task.lives.is_empty());
-    let (view, total) = (&scene.view, scene.tasks());
+    let (view, total) = (&snapshot.view, snapshot.tasks());
     let out = total.saturating_sub(run.live);
     Fragment::new("head", &Head { view, total, out, excluded, is_unregistered: nobody })
 }
 
-/// A barrier in progress, as it is shown.
+/// A barrier in progress, as a row.
 pub(super) struct BarrierRow<'a> {
     pub barrier: &'a BarrierView,
     pub name: String,
     pub missing: Vec<TaskLabel>,
-    /// How many more are missing than are listed here and above.
+    /// The number of missing tasks that are listed neither here nor above.
     pub others: usize,
-    /// The numbers of those that the page has named already.
+    /// The numbers of the missing tasks that the page names above.
     pub above: String,
     pub first: TaskLabel,
-    /// The numbers of all who are missing.
+    /// The numbers of all missing tasks.
     pub numbers: String,
-    /// There is no end to the waiting.
+    /// The barrier never times out.
     pub has_no_timeout: bool,
-    /// Somebody has only just come: nobody is late yet.
+    /// The last arrival was recent, so no task is late yet.
     pub is_filling: bool,
 }
 
 impl<'a> BarrierRow<'a> {
-    /// The barrier, where `above` says which tasks the page has named already.
-    fn of(scene: &JobSnapshot, barrier: &'a BarrierView, above: &BTreeSet<TaskId>) -> Self {
+    /// Returns the row of a barrier. `above` are the tasks that the page has named already.
+    fn of(snapshot: &JobSnapshot, barrier: &'a BarrierView, above: &BTreeSet<TaskId>) -> Self {
         let (above, mut missing): (Vec<TaskId>, Vec<TaskId>) =
             barrier.missing.iter().copied().partition(|task| above.contains(task));
         let named = if missing.len() > NAMED { NAMED_OF_MANY } else { NAMED };
-        // Those that may still arrive are named before those that are lost.
-        missing.sort_by_key(|task| scene.status_of(*task) == TaskStatus::Failed);
+        // Tasks that may still arrive are named before lost ones.
+        missing.sort_by_key(|task| snapshot.status_of(*task) == TaskStatus::Failed);
         Self {
             name: barrier_name(&barrier.id),
-            missing: missing.iter().take(named).map(|task| scene.task_label(*task)).collect(),
+            missing: missing.iter().take(named).map(|task| snapshot.task_label(*task)).collect(),
             others: missing.len().saturating_sub(named),
             above: links::ranges(&above),
-            first: scene.task_label(barrier.first),
+            first: snapshot.task_label(barrier.first),
             numbers: links::ranges(&barrier.missing),
-            has_no_timeout: times::has_no_timeout(&barrier.deadline, scene.now()),
-            is_filling: is_filling(scene, barrier),
+            has_no_timeout: times::has_no_timeout(&barrier.deadline, snapshot.now()),
+            is_filling: is_filling(snapshot, barrier),
             barrier,
         }
     }
 
-    /// How far it is, of a thousand.
+    /// Returns the progress of the barrier, in thousandths.
     pub fn part(&self) -> usize {
         self.barrier.arrived * 1000 / self.barrier.members.max(1)
     }
 
-    /// How many are missing.
+    /// Returns the number of missing tasks as text.
     pub fn missing_count(&self) -> String {
         grouped(self.barrier.missing.len())
     }
@@ -114,16 +114,16 @@ impl<'a> BarrierRow<'a> {
     }
 }
 
-/// Whether somebody has only just come to a barrier: it is merely filling.
-pub(super) fn is_filling(scene: &JobSnapshot, barrier: &BarrierView) -> bool {
-    let waited = scene.now().since(issues::last_arrival(barrier));
+/// Returns whether a task arrived at the barrier a moment ago, so that it is still filling.
+pub(super) fn is_filling(snapshot: &JobSnapshot, barrier: &BarrierView) -> bool {
+    let waited = snapshot.now().since(issues::last_arrival(barrier));
     barrier.kind != BarrierKind::Registration && waited < AWAITED_AFTER
 }
 
-/// The barriers in progress, as they are shown on a page that has named the tasks `above` already.
-pub(super) fn waiting<'a>(scene: &'a JobSnapshot, above: &BTreeSet<TaskId>) -> Vec<BarrierRow<'a>> {
-    let shown = scene.barriers().into_iter().take(BARRIERS_SHOWN);
-    shown.map(|barrier| BarrierRow::of(scene, barrier, above)).collect()
+/// Returns the rows of the barriers in progress. `above` are the tasks that the page has named already.
+pub(super) fn waiting<'a>(snapshot: &'a JobSnapshot, above: &BTreeSet<TaskId>) -> Vec<BarrierRow<'a>> {
+    let shown = snapshot.barriers().into_iter().take(BARRIERS_SHOWN);
+    shown.map(|barrier| BarrierRow::of(snapshot, barrier, above)).collect()
 }
 
 #[derive(Template)]
@@ -135,31 +135,31 @@ struct BarrierListFragment<'a> {
     running: bool,
 }
 
-fn waits(scene: &JobSnapshot, above: &BTreeSet<TaskId>) -> Result<Fragment, Problem> {
-    let run = &scene.view.run;
-    let (job, running) = (&scene.view.name, run.state == RunState::Running);
+fn waits(snapshot: &JobSnapshot, above: &BTreeSet<TaskId>) -> Result<Fragment, Problem> {
+    let run = &snapshot.view.run;
+    let (job, running) = (&snapshot.view.name, run.state == RunState::Running);
     let all = run.barriers.len();
-    Fragment::new("waits", &BarrierListFragment { job, waiting: waiting(scene, above), all, running })
+    Fragment::new("waits", &BarrierListFragment { job, waiting: waiting(snapshot, above), all, running })
 }
 
-/// The parts of the page.
-pub(super) fn parts(scene: &JobSnapshot, listing: &TaskTableQuery) -> Result<Vec<Fragment>, Problem> {
-    let needs = issues::of(scene);
-    let calm = issues::no_issue_text(scene);
+/// Returns the parts of the page.
+pub(super) fn parts(snapshot: &JobSnapshot, listing: &TaskTableQuery) -> Result<Vec<Fragment>, Problem> {
+    let needs = issues::of(snapshot);
+    let calm = issues::no_issue_text(snapshot);
     let named = needs.iter().flat_map(|need| need.tasks.iter().map(|one| one.task)).collect();
     Ok(vec![
-        head(scene)?,
+        head(snapshot)?,
         issues::fragment(&needs, false, calm)?,
-        waits(scene, &named)?,
-        grid::fragment(scene)?,
-        task_table::fragment(scene, listing)?,
-        timeline::fragment(scene, false, None)?,
-        Fragment::new("history", &HistoryFragment { view: &scene.view })?,
-        Fragment::new("settings", &SettingsFragment { view: &scene.view })?,
+        waits(snapshot, &named)?,
+        grid::fragment(snapshot)?,
+        task_table::fragment(snapshot, listing)?,
+        timeline::fragment(snapshot, false, None)?,
+        Fragment::new("history", &HistoryFragment { view: &snapshot.view })?,
+        Fragment::new("settings", &SettingsFragment { view: &snapshot.view })?,
     ])
 }
 
-/// The runs before this one.
+/// The earlier runs.
 #[derive(Template)]
 #[template(path = "parts/history.html")]
 struct HistoryFragment<'a> {
@@ -180,12 +180,12 @@ struct JobPage {
 }
 
 impl HistoryFragment<'_> {
-    /// The first error of a run in few words, and as clients were told.
+    /// Returns the first error of a run in few words, and as clients received it.
     fn cause(&self, cause: &FirstCause) -> (String, String) {
         status::error_texts(&cause.error, &cause.why)
     }
 
-    /// How long an ended run lasted.
+    /// Returns the duration of an ended run.
     fn lasted(&self, run: &RunSummary) -> String {
         times::span(&run.span().length(run.ended_at))
     }
@@ -194,13 +194,19 @@ impl HistoryFragment<'_> {
 pub(super) async fn show(
     State(site): State<AppState>,
     job: JobPath,
-    guest: PageUser,
+    user: PageUser,
     QueryParams(listing): QueryParams<TaskTableQuery>,
 ) -> Result<Response, Problem> {
-    let scene = JobSnapshot::of(&site, &job)?;
-    let now = scene.now();
+    let snapshot = JobSnapshot::of(&site, &job)?;
+    let now = snapshot.now();
     let (title, query) = (format!("Job {}", job.name), format!("job&{}", listing.live_query()));
-    let page =
-        PageFrame::of_job_snapshot(guest, NavEntry::Job, title, &scene, &query, parts(&scene, &listing)?);
-    render_page(&JobPage { page, view: scene.view }, now)
+    let page = PageFrame::of_job_snapshot(
+        user,
+        NavEntry::Job,
+        title,
+        &snapshot,
+        &query,
+        parts(&snapshot, &listing)?,
+    );
+    render_page(&JobPage { page, view: snapshot.view }, now)
 }

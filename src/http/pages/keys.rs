@@ -21,38 +21,38 @@ use crate::http::extract::{JobPath, QueryParams};
 use crate::http::keys::{self, KeyView};
 use crate::http::{AppState, Problem};
 
-/// How many lines a page has.
+/// The maximum number of lines on a page.
 const LINES: usize = 200;
-/// How many bytes of a value are shown.
+/// The maximum number of bytes of a value on the page.
 const VALUE_BYTES_MAX: usize = 16 << 10;
 
-/// Which level of the tree is wanted.
+/// The query parameters of the page of keys.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
 pub(super) struct KeysPageQuery {
-    /// The directory, percent-encoded once more, since keys need not be text.
+    /// The directory, percent-encoded twice, because keys need not be text.
     pub prefix: String,
     pub after: String,
 }
 
 impl KeysPageQuery {
-    /// As it stands in the address at which the page is followed.
+    /// Returns the query of the address at which the page follows updates.
     fn query(&self) -> String {
         format!("keys&prefix={}&after={}", query_encode(&self.prefix), query_encode(&self.after))
     }
 }
 
-/// A line of the tree.
+/// A row of the tree.
 struct KeyRow {
     line: KeyEntry,
-    /// Its last part.
+    /// The last segment of the key.
     name: String,
-    /// The whole key in an address.
+    /// The whole key, encoded for an address.
     address: String,
     hidden: bool,
 }
 
-/// A directory above.
+/// A parent directory.
 struct Breadcrumb {
     name: String,
     address: String,
@@ -77,9 +77,9 @@ struct KeysPageTemplate {
     crumbs: Vec<Breadcrumb>,
 }
 
-/// A key in an address.
+/// Returns a key encoded for an address.
 pub(super) fn encode_key(key: &[u8]) -> String {
-    // Twice: once for the bytes, once for the address.
+    // Encoded twice: once for the bytes, once for the address.
     query_encode(&percent_encoding::percent_encode(key, percent_encoding::NON_ALPHANUMERIC).to_string())
 }
 
@@ -101,34 +101,35 @@ fn crumbs(directory: &[u8]) -> Vec<Breadcrumb> {
     crumbs
 }
 
-/// `GET /jobs/{job}/keys`
+/// Serves `GET /jobs/{job}/keys`.
 pub(super) async fn show(
     State(site): State<AppState>,
     job: JobPath,
-    guest: PageUser,
+    user: PageUser,
     QueryParams(which): QueryParams<KeysPageQuery>,
 ) -> Result<Response, Problem> {
-    let scene = JobSnapshot::of(&site, &job)?;
-    let now = scene.now();
+    let snapshot = JobSnapshot::of(&site, &job)?;
+    let now = snapshot.now();
     let title = format!("Keys of {}", job.name);
-    let parts = parts(&site, &scene, &which)?.to_vec();
-    let page = PageFrame::of_job_snapshot(guest, NavEntry::Keys, title, &scene, &which.query(), parts);
+    let parts = parts(&site, &snapshot, &which)?.to_vec();
+    let page = PageFrame::of_job_snapshot(user, NavEntry::Keys, title, &snapshot, &which.query(), parts);
     render_page(&KeysPageTemplate { page, crumbs: crumbs(&decode_key(&which.prefix)), job: job.name }, now)
 }
 
-/// The parts of the page.
+/// Returns the parts of the page.
 pub(super) fn parts(
     site: &AppState,
-    scene: &JobSnapshot,
+    snapshot: &JobSnapshot,
     which: &KeysPageQuery,
 ) -> Result<Arc<Vec<Fragment>>, Problem> {
-    scene.cached_parts(&which.query(), || Ok(vec![head(scene)?, level(site, scene, which)?]))
+    snapshot.cached_parts(&which.query(), || Ok(vec![head(snapshot)?, level(site, snapshot, which)?]))
 }
 
-/// One level of the tree.
-fn level(site: &AppState, scene: &JobSnapshot, which: &KeysPageQuery) -> Result<Fragment, Problem> {
+/// Returns the part with one level of the tree.
+fn level(site: &AppState, snapshot: &JobSnapshot, which: &KeysPageQuery) -> Result<Fragment, Problem> {
     let (directory, after) = (decode_key(&which.prefix), decode_key(&which.after));
-    let look = |core: &Coordinator, _| Some(core.job(scene.id)?.keys(&directory, &after, false, LINES + 1));
+    let look =
+        |core: &Coordinator, _| Some(core.job(snapshot.id)?.keys(&directory, &after, false, LINES + 1));
     let mut lines = site.engine.read(look).unwrap_or_default();
     let next = lines.get(LINES).map(|_| encode_key(&lines[LINES - 1].key));
     lines.truncate(LINES);
@@ -139,17 +140,17 @@ fn level(site: &AppState, scene: &JobSnapshot, which: &KeysPageQuery) -> Result<
         KeyRow { name: String::from_utf8_lossy(name).into_owned(), address: encode_key(whole), hidden, line }
     });
     let keys = Keys {
-        job: &scene.view.name,
+        job: &snapshot.view.name,
         entries: entries.collect(),
         next,
         prefix: encode_key(&directory),
-        total: scene.view.run.keys,
-        held: scene.view.run.store_bytes,
+        total: snapshot.view.run.keys,
+        held: snapshot.view.run.store_bytes,
     };
     Fragment::new("keys", &keys)
 }
 
-/// The numbers of a list such as Orbax writes: `[2, 3]`; nothing if it is no such list.
+/// Returns the numbers of a list as Orbax writes it, such as `[2, 3]`; `None` if the value is no such list.
 pub(super) fn numbers(value: &[u8]) -> Option<Vec<i32>> {
     let text = std::str::from_utf8(value).ok()?.trim();
     let inside = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
@@ -157,16 +158,16 @@ pub(super) fn numbers(value: &[u8]) -> Option<Vec<i32>> {
     numbers.map(|number| number.parse().ok()).collect()
 }
 
-/// What the shape of a value tells.
+/// A value that was decoded by its known format.
 enum Decoded {
-    /// Devices, in a topology that JAX workers publish.
+    /// Devices, from a topology that JAX workers publish.
     Devices(Vec<Device>),
-    /// What is known of it in words.
+    /// A description in words.
     Words(String),
     Nothing,
 }
 
-/// Reads the values whose shape is known.
+/// Decodes a value whose format is known.
 fn decode(key: &str, value: &[u8]) -> Decoded {
     if let Some(topology) = TopologyKey::parse(key.as_bytes()) {
         return match decode_devices([(&topology, value)]) {
@@ -199,7 +200,7 @@ fn decode(key: &str, value: &[u8]) -> Decoded {
     }
 }
 
-/// Which value is wanted.
+/// The query parameters of the page of a value.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct ValuePageQuery {
@@ -218,11 +219,11 @@ struct ValuePage {
     rest: String,
 }
 
-/// `GET /jobs/{job}/keys/value`
+/// Serves `GET /jobs/{job}/keys/value`.
 pub(super) async fn value(
     State(site): State<AppState>,
     job: JobPath,
-    guest: PageUser,
+    user: PageUser,
     QueryParams(which): QueryParams<ValuePageQuery>,
 ) -> Result<Response, Problem> {
     let key = decode_key(&which.key);
@@ -234,10 +235,11 @@ pub(super) async fn value(
         Decoded::Words(words) => (Vec::new(), words),
         Decoded::Nothing => (Vec::new(), String::new()),
     };
-    let scene = JobSnapshot::of(&site, &job)?;
-    let now = scene.now();
+    let snapshot = JobSnapshot::of(&site, &job)?;
+    let now = snapshot.now();
     let title = format!("Key {} of {}", value.key, job.name);
-    let page = PageFrame::of_job_snapshot(guest, NavEntry::Keys, title, &scene, "head", vec![head(&scene)?]);
+    let page =
+        PageFrame::of_job_snapshot(user, NavEntry::Keys, title, &snapshot, "head", vec![head(&snapshot)?]);
     let rest = format!("/api/v1/jobs/{}/keys/{}", job.name, query_encode(&value.key));
     let (crumbs, job) = (crumbs(&key), job.name);
     render_page(&ValuePage { page, job, crumbs, value, devices, words, rest }, now)

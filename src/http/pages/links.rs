@@ -7,36 +7,36 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use super::status::TaskStatus;
 use crate::coordination::{JobName, TaskId};
 
-/// What stands as it is in the value of a query.
+/// The characters that are not escaped in the value of a query.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'/');
 
-/// A text as a value in a query.
+/// Returns a text encoded as the value of a query.
 pub(super) fn query_encode(text: &str) -> String {
     utf8_percent_encode(text, PLAIN).to_string()
 }
 
-/// A task that is named in a page.
+/// A task as pages name it.
 #[derive(Debug, Clone)]
 pub(super) struct TaskLabel {
     pub task: TaskId,
     pub host: String,
     pub status: TaskStatus,
-    /// What it does instead of coming, in a few words.
+    /// Its activity in a few words, if others wait for it.
     pub activity: String,
     pub heard: Option<crate::coordination::Timestamp>,
 }
 
-/// The page of a task.
+/// Returns the address of a task's page.
 pub(super) fn task(job: &JobName, task: &TaskId) -> String {
     format!("/jobs/{job}/tasks/{task}")
 }
 
-/// Task numbers in few words: `0–3, 7, 9–11`.
+/// Returns task numbers as ranges: `0–3, 7, 9–11`.
 pub(super) fn ranges(tasks: &[TaskId]) -> String {
     first_ranges(tasks, 24)
 }
 
-/// The same with so many ranges at most.
+/// Returns task numbers as ranges, of which there are `most` at most.
 pub(super) fn first_ranges(tasks: &[TaskId], most: usize) -> String {
     let mut ranges: Vec<(i32, i32)> = Vec::new();
     for TaskId(task) in tasks {

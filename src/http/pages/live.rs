@@ -1,13 +1,13 @@
 //! Live updates: one stream of server-sent events for each open page.
 //!
-//! It renders nothing: pages give their parts. Begin at `Which`, then `LiveHub`.
+//! It renders nothing: pages give their parts. Begin at `LivePageQuery`, then `LiveHub`.
 //!
-//! One *hub* for each job that is being viewed, one for the overview and one for the audit take a new snapshot:
-//! when an event says that something changed, at most once in [`MIN_INTERVAL`] (longer if a snapshot is costly), and
-//! otherwise once in [`REFRESH_INTERVAL`], for heartbeats and arrivals, which are no events. All viewers share the snapshot
-//! and the parts made of it; parts with forms are made for one viewer. A page says in its address which parts it
-//! has, by digest, and receives those that differ: whole the first time, later as a line patch. So a reconnecting
-//! page is no special case. A hub ends with its last viewer.
+//! One *hub* for each job that is being viewed, one for the overview and one for the audit take a new
+//! snapshot: when an event reports a change, at most once in [`MIN_INTERVAL`] (longer if a snapshot is
+//! costly), and otherwise once in [`REFRESH_INTERVAL`], for heartbeats and arrivals, which are no events. All
+//! viewers share the snapshot and the parts made of it; parts with forms are made for one viewer. A page
+//! lists in its address the digests of its parts and receives the parts that differ: whole the first time,
+//! later as a line patch. So a reconnecting page is no special case. A hub ends with its last viewer.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -35,20 +35,20 @@ use crate::http::events::StreamGuard;
 use crate::http::extract::{JobPath, QueryParams};
 use crate::http::{AppState, ClientNetwork, Problem};
 
-/// The least time between two looks.
+/// The minimum time between two snapshots.
 const MIN_INTERVAL: Duration = Duration::from_millis(150);
-/// The most that a costly look may stretch it to.
+/// The upper limit of that time for costly snapshots.
 const MAX_INTERVAL: Duration = Duration::from_millis(400);
-/// A look may take one part in so many of the time.
+/// Snapshots may take one part in this many of the time.
 const CAPTURE_SHARE: u32 = 50;
-/// How often to look if nothing happens.
+/// The time between two snapshots if no event comes.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
-/// How often a page is told that it is still followed.
+/// The time between two messages that show a page that its stream is alive.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// How long the list of what a page has may be.
+/// The maximum number of digests in a page's address.
 const KNOWN_FRAGMENTS_MAX: usize = 32;
 
-/// What a hub looks at.
+/// The subject of a hub.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum HubSubject {
     All,
@@ -56,7 +56,7 @@ enum HubSubject {
     Job(JobId),
 }
 
-/// What a hub saw.
+/// The snapshot of a hub.
 enum HubView {
     All(Box<FleetSnapshot>, Mutex<Option<Arc<Vec<Fragment>>>>),
     Audit,
@@ -70,14 +70,14 @@ struct VersionedView {
 
 type HubValue = Option<Arc<VersionedView>>;
 
-/// The hubs that there are.
+/// The running hubs.
 #[derive(Default)]
 pub struct LiveHubs {
     hubs: Mutex<HashMap<HubSubject, Arc<watch::Sender<HubValue>>>>,
 }
 
 impl LiveHubs {
-    /// Joins a hub; starts it if it is not there.
+    /// Subscribes to a hub. Starts the hub if it is not running.
     fn join(&self, site: &AppState, subject: HubSubject) -> watch::Receiver<HubValue> {
         let mut hubs = self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(hub) = hubs.get(&subject) {
@@ -90,7 +90,7 @@ impl LiveHubs {
         joined
     }
 
-    /// Takes a hub away if nobody looks any more.
+    /// Removes a hub if it has no viewer. Returns whether it was removed.
     fn remove_unused(&self, subject: HubSubject, news: &watch::Sender<HubValue>) -> bool {
         let mut hubs = self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
         let left = news.receiver_count() == 0;
@@ -119,7 +119,7 @@ impl LiveHub {
 
     async fn run(mut self) {
         loop {
-            // What has happened until now is seen now.
+            // The snapshot below covers the events so far.
             while !matches!(self.events.try_recv(), Err(TryRecvError::Empty | TryRecvError::Closed)) {}
             let began = self.site.engine.clock().now();
             let seen = self.capture();
@@ -138,7 +138,7 @@ impl LiveHub {
                 () = tokio::time::sleep(REFRESH_INTERVAL) => {}
             }
         }
-        // The job is gone: whoever looks is told by the end of the stream.
+        // The job is deleted: the end of their streams tells the viewers.
         let mut hubs = self.site.live.hubs.lock().unwrap_or_else(PoisonError::into_inner);
         hubs.remove(&self.subject);
     }
@@ -153,7 +153,7 @@ impl LiveHub {
         }
     }
 
-    /// Until something happens to what the hub looks at.
+    /// Waits until the subject of the hub changes or the refresh interval is over.
     async fn wait_for_change(&mut self) {
         if self.subject == HubSubject::Audit {
             let grown = self.acts.changed().await;
@@ -174,13 +174,13 @@ impl LiveHub {
     }
 }
 
-/// What a page follows.
+/// The query parameters of a live stream.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
 pub(super) struct LivePageQuery {
-    /// Which page.
+    /// The page.
     page: String,
-    /// The digests of the parts that it has: `id:digest,…`.
+    /// The digests of the parts that the page has: `id:digest,…`.
     have: String,
     task: String,
     fate: String,
@@ -191,7 +191,7 @@ pub(super) struct LivePageQuery {
     find: String,
     sort: String,
     down: String,
-    /// Which page of the table; a name of its own, since `page` is taken.
+    /// The page of the table; the name `page` is taken.
     rows: String,
     job: String,
     outcome: String,
@@ -249,7 +249,7 @@ impl LivePageQuery {
             "timeline" => scene.cached_parts(&format!("timeline/{task:?}"), || {
                 Ok(vec![job::head(scene)?, timeline::fragment(scene, true, task)?])
             }),
-            // Forms are made for one guest: these are shared with nobody.
+            // Parts with forms are made for one user and not shared.
             "drain" => drain::parts(scene, guest, drain::DrainForm::default()).map(Arc::new),
             "exclusions" => exclusions::parts(site, scene, guest).map(Arc::new),
             "task" => {
@@ -261,14 +261,14 @@ impl LivePageQuery {
     }
 }
 
-/// One page that follows.
+/// One page that follows updates.
 struct LivePage {
     site: AppState,
     news: watch::Receiver<HubValue>,
     query: LivePageQuery,
     user: PageUser,
     have: BTreeMap<String, String>,
-    /// The parts that it was sent by this stream, whose text it has.
+    /// The parts that this stream has sent, whose text the page has.
     sent: BTreeMap<&'static str, Fragment>,
     stop: watch::Receiver<bool>,
     _slot: StreamGuard,
@@ -284,7 +284,7 @@ impl LivePage {
     ) -> Result<Self, Problem> {
         let (slot, stop) = site.streams.acquire(source)?;
         let mut news = site.live.join(site, subject);
-        // What was seen already is news to whoever comes now.
+        // The present snapshot is new to a viewer that joins now.
         news.mark_changed();
         let pairs = which.have.split(',').take(KNOWN_FRAGMENTS_MAX).filter_map(|pair| pair.split_once(':'));
         let have = pairs.map(|(id, tag)| (id.to_owned(), tag.to_owned())).collect();
@@ -307,12 +307,12 @@ impl LivePage {
         })
     }
 
-    /// What to tell next; `None` once there is nothing more to tell.
+    /// Returns the next message; `None` at the end of the stream.
     async fn next(&mut self) -> Option<Event> {
         loop {
             tokio::select! {
                 biased;
-                // Nobody left who could tell is as good as told.
+                // A dropped sender means the same as the stop signal.
                 _ = self.stop.wait_for(|stop| *stop) => return None,
                 changed = self.news.changed() => changed.ok()?,
                 () = tokio::time::sleep(KEEP_ALIVE_INTERVAL) => return Some(sse_event(&self.site, "tick", &[])),
@@ -337,7 +337,7 @@ impl LivePage {
     }
 }
 
-/// A part as it is told: its name, its digest, and its text or how that comes of the one before.
+/// An update of a part: its name, its digest, and its text or the patch of the former text.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum FragmentUpdate<'a> {
@@ -359,7 +359,7 @@ fn sse_event(site: &AppState, kind: &str, parts: &[FragmentUpdate<'_>]) -> Event
     Event::default().event(kind).data(data)
 }
 
-/// `GET /live`
+/// Serves `GET /live`.
 pub(super) async fn overview(
     State(site): State<AppState>,
     guest: PageUser,
@@ -370,7 +370,7 @@ pub(super) async fn overview(
     Ok(Sse::new(LivePage::new(&site, source, subject, guest, which)?.stream()).into_response())
 }
 
-/// `GET /jobs/{job}/live`
+/// Serves `GET /jobs/{job}/live`.
 pub(super) async fn job(
     State(site): State<AppState>,
     job: JobPath,

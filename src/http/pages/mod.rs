@@ -1,11 +1,11 @@
-//! The pages for people. A page is made of *parts* ([`part`]): pieces of HTML with an id and a digest.
+//! The pages for people. A page is made of *parts* ([`fragment`]): pieces of HTML with an id and a digest.
 //!
 //! It holds no state but the hubs of [`live`]. Begin at [`router`], then `job.rs` as the example of a page.
 //!
 //! - Every page is complete without JavaScript: each view, filter and form is a plain address. With JavaScript a
 //!   page follows its parts as they change. Parts are sent as HTML, not as data, so the templates exist once and a
 //!   first load and an update cannot differ; the script changes the DOM and knows nothing of jobs.
-//! - A handler takes one [`Scene`](scene::Scene) of its job: the view, the open findings that hold in the same
+//! - A handler takes one `JobSnapshot` of its job: the view, the open findings that hold in the same
 //!   state, the timeline, the status of each task.
 //! - A moment stands in a part as `<time>` with the moment itself; relative times are filled in last (`times.rs`).
 //!   So the digest of a part changes only when its content does.
@@ -13,7 +13,7 @@
 //! - The grid of a large job is one path for each status, with a rectangle for each run of equal neighbours, so its
 //!   size follows the number of problems and not of tasks.
 //!
-//! | file | what it holds |
+//! | file | contents |
 //! | --- | --- |
 //! | `frame.rs` | the frame of every page |
 //! | `fragment.rs`, `times.rs`, `status.rs`, `links.rs` | parts, times, the status of a task, addresses |
@@ -63,12 +63,12 @@ pub(super) use frame::problem_page;
 pub use live::LiveHubs;
 pub use timeline::Timelines;
 
-/// The address of a static file.
+/// Returns the address of a static file.
 pub(super) fn asset(name: &str) -> String {
     assets::Asset::address(name)
 }
 
-/// Every page.
+/// Returns the router of all pages.
 pub(super) fn router() -> Router<AppState> {
     Router::new()
         .route("/", get(overview::show))

@@ -20,10 +20,10 @@ use crate::coordination::{JobId, JobName, RunNumber, RunState, Timestamp};
 use crate::http::{AppState, Problem};
 use crate::tls::FailedHandshake;
 
-/// How many jobs are shown with all that there is to say; the rest are counted.
+/// The maximum number of jobs with details; the rest are counted.
 const JOBS_SHOWN: usize = 500;
 
-/// A job in a line.
+/// A row for one job.
 struct JobRow {
     name: JobName,
     run: RunNumber,
@@ -38,26 +38,26 @@ struct JobRow {
     worst: &'static str,
 }
 
-/// Every job, as they were at one moment.
+/// The snapshots of all jobs.
 pub(super) struct FleetSnapshot {
     lines: Vec<JobRow>,
     issues: Vec<Issue>,
     handshakes: Vec<FailedHandshake>,
-    /// What is said of the last job if there is no issue.
+    /// The text about the last job if there is no issue.
     calm: String,
     more: usize,
-    /// Who asks must show a token.
+    /// The server requires a token.
     tokens: bool,
     pub now: Timestamp,
 }
 
-/// A handshake that failed so long ago is no news.
+/// Older failed handshakes are not shown.
 const LATELY: Duration = Duration::from_secs(10 * 60);
-/// How many handshakes that failed are shown.
+/// The maximum number of failed handshakes on the page.
 const HANDSHAKES: usize = 3;
 
 impl FleetSnapshot {
-    /// Looks at every job.
+    /// Takes a snapshot of every job.
     pub fn capture(site: &AppState) -> Self {
         let (jobs, now): (Vec<JobId>, Timestamp) =
             site.engine.read(|core, now| (core.jobs().map(|(job, _)| job).collect(), now));
@@ -76,33 +76,33 @@ impl FleetSnapshot {
             now,
         };
         for job in jobs.into_iter().take(JOBS_SHOWN) {
-            // What happened is on the page of the job.
-            if let Some(scene) = JobSnapshot::capture(site, job) {
-                survey.add(&scene);
+            // The timeline is only on the page of the job.
+            if let Some(snapshot) = JobSnapshot::capture(site, job) {
+                survey.add(&snapshot);
             }
         }
         survey.ordered()
     }
 
-    /// The same with what matters most first.
+    /// Sorts the jobs and the issues by urgency.
     pub fn ordered(mut self) -> Self {
         self.lines.sort_by(|a, b| (b.worst == "bad", &a.name).cmp(&(a.worst == "bad", &b.name)));
         self.issues.sort_by_key(issues::rank);
         self
     }
 
-    /// No job, seen now.
+    /// Returns a snapshot without jobs.
     #[cfg(test)]
     pub fn empty(now: Timestamp) -> Self {
         let (lines, needs, handshakes, calm) = (Vec::new(), Vec::new(), Vec::new(), String::new());
         Self { lines, issues: needs, handshakes, calm, more: 0, tokens: false, now }
     }
 
-    pub fn add(&mut self, scene: &JobSnapshot) {
-        let needs = issues::of(scene);
-        self.calm = issues::no_issue_text(scene);
-        let run = &scene.view.run;
-        let first = waiting(scene, &BTreeSet::new()).into_iter().next();
+    pub fn add(&mut self, snapshot: &JobSnapshot) {
+        let needs = issues::of(snapshot);
+        self.calm = issues::no_issue_text(snapshot);
+        let run = &snapshot.view.run;
+        let first = waiting(snapshot, &BTreeSet::new()).into_iter().next();
         let waits = first.map(|it: BarrierRow<'_>| {
             let who = match &it.barrier.missing[..] {
                 [] => String::new(),
@@ -115,13 +115,13 @@ impl FleetSnapshot {
         let tones = ["bad", "warn", "info"];
         let worst = tones.into_iter().find(|tone| needs.iter().any(|need| need.tone == *tone));
         self.lines.push(JobRow {
-            name: scene.view.name.clone(),
+            name: snapshot.view.name.clone(),
             run: run.number,
             state: run.state,
             since: run.ended_at.or(run.started_at).unwrap_or(run.opened_at),
             live: run.live,
-            total: scene.tasks(),
-            counts: scene.counts(),
+            total: snapshot.tasks(),
+            counts: snapshot.counts(),
             waits,
             barriers: run.barriers.len(),
             issues: needs.len(),
@@ -145,7 +145,7 @@ struct Handshakes<'a> {
     handshakes: &'a [FailedHandshake],
 }
 
-/// The parts of the page.
+/// Returns the parts of the page.
 pub(super) fn parts(survey: &FleetSnapshot) -> Result<Vec<Fragment>, Problem> {
     let calm = match &survey.lines[..] {
         [] => "No job is declared yet.".to_owned(),
@@ -166,14 +166,14 @@ struct OverviewPage {
     page: PageFrame,
 }
 
-pub(super) async fn show(State(site): State<AppState>, guest: PageUser) -> Result<Response, Problem> {
+pub(super) async fn show(State(site): State<AppState>, user: PageUser) -> Result<Response, Problem> {
     let survey = FleetSnapshot::capture(&site);
-    let page = PageFrame::new(guest, NavEntry::Overview, "Overview", survey.now)
+    let page = PageFrame::new(user, NavEntry::Overview, "Overview", survey.now)
         .with_live("/live?page=overview".into(), parts(&survey)?);
     render_page(&OverviewPage { page }, survey.now)
 }
 
-/// `GET /jobs`
+/// Serves `GET /jobs`.
 pub(super) async fn redirect_to_overview() -> Redirect {
     Redirect::permanent("/")
 }

@@ -6,20 +6,20 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
-/// One step of a patch; all of them in order make the new text.
+/// One step of a patch; all steps in order produce the new text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub(super) enum PatchStep<'a> {
-    /// So many lines of the former text, from this one on (counted from 0).
+    /// Copies lines of the old text: the first line, counted from 0, and the number of lines.
     Take(usize, usize),
-    /// A new line.
+    /// Inserts a new line.
     Line(&'a str),
 }
 
-/// The steps from `old` to `new`; nothing if they would not spare half of it.
+/// Returns the steps from `old` to `new`; `None` if they would not save half of the bytes.
 pub(super) fn patch<'a>(old: &str, new: &'a str) -> Option<Vec<PatchStep<'a>>> {
     let lines: Vec<&str> = old.split('\n').collect();
-    // The last place of each; what stands between two others is found by following on from the one before.
+    // The last position of each line. Equal lines elsewhere are found as the successors of the line before.
     let places: HashMap<&str, usize> = lines.iter().enumerate().map(|(at, line)| (*line, at)).collect();
     let mut steps: Vec<PatchStep<'a>> = Vec::new();
     let (mut next, mut cost) = (0, 0);
@@ -29,7 +29,7 @@ pub(super) fn patch<'a>(old: &str, new: &'a str) -> Option<Vec<PatchStep<'a>>> {
         let Some(at) = found else {
             steps.push(PatchStep::Line(line));
             cost += line.len() + 4;
-            // Most changes are of a line that stays where it is.
+            // In most changes a line changes in place.
             next += 1;
             continue;
         };
@@ -58,7 +58,7 @@ mod tests {
         made.collect::<Vec<_>>().join("\n")
     }
 
-    /// A table of such rows.
+    /// Returns a table with these rows.
     fn table(rows: impl Iterator<Item = u32>) -> String {
         let row = |at: u32| format!("<tr data-key=\"{at}\">\n<td>{at}</td>\n<td>passed</td>\n</tr>\n");
         format!("<table>\n{}</table>", rows.map(row).collect::<String>())
@@ -68,7 +68,7 @@ mod tests {
     fn the_steps_make_the_new_text_and_are_few() {
         let old = table(0..100);
         let changed = old.replace("<td>70</td>", "<td>seventy</td>");
-        // A row comes, the last one goes; one changes; rows change their order; one goes.
+        // A row is added and the last one removed; one changes; rows are reordered; one is removed.
         let news = [
             table((1000..1001).chain(0..99)),
             changed,

@@ -16,41 +16,41 @@ use crate::coordination::{JobId, JobName, JobObservation, TaskId};
 use crate::http::extract::QueryParams;
 use crate::http::{AppState, Problem};
 
-/// How long a query may be, in bytes.
+/// The maximum length of a query, in bytes.
 const QUERY_BYTES_MAX: usize = 200;
-/// How many jobs are searched.
+/// The maximum number of jobs that are searched.
 const JOBS_SEARCHED: usize = 500;
-/// How many results of each kind are shown.
+/// The maximum number of results of each kind.
 const SHOWN: usize = 100;
 
-/// What is searched for.
+/// The query parameter of the search.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct SearchQuery {
     q: String,
 }
 
-/// A task that was found: its job, its number, and its address.
+/// A matching task: its job, its number, and its address.
 struct FoundTask {
     job: JobName,
     task: TaskId,
     host: String,
 }
 
-/// A host that was found, with its tasks in one job.
+/// A matching host, with its tasks in one job.
 struct FoundHost {
     job: JobName,
     host: IpAddr,
     tasks: Vec<TaskId>,
 }
 
-/// What was found.
+/// The results of a search.
 #[derive(Default)]
 struct Results {
     jobs: Vec<JobName>,
     tasks: Vec<FoundTask>,
     hosts: Vec<FoundHost>,
-    /// There is more of some kind.
+    /// Some kind has more results than are shown.
     more: bool,
 }
 
@@ -59,13 +59,13 @@ impl Results {
         self.jobs.len() + self.tasks.len() + self.hosts.len()
     }
 
-    /// Adds what a job has of the query.
+    /// Adds the matches of a job.
     fn add(&mut self, query: &str, name: &JobName, seen: impl FnOnce() -> Option<JobObservation>) {
         if name.as_str().to_lowercase().contains(query) {
             self.jobs.push(name.clone());
         }
         let number = query.strip_prefix("task").unwrap_or(query).trim().parse::<i32>().ok();
-        // An address has digits, dots, colons and letters of hexadecimal numbers.
+        // An address consists of hexadecimal digits, dots and colons.
         let is_address = query.chars().all(|c| c.is_ascii_hexdigit() || c == '.' || c == ':');
         let is_address = is_address && query.contains(['.', ':']);
         if number.is_none() && !is_address {
@@ -90,7 +90,7 @@ impl Results {
         }
     }
 
-    /// The same, with so many of each kind as are shown.
+    /// Limits the results of each kind.
     fn within_bounds(mut self) -> Self {
         self.more |= self.jobs.len().max(self.tasks.len()).max(self.hosts.len()) > SHOWN;
         self.jobs.truncate(SHOWN);
@@ -108,10 +108,10 @@ struct SearchPage {
     found: Results,
 }
 
-/// `GET /search`
+/// Serves `GET /search`.
 pub(super) async fn show(
     State(site): State<AppState>,
-    guest: PageUser,
+    user: PageUser,
     QueryParams(asked): QueryParams<SearchQuery>,
 ) -> Result<Response, Problem> {
     let query = asked.q.trim();
@@ -125,7 +125,7 @@ pub(super) async fn show(
             found.add(&sought, &name, || site.engine.read(|core, now| core.observe(job, now)));
         }
     }
-    let mut page = PageFrame::new(guest, NavEntry::Unlisted, "Search", now);
+    let mut page = PageFrame::new(user, NavEntry::Unlisted, "Search", now);
     page.query.clone_from(&query);
     render_page(&SearchPage { page, query, found: found.within_bounds() }, now)
 }

@@ -1,7 +1,7 @@
 //! The snapshot of one job that all viewers of its pages share.
 //!
-//! It renders nothing. Begin at [`JobSnapshot::capture`], which copies the state once and checks the open findings against
-//! that very copy.
+//! It renders nothing. Begin at [`JobSnapshot::capture`], which copies the state once and checks the open
+//! findings against that copy.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,30 +21,30 @@ use crate::http::extract::JobPath;
 use crate::http::{AppState, Problem};
 use crate::reports::ReportStore;
 
-/// A job, as it was at one moment.
+/// The state of a job at one moment.
 pub(super) struct JobSnapshot {
     pub id: JobId,
-    /// Which lives of the tasks count.
+    /// The present incarnations of the tasks.
     pub roster: TaskIncarnations,
-    /// What the tasks report of their transfers: looked at by the pages that show it.
+    /// The transfer reports, which the pages that show them read.
     pub reports: Arc<ReportStore>,
     pub view: JobView,
     pub findings: Vec<Finding>,
     pub timeline: JobTimeline,
-    /// How each task looks, by its number.
+    /// The status of each task, by task number.
     pub statuses: Vec<TaskStatus>,
-    /// Since when the other tasks have waited for a task.
+    /// The time since which others have waited for a task.
     awaited: HashMap<TaskId, Timestamp>,
-    /// How many devices each task has published.
+    /// The number of devices that each task has published.
     devices: HashMap<TaskId, usize>,
-    /// What has been made of it already: by page and query, for all who ask the same.
+    /// The parts rendered so far, by page and query, shared by all viewers.
     made: Mutex<BTreeMap<String, Arc<Vec<Fragment>>>>,
 }
 
 impl JobSnapshot {
-    /// Looks at a job.
+    /// Takes a snapshot of a job; `None` if it does not exist.
     pub fn capture(site: &AppState, id: JobId) -> Option<Self> {
-        // Findings are checked against the very state that the page shows.
+        // Findings are checked against the state that the page shows.
         let found = site.findings.has_open(id);
         let (view, roster, seen) = site.engine.read(|core, now| {
             let seen = if found { core.observe(id, now) } else { None };
@@ -55,7 +55,7 @@ impl JobSnapshot {
         Some(Self::new(id, (view, roster), open, site.timelines.of(id), Arc::clone(&site.transfers)))
     }
 
-    /// Looks at the job of a request.
+    /// Takes a snapshot of the job of a request.
     pub fn of(site: &AppState, job: &JobPath) -> Result<Self, Problem> {
         let seen = Self::capture(site, job.id);
         seen.ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
@@ -91,7 +91,7 @@ impl JobSnapshot {
         }
     }
 
-    /// What was made of this scene under that name, or is made now.
+    /// Returns the parts under this name, and renders them if they are not cached.
     pub fn cached_parts(
         &self,
         name: &str,
@@ -119,14 +119,15 @@ impl JobSnapshot {
         look.copied().unwrap_or(TaskStatus::Missing)
     }
 
-    /// Since when a task has looked as it does: one that is awaited, since the others have been complete.
+    /// Returns the time since which a task has had its status. For an awaited task that is the time since
+    /// which all others have been complete.
     pub fn since(&self, task: &TaskView) -> Timestamp {
         let awaited =
             self.awaited.get(&task.task).filter(|_| self.status_of(task.task) == TaskStatus::Awaited);
         awaited.copied().unwrap_or(task.since)
     }
 
-    /// For how long a connected task has been silent, if its heartbeats are overdue.
+    /// Returns how long a connected task has been silent, if its heartbeats are overdue.
     pub fn overdue(&self, task: &TaskView) -> Option<Duration> {
         let interval_us = task.pulse.as_ref().map_or(0, |pulse| pulse.interval_us);
         let timeout = self.view.settings.heartbeat_timeout;
@@ -134,17 +135,17 @@ impl JobSnapshot {
         heartbeat_overdue_by(task.last_heartbeat.filter(|_| connected), interval_us, timeout, self.now())
     }
 
-    /// The barrier in progress of this id and counter.
+    /// Returns the barrier in progress with this id and counter.
     pub fn barrier(&self, id: &str, counter: i64) -> Option<&BarrierView> {
         self.view.run.barriers.iter().find(|barrier| barrier.id == id && barrier.counter == counter)
     }
 
-    /// How many tasks look so.
+    /// Returns the number of tasks with this status.
     pub fn count(&self, look: TaskStatus) -> usize {
         self.statuses.iter().filter(|one| **one == look).count()
     }
 
-    /// Every look that a task has, with how many have it; what needs a person first comes first.
+    /// Returns each status with its number of tasks, the most urgent first.
     pub fn counts(&self) -> Vec<(TaskStatus, usize)> {
         TaskStatus::ALL
             .into_iter()
@@ -157,13 +158,14 @@ impl JobSnapshot {
         self.devices.get(&task).copied().unwrap_or_default()
     }
 
-    /// Whether a task is in trouble because its run had failed: it came of the first cause, and is none.
+    /// Returns whether a task failed because its run had failed, so that it is a consequence of the first
+    /// cause.
     pub fn is_consequence(&self, id: TaskId) -> bool {
         let trouble = matches!(self.status_of(id), TaskStatus::Failed | TaskStatus::Suspect);
         trouble && self.task(id).is_some_and(|task| self.view.run.is_consequence(task))
     }
 
-    /// A task with where it is and what it does.
+    /// Returns a task with its host and its activity.
     pub fn task_label(&self, id: TaskId) -> TaskLabel {
         let task = self.task(id);
         let mut doing = task.map(|task| self.activity(task)).unwrap_or_default();
@@ -179,7 +181,7 @@ impl JobSnapshot {
         }
     }
 
-    /// What a task does, in a few words: beside what it should do, if others wait for it.
+    /// Returns the activity of a task in a few words, with what it should do if others wait for it.
     fn activity(&self, task: &TaskView) -> String {
         if let Some(excluded) = &task.excluded {
             return format!("excluded: {}", excluded.reason);
@@ -213,20 +215,20 @@ impl JobSnapshot {
         }
     }
 
-    /// The barriers in progress, the longest waiting first.
+    /// Returns the barriers in progress, the longest waiting first.
     pub fn barriers(&self) -> Vec<&BarrierView> {
         let mut barriers: Vec<&BarrierView> = self.view.run.barriers.iter().collect();
         barriers.sort_by_key(|barrier| (barrier.since, barrier.counter));
         barriers
     }
 
-    /// The number of tasks that the job has.
+    /// Returns the number of tasks of the job.
     pub fn tasks(&self) -> usize {
         self.view.run.tasks.len()
     }
 }
 
-/// A live-set question as what it is for those who wait: a barrier of the live tasks.
+/// Returns a live-set request as a barrier of the live tasks, which it is for its callers.
 fn live_set_as_barrier(of: LiveSetRequestView) -> BarrierView {
     BarrierView {
         id: "live-set question".to_owned(),
@@ -242,7 +244,7 @@ fn live_set_as_barrier(of: LiveSetRequestView) -> BarrierView {
     }
 }
 
-/// Since when the others have been complete but for each task that they wait for.
+/// Returns, for each awaited task, the time since which all others have waited.
 fn awaited(view: &JobView) -> HashMap<TaskId, Timestamp> {
     let mut awaited: HashMap<TaskId, Timestamp> = HashMap::new();
     for barrier in view.run.barriers.iter().filter(|barrier| barrier.kind != BarrierKind::Registration) {
@@ -255,7 +257,7 @@ fn awaited(view: &JobView) -> HashMap<TaskId, Timestamp> {
     awaited
 }
 
-/// Where a task is, or was last.
+/// Returns the present or last address of a task.
 pub(super) fn host(task: &TaskView) -> String {
     task.lives.iter().find_map(|life| life.peer).map(|peer| peer.to_string()).unwrap_or_default()
 }

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use crate::coordination::{RunOutcome, RunState, TaskPhase, TaskView, Timestamp, barrier_label};
 
-/// For how long the others must have waited for a task before it is shown as awaited: below that, barriers are
+/// The time for which others must have waited before a task is shown as awaited: until then a barrier is
 /// merely filling.
 pub(super) const AWAITED_AFTER: Duration = Duration::from_secs(3);
 
-/// How a task looks. What needs a person first comes first.
+/// The status of a task. The most urgent comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum TaskStatus {
     Failed,
@@ -36,7 +36,7 @@ impl TaskStatus {
         Self::Connected,
     ];
 
-    /// How a task looks that others have waited for since `awaited`.
+    /// Returns the status of a task for which others have waited since `awaited`.
     pub fn of(task: &TaskView, awaited: Option<Timestamp>, now: Timestamp) -> Self {
         if task.excluded.is_some() {
             return Self::Excluded;
@@ -54,7 +54,7 @@ impl TaskStatus {
         }
     }
 
-    /// Its word for people, and in addresses.
+    /// Returns its word for pages and addresses.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Failed => "failed",
@@ -69,7 +69,7 @@ impl TaskStatus {
     }
 }
 
-/// The colour of a run's state: the class of its chip.
+/// Returns the tone of a run's state: the class of its chip.
 pub(super) fn tone(state: &RunState) -> &'static str {
     match state {
         RunState::Forming => "info",
@@ -79,23 +79,23 @@ pub(super) fn tone(state: &RunState) -> &'static str {
     }
 }
 
-/// A barrier's name: those of the service itself by what they are for.
+/// Returns the name of a barrier: those of the service itself by their purpose.
 pub(super) fn barrier_name(id: &str) -> String {
     shorten(&crate::text::one_line(barrier_label(id)), 120)
 }
 
-/// A key that a task waits for.
+/// Returns the name of a key that a task waits for.
 pub(super) fn key_name(key: &str) -> String {
     format!("key {}", shorten(&crate::text::one_line(key), 120))
 }
 
-/// Where a task waits: barriers first, then keys.
+/// Returns the barriers and keys at which a task waits, barriers first.
 pub(super) fn waits(task: &TaskView) -> Vec<String> {
     let barriers = task.waits_at.iter().map(|id| barrier_name(id));
     barriers.chain(task.waits_for.iter().map(|wait| key_name(&wait.key))).collect()
 }
 
-/// A text of at most so many characters.
+/// Returns at most this many characters of a text.
 pub(super) fn shorten(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         None => text.to_owned(),
@@ -103,7 +103,7 @@ pub(super) fn shorten(text: &str, most: usize) -> String {
     }
 }
 
-/// A text as a sentence.
+/// Returns a text as a sentence.
 pub(super) fn sentence(text: &str) -> String {
     let mut letters = text.chars();
     let first = letters.next().map(|first| first.to_uppercase().to_string()).unwrap_or_default();
@@ -111,7 +111,7 @@ pub(super) fn sentence(text: &str) -> String {
     format!("{first}{}{end}", letters.as_str())
 }
 
-/// An error for people: what happened, and what clients were told if those are other words.
+/// Returns an error for people: what happened, and the text that clients received if it is another one.
 pub(super) fn error_texts(error: &str, why: &str) -> (String, String) {
     let line = |text: &str| crate::text::one_line(text).into_owned();
     if why.is_empty() || error.ends_with(why) {
@@ -121,12 +121,12 @@ pub(super) fn error_texts(error: &str, why: &str) -> (String, String) {
     }
 }
 
-/// Bytes for people.
+/// Returns a number of bytes as text.
 pub(super) fn bytes(count: &usize) -> String {
     crate::text::bytes(*count as u64)
 }
 
-/// A whole number with its thousands parted.
+/// Returns a whole number with separators between thousands.
 pub(super) fn grouped(number: impl Display) -> String {
     let digits = number.to_string();
     let mut shown = String::with_capacity(digits.len() + digits.len() / 3);
@@ -139,7 +139,7 @@ pub(super) fn grouped(number: impl Display) -> String {
     shown
 }
 
-/// How a run would end, in a word.
+/// Returns the state that a run has after this outcome.
 pub(super) fn ended_word(outcome: &RunOutcome) -> RunState {
     RunState::ended(*outcome)
 }

@@ -26,13 +26,13 @@ use crate::http::extract::{JobPath, PathItem, QueryParams};
 use crate::http::runs::no_such_task;
 use crate::http::{AppState, Problem};
 
-/// Among how many keys those that the task wrote are looked for.
+/// The maximum number of keys that are searched for those the task wrote.
 const KEYS_SEARCHED: usize = 20_000;
-/// How many of them are shown.
+/// The maximum number of those on the page.
 const KEYS_SHOWN: usize = 40;
-/// How many wide gaps in a row are no accident.
+/// The number of wide gaps in a row from which they are no accident.
 const WIDE_MIN: usize = 3;
-/// How many lines of recent barriers are shown.
+/// The maximum number of recent barriers on the page.
 const MEETINGS_SHOWN: usize = 12;
 
 #[derive(Template)]
@@ -41,18 +41,18 @@ struct TaskStateFragment<'a> {
     job: &'a JobName,
     task: &'a TaskView,
     status: TaskStatus,
-    /// Since when it looks so.
+    /// The time since which it has its status.
     since: Timestamp,
     host: String,
     waits: Vec<String>,
     /// The keys that it waits for, and since when.
     keys: Vec<(String, Timestamp)>,
     awaited_at: Vec<(String, usize, usize)>,
-    /// What is found that is about it.
+    /// The findings about it.
     found: Vec<&'a Finding>,
-    /// Its error: what happened, and as clients were told.
+    /// Its error: what happened, and the text that clients received.
     error: Option<(String, String)>,
-    /// It is in trouble because of the first cause.
+    /// Its failure is a consequence of the first cause.
     follows: bool,
     /// Its error is the first cause.
     is_cause: bool,
@@ -66,17 +66,17 @@ struct HeartbeatFragment<'a> {
     /// The same gaps over time.
     course: Vec<HeartbeatGap>,
     timeout: Duration,
-    /// What is usual in the job: the median of its tasks' usual intervals, in microseconds.
+    /// The median of the usual heartbeat intervals in the job, in microseconds.
     median_us: u64,
     wide_since: Option<Timestamp>,
     score: String,
 }
 
 impl<'a> HeartbeatFragment<'a> {
-    fn of(site: &AppState, scene: &'a JobSnapshot, task: &'a TaskView) -> Self {
-        let now = |core: &Coordinator, _| core.job(scene.id).and_then(|job| job.task(task.task));
+    fn of(site: &AppState, snapshot: &'a JobSnapshot, task: &'a TaskView) -> Self {
+        let now = |core: &Coordinator, _| core.job(snapshot.id).and_then(|job| job.task(task.task));
         let course = site.engine.read(now).map(|task| task.recent_gaps).unwrap_or_default();
-        let pulses = scene.view.run.tasks.iter().filter_map(|task| task.pulse.as_ref());
+        let pulses = snapshot.view.run.tasks.iter().filter_map(|task| task.pulse.as_ref());
         let mut usual: Vec<u64> = pulses.map(|pulse| pulse.interval_us).collect();
         let middle = usual.len() / 2;
         let median_us = match usual.is_empty() {
@@ -88,7 +88,7 @@ impl<'a> HeartbeatFragment<'a> {
             classes: task.pulse.as_ref().map(gap_classes).unwrap_or_default(),
             wide_since: wide_since(&course, median_us),
             course,
-            timeout: scene.view.settings.heartbeat_timeout,
+            timeout: snapshot.view.settings.heartbeat_timeout,
             median_us,
             score: task.straggling.as_ref().map(|it| format!("{:.2}", it.score)).unwrap_or_default(),
         }
@@ -98,31 +98,32 @@ impl<'a> HeartbeatFragment<'a> {
         self.timeout.as_micros()
     }
 
-    /// How many of a thousand of the timeout a gap is.
+    /// Returns a gap as a share of the timeout, in thousandths.
     fn part(&self, gap: &HeartbeatGap) -> u128 {
         (u128::from(gap.gap_us) * 1000 / self.timeout_us().max(1)).min(1000)
     }
 }
 
-/// Since when every gap has been wide beside what is usual in the job; nothing if the last ones are not.
+/// Returns the time since which every gap has been wide compared with the median of the job; `None` if the
+/// last gaps are not.
 fn wide_since(course: &[HeartbeatGap], median_us: u64) -> Option<Timestamp> {
     let wide = |gap: &&HeartbeatGap| gap.gap_us >= median_us + median_us / 2;
     let last = course.iter().rev().take_while(wide).count();
     (median_us > 0 && last >= WIDE_MIN).then(|| course[course.len() - last].at)
 }
 
-/// How a task came to uses of a barrier that ended alike, one after the other.
+/// The attendance of a task at consecutive instances of a barrier with the same outcome.
 #[derive(Debug, PartialEq)]
 struct BarrierAttendance {
     name: String,
-    /// The first and the last of these uses, and how many there are.
+    /// The first and the last of these instances, and how many there are.
     uses: (i64, i64),
     count: usize,
     passed: bool,
     rank: ArrivalRank,
-    /// The least and the most that it came after the first, where that is known.
+    /// The minimum and maximum delay after the first arrival, in microseconds, if recorded.
     late_us: Option<(u64, u64)>,
-    /// When the last of them ended.
+    /// The time at which the last of them ended.
     ended: Timestamp,
 }
 
@@ -130,7 +131,7 @@ impl BarrierAttendance {
     fn of(record: &BarrierRecord, task: TaskId, tasks: usize) -> Self {
         let arrival = record.latest.iter().find(|arrival| arrival.task == task);
         let late = arrival.map(|arrival| record.lateness_us(arrival));
-        // The first is among the latest only where few came.
+        // The record of the latest arrivals includes the first one only if few tasks arrived.
         let late = if record.first == Some(task) { Some(0) } else { late };
         Self {
             name: barrier_name(&record.id),
@@ -143,7 +144,7 @@ impl BarrierAttendance {
         }
     }
 
-    /// Takes in an earlier one, if it is like this one.
+    /// Merges an earlier attendance into this one if both are alike. Returns whether it did.
     fn merge(&mut self, earlier: &Self) -> bool {
         let alike = (&self.name, self.passed, self.rank) == (&earlier.name, earlier.passed, earlier.rank);
         if alike {
@@ -158,8 +159,8 @@ impl BarrierAttendance {
     }
 }
 
-/// How a task came to a barrier, as far as its record tells: it names the first to come, the last few, and the first few of
-/// those that did not come.
+/// The rank of a task's arrival at a barrier, as far as the record tells: it has the first arrival, the last
+/// few, and the first few absent tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ArrivalRank {
     First,
@@ -183,7 +184,7 @@ impl ArrivalRank {
             Some(_) => Self::Between,
             None if all_named && all_absent_named => Self::NoMember,
             None if all_named => Self::Never,
-            // A member that is not absent has come.
+            // A member that is not absent has arrived.
             None if everybody && all_absent_named => Self::Between,
             None => Self::Unknown,
         }
@@ -201,7 +202,8 @@ impl ArrivalRank {
     }
 }
 
-/// How a task came to the recent barriers of its run, the latest first; those that are alike are one line.
+/// Returns the attendance of a task at the recent barriers of its run, the latest first; consecutive equal
+/// ones are one line.
 fn attendances(records: &[BarrierRecord], task: TaskId, tasks: usize) -> Vec<BarrierAttendance> {
     let mut meetings: Vec<BarrierAttendance> = Vec::new();
     for record in records {
@@ -218,11 +220,11 @@ fn attendances(records: &[BarrierRecord], task: TaskId, tasks: usize) -> Vec<Bar
 struct AttendanceFragment<'a> {
     job: &'a JobName,
     attendances: Vec<BarrierAttendance>,
-    /// How many more lines there would be.
+    /// The number of further lines.
     more: usize,
 }
 
-/// Taking the task out, or letting it in again.
+/// The form that excludes or readmits the task.
 #[derive(Template)]
 #[template(path = "parts/act.html")]
 struct ExclusionFragment<'a> {
@@ -236,7 +238,7 @@ struct ExclusionFragment<'a> {
 }
 
 impl<'a> ExclusionFragment<'a> {
-    fn of(scene: &'a JobSnapshot, task: &TaskView, guest: &'a PageUser) -> Self {
+    fn of(snapshot: &'a JobSnapshot, task: &TaskView, user: &'a PageUser) -> Self {
         let id = task.task;
         let peer = task.lives.iter().find_map(|life| life.peer);
         let host = peer.map(|peer| peer.ip().to_canonical());
@@ -244,55 +246,55 @@ impl<'a> ExclusionFragment<'a> {
             ExclusionTarget::Task(task) => task == id,
             ExclusionTarget::Host(address) => Some(address) == host,
         };
-        let (job, recoverable) = (&scene.view.name, scene.view.settings.recoverable);
-        let exclusion = scene.view.exclusions.iter().find(covers);
+        let (job, recoverable) = (&snapshot.view.name, snapshot.view.settings.recoverable);
+        let exclusion = snapshot.view.exclusions.iter().find(covers);
         let form = ExcludeForm { task: id.to_string(), ..ExcludeForm::default() };
-        Self { job, user: guest, id, exclusion, recoverable, form, host }
+        Self { job, user, id, exclusion, recoverable, form, host }
     }
 }
 
-/// The parts of the page, as this guest sees them; none if there is no such task.
+/// Returns the parts of the page for this user; `None` if the task does not exist.
 pub(super) fn parts(
     site: &AppState,
-    scene: &JobSnapshot,
-    guest: &PageUser,
+    snapshot: &JobSnapshot,
+    user: &PageUser,
     id: TaskId,
 ) -> Result<Option<Vec<Fragment>>, Problem> {
-    let Some(task) = scene.task(id) else { return Ok(None) };
-    let (view, run) = (&scene.view, &scene.view.run);
+    let Some(task) = snapshot.task(id) else { return Ok(None) };
+    let (view, run) = (&snapshot.view, &snapshot.view.run);
     let waited_for =
-        run.barriers.iter().filter(|barrier| barrier.missing.contains(&id) && !is_filling(scene, barrier));
+        run.barriers.iter().filter(|barrier| barrier.missing.contains(&id) && !is_filling(snapshot, barrier));
     let state = TaskStateFragment {
         job: &view.name,
         task,
-        status: scene.status_of(id),
-        since: scene.since(task),
+        status: snapshot.status_of(id),
+        since: snapshot.since(task),
         host: host(task),
         waits: task.waits_at.iter().map(|id| barrier_name(id)).collect(),
         keys: task.waits_for.iter().map(|wait| (key_name(&wait.key), wait.since)).collect(),
         awaited_at: waited_for.map(|b| (barrier_name(&b.id), b.arrived, b.members)).collect(),
-        found: scene.findings.iter().filter(|finding| finding.tasks.contains(&id)).collect(),
+        found: snapshot.findings.iter().filter(|finding| finding.tasks.contains(&id)).collect(),
         error: task
             .error
             .as_deref()
             .map(|error| status::error_texts(error, task.why.as_deref().unwrap_or_default())),
-        follows: scene.is_consequence(id),
+        follows: snapshot.is_consequence(id),
         is_cause: run.first_cause.as_ref().is_some_and(|cause| cause.task == Some(id)),
     };
-    let pulse = HeartbeatFragment::of(site, scene, task);
-    let mut meetings = attendances(&run.recent_barriers, id, scene.tasks());
+    let pulse = HeartbeatFragment::of(site, snapshot, task);
+    let mut meetings = attendances(&run.recent_barriers, id, snapshot.tasks());
     let more = meetings.len().saturating_sub(MEETINGS_SHOWN);
     meetings.truncate(MEETINGS_SHOWN);
     Ok(Some(vec![
-        head(scene)?,
+        head(snapshot)?,
         Fragment::new("task", &state)?,
-        Fragment::new("act", &ExclusionFragment::of(scene, task, guest))?,
+        Fragment::new("act", &ExclusionFragment::of(snapshot, task, user))?,
         Fragment::new("pulse", &pulse)?,
-        transfers::of_task(scene, id)?,
+        transfers::of_task(snapshot, id)?,
         Fragment::new("meetings", &AttendanceFragment { job: &view.name, attendances: meetings, more })?,
-        timeline::fragment(scene, false, Some(id))?,
-        devices(scene, id)?,
-        keys(site, scene, id)?,
+        timeline::fragment(snapshot, false, Some(id))?,
+        devices(snapshot, id)?,
+        keys(site, snapshot, id)?,
     ]))
 }
 
@@ -303,9 +305,9 @@ struct Devices<'a> {
     devices: Vec<&'a Device>,
 }
 
-fn devices(scene: &JobSnapshot, id: TaskId) -> Result<Fragment, Problem> {
-    let devices = scene.view.run.devices.iter().filter(|device| device.task == id).collect();
-    Fragment::new("task-devices", &Devices { job: &scene.view.name, devices })
+fn devices(snapshot: &JobSnapshot, id: TaskId) -> Result<Fragment, Problem> {
+    let devices = snapshot.view.run.devices.iter().filter(|device| device.task == id).collect();
+    Fragment::new("task-devices", &Devices { job: &snapshot.view.name, devices })
 }
 
 #[derive(Template)]
@@ -313,7 +315,7 @@ fn devices(scene: &JobSnapshot, id: TaskId) -> Result<Fragment, Problem> {
 struct Keys<'a> {
     job: &'a JobName,
     keys: Vec<(KeyEntry, String)>,
-    /// Every key was looked at; else only the first so many.
+    /// All keys were searched, and not only the first ones.
     whole: bool,
     searched: usize,
 }
@@ -324,18 +326,18 @@ impl Keys<'_> {
     }
 }
 
-/// The keys that a task wrote. Looked for once a scene, however many look.
-fn keys(site: &AppState, scene: &JobSnapshot, id: TaskId) -> Result<Fragment, Problem> {
-    let made = scene.cached_parts(&format!("task-keys/{id}"), || {
-        let look = |core: &Coordinator, _| Some(core.job(scene.id)?.keys(b"", b"", true, KEYS_SEARCHED));
+/// Returns the keys that a task wrote. They are searched once a snapshot for all viewers.
+fn keys(site: &AppState, snapshot: &JobSnapshot, id: TaskId) -> Result<Fragment, Problem> {
+    let made = snapshot.cached_parts(&format!("task-keys/{id}"), || {
+        let look = |core: &Coordinator, _| Some(core.job(snapshot.id)?.keys(b"", b"", true, KEYS_SEARCHED));
         let lines = site.engine.read(look).unwrap_or_default();
         let wrote = lines.into_iter().filter(|line| line.written_by == Some(id)).take(KEYS_SHOWN);
         let keys = wrote.map(|line| {
             let name = String::from_utf8_lossy(&line.key).into_owned();
             (line, name)
         });
-        let (job, searched) = (&scene.view.name, KEYS_SEARCHED);
-        let whole = scene.view.run.keys <= searched;
+        let (job, searched) = (&snapshot.view.name, KEYS_SEARCHED);
+        let whole = snapshot.view.run.keys <= searched;
         Ok(vec![Fragment::new("task-keys", &Keys { job, keys: keys.collect(), whole, searched })?])
     })?;
     made.first().cloned().ok_or_else(Problem::internal)
@@ -349,32 +351,32 @@ struct TaskPage {
     id: TaskId,
 }
 
-/// The page as it is after what was just done, or with an error in its form.
+/// Returns the page after an action, or with the error of its form.
 pub(super) fn page(
     site: &AppState,
     job: &JobPath,
-    guest: PageUser,
+    user: PageUser,
     id: TaskId,
     did: &FlashQuery,
 ) -> Result<Response, Problem> {
-    let scene = JobSnapshot::of(site, job)?;
-    let missing = || no_such_task(job, id.0, scene.view.settings.tasks);
-    let parts = parts(site, &scene, &guest, id)?.ok_or_else(missing)?;
-    let now = scene.now();
+    let snapshot = JobSnapshot::of(site, job)?;
+    let missing = || no_such_task(job, id.0, snapshot.view.settings.tasks);
+    let parts = parts(site, &snapshot, &user, id)?.ok_or_else(missing)?;
+    let now = snapshot.now();
     let (title, query) = (format!("Task {id} of {}", job.name), format!("task&task={id}"));
-    let page = PageFrame::of_job_snapshot(guest, NavEntry::Task, title, &scene, &query, parts)
+    let page = PageFrame::of_job_snapshot(user, NavEntry::Task, title, &snapshot, &query, parts)
         .with_notice(did.message());
-    render_page(&TaskPage { page, view: scene.view, id }, now)
+    render_page(&TaskPage { page, view: snapshot.view, id }, now)
 }
 
 pub(super) async fn show(
     State(site): State<AppState>,
     job: JobPath,
-    guest: PageUser,
+    user: PageUser,
     PathItem(task): PathItem<i32>,
     QueryParams(did): QueryParams<FlashQuery>,
 ) -> Result<Response, Problem> {
-    page(&site, &job, guest, TaskId(task), &did)
+    page(&site, &job, user, TaskId(task), &did)
 }
 
 #[cfg(test)]
@@ -382,7 +384,7 @@ mod tests {
     use super::*;
     use crate::coordination::{BarrierArrival, BarrierKind};
 
-    /// A use of a barrier of `members` tasks: who came, in the order of their coming, a second apart; who did not.
+    /// Returns the record of a barrier of `members` tasks, in which those of `came` arrived a second apart.
     fn record(counter: i64, members: usize, came: &[i32], without: &[i32]) -> BarrierRecord {
         let ids = |numbers: &[i32]| numbers.iter().copied().map(TaskId).collect::<Vec<_>>();
         let arrivals =
@@ -416,11 +418,11 @@ mod tests {
             |record: &BarrierRecord, task: i32, tasks: usize| ArrivalRank::to(record, TaskId(task), tasks);
         let whole = record(1, 100, &all, &[]);
         assert_eq!([0, 99, 95, 50].map(|task| came(&whole, task, 100)), [First, Last, Between, Between]);
-        // It may be of other tasks than this one.
+        // The barrier may have other members than this task.
         assert_eq!(came(&whole, 50, 200), Unknown);
         let few = record(1, 3, &[4, 5], &[6]);
         assert_eq!([4, 5, 6, 7].map(|task| came(&few, task, 8)), [First, Last, Never, NoMember]);
-        // Twenty have not come, eight of them are named: who is not named has come, or has not.
+        // Twenty tasks are absent and eight of them are named, so an unnamed task may have arrived or not.
         let torn = record(1, 100, &all[..80], &all[80..]);
         assert_eq!([85, 95, 40].map(|task| came(&torn, task, 100)), [Never, Unknown, Unknown]);
         let lonely = record(1, 100, &all[..4], &all[4..]);

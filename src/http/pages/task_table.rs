@@ -16,24 +16,24 @@ use super::times;
 use crate::coordination::{GapHistogram, HeartbeatStatsView, JobName, TaskView, Timestamp};
 use crate::http::Problem;
 
-/// How many rows a page has.
+/// The number of rows of a page.
 const ROWS: usize = 100;
-/// How long a filter may be, in bytes.
+/// The maximum length of a filter, in bytes.
 const FIND_BYTES_MAX: usize = 200;
 
-/// Which rows are wanted, and in what order.
+/// The query parameters of the table: filter, order and page.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
 pub(super) struct TaskTableQuery {
-    /// Only tasks that look so; `trouble`: all but those that are connected.
+    /// The status to show; `trouble` for all but connected tasks.
     pub state: String,
-    /// Only tasks whose number, address, incarnation or barrier has this in it.
+    /// The text that number, address, incarnation or barrier must contain.
     pub find: String,
-    /// By which column.
+    /// The column by which rows are sorted.
     pub sort: String,
-    /// The other way round.
+    /// Set for descending order.
     pub down: String,
-    /// Which page, from 1.
+    /// The page, counted from 1.
     pub page: String,
 }
 
@@ -42,7 +42,7 @@ struct TaskColumn {
     name: &'static str,
     title: &'static str,
     explained: &'static str,
-    /// It holds numbers.
+    /// The column holds numbers.
     is_numeric: bool,
 }
 
@@ -101,7 +101,7 @@ const COLUMNS: [TaskColumn; 11] = [
 ];
 
 impl TaskTableQuery {
-    /// The same with bounds: what is too long is cut.
+    /// Returns the parameters with long ones truncated.
     fn within_bounds(&self) -> Self {
         let find = self.find.get(..self.find.floor_char_boundary(FIND_BYTES_MAX)).unwrap_or_default();
         Self { find: find.to_owned(), ..self.clone() }
@@ -111,7 +111,7 @@ impl TaskTableQuery {
         !self.down.is_empty()
     }
 
-    /// As it stands in an address.
+    /// Returns the query of the page's address.
     pub fn query(&self) -> String {
         let mut query = String::new();
         let pairs = [
@@ -131,7 +131,7 @@ impl TaskTableQuery {
         query
     }
 
-    /// As it stands in the address at which the page follows it, where `page` is the page itself.
+    /// Returns the query of the live address, where `page` names the page itself.
     pub fn live_query(&self) -> String {
         Self { page: String::new(), ..self.clone() }.query() + "&rows=" + &query_encode(&self.page)
     }
@@ -147,8 +147,8 @@ impl TaskTableQuery {
         Self { page: page.to_string(), ..self.clone() }.query()
     }
 
-    fn matches(&self, scene: &JobSnapshot, task: &TaskView) -> bool {
-        let look = scene.status_of(task.task);
+    fn matches(&self, snapshot: &JobSnapshot, task: &TaskView) -> bool {
+        let look = snapshot.status_of(task.task);
         let state = match self.state.as_str() {
             "" => true,
             "trouble" => !matches!(look, TaskStatus::Connected | TaskStatus::Left),
@@ -171,11 +171,11 @@ impl TaskTableQuery {
             || task.lives.first().is_some_and(|life| life.incarnation.starts_with(find))
     }
 
-    fn sort(&self, scene: &JobSnapshot, tasks: &mut [&TaskView]) {
+    fn sort(&self, snapshot: &JobSnapshot, tasks: &mut [&TaskView]) {
         let incarnation = |task: &TaskView| task.lives.first().map(|life| life.incarnation.clone());
         match self.sort.as_str() {
-            "state" => tasks.sort_by_key(|task| (scene.status_of(task.task), scene.since(task))),
-            "since" => tasks.sort_by_key(|task| scene.since(task)),
+            "state" => tasks.sort_by_key(|task| (snapshot.status_of(task.task), snapshot.since(task))),
+            "since" => tasks.sort_by_key(|task| snapshot.since(task)),
             "host" => tasks.sort_by_cached_key(|task| task.lives.iter().find_map(|life| life.peer)),
             "incarnation" => tasks.sort_by_cached_key(|task| (Reverse(task.lives.len()), incarnation(task))),
             "heard" => tasks.sort_by_key(|task| task.last_heartbeat),
@@ -203,9 +203,9 @@ fn score(task: &TaskView) -> f64 {
 struct TaskRow<'a> {
     task: &'a TaskView,
     status: TaskStatus,
-    /// Since when it looks so.
+    /// The time since which it has its status.
     since: Timestamp,
-    /// It is so because of the first cause.
+    /// Its failure is a consequence of the first cause.
     follows: bool,
     host: String,
     incarnation: &'a str,
@@ -217,18 +217,18 @@ struct TaskRow<'a> {
 }
 
 impl<'a> TaskRow<'a> {
-    fn of(scene: &'a JobSnapshot, task: &'a TaskView) -> Self {
+    fn of(snapshot: &'a JobSnapshot, task: &'a TaskView) -> Self {
         let waits = waits(task);
         let score = task.straggling.as_ref().map(|it| format!("{:.2}", it.score)).unwrap_or_default();
         Self {
-            status: scene.status_of(task.task),
-            since: scene.since(task),
-            follows: scene.is_consequence(task.task),
+            status: snapshot.status_of(task.task),
+            since: snapshot.since(task),
+            follows: snapshot.is_consequence(task.task),
             host: host(task),
             incarnation: task.lives.first().map_or("", |life| &life.incarnation),
             lives_before: task.lives.len().saturating_sub(1),
             waits: shorten(&waits.join(", "), 60),
-            devices: scene.devices_of(task.task),
+            devices: snapshot.devices_of(task.task),
             spark: task.pulse.as_ref().map(spark).unwrap_or_default(),
             score,
             task,
@@ -236,7 +236,7 @@ impl<'a> TaskRow<'a> {
     }
 }
 
-/// The distribution of gaps as a path: a bar for each class, in a box of 38 by 12.
+/// Returns the distribution of gaps as a path: one bar for each class, in a box of 38 by 12.
 fn spark(pulse: &HeartbeatStatsView) -> String {
     let most = pulse.gaps.counts.iter().copied().max().unwrap_or_default().max(1);
     let mut path = String::new();
@@ -247,7 +247,7 @@ fn spark(pulse: &HeartbeatStatsView) -> String {
     path
 }
 
-/// The classes of gaps that were seen, with how many gaps each has.
+/// Returns the observed classes of gaps with their numbers.
 pub(super) fn gap_classes(pulse: &HeartbeatStatsView) -> Vec<(String, u64)> {
     let seen = |(_, count): &(usize, &u64)| **count > 0;
     let counts = pulse.gaps.counts.iter().enumerate();
@@ -285,17 +285,18 @@ impl TaskTable<'_> {
     }
 }
 
-/// The rows that are asked for, as a part of a page.
-pub(super) fn fragment(scene: &JobSnapshot, listing: &TaskTableQuery) -> Result<Fragment, Problem> {
+/// Returns the requested rows as a part of a page.
+pub(super) fn fragment(snapshot: &JobSnapshot, listing: &TaskTableQuery) -> Result<Fragment, Problem> {
     let listing = listing.within_bounds();
-    let tasks = &scene.view.run.tasks;
-    let mut found: Vec<&TaskView> = tasks.iter().filter(|task| listing.matches(scene, task)).collect();
-    listing.sort(scene, &mut found);
+    let tasks = &snapshot.view.run.tasks;
+    let mut found: Vec<&TaskView> = tasks.iter().filter(|task| listing.matches(snapshot, task)).collect();
+    listing.sort(snapshot, &mut found);
     let pages = found.len().div_ceil(ROWS).max(1);
     let page = listing.page.parse().unwrap_or(1).clamp(1, pages);
-    let rows = found.iter().skip((page - 1) * ROWS).take(ROWS).map(|task| TaskRow::of(scene, task)).collect();
+    let rows =
+        found.iter().skip((page - 1) * ROWS).take(ROWS).map(|task| TaskRow::of(snapshot, task)).collect();
     let (found, total) = (found.len(), tasks.len());
-    let job = &scene.view.name;
+    let job = &snapshot.view.name;
     Fragment::new("tasks", &TaskTable { job, listing, rows, found, total, page, pages, columns: &COLUMNS })
 }
 

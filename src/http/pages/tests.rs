@@ -27,7 +27,7 @@ use crate::reports;
 
 const JOB: JobId = JobId(0);
 const SECOND: Duration = Duration::from_secs(1);
-/// Far enough from 1970 that nothing lies before it.
+/// A start time with enough room before it.
 const BEGIN: Timestamp = Timestamp(1_700_000_000_000_000);
 
 /// One job in virtual time.
@@ -35,9 +35,9 @@ struct PagesFixture {
     core: Coordinator,
     now: Timestamp,
     calls: u64,
-    /// The present life of each task: 0 before the first.
+    /// The present life of each task, from 1; 0 for none yet.
     lives: Vec<u64>,
-    /// The tasks whose heartbeats come, and how many seconds apart.
+    /// The tasks that send heartbeats, and their interval in seconds.
     beating: BTreeSet<TaskId>,
     beat: u64,
     recoverable: bool,
@@ -51,7 +51,7 @@ fn task(number: usize) -> TaskId {
 }
 
 impl PagesFixture {
-    /// A job whose tasks have all registered.
+    /// Returns a job whose tasks have all registered.
     fn of(settings: JobSettings, beat: u64) -> Self {
         let mut rig = Self::empty(settings, beat);
         (0..rig.lives.len()).for_each(|number| rig.register(number));
@@ -59,7 +59,7 @@ impl PagesFixture {
         rig
     }
 
-    /// A job to which no task has come.
+    /// Returns a job without registered tasks.
     fn empty(settings: JobSettings, beat: u64) -> Self {
         let mut rig = Self {
             core: Coordinator::default(),
@@ -109,7 +109,7 @@ impl PagesFixture {
         self.apply(Input::Call { job: JOB, call: CallId(self.calls), caller, request });
     }
 
-    /// A new life of a task registers; eight tasks share a host.
+    /// Registers a new life of a task; eight tasks share a host.
     fn register(&mut self, number: usize) {
         self.lives[number] += 1;
         let host = number / 8;
@@ -122,7 +122,7 @@ impl PagesFixture {
         self.beating.insert(task(number));
     }
 
-    /// The process of a task is killed.
+    /// Kills the process of a task.
     fn kill(&mut self, number: usize) {
         self.beating.remove(&task(number));
         self.apply(Input::ConnectionClosed {
@@ -136,7 +136,7 @@ impl PagesFixture {
         self.call(number, Request::Barrier { id, counter: 0, timeout_ms, members: None, task: task(number) });
     }
 
-    /// A task learns of a preemption notice: it writes down its step, and goes to the barrier.
+    /// Makes a task acknowledge a preemption notice: it writes its step and goes to the barrier.
     fn acknowledge(&mut self, number: usize, arrives: bool) {
         let key = Bytes::from(format!("PREEMPTION_CURRENT_COUNTER/{number}"));
         self.call(number, Request::Insert { key, value: Bytes::from_static(b"41"), overwrite: true });
@@ -145,11 +145,11 @@ impl PagesFixture {
         }
     }
 
-    /// Time passes, a second at a time: heartbeats come, and findings are looked for.
+    /// Advances time by single seconds, with heartbeats and detection of findings.
     fn wait(&mut self, seconds: u64) {
         for _ in 0..seconds {
             self.now = self.now.after(SECOND);
-            // Much work is done bit by bit.
+            // The state machine does long work in steps.
             while self.core.next_wakeup().is_some_and(|due| due <= self.now) {
                 self.apply(Input::Tick);
             }
@@ -173,7 +173,7 @@ impl PagesFixture {
         }
     }
 
-    /// The job as its pages see it now.
+    /// Returns the present snapshot of the job.
     fn scene(&self) -> JobSnapshot {
         let view = self.core.job_view(JOB, self.now).unwrap();
         let roster = self.core.job(JOB).unwrap().task_incarnations();
@@ -182,20 +182,20 @@ impl PagesFixture {
         JobSnapshot::new(JOB, (view, roster), open, self.timelines.of(JOB), Arc::clone(&self.reports))
     }
 
-    /// What the page of the job says in one of its parts.
+    /// Returns the text of one part of the job's page.
     fn says(&self, part: &str) -> String {
         let parts =
             job::parts(&self.scene(), &TaskTableQuery::default()).unwrap_or_else(|_| panic!("it is made"));
         text(&parts, part, self.now)
     }
 
-    /// The headings of the issues, in their order.
+    /// Returns the headings of the issues in order.
     fn issues(&self) -> Vec<String> {
         issues::of(&self.scene()).iter().map(|need| need.title.clone()).collect()
     }
 }
 
-/// A part of a page as people read it.
+/// Returns the text of a part as people read it.
 fn text(parts: &[Fragment], id: &str, now: Timestamp) -> String {
     let part = parts.iter().find(|part| part.id == id).expect("the page has that part");
     let mut text = String::new();
@@ -233,7 +233,7 @@ fn the_failure_of_a_run_is_the_first_issue_and_what_does_not_hold_any_more_is_no
     rig.wait(40);
     assert_eq!(rig.issues(), ["1 task has not reached the barrier"]);
     rig.kill(2);
-    // At once, and for as long as the finding stays open.
+    // At once, and as long as the finding stays open.
     for _ in 0..12 {
         assert_eq!(rig.issues(), ["Run 1 failed"]);
         let said = rig.says("needs");
@@ -262,7 +262,7 @@ fn a_finding_its_card_and_the_barrier_count_the_same_missing_tasks() {
     let mut rig = PagesFixture::of(recoverable(1000), 20);
     (108..1000).for_each(|number| rig.arrive(number, "train/step", 3_600_000));
     (0..100).for_each(|number| rig.kill(number));
-    // First the page says so by itself, then the finding does.
+    // First the page derives the issue itself, then the finding does.
     for waited in [10, 65] {
         rig.wait(waited);
         let (needs, waits) = (rig.says("needs"), rig.says("waits"));
@@ -273,7 +273,7 @@ fn a_finding_its_card_and_the_barrier_count_the_same_missing_tasks() {
             more[..more.len() - 1].iter().filter_map(|it| it.rsplit('(').next()).collect();
         assert!(totals.contains(&"108") && totals.contains(&"100"), "{totals:?}: {needs}");
         assert!(totals.iter().all(|total| ["100", "108"].contains(total)), "{totals:?}: {needs}");
-        // Those that may still come are named before those that are lost, which have an issue of their own.
+        // Tasks that may still arrive are named before lost ones, which have an issue of their own.
         has(&needs, "Task 100 10.0.0.13:4100 connected, not at any barrier");
         has(&needs, "and 104 more (108 in all)");
     }
@@ -322,7 +322,7 @@ fn a_job_without_issues_does_not_claim_that_all_tasks_are_at_the_barrier() {
     has(&rig.says("waits"), "3 tasks still to arrive");
     rig.wait(4);
     assert_eq!(rig.issues(), ["1 of 4 tasks waits at step for 3 tasks"]);
-    // Those that are done wait for the rest, which may take long and needs nobody.
+    // The tasks that are done wait for the others. That may take long and needs no operator.
     let mut rig = PagesFixture::of(JobSettings::new(4), 5);
     rig.call(0, Request::Shutdown { task: task(0) });
     rig.wait(20);
@@ -335,10 +335,10 @@ fn a_task_is_awaited_for_as_long_as_the_others_have_waited() {
     rig.wait(52);
     (0..7).for_each(|number| rig.arrive(number, "step", 3_600_000));
     rig.wait(23);
-    let scene = rig.scene();
-    let awaited = scene.task(task(7)).unwrap();
-    assert_eq!(scene.since(awaited), Timestamp(rig.now.0 - 23_000_000));
-    // The same in the table of tasks, on the page of the task, and in the issue.
+    let snapshot = rig.scene();
+    let awaited = snapshot.task(task(7)).unwrap();
+    assert_eq!(snapshot.since(awaited), Timestamp(rig.now.0 - 23_000_000));
+    // The table of tasks, the page of the task and the issue show the same.
     let row = rig.says("tasks");
     let row = row.rsplit("awaited").next().unwrap();
     assert!(row.trim_start().starts_with("23 s"), "{row}");
@@ -395,7 +395,7 @@ fn a_silent_task_is_not_shown_as_sending_heartbeats() {
     rig.wait(5);
     has(&rig.says("needs"), "Its heartbeats continue, so no heartbeat timeout will clear this.");
     rig.beating.remove(&task(2));
-    // Before there is a finding, and when there is one.
+    // Before the finding and with it.
     for waited in [13, 30] {
         rig.wait(waited);
         let said = rig.says("needs");

@@ -23,29 +23,29 @@ use crate::engine::Observer;
 use crate::http::extract::{JobPath, QueryParams};
 use crate::http::{AppState, Problem};
 
-/// How many moments of a job are shown at most.
+/// The maximum number of entries of a job.
 const MOMENTS_KEPT: usize = 400;
-/// How many the page of the job shows.
+/// The maximum number of entries on the page of the job.
 const MOMENTS_SHORT: usize = 10;
-/// How many ranges of tasks one moment names.
+/// The maximum number of task ranges in one entry.
 const RANGES_SHOWN: usize = 6;
-/// What many tasks do one after the other is one moment if no two are further apart than this, in microseconds: where it is
-/// no trouble, and where it is.
+/// Consecutive changes of many tasks are one entry if they are no further apart than this, in microseconds:
+/// the first is for normal changes, the second for trouble.
 const MERGE_WITHIN_US: u64 = 60_000_000;
 const MERGE_TROUBLE_WITHIN_US: u64 = 1_000_000;
 
-/// What a moment is to the failure of its run.
+/// The relation of an entry to the failure of its run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CausalRole {
-    /// The error that the others came of.
+    /// The first cause.
     Cause,
-    /// It came of the first cause.
+    /// A consequence of the first cause.
     Consequence,
     /// Neither.
     Plain,
 }
 
-/// Something that happened, or that happened to many tasks at once.
+/// A change of one task, or of many tasks at once.
 #[derive(Debug, Clone)]
 pub(super) struct TimelineEntry {
     pub at: Timestamp,
@@ -54,13 +54,13 @@ pub(super) struct TimelineEntry {
     pub kind: &'static str,
     pub role: CausalRole,
     pub tone: &'static str,
-    /// What comes of a failure, if there was one before it.
+    /// It counts as a consequence if a failure came before it.
     is_trouble: bool,
     pub tasks: Vec<TaskId>,
     pub text: String,
-    /// The task that the text is about, where it is not about all of them.
+    /// The task of the text, if the text is not about all tasks.
     latest: Option<TaskId>,
-    /// What it must share with a moment that it is told of together with; nothing if it stands alone.
+    /// The key that entries must share to be merged; `None` for entries that are never merged.
     merge_key: Option<String>,
 }
 
@@ -86,12 +86,12 @@ impl TimelineEntry {
         })
     }
 
-    /// What kind of thing happened, in words.
+    /// Returns the kind of the change in words.
     pub fn word(&self) -> String {
         self.kind.replace('-', " ")
     }
 
-    /// The tasks that it is about, in few words.
+    /// Returns the tasks as ranges.
     pub fn task_text(&self) -> String {
         match &self.tasks[..] {
             [] => String::new(),
@@ -104,21 +104,21 @@ impl TimelineEntry {
         }
     }
 
-    /// Whom of several tasks the text is about.
+    /// Returns a label for the task of the text, if the entry has several tasks.
     pub fn latest_text(&self) -> String {
         self.latest.map_or_else(String::new, |task| format!("latest, task {task}: "))
     }
 
-    /// The task that it is about, if it is one.
+    /// Returns the task, if the entry has exactly one.
     pub fn single_task(&self) -> Option<&TaskId> {
         if let [one] = &self.tasks[..] { Some(one) } else { None }
     }
 }
 
-/// Whether a change is worth a line, and its tone.
+/// Returns the tone of a change; `None` if it has no entry.
 fn tone(what: &EventKind) -> Option<&'static str> {
     Some(match what {
-        // The exclusion itself is told.
+        // The exclusion has an entry of its own.
         EventKind::BarrierStarted { .. } | EventKind::TaskFailed { class: FailureClass::Excluded, .. } => {
             return None;
         }
@@ -142,8 +142,8 @@ fn tone(what: &EventKind) -> Option<&'static str> {
     })
 }
 
-/// What many changes at one time have to share to be one moment: nothing more than their kind if they are no trouble, the
-/// cause if they are. Others stand alone.
+/// Returns the key that changes must share to be merged into one entry: an empty one for normal changes, the
+/// cause for failures. Other changes are never merged.
 fn shared(event: &JobEvent) -> Option<String> {
     match &event.what {
         EventKind::TaskRegistering { .. }
@@ -156,7 +156,7 @@ fn shared(event: &JobEvent) -> Option<String> {
     }
 }
 
-/// Why it happened, and to what, where that is no task.
+/// Returns the reason of a change, with the barrier it is about.
 fn text(event: &JobEvent) -> String {
     let reason = crate::text::one_line(&event.reason);
     match &event.what {
@@ -186,14 +186,14 @@ fn tasks(what: &EventKind) -> Vec<TaskId> {
     }
 }
 
-/// What is known of the past of a job.
+/// The timeline of one job.
 #[derive(Debug, Default, Clone)]
 pub(super) struct JobTimeline {
-    /// The latest last.
+    /// The entries, the latest last.
     entries: VecDeque<Arc<TimelineEntry>>,
-    /// The run whose first cause has been seen.
+    /// The run whose first cause is in the timeline.
     run_with_cause: Option<RunNumber>,
-    /// Moments before the first were dropped.
+    /// Older entries were dropped.
     is_truncated: bool,
 }
 
@@ -214,7 +214,7 @@ impl JobTimeline {
         {
             let last = Arc::make_mut(last);
             last.last_at = moment.at;
-            // What is said of several is true of all of them, or of the latest, which is named.
+            // The merged text must hold for all tasks; otherwise it names the latest one.
             if last.text != moment.text {
                 last.latest = moment.tasks.first().copied();
                 last.text = moment.text;
@@ -229,7 +229,8 @@ impl JobTimeline {
         }
     }
 
-    /// What failed at the very moment of a first cause came of it, though it is told before it.
+    /// Marks failures at the very time of a first cause as its consequences, although their events came
+    /// before it.
     fn mark_consequences_of(&mut self, cause: &TimelineEntry) {
         let with = self.entries.iter_mut().rev();
         for moment in with.take_while(|moment| moment.at == cause.at && moment.run == cause.run) {
@@ -239,13 +240,14 @@ impl JobTimeline {
         }
     }
 
-    /// The latest moments first.
+    /// Returns the entries, the latest first.
     pub fn latest(&self) -> impl Iterator<Item = &TimelineEntry> + Clone {
         self.entries.iter().rev().map(Arc::as_ref)
     }
 }
 
-/// What has happened in every job, told as it happens: however many barriers pass, it is not pushed out.
+/// The timelines of all jobs. They are collected from events as they happen, so frequent barriers cannot push
+/// entries out.
 #[derive(Debug, Default)]
 pub struct Timelines(Mutex<HashMap<JobId, JobTimeline>>);
 
@@ -254,7 +256,7 @@ impl Timelines {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What has happened in a job.
+    /// Returns the timeline of a job.
     pub(super) fn of(&self, job: JobId) -> JobTimeline {
         self.lock().get(&job).cloned().unwrap_or_default()
     }
@@ -278,11 +280,11 @@ struct TimelineFragment<'a> {
     job: &'a JobName,
     /// The first cause of the present run.
     cause: Option<FirstCauseRow>,
-    /// The page has told it already.
+    /// The page shows the first cause above.
     cause_shown_above: bool,
     entries: Vec<&'a TimelineEntry>,
     more: bool,
-    /// What happened before is not kept.
+    /// Earlier entries were dropped.
     is_truncated: bool,
 }
 
@@ -291,14 +293,18 @@ struct FirstCauseRow {
     task: Option<TaskId>,
     host: String,
     why: String,
-    /// What clients were told, where those are other words.
+    /// The text that clients received, if it is another one.
     told: String,
     following: usize,
 }
 
 /// The timeline: a short one for the page of the job, or all that is known.
-pub(super) fn fragment(scene: &JobSnapshot, whole: bool, only: Option<TaskId>) -> Result<Fragment, Problem> {
-    let run = &scene.view.run;
+pub(super) fn fragment(
+    snapshot: &JobSnapshot,
+    whole: bool,
+    only: Option<TaskId>,
+) -> Result<Fragment, Problem> {
+    let run = &snapshot.view.run;
     let most = if whole { MOMENTS_KEPT } else { MOMENTS_SHORT };
     let about = |moment: &&TimelineEntry| only.is_none_or(|task| moment.tasks.contains(&task));
     let following =
@@ -308,10 +314,10 @@ pub(super) fn fragment(scene: &JobSnapshot, whole: bool, only: Option<TaskId>) -
         FirstCauseRow {
             at: cause.at,
             task: cause.task,
-            host: cause.task.map(|task| scene.task_label(task).host).unwrap_or_default(),
+            host: cause.task.map(|task| snapshot.task_label(task).host).unwrap_or_default(),
             why,
             told,
-            following: scene
+            following: snapshot
                 .timeline
                 .latest()
                 .filter(following)
@@ -320,19 +326,19 @@ pub(super) fn fragment(scene: &JobSnapshot, whole: bool, only: Option<TaskId>) -
                 .sum(),
         }
     });
-    // On the page of the job it is the first of what needs a person, on that of its task the last error.
+    // The page of the job shows the first cause as its first issue, the page of its task as the last error.
     let told_above = match only {
-        None => !whole && issues::shows_first_cause(scene),
+        None => !whole && issues::shows_first_cause(snapshot),
         Some(task) => !whole && run.first_cause.as_ref().is_some_and(|cause| cause.task == Some(task)),
     };
-    let shown = scene.timeline.latest().filter(about);
+    let shown = snapshot.timeline.latest().filter(about);
     let more = !whole && shown.clone().nth(most).is_some();
     let moments: Vec<&TimelineEntry> = shown.take(most).collect();
-    let cut = !more && scene.timeline.is_truncated;
+    let cut = !more && snapshot.timeline.is_truncated;
     Fragment::new(
         "timeline",
         &TimelineFragment {
-            job: &scene.view.name,
+            job: &snapshot.view.name,
             cause,
             cause_shown_above: told_above,
             entries: moments,
@@ -351,29 +357,29 @@ struct TimelinePage {
     tasks: usize,
 }
 
-/// Which moments are wanted.
+/// The query parameters of the page.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct TimelinePageQuery {
-    /// Only those of this task.
+    /// The task to which the timeline is limited.
     task: String,
 }
 
-/// `GET /jobs/{job}/timeline`
+/// Serves `GET /jobs/{job}/timeline`.
 pub(super) async fn show(
     State(site): State<AppState>,
     job: JobPath,
-    guest: PageUser,
+    user: PageUser,
     QueryParams(which): QueryParams<TimelinePageQuery>,
 ) -> Result<Response, Problem> {
     let task = which.task.trim().parse::<i32>().ok();
-    let scene = JobSnapshot::of(&site, &job)?;
-    let (now, tasks) = (scene.now(), scene.tasks());
+    let snapshot = JobSnapshot::of(&site, &job)?;
+    let (now, tasks) = (snapshot.now(), snapshot.tasks());
     let query = task.map_or_else(String::new, |task| format!("&task={task}"));
-    let parts = vec![super::job::head(&scene)?, fragment(&scene, true, task.map(TaskId))?];
+    let parts = vec![super::job::head(&snapshot)?, fragment(&snapshot, true, task.map(TaskId))?];
     let title = format!("Timeline of {}", job.name);
     let query = format!("timeline{query}");
-    let page = PageFrame::of_job_snapshot(guest, NavEntry::Timeline, title, &scene, &query, parts);
+    let page = PageFrame::of_job_snapshot(user, NavEntry::Timeline, title, &snapshot, &query, parts);
     render_page(&TimelinePage { page, job: job.name, task, tasks }, now)
 }
 

@@ -1,8 +1,8 @@
-//! Moments and durations as pages show them.
+//! Times and durations as pages show them.
 //!
-//! A moment stands in a page as `<time>` with the moment itself; how long ago that is is written into it last, once for
-//! the answer ([`fill_times`]), and from then on by the script. So a page's parts do not change merely because time passes, and
-//! the same part is the same bytes for everybody.
+//! A page has each time as `<time>` with the absolute time; [`fill_times`] writes the relative one into it
+//! last, once for each response, and the script updates it from then on. So the parts of a page do not change
+//! merely because time passes, and a part is the same bytes for all viewers.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,10 +11,11 @@ use askama::filters::Safe;
 
 use crate::coordination::Timestamp;
 
-/// Where [`fill_times`] finds what to fill in: nothing that people wrote can contain it, since quotes are escaped.
+/// The mark at which [`fill_times`] inserts relative times. Escaped text cannot contain it, because quotes
+/// are escaped.
 const TIME_MARK: &str = " data-rel=\"";
 
-/// In what words a moment is shown.
+/// The wording of a relative time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RelativeForm {
     /// `3 s ago`
@@ -25,26 +26,26 @@ enum RelativeForm {
     In,
 }
 
-/// A moment in a page.
+/// A time in a page.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RelativeTime(Timestamp, RelativeForm);
 
-/// How long ago it was.
+/// Returns a time shown as how long ago it was.
 pub(super) fn ago(at: &Timestamp) -> Safe<RelativeTime> {
     Safe(RelativeTime(*at, RelativeForm::Ago))
 }
 
-/// How long it has lasted.
+/// Returns a time shown as how long it has lasted.
 pub(super) fn lasting(at: &Timestamp) -> Safe<RelativeTime> {
     Safe(RelativeTime(*at, RelativeForm::For))
 }
 
-/// How long it is until then.
+/// Returns a time shown as how long it is until then.
 pub(super) fn until(at: &Timestamp) -> Safe<RelativeTime> {
     Safe(RelativeTime(*at, RelativeForm::In))
 }
 
-/// The time of day, to the second: `03:12:07`.
+/// Returns the time of day, to the second: `03:12:07`.
 pub(super) fn clock(at: &Timestamp) -> String {
     at.to_string().split_once('T').map_or_else(String::new, |(_, time)| time.chars().take(8).collect())
 }
@@ -62,23 +63,23 @@ impl fmt::Display for RelativeTime {
     }
 }
 
-/// Whether a deadline is so far away that it is none.
+/// Returns whether a deadline is so far away that it counts as none.
 pub(super) fn has_no_timeout(deadline: &Timestamp, now: Timestamp) -> bool {
     const YEAR_SECONDS: u64 = 366 * 24 * 60 * 60;
     deadline.since(now).as_secs() > YEAR_SECONDS
 }
 
-/// A duration for people.
+/// Returns a duration as text.
 pub(super) fn span(duration: &Duration) -> String {
     crate::text::span(*duration)
 }
 
-/// A short duration, given in microseconds, with the precision that it deserves.
+/// Returns a short duration, given in microseconds, as text with a suitable unit.
 pub(super) fn micros(us: &u64) -> String {
     crate::text::format_micros(*us)
 }
 
-/// Writes into every moment how long ago it was, seen from `now`.
+/// Writes the relative time, seen from `now`, into every time of a page.
 pub(super) fn fill_times(html: &str, now: Timestamp) -> String {
     let mut filled = String::with_capacity(html.len() + html.len() / 16);
     let mut rest = html;
@@ -101,7 +102,7 @@ pub(super) fn fill_times(html: &str, now: Timestamp) -> String {
 fn words(what: &str, now: Timestamp) -> String {
     let Some((form, at)) = what.split_once(':') else { return String::new() };
     let at = Timestamp(at.parse().unwrap_or_default());
-    // Whole seconds: the script counts on from here.
+    // Whole seconds, from which the script counts on.
     let whole = |duration: Duration| match duration.as_secs() {
         seconds @ 0..10 => format!("{seconds} s"),
         _ => span(&duration),

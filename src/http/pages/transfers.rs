@@ -23,41 +23,41 @@ use crate::reports::{
     TransfersView, rate_window,
 };
 
-/// Up to so many tasks are shown as a table of all with all.
+/// The maximum number of tasks that are shown as a matrix.
 const MATRIX: usize = 16;
-/// How many pairs and tasks are listed.
+/// The maximum number of pairs and tasks that are listed.
 const LISTED: usize = 40;
-/// How many reasons of failures are listed with what workers say.
+/// The maximum number of failure reasons that are listed with the text of workers.
 const SAID: usize = 3;
-/// How many seconds one point of the chart is.
+/// The seconds of one point of the chart.
 const STEP: usize = 10;
-/// The chart's measures.
+/// The width of the chart, in units of the picture.
 const WIDTH: usize = 600;
 const HEIGHT: usize = 140;
 
-/// Amounts for people.
+/// Formats amounts as text.
 mod amount {
     use std::borrow::Borrow;
 
     use super::status;
 
-    /// Bytes.
+    /// Returns a number of bytes as text.
     pub fn bytes(count: impl Borrow<u64>) -> String {
         crate::text::bytes(*count.borrow())
     }
 
-    /// Bytes a second.
+    /// Returns bytes a second as text.
     pub fn rate(count: impl Borrow<u64>) -> String {
         format!("{}/s", bytes(count))
     }
 
-    /// A number with its thousands parted.
+    /// Returns a number with separators between thousands.
     pub fn grouped(count: impl Borrow<u64>) -> String {
         status::grouped(count.borrow())
     }
 }
 
-/// Which pairs a page shows.
+/// The query parameters that filter pairs.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
 pub(super) struct PairFilter {
@@ -83,7 +83,7 @@ impl PairFilter {
     }
 }
 
-/// How many pairs have a line of their own.
+/// The maximum number of pairs with a line of their own in the chart.
 const PAIRS_DRAWN: usize = 5;
 
 #[derive(Template)]
@@ -96,13 +96,13 @@ struct TransferSummaryFragment<'a> {
 /// A line of a chart.
 struct ChartLine {
     name: String,
-    /// How it is drawn: a class.
+    /// The CSS class of the line.
     style: String,
     path: String,
     now: u64,
 }
 
-/// Bytes second by second, as they become a line.
+/// The bytes of each second from which a line is made.
 struct ChartSeries<'a> {
     name: String,
     style: String,
@@ -112,22 +112,22 @@ struct ChartSeries<'a> {
 #[derive(Template)]
 #[template(path = "parts/throughput.html")]
 struct Chart {
-    /// What its place and its table are called.
+    /// The id of the chart and of its table.
     id: &'static str,
     title: &'static str,
     about: String,
     lines: Vec<ChartLine>,
     most: u64,
-    /// Over how long it tells.
+    /// The time span in words.
     span: String,
-    /// What is said where there is nothing to draw.
+    /// The text if there is nothing to draw.
     nothing: String,
-    /// The chart as a table: when each step began, and bytes a second of each transport.
+    /// The chart as a table: the start of each step, and bytes a second of each transport.
     steps: Vec<(String, Vec<u64>)>,
 }
 
 impl Chart {
-    /// The bytes of all tasks, by transport.
+    /// Returns the chart of the bytes of all tasks, by transport.
     fn of(throughput: &Throughput) -> Self {
         let tracks = throughput.transports.iter().map(|it| ChartSeries {
             name: it.transport.to_string(),
@@ -138,7 +138,8 @@ impl Chart {
         Self::new(("throughput", "Throughput", about), throughput, tracks.collect())
     }
 
-    /// The pairs of a choice that have sent most, each for itself, and all others together where nothing was chosen.
+    /// Returns the chart of the chosen pairs that have sent most, one line each, with all others in one line
+    /// if no filter is set.
     fn of_pairs(throughput: &Throughput, choice: &PairFilter) -> Self {
         let (task, transport) = (choice.task(), choice.transport());
         let chosen = |it: &&PairSeries| {
@@ -153,7 +154,7 @@ impl Chart {
         let mut others = if choice.is_any() { throughput.others.clone() } else { Vec::new() };
         others.resize(throughput.seconds, 0);
         for it in rest {
-            // Both end at the same second.
+            // Both series end at the same second.
             for (sum, bytes) in others.iter_mut().rev().zip(it.sent.iter().rev()) {
                 *sum = sum.saturating_add(*bytes);
             }
@@ -183,7 +184,7 @@ impl Chart {
         tracks: Vec<ChartSeries<'_>>,
     ) -> Self {
         let end = throughput.ends_at.0 / 1_000_000;
-        // Steps begin at whole tens of seconds, so that they do not change once they are over.
+        // Steps begin at multiples of ten seconds, so that a finished step does not change.
         let spare = usize::try_from(end % STEP as u64).unwrap_or_default();
         let steps_of = |sent: &[u64]| -> Vec<u64> {
             let whole = sent.get(..sent.len().saturating_sub(spare)).unwrap_or_default();
@@ -235,7 +236,7 @@ fn path(steps: &[u64], most: u64) -> String {
     path
 }
 
-/// A cell of the table of all with all.
+/// A cell of the matrix.
 struct MatrixCell {
     bytes: u64,
     heat: u64,
@@ -249,19 +250,19 @@ struct Pairs<'a> {
     pairs: Vec<PairView>,
     kept: usize,
     most: u64,
-    /// From each task to each, where there are few.
+    /// The matrix of all pairs, if there are few tasks.
     matrix: Vec<Vec<MatrixCell>>,
 }
 
 impl Pairs<'_> {
-    /// How much of the most a pair has moved, of a hundred.
+    /// Returns the bytes of a pair as a share of the largest, in percent.
     fn part(&self, pair: &PairView) -> u64 {
         let part = u128::from(pair.bytes()) * 100 / u128::from(self.most.max(1));
         u64::try_from(part).unwrap_or(100)
     }
 }
 
-/// The bytes that a task has sent and received.
+/// Returns the bytes that a task has sent and received.
 fn moved(task: &TaskTransfers) -> u64 {
     task.totals.sent().saturating_add(task.totals.received())
 }
@@ -309,33 +310,34 @@ struct NoTransfersFragment<'a> {
 #[template(source = "", ext = "html")]
 struct EmptyFragment;
 
-/// The parts of the page.
-pub(super) fn parts(scene: &JobSnapshot, choice: &PairFilter) -> Result<Vec<Fragment>, Problem> {
-    let (board, job, name) = (&scene.reports, scene.id, &scene.view.name);
-    let view = board.summary(job, &scene.roster, scene.now());
+/// Returns the parts of the page.
+pub(super) fn parts(snapshot: &JobSnapshot, choice: &PairFilter) -> Result<Vec<Fragment>, Problem> {
+    let (board, job, name) = (&snapshot.reports, snapshot.id, &snapshot.view.name);
+    let view = board.summary(job, &snapshot.roster, snapshot.now());
     if view.reporting == 0 && view.stale == 0 {
         // The others say nothing; they may have, of the run before.
-        let mut parts = vec![head(scene)?, Fragment::new("moves", &NoTransfersFragment { job: Some(name) })?];
+        let mut parts =
+            vec![head(snapshot)?, Fragment::new("moves", &NoTransfersFragment { job: Some(name) })?];
         for id in ["reasons", "throughput", "pair-throughput", "pairs", "movers"] {
             parts.push(Fragment::new(id, &EmptyFragment)?);
         }
         return Ok(parts);
     }
-    let throughput = board.throughput(job, &scene.roster, POINTS);
-    let mut pairs = board.pairs(job, &scene.roster, choice.task(), choice.transport());
-    let matrix = matrix(&pairs, scene.roster.incarnations.len());
+    let throughput = board.throughput(job, &snapshot.roster, POINTS);
+    let mut pairs = board.pairs(job, &snapshot.roster, choice.task(), choice.transport());
+    let matrix = matrix(&pairs, snapshot.roster.incarnations.len());
     let kept = pairs.len();
     pairs.sort_by_key(|pair| (std::cmp::Reverse(pair.bytes()), pair.from, pair.to));
     pairs.truncate(LISTED);
     let most = pairs.first().map_or(0, PairView::bytes);
-    let mut tasks = board.tasks(job, &scene.roster);
+    let mut tasks = board.tasks(job, &snapshot.roster);
     let (all, failing) = (tasks.len(), tasks.iter().filter(|task| task.totals.failed() > 0).count());
     tasks.sort_by_key(|task| (std::cmp::Reverse(moved(task)), task.task));
     tasks.truncate(LISTED);
     let late = u64::from(view.interval_ms) * 10_000;
-    let is_overdue = view.reported_at.is_some_and(|at| scene.now().0.saturating_sub(at.0) > late);
+    let is_overdue = view.reported_at.is_some_and(|at| snapshot.now().0.saturating_sub(at.0) > late);
     Ok(vec![
-        head(scene)?,
+        head(snapshot)?,
         Fragment::new("moves", &TransferSummaryFragment { view: &view, is_overdue })?,
         Fragment::new("reasons", &Reasons { job: name, reasons: &view.failures })?,
         Fragment::new("throughput", &Chart::of(&throughput))?,
@@ -351,18 +353,18 @@ struct TaskTransfersFragment<'a> {
     job: &'a JobName,
     task: TaskId,
     it: Option<TaskTransfers>,
-    /// The times between which its rates are taken.
+    /// The times between which its rates are measured.
     window: String,
 }
 
-/// What one task reports, for its page; it says nothing where nobody in the job reports.
-pub(super) fn of_task(scene: &JobSnapshot, task: TaskId) -> Result<Fragment, Problem> {
-    let it = scene.reports.task(scene.id, &scene.roster, task);
+/// Returns the transfers of one task for its page; empty if no task of the job reports.
+pub(super) fn of_task(snapshot: &JobSnapshot, task: TaskId) -> Result<Fragment, Problem> {
+    let it = snapshot.reports.task(snapshot.id, &snapshot.roster, task);
     let window = it.as_ref().map_or_else(String::new, |it| {
         let (from, until) = rate_window(it.rate_until);
         format!("{from}–{until} UTC")
     });
-    Fragment::new("task-moves", &TaskTransfersFragment { job: &scene.view.name, task, it, window })
+    Fragment::new("task-moves", &TaskTransfersFragment { job: &snapshot.view.name, task, it, window })
 }
 
 #[derive(Template)]
@@ -372,24 +374,24 @@ struct JobTransfers {
     job: JobName,
 }
 
-/// `GET /jobs/{job}/transfers`
+/// Serves `GET /jobs/{job}/transfers`.
 pub(super) async fn of_job(
     State(site): State<AppState>,
     job: JobPath,
-    guest: PageUser,
+    user: PageUser,
     QueryParams(choice): QueryParams<PairFilter>,
 ) -> Result<Response, Problem> {
-    let scene = JobSnapshot::of(&site, &job)?;
+    let snapshot = JobSnapshot::of(&site, &job)?;
     let (title, query) = (format!("Transfers of {}", job.name), format!("transfers&{}", choice.query()));
     let page = PageFrame::of_job_snapshot(
-        guest,
+        user,
         NavEntry::JobTransfers,
         title,
-        &scene,
+        &snapshot,
         &query,
-        parts(&scene, &choice)?,
+        parts(&snapshot, &choice)?,
     );
-    render_page(&JobTransfers { page, job: job.name }, scene.now())
+    render_page(&JobTransfers { page, job: job.name }, snapshot.now())
 }
 
 #[derive(Template)]
@@ -400,8 +402,8 @@ struct TransfersPageTemplate {
     nobody: NoTransfersFragment<'static>,
 }
 
-/// `GET /transfers`: every job whose tasks report.
-pub(super) async fn show(State(site): State<AppState>, guest: PageUser) -> Result<Response, Problem> {
+/// Serves `GET /transfers`: every job whose tasks report.
+pub(super) async fn show(State(site): State<AppState>, user: PageUser) -> Result<Response, Problem> {
     let now = site.engine.clock().now();
     let all: Vec<(JobId, JobName, TaskIncarnations)> = site.engine.read(|core, _| {
         let jobs = core.jobs().filter(|(job, _)| site.transfers.has_reports(*job));
@@ -409,7 +411,7 @@ pub(super) async fn show(State(site): State<AppState>, guest: PageUser) -> Resul
     });
     let jobs = all.into_iter().map(|(job, name, roster)| (name, site.transfers.summary(job, &roster, now)));
     let jobs = jobs.filter(|(_, view)| view.reporting + view.stale > 0).collect();
-    let page = PageFrame::new(guest, NavEntry::Transfers, "Transfers", now);
+    let page = PageFrame::new(user, NavEntry::Transfers, "Transfers", now);
     render_page(&TransfersPageTemplate { page, jobs, nobody: NoTransfersFragment { job: None } }, now)
 }
 

@@ -12,20 +12,20 @@ use std::time::Duration;
 use super::{AuditEntry, AuditLog, AuditOutcome};
 use crate::clock::Clock;
 
-/// How long what follows the line of a source is gathered before it gets a line, too.
+/// The time during which refusals after a line are aggregated before they get a line.
 const AGGREGATION_WINDOW: Duration = Duration::from_secs(60);
-/// How many sources are told apart. Those that come when there are so many share one.
+/// The maximum number of keys. When there are as many, further keys share one.
 const SOURCES_MAX: usize = 1024;
 
-/// What a source was refused since its last line.
+/// The refusals of one key since its last line.
 #[derive(Default)]
 struct PendingRefusals {
     times: u64,
-    /// The latest of them, with the reason.
+    /// The latest refusal with its reason.
     latest: Option<(AuditEntry, String)>,
 }
 
-/// The sources that have had a line less than a minute ago.
+/// Aggregates refusals by key. Holds the keys that had a line less than a minute ago.
 #[derive(Default)]
 pub(super) struct RefusalAggregator {
     open: Mutex<HashMap<String, PendingRefusals>>,
@@ -33,12 +33,12 @@ pub(super) struct RefusalAggregator {
 }
 
 impl RefusalAggregator {
-    /// How many refusals were counted and not written.
+    /// Returns how many refusals were counted without a line of their own.
     pub fn count(&self) -> u64 {
         self.gathered.load(Ordering::Relaxed)
     }
 
-    /// Takes a refusal; gives it back with the name of its source if it is the first and to be written.
+    /// Counts a refusal. Returns it with its key if it is the first one, which gets a line at once.
     fn take(&self, source: String, deed: AuditEntry, detail: String) -> Option<(String, AuditEntry, String)> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let full = open.len() >= SOURCES_MAX && !open.contains_key(&source);
@@ -53,7 +53,7 @@ impl RefusalAggregator {
         Some((source, deed, detail))
     }
 
-    /// A minute is over: what has come since. Nothing: the source is forgotten.
+    /// Takes the refusals of a key after its minute. If there are none, the key is removed.
     fn take_pending(&self, source: &str) -> Option<(u64, AuditEntry, String)> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let since = std::mem::take(open.get_mut(source)?);
@@ -70,8 +70,8 @@ impl RefusalAggregator {
 }
 
 impl AuditLog {
-    /// Writes down that somebody was refused: the first of a source at once, the others together, once a minute. Must be
-    /// called within a runtime, which keeps the time.
+    /// Audits a refusal: the first one of a key at once, further ones as one line a minute. It must be called
+    /// within a tokio runtime, whose timer it uses.
     pub(crate) fn record_aggregated(
         self: &Arc<Self>,
         clock: Clock,
@@ -85,7 +85,7 @@ impl AuditLog {
         tokio::spawn(async move {
             loop {
                 tokio::time::sleep(AGGREGATION_WINDOW).await;
-                // An audit that nobody holds any more has nobody to tell.
+                // If the audit log is gone, there is nothing to write to.
                 let Some(audit) = audit.upgrade() else { return };
                 if !audit.flush_network(clock, &source) {
                     return;
@@ -100,7 +100,7 @@ impl AuditLog {
         true
     }
 
-    /// Writes down what is gathered and not written: the server stops.
+    /// Writes the lines that are still pending. Called when the server stops.
     pub fn flush_aggregated(&self, clock: Clock) {
         for source in self.gathered.all() {
             self.flush_network(clock, &source);

@@ -24,39 +24,39 @@ use super::{AuditLine, AuditOutcome};
 use crate::clock::Clock;
 use crate::coordination::{Actor, ActorOrigin, Timestamp};
 
-/// How many lines may wait for the file.
+/// The maximum number of lines in the queue.
 const QUEUE_LINES: usize = 4096;
-/// How many bytes they may have.
+/// The maximum size of the queue, in bytes.
 const QUEUE_BYTES: usize = 8 << 20;
-/// How many bytes are written before they are synced.
+/// The maximum number of bytes between two syncs.
 const BATCH_BYTES: usize = 256 << 10;
-/// How long to wait after a write that failed.
+/// The pause after a failed write.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
-/// A line that has waited for so long waits for a disk that hangs.
+/// The age of the first queued line from which the disk counts as hanging.
 const HANG_AFTER: Duration = Duration::from_secs(1);
 
-/// Where lines go. Every method may block for as long as it likes.
+/// A target of audit lines. Every method may block for any time.
 pub(super) trait AuditSink: Send + 'static {
-    /// Makes sure that lines go to the present file at the path; `reopen`: to a file that is opened now. Returns whether it is
-    /// another one than before.
+    /// Opens the present file at the path if it is another one than before, or in any case if `reopen` is
+    /// set. Returns whether the file is another one.
     fn refresh(&mut self, reopen: bool) -> io::Result<bool>;
-    /// Writes a part of `bytes` and returns how much.
+    /// Writes a part of `bytes` and returns its length.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize>;
     /// Returns when everything that was written is on the disk.
     fn sync(&mut self) -> io::Result<()>;
 }
 
-/// A file at a path.
+/// A file at a path, as the target.
 pub(super) struct FileSink {
     path: PathBuf,
     file: File,
 }
 
 impl FileSink {
-    /// Opens the file at `path`, which is made if it is not there.
+    /// Opens the file at `path`, and creates it if it does not exist.
     ///
     /// # Errors
-    /// If it cannot be opened for appending; a named pipe without a reader is such.
+    /// If it cannot be opened for appending, for example because it is a named pipe without a reader.
     pub fn open(path: &Path) -> io::Result<Self> {
         Ok(Self { path: path.to_owned(), file: open(path)? })
     }
@@ -98,14 +98,14 @@ impl AuditSink for FileSink {
 
     fn sync(&mut self) -> io::Result<()> {
         match self.file.sync_data() {
-            // Pipes and devices have nothing to sync.
+            // Pipes and devices cannot be synced.
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => Ok(()),
             done => done,
         }
     }
 }
 
-/// A line that waits.
+/// A line in the queue.
 struct QueuedLine {
     number: u64,
     text: Vec<u8>,
@@ -116,15 +116,15 @@ struct QueuedLine {
 struct WriterState {
     queue: VecDeque<QueuedLine>,
     bytes: usize,
-    /// What the last write failed with; `None` if it succeeded.
+    /// The error of the last write; `None` if it succeeded.
     failing: Option<String>,
-    /// It was logged that the disk hangs.
+    /// A log line about the hanging disk is written.
     hang_logged: bool,
     reopen: bool,
     stop: bool,
-    /// Lines that found no room.
+    /// Lines that were dropped because the queue was full.
     lost: u64,
-    /// The first and the last of those of which the file does not tell yet.
+    /// The first and the last lost line that no line in the file reports yet.
     unreported: Option<(u64, u64)>,
 }
 
@@ -133,29 +133,29 @@ struct WriterShared {
     path: PathBuf,
     state: Mutex<WriterState>,
     work: Condvar,
-    /// The number of the last line that is on the disk.
+    /// The number of the last line on the disk.
     durable: watch::Sender<u64>,
 }
 
-/// What the writer counts.
+/// The counters of the writer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct WriterStats {
-    /// Lines that wait for the file.
+    /// Lines in the queue.
     pub queued: usize,
-    /// For how long the first of them has waited.
+    /// The age of the first line in the queue.
     pub waits: Duration,
-    /// Lines that the file will never have.
+    /// Lines that were dropped.
     pub lost: u64,
 }
 
-/// The lines on their way to the file.
+/// The queue of audit lines and the handle of its writer thread.
 pub(super) struct AuditWriter(Arc<WriterShared>);
 
 impl AuditWriter {
-    /// Starts the thread that writes to `target`; `path` is what people know it by.
+    /// Starts the thread that writes to `target`; `path` names the target in messages.
     ///
     /// # Errors
-    /// If there can be no thread.
+    /// If the thread cannot be started.
     pub fn start(mut target: impl AuditSink, path: &Path, clock: Clock) -> io::Result<Self> {
         let shared = Arc::new(WriterShared {
             clock,
@@ -170,7 +170,7 @@ impl AuditWriter {
         Ok(Self(shared))
     }
 
-    /// Queues a line. It never waits.
+    /// Queues a line. Never blocks.
     pub fn push(&self, line: &AuditLine) {
         let mut state = self.0.state();
         state.push(line, self.0.clock.now());
@@ -185,13 +185,13 @@ impl AuditWriter {
         self.0.work.notify_one();
     }
 
-    /// Has the file opened again.
+    /// Requests that the file is opened again.
     pub fn reopen(&self) {
         self.0.state().reopen = true;
         self.0.work.notify_one();
     }
 
-    /// Why lines do not reach the file; `None` if they do.
+    /// Returns why lines do not reach the file; `None` if they do.
     pub fn write_error(&self) -> Option<String> {
         let state = self.0.state();
         let (waits, lines) = (state.oldest_wait(self.0.clock.now()), state.queue.len());
@@ -204,7 +204,8 @@ impl AuditWriter {
         }
     }
 
-    /// Waits until every line that is queued now is on the disk, for `within` at most. Says whether it is.
+    /// Waits, for `within` at most, until every line that is queued now is on the disk. Returns whether it
+    /// is.
     pub async fn wait_durable(&self, within: Duration) -> bool {
         let last = self.0.state().queue.back().map(|queued| queued.number);
         let Some(last) = last else { return true };
@@ -252,7 +253,7 @@ impl WriterState {
         true
     }
 
-    /// Queues a line that tells of those that were lost, if there is room.
+    /// Queues a line that reports the lost lines, if there is room.
     fn queue_loss_notice(&mut self, now: Timestamp) {
         let Some((first, last)) = self.unreported else { return };
         let lost = last - first + 1;
@@ -274,7 +275,7 @@ impl WriterState {
         }
     }
 
-    /// The lines to write next, and how many they are.
+    /// Returns the bytes of the next lines to write, and their number.
     fn batch(&self) -> (Vec<u8>, usize) {
         let mut bytes = Vec::new();
         let mut lines = 0;
@@ -329,13 +330,14 @@ impl WriterShared {
         }
     }
 
-    /// Writes and syncs `bytes`, again and again if need be. Returns whether they are on the disk; if not, the writer is to stop.
+    /// Writes and syncs `bytes`, and retries after a failure. Returns whether they are on the disk; `false`
+    /// means that the writer must stop.
     fn write_until_done(&self, target: &mut impl AuditSink, bytes: &[u8], mut reopen: bool) -> bool {
         let mut written = 0;
         loop {
             let tried = target.refresh(reopen).and_then(|other| {
                 if other {
-                    // Another file gets whole lines.
+                    // After the file was replaced, the new file gets whole lines.
                     let before = bytes.get(..written).unwrap_or_default();
                     written = before.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
                 }
@@ -380,7 +382,7 @@ mod tests {
 
     use super::*;
 
-    /// A disk that answers each write only when it is told how.
+    /// A disk that answers each write only when the test says how.
     struct Disk {
         answers: mpsc::Receiver<io::Result<()>>,
         written: Arc<Mutex<String>>,
@@ -392,7 +394,7 @@ mod tests {
         }
 
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            // A test that is over has no more to say.
+            // The sender is gone when the test has ended.
             self.answers.recv().unwrap_or_else(|_| Err(ErrorKind::Other.into()))?;
             self.written.lock().unwrap().push_str(std::str::from_utf8(bytes).unwrap());
             Ok(bytes.len())

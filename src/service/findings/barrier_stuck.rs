@@ -7,9 +7,9 @@ use std::time::Duration;
 use super::{Detection, Detector, DetectorInput, Severity, count, longest_recent};
 use crate::coordination::{BarrierKind, BarrierObservation, RunState};
 
-/// No barrier is stuck before.
+/// The minimum wait before a barrier counts as stuck.
 const MIN_WAIT: Duration = Duration::from_secs(60);
-/// One that takes so many times as long as the longest of the recent ones is.
+/// The factor over the longest recent instance from which a barrier counts as stuck.
 const SLOWNESS_FACTOR: u32 = 5;
 
 pub(super) static DETECTOR: Detector = Detector {
@@ -43,7 +43,7 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     )
 }
 
-/// How many tasks wait at which use of a barrier, for people: never more of its id than a line holds.
+/// Returns a sentence about the arrivals at a barrier. It truncates the barrier's id to the length of a line.
 pub(super) fn arrival_summary(barrier: &BarrierObservation) -> String {
     let id = barrier.id.as_ref();
     let place = match barrier.kind {

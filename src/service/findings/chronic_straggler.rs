@@ -5,9 +5,10 @@
 use super::{Detection, Detector, DetectorInput, Severity, count};
 use crate::coordination::{RunState, StragglerView, TaskId, TaskObservation};
 
-/// The score from which on a task is late as a habit; see the state machine's `straggling.rs` for what it is.
+/// The straggler score from which a task counts as habitually late; `coordination` defines the score in
+/// `straggler_stats.rs`.
 const SCORE_MIN: f64 = 0.75;
-/// How many barriers it takes to tell a habit from chance.
+/// The number of barriers that are needed to distinguish a habit from chance.
 const INSTANCES_MIN: u64 = 16;
 
 pub(super) static DETECTOR: Detector = Detector {
@@ -73,7 +74,8 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
 }
 
 fn is_chronic(it: &StragglerView, tasks: usize) -> bool {
-    // Of two, one is always the later: there only being last nearly every time is a habit.
+    // Of two tasks one is always later, so being later counts as a habit only if it happens nearly every
+    // time.
     let enough = if tasks > 2 { 0.0 } else { 0.9 };
     it.taken_part >= INSTANCES_MIN
         && it.score >= SCORE_MIN
@@ -81,7 +83,7 @@ fn is_chronic(it: &StragglerView, tasks: usize) -> bool {
         && it.recent_last_ratio() >= enough
 }
 
-/// Microseconds as seconds.
+/// Converts microseconds to seconds.
 #[expect(clippy::cast_precision_loss, reason = "for people")]
 fn seconds(us: u64) -> f64 {
     us as f64 / 1e6

@@ -11,9 +11,10 @@ use super::{Detection, Detector, DetectorInput, Severity, format_span};
 use crate::coordination::TaskId;
 use crate::reports::ClockReading;
 
-/// From how many microseconds on a clock is off. Hosts that keep their time are some milliseconds apart.
+/// The offset from which a clock counts as off, in microseconds. Synchronized hosts differ by some
+/// milliseconds.
 const LIMIT_US: u64 = 1_000_000;
-/// Of so many hosts most have to agree that it is the service's clock that is off.
+/// The number of hosts from which a majority can show that the service's clock is off.
 const HOSTS_MIN: usize = 3;
 
 pub(super) static DETECTOR: Detector = Detector {
@@ -35,7 +36,7 @@ fn detect(DetectorInput { job, clocks }: DetectorInput<'_>) -> Option<Detection>
         let host = job.task(*task).and_then(|task| task.peer).map(|peer| peer.ip());
         hosts.entry(host).or_default().push(clock.ahead_us);
     }
-    // The tasks of a host have one clock: each host has one voice.
+    // The tasks of a host share a clock, so each host has one vote.
     let mut voices: Vec<i64> = hosts.into_values().map(median).collect();
     let (told, off) = (voices.len(), |ahead: i64| ahead.unsigned_abs() >= LIMIT_US);
     let mut worst: Vec<&(TaskId, ClockReading)> =
@@ -49,7 +50,7 @@ fn detect(DetectorInput { job, clocks }: DetectorInput<'_>) -> Option<Detection>
     };
     voices.sort_unstable();
     let most = voices[told / 2];
-    // The middle half agrees with itself, and not with the service.
+    // The middle half of the hosts agrees with itself and not with the service.
     let agree = voices[told / 4].abs_diff(voices[told - 1 - told / 4]) < LIMIT_US;
     if told >= HOSTS_MIN && off(most) && agree {
         let summary_without_tasks = format!(

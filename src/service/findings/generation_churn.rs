@@ -7,9 +7,9 @@ use std::time::Duration;
 use super::{Detection, Detector, DetectorInput, Severity, format_span};
 use crate::coordination::RunOutcome;
 
-/// What counts as now.
+/// The window in which failed runs are counted.
 const WINDOW: Duration = Duration::from_secs(60 * 60);
-/// So many failed runs within the window are too many.
+/// The number of failed runs within the window from which there are too many.
 const FAILED_RUNS_MIN: usize = 3;
 
 pub(super) static DETECTOR: Detector = Detector {

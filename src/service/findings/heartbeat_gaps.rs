@@ -7,9 +7,10 @@ use std::time::Duration;
 use super::{Detection, Detector, DetectorInput, Severity, count, format_span};
 use crate::coordination::{RunState, TaskId, TaskObservation, TaskPhase};
 
-/// The part of the timeout from which on a gap is too long. Clients send a heartbeat every half of it.
+/// The share of the timeout from which a gap is too long. Clients send a heartbeat at half of the timeout.
 const TIMEOUT_SHARE: f64 = 0.75;
-/// How many times the task's own usual interval a gap must be: who is slow by design is left alone.
+/// The factor over the task's usual interval that a gap must also exceed, so that a task with a slow interval
+/// by design is not reported.
 const GAPS_MIN: f64 = 1.4;
 
 pub(super) static DETECTOR: Detector = Detector {

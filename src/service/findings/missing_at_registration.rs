@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{Detection, Detector, DetectorInput, Severity};
 use crate::coordination::{BarrierKind, RunState};
 
-/// Tasks of one gang start within a minute of one another, unless something is wrong.
+/// The minimum wait. The tasks of one job usually start within a minute of one another.
 const MIN_WAIT: Duration = Duration::from_secs(60);
 
 pub(super) static DETECTOR: Detector = Detector {

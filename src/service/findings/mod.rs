@@ -1,9 +1,9 @@
 //! Findings: conclusions from measurements, for people and for automatic exclusion.
 //!
 //! Detectors are pure functions of [`DetectorInput`], one file each; [`watch`] runs them once a second over a copy of the
-//! numbers, because findings are about seconds and minutes. The [`FindingStore`] keeps open and closed findings. Nothing
-//! here acts: `remedy.rs` says which exclusion a job's own settings ask for ([`Remedy`]), and
-//! `service::Operations` performs it like an operator's, with the same audit and the same refusals. Begin at [`watch`], then
+//! numbers, because findings are about seconds and minutes. [`FindingStore`] keeps open and closed findings. Nothing
+//! here acts: `remedy.rs` says which exclusion a job's own settings ask for ([`Remedy`]), and `service::Operations`
+//! performs it like an operator's, with the same audit and the same refusals. Begin at [`watch`], then
 //! [`CATALOGUE`].
 //!
 //! | file | finding |
@@ -49,20 +49,20 @@ use crate::coordination::{
 use crate::engine::Engine;
 use crate::reports::{self, ClockReading};
 
-/// How much a finding matters.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// Something costs time.
     Notice,
-    /// Something will go wrong if it goes on.
+    /// Something will fail if it continues.
     Warning,
-    /// The job does not get on.
+    /// The job makes no progress.
     Critical,
 }
 
 impl Severity {
-    /// Its name, as in JSON.
+    /// Returns its name, as in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -73,33 +73,33 @@ impl Severity {
     }
 }
 
-/// One kind of finding.
+/// A detector of one kind of finding, with its texts.
 #[derive(Debug)]
 pub struct Detector {
-    /// Its name in events, metrics and addresses.
+    /// Its identifier in events, metrics and addresses.
     pub id: &'static str,
-    /// Its name for people.
+    /// Its title for people.
     pub title: &'static str,
-    /// How much it matters.
+    /// The severity of its findings.
     pub severity: Severity,
-    /// What it means.
+    /// The meaning of its findings.
     pub means: &'static str,
-    /// What to do.
+    /// The advice to the operator.
     pub advice: &'static str,
-    /// Looks for it.
+    /// The function that detects the condition.
     detect: fn(DetectorInput<'_>) -> Option<Detection>,
 }
 
-/// What is seen of a job.
+/// The measurements of a job that detectors read.
 #[derive(Debug, Clone, Copy)]
 pub struct DetectorInput<'a> {
-    /// What the service itself measures.
+    /// The measurements of the service.
     pub job: &'a JobObservation,
-    /// The clocks of the workers that tell of theirs: native ones do.
+    /// The clocks that native workers report.
     pub clocks: &'a [(TaskId, ClockReading)],
 }
 
-/// Every kind of finding.
+/// All detectors.
 pub static CATALOGUE: &[&Detector] = &[
     &missing_at_registration::DETECTOR,
     &barrier_stuck::DETECTOR,
@@ -120,36 +120,36 @@ pub fn ids() -> impl Iterator<Item = &'static str> {
 /// One number that a finding rests on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Evidence {
-    /// What was measured, with its unit.
+    /// The measured quantity, with its unit.
     pub what: String,
-    /// How much it is.
+    /// The measured value.
     pub is: f64,
-    /// Where the finding begins.
+    /// The limit from which there is a finding.
     pub limit: f64,
 }
 
-/// What a detector has found.
+/// The result of a detector.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Detection {
-    /// Its name for people, where it differs from the detector's.
+    /// Its title, if it differs from the detector's.
     pub title: Option<String>,
-    /// What it is, in a sentence that names no task, and does not say for how long: since when it has been so stands beside it.
+    /// A sentence about the condition. It names neither tasks nor a duration, which have fields of their own.
     pub summary_without_tasks: String,
-    /// Since when.
+    /// The time since which the condition has held.
     pub since: Timestamp,
-    /// The tasks that it is about: the first of them.
+    /// The first tasks that it concerns.
     pub tasks: Vec<TaskId>,
-    /// How many tasks it is about.
+    /// The number of tasks that it concerns.
     pub task_count: usize,
-    /// The barrier that it is about: its id and its counter.
+    /// The barrier that it concerns: id and counter.
     pub barrier: Option<(Arc<str>, i64)>,
-    /// What it rests on.
+    /// The numbers on which it rests.
     pub evidence: Vec<Evidence>,
 }
 
-/// How many tasks one finding names.
+/// The maximum number of tasks that one finding names.
 const TASKS_NAMED: usize = 16;
-/// How often findings are looked for.
+/// The interval between two detections.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Detection {
@@ -167,7 +167,7 @@ impl Detection {
         }
     }
 
-    /// A finding about a barrier and the tasks that have not reached it.
+    /// Returns a detection about a barrier and the tasks that have not reached it.
     fn at_barrier(summary_without_tasks: String, since: Timestamp, barrier: &BarrierObservation) -> Self {
         let found = Self::new(summary_without_tasks, since, barrier.missing_tasks.clone());
         let id = (Arc::clone(&barrier.id), barrier.counter);
@@ -185,13 +185,14 @@ impl Detection {
     }
 }
 
-/// Everything that is found in a job.
+/// Runs all detectors on a job.
 #[must_use]
 pub fn detect(seen: DetectorInput<'_>) -> Vec<(&'static Detector, Detection)> {
     CATALOGUE.iter().filter_map(|detector| Some((*detector, (detector.detect)(seen)?))).collect()
 }
 
-/// Looks for findings, once a second, for as long as it is polled, and has `apply` do what is to be done about them.
+/// Runs the detectors once a second for as long as it is polled, and passes the resulting remedies to
+/// `apply`.
 pub async fn watch(
     engine: Arc<Engine>,
     reports: Arc<reports::ReportStore>,
@@ -206,7 +207,7 @@ pub async fn watch(
     }
 }
 
-/// Looks once; returns what jobs want to be done about it.
+/// Runs the detectors once on every job. Returns the remedies that the settings of jobs ask for.
 pub fn check_all(engine: &Engine, reports: &reports::ReportStore, board: &FindingStore) -> Vec<Remedy> {
     let mut remedies = Vec::new();
     let jobs: Vec<JobId> = engine.read(|core, _| core.jobs().map(|(job, _)| job).collect());
@@ -235,11 +236,12 @@ pub fn check_all(engine: &Engine, reports: &reports::ReportStore, board: &Findin
     remedies
 }
 
-/// The open findings of a job that hold at this moment, what matters most first, in the words of this moment; and the
-/// closed ones, the latest first.
+/// Returns the open findings of a job that hold now, by severity and with present values, and the closed
+/// ones, the latest first.
 ///
-/// A finding stays open for ten seconds after it was last found, so that one that flickers is one finding. What is shown
-/// must be true when it is shown: here the detectors look again, and what they do not find is left out.
+/// A finding stays open for ten seconds after its last detection, so that a flickering condition is one
+/// finding. This function runs the detectors again and leaves out the findings that do not hold at this
+/// moment, so that no page shows a condition that is over.
 #[must_use]
 pub fn present(
     engine: &Engine,
@@ -251,7 +253,7 @@ pub fn present(
     (seen.map_or_else(Vec::new, |seen| hold(engine, reports, board, &seen)), board.closed(job))
 }
 
-/// The open findings of a job that hold in what is `seen` of it.
+/// Returns the open findings of a job that hold in the state `seen`.
 #[must_use]
 pub fn hold(
     engine: &Engine,
@@ -263,7 +265,7 @@ pub fn hold(
     board.hold(seen, detect(DetectorInput { job: seen, clocks: &clocks }))
 }
 
-/// The clocks that a job's workers tell of.
+/// Returns the clocks that a job's workers report.
 fn clocks(
     engine: &Engine,
     reports: &reports::ReportStore,
@@ -276,12 +278,12 @@ fn clocks(
     roster.map_or_else(Vec::new, |roster| reports.clocks(seen.job, &roster))
 }
 
-/// So many of something, in words.
+/// Returns a number with its noun.
 fn count(number: usize, one: &str, many: &str) -> String {
     if number == 1 { format!("1 {one}") } else { format!("{number} {many}") }
 }
 
-/// How long barriers of this id took lately, at most, when they passed.
+/// Returns the longest duration of recent passed barriers with this id.
 fn longest_recent(seen: &JobObservation, id: &str) -> Duration {
     let passed = seen.recent.iter().filter(|record| {
         record.kind == BarrierKind::Client
@@ -291,7 +293,7 @@ fn longest_recent(seen: &JobObservation, id: &str) -> Duration {
     passed.map(|record| record.ended.since(record.began)).max().unwrap_or_default()
 }
 
-/// A duration for people: whole seconds from a minute on, tenths below.
+/// Formats a duration: whole seconds from a minute on, tenths below.
 fn format_span(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match seconds {

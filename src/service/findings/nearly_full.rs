@@ -5,7 +5,7 @@
 use super::{Detection, Detector, DetectorInput, Severity};
 use crate::coordination::BoundUsage;
 
-/// The part of a bound from which on it is nearly reached.
+/// The share of a bound from which it is nearly reached.
 const NEARLY_FULL_SHARE: f64 = 0.9;
 
 pub(super) static DETECTOR: Detector = Detector {

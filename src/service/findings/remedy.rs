@@ -1,8 +1,8 @@
 //! The exclusion that a finding asks for, where the settings of the job name its rule (`auto-exclude`).
 //!
 //! It excludes nothing itself. A rule excludes one task at a time, for a limited time, and never more than a
-//! quarter of a job: a rule that is wrong must not cost more than the fault that it answers, and where many tasks
-//! are in trouble the tasks are not the cause. Begin at `remedy`.
+//! quarter of a job: a wrong rule must not cost more than the fault that it answers, and if many tasks are in
+//! trouble, the tasks are not the cause. Begin at `remedy`.
 
 use std::time::Duration;
 
@@ -17,21 +17,22 @@ pub struct Remedy {
     pub job: JobId,
     /// Its name.
     pub name: JobName,
-    /// The rule.
+    /// The rule that asks.
     pub rule: AutoExcludeRule,
-    /// Whom to exclude.
+    /// The task to exclude.
     pub task: TaskId,
-    /// For how long.
+    /// The duration of the exclusion.
     pub expires_in: Duration,
-    /// Why: what was found.
+    /// The reason: the summary of the finding.
     pub reason: String,
 }
 
-/// A rule never excludes more than one part in so many of a job's tasks, with all exclusions that are in force: where so many
-/// are in trouble, it is not the tasks.
+/// The inverse of the largest share of a job's tasks that may be excluded, including all exclusions in force.
+/// If more tasks are in trouble, the tasks are not the cause.
 const MAX_SHARE: usize = 4;
 
-/// What is to be done about a finding that has just been opened. One task at a time: that it is out may mend the others.
+/// Returns the exclusion that a newly opened finding asks for. It excludes one task at a time, because that
+/// may help the others.
 pub(super) fn remedy(engine: &Engine, job: JobId, finding: &Finding) -> Option<Remedy> {
     let rule = AutoExcludeRule::ALL.into_iter().find(|rule| rule.name() == finding.id.as_ref())?;
     engine.read(|core, _| {

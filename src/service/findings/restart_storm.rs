@@ -7,11 +7,12 @@ use std::time::Duration;
 use super::{Detection, Detector, DetectorInput, Severity, count};
 use crate::coordination::{TaskId, TaskObservation};
 
-/// What counts as now.
+/// The window in which returns of tasks are counted.
 const WINDOW: Duration = Duration::from_secs(10 * 60);
-/// So many earlier lives of one task are too many.
+/// The number of earlier lives of one task from which there are too many.
 const LIVES_MIN: usize = 3;
-/// So many tasks that came back within the window are too many, or a tenth of the job if that is more.
+/// The number of tasks that returned within the window from which there are too many; a tenth of the job if
+/// that is more.
 const TASKS_MIN: usize = 3;
 
 pub(super) static DETECTOR: Detector = Detector {
@@ -32,7 +33,7 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
             && seen.seen_at.since(task.registered_at) <= WINDOW
     };
     let mut back: Vec<&TaskObservation> = seen.tasks.iter().filter(lately).collect();
-    // The worst first.
+    // The task with the most restarts comes first.
     back.sort_by_key(|task| (std::cmp::Reverse(task.past_lives), task.task));
     let most = back.iter().map(|task| task.past_lives).max()?;
     let many = TASKS_MIN.max(seen.tasks.len() / 10);
@@ -41,7 +42,7 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     }
     let since = back.iter().map(|task| task.registered_at).min()?;
     let ids: Vec<TaskId> = back.iter().map(|task| task.task).collect();
-    // The worst is named first.
+    // The task with the most restarts is named first.
     let worst = ids.first().copied().unwrap_or_default();
     let times = count(most, "restart", "restarts");
     let summary_without_tasks = match back.len() {

@@ -10,11 +10,11 @@ use crate::coordination::{
     BarrierKind, BarrierObservation, JobObservation, RunState, TaskId, TaskPhase, heartbeat_overdue_by,
 };
 
-/// How long the others must have been complete.
+/// The minimum time since all other members arrived.
 const MIN_WAIT: Duration = Duration::from_secs(30);
-/// And how many times as long as the longest recent use of the barrier took as a whole.
+/// The factor over the longest recent instance of the barrier that this time must also exceed.
 const SLOWNESS_FACTOR: u32 = 3;
-/// It is about single tasks: at most one part in so many of the members, and one in any case.
+/// The inverse of the largest share of members that count as stalled. One member may always be.
 const STALLED_MAX: usize = 8;
 
 pub(super) static DETECTOR: Detector = Detector {
@@ -58,7 +58,7 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     )
 }
 
-/// Whether the heartbeats of tasks continue, which are all connected.
+/// Returns a sentence about the heartbeats of tasks that are all connected.
 fn heartbeats(seen: &JobObservation, tasks: &[TaskId]) -> String {
     let overdue = |id: &TaskId| {
         let task = seen.task(*id)?;

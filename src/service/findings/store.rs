@@ -14,65 +14,66 @@ use utoipa::ToSchema;
 use super::{Detection, Detector, Evidence, Severity};
 use crate::coordination::{JobId, JobName, JobObservation, RunNumber, TaskId, Timestamp};
 
-/// What is not found any more stays open for so long, so that what flickers is one finding.
+/// The time for which a finding stays open after its last detection, so that a flickering condition is one
+/// finding.
 const CLOSE_AFTER: Duration = Duration::from_secs(10);
-/// How many closed findings are kept of one job.
+/// The maximum number of closed findings of one job.
 const CLOSED_KEPT: usize = 64;
 
-/// A finding.
+/// A conclusion from the measurements of a job, with its evidence and advice.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Finding {
-    /// Which detector says so.
+    /// The detector.
     #[schema(value_type = String)]
     pub id: Arc<str>,
-    /// The job that it is about.
+    /// The job.
     pub job: JobName,
     /// The run of the job in which it was opened.
     pub run: RunNumber,
-    /// Its name for people.
+    /// The title for people.
     pub title: String,
-    /// How much it matters.
+    /// The severity.
     pub severity: Severity,
-    /// What it is, in a sentence that names the first of the tasks.
+    /// A sentence about the condition that names the first of the tasks.
     pub summary: String,
-    /// The same without the tasks.
+    /// The same sentence without the tasks.
     #[serde(default)]
     pub summary_without_tasks: String,
-    /// Since when it has been so.
+    /// The time since which the condition has held.
     pub since: Timestamp,
-    /// When it was found.
+    /// The time at which the finding was opened.
     pub opened_at: Timestamp,
-    /// When it was found no more.
+    /// The time at which the finding was closed.
     pub closed_at: Option<Timestamp>,
-    /// The tasks that it is about: the first 16 of them.
+    /// The tasks that it concerns: the first 16 of them.
     pub tasks: Vec<TaskId>,
-    /// How many tasks it is about.
+    /// The number of tasks that it concerns.
     #[serde(default)]
     pub task_count: usize,
-    /// The barrier that it is about, if it is about one.
+    /// The barrier, if the finding concerns one.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub barrier: Option<Arc<str>>,
-    /// Which use of that barrier.
+    /// The instance of that barrier.
     #[serde(default)]
     pub counter: Option<i64>,
-    /// Where they are.
+    /// The hosts of the tasks.
     #[schema(value_type = Vec<String>)]
     pub hosts: Vec<IpAddr>,
-    /// The numbers that it rests on.
+    /// The numbers on which it rests.
     pub evidence: Vec<Evidence>,
-    /// What it means.
+    /// The meaning.
     pub means: String,
-    /// What to do.
+    /// The advice.
     pub advice: String,
 }
 
-/// A finding has come or gone.
+/// A change of a finding.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Transition {
-    /// It is found.
+    /// The finding was opened.
     Opened(Finding),
-    /// It is found no more.
+    /// The finding was closed.
     Closed(Finding),
 }
 
@@ -85,11 +86,11 @@ struct OpenFinding {
 #[derive(Debug, Default)]
 struct JobFindingState {
     open: BTreeMap<&'static str, OpenFinding>,
-    /// The latest first.
+    /// Closed findings, the latest first.
     closed: VecDeque<Finding>,
 }
 
-/// The findings of every job.
+/// The findings of all jobs.
 #[derive(Debug, Default)]
 pub struct FindingStore {
     jobs: Mutex<BTreeMap<JobId, JobFindingState>>,
@@ -101,12 +102,12 @@ impl FindingStore {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets jobs that are there no more.
+    /// Removes the findings of deleted jobs.
     pub fn retain_jobs(&self, there: impl Fn(JobId) -> bool) {
         self.lock().retain(|job, _| there(*job));
     }
 
-    /// Takes in what was found in a job; returns what has changed.
+    /// Updates the findings of a job with new detections. Returns the changes.
     pub fn update(
         &self,
         seen: &JobObservation,
@@ -144,36 +145,36 @@ impl FindingStore {
         changed
     }
 
-    /// Every job has been looked at.
+    /// Records that every job was checked at `now`.
     pub fn last_checked(&self, now: Timestamp) {
         self.checked_at.store(now.0, Ordering::Relaxed);
     }
 
-    /// When every job was last looked at.
+    /// Returns the time of the last check.
     #[must_use]
     pub fn looked_at(&self) -> Timestamp {
         Timestamp(self.checked_at.load(Ordering::Relaxed))
     }
 
-    /// Whether a finding is open.
+    /// Returns whether a finding is open.
     #[must_use]
     pub fn is_open(&self, job: JobId, id: &str) -> bool {
         self.lock().get(&job).is_some_and(|of_job| of_job.open.contains_key(id))
     }
 
-    /// Whether a job has open findings.
+    /// Returns whether a job has open findings.
     #[must_use]
     pub fn has_open(&self, job: JobId) -> bool {
         self.lock().get(&job).is_some_and(|of_job| !of_job.open.is_empty())
     }
 
-    /// The closed findings of a job, the latest first.
+    /// Returns the closed findings of a job, the latest first.
     #[must_use]
     pub fn closed(&self, job: JobId) -> Vec<Finding> {
         self.lock().get(&job).map_or_else(Vec::new, |of_job| of_job.closed.iter().cloned().collect())
     }
 
-    /// Those of a job's open findings that are among `found`, as they are found now: what matters most first.
+    /// Returns the open findings of a job that are among `found`, with present values and by severity.
     #[must_use]
     pub fn hold(&self, seen: &JobObservation, found: Vec<(&'static Detector, Detection)>) -> Vec<Finding> {
         let jobs = self.lock();
@@ -189,10 +190,10 @@ impl FindingStore {
 }
 
 impl Finding {
-    /// The same finding as it is found now.
+    /// Returns this finding with the values of the new detection.
     fn refreshed_from(&self, fresh: Self) -> Self {
-        // A detector that cannot tell since when says now; what was said first is nearer to the truth. Another use of a
-        // barrier is another wait.
+        // A detector without memory sets `since` to now, so the first value is more accurate, unless the
+        // barrier instance is another one.
         let same = (&self.barrier, self.counter) == (&fresh.barrier, fresh.counter);
         let since = if same { self.since.min(fresh.since) } else { fresh.since };
         Self { opened_at: self.opened_at, run: self.run, since, ..fresh }

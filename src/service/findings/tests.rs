@@ -18,7 +18,7 @@ fn seconds_ago(seconds: u64) -> Timestamp {
     Timestamp(NOW.0 - seconds * 1_000_000)
 }
 
-/// A job of eight tasks with nothing to find.
+/// Returns a job of eight tasks with nothing to find.
 fn healthy() -> JobObservation {
     let task = |id: i32| TaskObservation {
         task: TaskId(id),
@@ -116,7 +116,7 @@ fn record(seconds: u64) -> BarrierRecord {
     }
 }
 
-/// A job whose workers tell nothing of their clocks.
+/// Runs all detectors on a job whose workers report no clock.
 fn found(job: &JobObservation) -> Vec<(&'static Detector, Detection)> {
     detect(DetectorInput { job, clocks: &[] })
 }
@@ -181,7 +181,7 @@ fn a_task_that_lives_and_does_not_come_is_stalled() {
         "{}",
         found.summary_without_tasks
     );
-    // A long timeout does not make a silent task a live one: what counts is its own interval.
+    // With a long timeout a silent task still counts as silent: its own interval decides.
     (seen.tasks[6].interval_us, seen.tasks[6].last_heartbeat) = (5_000_000, Some(seconds_ago(43)));
     let found = only(&seen, "stalled-task");
     assert!(
@@ -213,7 +213,7 @@ fn a_chronic_straggler_is_found_and_a_negligible_delay_is_not() {
     late(&mut seen, 5, 0.9, 500_000);
     let found = only(&seen, "chronic-straggler");
     assert_eq!(found.tasks, [TaskId(5), TaskId(2)]);
-    // The average of its lateness is no bound: single arrivals may be later.
+    // The lateness is an average, so single arrivals may be later.
     assert!(
         found.summary_without_tasks.contains("the latest usually 500 ms after the first"),
         "{}",
@@ -315,7 +315,7 @@ fn a_finding_that_lingers_is_shown_only_while_it_holds_and_in_the_words_of_now()
     let [held] = &board.hold(&seen, found(&seen))[..] else { panic!("it holds") };
     assert!(held.summary_without_tasks.ends_with("has sent no heartbeat for 43.0 s"), "{held:?}");
     assert_eq!(held.summary, format!("{}: task 6 at 10.0.0.4:7000", held.summary_without_tasks));
-    // Its process was killed: the finding is open for ten seconds more, and is not shown any more.
+    // The process was killed: the finding stays open for ten more seconds and is not shown.
     seen.tasks[6].standing = TaskPhase::Failed;
     board.update(&seen, found(&seen));
     assert!(board.is_open(JobId(0), "stalled-task"));
@@ -350,7 +350,7 @@ fn the_catalogue_is_whole_and_names_are_unique() {
     let _: Arc<str> = CATALOGUE[0].id.into();
 }
 
-/// What is found where workers tell of their clocks: task, seconds ahead, and by how much that may be wrong.
+/// Runs all detectors on a job whose workers report these clocks: task, seconds ahead, and uncertainty.
 fn with_clocks(job: &JobObservation, told: &[(i32, f64, f64)]) -> Vec<(&'static Detector, Detection)> {
     let micros = |seconds: f64| (seconds * 1e6) as i64;
     let clock = |(task, ahead, within): &(i32, f64, f64)| {
@@ -387,11 +387,11 @@ fn a_majority_of_hosts_blames_the_service_clock() {
     assert!(found[0].1.tasks.is_empty(), "{found:?}");
     let said = "the clock of this server is 1 min 0 s behind those of most of 4 hosts";
     assert!(found[0].1.summary_without_tasks.starts_with(said), "{found:?}");
-    // One host with many tasks is one voice, and so are two hosts too few.
+    // One host with many tasks has one vote, so these are too few hosts.
     let found = with_clocks(&job, &[(0, 60.0, 0.0), (1, 60.0, 0.0), (2, 0.0, 0.0), (4, 0.0, 0.0)]);
     assert_eq!(found[0].1.tasks, [TaskId(0), TaskId(1)]);
     assert_eq!(with_clocks(&job, &[(0, 60.0, 0.0), (2, 60.0, 0.0)])[0].1.tasks.len(), 2);
-    // Hosts that agree with nobody are each off for themselves.
+    // Hosts that agree with no other host are reported one by one.
     let found = with_clocks(&job, &[(0, 60.0, 0.0), (2, -90.0, 0.0), (4, 20.0, 0.0), (6, 300.0, 0.0)]);
     assert_eq!(found[0].1.tasks, [TaskId(6), TaskId(2), TaskId(0), TaskId(4)]);
 }

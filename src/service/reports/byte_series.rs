@@ -4,16 +4,17 @@
 
 use crate::coordination::Timestamp;
 
-/// How many seconds are kept.
+/// The number of seconds that are kept.
 pub const POINTS: usize = 600;
-/// What a report tells of is spread over the time since the one before, but not over more than this: a worker that
-/// was silent for longer was not moving bytes evenly.
+/// The bytes of a report are spread over the time since the report before, but at most over this: a worker
+/// that was silent for longer was not moving bytes evenly.
 const SPREAD_MAX_US: u64 = 60_000_000;
 const SECOND_US: u64 = 1_000_000;
 
-/// How many seconds a step of [`StepSeries`] has: the window over which rates are taken.
+/// The length of a step of [`StepSeries`] in seconds: the window over which rates are measured.
 pub const STEP_SECONDS: u64 = 10;
-/// How many steps are kept: the last that is over, for tasks that report as seldom as every twenty seconds.
+/// The number of steps that are kept: enough for the last complete step of tasks that report only every
+/// twenty seconds.
 const STEPS: usize = 4;
 
 /// Bytes of each second, for the last ten minutes.
@@ -21,7 +22,7 @@ pub type SecondSeries = ByteSeries<POINTS, 1>;
 /// Bytes of each step of ten seconds, for the last few.
 pub type StepSeries = ByteSeries<STEPS, STEP_SECONDS>;
 
-/// Bytes of each step of so many seconds, for the last `COUNT` of them.
+/// Bytes per step of `SECONDS` seconds, for the last `COUNT` steps.
 #[derive(Debug, Clone, Copy)]
 pub struct ByteSeries<const COUNT: usize, const SECONDS: u64> {
     /// The newest step with a point; steps are counted from the Unix epoch.
@@ -43,7 +44,7 @@ impl<const COUNT: usize, const SECONDS: u64> ByteSeries<COUNT, SECONDS> {
         (step % Self::COUNT) as usize
     }
 
-    /// Adds bytes that moved evenly between two moments.
+    /// Adds bytes that moved evenly between two times.
     pub fn add(&mut self, from: Timestamp, until: Timestamp, bytes: u64) {
         if bytes == 0 {
             return;
@@ -53,7 +54,7 @@ impl<const COUNT: usize, const SECONDS: u64> ByteSeries<COUNT, SECONDS> {
         let whole = until.0 - from;
         let mut left = bytes;
         let mut at = from;
-        // What rounding leaves falls to the last step.
+        // The remainder of the division goes to the last step.
         while at / Self::STEP_US < until.0 / Self::STEP_US {
             let end = (at / Self::STEP_US + 1) * Self::STEP_US;
             let part = u128::from(bytes) * u128::from(end - at) / u128::from(whole.max(1));
@@ -65,14 +66,14 @@ impl<const COUNT: usize, const SECONDS: u64> ByteSeries<COUNT, SECONDS> {
         self.put(until.0 / Self::STEP_US, left);
     }
 
-    /// The points of the `count` steps up to `last`, the oldest first.
+    /// Returns the bytes of the `count` steps up to `last`, the oldest first.
     #[must_use]
     pub fn window(&self, last: u64, count: usize) -> Vec<u64> {
         let first = (last + 1).saturating_sub(count.min(COUNT) as u64);
         (first..=last).map(|step| self.point(step)).collect()
     }
 
-    /// The bytes of one step.
+    /// Returns the bytes of one step.
     #[must_use]
     pub fn point(&self, step: u64) -> u64 {
         if self.has(step) { self.points[Self::place(step)] } else { 0 }
@@ -119,7 +120,7 @@ mod tests {
         assert_eq!(ring.window(13, 5), [0, 250, 500, 251, 0]);
         ring.add(at(12_500), at(12_600), 9);
         assert_eq!(ring.window(12, 1), [260]);
-        // Two reports in one moment.
+        // Two reports at the same time.
         ring.add(at(12_600), at(12_600), 1);
         assert_eq!(ring.window(12, 1), [261]);
     }

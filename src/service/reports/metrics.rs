@@ -1,7 +1,7 @@
 //! Writes transfer reports as metrics.
 //!
-//! It holds no reports: `store.rs` does. A job whose tasks report nothing has no series: 40 series a job would say
-//! nothing. Workers report within their first second, so hardly any rise is missed. Begin at [`ReportMetrics`].
+//! It holds no reports: `store.rs` does. A job without reports has no series, because its 40 series would all
+//! be zero. Workers report within their first second, so scrapes miss hardly any increase.
 
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ fn bytes(totals: &TotalsView) -> impl Iterator<Item = (&'static str, &'static st
     })
 }
 
-/// Shows what the tasks of a job report in sum.
+/// Writes the sums over the tasks of a job.
 fn show(job: &str, view: &TransfersView, page: &mut Scrape) {
     for (result, count) in [("taken", view.taken), ("repeated", view.repeated), ("refused", view.refused)] {
         page.count(&metric::TRANSFER_REPORTS, &[job, result], count);
@@ -102,7 +102,7 @@ fn show(job: &str, view: &TransfersView, page: &mut Scrape) {
     }
 }
 
-/// Shows what each of a few tasks reports.
+/// Writes the metrics of single tasks.
 fn show_tasks(job: &str, tasks: &[TaskTransfers], page: &mut Scrape) {
     for of_task in tasks {
         let task = of_task.task.to_string();

@@ -2,7 +2,8 @@
 //!
 //! A worker calls `muster.v1.Transfers/Report` about once a second (`proto/muster_transfers.proto`). The gRPC port
 //! hands the bytes to the [`ReportStore`] of the job, which counts the rows before it allocates them, maps words to fixed
-//! sets, and asks the engine which incarnation of the task counts, under the board's own lock: so a report of an
+//! sets, and asks the engine for the present incarnation of the task under the store's own lock. So a report
+//! of an
 //! incarnation that has just ended cannot follow one of the next. Begin at [`ReportStore`], then `parse.rs`.
 //!
 //! - Reports stay outside of the state machine. They are a thousand a second; a replay and the engine's lock should
@@ -12,12 +13,12 @@
 //! - A report carries totals since the start of one incarnation and replaces the report before, so a lost or
 //!   repeated one costs nothing. A counter that goes back, and a report that is not newer, change nothing. The
 //!   counters of a new incarnation add to those before.
-//! - What a lost task counted stays, marked stale. A new run starts from zero; a deleted job's board is dropped.
+//! - The counts of a lost task stay, marked stale. A new run starts from zero. Deletion of a job drops all.
 //! - Rates are the difference of two reports, spread over the time between them, one point a second for ten
 //!   minutes. The rates of a job, of its tasks and of its pairs are means over one window, the last whole ten
 //!   seconds that all tasks have reported, so they add up.
 //!
-//! | file | what it holds |
+//! | file | contents |
 //! | --- | --- |
 //! | `parse.rs` | a decoded report: every list bounded, every word one of a fixed set |
 //! | `vocabulary.rs` | that vocabulary |
@@ -59,10 +60,10 @@ pub use vocabulary::{ReportedTransport, TransferCounter, TransferOutcome};
 
 pub(crate) use view::rate_window;
 
-/// How often jobs that are gone are forgotten, and failures told of that nobody was told of yet.
+/// The interval at which deleted jobs are dropped and suppressed failures are reported.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Keeps the board in order, for as long as it is polled.
+/// Drops deleted jobs and reports suppressed failures, for as long as it is polled.
 pub async fn watch(engine: Arc<Engine>, board: Arc<ReportStore>) {
     loop {
         tokio::time::sleep(FLUSH_INTERVAL).await;

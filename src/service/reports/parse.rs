@@ -17,7 +17,8 @@ pub use crate::proto::report_limits::{CONNECTIONS_MAX, FAILURES_MAX, PAIRS_MAX};
 use crate::text::one_line;
 use crate::transfer::{Stage, TIMES_US, Times, size_classes};
 
-/// How long a report may be, in bytes. One with every list full, and numbers as long as they get, has two thirds of this.
+/// The maximum length of a report, in bytes. A report with every list full and the longest numbers has two
+/// thirds of it.
 pub const BYTES_MAX: usize = 1 << 20;
 /// Rows of outcomes in one report.
 pub const OUTCOMES_MAX: usize = 64;
@@ -25,7 +26,7 @@ pub const OUTCOMES_MAX: usize = 64;
 pub const STAGES_MAX: usize = 16;
 /// Rows of durations in one report.
 pub const DURATIONS_MAX: usize = 64;
-/// How much of a failure's text is kept, in bytes.
+/// The maximum length of a failure's text, in bytes.
 const TEXT_KEPT: usize = 300;
 
 /// The lists of a report, by their number in the message.
@@ -39,24 +40,24 @@ const LISTS: [(u32, &str, usize); 7] = [
     (13, "aborts", OUTCOMES_MAX),
 ];
 
-/// Why a report is not taken. Nothing has changed.
+/// The reason why a report is refused. A refused report changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReportError {
-    /// It is longer than any report.
+    /// It exceeds the maximum length.
     #[error("a report of {0} bytes: {BYTES_MAX} is the most")]
     TooLong(usize),
-    /// It is no message.
+    /// It is no valid message.
     #[error("the report cannot be read: {0}")]
     Unreadable(String),
     /// A list in it is too long.
     #[error("the report has more than {most} {what}")]
     TooMany {
-        /// Which list.
+        /// The list.
         what: &'static str,
-        /// How many it may have.
+        /// Its maximum length.
         most: usize,
     },
-    /// The job is gone.
+    /// The job does not exist.
     #[error("there is no such job any more")]
     NoSuchJob,
     /// The job has no such task.
@@ -65,17 +66,17 @@ pub enum ReportError {
     /// The job has no such peer.
     #[error("the report tells of a peer {0}, and the job has {1} tasks")]
     NoSuchPeer(u32, usize),
-    /// Another life of the task counts.
+    /// The report is from an incarnation that is not the present one.
     #[error("task {task} is in its life {known}, and the report is of {given}: it has restarted since")]
     StaleIncarnation {
         /// The task.
         task: TaskId,
-        /// The life that the report is of.
+        /// The incarnation of the report.
         given: TaskIncarnation,
-        /// The life that counts.
+        /// The present incarnation.
         known: TaskIncarnation,
     },
-    /// The task takes no part.
+    /// The task is not connected.
     #[error("task {0} is not connected: it must register before it reports")]
     NotConnected(TaskId),
 }
@@ -95,20 +96,20 @@ impl From<ReportError> for Failure {
     }
 }
 
-/// What counters say: all since the start of one life, or all of earlier lives.
+/// Counters: all since the start of one life, or the sums of earlier lives.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct LifeTotals {
     /// By transport: sent, received.
     pub bytes: [[u64; 2]; ReportedTransport::ALL.len()],
-    /// Launches that ended, by how.
+    /// Ended launches, by outcome.
     pub outcomes: [u64; TransferOutcome::COUNT],
     /// By [`TransferCounter`].
     pub counters: [u64; TransferCounter::COUNT],
-    /// By stage: launches by how long they took, and the microseconds of all.
+    /// Durations of launches, by stage.
     pub stages: [Times; Stage::ALL.len()],
-    /// Connections that ended while they were needed, by why.
+    /// Connections that ended while they were needed, by reason.
     pub aborts: [u64; TransferOutcome::COUNT],
-    /// Of launches that moved everything, by transport and the place of their class of size. Few tasks have more than a few.
+    /// Durations of complete launches, by transport and index of the size class. Most tasks have few entries.
     pub durations: BTreeMap<(ReportedTransport, u8), Times>,
 }
 
@@ -119,7 +120,7 @@ fn merge_times(mine: &mut Times, theirs: &Times, by: fn(u64, u64) -> u64) {
     }
 }
 
-/// Adds what a report says of times.
+/// Adds the counts and the sum of a reported histogram.
 fn add_times(times: &mut Times, counts: &[u64], sum_us: u64) {
     times.sum_us = times.sum_us.saturating_add(sum_us);
     for (at, count) in counts.iter().enumerate() {
@@ -144,18 +145,18 @@ impl LifeTotals {
         }
     }
 
-    /// Adds what another says.
+    /// Adds the counters of `other`.
     pub fn add(&mut self, other: &Self) {
         self.merge(other, u64::saturating_add);
     }
 
-    /// Takes what is larger: a counter never goes back.
+    /// Raises each counter to that of `other` if it is larger: a counter never goes back.
     pub fn rise_to(&mut self, other: &Self) {
         self.merge(other, u64::max);
     }
 }
 
-/// The connections of one kind.
+/// The connections of one transport.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TransportTotals {
     pub connections: u64,
@@ -171,7 +172,7 @@ impl TransportTotals {
     }
 }
 
-/// One connection.
+/// One reported connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ReportedConnection {
     pub peer: TaskId,
@@ -181,12 +182,12 @@ pub(super) struct ReportedConnection {
     pub launches: u32,
 }
 
-/// The clock of a worker beside the service's.
+/// The offset of a worker's clock from the service's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ClockReading {
-    /// How far the worker's clock is ahead, in microseconds; negative if it is behind.
+    /// The offset in microseconds; positive if the worker's clock is ahead.
     pub ahead_us: i64,
-    /// By how many microseconds that may be wrong: half of what it took to ask.
+    /// The uncertainty in microseconds: half of the round trip of the measurement.
     pub within_us: u64,
 }
 
@@ -197,55 +198,55 @@ impl From<wire::ClockReading> for ClockReading {
 }
 
 impl ClockReading {
-    /// How far the worker's clock is ahead, in seconds.
+    /// Returns how far the worker's clock is ahead, in seconds.
     #[must_use]
     pub fn ahead_seconds(&self) -> f64 {
         wire::ClockReading { ahead_us: self.ahead_us, within_us: self.within_us }.ahead_seconds()
     }
 
-    /// The one of several that is furthest from the service's; of those that are equally far, the first.
+    /// Returns the reading that is furthest from the service's clock; the first one if several are.
     pub fn furthest(readings: impl IntoIterator<Item = Self>) -> Option<Self> {
         let further = |one: Self, other: Self| if other.apart_us() > one.apart_us() { other } else { one };
         readings.into_iter().reduce(further)
     }
 
-    /// How far the two are apart at least, in microseconds.
+    /// Returns the minimum distance between the two clocks, in microseconds, given the uncertainty.
     #[must_use]
     pub fn apart_us(&self) -> u64 {
         self.ahead_us.unsigned_abs().saturating_sub(self.within_us)
     }
 }
 
-/// A failure.
+/// A reported failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ReportedFailure {
-    /// When, by the worker's clock; the service sees to it that it lies in the run.
+    /// The time by the worker's clock. The store moves it into the run if the clock is off.
     pub at: Timestamp,
     pub peer: TaskId,
     pub reason: TransferOutcome,
     pub text: Box<str>,
 }
 
-/// A report that can be taken.
+/// A checked report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Report {
     pub task: TaskId,
     pub incarnation: TaskIncarnation,
     pub sequence: u64,
     pub totals: LifeTotals,
-    /// Sent and received, by peer and transport.
+    /// Bytes sent and received, by peer and transport.
     pub pairs: BTreeMap<(TaskId, ReportedTransport), [u64; 2]>,
     pub links: [TransportTotals; ReportedTransport::ALL.len()],
     pub connections: Vec<ReportedConnection>,
     pub cliques: u64,
     pub registered_bytes: u64,
-    /// Bytes that are still to move, by class in the order of urgency.
+    /// Bytes that are still to move, by class in order of urgency.
     pub in_flight: [u64; 3],
     pub clock: Option<ClockReading>,
     pub failures: Vec<ReportedFailure>,
 }
 
-/// Counts the rows before any is given memory: an empty row takes two bytes of a message.
+/// Counts the rows before memory is allocated for them: an empty row takes two bytes of a message.
 fn check_lists(mut bytes: &[u8]) -> Result<(), ReportError> {
     let unreadable = |error: prost::DecodeError| ReportError::Unreadable(error.to_string());
     let mut counts = [0_usize; LISTS.len()];
@@ -263,7 +264,7 @@ fn check_lists(mut bytes: &[u8]) -> Result<(), ReportError> {
 }
 
 impl Report {
-    /// Reads a report to a job of so many tasks.
+    /// Parses a report to a job with this many tasks.
     pub fn read(bytes: &[u8], tasks: usize) -> Result<Self, ReportError> {
         if bytes.len() > BYTES_MAX {
             return Err(ReportError::TooLong(bytes.len()));
@@ -308,7 +309,7 @@ impl Report {
         ] {
             totals.counters[counter as usize] = value;
         }
-        // A time without a launch that took it says nothing.
+        // A sum of durations without a count is meaningless.
         let any = |counts: &[u64]| counts.iter().any(|count| *count > 0);
         for row in given.stages.iter().filter(|row| any(&row.counts)) {
             let Some(stage) = Stage::ALL.into_iter().find(|stage| stage.name() == row.stage) else {

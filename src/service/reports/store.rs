@@ -1,16 +1,16 @@
-//! The reports of all jobs: a board for each job, within bounds.
+//! The reports of all jobs: one [`JobReports`] for each job, within bounds.
 //!
 //! It checks no syntax: `parse.rs` does. Begin at [`ReportStore`].
 //!
-//! | what | bound |
+//! | item | bound |
 //! | --- | --- |
-//! | rows of pairs | [`PAIRS_KEPT`] a job, shared out evenly among its tasks; the rest is in the sums |
-//! | connections, one by one | [`CONNECTIONS_KEPT`] a job, likewise; the sums are of all |
-//! | pairs followed over time | the first [`SERIES_KEPT`] that move anything; the rest as one |
-//! | failures, one by one | [`TASK_FAILURES_KEPT`] a task, [`REASON_FAILURES_KEPT`] a reason, and the first of each |
+//! | rows of pairs | [`PAIRS_KEPT`] a job, shared evenly among its tasks; the sums cover all |
+//! | single connections | [`CONNECTIONS_KEPT`] a job, likewise; the sums cover all |
+//! | pairs over time | the first [`SERIES_KEPT`] that move anything; the others as one series |
+//! | single failures | [`TASK_FAILURES_KEPT`] a task, the first and [`REASON_FAILURES_KEPT`] more a reason |
 //!
-//! Ten thousand tasks have a hundred million pairs, so each task has an even share of the rows: a task that reports
-//! many takes no room from others. Sums are exact.
+//! Ten thousand tasks have a hundred million pairs, so each task has an even share of the rows: a task that
+//! reports many pairs takes no room from others. Sums are exact.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,49 +24,51 @@ use super::vocabulary::{ReportedTransport, TransferOutcome};
 use crate::coordination::{JobId, RunNumber, TaskId, TaskIncarnation, Timestamp, TransferFailure};
 use crate::engine::Engine;
 
-/// Rows of pairs that a job keeps.
+/// The maximum number of pair rows of a job.
 pub const PAIRS_KEPT: usize = 65_536;
-/// Connections that a job keeps one by one.
+/// The maximum number of single connections of a job.
 pub const CONNECTIONS_KEPT: usize = 65_536;
-/// Pairs that a job follows over time.
+/// The maximum number of pairs of a job with a series over time.
 pub const SERIES_KEPT: usize = 64;
-/// Failures that are kept of a task.
+/// The maximum number of failures kept for each task.
 pub const TASK_FAILURES_KEPT: usize = 4;
-/// Failures that are kept of a reason, beside the first.
+/// The maximum number of failures kept for each reason, beside the first.
 pub const REASON_FAILURES_KEPT: usize = 8;
-/// However many tasks a job has, each may have so many rows.
+/// The minimum share of rows of a task, however many tasks the job has.
 const SHARE_MIN: usize = 4;
-/// Failures for one reason within this time are one event and a count.
+/// The time within which failures for one reason are one event and a count.
 const BURST_WINDOW: Duration = Duration::from_secs(30);
-/// How often a worker of a small job reports, in milliseconds; and for how many tasks that is small.
+/// The report interval of a worker in a small job, in milliseconds, and the number of tasks up to which a job
+/// is small.
 const INTERVAL_MS: usize = 1000;
 const TASKS_PER_INTERVAL: usize = 1000;
 
-/// How often each of so many tasks should report, in milliseconds: so that a thousand reports come in a second.
+/// Returns the report interval for this many tasks, in milliseconds. In a large job it is longer, so that all
+/// tasks together send about a thousand reports a second.
 #[must_use]
 pub fn interval_ms(tasks: usize) -> u32 {
     let times = tasks.div_ceil(TASKS_PER_INTERVAL).max(1);
     u32::try_from(INTERVAL_MS * times).unwrap_or(u32::MAX)
 }
 
-/// One task's part of a bound on all of them.
+/// Returns the share of one task in a bound on all tasks.
 fn per_task_limit(all: usize, tasks: usize) -> usize {
     (all / tasks.max(1)).max(SHARE_MIN)
 }
 
-/// A failure that is kept.
+/// A stored failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TaskFailure {
     pub task: TaskId,
     pub failed: ReportedFailure,
 }
 
-/// The bytes of one task with one peer by one transport: sent, received.
+/// Bytes between one task and one peer over one transport: sent, received.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct PairRow {
     earlier: [u64; 2],
     life: [u64; 2],
-    /// The same over time, as far as it is known when it moved.
+    /// The same over time, for bytes whose time is known.
     pub steps: [StepSeries; 2],
 }
 
@@ -76,31 +78,31 @@ impl PairRow {
     }
 }
 
-/// What one life of a task holds at present. It is gone when the life is over.
+/// The present state of one life of a task. It is dropped when the life ends.
 #[derive(Debug, Default)]
 pub(super) struct Gauges {
     pub links: [TransportTotals; ReportedTransport::ALL.len()],
     pub connections: Vec<ReportedConnection>,
     pub cliques: u64,
     pub registered_bytes: u64,
-    /// Bytes that are still to move, by class in the order of urgency.
+    /// Bytes that are still to move, by class in order of urgency.
     pub in_flight: [u64; 3],
-    /// Its clock beside the service's, once it has told.
+    /// The offset of its clock, once it is reported.
     pub clock: Option<ClockReading>,
 }
 
-/// What one task has reported.
+/// The reports of one task.
 #[derive(Debug)]
 pub(super) struct TaskReports {
     pub incarnation: TaskIncarnation,
     sequence: Option<u64>,
-    /// When the last report came.
+    /// The time of the last report.
     pub at: Timestamp,
     pub lives: u32,
     earlier: LifeTotals,
     life: LifeTotals,
     pub rows: BTreeMap<(TaskId, ReportedTransport), PairRow>,
-    /// Bytes over time with all peers together: sent, received.
+    /// Bytes over time with all peers: sent, received.
     pub steps: [StepSeries; 2],
     gauges: Gauges,
     pub failures: VecDeque<ReportedFailure>,
@@ -122,19 +124,20 @@ impl TaskReports {
         }
     }
 
-    /// All of this run.
+    /// Returns the counters of all lives in this run.
     pub fn totals(&self) -> LifeTotals {
         let mut totals = self.earlier.clone();
         totals.add(&self.life);
         totals
     }
 
-    /// What it holds at present; nothing if another life of the task counts, or none.
+    /// Returns the present state; `None` if `present` is another life.
     pub fn gauges(&self, present: Option<TaskIncarnation>) -> Option<&Gauges> {
         (present == Some(self.incarnation)).then_some(&self.gauges)
     }
 
-    /// A new life begins to report: what the one before counted stays counted, what it had is gone.
+    /// Begins a new life: the counters of the former life are added to the sums, and its present state is
+    /// dropped.
     fn begin(&mut self, incarnation: TaskIncarnation) {
         self.incarnation = incarnation;
         self.sequence = None;
@@ -146,7 +149,7 @@ impl TaskReports {
         self.gauges = Gauges::default();
     }
 
-    /// Takes in the rows; `moved` hears what each pair has sent since the report before.
+    /// Updates the rows. `moved` is called with the bytes that each pair has sent since the last report.
     fn take_pairs(
         &mut self,
         pairs: BTreeMap<(TaskId, ReportedTransport), [u64; 2]>,
@@ -173,7 +176,7 @@ impl TaskReports {
                 None => fresh.push((key, bytes)),
             }
         }
-        // Where not all can be kept, those that have moved most are.
+        // If there is no room for all rows, those with the most bytes are kept.
         let room = most.saturating_sub(self.rows.len());
         if fresh.len() > room {
             fresh.sort_by_key(|(_, bytes)| std::cmp::Reverse(bytes[0].saturating_add(bytes[1])));
@@ -190,12 +193,12 @@ impl TaskReports {
 pub(super) struct FailureGroup {
     pub told: u64,
     pub first: Option<TaskFailure>,
-    /// The newest last.
+    /// The newest failures, the latest last.
     pub newest: VecDeque<TaskFailure>,
     burst: Option<FailureBurst>,
 }
 
-/// Failures for one reason that are told of together.
+/// Failures for one reason that are reported as one event.
 #[derive(Debug)]
 struct FailureBurst {
     since: Timestamp,
@@ -203,20 +206,20 @@ struct FailureBurst {
     last: TaskFailure,
 }
 
-/// What the workers of one job have reported in its present run.
+/// The reports of one job in its present run.
 #[derive(Debug)]
 pub(super) struct JobReports {
     pub run: RunNumber,
     pub tasks: BTreeMap<TaskId, TaskReports>,
-    /// When the first report came.
+    /// The time of the first report.
     pub since: Timestamp,
-    /// When the last report came.
+    /// The time of the last report.
     pub at: Timestamp,
     /// Bytes sent, by transport.
     pub series: [Box<SecondSeries>; ReportedTransport::ALL.len()],
-    /// The same of single pairs.
+    /// Bytes sent by single pairs.
     pub pairs: BTreeMap<(TaskId, TaskId, ReportedTransport), Box<SecondSeries>>,
-    /// The same of all other pairs.
+    /// Bytes sent by all other pairs.
     pub others: Box<SecondSeries>,
     pub reasons: BTreeMap<TransferOutcome, FailureGroup>,
     pub taken: u64,
@@ -241,7 +244,7 @@ impl JobReports {
         }
     }
 
-    /// Takes in a report of the life that counts; what is to be told of it.
+    /// Accepts a report of the present life. Returns the failures to report as events.
     pub(super) fn accept(
         &mut self,
         report: Report,
@@ -318,7 +321,8 @@ impl JobReports {
         notes
     }
 
-    /// Keeps a failure; it is told of unless others for the same reason were a moment ago.
+    /// Stores a failure. Returns the event to report, unless one for the same reason was reported a moment
+    /// ago.
     fn fail(&mut self, failure: TaskFailure, now: Timestamp) -> Option<TransferFailure> {
         let reason = self.reasons.entry(failure.failed.reason).or_default();
         reason.told += 1;
@@ -339,7 +343,7 @@ impl JobReports {
         Some(note)
     }
 
-    /// Tells of what came while nobody was told, once that has lasted long enough.
+    /// Returns the events for suppressed failures whose burst window is over.
     fn flush_bursts(&mut self, now: Timestamp) -> Vec<TransferFailure> {
         let mut notes = Vec::new();
         for reason in self.reasons.values_mut() {
@@ -355,7 +359,7 @@ impl JobReports {
     }
 }
 
-/// A worker's moment, moved into the run if its clock is wrong.
+/// Returns the time of a worker, moved into the run if the worker's clock is off.
 fn within(at: Timestamp, opened: Timestamp, now: Timestamp) -> Timestamp {
     if at < opened { now } else { at.min(now) }
 }
@@ -381,7 +385,7 @@ fn note(failure: &TaskFailure, count: u64) -> TransferFailure {
     }
 }
 
-/// The reports of every job.
+/// The reports of all jobs.
 #[derive(Debug, Default)]
 pub struct ReportStore {
     jobs: Mutex<BTreeMap<JobId, Arc<Mutex<JobReports>>>>,
@@ -392,7 +396,7 @@ impl ReportStore {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at what a job's workers have reported in this run.
+    /// Calls a function with the reports of a job's present run.
     pub(super) fn with<T>(
         &self,
         job: JobId,
@@ -404,19 +408,19 @@ impl ReportStore {
         (of_job.run == run).then(|| look(&of_job))
     }
 
-    /// Makes this what a job's workers have reported.
+    /// Replaces the reports of a job.
     #[cfg(test)]
     pub(super) fn complete_interval(&self, job: JobId, of_job: JobReports) {
         self.jobs().insert(job, Arc::new(Mutex::new(of_job)));
     }
 
-    /// Whether any task of the job has ever reported.
+    /// Returns whether any task of the job has ever reported.
     #[must_use]
     pub fn has_reports(&self, job: JobId) -> bool {
         self.jobs().contains_key(&job)
     }
 
-    /// Forgets jobs that are there no more, and tells of failures that nobody was told of yet.
+    /// Drops deleted jobs and reports suppressed failures.
     pub fn retain_jobs(&self, engine: &Engine, there: impl Fn(JobId) -> bool) {
         let jobs: Vec<(JobId, Arc<Mutex<JobReports>>)> = {
             let mut jobs = self.jobs();
@@ -430,10 +434,11 @@ impl ReportStore {
         }
     }
 
-    /// Takes a report, and tells of the failures in it. Returns after how many milliseconds the next should come.
+    /// Accepts a report and reports its failures as events. Returns the time until the next report, in
+    /// milliseconds.
     ///
     /// # Errors
-    /// If it is no report of the life that counts; then nothing has changed.
+    /// If the report is invalid or not from the present life; then nothing has changed.
     pub fn accept(&self, engine: &Engine, job: JobId, bytes: &[u8]) -> Result<u32, ReportError> {
         let tasks = engine.read_under_lock(|core| core.job(job).map(|look| look.task_count()));
         let tasks = tasks.ok_or(ReportError::NoSuchJob)?;
@@ -470,7 +475,8 @@ impl ReportStore {
             Arc::clone(jobs.entry(job).or_insert_with(|| Arc::new(Mutex::new(JobReports::new(run)))))
         };
         let mut of_job = of_job.lock().unwrap_or_else(PoisonError::into_inner);
-        // Asked again under the lock: a report of a life that has ended meanwhile must not come after the next one's.
+        // Checked again under the lock: a report of a life that has ended meanwhile must not follow one of
+        // the next life.
         let life = stands()?;
         if of_job.run != life.run {
             *of_job = JobReports::new(life.run);

@@ -50,7 +50,7 @@ impl StoreFixture {
         self.engine.call(self.job, caller, request, &inbox, 0);
     }
 
-    /// A report with the next sequence number, changed by `edit`.
+    /// Returns a report with the next sequence number, changed by `edit`.
     fn report(&self, task: u32, incarnation: u64, edit: impl FnOnce(&mut wire::TransferReport)) -> Vec<u8> {
         let mut sequence = self.sequence.lock().unwrap();
         *sequence += 1;
@@ -201,7 +201,7 @@ fn unknown_names_become_other() {
 fn lists_are_counted_before_they_are_read() {
     let world = StoreFixture::of(2);
     for (most, field) in [(PAIRS_MAX, 4_u8), (CONNECTIONS_MAX, 5), (OUTCOMES_MAX, 6), (FAILURES_MAX, 9)] {
-        // The cheapest way to ask for memory: rows without contents.
+        // Rows without contents are the cheapest way to make the server allocate.
         let rows = [field << 3 | 2, 0].repeat(most + 1);
         let bytes = [world.report(0, 100, |_| {}), rows].concat();
         assert!(matches!(world.take(&bytes), Err(ReportError::TooMany { most: said, .. }) if said == most));
@@ -231,7 +231,7 @@ fn a_large_job_keeps_so_many_pairs_and_connections_of_each_task_and_the_sums_of_
     assert_eq!(world.take(&report), Ok(20_000));
     let view = world.summary();
     let pairs = world.board.pairs(world.job, &world.roster(), None, None);
-    // Those that moved most.
+    // The pairs with the most bytes.
     assert_eq!(pairs.iter().map(|pair| pair.to.0).collect::<Vec<_>>(), [9996, 9997, 9998, 9999]);
     assert_eq!(view.totals.sent(), 9999 * 10_000 / 2);
     let kept = world.board.connections(world.job, &world.roster(), None, None);
@@ -250,7 +250,8 @@ fn throughput_is_what_came_between_two_reports_and_pairs_beyond_the_bound_are_on
     say(1_000_000);
     std::thread::sleep(Duration::from_millis(20));
     say(1_000_500);
-    // What moved before the first report moved nobody knows when. The last seconds are shown once all have reported them.
+    // The time of bytes moved before the first report is unknown. A second is shown once all tasks have
+    // reported it.
     std::thread::sleep(Duration::from_millis(2_100));
     say(1_000_500);
     let seen = world.board.throughput(world.job, &world.roster(), 10);
@@ -264,7 +265,7 @@ fn throughput_is_what_came_between_two_reports_and_pairs_beyond_the_bound_are_on
     assert_eq!(sum(&seen.others), 500 * (100 - SERIES_KEPT as u64));
 }
 
-/// A summary of reports that came at these moments of a job that was made at second 1,000: seconds, task, its pairs.
+/// Returns a summary after reports at these times to a job created at second 1,000: seconds, task, its pairs.
 fn told(
     reports: &[(u64, u32, Vec<wire::PairTotals>)],
     look: impl FnOnce(&ReportStore, JobId, &TaskIncarnations),
@@ -310,7 +311,7 @@ fn the_rates_of_pairs_and_of_tasks_add_up_to_that_of_all_over_the_same_ten_secon
         // Task 0 sends 4,000 bytes a second, task 1 in those ten seconds one burst of 40,000 to each of two, and a part of another.
         assert_eq!(tasks[0].sent_rate, 4_000);
         assert!(tasks[1].sent_rate >= 8_000, "{tasks:?}");
-        // The chart says the same: its last whole step is that window.
+        // The last complete step of the chart is the same window.
         let seen = board.throughput(job, roster, POINTS);
         let sent = |at: usize| seen.transports.iter().map(|it| it.sent[at]).sum::<u64>();
         let spare = usize::try_from(seen.ends_at.0 / 1_000_000 % 10).unwrap();
@@ -354,7 +355,7 @@ fn a_storm_of_failures_is_one_event_and_the_first_cause_comes_first() {
     assert_eq!(told, [("stalled", 3, REASON_FAILURES_KEPT), ("peer_dead", 0, 1)]);
     let first = reasons[0].first.clone().unwrap();
     assert_eq!((first.at.0, first.text.as_str()), (now + 5, "as the | worker says"));
-    // A clock that is wrong does not lead out of the run.
+    // A wrong clock does not place a failure outside of the run.
     assert!(
         reasons[0].newest.iter().all(|failure| failure.at >= first.at && failure.at.0 < now + 60_000_000)
     );
@@ -375,7 +376,7 @@ fn durations_and_aborts_add_up_over_lives_and_what_is_in_flight_is_of_the_last_r
         let report = world.report(task, 100 + u64::from(task), |report| {
             report.durations = vec![
                 times("64KiB", vec![1, 2]),
-                // More counts than there are bounds are of longer ones; an unknown class is left out.
+                // Counts beyond the bounds belong to the last class; an unknown size class is left out.
                 times("more", vec![1; 40]),
                 times("1 parsec", vec![7]),
             ];

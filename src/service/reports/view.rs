@@ -25,80 +25,80 @@ pub struct TransferBytes {
     pub received: u64,
 }
 
-/// Launches that ended one way.
+/// Launches with one outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OutcomeView {
-    /// `completed`, or why not.
+    /// `completed`, or the reason of the failure.
     #[schema(value_type = String)]
     pub outcome: TransferOutcome,
-    /// How many.
+    /// The number of launches.
     pub launches: u64,
 }
 
-/// What is counted since the run began, over all lives of its tasks.
+/// The counters since the run began, over all lives of its tasks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TotalsView {
-    /// Bytes, by transport; those that moved nothing are left out.
+    /// Bytes by transport; transports without bytes are left out.
     pub bytes: Vec<TransferBytes>,
-    /// Launches, by how they ended; what has not happened is left out.
+    /// Launches by outcome; outcomes that did not occur are left out.
     pub launches: Vec<OutcomeView>,
-    /// Cliques that were found ready.
+    /// Cliques found in the cache.
     pub cache_hits: u64,
-    /// Cliques that had to be made.
+    /// Cliques that had to be created.
     pub cache_misses: u64,
-    /// Cliques that made room for others.
+    /// Cliques evicted for others.
     pub cache_evictions: u64,
-    /// Frames of other lives of tasks, which were turned away.
+    /// Frames of other lives of tasks, which were rejected.
     pub fenced_frames: u64,
-    /// Chunks that came damaged, and were sent again.
+    /// Chunks that arrived damaged and were sent again.
     pub damaged_chunks: u64,
-    /// Lanes that were lost.
+    /// Lost lanes.
     pub lanes_lost: u64,
-    /// Lanes that were made anew.
+    /// Lanes that were established again.
     pub lanes_made: u64,
-    /// Fetches that became pushes.
+    /// Fetches that were replaced by pushes.
     pub fetch_fallbacks: u64,
-    /// Where the time of launches went; stages that none went through are left out.
+    /// Durations of launches by stage; stages without launches are left out.
     pub stages: Vec<StageView>,
-    /// How long launches took that moved everything, by transport and class of size; what none were of is left out.
+    /// Durations of complete launches, by transport and size class; classes without launches are left out.
     pub durations: Vec<DurationView>,
-    /// Connections that ended while they were needed, by why; what has not happened is left out.
+    /// Connections that ended while they were needed, by reason; reasons that did not occur are left out.
     pub aborts: Vec<AbortView>,
 }
 
-/// Connections that ended while they were needed.
+/// Connections that ended while they were needed, for one reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AbortView {
-    /// Why.
+    /// The reason.
     #[schema(value_type = String)]
     pub reason: TransferOutcome,
-    /// How many, as each side counts them.
+    /// The number of connections, as each side counts them.
     pub connections: u64,
 }
 
-/// How long launches of one class of size took by one transport.
+/// The durations of launches of one size class over one transport.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DurationView {
-    /// By which bytes of it moved, or moved last.
+    /// The transport of the bytes, or of the last bytes.
     pub transport: ReportedTransport,
-    /// How many bytes one moved at most: `4KiB`, `64KiB`, `1MiB`, `16MiB`, `256MiB`, `more`.
+    /// The maximum number of bytes of the class: `4KiB`, `64KiB`, `1MiB`, `16MiB`, `256MiB`, `more`.
     pub size_class: String,
-    /// How many launches.
+    /// The number of launches.
     pub launches: u64,
-    /// How long all of them took together, in microseconds.
+    /// The sum of their durations, in microseconds.
     pub sum_us: u64,
-    /// As in the stages.
+    /// The numbers of launches by duration, with the bounds of the stages.
     pub counts: Vec<u64>,
 }
 
 impl DurationView {
-    /// How long one took on average, in microseconds.
+    /// Returns the mean duration, in microseconds.
     #[must_use]
     pub fn mean_us(&self) -> u64 {
         self.sum_us / self.launches.max(1)
     }
 
-    /// Of which launches, in words.
+    /// Returns a label: transport and size class.
     #[must_use]
     pub fn label(&self) -> String {
         let size = match self.size_class.strip_suffix("iB") {
@@ -111,23 +111,24 @@ impl DurationView {
     }
 }
 
-/// How many launches were timed.
+/// Returns the number of timed launches.
 fn timed(times: &Times) -> u64 {
     times.counts.iter().copied().fold(0, u64::saturating_add)
 }
 
-/// How long launches took to go through one stage.
+/// The durations of launches in one stage.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StageView {
-    /// `prepare`: until its connections are there; `dependencies`: until what it waits for has happened; `match`: until both
-    /// sides have launched; `move`: until the last byte is in place; `quiesce`: from a cancellation to its proof; `connect`:
-    /// until a connection was made.
+    /// `prepare`: until the connections exist; `dependencies`: until the dependencies are complete; `match`:
+    /// until both sides have launched; `move`: until the last byte is in place; `quiesce`: from a
+    /// cancellation to its proof; `connect`: until a connection was made.
     pub stage: String,
-    /// How many launches.
+    /// The number of launches.
     pub launches: u64,
-    /// How long all of them took together, in microseconds.
+    /// The sum of their durations, in microseconds.
     pub sum_us: u64,
-    /// How many took up to 10, 30, 100, 300 microseconds, 1, 3, 10, 30, 100, 300 milliseconds, 1, 3, 10 seconds, and longer.
+    /// The numbers of launches up to 10, 30, 100, 300 microseconds, 1, 3, 10, 30, 100, 300 milliseconds, 1,
+    /// 3, 10 seconds, and longer.
     pub counts: Vec<u64>,
 }
 
@@ -138,13 +139,13 @@ impl StageView {
         (launches > 0).then_some(Self { stage, launches, sum_us: times.sum_us, counts })
     }
 
-    /// How long one took on average, in microseconds.
+    /// Returns the mean duration, in microseconds.
     #[must_use]
     pub fn mean_us(&self) -> u64 {
         self.sum_us / self.launches.max(1)
     }
 
-    /// What a launch does in this stage, for people.
+    /// Returns a description of the stage for people.
     #[must_use]
     pub fn stage_names(&self) -> &str {
         match self.stage.as_str() {
@@ -203,25 +204,25 @@ impl TotalsView {
         }
     }
 
-    /// Bytes sent, by every transport.
+    /// Returns the bytes sent over all transports.
     #[must_use]
     pub fn sent(&self) -> u64 {
         self.bytes.iter().fold(0, |sum, of| sum.saturating_add(of.sent))
     }
 
-    /// Bytes received, by every transport.
+    /// Returns the bytes received over all transports.
     #[must_use]
     pub fn received(&self) -> u64 {
         self.bytes.iter().fold(0, |sum, of| sum.saturating_add(of.received))
     }
 
-    /// Launches that ended so.
+    /// Returns the number of launches with this outcome.
     #[must_use]
     pub fn ended(&self, outcome: TransferOutcome) -> u64 {
         self.launches.iter().find(|of| of.outcome == outcome).map_or(0, |of| of.launches)
     }
 
-    /// Launches that did not complete.
+    /// Returns the number of launches that did not complete.
     #[must_use]
     pub fn failed(&self) -> u64 {
         let failed = self.launches.iter().filter(|of| of.outcome != TransferOutcome::COMPLETED);
@@ -229,16 +230,16 @@ impl TotalsView {
     }
 }
 
-/// The connections of one kind that there are now.
+/// The present connections of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LinksView {
-    /// How their lanes are made.
+    /// The transport of their lanes.
     pub transport: ReportedTransport,
-    /// Ends of connections: one that both its tasks report has two.
+    /// The number of connection ends: a connection that both its tasks report counts twice.
     pub connections: u64,
-    /// Lanes that live, likewise.
+    /// The number of live lanes, counted likewise.
     pub lanes: u64,
-    /// Launches under way, as the tasks count them.
+    /// Launches in progress, as the tasks count them.
     pub launches: u64,
 }
 
@@ -259,29 +260,29 @@ pub struct ConnectionView {
     pub task: TaskId,
     /// The task at its other end.
     pub peer: TaskId,
-    /// The life of that one that it leads to, in hexadecimal.
+    /// The incarnation of the peer, in hexadecimal.
     pub peer_incarnation: String,
-    /// How its lanes are made.
+    /// The transport of its lanes.
     pub transport: ReportedTransport,
-    /// Lanes that live.
+    /// The number of live lanes.
     pub lanes: u32,
-    /// Launches under way.
+    /// Launches in progress.
     pub launches: u32,
 }
 
-/// A failure.
+/// A failed launch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FailureView {
-    /// When, by the worker's clock.
+    /// The time, by the worker's clock.
     pub at: Timestamp,
-    /// The task that tells of it.
+    /// The task that reports it.
     pub task: TaskId,
-    /// The other side.
+    /// The task on the other side.
     pub peer: TaskId,
-    /// Why.
+    /// The reason.
     #[schema(value_type = String)]
     pub reason: TransferOutcome,
-    /// What the worker says.
+    /// The text of the worker.
     pub text: String,
 }
 
@@ -299,20 +300,20 @@ pub struct ReasonView {
     /// The reason.
     #[schema(value_type = String)]
     pub reason: TransferOutcome,
-    /// What it means.
+    /// The meaning of the reason.
     pub means: String,
-    /// Launches that ended so, over all tasks.
+    /// Launches with this outcome, over all tasks.
     pub launches: u64,
-    /// The first in this run.
+    /// The first failure in this run.
     pub first: Option<FailureView>,
-    /// The newest, the latest first: a few of them.
+    /// The newest failures, the latest first.
     pub newest: Vec<FailureView>,
 }
 
 /// Bytes sent, second by second.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Series {
-    /// By which transport.
+    /// The transport.
     pub transport: ReportedTransport,
     /// Bytes of each second, the oldest first.
     pub sent: Vec<u64>,
@@ -321,11 +322,11 @@ pub struct Series {
 /// Bytes that one task sent to another, second by second.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PairSeries {
-    /// From which task.
+    /// The sending task.
     pub from: TaskId,
-    /// To which.
+    /// The receiving task.
     pub to: TaskId,
-    /// By which transport.
+    /// The transport.
     pub transport: ReportedTransport,
     /// Bytes of each second, the oldest first.
     pub sent: Vec<u64>,
@@ -334,13 +335,13 @@ pub struct PairSeries {
 /// Bytes over time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Throughput {
-    /// When the last second of every list ends. The seconds after it have not been reported by all.
+    /// The end of the last second of every list. Later seconds are not yet reported by all tasks.
     pub ends_at: Timestamp,
-    /// How many seconds each list has: as many as were asked for, or those since the first report.
+    /// The length of each list in seconds: the requested number, or the seconds since the first report.
     pub seconds: usize,
-    /// All tasks, by transport; those that moved nothing are left out.
+    /// All tasks, by transport; transports without bytes are left out.
     pub transports: Vec<Series>,
-    /// Single pairs: the first of the run that moved anything, 64 at most.
+    /// Single pairs: the first ones of the run that moved bytes, 64 at most.
     pub pairs: Vec<PairSeries>,
     /// All other pairs together.
     pub others: Vec<u64>,
@@ -349,60 +350,60 @@ pub struct Throughput {
 /// The bytes from one task to another by one transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PairView {
-    /// From which task.
+    /// The sending task.
     pub from: TaskId,
-    /// To which.
+    /// The receiving task.
     pub to: TaskId,
-    /// By which transport.
+    /// The transport.
     pub transport: ReportedTransport,
-    /// Bytes that `from` says that it sent; none if it has not reported the pair.
+    /// Bytes sent, as `from` reports them; none if it has not reported the pair.
     pub sent: Option<u64>,
-    /// Bytes that `to` says that it received.
+    /// Bytes received, as `to` reports them; none if it has not reported the pair.
     pub received: Option<u64>,
-    /// Bytes a second, over the step of ten seconds that `rate_until` of the summary ends: as `from` says, or as `to` does if
-    /// `from` has not reported the pair.
+    /// Bytes a second, over the ten seconds before `rate_until` of the summary: as `from` reports them, or as
+    /// `to` does if `from` has not reported the pair.
     pub rate: u64,
 }
 
 impl PairView {
-    /// The bytes that moved, as the side says that has heard of more.
+    /// Returns the bytes that moved: the larger of the counts of both sides.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.sent.unwrap_or(0).max(self.received.unwrap_or(0))
     }
 }
 
-/// What one task reports.
+/// The reported transfers of one task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TaskTransfers {
     /// The task.
     pub task: TaskId,
-    /// The life that reported last, in hexadecimal.
+    /// The incarnation of the last report, in hexadecimal.
     pub incarnation: String,
-    /// How many lives have reported in this run.
+    /// The number of lives that have reported in this run.
     pub lives: u32,
-    /// When the last report came.
+    /// The time of the last report.
     pub reported_at: Timestamp,
-    /// That life counts no more: it has failed, left or restarted. What it counted stays counted.
+    /// The reporting life has ended: it failed, left or restarted. Its counts stay.
     pub stale: bool,
-    /// What it has counted in this run.
+    /// Its counters in this run.
     pub totals: TotalsView,
-    /// Bytes a second sent, over the step of ten seconds that `rate_until` of the summary ends.
+    /// Bytes sent a second, over the ten seconds before `rate_until` of the summary.
     pub sent_rate: u64,
-    /// Bytes a second received.
+    /// Bytes received a second.
     pub received_rate: u64,
-    /// When the ten seconds end over which its rates are taken.
+    /// The end of the ten seconds over which its rates are measured.
     #[serde(default)]
     pub rate_until: Timestamp,
     /// Its connections, by kind.
     pub links: Vec<LinksView>,
-    /// Cliques in its cache; none of a life that is over.
+    /// Cliques in its cache; none if the life has ended.
     pub cliques: u64,
-    /// Memory that it has registered for transfers, in bytes; none of a life that is over.
+    /// Memory registered for transfers, in bytes; none if the life has ended.
     pub registered_bytes: u64,
-    /// Bytes of launches under way that are still to move, by class: latency, normal, bulk.
+    /// Bytes that launches in progress still have to move, by class: latency, normal, bulk.
     pub in_flight_bytes: [u64; 3],
-    /// Its clock beside the service's; none until it has told, and none of a life that is over.
+    /// The offset of its clock; none before it is reported, and none if the life has ended.
     pub clock: Option<ClockReading>,
     /// Its last failures, the latest first.
     pub failures: Vec<FailureView>,
@@ -434,61 +435,62 @@ impl TaskTransfers {
         }
     }
 
-    /// Launches under way.
+    /// Returns the number of launches in progress.
     #[must_use]
     pub fn in_flight(&self) -> u64 {
         self.links.iter().map(|links| links.launches).sum()
     }
 
-    /// Its connections.
+    /// Returns the number of its connections.
     #[must_use]
     pub fn connections(&self) -> u64 {
         self.links.iter().map(|links| links.connections).sum()
     }
 }
 
-/// The transfers of a job's present run, in sum.
+/// The totals of the transfers in a job's present run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TransfersView {
-    /// When this was seen.
+    /// The time of this view.
     pub seen_at: Timestamp,
-    /// In which run.
+    /// The run.
     pub run: RunNumber,
-    /// How many tasks the job has.
+    /// The number of tasks of the job.
     pub tasks: usize,
-    /// How many of them report: their present life has.
+    /// The number of tasks whose present life has reported.
     pub reporting: usize,
-    /// How many have reported, and do no more: their life is over.
+    /// The number of tasks whose reporting life has ended.
     pub stale: usize,
-    /// When the last report came; none if none has.
+    /// The time of the last report; none without a report.
     pub reported_at: Option<Timestamp>,
-    /// How far apart reports of one task should come, in milliseconds.
+    /// The interval between reports of one task, in milliseconds.
     pub interval_ms: u32,
-    /// Reports that were taken.
+    /// The number of accepted reports.
     pub taken: u64,
-    /// Reports that said nothing new.
+    /// The number of reports without news.
     pub repeated: u64,
-    /// Reports that were refused.
+    /// The number of refused reports.
     pub refused: u64,
-    /// What all tasks have counted.
+    /// The counters of all tasks.
     pub totals: TotalsView,
-    /// Bytes a second sent by all tasks, over the last whole ten seconds that all have reported: the rates of the tasks, and
-    /// those of the pairs if all pairs are kept, add up to it.
+    /// Bytes sent a second by all tasks, over the last complete ten seconds that all have reported. The rates
+    /// of the tasks add up to it, and so do those of the pairs if all pairs are kept.
     pub rate: u64,
-    /// When the ten seconds end over which every rate is taken; none if no report has come.
+    /// The end of the ten seconds over which every rate is measured; none without a report.
     #[serde(default)]
     pub rate_until: Option<Timestamp>,
-    /// Connections now, by kind.
+    /// The present connections, by kind.
     pub links: Vec<LinksView>,
     /// Cliques in the caches of the tasks.
     pub cliques: u64,
-    /// Memory that the tasks have registered for transfers, in bytes.
+    /// Memory registered by the tasks for transfers, in bytes.
     pub registered_bytes: u64,
-    /// Bytes of launches under way that are still to move, as both their sides count them, by class: latency, normal, bulk.
+    /// Bytes that launches in progress still have to move, as both sides count them, by class: latency,
+    /// normal, bulk.
     pub in_flight_bytes: [u64; 3],
-    /// Of the clocks that workers tell of, the one that is furthest from the service's.
+    /// The reported clock that is furthest from the service's.
     pub clock: Option<ClockReading>,
-    /// Failures by reason; the reason that came first in the run stands first.
+    /// Failures by reason; the reason that occurred first in the run comes first.
     pub failures: Vec<ReasonView>,
 }
 
@@ -550,32 +552,32 @@ impl TransfersView {
         view
     }
 
-    /// The times of day, in UTC, between which every rate is taken.
+    /// Returns the UTC times of day between which every rate is measured.
     #[must_use]
     pub fn rate_window(&self) -> Option<(String, String)> {
         self.rate_until.map(rate_window)
     }
 
-    /// Connections now.
+    /// Returns the number of present connections.
     #[must_use]
     pub fn connections(&self) -> u64 {
         self.links.iter().map(|links| links.connections).sum()
     }
 
-    /// Launches under way.
+    /// Returns the number of launches in progress.
     #[must_use]
     pub fn in_flight(&self) -> u64 {
         self.links.iter().map(|links| links.launches).sum()
     }
 
-    /// Bytes of launches under way that are still to move.
+    /// Returns the bytes that launches in progress still have to move.
     #[must_use]
     pub fn bytes_in_flight(&self) -> u64 {
         self.in_flight_bytes.iter().copied().fold(0, u64::saturating_add)
     }
 }
 
-/// Failures by reason, the first cause first; reasons of which only counts are known come last.
+/// Returns the failures by reason: the first cause first, reasons with counts alone last.
 fn reasons(of_job: &JobReports, totals: &TotalsView) -> Vec<ReasonView> {
     let mut reasons: BTreeMap<TransferOutcome, ReasonView> = BTreeMap::new();
     let failed =
@@ -599,7 +601,7 @@ fn reasons(of_job: &JobReports, totals: &TotalsView) -> Vec<ReasonView> {
     reasons
 }
 
-/// What the lives that count hold at present, by task.
+/// Returns the present state of the present lives, by task.
 fn present<'a>(
     of_job: &'a JobReports,
     roster: &'a TaskIncarnations,
@@ -608,13 +610,13 @@ fn present<'a>(
     tasks.filter_map(|(task, of_task)| Some((*task, of_task.gauges(roster.incarnation_of(*task))?)))
 }
 
-/// The last second that every task that reports in time has reported.
+/// Returns the last second that every punctual task has reported.
 fn last_second(of_job: &JobReports, interval_ms: u32) -> u64 {
     let behind = Timestamp(of_job.at.0.saturating_sub(u64::from(interval_ms) * 1000));
     (behind.0 / 1_000_000).saturating_sub(1)
 }
 
-/// The times of day, in UTC, between which a rate is taken that ends then.
+/// Returns the UTC times of day between which a rate with this end is measured.
 pub(crate) fn rate_window(until: Timestamp) -> (String, String) {
     let time = |at: Timestamp| {
         let stamp = at.to_string();
@@ -623,8 +625,8 @@ pub(crate) fn rate_window(until: Timestamp) -> (String, String) {
     (time(Timestamp(until.0.saturating_sub(STEP_SECONDS * 1_000_000))), time(until))
 }
 
-/// The ten seconds over which every rate is taken: the last step of [`StepSeries`] that every task that reports in time has reported
-/// whole.
+/// The ten seconds over which every rate is measured: the last step of [`StepSeries`] that every punctual
+/// task has reported completely.
 #[derive(Debug, Clone, Copy)]
 struct RateWindow(u64);
 
@@ -638,27 +640,28 @@ impl RateWindow {
         Timestamp((self.0 + 1) * STEP_SECONDS * 1_000_000)
     }
 
-    /// Bytes a second.
+    /// Returns the rate in bytes per second.
     fn rate(self, steps: &StepSeries) -> u64 {
         steps.point(self.0) / STEP_SECONDS
     }
 }
 
 impl ReportStore {
-    /// Whether anybody in the job has reported in this run.
+    /// Returns whether any task of the job has reported in this run.
     #[must_use]
     pub fn has(&self, job: JobId, run: RunNumber) -> bool {
         self.with(job, run, |of_job| !of_job.tasks.is_empty()).unwrap_or_default()
     }
 
-    /// The transfers of a job, in sum.
+    /// Returns the summary of a job's transfers.
     #[must_use]
     pub fn summary(&self, job: JobId, roster: &TaskIncarnations, now: Timestamp) -> TransfersView {
         let seen = self.with(job, roster.run, |of_job| TransfersView::of(of_job, roster, now));
         seen.unwrap_or_else(|| TransfersView::empty(roster, now))
     }
 
-    /// Bytes over the last `seconds`; [`super::POINTS`] at most, and none before the first report came.
+    /// Returns the bytes of the last `seconds` seconds: at most [`super::POINTS`], and none before the first
+    /// report.
     #[must_use]
     pub fn throughput(&self, job: JobId, roster: &TaskIncarnations, seconds: usize) -> Throughput {
         let seconds = seconds.clamp(1, super::POINTS);
@@ -693,7 +696,7 @@ impl ReportStore {
         self.with(job, roster.run, view).unwrap_or(nothing)
     }
 
-    /// Every pair that is kept, by task; of one task and by one transport, if those are given.
+    /// Returns the stored pairs by task, optionally of one task and one transport.
     #[must_use]
     pub fn pairs(
         &self,
@@ -737,7 +740,7 @@ impl ReportStore {
         pairs.into_values().collect()
     }
 
-    /// Every connection that is kept one by one, of tasks whose life counts.
+    /// Returns the stored single connections of tasks whose life is present.
     #[must_use]
     pub fn connections(
         &self,
@@ -766,7 +769,7 @@ impl ReportStore {
         self.with(job, roster.run, view).unwrap_or_default()
     }
 
-    /// What every task has reported that has, by number.
+    /// Returns the transfers of every task that has reported, by number.
     #[must_use]
     pub fn tasks(&self, job: JobId, roster: &TaskIncarnations) -> Vec<TaskTransfers> {
         let view = |of_job: &JobReports| {
@@ -779,7 +782,7 @@ impl ReportStore {
         self.with(job, roster.run, view).unwrap_or_default()
     }
 
-    /// The clocks of the tasks whose life counts, where they have told.
+    /// Returns the reported clocks of tasks whose life is present.
     #[must_use]
     pub fn clocks(&self, job: JobId, roster: &TaskIncarnations) -> Vec<(TaskId, ClockReading)> {
         let view = |of_job: &JobReports| {
@@ -788,7 +791,7 @@ impl ReportStore {
         self.with(job, roster.run, view).unwrap_or_default()
     }
 
-    /// What one task has reported, if it has.
+    /// Returns the transfers of one task, if it has reported.
     #[must_use]
     pub fn task(&self, job: JobId, roster: &TaskIncarnations, task: TaskId) -> Option<TaskTransfers> {
         let view = |of_job: &JobReports| {

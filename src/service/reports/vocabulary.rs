@@ -1,13 +1,13 @@
-//! Defines the fixed vocabulary of reports: transports, outcomes, counters. Anything else is `other`.
+//! Defines the fixed vocabulary of reports: transports, outcomes, counters. Any other name becomes `other`.
 //!
-//! Begin at `Transport`, then `TransferOutcome`.
+//! Begin at `ReportedTransport`, then `TransferOutcome`.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// How bytes are moved.
+/// The transport of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 #[schema(as = Transport)]
@@ -20,15 +20,15 @@ pub enum ReportedTransport {
     Unix,
     /// TCP connections.
     Tcp,
-    /// One that this version does not know.
+    /// A transport that this version does not know.
     Other,
 }
 
 impl ReportedTransport {
-    /// Every one.
+    /// All transports.
     pub const ALL: [Self; 5] = [Self::Shm, Self::Pvm, Self::Unix, Self::Tcp, Self::Other];
 
-    /// Its name, as on the wire.
+    /// Returns its name on the wire.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -40,7 +40,7 @@ impl ReportedTransport {
         }
     }
 
-    /// The one of this name.
+    /// Returns the transport of this name; `Other` if it is unknown.
     #[must_use]
     pub fn of(name: &str) -> Self {
         Self::ALL.into_iter().find(|known| known.name() == name).unwrap_or(Self::Other)
@@ -53,7 +53,7 @@ impl fmt::Display for ReportedTransport {
     }
 }
 
-/// How launches end: completed, then the reasons of the transfer engine, then what this version does not know.
+/// The outcomes of launches: completed, then the reasons of the transfer engine, then unknown ones.
 const NAMES: [&str; 17] = [
     "completed",
     "peer_dead",
@@ -79,29 +79,29 @@ const NAMES: [&str; 17] = [
 pub struct TransferOutcome(u8);
 
 impl TransferOutcome {
-    /// How many there are.
+    /// The number of outcomes.
     pub const COUNT: usize = NAMES.len();
-    /// It moved everything.
+    /// The launch moved all bytes.
     pub const COMPLETED: Self = Self(0);
 
-    /// Every one, the good one first.
+    /// Returns all outcomes, `completed` first.
     pub fn all() -> impl Iterator<Item = Self> {
         (0..).take(Self::COUNT).map(Self)
     }
 
-    /// The one of this name.
+    /// Returns the outcome of this name.
     #[must_use]
     pub fn of(name: &str) -> Self {
         Self::all().find(|known| known.name() == name).unwrap_or(Self(NAMES.len() as u8 - 1))
     }
 
-    /// Its name, as on the wire.
+    /// Returns its name on the wire.
     #[must_use]
     pub fn name(self) -> &'static str {
         NAMES[usize::from(self.0)]
     }
 
-    /// What it means, in a few words.
+    /// Returns its meaning in a few words.
     #[must_use]
     pub fn means(self) -> &'static str {
         match self.name() {
@@ -125,7 +125,7 @@ impl TransferOutcome {
         }
     }
 
-    /// Its place among all.
+    /// Returns its index among all outcomes.
     pub(super) fn place(self) -> usize {
         usize::from(self.0)
     }
@@ -144,29 +144,29 @@ impl<'de> Deserialize<'de> for TransferOutcome {
     }
 }
 
-/// What engines count beside bytes and launches.
+/// The counters of engines besides bytes and launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum TransferCounter {
-    /// Cliques that were found ready.
+    /// Cliques found in the cache.
     CacheHits,
-    /// Cliques that had to be made.
+    /// Cliques that had to be created.
     CacheMisses,
-    /// Cliques that made room for others.
+    /// Cliques evicted for others.
     CacheEvictions,
-    /// Frames of another life, turned away.
+    /// Rejected frames of another life.
     FencedFrames,
-    /// Chunks that came damaged.
+    /// Chunks that arrived damaged.
     DamagedChunks,
     /// Lanes that were lost.
     LanesLost,
-    /// Lanes that were made anew.
+    /// Lanes that were established again.
     LanesMade,
-    /// Fetches that became pushes.
+    /// Fetches that were replaced by pushes.
     FetchFallbacks,
 }
 
 impl TransferCounter {
-    /// How many there are.
+    /// The number of counters.
     pub const COUNT: usize = 8;
 }

@@ -1,7 +1,7 @@
 //! The bounded queue of log lines, and the thread that writes it to stderr.
 //!
-//! A line never waits for the reader of stderr. While nothing reads, lines without room are dropped; when something
-//! reads again, a line says how many. Begin at [`LogQueue`].
+//! A line never waits for the reader of stderr. While nobody reads stderr, lines that do not fit are dropped;
+//! when reading resumes, a line reports their number. Begin at [`LogQueue`].
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -12,14 +12,14 @@ use std::time::Duration;
 
 use crate::telemetry::metrics::{MetricSource, Scrape, catalogue as metric};
 
-/// How many bytes of lines may wait.
+/// The maximum size of the queue, in bytes.
 const QUEUE_BYTES: usize = 1 << 20;
-/// How many bytes are written at once.
+/// The maximum number of bytes in one write.
 const BATCH_BYTES: usize = 64 << 10;
-/// How long to wait where stderr does not block and is full.
+/// The pause after a write to a full non-blocking stderr.
 const FULL_PAUSE: Duration = Duration::from_millis(50);
 
-/// The lines of this process.
+/// The queue of this process.
 static LOG_QUEUE: OnceLock<Arc<LogQueue>> = OnceLock::new();
 
 /// Returns whether a person reads the lines on a terminal.
@@ -27,14 +27,14 @@ pub(super) fn is_terminal() -> bool {
     io::stderr().is_terminal()
 }
 
-/// Starts the thread that writes, unless it runs already. Returns where lines are put.
+/// Starts the writer thread unless it runs already. Returns the sink for lines.
 ///
 /// # Errors
-/// If the thread cannot be started: the reason.
+/// The reason why the thread cannot be started.
 pub(super) fn start() -> Result<LogSink, String> {
     let lines = Arc::<LogQueue>::default();
     if LOG_QUEUE.set(Arc::clone(&lines)).is_ok() {
-        // A file of its own, since std's has a lock that a panicking thread would wait for.
+        // A file of its own, because std's stderr has a lock that a panicking thread would wait for.
         let stderr = io::stderr().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
         let mut stderr = File::from(stderr);
         let thread = std::thread::Builder::new().name("muster-log".to_owned());
@@ -43,14 +43,14 @@ pub(super) fn start() -> Result<LogSink, String> {
     Ok(LogSink(Arc::clone(LOG_QUEUE.get_or_init(Arc::default))))
 }
 
-/// Waits until the lines so far are written, for `within` at most: the process ends.
+/// Waits, for `within` at most, until the lines so far are written. Called when the process ends.
 pub fn flush(within: Duration) {
     if let Some(lines) = LOG_QUEUE.get() {
         lines.flush(within);
     }
 }
 
-/// What is measured of the log.
+/// The metrics of the log.
 pub struct LogStats;
 
 impl MetricSource for LogStats {
@@ -64,14 +64,14 @@ impl MetricSource for LogStats {
 struct LogQueueState {
     lines: VecDeque<Vec<u8>>,
     bytes: usize,
-    /// Lines are being written that are no longer in the queue.
+    /// The writer thread is writing lines that it has taken from the queue.
     writing: bool,
     dropped: u64,
-    /// How many of the dropped lines no line has told of yet.
+    /// The number of dropped lines that no line has reported yet.
     unreported: u64,
 }
 
-/// The lines that wait.
+/// The queue of lines.
 #[derive(Default)]
 struct LogQueue {
     queue: Mutex<LogQueueState>,
@@ -115,7 +115,7 @@ impl LogQueue {
                 queue.bytes -= line.len();
                 bytes.extend_from_slice(&line);
             }
-            // They were dropped after all that still waits.
+            // They were dropped after every line that is still queued.
             let all = queue.lines.is_empty();
             let untold = if all { std::mem::take(&mut queue.unreported) } else { 0 };
             drop(queue);
@@ -128,18 +128,18 @@ impl LogQueue {
 
     fn flush(&self, within: Duration) {
         let waits = |queue: &mut LogQueueState| queue.writing || !queue.lines.is_empty();
-        // What is not written by then is lost.
+        // Lines that are not written by then are lost.
         drop(self.done.wait_timeout_while(self.queue(), within, waits));
     }
 }
 
-/// Writes everything, or as much as can be written at all: nobody could be told of the rest.
+/// Writes all bytes, or gives up at the first error: there is nowhere to report it.
 fn write_all(to: &mut impl Write, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         match to.write(bytes) {
             Ok(count @ 1..) => bytes = bytes.get(count..).unwrap_or_default(),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // Somebody has made stderr one that does not block.
+            // Another process has made stderr non-blocking.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(FULL_PAUSE),
             Ok(_) | Err(_) => return,
         }
@@ -167,7 +167,7 @@ mod tests {
 
     use super::*;
 
-    /// Takes a write when it is told to.
+    /// A reader that takes a write when the test says so.
     struct Reader {
         takes: mpsc::Receiver<()>,
         taken: mpsc::Sender<Vec<u8>>,
@@ -175,7 +175,7 @@ mod tests {
 
     impl Write for Reader {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            // A test that is over takes no more.
+            // The sender is gone when the test has ended.
             let _ = self.takes.recv();
             let _ = self.taken.send(bytes.to_vec());
             Ok(bytes.len())

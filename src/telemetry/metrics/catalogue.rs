@@ -15,7 +15,7 @@ pub enum MetricKind {
 }
 
 impl MetricKind {
-    /// Its name in the exposition format.
+    /// Returns its name in the exposition format.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -367,7 +367,7 @@ catalogue! {
     ENGINE_CLOCK: Gauge "muster_transfer_engine_clock_offset_seconds" [];
 }
 
-/// The catalogue as a page in Markdown.
+/// Returns the catalogue as Markdown.
 #[must_use]
 pub fn markdown_table(metrics: &[&Metric]) -> String {
     let mut text = String::from("| metric | type | labels | what it says |\n| --- | --- | --- | --- |\n");

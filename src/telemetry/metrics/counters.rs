@@ -13,12 +13,12 @@ use crate::coordination::{
 };
 use crate::engine::Observer;
 
-/// Barriers take from a fraction of a millisecond to hours.
+/// Bucket bounds in seconds: barriers take from a fraction of a millisecond to hours.
 static BARRIER_BUCKETS: [f64; 17] = [
     0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1_800.0,
     7_200.0,
 ];
-/// Timers are late by fractions of a millisecond, unless something is wrong.
+/// Bucket bounds in seconds: timers are late by fractions of a millisecond, unless something is wrong.
 static LAG_BUCKETS: [f64; 8] = [0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0];
 
 const OUTCOMES: [(RunOutcome, &str); 3] = [
@@ -27,7 +27,7 @@ const OUTCOMES: [(RunOutcome, &str); 3] = [
     (RunOutcome::Abandoned, "abandoned"),
 ];
 
-/// The barriers of one kind.
+/// The counters of barriers of one kind.
 #[derive(Debug, Clone)]
 struct BarrierCounters {
     passed: u64,
@@ -44,7 +44,7 @@ impl Default for BarrierCounters {
     }
 }
 
-/// The counts of one job.
+/// The counters of one job.
 #[derive(Debug, Default, Clone)]
 struct JobCounters {
     runs: [u64; OUTCOMES.len()],
@@ -68,7 +68,7 @@ struct CounterState {
     lag: ExportedHistogram,
 }
 
-/// The counts of every job. A job's counts go when the job does.
+/// The counters of all jobs. Those of a deleted job are dropped.
 #[derive(Debug)]
 pub struct EventCounters {
     state: Mutex<CounterState>,
@@ -88,12 +88,12 @@ impl EventCounters {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A timer woke up so much too late.
+    /// Records by how much a timer was late.
     pub fn record_lag(&self, by: Duration) {
         self.lock().lag.observe(by.as_secs_f64());
     }
 
-    /// Forgets jobs that are there no more.
+    /// Drops the counters of deleted jobs.
     pub(super) fn keep(&self, there: impl Fn(JobId) -> bool) {
         self.lock().jobs.retain(|job, _| there(*job));
     }
@@ -102,7 +102,8 @@ impl EventCounters {
         page.histogram(&metric::LOOP_LAG, &[], &self.lock().lag);
     }
 
-    /// Shows the counts of a job; what has not happened yet is 0, so that the first time shows as a rise.
+    /// Writes the counters of a job. Counters of events that have not happened are 0, so that the first event
+    /// shows as an increase.
     pub(super) fn show(&self, job: JobId, name: &str, page: &mut Scrape) {
         let tally = self.lock().jobs.get(&job).cloned().unwrap_or_default();
         for ((_, outcome), count) in OUTCOMES.iter().zip(tally.runs) {
@@ -145,7 +146,7 @@ impl EventCounters {
     }
 }
 
-/// Microseconds as seconds.
+/// Converts microseconds to seconds.
 #[expect(clippy::cast_precision_loss, reason = "the format has no other numbers")]
 pub(super) fn seconds(micros: u64) -> f64 {
     micros as f64 / 1e6
@@ -153,7 +154,7 @@ pub(super) fn seconds(micros: u64) -> f64 {
 
 impl Observer for EventCounters {
     fn event(&self, event: &JobEvent) {
-        // Most events are not counted: those take no lock.
+        // Most events are not counted and take no lock.
         let count = |add: &dyn Fn(&mut JobCounters)| add(self.lock().jobs.entry(event.job).or_default());
         match &event.what {
             EventKind::RunEnded { outcome } => count(&|tally| {

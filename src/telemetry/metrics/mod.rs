@@ -1,8 +1,9 @@
 //! Metrics for Prometheus: projections of the engine's effects, and values that are read at the scrape.
 //!
-//! [`catalogue`] names and explains every metric. The [`EventCounters`] counts events, which the engine tells it under its
-//! lock. Everything else is read when it is asked for, out of [`JobObservation`]s and the counters of the engine.
-//! Higher layers, such as the ports and the findings, write their own samples ([`MetricSource`]). Begin at `Metrics`.
+//! [`catalogue`] names and explains every metric. [`EventCounters`] counts events; the engine calls it under
+//! its lock. All other values are read at the scrape, from [`JobObservation`]s and the counters of the engine.
+//! Higher layers, such as the ports and the findings, write their own samples ([`MetricSource`]). Begin at
+//! `Metrics`.
 
 pub mod catalogue;
 mod counters;
@@ -25,7 +26,7 @@ use crate::tls::HandshakeFailures;
 /// The media type of a scrape.
 pub const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// How often the lag of timers is sampled.
+/// The sampling interval of timer lag.
 const LAG_SAMPLED: Duration = Duration::from_millis(500);
 
 const TASK_STATES: [(RunState, &str); 5] = [
@@ -36,45 +37,45 @@ const TASK_STATES: [(RunState, &str); 5] = [
     (RunState::Abandoned, "abandoned"),
 ];
 
-/// A part of the server that writes its own samples into a scrape.
+/// A part of the server with samples of its own.
 pub trait MetricSource: Send + Sync {
-    /// Writes the samples that belong to no job, or to every job at once.
+    /// Writes its samples.
     fn show(&self, page: &mut Scrape);
 
     /// Writes the samples of one job, of which the scrape holds this copy.
     fn show_job(&self, _seen: &JobObservation, _page: &mut Scrape) {}
 }
 
-/// Where everything that is measured comes from.
+/// The sources of metrics.
 #[derive(Clone)]
 pub struct MetricInputs {
-    /// The state.
+    /// The engine.
     pub engine: Arc<Engine>,
     /// What the engine told of.
     pub tally: Arc<EventCounters>,
     /// The handshakes that failed.
     pub handshakes: Arc<HandshakeFailures>,
-    /// The parts of the server above this one: the ports, findings, transfer reports.
+    /// Further sources, such as the HTTP port.
     pub others: Vec<Arc<dyn MetricSource>>,
 }
 
-/// Everything that is measured.
+/// The metrics of a server.
 pub struct Metrics {
     sources: MetricInputs,
-    /// Jobs with more tasks have no metrics for each of them.
+    /// Jobs with more tasks have no metrics for each task.
     tasks_max: usize,
     scrapes: AtomicU64,
     scrape_us: AtomicU64,
 }
 
 impl Metrics {
-    /// Metrics of a server; jobs with more tasks than `tasks_max` have none for each task.
+    /// Returns the metrics of a server. Jobs with more tasks than `tasks_max` have no metrics for each task.
     #[must_use]
     pub fn new(sources: MetricInputs, tasks_max: usize) -> Self {
         Self { sources, tasks_max, scrapes: AtomicU64::new(0), scrape_us: AtomicU64::new(0) }
     }
 
-    /// Metrics of an engine alone, that nobody counts for.
+    /// Returns the metrics of an engine alone, without event counters.
     #[must_use]
     pub fn for_engine(engine: &Arc<Engine>, others: Vec<Arc<dyn MetricSource>>) -> Self {
         let sources = MetricInputs {
@@ -86,7 +87,7 @@ impl Metrics {
         Self::new(sources, 0)
     }
 
-    /// Samples how late timers wake up, for as long as it is polled.
+    /// Samples the lag of timers for as long as it is polled.
     pub async fn sample_lag(engine: Arc<Engine>, tally: Arc<EventCounters>) {
         loop {
             let due = engine.clock().now().after(LAG_SAMPLED);
@@ -95,7 +96,8 @@ impl Metrics {
         }
     }
 
-    /// Everything, in the text format; `None` in a build that measures nothing. Costs a look at every task; a job's lock is held for that only.
+    /// Returns all samples in the text format; `None` in a build without metrics. It reads every task, and
+    /// holds the lock of a job only while it does.
     #[must_use]
     pub fn scrape(&self) -> Option<String> {
         if !meter::ENABLED {

@@ -18,11 +18,11 @@ use crate::coordination::Timestamp;
 use crate::meter::HistogramSnapshot;
 use crate::transfer::TIMES_US;
 
-/// Observations, counted by their size.
+/// A histogram: observations counted by size.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ExportedHistogram {
     bounds: &'static [f64],
-    /// One for each bound, and one for what is larger.
+    /// One count for each bound, and one for larger values.
     counts: Vec<u64>,
     sum: f64,
 }
@@ -62,7 +62,7 @@ impl Scrape {
         self.0.entry(metric.name).or_default().push(sample);
     }
 
-    /// Adds a sample that is a whole number.
+    /// Adds a sample with an integer value.
     #[expect(clippy::cast_precision_loss, reason = "the format has no other numbers")]
     pub fn count(&mut self, metric: &'static Metric, labels: &[&str], value: u64) {
         self.write_sample(metric, labels, value as f64);
@@ -89,7 +89,7 @@ impl Scrape {
         self.buckets(metric, labels, bounds.zip(&histogram.counts), &histogram.counts, histogram.sum);
     }
 
-    /// Adds a sample of a histogram: counts by their upper bounds, and all counts.
+    /// Adds a sample of a histogram: counts by upper bound, and the number of all.
     pub fn buckets<'a>(
         &mut self,
         metric: &'static Metric,
@@ -115,14 +115,14 @@ impl Scrape {
         self.0.entry(metric.name).or_default().push(sample);
     }
 
-    /// Adds a sample of a histogram of the transfer engine's times.
+    /// Adds a sample of a duration histogram of the transfer engine.
     pub fn times(&mut self, metric: &'static Metric, labels: &[&str], counts: &[u64], sum_us: u64) {
         let seconds = |us: u64| Duration::from_micros(us).as_secs_f64();
         let bounded = TIMES_US.iter().map(|bound| seconds(*bound)).zip(counts);
         self.buckets(metric, labels, bounded, counts, seconds(sum_us));
     }
 
-    /// Adds a sample of a histogram of times that were measured on the way.
+    /// Adds a sample of a duration histogram that was recorded on a hot path.
     #[expect(clippy::cast_precision_loss, reason = "the format has no other numbers")]
     pub fn record_duration(&mut self, metric: &'static Metric, labels: &[&str], timed: &HistogramSnapshot) {
         let in_seconds = |nanos: u64| nanos as f64 / 1e9;
@@ -130,7 +130,7 @@ impl Scrape {
         self.buckets(metric, labels, bounded, &timed.counts, in_seconds(timed.sum_ns));
     }
 
-    /// Adds what the process uses, as far as it is in the catalogue.
+    /// Adds the process metrics that are in the catalogue.
     pub fn show_process(&mut self) {
         #[cfg(target_os = "linux")]
         for mut family in ProcessCollector::for_self().collect() {
@@ -140,7 +140,7 @@ impl Scrape {
         }
     }
 
-    /// The page in the text format, in the order of a catalogue.
+    /// Returns the samples in the text format, in the order of a catalogue.
     pub fn write(mut self, catalogue: impl IntoIterator<Item = &'static &'static Metric>) -> String {
         let families: Vec<MetricFamily> = catalogue
             .into_iter()
@@ -158,7 +158,7 @@ impl Scrape {
             })
             .collect();
         let mut text = Vec::new();
-        // It fails for families without samples, of which there are none here.
+        // Encoding fails for families without samples, which do not occur here.
         if let Err(error) = TextEncoder::new().encode(&families, &mut text) {
             tracing::error!(%error, "the metrics cannot be written");
         }
@@ -186,7 +186,7 @@ mod tests {
     fn counts_that_workers_report_are_added_up_as_far_as_a_number_goes() {
         let mut page = Scrape::default();
         page.times(&TRANSFER_STAGES, &["a", "move"], &[1, u64::MAX, 1], u64::MAX);
-        // Written as floating-point numbers, which are that exact.
+        // The text format writes floating-point numbers, which hold these values exactly.
         let text = page.write(CATALOGUE);
         for line in [
             "muster_transfer_stage_seconds_bucket{muster_job=\"a\",stage=\"move\",le=\"0.0001\"} 18446744073709552000",

@@ -1,4 +1,4 @@
-//! Makes the span of each exclusion when it ends: only then is it known what the exclusion did.
+//! Creates the span of each exclusion when the exclusion ends, because its effects are known only then.
 //!
 //! The span is a child of the `traceparent` of the request, which becomes known after the event. Begin at
 //! [`ExclusionSpans`].
@@ -16,10 +16,10 @@ use opentelemetry_sdk::trace::SdkTracer;
 use super::{BARRIER_EVENTS_MAX, JobNames, number, time};
 use crate::coordination::{Actor, EventKind, ExclusionId, ExclusionTarget, JobEvent, JobId, TaskId};
 
-/// How many exclusions are followed at once; each job bounds its own.
+/// The maximum number of exclusions that are followed at once; each job bounds its own.
 const OPEN_MAX: usize = 1 << 16;
 
-/// An exclusion that holds.
+/// An exclusion in force.
 struct OpenExclusion {
     since: SystemTime,
     attributes: Vec<KeyValue>,
@@ -27,7 +27,7 @@ struct OpenExclusion {
     parent: Option<SpanContext>,
 }
 
-/// The exclusions that hold, in all jobs.
+/// The exclusions in force, of all jobs.
 pub(super) struct ExclusionSpans {
     tracer: SdkTracer,
     names: Arc<JobNames>,
@@ -81,19 +81,19 @@ impl ExclusionSpans {
         }
     }
 
-    /// What the request that asked for an exclusion is a part of.
+    /// Sets the parent span of an exclusion: that of the request that asked for it.
     pub fn link(&mut self, job: JobId, exclusion: ExclusionId, parent: SpanContext) {
         if let Some(open) = self.open.get_mut(&(job, exclusion)) {
             open.parent = Some(parent);
         }
     }
 
-    /// The server stops: what holds still is told of as it stands.
+    /// Ends the spans of exclusions that are still in force. Called when the server stops.
     pub fn end_all(&mut self) {
         let open: Vec<OpenExclusion> = self.open.drain().map(|(_, open)| open).collect();
         for open in open {
             let builder = open.builder(vec![KeyValue::new("muster.exclusion.end", "in-force")]);
-            // To drop a span is to end it now.
+            // Dropping a span ends it now.
             drop(self.tracer.build_with_context(builder.0, &builder.1));
         }
     }

@@ -29,14 +29,14 @@ use tower_service::Service;
 
 use crate::tls;
 
-/// How long one request may take.
+/// The timeout of one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long an answer may be, in bytes.
+/// The maximum length of a response, in bytes.
 const RESPONSE_BYTES_MAX: usize = 1 << 20;
-/// Where traces go on an endpoint that names no place.
+/// The path of traces at an endpoint without a path.
 const DEFAULT_PATH: &str = "/v1/traces";
 
-/// How traces are sent.
+/// The protocol of the export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OtlpProtocol {
     /// OTLP over gRPC.
@@ -46,7 +46,7 @@ pub enum OtlpProtocol {
 }
 
 impl OtlpProtocol {
-    /// Reads what settings and `OTEL_EXPORTER_OTLP_PROTOCOL` say.
+    /// Parses the value of the setting and of `OTEL_EXPORTER_OTLP_PROTOCOL`.
     ///
     /// # Errors
     /// What to write instead.
@@ -71,7 +71,7 @@ impl fmt::Display for OtlpProtocol {
 /// Checks an endpoint without using it.
 ///
 /// # Errors
-/// What is wrong with it and what to write instead.
+/// The reason, and what to write instead.
 pub fn check_endpoint(text: &str) -> Result<(), String> {
     let uri: Uri = text.parse().map_err(|error| format!("{error}: write a URL such as http://HOST:4317"))?;
     match (uri.scheme_str(), uri.host()) {
@@ -80,17 +80,17 @@ pub fn check_endpoint(text: &str) -> Result<(), String> {
     }
 }
 
-/// Whom a collector behind `https` must be known by, and what is shown to it.
+/// The certificates for a collector behind `https`.
 #[derive(Debug, Clone, Default)]
 pub struct CollectorTls {
-    /// The authorities that its certificate may come from; `None`: those of the system.
+    /// The CA certificates that the collector's certificate must chain to; `None` for those of the system.
     pub ca: Option<PathBuf>,
-    /// A certificate to show, and its key.
+    /// The client certificate and its key.
     pub own: Option<(PathBuf, PathBuf)>,
 }
 
 impl CollectorTls {
-    /// What is needed to speak TLS with an endpoint; `None` if it speaks plain text.
+    /// Returns the TLS configuration for an endpoint; `None` if it uses plaintext.
     fn tls(&self, endpoint: &Uri, protocol: &'static [u8]) -> Result<Option<Arc<ClientConfig>>, String> {
         if endpoint.scheme_str() != Some("https") {
             return Ok(None);
@@ -106,7 +106,7 @@ impl CollectorTls {
     }
 }
 
-/// What sends spans to `endpoint`.
+/// Returns an exporter that sends spans to `endpoint`.
 pub(super) fn exporter(
     endpoint: &str,
     protocol: OtlpProtocol,
@@ -138,7 +138,7 @@ pub(super) fn exporter(
     built.map_err(|error| error.to_string())
 }
 
-/// A connection, under TLS or not.
+/// A byte stream, with or without TLS.
 trait IoStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> IoStream for S {}
@@ -205,7 +205,7 @@ async fn send(connector: Connector, mut request: Request<Bytes>) -> Result<Respo
     let stream = connector.connect(uri.clone()).await?;
     let (mut sender, connection) = http1::handshake(stream).await?;
     tokio::spawn(async move {
-        // Its error is the request's, too.
+        // The request reports the same error.
         let _ = connection.await;
     });
     let authority = uri.authority().map(|authority| authority.as_str().parse()).transpose()?;

@@ -4,7 +4,7 @@
 //! It sends no spans: `export.rs` does. Begin at `Traces::start`.
 //!
 //! - A call is a child of the span that the caller's `traceparent` names, or else stands alone.
-//! - A use of a barrier is a child of its run, with an event for each arrival.
+//! - An instance of a barrier is a child of its run, with an event for each arrival.
 //! - A run lasts from its opening to its end.
 //! - An exclusion lasts from the command to its end, with an event for each task that it took out and for the first
 //!   registration that it turned away. It is a child of the span that the `traceparent` of the request named, or
@@ -46,12 +46,12 @@ use exclusions::ExclusionSpans;
 pub use export::{CollectorTls, OtlpProtocol, check_endpoint};
 use span_counts::{CountingSpanProcessor, SpanCounts};
 
-/// How much of what the engine tells of may be on its way.
+/// The maximum number of queued messages.
 const QUEUE: usize = 1 << 12;
-/// How many arrivals one span of a barrier names.
+/// The maximum number of arrival events in the span of a barrier.
 const BARRIER_EVENTS_MAX: u32 = 1 << 14;
 
-/// Something that the engine has told of.
+/// A message from the engine to the tracing thread.
 enum TraceMessage {
     Event(Box<JobEvent>),
     Barrier(Box<BarrierCompletion>),
@@ -59,12 +59,12 @@ enum TraceMessage {
     Stop,
 }
 
-/// What a request is a part of, as its caller says.
+/// The parent span of a request, as its caller sent it.
 #[derive(Debug, Clone)]
 pub struct TraceParent(SpanContext);
 
 impl TraceParent {
-    /// What the header `traceparent` says, if it says something that can be read.
+    /// Returns the context of the header `traceparent`, if the header is valid.
     #[must_use]
     pub fn of(headers: &HeaderMap) -> Option<Self> {
         let parent = context(headers).span().span_context().clone();
@@ -72,7 +72,7 @@ impl TraceParent {
     }
 }
 
-/// What the header `traceparent` says; nothing if it says nothing.
+/// Returns the context of the header `traceparent`; an empty one without a valid header.
 fn context(headers: &HeaderMap) -> Context {
     let nothing = Context::new();
     match headers.contains_key("traceparent") {
@@ -88,22 +88,22 @@ pub struct CallSpan {
     began: Timestamp,
 }
 
-/// How a call ended.
+/// The end of a call.
 #[derive(Debug, Clone, Copy)]
 pub struct CallEnd {
-    /// The job that was called.
+    /// The job of the call.
     pub job: JobId,
-    /// The service's name on the wire.
+    /// The name of the service on the wire.
     pub service: &'static str,
-    /// The method's name on the wire.
+    /// The name of the method on the wire.
     pub method: &'static str,
-    /// The code of the answer, by its number; 0 for success.
+    /// The gRPC status code; 0 for success.
     pub code: i32,
-    /// When.
+    /// The time of the end.
     pub at: Timestamp,
 }
 
-/// The traces of a server.
+/// The tracer of a server.
 pub struct Traces {
     tracer: SdkTracer,
     provider: SdkTracerProvider,
@@ -137,10 +137,11 @@ impl JobNames {
 }
 
 impl Traces {
-    /// Traces that go to an endpoint, by TLS if it is one of `https`. Must be called within a tokio runtime, which carries them there.
+    /// Starts to export traces to an endpoint, over TLS if its scheme is `https`. It must be called within a
+    /// tokio runtime, which sends them.
     ///
     /// # Errors
-    /// If the endpoint is none, or what is trusted cannot be read.
+    /// If the endpoint is invalid or a certificate cannot be read.
     pub fn start(
         engine: &Arc<Engine>,
         endpoint: &str,
@@ -179,13 +180,13 @@ impl Traces {
         }))
     }
 
-    /// A call begins.
+    /// Begins the span of a call.
     #[must_use]
     pub fn begin(&self, headers: &HeaderMap, now: Timestamp) -> CallSpan {
         CallSpan { parent: context(headers), began: now }
     }
 
-    /// A call is over.
+    /// Ends the span of a call.
     pub fn end(&self, call: &CallSpan, task: Option<TaskId>, end: &CallEnd) {
         let CallEnd { job, service, method, code, at } = *end;
         let mut attributes = vec![
@@ -201,23 +202,23 @@ impl Traces {
             .with_start_time(time(call.began))
             .with_attributes(attributes);
         let mut span = self.tracer.build_with_context(builder, &call.parent);
-        // What the conventions for gRPC servers take for errors of the server.
+        // The codes that the OpenTelemetry conventions for gRPC servers count as server errors.
         if matches!(code, 2 | 4 | 12 | 13 | 14 | 15) {
             span.set_status(Status::error(""));
         }
         span.end_with_timestamp(time(at));
     }
 
-    /// An exclusion was asked for by a request that is a part of something.
+    /// Sets the parent span of an exclusion.
     pub fn link_exclusion(&self, job: JobId, exclusion: ExclusionId, parent: TraceParent) {
         self.tell(TraceMessage::Parent(job, exclusion, parent));
     }
 
-    /// Sends what is left, and ends. Blocks until that is done.
+    /// Sends the remaining spans and ends the thread. Blocks until that is done.
     pub fn stop(&self) {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
-            // The thread is there until it is told.
+            // The thread runs until it receives this message.
             let _ = self.message_tx.send(TraceMessage::Stop);
             let _ = thread.join();
         }
@@ -263,7 +264,7 @@ impl Observer for Traces {
     }
 }
 
-/// The thread's side: the spans of the runs that are open.
+/// The state of the tracing thread: the spans of open runs.
 struct RunSpans {
     tracer: SdkTracer,
     names: Arc<JobNames>,
@@ -286,7 +287,7 @@ impl RunSpans {
                 TraceMessage::Stop => break,
             }
         }
-        // Spans of runs that are still open end with the server; to drop one is to end it.
+        // Spans of open runs end with the server; dropping a span ends it.
         self.exclusions.end_all();
     }
 

@@ -1,9 +1,9 @@
 //! Counts the spans that are dropped before the SDK's queue and after its exporter, and logs failures once a
 //! minute.
 //!
-//! The SDK drops spans without a number that can be read, and logs a line for every batch that fails; with a
-//! collector that is away for a night that fills the log. Its own log lines are compiled out. Begin at [`CountingSpanProcessor`]
-//! and [`CountingExporter`].
+//! The SDK does not expose the number of dropped spans, and it logs a line for every failed batch, which
+//! would fill the log while a collector is away. Its own log lines are compiled out. Begin at
+//! [`CountingSpanProcessor`] and [`CountingExporter`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -21,27 +21,27 @@ use opentelemetry_sdk::trace::{
 use crate::clock::Clock;
 use crate::coordination::Timestamp;
 
-/// How many spans may be on their way to the collector.
+/// The maximum number of spans that wait for the collector.
 const PENDING_SPANS_MAX: usize = 1 << 11;
-/// How often the log hears of spans that cannot be sent, at most.
+/// The minimum time between two log lines about failed spans.
 const FAILURE_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What becomes of spans.
+/// The counters of spans.
 #[derive(Debug)]
 pub(super) struct SpanCounts {
     clock: Clock,
-    /// Those that have ended and have not been handed to the collector.
+    /// Spans that have ended and are not handed to the collector yet.
     waiting: AtomicUsize,
     pub suppressed: AtomicU64,
     pub failed: AtomicU64,
     failure_log: Mutex<FailureLogState>,
 }
 
-/// What the log has heard.
+/// The state of log lines about failures.
 #[derive(Debug, Default)]
 struct FailureLogState {
     last: Option<Timestamp>,
-    /// Spans that failed since then.
+    /// Spans that failed since the last line.
     unreported: usize,
 }
 
@@ -57,12 +57,12 @@ impl SpanCounts {
         })
     }
 
-    /// There was no room for one.
+    /// Counts a span that was dropped because there were too many.
     pub fn suppress(&self) {
         self.suppressed.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// So many could not be sent. Gives how many the log should hear of now, if it should.
+    /// Counts failed spans. Returns the number to log now, if a line is due.
     fn fail(&self, spans: usize, now: Timestamp) -> Option<usize> {
         self.failed.fetch_add(spans as u64, Ordering::Relaxed);
         let mut said = self.failure_log.lock().unwrap_or_else(PoisonError::into_inner);
@@ -74,7 +74,7 @@ impl SpanCounts {
         Some(std::mem::take(&mut said.unreported))
     }
 
-    /// Says what has not been said: there will be no more.
+    /// Logs the failures that no line has reported. Called at the end.
     pub fn log_remaining(&self) {
         let unsaid =
             std::mem::take(&mut self.failure_log.lock().unwrap_or_else(PoisonError::into_inner).unreported);
@@ -88,7 +88,7 @@ impl SpanCounts {
     }
 }
 
-/// What takes spans that have ended, and sends them in batches.
+/// A span processor that counts spans and sends them in batches.
 #[derive(Debug)]
 pub(super) struct CountingSpanProcessor {
     batches: BatchSpanProcessor,
@@ -110,7 +110,7 @@ impl SpanProcessor for CountingSpanProcessor {
     }
 
     fn on_end(&self, span: SpanData) {
-        // What is on its way fits into the queue, so that the queue itself drops none.
+        // This bound is that of the SDK's queue, so that the queue itself drops none.
         if self.counts.waiting.fetch_add(1, Ordering::Relaxed) >= PENDING_SPANS_MAX {
             self.counts.waiting.fetch_sub(1, Ordering::Relaxed);
             self.counts.suppress();
@@ -132,7 +132,7 @@ impl SpanProcessor for CountingSpanProcessor {
     }
 }
 
-/// What sends a batch.
+/// An exporter that counts failed spans.
 #[derive(Debug)]
 struct CountingExporter {
     exporter: Exporter,
@@ -152,7 +152,7 @@ impl SpanExporter for CountingExporter {
                 "spans could not be sent to the collector, and are lost; the log hears of more of them once a minute"
             );
         }
-        // It is counted and told: the SDK need not do so again.
+        // The failure is counted and logged, so the SDK need not log it again.
         Ok(())
     }
 

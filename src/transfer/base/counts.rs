@@ -6,32 +6,32 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::transport::TransportKind;
 
-/// What is counted beside the bytes of connections.
+/// The counters of an engine that are not bytes.
 #[derive(Debug, Default)]
 pub struct EngineCounts {
-    /// Frames and hellos of another life.
+    /// Frames and hellos that were refused because they name another incarnation.
     pub fenced: AtomicU64,
-    /// Chunks that came damaged.
+    /// Chunks whose checksum was wrong.
     pub damaged: AtomicU64,
-    /// Lanes that were lost.
+    /// Lanes that failed.
     pub lanes_lost: AtomicU64,
-    /// Lanes that were made anew.
+    /// Lanes that were connected again after a failure.
     pub lanes_made: AtomicU64,
-    /// Fetches that became pushes.
+    /// Fetches that failed, after which the sender pushed the bytes.
     pub fallbacks: AtomicU64,
 }
 
-/// Bytes by transport, sent and received.
+/// The bytes sent and received, by transport.
 #[derive(Debug, Default)]
 pub struct Counters([[AtomicU64; 2]; TransportKind::ALL.len()]);
 
 impl Counters {
-    /// Adds bytes that were sent or received.
+    /// Adds `bytes` to those sent by this transport, or to those received if `received`.
     pub fn add(&self, kind: TransportKind, received: bool, bytes: u64) {
         self.0[kind as usize][usize::from(received)].fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Returns the bytes sent and received by this transport.
+    /// Returns the bytes sent and the bytes received by this transport.
     pub fn get(&self, kind: TransportKind) -> (u64, u64) {
         let [sent, received] = &self.0[kind as usize];
         (sent.load(Ordering::Relaxed), received.load(Ordering::Relaxed))

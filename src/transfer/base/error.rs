@@ -8,14 +8,14 @@ use super::key::TransferKey;
 use crate::base::identity::{DeviceId, Incarnation, Member, TaskId};
 use crate::base::transport::TransportKind;
 
-/// What is wrong with a request. Nothing has moved.
+/// The reason why a request was refused. No byte has moved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PrepareError {
-    /// There is nothing to do.
+    /// The request names no transfer.
     #[error("no transfers were given: name at least one send or receive")]
     Empty,
-    /// The task has none to send from.
+    /// The task owns no device to send from.
     #[error(
         "task {here} has no devices, so there is none to send from: start its engine with the devices that it owns"
     )]
@@ -23,93 +23,93 @@ pub enum PrepareError {
         /// This task.
         here: TaskId,
     },
-    /// More than one request may hold.
+    /// The request holds more transfers than it may.
     #[error("{given} transfers in one request; at most {bound} fit: split them")]
     TooMany {
-        /// How many were given.
+        /// The number of transfers given.
         given: usize,
-        /// How many fit.
+        /// The most transfers that a request may hold.
         bound: usize,
     },
     /// No task of the membership owns the device.
     #[error("device {0} belongs to no live task: it may have left, or the membership is not yet known")]
     UnknownDevice(DeviceId),
-    /// The local end is not on a device of this task.
+    /// The local device of a transfer belongs to another task.
     #[error("device {device} is not addressable here: it belongs to task {owner}, and this is task {here}")]
     NotAddressable {
-        /// The device that was named.
+        /// The local device that the request names.
         device: DeviceId,
-        /// Its owner.
+        /// The task that owns it.
         owner: TaskId,
         /// This task.
         here: TaskId,
     },
-    /// Both ends are on this task.
+    /// Both devices of a transfer belong to this task.
     #[error("devices {0} and {1} are both of this task: copy between its buffers instead")]
     SameTask(DeviceId, DeviceId),
-    /// Two transfers of one request cannot be told apart.
+    /// Two transfers of one request have the same key and the same devices.
     #[error(
         "key {key} is used twice from device {source_device} to device {destination}: give each transfer its own"
     )]
     DuplicateKey {
-        /// The key.
+        /// The key that is used twice.
         key: TransferKey,
-        /// From where.
+        /// The device that both send from.
         source_device: DeviceId,
-        /// To where.
+        /// The device that both send to.
         destination: DeviceId,
     },
-    /// Two receives, or a send and a receive, of one request share bytes.
+    /// Two transfers of one request use the same bytes, and at least one of them writes those.
     #[error("key {key} uses bytes {start}..{end} of a buffer that another transfer of the request writes")]
     Overlap {
-        /// The later one of the two.
+        /// The key of the later transfer.
         key: TransferKey,
-        /// First byte of its range.
+        /// The first byte of its range.
         start: usize,
-        /// The byte after its last.
+        /// The byte after the last of its range.
         end: usize,
     },
     /// A range reaches beyond its buffer.
     #[error("bytes {start}..{end} were named of a buffer of {len}")]
     OutOfRange {
-        /// First byte.
+        /// The first byte of the range.
         start: usize,
-        /// The byte after the last.
+        /// The byte after the last of the range.
         end: usize,
-        /// The buffer's length.
+        /// The length of the buffer in bytes.
         len: usize,
     },
-    /// The layout needs another number of bytes than the buffer has.
+    /// The layout and the buffer differ in their number of bytes.
     #[error("key {key}: its layout takes {layout} bytes, its buffer has {buffer}")]
     WrongSize {
-        /// The transfer.
+        /// The key of the transfer.
         key: TransferKey,
-        /// Bytes that the layout takes.
+        /// The bytes that the layout takes.
         layout: u64,
-        /// Bytes that were given.
+        /// The bytes of the buffer.
         buffer: u64,
     },
-    /// Lists that belong together differ in length.
+    /// The lists of a request differ in length.
     #[error(
         "{buffers} buffers, {devices} devices and {keys} keys were given: one of each for every transfer"
     )]
     Uneven {
-        /// How many buffers or layouts.
+        /// The number of buffers or layouts.
         buffers: usize,
-        /// How many devices.
+        /// The number of devices.
         devices: usize,
-        /// How many keys.
+        /// The number of keys.
         keys: usize,
     },
-    /// There is no room for a receive buffer.
+    /// A receive buffer could not be allocated.
     #[error("{0}")]
     Memory(#[from] MemoryError),
-    /// The peer cannot be reached, or is gone.
+    /// The connection to a peer could not be made, or the peer is gone.
     #[error("the connection to {member} cannot be prepared: {error}")]
     Clique {
         /// The peer.
         member: Member,
-        /// What happened.
+        /// The error of the connection.
         error: TransferError,
     },
     /// The engine has been shut down.
@@ -117,51 +117,52 @@ pub enum PrepareError {
     Closed,
 }
 
-/// What is wrong with a use of memory.
+/// The reason why memory could not be allocated or accessed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// The arena has no stretch of that size left.
+    /// The arena has no free range of that size.
     #[error("{wanted} bytes do not fit: the arena has {free} of {size} left, {largest} in one piece")]
     Full {
-        /// What was asked for.
+        /// The bytes that were requested.
         wanted: usize,
-        /// What is left in all.
+        /// The free bytes of the arena.
         free: usize,
-        /// The largest stretch.
+        /// The bytes of its largest free range.
         largest: usize,
-        /// The whole arena.
+        /// The size of the arena in bytes.
         size: usize,
     },
-    /// A transfer uses the bytes now.
+    /// A transfer uses some of the bytes now.
     #[error("bytes {start}..{end} are in use by a transfer: wait for it, or cancel it")]
     Busy {
-        /// First byte.
+        /// The first byte of the range.
         start: usize,
-        /// The byte after the last.
+        /// The byte after the last of the range.
         end: usize,
     },
     /// The range reaches beyond the buffer.
     #[error("bytes {start}..{end} were named of a buffer of {len}")]
     OutOfRange {
-        /// First byte.
+        /// The first byte of the range.
         start: usize,
-        /// The byte after the last.
+        /// The byte after the last of the range.
         end: usize,
-        /// The buffer's length.
+        /// The length of the buffer in bytes.
         len: usize,
     },
-    /// The operating system gave none.
+    /// The operating system refused the memory.
     #[error("no shared memory of {bytes} bytes: {why}")]
     System {
-        /// How much was asked for.
+        /// The bytes that were requested.
         bytes: usize,
-        /// What it said.
+        /// The error of the operating system.
         why: String,
     },
 }
 
-/// How a transfer failed. When a future resolves with it, no byte can land in its buffers any more.
+/// The reason why a transfer failed. Once a future has resolved with it, no byte lands in the transfer's
+/// buffers any more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransferError {
@@ -170,51 +171,51 @@ pub enum TransferError {
     PeerDead {
         /// The peer.
         member: Member,
-        /// How it was found out.
+        /// How the failure was detected.
         how: String,
     },
-    /// The peer's life that was meant is not the one that counts.
+    /// The peer's incarnation is not the one in the membership.
     #[error("{member} is not current{}", current.map_or_else(String::new, |now| format!(": its incarnation is {now}")))]
     StaleIncarnation {
-        /// The life that was meant.
+        /// The incarnation that the transfer was prepared for.
         member: Member,
-        /// The one that counts, where it is known.
+        /// The incarnation in the membership, if the task is in it.
         current: Option<Incarnation>,
     },
-    /// A program gave it up.
+    /// The program of one side cancelled it.
     #[error("cancelled by task {by}: {reason}")]
     Cancelled {
-        /// Whose program.
+        /// The task whose program cancelled it.
         by: TaskId,
-        /// What it said.
+        /// The reason that the program gave.
         reason: String,
     },
     /// Its deadline passed.
     #[error("the deadline passed after {moved} of {total} bytes")]
     Deadline {
-        /// Bytes that had arrived.
+        /// The bytes that had arrived.
         moved: u64,
-        /// Bytes in all.
+        /// The bytes of the whole transfer.
         total: u64,
     },
-    /// Nothing moved for too long.
+    /// No byte moved for longer than the limit.
     #[error("nothing moved for {idle:?} after {moved} of {total} bytes")]
     Stalled {
-        /// For how long.
+        /// How long no byte moved.
         idle: Duration,
-        /// Bytes that had arrived.
+        /// The bytes that had arrived.
         moved: u64,
-        /// Bytes in all.
+        /// The bytes of the whole transfer.
         total: u64,
     },
-    /// Both sides named a key, with different layouts.
+    /// Both sides prepared the key, with different layouts.
     #[error("key {key}: the layouts differ: {here} here, {there} there")]
     LayoutMismatch {
-        /// The transfer.
+        /// The key of the transfer.
         key: TransferKey,
-        /// Fingerprint and bytes on this side.
+        /// The fingerprint and the bytes of this side's layout.
         here: String,
-        /// The same of the other side.
+        /// The fingerprint and the bytes of the other side's layout.
         there: String,
     },
     /// The sides launched different transfers as the same group.
@@ -224,46 +225,46 @@ pub enum TransferError {
     OrderMismatch {
         /// The channel.
         channel: u32,
-        /// The number of the group on it.
+        /// The number of the group on the channel.
         sequence: u64,
-        /// Keys of this side.
+        /// The keys that this side launched.
         here: String,
-        /// Keys of the other side.
+        /// The keys that the other side launched.
         there: String,
     },
     /// A chunk arrived damaged twice.
     #[error("chunk {chunk} arrived damaged twice: the path to {member} corrupts data")]
     Integrity {
-        /// Which chunk of the group.
+        /// The number of the chunk within the group.
         chunk: u32,
         /// The other side.
         member: Member,
     },
-    /// A transport failed in a way that no other could make good.
+    /// A transport failed, and no other transport could take over.
     #[error("{transport} to {member} failed: {why}")]
     Transport {
-        /// Which one.
+        /// The transport that failed.
         transport: TransportKind,
-        /// To whom.
+        /// The peer that it led to.
         member: Member,
-        /// What it said.
+        /// The error of the transport.
         why: String,
     },
-    /// What it depends on failed.
+    /// An event or a transfer that the launch depends on failed.
     #[error("what it depends on failed: {0}")]
     Dependency(String),
-    /// It was dropped before it was launched.
+    /// The prepared transfer was dropped before it was launched.
     #[error("dropped before it was launched")]
     Dropped,
-    /// Its memory is used by something else.
+    /// The memory of the transfer is in use, or could not be allocated.
     #[error("{0}")]
     Memory(#[from] MemoryError),
-    /// Too many are under way.
+    /// Too many launches to one peer are in flight.
     #[error("{bound} launches to {member} are under way, which is the bound: wait for some")]
     Overloaded {
-        /// To whom.
+        /// The peer.
         member: Member,
-        /// The bound.
+        /// The most launches to a peer that may be in flight.
         bound: usize,
     },
     /// The request was refused.
@@ -275,7 +276,7 @@ pub enum TransferError {
 }
 
 impl TransferError {
-    /// Returns its name as a metric's label: one of a fixed few.
+    /// Returns the reason as a metric's label: one of [`Self::REASONS`].
     #[must_use]
     pub const fn reason(&self) -> &'static str {
         match self {
@@ -297,7 +298,7 @@ impl TransferError {
         }
     }
 
-    /// Every [`reason`](Self::reason) that there is.
+    /// Every value that [`reason`](Self::reason) returns.
     pub const REASONS: [&'static str; 15] = [
         "peer_dead",
         "stale_incarnation",
@@ -316,7 +317,7 @@ impl TransferError {
         "closed",
     ];
 
-    /// Returns the peer that it is about, where it says so.
+    /// Returns the peer that the error names, if it names one.
     #[must_use]
     pub fn member(&self) -> Option<Member> {
         match self {

@@ -1,6 +1,6 @@
-//! Definition events: each completes when the contents of a buffer are there.
+//! Definition events: an event completes when the contents of a buffer are defined.
 //!
-//! It knows no buffer: events are completed by what fills one. Begin at [`Event::new`].
+//! It knows no buffer: a [`Definer`] completes the event. Begin at [`Event::new`].
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -15,13 +15,13 @@ enum State {
     Over(Outcome),
 }
 
-/// Says when a buffer is defined: its contents are there to be sent, or it is free to be received into. Clones are the
-/// same event.
+/// An event that completes when a buffer is defined: its bytes may be sent, or the buffer may be received
+/// into. Clones are the same event.
 #[derive(Clone)]
 pub struct Event(Arc<Mutex<State>>);
 
-/// The other end of an [`Event`]: held by what fills the buffer. Dropped before it is completed, it fails the event:
-/// nothing waits for ever.
+/// The handle that completes an [`Event`]. If it is dropped before it completes the event, the event fails,
+/// so that no waiter waits for ever.
 #[derive(Debug)]
 pub struct Definer(Event);
 
@@ -32,7 +32,7 @@ impl fmt::Debug for Event {
 }
 
 impl Event {
-    /// Makes an event that has not happened, and what makes it happen.
+    /// Creates a pending event and the handle that completes it.
     #[must_use]
     pub fn new() -> (Definer, Self) {
         let event = Self(Arc::new(Mutex::new(State::Pending(Vec::new()))));
@@ -43,7 +43,8 @@ impl Event {
         lock(&self.0)
     }
 
-    /// Returns how it went, if it is known; an error says why the buffer will never be defined.
+    /// Returns the outcome, or none while the event is pending. An error says why the buffer will never be
+    /// defined.
     #[must_use]
     pub fn outcome(&self) -> Option<Result<(), String>> {
         match &*self.lock() {
@@ -52,7 +53,7 @@ impl Event {
         }
     }
 
-    /// Calls `listener` when it is known how it went: on the thread that says so, or here and now.
+    /// Calls `listener` with the outcome: at once if the event is over, else on the thread that ends it.
     pub(crate) fn when_over(&self, listener: impl FnOnce(Outcome) + Send + 'static) {
         let mut state = self.lock();
         let outcome = match &mut *state {
@@ -79,12 +80,12 @@ impl Event {
 }
 
 impl Definer {
-    /// Says that the buffer is defined.
+    /// Completes the event: the buffer is defined.
     pub fn complete(self) {
         self.0.end(Ok(()));
     }
 
-    /// Says that the buffer will never be defined.
+    /// Fails the event: the buffer will never be defined.
     pub fn fail(self, why: impl Into<String>) {
         self.0.end(Err(why.into()));
     }

@@ -1,6 +1,6 @@
-//! Members: tasks, their incarnations, their devices, and where they are reached.
+//! Members: tasks, their incarnations, their devices and their addresses.
 //!
-//! It does not know how members are found out. Begin at [`Membership`].
+//! It does not discover members. Begin at [`Membership`].
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -31,13 +31,13 @@ impl fmt::Display for DeviceId {
     }
 }
 
-/// One life of a task. Never zero: zero means "none" on the wire.
+/// The identity of one life of a task. Never zero: zero means "none" on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Incarnation(pub NonZeroU64);
 
 impl Incarnation {
-    /// Returns the incarnation with this number; none for zero.
+    /// Returns the incarnation with this number, or none for zero.
     #[must_use]
     pub const fn new(number: u64) -> Option<Self> {
         match NonZeroU64::new(number) {
@@ -46,7 +46,7 @@ impl Incarnation {
         }
     }
 
-    /// Returns its number.
+    /// Returns the incarnation's number.
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0.get()
@@ -59,12 +59,12 @@ impl fmt::Display for Incarnation {
     }
 }
 
-/// One life of one task: what transfers are between, and what they are fenced by.
+/// One incarnation of one task: the endpoint of transfers, and the unit of fencing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Member {
-    /// Which task.
+    /// The task.
     pub task: TaskId,
-    /// Which life of it.
+    /// Its incarnation.
     pub incarnation: Incarnation,
 }
 
@@ -74,55 +74,55 @@ impl fmt::Display for Member {
     }
 }
 
-/// Where an engine is reached. Published as it is serialised; nothing in it is trusted.
+/// The addresses of an engine, as the task publishes them. The receiver trusts nothing in it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Address {
-    /// Names the host and its boot: equal for processes that can share memory.
+    /// The identity of the host and of its boot: equal for processes that can share memory.
     pub host: String,
-    /// The name of the engine's abstract Unix socket; empty where it has none.
+    /// The name of the engine's abstract Unix socket; empty if it has none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub local: String,
-    /// Where it listens on TCP, the first choice first; empty where it does not.
+    /// The TCP addresses that the engine listens on, in order of preference; empty if it listens on none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tcp: Vec<SocketAddr>,
-    /// Its name among the engines of its own process; empty where it has none ([`Choice::Loopback`](crate::Choice)).
+    /// The engine's name within its process; empty if it has none ([`Choice::Loopback`](crate::Choice)).
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub inside: String,
 }
 
-/// A task that lives, as a membership tells of it.
+/// A live task in a [`Membership`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peer {
-    /// The life that counts now.
+    /// Its current incarnation.
     pub incarnation: Incarnation,
-    /// Where its engine is reached.
+    /// The addresses of its engine.
     pub address: Address,
     /// The devices that it owns.
     pub devices: Vec<DeviceId>,
 }
 
-/// The live tasks at one moment. The engine compares it with the one before: a task that is not in it any more, or is in it
-/// with another incarnation, has failed.
+/// The live tasks at one moment. The engine compares it with the previous one: a task that is missing from
+/// the new one, or is in it with another incarnation, has failed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Membership {
-    /// Every live task, the engine's own among them or not.
+    /// Every live task; the engine's own task may be among them.
     pub peers: BTreeMap<TaskId, Peer>,
 }
 
 impl Membership {
-    /// Returns the life of `task` that counts.
+    /// Returns `task` with its current incarnation, or none if it is not live.
     #[must_use]
     pub fn member(&self, task: TaskId) -> Option<Member> {
         self.peers.get(&task).map(|peer| Member { task, incarnation: peer.incarnation })
     }
 
-    /// Returns whether `member` is a life that counts.
+    /// Returns whether `member` is a live task with its current incarnation.
     #[must_use]
     pub fn has(&self, member: Member) -> bool {
         self.member(member.task) == Some(member)
     }
 
-    /// Returns the task that owns `device`.
+    /// Returns the task that owns `device`, or none if no live task does.
     #[must_use]
     pub fn owner(&self, device: DeviceId) -> Option<TaskId> {
         self.peers.iter().find(|(_, peer)| peer.devices.contains(&device)).map(|(task, _)| *task)

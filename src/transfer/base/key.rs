@@ -1,12 +1,12 @@
 //! The key under which both sides name a transfer.
 //!
-//! How a plan derives its keys is in [`crate::plan`]. Begin at [`TransferKey`].
+//! [`crate::plan`] derives the keys of a plan. Begin at [`TransferKey`].
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Names one step of a plan on both sides of it. Two steps of one plan never have the same key. In text: 16
+/// The name of a transfer, equal on both sides. Two steps of one plan never have the same key. In text: 16
 /// hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]

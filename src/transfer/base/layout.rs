@@ -1,17 +1,18 @@
-//! The layout of a buffer, and its fingerprint, which both sides of a transfer compare before a byte moves.
+//! The layout of a buffer, and its fingerprint. Both sides of a transfer compare fingerprints before a byte
+//! moves.
 //!
-//! To the engine a buffer is bytes: it compares layouts and interprets none. Begin at [`Layout`].
+//! The engine compares layouts and interprets none. Begin at [`Layout`].
 
 use std::fmt;
 
-/// Shape, element type and sharding of what a buffer holds. To the engine it is bytes; the rest is compared.
+/// The size of a buffer in bytes, and the fingerprint of its shape, element type and sharding.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Layout {
     bytes: u64,
     fingerprint: LayoutFingerprint,
 }
 
-/// Equal for equal layouts, and almost surely different for different ones.
+/// A hash of a layout: equal for equal layouts, and almost surely different for different ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
 pub struct LayoutFingerprint(pub u64);
@@ -23,7 +24,7 @@ impl fmt::Display for LayoutFingerprint {
 }
 
 impl LayoutFingerprint {
-    /// Makes that of bytes, the same on every machine and in every version (64-bit FNV-1a).
+    /// Hashes `parts` to a value that is the same on every machine and in every version (64-bit FNV-1a).
     #[must_use]
     pub fn of(parts: &[&[u8]]) -> Self {
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
@@ -37,20 +38,20 @@ impl LayoutFingerprint {
 }
 
 impl Layout {
-    /// Plain bytes, without a shape.
+    /// Returns the layout of `count` plain bytes, without a shape.
     #[must_use]
     pub fn bytes(count: usize) -> Self {
         Self { bytes: count as u64, fingerprint: LayoutFingerprint::of(&[b"bytes"]) }
     }
 
-    /// Makes that of so many bytes of what has this fingerprint.
+    /// Returns the layout of `bytes` bytes that are part of an array with the fingerprint `of`.
     #[must_use]
     pub const fn part(bytes: u64, of: LayoutFingerprint) -> Self {
         Self { bytes, fingerprint: of }
     }
 
-    /// Returns an array: the name and width in bytes of its elements, its shape, and how it is sharded (any text that both
-    /// sides write alike). None if its size overflows.
+    /// Returns the layout of an array: the name of its element type, the width of an element in bytes, its
+    /// shape, and its sharding (any text that both sides write alike). None if its size overflows.
     #[must_use]
     pub fn array(element: &str, width: u64, shape: &[u64], sharding: &str) -> Option<Self> {
         let bytes = shape.iter().try_fold(width, |bytes, extent| bytes.checked_mul(*extent))?;
@@ -60,19 +61,19 @@ impl Layout {
         Some(Self { bytes, fingerprint })
     }
 
-    /// Returns how many bytes it takes.
+    /// Returns the size in bytes.
     #[must_use]
     pub const fn len(&self) -> u64 {
         self.bytes
     }
 
-    /// Returns whether it takes none.
+    /// Returns whether the size is zero.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// Returns what is compared with the other side's.
+    /// Returns the fingerprint, to be compared with the other side's.
     #[must_use]
     pub const fn fingerprint(&self) -> LayoutFingerprint {
         self.fingerprint

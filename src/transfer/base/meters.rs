@@ -1,6 +1,7 @@
-//! The measurements of an engine's launches: how they end, and where their time goes.
+//! The measurements of an engine's launches: their outcomes, and the time of each stage.
 //!
-//! A few relaxed counters a launch, none a chunk; a lock only where a launch fails.
+//! A launch costs a few relaxed atomic additions, a chunk none; only a failure takes a lock. Begin at
+//! [`Meters`].
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,29 +14,29 @@ use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
 use muster_clock as clock;
 
-/// Where the time of a launch goes.
+/// The stages of a launch, by which its time is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// From the request until its connections are there and its peers know what will be moved.
+    /// From the request until its connections are made and its peers know its definition.
     Prepare,
-    /// From the launch until everything has happened that it depends on; only where something had not.
+    /// From the launch until its dependencies are complete; measured only if one was pending.
     Dependencies,
     /// From the launch until both sides have launched.
     Match,
-    /// From then until the last byte is in place.
+    /// From the launch on both sides until the last byte is in place.
     Move,
-    /// From a cancellation until it is proven that nothing lands any more.
+    /// From a cancellation until the engine has confirmed that no byte lands any more.
     Quiesce,
-    /// From the wish for a connection until it is there; only where this side had to make it.
+    /// From the request for a connection until it is made; measured only if this side dialled.
     Connect,
 }
 
 impl Stage {
-    /// All of them.
+    /// All stages.
     pub const ALL: [Self; 6] =
         [Self::Prepare, Self::Dependencies, Self::Match, Self::Move, Self::Quiesce, Self::Connect];
 
-    /// Returns its name as a metric's label.
+    /// Returns the name as a metric's label.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -49,7 +50,8 @@ impl Stage {
     }
 }
 
-/// The classes of size by which whole launches are timed: how many bytes at most, and the name as a metric's label.
+/// The size classes by which whole launches are timed: the most bytes of each, and its name as a metric's
+/// label.
 const SIZES: [(u64, &str); 6] = [
     (4 << 10, "4KiB"),
     (64 << 10, "64KiB"),
@@ -59,21 +61,21 @@ const SIZES: [(u64, &str); 6] = [
     (u64::MAX, "more"),
 ];
 
-/// Returns the names of the classes of size, the smallest first.
+/// Returns the names of the size classes, the smallest first.
 pub fn size_classes() -> impl Iterator<Item = &'static str> {
     SIZES.into_iter().map(|(_, name)| name)
 }
 
-/// The upper bounds by which times are counted, in microseconds; longer ones are counted last.
+/// The upper bounds of the time histograms, in microseconds. A further bucket counts longer times.
 pub const TIMES_US: [u64; 13] =
     [10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000];
 
-/// Times of one stage, by how long they were.
+/// A histogram of times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Times {
-    /// How many were within each bound and not within the one before; the last count is of longer ones.
+    /// The number of times in each bucket of [`TIMES_US`]; the last bucket counts longer ones.
     pub counts: [u64; TIMES_US.len() + 1],
-    /// All of them together, in microseconds.
+    /// The sum of all times, in microseconds.
     pub sum_us: u64,
 }
 
@@ -96,34 +98,34 @@ impl Timing {
     }
 }
 
-/// A launch that failed, or a request that came to none.
+/// A failed launch, or a failed request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failed {
-    /// When, by this host's clock, in microseconds since the Unix epoch.
+    /// The time of the failure by this host's wall clock, in microseconds since the Unix epoch.
     pub at_us: u64,
-    /// With whom, as far as that is known; else this task.
+    /// The task of the peer if it is known, else this task.
     pub peer: TaskId,
-    /// Why.
+    /// The error.
     pub error: TransferError,
 }
 
-/// Returns the place of an error's reason among all.
+/// Returns the index of an error's reason in [`TransferError::REASONS`].
 fn place(error: &TransferError) -> Option<usize> {
     TransferError::REASONS.iter().position(|reason| *reason == error.reason())
 }
 
-/// How many failures are kept until they are taken.
+/// The most failures that are kept until [`Meters::take_failures`] takes them.
 const FAILURES_KEPT: usize = 64;
 
-/// What an engine measures of its launches.
+/// The measurements of an engine's launches.
 pub struct Meters {
     here: TaskId,
     stages: [Timing; Stage::ALL.len()],
-    /// Of launches that completed, by transport and class of size.
+    /// Times of completed launches, by transport and size class.
     durations: [[Timing; SIZES.len()]; TransportKind::ALL.len()],
-    /// Connections that ended while they were needed, by [`TransferError::REASONS`].
+    /// Connections that failed while they were needed, by [`TransferError::REASONS`].
     aborts: [AtomicU64; TransferError::REASONS.len()],
-    /// Completed ones first, then by [`TransferError::REASONS`].
+    /// Ended launches: the completed ones first, then by [`TransferError::REASONS`].
     ended: [AtomicU64; TransferError::REASONS.len() + 1],
     failures: Mutex<VecDeque<Failed>>,
     on_failure: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -148,17 +150,17 @@ impl Meters {
         }
     }
 
-    /// Counts a stage that took so long.
+    /// Records the time of a stage, in microseconds.
     pub(crate) fn observe(&self, stage: Stage, us: u64) {
         self.stages[stage as usize].observe(us);
     }
 
-    /// Counts a stage whose time was measured elsewhere.
+    /// Records the time of a stage.
     pub(crate) fn observe_time(&self, stage: Stage, time: Duration) {
         self.observe(stage, u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
     }
 
-    /// Counts a launch that moved everything: so many bytes, by this transport or by it last, in so long.
+    /// Counts a launch that completed: its last transport, its bytes, and its time in microseconds.
     pub(crate) fn completed(&self, by: Option<TransportKind>, bytes: u64, us: u64) {
         self.ended[0].fetch_add(1, Ordering::Relaxed);
         if let Some(by) = by {
@@ -167,14 +169,14 @@ impl Meters {
         }
     }
 
-    /// Counts a connection that ended while it was needed.
+    /// Counts a connection that failed while it was needed.
     pub(crate) fn aborted(&self, error: &TransferError) {
         if let Some(place) = place(error) {
             self.aborts[place].fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Counts a launch that failed, or a request that came to none; `peer` is with whom, where the error does not say.
+    /// Counts a failed launch or request; `peer` is its peer if the error names none.
     pub(crate) fn failed(&self, peer: Option<TaskId>, error: &TransferError) {
         if let Some(place) = place(error) {
             self.ended[place + 1].fetch_add(1, Ordering::Relaxed);
@@ -193,7 +195,8 @@ impl Meters {
         }
     }
 
-    /// Calls `hook` after each failure, on the thread that saw it. The first hook stays.
+    /// Sets the hook that is called after each failure, on the thread that detected it. Later calls change
+    /// nothing.
     pub fn on_failure(&self, hook: impl Fn() + Send + Sync + 'static) {
         let _first = self.on_failure.set(Box::new(hook));
     }
@@ -204,8 +207,8 @@ impl Meters {
         self.stages[stage as usize].read()
     }
 
-    /// Returns how long launches took that moved everything, by transport and class of size; those that none were of
-    /// are left out.
+    /// Returns the times of completed launches, by transport and size class, without the classes that have
+    /// none.
     pub fn durations(&self) -> impl Iterator<Item = (TransportKind, &'static str, Times)> + '_ {
         let by_kind = TransportKind::ALL.into_iter().zip(&self.durations);
         by_kind.flat_map(|(kind, sizes)| {
@@ -214,18 +217,19 @@ impl Meters {
         })
     }
 
-    /// Connections that ended while they were needed since the engine's start, by why.
+    /// Returns the connections that failed while they were needed since the engine's start, by reason.
     pub fn aborts(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         TransferError::REASONS.into_iter().zip(self.aborts.iter().map(|count| count.load(Ordering::Relaxed)))
     }
 
-    /// Returns the launches that ended since the engine's start, by how: `completed`, or the reason.
+    /// Returns the launches that ended since the engine's start, by outcome: `completed`, or the reason of
+    /// the failure.
     pub fn ended(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         let names = std::iter::once("completed").chain(TransferError::REASONS);
         names.zip(self.ended.iter().map(|count| count.load(Ordering::Relaxed)))
     }
 
-    /// Takes the failures that were not taken yet, the newest 64 at most.
+    /// Removes and returns the failures since the last call, the newest 64 at most.
     #[must_use]
     pub fn take_failures(&self) -> Vec<Failed> {
         lock(&self.failures).drain(..).collect()

@@ -1,4 +1,4 @@
-//! The nouns that every layer speaks of, and the lock that they share. It knows no other layer.
+//! The types that every layer uses, and the lock that they share. It imports no other layer.
 
 pub mod counts;
 pub mod error;

@@ -1,11 +1,11 @@
-//! The client network of an address, by which limits count.
+//! The client network of an address, which is the unit of connection limits.
 //!
-//! It keeps no limits itself. Begin at [`source_network`].
+//! It enforces no limit itself. Begin at [`source_network`].
 
 use std::net::IpAddr;
 
-/// Returns the network that one host has for itself: an IPv4 address, or of IPv6 the first 64 bits, since a host that
-/// has one IPv6 address has a whole network of them.
+/// Returns the network of one client host: an IPv4 address as it is, or the first 64 bits of an IPv6 address,
+/// because a host that has one IPv6 address usually has its whole /64 network.
 #[must_use]
 pub fn source_network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {

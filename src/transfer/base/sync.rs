@@ -1,10 +1,125 @@
-//! Locks that ignore poisoning: their holders leave nothing half done.
+//! Locks that ignore poisoning.
 //!
-//! It waits for nothing but the lock. Begin at [`lock`].
+//! Under `--cfg loom` the tests of this crate run these cores with the types of [loom](https://docs.rs/loom), which goes through the
+//! interleavings of their threads and through what the memory model lets each of them see. The cores are `io/ring.rs`,
+//! `io/pump.rs`, `session/ring_session.rs`, `launch/gate.rs`, `launch/outcome.rs` and `launch/peer_launch.rs`; their models are
+//! in `tests/models`. To run them, which takes seconds and prints how many executions there were:
+//!
+//! ```text
+//! RUSTFLAGS="--cfg loom" cargo test --release -p muster-transfer --lib models -- --nocapture
+//! ```
+//!
+//! Begin at [`lock`] and [`fence_after_rmw`].
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex as StdMutex, MutexGuard as StdMutexGuard, PoisonError};
+
+#[cfg(not(all(test, loom)))]
+pub use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, fence};
+#[cfg(not(all(test, loom)))]
+pub use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
+
+#[cfg(all(test, loom))]
+pub use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, fence};
+#[cfg(all(test, loom))]
+pub use loom::sync::{Condvar, Mutex, MutexGuard};
+#[cfg(all(test, loom))]
+pub use model::OnceLock;
 
 /// Locks. A thread that panicked while it held the lock has ended between two whole changes: what it guards still holds.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+pub fn lock<L: Lock + ?Sized>(mutex: &L) -> L::Guard<'_> {
+    mutex.lock_anyway()
+}
+
+/// A mutex.
+pub trait Lock {
+    /// What its holder has.
+    type Guard<'a>
+    where
+        Self: 'a;
+
+    /// Locks it, whether a holder has panicked or not.
+    fn lock_anyway(&self) -> Self::Guard<'_>;
+}
+
+impl<T> Lock for StdMutex<T> {
+    type Guard<'a>
+        = StdMutexGuard<'a, T>
+    where
+        T: 'a;
+
+    fn lock_anyway(&self) -> Self::Guard<'_> {
+        self.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<L: Lock> Lock for std::sync::Arc<L> {
+    type Guard<'a>
+        = L::Guard<'a>
+    where
+        L: 'a;
+
+    fn lock_anyway(&self) -> Self::Guard<'_> {
+        L::lock_anyway(self)
+    }
+}
+
+/// Orders an atomic read-modify-write operation of this thread before everything that it reads and writes afterwards, as
+/// `fence(SeqCst)` does. Where two threads each write one word and then read the other's, both have it between the two.
+///
+/// On x86 every such operation is a full barrier already, and this costs nothing. Elsewhere it is the fence.
+#[inline(always)]
+pub fn fence_after_rmw() {
+    #[cfg(all(any(target_arch = "x86", target_arch = "x86_64"), not(all(test, loom))))]
+    std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
+    #[cfg(not(all(any(target_arch = "x86", target_arch = "x86_64"), not(all(test, loom)))))]
+    fence(std::sync::atomic::Ordering::SeqCst);
+}
+
+#[cfg(all(test, loom))]
+pub mod model {
+    //! What loom lacks.
+
+    use std::sync::atomic::Ordering;
+
+    use super::{AtomicBool, Lock, PoisonError};
+
+    impl<T> Lock for loom::sync::Mutex<T> {
+        type Guard<'a>
+            = loom::sync::MutexGuard<'a, T>
+        where
+            T: 'a;
+
+        fn lock_anyway(&self) -> Self::Guard<'_> {
+            self.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+    }
+
+    /// A cell that is set once. What is set is seen by a thread as late as the memory model lets it be.
+    #[derive(Debug)]
+    pub struct OnceLock<T> {
+        is_set: AtomicBool,
+        value: std::sync::OnceLock<T>,
+    }
+
+    impl<T> OnceLock<T> {
+        pub fn new() -> Self {
+            Self { is_set: AtomicBool::new(false), value: std::sync::OnceLock::new() }
+        }
+
+        pub fn set(&self, value: T) -> Result<(), T> {
+            self.value.set(value)?;
+            self.is_set.store(true, Ordering::Release);
+            Ok(())
+        }
+
+        pub fn get(&self) -> Option<&T> {
+            if self.is_set.load(Ordering::Acquire) { self.value.get() } else { None }
+        }
+    }
+
+    impl<T> Default for OnceLock<T> {
+        fn default() -> Self {
+            Self::new()
+        }
+    }
 }

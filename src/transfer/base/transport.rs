@@ -1,31 +1,31 @@
 //! The transports between two processes.
 //!
 //! Their capabilities are in [`crate::io::wire`]. Begin at [`TransportKind`], by which bytes are counted, and
-//! [`Choice`], by which programs ask for some.
+//! [`Choice`], the setting.
 
 use std::fmt;
 
-/// A way for bytes.
+/// The transport that moves bytes between two processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TransportKind {
-    /// Shared memory that both processes map; the receiver copies.
+    /// Shared memory that both processes map; the receiver copies from it.
     Shm,
     /// The receiver reads the sender's memory through the kernel (`process_vm_readv`).
     Pvm,
-    /// The sender writes to a Unix socket: same host, but neither memory can be read.
+    /// The sender writes to a Unix socket: on the same host, for memory that the receiver cannot read.
     Unix,
     /// The sender writes to TCP connections.
     Tcp,
-    /// The sender writes to sockets that are known within one process only.
+    /// The sender writes to sockets that exist within one process only.
     Loopback,
 }
 
 impl TransportKind {
-    /// All of them.
+    /// All transports.
     pub const ALL: [Self; 5] = [Self::Shm, Self::Pvm, Self::Unix, Self::Tcp, Self::Loopback];
 
-    /// Returns its name as a metric's label.
+    /// Returns the name as a metric's label.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -44,23 +44,23 @@ impl fmt::Display for TransportKind {
     }
 }
 
-/// Which transports may be used.
+/// The setting that says which transports may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Choice {
-    /// The best that both sides can: shared memory, another process's memory, a Unix socket, TCP. Chosen again where one
-    /// fails.
+    /// The best transport that both sides support: shared memory, reads of the peer's memory, a Unix socket, TCP. If
+    /// one fails, the engine chooses again.
     #[default]
     Auto,
-    /// On this host, arenas as shared memory; other memory by a Unix socket.
+    /// On this host: shared memory for arenas, a Unix socket for other memory.
     Shm,
-    /// On this host, all memory through the kernel.
+    /// On this host: reads of the peer's memory through the kernel (`process_vm_readv`), for all memory.
     Pvm,
-    /// On this host, a Unix socket.
+    /// On this host: a Unix socket.
     Unix,
     /// TCP, even on this host.
     Tcp,
-    /// Between engines of one process, as over TCP but without listening on anything: for tests, and for programs that
-    /// embed several engines.
+    /// Between engines of one process: as over TCP, but without a listening socket. For tests, and for
+    /// programs that embed several engines.
     Loopback,
 }

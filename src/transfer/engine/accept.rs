@@ -1,9 +1,10 @@
-//! Accepts wires from other engines: the handshake, and whether the dialler's connection or lane is admitted.
+//! Accepts wires from other engines: performs the handshake, and decides whether the dialler's connection or
+//! lane is admitted.
 //!
-//! All of it blocks, on threads of its own with time limits; it does not touch the path of the bytes. Dialling is
-//! in [`dial`](super::dial). Begin at `accept`, then `admit`: a hello for another incarnation, or from one that the
-//! membership does not have, is refused. If two engines dial each other, the connection of the lower task counts;
-//! otherwise both would end up with two connections, or none.
+//! All of it blocks, on threads of its own with time limits; it does not move transfer bytes.
+//! [`dial`](super::dial) dials. Begin at `accept`, then `admit`: a hello for another incarnation, or from one
+//! that is not in the membership, is refused. If two engines dial each other, the connection of the lower
+//! task takes precedence; otherwise both would end up with two connections, or none.
 
 use std::io;
 use std::sync::Arc;
@@ -27,14 +28,16 @@ use crate::protocol::hello::{Answer, Hello, Verdict};
 use crate::session::connection::Connection;
 use crate::session::handshake::{self, HelloError};
 
-/// How long a dialler waits for its refusal that does not know the token: so often can one thread be asked.
+/// How long a dialler that does not know the token waits for its refusal, which bounds the guesses that one
+/// thread answers.
 const UNPROVEN_PAUSE: Duration = Duration::from_secs(1);
-/// How long a hello of a life that the membership does not name waits for one that does.
+/// How long a hello from an incarnation that is not in the membership waits for a membership that has it.
 const MEMBERSHIP_WAIT: Duration = Duration::from_secs(3);
-/// How long a lane waits for the connection that it joins: the dialler may know of it first.
+/// How long a lane waits for the connection that it joins, because the dialler may know of the connection
+/// first.
 const CONNECTION_WAIT: Duration = Duration::from_millis(500);
 
-/// Accepts on every listener until the engine ends.
+/// Starts a thread for each listener, which accepts wires until the engine ends.
 pub fn accept(
     shared: &Arc<EngineShared>,
     listeners: Vec<Arc<dyn Listener>>,
@@ -52,7 +55,8 @@ pub fn accept(
                 }
                 match accepted {
                     Ok(wire) => begin_handshake(&shared, wire),
-                    // Out of descriptors, or a connection that was gone again: neither is a reason to stop.
+                    // The process is out of descriptors, or the connection was gone again: neither is a
+                    // reason to stop.
                     Err(_) => thread::sleep(Duration::from_millis(10)),
                 }
             }
@@ -70,7 +74,7 @@ pub fn stop(shared: &EngineShared) {
     shared.handshakes.close();
 }
 
-/// Takes a dialler's hello on a thread of its own.
+/// Performs the handshake of an accepted wire on a thread of its own.
 fn begin_handshake(shared: &Arc<EngineShared>, wire: Box<dyn Wire>) {
     if !is_own_user(&*wire) {
         return;
@@ -87,9 +91,9 @@ fn begin_handshake(shared: &Arc<EngineShared>, wire: Box<dyn Wire>) {
     }
 }
 
-/// Waits [`UNPROVEN_PAUSE`], or until the connection is ended for another one.
+/// Waits [`UNPROVEN_PAUSE`], or until the handshake is ended in favour of another one.
 fn pause(wire: &dyn Wire) {
-    // No event is asked for: the end of a connection is told of all the same.
+    // No event is requested: `poll` reports the end of a connection in any case.
     let mut ended = [PollFd::from_borrowed_fd(wire.descriptor(), PollFlags::empty())];
     let _ended_or_over = poll(&mut ended, Timespec::try_from(UNPROVEN_PAUSE).ok().as_ref());
 }
@@ -111,7 +115,7 @@ fn take_hello(
         }
         dialler => dialler?,
     };
-    // By its proof, its certificate, or as a process of this user on this host.
+    // Proven by its proof or its certificate, or as a process of this user on this host.
     let is_proven = shared.key.is_some() || shared.wrapping.identity.is_some() || !is_exposed;
     if is_proven && !guard.prove() {
         return Err(HelloError::Protocol);
@@ -119,7 +123,7 @@ fn take_hello(
     let hello = dialler.hello;
     let mut expected = None;
     let (verdict, joined) = admit(shared, &hello, &mut expected);
-    // Before it is told: a dialler that is turned away may look at the count at once.
+    // The counter comes before the reply, because the refused dialler may read it at once.
     if matches!(verdict, Verdict::StaleTarget(_) | Verdict::StaleDialler(_)) {
         shared.counts.fenced.fetch_add(1, Ordering::Relaxed);
     }
@@ -133,7 +137,7 @@ fn take_hello(
     if let Some(connection) = joined {
         return add_lane(&connection, &hello, wire, hello.heard);
     }
-    // Only now is it known that the dialler is of the cluster.
+    // Only now has the dialler proven that it belongs to the cluster.
     let key = CliqueKey::new(shared.here(), hello.from);
     let old = lock(&shared.cliques).get(key).cloned();
     if let Some(old) = old {
@@ -153,7 +157,7 @@ fn take_hello(
     Ok(())
 }
 
-/// Makes the connection that was expected of a peer and does not come, if any request waits for it.
+/// Dials the peer if the connection that it had begun does not come and a request waits for it.
 fn dial_instead(shared: &Arc<EngineShared>, peer: Member, making: u64) {
     let key = CliqueKey::new(shared.here(), peer);
     if lock(&shared.cliques).is_awaited(key, making) {
@@ -161,8 +165,8 @@ fn dial_instead(shared: &Arc<EngineShared>, peer: Member, making: u64) {
     }
 }
 
-/// Decides whether a hello is welcome, and which connection a lane joins. The making that is expected of a hello that
-/// begins a connection is put where the caller finds it.
+/// Decides whether a hello is welcome, and which connection a lane joins. For a hello that begins a
+/// connection, writes the peer and the number of the attempt that is expected to `expected`.
 fn admit(
     shared: &Arc<EngineShared>,
     hello: &Hello,
@@ -173,7 +177,7 @@ fn admit(
         let current = (hello.to.task == here.task).then_some(here.incarnation);
         return (Verdict::StaleTarget(current), None);
     }
-    // Incarnations are random: which of two is newer is for the membership to say, once it names the dialler's task.
+    // Incarnations are random: only a membership that names the dialler's task says which of two is newer.
     let known =
         shared.await_membership(MEMBERSHIP_WAIT, |membership| membership.has(hello.from).then_some(()));
     if known.is_none() {
@@ -191,12 +195,13 @@ fn admit(
     let key = CliqueKey::new(here, hello.from);
     let mut cliques = lock(&shared.cliques);
     if shared.closed.load(Ordering::Acquire) {
-        // It has forgotten what it was dialling itself, and so cannot say which of two connections would count.
+        // The shutdown has dropped the attempts of this side, so it cannot decide which of two connections
+        // takes precedence.
         return (Verdict::StaleTarget(None), None);
     }
     let (pending, old) = (cliques.is_pending(key), cliques.get(key).is_some());
-    // Both dial, or dialled a moment ago: the connection of the lower task counts. If the peer has lost that one,
-    // this side will know in a moment, and the peer asks again.
+    // Both sides dial, or dialled a moment ago: the connection of the lower task takes precedence. If the
+    // peer has lost that one, this side learns it in a moment, and the peer dials again.
     if (pending || old) && here.task < hello.from.task {
         return (Verdict::Busy, None);
     }

@@ -1,6 +1,6 @@
 //! Checks a request before anything is done for it.
 //!
-//! It changes nothing, and reserves no memory: that is done by a launch. Begin at [`check`].
+//! It changes nothing and reserves no memory: the launch does. Begin at [`check`].
 
 use std::collections::{HashMap, HashSet};
 use std::sync::PoisonError;
@@ -12,7 +12,7 @@ use crate::base::identity::{DeviceId, Member, TaskId};
 use crate::base::key::TransferKey;
 use crate::protocol::link::definition::ENTRIES_MAX;
 
-/// Checks that there is one of each for every transfer.
+/// Checks that the lists of a request are not empty and have the same length.
 pub fn check_even(buffers: usize, devices: usize, keys: usize) -> Result<(), PrepareError> {
     if buffers == 0 {
         return Err(PrepareError::Empty);
@@ -80,7 +80,7 @@ pub fn check(shared: &EngineShared, specs: &[Spec]) -> Result<Vec<Member>, Prepa
     Ok(peers)
 }
 
-/// Checks that no range that is written shares bytes with another one.
+/// Checks that no range that is written shares bytes with another range.
 fn check_overlap(
     mut written: Vec<(usize, usize, usize, TransferKey)>,
     read: Vec<(usize, usize, usize, TransferKey)>,
@@ -93,7 +93,8 @@ fn check_overlap(
         }
     }
     for (buffer, start, end, key) in read {
-        // Of the written ranges, which do not overlap, only the last that begins before the end can reach into it.
+        // The written ranges do not overlap, so only the last one that begins before `end` can reach into
+        // this one.
         let at = written.partition_point(|range| (range.0, range.1) < (buffer, end));
         if let Some(&(other, _, until, _)) = at.checked_sub(1).and_then(|at| written.get(at))
             && other == buffer

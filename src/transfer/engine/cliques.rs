@@ -1,9 +1,9 @@
-//! The clique cache: the one place where connections are found, made, kept and dropped.
+//! The clique cache: the only place that finds, keeps and drops connections, and decides which request makes one.
 //!
-//! A clique is a set of incarnations that share connections; for host memory it has two members, and its key is the
-//! two in order, so both directions share it. A request for a clique that is being made waits for that making. A
-//! clique has one connection: a new one ends the one that it replaces, because a launch on a connection that no
-//! request finds would wait for ever. Begin at [`Cliques`].
+//! A clique is a set of incarnations that share connections. For host memory it has two members, and its key
+//! is the two in order, so both directions share it. A request for a clique that is being made waits for that
+//! attempt. A clique has one connection: a new one ends the one that it replaces, because a launch on a
+//! connection that no request finds would wait for ever. Begin at [`Cliques`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,25 +13,25 @@ use crate::base::error::TransferError;
 use crate::base::identity::Member;
 use crate::session::connection::{Connection, ConnectionLease};
 
-/// The members of a clique, in order.
+/// The key of a clique: its members, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CliqueKey([Member; 2]);
 
 impl CliqueKey {
-    /// Makes the key of two members in any order.
+    /// Creates the key of two members given in any order.
     #[must_use]
     pub fn new(a: Member, b: Member) -> Self {
         Self(if a <= b { [a, b] } else { [b, a] })
     }
 
-    /// Returns its members, in order.
+    /// Returns the members, in order.
     #[must_use]
     pub const fn members(&self) -> &[Member; 2] {
         &self.0
     }
 }
 
-/// A request that waits for a clique: told when it is ready, or cannot be.
+/// A request that waits for a clique; it is told when the clique is ready, or cannot be made.
 pub struct Waiter {
     /// Called once.
     told: Box<dyn FnOnce(Result<ConnectionLease, TransferError>) + Send>,
@@ -39,11 +39,11 @@ pub struct Waiter {
     wanted: IsWanted,
 }
 
-/// Says whether something is still wanted. Asked under the lock of the cache: it only looks.
+/// A check whether a request still exists. It runs under the lock of the cache, so it must not block.
 pub type IsWanted = Arc<dyn Fn() -> bool + Send + Sync>;
 
 impl Waiter {
-    /// Makes a waiter that calls `told` in the end, whatever `wanted` says.
+    /// Creates a waiter that calls `told` in the end, whatever `wanted` returns.
     pub fn new(
         wanted: &IsWanted,
         told: impl FnOnce(Result<ConnectionLease, TransferError>) + Send + 'static,
@@ -51,7 +51,7 @@ impl Waiter {
         Self { told: Box::new(told), wanted: Arc::clone(wanted) }
     }
 
-    /// Tells it. Without the lock of the cache.
+    /// Tells the request the result. The caller must not hold the lock of the cache.
     pub fn tell(self, result: Result<ConnectionLease, TransferError>) {
         (self.told)(result);
     }
@@ -60,58 +60,59 @@ impl Waiter {
 /// The most requests that wait for one clique.
 pub const WAITERS_MAX: usize = 4096;
 
-/// A clique.
+/// The state of a clique.
 enum Slot {
-    /// It is being made. The number tells this making from others of the same clique.
+    /// It is being made. The number identifies this attempt among those of the same clique.
     Pending { making: u64, waiters: Vec<Waiter> },
-    /// It is there. It may have been asked at that time whether it may end.
+    /// Its connection exists. `asked` is when this side last asked the peer to end it.
     Ready { connection: Arc<Connection>, used: Instant, asked: Option<Instant> },
 }
 
-/// A peer that is asked whether a connection may end is not asked again for so long, and counts as leaving meanwhile. If it
-/// has not answered by then, it counts as staying.
+/// How long after a question the peer is not asked again. Meanwhile the connection counts as leaving; after
+/// that, without an answer, as staying.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
-/// Connections fall out of use all the time; the whole cache is not looked through more often than this for it.
+/// The shortest time between two searches of the whole cache for unused connections.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// How a clique was found.
+/// The result of a search for a clique.
 pub enum Found {
-    /// It was there.
+    /// The connection exists.
     Ready(ConnectionLease, Waiter),
-    /// It is being made; the waiter was taken.
+    /// The clique is being made; the cache took the waiter.
     Pending,
-    /// It is being made, and too many wait for it.
+    /// The clique is being made, and too many requests wait for it.
     Crowded(Waiter),
-    /// The caller is to make it, under this number; the waiter was taken. If there is a connection that this side agreed
-    /// to end, its peer decides first whether that one stays.
+    /// The caller must make the clique, as the attempt with this number; the cache took the waiter. If there
+    /// is a connection that this side agreed to end, its peer decides first whether that one stays.
     Make(u64, Option<Arc<Connection>>),
 }
 
-/// How a clique became ready.
+/// A step of making a clique ready.
 pub enum CliqueReady {
-    /// These waited for it.
+    /// These requests waited for it.
     Waited(Vec<Waiter>),
-    /// It is ready, in the place of this one.
+    /// The clique is ready. The connection that it replaces, if any, must be ended.
     Ready(Option<Arc<Connection>>),
 }
 
-/// The cache. Its owner keeps it behind a lock, and calls the waiters that it returns without the lock.
+/// The cache of cliques. Its owner keeps it behind a lock, and calls the waiters that it returns without the
+/// lock.
 #[derive(Default)]
 pub struct Cliques {
     slots: HashMap<CliqueKey, Slot>,
     makings: u64,
-    /// When it was last looked through for unused connections.
+    /// When the cache was last searched for unused connections.
     looked: Option<Instant>,
-    /// Cliques found, not found, dropped for room.
+    /// The number of searches that found a clique.
     pub hits: u64,
-    /// See `hits`.
+    /// The number of searches that found none.
     pub misses: u64,
-    /// See `hits`.
+    /// The number of connections that were dropped to make room.
     pub evictions: u64,
 }
 
 impl Cliques {
-    /// Finds a clique, or takes the waiter for when it is there.
+    /// Searches for a clique; takes the waiter unless the clique is ready or crowded.
     pub fn find(&mut self, key: CliqueKey, now: Instant, waiter: Waiter) -> Found {
         let undecided = match self.slots.get_mut(&key) {
             Some(Slot::Ready { connection, used, .. }) if connection.over().is_none() => {
@@ -138,7 +139,8 @@ impl Cliques {
         Found::Make(self.makings, undecided)
     }
 
-    /// Notes that the peer is making the clique, and this side is not: requests from now on wait for the peer's.
+    /// Records that the peer is making the clique and this side is not: requests from now on wait for the
+    /// peer's connection. Returns the number of the attempt, or none if the clique is known already.
     pub fn expect(&mut self, key: CliqueKey) -> Option<u64> {
         if self.slots.contains_key(&key) {
             return None;
@@ -161,12 +163,13 @@ impl Cliques {
         matches!(self.slots.get(&key), Some(Slot::Pending { .. }))
     }
 
-    /// Returns whether this making still counts: it was not overtaken, and not given up.
+    /// Returns whether this attempt is current: neither replaced nor given up.
     pub fn is_making(&self, key: CliqueKey, number: u64) -> bool {
         matches!(self.slots.get(&key), Some(Slot::Pending { making, .. }) if *making == number)
     }
 
-    /// Gives up a making that no request wants any more, and returns the waiters, which are to be told.
+    /// Gives up an attempt that no request wants any more, and returns its waiters, which the caller must
+    /// tell.
     pub fn abandon(&mut self, key: CliqueKey, number: u64) -> Option<Vec<Waiter>> {
         match self.slots.get(&key) {
             Some(Slot::Pending { making, waiters })
@@ -180,7 +183,7 @@ impl Cliques {
         }
     }
 
-    /// Returns whether a request waits for this making; if not, it is given up.
+    /// Returns whether a request waits for this attempt. If none does, the attempt is given up.
     pub fn is_awaited(&mut self, key: CliqueKey, number: u64) -> bool {
         match self.slots.get(&key) {
             Some(Slot::Pending { making, waiters }) if *making == number => {
@@ -194,8 +197,9 @@ impl Cliques {
         }
     }
 
-    /// Waiters of a clique that is ready now. Called until it gives none; then the clique counts as ready, so requests
-    /// that came later are served after those that waited. A connection whose place it takes is returned, to be ended.
+    /// Makes a clique ready in steps. It returns the waiters first and is called again until there are none;
+    /// then the clique counts as ready, so that later requests are served after those that waited. It then
+    /// returns the connection that it replaces, which must be ended.
     pub fn make_ready(&mut self, key: CliqueKey, connection: &Arc<Connection>, now: Instant) -> CliqueReady {
         if let Some(Slot::Pending { waiters, .. }) = self.slots.get_mut(&key)
             && !waiters.is_empty()
@@ -211,7 +215,8 @@ impl Cliques {
         }
     }
 
-    /// Ends a making, whichever number it has if none is given. Its waiters are to be told.
+    /// Gives up an attempt, or any attempt if no number is given. Returns its waiters, which the caller must
+    /// tell.
     pub fn give_up(&mut self, key: CliqueKey, number: Option<u64>) -> Vec<Waiter> {
         match self.slots.get(&key) {
             Some(Slot::Pending { making, .. }) if number.is_none_or(|number| number == *making) => {
@@ -232,26 +237,27 @@ impl Cliques {
         }
     }
 
-    /// Takes a connection back that this side had agreed to end. Requests that wait find out themselves.
+    /// Restores a connection that this side had agreed to end. Requests that wait for the decision learn of
+    /// it by themselves.
     pub fn restore(&mut self, connection: &Arc<Connection>, now: Instant) {
         let ready = Slot::Ready { connection: Arc::clone(connection), used: now, asked: None };
         self.slots.entry(CliqueKey::new(connection.me, connection.peer)).or_insert(ready);
     }
 
-    /// Forgets a connection that made room for others.
+    /// Forgets a connection that was dropped to make room.
     pub fn evict(&mut self, connection: &Arc<Connection>) {
         self.evictions += 1;
         self.forget(connection);
     }
 
-    /// Returns whether there are too many, and that was not looked at a moment ago.
+    /// Returns whether there are more than `most` cliques, and the cache was not searched a moment ago.
     pub fn is_crowded(&self, most: usize, now: Instant) -> bool {
         let lately = self.looked.is_some_and(|looked| now.saturating_duration_since(looked) < LOOK_AGAIN);
         self.slots.len() > most && !lately
     }
 
-    /// Returns the unused connections, the longest unused first, as many as there are too many: their peers are to be
-    /// asked whether they may end.
+    /// Returns the unused connections, the longest unused first, as many as exceed `most`. The caller asks
+    /// their peers to end them.
     pub fn surplus(&mut self, most: usize, now: Instant) -> Vec<Arc<Connection>> {
         let mut excess = self.slots.len().saturating_sub(most);
         if excess == 0 {
@@ -279,7 +285,7 @@ impl Cliques {
             .collect()
     }
 
-    /// Returns the cliques that are being made and of which a member is among the chosen.
+    /// Returns the cliques that are being made and have a chosen member.
     pub fn pending(&self, chosen: impl Fn(Member) -> bool) -> Vec<CliqueKey> {
         let pending = |(key, slot): (&CliqueKey, &Slot)| {
             let pending = matches!(slot, Slot::Pending { .. });
@@ -288,7 +294,7 @@ impl Cliques {
         self.slots.iter().filter_map(pending).collect()
     }
 
-    /// Returns how many cliques there are.
+    /// Returns the number of cliques.
     pub fn len(&self) -> usize {
         self.slots.len()
     }

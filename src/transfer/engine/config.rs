@@ -1,7 +1,7 @@
 //! The configuration of an engine.
 //!
-//! It checks nothing: values out of bounds are clamped by [`Engine::start`](super::handle::Engine::start). Begin at
-//! [`Config`].
+//! It checks nothing: [`Engine::start`](super::handle::Engine::start) clamps values that are out of bounds.
+//! Begin at [`Config`].
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,50 +12,53 @@ use crate::io::wire::Certificates;
 #[cfg(feature = "faults")]
 use crate::io::wire::Faults;
 
-/// How an engine is set up.
+/// The configuration of an engine.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Whose engine it is.
+    /// The task and incarnation of the engine.
     pub here: Member,
-    /// The devices whose buffers it moves.
+    /// The devices whose buffers the engine moves.
     pub devices: Vec<DeviceId>,
-    /// Where it listens on TCP; none to listen on this host only. Not used with [`Choice::Loopback`].
+    /// The TCP address to listen on; none to be reachable on this host only. Not used with
+    /// [`Choice::Loopback`].
     pub listen: Option<SocketAddr>,
-    /// What it tells others to dial, where that differs from `listen`.
+    /// The addresses that peers are to dial, if they differ from `listen`.
     pub advertise: Vec<SocketAddr>,
-    /// A secret by which engines know one another: every engine of a cluster has the same one, or none. At least 128 random
-    /// bits: a process that an engine takes for its peer receives a proof against which it can test guesses.
+    /// The cluster token, a secret that every engine of a cluster has, or none has. It should have at least
+    /// 128 random bits, because a process that an engine takes for its peer receives a proof against which it
+    /// can test guesses.
     pub token: Option<Vec<u8>>,
-    /// Which transports may be used.
+    /// The transports that may be used.
     pub transport: Choice,
-    /// TCP connections to each peer that carry chunks; one more carries control frames.
+    /// The number of TCP connections to each peer that carry chunks; one more carries control frames.
     pub lanes: usize,
-    /// Bytes of a chunk.
+    /// The bytes of a chunk.
     pub chunk: u32,
     /// Whether chunks on TCP carry checksums. Between two engines they do if either wants it.
     pub checks: bool,
-    /// Threads that wait for sockets.
+    /// The number of threads that wait for sockets.
     pub reactors: usize,
-    /// Threads that copy.
+    /// The number of threads that copy from other processes.
     pub copiers: usize,
-    /// The most connections that are kept; idle ones are dropped first.
+    /// The most connections that are kept; unused ones are dropped first.
     pub cliques_max: usize,
-    /// How long making a connection may take, and making a lost one anew.
+    /// The longest time to make a connection, or to reconnect a lost one.
     pub dial_timeout: Duration,
-    /// Certificates, by which engines know one another, and which TCP connections are encrypted by; those within a host are
-    /// as they are. Every engine of a cluster has some, or none. A token works beside them.
+    /// The certificates by which engines authenticate each other and encrypt TCP connections; connections
+    /// within a host are not encrypted. Every engine of a cluster has some, or none has. A token may be used
+    /// with them.
     pub tls: Option<Certificates>,
-    /// How long a thread that waits for a small transfer within a host looks for it before it sleeps; never if it is zero.
-    /// It sleeps at once where that was in vain several times in a row. By
-    /// default about what it takes to wake a thread of a virtual machine, and zero where there is one processor: the peer
-    /// could not run meanwhile.
+    /// How long a thread that waits for a small transfer within a host spins before it sleeps; zero for
+    /// never. After several unsuccessful spins in a row it sleeps at once. The default is about the time that
+    /// it takes to wake a thread of a virtual machine, and zero on a single processor, where the peer could
+    /// not run meanwhile.
     pub spin: Duration,
-    /// What goes wrong on its wires on purpose, for tests.
+    /// The faults that are injected into its wires, for tests.
     #[cfg(feature = "faults")]
     pub faults: Option<Faults>,
 }
 
-/// What it takes to wake a thread whose processor its host has put to sleep.
+/// The time that it takes to wake a thread whose processor the hypervisor has put to sleep.
 const SPIN: Duration = Duration::from_micros(50);
 
 impl Config {

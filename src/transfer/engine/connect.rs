@@ -1,4 +1,5 @@
-//! The code that dialling and accepting share: the wire before the hello, and the connection after it.
+//! The code that dialling and accepting share: wrapping the wire before the hello, and opening the connection
+//! after it.
 //!
 //! It decides nothing about peers: [`dial`](super::dial) and [`accept`](super::accept) do. Begin at [`open_connection`].
 
@@ -21,14 +22,14 @@ use crate::protocol::link::Terms;
 use crate::session::connection::{Connection, ConnectionSettings, SessionHost};
 use crate::session::handshake::HelloError;
 
-/// How long a handshake may take, all of it.
+/// The time limit of a whole handshake.
 pub const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
-/// Returns whether the other end may be spoken to at all: on this host, processes of the same user.
+/// Returns whether the peer may be spoken to: on this host, only processes of the same user may.
 pub fn is_own_user(wire: &dyn Wire) -> bool {
     wire.peer().is_none_or(|peer| peer.uid == rustix::process::geteuid().as_raw())
 }
 
-/// Returns a wire as this engine uses it, ready for the hello; that may take until then.
+/// Wraps a wire as the engine is configured (TLS, faults), and completes the TLS handshake by `until`.
 pub fn wrap(
     shared: &EngineShared,
     wire: Box<dyn Wire>,
@@ -40,7 +41,7 @@ pub fn wrap(
     Ok(wire)
 }
 
-/// Gives a connection the lane that a hello was about.
+/// Adds to a connection the lane that a hello announced.
 pub fn add_lane(
     connection: &Connection,
     hello: &Hello,
@@ -58,12 +59,12 @@ pub fn connect_error(peer: &Member, error: &dyn std::fmt::Display) -> TransferEr
     TransferError::Transport { transport: TransportKind::Tcp, member: *peer, why }
 }
 
-/// Returns where this life's word lies.
+/// Returns the address of the word that holds this incarnation.
 pub fn probe(shared: &EngineShared) -> u64 {
     std::ptr::from_ref(&*shared.probe) as u64
 }
 
-/// Makes the connection of an accepted hello, and puts it into the table.
+/// Creates the connection of a hello that was accepted, and adds it to the table.
 pub fn open_connection(
     shared: &Arc<EngineShared>,
     hello: &Hello,
@@ -79,7 +80,7 @@ pub fn open_connection(
         fetch: hello.fetch && capabilities.shares_memory,
         lasting: !capabilities.is_breakable,
     };
-    // Of the hello if this side dialled, which knows what was answered.
+    // On the dialling side, `hello.checks` includes the acceptor's answer.
     let checks = (hello.checks || shared.config.checks) && capabilities.is_breakable;
     let host: Arc<dyn SessionHost> = shared.clone();
     let connection = Connection::new(ConnectionSettings {
@@ -103,13 +104,13 @@ pub fn open_connection(
     lock(&shared.connections).push(Arc::clone(&connection));
     shared.connected.notify_all();
     if shared.closed.load(Ordering::Acquire) {
-        // The shutdown may have looked at the connections already.
+        // The shutdown may have closed the connections in the table already.
         connection.close(TransferError::Closed);
     }
     connection
 }
 
-/// Returns whether this process can read the memory of that one, and it is the peer's.
+/// Returns whether this process can read the memory of the process `pid`, and that process is the peer.
 fn can_read(pid: i32, probe: u64, peer: Member) -> bool {
     let mut word = [0; 8];
     let read = sys::read_process(pid, &[probe], &mut [WriteView::of(&mut word)]);

@@ -1,8 +1,9 @@
-//! The life of an engine's connections: which requests one serves, which one makes room, and their end.
+//! The life of an engine's connections: which requests one serves, which one is dropped to make room, and
+//! their end.
 //!
-//! It dials nothing: [`dial`](super::dial) and [`restore`](super::mend) do. A membership or a shutdown ends all its
-//! connections in parallel, those that are being made among them: the callbacks of one may take long and must not
-//! delay the others. Begin at `EngineShared::end_all`.
+//! It dials nothing: [`dial`](super::dial) and [`mend`](super::mend) do. A membership or a shutdown ends all
+//! affected connections in parallel, including those that are being made, because the callbacks of one may
+//! take long and must not delay the others. Begin at `EngineShared::end_all`.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -17,22 +18,22 @@ use crate::base::identity::Member;
 use crate::base::sync::lock;
 use crate::session::connection::{Connection, ConnectionLease};
 
-/// What ends because its peer has gone.
+/// Something to end because its peer has gone.
 enum Lost {
-    /// A connection that is being made.
+    /// A clique that is being made.
     Making(CliqueKey),
-    /// One that is there.
+    /// An existing connection.
     Connection(Arc<Connection>),
 }
 
 impl EngineShared {
-    /// Serves all requests that wait for the clique of a new connection, in their order.
+    /// Serves all requests that wait for the clique of a new connection, in order.
     pub(super) fn clique_ready(&self, connection: &Arc<Connection>) {
         self.serve(&ConnectionLease::adopt(connection));
         self.ask_to_make_room();
     }
 
-    /// Serves all requests that wait for a clique, whose connection is kept meanwhile.
+    /// Serves all requests that wait for a clique, whose connection is leased meanwhile.
     pub(super) fn serve(&self, kept: &ConnectionLease) {
         let connection = kept.connection();
         let key = CliqueKey::new(connection.me, connection.peer);
@@ -49,7 +50,7 @@ impl EngineShared {
             let how = "another connection with it took the place of this one".to_owned();
             replaced.close(TransferError::PeerDead { member: replaced.peer, how });
         }
-        // The membership may have changed, or the engine ended, while it was being made and in no table.
+        // The membership may have changed, or the engine ended, while the connection was in no table.
         if self.closed.load(Ordering::Acquire) {
             connection.close(TransferError::Closed);
         } else if !self.membership.read().unwrap_or_else(PoisonError::into_inner).has(connection.peer) {
@@ -70,14 +71,14 @@ impl EngineShared {
         }
     }
 
-    /// Asks the peers of unused connections, if there are too many, whether they may end.
+    /// If there are too many connections, asks the peers of unused ones to end them.
     pub(super) fn ask_to_make_room(&self) {
-        // Without the lock, which the answer takes.
+        // The lock is released first, because the answer takes it.
         let surplus = lock(&self.cliques).surplus(self.config.cliques_max, clock::monotonic());
         surplus.iter().for_each(|connection| connection.ask_to_leave());
     }
 
-    /// Takes a connection back that this side had agreed to end, and that the peer keeps.
+    /// Restores a connection that this side had agreed to end and the peer keeps.
     pub(super) fn on_stayed(&self, connection: &Arc<Connection>) {
         let mut cliques = lock(&self.cliques);
         if connection.over().is_none() {
@@ -85,7 +86,7 @@ impl EngineShared {
         }
     }
 
-    /// Forgets a connection that made room for others: its peer agreed.
+    /// Forgets a connection that was dropped to make room, with its peer's agreement.
     pub(super) fn on_left(&self, connection: &Arc<Connection>) {
         lock(&self.cliques).evict(connection);
     }
@@ -98,8 +99,8 @@ impl EngineShared {
         }
     }
 
-    /// Ends everything with the lives that have gone, all of it at the same time: a program that hears of one end, on the
-    /// thread that brings it about, holds up no other.
+    /// Ends everything with the members that have gone, in parallel, so that a slow callback of one does not
+    /// delay the others.
     pub(super) fn end_all(
         &self,
         gone: impl Fn(Member) -> bool + Copy,
@@ -110,7 +111,7 @@ impl EngineShared {
             (Lost::Making(key), error(member))
         });
         let mut lost: Vec<_> = making.collect();
-        // All that there are: one that is just being made is not in the cache yet, or not any more.
+        // All connections, because a new one may not be in the cache yet, or not any more.
         for connection in lock(&self.connections).iter().filter(|connection| gone(connection.peer)) {
             lost.push((Lost::Connection(Arc::clone(connection)), error(connection.peer)));
         }

@@ -1,6 +1,7 @@
-//! Dials other engines: connections, and their further lanes.
+//! Dials other engines: makes connections, and adds further lanes to them.
 //!
-//! As in [`accept`](super::accept) all of it blocks, on threads of its own with time limits. Begin at [`make`].
+//! Like [`accept`](super::accept), all of it blocks, on threads of its own with time limits. Begin at
+//! [`make`].
 
 use std::io;
 use std::sync::Arc;
@@ -46,7 +47,7 @@ pub fn make(shared: &Arc<EngineShared>, peer: Member, making: u64) {
     }
 }
 
-/// Makes a clique whose connection this side agreed to end, unless its peer decides that it stays.
+/// Makes a clique whose connection this side agreed to end, unless the peer decides that it stays.
 pub fn make_unless_it_stays(shared: &Arc<EngineShared>, old: Arc<Connection>, making: u64) {
     let (weak, peer) = (Arc::downgrade(shared), old.peer);
     let key = CliqueKey::new(shared.here(), peer);
@@ -55,7 +56,7 @@ pub fn make_unless_it_stays(shared: &Arc<EngineShared>, old: Arc<Connection>, ma
         match old.await_decision(clock::monotonic() + shared.config.dial_timeout) {
             Ok(None) => make(&shared, peer, making),
             Ok(Some(kept)) if lock(&shared.cliques).is_making(key, making) => shared.serve(&kept),
-            // The peer has begun another one.
+            // The peer has begun another connection.
             Ok(Some(_)) => {}
             Err(error) => shared.clique_failed(key, Some(making), &error),
         }
@@ -67,7 +68,8 @@ pub fn make_unless_it_stays(shared: &Arc<EngineShared>, old: Arc<Connection>, ma
     }
 }
 
-/// Dials until there is a connection, and returns whether it made one: not if no request wants it from here any more.
+/// Dials until there is a connection. Returns false, without one, if no request waits for this attempt any
+/// more.
 fn dial_all(shared: &Arc<EngineShared>, peer: Member, making: u64) -> Result<bool, TransferError> {
     let key = CliqueKey::new(shared.here(), peer);
     let until = clock::monotonic() + shared.config.dial_timeout;
@@ -85,7 +87,7 @@ fn dial_all(shared: &Arc<EngineShared>, peer: Member, making: u64) -> Result<boo
             cliques.abandon(key, making)
         };
         if let Some(waiters) = abandoned {
-            // The requests were dropped; they are told all the same, to drop what they hold.
+            // The requests were dropped; they are told all the same, so that they release what they hold.
             waiters.into_iter().for_each(|waiter| waiter.tell(Err(TransferError::Dropped)));
             return Ok(false);
         }
@@ -102,7 +104,7 @@ fn dial_all(shared: &Arc<EngineShared>, peer: Member, making: u64) -> Result<boo
         for endpoint in endpoints {
             match dial(shared, peer, &*endpoint, None) {
                 Ok(dialled) => return establish(shared, peer, &info.address, dialled).map(|()| true),
-                // Theirs counts: it will be here in a moment.
+                // The peer's connection takes precedence, and arrives in a moment.
                 Err(HelloError::Refused(Verdict::Busy)) => {
                     why =
                         vec![format!("{endpoint}: it is dialling as well, and its connection does not come")];
@@ -115,7 +117,7 @@ fn dial_all(shared: &Arc<EngineShared>, peer: Member, making: u64) -> Result<boo
                 Err(error) => {
                     let dead = matches!(&error, HelloError::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused);
                     refused += usize::from(dead);
-                    // What was refused in words came by a way that works.
+                    // A refusal by the peer arrived over a path that works.
                     if !endpoint.capabilities().is_breakable && !matches!(error, HelloError::Refused(_)) {
                         shared.back_off(peer, &format!("{endpoint}: {error}"));
                     }
@@ -138,7 +140,8 @@ fn dial_all(shared: &Arc<EngineShared>, peer: Member, making: u64) -> Result<boo
     }
 }
 
-/// Returns what a connection is called that was not made: what was chosen, or else the last that is tried.
+/// Returns the transport to name in the error of a connection that could not be made: the configured one, or
+/// the last that is tried.
 const fn named_kind(choice: Choice) -> TransportKind {
     match choice {
         Choice::Shm => TransportKind::Shm,
@@ -149,7 +152,7 @@ const fn named_kind(choice: Choice) -> TransportKind {
     }
 }
 
-/// Returns the endpoints of a peer, the best first; one that has failed comes last for a time.
+/// Returns the endpoints of a peer in order of preference. A path that has failed comes last for a time.
 fn endpoints(shared: &EngineShared, peer: Member, address: &Address) -> Vec<Box<dyn Endpoint>> {
     let mut endpoints = wire::endpoints(shared.config.transport, &shared.address, address);
     if shared.backoff.has(peer, clock::monotonic()) {
@@ -158,7 +161,7 @@ fn endpoints(shared: &EngineShared, peer: Member, address: &Address) -> Vec<Box<
     endpoints
 }
 
-/// A lane of a connection that is there: which, and whether it is the one for control.
+/// The lane that joins an existing connection: its number, and whether it carries control frames.
 struct Joining<'a> {
     connection: &'a Connection,
     lane: u16,
@@ -203,15 +206,15 @@ fn dial(
     Ok(Dialled { wire, hello, heard: answer.heard, probe: answer.probe })
 }
 
-/// Gives a connection that was made its lanes, and serves the requests that wait for it.
+/// Gives a new connection its lanes, and serves the requests that wait for it.
 fn establish(
     shared: &Arc<EngineShared>,
     peer: Member,
     address: &Address,
     dialled: Dialled,
 ) -> Result<(), TransferError> {
-    // The peer has welcomed it, and may use it at this moment. So it counts, even if another one was faster meanwhile: the
-    // peer would have said that it is busy if that one still were.
+    // The peer has accepted this connection and may use it already, so it replaces another one that was made
+    // meanwhile: had that one still been in use, the peer would have refused this one as busy.
     let Dialled { wire, hello, probe, .. } = dialled;
     let breaks = wire.capabilities().is_breakable;
     let connection = open_connection(shared, &hello, &*wire, peer, probe, true);
@@ -222,7 +225,7 @@ fn establish(
     }
     if breaks {
         for number in 1..=shared.config.lanes as u16 {
-            // One of them is enough to go on; the control lane serves where there is none.
+            // One lane is enough to go on: without chunk lanes the control lane carries chunks.
             if let Err(error) = join(shared, &connection, address, number, false) {
                 tracing::debug!(%peer, %error, lane = number, "a lane could not be made");
             }
@@ -232,7 +235,7 @@ fn establish(
     Ok(())
 }
 
-/// Adds a lane to a connection of this side's dialling.
+/// Adds a lane to a connection that this side dialled.
 pub fn join(
     shared: &Arc<EngineShared>,
     connection: &Arc<Connection>,
@@ -250,7 +253,7 @@ pub fn join(
     Err(last)
 }
 
-/// Returns the endpoints by which a connection that may lose lanes gets more of them.
+/// Returns the endpoints at which a connection that may lose lanes dials further ones.
 pub fn lane_endpoints(shared: &EngineShared, peer: Member, address: &Address) -> Vec<Box<dyn Endpoint>> {
     let mut endpoints = endpoints(shared, peer, address);
     endpoints.retain(|endpoint| endpoint.capabilities().is_breakable);

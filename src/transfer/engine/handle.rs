@@ -1,9 +1,9 @@
-//! The engine as programs hold it.
+//! The engine as programs use it.
 //!
-//! It only composes; the work is done in the files beside it. Begin at [`Engine::start`] and [`Engine::transfer`].
-//! Small transfers that shall leave together are launched as one ([`Engine::batch`]): one frame launches them, one
-//! system call reads many places of another process, and one wakeup serves the waiter. A launch of its own costs a
-//! launch, whatever it carries.
+//! It only composes; the files beside it do the work. Begin at [`Engine::start`] and [`Engine::transfer`].
+//! Small transfers that should leave together are launched as one ([`Engine::batch`]): one frame launches
+//! them, one system call reads many ranges of another process, and one wake-up serves the waiter. Each
+//! separate launch would cost all of that by itself.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -38,11 +38,11 @@ use crate::memory::{Arena, Buffer, Span};
 use crate::protocol::frame::CHUNK_MAX;
 use crate::protocol::link::Class;
 
-/// How long an engine that is shut down waits until what it has to say has left.
+/// How long a shutdown waits until queued frames have left.
 const DRAIN_TIME: Duration = Duration::from_millis(100);
 
-/// Moves buffers between the devices of this task and those of others. Clones are the same engine; the last one to go
-/// shuts it down.
+/// The transfer engine: it moves buffers between the devices of this task and those of other tasks. Clones
+/// are the same engine; dropping the last one shuts it down.
 #[derive(Clone)]
 pub struct Engine(Arc<Handle>);
 
@@ -58,10 +58,11 @@ impl std::fmt::Debug for Engine {
 }
 
 impl Engine {
-    /// Starts an engine: its threads, and its listeners.
+    /// Starts an engine: its threads and its listeners.
     ///
     /// # Errors
-    /// If it cannot listen where it should, its certificates cannot be used, or the system gives no threads.
+    /// Returns an error if it cannot listen on its address, its certificates cannot be used, or the system
+    /// refuses a thread.
     pub fn start(mut config: Config) -> std::io::Result<Self> {
         config.lanes = config.lanes.clamp(1, 64);
         config.chunk = config.chunk.clamp(4 << 10, CHUNK_MAX as u32);
@@ -87,20 +88,20 @@ impl Engine {
         Ok(Self(Arc::new(Handle { shared, threads: Mutex::new(threads) })))
     }
 
-    /// Returns where it is reached: what others have to know of it.
+    /// Returns the engine's address, which peers need to reach it.
     #[must_use]
     pub fn address(&self) -> &Address {
         &self.0.shared.address
     }
 
-    /// Returns whose engine it is.
+    /// Returns the task and incarnation of the engine.
     #[must_use]
     pub fn here(&self) -> Member {
         self.0.shared.here()
     }
 
-    /// Takes the new membership. Connections with lives that are not in it fail at once, those being made among them;
-    /// all others go on.
+    /// Applies a new membership. Connections with incarnations that are not in it fail at once, including
+    /// those that are being made; all others go on.
     pub fn on_membership(&self, membership: Membership) {
         let shared = &self.0.shared;
         {
@@ -118,14 +119,14 @@ impl Engine {
         shared.end_all(gone, error);
     }
 
-    /// Returns the membership that it has.
+    /// Returns the current membership.
     #[must_use]
     pub fn membership(&self) -> Membership {
         self.0.shared.membership()
     }
 
-    /// Prepares transfers: finds or makes the connections, and tells the peers what will be moved. Dropping the future
-    /// gives the preparation up.
+    /// Prepares transfers: finds or makes the connections, and announces the transfers to the peers. Dropping
+    /// the future cancels the preparation.
     pub fn prepare(&self, specs: Vec<Spec>, options: LaunchOptions) -> Preparing {
         let (preparing, wanted, finish) = Preparing::new(&self.0.shared.meters);
         match TransferRequest::new(&self.0.shared, specs) {
@@ -135,8 +136,8 @@ impl Engine {
         preparing
     }
 
-    /// Transfers as soon as `dependencies` have happened; returns at once, whatever has to be prepared. It takes its place
-    /// in the order of its channel now, and its deadline runs from now.
+    /// Prepares and launches transfers as soon as `dependencies` have completed. It returns at once. The
+    /// launch takes its place in the order of its channel now, and its deadline runs from now.
     pub fn transfer(&self, dependencies: &[Event], specs: Vec<Spec>, options: LaunchOptions) -> Transfer {
         let (mut sent, mut received) = (0, 0);
         for spec in &specs {
@@ -175,11 +176,12 @@ impl Engine {
         transfer
     }
 
-    /// Sends buffers, each from the first device of this task to its destination, with the [layouts](Span::with_layout)
-    /// that they have.
+    /// Sends buffers, each from the first device of this task to its destination, with their
+    /// [layouts](Span::with_layout).
     ///
     /// # Errors
-    /// If there is not one destination and one key for each buffer, or this task has no device.
+    /// Returns an error if there is not one destination and one key for each buffer, or this task has no
+    /// device.
     pub fn cross_host_send(
         &self,
         buffers: &[Span],
@@ -194,10 +196,11 @@ impl Engine {
         Ok(self.transfer(&[], specs, LaunchOptions::default()))
     }
 
-    /// Receives buffers of these layouts onto a device of this task, each from its source, into memory of `arena`.
+    /// Receives buffers of these layouts onto a device of this task, each from its source, into memory of
+    /// `arena`.
     ///
     /// # Errors
-    /// If there is not one source and one key for each layout, or the arena has no room.
+    /// Returns an error if there is not one source and one key for each layout, or the arena is full.
     pub fn cross_host_receive(
         &self,
         arena: &Arena,
@@ -220,18 +223,18 @@ impl Engine {
         Ok((buffers, self.transfer(&[], specs, LaunchOptions::default())))
     }
 
-    /// Begins a batch: transfers that are requested one by one and leave as one group for each peer.
+    /// Begins a batch: transfers that are added one by one and leave as one group for each peer.
     pub fn batch(&self, options: LaunchOptions) -> Batch {
         Batch::new(self, options)
     }
 
-    /// Returns what is measured of launches.
+    /// Returns the measurements of launches.
     #[must_use]
     pub fn meters(&self) -> &Arc<Meters> {
         &self.0.shared.meters
     }
 
-    /// Returns the bytes of launches under way that are still to move, by class in the order of urgency.
+    /// Returns the bytes that launches in flight have not moved yet, by class, the most urgent first.
     #[must_use]
     pub fn in_flight(&self) -> [(Class, u64); Class::ALL.len()] {
         let mut bytes = Class::ALL.map(|class| (class, 0));
@@ -243,7 +246,7 @@ impl Engine {
         bytes
     }
 
-    /// Returns what is counted.
+    /// Returns the counters.
     #[must_use]
     pub fn counts(&self) -> &EngineCounts {
         &self.0.shared.counts
@@ -265,8 +268,8 @@ impl Engine {
             .collect()
     }
 
-    /// Returns the bytes sent to and received from each task since the engine was started, by each transport: on all
-    /// connections, those that are over among them.
+    /// Returns the bytes sent to and received from each task since the engine was started, by transport, on
+    /// all connections including ended ones.
     #[must_use]
     pub fn moved(&self) -> Vec<(TaskId, Traffic)> {
         let all = lock(&self.0.shared.moved);
@@ -275,20 +278,20 @@ impl Engine {
             .collect()
     }
 
-    /// Returns how many cliques there are, and the hits, misses and evictions of their cache.
+    /// Returns the number of cliques, and the hits, misses and evictions of their cache.
     #[must_use]
     pub fn cliques(&self) -> (usize, u64, u64, u64) {
         let cliques = lock(&self.0.shared.cliques);
         (cliques.len(), cliques.hits, cliques.misses, cliques.evictions)
     }
 
-    /// Shuts it down: everything under way fails, its threads end. Buffers stay.
+    /// Shuts the engine down: all transfers in flight fail, and its threads end. Buffers stay valid.
     pub fn shutdown(&self) {
         self.0.shutdown();
     }
 }
 
-/// Transfers that are requested one by one, and leave together.
+/// Transfers that are added one by one, and leave together.
 #[derive(Debug)]
 #[must_use = "nothing of it leaves until it is launched"]
 pub struct Batch {
@@ -302,34 +305,34 @@ impl Batch {
         Self { engine: engine.clone(), options, specs: Vec::new() }
     }
 
-    /// Adds a transfer; its number in the batch.
+    /// Adds a transfer. Returns its index in the batch.
     pub fn add(&mut self, spec: Spec) -> usize {
         self.specs.push(spec);
         self.specs.len() - 1
     }
 
-    /// Sends them off.
+    /// Launches the transfers of the batch.
     pub fn launch(self, dependencies: &[Event]) -> Transfer {
         self.engine.transfer(dependencies, self.specs, self.options)
     }
 }
 
-/// What is known of a connection.
+/// The state of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkState {
-    /// With whom.
+    /// The peer.
     pub peer: Member,
-    /// How its lanes are made.
+    /// The transport of its lanes.
     pub kind: TransportKind,
-    /// Lanes that live.
+    /// The number of live lanes.
     pub lanes: usize,
-    /// Launches under way.
+    /// The number of launches in flight.
     pub launched: usize,
-    /// Bytes moved.
+    /// The bytes moved.
     pub bytes: Traffic,
 }
 
-/// Bytes sent and received by each transport.
+/// The bytes sent and received, by transport.
 pub type Traffic = [(TransportKind, (u64, u64)); TransportKind::ALL.len()];
 
 impl Handle {

@@ -1,10 +1,9 @@
-//! The handshakes that an engine has in progress with diallers: bounded in number, in all and for each client
-//! network.
+//! The limits of concurrent handshakes with diallers: in total, and for each client network.
 //!
-//! A handshake occupies a thread. When there are too many, the oldest one of the network that has the most is ended
-//! in favour of the new one, so silent or slow diallers keep out neither other networks nor, beyond their own
-//! renewal, their own. Refusing new ones would let silent diallers keep out everybody. A dialler that has proven
-//! its identity is not ended.
+//! A handshake occupies a thread. When there are too many, the oldest one of the network that has the most is
+//! ended in favour of the new one, so that silent or slow diallers keep out neither other networks nor new
+//! diallers of their own. If new ones were refused instead, silent diallers would keep out all others. A
+//! dialler that has proven its identity is not ended.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,19 +14,19 @@ use crate::base::network::source_network;
 use crate::base::sync::lock;
 use crate::io::wire::Wire;
 
-/// The most handshakes in progress, in all and for one source.
+/// The most concurrent handshakes: in total, and for one network.
 pub const HANDSHAKES_MAX: usize = 256;
 const PER_SOURCE_MAX: usize = 64;
-/// The most threads: a handshake that was ended keeps its thread for the moment until that notices.
+/// The most threads: a handshake that was ended occupies its thread until the thread notices.
 const THREADS_MAX: usize = HANDSHAKES_MAX + PER_SOURCE_MAX;
 
-/// Where a dialler is: its address (of IPv6 its network), or none on this host.
+/// The network of a dialler; none for one on this host.
 type DiallerNetwork = Option<IpAddr>;
 
-/// A handshake whose dialler has proven nothing.
+/// A handshake whose dialler has not proven its identity.
 struct UnprovenDialler {
     source: DiallerNetwork,
-    /// Shut down to end it.
+    /// The socket, which is shut down to end the handshake.
     socket: OwnedFd,
 }
 
@@ -35,17 +34,17 @@ struct UnprovenDialler {
 struct State {
     next: u64,
     threads: usize,
-    /// Those that may be ended, the oldest first, and how many there are besides.
+    /// The handshakes that may be ended, the oldest first; `proven` counts the others.
     unproven: BTreeMap<u64, UnprovenDialler>,
     proven: usize,
     closed: bool,
 }
 
-/// The handshakes in progress.
+/// The concurrent handshakes of an engine.
 #[derive(Clone, Default)]
 pub struct HandshakeLimits(Arc<Mutex<State>>);
 
-/// A handshake in progress, until it is dropped.
+/// A handshake that occupies its place until this is dropped.
 pub struct HandshakeGuard {
     limits: HandshakeLimits,
     number: u64,
@@ -53,7 +52,8 @@ pub struct HandshakeGuard {
 }
 
 impl HandshakeLimits {
-    /// Admits a dialler to a handshake, at the cost of another one if there are too many. None if that is no use either.
+    /// Admits a dialler to a handshake, and ends another handshake if there are too many. None if that is not
+    /// possible either.
     pub fn admit(&self, wire: &dyn Wire) -> Option<HandshakeGuard> {
         let socket = wire.descriptor().try_clone_to_owned().ok()?;
         let source = wire.source().map(source_network);
@@ -75,7 +75,7 @@ impl HandshakeLimits {
         Some(HandshakeGuard { limits: self.clone(), number, is_proven: false })
     }
 
-    /// Ends those of unproven, and admits no more.
+    /// Ends the unproven handshakes, and admits no more.
     pub fn close(&self) {
         let mut state = lock(&self.0);
         state.closed = true;
@@ -86,7 +86,7 @@ impl HandshakeLimits {
 }
 
 impl State {
-    /// Returns the source with the most handshakes that may be ended.
+    /// Returns the network with the most handshakes that may be ended.
     fn busiest(&self) -> Option<DiallerNetwork> {
         let mut counts: BTreeMap<DiallerNetwork, usize> = BTreeMap::new();
         for dialler in self.unproven.values() {
@@ -105,7 +105,7 @@ impl State {
 }
 
 impl UnprovenDialler {
-    /// Wakes the thread that waits for it.
+    /// Shuts down the socket, which wakes the thread that reads it.
     fn end(self) {
         // A socket that is gone already needs no end.
         let _gone = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
@@ -113,7 +113,7 @@ impl UnprovenDialler {
 }
 
 impl HandshakeGuard {
-    /// Notes that the dialler has proven its identity, and returns false if the handshake was ended before.
+    /// Records that the dialler has proven its identity. Returns false if the handshake was ended before.
     pub fn prove(&mut self) -> bool {
         let mut state = lock(&self.limits.0);
         let there = state.unproven.remove(&self.number).is_some();
@@ -145,7 +145,7 @@ mod tests {
     use crate::io::wire::{Received, WireCapabilities, WireError};
     use crate::memory::{ReadView, WriteView};
 
-    /// An end of a socket that says where the other one is.
+    /// One end of a socket pair that claims a peer address.
     struct From(UnixStream, Option<IpAddr>);
 
     impl Wire for From {
@@ -180,7 +180,7 @@ mod tests {
 
     struct Dialler {
         near: UnixStream,
-        /// Open as long as the dialler is.
+        /// The accepted end, kept open as long as the dialler.
         _far: From,
         guard: Option<HandshakeGuard>,
     }
@@ -209,7 +209,7 @@ mod tests {
         assert!(ended[..10].iter().all(|ended| *ended), "the oldest");
         assert!(!other.is_ended() && many.iter().all(|dialler| dialler.guard.is_some()));
         assert_eq!(lock(&handshakes.0).threads, PER_SOURCE_MAX + 11);
-        // Their threads notice, and there is room again.
+        // Their threads end, and there is room again.
         many.truncate(0);
         let state = lock(&handshakes.0);
         assert_eq!((state.threads, state.unproven.len()), (1, 1));
@@ -239,13 +239,13 @@ mod tests {
         let alive = many.iter_mut().filter_map(|dialler| (!dialler.is_ended()).then_some(())).count();
         assert_eq!(alive + 2, HANDSHAKES_MAX);
         assert!(lock(&handshakes.0).threads <= THREADS_MAX);
-        // No thread has noticed yet: at some point there are no more.
+        // No thread has ended yet: at some point none is left.
         let refused = (0..THREADS_MAX).filter(|_| dial(&handshakes, "10.7.7.7").guard.is_none()).count();
         assert!(refused == 0, "each of these was dropped at once");
         let kept: Vec<_> = (0..THREADS_MAX).map(|_| dial(&handshakes, "10.7.7.7")).collect();
         assert!(kept.iter().any(|dialler| dialler.guard.is_none()));
         assert_eq!(lock(&handshakes.0).threads, THREADS_MAX);
-        // One that was ended cannot prove itself any more.
+        // A handshake that was ended cannot be proven any more.
         let ended = many.iter_mut().find_map(|dialler| dialler.is_ended().then_some(&mut dialler.guard));
         assert!(!ended.unwrap().as_mut().unwrap().prove());
         handshakes.close();

@@ -1,8 +1,8 @@
-//! The thread that enforces limits: deadlines, stalls, silent peers.
+//! The thread that enforces limits: deadlines, stalls and silent peers.
 //!
-//! It sleeps until the first limit could be passed. A peer for which a launch waits is pinged 32 times within the
-//! shortest stall limit, so its silence is detected to a part of that limit; by default that costs a frame a
-//! second. Begin at [`EngineShared::keep`].
+//! It sleeps until the first limit could pass. A peer for which a launch waits is pinged 32 times within the
+//! shortest stall limit, so its silence is detected within a fraction of that limit; by default that costs a
+//! frame a second. Begin at [`EngineShared::keep`].
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -15,7 +15,7 @@ use crate::base::sync::lock;
 use crate::launch::peer_launch::give_up;
 
 impl EngineShared {
-    /// Looks after limits until the engine ends.
+    /// Enforces limits until the engine ends.
     pub(super) fn keep(&self) {
         let mut planned = lock(&self.keeper.0);
         while !self.closed.load(Ordering::Acquire) {
@@ -44,7 +44,7 @@ impl EngineShared {
         }
     }
 
-    /// Looks after all limits, and returns when to do so again.
+    /// Checks all limits. Returns when to check again.
     fn look_after(&self, now: Instant) -> Option<Instant> {
         let connections = lock(&self.connections).clone();
         let mut next: Option<Instant> = None;

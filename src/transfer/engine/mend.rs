@@ -1,9 +1,10 @@
-//! Dials lost lanes again, and finds out whether their peer is dead.
+//! Dials lost lanes again, and detects dead peers.
 //!
-//! It makes no first lanes: [`dial`](super::dial) does. The side that dialled dials again; the other side checks
-//! whether the peer still listens. A peer at whose address nothing listens is dead: a killed process is detected in
-//! a moment, and a broken path is mended. A chunk lane that cannot be dialled is tried again and again while the
-//! connection goes on without it; without control frames a connection cannot go on. Begin at [`mend`].
+//! It makes no first lanes: [`dial`](super::dial) does. The side that dialled dials again; the other side
+//! checks whether the peer still listens. A peer that refuses the connection at every address is dead, so a
+//! killed process is detected in a moment, while a broken path is repaired. A chunk lane that cannot be
+//! dialled is tried again and again while the connection goes on without it; a connection cannot go on
+//! without control frames. Begin at [`mend`].
 
 use std::io;
 use std::sync::Arc;
@@ -22,13 +23,14 @@ use crate::protocol::hello::Verdict;
 use crate::session::connection::Connection;
 use crate::session::handshake::HelloError;
 
-/// A lost lane is dialled at least so often while its connection cannot do without it.
+/// The longest pause between two attempts while the connection cannot do without the lane, and at first in
+/// any case.
 const OFTEN: Duration = Duration::from_millis(250);
-/// A lost lane is dialled so often when it could not be made anew for long, and others carry the chunks.
+/// The pause between two attempts for a chunk lane that could not be reconnected within the dial timeout.
 const RARELY: Duration = Duration::from_secs(1);
 
-/// Makes a lost lane anew, on a thread of its own: the side that dialled dials again, the other one finds out whether the
-/// peer still listens. A peer that does not is dead.
+/// Reconnects a lost lane, on a thread of its own: the side that dialled dials again, the other one checks
+/// whether the peer still listens. A peer that does not is dead.
 pub fn mend(shared: &EngineShared, connection: &Arc<Connection>, control: bool, how: &str) {
     let (weak, broken, how) = (shared.weak(), Arc::clone(connection), how.to_owned());
     let spawned = shared.diallers.run(move || {
@@ -60,7 +62,8 @@ fn mend_now(shared: &Arc<EngineShared>, connection: &Arc<Connection>, control: b
             return;
         };
         if connection.dialled {
-            // A lane that is made anew has a number of its own: what the old one carried is told apart by it.
+            // A reconnected lane has a number of its own, by which its chunks are told from those of the lost
+            // lane.
             let number = shared.next_lane();
             match join(shared, connection, &info.address, number, control) {
                 Ok(()) => {
@@ -73,7 +76,7 @@ fn mend_now(shared: &Arc<EngineShared>, connection: &Arc<Connection>, control: b
                 Err(HelloError::Io(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
                     return dead(format!("{how}; nobody listens at its address"));
                 }
-                // The connection goes on with the lanes that it has: only without control frames it cannot.
+                // The connection goes on with the lanes that it has: only the control lane is indispensable.
                 Err(error) if clock::monotonic() >= until && !control => {
                     tracing::debug!(%peer, %error, "a lane cannot be made anew, and is tried again");
                     pause = RARELY;

@@ -1,17 +1,17 @@
-//! The engine: the interface of programs, and how connections are found, made and ended for them.
+//! The engine: the interface of programs, and the code that finds, makes and ends connections for them.
 //!
-//! | file | what it has |
+//! | file | what it owns |
 //! | --- | --- |
-//! | `handle.rs`, `config.rs` | the engine as programs hold it, and how it is set up |
-//! | `shared.rs` | what its threads share |
+//! | `handle.rs`, `config.rs` | the engine as programs use it, and its configuration |
+//! | `shared.rs` | the state that its threads share |
 //! | `request.rs`, `check.rs`, `preparing.rs` | a request, until it is prepared |
-//! | `prepared.rs`, `ticket.rs` | prepared transfers, and a launch's place in the order |
-//! | `cliques.rs`, `connections.rs` | the cache of connections, and what becomes of each |
-//! | `dial.rs`, `accept.rs`, `connect.rs`, `mend.rs` | how connections and lanes are made, and made anew |
-//! | `handshake_limits.rs`, `path_backoff.rs`, `thread_pool.rs` | bounds of all that |
-//! | `keeper.rs` | the thread that looks after limits |
-//! | `session_host.rs` | what connections ask of their engine |
-//! | `resharding.rs` | plans, carried out |
+//! | `prepared.rs`, `ticket.rs` | prepared transfers, and the place of a launch in the order |
+//! | `cliques.rs`, `connections.rs` | the cache of connections, and their life |
+//! | `dial.rs`, `accept.rs`, `connect.rs`, `mend.rs` | making and reconnecting connections and lanes |
+//! | `handshake_limits.rs`, `path_backoff.rs`, `thread_pool.rs` | their bounds |
+//! | `keeper.rs` | the thread that enforces limits |
+//! | `session_host.rs` | the interface for connections |
+//! | `resharding/` | the execution of plans |
 
 mod accept;
 mod check;

@@ -1,14 +1,14 @@
-//! Prepared transfers: everything slow is done, a launch only queues.
+//! Prepared transfers: all slow work is done, and a launch only queues frames.
 //!
-//! It does not know how connections are made. Begin at [`Prepared::launch`]. From the second launch on, the only
-//! system calls are those that move bytes and wake threads (`tests/transfer/calls.rs` observes every one).
+//! It makes no connections. Begin at [`Prepared::launch`]. From the second launch on, the only system calls
+//! are those that move bytes and wake threads (`tests/transfer/calls.rs` observes each one).
 //!
-//! - A launch takes its number when it is requested, so the order of launches is the order of the calls on every
-//!   rank, whatever becomes ready first. Dependencies hold back its bytes, not its number.
-//! - A launch that is refused here still takes its number and is given up at the peer: the peer counts launches
-//!   too, and the sides would be one apart for ever.
-//! - The memory of a launch is reserved when all its dependencies have completed. Until then it belongs to the
-//!   transfer that defines it.
+//! - A launch takes its number when it is requested, so the order of launches is the order of the calls on
+//!   every rank, whatever becomes ready first. Dependencies delay its bytes, not its number.
+//! - A launch that this side refuses still takes its number and is stopped at the peer, because the peer
+//!   counts launches too and the sides would be one apart for ever.
+//! - The memory of a launch is reserved when all its dependencies have completed. Until then the transfer
+//!   that defines it uses it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ use crate::memory::Span;
 use crate::protocol::link::Class;
 use crate::session::connection::Connection;
 
-/// One transfer that is asked for.
+/// A request of one transfer.
 #[derive(Debug, Clone)]
 pub struct Spec {
     pub(super) outgoing: bool,
@@ -40,21 +40,23 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// Sends a span from a device of this task to one of another, with the layout that the span has.
+    /// Creates a send of a span from a device of this task to a device of another task, with the span's
+    /// layout.
     #[must_use]
     pub fn send(span: Span, from: DeviceId, to: DeviceId, key: TransferKey) -> Self {
         let layout = span.layout();
         Self { outgoing: true, from, to, key, span, layout }
     }
 
-    /// Receives into a span of a device of this task what one of another sends, with the layout that the span has.
+    /// Creates a receive into a span of a device of this task from a device of another task, with the span's
+    /// layout.
     #[must_use]
     pub fn receive(span: Span, from: DeviceId, to: DeviceId, key: TransferKey) -> Self {
         let layout = span.layout();
         Self { outgoing: false, from, to, key, span, layout }
     }
 
-    /// Says what the bytes are; the other side has to say the same. It must take as many bytes as the span has.
+    /// Sets the layout of the bytes. The other side must set the same one, and its size must be the span's.
     #[must_use]
     pub fn with_layout(mut self, layout: Layout) -> Self {
         self.layout = layout;
@@ -62,17 +64,18 @@ impl Spec {
     }
 }
 
-/// How a request is carried out.
+/// The options of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaunchOptions {
-    /// Launches are matched in their order on a channel; threads that launch independently use channels of their own.
+    /// The channel. Launches are matched by their order on a channel; threads that launch independently need
+    /// channels of their own.
     pub channel: u32,
-    /// How urgent it is.
+    /// The priority class.
     pub class: Class,
-    /// It must be done so long after the launch.
+    /// The time after the launch by which it must be complete; else it fails.
     pub deadline: Option<Duration>,
-    /// It fails when nothing has moved for so long after both sides have launched, and when nothing has been heard of
-    /// the peer for so long.
+    /// The longest time without progress after both sides have launched, and the longest silence of the peer.
+    /// If it passes, the launch fails.
     pub stall: Duration,
 }
 
@@ -82,19 +85,19 @@ impl Default for LaunchOptions {
     }
 }
 
-/// What a prepared transfer does with one peer.
+/// The part of a prepared transfer that concerns one peer.
 pub struct PreparedPeer {
-    /// Its connection.
+    /// The connection.
     pub connection: Arc<Connection>,
     /// The number of its definition.
     pub definition: u32,
-    /// What is moved.
+    /// The spans of both directions.
     pub lists: Arc<IoLists>,
 }
 
-/// Transfers that can be launched, again and again.
+/// Prepared transfers, which can be launched any number of times.
 ///
-/// Dropped, it fails what was promised by [`next`](Prepared::next) and never launched.
+/// Dropping it fails the transfer that [`next`](Prepared::next) returned, if that was never launched.
 pub struct Prepared {
     shared: Arc<EngineShared>,
     peers: Vec<PreparedPeer>,
@@ -124,33 +127,34 @@ impl Prepared {
         Self { shared: Arc::clone(shared), peers, options, count, sent, received, next }
     }
 
-    /// Returns how many transfers it has.
+    /// Returns the number of transfers.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.count
     }
 
-    /// Returns whether it has none.
+    /// Returns whether there are no transfers.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Returns the transfer that the next launch will be. If there is none, it fails.
+    /// Returns the transfer of the next launch. If there is no next launch, it fails.
     #[must_use]
     pub fn next(&self) -> Transfer {
         Transfer::new(Arc::clone(&self.next), self.shared.here().task)
     }
 
-    /// Launches it. It takes its place in the order of its channel now, and begins when all of `dependencies` have
-    /// happened: until then its memory may be used otherwise. This thread waits for nothing.
+    /// Launches the transfers. The launch takes its place in the order of its channel now, and begins when
+    /// all `dependencies` have completed: until then its memory may be used otherwise. It does not block.
     pub fn launch(&mut self, dependencies: &[Event]) -> Transfer {
         let following = Launch::new(&self.shared.meters, self.count, self.sent, self.received);
         let launch = std::mem::replace(&mut self.next, following);
         self.launch_as(launch, dependencies, Vec::new())
     }
 
-    /// Launches it as this launch, with the numbers that were taken for it; where there are none, they are taken now.
+    /// Launches the transfers as `launch`, with the numbers that `tickets` hold; a missing number is taken
+    /// now.
     pub(super) fn launch_as(
         &self,
         launch: Arc<Launch>,
@@ -166,12 +170,13 @@ impl Prepared {
         let waits: Vec<_> =
             dependencies.iter().filter(|event| event.outcome() != Some(Ok(()))).cloned().collect();
         let refused = match launch.attach(launches.iter().map(PeerLaunch::as_part).collect()) {
-            // Its bytes are the caller's again.
+            // The launch was cancelled already, so the caller may use its bytes.
             Some((by, reason)) => Some(TransferError::Cancelled { by, reason }),
             None if waits.is_empty() => {
                 launches.iter().find_map(|launch| launch.reserve().err()).map(TransferError::Memory)
             }
-            // Until then the memory belongs to what defines it: another transfer that receives into it, say.
+            // Until the dependencies complete, the memory belongs to its producer, for example another
+            // transfer that receives into it.
             None => None,
         };
         let ready = refused.is_none() && waits.is_empty();
@@ -179,7 +184,8 @@ impl Prepared {
             let ticket = tickets.iter().position(|ticket| ticket.peer() == peer.connection.peer);
             let number = ticket.and_then(|ticket| tickets.swap_remove(ticket).take_number());
             let at = number.unwrap_or_else(|| peer.connection.take_number(self.options.channel));
-            // Even what is refused takes its place: the peer counts launches too, and is told that this one is over.
+            // A refused launch takes its number too: the peer counts launches as well, and is told that this
+            // one is over.
             let launched =
                 peer.connection.launch(peer_launch, peer.definition, at, self.options.class, ready);
             if let Err(error) = launched {
@@ -199,7 +205,7 @@ impl Prepared {
     }
 }
 
-/// Declares the launches ready when all events have happened, or gives them up with the first that failed.
+/// Marks the launches ready when all events have completed, or cancels them with the first one that failed.
 fn begin_when(mut waits: Vec<Event>, launch: Arc<Launch>, launches: Vec<Arc<PeerLaunch>>) {
     let Some(event) = waits.pop() else {
         launch.mark_ready();

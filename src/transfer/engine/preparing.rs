@@ -1,6 +1,6 @@
-//! A preparation under way, as the program holds it.
+//! The handle of a preparation for programs.
 //!
-//! It does no preparing: [`request`](super::request) does. Begin at [`Preparing::new`].
+//! It prepares nothing: [`request`](super::request) does. Begin at [`Preparing::new`].
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,8 @@ struct PendingPreparation {
     waker: Option<std::task::Waker>,
 }
 
-/// A preparation under way. Dropped, it is given up: connections that no other request waits for are not made.
+/// A preparation in progress. Dropping it cancels it: connections that no other request waits for are not
+/// made.
 #[must_use = "nothing is launched by preparing it"]
 pub struct Preparing {
     slot: Arc<Mutex<PendingPreparation>>,
@@ -36,7 +37,7 @@ impl Drop for Preparing {
 }
 
 impl Preparing {
-    /// Makes one that waits, what says whether it still exists, and what ends its waiting.
+    /// Creates a pending preparation, the check whether it still exists, and the function that completes it.
     pub(super) fn new(
         meters: &Arc<Meters>,
     ) -> (Self, IsWanted, impl FnOnce(Result<Prepared, PrepareError>) + Send + 'static) {
@@ -61,10 +62,10 @@ impl Preparing {
         (Self { slot, changed, wanted }, Arc::new(move || asked.load(Ordering::Acquire)), finish)
     }
 
-    /// Waits for it on this thread.
+    /// Blocks this thread until the preparation is complete.
     ///
     /// # Errors
-    /// If the request is wrong, or a peer cannot be reached.
+    /// Returns an error if the request is invalid, or a peer cannot be reached.
     pub fn wait(self) -> Result<Prepared, PrepareError> {
         let mut slot = lock(&self.slot);
         loop {
@@ -75,10 +76,11 @@ impl Preparing {
         }
     }
 
-    /// Waits so long. None if it is not prepared by then: it goes on, until this is dropped.
+    /// Blocks this thread until the preparation is complete; none if `time` passes before. The preparation
+    /// goes on until this is dropped.
     ///
     /// # Errors
-    /// As [`wait`](Self::wait).
+    /// Returns the errors of [`wait`](Self::wait).
     pub fn wait_for(&mut self, time: Duration) -> Option<Result<Prepared, PrepareError>> {
         let until = clock::monotonic() + time;
         let mut slot = lock(&self.slot);

@@ -1,8 +1,9 @@
-//! Prepares requests: finds or makes their connections, all at once, and defines the transfers at the peers.
+//! Prepares requests: finds or makes their connections, all in parallel, and defines the transfers at the
+//! peers.
 //!
-//! It makes no connection itself: the clique cache says whether [`dial`](super::dial) has to. A request that its
-//! caller has dropped makes no connection, and at most [`WAITERS_MAX`] requests wait for one. Begin at
-//! [`prepare_then`].
+//! It makes no connection itself: the clique cache decides whether [`dial`](super::dial) has to. A request
+//! that its caller has dropped makes no connection, and at most [`WAITERS_MAX`] requests wait for one. Begin
+//! at [`prepare_then`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::Ordering;
@@ -25,17 +26,17 @@ use crate::memory::{MemoryRegion, Span, SpanStream};
 use crate::protocol::link::definition::{Definition, DefinitionEntry, Source};
 use crate::session::connection::ConnectionLease;
 
-/// Transfers that were asked for, and are in order.
+/// A request that was checked.
 pub struct TransferRequest {
     pub specs: Vec<Spec>,
-    /// The peer of each of them.
+    /// The peer of each transfer.
     pub peers: Vec<Member>,
-    /// All peers.
+    /// The distinct peers.
     pub distinct: BTreeSet<Member>,
 }
 
 impl TransferRequest {
-    /// Checks what is asked for.
+    /// Checks a request.
     pub(super) fn new(shared: &EngineShared, specs: Vec<Spec>) -> Result<Self, PrepareError> {
         if shared.closed.load(Ordering::Acquire) {
             return Err(PrepareError::Closed);
@@ -46,8 +47,8 @@ impl TransferRequest {
     }
 }
 
-/// Finds or makes the connections that a request needs, and defines it. Makings that no other request wants are given up
-/// when it is not `wanted` any more; `then` is called either way.
+/// Finds or makes the connections of a request, and defines its transfers. Attempts that no other request
+/// wants are given up once the request is not `wanted` any more; `then` is called in any case.
 pub fn prepare_then(
     shared: &Arc<EngineShared>,
     request: TransferRequest,
@@ -76,15 +77,15 @@ pub fn prepare_then(
 type Connections = HashMap<Member, ConnectionLease>;
 type Gathered = Box<dyn FnOnce(Result<Connections, PrepareError>) + Send>;
 
-/// Connections that are being found or made, all at once.
+/// The connections of a request, while they are being found or made.
 struct Gathering {
     found: Connections,
     left: usize,
-    /// What to tell; none once it was.
+    /// The function to call with the result; none once it was called.
     then: Option<Gathered>,
 }
 
-/// Finds or makes the connections to all of `peers`, then calls `then`; with the first that cannot be made, at once.
+/// Finds or makes the connections to all of `peers`, then calls `then`; with the first error at once.
 fn gather(shared: &Arc<EngineShared>, peers: Vec<Member>, wanted: &IsWanted, then: Gathered) {
     if peers.is_empty() {
         return then(Ok(Connections::new()));
@@ -105,7 +106,7 @@ fn gather(shared: &Arc<EngineShared>, peers: Vec<Member>, wanted: &IsWanted, the
                 Err(error) => Some(Err(PrepareError::Clique { member, error })),
             };
             let told = outcome.and_then(|outcome| Some((all.then.take()?, outcome)));
-            // Once it has failed, what the others find is not needed.
+            // Once one has failed, the connections of the others are not needed.
             let unneeded = if all.then.is_none() { std::mem::take(&mut all.found) } else { HashMap::new() };
             drop(all);
             drop(unneeded);
@@ -126,7 +127,7 @@ fn gather(shared: &Arc<EngineShared>, peers: Vec<Member>, wanted: &IsWanted, the
     }
 }
 
-/// Makes the definitions of a request whose connections are there.
+/// Defines the transfers of a request whose connections exist.
 fn define(
     shared: &Arc<EngineShared>,
     specs: &[Spec],

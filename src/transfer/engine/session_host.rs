@@ -1,6 +1,6 @@
-//! The interface of an engine to its connections.
+//! The interface of an engine for its connections.
 //!
-//! It passes every call on to the file that answers it.
+//! It forwards every call to the file that implements it.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,6 +1,6 @@
-//! The state that the threads of an engine share: its tables, and how they wait for them.
+//! The state that the threads of an engine share: its tables, and the ways to wait for them.
 //!
-//! It decides nothing: connections are found, made and ended in the files beside it. Begin at [`EngineShared`].
+//! It decides nothing: the files beside it find, make and end connections. Begin at [`EngineShared`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -26,54 +26,54 @@ use crate::protocol::link::{GroupId, Numbers};
 use crate::protocol::proof::TokenKey;
 use crate::session::connection::Connection;
 
-/// How often a peer is looked after, and asked whether it lives, within the shortest limit of what waits for it: silence
-/// is known to a part of that.
+/// How often a waiting launch's peer is checked and pinged within the shortest limit, so that silence is
+/// detected within a fraction of that limit.
 pub const LOOKS: u32 = 32;
 
-/// The most threads that dial: one for each connection that an engine keeps by default, so that peers that do not answer
-/// hold up no others.
+/// The most threads that dial: one for each connection that an engine keeps by default, so that peers that do
+/// not answer delay no others.
 pub const DIALLERS_MAX: usize = 1024;
 
-/// What the threads of an engine share.
+/// The state that the threads of an engine share.
 pub struct EngineShared {
     this: Weak<Self>,
     pub(super) config: Config,
     pub(super) address: Address,
-    /// What is put around its wires.
+    /// The wrappers of its wires.
     pub(super) wrapping: Wrapping,
-    /// A word that holds this life's incarnation: a process that reads it there can read this process's memory.
+    /// A word that holds this incarnation: a process that can read it can read this process's memory.
     pub(super) probe: Box<AtomicU64>,
     pub(super) membership: RwLock<Membership>,
     pub(super) changed: (Mutex<()>, Condvar),
     pub(super) cliques: Mutex<Cliques>,
     pub(super) connections: Mutex<Vec<Arc<Connection>>>,
-    /// Tells the threads that wait for a connection that there is another one.
+    /// Notified when a connection is added to `connections`.
     pub(super) connected: Condvar,
     pub(super) io: Arc<IoThreads>,
     pub(super) counts: Arc<EngineCounts>,
     pub(super) meters: Arc<Meters>,
     pub(super) backoff: PathBackoff,
     pub(super) closed: AtomicBool,
-    /// What the cluster token gives, if there is one.
+    /// The key that is derived from the cluster token, if there is one.
     pub(super) key: Option<TokenKey>,
-    /// The handshakes of diallers in progress.
+    /// The concurrent handshakes of diallers.
     pub(super) handshakes: HandshakeLimits,
     /// The threads that dial.
     pub(super) diallers: ThreadPool,
-    /// Stopped when the engine ends, to wake the threads that accept.
+    /// The listeners, which are stopped when the engine ends to wake their threads.
     pub(super) listeners: Mutex<Vec<Arc<dyn Listener>>>,
     pub(super) keeper: (Mutex<Option<Instant>>, Condvar),
     pub(super) lanes: AtomicUsize,
     pub(super) numbers: Mutex<HashMap<Member, Numbers>>,
-    /// Bytes moved with each task, whichever life of it and connection. Connections end at any moment: what they moved is
-    /// counted here as they move it.
+    /// The bytes moved with each task, over all incarnations and connections. They are counted here as they
+    /// move, because a connection may end at any moment.
     pub(super) moved: Mutex<BTreeMap<TaskId, Arc<Counters>>>,
-    /// Launches with a deadline that may still wait for their connections.
+    /// The launches with a deadline that may still wait for their connections.
     pub(super) expected: Mutex<Vec<(Instant, Weak<Launch>)>>,
 }
 
 impl EngineShared {
-    /// Makes what the threads of a new engine share.
+    /// Creates the shared state of a new engine.
     pub(super) fn new(config: Config, address: Address, wrapping: Wrapping, io: Arc<IoThreads>) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             this: this.clone(),
@@ -103,27 +103,27 @@ impl EngineShared {
         })
     }
 
-    /// Returns itself as threads know it that may outlive the engine.
+    /// Returns a weak reference, for threads that may outlive the engine.
     pub(super) fn weak(&self) -> Weak<Self> {
         self.this.clone()
     }
 
-    /// Returns whose engine it is.
+    /// Returns the task and incarnation of the engine.
     pub(super) const fn here(&self) -> Member {
         self.config.here
     }
 
-    /// Returns the numbers of launches with a life of a peer.
+    /// Returns the numbers of launches with an incarnation of a peer.
     pub(super) fn numbers(&self, peer: Member) -> Numbers {
         lock(&self.numbers).entry(peer).or_default().clone()
     }
 
-    /// Returns where bytes are counted that are moved with a task.
+    /// Returns the counters of bytes moved with a task.
     pub(super) fn moved(&self, task: TaskId) -> Arc<Counters> {
         Arc::clone(lock(&self.moved).entry(task).or_default())
     }
 
-    /// Says that nothing is launched with a number that was taken: a peer that has launched its own is told.
+    /// Announces that no launch will come for a number that was taken, on every connection with the peer.
     pub(super) fn withdraw(&self, peer: Member, at: GroupId) {
         let connections: Vec<_> =
             lock(&self.connections).iter().filter(|connection| connection.peer == peer).cloned().collect();
@@ -132,12 +132,13 @@ impl EngineShared {
         }
     }
 
-    /// Returns the membership that it has.
+    /// Returns the current membership.
     pub(super) fn membership(&self) -> Membership {
         self.membership.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits until `ask` has an answer of the membership, or the time is over.
+    /// Blocks until `ask` returns a value for the membership; none if `time` passes or the engine ends
+    /// before.
     pub(super) fn await_membership<R>(
         &self,
         time: Duration,
@@ -157,7 +158,7 @@ impl EngineShared {
         }
     }
 
-    /// Waits until there is such a connection, or the time is over.
+    /// Blocks until there is such a connection; none if `time` passes before.
     pub(super) fn await_connection(
         &self,
         time: Duration,
@@ -175,25 +176,25 @@ impl EngineShared {
         }
     }
 
-    /// Returns a number for a lane that takes the place of another. Those of the first lanes are below all of these.
+    /// Returns the number of a reconnected lane. All of them are above those of first lanes.
     pub(super) fn next_lane(&self) -> u16 {
         const FIRST: usize = 1000;
         (FIRST + self.lanes.fetch_add(1, Ordering::Relaxed) % (usize::from(u16::MAX) - FIRST)) as u16
     }
 
-    /// Fails a launch at its deadline if it has no connections by then.
+    /// Makes the keeper fail a launch at its deadline if it still waits for its connections.
     pub(super) fn expect(&self, launch: &Arc<Launch>, deadline: Instant) {
         lock(&self.expected).push((deadline, Arc::downgrade(launch)));
         self.plan_look(deadline);
     }
 
-    /// Has the keeper look after launches with these limits.
+    /// Makes the keeper check launches with these limits.
     pub(super) fn watch(&self, limits: &LaunchLimits) {
         let soon = clock::monotonic() + limits.stall / LOOKS;
         self.plan_look(limits.deadline.map_or(soon, |deadline| deadline.min(soon)));
     }
 
-    /// Has the keeper look at that moment at the latest.
+    /// Makes the keeper check at that moment at the latest.
     pub(super) fn plan_look(&self, wanted: Instant) {
         let mut planned = lock(&self.keeper.0);
         if planned.is_none_or(|planned| wanted < planned) {

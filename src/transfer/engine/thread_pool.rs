@@ -1,6 +1,6 @@
 //! A bounded pool of threads for blocking work: each piece runs on a thread of its own, or waits until one is free.
 //!
-//! It knows nothing of what the work is. Begin at [`ThreadPool::run`].
+//! It does not know what the work does. Begin at [`ThreadPool::run`].
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,7 +18,7 @@ struct State {
     waiting: VecDeque<Work>,
 }
 
-/// A bounded number of threads for work that blocks.
+/// A bounded pool of threads for blocking work.
 #[derive(Clone)]
 pub struct ThreadPool {
     name: &'static str,
@@ -27,15 +27,15 @@ pub struct ThreadPool {
 }
 
 impl ThreadPool {
-    /// Makes a pool of at most so many threads of this name.
+    /// Creates a pool of at most `most` threads of this name.
     pub fn new(name: &'static str, most: usize) -> Self {
         Self { name, most, state: Arc::default() }
     }
 
-    /// Does it on a thread, in a moment or when one becomes free.
+    /// Runs `work` on a thread: a new one, or the next one that becomes free.
     ///
     /// # Errors
-    /// If the system gives no thread and there is none yet.
+    /// Returns the error of the system if it refuses a thread and the pool has none.
     pub fn run(&self, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
         {
             let mut state = lock(&self.state);
@@ -59,7 +59,7 @@ impl ThreadPool {
     }
 }
 
-/// Does what waits, until nothing does.
+/// Runs queued work until the queue is empty.
 fn run_queue(state: &Mutex<State>) {
     loop {
         let work = {
@@ -72,15 +72,14 @@ fn run_queue(state: &Mutex<State>) {
                 }
             }
         };
-        // What one piece of work does to itself does not take the thread from the others.
+        // A panic in one piece of work must not take the thread from the others.
         if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
             tracing::error!("a thread of the transfer engine has failed");
         }
     }
 }
 
-/// Does something with each of several things, with up to eight at a time: on threads of its own, and on this one, which
-/// returns when all is done.
+/// Runs `work` for each of `things`, on up to eight threads including this one. Returns when all is done.
 pub fn for_each_parallel<T: Sync>(things: &[T], work: impl Fn(&T) + Sync) {
     const AT_ONCE: usize = 8;
     let next = AtomicUsize::new(0);
@@ -91,7 +90,7 @@ pub fn for_each_parallel<T: Sync>(things: &[T], work: impl Fn(&T) + Sync) {
     };
     thread::scope(|scope| {
         for _ in 1..things.len().min(AT_ONCE) {
-            // If the system gives no thread, this one does it all.
+            // If the system refuses a thread, this one does all the work.
             let _one_more =
                 thread::Builder::new().name("muster-parallel".to_owned()).spawn_scoped(scope, run);
         }

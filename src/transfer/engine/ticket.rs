@@ -1,8 +1,8 @@
 //! A place in the order of a channel, taken before there is a connection.
 //!
-//! It launches nothing: a launch uses the number up. Requests made before there are connections would otherwise be
-//! matched in the order in which the connections come, which differs on the two sides. A ticket that is dropped
-//! unused gives its number back and tells the peer. Begin at [`Ticket::take`].
+//! It launches nothing: the launch uses the number up. Without tickets, requests made before there are
+//! connections would be matched in the order in which the connections come, which differs on the two sides. A
+//! ticket that is dropped unused closes its number and tells the peer. Begin at [`Ticket::take`].
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use super::shared::EngineShared;
 use crate::base::identity::Member;
 use crate::protocol::link::{GroupId, Numbers};
 
-/// A place in the order of a channel with a peer, for a launch whose connection may not be there yet. Dropped unused, it
-/// tells the peer that nothing comes.
+/// A place in the order of a channel with a peer, for a launch that may have no connection yet. A ticket that
+/// is dropped unused tells the peer that no launch comes.
 pub struct Ticket {
     shared: Arc<EngineShared>,
     numbers: Numbers,
@@ -32,7 +32,7 @@ impl Ticket {
         self.peer
     }
 
-    /// Gives out the number, for a launch that is made now.
+    /// Returns the number, for a launch that is made now.
     pub(super) fn take_number(mut self) -> Option<GroupId> {
         self.at.take()
     }
@@ -41,7 +41,8 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         if let Some(at) = self.at {
-            // First, so that either a launch of the peer finds it so when it comes, or is here to be found.
+            // The number is closed first, so that a launch of the peer either finds it closed or is found by
+            // `withdraw`.
             self.numbers.close(at);
             self.shared.withdraw(self.peer, at);
         }

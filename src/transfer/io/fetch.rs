@@ -1,18 +1,18 @@
-//! The threads that fetch: a receiver copies from memory on the same host.
+//! The threads that fetch: the receiver copies from the sender's memory on the same host.
 //!
-//! They know a session by [`FetchHost`] only. The receiver copies because it can then stop, and because the
-//! sender's arena can be sealed against writing by others. Sources are regions that the peer shared (mapped
-//! read-only), or addresses of the other process (`process_vm_readv`); if neither is allowed, the peer sends
-//! instead. Begin at [`Fetchers::fetch`].
+//! They know a session by [`FetchHost`] only. The receiver copies, because it can then stop, and because the
+//! sender's arena can be sealed against writers. Sources are regions that the peer shared (mapped read-only),
+//! or addresses of the other process (`process_vm_readv`); if neither is allowed, the peer pushes. Begin at
+//! [`Fetchers::fetch`].
 //!
-//! A side that ends a connection marks it in shared memory before it uses its sources for other things, and the
-//! receiver checks the mark after each step that it has copied ([`FetchHost::fetch_counts`]). Nothing can take
-//! memory back from another process that is reading it; so bytes that were read too late do not count, and neither
-//! side waits for the other.
+//! Before a sender reuses a source buffer it marks the connection closed in shared memory, and the receiver
+//! checks the mark after every step that it has copied ([`FetchHost::fetch_counts`]). Memory cannot be taken
+//! back from another process that is reading it; so the receiver discards bytes that it read too late, and
+//! neither side waits for the other.
 //!
-//! Fetches of shared memory above [`PAST_CACHES`] are copied past the caches. A plain copy reads what it
-//! overwrites, a third of all that it moves, and evicts what programs had in the caches; smaller ones are usually
-//! read again at once.
+//! Fetches of shared memory above [`PAST_CACHES`] bypass the caches. A plain copy reads the memory that it
+//! overwrites, a third of its traffic, and evicts what programs had in the caches; the bytes of smaller
+//! fetches are usually read again at once.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,72 +30,75 @@ use crate::memory::{Mapping, PeerView, WriteView};
 use crate::protocol::link::GroupId;
 use crate::protocol::link::definition::{Definition, Source};
 
-/// Bytes of one step. A fetch that is given up stops at the end of a step.
+/// The bytes of one step. A cancelled fetch stops at the end of a step.
 const STEP: u64 = 512 << 10;
-/// The thread that learns of a fetch of no more does it: to hand it over costs more.
+/// The most bytes of a fetch that the thread which learns of it performs itself, because to hand it over
+/// would cost more.
 const AT_ONCE: u64 = 128 << 10;
 
-/// Fetches of more are copied past the caches: with what else is under way they hold no more than that of both sides.
+/// The bytes above which a fetch bypasses the caches: they hold no more of both sides beside the other work
+/// of the host.
 const PAST_CACHES: u64 = 8 << 20;
 
-/// Memory of a peer, mapped to be read.
+/// The memory of a peer, mapped read-only.
 pub struct PeerMemory(Mapping);
 
 impl PeerMemory {
-    /// Maps the `len` bytes of what a peer sent, if they can never fault the thread that reads them.
+    /// Maps `len` bytes of a file that a peer sent; none if reading it could fault.
     pub fn map(file: &OwnedFd, len: u64) -> Option<Self> {
         Mapping::sealed(file.as_fd(), usize::try_from(len).ok()?, false).map(Self)
     }
 
-    /// Returns a view of `len` bytes at `offset + from`, if they are there.
+    /// Returns a view of `len` bytes at `offset + from`, or none if they exceed the mapping.
     fn view(&self, offset: u64, from: usize, len: usize) -> Option<PeerView<'_>> {
         self.0.peer_view(usize::try_from(offset).ok()?.checked_add(from)?, len)
     }
 }
 
-/// The session of a fetch, as the threads that fetch see it.
+/// The session of a fetch, as the fetching threads see it.
 pub trait FetchHost: Send + Sync {
-    /// Returns the peer's process, if its memory can be read.
+    /// Returns the id of the peer's process, if its memory can be read.
     fn pid(&self) -> Option<i32>;
 
-    /// Returns the memory of the peer in which a source lies.
+    /// Returns the mapped memory of the peer that contains a source.
     fn peer_memory(&self, source: Source) -> Option<Arc<PeerMemory>>;
 
-    /// Returns whether the peer's memory can be read, and it will be known whether that was in time.
+    /// Returns whether the session can fetch: this side must be able to read the peer's mark.
     fn can_fetch(&self) -> bool;
 
-    /// Returns whether all that was read of the peer's memory before this call counts. A side that ends a connection
-    /// says so first and then uses its memory for other things, however long the other one goes on reading: neither
-    /// waits for the other, and nothing that was read too late counts.
+    /// Returns whether all bytes that were read from the peer's memory before this call are valid. A side
+    /// that ends a connection sets the mark first and then reuses its memory, however long the other side
+    /// goes on reading.
     fn fetch_counts(&self) -> bool;
 
-    /// Says that what was fetched does not count: the connection ends, on one side or the other.
+    /// Reports that fetched bytes are invalid, because one side is ending the connection.
     fn fetch_is_late(&self, launch: &Arc<PeerLaunch>);
 
-    /// Says that a launch cannot be fetched; with `nothing_yet` the peer may send it instead.
+    /// Reports that a launch cannot be fetched. With `nothing_yet` no byte has been fetched, and the peer may
+    /// push instead.
     fn fetch_failed(&self, launch: &Arc<PeerLaunch>, kind: TransportKind, error: Errno, nothing_yet: bool);
 
-    /// Says that all that a group receives was fetched.
+    /// Reports that all inbound bytes of a group were fetched.
     fn fetched(&self, at: GroupId);
 
     /// Counts bytes that were fetched.
     fn count_received(&self, kind: TransportKind, bytes: u64);
 }
 
-/// Bytes that lie in one piece on both sides.
+/// Bytes that are contiguous in the memory of both sides.
 struct ContiguousBytes {
-    /// Where in the stream it begins, and how long it is.
+    /// The offset in the inbound stream, and the length in bytes.
     start: u64,
     len: u64,
-    /// The receive in which it begins, at its first byte.
+    /// The index of the receive in which the run begins, at its first byte.
     at: usize,
     source: Source,
-    /// The memory that a source within a region is in.
+    /// The mapped memory, for a source within a region.
     memory: Option<Arc<PeerMemory>>,
 }
 
 impl ContiguousBytes {
-    /// Returns whether what follows it in the stream follows it in the sender's memory too.
+    /// Returns whether `source` follows this run in the sender's memory.
     fn goes_on_in(&self, source: Source) -> bool {
         match (self.source, source) {
             (Source::Region(region, offset), Source::Region(other, next)) => {
@@ -106,7 +109,7 @@ impl ContiguousBytes {
         }
     }
 
-    /// Returns whether all of it can be fetched.
+    /// Returns whether the whole run can be fetched.
     fn is_available(&self, host: &dyn FetchHost) -> bool {
         match self.source {
             Source::None => false,
@@ -119,7 +122,8 @@ impl ContiguousBytes {
     }
 }
 
-/// Returns what a launch receives, as few runs as it is: small buffers that lie one after the other on both sides are one.
+/// Returns the inbound bytes of a launch as runs: small buffers that are contiguous on both sides make one
+/// run.
 fn runs(host: &dyn FetchHost, launch: &PeerLaunch, definition: &Definition) -> Vec<ContiguousBytes> {
     let inbound = &launch.lists.inbound;
     let sources = definition.entries.iter().filter(|entry| !entry.outgoing).map(|entry| entry.source);
@@ -152,21 +156,21 @@ fn runs(host: &dyn FetchHost, launch: &PeerLaunch, definition: &Definition) -> V
     runs
 }
 
-/// Something to fetch.
+/// A fetch of the inbound bytes of one launch.
 pub struct Fetch {
-    /// Not owned: the session keeps the threads, which keep what is queued.
+    /// The session. It is a weak reference, because the session owns the threads, and they own the queue.
     host: Weak<dyn FetchHost>,
     launch: Arc<PeerLaunch>,
     runs: Vec<ContiguousBytes>,
     kind: TransportKind,
     total: u64,
-    /// Where the next step begins.
+    /// The offset at which the next step begins.
     next: AtomicU64,
     finished: AtomicU64,
     failed: AtomicBool,
 }
 
-/// The threads.
+/// The fetching threads and their queue.
 pub struct Fetchers {
     queue: Mutex<(VecDeque<Arc<Fetch>>, bool)>,
     waiting: Condvar,
@@ -174,7 +178,7 @@ pub struct Fetchers {
 }
 
 impl Fetchers {
-    /// Starts as many threads.
+    /// Starts the threads.
     pub fn start(threads: usize) -> std::io::Result<(Arc<Self>, Vec<std::thread::JoinHandle<()>>)> {
         let fetchers = Arc::new(Self { queue: Mutex::default(), waiting: Condvar::new(), threads });
         let handles = (0..threads)
@@ -186,7 +190,7 @@ impl Fetchers {
         Ok((fetchers, handles))
     }
 
-    /// Fetches what a launch receives, from where the peer's definition says.
+    /// Fetches the inbound bytes of a launch from the sources in the peer's definition.
     pub fn fetch(&self, host: Arc<dyn FetchHost>, launch: &Arc<PeerLaunch>, definition: &Definition) {
         let runs = runs(&*host, launch, definition);
         let kind = if runs.iter().any(|run| matches!(run.source, Source::Address(_))) {
@@ -195,7 +199,8 @@ impl Fetchers {
             TransportKind::Shm
         };
         let total = launch.lists.inbound.total();
-        // Whether all of it can be fetched is known before a byte is.
+        // A fetch must be able to complete before it begins, because a push can replace it only before the
+        // first byte.
         let is_available = host.can_fetch()
             && runs.iter().all(|run| run.is_available(&*host))
             && runs.iter().map(|run| run.len).sum::<u64>() == total;
@@ -254,7 +259,7 @@ impl Fetchers {
 }
 
 impl Fetch {
-    /// Takes steps until there are none.
+    /// Performs steps until there are none left.
     fn run(&self) {
         let Some(host) = self.host.upgrade() else { return };
         let launch = &self.launch;
@@ -280,7 +285,8 @@ impl Fetch {
                     if self.finished.fetch_add(len, Ordering::AcqRel) + len == self.total
                         && let Some(at) = launch.group()
                     {
-                        // The peer hears of it before this program does, which may end the process at once.
+                        // The peer learns of it before this program does, because the program may exit at
+                        // once.
                         host.fetched(at);
                     }
                     launch.add_arrived(start, len);
@@ -289,7 +295,7 @@ impl Fetch {
                 Err(error) => {
                     drop(guard);
                     if !self.failed.swap(true, Ordering::AcqRel) {
-                        // No other thread has begun, and none will.
+                        // No other thread has begun a step, and none will.
                         let nothing_yet = start == 0 && self.next.swap(self.total, Ordering::Relaxed) == STEP;
                         host.fetch_failed(launch, self.kind, error, nothing_yet);
                     }
@@ -300,7 +306,7 @@ impl Fetch {
     }
 
     fn step(&self, host: &dyn FetchHost, bytes: LaunchBytes<'_>, start: u64, len: u64) -> Result<(), Errno> {
-        // Many small ones in one call.
+        // Small runs are read with one system call together.
         let (mut addresses, mut views) = (Vec::new(), Vec::new());
         let end = start + len;
         let first = self.runs.partition_point(|run| run.start + run.len <= start);
@@ -323,7 +329,7 @@ impl Fetch {
         self.read_process(host, &mut addresses, &mut views)
     }
 
-    /// Reads what is at each address into the view with the same number.
+    /// Reads the memory at each address into the view with the same index.
     fn read_process(
         &self,
         host: &dyn FetchHost,
@@ -342,7 +348,7 @@ impl Fetch {
                 at += 1;
             }
             if done > 0 {
-                // The rest of one that was read in part.
+                // The view that was filled in part continues where it stopped.
                 addresses[at] += done as u64;
                 views[at].advance(done);
             }

@@ -1,9 +1,11 @@
 //! The layer that moves bytes: wires, lanes over them, rings of shared memory, and the threads that serve them.
 //!
-//! It decides nothing: sessions say what is sent and where what came belongs. Begin at [`lane`] and [`wire`].
+//! It decides nothing: sessions choose what is sent and where received bytes belong. Begin at [`lane`] and
+//! [`wire`].
 
 pub mod fetch;
 pub mod lane;
+pub(crate) mod pump;
 pub mod reactor;
 pub mod ring;
 pub mod sys;

@@ -1,7 +1,7 @@
-//! The threads that wait for sockets: each lane belongs to one of them.
+//! The reactor threads, which wait for sockets: each lane belongs to one of them.
 //!
-//! A reactor knows lanes and bells, and no connection. A lane on which nothing can be sent is read to its end first
-//! (`Reactor::end_unwritable`), so the peer's last frames count. Begin at [`Reactor::add`].
+//! A reactor knows lanes and bells, but no connections. A lane on which sending failed is read to its end
+//! first (`Reactor::end_unwritable`), so the peer's last frames count. Begin at [`Reactor::add`].
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,12 +14,12 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use crate::io::lane::{Lane, LaneError};
 use crate::io::wire::{WireAttendant, WireWaker};
 
-/// Events taken in one call.
+/// The most events of one `epoll_wait`.
 const EVENTS: usize = 64;
-/// The number of the thread's own waker among its events.
+/// The event number of the thread's own waker.
 const WAKER: u64 = u64::MAX;
 
-/// One thread and its sockets.
+/// A reactor thread and its sockets.
 pub struct Reactor {
     epoll: OwnedFd,
     waker: OwnedFd,
@@ -32,17 +32,17 @@ pub struct Reactor {
 #[derive(Default)]
 struct Shared {
     lanes: HashMap<u64, Arc<Lane>>,
-    /// Sessions whose bells ring here.
+    /// The sessions whose bells ring here.
     bells: HashMap<u64, Weak<dyn BellHost>>,
-    /// Lanes with something to send that no thread is sending, or to read that could not be read before.
+    /// The lanes to pump: their output, and their input if they hold a chunk.
     eager: Vec<u64>,
-    /// Lanes that are to be looked at in both directions, though no edge said so.
+    /// The lanes to pump in both directions, although no edge reported them.
     woken: Vec<u64>,
 }
 
 /// A session with a bell, as its reactor sees it.
 pub trait BellHost: Send + Sync {
-    /// Takes a ring of the bell: there is something to read in the ring, or room to write.
+    /// Handles a ring of the bell: the ring has frames to read, or room to write.
     fn bell_rang(&self);
 }
 
@@ -54,7 +54,7 @@ impl WireAttendant for Reactor {
 }
 
 impl Reactor {
-    /// Starts a thread.
+    /// Starts a reactor thread.
     pub fn start(name: &str) -> std::io::Result<(Arc<Self>, std::thread::JoinHandle<()>)> {
         let reactor = Arc::new(Self {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
@@ -75,7 +75,7 @@ impl Reactor {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a lane in.
+    /// Adds a lane.
     pub fn add(self: &Arc<Self>, lane: &Arc<Lane>) -> std::io::Result<()> {
         let number = self.next.fetch_add(1, Ordering::Relaxed) as u64;
         let mut shared = self.lock();
@@ -96,7 +96,7 @@ impl Reactor {
         Ok(added?)
     }
 
-    /// Takes the bell of a session in. It is never read: every ring is an edge.
+    /// Adds the bell of a session. The reactor never reads it, because every ring is an edge.
     pub fn add_bell(&self, bell: BorrowedFd<'_>, host: Weak<dyn BellHost>) -> std::io::Result<()> {
         let number = self.next.fetch_add(1, Ordering::Relaxed) as u64;
         let mut shared = self.lock();
@@ -106,9 +106,9 @@ impl Reactor {
         Ok(epoll::add(&self.epoll, bell, epoll::EventData::new_u64(number), flags)?)
     }
 
-    /// Has the thread send what the lane has to send.
+    /// Makes the thread send the queued frames of the lane.
     pub fn pump(&self, lane: &Arc<Lane>) {
-        // Without a seat it is only being added, and is looked at then.
+        // A lane without a seat is just being added, and is pumped then.
         if let Some(seat) = lane.seat() {
             self.lock().eager.push(seat);
             self.wake();
@@ -130,7 +130,7 @@ impl Reactor {
 
     fn run(&self) {
         let mut events = Vec::with_capacity(EVENTS);
-        // Lanes that have more to read than one turn allows.
+        // The lanes with more to read than one turn allows.
         let mut unread: Vec<(u64, Arc<Lane>)> = Vec::new();
         while !self.stopping.load(Ordering::SeqCst) {
             events.clear();
@@ -156,7 +156,7 @@ impl Reactor {
         }
     }
 
-    /// Takes an event: rings a bell, sends what there is room for, and notes a lane that can be read.
+    /// Handles an event: rings a bell, sends on a lane that has room, and collects a lane that can be read.
     fn on_event(&self, number: u64, flags: epoll::EventFlags, readable: &mut Vec<(u64, Arc<Lane>)>) {
         const ENDS: epoll::EventFlags =
             epoll::EventFlags::RDHUP.union(epoll::EventFlags::HUP).union(epoll::EventFlags::ERR);
@@ -189,7 +189,7 @@ impl Reactor {
         }
     }
 
-    /// Reads a lane for one turn, and notes it if there is more.
+    /// Reads a lane for one turn, and collects it if there is more.
     fn pump_input(&self, number: u64, lane: Arc<Lane>, unread: &mut Vec<(u64, Arc<Lane>)>) {
         match lane.pump_input() {
             Ok(true) => unread.push((number, lane)),
@@ -198,7 +198,7 @@ impl Reactor {
         }
     }
 
-    /// Pumps the lanes that other threads have asked for.
+    /// Pumps the lanes that other threads have requested.
     fn pump_requested(&self, unread: &mut Vec<(u64, Arc<Lane>)>) {
         let (eager, woken) = {
             let mut shared = self.lock();
@@ -215,7 +215,7 @@ impl Reactor {
         }
     }
 
-    /// Ends a lane on which nothing can be sent any more. What the peer said before it closed it is read first.
+    /// Ends a lane on which sending failed. It reads first what the peer sent before it closed the lane.
     fn end_unwritable(&self, number: u64, lane: &Arc<Lane>, error: &LaneError) {
         const TURNS: usize = 64;
         for _ in 0..TURNS {

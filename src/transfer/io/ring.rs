@@ -1,98 +1,90 @@
 //! Control frames between two processes of one host, without a system call while both are awake.
 //!
-//! Each side owns an inbox, shared memory that the other side writes: a ring of frames with two counters. A reader
-//! that finds the ring empty announces its sleep and how it is to be woken: the reactor by its bell, a thread that
-//! waits for a transfer by that very word. So the peer wakes a waiting thread directly, and a frame that no launch
-//! waits for wakes nothing and is found at the next look. Begin at [`RingInbox`] and [`RingOutbox`].
+//! Each side owns an inbox, shared memory that the other side writes: a ring of frames with two counters. A
+//! reader that finds the ring empty announces its sleep and how to wake it: the reactor by its bell, a thread
+//! that waits for a transfer by a futex on that very word. So the peer wakes a waiting thread directly, and a
+//! frame that no launch waits for wakes no thread and is found at the next poll. Begin at [`Inbox`] and
+//! [`Outbox`].
 //!
-//! | bytes | what |
+//! | bytes | field |
 //! | --- | --- |
-//! | 0..8 | how many bytes were ever written |
-//! | 64..72 | how many were ever read |
+//! | 0..8 | the number of bytes ever written |
+//! | 64..72 | the number of bytes ever read |
 //! | 128..132 | how the reader sleeps |
 //! | 192..196 | whether the writer waits for room |
 //! | 256..260 | whether its owner has revoked the memory that it shares |
 //! | 4096.. | the frames, each a header and its payload, in multiples of 64 bytes |
 //!
-//! Nothing in it is trusted: counters are checked, and a frame is copied before it is read.
+//! The reader trusts nothing in it: it checks the counters, and copies a frame before it reads it.
+
+mod memory;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::atomic::Ordering;
+use std::sync::{PoisonError, TryLockError};
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::thread::futex;
 
+use memory::{CAPACITY, FRAMES, Word};
+pub use memory::{RingMemory, SharedRingMemory};
+
+use crate::base::sync::{AtomicBool, Mutex, MutexGuard, fence, fence_after_rmw};
 use crate::memory::Mapping;
 use crate::protocol::frame::HEADER;
 use crate::protocol::link::{Urgency, Violation};
 
-const WRITTEN: usize = 0;
-const READ: usize = 64;
-const SLEEP: usize = 128;
-const WAITING: usize = 192;
-const REVOKED: usize = 256;
-const FRAMES: usize = 4096;
-const CAPACITY: usize = 256 << 10;
 /// No more frames fit.
 pub const FRAMES_MAX: usize = CAPACITY / HEADER;
 
-/// The reader is awake, or will look before it sleeps.
+/// The reader is awake, or will check the ring before it sleeps.
 const AWAKE: u32 = 0;
 /// The reader's reactor waits for the bell.
 const BELL: u32 = 1;
-/// A thread waits for the word itself, and a launch waits to hear that the peer has what was sent.
+/// A thread waits on the word, and a launch waits for the acknowledgement of sent bytes.
 const WORD: u32 = 2;
-/// A thread waits for the word itself, and no launch does.
+/// A thread waits on the word, and no launch waits for an acknowledgement.
 const PATIENT: u32 = 3;
 
 /// What this side reads.
-pub struct RingInbox {
-    memory: Mapping,
-    file: OwnedFd,
-    bell: OwnedFd,
+pub struct RingInbox<M = SharedRingMemory> {
+    shared: M,
     reading: Mutex<()>,
     open: AtomicBool,
 }
 
 /// What the other side reads.
-pub struct RingOutbox {
-    memory: Mapping,
-    bell: OwnedFd,
+pub struct RingOutbox<M = SharedRingMemory> {
+    shared: M,
     writing: Mutex<()>,
 }
 
 /// A frame as it was in the ring: its header and its payload.
 type RawFrame = ([u8; HEADER], Vec<u8>);
 
-/// What there is to write.
+/// The next frame to write.
 pub enum NextFrame {
     /// A frame.
     Frame([u8; HEADER], Vec<u8>, Urgency),
     /// No frame.
     Nothing,
-    /// A frame for which there is no room now.
+    /// A frame for which the ring has no room now.
     TooLong,
 }
 
-/// Leave to read the inbox: one thread at a time.
-pub struct Reader<'a> {
-    inbox: &'a RingInbox,
-    /// Until it leaves.
+/// The permission to read the inbox, for one thread at a time.
+pub struct Reader<'a, M: RingMemory = SharedRingMemory> {
+    inbox: &'a RingInbox<M>,
+    /// The lock; none once it is released.
     reading: Option<MutexGuard<'a, ()>>,
 }
 
 /// A thread that is about to wait, and has said how.
-pub struct Sleep<'a>(&'a RingInbox, u32);
-
-fn ring(bell: &OwnedFd) {
-    let _a_full_counter_rings_as_well = rustix::io::write(bell, &1u64.to_ne_bytes());
-}
+pub struct Sleep<'a, M: RingMemory = SharedRingMemory>(&'a RingInbox<M>, u32);
 
 impl RingInbox {
-    /// Makes an empty one. Nothing is read before [`open`](Self::open).
+    /// Creates an empty inbox. Nothing is read before [`open`](Self::open).
     pub fn new() -> rustix::io::Result<Self> {
         let file = rustix::fs::memfd_create("muster-inbox", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&file, (FRAMES + CAPACITY) as u64)?;
@@ -100,38 +92,45 @@ impl RingInbox {
         let memory = Mapping::of(file.as_fd(), FRAMES + CAPACITY, true)?;
         memory.prefault(true);
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        memory.word32(SLEEP).store(BELL, Ordering::SeqCst);
-        Ok(Self { memory, file, bell, reading: Mutex::new(()), open: AtomicBool::new(false) })
+        Ok(Self::over(SharedRingMemory { memory, bell, file: Some(file) }))
     }
 
-    /// Returns what the other side needs: the memory, and the bell.
-    pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
-        [self.file.as_fd(), self.bell.as_fd()]
+    /// Returns the descriptors for the other side: the memory, and the bell.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.shared.file.iter().map(OwnedFd::as_fd).chain([self.bell()])
     }
 
-    /// Rings when there is something to read, or room to write.
+    /// Returns the bell, which rings when there is something to read, or room to write.
     pub fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+        self.shared.bell.as_fd()
+    }
+}
+
+impl<M: RingMemory> RingInbox<M> {
+    /// Makes one over memory of zeros.
+    pub(crate) fn over(shared: M) -> Self {
+        shared.sleep().store(BELL, Ordering::SeqCst);
+        Self { shared, reading: Mutex::new(()), open: AtomicBool::new(false) }
     }
 
-    /// Opens it: from here on it is read.
+    /// Opens the inbox for reading.
     pub fn open(&self) {
         self.open.store(true, Ordering::SeqCst);
         self.ring();
     }
 
-    /// Has the reactor look at it.
+    /// Rings the bell, so that the reactor checks the ring.
     pub fn ring(&self) {
-        ring(&self.bell);
+        self.shared.ring();
     }
 
-    /// Returns whether it is read.
+    /// Returns whether the inbox is open.
     pub fn is_open(&self) -> bool {
         self.open.load(Ordering::SeqCst)
     }
 
-    /// Gives leave to read, if it is open and no other thread reads now.
-    pub fn read(&self) -> Option<Reader<'_>> {
+    /// Returns the permission to read, if the inbox is open and no other thread reads it.
+    pub fn read(&self) -> Option<Reader<'_, M>> {
         if !self.is_open() {
             return None;
         }
@@ -145,47 +144,47 @@ impl RingInbox {
 
     /// Returns whether there is nothing to read.
     pub fn is_empty(&self) -> bool {
-        self.memory.word64(WRITTEN).load(Ordering::SeqCst) == self.memory.word64(READ).load(Ordering::SeqCst)
+        self.shared.written().load(Ordering::SeqCst) == self.shared.read().load(Ordering::SeqCst)
     }
 
-    /// Says that the memory which the other side reads is used for other things from here on.
+    /// Marks the shared memory of this side as invalid: it may be reused from here on.
     pub fn revoke(&self) {
-        self.memory.word32(REVOKED).store(1, Ordering::SeqCst);
+        self.shared.revoked().store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// Wakes a thread that waits for the word.
+    /// Wakes a thread that waits on the word.
     pub fn wake(&self) {
-        let word = self.memory.word32(SLEEP);
+        let word = self.shared.sleep();
         // In this order: a patient sleeper may become impatient meanwhile, and not the other way round.
-        let waits = |how| word.compare_exchange(how, AWAKE, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-        if waits(PATIENT) || waits(WORD) {
-            let _woken = futex::wake(word, futex::Flags::empty(), u32::MAX);
+        if word.replace(PATIENT, AWAKE) || word.replace(WORD, AWAKE) {
+            self.shared.wake();
         }
     }
 
-    /// Says that a launch waits for what was sent. The caller has counted it before.
+    /// Announces that a launch waits for the acknowledgement of sent bytes. The caller has counted it before.
     pub fn note_send_waiter(&self) {
-        let word = self.memory.word32(SLEEP);
-        let patient = word.compare_exchange(PATIENT, WORD, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-        // It may be here already, written when no launch waited.
+        let patient = self.shared.sleep().replace(PATIENT, WORD);
+        // It may be here already, written when no launch waited: the writer looks how the reader sleeps after it has written.
+        fence_after_rmw();
+        // The acknowledgement may be in the ring already, written before a launch waited.
         if patient && !self.is_empty() {
             self.wake();
         }
     }
 }
 
-impl<'a> Reader<'a> {
-    /// Returns the next frame, copied out of the ring.
+impl<'a, M: RingMemory> Reader<'a, M> {
+    /// Returns the next frame, copied out of the ring, or none.
     pub fn next(&self) -> Result<Option<RawFrame>, Violation> {
-        let memory = &self.inbox.memory;
-        let (written, read) = (memory.word64(WRITTEN), memory.word64(READ));
+        let memory = &self.inbox.shared;
+        let (written, read) = (memory.written(), memory.read());
         let (end, at) = (written.load(Ordering::Acquire), read.load(Ordering::Relaxed));
         let there = end.wrapping_sub(at);
         if there == 0 {
             return Ok(None);
         }
-        if there > CAPACITY as u64 || there < HEADER as u64 || !there.is_multiple_of(HEADER as u64) {
+        if there > M::CAPACITY as u64 || there < HEADER as u64 || !there.is_multiple_of(HEADER as u64) {
             return Err(Violation("the counters of its ring make no sense"));
         }
         let mut header = [0; HEADER];
@@ -206,43 +205,49 @@ impl<'a> Reader<'a> {
         !self.inbox.is_empty()
     }
 
-    /// Returns whether the writer waits for room that there is now.
+    /// Returns, once, whether the writer waits for room.
     pub fn writer_waits(&self) -> bool {
         fence(Ordering::SeqCst);
-        let word = self.inbox.memory.word32(WAITING);
+        let word = self.inbox.shared.waiting();
         word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::SeqCst) != 0
     }
 
-    /// Leaves it to the reactor. Something may have come meanwhile: look at [`RingInbox::is_empty`].
-    pub fn release(mut self) -> &'a RingInbox {
+    /// Leaves the ring to the reactor. Frames may have arrived meanwhile: check [`Inbox::is_empty`].
+    pub fn release(mut self) -> &'a RingInbox<M> {
         self.unlock();
         self.inbox
     }
 
-    /// Gives up the leave to read, and returns whether this thread had it.
+    /// Releases the lock. Returns whether this thread held it.
     fn unlock(&mut self) -> bool {
         let Some(reading) = self.reading.take() else { return false };
-        self.inbox.memory.word32(SLEEP).store(BELL, Ordering::SeqCst);
+        self.inbox.shared.sleep().swap(BELL, Ordering::SeqCst);
         drop(reading);
+        // A reactor whose bell has rung finds the leave free, or this thread finds what it rang for.
+        fence_after_rmw();
         true
     }
 
-    /// Says that this thread looks before it leaves or sleeps: the writer wakes nothing.
+    /// Announces that this thread checks the ring before it leaves or sleeps, so that the writer wakes no
+    /// thread.
     pub fn stay_awake(&self) {
-        self.inbox.memory.word32(SLEEP).store(AWAKE, Ordering::SeqCst);
+        self.inbox.shared.sleep().swap(AWAKE, Ordering::SeqCst);
     }
 
-    /// Says that this thread will wait for the word, and whether a launch waits for what was sent. The caller then looks
-    /// whether that has changed or what it waits for is there, and calls [`Sleep::wait`].
-    pub fn prepare_sleep(&self, senders: bool) -> Sleep<'a> {
+    /// Announces that this thread will wait on the word, and whether a launch waits for the acknowledgement
+    /// of sent bytes. The caller then checks again whether that has changed or its own condition holds, and
+    /// calls [`Sleep::wait`].
+    pub fn prepare_sleep(&self, senders: bool) -> Sleep<'a, M> {
         let how = if senders { WORD } else { PATIENT };
-        self.inbox.memory.word32(SLEEP).store(how, Ordering::SeqCst);
+        self.inbox.shared.sleep().swap(how, Ordering::SeqCst);
+        // The other fences are where a writer has written, where a send waiter is counted, and before `wake`.
+        fence_after_rmw();
         Sleep(self.inbox, how)
     }
 }
 
-impl Drop for Reader<'_> {
-    /// The reader has panicked, or has no use for the rest: the reactor looks.
+impl<M: RingMemory> Drop for Reader<'_, M> {
+    /// Leaves the ring to the reactor, also if the reader panicked.
     fn drop(&mut self) {
         if self.unlock() {
             self.inbox.ring();
@@ -250,63 +255,68 @@ impl Drop for Reader<'_> {
     }
 }
 
-impl Sleep<'_> {
-    /// Waits until something comes, or a thread wakes it, or the time is over.
+impl<M: RingMemory> Sleep<'_, M> {
+    /// Sleeps until a frame arrives, a thread wakes it, or `time` passes.
     pub fn wait(self, time: Duration) {
-        let word = self.0.memory.word32(SLEEP);
-        if self.0.is_empty()
-            && let Ok(time) = Timespec::try_from(time)
-        {
-            let _whatever_woke_it = futex::wait(word, futex::Flags::empty(), self.1, Some(&time));
+        if self.0.is_empty() {
+            self.0.shared.wait(self.1, time);
         }
-        word.store(AWAKE, Ordering::SeqCst);
+        self.0.shared.sleep().swap(AWAKE, Ordering::SeqCst);
     }
 }
 
 impl RingOutbox {
-    /// Maps what the other side sent.
+    /// Maps the inbox of the other side; none if its size or its seals are wrong.
     pub fn of(file: &OwnedFd, bell: OwnedFd) -> Option<Self> {
         let memory = Mapping::sealed(file.as_fd(), FRAMES + CAPACITY, true)?;
         memory.prefault(true);
-        Some(Self { memory, bell, writing: Mutex::new(()) })
+        Some(Self::over(SharedRingMemory { memory, bell, file: None }))
+    }
+}
+
+impl<M: RingMemory> RingOutbox<M> {
+    /// Makes one over the memory of an inbox.
+    pub(crate) fn over(shared: M) -> Self {
+        Self { shared, writing: Mutex::new(()) }
     }
 
-    /// Writes frames until `next` has no more, or one does not fit: then the reader will ring this side's bell when there
-    /// is room. `next` is told how many bytes of payload fit.
+    /// Writes frames until `next` has none, or one does not fit: then the reader rings this side's bell once
+    /// there is room. `next` is given the bytes of payload that fit.
     pub fn write(&self, mut next: impl FnMut(usize) -> NextFrame) {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let (written, read) = (self.memory.word64(WRITTEN), self.memory.word64(READ));
+        let (written, read) = (self.shared.written(), self.shared.read());
         let mut end = written.load(Ordering::Relaxed);
         let begun = end;
         let mut urgency = Urgency::Lazy;
-        let waiting = self.memory.word32(WAITING);
+        let waiting = self.shared.waiting();
         loop {
-            let used = end.wrapping_sub(read.load(Ordering::Acquire)).min(CAPACITY as u64) as usize;
-            let room = CAPACITY - used;
+            let used = end.wrapping_sub(read.load(Ordering::Acquire)).min(M::CAPACITY as u64) as usize;
+            let room = M::CAPACITY - used;
             let given = if room < HEADER { NextFrame::TooLong } else { next(room - HEADER) };
             match given {
                 NextFrame::Frame(header, payload, urgent) => {
                     urgency = urgency.max(urgent);
-                    copy_in(&self.memory, end, &header);
-                    copy_in(&self.memory, end.wrapping_add(HEADER as u64), &payload);
+                    copy_in(&self.shared, end, &header);
+                    copy_in(&self.shared, end.wrapping_add(HEADER as u64), &payload);
                     end = end.wrapping_add((HEADER + payload.len().next_multiple_of(HEADER)) as u64);
                     written.store(end, Ordering::Release);
                 }
                 NextFrame::Nothing => break,
-                // Said; then it tries once more, in case the reader made room before it could see that.
-                NextFrame::TooLong if waiting.swap(1, Ordering::SeqCst) == 0 => {}
+                // The flag is set first, then it tries once more, in case the reader made room before it
+                // could see the flag.
+                NextFrame::TooLong if waiting.swap(1, Ordering::SeqCst) == 0 => fence_after_rmw(),
                 NextFrame::TooLong => {
                     urgency = Urgency::Everyone;
                     break;
                 }
             }
         }
-        // Without a frame the reader may have to be woken all the same: to make room.
+        // Even without a new frame the reader may have to wake up, to make room.
         if end == begun && urgency == Urgency::Lazy {
             return;
         }
         fence(Ordering::SeqCst);
-        let sleep = self.memory.word32(SLEEP);
+        let sleep = self.shared.sleep();
         match sleep.load(Ordering::Relaxed) {
             AWAKE => return,
             WORD if urgency < Urgency::SendWaiters => return,
@@ -314,45 +324,43 @@ impl RingOutbox {
             _ => {}
         }
         match sleep.swap(AWAKE, Ordering::SeqCst) {
-            BELL => ring(&self.bell),
-            WORD | PATIENT => {
-                let _woken = futex::wake(sleep, futex::Flags::empty(), u32::MAX);
-            }
+            BELL => self.shared.ring(),
+            WORD | PATIENT => self.shared.wake(),
             _ => {}
         }
     }
 
-    /// Returns whether all that was read of the other side's memory before this call counts.
+    /// Returns whether all bytes that were read from the other side's memory before this call are valid.
     pub fn is_valid(&self) -> bool {
         fence(Ordering::SeqCst);
-        self.memory.word32(REVOKED).load(Ordering::SeqCst) == 0
+        self.shared.revoked().load(Ordering::SeqCst) == 0
     }
 
-    /// Tells the other side that there is room again.
+    /// Tells the other side that its ring has room again.
     pub fn ring(&self) {
-        ring(&self.bell);
+        self.shared.ring();
     }
 }
 
-fn copy_out(memory: &Mapping, at: u64, into: &mut [u8]) {
-    let (start, first) = split(at, into.len());
+fn copy_out<M: RingMemory>(memory: &M, at: u64, into: &mut [u8]) {
+    let (start, first) = split::<M>(at, into.len());
     let (head, tail) = into.split_at_mut(first);
-    memory.copy_out(FRAMES + start, head);
-    memory.copy_out(FRAMES, tail);
+    memory.copy_out(start, head);
+    memory.copy_out(0, tail);
 }
 
-fn copy_in(memory: &Mapping, at: u64, bytes: &[u8]) {
-    let (start, first) = split(at, bytes.len());
+fn copy_in<M: RingMemory>(memory: &M, at: u64, bytes: &[u8]) {
+    let (start, first) = split::<M>(at, bytes.len());
     let (head, tail) = bytes.split_at(first);
-    memory.copy_in(FRAMES + start, head);
-    memory.copy_in(FRAMES, tail);
+    memory.copy_in(start, head);
+    memory.copy_in(0, tail);
 }
 
-/// Returns where byte `at` lies in the ring, and how many of `len` bytes lie before its end; the others are at its
-/// beginning.
-fn split(at: u64, len: usize) -> (usize, usize) {
-    let start = (at % CAPACITY as u64) as usize;
-    (start, len.min(CAPACITY - start))
+/// Returns the offset of byte `at` in the ring, and how many of `len` bytes lie before the ring's end; the
+/// others are at its begin.
+fn split<M: RingMemory>(at: u64, len: usize) -> (usize, usize) {
+    let start = (at % M::CAPACITY as u64) as usize;
+    (start, len.min(M::CAPACITY - start))
 }
 
 #[cfg(test)]
@@ -361,7 +369,8 @@ mod tests {
 
     fn pair() -> (RingInbox, RingOutbox) {
         let inbox = RingInbox::new().unwrap();
-        let [file, bell] = inbox.descriptors();
+        let descriptors: Vec<_> = inbox.descriptors().collect();
+        let [file, bell] = descriptors[..] else { panic!("a file and a bell") };
         let outbox =
             RingOutbox::of(&file.try_clone_to_owned().unwrap(), bell.try_clone_to_owned().unwrap()).unwrap();
         inbox.open();
@@ -446,16 +455,16 @@ mod tests {
             (true, Everyone, true),
         ] {
             let (inbox, outbox) = pair();
-            let how = || inbox.memory.word32(SLEEP).load(Ordering::SeqCst);
+            let how = || inbox.shared.sleep().load(Ordering::SeqCst);
             let reader = inbox.read().unwrap();
             let _sleep = reader.prepare_sleep(senders);
             let before = how();
             say(&outbox, 1, urgency);
             assert_eq!(how(), if wakes { AWAKE } else { before }, "{senders} {urgency:?}");
-            // A launch that begins to wait for what was sent finds what was said before.
+            // A launch that begins to wait for an acknowledgement finds one that arrived before.
             inbox.note_send_waiter();
             assert_eq!(how(), if wakes || !senders { AWAKE } else { before }, "{senders} {urgency:?}");
-            assert!(reader.release().memory.word32(SLEEP).load(Ordering::SeqCst) == BELL);
+            assert!(reader.release().shared.sleep().load(Ordering::SeqCst) == BELL);
             say(&outbox, 2, urgency);
             assert_eq!(how(), AWAKE, "{urgency:?}");
         }
@@ -466,8 +475,8 @@ mod tests {
         let (inbox, outbox) = pair();
         let reader = inbox.read().unwrap();
         let _sleep = reader.prepare_sleep(false);
-        let how = || inbox.memory.word32(SLEEP).load(Ordering::SeqCst);
-        // One by one, until there is room for one more only, and what comes next is longer.
+        let how = || inbox.shared.sleep().load(Ordering::SeqCst);
+        // One by one, until there is room for one more frame only, and the next one is longer.
         for number in 1..(CAPACITY / 128) as u64 {
             say(&outbox, number, Urgency::Lazy);
         }
@@ -476,8 +485,8 @@ mod tests {
         assert_eq!(how(), AWAKE);
     }
 
-    /// One thread writes what can wait, and then either what cannot, or what a launch begins to wait for at that moment.
-    /// No thread is woken by a clock.
+    /// One thread writes frames that may wait, and then either one that may not, or one for which a launch
+    /// begins to wait at that moment. No thread is woken by a timeout.
     #[test]
     fn no_wake_up_is_lost_between_a_sleeper_a_writer_and_a_new_send_waiter() {
         use std::sync::atomic::AtomicUsize;
@@ -553,7 +562,7 @@ mod tests {
     fn counters_that_make_no_sense_are_a_violation() {
         let (inbox, _outbox) = pair();
         for written in [1, HEADER as u64 - 1, CAPACITY as u64 + 64, u64::MAX] {
-            inbox.memory.word64(WRITTEN).store(written, Ordering::SeqCst);
+            inbox.shared.written().store(written, Ordering::SeqCst);
             assert!(inbox.read().unwrap().next().is_err(), "{written}");
         }
     }

@@ -1,6 +1,7 @@
-//! The system calls that take memory by address: scattered reads and writes of sockets, and reads of another process.
+//! The system calls that take memory by address: scattered reads and writes of sockets, and reads of another
+//! process.
 //!
-//! It knows no wire. Begin at [`read`].
+//! It knows no wires. Begin at [`read`].
 #![allow(unsafe_code, reason = "system calls that take memory by address")]
 
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -9,7 +10,7 @@ use rustix::io::Errno;
 
 use crate::memory::{ReadView, WriteView};
 
-/// The most pieces of one call (the kernel takes up to 1,024).
+/// The most memory ranges of one call (the kernel accepts up to 1,024).
 pub const PIECES_MAX: usize = 256;
 
 fn result(returned: libc::ssize_t) -> Result<usize, Errno> {
@@ -17,27 +18,27 @@ fn result(returned: libc::ssize_t) -> Result<usize, Errno> {
         .map_err(|_| Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
 }
 
-/// Reads what is there into the views; 0 at the end of the stream.
+/// Reads available bytes into the views. Returns their number; 0 at the end of the stream.
 pub fn read(socket: BorrowedFd<'_>, views: &mut [WriteView<'_>]) -> Result<usize, Errno> {
     let vectors = WriteView::vectors(views);
     // SAFETY: the vectors describe memory that only the holder of the views uses.
     result(unsafe { libc::readv(socket.as_raw_fd(), vectors.as_ptr(), vectors.len() as libc::c_int) })
 }
 
-/// Writes the views, as much as fits.
+/// Writes the bytes of the views, as many as fit. Returns their number.
 pub fn send(socket: BorrowedFd<'_>, views: &[ReadView<'_>]) -> Result<usize, Errno> {
     let vectors = ReadView::vectors(views);
     // SAFETY: all-zero is a valid message header: no name, no control data.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = vectors.as_ptr().cast_mut();
     message.msg_iovlen = vectors.len() as _;
-    // SAFETY: the vectors describe memory that is there as long as the views are; the kernel only reads it.
+    // SAFETY: the vectors describe memory that the views keep valid, and the kernel only reads it.
     result(unsafe {
         libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
     })
 }
 
-/// Takes up to `len` bytes out of a TCP socket without copying them anywhere.
+/// Discards up to `len` bytes from a TCP socket without copying them.
 pub fn discard(socket: BorrowedFd<'_>, len: usize) -> Result<usize, Errno> {
     // SAFETY: with MSG_TRUNC a TCP socket drops what it would have copied and touches no memory.
     result(unsafe {
@@ -45,8 +46,8 @@ pub fn discard(socket: BorrowedFd<'_>, len: usize) -> Result<usize, Errno> {
     })
 }
 
-/// Reads what is at each of the addresses of the process `pid` into the view with the same number, one after the other,
-/// as much as can be read. At most [`PIECES_MAX`] of them are looked at.
+/// Reads the memory at each address of the process `pid` into the view with the same index, one after the
+/// other, until one cannot be read. At most [`PIECES_MAX`] of them. Returns the number of bytes read.
 pub fn read_process(pid: i32, addresses: &[u64], into: &mut [WriteView<'_>]) -> Result<usize, Errno> {
     let count = addresses.len().min(into.len()).min(PIECES_MAX);
     let local = WriteView::vectors(&into[..count]);
@@ -56,6 +57,6 @@ pub fn read_process(pid: i32, addresses: &[u64], into: &mut [WriteView<'_>]) -> 
         .map(|(address, view)| libc::iovec { iov_base: *address as *mut libc::c_void, iov_len: view.iov_len })
         .collect();
     let count = count as libc::c_ulong;
-    // SAFETY: `local` is memory of ours as for `read`; the kernel checks that `remote` is memory of the other process.
+    // SAFETY: `local` is as for `read`; the kernel checks that `remote` is memory of the other process.
     result(unsafe { libc::process_vm_readv(pid, local.as_ptr(), count, remote.as_ptr(), count, 0) })
 }

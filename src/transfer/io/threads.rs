@@ -1,6 +1,6 @@
-//! The threads of an engine that move bytes: reactors, and those that fetch.
+//! The threads of an engine that move bytes: reactors and fetchers.
 //!
-//! It gives out no work. Begin at [`IoThreads::start`].
+//! It assigns no work. Begin at [`IoThreads::start`].
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -11,15 +11,15 @@ use super::reactor::Reactor;
 /// The threads that move bytes.
 pub struct IoThreads {
     reactors: Vec<Arc<Reactor>>,
-    /// Those that fetch.
+    /// The threads that fetch.
     pub fetchers: Arc<Fetchers>,
 }
 
 impl IoThreads {
-    /// Starts so many of both kinds, one of each at least.
+    /// Starts so many of both kinds, at least one of each.
     ///
     /// # Errors
-    /// If the system gives no threads.
+    /// Returns the error of the system if it refuses a thread.
     pub fn start(reactors: usize, fetchers: usize) -> std::io::Result<(Arc<Self>, Vec<JoinHandle<()>>)> {
         let (fetchers, mut threads) = Fetchers::start(fetchers.max(1))?;
         let mut all = Vec::new();

@@ -1,67 +1,68 @@
 //! The spans that a prepared launch moves with one peer, and the views of their bytes.
 //!
-//! It reserves nothing: a launch does, before any guard is used. Begin at [`LaunchBytes`].
+//! It takes no reservation: the launch does, before any guard is used. Begin at [`LaunchBytes`].
 #![allow(unsafe_code, reason = "makes views of bytes that a guard of the launch keeps from all others")]
 
 use crate::memory::{ReadView, SpanStream, WriteView};
 use crate::protocol::frame::Checksum;
 
-/// What a prepared launch does with one peer. The same for every launch of it.
+/// The spans that a prepared launch sends to one peer and receives from it; the same for every launch of it.
 #[derive(Debug, Default)]
 pub struct IoLists {
-    /// What is sent.
+    /// The bytes that this side sends.
     pub outbound: SpanStream,
-    /// What is received.
+    /// The bytes that this side receives.
     pub inbound: SpanStream,
 }
 
 impl IoLists {
-    /// Returns the bytes of both directions.
+    /// Returns the number of bytes of both directions.
     pub fn total(&self) -> u64 {
         self.outbound.total() + self.inbound.total()
     }
 
-    /// Returns the numbers of all transfers.
+    /// Returns the numbers of all transfers, the sends first.
     pub fn specs(&self) -> impl Iterator<Item = u32> {
         self.outbound.specs.iter().chain(&self.inbound.specs).copied()
     }
 }
 
-/// The bytes of a launch, for the holder of a guard of it.
+/// The bytes of a launch, accessible to the holder of a guard.
 ///
-/// A launch is guarded between two moments: its spans were reserved before the link let any byte move, and they stay so
-/// until its last guard is gone. The link gives each chunk to one thread at a time. So views of what is sent are of bytes
-/// that no thread writes, and views of what is received are of bytes that no other thread uses.
+/// The spans of a launch are reserved before the link lets any byte move, and stay reserved until its last
+/// guard is dropped. The link gives each chunk to one thread at a time. Therefore no thread writes bytes
+/// under a view of the outbound stream, and no other thread uses bytes under a view of the inbound stream.
 #[derive(Clone, Copy)]
 pub struct LaunchBytes<'a>(&'a IoLists);
 
 impl<'a> LaunchBytes<'a> {
-    /// Makes it, for guards only.
+    /// Creates the access; only guards call it.
     pub(super) const fn guarded(lists: &'a IoLists) -> Self {
         Self(lists)
     }
 
-    /// Appends views of the bytes `start..start + len` of what is sent, until `into` has `most`.
+    /// Appends views of the bytes `start..start + len` of the outbound stream, until `into` has `most`.
     pub fn outbound(self, start: u64, len: u64, most: usize, into: &mut Vec<ReadView<'a>>) {
-        // SAFETY: they are reserved to be read, see above.
+        // SAFETY: a guard exists, so the bytes are reserved for reading.
         unsafe { self.0.outbound.read_views(start, len, most, into) };
     }
 
-    /// Appends views of the bytes `start..start + len` of what is received, until `into` has `most`. The caller has been
-    /// given this stretch of the stream by the link.
+    /// Appends views of the bytes `start..start + len` of the inbound stream, until `into` has `most`. The
+    /// link must have given this range to the caller.
     pub fn inbound(self, start: u64, len: u64, most: usize, into: &mut Vec<WriteView<'a>>) {
-        // SAFETY: they are reserved to be written, and the link has given them to this caller.
+        // SAFETY: a guard exists, so the bytes are reserved for writing, and the link gave them to this
+        // caller alone.
         unsafe { self.0.inbound.write_views(start, len, most, into) };
     }
 
-    /// Returns a view to write `len` bytes from `start` on of the receive with this place in the list, and of those that it
-    /// is joined with.
+    /// Returns a view to write `len` bytes from `start` on of the receive with index `at`; it may reach into
+    /// the receives that are joined with it in memory.
     pub fn inbound_span(self, at: usize, start: usize, len: usize) -> WriteView<'a> {
-        // SAFETY: as above.
+        // SAFETY: as in `inbound`.
         unsafe { self.0.inbound.spans[at].write_view(start, len) }
     }
 
-    /// Appends a copy of the bytes `start..start + len` of what is sent.
+    /// Appends a copy of the bytes `start..start + len` of the outbound stream to `into`.
     pub fn copy_out(self, start: u64, len: u64, into: &mut Vec<u8>) {
         let mut views = Vec::new();
         self.outbound(start, len, usize::MAX, &mut views);
@@ -70,7 +71,7 @@ impl<'a> LaunchBytes<'a> {
         }
     }
 
-    /// Copies `bytes` to where the stream of what is received has them from `start` on.
+    /// Copies `bytes` into the inbound stream from `start` on.
     pub fn copy_in(self, start: u64, mut bytes: &[u8]) {
         let mut views = Vec::new();
         self.inbound(start, bytes.len() as u64, usize::MAX, &mut views);
@@ -81,7 +82,7 @@ impl<'a> LaunchBytes<'a> {
         }
     }
 
-    /// Returns the checksum of the bytes `start..start + len` of what is sent.
+    /// Returns the checksum of the bytes `start..start + len` of the outbound stream.
     pub fn outbound_checksum(self, start: u64, len: u64) -> u32 {
         let mut views = Vec::with_capacity(8);
         self.outbound(start, len, usize::MAX, &mut views);
@@ -90,10 +91,10 @@ impl<'a> LaunchBytes<'a> {
         checksum.value()
     }
 
-    /// Returns the checksum of the bytes `start..start + len` of what was received.
+    /// Returns the checksum of the bytes `start..start + len` of the inbound stream.
     pub fn inbound_checksum(self, start: u64, len: u64) -> u32 {
         let mut views = Vec::with_capacity(8);
-        // SAFETY: the caller has written them, and no other thread uses them.
+        // SAFETY: the caller has written the bytes, and no other thread uses them.
         unsafe { self.0.inbound.read_views(start, len, usize::MAX, &mut views) };
         let mut checksum = Checksum::new();
         views.iter().for_each(|view| view.read(|bytes| checksum.update(bytes)));

@@ -1,10 +1,10 @@
 //! The outcomes of a launch's transfers, and the threads, tasks and callbacks that wait for them.
 //!
-//! It does not know how bytes move, and knows its parts by [`LaunchPart`] only. Begin at [`Launch::resolve`], by which
-//! every outcome comes, and [`Launch::block`], by which threads wait.
+//! It does not know how bytes move, and knows its parts by [`LaunchPart`] only. Begin at [`Launch::resolve`],
+//! which records every outcome, and [`Launch::block`], by which threads wait.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -14,17 +14,20 @@ use super::session_handle::SessionHandle;
 use crate::base::error::TransferError;
 use crate::base::identity::{Member, TaskId};
 use crate::base::meters::{Meters, Stage};
-use crate::base::sync::lock;
+use crate::base::sync::{
+    AtomicU8, AtomicU64, AtomicUsize, Condvar, Mutex, OnceLock, fence, fence_after_rmw, lock,
+};
 use crate::base::transport::TransportKind;
 
-/// How a whole launch went.
+/// The statistics of a completed launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stats {
-    /// Bytes sent.
+    /// The bytes sent.
     pub sent: u64,
-    /// Bytes received.
+    /// The bytes received.
     pub received: u64,
-    /// From the launch until the last byte was in place here, and known to be in place there.
+    /// The time from the launch until all received bytes were in place and the peers had acknowledged all
+    /// sent bytes.
     pub elapsed: Duration,
 }
 
@@ -32,37 +35,38 @@ const PENDING: u8 = 0;
 const DONE: u8 = 1;
 const FAILED: u8 = 2;
 
-/// Launches that move no more than this are over sooner than a thread is woken, if both sides are there.
+/// The most bytes of a launch that usually completes sooner than a sleeping thread wakes up, if both sides
+/// have launched.
 const SMALL: u64 = 64 << 10;
 
-/// Nothing waits.
+/// No thread, task or callback waits.
 const NO_WAITER: u8 = 0;
-/// A waiter waits for the whole. A batch does not wake it for each of its transfers.
+/// A waiter waits for the whole launch; the single transfers of a batch do not wake it.
 const WHOLE: u8 = 1;
 /// A waiter waits for a single transfer.
 const EACH: u8 = 2;
 
-/// Called once with the outcome of a transfer, on the thread that brings it about.
+/// A callback that is called once with the outcome of a transfer, on the thread that resolves it.
 type Callback = Box<dyn FnOnce(Result<(), TransferError>) + Send>;
 
-/// A launch's part with one peer, as the launch knows it.
+/// The part of a launch that concerns one peer, as the launch sees it.
 pub trait LaunchPart: Send + Sync {
-    /// Returns the life that it is with.
+    /// Returns the peer.
     fn peer(&self) -> Member;
 
-    /// Returns the session that carries it, if there still is one.
+    /// Returns the session that carries the part, or none if the session is gone.
     fn session(&self) -> Option<Arc<dyn SessionHandle>>;
 
-    /// Says that the program waits to hear that the peer has what is sent.
+    /// Registers the program as a waiter for the peer's acknowledgement of the sent bytes.
     fn wait_for_send(&self);
 
-    /// Returns whether every transfer of it has its outcome.
+    /// Returns whether every transfer of the part has its outcome.
     fn is_settled(&self) -> bool;
 
-    /// Returns whether nothing of it can land on either side.
+    /// Returns whether no byte of the part can land on either side any more.
     fn is_proven(&self) -> bool;
 
-    /// Gives it up, and tells the peer.
+    /// Cancels the part, and tells the peer.
     fn give_up(self: Arc<Self>, error: TransferError);
 }
 
@@ -70,15 +74,15 @@ pub trait LaunchPart: Send + Sync {
 pub struct Launch {
     meters: Arc<Meters>,
     began: OnceLock<Instant>,
-    /// When it was launched, when what it depends on had happened, when both sides had launched it, and when it was given
-    /// up, in microseconds since it began; 0 where that has not been.
+    /// The times at which the launch was launched, its dependencies were complete, both sides had launched
+    /// it, and it was cancelled, in microseconds since it began; 0 if that has not happened.
     launched_us: AtomicU64,
     ready_us: AtomicU64,
     matched_us: AtomicU64,
     given_up_us: AtomicU64,
-    /// By which transport bytes last moved; none before.
+    /// The transport that last moved bytes; `u8::MAX` before.
     by: AtomicU8,
-    /// The peer, or one of several.
+    /// The task of the peer, or of one of several.
     with: OnceLock<TaskId>,
     outcomes: Box<[AtomicU8]>,
     left: AtomicUsize,
@@ -86,39 +90,39 @@ pub struct Launch {
     sent: u64,
     received: u64,
     failures: Mutex<Vec<(u32, TransferError)>>,
-    /// As long as they are under way; parts own their launch.
+    /// The parts in flight. They are weak references because a part owns its launch.
     parts: OnceLock<Vec<Weak<dyn LaunchPart>>>,
     unproven: AtomicUsize,
     given_up: Mutex<Option<(TaskId, String)>>,
-    /// Whether there are waiters, and for what: see `NO_WAITER` and the following.
+    /// The kind of waiters: `NO_WAITER`, `WHOLE` or `EACH`.
     watched: AtomicU8,
     watchers: Mutex<Watchers>,
     changed: Condvar,
 }
 
-/// What waits, and cannot read what the peer says by itself.
+/// The waiters that do not read the ring themselves.
 #[derive(Default)]
 struct Watchers {
     wakers: Vec<(AwaitedOutcome, Waker)>,
-    /// Called with the outcome of one transfer.
+    /// Callbacks for single transfers.
     callbacks: Vec<(u32, Callback)>,
-    /// How many threads sleep.
+    /// The number of sleeping threads.
     asleep: usize,
 }
 
-/// What a waiter waits for.
+/// The state that a waiter waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AwaitedOutcome {
-    /// One transfer.
+    /// The outcome of one transfer.
     One(u32),
-    /// All of them.
+    /// The outcomes of all transfers.
     All,
-    /// The proof of a cancellation.
+    /// The proof that nothing lands any more.
     Proof,
 }
 
 impl Launch {
-    /// Makes a launch of so many transfers, which send and receive so many bytes.
+    /// Creates a launch of `count` transfers, with the bytes that they send and receive.
     pub fn new(meters: &Arc<Meters>, count: usize, sent: u64, received: u64) -> Arc<Self> {
         Arc::new(Self {
             meters: Arc::clone(meters),
@@ -144,28 +148,28 @@ impl Launch {
         })
     }
 
-    /// Starts its time.
+    /// Starts the clock of the launch.
     pub fn begin(&self) {
         let _once = self.began.set(clock::monotonic());
     }
 
-    /// Names its peer, or one of several.
+    /// Sets the peer; one of them, if there are several.
     pub fn set_peer(&self, task: TaskId) {
         let _once = self.with.set(task);
     }
 
-    /// Returns when its time began to run.
+    /// Returns when the launch began; now, if it has not begun.
     pub fn began(&self) -> Instant {
         self.began.get().copied().unwrap_or_else(clock::monotonic)
     }
 
-    /// Returns how long its time has run, in microseconds.
+    /// Returns the time since the launch began, in microseconds.
     pub fn age_us(&self) -> u64 {
         u64::try_from(clock::monotonic().saturating_duration_since(self.began()).as_micros())
             .unwrap_or(u64::MAX)
     }
 
-    /// Takes its parts. Returns which task gave it up meanwhile, and why.
+    /// Attaches the parts. Returns the task that cancelled the launch before, if any, and the reason.
     pub fn attach(&self, parts: Vec<Weak<dyn LaunchPart>>) -> Option<(TaskId, String)> {
         self.launched_us.store(self.age_us(), Ordering::Relaxed);
         if let Some(part) = parts.first().and_then(Weak::upgrade) {
@@ -181,12 +185,13 @@ impl Launch {
         given_up.clone()
     }
 
-    /// Returns whether it waits for its connections.
+    /// Returns whether the launch waits for its connections.
     pub fn awaits_connections(&self) -> bool {
         self.parts.get().is_none() && self.left.load(Ordering::SeqCst) > 0
     }
 
-    /// Fails it if its deadline has passed while it waits for its connections. Later its parts see to it.
+    /// Fails the launch, after its deadline has passed, if it still waits for its connections. Once it has
+    /// parts, they check the deadline.
     pub fn on_deadline(&self, here: TaskId) {
         let mut given_up = lock(&self.given_up);
         if self.awaits_connections() {
@@ -197,19 +202,20 @@ impl Launch {
         }
     }
 
-    /// Returns its parts that are under way.
+    /// Returns the parts that are in flight.
     fn parts(&self) -> impl Iterator<Item = Arc<dyn LaunchPart>> {
         self.parts.get().into_iter().flatten().filter_map(Weak::upgrade)
     }
 
-    /// Fails all of it, before it has parts.
+    /// Fails all transfers of a launch that has no parts yet.
     pub fn fail_all(&self, error: &TransferError) {
         self.resolve_failed(0..self.outcomes.len() as u32, error);
-        self.unproven.store(0, Ordering::Release);
+        self.unproven.swap(0, Ordering::AcqRel);
+        fence_after_rmw();
         self.notify(|_| true);
     }
 
-    /// Gives a transfer its outcome, unless it has one.
+    /// Records the outcome of a transfer, unless it has one.
     pub fn resolve(&self, spec: u32, ok: bool) {
         let outcome = if ok { DONE } else { FAILED };
         let slot = &self.outcomes[spec as usize];
@@ -217,6 +223,8 @@ impl Launch {
             return;
         }
         let last = self.left.fetch_sub(1, Ordering::SeqCst) == 1;
+        // Before `watched` is read, here and in `notify`. A waiter has the other fence, in `watch`.
+        fence_after_rmw();
         if last {
             let now = self.age_us();
             self.elapsed_us.store(now, Ordering::Release);
@@ -229,24 +237,25 @@ impl Launch {
         }
     }
 
-    /// Says that what it depends on has happened.
+    /// Records that the dependencies of the launch are complete.
     pub fn mark_ready(&self) {
         self.ready_us.store(self.age_us(), Ordering::Relaxed);
     }
 
-    /// Says that both sides have launched a part of it. Returns its age.
+    /// Records that both sides have launched a part. Returns the age of the launch in microseconds.
     pub fn mark_matched(&self) -> u64 {
         let now = self.age_us();
         self.matched_us.fetch_max(now, Ordering::Relaxed);
         now
     }
 
-    /// Says by which transport bytes of it move.
+    /// Records the transport that moves bytes of the launch.
     pub fn set_transport(&self, kind: TransportKind) {
         self.by.store(kind as u8, Ordering::Relaxed);
     }
 
-    /// Counts how it went, when every transfer has its outcome. A launch that never began was never asked for.
+    /// Records the stages and the outcome of a launch once every transfer has its outcome. A launch that
+    /// never began is not measured.
     fn measure(&self, now: u64) {
         if self.began.get().is_none() {
             return;
@@ -272,7 +281,7 @@ impl Launch {
         }
     }
 
-    /// Fails those of the transfers that have no outcome.
+    /// Fails those of `specs` that have no outcome.
     pub fn resolve_failed(&self, specs: impl Iterator<Item = u32>, error: &TransferError) {
         for spec in specs {
             if self.outcomes[spec as usize].load(Ordering::Acquire) == PENDING {
@@ -282,9 +291,11 @@ impl Launch {
         }
     }
 
-    /// Counts a part of which nothing can land any more.
+    /// Counts a part of which no byte can land any more.
     pub fn mark_part_proven(&self) {
-        if self.unproven.fetch_sub(1, Ordering::SeqCst) == 1 {
+        let last = self.unproven.fetch_sub(1, Ordering::SeqCst) == 1;
+        fence_after_rmw();
+        if last {
             let given_up = self.given_up_us.load(Ordering::Relaxed);
             if given_up > 0 {
                 self.meters.observe(Stage::Quiesce, self.age_us().saturating_sub(given_up));
@@ -293,17 +304,19 @@ impl Launch {
         }
     }
 
-    /// Says that there is a waiter. The caller says so before it looks at the state.
+    /// Registers a waiter. The caller must do so before it reads the state, or it may miss the wake-up.
     fn watch(&self, wanted: AwaitedOutcome) {
         let how = if matches!(wanted, AwaitedOutcome::One(_)) { EACH } else { WHOLE };
         self.watched.fetch_max(how, Ordering::SeqCst);
+        // A thread that brings about an outcome sees that there is a waiter, or the waiter sees the outcome; likewise with
+        // the parts, in `attach`.
+        fence_after_rmw();
         if self.sent > 0 {
-            fence(Ordering::SeqCst);
             self.parts().for_each(|part| part.wait_for_send());
         }
     }
 
-    /// Wakes the waiters that wait for what is chosen.
+    /// Wakes the waiters whose wanted state is `chosen`.
     fn notify(&self, chosen: impl Fn(AwaitedOutcome) -> bool) {
         if self.watched.load(Ordering::SeqCst) == NO_WAITER {
             return;
@@ -312,7 +325,7 @@ impl Launch {
         let woken: Vec<_> = watchers.wakers.extract_if(.., |(wanted, _)| chosen(*wanted)).collect();
         let called: Vec<_> =
             watchers.callbacks.extract_if(.., |(number, _)| chosen(AwaitedOutcome::One(*number))).collect();
-        // A thread that polls the session does not sleep here, and costs no system call.
+        // A thread that polls the session does not sleep on the condition variable, and costs no system call.
         let asleep = watchers.asleep > 0;
         drop(watchers);
         if asleep {
@@ -327,8 +340,8 @@ impl Launch {
         }
     }
 
-    /// Calls `callback` with the outcome of one transfer: on the thread that brings it about, or on this one if there is an
-    /// outcome already.
+    /// Calls `callback` with the outcome of one transfer: on the thread that resolves it, or on this one if
+    /// it has its outcome already.
     pub fn on_outcome(&self, number: u32, callback: Callback) {
         lock(&self.watchers).callbacks.push((number, callback));
         self.watch(AwaitedOutcome::One(number));
@@ -342,7 +355,7 @@ impl Launch {
         self.outcomes[spec as usize].load(Ordering::SeqCst) != PENDING
     }
 
-    /// Returns the outcome of one transfer, once it has one.
+    /// Returns the outcome of one transfer, or none while it is pending.
     pub fn outcome(&self, spec: u32) -> Option<Result<(), TransferError>> {
         match self.outcomes[spec as usize].load(Ordering::SeqCst) {
             PENDING => None,
@@ -354,7 +367,8 @@ impl Launch {
         }
     }
 
-    /// Returns the outcome of all, once all have one: the first failure, if there is any.
+    /// Returns the outcome of the launch, or none while a transfer is pending: the first failure, if there is
+    /// one.
     pub fn whole(&self) -> Option<Result<Stats, TransferError>> {
         if self.left.load(Ordering::SeqCst) > 0 {
             return None;
@@ -366,7 +380,7 @@ impl Launch {
         Some(Ok(Stats { sent: self.sent, received: self.received, elapsed }))
     }
 
-    /// Returns something once nothing of it can land any more.
+    /// Returns `Some` once no byte of the launch can land any more.
     pub fn proof(&self) -> Option<()> {
         let over = self.left.load(Ordering::SeqCst) == 0;
         let failed = !lock(&self.failures).is_empty();
@@ -392,7 +406,7 @@ impl Launch {
         state(self).map_or(Poll::Pending, Poll::Ready)
     }
 
-    /// Blocks this thread until a state is there, or the time is over.
+    /// Blocks this thread until `state` returns a value, or `until` has passed.
     pub fn block<R>(
         &self,
         wanted: AwaitedOutcome,
@@ -426,27 +440,28 @@ impl Launch {
         }
     }
 
-    /// Returns how many transfers it has.
+    /// Returns the number of transfers.
     pub fn len(&self) -> usize {
         self.outcomes.len()
     }
 
-    /// Returns how many transfers have no outcome.
+    /// Returns the number of transfers without an outcome.
     pub fn left(&self) -> usize {
         self.left.load(Ordering::SeqCst)
     }
 
-    /// Gives up what is not complete, on behalf of the program of `here`.
+    /// Cancels the transfers that are not complete, on behalf of the program of task `here`.
     pub fn cancel(&self, here: TaskId, reason: &str) {
         let error = || TransferError::Cancelled { by: here, reason: reason.to_owned() };
         let parts: Vec<_> = {
             let mut given_up = lock(&self.given_up);
             given_up.get_or_insert_with(|| (here, reason.to_owned()));
-            // At least 1: 0 says that it was not given up.
+            // At least 1, because 0 means that it was not cancelled.
             let now = self.age_us().max(1);
             let _first = self.given_up_us.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
             if self.parts.get().is_none() {
-                // Whatever it waits for, it will be launched only to be given up.
+                // The launch still waits for its connections; when it gets them, its parts are cancelled at
+                // once.
                 self.fail_all(&error());
             }
             self.parts().collect()
@@ -454,8 +469,8 @@ impl Launch {
         parts.into_iter().for_each(|part| part.give_up(error()));
     }
 
-    /// Ends the sessions with the peers that have not said, since it was given up, that nothing can land there any more.
-    /// Returns those peers: nothing of them counts any more, and the proof needs no word of theirs.
+    /// Ends the sessions with the peers that have not confirmed the cancellation, and returns those peers.
+    /// Their bytes cannot land once the session is over, so the proof needs no confirmation from them.
     pub fn cut_off(&self, why: &str) -> Vec<Member> {
         let unproven = self.parts().filter(|part| !part.is_proven());
         let peers = unproven.map(|part| {

@@ -1,10 +1,10 @@
 //! The part of a launch that concerns one peer: one group of the link, its limits, and the guards of its bytes.
 //!
-//! It does not know how bytes move. Begin at [`PeerLaunch`]; [`give_up`] is how every failure of this side reaches the
-//! peer.
+//! It does not know how bytes move. Begin at [`PeerLaunch`]; every failure of this side reaches the peer
+//! through [`give_up`].
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::gate::AccessGate;
@@ -13,29 +13,30 @@ use super::outcome::{Launch, LaunchPart};
 use super::session_handle::{Carrier, POLL_INTERVAL, SessionHandle};
 use crate::base::error::{MemoryError, TransferError};
 use crate::base::identity::Member;
-use crate::base::sync::lock;
+use crate::base::sync::{AtomicBool, AtomicU64, Mutex, OnceLock, fence, fence_after_rmw, lock};
 use crate::base::transport::TransportKind;
 use crate::memory::{Reservation, Use};
 use crate::protocol::link::{Class, GroupId};
 
-/// Limits of a launch, and how urgent it is.
+/// The limits of a launch, and its priority class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaunchLimits {
-    /// When it must be done.
+    /// The time by which the launch must be complete.
     pub deadline: Option<Instant>,
-    /// How long nothing may move once both sides have launched, and how long the peer may be silent.
+    /// The longest time without progress once both sides have launched, and the longest silence of the peer
+    /// before.
     pub stall: Duration,
-    /// How urgent it is.
+    /// The priority class.
     pub class: Class,
 }
 
-/// A launch's part with one peer: one group of the link.
+/// The part of a launch that concerns one peer: one group of the link.
 pub struct PeerLaunch {
     launch: Arc<Launch>,
     carrier: Carrier,
-    /// Which bytes.
+    /// The spans of both directions.
     pub lists: Arc<IoLists>,
-    /// Limits.
+    /// The limits.
     pub limits: LaunchLimits,
     group: OnceLock<GroupId>,
     gate: AccessGate,
@@ -43,27 +44,28 @@ pub struct PeerLaunch {
     is_resolved: AtomicBool,
     is_peer_quiet: AtomicBool,
     is_proven: AtomicBool,
-    /// Bytes of each receive that are still to come.
+    /// The bytes of each receive that have not arrived.
     missing: Box<[AtomicU64]>,
     reserved: Mutex<Vec<Option<Reservation>>>,
     is_matched: AtomicBool,
     moved: AtomicU64,
-    /// Whether the session counts it among those that wait for what they send.
+    /// Whether the session counts this part among the waiters for the acknowledgement of sent bytes.
     has_send_waiter: AtomicBool,
-    /// When something last moved, in microseconds since the launch.
+    /// The time of the last progress, in microseconds since the launch.
     progress: AtomicU64,
 }
 
-/// Leave to use the bytes of a launch, until it is dropped.
+/// The permission to use the bytes of a launch, until it is dropped.
 pub struct AccessGuard<'a>(&'a Arc<PeerLaunch>);
 
-/// Leave to use the bytes of a launch, kept beyond one call. A lane keeps it from the first byte of a chunk that it
-/// sends to the last: a frame that has begun ends with the bytes that it began with, or the peer would take others for
-/// them. Once it [`is_closing`](Self::is_closing), the lane copies what is left of the chunk and drops this.
+/// The permission to use the bytes of a launch beyond one call. A lane holds it from the first byte of a
+/// chunk that it sends to the last, because a frame whose header has left must be completed with the bytes
+/// that it announced. Once it [`is_closing`](Self::is_closing), the lane copies the rest of the chunk and
+/// drops this guard.
 pub struct OwnedAccessGuard(Arc<PeerLaunch>);
 
 impl<'a> AccessGuard<'a> {
-    /// Returns the bytes that it guards.
+    /// Returns access to the bytes of the launch.
     pub fn bytes(&self) -> LaunchBytes<'_> {
         LaunchBytes::guarded(&self.0.lists)
     }
@@ -83,12 +85,12 @@ impl OwnedAccessGuard {
         &self.0
     }
 
-    /// Returns the bytes that it guards.
+    /// Returns access to the bytes of the launch.
     pub fn bytes(&self) -> LaunchBytes<'_> {
         LaunchBytes::guarded(&self.0.lists)
     }
 
-    /// Returns whether the launch was given up, and waits for this guard to be dropped.
+    /// Returns whether the launch was cancelled, and waits for this guard to be dropped.
     pub fn is_closing(&self) -> bool {
         self.0.gate.is_closed()
     }
@@ -140,7 +142,7 @@ impl PeerLaunch {
             has_send_waiter: AtomicBool::new(false),
             progress: AtomicU64::new(0),
         });
-        // Its limits wait, and have to know how it stands.
+        // The check of its limits needs the peer's acknowledgement without delay.
         if limits.deadline.is_some() || limits.stall < 20 * POLL_INTERVAL {
             peer_launch.wait_for_send();
         }
@@ -151,13 +153,13 @@ impl PeerLaunch {
         self.carrier.session()
     }
 
-    /// Counts it among the launches that wait to hear at once that the peer has what they send.
+    /// Registers the part with its session as a waiter for the acknowledgement of sent bytes.
     pub fn wait_for_send(&self) {
         if self.lists.outbound.total() == 0 || self.has_send_waiter.load(Ordering::SeqCst) {
             return;
         }
         let Some(session) = self.session() else { return };
-        // Counted before it is marked: the thread that finds the mark takes away what has been added.
+        // The count comes before the flag: a thread that finds the flag set subtracts from the count.
         session.add_send_waiter();
         if self.has_send_waiter.swap(true, Ordering::SeqCst) {
             session.remove_send_waiter();
@@ -172,13 +174,14 @@ impl PeerLaunch {
         }
     }
 
-    /// Reserves its bytes: those of the sends first, then those of the receives. It does nothing if the launch was given up
-    /// by now: the program may have been told that they are free.
+    /// Reserves the bytes: those of the sends first, then those of the receives. It does nothing if the
+    /// launch was cancelled before, because the program may know already that the bytes are free.
     ///
     /// # Errors
-    /// If something else uses any of them.
+    /// Returns [`MemoryError::Busy`] if another transfer or the program uses any of them in a conflicting
+    /// way.
     pub fn reserve(self: &Arc<Self>) -> Result<(), MemoryError> {
-        // While it is guarded, nothing takes the bytes for free.
+        // While this guard is held, the launch does not resolve, so no program takes the bytes for free.
         let Some(_guard) = self.access() else { return Ok(()) };
         let spans = self.lists.outbound.spans.iter().map(|span| (span, Use::Read));
         let spans = spans.chain(self.lists.inbound.spans.iter().map(|span| (span, Use::Write)));
@@ -187,31 +190,32 @@ impl PeerLaunch {
         Ok(())
     }
 
-    /// Returns its group, once it is launched.
+    /// Returns the group, or none before the launch.
     pub fn group(&self) -> Option<GroupId> {
         self.group.get().copied()
     }
 
-    /// Says that it became this group.
+    /// Sets the group that the launch became.
     pub fn set_group(&self, at: GroupId) {
         let _once = self.group.set(at);
     }
 
-    /// Gives leave to use its bytes; none once it has failed or was given up.
+    /// Returns a guard of the bytes; none once the launch has failed or was cancelled.
     pub fn access(self: &Arc<Self>) -> Option<AccessGuard<'_>> {
         let may_stay = self.gate.enter();
         let guard = AccessGuard(self);
         may_stay.then_some(guard)
     }
 
-    /// Gives leave to use its bytes beyond this call; none once it has failed or was given up.
+    /// Returns a guard of the bytes that outlives this call; none once the launch has failed or was
+    /// cancelled.
     pub fn access_owned(self: &Arc<Self>) -> Option<OwnedAccessGuard> {
         let may_stay = self.gate.enter();
         let guard = OwnedAccessGuard(Arc::clone(self));
         may_stay.then_some(guard)
     }
 
-    /// Says that both sides have launched it.
+    /// Records that both sides have launched it.
     pub fn mark_matched(&self) {
         self.is_matched.store(true, Ordering::Release);
         let now = self.launch.mark_matched();
@@ -222,23 +226,23 @@ impl PeerLaunch {
         self.complete_receives(&empty);
     }
 
-    /// Counts bytes of it that a transport took.
+    /// Adds bytes that a transport moved.
     pub fn add_progress(&self, bytes: u64) {
         self.moved.fetch_add(bytes, Ordering::Relaxed);
         self.progress.store(self.launch.age_us(), Ordering::Relaxed);
     }
 
-    /// Says by which transport its bytes move.
+    /// Records the transport that moves its bytes.
     pub fn set_transport(&self, kind: TransportKind) {
         self.launch.set_transport(kind);
     }
 
-    /// Returns its bytes that are still to move, and how urgent they are.
+    /// Returns the priority class, and the bytes that have not moved yet.
     pub fn in_flight(&self) -> (Class, u64) {
         (self.limits.class, self.lists.total().saturating_sub(self.moved.load(Ordering::Relaxed)))
     }
 
-    /// Says that the bytes `start..start + len` of what is received are in place.
+    /// Records that the bytes `start..start + len` of the inbound stream are in place.
     pub fn add_arrived(&self, start: u64, len: u64) {
         self.add_progress(len);
         let mut complete = Vec::new();
@@ -251,7 +255,7 @@ impl PeerLaunch {
         self.complete_receives(&complete);
     }
 
-    /// Completes these receives. Their buffers are free before any waiter hears of it.
+    /// Completes these receives. Their buffers are released before any waiter learns of it.
     fn complete_receives(&self, receives: &[usize]) {
         let sends = self.lists.outbound.spans.len();
         self.release(receives.iter().map(|at| sends + at));
@@ -260,7 +264,7 @@ impl PeerLaunch {
         }
     }
 
-    /// Says that the peer has all that was sent.
+    /// Completes the sends: the peer has all bytes.
     pub fn mark_sent(&self) {
         self.stop_waiting_for_send();
         self.release(0..self.lists.outbound.spans.len());
@@ -287,24 +291,25 @@ impl PeerLaunch {
         drop(released);
     }
 
-    /// Fails what is not complete, for this reason unless there was one before. Returns whether it is the first.
+    /// Fails the transfers that are not complete, with this error unless an earlier one is recorded. Returns
+    /// whether it is the first.
     pub fn fail(self: &Arc<Self>, error: TransferError) -> bool {
         let first = self.failure.set(error).is_ok();
         if self.gate.close() {
             if self.gate.is_quiet() {
                 self.on_quiet();
             } else if let Some(session) = self.session() {
-                // A lane that waits in the middle of a chunk has to drop its guard.
+                // A lane that waits in the middle of a chunk must wake up to drop its guard.
                 session.wake_lanes();
             }
         }
         first
     }
 
-    /// Gives the group up if the launch failed before it became one.
+    /// Stops the group if the launch failed before it became one.
     pub fn stop_if_failed(self: &Arc<Self>) {
-        // Here the group is set before the failure is read; `give_up` fails it before it reads the group. One of the two
-        // sees the other.
+        // This thread sets the group and then reads the failure; `give_up` sets the failure and then reads
+        // the group. At least one of the two sees the other's write.
         fence(Ordering::SeqCst);
         let (Some(error), Some(at)) = (self.failure.get(), self.group()) else { return };
         match self.session() {
@@ -317,11 +322,13 @@ impl PeerLaunch {
         }
     }
 
-    /// Says once that nothing can land any more.
+    /// Resolves the part as failed, once, when no guard is left.
     fn on_quiet(self: &Arc<Self>) {
         if !self.gate.is_quiet() || self.is_resolved.swap(true, Ordering::SeqCst) {
             return;
         }
+        // Before the group and the quiet of the peer are read: `stop_if_failed` and `mark_peer_quiet` have the other fences.
+        fence_after_rmw();
         // The peer may still read what it fetches, until it says otherwise.
         let kept = if self.carrier.fetches { self.lists.outbound.spans.len() } else { 0 };
         self.release_from(kept);
@@ -335,13 +342,14 @@ impl PeerLaunch {
         self.check_proof();
     }
 
-    /// Says that nothing can land at the peer any more, or that there is no peer.
+    /// Records that no byte can land at the peer any more, or that there is no peer.
     pub fn mark_peer_quiet(&self) {
-        self.is_peer_quiet.store(true, Ordering::SeqCst);
+        self.is_peer_quiet.swap(true, Ordering::SeqCst);
+        fence_after_rmw();
         self.check_proof();
     }
 
-    /// Tells the launch once nothing can land on either side.
+    /// Tells the launch once no byte can land on either side.
     fn check_proof(&self) {
         let quiet = self.is_resolved.load(Ordering::SeqCst) && self.is_peer_quiet.load(Ordering::SeqCst);
         if quiet && !self.is_proven.swap(true, Ordering::AcqRel) {
@@ -350,10 +358,10 @@ impl PeerLaunch {
         }
     }
 
-    /// Returns why it is over by its limits at `now`, or when to look again.
+    /// Returns the next time at which to check the limits; none if the part is over.
     ///
     /// # Errors
-    /// With the limit that it has passed.
+    /// Returns [`TransferError::Deadline`] or [`TransferError::Stalled`] if that limit has passed at `now`.
     pub fn check_limits(
         &self,
         now: Instant,
@@ -377,7 +385,7 @@ impl PeerLaunch {
         Ok(Some(self.limits.deadline.map_or(next, |deadline| deadline.min(next))))
     }
 
-    /// Returns itself as the launch knows it.
+    /// Returns this part as the launch sees it.
     pub fn as_part(self: &Arc<Self>) -> Weak<dyn LaunchPart> {
         let part: Weak<Self> = Arc::downgrade(self);
         part
@@ -411,16 +419,16 @@ impl LaunchPart for PeerLaunch {
 }
 
 impl Drop for PeerLaunch {
-    /// Counts it as proven: the link has forgotten it and nothing guards it, so nothing can land.
+    /// Counts the part as proven: the link has forgotten it and no guard exists, so no byte can land.
     fn drop(&mut self) {
         self.stop_waiting_for_send();
-        if !*self.is_proven.get_mut() {
+        if !self.is_proven.load(Ordering::Acquire) {
             self.launch.mark_part_proven();
         }
     }
 }
 
-/// Returns what the peer is told. It adds by itself which task gave the launch up.
+/// Returns the reason that the peer is told. The peer knows by itself which task cancelled the launch.
 fn reason_for_peer(error: &TransferError) -> String {
     match error {
         TransferError::Cancelled { reason, .. } => reason.clone(),
@@ -431,13 +439,13 @@ fn reason_for_peer(error: &TransferError) -> String {
 /// Fails a launch and tells the peer.
 pub fn give_up(launch: &Arc<PeerLaunch>, error: TransferError) {
     let Some(at) = launch.group() else {
-        // It is being launched at this moment, and the thread that launches it may have looked already.
+        // Another thread is launching it now and may have checked for a failure already.
         launch.fail(error);
         return launch.stop_if_failed();
     };
     let stopped = launch.session().is_some_and(|session| session.stop(at, &reason_for_peer(&error)));
     if !stopped {
-        // The peer has nothing under way for it.
+        // The peer has no group in flight for it.
         launch.mark_peer_quiet();
     }
     launch.fail(error);

@@ -1,6 +1,6 @@
 //! The interface of a launch to the session that carries it.
 //!
-//! It has no implementation here: sessions are above. Begin at [`SessionHandle`].
+//! It has no implementation here: sessions are in a higher layer. Begin at [`SessionHandle`].
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -9,53 +9,57 @@ use crate::base::error::TransferError;
 use crate::base::identity::Member;
 use crate::protocol::link::GroupId;
 
-/// A thread that waits looks again after so long, at what the peer did not wake it for and at its own time.
+/// The longest sleep of a waiting thread. It then checks its own time limit, and the frames for which the
+/// peer did not wake it.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The session of a launch, as the launch sees it.
+/// The session that carries a launch, as the launch sees it.
 pub trait SessionHandle: Send + Sync {
-    /// Counts a launch that waits to hear that the peer has what was sent: that wakes this side's threads from now on.
+    /// Adds a waiter for the acknowledgement of sent bytes. From then on acknowledgements wake this side's
+    /// threads.
     fn add_send_waiter(&self);
 
-    /// Counts one launch less that waits for that.
+    /// Removes a waiter that was added by [`add_send_waiter`](Self::add_send_waiter).
     fn remove_send_waiter(&self);
 
-    /// Has the lanes look at the chunks that they are in the middle of.
+    /// Wakes the lanes, so that they check the chunks that they are sending or receiving.
     fn wake_lanes(&self);
 
-    /// Wakes the thread that polls the ring: something that it may wait for has happened elsewhere.
+    /// Wakes the thread that polls the ring, because the state that it waits for may have changed elsewhere.
     fn wake_poller(&self);
 
-    /// Polls the ring on this thread until `done`, if no other thread does. Returns whether it is done. What is small
-    /// may be there `soon`: sooner than this thread could be woken.
+    /// Polls the ring on this thread until `done`, unless another thread polls it. Returns whether it is
+    /// done. With `soon` it spins before it sleeps, because a small transfer may complete sooner than the
+    /// thread would wake up.
     fn poll_until(&self, until: Option<Instant>, soon: bool, done: &dyn Fn() -> bool) -> bool;
 
-    /// Says that the buffers of a group are defined.
+    /// Announces to the peer that the buffers of a group are defined.
     fn mark_ready(&self, at: GroupId);
 
-    /// Gives a group up at the peer. Returns whether it was under way.
+    /// Stops a group. Returns whether it was in flight.
     fn stop(&self, at: GroupId, why: &str) -> bool;
 
-    /// Says that nothing can land in a group any more.
+    /// Announces to the peer that no byte of a group can land here any more.
     fn mark_quiesced(&self, at: GroupId);
 
-    /// Ends the session: every launch under way fails with this.
+    /// Ends the session: every launch in flight fails with this error.
     fn end(&self, error: TransferError);
 }
 
-/// The session of a launch, and what of it does not change. The session owns its launches, so they do not own it.
+/// The session of a launch, and its constant properties. The session owns its launches, so a launch refers to
+/// it weakly.
 #[derive(Clone)]
 pub struct Carrier {
-    /// The session, as long as there is one.
+    /// The session.
     pub session: Weak<dyn SessionHandle>,
-    /// The life at the other end.
+    /// The peer.
     pub peer: Member,
     /// Whether receivers fetch from the memory of senders.
     pub fetches: bool,
 }
 
 impl Carrier {
-    /// Returns the session, if there still is one.
+    /// Returns the session, or none if it is gone.
     pub fn session(&self) -> Option<Arc<dyn SessionHandle>> {
         self.session.upgrade()
     }

@@ -1,4 +1,4 @@
-//! A launch as a program holds it.
+//! The handle of a launch for programs.
 //!
 //! It only waits: outcomes are in [`outcome`](super::outcome). Begin at [`Transfer`].
 
@@ -14,7 +14,8 @@ use super::outcome::{AwaitedOutcome, Launch, Stats};
 use crate::base::error::TransferError;
 use crate::base::identity::{Member, TaskId};
 
-/// Transfers under way. A future of the outcome of all; to wait without a runtime, [`wait`](Transfer::wait).
+/// A handle of transfers in flight. It is a future of the outcome of all; [`wait`](Transfer::wait) waits
+/// without a runtime.
 ///
 /// Dropping it does not cancel anything.
 #[derive(Clone)]
@@ -34,65 +35,65 @@ impl Transfer {
         Self { launch, here }
     }
 
-    /// Returns how many transfers it has.
+    /// Returns the number of transfers.
     #[must_use]
     pub fn len(&self) -> usize {
         self.launch.len()
     }
 
-    /// Returns whether it has none.
+    /// Returns whether there are no transfers.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.launch.len() == 0
     }
 
-    /// Returns the outcome, if it is known.
+    /// Returns the outcome, or none while a transfer is pending.
     #[must_use]
     pub fn outcome(&self) -> Option<Result<Stats, TransferError>> {
         self.launch.whole()
     }
 
-    /// Returns the outcome of the transfer with this number in the request, if it is known.
+    /// Returns the outcome of the transfer with this index in the request, or none while it is pending.
     #[must_use]
     pub fn outcome_of(&self, number: usize) -> Option<Result<(), TransferError>> {
         self.launch.outcome(u32::try_from(number).ok()?)
     }
 
-    /// Returns a future of the outcome of the transfer with this number in the request.
+    /// Returns a future of the outcome of the transfer with this index in the request.
     #[must_use]
     pub fn one(&self, number: usize) -> Completion {
         Completion { launch: Arc::clone(&self.launch), number: number as u32 }
     }
 
-    /// Waits for the outcome on this thread.
+    /// Blocks this thread until all transfers have their outcome.
     ///
     /// # Errors
-    /// Of the first transfer that failed, when all have their outcome.
+    /// Returns the error of the first transfer that failed.
     pub fn wait(&self) -> Result<Stats, TransferError> {
         self.launch.block(AwaitedOutcome::All, None, Launch::whole).unwrap_or(Err(TransferError::Closed))
     }
 
-    /// Waits so long; none if it is not known by then.
+    /// Blocks this thread until all transfers have their outcome; none if `time` passes before.
     #[must_use]
     pub fn wait_for(&self, time: Duration) -> Option<Result<Stats, TransferError>> {
         self.launch.block(AwaitedOutcome::All, Some(clock::monotonic() + time), Launch::whole)
     }
 
-    /// Gives up what is not complete. What is returned resolves when no byte can land any more, neither here nor at
-    /// the peers: it is a proof, not a request.
+    /// Cancels the transfers that are not complete. The returned future resolves when no byte can land any
+    /// more, neither here nor at the peers: it is a proof, not a request.
     pub fn cancel(&self, reason: &str) -> Quiesced {
         self.launch.cancel(self.here, reason);
         Quiesced { launch: Arc::clone(&self.launch) }
     }
 
-    /// Ends the connections with the peers that have not said, since it was given up, that nothing can land there any more.
-    /// Returns those peers: nothing of them counts any more, and the proof needs no word of theirs.
+    /// Ends the connections with the peers that have not confirmed the cancellation, and returns those peers.
+    /// Their bytes cannot land once the connection is over, so the proof needs no confirmation from them.
     pub(crate) fn cut_off(&self, why: &str) -> Vec<Member> {
         self.launch.cut_off(why)
     }
 
-    /// Calls `callback` with the outcome of the transfer with this number: on the thread that brings it about, or on this
-    /// one if there is an outcome already.
+    /// Calls `callback` with the outcome of the transfer with this index: on the thread that resolves it, or
+    /// on this one if it has its outcome already.
     pub(crate) fn on_outcome(
         &self,
         number: usize,
@@ -118,17 +119,17 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// Waits for it on this thread.
+    /// Blocks this thread until the transfer has its outcome.
     ///
     /// # Errors
-    /// If the transfer failed.
+    /// Returns the error of the transfer if it failed.
     pub fn wait(&self) -> Result<(), TransferError> {
         self.launch
             .block(AwaitedOutcome::One(self.number), None, |launch| launch.outcome(self.number))
             .unwrap_or(Err(TransferError::Closed))
     }
 
-    /// Waits so long; none if it is not known by then.
+    /// Blocks this thread until the transfer has its outcome; none if `time` passes before.
     #[must_use]
     pub fn wait_for(&self, time: Duration) -> Option<Result<(), TransferError>> {
         self.launch.block(AwaitedOutcome::One(self.number), Some(clock::monotonic() + time), |launch| {
@@ -146,7 +147,7 @@ impl Future for Completion {
     }
 }
 
-/// Resolves when no byte of a cancelled transfer can land any more.
+/// A future that resolves when no byte of a cancelled transfer can land any more.
 #[derive(Clone)]
 #[must_use = "the cancellation is proven only when this resolves"]
 pub struct Quiesced {
@@ -154,12 +155,12 @@ pub struct Quiesced {
 }
 
 impl Quiesced {
-    /// Waits for it on this thread.
+    /// Blocks this thread until the cancellation is proven.
     pub fn wait(&self) {
         self.launch.block(AwaitedOutcome::Proof, None, Launch::proof);
     }
 
-    /// Waits so long; whether it is proven by then.
+    /// Blocks this thread until the cancellation is proven or `time` passes. Returns whether it is proven.
     #[must_use]
     pub fn wait_for(&self, time: Duration) -> bool {
         self.launch.block(AwaitedOutcome::Proof, Some(clock::monotonic() + time), Launch::proof).is_some()

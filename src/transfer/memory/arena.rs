@@ -1,7 +1,7 @@
 //! Arenas: shared memory that buffers are cut from.
 //!
-//! The [pool](super::pool) knows which stretch is free. All pages are touched when an arena is made, because the
-//! first touch of a page costs more than a copy into it. Begin at [`Arena::allocate`].
+//! The [pool](super::pool) tracks the free ranges. Creation touches all pages, because the first touch of a
+//! page costs more than a copy into it. Begin at [`Arena::allocate`].
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use super::pool::{PAGE, Pool};
 use super::region::{Memory, MemoryRegion};
 use crate::base::error::MemoryError;
 
-/// A stretch of shared memory, prefaulted, that buffers are cut from. Clones are the same arena; it lives as long as any
-/// of its buffers does.
+/// A prefaulted range of shared memory from which buffers are allocated. Clones are the same arena; it lives
+/// as long as any of its buffers.
 #[derive(Debug, Clone)]
 pub struct Arena(Arc<Pool>);
 
 impl Arena {
-    /// Makes an arena of `bytes` (rounded up to pages).
+    /// Creates an arena of `bytes`, rounded up to pages.
     ///
     /// # Errors
-    /// If the system has no such memory.
+    /// Returns [`MemoryError::System`] if the operating system refuses the memory.
     pub fn new(bytes: usize) -> Result<Self, MemoryError> {
         let failed = |error: rustix::io::Errno| MemoryError::System { bytes, why: error.to_string() };
         let len = bytes.checked_next_multiple_of(PAGE).ok_or_else(|| failed(rustix::io::Errno::NOMEM))?;
@@ -31,7 +31,8 @@ impl Arena {
             .map_err(failed)?;
         rustix::fs::ftruncate(&file, len as u64).map_err(failed)?;
         let mapping = Mapping::of(file.as_fd(), len, true).map_err(failed)?;
-        // From here on its size cannot change, which would fault processes that read it, and only this mapping writes.
+        // The seals fix the size, because a file that shrinks faults the processes that read it, and refuse
+        // every further writable mapping.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(failed)?;
         mapping.prefault(true);
@@ -39,22 +40,22 @@ impl Arena {
         Ok(Self(Arc::new(Pool::new(region))))
     }
 
-    /// Cuts a buffer of `len` bytes. Its contents are whatever was there.
+    /// Allocates a buffer of `len` bytes. Its contents are undefined: whatever the memory held before.
     ///
     /// # Errors
-    /// If no free stretch is large enough.
+    /// Returns [`MemoryError::Full`] if no free range is large enough.
     pub fn allocate(&self, len: usize) -> Result<Buffer, MemoryError> {
         let start = if len == 0 { 0 } else { self.0.take(len)? };
         Ok(Buffer::new(Backing::Arena(Arc::clone(&self.0)), start, len))
     }
 
-    /// Returns its size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn size(&self) -> usize {
         self.0.region.len()
     }
 
-    /// Returns how many bytes are free.
+    /// Returns the free bytes.
     #[must_use]
     pub fn free(&self) -> usize {
         self.0.free()

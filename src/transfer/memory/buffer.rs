@@ -1,6 +1,6 @@
-//! Buffers, and which of their bytes are in use.
+//! Buffers, and the reservations of their bytes.
 //!
-//! It does not know what uses them: reservations say which bytes are read and written. Begin at [`Span::reserve`].
+//! A reservation says which bytes are read or written, not by whom. Begin at [`Span::reserve`].
 #![allow(unsafe_code, reason = "makes views of bytes, which reservations say who uses")]
 
 use std::ops::Range;
@@ -13,17 +13,17 @@ use super::view::{ReadView, WriteView};
 use crate::base::error::MemoryError;
 use crate::base::layout::Layout;
 
-/// Where a buffer's bytes lie.
+/// The memory that holds a buffer's bytes.
 #[derive(Debug)]
 pub(crate) enum Backing {
     Arena(Arc<Pool>),
     Foreign(Arc<MemoryRegion>),
 }
 
-/// A stretch of memory that transfers read and write. Clones are the same buffer.
+/// A range of memory that transfers read and write. Clones are the same buffer.
 ///
-/// Its contents are reached by [`read`](Buffer::read), [`write`](Buffer::write) and [`fill`](Buffer::fill), which
-/// refuse while a transfer uses it in a way that would clash.
+/// [`read`](Buffer::read), [`write`](Buffer::write) and [`fill`](Buffer::fill) access its contents. They
+/// return an error while a transfer uses the buffer in a conflicting way.
 #[derive(Debug, Clone)]
 pub struct Buffer(Arc<Inner>);
 
@@ -35,16 +35,17 @@ struct Inner {
     usage: Mutex<Usage>,
 }
 
-/// Ranges in use now: few, so lists.
+/// The ranges that are reserved now: few, hence lists.
 #[derive(Debug, Default)]
 struct Usage {
     reads: Vec<(usize, usize)>,
     writes: Vec<(usize, usize)>,
-    /// How many have the whole buffer to themselves and their transfers.
+    /// The number of [`Claim`]s.
     claims: u32,
 }
 
-/// A buffer that belongs to the holder of this, and to transfers: programs do not reach its contents.
+/// A claim on a whole buffer: while it lives, only its holder and transfers access the contents, programs do
+/// not.
 #[derive(Debug)]
 pub struct Claim(Buffer);
 
@@ -54,12 +55,12 @@ impl Drop for Claim {
     }
 }
 
-/// What a range is used for.
+/// The kind of access that a reservation allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
-    /// Reads it. Others may, too.
+    /// Reads the range; other readers may, too.
     Read,
-    /// Writes it. Nothing else may use it.
+    /// Writes the range; nothing else may access it.
     Write,
 }
 
@@ -68,10 +69,10 @@ impl Buffer {
         Self(Arc::new(Inner { backing, start, len, usage: Mutex::default() }))
     }
 
-    /// Makes a buffer of memory as it is, without copying it: a vector, a mapped file, memory that a device knows;
-    /// whatever can give its bytes. Its owner lives until the last handle and the last transfer of the buffer are gone,
-    /// and is dropped by whichever thread is the last. Peers on this host read it through the kernel, which is slower
-    /// than an [`Arena`](crate::memory::Arena).
+    /// Creates a buffer over existing memory without a copy: a vector, a mapped file, memory that a device
+    /// knows, or anything else that lends its bytes. The engine keeps `owner` until the last handle and the
+    /// last transfer of the buffer are gone; the thread that releases the last one drops it. Peers on this
+    /// host read such memory through the kernel, which is slower than an [`Arena`](crate::memory::Arena).
     #[must_use]
     pub fn foreign(owner: impl AsMut<[u8]> + Send + 'static) -> Self {
         let memory = OwnedMemory::new(owner);
@@ -79,28 +80,28 @@ impl Buffer {
         Self::new(Backing::Foreign(Arc::new(MemoryRegion::new(Memory::Foreign(memory)))), 0, len)
     }
 
-    /// Returns its length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len
     }
 
-    /// Returns whether it has none.
+    /// Returns whether the length is zero.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.len == 0
     }
 
-    /// Returns all of it.
+    /// Returns the span of the whole buffer.
     #[must_use]
     pub fn span(&self) -> Span {
         Span { buffer: self.clone(), start: 0, len: self.len(), layout: None }
     }
 
-    /// Returns a range of it.
+    /// Returns the span of a range of the buffer.
     ///
     /// # Errors
-    /// If the range reaches beyond it.
+    /// Returns [`MemoryError::OutOfRange`] if the range reaches beyond the buffer.
     pub fn range(&self, range: Range<usize>) -> Result<Span, MemoryError> {
         if range.start > range.end || range.end > self.len() {
             return Err(MemoryError::OutOfRange { start: range.start, end: range.end, len: self.len() });
@@ -108,32 +109,32 @@ impl Buffer {
         Ok(Span { buffer: self.clone(), start: range.start, len: range.end - range.start, layout: None })
     }
 
-    /// Calls `with` with its contents.
+    /// Calls `with` with the contents.
     ///
     /// # Errors
-    /// While a transfer writes any of it.
+    /// Returns [`MemoryError::Busy`] while a transfer writes any of the buffer.
     pub fn read<R>(&self, with: impl FnOnce(&[u8]) -> R) -> Result<R, MemoryError> {
         let span = self.unclaimed()?;
         let _reserved = span.reserve(Use::Read)?;
-        // SAFETY: they are reserved against writers until this returns.
+        // SAFETY: the bytes are reserved against writers until this returns.
         Ok(unsafe { span.read_view(0, span.len) }.read(with))
     }
 
-    /// Calls `with` with its contents, to be changed.
+    /// Calls `with` with the contents, which it may change.
     ///
     /// # Errors
-    /// While a transfer uses any of it.
+    /// Returns [`MemoryError::Busy`] while a transfer uses any of the buffer.
     pub fn write<R>(&self, with: impl FnOnce(&mut [u8]) -> R) -> Result<R, MemoryError> {
         let span = self.unclaimed()?;
         let _reserved = span.reserve(Use::Write)?;
-        // SAFETY: they are reserved for this call alone.
+        // SAFETY: the bytes are reserved for this call alone.
         Ok(unsafe { span.write_view(0, span.len) }.write(with))
     }
 
-    /// Sets every byte.
+    /// Sets every byte to `byte`.
     ///
     /// # Errors
-    /// While a transfer uses any of it.
+    /// Returns [`MemoryError::Busy`] while a transfer uses any of the buffer.
     pub fn fill(&self, byte: u8) -> Result<(), MemoryError> {
         self.write(|bytes| bytes.fill(byte))
     }
@@ -145,7 +146,7 @@ impl Buffer {
         Ok(self.span())
     }
 
-    /// Keeps programs from its contents, but not transfers.
+    /// Claims the buffer: programs cannot access its contents while the claim lives, transfers can.
     pub(crate) fn claim(&self) -> Claim {
         self.usage().claims += 1;
         Claim(self.clone())
@@ -158,7 +159,7 @@ impl Buffer {
         }
     }
 
-    /// Tells the handles apart for sorting.
+    /// Returns a number that identifies the buffer within the process, for sorting.
     pub(crate) fn id(&self) -> usize {
         Arc::as_ptr(&self.0) as usize
     }
@@ -186,15 +187,15 @@ pub struct Span {
 }
 
 impl Span {
-    /// Says what its bytes are. Both sides of a transfer have to say the same; a layout takes as many bytes as the span
-    /// has.
+    /// Sets the layout of the span's bytes. Both sides of a transfer must set the same one, and its size must
+    /// be the span's.
     #[must_use]
     pub fn with_layout(mut self, layout: Layout) -> Self {
         self.layout = Some(layout);
         self
     }
 
-    /// Returns what its bytes are: plain ones, unless something else was said.
+    /// Returns the layout; plain bytes if none was set.
     #[must_use]
     pub fn layout(&self) -> Layout {
         self.layout.clone().unwrap_or_else(|| Layout::bytes(self.len))
@@ -206,60 +207,60 @@ impl Span {
         &self.buffer
     }
 
-    /// Returns its first byte within the buffer.
+    /// Returns the index of the first byte within the buffer.
     #[must_use]
     pub const fn start(&self) -> usize {
         self.start
     }
 
-    /// Returns how many bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns whether it has none.
+    /// Returns whether the length is zero.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Returns a view of `len` of its bytes from `start` on, and of those of the spans that [go on](Self::goes_on_in)
-    /// after it.
+    /// Returns a view of `len` bytes from `start` on. It may reach into spans that
+    /// [continue](Self::goes_on_in) this one in memory.
     ///
     /// # Safety
-    /// As [`ReadView::at`]: nothing writes these bytes as long as the view is used.
+    /// As of [`ReadView::at`]: nothing writes these bytes while the view is used.
     pub(crate) unsafe fn read_view(&self, start: usize, len: usize) -> ReadView<'_> {
-        // SAFETY: the buffer keeps its memory, and the caller answers for the bytes.
+        // SAFETY: the buffer keeps its memory mapped, and the caller guarantees the access.
         unsafe { ReadView::at(self.buffer.region().base(), self.offset() + start, len) }
     }
 
-    /// Returns a view to write `len` of its bytes from `start` on, and those of the spans that [go on](Self::goes_on_in)
-    /// after it.
+    /// Returns a view to write `len` bytes from `start` on. It may reach into spans that
+    /// [continue](Self::goes_on_in) this one in memory.
     ///
     /// # Safety
-    /// As [`WriteView::at`]: nothing else in this process uses these bytes as long as the view is used.
+    /// As of [`WriteView::at`]: nothing else in this process uses these bytes while the view is used.
     pub(crate) unsafe fn write_view(&self, start: usize, len: usize) -> WriteView<'_> {
         // SAFETY: as above.
         unsafe { WriteView::at(self.buffer.region().base(), self.offset() + start, len) }
     }
 
-    /// Returns where it lies in this process, as a number that another process can name to the kernel.
+    /// Returns the address of the first byte as a number, by which a peer names it to the kernel.
     pub(crate) fn address(&self) -> u64 {
         self.buffer.region().base().number(self.offset())
     }
 
-    /// Returns whether `next` begins in memory where this one ends.
+    /// Returns whether `next` begins in memory where this span ends.
     pub(crate) fn goes_on_in(&self, next: &Self) -> bool {
         Arc::ptr_eq(self.buffer.region(), next.buffer.region()) && self.offset() + self.len == next.offset()
     }
 
-    /// Returns its first byte within the region.
+    /// Returns the index of the first byte within the region.
     pub(crate) fn offset(&self) -> usize {
         self.buffer.0.start + self.start
     }
 
-    /// Takes the range into use. A range without bytes clashes with nothing.
+    /// Reserves the range for this access. An empty range conflicts with nothing.
     pub(crate) fn reserve(&self, how: Use) -> Result<Reservation, MemoryError> {
         let (start, end) = (self.start, self.start + self.len);
         let clashes = |&(from, to): &(usize, usize)| from < end && start < to;
@@ -278,7 +279,7 @@ impl Span {
     }
 }
 
-/// A range in use, until this is dropped.
+/// A reservation of a range, which ends when it is dropped.
 #[derive(Debug)]
 pub struct Reservation {
     buffer: Buffer,

@@ -1,11 +1,11 @@
-//! Copies of memory that another process may change meanwhile.
+//! Copies of memory that another process may change during the copy.
 //!
-//! The compiler may take it for granted that plain memory stays as it is while it is copied. Here every access is volatile
-//! or an instruction that the compiler does not look into, so a peer that writes meanwhile spoils the bytes and nothing
-//! else. Begin at [`from_shared`].
+//! The compiler may assume that plain memory does not change during a copy. Here every access is volatile or
+//! an instruction that the compiler does not analyse, so a peer that writes meanwhile can only change the
+//! bytes that are copied. Begin at [`from_shared`].
 #![allow(unsafe_code, reason = "a copy between two addresses; callers say whose they are")]
 
-/// From this length on one instruction copies all of it.
+/// The least length in bytes that `rep movsb` copies.
 #[cfg(target_arch = "x86_64")]
 const LONG: usize = 256;
 const WORD: usize = size_of::<u64>();
@@ -13,16 +13,16 @@ const WORD: usize = size_of::<u64>();
 /// Copies `len` bytes out of memory that another process may change.
 ///
 /// # Safety
-/// `from` is mapped for `len` bytes, and `to` is `len` bytes that only the caller uses.
+/// `from` must be mapped for `len` bytes, and only the caller may use the `len` bytes at `to`.
 pub unsafe fn from_shared(from: *const u8, to: *mut u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     if len >= LONG {
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees both ranges.
         return unsafe { move_string(from, to, len) };
     }
     let head = from.align_offset(WORD).min(len);
     let words = (len - head) / WORD;
-    // SAFETY: all of it lies within the two ranges, and `from` is aligned after `head` bytes.
+    // SAFETY: every access is within the two ranges, and `from` is aligned after `head` bytes.
     unsafe {
         for at in 0..head {
             to.add(at).write(from.add(at).read_volatile());
@@ -40,11 +40,11 @@ pub unsafe fn from_shared(from: *const u8, to: *mut u8, len: usize) {
 /// Copies `len` bytes into memory that another process may read and change.
 ///
 /// # Safety
-/// `to` is mapped to be written for `len` bytes, and `from` is `len` bytes that nothing changes.
+/// `to` must be mapped writable for `len` bytes, and nothing may change the `len` bytes at `from`.
 pub unsafe fn to_shared(from: *const u8, to: *mut u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     if len >= LONG {
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees both ranges.
         return unsafe { move_string(from, to, len) };
     }
     let head = to.align_offset(WORD).min(len);
@@ -64,8 +64,9 @@ pub unsafe fn to_shared(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Copies as [`from_shared`] does, past the caches: what is written is not read from memory before, which is a third of
-/// what a plain copy moves, and nothing else is driven out of the caches. For more than they hold.
+/// Copies as [`from_shared`] does, with stores that bypass the caches, for more bytes than the caches hold.
+/// Such a store does not read the destination first, which saves a third of the memory traffic of a plain
+/// copy, and evicts nothing from the caches.
 ///
 /// # Safety
 /// As [`from_shared`].
@@ -76,29 +77,32 @@ pub unsafe fn from_shared_past_caches(from: *const u8, to: *mut u8, len: usize) 
         let head = to.align_offset(LINE).min(len);
         let lines = (len - head) / LINE;
         let done = head + lines * LINE;
-        // SAFETY: the head, the lines and the rest are the whole of both ranges, and `to` is aligned after the head.
+        // SAFETY: the head, the lines and the rest are the whole of both ranges, and `to` is aligned after
+        // the head.
         unsafe {
             from_shared(from, to, head);
             for line in 0..lines {
                 let at = head + line * LINE;
                 stream_line(from.add(at), to.add(at));
             }
-            // Such stores may come after later ones, and a thread that is told that the bytes are there must see them.
+            // Non-temporal stores are weakly ordered: without the fence a thread that learns of the bytes
+            // might not see them.
             std::arch::x86_64::_mm_sfence();
             from_shared(from.add(done), to.add(done), len - done);
         }
     }
     #[cfg(not(target_arch = "x86_64"))]
-    // SAFETY: passed on.
+    // SAFETY: the caller guarantees both ranges.
     unsafe {
         from_shared(from, to, len);
     }
 }
 
-/// Copies with the processor's own instruction for it.
+/// Copies with `rep movsb`.
 #[cfg(target_arch = "x86_64")]
 unsafe fn move_string(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: it reads and writes the two ranges, upwards, as the calling convention has the direction flag.
+    // SAFETY: it reads and writes the two ranges upwards, because the calling convention clears the direction
+    // flag.
     unsafe {
         std::arch::asm!(
             "rep movsb",
@@ -110,11 +114,11 @@ unsafe fn move_string(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Copies one line of the cache to an aligned place.
+/// Copies one cache line to an aligned address with non-temporal stores.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 unsafe fn stream_line(from: *const u8, to: *mut u8) {
-    // SAFETY: 64 bytes of both; `to` is a multiple of 16.
+    // SAFETY: both ranges have 64 bytes; `to` is a multiple of 16.
     unsafe {
         std::arch::asm!(
             "movdqu {a}, [{from}]",

@@ -1,6 +1,6 @@
-//! Stretches of memory that are mapped or owned, and unmapped or freed when they are not used any more.
+//! Memory that is mapped or owned for as long as a value lives.
 //!
-//! Views of their bytes are made elsewhere. Begin at [`Mapping`] and [`OwnedMemory`].
+//! It makes no views of the bytes but [`Mapping::peer_view`]. Begin at [`Mapping`] and [`OwnedMemory`].
 #![allow(unsafe_code, reason = "maps memory, and keeps owners by address")]
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,7 +12,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use super::copy;
 use super::view::{MemoryAddress, PeerView};
 
-/// Memory that is mapped as long as this lives.
+/// A memory mapping, which is unmapped when it is dropped.
 #[derive(Debug)]
 pub struct Mapping {
     base: MemoryAddress,
@@ -26,7 +26,7 @@ impl Mapping {
             return Ok(Self { base: MemoryAddress(NonNull::dangling()), len });
         }
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        // SAFETY: a new mapping at a place that the kernel chooses overlaps nothing.
+        // SAFETY: a new mapping at an address that the kernel chooses overlaps nothing.
         let base = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file.as_fd(), 0)?
         };
@@ -34,8 +34,8 @@ impl Mapping {
         Ok(Self { base: MemoryAddress(base), len })
     }
 
-    /// Maps `len` bytes of what another process sent; none if it could shrink, which would fault its readers, or is
-    /// shorter.
+    /// Maps `len` bytes of a file that another process sent. None if the file could shrink, which would fault
+    /// its readers, or has fewer bytes.
     pub fn sealed(file: BorrowedFd<'_>, len: usize, writable: bool) -> Option<Self> {
         let seals = rustix::fs::fcntl_get_seals(file).ok()?;
         let size = usize::try_from(rustix::fs::fstat(file).ok()?.st_size).ok()?;
@@ -45,7 +45,8 @@ impl Mapping {
         Self::of(file, len, writable).ok()
     }
 
-    /// Asks for large pages, and for all pages now: the first touch of a page costs more than a copy into it.
+    /// Asks for large pages and populates all pages now, because the first touch of a page costs more than a
+    /// copy into it. Ignores errors.
     pub fn prefault(&self, writable: bool) {
         if self.len == 0 {
             return;
@@ -61,45 +62,49 @@ impl Mapping {
         }
     }
 
-    /// Returns its length in bytes.
+    /// Returns the length in bytes.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns where it begins.
+    /// Returns the address of the first byte.
     pub const fn base(&self) -> MemoryAddress {
         self.base
     }
 
-    /// Returns the word at `at`, which this process and others may change. `at` is a multiple of 8, within the mapping.
+    /// Returns the 64-bit word at `at`, which this process and others may change. `at` must be a multiple of
+    /// 8 within the mapping.
     pub fn word64(&self, at: usize) -> &AtomicU64 {
         assert!(at.is_multiple_of(8) && at + 8 <= self.len, "a word of the mapping");
-        // SAFETY: it is aligned and within the mapping, which is only ever used as atomic words there.
+        // SAFETY: the word is aligned and within the mapping, and is only ever accessed as an atomic word.
         unsafe { AtomicU64::from_ptr(self.base.0.as_ptr().add(at).cast()) }
     }
 
-    /// As [`word64`](Self::word64), of 32 bits.
+    /// Returns the 32-bit word at `at`, as [`word64`](Self::word64) does; `at` must be a multiple of 4.
     pub fn word32(&self, at: usize) -> &AtomicU32 {
         assert!(at.is_multiple_of(4) && at + 4 <= self.len, "a word of the mapping");
         // SAFETY: as above.
         unsafe { AtomicU32::from_ptr(self.base.0.as_ptr().add(at).cast()) }
     }
 
-    /// Returns a view of the bytes `start..start + len` of another process's memory, if they lie in it.
+    /// Returns a view of the bytes `start..start + len` of another process's memory, or none if they exceed
+    /// the mapping.
     pub fn peer_view(&self, start: usize, len: usize) -> Option<PeerView<'_>> {
-        // SAFETY: they lie in the mapping, which is there as long as the view borrows it.
+        // SAFETY: the bytes are within the mapping, which the view borrows.
         (start.checked_add(len)? <= self.len).then(|| unsafe { PeerView::at(self.base, start, len) })
     }
 
-    /// Copies what is at `start`, as far as it lies in it, although another process may change it.
+    /// Copies the bytes from `start` on, as many as the mapping has, although another process may change
+    /// them.
     pub fn copy_out(&self, start: usize, into: &mut [u8]) {
         let start = start.min(self.len);
         let len = into.len().min(self.len - start);
-        // SAFETY: within the mapping, which is not used but by atomics and such copies.
+        // SAFETY: the range is within the mapping, which is only accessed by atomics and such copies.
         unsafe { copy::from_shared(self.base.0.as_ptr().add(start), into.as_mut_ptr(), len) };
     }
 
-    /// Copies to `start`, as far as it lies in it, although another process may read it. The mapping is writable.
+    /// Copies `bytes` to `start`, as many as the mapping has room for, although another process may read
+    /// them. The mapping must be writable.
     pub fn copy_in(&self, start: usize, bytes: &[u8]) {
         let start = start.min(self.len);
         let len = bytes.len().min(self.len - start);
@@ -111,20 +116,20 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.len > 0 {
-            // SAFETY: the mapping is this value's own, and every view of it borrowed this value.
+            // SAFETY: the mapping belongs to this value, and every view of it borrowed this value.
             let _ = unsafe { rustix::mm::munmap(self.base.0.as_ptr().cast(), self.len) };
         }
     }
 }
 
-/// A program's memory as it is, with its owner, which lives here so that it outlives every use.
+/// A program's memory together with its owner, which is kept as long as the memory is used.
 pub struct OwnedMemory {
     base: MemoryAddress,
     len: usize,
     owner: NonNull<dyn Send>,
 }
 
-// SAFETY: the owner may be sent, and is not looked at before it is dropped.
+// SAFETY: the owner is `Send`, and nothing accesses it before it is dropped.
 unsafe impl Send for OwnedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for OwnedMemory {}
@@ -136,23 +141,23 @@ impl std::fmt::Debug for OwnedMemory {
 }
 
 impl OwnedMemory {
-    /// Takes the memory that `owner` has. It is asked for it once.
+    /// Takes the memory of `owner`. It calls `as_mut` once.
     pub fn new<M: AsMut<[u8]> + Send + 'static>(owner: M) -> Self {
         let owner = Box::into_raw(Box::new(owner));
-        // SAFETY: made of a box a moment ago, and borrowed from here until `drop` takes it back: nothing else reaches it.
+        // SAFETY: the pointer comes from a box, and nothing else reaches it until `drop` takes it back.
         let bytes = unsafe { (*owner).as_mut() };
         let (len, base) = (bytes.len(), NonNull::from(bytes).cast());
         let owner: *mut dyn Send = owner;
-        // SAFETY: a box is never null.
+        // SAFETY: a pointer from a box is never null.
         Self { base: MemoryAddress(base), len, owner: unsafe { NonNull::new_unchecked(owner) } }
     }
 
-    /// Returns its length in bytes.
+    /// Returns the length in bytes.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns where it begins.
+    /// Returns the address of the first byte.
     pub const fn base(&self) -> MemoryAddress {
         self.base
     }
@@ -160,7 +165,7 @@ impl OwnedMemory {
 
 impl Drop for OwnedMemory {
     fn drop(&mut self) {
-        // SAFETY: `new` made it of a box, and gave it away to nothing.
+        // SAFETY: `new` took the pointer from a box, and nothing else owns it.
         drop(unsafe { Box::from_raw(self.owner.as_ptr()) });
     }
 }

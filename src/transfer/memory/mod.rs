@@ -2,13 +2,13 @@
 //!
 //! | word | meaning |
 //! | --- | --- |
-//! | region | one stretch of memory that the engine knows: an *arena* of shared memory, or *foreign* memory as it is |
-//! | buffer | a stretch of a region that belongs to one holder; freed with its last handle |
+//! | region | a contiguous range of memory that the engine knows: an *arena* of shared memory, or *foreign* memory of a program |
+//! | buffer | a range of a region that has one owner; freed with its last handle |
 //! | span | a range of a buffer: what one transfer reads or writes |
 //!
-//! A buffer's bytes are guarded by its [usage](Buffer): while a transfer reads or writes a range, this
-//! interface refuses to write it or to read it with an error that says that it is busy. Processes on the same host map
-//! arenas read-only (the memory is sealed against any other use), so what is received is only ever written here.
+//! Reservations ([`Buffer`]) guard a buffer's bytes: while a transfer reads or writes a range, a conflicting
+//! access returns an error that says that the range is busy. Processes on the same host map arenas read-only
+//! (seals prevent any other mapping), so only this process writes what it receives.
 
 mod arena;
 mod buffer;

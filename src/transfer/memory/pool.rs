@@ -1,6 +1,6 @@
-//! The free stretches of an arena.
+//! The allocator of an arena.
 //!
-//! It knows no buffer. Begin at [`Pool::take`].
+//! It creates no buffers. Begin at [`Pool::take`].
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -9,38 +9,38 @@ use super::region::MemoryRegion;
 use crate::base::error::MemoryError;
 use crate::base::sync::lock;
 
-/// What small buffers begin at a multiple of: a cache line, so that neighbours share none.
+/// The alignment of buffers below a page: a cache line, so that neighbours share none.
 const LINE: usize = 64;
-/// What buffers of a page and more begin at a multiple of.
+/// The alignment of buffers of a page and more.
 pub const PAGE: usize = 4096;
 
-/// The free stretches of an arena.
+/// The free ranges of an arena, by their first byte.
 #[derive(Debug)]
 pub struct Pool {
-    /// The memory.
+    /// The memory of the arena.
     pub region: Arc<MemoryRegion>,
     free: Mutex<BTreeMap<usize, usize>>,
 }
 
-/// Returns how many bytes a buffer takes.
+/// Returns the bytes that a buffer of `len` bytes takes.
 const fn rounded_size(len: usize) -> usize {
     len.next_multiple_of(if len >= PAGE { PAGE } else { LINE })
 }
 
 impl Pool {
-    /// Makes a pool of which all is free.
+    /// Creates a pool in which the whole region is free.
     pub fn new(region: Arc<MemoryRegion>) -> Self {
         let len = region.len();
         let free = if len > 0 { BTreeMap::from([(0, len)]) } else { BTreeMap::new() };
         Self { region, free: Mutex::new(free) }
     }
 
-    /// Returns how many bytes are free.
+    /// Returns the free bytes.
     pub fn free(&self) -> usize {
         lock(&self.free).values().sum()
     }
 
-    /// Takes the first stretch that fits.
+    /// Takes the first free range that fits, and returns its first byte.
     pub fn take(&self, len: usize) -> Result<usize, MemoryError> {
         let align = if len >= PAGE { PAGE } else { LINE };
         let mut free = lock(&self.free);
@@ -71,7 +71,7 @@ impl Pool {
         Ok(at)
     }
 
-    /// Takes a stretch back, and joins it with its neighbours.
+    /// Frees a range, and merges it with its free neighbours.
     pub fn give_back(&self, start: usize, len: usize) {
         if len == 0 {
             return;

@@ -1,6 +1,6 @@
-//! Regions: the stretches of memory that an engine knows, and listeners that are told when one is gone.
+//! Regions: the memory that an engine knows, and the listeners that learn when a region is gone.
 //!
-//! It does not know which parts of a region are free or in use. Begin at [`MemoryRegion`].
+//! It does not track free ranges. Begin at [`Region`].
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -9,35 +9,35 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use super::mapping::{Mapping, OwnedMemory};
 use super::view::MemoryAddress;
 
-/// Regions are numbered for the life of the process; a number is never used again.
+/// The next region's number. A number is never used twice in the life of the process.
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
-/// Bytes of all regions that there are.
+/// The bytes of all live regions.
 static REGISTERED: AtomicU64 = AtomicU64::new(0);
 
-/// Returns the bytes of memory that this process has for its engines: arenas, and memory of programs that buffers were
-/// made of.
+/// Returns the bytes of all regions of this process: arenas, and memory of programs that buffers were made
+/// of.
 #[must_use]
 pub fn registered_bytes() -> u64 {
     REGISTERED.load(Ordering::Relaxed)
 }
 
-/// One stretch of memory.
+/// A contiguous range of memory that the engine knows.
 pub struct MemoryRegion {
-    /// Its number.
+    /// The number of the region, unique in the process.
     pub id: u32,
     memory: Memory,
     gone: Mutex<Listeners>,
 }
 
-/// A connection that has told its peer of a region, and is told when the region is gone.
+/// A connection that has announced a region to its peer, and must revoke it when the region is gone.
 pub trait RegionListener: Send + Sync {
-    /// Says that the region with this number is gone.
+    /// Reports that the region with this number is gone.
     fn region_gone(self: Arc<Self>, id: u32);
 }
 
-/// Those to be told. A region may live as long as its process, and connections come and go: those that are gone are
-/// forgotten before there are more than twice as many as live.
+/// The listeners of a region. A region may outlive many connections, so dead listeners are removed before the
+/// list exceeds twice the live ones.
 #[derive(Default)]
 struct Listeners {
     all: Vec<Weak<dyn RegionListener>>,
@@ -73,26 +73,26 @@ impl Drop for MemoryRegion {
 
 #[derive(Debug)]
 pub enum Memory {
-    /// Shared memory of this engine's own, which peers on this host may map.
+    /// Shared memory of this engine, which peers on this host may map.
     Arena(Mapping, std::os::fd::OwnedFd),
     /// A program's memory, with its owner.
     Foreign(OwnedMemory),
 }
 
 impl MemoryRegion {
-    /// Makes a region of this memory.
+    /// Creates a region of this memory.
     pub fn new(memory: Memory) -> Self {
         let region = Self { id: NEXT.fetch_add(1, Ordering::Relaxed), memory, gone: Mutex::default() };
         REGISTERED.fetch_add(region.len() as u64, Ordering::Relaxed);
         region
     }
 
-    /// Tells `listener` when it is gone, if there is one then.
+    /// Registers a listener, which is called when the region is gone, if it is still alive then.
     pub fn when_gone(&self, listener: Weak<dyn RegionListener>) {
         self.gone.lock().unwrap_or_else(PoisonError::into_inner).add(listener);
     }
 
-    /// Returns its length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         match &self.memory {
             Memory::Arena(mapping, _) => mapping.len(),
@@ -100,7 +100,7 @@ impl MemoryRegion {
         }
     }
 
-    /// Returns where it begins.
+    /// Returns the address of the first byte.
     pub fn base(&self) -> MemoryAddress {
         match &self.memory {
             Memory::Arena(mapping, _) => mapping.base(),
@@ -108,7 +108,7 @@ impl MemoryRegion {
         }
     }
 
-    /// Returns what a peer on this host maps it by; none for foreign memory.
+    /// Returns the file that a peer on this host maps; none for foreign memory.
     pub fn shared(&self) -> Option<BorrowedFd<'_>> {
         match &self.memory {
             Memory::Arena(_, file) => Some(std::os::fd::AsFd::as_fd(file)),

@@ -1,30 +1,29 @@
-//! The bytes of one direction of a launch, as one stream.
+//! The bytes of one direction of a launch, as one byte stream.
 //!
-//! It guards nothing: callers answer for the bytes. Buffers that lie next to each other in memory are one piece,
-//! because small buffers are usually allocated one after the other: one vector entry, one copy and one checksum
-//! instead of one each. Begin at [`SpanStream`].
+//! It takes no reservation: its callers guarantee the access. Spans that adjoin in memory count as one
+//! stretch, because small buffers are usually allocated one after the other: one vector entry, one copy and
+//! one checksum instead of one each. Begin at [`SpanStream`].
 
 #![allow(unsafe_code, reason = "passes on what its callers promise of the bytes")]
 
 use super::buffer::Span;
 use super::view::{ReadView, WriteView};
 
-/// The bytes of one direction, as one stream in the order of the definition.
+/// The bytes of one direction of a launch, as one stream in the order of its definition.
 #[derive(Debug, Default)]
 pub struct SpanStream {
     /// The spans, in order.
     pub spans: Vec<Span>,
-    /// Where each begins in the stream; one more for the end.
+    /// The offset of each span in the stream, and the end of the stream.
     starts: Vec<u64>,
-    /// The number of each within the launch.
+    /// The number of each span's transfer within the launch.
     pub specs: Vec<u32>,
-    /// Whether each goes on in memory where the one before it ends: small buffers that were allocated one after the
-    /// other are one stretch for the kernel, and for checksums.
+    /// For each span, whether it begins in memory where the one before it ends.
     joined: Vec<bool>,
 }
 
 impl SpanStream {
-    /// Makes a stream of spans with their numbers.
+    /// Creates a stream of spans with the numbers of their transfers.
     pub fn new(parts: impl IntoIterator<Item = (u32, Span)>) -> Self {
         let mut stream = Self { starts: vec![0], ..Self::default() };
         let mut end = 0;
@@ -38,23 +37,23 @@ impl SpanStream {
         stream
     }
 
-    /// Returns how many bytes it has.
+    /// Returns the length of the stream in bytes.
     pub fn total(&self) -> u64 {
         self.starts.last().copied().unwrap_or(0)
     }
 
-    /// Returns where a span begins in the stream.
+    /// Returns the offset of a span in the stream.
     pub fn start(&self, at: usize) -> u64 {
         self.starts[at]
     }
 
-    /// Returns whether a span goes on in memory where the one before it in the list ends.
+    /// Returns whether a span begins in memory where the one before it ends.
     pub fn is_joined(&self, at: usize) -> bool {
         self.joined[at]
     }
 
-    /// Calls `with` for each span that has bytes of `start..start + len`: its place in the list, its first byte of
-    /// them, and how many.
+    /// Calls `with` for each span that has bytes of `start..start + len`: the span's index, the first of
+    /// those bytes within the span, and their number.
     pub fn each(&self, start: u64, len: u64, mut with: impl FnMut(usize, usize, usize)) {
         let end = start + len;
         let mut at = self.starts.partition_point(|begin| *begin <= start).saturating_sub(1);
@@ -68,8 +67,9 @@ impl SpanStream {
         }
     }
 
-    /// Calls `with` for each stretch of memory that the bytes `start..start + len` are, as few as they are, until it
-    /// returns false: the span in which the stretch begins, its first byte of it, and how long it is.
+    /// Calls `with` for each contiguous stretch of memory of the bytes `start..start + len`, until it returns
+    /// false: the span in which the stretch begins, its first byte within that span, and its length.
+    /// Adjoining spans make one stretch.
     fn each_stretch<'a>(
         &'a self,
         start: u64,
@@ -93,24 +93,26 @@ impl SpanStream {
         }
     }
 
-    /// Appends views of the bytes `start..start + len`, as few as they are, until `into` has `most`.
+    /// Appends views of the bytes `start..start + len`, one for each contiguous stretch, until `into` has
+    /// `most`.
     ///
     /// # Safety
-    /// As [`ReadView::at`]: nothing writes these bytes as long as the views are used.
+    /// As of [`ReadView::at`]: nothing writes these bytes while the views are used.
     pub unsafe fn read_views<'a>(&'a self, start: u64, len: u64, most: usize, into: &mut Vec<ReadView<'a>>) {
         self.each_stretch(start, len, |span, from, bytes| {
             if into.len() < most {
-                // SAFETY: the caller answers for the bytes.
+                // SAFETY: the caller guarantees the access.
                 into.push(unsafe { span.read_view(from, bytes) });
             }
             into.len() < most
         });
     }
 
-    /// Appends views to write the bytes `start..start + len`, as few as they are, until `into` has `most`.
+    /// Appends views to write the bytes `start..start + len`, one for each contiguous stretch, until `into`
+    /// has `most`.
     ///
     /// # Safety
-    /// As [`WriteView::at`]: nothing else in this process uses these bytes as long as the views are used.
+    /// As of [`WriteView::at`]: nothing else in this process uses these bytes while the views are used.
     pub unsafe fn write_views<'a>(
         &'a self,
         start: u64,
@@ -120,7 +122,7 @@ impl SpanStream {
     ) {
         self.each_stretch(start, len, |span, from, bytes| {
             if into.len() < most {
-                // SAFETY: the caller answers for the bytes.
+                // SAFETY: the caller guarantees the access.
                 into.push(unsafe { span.write_view(from, bytes) });
             }
             into.len() < most

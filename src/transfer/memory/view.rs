@@ -1,9 +1,9 @@
 //! Views of memory: an address and a length that borrow the owner of the bytes.
 //!
-//! Rust's references cannot describe memory that other processes use meanwhile, so nothing keeps a reference to bytes
-//! that a transfer uses. A [`ReadView`] is read, a [`WriteView`] is written, and a [`PeerView`] is of memory that
-//! another process may change at any moment: it is only copied. Reservations ([`super::buffer`]) and the gate of a
-//! launch ([`crate::launch`]) say when one may be made.
+//! A Rust reference must not describe memory that another process changes, so no code keeps a reference to
+//! bytes that a transfer uses. A [`ReadView`] is read, a [`WriteView`] is written, and a [`PeerView`], whose
+//! memory another process may change at any moment, is only copied. Reservations ([`super::buffer`]) and the
+//! gate of a launch ([`crate::launch`]) decide when a view may be made.
 #![allow(unsafe_code, reason = "the one place that turns addresses into bytes")]
 
 use std::marker::PhantomData;
@@ -11,11 +11,11 @@ use std::ptr::NonNull;
 
 use super::copy;
 
-/// Where a stretch of memory begins. It is only compared and added to; a view reads and writes.
+/// The address of the first byte of a memory range. It is only compared and added to; views access the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryAddress(pub(super) NonNull<u8>);
 
-// SAFETY: an address is a number; what is done at it is done through views, whose owner keeps it alive.
+// SAFETY: an address is a number; every access goes through a view, whose owner keeps the memory alive.
 unsafe impl Send for MemoryAddress {}
 // SAFETY: as above.
 unsafe impl Sync for MemoryAddress {}
@@ -27,28 +27,29 @@ impl MemoryAddress {
     }
 }
 
-/// Bytes that may be read for `'a`. Laid out as the kernel takes a vector of them.
+/// Bytes that may be read for `'a`. It has the representation of the kernel's `iovec`.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 pub struct ReadView<'a>(libc::iovec, PhantomData<&'a [u8]>);
 
-/// Bytes that only the holder uses for `'a`, and may write. Laid out as the kernel takes a vector of them.
+/// Bytes that only the holder uses for `'a`, and may write. It has the representation of the kernel's
+/// `iovec`.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct WriteView<'a>(libc::iovec, PhantomData<&'a mut [u8]>);
 
-/// Bytes that are mapped for `'a`, and that another process may change meanwhile.
+/// Bytes that are mapped for `'a` and that another process may change at any moment.
 #[derive(Debug, Clone, Copy)]
 pub struct PeerView<'a>(*const u8, usize, PhantomData<&'a ()>);
 
-// SAFETY: as a shared slice: its maker promised that the bytes are there and stay as they are.
+// SAFETY: as a shared slice: its creator guaranteed that the bytes are mapped and do not change.
 unsafe impl Send for ReadView<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for ReadView<'_> {}
 // SAFETY: as an exclusive slice.
 unsafe impl Send for WriteView<'_> {}
 
-/// Returns the part of a view from `start` on, `len` bytes at most.
+/// Returns the bytes of a view from `start` on, `len` at most.
 fn part(view: libc::iovec, start: usize, len: usize) -> libc::iovec {
     let start = start.min(view.iov_len);
     let iov_base = view.iov_base.cast::<u8>().wrapping_add(start).cast();
@@ -56,27 +57,27 @@ fn part(view: libc::iovec, start: usize, len: usize) -> libc::iovec {
 }
 
 impl<'a> ReadView<'a> {
-    /// Makes a view of the `len` bytes at `start` after `base`.
+    /// Creates a view of the `len` bytes at `base + start`.
     ///
     /// # Safety
-    /// For `'a` the bytes are mapped, and nothing writes them: the caller holds a reservation to read them, or a guard of
-    /// the launch that does.
+    /// For `'a` the bytes must be mapped, and nothing may write them: the caller holds a reservation to read
+    /// them, or a guard of the launch that holds one.
     pub unsafe fn at(base: MemoryAddress, start: usize, len: usize) -> Self {
         let iov_base = base.0.as_ptr().wrapping_add(start).cast();
         Self(libc::iovec { iov_base, iov_len: len }, PhantomData)
     }
 
-    /// Makes a view of a slice.
+    /// Creates a view of a slice.
     pub const fn of(bytes: &'a [u8]) -> Self {
         Self(libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }, PhantomData)
     }
 
-    /// Returns how many bytes it has.
+    /// Returns the length in bytes.
     pub const fn len(&self) -> usize {
         self.0.iov_len
     }
 
-    /// Returns its part from `start` on, `len` bytes at most.
+    /// Returns the bytes of the view from `start` on, `len` at most.
     #[cfg(feature = "faults")]
     pub fn part(&self, start: usize, len: usize) -> Self {
         Self(part(self.0, start, len), PhantomData)
@@ -87,11 +88,11 @@ impl<'a> ReadView<'a> {
         if self.len() == 0 {
             return with(&[]);
         }
-        // SAFETY: its maker promised that the bytes are there and that nothing writes them.
+        // SAFETY: the creator of the view guaranteed that the bytes are mapped and that nothing writes them.
         with(unsafe { std::slice::from_raw_parts(self.0.iov_base.cast(), self.len()) })
     }
 
-    /// Returns the views as the kernel takes them.
+    /// Returns the views as the vectors of a system call.
     pub(crate) fn vectors<'p>(views: &'p [ReadView<'_>]) -> &'p [libc::iovec] {
         // SAFETY: `ReadView` is a transparent wrapper of `iovec`.
         unsafe { std::slice::from_raw_parts(views.as_ptr().cast(), views.len()) }
@@ -99,32 +100,33 @@ impl<'a> ReadView<'a> {
 }
 
 impl<'a> WriteView<'a> {
-    /// Makes a view of the `len` bytes at `start` after `base`.
+    /// Creates a view of the `len` bytes at `base + start`.
     ///
     /// # Safety
-    /// For `'a` the bytes are mapped to be written, and nothing else in this process uses them: the caller holds a
-    /// reservation to write them, or a guard of the launch that does, and makes no second view of the same bytes.
+    /// For `'a` the bytes must be mapped writable, and nothing else in this process may use them: the caller
+    /// holds a reservation to write them, or a guard of the launch that holds one, and makes no second view
+    /// of the same bytes.
     pub unsafe fn at(base: MemoryAddress, start: usize, len: usize) -> Self {
         let iov_base = base.0.as_ptr().wrapping_add(start).cast();
         Self(libc::iovec { iov_base, iov_len: len }, PhantomData)
     }
 
-    /// Makes a view of a slice.
+    /// Creates a view of a slice.
     pub const fn of(bytes: &'a mut [u8]) -> Self {
         Self(libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }, PhantomData)
     }
 
-    /// Returns how many bytes it has.
+    /// Returns the length in bytes.
     pub const fn len(&self) -> usize {
         self.0.iov_len
     }
 
-    /// Returns its part from `start` on, `len` bytes at most.
+    /// Returns the bytes of the view from `start` on, `len` at most.
     pub fn part(&mut self, start: usize, len: usize) -> WriteView<'_> {
         WriteView(part(self.0, start, len), PhantomData)
     }
 
-    /// Drops the first `len` bytes of it.
+    /// Removes the first `len` bytes from the view.
     pub fn advance(&mut self, len: usize) {
         self.0 = part(self.0, len, usize::MAX);
     }
@@ -132,14 +134,16 @@ impl<'a> WriteView<'a> {
     /// Copies from `source`, as many bytes as both have.
     pub fn copy_from(&mut self, source: &ReadView<'_>) {
         let len = self.len().min(source.len());
-        // SAFETY: both are there, and `copy` allows that they overlap.
+        // SAFETY: both ranges are mapped, and `copy` allows an overlap.
         unsafe { std::ptr::copy(source.0.iov_base.cast::<u8>(), self.0.iov_base.cast::<u8>(), len) };
     }
 
-    /// Copies from the memory of another process, as many bytes as both have; `past_caches` is for more than they hold.
+    /// Copies from another process's memory, as many bytes as both have; `past_caches` is for more than the
+    /// caches hold.
     pub fn copy_from_peer(&mut self, source: &PeerView<'_>, past_caches: bool) {
         let (to, len) = (self.0.iov_base.cast::<u8>(), self.len().min(source.1));
-        // SAFETY: both are mapped for `len` bytes; these are the holder's alone, and those are treated as shared.
+        // SAFETY: both are mapped for `len` bytes; the destination is the holder's alone, and the source is
+        // treated as shared.
         unsafe {
             if past_caches {
                 copy::from_shared_past_caches(source.0, to, len);
@@ -149,16 +153,17 @@ impl<'a> WriteView<'a> {
         }
     }
 
-    /// Calls `with` with the bytes, to be written.
+    /// Calls `with` with the bytes, which it may write.
     pub fn write<R>(&mut self, with: impl FnOnce(&mut [u8]) -> R) -> R {
         if self.len() == 0 {
             return with(&mut []);
         }
-        // SAFETY: its maker promised that the bytes are there and that nothing else uses them.
+        // SAFETY: the creator of the view guaranteed that the bytes are mapped and that nothing else uses
+        // them.
         with(unsafe { std::slice::from_raw_parts_mut(self.0.iov_base.cast(), self.len()) })
     }
 
-    /// Returns the views as the kernel takes them.
+    /// Returns the views as the vectors of a system call.
     pub(crate) fn vectors<'p>(views: &'p [WriteView<'_>]) -> &'p [libc::iovec] {
         // SAFETY: `WriteView` is a transparent wrapper of `iovec`.
         unsafe { std::slice::from_raw_parts(views.as_ptr().cast(), views.len()) }
@@ -166,16 +171,16 @@ impl<'a> WriteView<'a> {
 }
 
 impl PeerView<'_> {
-    /// Makes a view of the `len` bytes at `start` after `base`.
+    /// Creates a view of the `len` bytes at `base + start`.
     ///
     /// # Safety
-    /// For its lifetime the bytes are mapped.
+    /// The bytes must be mapped for the lifetime of the view.
     pub(super) unsafe fn at(base: MemoryAddress, start: usize, len: usize) -> Self {
         Self(base.0.as_ptr().wrapping_add(start), len, PhantomData)
     }
 }
 
-/// Returns how many bytes the views have together.
+/// Returns the number of bytes of all views.
 pub fn total(views: &[WriteView<'_>]) -> usize {
     views.iter().map(WriteView::len).sum()
 }

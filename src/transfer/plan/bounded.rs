@@ -1,5 +1,4 @@
-//! Bounded lists from outside: they are read only as far as they may go, so no text takes more memory than its
-//! length.
+//! Bounded lists from outside: reading stops at the bound, so no text takes more memory than its length.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -10,7 +9,7 @@ use serde::{Deserialize, Deserializer};
 use super::error::PlanError;
 use super::limits::MAX_NAME;
 
-/// Reads a list of at most `N`; ends at the first one beyond.
+/// Reads a list of at most `N` entries; fails at the first one beyond.
 pub(super) fn at_most<'de, D, T, const N: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -33,7 +32,7 @@ impl<'de, T: Deserialize<'de>, const N: usize> Visitor<'de> for AtMost<T, N> {
     }
 }
 
-/// Returns the rest of a list that may have so many.
+/// Collects the rest of a list that may have `limit` entries.
 pub(super) fn collect<'de, A: SeqAccess<'de>, T: Deserialize<'de>>(
     mut list: A,
     limit: usize,
@@ -50,7 +49,7 @@ pub(super) fn collect<'de, A: SeqAccess<'de>, T: Deserialize<'de>>(
     Ok(found)
 }
 
-/// Refuses names that people could not read.
+/// Refuses names that are empty, too long, or contain control characters.
 pub(super) fn check_name(what: &'static str, index: usize, name: &str) -> Result<(), PlanError> {
     if name.is_empty() || name.len() > MAX_NAME || name.contains(char::is_control) {
         return Err(PlanError::Name { what, index });

@@ -1,4 +1,4 @@
-//! The usual movements by name. Each is a source and a destination, planned by the same rules.
+//! The usual collectives by name. Each is a source and a destination, planned by the same rules.
 //!
 //! It has no rules of its own. Begin at [`Reshard`].
 
@@ -7,63 +7,63 @@ use super::{
     PlanOptions, Sharding,
 };
 
-/// One device's array, whole to several devices.
+/// A broadcast: copies one device's array to several devices.
 #[derive(Debug, Clone)]
 pub struct Broadcast {
     /// The shape of the array.
     pub shape: Vec<u64>,
-    /// The type of its elements.
+    /// The data type of its elements.
     pub dtype: Dtype,
-    /// The devices that have it.
+    /// The device that has the array.
     pub from: DeviceId,
-    /// The devices that shall have it, in any order. The sender may be among them.
+    /// The devices that are to have it, in any order. The sender may be among them.
     pub to: Vec<DeviceId>,
     /// The tasks and hosts of the devices.
     pub placement: Placement,
-    /// What else the plan is made with.
+    /// The options of the plan.
     pub options: PlanOptions,
 }
 
-/// A sharded array, made whole on the devices that hold its parts.
+/// An all-gather: makes a sharded array whole on the devices that hold its parts.
 #[derive(Debug, Clone)]
 pub struct AllGather {
     /// The array.
     pub array: ArrayDescription,
-    /// The axes of its mesh along which its parts are put together; `None` for all.
+    /// The axes of its mesh along which the parts are gathered; `None` for all.
     pub axes: Option<Vec<String>>,
     /// The tasks and hosts of the devices.
     pub placement: Placement,
-    /// What else the plan is made with.
+    /// The options of the plan.
     pub options: PlanOptions,
 }
 
-/// One device's array, in parts to several devices.
+/// A scatter: sends the parts of one device's array to several devices.
 #[derive(Debug, Clone)]
 pub struct Scatter {
     /// The shape of the array.
     pub shape: Vec<u64>,
-    /// The type of its elements.
+    /// The data type of its elements.
     pub dtype: Dtype,
-    /// The devices that have it.
+    /// The device that has the array.
     pub from: DeviceId,
-    /// The devices that shall have a part each.
+    /// The sharding by which each device is to have a part.
     pub to: Sharding,
     /// The tasks and hosts of the devices.
     pub placement: Placement,
-    /// What else the plan is made with.
+    /// The options of the plan.
     pub options: PlanOptions,
 }
 
-/// Any sharding into any other, on the same devices or on others.
+/// A reshard: changes any sharding into any other, on the same devices or on others.
 #[derive(Debug, Clone)]
 pub struct Reshard {
     /// The array as it is.
     pub source: ArrayDescription,
-    /// The array as it shall be.
+    /// The array as it is to become.
     pub destination: ArrayDescription,
     /// The tasks and hosts of the devices.
     pub placement: Placement,
-    /// What else the plan is made with.
+    /// The options of the plan.
     pub options: PlanOptions,
 }
 
@@ -71,18 +71,19 @@ impl Plan {
     /// Plans a broadcast.
     ///
     /// # Errors
-    /// As [`Plan::new`].
+    /// Returns the errors of [`Plan::new`].
     pub fn broadcast(ask: Broadcast) -> Result<Self, PlanError> {
         let source = whole(ask.shape.clone(), ask.dtype, vec![ask.from]);
         Self::new(source, whole(ask.shape, ask.dtype, ask.to), &ask.placement, ask.options)
     }
 
-    /// Plans an all-gather: afterwards no dimension is divided along the axes that were asked for.
+    /// Plans an all-gather: afterwards no dimension is divided along the requested axes.
     ///
     /// # Errors
-    /// As [`Plan::new`]; [`PlanError::UnknownAxis`] if an axis is asked for that the mesh lacks.
+    /// Returns the errors of [`Plan::new`], and [`PlanError::UnknownAxis`] if a requested axis is not in the
+    /// mesh.
     pub fn all_gather(ask: AllGather) -> Result<Self, PlanError> {
-        // Names are known to be short, and few, once the description is checked.
+        // The check bounds the names in length and number.
         ask.array.check()?;
         let mut destination = ask.array.clone();
         if let Some(axes) = &ask.axes {
@@ -101,7 +102,7 @@ impl Plan {
     /// Plans a scatter.
     ///
     /// # Errors
-    /// As [`Plan::new`].
+    /// Returns the errors of [`Plan::new`].
     pub fn scatter(ask: Scatter) -> Result<Self, PlanError> {
         let source = whole(ask.shape.clone(), ask.dtype, vec![ask.from]);
         let destination = ArrayDescription { shape: ask.shape, dtype: ask.dtype, sharding: ask.to };
@@ -111,13 +112,13 @@ impl Plan {
     /// Plans a change of sharding.
     ///
     /// # Errors
-    /// As [`Plan::new`].
+    /// Returns the errors of [`Plan::new`].
     pub fn reshard(ask: Reshard) -> Result<Self, PlanError> {
         Self::new(ask.source, ask.destination, &ask.placement, ask.options)
     }
 }
 
-/// Returns an array that each of these devices has whole.
+/// Returns the description of an array that is whole on each of these devices.
 fn whole(shape: Vec<u64>, dtype: Dtype, devices: Vec<DeviceId>) -> ArrayDescription {
     let axes = vec![Axis { name: "device".to_owned(), size: devices.len() as u64 }];
     ArrayDescription {

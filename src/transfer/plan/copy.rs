@@ -1,4 +1,4 @@
-//! Copies of regions between byte slices, and a plan carried out inside one process.
+//! Copies of regions between byte slices, and the execution of a plan inside one process.
 //!
 //! It knows no engine. Begin at [`copy_region`].
 
@@ -10,15 +10,15 @@ use super::{BufferRole, DeviceId, MAX_RANK, Plan, PlanError, Region, Runs};
 /// The shards of an array by device: dense, row-major, each of exactly its own size.
 pub type Shards = BTreeMap<DeviceId, Vec<u8>>;
 
-/// How often a loop is gone through, and how far apart its turns are, in bytes, on both sides.
+/// A loop: the number of its turns, and the distance of two turns in bytes, on both sides.
 type Loop = (usize, [usize; 2]);
 
-/// Copies a box of elements from one dense, row-major buffer into another. What is contiguous on both sides is copied
-/// in one go.
+/// Copies a box of elements from one dense, row-major buffer into another. Each range that is contiguous on
+/// both sides is one copy.
 ///
 /// # Errors
-/// [`PlanError::Region`] if the regions reach beyond their shapes, have different extents, or the buffers are not of
-/// the size of their shapes.
+/// Returns [`PlanError::Region`] if the regions reach beyond their shapes or have different extents, or if a
+/// buffer does not have the size of its shape.
 pub fn copy_region(
     source: &[u8],
     source_shape: &[u64],
@@ -50,20 +50,20 @@ pub fn copy_region(
     Ok(())
 }
 
-/// Gathers the runs of a buffer into one stretch, in order.
+/// Packs the runs of a buffer into one contiguous range, in order.
 ///
 /// # Errors
-/// [`PlanError::Region`] if the runs reach beyond the buffer, or the stretch is not of their size.
+/// Returns [`PlanError::Region`] if the runs reach beyond the buffer, or the range does not have their size.
 pub fn pack(buffer: &[u8], runs: &Runs, packed: &mut [u8]) -> Result<(), PlanError> {
     let loops = checked(runs, buffer.len(), packed.len())?;
     walk(buffer, packed, [to_usize(runs.offset), 0], &loops, to_usize(runs.run_bytes));
     Ok(())
 }
 
-/// Puts one stretch into the runs of a buffer, in order: the reverse of [`pack`].
+/// Unpacks one contiguous range into the runs of a buffer, in order: the reverse of [`pack`].
 ///
 /// # Errors
-/// As [`pack`].
+/// Returns the errors of [`pack`].
 pub fn unpack(packed: &[u8], runs: &Runs, buffer: &mut [u8]) -> Result<(), PlanError> {
     let mut loops = checked(runs, buffer.len(), packed.len())?;
     for (_, strides) in &mut loops {
@@ -73,8 +73,8 @@ pub fn unpack(packed: &[u8], runs: &Runs, buffer: &mut [u8]) -> Result<(), PlanE
     Ok(())
 }
 
-/// Calls `with` for each stretch that is one run, or part of one, on both sides: where it begins in the one and in the
-/// other, and how long it is. Both sides have as many bytes.
+/// Calls `with` for each range that is one run, or part of one, on both sides: its offsets on the two sides,
+/// and its length. Both sides must have the same number of bytes.
 pub fn each_common_run(from: &Runs, to: &Runs, mut with: impl FnMut(usize, usize, usize)) {
     let (mut sources, mut targets) = (stretches(from), stretches(to));
     let (mut source, mut target) = ((0, 0), (0, 0));
@@ -97,7 +97,7 @@ pub fn each_common_run(from: &Runs, to: &Runs, mut with: impl FnMut(usize, usize
     }
 }
 
-/// Returns where each run begins, and how long it is.
+/// Returns the offset and the length of each run.
 fn stretches(runs: &Runs) -> impl Iterator<Item = (usize, usize)> + '_ {
     let run = to_usize(runs.run_bytes);
     (0..runs.count()).map(move |number| {
@@ -112,10 +112,10 @@ fn stretches(runs: &Runs) -> impl Iterator<Item = (usize, usize)> + '_ {
 }
 
 impl Plan {
-    /// Carries out the whole plan inside this process, in the order of its steps.
+    /// Executes the whole plan inside this process, in the order of its steps.
     ///
     /// # Errors
-    /// [`PlanError::Buffer`] if a shard is missing or of another size. Nothing is copied then.
+    /// Returns [`PlanError::Buffer`] if a shard is missing or has another size. Nothing is copied then.
     pub fn execute(&self, source: &Shards, destination: &mut Shards) -> Result<(), PlanError> {
         for (role, array, shards) in [
             (BufferRole::Source, &self.source, source),
@@ -145,7 +145,8 @@ impl Plan {
     }
 }
 
-/// Returns the loops of runs that are known to lie inside a buffer of this size, and to fill a stretch of that size.
+/// Returns the loops of runs, after a check that the runs lie inside the buffer and fill the packed bytes
+/// exactly.
 fn checked(runs: &Runs, buffer: usize, packed: usize) -> Result<Vec<Loop>, PlanError> {
     let wrong = |why| misfit("the runs", why);
     if runs.counts.len() != runs.strides.len() || runs.counts.len() > MAX_RANK {
@@ -168,19 +169,19 @@ fn checked(runs: &Runs, buffer: usize, packed: usize) -> Result<Vec<Loop>, PlanE
     let mut loops: Vec<Loop> = Vec::with_capacity(runs.counts.len());
     for (&count, &stride) in runs.counts.iter().zip(&runs.strides).rev() {
         loops.push((to_usize(count), [to_usize(stride), apart]));
-        // Together they are no more than the packed bytes.
+        // The product is at most the number of packed bytes.
         apart *= to_usize(count);
     }
     loops.reverse();
     Ok(loops)
 }
 
-/// Copies runs of `run` bytes, from and to where `at` says, and so for every turn of the loops. All of it is known to
-/// lie inside the buffers.
+/// Copies runs of `run` bytes between the offsets `at`, for every turn of the loops. The caller has checked
+/// that all of it lies inside the buffers.
 fn walk(source: &[u8], destination: &mut [u8], at: [usize; 2], loops: &[Loop], run: usize) {
     match loops {
         [] => destination[at[1]..at[1] + run].copy_from_slice(&source[at[0]..at[0] + run]),
-        // Copying a few bytes through a call costs many times as much as copying a number.
+        // To copy a few bytes through a call costs many times as much as to copy a number.
         &[(count, apart)] => match run {
             1 => turns::<1>(source, destination, at, count, apart),
             2 => turns::<2>(source, destination, at, count, apart),
@@ -202,7 +203,7 @@ fn walk(source: &[u8], destination: &mut [u8], at: [usize; 2], loops: &[Loop], r
     }
 }
 
-/// The innermost loop, for runs of a size that is known when this is compiled.
+/// Performs the innermost loop, for runs of a size that is known at compile time.
 fn turns<const RUN: usize>(
     source: &[u8],
     destination: &mut [u8],
@@ -232,7 +233,7 @@ fn misfit(what: &'static str, why: &str) -> PlanError {
     PlanError::Region { what, why: why.to_owned() }
 }
 
-/// For what is known to lie inside a buffer in memory.
+/// Converts a number that is known to fit a buffer in memory.
 fn to_usize(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }

@@ -11,86 +11,86 @@ use super::staging::Rooms;
 use super::tiles::{NONE, Pair};
 use super::{Plan, StepClass, TaskId};
 
-/// How many steps of a class there are.
+/// The steps of one class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClassCost {
     /// The class.
     pub class: StepClass,
-    /// How many steps.
+    /// The number of steps.
     pub steps: u64,
-    /// How many bytes they have together.
+    /// The bytes of these steps together.
     pub bytes: u64,
 }
 
-/// The least that any plan could move, whatever its steps. A byte must come to a host from another one if the host
-/// shall hold it and no task of it does; once is enough, since it can be copied on from there. The same holds for
-/// tasks, and what remains is copied within tasks.
+/// The fewest bytes that any plan could move, whatever its steps. A byte must come to a host from another one
+/// if the host is to hold it and no task of it does; once is enough, because it can be copied on from there.
+/// The same holds for tasks, and the rest is copied within tasks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Minimum {
-    /// Bytes that must come from another host.
+    /// The bytes that must come from another host.
     pub across_hosts: u64,
-    /// Bytes that must come from another task beside these.
+    /// The bytes that must come from another task on the same host.
     pub same_host: u64,
-    /// Bytes that must be copied within tasks.
+    /// The bytes that must be copied within tasks.
     pub local_copy: u64,
 }
 
-/// A task, and how many bytes.
+/// A task and a number of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TaskBytes {
     /// The task.
     pub task: TaskId,
-    /// How many bytes.
+    /// The number of bytes.
     pub bytes: u64,
 }
 
-/// What goes from one task to another.
+/// The steps from one task to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PairCost {
-    /// The task that gives.
+    /// The sending task.
     pub from: TaskId,
-    /// The task that takes.
+    /// The receiving task.
     pub to: TaskId,
-    /// Whether they share a host.
+    /// Whether both run on one host.
     pub same_host: bool,
-    /// How many steps.
+    /// The number of steps.
     pub steps: u64,
-    /// How many bytes they have together.
+    /// The bytes of these steps together.
     pub bytes: u64,
 }
 
-/// What a plan costs. Bytes are exact; every byte of the destination is counted once, in the class of the step that
-/// puts it there.
+/// The cost of a plan. Bytes are exact; every byte of the destination is counted once, in the class of the
+/// step that writes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cost {
-    /// By class, the nearest first.
+    /// The steps by class, the nearest first.
     #[serde(deserialize_with = "at_most::<_, _, 4>")]
     pub classes: Vec<ClassCost>,
-    /// Bytes that are copied or sent: all but those whose buffer is handed on.
+    /// The bytes that are copied or sent: all but those of [`Class::SameBuffer`].
     pub moved: u64,
-    /// The least that any plan could move.
+    /// The fewest bytes that any plan could move.
     pub minimum: Minimum,
-    /// How many of the bytes moved are beyond that.
+    /// The bytes moved beyond the minimum.
     pub over_minimum: u64,
-    /// Steps that leave their task.
+    /// The number of steps that leave their task.
     pub messages: u64,
     /// The longest chain of steps that depend on each other.
     pub rounds: u64,
-    /// The task to which most comes from other tasks.
+    /// The task that receives the most bytes from other tasks.
     pub busiest_in: Option<TaskBytes>,
-    /// The task from which most goes to other tasks.
+    /// The task that sends the most bytes to other tasks.
     pub busiest_out: Option<TaskBytes>,
-    /// The task that needs the most staging room.
+    /// The task that needs the most staging memory.
     pub most_staging: Option<TaskBytes>,
 }
 
 impl Plan {
-    /// Returns what the plan costs, and the least that it could cost. The latter is worked out from the tiles, not from the
+    /// Returns the cost of the plan, and the minimum. The minimum is computed from the tiles, not from the
     /// steps.
     #[must_use]
     pub fn cost(&self) -> Cost {
@@ -133,8 +133,8 @@ impl Plan {
         }
     }
 
-    /// Returns what goes from task to task, in the order of the tasks: 40 bytes for each pair, of which there may be as
-    /// many as messages ([`Cost::messages`]).
+    /// Returns the traffic between tasks, in the order of the tasks: 40 bytes for each pair, of which there
+    /// may be as many as messages ([`Cost::messages`]).
     #[must_use]
     pub fn pairs(&self) -> Vec<PairCost> {
         let mut pairs: BTreeMap<(u32, u32), PairCost> = BTreeMap::new();
@@ -145,7 +145,7 @@ impl Plan {
             pair.steps += steps;
             pair.bytes += bytes;
         };
-        // Neighbours often are of the same two tasks.
+        // Consecutive steps are often between the same two tasks.
         let mut last = ((0, 0, false), 0, 0);
         self.each_region(|_, lies, steps| {
             let bytes = lies.volume() * self.item;
@@ -167,14 +167,14 @@ impl Plan {
         pairs.into_values().collect()
     }
 
-    /// Returns the task with the most, if any has something; the first one of equals.
+    /// Returns the task with the most bytes, the first one of equals; none if all have zero.
     fn busiest(&self, bytes: &[u64]) -> Option<TaskBytes> {
         let tasks = self.parties.task_ids.iter().zip(bytes).rev();
         let (&task, &bytes) = tasks.max_by_key(|(_, bytes)| **bytes)?;
         (bytes > 0).then_some(TaskBytes { task, bytes })
     }
 
-    /// Adds the least that any plan moves of a region.
+    /// Adds the fewest bytes that any plan moves for a region.
     fn least(&self, pair: Pair, bytes: u64, minimum: &mut Minimum) {
         let whole = self.rounds.is_whole(pair);
         for span in self.receivers.spans(pair.wanted) {
@@ -187,7 +187,7 @@ impl Plan {
                 let stays = |device: &&u32| whole && self.parties.source[**device as usize] == pair.held;
                 minimum.local_copy += (devices.len() - devices.iter().filter(stays).count()) as u64 * bytes;
             }
-            // What comes to a task from elsewhere is not copied within it.
+            // Bytes that come to a task from elsewhere are not copied within it.
             minimum.local_copy -= lacking * bytes;
             let away = u64::from(holding.is_none());
             minimum.across_hosts += away * bytes;

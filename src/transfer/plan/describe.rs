@@ -1,4 +1,4 @@
-//! The input of a plan: arrays and how they are sharded, as JAX describes them.
+//! The input of a plan: arrays and their shardings, as JAX describes them.
 //!
 //! It plans nothing. Begin at [`ArrayDescription`].
 
@@ -21,13 +21,13 @@ use super::{
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Axis {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// How many devices lie along it.
+    /// The number of devices along it.
     pub size: u64,
 }
 
-/// Devices in a grid with named axes.
+/// A mesh: devices in a grid with named axes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mesh {
@@ -40,7 +40,7 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// Returns a mesh of these axes and devices.
+    /// Creates a mesh of these axes and devices.
     #[must_use]
     pub fn new(axes: &[(&str, u64)], devices: impl IntoIterator<Item = u32>) -> Self {
         Self {
@@ -51,7 +51,7 @@ impl Mesh {
 }
 
 impl fmt::Display for Mesh {
-    /// Returns its axes and their sizes: `data=4, model=8`.
+    /// Writes the axes and their sizes: `data=4, model=8`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (place, axis) in self.axes.iter().enumerate() {
             let comma = if place == 0 { "" } else { ", " };
@@ -61,20 +61,20 @@ impl fmt::Display for Mesh {
     }
 }
 
-/// How one dimension of an array is divided: an entry of a partition spec.
+/// The division of one dimension of an array: an entry of a partition spec.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 #[serde(untagged)]
 pub enum Partition {
-    /// Not at all (`None`).
+    /// Not divided (`None`).
     Whole,
-    /// Along one axis of the mesh.
+    /// Divided along one axis of the mesh.
     Axis(String),
-    /// Along several, the first one major. Along none of them, it is whole.
+    /// Divided along several axes, the first one major. Without axes, it is not divided.
     Axes(Vec<String>),
 }
 
 impl Partition {
-    /// The axes along which the dimension is divided, the major one first.
+    /// Returns the axes along which the dimension is divided, the major one first.
     #[must_use]
     pub fn axes(&self) -> &[String] {
         match self {
@@ -113,13 +113,14 @@ impl<'de> Visitor<'de> for PartitionVisitor {
     }
 }
 
-/// How the dimensions of an array are divided among the axes of a mesh. Dimensions beyond its entries are whole.
+/// The division of an array's dimensions among the axes of a mesh. Dimensions without an entry are not
+/// divided.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct PartitionSpec(#[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")] pub Vec<Partition>);
 
 impl PartitionSpec {
-    /// Returns a spec whose entries name some axes each: none for a dimension that stays whole.
+    /// Creates a spec with the axes of each dimension; none for a dimension that is not divided.
     #[must_use]
     pub fn new(entries: &[&[&str]]) -> Self {
         let entry = |axes: &&[&str]| match **axes {
@@ -132,7 +133,7 @@ impl PartitionSpec {
 }
 
 impl fmt::Display for PartitionSpec {
-    /// As JAX writes it: `P(data, None, (model, expert))`.
+    /// Writes the spec as JAX does: `P(data, None, (model, expert))`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("P(")?;
         for (place, entry) in self.0.iter().enumerate() {
@@ -147,26 +148,26 @@ impl fmt::Display for PartitionSpec {
     }
 }
 
-/// A mesh, and how an array is divided among it: JAX's `NamedSharding`.
+/// A mesh, and the division of an array among it: JAX's `NamedSharding`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sharding {
     /// The devices.
     pub mesh: Mesh,
-    /// Which dimension is divided among which axes.
+    /// The axes that divide each dimension.
     pub spec: PartitionSpec,
 }
 
-/// An array and where its parts lie.
+/// An array and its sharding.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ArrayDescription {
     /// The size of each dimension of the whole array, in elements.
     #[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")]
     pub shape: Vec<u64>,
-    /// The type of its elements.
+    /// The data type of its elements.
     pub dtype: Dtype,
-    /// Where its parts lie.
+    /// The sharding.
     pub sharding: Sharding,
 }
 
@@ -174,7 +175,8 @@ impl ArrayDescription {
     /// Reads a description from JSON.
     ///
     /// # Errors
-    /// [`PlanError::Json`] for a text that is none; otherwise as [`ArrayDescription::check`].
+    /// Returns [`PlanError::Json`] if the text is no description, and the errors of
+    /// [`ArrayDescription::check`].
     pub fn from_json(text: &str) -> Result<Self, PlanError> {
         within("bytes of a description", text.len(), MAX_DESCRIPTION_TEXT)?;
         let found: Self = serde_json::from_str(text)
@@ -183,10 +185,10 @@ impl ArrayDescription {
         Ok(found)
     }
 
-    /// Checks that the description makes sense and is within the bounds of this room.
+    /// Checks that the description is consistent and within the bounds of `limits.rs`.
     ///
     /// # Errors
-    /// The first thing that is wrong with it.
+    /// Returns the first error found.
     pub fn check(&self) -> Result<(), PlanError> {
         within("dimensions", self.shape.len(), MAX_RANK)?;
         self.sharding.mesh.check()?;
@@ -194,14 +196,14 @@ impl ArrayDescription {
         self.bytes().map(|_| ())
     }
 
-    /// Returns the size of the whole array, in bytes.
+    /// Returns the size of the whole array in bytes.
     ///
     /// # Errors
-    /// [`PlanError::SubByte`] or [`PlanError::TooLarge`].
+    /// Returns [`PlanError::SubByte`] or [`PlanError::TooLarge`].
     pub fn bytes(&self) -> Result<u64, PlanError> {
         let item = self.dtype.bytes()?;
-        // An array without elements may have any other dimensions, as long as each is of a size that can be computed
-        // with.
+        // An array without elements may have any other dimensions, but each must be small enough for
+        // arithmetic.
         if self.shape.iter().any(|&size| size > MAX_BYTES) {
             return Err(PlanError::TooLarge { what: "a dimension of the array" });
         }
@@ -248,7 +250,7 @@ impl Sharding {
         }
         let mut used: Vec<&str> = Vec::new();
         for axis in self.spec.0.iter().flat_map(Partition::axes) {
-            // Before the name is repeated in an error, it is known to be one of the mesh's, or short.
+            // The error repeats a part of the name only, because nothing has bounded its length.
             if !self.mesh.axes.iter().any(|known| known.name == *axis) {
                 return Err(PlanError::UnknownAxis(axis.chars().take(MAX_NAME / 4).collect()));
             }
@@ -262,11 +264,11 @@ impl Sharding {
 }
 
 impl Dtype {
-    /// Returns the size of an element, in bytes.
+    /// Returns the size of an element in bytes.
     ///
     /// # Errors
-    /// [`PlanError::SubByte`] for types whose elements do not fill whole bytes: a host keeps each in a byte of its
-    /// own, devices pack them.
+    /// Returns [`PlanError::SubByte`] for types whose elements do not fill whole bytes: a host keeps each in
+    /// a byte of its own, devices pack them.
     pub const fn bytes(self) -> Result<u64, PlanError> {
         match self.bits() {
             bits if bits % 8 == 0 => Ok(bits as u64 / 8),

@@ -1,10 +1,10 @@
 //! Plans as JSON.
 //!
-//! The JSON of a plan holds its inputs, its steps and its cost. Reading trusts none of it: the plan is made again
-//! from source, destination, placement and options, and everything else in the text must be equal to the result. So
-//! a plan from outside cannot write where a plan of this program would not. Nothing that takes as long as the
-//! number of steps is done before the text was found long enough for them, so a short text cannot cause much work.
-//! A plan that is written and read is the same plan.
+//! The JSON of a plan holds its inputs, its steps and its cost. The reader trusts none of it: it makes the
+//! plan again from source, destination, placement and options, and everything else in the text must equal the
+//! result. A plan from outside thus cannot write where a plan of this program would not. The reader does no
+//! work in proportion to the number of steps before it has found the text long enough for them, so a short
+//! text cannot cause much work. A plan that is written and read is the same plan.
 
 use std::cell::Cell;
 use std::fmt;
@@ -27,7 +27,8 @@ impl Plan {
     /// Returns the plan as JSON, on one line.
     ///
     /// # Errors
-    /// [`PlanError::TooLong`] if its text is longer than what can be read again. No more than that is written to find out.
+    /// Returns [`PlanError::TooLong`] if the text would be longer than the reader accepts; it writes at most
+    /// that many bytes to find out.
     pub fn to_json(&self) -> Result<String, PlanError> {
         let json = |error| PlanError::json("the plan", &error);
         let too_long = PlanError::TooLong { steps: self.len() };
@@ -47,8 +48,8 @@ impl Plan {
     /// Reads a plan that [`Plan::to_json`] wrote.
     ///
     /// # Errors
-    /// [`PlanError::Version`] for a plan of other rules, [`PlanError::Contradicts`] for one whose steps are not those
-    /// that follow from its inputs, and everything that [`Plan::new`] refuses.
+    /// Returns [`PlanError::Version`] for a plan of another version of the rules, [`PlanError::Contradicts`]
+    /// for one whose steps do not follow from its inputs, and the errors of [`Plan::new`].
     pub fn from_json(text: &str) -> Result<Self, PlanError> {
         within("bytes of the plan", text.len(), MAX_PLAN_TEXT)?;
         let wrong = |error| PlanError::json("the plan", &error);
@@ -66,7 +67,7 @@ impl Plan {
         if found.fingerprint != plan.fingerprint() {
             return Err(contradicts("fingerprint"));
         }
-        // From here on the work grows with the steps: a short text must not claim many.
+        // From here on the work grows with the number of steps, so a short text must not claim many.
         let least = shortest_step(plan.source().shape.len()).map_err(wrong)?;
         if found.steps.0 != plan.len() {
             let counted = format!("number of steps (it has {} of {})", found.steps.0, plan.len());
@@ -90,7 +91,7 @@ impl Plan {
     }
 }
 
-/// A text that may become so long.
+/// A writer into a text of bounded length.
 struct Bounded {
     text: Vec<u8>,
     most: usize,
@@ -110,7 +111,7 @@ impl io::Write for Bounded {
     }
 }
 
-/// Returns how long the text of a step is at least, for arrays of so many dimensions.
+/// Returns a lower bound of the length of a step's text, for arrays of `rank` dimensions.
 fn shortest_step(rank: usize) -> serde_json::Result<usize> {
     let zeros = || vec![0; rank];
     let side = || StepEnd {
@@ -162,7 +163,7 @@ struct FormatVersion {
     version: u64,
 }
 
-/// Everything but the steps, of which only the number is taken.
+/// All fields of a plan but the steps, of which only the number is read.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Inputs {
@@ -180,7 +181,7 @@ struct Inputs {
     steps: Count,
 }
 
-/// How many entries a list has.
+/// The number of entries of a list.
 struct Count(usize);
 
 impl<'de> Deserialize<'de> for Count {
@@ -204,7 +205,7 @@ impl<'de> Visitor<'de> for Count {
     }
 }
 
-/// Reads a plan for its steps, and compares each with the one that it should be.
+/// Reads the steps of a plan, and compares each with the step that the plan has.
 struct CheckedPlan<'a> {
     plan: &'a Plan,
     difference: &'a Cell<Option<String>>,

@@ -14,16 +14,16 @@ macro_rules! dtypes {
         pub enum Dtype { $(#[doc = concat!("`", $text, "`")] $name,)* }
 
         impl Dtype {
-            /// All of them.
+            /// All data types.
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
-            /// JAX's name.
+            /// Returns JAX's name.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$name => $text,)* }
             }
 
-            /// Returns the size of an element, in bits.
+            /// Returns the size of an element in bits.
             #[must_use]
             pub const fn bits(self) -> u32 {
                 match self { $(Self::$name => $bits,)* }

@@ -1,35 +1,36 @@
-//! The steps of a plan, computed on demand. Those of one region are computed together.
+//! Computes the steps of a plan on demand; those of one region are computed together.
 //!
-//! `make.rs` decides which steps a region has. Begin at [`Plan::step`].
+//! `make.rs` has the rules for the steps of a region. Begin at [`Plan::step`].
 
 use super::make::{Maker, Record};
 use super::staging::Rooms;
 use super::tiles::{NONE, Pair, Stretches, extents};
 use super::{BufferRole, Plan, Region, Staging, Step, StepEnd, TaskId, TransferKey, staging, step};
 
-/// The steps of some regions, those of all tasks or of one.
+/// An iterator over the steps of some regions: of all tasks, or of one.
 pub(super) struct Expansion<'a, R> {
     plan: &'a Plan,
     regions: R,
     task: Option<u32>,
     maker: Maker<'a>,
-    /// The present region, the number of its first step, and how many of its steps were looked at.
+    /// The current region, the number of its first step, and the number of its steps that were visited.
     pair: Option<Pair>,
     first: u32,
     seen: u32,
-    /// Where a region lies, once one of its steps is wanted.
+    /// The bounds of the current region, once one of its steps is wanted; `found` says whether they are
+    /// computed.
     lies: Stretches,
     found: bool,
 }
 
 impl<'a, R: Iterator<Item = u32>> Expansion<'a, R> {
-    /// Does no work yet.
+    /// Creates the iterator. It does no work yet.
     pub fn new(plan: &'a Plan, regions: R, task: Option<u32>) -> Self {
         let (maker, lies) = (Maker::new(plan), Stretches::default());
         Self { plan, regions, task, maker, pair: None, first: 0, seen: 0, lies, found: false }
     }
 
-    /// Returns the next step: its number, what is kept of it, and where its region lies.
+    /// Returns the next step: its number, its record, and the bounds of its region.
     pub fn advance(&mut self) -> Option<(u32, Record, &Stretches)> {
         let of = |device: u32| self.plan.parties.tasks[device as usize];
         loop {
@@ -67,28 +68,28 @@ impl<R: Iterator<Item = u32>> Iterator for Expansion<'_, R> {
 }
 
 impl Plan {
-    /// Returns the step of this number.
+    /// Returns the step with this number.
     #[must_use]
     pub fn step(&self, index: u32) -> Option<Step> {
         let region = index.checked_div(self.copies).filter(|region| *region < self.rounds.regions())?;
         Expansion::new(self, std::iter::once(region), None).nth((index % self.copies) as usize)
     }
 
-    /// Returns all steps. Those that a step depends on come before it.
+    /// Returns all steps. A step comes after the one that it depends on.
     pub fn steps(&self) -> impl Iterator<Item = Step> {
         Expansion::new(self, 0..self.rounds.regions(), None)
     }
 
-    /// Returns the steps in which a task takes part: it gives, takes, or both. None for a task that owns none of the
-    /// devices. No others are looked at than those of regions that its devices hold or shall hold.
+    /// Returns the steps in which a task sends, receives or copies; no steps for a task that owns none of the
+    /// devices. It visits only the regions of tiles that the task's devices hold or are to hold.
     pub fn for_task(&self, task: TaskId) -> impl Iterator<Item = Step> {
         let number = self.number_of(task);
         let regions = number.map(|number| self.regions_of(number)).unwrap_or_default();
         Expansion::new(self, regions.into_iter(), number)
     }
 
-    /// Returns how much staging room a task needs, in bytes: as much as those of its shards have of which some region
-    /// is packed or unpacked.
+    /// Returns the staging memory that a task needs, in bytes: the total size of those of its shards of which
+    /// some region is packed or unpacked.
     #[must_use]
     pub fn staging_bytes(&self, task: TaskId) -> u64 {
         let Some(number) = self.number_of(task) else { return 0 };
@@ -100,7 +101,7 @@ impl Plan {
         self.rooms_by_task(&rooms)[number as usize]
     }
 
-    /// Returns how much room each task needs for its devices' buffers.
+    /// Returns the staging memory of each task, in bytes.
     pub(super) fn rooms_by_task(&self, rooms: &Rooms) -> Vec<u64> {
         let mut bytes = vec![0; self.parties.task_ids.len()];
         let devices = self.parties.ids.iter().zip(&self.parties.tasks);
@@ -114,8 +115,8 @@ impl Plan {
         bytes
     }
 
-    /// Calls back with every region, where it lies, and its steps; not in the order of the plan, but in the one that
-    /// takes the least work.
+    /// Calls `visit` with every region, its bounds and its steps, in the order that takes the least work,
+    /// which is not that of the plan.
     pub(super) fn each_region(&self, mut visit: impl FnMut(Pair, &Stretches, &[Record])) {
         let mut maker = Maker::new(self);
         self.rounds.each(&self.source_tiling, &self.destination_tiling, |pair, lies| {
@@ -124,7 +125,7 @@ impl Plan {
         });
     }
 
-    /// Returns the numbers of all regions that a device of this task holds or shall hold, in order.
+    /// Returns the numbers of all regions that a device of this task holds or is to hold, in order.
     pub(super) fn regions_of(&self, task: u32) -> Vec<u32> {
         if self.is_empty() {
             return Vec::new();
@@ -140,13 +141,13 @@ impl Plan {
         let mut regions: Vec<u32> =
             own(&parties.destination).into_iter().flat_map(|tile| self.rounds.of_wanted(tile)).collect();
         regions.extend(own(&parties.source).into_iter().flat_map(|tile| self.rounds.of_held(tile)));
-        // Those of each tile are nearly in order already.
+        // The numbers of each tile are nearly in order already, for which this sort is fast.
         regions.sort();
         regions.dedup();
         regions
     }
 
-    /// Returns a step, with all that follows.
+    /// Returns a step with all its fields.
     fn describe(&self, index: u32, record: Record, lies: &Stretches) -> Step {
         let read_from = if record.from() == BufferRole::Source { &lies.held } else { &lies.wanted };
         let bytes = lies.volume() * self.item;
@@ -168,7 +169,7 @@ impl Plan {
                 staging: staged.then(|| Staging { offset: offset(), bytes }),
             }
         };
-        // The steps of a region follow one another.
+        // The steps of a region have consecutive numbers.
         let after = (record.after != NONE).then(|| index - index % self.copies + record.after);
         Step {
             index,

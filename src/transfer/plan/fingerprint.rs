@@ -1,5 +1,5 @@
-//! The fingerprints of a layout and of a plan, and the key of a step. All follow from the descriptions, so both
-//! sides of a transfer compute them without a message.
+//! The fingerprints of a layout and of a plan, and the key of a step. All are computed from the descriptions,
+//! so both sides of a transfer compute them without a message.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,13 +17,13 @@ pub use crate::base::key::TransferKey;
 pub struct Fingerprint(pub [u8; 16]);
 
 impl TransferKey {
-    /// Returns the key of the step number `step` of a plan: a permutation of all 64-bit numbers, chosen by the plan's
-    /// fingerprint.
+    /// Returns the key of step number `step` of a plan: a permutation of all 64-bit numbers, chosen by the
+    /// plan's fingerprint.
     #[must_use]
     pub fn of(plan: Fingerprint, step: u32) -> Self {
         let [low, high] = halves(plan);
-        // Adding a constant, xor with a shift of itself and multiplying by an odd number can each be undone, so no
-        // two steps meet. The constants are those of the SplitMix64 generator.
+        // Adding a constant, xor with a shift of itself and multiplying by an odd number are all invertible,
+        // so no two steps have the same key. The constants are those of the SplitMix64 generator.
         let mut key = low.wrapping_add(u64::from(step).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         key = (key ^ (key >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         key = (key ^ (key >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -33,20 +33,20 @@ impl TransferKey {
 
 fn halves(Fingerprint(bytes): Fingerprint) -> [u64; 2] {
     let number = u128::from_le_bytes(bytes);
-    // Both casts keep exactly the half that is meant.
+    // Each cast keeps exactly one half.
     #[expect(clippy::cast_possible_truncation, reason = "the two halves of the number")]
     [number as u64, (number >> 64) as u64]
 }
 
-/// Gathers what is to be digested; everything has a known length, or its length before it.
+/// A digest of fields, each of a fixed length or with its length before it.
 pub(super) struct Digest {
     context: Context,
-    // Digesting eight bytes at a time costs more than the digest.
+    // A buffer, because to digest eight bytes at a time costs more than the digest itself.
     pending: Vec<u8>,
 }
 
 impl Digest {
-    /// Returns what is digested for one purpose never meets what is digested for another.
+    /// Creates a digest for one purpose. Digests of different purposes never have the same input.
     pub fn new(purpose: &str) -> Self {
         let mut digest = Self { context: Context::new(&SHA256), pending: Vec::with_capacity(1 << 14) };
         digest.text(purpose);
@@ -77,9 +77,9 @@ impl Digest {
     }
 }
 
-/// Returns the fingerprint of what both sides must agree on before a byte moves: shape, data type, and which part of the
-/// array lies on which device before and after. Two descriptions that place the same elements on the same devices are
-/// the same layout, however their axes are named and ordered.
+/// Returns the fingerprint of the layout that both sides must agree on before a byte moves: shape, data type,
+/// and the part of the array on each device before and after. Two descriptions that place the same elements
+/// on the same devices have the same layout, whatever the names and the order of their axes.
 pub(super) fn layout(dtype: &str, source: &Tiling, destination: &Tiling) -> Fingerprint {
     let mut digest = Digest::new("muster layout 1");
     digest.text(dtype);
@@ -160,7 +160,7 @@ impl From<TransferKey> for String {
     }
 }
 
-/// Exactly so many lower-case digits: one text for one value.
+/// Parses exactly `digits` lower-case hexadecimal digits, so that each value has one text.
 fn hexadecimal(text: &str, digits: usize, what: &'static str) -> Result<u128, PlanError> {
     let wrong = || PlanError::Json { what, why: format!("{digits} hexadecimal digits are wanted") };
     if text.len() != digits

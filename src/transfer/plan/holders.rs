@@ -1,6 +1,6 @@
-//! The devices that hold a tile, by host and task, and which of them is asked for which region of it.
+//! The devices that hold a tile, by host and task, and the choice of the one that sends a region of it.
 //!
-//! `turns.rs` chooses the one that gives a region. Begin at [`Holders`].
+//! `turns.rs` numbers the choices. Begin at [`Holders`].
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,14 +10,15 @@ use super::tiles::{NONE, Tiling, number};
 use super::turn::Turn;
 use super::{DeviceId, PlacedDevice, PlanError, TaskId};
 
-/// Every device that takes part, in the order of ids. Devices, tasks and hosts are numbers within these lists.
+/// The devices of both sides, in the order of their ids. Devices, tasks and hosts are indices into these
+/// lists.
 #[derive(Debug, Clone)]
 pub(super) struct Parties {
     pub ids: Vec<DeviceId>,
     /// The task of each device.
     pub tasks: Vec<u32>,
-    /// The host of each device. Hosts are counted in the order of their first device, so that their names do not
-    /// matter.
+    /// The host of each device. Hosts are numbered in the order of their first device, so that their names do
+    /// not matter.
     pub hosts: Vec<u32>,
     /// The tile of the source on each device.
     pub source: Vec<u32>,
@@ -30,8 +31,8 @@ pub(super) struct Parties {
 }
 
 impl Parties {
-    /// Finds the tasks and hosts of the devices of both sides. Also returns the placement without everything that is
-    /// not used, in order.
+    /// Finds the tasks and hosts of the devices of both sides. Also returns the placement of these devices
+    /// alone, in order.
     pub fn of(
         source: &Tiling,
         destination: &Tiling,
@@ -89,18 +90,18 @@ pub(super) struct HostHolders {
     pub groups: Range<u32>,
 }
 
-/// The devices that hold each tile of a tiling: by host, by task, in order.
+/// The devices that hold each tile of a tiling, ordered by host, task and device.
 #[derive(Debug, Clone)]
 pub(super) struct Holders {
     devices: Vec<u32>,
     groups: Vec<TaskHolders>,
     spans: Vec<HostHolders>,
-    /// Where the spans of each tile begin, and where the last ones end.
+    /// The first span of each tile, and the end of the last one's spans.
     tiles: Vec<u32>,
 }
 
 impl Holders {
-    /// `tile_of` has the tile of each device, or [`NONE`].
+    /// Creates the holders of `tiles` tiles; `tile_of` has the tile of each device, or [`NONE`].
     pub fn of(parties: &Parties, tile_of: &[u32], tiles: u32) -> Self {
         let mut holding: Vec<(u32, u32, u32, u32)> = (0..number(tile_of.len()))
             .filter(|&device| tile_of[device as usize] != NONE)
@@ -150,56 +151,56 @@ impl Holders {
         &self.spans[self.span_range(tile)]
     }
 
-    /// Returns the tasks of such a host.
+    /// Returns the tasks of a span.
     pub fn groups(&self, span: &HostHolders) -> &[TaskHolders] {
         &self.groups[span.groups.start as usize..span.groups.end as usize]
     }
 
-    /// Returns the devices of such a task.
+    /// Returns the devices of a group.
     pub fn devices(&self, group: &TaskHolders) -> &[u32] {
         &self.devices[group.devices.start as usize..group.devices.end as usize]
     }
 
-    /// Returns the number of the span of a tile on a host.
+    /// Returns the index of the span of a tile on a host, or none if no task of the host holds it.
     pub fn find_span(&self, tile: u32, host: u32) -> Option<u32> {
         let range = self.span_range(tile);
         let found = self.spans[range.clone()].binary_search_by_key(&host, |span| span.host).ok()?;
         Some(number(range.start + found))
     }
 
-    /// Returns how many tasks there are in a span.
+    /// Returns the number of tasks in a span.
     pub fn tasks_in(&self, span: u32) -> usize {
         self.spans[span as usize].groups.len()
     }
 
-    /// Returns the number of the group of a task in a span.
+    /// Returns the index of the group of a task in a span, or none if the task is not in it.
     pub fn find_group(&self, span: u32, task: u32) -> Option<u32> {
         let span = &self.spans[span as usize];
         let found = self.groups(span).binary_search_by_key(&task, |group| group.task).ok()?;
         Some(span.groups.start + number(found))
     }
 
-    /// Returns how many tiles there are.
+    /// Returns the number of tiles.
     pub fn tiles(&self) -> u32 {
         number(self.tiles.len() - 1)
     }
 
-    /// Returns whether each is held by one device only.
+    /// Returns whether each tile is held by one device only.
     pub fn are_single(&self) -> bool {
         self.devices.len() == self.tiles() as usize
     }
 
-    /// Returns the device that holds a tile, if each is held by one only.
+    /// Returns the device that holds a tile, if each tile is held by one device only.
     pub fn only(&self, tile: u32) -> u32 {
         self.devices[tile as usize]
     }
 
-    /// Returns the numbers of the hosts that hold a tile.
+    /// Returns the indices of the hosts that hold a tile.
     pub fn hosts(&self, tile: u32) -> impl Iterator<Item = u32> {
         self.spans(tile).iter().map(|span| span.host)
     }
 
-    /// Returns all tiles, those together that the same hosts hold, and of these those that the same tasks do.
+    /// Returns all tiles, grouped by the hosts that hold them, and within these by the tasks.
     pub fn alike(&self) -> Vec<u32> {
         let tasks = |tile| self.spans(tile).iter().flat_map(|span| self.groups(span)).map(|group| group.task);
         let mut tiles: Vec<u32> = (0..self.tiles()).collect();
@@ -209,21 +210,21 @@ impl Holders {
         tiles
     }
 
-    /// Returns the device that gives, of all that hold a tile.
+    /// Returns the device that sends in this turn, of all that hold a tile.
     pub fn anywhere(&self, tile: u32, turn: Turn) -> u32 {
         let range = self.span_range(tile);
         let (place, turn) = turn.among(range.len());
         self.on_host(number(range.start + place), turn)
     }
 
-    /// Returns the device that gives, of those on a host.
+    /// Returns the device that sends in this turn, of those on a host.
     pub fn on_host(&self, span: u32, turn: Turn) -> u32 {
         let groups = &self.spans[span as usize].groups;
         let (place, turn) = turn.among(groups.len());
         self.in_task(groups.start + number(place), turn)
     }
 
-    /// Returns the device that gives, of those in a task.
+    /// Returns the device that sends in this turn, of those in a task.
     pub fn in_task(&self, group: u32, turn: Turn) -> u32 {
         let devices = self.devices(&self.groups[group as usize]);
         devices[turn.among(devices.len()).0]

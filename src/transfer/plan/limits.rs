@@ -1,9 +1,9 @@
 //! The bounds of plans and descriptions.
 //!
-//! Each is checked where it is named.
+//! The code that reads a value checks its bound.
 
-/// The version of the rules by which plans are made, and of their text. Two programs make the same plans if it is the
-/// same.
+/// The version of the rules by which plans are made, and of their text. Two programs of the same version make
+/// the same plans.
 pub const PLAN_VERSION: u64 = 2;
 /// The most dimensions of an array.
 pub const MAX_RANK: usize = 32;
@@ -11,13 +11,13 @@ pub const MAX_RANK: usize = 32;
 pub const MAX_AXES: usize = 32;
 /// The most devices of one mesh.
 pub const MAX_DEVICES: usize = 65_536;
-/// The most devices that a placement tells of.
+/// The most devices of a placement.
 pub const MAX_PLACED: usize = 4 * MAX_DEVICES;
 /// The most bytes of the name of an axis or of a host.
 pub const MAX_NAME: usize = 256;
-/// The most steps of a plan. An all-to-all exchange among 8,192 devices has as many.
+/// The most steps of a plan: as many as those of an all-to-all exchange among 8,192 devices.
 pub const MAX_STEPS: u64 = 1 << 26;
-/// The most bytes that all destination shards have together, copies included.
+/// The most bytes of all destination shards together, copies included.
 pub const MAX_BYTES: u64 = 1 << 62;
 /// The most bytes of a description as JSON.
 pub const MAX_DESCRIPTION_TEXT: usize = 64 << 20;

@@ -1,24 +1,25 @@
 //! The rules that choose which device copies which region to which.
 //!
-//! Every tile of the source that reaches into a tile of the destination makes one *region*, which all holders of
-//! the destination tile need. Begin at the rules, in this order, for each region:
+//! Every tile of the source that overlaps a tile of the destination makes one *region*, which all holders of
+//! the destination tile need. The rules apply in this order to each region:
 //!
 //! 1. a device that holds it already takes it from itself;
-//! 2. a task of which a device holds it takes it from that device;
-//! 3. a host of which a task holds it takes it from that task, once for each task that needs it;
-//! 4. any other host is fed once, by a host that holds it.
+//! 2. a task with a device that holds it takes it from that device;
+//! 3. a host with a task that holds it takes it from that task, once for each task that needs it;
+//! 4. any other host receives it once, from a host that holds it.
 //!
 //! Each of these costs several times the one before.
 //!
-//! Of several hosts, tasks or devices that hold a region, the one gives whose turn it is (`turns.rs`): the network
-//! of a host is shared, and every other task would wait for a busy holder. The turn follows from the number of the
-//! choice, so no step has to be made to know another.
+//! If several hosts, tasks or devices hold a region, they send in turns (`turns.rs`), because the network of
+//! a host is shared and every other task would wait for a busy holder. The turn follows from the number of
+//! the choice, so it can be computed for one step without the others.
 //!
-//! What came to one device of a task or host is copied on from there, by later steps, so the fewest bytes cross
-//! hosts. All holders of a region together feed `fan_out` hosts (or, on their own host, tasks) for each of them;
-//! each that was fed feeds the next `fan_out`, as a tree. Otherwise a broadcast would take as long as one host
-//! needs to send everything; so `n` hosts are reached in about `log2(n)` rounds. The first recipient rotates with
-//! the region number, so neither what arrives nor what is copied on falls to the same devices.
+//! Bytes that came to one device of a task or host are copied on from there, by later steps, so the fewest
+//! bytes cross hosts. Each holder of a region sends it to `fan_out` hosts (or, on its own host, tasks) on
+//! average; each of those sends it to the next `fan_out`, as a tree. `n` hosts are thus reached in about
+//! `log2(n)` rounds, where otherwise a broadcast would take as long as one host needs to send everything. The
+//! first recipient rotates with the region number, so that the same devices do not receive and copy on every
+//! region. Begin at [`Maker::make`].
 
 use super::Plan;
 use super::holders::{HostHolders, TaskHolders};
@@ -26,26 +27,28 @@ use super::step::{BufferRole, StepClass};
 use super::tiles::{NONE, Pair, number};
 use super::turn::Turn;
 
-/// One step of a region: everything else about it follows by arithmetic.
+/// One step of a region. All its other fields are computed from these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Record {
-    /// The device that gives.
+    /// The sending device.
     pub source: u32,
-    /// The device that takes.
+    /// The receiving device.
     pub destination: u32,
-    /// The step of the same region that must be done before, counted from its first one, or [`NONE`].
+    /// The step of the same region that must be done before, counted from the region's first one, or
+    /// [`NONE`].
     pub after: u32,
     pub class: StepClass,
 }
 
 impl Record {
-    /// Returns whether it is read from the source array, or from the destination array, where an earlier step put it.
+    /// Returns the array that the step reads from: the source, or the destination, where an earlier step
+    /// wrote the region.
     pub fn from(self) -> BufferRole {
         if self.after == NONE { BufferRole::Source } else { BufferRole::Destination }
     }
 }
 
-/// Where a region can be had: on a device, after a step or from the start.
+/// A device that has a region, and the step after which it has it.
 #[derive(Debug, Clone, Copy)]
 struct Origin {
     device: u32,
@@ -57,11 +60,11 @@ pub(super) struct Maker<'a> {
     plan: &'a Plan,
     fan_out: usize,
     pair: Pair,
-    /// Whether the region is all of both tiles, and which of the regions of its tile of the source it is.
+    /// Whether the region is the whole of both tiles, and its index among the regions of its source tile.
     whole: bool,
     ordinal: u32,
     records: Vec<Record>,
-    /// Kept for their room.
+    /// These are fields only to reuse their memory.
     away: Vec<HostHolders>,
     needy: Vec<TaskHolders>,
     hosts_fed: Vec<Origin>,
@@ -84,7 +87,7 @@ impl<'a> Maker<'a> {
         }
     }
 
-    /// Makes the steps of a region, in an order in which every step comes after that which it needs.
+    /// Makes the steps of a region. A step comes after the one that it depends on.
     pub fn make(&mut self, pair: Pair) {
         self.pair = pair;
         self.whole = self.plan.rounds.is_whole(pair);
@@ -92,8 +95,8 @@ impl<'a> Maker<'a> {
         if !self.plan.turns.are_none() {
             self.ordinal = self.plan.rounds.find(pair.held, pair.wanted).unwrap_or(0);
         } else if self.plan.copies == 1 {
-            // What the rules come to between one device that holds it and one that shall: most plans of millions of
-            // steps have no other regions.
+            // The result of the rules for one holder and one receiver; most plans of millions of steps have
+            // no other regions.
             let holder = self.plan.holders.only(pair.held);
             self.step(Origin { device: holder, after: NONE }, self.plan.receivers.only(pair.wanted));
             return;
@@ -101,12 +104,12 @@ impl<'a> Maker<'a> {
         self.region();
     }
 
-    /// Returns the steps that were made last.
+    /// Returns the steps of the last region.
     pub fn records(&self) -> &[Record] {
         &self.records
     }
 
-    /// Makes the steps by which all devices that shall hold the region get it.
+    /// Makes the steps by which all devices that are to hold the region get it.
     fn region(&mut self) {
         let mut away = std::mem::take(&mut self.away);
         let plan = self.plan;
@@ -121,7 +124,7 @@ impl<'a> Maker<'a> {
         self.away = away;
     }
 
-    /// Rule 4.
+    /// Applies rule 4 to the hosts in `away`.
     fn hosts_that_do_not(&mut self, away: &[HostHolders]) {
         if away.is_empty() {
             return;
@@ -143,8 +146,8 @@ impl<'a> Maker<'a> {
         self.hosts_fed = fed;
     }
 
-    /// Returns a host that gets the region from elsewhere: one task of it does, and feeds the others. Returns where it is
-    /// then.
+    /// Makes the steps of a host that receives the region from elsewhere: one task receives it, and sends it
+    /// to the others. Returns the device that has it first.
     fn host_fed_from(&mut self, span: &HostHolders, origin: Origin) -> Origin {
         let groups = self.plan.receivers.groups(span);
         let mut fed = std::mem::take(&mut self.tasks_fed);
@@ -162,7 +165,7 @@ impl<'a> Maker<'a> {
         entry
     }
 
-    /// Rules 1 to 3.
+    /// Applies rules 1 to 3 to a host.
     fn host_that_holds(&mut self, span: &HostHolders, holding: u32) {
         let (holders, receivers) = (&self.plan.holders, &self.plan.receivers);
         let mut needy = std::mem::take(&mut self.needy);
@@ -197,8 +200,8 @@ impl<'a> Maker<'a> {
         (self.tasks_fed, self.needy) = (fed, needy);
     }
 
-    /// Returns a task that gets the region from elsewhere: one device of it does, and the others copy it. Returns where
-    /// it is then.
+    /// Makes the steps of a task that receives the region from elsewhere: one device receives it, and the
+    /// others copy it. Returns that device.
     fn task_fed_from(&mut self, group: &TaskHolders, origin: Origin) -> Origin {
         let devices = self.plan.receivers.devices(group);
         let first = self.turned(0, devices.len());
@@ -210,13 +213,13 @@ impl<'a> Maker<'a> {
         entry
     }
 
-    /// Returns which feeds the one at `place` of those that are fed, where so many `roots` hold the region: one of these
-    /// (`None`), or one that was fed before.
+    /// Returns the sender for the recipient at `place`, if `roots` holders have the region: one of these
+    /// (`None`), or an earlier recipient.
     fn parent(&self, place: usize, roots: usize) -> Option<usize> {
         place.checked_sub(roots.saturating_mul(self.fan_out)).map(|place| place / self.fan_out)
     }
 
-    /// Returns where the one at `place` of so many stands in the present region's order.
+    /// Returns the index of the recipient at `place` of `count` in the current region's order.
     fn turned(&self, place: usize, count: usize) -> usize {
         if count == 1 { 0 } else { (self.pair.turn as usize + place) % count }
     }

@@ -1,61 +1,61 @@
 //! Plans: which bytes of an array go from which device to which, when its sharding changes.
 //!
 //! A plan is made of two [`ArrayDescription`]s (source and destination), a [`Placement`] of their devices and
-//! [`PlanOptions`]. It is pure: no IO, no clock, no threads, no randomness. Every process that is given the same
-//! description makes the same plan, with the same keys, so plans are not sent. Begin at `make.rs`, which has the
+//! [`Options`]. It is pure: no IO, no clock, no threads, no randomness. Every process makes the same plan,
+//! with the same keys, of the same description, so plans are not sent. Begin at `make.rs`, which has the
 //! rules.
 //!
-//! A *region* is the intersection of a tile of the source with a tile of the destination. Overlapping tiles are
-//! found by division in each dimension. Every region makes as many steps as its destination tile has holders, so
-//! region `n` has the steps from `n` times that number on. No step is stored: the region of a number, the device
-//! that gives it and its staging place follow from the number alone. A plan of sixteen million steps is made in the
-//! time that its devices take, and takes about as much memory as its description.
+//! A *region* is the intersection of a tile of the source with a tile of the destination. Overlapping tiles
+//! are found by division in each dimension. Every region makes as many steps as its destination tile has
+//! holders, so region `n` has the steps from `n` times that number on. No step is stored: its region, its
+//! sending device and its staging offset are computed from its number alone. A plan of sixteen million steps
+//! is made in time proportional to its devices, and takes about as much memory as its description.
 //!
 //! ```text
 //! descriptions ─► tilings ───────────────► rounds: number ◄─► region ─┐
-//! placement ────► holders by host, task ─► turns: who gives ──────────┴─► rules, for one region ─► its steps, on demand
+//! placement ────► holders by host, task ─► turns: who sends ──────────┴─► rules, for one region ─► its steps, on demand
 //!   stored: as much as there are devices                                                       └─► cost, staging, JSON
 //! ```
 //!
-//! | file | what it holds |
+//! | file | what it owns |
 //! | --- | --- |
 //! | `describe.rs`, `dtype.rs` | the input: meshes, partition specs, arrays, as JAX names them |
 //! | `limits.rs`, `bounded.rs`, `error.rs` | bounds, bounded lists from outside, errors |
 //! | `placement.rs` | which task and host owns a device |
-//! | `tiles.rs` | a sharding as arithmetic: which tile of the array a device holds |
+//! | `tiles.rs` | a sharding as arithmetic: the tile of the array that a device holds |
 //! | `rounds.rs` | regions by number, and the numbers of a tile's regions |
-//! | `holders.rs` | which devices hold a tile, by host and task |
-//! | `turn.rs`, `turns.rs` | which holder gives a region that several hold |
+//! | `holders.rs` | the devices that hold a tile, by host and task |
+//! | `turn.rs`, `turns.rs` | the choice of the sender of a region that several devices hold |
 //! | `make.rs` | the rules that choose which device copies to which, for one region |
 //! | `staging.rs` | memory for regions that are packed |
 //! | `plan.rs`, `step.rs` | the plan, and one copy of it with its regions and runs |
 //! | `expand.rs` | the steps of a plan, computed on demand |
 //! | `collectives.rs` | broadcast, all-gather, scatter and reshard, all made by the same rules |
-//! | `cost.rs` | what a plan moves, and the least that could be moved |
+//! | `cost.rs` | the bytes that a plan moves, and the fewest that any plan could move |
 //! | `document.rs` | plans as JSON |
-//! | `copy.rs` | copies of regions between byte slices, and a plan carried out inside one process |
+//! | `copy.rs` | copies of regions between byte slices, and the execution of a plan inside one process |
 //!
 //! Properties of every plan, for random meshes, specs, copies, uneven parts and orders of devices
 //! (`tests/plans/properties.rs`):
 //!
-//! 1. Carried out, it gives byte for byte what gathering the array and cutting it again gives.
+//! 1. Executed, it gives byte for byte the result of gathering the array and cutting it again.
 //! 2. No byte of the destination is written twice, and none is left out.
 //! 3. A step that reads from the destination comes after the one that wrote exactly that region; dependencies point
 //!    backwards only.
-//! 4. By class (across hosts, on a host, in a task) it moves the fewest bytes that any plan could, counted element
-//!    by element.
+//! 4. By class (across hosts, on a host, in a task) it moves the fewest bytes that any plan could, counted
+//!    element by element.
 //! 5. Two steps never have one key: keys are a permutation of the step's number, chosen by the plan's fingerprint.
 //! 6. The order of the placement, the names of axes and hosts, and axes and devices that take no part change
-//!    neither a step nor a key; another place of a device, task or host, another shape, type or fan-out changes the
-//!    fingerprint. The fingerprint of the layout, which a transport compares before a byte moves, has shape, type
-//!    and the place of every tile before and after, and nothing else.
-//! 7. Different regions of one buffer never overlap in its staging memory, and lie within the size of the shard;
-//!    bytes that are passed on leave from where they arrived, and nothing else arrives there.
-//! 8. A task's steps are found without a look at other regions than those of its own tiles, in the order of the
-//!    plan. The cost of a plan is the sum of its steps.
-//! 9. Where each region has several holders, hosts that hold the same tiles, and their tasks, send equally many
-//!    regions, or one more or less, in the usual reshardings (`tests/plans/balance.rs`), and are asked equally
-//!    often within a round.
+//!    neither a step nor a key; another place of a device, task or host, another shape, type or fan-out
+//!    changes the fingerprint. The fingerprint of the layout, which a transport compares before a byte moves,
+//!    covers shape, type and the place of every tile before and after, and nothing else.
+//! 7. Different regions of one buffer never overlap in its staging memory, and lie within the size of the
+//!    shard; bytes that are passed on are sent from where they arrived, and nothing else arrives there.
+//! 8. A task's steps are found from the regions of its own tiles alone, in the order of the plan. The cost of
+//!    a plan is the sum of its steps.
+//! 9. If each region has several holders, hosts that hold the same tiles, and their tasks, send equally many
+//!    regions, or one more or less, in the usual reshardings (`tests/plans/balance.rs`), and equally many
+//!    within a round.
 //! 10. A plan that is written as JSON and read is the same plan. A change of the text that would change a step, a
 //!     key or a cost is refused.
 //!

@@ -1,6 +1,6 @@
 //! The task and the host that own each device.
 //!
-//! It does not find out which devices there are. Begin at [`Placement`].
+//! It does not discover devices. Begin at [`Placement`].
 
 use std::collections::BTreeMap;
 
@@ -10,11 +10,12 @@ use super::bounded::{at_most, check_name};
 use super::error::within;
 use super::{DeviceId, MAX_DESCRIPTION_TEXT, MAX_PLACED, PlanError, TaskId};
 
-/// What tells hosts apart: a name, or the id of one boot of its kernel. Only whether two are equal matters to a plan.
+/// The identity of a host: a name, or the id of one boot of its kernel. A plan only compares two of them for
+/// equality.
 pub type HostName = String;
 
-/// A device, with its task and host. Reads the entries of the device list of a job's REST API as well, by their names
-/// there.
+/// A device, with its task and host. It also deserialises from the entries of the device list in a job's REST
+/// API, which have other field names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PlacedDevice {
     /// The device.
@@ -27,8 +28,8 @@ pub struct PlacedDevice {
     pub host: HostName,
 }
 
-/// Which task and which host owns each device. The order of its entries means nothing, nor do entries of devices that
-/// a plan does not use.
+/// The task and the host of each device. The order of the entries and entries of devices that a plan does not
+/// use have no effect.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
     /// The devices.
@@ -37,15 +38,15 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Devices in blocks: each task owns `per_task` consecutive devices, each host runs `tasks_per_host` consecutive
-    /// tasks. Zero counts as one.
+    /// Places devices in blocks: each task owns `per_task` consecutive devices, each host runs
+    /// `tasks_per_host` consecutive tasks. Zero counts as one.
     #[must_use]
     pub fn blocks(devices: impl IntoIterator<Item = DeviceId>, per_task: u32, tasks_per_host: u32) -> Self {
         let (per_task, tasks_per_host) = (i64::from(per_task.max(1)), i64::from(tasks_per_host.max(1)));
         let place = |device: DeviceId| {
             let task = i64::from(device.0).div_euclid(per_task);
             let host = task.div_euclid(tasks_per_host);
-            // The quotient by a positive number is no larger than the id itself.
+            // The quotient by a positive number is at most the id itself.
             PlacedDevice {
                 device,
                 task: TaskId(u32::try_from(task).unwrap_or(device.0)),
@@ -58,7 +59,7 @@ impl Placement {
     /// Reads a placement from JSON.
     ///
     /// # Errors
-    /// [`PlanError::Json`] for a text that is none; otherwise as [`Placement::check`].
+    /// Returns [`PlanError::Json`] if the text is no placement, and the errors of [`Placement::check`].
     pub fn from_json(text: &str) -> Result<Self, PlanError> {
         within("bytes of a placement", text.len(), MAX_DESCRIPTION_TEXT)?;
         let found: Self =
@@ -67,10 +68,10 @@ impl Placement {
         Ok(found)
     }
 
-    /// Checks that every device is placed once, and every task on one host.
+    /// Checks that every device is placed once, and every task is on one host.
     ///
     /// # Errors
-    /// The first thing that is wrong with it.
+    /// Returns the first error found.
     pub fn check(&self) -> Result<(), PlanError> {
         self.index().map(|_| ())
     }

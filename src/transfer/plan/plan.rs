@@ -1,6 +1,6 @@
 //! The finished plan.
 //!
-//! Its steps are worked out in `expand.rs`. Begin at [`Plan::new`].
+//! `expand.rs` computes its steps. Begin at [`Plan::new`].
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -16,28 +16,28 @@ use super::{
     TaskId,
 };
 
-/// What a plan is made with, beside what it moves.
+/// The options of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlanOptions {
-    /// How many others each holder of a region feeds with it, on average, before those that were fed feed others, as
-    /// many each.
+    /// The number of recipients to which each holder of a region sends it, on average. Each recipient then
+    /// sends it to as many others.
     pub fan_out: NonZeroU32,
-    /// How long the whole may take, for a task that carries it out; `None` for no limit. It changes no step and no key.
+    /// The longest time that the execution may take; `None` for no limit. It changes no step and no key.
     pub timeout: Option<Duration>,
 }
 
 impl Default for PlanOptions {
-    /// Returns a fan-out of two, by which what one device holds reaches `n` hosts in about `log2(n)` rounds, and none sends
-    /// it to more than two; no limit of time.
+    /// Returns a fan-out of two, by which the bytes of one device reach `n` hosts in about `log2(n)` rounds
+    /// while none sends them more than twice; no time limit.
     fn default() -> Self {
         Self { fan_out: NonZeroU32::MIN.saturating_add(1), timeout: None }
     }
 }
 
-/// Which bytes of an array go from which device to which.
+/// A plan: which bytes of an array go from which device to which.
 ///
-/// Nothing is kept of a step: all of it follows from its number, and is worked out when it is looked at. So a plan takes
-/// as much time and memory as its devices, not as its steps.
+/// No step is stored: it is computed from its number when it is needed. A plan therefore takes time and
+/// memory in proportion to its devices, not to its steps.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub(super) source: ArrayDescription,
@@ -50,7 +50,8 @@ pub struct Plan {
     pub(super) parties: Parties,
     pub(super) source_tiling: Tiling,
     pub(super) destination_tiling: Tiling,
-    /// The devices that hold each tile of the source, and those that shall hold each of the destination: `copies` devices.
+    /// The devices that hold each source tile, and the devices that are to hold each destination tile:
+    /// `copies` for each.
     pub(super) holders: Holders,
     pub(super) receivers: Holders,
     pub(super) copies: u32,
@@ -59,13 +60,13 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Plans how an array as `source` describes it becomes one as `destination` describes it. Both must have the same
-    /// shape and data type; their devices may be the same, others, or both. The source is not changed: the
-    /// destination's shards are other buffers, except where a step's class is [`super::Class::SameBuffer`].
+    /// Plans how the array that `source` describes becomes the one that `destination` describes. Both must
+    /// have the same shape and data type; their devices may be the same or others. The source is not changed:
+    /// the destination's shards are other buffers, except if a step's class is [`super::Class::SameBuffer`].
     ///
     /// # Errors
-    /// What is wrong with the descriptions or the placement, or which bound the plan would pass. The bounds are
-    /// checked before the work is done.
+    /// Returns the error of the descriptions or the placement, or the bound that the plan would exceed. The
+    /// bounds are checked before the work is done.
     pub fn new(
         source: ArrayDescription,
         destination: ArrayDescription,
@@ -123,63 +124,63 @@ impl Plan {
         })
     }
 
-    /// Returns the array as it is.
+    /// Returns the description of the array as it is.
     #[must_use]
     pub fn source(&self) -> &ArrayDescription {
         &self.source
     }
 
-    /// Returns the array as it shall be.
+    /// Returns the description of the array as it is to become.
     #[must_use]
     pub fn destination(&self) -> &ArrayDescription {
         &self.destination
     }
 
-    /// Returns the tasks and hosts of the devices of both, in the order of their ids.
+    /// Returns the tasks and hosts of the devices of both sides, in the order of the devices' ids.
     #[must_use]
     pub fn placement(&self) -> &Placement {
         &self.placement
     }
 
-    /// Returns what the plan was made with.
+    /// Returns the options.
     #[must_use]
     pub fn options(&self) -> PlanOptions {
         self.options
     }
 
-    /// Returns how long the whole may take.
+    /// Returns the longest time that the execution may take.
     #[must_use]
     pub fn timeout(&self) -> Option<Duration> {
         self.options.timeout
     }
 
-    /// Returns what both sides of a transfer compare before a byte moves: shape, data type, and where every tile lies
-    /// before and after.
+    /// Returns the fingerprint that both sides of a transfer compare before a byte moves: of shape, data
+    /// type, and the place of every tile before and after.
     #[must_use]
     pub fn layout(&self) -> Fingerprint {
         self.layout
     }
 
-    /// Identifies the plan: its layout, the tasks of the devices, the fan-out, and the version of the rules. Two plans
-    /// of one fingerprint have the same steps.
+    /// Returns the identity of the plan: of its layout, the tasks of the devices, the fan-out, and the
+    /// version of the rules. Two plans with the same fingerprint have the same steps.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
 
-    /// Returns how many steps there are.
+    /// Returns the number of steps.
     #[must_use]
     pub fn len(&self) -> usize {
         self.rounds.regions() as usize * self.copies as usize
     }
 
-    /// Returns whether there are none: the array has no elements.
+    /// Returns whether there are no steps, because the array has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rounds.regions() == 0
     }
 
-    /// Returns the number of a task that owns some of the devices.
+    /// Returns the index of a task, or none if it owns none of the devices.
     pub(super) fn number_of(&self, task: TaskId) -> Option<u32> {
         self.parties.task_ids.binary_search(&task).ok().map(number)
     }
@@ -190,15 +191,15 @@ impl Plan {
         &self.parties.task_ids
     }
 
-    /// Returns the size of a device's shard in each dimension, in elements, all of them zero for an empty one; `None`
-    /// if the device has none.
+    /// Returns the size of a device's shard in each dimension, in elements; all zero for an empty shard,
+    /// `None` if the device has none.
     #[must_use]
     pub fn shard_shape(&self, role: BufferRole, device: DeviceId) -> Option<Vec<u64>> {
         self.shard_bounds(role, device).map(|bounds| extents(&bounds))
     }
 
-    /// Returns where a device's shard lies in the array: in each dimension the first element, and the one behind the
-    /// last. A shard is empty if it is so in any dimension. `None` if the device has none.
+    /// Returns the bounds of a device's shard in the array: in each dimension the first element, and the one
+    /// after the last. A shard is empty if it is empty in any dimension. `None` if the device has none.
     #[must_use]
     pub fn shard_bounds(&self, role: BufferRole, device: DeviceId) -> Option<Vec<(u64, u64)>> {
         let tiling = match role {
@@ -211,17 +212,17 @@ impl Plan {
         Some(bounds)
     }
 
-    /// Returns the size of a device's shard, in bytes; zero if the device has none.
+    /// Returns the size of a device's shard in bytes; zero if the device has none.
     #[must_use]
     pub fn shard_bytes(&self, role: BufferRole, device: DeviceId) -> u64 {
         self.shard_shape(role, device).map_or(0, |shape| {
-            // An empty shard of an array of large dimensions.
+            // The other dimensions of an empty shard may be so large that their product overflows.
             if shape.contains(&0) { 0 } else { shape.iter().product::<u64>() * self.item }
         })
     }
 }
 
-/// Everything that the steps follow from. Hosts are told apart by number, not by name.
+/// Returns the fingerprint of all inputs of the steps. It covers the index of a host, not its name.
 fn identify(layout: Fingerprint, parties: &Parties, fan_out: NonZeroU32) -> Fingerprint {
     let mut digest = Digest::new("muster plan");
     digest.number(PLAN_VERSION);

@@ -1,35 +1,35 @@
 //! The regions of a plan, numbered by arithmetic.
 //!
-//! A *region* is the intersection of a tile of the source with a tile of the destination. Regions are in rounds: in
-//! each, every tile of the destination that has not had all of its regions yet gets the next one, and neighbours
-//! get theirs from other tiles of the source. So a task that goes through its steps in order meets no device that
-//! all others send to or ask at once. Nothing is stored of a region: its number follows from how many regions each
-//! tile has, and that from how each dimension is cut.
+//! A *region* is the intersection of a tile of the source with a tile of the destination. Regions are in
+//! rounds: in each round, every destination tile that has regions left gets the next one, and neighbours get
+//! theirs from other source tiles. A task that processes its steps in order thus does not send to, or receive
+//! from, a device that all others use at the same time. No region is stored: its number is computed from the
+//! number of regions of each tile, and that from the cuts of each dimension. Begin at [`Rounds::region`].
 
 use std::cmp::Reverse;
 
 use super::tiles::{Pair, Stretches, Tiling, number};
 
-/// Which tiles of another tiling reach into each tile of one.
+/// The tiles of another tiling that overlap each tile of one.
 #[derive(Debug, Clone)]
 struct Reach {
     dimensions: Vec<Along>,
-    /// How many there are, for each tile.
+    /// The number of overlapping tiles, for each tile.
     counts: Vec<u32>,
 }
 
-/// The same along one dimension.
+/// The overlap along one dimension.
 #[derive(Debug, Clone)]
 struct Along {
-    /// For each place the first place of the other tiling, and how many there are from there on.
+    /// For each place, the first overlapping place of the other tiling, and the number of overlapping places.
     places: Vec<(u32, u32)>,
-    /// How many places there are in each of the two tilings.
+    /// The number of places in each of the two tilings.
     own: u32,
     other: u32,
 }
 
 impl Reach {
-    /// Of tilings of an array that has elements.
+    /// Computes the overlap of two tilings of an array that has elements.
     fn of(tiling: &Tiling, other: &Tiling) -> Self {
         let mut counts = vec![1];
         let along = tiling.cuts.iter().zip(&other.cuts).map(|(mine, theirs)| {
@@ -49,7 +49,7 @@ impl Reach {
         self.counts[tile as usize]
     }
 
-    /// Returns the one of this number, in row-major order, of those that reach into a tile.
+    /// Returns the tile with this index, in row-major order, among those that overlap `tile`.
     fn nth(&self, mut tile: u32, mut ordinal: u32) -> u32 {
         let (mut found, mut apart) = (0, 1);
         for along in self.dimensions.iter().rev() {
@@ -65,7 +65,7 @@ impl Reach {
         found
     }
 
-    /// Returns which number one of those has; `None` for a tile that is none of them.
+    /// Returns the index of `reaching` among the tiles that overlap `tile`; `None` if it does not.
     fn ordinal(&self, mut tile: u32, mut reaching: u32) -> Option<u32> {
         let (mut ordinal, mut apart) = (0, 1);
         for along in self.dimensions.iter().rev() {
@@ -79,24 +79,24 @@ impl Reach {
     }
 }
 
-/// Rounds in which equally many tiles get a region.
+/// Consecutive rounds in which equally many tiles get a region.
 #[derive(Debug, Clone, Copy)]
 struct RoundRange {
     /// The first of these rounds.
     round: u32,
-    /// How many regions come before it.
+    /// The number of regions in earlier stages.
     regions: u32,
-    /// How many tiles get one in each of them: the first so many in the order of tiles.
+    /// The number of tiles that get a region in each of these rounds: the first ones in the order of tiles.
     tiles: u32,
 }
 
 /// The order of all regions.
 #[derive(Debug, Clone)]
 pub(super) struct Rounds {
-    /// Tiles of the source that reach into each tile of the destination, and the other way round.
+    /// The source tiles that overlap each destination tile, and the reverse.
     sources: Reach,
     destinations: Reach,
-    /// The tiles of the destination, those with most regions first, and where in that order each tile is.
+    /// The destination tiles, those with the most regions first, and the position of each tile in that order.
     order: Vec<u32>,
     positions: Vec<u32>,
     stages: Vec<RoundRange>,
@@ -104,7 +104,8 @@ pub(super) struct Rounds {
 }
 
 impl Rounds {
-    /// Returns how many regions there are. It is no more than the product of both numbers of tiles, so it cannot overflow.
+    /// Returns the number of regions. It is at most the product of both numbers of tiles, so it cannot
+    /// overflow.
     pub fn count(source: &Tiling, destination: &Tiling) -> u64 {
         if destination.is_empty() {
             return 0;
@@ -116,7 +117,7 @@ impl Rounds {
         along.product()
     }
 
-    /// Of tilings whose regions have been counted, and found not to be too many.
+    /// Numbers the regions of two tilings, after the caller has checked that they are not too many.
     pub fn of(source: &Tiling, destination: &Tiling) -> Self {
         let none = || Reach { dimensions: Vec::new(), counts: Vec::new() };
         let (sources, destinations) = match destination.is_empty() {
@@ -141,12 +142,12 @@ impl Rounds {
         Self { sources, destinations, order, positions, stages, regions }
     }
 
-    /// Returns how many regions there are.
+    /// Returns the number of regions.
     pub fn regions(&self) -> u32 {
         self.regions
     }
 
-    /// Returns the region of this number, which must be one.
+    /// Returns the region with this number, which must exist.
     pub fn region(&self, region: u32) -> Pair {
         let later = self.stages.partition_point(|stage| stage.regions <= region);
         let stage = self.stages[later - 1];
@@ -158,19 +159,19 @@ impl Rounds {
         Pair { held, wanted, turn }
     }
 
-    /// Returns the number of the region that a tile of the destination gets in a round, in which it must get one.
+    /// Returns the number of the region that a destination tile gets in a round; it must get one.
     fn in_round(&self, wanted: u32, round: u32) -> u32 {
         let later = self.stages.partition_point(|stage| stage.round <= round);
         let stage = self.stages[later - 1];
         stage.regions + (round - stage.round) * stage.tiles + self.positions[wanted as usize]
     }
 
-    /// Returns the numbers of all regions of a tile of the destination.
+    /// Returns the numbers of all regions of a destination tile.
     pub fn of_wanted(&self, wanted: u32) -> impl Iterator<Item = u32> {
         (0..self.sources.count(wanted)).map(move |round| self.in_round(wanted, round))
     }
 
-    /// Returns the numbers of all regions of a tile of the source.
+    /// Returns the numbers of all regions of a source tile.
     pub fn of_held(&self, held: u32) -> impl Iterator<Item = u32> {
         (0..self.destinations.count(held)).filter_map(move |which| {
             let wanted = self.destinations.nth(held, which);
@@ -180,23 +181,24 @@ impl Rounds {
         })
     }
 
-    /// Returns how many regions a tile of the source has.
+    /// Returns the number of regions of a source tile.
     pub fn count_held(&self, held: u32) -> u32 {
         self.destinations.count(held)
     }
 
-    /// Returns which of the regions of a tile of the source is that of a tile of the destination, if it has one.
+    /// Returns the index of the region with a destination tile among the regions of a source tile, if they
+    /// overlap.
     pub fn find(&self, held: u32, wanted: u32) -> Option<u32> {
         self.destinations.ordinal(held, wanted)
     }
 
-    /// Returns whether a region is all of both of its tiles: each has no other.
+    /// Returns whether a region is the whole of both of its tiles.
     pub fn is_whole(&self, pair: Pair) -> bool {
         self.sources.count(pair.wanted) == 1 && self.destinations.count(pair.held) == 1
     }
 
-    /// Calls back with every region and where it lies: tile by tile of the destination, which takes less work than
-    /// one number after the other.
+    /// Calls `visit` with every region and its bounds, by destination tile, which takes less work than by
+    /// number.
     pub fn each(&self, source: &Tiling, destination: &Tiling, mut visit: impl FnMut(Pair, &Stretches)) {
         let dimensions = &self.sources.dimensions;
         let mut along = vec![0; dimensions.len()];
@@ -246,7 +248,7 @@ mod tests {
     use super::super::{ArrayDescription, Dtype, Mesh, PartitionSpec, Sharding};
     use super::*;
 
-    /// Returns a grid of devices over an array, each dimension divided in so many ways.
+    /// Returns the tiling of an array over a grid of devices, with each dimension divided in so many ways.
     fn tiling(shape: &[u64], ways: &[u64]) -> Tiling {
         let names: Vec<String> = (0..ways.len()).map(|axis| format!("a{axis}")).collect();
         let axes: Vec<(&str, u64)> = names.iter().map(String::as_str).zip(ways.iter().copied()).collect();
@@ -269,7 +271,7 @@ mod tests {
             let rounds = Rounds::of(&source, &destination);
             assert_eq!(Rounds::count(&source, &destination), u64::from(rounds.regions()));
 
-            // All pairs of tiles that have elements in common, found by looking.
+            // All pairs of tiles that have elements in common, found by comparison.
             let mut lies = Stretches::default();
             let mut wanted = BTreeSet::new();
             let pairs =
@@ -285,7 +287,7 @@ mod tests {
             let found: BTreeSet<_> = numbered.iter().map(|pair| (pair.wanted, pair.held)).collect();
             assert_eq!((found.len(), &found), (numbered.len(), &wanted));
 
-            // In each round every tile that has some left gets one; rounds follow one another.
+            // In each round every tile that has regions left gets one; rounds have consecutive numbers.
             let of_round = |pair: &Pair| (pair.turn - pair.wanted, pair.wanted);
             let in_rounds: BTreeSet<_> = numbered.iter().map(of_round).collect();
             assert_eq!(in_rounds.len(), numbered.len());

@@ -1,33 +1,34 @@
-//! Memory for regions that are packed on their way.
+//! Staging memory for regions that are packed for their transfer.
 //!
-//! A region that leaves its task in several runs of less than 4 KiB is packed into one stretch before it is sent,
-//! and unpacked where it arrives. Each buffer for which that happens has staging memory as large as itself, and in
-//! it each region has a place: behind all that come before it in the row-major order of the grid into which the
-//! tiles of the other side cut the shard. So no two regions of a buffer overlap there, and no step waits for memory
-//! that a step on which it does not depend still holds: no order of the steps can stop a plan. A region is packed
-//! once, however many recipients it has, and bytes that are passed on leave from where they arrived.
+//! A region that leaves its task in several runs of less than 4 KiB is packed into one range before it is
+//! sent, and unpacked where it arrives. Each buffer with such a region has staging memory of its own size. A
+//! region's offset in it follows all regions that come before in the row-major order of the grid into which
+//! the tiles of the other side cut the shard. So no two regions of a buffer overlap there, and no step waits
+//! for memory that an unrelated step holds: no order of the steps can deadlock a plan. A region is packed
+//! once, however many recipients it has, and bytes that are passed on are sent from where they arrived. Begin
+//! at [`is_packed`] and [`place`].
 
 use super::make::Record;
 use super::step::BufferRole;
 use super::tiles::Stretches;
 
-/// Runs shorter than this are packed. Above it, a vectored read or write of the runs themselves costs less than a
-/// copy.
+/// The run length in bytes below which a region is packed. Above it, a vectored read or write of the runs
+/// costs less than a copy.
 const PACKED_BELOW: u64 = 4096;
 
-/// Which devices' buffers need room.
+/// The devices whose buffers need staging memory.
 pub(super) struct Rooms {
     pub source: Vec<bool>,
     pub destination: Vec<bool>,
 }
 
 impl Rooms {
-    /// None of so many yet.
+    /// Creates the set in which none of `devices` devices needs any.
     pub fn of(devices: usize) -> Self {
         Self { source: vec![false; devices], destination: vec![false; devices] }
     }
 
-    /// Takes note of what the steps of a region need.
+    /// Adds the buffers that the steps of a region stage.
     pub fn note(&mut self, steps: &[Record], lies: &Stretches, item: u64) {
         let mut packed = None;
         for step in steps.iter().filter(|step| step.class.leaves_task()) {
@@ -44,7 +45,7 @@ impl Rooms {
     }
 }
 
-/// Returns whether a region of a tile lies in many runs that are short.
+/// Returns whether a region of a tile consists of several short runs.
 pub(super) fn is_packed(region: &[(u64, u64)], tile: &[(u64, u64)], item: u64) -> bool {
     let mut run = item;
     let mut whole = true;
@@ -60,8 +61,9 @@ pub(super) fn is_packed(region: &[(u64, u64)], tile: &[(u64, u64)], item: u64) -
     several && run < PACKED_BELOW
 }
 
-/// Returns where the place of a region is in the room of its shard. What comes before it in a dimension comes before it
-/// with all of the dimensions behind, and with as much of those in front as the region has of them.
+/// Returns the offset of a region in the staging memory of its shard, in bytes. A region that precedes it in
+/// one dimension counts with the full size of the later dimensions, and with this region's extent in the
+/// earlier ones.
 pub(super) fn place(region: &[(u64, u64)], tile: &[(u64, u64)], item: u64) -> u64 {
     let (mut place, mut outer) = (0, item);
     for (&(start, end), &(first, last)) in region.iter().zip(tile) {

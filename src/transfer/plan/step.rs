@@ -1,6 +1,6 @@
 //! One copy of a plan, with its regions and runs.
 //!
-//! `staging.rs` computes where it is staged. Begin at [`Step`].
+//! `staging.rs` computes the staging offsets. Begin at [`Step`].
 
 use std::fmt;
 
@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 use super::bounded::at_most;
 use super::{DeviceId, HostName, MAX_RANK, PlanError, TaskId, TransferKey};
 
-/// How far the bytes of a step go.
+/// The distance that the bytes of a step travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StepClass {
-    /// Nowhere: the device holds the same tile before and after, so the buffer itself can be handed on.
+    /// None: the device holds the same tile before and after, so the buffer itself can be handed on.
     SameBuffer,
     /// Within a task: on one device, or between two of them.
     LocalCopy,
@@ -24,16 +24,16 @@ pub enum StepClass {
 }
 
 impl StepClass {
-    /// All of them, the nearest first.
+    /// All classes, the nearest first.
     pub const ALL: [Self; 4] = [Self::SameBuffer, Self::LocalCopy, Self::SameHost, Self::AcrossHosts];
 
-    /// Returns whether a transport is needed, and not only a copy.
+    /// Returns whether the step needs a transport, and not only a copy.
     #[must_use]
     pub const fn leaves_task(self) -> bool {
         matches!(self, Self::SameHost | Self::AcrossHosts)
     }
 
-    /// In words.
+    /// Returns the name as text.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -51,18 +51,18 @@ impl fmt::Display for StepClass {
     }
 }
 
-/// Which of a device's two buffers is meant.
+/// The role of a device's buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BufferRole {
     /// The shard of the array as it is.
     Source,
-    /// The shard of the array as it shall be.
+    /// The shard of the array as it is to become.
     Destination,
 }
 
 impl BufferRole {
-    /// In a word.
+    /// Returns the name as text.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -76,53 +76,53 @@ impl BufferRole {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Region {
-    /// Where it begins in each dimension, counted from the beginning of the shard.
+    /// The first element in each dimension, relative to the shard.
     #[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")]
     pub start: Vec<u64>,
-    /// How far it reaches in each dimension.
+    /// The number of elements in each dimension.
     #[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")]
     pub extent: Vec<u64>,
 }
 
-/// The same box as the stretches of memory that it consists of: `run_bytes` at `offset`, and so for every combination
-/// of the loops. The runs are as long, and as few, as can be.
+/// The memory ranges of a region: `run_bytes` bytes at `offset`, and at the offset of every combination of
+/// the loops. The runs are as long, and as few, as possible.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Runs {
-    /// Where the first one begins, in bytes from the beginning of the buffer.
+    /// The offset of the first run in the buffer, in bytes.
     pub offset: u64,
-    /// How long each is, in bytes.
+    /// The length of each run in bytes.
     pub run_bytes: u64,
-    /// How often each loop is gone through, the outermost first.
+    /// The number of turns of each loop, the outermost first.
     #[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")]
     pub counts: Vec<u64>,
-    /// How far apart two neighbours of that loop begin, in bytes.
+    /// The distance of two turns of each loop, in bytes.
     #[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")]
     pub strides: Vec<u64>,
 }
 
 impl Runs {
-    /// Returns how many there are.
+    /// Returns the number of runs.
     #[must_use]
     pub fn count(&self) -> u64 {
         if self.run_bytes == 0 { 0 } else { self.counts.iter().product() }
     }
 
-    /// Returns how many bytes they have together.
+    /// Returns the bytes of all runs together.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.count() * self.run_bytes
     }
 }
 
-/// A place in the room for staging of one device's buffer, which is as large as that shard. Regions of a buffer that
-/// are not the same one never overlap there, and what is sent on leaves from where it arrived.
+/// A range in the staging memory of one device's buffer, which is as large as that shard. Different regions
+/// of a buffer never overlap there, and bytes that are passed on are sent from where they arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Staging {
-    /// Where it begins.
+    /// The offset of the range in bytes.
     pub offset: u64,
-    /// How long it is.
+    /// The length of the range in bytes.
     pub bytes: u64,
 }
 
@@ -136,17 +136,17 @@ pub struct StepEnd {
     pub task: TaskId,
     /// The host on which that task runs.
     pub host: HostName,
-    /// Which of the device's buffers.
+    /// The role of the device's buffer.
     pub buffer: BufferRole,
     /// The size of that shard in each dimension, in elements.
     #[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")]
     pub shape: Vec<u64>,
-    /// Which part of the shard.
+    /// The part of the shard.
     pub region: Region,
-    /// The same as stretches of memory.
+    /// The memory ranges of that part.
     pub runs: Runs,
-    /// Where the task packs it, or finds it packed, if its runs are too short to be moved one by one: in the room of
-    /// this buffer.
+    /// The range of this buffer's staging memory in which the task packs the region, or receives it packed,
+    /// if its runs are too short to be moved one by one.
     pub staging: Option<Staging>,
 }
 
@@ -154,36 +154,38 @@ pub struct StepEnd {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Step {
-    /// Its number in the plan.
+    /// The number of the step in the plan.
     pub index: u32,
-    /// Its name on both sides.
+    /// The key by which both sides know the step.
     pub key: TransferKey,
-    /// How far its bytes go.
+    /// The distance that its bytes travel.
     pub class: StepClass,
-    /// How many bytes.
+    /// The number of bytes.
     pub bytes: u64,
-    /// The step that must be done before, because it puts here what this step reads. Always one of a smaller number.
+    /// The step that must be done before, because it writes what this step reads. It always has a smaller
+    /// number.
     pub after: Option<u32>,
-    /// Where it is read.
+    /// The side that is read.
     pub source: StepEnd,
-    /// Where it is written.
+    /// The side that is written.
     pub destination: StepEnd,
 }
 
 impl Region {
-    /// Returns the region as stretches of the memory of a dense, row-major buffer of `shape`, with elements of `item`
-    /// bytes.
+    /// Returns the memory ranges of the region in a dense, row-major buffer of `shape`, with elements of
+    /// `item` bytes.
     ///
     /// # Errors
-    /// [`PlanError::Region`] if it reaches beyond the shape or has another rank, [`PlanError::TooLarge`] for a buffer
-    /// beyond 64 bits.
+    /// Returns [`PlanError::Region`] if the region reaches beyond the shape or has another rank, and
+    /// [`PlanError::TooLarge`] if the size of the buffer exceeds 64 bits.
     pub fn runs(&self, shape: &[u64], item: u64) -> Result<Runs, PlanError> {
         self.stretches(shape)?;
         byte_strides(shape, item)?;
         Ok(runs(shape, self, item))
     }
 
-    /// Returns where it begins and ends in each dimension, if that is inside the shape.
+    /// Returns the first element and the one after the last in each dimension, if the region lies inside the
+    /// shape.
     pub(super) fn stretches(&self, shape: &[u64]) -> Result<Vec<(u64, u64)>, PlanError> {
         let wrong = |why: String| PlanError::Region { what: "the region", why };
         if self.start.len() != shape.len() || self.extent.len() != shape.len() || shape.len() > MAX_RANK {
@@ -216,21 +218,21 @@ pub(super) fn runs(shape: &[u64], region: &Region, item: u64) -> Runs {
     Runs { offset, run_bytes, counts, strides }
 }
 
-/// Returns how far apart neighbours lie in each dimension of a dense, row-major buffer, in bytes.
+/// Returns the distance of neighbours in each dimension of a dense, row-major buffer, in bytes.
 pub(super) fn byte_strides(shape: &[u64], item: u64) -> Result<Vec<u64>, PlanError> {
     let mut strides = vec![item; shape.len()];
     let mut bytes = item;
     for (stride, &size) in strides.iter_mut().zip(shape).rev() {
         *stride = bytes;
-        // A buffer without elements has no strides that are asked for; they must be numbers all the same.
+        // A buffer without elements has no strides that matter, but they must not overflow.
         bytes = bytes.checked_mul(size.max(1)).ok_or(PlanError::TooLarge { what: "a buffer" })?;
     }
     Ok(strides)
 }
 
-/// Folds a box into one run and the loops around it, in each of `N` buffers at once: dimensions that lie close
-/// together in all of them become one. Returns the bytes of the run, and the loops with their strides, the outermost
-/// first.
+/// Folds a box into one run and the loops around it, in each of `N` buffers at once: dimensions that are
+/// contiguous in all of them become one. Returns the bytes of the run, and the loops with their strides, the
+/// outermost first.
 pub(super) fn fold<const N: usize>(
     extent: &[u64],
     strides: [&[u64]; N],

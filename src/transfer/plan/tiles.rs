@@ -1,41 +1,41 @@
-//! A sharding as arithmetic: which tile of the array each device holds, and where it lies.
+//! A sharding as arithmetic: the tile of the array that each device holds, and its bounds.
 //!
-//! It knows no task. Begin at [`Tiling`].
+//! It knows no tasks. Begin at [`Tiling`].
 
 use super::{ArrayDescription, DeviceId, PlanError, Region};
 
-/// No tile, no step, no device.
+/// The value for no tile, no step or no device.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// How one dimension is cut.
+/// The division of one dimension into tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Cut {
     /// The size of the dimension, in elements.
     pub size: u64,
-    /// Into how many tiles it is cut; empty ones do not count.
+    /// The number of tiles that are not empty.
     pub count: u32,
     /// The size of a tile: the quotient rounded up. The last one may be smaller.
     pub tile: u64,
 }
 
 impl Cut {
-    /// Returns where the tile at `place` begins and ends.
+    /// Returns the bounds of the tile at `place`.
     pub fn interval(self, place: u32) -> (u64, u64) {
         let place = u64::from(place);
-        // Below 2^62 + 65,536 at most.
+        // Less than 2^62 + 65,536, so it cannot overflow.
         ((place * self.tile).min(self.size), ((place + 1) * self.tile).min(self.size))
     }
 
-    /// Returns the first and the last tile that reach into a stretch, which must not be empty.
+    /// Returns the first and the last tile that overlap an interval, which must not be empty.
     pub fn reaching(self, (start, end): (u64, u64)) -> (u32, u32) {
         let place = |element: u64| u32::try_from(element / self.tile).unwrap_or(NONE);
         (place(start), place(end - 1))
     }
 }
 
-/// A sharding of an array of a known shape: the array is a grid of tiles, counted in row-major order, and each device
-/// holds one, or [`NONE`] if its part lies beyond the array. Shardings that put the same elements on the same devices
-/// are the same tiling.
+/// A sharding of an array of known shape: the array is a grid of tiles in row-major order, and each device
+/// holds one tile, or [`NONE`] if its part lies beyond the array. Shardings that put the same elements on the
+/// same devices have the same tiling.
 #[derive(Debug, Clone)]
 pub(super) struct Tiling {
     pub cuts: Vec<Cut>,
@@ -44,15 +44,15 @@ pub(super) struct Tiling {
 }
 
 impl Tiling {
-    /// Of a description that has been checked.
+    /// Computes the tiling of a description that has been checked.
     pub fn of(array: &ArrayDescription) -> Self {
         let mesh = &array.sharding.mesh;
-        // How far apart neighbours along each axis lie in the list of devices.
+        // The distance of neighbours along each axis in the list of devices.
         let mut strides = vec![1_u64; mesh.axes.len()];
         for axis in (1..mesh.axes.len()).rev() {
             strides[axis - 1] = strides[axis] * mesh.axes[axis].size;
         }
-        // For each dimension the size and the stride of the axes that divide it, the major one first.
+        // For each dimension, the size and the stride of the axes that divide it, the major one first.
         let find = |name: &String| mesh.axes.iter().position(|axis| axis.name == *name);
         let divided: Vec<Vec<(u64, u64)>> = (0..array.shape.len())
             .map(|dimension| {
@@ -64,13 +64,13 @@ impl Tiling {
             let tile = size.div_ceil(axes.iter().map(|(ways, _)| ways).product());
             Cut {
                 size,
-                // No more than there are devices.
+                // The number of tiles is at most the number of devices.
                 count: if tile == 0 { 1 } else { u32::try_from(size.div_ceil(tile)).unwrap_or(NONE) },
                 tile,
             }
         };
         let cuts: Vec<Cut> = array.shape.iter().zip(&divided).map(cut).collect();
-        // Their number is at most that of the devices, since no axis divides twice.
+        // The number of tiles is at most the number of devices, because no axis divides two dimensions.
         let tile_at = |place: u64| {
             let mut tile = 0;
             for (cut, axes) in cuts.iter().zip(&divided) {
@@ -90,7 +90,7 @@ impl Tiling {
         Self { cuts, devices }
     }
 
-    /// Returns how many tiles there are.
+    /// Returns the number of tiles.
     pub fn tiles(&self) -> u32 {
         self.cuts.iter().map(|cut| cut.count).product()
     }
@@ -100,14 +100,14 @@ impl Tiling {
         self.cuts.iter().any(|cut| cut.size == 0)
     }
 
-    /// Returns how many devices hold each tile of an array that has elements: equally many all of them, since each lies
-    /// at one place along the axes that divide, and anywhere along the others.
+    /// Returns the number of devices that hold each tile of an array that has elements. It is equal for all
+    /// tiles: a holder has one place along the axes that divide, and any place along the others.
     pub fn copies(&self) -> u32 {
         let holding = self.devices.iter().filter(|(_, tile)| *tile != NONE).count();
         number(holding) / self.tiles()
     }
 
-    /// Returns where a tile begins and ends in each dimension; nowhere, for [`NONE`].
+    /// Writes the bounds of a tile in each dimension to `into`; empty ones for [`NONE`].
     pub fn intervals(&self, tile: u32, into: &mut Vec<(u64, u64)>) {
         into.clear();
         into.resize(self.cuts.len(), (0, 0));
@@ -122,18 +122,19 @@ impl Tiling {
     }
 }
 
-/// The two tiles that have a region in common.
+/// The two tiles whose intersection is a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Pair {
     /// The tile of the source.
     pub held: u32,
     /// The tile of the destination.
     pub wanted: u32,
-    /// Another number for each region of a tile of the destination, and for each tile in a round: both added.
+    /// The sum of the destination tile and the round: it differs between the regions of a destination tile,
+    /// and between the tiles of a round.
     pub turn: u32,
 }
 
-/// Where a region and its two tiles lie: in each dimension, where each begins and ends.
+/// The bounds of a region and of its two tiles, in each dimension.
 #[derive(Debug, Default)]
 pub(super) struct Stretches {
     pub held: Vec<(u64, u64)>,
@@ -142,7 +143,7 @@ pub(super) struct Stretches {
 }
 
 impl Stretches {
-    /// Finds out.
+    /// Computes the bounds of a pair.
     pub fn find(&mut self, source: &Tiling, destination: &Tiling, pair: Pair) {
         source.intervals(pair.held, &mut self.held);
         destination.intervals(pair.wanted, &mut self.wanted);
@@ -150,39 +151,39 @@ impl Stretches {
         self.common.extend(self.held.iter().zip(&self.wanted).map(|(held, wanted)| common(*held, *wanted)));
     }
 
-    /// Goes on to a tile of the source that lies elsewhere in one dimension.
+    /// Replaces the source tile by one that differs in one dimension.
     pub fn reach(&mut self, dimension: usize, held: (u64, u64)) {
         self.held[dimension] = held;
         self.common[dimension] = common(held, self.wanted[dimension]);
     }
 
-    /// Returns how many elements the region has. The array is bounded, so it cannot overflow.
+    /// Returns the number of elements of the region. The array is bounded, so it cannot overflow.
     pub fn volume(&self) -> u64 {
         self.common.iter().map(|(start, end)| end - start).product()
     }
 }
 
-/// Returns what two tiles have in common along a dimension, in which they overlap.
+/// Returns the overlap of two intervals that do overlap.
 fn common(one: (u64, u64), other: (u64, u64)) -> (u64, u64) {
     (one.0.max(other.0), one.1.min(other.1))
 }
 
-/// For counts that are bounded far below 2^32.
+/// Converts a count that is known to be far below 2^32.
 pub(super) fn number(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(NONE)
 }
 
-/// Returns the size of a stretch in each dimension.
+/// Returns the length of each interval.
 pub(super) fn extents(stretches: &[(u64, u64)]) -> Vec<u64> {
     stretches.iter().map(|(start, end)| end - start).collect()
 }
 
 impl ArrayDescription {
-    /// Returns which part of the array each device holds, in the order of the devices' ids: JAX's `devices_indices_map`. A
-    /// shard that lies beyond the array is empty in every dimension.
+    /// Returns the part of the array that each device holds, in the order of the devices' ids: JAX's
+    /// `devices_indices_map`. A shard that lies beyond the array is empty in every dimension.
     ///
     /// # Errors
-    /// As [`ArrayDescription::check`].
+    /// Returns the errors of [`ArrayDescription::check`].
     pub fn shards(&self) -> Result<Vec<(DeviceId, Region)>, PlanError> {
         self.check()?;
         let tiling = Tiling::of(self);

@@ -1,14 +1,16 @@
-//! Chooses the giver of a region that several devices hold.
+//! Chooses the sender of a region that several devices hold.
 //!
-//! It is not remembered which device gave what before. Instead the choices that all regions make are numbered: those of
-//! tiles that the same hosts hold one after the other, and of each tile in the order of its regions. `n` hosts take
-//! them in turns of `n`, and the first moves on with every turn, and once more with every `n` turns, and so on: the sum
-//! of the digits of the choice's number, in base `n`, says whose turn it is. So all have equally many, and choices that
-//! lie at equal distances, as those of a round do, fall to different hosts too. Those that fall to a host go round its
-//! tasks in the same way, and the task's devices.
+//! It does not record which device sent what before. Instead all choices of all regions are numbered: those
+//! of tiles that the same hosts hold one after the other, and those of each tile in the order of its regions.
+//! `n` hosts take them in turns of `n`, and the first host advances with every turn, and once more with every
+//! `n` turns, and so on: the sum of the digits of the choice's number, in base `n`, is the host. So all hosts
+//! send equally many regions, and choices at equal distances, as those of a round are, fall to different
+//! hosts too. The choices of a host rotate through its tasks in the same way, and those of a task through its
+//! devices.
 //!
-//! A region makes no choice for a host that holds it already. So that none is passed over for that, such regions are
-//! found beforehand, host by host, and the numbers of those behind are smaller by what they do not choose.
+//! A region makes no choice for a host that holds it already. So that no holder is skipped for that, such
+//! regions are found beforehand, host by host, and the later choices have numbers that are smaller by the
+//! choices not made. Begin at [`Turns::of`].
 
 use std::ops::Range;
 
@@ -17,27 +19,28 @@ use super::rounds::Rounds;
 use super::tiles::number;
 use super::turn::Turn;
 
-/// How many pairs of a tile that a host holds and one that it shall hold are looked at for each device. There are more
-/// only if hosts have more devices than this; so many of them are near that few regions are asked for elsewhere.
+/// The most pairs of a held and a wanted tile of one host that are examined for each device. There are more
+/// only if hosts have more devices than this; then so many regions are on the right host already that few are
+/// sent from elsewhere.
 const LOOKED_AT: usize = 64;
 
-/// The choices of a tile of the source.
+/// The choices of a source tile.
 #[derive(Debug, Clone, Default)]
 struct Choices {
     first: Turn,
-    /// How many each region makes,
+    /// The number of choices that each region makes.
     each: u32,
-    /// and which make fewer.
+    /// The range of `Turns::fewer` with the regions that make fewer.
     fewer: Range<u32>,
 }
 
 /// The choices of all regions.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Turns {
-    /// For each tile of the source; none if no region ever has a choice.
+    /// The choices of each source tile; empty if no region has a choice.
     tiles: Vec<Choices>,
-    /// Regions of a tile that some host which needs them holds: which of the tile's, and how many choices fewer those
-    /// up to here make.
+    /// The regions of a tile that a host which needs them holds already: the region's index in the tile, and
+    /// the number of choices saved up to and including it.
     fewer: Vec<(u32, u32)>,
 }
 
@@ -89,19 +92,18 @@ impl Turns {
             }
             turns.tiles[tile as usize] =
                 Choices { first: turn, each, fewer: begin..number(turns.fewer.len()) };
-            // All together they are no more than the steps.
+            // The sum is at most the number of steps.
             turn.number += rounds.count_held(tile) * each - fewer;
         }
         turns
     }
 
-    /// Returns whether no region ever has a choice.
+    /// Returns whether no region has a choice.
     pub fn are_none(&self) -> bool {
         self.tiles.is_empty()
     }
 
-    /// Returns the first choice among hosts of a region, of which `ordinal` come before among those of its tile of the
-    /// source.
+    /// Returns the first choice among hosts of the region with index `ordinal` of a source tile.
     pub fn anywhere(&self, held: u32, ordinal: u32) -> Turn {
         let Some(Choices { first, each, fewer }) = self.tiles.get(held as usize) else {
             return Turn::default();

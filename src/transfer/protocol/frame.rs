@@ -7,7 +7,7 @@
 //! | 3 | kind |
 //! | 4 | flags |
 //! | 5 | class |
-//! | 6..8 | lane, in `Lost` |
+//! | 6..8 | lane, in `Lost` and `Have` |
 //! | 8..16 | incarnation of the sender |
 //! | 16..24 | incarnation of the receiver |
 //! | 24..28 | channel |
@@ -16,17 +16,18 @@
 //! | 40..44 | number of this control frame; 0 for data |
 //! | 44..48 | the last control frame that the sender has received |
 //! | 48..52 | length of the payload |
-//! | 52..56 | CRC32C of the payload, where the flag says so |
+//! | 52..56 | CRC32C of the payload, if the flag `CHECKED` is set |
 //! | 56..60 | zero |
 //! | 60..64 | CRC32C of bytes 0..60 |
 //!
-//! Every frame carries both incarnations: one of another life is recognised wherever it comes from.
+//! Every frame carries both incarnations, so that the receiver recognises a frame of another one on any
+//! connection.
 
 use crate::base::identity::Member;
 
-/// Bytes of a header.
+/// The bytes of a header.
 pub const HEADER: usize = 64;
-/// The largest payload of a control frame. Larger ones are refused before they are read.
+/// The largest payload of a control frame. A larger one is refused before it is read.
 pub const CONTROL_MAX: usize = 64 << 10;
 /// The largest payload of a data frame.
 pub const CHUNK_MAX: usize = 4 << 20;
@@ -34,64 +35,65 @@ pub const CHUNK_MAX: usize = 4 << 20;
 const MAGIC: u16 = 0x4d58;
 const VERSION: u8 = 1;
 
-/// What a frame says.
+/// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// Part of the list of transfers of a prepared launch.
+    /// A part of the list of transfers of a prepared launch.
     Define = 1,
-    /// The list is not used any more.
+    /// The list is withdrawn.
     Undefine = 2,
     /// A launch: the next group of its channel.
     Go = 3,
-    /// More of a launch's buffers are ready.
+    /// Further buffers of a launch are ready.
     Ready = 4,
-    /// The group is given up, and no byte of it can land here any more; the payload says why.
+    /// The group was cancelled, and no byte of it can land at the sender any more; the payload has the
+    /// reason.
     Stop = 5,
-    /// No byte of the group can land here any more.
+    /// No byte of the group can land at the sender any more.
     Stopped = 6,
-    /// All that was sent in the group is here.
+    /// All bytes of the group have arrived.
     Done = 7,
-    /// A chunk came damaged: once more.
+    /// A chunk arrived damaged and must be sent again.
     Damaged = 8,
     /// The sender has lost a lane.
     Lost = 9,
-    /// Which chunks of a group are here: a bit for each, from the one that is named on.
+    /// The chunks of a group that have arrived: a bitmap that begins at the chunk in the header.
     Have = 10,
-    /// Are you there?
+    /// Asks whether the peer is alive.
     Ping = 11,
-    /// Yes.
+    /// Answers `Ping`.
     Pong = 12,
     /// A chunk of a group's bytes.
     Data = 13,
-    /// Only tells what was received.
+    /// Carries an acknowledgement and nothing else.
     Ack = 14,
-    /// Shared memory that the receiver may map: the descriptor comes with it.
+    /// Shared memory that the receiver may map; its descriptor comes with the frame.
     Region = 15,
-    /// The shared memory is not used any more.
+    /// The shared memory is withdrawn.
     Unregion = 16,
-    /// What should have been fetched cannot be: send it.
+    /// The bytes cannot be fetched: the peer must push them.
     Push = 17,
-    /// A ring to write control frames to: its memory and its bell come with the frame.
+    /// A ring for the peer's control frames; its memory and its bell come with the frame.
     Ring = 18,
-    /// The last control frame on the socket: those that follow are in the ring.
+    /// The last control frame on the socket: later ones are in the ring.
     Switch = 19,
-    /// The descriptor of a region, on the socket, when its `Region` is in the ring.
+    /// The descriptor of a region whose `Region` frame is in the ring; it comes on the socket.
     Descriptor = 20,
-    /// May the connection end? Nothing is under way here.
+    /// Asks whether the connection may end: the sender has nothing in flight.
     Leave = 21,
-    /// Yes: nor here, and nothing will be.
+    /// Agrees: the sender has nothing in flight either, and begins nothing.
     Agree = 22,
-    /// No: it is used here.
+    /// Refuses: the sender uses the connection.
     Refuse = 23,
-    /// It is agreed, and so it ends.
+    /// Decides, after `Agree`, that the connection ends.
     Gone = 24,
-    /// It is agreed, but it was used meanwhile, and goes on.
+    /// Decides, after `Agree`, that the connection stays, because it was used meanwhile.
     Stay = 25,
 }
 
 impl Kind {
-    const fn from_byte(byte: u8) -> Option<Self> {
+    pub(super) const fn from_byte(byte: u8) -> Option<Self> {
         Some(match byte {
             1 => Self::Define,
             2 => Self::Undefine,
@@ -123,26 +125,26 @@ impl Kind {
     }
 }
 
-/// Flags of a frame.
+/// The flags of a frame.
 pub mod flag {
-    /// `Go`, `Ready`: what is sent is defined.
+    /// `Go`, `Ready`: the bytes to be sent are defined.
     pub const SOURCE: u8 = 1;
-    /// `Go`, `Ready`: what is received into may be written.
+    /// `Go`, `Ready`: the bytes to be received may be written.
     pub const DESTINATION: u8 = 2;
-    /// `Go`: the payload is all that is sent in the group.
+    /// `Go`: the payload is all bytes that the sender sends in the group.
     pub const INLINE: u8 = 4;
-    /// The CRC of the payload is given.
+    /// The header has the CRC of the payload.
     pub const CHECKED: u8 = 8;
-    /// `Define`: more of the same definition follows.
+    /// `Define`: further parts of the same definition follow.
     pub const MORE: u8 = 16;
 }
 
-/// A frame without its payload.
+/// The header of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// What it says.
+    /// The kind.
     pub kind: Kind,
-    /// See [`flag`].
+    /// The flags, of [`flag`].
     pub flags: u8,
     /// The priority class of a launch.
     pub class: u8,
@@ -158,45 +160,45 @@ pub struct Header {
     pub index: u32,
     /// The number of a group.
     pub sequence: u64,
-    /// The number of this control frame; 0 for data and whatever need not arrive.
+    /// The number of this control frame; 0 for data, and for frames that need not arrive.
     pub control: u32,
     /// The last control frame that the sender has received.
     pub ack: u32,
-    /// Bytes of payload.
+    /// The bytes of the payload.
     pub len: u32,
-    /// CRC32C of the payload, with [`flag::CHECKED`].
+    /// The CRC32C of the payload, if [`flag::CHECKED`] is set.
     pub payload_crc: u32,
 }
 
-/// What is wrong with a header.
+/// The reason why a header was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// Not ours, or bytes were lost.
+    /// The magic is wrong: another protocol, or bytes were lost.
     #[error("this is no frame: it begins with {0:04x}")]
     Magic(u16),
     /// Another version of the protocol.
     #[error("version {0} of the protocol is not spoken here; version {VERSION} is")]
     Version(u8),
-    /// Damaged on the way.
+    /// The checksum of the header is wrong.
     #[error("the header is damaged")]
     Damaged,
     /// A kind that this version does not know.
     #[error("frames of kind {0} are not known")]
     Kind(u8),
-    /// More than may come.
+    /// The payload is longer than its kind allows.
     #[error("{len} bytes of payload in a {kind:?} frame; at most {bound} may come")]
     TooLong {
-        /// Of what kind.
+        /// The kind of the frame.
         kind: Kind,
-        /// How many.
+        /// The announced bytes of the payload.
         len: u32,
-        /// The bound.
+        /// The most bytes of that kind.
         bound: usize,
     },
 }
 
 impl Header {
-    /// Makes a header with nothing but its kind and the two lives.
+    /// Creates a header with its kind and the two incarnations; all else is zero.
     pub const fn new(kind: Kind, from: Member, to: Member) -> Self {
         Self {
             kind,
@@ -215,7 +217,7 @@ impl Header {
         }
     }
 
-    /// Returns it as bytes.
+    /// Encodes the header.
     pub fn encode(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         bytes[0..2].copy_from_slice(&MAGIC.to_le_bytes());
@@ -238,10 +240,10 @@ impl Header {
         bytes
     }
 
-    /// Reads it from bytes.
+    /// Decodes a header.
     ///
     /// # Errors
-    /// If they are no header, or announce more than may come.
+    /// Returns the reason if the bytes are no header, or if it announces more bytes than its kind allows.
     pub fn decode(bytes: &[u8; HEADER]) -> Result<Self, FrameError> {
         let magic = u16::from_le_bytes([bytes[0], bytes[1]]);
         if magic != MAGIC {
@@ -294,27 +296,27 @@ pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// Returns the CRC32C of bytes.
+/// Returns the CRC32C of `bytes`.
 pub fn crc(bytes: &[u8]) -> u32 {
-    // A checksum of 32 bits is handed out in 64.
+    // The library returns the 32-bit checksum in 64 bits.
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
-/// CRC32C of bytes that come in pieces.
+/// The CRC32C of bytes that come in pieces.
 pub struct Checksum(crc_fast::Digest);
 
 impl Checksum {
-    /// Makes one of nothing yet.
+    /// Creates the checksum of no bytes.
     pub fn new() -> Self {
         Self(crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi))
     }
 
-    /// Takes more.
+    /// Adds bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// Returns that of all bytes so far.
+    /// Returns the checksum of all bytes so far.
     pub fn value(&self) -> u32 {
         self.0.finalize() as u32
     }

@@ -1,4 +1,5 @@
-//! The handshake of two engines on a fresh socket: their identities, whether they may connect, and on what terms.
+//! The handshake of two engines on a new socket: their identities, whether they may connect, and on what
+//! terms.
 //!
 //! | message | from | holds |
 //! | --- | --- | --- |
@@ -8,19 +9,20 @@
 //! | answer | acceptor | the verdict, the acceptor's proof |
 //! | confirmation | dialler | a second proof: the dialler has accepted the answer |
 //!
-//! All messages have a fixed length, end with a checksum, and are read with one time limit for all of them.
+//! All messages have a fixed length and end with a checksum. One time limit covers reading all of them.
 //!
-//! With a cluster token a proof is an HMAC of the sender's role and of every message so far, both nonces and both
-//! identities included. The dialler proves first. Until its proof is verified, an acceptor has sent its version, a
-//! nonce and at most the refusal, which is the same for every dialler: nothing that depends on the token or on its
-//! identity. A proof cannot be played back, because the other side's nonce is new for each handshake, and cannot be
-//! reflected, because roles and identities differ. A refusal other than that one carries a proof too, so that no other
-//! process can make a dialler give up on its peer.
+//! With a cluster token a proof is an HMAC of the sender's role and of every message so far, both nonces and
+//! both identities included. The dialler proves first. Until it has verified that proof, an acceptor has sent
+//! only its version, a nonce and at most the refusal, which is the same for every dialler: nothing that
+//! depends on the token or on its identity. A proof cannot be replayed, because the other side draws a new
+//! nonce for each handshake, and cannot be reflected, because roles and identities differ. Every other
+//! refusal carries a proof too, so that no other process can make a dialler give up on its peer.
 //!
-//! What remains, as with every symmetric secret: a process that a dialler takes for its peer (it holds the peer's address,
-//! or can write the peer's entry) receives a proof, and can test guesses of the token against it without further contact.
-//! Each guess costs `ITERATIONS` hashes (`proof.rs`); a token of 128 random bits cannot be guessed. And a process between two engines
-//! can pass their handshake on and then read and change what follows: TLS is what prevents that.
+//! Two attacks remain, as with every symmetric secret. A process that a dialler takes for its peer (because
+//! it holds the peer's address, or can write the peer's entry) receives a proof, and can test guesses of the
+//! token against it offline; each guess costs `ITERATIONS` hashes (`proof.rs`), and a token of 128 random
+//! bits cannot be guessed. And a process between two engines can relay their handshake and then read and
+//! change the bytes that follow: TLS prevents that.
 //!
 //! Without a token on either side the proofs are empty.
 
@@ -28,14 +30,14 @@ use super::frame::{crc, u32_at, u64_at};
 use crate::base::identity::{Incarnation, Member, TaskId};
 
 pub const MAGIC: &[u8; 7] = b"MUSTERX";
-/// The version of this handshake, as it stands after [`MAGIC`].
+/// The version of this handshake, as the byte after [`MAGIC`].
 pub const VERSION: u8 = b'3';
-/// An opening or a challenge: magic, version, which of the two it is, the nonce, a checksum.
+/// The length of an opening or a challenge: magic, version, which of the two it is, the nonce, a checksum.
 pub const NONCE_MESSAGE: usize = 48;
 pub const NONCE: usize = 32;
 pub const OPENING: u8 = 1;
 pub const CHALLENGE: u8 = 2;
-/// A hello or an answer without its proof and its checksum.
+/// The length of a hello without its proof and its checksum.
 pub const HELLO_TERMS: usize = 56;
 pub const ANSWER_TERMS: usize = 24;
 pub const PROOF: usize = 32;
@@ -46,76 +48,76 @@ pub const CONFIRMATION: usize = PROOF + CHECKSUM;
 /// A nonce, drawn for one handshake.
 pub type Nonce = [u8; NONCE];
 
-/// What the dialler says of itself and of the connection.
+/// The dialler's description of itself and of the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hello {
     /// The dialler.
     pub from: Member,
-    /// The life that it dials.
+    /// The incarnation that it dials.
     pub to: Member,
-    /// Tells the connection from others between the two.
+    /// The number that distinguishes the connection from others between the two.
     pub nonce: u64,
     /// The number of this lane.
     pub lane: u16,
-    /// Whether control frames go here.
+    /// Whether the lane carries control frames.
     pub control: bool,
-    /// Whether a connection is begun (else a lane joins one that is there).
+    /// Whether the lane begins a connection; else it joins an existing one.
     pub begins: bool,
-    /// Whether the receiver should fetch.
+    /// Whether receivers are to fetch.
     pub fetch: bool,
-    /// Whether the dialler wants checksums. Chunks carry them if either side does.
+    /// Whether the dialler wants checksums. Chunks carry them if either side wants them.
     pub checks: bool,
-    /// Bytes of a chunk.
+    /// The bytes of a chunk.
     pub chunk: u32,
-    /// The last control frame that the dialler has heard.
+    /// The number of the last control frame that the dialler has received.
     pub heard: u32,
-    /// Where a word of the dialler's memory lies that says its incarnation: an acceptor that can read it there can
-    /// fetch from it.
+    /// The address of a word of the dialler's memory that holds its incarnation. An acceptor that can read it
+    /// there can fetch from the dialler.
     pub probe: u64,
 }
 
-/// What the acceptor answers.
+/// The acceptor's answer to a hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answer {
-    /// Whether it goes on.
+    /// Whether the acceptor accepts the hello.
     pub verdict: Verdict,
-    /// The last control frame that the acceptor has heard.
+    /// The number of the last control frame that the acceptor has received.
     pub heard: u32,
-    /// As in the hello.
+    /// The address of a word of the acceptor's memory, as in the hello.
     pub probe: u64,
     /// Whether the acceptor wants checksums.
     pub checks: bool,
 }
 
-/// Whether a hello is accepted.
+/// The decision about a hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is.
+    /// The hello is accepted.
     Welcome,
-    /// The task that was dialled has another life now.
+    /// The dialled task has another incarnation now.
     StaleTarget(Option<Incarnation>),
-    /// The dialler's life is not the one that counts.
+    /// The dialler's incarnation is not the current one.
     StaleDialler(Option<Incarnation>),
-    /// The answerer is dialling as well, and its connection counts.
+    /// The acceptor is dialling as well, and its connection takes precedence.
     Busy,
-    /// The token is missing, or should not be there, or is another.
+    /// The proof of the token is missing, unexpected or wrong.
     Token,
     /// The lane belongs to no connection.
     UnknownConnection,
-    /// Too many connections.
+    /// The acceptor has too many connections.
     Full,
 }
 
-/// Why a message is no opening or challenge.
+/// The reason why a message is no opening or challenge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NonceError {
-    /// It is another protocol's, or damaged.
+    /// It belongs to another protocol, or is damaged.
     Protocol,
-    /// It is of another version.
+    /// It has another version.
     Version(u8),
 }
 
-/// Returns a refusal in words.
+/// Returns the text of a refusal.
 pub fn refusal(verdict: Verdict) -> String {
     let now = |current: Option<Incarnation>| {
         current.map_or_else(String::new, |now| format!(": the incarnation that counts is {now}"))
@@ -133,19 +135,19 @@ pub fn refusal(verdict: Verdict) -> String {
     }
 }
 
-/// Puts the checksum of what is before it at the end.
+/// Writes the checksum of all bytes before it into the last bytes.
 pub fn seal(bytes: &mut [u8]) {
     if let Some((said, checksum)) = bytes.split_last_chunk_mut::<CHECKSUM>() {
         *checksum = crc(said).to_le_bytes();
     }
 }
 
-/// Returns whether the checksum at the end is right.
+/// Returns whether the checksum in the last bytes is right.
 pub fn is_sealed(bytes: &[u8]) -> bool {
     bytes.split_last_chunk::<CHECKSUM>().is_some_and(|(said, checksum)| *checksum == crc(said).to_le_bytes())
 }
 
-/// Makes an opening or a challenge.
+/// Encodes an opening or a challenge.
 pub fn write_nonce(which: u8, nonce: &Nonce) -> [u8; NONCE_MESSAGE] {
     let mut bytes = [0; NONCE_MESSAGE];
     bytes[0..7].copy_from_slice(MAGIC);
@@ -156,7 +158,7 @@ pub fn write_nonce(which: u8, nonce: &Nonce) -> [u8; NONCE_MESSAGE] {
     bytes
 }
 
-/// Returns whether this is an opening or a challenge.
+/// Checks that a message is an opening or a challenge, as `which` says.
 pub fn check_nonce(which: u8, bytes: &[u8; NONCE_MESSAGE]) -> Result<(), NonceError> {
     if bytes[0..7] != MAGIC[..] {
         return Err(NonceError::Protocol);
@@ -175,7 +177,7 @@ pub fn check_nonce(which: u8, bytes: &[u8; NONCE_MESSAGE]) -> Result<(), NonceEr
 }
 
 impl Hello {
-    /// Returns what is said, before its proof. `token` says whether there is one.
+    /// Encodes the hello without its proof. `token` says whether the dialler has one.
     pub fn terms(&self, token: bool) -> [u8; HELLO_TERMS] {
         let mut bytes = [0; HELLO_TERMS];
         bytes[0..4].copy_from_slice(&self.from.task.0.to_le_bytes());
@@ -192,7 +194,7 @@ impl Hello {
         bytes
     }
 
-    /// Returns what is said, and whether the dialler has a token.
+    /// Decodes a hello, and whether the dialler has a token. None if an incarnation is zero.
     pub fn read(bytes: &[u8]) -> Option<(Self, bool)> {
         let member = |task, incarnation| {
             let incarnation = Incarnation::new(u64_at(bytes, incarnation))?;
@@ -217,7 +219,7 @@ impl Hello {
 }
 
 impl Answer {
-    /// The refusal of a dialler that has proven nothing: the same for all of them.
+    /// The refusal of a dialler without a valid proof: the same for all of them.
     pub const UNPROVEN: Self = Self { verdict: Verdict::Token, heard: 0, probe: 0, checks: false };
 
     pub fn terms(&self) -> [u8; ANSWER_TERMS] {

@@ -8,21 +8,22 @@ use subtle::ConstantTimeEq as _;
 
 use super::hello::{CHECKSUM, PROOF, is_sealed, seal};
 
-/// How many hashes the key is made with: what one guess of a token costs.
+/// The number of PBKDF2 iterations of the key, which is the cost of one guess of a token.
 const ITERATIONS: NonZeroU32 = NonZeroU32::new(100_000).expect("it is not zero");
 
-/// The roles in a handshake, as proofs name them. All have one length, so that no two inputs of a proof can be equal.
+/// The roles of a handshake, as proofs name them. All have one length, so that no two inputs of a proof can
+/// be equal.
 pub const DIALLER: &[u8; 9] = b"dialler 3";
-/// See `DIALLER`.
+/// The acceptor's role; see [`DIALLER`].
 pub const ACCEPTOR: &[u8; 9] = b"accepts 3";
-/// See `DIALLER`.
+/// The dialler's role in its confirmation; see [`DIALLER`].
 pub const CONFIRMS: &[u8; 9] = b"confirm 3";
 
-/// The key that a cluster token gives.
+/// The key that is derived from a cluster token.
 pub struct TokenKey(ring::hmac::Key);
 
 impl TokenKey {
-    /// Takes some milliseconds, on purpose.
+    /// Derives the key of a token. It takes some milliseconds, on purpose.
     pub fn new(token: &[u8]) -> Self {
         let mut derived = [0; 32];
         let algorithm = ring::pbkdf2::PBKDF2_HMAC_SHA256;
@@ -31,11 +32,11 @@ impl TokenKey {
     }
 }
 
-/// Every message of a handshake so far, without checksums, as proofs cover them.
+/// The messages of a handshake so far, without checksums, as proofs cover them.
 pub struct Transcript<'a> {
     /// The key of this side.
     pub key: Option<&'a TokenKey>,
-    /// All messages so far.
+    /// The messages so far.
     pub said: Vec<u8>,
 }
 
@@ -45,7 +46,7 @@ impl<'a> Transcript<'a> {
         Self { key, said: [opening, challenge].concat() }
     }
 
-    /// Returns the proof of a role that says this now.
+    /// Appends `terms` and returns the proof of `role` for all messages so far.
     pub fn prove(&mut self, role: &[u8], terms: &[u8]) -> [u8; PROOF] {
         self.said.extend_from_slice(terms);
         let mut proof = [0; PROOF];
@@ -58,7 +59,7 @@ impl<'a> Transcript<'a> {
         proof
     }
 
-    /// Makes the message of these terms, with its proof.
+    /// Encodes the message of these terms, with its proof.
     pub fn write<const LENGTH: usize>(&mut self, role: &[u8], terms: &[u8]) -> [u8; LENGTH] {
         let mut bytes = [0; LENGTH];
         bytes[..terms.len()].copy_from_slice(terms);
@@ -67,8 +68,8 @@ impl<'a> Transcript<'a> {
         bytes
     }
 
-    /// Returns whether the proof of a message is right, without telling by its time where it differs. None if it came
-    /// damaged.
+    /// Returns whether the proof of a message is right, in constant time. None if the checksum of the message
+    /// is wrong.
     pub fn verify<const LENGTH: usize>(&mut self, role: &[u8], bytes: &[u8; LENGTH]) -> Option<bool> {
         let (terms, proof) = bytes.get(..LENGTH - CHECKSUM)?.split_last_chunk::<PROOF>()?;
         is_sealed(bytes).then(|| self.prove(role, terms).ct_eq(proof).into())

@@ -1,26 +1,28 @@
 //! A connection: the link to one incarnation of one peer, over its lanes.
 //!
-//! It performs what the [`Link`] decides, and tells the link what lanes and fetching threads report. The link is
-//! behind one lock, held for table look-ups only: no system call and no copy happens under it. It does not know how
-//! connections are found and made; it knows its engine by [`SessionHost`] only. Begin at [`Connection::launch`].
+//! It performs the outputs of the [`Link`], and passes the reports of lanes and fetching threads to it. The
+//! link is behind one lock, held for table look-ups only: no system call and no copy happens under it. It
+//! neither discovers peers nor dials; it knows its engine by [`SessionHost`] only. Begin at
+//! [`Connection::launch`].
 //!
-//! A launch leaves at once while few launches are under way ([`LAUNCHES_AT_ONCE`]), or if its class is latency.
-//! Otherwise its frame leaves by the reactor with whatever else is queued by then, and frames that arrived with one
-//! system call are answered with one. A lone message is sent soon; among many, a system call each is most of their
-//! cost. No timer delays anything.
+//! A launch is sent at once while few launches are in flight ([`LAUNCHES_AT_ONCE`]), or if its class is
+//! latency. Otherwise the reactor sends its frame together with all others that are queued by then, and
+//! frames that arrived with one system call are answered with one. A lone message leaves without delay; among
+//! many messages, a system call each is most of their cost. No timer delays anything.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use muster_clock as clock;
 
+use super::ring_session::RingSession;
 use super::spin_wait::SpinWait;
 use crate::base::counts::{Counters, EngineCounts};
 use crate::base::error::TransferError;
 use crate::base::identity::Member;
-use crate::base::sync::lock;
+use crate::base::sync::{AtomicUsize, lock};
 use crate::base::transport::TransportKind;
 use crate::io::fetch::PeerMemory;
 use crate::io::lane::{Lane, LaneHost};
@@ -33,53 +35,55 @@ use crate::memory::{MemoryRegion, RegionListener};
 use crate::protocol::link::definition::Definition;
 use crate::protocol::link::{Class, GroupId, LAUNCHES_MAX, Launching, Link, Numbers, Terms};
 
-/// While more launches are under way, what a launch says leaves together with what others say, in one call of the system;
-/// until then, and where it is urgent, it leaves at once.
+/// The number of launches in flight above which the reactor sends a launch, together with other frames in one
+/// system call, on a connection without a ring. Below it, in the latency class, and with a ring, the
+/// launching thread sends at once.
 const LAUNCHES_AT_ONCE: usize = 4;
 
-/// While no more launches are under way, and for no more bytes of one, whether the peer has what was sent may be heard a
-/// little later if no launch waits for it: until then it takes room.
+/// The number of launches in flight, and the bytes of one, above which a launch registers for the peer's
+/// acknowledgement although no program waits for it. Below both, the acknowledgement may be read a little
+/// later, and the launch occupies memory until then.
 const LAUNCHES_UNHEARD: usize = 64;
 const BYTES_UNHEARD: u64 = 64 << 10;
 
 /// The engine of a connection, as the connection sees it.
 pub trait SessionHost: Send + Sync {
-    /// Says that a connection became unused: it may be one of too many.
+    /// Reports that a connection became unused, so that the engine may end it if there are too many.
     fn connection_is_unused(&self);
 
-    /// Says that the peer uses the connection that this side asked to end: another one may make room.
+    /// Reports that the peer refused to end the connection: the engine may ask another one.
     fn make_room(&self);
 
-    /// Says that the connection stays that this side had agreed to end.
+    /// Reports that a connection stays, although this side had agreed to its end.
     fn connection_stays(&self, connection: &Arc<Connection>);
 
-    /// Says that the connection made room for others: its peer agreed.
+    /// Reports that the connection ended to make room for others, with the peer's agreement.
     fn connection_left(&self, connection: &Arc<Connection>);
 
-    /// Says that a lane was lost. The engine makes it anew, or finds out that the peer is dead.
+    /// Reports that a lane was lost. The engine dials it again, or detects that the peer is dead.
     fn mend(&self, connection: &Arc<Connection>, control: bool, how: &str);
 
-    /// Says that the best way to a peer has failed although the peer may live.
+    /// Reports that the best transport to a peer has failed although the peer may be alive.
     fn back_off(&self, peer: Member, how: &str);
 
-    /// Has the engine look after its connections at that moment.
+    /// Schedules a check of the connections at `wanted`.
     fn look_at(&self, wanted: Instant);
 
-    /// Says that the connection is over.
+    /// Reports that the connection is over.
     fn connection_over(&self, connection: &Arc<Connection>, error: &TransferError);
 }
 
-/// The link to one life of one peer.
+/// The connection to one incarnation of one peer.
 pub struct Connection {
     /// This side.
     pub me: Member,
     /// The other side.
     pub peer: Member,
-    /// Tells this connection from others between the same two lives.
+    /// The number that distinguishes this connection from others between the same two incarnations.
     pub nonce: u64,
     /// Whether this side dialled.
     pub dialled: bool,
-    /// What its lanes are made of.
+    /// The transport of its lanes.
     pub kind: TransportKind,
     /// Whether receivers fetch from the memory of senders.
     pub fetches: bool,
@@ -93,56 +97,59 @@ pub struct Connection {
     pub(super) link: Mutex<Link<Arc<PeerLaunch>>>,
     pub(super) numbers: Numbers,
     pub(super) lanes: RwLock<Vec<Arc<Lane>>>,
-    /// Lanes that the peer had lost before they were here. They do not come any more.
+    /// The lanes that the peer lost before this side had them; they are refused when they arrive.
     pub(super) lost_lanes: Mutex<HashSet<u16>>,
-    /// The last control frame that was heard when a frame last came damaged.
+    /// The number of the last control frame received when a frame last arrived damaged.
     pub(super) last_damage: Mutex<Option<u32>>,
     pub(super) over: OnceLock<TransferError>,
-    /// How its peer went, and when: the connection ends when what the peer said last has been taken.
+    /// How the peer went, and when. The connection ends once the peer's last frames are processed.
     pub(super) peer_gone: OnceLock<(String, Instant)>,
-    /// Whether small launches bring their bytes along; not where all is to go through the kernel.
+    /// Whether small launches carry their bytes in the launch frame; not if all memory is to be read through
+    /// the kernel.
     pub(super) inlines: bool,
     pub(super) pid: Option<i32>,
-    /// Regions that the peer was told of.
+    /// The regions that this side has announced to the peer.
     pub(super) offered: Mutex<HashMap<u32, Weak<MemoryRegion>>>,
-    /// Regions that the peer told of; none where one could not be mapped.
+    /// The regions that the peer has announced; none for a region that could not be mapped.
     pub(super) shared: Mutex<HashMap<u32, Option<Arc<PeerMemory>>>>,
-    /// Where control frames come in once the peer has switched to it.
+    /// The ring from which this side reads control frames once the peer has switched to it.
     pub(super) inbox: Option<RingInbox>,
-    /// Where control frames go once this side has switched to it.
+    /// The ring to which this side writes control frames once it has switched to it.
     pub(super) outbox: OnceLock<RingOutbox>,
-    /// A region whose descriptor comes by the socket, and which the ring has told of already: the ring waits for it.
+    /// A region that was announced in the ring before its descriptor arrived on the socket. The ring is not
+    /// read until the descriptor is here.
     pub(super) awaited: Mutex<Option<u32>>,
     pub(super) last_heard: AtomicU64,
-    /// How many launches wait to hear that the peer has what they sent.
+    /// The number of launches that wait for the acknowledgement of sent bytes.
     pub(super) send_waiters: AtomicUsize,
     pub(super) spin_wait: SpinWait,
-    /// Tells of decisions about the end of a connection that this side has agreed to.
+    /// Notified when the end of a connection that this side has agreed to is decided.
     pub(super) decided: Condvar,
     pub(super) started: Instant,
-    /// Bytes moved.
+    /// The bytes moved on this connection.
     pub counters: Counters,
-    /// Bytes moved with its peer's task, on this and all other connections.
+    /// The bytes moved with the peer's task, on this and all other connections.
     pub(super) moved: Arc<Counters>,
 }
 
-/// Keeps a connection from ending to make room: a request is about to prepare something on it.
+/// A lease on a connection, which prevents its end while a request is about to prepare something on it.
 pub struct ConnectionLease(Arc<Connection>);
 
 impl ConnectionLease {
-    /// Keeps it; not if this side has agreed to its end.
+    /// Acquires a lease; none if this side has agreed to the end of the connection.
     pub fn acquire(connection: &Arc<Connection>) -> Option<Self> {
         let kept = lock(&connection.link).keep();
         kept.then(|| Self(Arc::clone(connection)))
     }
 
-    /// Keeps it once more.
+    /// Acquires a further lease on the same connection.
     pub fn renew(&self) -> Self {
         let _kept = lock(&self.0.link).keep();
         Self(Arc::clone(&self.0))
     }
 
-    /// Takes the lease that a new connection begins with, until all requests that wait for it have theirs. Called once.
+    /// Takes over the lease with which a new connection begins, held until every request that waits for the
+    /// connection has its own. Called once.
     pub fn adopt(connection: &Arc<Connection>) -> Self {
         Self(Arc::clone(connection))
     }
@@ -160,7 +167,8 @@ impl Drop for ConnectionLease {
 }
 
 impl RegionListener for Connection {
-    /// Called by the thread that drops the region last, which none does under a lock of the connection.
+    /// Runs on the thread that drops the region last; no thread drops a region while it holds a lock of the
+    /// connection.
     fn region_gone(self: Arc<Self>, id: u32) {
         let offered = lock(&self.offered).remove(&id);
         if offered.is_some() {
@@ -170,33 +178,33 @@ impl RegionListener for Connection {
     }
 }
 
-/// What a connection is made of.
+/// The parameters of a new connection.
 pub struct ConnectionSettings {
-    /// Its engine.
+    /// The engine.
     pub host: Weak<dyn SessionHost>,
     /// The threads that move its bytes.
     pub io: Arc<IoThreads>,
-    /// What the engine counts.
+    /// The counters of the engine.
     pub counts: Arc<EngineCounts>,
     /// The numbers of launches with the peer.
     pub numbers: Numbers,
-    /// Bytes moved with the peer's task.
+    /// The bytes moved with the peer's task.
     pub moved: Arc<Counters>,
-    /// Whether small launches bring their bytes along.
+    /// Whether small launches carry their bytes in the launch frame.
     pub inlines: bool,
-    /// How long a thread that waits looks before it sleeps.
+    /// How long a waiting thread spins before it sleeps.
     pub spin: Duration,
     /// This side.
     pub me: Member,
     /// The other side.
     pub peer: Member,
-    /// Tells it from others.
+    /// The number that distinguishes it from others.
     pub nonce: u64,
     /// Whether this side dialled.
     pub dialled: bool,
-    /// How its lanes are made.
+    /// The transport of its lanes.
     pub kind: TransportKind,
-    /// What its lanes are like.
+    /// The capabilities of its lanes.
     pub capabilities: WireCapabilities,
     /// The terms of the link.
     pub terms: Terms,
@@ -207,13 +215,14 @@ pub struct ConnectionSettings {
 }
 
 impl Connection {
-    /// Makes a connection without lanes.
+    /// Creates a connection without lanes.
     pub fn new(settings: ConnectionSettings) -> Arc<Self> {
         let ConnectionSettings { host, io, counts, numbers, moved, inlines, spin, .. } = settings;
         let ConnectionSettings { me, peer, nonce, dialled, kind, capabilities, terms, checks, pid, .. } =
             settings;
         let mut link = Link::new(me, peer, terms, numbers.clone());
-        // Until it is among the cliques: see `ConnectionLease::adopt`.
+        // The lease with which the connection begins, until the cliques have it: see
+        // `ConnectionLease::adopt`.
         link.keep();
         Arc::new_cyclic(|this| Self {
             me,
@@ -252,28 +261,28 @@ impl Connection {
         })
     }
 
-    /// Returns what launches know of it.
+    /// Returns the handle by which launches refer to the connection.
     pub fn carrier(&self) -> Carrier {
         let session: Weak<dyn SessionHandle> = self.this.clone();
         Carrier { session, peer: self.peer, fetches: self.fetches }
     }
 
-    /// Returns what lanes know of it.
+    /// Returns the handle by which lanes refer to the connection.
     pub fn lane_host(&self) -> Weak<dyn LaneHost> {
         self.this.clone()
     }
 
-    /// Returns itself as what it is known by elsewhere.
+    /// Returns a weak reference to the connection.
     pub(super) fn weak(&self) -> Weak<Self> {
         self.this.clone()
     }
 
-    /// Returns its engine, if there still is one.
+    /// Returns the engine, or none if it is gone.
     pub(super) fn host(&self) -> Option<Arc<dyn SessionHost>> {
         self.host.upgrade()
     }
 
-    /// Tells its engine something about it.
+    /// Calls `tell` with the engine and this connection, unless either is gone.
     pub(super) fn tell_host(&self, tell: impl FnOnce(&dyn SessionHost, &Arc<Self>)) {
         if let (Some(host), Some(this)) = (self.host(), self.this.upgrade()) {
             tell(&*host, &this);
@@ -284,62 +293,64 @@ impl Connection {
         self.lanes.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns why it is over, if it is.
+    /// Returns the error with which the connection ended, or none while it lives.
     pub fn over(&self) -> Option<&TransferError> {
         self.over.get()
     }
 
-    /// Returns how many lanes live.
+    /// Returns the number of live lanes.
     pub fn live_lanes(&self) -> usize {
         self.lanes().iter().filter(|lane| !lane.is_over()).count()
     }
 
-    /// Returns whether control frames can be sent.
+    /// Returns whether there is a live lane for control frames.
     pub fn has_control_lane(&self) -> bool {
         self.lanes().iter().any(|lane| lane.control && !lane.is_over())
     }
 
-    /// Says that bytes of the peer came.
+    /// Records that bytes of the peer arrived.
     pub(super) fn note_heard(&self) {
         let now = self.started.elapsed().as_micros();
         self.last_heard.store(u64::try_from(now).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Returns for how long nothing has come.
+    /// Returns how long no bytes of the peer have arrived.
     pub fn silent(&self) -> Duration {
         self.started.elapsed().saturating_sub(Duration::from_micros(self.last_heard.load(Ordering::Relaxed)))
     }
 
-    /// Returns the number of the last control frame that was heard.
+    /// Returns the number of the last control frame received.
     pub fn control_heard(&self) -> u32 {
         lock(&self.link).heard()
     }
 
-    /// Returns how many launches are under way.
+    /// Returns the number of launches in flight.
     pub fn launched(&self) -> usize {
         lock(&self.link).launched()
     }
 
-    /// Returns whether nothing is prepared on it, or about to be, on either side, as far as this side knows.
+    /// Returns whether nothing is prepared on the connection, or about to be, on either side, as far as this
+    /// side knows.
     pub fn is_unused(&self) -> bool {
         lock(&self.link).is_unused()
     }
 
-    /// Returns whether its peer was asked whether it may end, and has not answered.
+    /// Returns whether this side has asked the peer to end the connection, and has no answer yet.
     pub fn is_asked(&self) -> bool {
         lock(&self.link).is_asked()
     }
 
-    /// Asks the peer whether it may end, if it is unused.
+    /// Asks the peer whether the connection may end, if it is unused.
     pub fn ask_to_leave(&self) {
         lock(&self.link).ask_to_leave();
         self.flush(0);
     }
 
-    /// Waits until the peer has decided whether a connection stays that this side has agreed to end. None if it is over.
+    /// Waits until the peer has decided whether a connection stays that this side has agreed to end. Returns
+    /// a lease if it stays, or none if it is over.
     ///
     /// # Errors
-    /// If the peer says nothing until then.
+    /// Returns [`TransferError::Transport`] if the peer has not decided by `until`.
     pub fn await_decision(
         self: &Arc<Self>,
         until: Instant,
@@ -361,29 +372,30 @@ impl Connection {
         }
     }
 
-    /// Returns the error of a connection that was unused and that both sides have given up.
+    /// Returns the error of an unused connection that both sides have agreed to end.
     pub(super) fn made_room_error(&self) -> TransferError {
         let why = "it was dropped to make room: nobody used it".to_owned();
         TransferError::Transport { transport: self.kind, member: self.peer, why }
     }
 
-    /// Returns whether both sides have given it up, to make room for others.
+    /// Returns whether both sides have agreed to end the connection, to make room for others.
     pub fn is_gone(&self) -> bool {
         lock(&self.link).is_gone()
     }
 
-    /// Returns the launches under way.
+    /// Returns the launches in flight.
     pub fn launches(&self) -> Vec<Arc<PeerLaunch>> {
         lock(&self.link).tokens()
     }
 
-    /// Asks whether the peer lives.
+    /// Sends a ping, to find out whether the peer is alive.
     pub fn ping(&self) {
         lock(&self.link).ping();
         self.flush(0);
     }
 
-    /// Makes a definition known to the peer, with the memory that it is fetched from.
+    /// Sends a definition to the peer, with the regions that it may fetch from. Returns the number of the
+    /// definition.
     pub fn define(&self, definition: Definition, regions: &[Arc<MemoryRegion>]) -> u32 {
         let mut offered = lock(&self.offered);
         let mut link = lock(&self.link);
@@ -402,24 +414,24 @@ impl Connection {
         number
     }
 
-    /// Forgets a definition.
+    /// Withdraws a definition.
     pub fn undefine(&self, number: u32) {
         lock(&self.link).undefine(number);
         self.perform();
     }
 
-    /// Takes a number for the next launch on a channel.
+    /// Takes the number of the next launch on a channel.
     pub fn take_number(&self, channel: u32) -> GroupId {
         self.numbers.take(channel)
     }
 
-    /// Says that nothing is launched with a number that was taken, for this reason.
+    /// Announces that no launch will come for a number that was taken, and why.
     pub fn withdraw(&self, at: GroupId, why: &str) {
         lock(&self.link).withdraw(at, why);
         self.flush(0);
     }
 
-    /// Launches, with a number that was taken for it. With `ready`, its buffers are defined.
+    /// Launches with a number that was taken for it. `ready` says whether its buffers are defined.
     pub fn launch(
         &self,
         launch: &Arc<PeerLaunch>,
@@ -434,7 +446,7 @@ impl Connection {
             self.numbers.close(at);
             return Err(error.clone());
         }
-        // If it was given up a moment ago, its bytes are not read any more.
+        // A launch that was cancelled a moment ago gives no guard, and its bytes must not be read.
         let guard = launch.access();
         let ready = ready && guard.is_some();
         let inlines = ready && self.inlines && link.inlines(total);
@@ -456,7 +468,7 @@ impl Connection {
             let bound = LAUNCHES_MAX;
             return Err(TransferError::Overloaded { member: self.peer, bound });
         }
-        // Under the lock: whatever the link says of the launch comes after it knows its group.
+        // The lock is still held, so the launch knows its group before the link reports anything about it.
         launch.set_group(at);
         let launched = link.launched();
         drop(link);
@@ -473,11 +485,12 @@ impl Connection {
         Ok(())
     }
 
-    /// Ends the connection: every launch under way fails with this.
+    /// Ends the connection: every launch in flight fails with this error.
     pub fn close(&self, error: TransferError) {
         let launches = {
             let mut link = lock(&self.link);
-            // First: a thread that sees that it is over may use what the peer is reading.
+            // This comes first: once another thread sees that the connection is over, it may reuse buffers
+            // that the peer is reading.
             if let Some(inbox) = &self.inbox {
                 inbox.revoke();
             }

@@ -1,6 +1,6 @@
-//! The handshake on a fresh wire, as a dialler and as an acceptor.
+//! The handshake on a new wire, for the dialler and for the acceptor.
 //!
-//! The messages, and why they are safe, are in [`crate::protocol::hello`]. Nothing here knows connections: begin at
+//! The messages, and why they are safe, are in [`crate::protocol::hello`]. It knows no connections. Begin at
 //! [`dial`] and [`accept`].
 
 use std::io::{Read, Write};
@@ -12,10 +12,10 @@ use crate::protocol::hello::{
 };
 use crate::protocol::proof::{ACCEPTOR, CONFIRMS, DIALLER, TokenKey, Transcript};
 
-/// How an alert of TLS begins, and how long it is.
+/// The first bytes of a TLS alert record, and its length.
 const ALERT: ([u8; 2], usize) = ([21, 3], 7);
 
-/// Why two engines did not meet.
+/// The reason why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HelloError {
     /// The socket failed.
@@ -24,13 +24,13 @@ pub enum HelloError {
     /// The wire is not safe, or failed.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// The other end speaks TLS only.
+    /// The acceptor speaks TLS only.
     #[error("it speaks TLS only, and this engine has no certificates: give every engine some, or none")]
     Secured,
-    /// What came is no hello.
+    /// The bytes received are no message of the handshake.
     #[error("the other end speaks another protocol")]
     Protocol,
-    /// The other side has another version of this program.
+    /// The other side has another version of the handshake.
     #[error(
         "it speaks version {} of the handshake and this engine version {}: run the same program everywhere",
         char::from(*.0), char::from(VERSION)
@@ -39,10 +39,10 @@ pub enum HelloError {
     /// The dialler has not proven that it knows the token.
     #[error("the dialler does not know the cluster token")]
     Unproven,
-    /// It was refused.
+    /// The acceptor refused.
     #[error("{}", refusal(*.0))]
     Refused(Verdict),
-    /// The answerer does not know the token.
+    /// The acceptor has not proven that it knows the token.
     #[error("the other end does not know the cluster token")]
     Impostor,
 }
@@ -56,7 +56,8 @@ impl From<NonceError> for HelloError {
     }
 }
 
-/// Dials on a socket that is connected and has time limits.
+/// Performs the dialler's side of the handshake on a connected socket that has time limits. Returns the
+/// acceptor's answer.
 pub fn dial(
     socket: &mut (impl Read + Write),
     hello: &Hello,
@@ -66,7 +67,8 @@ pub fn dial(
     let opening = write_nonce(OPENING, nonce);
     socket.write_all(&opening)?;
     let mut challenge = [0; NONCE_MESSAGE];
-    // As much as an alert of TLS has, which is all that a peer sends that expects a TLS handshake.
+    // The first read takes the length of a TLS alert, because a peer that expects a TLS handshake sends no
+    // more than that.
     let (head, rest) = challenge.split_at_mut(ALERT.1);
     socket.read_exact(head)?;
     if head.starts_with(&ALERT.0) {
@@ -81,7 +83,7 @@ pub fn dial(
     let proven = transcript.verify(ACCEPTOR, &bytes).ok_or(HelloError::Protocol)?;
     let answer = Answer::read(&bytes).ok_or(HelloError::Protocol)?;
     match answer.verdict {
-        // Nothing can prove it: the tokens differ.
+        // A refusal for the token carries no proof: the two sides share no token to prove it with.
         Verdict::Token => return Err(HelloError::Refused(Verdict::Token)),
         _ if !proven => return Err(HelloError::Impostor),
         Verdict::Welcome => {}
@@ -91,17 +93,17 @@ pub fn dial(
     Ok(answer)
 }
 
-/// A dialler whose proof is right, or that needs none, and that waits for its answer.
+/// A dialler whose proof is valid, or that needs none, and that waits for the answer.
 pub struct ProvenDialler<'a> {
-    /// What it says.
+    /// Its hello.
     pub hello: Hello,
     transcript: Transcript<'a>,
 }
 
-/// Reads what a dialler says, and verifies its proof.
+/// Reads the messages of a dialler, and verifies its proof.
 ///
 /// # Errors
-/// [`HelloError::Unproven`] if it does not know the token: it waits for its [`refuse`]al.
+/// Returns [`HelloError::Unproven`] if the dialler does not know the token; the caller then [`refuse`]s it.
 pub fn accept<'a>(
     socket: &mut (impl Read + Write),
     key: Option<&'a TokenKey>,
@@ -126,7 +128,7 @@ pub fn accept<'a>(
     Ok(ProvenDialler { hello, transcript })
 }
 
-/// Tells a dialler that it does not know the token.
+/// Sends a dialler the refusal that says that it does not know the token.
 pub fn refuse(socket: &mut impl Write) -> Result<(), HelloError> {
     let mut bytes = [0; ANSWER];
     bytes[..ANSWER_TERMS].copy_from_slice(&Answer::UNPROVEN.terms());
@@ -135,7 +137,7 @@ pub fn refuse(socket: &mut impl Write) -> Result<(), HelloError> {
 }
 
 impl ProvenDialler<'_> {
-    /// Answers, and waits until the dialler has confirmed that it goes on.
+    /// Sends the answer. If it is a welcome, waits for the dialler's confirmation.
     pub fn reply(mut self, socket: &mut (impl Read + Write), answer: &Answer) -> Result<(), HelloError> {
         socket.write_all(&self.transcript.write::<ANSWER>(ACCEPTOR, &answer.terms()))?;
         if answer.verdict != Verdict::Welcome {
@@ -222,7 +224,7 @@ mod tests {
         [opening.to_vec(), challenge.to_vec(), hello.to_vec(), answer.to_vec(), confirmation.to_vec()]
     }
 
-    /// Plays one side's messages to the other side, whose nonce is this.
+    /// Plays the dialler's messages to an acceptor with this nonce.
     fn hears(key: Option<&TokenKey>, nonce: u8, said: &[&[u8]]) -> Result<(), HelloError> {
         let (mut near, mut far) = UnixStream::pair().unwrap();
         near.write_all(&said.concat()).unwrap();
@@ -271,11 +273,11 @@ mod tests {
         let (key, other) = (TokenKey::new(b"s"), TokenKey::new(b"t"));
         let key = Some(&key);
         let [opening, challenge, hello, answer, confirmation] = messages([key, key], [8, 9]);
-        // Played back to another nonce, on either side.
+        // Messages replayed against another nonce, on either side.
         let unproven = |heard| matches!(heard, Err(HelloError::Unproven));
         assert!(unproven(hears(key, 7, &[&opening, &hello, &confirmation])));
         assert!(matches!(dials(key, 7, &[&challenge, &answer]), Err(HelloError::Impostor)));
-        // The proof of one role in the place of another: nothing that a side says is a proof for that side.
+        // A proof of one role in place of another: a side's own proof must not convince that side.
         let with_proof = |message: &[u8], of: &[u8]| {
             let mut message = message.to_vec();
             let at = message.len() - PROOF - CHECKSUM;
@@ -289,7 +291,7 @@ mod tests {
         let reflected = dials(key, 8, &[&challenge, &with_proof(&answer, &hello)]);
         assert!(matches!(reflected, Err(HelloError::Impostor)));
         assert!(matches!(dials(key, 8, &[&opening, &answer]), Err(HelloError::Protocol)), "no challenge");
-        // Another token on the side that proves.
+        // The proving side has another token.
         let [opening, challenge, hello, answer, confirmation] = messages([Some(&other); 2], [8, 9]);
         assert!(unproven(hears(key, 9, &[&opening, &hello, &confirmation])));
         assert!(matches!(dials(key, 8, &[&challenge, &answer]), Err(HelloError::Impostor)));
@@ -305,7 +307,7 @@ mod tests {
             assert!(accept(&mut far, Some(&key), &[9; NONCE]).is_err());
             drop(far);
             let mut told = Vec::new();
-            // Bytes that were sent and not read reset the socket.
+            // The socket is reset because bytes that were sent to it were not read.
             let _gone = near.read_to_end(&mut told);
             assert_eq!(told, write_nonce(CHALLENGE, &[9; NONCE]));
         }

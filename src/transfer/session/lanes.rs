@@ -1,12 +1,13 @@
 //! The interface of a connection to its lanes, and the consequences of a lost lane.
 //!
-//! Bytes are moved by [`crate::io::lane`]. Begin at [`Connection::add_lane`].
+//! [`crate::io::lane`] moves the bytes. Begin at [`Connection::add_lane`].
 //!
-//! - On the control lane no chunk precedes a control frame that was queued before it. A chunk that is held for its
-//!   `Go` would keep the lane from reading that very `Go`. On other lanes a chunk that overtakes the `Go` of its
-//!   group holds its lane, because a dropped chunk would never come again.
-//! - A damaged header or control frame, for which no chunk checksum helps, costs its lane; its contents are sent
-//!   again on another lane. A second one before the peer was heard again in order ends the connection.
+//! - On the control lane no chunk precedes a control frame that was queued before it: a chunk that is held
+//!   for its `Go` would keep the lane from reading that very `Go`. On other lanes a chunk that overtakes the
+//!   `Go` of its group holds its lane, because a dropped chunk would never come again.
+//! - A damaged header or control frame, which no chunk checksum covers, costs its lane, and its contents are
+//!   sent again on another lane. A second one before another control frame arrived in order ends the
+//!   connection.
 //! - Bytes are counted for the peer's task as they move, because a connection may live shorter than the time
 //!   between two scrapes.
 
@@ -15,6 +16,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, Weak};
 
 use super::connection::Connection;
+use super::ring_session::RingSession;
 use crate::base::error::TransferError;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
@@ -27,14 +29,15 @@ use crate::launch::peer_launch::PeerLaunch;
 use crate::protocol::frame::{Header, Kind};
 use crate::protocol::link::{Frame, Landing, Push, Violation};
 
-/// The most regions that a peer may share.
+/// The most regions that a peer may announce.
 const REGIONS_MAX: usize = 4096;
 
 impl Connection {
-    /// Takes a lane in. The control lane of a connection that had one before says how far the peer has heard.
+    /// Adds a lane. For a control lane that replaces another, `peer_heard` is the last control frame that the
+    /// peer has received.
     pub fn add_lane(&self, lane: &Arc<Lane>, peer_heard: u32) -> std::io::Result<()> {
         if lane.control {
-            // What the one before it still takes would be lost: from here on it takes nothing.
+            // Frames that the previous control lane still took would be lost, so it stops sending first.
             for before in self.lanes().iter().filter(|before| before.control) {
                 before.close();
                 before.stop_sending();
@@ -44,7 +47,7 @@ impl Connection {
         {
             let mut lanes = self.lanes.write().unwrap_or_else(PoisonError::into_inner);
             if lock(&self.lost_lanes).contains(&lane.id) {
-                // The peer was told already that nothing comes from it.
+                // The peer knows already that nothing arrives from this lane.
                 return Err(std::io::ErrorKind::ConnectionReset.into());
             }
             lanes.push(Arc::clone(lane));
@@ -53,7 +56,8 @@ impl Connection {
         if lane.control
             && let Some(bell) = self.inbox.as_ref().map(RingInbox::bell)
         {
-            // Before anything is read: what is said after the switch to the peer's ring has no descriptors with it.
+            // The ring is offered before anything is read: after the switch to the peer's ring, frames carry
+            // no descriptors.
             let host: Weak<dyn BellHost> = self.weak();
             self.io.reactor(lane.id).add_bell(bell, host)?;
             lock(&self.link).offer_ring();
@@ -66,7 +70,7 @@ impl Connection {
             return Err(error);
         }
         if let Some(error) = self.over.get() {
-            // Its end closed its lanes, perhaps before this one was among them.
+            // `close` closed the lanes of the connection, perhaps before this one was among them.
             tracing::debug!(%error, "a lane came to a connection that is over");
             lane.close();
             self.lanes
@@ -85,7 +89,7 @@ impl Connection {
         self.moved.add(kind, received, bytes);
     }
 
-    /// Notes a frame that came damaged. Returns whether it is the first since the peer was last heard in order.
+    /// Records a damaged frame. Returns whether it is the first since a control frame last arrived in order.
     fn is_first_damage(&self) -> bool {
         let heard = lock(&self.link).heard();
         lock(&self.last_damage).replace(heard) != Some(heard)
@@ -104,7 +108,8 @@ impl LaneHost for Connection {
     fn next_control(&self, first: bool) -> Option<Frame> {
         let frame = lock(&self.link).next_control(first)?;
         if frame.header.kind == Kind::Switch {
-            // The frames behind it waited for the socket. No other thread comes to put them into the ring.
+            // The frames behind the switch waited for the socket, and no later event would put them into the
+            // ring.
             self.fill_ring();
         }
         Some(frame)
@@ -115,8 +120,8 @@ impl LaneHost for Connection {
             return None;
         }
         let mut link = lock(&self.link);
-        // Said before the chunk could be sent, it goes before it: behind it on the same lane, the `Go` that the chunk is
-        // held for would never be read.
+        // A queued control frame goes before the chunk: behind the chunk on the same lane, the `Go` that the
+        // chunk is held for would never be read.
         if control && link.has_control() {
             return None;
         }
@@ -156,7 +161,8 @@ impl LaneHost for Connection {
         if intact {
             let counts = link.landed(header);
             drop(link);
-            // The peer hears first that all is here: the program on this side may end the process at once.
+            // The peer learns first that all bytes have arrived, because the program on this side may exit at
+            // once.
             self.perform();
             if counts {
                 launch.set_transport(kind);
@@ -196,7 +202,7 @@ impl LaneHost for Connection {
                 }
             }
             Kind::Ring => {
-                // A side without a ring of its own could not say that there is room in the other one.
+                // A side without a ring of its own could not tell the peer that its ring has room again.
                 if self.inbox.is_some()
                     && let Ok([file, bell]) = <[OwnedFd; 2]>::try_from(descriptors)
                     && let Some(outbox) = RingOutbox::of(&file, bell)
@@ -221,7 +227,7 @@ impl LaneHost for Connection {
     ) -> Result<usize, WireError> {
         let region = lock(&self.offered).get(&region).and_then(Weak::upgrade);
         let descriptors: Vec<BorrowedFd<'_>> = match (kind, &self.inbox, &region) {
-            (Kind::Ring, Some(inbox), _) => inbox.descriptors().to_vec(),
+            (Kind::Ring, Some(inbox), _) => inbox.descriptors().collect(),
             (Kind::Region | Kind::Descriptor, _, Some(region)) => region.shared().into_iter().collect(),
             _ => Vec::new(),
         };
@@ -242,14 +248,14 @@ impl LaneHost for Connection {
         if damaged {
             self.counts.damaged.fetch_add(1, Ordering::Relaxed);
         }
-        // What came damaged where no checksum of a chunk tells is sent again on another lane, once.
+        // Frames that no chunk checksum covers are sent again on another lane, once.
         let again = damaged && self.capabilities.is_breakable && self.is_first_damage();
         if damaged && !again || matches!(error, LaneError::Violation(_) | LaneError::Fenced) {
             self.close(TransferError::Transport { transport: lane.kind, member: self.peer, why: how });
             return;
         }
-        // Both sides have given it up, and the peer closes it. If this side is the one to mend it, the peer may not
-        // have heard.
+        // Both sides have agreed to end the connection, and the peer closes it. If this side is the one that
+        // reconnects the control lane, the peer may not have received the decision, so this side reconnects.
         let mends = lane.control && self.dialled && self.capabilities.is_breakable;
         if !mends && lock(&self.link).is_gone() {
             if lane.control {

@@ -1,6 +1,6 @@
 //! The interface of a connection to launches and to fetching threads.
 //!
-//! It decides nothing: it asks the link. Begin at the two traits that it implements.
+//! It decides nothing: the link does. Begin at the two traits that it implements.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,6 +9,7 @@ use std::time::Instant;
 use rustix::io::Errno;
 
 use super::connection::Connection;
+use super::ring_session::RingSession;
 use crate::base::error::TransferError;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
@@ -21,10 +22,7 @@ use crate::protocol::link::definition::Source;
 
 impl SessionHandle for Connection {
     fn add_send_waiter(&self) {
-        self.send_waiters.fetch_add(1, Ordering::SeqCst);
-        if let Some(inbox) = &self.inbox {
-            inbox.note_send_waiter();
-        }
+        self.count_send_waiter();
     }
 
     fn remove_send_waiter(&self) {
@@ -61,7 +59,7 @@ impl SessionHandle for Connection {
     }
 
     fn mark_quiesced(&self, at: GroupId) {
-        // Dropped without the lock: its memory may go with it.
+        // The launch is dropped without the lock, because dropping it may drop memory.
         let over = lock(&self.link).quiesced(at);
         drop(over);
         self.flush(0);

@@ -18,18 +18,19 @@ use crate::io::ring::RingInbox;
 use crate::launch::peer_launch::{OwnedAccessGuard, PeerLaunch, give_up};
 use crate::protocol::link::{Difference, Output};
 
-/// The launching thread sends launches of no more than this; the reactors send all others.
+/// The most bytes of a launch that the launching thread sends; the reactors send larger ones.
 const SEND_AT_ONCE: u64 = 64 << 10;
 
 impl Connection {
-    /// Does what the link asks for, and sends what there is.
+    /// Performs the outputs of the link, and sends queued frames and chunks.
     pub(super) fn perform(&self) {
         let mut replies = Replies::default();
         self.perform_all(&mut replies);
         self.send_replies(replies);
     }
 
-    /// Does what the link asks for; what there is to say leaves by the reactor, with whatever else there is by then.
+    /// Performs the outputs of the link; the reactor sends the frames, together with all others that are
+    /// queued by then.
     pub(super) fn perform_deferred(&self) {
         let mut replies = Replies::default();
         self.perform_all(&mut replies);
@@ -44,7 +45,7 @@ impl Connection {
         }
     }
 
-    /// Does what the link asks for, until it asks for nothing.
+    /// Performs the outputs of the link until there are none.
     pub(super) fn perform_all(&self, replies: &mut Replies) {
         replies.due = true;
         loop {
@@ -62,7 +63,8 @@ impl Connection {
         }
     }
 
-    /// Sends what there is to say to frames that came together, and completes what they brought.
+    /// Sends the replies to frames that arrived together, and completes the launches whose bytes came with
+    /// them.
     pub(super) fn send_replies(&self, replies: Replies) {
         let Replies { due, sends, unused, landed } = replies;
         if !due {
@@ -75,7 +77,8 @@ impl Connection {
         }
     }
 
-    /// Completes launches whose arrival the peer has heard of by now: the program may end the process at once.
+    /// Completes launches whose arrival was announced to the peer before, because the program may exit at
+    /// once.
     fn complete_landed(&self, landed: Vec<OwnedAccessGuard>) {
         for guard in landed {
             let launch = guard.launch();
@@ -122,7 +125,8 @@ impl Connection {
             }
             Output::Switched => {
                 if let Some(inbox) = &self.inbox {
-                    // Opening rings the bell: the reactor reads what is there already.
+                    // Opening rings the bell, so that the reactor reads the frames that are in the ring
+                    // already.
                     inbox.open();
                 }
             }
@@ -143,15 +147,16 @@ impl Connection {
                 self.flush(0);
                 self.close(self.made_room_error());
             }
-            // Dropped without the lock: its memory may go with it.
+            // The launch is dropped without the lock, because dropping it may drop memory.
             Output::Over(_) => {}
         }
     }
 
-    /// Closes a lane that the peer has lost, and tells the link when nothing comes from it any more.
+    /// Closes a lane that the peer has lost, and tells the link when nothing arrives from it any more.
     fn close_lane(&self, id: u16) {
-        // Its reactor says when nothing comes from it any more: this may be the very lane. Under the lock, so
-        // that a lane that is just ending is told before it is out of the list, or not found.
+        // The reactor of the lane reports when nothing arrives from it any more, because this may be a call
+        // from that very lane. The lock decides between this thread and a lane that is just ending: it is
+        // either marked before it leaves the list, or not found.
         let lanes = self.lanes.read().unwrap_or_else(PoisonError::into_inner);
         let found = lanes.iter().find(|lane| lane.id == id).map(|lane| lane.end_for_peer());
         if found.is_none() {
@@ -163,7 +168,7 @@ impl Connection {
         }
     }
 
-    /// Puts what came with a launch in place.
+    /// Copies the bytes that came with a launch frame into place.
     fn place_inline(&self, launch: &Arc<PeerLaunch>, bytes: &[u8], replies: &mut Replies) {
         let Some(guard) = launch.access_owned() else { return };
         guard.bytes().copy_in(0, bytes);
@@ -176,12 +181,13 @@ impl Connection {
         replies.landed.push(guard);
     }
 
-    /// Returns what carries the bytes that come with a launch, by a ring or not.
+    /// Returns the transport that carries inline bytes, by a ring or not.
     pub(super) const fn inline_transport(&self, ring: bool) -> TransportKind {
         if ring { TransportKind::Shm } else { self.kind }
     }
 
-    /// Sends what there is: control at once, on this thread; chunks on this thread only if they are few.
+    /// Sends queued frames and chunks: control frames at once on this thread, chunks on this thread only if
+    /// they are few.
     pub(super) fn flush(&self, sends: u64) {
         let (ring, control, chunks) = {
             let link = lock(&self.link);
@@ -198,7 +204,8 @@ impl Connection {
         let bulk = lanes.iter().any(|lane| !lane.control);
         for lane in &lanes {
             if lane.control && (control || !bulk) {
-                // Its reactor ends a lane on which nothing can be sent: what the peer said is read there first.
+                // If sending fails, the reactor ends the lane, because it first reads the frames that have
+                // arrived.
                 if chunks && !bulk && sends > SEND_AT_ONCE || lane.pump_output().is_err() {
                     self.pump_deferred(lane);
                 }
@@ -208,8 +215,8 @@ impl Connection {
         }
     }
 
-    /// Waits until all that there is to say has left, or the time is over: the peer may not have heard yet of what is long
-    /// known here.
+    /// Blocks until all queued frames have left, or `until` has passed, so that the peer learns all that this
+    /// side knows.
     pub fn drain(&self, until: Instant) {
         const BETWEEN: Duration = Duration::from_micros(100);
         let is_queued = || {
@@ -224,12 +231,12 @@ impl Connection {
         }
     }
 
-    /// Has the lane's reactor pump it.
+    /// Makes the lane's reactor send on the lane.
     pub(super) fn pump_deferred(&self, lane: &Arc<Lane>) {
         self.io.reactor(lane.id).pump(lane);
     }
 
-    /// Has the lanes go on that wait to learn where a chunk belongs.
+    /// Wakes the lanes that hold a chunk until its destination is known.
     pub(super) fn wake_held(&self) {
         for lane in self.lanes() {
             if lane.is_held() {
@@ -239,7 +246,7 @@ impl Connection {
     }
 }
 
-/// Fails a launch of which the peer launched another list.
+/// Fails a launch for which the peer launched another list.
 fn fail_different(launch: &Arc<PeerLaunch>, difference: Difference) {
     let (channel, sequence) = launch.group().unwrap_or_default();
     launch.mark_peer_quiet();

@@ -1,27 +1,29 @@
 //! Decides how long a thread that waits for a small transfer within the host polls before it sleeps.
 //!
-//! Waking a thread takes some microseconds if its processor is awake, and tens of them if the kernel or the host of
-//! a virtual machine has put it to sleep: more than the rest of a small message. So a waiting thread polls for
-//! about as long as a wake-up takes (50 us by default; `Config::spin`, `--spin`) and then sleeps. After three polls
-//! in a row without success it sleeps at once for a while. No thread polls that waits for nothing, for more than 64
-//! KiB, or on the only processor. Begin at [`SpinWait::until`].
+//! Waking a thread takes some microseconds if its processor is awake, and tens of them if the kernel or the
+//! hypervisor has put it to sleep: more than the rest of a small message. A waiting thread therefore spins
+//! for about as long as a wake-up takes (50 us by default; `Config::spin`, `--spin`) and then sleeps. After
+//! three spins in a row without success, the next waits sleep at once. No thread spins if it waits for
+//! nothing, for more than 64 KiB, or on the only processor. Begin at [`SpinWait::until`].
 
 use std::hint::spin_loop;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use muster_clock as clock;
 
+use crate::base::sync::AtomicU32;
+
 /// After so many looks in a row that were in vain, threads do not look for a while.
 const VAIN: u32 = 3;
-/// How many waits that is at first; twice as many for each further look that was in vain.
+/// The number of waits of the first pause; each further unsuccessful spin doubles it.
 const REST: u32 = 16;
-/// The most.
+/// The longest pause, in waits.
 const REST_MAX: u32 = 1024;
-/// How often it looks between two looks at the clock.
-const BETWEEN: usize = 16;
+/// The number of checks between two readings of the clock.
+const BETWEEN: usize = if cfg!(all(test, loom)) { 1 } else { 16 };
 
-/// Decides how long the thread looks that waits on a connection; there is one at a time.
+/// Decides how long the waiting thread of a connection spins; there is one at a time.
 #[derive(Debug)]
 pub struct SpinWait {
     limit: Duration,
@@ -30,13 +32,12 @@ pub struct SpinWait {
 }
 
 impl SpinWait {
-    /// Makes one that looks for so long; never if that is zero.
-    pub const fn new(limit: Duration) -> Self {
+    /// Creates one that spins for at most `limit`; never if that is zero.
+    pub fn new(limit: Duration) -> Self {
         Self { limit, vain: AtomicU32::new(0), rest: AtomicU32::new(0) }
     }
 
-    /// Looks until it is ready, or the thread had better sleep, but no longer than there is `time`. Returns whether it
-    /// is ready.
+    /// Spins until `ready`, but not longer than the limit or `time`. Returns whether it is ready.
     pub fn until(&self, time: Duration, ready: impl Fn() -> bool) -> bool {
         let rest = self.rest.load(Ordering::Relaxed);
         if rest > 0 || self.limit.is_zero() {
@@ -56,7 +57,7 @@ impl SpinWait {
             if looked >= self.limit {
                 break;
             }
-            // It did not look for long enough to tell.
+            // The spin was too short to count as unsuccessful.
             if looked >= time {
                 return false;
             }
@@ -76,7 +77,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns how many of so many waits looked, where nothing comes.
+    /// Returns how many of `waits` waits spun, if nothing ever arrives.
     fn looks(spin_wait: &SpinWait, waits: u32) -> u32 {
         (0..waits)
             .filter(|_| {
@@ -98,10 +99,10 @@ mod tests {
         assert_eq!(looks(&spin_wait, 16), 0);
         assert_eq!(looks(&spin_wait, 1), 1);
         assert_eq!(looks(&spin_wait, 32), 0);
-        // In the long run once in so many waits.
+        // In the long run one in `REST_MAX + 1` waits spins.
         looks(&spin_wait, 4 * REST_MAX);
         assert_eq!(looks(&spin_wait, 10 * (REST_MAX + 1)), 10);
-        // One that helps, and it is as at the beginning.
+        // After one success the pauses begin again at their shortest.
         while !spin_wait.until(Duration::MAX, || true) {}
         assert!((0..100).all(|_| spin_wait.until(Duration::MAX, || true)));
         assert_eq!(looks(&spin_wait, 3 + 16), 3);

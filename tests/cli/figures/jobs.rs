@@ -20,7 +20,7 @@ pub fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
         seen.metric(name, &all) as u64
     };
 
-    // Who is there.
+    // The tasks.
     let headline =
         seen.status.lines().find(|line| line.contains(&format!("JOB {name} "))).expect("a headline");
     let (live_of, _) = headline.split_once(" task(s) connected").expect("a count");
@@ -77,7 +77,7 @@ pub fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
             let entry = between(legend, &format!("state={word}#tasks"), "</a>").next()?.to_owned();
             number_after(&entry, "<b>")
         };
-        // Those that others wait for are connected, too.
+        // Awaited tasks are connected, too.
         let awaited = if state == "connected" { shown("awaited").unwrap_or(0) } else { 0 };
         let mut said = vec![
             ("REST tasks", counted),
@@ -98,7 +98,7 @@ pub fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
         ledger.same(state, &said, why);
     }
 
-    // Who waits for whom.
+    // The barriers and their missing tasks.
     let mut waits = Vec::new();
     for barrier in run["barriers"]
         .as_array()
@@ -169,7 +169,7 @@ pub fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
         );
     }
 
-    // What the store holds.
+    // The keys.
     let keys = seen.keys["keys"].as_array().expect("a list");
     let held = between(&seen.keys_page, "<p class=\"dim\">", "</p>")
         .find(|text| text.contains(" keys, "))
@@ -197,7 +197,7 @@ pub fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
     let shown = muster::text::bytes(count(&run["store_bytes"]));
     assert!(held.contains(&format!(" keys, {shown}")), "{held} does not say {shown}\n{why}");
 
-    // Exclusions, runs, findings, events.
+    // Exclusions, runs, findings and events.
     let in_force = seen.exclusions_page.split("id=\"over-title\"").next().unwrap_or_default();
     let listed = seen.status.lines().filter(|line| line.starts_with("  EXCLUDED  ")).count() as u64;
     let all = pairs(&seen.status, "  EXCLUDED  … ", " in all");

@@ -1,14 +1,14 @@
-//! Figures that several places show: pages, REST, the command line and metrics must say the same at one moment.
+//! Figures that are shown in several places: pages, REST, the command line and metrics must agree.
 //!
-//! Random tasks do random things to a job of a real server. When nothing moves any more, all four are read and compared,
-//! figure by figure; what REST says of single tasks is counted here once more. `FIGURES_SEEDS` asks for more programs,
-//! `FIGURES_SEED` for a certain one.
+//! Random tasks act on a job of a real server. When nothing changes any more, all four places are read and
+//! compared figure by figure; the totals of what REST lists by task are recomputed here. `FIGURES_SEEDS` sets
+//! the number of programs, `FIGURES_SEED` selects one.
 //!
-//! | file | |
+//! | file | contents |
 //! | --- | --- |
-//! | `programs.rs`, `reports.rs` | the random programs, and the reports of transfers in them |
+//! | `programs.rs`, `reports.rs` | the random programs, and their transfer reports |
 //! | `seen.rs` | reads all four places |
-//! | `jobs.rs`, `transfers.rs` | compares what they say of a job, and of its transfers |
+//! | `jobs.rs`, `transfers.rs` | compares the figures of a job, and of its transfers |
 
 mod jobs;
 mod programs;
@@ -26,12 +26,12 @@ use self::seen::Seen;
 use crate::process::wait_until;
 use crate::web::Server;
 
-/// How many programs a normal run makes.
+/// The number of programs of a normal run.
 const SEEDS: u64 = 32;
 const STATES: [&str; 7] =
     ["missing", "registering", "connected", "suspect", "disconnected", "failed", "excluded"];
 
-/// Compares what four places say of one figure.
+/// Compares the values of one figure in four places.
 #[derive(Default)]
 struct Ledger {
     compared: BTreeMap<&'static str, usize>,
@@ -52,7 +52,7 @@ impl Ledger {
     }
 }
 
-/// What is shown if a figure differs.
+/// The context that is printed if a figure differs.
 struct Why<'a>(&'a Program<'a>, &'a Seen);
 
 impl std::fmt::Display for Why<'_> {
@@ -113,7 +113,7 @@ fn pages_rest_the_command_line_and_metrics_say_the_same() {
         program.delete();
     }
     if many {
-        // It is no comparison if all of it is nothing: every state was seen, and every figure compared.
+        // The comparison must not pass for lack of data: every state occurred, and every figure was compared.
         assert!(seen_states.values().all(|count| *count > 0), "{seen_states:?}");
         assert!(seen_reports.values().all(|count| *count > 0), "{seen_reports:?}");
         assert!(ledger.compared.len() >= 70, "{}: {:?}", ledger.compared.len(), ledger.compared);
@@ -131,7 +131,7 @@ fn rates_of_transfers_are_the_same_wherever_they_are_shown() {
     let tasks = program.tasks;
     (0..tasks).for_each(|task| program.register(task));
     wait_until("the run has begun", || program.get("")["run"]["state"] == "running");
-    // A rate is known when ten seconds of the clock have been reported.
+    // A rate is known when ten seconds have been reported.
     wait_until("a rate is known, and a clock is off", || {
         (0..tasks).for_each(|task| program.report(task));
         program.hear_answers();

@@ -1,4 +1,4 @@
-//! Random things that random tasks do to a job.
+//! Random programs: sequences of actions of random tasks on a job.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,14 +16,14 @@ use super::reports::advance;
 use crate::process::wait_until;
 use crate::web::Server;
 
-/// One task's process.
+/// The process of one task.
 struct Process {
     channel: Channel,
     incarnation: u64,
     service: std::sync::Arc<std::sync::atomic::AtomicU64>,
-    /// Its last report of transfers.
+    /// Its last transfer report.
     report: TransferReport,
-    /// Its calls end with it.
+    /// Its calls, which end with it.
     calls: Vec<tokio::task::AbortHandle>,
 }
 
@@ -43,14 +43,14 @@ pub struct Program<'a> {
     random: fastrand::Rng,
     processes: BTreeMap<i32, Process>,
     lives: u64,
-    /// Some programs have no task that reports transfers.
+    /// The tasks report transfers.
     reports: bool,
-    /// Some reports are absurd.
+    /// Some reports contain absurd numbers.
     pub absurd: bool,
-    /// The reports that are not answered yet; the others, and whether the server accepted them.
+    /// The reports without an answer yet, then the answered ones and whether the server accepted them.
     under_way: Vec<JoinHandle<(TransferReport, bool)>>,
     pub answered: Vec<(TransferReport, bool)>,
-    /// How many of the answered ones were for an earlier job of this name.
+    /// The number of answered reports for an earlier job of this name.
     pub of_deleted: usize,
     pub done: Vec<String>,
 }
@@ -59,7 +59,7 @@ impl<'a> Program<'a> {
     pub fn new(server: &'a Server, runtime: &'a Runtime, seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let job = format!("job{seed}");
-        // A large job now and then: it is shown in other ways.
+        // Some jobs are large, because large jobs are shown differently.
         let tasks = if random.u8(..5) == 0 { 40 } else { random.i32(2..6) };
         let grace = ["0s", "10m"][random.usize(..2)];
         let settings = json!({
@@ -95,7 +95,7 @@ impl<'a> Program<'a> {
         assert_eq!(self.server.send("POST", "/api/v1/jobs", &body).status, 201);
     }
 
-    /// Deletes the job: nothing shows it any more.
+    /// Deletes the job.
     pub fn delete(&self) {
         assert_eq!(self.server.send("DELETE", &self.path("?force=true&reason=r"), "").status, 204);
         assert_eq!(self.server.get(&self.path("/transfers")).status, 404);
@@ -105,7 +105,7 @@ impl<'a> Program<'a> {
         }
     }
 
-    /// The job's name as a label of metrics.
+    /// Returns the job's name as a label of metrics.
     pub fn label(&self) -> String {
         format!("muster_job=\"{}\"", self.job)
     }
@@ -120,7 +120,7 @@ impl<'a> Program<'a> {
         answer.json()
     }
 
-    /// A new process of a task, which registers.
+    /// Registers a new process of a task.
     pub fn register(&mut self, task: i32) {
         self.lives += 1;
         let origin = format!("http://{}.test", self.job).parse().expect("an authority");
@@ -150,7 +150,7 @@ impl<'a> Program<'a> {
         });
     }
 
-    /// Begins a call of a task's process, whatever comes of it.
+    /// Starts a call of a task's process and ignores the result.
     fn call<F: Future<Output = ()> + Send + 'static>(
         &mut self,
         task: i32,
@@ -180,7 +180,7 @@ impl<'a> Program<'a> {
         });
     }
 
-    /// Does something.
+    /// Takes one random action.
     fn step(&mut self) {
         let task = self.random.i32(0..self.tasks);
         let choice = self.random.u8(..100);
@@ -257,14 +257,14 @@ impl<'a> Program<'a> {
             }
         };
         self.done.push(format!("task {task} {what}"));
-        // Registrations and ends take effect before what comes of them; now and then they meet.
+        // Usually waits for the effects of the action, so that some actions overlap and most do not.
         if choice < 20 || self.random.bool() {
             std::thread::sleep(Duration::from_millis(self.random.u64(1..6)));
         }
     }
 
     pub fn play(&mut self) {
-        // All come, or most: jobs in which nobody is are soon told.
+        // All tasks register, or all but one: a job without registered tasks shows little.
         let late = self.random.i32(0..self.tasks * 2);
         for task in (0..self.tasks).filter(|task| *task != late) {
             self.register(task);
@@ -286,7 +286,7 @@ impl<'a> Program<'a> {
         self.hear_answers();
     }
 
-    /// The job is deleted, and another one has its name; the processes of its tasks do not know.
+    /// Deletes the job and creates another one with its name, which the processes of its tasks do not notice.
     fn delete_and_create(&mut self) {
         self.hear_answers();
         self.of_deleted = self.answered.len();
@@ -295,7 +295,7 @@ impl<'a> Program<'a> {
         self.create();
     }
 
-    /// A task sends its next report, or one that it or another sent before.
+    /// Sends the next report of a task, or repeats an earlier report of any task.
     fn report_anything(&mut self) {
         let task = self.random.i32(0..self.tasks);
         if self.random.u8(..4) > 0 || self.answered.is_empty() {
@@ -307,7 +307,7 @@ impl<'a> Program<'a> {
         self.send(task, old);
     }
 
-    /// A task sends its next report.
+    /// Sends the next report of a task.
     pub fn report(&mut self, task: i32) {
         let Some(process) = self.processes.get_mut(&task) else { return };
         let absurd = self.absurd && self.random.u8(..12) == 0;
@@ -317,7 +317,7 @@ impl<'a> Program<'a> {
         self.send(task, report);
     }
 
-    /// Sends a report by the connection of a task; later than others that are sent after it, now and then.
+    /// Sends a report over the connection of a task, sometimes after later ones.
     fn send(&mut self, task: i32, report: TransferReport) {
         let Some(process) = self.processes.get(&task) else { return };
         let mut client = TransfersClient::new(process.channel.clone());

@@ -1,20 +1,21 @@
-//! Random reports of transfers, as the engine of one life of a task would send them.
+//! Random transfer reports, as the engine of one life of a task would send them.
 
 use muster::proto::muster::v1::{
     AbortTotals, CliqueCache, ClockReading, Connection, DurationTimes, EngineTotals, Failure, InFlight,
     OutcomeTotals, PairTotals, StageTimes, TransferReport,
 };
 
-/// Two of them are unknown to the server, and count as one.
+/// Two of them are unknown to the server and count as one.
 const TRANSPORTS: [&str; 6] = ["shm", "pvm", "unix", "tcp", "rdma", "quic"];
 const OUTCOMES: [&str; 6] = ["completed", "completed", "stalled", "peer_dead", "deadline", "unheard-of"];
 const STAGES: [&str; 7] = ["prepare", "dependencies", "match", "move", "quiesce", "connect", "unheard-of"];
 const SIZES: [&str; 4] = ["4KiB", "64KiB", "more", "unheard-of"];
-/// Some are equally far from the server's clock, some are not known to differ from it.
+/// Clock offsets and uncertainties. Some are equally far from the server's clock, some within the
+/// uncertainty.
 const CLOCKS: [(i64, u64); 6] =
     [(2_000_000, 300), (-2_000_000, 300), (1500, 40), (-700, 2000), (0, 0), (5_000_000_000, 1_500_000)];
 
-/// Where the amounts of one report come from: now and then from a worker that counts nonsense.
+/// The source of the amounts in a report; sometimes absurd ones.
 struct Amounts<'a> {
     random: &'a mut fastrand::Rng,
     absurd: bool,
@@ -42,7 +43,7 @@ impl Amounts<'_> {
     }
 
     fn raise_times(&mut self, counts: &mut Vec<u64>, sum_us: &mut u64) {
-        // More counts than there are classes, too.
+        // Sometimes more counts than there are classes.
         let at = self.random.usize(..17);
         if counts.len() <= at {
             counts.resize(at + 1, 0);
@@ -52,7 +53,7 @@ impl Amounts<'_> {
     }
 }
 
-/// The row of a list that `is` it; a new one if there is none.
+/// Returns the row for which `is` holds, and adds a new one if there is none.
 fn row<T>(rows: &mut Vec<T>, is: impl Fn(&T) -> bool, new: T) -> &mut T {
     let at = rows.iter().position(is).unwrap_or_else(|| {
         rows.push(new);
@@ -61,9 +62,9 @@ fn row<T>(rows: &mut Vec<T>, is: impl Fn(&T) -> bool, new: T) -> &mut T {
     &mut rows[at]
 }
 
-/// Makes the next report of a life out of its last one: counters rise, the rest is anything.
+/// Turns a report into the next one of the same life: counters rise, other values are random.
 ///
-/// An absurd report counts as much as its numbers hold.
+/// An absurd report has the largest possible numbers.
 pub fn advance(report: &mut TransferReport, tasks: u32, random: &mut fastrand::Rng, absurd: bool) {
     report.sequence += random.u64(1..4);
     let mut amounts = Amounts { random, absurd };
@@ -95,7 +96,7 @@ pub fn advance(report: &mut TransferReport, tasks: u32, random: &mut fastrand::R
         };
         let is = |row: &DurationTimes| row.transport == transport && row.size_class == size;
         let times = row(&mut report.durations, is, new);
-        // A row without a single launch may be reported, too.
+        // A row without a launch is possible, too.
         if amounts.random.u8(..4) > 0 {
             amounts.raise_times(&mut times.counts, &mut times.sum_us);
         }
@@ -137,7 +138,7 @@ pub fn advance(report: &mut TransferReport, tasks: u32, random: &mut fastrand::R
     report.failures.clear();
     for _ in 0..amounts.random.usize(..4).saturating_sub(1) {
         let (peer, reason) = (amounts.random.u32(..tasks), amounts.pick(&OUTCOMES[2..]).to_owned());
-        // When it says nothing, and when its clock is wrong.
+        // Also without a text, and with a wrong clock.
         let at = amounts.pick(&[0, 1, u64::MAX]);
         let text = format!("made up with {peer}");
         report.failures.push(Failure { at, peer, reason, text });

@@ -1,4 +1,4 @@
-//! What pages, REST, the command line and metrics show of a job at one moment, and how it is read.
+//! Reads the figures of a job at one moment from pages, REST, the command line and metrics.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use serde_json::Value;
 use super::programs::Program;
 use crate::process::{muster, run};
 
-/// How often all is read until nothing moved meanwhile.
+/// The maximum number of attempts until nothing changes during a read.
 const LOOKS: usize = 200;
-/// Of how many tasks the own pages are read.
+/// The number of tasks whose own pages are read.
 const TASK_PAGES: usize = 5;
 
-/// What is seen of a job at one moment, everywhere.
+/// The figures of a job at one moment, from all places.
 pub struct Seen {
     pub rest: Value,
     pub summary: Value,
@@ -34,7 +34,7 @@ pub struct Seen {
     pub overview: String,
     pub transfers: TransfersPage,
     pub task_transfers: TaskTransfersPage,
-    /// How many tasks REST gives if asked for those with failures, and for stale ones.
+    /// The number of tasks in REST with failures, and of stale ones.
     pub filtered: [usize; 2],
     /// The pairs of one task: in REST, and on the page.
     pub of_task: (i32, TransfersPage, String),
@@ -114,7 +114,7 @@ impl Seen {
         panic!("it never stands still: {last}");
     }
 
-    /// The samples of a metric of a job with these labels, in the order of the page.
+    /// Returns the samples of a job's metric with these labels, in the order of the scrape.
     pub fn samples(&self, name: &str, labels: &[(&str, &str)]) -> Vec<f64> {
         let wanted = |line: &&str| {
             line.strip_prefix(name).is_some_and(|rest| {
@@ -126,7 +126,7 @@ impl Seen {
         self.metrics.lines().filter(wanted).map(|line| value(line).expect("a number")).collect()
     }
 
-    /// The one sample of a metric with these labels.
+    /// Returns the only sample of a metric with these labels.
     pub fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         match self.samples(name, labels)[..] {
             [sample] => sample,
@@ -136,7 +136,7 @@ impl Seen {
     }
 }
 
-/// What of a job does not change while nothing moves.
+/// Returns the values of a job that do not change while nothing happens.
 fn unmoving(program: &Program<'_>) -> [Value; 5] {
     let views = ["", "/findings", "/transfers?seconds=600", "/transfers/tasks"].map(|rest| {
         let mut view = program.get(rest);
@@ -151,13 +151,13 @@ fn transfers(program: &Program<'_>, query: &str) -> TransfersPage {
     serde_json::from_value(program.get(&format!("/transfers{query}"))).expect("a page of transfers")
 }
 
-/// The tasks that report, or those of them that a filter lets through.
+/// Returns the reporting tasks, optionally filtered.
 fn task_transfers(program: &Program<'_>, filter: &str) -> TaskTransfersPage {
     let query = if filter.is_empty() { String::new() } else { format!("?{filter}=true") };
     serde_json::from_value(program.get(&format!("/transfers/tasks{query}"))).expect("a page of tasks")
 }
 
-/// The number of the last event of all.
+/// Returns the number of the newest event of all jobs.
 fn newest_event(program: &Program<'_>) -> u64 {
     let of_job = |job| {
         let page = program.server.get(&format!("/api/v1/jobs/{job}/events?newest=true&limit=1")).json();
@@ -166,27 +166,27 @@ fn newest_event(program: &Program<'_>) -> u64 {
     of_job("default").max(of_job(&program.job))
 }
 
-/// The first number after `mark`, with its thousands parted or not.
+/// Returns the first number after `mark`, with or without separators between thousands.
 pub fn number_after(text: &str, mark: &str) -> Option<u64> {
     let (_, rest) = text.split_once(mark)?;
     let digits = rest.chars().take_while(|c| c.is_ascii_digit() || *c == '\u{202f}');
     digits.filter(char::is_ascii_digit).collect::<String>().parse().ok()
 }
 
-/// What stands between two marks, each time.
+/// Returns each text between two marks.
 pub fn between<'a>(text: &'a str, begin: &str, end: &str) -> std::vec::IntoIter<&'a str> {
     let inner = |rest: &'a str| rest.split_once(end).map_or(rest, |(inner, _)| inner);
     text.split(begin).skip(1).map(inner).collect::<Vec<_>>().into_iter()
 }
 
-/// The section of a page of this name, if it has one.
+/// Returns the section of a page with this name, if there is one.
 pub fn section<'a>(page: &'a str, name: &str) -> &'a str {
     between(page, &format!("<section aria-labelledby=\"{name}-title\""), "</section>")
         .next()
         .unwrap_or_default()
 }
 
-/// The text of a part of a page.
+/// Returns the text of a part of a page.
 pub fn text(html: &str) -> String {
     let mut pieces = html.split('<');
     let first = pieces.next().unwrap_or_default();
@@ -195,7 +195,7 @@ pub fn text(html: &str) -> String {
     all.split([' ', '\n']).filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
-/// The rows of the tables in a part of a page, by the heads of their columns.
+/// Returns the table rows in a part of a page, by column heading.
 pub fn rows(html: &str) -> Vec<BTreeMap<String, String>> {
     let cells = |row: &str| -> Vec<String> {
         let row = row.replace("<th", "<td").replace("</th>", "</td>");
@@ -210,13 +210,13 @@ pub fn rows(html: &str) -> Vec<BTreeMap<String, String>> {
     tables.flatten().collect()
 }
 
-/// What the lists of terms in a part of a page say, by term.
+/// Returns the definition lists in a part of a page, by term.
 pub fn terms(html: &str) -> BTreeMap<String, String> {
     let all = between(html, "<div><dt>", "</div>").filter_map(|entry| entry.split_once("</dt>"));
     all.map(|(term, says)| (text(term), text(says))).collect()
 }
 
-/// The numbers in a text, with their units.
+/// Returns the numbers in a text, with their units.
 pub fn figures(text: &str) -> Vec<String> {
     const UNITS: [&str; 18] = [
         "B", "KiB", "MiB", "GiB", "TiB", "PiB", "B/s", "KiB/s", "MiB/s", "GiB/s", "TiB/s", "PiB/s", "µs",
@@ -236,7 +236,7 @@ pub fn figures(text: &str) -> Vec<String> {
     found
 }
 
-/// A number with its thousands parted, as pages show it.
+/// Returns a number with separators between thousands, as pages show it.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let first = digits.len() % 3;

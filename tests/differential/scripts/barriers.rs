@@ -1,4 +1,4 @@
-//! Barrier and CancelBarrier in jobs whose tasks do not come back.
+//! Barrier and CancelBarrier in fate-sharing jobs.
 
 use crate::differences::Difference;
 use crate::expect::{Code, error, ok, plain_error, waits};
@@ -91,7 +91,7 @@ fn a_wrong_counter_fails_the_instance_for_all() -> Script {
         .start("1", t(1), Call::barrier("b", 0))
         .call(t(2), Call::barrier("b", 1), failed())
         .all(&["0", "1"], &failed())
-        // That is the answer to the instance now; the next one is free.
+        // It is the answer of the present instance; the next one is free.
         .call(t(2), Call::barrier("b", 0), failed())
         .start("0 next", t(0), Call::barrier("b", 1))
         .start("1 next", t(1), Call::barrier("b", 1))
@@ -107,7 +107,7 @@ fn a_task_that_counts_on_while_it_waits_fails_the_instance_for_all() -> Script {
         .start("0", t(0), Call::barrier("b", 0))
         .start("1", t(1), Call::barrier("b", 0))
         .call(t(0), Call::barrier("b", 1), failed())
-        // Its own earlier call is displaced, as by any newer one.
+        // Its own earlier call is replaced, as by any newer one.
         .then("0", plain_error(Code::Cancelled))
         .then("1", failed())
         .call(t(2), Call::barrier("b", 0), failed())
@@ -163,11 +163,11 @@ fn a_repeated_use_keeps_its_members() -> Script {
         .start("0 next", t(0), Call::barrier_of("pair", 1, &[0, 1]))
         .start("1 next", t(1), Call::barrier_of("pair", 1, &[1, 0]))
         .all(&["0 next", "1 next"], &ok().counter(1))
-        // Other members than those of the first use: whoever comes after that is told the same.
+        // Other members than those of the first instance: later callers get the same failure.
         .call(t(0), Call::barrier("pair", 2), error(Code::InvalidArgument).of_barrier("pair", 2))
         .call(t(1), Call::barrier_of("pair", 2, &[0, 1]), error(Code::InvalidArgument).of_barrier("pair", 2))
         .call(t(0), Call::barrier_of("pair", 2, &[0, 1]), error(Code::InvalidArgument).of_barrier("pair", 2))
-        // The next use is free again, with the members of the first.
+        // The next instance is free again, with the members of the first.
         .start("0 third", t(0), Call::barrier_of("pair", 3, &[0, 1]))
         .then("0 third", waits())
         .call(t(1), Call::barrier_of("pair", 3, &[0, 1]), ok().counter(3))
@@ -197,7 +197,7 @@ fn only_members_may_come() -> Script {
         .start("0", t(0), Call::barrier_of("b", 0, &[0, 1]))
         .call(t(2), Call::barrier_of("b", 0, &[0, 1]), error(Code::InvalidArgument).of_barrier("b", 0))
         .then("0", error(Code::InvalidArgument).of_barrier("b", 0))
-        // One that is no member comes first: the members, who come after it, are told.
+        // A task that is no member arrives first: the members that arrive later get the failure.
         .call(t(2), Call::barrier_of("first", 0, &[0, 1]), refused_in("first", 0))
         .call(t(0), Call::barrier_of("first", 0, &[0, 1]), refused_in("first", 0))
         .call(t(1), Call::barrier_of("first", 0, &[0, 1]), refused_in("first", 0))
@@ -205,7 +205,7 @@ fn only_members_may_come() -> Script {
         .start("first 1", t(1), Call::barrier_of("first", 1, &[0, 1]))
         .call(t(0), Call::barrier_of("first", 1, &[0, 1]), ok().counter(1))
         .then("first 1", ok().counter(1))
-        // One that is no member comes last.
+        // A task that is no member arrives last.
         .call(
             t(2),
             Call::barrier_of("first", 1, &[0, 1]),
@@ -244,13 +244,13 @@ fn nobody_waits_for_strangers() -> Script {
         .call(t(0), Call::barrier_of("b", 0, &[0, 7]), error(Code::InvalidArgument).of_barrier("b", 0))
         .call(t(1), Call::barrier_of("b", 0, &[0, 7]), error(Code::InvalidArgument).of_barrier("b", 0))
         .call(t(0), Call::barrier_of("c", 0, &[0, -1]), error(Code::InvalidArgument).of_barrier("c", 0))
-        // Whoever comes later is told as well, and the id is of no use any more.
+        // Later callers get the failure too, and the id stays unusable.
         .call(t(1), Call::barrier("c", 0), error(Code::InvalidArgument).of_barrier("c", 0))
         .call(t(1), Call::barrier("c", 1), error(Code::InvalidArgument).of_barrier("c", 1))
         .call(t(1), Call::barrier_of("c", 2, &[0]), error(Code::InvalidArgument).of_barrier("c", 2))
         .call(t(1), Call::barrier_of("only strangers", 0, &[7, 9]), stranger())
         .call(t(0), Call::barrier("only strangers", 0), stranger())
-        // Of one that waits already, too.
+        // The same for an instance in which a task already waits.
         .start("waits", t(0), Call::barrier("e", 0))
         .call(t(1), Call::barrier_of("e", 0, &[0, 1, 7]), error(Code::InvalidArgument).of_barrier("e", 0))
         .then("waits", error(Code::InvalidArgument).of_barrier("e", 0))
@@ -316,7 +316,7 @@ fn only_the_instance_in_progress_is_cancelled() -> Script {
         .call(t(1), Call::cancel("b", 0), not_cancelled(0))
         .call(t(1), Call::cancel("b", 1), not_cancelled(0))
         .start("0 next", t(0), Call::barrier("b", 1))
-        // What agents send who do not know the counter.
+        // An agent that does not know the counter sends this.
         .call(t(1), Call::cancel("b", 0), not_cancelled(1))
         .then("0 next", waits())
         .call(t(1), Call::cancel("b", 1), ok())

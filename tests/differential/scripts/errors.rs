@@ -1,4 +1,4 @@
-//! PollForError, and the errors that tasks report of themselves.
+//! PollForError, and the errors that tasks report themselves.
 
 use crate::differences::Difference;
 use crate::expect::{Code, Outcome, State, another_life, error, ok, waits};
@@ -81,7 +81,7 @@ fn a_reported_error_reaches_everybody() -> Script {
         .start("1", t(1), Call::PollForError)
         .call(t(1), report(), ok())
         .all(&["0", "1"], &reported(1))
-        // Polls that begin later are told as well.
+        // Later polls get the error too.
         .call(t(2), Call::PollForError, reported(1))
         .call(
             observer(),

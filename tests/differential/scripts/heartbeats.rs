@@ -1,4 +1,4 @@
-//! Heartbeat, and what their absence means.
+//! Heartbeat, and the effect of missing ones.
 
 use crate::expect::{Code, State, another_life, error, ok, waits};
 use crate::script::{Release, Script, ScriptCall, Version, observer, script, t};
@@ -28,7 +28,7 @@ fn heartbeats_of_strangers_are_refused() -> Script {
 
 fn a_heartbeat_before_registration_is_refused() -> Script {
     script("a heartbeat before registration is refused", 2)
-        // Learns the service incarnation, where that is needed.
+        // Learns the service incarnation, where it is needed.
         .start("look", observer(), ScriptCall::Watch(Version::None))
         .heartbeat(t(0), error(Code::InvalidArgument).says("must be registered before sending heartbeat"))
         .start_register("0", t(0))

@@ -29,7 +29,7 @@ fn a_key_is_written_once() -> Script {
         .registered()
         .call(t(0), Call::try_get("k"), error(Code::NotFound).says("Config key k not found."))
         .call(t(0), Call::insert("k", "one"), ok())
-        // Without a payload, unlike other errors: the start-up of JAX tells a restart by it.
+        // Without a payload, unlike other errors: the start of JAX recognises a restart by it.
         .call(t(1), Call::insert("k", "two"), plain_error(Code::AlreadyExists).says("already exists"))
         .call(t(1), Call::insert("k", "one"), plain_error(Code::AlreadyExists))
         .call(t(1), Call::try_get("k"), ok().value("one"))
@@ -105,7 +105,7 @@ fn the_same_topology_again() -> Script {
         .registered()
         .call(t(0), Call::insert("cpu:global_topology/cpu", "gathered"), ok())
         .call(t(0), Call::insert("cpu:global_topology/cpu", "another"), plain_error(Code::AlreadyExists))
-        // What each process says of itself: clients count on the error, and then compare.
+        // Each process's own topology: clients rely on the error, and then compare.
         .call(t(0), Call::insert("cpu:local_topology/cpu/0", "own"), ok())
         .call(t(0), Call::insert("cpu:local_topology/cpu/0", "own"), plain_error(Code::AlreadyExists))
         .call_differs(
@@ -136,7 +136,7 @@ fn a_directory_lists_its_descendants() -> Script {
         )
         .call(t(0), Call::list("d/b/"), ok().entries(&[("d/b/c", "3")]))
         .call(t(0), Call::list("d/z"), ok().entries(&[]))
-        // There is no way to list everything.
+        // No call lists everything.
         .call(t(0), Call::list(""), ok().entries(&[]))
         .call(t(0), Call::list("/"), ok().entries(&[]))
 }
@@ -209,7 +209,8 @@ fn the_store_is_open_before_registration() -> Script {
         .then("wait", ok().value("now"))
 }
 
-/// What JAX's preemption manager does: everybody waits for the notice, writes how far it is, and reads how far the others are.
+/// The protocol of JAX's preemption manager: all tasks wait for the notice, write their step, and read those
+/// of the others.
 fn a_preemption_is_agreed_upon() -> Script {
     const NOTICE: &str = "RECEIVED_PREEMPTION_NOTICE";
     let position = |task| format!("PREEMPTION_CURRENT_COUNTER//job:/task:{task}");

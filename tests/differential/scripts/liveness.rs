@@ -33,7 +33,7 @@ fn the_living_agree_on_who_is_alive() -> Script {
         .all(&["0", "1"], &waits())
         .start("2", t(2), Call::alive(&all))
         .all(&["0", "1", "2"], &ok().alive(&[(0, 0), (1, 0), (2, 0)]))
-        // And again: the question is not remembered.
+        // A second request is independent of the first.
         .start("0 again", t(0), Call::alive(&all))
         .then("0 again", waits())
 }

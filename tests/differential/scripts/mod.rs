@@ -1,4 +1,4 @@
-//! The scripts, by what they are about.
+//! The scripts, by subject.
 
 mod barriers;
 mod errors;
@@ -13,7 +13,7 @@ mod shutdown;
 
 use crate::script::{Release, Script};
 
-/// Every script for a release.
+/// Returns every script for a release.
 pub fn all(release: Release) -> Vec<Script> {
     [
         registration::scripts(release),

@@ -1,4 +1,4 @@
-//! Jobs whose tasks may fail and come back.
+//! Recoverable jobs.
 
 use crate::differences::Difference;
 use crate::expect::{Code, State, error, ok, waits};
@@ -73,7 +73,7 @@ fn a_restarted_task_joins_what_is_going_on() -> Script {
         .registers(t(1), ok())
         .start("0 second", t(0), Call::barrier("b", 1))
         .then("0 second", waits())
-        // It counts from 0, as a fresh process does, and learns the counter from the answer.
+        // It counts from 0, as a new process does, and learns the counter from the answer.
         .call(t(1), Call::barrier("b", 0), ok().counter(1))
         .then("0 second", ok().counter(1))
         .start("1 third", t(1), Call::barrier("b", 2))
@@ -106,7 +106,7 @@ fn a_silent_task_is_lost_alone() -> Script {
         .start("alive", t(0), Call::alive(&[0, 1]))
         .start("silent one's barrier", t(1), Call::barrier("b", 0))
         .start("barrier", t(0), Call::barrier("b", 0).within_ms(60_000));
-    // Both are there: the barrier has passed before anybody is lost.
+    // Both tasks have arrived: the barrier passes before a task is lost.
     script = script.all(&["barrier", "silent one's barrier"], &ok().counter(0));
     script = script.start("waits at the next", t(1), Call::barrier("b", 1));
     for _ in 0..8 {
@@ -208,7 +208,7 @@ fn an_older_life_is_fenced() -> Script {
             error(Code::Aborted),
         )
         .heartbeat(t(1), ok())
-        // A life that nobody has heard of is no older one.
+        // An unknown incarnation is not an older one.
         .call(t(1), Call::Heartbeat { incarnation: 4711 }, ok())
         .start("0", t(0), Call::barrier("b", 0))
         .start("old", t(1).life(0), Call::barrier("b", 0))
@@ -252,7 +252,7 @@ fn tasks_out_of_step_meet_again() -> Script {
         .registered()
         .restart(2)
         .registers(t(2), ok())
-        // The restarted task is at the beginning of its loop, the others come to its end.
+        // The restarted task is at the beginning of its loop, the others arrive at its end.
         .start("2 begins", t(2), Call::barrier("begin", 0))
         .start("0 ends", t(0), Call::barrier("end", 0).within_ms(500))
         .then("0 ends", waits())

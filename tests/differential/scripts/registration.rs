@@ -1,4 +1,4 @@
-//! RegisterTask, and what every call states about the service that it means.
+//! RegisterTask, and the service incarnation that every call states.
 
 use crate::expect::{Code, State, error, ok, waits};
 use crate::script::{Claim, Release, Script, ScriptCall, Version, observer, script, t};
@@ -33,7 +33,7 @@ const ALL_CONNECTED: [(i32, State); 3] =
 
 fn nobody_is_connected_before_all_have_come() -> Script {
     script("nobody is connected before all have come", 3)
-        // A caller learns of the service even before it registers, where it has to know it.
+        // A caller reads the service incarnation before it registers, where it needs it.
         .start("first look", observer(), ScriptCall::Watch(Version::None))
         .start_register("0", t(0))
         .start_register("2", t(2))
@@ -133,7 +133,7 @@ fn a_call_to_no_service_is_refused(release: Release) -> Script {
     every_call(script("a call that leaves the service out is refused", 2), release, Claim::Absent, &refused)
 }
 
-/// Each call that states a service incarnation, with a claim that must be refused.
+/// Makes each call that states a service incarnation, with one that must be refused.
 fn every_call(
     script: Script,
     release: Release,
@@ -161,7 +161,7 @@ fn every_call(
     for call in calls.into_iter().chain(report) {
         script = script.call(t(0).claiming(claim), call, refused());
     }
-    // Nothing of it has happened.
+    // None of the calls has had an effect.
     script
         .call(t(0), Call::try_get("k"), error(Code::NotFound))
         .start("0", t(0), Call::barrier("b", 0))

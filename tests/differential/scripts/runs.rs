@@ -1,4 +1,4 @@
-//! What comes after the end of a run.
+//! The time after the end of a run.
 
 use crate::differences::Difference;
 use crate::expect::{Code, State, error, ok, waits};
@@ -16,7 +16,7 @@ fn a_failed_run_is_followed_by_another() -> Script {
         .start("poll", t(0), Call::PollForError)
         .call(t(0), Call::insert("k", "of the first run"), ok())
         .restart(1)
-        // The restart that ends the run is told so, as ever; its client tries again.
+        // The restart that ends the run gets the usual error; its client retries.
         .registers(t(1), restarted())
         .then("poll", restarted())
         .start_register("1 tries again", t(1))

@@ -128,7 +128,7 @@ fn in_a_recoverable_job_everybody_leaves_alone() -> Script {
         .then("poll 0", error(Code::Cancelled).says("disconnected"))
         .then("poll 1", waits())
         .call(t(0), Call::Shutdown, error(Code::FailedPrecondition))
-        // For as long as it could have been silent, a task that left counts as one that may still speak.
+        // A task that has left may still call, for the time for which it could have been silent.
         .start("poll of one who left", t(0), Call::PollForError)
         .then("poll of one who left", waits())
         .registers(t(0), ok())

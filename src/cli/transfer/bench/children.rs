@@ -16,10 +16,10 @@ use super::PEER;
 use super::protocol::{BenchOrder, BenchReply, PairSide};
 use crate::clock;
 
-/// How long it is waited for the end of a task when another one has failed: that may be why.
+/// The time to wait for the exit of a task after another one has failed: it may be the cause.
 const FAILURE_CAUSE_WAIT: Duration = Duration::from_millis(300);
 
-/// A line that a task wrote; none when it will write no more.
+/// A line of a task; `None` at the end of its output.
 type ChildLine = (usize, io::Result<Option<String>>);
 
 struct ChildTask {
@@ -34,14 +34,14 @@ impl Drop for ChildTask {
     }
 }
 
-/// All of them, by number: of each pair the sender, then the receiver.
+/// All tasks by number: of each pair the sender, then the receiver.
 pub struct Children {
     tasks: Vec<ChildTask>,
     heard: Receiver<ChildLine>,
 }
 
 impl Children {
-    /// Starts so many.
+    /// Starts this many processes.
     pub fn start(count: u32) -> Result<Self> {
         let (tell, heard) = channel();
         let tasks = (0..count as usize).map(|number| start(number, &tell)).collect::<Result<_>>()?;
@@ -52,8 +52,8 @@ impl Children {
         self.tasks.len()
     }
 
-    /// Tells each of these what it shall do, in this order: the answers by task. Whoever has not answered within `limit`
-    /// will not: the error says who that is and what it was asked.
+    /// Sends each task its order, in this sequence, and returns the replies by task. If a task does not reply
+    /// within `limit`, the error names the task and its order.
     pub fn ask(
         &mut self,
         orders: &[(usize, BenchOrder)],
@@ -92,7 +92,7 @@ impl Children {
         Ok(answers)
     }
 
-    /// A task in words.
+    /// Returns the name of a task in words.
     fn name(&self, number: usize) -> String {
         let side = match PairSide::of(number) {
             PairSide::Sender => "sender",
@@ -112,7 +112,7 @@ impl Children {
         }
     }
 
-    /// A task has failed: perhaps because another one has ended, which is what counts then.
+    /// Returns the error for a failed task: the exit of another task, if that is the likely cause.
     fn failed(&mut self, number: usize, order: &BenchOrder, why: &str) -> anyhow::Error {
         let until = clock::monotonic() + FAILURE_CAUSE_WAIT;
         while let Ok((other, line)) =
@@ -125,7 +125,7 @@ impl Children {
         anyhow!("{} was asked {order}, and failed: {why}", self.name(number))
     }
 
-    /// Nothing was heard of these.
+    /// Returns the error for tasks that did not reply.
     fn silent(&self, silent: &[usize], order: &BenchOrder, limit: Duration) -> anyhow::Error {
         let mut text = format!("no answer within {limit:?} from those that were asked {order}:");
         let mut stopped = Vec::new();
@@ -163,7 +163,7 @@ fn start(number: usize, tell: &Sender<ChildLine>) -> Result<ChildTask> {
     let answers = child.stdout.take().context("no pipe from the task")?;
     let task = ChildTask { child, orders };
     let tell = tell.clone();
-    // It ends with the task, or when nobody wants to hear it any more.
+    // The thread ends with the output of the task, or when the receiver is dropped.
     thread::Builder::new()
         .name(format!("task-{number}"))
         .spawn(move || {
@@ -181,7 +181,7 @@ fn start(number: usize, tell: &Sender<ChildLine>) -> Result<ChildTask> {
     Ok(task)
 }
 
-/// What the system says that a process does, by its letter for it.
+/// Returns the state of a process, as the letter that /proc shows.
 fn state(process: u32) -> Option<char> {
     let text = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     text.rsplit_once(") ")?.1.chars().next()

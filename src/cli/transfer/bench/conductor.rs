@@ -14,26 +14,27 @@ use super::results::{LatencySample, PrepareTimes, ThroughputSample};
 use crate::clock;
 use crate::transfer::{Incarnation, Member, Membership, Peer, TaskId, TransportKind};
 
-/// How many preparations are timed once the connections are there.
+/// The number of preparations that are timed once the connections exist.
 const PREPARES: u32 = 1000;
-/// The most rounds of a latency measurement, so that what it reports stays small.
+/// The maximum number of rounds of a latency measurement, which bounds the size of a reply.
 const ROUNDS_MAX: u64 = 20_000;
 
-/// Bytes a second that the slowest machine fills, compares or moves.
+/// The bytes per second that the slowest machine fills, compares or moves.
 const SLOWEST: u64 = 25_000_000;
 
-/// All tasks: of each pair the sender, then the receiver.
+/// Directs all tasks: of each pair the sender, then the receiver.
 pub struct Conductor {
     children: Children,
     measurement: u64,
-    /// How long an answer may take beyond what is measured meanwhile.
+    /// The time that a reply may take beyond the measurement.
     grace: Duration,
-    /// How long the buffers may take that are arranged.
+    /// The time that the present buffers may take.
     handling: Duration,
 }
 
 impl Conductor {
-    /// Starts them and makes them known to each other. An answer may take `grace` beyond what it needs at the slowest.
+    /// Starts the tasks and introduces them to each other. A reply may take `grace` beyond the time that it
+    /// needs at the slowest.
     pub fn start(pairs: u32, setup: &EngineSetup, grace: Duration) -> Result<Self> {
         let members = (0..2 * pairs).map(member).collect::<Result<Vec<_>>>()?;
         let children = Children::start(2 * pairs)?;
@@ -53,12 +54,12 @@ impl Conductor {
         Ok(all)
     }
 
-    /// How long an answer may take: twice what is meant to be measured, and what the buffers need.
+    /// Returns the time limit of a reply: twice the intended measurement, and the time for the buffers.
     fn limit(&self, measured: Duration) -> Duration {
         self.grace.saturating_add(self.handling).saturating_add(measured.saturating_mul(2))
     }
 
-    /// The answers of all to one order that measures for so long, each of the kind that was asked for.
+    /// Sends one order to all tasks and returns their replies, each of the expected kind.
     fn all_answers<T>(
         &mut self,
         order: &BenchOrder,
@@ -74,7 +75,7 @@ impl Conductor {
         Ok(())
     }
 
-    /// What preparing costs: of all pairs the first time, of the first sender afterwards.
+    /// Measures preparation: the first one of all pairs, and later ones of the first sender.
     pub fn prepares(&mut self) -> Result<PrepareTimes> {
         let all =
             self.all_answers(
@@ -89,14 +90,14 @@ impl Conductor {
         Ok(PrepareTimes::new(&senders))
     }
 
-    /// Has the buffers for a size cut and prepared.
+    /// Allocates and prepares the buffers for a size.
     pub fn allocate(&mut self, shape: BenchShape) -> Result<()> {
         let bytes = (shape.memory() as u64).saturating_mul(self.children.len() as u64);
         self.handling = Duration::from_secs(bytes / SLOWEST);
         self.all(&BenchOrder::Allocate(shape))
     }
 
-    /// Has them given back.
+    /// Frees the buffers.
     pub fn clear(&mut self) -> Result<()> {
         self.all(&BenchOrder::Clear)
     }
@@ -117,7 +118,7 @@ impl Conductor {
         Ok(wrong.into_iter().flatten().next())
     }
 
-    /// Launches of all pairs at once, for about so long: how long they took in all, and by what they went.
+    /// Runs launches of all pairs at once. Returns the total time and the transport.
     fn launch(&mut self, launches: u64, about: Duration) -> Result<(Duration, TransportKind)> {
         let moved = self.all_answers(&BenchOrder::Move { launches }, about, |answer| match answer {
             BenchReply::Moved { began, ended, by } => Some((began, ended, by)),
@@ -126,22 +127,23 @@ impl Conductor {
         // From the first launch of a sender until the last byte is in place at a receiver.
         let began = moved.iter().step_by(2).map(|moved| moved.0).min().unwrap_or(0);
         let ended = moved.iter().skip(1).step_by(2).map(|moved| moved.1).max().unwrap_or(0);
-        // What a receiver fetches, its sender does not see.
+        // The sender does not see the bytes that a receiver fetches.
         let by = moved.get(1).context("no receiver")?.2;
         Ok((Duration::from_nanos(ended.saturating_sub(began).max(1)), by))
     }
 
-    /// A few launches: by what they went, and what is wrong.
+    /// Runs a few launches. Returns the transport, and an error in the contents if there is one.
     pub fn try_out(&mut self) -> Result<(TransportKind, Option<String>)> {
         self.fill()?;
         let (_, by) = self.launch(4, Duration::ZERO)?;
         Ok((by, self.check()?))
     }
 
-    /// Moves as much as it can for about so long.
+    /// Measures throughput for about this time.
     pub fn throughput(&mut self, shape: BenchShape, time: Duration) -> Result<ThroughputSample> {
         let mut launches = 2 * shape.in_flight as u64;
-        // The first ones are checked too, and show how many are needed: until a quarter of the time was measured.
+        // The first launches are checked too. They show how many launches are needed: they are doubled until
+        // they take a quarter of the time.
         let mut wrong = None;
         loop {
             self.fill()?;
@@ -162,7 +164,7 @@ impl Conductor {
         Ok(ThroughputSample { rate: bytes as f64 / took.as_secs_f64() / 1e9, by, wrong })
     }
 
-    /// To and fro, one at a time, for about so long. Only the first pair; the others rest.
+    /// Measures round trips, one at a time, for about this time. Only the first pair takes part.
     pub fn latency(&mut self, time: Duration) -> Result<LatencySample> {
         let (near, far) = self.ping_pong(10, time)?;
         let round = Duration::from_nanos(near.span() / 10).max(Duration::from_nanos(1));
@@ -176,7 +178,7 @@ impl Conductor {
     fn ping_pong(&mut self, rounds: u64, about: Duration) -> Result<(PingPong, PingPong)> {
         self.measurement = self.measurement.wrapping_add(1);
         let measurement = self.measurement;
-        // The receiver first: what it expects must be posted before the first one comes.
+        // The receiver gets its order first: it must have posted its first launch before the sender starts.
         let orders = [1, 0].map(|number| (number, BenchOrder::PingPong { rounds, measurement }));
         let answers = self.children.ask(&orders, self.limit(about))?;
         let mut ends = of_kind(answers, |answer| match answer {
@@ -191,27 +193,27 @@ impl Conductor {
     }
 }
 
-/// What one end of a pair saw of a latency measurement.
+/// The measurements of one end of a pair in a latency measurement.
 #[derive(Debug, Clone)]
 pub struct PingPong {
     pub launched: Vec<u64>,
     pub arrived: Vec<u64>,
-    /// Of processors.
+    /// The CPU time, in nanoseconds.
     pub worked: u64,
-    /// By what most went.
+    /// The transport that moved most bytes.
     pub by: TransportKind,
     pub wrong: Option<String>,
 }
 
 impl PingPong {
-    /// From the first launch to the last arrival.
+    /// Returns the time from the first launch to the last arrival.
     fn span(&self) -> u64 {
         let first = self.launched.first().copied().unwrap_or(0);
         self.arrived.last().copied().unwrap_or(0).saturating_sub(first)
     }
 }
 
-/// Answers in the order of the tasks, each of the kind that was asked for.
+/// Returns the replies in the order of the tasks, each of the expected kind.
 fn of_kind<T>(
     answers: BTreeMap<usize, BenchReply>,
     kind: impl Fn(BenchReply) -> Option<T>,

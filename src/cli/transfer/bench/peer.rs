@@ -26,7 +26,8 @@ pub struct PeerArguments {
     parent: u32,
 }
 
-/// What launches are matched by. The latency has one for each direction: neither waits for the other's place in an order.
+/// The channel by which launches are matched. The latency measurement has one for each direction, so that
+/// neither waits for a place in the order of the other.
 #[derive(Debug, Clone, Copy)]
 enum BenchChannel {
     Moves,
@@ -76,7 +77,7 @@ fn execute(task: &mut Option<PeerState>, order: BenchOrder) -> Result<BenchReply
     Ok(BenchReply::Done)
 }
 
-/// Buffers that one launch moves, and the launch prepared.
+/// The buffers of one launch, and the prepared launch.
 struct BenchSlot {
     buffers: Vec<Buffer>,
     size: usize,
@@ -89,8 +90,8 @@ struct PeerState {
     there: DeviceId,
     side: PairSide,
     moves: Vec<BenchSlot>,
-    /// What is tossed to the other, and what it tosses: two of each, so that the next can be expected before the last
-    /// is looked at.
+    /// The outgoing and incoming slots of the latency measurement: two of each, so that the next launch is
+    /// posted before the last one is checked.
     out: Vec<BenchSlot>,
     inbound: Vec<BenchSlot>,
 }
@@ -206,7 +207,8 @@ impl PeerState {
         Ok(None)
     }
 
-    /// Launches, as many at a time as there are slots; each is waited for only when its slot is needed again.
+    /// Runs launches, as many at a time as there are slots. A launch is awaited only when its slot is needed
+    /// again.
     fn launch(&mut self, launches: u64) -> Result<BenchReply> {
         let before = self.bytes();
         let slots = self.moves.len();
@@ -227,7 +229,7 @@ impl PeerState {
         Ok(BenchReply::Moved { began, ended, by })
     }
 
-    /// Bytes moved so far by each transport.
+    /// Returns the bytes moved so far by each transport.
     fn bytes(&self) -> BytesByTransport {
         let mut sums = [0; TransportKind::ALL.len()];
         for link in self.engine.links() {
@@ -238,7 +240,8 @@ impl PeerState {
         sums
     }
 
-    /// To and fro, one at a time. The sender of the pair begins; the other answers as soon as it goes on.
+    /// Runs round trips, one at a time. The sender of the pair begins; the other answers as soon as a buffer
+    /// arrives.
     fn ping_pong(&mut self, rounds: u64, measurement: u64) -> Result<BenchReply> {
         let first = self.side == PairSide::Sender;
         let (mine, others) = (
@@ -254,7 +257,8 @@ impl PeerState {
         for round in 0..rounds {
             let (now, next) = ((round % 2) as usize, ((round + 1) % 2) as usize);
             stamp(&self.out[now], test_pattern::at(mine, round))?;
-            // Expected before this round's is answered: so the other never sends what is not expected.
+            // Posted before this round is answered, so that the other never sends to a receiver that is not
+            // ready.
             let following = (round + 1 < rounds).then(|| self.inbound[next].prepared.launch(&[]));
             if !first {
                 expected.wait()?;
@@ -282,19 +286,19 @@ impl PeerState {
 /// Bytes by transport.
 type BytesByTransport = [u64; TransportKind::ALL.len()];
 
-/// The transport that moved most between two looks.
+/// Returns the transport that moved most bytes between two readings.
 fn most_moved(before: BytesByTransport, after: BytesByTransport) -> Result<TransportKind> {
     let moved = TransportKind::ALL.into_iter().zip(before.into_iter().zip(after));
     Ok(moved.max_by_key(|(_, (before, after))| after - before).context("no transports")?.0)
 }
 
-/// All buffers with their numbers and how many of their bytes are moved.
+/// Returns all buffers with their numbers and the number of their bytes that are moved.
 fn numbered(slots: &[BenchSlot]) -> impl Iterator<Item = (u64, &Buffer, usize)> {
     let buffers = slots.iter().flat_map(|slot| slot.buffers.iter().map(|buffer| (buffer, slot.size)));
     (0..).zip(buffers).map(|(number, (buffer, size))| (number, buffer, size))
 }
 
-/// Bytes at the beginning of a buffer that are new in each round; the rest is looked at after the last.
+/// The bytes at the beginning of a buffer that change in each round; the rest is checked at the end.
 const STAMP: usize = 8;
 
 fn prime(out: &[BenchSlot], inbound: &[BenchSlot], mine: u64, others: u64) -> Result<()> {
@@ -312,7 +316,7 @@ fn prime(out: &[BenchSlot], inbound: &[BenchSlot], mine: u64, others: u64) -> Re
 }
 
 fn primed(inbound: &[BenchSlot], others: u64, rounds: u64) -> Result<Option<String>> {
-    // With a single round only the first slot was used.
+    // A single round uses only the first slot.
     for (number, buffer, size) in numbered(&inbound[..inbound.len().min(rounds as usize)]) {
         if let Some(at) = buffer.read(|bytes| {
             test_pattern::first_mismatch(&bytes[STAMP.min(size)..size], test_pattern::at(others, number))

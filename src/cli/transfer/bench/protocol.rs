@@ -11,7 +11,7 @@ use super::BenchShape;
 use crate::cli::certificates::TransferCertificateArgs;
 use crate::transfer::{Choice, Member, Membership, Peer, TransportKind};
 
-/// How the engines are set up.
+/// The configuration of the engines.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct EngineSetup {
     pub transport: Choice,
@@ -21,7 +21,7 @@ pub struct EngineSetup {
     pub certificates: TransferCertificateArgs,
 }
 
-/// Which end of a pair a task is.
+/// The end of a pair that a task is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PairSide {
     Sender,
@@ -29,36 +29,36 @@ pub enum PairSide {
 }
 
 impl PairSide {
-    /// Of each pair the sender comes first.
+    /// Returns the side of a task: in each pair the sender comes first.
     pub const fn of(number: usize) -> Self {
         if number.is_multiple_of(2) { Self::Sender } else { Self::Receiver }
     }
 }
 
-/// What a task is told to do.
+/// An order to a task.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum BenchOrder {
-    /// Start an engine. The first order.
+    /// Starts an engine. The first order.
     Begin { setup: EngineSetup, here: Member, there: Member, side: PairSide },
-    /// This is who lives.
+    /// Sets the membership.
     SetMembership(Membership),
-    /// Prepare something small, for the first time and then so many times again.
+    /// Prepares a small transfer once, and then this many times again.
     Prepare { again: u32 },
-    /// Cut buffers and prepare them for launches.
+    /// Allocates buffers and prepares their launches.
     Allocate(BenchShape),
-    /// New contents at the sender; at the receiver, anything but these.
+    /// Writes new contents at the sender, and other bytes at the receiver.
     Fill { measurement: u64 },
-    /// Launch so many times, as many at a time as were arranged.
+    /// Launches this many times, with as many in progress as the shape says.
     Move { launches: u64 },
-    /// Compare what has arrived.
+    /// Compares the contents that have arrived.
     Check { measurement: u64 },
-    /// To and fro so many times, one at a time.
+    /// Runs this many round trips, one at a time.
     PingPong { rounds: u64, measurement: u64 },
-    /// Give the buffers back.
+    /// Frees the buffers.
     Clear,
 }
 
-/// As in "it was asked …".
+/// Completes a sentence such as "it was asked …".
 impl fmt::Display for BenchOrder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -77,28 +77,28 @@ impl fmt::Display for BenchOrder {
     }
 }
 
-/// What it answers.
+/// A reply of a task.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum BenchReply {
     Here(Peer),
     Done,
-    /// In nanoseconds.
+    /// Durations in nanoseconds.
     Prepared {
         first: u64,
         again: Vec<u64>,
     },
-    /// By the monotonic clock, in nanoseconds.
+    /// Times of the monotonic clock, in nanoseconds.
     Moved {
         began: u64,
         ended: u64,
         by: TransportKind,
     },
-    /// What is wrong, if anything is.
+    /// The first error in the contents, if any.
     Checked {
         wrong: Option<String>,
     },
-    /// When each of its own was launched, and when each of the other's was there, by the monotonic clock; and how long
-    /// processors worked for the process meanwhile. In nanoseconds.
+    /// The times of its own launches and of the other's arrivals, by the monotonic clock, and the CPU time of
+    /// the process meanwhile, all in nanoseconds.
     Tossed {
         launched: Vec<u64>,
         arrived: Vec<u64>,

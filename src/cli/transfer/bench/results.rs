@@ -15,7 +15,7 @@ use crate::transfer::{Choice, TransportKind};
 /// The throughput of one repetition.
 #[derive(Debug)]
 pub struct ThroughputSample {
-    /// In 10^9 bytes a second, of all pairs together.
+    /// The rate of all pairs together, in 10^9 bytes a second.
     pub rate: f64,
     pub by: TransportKind,
     pub wrong: Option<String>,
@@ -26,7 +26,7 @@ pub struct ThroughputSample {
 pub struct LatencySample {
     one_way: Percentiles,
     half_round_trip: Percentiles,
-    /// What processors worked for both ends, for each transfer.
+    /// The CPU time of both ends for each transfer.
     cpu: f64,
     by: TransportKind,
     wrong: Option<String>,
@@ -39,7 +39,7 @@ struct Percentiles {
 }
 
 impl Percentiles {
-    /// Of nanoseconds.
+    /// Computes the percentiles of times in nanoseconds.
     fn of(mut times: Vec<u64>) -> Self {
         times.sort_unstable();
         let at = |share: f64| {
@@ -51,7 +51,8 @@ impl Percentiles {
 }
 
 impl LatencySample {
-    /// From what both ends saw. The first rounds do not count: the other end may not have been ready.
+    /// Computes the latency from the measurements of both ends. The first rounds are left out, because the
+    /// other end may not have been ready.
     pub fn new(near: &PingPong, far: &PingPong, wrong: Option<String>) -> Self {
         const WARMUP_ROUNDS: usize = 2;
         let between = |from: &[u64], to: &[u64]| -> Vec<u64> {
@@ -71,14 +72,14 @@ impl LatencySample {
     }
 }
 
-/// What was measured at one time for one shape.
+/// One repetition of the measurements for one shape.
 #[derive(Debug)]
 pub struct Repetition {
     pub moved: Option<ThroughputSample>,
     pub delays: LatencySample,
 }
 
-/// What preparing costs, in microseconds.
+/// The time of a preparation, in microseconds.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct PrepareTimes {
     prepare_first_us: f64,
@@ -88,7 +89,7 @@ pub struct PrepareTimes {
 }
 
 impl PrepareTimes {
-    /// From the nanoseconds that each sender took, the first time and afterwards.
+    /// Computes the times from those of each sender, in nanoseconds: the first one, and later ones.
     pub fn new(senders: &[(u64, Vec<u64>)]) -> Self {
         let first = senders.iter().map(|sender| sender.0).max().unwrap_or(0);
         let again = senders.first().map(|sender| sender.1.clone()).unwrap_or_default();
@@ -103,7 +104,7 @@ impl PrepareTimes {
     }
 }
 
-/// The middle of the repetitions, and the least and the most of them.
+/// The median, minimum and maximum of the repetitions.
 #[derive(Debug, Clone, Copy, Serialize)]
 struct SampleRange {
     median: f64,
@@ -126,31 +127,31 @@ impl SampleRange {
     }
 }
 
-/// The line of one size.
+/// The result for one size.
 #[derive(Debug, Serialize)]
 pub struct SizeResult {
-    /// What the bytes went by.
+    /// The transport of the bytes.
     transport: String,
     asked: Choice,
     size_bytes: usize,
     batch: usize,
     pairs: u32,
     in_flight: usize,
-    /// Whether the bytes carried any.
+    /// The chunks carried checksums.
     checksums: bool,
     lanes: Option<usize>,
     repetitions: usize,
     gbytes_per_second: Option<f64>,
-    /// One way: from the launch at the sender until the receiver goes on.
+    /// One way: from the launch at the sender until the receiver continues.
     p50_us: Option<f64>,
     p99_us: Option<f64>,
     half_round_trip_p50_us: Option<f64>,
     half_round_trip_p99_us: Option<f64>,
-    /// What processors worked for both processes, for each transfer of that kind.
+    /// The CPU time of both processes for each transfer of that kind.
     cpu_us: Option<f64>,
     #[serde(flatten)]
     prepares: PrepareTimes,
-    /// Whether every byte was what was sent.
+    /// Every byte was the one that was sent.
     pub verified: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     wrong: Option<String>,
@@ -199,7 +200,7 @@ impl SizeResult {
             batch: shape.batch,
             pairs,
             in_flight: shape.in_flight,
-            // What stays in memory, or in the kernel of one host, has none.
+            // Transports within a host have no checksums.
             checksums: setup.checksums && by == Some(TransportKind::Tcp),
             lanes: setup.lanes,
             repetitions: found.len(),
@@ -217,7 +218,7 @@ impl SizeResult {
     }
 }
 
-/// What comes before the lines of all sizes.
+/// Returns the heading above the lines of all sizes.
 pub fn heading(prepares: &PrepareTimes) -> String {
     format!(
         "prepare: first {:.0} us, with the connection there p50 {:.1} us, p99 {:.1} us\n{:>10} {:>6} {:>5} {:>9}  {:>22}  {:>19}  {:>19}  {:>7}\n",
@@ -266,7 +267,8 @@ mod tests {
 
     #[test]
     fn delays_are_taken_between_the_ends_and_leave_the_first_rounds_out() {
-        // In microseconds: a launch at 0, 100, 200, 300, there 4 later, answered at once, back 6 later.
+        // In microseconds: launches at 0, 100, 200 and 300 arrive 4 later, are answered at once, and are back
+        // 6 later.
         let times = |offset: u64| -> Vec<u64> { (0..4).map(|n| n * 100_000 + offset * 1000).collect() };
         let by = TransportKind::Shm;
         let mut near = PingPong { launched: times(0), arrived: times(10), worked: 10_000, by, wrong: None };

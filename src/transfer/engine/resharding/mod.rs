@@ -1,19 +1,20 @@
-//! A plan carried out by engines: each task does its part and needs no message from the others about the plan.
+//! Executes plans on engines: each task does its part without messages to the others about the plan.
 //!
-//! All steps between two tasks that depend on nothing leave as one group. A step that passes on received bytes is a
-//! group of its own, launched at once in the order of the plan and held back by an event that the arrival itself
-//! completes, so no thread takes part in it. Both sides derive the same groups from the same plan.
+//! All steps between two tasks that depend on nothing leave as one group. A step that passes on received
+//! bytes is a group of its own. It is launched at once, in the order of the plan, and held back by an event
+//! that the arrival itself completes, so no thread takes part in it. Both sides derive the same groups from
+//! the same plan.
 //!
-//! - Before the groups comes a handshake, a transfer without bytes that has the plan's layout (`plan_handshake`).
-//!   Keys differ with the plan, so only a transfer whose key is the same on both sides can tell that two tasks
-//!   carry out different plans.
-//! - Each peer is a request of its own, and the steps that follow a step start when it is done, in any order. A
-//!   peer that cannot be reached or comes late holds back only what depends on it.
-//! - A contiguous region is sent from, and received into, its place. Others are packed into (or unpacked out of)
-//!   staging memory of their own, so no step waits for another's memory.
-//! - A failed plan waits one stall limit at most: three quarters of it for the peers to confirm that nothing is
-//!   under way; then their connections end, and only threads of this task have to let go. So the caller is free in
-//!   a known time, with proof, even if a peer is stopped.
+//! - A handshake comes before the groups: a transfer without bytes that has the plan's layout
+//!   (`plan_handshake`). Keys differ between plans, so only a transfer whose key is the same on both sides
+//!   can detect that two tasks execute different plans.
+//! - Each peer is a request of its own, and the steps that follow a step start when it is done, in any order.
+//!   A peer that is late or cannot be reached delays only the steps that depend on it.
+//! - A contiguous region is sent from, and received into, its own memory. Others are packed into (or unpacked
+//!   from) staging memory of their own, so no step waits for another's memory.
+//! - A failed plan waits one stall limit at most: three quarters of it for the peers to confirm that nothing
+//!   is in flight; then their connections end, and only threads of this task have to finish. So the caller is
+//!   free in a known time, with proof, even if a peer is stopped.
 
 mod copy;
 mod outcome;
@@ -35,18 +36,19 @@ use crate::memory::Arena;
 use crate::plan::Plan;
 
 impl Engine {
-    /// Carries out this task's part of a plan, and waits for it: every task of the plan does the same. The shards belong
-    /// to the plan until it returns. Staging memory is taken from `staging` and given back.
+    /// Executes this task's part of a plan, and blocks until it is done. Every task of the plan must call it.
+    /// The shards belong to the plan until it returns. Staging memory is allocated from `staging` and freed.
     ///
-    /// A channel of its own ([`LaunchOptions::channel`]) keeps the order of its groups apart from other launches.
+    /// Use a channel of its own ([`Options::channel`]), so that its groups do not interleave with other
+    /// launches.
     ///
-    /// It takes no longer than the plan's time, or [`LaunchOptions::deadline`] if that is shorter; and, if it fails, once
-    /// [`LaunchOptions::stall`] until what was under way has come to rest. The connection with a peer that does not say so in
-    /// that time is ended, and with it whatever else is under way on it.
+    /// It takes at most the plan's timeout, or [`Options::deadline`] if that is shorter. If it fails, it then
+    /// takes at most [`Options::stall`] until nothing is in flight any more. The connection with a peer that
+    /// does not confirm that in time is ended, with all other launches on it.
     ///
     /// # Errors
-    /// If a shard does not fit the plan, a transfer fails, or the time is over. Whatever else was under way is given up
-    /// then, with proof.
+    /// Returns an error if a shard does not match the plan, a transfer fails, or the time is over. All other
+    /// transfers are then cancelled, with proof.
     pub fn carry_out(
         &self,
         plan: &Plan,
@@ -86,7 +88,7 @@ impl Engine {
     }
 }
 
-/// Returns what both sides compare of each transfer: the beginning of the plan's own.
+/// Returns the fingerprint that both sides compare for each transfer: the first 64 bits of the plan's.
 fn layout_of(plan: &Plan) -> LayoutFingerprint {
     let whole = u128::from_be_bytes(plan.layout().0);
     LayoutFingerprint((whole >> 64) as u64)

@@ -9,80 +9,82 @@ use crate::base::error::{MemoryError, TransferError};
 use crate::base::identity::{DeviceId, Member, TaskId};
 use crate::memory::Buffer;
 
-/// The shards of this task's devices, before and after.
+/// The shards of this task's devices, before and after the resharding.
 #[derive(Debug, Clone, Default)]
 pub struct ShardBuffers {
-    /// The array as it is.
+    /// The shards of the array as it is.
     pub source: BTreeMap<DeviceId, Buffer>,
-    /// The array as it shall be.
+    /// The shards of the array as it is to become.
     pub destination: BTreeMap<DeviceId, Buffer>,
 }
 
-/// What a task did for a plan.
+/// The statistics of one task's part of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Moved {
-    /// Bytes sent to other tasks.
+    /// The bytes sent to other tasks.
     pub sent: u64,
-    /// Bytes received of other tasks.
+    /// The bytes received from other tasks.
     pub received: u64,
-    /// Bytes copied within the task.
+    /// The bytes copied within the task.
     pub copied: u64,
-    /// How long it took.
+    /// The time that it took.
     pub elapsed: Duration,
 }
 
-/// Why a plan was not carried out. But for [`Unproven`](Self::Unproven), no byte lands in the shards any more.
+/// The reason why a plan was not executed. Except for [`Unproven`](Self::Unproven), no byte lands in the
+/// shards any more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReshardError {
-    /// A shard is missing, or has another size than the plan says.
+    /// A shard is missing, or its size is not the plan's.
     #[error("device {device}: its {role} shard has {found} bytes here; the plan says {wanted}")]
     Shard {
-        /// Of which device.
+        /// The device of the shard.
         device: DeviceId,
-        /// Before or after.
+        /// The role of the shard: before or after the resharding.
         role: &'static str,
-        /// What the plan says.
+        /// The bytes that the plan says.
         wanted: u64,
-        /// What was given.
+        /// The bytes that were given; 0 if the shard is missing.
         found: u64,
     },
-    /// Memory is short, or in use.
+    /// Memory is full, or in use.
     #[error("{0}")]
     Memory(#[from] MemoryError),
-    /// A transfer failed. All others of the plan were given up. Where a task carries out another plan, it is the first
-    /// step with that task.
+    /// A transfer failed, and all others of the plan were cancelled. If another task executes another plan,
+    /// this is the first step with that task.
     #[error("step {step} of the plan: {error}")]
     Transfer {
-        /// Which step.
+        /// The index of the step.
         step: u32,
-        /// Why.
+        /// The error of its transfer.
         error: TransferError,
     },
-    /// It was not done in its time.
+    /// The time limit passed.
     #[error(
         "the plan was not carried out within {limit:?}: {open} of this task's {steps} steps with others were not done, those with {}; see whether they live and carry out the same plan",
         tasks(with)
     )]
     Timeout {
-        /// Its time.
+        /// The limit.
         limit: Duration,
-        /// How many steps with other tasks were not done.
+        /// The number of this task's steps with other tasks that were not done.
         open: usize,
-        /// How many there are.
+        /// The number of this task's steps with other tasks.
         steps: usize,
-        /// The tasks that these steps are with.
+        /// The tasks at the other end of the steps that were not done.
         with: Vec<TaskId>,
     },
-    /// Besides, transfers that were given up have not come to rest, although the connections with these tasks were ended.
+    /// The plan failed with `error`, and transfers that were cancelled are not proven to have ended, although
+    /// the connections with these members were ended.
     #[error(
         "{error}; {} may still be writing to the shards: use none of them for anything else as long as writing to it is refused because it is in use",
         members(with)
     )]
     Unproven {
-        /// What happened.
+        /// The failure of the plan.
         error: Box<Self>,
-        /// The peers that were written to or read from.
+        /// The peers of these transfers.
         with: Vec<Member>,
     },
 }

@@ -1,6 +1,6 @@
-//! A resharding under way: when each group is launched, and which steps follow an arrival.
+//! A resharding in progress: launches the groups, and starts the steps that follow an arrival.
 //!
-//! It makes no plan and places no memory. Begin at [`ReshardRun::go`].
+//! It makes no plan and allocates no memory. Begin at [`Run::go`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, Sender};
@@ -22,22 +22,23 @@ use crate::launch::transfer::{Quiesced, Transfer};
 use crate::memory::Buffer;
 use crate::plan::{BufferRole, Step, StepEnd};
 
-/// The outcome of a transfer: of a step's, by its place among the tasks, or of the handshake with a step's peer.
+/// The outcome of one transfer: of the step with index `at` among the tasks, or of the handshake with that
+/// step's peer.
 pub struct Arrived {
     at: usize,
     handshake: bool,
     outcome: Result<(), TransferError>,
 }
 
-/// A plan under way.
+/// A plan in progress.
 pub struct ReshardRun<'a> {
     pub(super) engine: &'a Engine,
     pub(super) shards: &'a ShardBuffers,
     pub(super) tasks: Vec<StepTask>,
     pub(super) transfers: Vec<Transfer>,
-    /// How many transfers have no outcome yet.
+    /// The number of transfers without an outcome.
     pub(super) open: usize,
-    /// How long it may take, and until when that is.
+    /// The time limit, and when it passes.
     pub(super) limit: Option<(Duration, Instant)>,
     pub(super) options: LaunchOptions,
     pub(super) layout: LayoutFingerprint,
@@ -46,9 +47,9 @@ pub struct ReshardRun<'a> {
 }
 
 impl ReshardRun<'_> {
-    /// Carries it out, and waits for it.
+    /// Executes the plan, and blocks until it is done.
     pub fn go(&mut self) -> Result<(), ReshardError> {
-        // With each peer: its first step, and those that depend on nothing.
+        // For each peer: the first step with it, and the steps with it that depend on nothing.
         let mut first: BTreeMap<TaskId, (usize, Vec<usize>)> = BTreeMap::new();
         for (at, task) in self.tasks.iter().enumerate() {
             if let Some(peer) = task.role.peer() {
@@ -58,7 +59,7 @@ impl ReshardRun<'_> {
                 }
             }
         }
-        // A request for each peer: one that cannot be reached holds back no other.
+        // Each peer has a request of its own, so that one that cannot be reached delays no other.
         let membership = self.engine.membership();
         for (peer, (at, independent)) in first {
             self.plan_handshake(&membership, peer, at);
@@ -82,7 +83,8 @@ impl ReshardRun<'_> {
             match outcome {
                 Ok(()) => {}
                 Err(TransferError::Deadline { .. }) => return Err(self.timed_out()),
-                // If anything else fails a handshake, the steps with that peer fail too, and say more.
+                // If a handshake fails for any other reason, the steps with that peer fail too, with a better
+                // error.
                 Err(error) if !handshake || tells_plans_apart(&error) => {
                     return Err(ReshardError::Transfer { step, error });
                 }
@@ -97,10 +99,10 @@ impl ReshardRun<'_> {
         Ok(())
     }
 
-    /// Waits for the outcome of the next transfer that is over.
+    /// Waits for the next outcome of a transfer.
     fn next(&self) -> Result<Arrived, ReshardError> {
         let outcome = match self.limit {
-            // It never ends: the run has the other end too.
+            // The channel never closes, because the run has the sending end too.
             None => self.outcomes.recv().ok(),
             Some((_, until)) => {
                 self.outcomes.recv_timeout(until.saturating_duration_since(clock::monotonic())).ok()
@@ -121,7 +123,7 @@ impl ReshardRun<'_> {
         }
     }
 
-    /// Gives up all that is under way, and waits until it comes to rest.
+    /// Cancels all transfers in flight, and waits until they have ended.
     pub fn give_up(&mut self, error: ReshardError) -> ReshardError {
         let began = clock::monotonic();
         let why = match &error {
@@ -131,10 +133,11 @@ impl ReshardRun<'_> {
         let proofs: Vec<Quiesced> = self.transfers.iter().map(|transfer| transfer.cancel(&why)).collect();
         let rested = |share: u32| {
             let until = began + self.options.stall / 4 * share;
-            // At once, not one after the other: they have one end of time.
+            // They share one limit, so the order of the waits does not matter.
             proofs.iter().all(|proof| proof.wait_for(until.saturating_duration_since(clock::monotonic())))
         };
-        // Most of the time is for peers to say so. Without their connections, only threads of this task have to finish.
+        // Most of the time is for the peers to confirm. Without their connections, only threads of this task
+        // have to finish.
         if rested(3) {
             return error;
         }
@@ -151,13 +154,13 @@ impl ReshardRun<'_> {
         ReshardError::Unproven { error: Box::new(error), with: with.into_iter().collect() }
     }
 
-    /// Exchanges the plan's layout with a peer: a transfer without bytes that has it.
+    /// Launches the handshake with a peer: a transfer without bytes that has the plan's layout.
     fn plan_handshake(&mut self, membership: &Membership, peer: TaskId, at: usize) {
-        // "the plan"
+        // "the plan" in ASCII.
         const HANDSHAKE: TransferKey = TransferKey(0x7468_6520_706c_616e);
         let here = self.engine.here().task;
         let Step { source, destination, .. } = &self.tasks[at].step;
-        // Another plan may have other devices: the handshake is between the first ones of both tasks.
+        // Another plan may have other devices, so the handshake is between the first devices of both tasks.
         let device = |task: TaskId| {
             let known = membership.peers.get(&task).and_then(|peer| peer.devices.iter().min());
             known.copied().unwrap_or(if source.task == task { source.device } else { destination.device })
@@ -201,7 +204,8 @@ impl ReshardRun<'_> {
         for (number, &at) in steps.iter().enumerate() {
             let definers = if handshake { Vec::new() } else { std::mem::take(&mut self.tasks[at].definers) };
             let sender = self.sender.clone();
-            // On the thread that brings the outcome about: a step that passes on what came waits for no other.
+            // This runs on the thread that resolves the transfer, so a step that passes bytes on waits for no
+            // other thread.
             transfer.on_outcome(number, move |outcome| {
                 for definer in definers {
                     match &outcome {
@@ -209,7 +213,7 @@ impl ReshardRun<'_> {
                         Err(error) => definer.fail(cause(error)),
                     }
                 }
-                // A plan that was given up receives no more.
+                // A plan that was cancelled has no receiver any more.
                 let _sent = sender.send(Arrived { at, handshake, outcome });
             });
         }
@@ -250,7 +254,7 @@ impl ReshardRun<'_> {
     }
 }
 
-/// Returns why a transfer failed, without the tasks that passed it on: it may have come a long way.
+/// Returns the original reason of a failure, without the tasks that passed it on.
 fn cause(error: &TransferError) -> String {
     match error {
         TransferError::Cancelled { reason, .. } | TransferError::Dependency(reason) => reason.clone(),
@@ -258,10 +262,10 @@ fn cause(error: &TransferError) -> String {
     }
 }
 
-/// What a task says that gave a plan up.
+/// The phrase by which a task reports that it cancelled a plan.
 const GAVE_UP: &str = "gave the plan up";
 
-/// Returns whether both sides came, with different plans.
+/// Returns whether both sides launched, with different plans.
 const fn tells_plans_apart(error: &TransferError) -> bool {
     matches!(error, TransferError::LayoutMismatch { .. } | TransferError::OrderMismatch { .. })
 }

@@ -1,4 +1,4 @@
-//! The steps of a plan that one task takes part in, with the memory that they need.
+//! The steps of a plan in which one task takes part, with the memory that they need.
 //!
 //! It launches nothing. Begin at [`divide`].
 
@@ -10,19 +10,19 @@ use crate::base::identity::{DeviceId, TaskId};
 use crate::memory::{Arena, Buffer, Claim, Span};
 use crate::plan::{BufferRole, Plan, Step, StepEnd};
 
-/// What a task does in one step.
+/// The role of a task in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StepRole {
-    /// It copies between two of its own shards.
+    /// Copies between two of its own shards.
     Copy,
-    /// It sends to this task.
+    /// Sends to this task.
     Send(TaskId),
-    /// It receives from this task.
+    /// Receives from this task.
     Receive(TaskId),
 }
 
 impl StepRole {
-    /// Returns the task at the other end.
+    /// Returns the task at the other end, or none for a copy.
     pub const fn peer(self) -> Option<TaskId> {
         match self {
             Self::Copy => None,
@@ -31,27 +31,27 @@ impl StepRole {
     }
 }
 
-/// A step, and what it needs here.
+/// A step, with the memory and events that it needs here.
 pub struct StepTask {
     /// The step.
     pub step: Step,
-    /// What this task does in it.
+    /// The role of this task in the step.
     pub role: StepRole,
-    /// Where its bytes leave or arrive as one stretch.
+    /// The contiguous memory from which its bytes are sent or into which they are received; none for a copy.
     pub span: Option<Span>,
-    /// Whether they have to be packed or unpacked.
+    /// Whether the bytes are packed into, or unpacked from, staging memory.
     pub staged: bool,
-    /// The event of the arrival that it passes on.
+    /// The event of the arrival that the step passes on.
     pub arrival: Option<Event>,
-    /// Completed when it is here, for the steps that pass it on.
+    /// Complete when its bytes have arrived, for the steps that pass them on.
     pub definers: Vec<Definer>,
-    /// The copies that are made when it is here, by their places among the tasks.
+    /// The copies that follow its arrival, by their index among the tasks.
     pub copies: Vec<usize>,
-    /// Whether it is done.
+    /// Whether the step is done.
     pub done: bool,
 }
 
-/// Returns the steps of this task, with their memory, and which waits for which.
+/// Returns the steps of this task, with their memory and their dependencies.
 pub fn divide(
     plan: &Plan,
     shards: &ShardBuffers,
@@ -73,7 +73,7 @@ pub fn divide(
             (StepRole::Receive(_), _) => place(shards, &step.destination, staging)?,
             (StepRole::Send(_), None) => place(shards, &step.source, staging)?,
             (StepRole::Send(_), Some(before)) => {
-                // It leaves from where it arrived as one stretch: it is not touched between the two.
+                // It is sent from where it arrived as one range: nothing changes those bytes in between.
                 let (definer, event) = Event::new();
                 tasks[before].definers.push(definer);
                 arrival = Some(event);

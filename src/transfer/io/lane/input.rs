@@ -8,11 +8,12 @@ use std::sync::Arc;
 use crate::launch::peer_launch::PeerLaunch;
 use crate::protocol::frame::{HEADER, Header};
 
-/// Read ahead on lanes of control frames: many come at once.
+/// The bytes that a control lane reads ahead: many control frames arrive together.
 const AHEAD_CONTROL: usize = 64 << 10;
-/// Read ahead on other lanes: the next header comes with the end of a chunk, and no byte of a chunk is copied twice.
+/// The bytes that other lanes read ahead: the next header arrives with the end of a chunk, and no byte of a
+/// chunk is copied twice.
 const AHEAD_BULK: usize = HEADER;
-/// What is being received.
+/// The frame that is being received.
 pub enum Reading {
     /// The header of the next frame.
     Header,
@@ -22,64 +23,64 @@ pub enum Reading {
         header: Header,
         /// The payload.
         bytes: Vec<u8>,
-        /// How much of it is there.
+        /// The number of bytes received.
         got: usize,
     },
-    /// A chunk, straight into its place.
+    /// A chunk, received directly into its destination.
     Chunk {
         /// Its header.
         header: Header,
-        /// Where it belongs.
+        /// The launch that it belongs to.
         launch: Arc<PeerLaunch>,
-        /// Its first byte in the stream.
+        /// Its first byte in the inbound stream.
         start: u64,
-        /// How much of it is there.
+        /// The number of bytes received.
         got: usize,
     },
-    /// Bytes that belong nowhere.
+    /// Bytes that are discarded.
     Discard {
-        /// How many are to come.
+        /// The number of bytes still to discard.
         left: usize,
     },
-    /// A chunk whose place is not known yet: nothing more is read until it is.
+    /// A chunk whose destination is not known yet. The lane reads nothing more until it is.
     Held {
         /// Its header.
         header: Header,
     },
 }
 
-/// What is being received, and what was read ahead of it: a wire is read for frames, not for bytes.
+/// The input state: the frame that is being received, and the bytes that were read ahead of it.
 pub struct LaneInput {
-    /// What is being received now.
+    /// The frame that is being received.
     pub now: Reading,
-    /// Bytes read ahead.
+    /// The buffer for bytes read ahead.
     pub ahead: Box<[u8]>,
-    /// What of `ahead` was read and not yet used.
+    /// The begin of the bytes in `ahead` that were read and not yet used.
     pub from: usize,
-    /// See `from`.
+    /// The end of these bytes.
     pub to: usize,
-    /// Descriptors that came, and the frames that they belong to have not.
+    /// The descriptors that arrived before their frames.
     pub descriptors: Vec<OwnedFd>,
 }
 
 impl LaneInput {
-    /// Makes that of a lane on which nothing has come yet.
+    /// Creates the state of a lane on which nothing has arrived yet.
     pub fn new(control: bool) -> Self {
         let ahead = vec![0; if control { AHEAD_CONTROL } else { AHEAD_BULK }].into_boxed_slice();
         Self { now: Reading::Header, ahead, from: 0, to: 0, descriptors: Vec::new() }
     }
 
-    /// Returns what was read ahead and not yet used.
+    /// Returns the bytes that were read ahead and not yet used.
     pub fn ahead(&self) -> &[u8] {
         &self.ahead[self.from..self.to]
     }
 
-    /// Drops so much of what was read ahead.
+    /// Drops `len` bytes that were read ahead.
     pub fn take(&mut self, len: usize) {
         self.from += len;
     }
 
-    /// Makes room for more, after what is there.
+    /// Moves the bytes that were read ahead to the begin of the buffer.
     pub fn make_room(&mut self) {
         if self.from == self.to {
             (self.from, self.to) = (0, 0);

@@ -1,8 +1,8 @@
-//! A lane: one wire of a connection, with what is half sent and half received on it.
+//! A lane: one wire of a connection, with the frames that are partly sent and partly received on it.
 //!
-//! Lanes never block. A thread that has something to send pumps the lane's output, if no other does at this moment; the
-//! [reactor](super::reactor) pumps it again when the wire takes more, and is the only one to pump the input. A lane
-//! knows its session by [`LaneHost`] only.
+//! Lanes never block. A thread that has something to send pumps the lane's output, unless another one does at
+//! this moment. The [reactor](super::reactor) pumps it again when the wire accepts more, and is the only one
+//! to pump the input. A lane knows its session by [`LaneHost`] only.
 
 mod input;
 mod output;

@@ -5,30 +5,30 @@
 use crate::launch::peer_launch::OwnedAccessGuard;
 use crate::protocol::frame::{HEADER, Kind};
 
-/// What is being sent.
+/// The frame that is being sent.
 pub enum LaneOutput {
     /// Nothing.
     Idle,
-    /// Control frames, or what is left of a chunk whose buffers are not used any more.
+    /// Control frames, or the copied rest of a chunk whose buffers were released.
     Bytes {
-        /// All of them.
+        /// The bytes.
         bytes: Vec<u8>,
-        /// How many of them have left.
+        /// The number of bytes sent.
         sent: usize,
         /// The kind and the number of the frame whose descriptors go with the first byte.
         descriptor: Option<(Kind, u32)>,
     },
-    /// A chunk, straight out of its buffers.
+    /// A chunk, sent directly from its buffers.
     Chunk {
         /// Its header.
         header: [u8; HEADER],
-        /// Keeps its bytes.
+        /// The guard of its bytes.
         guard: OwnedAccessGuard,
-        /// Its first byte in the stream.
+        /// Its first byte in the outbound stream.
         start: u64,
-        /// How long it is.
+        /// Its length in bytes.
         len: usize,
-        /// How much of the header and of it has left.
+        /// The number of bytes sent, including the header.
         sent: usize,
     },
 }

@@ -1,7 +1,7 @@
-//! The receiving half of a lane: headers, and the bytes after them straight into their place.
+//! The receiving half of a lane: it reads headers, and the bytes after them directly into their destination.
 //!
-//! The session decides what a frame means. Chunks carry checksums on wires that can break, if either side wants
-//! them: a sender cannot overrule a receiver that wants to be sure. Begin at [`Lane::pump_input`].
+//! The session interprets frames. Chunks carry checksums on wires that can break, if either side wants them:
+//! a sender cannot overrule a receiver that wants them. Begin at [`Lane::pump_input`].
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -17,22 +17,22 @@ use crate::memory::{WriteView, total};
 use crate::protocol::frame::{FrameError, HEADER, Header, Kind, crc, flag};
 use crate::protocol::link::{Landing, Violation};
 
-/// How much one lane may read before others have their turn.
+/// The bytes that one lane may read before other lanes have their turn.
 const TURN: usize = 4 << 20;
 
-/// The most descriptors that wait for the frames that they belong to.
+/// The most descriptors that may wait for their frames.
 const DESCRIPTORS_MAX: usize = 64;
 
-/// How a step of receiving went.
+/// The result of a receiving step.
 enum ReceiveStep {
-    /// On to the next.
+    /// Go on with the next step.
     Go,
-    /// The wire had no more than this when it was read.
+    /// The wire had no more bytes.
     Drained,
 }
 
 impl Lane {
-    /// Receives what is there. Returns whether there may be more.
+    /// Receives the available bytes. Returns whether there may be more.
     pub fn pump_input(&self) -> Result<bool, LaneError> {
         let Some(host) = self.host() else { return Err(LaneError::Closed) };
         let mut input = lock(&self.input);
@@ -41,7 +41,7 @@ impl Lane {
             if self.is_over() {
                 return Err(LaneError::Closed);
             }
-            // What came with one call is answered with one.
+            // Frames that arrived with one system call are answered with one.
             let mut replies = Replies::default();
             let step = self.receive_more(&*host, &mut input, &mut turn, &mut replies);
             host.reply(replies);
@@ -69,7 +69,7 @@ impl Lane {
         self.receive_some(host, input, turn, replies)
     }
 
-    /// Counts bytes that came. If the wire is dry then, an edge will tell of the next.
+    /// Counts received bytes. If the wire is dry, an edge of its descriptor reports the next ones.
     fn count_received(
         &self,
         host: &dyn LaneHost,
@@ -108,7 +108,7 @@ impl Lane {
                 let step = self.count_received(host, received, turn)?;
                 input.to += received.bytes;
                 self.begin_all(host, input, replies)?;
-                // A body that was begun has to be asked for, unless its place is awaited.
+                // The rest of a frame that has begun must be read, unless its destination is not known.
                 Ok(if matches!(input.now, Reading::Header) && input.ahead().len() < HEADER {
                     step
                 } else {
@@ -141,7 +141,7 @@ impl Lane {
         }
     }
 
-    /// Receives more of a chunk, straight into its place.
+    /// Receives more of a chunk, directly into its destination.
     fn receive_chunk(
         &self,
         host: &dyn LaneHost,
@@ -163,7 +163,8 @@ impl Lane {
         let left = (len - done) as u64;
         guard.bytes().inbound(start + done as u64, left, sys::PIECES_MAX, &mut views);
         let body = total(&views);
-        // The next header comes along; not where descriptors may, which this read would drop.
+        // The next header is read with the chunk, but not on wires that carry descriptors, which this read
+        // would drop.
         (input.from, input.to) = (0, 0);
         if body as u64 == left && !self.capabilities.shares_memory {
             views.push(WriteView::of(&mut input.ahead[..HEADER]));
@@ -183,7 +184,7 @@ impl Lane {
         Ok(step)
     }
 
-    /// Says that a chunk is in place, and whether it is whole.
+    /// Reports that a chunk is in place, and whether its checksum is right.
     fn finish_chunk(
         &self,
         host: &dyn LaneHost,
@@ -197,7 +198,7 @@ impl Lane {
         host.end_landing(self.kind, header, launch, start, intact);
     }
 
-    /// Begins the frames whose headers were read ahead, and ends those that were read whole.
+    /// Begins the frames whose headers were read ahead, and completes those that were read ahead entirely.
     fn begin_all(
         &self,
         host: &dyn LaneHost,
@@ -216,7 +217,7 @@ impl Lane {
         Ok(ReceiveStep::Go)
     }
 
-    /// Takes what was read ahead of a body as the beginning of it.
+    /// Uses bytes that were read ahead as the begin of a frame's body.
     fn use_ahead(
         &self,
         host: &dyn LaneHost,
@@ -281,11 +282,11 @@ impl Lane {
         Ok(Reading::Control { header, bytes: vec![0; len], got: 0 })
     }
 
-    /// Returns where a chunk goes; none if that is not known yet.
+    /// Returns the state in which to receive a chunk; none if its destination is not known yet.
     fn place(&self, host: &dyn LaneHost, header: Header) -> Option<Reading> {
         let mut landing = host.begin_landing(&header);
         if landing == Landing::Early {
-            // The thread that learns of its place from here on sees that it is awaited.
+            // From here on, a thread that learns the destination sees that this lane waits for it.
             self.held.store(true, Ordering::SeqCst);
             landing = host.begin_landing(&header);
             if landing == Landing::Early {

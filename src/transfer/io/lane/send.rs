@@ -1,8 +1,7 @@
-//! The sending half of a lane: control frames first, and chunks straight out of their buffers.
+//! The sending half of a lane: it sends control frames first, and chunks directly from their buffers.
 //!
-//! The session decides which frame or chunk is next. Begin at [`Lane::pump_output`].
+//! The session chooses the next frame or chunk. Begin at [`Lane::pump_output`].
 
-use std::sync::TryLockError;
 use std::sync::atomic::Ordering;
 
 use super::output::LaneOutput;
@@ -14,33 +13,13 @@ use crate::protocol::frame::{HEADER, Kind, crc, flag};
 use crate::protocol::link::Frame;
 
 impl Lane {
-    /// Sends what there is, until the wire takes no more.
+    /// Sends queued frames until there are none or the wire is full.
     pub fn pump_output(&self) -> Result<(), LaneError> {
         let Some(host) = self.host() else { return Err(LaneError::Closed) };
-        loop {
-            let mut output = match self.output.try_lock() {
-                Ok(output) => output,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => {
-                    // The thread that is at it looks again before it leaves.
-                    self.again.store(true, Ordering::SeqCst);
-                    match self.output.try_lock() {
-                        Ok(output) => output,
-                        Err(_) => return Ok(()),
-                    }
-                }
-            };
-            self.again.store(false, Ordering::SeqCst);
-            let outcome = self.send_all(&*host, &mut output);
-            drop(output);
-            outcome?;
-            if !self.again.load(Ordering::SeqCst) {
-                return Ok(());
-            }
-        }
+        self.output.run(|output| self.send_all(&*host, output))
     }
 
-    /// Sends until the wire is full, or there is nothing more to send.
+    /// Sends until the wire is full, or nothing is queued.
     fn send_all(&self, host: &dyn LaneHost, output: &mut LaneOutput) -> Result<(), LaneError> {
         loop {
             if self.is_over() {
@@ -58,7 +37,7 @@ impl Lane {
         }
     }
 
-    /// Sends what waits in the wire, now or when there is room.
+    /// Flushes the bytes that the wire has buffered; an edge reports room for the rest.
     fn flush(&self) -> Result<(), LaneError> {
         if !self.capabilities.is_buffered {
             return Ok(());
@@ -69,13 +48,13 @@ impl Lane {
         }
     }
 
-    /// Begins with what is to be sent next, if there is something: control frames first.
+    /// Begins the next frame, if there is one: control frames first.
     fn take_next(&self, host: &dyn LaneHost, output: &mut LaneOutput) -> bool {
         loop {
             if self.control && self.take_control(host, output) || self.take_chunk(host, output) {
                 return true;
             }
-            // Something was said between the two: the chunk waits for it.
+            // A control frame was queued between the two, and the chunk waits for it.
             if !self.control || !host.has_control() {
                 return false;
             }
@@ -83,7 +62,7 @@ impl Lane {
     }
 
     fn take_control(&self, host: &dyn LaneHost, output: &mut LaneOutput) -> bool {
-        // Everything that waits, up to a bound, leaves in one call.
+        // All queued frames, up to a bound, leave with one system call.
         let mut bytes = Vec::new();
         let mut descriptor = None;
         while bytes.len() < 256 << 10 {
@@ -108,11 +87,12 @@ impl Lane {
     fn take_chunk(&self, host: &dyn LaneHost, output: &mut LaneOutput) -> bool {
         loop {
             let Some(push) = host.next_chunk(self.id, self.control) else { return false };
-            // Given up since: it does not begin.
+            // A chunk of a launch that was cancelled since does not begin.
             let Some(guard) = push.token.access_owned() else { continue };
             let (mut header, start) = (push.header, push.start);
             if self.checks {
-                // Read here, it is in the cache when the kernel copies it a moment later.
+                // The checksum brings the bytes into the cache, from which the kernel copies them a moment
+                // later.
                 header.flags |= flag::CHECKED;
                 header.payload_crc = guard.bytes().outbound_checksum(start, u64::from(header.len));
             }
@@ -142,7 +122,8 @@ impl Lane {
                 let launch = guard.launch();
                 let body = sent.saturating_sub(HEADER);
                 if guard.is_closing() {
-                    // Given up in the middle of a chunk: the frame ends with what it began with, out of a copy.
+                    // The launch was cancelled in the middle of a chunk: the frame is completed from a copy
+                    // of its bytes.
                     let mut bytes = Vec::new();
                     if *sent > 0 {
                         bytes.extend_from_slice(&header[(*sent).min(HEADER)..]);
@@ -176,7 +157,7 @@ impl Lane {
     }
 }
 
-/// Appends a control frame.
+/// Appends an encoded control frame.
 fn encode(frame: &Frame, into: &mut Vec<u8>) {
     let mut header = frame.header;
     if !frame.payload.is_empty() {

@@ -10,44 +10,45 @@ use super::input::{LaneInput, Reading};
 use super::output::LaneOutput;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
+use crate::io::pump::Pump;
 use crate::io::wire::{Wire, WireCapabilities, WireError};
 use crate::launch::peer_launch::{OwnedAccessGuard, PeerLaunch};
 use crate::protocol::frame::{FrameError, Header, Kind};
 use crate::protocol::link::{Frame, Landing, Push, Violation};
 
-/// Why a lane is over.
+/// The reason why a lane ended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LaneError {
     /// The wire failed.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// The other side closed it.
+    /// The other side closed it, or this side did.
     #[error("the peer closed the connection")]
     Closed,
-    /// What came is no frame.
+    /// The bytes received are no frame.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// What came makes no sense.
+    /// A frame breaks the protocol.
     #[error(transparent)]
     Violation(#[from] Violation),
-    /// It came from, or was meant for, another life.
+    /// A frame names another incarnation as its sender or receiver.
     #[error("a frame of another incarnation came")]
     Fenced,
 }
 
 /// The session of a lane, as the lane sees it.
 pub trait LaneHost: Send + Sync {
-    /// Returns the next control frame; one that carries a descriptor only if it would be the first of its call.
+    /// Returns the next control frame. Without `first` it returns none that carries descriptors.
     fn next_control(&self, first: bool) -> Option<Frame>;
 
-    /// Returns whether control frames wait for the lane that carries them.
+    /// Returns whether control frames are queued for the control lane.
     fn has_control(&self) -> bool;
 
-    /// Returns the next chunk for the lane with this number. The control lane carries chunks only where there is no other,
-    /// and after the control frames that wait.
+    /// Returns the next chunk for the lane with this number. The control lane carries chunks only if there is
+    /// no other lane, and after the queued control frames.
     fn next_chunk(&self, lane: u16, control: bool) -> Option<Push<Arc<PeerLaunch>>>;
 
-    /// Sends the beginning of a control frame with the descriptors that go with it.
+    /// Sends the begin of a control frame together with its descriptors.
     fn send_with_descriptors(
         &self,
         wire: &dyn Wire,
@@ -56,22 +57,22 @@ pub trait LaneHost: Send + Sync {
         region: u32,
     ) -> Result<usize, WireError>;
 
-    /// Counts bytes that left.
+    /// Counts bytes that were sent.
     fn count_sent(&self, kind: TransportKind, bytes: u64);
 
-    /// Says that bytes of the peer came.
+    /// Records that bytes of the peer arrived.
     fn mark_heard(&self);
 
-    /// Returns whether a frame is from the peer's life to this life.
+    /// Returns whether a frame is from the peer's incarnation to this one.
     fn is_between(&self, header: &Header) -> bool;
 
-    /// Returns where a chunk belongs that is about to come.
+    /// Returns the destination of a chunk that is about to arrive.
     fn begin_landing(&self, header: &Header) -> Landing<Arc<PeerLaunch>>;
 
-    /// Says that a chunk that had begun will not come.
+    /// Reports that a chunk whose landing had begun will not arrive.
     fn abandon_chunk(&self, header: &Header);
 
-    /// Says that a chunk is there, whole or damaged.
+    /// Reports that a chunk has arrived, intact or damaged.
     fn end_landing(
         &self,
         kind: TransportKind,
@@ -81,7 +82,7 @@ pub trait LaneHost: Send + Sync {
         intact: bool,
     );
 
-    /// Takes a control frame, perhaps with descriptors. What is to be said to it waits for [`reply`](Self::reply).
+    /// Processes a control frame and its descriptors. The replies wait for [`reply`](Self::reply).
     fn control_frame(
         &self,
         header: &Header,
@@ -90,54 +91,54 @@ pub trait LaneHost: Send + Sync {
         replies: &mut Replies,
     ) -> Result<(), Violation>;
 
-    /// Sends what there is to say to frames that came together, and completes what they brought.
+    /// Sends the replies to frames that arrived together, and completes the launches whose bytes came with
+    /// them.
     fn reply(&self, replies: Replies);
 
-    /// Says that a lane is over.
+    /// Reports that a lane is over.
     fn lane_over(&self, lane: &Arc<Lane>, error: &LaneError);
 }
 
-/// What frames that came together call for: all of it leaves in as few system calls as it fits into.
+/// The replies to frames that arrived together. They leave in as few system calls as possible.
 #[derive(Default)]
 pub struct Replies {
-    /// Whether anything came: most of what a lane of chunks receives calls for nothing.
+    /// Whether there is anything to do; most of the frames of a chunk lane need no reply.
     pub due: bool,
-    /// Bytes that are to be sent now.
+    /// The bytes that may be sent now.
     pub sends: u64,
     /// Whether the connection is unused.
     pub unused: bool,
-    /// Launches whose bytes are in place, of which the peer hears first.
+    /// The launches whose bytes are in place, and of which the peer learns first.
     pub landed: Vec<OwnedAccessGuard>,
 }
 
 /// One wire of a connection.
 pub struct Lane {
-    /// Its number on the connection; both sides know it by it.
+    /// The number of the lane on its connection, equal on both sides.
     pub id: u16,
-    /// Whether control frames go here.
+    /// Whether it carries control frames.
     pub control: bool,
     /// Whether its chunks carry checksums.
     pub(super) checks: bool,
-    /// Over what.
+    /// The transport of its wire.
     pub kind: TransportKind,
     pub(super) capabilities: WireCapabilities,
     pub(super) wire: Box<dyn Wire>,
-    /// Its session, which owns it.
+    /// The session, which owns the lane.
     host: Weak<dyn LaneHost>,
-    pub(super) output: Mutex<LaneOutput>,
+    pub(super) output: Pump<LaneOutput>,
     pub(super) input: Mutex<LaneInput>,
-    pub(super) again: AtomicBool,
     over: AtomicBool,
     seat: OnceLock<u64>,
     pub(super) held: AtomicBool,
     told: AtomicBool,
     pub(super) ending: AtomicBool,
-    /// Bytes received and sent.
+    /// The bytes received and sent.
     pub bytes: AtomicU64,
 }
 
 impl Lane {
-    /// Makes a lane over a wire on which the hello has been said.
+    /// Creates a lane over a wire on which the handshake is complete.
     pub fn new(
         host: Weak<dyn LaneHost>,
         id: u16,
@@ -153,9 +154,8 @@ impl Lane {
             capabilities: wire.capabilities(),
             wire,
             host,
-            output: Mutex::new(LaneOutput::Idle),
+            output: Pump::new(LaneOutput::Idle),
             input: Mutex::new(LaneInput::new(control)),
-            again: AtomicBool::new(false),
             over: AtomicBool::new(false),
             seat: OnceLock::new(),
             held: AtomicBool::new(false),
@@ -165,27 +165,27 @@ impl Lane {
         })
     }
 
-    /// Returns its wire.
+    /// Returns the wire.
     pub fn wire(&self) -> &dyn Wire {
         &*self.wire
     }
 
-    /// Returns whether it is in the middle of sending something.
+    /// Returns whether a frame is being sent.
     pub fn is_sending(&self) -> bool {
-        !matches!(self.output.try_lock().as_deref(), Ok(LaneOutput::Idle))
+        !matches!(self.output.try_lock().as_deref(), Some(LaneOutput::Idle))
     }
 
-    /// Says by which number its reactor knows it.
+    /// Sets the number under which its reactor knows it.
     pub fn set_seat(&self, seat: u64) {
         let _once = self.seat.set(seat);
     }
 
-    /// Returns the number by which its reactor knows it, once it has one.
+    /// Returns the number under which its reactor knows it, or none before it has one.
     pub fn seat(&self) -> Option<u64> {
         self.seat.get().copied()
     }
 
-    /// Returns its session, if there still is one.
+    /// Returns the session, or none if it is gone.
     pub fn host(&self) -> Option<Arc<dyn LaneHost>> {
         self.host.upgrade()
     }
@@ -195,30 +195,30 @@ impl Lane {
         self.over.load(Ordering::Acquire)
     }
 
-    /// Returns whether it reads nothing until the place of a chunk is known.
+    /// Returns whether it reads nothing until the destination of a chunk is known.
     pub fn is_held(&self) -> bool {
         self.held.load(Ordering::SeqCst)
     }
 
-    /// Ends it because the peer has lost it, and waits to hear which of its chunks came.
+    /// Closes it because the peer has lost it and waits to learn which chunks have arrived.
     pub fn end_for_peer(&self) {
         self.told.store(true, Ordering::SeqCst);
         self.close();
     }
 
-    /// Returns whether the peer waits to hear which of its chunks came.
+    /// Returns whether the peer waits to learn which chunks have arrived.
     pub fn is_ended_for_peer(&self) -> bool {
         self.told.load(Ordering::SeqCst)
     }
 
-    /// Ends it: nothing is sent or received on it after this returns. Returns whether it was alive.
+    /// Closes it: no bytes are sent or received on it any more. Returns whether it was open.
     pub fn close(&self) -> bool {
         let first = !self.over.swap(true, Ordering::AcqRel);
         self.wire.end();
         first
     }
 
-    /// Waits until no thread is in the middle of receiving on it, and drops what had begun.
+    /// Waits until no thread is receiving or sending on it, and drops what had begun.
     pub fn drain(&self) {
         let reading = std::mem::replace(&mut lock(&self.input).now, Reading::Header);
         if let Reading::Chunk { header, .. } = reading
@@ -229,12 +229,12 @@ impl Lane {
         self.stop_sending();
     }
 
-    /// Waits until no thread is in the middle of sending on it; it was closed before.
+    /// Waits until no thread is sending on it. It must be closed before.
     pub fn stop_sending(&self) {
-        *lock(&self.output) = LaneOutput::Idle;
+        *self.output.wait() = LaneOutput::Idle;
     }
 
-    /// Says that no more will come than what is there: its end is read as well.
+    /// Records that the peer has closed the wire: it is read up to its end.
     pub fn mark_hung_up(&self) {
         self.ending.store(true, Ordering::SeqCst);
     }

@@ -1,4 +1,5 @@
-//! A blocking wire for the handshake, with one time limit for all of it, however slowly it arrives.
+//! A blocking wire for the handshake, with one time limit for the whole of it, however slowly its bytes
+//! arrive.
 //!
 //! The handshake itself is in [`crate::session::handshake`]. Begin at [`BlockingWire::new`].
 
@@ -11,14 +12,14 @@ use super::traits::{Wire, WireError};
 use crate::memory::{ReadView, WriteView};
 use muster_clock as clock;
 
-/// Reads and writes until a moment.
+/// A wire whose reads and writes block, until a time limit.
 pub struct BlockingWire<'a> {
     wire: &'a dyn Wire,
     until: Instant,
 }
 
 impl<'a> BlockingWire<'a> {
-    /// Makes one of this wire, until then.
+    /// Wraps a wire, with the time limit `until`.
     pub const fn new(wire: &'a dyn Wire, until: Instant) -> Self {
         Self { wire, until }
     }

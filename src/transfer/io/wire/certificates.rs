@@ -1,16 +1,16 @@
-//! The certificates by which engines know one another under TLS, signed by one authority. Only wires that leave the
-//! host are encrypted.
+//! The certificates by which engines authenticate each other under TLS, signed by one authority. Only wires
+//! that leave the host are encrypted.
 //!
-//! Every engine is client and server, and shows the same certificate as both; it is checked in the same way on both sides,
-//! as a server's, for every engine listens. So a certificate that is for clients only does not do, and `server.pem` of
-//! `muster tls new` does.
+//! Every engine is client and server, and shows the same certificate as both. Both sides check it in the same
+//! way, as a server's, because every engine listens. A certificate for clients only is therefore refused, and
+//! `server.pem` of `muster tls new` is accepted.
 //!
 //! | rule | why |
 //! | --- | --- |
-//! | The address that is dialled is not looked for in the certificate | Addresses of tasks change, and come from the peers themselves: they prove nothing. What counts is that the peer belongs to the cluster. |
-//! | Without a name any certificate of the authority counts; with one, only those that are for it | An authority of the cluster's own signs for no others. One that signs for others too needs a name that only engines have. |
+//! | The dialled address is not compared with the certificate | Addresses of tasks change, and come from the peers themselves: they prove nothing. What counts is that the peer belongs to the cluster. |
+//! | Without a name any certificate of the authority is accepted; with a name, only those for that name | An authority of the cluster's own signs for no others. One that signs for others too needs a name that only engines have. |
 //! | TLS 1.3 only, and no session is resumed | Both ends are engines; and every connection shows its certificate. |
-//! | Certificates are read when the engine starts | A task lives shorter than a certificate; to renew one, the tasks are started anew. |
+//! | Certificates are read when the engine starts | A task lives shorter than a certificate; to renew one, restart the tasks. |
 
 use std::fmt;
 use std::io;
@@ -30,27 +30,28 @@ use rustls::{
 
 use super::traits::WireEnd;
 
-/// What an engine shows, and which authority it trusts, in PEM. Every engine of a cluster has such, or none.
+/// The certificate of an engine, and the authorities that it trusts, in PEM. Every engine of a cluster has
+/// them, or none has.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Certificates {
-    /// Its certificate, with those of the authorities between it and the root. It has to be good for a server.
+    /// The engine's certificate, with those of the intermediate authorities. It must be valid for a server.
     pub cert: Vec<u8>,
-    /// The key that belongs to it.
+    /// The private key of the certificate.
     pub key: Vec<u8>,
-    /// The authorities that the others' certificates are to come from.
+    /// The authorities that must have signed the peers' certificates.
     pub ca: Vec<u8>,
-    /// The name that the others' certificates are to be for; any that the authorities have signed, if there is none.
+    /// The name that the peers' certificates must be valid for; none to accept every name.
     pub name: Option<String>,
 }
 
 impl fmt::Debug for Certificates {
-    /// Shows it without the key.
+    /// Formats the certificates without the key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Certificates").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
-/// What TLS connections of an engine are made of.
+/// The TLS configurations of an engine, as client and as server.
 #[derive(Debug)]
 pub struct Identity {
     client: Arc<ClientConfig>,
@@ -62,10 +63,10 @@ fn wrong(what: &str, error: impl fmt::Display) -> io::Error {
 }
 
 impl Identity {
-    /// Makes that of an engine with these certificates.
+    /// Creates the configurations of an engine with these certificates.
     ///
     /// # Errors
-    /// If one of them cannot be used; the error says which.
+    /// Returns an error that names the certificate or key that cannot be used.
     pub fn new(certificates: &Certificates) -> io::Result<Self> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let versions = &[&rustls::version::TLS13];
@@ -103,11 +104,11 @@ impl Identity {
         Ok(Self { client: Arc::new(client), server: Arc::new(server) })
     }
 
-    /// Returns the beginning of a connection.
+    /// Creates a TLS connection for one side of a wire.
     pub fn begin(&self, side: WireEnd) -> Result<Connection, Error> {
         Ok(match side {
             WireEnd::Dialled => {
-                // Not sent, and not looked at.
+                // The name is neither sent nor checked.
                 let nobody = ServerName::from(std::net::IpAddr::from([0; 4]));
                 ClientConnection::new(Arc::clone(&self.client), nobody)?.into()
             }
@@ -128,7 +129,7 @@ fn read(pem: &[u8], what: &str) -> io::Result<Vec<CertificateDer<'static>>> {
     Ok(found)
 }
 
-/// Checks certificates, whichever side shows them.
+/// The check of certificates, for both sides.
 #[derive(Debug)]
 struct Members {
     roots: RootCertStore,
@@ -235,7 +236,7 @@ impl ClientCertVerifier for Members {
     }
 }
 
-/// Returns what went wrong between two engines, and what to do about it.
+/// Returns the text of a TLS error between two engines, with the remedy.
 pub fn explain(error: &Error) -> String {
     use rustls::CertificateError as Why;
     let certificate = |why: &Why| {

@@ -1,7 +1,8 @@
-//! Wires with faults on purpose: for tests of what an engine makes of them.
+//! Fault injection into wires, for tests.
 //!
-//! The wrapper works around any kind of wire, so the same fault is tried over every kind, at the very call that it
-//! should hit, without a second network in between. It exists with the feature `faults` only. Begin at [`Faults`].
+//! The wrapper works around any kind of wire, so the same fault is tested over every kind, at the exact call
+//! that it should hit, without a second network. It exists only with the feature `faults`. Begin at
+//! [`Faults`].
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -14,16 +15,16 @@ use crate::base::transport::TransportKind;
 use crate::memory::{ReadView, WriteView, total};
 use crate::protocol::frame::{HEADER, Header, Kind};
 
-/// Sends of no more than this are not cut off: small ones have no end to lose.
+/// The most bytes of a send that is never truncated.
 const LARGE: usize = 4096;
-/// How long a wire that is held is left alone while no thread attends to it.
+/// How long a call on a held wire sleeps if no reactor attends to the wire.
 const UNATTENDED: Duration = Duration::from_millis(1);
 
-/// What goes wrong on the wires of an engine, on purpose. For tests: give it to an engine with its
-/// [`Config`](crate::Config), and keep a clone to say what is to happen. Clones are the same handle, and engines may
+/// A handle that injects faults into the wires of an engine, for tests. Give it to an engine with its
+/// [`Config`](crate::Config), and keep a clone to control it. Clones are the same handle, and engines may
 /// share one.
 ///
-/// Where something happens, within what is asked for, comes of the seed.
+/// The seed decides where a fault happens, within what is requested.
 #[derive(Debug, Clone)]
 pub struct Faults(Arc<Inner>);
 
@@ -40,7 +41,7 @@ struct Inner {
     wires: Mutex<Vec<Weak<Owned>>>,
 }
 
-/// A wire, and what it takes to go on after it was held.
+/// A wire, and the waker that it needs once it is no longer held.
 struct Owned {
     wire: Box<dyn Wire>,
     waker: OnceLock<WireWaker>,
@@ -53,7 +54,7 @@ impl std::fmt::Debug for Owned {
 }
 
 impl Faults {
-    /// Makes a handle by which all is well, until it is told otherwise.
+    /// Creates a handle that injects no faults until it is told to.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(Arc::new(Inner {
@@ -69,33 +70,33 @@ impl Faults {
         }))
     }
 
-    /// Changes a byte of the payload in each of the next so many chunks that are sent; under TLS, of records. Where
-    /// chunks carry no checksum it is not noticed.
+    /// Changes one byte of the payload in each of the next `chunks` chunks sent; under TLS, of records.
+    /// Chunks without a checksum arrive changed.
     pub fn damage(&self, chunks: usize) {
         self.0.damage.store(chunks, Ordering::SeqCst);
     }
 
-    /// Changes a byte in each of the next so many sends, whatever they are: of a header, of a control frame, of a chunk.
+    /// Changes one byte in each of the next `sends` sends: of a header, of a control frame, or of a chunk.
     pub fn garble(&self, sends: usize) {
         self.0.garble.store(sends, Ordering::SeqCst);
     }
 
-    /// Cuts off each of the next so many large sends: only the beginning leaves, and the wire ends there.
+    /// Truncates each of the next `sends` large sends: only the begin is sent, and the wire ends there.
     pub fn truncate(&self, sends: usize) {
         self.0.truncate.store(sends, Ordering::SeqCst);
     }
 
-    /// Delays all that is received by so much. The thread that receives sleeps meanwhile.
+    /// Delays every receive by `time`. The receiving thread sleeps meanwhile.
     pub fn delay(&self, time: Duration) {
         self.0.delay.store(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Ordering::SeqCst);
     }
 
-    /// Limits how many bytes a call sends or receives, at random below this; 0 for any number.
+    /// Limits the bytes of each send and receive to a random number of at most `bytes`; 0 for no limit.
     pub fn narrow(&self, bytes: usize) {
         self.0.narrow.store(bytes, Ordering::SeqCst);
     }
 
-    /// Holds the wires: they take no bytes and give none, and their end is not seen either.
+    /// Holds the wires: they accept no bytes, deliver none, and do not report their end.
     pub fn hold(&self, held: bool) {
         self.0.held.store(held, Ordering::SeqCst);
         if !held {
@@ -107,20 +108,19 @@ impl Faults {
         }
     }
 
-    /// Wires that are made from now on end at once.
+    /// Makes new wires end at once.
     pub fn refuse(&self, refused: bool) {
         self.0.refuse.store(refused, Ordering::SeqCst);
     }
 
-    /// Ends the chosen ones of the wires that there are, by their number in the order in which they were made; returns how
-    /// many.
+    /// Ends the chosen live wires, by their index in the order in which they were made. Returns their number.
     pub fn reset(&self, chosen: impl Fn(usize) -> bool) -> usize {
         let all = self.living();
         let chosen = all.iter().enumerate().filter(|(at, _)| chosen(*at));
         chosen.map(|(_, wire)| wire.wire.end()).count()
     }
 
-    /// Makes all well again.
+    /// Stops all faults.
     pub fn heal(&self) {
         for count in [&self.0.damage, &self.0.garble, &self.0.truncate, &self.0.narrow] {
             count.store(0, Ordering::SeqCst);
@@ -130,7 +130,7 @@ impl Faults {
         self.hold(false);
     }
 
-    /// Returns a wire on which these faults happen.
+    /// Wraps a wire, so that these faults happen on it.
     pub(crate) fn around(&self, wire: Box<dyn Wire>) -> Box<dyn Wire> {
         if self.0.refuse.load(Ordering::SeqCst) {
             wire.end();
@@ -153,9 +153,9 @@ fn consume(count: &AtomicUsize) -> bool {
 }
 
 impl Inner {
-    /// Returns a number below `bound`.
+    /// Returns a random number below `bound`.
     fn below(&self, bound: usize) -> usize {
-        // SplitMix64: its state is a counter, so that threads may draw at once.
+        // SplitMix64, whose state is a counter: several threads may draw at once.
         const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
         let mut drawn = self.seed.fetch_add(STEP, Ordering::Relaxed).wrapping_add(STEP);
         drawn = (drawn ^ (drawn >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -163,7 +163,7 @@ impl Inner {
         ((drawn ^ (drawn >> 31)) % bound.max(1) as u64) as usize
     }
 
-    /// Returns how much a call may take of so much.
+    /// Returns how many of `len` bytes a call may move.
     fn most(&self, len: usize) -> usize {
         match self.narrow.load(Ordering::Relaxed) {
             0 => len,
@@ -172,14 +172,14 @@ impl Inner {
     }
 }
 
-/// A wire on which faults happen.
+/// A wire into which faults are injected.
 struct Faulty {
     owned: Arc<Owned>,
     faults: Arc<Inner>,
 }
 
 impl Faulty {
-    /// Returns whether it may do anything now.
+    /// Returns [`WireError::Later`] while the wire is held.
     fn ready(&self) -> Result<(), WireError> {
         if !self.faults.held.load(Ordering::SeqCst) {
             return Ok(());
@@ -190,7 +190,7 @@ impl Faulty {
         Err(WireError::Later)
     }
 
-    /// Delays, and fails while it is held, before something is received.
+    /// Delays a receive; returns [`WireError::Later`] while the wire is held.
     fn receives(&self) -> Result<(), WireError> {
         self.ready()?;
         let delay = self.faults.delay.load(Ordering::Relaxed);
@@ -200,7 +200,8 @@ impl Faulty {
         Ok(())
     }
 
-    /// Sends the views with one byte changed, the one at `at`. Returns whether it left, and how many did.
+    /// Sends the views with the byte at `at` changed. Returns whether that byte was sent, and the result of
+    /// the send.
     fn send_damaged(&self, views: &[ReadView<'_>], at: usize) -> (bool, Result<usize, WireError>) {
         let mut before = 0;
         let mut copy = Vec::new();
@@ -220,10 +221,10 @@ impl Faulty {
     }
 }
 
-/// The first bytes of a record of TLS that carries data, and how long its head is.
+/// The first bytes of a TLS record of application data, and the length of its header.
 const RECORD: ([u8; 3], usize) = ([23, 3, 3], 5);
 
-/// Returns where the payload of a chunk or of a record begins, if that is what the views are.
+/// Returns the offset of the payload if the views are a chunk or a TLS record.
 fn payload(views: &[ReadView<'_>]) -> Option<usize> {
     let first = views.first().filter(|first| first.len() >= HEADER)?;
     first.read(|bytes| {

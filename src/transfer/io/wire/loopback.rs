@@ -1,8 +1,9 @@
-//! Wires between engines of one process: a dialler finds the listener in a table, and hands it one end of a pair of
-//! sockets.
+//! Wires between engines of one process: a dialler finds the listener in a table, and hands it one end of a
+//! socket pair.
 //!
-//! Nothing listens that another process could reach. Apart from that it is used as a network is: several lanes, checksums,
-//! lost lanes made anew. So tests of all that need no network, and programs that embed several engines no port.
+//! Nothing listens that another process could reach. Otherwise it is used like a network: several lanes,
+//! checksums, lost lanes that are reconnected. Tests of all that need no network, and programs that embed
+//! several engines need no port.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,7 +23,7 @@ use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
 use crate::memory::{ReadView, WriteView};
 
-/// How many wires may wait to be accepted.
+/// The most wires that may wait to be accepted.
 const BACKLOG: usize = 128;
 
 const CAPABILITIES: WireCapabilities =
@@ -31,7 +32,7 @@ const CAPABILITIES: WireCapabilities =
 /// The listeners of this process, by name.
 static LISTENING: Mutex<BTreeMap<String, SyncSender<UnixStream>>> = Mutex::new(BTreeMap::new());
 
-/// Makes such wires.
+/// The transport within one process.
 pub struct Loopback;
 
 impl Transport for Loopback {
@@ -71,7 +72,7 @@ impl Listener for NamedListener {
     }
 
     fn stop(&self) {
-        // With its only sender gone, the thread that waits is woken.
+        // Dropping the only sender wakes the thread that waits.
         lock(&LISTENING).remove(&self.name);
     }
 }

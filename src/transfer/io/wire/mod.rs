@@ -1,22 +1,22 @@
-//! Wires: byte streams between two engines, and the ways to make them.
+//! Wires: byte streams between two engines, and the transports that make them.
 //!
 //! A [lane](super::lane) sends and receives on a [`Wire`] and asks it for its capabilities (sharing memory,
-//! breaking); it knows no kind of wire. Only a wire knows when it is dry: wires do not block, a lane waits for
-//! their descriptor by edges, so a wire has to report exactly that nothing is left in it. That costs one virtual
-//! call a system call. To add a kind: a file here, and lines in the two tables of `select.rs`.
+//! breaking); it knows no kind of wire. Wires do not block, and a lane waits for edges of their descriptor,
+//! so a wire must report exactly when nothing is left in it. That costs one virtual call a system call. To
+//! add a kind, add a file here and lines to the two tables of `select.rs`.
 //!
-//! | file | what it holds |
+//! | file | what it owns |
 //! | --- | --- |
 //! | `traits.rs` | the traits of a wire, a listener, an endpoint and a transport |
-//! | `select.rs` | which transports an engine uses |
-//! | `blocking.rs` | a wire that blocks, with a time limit for all of it: for the hello |
+//! | `select.rs` | the choice of the transports of an engine |
+//! | `blocking.rs` | a blocking wire with one time limit, for the handshake |
 //! | `socket.rs` | the code that all socket wires share |
 //! | `tcp.rs` | TCP connections |
 //! | `unix.rs` | Unix sockets of this host, which carry descriptors |
-//! | `loopback.rs` | engines of one process, without any listening socket |
+//! | `loopback.rs` | engines of one process, without a listening socket |
 //! | `tls.rs` | TLS, around wires that leave the host |
-//! | `certificates.rs` | the certificates by which engines know one another |
-//! | `faulty.rs` | a wrapper around any wire that makes faults, for tests |
+//! | `certificates.rs` | the certificates by which engines authenticate each other |
+//! | `faulty.rs` | fault injection around any wire, for tests |
 
 mod blocking;
 mod certificates;

@@ -1,6 +1,6 @@
-//! The transports that an engine listens on and dials by, and the wrappers around their wires.
+//! The transports on which an engine listens and dials, and the wrappers around their wires.
 //!
-//! It knows the kinds of wires, and nothing of how they work. Begin at [`listen`] and [`endpoints`].
+//! It knows the kinds of wires, not how they work. Begin at [`listen`] and [`endpoints`].
 
 use std::io;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::unix::Unix;
 use crate::base::identity::Address;
 use crate::base::transport::Choice;
 
-/// Returns what an engine dials by, the best first.
+/// Returns the transports by which an engine dials, in order of preference.
 const fn dials(choice: Choice) -> &'static [&'static dyn Transport] {
     match choice {
         Choice::Auto => &[&Unix, &Tcp],
@@ -26,7 +26,7 @@ const fn dials(choice: Choice) -> &'static [&'static dyn Transport] {
     }
 }
 
-/// Returns what an engine is reached by: what it insists on itself is not what others have to.
+/// Returns the transports on which an engine listens: its own choice does not bind its peers.
 const fn listens(choice: Choice) -> &'static [&'static dyn Transport] {
     match choice {
         Choice::Auto | Choice::Shm | Choice::Pvm | Choice::Unix => &[&Unix, &Tcp],
@@ -35,7 +35,7 @@ const fn listens(choice: Choice) -> &'static [&'static dyn Transport] {
     }
 }
 
-/// Begins to listen. Returns where the engine is reached, and what takes the wires.
+/// Starts to listen. Returns the address of the engine, and its listeners.
 pub fn listen(settings: &ListenSettings<'_>) -> io::Result<(Address, Vec<Arc<dyn Listener>>)> {
     let mut address = Address { host: host(), ..Address::default() };
     let mut listeners = Vec::new();
@@ -45,23 +45,23 @@ pub fn listen(settings: &ListenSettings<'_>) -> io::Result<(Address, Vec<Arc<dyn
     Ok((address, listeners))
 }
 
-/// Returns where a peer can be dialled from here, the best first.
+/// Returns the endpoints of a peer that can be dialled from here, in order of preference.
 pub fn endpoints(choice: Choice, here: &Address, peer: &Address) -> Vec<Box<dyn Endpoint>> {
     dials(choice).iter().flat_map(|transport| transport.endpoints(here, peer)).collect()
 }
 
-/// What an engine puts around its wires.
+/// The wrappers around the wires of an engine.
 pub struct Wrapping {
-    /// What TLS connections are made of, if there are some.
+    /// The TLS configurations, if the engine has certificates.
     pub identity: Option<Identity>,
-    /// What goes wrong on purpose.
+    /// The faults to inject.
     #[cfg(feature = "faults")]
     pub faults: Option<Faults>,
 }
 
 impl Wrapping {
-    /// Returns a wire as the engine uses it: under TLS if it has certificates and others could listen, and with faults if
-    /// there are to be some. They happen below TLS, where a network's would.
+    /// Wraps a wire: in TLS if the engine has certificates and others could read the wire, and in faults if
+    /// there are any. Faults happen below TLS, as those of a network do.
     pub fn around(&self, wire: Box<dyn Wire>, side: WireEnd) -> Result<Box<dyn Wire>, WireError> {
         #[cfg(feature = "faults")]
         let wire = match &self.faults {
@@ -75,7 +75,7 @@ impl Wrapping {
     }
 }
 
-/// Returns what names this host and its boot.
+/// Returns the identity of this host and of its boot.
 fn host() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .map_or_else(|_| String::new(), |id| id.trim().to_owned())

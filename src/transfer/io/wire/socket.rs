@@ -10,39 +10,39 @@ use super::traits::{Received, WireError};
 use crate::io::sys;
 use crate::memory::{ReadView, WriteView, total};
 
-/// What is dropped is read into this much at once, where the system cannot drop it unread.
+/// The buffer size for bytes that are read to be discarded, where the system cannot discard them unread.
 const WASTE: usize = 16 << 10;
 
-/// A stream socket that does not block.
+/// A non-blocking stream socket.
 #[derive(Debug)]
 pub struct Socket(OwnedFd);
 
 impl Socket {
-    /// Makes one of a socket that does not block.
+    /// Wraps a non-blocking socket.
     pub const fn new(socket: OwnedFd) -> Self {
         Self(socket)
     }
 
-    /// Sends the views, as much as fits.
+    /// Sends the bytes of the views, as many as fit. Returns their number.
     pub fn send(&self, views: &[ReadView<'_>]) -> Result<usize, WireError> {
         Ok(retry_on_intr(|| sys::send(self.as_fd(), views))?)
     }
 
-    /// Receives what is there into the views.
+    /// Receives available bytes into the views.
     pub fn receive(&self, views: &mut [WriteView<'_>]) -> Result<Received, WireError> {
         let room = total(views);
         let bytes = retry_on_intr(|| sys::read(self.as_fd(), views))?;
         Ok(Received { bytes, dry: bytes < room })
     }
 
-    /// Reads up to `len` bytes, and drops them.
+    /// Reads and discards up to `len` bytes. Returns their number.
     pub fn waste(&self, len: usize) -> Result<usize, WireError> {
         let mut waste = [0; WASTE];
         let most = len.min(WASTE);
         Ok(retry_on_intr(|| sys::read(self.as_fd(), &mut [WriteView::of(&mut waste[..most])]))?)
     }
 
-    /// Ends it in both directions.
+    /// Shuts the socket down in both directions.
     pub fn end(&self) {
         let _gone = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
     }

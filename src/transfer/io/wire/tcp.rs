@@ -1,9 +1,9 @@
 //! TCP connections.
 //!
-//! Several of them carry the chunks of one connection; it is not decided here which one carries which. Lanes whose
-//! ends are on one host use cubic or reno in place of the system's choice: BBR schedules every segment by timers,
-//! which takes a third of the rate where nothing can be congested. Between hosts the system's choice stays; `muster
-//! doctor` reports it. Begin at [`Tcp`].
+//! Several of them carry the chunks of one connection; the link decides which one carries which. Lanes whose
+//! ends are on one host use cubic or reno in place of the system's choice: BBR schedules every segment by
+//! timers, which takes a third of the rate where nothing can be congested. Between hosts the system's choice
+//! stays; `muster doctor` reports it. Begin at [`Tcp`].
 
 use std::fmt;
 use std::io;
@@ -24,15 +24,15 @@ use crate::base::transport::TransportKind;
 use crate::io::sys;
 use crate::memory::{ReadView, WriteView};
 
-/// Room in the socket for so much that is not yet read or sent.
+/// The size in bytes of the send and receive buffers of a socket.
 const SOCKET_BUFFER: usize = 2 << 20;
-/// The most addresses of a peer that are tried.
+/// The most addresses of a peer that are dialled.
 const ADDRESSES_MAX: usize = 8;
 
 const CAPABILITIES: WireCapabilities =
     WireCapabilities { shares_memory: false, is_breakable: true, is_exposed: true, is_buffered: false };
 
-/// Makes such wires.
+/// The TCP transport.
 pub struct Tcp;
 
 impl Transport for Tcp {
@@ -110,17 +110,17 @@ impl TcpWire {
     }
 }
 
-/// Returns whether both ends are on this host: nothing between them can be congested.
+/// Returns whether both ends are on this host, where no network between them can be congested.
 fn is_within_this_host(socket: &TcpStream) -> bool {
     let ends = (socket.local_addr(), socket.peer_addr());
     matches!(ends, (Ok(here), Ok(there)) if here.ip() == there.ip() || there.ip().is_loopback())
 }
 
-/// Turns off pacing: some congestion controls (BBR) give every segment a moment of its own, by timers, which within a
-/// host costs a third of what a connection can carry. Over a network the system's choice stands, for it knows its
-/// routes.
+/// Turns off pacing: some congestion controls (BBR) schedule every segment by a timer, which within a host
+/// costs a third of the rate. Over a network the system's choice stays, because it suits its routes.
 fn do_not_pace(socket: &TcpStream) {
-    // Every system has the second, and lets every process use it. Without either it is slower, and that is all.
+    // Every system has reno, and lets every process use it. If neither can be set, the connection is only
+    // slower.
     let _set = ["cubic", "reno"].iter().any(|unpaced| sockopt::set_tcp_congestion(socket, unpaced).is_ok());
 }
 

@@ -1,10 +1,11 @@
-//! TLS over a wire that others on the network could listen to.
+//! TLS over a wire that others on the network could read.
 //!
-//! Two things are unlike those of a socket. Decrypted bytes may wait in here while the socket has none: so what is received
-//! fills the views as far as it can, and is dry only when the wire below is. And records may wait in here while there is
-//! nothing more to send: so what is idle is flushed whenever the wire below has room.
+//! It differs from a socket in two ways. Decrypted bytes may be buffered here while the socket has none: a
+//! receive fills the views as far as it can, and reports dry only when the wire below is dry. And records may
+//! be buffered here while there is nothing more to send: an idle wire is flushed whenever the wire below has
+//! room.
 //!
-//! The end of a connection is not announced: frames say their lengths, and what is cut off is asked for again.
+//! It sends no close alert: frames have lengths, and truncated ones are sent again.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::BorrowedFd;
@@ -21,11 +22,11 @@ use crate::base::transport::TransportKind;
 use crate::memory::{ReadView, WriteView, total};
 use muster_clock as clock;
 
-/// So much may be encrypted and not yet sent.
+/// The most bytes that may be encrypted and not yet sent.
 const WAITING_MAX: usize = 128 << 10;
-/// How long a peer that is refused has to hear why.
+/// How long a refused peer has to read the alert.
 const DRAIN_TIME: Duration = Duration::from_millis(500);
-/// What is dropped is decrypted into this much at once.
+/// The buffer size for bytes that are decrypted to be discarded.
 const WASTE: usize = 16 << 10;
 
 /// A wire under TLS.
@@ -34,10 +35,10 @@ pub struct Tls {
     connection: Mutex<Connection>,
 }
 
-/// The wire below, as TLS reads and writes it.
+/// The wire below, as the TLS library reads and writes it.
 struct LowerWire<'a> {
     wire: &'a dyn Wire,
-    /// Nothing more comes before the next edge.
+    /// Whether no more bytes arrive before the next edge.
     dry: bool,
 }
 
@@ -68,7 +69,7 @@ impl Write for LowerWire<'_> {
 }
 
 impl Tls {
-    /// Makes one over this wire. Nothing has been said yet.
+    /// Creates the TLS side of this wire. Nothing has been sent yet.
     pub fn new(below: Box<dyn Wire>, identity: &Identity, side: WireEnd) -> Result<Self, WireError> {
         let mut connection = identity.begin(side).map_err(|error| WireError::Secure(explain(&error)))?;
         connection.set_buffer_limit(Some(WAITING_MAX));
@@ -79,7 +80,7 @@ impl Tls {
         LowerWire { wire: &*self.below, dry: false }
     }
 
-    /// Sends the records that wait.
+    /// Sends the buffered records.
     fn push(&self, connection: &mut Connection) -> Result<(), WireError> {
         while connection.wants_write() {
             connection.write_tls(&mut self.below()).map_err(from_io)?;
@@ -87,17 +88,19 @@ impl Tls {
         Ok(())
     }
 
-    /// Reads what the other side still sends, and drops it: a close before that takes back the alert that says why.
+    /// Reads and discards what the peer still sends: if the socket were closed before, the alert with the
+    /// reason would be lost.
     fn drain_peer(&self, until: Instant) {
         let mut spoken = BlockingWire::new(&*self.below, until.min(clock::monotonic() + DRAIN_TIME));
         let mut waste = [0; WASTE];
         while let Ok(1..) = spoken.read(&mut waste) {}
     }
 
-    /// Decrypts what has come. A peer that is refused is told why, if that is possible at once.
+    /// Decrypts the received records. If the peer is refused, the alert with the reason is sent if the wire
+    /// has room.
     fn process(&self, connection: &mut Connection) -> Result<(), WireError> {
         let processed = connection.process_new_packets();
-        // An edge tells when there is room for what is not sent now.
+        // An edge reports room for what cannot be sent now.
         match self.push(connection) {
             Ok(()) | Err(WireError::Later) => {}
             Err(error) => return processed.map_or_else(|error| Err(refused(&error)), |_| Err(error)),
@@ -123,7 +126,8 @@ fn from_io(error: io::Error) -> WireError {
     }
 }
 
-/// Takes the plaintext that is there, into what of the views is not yet full; none at the end of the stream.
+/// Moves plaintext into the rest of the views after `done` bytes. Returns the new number of bytes; none at
+/// the end of the stream.
 fn read_plaintext(
     connection: &mut Connection,
     views: &mut [WriteView<'_>],
@@ -180,7 +184,7 @@ impl Wire for Tls {
 
     fn send(&self, views: &[ReadView<'_>]) -> Result<usize, WireError> {
         let mut connection = lock(&self.connection);
-        // Only so much is encrypted as there is room for below.
+        // No more is encrypted than the wire below has room for.
         self.push(&mut connection)?;
         let mut taken = 0;
         for view in views {
@@ -203,7 +207,7 @@ impl Wire for Tls {
         let mut done = 0;
         loop {
             match read_plaintext(&mut connection, views, done)? {
-                // The end, which the next call tells of if something came before it.
+                // The end of the stream; if bytes came before it, the next call reports it.
                 None => return Ok(Received { bytes: done, dry: false }),
                 Some(now) => done = now,
             }

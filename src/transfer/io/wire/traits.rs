@@ -15,16 +15,16 @@ use crate::base::identity::{Address, Member};
 use crate::base::transport::{Choice, TransportKind};
 use crate::memory::{ReadView, WriteView};
 
-/// Why a wire did not do what it was asked for.
+/// The reason why an operation of a wire failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// It can do nothing now. An edge of its descriptor tells when it can.
+    /// The wire is not ready. An edge of its descriptor reports when it is.
     #[error("it can do nothing now")]
     Later,
-    /// The operating system refuses.
+    /// The error of the operating system.
     #[error("{0}")]
     System(Errno),
-    /// TLS fails, or the other end is not to be trusted; in words, with what to do.
+    /// TLS failed, or the peer is not trusted; the text has the remedy.
     #[error("{0}")]
     Secure(String),
 }
@@ -45,103 +45,106 @@ impl From<WireError> for io::Error {
     }
 }
 
-/// What a wire received.
+/// The result of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Received {
-    /// How many bytes; none at the end of the stream.
+    /// The number of bytes; 0 at the end of the stream.
     pub bytes: usize,
-    /// There is no more now, and an edge of the descriptor will tell of more. If not, the caller asks again.
+    /// Whether no bytes are left, and an edge of the descriptor will report more. If false, the caller must
+    /// receive again.
     pub dry: bool,
 }
 
-/// What a wire can do, and what it is exposed to.
+/// The capabilities of a wire, and its exposure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WireCapabilities {
-    /// Both ends are on one host, and the wire carries descriptors: memory can be shared. A plain read drops descriptors,
-    /// so a caller that reads ahead uses [`Wire::receive_with`].
+    /// Whether both ends are on one host and the wire carries descriptors, so that memory can be shared. A
+    /// plain read drops descriptors, so a caller that reads ahead uses [`Wire::receive_with`].
     pub shares_memory: bool,
-    /// It may be lost while both ends live: a connection has several, their chunks carry checksums, and lost ones are made
-    /// anew. One that is not breakable is lost with its peer.
+    /// Whether the wire may be lost while both ends live. Then a connection has several wires, their chunks
+    /// carry checksums, and lost ones are reconnected. A wire that is not breakable is lost only with its
+    /// peer.
     pub is_breakable: bool,
-    /// Others than the two ends may listen to it: TLS is for such.
+    /// Whether others than the two ends can read the wire, so that it needs TLS.
     pub is_exposed: bool,
-    /// `send` may leave bytes buffered even while there is room: a caller that has nothing more to send flushes it.
+    /// Whether `send` may leave bytes buffered even while the socket is writable; the caller calls
+    /// [`Wire::flush`] when it has nothing more to send.
     pub is_buffered: bool,
 }
 
-/// Which end of a wire this is.
+/// The side of a wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WireEnd {
-    /// It was dialled from here.
+    /// This side dialled.
     Dialled,
-    /// It was accepted here.
+    /// This side accepted.
     Accepted,
 }
 
-/// The process at the other end, as this host knows it.
+/// The process at the other end of a wire, as this host knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Process {
-    /// Its number, as this process sees it.
+    /// The process id, in this process's namespace.
     pub pid: i32,
-    /// Its user.
+    /// The user id.
     pub uid: u32,
 }
 
-/// A byte stream between two engines. Several threads may use it, one of them to send and one to receive at a time.
+/// A byte stream between two engines. Several threads may use it: one sends and one receives at a time.
 pub trait Wire: Send + Sync {
-    /// Returns what it is made of.
+    /// Returns the transport.
     fn kind(&self) -> TransportKind;
 
-    /// Returns what it can do.
+    /// Returns the capabilities.
     fn capabilities(&self) -> WireCapabilities;
 
-    /// Returns the process at the other end, where the system knows it.
+    /// Returns the process at the other end, if the system knows it.
     fn peer(&self) -> Option<Process> {
         None
     }
 
-    /// Returns the address of the other end, where it is on a network.
+    /// Returns the address of the other end, if it is on a network.
     fn source(&self) -> Option<IpAddr> {
         None
     }
 
-    /// Does what has to be done before the first byte, and waits for it until then.
+    /// Performs the wire's own handshake before the first byte, and blocks for it, at most until then.
     fn begin(&self, _until: Instant) -> Result<(), WireError> {
         Ok(())
     }
 
-    /// Returns the descriptor that tells by edges that there is something to receive, or room to send.
+    /// Returns the descriptor whose edges report that there is something to receive, or room to send.
     fn descriptor(&self) -> BorrowedFd<'_>;
 
-    /// Sends the views, as much as fits, and returns how much.
+    /// Sends the bytes of the views, as many as fit. Returns their number.
     fn send(&self, views: &[ReadView<'_>]) -> Result<usize, WireError>;
 
-    /// Sends bytes together with descriptors. Wires that carry none send the bytes alone.
+    /// Sends bytes together with descriptors. A wire that carries none sends the bytes alone.
     fn send_with(&self, bytes: &[u8], _descriptors: &[BorrowedFd<'_>]) -> Result<usize, WireError> {
         self.send(&[ReadView::of(bytes)])
     }
 
-    /// Sends what is buffered.
+    /// Sends the buffered bytes.
     fn flush(&self) -> Result<(), WireError> {
         Ok(())
     }
 
-    /// Receives what is there into the views.
+    /// Receives available bytes into the views.
     fn receive(&self, views: &mut [WriteView<'_>]) -> Result<Received, WireError>;
 
-    /// Receives as [`receive`](Self::receive) does, and takes the descriptors that come along.
+    /// Receives as [`receive`](Self::receive) does, and collects the descriptors that arrive with the bytes.
     fn receive_with(&self, into: &mut [u8], _descriptors: &mut Vec<OwnedFd>) -> Result<Received, WireError> {
         self.receive(&mut [WriteView::of(into)])
     }
 
-    /// Takes up to `len` bytes, and drops them.
+    /// Receives and discards up to `len` bytes. Returns their number.
     fn discard(&self, len: usize) -> Result<usize, WireError>;
 
-    /// Hands over what wakes the thread that attends to it: a wire that says [`WireError::Later`] although no edge of its
-    /// descriptor will come keeps this, and wakes.
+    /// Sets the waker of the thread that attends to the wire. A wire that returns [`WireError::Later`]
+    /// although no edge of its descriptor will follow must keep it, and call it.
     fn set_waker(&self, _waker: WireWaker) {}
 
-    /// Ends it in both directions: both ends see that.
+    /// Ends the wire in both directions; both ends see that.
     fn end(&self);
 }
 
@@ -151,11 +154,11 @@ pub trait WireAttendant: Send + Sync {
         not(feature = "faults"),
         allow(dead_code, reason = "only a wire with faults withholds an edge")
     )]
-    /// Has the thread look at the wire with this number, whatever its descriptor says.
+    /// Makes the thread check the wire with this number, whatever its descriptor reports.
     fn look(&self, seat: u64);
 }
 
-/// Has the thread that attends to a wire look at it again.
+/// A handle that makes the attending thread check a wire again.
 #[cfg_attr(not(feature = "faults"), allow(dead_code, reason = "only a wire with faults withholds an edge"))]
 pub struct WireWaker {
     attendant: Weak<dyn WireAttendant>,
@@ -163,7 +166,7 @@ pub struct WireWaker {
 }
 
 impl WireWaker {
-    /// Makes one for the wire that the attendant knows by this number.
+    /// Creates the handle of the wire that the attendant knows by this number.
     pub const fn new(attendant: Weak<dyn WireAttendant>, seat: u64) -> Self {
         Self { attendant, seat }
     }
@@ -172,7 +175,7 @@ impl WireWaker {
         not(feature = "faults"),
         allow(dead_code, reason = "only a wire with faults withholds an edge")
     )]
-    /// Says that there may be room to send, and something to receive.
+    /// Reports that there may be room to send, and something to receive.
     pub fn wake(&self) {
         if let Some(attendant) = self.attendant.upgrade() {
             attendant.look(self.seat);
@@ -180,57 +183,58 @@ impl WireWaker {
     }
 }
 
-/// Takes wires that others dial.
+/// A listener that accepts wires from diallers.
 pub trait Listener: Send + Sync {
-    /// Returns what its wires are made of.
+    /// Returns the transport of its wires.
     fn kind(&self) -> TransportKind;
 
-    /// Waits for the next one.
+    /// Blocks until the next wire arrives.
     fn accept(&self) -> io::Result<Box<dyn Wire>>;
 
-    /// Wakes the thread that waits; nothing is accepted any more.
+    /// Wakes the thread that accepts; no wire is accepted any more.
     fn stop(&self);
 }
 
-/// Where a peer is dialled, as it is shown in errors.
+/// An address at which a peer is dialled. Errors show its `Display`.
 pub trait Endpoint: Display + Send + Sync {
-    /// Returns what a wire to it can do.
+    /// Returns the capabilities of a wire to it.
     fn capabilities(&self) -> WireCapabilities;
 
-    /// Dials; the peer may take so long to answer. `ConnectionRefused` means that nobody is there, and nothing else does.
+    /// Dials, and waits at most `time` for the peer. It returns `ConnectionRefused` only if nothing listens
+    /// there.
     fn dial(&self, time: Duration) -> io::Result<Box<dyn Wire>>;
 }
 
-/// Where an engine listens, and under what name.
+/// The settings of an engine's listeners.
 #[derive(Debug, Clone, Copy)]
 pub struct ListenSettings<'a> {
-    /// Whose engine it is.
+    /// The task and incarnation of the engine.
     pub here: Member,
-    /// Which transports may be used.
+    /// The setting that says which transports may be used.
     pub transport: Choice,
-    /// Where it listens on TCP.
+    /// The TCP address to listen on.
     pub listen: Option<SocketAddr>,
-    /// What it tells others to dial, where that differs.
+    /// The addresses that peers are to dial, if they differ.
     pub advertise: &'a [SocketAddr],
 }
 
 impl ListenSettings<'_> {
-    /// Draws a name that no other engine has.
+    /// Returns a name that no other engine has.
     pub fn unique_name(&self) -> String {
         let random = muster_clock::random_u64();
         format!("muster-{}-{}-{random:016x}", self.here.task, self.here.incarnation)
     }
 }
 
-/// Makes wires of one kind.
+/// A transport, which makes wires of one kind.
 pub trait Transport: Sync {
-    /// Begins to listen, if the settings have it so, and writes into the address where that is.
+    /// Starts to listen if the settings ask for it, and writes its address into `address`.
     fn listen(
         &self,
         settings: &ListenSettings<'_>,
         address: &mut Address,
     ) -> io::Result<Option<Arc<dyn Listener>>>;
 
-    /// Returns where a peer can be dialled, the best first; nothing where this transport does not reach it.
+    /// Returns the endpoints of a peer in order of preference; none if this transport does not reach it.
     fn endpoints(&self, here: &Address, peer: &Address) -> Vec<Box<dyn Endpoint>>;
 }

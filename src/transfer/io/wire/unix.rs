@@ -1,5 +1,5 @@
-//! Unix sockets of this host, under abstract names: the system tells which process is at the other end, and they carry
-//! descriptors.
+//! Unix sockets of this host, under abstract names. The system reports the process at the other end, and the
+//! sockets carry descriptors.
 
 use std::fmt;
 use std::io;
@@ -27,7 +27,7 @@ use crate::memory::{ReadView, WriteView};
 const CAPABILITIES: WireCapabilities =
     WireCapabilities { shares_memory: true, is_breakable: false, is_exposed: false, is_buffered: false };
 
-/// Makes such wires.
+/// The Unix transport.
 pub struct Unix;
 
 impl Transport for Unix {
@@ -80,7 +80,8 @@ impl Endpoint for UnixEndpoint {
         CAPABILITIES
     }
 
-    /// Dials without waiting: a listener whose queue is full is as good as none at this moment, and there are other ways.
+    /// Dials without waiting: a listener whose queue is full is treated like none, because there are other
+    /// endpoints.
     fn dial(&self, _time: Duration) -> io::Result<Box<dyn Wire>> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -95,7 +96,7 @@ struct UnixWire {
 }
 
 impl UnixWire {
-    /// Makes one of a socket that does not block. A wire whose other end is not known is not used.
+    /// Wraps a non-blocking socket. Fails if the system does not report the process at the other end.
     fn new(socket: UnixStream) -> io::Result<Self> {
         let peer = rustix::net::sockopt::socket_peercred(&socket)?;
         let peer = Process { pid: peer.pid.as_raw_nonzero().get(), uid: peer.uid.as_raw() };
@@ -152,7 +153,7 @@ impl Wire for UnixWire {
                 descriptors.extend(came);
             }
         }
-        // A read ends where descriptors came, whatever follows.
+        // The kernel ends a read where descriptors arrive, whatever follows.
         Ok(Received { bytes: got, dry: got < room && descriptors.len() == before })
     }
 

@@ -1,62 +1,62 @@
-//! The two streams of a group: which chunks were sent by which lane, and which have landed.
+//! The two streams of a group: the chunks that were sent, by lane, and the chunks that have landed.
 //!
-//! `stream.rs` decides which chunk is sent next. Begin at [`Outbound`] and [`Inbound`].
+//! `stream.rs` chooses the next chunk. Begin at [`Outbound`] and [`Inbound`].
 
-/// No lane.
+/// The value for no lane.
 pub const NONE: u16 = u16::MAX;
-/// What this side sends in a group.
+/// The stream that this side sends in a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outbound {
-    /// It cannot be sent yet, or is to be fetched by the peer.
+    /// It cannot be sent yet, or the peer is to fetch it.
     Waiting,
-    /// The peer cannot fetch it and asked for it.
+    /// The peer could not fetch it and asked for a push.
     Wanted,
-    /// It went with the launch.
+    /// It went with the launch frame.
     Inline,
-    /// It is being sent.
+    /// It is being sent in chunks.
     Pushing(Box<Pushing>),
-    /// The peer has it.
+    /// The peer has all of it.
     Done,
 }
 
-/// A stream that is being sent.
+/// A stream that is being sent in chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pushing {
-    /// Its bytes.
+    /// The bytes of the stream.
     pub total: u64,
     /// The first chunk that was never sent.
     pub next: u32,
     /// Chunks to be sent again.
     pub again: Vec<u32>,
-    /// Which lane each chunk was given to last.
+    /// The lane to which each chunk was given last.
     pub lanes: Vec<u16>,
 }
 
-/// What this side receives in a group.
+/// The stream that this side receives in a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Inbound {
-    /// It cannot come yet.
+    /// It cannot arrive yet.
     Waiting,
-    /// The caller puts it in place.
+    /// The caller fetches it, or copies it from the launch frame.
     Fetching,
-    /// It comes in chunks.
+    /// It arrives in chunks.
     Landing(Box<Chunks>),
-    /// It is here.
+    /// All of it is in place.
     Done,
 }
 
-/// A stream that comes in chunks.
+/// A stream that arrives in chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chunks {
-    /// Its bytes.
+    /// The bytes of the stream.
     pub total: u64,
     /// The chunks that are in place.
     pub landed: Bits,
-    /// The chunks that are coming.
+    /// The chunks that are being received.
     pub landing: Bits,
-    /// The chunks that came damaged once.
+    /// The chunks that arrived damaged once.
     pub damaged: Bits,
-    /// How many are not in place.
+    /// The number of chunks that are not in place.
     pub left: u32,
 }
 
@@ -64,7 +64,7 @@ pub struct Chunks {
 pub struct Bits(pub Vec<u64>);
 
 impl Bits {
-    /// Makes so many that are unset.
+    /// Creates `count` bits that are unset.
     fn new(count: u32) -> Self {
         Self(vec![0; (count as usize).div_ceil(64)])
     }
@@ -74,7 +74,7 @@ impl Bits {
         self.0.get(at as usize / 64).is_some_and(|word| word >> (at % 64) & 1 != 0)
     }
 
-    /// Sets a bit, and returns whether it was unset.
+    /// Sets a bit. Returns whether it was unset.
     pub fn set(&mut self, at: u32) -> bool {
         let word = &mut self.0[at as usize / 64];
         let before = *word;
@@ -88,19 +88,19 @@ impl Bits {
     }
 }
 
-/// Returns how many chunks so many bytes are.
+/// Returns the number of chunks of `total` bytes.
 pub fn chunks(total: u64, chunk: u32) -> u32 {
     u32::try_from(total.div_ceil(u64::from(chunk))).unwrap_or(u32::MAX)
 }
 
-/// Returns how many bytes a chunk has.
+/// Returns the bytes of the chunk with this index.
 pub fn length(total: u64, chunk: u32, index: u32) -> u32 {
     let start = u64::from(index) * u64::from(chunk);
     u32::try_from(total.saturating_sub(start).min(u64::from(chunk))).unwrap_or(chunk)
 }
 
 impl Outbound {
-    /// Makes a stream of which nothing was sent.
+    /// Creates a stream of which no chunk was sent.
     pub fn pushing(total: u64, chunk: u32) -> Self {
         let lanes = vec![NONE; chunks(total, chunk) as usize];
         Self::Pushing(Box::new(Pushing { total, next: 0, again: Vec::new(), lanes }))
@@ -108,7 +108,7 @@ impl Outbound {
 }
 
 impl Inbound {
-    /// Makes a stream of which nothing came.
+    /// Creates a stream of which no chunk has arrived.
     pub fn landing(total: u64, chunk: u32) -> Self {
         let count = chunks(total, chunk);
         let bits = Bits::new(count);

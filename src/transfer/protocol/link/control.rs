@@ -1,25 +1,27 @@
-//! Control frames: each arrives once and in order, even if the connection that carried it is lost and made anew.
+//! Control frames: each arrives once and in order, even if its socket is lost and the lane is connected
+//! again.
 //!
-//! It does not know what a frame says. Begin at [`Control::accept`].
+//! It does not interpret frames. Begin at [`Control::accept`].
 
 use std::collections::VecDeque;
 
 use super::message::{Frame, Violation};
 use crate::protocol::frame::{Header, Kind};
 
-/// After so many frames without one of its own to carry it, a side acknowledges on purpose.
+/// The number of received frames after which a side sends an `Ack` if it has no other frame to carry the
+/// acknowledgement.
 const ACK_EVERY: u32 = 64;
 
-/// What is to be said, what was said and not yet acknowledged, and what was heard.
+/// The queue of control frames to send, the unacknowledged ones, and the number of the last one received.
 pub struct Control {
     queue: VecDeque<Frame>,
     unacknowledged: VecDeque<Frame>,
     keeps: bool,
-    /// Everything further goes to the ring.
+    /// Whether the `Switch` was sent: all later frames go to the ring.
     pub switched: bool,
-    /// Regions, and their lengths, whose descriptors have to go by the socket.
+    /// The regions, and their lengths, whose descriptors must go by the socket.
     pub descriptors: VecDeque<(u32, u64)>,
-    /// Bytes of all that was said and not yet taken or acknowledged.
+    /// The bytes of all frames that are queued or unacknowledged.
     unacknowledged_bytes: usize,
     numbered: u32,
     heard: u32,
@@ -30,7 +32,7 @@ fn size(frame: &Frame) -> usize {
     size_of::<Frame>() + frame.payload.len()
 }
 
-/// Frames are numbered from 1 on; 0 is no number.
+/// Returns the next frame number. Numbers begin at 1; 0 means "no number".
 const fn following(number: u32) -> u32 {
     match number.wrapping_add(1) {
         0 => 1,
@@ -39,7 +41,7 @@ const fn following(number: u32) -> u32 {
 }
 
 impl Control {
-    /// Makes that of a link that keeps (or does not keep) what was not acknowledged.
+    /// Creates the control frames of a link that keeps, or does not keep, unacknowledged frames.
     pub const fn new(keeps: bool) -> Self {
         Self {
             queue: VecDeque::new(),
@@ -61,7 +63,7 @@ impl Control {
         self.queue.push_back(frame);
     }
 
-    /// Returns the next frame to be sent on the control connection.
+    /// Returns the next frame to send on the control lane.
     pub fn next(&mut self, bare: Header) -> Option<Frame> {
         let mut frame = match self.queue.pop_front() {
             Some(frame) => frame,
@@ -82,7 +84,7 @@ impl Control {
         Some(frame)
     }
 
-    /// Returns the frame whose turn it is.
+    /// Returns the first queued frame.
     pub fn first(&self) -> Option<&Frame> {
         self.queue.front()
     }
@@ -91,7 +93,8 @@ impl Control {
         self.queue.is_empty() && !(self.keeps && self.heard.wrapping_sub(self.acknowledged) >= ACK_EVERY)
     }
 
-    /// Returns whether the frame is new. Drops what it acknowledges.
+    /// Processes the numbers of a received frame: drops the frames that it acknowledges, and returns whether
+    /// it is new.
     pub fn accept(&mut self, header: &Header) -> Result<bool, Violation> {
         self.acknowledge(header.ack);
         if header.control == 0 {
@@ -116,17 +119,18 @@ impl Control {
         }
     }
 
-    /// Bytes of all that was said and not yet heard, as far as is known.
+    /// Returns the bytes of all frames that are queued or unacknowledged.
     pub const fn unacknowledged_bytes(&self) -> usize {
         self.unacknowledged_bytes
     }
 
-    /// Returns the number of the last frame that was heard.
+    /// Returns the number of the last frame received.
     pub const fn heard(&self) -> u32 {
         self.heard
     }
 
-    /// Puts back what the peer has not heard: the connection was made anew, and it has heard up to `number`.
+    /// Queues again the frames after `number`, the last one that the peer has received: the control lane was
+    /// connected again.
     pub fn resend_after(&mut self, number: u32) {
         self.acknowledge(number);
         while let Some(frame) = self.unacknowledged.pop_back() {

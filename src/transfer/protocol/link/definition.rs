@@ -1,69 +1,70 @@
-//! Definitions: the list of transfers that a prepared launch makes with one peer, as both sides know it.
+//! Definitions: the list of transfers of a prepared launch with one peer, as both sides know it.
 //!
-//! It compares lists and launches none. Begin at [`Definition`].
+//! It compares lists and launches nothing. Begin at [`Definition`].
 
 use crate::base::identity::DeviceId;
 use crate::base::key::TransferKey;
 use crate::base::layout::LayoutFingerprint;
 use crate::protocol::frame::{u32_at, u64_at};
 
-/// Bytes of an entry on the wire.
+/// The bytes of an entry on the wire.
 pub const ENTRY: usize = 48;
-/// The most transfers of one definition.
+/// The most transfers of a definition.
 pub const ENTRIES_MAX: usize = 1 << 16;
 
-/// Where a peer on the same host can fetch what is sent.
+/// The place from which a peer on the same host can fetch the bytes of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// It cannot: it is a receive, or nothing is to be fetched.
+    /// None: the transfer is a receive, or nothing is fetched.
     None,
-    /// In shared memory that it may map: the region, and the offset in it.
+    /// Shared memory that the peer may map: the region, and the offset in it.
     Region(u32, u64),
-    /// At an address of the sender's process.
+    /// An address in the sender's process.
     Address(u64),
 }
 
-/// One transfer. Equal on both sides but for `outgoing` and `source`.
+/// One transfer. Both sides' entries are equal but for `outgoing` and `source`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DefinitionEntry {
-    /// Its key.
+    /// The key.
     pub key: TransferKey,
-    /// From which device.
+    /// The sending device.
     pub from: DeviceId,
-    /// To which device.
+    /// The receiving device.
     pub to: DeviceId,
-    /// How many bytes.
+    /// The number of bytes.
     pub bytes: u64,
-    /// Of its layout.
+    /// The fingerprint of the layout.
     pub fingerprint: LayoutFingerprint,
     /// Whether this side sends it.
     pub outgoing: bool,
-    /// Where the receiver may fetch it.
+    /// The place from which the receiver may fetch it.
     pub source: Source,
 }
 
 impl DefinitionEntry {
-    /// Returns the order of transfers in a group: the same on both sides, whatever order they were asked for in.
+    /// Returns the sort key of the transfers in a group, which is the same on both sides, whatever the order
+    /// of the request.
     pub const fn order(&self) -> (u64, u32, u32) {
         (self.key.0, self.from.0, self.to.0)
     }
 }
 
-/// A list of transfers with one peer, in order.
+/// The list of transfers with one peer, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Definition {
-    /// The transfers, by [`DefinitionEntry::order`].
+    /// The transfers, sorted by [`Entry::order`].
     pub entries: Vec<DefinitionEntry>,
-    /// Of everything that must be equal on both sides.
+    /// The digest of all fields that must be equal on both sides.
     pub digest: u64,
-    /// Bytes that this side sends.
+    /// The bytes that this side sends.
     pub sent: u64,
-    /// Bytes that this side receives.
+    /// The bytes that this side receives.
     pub received: u64,
 }
 
 impl Definition {
-    /// Makes one of transfers in any order.
+    /// Creates a definition of transfers in any order.
     pub fn new(mut entries: Vec<DefinitionEntry>) -> Self {
         entries.sort_unstable_by_key(DefinitionEntry::order);
         let mut words = Vec::with_capacity(entries.len() * 40);
@@ -81,7 +82,7 @@ impl Definition {
         Self { digest: LayoutFingerprint::of(&[&words]).0, sent, received, entries }
     }
 
-    /// Returns it as it travels.
+    /// Encodes the definition for the wire.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.entries.len() * ENTRY);
         for entry in &self.entries {
@@ -102,7 +103,8 @@ impl Definition {
         bytes
     }
 
-    /// Reads what a peer sent, as seen from this side: what it sends is received here. None if it is no such list.
+    /// Decodes a definition that a peer sent, as seen from this side: what the peer sends is received here.
+    /// None if the bytes are no such list.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         if !bytes.len().is_multiple_of(ENTRY) || bytes.len() / ENTRY > ENTRIES_MAX {
             return None;
@@ -134,7 +136,7 @@ impl Definition {
         entries.is_sorted_by_key(DefinitionEntry::order).then(|| Self::new(entries))
     }
 
-    /// Returns which keys it has, for people.
+    /// Returns the keys as text for people.
     pub fn keys(&self) -> String {
         const SHOWN: usize = 8;
         let shown: Vec<_> =

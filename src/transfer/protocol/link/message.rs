@@ -9,63 +9,63 @@ use super::schedule::{Class, GroupId};
 use crate::base::key::TransferKey;
 use crate::protocol::frame::Header;
 
-/// The peer broke the rules; the link cannot go on.
+/// A breach of the protocol by the peer, after which the link cannot go on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the peer broke the protocol: {0}")]
 pub struct Violation(pub &'static str);
 
-/// What the caller has to do or to know, in order. `T` is the caller's name for its launch.
+/// An action or event for the caller, in order. `T` is the caller's identifier of its launch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output<T> {
     /// Both sides have launched the same transfers.
     Matched(T),
-    /// All that is received in the group; call `Link::received` when it is in place.
+    /// All bytes to be received in the group; call `Link::received` when they are in place.
     Inline(T, Vec<u8>),
-    /// What is received may be fetched, from the sources that the definition names; then call `Link::received`, or
-    /// `Link::push_instead`.
+    /// The inbound bytes may be fetched from the sources that the definition names; then call
+    /// `Link::received`, or `Link::push_instead`.
     Fetch(T, Arc<Definition>),
-    /// The peer has all that was sent; whether it has fetched it.
+    /// The peer has all bytes that were sent; the flag says whether it fetched them.
     Sent(T, bool),
-    /// The peer gave the group up, for this reason, and nothing can land there any more. Let nothing land here either,
-    /// then call `Link::quiesced`.
+    /// The peer cancelled the group, for this reason, and no byte can land there any more. Stop all landing
+    /// here too, then call `Link::quiesced`.
     StoppedByPeer(T, String),
-    /// Nothing can land at the peer any more.
+    /// No byte can land at the peer any more.
     StopConfirmed(T),
-    /// The lists differ; the group is over, and nothing has moved.
+    /// The lists differ: the group is over, and no byte has moved.
     Differ(T, Difference),
-    /// Nothing more will be said of it.
+    /// The group is over: no further output names it.
     Over(T),
-    /// The peer has lost this lane: close it, let nothing land from it any more, then call `Link::lane_closed`.
+    /// The peer has lost this lane: close it, stop all landing from it, then call `Link::lane_closed`.
     CloseLane(u16),
-    /// A chunk came damaged for the second time: the group cannot be completed.
+    /// A chunk arrived damaged for the second time: the group cannot be completed.
     Damaged(T, u32),
-    /// The peer does so no more.
+    /// The peer has withdrawn this region.
     Unregion(u32),
     /// The peer's further control frames are in the ring.
     Switched,
-    /// The peer uses the connection that this side asked to end.
+    /// The peer refuses to end the connection, because it uses it.
     Refused,
-    /// Both sides have agreed, and this one has let go of the connection. The peer closes it.
+    /// Both sides have agreed, and this side has decided that the connection ends. The peer closes it.
     Left,
-    /// The connection that this side agreed to end stays: it may be used again.
+    /// The connection stays, although this side had agreed to its end: it may be used again.
     Stays,
-    /// Both sides have let go of the connection: send what there is, and close it.
+    /// Both sides have decided that the connection ends: send the queued frames, and close it.
     Ended,
 }
 
-/// How the lists of the two sides differ.
+/// The difference between the lists of the two sides.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Difference {
-    /// The same transfer has two layouts: its key, and fingerprint and bytes on both sides.
+    /// A transfer has different layouts: its key, and the fingerprint and bytes on both sides.
     Layout {
-        /// Its key.
+        /// The key of the transfer.
         key: TransferKey,
-        /// On this side.
+        /// The layout on this side.
         here: String,
-        /// On the other side.
+        /// The layout on the other side.
         there: String,
     },
-    /// Other transfers, or another order.
+    /// The transfers or their order differ.
     Order {
         /// The keys of this side.
         here: String,
@@ -74,55 +74,57 @@ pub enum Difference {
     },
 }
 
-/// How a link works; the same on both sides.
+/// The terms of a link, equal on both sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terms {
-    /// Bytes of a chunk.
+    /// The bytes of a chunk.
     pub chunk: u32,
-    /// The receiver fetches what is sent; else the sender sends it.
+    /// Whether the receiver fetches the bytes; else the sender pushes them.
     pub fetch: bool,
-    /// The control connection cannot be replaced when it is lost: nothing is kept to be sent again.
+    /// Whether the control lane cannot be replaced when it is lost, so that unacknowledged frames need not be
+    /// kept.
     pub lasting: bool,
 }
 
-/// What a launch is made of.
+/// The parameters of a launch.
 #[derive(Debug)]
 pub struct Launching<T> {
-    /// The caller's name for it.
+    /// The caller's identifier of the launch.
     pub token: T,
-    /// Which definition.
+    /// The number of its definition.
     pub definition: u32,
-    /// The number that was taken for it.
+    /// The group number that was taken for it.
     pub at: GroupId,
-    /// How urgent.
+    /// The priority class.
     pub class: Class,
-    /// Whether what is sent is defined.
+    /// Whether the bytes to be sent are defined.
     pub source: bool,
-    /// Whether what is received into may be written.
+    /// Whether the bytes to be received may be written.
     pub destination: bool,
-    /// All that is sent, if it is small, defined, and `Link::inlines`.
+    /// All bytes to be sent, if they are defined and `Link::inlines` allows it.
     pub inline: Option<Vec<u8>>,
 }
 
-/// A chunk to be sent.
+/// A chunk to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Push<T> {
-    /// Of which launch.
+    /// The launch.
     pub token: T,
-    /// Its header, but for checksum and acknowledgement.
+    /// The header, without checksum and acknowledgement.
     pub header: Header,
-    /// Its first byte in the group's stream.
+    /// The first byte in the group's stream.
     pub start: u64,
 }
 
-/// Where a chunk belongs.
+/// The destination of a chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Landing<T> {
-    /// To this launch, from this byte of the group's stream on.
+    /// This launch, from this byte of the group's stream on.
     At(T, u64),
-    /// It overtook the peer's `Go`, which comes by another lane: ask again when [`Output::Matched`] was told.
+    /// Not yet known: the chunk overtook the peer's `Go`, which arrives on another lane. Ask again after
+    /// [`Output::Matched`].
     Early,
-    /// Nowhere (any more).
+    /// None, or none any more: discard the chunk.
     Nowhere,
 }
 
@@ -135,13 +137,13 @@ pub struct Frame {
     pub payload: Vec<u8>,
 }
 
-/// Which waiters have to hear of a frame at once.
+/// The waiters that a frame must wake at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Urgency {
-    /// None: a thread that polls the ring until something else comes finds it soon enough.
+    /// None: a thread that polls the ring for another frame finds it soon enough.
     Lazy,
-    /// The launches that wait to hear that the peer has what they sent.
+    /// The launches that wait for the acknowledgement of sent bytes.
     SendWaiters,
-    /// All of them.
+    /// All waiters.
     Everyone,
 }

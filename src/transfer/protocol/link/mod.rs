@@ -6,38 +6,41 @@
 //! chunks: a thousand small buffers are one chunk, one header and one checksum. Two links are simulated against
 //! each other (`tests/`). Begin at [`Link::launch`].
 //!
-//! Launches are matched by number and their lists compared by a digest, so ranks that disagree get an error that
-//! names both orders, before a byte moves, and never a deadlock.
+//! Launches are matched by number and their lists are compared by a digest. If the ranks launch in different
+//! orders, they get an error that names both orders, before a byte moves, and never a deadlock.
 //!
 //! | file | what it decides |
 //! | --- | --- |
-//! | `state.rs` | when a group begins, ends, or is given up |
+//! | `state.rs` | when a group begins, ends, or is cancelled |
 //! | `receive.rs` | what a control frame of the peer changes |
 //! | `message.rs` | inputs and outputs of a link |
 //! | `numbers.rs` | the numbers of launches |
-//! | `control.rs` | that control frames arrive once, in order, over whatever connection there is |
-//! | `stream.rs`, `chunks.rs` | which chunks are sent by which lane, landed, lost, sent again |
+//! | `control.rs` | that control frames arrive once and in order, across reconnections |
+//! | `stream.rs`, `chunks.rs` | the chunks that a lane sends next, and that are landed, lost, or sent again |
 //! | `schedule.rs` | which group sends the next chunk |
 //! | `definition.rs` | what both sides must agree on |
 //! | `departure.rs` | when an unused connection may end |
 //!
-//! Nothing is acknowledged chunk by chunk while all goes well. Lost control frames are sent again by number, lost
-//! chunks by a bitmap that the receiver sends.
+//! Chunks are not acknowledged one by one. Lost control frames are sent again by number, lost chunks by a
+//! bitmap that the receiver sends.
 //!
-//! Invariants ([`Link::audit`] checks them after every step of the simulation):
+//! Invariants (`Link::audit` checks them after every step of the simulation):
 //! 1. A chunk is landing on one lane at most, and never after it has landed.
-//! 2. Nothing lands before both sides' lists were found equal and the receiver's buffers were free to be written.
-//! 3. `Stop` and `Stopped` are sent only when nothing can land here any more; nothing is accepted for the group
-//!    afterwards.
-//! 4. A group is forgotten only when neither side waits for anything of it.
+//! 2. No byte lands before both sides' lists were found equal and the receiver's buffers were free to be
+//!    written.
+//! 3. A side sends `Stop` and `Stopped` only when no byte can land there any more; it accepts nothing for the
+//!    group afterwards.
+//! 4. A group is forgotten only when neither side waits for any part of it.
 //! 5. Every table is within its bound.
 //!
-//! `departure.rs` has those of the end of a connection.
+//! `departure.rs` has the invariants of the end of a connection.
 
 mod chunks;
 mod control;
 pub mod definition;
 mod departure;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod message;
 mod numbers;
 mod receive;

@@ -1,6 +1,6 @@
-//! Processes the control frames of the peer.
+//! Processes the peer's control frames.
 //!
-//! Frames that are not control frames never come here. Begin at [`Link::receive`].
+//! Data frames do not come here: `stream.rs` places them. Begin at [`Link::receive`].
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use super::state::{
 use crate::protocol::frame::{Header, Kind, flag};
 
 impl<T: Clone> Link<T> {
-    /// Takes a control frame.
+    /// Processes a control frame.
     ///
     /// # Errors
-    /// If the peer broke the protocol: nothing that it says can be relied on any more.
+    /// Returns the [`Violation`] if the peer broke the protocol. The link must not be used any more.
     pub fn receive(&mut self, header: &Header, payload: Vec<u8>) -> Result<(), Violation> {
         if !self.control.accept(header)? {
             return Ok(());
@@ -64,7 +64,7 @@ impl<T: Clone> Link<T> {
             Kind::Refuse => self.on_refuse()?,
             Kind::Gone => self.on_gone()?,
             Kind::Stay => self.on_stay()?,
-            // What these bring is the connection's business.
+            // The connection processes the memory and descriptors that these frames carry.
             Kind::Ack | Kind::Pong | Kind::Ring | Kind::Region | Kind::Descriptor => {}
             Kind::Data => return Err(Violation("data among control frames")),
         }
@@ -99,7 +99,7 @@ impl<T: Clone> Link<T> {
         }
     }
 
-    /// Forgets the withdrawn definitions of which no launch is left.
+    /// Forgets the withdrawn definitions that no launch uses.
     fn forget_withdrawn(&mut self) {
         let entries = &mut self.remote_entries;
         self.withdrawn.retain(|definition| {
@@ -113,7 +113,7 @@ impl<T: Clone> Link<T> {
         let at = (header.channel, header.sequence);
         let passed = self.numbers.has_passed(at);
         if passed && !self.groups.contains_key(&at) {
-            // This side's launch of that number is over: it failed before this connection was there.
+            // This side's launch of that number failed before this connection existed.
             let (channel, sequence) = at;
             let why = FAILED_EARLIER.as_bytes().to_vec();
             self.send(Header { channel, sequence, ..self.header(Kind::Stop) }, why);
@@ -159,7 +159,7 @@ impl<T: Clone> Link<T> {
             None if passed => self.send_about(Kind::Stopped, at),
             Some(group) if group.local.is_some() => {
                 if group.stop.is_some() {
-                    // Both gave it up: each hears of the other's quiescence by its `Stop`.
+                    // Both sides cancelled it: the peer's `Stop` is the confirmation of this side's.
                     self.on_stopped(at);
                 } else {
                     self.inline_held -= group.drop_inline();
@@ -210,7 +210,8 @@ impl<T: Clone> Link<T> {
     }
 }
 
-/// Returns what a definition counts for among those of a peer: an empty one takes room too.
+/// Returns the weight of a definition in the bound of a peer. An empty one counts too, because it takes
+/// memory.
 fn weight(definition: &Definition) -> usize {
     definition.entries.len() + 1
 }

@@ -1,33 +1,33 @@
-//! Chooses the group that sends the next chunk: three classes, each with its share while all want to send.
+//! Chooses the group that sends the next chunk: each of three classes has a share while all have chunks.
 //!
 //! It does not know what a chunk is. Begin at [`Schedule::next`].
 
 use std::collections::VecDeque;
 
-/// A group: its channel and its number on it.
+/// A group: its channel, and its number on the channel.
 pub type GroupId = (u32, u64);
 
-/// How urgent a launch is.
+/// The priority class of a launch.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, serde::Serialize, serde::Deserialize,
 )]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum Class {
-    /// Before all others: sixteen chunks for each bulk chunk.
+    /// For small urgent launches: sixteen chunks for each bulk chunk.
     Latency = 0,
-    /// As most are: four chunks for each bulk chunk.
+    /// The default: four chunks for each bulk chunk.
     #[default]
     Normal = 1,
-    /// What may take its time. It is never starved.
+    /// For launches that may be slow. They are never starved.
     Bulk = 2,
 }
 
 impl Class {
-    /// All of them, the most urgent first.
+    /// All classes, the most urgent first.
     pub const ALL: [Self; 3] = [Self::Latency, Self::Normal, Self::Bulk];
 
-    /// Returns its name as a metric's label.
+    /// Returns the name as a metric's label.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -48,17 +48,17 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Puts a group at the end of its class.
+    /// Appends a group to the queue of its class.
     pub fn add(&mut self, class: Class, group: GroupId) {
         self.waiting[class as usize].push_back(group);
     }
 
-    /// Returns whether no group waits.
+    /// Returns whether no group is queued.
     pub fn is_empty(&self) -> bool {
         self.waiting.iter().all(VecDeque::is_empty)
     }
 
-    /// Returns the group whose turn it is, taken out; add it again if it has more.
+    /// Removes and returns the group whose turn it is; add it again if it has more chunks.
     pub fn next(&mut self) -> Option<(Class, GroupId)> {
         for _ in 0..2 {
             for class in Class::ALL {

@@ -1,4 +1,4 @@
-//! One side of a link: when a group begins, ends, or is given up.
+//! One side of a link: the begin, the end and the cancellation of groups.
 //!
 //! `receive.rs` processes the frames of the peer. Begin at [`Link::launch`].
 
@@ -14,28 +14,29 @@ use super::schedule::{Class, GroupId, Schedule};
 use crate::base::identity::Member;
 use crate::protocol::frame::{Header, Kind, flag};
 
-/// The most launches of this side that may be under way on one link.
+/// The most launches of this side that may be in flight on one link.
 pub const LAUNCHES_MAX: usize = 4096;
-/// The most groups of the peer that wait for this side's launch, those that it gave up again among them.
+/// The most groups that wait for this side's launch, including those that the peer cancelled again.
 pub(super) const EARLY_MAX: usize = 16 * LAUNCHES_MAX;
 /// The most transfers in all definitions of a peer.
 pub(super) const REMOTE_ENTRIES_MAX: usize = 1 << 20;
-/// Withdrawn definitions are looked through when there are so many.
+/// The number of withdrawn definitions at which unused ones are removed.
 pub(super) const WITHDRAWN_MAX: usize = 1024;
-/// Groups that send no more than this send it with their `Go`.
+/// The most bytes of a group that go with its `Go` frame.
 pub const INLINE_MAX: usize = 8 << 10;
-/// The most groups that were sent inline and not yet acknowledged: what a peer keeps for launches that have not come.
+/// The most groups that were sent inline and are not yet acknowledged: a bound on what the peer keeps for
+/// launches that it has not made.
 pub(super) const INLINE_PENDING_MAX: usize = 256;
-/// The most bytes that wait to be said when something comes that asks for more of them. A peer that asks and does not
-/// listen is not served on and on.
+/// The most bytes of control frames that may be queued or unacknowledged when a further frame arrives. A peer
+/// that requests answers without reading them exceeds it.
 pub(super) const UNHEARD_MAX: usize = 256 << 20;
-/// The longest reason that is passed on.
+/// The longest reason in bytes that is passed on.
 pub(super) const REASON_MAX: usize = 1024;
 
-/// Why a launch is stopped whose counterpart was over before it came.
+/// The reason of the `Stop` for a launch whose counterpart on this side ended before it arrived.
 pub(super) const FAILED_EARLIER: &str = "the other side's launch of the same number failed earlier";
 
-/// What this side launched.
+/// This side's launch of a group.
 pub(super) struct Local<T> {
     pub(super) token: T,
     pub(super) definition: Arc<Definition>,
@@ -44,7 +45,7 @@ pub(super) struct Local<T> {
     pub(super) destination: bool,
 }
 
-/// What the other side launched.
+/// The other side's launch of a group.
 pub(super) struct Remote {
     pub(super) definition: Arc<Definition>,
     pub(super) source: bool,
@@ -52,21 +53,22 @@ pub(super) struct Remote {
     pub(super) inline: Option<Vec<u8>>,
 }
 
-/// A group that is being given up.
+/// The state of a group that was cancelled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Stop {
-    /// Why this side gave it up; none if the peer did, and waits for `Stopped`.
+    /// The reason, if this side cancelled it and has not sent it yet; none if the peer did, which then waits
+    /// for `Stopped`.
     pub(super) why: Option<String>,
-    /// Nothing can land here any more, and the peer was told.
+    /// Whether no byte can land here any more, and the peer was told.
     pub(super) quiesced: bool,
-    /// The peer has said the same.
+    /// Whether the peer has said the same.
     pub(super) confirmed: bool,
 }
 
 pub(super) struct GroupState<T> {
     pub(super) local: Option<Local<T>>,
     pub(super) remote: Option<Remote>,
-    /// Why the peer gave it up before this side launched it.
+    /// The reason, if the peer cancelled the group before this side launched it.
     pub(super) given_up: Option<String>,
     pub(super) stop: Option<Stop>,
     pub(super) matched: bool,
@@ -87,26 +89,26 @@ impl<T> GroupState<T> {
         }
     }
 
-    /// Lets go of what came inline; how many of such there were.
+    /// Drops the bytes that came inline. Returns how many such groups that are: 0 or 1.
     pub(super) fn drop_inline(&mut self) -> usize {
         usize::from(self.remote.as_mut().and_then(|remote| remote.inline.take()).is_some())
     }
 }
 
-/// What uses a link, and what was said about its end.
+/// The users of a link, and the state of the handshake about its end.
 #[derive(Debug, Default)]
 pub struct Departure {
-    /// How many requests are about to prepare something on it.
+    /// The number of requests that are about to prepare something on it.
     pub(super) kept: usize,
-    /// This side asked, and has no answer.
+    /// Whether this side has asked, and has no answer.
     pub(super) asked: bool,
-    /// This side agreed, and knows of no decision.
+    /// Whether this side has agreed, and knows no decision.
     pub(super) agreed: bool,
-    /// This side has said that it is over.
+    /// Whether this side has sent `Gone`.
     pub(super) gone: bool,
 }
 
-/// One side of a link. `T` names a launch of the caller's.
+/// One side of a link. `T` identifies a launch of the caller.
 pub struct Link<T> {
     pub(super) me: Member,
     pub(super) peer: Member,
@@ -114,7 +116,7 @@ pub struct Link<T> {
     pub(super) definitions: HashMap<u32, Arc<Definition>>,
     pub(super) next_definition: u32,
     pub(super) remote: HashMap<u32, Arc<Definition>>,
-    /// Definitions that the peer has withdrawn, as far as launches of them are still here.
+    /// The definitions that the peer has withdrawn and launches may still use.
     pub(super) withdrawn: Vec<Arc<Definition>>,
     pub(super) remote_entries: usize,
     pub(super) partial: Option<(u32, Vec<u8>)>,
@@ -122,18 +124,18 @@ pub struct Link<T> {
     pub(super) groups: BTreeMap<GroupId, GroupState<T>>,
     pub(super) launched: usize,
     pub(super) inline_pending: usize,
-    /// Groups that the peer sent inline, and whose bytes are not yet in place.
+    /// The number of groups that the peer sent inline and whose bytes are not yet taken by an output.
     pub(super) inline_held: usize,
     pub(super) schedule: Schedule,
     pub(super) control: Control,
     pub(super) departure: Departure,
-    /// Lists were found to differ since the ring was last filled.
+    /// Whether lists were found to differ since the ring was last filled.
     pub(super) differed: bool,
     pub(super) outputs: Vec<Output<T>>,
 }
 
 impl<T: Clone> Link<T> {
-    /// Makes a link of two members, as they agreed on it.
+    /// Creates a link of two members with the terms that they agreed on.
     pub fn new(me: Member, peer: Member, terms: Terms, numbers: Numbers) -> Self {
         Self {
             me,
@@ -158,7 +160,7 @@ impl<T: Clone> Link<T> {
         }
     }
 
-    /// Returns what there is to do since the last call.
+    /// Removes and returns the outputs since the last call.
     pub fn outputs(&mut self) -> Vec<Output<T>> {
         std::mem::take(&mut self.outputs)
     }
@@ -175,7 +177,7 @@ impl<T: Clone> Link<T> {
         self.send(Header { channel, sequence, ..self.header(kind) }, Vec::new());
     }
 
-    /// Makes a list of transfers known to the peer. It is launched by the number that is returned.
+    /// Sends a list of transfers to the peer. Returns the number by which it is launched.
     pub fn define(&mut self, definition: Definition) -> u32 {
         const PART: usize = 256 * ENTRY;
         let number = self.next_definition;
@@ -190,19 +192,19 @@ impl<T: Clone> Link<T> {
         number
     }
 
-    /// Forgets a list. Launches of it that are under way go on.
+    /// Withdraws a list. Launches of it that are in flight go on.
     pub fn undefine(&mut self, number: u32) {
         if self.definitions.remove(&number).is_some() {
             self.send(Header { index: number, ..self.header(Kind::Undefine) }, Vec::new());
         }
     }
 
-    /// Tells the peer of memory that it may map. The descriptor goes with the frame.
+    /// Announces memory that the peer may map. The descriptor goes with the frame.
     pub fn share(&mut self, region: u32, len: u64) {
         self.send(Header { index: region, sequence: len, ..self.header(Kind::Region) }, Vec::new());
     }
 
-    /// Tells the peer that the memory goes.
+    /// Withdraws memory from the peer.
     pub fn unshare(&mut self, region: u32) {
         self.send(Header { index: region, ..self.header(Kind::Unregion) }, Vec::new());
     }
@@ -212,22 +214,23 @@ impl<T: Clone> Link<T> {
         self.send(self.header(Kind::Ring), Vec::new());
     }
 
-    /// Moves to the ring that the peer offered.
+    /// Switches to the ring that the peer offered.
     pub fn switch(&mut self) {
         self.send(self.header(Kind::Switch), Vec::new());
     }
 
-    /// Asks whether the peer lives.
+    /// Sends a ping.
     pub fn ping(&mut self) {
         self.send(self.header(Kind::Ping), Vec::new());
     }
 
-    /// Returns whether a launch that sends so many bytes should bring them along.
+    /// Returns whether a launch that sends `bytes` bytes should carry them in its `Go`.
     pub fn inlines(&self, bytes: u64) -> bool {
         bytes > 0 && bytes <= INLINE_MAX as u64 && self.inline_pending < INLINE_PENDING_MAX
     }
 
-    /// Launches a definition as a group of its channel, and returns whether it did: not if too many are under way.
+    /// Launches a definition as a group of its channel. Returns false if too many launches are in flight or
+    /// the definition is unknown.
     pub fn launch(&mut self, launching: Launching<T>) -> bool {
         let Launching { token, definition: number, at, class, source, destination, inline } = launching;
         let (channel, sequence) = at;
@@ -239,7 +242,7 @@ impl<T: Clone> Link<T> {
         self.numbers.close(at);
         let group = self.groups.entry(at).or_insert_with(GroupState::new);
         if let Some(why) = group.given_up.take() {
-            // It was over before it began; the peer knows, and does not wait for a `Go`.
+            // The group was over before it began; the peer knows, and does not wait for a `Go`.
             self.inline_held -= group.drop_inline();
             self.groups.remove(&at);
             self.outputs.push(Output::StoppedByPeer(token, why));
@@ -264,8 +267,8 @@ impl<T: Clone> Link<T> {
         true
     }
 
-    /// Says that nothing is launched with a number that was taken. The peer is told, whether it has launched its own or
-    /// will.
+    /// Announces that no launch will come for a number that was taken, whether the peer has launched its own
+    /// or will.
     pub fn withdraw(&mut self, at: GroupId, why: &str) {
         self.numbers.close(at);
         let given_up = self.groups.remove(&at).is_some_and(|mut early| {
@@ -278,7 +281,7 @@ impl<T: Clone> Link<T> {
         }
     }
 
-    /// Says that what a launch sends is defined, or that what it receives into may be written.
+    /// Announces that the source of a launch is defined, or that its destination may be written.
     pub fn ready(&mut self, at: GroupId, source: bool, destination: bool) {
         let Some(group) = self.groups.get_mut(&at) else { return };
         let Some(local) = group.local.as_mut().filter(|_| group.stop.is_none()) else { return };
@@ -293,7 +296,7 @@ impl<T: Clone> Link<T> {
         }
     }
 
-    /// Says that what was to be received is in place.
+    /// Announces that all bytes to be received are in place.
     pub fn received(&mut self, at: GroupId) {
         let Some(group) = self.groups.get_mut(&at) else { return };
         if group.stop.is_none() && group.matched && group.inbound != Inbound::Done {
@@ -303,7 +306,7 @@ impl<T: Clone> Link<T> {
         }
     }
 
-    /// Asks for what was to be fetched to be sent: it cannot be fetched, and nothing of it has been.
+    /// Asks the peer to push bytes that could not be fetched. None of them has been fetched.
     pub fn push_instead(&mut self, at: GroupId) {
         let Some(group) = self.groups.get_mut(&at) else { return };
         let Some(local) = group.local.as_ref().filter(|_| group.inbound == Inbound::Fetching) else { return };
@@ -311,8 +314,8 @@ impl<T: Clone> Link<T> {
         self.send_about(Kind::Push, at);
     }
 
-    /// Gives a group up. Returns whether it was under way, or is being given up already: if so, let nothing land any
-    /// more and call [`Link::quiesced`], which tells the peer; [`Output::StopConfirmed`] follows when nothing can land
+    /// Stops a group. Returns whether it is in flight, or being stopped already: if so, stop all landing and
+    /// call [`Link::quiesced`], which tells the peer. [`Output::StopConfirmed`] follows when no byte can land
     /// there either.
     pub fn stop(&mut self, at: GroupId, why: &str) -> bool {
         let Some(group) = self.groups.get_mut(&at).filter(|group| group.local.is_some()) else {
@@ -326,8 +329,8 @@ impl<T: Clone> Link<T> {
         true
     }
 
-    /// Says that nothing can land any more in a group that is given up, and tells the peer. If the peer has said the
-    /// same, the group is forgotten, and its launch returned: nothing more will be said of it.
+    /// Announces that no byte can land any more in a group that was cancelled. If the peer has said the same,
+    /// forgets the group and returns its launch: no further output names it.
     pub fn quiesced(&mut self, at: GroupId) -> Option<T> {
         let stop = self.groups.get_mut(&at)?.stop.as_mut()?;
         if std::mem::replace(&mut stop.quiesced, true) {
@@ -356,7 +359,7 @@ impl<T: Clone> Link<T> {
         Some(local.token)
     }
 
-    /// Does what can be done in a group now.
+    /// Advances a group as far as it can: matches the lists, then starts the streams whose ends are ready.
     pub(super) fn advance(&mut self, at: GroupId) {
         let Some(group) = self.groups.get_mut(&at) else { return };
         let (Some(local), Some(remote)) = (&mut group.local, &mut group.remote) else { return };
@@ -406,7 +409,7 @@ impl<T: Clone> Link<T> {
         self.finish(at);
     }
 
-    /// Forgets a group that has no more to do.
+    /// Forgets a group whose streams are complete.
     pub(super) fn finish(&mut self, at: GroupId) {
         let done = |group: &GroupState<T>| {
             group.stop.is_none() && group.out == Outbound::Done && group.inbound == Inbound::Done
@@ -416,7 +419,7 @@ impl<T: Clone> Link<T> {
         }
     }
 
-    /// Takes every launch that is under way, for when the link itself is over.
+    /// Removes and returns every launch in flight, when the link itself is over.
     pub fn drain(&mut self) -> Vec<T> {
         self.schedule = Schedule::default();
         let groups = std::mem::take(&mut self.groups);
@@ -425,7 +428,7 @@ impl<T: Clone> Link<T> {
         groups.into_values().filter_map(|group| group.local.map(|local| local.token)).collect()
     }
 
-    /// Returns how many launches of this side are under way.
+    /// Returns the number of launches of this side in flight.
     pub const fn launched(&self) -> usize {
         self.launched
     }

@@ -1,10 +1,11 @@
-//! Chunks and control frames of a link: which is sent next, where one lands, and what is sent again.
+//! Chunks and control frames of a link: the next one to send, the destination of one that arrives, and those
+//! to send again.
 //!
-//! The tables of chunks are in `chunks.rs`. Begin at [`Link::next_chunk`] and [`Link::begin_landing`].
+//! `chunks.rs` has the tables of chunks. Begin at [`Link::next_chunk`] and [`Link::begin_landing`].
 
 use std::sync::Arc;
 
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
 use super::chunks;
 use super::chunks::{Chunks, Inbound, NONE, Outbound, length};
 use super::definition::Definition;
@@ -14,16 +15,16 @@ use super::schedule::GroupId;
 use super::state::Link;
 use crate::protocol::frame::{Header, Kind};
 
-/// Words of 64 chunks that one `Have` tells of.
+/// The number of words, of 64 chunks each, in one `Have` frame.
 const HAVE_WORDS: usize = 4096;
 
 impl<T: Clone> Link<T> {
-    /// Returns whether there are chunks to be sent.
+    /// Returns whether there are chunks to send.
     pub fn has_chunks(&self) -> bool {
         !self.schedule.is_empty()
     }
 
-    /// Returns whether there are control frames to be sent.
+    /// Returns whether there are control frames for the socket.
     pub fn has_control(&self) -> bool {
         !self.control.switched && !self.control.is_empty() || !self.control.descriptors.is_empty()
     }
@@ -33,8 +34,8 @@ impl<T: Clone> Link<T> {
         self.control.switched && self.control.first().is_some()
     }
 
-    /// Returns the next control frame to be sent on the socket; one that brings descriptors along only if that is
-    /// `with_descriptors`.
+    /// Returns the next control frame to send on the socket. Without `with_descriptors` it returns none that
+    /// carries descriptors.
     pub fn next_control(&mut self, with_descriptors: bool) -> Option<Frame> {
         if let Some((region, len)) = self.control.descriptors.front().copied() {
             if !with_descriptors {
@@ -54,7 +55,8 @@ impl<T: Clone> Link<T> {
         Some(frame)
     }
 
-    /// Returns the next control frame for the ring, if its payload fits into `room`, and whether there is one at all.
+    /// Returns the next control frame for the ring if its payload fits into `room`, and whether there is one
+    /// at all.
     pub fn next_for_ring(&mut self, room: usize) -> (Option<Frame>, bool) {
         let Some(first) = self.control.first().filter(|_| self.control.switched) else {
             self.differed = false;
@@ -70,15 +72,15 @@ impl<T: Clone> Link<T> {
         (self.control.next(bare), true)
     }
 
-    /// Returns which waiters have to hear at once of a frame that goes to the ring.
+    /// Returns the waiters that a frame in the ring must wake at once.
     pub fn urgency(&self, header: &Header) -> Urgency {
-        // A peer that launches only to fetch says once more when it is here. All that has to be done until then is done on
-        // this side.
+        // A peer that launches only to fetch sends another frame when it has fetched. Until then only this
+        // side has work to do.
         let fetched = |definition: &Arc<Definition>| {
             definition.received > 0 && definition.entries.iter().all(|entry| !entry.outgoing)
         };
         match header.kind {
-            // The peer has to find it out for itself.
+            // The peer detects the difference only when it reads the frame.
             _ if self.differed => Urgency::Everyone,
             Kind::Done => Urgency::SendWaiters,
             Kind::Go if self.terms.fetch && self.definitions.get(&header.index).is_some_and(fetched) => {
@@ -88,12 +90,12 @@ impl<T: Clone> Link<T> {
         }
     }
 
-    /// Returns whether nothing is defined, on either side.
+    /// Returns whether nothing is defined and no group exists, on either side.
     pub fn is_idle(&self) -> bool {
         self.definitions.is_empty() && self.remote.is_empty() && self.groups.is_empty()
     }
 
-    /// Returns every launch that is under way.
+    /// Returns every launch in flight.
     pub fn tokens(&self) -> Vec<T> {
         self.groups
             .values()
@@ -101,17 +103,18 @@ impl<T: Clone> Link<T> {
             .collect()
     }
 
-    /// Returns the last control frame that was heard of the peer.
+    /// Returns the number of the peer's last control frame received.
     pub const fn heard(&self) -> u32 {
         self.control.heard()
     }
 
-    /// Sends again what the peer has not heard: the control connection was made anew, and it has heard up to this frame.
+    /// Queues again the frames after `number`, the last one that the peer has received: the control lane was
+    /// connected again.
     pub fn resume_control(&mut self, number: u32) {
         self.control.resend_after(number);
     }
 
-    /// Returns the next chunk, to be sent on `lane`.
+    /// Returns the next chunk to send on `lane`.
     pub fn next_chunk(&mut self, lane: u16) -> Option<Push<T>> {
         while let Some((class, at)) = self.schedule.next() {
             let header = self.header(Kind::Data);
@@ -147,8 +150,8 @@ impl<T: Clone> Link<T> {
         None
     }
 
-    /// Returns where a chunk belongs that is about to come. If it has a place, follow with [`Link::landed`],
-    /// [`Link::damaged`] or [`Link::abandon_chunk`].
+    /// Returns the destination of a chunk that is about to arrive. If it has one, follow with
+    /// [`Link::landed`], [`Link::damaged`] or [`Link::abandon_chunk`].
     pub fn begin_landing(&mut self, header: &Header) -> Landing<T> {
         self.control.acknowledge(header.ack);
         let Some(group) = self.groups.get_mut(&(header.channel, header.sequence)) else {
@@ -175,7 +178,8 @@ impl<T: Clone> Link<T> {
         }
     }
 
-    /// Says that a chunk is in place, and returns whether it counts: not if the group was given up meanwhile.
+    /// Records that a chunk is in place. Returns whether it counts: it does not if the group was cancelled
+    /// meanwhile.
     pub fn landed(&mut self, header: &Header) -> bool {
         let at = (header.channel, header.sequence);
         if self.groups.get(&at).is_none_or(|group| group.stop.is_some()) {
@@ -192,7 +196,8 @@ impl<T: Clone> Link<T> {
         true
     }
 
-    /// Says that a chunk came damaged: it is asked for once more; the second time the group cannot be completed.
+    /// Records that a chunk arrived damaged. The first time it is requested again; the second time the group
+    /// cannot be completed.
     pub fn damaged(&mut self, header: &Header) {
         let at = (header.channel, header.sequence);
         let Some(chunks) = self.landing_of(at) else { return };
@@ -208,7 +213,7 @@ impl<T: Clone> Link<T> {
         }
     }
 
-    /// Says that a chunk that had begun will not come on this lane.
+    /// Records that a chunk whose landing had begun will not arrive on this lane.
     pub fn abandon_chunk(&mut self, header: &Header) {
         if let Some(chunks) = self.landing_of((header.channel, header.sequence)) {
             chunks.landing.unset(header.index);
@@ -226,7 +231,7 @@ impl<T: Clone> Link<T> {
         });
     }
 
-    /// Sends those chunks again that were sent and are chosen.
+    /// Queues again the sent chunks that are `chosen`.
     fn send_again(&mut self, at: GroupId, chosen: impl Fn(u32, u16) -> bool) {
         let Some(group) = self.groups.get_mut(&at).filter(|group| group.stop.is_none()) else { return };
         let (Outbound::Pushing(out), Some(local)) = (&mut group.out, &group.local) else { return };
@@ -243,12 +248,13 @@ impl<T: Clone> Link<T> {
         }
     }
 
-    /// Says that a lane on which this side sent is gone. The peer is asked what came.
+    /// Records that a lane on which this side sent is lost, and asks the peer which chunks have arrived.
     pub fn lane_lost(&mut self, lane: u16) {
         self.send(Header { lane, ..self.header(Kind::Lost) }, Vec::new());
     }
 
-    /// Says that nothing comes any more from a lane that the peer has lost, and tells the peer what has.
+    /// Records that nothing arrives any more from a lane that the peer has lost, and tells the peer which
+    /// chunks have arrived.
     pub fn lane_closed(&mut self, lane: u16) {
         let mut told = Vec::new();
         for (at, group) in &self.groups {
@@ -266,8 +272,8 @@ impl<T: Clone> Link<T> {
         }
     }
 
-    /// Checks what must always hold.
-    #[cfg(test)]
+    /// Asserts the invariants of the link.
+    #[cfg(any(test, feature = "fuzzing"))]
     pub fn audit(&self) {
         for group in self.groups.values() {
             if let Inbound::Landing(chunks) = &group.inbound {

@@ -1,4 +1,4 @@
-//! Failures, the events that tell of them, and clocks.
+//! Failures, their events, and clocks.
 
 use super::*;
 
@@ -28,7 +28,7 @@ impl Comparison<'_> {
     pub(super) fn compare_failures(&mut self) {
         let page = section(&self.seen.transfers_page, "reasons");
         let reasons: Vec<&str> = between(page, "<li class=\"reason\">", "</ul>").collect();
-        // A reason with one failure has no list of them: what follows it is cut by the next one's begin alone.
+        // A reason with one failure has no list, so its section ends at the next heading.
         let heads: Vec<String> = between(page, "<h3>", "</h3>").map(text).collect();
         let told = heads.iter().map(|head| {
             let head = head.trim_start_matches("first cause ");
@@ -73,7 +73,7 @@ impl Comparison<'_> {
             let on_page = self.seen.timeline_page.matches("<span class=\"what\">transfer failed").count();
             self.same("events of failures", &[("REST", events.len()), ("timeline", on_page)]);
         }
-        // A run that is over may have failed while its last failures were told.
+        // A run may have ended as failed while its last failures were reported.
         if self.view.run.0 == 1 {
             let told: BTreeSet<&str> = events.iter().filter_map(|event| event["error"].as_str()).collect();
             let known = self.view.failures.iter().filter(|of| of.first.is_some()).map(|of| of.reason.name());

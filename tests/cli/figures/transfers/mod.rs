@@ -1,4 +1,4 @@
-//! The figures of a job's transfers: in sum, of each task and of each pair.
+//! The figures of a job's transfers: totals, by task and by pair.
 
 mod failures;
 mod parts;
@@ -20,11 +20,11 @@ use super::programs::Program;
 use super::seen::{Seen, between, figures, grouped, rows, section, terms, text};
 use super::{Ledger, Why};
 
-/// How many pairs and tasks a page lists.
+/// The number of pairs and tasks that a page lists.
 const LISTED: usize = 40;
-/// Up to how many tasks a page has a table of all with all.
+/// The number of tasks up to which a page has a matrix.
 const MATRIX: usize = 16;
-/// How many of the newest failures for a reason a page tells of.
+/// The number of newest failures that a page lists for each reason.
 const NEWEST: usize = 3;
 
 struct Comparison<'a> {
@@ -32,14 +32,14 @@ struct Comparison<'a> {
     seen: &'a Seen,
     view: &'a TransfersView,
     tasks: &'a [TaskTransfers],
-    /// What the page of transfers says in sum, by term.
+    /// The totals on the page of transfers, by term.
     sums: BTreeMap<String, String>,
-    /// The line of the job among all jobs whose tasks report.
+    /// The row of the job in the table of all jobs with reports.
     line: BTreeMap<String, String>,
     ledger: &'a mut Ledger,
 }
 
-/// Compares what all places say of the transfers of a job.
+/// Compares a job's transfers in all places.
 pub fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
     let (view, tasks) = (&seen.transfers.summary, &*seen.task_transfers.tasks);
     let line = rows(&seen.fleet_page).into_iter().find(|row| row["Job"] == program.job);
@@ -72,12 +72,12 @@ fn sum(all: impl IntoIterator<Item = u64>) -> u64 {
     all.into_iter().fold(0, u64::saturating_add)
 }
 
-/// The figures in several texts.
+/// Returns the figures in several texts.
 fn expect<const COUNT: usize>(texts: [String; COUNT]) -> Vec<String> {
     texts.iter().flat_map(|text| figures(text)).collect()
 }
 
-/// Bytes by one transport: sent, received.
+/// Returns bytes over one transport: sent, received.
 fn moved(totals: &TotalsView, transport: ReportedTransport) -> [u64; 2] {
     let of = totals.bytes.iter().find(|of| of.transport == transport);
     of.map_or([0; 2], |of| [of.sent, of.received])
@@ -91,13 +91,13 @@ fn ended(totals: &TotalsView, outcome: TransferOutcome) -> u64 {
     sum(totals.launches.iter().filter(|of| of.outcome == outcome).map(|of| of.launches))
 }
 
-/// Launches: completed, failed.
+/// Returns launches: completed, failed.
 fn launches(totals: &TotalsView) -> [u64; 2] {
     let failed = TransferOutcome::all().filter(|outcome| *outcome != TransferOutcome::COMPLETED);
     [ended(totals, TransferOutcome::COMPLETED), sum(failed.map(|outcome| ended(totals, outcome)))]
 }
 
-/// Connections, lanes, and launches under way, by one transport.
+/// Returns connections, lanes, and launches in progress over one transport.
 fn held(links: &[LinksView], transport: ReportedTransport) -> [u64; 3] {
     let of = links.iter().find(|of| of.transport == transport);
     of.map_or([0; 3], |of| [of.connections, of.lanes, of.launches])
@@ -107,7 +107,7 @@ fn held_in_all(links: &[LinksView]) -> [u64; 3] {
     [0, 1, 2].map(|which: usize| sum(ReportedTransport::ALL.map(|transport| held(links, transport)[which])))
 }
 
-/// Bytes of a pair: sent, received, and the more of both.
+/// Returns the bytes of a pair: sent, received, and the larger of both.
 fn moved_by(pair: &PairView) -> [u64; 3] {
     let (sent, received) = (pair.sent.unwrap_or(0), pair.received.unwrap_or(0));
     [sent, received, sent.max(received)]
@@ -210,7 +210,7 @@ impl Comparison<'_> {
     }
 }
 
-/// The bytes in a report by one transport: sent, received.
+/// Returns the bytes in a report over one transport: sent, received.
 fn bytes_of(report: &TransferReport, transport: ReportedTransport) -> [u64; 2] {
     let by_this = report.pairs.iter().filter(|row| ReportedTransport::of(&row.transport) == transport);
     let both = by_this.map(|row| [row.sent_bytes, row.received_bytes]);

@@ -81,7 +81,7 @@ impl Comparison<'_> {
             ];
             let on_page = in_rest.each_ref().map(|(term, expected)| {
                 let mut found = figures(&says[*term]);
-                // After the rate come the times between which it was taken.
+                // The times of the measurement follow the rate.
                 found.truncate(expected.len());
                 (*term, found)
             });
@@ -204,7 +204,7 @@ impl Comparison<'_> {
         if self.program.absurd {
             return;
         }
-        // A rate is a whole number: what is left over is lost once for each part of a sum, and for each report.
+        // A rate is a whole number: each part of a sum and each report may lose a fraction.
         let reports = self.view.taken;
         let near = |figure, whole: u64, parts: u64| {
             assert!(

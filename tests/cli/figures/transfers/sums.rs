@@ -54,9 +54,16 @@ impl Comparison<'_> {
         let among_all = ["Launches completed", "Launches failed"].map(|head| self.line[head].clone());
         self.same("launches that ended", &[("REST", [completed, failed]), ("page of all jobs", among_all)]);
 
-        type Counter = fn(&TotalsView) -> u64;
+        /// A counter in REST; its metric with labels; the term on the page, and the place of its number there.
+        type Counter = (
+            fn(&TotalsView) -> u64,
+            &'static str,
+            &'static [(&'static str, &'static str)],
+            &'static str,
+            usize,
+        );
         let cache = "clique_cache_total";
-        let counters: [(Counter, &str, &[(&str, &str)], &str, usize); 8] = [
+        let counters: [Counter; 8] = [
             (|it| it.cache_hits, cache, &[("event", "hit")], "Cliques", 1),
             (|it| it.cache_misses, cache, &[("event", "miss")], "Cliques", 2),
             (|it| it.cache_evictions, cache, &[("event", "eviction")], "Cliques", 3),

@@ -1,26 +1,10 @@
-//! Peers that know no rules, or never stop.
+//! Peers that break the protocol, or never stop sending.
 
 use super::*;
 use crate::protocol::frame::{Header, Kind, flag};
 use crate::protocol::link::definition::Definition;
-use crate::protocol::link::state::*;
+use crate::protocol::link::fuzzing::held;
 use crate::protocol::link::*;
-use std::sync::Arc;
-
-/// What a link holds of what a peer sent, in bytes, roughly.
-fn held(link: &Link<usize>) -> usize {
-    let definition = |definition: &Arc<Definition>| 64 * (definition.entries.len() + 1);
-    let of_groups = |group: &GroupState<usize>| {
-        let remote = group.remote.as_ref();
-        let inline = remote.and_then(|remote| remote.inline.as_ref()).map_or(0, Vec::len);
-        size_of::<GroupState<usize>>() + inline + group.given_up.as_ref().map_or(0, String::len)
-    };
-    link.groups.values().map(of_groups).sum::<usize>()
-        + link.remote.values().map(definition).sum::<usize>()
-        + link.withdrawn.iter().map(definition).sum::<usize>()
-        + link.control.unacknowledged_bytes()
-        + link.partial.as_ref().map_or(0, |(_, bytes)| bytes.len())
-}
 
 const KINDS: [Kind; 23] = [
     Kind::Define,
@@ -48,7 +32,7 @@ const KINDS: [Kind; 23] = [
     Kind::Stay,
 ];
 
-/// A link with a few launches, for a peer that knows no rules.
+/// Returns a link with a few launches, for a peer that breaks the protocol.
 fn victim(random: &mut fastrand::Rng) -> Link<usize> {
     let terms = Terms { chunk: CHUNK, fetch: random.bool(), lasting: random.bool() };
     let mut link = Link::new(member(0), member(1), terms, Numbers::default());
@@ -133,10 +117,10 @@ fn a_peer_that_knows_no_rules_makes_a_link_neither_panic_nor_grow() {
     assert!(violations > 1000);
 }
 
-/// The frames of one round.
+/// The frames of one round of a flood.
 type Flood = Box<dyn FnMut(u64, Header) -> Vec<(Header, Vec<u8>)>>;
 
-/// Sends frames of one kind until the link has had enough, or a million of them.
+/// Sends frames of one kind until the link refuses one, at most 1.1 million rounds.
 fn flood(lasting: bool, mut next: impl FnMut(u64, Header) -> Vec<(Header, Vec<u8>)>) -> (usize, bool) {
     let mut link: Link<usize> =
         Link::new(member(0), member(1), Terms { chunk: CHUNK, fetch: false, lasting }, Numbers::default());

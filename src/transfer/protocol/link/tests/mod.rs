@@ -1,4 +1,4 @@
-//! Links against each other, in virtual time and against peers that know no rules.
+//! Links against each other in virtual time, and against peers that break the protocol.
 
 mod hostile;
 mod pairs;

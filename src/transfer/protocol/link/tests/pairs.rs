@@ -1,4 +1,4 @@
-//! Single stories of two links.
+//! Scripted exchanges of two links.
 
 use super::*;
 use crate::protocol::frame::{Header, Kind};
@@ -60,7 +60,7 @@ fn what_has_come_of_a_long_stream_is_told_in_parts() {
     assert_eq!(again, lost);
 }
 
-/// Passes control frames until neither side has any.
+/// Delivers control frames until neither side has any.
 fn talk(links: &mut [Link<u32>; 2]) {
     let mut silent = 0;
     for side in (0..2).cycle() {
@@ -139,7 +139,7 @@ fn a_question_that_nobody_answers_changes_nothing() {
     let (source, destination, class) = (true, true, Class::Normal);
     assert!(link.launch(Launching { token: 1, definition, at, class, source, destination, inline: None }));
     assert_eq!(said(&mut link), [Kind::Define, Kind::Go]);
-    // However late it agrees: it was used meanwhile.
+    // The peer agrees late: the connection was used meanwhile.
     let agreed = Header { control: 1, ..Header::new(Kind::Agree, member(1), member(0)) };
     link.receive(&agreed, Vec::new()).unwrap();
     assert_eq!(said(&mut link), [Kind::Stay]);

@@ -1,9 +1,9 @@
-//! Two links against each other in virtual time, with everything between them that a network can do.
+//! Two links against each other in virtual time, with every fault of a network between them.
 //!
-//! Each seed is one story: launches of both sides in any order, buffers that become ready late, lanes that overtake each
-//! other, damage and die, a control connection that is lost and made anew, launches given up at any moment, connections
-//! that either side would rather do without. A model beside the links knows what each launch may have seen. `LINK_SEED=n`
-//! tells one story again.
+//! Each seed is one scenario: launches of both sides in any order, buffers that become ready late, lanes that
+//! overtake each other, corrupt data and fail, a control lane that is lost and connected again, launches
+//! cancelled at any moment, connections that either side asks to end. A model beside the links knows which
+//! outcomes each launch may have. `LINK_SEED=n` replays one scenario.
 
 use super::world::*;
 use super::*;
@@ -12,7 +12,7 @@ use crate::protocol::link::state::*;
 use crate::protocol::link::*;
 
 impl Story {
-    /// Does what a link asks for.
+    /// Performs the outputs of a link.
     pub(super) fn perform(&mut self, side: usize, on: usize) {
         loop {
             let outputs = self.connections[on].links[side].outputs();
@@ -105,13 +105,13 @@ impl Story {
         }
     }
 
-    /// Whether the other side may have given a launch up because a chunk came damaged twice.
+    /// Returns whether the other side may have cancelled a launch because a chunk arrived damaged twice.
     fn harm_done(&self, token: usize, side: usize) -> bool {
         let at = self.sides[side].launched[token].at;
         self.sides[1 - side].launched.iter().any(|other| other.at == at && other.failed)
     }
 
-    /// One end of a lane finds out that it is over.
+    /// One end of a lane detects that the lane is lost.
     fn notice(&mut self, side: usize, on: usize, at: usize) {
         let Between { lanes, links, .. } = &mut self.connections[on];
         let lane = &mut lanes[at];
@@ -125,7 +125,7 @@ impl Story {
         links[side].lane_lost(id);
     }
 
-    /// An end of the control connection says something.
+    /// A side sends one control frame. Returns whether it had one.
     fn say(&mut self, side: usize, on: usize) -> bool {
         let Between { links, control, said, ended, .. } = &mut self.connections[on];
         let Some(wire) = control.as_mut().filter(|_| !ended[side]) else { return false };
@@ -141,7 +141,8 @@ impl Story {
         true
     }
 
-    /// It hears something.
+    /// A side receives one control frame, or learns that the other side closed the connection. Returns
+    /// whether it did.
     fn hear(&mut self, side: usize, on: usize) -> bool {
         let Between { links, control, said, heard, ended, .. } = &mut self.connections[on];
         let Some(wire) = control else { return false };
@@ -261,7 +262,7 @@ impl Story {
                 *control = Some(Default::default());
             }
             [true, true] => {}
-            // Whoever comes to mend it is told that nobody knows it any more.
+            // The side that reconnects learns that the other side does not know the connection any more.
             [over, _] => self.end(usize::from(over), on),
         }
     }
@@ -285,7 +286,7 @@ impl Story {
         (count > 0).then(|| self.random.usize(0..count))
     }
 
-    /// A side has too many connections.
+    /// A side asks to end its connection, as it does if it has too many.
     fn ask_to_leave(&mut self, side: usize) {
         if let Some(on) = self.sides[side].knows {
             let asked = self.connections[on].links.iter().filter(|link| link.is_asked()).count();
@@ -297,7 +298,7 @@ impl Story {
 
     fn step(&mut self) {
         let side = self.random.usize(0..2);
-        // The last ones: of the others little is left.
+        // One of the newest connections: little happens on older ones.
         let last = self.connections.len().min(3);
         let on = self.connections.len() - 1 - self.random.usize(0..last);
         let lane = self.random.usize(0..self.connections[on].lanes.len());
@@ -342,7 +343,7 @@ impl Story {
         self.connections[on].links[side].audit();
     }
 
-    /// Passes on one of everything that is under way to a side or on it. Returns whether there was anything.
+    /// Delivers one of each thing in flight to a side or on it. Returns whether there was any.
     fn pass(&mut self, side: usize) -> bool {
         let mut moved = false;
         for on in 0..self.connections.len() {
@@ -364,8 +365,8 @@ impl Story {
         self.fetch(side) || moved
     }
 
-    /// Both sides launch what the other has launched, and wait until it is there. Then one of them, or both, would rather
-    /// do without the connection.
+    /// Both sides launch what the other has launched, and wait until it has arrived. Then one of them, or
+    /// both, asks to end the connection.
     fn lull(&mut self) {
         for side in 0..2 {
             while !self.sides[side].defined.is_empty() {
@@ -390,7 +391,7 @@ impl Story {
         }
     }
 
-    /// Lets everything that is under way come to its end, with no more harm.
+    /// Lets everything in flight end, without further faults.
     fn settle(&mut self) {
         self.harm = false;
         for side in 0..2 {
@@ -449,12 +450,12 @@ impl Story {
                 link.audit();
             }
         }
-        // A connection that one side has let go of is known to neither.
+        // A connection that one side has ended is ended on both.
         assert!(self.connections.iter().all(|between| between.ended[0] == between.ended[1]));
     }
 }
 
-/// See [`Story::left`].
+/// Plays the scenario of a seed. Returns the counts of [`Story::left`].
 fn tell(seed: u64) -> [usize; 4] {
     let mut story = Story::new(seed);
     for _ in 0..story.random.usize(20..600) {

@@ -1,4 +1,5 @@
-//! The world of a simulation: two sides, what is between them, and a model of what each launch may have seen.
+//! The state of a simulation: two sides, the frames between them, and a model of the outcomes that each
+//! launch may have.
 
 use super::*;
 use crate::protocol::frame::{Header, Kind};
@@ -6,29 +7,29 @@ use crate::protocol::link::definition::{Definition, DefinitionEntry};
 use crate::protocol::link::*;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-/// A launch as its side sees it.
+/// A launch, as its side knows it.
 #[derive(Default)]
 pub(super) struct Launched {
     pub(super) plan: usize,
     pub(super) at: GroupId,
-    /// On which connection.
+    /// The connection that carries it.
     pub(super) on: usize,
     pub(super) sends: u64,
     pub(super) receives: u64,
     pub(super) matched: bool,
     pub(super) sent: bool,
     pub(super) differs: bool,
-    /// First bytes of the chunks that are in place; the whole for what was fetched or came inline.
+    /// The indices of the chunks that are in place.
     pub(super) landed: BTreeSet<u64>,
     pub(super) arrived: u64,
     pub(super) failed: bool,
-    /// `Link::quiesced` was called.
+    /// Whether `Link::quiesced` was called.
     pub(super) quiesced: bool,
     pub(super) peer_quiet: bool,
     pub(super) ready: (bool, bool),
     pub(super) fetching: bool,
     pub(super) over: bool,
-    /// Its number was taken, and nothing was launched.
+    /// Whether its number was taken and withdrawn without a launch.
     pub(super) withdrawn: bool,
 }
 
@@ -40,47 +41,47 @@ impl Launched {
 
 pub(super) struct Side {
     pub(super) numbers: Numbers,
-    /// The connection that it knows of.
+    /// The connection that the side uses.
     pub(super) knows: Option<usize>,
-    /// Those that it keeps, to launch or not.
+    /// The connections that the side keeps from ending.
     pub(super) kept: Vec<usize>,
     pub(super) launched: Vec<Launched>,
-    /// What is planned and not yet asked for, of each channel.
+    /// The plans of each channel whose number is not yet taken.
     pub(super) planned: BTreeMap<u32, VecDeque<usize>>,
-    /// Plans that have their number, and are launched at some later time, in any order.
+    /// The plans whose number is taken; they are launched later, in any order.
     pub(super) taken: Vec<(usize, GroupId)>,
-    /// Definitions that are still there, and on which connection.
+    /// The definitions that are not withdrawn, with their connection.
     pub(super) defined: Vec<(usize, u32)>,
     pub(super) fetches: Vec<usize>,
 }
 
-/// A frame as it was first said.
+/// A control frame as it was first sent.
 pub(super) type Said = (Kind, GroupId, u32, Vec<u8>);
 
-/// A connection: a link on each side, and what is between them.
+/// A connection: a link on each side, and the frames between them.
 pub(super) struct Between {
     pub(super) links: [Link<usize>; 2],
-    /// Which sides have let go of it.
+    /// The sides that have ended it.
     pub(super) ended: [bool; 2],
     pub(super) lanes: Vec<Lane>,
     pub(super) next_lane: u16,
-    /// Control frames under way to each end; none while the connection is lost.
+    /// The control frames in flight to each end; none while the control lane is lost.
     pub(super) control: Option<[VecDeque<Frame>; 2]>,
-    /// Every control frame that each side has said, by its number.
+    /// Every control frame that each side has sent, by number.
     pub(super) said: [HashMap<u32, Said>; 2],
     pub(super) heard: [u32; 2],
 }
 
-/// A lane as its two ends see it.
+/// A lane, as its two ends know it.
 pub(super) struct Lane {
     pub(super) id: u16,
     /// Whether bytes still pass.
     pub(super) whole: bool,
-    /// Whether the end has not noticed that they do not.
+    /// Whether the end has not yet detected that the lane is lost.
     pub(super) open: [bool; 2],
-    /// Under way to each end: header, whether damaged.
+    /// The chunks in flight to each end: the header, and whether it is damaged.
     pub(super) wire: [VecDeque<(Header, bool)>; 2],
-    /// Half received at each end.
+    /// The chunk that each end is receiving: its header, its launch, and whether it is damaged.
     pub(super) half: [Option<(Header, usize, bool)>; 2],
 }
 
@@ -100,8 +101,9 @@ pub(super) struct Story {
     pub(super) stopping: bool,
     pub(super) leaving: bool,
     pub(super) harm: bool,
-    /// How many connections both sides let go of; how often one of them used it and said so, or used it before the other
-    /// could decide; how often both asked at once.
+    /// The number of connections that both sides ended; of refusals to end one because it was used; of
+    /// connections that stayed because they were used before the decision; and of questions by both sides at
+    /// once.
     pub(super) left: [usize; 4],
 }
 
@@ -161,7 +163,7 @@ impl Story {
         story
     }
 
-    /// A side makes a connection. The other side learns of it at once, and lets go of another that it knows of.
+    /// A side makes a connection. The other side learns of it at once, and ends another one that it uses.
     pub(super) fn connect(&mut self, side: usize) -> usize {
         let on = self.connections.len();
         let links = [0, 1].map(|me: u32| {
@@ -187,7 +189,7 @@ impl Story {
         on
     }
 
-    /// A side lets go of a connection.
+    /// A side ends a connection.
     pub(super) fn end(&mut self, side: usize, on: usize) {
         let between = &mut self.connections[on];
         if !std::mem::replace(&mut between.ended[side], true) {
@@ -220,7 +222,7 @@ impl Story {
         let done = Launched { plan, at, ready: (true, true), withdrawn: true, ..Launched::default() };
         here.launched.push(Launched { failed: true, quiesced: true, peer_quiet: true, ..done });
         here.numbers.close(at);
-        // Told at once, or when the peer launches its own.
+        // The peer learns of it at once, or when it launches its own.
         let at_once = self.random.bool();
         for between in self.connections.iter_mut().filter(|between| !between.ended[side]) {
             let link = &mut between.links[side];
@@ -230,8 +232,8 @@ impl Story {
         }
     }
 
-    /// Keeps the connection that a side is to launch on, which may have to be made; none while the peer decides whether
-    /// that which there is stays.
+    /// Keeps the connection that a side is to launch on, and makes one if there is none. Returns none while
+    /// the peer decides whether the existing one stays.
     pub(super) fn keep(&mut self, side: usize) -> Option<usize> {
         let Some(on) = self.sides[side].knows else {
             let on = self.connect(side);
@@ -259,7 +261,7 @@ impl Story {
         }
     }
 
-    /// Whether it did something.
+    /// Returns whether it did anything.
     pub(super) fn launch(&mut self, side: usize) -> bool {
         if self.sides[side].taken.is_empty() || self.random.bool() {
             self.take(side);
@@ -289,7 +291,7 @@ impl Story {
         here.launched.push(Launched { plan: number, sends, receives, ready, on, ..Launched::default() });
         here.launched[token].at = at;
         assert!(link.launch(Launching { token, definition, at, class, source, destination, inline }));
-        // What was launched can be launched again as long as it is defined.
+        // A definition may be launched again until it is withdrawn.
         if !self.leaving && self.random.bool() || self.leaving && self.random.u8(0..10) > 0 {
             link.undefine(definition);
         } else {
@@ -324,13 +326,13 @@ impl Story {
         self.fail(side, token);
     }
 
-    /// It is claimed that nothing can land at the peer any more.
+    /// Asserts that no byte can land at the peer any more, as a link has reported.
     pub(super) fn peer_is_quiet(&mut self, side: usize, token: usize) {
         let launched = &mut self.sides[side].launched[token];
         launched.peer_quiet = true;
         let at = launched.at;
         if let Some(other) = self.sides[1 - side].launched.iter().find(|other| other.at == at) {
-            // Of lists that differ nothing ever lands.
+            // If the lists differ, no byte ever lands.
             let over = other.quiesced || other.arrived == other.receives || !self.plans[other.plan].same;
             assert!(over, "a stop is proven while bytes can land");
         }
@@ -341,7 +343,7 @@ impl Story {
         if !launched.complete() {
             launched.failed = true;
         }
-        // What was complete stays so; but no visit begins any more.
+        // A launch that was complete stays so, but no new access begins.
         launched.failed |= launched.arrived < launched.receives;
         self.quiet(side, token);
     }
@@ -357,7 +359,7 @@ impl Story {
         }
     }
 
-    /// Nothing more will be said of a launch.
+    /// Marks a launch as over: no further output names it.
     pub(super) fn over(&mut self, side: usize, token: usize) {
         let launched = &mut self.sides[side].launched[token];
         assert!(!launched.over && (launched.complete() || launched.quiesced || launched.differs));

@@ -1,0 +1,235 @@
+//! What must hold of header blocks and of connections, whatever a peer sends.
+//!
+//! It owns the properties; the fuzz targets and the tests feed them (`src/fuzzing.rs`). Begin at [`hpack`] and [`connection`].
+
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+
+use super::frame::{FRAME_HEADER_LEN, FrameHeader, kind};
+use super::hpack::Decoder;
+use super::*;
+
+/// The bounds of the connection: small, so that short inputs reach them.
+const SETTINGS: Settings = Settings {
+    streams: 4,
+    frame: 16 << 10,
+    stream_window: 64 << 10,
+    connection_window: 128 << 10,
+    header_list: 1 << 10,
+    state_bytes: 32 << 10,
+};
+/// The most turns that the receiver may ask for to take in one input.
+const TURNS_MAX: usize = 1 << 16;
+
+/// Takes header blocks of one connection, each behind its length in two bytes. The first byte says how long a header list may
+/// be, and after which block the table is forbidden.
+///
+/// The table keeps to its limit, and fields that were read are read again from what is written of them.
+pub(crate) fn hpack(input: &[u8]) {
+    let Some((&first, mut input)) = input.split_first() else { return };
+    let most = 64 << (first & 7);
+    let forbidden = usize::from(first >> 3 & 7);
+    let mut decoder = Decoder::default();
+    for number in 0.. {
+        let Some((length, rest)) = input.split_first_chunk() else { return };
+        let (coded, rest) = rest.split_at(rest.len().min(u16::from_le_bytes(*length).into()));
+        input = rest;
+        if number == forbidden {
+            decoder.disable_table();
+        }
+        let read = decoder.read(coded, most);
+        decoder.check();
+        let Ok(read) = read else { return };
+        let head = read.finish_trailers();
+        let fields: usize = head.fields.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+        assert!(fields <= most, "{fields} bytes of fields are kept of a list of {most}");
+        let again = Decoder::default().read(&encode_block(None, &head.fields), 2 * most + (1 << 10));
+        let again = again.expect("a block that the server wrote is in order").finish_trailers();
+        assert_eq!((again.fields, again.error), (head.fields, None));
+    }
+}
+
+impl FromRequestHead for RequestHead {
+    fn content_length(&self) -> Option<u64> {
+        self.content_length
+    }
+}
+
+/// A connection and what a peer has caused on it.
+struct Heard {
+    receiver: Receiver,
+    sender: Sender,
+    cache: HeaderBlockCache<RequestHead>,
+    /// One entry for each event; the data of one stream that came together in one entry.
+    events: Vec<(StreamId, String)>,
+    /// The bytes that were read.
+    data: usize,
+    fault: Option<ConnectionError>,
+    sent: Vec<u8>,
+}
+
+impl Heard {
+    fn new() -> Self {
+        Self {
+            receiver: Receiver::new(),
+            sender: Sender::new(SETTINGS, StatePool::new(1 << 20)),
+            cache: HeaderBlockCache::new(),
+            events: Vec::new(),
+            data: 0,
+            fault: None,
+            sent: Vec::new(),
+        }
+    }
+
+    /// Takes a piece of what the peer sends.
+    fn hear(&mut self, mut input: &[u8]) {
+        let mut turns = 0;
+        while self.fault.is_none() {
+            turns += 1;
+            assert!(turns < TURNS_MAX, "the receiver makes no progress");
+            let event = match self.receiver.next(&mut input, &mut self.sender, &mut self.cache) {
+                Ok(Some(event)) => event,
+                Ok(None) if input.is_empty() && !self.sender.should_yield() => return,
+                Ok(None) => {
+                    self.sender.end_batch();
+                    continue;
+                }
+                Err(fault) => {
+                    self.fault = Some(fault);
+                    return;
+                }
+            };
+            match event {
+                ReceiveEvent::Request { stream, head, ended } => {
+                    let said = format!("{} {} {:?} {ended}", head.method, head.path, head.fields);
+                    self.events.push((stream, said));
+                    if self.sender.streams.contains_key(&stream) {
+                        self.sender.assign_slot(stream, u64::from(stream));
+                    }
+                    if head.path.len() % 2 == 0 {
+                        let data = Bytes::from(vec![7; 40 * head.path.len()]);
+                        self.sender.answer(stream, &GRPC_RESPONSE_HEADERS, [data], &GRPC_OK_TRAILERS);
+                    }
+                }
+                ReceiveEvent::Data { stream, bytes, ended } => {
+                    self.data += bytes.len();
+                    match self.events.last_mut() {
+                        Some((last, data)) if *last == stream && data.starts_with("data ") => {
+                            data.extend(bytes.iter().map(|byte| char::from(*byte)));
+                        }
+                        _ => {
+                            let data = bytes.iter().map(|byte| char::from(*byte)).collect::<String>();
+                            self.events.push((stream, format!("data {data}")));
+                        }
+                    }
+                    if ended {
+                        self.events.push((stream, "ended".to_owned()));
+                    }
+                }
+                ReceiveEvent::Reset { stream, slot } => self.events.push((stream, format!("reset {slot:?}"))),
+                ReceiveEvent::GoAway => self.events.push((0, "left".to_owned())),
+            }
+            assert!(
+                self.sender.streams() <= 2 * SETTINGS.streams as usize,
+                "{} streams",
+                self.sender.streams()
+            );
+        }
+    }
+
+    /// Sends what there is to send, as to a peer that takes everything.
+    fn send(&mut self) {
+        struct All<'a>(&'a mut Vec<u8>);
+        impl tokio::io::AsyncWrite for All<'_> {
+            fn poll_write(
+                mut self: std::pin::Pin<&mut Self>,
+                _: &mut Context<'_>,
+                bytes: &[u8],
+            ) -> Poll<std::io::Result<usize>> {
+                self.0.extend_from_slice(bytes);
+                Poll::Ready(Ok(bytes.len()))
+            }
+            fn poll_flush(self: std::pin::Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+                Poll::Ready(Ok(()))
+            }
+            fn poll_shutdown(
+                self: std::pin::Pin<&mut Self>,
+                _: &mut Context<'_>,
+            ) -> Poll<std::io::Result<()>> {
+                Poll::Ready(Ok(()))
+            }
+        }
+        loop {
+            self.sender.end_batch();
+            let mut all = All(&mut self.sent);
+            assert!(
+                self.sender.output.poll_send(&mut Context::from_waker(Waker::noop()), &mut all).is_ready()
+            );
+            self.sender.resume();
+            if self.sender.output.is_empty() && !self.sender.can_resume() {
+                return;
+            }
+        }
+    }
+
+    /// Returns what was told. How much of a body was told before its stream was reset depends on the pieces.
+    fn told(&self) -> Vec<(StreamId, String)> {
+        let is_reset =
+            |stream| self.events.iter().any(|(at, said)| *at == stream && said.starts_with("reset"));
+        let mut told: Vec<(StreamId, String)> = Vec::new();
+        for (stream, said) in &self.events {
+            match (said.strip_prefix("data "), told.last_mut()) {
+                (Some(_), _) if is_reset(*stream) => {}
+                (Some(more), Some((last, data))) if last == stream && data.starts_with("data ") => {
+                    data.push_str(more)
+                }
+                _ => told.push((*stream, said.clone())),
+            }
+        }
+        told
+    }
+
+    /// Returns what was sent as frames.
+    fn frames(&self) -> Vec<(u8, u8, StreamId, &[u8])> {
+        let (mut frames, mut left) = (Vec::new(), &*self.sent);
+        while let Some((head, rest)) = left.split_first_chunk::<FRAME_HEADER_LEN>() {
+            let head = FrameHeader::read(*head);
+            let (payload, rest) = rest.split_at_checked(head.length).expect("only whole frames are sent");
+            frames.push((head.kind, head.flags, head.stream, payload));
+            left = rest;
+        }
+        assert!(left.is_empty(), "only whole frames are sent");
+        frames
+    }
+}
+
+/// Takes all that a peer sends on one connection, after its preface. The first four bytes say where it is cut.
+///
+/// However it is cut, it means the same: the same events, the same end, the same frames in answer. What is sent are whole
+/// frames, and no more streams are kept than may be open.
+pub(crate) fn connection(input: &[u8]) {
+    let Some((seed, input)) = input.split_first_chunk() else { return };
+    let mut whole = Heard::new();
+    whole.hear(input);
+    whole.send();
+    assert!(whole.data <= input.len());
+    let mut pieces = Heard::new();
+    let (mut dice, mut left) = (u32::from_le_bytes(*seed) | 1, input);
+    while !left.is_empty() && pieces.fault.is_none() {
+        dice = dice.wrapping_mul(0x9e37_79b1).rotate_left(15);
+        let length = if dice & 1 == 0 { 1 } else { 1 + (dice >> 8) as usize % 40 };
+        let (piece, rest) = left.split_at(length.min(left.len()));
+        pieces.hear(piece);
+        left = rest;
+    }
+    pieces.send();
+    assert_eq!(whole.told(), pieces.told());
+    assert_eq!(whole.fault, pieces.fault);
+    // What the windows are opened by depends on the pieces, if only one stands for several.
+    let frames = |heard: &Heard| -> Vec<_> {
+        let all = heard.frames().into_iter().filter(|frame| frame.0 != kind::WINDOW_UPDATE);
+        all.map(|(kind, flags, stream, payload)| (kind, flags, stream, payload.to_vec())).collect()
+    };
+    assert_eq!(frames(&whole), frames(&pieces));
+}

@@ -1,0 +1,142 @@
+//! What must hold of what the transfer engine reads from outside: frames, handshakes, conversations, plans.
+//!
+//! It is no part of the product. Each function takes any bytes and panics if its property does not hold; the fuzz targets
+//! (`tests/fuzz`) call them. Begin at [`TARGETS`].
+
+use crate::plan::{ArrayDescription, Placement, Plan, PlanOptions};
+use crate::protocol::frame::{CHUNK_MAX, CONTROL_MAX, HEADER, Header, Kind, crc};
+use crate::protocol::hello::{
+    ANSWER_TERMS, Answer, CHALLENGE, HELLO_TERMS, Hello, NONCE_MESSAGE, OPENING, check_nonce, seal,
+    write_nonce,
+};
+use crate::protocol::link::definition::Definition;
+
+/// Something that must hold of any bytes.
+pub type Property = fn(&[u8]);
+
+/// The properties by their names.
+pub const TARGETS: [(&str, Property); 4] = [
+    ("frame", frame),
+    ("hello", hello),
+    ("link", crate::protocol::link::fuzzing::conversation),
+    ("plan", plan),
+];
+
+/// The steps of a plan that are looked at one by one.
+const STEPS_MAX: usize = 500;
+
+/// A header keeps its bounds and is the same after it was written and read again; so is a list of transfers.
+fn frame(input: &[u8]) {
+    let mut bytes = [0; HEADER];
+    let length = input.len().min(HEADER);
+    bytes[..length].copy_from_slice(&input[..length]);
+    // As it is, and with what would be refused at once put right.
+    for mend in [false, true] {
+        if mend {
+            bytes[..3].copy_from_slice(&Header { kind: Kind::Ping, ..blank() }.encode()[..3]);
+            let sum = crc(&bytes[..HEADER - 4]);
+            bytes[HEADER - 4..].copy_from_slice(&sum.to_le_bytes());
+        }
+        if let Ok(header) = Header::decode(&bytes) {
+            let bound = if header.kind == Kind::Data { CHUNK_MAX } else { CONTROL_MAX };
+            assert!(header.len as usize <= bound);
+            assert_eq!(Header::decode(&header.encode()), Ok(header));
+        }
+    }
+    if let Some(list) = Definition::decode(input) {
+        assert!(list.entries.is_sorted_by_key(|entry| entry.order()));
+        // The other side's view of it is written as this side's: the second reading is the first one again.
+        let theirs = Definition::decode(&list.encode());
+        let again = theirs.as_ref().and_then(|list| Definition::decode(&list.encode()));
+        assert_eq!(again.as_ref(), Some(&list));
+        assert!(theirs.is_some_and(|theirs| (theirs.sent, theirs.received) == (list.received, list.sent)));
+        assert!(list.keys().len() < 1 << 10);
+    }
+}
+
+fn blank() -> Header {
+    Header {
+        kind: Kind::Ping,
+        flags: 0,
+        class: 0,
+        lane: 0,
+        source: 0,
+        destination: 0,
+        channel: 0,
+        index: 0,
+        sequence: 0,
+        control: 0,
+        ack: 0,
+        len: 0,
+        payload_crc: 0,
+    }
+}
+
+/// What is said in a handshake is the same after it was written and read again.
+fn hello(input: &[u8]) {
+    if let Some(terms) = input.first_chunk::<HELLO_TERMS>()
+        && let Some((hello, token)) = Hello::read(terms)
+    {
+        assert_eq!(Hello::read(&hello.terms(token)), Some((hello, token)));
+    }
+    if let Some(terms) = input.first_chunk::<ANSWER_TERMS>()
+        && let Some(answer) = Answer::read(terms)
+    {
+        assert_eq!(Answer::read(&answer.terms()).map(|answer| answer.terms()), Some(answer.terms()));
+    }
+    if let Some(bytes) = input.first_chunk::<NONCE_MESSAGE>() {
+        let mut sealed = *bytes;
+        seal(&mut sealed);
+        for (which, other) in [(OPENING, CHALLENGE), (CHALLENGE, OPENING)] {
+            for bytes in [*bytes, sealed] {
+                if check_nonce(which, &bytes).is_ok() {
+                    assert!(check_nonce(other, &bytes).is_err(), "one is never taken for the other");
+                }
+            }
+        }
+    }
+    if let Some(nonce) = input.first_chunk() {
+        assert_eq!(check_nonce(OPENING, &write_nonce(OPENING, nonce)), Ok(()));
+    }
+}
+
+/// Takes a plan, or the descriptions that one is made of: source, destination and placement, a line each. A plan is the same
+/// after it was written and read again, and every description too.
+fn plan(input: &[u8]) {
+    let Ok(text) = str::from_utf8(input) else { return };
+    if let Ok(plan) = Plan::from_json(text) {
+        check(&plan);
+    }
+    let mut lines = text.lines();
+    let mut described = || {
+        let found = ArrayDescription::from_json(lines.next()?).ok()?;
+        let text = serde_json::to_string(&found).expect("a description is written as it was read");
+        assert_eq!(ArrayDescription::from_json(&text).as_ref(), Ok(&found));
+        Some(found)
+    };
+    let (Some(source), Some(destination)) = (described(), described()) else { return };
+    let placement = lines.next().map(Placement::from_json).and_then(Result::ok).unwrap_or_else(|| {
+        let devices = source.sharding.mesh.devices.iter().chain(&destination.sharding.mesh.devices);
+        Placement::blocks(devices.copied(), 2, 2)
+    });
+    if let Ok(plan) = Plan::new(source, destination, &placement, PlanOptions::default()) {
+        check(&plan);
+    }
+}
+
+fn check(plan: &Plan) {
+    if plan.len() > STEPS_MAX {
+        return;
+    }
+    let text = plan.to_json().expect("so few steps are written");
+    let again = Plan::from_json(&text).expect("a plan that was written is read");
+    assert_eq!(again.to_json().as_ref(), Ok(&text));
+    assert_eq!(again.fingerprint(), plan.fingerprint());
+    let bytes: u64 = plan.steps().map(|step| step.bytes).sum();
+    let cost = plan.cost();
+    assert_eq!(cost.classes.iter().map(|class| class.bytes).sum::<u64>(), bytes);
+    for task in plan.tasks().iter().take(4) {
+        let steps = plan.for_task(*task).count();
+        assert!(steps <= plan.len());
+    }
+}

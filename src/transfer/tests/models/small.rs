@@ -1,0 +1,73 @@
+//! The gate of a launch's bytes, and the pump of a lane.
+
+use std::sync::atomic::Ordering;
+
+use loom::sync::Arc;
+use loom::sync::atomic::AtomicUsize;
+use loom::thread;
+
+use super::explore;
+use crate::base::sync::{Mutex, lock};
+use crate::io::pump::Pump;
+use crate::launch::gate::AccessGate;
+
+#[test]
+fn a_closed_gate_is_quiet_once_and_lets_no_guard_in() {
+    explore("gate", 4, || {
+        let gate = Arc::new((AccessGate::default(), AtomicUsize::new(0), AtomicUsize::new(0)));
+        let quiet = |gate: &(AccessGate, AtomicUsize, AtomicUsize)| {
+            assert_eq!(gate.1.load(Ordering::Relaxed), 0, "it is quiet while a guard is inside");
+            gate.2.fetch_add(1, Ordering::Relaxed);
+        };
+        let users: Vec<_> = (0..2)
+            .map(|_| {
+                let gate = Arc::clone(&gate);
+                thread::spawn(move || {
+                    if gate.0.enter() {
+                        gate.1.fetch_add(1, Ordering::Relaxed);
+                        assert!(!gate.0.is_quiet());
+                        gate.1.fetch_sub(1, Ordering::Relaxed);
+                    }
+                    if gate.0.leave() {
+                        quiet(&gate);
+                    }
+                })
+            })
+            .collect();
+        assert!(gate.0.close());
+        if gate.0.is_quiet() {
+            // `PeerLaunch::on_quiet` says it once: the last to leave says it as well.
+            assert_eq!(gate.1.load(Ordering::Relaxed), 0);
+        }
+        for user in users {
+            user.join().unwrap();
+        }
+        assert!(gate.0.is_quiet() && !gate.0.enter());
+        assert!(gate.2.load(Ordering::Relaxed) <= 2);
+    });
+}
+
+#[test]
+fn what_is_found_to_do_before_a_pump_runs_is_done() {
+    explore("pump", 4, || {
+        // Beside the work and the pump a word that every thread touches, so that loom interrupts it at that place.
+        let shared = Arc::new((Mutex::new(0), Pump::new(0), AtomicUsize::new(0)));
+        let work = |shared: &(Mutex<usize>, Pump<usize>, AtomicUsize)| {
+            *lock(&shared.0) += 1;
+            shared.2.fetch_add(1, Ordering::Relaxed);
+            let done: Result<(), ()> = shared.1.run(|done| {
+                *done += std::mem::take(&mut *lock(&shared.0));
+                shared.2.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            });
+            assert_eq!(done, Ok(()));
+        };
+        let other = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || work(&shared)
+        });
+        work(&shared);
+        other.join().unwrap();
+        assert_eq!((*lock(&shared.0), *shared.1.wait()), (0, 2));
+    });
+}
