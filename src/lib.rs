@@ -15,7 +15,7 @@
 //! | [`doctor`] | checks of a host for fast transfers |
 //! | [`findings`] | detectors: conclusions from measurements |
 //! | [`reports`] | transfer reports of native workers |
-//! | [`service`] | what the server does beside the wire: operations, audit |
+//! | [`service`] | what the server is beside the wire: operations, audit, findings, reports |
 //! | [`proto`] | the wire messages |
 //! | `fuzzing` | the property of each decoder of outside input; no part of the product |
 //! | `cow` | copy-on-write tables, so that readers need no lock |
@@ -30,7 +30,6 @@ pub mod doctor;
 pub mod engine;
 mod file_permissions;
 mod file_watch;
-pub mod findings;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -39,12 +38,13 @@ pub mod http;
 mod http2;
 pub mod meter;
 pub mod proto;
-pub mod reports;
 pub mod service;
 pub mod telemetry;
 mod test_pattern;
 pub mod text;
 pub mod tls;
+
+pub use service::{findings, reports};
 
 pub use muster_clock as clock;
 pub use muster_transfer as transfer;

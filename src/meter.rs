@@ -16,12 +16,12 @@ pub use disabled::{Counter, ENABLED, Histogram, LockHold, LockTimes, LockWait, M
 #[cfg(feature = "metrics")]
 pub use enabled::{Counter, ENABLED, Histogram, LockHold, LockTimes, LockWait, Moment, Sharded};
 
-/// The number of bounds of a [`Timed`] histogram.
+/// The number of bounds of a [`Histogram`].
 pub const BOUNDS: usize = 18;
 /// The least bound, in nanoseconds. Each further bound is four times the one before; the last is 1 h 12 min.
 const FIRST_BOUND_NS: u64 = 250;
 
-/// A histogram of times, as [`Times::read`] returns it.
+/// A histogram of times, as [`Histogram::read`] returns it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HistogramSnapshot {
     /// The number of times in the bucket of each bound; the last bucket counts longer times.

@@ -41,6 +41,25 @@ pub mod muster {
     }
 }
 
+/// What one report of transfers may hold at most: workers leave out what is more, and the service refuses it.
+pub mod report_limits {
+    /// The pairs of tasks.
+    pub const PAIRS_MAX: usize = 16_384;
+    /// The connections.
+    pub const CONNECTIONS_MAX: usize = 4_096;
+    /// The failures.
+    pub const FAILURES_MAX: usize = 64;
+}
+
+impl muster::v1::ClockReading {
+    /// Returns how far the worker's clock is ahead of the service's, in seconds.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "microseconds of a century fit")]
+    pub fn ahead_seconds(&self) -> f64 {
+        self.ahead_us as f64 / 1e6
+    }
+}
+
 /// `tensorflow.CoordinatedTask`, without a string.
 ///
 /// A request over a whole cluster repeats the same job name for every task. Only its presence matters (later

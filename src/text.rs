@@ -3,7 +3,7 @@
 //! It owns the only list of characters that are invisible or steer what shows them ([`is_hidden`]). Every
 //! output escapes by that list: the command line ([`one_line`]), the log (`telemetry::log`), pages
 //! (`http::pages::Escape`) and JSON on a terminal ([`json`]). Durations and sizes for people are formatted
-//! here alone ([`span`], [`short_span`], [`bytes()`]).
+//! here alone ([`span`], [`format_micros`], [`bytes()`]).
 
 mod duration;
 

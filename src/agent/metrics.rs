@@ -62,11 +62,7 @@ pub(super) fn page(inner: &AgentShared) -> String {
     page.count(&metric::ENGINE_LANES_LOST, &[], of(&counts.lanes_lost));
     page.count(&metric::ENGINE_REGISTERED, &[], registered_bytes());
     if let Some(clock) = clock {
-        page.write_sample(
-            &metric::ENGINE_CLOCK,
-            &[],
-            crate::reports::ClockReading::from(clock).ahead_seconds(),
-        );
+        page.write_sample(&metric::ENGINE_CLOCK, &[], clock.ahead_seconds());
     }
     page.show_process();
     let process = CATALOGUE.iter().filter(|metric| metric.name.starts_with("process_"));

@@ -16,6 +16,7 @@ use crate::clock;
 use crate::coordination::Timestamp;
 use crate::proto::muster::v1::transfers_client::TransfersClient;
 use crate::proto::muster::v1::{self as pb};
+use crate::proto::report_limits::{CONNECTIONS_MAX, FAILURES_MAX, PAIRS_MAX};
 use crate::transfer::{Engine, Failed, Stage, Times, registered_bytes};
 
 /// The interval of reports, unless the service sets another.
@@ -25,9 +26,6 @@ const INTERVAL_BOUNDS: (Duration, Duration) = (Duration::from_millis(100), Durat
 /// The pause before the next attempt at a service that accepts no reports.
 const UNSUPPORTED_PAUSE: Duration = Duration::from_secs(60);
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
-const FAILURES_MAX: usize = 64;
-const PAIRS_MAX: usize = 16_384;
-const CONNECTIONS_MAX: usize = 4096;
 
 /// The sums over the life of a worker.
 #[derive(Debug, Default)]

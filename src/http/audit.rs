@@ -1,5 +1,4 @@
-//! The audit log: numbered lines about every change, done or refused, with actor, reason, address and
-//! outcome. Lines are only added.
+//! Serves the lines of the audit log.
 //!
 //! It holds none: `service::audit` does. Begin at `list`.
 

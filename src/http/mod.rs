@@ -1,9 +1,9 @@
 //! The HTTP port: pages, REST, probes, metrics. It presents the state of the engine. Its own state is limited
-//! to sessions, audit, limits and live pages.
+//! to sessions, limits and live pages.
 //!
-//! It contains no rule of coordination: handlers read copies of the state and send commands to the engine.
-//! Begin at [`AppState`], which handlers share, then `routes.rs`. Every request passes `listener.rs`,
-//! `slots.rs` and `access/middleware.rs`.
+//! It contains no rule of coordination: handlers read copies of the state and hand commands to [`Operations`],
+//! which writes the audit. Begin at [`AppState`], which handlers share, then `routes.rs`. Every request passes
+//! `listener.rs`, `slots.rs` and `access/middleware.rs`.
 //!
 //! - `GET /` and the addresses below it: the pages (`pages/`)
 //! - `GET /healthz/live`: the process answers
@@ -111,7 +111,7 @@ pub struct AppState {
     pub readiness: Arc<ServerReadiness>,
     /// Version and addresses of the server.
     pub about: Arc<ServerInfo>,
-    /// The audit log.
+    /// Commands upon jobs, and the audit of them.
     pub operations: Arc<Operations>,
     /// The limiter of event streams.
     pub streams: Arc<EventStreamLimiter>,

@@ -5,13 +5,13 @@
 
 use std::sync::Arc;
 
+use super::findings::Remedy;
 use super::{ActorContext, AuditLog, AuditOutcome};
 use crate::coordination::{
     Actor, ActorOrigin, CommandOutcome, CommandRefusal, ExclusionTarget, JobId, JobName, JobReader,
     JobSettings, OperatorCommand, Reason,
 };
 use crate::engine::{DeclareError, Engine};
-use crate::findings::Remedy;
 use crate::telemetry::traces::Traces;
 use crate::text::is_safe_to_show;
 

@@ -1,7 +1,7 @@
 //! Parses and formats durations of settings, flags and requests: with units, so that a formatted duration
 //! parses to itself.
 //!
-//! [`super::span`] and [`super::short_span`] format rounded durations for people.
+//! [`super::span`] and [`super::format_micros`] format rounded durations for people.
 
 use std::time::Duration;
 

@@ -27,17 +27,16 @@ pub const PARTS: &[Part] = &[
             &["engine"],
             // The text format of metrics, logs and traces: whoever measures something writes its own samples.
             &["telemetry"],
-            // What the server knows besides the state machine.
-            &["reports"],
-            &["findings"],
+            // What runs on the machines of a job; what the server knows besides the state machine.
+            &["agent", "doctor", "service/reports"],
+            &["service/findings"],
             &["service"],
             // The ports. They do not know one another.
             &["grpc", "http"],
             // The configuration of everything below.
             &["config"],
-            // What runs on the machines of a job.
-            &["agent", "doctor"],
-            &["cli"],
+            // The composition root and the clients; properties for fuzzers, of every layer.
+            &["cli", "fuzzing"],
             &["main"],
         ],
         files_may_form_circles: true,
@@ -114,15 +113,33 @@ pub const PARTS: &[Part] = &[
 ];
 
 impl Part {
-    /// Returns the module of the table to which a file belongs.
+    /// Returns the module of the table to which a file belongs: of a module and one within it, the inner one.
     pub fn module(&self, file: &str) -> Option<&'static str> {
-        let first = file.split('/').next().unwrap_or(file).trim_end_matches(".rs");
-        self.levels.iter().flat_map(|level| level.iter()).copied().find(|module| *module == first)
+        let path = file.trim_end_matches(".rs");
+        let modules = self.levels.iter().flat_map(|level| level.iter()).copied();
+        let of_module = |module: &&str| {
+            path.strip_prefix(*module).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        modules.filter(of_module).max_by_key(|module| module.len())
     }
 
     /// Returns the level of a file.
     pub fn level(&self, file: &str) -> Option<usize> {
         let module = self.module(file)?;
         self.levels.iter().position(|level| level.contains(&module))
+    }
+}
+
+#[test]
+fn a_file_belongs_to_the_innermost_module_of_the_table() {
+    let part = PARTS.iter().find(|part| part.name == "muster").expect("the crate is a part");
+    for (file, module) in [
+        ("service/findings/mod.rs", Some("service/findings")),
+        ("service/operations.rs", Some("service")),
+        ("config.rs", Some("config")),
+        ("config/file.rs", Some("config")),
+        ("configuration.rs", None),
+    ] {
+        assert_eq!(part.module(file), module, "{file}");
     }
 }

@@ -1,8 +1,9 @@
 //! Metrics for Prometheus: projections of the engine's effects, and values that are read at the scrape.
 //!
 //! [`catalogue`] names and explains every metric. [`EventCounters`] counts events; the engine calls it under
-//! its lock. All other values are read at the scrape, from [`JobObservation`]s and the counters of the engine
-//! and the gRPC port. Begin at `Metrics`.
+//! its lock. All other values are read at the scrape, from [`JobObservation`]s and the counters of the engine.
+//! Higher layers, such as the ports and the findings, write their own samples ([`MetricSource`]). Begin at
+//! `Metrics`.
 
 pub mod catalogue;
 mod counters;

@@ -1,7 +1,7 @@
 //! Prepares requests: finds or makes their connections, all in parallel, and defines the transfers at the
 //! peers.
 //!
-//! It makes no connection itself: the clique cache decides whether [`dial`](super::dial) has to. A request
+//! It makes no connection itself: the clique cache decides whether [`dial`] has to. A request
 //! that its caller has dropped makes no connection, and at most [`WAITERS_MAX`] requests wait for one. Begin
 //! at [`prepare_then`].
 

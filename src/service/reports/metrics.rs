@@ -1,6 +1,6 @@
 //! Writes transfer reports as metrics.
 //!
-//! It holds no reports: `reports` does. A job without reports has no series, because its 40 series would all
+//! It holds no reports: `store.rs` does. A job without reports has no series, because its 40 series would all
 //! be zero. Workers report within their first second, so scrapes miss hardly any increase.
 
 use std::sync::Arc;

@@ -13,20 +13,15 @@ use utoipa::ToSchema;
 use super::vocabulary::{ReportedTransport, TransferCounter, TransferOutcome};
 use crate::coordination::{Code, Failure, TaskId, TaskIncarnation, Timestamp};
 use crate::proto::muster::v1 as wire;
+pub use crate::proto::report_limits::{CONNECTIONS_MAX, FAILURES_MAX, PAIRS_MAX};
 use crate::text::one_line;
 use crate::transfer::{Stage, TIMES_US, Times, size_classes};
 
 /// The maximum length of a report, in bytes. A report with every list full and the longest numbers has two
 /// thirds of it.
 pub const BYTES_MAX: usize = 1 << 20;
-/// Rows of pairs in one report.
-pub const PAIRS_MAX: usize = 16_384;
-/// Connections in one report.
-pub const CONNECTIONS_MAX: usize = 4_096;
 /// Rows of outcomes in one report.
 pub const OUTCOMES_MAX: usize = 64;
-/// Failures in one report.
-pub const FAILURES_MAX: usize = 64;
 /// Rows of stages in one report.
 pub const STAGES_MAX: usize = 16;
 /// Rows of durations in one report.
@@ -205,9 +200,8 @@ impl From<wire::ClockReading> for ClockReading {
 impl ClockReading {
     /// Returns how far the worker's clock is ahead, in seconds.
     #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "microseconds of a century fit")]
     pub fn ahead_seconds(&self) -> f64 {
-        self.ahead_us as f64 / 1e6
+        wire::ClockReading { ahead_us: self.ahead_us, within_us: self.within_us }.ahead_seconds()
     }
 
     /// Returns the reading that is furthest from the service's clock; the first one if several are.

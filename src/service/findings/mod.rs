@@ -1,8 +1,8 @@
 //! Findings: conclusions from measurements, for people and for automatic exclusion.
 //!
-//! Detectors are pure functions of [`DetectorInput`], one file each; [`watch`] runs them once a second over a
-//! numbers, because findings are about seconds and minutes. [`FindingStore`] keeps open and closed findings.
-//! here acts: `remedy.rs` says which exclusion a job's own settings ask for ([`Remedy`]), and the HTTP layer
+//! Detectors are pure functions of [`DetectorInput`], one file each; [`watch`] runs them once a second over a copy of the
+//! numbers, because findings are about seconds and minutes. [`FindingStore`] keeps open and closed findings. Nothing
+//! here acts: `remedy.rs` says which exclusion a job's own settings ask for ([`Remedy`]), and `service::Operations`
 //! performs it like an operator's, with the same audit and the same refusals. Begin at [`watch`], then
 //! [`CATALOGUE`].
 //!
