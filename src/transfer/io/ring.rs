@@ -3,8 +3,8 @@
 //! Each side owns an inbox, shared memory that the other side writes: a ring of frames with two counters. A
 //! reader that finds the ring empty announces its sleep and how to wake it: the reactor by its bell, a thread
 //! that waits for a transfer by a futex on that very word. So the peer wakes a waiting thread directly, and a
-//! frame that no launch waits for wakes no thread and is found at the next poll. Begin at [`Inbox`] and
-//! [`Outbox`].
+//! frame that no launch waits for wakes no thread and is found at the next poll. Begin at [`RingInbox`] and
+//! [`RingOutbox`].
 //!
 //! | bytes | field |
 //! | --- | --- |
@@ -212,7 +212,7 @@ impl<'a, M: RingMemory> Reader<'a, M> {
         word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::SeqCst) != 0
     }
 
-    /// Leaves the ring to the reactor. Frames may have arrived meanwhile: check [`Inbox::is_empty`].
+    /// Leaves the ring to the reactor. Frames may have arrived meanwhile: check [`RingInbox::is_empty`].
     pub fn release(mut self) -> &'a RingInbox<M> {
         self.unlock();
         self.inbox

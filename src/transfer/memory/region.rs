@@ -1,6 +1,6 @@
 //! Regions: the memory that an engine knows, and the listeners that learn when a region is gone.
 //!
-//! It does not track free ranges. Begin at [`Region`].
+//! It does not track free ranges. Begin at [`MemoryRegion`].
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -71,7 +71,7 @@ pub struct Cost {
     /// The steps by class, the nearest first.
     #[serde(deserialize_with = "at_most::<_, _, 4>")]
     pub classes: Vec<ClassCost>,
-    /// The bytes that are copied or sent: all but those of [`Class::SameBuffer`].
+    /// The bytes that are copied or sent: all but those of [`StepClass::SameBuffer`].
     pub moved: u64,
     /// The fewest bytes that any plan could move.
     pub minimum: Minimum,

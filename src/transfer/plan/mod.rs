@@ -1,7 +1,7 @@
 //! Plans: which bytes of an array go from which device to which, when its sharding changes.
 //!
 //! A plan is made of two [`ArrayDescription`]s (source and destination), a [`Placement`] of their devices and
-//! [`Options`]. It is pure: no IO, no clock, no threads, no randomness. Every process makes the same plan,
+//! [`PlanOptions`]. It is pure: no IO, no clock, no threads, no randomness. Every process makes the same plan,
 //! with the same keys, of the same description, so plans are not sent. Begin at `make.rs`, which has the
 //! rules.
 //!

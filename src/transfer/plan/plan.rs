@@ -62,7 +62,7 @@ pub struct Plan {
 impl Plan {
     /// Plans how the array that `source` describes becomes the one that `destination` describes. Both must
     /// have the same shape and data type; their devices may be the same or others. The source is not changed:
-    /// the destination's shards are other buffers, except if a step's class is [`super::Class::SameBuffer`].
+    /// the destination's shards are other buffers, except if a step's class is [`super::StepClass::SameBuffer`].
     ///
     /// # Errors
     /// Returns the error of the descriptions or the placement, or the bound that the plan would exceed. The

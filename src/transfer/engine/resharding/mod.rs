@@ -39,11 +39,11 @@ impl Engine {
     /// Executes this task's part of a plan, and blocks until it is done. Every task of the plan must call it.
     /// The shards belong to the plan until it returns. Staging memory is allocated from `staging` and freed.
     ///
-    /// Use a channel of its own ([`Options::channel`]), so that its groups do not interleave with other
+    /// Use a channel of its own ([`LaunchOptions::channel`]), so that its groups do not interleave with other
     /// launches.
     ///
-    /// It takes at most the plan's timeout, or [`Options::deadline`] if that is shorter. If it fails, it then
-    /// takes at most [`Options::stall`] until nothing is in flight any more. The connection with a peer that
+    /// It takes at most the plan's timeout, or [`LaunchOptions::deadline`] if that is shorter. If it fails, it then
+    /// takes at most [`LaunchOptions::stall`] until nothing is in flight any more. The connection with a peer that
     /// does not confirm that in time is ended, with all other launches on it.
     ///
     /// # Errors

@@ -53,7 +53,7 @@ impl DefinitionEntry {
 /// The list of transfers with one peer, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Definition {
-    /// The transfers, sorted by [`Entry::order`].
+    /// The transfers, sorted by [`DefinitionEntry::order`].
     pub entries: Vec<DefinitionEntry>,
     /// The digest of all fields that must be equal on both sides.
     pub digest: u64,
