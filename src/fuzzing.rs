@@ -1,4 +1,4 @@
-//! What must hold of everything that is read from outside, whatever it is.
+//! Properties of every decoder that reads bytes from outside.
 //!
 //! It is no part of the product. Each property takes any bytes and panics if it does not hold. The fuzz targets (`tests/fuzz`)
 //! look for bytes that break one; the test below feeds every file of their corpus. Begin at [`TARGETS`].
@@ -14,7 +14,7 @@ pub use crate::transfer::fuzzing::Property;
 pub struct FuzzTarget {
     /// Its name, and that of its folder in the corpus.
     pub name: &'static str,
-    /// What must hold.
+    /// The property.
     pub property: Property,
     /// How much memory it may take for each byte of the input, beside [`MEMORY`].
     pub growth: usize,

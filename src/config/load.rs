@@ -46,7 +46,7 @@ fn with_known<R>(bound_defaults: &BTreeMap<String, u64>, with: impl FnOnce(&Know
     with(&KnownKeys { top: &top, job: &job, bounds: &bounds })
 }
 
-/// What must hold of the text of a configuration file: what `muster config print` shows of it means the same.
+/// The property of configuration files: the output of `muster config print` means the same as its input.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(input: &[u8]) {
     let Ok(text) = str::from_utf8(input) else { return };

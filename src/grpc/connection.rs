@@ -109,7 +109,7 @@ impl ConnectionSocket for tls::TlsStream<TcpStream> {
     }
 
     fn send_close(&mut self, cx: &mut Context<'_>) {
-        // What is not sent at once need not be sent: the peer sees the end of the connection either way.
+        // Unsent bytes may be dropped: the peer sees the end of the connection either way.
         let _ = Pin::new(self).poll_shutdown(cx);
     }
 }

@@ -1,4 +1,4 @@
-//! What must hold of the bodies of calls, whatever a client sends.
+//! Properties of request bodies that hold for every input.
 //!
 //! It owns the properties; the fuzz targets and the tests feed them (`src/fuzzing.rs`). Begin at [`body`] and [`message`].
 

@@ -32,7 +32,7 @@ pub struct Problem {
     pub title: String,
     /// The HTTP status.
     pub status: u16,
-    /// What happened, and what to do.
+    /// The cause and the remedy.
     #[schema(value_type = String)]
     pub detail: Box<str>,
     /// The path of the request.

@@ -1,4 +1,4 @@
-//! What must hold of header blocks and of connections, whatever a peer sends.
+//! Properties of header blocks and connections that hold for every input.
 //!
 //! It owns the properties; the fuzz targets and the tests feed them (`src/fuzzing.rs`). Begin at [`hpack`] and [`connection`].
 
@@ -226,7 +226,7 @@ pub(crate) fn connection(input: &[u8]) {
     pieces.send();
     assert_eq!(whole.told(), pieces.told());
     assert_eq!(whole.fault, pieces.fault);
-    // What the windows are opened by depends on the pieces, if only one stands for several.
+    // Window updates depend on the pieces: one update may stand for several.
     let frames = |heard: &Heard| -> Vec<_> {
         let all = heard.frames().into_iter().filter(|frame| frame.0 != kind::WINDOW_UPDATE);
         all.map(|(kind, flags, stream, payload)| (kind, flags, stream, payload.to_vec())).collect()

@@ -10,26 +10,26 @@ use super::audit::AuditEntry;
 use crate::coordination::{Actor, JobName, Reason};
 use crate::telemetry::traces::TraceParent;
 
-/// Who asks for a change, with what else is known of the request.
+/// The author of a change, with the context of the request.
 #[derive(Debug, Clone)]
 pub struct ActorContext {
-    /// Who, from where, by what means.
+    /// The name, the address and the interface.
     pub actor: Actor,
-    /// What they may do; `None` for strangers, and for rules of the server.
+    /// The role; `None` for unauthenticated authors and for rules of the server.
     pub role: Option<Role>,
-    /// What the request is a part of, as its caller says.
+    /// The trace context that the caller sent.
     pub parent: Option<TraceParent>,
     audited: Arc<AtomicBool>,
 }
 
 impl ActorContext {
-    /// Somebody of whom no more is known.
+    /// Creates a context without a request.
     #[must_use]
     pub fn new(actor: Actor, role: Option<Role>, parent: Option<TraceParent>) -> Self {
         Self { actor, role, parent, audited: Arc::default() }
     }
 
-    /// What they do, for the audit; `act` is what, in a word, and `subject` upon what.
+    /// Returns the audit entry of a change: its verb and its subject.
     pub(crate) fn audit_entry(
         &self,
         job: Option<JobName>,
@@ -41,7 +41,7 @@ impl ActorContext {
         AuditEntry { actor: self.actor.clone(), role: self.role, job, act, subject, reason }
     }
 
-    /// Whether what they asked for stands in the audit.
+    /// Whether the change has an audit entry.
     pub(crate) fn is_audited(&self) -> bool {
         self.audited.load(Ordering::Relaxed)
     }

@@ -23,30 +23,30 @@ pub struct Operation<'a> {
     pub name: &'a JobName,
     /// The author.
     pub by: &'a ActorContext,
-    /// Why.
+    /// The reason that the author gave.
     pub reason: Reason,
-    /// What.
+    /// The command.
     pub command: OperatorCommand,
-    /// Upon what, for the audit, where the command alone does not say it as its author does.
+    /// The subject of the audit line. `None`: derived from the command and the job.
     pub subject: Option<String>,
 }
 
-/// What changes jobs, and writes down who did.
+/// The commands upon jobs, with their audit and traces.
 pub struct Operations {
-    /// The state.
+    /// The engine, which holds the state of all jobs.
     pub engine: Arc<Engine>,
-    /// Who did what.
+    /// The audit log.
     pub audit: Arc<AuditLog>,
-    /// Where traces go, if somebody wants them.
+    /// The traces, if they are exported.
     pub traces: Option<Arc<Traces>>,
 }
 
 impl Operations {
-    /// Acts upon a job, writes down what came of it, and returns what `view` reads of it. `view` sees the job as the
-    /// command left it, whatever happens to it later; `None` if the command deleted it.
+    /// Applies a command to a job, records its outcome in the audit, and returns what `view` reads of the job. `view`
+    /// sees the job as the command left it, whatever happens to it later; `None` if the command deleted it.
     ///
     /// # Errors
-    /// If the command is refused; nothing has changed then.
+    /// Returns the refusal if the state machine refuses the command; then nothing has changed.
     pub fn act<T>(
         &self,
         operation: Operation<'_>,
@@ -73,10 +73,10 @@ impl Operations {
         })
     }
 
-    /// Makes a job, writes that down, and returns what `view` reads of the new job.
+    /// Creates a job, records that in the audit, and returns what `view` reads of the new job.
     ///
     /// # Errors
-    /// If there is a job of that name, or there are too many.
+    /// Returns [`DeclareError`] if a job of that name exists or there are too many jobs.
     pub fn create_job<T>(
         &self,
         name: &JobName,
@@ -98,7 +98,7 @@ impl Operations {
         made
     }
 
-    /// Does what a rule of a job asks for, and writes down what came of it.
+    /// Applies the exclusion that a rule of a job asks for, and records its outcome in the audit.
     pub fn apply_remedy(&self, remedy: Remedy) {
         let Remedy { job, name, rule, task, expires_in, reason } = remedy;
         let actor = Actor { who: rule.name().into(), address: None, means: ActorOrigin::Rule };
@@ -114,7 +114,7 @@ impl Operations {
     }
 }
 
-/// What a command does, in the word of the audit.
+/// Returns the verb of a command in the audit.
 fn verb(command: &OperatorCommand) -> &'static str {
     match command {
         OperatorCommand::Exclude { .. } => "exclude",
@@ -127,7 +127,7 @@ fn verb(command: &OperatorCommand) -> &'static str {
     }
 }
 
-/// Upon what a command is, in the words of the audit; `after` is the job as the command left it.
+/// Returns the subject of a command in the audit; `after` is the job as the command left it.
 fn subject_of(command: &OperatorCommand, name: &JobName, after: Option<JobReader<'_>>) -> String {
     match command {
         OperatorCommand::Exclude { target, .. } => target.to_string(),
@@ -148,7 +148,7 @@ fn subject_of(command: &OperatorCommand, name: &JobName, after: Option<JobReader
     }
 }
 
-/// What was found, as the reason of an act: one line of limited length.
+/// Returns the summary of a finding as a reason: one line of limited length.
 fn reason_from_text(text: &str) -> String {
     let safe = |letter: char| is_safe_to_show(letter.encode_utf8(&mut [0; 4]));
     let line: String = text.chars().map(|letter| if safe(letter) { letter } else { '?' }).collect();

@@ -8,15 +8,15 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// A role. Each may do what those before it may.
+/// A role. Each includes the permissions of those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Looks at everything but the values of keys: these are how tasks find and trust one another.
+    /// Reads everything but the values of keys, by which tasks find and authenticate one another.
     Viewer,
-    /// Steers jobs that there are: excludes, readmits, drains, reads and writes keys.
+    /// Changes existing jobs: excludes, readmits, drains, reads and writes keys.
     Operator,
-    /// Makes, changes and deletes jobs.
+    /// Creates, reconfigures and deletes jobs.
     Admin,
 }
 

@@ -1,4 +1,4 @@
-//! What must hold of what the transfer engine reads from outside: frames, handshakes, conversations, plans.
+//! Properties of the decoders of the transfer engine: frames, handshakes, conversations, plans.
 //!
 //! It is no part of the product. Each function takes any bytes and panics if its property does not hold; the fuzz targets
 //! (`tests/fuzz`) call them. Begin at [`TARGETS`].
@@ -72,7 +72,7 @@ fn blank() -> Header {
     }
 }
 
-/// What is said in a handshake is the same after it was written and read again.
+/// A message of a handshake survives encoding and decoding.
 fn hello(input: &[u8]) {
     if let Some(terms) = input.first_chunk::<HELLO_TERMS>()
         && let Some((hello, token)) = Hello::read(terms)

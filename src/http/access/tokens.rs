@@ -232,7 +232,7 @@ fn decode_hex(text: &str) -> Option<Hash> {
     Some(hash)
 }
 
-/// What must hold of the text of a file of tokens: what was read of it is read again from the lines that stand for it.
+/// The property of token files: the lines written for the tokens that were read give the same tokens.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(input: &[u8]) {
     let Ok(text) = str::from_utf8(input) else { return };

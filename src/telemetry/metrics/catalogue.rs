@@ -35,7 +35,7 @@ pub struct Metric {
     pub kind: MetricKind,
     /// Its labels.
     pub labels: &'static [&'static str],
-    /// What it says.
+    /// The help text.
     pub help: &'static str,
 }
 
@@ -154,7 +154,7 @@ catalogue! {
     TRANSFER_CONNECTIONS: Gauge "muster_transfer_connections" ["muster_job", "transport"];
     /// Cliques in the caches of the tasks.
     TRANSFER_CLIQUES: Gauge "muster_transfer_cliques" ["muster_job"];
-    /// What became of cliques in those caches: hit, miss or eviction.
+    /// Lookups and evictions in those caches: hit, miss or eviction.
     TRANSFER_CACHE: Counter "muster_transfer_clique_cache_total" ["muster_job", "event"];
     /// Frames of lives that are over, which transfer engines turned away.
     TRANSFER_FENCED: Counter "muster_transfer_fenced_frames_total" ["muster_job"];
@@ -189,7 +189,7 @@ catalogue! {
     STORE_KEYS: Gauge "muster_store_keys" ["muster_job"];
     /// Keys and values in the store.
     STORE_BYTES: Gauge "muster_store_bytes" ["muster_job"];
-    /// What a bound allows, by the name of its setting; some are in bytes, some are numbers of things, as the names say.
+    /// The limit of each bound, by the name of its setting; in bytes or in items, as the name says.
     BOUND_LIMIT: Gauge "muster_bound_limit" ["muster_job", "bound"];
     /// How much of a bound is taken. Only for bounds on what there is altogether.
     BOUND_USED: Gauge "muster_bound_used" ["muster_job", "bound"];
@@ -353,11 +353,11 @@ catalogue! {
     ENGINE_LANES: Gauge "muster_transfer_engine_lanes" ["transport"];
     /// Cliques in the cache.
     ENGINE_CLIQUES: Gauge "muster_transfer_engine_cliques" [];
-    /// What became of cliques there: hit, miss or eviction.
+    /// Lookups and evictions there: hit, miss or eviction.
     ENGINE_CACHE: Counter "muster_transfer_engine_clique_cache_total" ["event"];
     /// Frames and connections of lives that are over, which were turned away.
     ENGINE_FENCED: Counter "muster_transfer_engine_fenced_frames_total" [];
-    /// What was done again, by why: a chunk came damaged, a lane was lost and made anew, or a fetch became a push.
+    /// Retries, by cause: a damaged chunk, a lost lane that was made anew, or a fetch that became a push.
     ENGINE_RETRIES: Counter "muster_transfer_engine_retries_total" ["cause"];
     /// Lanes that were lost.
     ENGINE_LANES_LOST: Counter "muster_transfer_engine_lanes_lost_total" [];

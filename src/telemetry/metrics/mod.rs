@@ -51,7 +51,7 @@ pub trait MetricSource: Send + Sync {
 pub struct MetricInputs {
     /// The engine.
     pub engine: Arc<Engine>,
-    /// What the engine told of.
+    /// The counters of events.
     pub tally: Arc<EventCounters>,
     /// The handshakes that failed.
     pub handshakes: Arc<HandshakeFailures>,

@@ -49,7 +49,7 @@ impl OtlpProtocol {
     /// Parses the value of the setting and of `OTEL_EXPORTER_OTLP_PROTOCOL`.
     ///
     /// # Errors
-    /// What to write instead.
+    /// The replacement.
     pub fn parse(text: &str) -> Result<Self, String> {
         match text {
             "grpc" => Ok(Self::Grpc),

@@ -32,7 +32,7 @@ pub fn lock<L: Lock + ?Sized>(mutex: &L) -> L::Guard<'_> {
 
 /// A mutex.
 pub trait Lock {
-    /// What its holder has.
+    /// The guard of a held lock.
     type Guard<'a>
     where
         Self: 'a;
@@ -77,7 +77,7 @@ pub fn fence_after_rmw() {
 
 #[cfg(all(test, loom))]
 pub mod model {
-    //! What loom lacks.
+    //! Additions to loom.
 
     use std::sync::atomic::Ordering;
 

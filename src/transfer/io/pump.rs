@@ -7,7 +7,7 @@ use std::sync::{PoisonError, TryLockError};
 
 use crate::base::sync::{AtomicBool, Mutex, MutexGuard, fence_after_rmw, lock};
 
-/// What the work needs, and whether there is more of it.
+/// The state that the work needs, and whether more work is due.
 #[derive(Debug)]
 pub struct Pump<T> {
     state: Mutex<T>,

@@ -47,14 +47,14 @@ const WORD: u32 = 2;
 /// A thread waits on the word, and no launch waits for an acknowledgement.
 const PATIENT: u32 = 3;
 
-/// What this side reads.
+/// The half that this side reads.
 pub struct RingInbox<M = SharedRingMemory> {
     shared: M,
     reading: Mutex<()>,
     open: AtomicBool,
 }
 
-/// What the other side reads.
+/// The half that the other side reads.
 pub struct RingOutbox<M = SharedRingMemory> {
     shared: M,
     writing: Mutex<()>,

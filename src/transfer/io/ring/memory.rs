@@ -22,7 +22,7 @@ pub(super) const CAPACITY: usize = 256 << 10;
 
 /// A word that both sides read and write.
 pub trait Word {
-    /// What it holds.
+    /// The content.
     type Value: Copy;
 
     fn load(&self, order: Ordering) -> Self::Value;

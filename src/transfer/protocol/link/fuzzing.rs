@@ -1,4 +1,4 @@
-//! What must hold of a link, whatever its peer says.
+//! Properties of a link that hold whatever its peer sends.
 //!
 //! It owns the property; the fuzz target and the tests feed it (`fuzzing.rs` of the crate). Begin at [`conversation`].
 
