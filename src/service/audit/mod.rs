@@ -1,10 +1,10 @@
-//! The audit log: numbered lines about every change, done or refused, with actor, reason, address and outcome.
-//! Lines are only added.
+//! The audit log: numbered lines about every change, done or refused, with actor, reason, address and
+//! outcome. Lines are only added.
 //!
-//! It writes no file itself: with `--audit-file` a thread does (`writer.rs`). The answer to a change waits
-//! for the disk, at most [`DISK_TIMEOUT`]; nothing else ever waits. [`AuditFailurePolicy`] says whether changes are
-//! refused while the file cannot be written. Refusals of clients that cannot be told apart are aggregated
-//! (`aggregate.rs`). The last lines are kept in memory. Begin at [`AuditLog::record`].
+//! It writes no file itself: with `--audit-file` a thread does (`writer.rs`). The answer to a change
+//! waits for the disk, at most [`DISK_TIMEOUT`]; nothing else ever waits. [`AuditFailurePolicy`] says whether
+//! changes are refused while the file cannot be written. Refusals of clients that cannot be told apart are
+//! aggregated (`aggregate.rs`). The last lines are kept in memory. Begin at [`AuditLog::record`].
 
 mod aggregate;
 mod metrics;
@@ -25,24 +25,24 @@ use crate::clock::Clock;
 use crate::coordination::{Actor, JobName, Reason, Timestamp};
 use writer::{AuditWriter, FileSink};
 
-/// How long a change waits for the disk, before it is made and before it is answered.
+/// The maximum time that a change waits for the disk, before it is made and again before it is answered.
 const DISK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The policy for changes while the audit file cannot be written.
+/// The treatment of changes while the audit file cannot be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AuditFailurePolicy {
-    /// They are made. Their lines wait, and are counted if they are lost.
+    /// Changes are made. Their lines wait; lost lines are counted.
     #[default]
     Continue,
-    /// They are refused before they are made.
+    /// Changes are refused before they are made.
     Refuse,
 }
 
 impl AuditFailurePolicy {
-    /// Reads a policy.
+    /// Parses a policy.
     ///
     /// # Errors
-    /// How to write one.
+    /// The text that explains the syntax.
     pub fn parse(text: &str) -> Result<Self, String> {
         match text {
             "continue" => Ok(Self::Continue),
@@ -61,18 +61,18 @@ impl fmt::Display for AuditFailurePolicy {
     }
 }
 
-/// The outcome of a command.
+/// The outcome of an action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum AuditOutcome {
-    /// It was done.
+    /// The action was done.
     Done,
-    /// It was refused.
+    /// The action was refused.
     Refused,
 }
 
 impl AuditOutcome {
-    /// Its name, as in JSON.
+    /// Returns its name in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -82,31 +82,31 @@ impl AuditOutcome {
     }
 }
 
-/// One act.
+/// One line of the audit: an action, done or refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AuditLine {
-    /// Its place among all acts upon this server, from 1.
+    /// Its number among all lines of this server, from 1.
     pub number: u64,
-    /// When, in microseconds since the Unix epoch.
+    /// The time, in microseconds since the Unix epoch.
     pub at: Timestamp,
-    /// Who, from where, by what means.
+    /// The actor: name, address and kind of client.
     pub actor: Actor,
-    /// The role; `None` for unauthenticated authors and for rules of the server.
+    /// The role of the actor; `None` for clients without credentials and for rules of the server.
     #[serde(default)]
     pub role: Option<Role>,
-    /// In which job.
+    /// The job, if the action is about one.
     pub job: Option<JobName>,
-    /// What, in a word: `exclude`, `readmit`, `drain`, …
+    /// The action in a word: `exclude`, `readmit`, `drain`, …
     pub act: String,
-    /// Upon what.
+    /// The object of the action.
     pub subject: String,
-    /// Why.
+    /// The reason that the actor gave.
     pub reason: Option<Reason>,
     /// The outcome.
     pub outcome: AuditOutcome,
-    /// Why it was refused, or what there is now that was not before.
+    /// The reason of a refusal, or the result of the action.
     pub detail: String,
-    /// How many refusals like this the line stands for: those of the same source since its last line.
+    /// The number of refusals that the line stands for: those of the same client network since its last line.
     #[serde(default = "once")]
     pub times: u64,
 }
@@ -115,18 +115,18 @@ fn once() -> u64 {
     1
 }
 
-/// Some lines of the audit, oldest first.
+/// A page of the audit, oldest first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AuditPage {
     /// The lines.
     pub lines: Vec<AuditLine>,
     /// The value of `after` for the next page.
     pub next: u64,
-    /// Lines that are no longer in memory may be missing before the first.
+    /// Lines before the first are no longer in memory.
     pub gap: bool,
 }
 
-/// An act before it is numbered.
+/// An audit line before it has a number.
 #[derive(Debug)]
 pub(crate) struct AuditEntry {
     pub actor: Actor,
@@ -141,19 +141,19 @@ pub(crate) struct AuditEntry {
 struct AuditBuffer {
     kept: VecDeque<AuditLine>,
     last: u64,
-    /// By outcome.
+    /// Line counts by outcome.
     counts: [u64; 2],
 }
 
-/// The audit of a server.
+/// The audit log of a server.
 pub struct AuditLog {
     lines: Mutex<AuditBuffer>,
-    /// How many lines are kept in memory.
+    /// The maximum number of lines in memory.
     capacity: usize,
     gathered: aggregate::RefusalAggregator,
     file: Option<AuditWriter>,
     on_failure: AuditFailurePolicy,
-    /// How many acts there have been, for who follows.
+    /// The number of lines so far, for readers that follow the log.
     appended: watch::Sender<u64>,
 }
 
@@ -172,19 +172,19 @@ struct AuditStats {
     pub kept: usize,
     /// How many are kept there at most.
     pub kept_max: usize,
-    /// Lines that are there no more.
+    /// Lines that memory no longer holds.
     pub dropped: u64,
-    /// The lines that the file has not taken.
+    /// The counters of the file writer.
     pub file: writer::WriterStats,
-    /// Refusals that have no line of their own.
+    /// Refusals without a line of their own.
     pub gathered: u64,
 }
 
 impl AuditLog {
-    /// How many lines are kept in memory unless a setting says otherwise.
+    /// The default maximum of lines in memory.
     pub const DEFAULT: usize = 4096;
 
-    /// An audit that keeps this many lines, in memory.
+    /// Returns an audit log in memory that keeps this many lines.
     #[must_use]
     pub fn new(most: usize) -> Self {
         Self {
@@ -197,16 +197,16 @@ impl AuditLog {
         }
     }
 
-    /// The same, which also appends to the file at `path`.
+    /// Also appends every line to the file at `path`.
     ///
     /// # Errors
-    /// If the file cannot be opened for that.
+    /// If the file cannot be opened for appending.
     pub fn to_file(self, path: &Path, clock: Clock) -> std::io::Result<Self> {
         let file = AuditWriter::start(FileSink::open(path)?, path, clock)?;
         Ok(Self { file: Some(file), ..self })
     }
 
-    /// The same, with this policy for when the file cannot be written.
+    /// Sets the policy for the time while the file cannot be written.
     #[must_use]
     pub fn on_failure(self, on_failure: AuditFailurePolicy) -> Self {
         Self { on_failure, ..self }
@@ -215,7 +215,7 @@ impl AuditLog {
     /// Waits until a change may be made.
     ///
     /// # Errors
-    /// If changes are refused because the lines of earlier ones cannot be written: why they cannot.
+    /// The reason why earlier lines cannot be written, if the policy refuses changes then.
     pub(crate) async fn wait_writable(&self) -> Result<(), String> {
         let Some(file) = self.file.as_ref().filter(|_| self.on_failure == AuditFailurePolicy::Refuse) else {
             return Ok(());
@@ -226,26 +226,26 @@ impl AuditLog {
         Err(file.write_error().unwrap_or_else(|| "it does not take lines in time".into()))
     }
 
-    /// Waits until the lines so far are on the disk, but not for a disk that is in trouble.
+    /// Waits until the lines so far are on the disk, but not while the disk fails or hangs.
     pub(crate) async fn wait_durable(&self) {
         if let Some(file) = self.file.as_ref().filter(|file| file.write_error().is_none()) {
             file.wait_durable(DISK_TIMEOUT).await;
         }
     }
 
-    /// Why lines do not reach the file; `None` if they do.
+    /// Returns why lines do not reach the file; `None` if they do.
     pub(crate) fn write_error(&self) -> Option<String> {
         self.file.as_ref().and_then(AuditWriter::write_error)
     }
 
-    /// Opens the file again: it may have been rotated.
+    /// Opens the file again: log rotation may have replaced it.
     pub fn reopen(&self) {
         if let Some(file) = &self.file {
             file.reopen();
         }
     }
 
-    /// Waits until the last lines are on the disk, for `within` at most: the server stops.
+    /// Waits, for `within` at most, until the last lines are on the disk. Called when the server stops.
     pub async fn close(&self, within: Duration) {
         let Some(file) = &self.file else { return };
         if !file.wait_durable(within).await {
@@ -299,7 +299,7 @@ impl AuditLog {
             crate::text::one_line(&line.subject),
             crate::text::one_line(&line.detail)
         );
-        // In the order of their numbers, since the lock is held; it never waits.
+        // The held lock keeps the lines in the order of their numbers. `push` never blocks.
         if let Some(file) = &self.file {
             file.push(&line);
         }
@@ -310,12 +310,12 @@ impl AuditLog {
         self.appended.send_replace(number);
     }
 
-    /// Tells of further acts.
+    /// Returns a receiver that changes with every new line.
     pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
         self.appended.subscribe()
     }
 
-    /// The latest lines that are wanted, the latest first.
+    /// Returns the latest `limit` lines for which `wanted` holds, the latest first.
     pub(crate) fn latest(&self, limit: usize, wanted: impl Fn(&AuditLine) -> bool) -> Vec<AuditLine> {
         let lines = self.lines();
         lines.kept.iter().rev().filter(|line| wanted(line)).take(limit).cloned().collect()
@@ -336,7 +336,7 @@ impl AuditLog {
     }
 }
 
-/// No more of a text than a line holds: requests may be long, and many lines are kept.
+/// Truncates a text to the length that a line may hold: requests may be long, and many lines are kept.
 fn truncate(mut text: String) -> String {
     const MOST: usize = 1 << 10;
     if text.len() > MOST {
