@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = protox::compile(PROTOS, ["proto"])?;
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
-    // Servers are not generated: the calls are dispatched by the wire room itself, which needs
+    // Servers are not generated: the calls are dispatched by the gRPC port itself, which needs
     // the bytes of a request before they are a message. Clients are for tools and tests.
     tonic_prost_build::configure()
         .build_server(false)

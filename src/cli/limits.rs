@@ -1,6 +1,6 @@
 //! Raises the limit on open files and divides it among the listeners.
 //!
-//! Begin at `ConnectionLimits::fit_to_open_files`.
+//! Begin at `fit_to_open_files`.
 
 use anyhow::{Result, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

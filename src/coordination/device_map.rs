@@ -1,8 +1,8 @@
 //! Matches the devices of one run with those of the next: which moved, and where.
 //!
 //! A task number says who a process claims to be, not where it runs: after a restart, the tasks, and with
-//! them the global ids, may be distributed over the hosts in another order. A *place* stays: the boot of a
-//! host, the platform, and the local id of the device. If several tasks share a host, devices with the same
+//! them the global ids, may be distributed over the hosts in another order. A *place* does not change: the
+//! boot id of a host, the platform, and the local id of the device. If several tasks share a host, devices with the same
 //! local id are matched in the order of the tasks.
 
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! A job: its settings, its present run, its past runs, and the admission of calls.
 //!
-//! It does not decide that a run has ended: registration, failure and shutdown do. Begin at `Job::call`, then
+//! It does not decide that a run has ended: registration, failure and shutdown do. Begin at `Job::handle_call`, then
 //! `Job::admit_call`.
 //!
 //! - *Runs.* A run opens when the first new incarnation registers after the last run has ended, not before. Until

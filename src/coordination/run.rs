@@ -2,7 +2,7 @@
 //! rules.
 //!
 //! The rules are `impl Run` blocks in files by subject: `registration.rs`, `barrier_arrival.rs` and `barrier_completion.rs`
-//! (barriers), `task_failure.rs`, `live_set_rules.rs`, `shutdown.rs`. Calls upon the store are here. Begin at `Run::call`;
+//! (barriers), `task_failure.rs`, `live_set_rules.rs`, `shutdown.rs`. Calls upon the store are here. Begin at `Run::dispatch_call`;
 //! `Run::run_pending_work` hands out queued answers within a budget.
 //!
 //! Invariants: a run has one outcome and one first cause. A later run shares nothing with it but the record

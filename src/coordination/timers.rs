@@ -1,6 +1,6 @@
 //! The deadlines of one run: heartbeats, grace periods, barriers.
 //!
-//! It acts on none: `Run::fire_timers` does when they are due. Begin at [`Timer`].
+//! It only keeps them: `Run::fire_timers` acts on those that are due. Begin at [`Timer`].
 
 use serde::{Deserialize, Serialize};
 

@@ -1,7 +1,7 @@
-//! The measuring types without the feature `metrics`: empty, with the methods of `kept.rs`, where they are
+//! The measuring types without the feature `metrics`: empty, with the methods of `enabled.rs`, where they are
 //! documented.
 
-#![allow(clippy::unused_self, missing_docs, reason = "they are those of `kept.rs`")]
+#![allow(clippy::unused_self, missing_docs, reason = "they are those of `enabled.rs`")]
 
 use std::marker::PhantomData;
 

@@ -1,6 +1,6 @@
-//! Renders `GET /`: all jobs with their issues.
+//! Renders `GET /`: the first 500 jobs with their issues.
 //!
-//! It does not hold the fleet: it takes one snapshot a view. Begin at `FleetSnapshot`, then `show`.
+//! It does not hold the fleet: it takes one snapshot per page load or update of its hub. Begin at `FleetSnapshot`, then `show`.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Aggregates refusals by client network: the first of a network upon a job is a line at once, later ones become
-//! one line a minute with a count.
+//! Aggregates refusals: the first one from a client network for a job gets a line at once, further ones share one
+//! line a minute, with a count.
 //!
 //! A client that tries a thousand tokens is seen, and does not push the actions of operators out of the audit.
 //! Begin at [`RefusalAggregator`].

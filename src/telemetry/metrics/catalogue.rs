@@ -1,7 +1,6 @@
 //! Declares every metric once: name, type, labels, help. No other metric is exported.
 //!
-//! The label for a job of Muster's is `muster_job`: Prometheus puts a label `job` of its own on everything that it
-//! scrapes, and would rename ours, so every query in a guide would be wrong.
+//! The label of a job is `muster_job`, because Prometheus overwrites a label `job` with its own.
 
 /// The type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! Definition events: an event completes when the contents of a buffer are defined.
 //!
-//! It knows no buffer: a [`Definer`] completes the event. Begin at [`Event::new`].
+//! It does not know which buffer it stands for: the holder of the [`Definer`] completes it. Begin at [`Event::new`].
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};

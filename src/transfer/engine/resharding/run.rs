@@ -1,6 +1,6 @@
-//! A resharding in progress: launches the groups, and starts the steps that follow an arrival.
+//! A resharding in progress: launches the groups, and starts each step whose bytes have arrived.
 //!
-//! It makes no plan and allocates no memory. Begin at [`ReshardRun::go`].
+//! It makes no plan and allocates no transfer buffers. Begin at [`ReshardRun::go`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, Sender};

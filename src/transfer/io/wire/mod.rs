@@ -1,8 +1,8 @@
 //! Wires: byte streams between two engines, and the transports that make them.
 //!
-//! A [lane](super::lane) sends and receives on a [`Wire`] and asks it for its capabilities (sharing memory,
-//! breaking); it knows no kind of wire. Wires do not block, and a lane waits for edges of their descriptor,
-//! so a wire must report exactly when nothing is left in it. That costs one virtual call a system call. To
+//! A [lane](super::lane) sends and receives on a [`Wire`] and asks it for its capabilities (can it share
+//! memory, can it break while the peer lives); it knows no kind of wire. Wires do not block, and a lane waits for edges of their descriptor,
+//! so a wire must report exactly when nothing is left in it. The trait costs one virtual call per system call. To
 //! add a kind, add a file here and lines to the two tables of `select.rs`.
 //!
 //! | file | what it owns |
