@@ -5,11 +5,13 @@ use std::path::PathBuf;
 
 use prost::Message as _;
 
-const PROTOS: [&str; 5] = [
+const PROTOS: [&str; 7] = [
     "tensorflow_coordination.proto",
     "xla_coordination.proto",
     "status_payload.proto",
     "xla_topology.proto",
+    "muster_hosts.proto",
+    "muster_peer_jobs.proto",
     "muster_transfers.proto",
 ];
 

@@ -1,28 +1,35 @@
-//! How soon the engine tells of a peer that was killed in the middle of a transfer, and of one that stands still.
+//! Measures how soon the transfer engine reports that a peer was killed, or has stopped, in the middle of a
+//! transfer.
 //!
-//! Real processes: this one receives from two others, which send without end. One of them is killed (SIGKILL) or stopped
-//! (SIGSTOP) while its bytes come; what is timed is from the signal until the last of the transfers with it has failed.
-//! The other one goes on meanwhile, and loses nothing.
+//! This process receives from two other processes, which send without end. The benchmark kills one of the two
+//! (SIGKILL) or stops it (SIGSTOP) during a transfer. It measures the time from the signal until the last transfer
+//! with that process has failed. Meanwhile no transfer with the other process may fail.
 //!
 //!     cargo bench --bench faults -- --repeat 20
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+#[path = "../tests/harness/mod.rs"]
+mod harness;
+
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser;
+use muster::sample_range::SampleRange;
 use muster::transfer::{
-    Arena, Choice, Config, DeviceId, Engine, Incarnation, LaunchOptions, Member, Membership, Peer, Prepared,
-    Spec, TaskId, TransferError, TransferKey,
+    Arena, DeviceId, EngineConfig, Incarnation, LaunchOptions, MemberId, MemberInfo, Membership,
+    PreparedTransfers, TaskId, TransferEngine, TransferError, TransferKey, TransferSpec, TransportChoice,
 };
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::set_parent_process_death_signal;
+
+use harness::{PATIENCE, Process, Signal};
 
 const LEN: usize = 16 << 20;
 /// Transfers with each peer that are under way.
 const SLOTS: u32 = 2;
-const CHOICES: [Choice; 4] = [Choice::Shm, Choice::Pvm, Choice::Unix, Choice::Tcp];
+const CHOICES: [TransportChoice; 4] =
+    [TransportChoice::Shm, TransportChoice::Pvm, TransportChoice::Unix, TransportChoice::Tcp];
 
 /// Times how soon faults of peers are told.
 #[derive(Debug, Parser)]
@@ -64,15 +71,14 @@ fn main() -> Result<()> {
                 times.push(time.as_secs_f64() * 1e3);
                 others += other;
             }
-            times.sort_by(f64::total_cmp);
-            let (median, least, most) = (times[times.len() / 2], times[0], times[times.len() - 1]);
+            let SampleRange { median, min, max } = SampleRange::of(times).context("no repetition")?;
             let share = if signal == Signal::STOP {
                 format!(", {:.2} of the stall limit", median / arguments.stall as f64)
             } else {
                 String::new()
             };
             println!(
-                "| {what} | {} | {median:.1} ms ({least:.1}..{most:.1}){share} | {others} transfers, none lost |",
+                "| {what} | {} | {median:.1} ms ({min:.1}..{max:.1}){share} | {others} transfers, none lost |",
                 name(choice)
             );
         }
@@ -80,31 +86,37 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-fn name(choice: Choice) -> String {
+fn name(choice: TransportChoice) -> String {
     serde_json::to_string(&choice).unwrap_or_default().trim_matches('"').to_owned()
 }
 
-fn member(task: u32, incarnation: u64) -> Result<Member> {
+fn member(task: u32, incarnation: u64) -> Result<MemberId> {
     let incarnation = Incarnation::new(incarnation).context("an incarnation is not 0")?;
-    Ok(Member { task: TaskId(task), incarnation })
+    Ok(MemberId::of_own_job(TaskId(task), incarnation))
 }
 
-fn start(here: Member, choice: Choice) -> Result<Engine> {
-    let mut config = Config::new(here, vec![DeviceId(here.task.0)]);
+fn start(here: MemberId, choice: TransportChoice) -> Result<TransferEngine> {
+    let mut config = EngineConfig::new(here, vec![DeviceId(here.task.0)]);
     config.transport = choice;
-    Ok(Engine::start(config)?)
+    Ok(TransferEngine::start(config)?)
 }
 
-fn prepare(engine: &Engine, from: u32, to: u32, here: u32, stall: Duration) -> Result<Vec<Prepared>> {
+fn prepare(
+    engine: &TransferEngine,
+    from: u32,
+    to: u32,
+    here: u32,
+    stall: Duration,
+) -> Result<Vec<PreparedTransfers>> {
     let arena = Arena::new(SLOTS as usize * LEN)?;
     (0..SLOTS)
         .map(|slot| {
-            let (span, key) = (arena.allocate(LEN)?.span(), TransferKey(slot.into()));
+            let (span, key) = (arena.allocate(LEN)?.full_span(), TransferKey(slot.into()));
             let (from, to) = (DeviceId(from), DeviceId(to));
             let spec = if here == from.0 {
-                Spec::send(span, from, to, key)
+                TransferSpec::send(span, from, to, key)
             } else {
-                Spec::receive(span, from, to, key)
+                TransferSpec::receive(span, from, to, key)
             };
             // A channel for each: none waits for another.
             let options = LaunchOptions { channel: slot, stall, ..LaunchOptions::default() };
@@ -115,12 +127,12 @@ fn prepare(engine: &Engine, from: u32, to: u32, here: u32, stall: Duration) -> R
 
 /// A peer: says where it is, hears who else is there, and sends to task 0 until it is killed.
 fn send_without_end(words: &[String]) -> Result<()> {
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    set_parent_process_death_signal(Some(Signal::KILL))?;
     let [task, incarnation, choice] = words else { bail!("a task, an incarnation and a transport") };
     let here = member(task.parse()?, incarnation.parse()?)?;
     let engine = start(here, serde_json::from_str(&format!("\"{choice}\""))?)?;
     let (address, devices) = (engine.address().clone(), vec![DeviceId(here.task.0)]);
-    let peer = Peer { incarnation: here.incarnation, address, devices };
+    let peer = MemberInfo { incarnation: here.incarnation, address, devices };
     println!("{}", serde_json::to_string(&(here.task, peer))?);
     let mut line = String::new();
     std::io::stdin().read_line(&mut line)?;
@@ -135,55 +147,28 @@ fn send_without_end(words: &[String]) -> Result<()> {
     }
 }
 
-struct Process {
-    child: Child,
-    orders: ChildStdin,
-    answers: BufReader<ChildStdout>,
-}
-
-impl Process {
-    fn start(task: u32, incarnation: u64, choice: Choice) -> Result<Self> {
-        let mut child = Command::new(std::env::current_exe()?)
-            .args(["--peer", &task.to_string(), &incarnation.to_string(), &name(choice)])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()?;
-        let orders = child.stdin.take().context("no pipe to the peer")?;
-        let answers = BufReader::new(child.stdout.take().context("no pipe from the peer")?);
-        Ok(Self { child, orders, answers })
-    }
-
-    fn signal(&self, signal: Signal) -> Result<()> {
-        Ok(kill_process(Pid::from_child(&self.child), signal)?)
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn start_peer(task: u32, incarnation: u64, choice: TransportChoice) -> Result<Process> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["--peer", &task.to_string(), &incarnation.to_string(), &name(choice)]);
+    Process::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()))
 }
 
 /// One fault: how long it took to be told, and how many transfers the other peer completed meanwhile.
-fn fault(choice: Choice, signal: Signal, stall: Duration, round: u64) -> Result<(Duration, u64)> {
+fn fault(choice: TransportChoice, signal: Signal, stall: Duration, round: u64) -> Result<(Duration, u64)> {
     let here = member(0, 1 + round)?;
     let engine = start(here, choice)?;
-    let mut peers = [Process::start(1, 1 + round, choice)?, Process::start(2, 1 + round, choice)?];
+    let mut peers = [start_peer(1, 1 + round, choice)?, start_peer(2, 1 + round, choice)?];
     let (address, devices) = (engine.address().clone(), vec![DeviceId(0)]);
     let mut membership = Membership::default();
-    membership.peers.insert(here.task, Peer { incarnation: here.incarnation, address, devices });
+    membership.peers.insert(here.task, MemberInfo { incarnation: here.incarnation, address, devices });
     for peer in &mut peers {
-        let mut line = String::new();
-        peer.answers.read_line(&mut line)?;
-        let (task, told): (TaskId, Peer) = serde_json::from_str(&line)?;
+        let (task, told): (TaskId, MemberInfo) = serde_json::from_str(&peer.read_line(PATIENCE)?)?;
         membership.peers.insert(task, told);
     }
     engine.on_membership(membership.clone());
-    let line = serde_json::to_string(&membership)? + "\n";
-    for peer in &mut peers {
-        peer.orders.write_all(line.as_bytes())?;
+    let line = serde_json::to_string(&membership)?;
+    for peer in &peers {
+        peer.say(&line)?;
     }
     let mut victim = prepare(&engine, 1, 0, 0, stall)?;
     let mut other = prepare(&engine, 2, 0, 0, Duration::from_secs(30))?;
@@ -209,8 +194,8 @@ fn fault(choice: Choice, signal: Signal, stall: Duration, round: u64) -> Result<
             std::thread::sleep(Duration::from_micros(round * 397 % 1500));
             let before = moved.load(Ordering::Relaxed);
             let mut began = now();
-            peers[0].signal(signal)?;
-            // What a peer had launched may be through, and taken from its memory though it stands still.
+            peers[0].signal(signal);
+            // A launch of the peer may be complete: its bytes are fetched from its memory although it stands still.
             let mut tries = 0;
             while under_way.iter().filter(|transfer| transfer.wait().is_err()).count() == 0 {
                 tries += 1;

@@ -3,9 +3,9 @@
 //!
 //!     cargo bench --bench locks [-- FILTER]
 //!
-//! One job of 10,000 tasks, 1,000,000 keys, 262,144 waiting calls: the default bounds of a job. Each line is
-//! the longest hold of the best repetition, because other programs on the machine only add to it, and the
-//! total time. No network is involved. The target is 1 ms.
+//! The job has the default bounds: 10,000 tasks, 1,000,000 keys and 262,144 waiting calls. Each line shows the
+//! total time, and the longest hold in the best repetition, because other programs on the machine can only lengthen
+//! a hold. No network is involved. The target is 1 ms.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a benchmark that cannot go on has failed")]
 
@@ -72,13 +72,13 @@ impl LockFixture {
         let mut settings = JobSettings::new(TASKS);
         settings.recoverable = recoverable;
         settings.heartbeat_timeout = Duration::from_secs(3_600);
-        let job = engine.declare(JobName::default(), settings).unwrap();
+        let job = engine.declare_job(JobName::default(), settings).unwrap();
         let timers = tokio::spawn(Arc::clone(&engine).run_timers());
         let connections = (0..TASKS)
             .map(|index| {
                 // A thousand tasks share a host.
                 let host = u8::try_from(index / 1_000).unwrap();
-                engine.connection_opened(
+                engine.register_connection(
                     ([10, 0, 0, host], 1024 + u16::try_from(index % 1_000).unwrap()).into(),
                 )
             })
@@ -132,7 +132,7 @@ impl LockFixture {
     fn gets(&self, calls: usize) -> Vec<(ConnectionId, Vec<CallId>)> {
         let mut all = Vec::new();
         while all.len() * ON_ONE < calls {
-            let connection = self.engine.connection_opened(([10, 1, 0, 1], 1024).into());
+            let connection = self.engine.register_connection(([10, 1, 0, 1], 1024).into());
             let waiting = (0..ON_ONE).map(|_| {
                 let request = Request::Get { key: Bytes::from_static(b"one key") };
                 let CallStatus::Waiting(call) = self.ask_on(connection, 0, request) else {
@@ -159,7 +159,7 @@ impl LockFixture {
     fn act(&self, act: OperatorCommand) {
         let actor = Actor { who: "bench".into(), address: None, means: ActorOrigin::Cli };
         let reason = Reason::try_from("to measure it".to_owned()).unwrap();
-        self.engine.act(self.job, actor, reason, act).unwrap();
+        self.engine.perform_command(self.job, actor, reason, act).unwrap();
     }
 
     /// Waits until no work is pending.
@@ -173,7 +173,7 @@ impl LockFixture {
         // The work of the operation before is done, and its memory is freed.
         self.settled().await;
         tokio::time::sleep(Duration::from_millis(50)).await;
-        let locks = self.engine.locks();
+        let locks = self.engine.lock_times();
         let all = [&locks.inputs, &locks.bulk, &locks.reads];
         all.iter().for_each(|lock| lock.held.reset_longest());
         let began = now();
@@ -229,7 +229,9 @@ async fn tasks(filter: &str) {
         );
         note(
             "metrics and findings: an observation of 10,000 tasks",
-            world.measure(|world| drop(world.engine.read(|core, now| core.observe(world.job, now)))).await,
+            world
+                .measure(|world| drop(world.engine.read(|core, now| core.observe_job(world.job, now))))
+                .await,
         );
         let beats = |world: &LockFixture| {
             world.engine.read(|core, _| {
@@ -252,7 +254,7 @@ async fn tasks(filter: &str) {
         };
         note("exclusion: the preview of a host with 1,000 tasks", world.measure(preview).await);
         for index in 0..TASKS as usize {
-            let version = world.engine.read(|core, _| core.job(world.job).unwrap().live().version);
+            let version = world.engine.read(|core, _| core.job(world.job).unwrap().live_tasks().version);
             drop(world.ask(index, Request::Watch { version }));
             if index == 0 && repeat > 0 {
                 break;
@@ -274,7 +276,7 @@ async fn tasks(filter: &str) {
             "next run: 10,000 tasks, the first comes again",
             world
                 .measure(|world| {
-                    let connection = world.engine.connection_opened(([10, 1, 0, 2], 1024).into());
+                    let connection = world.engine.register_connection(([10, 1, 0, 2], 1024).into());
                     let request = Request::Register { task: task(0), incarnation: next, recoverable: false };
                     drop(world.engine.call(
                         world.job,
@@ -300,11 +302,15 @@ async fn tasks(filter: &str) {
         note("exclusion: a host with 1,000 tasks of 10,000", world.measure(exclude).await);
         let lose = |world: &LockFixture| {
             for index in 5_000..6_000 {
-                world.engine.connection_closed(world.connections[index], ConnectionEnd::Reset, Vec::new());
+                world.engine.report_connection_closed(
+                    world.connections[index],
+                    ConnectionEnd::Reset,
+                    Vec::new(),
+                );
             }
         };
         note("1,000 connections are lost, one by one", world.measure(lose).await);
-        let events = |world: &LockFixture| drop(world.engine.follow(0));
+        let events = |world: &LockFixture| drop(world.engine.subscribe_events(0));
         note("events: all that are kept", world.measure(events).await);
     }
     lines.into_iter().for_each(|(name, measured)| report(filter, name, measured));
@@ -321,7 +327,7 @@ async fn calls(filter: &str) {
         let mut gets = world.gets(CALLS);
         let (connection, waiting) = gets.pop().unwrap();
         let close = |world: &LockFixture| {
-            world.engine.connection_closed(connection, ConnectionEnd::Closed, waiting.clone())
+            world.engine.report_connection_closed(connection, ConnectionEnd::Closed, waiting.clone())
         };
         note("calls: a connection with 16,384 gets of one key is closed", world.measure(close).await);
         let write = |world: &LockFixture| {
@@ -333,7 +339,7 @@ async fn calls(filter: &str) {
         let gets = world.gets(CALLS - ON_ONE);
         let close_all = |world: &LockFixture| {
             for (connection, waiting) in &gets {
-                world.engine.connection_closed(*connection, ConnectionEnd::Closed, waiting.clone());
+                world.engine.report_connection_closed(*connection, ConnectionEnd::Closed, waiting.clone());
             }
         };
         note(
@@ -377,11 +383,11 @@ async fn keys(filter: &str) {
             world.measure(list).await,
         );
         let page = |world: &LockFixture| {
-            drop(world.engine.read(|core, _| core.job(world.job).unwrap().keys(b"", b"", false, 100)));
+            drop(world.engine.read(|core, _| core.job(world.job).unwrap().list_keys(b"", b"", false, 100)));
         };
         note("keys: the root with one directory of 1,000,000 is looked at", world.measure(page).await);
         let bounds = |world: &LockFixture| {
-            let mut bounds = muster::coordination::Bounds::default();
+            let mut bounds = muster::coordination::JobBounds::default();
             bounds.keys += 1;
             let change = muster::coordination::SettingsChange { bounds: Some(bounds), ..Default::default() };
             world.act(OperatorCommand::Configure(Box::new(change)));
@@ -391,7 +397,7 @@ async fn keys(filter: &str) {
             Request::ReportError { task: task(7), code: 10, message: "it went wrong".to_owned() };
         drop(world.ask(7, report_error));
         let next = |world: &LockFixture| {
-            let connection = world.engine.connection_opened(([10, 1, 0, 2], 1024).into());
+            let connection = world.engine.register_connection(([10, 1, 0, 2], 1024).into());
             let incarnation = TaskIncarnation(1 << 40);
             let request = Request::Register { task: task(0), incarnation, recoverable: false };
             drop(world.engine.call(world.job, Caller { connection, claim: None }, request, &world.inbox, 0));

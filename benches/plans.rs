@@ -1,13 +1,14 @@
-//! How long it takes to make a plan, to look at it, and to copy strided regions. Times are CPU time of the one thread
-//! that does it, so that what else runs on the machine counts for less.
+//! Measures how long it takes to make a plan, to read it, and to copy strided regions. All times are CPU times of
+//! the one thread that does the work, so other programs on the machine distort them less.
 //!
 //!     cargo bench --bench plans -- --repeat 15
 
 use std::time::Duration;
 
+use muster::sample_range::SampleRange;
 use muster::transfer::plan::{
-    ArrayDescription, BufferRole, DeviceId, Dtype, Mesh, PartitionSpec, Placement, Plan, PlanOptions, Region,
-    Sharding, TaskId, copy_region, pack, unpack,
+    ArrayDescription, BufferRole, DeviceId, Dtype, Mesh, PartitionSpec, Placement, Plan, PlanOptions,
+    ShardRegion, Sharding, TaskId, copy_region, pack_runs, unpack_runs,
 };
 use rustix::time::{ClockId, clock_gettime};
 
@@ -19,11 +20,9 @@ fn worked() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
-/// The middle, the least and the most of several seconds.
-fn spread(repeat: usize, mut work: impl FnMut() -> f64) -> (f64, f64, f64) {
-    let mut seconds: Vec<f64> = (0..repeat.max(1)).map(|_| work()).collect();
-    seconds.sort_by(f64::total_cmp);
-    (seconds[seconds.len() / 2], seconds[0], seconds[seconds.len() - 1])
+/// The range of several seconds.
+fn spread(repeat: usize, work: impl FnMut() -> f64) -> SampleRange {
+    SampleRange::of(std::iter::repeat_with(work).take(repeat.max(1))).expect("it was done at least once")
 }
 
 fn timed<T>(work: impl FnOnce() -> T) -> f64 {
@@ -32,8 +31,8 @@ fn timed<T>(work: impl FnOnce() -> T) -> f64 {
     (worked() - before).as_secs_f64()
 }
 
-fn milliseconds((median, least, most): (f64, f64, f64)) -> String {
-    format!("{:.2} ms ({:.2}..{:.2})", median * 1e3, least * 1e3, most * 1e3)
+fn milliseconds(SampleRange { median, min, max }: SampleRange) -> String {
+    format!("{:.2} ms ({:.2}..{:.2})", median * 1e3, min * 1e3, max * 1e3)
 }
 
 type Axes<'a> = &'a [(&'a str, u64)];
@@ -154,9 +153,9 @@ fn plans(repeat: usize) {
             milliseconds(made),
             milliseconds(costed),
             milliseconds(own),
-            each.0 * 1e9
+            each.median * 1e9
         );
-        verdicts.push((name, made.0));
+        verdicts.push((name, made.median));
     }
     let missed = verdicts.iter().filter(|(_, made)| *made > TARGET).count();
     println!(
@@ -178,24 +177,24 @@ fn copies(repeat: usize) {
     let buffer: Vec<u8> = (0..size).map(|byte| byte as u8).collect();
     let mut into = vec![0; buffer.len()];
     let mut packed = vec![0; buffer.len() / 2];
-    let rate = |(median, least, most): (f64, f64, f64)| {
+    let rate = |SampleRange { median, min, max }: SampleRange| {
         let gigabytes = (size / 2) as f64 / 1e9;
-        format!("{:.2} GB/s ({:.2}..{:.2})", gigabytes / median, gigabytes / most, gigabytes / least)
+        format!("{:.2} GB/s ({:.2}..{:.2})", gigabytes / median, gigabytes / max, gigabytes / min)
     };
     let half = buffer.len() / 2;
     let plain = spread(repeat, || timed(|| into[..half].copy_from_slice(&buffer[..half])));
     println!("| one plain copy of as many bytes | {} | |", rate(plain));
     for run in [2, 4, 16, 64, 256, 1024, 4096, 65536, size / 2] {
         let shape = [size / (2 * run), 2 * run];
-        let region = Region { start: vec![0, run / 2], extent: vec![shape[0], run] };
+        let region = ShardRegion { start: vec![0, run / 2], extent: vec![shape[0], run] };
         let copied = spread(repeat, || {
             timed(|| copy_region(&buffer, &shape, &region, &mut into, &shape, &region, 1).expect("it fits"))
         });
         let runs = region.runs(&shape, 1).expect("it fits");
         let twice = spread(repeat, || {
             timed(|| {
-                pack(&buffer, &runs, &mut packed).expect("it fits");
-                unpack(&packed, &runs, &mut into).expect("it fits");
+                pack_runs(&buffer, &runs, &mut packed).expect("it fits");
+                unpack_runs(&packed, &runs, &mut into).expect("it fits");
             })
         });
         println!("| {run} bytes | {} | {} |", rate(copied), rate(twice));

@@ -1,9 +1,9 @@
 //! One typed configuration for every subcommand that runs a server.
 //!
-//! A value comes from a flag, else from its environment variable, else from the file, else it is the default. The
-//! rule has no exception: a flag or a variable holds for every job, also for one that has its own value in the file.
-//! Jobs themselves add up: the file, the environment and the flags may each declare some, and where they
-//! declare the same one, the stronger of them says how many tasks it has.
+//! The value of a setting is taken from the first of these that has one: its flag, its environment variable, the
+//! file, the default. This holds for every setting: a flag or a variable applies to every job, even to one that has
+//! its own value in the file. Flags, the environment and the file may each declare jobs. If several of them declare
+//! the same job, the number of its tasks is taken in the same order. Begin at [`Config`], then `load.rs`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::coordination::{Bounds, JobName, JobSettings};
+use crate::coordination::{JobBounds, JobName, JobSettings};
 use crate::engine::Engine;
 use crate::grpc::GrpcLimits;
 use crate::http::{AllowedHosts, BodyBudget, EventStreamLimiter, RedactionPatterns};
@@ -29,10 +29,12 @@ mod value;
 
 pub use exposure::{ExposedAddress, TlsConfig};
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) use load::fuzz;
-pub use load::load;
-pub use settings::{JOB_SETTINGS, SERVER_SETTINGS, Setting, SettingValue, environment_variable};
-pub use value::{format_rules, parse_address, parse_rules, parse_tasks};
+pub(crate) use load::check_config_round_trip;
+pub use load::load_config;
+pub use settings::{JOB_SETTINGS, SERVER_SETTINGS, Setting, SettingValue, environment_variable_name};
+pub use value::{
+    format_auto_exclude_rules, parse_address, parse_auto_exclude_rules, parse_job_names, parse_task_count,
+};
 
 /// The configuration of a server and its jobs.
 #[derive(Debug, Clone)]
@@ -351,15 +353,15 @@ impl Config {
 
     /// Returns the configuration as an equivalent file, with the source of each value as a comment.
     #[must_use]
-    pub fn print(&self) -> String {
-        effective::print(&self.values)
+    pub fn to_toml_text(&self) -> String {
+        effective::effective_toml_text(&self.values)
     }
 }
 
 /// Returns the bounds by key.
 ///
 /// The keys are the field names of the type, so every new field is a setting.
-fn bounds_table(bounds: &Bounds) -> BTreeMap<String, u64> {
+fn bounds_table(bounds: &JobBounds) -> BTreeMap<String, u64> {
     let table = toml::Table::try_from(bounds).unwrap_or_default();
     let number = |value: &toml::Value| value.as_integer().and_then(|number| u64::try_from(number).ok());
     table.iter().filter_map(|(key, value)| Some((key.clone(), number(value)?))).collect()

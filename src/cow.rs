@@ -1,12 +1,16 @@
-//! Copy-on-write tables: a copy shares its chunks with the original until one of them changes. [`CowMap`] is an
-//! ordered map, [`CowVec`] a vector of fixed length.
+//! Copy-on-write tables. A copy shares its chunks with the original; a chunk is copied when either of them changes
+//! it. [`CowMap`] is an ordered map, [`CowVec`] a vector of fixed length.
 //!
-//! A reader takes a copy of the state and reads it while the state changes. The copy costs one pointer a chunk; a
-//! writer copies the chunk that it changes, once for each copy that is still held. Begin at [`CowMap::insert`].
+//! A reader takes a copy of a table and reads it while the original changes. Taking the copy costs one pointer for
+//! each chunk. While a copy is held, a writer copies each chunk that it changes, but only the first time. Begin at
+//! [`CowMap::insert`].
 //!
-//! Invariants of a [`CowMap`]: no chunk is empty or has more than `N` entries; two neighbouring chunks together
-//! have more than `N / 2` entries, so `len` entries make at most `4 * len / N + 1` chunks; keys ascend within a
-//! chunk and from chunk to chunk; `len` is the number of all entries.
+//! Invariants of a [`CowMap`]:
+//! - Each chunk has at least one entry and at most `N`.
+//! - Two neighbouring chunks together have more than `N / 2` entries, so `len` entries are in at most
+//!   `4 * len / N + 1` chunks.
+//! - Keys ascend within a chunk and from chunk to chunk.
+//! - `len` is the number of all entries.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -79,7 +83,7 @@ struct Chunk<K, V> {
 }
 
 impl<K, V> Chunk<K, V> {
-    fn of<W: EntryWeight<K, V>>(entries: Vec<(K, V)>) -> Self {
+    fn from_entries<W: EntryWeight<K, V>>(entries: Vec<(K, V)>) -> Self {
         let weight = entries.iter().map(|(key, value)| W::weight(key, value)).sum();
         Self { entries, weight }
     }
@@ -91,7 +95,7 @@ impl<K, V> Chunk<K, V> {
 }
 
 /// Appends the entries of `next` to `chunk`, which precedes it.
-fn append<K: Clone, V: Clone>(chunk: &mut Arc<Chunk<K, V>>, next: Arc<Chunk<K, V>>) {
+fn append_chunk<K: Clone, V: Clone>(chunk: &mut Arc<Chunk<K, V>>, next: Arc<Chunk<K, V>>) {
     let next = Arc::unwrap_or_clone(next);
     let chunk = Arc::make_mut(chunk);
     chunk.weight += next.weight;
@@ -192,7 +196,7 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
         };
         self.len += 1;
         let Some(chunk) = self.chunks.get_mut(at) else {
-            self.chunks.push(Arc::new(Chunk::of::<W>(vec![(key, value)])));
+            self.chunks.push(Arc::new(Chunk::from_entries::<W>(vec![(key, value)])));
             return None;
         };
         if chunk.len() < N {
@@ -201,11 +205,11 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
             // A full chunk is not split for a key at its end: ascending keys leave full chunks behind.
             match self.chunks.get_mut(at + 1).filter(|next| next.len() < N) {
                 Some(next) => Arc::make_mut(next).insert::<W>(0, key, value),
-                None => self.chunks.insert(at + 1, Arc::new(Chunk::of::<W>(vec![(key, value)]))),
+                None => self.chunks.insert(at + 1, Arc::new(Chunk::from_entries::<W>(vec![(key, value)]))),
             }
         } else {
             let chunk = Arc::make_mut(chunk);
-            let mut upper = Chunk::of::<W>(chunk.entries.split_off(N / 2));
+            let mut upper = Chunk::from_entries::<W>(chunk.entries.split_off(N / 2));
             chunk.weight -= upper.weight;
             match place.checked_sub(N / 2) {
                 Some(place) => upper.insert::<W>(place, key, value),
@@ -234,19 +238,19 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
             self.chunks.remove(at);
         }
         if left < N / 2 {
-            self.join_around(at);
+            self.merge_small_neighbours(at);
         }
         Some(removed)
     }
 
     /// Restores the bound on neighbouring chunks after the chunks at `at` and `at + 1` have become smaller or are gone.
-    fn join_around(&mut self, at: usize) {
+    fn merge_small_neighbours(&mut self, at: usize) {
         for at in (at.saturating_sub(1)..=at + 1).rev() {
             if let Some([chunk, next]) = self.chunks.get_mut(at..).and_then(<[_]>::first_chunk_mut)
                 && chunk.len() + next.len() <= N / 2
             {
                 let next = self.chunks.remove(at + 1);
-                append(&mut self.chunks[at], next);
+                append_chunk(&mut self.chunks[at], next);
             }
         }
     }
@@ -267,7 +271,7 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
     where
         K: Borrow<Q>,
     {
-        let (chunk, place) = self.start(from);
+        let (chunk, place) = self.start_position(from);
         let (first, rest) = match self.chunks.get(chunk..) {
             Some([first, rest @ ..]) => (first.get(place..).unwrap_or_default(), rest),
             _ => (&[][..], &[][..]),
@@ -275,7 +279,7 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
         first.iter().chain(rest.iter().flat_map(|entries| entries.iter())).map(|(key, value)| (key, value))
     }
 
-    fn start<Q: Ord + ?Sized>(&self, from: Bound<&Q>) -> (usize, usize)
+    fn start_position<Q: Ord + ?Sized>(&self, from: Bound<&Q>) -> (usize, usize)
     where
         K: Borrow<Q>,
     {
@@ -314,11 +318,11 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
     where
         K: Borrow<Q>,
     {
-        let (first, place) = self.start(Bound::Included(from));
-        let (last, end) = self.start(Bound::Included(to));
+        let (first, place) = self.start_position(Bound::Included(from));
+        let (last, end) = self.start_position(Bound::Included(to));
         let mut cut = |at: usize, range: (Bound<usize>, Bound<usize>)| {
             let chunk = Arc::make_mut(&mut self.chunks[at]);
-            let part = Chunk::of::<W>(chunk.entries.drain(range).collect());
+            let part = Chunk::from_entries::<W>(chunk.entries.drain(range).collect());
             chunk.weight -= part.weight;
             Arc::new(part)
         };
@@ -339,7 +343,7 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
                 self.chunks.remove(at);
             }
         }
-        self.join_around(first);
+        self.merge_small_neighbours(first);
         let removed = Self::from_chunks(removed);
         self.len -= removed.len;
         removed
@@ -351,12 +355,12 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
     where
         K: Borrow<Q>,
     {
-        let (first, place) = self.start(Bound::Included(from));
-        let (last, end) = self.start(Bound::Included(to));
+        let (first, place) = self.start_position(Bound::Included(from));
+        let (last, end) = self.start_position(Bound::Included(to));
         let part = |at: usize, from: usize, to: Option<usize>| {
             let chunk = self.chunks.get(at)?;
             let part = chunk.get(from..to.unwrap_or(chunk.len()))?;
-            Some(Arc::new(Chunk::of::<W>(part.to_vec())))
+            Some(Arc::new(Chunk::from_entries::<W>(part.to_vec())))
         };
         let mut chunks = Vec::with_capacity((last + 1).saturating_sub(first));
         if first == last {
@@ -376,7 +380,7 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
         for chunk in all {
             match chunks.last_mut() {
                 _ if chunk.is_empty() => {}
-                Some(last) if last.len() + chunk.len() <= N / 2 => append(last, chunk),
+                Some(last) if last.len() + chunk.len() <= N / 2 => append_chunk(last, chunk),
                 _ => chunks.push(chunk),
             }
         }

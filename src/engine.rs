@@ -1,49 +1,53 @@
-//! The driver of the state machine: feeds it inputs and the time under one lock, and performs its effects.
+//! The driver of the state machine: passes inputs and the time to it under one lock, and performs its effects.
 //!
-//! It decides nothing about jobs (`coordination` does) and speaks no protocol (`grpc` and `http` do). Begin at
-//! [`Engine::call`]; `Engine::apply` is the only place that applies an input.
+//! The rules of jobs are in `coordination`, and the protocols in `grpc` and `http`. Begin at [`Engine::call`]. Only
+//! `Engine::apply` applies inputs. `engine/` has the parts of the driver: `jobs.rs` (declarations and commands),
+//! `lock.rs`, `waiting_calls.rs`, `event_history.rs`, `drop_thread.rs`.
 //!
-//! - *One lock, on the caller's thread.* The caller applies its own input under a lock that is held for the
-//!   transition only. A transition takes about a microsecond; a queue to an owner thread would cost two wake-ups a
-//!   call. An answer that is known at once costs no queue and no wake-up. Answers to waiting calls go to the
-//!   [`AnswerInbox`] of their connection after the lock is released.
-//! - *Readers copy.* [`Engine::read`] copies a pointer for each job under the lock and runs its closure
-//!   afterwards, so pages, scrapes and listings do not hold up clients. Only [`Engine::read_under_lock`]
-//!   reads under the lock, for a single entry.
-//! - *Time.* One task sleeps until the state machine's next deadline ([`Engine::run_timers`]). If the driver
-//!   did not run for more than a second (stopped, starved), it applies [`Input::DriverLagged`] first, so that
-//!   the silence fails no task.
-//! - *Freeing.* Memory that the state machine gives up is freed after the lock, much of it on a thread of its own
-//!   (`reaper.rs`).
-//! - *Observers* (counters, traces, timelines) receive each event under the lock: they are quick, do not
-//!   block, and do not call back.
-//! - *Measurement.* One in 64 of the inputs about one task or key is timed under the lock; every other input and
-//!   every read is.
+//! - *One lock, on the caller's thread.* Each caller applies its input on its own thread, under a lock that is held
+//!   only for the transition. A transition takes about a microsecond. A queue to a thread that owns the state would
+//!   cost two wake-ups for each call. An answer that is known at once needs no queue and no wake-up. Answers to
+//!   waiting calls go to the [`AnswerInbox`] of their connection after the lock is released.
+//! - *Readers copy.* [`Engine::read`] copies one pointer for each job under the lock, releases the lock, and then
+//!   runs its closure on the copy. So pages, scrapes and listings do not delay clients. Only
+//!   [`Engine::read_under_lock`] reads under the lock; it is meant for single entries.
+//! - *Time.* A tokio task sleeps until the state machine's next deadline ([`Engine::run_timers`]). If this task
+//!   could not run for more than a second, for example because the process was stopped, heartbeats may wait unread.
+//!   The driver then applies [`Input::DriverLagged`] first, so that no task fails because of them.
+//! - *Freeing.* Memory that the state machine no longer needs is freed after the lock is released, large amounts on
+//!   a separate thread (`drop_thread.rs`).
+//! - *Observers* (counters, traces, timelines) receive each event under the lock. So they must be quick, and must
+//!   neither block nor call the driver.
+//! - *Measurement.* Only one in 64 of the inputs that concern one task or one key is timed under the lock. Every
+//!   other input and every read is timed.
 
+mod drop_thread;
 mod event_history;
-mod reaper;
+mod jobs;
+mod lock;
+mod waiting_calls;
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::net::SocketAddr;
-use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use tokio::sync::{Notify, broadcast};
 
 use crate::clock::{self, Clock};
 use crate::coordination::{
-    Actor, BarrierCompletion, CallId, CallOutcome, Caller, CommandOutcome, CommandRefusal, ConnectionEnd,
-    ConnectionId, Coordinator, DeferredFree, Effect, FindingNote, Input, JobEvent, JobId, JobName,
-    JobSettings, OperatorCommand, Reason, Request, ServiceIncarnation, Timestamp, TransferFailure,
+    BarrierCompletion, CallId, CallOutcome, Caller, ClaimAnswer, ClaimRefusal, CommandOutcome,
+    CommandRefusal, ConnectionEnd, ConnectionId, Coordinator, DeferredFree, Effect, FindingChange, Input,
+    JobEvent, JobId, Request, ServiceIncarnation, TaskClaim, Timestamp, TransferFailure,
 };
-use crate::meter;
 
+use drop_thread::DropThread;
 pub use event_history::RetainedEvents;
-use event_history::{EventHistory, Ring};
-use reaper::Reaper;
+use event_history::{EventHistory, EventsByNumber};
+pub use jobs::DeclareError;
+pub use lock::EngineLockTimes;
+use lock::LockedState;
+use waiting_calls::{WaitingCall, WaitingCalls, WaitingTable};
 
 /// The recipient of answers to waiting calls: one for each connection.
 pub trait AnswerInbox: Send + Sync {
@@ -64,9 +68,9 @@ pub enum CallStatus {
 /// and must not block or call the engine.
 pub trait Observer: Send + Sync {
     /// Receives an event.
-    fn event(&self, event: &JobEvent);
+    fn on_event(&self, event: &JobEvent);
     /// Receives an ended barrier.
-    fn barrier_ended(&self, ending: &BarrierCompletion);
+    fn on_barrier_ended(&self, ending: &BarrierCompletion);
 }
 
 /// The counters of the engine.
@@ -88,11 +92,6 @@ pub struct EngineCounters {
     pub lags: u64,
 }
 
-struct WaitingCall {
-    inbox: Arc<dyn AnswerInbox>,
-    slot: u64,
-}
-
 struct State {
     coordinator: Coordinator,
     waiting: WaitingCalls,
@@ -103,54 +102,8 @@ struct State {
     next_event: u64,
     inputs: u64,
     lags: u64,
-}
-
-/// The waiting calls. They are in many tables, so that none of them grows by much at once while the lock is
-/// held.
-#[derive(Default)]
-struct WaitingCalls {
-    tables: [WaitingTable; Self::TABLES],
-    len: usize,
-    removed: usize,
-}
-
-type WaitingTable = HashMap<CallId, WaitingCall, BuildHasherDefault<NumberHasher>>;
-
-impl WaitingCalls {
-    const TABLES: usize = 32;
-    /// A table with at most this capacity is not shrunk.
-    const KEPT: usize = 1 << 10;
-
-    fn table(&mut self, call: CallId) -> &mut WaitingTable {
-        let number = usize::try_from(call.0 % Self::TABLES as u64).unwrap_or_default();
-        &mut self.tables[number]
-    }
-
-    fn insert(&mut self, call: CallId, waiting: WaitingCall) {
-        self.len += usize::from(self.table(call).insert(call, waiting).is_none());
-    }
-
-    /// Removes a call. A table that is replaced by a smaller one is added to `gone`, to be freed without the
-    /// lock.
-    fn remove(&mut self, call: CallId, gone: &mut Vec<WaitingTable>) -> Option<WaitingCall> {
-        let waiting = self.table(call).remove(&call)?;
-        self.len -= 1;
-        self.removed = self.removed.wrapping_add(1);
-        // The memory of very many calls is given back, one table at a time: the tables empty at the same
-        // pace, and the lock must not be held while all of them move their rest. The period is prime, so it
-        // meets every table.
-        const PERIOD: usize = 509;
-        if self.removed.is_multiple_of(PERIOD) {
-            let table = self.table(call);
-            if table.capacity() > Self::KEPT && table.len() < table.capacity() / 8 {
-                let mut smaller =
-                    WaitingTable::with_capacity_and_hasher(table.capacity() / 4, <_>::default());
-                smaller.extend(table.drain());
-                gone.push(std::mem::replace(table, smaller));
-            }
-        }
-        Some(waiting)
-    }
+    /// The answers to waiting calls that are collected while work is pending.
+    undelivered: Vec<(WaitingCall, CallOutcome)>,
 }
 
 /// The result of an input.
@@ -160,12 +113,24 @@ struct InputResult {
     own: Option<CallOutcome>,
     /// The outcome of the applied command.
     acted: Option<Result<CommandOutcome, CommandRefusal>>,
+    /// The answer to the applied claim.
+    claimed: Option<Result<ClaimAnswer, ClaimRefusal>>,
     /// The answers to waiting calls.
     deliveries: Vec<(WaitingCall, CallOutcome)>,
     /// The memory to free.
     discarded: Vec<DeferredFree>,
-    events: Vec<Ring>,
+    events: Vec<EventsByNumber>,
     tables: Vec<WaitingTable>,
+}
+
+impl InputResult {
+    /// Adds the result of a tick.
+    fn add_tick_result(&mut self, tick: Self) {
+        self.deliveries.extend(tick.deliveries);
+        self.discarded.extend(tick.discarded);
+        self.events.extend(tick.events);
+        self.tables.extend(tick.tables);
+    }
 }
 
 /// An event with its number in the order of all events of this server, from 1.
@@ -181,44 +146,16 @@ pub struct NumberedEvent {
 const EVENTS_BUFFERED: usize = 1 << 12;
 
 /// The number of calls of a closed connection that are dropped under one hold of the lock.
-const CALLS_DROPPED_AT_ONCE: usize = 1 << 10;
+const CALLS_DROPPED_AT_ONCE: usize = 1 << 8;
+
+/// The number of answers that are delivered together while work is pending, so that a connection with many of them writes
+/// them together. Collecting so many takes about a millisecond.
+const DELIVERED_AT_ONCE: usize = 1 << 10;
 
 /// The delay of a deadline from which on the driver assumes that it did not run.
 const LAG_TOLERANCE: Duration = Duration::from_secs(1);
 
-/// The times for which the engine's lock is waited for and held.
-#[derive(Debug, Default)]
-pub struct Locks {
-    /// For inputs about one task or one key; one in many is timed.
-    pub inputs: meter::LockTimes,
-    /// For all other inputs; each is timed.
-    pub bulk: meter::LockTimes,
-    /// For readers (pages, scrapes, detectors), which take a copy; each is timed.
-    pub reads: meter::LockTimes,
-}
-
-/// The locked state.
-struct LockedState<'a> {
-    state: MutexGuard<'a, State>,
-    // Declared after the lock, so that it is dropped after it.
-    _held: meter::LockHold<'a>,
-}
-
-impl Deref for LockedState<'_> {
-    type Target = State;
-
-    fn deref(&self) -> &State {
-        &self.state
-    }
-}
-
-impl DerefMut for LockedState<'_> {
-    fn deref_mut(&mut self) -> &mut State {
-        &mut self.state
-    }
-}
-
-/// The handle through which every edge reaches the state machine.
+/// The driver of the state machine, which all its callers share.
 pub struct Engine {
     state: Mutex<State>,
     clock: Clock,
@@ -232,15 +169,12 @@ pub struct Engine {
     job_changes: AtomicU64,
     observers: OnceLock<Vec<Arc<dyn Observer>>>,
     missed: AtomicU64,
-    locks: Locks,
-    reaper: Reaper,
+    locks: EngineLockTimes,
+    reaper: DropThread,
     this: Weak<Self>,
 }
 
 impl Engine {
-    /// The default of the greatest number of jobs.
-    pub const JOBS_MAX: usize = 1024;
-
     /// Returns an engine without jobs. Deadlines are kept only while [`Engine::run_timers`] runs.
     #[must_use]
     pub fn new(clock: Clock) -> Arc<Self> {
@@ -254,6 +188,7 @@ impl Engine {
             next_event: 1,
             inputs: 0,
             lags: 0,
+            undelivered: Vec::new(),
         };
         let (followers, _) = broadcast::channel(EVENTS_BUFFERED);
         Arc::new_cyclic(|this| Self {
@@ -266,14 +201,14 @@ impl Engine {
             job_changes: AtomicU64::new(0),
             observers: OnceLock::new(),
             missed: AtomicU64::new(0),
-            locks: Locks::default(),
-            reaper: Reaper::default(),
+            locks: EngineLockTimes::default(),
+            reaper: DropThread::default(),
             this: Weak::clone(this),
         })
     }
 
     /// Sends every effect to `observers` from now on. Only the first call has an effect.
-    pub fn observe_with(&self, observers: Vec<Arc<dyn Observer>>) {
+    pub fn set_observers(&self, observers: Vec<Arc<dyn Observer>>) {
         let _ = self.observers.set(observers);
     }
 
@@ -298,7 +233,7 @@ impl Engine {
     }
 
     /// Puts a finding of an observer into the order of events.
-    pub fn record_finding(&self, job: JobId, note: FindingNote) {
+    pub fn record_finding(&self, job: JobId, note: FindingChange) {
         self.apply_input(self.lock(), Input::FindingChanged { job, note });
     }
 
@@ -307,115 +242,26 @@ impl Engine {
         self.apply_input(self.lock(), Input::TransferFailed { job, note });
     }
 
+    /// Answers the claim of a process on the task id of its identity.
+    ///
+    /// # Errors
+    /// If the job is deleted, or too many claims wait.
+    pub fn claim_task_id(&self, job: JobId, claim: TaskClaim) -> Result<ClaimAnswer, ClaimRefusal> {
+        let mut state = self.lock();
+        let mut applied = self.apply(&mut state, Input::ClaimTask { job, claim }, None);
+        let answer = applied.claimed.take();
+        self.unlock_and_deliver(state, applied);
+        answer.unwrap_or(Err(ClaimRefusal::NoSuchJob))
+    }
+
     /// Returns the engine's clock.
     #[must_use]
     pub fn clock(&self) -> &Clock {
         &self.clock
     }
 
-    /// Bounds the number of jobs; existing jobs stay.
-    pub fn bound_jobs(&self, most: usize) {
-        self.jobs_max.store(most, Ordering::Relaxed);
-    }
-
-    /// Declares a job of the server's configuration.
-    ///
-    /// # Errors
-    /// If there is a job of that name, or there are too many jobs.
-    pub fn declare(&self, name: JobName, settings: JobSettings) -> Result<JobId, DeclareError> {
-        self.declare_with(name, settings, None, |_| ()).map(|(job, ())| job)
-    }
-
-    /// Declares a job for an operator.
-    ///
-    /// # Errors
-    /// As [`Engine::declare`].
-    pub fn declare_and_read<T>(
-        &self,
-        name: JobName,
-        settings: JobSettings,
-        actor: Actor,
-        look: impl FnOnce(&Coordinator, JobId) -> T,
-    ) -> Result<T, DeclareError> {
-        let (job, copy) = self.declare_with(name, settings, Some(actor), Coordinator::snapshot)?;
-        Ok(look(&copy, job))
-    }
-
-    /// Declares a job, and takes something of the state in the same step.
-    fn declare_with<C>(
-        &self,
-        name: JobName,
-        settings: JobSettings,
-        actor: Option<Actor>,
-        take: impl FnOnce(&Coordinator) -> C,
-    ) -> Result<(JobId, C), DeclareError> {
-        let mut state = self.lock();
-        if state.coordinator.job_named(name.as_str()).is_some() {
-            return Err(DeclareError::Exists(name));
-        }
-        let most = self.jobs_max.load(Ordering::Relaxed);
-        if state.coordinator.jobs().count() >= most {
-            return Err(DeclareError::TooMany(most));
-        }
-        let job = state.coordinator.next_job();
-        let incarnation = ServiceIncarnation(clock::random_nonzero().get());
-        let input = Input::DeclareJob { job, name, settings, incarnation, actor };
-        let applied = self.apply(&mut state, input, None);
-        let taken = take(&state.coordinator);
-        self.unlock_and_deliver(state, applied);
-        self.job_changes.fetch_add(1, Ordering::Release);
-        Ok((job, taken))
-    }
-
-    /// Returns the number of times that a job was created or deleted. A lookup of a job by name stays valid
-    /// while it does not change.
-    #[must_use]
-    pub fn job_table_version(&self) -> u64 {
-        self.job_changes.load(Ordering::Acquire)
-    }
-
-    /// Performs a command on a job.
-    ///
-    /// # Errors
-    /// If the command is refused; nothing has changed then.
-    pub fn act(
-        &self,
-        job: JobId,
-        actor: Actor,
-        reason: Reason,
-        act: OperatorCommand,
-    ) -> Result<CommandOutcome, CommandRefusal> {
-        self.act_and_read(job, actor, reason, act, |_, acted| acted)
-    }
-
-    /// Acts upon a job, and looks at the jobs as they are right after the act or its refusal. `look` runs on a copy that is
-    /// taken in the same step: nothing comes in between. The lock is free while it runs.
-    pub fn act_and_read<T>(
-        &self,
-        job: JobId,
-        actor: Actor,
-        reason: Reason,
-        act: OperatorCommand,
-        look: impl FnOnce(&Coordinator, Result<CommandOutcome, CommandRefusal>) -> T,
-    ) -> T {
-        // A value that is refused is freed after the lock is.
-        let _value = match &act {
-            OperatorCommand::PutKey { value, .. } => Some(value.clone()),
-            _ => None,
-        };
-        let mut state = self.lock_for_bulk();
-        let mut applied = self.apply(&mut state, Input::Command { job, actor, reason, act }, None);
-        let acted = applied.acted.take().unwrap_or(Err(CommandRefusal::NoSuchJob));
-        let copy = state.coordinator.snapshot();
-        self.unlock_and_deliver(state, applied);
-        if acted == Ok(CommandOutcome::JobDeleted) {
-            self.job_changes.fetch_add(1, Ordering::Release);
-        }
-        look(&copy, acted)
-    }
-
     /// Registers a new connection and returns its number.
-    pub fn connection_opened(&self, peer: SocketAddr) -> ConnectionId {
+    pub fn register_connection(&self, peer: SocketAddr) -> ConnectionId {
         let mut state = self.lock();
         let connection = ConnectionId(state.next_connection);
         state.next_connection += 1;
@@ -425,19 +271,24 @@ impl Engine {
 
     /// Reports the end of a connection. Calls that wait on it are dropped; their inbox receives no more
     /// answers.
-    pub fn connection_closed(&self, connection: ConnectionId, ending: ConnectionEnd, calls: Vec<CallId>) {
+    pub fn report_connection_closed(
+        &self,
+        connection: ConnectionId,
+        ending: ConnectionEnd,
+        calls: Vec<CallId>,
+    ) {
         self.apply_input(self.lock_for_bulk(), Input::ConnectionClosed { connection, ending });
         match self.this.upgrade() {
             Some(engine) if calls.len() > CALLS_DROPPED_AT_ONCE => {
-                self.reaper.run(move || engine.drop_waiting(&calls));
+                self.reaper.run_in_background(move || engine.drop_waiting_calls(&calls));
             }
-            _ => self.drop_waiting(&calls),
+            _ => self.drop_waiting_calls(&calls),
         }
     }
 
     /// Drops calls whose answers have no recipient. The lock is released between parts, so that other callers
     /// come in between.
-    fn drop_waiting(&self, calls: &[CallId]) {
+    fn drop_waiting_calls(&self, calls: &[CallId]) {
         for part in calls.chunks(CALLS_DROPPED_AT_ONCE) {
             let mut tables = Vec::new();
             let mut state = self.lock_for_bulk();
@@ -449,8 +300,8 @@ impl Engine {
     }
 
     /// Drops a large value on the reaper's thread.
-    pub fn drop_later(&self, thing: impl Send + 'static) {
-        self.reaper.run(move || drop(thing));
+    pub fn drop_in_background(&self, thing: impl Send + 'static) {
+        self.reaper.run_in_background(move || drop(thing));
     }
 
     /// Makes a call to a job. It is answered at once, or its answer is delivered later to `inbox` under
@@ -468,17 +319,21 @@ impl Engine {
             Request::Insert { value, .. } => Some(value.clone()),
             _ => None,
         };
-        let mut state = if is_about_one(&request) { self.lock() } else { self.lock_for_bulk() };
+        let mut state = if is_about_one_task_or_key(&request) { self.lock() } else { self.lock_for_bulk() };
         let call = CallId(state.next_call);
         state.next_call += 1;
+        let had_work = state.coordinator.has_pending_work();
         let mut applied = self.apply(&mut state, Input::Call { job, call, caller, request }, Some(call));
-        if let Some(outcome) = applied.own.take() {
-            self.unlock_and_deliver(state, applied);
-            return CallStatus::Now(outcome);
-        }
-        state.waiting.insert(call, WaitingCall { inbox: Arc::clone(inbox), slot });
+        let status = match applied.own.take() {
+            Some(outcome) => CallStatus::Now(outcome),
+            None => {
+                state.waiting.insert(call, WaitingCall { inbox: Arc::clone(inbox), slot });
+                CallStatus::Waiting(call)
+            }
+        };
+        let state = if had_work { state } else { self.continue_pending_work(state, &mut applied) };
         self.unlock_and_deliver(state, applied);
-        CallStatus::Waiting(call)
+        status
     }
 
     /// Withdraws a waiting call.
@@ -514,15 +369,15 @@ impl Engine {
 
     /// Returns the number of waiting calls.
     #[must_use]
-    pub fn waiting_calls(&self) -> usize {
-        self.lock_for_read().waiting.len
+    pub fn waiting_call_count(&self) -> usize {
+        self.lock_for_read().waiting.len()
     }
 
     /// Returns the retained events of all jobs after number `after`, and a stream of later ones.
     #[must_use]
-    pub fn follow(&self, after: u64) -> (RetainedEvents, broadcast::Receiver<NumberedEvent>) {
+    pub fn subscribe_events(&self, after: u64) -> (RetainedEvents, broadcast::Receiver<NumberedEvent>) {
         let (kept, coming) = self.subscribe_with_history();
-        (kept.after(after), coming)
+        (kept.events_of_all_jobs_after(after), coming)
     }
 
     fn subscribe_with_history(&self) -> (EventHistory, broadcast::Receiver<NumberedEvent>) {
@@ -532,9 +387,13 @@ impl Engine {
 
     /// Returns the retained events of a job after number `after`, and a stream of later events of all jobs.
     #[must_use]
-    pub fn follow_job(&self, job: JobId, after: u64) -> (RetainedEvents, broadcast::Receiver<NumberedEvent>) {
+    pub fn subscribe_job_events(
+        &self,
+        job: JobId,
+        after: u64,
+    ) -> (RetainedEvents, broadcast::Receiver<NumberedEvent>) {
         let (kept, coming) = self.subscribe_with_history();
-        (kept.of(job, after), coming)
+        (kept.events_of_job_after(job, after), coming)
     }
 
     /// Applies a tick at each deadline of the state machine, for as long as the returned future is polled.
@@ -578,32 +437,11 @@ impl Engine {
         next
     }
 
-    /// Returns the times for which the lock is waited for and held.
-    #[must_use]
-    pub fn locks(&self) -> &Locks {
-        &self.locks
-    }
-
-    fn lock(&self) -> LockedState<'_> {
-        self.lock_after(self.locks.inputs.wait_sampled(&self.clock))
-    }
-
-    fn lock_for_bulk(&self) -> LockedState<'_> {
-        self.lock_after(self.locks.bulk.wait_timed(&self.clock))
-    }
-
-    fn lock_for_read(&self) -> LockedState<'_> {
-        self.lock_after(self.locks.reads.wait_timed(&self.clock))
-    }
-
-    fn lock_after<'a>(&'a self, waiting: meter::LockWait<'a>) -> LockedState<'a> {
-        // A panic inside a transition has been reported; the tables that it left are the best that there are.
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        LockedState { state, _held: waiting.acquired() }
-    }
-
     fn apply_input(&self, mut state: LockedState<'_>, input: Input) {
-        let applied = self.apply(&mut state, input, None);
+        // Ticks do the work that is pending; other inputs only what they have left themselves.
+        let continues = matches!(input, Input::Tick) || !state.coordinator.has_pending_work();
+        let mut applied = self.apply(&mut state, input, None);
+        let state = if continues { self.continue_pending_work(state, &mut applied) } else { state };
         self.unlock_and_deliver(state, applied);
     }
 
@@ -628,8 +466,9 @@ impl Engine {
                         }
                     }
                     Effect::CommandDone(outcome) => applied.acted = Some(outcome),
+                    Effect::ClaimAnswered(answer) => applied.claimed = Some(answer),
                     Effect::Event(event) => {
-                        observers.iter().for_each(|observer| observer.event(&event));
+                        observers.iter().for_each(|observer| observer.on_event(&event));
                         let numbered = NumberedEvent { number: state.next_event, event: Arc::new(event) };
                         state.next_event += 1;
                         // Without followers, the send fails; that is no error.
@@ -637,7 +476,7 @@ impl Engine {
                         state.history.push(numbered, &mut applied.events);
                     }
                     Effect::BarrierEnded(ending) => {
-                        observers.iter().for_each(|observer| observer.barrier_ended(&ending));
+                        observers.iter().for_each(|observer| observer.on_barrier_ended(&ending));
                     }
                     Effect::FreeLater(discarded) => applied.discarded.push(discarded),
                     Effect::RequestIncarnation(job) => {
@@ -652,8 +491,36 @@ impl Engine {
         applied
     }
 
-    /// Releases the lock, wakes the timer task if the next deadline is earlier, and delivers the answers.
-    fn unlock_and_deliver(&self, state: LockedState<'_>, applied: InputResult) {
+    /// Does some of the work that an input has left, in parts between which the lock is free, and collects the answers. The
+    /// caller does it on its own thread, because a task for each part would cost more than the part.
+    fn continue_pending_work<'a>(
+        &'a self,
+        mut state: LockedState<'a>,
+        applied: &mut InputResult,
+    ) -> LockedState<'a> {
+        while state.coordinator.has_pending_work() && applied.deliveries.len() < DELIVERED_AT_ONCE {
+            drop(state);
+            state = self.lock_for_bulk();
+            let part = self.apply(&mut state, Input::Tick, None);
+            let has_answers = !part.deliveries.is_empty();
+            applied.add_tick_result(part);
+            if !has_answers {
+                break;
+            }
+        }
+        state
+    }
+
+    /// Releases the lock, wakes the timer task if the next deadline is earlier, and delivers the answers. While work is
+    /// pending, answers are collected first; the ticks that do this work deliver them.
+    fn unlock_and_deliver(&self, mut state: LockedState<'_>, mut applied: InputResult) {
+        let is_pending = state.coordinator.has_pending_work();
+        if is_pending || !state.undelivered.is_empty() {
+            state.undelivered.append(&mut applied.deliveries);
+            if !is_pending || state.undelivered.len() >= DELIVERED_AT_ONCE {
+                applied.deliveries = std::mem::take(&mut state.undelivered);
+            }
+        }
         let next = state.coordinator.next_wakeup().map_or(u64::MAX, |at| at.0);
         let nearer = next < self.armed.load(Ordering::Relaxed);
         if nearer {
@@ -672,46 +539,15 @@ impl Engine {
     /// Frees memory; a large amount on the reaper's thread.
     fn drop_deferred(&self, discarded: Vec<DeferredFree>) {
         const MUCH: usize = 1 << 12;
-        let weight: usize = discarded.iter().map(DeferredFree::weight).sum();
+        let weight: usize = discarded.iter().map(DeferredFree::approximate_allocations).sum();
         if weight > MUCH {
-            self.drop_later(discarded);
+            self.drop_in_background(discarded);
         }
     }
 }
 
 /// Returns whether a request is about one task or one key, so that its cost does not depend on the size of
 /// the state.
-fn is_about_one(request: &Request) -> bool {
+fn is_about_one_task_or_key(request: &Request) -> bool {
     matches!(request, Request::Heartbeat { .. } | Request::Get { .. } | Request::TryGet { .. })
-}
-
-/// The reason for which a job cannot be declared.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum DeclareError {
-    /// A job with that name exists.
-    #[error("there is a job named {0} already")]
-    Exists(JobName),
-    /// The bound on jobs is reached.
-    #[error("there are {0} jobs, the most that this server may have (setting jobs-max): delete one first")]
-    TooMany(usize),
-}
-
-/// A hasher for our own consecutive numbers: it spreads them over the high bits, which the table uses too.
-#[derive(Default)]
-struct NumberHasher(u64);
-
-impl Hasher for NumberHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(u64::from(byte));
-        }
-    }
-
-    fn write_u64(&mut self, number: u64) {
-        self.0 = (self.0 ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    }
 }

@@ -1,4 +1,4 @@
-//! `muster`: arguments in, exit code out.
+//! The binary `muster`: passes the arguments to [`muster::cli`] and exits with the code that it returns.
 
 fn main() -> std::process::ExitCode {
     muster::cli::main()

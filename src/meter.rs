@@ -1,8 +1,8 @@
-//! Counters and timings of hot paths, per thread.
+//! Counters and timings of hot paths, sharded by thread.
 //!
-//! It names and exposes no metric: `telemetry::metrics` does. Without the cargo feature `metrics` every type here
-//! is empty, with the same methods, so a caller never checks; `BENCHMARKS.md` has what that saves. Begin at
-//! `enabled.rs`.
+//! `telemetry::metrics` names and exports the metrics. In a build without the cargo feature `metrics`, every type
+//! here is empty but has the same methods, so callers need no condition. `BENCHMARKS.md` shows how much time such a
+//! build saves. Begin at `enabled.rs`.
 
 #[cfg(not(feature = "metrics"))]
 mod disabled;
@@ -21,7 +21,7 @@ pub const BOUNDS: usize = 18;
 /// The least bound, in nanoseconds. Each further bound is four times the one before; the last is 1 h 12 min.
 const FIRST_BOUND_NS: u64 = 250;
 
-/// A histogram of times, as [`Histogram::read`] returns it.
+/// A histogram of times, as [`Histogram::snapshot`] returns it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HistogramSnapshot {
     /// The number of times in the bucket of each bound; the last bucket counts longer times.

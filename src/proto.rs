@@ -1,6 +1,6 @@
 //! The wire messages, generated from `proto/`, and one hand-written message that is decoded without allocating.
 //!
-//! It interprets none: `grpc` and `coordination::devices` do. A request about 4,096 tasks repeats one job name
+//! It interprets none: `grpc` and `coordination` do. A request about 4,096 tasks repeats one job name
 //! 4,096 times, and only its presence matters, so [`CoordinatedTask`] keeps no string.
 
 use prost::bytes::{Buf, BufMut};
@@ -41,7 +41,7 @@ pub mod muster {
     }
 }
 
-/// What one report of transfers may hold at most: workers leave out what is more, and the service refuses it.
+/// The bounds of one report of transfers: workers leave out more, and the service refuses it.
 pub mod report_limits {
     /// The pairs of tasks.
     pub const PAIRS_MAX: usize = 16_384;

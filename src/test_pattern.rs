@@ -1,6 +1,7 @@
-//! Reproducible pseudo-random bytes, made from a seed, to compare the bytes received with those sent.
+//! Reproducible pseudo-random bytes, computed from a seed. A receiver that knows the sender's seed computes the
+//! same bytes and compares them with the received ones.
 //!
-//! They are not for security: SplitMix64 is predictable. Begin at `fill` and `wrong`.
+//! The bytes are not for security: SplitMix64 is predictable. Begin at `fill` and `wrong`.
 
 /// The increment of the generator's state.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -33,7 +34,7 @@ pub fn fill(bytes: &mut [u8], mut seed: u64) {
 }
 
 /// Fills `bytes` so that every byte differs from the sequence of `seed`.
-pub fn fill_wrong(bytes: &mut [u8], seed: u64) {
+pub fn fill_mismatched(bytes: &mut [u8], seed: u64) {
     fill(bytes, seed);
     for byte in bytes {
         *byte = !*byte;
@@ -66,7 +67,7 @@ mod tests {
                 bytes[at] ^= 1;
             }
             let wanted = bytes.clone();
-            fill_wrong(&mut bytes, 5);
+            fill_mismatched(&mut bytes, 5);
             assert!(bytes.iter().zip(&wanted).all(|(a, b)| a != b), "no byte is right by chance");
         }
         let mut state = 5;

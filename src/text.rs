@@ -1,22 +1,27 @@
-//! Makes text from outside safe to show, and formats durations and sizes for people.
+//! Makes text from outside safe to show, and formats durations and numbers for people.
 //!
-//! It owns the only list of characters that are invisible or steer what shows them ([`is_hidden`]). Every
-//! output escapes by that list: the command line ([`one_line`]), the log (`telemetry::log`), pages
-//! (`http::pages::Escape`) and JSON on a terminal ([`json`]). Durations and sizes for people are formatted
-//! here alone ([`span`], [`format_micros`], [`bytes()`]).
+//! [`is_hidden`] is the only list of hidden characters: those that are invisible, control a terminal, or change the
+//! direction of text. Every output escapes the characters of this list: the command line ([`escape_to_one_line`]),
+//! the log (`telemetry::log`), pages (`http::pages::HtmlEscaper`) and JSON on a terminal ([`escape_json`]). Only
+//! this module formats durations and numbers for people ([`format_approximate_duration`], [`format_micros`],
+//! [`format_bytes`], [`format_ranges`]). Begin at [`escape_to_one_line`] and [`Untrusted`].
 
 mod duration;
+mod numbers;
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
-pub use duration::{format_duration, parse_duration, parse_positive_duration};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+
+pub use duration::{format_exact_duration, micros_to_seconds, parse_duration, parse_positive_duration};
+pub use numbers::{format_bytes, format_count, format_grouped, format_ranges};
 
 /// Returns the text on one line, with every hidden character escaped, so that a client's text can neither
 /// forge a second line nor steer a terminal, and texts that look alike are alike. A line break becomes ` | `.
 #[must_use]
-pub fn one_line(text: &str) -> Cow<'_, str> {
+pub fn escape_to_one_line(text: &str) -> Cow<'_, str> {
     escape_hidden(text, |c| match c {
         '\n' => Some(" | "),
         '\t' => Some(" "),
@@ -27,7 +32,7 @@ pub fn one_line(text: &str) -> Cow<'_, str> {
 /// Returns the text with every hidden character escaped except line breaks and tabs, for places that show
 /// many lines.
 #[must_use]
-pub fn many_lines(text: &str) -> Cow<'_, str> {
+pub fn escape_keeping_lines(text: &str) -> Cow<'_, str> {
     escape_hidden(text, |c| match c {
         '\n' => Some("\n"),
         '\t' => Some("\t"),
@@ -55,7 +60,7 @@ impl<T: Into<String>> From<T> for Untrusted {
 
 impl fmt::Display for Untrusted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&one_line(&self.0))
+        f.pad(&escape_to_one_line(&self.0))
     }
 }
 
@@ -83,7 +88,7 @@ fn escape_hidden(text: &str, instead: impl Fn(char) -> Option<&'static str>) -> 
 
 /// Returns equal JSON in which hidden characters are escaped. Line breaks between values stay.
 #[must_use]
-pub fn json(text: &str) -> Cow<'_, str> {
+pub fn escape_json(text: &str) -> Cow<'_, str> {
     let raw = |c: char| c != '\n' && is_hidden(c);
     if !text.contains(raw) {
         return Cow::Borrowed(text);
@@ -133,7 +138,7 @@ fn is_bidi_control(c: char) -> bool {
 
 /// Formats a duration for people: with tenths of a second below ten seconds, then in its two largest units.
 #[must_use]
-pub fn span(duration: Duration) -> String {
+pub fn format_approximate_duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match seconds {
         0..10 => format!("{}.{} s", seconds, duration.subsec_millis() / 100),
@@ -145,7 +150,7 @@ pub fn span(duration: Duration) -> String {
 }
 
 /// Formats a duration in microseconds that may be short: in µs, ms or s, with up to three digits, from ten
-/// seconds on as [`span`].
+/// seconds on as [`format_approximate_duration`].
 #[must_use]
 pub fn format_micros(us: u64) -> String {
     let seconds = Duration::from_micros(us).as_secs_f64();
@@ -154,26 +159,31 @@ pub fn format_micros(us: u64) -> String {
         1_000..10_000 => format!("{:.1} ms", seconds * 1e3),
         10_000..1_000_000 => format!("{:.0} ms", seconds * 1e3),
         1_000_000..10_000_000 => format!("{seconds:.2} s"),
-        _ => span(Duration::from_micros(us)),
+        _ => format_approximate_duration(Duration::from_micros(us)),
     }
 }
 
-/// Formats a number of bytes for people, in binary units.
+/// Returns at most this many characters of a text; the end of a longer one is `mark`.
 #[must_use]
-#[expect(clippy::cast_precision_loss, reason = "for people")]
-pub fn bytes(count: u64) -> String {
-    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
-    if count < 1024 {
-        return format!("{count} B");
+pub fn truncate_text(text: &str, most: usize, mark: &str) -> String {
+    match text.char_indices().nth(most) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}{mark}", text[..end].trim_end()),
     }
-    let mut scaled = count as f64 / 1024.0;
-    let mut unit = 0;
-    // A value that would be rounded to 1024 is shown in the next unit.
-    while scaled >= 1023.95 && unit + 1 < UNITS.len() {
-        scaled /= 1024.0;
-        unit += 1;
-    }
-    format!("{scaled:.1} {}", UNITS[unit])
+}
+
+/// Encodes a text as a value in the query of an address.
+#[must_use]
+pub fn encode_query_value(text: &str) -> String {
+    /// The characters that are not escaped.
+    const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'/');
+    utf8_percent_encode(text, PLAIN).to_string()
+}
+
+/// Encodes bytes, all but letters and digits, as one segment or one value of an address.
+#[must_use]
+pub fn percent_encode(bytes: &[u8]) -> String {
+    percent_encoding::percent_encode(bytes, NON_ALPHANUMERIC).to_string()
 }
 
 #[cfg(test)]
@@ -198,16 +208,16 @@ mod tests {
     #[test]
     fn plain_text_stays_as_it_is() {
         for text in ["task 3 är weg", "שלום", "日本語 · … µ", "e\u{301}"] {
-            assert!(matches!(one_line(text), Cow::Borrowed(same) if same == text), "{text}");
-            assert!(matches!(json(text), Cow::Borrowed(_)), "{text}");
+            assert!(matches!(escape_to_one_line(text), Cow::Borrowed(same) if same == text), "{text}");
+            assert!(matches!(escape_json(text), Cow::Borrowed(_)), "{text}");
         }
     }
 
     #[test]
     fn lines_are_joined_and_escapes_are_spelled_out() {
-        assert_eq!(one_line("a\nb\tc\u{1b}[31md\r"), "a | b c\\u{1b}[31md\\r");
-        assert_eq!(one_line("a\u{202e}b"), "a\\u{202e}b");
-        assert_eq!(many_lines("a\n\u{9b}2J"), "a\n\\u{9b}2J");
+        assert_eq!(escape_to_one_line("a\nb\tc\u{1b}[31md\r"), "a | b c\\u{1b}[31md\\r");
+        assert_eq!(escape_to_one_line("a\u{202e}b"), "a\\u{202e}b");
+        assert_eq!(escape_keeping_lines("a\n\u{9b}2J"), "a\n\\u{9b}2J");
         assert_eq!(format!("{:>4}{:?}", Untrusted::new("a"), Untrusted::new("\n\u{7}")), "   a\" | \\u{7}\"");
     }
 
@@ -216,11 +226,11 @@ mod tests {
         for c in hidden() {
             assert!(is_hidden(c), "{c:?}");
             let text = format!("a{c}b");
-            assert!(!one_line(&text).contains(is_hidden), "{c:?}");
+            assert!(!escape_to_one_line(&text).contains(is_hidden), "{c:?}");
             let kept = matches!(c, '\n' | '\t');
-            assert_eq!(many_lines(&text).contains(is_hidden), kept, "{c:?}");
+            assert_eq!(escape_keeping_lines(&text).contains(is_hidden), kept, "{c:?}");
             let written = serde_json::to_string(&text).unwrap();
-            let shown = json(&written);
+            let shown = escape_json(&written);
             assert!(!shown.contains(is_hidden), "{c:?}: {shown}");
             assert_eq!(serde_json::from_str::<String>(&shown).unwrap(), text, "{c:?}");
         }
@@ -228,19 +238,17 @@ mod tests {
 
     #[test]
     fn spans_are_written_with_the_precision_that_they_deserve() {
-        let spans =
-            [0, 9_940, 9_990, 61_000, 7_380_000, 200_000_000].map(|ms| span(Duration::from_millis(ms)));
+        let spans = [0, 9_940, 9_990, 61_000, 7_380_000, 200_000_000]
+            .map(|ms| format_approximate_duration(Duration::from_millis(ms)));
         assert_eq!(spans, ["0.0 s", "9.9 s", "9.9 s", "1 min 1 s", "2 h 3 min", "2 d 7 h"]);
         let short = [7, 2_500, 431_000, 1_500_000, 92_000_000].map(format_micros);
         assert_eq!(short, ["7 µs", "2.5 ms", "431 ms", "1.50 s", "1 min 32 s"]);
     }
 
     #[test]
-    fn bytes_are_written_in_binary_units() {
-        let shown = [0, 1023, 1024, 1536, (1 << 20) - 1, 1 << 30, 5 << 40, u64::MAX].map(bytes);
-        assert_eq!(
-            shown,
-            ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "1.0 GiB", "5.0 TiB", "16384.0 PiB"]
-        );
+    fn what_is_odd_is_encoded_and_long_texts_are_marked() {
+        assert_eq!(encode_query_value("a/b c&d=\"é\""), "a/b%20c%26d%3D%22%C3%A9%22");
+        assert_eq!(percent_encode(b"a/b-\xff"), "a%2Fb%2D%FF");
+        assert_eq!([2, 3, 4].map(|most| truncate_text("äö ü", most, "…")), ["äö…", "äö…", "äö ü"]);
     }
 }

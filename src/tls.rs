@@ -1,27 +1,29 @@
-//! Server-side TLS for both ports: modes, certificates, handshakes, and why a handshake failed.
+//! TLS for both ports and for clients: modes, certificates, handshakes, and the reasons of failed handshakes.
 //!
 //! | file | what it owns |
 //! | --- | --- |
-//! | `listener_tls.rs` | the transport of a new connection: plaintext, TLS, or refusal |
+//! | `listener_security.rs` | the transport of a new connection: plaintext, TLS, or refusal |
 //! | `acceptor.rs` | the handshake, with certificates that are reloaded when their files change |
-//! | `files.rs` | certificates and keys from PEM files; what is wrong with them and what to do |
+//! | `files.rs` | certificates and keys from PEM files, with errors that say what is wrong and what to do |
 //! | `client_certificates.rs` | the verification of client certificates, and the record of a refused one |
 //! | `handshake_failures.rs` | the failed handshakes: counted, logged and kept, within bounds |
 //! | `prefixed_stream.rs` | a stream whose first bytes were already read |
 //! | `check.rs` | the checks of a certificate, for `muster tls check` |
+//! | `dial.rs` | the client side: a connection to a server, with TLS or without |
 //! | `messages.rs` | the messages for errors |
 //! | `issue.rs` | trial certificates, for `muster tls new` |
 //!
-//! A JAX client never reports that TLS prevents its connection: it retries until its deadline and reports
-//! that. So the reason has to be found on the server.
+//! A JAX client never reports that TLS prevents its connection: it retries until its deadline and reports only
+//! the deadline. So the server must show the reason.
 
 mod acceptor;
 pub mod check;
 mod client_certificates;
+mod dial;
 mod files;
 mod handshake_failures;
 pub mod issue;
-mod listener_tls;
+mod listener_security;
 mod messages;
 mod prefixed_stream;
 
@@ -31,10 +33,11 @@ use std::sync::Arc;
 use rustls::crypto::CryptoProvider;
 
 pub use acceptor::{Acceptor, HandshakeError, HandshakeFault, TlsStream};
-pub use client_certificates::subject;
-pub use files::{TlsError, TlsFiles, certificates, client, system_authorities};
+pub use client_certificates::holder_name;
+pub use dial::{DialError, IoStream, TlsClient, dial, host_without_brackets};
+pub use files::{TlsError, TlsFiles, client_config, read_certificates, system_authorities_path};
 pub use handshake_failures::{FailedHandshake, HandshakeFailures, HandshakeFailuresPage, LISTENERS};
-pub use listener_tls::ListenerTls;
+pub use listener_security::ListenerSecurity;
 pub use messages::describe_dial_error;
 pub use prefixed_stream::PrefixedStream;
 
@@ -84,6 +87,6 @@ impl fmt::Display for TlsMode {
 
 /// Returns the cryptography provider. It is always passed explicitly, so that a dependency with another
 /// provider changes nothing.
-fn provider() -> Arc<CryptoProvider> {
+fn crypto_provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }

@@ -1,9 +1,9 @@
-//! Measures a well-behaved client while hostile clients attack the same server.
+//! Measures how well a server serves a well-behaved client while hostile clients attack it.
 //!
-//! For each attack a real `muster serve` is started, with a well-behaved client in a process of its own that sends
-//! heartbeats at a steady rate and asks for the server's health, and an attacker in another one. Everything stays on
-//! the loopback interface, and every attack is bounded in connections and in time. The measurement begins with the
-//! attack and ends ten seconds after it.
+//! For each attack, the benchmark starts a real `muster serve` and two further processes: the well-behaved client
+//! and the attacker. The client sends heartbeats at a steady rate and asks for the server's health. All processes
+//! use the loopback interface, and every attack is bounded in connections and in time. The measurement begins with
+//! the attack and ends ten seconds after it.
 //!
 //!     cargo bench --bench attacks -- --seconds 60
 //!     cargo bench --bench attacks -- --only hpack-names --binary target/debug/muster --into attacks.md
@@ -12,6 +12,8 @@ mod attack;
 mod client;
 mod clock;
 mod frames;
+#[path = "../../tests/harness/mod.rs"]
+mod harness;
 mod process;
 mod report;
 mod server;
@@ -27,7 +29,8 @@ use clap::Parser;
 
 use attack::{ATTACKS, Attack, Outcome};
 use client::AttackFigures;
-use process::ChildProcess;
+use harness::MusterServer;
+use process::start_part;
 use report::Row;
 use server::{Memory, Server};
 
@@ -139,16 +142,17 @@ fn find(name: &str) -> Result<&'static Attack> {
 
 /// Attacks a fresh server.
 fn measure(attack: &'static Attack, binary: &std::path::Path, seconds: u64) -> Result<Row> {
-    let mut server = Server::start(binary, attack)?;
-    let target = Target { grpc: server.grpc, http: server.http, seconds, stores: attack.stores };
-    let mut client = ChildProcess::start(&["client"], &target)?;
+    let attacked = Server::start(binary, attack)?;
+    let MusterServer { grpc, http, .. } = attacked.server;
+    let target = Target { grpc, http, seconds, stores: attack.stores };
+    let mut client = start_part(&["client"], &target)?;
     client.expect("ready", PREPARE_MAX)?;
-    let mut attacker = ChildProcess::start(&["attacker", attack.name], &target)?;
+    let mut attacker = start_part(&["attacker", attack.name], &target)?;
     attacker.expect("ready", PREPARE_MAX)?;
     std::thread::sleep(WARM_UP);
 
-    let before = server.memory()?;
-    let watch = server.watch_memory();
+    let before = attacked.memory()?;
+    let watch = attacked.watch_memory();
     client.say("begin")?;
     attacker.say("begin")?;
     let length = Duration::from_secs(seconds);
@@ -162,8 +166,8 @@ fn measure(attack: &'static Attack, binary: &std::path::Path, seconds: u64) -> R
     let figures: AttackFigures = client.answer(STOP_MAX).context("the well-behaved client")?;
     drop(client);
     std::thread::sleep(AFTER.saturating_sub(over.elapsed()));
-    let died = server.has_ended();
-    let after = server.memory().unwrap_or_default();
+    let died = attacked.has_ended();
+    let after = attacked.memory().unwrap_or_default();
     let memory = Memory { before, peak: watch.peak().max(before), after };
     ensure!(figures.heartbeats > 0 || died.is_some(), "the client has sent nothing");
     Ok(Row { attack, figures, memory, told, died })

@@ -1,4 +1,4 @@
-//! The table: one row for each attack, with the targets that it misses.
+//! The table of results: a row for each attack, with the targets that the server missed.
 
 use std::fmt::Write as _;
 

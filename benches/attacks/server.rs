@@ -1,18 +1,17 @@
 //! The server under attack.
 
 use std::fs::File;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use crate::attack::Attack;
-use crate::{clock, process};
+use crate::harness::MusterServer;
 
 /// The timeout of the server's start.
 const START_MAX: Duration = Duration::from_secs(30);
@@ -27,11 +26,9 @@ pub struct Memory {
     pub after: u64,
 }
 
-/// A running `muster serve`, which is killed when this is dropped.
+/// The server under attack, which is killed when this is dropped.
 pub struct Server {
-    child: Child,
-    pub grpc: SocketAddr,
-    pub http: SocketAddr,
+    pub server: MusterServer,
     /// The pipe of its audit, which no process reads.
     audit: Option<(PathBuf, File)>,
 }
@@ -46,44 +43,20 @@ impl Server {
         if let Some((path, _)) = &audit {
             command.arg("--audit-file").arg(path);
         }
-        let mut child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .with_context(|| format!("starting {}", binary.display()))?;
-        let lines = process::lines(child.stdout.take().context("no output")?);
-        let mut server = Self {
-            child,
-            grpc: SocketAddr::from(([127, 0, 0, 1], 0)),
-            http: ([127, 0, 0, 1], 0).into(),
-            audit,
-        };
-        let deadline = clock::now() + START_MAX;
-        while server.grpc.port() == 0 || server.http.port() == 0 {
-            let left = deadline.saturating_duration_since(clock::now());
-            let Ok(line) = lines.recv_timeout(left) else { bail!("the server does not listen") };
-            if let Some(address) = address(&line) {
-                if line.contains("gRPC  ") {
-                    server.grpc = address;
-                } else if line.contains("HTTP  ") {
-                    server.http = address;
-                }
-            }
-        }
-        Ok(server)
+        command.stdin(Stdio::null()).stderr(Stdio::null());
+        Ok(Self { server: MusterServer::spawn(&mut command, START_MAX)?, audit })
     }
 
     /// Returns its resident memory, in bytes.
     pub fn memory(&self) -> Result<u64> {
-        resident(self.child.id()).context("the server is gone")
+        resident(self.server.pid()).context("the server is gone")
     }
 
     /// Samples the greatest resident memory from now on.
     pub fn watch_memory(&self) -> MemorySampler {
         let (peak, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let watch = MemorySampler { peak: Arc::clone(&peak), over: Arc::clone(&over) };
-        let pid = self.child.id();
+        let pid = self.server.pid();
         std::thread::spawn(move || {
             while !over.load(Ordering::Relaxed) {
                 peak.fetch_max(resident(pid).unwrap_or_default(), Ordering::Relaxed);
@@ -94,15 +67,13 @@ impl Server {
     }
 
     /// Returns its exit status, if it has ended.
-    pub fn has_ended(&mut self) -> Option<String> {
-        self.child.try_wait().ok().flatten().map(|status| status.to_string())
+    pub fn has_ended(&self) -> Option<String> {
+        self.server.exit_status().map(|status| status.to_string())
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
         if let Some((path, _)) = &self.audit {
             drop(std::fs::remove_file(path));
         }
@@ -137,15 +108,8 @@ fn unread_pipe() -> Result<(PathBuf, File)> {
 }
 
 /// Returns the resident memory of a process, in bytes.
-fn resident(pid: u32) -> Option<u64> {
+fn resident(pid: i32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
     let pages: u64 = text.split_whitespace().nth(1)?.parse().ok()?;
     Some(pages * rustix::param::page_size() as u64)
-}
-
-/// Returns the loopback address in a line.
-fn address(line: &str) -> Option<SocketAddr> {
-    let text = line.get(line.find("127.0.0.1:")?..)?;
-    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.' && c != ':').unwrap_or(text.len());
-    text.get(..end)?.parse().ok()
 }

@@ -2,18 +2,19 @@
 //!
 //!     cargo bench --bench coordination -- --only heartbeat,barrier --tasks 1024 --repeat 5
 //!
-//! Each repetition starts every server anew, one after the other, so that a machine whose speed drifts
-//! favours none. Every answer is checked: a wrong answer ends the benchmark.
+//! Each repetition starts new server processes, one after the other. So a machine whose speed drifts favours no
+//! server. Every answer is checked: a wrong answer ends the benchmark.
 
 mod baseline;
 mod client;
 mod clock;
 mod cluster;
+#[path = "../../tests/harness/mod.rs"]
+mod harness;
 mod meter;
 mod process;
 mod report;
 mod servers;
-mod stats;
 mod system;
 mod targets;
 mod wire;
@@ -78,10 +79,8 @@ struct Arguments {
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args_os().skip(1);
-    match arguments.next() {
-        Some(first) if first == process::LAUNCH => return process::launch(arguments),
-        Some(first) if first == baseline::ARGUMENT => return baseline::main(arguments),
-        _ => {}
+    if arguments.next().is_some_and(|first| first == baseline::ARGUMENT) {
+        return baseline::main(arguments);
     }
     let mut arguments = Arguments::parse();
     if arguments.against.is_some() {
@@ -144,8 +143,8 @@ fn run(arguments: &Arguments, wanted: &WorkFilter, plan: &[Session], results: &m
                     continue;
                 }
                 eprintln!("{session}: {}, {} of {repeat}", kind.name(), repetition + 1);
-                let (mut server, address) = launcher.start(kind, session.job())?;
-                let target = Target { address, pid: server.pid() };
+                let (server, address) = launcher.start(kind, session.job())?;
+                let target = Target { address, pid: server.pid().unsigned_abs() };
                 match session.run(target, wanted) {
                     Ok(figures) => results.add(kind, repetition, figures),
                     // The reference service may fail at a size for which it was not made.
@@ -153,7 +152,7 @@ fn run(arguments: &Arguments, wanted: &WorkFilter, plan: &[Session], results: &m
                         results.note(kind, session, &format!("did not get through: {error:#}"));
                     }
                     Err(error) => {
-                        let ended = server.has_ended().map(|how| format!(" (it has ended: {how})"));
+                        let ended = server.exit_status().map(|how| format!(" (it has ended: {how})"));
                         let who = format!("{session}: {}{}", kind.name(), ended.unwrap_or_default());
                         return Err(error.context(who));
                     }

@@ -1,4 +1,4 @@
-//! Measures a piece of work: the wall time, and the processor time of both sides.
+//! Measures a piece of work: the wall time, and the processor time of the server and of the load generator.
 
 use std::time::{Duration, Instant};
 

@@ -1,20 +1,16 @@
-//! Server processes: starts them, reads what they have used, and ends them with the benchmark.
+//! Server processes: starts them, reads their processor time and memory, and ends them with the benchmark.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _};
-use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::mpsc;
+use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
-use rustix::process::{Resource, Rlimit, Signal};
+use anyhow::{Context as _, Result};
+use rustix::process::{Resource, Rlimit};
 
-/// The first argument with which this program arranges its end and then becomes a server.
-pub const LAUNCH: &str = "--launch";
+use crate::harness::process::{OutputStream, Process, tied};
 
 /// The timeout of a server's start. jaxlib needs most of it on a busy machine.
 const START_MAX: Duration = Duration::from_secs(60);
@@ -32,90 +28,26 @@ pub fn raise_file_limit() -> u64 {
     limit.maximum.unwrap_or(u64::MAX)
 }
 
-/// Becomes the given program, which the kernel kills when the parent process ends.
-///
-/// This is a step of its own because the new process itself must ask for that, before the program runs in it.
-pub fn launch(mut arguments: impl Iterator<Item = OsString>) -> Result<()> {
-    let parent = arguments.next().context("no parent given")?;
-    let program = arguments.next().context("no program given")?;
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().to_string());
-    ensure!(now.as_deref() == parent.to_str(), "the parent has gone already");
-    Err(Command::new(&program).args(arguments).exec()).with_context(|| format!("{}", program.display()))
-}
-
-/// A server under test.
-pub struct Server {
-    child: Child,
-    // Kept open, because a server may end when one of its pipes does.
-    output: mpsc::Receiver<String>,
-}
-
-impl Server {
-    /// Starts a server and waits for the line of output in which `ready` finds its result.
-    pub fn start<T>(
-        command: &[OsString],
-        log: Option<&Path>,
-        ready: impl Fn(&str) -> Option<T>,
-    ) -> Result<(Self, T)> {
-        let errors = match log {
-            Some(path) => fs::File::options().create(true).append(true).open(path)?.into(),
-            None => Stdio::null(),
-        };
-        let mut child = Command::new(std::env::current_exe()?)
-            .arg(LAUNCH)
-            .arg(std::process::id().to_string())
-            .args(command)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(errors)
-            .spawn()?;
-        let output = child.stdout.take().context("no output")?;
-        let (lines, received) = mpsc::channel();
-        std::thread::spawn(move || forward(output, &lines));
-        let server = Self { child, output: received };
-        let deadline = crate::clock::now() + START_MAX;
-        loop {
-            let left = deadline.saturating_duration_since(crate::clock::now());
-            match server.output.recv_timeout(left) {
-                Ok(line) => match ready(&line) {
-                    Some(found) => {
-                        std::thread::sleep(SETTLE);
-                        return Ok((server, found));
-                    }
-                    None => continue,
-                },
-                Err(mpsc::RecvTimeoutError::Timeout) => bail!("it does not listen after {START_MAX:?}"),
-                Err(mpsc::RecvTimeoutError::Disconnected) => bail!("it ended without listening (see --logs)"),
-            }
-        }
-    }
-
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Returns how it ended, if it has ended by itself.
-    pub fn has_ended(&mut self) -> Option<String> {
-        self.child.try_wait().ok().flatten().map(|status| status.to_string())
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
-    }
-}
-
-/// Forwards the output of a server, so that it never blocks.
-fn forward(output: ChildStdout, lines: &mpsc::Sender<String>) {
-    let mut output = BufReader::new(output);
-    let mut line = String::new();
-    while output.by_ref().take(1 << 16).read_line(&mut line).is_ok_and(|length| length > 0) {
-        // Once the server is up, no receiver is left.
-        drop(lines.send(std::mem::take(&mut line)));
-    }
+/// Starts a server, which ends with the benchmark, and waits for the line of output in which `ready` finds its
+/// result.
+pub fn start_server<T>(
+    command: &[OsString],
+    log: Option<&Path>,
+    ready: impl Fn(&str) -> Option<T>,
+) -> Result<(Process, T)> {
+    let errors = match log {
+        Some(path) => fs::File::options().create(true).append(true).open(path)?.into(),
+        None => Stdio::null(),
+    };
+    let (program, arguments) = command.split_first().context("no program given")?;
+    // A server may end when its standard input does.
+    let mut command = tied(program);
+    let command = command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(errors);
+    let mut server = Process::spawn(command)?;
+    let found =
+        server.next(OutputStream::Stdout, START_MAX, ready).context("it does not listen (see --logs)")?;
+    std::thread::sleep(SETTLE);
+    Ok((server, found))
 }
 
 /// The processor time that a process has used up to some moment.

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use anyhow::Result;
+use muster::sample_range::SampleRange;
 use serde::Serialize;
 
 use crate::meter::Figure;
 use crate::servers::{JAXLIB, Kind};
-use crate::stats::Spread;
 use crate::targets;
 use crate::workloads::Session;
 
@@ -34,21 +34,21 @@ impl Row {
     }
 
     /// Returns the wall time over all laps of all repetitions.
-    fn wall_ms(&self, kind: Kind) -> Option<Spread> {
-        Spread::of(self.figures(kind).flat_map(|figure| figure.walls_ms.iter().copied()))
+    fn wall_ms(&self, kind: Kind) -> Option<SampleRange> {
+        SampleRange::of(self.figures(kind).flat_map(|figure| figure.walls_ms.iter().copied()))
     }
 
-    fn cpu_us(&self, kind: Kind) -> Option<Spread> {
-        Spread::of(self.figures(kind).filter_map(|figure| figure.cpu_us))
+    fn cpu_us(&self, kind: Kind) -> Option<SampleRange> {
+        SampleRange::of(self.figures(kind).filter_map(|figure| figure.cpu_us))
     }
 
-    fn memory_mib(&self, kind: Kind) -> Option<Spread> {
-        Spread::of(self.figures(kind).filter_map(|figure| figure.memory_mib))
+    fn memory_mib(&self, kind: Kind) -> Option<SampleRange> {
+        SampleRange::of(self.figures(kind).filter_map(|figure| figure.memory_mib))
     }
 
     /// Returns the ratio of one server's figure to another's; each pair comes from consecutive lives.
-    fn ratio(&self, over: Kind, under: Kind, figure: impl Fn(&Figure) -> Option<f64>) -> Option<Spread> {
-        Spread::of(self.pairs(over, under, figure))
+    fn ratio(&self, over: Kind, under: Kind, figure: impl Fn(&Figure) -> Option<f64>) -> Option<SampleRange> {
+        SampleRange::of(self.pairs(over, under, figure))
     }
 
     fn pairs(&self, over: Kind, under: Kind, figure: impl Fn(&Figure) -> Option<f64>) -> Vec<f64> {
@@ -60,27 +60,27 @@ impl Row {
         over.iter().filter_map(pair).collect()
     }
 
-    pub fn cpu_under_cxx(&self) -> Option<Spread> {
+    pub fn cpu_under_cxx(&self) -> Option<SampleRange> {
         self.ratio(Kind::Cxx, Kind::Muster, |figure| figure.cpu_us)
     }
 
-    pub fn cpu_over_floor(&self) -> Option<Spread> {
+    pub fn cpu_over_floor(&self) -> Option<SampleRange> {
         self.ratio(Kind::Muster, Kind::Baseline, |figure| figure.cpu_us)
     }
 
-    pub fn cpu_over_other(&self) -> Option<Spread> {
-        Spread::of_median(self.pairs(Kind::Muster, Kind::Against, |figure| figure.cpu_us))
+    pub fn cpu_over_other(&self) -> Option<SampleRange> {
+        confidence_of_median(self.pairs(Kind::Muster, Kind::Against, |figure| figure.cpu_us))
     }
 
-    pub fn faster_than_cxx(&self) -> Option<Spread> {
+    pub fn faster_than_cxx(&self) -> Option<SampleRange> {
         self.ratio(Kind::Cxx, Kind::Muster, wall_of)
     }
 
-    pub fn muster_wall_ms(&self) -> Option<Spread> {
+    pub fn muster_wall_ms(&self) -> Option<SampleRange> {
         self.wall_ms(Kind::Muster)
     }
 
-    pub fn muster_memory_mib(&self) -> Option<Spread> {
+    pub fn muster_memory_mib(&self) -> Option<SampleRange> {
         self.memory_mib(Kind::Muster)
     }
 
@@ -110,7 +110,7 @@ impl Row {
 }
 
 fn wall_of(figure: &Figure) -> Option<f64> {
-    Some(Spread::of(figure.walls_ms.iter().copied())?.median)
+    Some(SampleRange::of(figure.walls_ms.iter().copied())?.median)
 }
 
 impl Results {
@@ -228,8 +228,8 @@ impl Results {
 }
 
 /// Returns the median, with the least and the greatest value if they differ.
-fn cell(spread: Option<Spread>, show: impl Fn(f64) -> String) -> String {
-    let Some(Spread { median, min, max }) = spread else { return "-".to_owned() };
+fn cell(spread: Option<SampleRange>, show: impl Fn(f64) -> String) -> String {
+    let Some(SampleRange { median, min, max }) = spread else { return "-".to_owned() };
     let (middle, least, most) = (show(median), show(min), show(max));
     if least == most { middle } else { format!("{middle} ({least}..{most})") }
 }
@@ -258,6 +258,17 @@ fn significant(number: f64) -> String {
         10.0..100.0 => format!("{number:.1}"),
         _ => format!("{number:.0}"),
     }
+}
+
+/// Returns the median and its 95 % confidence interval by order statistics, which assume nothing about the
+/// distribution.
+fn confidence_of_median(mut values: Vec<f64>) -> Option<SampleRange> {
+    values.sort_by(f64::total_cmp);
+    let count = values.len() as f64;
+    let out = ((count - 1.96 * count.sqrt()) / 2.0).floor().max(0.0) as usize;
+    let inner = values.get(out..values.len().saturating_sub(out))?;
+    let interval = SampleRange::of(inner.iter().copied())?;
+    Some(SampleRange { median: SampleRange::of(values)?.median, ..interval })
 }
 
 /// Returns the machine and the versions of the run.

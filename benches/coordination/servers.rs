@@ -8,7 +8,8 @@ use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
 
 use crate::baseline;
-use crate::process::Server;
+use crate::harness::Process;
+use crate::process::start_server;
 
 /// The jaxlib release with whose service Muster is compared.
 pub const JAXLIB: &str = "0.10.2";
@@ -22,6 +23,7 @@ pub enum Kind {
     /// jaxlib's own service.
     Cxx,
     /// The baseline: the least that a server on the same libraries does.
+    #[value(name = "floor")]
     Baseline,
     /// Another build of Muster, with which this one is compared.
     #[value(skip)]
@@ -61,7 +63,7 @@ const HEARTBEAT_TIMEOUT_S: u32 = 3600;
 
 impl Launcher {
     /// Starts a server and returns its address.
-    pub fn start(&self, kind: Kind, job: Job) -> Result<(Server, SocketAddr)> {
+    pub fn start(&self, kind: Kind, job: Job) -> Result<(Process, SocketAddr)> {
         let command = match kind {
             Kind::Muster => self.muster_command(&self.muster, job),
             Kind::Against => {
@@ -72,7 +74,7 @@ impl Launcher {
             Kind::Baseline => self.floor_command(job)?,
         };
         let log = self.logs.as_ref().map(|folder| folder.join(format!("{}.log", kind.name())));
-        Server::start(&command, log.as_deref(), |line| address(kind, line))
+        start_server(&command, log.as_deref(), |line| address(kind, line))
             .with_context(|| format!("starting the {} server", kind.name()))
     }
 

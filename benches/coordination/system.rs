@@ -1,5 +1,5 @@
-//! Measures what the system itself needs for a megabyte: no server that keeps what it receives can be
-//! cheaper.
+//! Measures the processor time that the operating system needs to receive a megabyte and to provide fresh memory.
+//! No server that stores what it receives can need less.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use memmap2::{Advice, MmapMut};
+use muster::sample_range::SampleRange;
 use rustix::time::{ClockId, clock_gettime};
-
-use crate::stats::Spread;
 
 /// The size of one measurement, in MiB.
 const MIB: usize = 16;
@@ -35,8 +34,8 @@ impl MemoryCosts {
     /// Returns the costs in one sentence, if any were measured.
     pub fn text(&self) -> Option<String> {
         let show = |values: &[f64]| {
-            Spread::of(values.iter().copied())
-                .map(|Spread { median, min, max }| format!("{median:.0} us ({min:.0}..{max:.0})"))
+            SampleRange::of(values.iter().copied())
+                .map(|SampleRange { median, min, max }| format!("{median:.0} us ({min:.0}..{max:.0})"))
         };
         Some(format!(
             "The system's own price of one MiB in this run: {} to receive it into memory in use, {} for fresh memory in huge pages, {} in small ones.",

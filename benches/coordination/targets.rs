@@ -1,4 +1,4 @@
-//! The targets of Muster.
+//! The performance targets of Muster.
 
 use crate::report::Row;
 

@@ -1,7 +1,7 @@
-//! Requests and responses as bytes, encoded by hand: the cost of generated encoders would count as the load
-//! generator's half of the machine.
+//! Encodes requests and decodes responses by hand. Generated encoders would take processor time that the server
+//! under test needs.
 //!
-//! The messages are those of wire generation C (`proto/xla_coordination.proto`).
+//! The messages are those of generation C (`proto/xla_coordination.proto`).
 
 use std::io::Write as _;
 

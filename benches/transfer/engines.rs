@@ -1,4 +1,5 @@
-//! The subjects of the measurement, and the commands that measure each.
+//! The subjects that the benchmark compares (limits of the machine, Muster, other engines), and the command that
+//! measures each subject.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -31,6 +32,10 @@ pub enum EngineCase {
     MusterShmAsleep,
     MusterShmBeside,
     MusterPvm,
+    MusterPvmUnprepared,
+    ArraysBuffers,
+    ArraysPrepared,
+    Arrays,
     NixlShm,
     NixlShmPolled,
     #[value(name = "tcp-1")]
@@ -46,11 +51,12 @@ pub enum EngineCase {
     Mooncake,
     Gloo,
     Jax,
+    DevicePut,
 }
 
 impl EngineCase {
-    /// All subjects in the order in which they are measured: those that are compared are adjacent.
-    pub const ALL: [Self; 22] = [
+    /// The subjects of the suite of engines, in the order in which they are measured.
+    pub const ENGINES: [Self; 22] = [
         Self::Memcpy1,
         Self::Memcpy2,
         Self::Wake,
@@ -105,6 +111,22 @@ impl EngineCase {
         Self::Jax,
     ];
 
+    /// The subjects of the suite of arrays.
+    pub const ARRAYS: [Self; 12] = [
+        Self::MusterShm,
+        Self::ArraysBuffers,
+        Self::MusterPvm,
+        Self::ArraysPrepared,
+        Self::MusterPvmUnprepared,
+        Self::Arrays,
+        Self::DevicePut,
+        Self::Jax,
+        Self::NixlShm,
+        Self::NixlShmPolled,
+        Self::Mooncake,
+        Self::Gloo,
+    ];
+
     /// Measures the subject, for each of the shapes.
     pub fn measure(
         self,
@@ -147,10 +169,14 @@ impl EngineCase {
             Self::Tcp2Unpaced => limit(&|shape| limits::tcp(shape, 2, false, time)),
             Self::MusterShm => places.muster(shapes, time, &["--transport", "shm"]),
             Self::MusterPvm => places.muster(shapes, time, &["--transport", "pvm"]),
+            Self::MusterPvmUnprepared => places.muster(shapes, time, &["--transport", "pvm", "--unprepared"]),
             Self::MusterTcp => places.muster(shapes, time, &["--transport", "tcp"]),
             Self::MusterTcpUnchecked => {
                 places.muster(shapes, time, &["--transport", "tcp", "--checksums", "off"])
             }
+            Self::ArraysBuffers => places.arrays("buffers", shapes, time),
+            Self::ArraysPrepared => places.arrays("prepared", shapes, time),
+            Self::Arrays => places.arrays("arrays", shapes, time),
             Self::NixlShm => places.peer("nixl_peer.py", &[("MUSTER_PEER", "shm")], shapes, time),
             Self::NixlTcp => places.peer("nixl_peer.py", &[("MUSTER_PEER", "tcp")], shapes, time),
             Self::NixlShmPolled => {
@@ -164,6 +190,7 @@ impl EngineCase {
             Self::Mooncake => places.peer("mooncake_peer.py", &[], shapes, time),
             Self::Gloo => places.peer("gloo_peer.py", &[], shapes, time),
             Self::Jax => places.peer("jax_peer.py", &[], shapes, time),
+            Self::DevicePut => places.peer("device_put_peer.py", &[], shapes, time),
         }
     }
 }
@@ -181,6 +208,10 @@ impl fmt::Display for EngineCase {
             Self::MusterShmAsleep => "Muster, shared memory, nobody looks before sleeping",
             Self::MusterShmBeside => "Muster, shared memory, both on one processor",
             Self::MusterPvm => "Muster, process memory",
+            Self::MusterPvmUnprepared => "Muster, process memory, not prepared",
+            Self::ArraysBuffers => "Muster in Python, Buffers, prepared",
+            Self::ArraysPrepared => "Muster in Python, arrays of JAX into Buffers, prepared",
+            Self::Arrays => "Muster in Python, arrays of JAX, not prepared",
             Self::NixlShm => "NIXL (UCX, CMA)",
             Self::NixlShmPolled => "NIXL (UCX, CMA), polled",
             Self::Tcp1 => "bare TCP, 1 stream",
@@ -193,6 +224,7 @@ impl fmt::Display for EngineCase {
             Self::Mooncake => "Mooncake, TCP",
             Self::Gloo => "torch gloo",
             Self::Jax => "jax.experimental.transfer",
+            Self::DevicePut => "jax.device_put",
         })
     }
 }
@@ -205,6 +237,10 @@ pub struct Figure {
     pub p99_us: Option<f64>,
     pub half_round_trip_p50_us: Option<f64>,
     pub half_round_trip_p99_us: Option<f64>,
+    /// A call of `launch`.
+    pub launch_p50_us: Option<f64>,
+    /// The part of its time that another Python thread waits for the interpreter while bytes move.
+    pub thread_loss: Option<f64>,
     pub cpu_us: Option<f64>,
     pub prepare_first_us: Option<f64>,
     pub prepare_p50_us: Option<f64>,
@@ -223,6 +259,8 @@ impl Figure {
             p99_us: None,
             half_round_trip_p50_us: None,
             half_round_trip_p99_us: None,
+            launch_p50_us: None,
+            thread_loss: None,
             cpu_us: None,
             prepare_first_us: None,
             prepare_p50_us: None,
@@ -259,6 +297,14 @@ impl BinaryPaths {
         Ok(figures)
     }
 
+    /// Measures arrays of two JAX processes with the Python package that benches/transfer/setup has installed.
+    fn arrays(&self, mode: &str, shapes: &[Shape], time: Duration) -> Result<BTreeMap<Shape, Figure>> {
+        let package = self.peers.join("muster");
+        ensure!(package.exists(), "benches/transfer/setup has not installed the Python package");
+        let package = package.to_str().context("the path of the package is no text")?;
+        self.peer("arrays_peer.py", &[("MUSTER_PEER", mode), ("PYTHONPATH", package)], shapes, time)
+    }
+
     fn peer(
         &self,
         program: &str,
@@ -266,7 +312,7 @@ impl BinaryPaths {
         shapes: &[Shape],
         time: Duration,
     ) -> Result<BTreeMap<Shape, Figure>> {
-        let python = if program == "jax_peer.py" {
+        let python = if ["arrays_peer.py", "device_put_peer.py", "jax_peer.py"].contains(&program) {
             self.jax.as_ref().context("tests/jax/setup has not made an environment")?.join("bin/python")
         } else {
             self.peers.join("bin/python")
@@ -306,7 +352,8 @@ fn lines(command: &mut Command) -> Result<Vec<Figure>> {
     // In seconds: a program that hangs must not stop the run.
     const LIMIT: &str = "300";
     let mut limited = Command::new("timeout");
-    limited.arg(LIMIT).arg(command.get_program()).args(command.get_args());
+    // Some programs ignore the signal that asks them to end.
+    limited.args(["--kill-after=5", LIMIT]).arg(command.get_program()).args(command.get_args());
     for (name, value) in command.get_envs() {
         if let Some(value) = value {
             limited.env(name, value);

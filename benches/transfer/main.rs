@@ -1,18 +1,22 @@
-//! Muster's transfers compared with the limits of the machine and with other engines, in one run.
+//! Compares Muster's transfers with the limits of the machine and with other engines, in one run.
 //!
 //!     benches/transfer/setup        # once: the other engines
 //!     cargo bench --bench transfer -- --repeat 5 --into BENCHMARKS.md
+//!     cargo bench --bench transfer -- --arrays --repeat 3 --into BENCHMARKS.md
 //!
-//! Every repetition measures every subject once, one after the other, so that a machine whose speed drifts
-//! favours none; ratios are taken within a repetition. All subjects move the same sizes between two
-//! processes, as many at a time, and compare the received bytes with those sent. A peer that is not installed
-//! is reported as absent.
+//! The second command measures arrays of Python programs instead of the engine.
+//!
+//! Every repetition measures each subject once, one after the other, so a machine whose speed drifts favours no
+//! subject. Ratios are computed within a repetition. Each subject moves the same sizes between two processes, with
+//! the same number of transfers in flight, and compares the received bytes with the sent ones. An engine that is
+//! not installed is reported as absent.
 
 mod clock;
 mod engines;
 mod limits;
 mod report;
 mod shape;
+mod suite;
 mod targets;
 
 use std::path::PathBuf;
@@ -24,16 +28,20 @@ use clap::Parser;
 use engines::{BinaryPaths, EngineCase};
 use report::Results;
 use shape::Shape;
+use suite::Suite;
 
 /// Compares Muster's transfers with the limits of the machine and with other engines.
 #[derive(Debug, Parser)]
 #[command(name = "transfer")]
 struct Arguments {
+    /// Measure arrays of Python programs, in place of the engine.
+    #[arg(long)]
+    arrays: bool,
     /// Measure only these subjects, such as muster-tcp,tcp-2,mooncake.
     #[arg(long, value_delimiter = ',')]
     only: Vec<EngineCase>,
-    /// The workloads, as SIZE:BATCH:IN_FLIGHT with the size in bytes.
-    #[arg(long, value_delimiter = ',', default_values_t = Shape::DEFAULTS)]
+    /// The workloads, as SIZE:BATCH:IN_FLIGHT with the size in bytes; by default those of the tables.
+    #[arg(long, value_delimiter = ',')]
     shapes: Vec<Shape>,
     /// The number of repetitions.
     #[arg(long, default_value_t = 5)]
@@ -63,17 +71,21 @@ struct Arguments {
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    let wanted: Vec<EngineCase> = EngineCase::ALL
-        .into_iter()
+    let suite = if arguments.arrays { Suite::ARRAYS } else { Suite::ENGINES };
+    let shapes = if arguments.shapes.is_empty() { suite.shapes } else { &arguments.shapes };
+    let wanted: Vec<EngineCase> = suite
+        .subjects
+        .iter()
+        .copied()
         .filter(|subject| arguments.only.is_empty() || arguments.only.contains(subject))
         .collect();
     let places = BinaryPaths::new(&arguments.muster, &arguments.peers, &arguments.jax);
     let time = Duration::from_secs_f64(arguments.seconds);
-    let mut results = Results::new(&arguments.shapes);
+    let mut results = Results::new(&suite, shapes);
     for repetition in 0..arguments.repeat {
         for subject in &wanted {
             eprintln!("{} of {}: {subject}", repetition + 1, arguments.repeat);
-            match subject.measure(&places, &arguments.shapes, time) {
+            match subject.measure(&places, shapes, time) {
                 Ok(figures) => results.add(*subject, repetition, figures),
                 // The peer may be missing or may have failed: the others are measured all the same.
                 Err(error) => results.absent(*subject, &format!("{error:#}")),
@@ -86,7 +98,7 @@ fn main() -> Result<()> {
         std::fs::write(path, results.json()?).with_context(|| path.display().to_string())?;
     }
     if let Some(path) = &arguments.into {
-        report::put_into(path, &text).with_context(|| path.display().to_string())?;
+        report::put_into(path, &text, suite.marks).with_context(|| path.display().to_string())?;
     }
     results.verify()
 }

@@ -1,25 +1,21 @@
 //! The results, as tables for people and as JSON for programs.
 
-#[path = "../coordination/stats.rs"]
-#[expect(dead_code, reason = "the other benchmark takes more of it")]
-mod stats;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
+use muster::sample_range::SampleRange;
 use serde::Serialize;
 
 use crate::engines::{EngineCase, Figure};
 use crate::shape::Shape;
+use crate::suite::Suite;
 use crate::targets;
-pub use stats::Spread;
-
-const MARKS: (&str, &str) = ("<!-- transfers -->", "<!-- end of transfers -->");
 
 /// All figures of a run.
-pub struct Results {
+pub struct Results<'a> {
+    suite: &'a Suite,
     shapes: Vec<Shape>,
     figures: BTreeMap<(EngineCase, Shape), BTreeMap<u32, Figure>>,
     absent: BTreeMap<EngineCase, String>,
@@ -33,9 +29,9 @@ struct Row<'a> {
     figure: &'a Figure,
 }
 
-impl Results {
-    pub fn new(shapes: &[Shape]) -> Self {
-        Self { shapes: shapes.to_vec(), figures: BTreeMap::new(), absent: BTreeMap::new() }
+impl<'a> Results<'a> {
+    pub fn new(suite: &'a Suite, shapes: &[Shape]) -> Self {
+        Self { suite, shapes: shapes.to_vec(), figures: BTreeMap::new(), absent: BTreeMap::new() }
     }
 
     pub fn add(&mut self, subject: EngineCase, repetition: u32, figures: BTreeMap<Shape, Figure>) {
@@ -63,12 +59,12 @@ impl Results {
         shape: Shape,
         subject: EngineCase,
         figure: impl Fn(&Figure) -> Option<f64>,
-    ) -> Option<Spread> {
-        Spread::of(self.of(shape, subject).filter_map(|(_, found)| figure(found)))
+    ) -> Option<SampleRange> {
+        SampleRange::of(self.of(shape, subject).filter_map(|(_, found)| figure(found)))
     }
 
     /// Returns the ratio of a subject to the best of `others`, each pair from one repetition.
-    pub fn ratio(&self, shape: Shape, subject: EngineCase, others: &[EngineCase]) -> Option<Spread> {
+    pub fn ratio(&self, shape: Shape, subject: EngineCase, others: &[EngineCase]) -> Option<SampleRange> {
         self.ratio_of(shape, subject, shape, others)
     }
 
@@ -78,9 +74,24 @@ impl Results {
         shape: Shape,
         subject: EngineCase,
         others: &[EngineCase],
-    ) -> Option<Spread> {
+    ) -> Option<SampleRange> {
         let single = self.shapes.iter().find(|single| single.size == shape.size && single.batch == 1)?;
         self.ratio_of(shape, subject, *single, others)
+    }
+
+    /// Returns `compare` of a figure of a subject and the same figure of another one, each pair from one repetition.
+    pub fn compared(
+        &self,
+        shape: Shape,
+        subject: EngineCase,
+        other: EngineCase,
+        figure: fn(&Figure) -> Option<f64>,
+        compare: fn(f64, f64) -> f64,
+    ) -> Option<SampleRange> {
+        SampleRange::of(self.of(shape, subject).filter_map(|(repetition, own)| {
+            let (_, theirs) = self.of(shape, other).find(|(known, _)| *known == repetition)?;
+            Some(compare(figure(own)?, figure(theirs)?))
+        }))
     }
 
     fn ratio_of(
@@ -89,8 +100,8 @@ impl Results {
         subject: EngineCase,
         theirs: Shape,
         others: &[EngineCase],
-    ) -> Option<Spread> {
-        Spread::of(self.of(shape, subject).filter_map(|(repetition, figure)| {
+    ) -> Option<SampleRange> {
+        SampleRange::of(self.of(shape, subject).filter_map(|(repetition, figure)| {
             let best = others.iter().filter_map(|other| {
                 let mut found = self.of(theirs, *other);
                 Some(found.find(|(other, _)| *other == repetition)?.1.gbytes_per_second)
@@ -136,15 +147,12 @@ impl Results {
             out,
             "{repeat} repetitions of {seconds} s each, medians with the least and the most. GB/s are 10^9 bytes a second.\n"
         );
-        for (title, subjects) in [
-            ("Same host, GB/s", &EngineCase::HERE[..]),
-            ("TCP on the loopback interface, GB/s", &EngineCase::TCP[..]),
-        ] {
+        for (title, subjects) in self.suite.tables {
             self.table(&mut out, title, subjects, |found| {
                 self.spread(found.0, found.1, |figure| Some(figure.gbytes_per_second)).map(|rate| text(&rate))
             });
         }
-        let all: Vec<_> = EngineCase::HERE.into_iter().chain(EngineCase::TCP).collect();
+        let all: Vec<_> = self.suite.shown().collect();
         self.table(&mut out, "One at a time, us until it is there: p50 / p99", &all, |(shape, subject)| {
             let p50 = self.spread(shape, subject, |figure| figure.p50_us)?;
             let p99 = self.spread(shape, subject, |figure| figure.p99_us)?;
@@ -161,6 +169,9 @@ impl Results {
             &all,
             |found| self.spread(found.0, found.1, |figure| figure.cpu_us).map(|cpu| text(&cpu)),
         );
+        self.table(&mut out, "A call of launch, us: p50", &all, |(shape, subject)| {
+            self.spread(shape, subject, |figure| figure.launch_p50_us).map(|call| text(&call))
+        });
         self.prepares(&mut out);
         self.remarks(&mut out);
         out
@@ -199,7 +210,7 @@ impl Results {
     fn prepares(&self, out: &mut String) {
         for subject in [EngineCase::MusterShm, EngineCase::MusterTcp] {
             let over = |figure: fn(&Figure) -> Option<f64>| {
-                Spread::of(
+                SampleRange::of(
                     self.shapes
                         .iter()
                         .flat_map(|shape| self.of(*shape, subject))
@@ -253,7 +264,7 @@ impl Results {
             };
             let _ = writeln!(out, "- {subject}: {some}: {why}.");
         }
-        let verdicts = targets::verdicts(self);
+        let verdicts = targets::verdicts(self, self.suite.targets);
         let missed = verdicts.iter().filter(|verdict| !verdict.met).count();
         let _ = writeln!(out, "\nOf {} targets, {missed} are missed:\n", verdicts.len());
         for verdict in verdicts {
@@ -263,7 +274,7 @@ impl Results {
 }
 
 /// Formats the spread with its significant digits.
-fn text(spread: &Spread) -> String {
+fn text(spread: &SampleRange) -> String {
     let number = |value: f64| match value {
         value if value >= 100.0 => format!("{value:.0}"),
         value if value >= 10.0 => format!("{value:.1}"),
@@ -273,10 +284,10 @@ fn text(spread: &Spread) -> String {
 }
 
 /// Replaces the tables between the marks of a file.
-pub fn put_into(path: &Path, tables: &str) -> Result<()> {
+pub fn put_into(path: &Path, tables: &str, (begin, end): (&str, &str)) -> Result<()> {
     let text = std::fs::read_to_string(path)?;
-    let (before, rest) = text.split_once(MARKS.0).context("it has no place for the tables")?;
-    let (_, after) = rest.split_once(MARKS.1).context("the place for the tables has no end")?;
-    std::fs::write(path, format!("{before}{}\n{tables}\n{}{after}", MARKS.0, MARKS.1))?;
+    let (before, rest) = text.split_once(begin).context("it has no place for the tables")?;
+    let (_, after) = rest.split_once(end).context("the place for the tables has no end")?;
+    std::fs::write(path, format!("{before}{begin}\n{tables}\n{end}{after}"))?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The sizes that are moved.
+//! The sizes of the transfers that are measured.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,13 +15,23 @@ pub struct Shape {
 }
 
 impl Shape {
-    pub const DEFAULTS: [Self; 6] = [
+    /// Those of the suite of engines.
+    pub const ENGINES: [Self; 6] = [
         Self { size: 4 << 10, batch: 1, in_flight: 16 },
         Self { size: 4 << 10, batch: 256, in_flight: 4 },
         Self { size: 64 << 10, batch: 1, in_flight: 16 },
         Self { size: 1 << 20, batch: 1, in_flight: 4 },
         Self { size: 16 << 20, batch: 1, in_flight: 2 },
         Self { size: 64 << 20, batch: 1, in_flight: 2 },
+    ];
+
+    /// Those of the suite of arrays.
+    pub const ARRAYS: [Self; 5] = [
+        Self { size: 4 << 10, batch: 1, in_flight: 16 },
+        Self { size: 64 << 10, batch: 1, in_flight: 16 },
+        Self { size: 1 << 20, batch: 1, in_flight: 4 },
+        Self { size: 16 << 20, batch: 1, in_flight: 2 },
+        Self { size: 256 << 20, batch: 1, in_flight: 2 },
     ];
 
     /// Returns the bytes of a launch.

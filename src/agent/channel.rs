@@ -1,6 +1,6 @@
-//! Makes the gRPC channel to the service, plain or TLS, and recognizes ports that speak something else.
+//! Makes the gRPC channel to the service, plain or TLS, and recognizes ports that speak another protocol.
 //!
-//! It does not retry (`retry.rs`). Begin at `channel`.
+//! It does not retry (`retry.rs`). Begin at `service_channel`.
 
 use std::future::Future;
 use std::io;
@@ -11,16 +11,12 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use rustls::ClientConfig;
-use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use super::config::AgentConfig;
 use super::error::AgentError;
-use crate::tls;
+use crate::tls::{self, IoStream, TlsClient};
 
 /// The timeout of a connection attempt.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -46,7 +42,7 @@ enum PortProtocol {
 impl PortProtocol {
     /// Returns the protocol by the first bytes: HTTP/2 begins with a SETTINGS frame, whose length comes
     /// first.
-    fn by(first: &[u8]) -> Self {
+    fn from_first_bytes(first: &[u8]) -> Self {
         match first {
             [b'H', b'T', ..] => Self::Http1,
             [0x15, 3, ..] => Self::Tls,
@@ -81,7 +77,7 @@ impl PortProbe {
 }
 
 /// Returns a channel to the service. It connects with the first call, and again after a lost connection.
-pub fn channel(config: &AgentConfig) -> Result<(Channel, PortProbe), AgentError> {
+pub fn service_channel(config: &AgentConfig) -> Result<(Channel, PortProbe), AgentError> {
     let uri = |address: &str| {
         format!("http://{address}")
             .parse::<Uri>()
@@ -98,11 +94,9 @@ pub fn channel(config: &AgentConfig) -> Result<(Channel, PortProbe), AgentError>
         .ok_or_else(|| AgentError::Settings(format!("{:?} has no port", config.service)))?;
     let tls = config.tls.as_ref().map(|files| {
         let own = files.own.as_ref().map(|(cert, key)| (cert.as_path(), key.as_path()));
-        let mut client = tls::client(&files.ca, own).map_err(|error| AgentError::Tls(error.to_string()))?;
-        client.alpn_protocols = vec![b"h2".to_vec()];
-        let host = host.trim_matches(['[', ']']).to_owned();
-        let name = ServerName::try_from(host).map_err(|error| AgentError::Tls(error.to_string()))?;
-        Ok::<_, AgentError>((Arc::new(client), name))
+        let config = tls::client_config(&files.ca, own, &[b"h2"])
+            .map_err(|error| AgentError::Tls(error.to_string()))?;
+        TlsClient::new(Arc::new(config), host).map_err(|error| AgentError::Tls(error.to_string()))
     });
     let port = PortProbe::default();
     let dialler =
@@ -110,25 +104,22 @@ pub fn channel(config: &AgentConfig) -> Result<(Channel, PortProbe), AgentError>
     Ok((endpoint.connect_with_connector_lazy(dialler), port))
 }
 
-trait IoStream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> IoStream for T {}
-
 /// A stream that reports its first bytes to a [`PortProbe`].
-struct SniffedStream<S> {
-    stream: S,
+struct SniffedStream {
+    stream: Box<dyn IoStream>,
     /// `None` once bytes have been received.
     port: Option<PortProbe>,
 }
 
-impl<S> SniffedStream<S> {
-    fn hear(&mut self, answered: PortProtocol) {
+impl SniffedStream {
+    fn report_to_probe(&mut self, answered: PortProtocol) {
         if let Some(port) = self.port.take() {
             port.observe(answered);
         }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for SniffedStream<S> {
+impl AsyncRead for SniffedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -138,17 +129,21 @@ impl<S: AsyncRead + Unpin> AsyncRead for SniffedStream<S> {
         let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
         if read.is_ready() {
             let first = &buffer.filled()[before..];
-            self.hear(if first.is_empty() { PortProtocol::Nothing } else { PortProtocol::by(first) });
+            self.report_to_probe(if first.is_empty() {
+                PortProtocol::Nothing
+            } else {
+                PortProtocol::from_first_bytes(first)
+            });
         }
         read
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for SniffedStream<S> {
+impl AsyncWrite for SniffedStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
         if matches!(written, Poll::Ready(Err(_))) {
-            self.hear(PortProtocol::Nothing);
+            self.report_to_probe(PortProtocol::Nothing);
         }
         written
     }
@@ -168,7 +163,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for SniffedStream<S> {
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bytes);
         if matches!(written, Poll::Ready(Err(_))) {
-            self.hear(PortProtocol::Nothing);
+            self.report_to_probe(PortProtocol::Nothing);
         }
         written
     }
@@ -182,28 +177,19 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for SniffedStream<S> {
 struct ServiceConnector {
     address: String,
     port: PortProbe,
-    tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
+    tls: Option<TlsClient>,
 }
 
 impl ServiceConnector {
-    async fn connect(self) -> io::Result<TokioIo<Box<dyn IoStream>>> {
+    async fn connect(self) -> io::Result<TokioIo<SniffedStream>> {
         self.port.observe(PortProtocol::Unknown);
-        let socket = TcpStream::connect(&self.address).await?;
-        socket.set_nodelay(true)?;
-        let port = Some(self.port);
-        let stream: Box<dyn IoStream> = match self.tls {
-            None => Box::new(SniffedStream { stream: socket, port }),
-            Some((client, name)) => {
-                let stream = TlsConnector::from(client).connect(name, socket).await?;
-                Box::new(SniffedStream { stream, port })
-            }
-        };
-        Ok(TokioIo::new(stream))
+        let stream = tls::dial(&self.address, self.tls.as_ref()).await?;
+        Ok(TokioIo::new(SniffedStream { stream, port: Some(self.port) }))
     }
 }
 
 impl tower_service::Service<Uri> for ServiceConnector {
-    type Response = TokioIo<Box<dyn IoStream>>;
+    type Response = TokioIo<SniffedStream>;
     type Error = io::Error;
     type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
 
@@ -232,7 +218,7 @@ mod tests {
             (&[0, 0, 24, 4, 0, 0, 0, 0, 0], None),
         ] {
             let port = PortProbe::default();
-            port.observe(PortProtocol::by(first));
+            port.observe(PortProtocol::from_first_bytes(first));
             assert_eq!(port.mismatch_hint().is_some(), said.is_some(), "{first:?}");
             assert!(
                 port.mismatch_hint().is_none_or(|text| text.contains(said.unwrap_or_default())),

@@ -1,7 +1,8 @@
-//! Estimates the offset of this host's clock from the service's, by Cristian's algorithm: of the last eight
-//! answers to reports the quickest counts, and it is right within half of its round trip.
+//! Estimates the offset between this host's clock and the service's clock with Cristian's algorithm, from the
+//! answers to transfer reports. Of the last eight answers it uses the one with the shortest round trip. The error
+//! is at most half of that round trip.
 //!
-//! It corrects no clock. Begin at [`ClockOffset`].
+//! It does not correct any clock. Begin at [`ClockSamples`].
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,9 +15,9 @@ const SAMPLES_MAX: usize = 8;
 
 /// The samples of the last answers.
 #[derive(Debug, Default)]
-pub(super) struct ClockOffset(VecDeque<ClockReading>);
+pub(super) struct ClockSamples(VecDeque<ClockReading>);
 
-impl ClockOffset {
+impl ClockSamples {
     /// Adds a sample: the request left at `asked` by this host's clock, and the service's time arrived `took`
     /// later.
     pub fn add_sample(&mut self, asked: Timestamp, took: Duration, service: Timestamp) {
@@ -41,7 +42,7 @@ mod tests {
     use super::*;
 
     /// Adds a sample of a clock that is `ahead`, with these transit times.
-    fn ask(offset: &mut ClockOffset, at: u64, ahead: i64, there: u64, back: u64) {
+    fn ask(offset: &mut ClockSamples, at: u64, ahead: i64, there: u64, back: u64) {
         let shown = |at: u64| Timestamp(at.checked_add_signed(ahead).unwrap());
         offset.add_sample(shown(at), Duration::from_micros(there + back), Timestamp(at + there));
     }
@@ -52,7 +53,7 @@ mod tests {
         for _ in 0..10_000 {
             let (ahead, there, back) =
                 (random.i64(-5_000_000..5_000_000), random.u64(0..90_000), random.u64(0..90_000));
-            let mut offset = ClockOffset::default();
+            let mut offset = ClockSamples::default();
             ask(&mut offset, 1_000_000_000, ahead, there, back);
             let best = offset.best().unwrap();
             assert!(best.ahead_us.abs_diff(ahead) <= best.within_us + 1, "{ahead} {there} {back} {best:?}");
@@ -61,7 +62,7 @@ mod tests {
 
     #[test]
     fn the_quickest_of_the_last_answers_counts_and_old_ones_are_forgotten() {
-        let mut offset = ClockOffset::default();
+        let mut offset = ClockSamples::default();
         assert_eq!(offset.best(), None);
         ask(&mut offset, 1_000_000_000, 700, 10, 10);
         ask(&mut offset, 2_000_000_000, 700, 90_000, 10);
@@ -75,7 +76,7 @@ mod tests {
 
     #[test]
     fn absurd_times_are_only_absurd() {
-        let mut offset = ClockOffset::default();
+        let mut offset = ClockSamples::default();
         offset.add_sample(Timestamp(u64::MAX), Duration::MAX, Timestamp(0));
         offset.add_sample(Timestamp(0), Duration::ZERO, Timestamp(u64::MAX));
         assert_eq!(offset.best(), Some(ClockReading { ahead_us: -i64::MAX, within_us: 0 }));

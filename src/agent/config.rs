@@ -1,21 +1,21 @@
 //! Defines and checks the configuration of an agent.
 //!
-//! It reads no environment: `cluster_env/` does. Begin at `AgentConfig::check`.
+//! `cluster_env/` reads the environment; this module does not. Begin at `AgentConfig::check`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::error::AgentError;
-use crate::coordination::TASKS_MAX;
-use crate::transfer::{Certificates, Choice, DeviceId, TaskId};
+use crate::coordination::{ProcessIdentity, TASKS_MAX};
+use crate::transfer::{DeviceId, PemCertificates, TaskId, TransportChoice};
 
 /// The step between the device ids of tasks: those of task `n` begin at `n` times this, as JAX numbers CPU
 /// devices.
 pub const DEVICES_MAX: u32 = 2048;
 
 /// Returns the id of a device by its task and its ordinal there.
-pub(super) const fn device_of(task: TaskId, ordinal: u32) -> DeviceId {
+pub const fn device_id_of(task: TaskId, ordinal: u32) -> DeviceId {
     DeviceId(task.0 * DEVICES_MAX + ordinal)
 }
 
@@ -32,10 +32,12 @@ pub struct AgentConfig {
     pub task: u32,
     /// The expected number of tasks; `None` accepts the service's.
     pub tasks: Option<u32>,
+    /// The identity of this process over runs, which it publishes; `None` to publish none.
+    pub identity: Option<ProcessIdentity>,
     /// The number of this task's devices: at most [`DEVICES_MAX`].
     pub devices: u32,
     /// The permitted transports.
-    pub transport: Choice,
+    pub transport: TransportChoice,
     /// The time for which a waiter polls before it sleeps; `None` for the engine's default.
     pub spin: Option<Duration>,
     /// The TCP address on which the engine listens; `None` to listen on this host only.
@@ -46,7 +48,7 @@ pub struct AgentConfig {
     pub token: Option<Vec<u8>>,
     /// The certificates of the engines, with which transfers over TCP are encrypted; all engines of a job
     /// have some, or none has.
-    pub transfer_tls: Option<Certificates>,
+    pub transfer_tls: Option<PemCertificates>,
     /// The timeout of the registration, including the wait for the service and for all other tasks.
     pub register_limit: Duration,
     /// The heartbeat timeout of the job; a heartbeat is sent at half of it.
@@ -79,8 +81,9 @@ impl AgentConfig {
             tls: None,
             task,
             tasks: None,
+            identity: None,
             devices: 1,
-            transport: Choice::Auto,
+            transport: TransportChoice::Auto,
             spin: None,
             listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
             advertise: Vec::new(),
@@ -97,7 +100,7 @@ impl AgentConfig {
     /// Returns the device ids of this task.
     #[must_use]
     pub fn device_ids(&self) -> Vec<DeviceId> {
-        (0..self.devices).map(|ordinal| device_of(TaskId(self.task), ordinal)).collect()
+        (0..self.devices).map(|ordinal| device_id_of(TaskId(self.task), ordinal)).collect()
     }
 
     pub(super) fn check(&self) -> Result<(), AgentError> {

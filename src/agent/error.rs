@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use super::cluster_env::ClusterEnvError;
+use crate::transfer::{Incarnation, PeerJob};
 
 /// The error of an agent. If the service states it, its text names the actor and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -39,6 +40,16 @@ pub enum AgentError {
         call: &'static str,
         /// The timeout.
         limit: Duration,
+    },
+    /// The service has not granted a task id in time.
+    #[error("{identity} has no task id after {limit:?}: {why}")]
+    NoTask {
+        /// The identity of the process.
+        identity: String,
+        /// The timeout.
+        limit: Duration,
+        /// The service's reason.
+        why: String,
     },
     /// Not all tasks have requested the live set.
     #[error(
@@ -80,6 +91,58 @@ pub enum AgentError {
         call: &'static str,
         /// The violation.
         what: String,
+    },
+    /// The engines of some tasks did not become known in time.
+    #[error(
+        "not all engines{job} are known within {limit:?}:{}{}",
+        describe_each_task(connected, "connected, but has no transfer engine yet"),
+        describe_each_task(gone, "not connected")
+    )]
+    EnginesMissing {
+        /// The job of the tasks.
+        job: PeerJob,
+        /// The timeout.
+        limit: Duration,
+        /// The tasks that are connected and have published no engine.
+        connected: Vec<u32>,
+        /// The tasks that are not connected.
+        gone: Vec<u32>,
+    },
+    /// The engine record of a task is unusable.
+    #[error("the engine of task {task}{job} cannot be used: {why}")]
+    EngineUnusable {
+        /// Its job.
+        job: PeerJob,
+        /// The task.
+        task: u32,
+        /// The reason.
+        why: String,
+    },
+    /// The settings of this job and of another one do not allow transfers between them.
+    #[error("{why}")]
+    PeerJobRefused {
+        /// The other job.
+        job: PeerJob,
+        /// Which setting is missing, and how to set it.
+        why: String,
+    },
+    /// The service knows no such job.
+    #[error("{why}")]
+    NoSuchPeerJob {
+        /// The job.
+        job: PeerJob,
+        /// The service's message.
+        why: String,
+    },
+    /// This incarnation of the task had a transfer engine before.
+    #[error(
+        "incarnation {incarnation} of task {task} has had a transfer engine already, and its peers know that one: start the task again"
+    )]
+    EngineExists {
+        /// The task.
+        task: u32,
+        /// The incarnation.
+        incarnation: Incarnation,
     },
     /// The service has replaced this incarnation of the task.
     #[error("this life of task {task} is over: {why}")]
@@ -124,4 +187,9 @@ impl AgentError {
             _ => None,
         }
     }
+}
+
+/// Returns a clause about tasks; nothing if there are none.
+fn describe_each_task(tasks: &[u32], what: &str) -> String {
+    tasks.iter().map(|task| format!(" task {task} is {what};")).collect()
 }

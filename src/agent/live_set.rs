@@ -1,9 +1,10 @@
-//! Requests the live set together with all other tasks, and names the tasks that have not called if that
-//! takes long.
+//! Requests the live set together with all other tasks. If the answer takes long, it names the tasks that have not
+//! called yet.
 //!
-//! It does not judge which tasks live: the service does. The service answers when all live tasks have called, and
-//! does not say which ones are missing. So a task that has waited for a moment leaves a mark in the store and
-//! removes it with the answer; a task that waits longer can name those without a mark.
+//! The service decides which tasks are live. It answers when all live tasks have called, and does not say which
+//! tasks are missing. So a task that has waited for half a second writes a key into the store, as a mark that it
+//! has called. It deletes the key when the answer arrives. A task that waits longer reads these keys, and names the
+//! live tasks that have none.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -25,17 +26,20 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// If they have not within `limit`, with the tasks that have not called.
-pub(super) async fn live_set(inner: &AgentShared, limit: Duration) -> Result<Vec<(u32, u64)>, AgentError> {
+pub(super) async fn agree_on_live_set(
+    inner: &AgentShared,
+    limit: Duration,
+) -> Result<Vec<(u32, u64)>, AgentError> {
     let all: Vec<u32> = (0..inner.tasks).collect();
     let mut marked = false;
     let answer = {
-        let asking = inner.retry(|| inner.service.alive(&all, None));
+        let asking = inner.retry(|| inner.service.request_live_set(&all, None));
         let waiting = async {
             tokio::time::sleep(MARK_DELAY).await;
             marked = true;
-            mark(inner).await;
+            write_mark(inner).await;
             tokio::time::sleep(LOG_DELAY.saturating_sub(MARK_DELAY)).await;
-            if let Some(who) = absent(inner).await {
+            if let Some(who) = describe_missing_tasks(inner).await {
                 tracing::warn!(
                     "waits for {who}; the others go on as soon as all have asked who lives, or the service finds that \
                      whoever is missing is lost"
@@ -51,31 +55,32 @@ pub(super) async fn live_set(inner: &AgentShared, limit: Duration) -> Result<Vec
         }
     };
     let Some(answer) = answer else {
-        let who = absent(inner).await.unwrap_or_else(|| "somebody who came just now".to_owned());
+        let who =
+            describe_missing_tasks(inner).await.unwrap_or_else(|| "somebody who came just now".to_owned());
         return Err(AgentError::IncompleteLiveSet { limit, who });
     };
     if marked {
         // If the deletion fails, the next log line omits this task; that is the only effect.
-        let key = key(inner.here().task);
+        let key = mark_key(inner.here().task);
         let _gone = tokio::time::timeout(POLL_INTERVAL, inner.service.delete(&key, POLL_INTERVAL)).await;
     }
     answer
 }
 
-fn key(task: TaskId) -> String {
+fn mark_key(task: TaskId) -> String {
     format!("{MARK_PREFIX}/{task}")
 }
 
-async fn mark(inner: &AgentShared) {
+async fn write_mark(inner: &AgentShared) {
     let here = inner.here();
     let value = format!("{:x}", here.incarnation.get());
-    if let Err(error) = inner.service.insert(&key(here.task), value, true, POLL_INTERVAL).await {
+    if let Err(error) = inner.service.insert(&mark_key(here.task), value, true, POLL_INTERVAL).await {
         tracing::debug!(%error, "nobody can see that this task has come");
     }
 }
 
 /// Returns the live tasks without a mark, in words, or that the service does not say.
-async fn absent(inner: &AgentShared) -> Option<String> {
+async fn describe_missing_tasks(inner: &AgentShared) -> Option<String> {
     let marks = match inner.service.list(MARK_PREFIX, POLL_INTERVAL).await {
         Ok(marks) => marks,
         Err(error) => return Some(format!("the service, which does not answer ({error})")),

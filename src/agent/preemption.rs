@@ -1,12 +1,14 @@
-//! Preemption notices, and the step at which all tasks save: the protocol of JAX programs, for workers.
+//! Preemption notices, and the agreement on the step at which all tasks save. Workers use the same protocol as JAX
+//! programs.
 //!
-//! It saves nothing. Begin at `watch`.
+//! The program saves; this module only agrees on the step. Begin at `watch_preemption_notice`.
 //!
-//! A task that learns of a notice writes down its step and meets the others at a barrier; the step after the
-//! highest one written is agreed. Between the notice and the agreement no task begins another step.
+//! A task that learns of a notice writes its step into the store and calls a barrier. After the barrier, the agreed
+//! step is the highest written step plus one. Between the notice and the agreement, no task begins another step.
 //!
-//! If all tasks live, the barrier is JAX's. The service keeps such a barrier waiting for a lost task that may come
-//! back; so if a task is lost, the live tasks cancel the barrier and meet at one that names their incarnations.
+//! If all tasks are live, the barrier has the id that JAX uses. At such a barrier the service waits for a lost task
+//! that may come back. So if a task is lost, the live tasks cancel this barrier and call another one, whose id
+//! names their incarnations.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,10 +21,9 @@ use tonic::Code;
 
 use super::AgentShared;
 use super::error::AgentError;
-use super::exercise::lives_number;
-use super::roster::ClusterRoster;
+use super::roster::{ClusterRoster, hash_members};
 use crate::clock::Clock;
-use crate::transfer::Member;
+use crate::transfer::MemberId;
 
 /// The key that holds the notice.
 const NOTICE: &str = "RECEIVED_PREEMPTION_NOTICE";
@@ -55,9 +56,9 @@ enum AgreementPhase {
 }
 
 /// Waits for a notice, then agrees on a step with the other tasks.
-pub(super) async fn watch(inner: Arc<AgentShared>) {
+pub(super) async fn watch_preemption_notice(inner: Arc<AgentShared>) {
     let notice = loop {
-        match inner.service.get_at_most(NOTICE, NOTICE_MAX).await {
+        match inner.service.get_with_max_size(NOTICE, NOTICE_MAX).await {
             Ok(notice) => break String::from_utf8_lossy(&notice).into_owned(),
             // The notice exists, though it is too long to read.
             Err(error) if error.code() == Some(Code::OutOfRange) => {
@@ -70,7 +71,7 @@ pub(super) async fn watch(inner: Arc<AgentShared>) {
         }
     };
     // The notice is a time; other text is shown only in part.
-    let notice = crate::text::one_line(&notice).chars().take(NOTICE_SHOWN).collect::<String>();
+    let notice = crate::text::escape_to_one_line(&notice).chars().take(NOTICE_SHOWN).collect::<String>();
     tracing::info!(notice, "a preemption notice");
     let mut step = 0;
     inner.sync.send_modify(|sync| {
@@ -95,16 +96,16 @@ async fn agree_on_step(inner: &AgentShared, step: u64) -> Result<u64, AgentError
     let until = Instant::now() + AGREEMENT_TIMEOUT;
     let mut counters = HashMap::new();
     let members = loop {
-        if let Some(members) = exchange_steps(inner, until, &mut counters).await? {
+        if let Some(members) = wait_at_sync_barrier(inner, until, &mut counters).await? {
             break members;
         }
     };
     let steps = inner.service.list(STEP_KEY_PREFIX, limit).await?;
-    Ok(highest(&steps, &members, inner.tasks).unwrap_or(step).saturating_add(1))
+    Ok(highest_step(&steps, &members, inner.tasks).unwrap_or(step).saturating_add(1))
 }
 
 /// Returns the highest step that the members have written. Steps of lost tasks do not count.
-fn highest(steps: &[(String, Bytes)], members: &[Member], tasks: u32) -> Option<u64> {
+fn highest_step(steps: &[(String, Bytes)], members: &[MemberId], tasks: u32) -> Option<u64> {
     let all = members.len() == tasks as usize;
     let read = |(key, value): &(String, Bytes)| {
         // The service reads the keys in the same way: `…/1`, or `…/task:1` of older JAX.
@@ -117,11 +118,11 @@ fn highest(steps: &[(String, Bytes)], members: &[Member], tasks: u32) -> Option<
 }
 
 /// Meets all live tasks at a barrier and returns them; `None` if one of them was lost meanwhile.
-async fn exchange_steps(
+async fn wait_at_sync_barrier(
     inner: &AgentShared,
     until: Instant,
     counters: &mut HashMap<String, i64>,
-) -> Result<Option<Vec<Member>>, AgentError> {
+) -> Result<Option<Vec<MemberId>>, AgentError> {
     let here = inner.here();
     let mut roster = inner.roster.subscribe();
     let members = {
@@ -129,14 +130,14 @@ async fn exchange_steps(
             timeout(ROSTER_TIMEOUT, roster.wait_for(|roster| roster.lives.contains_key(&here.task))).await;
         let lives = |roster: &ClusterRoster| {
             let lives = roster.lives.iter();
-            lives.map(|(task, incarnation)| Member { task: *task, incarnation: *incarnation }).collect()
+            lives.map(|(task, incarnation)| MemberId::of_own_job(*task, *incarnation)).collect()
         };
         known.ok().and_then(Result::ok).map_or_else(|| vec![here], |roster| lives(&roster))
     };
     let (id, tasks) = if members.len() == inner.tasks as usize {
         (SYNC_BARRIER.to_owned(), Vec::new())
     } else {
-        let id = format!("{SYNC_BARRIER}/{:016x}", lives_number(&members));
+        let id = format!("{SYNC_BARRIER}/{:016x}", hash_members(&members));
         (id, members.iter().map(|member| member.task.0).collect())
     };
     let counter = counters.entry(id.clone()).or_insert(-1);
@@ -144,7 +145,7 @@ async fn exchange_steps(
     let waiting = inner.service.barrier(&id, &tasks, counter, left, left + inner.config.patience);
     tokio::pin!(waiting);
     let mut news = roster.clone();
-    let lost = async { news.wait_for(|roster| roster.lost(&members).is_some()).await.is_ok() };
+    let lost = async { news.wait_for(|roster| roster.first_lost_member(&members).is_some()).await.is_ok() };
     let answer = tokio::select! {
         biased;
         answer = &mut waiting => answer,
@@ -163,8 +164,11 @@ async fn exchange_steps(
         Ok(()) => Ok(Some(members)),
         Err(AgentError::Refused { code: Code::Cancelled, .. }) => {
             // Another task knows which one is lost; this one learns it in a moment.
-            let _told =
-                timeout(ROSTER_TIMEOUT, roster.wait_for(|roster| roster.lost(&members).is_some())).await;
+            let _told = timeout(
+                ROSTER_TIMEOUT,
+                roster.wait_for(|roster| roster.first_lost_member(&members).is_some()),
+            )
+            .await;
             Ok(None)
         }
         Err(error) => Err(error),
@@ -212,14 +216,13 @@ mod tests {
         let steps =
             [("P/0", "4"), ("P/1", "7"), ("P/job:jax_worker/replica:0/task:2", "9"), ("P/3", "no step")];
         let steps = steps.map(|(key, value)| (key.to_owned(), Bytes::from(value)));
-        let members = |tasks: &[u32]| -> Vec<Member> {
-            let member =
-                |task: &u32| Member { task: TaskId(*task), incarnation: Incarnation::new(1).unwrap() };
+        let members = |tasks: &[u32]| -> Vec<MemberId> {
+            let member = |task: &u32| MemberId::of_own_job(TaskId(*task), Incarnation::new(1).unwrap());
             tasks.iter().map(member).collect()
         };
-        assert_eq!(highest(&steps, &members(&[0, 1, 2, 3]), 4), Some(9));
-        assert_eq!(highest(&steps, &members(&[0, 1, 3]), 4), Some(7));
-        assert_eq!(highest(&steps, &members(&[0]), 4), Some(4));
-        assert_eq!(highest(&steps, &members(&[3]), 4), None);
+        assert_eq!(highest_step(&steps, &members(&[0, 1, 2, 3]), 4), Some(9));
+        assert_eq!(highest_step(&steps, &members(&[0, 1, 3]), 4), Some(7));
+        assert_eq!(highest_step(&steps, &members(&[0]), 4), Some(4));
+        assert_eq!(highest_step(&steps, &members(&[3]), 4), None);
     }
 }

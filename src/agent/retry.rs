@@ -1,6 +1,7 @@
-//! Retries calls while the service is out of reach: the pauses double from 50 ms to 1 s, until a limit is spent.
+//! Retries calls while the service is unreachable, until a time limit has passed. The pauses between attempts
+//! double from 50 ms to 1 s.
 //!
-//! Begin at [`RetryBudget::next_pause`].
+//! Begin at [`RetryBudget::sleep_before_retry`].
 
 use std::time::{Duration, Instant};
 
@@ -23,11 +24,11 @@ impl RetryBudget {
         Self { limit, pause: FIRST_PAUSE, since: None }
     }
 
-    /// Waits before a failed call is repeated.
+    /// Sleeps before a failed call is repeated.
     ///
     /// # Errors
     /// The error itself, if calls have failed for too long.
-    pub async fn next_pause(&mut self, error: AgentError) -> Result<(), AgentError> {
+    pub async fn sleep_before_retry(&mut self, error: AgentError) -> Result<(), AgentError> {
         let since = *self.since.get_or_insert_with(clock::monotonic);
         let over = clock::monotonic().saturating_duration_since(since) >= self.limit;
         if over {

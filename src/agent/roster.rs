@@ -1,20 +1,38 @@
-//! Follows the states of all tasks and makes the roster by which the transfer engine fences.
+//! Follows the states of all tasks and keeps the roster: the connected tasks and the membership of the transfer
+//! engine.
 //!
-//! It decides nothing about a task: the service does. A change of the task states (`WatchTasks`) starts a read of
-//! each new incarnation's engine record (`muster/transfer/<task>/<incarnation>`); each change of the result goes to
-//! the engine as a new membership. Begin at `follow`.
+//! The service decides the states of the tasks. When they change ([`RosterSource`]), this module reads the engine
+//! record of each new incarnation (`muster/transfer/<task>/<incarnation>`). If the roster changes, it passes the
+//! new membership to the engine. `peer_jobs.rs` does the same for other jobs, with [`LiveEngines`]. Begin at
+//! `follow_task_states`.
 
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::AgentShared;
-use super::engine_record;
+use super::coordination_client::ReportedTaskState;
+use super::engine_host::EngineHost;
 use super::error::AgentError;
-use super::service::KnownTaskState;
-use crate::transfer::{Incarnation, Member, Membership, Peer, TaskId};
+use super::published_engine;
+use crate::test_pattern::hash;
+use crate::transfer::{Incarnation, MemberId, MemberInfo, Membership, PeerJob, TaskId};
+
+/// The calls by which a roster is kept: those of a task that has registered, of a process that has not, or of a task of
+/// another job.
+pub(super) trait RosterSource: Send + Sync + 'static {
+    /// Returns the states of all tasks and their version, once they are newer than `version`.
+    fn watch_states(
+        &self,
+        version: i64,
+    ) -> impl Future<Output = Result<(Vec<ReportedTaskState>, i64), AgentError>> + Send;
+
+    /// Returns the engine record of a member, once it is published, if it is not longer than a record may be.
+    fn engine_record(&self, member: MemberId) -> impl Future<Output = Result<Bytes, AgentError>> + Send;
+}
 
 /// The live tasks at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -31,114 +49,203 @@ impl ClusterRoster {
     /// Returns one of `members` whose incarnation is no longer live. A member whose engine is not known yet
     /// is not lost.
     #[must_use]
-    pub fn lost(&self, members: &[Member]) -> Option<Member> {
+    pub fn first_lost_member(&self, members: &[MemberId]) -> Option<MemberId> {
         members.iter().copied().find(|member| self.lives.get(&member.task) != Some(&member.incarnation))
     }
 }
 
-/// One incarnation of another task.
-struct TaskLife {
-    incarnation: Incarnation,
-    peer: Option<Result<Peer, String>>,
-    fetch_task: AbortHandle,
+/// Returns a number that identifies a set of incarnations.
+pub(crate) fn hash_members(members: &[MemberId]) -> u64 {
+    let parts: Vec<u64> =
+        members.iter().flat_map(|member| [u64::from(member.task.0), member.incarnation.get()]).collect();
+    hash(&parts)
 }
 
-type FetchedRecord = (Member, Result<Peer, String>);
+/// One live incarnation of another task, with its engine record.
+struct LiveEngine {
+    incarnation: Incarnation,
+    peer: Option<Result<MemberInfo, String>>,
+    /// The read of its engine record, once it is wanted.
+    fetch_task: Option<AbortHandle>,
+}
+
+type FetchedRecord = (MemberId, Result<MemberInfo, String>);
+
+/// The live incarnations of the tasks of a job, with the engine records of those that are wanted.
+pub(super) struct LiveEngines<R> {
+    source: Arc<R>,
+    job: PeerJob,
+    lives: BTreeMap<TaskId, LiveEngine>,
+    fetches: JoinSet<FetchedRecord>,
+}
+
+impl<R: RosterSource> LiveEngines<R> {
+    /// Returns the engines of a job of which nothing is known yet.
+    pub fn new(source: Arc<R>, job: PeerJob) -> Self {
+        Self { source, job, lives: BTreeMap::new(), fetches: JoinSet::new() }
+    }
+
+    /// Applies the incarnations that live now; all others are forgotten.
+    pub fn set_live_incarnations(&mut self, now: &BTreeMap<TaskId, Incarnation>) {
+        self.lives.retain(|task, life| {
+            let lives = now.get(task) == Some(&life.incarnation);
+            if !lives && let Some(fetch) = &life.fetch_task {
+                fetch.abort();
+            }
+            lives
+        });
+        for (task, incarnation) in now {
+            let fresh = LiveEngine { incarnation: *incarnation, peer: None, fetch_task: None };
+            self.lives.entry(*task).or_insert(fresh);
+        }
+    }
+
+    /// Begins to read the engine records of the live tasks that are wanted.
+    pub fn fetch_wanted_records(&mut self, is_wanted: impl Fn(TaskId) -> bool) {
+        for (task, life) in &mut self.lives {
+            if life.fetch_task.is_none() && is_wanted(*task) {
+                let member = MemberId { task: *task, incarnation: life.incarnation, job: self.job };
+                life.fetch_task =
+                    Some(self.fetches.spawn(fetch_engine_record(Arc::clone(&self.source), member)));
+            }
+        }
+    }
+
+    /// Waits until the next engine record is read, and stores it; returns none if none is being read.
+    pub async fn store_next_record(&mut self) -> Option<()> {
+        // A cancelled read belongs to an incarnation that has ended.
+        let Ok((member, peer)) = self.fetches.join_next().await? else { return Some(()) };
+        if let Err(why) = &peer {
+            tracing::warn!(%member, why, "its engine cannot be used");
+        }
+        let life = self.lives.get_mut(&member.task);
+        if let Some(life) = life.filter(|life| life.incarnation == member.incarnation) {
+            life.peer = Some(peer);
+        }
+        Some(())
+    }
+
+    /// Adds the incarnations, the usable engines and the unusable ones to a roster.
+    pub fn add_to(&self, roster: &mut ClusterRoster) {
+        for (task, life) in &self.lives {
+            roster.lives.insert(*task, life.incarnation);
+            match &life.peer {
+                None => {}
+                Some(Ok(peer)) => _ = roster.membership.peers.insert(*task, peer.clone()),
+                Some(Err(why)) => _ = roster.unusable.insert(*task, why.clone()),
+            }
+        }
+    }
+}
 
 /// Follows the states of the tasks until this incarnation has ended.
-pub(super) async fn follow(inner: Arc<AgentShared>, first: (Vec<KnownTaskState>, i64)) {
-    let mut lives: BTreeMap<TaskId, TaskLife> = BTreeMap::new();
-    let mut fetches: JoinSet<FetchedRecord> = JoinSet::new();
+pub(super) async fn follow_task_states<R: RosterSource>(
+    host: Arc<EngineHost>,
+    job: Arc<R>,
+    first: (Vec<ReportedTaskState>, i64),
+) {
+    let mut engines = LiveEngines::new(Arc::clone(&job), PeerJob::OWN);
     let (states, version) = first;
-    if !update_lives(&inner, &mut lives, &mut fetches, &states) {
+    if !apply_task_states(&host, &mut engines, &states) {
         return;
     }
-    let mut watching = Box::pin(watch(Arc::clone(&inner), version));
+    let mut watching = Box::pin(watch_with_retry(Arc::clone(&host), Arc::clone(&job), version));
     loop {
         tokio::select! {
             answer = &mut watching => match answer {
                 Ok((states, version)) => {
-                    if !update_lives(&inner, &mut lives, &mut fetches, &states) {
+                    if !apply_task_states(&host, &mut engines, &states) {
                         return;
                     }
-                    watching = Box::pin(watch(Arc::clone(&inner), version));
+                    watching = Box::pin(watch_with_retry(Arc::clone(&host), Arc::clone(&job), version));
                 }
-                Err(error) => return inner.end(error),
+                Err(error) => return host.end(error),
             },
-            Some(fetched) = fetches.join_next() => {
-                // A cancelled read belongs to an incarnation that has ended.
-                let Ok((member, peer)) = fetched else { continue };
-                if let Err(why) = &peer {
-                    tracing::warn!(%member, why, "its engine cannot be used");
-                }
-                if let Some(life) = lives.get_mut(&member.task).filter(|life| life.incarnation == member.incarnation) {
-                    life.peer = Some(peer);
-                    publish_roster(&inner, &lives);
-                }
-            }
+            Some(()) = engines.store_next_record() => publish_roster(&host, &engines),
         }
     }
 }
 
 /// Returns the next states, however long that takes; a lost connection is made again.
-async fn watch(inner: Arc<AgentShared>, version: i64) -> Result<(Vec<KnownTaskState>, i64), AgentError> {
-    inner.retry(|| inner.service.watch(version, None)).await
+async fn watch_with_retry<R: RosterSource>(
+    host: Arc<EngineHost>,
+    job: Arc<R>,
+    version: i64,
+) -> Result<(Vec<ReportedTaskState>, i64), AgentError> {
+    host.retry(|| job.watch_states(version)).await
 }
 
 /// Applies new states; returns whether this incarnation is still live.
-fn update_lives(
-    inner: &Arc<AgentShared>,
-    lives: &mut BTreeMap<TaskId, TaskLife>,
-    fetches: &mut JoinSet<FetchedRecord>,
-    states: &[KnownTaskState],
+fn apply_task_states<R: RosterSource>(
+    host: &EngineHost,
+    engines: &mut LiveEngines<R>,
+    states: &[ReportedTaskState],
 ) -> bool {
-    let here = inner.here();
-    let mut now: BTreeMap<TaskId, Incarnation> = BTreeMap::new();
-    for state in states {
-        let counts = state.connected.then(|| Incarnation::new(state.incarnation)).flatten();
-        if state.task == here.task.0 {
-            if counts != Some(here.incarnation) && !inner.is_leaving() {
-                let why = match (&counts, state.error.is_empty()) {
-                    (Some(other), _) => format!("incarnation {other} counts now"),
-                    (None, true) => "the service does not count it as connected".to_owned(),
-                    (None, false) => state.error.clone(),
-                };
-                inner.end(AgentError::LifeEnded { task: state.task, why });
-                return false;
-            }
-        } else if let Some(incarnation) = counts {
-            now.insert(TaskId(state.task), incarnation);
-        }
+    let here = host.here();
+    if let Some(own) = states.iter().find(|state| state.task == here.task.0)
+        && let Err(ended) = check_current_incarnation(own, here.incarnation)
+        && !host.is_leaving()
+    {
+        host.end(ended);
+        return false;
     }
-    lives.retain(|task, life| {
-        let lives = now.get(task) == Some(&life.incarnation);
-        if !lives {
-            life.fetch_task.abort();
-        }
-        lives
-    });
-    for (task, incarnation) in now {
-        lives.entry(task).or_insert_with(|| {
-            let member = Member { task, incarnation };
-            let asking = fetches.spawn(fetch(Arc::clone(inner), member));
-            TaskLife { incarnation, peer: None, fetch_task: asking }
-        });
-    }
-    publish_roster(inner, lives);
+    let mut now = connected_incarnations(states);
+    now.remove(&here.task);
+    engines.set_live_incarnations(&now);
+    engines.fetch_wanted_records(|_| true);
+    publish_roster(host, engines);
     true
+}
+
+/// Returns the connected tasks with their incarnations.
+pub(super) fn connected_incarnations(states: &[ReportedTaskState]) -> BTreeMap<TaskId, Incarnation> {
+    states.iter().filter_map(|state| Some((TaskId(state.task), connected_incarnation(state)?))).collect()
+}
+
+fn connected_incarnation(state: &ReportedTaskState) -> Option<Incarnation> {
+    state.connected.then(|| Incarnation::new(state.incarnation)).flatten()
+}
+
+/// Returns why `incarnation` is not the connected one of the task with this state, if it is not.
+fn check_current_incarnation(state: &ReportedTaskState, incarnation: Incarnation) -> Result<(), AgentError> {
+    let why = match (connected_incarnation(state), state.error.is_empty()) {
+        (Some(current), _) if current == incarnation => return Ok(()),
+        (Some(other), _) => format!("incarnation {other} counts now"),
+        (None, true) => "the service does not count it as connected".to_owned(),
+        (None, false) => state.error.clone(),
+    };
+    Err(AgentError::LifeEnded { task: state.task, why })
+}
+
+/// Returns an error unless the states show `incarnation` as the connected one of `task`.
+pub(super) fn check_connected(
+    states: &[ReportedTaskState],
+    task: u32,
+    incarnation: Incarnation,
+) -> Result<(), AgentError> {
+    match states.iter().find(|state| state.task == task) {
+        Some(state) => check_current_incarnation(state, incarnation),
+        None => {
+            let text = format!(
+                "the job has {} task(s), numbered from 0, and none with the number {task}",
+                states.len()
+            );
+            Err(AgentError::Settings(text))
+        }
+    }
 }
 
 /// Reads the engine record of an incarnation, once it is published; a task that is no worker never publishes
 /// one.
-async fn fetch(inner: Arc<AgentShared>, member: Member) -> FetchedRecord {
+async fn fetch_engine_record<R: RosterSource>(job: Arc<R>, member: MemberId) -> FetchedRecord {
     let mut pause = Duration::from_millis(50);
     loop {
-        match inner.service.get_at_most(&engine_record::key(member), engine_record::BYTES_MAX).await {
+        match job.engine_record(member).await {
             Ok(value) => {
-                return (member, engine_record::read(member, &value).map_err(|error| error.to_string()));
+                return (member, published_engine::decode(member, &value).map_err(|error| error.to_string()));
             }
             Err(error) if error.code() == Some(tonic::Code::OutOfRange) => {
-                return (member, Err(engine_record::EngineRecordError::TooLong.to_string()));
+                return (member, Err(published_engine::EngineRecordError::TooLong.to_string()));
             }
             Err(error) => tracing::debug!(%member, %error, "its engine is asked for again"),
         }
@@ -149,26 +256,17 @@ async fn fetch(inner: Arc<AgentShared>, member: Member) -> FetchedRecord {
 }
 
 /// Sends the roster to the engine and to all followers.
-fn publish_roster(inner: &AgentShared, lives: &BTreeMap<TaskId, TaskLife>) {
-    let here = inner.here();
+fn publish_roster<R: RosterSource>(host: &EngineHost, engines: &LiveEngines<R>) {
+    let here = host.here();
     let mut roster = ClusterRoster::default();
-    let devices = inner.config.device_ids();
-    let own = Peer { incarnation: here.incarnation, address: inner.engine.address().clone(), devices };
     roster.lives.insert(here.task, here.incarnation);
-    roster.membership.peers.insert(here.task, own);
-    for (task, life) in lives {
-        roster.lives.insert(*task, life.incarnation);
-        match &life.peer {
-            None => {}
-            Some(Ok(peer)) => _ = roster.membership.peers.insert(*task, peer.clone()),
-            Some(Err(why)) => _ = roster.unusable.insert(*task, why.clone()),
-        }
-    }
+    roster.membership.peers.insert(here.task, host.own_peer());
+    engines.add_to(&mut roster);
     // This task's own devices come first, then those of the others in their order.
     let own = roster.membership.peers.remove(&here.task);
     let mut own = own.map(|peer| (here.task.0, peer));
     let others = roster.membership.peers.iter_mut().map(|(task, peer)| (task.0, peer));
-    let greedy = engine_record::remove_duplicate_devices(
+    let greedy = published_engine::remove_duplicate_devices(
         own.iter_mut().map(|(task, peer)| (*task, peer)).chain(others),
     );
     if let Some((_, peer)) = own {
@@ -177,8 +275,8 @@ fn publish_roster(inner: &AgentShared, lives: &BTreeMap<TaskId, TaskLife>) {
     for task in greedy {
         tracing::warn!(task, "it claims devices of other tasks; they stay with those");
     }
-    inner.tell_engine(roster.membership.clone());
-    inner.roster.send_if_modified(|old| {
+    host.set_own_job_members(&roster.membership);
+    host.roster.send_if_modified(|old| {
         let differs = *old != roster;
         *old = roster;
         differs
@@ -191,12 +289,12 @@ mod tests {
 
     #[test]
     fn a_task_with_a_new_incarnation_is_lost() {
-        let member = |task, life| Member { task: TaskId(task), incarnation: Incarnation::new(life).unwrap() };
+        let member = |task, life| MemberId::of_own_job(TaskId(task), Incarnation::new(life).unwrap());
         let mut roster = ClusterRoster::default();
         roster.lives.insert(TaskId(0), member(0, 1).incarnation);
         roster.lives.insert(TaskId(1), member(1, 7).incarnation);
-        assert_eq!(roster.lost(&[member(0, 1), member(1, 7)]), None);
-        assert_eq!(roster.lost(&[member(0, 1), member(1, 8)]), Some(member(1, 8)));
-        assert_eq!(roster.lost(&[member(2, 1)]), Some(member(2, 1)));
+        assert_eq!(roster.first_lost_member(&[member(0, 1), member(1, 7)]), None);
+        assert_eq!(roster.first_lost_member(&[member(0, 1), member(1, 8)]), Some(member(1, 8)));
+        assert_eq!(roster.first_lost_member(&[member(2, 1)]), Some(member(2, 1)));
     }
 }

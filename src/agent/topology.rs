@@ -1,7 +1,7 @@
-//! Publishes the devices of this task as JAX workers do.
+//! Publishes the devices of this task under the key that JAX processes use.
 //!
-//! They are under `cpu:local_topology/cpu/<task>`, because the memory that this worker moves is its host's.
-//! JAX's process 0 waits for the devices of every process before it gathers them.
+//! The key is `cpu:local_topology/cpu/<task>`, because this worker moves host memory. JAX's process 0 waits for the
+//! devices of every process before it gathers them.
 
 use prost::Message as _;
 
@@ -9,12 +9,12 @@ use super::config::AgentConfig;
 use crate::proto::xla;
 
 /// Returns the key of the devices of `task`.
-pub fn key(task: u32) -> String {
+pub fn store_key(task: u32) -> String {
     format!("cpu:local_topology/cpu/{task}")
 }
 
 /// Encodes the devices of this task.
-pub fn write(config: &AgentConfig, boot_id: &str) -> Vec<u8> {
+pub fn encode(config: &AgentConfig, boot_id: &str) -> Vec<u8> {
     let devices = config.device_ids().into_iter().enumerate().map(|(ordinal, device)| xla::DeviceProto {
         local_device_ordinal: ordinal as i32,
         global_device_id: device.0 as i32,
@@ -47,14 +47,14 @@ mod tests {
     #[test]
     fn the_service_reads_the_devices_as_those_of_jax() {
         let config = AgentConfig { devices: 2, ..AgentConfig::new("m:1", 1) };
-        let value = write(&config, "boot");
-        let key = TopologyKey::parse(key(1).as_bytes()).unwrap();
+        let value = encode(&config, "boot");
+        let key = TopologyKey::parse(store_key(1).as_bytes()).unwrap();
         let devices = decode_devices([(&key, value.as_slice())]);
         let told: Vec<_> =
             devices.iter().map(|d| (d.platform.as_str(), d.task.0, d.local_id, d.global_id)).collect();
         assert_eq!(told, [("cpu", 1, 0, 2048), ("cpu", 1, 1, 2049)]);
-        assert!(same_devices(&value, &write(&config, "another boot")));
-        assert!(!same_devices(&value, &write(&AgentConfig { devices: 1, ..config }, "boot")));
+        assert!(same_devices(&value, &encode(&config, "another boot")));
+        assert!(!same_devices(&value, &encode(&AgentConfig { devices: 1, ..config }, "boot")));
         assert!(!same_devices(b"\xff", b"\xff"));
     }
 }

@@ -1,9 +1,8 @@
-//! Configures glibc's allocator: it keeps freed memory that is about to be used again, and returns unused
-//! memory to the system.
+//! Configures glibc's allocator to keep freed memory for a few seconds and then to return it to the system.
 //!
-//! Fresh memory costs more than receiving the data that it holds, because the kernel clears and maps it page
-//! by page. Values are overwritten and deleted, run after run, and new values take their place. So up to 256
-//! MiB are kept, for about six seconds. Begin at [`configure_allocator`].
+//! The kernel clears and maps fresh memory page by page. For the memory of a large value this costs more than
+//! receiving the value. In every run, values are deleted or overwritten, and new values then need memory again. So
+//! the allocator keeps up to 256 MiB of freed memory for about six seconds. Begin at [`configure_allocator`].
 
 use tokio::runtime::Handle;
 
@@ -34,6 +33,9 @@ mod glibc {
 
     /// The number of free bytes at the end of a heap that are kept. A process has a few heaps.
     const TRIM_THRESHOLD: usize = 64 << 20;
+    /// The free bytes at the end of the heap of each thread of the runtime at first, and after it was trimmed. Without
+    /// them, the allocator asks the system for every further page of the heap by itself.
+    const ROOM: usize = 4 << 20;
     /// The size above which allocations are mapped from the system and returned to it.
     const LARGE: usize = 8 << 20;
     /// The number of unused bytes above which memory is returned at once.
@@ -57,6 +59,7 @@ mod glibc {
 
     pub fn configure_allocator(runtime: Handle) {
         set(&[(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD), (libc::M_MMAP_THRESHOLD, LARGE)]);
+        free_on_each_thread(&runtime, ROOM);
         let watch = move || {
             let mut slack = TrimPolicy::default();
             loop {
@@ -131,12 +134,20 @@ mod glibc {
     /// can.
     fn cut_heaps(runtime: &Handle) {
         set(&[(libc::M_TRIM_THRESHOLD, CUTS)]);
+        free_on_each_thread(runtime, CUTS);
+        std::thread::sleep(CUTTING);
+        set(&[(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD)]);
+        free_on_each_thread(runtime, ROOM);
+    }
+
+    /// Makes each thread of the runtime allocate this many bytes and free them.
+    fn free_on_each_thread(runtime: &Handle, bytes: usize) {
         let threads = runtime.metrics().num_workers();
         let done = Arc::new(AtomicUsize::new(0));
         for _ in 0..threads {
             let done = Arc::clone(&done);
             runtime.spawn(async move {
-                drop(black_box(Vec::<u8>::with_capacity(CUTS)));
+                drop(black_box(Vec::<u8>::with_capacity(bytes)));
                 done.fetch_add(1, Ordering::Relaxed);
                 // A thread that finished at once could run the task of another thread, too.
                 for _ in 0..TURNS {
@@ -147,8 +158,6 @@ mod glibc {
                 }
             });
         }
-        std::thread::sleep(CUTTING);
-        set(&[(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD)]);
     }
 
     fn set(settings: &[(libc::c_int, usize)]) {
@@ -216,6 +225,7 @@ mod glibc {
         #[test]
         fn each_thread_of_the_runtime_gives_back_the_end_of_its_heap() {
             const PARTS: usize = 48;
+            let _alone = SETTINGS.lock();
             set(&[(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD), (libc::M_MMAP_THRESHOLD, LARGE)]);
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
             let both = Arc::new(std::sync::Barrier::new(2));
@@ -234,7 +244,6 @@ mod glibc {
             };
             let filled = [fill(), fill()].map(|filled| runtime.block_on(filled).unwrap()).concat();
             let kept = || filled.iter().map(|part| present(*part, MIB)).sum::<usize>();
-            let _alone = SETTINGS.lock();
             give_back();
             assert!(kept() > MIB, "the ends of the heaps are kept for what is allocated next");
             cut_heaps(runtime.handle());

@@ -9,7 +9,7 @@ use anyhow::Result;
 use clap::Args;
 
 use super::output::TerminalLine;
-use super::server_args::{ServerArgs, block_on, format_time};
+use super::server_args::{ServerArgs, format_time, run_requests};
 use crate::coordination::JobName;
 use crate::service::{AuditLine, AuditOutcome, AuditPage};
 
@@ -44,8 +44,8 @@ Examples:
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    block_on(async {
-        let client = arguments.server_args.find().await?;
+    run_requests(async {
+        let client = arguments.server_args.connect().await?;
         let mut query = String::new();
         // Writing to a string cannot fail.
         if let Some(job) = &arguments.job {
@@ -64,12 +64,12 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
             }
             after = page.next;
         }
-        arguments.server_args.show(&lines, |lines| lines.iter().map(line).collect())?;
+        arguments.server_args.print_answer(&lines, |lines| lines.iter().map(format_audit_line).collect())?;
         Ok(ExitCode::SUCCESS)
     })
 }
 
-fn line(line: &AuditLine) -> TerminalLine {
+fn format_audit_line(line: &AuditLine) -> TerminalLine {
     let outcome = match line.outcome {
         AuditOutcome::Done => "done",
         AuditOutcome::Refused => "REFUSED",

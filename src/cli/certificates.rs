@@ -1,6 +1,6 @@
 //! Defines the flags for certificates of transfer engines.
 //!
-//! It does not verify them (`transfer`). Begin at `TransferCertificateArgs::read`.
+//! `transfer` verifies the certificates. Begin at `TransferCertificateArgs::read_files`.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-use crate::transfer::Certificates;
+use crate::transfer::PemCertificates;
 
 /// The files with the certificates of a transfer engine.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
@@ -52,7 +52,7 @@ pub struct TransferCertificateArgs {
 
 impl TransferCertificateArgs {
     /// Reads the files, if they are given.
-    pub fn read(&self) -> Result<Option<Certificates>> {
+    pub fn read_files(&self) -> Result<Option<PemCertificates>> {
         let (Some(cert), Some(key), Some(ca)) = (&self.transfer_cert, &self.transfer_key, &self.transfer_ca)
         else {
             return Ok(None);
@@ -60,6 +60,6 @@ impl TransferCertificateArgs {
         let read =
             |path: &Path| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
         let name = self.transfer_name.clone();
-        Ok(Some(Certificates { cert: read(cert)?, key: read(key)?, ca: read(ca)?, name }))
+        Ok(Some(PemCertificates { cert: read(cert)?, key: read(key)?, ca: read(ca)?, name }))
     }
 }

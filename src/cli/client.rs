@@ -1,6 +1,6 @@
 //! Sends requests to a server over HTTP and reads problem documents.
 //!
-//! It does not print (`output.rs`). Begin at `Client::find`, then `request`.
+//! `output.rs` prints what the client received. Begin at `Client::connect`, then `Client::send_request`.
 
 mod sse;
 
@@ -14,16 +14,13 @@ use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
-use rustls::pki_types::ServerName;
 use serde::de::DeserializeOwned;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 
-use super::credentials::Credentials;
+use super::credentials::CredentialArgs;
 use crate::coordination::{JobName, JobSummary, JobView};
-use crate::http::{JobsPage, NO_SUCH_JOB, Problem, ServerInfo, Version};
+use crate::http::api::{JobsPage, NO_SUCH_JOB, Problem, ServerInfo, Version};
 use crate::text::Untrusted;
+use crate::tls::{self, DialError, IoStream, TlsClient};
 pub use sse::SseEvent;
 
 /// The server URL if none is given.
@@ -105,7 +102,7 @@ impl ClientError {
 }
 
 /// Returns the advice for a problem of this kind.
-fn hint(kind: &str) -> Option<&'static str> {
+fn advice_for(kind: &str) -> Option<&'static str> {
     Some(match kind.strip_prefix("/problems/")? {
         "ends-run" => "Look first with --dry-run; add --end-run if the run shall end.",
         "already-excluded" => {
@@ -125,7 +122,7 @@ fn hint(kind: &str) -> Option<&'static str> {
     })
 }
 
-/// A client of a server that was recognized as a Muster.
+/// A client of a server that was recognized as a Muster server.
 #[derive(Debug)]
 pub struct Client {
     endpoint: ServerEndpoint,
@@ -143,27 +140,27 @@ struct ServerEndpoint {
 }
 
 impl ServerEndpoint {
-    fn new(url: &str, credentials: &Credentials) -> Result<Self, ClientError> {
+    fn new(url: &str, credentials: &CredentialArgs) -> Result<Self, ClientError> {
         let (secure, host, port) = parse_url(url).ok_or_else(|| ClientError::BadUrl(url.into()))?;
         let unusable = |error: anyhow::Error| ClientError::Credentials(format!("{error:#}"));
-        let tls = secure.then(|| credentials.tls()).transpose().map_err(unusable)?;
+        let tls = secure.then(|| credentials.tls_config()).transpose().map_err(unusable)?;
         let scheme = if secure { "https" } else { "http" };
         let url = format!("{scheme}://{host}:{port}");
-        Ok(Self { url, host, port, tls, token: credentials.token().map_err(unusable)? })
+        Ok(Self { url, host, port, tls, token: credentials.read_token().map_err(unusable)? })
     }
 }
 
 impl Client {
-    /// Connects to the server at `url` and checks that it is a Muster.
-    pub async fn find(url: &str, credentials: &Credentials) -> Result<Self, ClientError> {
+    /// Connects to the server at `url` and checks that it is a Muster server.
+    pub async fn connect(url: &str, credentials: &CredentialArgs) -> Result<Self, ClientError> {
         let way = ServerEndpoint::new(url, credentials)?;
         let not_muster =
             |found: String| ClientError::UnexpectedResponse { url: way.url.clone(), found: found.into() };
-        let (status, body) = exchange(&way, Method::GET, "/api/v1/server", None).await?;
+        let (status, body) = fetch_response(&way, Method::GET, "/api/v1/server", None).await?;
         if status == StatusCode::UNAUTHORIZED
             && let Ok(problem) = serde_json::from_slice::<Problem>(&body)
         {
-            return Err(refused(&way.url, &problem));
+            return Err(error_of_problem(&way.url, &problem));
         }
         let version: Version = serde_json::from_slice(&body)
             .map_err(|_| not_muster(format!("its answer ({status}) does not say who it is")))?;
@@ -178,22 +175,22 @@ impl Client {
     }
 
     /// Returns version and addresses of the server.
-    pub fn about(&self) -> &ServerInfo {
+    pub fn server_info(&self) -> &ServerInfo {
         &self.about
     }
 
     /// Returns the URL of the server.
-    pub fn url(&self) -> &str {
+    pub fn server_url(&self) -> &str {
         &self.endpoint.url
     }
 
     /// Returns the host under which the server was reached.
-    pub fn host(&self) -> &str {
+    pub fn server_host(&self) -> &str {
         &self.endpoint.host
     }
 
     /// Fetches the summaries of all jobs.
-    pub async fn jobs(&self) -> Result<Vec<JobSummary>, ClientError> {
+    pub async fn fetch_jobs(&self) -> Result<Vec<JobSummary>, ClientError> {
         let mut jobs = Vec::new();
         let mut path = "/api/v1/jobs".to_owned();
         loop {
@@ -211,7 +208,7 @@ impl Client {
         if let Some(name) = named {
             return Ok(name.clone());
         }
-        let names: Vec<JobName> = self.jobs().await?.into_iter().map(|job| job.name).collect();
+        let names: Vec<JobName> = self.fetch_jobs().await?.into_iter().map(|job| job.name).collect();
         if let [only] = &names[..] {
             return Ok(only.clone());
         }
@@ -221,23 +218,23 @@ impl Client {
     }
 
     /// Fetches one job.
-    pub async fn job(&self, name: &JobName) -> Result<JobView, ClientError> {
+    pub async fn fetch_job(&self, name: &JobName) -> Result<JobView, ClientError> {
         self.get(&format!("/api/v1/jobs/{name}")).await
     }
 
     /// Sends a GET request.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        self.request(Method::GET, path, None).await
+        self.send_request(Method::GET, path, None).await
     }
 
     /// Sends a request; `body` is JSON or empty.
-    pub async fn request<T: DeserializeOwned>(
+    pub async fn send_request<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
         body: Option<Vec<u8>>,
     ) -> Result<T, ClientError> {
-        let (status, body) = exchange(&self.endpoint, method, path, body).await?;
+        let (status, body) = fetch_response(&self.endpoint, method, path, body).await?;
         let url = self.endpoint.url.clone();
         if status.is_success() {
             // An empty response is read as JSON's `null`.
@@ -250,12 +247,12 @@ impl Client {
                 hint: None,
             });
         }
-        Err(problem_of(&url, path, status, &body))
+        Err(error_of_response(&url, path, status, &body))
     }
 }
 
 /// Returns the error for a response without success.
-fn problem_of(url: &str, path: &str, status: StatusCode, body: &[u8]) -> ClientError {
+fn error_of_response(url: &str, path: &str, status: StatusCode, body: &[u8]) -> ClientError {
     let Ok(problem) = serde_json::from_slice::<Problem>(body) else {
         let (title, detail) = (status.to_string().into(), path.into());
         return ClientError::Refused { url: url.into(), title, detail, status: status.as_u16(), hint: None };
@@ -265,16 +262,16 @@ fn problem_of(url: &str, path: &str, status: StatusCode, body: &[u8]) -> ClientE
         let job = path.split(['/', '?']).nth(4).unwrap_or_default().into();
         return ClientError::NoSuchJob { url: url.into(), job, jobs: jobs.join(", ") };
     }
-    refused(url, &problem)
+    error_of_problem(url, &problem)
 }
 
-fn refused(url: &str, problem: &Problem) -> ClientError {
+fn error_of_problem(url: &str, problem: &Problem) -> ClientError {
     ClientError::Refused {
         url: url.into(),
         title: problem.title.as_str().into(),
         detail: (*problem.detail).into(),
         status: problem.status,
-        hint: hint(&problem.kind),
+        hint: advice_for(&problem.kind),
     }
 }
 
@@ -292,35 +289,24 @@ fn parse_url(url: &str) -> Option<(bool, String, u16)> {
     plain.then(|| (secure, host.to_owned(), uri.port_u16().unwrap_or(if secure { 443 } else { 80 })))
 }
 
-/// A byte stream, with or without TLS.
-trait IoStream: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> IoStream for S {}
-
-async fn connect(way: &ServerEndpoint) -> Result<Box<dyn IoStream>, ClientError> {
+async fn open_connection(way: &ServerEndpoint) -> Result<Box<dyn IoStream>, ClientError> {
     let unreachable = |error: String| ClientError::Unreachable { url: way.url.clone(), error: error.into() };
-    // A URL has brackets around an IPv6 address; the resolver takes none.
-    let bare = way.host.trim_start_matches('[').trim_end_matches(']');
-    let connect = async {
-        let stream =
-            TcpStream::connect((bare, way.port)).await.map_err(|error| unreachable(error.to_string()))?;
-        let Some(tls) = &way.tls else { return Ok(Box::new(stream) as Box<dyn IoStream>) };
-        let name = ServerName::try_from(bare.to_owned()).map_err(|error| unreachable(error.to_string()))?;
-        let shaken = TlsConnector::from(Arc::clone(tls)).connect(name, stream).await;
-        let stream = shaken.map_err(|error| {
-            unreachable(format!(
-                "no TLS with it ({error}); is the right authority named with --ca or MUSTER_CA?"
-            ))
-        })?;
-        Ok(Box::new(stream) as Box<dyn IoStream>)
-    };
-    tokio::time::timeout(CONNECT_TIMEOUT, connect)
+    let client = way.tls.clone().map(|config| TlsClient::new(config, &way.host)).transpose();
+    let client = client.map_err(|error| unreachable(error.to_string()))?;
+    let dialled = tls::dial((tls::host_without_brackets(&way.host), way.port), client.as_ref());
+    let dialled = tokio::time::timeout(CONNECT_TIMEOUT, dialled)
         .await
-        .map_err(|_| unreachable(format!("no connection within {} s", CONNECT_TIMEOUT.as_secs())))?
+        .map_err(|_| unreachable(format!("no connection within {} s", CONNECT_TIMEOUT.as_secs())))?;
+    dialled.map_err(|error| match error {
+        DialError::Connect(error) => unreachable(error.to_string()),
+        DialError::Handshake(error) => unreachable(format!(
+            "no TLS with it ({error}); is the right authority named with --ca or MUSTER_CA?"
+        )),
+    })
 }
 
 /// Sends a request; `body` is JSON or empty.
-async fn send<const N: usize>(
+async fn send_on_connection<const N: usize>(
     way: &ServerEndpoint,
     sender: &mut http1::SendRequest<Full<Bytes>>,
     method: Method,
@@ -346,7 +332,7 @@ async fn send<const N: usize>(
     Ok(sender.send_request(request).await?)
 }
 
-async fn exchange(
+async fn fetch_response(
     way: &ServerEndpoint,
     method: Method,
     path: &str,
@@ -354,12 +340,12 @@ async fn exchange(
 ) -> Result<(StatusCode, Bytes), ClientError> {
     let url = &way.url;
     let unreachable = |error: String| ClientError::Unreachable { url: url.clone(), error: error.into() };
-    let stream = connect(way).await?;
+    let stream = open_connection(way).await?;
     let exchange = async {
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let answer = async {
             let accept = [(ACCEPT, HeaderValue::from_static("application/json"))];
-            let answer = send(way, &mut sender, method, path, body, accept).await?;
+            let answer = send_on_connection(way, &mut sender, method, path, body, accept).await?;
             let (head, body) = answer.into_parts();
             let body =
                 Limited::new(body, RESPONSE_BYTES_MAX).collect().await.map_err(anyhow::Error::from_boxed)?;

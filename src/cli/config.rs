@@ -1,6 +1,6 @@
 //! Implements `muster config print`.
 //!
-//! It does not format (`config::print`). Begin at `run`.
+//! `config::effective` formats the settings. Begin at `run`.
 
 use std::process::ExitCode;
 
@@ -20,7 +20,7 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Print(Print),
+    Print(PrintArguments),
 }
 
 /// Print every setting with its value and the source of the value
@@ -29,9 +29,9 @@ enum Command {
 /// --config.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
-struct Print {
+struct PrintArguments {
     #[command(flatten)]
-    jobs: JobsArgs,
+    jobs: JobDeclarationArgs,
     #[command(flatten)]
     options: ServeFlags,
 }
@@ -45,7 +45,7 @@ Examples:
 /// The flags that declare jobs, for `muster serve` and `muster config print`.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Jobs")]
-pub struct JobsArgs {
+pub struct JobDeclarationArgs {
     /// Declare the job `default` with this many tasks [env: MUSTER_TASKS]
     #[arg(long, value_name = "N")]
     tasks: Option<String>,
@@ -57,8 +57,8 @@ pub struct JobsArgs {
     jobs: Vec<String>,
 }
 
-impl From<&JobsArgs> for JobSelection {
-    fn from(jobs: &JobsArgs) -> Self {
+impl From<&JobDeclarationArgs> for JobSelection {
+    fn from(jobs: &JobDeclarationArgs) -> Self {
         Self::Declared { tasks: jobs.tasks.clone(), jobs: jobs.jobs.clone() }
     }
 }
@@ -66,7 +66,7 @@ impl From<&JobsArgs> for JobSelection {
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let Command::Print(arguments) = &arguments.command;
-    let config = arguments.options.load(JobSelection::from(&arguments.jobs))?;
-    print_raw(&config.print())?;
+    let config = arguments.options.load_config(JobSelection::from(&arguments.jobs))?;
+    print_raw(&config.to_toml_text())?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,6 +1,6 @@
 //! Defines the flags for a token, a client certificate and a CA.
 //!
-//! It does not connect (`client.rs`). Begin at `Credentials`.
+//! `client.rs` opens the connection. Begin at `CredentialArgs`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::tls;
 
 /// The flags for the client's credentials and the trusted CA.
 #[derive(Debug, Clone, Default, Args)]
-pub struct Credentials {
+pub struct CredentialArgs {
     /// A file with the token; without it, the variable MUSTER_TOKEN may hold the token itself
     #[arg(
         long,
@@ -51,9 +51,9 @@ pub struct Credentials {
     key: Option<PathBuf>,
 }
 
-impl Credentials {
+impl CredentialArgs {
     /// Returns the token, if there is one.
-    pub fn token(&self) -> Result<Option<String>> {
+    pub fn read_token(&self) -> Result<Option<String>> {
         let text = match &self.token_file {
             Some(path) => Some(
                 std::fs::read_to_string(path)
@@ -65,12 +65,10 @@ impl Credentials {
     }
 
     /// Returns the TLS configuration of the client.
-    pub fn tls(&self) -> Result<Arc<ClientConfig>> {
-        let ca = self.ca.clone().or_else(tls::system_authorities);
+    pub fn tls_config(&self) -> Result<Arc<ClientConfig>> {
+        let ca = self.ca.clone().or_else(tls::system_authorities_path);
         let ca = ca.context("this system has no file of authorities: name one with --ca FILE")?;
         let own = self.cert.as_deref().zip(self.key.as_deref()) as Option<(&Path, &Path)>;
-        let mut config = tls::client(&ca, own)?;
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Arc::new(config))
+        Ok(Arc::new(tls::client_config(&ca, own, &[b"http/1.1"])?))
     }
 }

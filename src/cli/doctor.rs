@@ -1,6 +1,6 @@
 //! Implements `muster doctor`: probes the host and prints the checks.
 //!
-//! It holds no check (`doctor`). Begin at `run`.
+//! The checks are in `host_checks`. Begin at `run`.
 
 use std::process::ExitCode;
 
@@ -10,9 +10,9 @@ use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::output::{TerminalText, print, print_json};
 use super::transfer;
-use crate::doctor::{Check, CheckState, HostRoot, ProbeResults, examine};
-use crate::text::one_line;
-use crate::transfer::{Choice, TransportKind};
+use crate::host_checks::{CheckState, HostCheck, HostRoot, ProbeResults, check_host};
+use crate::text::escape_to_one_line;
+use crate::transfer::{TransportChoice, TransportKind};
 
 /// Show what this host offers for fast transfers, what it lacks, and how to improve it
 ///
@@ -38,43 +38,43 @@ Examples:
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let checks = examine(&HostRoot::default(), &probe());
+    let checks = check_host(&HostRoot::default(), &run_probes());
     let shown: Vec<_> =
         checks.iter().filter(|check| !arguments.brief || check.state != CheckState::Good).collect();
     if arguments.json {
         print_json(&shown)?;
     } else {
-        let mut text = text(&shown);
-        text.line(summary(&checks));
+        let mut text = checks_text(&shown);
+        text.add_line(summary_text(&checks));
         print(&text)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Runs the probes that need processes.
-fn probe() -> ProbeResults {
-    let moved = |choice, wanted: TransportKind| match transfer::probe(choice) {
+fn run_probes() -> ProbeResults {
+    let moved = |choice, wanted: TransportKind| match transfer::probe_transport(choice) {
         Ok(by) if by == wanted => Ok(()),
         Ok(by) => Err(format!("the bytes went by {by}")),
-        Err(error) => Err(one_line(&format!("{error:#}")).into_owned()),
+        Err(error) => Err(escape_to_one_line(&format!("{error:#}")).into_owned()),
     };
     ProbeResults {
         dev_shm: rustix::fs::statvfs("/dev/shm").ok().map(|fs| fs.f_blocks.saturating_mul(fs.f_frsize)),
-        memory_file: memory_file().map_err(|error| error.to_string()),
-        shared_memory: moved(Choice::Shm, TransportKind::Shm),
-        process_memory: moved(Choice::Pvm, TransportKind::Pvm),
+        memory_file: try_memory_file().map_err(|error| error.to_string()),
+        shared_memory: moved(TransportChoice::Shm, TransportKind::Shm),
+        process_memory: moved(TransportChoice::Pvm, TransportKind::Pvm),
         library_path: std::env::var("LD_LIBRARY_PATH").unwrap_or_default(),
     }
 }
 
-fn memory_file() -> rustix::io::Result<()> {
+fn try_memory_file() -> rustix::io::Result<()> {
     let file = rustix::fs::memfd_create("muster-doctor", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     // Only the size is set: no page is allocated.
     rustix::fs::ftruncate(&file, 1 << 30)?;
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE)
 }
 
-fn text(checks: &[&Check]) -> TerminalText {
+fn checks_text(checks: &[&HostCheck]) -> TerminalText {
     let mut out = TerminalText::default();
     for check in checks {
         let state = match check.state {
@@ -82,21 +82,21 @@ fn text(checks: &[&Check]) -> TerminalText {
             CheckState::CouldBeBetter => "could be better",
             CheckState::Missing => "missing",
         };
-        out.line(format!("{state:<16} {}: {}", check.title, check.found));
+        out.add_line(format!("{state:<16} {}: {}", check.title, check.found));
         if check.state != CheckState::Good {
-            out.line(format!("{:<16}   why: {}", "", check.why));
+            out.add_line(format!("{:<16}   why: {}", "", check.why));
             if let Some(fix) = &check.fix {
-                out.line(format!("{:<16}   fix: {fix}", ""));
+                out.add_line(format!("{:<16}   fix: {fix}", ""));
             }
             if let Some(because) = check.nothing_to_do {
-                out.line(format!("{:<16}   nothing to do, because {because}", ""));
+                out.add_line(format!("{:<16}   nothing to do, because {because}", ""));
             }
         }
     }
     out
 }
 
-fn summary(checks: &[Check]) -> String {
+fn summary_text(checks: &[HostCheck]) -> String {
     let count = |state| checks.iter().filter(|check| check.state == state).count();
     let (good, better, missing) =
         (count(CheckState::Good), count(CheckState::CouldBeBetter), count(CheckState::Missing));

@@ -1,4 +1,4 @@
-//! Implements `muster drain`: requests a coordinated save and waits for it.
+//! Implements `muster drain`: requests a coordinated save and waits until it is complete.
 //!
 //! Begin at `run`.
 
@@ -11,9 +11,9 @@ use http::Method;
 
 use super::client::Client;
 use super::output::TerminalText;
-use super::server_args::{JobArg, ServerArgs, block_on, send};
+use super::server_args::{JobArg, ServerArgs, run_requests, send_json};
 use crate::coordination::{EventKind, Reason, RunNumber, RunState};
-use crate::http::{DrainView, EventsPage, NewDrain};
+use crate::http::api::{DrainView, EventsPage, NewDrain};
 use crate::text::parse_duration;
 
 /// Ask all tasks of a run to agree on a step and save
@@ -58,19 +58,19 @@ const SYNC_BARRIER: &str = "PREEMPTION_SYNC_BARRIER";
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    block_on(async {
-        let client = arguments.server_args.find().await?;
-        let job = arguments.job_arg.path(&client).await?;
+    run_requests(async {
+        let client = arguments.server_args.connect().await?;
+        let job = arguments.job_arg.resolve_job_path(&client).await?;
         let path = format!("{job}/drain");
         let reason = Reason::try_from(arguments.reason.clone())?;
         let body = NewDrain { reason, in_seconds: arguments.within.as_secs() };
-        let mut view: DrainView = send(&client, Method::POST, &path, &body).await?;
+        let mut view: DrainView = send_json(&client, Method::POST, &path, &body).await?;
         if let Some(most) = arguments.wait {
             let run = view.run;
             let agreed = async {
                 loop {
-                    let over = view.run != run || !is_under_way(&view);
-                    if over || has_failed(&view) || agreed_step(&view).is_some() {
+                    let over = view.run != run || !is_run_in_progress(&view);
+                    if over || has_agreement_failed(&view) || agreed_step(&view).is_some() {
                         return anyhow::Ok(());
                     }
                     tokio::time::sleep(PAUSE).await;
@@ -84,29 +84,34 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
                 && done.is_ok()
                 && agreed_step(&view).is_none()
             {
-                if view.run == run && is_under_way(&view) {
-                    arguments.server_args.show(&view, drain_text)?;
+                if view.run == run && is_run_in_progress(&view) {
+                    arguments.server_args.print_answer(&view, drain_text)?;
                     bail!(
                         "the tasks of run {run} did not agree on a step, since the barrier at which they agree failed; see why \
                          with: muster events"
                     );
                 }
-                return ended(arguments, &client, &job, &view).await;
+                return report_ended_run(arguments, &client, &job, &view).await;
             }
             let Ok(done) = waited else {
-                arguments.server_args.show(&view, drain_text)?;
+                arguments.server_args.print_answer(&view, drain_text)?;
                 bail!("the tasks have not agreed on a step in time; look on with: muster status --watch");
             };
             done?;
         }
-        arguments.server_args.show(&view, drain_text)?;
+        arguments.server_args.print_answer(&view, drain_text)?;
         Ok(ExitCode::SUCCESS)
     })
 }
 
 /// Reports that the run ended before its tasks were seen to agree on a step: they may have agreed just
 /// before.
-async fn ended(arguments: &Arguments, client: &Client, job: &str, view: &DrainView) -> Result<ExitCode> {
+async fn report_ended_run(
+    arguments: &Arguments,
+    client: &Client,
+    job: &str,
+    view: &DrainView,
+) -> Result<ExitCode> {
     let run = view.run;
     let path = format!("{job}/events?kind=barrier-passed&newest=true&limit=1000");
     let passed: EventsPage = client.get(&path).await?;
@@ -114,25 +119,25 @@ async fn ended(arguments: &Arguments, client: &Client, job: &str, view: &DrainVi
         event.run == run
             && matches!(&event.what, EventKind::BarrierPassed { barrier, .. } if barrier.as_ref() == SYNC_BARRIER)
     });
-    arguments.server_args.show(view, |_| how_it_ended(run, agreed))?;
+    arguments.server_args.print_answer(view, |_| ended_run_text(run, agreed))?;
     if agreed {
         return Ok(ExitCode::SUCCESS);
     }
     bail!("run {run} ended before its tasks agreed on a step: they may not have saved");
 }
 
-fn how_it_ended(run: RunNumber, agreed: bool) -> TerminalText {
-    TerminalText::of(match agreed {
+fn ended_run_text(run: RunNumber, agreed: bool) -> TerminalText {
+    TerminalText::from_line(match agreed {
         true => format!("Run {run} was drained: its tasks agreed on a step, and it has ended."),
         false => format!("Run {run} was asked to save, and has ended."),
     })
 }
 
-fn is_under_way(view: &DrainView) -> bool {
+fn is_run_in_progress(view: &DrainView) -> bool {
     matches!(view.state, RunState::Forming | RunState::Running)
 }
 
-fn has_failed(view: &DrainView) -> bool {
+fn has_agreement_failed(view: &DrainView) -> bool {
     view.preemption.as_ref().is_some_and(|preemption| preemption.failed)
 }
 
@@ -142,7 +147,7 @@ fn agreed_step(view: &DrainView) -> Option<i64> {
 
 fn drain_text(view: &DrainView) -> TerminalText {
     let acknowledged = view.preemption.as_ref().map_or(0, |preemption| preemption.acknowledged.len());
-    TerminalText::of(match agreed_step(view) {
+    TerminalText::from_line(match agreed_step(view) {
         Some(step) => format!("Run {} is drained: all tasks save at step {step}.", view.run),
         None => format!(
             "Run {} is asked to save: {acknowledged} task(s) have acknowledged, {} have not. Look on with: muster status",

@@ -1,6 +1,6 @@
 //! Implements `muster events`: prints and follows the events of a job.
 //!
-//! Begin at `run`, then `follow`.
+//! Begin at `run`, then `EventPrinter::print_new_events`.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use clap::Args;
 
 use super::client::{Client, SseEvent};
 use super::output::{
-    TerminalColour, TerminalLine, TerminalStyle, TerminalText, print, print_error, print_json_line,
+    TerminalLine, TerminalStyle, TerminalText, TextRole, pad_to_width, print, print_error, print_json_line,
 };
-use super::server_args::{JobArg, ServerArgs, block_on, format_time_millis, query_encode};
+use super::server_args::{JobArg, ServerArgs, format_time_millis, run_requests};
 use crate::coordination::{JobView, Timestamp, barrier_label};
-use crate::http::{EventLine, EventsPage};
-use crate::text::{Untrusted, parse_duration};
+use crate::http::api::{EventLine, EventsPage};
+use crate::text::{Untrusted, encode_query_value, parse_duration};
 
 /// Show the events of a job, each change with its reason
 ///
@@ -63,7 +63,7 @@ Examples:
 const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(10));
 
 /// The filter and the format of events.
-struct EventQuery<'a> {
+struct EventPrinter<'a> {
     arguments: &'a Arguments,
     path: String,
     /// The filters that the server applies, as a query.
@@ -74,27 +74,27 @@ struct EventQuery<'a> {
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    block_on(async {
-        let client = arguments.server_args.find().await?;
-        let job = arguments.job_arg.path(&client).await?;
-        let wanted = EventQuery::new(arguments, &client, &job).await?;
+    run_requests(async {
+        let client = arguments.server_args.connect().await?;
+        let job = arguments.job_arg.resolve_job_path(&client).await?;
+        let wanted = EventPrinter::new(arguments, &client, &job).await?;
         if arguments.follow {
-            wanted.follow(&client).await?
+            wanted.print_new_events(&client).await?
         } else {
-            wanted.show_all(&client).await?
+            wanted.print_kept_events(&client).await?
         }
         Ok(ExitCode::SUCCESS)
     })
 }
 
-impl<'a> EventQuery<'a> {
+impl<'a> EventPrinter<'a> {
     async fn new(arguments: &'a Arguments, client: &Client, job: &str) -> Result<Self> {
         let mut query = String::new();
         if let Some(task) = arguments.task {
             query.push_str(&format!("&task={task}"));
         }
         if let Some(kinds) = &arguments.kind {
-            query.push_str(&format!("&kind={}", query_encode(kinds)));
+            query.push_str(&format!("&kind={}", encode_query_value(kinds)));
         }
         let from = match arguments.since {
             Some(since) => {
@@ -107,18 +107,18 @@ impl<'a> EventQuery<'a> {
     }
 
     /// Prints events without end. A broken stream is resumed after the last event.
-    async fn follow(&self, client: &Client) -> Result<()> {
+    async fn print_new_events(&self, client: &Client) -> Result<()> {
         let mut last = self.arguments.after;
         let (mut pause, most) = PAUSE;
         let path = format!("{}?stream=1{}", self.path, self.query);
-        let mut stream = client.stream(&path, last).await?;
-        self.heading()?;
+        let mut stream = client.open_event_stream(&path, last).await?;
+        self.print_heading()?;
         loop {
             let why = loop {
-                match stream.next().await {
+                match stream.next_event().await {
                     Ok(Some(sent)) => {
                         pause = PAUSE.0;
-                        if let Some(number) = self.show(&sent, last)? {
+                        if let Some(number) = self.print_received(&sent, last)? {
                             last = number;
                         }
                     }
@@ -131,7 +131,7 @@ impl<'a> EventQuery<'a> {
             stream = loop {
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(most);
-                match client.stream(&path, last).await {
+                match client.open_event_stream(&path, last).await {
                     Ok(stream) => break stream,
                     Err(error) if error.is_transient() => {}
                     Err(error) => return Err(error.into()),
@@ -141,20 +141,20 @@ impl<'a> EventQuery<'a> {
     }
 
     /// Prints an event. Returns its number, if it is not `last`.
-    fn show(&self, sent: &SseEvent, last: u64) -> Result<Option<u64>> {
+    fn print_received(&self, sent: &SseEvent, last: u64) -> Result<Option<u64>> {
         match sent.id {
             Some(number) => {
                 let event: EventLine = serde_json::from_str(&sent.data).with_context(|| {
                     let data = Untrusted::from(&*sent.data);
                     format!("event {number} is in a form that this version does not know: {data}")
                 })?;
-                self.tell(&event)?;
+                self.print_event(&event)?;
                 Ok(Some(number))
             }
             // The server no longer has these events, or is another one.
             None if sent.kind == "gap" => {
                 if last > 0 {
-                    self.report_gap()?;
+                    self.print_gap()?;
                 }
                 Ok(None)
             }
@@ -163,16 +163,16 @@ impl<'a> EventQuery<'a> {
     }
 
     /// Prints all kept events.
-    async fn show_all(&self, client: &Client) -> Result<()> {
-        self.heading()?;
+    async fn print_kept_events(&self, client: &Client) -> Result<()> {
+        self.print_heading()?;
         let mut after = self.arguments.after;
         loop {
             let page: EventsPage = client.get(&format!("{}?after={after}{}", self.path, self.query)).await?;
             if page.gap && after > 0 {
-                self.report_gap()?;
+                self.print_gap()?;
             }
             for event in &page.events {
-                self.tell(event)?;
+                self.print_event(event)?;
             }
             if page.next == after {
                 return Ok(());
@@ -181,35 +181,35 @@ impl<'a> EventQuery<'a> {
         }
     }
 
-    fn report_gap(&self) -> Result<()> {
+    fn print_gap(&self) -> Result<()> {
         if !self.arguments.server_args.json {
-            print(&TerminalText::of("… some events are no longer kept"))?;
+            print(&TerminalText::from_line("… some events are no longer kept"))?;
         }
         Ok(())
     }
 
-    fn heading(&self) -> Result<()> {
-        let style = TerminalStyle::of_stdout();
+    fn print_heading(&self) -> Result<()> {
+        let style = TerminalStyle::for_stdout();
         // Only on a terminal: a pipe receives nothing but events.
         if !self.arguments.server_args.json && style.width.is_some() {
-            let columns = columns("NUMBER", "TIME (UTC)", "RUN", "KIND", "TASK", "BARRIER", "REASON");
-            print(&TerminalText::of(TerminalLine::default().styled(style, columns, TerminalColour::Bold)))?;
+            let columns = format_columns("NUMBER", "TIME (UTC)", "RUN", "KIND", "TASK", "BARRIER", "REASON");
+            print(&TerminalText::from_line(TerminalLine::default().styled(style, columns, TextRole::Bold)))?;
         }
         Ok(())
     }
 
-    fn tell(&self, event: &EventLine) -> Result<()> {
+    fn print_event(&self, event: &EventLine) -> Result<()> {
         if event.at < self.from {
             return Ok(());
         }
         if self.arguments.server_args.json {
             return print_json_line(event);
         }
-        Ok(print(&TerminalText::of(line(event)))?)
+        Ok(print(&TerminalText::from_line(format_event(event)))?)
     }
 }
 
-fn columns(
+fn format_columns(
     number: &str,
     time: &str,
     run: &str,
@@ -218,11 +218,12 @@ fn columns(
     barrier: &str,
     reason: &str,
 ) -> String {
-    format!("{number:>6}  {time:<24}  {run:>4}  {kind:<20}  {task:>5}  {barrier:<16}  {reason}")
+    let barrier = pad_to_width(barrier, 16);
+    format!("{number:>6}  {time:<24}  {run:>4}  {kind:<20}  {task:>5}  {barrier}  {reason}")
 }
 
-fn line(event: &EventLine) -> String {
-    let about = event.what.about();
+fn format_event(event: &EventLine) -> String {
+    let about = event.what.subject();
     let (task, barrier) = (about.task, about.barrier);
     let barrier = barrier.map_or_else(
         || "-".to_owned(),
@@ -231,7 +232,7 @@ fn line(event: &EventLine) -> String {
             if counter > 0 { format!("{id}#{counter}") } else { id.to_string() }
         },
     );
-    columns(
+    format_columns(
         &event.number.to_string(),
         &format_time_millis(event.at),
         &event.run.to_string(),
@@ -240,4 +241,20 @@ fn line(event: &EventLine) -> String {
         &barrier,
         &event.reason,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_barrier_named_in_wide_characters_does_not_shift_the_reason() {
+        let row =
+            |barrier: &str| format_columns("1", "t", "1", "barrier-passed", "-", barrier, "all are there");
+        let before = |row: String| {
+            let (before, _) = row.split_once("all").expect("it has the reason");
+            textwrap::core::display_width(before)
+        };
+        assert_eq!(before(row("訓練/一歩")), before(row("train/step")));
+    }
 }

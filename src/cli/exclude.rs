@@ -1,6 +1,6 @@
-//! Implements `muster exclude`: previews, excludes, lists.
+//! Implements `muster exclude`: previews, creates and lists exclusions.
 //!
-//! It does not lift (`readmit.rs`). Begin at `run`.
+//! `readmit.rs` lifts exclusions. Begin at `run`.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use clap::Args;
 use http::Method;
 
 use super::output::TerminalText;
-use super::server_args::{JobArg, ServerArgs, block_on, format_time, send};
-use crate::coordination::{ExclusionPreview, ExclusionView, Reason, RunOutcome};
-use crate::http::{ExclusionsPage, NewExclusion};
-use crate::text::parse_positive_duration;
+use super::server_args::{JobArg, ServerArgs, format_time, run_requests, send_json};
+use crate::coordination::{ExclusionPreview, ExclusionView, Reason, RunOutcome, TaskId};
+use crate::http::api::{ExclusionsPage, NewExclusion};
+use crate::text::{format_ranges, parse_positive_duration};
 
 /// Exclude a task or a host from its job, or show the exclusions
 ///
@@ -68,30 +68,30 @@ Examples:
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    block_on(async {
-        let client = arguments.server_args.find().await?;
-        let path = format!("{}/exclusions", arguments.job_arg.path(&client).await?);
+    run_requests(async {
+        let client = arguments.server_args.connect().await?;
+        let path = format!("{}/exclusions", arguments.job_arg.resolve_job_path(&client).await?);
         let Some(target) = &arguments.target else {
             let page: ExclusionsPage = client.get(&path).await?;
-            arguments.server_args.show(&page, list_text)?;
+            arguments.server_args.print_answer(&page, exclusions_text)?;
             return Ok(ExitCode::SUCCESS);
         };
         let Some(reason) = &arguments.reason else {
             bail!("say why, with --reason TEXT: the excluded process is shown it, and the audit keeps it");
         };
-        let body = new_exclusion(arguments, target, reason)?;
+        let body = exclusion_request(arguments, target, reason)?;
         if arguments.dry_run {
-            let preview: ExclusionPreview = send(&client, Method::POST, &path, &body).await?;
-            arguments.server_args.show(&preview, |preview| preview_text(target, preview))?;
+            let preview: ExclusionPreview = send_json(&client, Method::POST, &path, &body).await?;
+            arguments.server_args.print_answer(&preview, |preview| preview_text(target, preview))?;
         } else {
-            let made: ExclusionView = send(&client, Method::POST, &path, &body).await?;
-            arguments.server_args.show(&made, exclusion_text)?;
+            let made: ExclusionView = send_json(&client, Method::POST, &path, &body).await?;
+            arguments.server_args.print_answer(&made, exclusion_text)?;
         }
         Ok(ExitCode::SUCCESS)
     })
 }
 
-fn new_exclusion(arguments: &Arguments, target: &str, reason: &str) -> Result<NewExclusion> {
+fn exclusion_request(arguments: &Arguments, target: &str, reason: &str) -> Result<NewExclusion> {
     let task = target.parse::<i32>().ok();
     let host = task.is_none().then(|| target.to_owned());
     Ok(NewExclusion {
@@ -114,20 +114,22 @@ fn exclusion_text(made: &ExclusionView) -> TerminalText {
     };
     let out = match &made.tasks[..] {
         [] => "no task of the present run is concerned".to_owned(),
-        tasks => format!("out of the present run: {}", join_list(tasks)),
+        tasks => format!("out of the present run: {}", task_numbers_text(tasks)),
     };
-    let mut text =
-        TerminalText::of(format!("Exclusion {}: {} takes no part {until}; {out}.", made.id, made.target));
-    text.line(format!("Lift it with: muster readmit {} --reason TEXT", made.id));
+    let mut text = TerminalText::from_line(format!(
+        "Exclusion {}: {} takes no part {until}; {out}.",
+        made.id, made.target
+    ));
+    text.add_line(format!("Lift it with: muster readmit {} --reason TEXT", made.id));
     text
 }
 
 fn preview_text(target: &str, preview: &ExclusionPreview) -> TerminalText {
-    let mut text = TerminalText::of(format!("Nothing was done. Excluding {target} would"));
-    let mut say = |line: String| text.line(format!("  {line}"));
+    let mut text = TerminalText::from_line(format!("Nothing was done. Excluding {target} would"));
+    let mut say = |line: String| text.add_line(format!("  {line}"));
     match &preview.tasks[..] {
         [] => say("take no task of the present run out; it would hold for those that come".into()),
-        tasks => say(format!("take out {}", join_list(tasks))),
+        tasks => say(format!("take out {}", task_numbers_text(tasks))),
     }
     if preview.calls_refused > 0 {
         say(format!("answer {} waiting call(s) of theirs with the reason", preview.calls_refused));
@@ -150,14 +152,14 @@ fn preview_text(target: &str, preview: &ExclusionPreview) -> TerminalText {
     text
 }
 
-fn list_text(page: &ExclusionsPage) -> TerminalText {
+fn exclusions_text(page: &ExclusionsPage) -> TerminalText {
     if page.exclusions.is_empty() {
-        return TerminalText::of("Nobody is excluded.");
+        return TerminalText::from_line("Nobody is excluded.");
     }
     let mut text = TerminalText::default();
     for exclusion in &page.exclusions {
         let until = exclusion.expires_at.map_or_else(|| "lifted".to_owned(), format_time);
-        text.line(format!(
+        text.add_line(format!(
             "{:>4}  {} since {} until {until}, by {}: {} ({} registration(s) refused)",
             exclusion.id,
             exclusion.target,
@@ -170,8 +172,13 @@ fn list_text(page: &ExclusionsPage) -> TerminalText {
     text
 }
 
-fn join_list(tasks: &[crate::coordination::TaskId]) -> String {
-    let shown: Vec<String> = tasks.iter().take(16).map(|task| format!("task {task}")).collect();
-    let more = if tasks.len() > 16 { format!(" … {} in all", tasks.len()) } else { String::new() };
-    format!("{}{more}", shown.join(", "))
+/// Returns the numbers of tasks as a list.
+fn task_numbers_text(tasks: &[TaskId]) -> String {
+    match tasks {
+        [one] => format!("task {one}"),
+        many => {
+            let more = format!("… ({} in all)", many.len());
+            format!("tasks {}", format_ranges(many.iter().map(|task| task.0), 16, "-", &more))
+        }
+    }
 }

@@ -1,6 +1,6 @@
-//! Implements `muster job`: list, show, create, set, delete.
+//! Implements `muster job`: lists, shows, creates, changes and deletes jobs.
 //!
-//! It does not validate beyond syntax: the server does. Begin at `run`.
+//! This module checks only the syntax of settings; the server validates them. Begin at `run`.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -9,11 +9,12 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use clap::{Args, Subcommand};
 use http::Method;
 
-use super::output::{TerminalColour, TerminalLine, TerminalStyle, TerminalText, print};
-use super::server_args::{ServerArgs, block_on, query_encode, send};
-use crate::config::parse_rules;
+use super::output::{TerminalLine, TerminalStyle, TerminalText, TextRole, print};
+use super::server_args::{ServerArgs, run_requests, send_json};
+use crate::config::{parse_auto_exclude_rules, parse_job_names};
 use crate::coordination::{ErrorDelivery, JobName, JobSettings, JobSummary, JobView, Reason};
-use crate::http::{JobPatch, NewJob, SettingsBody};
+use crate::http::api::{JobPatch, NewJob, SettingsBody};
+use crate::text::encode_query_value;
 
 /// List, show, create, change or delete the jobs of a server
 #[derive(Debug, Args)]
@@ -32,23 +33,23 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    List(List),
-    Show(Show),
-    Create(Create),
-    Set(Set),
-    Delete(Delete),
+    List(ListArguments),
+    Show(ShowArguments),
+    Create(CreateArguments),
+    Set(SetArguments),
+    Delete(DeleteArguments),
 }
 
 /// The summaries of all jobs
 #[derive(Debug, Args)]
-struct List {
+struct ListArguments {
     #[command(flatten)]
     server_args: ServerArgs,
 }
 
 /// A job's settings, or everything about it with --json
 #[derive(Debug, Args)]
-struct Show {
+struct ShowArguments {
     /// Its name
     name: JobName,
     #[command(flatten)]
@@ -57,7 +58,7 @@ struct Show {
 
 /// Create a job; its tasks reach it on the shared listener, by the name that they dial: NAME.HOST:PORT
 #[derive(Debug, Args)]
-struct Create {
+struct CreateArguments {
     /// Its name: letters, digits and hyphens, as in a host's name
     name: JobName,
     /// How many tasks it has
@@ -77,7 +78,7 @@ struct Create {
 /// The heartbeat timeout takes effect at once, other timeouts for what begins afterwards. The number of tasks
 /// and whether they are recoverable cannot change during a run.
 #[derive(Debug, Args)]
-struct Set {
+struct SetArguments {
     /// Its name
     name: JobName,
     /// How many tasks it has
@@ -94,7 +95,7 @@ struct Set {
 
 /// Delete a job; waiting calls are answered that there is no such job
 #[derive(Debug, Args)]
-struct Delete {
+struct DeleteArguments {
     /// Its name
     name: JobName,
     /// Even if tasks are connected
@@ -134,13 +135,16 @@ struct SettingArgs {
     /// How long such an exclusion lasts
     #[arg(long, value_name = "DURATION")]
     auto_exclude_for: Option<String>,
+    /// Jobs whose tasks may exchange transfers with those of this job, if they name it too; none: none
+    #[arg(long, value_name = "JOB,...|none")]
+    transfers_with: Option<String>,
     /// A bound, such as keys=1000; repeat for more
     #[arg(long = "bound", value_name = "NAME=NUMBER")]
     bounds: Vec<String>,
 }
 
 impl SettingArgs {
-    fn body(&self, tasks: Option<u32>) -> Result<SettingsBody> {
+    fn to_settings_body(&self, tasks: Option<u32>) -> Result<SettingsBody> {
         let error_delivery = match self.error_delivery.as_deref() {
             None => None,
             Some("auto") => Some(ErrorDelivery::Auto),
@@ -148,7 +152,8 @@ impl SettingArgs {
             Some("cancel") => Some(ErrorDelivery::Cancel),
             Some(other) => bail!("--error-delivery {other}: write auto, hold or cancel"),
         };
-        let rules = self.auto_exclude.as_deref().map(parse_rules);
+        let rules = self.auto_exclude.as_deref().map(parse_auto_exclude_rules);
+        let peers = self.transfers_with.as_deref().map(parse_job_names);
         let mut bounds = serde_json::Map::new();
         for bound in &self.bounds {
             let (name, number) =
@@ -166,6 +171,7 @@ impl SettingArgs {
             error_delivery,
             auto_exclude: rules.transpose().map_err(|wrong| anyhow!("--auto-exclude: {wrong}"))?,
             auto_exclude_for: self.auto_exclude_for.clone(),
+            transfers_with: peers.transpose().map_err(|wrong| anyhow!("--transfers-with: {wrong}"))?,
             bounds: (!bounds.is_empty()).then_some(bounds),
         })
     }
@@ -173,40 +179,44 @@ impl SettingArgs {
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    block_on(async {
+    run_requests(async {
         match &arguments.command {
             Command::List(list) => {
-                let jobs = list.server_args.find().await?.jobs().await?;
-                list.server_args.show(&jobs, |jobs| join_list(jobs))?;
+                let jobs = list.server_args.connect().await?.fetch_jobs().await?;
+                list.server_args.print_answer(&jobs, |jobs| jobs_table_text(jobs))?;
             }
             Command::Show(show) => {
-                let job: JobView = show.server_args.find().await?.job(&show.name).await?;
-                show.server_args.show(&job, |job| settings(&job.name, &job.settings))?;
+                let job: JobView = show.server_args.connect().await?.fetch_job(&show.name).await?;
+                show.server_args.print_answer(&job, |job| settings_text(&job.name, &job.settings))?;
             }
             Command::Create(create) => {
-                let client = create.server_args.find().await?;
-                let settings = create.settings.body(Some(create.tasks))?;
+                let client = create.server_args.connect().await?;
+                let settings = create.settings.to_settings_body(Some(create.tasks))?;
                 let reason = Reason::try_from(create.reason.clone())?;
                 let body = NewJob { name: create.name.clone(), settings, reason };
-                let made: JobSummary = send(&client, Method::POST, "/api/v1/jobs", &body).await?;
-                create.server_args.show(&made, |made| TerminalText::of(format!("Made: {}", line(made))))?;
+                let made: JobSummary = send_json(&client, Method::POST, "/api/v1/jobs", &body).await?;
+                create.server_args.print_answer(&made, |made| {
+                    TerminalText::from_line(format!("Made: {}", job_line_text(made)))
+                })?;
             }
             Command::Set(set) => {
-                let client = set.server_args.find().await?;
+                let client = set.server_args.connect().await?;
                 let reason = Reason::try_from(set.reason.clone())?;
-                let body = JobPatch { settings: set.settings.body(set.tasks)?, reason };
+                let body = JobPatch { settings: set.settings.to_settings_body(set.tasks)?, reason };
                 let path = format!("/api/v1/jobs/{}", set.name);
-                let now: JobSettings = send(&client, Method::PATCH, &path, &body).await?;
-                set.server_args.show(&now, |now| settings(&set.name, now))?;
+                let now: JobSettings = send_json(&client, Method::PATCH, &path, &body).await?;
+                set.server_args.print_answer(&now, |now| settings_text(&set.name, now))?;
             }
             Command::Delete(delete) => {
-                let client = delete.server_args.find().await?;
+                let client = delete.server_args.connect().await?;
                 let (name, force) = (&delete.name, delete.force);
-                let path =
-                    format!("/api/v1/jobs/{name}?force={force}&reason={}", query_encode(&delete.reason));
-                client.request::<()>(Method::DELETE, &path, None).await?;
+                let path = format!(
+                    "/api/v1/jobs/{name}?force={force}&reason={}",
+                    encode_query_value(&delete.reason)
+                );
+                client.send_request::<()>(Method::DELETE, &path, None).await?;
                 if !delete.server_args.json {
-                    print(&TerminalText::of(format!("Job {name} is deleted.")))?;
+                    print(&TerminalText::from_line(format!("Job {name} is deleted.")))?;
                 }
             }
         }
@@ -214,7 +224,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     })
 }
 
-fn line(job: &JobSummary) -> String {
+fn job_line_text(job: &JobSummary) -> String {
     let mut text = format!(
         "{}  run {} {}, {} of {} task(s) connected",
         job.name, job.run, job.state, job.live, job.tasks
@@ -230,9 +240,9 @@ fn line(job: &JobSummary) -> String {
 }
 
 /// Returns jobs as a table.
-fn join_list(jobs: &[JobSummary]) -> TerminalText {
+fn jobs_table_text(jobs: &[JobSummary]) -> TerminalText {
     if jobs.is_empty() {
-        return TerminalText::of(
+        return TerminalText::from_line(
             "There is no job. Make one with: muster job create NAME --tasks N --reason TEXT",
         );
     }
@@ -241,34 +251,34 @@ fn join_list(jobs: &[JobSummary]) -> TerminalText {
         format!("{name:<wide$}  {run:>4}  {state:<10}  {tasks:>13}  {excluded:>10}  {recoverable}")
     };
     let heading = row("NAME", "RUN", "STATE", "CONNECTED", "EXCLUSIONS", "RECOVERABLE");
-    let mut out = TerminalText::of(TerminalLine::default().styled(
-        TerminalStyle::of_stdout(),
+    let mut out = TerminalText::from_line(TerminalLine::default().styled(
+        TerminalStyle::for_stdout(),
         heading,
-        TerminalColour::Bold,
+        TextRole::Bold,
     ));
     for job in jobs {
         let recoverable = if job.recoverable { "yes" } else { "no" };
         let (run, state) = (job.run.to_string(), job.state.to_string());
         let tasks = format!("{} of {}", job.live, job.tasks);
-        out.line(row(job.name.as_str(), &run, &state, &tasks, &job.exclusions.to_string(), recoverable));
+        out.add_line(row(job.name.as_str(), &run, &state, &tasks, &job.exclusions.to_string(), recoverable));
     }
     out
 }
 
 /// Returns the settings of a job, one a line, as in JSON.
-fn settings(name: &JobName, settings: &JobSettings) -> TerminalText {
-    let mut text = TerminalText::of(format!("name = {name}"));
+fn settings_text(name: &JobName, settings: &JobSettings) -> TerminalText {
+    let mut text = TerminalText::from_line(format!("name = {name}"));
     let Ok(serde_json::Value::Object(all)) = serde_json::to_value(settings) else { return text };
     for (name, value) in all {
         match value {
             serde_json::Value::Object(bounds) => {
                 for (bound, value) in bounds {
-                    text.line(format!("bound {bound} = {value}"));
+                    text.add_line(format!("bound {bound} = {value}"));
                 }
             }
-            serde_json::Value::Null => text.line(format!("{name} = off")),
-            serde_json::Value::String(value) => text.line(format!("{name} = {value}")),
-            value => text.line(format!("{name} = {value}")),
+            serde_json::Value::Null => text.add_line(format!("{name} = off")),
+            serde_json::Value::String(value) => text.add_line(format!("{name} = {value}")),
+            value => text.add_line(format!("{name} = {value}")),
         }
     }
     text

@@ -1,32 +1,38 @@
 //! Implements `muster launch`: runs the tasks of a job on this machine.
 //!
-//! It does not supervise (`launch/supervisor.rs`). Begin at `run`, then `launch`.
+//! `launch/supervisor.rs` supervises the tasks. Begin at `run`, then `launch_job`.
 
 pub(super) mod children;
+mod host_identities;
 mod prefix_output;
+mod server;
 mod supervisor;
-mod target;
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
+use tokio::task::JoinSet;
 
-use super::credentials::Credentials;
+use super::credentials::CredentialArgs;
 use super::options::LaunchFlags;
 use super::output::print_error;
 use super::{allocator, limits};
+use crate::agent::cluster_env::{DetectedProcessIdentity, EnvironmentVariables};
+use crate::agent::{AgentConfig, AgentTlsFiles, claim_task, own_claimant};
 use crate::config::{ConfigError, JobSelection};
-use crate::coordination::JobName;
+use crate::coordination::{JobName, ProcessIdentity};
 use crate::telemetry::log;
 use crate::text::parse_duration;
+use host_identities::IdentityPublisher;
+use server::LaunchServer;
 use supervisor::{LaunchPlan, Supervisor};
-use target::LaunchServer;
 
-pub use children::{BECOME_COMMAND, BecomeArguments, GUARD_COMMAND, run_become, run_guard};
+pub use children::{BECOME_COMMAND, ExecTaskArguments, GUARD_COMMAND, exec_task_command, run_process_guard};
 
 /// Run a job on this machine: N processes of one command, and a server for them
 ///
@@ -59,7 +65,17 @@ pub struct Arguments {
     server: Option<String>,
 
     #[command(flatten)]
-    credentials: Credentials,
+    credentials: CredentialArgs,
+
+    /// Ask the server which tasks the processes are: those that this host had before. N may be less than the tasks of
+    /// the job; launch the others on other hosts
+    #[arg(long, requires = "server")]
+    claim_ids: bool,
+
+    /// The identity of this host, which stays when it starts again [default: NODE_NAME in Kubernetes, the node of
+    /// Slurm, the TPU worker, or the machine id]
+    #[arg(long, value_name = "NAME", env = "MUSTER_HOST_ID", hide_env_values = true)]
+    host_id: Option<String>,
 
     /// The job's name
     #[arg(long, value_name = "NAME", default_value = JobName::DEFAULT, env = "MUSTER_JOB", hide_env_values = true)]
@@ -79,6 +95,14 @@ Environment of each process:
   JAX_COORDINATOR_BIND_ADDRESS  127.0.0.1:0, for a service of JAX's own that stays unused
   MUSTER_PROCESS_ID             its number, for jax.distributed.initialize(process_id=...)
   MUSTER_NUM_PROCESSES          how many there are, for initialize(num_processes=...)
+  MUSTER_LOCAL_PROCESS_ID       its number on this machine, the same
+  MUSTER_HOST_ID                with --host-id or --claim-ids: the identity of this host
+  MUSTER_SERVER, MUSTER_JOB     the server's HTTP address and the job, for `muster status` and the like
+  OMPI_MCA_orte_hnp_uri, OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_LOCAL_RANK
+                                from these JAX learns both numbers by itself: initialize() needs no argument. As
+                                under mpirun, each of several processes then uses one GPU, that of its
+                                number; JAX_LOCAL_DEVICE_IDS names others. Not set if MUSTER_JAX_DETECTION is 0, as
+                                programs that use MPI itself need it
   PYTHONUNBUFFERED              1 unless it is set, so that lines come when they are written
 
 Exit code:
@@ -96,6 +120,9 @@ Examples:
   Start only the one that failed; the program must be able to take it back:
     muster launch -n 4 --max-restarts 3 --recoverable -- python3 elastic.py
 
+  On each of four hosts, with a server for all; a host keeps its tasks over restarts (muster serve --job train=8):
+    muster launch -n 2 --server http://muster-host:8477 --job train --claim-ids -- python3 train.py
+
   With a server that runs already (muster serve --job train=4):
     muster launch -n 4 --server http://127.0.0.1:8477 --job train -- python3 train.py";
 
@@ -107,13 +134,13 @@ const NO_COMMAND: u8 = 127;
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let name = arguments.command.first().map(Path::new).unwrap_or(Path::new(""));
-    if !children::is_command(name) {
+    if !children::command_exists(name) {
         let wrong =
             if name.components().count() > 1 { "is no file that can be run" } else { "is not on PATH" };
         print_error(format_args!("cannot launch {}: it {wrong}", name.display()));
         return Ok(ExitCode::from(NO_COMMAND));
     }
-    match launch(arguments) {
+    match launch_job(arguments) {
         Err(error) if !error.is::<ConfigError>() => {
             print_error(format_args!("cannot launch: {error:#}"));
             Ok(ExitCode::from(NOT_LAUNCHED))
@@ -122,11 +149,11 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
 }
 
-fn launch(arguments: &Arguments) -> Result<ExitCode> {
+fn launch_job(arguments: &Arguments) -> Result<ExitCode> {
     let jobs = JobSelection::Only { name: arguments.job.clone(), tasks: arguments.processes };
-    let config = arguments.options.load(jobs)?;
-    log::start(&config.server.log, config.server.log_format).map_err(anyhow::Error::msg)?;
-    let open_files = limits::raise_open_files();
+    let config = arguments.options.load_config(jobs)?;
+    log::start_logging(&config.server.log, config.server.log_format).map_err(anyhow::Error::msg)?;
+    let open_files = limits::raise_open_file_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.server.io_threads)
         .enable_all()
@@ -137,19 +164,74 @@ fn launch(arguments: &Arguments) -> Result<ExitCode> {
     // thread that started them.
     let code = runtime.block_on(async {
         let target = match &arguments.server {
-            Some(url) => LaunchServer::find(url, arguments, &arguments.options).await?,
-            None => LaunchServer::start(&config).await?,
+            Some(url) => LaunchServer::connect_remote(url, arguments, &arguments.options).await?,
+            None => LaunchServer::start_local(&config).await?,
         };
+        let (tasks, job_tasks, host_id) = if arguments.claim_ids {
+            let host = host_identity(arguments.host_id.as_deref())?;
+            let (tasks, job_tasks) = claim_task_ids(&target, host.host(), arguments.processes).await?;
+            (tasks, job_tasks, Some(host.host().to_owned()))
+        } else {
+            ((0..arguments.processes).collect(), arguments.processes, arguments.host_id.clone())
+        };
+        // The processes of a host without an identity have none.
+        let host = host_identity(host_id.as_deref()).ok().map(|identity| identity.host().to_owned());
+        let identities = IdentityPublisher::start(agent_config(&target), host);
         let plan = LaunchPlan {
             command: arguments.command.clone(),
-            tasks: arguments.processes,
-            recoverable: target.recoverable(),
+            tasks,
+            job_tasks,
+            host_id,
+            recoverable: target.is_recoverable(),
             max_restarts: arguments.max_restarts,
             kill_after: arguments.kill_after,
             open_files: open_files.current,
         };
-        Supervisor::new(plan, target)?.run().await
+        Supervisor::new(plan, target, identities)?.run().await
     });
     runtime.shutdown_background();
     Ok(ExitCode::from(code?))
+}
+
+/// The time that a launch waits for the task ids of its processes: for the launches on all other hosts.
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Returns the identity of this host.
+fn host_identity(given: Option<&str>) -> Result<ProcessIdentity> {
+    let text =
+        |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
+    let mut variables: EnvironmentVariables = std::env::vars_os().filter_map(text).collect();
+    // The processes of a launch are numbered by it.
+    variables.insert("MUSTER_LOCAL_PROCESS_ID".to_owned(), "0".to_owned());
+    Ok(DetectedProcessIdentity::detect_on_this_machine(given, &variables)?.identity)
+}
+
+/// Returns the settings by which the launch calls the service: those of the JAX programs that it starts.
+fn agent_config(target: &LaunchServer) -> AgentConfig {
+    let ca = std::env::var_os("JAX_MTLS_CA_FILE").map(PathBuf::from);
+    let own = std::env::var_os("JAX_MTLS_CERT_FILE").zip(std::env::var_os("JAX_MTLS_KEY_FILE"));
+    let own = own.map(|(cert, key)| (PathBuf::from(cert), PathBuf::from(key)));
+    let tls = ca.map(|ca| AgentTlsFiles { ca, own });
+    AgentConfig { tls, ..AgentConfig::new(target.coordinator_address(), 0) }
+}
+
+/// Returns the task ids that the server grants to the processes of this host, and the number of tasks of the job.
+async fn claim_task_ids(target: &LaunchServer, host: &str, processes: u32) -> Result<(Vec<u32>, u32)> {
+    let mut claims = JoinSet::new();
+    for local in 0..processes {
+        let identity = ProcessIdentity::new(host, local).map_err(anyhow::Error::msg)?;
+        let config = agent_config(target);
+        // The processes of one launch are told apart, and its repetitions are not.
+        let claimant = own_claimant().wrapping_add(u64::from(local));
+        claims.spawn(async move { (local, claim_task(&config, &identity, claimant, CLAIM_TIMEOUT).await) });
+    }
+    let mut granted = BTreeMap::new();
+    let mut tasks = 0;
+    while let Some(done) = claims.join_next().await {
+        let (local, answer) = done.context("a claim was cut short")?;
+        let answer = answer?;
+        granted.insert(local, answer.task);
+        tasks = answer.tasks;
+    }
+    Ok((granted.into_values().collect(), tasks))
 }

@@ -1,6 +1,6 @@
 //! Raises the limit on open files and divides it among the listeners.
 //!
-//! Begin at `fit_to_open_files`.
+//! Begin at `connection_limits`.
 
 use anyhow::{Result, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -22,7 +22,7 @@ const AUXILIARY_CONNECTIONS_MIN: usize = 8;
 
 /// Raises the soft limit on open files to the hard one, because every connection is a file. Returns the old
 /// limit, which children get back.
-pub fn raise_open_files() -> Rlimit {
+pub fn raise_open_file_limit() -> Rlimit {
     let old = getrlimit(Resource::Nofile);
     let new = Rlimit { current: old.maximum, maximum: old.maximum };
     if let Err(error) = setrlimit(Resource::Nofile, new) {
@@ -32,7 +32,7 @@ pub fn raise_open_files() -> Rlimit {
 }
 
 /// Sets the soft limit on open files, at most to the hard one.
-pub fn set_open_files(soft: u64) {
+pub fn set_open_file_limit(soft: u64) {
     let maximum = getrlimit(Resource::Nofile).maximum;
     // If the limit cannot be lowered, the present one stays.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(soft), maximum });
@@ -52,11 +52,11 @@ pub struct ConnectionLimits {
 ///
 /// # Errors
 /// If the limit is too low to serve at all.
-pub fn connections(config: &Config) -> Result<ConnectionLimits> {
+pub fn connection_limits(config: &Config) -> Result<ConnectionLimits> {
     let limit = getrlimit(Resource::Nofile).current;
     let limit = limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
     let own = config.jobs.iter().filter(|job| job.grpc.is_some()).count();
-    let fitting = fit_to_open_files(&config.server, limit, own)?;
+    let fitting = limits_within_open_files(&config.server, limit, own)?;
     let wanted = (config.server.grpc_limits.connections, config.server.http_connections);
     if (fitting.grpc, fitting.http) != wanted {
         let told = format!(
@@ -75,7 +75,11 @@ pub fn connections(config: &Config) -> Result<ConnectionLimits> {
     Ok(fitting)
 }
 
-fn fit_to_open_files(server: &ServerConfig, limit: usize, own_listeners: usize) -> Result<ConnectionLimits> {
+fn limits_within_open_files(
+    server: &ServerConfig,
+    limit: usize,
+    own_listeners: usize,
+) -> Result<ConnectionLimits> {
     let own = RESERVED_FILES + own_listeners;
     if limit < OPEN_FILES_MIN + own_listeners {
         bail!(
@@ -121,10 +125,10 @@ mod tests {
         let mut server = ServerConfig::new(Profile::Serve);
         server.health = Some(([127, 0, 0, 1], 1).into());
         let wanted = (server.grpc_limits.connections, server.http_connections);
-        let enough = fit_to_open_files(&server, 1 << 20, 0).unwrap();
+        let enough = limits_within_open_files(&server, 1 << 20, 0).unwrap();
         assert_eq!((enough.grpc, enough.http, enough.auxiliary), (wanted.0, wanted.1, AUXILIARY_CONNECTIONS));
         for limit in [OPEN_FILES_MIN, 256, 1024, 4096, 65_536] {
-            let fitting = fit_to_open_files(&server, limit, 0).unwrap();
+            let fitting = limits_within_open_files(&server, limit, 0).unwrap();
             let files = fitting.grpc
                 + 1
                 + descriptors_needed(fitting.http)
@@ -137,7 +141,7 @@ mod tests {
             );
             assert!(fitting.http <= wanted.1);
         }
-        let refused = fit_to_open_files(&server, OPEN_FILES_MIN - 1, 0).unwrap_err().to_string();
+        let refused = limits_within_open_files(&server, OPEN_FILES_MIN - 1, 0).unwrap_err().to_string();
         assert!(refused.contains("159") && refused.contains("ulimit -n"), "{refused}");
     }
 }

@@ -1,4 +1,4 @@
-//! Implements `muster metrics list`.
+//! Implements `muster metrics list`: prints the catalogue of metrics.
 //!
 //! Begin at `run`.
 
@@ -19,12 +19,12 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    List(List),
+    List(ListArguments),
 }
 
 /// List every metric with its type, its labels and its meaning, as a table in Markdown
 #[derive(Debug, Args)]
-struct List {
+struct ListArguments {
     /// Only the names, one a line
     #[arg(long)]
     names: bool,
@@ -36,7 +36,7 @@ struct List {
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let Command::List(List { names, worker }) = arguments.command;
+    let Command::List(ListArguments { names, worker }) = arguments.command;
     let metrics = if worker { WORKER } else { CATALOGUE };
     let text = match names {
         true => metrics.iter().map(|metric| format!("{}\n", metric.name)).collect(),

@@ -14,22 +14,26 @@ mod doctor;
 mod drain;
 mod events;
 mod exclude;
+mod hosts;
 mod job;
 mod launch;
 mod limits;
 mod metrics;
 mod options;
 mod output;
+mod program;
 mod readmit;
 mod serve;
 mod server;
 mod server_args;
 mod status;
+mod stop_signals;
 mod tls;
 mod token;
 mod transfer;
 mod worker;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
@@ -79,6 +83,7 @@ enum Command {
     Exclude(exclude::Arguments),
     Readmit(readmit::Arguments),
     Drain(drain::Arguments),
+    Hosts(hosts::Arguments),
     Job(job::Arguments),
     Audit(audit::Arguments),
     Config(config::Arguments),
@@ -89,7 +94,7 @@ enum Command {
     Doctor(doctor::Arguments),
     Completions(completions::Arguments),
     #[command(name = launch::BECOME_COMMAND, hide = true)]
-    Become(launch::BecomeArguments),
+    Become(launch::ExecTaskArguments),
     #[command(name = launch::GUARD_COMMAND, hide = true)]
     Guard,
 }
@@ -117,8 +122,23 @@ fn command_line() -> clap::Command {
 /// Parses the arguments of this process, runs the subcommand and returns its exit code.
 #[must_use]
 pub fn main() -> ExitCode {
+    run_command_line(std::env::args_os().collect())
+}
+
+/// Does what [`main`] does, in a process whose executable is another program, such as a Python interpreter.
+///
+/// `arguments` begin with the name of the program. `restart` is the command that starts this program again: a launch
+/// runs its tasks by it.
+#[must_use]
+pub fn main_in_other_program(arguments: Vec<OsString>, restart: Vec<OsString>) -> ExitCode {
+    program::set_own_command(restart);
+    run_command_line(arguments)
+}
+
+fn run_command_line(arguments: Vec<OsString>) -> ExitCode {
     let mut command = command_line();
-    let read = Arguments::from_arg_matches(&command.get_matches_mut());
+    let mut matches = command.try_get_matches_from_mut(arguments).unwrap_or_else(|error| error.exit());
+    let read = Arguments::from_arg_matches_mut(&mut matches);
     let done = match read.unwrap_or_else(|error| error.format(&mut command).exit()).command {
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Launch(arguments) => launch::run(&arguments),
@@ -129,6 +149,7 @@ pub fn main() -> ExitCode {
         Command::Exclude(arguments) => exclude::run(&arguments),
         Command::Readmit(arguments) => readmit::run(&arguments),
         Command::Drain(arguments) => drain::run(&arguments),
+        Command::Hosts(arguments) => hosts::run(&arguments),
         Command::Job(arguments) => job::run(&arguments),
         Command::Audit(arguments) => audit::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
@@ -138,11 +159,11 @@ pub fn main() -> ExitCode {
         Command::Transfer(arguments) => transfer::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Completions(arguments) => completions::run(&arguments, command),
-        Command::Become(arguments) => launch::run_become(&arguments),
-        Command::Guard => launch::run_guard(),
+        Command::Become(arguments) => launch::exec_task_command(&arguments),
+        Command::Guard => launch::run_process_guard(),
     };
     // A reader that does not read the log must not delay the exit.
-    crate::telemetry::log::flush(LOG_STOP_TIMEOUT);
+    crate::telemetry::log::flush_log(LOG_STOP_TIMEOUT);
     done.unwrap_or_else(|error| {
         print_error(format_args!("{error:#}"));
         ExitCode::from(if error.is::<ConfigError>() { 2 } else { 1 })
@@ -175,6 +196,12 @@ mod tests {
     fn every_command_that_the_guide_gives_is_taken() {
         let guide = [
             include_str!("../../web/guide/start.md"),
+            include_str!("../../web/guide/arrays.md"),
+            include_str!("../../web/guide/data.md"),
+            include_str!("../../web/guide/live.md"),
+            include_str!("../../web/guide/preemption.md"),
+            include_str!("../../web/guide/resharding.md"),
+            include_str!("../../web/guide/platforms.md"),
             include_str!("../../web/guide/troubleshooting.md"),
             include_str!("../../web/guide/operations.md"),
             include_str!("../../web/guide/security.md"),
@@ -183,7 +210,10 @@ mod tests {
         assert!(all.len() > 12, "{all:?}");
         for command in all {
             if let Err(error) = Arguments::try_parse_from(&command) {
-                panic!("{}: {error}", command.join(" "));
+                // A sentence may name a command without its arguments.
+                let is_name = !command.iter().any(|word| word.starts_with('-'));
+                let is_taken = is_name && error.kind() == clap::error::ErrorKind::MissingRequiredArgument;
+                assert!(is_taken, "{}: {error}", command.join(" "));
             }
         }
     }

@@ -1,6 +1,6 @@
-//! Builds the flags of settings from the tables of the configuration.
+//! Builds the flags of all settings from the tables in `config/settings.rs`.
 //!
-//! It does not parse values (`config`). Begin at `SettingFlags`.
+//! `config` parses the values. Begin at `SettingFlags`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use clap::{Arg, ArgAction, ArgMatches};
 
 use crate::config::{
     Config, ConfigError, ConfigRequest, JOB_SETTINGS, JobSelection, Profile, SERVER_SETTINGS, ServerConfig,
-    Setting, SettingValue, environment_variable, load,
+    Setting, SettingValue, environment_variable_name, load_config,
 };
 use crate::coordination::JobSettings;
 
@@ -31,23 +31,23 @@ impl<const SERVE: bool> SettingFlags<SERVE> {
     const PROFILE: Profile = if SERVE { Profile::Serve } else { Profile::Launch };
 
     /// Loads the configuration with these `jobs`.
-    pub fn load(&self, jobs: JobSelection) -> Result<Config, ConfigError> {
+    pub fn load_config(&self, jobs: JobSelection) -> Result<Config, ConfigError> {
         let asked = ConfigRequest {
             profile: Self::PROFILE,
             file: self.file.clone(),
             flags: self.flags.clone(),
             jobs,
         };
-        load(&asked, &|name| std::env::var(name).ok())
+        load_config(&asked, &|name| std::env::var(name).ok())
     }
 
     /// Returns the value of a setting that was given as a flag.
-    pub fn flag(&self, name: &str) -> Option<&str> {
+    pub fn flag_value(&self, name: &str) -> Option<&str> {
         self.flags.get(name).map(String::as_str)
     }
 
     /// Returns the first setting that was given as a flag and is not in `allowed`.
-    pub fn first_flag_besides(&self, allowed: &[&str]) -> Option<&'static str> {
+    pub fn first_flag_not_in(&self, allowed: &[&str]) -> Option<&'static str> {
         self.flags.keys().copied().find(|name| !allowed.contains(name))
     }
 }
@@ -69,11 +69,11 @@ impl<const SERVE: bool> clap::Args for SettingFlags<SERVE> {
     fn augment_args(command: clap::Command) -> clap::Command {
         let server = ServerConfig::new(Self::PROFILE);
         let job = JobSettings::new(1);
-        let command = JOB_SETTINGS
-            .iter()
-            .fold(command, |command, key| command.arg(argument(key, &(key.show)(&job)).help_heading("Jobs")));
+        let command = JOB_SETTINGS.iter().fold(command, |command, key| {
+            command.arg(clap_argument(key, &(key.show)(&job)).help_heading("Jobs"))
+        });
         let command = SERVER_SETTINGS.iter().fold(command, |command, key| {
-            command.arg(argument(key, &(key.show)(&server)).help_heading("Server"))
+            command.arg(clap_argument(key, &(key.show)(&server)).help_heading("Server"))
         });
         command.arg(
             Arg::new("config")
@@ -90,7 +90,7 @@ impl<const SERVE: bool> clap::Args for SettingFlags<SERVE> {
     }
 }
 
-fn argument<T>(key: &Setting<T>, default: &SettingValue) -> Arg {
+fn clap_argument<T>(key: &Setting<T>, default: &SettingValue) -> Arg {
     let Setting { name, placeholder, help, is_advanced: rare, .. } = key;
     let default = match default {
         SettingValue::Text(text) => text.clone(),
@@ -103,7 +103,7 @@ fn argument<T>(key: &Setting<T>, default: &SettingValue) -> Arg {
         .hide_short_help(*rare)
         .value_parser(NonEmptyStringValueParser::new())
         .action(ArgAction::Set)
-        .help(format!("{help} [default: {default}] [env: {}]", environment_variable(name)));
+        .help(format!("{help} [default: {default}] [env: {}]", environment_variable_name(name)));
     if *placeholder == "true|false" {
         return argument.num_args(0..=1).require_equals(true).default_missing_value("true");
     }

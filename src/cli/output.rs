@@ -1,26 +1,43 @@
-//! The output of subcommands: the only way to standard output and standard error.
+//! The output of subcommands. No other module writes to standard output or standard error.
 //!
-//! Nothing is printed as a bare string. [`TerminalText`] consists of lines whose text is escaped when it is
-//! added, so text from a server, a task or a file can neither control the terminal nor begin a line of its
-//! own. JSON is exact, with hidden characters as its own escapes. [`print_raw`] is for text that programs
-//! read and this process wrote.
+//! Subcommands print a [`TerminalText`], not a bare string. Text is escaped when it is added to a `TerminalText`,
+//! so text from a server, a task or a file can neither control the terminal nor begin a new line. JSON keeps its
+//! exact contents: hidden characters are written as JSON escapes. [`print_raw`] is for text that this process
+//! creates and other programs read. Begin at [`TerminalText`], then [`print()`].
 
+use std::borrow::Cow;
 use std::fmt::Display;
 use std::io::{self, IsTerminal as _, Write as _};
 
+use anstream::{AutoStream, ColorChoice};
+use anstyle::{AnsiColor, Style};
 use anyhow::{Context as _, Result};
 use serde::Serialize;
+use textwrap::core::display_width;
+use textwrap::{Options, WordSeparator, WordSplitter, WrapAlgorithm};
 
-use crate::text::{json, many_lines, one_line};
+use crate::text::{escape_json, escape_keeping_lines, escape_to_one_line};
 
 /// A colour. It repeats what the words say and never carries meaning alone.
 #[derive(Debug, Clone, Copy)]
-pub enum TerminalColour {
+pub enum TextRole {
     Bold,
     Good,
     Caution,
     Bad,
     Faint,
+}
+
+impl From<TextRole> for Style {
+    fn from(colour: TextRole) -> Self {
+        match colour {
+            TextRole::Bold => Self::new().bold(),
+            TextRole::Good => AnsiColor::Green.on_default(),
+            TextRole::Caution => AnsiColor::Yellow.on_default(),
+            TextRole::Bad => AnsiColor::Red.on_default().bold(),
+            TextRole::Faint => Self::new().dimmed(),
+        }
+    }
 }
 
 /// A line or a part of one: escaped text and coloured words.
@@ -30,29 +47,18 @@ pub struct TerminalLine(String);
 impl TerminalLine {
     /// Adds text.
     pub fn push(mut self, text: impl Display) -> Self {
-        self.0.push_str(&one_line(&text.to_string()));
+        self.0.push_str(&escape_to_one_line(&text.to_string()));
         self
     }
 
     /// Adds a word in a colour, if the style has colours.
-    pub fn styled(self, style: TerminalStyle, text: impl Display, colour: TerminalColour) -> Self {
-        let text = one_line(&text.to_string()).into_owned();
+    pub fn styled(self, style: TerminalStyle, text: impl Display, colour: TextRole) -> Self {
+        let text = escape_to_one_line(&text.to_string()).into_owned();
         if !style.colours || text.is_empty() {
             return Self(self.0 + &text);
         }
-        let code = match colour {
-            TerminalColour::Bold => "1",
-            TerminalColour::Good => "32",
-            TerminalColour::Caution => "33",
-            TerminalColour::Bad => "1;31",
-            TerminalColour::Faint => "2",
-        };
-        Self(self.0 + "\x1b[" + code + "m" + &text + "\x1b[0m")
-    }
-
-    /// Returns its number of columns, without the escape sequences of colours.
-    fn columns(&self) -> usize {
-        columns(&self.0)
+        let colour = Style::from(colour);
+        Self(format!("{}{colour}{text}{colour:#}", self.0))
     }
 }
 
@@ -68,38 +74,38 @@ pub struct TerminalText(String);
 
 impl TerminalText {
     /// Returns a single line.
-    pub fn of(line: impl Into<TerminalLine>) -> Self {
+    pub fn from_line(line: impl Into<TerminalLine>) -> Self {
         let mut output = Self::default();
-        output.line(line);
+        output.add_line(line);
         output
     }
 
     /// Returns the lines of a text of this program, in which foreign text is escaped already.
-    pub fn from_lines(text: &str) -> Self {
+    pub fn from_escaped_text(text: &str) -> Self {
         let mut output = Self::default();
-        text.trim_end_matches('\n').split('\n').for_each(|line| output.line(line));
+        text.trim_end_matches('\n').split('\n').for_each(|line| output.add_line(line));
         output
     }
 
     /// Adds a line.
-    pub fn line(&mut self, line: impl Into<TerminalLine>) {
+    pub fn add_line(&mut self, line: impl Into<TerminalLine>) {
         self.0.push_str(line.into().0.trim_end());
         self.0.push('\n');
     }
 
     /// Adds a label and a text that is wrapped beside it.
-    pub fn entry(
+    pub fn add_entry(
         &mut self,
         style: TerminalStyle,
         indent: usize,
         label: &str,
-        colour: TerminalColour,
+        colour: TextRole,
         text: impl Into<TerminalLine>,
     ) {
         let gap = if label.is_empty() { "" } else { "  " };
         let label = TerminalLine::default().styled(style, label, colour);
-        let hang = indent + label.columns() + gap.len();
-        for (at, line) in style.wrap(&text.into().0, hang).iter().enumerate() {
+        let hang = indent + display_width(&label.0) + gap.len();
+        for (at, line) in style.wrap_text(&text.into().0, hang).iter().enumerate() {
             let before =
                 if at == 0 { format!("{:indent$}{}{gap}", "", label.0) } else { format!("\n{:hang$}", "") };
             self.0.push_str(&before);
@@ -109,11 +115,11 @@ impl TerminalText {
     }
 
     /// Keeps the first `lines` lines as a terminal of this width wraps them, and notes if there are more.
-    pub fn fit(&mut self, lines: usize, width: usize) {
+    pub fn truncate_to_screen(&mut self, lines: usize, width: usize) {
         let mut left = lines.saturating_sub(1);
         let mut end = 0;
         for line in self.0.split_inclusive('\n') {
-            let rows = columns(line.trim_end_matches('\n')).div_ceil(width.max(1)).max(1);
+            let rows = display_width(line.trim_end_matches('\n')).div_ceil(width.max(1)).max(1);
             if rows > left {
                 self.0.truncate(end);
                 // The screen ends here, so no line break follows.
@@ -135,7 +141,7 @@ impl TerminalText {
 impl FromIterator<TerminalLine> for TerminalText {
     fn from_iter<T: IntoIterator<Item = TerminalLine>>(lines: T) -> Self {
         let mut output = Self::default();
-        lines.into_iter().for_each(|line| output.line(line));
+        lines.into_iter().for_each(|line| output.add_line(line));
         output
     }
 }
@@ -156,7 +162,7 @@ const WIDTH_MIN: usize = 40;
 
 impl TerminalStyle {
     /// Returns the style of stdout: plain and without limits unless it is a terminal.
-    pub fn of_stdout() -> Self {
+    pub fn for_stdout() -> Self {
         let out = io::stdout();
         if !out.is_terminal() {
             return Self { width: None, height: None, colours: false };
@@ -164,58 +170,29 @@ impl TerminalStyle {
         let size = rustix::termios::tcgetwinsize(&out);
         let (columns, rows) =
             size.map_or((80, 0), |size| (usize::from(size.ws_col), usize::from(size.ws_row)));
-        let plain = std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty())
-            || std::env::var_os("TERM").is_some_and(|it| it == "dumb");
         // A terminal of unknown size reports 0.
         let columns = if columns == 0 { 80 } else { columns };
         Self {
             width: Some(columns.max(WIDTH_MIN)),
             height: Some(rows).filter(|rows| *rows > 1),
-            colours: !plain,
+            colours: AutoStream::choice(&out) != ColorChoice::Never,
         }
     }
 
     /// Breaks `text` at spaces into lines that leave `hang` columns free.
-    fn wrap(self, text: &str, hang: usize) -> Vec<String> {
+    fn wrap_text(self, text: &str, hang: usize) -> Vec<Cow<'_, str>> {
         let Some(width) = self.width else { return vec![text.into()] };
-        let room = width.saturating_sub(hang).max(WIDTH_MIN / 2);
-        let mut lines = Vec::new();
-        let mut line = String::new();
-        for word in text.split(' ').flat_map(|word| pieces(word, room)) {
-            if !line.is_empty() && columns(&line) + 1 + columns(word) > room {
-                lines.push(std::mem::take(&mut line));
-            } else if !line.is_empty() {
-                line.push(' ');
-            }
-            line.push_str(word);
-        }
-        lines.push(line);
-        lines
+        let options = Options::new(width.saturating_sub(hang).max(WIDTH_MIN / 2))
+            .word_separator(WordSeparator::AsciiSpace)
+            .word_splitter(WordSplitter::NoHyphenation)
+            .wrap_algorithm(WrapAlgorithm::FirstFit);
+        textwrap::wrap(text, options)
     }
 }
 
-fn columns(text: &str) -> usize {
-    let mut painting = false;
-    let shows = |c: &char| {
-        let painted = painting;
-        painting = if painting { *c != 'm' } else { *c == '\x1b' };
-        !painted && !painting
-    };
-    text.chars().filter(shows).count()
-}
-
-/// Splits a word that is longer than a line.
-fn pieces(word: &str, room: usize) -> Vec<&str> {
-    let mut pieces = Vec::new();
-    let mut rest = word;
-    while columns(rest) > room {
-        let cut = rest.char_indices().nth(room).map_or(rest.len(), |(cut, _)| cut);
-        let (piece, after) = rest.split_at(cut);
-        pieces.push(piece);
-        rest = after;
-    }
-    pieces.push(rest);
-    pieces
+/// Returns a text with spaces up to `width` columns of a terminal.
+pub fn pad_to_width(text: &str, width: usize) -> String {
+    format!("{text}{:1$}", "", width.saturating_sub(display_width(text)))
 }
 
 /// Prints lines.
@@ -241,7 +218,7 @@ pub fn print_json_line(value: &impl Serialize) -> Result<()> {
 
 /// Prints a text that is JSON already.
 pub fn print_json_text(text: &str) -> Result<()> {
-    Ok(print_raw(&(json(text).into_owned() + "\n"))?)
+    Ok(print_raw(&(escape_json(text).into_owned() + "\n"))?)
 }
 
 /// Prints text for programs, without foreign text in it. A closed pipe is no error.
@@ -268,7 +245,7 @@ pub fn print_error(what: impl Display) {
 /// Returns the text of an error as printed on standard error.
 pub fn error_text(what: impl Display) -> String {
     let text = what.to_string();
-    let text = many_lines(&text);
+    let text = escape_keeping_lines(&text);
     let mut lines = text.trim_end().split('\n');
     let mut line_text = format!("muster: {}\n", lines.next().unwrap_or_default());
     for line in lines {
@@ -289,14 +266,15 @@ mod tests {
     #[test]
     fn line_text_cannot_break_lines_or_control_the_terminal() {
         let hostile = "a\nJOB forged\r\u{1b}]0;t\u{7}\u{9b}2J\u{202e}\u{200b}";
-        let mut output = TerminalText::of(format!("key {hostile}"));
-        output.line(TerminalLine::from("b").styled(
+        let mut output = TerminalText::from_line(format!("key {hostile}"));
+        output.add_line(TerminalLine::from("b").styled(
             TerminalStyle { colours: true, ..PLAIN },
             hostile,
-            TerminalColour::Bad,
+            TextRole::Bad,
         ));
-        output.entry(TerminalStyle { width: Some(40), ..PLAIN }, 2, "FAILED", TerminalColour::Bad, hostile);
-        let own = output.text().replace("\u{1b}[1;31m", "").replace("\u{1b}[0m", "");
+        output.add_entry(TerminalStyle { width: Some(40), ..PLAIN }, 2, "FAILED", TextRole::Bad, hostile);
+        let red = Style::from(TextRole::Bad);
+        let own = output.text().replace(&red.to_string(), "").replace(&format!("{red:#}"), "");
         assert!(!own.contains(|c| c != '\n' && is_hidden(c)), "{own:?}");
         assert!(!own.lines().any(|line| line.starts_with("JOB")), "{own}");
         assert_eq!(error_text("x\nmuster: forged\n"), "muster: x\n  muster: forged\n");
@@ -327,7 +305,8 @@ mod tests {
         assert!(files.len() > 200);
         for file in files {
             let name = file.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
-            if OTHERS.contains(&name.as_str()) {
+            // A build script prints to cargo.
+            if OTHERS.contains(&name.as_str()) || name.ends_with("build.rs") {
                 continue;
             }
             let text = std::fs::read_to_string(&file).unwrap();
@@ -346,31 +325,50 @@ mod tests {
         let style = TerminalStyle { width: Some(40), ..PLAIN };
         let mut output = TerminalText::default();
         let story = "task 3 has failed and this is quite a long story";
-        output.entry(style, 2, "FAILED", TerminalColour::Bad, story);
+        output.add_entry(style, 2, "FAILED", TextRole::Bad, story);
         let lines: Vec<&str> = output.text().lines().collect();
         assert_eq!(lines[0], "  FAILED  task 3 has failed and this is");
         assert_eq!(lines[1], "          quite a long story");
         let mut output = TerminalText::default();
-        output.entry(style, 0, "", TerminalColour::Faint, "x".repeat(95));
+        output.add_entry(style, 0, "", TextRole::Faint, "x".repeat(95));
         assert_eq!(output.text().lines().map(str::len).collect::<Vec<_>>(), [40, 40, 15]);
     }
 
     #[test]
     fn colours_are_only_added_and_take_no_room() {
         let coloured = TerminalStyle { colours: true, ..PLAIN };
-        let line = |style| TerminalLine::default().styled(style, "FAILED", TerminalColour::Bad);
-        assert_eq!(line(coloured).0, "\u{1b}[1;31mFAILED\u{1b}[0m");
-        assert_eq!(line(coloured).columns(), 6);
+        let line = |style| TerminalLine::default().styled(style, "FAILED", TextRole::Bad);
+        assert_eq!(line(coloured).0, "\u{1b}[1m\u{1b}[31mFAILED\u{1b}[0m");
+        assert_eq!(display_width(&line(coloured).0), 6);
         assert_eq!(line(PLAIN).0, "FAILED");
     }
 
     #[test]
+    fn wide_characters_take_two_columns() {
+        let style = TerminalStyle { width: Some(40), ..PLAIN };
+        let mut output = TerminalText::default();
+        output.add_entry(style, 0, "", TextRole::Faint, "訓".repeat(30));
+        output.add_entry(style, 2, "失敗", TextRole::Bad, format!("gpu-{} 故障", "東".repeat(13)));
+        let lines = [
+            "訓".repeat(20),
+            "訓".repeat(10),
+            format!("  失敗  gpu-{}", "東".repeat(13)),
+            "        故障".into(),
+        ];
+        assert_eq!(output.text().lines().collect::<Vec<_>>(), lines);
+        let mut output = TerminalText::from_escaped_text("東東東\nb\nc");
+        output.truncate_to_screen(3, 4);
+        assert!(output.text().starts_with("東東東\n… more"), "{}", output.text());
+        assert_eq!((pad_to_width("東", 4), pad_to_width("host", 2)), ("東  ".into(), "host".into()));
+    }
+
+    #[test]
     fn output_taller_than_the_terminal_is_cut_at_a_line() {
-        let mut output = TerminalText::from_lines("a\nbcdef\nc\nd");
-        output.fit(4, 4);
+        let mut output = TerminalText::from_escaped_text("a\nbcdef\nc\nd");
+        output.truncate_to_screen(4, 4);
         assert!(output.text().starts_with("a\nbcdef\n… more") && !output.text().ends_with('\n'));
-        let mut output = TerminalText::from_lines("a\nb");
-        output.fit(3, 80);
+        let mut output = TerminalText::from_escaped_text("a\nb");
+        output.truncate_to_screen(3, 80);
         assert_eq!(output.text(), "a\nb\n");
     }
 }

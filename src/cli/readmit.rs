@@ -9,9 +9,10 @@ use clap::Args;
 use http::Method;
 
 use super::output::TerminalText;
-use super::server_args::{JobArg, ServerArgs, block_on, query_encode};
+use super::server_args::{JobArg, ServerArgs, run_requests};
 use crate::coordination::{ExclusionTarget, ExclusionView, TaskId};
-use crate::http::ExclusionsPage;
+use crate::http::api::ExclusionsPage;
+use crate::text::encode_query_value;
 
 /// Lift an exclusion: the task or host may register again
 ///
@@ -49,9 +50,9 @@ Examples:
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    block_on(async {
-        let client = arguments.server_args.find().await?;
-        let path = format!("{}/exclusions", arguments.job_arg.path(&client).await?);
+    run_requests(async {
+        let client = arguments.server_args.connect().await?;
+        let path = format!("{}/exclusions", arguments.job_arg.resolve_job_path(&client).await?);
         let wanted = match (arguments.task, arguments.host) {
             (Some(task), _) => Some(ExclusionTarget::Task(TaskId(task))),
             (None, Some(host)) => Some(ExclusionTarget::host(host)),
@@ -66,10 +67,10 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
                 found.ok_or_else(missing)?.id.0
             }
         };
-        let path = format!("{path}/{number}?reason={}", query_encode(&arguments.reason));
-        let over: ExclusionView = client.request(Method::DELETE, &path, None).await?;
-        arguments.server_args.show(&over, |over| {
-            TerminalText::of(format!(
+        let path = format!("{path}/{number}?reason={}", encode_query_value(&arguments.reason));
+        let over: ExclusionView = client.send_request(Method::DELETE, &path, None).await?;
+        arguments.server_args.print_answer(&over, |over| {
+            TerminalText::from_line(format!(
                 "Exclusion {} is lifted: {} may register again. Start its process anew.",
                 over.id, over.target
             ))

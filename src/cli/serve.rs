@@ -1,6 +1,6 @@
-//! Implements `muster serve`: a server until a signal stops it.
+//! Implements `muster serve`: runs a server until a signal stops it.
 //!
-//! It does not assemble it (`server.rs`). Begin at `run`.
+//! `server.rs` assembles the server. Begin at `run`.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -8,16 +8,17 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::client::DEFAULT_SERVER;
-use super::config::JobsArgs;
+use super::config::JobDeclarationArgs;
 use super::options::ServeFlags;
 use super::output::{TerminalText, print};
 use super::server::RunningServer;
+use super::stop_signals::StopSignals;
 use super::{allocator, limits};
 use crate::config::{Config, JobSelection};
-use crate::http::ServerInfo;
+use crate::http::api::ServerInfo;
 use crate::telemetry::log::{self, LogFormat};
 
 /// Serve jobs to JAX programs until stopped
@@ -34,7 +35,7 @@ use crate::telemetry::log::{self, LogFormat};
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
     #[command(flatten)]
-    jobs: JobsArgs,
+    jobs: JobDeclarationArgs,
 
     #[command(flatten)]
     options: ServeFlags,
@@ -73,39 +74,41 @@ const ANNOUNCE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let config = arguments.options.load(JobSelection::from(&arguments.jobs))?;
+    let config = arguments.options.load_config(JobSelection::from(&arguments.jobs))?;
     config.require_jobs()?;
     config.require_access_control()?;
     if arguments.check_config {
-        RunningServer::check_files(&config)?;
+        RunningServer::check_certificates_and_tokens(&config)?;
         let tasks: u64 = config.jobs.iter().map(|job| u64::from(job.settings.tasks)).sum();
         let jobs = config.jobs.len();
-        print(&TerminalText::of(format!("The configuration is valid: {jobs} job(s), {tasks} task(s).")))?;
+        print(&TerminalText::from_line(format!(
+            "The configuration is valid: {jobs} job(s), {tasks} task(s)."
+        )))?;
         return Ok(ExitCode::SUCCESS);
     }
-    log::start(&config.server.log, config.server.log_format).map_err(anyhow::Error::msg)?;
-    limits::raise_open_files();
+    log::start_logging(&config.server.log, config.server.log_format).map_err(anyhow::Error::msg)?;
+    limits::raise_open_file_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.server.io_threads)
         .enable_all()
         .build()
         .context("cannot start the threads that serve connections")?;
     allocator::configure_allocator(runtime.handle());
-    let served = runtime.block_on(serve(&config));
+    let served = runtime.block_on(serve_until_stopped(&config));
     // Tasks that still run have had their time.
     runtime.shutdown_background();
     served
 }
 
-async fn serve(config: &Config) -> Result<ExitCode> {
+async fn serve_until_stopped(config: &Config) -> Result<ExitCode> {
     let mut stops = StopSignals::listen()?;
     let mut hangups = signal(SignalKind::hangup()).context("cannot listen for signals")?;
     let server = RunningServer::start(config).await?;
-    announce(config, server.about()).await?;
+    print_announcement(config, server.server_info()).await?;
     let first = loop {
         tokio::select! {
             first = stops.next() => break first,
-            _ = hangups.recv() => server.reload(),
+            _ = hangups.recv() => server.reload_files(),
         }
     };
     tracing::info!(signal = first.name, within = ?config.server.stop_timeout, "stopping; a second signal ends at once");
@@ -116,45 +119,20 @@ async fn serve(config: &Config) -> Result<ExitCode> {
         }
         second = stops.next() => {
             tracing::warn!(signal = second.name, "ended at once");
-            Ok(ExitCode::from(128 + second.number))
-        }
-    }
-}
-
-/// The signals that stop a server.
-struct StopSignals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-struct StopSignal {
-    name: &'static str,
-    number: u8,
-}
-
-impl StopSignals {
-    fn listen() -> Result<Self> {
-        let listen = |kind| signal(kind).context("cannot listen for signals");
-        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
-    }
-
-    async fn next(&mut self) -> StopSignal {
-        tokio::select! {
-            _ = self.terminate.recv() => StopSignal { name: "SIGTERM", number: 15 },
-            _ = self.interrupt.recv() => StopSignal { name: "SIGINT", number: 2 },
+            Ok(second.exit_code())
         }
     }
 }
 
 /// Announces the addresses and how to use them: a block for people, or a log line for machines.
-async fn announce(config: &Config, about: &ServerInfo) -> Result<()> {
+async fn print_announcement(config: &Config, about: &ServerInfo) -> Result<()> {
     if config.server.log_format == LogFormat::Json {
         let grpc: Vec<String> = about.grpc.iter().map(|listener| listener.address.to_string()).collect();
         tracing::info!(version = about.version.version, grpc = grpc.join(","), http = %about.http, "serving");
         return Ok(());
     }
     // The reader of stdout may be slow; the service must not wait for it.
-    let text = TerminalText::from_lines(&announcement(config, about));
+    let text = TerminalText::from_escaped_text(&announcement_text(config, about));
     let written = tokio::task::spawn_blocking(move || print(&text));
     match tokio::time::timeout(ANNOUNCE_TIMEOUT, written).await {
         Ok(Ok(written)) => written.context("cannot write to stdout"),
@@ -166,7 +144,7 @@ async fn announce(config: &Config, about: &ServerInfo) -> Result<()> {
     }
 }
 
-fn announcement(config: &Config, about: &ServerInfo) -> String {
+fn announcement_text(config: &Config, about: &ServerInfo) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = writeln!(text, "Muster {} serves", about.version.version);

@@ -1,6 +1,7 @@
-//! Assembles a server of this process: engine, edges, telemetry, findings, audit; and stops them in order.
+//! Assembles the server of this process (engine, gRPC port, HTTP port, telemetry, findings, audit), and stops its
+//! parts in order.
 //!
-//! Begin at `Server::start`, then `stop`.
+//! Begin at `RunningServer::start`, then `stop`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,25 +13,26 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::limits;
+use super::limits::{self, ConnectionLimits};
 use crate::clock::Clock;
 use crate::config::{Config, JobConfig, TlsConfig};
 use crate::coordination::JobName;
 use crate::engine::{Engine, Observer};
-use crate::findings::{self, FindingMetrics, FindingStore};
-use crate::grpc::{self, Routing};
+use crate::grpc::{self, ListenerJobRule};
+use crate::http::api::{GrpcListenerInfo, ServerInfo, Version, machine_name};
 use crate::http::{
-    self, AccessControl, AppState, BodyBudget, EventStreamLimiter, GrpcListenerInfo, HttpLimits,
-    ListenerState, ServerInfo, ServerReadiness, Timelines, TokenFile, Version,
+    self, AccessControl, AppState, BodyBudget, EventStreamLimiter, HttpLimits, ListenerState,
+    ServerReadiness, Timelines, TokenFile,
 };
 use crate::meter;
-use crate::reports::{self, ReportMetrics};
+use crate::service::findings::{self, FindingMetrics, FindingStore};
+use crate::service::reports::{self, ReportMetrics};
 use crate::service::{AuditLog, Operations};
 use crate::telemetry::event_log::log_events;
-use crate::telemetry::log::LogStats;
+use crate::telemetry::log::LogMetrics;
 use crate::telemetry::metrics::{EventCounters, MetricInputs, MetricSource, Metrics};
 use crate::telemetry::traces::{CollectorTls, OtlpProtocol, Traces};
-use crate::tls::{HandshakeFailures, ListenerTls};
+use crate::tls::{HandshakeFailures, ListenerSecurity};
 
 /// The time that the last HTTP responses have if the stop timeout is spent.
 const HTTP_STOP_TIMEOUT: Duration = Duration::from_millis(200);
@@ -83,140 +85,171 @@ impl TaskGroup {
 }
 
 /// A bound gRPC listener and its job; `None` for the shared listener.
-struct BoundListener {
+struct GrpcListener {
     listener: TcpListener,
     address: SocketAddr,
     job: Option<JobName>,
+}
+
+/// A bound HTTP listener and its state.
+struct HttpListener {
+    listener: TcpListener,
+    address: SocketAddr,
+    state: Arc<ListenerState>,
+}
+
+/// The bound listeners of a server.
+struct BoundListeners {
+    /// The shared listener comes first.
+    grpc: Vec<GrpcListener>,
+    http: HttpListener,
+    metrics: Option<HttpListener>,
+    health: Option<HttpListener>,
+}
+
+impl BoundListeners {
+    /// Binds every address of `config`.
+    fn bind(config: &Config, clock: Clock, limits: &ConnectionLimits) -> Result<Self> {
+        let server = &config.server;
+        let http = |address, what, name, limits| {
+            let (listener, address) = bind_listener(address, what, &format!("--{name}"))?;
+            Ok::<_, anyhow::Error>(HttpListener {
+                listener,
+                address,
+                state: ListenerState::new(name, clock, limits),
+            })
+        };
+        let pages = HttpLimits {
+            connections_per_source: server.http_connections_per_source,
+            ..HttpLimits::new(limits.http)
+        };
+        let auxiliary = HttpLimits::new(limits.auxiliary);
+        let main = http(server.http, "HTTP", "http", pages)?;
+        let (listener, address) = bind_listener(server.grpc, "gRPC", "--grpc")?;
+        let mut grpc = vec![GrpcListener { listener, address, job: None }];
+        for job in &config.jobs {
+            if let Some(address) = job.grpc {
+                let (listener, address) =
+                    bind_listener(address, "gRPC", &format!("--job {}=N@ADDR", job.name))?;
+                grpc.push(GrpcListener { listener, address, job: Some(job.name.clone()) });
+            }
+        }
+        let metrics =
+            server.metrics.map(|address| http(address, "metrics", "metrics", auxiliary)).transpose()?;
+        let health = server.health.map(|address| http(address, "health", "health", auxiliary)).transpose()?;
+        Ok(Self { grpc, http: main, metrics, health })
+    }
+
+    /// Returns the states of the HTTP listeners.
+    fn http_listener_states(&self) -> impl Iterator<Item = Arc<ListenerState>> {
+        let listeners = self.metrics.iter().chain(&self.health).chain([&self.http]);
+        listeners.map(|listener| Arc::clone(&listener.state))
+    }
+}
+
+/// The observers of the engine.
+struct EngineObservers {
+    counters: Arc<EventCounters>,
+    timelines: Arc<Timelines>,
+    traces: Option<Arc<Traces>>,
+}
+
+impl EngineObservers {
+    /// Starts the observers that `config` requests, before the engine has a job.
+    fn start(config: &Config, engine: &Arc<Engine>) -> Result<Self> {
+        let counters = Arc::new(EventCounters::new(findings::finding_ids()));
+        let timelines = Arc::<Timelines>::default();
+        let traces = start_traces(config, engine)?;
+        let mut observers: Vec<Arc<dyn Observer>> = vec![timelines.clone()];
+        if meter::ENABLED {
+            observers.push(counters.clone());
+        }
+        observers.extend(traces.iter().map(|traces| Arc::clone(traces) as Arc<dyn Observer>));
+        engine.set_observers(observers);
+        Ok(Self { counters, timelines, traces })
+    }
 }
 
 impl RunningServer {
     /// Binds every address of `config`, declares its jobs and serves them.
     pub async fn start(config: &Config) -> Result<Self> {
         let clock = Clock::start();
-        let connections = limits::connections(config)?;
-        let audit = AuditLog::new(config.server.audit_lines).on_failure(config.server.audit_failure);
-        let audit = match &config.server.audit_file {
-            None => audit,
-            Some(path) => audit.to_file(path, clock).with_context(|| {
-                format!("cannot append to the audit file {}: name another with --audit-file", path.display())
-            })?,
-        };
+        let connections = limits::connection_limits(config)?;
+        let audit = Arc::new(open_audit_log(config, clock)?);
         config.require_access_control()?;
         let handshakes = Arc::new(HandshakeFailures::new(clock));
-        let [grpc_entrance, http_entrance] = tls_entrances(config, clock, &handshakes)?;
-        let guard = guard(config, clock)?;
-        let (web, web_address) = bind(config.server.http, "HTTP", "--http")?;
-        let mut listeners = Vec::new();
-        let (listener, address) = bind(config.server.grpc, "gRPC", "--grpc")?;
-        listeners.push(BoundListener { listener, address, job: None });
-        for job in &config.jobs {
-            if let Some(address) = job.grpc {
-                let (listener, address) = bind(address, "gRPC", &format!("--job {}=N@ADDR", job.name))?;
-                listeners.push(BoundListener { listener, address, job: Some(job.name.clone()) });
-            }
-        }
-
-        let metrics_listener =
-            config.server.metrics.map(|address| bind(address, "metrics", "--metrics")).transpose()?;
-        let health_listener =
-            config.server.health.map(|address| bind(address, "health", "--health")).transpose()?;
+        let [grpc_tls, http_tls] = build_listener_security(config, clock, &handshakes)?;
+        let guard = Arc::new(build_access_control(config, clock)?);
+        let bound = BoundListeners::bind(config, clock, &connections)?;
         let engine = Engine::new(clock);
-        engine.bound_jobs(config.server.jobs_max);
-        let tally = Arc::new(EventCounters::new(findings::ids()));
-        let traces = start_traces(config, &engine)?;
-        let timelines = Arc::<Timelines>::default();
-        let mut observers: Vec<Arc<dyn Observer>> = vec![timelines.clone()];
-        if meter::ENABLED {
-            observers.push(tally.clone());
-        }
-        observers.extend(traces.iter().map(|traces| Arc::clone(traces) as Arc<dyn Observer>));
-        engine.observe_with(observers);
+        engine.set_job_limit(config.server.jobs_max);
+        let observers = EngineObservers::start(config, &engine)?;
         for job in &config.jobs {
-            engine.declare(job.name.clone(), job.settings.clone())?;
+            engine.declare_job(job.name.clone(), job.settings.clone())?;
         }
-        let about = Arc::new(describe(web_address, &listeners, &config.jobs));
         let mut server = Self {
+            about: Arc::new(build_server_info(&bound, &config.jobs)),
             readiness: Arc::default(),
             streams: Arc::new(EventStreamLimiter::new(config.server.http_streams)),
-            audit: Arc::default(),
-            guard: Arc::new(guard),
+            audit,
+            guard,
             config: Box::new(config.clone()),
             grpc: TaskGroup::new(),
             http: TaskGroup::new(),
             health: TaskGroup::new(),
             log: TaskGroup::new(),
             timers: JoinSet::new(),
-            traces,
+            traces: observers.traces.clone(),
             engine,
-            about,
         };
         server.timers.spawn(Arc::clone(&server.engine).run_timers());
         server.log.tasks.spawn(log_events(Arc::clone(&server.engine), server.log.stop.subscribe()));
-        let limits = grpc::GrpcLimits {
-            drain: config.server.stop_timeout,
-            connections: connections.grpc,
-            ..config.server.grpc_limits.clone()
-        };
-        let engine = Arc::clone(&server.engine);
-        let edge = grpc::Server::with_entrance(grpc_entrance, engine, limits, server.traces.clone());
-        let limits = HttpLimits {
-            connections_per_source: config.server.http_connections_per_source,
-            ..HttpLimits::new(connections.http)
-        };
-        let traffic = ListenerState::new("http", clock, limits);
-        let side = |name| ListenerState::new(name, clock, HttpLimits::new(connections.auxiliary));
-        let metrics_traffic = metrics_listener.is_some().then(|| side("metrics"));
-        let health_traffic = health_listener.is_some().then(|| side("health"));
-        let listeners_seen: Vec<_> =
-            metrics_traffic.iter().chain(&health_traffic).chain([&traffic]).cloned().collect();
-        let site = server.site(&edge, tally, (Arc::new(audit), handshakes), (config, listeners_seen));
-        let site = AppState { guard: Arc::clone(&server.guard), timelines, ..site };
-        server.audit = Arc::clone(&site.operations.audit);
-        let http_entrance = Arc::new(http_entrance);
-        if let (Some((listener, address)), Some(traffic)) = (metrics_listener, metrics_traffic) {
-            tracing::info!(%address, "metrics have a listener of their own");
-            let router = http::metrics_router(site.clone());
-            let (entrance, stop) = (Arc::clone(&http_entrance), server.http.stop.subscribe());
-            server.http.tasks.spawn(http::serve(listener, entrance, router, traffic, stop));
-        }
-        if let (Some((listener, address)), Some(traffic)) = (health_listener, health_traffic) {
-            tracing::info!(%address, "serving health on a separate listener");
-            let entrance = Arc::new(ListenerTls::plain("http", Arc::clone(&site.handshakes)));
-            let (router, stop) = (http::health_router(site.clone()), server.health.stop.subscribe());
-            server.health.tasks.spawn(http::serve(listener, entrance, router, traffic, stop));
-        }
-        let stop = server.http.stop.subscribe();
-        server.http.tasks.spawn(http::serve(web, http_entrance, http::router(site), traffic, stop));
-        server.serve_grpc(&edge, listeners, config)?;
-        warn_if_exposed(config);
-        server.readiness.started();
+        let edge = server.build_grpc_server(grpc_tls, connections.grpc);
+        let site = server.build_http_state(&edge, observers, handshakes, bound.http_listener_states());
+        let BoundListeners { grpc, http, metrics, health } = bound;
+        server.serve_http(site, Arc::new(http_tls), http, metrics, health);
+        server.serve_grpc(&edge, grpc)?;
+        warn_of_exposed_addresses(config);
+        server.readiness.mark_ready();
         Ok(server)
     }
 
     /// Reads the files that `config` names: certificates and tokens.
-    pub fn check_files(config: &Config) -> Result<()> {
+    pub fn check_certificates_and_tokens(config: &Config) -> Result<()> {
         let clock = Clock::start();
-        tls_entrances(config, clock, &Arc::new(HandshakeFailures::new(clock)))?;
-        guard(config, clock)?;
+        build_listener_security(config, clock, &Arc::new(HandshakeFailures::new(clock)))?;
+        build_access_control(config, clock)?;
         Ok(())
     }
 
+    /// Builds the server of the gRPC port.
+    fn build_grpc_server(&self, tls: ListenerSecurity, connections: usize) -> Arc<grpc::GrpcServer> {
+        let limits = grpc::GrpcLimits {
+            drain: self.config.server.stop_timeout,
+            connections,
+            ..self.config.server.grpc_limits.clone()
+        };
+        grpc::GrpcServer::with_listener_security(tls, Arc::clone(&self.engine), limits, self.traces.clone())
+    }
+
     /// Builds the state of the HTTP port, and starts the tasks that measure.
-    fn site(
+    fn build_http_state(
         &mut self,
-        edge: &Arc<grpc::Server>,
-        tally: Arc<EventCounters>,
-        (audit, handshakes): (Arc<AuditLog>, Arc<HandshakeFailures>),
-        (config, listeners): (&Config, Vec<Arc<ListenerState>>),
+        edge: &Arc<grpc::GrpcServer>,
+        observers: EngineObservers,
+        handshakes: Arc<HandshakeFailures>,
+        listeners: impl Iterator<Item = Arc<ListenerState>>,
     ) -> AppState {
+        let EngineObservers { counters: tally, timelines, .. } = observers;
+        let (config, audit) = (&self.config, Arc::clone(&self.audit));
         let mut others: Vec<Arc<dyn MetricSource>> =
-            vec![self.readiness.clone(), self.streams.clone(), audit.clone(), Arc::new(LogStats)];
+            vec![self.readiness.clone(), self.streams.clone(), audit.clone(), Arc::new(LogMetrics)];
         let bodies = Arc::new(BodyBudget::new(config.server.http_bodies_bytes));
         others.push(Arc::clone(&bodies) as Arc<dyn MetricSource>);
-        others.extend(listeners.into_iter().map(|listener| listener as Arc<dyn MetricSource>));
+        others.extend(listeners.map(|listener| listener as Arc<dyn MetricSource>));
         others.extend(self.traces.iter().map(|traces| Arc::clone(traces) as Arc<dyn MetricSource>));
         let findings = Arc::<FindingStore>::default();
-        let reports = Arc::clone(edge.transfers());
+        let reports = Arc::clone(edge.report_store());
         let tasks_max = config.server.task_metrics_max;
         others.push(Arc::clone(edge) as Arc<dyn MetricSource>);
         others.push(Arc::new(FindingMetrics {
@@ -229,7 +262,7 @@ impl RunningServer {
             reports: Arc::clone(&reports),
             tasks_max,
         }));
-        self.timers.spawn(Metrics::sample_lag(Arc::clone(&self.engine), Arc::clone(&tally)));
+        self.timers.spawn(Metrics::sample_timer_lag(Arc::clone(&self.engine), Arc::clone(&tally)));
         let sources = MetricInputs {
             engine: Arc::clone(&self.engine),
             tally,
@@ -249,31 +282,53 @@ impl RunningServer {
             metrics: Arc::new(metrics),
             findings: Arc::clone(&findings),
             transfers: Arc::clone(&reports),
+            guard: Arc::clone(&self.guard),
+            timelines,
             ..AppState::new(engine, readiness, Arc::clone(&self.about))
         };
-        self.timers.spawn(reports::watch(Arc::clone(&self.engine), Arc::clone(&reports)));
+        self.timers.spawn(reports::maintain_reports(Arc::clone(&self.engine), Arc::clone(&reports)));
         let engine = Arc::clone(&self.engine);
-        self.timers
-            .spawn(findings::watch(engine, reports, findings, move |remedy| operations.apply_remedy(remedy)));
+        self.timers.spawn(findings::watch_jobs(engine, reports, findings, move |remedy| {
+            operations.apply_remedy(remedy)
+        }));
         site
     }
 
-    /// Serves gRPC: each dedicated listener its job, the shared one the job that the caller names.
-    fn serve_grpc(
+    /// Serves HTTP: the pages, and metrics and health where they have listeners of their own.
+    fn serve_http(
         &mut self,
-        edge: &Arc<grpc::Server>,
-        listeners: Vec<BoundListener>,
-        config: &Config,
-    ) -> Result<()> {
+        site: AppState,
+        tls: Arc<ListenerSecurity>,
+        http: HttpListener,
+        metrics: Option<HttpListener>,
+        health: Option<HttpListener>,
+    ) {
+        if let Some(HttpListener { listener, address, state }) = metrics {
+            tracing::info!(%address, "metrics have a listener of their own");
+            let (router, stop) = (http::metrics_router(site.clone()), self.http.stop.subscribe());
+            self.http.tasks.spawn(http::serve(listener, Arc::clone(&tls), router, state, stop));
+        }
+        if let Some(HttpListener { listener, address, state }) = health {
+            tracing::info!(%address, "serving health on a separate listener");
+            let plain = Arc::new(ListenerSecurity::plaintext_only("http", Arc::clone(&site.handshakes)));
+            let (router, stop) = (http::health_router(site.clone()), self.health.stop.subscribe());
+            self.health.tasks.spawn(http::serve(listener, plain, router, state, stop));
+        }
+        let stop = self.http.stop.subscribe();
+        self.http.tasks.spawn(http::serve(http.listener, tls, http::router(site), http.state, stop));
+    }
+
+    /// Serves gRPC: each dedicated listener its job, the shared one the job that the caller names.
+    fn serve_grpc(&mut self, edge: &Arc<grpc::GrpcServer>, listeners: Vec<GrpcListener>) -> Result<()> {
         let place = |name: &JobName| self.engine.read_under_lock(|core| core.job_named(name.as_str()));
-        let mut shared = config.jobs.iter().filter(|job| job.grpc.is_none());
+        let mut shared = self.config.jobs.iter().filter(|job| job.grpc.is_none());
         let only = shared.next().filter(|_| shared.next().is_none()).map(|job| job.name.clone());
-        for BoundListener { listener, job, .. } in listeners {
+        for GrpcListener { listener, job, .. } in listeners {
             let routing = match job {
-                None => Routing::ByAuthority(only.clone()),
+                None => ListenerJobRule::ByAuthority(only.clone()),
                 Some(name) => {
                     let job = place(&name).with_context(|| format!("the job {name} is not there"))?;
-                    Routing::Job(name, job)
+                    ListenerJobRule::Job(name, job)
                 }
             };
             self.grpc.tasks.spawn(Arc::clone(edge).serve(listener, routing, self.grpc.stop.subscribe()));
@@ -287,19 +342,19 @@ impl RunningServer {
     }
 
     /// Returns version and addresses of the server.
-    pub fn about(&self) -> &ServerInfo {
+    pub fn server_info(&self) -> &ServerInfo {
         &self.about
     }
 
     /// Reloads files: opens the audit file again, reads the tokens, and checks the certificates, which the
     /// listeners reload by themselves.
-    pub fn reload(&self) {
-        self.audit.reopen();
+    pub fn reload_files(&self) {
+        self.audit.reopen_file();
         let (guard, config, clock) = (Arc::clone(&self.guard), self.config.clone(), *self.engine.clock());
         // Reading files may block.
         tokio::task::spawn_blocking(move || {
-            guard.reload();
-            match tls_entrances(&config, clock, &Arc::new(HandshakeFailures::new(clock))) {
+            guard.reload_tokens();
+            match build_listener_security(&config, clock, &Arc::new(HandshakeFailures::new(clock))) {
                 Ok(_) => tracing::info!("files were read again"),
                 Err(error) => {
                     let error = format!("{error:#}");
@@ -312,8 +367,8 @@ impl RunningServer {
     /// Stops gracefully: reports not ready, answers every waiting call, and lets connections finish. HTTP
     /// stops last, so that clients can see the state until then.
     pub async fn stop(mut self, within: Duration) {
-        self.readiness.stopping();
-        self.streams.close();
+        self.readiness.mark_stopping();
+        self.streams.end_all_streams();
         let began = self.engine.clock().now();
         self.engine.stop();
         if !self.grpc.stop(within + GRPC_CLOSE_TIMEOUT).await {
@@ -323,7 +378,7 @@ impl RunningServer {
         self.http.stop(left.max(HTTP_STOP_TIMEOUT)).await;
         // Health probes are answered until the end.
         self.health.stop(HTTP_STOP_TIMEOUT).await;
-        self.audit.flush_aggregated(*self.engine.clock());
+        self.audit.flush_all_pending_refusals(*self.engine.clock());
         self.audit.close(AUDIT_STOP_TIMEOUT).await;
         self.log.stop(HTTP_STOP_TIMEOUT).await;
         if let Some(traces) = self.traces.take() {
@@ -363,9 +418,9 @@ fn start_traces(config: &Config, engine: &Arc<Engine>) -> Result<Option<Arc<Trac
     Ok(Some(traces))
 }
 
-fn bind(address: SocketAddr, what: &str, flag: &str) -> Result<(TcpListener, SocketAddr)> {
+fn bind_listener(address: SocketAddr, what: &str, flag: &str) -> Result<(TcpListener, SocketAddr)> {
     let bind = || {
-        let listener = grpc::bind(address)?;
+        let listener = grpc::bind_listener(address)?;
         let bound = listener.local_addr()?;
         Ok::<_, std::io::Error>((listener, bound))
     };
@@ -374,48 +429,59 @@ fn bind(address: SocketAddr, what: &str, flag: &str) -> Result<(TcpListener, Soc
     })
 }
 
-fn describe(http: SocketAddr, listeners: &[BoundListener], jobs: &[JobConfig]) -> ServerInfo {
-    let grpc = listeners.iter().map(|bound| GrpcListenerInfo {
-        address: bound.address,
-        jobs: match &bound.job {
+/// Describes the server by its version and its addresses.
+fn build_server_info(bound: &BoundListeners, jobs: &[JobConfig]) -> ServerInfo {
+    let grpc = bound.grpc.iter().map(|listener| GrpcListenerInfo {
+        address: listener.address,
+        jobs: match &listener.job {
             Some(job) => vec![job.clone()],
             None => jobs.iter().filter(|job| job.grpc.is_none()).map(|job| job.name.clone()).collect(),
         },
     });
-    ServerInfo { version: Version::current(), http, grpc: grpc.collect() }
+    ServerInfo { version: Version::current(), http: bound.http.address, grpc: grpc.collect() }
 }
 
 /// Builds the TLS of the gRPC listeners and of the HTTP listener.
-fn tls_entrances(
+fn build_listener_security(
     config: &Config,
     clock: Clock,
     handshakes: &Arc<HandshakeFailures>,
-) -> Result<[ListenerTls; 2]> {
+) -> Result<[ListenerSecurity; 2]> {
     let enter = |edge, tls: &TlsConfig, protocols| {
         let kept = (clock, Arc::clone(handshakes));
-        let entrance = ListenerTls::new(edge, tls.mode, tls.files(edge)?, protocols, kept);
+        let entrance = ListenerSecurity::new(edge, tls.mode, tls.require_files(edge)?, protocols, kept);
         entrance.with_context(|| format!("no TLS for {edge}: see --{edge}-tls-cert, and `muster tls check`"))
     };
     let server = &config.server;
     Ok([enter("grpc", &server.grpc_tls, HTTP2)?, enter("http", &server.http_tls, HTTP1)?])
 }
 
-/// Builds the access control of the HTTP port.
-fn guard(config: &Config, clock: Clock) -> Result<AccessControl> {
+/// Opens the audit.
+fn open_audit_log(config: &Config, clock: Clock) -> Result<AuditLog> {
     let server = &config.server;
-    let tokens = server.tokens_file.as_ref().map(|path| TokenFile::read(path, clock)).transpose()?;
+    let audit = AuditLog::new(server.audit_lines).with_failure_policy(server.audit_failure);
+    let Some(path) = &server.audit_file else { return Ok(audit) };
+    audit.with_file(path, clock).with_context(|| {
+        format!("cannot append to the audit file {}: name another with --audit-file", path.display())
+    })
+}
+
+/// Builds the access control of the HTTP port.
+fn build_access_control(config: &Config, clock: Clock) -> Result<AccessControl> {
+    let server = &config.server;
+    let tokens = server.tokens_file.as_ref().map(|path| TokenFile::load(path, clock)).transpose()?;
     if tokens.is_some() && server.http_tls.cert.is_none() && !server.http.ip().is_loopback() {
         tracing::warn!("tokens come in by plaintext HTTP, where others may read them: see --http-tls-cert");
     }
     // Clients that use the name of this machine should be able to reach it.
-    let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let hosts = server.http_hosts.clone().with(&machine);
-    let guard = AccessControl::open(clock).with_tokens(tokens, server.session_timeout).with_hosts(hosts);
-    Ok(guard.with_changes(server.http_changes_per_second))
+    let hosts = server.http_hosts.clone().with_name(&machine_name());
+    let guard =
+        AccessControl::without_tokens(clock).with_tokens(tokens, server.session_timeout).with_hosts(hosts);
+    Ok(guard.with_change_rate(server.http_changes_per_second))
 }
 
 /// Logs a warning for each address that is open without access control by request.
-fn warn_if_exposed(config: &Config) {
+fn warn_of_exposed_addresses(config: &Config) {
     for (flag, told) in
         [("--insecure", config.server.insecure), ("--insecure-grpc", config.server.insecure_grpc)]
     {

@@ -1,18 +1,17 @@
-//! Defines the flags that client subcommands share: server, credentials, job, JSON.
+//! Defines the flags that client subcommands share: the server, the credentials, the job, and the output as JSON.
 //!
-//! It does not send requests (`client.rs`). Begin at `ServerArgs::find`.
+//! `client.rs` sends requests. Begin at `ServerArgs::connect`.
 
 use std::future::Future;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
 use http::Method;
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::client::{Client, DEFAULT_SERVER};
-use super::credentials::Credentials;
+use super::credentials::CredentialArgs;
 use super::output::{TerminalText, print, print_json};
 use crate::coordination::{JobName, Timestamp};
 
@@ -24,7 +23,7 @@ pub struct ServerArgs {
     pub server: String,
 
     #[command(flatten)]
-    credentials: Credentials,
+    credentials: CredentialArgs,
 
     /// Print the answer as JSON, as the REST API gives it
     #[arg(long)]
@@ -33,12 +32,16 @@ pub struct ServerArgs {
 
 impl ServerArgs {
     /// Finds the server.
-    pub async fn find(&self) -> Result<Client> {
-        Ok(Client::find(&self.server, &self.credentials).await?)
+    pub async fn connect(&self) -> Result<Client> {
+        Ok(Client::connect(&self.server, &self.credentials).await?)
     }
 
     /// Prints an answer as JSON if requested, otherwise as text.
-    pub fn show<T: Serialize>(&self, answer: &T, words: impl FnOnce(&T) -> TerminalText) -> Result<()> {
+    pub fn print_answer<T: Serialize>(
+        &self,
+        answer: &T,
+        words: impl FnOnce(&T) -> TerminalText,
+    ) -> Result<()> {
         if self.json { print_json(answer) } else { Ok(print(&words(answer))?) }
     }
 }
@@ -53,30 +56,25 @@ pub struct JobArg {
 
 impl JobArg {
     /// Returns the path of the job in the REST API.
-    pub async fn path(&self, client: &Client) -> Result<String> {
+    pub async fn resolve_job_path(&self, client: &Client) -> Result<String> {
         Ok(format!("/api/v1/jobs/{}", client.resolve_job(self.job.as_ref()).await?))
     }
 }
 
 /// Runs the requests of a subcommand to their end.
-pub fn block_on<T>(conversation: impl Future<Output = Result<T>>) -> Result<T> {
+pub fn run_requests<T>(conversation: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(conversation)
 }
 
 /// Sends `body` as JSON.
-pub async fn send<T: DeserializeOwned>(
+pub async fn send_json<T: DeserializeOwned>(
     client: &Client,
     method: Method,
     path: &str,
     body: &impl Serialize,
 ) -> Result<T> {
     let body = serde_json::to_vec(body).context("cannot write the request as JSON")?;
-    Ok(client.request(method, path, Some(body)).await?)
-}
-
-/// Returns a text encoded as the value of a query.
-pub fn query_encode(text: &str) -> String {
-    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
+    Ok(client.send_request(method, path, Some(body)).await?)
 }
 
 /// Formats a time, to the second.

@@ -1,6 +1,6 @@
 //! Implements `muster status`: fetches the state of jobs.
 //!
-//! It does not format (`status/render.rs`). Begin at `run`.
+//! `status/render.rs` formats the state. Begin at `run`.
 
 mod render;
 
@@ -12,11 +12,11 @@ use clap::Args;
 use serde::Serialize;
 
 use super::client::{Client, DEFAULT_SERVER};
-use super::credentials::Credentials;
+use super::credentials::CredentialArgs;
 use super::output::{TerminalStyle, TerminalText, print, print_error, print_json, redraw};
 use crate::coordination::{JobName, JobView};
-use crate::findings::Finding;
-use crate::http::{FindingsPage, ServerInfo};
+use crate::http::api::{FindingsPage, ServerInfo};
+use crate::service::findings::Finding;
 use crate::text::parse_positive_duration;
 
 /// Show what the jobs of a server do, and who is missing
@@ -32,7 +32,7 @@ pub struct Arguments {
     server: String,
 
     #[command(flatten)]
-    credentials: Credentials,
+    credentials: CredentialArgs,
 
     /// Only this job
     #[arg(long, value_name = "NAME", env = "MUSTER_JOB", hide_env_values = true)]
@@ -72,7 +72,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         if arguments.json {
             print_json(&seen.1)?;
         } else {
-            print(&shown(&seen, TerminalStyle::of_stdout()))?;
+            print(&status_text(&seen, TerminalStyle::for_stdout()))?;
         }
         return Ok(ExitCode::SUCCESS);
     };
@@ -81,37 +81,37 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         match runtime.block_on(fetch_status(arguments)) {
             Ok(seen) if arguments.json => print_json(&seen.1)?,
             Ok(seen) => {
-                let style = TerminalStyle::of_stdout();
-                let mut text = shown(&seen, style);
+                let style = TerminalStyle::for_stdout();
+                let mut text = status_text(&seen, style);
                 if let (Some(height), Some(width)) = (style.height, style.width) {
-                    text.fit(height, width);
+                    text.truncate_to_screen(height, width);
                 }
                 // On a terminal each report replaces the one before.
                 redraw(&text)?;
             }
             // On stderr, because a program may read the reports.
             Err(error) if arguments.json => print_error(format_args!("{error:#}")),
-            Err(error) => redraw(&TerminalText::of(format!("{error:#}")))?,
+            Err(error) => redraw(&TerminalText::from_line(format!("{error:#}")))?,
         }
         runtime.block_on(async { tokio::time::sleep(pause).await });
     }
 }
 
-fn shown((url, seen): &(String, StatusReport), style: TerminalStyle) -> TerminalText {
-    render::render(url, &seen.server, &seen.jobs, &seen.findings, style)
+fn status_text((url, seen): &(String, StatusReport), style: TerminalStyle) -> TerminalText {
+    render::render_status(url, &seen.server, &seen.jobs, &seen.findings, style)
 }
 
 async fn fetch_status(arguments: &Arguments) -> Result<(String, StatusReport)> {
-    let client = Client::find(&arguments.server, &arguments.credentials).await?;
+    let client = Client::connect(&arguments.server, &arguments.credentials).await?;
     let names = match &arguments.job {
         Some(name) => vec![name.clone()],
-        None => client.jobs().await?.into_iter().map(|job| job.name).collect(),
+        None => client.fetch_jobs().await?.into_iter().map(|job| job.name).collect(),
     };
     let mut jobs = Vec::with_capacity(names.len());
     for name in &names {
-        jobs.push(client.job(name).await?);
+        jobs.push(client.fetch_job(name).await?);
     }
     let FindingsPage { mut findings, .. } = client.get("/api/v1/findings").await?;
     findings.retain(|finding| names.contains(&finding.job));
-    Ok((client.url().into(), StatusReport { server: client.about().clone(), jobs, findings }))
+    Ok((client.server_url().into(), StatusReport { server: client.server_info().clone(), jobs, findings }))
 }

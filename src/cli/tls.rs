@@ -1,6 +1,6 @@
 //! Implements `muster tls`: creates test certificates and checks real ones.
 //!
-//! It does not serve TLS (`tls`). Begin at `run`, then `examine`.
+//! TLS itself is in the module `tls`. Begin at `run`, then `check_certificate_files`.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::output::{TerminalLine, TerminalText, print};
-use super::server_args::block_on;
+use super::server_args::run_requests;
 use crate::tls::check::{self, CertificateFindings, CheckSeverity, IntendedUse};
 use crate::tls::{self, issue};
 
@@ -111,9 +111,9 @@ enum CertificateUse {
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     match &arguments.command {
         Command::New(new) => {
-            issue::write(&new.folder, &new.names)?;
+            issue::write_trial_certificates(&new.folder, &new.names)?;
             let folder = new.folder.display();
-            print(&TerminalText::from_lines(&format!(
+            print(&TerminalText::from_escaped_text(&format!(
                 "Made in {folder}, for {} days: ca.pem, server.pem, server-key.pem, client.pem, client-key.pem\n\
                  Serve with: --grpc-tls-cert {folder}/server.pem --grpc-tls-key {folder}/server-key.pem \
                  --grpc-tls-client-ca {folder}/ca.pem\n\
@@ -124,20 +124,20 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Check(check) => {
-            let found = examine(check)?;
+            let found = check_certificate_files(check)?;
             print(&found.0.iter().map(TerminalLine::from).collect())?;
             Ok(ExitCode::from(u8::from(found.has_errors())))
         }
     }
 }
 
-fn examine(asked: &CheckArgs) -> Result<CertificateFindings> {
+fn check_certificate_files(asked: &CheckArgs) -> Result<CertificateFindings> {
     let mut found = CertificateFindings::default();
     if asked.cert.is_none() && asked.server.is_none() {
         bail!("nothing to check: give --cert FILE, or --server HOST:PORT with --ca FILE, or all of them");
     }
     if let Some(cert) = &asked.cert {
-        let chain = tls::certificates(cert)?;
+        let chain = tls::read_certificates(cert)?;
         let purpose = match asked.purpose {
             _ if asked.server.is_some() => issue::CertificatePurpose::Client,
             Some(CertificateUse::Client) => issue::CertificatePurpose::Client,
@@ -151,14 +151,14 @@ fn examine(asked: &CheckArgs) -> Result<CertificateFindings> {
         // The rules of a server for the issuers of client certificates are unknown here and show in the
         // handshake.
         let ca = asked.ca.as_deref();
-        found.0.extend(check::chain(&chain, ca, wanted)?.0);
+        found.0.extend(check::check_chain(&chain, ca, wanted)?.0);
         if let Some(key) = &asked.key {
-            check::key(cert, key, &mut found)?;
+            check::check_key_matches(cert, key, &mut found)?;
         }
     }
     if let (Some(server), Some(ca)) = (&asked.server, &asked.ca) {
         let own = asked.cert.as_deref().zip(asked.key.as_deref());
-        block_on(probe_server(server, asked.name.as_deref(), ca, own, &mut found))?;
+        run_requests(probe_server(server, asked.name.as_deref(), ca, own, &mut found))?;
     }
     Ok(found)
 }
@@ -172,15 +172,14 @@ async fn probe_server(
     found: &mut CertificateFindings,
 ) -> Result<()> {
     let (host, _) = server.rsplit_once(':').context("write the server as HOST:PORT")?;
-    let host = name.unwrap_or_else(|| host.trim_start_matches('[').trim_end_matches(']'));
-    let mut config = match tls::client(ca, own) {
+    let host = name.unwrap_or_else(|| tls::host_without_brackets(host));
+    let config = match tls::client_config(ca, own, &[b"h2", b"http/1.1"]) {
         Ok(config) => config,
         Err(error) => {
             found.add(CheckSeverity::Bad, format!("nothing was said to {server}: {error}"));
             return Ok(());
         }
     };
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     let dialled =
         ServerName::try_from(host.to_owned()).with_context(|| format!("{host:?} is no name of a host"))?;
     let stream = tokio::time::timeout(CHECK_TIMEOUT, TcpStream::connect(server))

@@ -1,6 +1,6 @@
-//! Implements `muster token new`.
+//! Implements `muster token new`: creates a token for the HTTP port.
 //!
-//! `http` verifies tokens (`access/tokens.rs`). Begin at `run`.
+//! `http/access/tokens.rs` verifies tokens. Begin at `run`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -34,12 +34,12 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    New(New),
+    New(NewArguments),
 }
 
 /// Create a token, print it once, and add its hash to a file
 #[derive(Debug, Args)]
-struct New {
+struct NewArguments {
     /// The holder: the name in the audit
     #[arg(long, value_name = "NAME")]
     name: String,
@@ -55,7 +55,7 @@ struct New {
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let Command::New(New { name, role, file }) = &arguments.command;
+    let Command::New(NewArguments { name, role, file }) = &arguments.command;
     let made = NewToken::generate(name, *role).map_err(|wrong| anyhow!("--name {name}: {wrong}"))?;
     match file {
         Some(file) => append_token(file, name, &made.line)?,

@@ -1,17 +1,17 @@
-//! Implements `muster worker`: flags and configuration of a task without JAX.
+//! Implements `muster worker`, a task without JAX: its flags and its configuration.
 //!
-//! It holds no step (`worker/program.rs`). Begin at `run`.
+//! `worker/program.rs` runs the worker. Begin at `run`.
 
+mod exercise;
 mod metrics_listener;
 mod program;
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::fs::File;
-use std::io::Read as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -20,14 +20,16 @@ use clap::{Args, ValueEnum};
 use super::certificates::TransferCertificateArgs;
 use super::limits;
 use super::output::{TerminalText, print};
-use crate::agent::cluster_env::{ClusterEnv, ExplicitFlags, Variables};
-use crate::agent::{Agent, AgentConfig, AgentTlsFiles, DEVICES_MAX, exercise};
+use crate::agent::cluster_env::{ClusterEnv, ClusterFlags, DetectedProcessIdentity, EnvironmentVariables};
+use crate::agent::{
+    Agent, AgentConfig, AgentTlsFiles, DEVICES_MAX, TransferAccess, claim_task, own_claimant,
+};
 use crate::coordination::JobName;
 use crate::telemetry::log::{self, LogFormat};
 use crate::text::parse_duration;
-use crate::transfer::Choice;
+use crate::transfer::TransportChoice;
 
-pub use program::{CANCELLED_TEXT, StepLine, parse};
+pub use program::{CANCELLED_TEXT, StepLine, parse_step_line};
 
 /// Run one task of a job: register, follow the states of all tasks, and move buffers to the others
 ///
@@ -41,9 +43,14 @@ pub use program::{CANCELLED_TEXT, StepLine, parse};
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
-    /// The number of this task, from 0
-    #[arg(long, value_name = "N")]
-    task: Option<u32>,
+    /// The number of this task, from 0; or `auto`: the service gives it the number that its host had before
+    #[arg(long, value_name = "N|auto")]
+    task: Option<TaskArg>,
+
+    /// The identity of this host, which stays when it starts again [default: NODE_NAME in Kubernetes, the node of
+    /// Slurm, the TPU worker, or the machine id]
+    #[arg(long, value_name = "NAME", env = "MUSTER_HOST_ID", hide_env_values = true)]
+    host_id: Option<String>,
 
     /// The number of tasks that the job must have [default: that of the service]
     #[arg(long, value_name = "N")]
@@ -58,8 +65,8 @@ pub struct Arguments {
     job: Option<JobName>,
 
     /// The program of the task
-    #[arg(long, value_enum, default_value_t = Program::Idle)]
-    program: Program,
+    #[arg(long, value_enum, default_value_t = WorkerProgram::Idle)]
+    program: WorkerProgram,
 
     /// The number of steps of the exercise [default: no limit]
     #[arg(long, value_name = "N")]
@@ -133,17 +140,36 @@ pub struct Arguments {
     insecure_metrics: bool,
 
     #[command(flatten)]
-    service_options: ServiceOptions,
+    service_options: ServiceConnectionArgs,
 
     /// The log filter; the log goes to stderr
     #[arg(long, value_name = "FILTER", env = "MUSTER_LOG", hide_env_values = true, default_value = "warn")]
     log: String,
 }
 
+/// The number of a task, or that the service gives it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TaskArg {
+    Number(u32),
+    Auto,
+}
+
+impl FromStr for TaskArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(number) => Ok(Self::Number(number)),
+            Err(_) if text == ClusterEnv::CLAIMED => Ok(Self::Auto),
+            Err(error) => Err(format!("{error}: write a number, or auto")),
+        }
+    }
+}
+
 /// The connection to the service.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Service")]
-struct ServiceOptions {
+struct ServiceConnectionArgs {
     /// Use TLS, and trust these authorities
     #[arg(long, value_name = "FILE", env = "JAX_MTLS_CA_FILE", hide_env_values = true)]
     ca: Option<PathBuf>,
@@ -177,7 +203,7 @@ struct ServiceOptions {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Program {
+enum WorkerProgram {
     /// Stay, and follow who lives
     Idle,
     /// Step with all others: a barrier, then buffers round the ring and to partners, every byte checked
@@ -217,80 +243,52 @@ Exit code:
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    log::start(&arguments.log, LogFormat::Human).map_err(anyhow::Error::msg)?;
-    let variables: Variables = std::env::vars_os()
+    log::start_logging(&arguments.log, LogFormat::Human).map_err(anyhow::Error::msg)?;
+    let variables: EnvironmentVariables = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect();
-    let asked =
-        ExplicitFlags { task: arguments.task, tasks: arguments.tasks, service: arguments.service.clone() };
-    let place = ClusterEnv::find(&asked, &variables)?;
-    let config = arguments.config(&place)?;
-    limits::raise_open_files();
+    let number = match arguments.task {
+        Some(TaskArg::Number(task)) => Some(task),
+        Some(TaskArg::Auto) | None => None,
+    };
+    let asked = ClusterFlags { task: number, tasks: arguments.tasks, service: arguments.service.clone() };
+    let claims = ClusterEnv::claims_task(&asked, arguments.task == Some(TaskArg::Auto), &variables);
+    let host = match DetectedProcessIdentity::detect_on_this_machine(arguments.host_id.as_deref(), &variables)
+    {
+        Ok(host) => Some(host),
+        Err(error) if claims || arguments.host_id.is_some() => return Err(error.into()),
+        Err(_) => None,
+    };
+    let mut place = if claims {
+        ClusterEnv::detect_without_task(&asked, &variables)?
+    } else {
+        ClusterEnv::detect(&asked, &variables)?
+    };
+    let mut config = arguments.agent_config(&place)?;
+    config.identity = host.as_ref().map(|host| host.identity.clone());
+    limits::raise_open_file_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let code = runtime.block_on(program::work(arguments, &place, config));
+    let code = runtime.block_on(async {
+        if claims && let Some(host) = &host {
+            let limit = config.register_limit;
+            let granted = claim_task(&config, &host.identity, own_claimant(), limit).await?;
+            place = place.with_claimed_task(granted.task, host);
+            config.task = granted.task;
+        }
+        program::run_worker(arguments, &place, config).await
+    });
     runtime.shutdown_background();
     code
 }
 
-/// The maximum length of a secret file, in bytes.
-const SECRET_BYTES_MAX: u64 = 64 << 10;
-/// The minimum strength of a secret, in bits.
-const SECRET_BITS: usize = 128;
-
-/// Returns the maximum entropy of a text of this length and alphabet, in bits.
-fn bits_at_most(secret: &[u8]) -> usize {
-    let each = if secret.iter().all(u8::is_ascii_hexdigit) {
-        4
-    } else if secret.iter().all(u8::is_ascii_graphic) {
-        6
-    } else {
-        8
-    };
-    secret.len() * each
-}
-
 impl Arguments {
-    fn config(&self, place: &ClusterEnv) -> Result<AgentConfig> {
+    fn agent_config(&self, place: &ClusterEnv) -> Result<AgentConfig> {
         let listen = match self.listen.as_str() {
             "none" => None,
             text => Some(text.parse::<SocketAddr>().with_context(|| {
                 format!("--listen {text}: write an address IP:PORT (port 0 picks a free one), or none")
             })?),
         };
-        let token = self.token_file.as_ref().map(|path| {
-            let mut text = Vec::new();
-            let read = File::open(path).and_then(|file| file.take(SECRET_BYTES_MAX + 1).read_to_end(&mut text));
-            read.with_context(|| format!("cannot read the secret in {}", path.display()))?;
-            if text.len() as u64 > SECRET_BYTES_MAX {
-                bail!("{} holds more than {SECRET_BYTES_MAX} bytes: is it the secret?", path.display());
-            }
-            match text.trim_ascii() {
-                [] => bail!("{} holds no secret: put at least 16 random bytes into it", path.display()),
-                secret => {
-                    let bits = bits_at_most(secret);
-                    if bits < SECRET_BITS {
-                        tracing::warn!(
-                            "the secret in {} holds {bits} bits at most: a process that a worker takes for its peer can \
-                             find it by guessing, without asking anybody. Make one with: head -c 32 /dev/urandom | base64",
-                            path.display()
-                        );
-                    }
-                    Ok(secret.to_vec())
-                }
-            }
-        });
-        let token = token.transpose()?;
-        let certificates = self.certificates.read()?;
-        if let Some(address) = listen.filter(|address| !address.ip().is_loopback())
-            && token.is_none()
-            && certificates.is_none()
-            && !self.insecure_transfers
-        {
-            bail!(
-                "--listen {address} can be reached by other machines, and nothing would ask who they are: give all workers \
-                 --token-file with one secret or --transfer-cert, --transfer-key and --transfer-ca, or say --insecure-transfers inside a network that you trust"
-            );
-        }
         if let Some(address) = self.metrics.filter(|address| !address.ip().is_loopback())
             && !self.insecure_metrics
         {
@@ -301,38 +299,43 @@ impl Arguments {
         }
         let options = &self.service_options;
         let own = options.cert.clone().zip(options.key.clone());
-        Ok(AgentConfig {
+        let mut config = AgentConfig {
             authority: self.job.as_ref().map(|job| format!("{job}.job")),
             tls: options.ca.clone().map(|ca| AgentTlsFiles { ca, own }),
             tasks: place.tasks.as_ref().map(|tasks| tasks.value),
             devices: self.devices,
             transport: match self.transport {
-                TransportArg::Auto => Choice::Auto,
-                TransportArg::Shm => Choice::Shm,
-                TransportArg::Pvm => Choice::Pvm,
-                TransportArg::Unix => Choice::Unix,
-                TransportArg::Tcp => Choice::Tcp,
+                TransportArg::Auto => TransportChoice::Auto,
+                TransportArg::Shm => TransportChoice::Shm,
+                TransportArg::Pvm => TransportChoice::Pvm,
+                TransportArg::Unix => TransportChoice::Unix,
+                TransportArg::Tcp => TransportChoice::Tcp,
             },
             spin: self.spin,
             listen,
             advertise: self.advertise.clone(),
-            token,
-            transfer_tls: certificates,
             register_limit: options.register_timeout,
             heartbeat_timeout: options.heartbeat_timeout,
             shutdown_limit: options.shutdown_timeout,
             ..AgentConfig::new(place.service.value.clone(), place.task.value)
-        })
+        };
+        let access = TransferAccess {
+            token_file: self.token_file.clone(),
+            certificates: self.certificates.read_files()?,
+            is_insecure: self.insecure_transfers,
+        };
+        access.apply(&mut config)?;
+        Ok(config)
     }
 
-    fn exercise(&self) -> exercise::ExerciseOptions {
+    fn exercise_options(&self) -> exercise::ExerciseOptions {
         let bytes_max = usize::try_from(self.bytes_max).unwrap_or(usize::MAX);
         exercise::ExerciseOptions { bytes_max, limit: self.step_timeout }
     }
 }
 
 /// Returns the announcement of a registered worker.
-fn registered(agent: &Agent) -> String {
+fn registration_text(agent: &Agent) -> String {
     let here = agent.here();
     let address = agent.engine().address();
     let mut ways: BTreeSet<String> = address.tcp.iter().map(SocketAddr::to_string).collect();
@@ -342,32 +345,18 @@ fn registered(agent: &Agent) -> String {
     let ways: Vec<_> = ways.into_iter().collect();
     let mut text = String::new();
     // Writing to a string cannot fail.
-    let _ = writeln!(text, "Registered: {here} of {}, run {:016x}", agent.tasks(), agent.run());
+    let _ =
+        writeln!(text, "Registered: {here} of {}, run {:016x}", agent.tasks(), agent.service_incarnation());
     let _ = writeln!(text, "  engine   {}", ways.join(", "));
     text
 }
 
 /// Prints a line of the worker. A closed pipe is no error.
-fn say(line: &str) -> Result<()> {
-    Ok(print(&TerminalText::of(line))?)
+fn print_line(line: &str) -> Result<()> {
+    Ok(print(&TerminalText::from_line(line))?)
 }
 
 /// Prints several lines of the worker.
-fn say_all(lines: &str) -> Result<()> {
-    Ok(print(&TerminalText::from_lines(lines))?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_secret_holds_as_much_as_its_alphabet_allows() {
-        for (secret, bits) in
-            [("0123456789abcdef0123456789abcdef", 128), ("hunter2", 42), ("AAECAwQF+/8=", 72)]
-        {
-            assert_eq!(bits_at_most(secret.as_bytes()), bits, "{secret}");
-        }
-        assert_eq!(bits_at_most(&[0xff; 16]), 128);
-    }
+fn print_lines(lines: &str) -> Result<()> {
+    Ok(print(&TerminalText::from_escaped_text(lines))?)
 }

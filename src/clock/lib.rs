@@ -1,4 +1,5 @@
-//! The only crate that reads clocks and draws randomness; a lint forbids other crates to read either clock.
+//! The only crate that reads the system's clocks and draws random numbers. A lint forbids other crates to read a
+//! clock.
 //!
 //! It depends on no other crate of Muster. Begin at [`Clock`], [`monotonic`] and [`random_bytes`].
 

@@ -1,4 +1,4 @@
-//! The timestamp that all of Muster uses.
+//! The type of timestamps in all crates of Muster.
 
 use std::fmt;
 use std::time::Duration;

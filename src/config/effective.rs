@@ -1,6 +1,6 @@
-//! Writes the effective configuration as a file that reads back the same.
+//! Writes the effective configuration as a file that gives the same configuration when it is read.
 //!
-//! Begin at `print`.
+//! Begin at `effective_toml_text`.
 
 use std::fmt::Write as _;
 
@@ -9,9 +9,9 @@ use crate::text::is_hidden;
 
 /// Returns one line for each value, under the headings of the tables, with the sources as comments in a
 /// column.
-pub fn print(values: &[ResolvedValue]) -> String {
+pub fn effective_toml_text(values: &[ResolvedValue]) -> String {
     let lines: Vec<String> =
-        values.iter().map(|value| format!("{} = {}", value.key, toml(&value.shown))).collect();
+        values.iter().map(|value| format!("{} = {}", value.key, toml_value_text(&value.shown))).collect();
     let column = lines.iter().map(String::len).max().unwrap_or(0).min(60);
     let mut printed = String::new();
     let mut table = "";
@@ -26,9 +26,9 @@ pub fn print(values: &[ResolvedValue]) -> String {
     printed
 }
 
-fn toml(shown: &SettingValue) -> String {
+fn toml_value_text(shown: &SettingValue) -> String {
     match shown {
-        SettingValue::Text(text) if text.contains(is_hidden) => escaped(text),
+        SettingValue::Text(text) if text.contains(is_hidden) => escape_toml(text),
         SettingValue::Text(text) => toml::Value::String(text.clone()).to_string(),
         SettingValue::Number(number) => number.to_string(),
         SettingValue::Switch(switch) => switch.to_string(),
@@ -36,7 +36,7 @@ fn toml(shown: &SettingValue) -> String {
 }
 
 /// Returns a text with its hidden characters escaped as in TOML.
-fn escaped(text: &str) -> String {
+fn escape_toml(text: &str) -> String {
     let mut escaped = String::from("\"");
     for c in text.chars() {
         match c {
@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn hidden_characters_are_escaped_and_mean_the_same() {
         let text = "a\"\\\u{1b}]0;\u{7}\n\u{202e}\u{e0041}";
-        let written = toml(&SettingValue::Text(text.into()));
+        let written = toml_value_text(&SettingValue::Text(text.into()));
         assert!(!written.contains(is_hidden), "{written}");
         let read: ::toml::Table = format!("k = {written}").parse().unwrap();
         assert_eq!(read["k"].as_str(), Some(text));

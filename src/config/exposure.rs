@@ -1,7 +1,7 @@
 //! Refuses to serve an address beyond this machine without access control.
 //!
-//! It implements no access control (`http` and `tls` do). Encryption alone does not make an address safe,
-//! because any client can still connect; required client certificates do. Begin at [`TlsConfig`].
+//! `http` and `tls` implement access control. Encryption alone is not access control, because any client can still
+//! connect. Required client certificates are access control. Begin at [`TlsConfig`].
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -28,7 +28,7 @@ impl TlsConfig {
     ///
     /// # Errors
     /// If a file is given without another one that it requires.
-    pub fn files(&self, edge: &str) -> Result<Option<TlsFiles>, ConfigError> {
+    pub fn require_files(&self, edge: &str) -> Result<Option<TlsFiles>, ConfigError> {
         let lacking = |given: &str, lacks: &str| {
             Err(ConfigError::MissingCompanion {
                 given: format!("--{edge}-tls-{given}"),
@@ -51,7 +51,7 @@ impl TlsConfig {
     }
 
     /// Returns whether every client must present a certificate.
-    fn verifies_clients(&self) -> bool {
+    fn requires_client_certificates(&self) -> bool {
         self.cert.is_some()
             && self.client_ca.is_some()
             && matches!(self.mode, TlsMode::Auto | TlsMode::Required)
@@ -106,16 +106,16 @@ impl Config {
     /// The first open address, and what to do about it.
     pub fn require_access_control(&self) -> Result<(), ConfigError> {
         let server = &self.server;
-        server.grpc_tls.files("grpc")?;
-        server.http_tls.files("http")?;
-        let known = server.tokens_file.is_some() || server.http_tls.verifies_clients();
+        server.grpc_tls.require_files("grpc")?;
+        server.http_tls.require_files("http")?;
+        let known = server.tokens_file.is_some() || server.http_tls.requires_client_certificates();
         let web = [Some(server.http), server.metrics].into_iter().flatten();
         if !(known || server.insecure)
             && let Some(address) = web.into_iter().find(|address| !address.ip().is_loopback())
         {
             return Err(ConfigError::Open(ExposedAddress { edge: "HTTP", address }));
         }
-        if server.grpc_tls.verifies_clients() || server.insecure_grpc {
+        if server.grpc_tls.requires_client_certificates() || server.insecure_grpc {
             return Ok(());
         }
         let own = self.jobs.iter().filter_map(|job| job.grpc);
@@ -128,7 +128,7 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ConfigRequest, JobSelection, Profile, load};
+    use super::super::{ConfigRequest, JobSelection, Profile, load_config};
 
     fn refusal(flags: &[(&'static str, &str)], jobs: &[&str]) -> Option<String> {
         let asked = ConfigRequest {
@@ -140,7 +140,7 @@ mod tests {
                 jobs: jobs.iter().map(|job| (*job).into()).collect(),
             },
         };
-        load(&asked, &|_| None).unwrap().require_access_control().err().map(|error| error.to_string())
+        load_config(&asked, &|_| None).unwrap().require_access_control().err().map(|error| error.to_string())
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! Parses the TOML file into values that know their line, and suggests known keys for unknown ones.
+//! Parses the TOML file into values with their line numbers, and suggests a known key for an unknown one.
 //!
-//! It does not interpret values (`value.rs`). Begin at `read`.
+//! `value.rs` interprets the values. Begin at `read_config_file`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -50,25 +50,29 @@ pub struct KnownKeys<'a> {
 ///
 /// # Errors
 /// If the file cannot be read, is no valid TOML, or has unknown keys.
-pub fn read(path: &Path, known: &KnownKeys<'_>) -> Result<ConfigFile, ConfigError> {
+pub fn read_config_file(path: &Path, known: &KnownKeys<'_>) -> Result<ConfigFile, ConfigError> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| ConfigError::Unreadable { path: path.into(), error: error.to_string() })?;
-    parse(path, &text, known)
+    parse_config_file(path, &text, known)
 }
 
-/// Reads what a file says; `path` is where it says that it stands.
-pub(super) fn parse(path: &Path, text: &str, known: &KnownKeys<'_>) -> Result<ConfigFile, ConfigError> {
+/// Parses the text of a configuration file. Errors name `path` as its path.
+pub(super) fn parse_config_file(
+    path: &Path,
+    text: &str,
+    known: &KnownKeys<'_>,
+) -> Result<ConfigFile, ConfigError> {
     let reader = FileReader { path: path.into(), text };
     let document = DeTable::parse(text).map_err(|error| ConfigError::NotToml {
-        place: reader.line_of(error.span().map_or(0, |span| span.start)),
+        place: reader.line_source(error.span().map_or(0, |span| span.start)),
         wrong: error.message().into(),
     })?;
     let mut file = ConfigFile::default();
     for (key, value) in document.get_ref() {
         match key.get_ref().as_ref() {
-            "bounds" => file.bounds = reader.values("bounds", value, known.bounds, &[])?,
-            "jobs" => file.jobs = reader.jobs(value, known)?,
-            _ => reader.value("", key, value, known.top, &["bounds", "jobs"], &mut file.top)?,
+            "bounds" => file.bounds = reader.read_values("bounds", value, known.bounds, &[])?,
+            "jobs" => file.jobs = reader.read_job_tables(value, known)?,
+            _ => reader.read_value("", key, value, known.top, &["bounds", "jobs"], &mut file.top)?,
         }
     }
     Ok(file)
@@ -82,44 +86,44 @@ struct FileReader<'a> {
 type SpannedKey<'a> = Spanned<std::borrow::Cow<'a, str>>;
 
 impl FileReader<'_> {
-    fn line_of(&self, offset: usize) -> ValueSource {
+    fn line_source(&self, offset: usize) -> ValueSource {
         let before = self.text.get(..offset).unwrap_or(self.text);
         ValueSource::File(Arc::clone(&self.path), before.matches('\n').count() + 1)
     }
 
-    fn table<'v, 'd>(
+    fn expect_table<'v, 'd>(
         &self,
         name: &str,
         value: &'v Spanned<DeValue<'d>>,
     ) -> Result<&'v DeTable<'d>, ConfigError> {
         value.get_ref().as_table().ok_or_else(|| ConfigError::Value {
-            place: self.line_of(value.span().start),
+            place: self.line_source(value.span().start),
             key: name.into(),
             value: value.get_ref().type_str().into(),
             wrong: format!("it is a table: write [{name}] on a line of its own, and its keys below"),
         })
     }
 
-    fn jobs(
+    fn read_job_tables(
         &self,
         value: &Spanned<DeValue<'_>>,
         known: &KnownKeys<'_>,
     ) -> Result<BTreeMap<JobName, JobTable>, ConfigError> {
         let mut jobs = BTreeMap::new();
-        for (key, value) in self.table("jobs", value)? {
+        for (key, value) in self.expect_table("jobs", value)? {
             let name = key.get_ref().parse::<JobName>().map_err(|error| ConfigError::Value {
-                place: self.line_of(key.span().start),
+                place: self.line_source(key.span().start),
                 key: "jobs".into(),
                 value: key.get_ref().to_string(),
                 wrong: error.to_string(),
             })?;
             let path = format!("jobs.{name}");
             let mut job = JobTable::default();
-            for (key, value) in self.table(&path, value)? {
+            for (key, value) in self.expect_table(&path, value)? {
                 if key.get_ref() == "bounds" {
-                    job.bounds = self.values(&format!("{path}.bounds"), value, known.bounds, &[])?;
+                    job.bounds = self.read_values(&format!("{path}.bounds"), value, known.bounds, &[])?;
                 } else {
-                    self.value(&path, key, value, known.job, &["bounds"], &mut job.values)?;
+                    self.read_value(&path, key, value, known.job, &["bounds"], &mut job.values)?;
                 }
             }
             jobs.insert(name, job);
@@ -127,7 +131,7 @@ impl FileReader<'_> {
         Ok(jobs)
     }
 
-    fn values(
+    fn read_values(
         &self,
         table: &str,
         value: &Spanned<DeValue<'_>>,
@@ -135,13 +139,13 @@ impl FileReader<'_> {
         tables: &[&str],
     ) -> Result<ValueTable, ConfigError> {
         let mut values = ValueTable::new();
-        for (key, value) in self.table(table, value)? {
-            self.value(table, key, value, known, tables, &mut values)?;
+        for (key, value) in self.expect_table(table, value)? {
+            self.read_value(table, key, value, known, tables, &mut values)?;
         }
         Ok(values)
     }
 
-    fn value(
+    fn read_value(
         &self,
         table: &str,
         key: &SpannedKey<'_>,
@@ -154,9 +158,9 @@ impl FileReader<'_> {
         if !known.contains(&name) {
             let known: Vec<&str> = known.iter().chain(tables).copied().collect();
             return Err(ConfigError::UnknownKey {
-                place: self.line_of(key.span().start),
+                place: self.line_source(key.span().start),
                 key: qualified_name(table, name),
-                hint: suggestion(name, &known),
+                hint: suggest_key(name, &known),
             });
         }
         let text = match value.get_ref() {
@@ -166,14 +170,14 @@ impl FileReader<'_> {
             DeValue::Boolean(switch) => switch.to_string(),
             other => {
                 return Err(ConfigError::Value {
-                    place: self.line_of(value.span().start),
+                    place: self.line_source(value.span().start),
                     key: qualified_name(table, name),
                     value: other.type_str().into(),
                     wrong: "it is one value: write a quoted text, a decimal number, or true or false".into(),
                 });
             }
         };
-        let source = self.line_of(key.span().start);
+        let source = self.line_source(key.span().start);
         values.insert(name.into(), GivenValue { text, source });
         Ok(())
     }
@@ -184,29 +188,14 @@ fn qualified_name(table: &str, key: &str) -> String {
 }
 
 /// Returns a suggestion for an unknown key: the nearest known key, or all of them if none is near.
-fn suggestion(name: &str, known: &[&str]) -> String {
-    let nearest = known.iter().map(|known| (edit_distance(name, known), known)).min();
+fn suggest_key(name: &str, known: &[&str]) -> String {
+    let nearest = known.iter().map(|known| (strsim::levenshtein(name, known), known)).min();
     match nearest {
         Some((distance, known)) if distance <= 3 && distance < name.len() => {
             format!("did you mean `{known}`?")
         }
         _ => format!("the keys here are {}", known.join(", ")),
     }
-}
-
-/// Returns the edit distance between `a` and `b`.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.bytes().enumerate() {
-            let changed = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = changed.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]
@@ -219,15 +208,16 @@ mod tests {
         bounds: &["keys", "key-bytes"],
     };
 
-    fn read(text: &str) -> Result<ConfigFile, String> {
-        parse(Path::new("muster.toml"), text, &KNOWN).map_err(|error| error.to_string())
+    fn read_config_file(text: &str) -> Result<ConfigFile, String> {
+        parse_config_file(Path::new("muster.toml"), text, &KNOWN).map_err(|error| error.to_string())
     }
 
     #[test]
     fn values_know_their_line() {
-        let file =
-            read("# first\ngrpc = '127.0.0.1:1'\n[jobs.a]\ntasks = 1_000\n[jobs.a.bounds]\nkeys = 3\n")
-                .unwrap();
+        let file = read_config_file(
+            "# first\ngrpc = '127.0.0.1:1'\n[jobs.a]\ntasks = 1_000\n[jobs.a.bounds]\nkeys = 3\n",
+        )
+        .unwrap();
         assert_eq!(file.top["grpc"].source.to_string(), "muster.toml:2");
         let job = &file.jobs["a"];
         assert_eq!((job.values["tasks"].text.as_str(), job.bounds["keys"].text.as_str()), ("1000", "3"));
@@ -236,19 +226,19 @@ mod tests {
 
     #[test]
     fn unknown_keys_are_named_with_what_was_meant() {
-        let error = read("\nheartbeat_timeout = '5s'").unwrap_err();
+        let error = read_config_file("\nheartbeat_timeout = '5s'").unwrap_err();
         assert!(error.contains("muster.toml:2") && error.contains("`heartbeat-timeout`"), "{error}");
-        let error = read("[jobs.a]\ncolour = 1").unwrap_err();
+        let error = read_config_file("[jobs.a]\ncolour = 1").unwrap_err();
         assert!(error.contains("jobs.a.colour") && error.contains("tasks, grpc, bounds"), "{error}");
-        assert!(read("[bounds]\nkees = 1").unwrap_err().contains("did you mean `keys`"));
+        assert!(read_config_file("[bounds]\nkees = 1").unwrap_err().contains("did you mean `keys`"));
     }
 
     #[test]
     fn syntax_and_type_errors_name_their_line() {
-        assert!(read("a = = 1").unwrap_err().contains("muster.toml:1"));
-        assert!(read("jobs = 3").unwrap_err().contains("[jobs]"));
-        assert!(read("[jobs]\na = 3").unwrap_err().contains("[jobs.a]"));
-        assert!(read("[jobs.A]\ntasks = 3").unwrap_err().contains("lower-case"));
-        assert!(read("grpc = ['a']").unwrap_err().contains("one value"));
+        assert!(read_config_file("a = = 1").unwrap_err().contains("muster.toml:1"));
+        assert!(read_config_file("jobs = 3").unwrap_err().contains("[jobs]"));
+        assert!(read_config_file("[jobs]\na = 3").unwrap_err().contains("[jobs.a]"));
+        assert!(read_config_file("[jobs.A]\ntasks = 3").unwrap_err().contains("lower-case"));
+        assert!(read_config_file("grpc = ['a']").unwrap_err().contains("one value"));
     }
 }

@@ -1,6 +1,6 @@
 //! Combines flags, environment and file into `Config`.
 //!
-//! It does not parse single values (`value.rs`). Begin at `load`.
+//! `value.rs` parses single values. Begin at `load_config`.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -8,28 +8,29 @@ use std::path::PathBuf;
 
 use serde::Deserialize as _;
 
-use crate::coordination::{Bounds, JobName, JobSettings};
+use crate::coordination::{JobBounds, JobName, JobSettings};
 
 use super::file::{self, ConfigFile, KnownKeys, ValueTable};
-use super::settings::{JOB_SETTINGS, SERVER_SETTINGS, Setting, SettingValue, environment_variable};
-use super::value::{parse_address, parse_job_spec, parse_tasks};
+use super::settings::{JOB_SETTINGS, SERVER_SETTINGS, Setting, SettingValue, environment_variable_name};
+use super::value::{parse_address, parse_job_spec, parse_task_count};
 use super::{
     Config, ConfigError, ConfigRequest, GivenValue, JobConfig, JobSelection, ResolvedValue, ServerConfig,
     ValueSource, bounds_table,
 };
 
 /// A function that reads an environment variable; of this process, except in tests.
-pub type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
+pub type EnvironmentLookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// Combines the command line, the environment, the file and the defaults.
 ///
 /// # Errors
 /// The first error, with its place and what to do about it.
-pub fn load(asked: &ConfigRequest, environment: Environment<'_>) -> Result<Config, ConfigError> {
-    let bound_defaults = bounds_table(&Bounds::default());
-    let path = asked.file.clone().or_else(|| given_variable(environment, "MUSTER_CONFIG").map(PathBuf::from));
+pub fn load_config(asked: &ConfigRequest, environment: EnvironmentLookup<'_>) -> Result<Config, ConfigError> {
+    let bound_defaults = bounds_table(&JobBounds::default());
+    let path =
+        asked.file.clone().or_else(|| look_up_variable(environment, "MUSTER_CONFIG").map(PathBuf::from));
     let file = match path {
-        Some(path) => with_known(&bound_defaults, |known| file::read(&path, known))?,
+        Some(path) => with_known_keys(&bound_defaults, |known| file::read_config_file(&path, known))?,
         None => ConfigFile::default(),
     };
     let loader = ConfigLoader { asked, environment, file };
@@ -37,7 +38,7 @@ pub fn load(asked: &ConfigRequest, environment: Environment<'_>) -> Result<Confi
 }
 
 /// Calls `with` with the keys that a file may have.
-fn with_known<R>(bound_defaults: &BTreeMap<String, u64>, with: impl FnOnce(&KnownKeys<'_>) -> R) -> R {
+fn with_known_keys<R>(bound_defaults: &BTreeMap<String, u64>, with: impl FnOnce(&KnownKeys<'_>) -> R) -> R {
     let job_keys = JOB_SETTINGS.iter().map(|key| key.name);
     let top: Vec<&str> =
         SERVER_SETTINGS.iter().map(|key| key.name).chain(job_keys.clone()).chain(["tasks"]).collect();
@@ -48,32 +49,32 @@ fn with_known<R>(bound_defaults: &BTreeMap<String, u64>, with: impl FnOnce(&Know
 
 /// The property of configuration files: the output of `muster config print` means the same as its input.
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) fn fuzz(input: &[u8]) {
+pub(crate) fn check_config_round_trip(input: &[u8]) {
     let Ok(text) = str::from_utf8(input) else { return };
     let jobs = JobSelection::Declared { tasks: None, jobs: Vec::new() };
     let asked = ConfigRequest { profile: super::Profile::Serve, file: None, flags: BTreeMap::new(), jobs };
-    let bound_defaults = bounds_table(&Bounds::default());
+    let bound_defaults = bounds_table(&JobBounds::default());
     let load = |text: &str| {
         let path = std::path::Path::new("muster.toml");
-        let file = with_known(&bound_defaults, |known| file::parse(path, text, known))?;
+        let file = with_known_keys(&bound_defaults, |known| file::parse_config_file(path, text, known))?;
         ConfigLoader { asked: &asked, environment: &|_| None, file }.load(&bound_defaults)
     };
     let Ok(config) = load(text) else { return };
-    let printed = config.print();
+    let printed = config.to_toml_text();
     match load(&printed) {
         Ok(again) => assert_eq!((again.server, again.jobs), (config.server, config.jobs), "{printed}"),
         Err(error) => panic!("what is printed is refused: {error}\n{printed}"),
     }
 }
 
-fn given_variable(environment: Environment<'_>, name: &str) -> Option<String> {
+fn look_up_variable(environment: EnvironmentLookup<'_>, name: &str) -> Option<String> {
     // An empty variable counts as unset, because container manifests write "not set" so.
     environment(name).filter(|text| !text.is_empty())
 }
 
 struct ConfigLoader<'a> {
     asked: &'a ConfigRequest,
-    environment: Environment<'a>,
+    environment: EnvironmentLookup<'a>,
     file: ConfigFile,
 }
 
@@ -95,10 +96,10 @@ impl ConfigLoader<'_> {
         common.bounds = resolve_bounds(bound_defaults, "bounds", &[&self.file.bounds], &mut values)?;
 
         let mut jobs = Vec::new();
-        for declaration in self.declarations()? {
-            jobs.push(self.job(declaration, &common, &mut values)?);
+        for declaration in self.declared_jobs()? {
+            jobs.push(self.resolve_job(declaration, &common, &mut values)?);
         }
-        check_addresses(&values)?;
+        check_addresses_differ(&values)?;
         Ok(Config { server, jobs, values })
     }
 
@@ -113,7 +114,7 @@ impl ConfigLoader<'_> {
     ) -> Result<(), ConfigError> {
         for key in keys {
             let mut source = ValueSource::Default;
-            if let Some(given) = self.given(key.name, tables) {
+            if let Some(given) = self.strongest_value(key.name, tables) {
                 (key.set)(target, &given.text).map_err(|wrong| value_error(&given, key.name, wrong))?;
                 source = given.source;
             }
@@ -127,18 +128,18 @@ impl ConfigLoader<'_> {
         Ok(())
     }
 
-    fn given(&self, key: &str, tables: &[&ValueTable]) -> Option<GivenValue> {
+    fn strongest_value(&self, key: &str, tables: &[&ValueTable]) -> Option<GivenValue> {
         if let Some(text) = self.asked.flags.get(key) {
             return Some(GivenValue { text: text.clone(), source: ValueSource::Flag(format!("--{key}")) });
         }
-        let name = environment_variable(key);
-        if let Some(text) = given_variable(self.environment, &name) {
+        let name = environment_variable_name(key);
+        if let Some(text) = look_up_variable(self.environment, &name) {
             return Some(GivenValue { text, source: ValueSource::Environment(name) });
         }
         tables.iter().find_map(|table| table.get(key)).cloned()
     }
 
-    fn job(
+    fn resolve_job(
         &self,
         declaration: JobDeclaration,
         common: &JobSettings,
@@ -173,13 +174,17 @@ impl ConfigLoader<'_> {
     }
 
     /// Returns the declared jobs in the order of their sources; a stronger source comes later and overrides.
-    fn declarations(&self) -> Result<Vec<JobDeclaration>, ConfigError> {
+    fn declared_jobs(&self) -> Result<Vec<JobDeclaration>, ConfigError> {
         if let JobSelection::Only { name, tasks } = &self.asked.jobs {
             let tasks = Some((*tasks, ValueSource::Flag("-n".into())));
             return Ok(vec![JobDeclaration { name: name.clone(), tasks, grpc: None }]);
         }
         let mut declared = Vec::new();
-        for layer in [self.declared_by_file()?, self.declared_by_environment()?, self.declared_by_flags()?] {
+        for layer in [
+            self.jobs_declared_by_file()?,
+            self.jobs_declared_by_environment()?,
+            self.jobs_declared_by_flags()?,
+        ] {
             let mut seen: BTreeMap<JobName, ValueSource> = BTreeMap::new();
             for new in layer {
                 let source = new.tasks.as_ref().map_or(ValueSource::Default, |(_, source)| source.clone());
@@ -198,45 +203,31 @@ impl ConfigLoader<'_> {
         Ok(declared)
     }
 
-    fn declared_by_file(&self) -> Result<Vec<JobDeclaration>, ConfigError> {
+    fn jobs_declared_by_file(&self) -> Result<Vec<JobDeclaration>, ConfigError> {
         let mut declared = Vec::new();
         if let Some(given) = self.file.top.get("tasks") {
-            declared.push(default_job(given)?);
+            declared.push(parse_default_job(given)?);
         }
         for (name, job) in &self.file.jobs {
-            let tasks = match job.values.get("tasks") {
-                Some(given) => {
-                    let tasks =
-                        parse_tasks(&given.text).map_err(|wrong| value_error(given, "tasks", wrong))?;
-                    Some((tasks, given.source.clone()))
-                }
-                None => None,
-            };
-            let grpc = match job.values.get("grpc") {
-                Some(given) => {
-                    let address =
-                        parse_address(&given.text).map_err(|wrong| value_error(given, "grpc", wrong))?;
-                    Some((address, given.source.clone()))
-                }
-                None => None,
-            };
+            let tasks = parse_given_value(job.values.get("tasks"), "tasks", parse_task_count)?;
+            let grpc = parse_given_value(job.values.get("grpc"), "grpc", parse_address)?;
             declared.push(JobDeclaration { name: name.clone(), tasks, grpc });
         }
         Ok(declared)
     }
 
-    fn declared_by_environment(&self) -> Result<Vec<JobDeclaration>, ConfigError> {
+    fn jobs_declared_by_environment(&self) -> Result<Vec<JobDeclaration>, ConfigError> {
         let mut declared = Vec::new();
         let given = |name: &str| {
             let source = ValueSource::Environment(name.into());
-            given_variable(self.environment, name).map(|text| GivenValue { text, source })
+            look_up_variable(self.environment, name).map(|text| GivenValue { text, source })
         };
         if let Some(given) = given("MUSTER_TASKS") {
-            declared.push(default_job(&given)?);
+            declared.push(parse_default_job(&given)?);
         }
         if let Some(given) = given("MUSTER_JOBS") {
             for text in given.text.split(',').map(str::trim).filter(|text| !text.is_empty()) {
-                declared.push(declaration(
+                declared.push(parse_job_declaration(
                     &GivenValue { text: text.into(), source: given.source.clone() },
                     "jobs",
                 )?);
@@ -245,33 +236,44 @@ impl ConfigLoader<'_> {
         Ok(declared)
     }
 
-    fn declared_by_flags(&self) -> Result<Vec<JobDeclaration>, ConfigError> {
+    fn jobs_declared_by_flags(&self) -> Result<Vec<JobDeclaration>, ConfigError> {
         let JobSelection::Declared { tasks, jobs } = &self.asked.jobs else { return Ok(Vec::new()) };
         let mut declared = Vec::new();
         if let Some(text) = tasks {
-            declared.push(default_job(&GivenValue {
+            declared.push(parse_default_job(&GivenValue {
                 text: text.clone(),
                 source: ValueSource::Flag("--tasks".into()),
             })?);
         }
         for text in jobs {
             let source = ValueSource::Flag("--job".into());
-            declared.push(declaration(&GivenValue { text: text.clone(), source }, "job")?);
+            declared.push(parse_job_declaration(&GivenValue { text: text.clone(), source }, "job")?);
         }
         Ok(declared)
     }
 }
 
-fn default_job(given: &GivenValue) -> Result<JobDeclaration, ConfigError> {
-    let tasks = parse_tasks(&given.text).map_err(|wrong| value_error(given, "tasks", wrong))?;
-    Ok(JobDeclaration { name: JobName::default(), tasks: Some((tasks, given.source.clone())), grpc: None })
+fn parse_default_job(given: &GivenValue) -> Result<JobDeclaration, ConfigError> {
+    let tasks = parse_given_value(Some(given), "tasks", parse_task_count)?;
+    Ok(JobDeclaration { name: JobName::default(), tasks, grpc: None })
 }
 
-fn declaration(given: &GivenValue, key: &str) -> Result<JobDeclaration, ConfigError> {
+fn parse_job_declaration(given: &GivenValue, key: &str) -> Result<JobDeclaration, ConfigError> {
     let job = parse_job_spec(&given.text).map_err(|wrong| value_error(given, key, wrong))?;
     let source = given.source.clone();
     let grpc = job.grpc.map(|address| (address, source.clone()));
     Ok(JobDeclaration { name: job.name, tasks: Some((job.tasks, source)), grpc })
+}
+
+/// Returns the value of a key with its source, if it is given.
+fn parse_given_value<T>(
+    given: Option<&GivenValue>,
+    key: &str,
+    parse: impl FnOnce(&str) -> Result<T, String>,
+) -> Result<Option<(T, ValueSource)>, ConfigError> {
+    let Some(given) = given else { return Ok(None) };
+    let value = parse(&given.text).map_err(|wrong| value_error(given, key, wrong))?;
+    Ok(Some((value, given.source.clone())))
 }
 
 fn value_error(given: &GivenValue, key: &str, wrong: String) -> ConfigError {
@@ -283,7 +285,7 @@ fn resolve_bounds(
     table: &str,
     tables: &[&ValueTable],
     values: &mut Vec<ResolvedValue>,
-) -> Result<Bounds, ConfigError> {
+) -> Result<JobBounds, ConfigError> {
     let mut settled = toml::Table::new();
     for (key, default) in defaults {
         let (number, source) = match tables.iter().find_map(|table| table.get(key)) {
@@ -307,7 +309,7 @@ fn resolve_bounds(
             source,
         });
     }
-    Bounds::deserialize(settled).map_err(|error| ConfigError::Value {
+    JobBounds::deserialize(settled).map_err(|error| ConfigError::Value {
         place: ValueSource::Default,
         key: table.into(),
         value: String::new(),
@@ -317,7 +319,7 @@ fn resolve_bounds(
 
 /// Checks that no two listeners have the same address. This error names both places; that of the operating
 /// system would not.
-fn check_addresses(values: &[ResolvedValue]) -> Result<(), ConfigError> {
+fn check_addresses_differ(values: &[ResolvedValue]) -> Result<(), ConfigError> {
     let mut taken: Vec<(SocketAddr, &ResolvedValue)> = Vec::new();
     for value in values {
         let SettingValue::Text(text) = &value.shown else { continue };
@@ -377,7 +379,7 @@ mod tests {
 
     fn load_from(asked: &ConfigRequest, variables: &[(&str, &str)]) -> Result<Config, String> {
         let find = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, text)| (*text).into());
-        load(asked, &find).map_err(|error| error.to_string())
+        load_config(asked, &find).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -448,7 +450,7 @@ mod tests {
         let bounds = |n: usize| &config.jobs[n].settings.bounds;
         assert_eq!((bounds(0).keys, bounds(0).waiters), (9, 8));
         assert_eq!((bounds(1).keys, bounds(1).waiters), (7, 8));
-        assert_eq!(bounds(1).key_bytes, Bounds::default().key_bytes);
+        assert_eq!(bounds(1).key_bytes, JobBounds::default().key_bytes);
     }
 
     #[test]
@@ -458,7 +460,7 @@ mod tests {
             Some(file("print", "[jobs.a]\ntasks = 1\nrecoverable = true\n[jobs.a.bounds]\nkeys = 9\n"));
         let printed = load_from(&first, &[]).unwrap();
         let mut second = asked(&[], &[]);
-        second.file = Some(file("printed", &printed.print()));
+        second.file = Some(file("printed", &printed.to_toml_text()));
         let read = load_from(&second, &[]).unwrap();
         assert_eq!((&read.server, &read.jobs), (&printed.server, &printed.jobs));
     }

@@ -1,7 +1,8 @@
-//! Declares every setting once: name, help, parser, printer.
+//! Declares every setting once, with its name, help text, parser and printer.
 //!
-//! Flags, environment variables, the keys of the file, `--help` and `muster config print` all come from these two
-//! tables. `load.rs` decides precedence. Begin at [`SERVER_SETTINGS`] and [`JOB_SETTINGS`].
+//! Two tables, [`SERVER_SETTINGS`] and [`JOB_SETTINGS`], define all flags, environment variables and keys of the
+//! file, and the output of `--help` and `muster config print`. `load.rs` decides which value takes precedence.
+//! Begin at [`SERVER_SETTINGS`].
 
 use std::path::PathBuf;
 
@@ -10,10 +11,13 @@ use crate::http::{AllowedHosts, RedactionPatterns};
 use crate::service::AuditFailurePolicy;
 use crate::telemetry::log;
 use crate::telemetry::traces::{OtlpProtocol, check_endpoint};
-use crate::text::{format_duration, parse_duration, parse_positive_duration};
+use crate::text::{format_exact_duration, parse_duration, parse_positive_duration};
 use crate::tls::TlsMode;
 
-use super::value::{format_rules, parse_address, parse_count, parse_rules, parse_switch};
+use super::value::{
+    format_auto_exclude_rules, format_job_names, parse_address, parse_auto_exclude_rules, parse_bool,
+    parse_count, parse_job_names, parse_optional_address,
+};
 use super::{LogFormat, ServerConfig};
 
 /// A value with its type in the file.
@@ -45,16 +49,16 @@ pub struct Setting<T: 'static> {
 
 /// Returns the environment variable of the setting `name`.
 #[must_use]
-pub fn environment_variable(name: &str) -> String {
+pub fn environment_variable_name(name: &str) -> String {
     format!("MUSTER_{}", name.to_ascii_uppercase().replace('-', "_"))
 }
 
-fn text(value: impl ToString) -> SettingValue {
+fn text_value(value: impl ToString) -> SettingValue {
     SettingValue::Text(value.to_string())
 }
 
-fn path(path: Option<&PathBuf>) -> SettingValue {
-    path.map_or_else(|| text("none"), |path| text(path.display()))
+fn path_value(path: Option<&PathBuf>) -> SettingValue {
+    path.map_or_else(|| text_value("none"), |path| text_value(path.display()))
 }
 
 fn parse_path(text: &str) -> Option<PathBuf> {
@@ -69,7 +73,7 @@ macro_rules! path_key {
             placeholder: "PATH|none",
             is_advanced: false,
             help: $help,
-            show: |server| path(server.$($field).+.as_ref()),
+            show: |server| path_value(server.$($field).+.as_ref()),
             set: |server, text| {
                 server.$($field).+ = parse_path(text);
                 Ok(())
@@ -87,7 +91,7 @@ macro_rules! mode_key {
             is_advanced: true,
             help: "Which connections are taken there: required (TLS), optional (TLS and plaintext), off (plaintext), or \
                    auto (required if there is a certificate)",
-            show: |server| text(server.$field.mode),
+            show: |server| text_value(server.$field.mode),
             set: |server, text| TlsMode::parse(text).map(|value| server.$field.mode = value),
         }
     };
@@ -100,7 +104,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         placeholder: "ADDR",
         is_advanced: false,
         help: "Where JAX clients connect; port 0 picks a free one",
-        show: |server| text(server.grpc),
+        show: |server| text_value(server.grpc),
         set: |server, text| parse_address(text).map(|value| server.grpc = value),
     },
     Setting {
@@ -180,7 +184,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         placeholder: "ADDR",
         is_advanced: false,
         help: "Where people and tools look: health, version and the REST API; port 0 picks a free one",
-        show: |server| text(server.http),
+        show: |server| text_value(server.http),
         set: |server, text| parse_address(text).map(|value| server.http = value),
     },
     Setting {
@@ -215,14 +219,8 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         is_advanced: false,
         help: "A separate plaintext listener, without authentication, for /healthz/live and /healthz/ready, which the HTTP port \
                serves too; port 0 picks a free one",
-        show: |server| server.health.map_or_else(|| text("none"), text),
-        set: |server, text| {
-            server.health = match text {
-                "none" => None,
-                text => Some(parse_address(text).map_err(|wrong| format!("{wrong}, or none"))?),
-            };
-            Ok(())
-        },
+        show: |server| server.health.map_or_else(|| text_value("none"), text_value),
+        set: |server, text| parse_optional_address(text).map(|value| server.health = value),
     },
     Setting {
         name: "http-streams",
@@ -237,14 +235,8 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         placeholder: "ADDR|none",
         is_advanced: false,
         help: "Where /metrics is served as well as on the HTTP port, on a listener of its own; port 0 picks a free one",
-        show: |server| server.metrics.map_or_else(|| text("none"), text),
-        set: |server, text| {
-            server.metrics = match text {
-                "none" => None,
-                text => Some(parse_address(text).map_err(|wrong| format!("{wrong}, or none"))?),
-            };
-            Ok(())
-        },
+        show: |server| server.metrics.map_or_else(|| text_value("none"), text_value),
+        set: |server, text| parse_optional_address(text).map(|value| server.metrics = value),
     },
     Setting {
         name: "task-metrics-max",
@@ -260,14 +252,14 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         is_advanced: true,
         help: "Count and time calls by method",
         show: |server| SettingValue::Switch(server.grpc_limits.count_calls),
-        set: |server, text| parse_switch(text).map(|value| server.grpc_limits.count_calls = value),
+        set: |server, text| parse_bool(text).map(|value| server.grpc_limits.count_calls = value),
     },
     Setting {
         name: "otlp-endpoint",
         placeholder: "URL|none",
         is_advanced: true,
         help: "Where traces are sent by OTLP, such as http://HOST:4317; without it, OTEL_EXPORTER_OTLP_ENDPOINT says so",
-        show: |server| server.otlp_endpoint.as_ref().map_or_else(|| text("none"), text),
+        show: |server| server.otlp_endpoint.as_ref().map_or_else(|| text_value("none"), text_value),
         set: |server, text| {
             server.otlp_endpoint = match text {
                 "none" => None,
@@ -281,7 +273,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         placeholder: "grpc|http",
         is_advanced: true,
         help: "How traces are sent to --otlp-endpoint",
-        show: |server| text(server.otlp_protocol),
+        show: |server| text_value(server.otlp_protocol),
         set: |server, text| OtlpProtocol::parse(text).map(|value| server.otlp_protocol = value),
     },
     Setting {
@@ -305,7 +297,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         placeholder: "DURATION",
         is_advanced: true,
         help: "How long open connections may take to finish when the server stops",
-        show: |server| text(format_duration(server.stop_timeout)),
+        show: |server| text_value(format_exact_duration(server.stop_timeout)),
         set: |server, text| parse_duration(text).map(|value| server.stop_timeout = value),
     },
     Setting {
@@ -314,7 +306,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         is_advanced: false,
         help: "What is logged: error, warn, info, debug, trace or off, or a filter such as \
                'info,muster::events=warn' (every change of state is an event)",
-        show: |server| text(&server.log),
+        show: |server| text_value(&server.log),
         set: |server, text| log::check_filter(text).map(|()| server.log = text.into()),
     },
     Setting {
@@ -330,7 +322,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         placeholder: "FORMAT",
         is_advanced: false,
         help: "How log lines look: human or json",
-        show: |server| text(server.log_format),
+        show: |server| text_value(server.log_format),
         set: |server, text| LogFormat::parse(text).map(|value| server.log_format = value),
     },
     path_key!(
@@ -345,7 +337,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         is_advanced: true,
         help: "While --audit-file cannot be written: continue (changes are made, and their lines wait) or refuse (changes are \
                answered with 503)",
-        show: |server| text(server.audit_failure),
+        show: |server| text_value(server.audit_failure),
         set: |server, text| AuditFailurePolicy::parse(text).map(|value| server.audit_failure = value),
     },
     Setting {
@@ -353,7 +345,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         placeholder: "GLOB,...|none",
         is_advanced: true,
         help: "Keys whose values the REST API does not show; * stands for any text",
-        show: |server| text(&server.redact_keys),
+        show: |server| text_value(&server.redact_keys),
         set: |server, text| RedactionPatterns::parse(text).map(|value| server.redact_keys = value),
     },
     path_key!(
@@ -386,7 +378,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         is_advanced: false,
         help: "Names by which people and tools reach the HTTP address, besides localhost and IP addresses; *.NAME stands for \
                all names below one",
-        show: |server| text(&server.http_hosts),
+        show: |server| text_value(&server.http_hosts),
         set: |server, text| AllowedHosts::parse(text).map(|value| server.http_hosts = value),
     },
     path_key!(
@@ -400,7 +392,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         placeholder: "DURATION",
         is_advanced: true,
         help: "How long a login in a browser holds",
-        show: |server| text(format_duration(server.session_timeout)),
+        show: |server| text_value(format_exact_duration(server.session_timeout)),
         set: |server, text| parse_positive_duration(text).map(|value| server.session_timeout = value),
     },
     Setting {
@@ -417,7 +409,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         is_advanced: false,
         help: "Let other machines use the HTTP address without saying who they are",
         show: |server| SettingValue::Switch(server.insecure),
-        set: |server, text| parse_switch(text).map(|value| server.insecure = value),
+        set: |server, text| parse_bool(text).map(|value| server.insecure = value),
     },
     Setting {
         name: "insecure-grpc",
@@ -426,26 +418,26 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         help: "Let other machines use the gRPC addresses without saying who they are: needed for clients that speak only \
                plaintext (jaxlib before 0.11.2)",
         show: |server| SettingValue::Switch(server.insecure_grpc),
-        set: |server, text| parse_switch(text).map(|value| server.insecure_grpc = value),
+        set: |server, text| parse_bool(text).map(|value| server.insecure_grpc = value),
     },
 ];
 
 /// The settings of a job.
-pub static JOB_SETTINGS: [Setting<JobSettings>; 8] = [
+pub static JOB_SETTINGS: [Setting<JobSettings>; 9] = [
     Setting {
         name: "recoverable",
         placeholder: "true|false",
         is_advanced: false,
         help: "Tasks may fail and come back without ending the run",
         show: |job| SettingValue::Switch(job.recoverable),
-        set: |job, text| parse_switch(text).map(|value| job.recoverable = value),
+        set: |job, text| parse_bool(text).map(|value| job.recoverable = value),
     },
     Setting {
         name: "heartbeat-timeout",
         placeholder: "DURATION",
         is_advanced: false,
         help: "A task that gives no sign of life for this long has failed",
-        show: |job| text(format_duration(job.heartbeat_timeout)),
+        show: |job| text_value(format_exact_duration(job.heartbeat_timeout)),
         set: |job, text| parse_positive_duration(text).map(|value| job.heartbeat_timeout = value),
     },
     Setting {
@@ -453,7 +445,7 @@ pub static JOB_SETTINGS: [Setting<JobSettings>; 8] = [
         placeholder: "DURATION",
         is_advanced: false,
         help: "How long tasks wait for one another when they register",
-        show: |job| text(format_duration(job.register_timeout)),
+        show: |job| text_value(format_exact_duration(job.register_timeout)),
         set: |job, text| parse_positive_duration(text).map(|value| job.register_timeout = value),
     },
     Setting {
@@ -461,7 +453,7 @@ pub static JOB_SETTINGS: [Setting<JobSettings>; 8] = [
         placeholder: "DURATION",
         is_advanced: false,
         help: "How long tasks wait for one another when they shut down; 0s: not at all",
-        show: |job| text(format_duration(job.shutdown_timeout)),
+        show: |job| text_value(format_exact_duration(job.shutdown_timeout)),
         set: |job, text| parse_duration(text).map(|value| job.shutdown_timeout = value),
     },
     Setting {
@@ -469,7 +461,10 @@ pub static JOB_SETTINGS: [Setting<JobSettings>; 8] = [
         placeholder: "DURATION|off",
         is_advanced: false,
         help: "How long a task whose connection broke may take to be heard again; off: only heartbeats count",
-        show: |job| job.disconnect_grace.map_or_else(|| text("off"), |grace| text(format_duration(grace))),
+        show: |job| {
+            job.disconnect_grace
+                .map_or_else(|| text_value("off"), |grace| text_value(format_exact_duration(grace)))
+        },
         set: |job, text| {
             let value = match text {
                 "off" => None,
@@ -486,7 +481,7 @@ pub static JOB_SETTINGS: [Setting<JobSettings>; 8] = [
         help: "How errors reach tasks: hold (at once, by a held poll), cancel (with the next heartbeat; clients \
                survive a lost connection), or auto (cancel for recoverable jobs, hold otherwise)",
         show: |job| {
-            text(match job.error_delivery {
+            text_value(match job.error_delivery {
                 ErrorDelivery::Auto => "auto",
                 ErrorDelivery::Hold => "hold",
                 ErrorDelivery::Cancel => "cancel",
@@ -508,16 +503,25 @@ pub static JOB_SETTINGS: [Setting<JobSettings>; 8] = [
         is_advanced: true,
         help: "Findings upon which the server itself excludes the task that they name, in recoverable jobs: \
                stalled-task, chronic-straggler, restart-storm",
-        show: |job| text(format_rules(&job.auto_exclude)),
-        set: |job, text| parse_rules(text).map(|rules| job.auto_exclude = rules),
+        show: |job| text_value(format_auto_exclude_rules(&job.auto_exclude)),
+        set: |job, text| parse_auto_exclude_rules(text).map(|rules| job.auto_exclude = rules),
     },
     Setting {
         name: "auto-exclude-for",
         placeholder: "DURATION",
         is_advanced: true,
         help: "How long the exclusions last that the server makes itself",
-        show: |job| text(format_duration(job.auto_exclude_for)),
+        show: |job| text_value(format_exact_duration(job.auto_exclude_for)),
         set: |job, text| parse_positive_duration(text).map(|value| job.auto_exclude_for = value),
+    },
+    Setting {
+        name: "transfers-with",
+        placeholder: "JOB,...|none",
+        is_advanced: true,
+        help: "The jobs of this server whose tasks may exchange transfers with those of this job, such as weights from \
+               training to inference; both jobs must name each other",
+        show: |job| text_value(format_job_names(&job.transfers_with)),
+        set: |job, text| parse_job_names(text).map(|names| job.transfers_with = names),
     },
 ];
 

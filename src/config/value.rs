@@ -1,11 +1,11 @@
 //! Parses and formats single values: addresses, counts, job specifications, rules.
 //!
-//! It knows no settings: `settings.rs` has them. Begin at `parse_job_spec`.
+//! `settings.rs` declares the settings. Begin at `parse_job_spec`.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use crate::coordination::{AutoExcludeRule, JobName, TASKS_MAX};
+use crate::coordination::{AutoExcludeRule, JobName, PEER_JOBS_MAX, TASKS_MAX};
 
 /// Parses an address to listen on.
 ///
@@ -27,11 +27,22 @@ pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
     })
 }
 
+/// Parses an address to listen on, or `none`.
+///
+/// # Errors
+/// As for [`parse_address`].
+pub fn parse_optional_address(text: &str) -> Result<Option<SocketAddr>, String> {
+    match text {
+        "none" => Ok(None),
+        text => parse_address(text).map(Some).map_err(|wrong| format!("{wrong}, or none")),
+    }
+}
+
 /// Parses a number of tasks.
 ///
 /// # Errors
 /// The reason, and the syntax.
-pub fn parse_tasks(text: &str) -> Result<u32, String> {
+pub fn parse_task_count(text: &str) -> Result<u32, String> {
     match text.parse::<u32>() {
         Ok(0) => Err("a job needs at least one task".into()),
         Ok(tasks) if tasks <= TASKS_MAX => Ok(tasks),
@@ -55,7 +66,7 @@ pub fn parse_count(text: &str, least: usize, most: usize) -> Result<usize, Strin
 ///
 /// # Errors
 /// The syntax.
-pub fn parse_switch(text: &str) -> Result<bool, String> {
+pub fn parse_bool(text: &str) -> Result<bool, String> {
     match text {
         "true" | "yes" | "on" | "1" => Ok(true),
         "false" | "no" | "off" | "0" => Ok(false),
@@ -87,14 +98,14 @@ pub fn parse_job_spec(text: &str) -> Result<JobSpec, String> {
         Some((tasks, address)) => (tasks, Some(parse_address(address)?)),
         None => (rest, None),
     };
-    Ok(JobSpec { name, tasks: parse_tasks(tasks)?, grpc })
+    Ok(JobSpec { name, tasks: parse_task_count(tasks)?, grpc })
 }
 
 /// Parses names of rules separated by commas, or `none`.
 ///
 /// # Errors
 /// If a name is unknown.
-pub fn parse_rules(text: &str) -> Result<BTreeSet<AutoExcludeRule>, String> {
+pub fn parse_auto_exclude_rules(text: &str) -> Result<BTreeSet<AutoExcludeRule>, String> {
     if text == "none" {
         return Ok(BTreeSet::new());
     }
@@ -104,25 +115,62 @@ pub fn parse_rules(text: &str) -> Result<BTreeSet<AutoExcludeRule>, String> {
             format!(
                 "there is no rule {:?}: write some of {}",
                 name.trim(),
-                format_rules(&AutoExcludeRule::ALL.into())
+                format_auto_exclude_rules(&AutoExcludeRule::ALL.into())
             )
         })
     };
     text.split(',').map(rule).collect()
 }
 
-/// Formats rules as [`parse_rules`] reads them.
+/// Formats rules as [`parse_auto_exclude_rules`] reads them.
 #[must_use]
-pub fn format_rules(rules: &BTreeSet<AutoExcludeRule>) -> String {
+pub fn format_auto_exclude_rules(rules: &BTreeSet<AutoExcludeRule>) -> String {
     if rules.is_empty() {
         return "none".into();
     }
     rules.iter().map(|rule| rule.name()).collect::<Vec<_>>().join(",")
 }
 
+/// Parses the names of jobs, or `none`.
+///
+/// # Errors
+/// The reason, and the syntax.
+pub fn parse_job_names(text: &str) -> Result<BTreeSet<JobName>, String> {
+    if text == "none" {
+        return Ok(BTreeSet::new());
+    }
+    let name = |name: &str| name.trim().parse::<JobName>().map_err(|error| error.to_string());
+    let names = text.split(',').map(name).collect::<Result<BTreeSet<_>, _>>()?;
+    if names.len() > PEER_JOBS_MAX {
+        return Err(format!("{} jobs are named: name at most {PEER_JOBS_MAX}", names.len()));
+    }
+    Ok(names)
+}
+
+/// Formats the names of jobs as [`parse_job_names`] reads them.
+#[must_use]
+pub fn format_job_names(names: &BTreeSet<JobName>) -> String {
+    if names.is_empty() {
+        return "none".into();
+    }
+    names.iter().map(JobName::as_str).collect::<Vec<_>>().join(",")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_of_jobs_are_read_as_they_are_shown() {
+        let names = parse_job_names("serve, eval").unwrap();
+        assert_eq!(format_job_names(&names), "eval,serve");
+        assert_eq!(parse_job_names(&format_job_names(&names)), Ok(names));
+        assert_eq!(format_job_names(&parse_job_names("none").unwrap()), "none");
+        assert!(parse_job_names("Serve").unwrap_err().contains("lower-case"));
+        assert!(parse_job_names("").is_err());
+        let many = (0..=PEER_JOBS_MAX).map(|n| format!("j{n}")).collect::<Vec<_>>().join(",");
+        assert!(parse_job_names(&many).unwrap_err().contains("at most 64"));
+    }
 
     #[test]
     fn addresses_need_an_ip_and_a_port() {

@@ -1,6 +1,6 @@
-//! The identity of an operator: name, address, origin and stated reason of a command.
+//! The author of a command (name, address, origin) and the reason that the author states.
 //!
-//! It does not authenticate operators; `http::access` does. Begin at [`Actor`].
+//! This module does not authenticate operators; `http::access` does. Begin at [`Actor`].
 
 use std::fmt;
 use std::net::SocketAddr;

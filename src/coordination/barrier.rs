@@ -1,14 +1,14 @@
-//! The table of barriers: instances in progress with the state of every member, and results and counters of ended
-//! ones.
+//! The table of barriers. It holds each instance in progress, with the state of every member, and the result and
+//! the counter of each barrier's last ended instance.
 //!
-//! It knows members, slots and counters. What an arrival or an end means for a task is decided in `barrier_arrival.rs` and
-//! `barrier_completion.rs`. Barriers of the service itself (registration, shutdown, device exchange) are separate variants of
-//! [`BarrierKey`], so no client can reach them by choosing an id. Begin at [`BarrierTable`].
+//! The table decides nothing: `barrier_arrival.rs` and `barrier_completion.rs` have the rules of arrivals and ends.
+//! Registration, shutdown and device exchange are barriers of the service itself. They are separate variants of
+//! [`BarrierKey`], so a client cannot name them by an id. Begin at [`BarrierTable`].
 //!
 //! Invariants:
-//! - a slot is `Arrived` exactly as long as that member's call waits: an arrival is removed when its caller
-//!   goes away;
-//! - an instance in progress has at least one arrival: an instance is dissolved when its last caller leaves.
+//! - The slot of a member is `Arrived` exactly as long as that member's call waits. When the caller vanishes, the
+//!   arrival is removed.
+//! - An instance in progress has at least one arrival. When the last caller vanishes, the instance is removed.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,9 +17,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::barrier_record::BarrierKind;
-use super::call::TaskSet;
 use super::failure::Failure;
 use super::ids::{CallId, TaskId, TaskIncarnation, Timestamp};
+use super::request_reply::TaskSet;
 use crate::cow::CowMap;
 
 /// The identity of a barrier within a run. The service's own barriers are separate variants, so no client can
@@ -56,7 +56,7 @@ impl BarrierKey {
         }
     }
 
-    pub fn is_named(&self) -> bool {
+    pub fn is_client_barrier(&self) -> bool {
         matches!(self, Self::Named(_))
     }
 }
@@ -78,14 +78,14 @@ impl BarrierMembers {
         }
     }
 
-    pub fn position(&self, task: TaskId) -> Option<usize> {
+    pub fn position_of(&self, task: TaskId) -> Option<usize> {
         match self {
             Self::All(n) => usize::try_from(task.0).ok().filter(|&p| p < *n as usize),
             Self::Some(set) => set.position(task),
         }
     }
 
-    pub fn at(&self, position: usize) -> TaskId {
+    pub fn task_at(&self, position: usize) -> TaskId {
         match self {
             Self::All(_) => TaskId(i32::try_from(position).unwrap_or(i32::MAX)),
             Self::Some(set) => set.ids()[position],
@@ -122,7 +122,7 @@ pub(super) enum MemberState {
     /// The instance waits for the member.
     Missing,
     /// The instance does not wait for the member: it registered after the instance began, or it was excluded.
-    Released,
+    NotRequired,
     /// The member has arrived.
     Arrived(Arrival),
 }
@@ -154,12 +154,12 @@ impl BarrierInstance {
     }
 
     pub fn member_state(&self, task: TaskId) -> Option<MemberState> {
-        self.members.position(task).map(|p| self.member_states[p])
+        self.members.position_of(task).map(|p| self.member_states[p])
     }
 
     /// Sets the state of a member and returns the old one; `None` if the task is no member.
     pub fn set_member_state(&mut self, task: TaskId, slot: MemberState) -> Option<MemberState> {
-        let position = self.members.position(task)?;
+        let position = self.members.position_of(task)?;
         let old = std::mem::replace(&mut self.member_states[position], slot);
         self.missing += usize::from(slot == MemberState::Missing);
         self.missing -= usize::from(old == MemberState::Missing);
@@ -169,35 +169,35 @@ impl BarrierInstance {
     }
 
     /// Returns the number of members that the instance waits for.
-    pub fn missing(&self) -> usize {
+    pub fn missing_count(&self) -> usize {
         self.missing
     }
 
     /// Returns the number of members that have arrived.
-    pub fn arrived(&self) -> usize {
+    pub fn arrived_count(&self) -> usize {
         self.arrived
     }
 
     /// Returns the members that the instance waits for.
     pub fn missing_tasks(&self) -> impl Iterator<Item = TaskId> + '_ {
-        self.tasks(|slot| slot == MemberState::Missing)
+        self.tasks_with_state(|slot| slot == MemberState::Missing)
     }
 
     /// Returns the members that have not arrived, whether the instance waits for them or not.
     pub fn absent_tasks(&self) -> impl Iterator<Item = TaskId> + '_ {
         let absent = self.member_states.len() - self.arrived;
-        self.tasks(|slot| !matches!(slot, MemberState::Arrived(_))).take(absent)
+        self.tasks_with_state(|slot| !matches!(slot, MemberState::Arrived(_))).take(absent)
     }
 
     /// Returns the members that have arrived, with their calls.
     pub fn arrivals(&self) -> impl Iterator<Item = (TaskId, Arrival)> + '_ {
-        self.arrivals_from(0, self.member_states.len())
+        self.arrivals_in_range(0, self.member_states.len())
     }
 
     /// Returns those of [`Self::arrivals`] whose positions among the members are in `from..to`.
-    pub fn arrivals_from(&self, from: usize, to: usize) -> impl Iterator<Item = (TaskId, Arrival)> + '_ {
+    pub fn arrivals_in_range(&self, from: usize, to: usize) -> impl Iterator<Item = (TaskId, Arrival)> + '_ {
         self.member_states[from..to].iter().zip(from..).filter_map(|(slot, position)| match slot {
-            MemberState::Arrived(arrival) => Some((self.members.at(position), *arrival)),
+            MemberState::Arrived(arrival) => Some((self.members.task_at(position), *arrival)),
             _ => None,
         })
     }
@@ -205,15 +205,18 @@ impl BarrierInstance {
     /// Returns the members that are in `tasks`, which must be ascending.
     pub fn members_among(&self, tasks: &[TaskId]) -> Vec<TaskId> {
         if tasks.len() <= self.members.len() {
-            return tasks.iter().copied().filter(|id| self.members.position(*id).is_some()).collect();
+            return tasks.iter().copied().filter(|id| self.members.position_of(*id).is_some()).collect();
         }
-        let members = (0..self.members.len()).map(|position| self.members.at(position));
+        let members = (0..self.members.len()).map(|position| self.members.task_at(position));
         members.filter(|id| tasks.binary_search(id).is_ok()).collect()
     }
 
-    fn tasks(&self, wanted: impl Fn(MemberState) -> bool + 'static) -> impl Iterator<Item = TaskId> + '_ {
+    fn tasks_with_state(
+        &self,
+        wanted: impl Fn(MemberState) -> bool + 'static,
+    ) -> impl Iterator<Item = TaskId> + '_ {
         let slots = self.member_states.iter().enumerate();
-        slots.filter(move |(_, slot)| wanted(**slot)).map(|(position, _)| self.members.at(position))
+        slots.filter(move |(_, slot)| wanted(**slot)).map(|(position, _)| self.members.task_at(position))
     }
 }
 
@@ -239,7 +242,7 @@ impl EndedBarrier {
         self.counter == 0
             && self.result.is_ok()
             && since < self.at
-            && self.members.position(task).is_some()
+            && self.members.position_of(task).is_some()
             && !self.lagging.contains(&task)
     }
 
@@ -276,7 +279,7 @@ impl BarrierTable {
         self.in_progress.get_mut(key).map(Arc::make_mut)
     }
 
-    pub fn ended(&self, key: &BarrierKey) -> Option<&EndedBarrier> {
+    pub fn last_ended(&self, key: &BarrierKey) -> Option<&EndedBarrier> {
         self.ended.get(key)
     }
 
@@ -284,7 +287,7 @@ impl BarrierTable {
         self.in_progress.iter().map(|(key, instance)| (key, instance.as_ref()))
     }
 
-    pub fn in_progress_len(&self) -> usize {
+    pub fn in_progress_count(&self) -> usize {
         self.in_progress.len()
     }
 
@@ -301,12 +304,12 @@ impl BarrierTable {
     }
 
     /// Returns the size of the retained results, in bytes.
-    pub fn retained_bytes(&self) -> usize {
+    pub fn retained_result_bytes(&self) -> usize {
         self.weight
     }
 
     /// Returns the number of members of all instances in progress, added up.
-    pub fn members_in_progress(&self) -> usize {
+    pub fn member_count_in_progress(&self) -> usize {
         self.members_in_progress
     }
 
@@ -319,7 +322,7 @@ impl BarrierTable {
         result: Result<(), Arc<Failure>>,
         bound: usize,
     ) {
-        let mut behind = self.evict(&key).map(|ended| ended.lagging).unwrap_or_default();
+        let mut behind = self.evict_result(&key).map(|ended| ended.lagging).unwrap_or_default();
         behind.retain(|task| !matches!(instance.member_state(*task), Some(MemberState::Arrived(_))));
         if result.is_ok() {
             behind.extend(instance.absent_tasks());
@@ -329,18 +332,18 @@ impl BarrierTable {
         let ended =
             EndedBarrier { counter, members, result, lagging: behind, at, sequence: self.next_sequence };
         self.weight += ended.retained_bytes(&key);
-        if key.is_named() {
+        if key.is_client_barrier() {
             self.eviction_order.insert((counter > 0, ended.sequence, key.clone()), ());
         }
         self.ended.insert(key, ended);
         while self.weight > bound {
             let Some(((_, _, oldest), ())) = self.eviction_order.first_key_value() else { break };
             let oldest = oldest.clone();
-            self.evict(&oldest);
+            self.evict_result(&oldest);
         }
     }
 
-    fn evict(&mut self, key: &BarrierKey) -> Option<EndedBarrier> {
+    fn evict_result(&mut self, key: &BarrierKey) -> Option<EndedBarrier> {
         let ended = self.ended.remove(key)?;
         self.weight -= ended.retained_bytes(key);
         self.eviction_order.remove(&(ended.counter > 0, ended.sequence, key.clone()));
@@ -356,7 +359,7 @@ impl BarrierTable {
         if weight > bound && !self.eviction_order.is_empty() {
             return Err(format!("ended barriers weigh {weight} bytes, {bound} are allowed"));
         }
-        let named = self.ended.keys().filter(|key| key.is_named()).count();
+        let named = self.ended.keys().filter(|key| key.is_client_barrier()).count();
         if named != self.eviction_order.len() {
             return Err(format!(
                 "{named} ended barriers, {} in line to be forgotten",

@@ -1,34 +1,37 @@
-//! Arrival at barriers: which instance a call means, which tasks are members, and how an instance fills.
-//! `barrier_completion.rs` ends instances.
+//! The arrival of tasks at barriers: which instance a call joins or begins, and which tasks are members.
+//! `barrier_completion.rs` decides when an instance passes, and `teardown.rs` ends instances.
 //!
-//! A barrier id is used again and again; each use is an instance with a counter. The members of the first instance
-//! are those of all later ones. The rules on counters and members are the C++ service's, because clients count
-//! along: a task of the job that calls a barrier with other members than its first use has, or that is no member,
-//! fails the instance for every member. Two mistakes are refused without an effect on others: those that no client
-//! of JAX makes (a first call that does not count from 0, a negative counter), and calls from outside the
-//! job.
-//! Begin at `Run::arrive_at_barrier`.
+//! A barrier id is used repeatedly; each use is an instance with a counter. All instances of an id have the members
+//! of the first one. The rules on counters and members are the same as in jaxlib's C++ service, because JAX clients
+//! keep counters too. If a task of the job names other members than the first instance has, or is not a member
+//! itself, the instance fails for every member. Other wrong calls are refused without an effect on other tasks.
+//! These are calls from outside of the job, and two kinds of calls that no JAX client makes: those with a negative
+//! counter, and those with a counter other than 0 at a barrier that has had no instance. Begin at
+//! `Run::arrive_at_barrier`.
 //!
-//! A barrier that passes without a task leaves that task's counter behind. Such a task joins whatever
-//! instance is in progress, whatever its counter, and never gets the last result: with that result it would
-//! pass alone, and a counter mismatch would fail the others. A recoverable task that took part in the last
-//! instance and asks again with counter 0 gets that result again, because its answer may have been lost with
-//! its connection.
+//! If a barrier passes without a task, that task's counter is lower than the counters of the other members. If the
+//! task then calls, it joins the instance in progress despite the lower counter, because a counter mismatch would
+//! fail the instance for all members. It never gets the result of the last instance, because with that result it
+//! would pass alone.
 //!
-//! A caller that hangs up has not arrived: its slot is empty again, and an instance without arrivals is dissolved.
+//! If a recoverable task took part in the last instance and calls again with counter 0, it gets the result of that
+//! instance again. The first answer may have been lost with the task's connection.
+//!
+//! A caller that hangs up does not count as arrived: its slot becomes empty again. An instance without arrivals is
+//! removed.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::barrier::{Arrival, ArrivalPurpose, BarrierInstance, BarrierKey, BarrierMembers, MemberState};
-use super::call::{Reply, TaskSet};
 use super::context::TransitionContext;
 use super::event::EventKind;
 use super::failure::{Code, Failure};
-use super::failure_texts::shutdown_failure;
-use super::ids::{CallId, ConnectionId, TaskId};
+use super::ids::{CallId, ConnectionId, TaskId, Timestamp};
+use super::request_reply::{Reply, TaskSet};
 use super::run::Run;
-use super::settings::Bounds;
+use super::settings::JobBounds;
+use super::shared_failures::failed_shutdown_failure;
 use super::timers::Timer;
 use super::waiters::WaitTarget;
 
@@ -45,15 +48,49 @@ enum CounterMatch {
     Mismatch(i64),
 }
 
+/// A client's call to a barrier.
+struct BarrierCall {
+    call: CallId,
+    connection: ConnectionId,
+    task: TaskId,
+    name: Arc<str>,
+    key: BarrierKey,
+    /// The members that the call names, as far as the job has them.
+    members: BarrierMembers,
+    /// A task that the call names and that the job does not have.
+    stranger: Option<TaskId>,
+}
+
+impl BarrierCall {
+    fn to_arrival(&self, now: Timestamp) -> Arrival {
+        Arrival { call: self.call, purpose: ArrivalPurpose::Arrive, at: now }
+    }
+
+    fn refuse_call(&self, cx: &mut TransitionContext<'_>, code: Code, text: String, last: i64) {
+        let failure = Failure::from_service(code, text).with_barrier(&self.name, last);
+        cx.reply_to_call(self.call, Err(Arc::new(failure)));
+    }
+
+    /// Returns what is wrong with the call to an instance with the members `fixed`, if anything.
+    fn misuse_text(&self, fixed: &BarrierMembers) -> Option<String> {
+        let Self { task, name, stranger, .. } = self;
+        if let Some(stranger) = stranger {
+            return Some(format!(
+                "Unexpected task ({stranger}) that is not in the cluster called the barrier. Barrier Id: {name}"
+            ));
+        }
+        if *fixed != self.members {
+            return Some(format!(
+                "Conflicting tasks specified by different processes for the same barrier: {name}. Check that the callers \
+                 are invoking the barrier with the same arguments."
+            ));
+        }
+        (fixed.position_of(*task).is_none())
+            .then(|| format!("A non-participating task ({task}) called the barrier: {name}"))
+    }
+}
+
 impl Run {
-    pub(super) fn all_members(&self) -> BarrierMembers {
-        BarrierMembers::All(u32::try_from(self.tasks.len()).unwrap_or(u32::MAX))
-    }
-
-    pub(super) fn wire_id(&self, key: &BarrierKey) -> Arc<str> {
-        key.wire_id(self.incarnation.0)
-    }
-
     /// Handles a client's call to a barrier.
     #[expect(clippy::too_many_arguments, reason = "what a barrier call is made of")]
     pub(super) fn arrive_at_barrier(
@@ -68,98 +105,121 @@ impl Run {
         members: Option<TaskSet>,
     ) {
         let bound = cx.settings.bounds.barrier_id_bytes;
-        let name: Arc<str> = name.into();
-        let refuse = |cx: &mut TransitionContext<'_>, code, text: String, last: i64| {
-            cx.reply(call, Err(Arc::new(Failure::from_service(code, text).with_barrier(&name, last))));
-        };
         if name.len() > bound {
             let text = format!("The barrier id has {} bytes; at most {bound} are allowed.", name.len());
-            return cx.reply(call, Err(Arc::new(Failure::from_service(Code::ResourceExhausted, text))));
+            return cx
+                .reply_to_call(call, Err(Arc::new(Failure::from_service(Code::ResourceExhausted, text))));
         }
-        if self.task(id).is_none() {
-            let text =
-                format!("A non-participating task ({id}) called the barrier: {name}. It is not in this job.");
-            return refuse(cx, Code::InvalidArgument, text, counter);
-        }
-        let stranger = members.as_ref().and_then(|set| self.first_unknown_task(set)).map(|stranger| {
-            format!(
-                "Unexpected task ({stranger}) that is not in the cluster called the barrier. Barrier Id: {name}"
-            )
-        });
+        let name: Arc<str> = name.into();
+        let stranger = members.as_ref().and_then(|set| self.first_unknown_task(set));
         let members = members
             .map(|set| self.known_tasks_of(set))
             .filter(|set| set.ids().len() < self.tasks.len())
-            .map_or_else(|| self.all_members(), BarrierMembers::Some);
+            .map_or_else(|| self.all_tasks_as_members(), BarrierMembers::Some);
         let key = BarrierKey::Named(Arc::clone(&name));
-        match self.match_counter(&key, id, counter) {
+        let barrier_call = BarrierCall { call, connection, task: id, name, key, members, stranger };
+        if self.task(id).is_none() {
+            let text = format!(
+                "A non-participating task ({id}) called the barrier: {}. It is not in this job.",
+                barrier_call.name
+            );
+            return barrier_call.refuse_call(cx, Code::InvalidArgument, text, counter);
+        }
+        match self.match_barrier_counter(&barrier_call.key, id, counter) {
             CounterMatch::Begin(counter) => {
-                let kept = self.barriers.ended(&key).map(|ended| ended.members.clone());
-                let fixed = kept.unwrap_or_else(|| members.clone());
-                if let Some(text) = self.barrier_bound_exceeded(&fixed, &cx.settings.bounds) {
-                    return refuse(cx, Code::ResourceExhausted, text, counter - 1);
-                }
-                let misuse = stranger.or_else(|| membership_error(&key, &fixed, id, &members));
                 let timeout = Duration::from_millis(u64::try_from(timeout_ms).unwrap_or(0));
-                match (self.begin_instance(cx, &key, counter, fixed, timeout, id), misuse) {
-                    // The other members, which arrive later, get the error too: JAX programs rely on it.
-                    (Ok(()), Some(text)) => {
-                        self.fail_barrier(cx, &key, Code::InvalidArgument, text.clone(), &text);
-                        refuse(cx, Code::InvalidArgument, text, counter);
-                    }
-                    (Ok(()), None) => self.record_arrival(
-                        cx,
-                        &key,
-                        id,
-                        connection,
-                        Arrival { call, purpose: ArrivalPurpose::Arrive, at: cx.now },
-                    ),
-                    (Err(failure), _) => cx.reply(call, Err(failure)),
-                }
+                self.begin_barrier_with_call(cx, &barrier_call, counter, timeout);
             }
-            CounterMatch::Join => {
-                let fixed = self.barriers.instance(&key).map(|instance| instance.members.clone());
-                let misuse = stranger.or_else(|| membership_error(&key, &fixed?, id, &members));
-                if let Some(text) = misuse {
-                    self.fail_barrier(cx, &key, Code::InvalidArgument, text.clone(), &text);
-                    let counter = self.barriers.ended(&key).map_or(counter, |ended| ended.counter);
-                    return refuse(cx, Code::InvalidArgument, text, counter);
-                }
-                self.record_arrival(
-                    cx,
-                    &key,
-                    id,
-                    connection,
-                    Arrival { call, purpose: ArrivalPurpose::Arrive, at: cx.now },
-                );
+            CounterMatch::Join => self.join_barrier(cx, &barrier_call, counter),
+            CounterMatch::Repeat => self.answer_with_last_result(cx, &barrier_call, counter),
+            CounterMatch::Mismatch(known) => self.refuse_barrier_counter(cx, &barrier_call, counter, known),
+        }
+    }
+
+    /// Begins an instance with its first arrival.
+    fn begin_barrier_with_call(
+        &mut self,
+        cx: &mut TransitionContext<'_>,
+        barrier_call: &BarrierCall,
+        counter: i64,
+        timeout: Duration,
+    ) {
+        let BarrierCall { call, connection, task, key, .. } = barrier_call;
+        let kept = self.barriers.last_ended(key).map(|ended| ended.members.clone());
+        let fixed = kept.unwrap_or_else(|| barrier_call.members.clone());
+        if let Some(text) = self.exceeded_barrier_bound_text(&fixed, &cx.settings.bounds) {
+            return barrier_call.refuse_call(cx, Code::ResourceExhausted, text, counter - 1);
+        }
+        let misuse = barrier_call.misuse_text(&fixed);
+        match (self.begin_barrier_instance(cx, key, counter, fixed, timeout, *task), misuse) {
+            // The other members, which arrive later, get the error too: JAX programs rely on it.
+            (Ok(()), Some(text)) => {
+                self.fail_barrier(cx, key, Code::InvalidArgument, text.clone(), &text);
+                barrier_call.refuse_call(cx, Code::InvalidArgument, text, counter);
             }
-            CounterMatch::Repeat => {
-                let fixed = self.barriers.ended(&key).map(|ended| ended.members.clone());
-                let misuse = stranger.or_else(|| membership_error(&key, &fixed?, id, &members));
-                if let Some(text) = misuse {
-                    return refuse(cx, Code::InvalidArgument, text, counter);
-                }
-                self.repeat_result(cx, call, &key);
+            (Ok(()), None) => {
+                self.record_barrier_arrival(cx, key, *task, *connection, barrier_call.to_arrival(cx.now))
             }
-            CounterMatch::Mismatch(known) => {
-                let text = counter_mismatch_text(&name, counter, known);
-                if counter >= 0 && known >= 0 && self.barriers.instance(&key).is_some() {
-                    self.remove_own_arrival(cx, &key, id);
-                    self.fail_barrier(cx, &key, Code::Internal, text.clone(), &text);
-                }
-                refuse(cx, Code::Internal, text, known);
+            (Err(failure), _) => cx.reply_to_call(*call, Err(failure)),
+        }
+    }
+
+    /// Joins the instance in progress.
+    fn join_barrier(&mut self, cx: &mut TransitionContext<'_>, barrier_call: &BarrierCall, counter: i64) {
+        let BarrierCall { connection, task, key, .. } = barrier_call;
+        let misuse =
+            self.barriers.instance(key).and_then(|instance| barrier_call.misuse_text(&instance.members));
+        if let Some(text) = misuse {
+            self.fail_barrier(cx, key, Code::InvalidArgument, text.clone(), &text);
+            let counter = self.barriers.last_ended(key).map_or(counter, |ended| ended.counter);
+            return barrier_call.refuse_call(cx, Code::InvalidArgument, text, counter);
+        }
+        self.record_barrier_arrival(cx, key, *task, *connection, barrier_call.to_arrival(cx.now));
+    }
+
+    /// Answers with the result of the last instance.
+    fn answer_with_last_result(
+        &mut self,
+        cx: &mut TransitionContext<'_>,
+        barrier_call: &BarrierCall,
+        counter: i64,
+    ) {
+        let Some(ended) = self.barriers.last_ended(&barrier_call.key) else { return };
+        match barrier_call.misuse_text(&ended.members) {
+            Some(text) => barrier_call.refuse_call(cx, Code::InvalidArgument, text, counter),
+            None => {
+                let outcome = ended.result.clone().map(|()| Reply::BarrierPassed(ended.counter));
+                cx.reply_to_call(barrier_call.call, outcome);
             }
         }
     }
 
+    /// Refuses a counter that differs from the service's, and fails the instance in progress.
+    fn refuse_barrier_counter(
+        &mut self,
+        cx: &mut TransitionContext<'_>,
+        barrier_call: &BarrierCall,
+        counter: i64,
+        known: i64,
+    ) {
+        let BarrierCall { task, key, name, .. } = barrier_call;
+        let text = counter_mismatch_text(name, counter, known);
+        if counter >= 0 && known >= 0 && self.barriers.instance(key).is_some() {
+            self.remove_earlier_arrival_of(cx, key, *task);
+            self.fail_barrier(cx, key, Code::Internal, text.clone(), &text);
+        }
+        barrier_call.refuse_call(cx, Code::Internal, text, known);
+    }
+
     /// Returns why no further barrier may begin, if a bound is reached.
-    fn barrier_bound_exceeded(&self, members: &BarrierMembers, bounds: &Bounds) -> Option<String> {
-        let barriers = self.barriers.in_progress_len();
+    fn exceeded_barrier_bound_text(&self, members: &BarrierMembers, bounds: &JobBounds) -> Option<String> {
+        let barriers = self.barriers.in_progress_count();
         if barriers >= bounds.barriers_in_progress {
             return Some(format!(
                 "{barriers} barriers are in progress, the most allowed (setting bounds.barriers-in-progress)."
             ));
         }
-        let all = self.barriers.members_in_progress() + members.len();
+        let all = self.barriers.member_count_in_progress() + members.len();
         let most = bounds.barrier_members_in_progress.max(self.tasks.len());
         (all > most).then(|| {
             format!(
@@ -175,8 +235,8 @@ impl Run {
         [*first, *last].into_iter().find(|task| self.task(*task).is_none())
     }
 
-    fn match_counter(&self, key: &BarrierKey, id: TaskId, counter: i64) -> CounterMatch {
-        let ended = self.barriers.ended(key);
+    fn match_barrier_counter(&self, key: &BarrierKey, id: TaskId, counter: i64) -> CounterMatch {
+        let ended = self.barriers.last_ended(key);
         let behind = |known: i64| counter <= known && ended.is_some_and(|ended| ended.lagging.contains(&id));
         let recoverable = self.expect_task(id).recoverable;
         // An answer may be lost with its connection. The process that took part asks again and gets the same
@@ -207,19 +267,12 @@ impl Run {
         }
     }
 
-    fn repeat_result(&mut self, cx: &mut TransitionContext<'_>, call: CallId, key: &BarrierKey) {
-        if let Some(ended) = self.barriers.ended(key) {
-            let outcome = ended.result.clone().map(|()| Reply::BarrierPassed(ended.counter));
-            cx.reply(call, outcome);
-        }
-    }
-
     /// Begins an instance.
     ///
     /// # Errors
     /// Returns the failure of the instance if a member is in error and cannot arrive: the instance ends at
     /// once.
-    pub(super) fn begin_instance(
+    pub(super) fn begin_barrier_instance(
         &mut self,
         cx: &mut TransitionContext<'_>,
         key: &BarrierKey,
@@ -229,15 +282,15 @@ impl Run {
         first: TaskId,
     ) -> Result<(), Arc<Failure>> {
         let mut excused = Vec::new();
-        let in_error = (0..members.len()).map(|position| members.at(position)).find_map(|id| {
+        let in_error = (0..members.len()).map(|position| members.task_at(position)).find_map(|id| {
             let task = self.expect_task(id);
-            if task.is_exempt {
+            if task.is_excused {
                 excused.push(id);
             }
             let failure = task.failure().filter(|_| !task.recoverable)?;
             Some((id, Arc::clone(failure)))
         });
-        let wire_id = self.wire_id(key);
+        let wire_id = self.wire_id_of_barrier(key);
         if let Some((id, failure)) = in_error {
             let text = format!(
                 "Task ({id}) is already in error before the barrier was called. Barrier Id: {wire_id}::{counter} Task \
@@ -259,18 +312,18 @@ impl Run {
         let size = members.len();
         let mut instance = BarrierInstance::new(counter, members, cx.now, deadline, first);
         for member in excused {
-            instance.set_member_state(member, MemberState::Released);
+            instance.set_member_state(member, MemberState::NotRequired);
         }
         self.barriers.insert_instance(key.clone(), instance);
-        cx.emit(
+        cx.emit_event(
             EventKind::BarrierStarted { barrier: wire_id, counter },
-            format!("{} arrived first of {size}", self.describe(first)),
+            format!("{} arrived first of {size}", self.describe_task(first)),
         );
         Ok(())
     }
 
     /// Records that a member has arrived at an instance in progress.
-    pub(super) fn record_arrival(
+    pub(super) fn record_barrier_arrival(
         &mut self,
         cx: &mut TransitionContext<'_>,
         key: &BarrierKey,
@@ -283,24 +336,24 @@ impl Run {
             Some(MemberState::Arrived(_))
         );
         if !replaces && !self.admit_waiter(cx, arrival.call, connection) {
-            return self.remove_if_empty(key);
+            return self.remove_barrier_if_empty(key);
         }
         let Some(instance) = self.barriers.instance_mut(key) else { return };
         let counter = instance.counter;
         match instance.set_member_state(id, MemberState::Arrived(arrival)) {
             // The task is no member; the callers have checked that there is none.
             None => return,
-            Some(MemberState::Arrived(old)) => self.replace_arrival(cx, key, counter, id, old),
-            Some(_) if key.is_named() => self.adjust_barrier_waits(id, 1),
+            Some(MemberState::Arrived(old)) => self.replace_barrier_arrival(cx, key, counter, id, old),
+            Some(_) if key.is_client_barrier() => self.adjust_barrier_wait_count(id, 1),
             Some(_) => {}
         }
         self.waiters.insert(arrival.call, connection, WaitTarget::Barrier(key.clone(), id));
-        self.pass_if_complete(cx, key);
-        self.pass_without_unsynced(cx);
+        self.pass_barrier_if_complete(cx, key);
+        self.pass_barriers_without_unsynced_tasks(cx);
     }
 
     /// Replaces a waiting call by a newer call of the same task.
-    fn replace_arrival(
+    fn replace_barrier_arrival(
         &mut self,
         cx: &mut TransitionContext<'_>,
         key: &BarrierKey,
@@ -314,32 +367,32 @@ impl Run {
             purpose => {
                 let text = format!(
                     "Cancelled because there's a more recent barrier call for {}::{counter} from the same task.",
-                    self.wire_id(key)
+                    self.wire_id_of_barrier(key)
                 );
                 let failure = Failure::without_details(Code::Cancelled, text);
                 Arc::new(if purpose == ArrivalPurpose::ShutDown {
-                    shutdown_failure(&failure)
+                    failed_shutdown_failure(&failure)
                 } else {
                     failure
                 })
             }
         };
-        cx.reply(old.call, Err(failure));
+        cx.reply_to_call(old.call, Err(failure));
     }
 
     /// Removes the task's waiting call before a newer call of the same task fails the instance.
-    fn remove_own_arrival(&mut self, cx: &mut TransitionContext<'_>, key: &BarrierKey, id: TaskId) {
+    fn remove_earlier_arrival_of(&mut self, cx: &mut TransitionContext<'_>, key: &BarrierKey, id: TaskId) {
         let Some(instance) = self.barriers.instance_mut(key) else { return };
         let Some(MemberState::Arrived(old)) = instance.member_state(id) else { return };
         let counter = instance.counter;
         instance.set_member_state(id, MemberState::Missing);
-        if key.is_named() {
-            self.adjust_barrier_waits(id, -1);
+        if key.is_client_barrier() {
+            self.adjust_barrier_wait_count(id, -1);
         }
-        self.replace_arrival(cx, key, counter, id, old);
+        self.replace_barrier_arrival(cx, key, counter, id, old);
     }
 
-    pub(super) fn exchange_devices(
+    pub(super) fn arrive_at_device_exchange(
         &mut self,
         cx: &mut TransitionContext<'_>,
         call: CallId,
@@ -349,12 +402,12 @@ impl Run {
     ) {
         if self.task(id).is_none() {
             let failure = self.unknown_task_failure("exchanged devices", id);
-            return cx.reply(call, Err(Arc::new(failure)));
+            return cx.reply_to_call(call, Err(Arc::new(failure)));
         }
         let key = BarrierKey::Devices;
-        if let Some(result) = self.barriers.ended(&key).map(|ended| ended.result.clone()) {
+        if let Some(result) = self.barriers.last_ended(&key).map(|ended| ended.result.clone()) {
             let reply = Reply::Devices(self.incarnation, self.exchanged_devices());
-            return cx.reply(call, result.map(|()| reply));
+            return cx.reply_to_call(call, result.map(|()| reply));
         }
         // Each task has an equal share of the bound, so the first to arrive cannot use all of it.
         let bytes: usize = devices.iter().map(|device| device.len() + size_of::<bytes::Bytes>()).sum();
@@ -364,17 +417,24 @@ impl Run {
                 "The devices of task {id} take {bytes} bytes; {share} are each task's share (setting \
                  bounds.exchanged-device-bytes)."
             );
-            return cx.reply(call, Err(Arc::new(Failure::from_service(Code::ResourceExhausted, text))));
+            return cx
+                .reply_to_call(call, Err(Arc::new(Failure::from_service(Code::ResourceExhausted, text))));
         }
         self.exchanged.insert(id, devices);
         const DEVICE_EXCHANGE_TIMEOUT: Duration = Duration::from_secs(60 * 60);
         if self.barriers.instance(&key).is_none()
-            && let Err(failure) =
-                self.begin_instance(cx, &key, 0, self.all_members(), DEVICE_EXCHANGE_TIMEOUT, id)
+            && let Err(failure) = self.begin_barrier_instance(
+                cx,
+                &key,
+                0,
+                self.all_tasks_as_members(),
+                DEVICE_EXCHANGE_TIMEOUT,
+                id,
+            )
         {
-            return cx.reply(call, Err(failure));
+            return cx.reply_to_call(call, Err(failure));
         }
-        self.record_arrival(
+        self.record_barrier_arrival(
             cx,
             &key,
             id,
@@ -382,26 +442,6 @@ impl Run {
             Arrival { call, purpose: ArrivalPurpose::ExchangeDevices, at: cx.now },
         );
     }
-}
-
-/// Returns what is wrong with the members that a caller names, if anything.
-fn membership_error(
-    key: &BarrierKey,
-    fixed: &BarrierMembers,
-    caller: TaskId,
-    given: &BarrierMembers,
-) -> Option<String> {
-    let BarrierKey::Named(name) = key else { return None };
-    if fixed != given {
-        return Some(format!(
-            "Conflicting tasks specified by different processes for the same barrier: {name}. Check that the callers are \
-             invoking the barrier with the same arguments."
-        ));
-    }
-    if fixed.position(caller).is_none() {
-        return Some(format!("A non-participating task ({caller}) called the barrier: {name}"));
-    }
-    None
 }
 
 fn counter_mismatch_text(name: &str, counter: i64, known: i64) -> String {

@@ -1,7 +1,8 @@
-//! The record of one ended instance of a barrier, and the same with all its arrivals.
+//! Two descriptions of an ended barrier instance: [`BarrierRecord`] is a summary, and [`BarrierCompletion`] adds
+//! every arrival.
 //!
-//! `barrier_stats.rs` makes it. [`BarrierCompletion`] leaves as an effect with every arrival; the record that is kept
-//! has none.
+//! `barrier_stats.rs` creates both. The state machine keeps the `BarrierRecord`, and gives the `BarrierCompletion`
+//! to the driver as an effect.
 
 use std::sync::Arc;
 

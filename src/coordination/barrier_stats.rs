@@ -1,7 +1,8 @@
-//! Measures ended instances: their record, and each member's share of the skew (`straggler_stats.rs`).
+//! Measures ended barrier instances: creates the record of each instance, and computes how much each member delayed
+//! the others (`straggler_stats.rs`).
 //!
-//! An instance is measured after its callers are answered, a few members at a time. It leaves as
-//! `Effect::BarrierEnded` with all its arrivals. Begin at [`Run::record_next_barrier_stats`].
+//! An instance is measured after its callers are answered, and only a few members at a time. The driver receives
+//! the result, with all arrivals, as `Effect::BarrierEnded`. Begin at [`Run::record_next_barrier_stats`].
 
 use super::barrier_record::BarrierCompletion;
 use super::context::TransitionContext;
@@ -17,8 +18,8 @@ impl Run {
             Some(spread) => Some(spread),
             None => {
                 // To sort a thousand arrivals costs as much as to answer some hundred calls.
-                *budget = budget.saturating_sub(1 + measure.instance.arrived() / 16);
-                let (record, arrivals, spread) = measure.to_record();
+                *budget = budget.saturating_sub(1 + measure.instance.arrived_count() / 16);
+                let (record, arrivals, spread) = measure.measure_instance();
                 self.recent.push_back(record.clone());
                 self.trim_barrier_records(cx.settings.bounds.barriers_recent);
                 let (job, run) = (cx.job, cx.run);
@@ -34,9 +35,9 @@ impl Run {
         let Some(mut spread) = spread else { return };
         let to = measure.instance.members.len().min(spread.position.saturating_add(*budget));
         *budget -= to - spread.position;
-        for (task, arrival) in measure.instance.arrivals_from(spread.position, to) {
-            let part = spread.part(task, arrival.at);
-            self.expect_task_mut(task).straggling.add_instance(&part);
+        for (task, arrival) in measure.instance.arrivals_in_range(spread.position, to) {
+            let part = spread.member_timing(task, arrival.at);
+            self.expect_task_mut(task).straggling.add_member_timing(&part);
         }
         spread.position = to;
         if to < measure.instance.members.len() {
@@ -50,10 +51,5 @@ impl Run {
         while !self.pending_barrier_stats.is_empty() {
             self.record_next_barrier_stats(cx, &mut { usize::MAX });
         }
-    }
-
-    /// Keeps the latest `most` records.
-    pub(super) fn trim_barrier_records(&mut self, most: usize) {
-        self.recent.drain(..self.recent.len().saturating_sub(most));
     }
 }

@@ -1,6 +1,6 @@
 //! The commands of operators, their outcomes, the reasons for a refusal, and the preview of an exclusion.
 //!
-//! Plain data: `operator_commands.rs` dispatches commands to the files that perform them. Begin at [`OperatorCommand`].
+//! The types are plain data. `operator_commands.rs` performs the commands. Begin at [`OperatorCommand`].
 
 use std::time::Duration;
 
@@ -52,6 +52,11 @@ pub enum OperatorCommand {
         /// The key.
         key: Bytes,
     },
+    /// Forget to which process task ids belong.
+    ForgetHosts {
+        /// The task id; `None`: every one.
+        task: Option<TaskId>,
+    },
     /// Change settings of the job.
     Configure(Box<SettingsChange>),
     /// Delete the job.
@@ -74,6 +79,8 @@ pub enum CommandOutcome {
     KeyWritten,
     /// The key is deleted.
     KeyDeleted,
+    /// The number of hosts that are forgotten.
+    HostsForgotten(usize),
     /// The settings of the job after the change.
     Configured(Box<JobSettings>),
     /// The job is deleted.
@@ -120,6 +127,9 @@ pub enum CommandRefusal {
         /// The reason why the run would end.
         why: &'static str,
     },
+    /// No host is remembered for this task id.
+    #[error("no host is remembered for task {0}")]
+    NoHostRemembered(TaskId),
     /// The bound on exclusions is reached.
     #[error("{0} exclusions are in force, the most allowed (setting bounds.exclusions): lift some first")]
     TooManyExclusions(usize),
@@ -164,6 +174,7 @@ impl CommandRefusal {
             Self::NoSuchExclusion(_) => "no-such-exclusion",
             Self::AlreadyOver(_) => "already-over",
             Self::EndsRun { .. } => "ends-run",
+            Self::NoHostRemembered(_) => "no-host-remembered",
             Self::TooManyExclusions(_) => "too-many-exclusions",
             Self::NotRunning(_) => "not-running",
             Self::DrainUnderWay(_) => "drain-under-way",

@@ -1,16 +1,16 @@
-//! The context of a transition: time, settings, effects, and the queue of events.
+//! The context of a transition of one run: the time, the settings, the list of effects, and the queue of events.
 //!
-//! It decides nothing. Begin at [`TransitionContext`].
+//! This module has no rule. Begin at [`TransitionContext`].
 
 use std::collections::VecDeque;
 
-use super::call::CallOutcome;
 use super::deferred_free::DeferredFree;
 use super::event::{EventKind, JobEvent};
-use super::event_queue::{EventQueue, TaskChange};
 use super::ids::{CallId, JobId, RunNumber, TaskId, TaskIncarnation, Timestamp};
 use super::input::Effect;
+use super::request_reply::CallOutcome;
 use super::settings::JobSettings;
+use super::unpublished_events::{TaskChange, UnpublishedEvents};
 
 /// The context of one transition of one run.
 pub(super) struct TransitionContext<'a> {
@@ -19,21 +19,21 @@ pub(super) struct TransitionContext<'a> {
     pub run: RunNumber,
     pub settings: &'a JobSettings,
     pub effects: &'a mut Vec<Effect>,
-    pub event_queue: &'a mut EventQueue,
+    pub event_queue: &'a mut UnpublishedEvents,
 }
 
 impl TransitionContext<'_> {
-    pub fn reply(&mut self, call: CallId, outcome: CallOutcome) {
+    pub fn reply_to_call(&mut self, call: CallId, outcome: CallOutcome) {
         self.effects.push(Effect::Reply(call, outcome));
     }
 
-    pub fn discard(&mut self, discarded: DeferredFree) {
+    pub fn defer_free(&mut self, discarded: DeferredFree) {
         if !discarded.is_empty() {
             self.effects.push(Effect::FreeLater(discarded));
         }
     }
 
-    pub fn emit(&mut self, what: EventKind, reason: impl Into<String>) {
+    pub fn emit_event(&mut self, what: EventKind, reason: impl Into<String>) {
         // The history keeps many events, and an error may be long. The whole text stays with the failed task.
         const MOST: usize = 1 << 10;
         let mut reason: String = reason.into();

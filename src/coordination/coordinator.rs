@@ -1,15 +1,17 @@
-//! The whole state: every job, every connection, the wakeups, and the jobs with pending work.
+//! The whole state of the state machine: every job and connection, the deadlines of jobs, and the set of jobs with
+//! queued work.
 //!
-//! It finds the job of an input and hands the input over; it contains no rule of a job. Begin at
+//! [`Coordinator`] passes each input to the job that it concerns, and contains no rule of a job. Begin at
 //! [`Coordinator::apply`].
 //!
-//! An input does its own transition, then at most `work_budget` further answers. While earlier work is pending, an
-//! input other than a tick does 4 of those answers: more than one, so that no peer adds work faster than its own
-//! inputs remove it, and few, because a connection puts many calls before others get their turn. Pending work is
-//! shared evenly among the jobs that have some.
+//! After its own transition, an input sends at most `work_budget` queued answers. If answers were already queued
+//! before an input that is not a tick, the input sends at most 4. The bound of 4 is more than one, so that no peer
+//! adds work faster than its own inputs remove it. The bound is small, because a connection makes many calls before
+//! other connections get their turn. All jobs with queued work get equal parts of the budget.
 //!
-//! [`Coordinator::snapshot`] copies a pointer for each job; a later input copies what it changes while such a
-//! copy is held. `Coordinator` has no failing input: an absurd one is answered with a typed error.
+//! [`Coordinator::snapshot`] copies one pointer for each job. While a snapshot is held, an input copies the parts
+//! of the state that it changes. No input makes `Coordinator` fail: an invalid input is answered with a typed
+//! error.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -22,11 +24,13 @@ use super::command::{CommandOutcome, CommandRefusal, ExclusionPreview, OperatorC
 use super::deferred_free::DeferredFree;
 use super::exclusion::ExclusionTarget;
 use super::failure::{Code, Failure};
-use super::failure_texts::deleted_job_failure;
 use super::ids::{ConnectionId, JobId, JobName, Timestamp};
 use super::input::{ConnectionEnd, Effect, Input};
 use super::job::Job;
-use super::view::JobView;
+use super::peer_jobs::{no_such_peer_job, peer_refusal};
+use super::request_reply::Request;
+use super::shared_failures::job_deleted_failure;
+use super::task_owner_table::ClaimRefusal;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct ConnectionEntry {
@@ -66,7 +70,7 @@ struct WorkBudget(usize);
 impl Default for WorkBudget {
     fn default() -> Self {
         // An answer costs about a microsecond.
-        Self(256)
+        Self(128)
     }
 }
 
@@ -91,7 +95,7 @@ impl Coordinator {
         self.run_pending_work(now, effects, &mut budget);
     }
 
-    /// Sets the bound on the work that an input does besides its own, in answers; the default is 256.
+    /// Sets the bound on the work that an input does besides its own, in answers; the default is 128.
     pub fn set_work_budget(&mut self, most: usize) {
         self.work_budget = WorkBudget(most.max(1));
     }
@@ -135,14 +139,14 @@ impl Coordinator {
             self.update_job(id, |job| {
                 job.run_pending_work(now, effects, &mut left);
                 if stopping {
-                    job.stop(now, effects, &mut left);
+                    job.answer_calls_for_stop(now, effects, &mut left);
                 }
             });
             *budget += left;
             if !self.jobs_with_work.contains(&id)
                 && let Some(job) = self.deleted.remove(&id)
             {
-                let weight = job.run.weight();
+                let weight = job.run.approximate_allocations();
                 effects.push(Effect::FreeLater(DeferredFree::of_weight(job, weight)));
             }
         }
@@ -154,25 +158,32 @@ impl Coordinator {
             Input::DeclareJob { job, name, settings, incarnation, actor } => {
                 self.next_job = self.next_job.max(job.0.saturating_add(1));
                 Arc::make_mut(&mut self.names).insert(name.clone(), job);
-                let declared = Job::new(job, name, settings, (incarnation, actor), now, effects);
+                let declared = Job::new(job, name, *settings, (incarnation, actor), now, effects);
                 self.jobs.insert(job, Arc::new(declared));
             }
             Input::NextIncarnation { job, incarnation } => {
-                self.update_job(job, |job| job.set_next_incarnation(incarnation));
+                self.update_job(job, |job| job.set_incarnation_of_next_run(incarnation));
             }
             Input::ConnectionOpened { connection, peer } => {
                 self.connections.insert(connection, ConnectionEntry { peer, jobs: BTreeSet::new() });
             }
-            Input::ConnectionClosed { connection, ending } => self.connection_closed(connection, &ending),
+            Input::ConnectionClosed { connection, ending } => {
+                self.record_connection_closed(connection, &ending)
+            }
             Input::Call { job, call, caller, request } => {
-                if let Err(failure) = self.attach_connection(caller.connection, job) {
+                let admitted = match &request {
+                    Request::FromPeerJob { from, .. } => self.check_peer_jobs(*from, job),
+                    _ => Ok(()),
+                };
+                let attached = admitted.and_then(|()| self.attach_connection_to_job(caller.connection, job));
+                if let Err(failure) = attached {
                     return effects.push(Effect::Reply(call, Err(Arc::new(failure))));
                 }
                 let stopping = self.stopping;
                 self.update_job(job, |job| {
                     job.handle_call(now, effects, call, caller, request);
                     if stopping {
-                        job.stop(now, effects, budget);
+                        job.answer_calls_for_stop(now, effects, budget);
                     }
                 });
             }
@@ -188,19 +199,30 @@ impl Coordinator {
             Input::TransferFailed { job, note } => {
                 self.update_job(job, |job| job.record_transfer_failure(now, effects, note));
             }
-            Input::Command { job, actor, reason, act } => self.act(now, effects, job, actor, reason, act),
+            Input::ClaimTask { job, claim } => {
+                let known = claim.connection.and_then(|connection| self.connections.get(&connection));
+                let address = known.map(|known| known.peer.ip().to_canonical());
+                let mut answer = Err(ClaimRefusal::NoSuchJob);
+                if self.jobs.contains_key(&job) {
+                    self.update_job(job, |job| answer = job.claim_task_id(now, effects, &claim, address));
+                }
+                effects.push(Effect::ClaimAnswered(answer));
+            }
+            Input::Command { job, actor, reason, act } => {
+                self.perform_operator_command(now, effects, job, actor, reason, act)
+            }
             Input::Tick => self.tick(now, effects, budget),
             Input::Stop => {
                 self.stopping = true;
-                self.update_every_job(|job| job.stop(now, effects, budget));
+                self.update_every_job(|job| job.answer_calls_for_stop(now, effects, budget));
             }
-            Input::DriverLagged => self.update_every_job(|job| job.reset_heartbeats(now)),
+            Input::DriverLagged => self.update_every_job(|job| job.restart_heartbeat_timeouts(now)),
             Input::Resumed => {
                 self.stopping = false;
                 self.connections.clear();
                 self.deleted.clear();
                 self.jobs_with_work.clear();
-                self.update_every_job(|job| job.resume(now, effects));
+                self.update_every_job(|job| job.resume_after_restart(now, effects));
             }
         }
     }
@@ -227,6 +249,42 @@ impl Coordinator {
         })
     }
 
+    /// Returns the job named `name`, if tasks of job `from` may exchange transfers with its tasks.
+    ///
+    /// # Errors
+    /// If there is no such job, or the setting of one of the two does not allow it.
+    pub fn peer_job(&self, from: JobId, name: &str) -> Result<JobId, Failure> {
+        let to = self.job_named(name).ok_or_else(|| no_such_peer_job(name))?;
+        self.check_peer_jobs(from, to).map(|()| to)
+    }
+
+    fn check_peer_jobs(&self, from: JobId, to: JobId) -> Result<(), Failure> {
+        let (Some(from), Some(to)) = (self.jobs.get(&from), self.jobs.get(&to)) else {
+            return Err(job_deleted_failure());
+        };
+        peer_refusal(from, to).map_or(Ok(()), Err)
+    }
+
+    /// Ends the calls between a job and those of `listed` with which it may exchange transfers no more.
+    fn end_peer_calls(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+        id: JobId,
+        listed: &BTreeSet<JobName>,
+    ) {
+        for other in listed.iter().filter_map(|name| self.job_named(name.as_str())).collect::<Vec<_>>() {
+            if let Err(failure) = self.check_peer_jobs(id, other) {
+                let failure = Arc::new(failure);
+                self.update_job(other, |job| job.refuse_peer(now, effects, id, &failure));
+                // The calls of a deleted job have their answer.
+                if self.jobs.contains_key(&id) {
+                    self.update_job(id, |job| job.refuse_peer(now, effects, other, &failure));
+                }
+            }
+        }
+    }
+
     /// Returns every job, by name.
     pub fn jobs(&self) -> impl Iterator<Item = (JobId, &JobName)> {
         self.names.iter().map(|(name, id)| (*id, name))
@@ -240,28 +298,14 @@ impl Coordinator {
 
     /// Returns the number for the next declared job.
     #[must_use]
-    pub fn next_job(&self) -> JobId {
+    pub fn next_job_id(&self) -> JobId {
         JobId(self.next_job)
     }
 
     /// Returns the number of waiting calls in all jobs.
     #[must_use]
-    pub fn waiting_calls(&self) -> usize {
-        self.jobs.values().chain(self.deleted.values()).map(|job| job.waiting_calls()).sum()
-    }
-
-    /// Returns the view of a job.
-    #[must_use]
-    pub fn job_view(&self, job: JobId, now: Timestamp) -> Option<JobView> {
-        let job = self.jobs.get(&job)?;
-        Some(JobView {
-            name: job.name.clone(),
-            settings: job.settings.clone(),
-            seen_at: now,
-            run: job.run_view(),
-            history: job.past_runs_with_devices().collect(),
-            exclusions: job.exclusion_views(false),
-        })
+    pub fn waiting_call_count(&self) -> usize {
+        self.jobs.values().chain(self.deleted.values()).map(|job| job.waiting_call_count()).sum()
     }
 
     /// Returns the effects that an exclusion would have now.
@@ -284,7 +328,7 @@ impl Coordinator {
         self.jobs.get(&job).map(Arc::as_ref)
     }
 
-    pub(super) fn all_jobs(&self) -> impl Iterator<Item = &Job> {
+    pub(super) fn job_states(&self) -> impl Iterator<Item = &Job> {
         self.jobs.values().map(Arc::as_ref)
     }
 
@@ -347,7 +391,7 @@ impl Coordinator {
         }
     }
 
-    fn act(
+    fn perform_operator_command(
         &mut self,
         now: Timestamp,
         effects: &mut Vec<Effect>,
@@ -359,17 +403,19 @@ impl Coordinator {
         let mut answer = Err(CommandRefusal::NoSuchJob);
         let by = actor.clone();
         let why = reason.clone();
+        let listed = self.jobs.get(&id).map(|job| job.settings.transfers_with.clone()).unwrap_or_default();
         if self.jobs.contains_key(&id) {
-            self.update_job(id, |job| answer = job.act(now, effects, actor, reason, act));
+            self.update_job(id, |job| answer = job.perform_command(now, effects, actor, reason, act));
         }
         if answer == Ok(CommandOutcome::JobDeleted) {
-            self.delete(now, effects, id, by, &why);
+            self.delete_job(now, effects, id, by, &why);
         }
+        self.end_peer_calls(now, effects, id, &listed);
         effects.push(Effect::CommandDone(answer));
     }
 
     /// Deletes a job: its waiting calls are answered and its state is dropped.
-    fn delete(
+    fn delete_job(
         &mut self,
         now: Timestamp,
         effects: &mut Vec<Effect>,
@@ -398,9 +444,9 @@ impl Coordinator {
     }
 
     /// Attaches a connection to a job at its first call to that job.
-    fn attach_connection(&mut self, connection: ConnectionId, id: JobId) -> Result<(), Failure> {
+    fn attach_connection_to_job(&mut self, connection: ConnectionId, id: JobId) -> Result<(), Failure> {
         let Some(job) = self.jobs.get_mut(&id) else {
-            return Err(deleted_job_failure());
+            return Err(job_deleted_failure());
         };
         if job.has_connection(connection) {
             return Ok(());
@@ -414,12 +460,12 @@ impl Coordinator {
         Ok(())
     }
 
-    fn connection_closed(&mut self, connection: ConnectionId, ending: &ConnectionEnd) {
+    fn record_connection_closed(&mut self, connection: ConnectionId, ending: &ConnectionEnd) {
         let Some(known) = self.connections.remove(&connection) else { return };
         for id in known.jobs {
             // A deleted job emits no more events.
             let blame = Some(ending).filter(|_| !self.stopping && self.jobs.contains_key(&id));
-            self.update_job(id, |job| job.connection_closed(connection, blame));
+            self.update_job(id, |job| job.record_connection_closed(connection, blame));
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Memory that the state machine gives up and its driver frees.
+//! Memory that the state machine no longer needs and that its driver frees.
 //!
-//! Freeing a million keys takes a second, so the driver frees after releasing its lock, and much of it on a thread
-//! of its own. Begin at [`DeferredFree`].
+//! Freeing a million keys takes a second. So the driver frees this memory after it has released its lock. Large
+//! amounts are freed on a separate thread. Begin at [`DeferredFree`].
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ impl DeferredFree {
     const SMALL: usize = 64 << 10;
 
     /// Defers the freeing of a table.
-    pub(super) fn of<K, V, const N: usize, W>(table: CowMap<K, V, N, W>) -> Self
+    pub(super) fn of_table<K, V, const N: usize, W>(table: CowMap<K, V, N, W>) -> Self
     where
         K: Ord + Clone + Send + Sync + 'static,
         V: Clone + Send + Sync + 'static,
@@ -51,7 +51,7 @@ impl DeferredFree {
 
     /// Returns the approximate number of allocations to free.
     #[must_use]
-    pub fn weight(&self) -> usize {
+    pub fn approximate_allocations(&self) -> usize {
         self.weight
     }
 }

@@ -1,6 +1,6 @@
 //! The events of a job: every change of state, with its time, run and reason.
 //!
-//! The engine numbers, keeps and publishes them. Begin at [`EventKind`].
+//! The engine numbers, retains and publishes the events. Begin at [`EventKind`].
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -275,6 +275,18 @@ pub enum EventKind {
         /// The operator.
         actor: Actor,
     },
+    /// Processes that claimed a task id got one, which they keep over runs.
+    HostsAssigned {
+        /// The tasks.
+        tasks: Vec<TaskId>,
+    },
+    /// An operator made the service forget to which processes task ids belong.
+    HostsForgotten {
+        /// The tasks.
+        tasks: Vec<TaskId>,
+        /// The operator.
+        actor: Actor,
+    },
     /// The first error of the run: the cause of those that follow.
     FirstCause {
         /// The task that caused it, where one is known.
@@ -315,7 +327,7 @@ pub enum EventKind {
 
 /// The subject of an event, besides its job and its run.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Subject<'a> {
+pub struct EventSubject<'a> {
     /// The task, if the event is about one.
     pub task: Option<TaskId>,
     /// The address of that task's process.
@@ -351,6 +363,8 @@ impl EventKind {
             Self::SettingsChanged { .. } => "settings-changed",
             Self::KeyWritten { .. } => "key-written",
             Self::KeyDeleted { .. } => "key-deleted",
+            Self::HostsAssigned { .. } => "hosts-assigned",
+            Self::HostsForgotten { .. } => "hosts-forgotten",
             Self::JobDeleted { .. } => "job-deleted",
             Self::PreemptionNoticed => "preemption-noticed",
             Self::FirstCause { .. } => "first-cause",
@@ -367,56 +381,62 @@ impl EventKind {
         match self {
             Self::BarrierPassed { without: tasks, .. }
             | Self::FindingOpened { tasks, .. }
+            | Self::HostsAssigned { tasks }
+            | Self::HostsForgotten { tasks, .. }
             | Self::Excluded { target: ExclusionTarget::Host(_), tasks, .. } => tasks.contains(&task),
             Self::TransferFailed { task: one, with, .. } => [*one, *with].contains(&task),
-            other => other.about().task == Some(task),
+            other => other.subject().task == Some(task),
         }
     }
 
     /// Returns the subject of the event.
     #[must_use]
-    pub fn about(&self) -> Subject<'_> {
+    pub fn subject(&self) -> EventSubject<'_> {
         match self {
             Self::TaskRegistering { task, peer, .. } => {
-                Subject { task: Some(*task), peer: *peer, ..Subject::default() }
+                EventSubject { task: Some(*task), peer: *peer, ..EventSubject::default() }
             }
             Self::TaskSuperseded { task, new_peer, .. } => {
-                Subject { task: Some(*task), peer: *new_peer, ..Subject::default() }
+                EventSubject { task: Some(*task), peer: *new_peer, ..EventSubject::default() }
             }
             Self::RegistrationRefused { task, peer, .. } => {
-                Subject { task: Some(*task), peer: *peer, ..Subject::default() }
+                EventSubject { task: Some(*task), peer: *peer, ..EventSubject::default() }
             }
             Self::Excluded { target, .. } | Self::Readmitted { target, .. } => match target {
-                ExclusionTarget::Task(task) => Subject { task: Some(*task), ..Subject::default() },
-                ExclusionTarget::Host(_) => Subject::default(),
+                ExclusionTarget::Task(task) => EventSubject { task: Some(*task), ..EventSubject::default() },
+                ExclusionTarget::Host(_) => EventSubject::default(),
             },
             Self::TaskConnected { task, .. }
             | Self::TaskSuspected { task }
             | Self::TaskReturned { task }
             | Self::TaskDisconnected { task }
             | Self::TransferFailed { task, .. }
-            | Self::TaskFailed { task, .. } => Subject { task: Some(*task), ..Subject::default() },
+            | Self::TaskFailed { task, .. } => EventSubject { task: Some(*task), ..EventSubject::default() },
             Self::Fenced { task } | Self::FirstCause { task } => {
-                Subject { task: *task, ..Subject::default() }
+                EventSubject { task: *task, ..EventSubject::default() }
             }
             Self::BarrierStarted { barrier, counter }
             | Self::BarrierPassed { barrier, counter, .. }
             | Self::BarrierFailed { barrier, counter } => {
-                Subject { barrier: Some((barrier, *counter)), ..Subject::default() }
+                EventSubject { barrier: Some((barrier, *counter)), ..EventSubject::default() }
             }
-            Self::RunEnded { outcome } => Subject { outcome: Some(outcome.name()), ..Subject::default() },
+            Self::RunEnded { outcome } => {
+                EventSubject { outcome: Some(outcome.name()), ..EventSubject::default() }
+            }
             Self::FindingOpened { tasks, .. } => {
-                Subject { task: tasks.first().copied(), ..Subject::default() }
+                EventSubject { task: tasks.first().copied(), ..EventSubject::default() }
             }
             Self::JobDeclared { .. }
             | Self::RunOpened
             | Self::FindingClosed { .. }
+            | Self::HostsAssigned { .. }
+            | Self::HostsForgotten { .. }
             | Self::DrainRequested { .. }
             | Self::SettingsChanged { .. }
             | Self::KeyWritten { .. }
             | Self::KeyDeleted { .. }
             | Self::JobDeleted { .. }
-            | Self::PreemptionNoticed => Subject::default(),
+            | Self::PreemptionNoticed => EventSubject::default(),
         }
     }
 }
@@ -443,6 +463,7 @@ mod tests {
             EventKind::PreemptionNoticed,
             EventKind::FindingOpened { finding: Arc::from("f"), tasks: vec![] },
             EventKind::FindingClosed { finding: Arc::from("f") },
+            EventKind::HostsAssigned { tasks: vec![task] },
             EventKind::TransferFailed { task, with: task, error: Arc::from("stalled"), count: 1 },
             EventKind::FirstCause { task: None },
             EventKind::RunEnded { outcome: RunOutcome::Failed },

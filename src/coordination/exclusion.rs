@@ -1,9 +1,9 @@
-//! The table of a job's exclusions: target, actor, reason, expiry, and the record of ended ones. Exclusions belong
-//! to the job and outlive its runs.
+//! The table of a job's exclusions: the target, actor, reason and expiry of each one, and a record of ended
+//! exclusions. Exclusions belong to the job and outlive its runs.
 //!
-//! It does not say what an exclusion does to a task: `exclusion_rules.rs` does. Hosts are IP addresses, not names: the
-//! service sees addresses, and a name could resolve to another host tomorrow. Exclusions are found by number, by
-//! target and by expiry; numbers are never used twice. Begin at [`ExclusionTable`].
+//! `exclusion_rules.rs` has the effects of an exclusion on tasks. An excluded host is identified by its IP address:
+//! the service sees only addresses, and a name could later resolve to another host. Exclusions can be looked up by
+//! number, by target and by expiry. No number is used twice. Begin at [`ExclusionTable`].
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 
 use super::actor::{Actor, Reason};
 use super::ids::{ExclusionId, TaskId, Timestamp};
-use super::settings::Bounds;
+use super::settings::JobBounds;
 
 /// An exclusion in force and the tasks, ascending, that it has still to remove from the run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,7 +138,7 @@ impl ExclusionTable {
     }
 
     /// Returns the ended exclusions, newest end first.
-    pub fn over(&self) -> impl Iterator<Item = &(Exclusion, ExclusionEndRecord)> {
+    pub fn ended(&self) -> impl Iterator<Item = &(Exclusion, ExclusionEndRecord)> {
         self.past.iter()
     }
 
@@ -150,22 +150,22 @@ impl ExclusionTable {
         self.in_force.get(&id)
     }
 
-    pub fn for_target(&self, target: ExclusionTarget) -> Option<&Exclusion> {
+    pub fn find_for_target(&self, target: ExclusionTarget) -> Option<&Exclusion> {
         self.in_force.get(self.by_target.get(&target)?)
     }
 
     /// Returns the exclusion in force that matches the task or the host.
-    pub fn matching(&self, task: TaskId, host: Option<IpAddr>) -> Option<&Exclusion> {
+    pub fn find_matching(&self, task: TaskId, host: Option<IpAddr>) -> Option<&Exclusion> {
         // Every call passes here, and the usual table is empty.
         if self.in_force.is_empty() {
             return None;
         }
-        let by_host = || self.for_target(ExclusionTarget::host(host?));
-        self.for_target(ExclusionTarget::Task(task)).or_else(by_host)
+        let by_host = || self.find_for_target(ExclusionTarget::host(host?));
+        self.find_for_target(ExclusionTarget::Task(task)).or_else(by_host)
     }
 
     /// Returns whether an exclusion with this number ever existed.
-    pub fn has_issued(&self, id: ExclusionId) -> bool {
+    pub fn has_issued_id(&self, id: ExclusionId) -> bool {
         (1..=self.last_issued).contains(&id.0)
     }
 
@@ -190,7 +190,12 @@ impl ExclusionTable {
     }
 
     /// Ends an exclusion and keeps it among the ended ones.
-    pub fn end(&mut self, id: ExclusionId, ended: ExclusionEndRecord, bounds: &Bounds) -> Option<Exclusion> {
+    pub fn end(
+        &mut self,
+        id: ExclusionId,
+        ended: ExclusionEndRecord,
+        bounds: &JobBounds,
+    ) -> Option<Exclusion> {
         let exclusion = self.in_force.remove(&id)?;
         self.by_target.remove(&exclusion.target);
         if let Some(at) = exclusion.expires_at {
@@ -202,7 +207,7 @@ impl ExclusionTable {
     }
 
     /// Drops ended exclusions beyond the bound.
-    pub fn trim_ended(&mut self, bounds: &Bounds) {
+    pub fn trim_ended(&mut self, bounds: &JobBounds) {
         self.past.truncate(bounds.exclusions_kept);
     }
 
@@ -220,12 +225,12 @@ impl ExclusionTable {
     }
 
     /// Returns the first exclusion that is due to expire.
-    pub fn next_expired(&self, now: Timestamp) -> Option<ExclusionId> {
+    pub fn first_expired(&self, now: Timestamp) -> Option<ExclusionId> {
         self.expiries.first().filter(|(at, _)| *at <= now).map(|(_, id)| *id)
     }
 
     /// Checks that the tables agree and are within their bounds.
-    pub fn check_invariants(&self, bounds: &Bounds) -> Result<(), String> {
+    pub fn check_invariants(&self, bounds: &JobBounds) -> Result<(), String> {
         let targets: BTreeMap<ExclusionTarget, ExclusionId> =
             self.in_force.values().map(|exclusion| (exclusion.target, exclusion.id)).collect();
         if targets != self.by_target {
@@ -235,7 +240,7 @@ impl ExclusionTable {
         if ends.collect::<BTreeSet<_>>() != self.expiries {
             return Err("an exclusion that expires has no deadline, or the other way round".to_owned());
         }
-        if self.in_force.keys().any(|id| !self.has_issued(*id)) {
+        if self.in_force.keys().any(|id| !self.has_issued_id(*id)) {
             return Err("an exclusion has a number that was not given".to_owned());
         }
         if self.len() > bounds.exclusions || self.past.len() > bounds.exclusions_kept {

@@ -1,22 +1,24 @@
-//! Performs exclusions on the tasks of a job. `exclusion.rs` keeps the table. Begin at `Job::exclude`.
+//! Carries out exclusions on the tasks of a job. `exclusion.rs` has the table of exclusions, and
+//! `exclusion_preview.rs` the dry run. Begin at `Job::exclude`.
 //!
-//! - *Eviction.* An excluded task fails as a lost one does: each of its waiting calls is answered, and it leaves
-//!   the live set. One task is evicted with the command itself; the tasks of an excluded host follow with ticks.
-//! - *Refusal.* Its registrations and calls are refused with PERMISSION_DENIED in the service's own name while the
-//!   exclusion is in force. Clients retry ABORTED, INTERNAL and transport errors until their own timeout; after
+//! - *Eviction.* An excluded task enters the failed state and leaves the live set, as a lost task does. Its waiting
+//!   calls are answered with PERMISSION_DENIED. The input of the command evicts at most one task. If the target is
+//!   a host, later ticks evict the other tasks on it.
+//! - *Refusal.* While the exclusion is in force, the service refuses the task's registrations and calls with
+//!   PERMISSION_DENIED. Clients retry ABORTED, INTERNAL and transport errors until their own timeout. After
 //!   PERMISSION_DENIED they exit and show the text: operator, reason, expiry, and how to lift the exclusion.
-//! - *Excused.* Nothing waits for an evicted task until it registers again; `barrier_completion.rs` treats it like a task that
-//!   registered after the barrier began. So neither the exclusion nor its end stops the others. A task whose
-//!   failure ends the run is never excused, because the run needs all its tasks.
-//! - *A run that forms.* A recoverable job does not wait for a task that is excluded by number, and waits for it
-//!   again if the exclusion ends before the run starts. A fate-sharing job needs all N tasks and waits. A task
-//!   whose host is excluded may come from another host, and is waited for. A task that joins a run that started
-//!   without it is unsynced.
-//! - *Ending the run.* An exclusion that would end the run is refused unless `end_run` is given: in a fate-sharing
-//!   run, and for the last live task. `Run::run_outcome_without` decides that before anything changes. The preview (dry
-//!   run) performs the exclusion on a copy of the job, by the same code.
-//! - *Afterwards.* An evicted process stays out when its exclusion is lifted, because its calls have failed and its
-//!   barriers have passed without it. A new process of the task may register.
+//! - *Excused.* An evicted task is excused until it registers again: nothing waits for it. So neither the exclusion
+//!   nor its end blocks the other tasks. A task whose failure ends the run is never excused, because the run needs
+//!   all its tasks.
+//! - *Before a run starts.* A run of a recoverable job does not wait for a task whose number is excluded. If the
+//!   exclusion ends before the run starts, the run waits for the task again. A fate-sharing job needs all N tasks,
+//!   so its run waits for an excluded task. If a host is excluded, its tasks may be started on another host, so the
+//!   run waits for those tasks. If a run has started without a task and the task registers later, it is unsynced.
+//! - *Ending the run.* In a fate-sharing run, and for the last live task, an exclusion would end the run. Such an
+//!   exclusion is refused unless `end_run` is given. `Run::run_outcome_without` checks this before anything
+//!   changes.
+//! - *Afterwards.* When an exclusion is lifted, the evicted process still cannot return, because its calls have
+//!   failed and barriers have passed without it. A new process of the task may register.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -24,7 +26,7 @@ use std::time::Duration;
 
 use super::actor::{Actor, Reason};
 use super::barrier::MemberState;
-use super::command::{BarrierPreview, CommandRefusal, ExclusionPreview};
+use super::command::CommandRefusal;
 use super::context::TransitionContext;
 use super::event::{EventKind, FailureClass, RunOutcome};
 use super::exclusion::{Exclusion, ExclusionEndKind, ExclusionEndRecord, ExclusionTarget, PendingEviction};
@@ -34,13 +36,6 @@ use super::input::Effect;
 use super::job::{Job, with_run};
 use super::run::Run;
 use super::waiters::{CallSelection, SharedAnswer};
-
-impl Failure {
-    /// Returns whether the failure is an exclusion: the task may come back once that has ended.
-    pub(super) fn is_exclusion(&self) -> bool {
-        self.code == Code::PermissionDenied && self.service_error.is_some_and(|e| !e.reported)
-    }
-}
 
 impl Job {
     /// Excludes a task or a host.
@@ -70,13 +65,14 @@ impl Job {
         Ok(id)
     }
 
-    fn check_exclusion(&self, target: ExclusionTarget) -> Result<(), CommandRefusal> {
+    /// Checks whether the exclusion may be added to the table.
+    pub(super) fn check_exclusion(&self, target: ExclusionTarget) -> Result<(), CommandRefusal> {
         if let ExclusionTarget::Task(task) = target
             && self.run.task(task).is_none()
         {
             return Err(CommandRefusal::NoSuchTask { task, last: self.settings.tasks.saturating_sub(1) });
         }
-        if let Some(known) = self.exclusions.for_target(target) {
+        if let Some(known) = self.exclusions.find_for_target(target) {
             let by = Box::new(known.actor.clone());
             return Err(CommandRefusal::AlreadyExcluded { target, exclusion: known.id, by });
         }
@@ -87,85 +83,19 @@ impl Job {
         Ok(())
     }
 
-    /// Returns the effects of an exclusion. It performs the exclusion on a copy of the job, so that both
-    /// follow the same rules.
-    ///
-    /// # Errors
-    /// If the exclusion would be refused for any reason except that it ends the run.
-    pub(super) fn preview_exclusion(
-        &self,
-        now: Timestamp,
-        actor: &Actor,
-        reason: &Reason,
-        target: ExclusionTarget,
-    ) -> Result<ExclusionPreview, CommandRefusal> {
-        self.check_exclusion(target)?;
-        Ok(self.preview(now, actor, reason, target))
-    }
-
-    fn preview(
-        &self,
-        now: Timestamp,
-        actor: &Actor,
-        reason: &Reason,
-        target: ExclusionTarget,
-    ) -> ExclusionPreview {
-        // The copy shares everything that the exclusion does not change.
-        let (mut trial, mut effects) = (self.clone(), Vec::new());
-        let tasks = self.tasks_excluded_by(target);
-        let id = Arc::make_mut(&mut trial.exclusions).add(target, actor.clone(), reason.clone(), now, None);
-        trial.enforce_exclusion(now, &mut effects, id, tasks.clone());
-        trial.run_pending_work(now, &mut effects, &mut { usize::MAX });
-        let mut preview = ExclusionPreview {
-            calls_refused: 0,
-            calls_answered: 0,
-            barriers: Vec::new(),
-            live_sets: self
-                .run
-                .live_set_requests
-                .keys()
-                .filter(|set| !trial.run.live_set_requests.contains_key(set))
-                .count(),
-            starts_run: self.run.started_at.is_none() && trial.run.started_at.is_some(),
-            ends_run: trial.run.ended.filter(|_| self.run.ended.is_none()).map(|(outcome, _)| outcome),
-            live: trial.run.task_ids().filter(|id| trial.run.expect_task(*id).is_connected()).collect(),
-            tasks,
-        };
-        for effect in effects {
-            match effect {
-                Effect::Reply(_, Err(failure)) if failure.is_exclusion() => preview.calls_refused += 1,
-                Effect::Reply(..) => preview.calls_answered += 1,
-                Effect::Event(event) => preview.barriers.extend(match event.what {
-                    EventKind::BarrierPassed { barrier, counter, .. } => {
-                        Some(BarrierPreview { id: barrier.to_string(), counter, passes: true })
-                    }
-                    EventKind::BarrierFailed { barrier, counter } => {
-                        Some(BarrierPreview { id: barrier.to_string(), counter, passes: false })
-                    }
-                    _ => None,
-                }),
-                Effect::RequestIncarnation(_)
-                | Effect::CommandDone(_)
-                | Effect::BarrierEnded(_)
-                | Effect::FreeLater(_) => {}
-            }
-        }
-        preview
-    }
-
     /// Returns the tasks of the present run that an exclusion affects: the task itself, or those whose
     /// present or last incarnation registered from the host.
     pub(super) fn tasks_excluded_by(&self, target: ExclusionTarget) -> Vec<TaskId> {
         match target {
             ExclusionTarget::Task(task) => self.run.task(task).map(|_| task).into_iter().collect(),
             ExclusionTarget::Host(_) => {
-                self.run.task_ids().filter(|id| self.is_target(target, *id)).collect()
+                self.run.task_ids().filter(|id| self.is_target_of(target, *id)).collect()
             }
         }
     }
 
     /// Begins to apply an exclusion of the table to the present run; [`Self::evict_next_task`] continues.
-    fn enforce_exclusion(
+    pub(super) fn enforce_exclusion(
         &mut self,
         now: Timestamp,
         effects: &mut Vec<Effect>,
@@ -177,7 +107,7 @@ impl Job {
         let expulsion = PendingEviction { exclusion: id, tasks: tasks.iter().copied().collect() };
         with_run!(self, now, effects, |_run, cx| {
             let change = EventKind::Excluded { exclusion: id, target: *target, tasks, actor: actor.clone() };
-            cx.emit(change, format!("{target} is excluded by {actor}: {reason}"));
+            cx.emit_event(change, format!("{target} is excluded by {actor}: {reason}"));
         });
         self.pending_evictions.push_back(expulsion);
         if self.pending_evictions.len() == 1 {
@@ -202,19 +132,19 @@ impl Job {
             self.pending_evictions.pop_front();
         }
         let Exclusion { target, actor, reason, .. } = &exclusion;
-        if !self.is_target(*target, task) {
+        if !self.is_target_of(*target, task) {
             return;
         }
         let why = format!("excluded by {actor}: {reason}");
         let failure = Arc::new(exclusion.refusal(self.name.as_str(), task).with_cause(&why));
-        let own = self.connections_of(task);
+        let own = self.exclusive_connections_of(task);
         with_run!(self, now, effects, |run, cx| {
             run.evict_task(cx, task, &failure, &why, &own);
-            run.exempt_from_barriers(cx, task, matches!(target, ExclusionTarget::Task(_)));
+            run.excuse_from_barriers(cx, task, matches!(target, ExclusionTarget::Task(_)));
         });
     }
 
-    fn is_target(&self, target: ExclusionTarget, id: TaskId) -> bool {
+    fn is_target_of(&self, target: ExclusionTarget, id: TaskId) -> bool {
         match target {
             ExclusionTarget::Task(task) => task == id,
             host @ ExclusionTarget::Host(_) => {
@@ -238,7 +168,7 @@ impl Job {
         id: ExclusionId,
     ) -> Result<(), CommandRefusal> {
         if self.exclusions.get(id).is_none() {
-            let numbered = self.exclusions.has_issued(id);
+            let numbered = self.exclusions.has_issued_id(id);
             return Err(if numbered {
                 CommandRefusal::AlreadyOver(id)
             } else {
@@ -253,7 +183,7 @@ impl Job {
 
     /// Ends every exclusion that has expired.
     pub(super) fn expire_exclusions(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
-        while let Some(id) = self.exclusions.next_expired(now) {
+        while let Some(id) = self.exclusions.first_expired(now) {
             let ended =
                 ExclusionEndRecord { at: now, how: ExclusionEndKind::Expired, actor: None, reason: None };
             self.end_exclusion(now, effects, id, ended);
@@ -278,9 +208,9 @@ impl Job {
         };
         let Exclusion { target, .. } = exclusion;
         with_run!(self, now, effects, |run, cx| {
-            cx.emit(EventKind::Readmitted { exclusion: id, target, actor }, reason);
+            cx.emit_event(EventKind::Readmitted { exclusion: id, target, actor }, reason);
             if let ExclusionTarget::Task(task) = target {
-                run.require_again(task);
+                run.require_task_again(task);
             }
         });
     }
@@ -293,13 +223,13 @@ impl Job {
         task: TaskId,
         peer: Option<SocketAddr>,
     ) -> Option<Failure> {
-        let exclusion = self.exclusions.matching(task, peer.map(|peer| peer.ip()))?;
+        let exclusion = self.exclusions.find_matching(task, peer.map(|peer| peer.ip()))?;
         let (id, failure) = (exclusion.id, exclusion.refusal(self.name.as_str(), task));
         if Arc::make_mut(&mut self.exclusions).record_refusal(id, now) {
             let from = peer.map_or_else(String::new, |peer| format!(" from {peer}"));
             let reason = format!("registration of task {task}{from} refused: {}", failure.message);
             with_run!(self, now, effects, |_run, cx| {
-                cx.emit(EventKind::RegistrationRefused { exclusion: id, task, peer }, reason);
+                cx.emit_event(EventKind::RegistrationRefused { exclusion: id, task, peer }, reason);
             });
         }
         Some(failure)
@@ -308,22 +238,22 @@ impl Job {
     /// Returns the refusal of any other call of an excluded task. It holds even after the exclusion, because
     /// the exclusion ended that incarnation.
     pub(super) fn exclusion_refusal(&self, task: TaskId, peer: Option<SocketAddr>) -> Option<Failure> {
-        if let Some(exclusion) = self.exclusions.matching(task, peer.map(|peer| peer.ip())) {
+        if let Some(exclusion) = self.exclusions.find_matching(task, peer.map(|peer| peer.ip())) {
             return Some(exclusion.refusal(self.name.as_str(), task));
         }
         let failure = self.run.task(task)?.failure().filter(|failure| failure.is_exclusion())?;
         Some(failure.as_ref().clone())
     }
 
-    /// Exempts the tasks of a new run that are excluded by number.
-    pub(super) fn exempt_excluded_tasks(&mut self) {
+    /// Marks the tasks of a new run whose numbers are excluded as excused.
+    pub(super) fn excuse_excluded_tasks(&mut self) {
         if !self.settings.recoverable {
             return;
         }
         let excluded: Vec<TaskId> = self.exclusions.in_force().filter_map(|e| e.task()).collect();
         for task in excluded {
             if self.run.task(task).is_some() {
-                self.run.expect_task_mut(task).is_exempt = true;
+                self.run.expect_task_mut(task).is_excused = true;
             }
         }
     }
@@ -373,21 +303,21 @@ impl Run {
         own: &[ConnectionId],
     ) {
         if !self.expect_task(id).is_connected() {
-            return self.fail_pending_calls(cx, id, failure, own);
+            return self.fail_pending_calls_of_task(cx, id, failure, own);
         }
-        let text = format!("The run was ended: {} was {why}", self.describe(id));
+        let text = format!("The run was ended: {} was {why}", self.describe_task(id));
         let told = Arc::new(Failure::from_service(Code::Aborted, text).with_cause(why));
         if !self.expect_task(id).recoverable && self.ended.is_none() {
             // Recorded before any consequence of the eviction fails.
             self.record_first_cause(cx, Some(id), &told);
         }
-        self.fail_pending_calls(cx, id, failure, own);
+        self.fail_pending_calls_of_task(cx, id, failure, own);
         self.fail_task(cx, id, failure, FailureClass::Excluded, why);
         self.propagate_error(cx, Some(id), &told);
     }
 
     /// Answers every waiting call of a task, and all calls on connections that only this task uses.
-    fn fail_pending_calls(
+    fn fail_pending_calls_of_task(
         &mut self,
         cx: &mut TransitionContext<'_>,
         id: TaskId,
@@ -400,15 +330,17 @@ impl Run {
                 _ => None,
             });
         for (key, counter, call) in at_barriers.collect::<Vec<_>>() {
-            let failure = failure.as_ref().clone().with_barrier(&self.wire_id(&key), counter);
+            let failure = failure.as_ref().clone().with_barrier(&self.wire_id_of_barrier(&key), counter);
             self.withdraw_call(call);
-            cx.reply(call, Err(Arc::new(failure)));
+            cx.reply_to_call(call, Err(Arc::new(failure)));
         }
         self.cancel_live_set_calls_of(id, failure);
-        self.answer_poll(cx, id, failure);
+        self.answer_error_poll(cx, id, failure);
         for connection in own.iter().copied() {
             // Later calls are refused as long as the exclusion is in force.
-            if let Some(last) = self.waiters.last().filter(|_| self.waiters.count_on(connection) > 0) {
+            if let Some(last) =
+                self.waiters.last_call().filter(|_| self.waiters.count_on_connection(connection) > 0)
+            {
                 let calls = CallSelection::OnConnection(connection, last);
                 self.waiters.queue_answer(calls, SharedAnswer::Failed(Arc::clone(failure)));
             }
@@ -432,28 +364,28 @@ impl Run {
         }
     }
 
-    /// Exempts the task: nothing waits for it until it registers again. `by_number`: the exclusion holds for
+    /// Marks the task as excused: nothing waits for it until it registers again. `by_number`: the exclusion holds for
     /// every host.
-    fn exempt_from_barriers(&mut self, cx: &mut TransitionContext<'_>, id: TaskId, by_number: bool) {
+    fn excuse_from_barriers(&mut self, cx: &mut TransitionContext<'_>, id: TaskId, by_number: bool) {
         let may_miss = match self.started_at {
             Some(_) => self.expect_task(id).recoverable,
             None => by_number && cx.settings.recoverable,
         };
-        if may_miss && !std::mem::replace(&mut self.expect_task_mut(id).is_exempt, true) {
-            self.release_from_barriers(cx, id);
+        if may_miss && !std::mem::replace(&mut self.expect_task_mut(id).is_excused, true) {
+            self.mark_not_required_at_barriers(cx, id);
         }
     }
 
     /// Handles the end of an exclusion by number: a run that still forms waits for the task again.
-    fn require_again(&mut self, id: TaskId) {
+    fn require_task_again(&mut self, id: TaskId) {
         if self.started_at.is_some() || self.task(id).is_none() {
             return;
         }
-        self.expect_task_mut(id).is_exempt = false;
+        self.expect_task_mut(id).is_excused = false;
         let keys: Vec<_> = self.barriers.in_progress().map(|(key, _)| key.clone()).collect();
         for key in keys {
             if let Some(instance) = self.barriers.instance_mut(&key)
-                && instance.member_state(id) == Some(MemberState::Released)
+                && instance.member_state(id) == Some(MemberState::NotRequired)
             {
                 instance.set_member_state(id, MemberState::Missing);
             }

@@ -1,8 +1,8 @@
-//! The failure of a call: a status code, a text, the payloads that clients act upon, and a short cause for people.
+//! The failure of a call: a status code, a text, the payloads that clients interpret, and a short cause for people.
 //!
-//! It encodes nothing: `grpc::status` does. The texts of the protocol stay as they are, because people search for
-//! them and clients act on some of them; [`Failure::cause`] states the one fact of a failure for pages, the command
-//! line, events and the log. Begin at [`Failure`].
+//! `grpc::status` encodes failures. The texts are the same as those of jaxlib's C++ service and do not change,
+//! because people search for them and clients interpret some of them. Pages, the command line, events and the log
+//! show [`Failure::cause`], which states the cause in a few words. Begin at [`Failure`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -169,5 +169,16 @@ impl Failure {
         self.service_error.get_or_insert_default();
         self.barrier = Some(BarrierRef { id: Arc::clone(id), counter });
         self
+    }
+
+    /// Returns whether the failure is an exclusion: the task may come back once that has ended.
+    pub(super) fn is_exclusion(&self) -> bool {
+        self.code == Code::PermissionDenied && self.service_error.is_some_and(|e| !e.reported)
+    }
+
+    /// Returns whether the task was lost, rather than reported an error or broke a rule: a lost task may
+    /// return.
+    pub(super) fn is_task_loss(&self) -> bool {
+        self.code == Code::Unavailable && self.service_error.is_some_and(|e| !e.reported)
     }
 }

@@ -1,7 +1,8 @@
-//! The heartbeat gaps of one task over time: one point a heartbeat, then the longest gap of each step of time, at
-//! most [`HISTORY_POINTS`] points. They cover at least 43 minutes.
+//! The gaps between the heartbeats of one task over time, in at most [`HISTORY_POINTS`] points. At first, each gap
+//! is a point. When the table is full, time is divided into intervals, and each point is the longest gap of its
+//! interval. The points cover at least the last 43 minutes.
 //!
-//! It does not count gaps by length: `heartbeat_stats.rs` does. Begin at `HeartbeatHistory::add`.
+//! The histogram of gaps is in `heartbeat_stats.rs`. Begin at `HeartbeatHistory::add_gap`.
 
 use std::collections::VecDeque;
 
@@ -22,7 +23,7 @@ const GAP_UNIT_US: u64 = 100;
 const MAX_STEP_LOG2: u32 = 12;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-struct Point {
+struct HistoryPoint {
     /// The end of the gap, since the history began, in time units.
     at: u32,
     gap: u32,
@@ -35,16 +36,16 @@ pub(super) struct HeartbeatHistory {
     began: Timestamp,
     /// The length of a step, as a power of two of time units.
     step: u32,
-    points: VecDeque<Point>,
+    points: VecDeque<HistoryPoint>,
 }
 
 impl HeartbeatHistory {
     /// Adds a gap that ended at `now`.
-    pub fn add(&mut self, now: Timestamp, gap_us: u64) {
+    pub fn add_gap(&mut self, now: Timestamp, gap_us: u64) {
         if self.points.is_empty() {
             (self.began, self.step) = (now, 0);
         }
-        let point = Point {
+        let point = HistoryPoint {
             at: saturate_u32(now.0.saturating_sub(self.began.0) / TIME_UNIT_US),
             gap: saturate_u32(gap_us / GAP_UNIT_US),
         };
@@ -62,7 +63,7 @@ impl HeartbeatHistory {
 
     /// Merges the gap into the last point if both belong to one step; the longer gap stays. Returns whether
     /// it did.
-    fn merge_into_last(&mut self, point: Point) -> bool {
+    fn merge_into_last(&mut self, point: HistoryPoint) -> bool {
         let step = self.step;
         let Some(last) = self.points.back_mut().filter(|last| last.at >> step == point.at >> step) else {
             return false;
@@ -95,10 +96,12 @@ impl HeartbeatHistory {
     }
 
     /// Returns the gaps, the oldest first.
-    pub fn view(&self) -> Vec<HeartbeatGap> {
+    pub fn gaps(&self) -> Vec<HeartbeatGap> {
         let moment = |at: u32| Timestamp(self.began.0 + u64::from(at) * TIME_UNIT_US);
-        let view =
-            |point: &Point| HeartbeatGap { at: moment(point.at), gap_us: u64::from(point.gap) * GAP_UNIT_US };
+        let view = |point: &HistoryPoint| HeartbeatGap {
+            at: moment(point.at),
+            gap_us: u64::from(point.gap) * GAP_UNIT_US,
+        };
         self.points.iter().map(view).collect()
     }
 }
@@ -127,7 +130,7 @@ mod tests {
     /// Adds heartbeats from `from` to `until`, `apart` microseconds from one another.
     fn beating(course: &mut HeartbeatHistory, from: u64, until: u64, apart: u64) {
         for at in (from + apart..=until).step_by(usize::try_from(apart).expect("it is short")) {
-            course.add(Timestamp(at), apart);
+            course.add_gap(Timestamp(at), apart);
         }
     }
 
@@ -135,7 +138,7 @@ mod tests {
     fn every_gap_is_one_point_until_the_history_is_full() {
         let mut course = HeartbeatHistory::default();
         beating(&mut course, 1_000 * SECOND, 1_060 * SECOND, SECOND);
-        let seen = course.view();
+        let seen = course.gaps();
         assert_eq!(seen.len(), 60);
         assert_eq!(seen[0], HeartbeatGap { at: Timestamp(1_001 * SECOND), gap_us: SECOND });
         assert_eq!(seen[59].at, Timestamp(1_060 * SECOND));
@@ -146,7 +149,7 @@ mod tests {
         for apart in [SECOND / 10, SECOND, 10 * SECOND, 50 * SECOND] {
             let mut course = HeartbeatHistory::default();
             beating(&mut course, 0, 7_200 * SECOND, apart);
-            let seen = course.view();
+            let seen = course.gaps();
             assert!(seen.len() <= HISTORY_POINTS, "{} points", seen.len());
             let told = seen[seen.len() - 1].at.since(seen[0].at);
             assert!(told.as_secs() >= 30 * 60, "{told:?} with heartbeats {apart} us apart");
@@ -158,19 +161,19 @@ mod tests {
     fn a_long_gap_outlives_the_short_ones_around_it() {
         let mut course = HeartbeatHistory::default();
         beating(&mut course, 0, 600 * SECOND, SECOND);
-        course.add(Timestamp(640 * SECOND), 40 * SECOND);
+        course.add_gap(Timestamp(640 * SECOND), 40 * SECOND);
         beating(&mut course, 640 * SECOND, 2_000 * SECOND, SECOND);
-        let longest = course.view().into_iter().max_by_key(|gap| gap.gap_us).expect("there are gaps");
+        let longest = course.gaps().into_iter().max_by_key(|gap| gap.gap_us).expect("there are gaps");
         assert_eq!(longest, HeartbeatGap { at: Timestamp(640 * SECOND), gap_us: 40 * SECOND });
     }
 
     #[test]
     fn extreme_times_and_gaps_stay_within_the_bound() {
         let mut course = HeartbeatHistory::default();
-        course.add(Timestamp(0), 1);
+        course.add_gap(Timestamp(0), 1);
         for at in 1..1_000 {
-            course.add(Timestamp(u64::MAX - 1_000 + at), u64::MAX);
+            course.add_gap(Timestamp(u64::MAX - 1_000 + at), u64::MAX);
         }
-        assert_eq!(course.view().len(), 2);
+        assert_eq!(course.gaps().len(), 2);
     }
 }

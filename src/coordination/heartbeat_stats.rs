@@ -1,6 +1,7 @@
-//! The statistics of one task's heartbeats: usual interval, longest recent gap, histogram of gaps.
+//! The statistics of one task's heartbeats: the usual interval, the longest recent gap, and a histogram of the
+//! gaps.
 //!
-//! It does not decide that a task is dead: `task_failure.rs` does. Begin at `HeartbeatStats`.
+//! `task_failure.rs` decides when a task without heartbeats fails. Begin at `HeartbeatStats`.
 
 use std::time::Duration;
 
@@ -35,18 +36,18 @@ pub struct GapHistogram {
 impl GapHistogram {
     /// Returns the longest gap that belongs to a class, in microseconds; the last class has no limit.
     #[must_use]
-    pub fn longest_us(class: usize) -> Option<u64> {
+    pub fn longest_gap_us_of_class(class: usize) -> Option<u64> {
         (class + 1 < GAP_BUCKETS).then(|| FIRST_BUCKET_US << class)
     }
 
     /// Returns the number of gaps.
     #[must_use]
-    pub fn total(&self) -> u64 {
+    pub fn gap_count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
     /// Adds the gaps of `other`.
-    pub(super) fn add(&mut self, other: &HeartbeatStats) {
+    pub(super) fn add_gaps_of(&mut self, other: &HeartbeatStats) {
         for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
             *mine += u64::from(*theirs);
         }
@@ -93,7 +94,7 @@ impl HeartbeatStats {
             self.window_began = now;
         }
         self.longest_us = self.longest_us.max(gap_us);
-        self.history.add(now, gap_us);
+        self.history.add_gap(now, gap_us);
     }
 
     /// Skips the gap from the last heartbeat to the next one, because the task did not cause it.
@@ -117,12 +118,12 @@ impl HeartbeatStats {
     }
 
     /// Returns the gaps over time, the oldest first.
-    pub fn course(&self) -> Vec<HeartbeatGap> {
-        self.history.view()
+    pub fn gap_history(&self) -> Vec<HeartbeatGap> {
+        self.history.gaps()
     }
 
     /// Returns the usual interval and the longest recent gap, in microseconds; 0 where there is none yet.
-    pub fn summary(&self) -> (u64, u64) {
+    pub fn usual_and_longest_gap_us(&self) -> (u64, u64) {
         (self.interval_us, self.longest_us.max(self.longest_before_us))
     }
 }
@@ -162,11 +163,11 @@ mod tests {
         for gap in [0, 1, 1_000, 1_001, 2_000, 2_001, 4_000, 4_001, 131_072_000, 262_144_000, u64::MAX] {
             let class = bucket_of(gap);
             assert!(
-                GapHistogram::longest_us(class).is_none_or(|longest| gap <= longest),
+                GapHistogram::longest_gap_us_of_class(class).is_none_or(|longest| gap <= longest),
                 "{gap} is in {class}"
             );
-            let fits_below =
-                class > 0 && GapHistogram::longest_us(class - 1).is_some_and(|longest| gap <= longest);
+            let fits_below = class > 0
+                && GapHistogram::longest_gap_us_of_class(class - 1).is_some_and(|longest| gap <= longest);
             assert!(!fits_below, "{gap} is in {class}");
         }
     }
@@ -197,7 +198,7 @@ mod tests {
         pulse.record_heartbeat(Timestamp(90_000_000));
         pulse.record_heartbeat(Timestamp(91_000_000));
         let view = pulse.view().expect("two gaps");
-        assert_eq!((view.gaps.total(), view.gaps.sum_us), (2, 2_000_000));
+        assert_eq!((view.gaps.gap_count(), view.gaps.sum_us), (2, 2_000_000));
         assert_eq!((view.interval_us, view.longest_recent_us), (1_000_000, 1_000_000));
     }
 
@@ -214,10 +215,10 @@ mod tests {
         for _ in 0..29 {
             beat(&mut pulse, 10);
         }
-        assert_eq!(pulse.summary().1, 50_000_000);
+        assert_eq!(pulse.usual_and_longest_gap_us().1, 50_000_000);
         for _ in 0..61 {
             beat(&mut pulse, 10);
         }
-        assert_eq!(pulse.summary().1, 10_000_000);
+        assert_eq!(pulse.usual_and_longest_gap_us().1, 10_000_000);
     }
 }

@@ -1,8 +1,8 @@
 //! The identifiers of the state machine (job, run, task, incarnation, connection, call, exclusion) and
 //! [`Timestamp`].
 //!
-//! It does not make any: the driver numbers connections and calls, and draws incarnations. Begin at
-//! [`TaskIncarnation`] and [`ServiceIncarnation`], which must never be mixed up.
+//! The driver numbers connections and calls, and draws the incarnations of the service. Begin at
+//! [`TaskIncarnation`] and [`ServiceIncarnation`], which must never be confused.
 
 use std::fmt;
 use std::sync::Arc;

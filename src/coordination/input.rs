@@ -1,11 +1,13 @@
-//! Inputs and effects: everything that can happen to the state machine, and everything that its driver must do.
+//! The inputs of the state machine, and its effects: the orders that it gives to its driver.
 //!
-//! It decides nothing: [`Coordinator::apply`](super::Coordinator::apply) does. Begin at [`Input`], then [`Effect`].
+//! [`Coordinator::apply`](super::Coordinator::apply) handles an input and returns effects. Begin at [`Input`], then
+//! [`Effect`].
 //!
-//! The driver owns what the state machine must not: it numbers connections and calls, draws the incarnations of
-//! runs ([`Effect::RequestIncarnation`]), and frees memory after releasing its lock ([`Effect::FreeLater`]). Findings
-//! and transfer failures enter the order of events as [`Input::FindingChanged`] and [`Input::TransferFailed`], so a replay
-//! repeats them; they change nothing else.
+//! The driver does what would make a transition slow or not repeatable: it numbers connections and calls, draws the
+//! incarnations of runs ([`Effect::RequestIncarnation`]), and frees memory after releasing its lock
+//! ([`Effect::FreeLater`]). Findings and transfer failures are inputs too ([`Input::FindingChanged`],
+//! [`Input::TransferFailed`]). Such an input only publishes an event. As an input it has its place in the order of
+//! events, and a replay repeats it.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -15,12 +17,13 @@ use serde::{Deserialize, Serialize};
 
 use super::actor::{Actor, Reason};
 use super::barrier_record::BarrierCompletion;
-use super::call::{CallOutcome, Caller, Request};
 use super::command::{CommandOutcome, CommandRefusal, OperatorCommand};
 use super::deferred_free::DeferredFree;
 use super::event::JobEvent;
 use super::ids::{CallId, ConnectionId, JobId, JobName, ServiceIncarnation, TaskId};
+use super::request_reply::{CallOutcome, Caller, Request};
 use super::settings::JobSettings;
+use super::task_owner_table::{ClaimAnswer, ClaimRefusal, TaskClaim};
 
 /// The way in which a connection ended: evidence about the tasks that used it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,7 +41,7 @@ pub enum ConnectionEnd {
 impl ConnectionEnd {
     /// Returns a short description of the end; [`fmt::Display`] writes the text that clients receive.
     #[must_use]
-    pub fn word(&self) -> String {
+    pub fn short_text(&self) -> String {
         match self {
             Self::Closed => "closed".to_owned(),
             Self::Reset => "reset".to_owned(),
@@ -61,7 +64,7 @@ impl fmt::Display for ConnectionEnd {
 
 /// A finding that an observer of a job opened or closed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FindingNote {
+pub struct FindingChange {
     /// The name of the finding.
     pub finding: Arc<str>,
     /// Whether the finding opens; otherwise it closes.
@@ -98,7 +101,7 @@ pub enum Input {
         /// The job's name.
         name: JobName,
         /// The job's settings.
-        settings: JobSettings,
+        settings: Box<JobSettings>,
         /// The identity of its first run.
         incarnation: ServiceIncarnation,
         /// The operator; `None` if the job is part of the server's configuration.
@@ -148,7 +151,7 @@ pub enum Input {
         /// The job.
         job: JobId,
         /// The finding.
-        note: FindingNote,
+        note: FindingChange,
     },
     /// A worker reported failed transfers. The report enters the order of events and changes nothing else.
     TransferFailed {
@@ -156,6 +159,13 @@ pub enum Input {
         job: JobId,
         /// The report.
         note: TransferFailure,
+    },
+    /// A process asks which task it is; answered with [`Effect::ClaimAnswered`] at once.
+    ClaimTask {
+        /// The job.
+        job: JobId,
+        /// The claim.
+        claim: TaskClaim,
     },
     /// An operator issues a command; answered with [`Effect::CommandDone`] at once.
     Command {
@@ -186,6 +196,8 @@ pub enum Effect {
     Reply(CallId, CallOutcome),
     /// The outcome of the applied [`Input::Command`].
     CommandDone(Result<CommandOutcome, CommandRefusal>),
+    /// The answer to the applied [`Input::ClaimTask`].
+    ClaimAnswered(Result<ClaimAnswer, ClaimRefusal>),
     /// Publish an event.
     Event(JobEvent),
     /// Hand an ended barrier instance with all its arrivals to the observers; the state does not keep it.

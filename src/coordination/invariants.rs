@@ -1,7 +1,7 @@
-//! The invariants of the state, checked from scratch, for tests and simulations. A check reads the whole state; no
-//! server calls it.
+//! Checks the invariants of the state for tests and simulations, by recomputing every count and table. A check
+//! reads the whole state, so a server never runs it.
 //!
-//! It repairs nothing. Begin at [`Coordinator::check_invariants`].
+//! The check changes nothing. Begin at [`Coordinator::check_invariants`].
 
 use std::collections::BTreeSet;
 
@@ -9,9 +9,10 @@ use super::barrier::{BarrierKey, MemberState};
 use super::coordinator::Coordinator;
 use super::ids::{CallId, TaskId};
 use super::job::Job;
+use super::key_value_store::KeyValueStore;
+use super::peer_jobs::peer_refusal;
 use super::run::Run;
 use super::settings::JobSettings;
-use super::store::Store;
 use super::timers::Timer;
 use super::waiters::WaitTarget;
 
@@ -33,9 +34,17 @@ impl Coordinator {
     /// With the first invariant that does not hold, in a sentence.
     pub fn check_invariants(&self) -> Result<(), String> {
         self.check_wakeups()?;
-        for job in self.all_jobs() {
+        for job in self.job_states() {
             let name = &job.name;
             job.check_invariants().map_err(|found| format!("job {name}, run {}: {found}", job.run.number))?;
+            let decided = job.run.waiters.calls_with_decided_answer();
+            for (call, from) in job.run.waiters.peer_calls().filter(|(call, _)| !decided.contains(call)) {
+                let refused = self.job_state(from).is_none_or(|from| peer_refusal(from, job).is_some());
+                ensure!(
+                    !refused,
+                    "job {name}: {call:?} of {from:?} waits, and the two may not exchange transfers"
+                );
+            }
         }
         Ok(())
     }
@@ -44,13 +53,14 @@ impl Coordinator {
 impl Job {
     fn check_invariants(&self) -> CheckResult {
         let run = &self.run;
-        for (call, _) in run.waiters.all() {
-            let connection = run.waiters.connection(call);
+        for (call, _) in run.waiters.iter() {
+            let connection = run.waiters.connection_of(call);
             let known = connection.is_some_and(|c| self.has_connection(c) || self.is_closing(c));
             ensure!(known, "{call:?} waits on a connection that is gone");
         }
         self.check_task_connections()?;
         self.exclusions.check_invariants(&self.settings.bounds)?;
+        self.hosts.check_invariants(self.settings.tasks)?;
         self.check_excluded_tasks()?;
         run.check_invariants(&self.settings)
     }
@@ -64,14 +74,14 @@ impl Job {
                 "task {task} is not known to speak on {connection:?}"
             );
         }
-        let (all, most) = self.count_task_connections();
+        let (all, most) = self.actual_and_expected_task_connections();
         ensure!(all == most, "{all} connections of tasks are kept, {most} are there");
         Ok(())
     }
 
     /// Checks that an excluded task is not connected and blocks no other task.
     fn check_excluded_tasks(&self) -> CheckResult {
-        let decided = self.run.waiters.decided();
+        let decided = self.run.waiters.calls_with_decided_answer();
         for exclusion in self.exclusions.in_force() {
             for id in self.tasks_excluded_by(exclusion.target) {
                 let task = self.run.expect_task(id);
@@ -87,9 +97,9 @@ impl Job {
             }
             let waits =
                 |(call, place): (CallId, &WaitTarget)| place.task() == Some(id) && !decided.contains(&call);
-            ensure!(!self.run.waiters.all().any(waits), "task {id} is excluded and waits");
+            ensure!(!self.run.waiters.iter().any(waits), "task {id} is excluded and waits");
             let may_miss = self.settings.recoverable;
-            ensure!(!may_miss || self.run.expect_task(id).is_exempt, "task {id} is excluded and waited for");
+            ensure!(!may_miss || self.run.expect_task(id).is_excused, "task {id} is excluded and waited for");
         }
         Ok(())
     }
@@ -137,14 +147,14 @@ impl Run {
                 }
             }
         }
-        for (key, call) in self.store.waiting() {
+        for (key, call) in self.store.waiting_calls() {
             let known =
                 matches!(self.waiters.wait_target(call), Some(WaitTarget::Key(waited, _)) if waited == key);
             ensure!(known, "the reader {call:?} of a key is not among the waiters");
             found.insert(call);
         }
-        found.extend(self.waiters.watching());
-        found.extend(self.waiters.decided());
+        found.extend(self.waiters.watchers());
+        found.extend(self.waiters.calls_with_decided_answer());
         let (all, most) = (self.waiters.len(), settings.bounds.waiters);
         ensure!(found.len() == all, "{all} calls wait, {} of them somewhere", found.len());
         ensure!(all <= most, "{all} calls wait, {most} are allowed");
@@ -169,18 +179,18 @@ impl Run {
             let task = self.expect_task(id);
             ensure!(task.heartbeat_stats.is_within_bounds(), "too many gaps of task {id} are kept");
             ensure!(started || !task.is_connected(), "task {id} is connected before all have registered");
-            ensure!(!(task.is_exempt && task.is_connected()), "task {id} is excused and connected");
+            ensure!(!(task.is_excused && task.is_connected()), "task {id} is excused and connected");
             ensure!(
                 task.has_heartbeat_timer || !task.is_connected(),
                 "nobody watches the heartbeats of task {id}"
             );
-            let named = self.barriers.in_progress().filter(|(key, _)| key.is_named());
+            let named = self.barriers.in_progress().filter(|(key, _)| key.is_client_barrier());
             let here =
                 named.filter(|(_, i)| matches!(i.member_state(id), Some(MemberState::Arrived(_)))).count();
             ensure!(
-                here == self.barrier_waits(id) as usize,
+                here == self.barrier_wait_count(id) as usize,
                 "task {id} waits at {here} barriers, {} counted",
-                self.barrier_waits(id)
+                self.barrier_wait_count(id)
             );
             task.straggling.check_invariants().map_err(|found| format!("task {id} {found}"))?;
             if let Some(suspicion) = &task.suspicion {
@@ -189,39 +199,39 @@ impl Run {
                 ensure!(stands, "no timer ends the grace of task {id}");
             }
         }
-        let most = 2 * self.tasks.len() + self.barriers.in_progress_len();
+        let most = 2 * self.tasks.len() + self.barriers.in_progress_count();
         ensure!(self.timers.len() <= most, "{} timers stand, {most} can have a reason", self.timers.len());
         Ok(())
     }
 
     fn check_barriers(&self, settings: &JobSettings) -> CheckResult {
         for (key, instance) in self.barriers.in_progress() {
-            ensure!(instance.arrived() > 0, "{key:?} is in progress and nobody waits at it");
-            ensure!(instance.missing() > 0, "{key:?} is in progress and nobody is missing");
+            ensure!(instance.arrived_count() > 0, "{key:?} is in progress and nobody waits at it");
+            ensure!(instance.missing_count() > 0, "{key:?} is in progress and nobody is missing");
             let early = instance.arrivals().find(|(_, arrival)| arrival.at < instance.began);
             ensure!(early.is_none(), "{key:?} began after {early:?}");
             let (mut missing, mut arrived) = (0, 0);
             for position in 0..instance.members.len() {
-                let task = instance.members.at(position);
+                let task = instance.members.task_at(position);
                 match instance.member_state(task) {
                     Some(MemberState::Missing) => {
                         ensure!(
-                            !self.expect_task(task).is_exempt,
+                            !self.expect_task(task).is_excused,
                             "{key:?} waits for task {task}, which is excused"
                         );
                         missing += 1;
                     }
                     Some(MemberState::Arrived(_)) => arrived += 1,
-                    Some(MemberState::Released) => {
+                    Some(MemberState::NotRequired) => {
                         ensure!(
-                            self.expect_task(task).was_connected || self.expect_task(task).is_exempt,
-                            "{key:?} released task {task}, which never came"
+                            self.expect_task(task).was_connected || self.expect_task(task).is_excused,
+                            "{key:?} does not require task {task}, which was never connected"
                         );
                     }
                     None => return Err(format!("{key:?} has no slot for its member {task}")),
                 }
             }
-            let counted = (instance.missing(), instance.arrived());
+            let counted = (instance.missing_count(), instance.arrived_count());
             ensure!(
                 counted == (missing, arrived),
                 "{key:?} counts {counted:?}, has {:?}",
@@ -229,24 +239,27 @@ impl Run {
             );
             let stands = self.timers.is_set(instance.deadline, &Timer::Barrier(key.clone()));
             ensure!(stands, "no timer ends {key:?}");
-            let follows = self.barriers.ended(key).is_none_or(|ended| ended.counter < instance.counter);
+            let follows = self.barriers.last_ended(key).is_none_or(|ended| ended.counter < instance.counter);
             ensure!(follows, "{key:?} counts backwards");
-            ensure!(!self.is_deadlocked(key), "{key:?} waits only for tasks that cannot come (rule 2)");
+            ensure!(
+                !self.is_barrier_deadlocked(key),
+                "{key:?} waits only for tasks that cannot come (rule 2)"
+            );
         }
         ensure!(self.recent.len() <= settings.bounds.barriers_recent, "too many records of barriers");
         ensure!(self.recent.iter().is_sorted_by_key(|record| record.ended), "records out of order");
         let members: usize = self.barriers.in_progress().map(|(_, instance)| instance.members.len()).sum();
-        let counted = self.barriers.members_in_progress();
+        let counted = self.barriers.member_count_in_progress();
         ensure!(members == counted, "barriers in progress have {members} members, {counted} counted");
         self.barriers.check_invariants(settings.bounds.barrier_memory_bytes)
     }
 
-    fn is_deadlocked(&self, key: &BarrierKey) -> bool {
+    fn is_barrier_deadlocked(&self, key: &BarrierKey) -> bool {
         let stuck = |id: TaskId| {
             let task = self.expect_task(id);
-            task.unsynced && task.is_connected() && self.barrier_waits(id) > 0
+            task.unsynced && task.is_connected() && self.barrier_wait_count(id) > 0
         };
-        key.is_named() && self.barriers.instance(key).is_some_and(|i| i.missing_tasks().all(stuck))
+        key.is_client_barrier() && self.barriers.instance(key).is_some_and(|i| i.missing_tasks().all(stuck))
     }
 
     fn check_live_set_requests(&self, settings: &JobSettings) -> CheckResult {
@@ -267,17 +280,17 @@ impl Run {
     }
 }
 
-impl Store {
+impl KeyValueStore {
     fn check_invariants(&self, settings: &JobSettings) -> CheckResult {
         let bytes: usize = self.entry_sizes().map(|(key, value)| key + value).sum();
-        ensure!(bytes == self.bytes(), "the store holds {bytes} bytes, {} counted", self.bytes());
+        ensure!(bytes == self.total_bytes(), "the store holds {bytes} bytes, {} counted", self.total_bytes());
         ensure!(bytes <= settings.bounds.store_bytes, "the store is over its bound");
         ensure!(self.len() <= settings.bounds.keys, "the store has too many keys");
-        let waited: usize = self.waiting().map(|(key, _)| key.len()).sum();
+        let waited: usize = self.waiting_calls().map(|(key, _)| key.len()).sum();
         ensure!(
-            waited == self.waited_bytes(),
+            waited == self.waited_key_bytes(),
             "waited keys have {waited} bytes, {} counted",
-            self.waited_bytes()
+            self.waited_key_bytes()
         );
         for key in self.waited_keys() {
             ensure!(self.get(key).is_none(), "a call waits for a key that is there");

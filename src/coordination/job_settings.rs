@@ -1,13 +1,13 @@
 //! Changes of a job's settings while the job exists.
 //!
-//! It does not validate single values: `SettingsChange::apply_to` does. Begin at `Job::configure`.
+//! `SettingsChange::apply_to` validates the single values. Begin at `Job::change_settings`.
 //!
-//! - The number of tasks and their kind change only between runs, because the tables of a run are made for its
-//!   tasks.
-//! - The heartbeat timeout changes at once; other timeouts apply to what begins afterwards.
-//! - Error polls that were answered with CANCELLED cannot be held again while a run is in progress. Clients poll
-//!   once, so its tasks would hear of no error, neither by poll nor by heartbeat.
-//! - A bound below what the job already holds is refused.
+//! - The number of tasks, and whether they are recoverable, can change only between runs, because the tables of a
+//!   run are made for its tasks.
+//! - A new heartbeat timeout applies at once. Other new timeouts apply to waits that begin later.
+//! - During a run, a job cannot change from answering error polls with CANCELLED to holding them. Each client polls
+//!   only once, so the tasks of the run would learn of errors neither by poll nor by heartbeat.
+//! - A bound that is lower than what the job already holds is refused.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use super::settings::{JobSettings, SettingsChange};
 impl Job {
     /// Changes the settings of the job. New timeouts apply to what begins afterwards, the heartbeat timeout
     /// at once.
-    pub(super) fn configure(
+    pub(super) fn change_settings(
         &mut self,
         now: Timestamp,
         effects: &mut Vec<Effect>,
@@ -33,25 +33,25 @@ impl Job {
         change: SettingsChange,
     ) -> Result<CommandOutcome, CommandRefusal> {
         let next = change.apply_to(&self.settings).map_err(CommandRefusal::BadSetting)?;
-        let changed = next.changed_settings(&self.settings);
+        let changed = next.changed_setting_names(&self.settings);
         self.check_settings(&next)?;
         let reshaped = next.tasks != self.settings.tasks || next.recoverable != self.settings.recoverable;
-        let silenced = self.settings.holds_polls() && !next.holds_polls();
+        let silenced = self.settings.holds_error_polls() && !next.holds_error_polls();
         let beats = next.heartbeat_timeout != self.settings.heartbeat_timeout;
         self.settings = next.clone();
         self.trim_to_bounds();
         with_run!(self, now, effects, |run, cx| {
             let text = format!("{} changed by {actor}: {reason}", changed.join(", "));
-            cx.emit(EventKind::SettingsChanged { settings: changed, actor }, text);
+            cx.emit_event(EventKind::SettingsChanged { settings: changed, actor }, text);
             if beats {
-                run.rearm_heartbeats();
+                run.rearm_heartbeat_timers();
             }
             if silenced {
-                run.answer_polls();
+                run.answer_held_error_polls();
             }
         });
         if reshaped {
-            self.reshape(now, effects);
+            self.restart_run_without_tasks(now, effects);
         }
         Ok(CommandOutcome::Configured(Box::new(next)))
     }
@@ -68,7 +68,7 @@ impl Job {
         if in_progress && next.recoverable != present.recoverable {
             return refuse("whether tasks are recoverable", shape);
         }
-        if in_progress && next.holds_polls() && !present.holds_polls() {
+        if in_progress && next.holds_error_polls() && !present.holds_error_polls() {
             return refuse(
                 "error-delivery",
                 "its tasks have stopped polling for errors, and would never hear of one",
@@ -79,33 +79,34 @@ impl Job {
             if exclusions > next.bounds.exclusions {
                 return Err(CommandRefusal::BoundsTooLow(format!("{exclusions} exclusions are in force")));
             }
-            self.run.check_bounds(next).map_err(CommandRefusal::BoundsTooLow)?;
+            self.run.check_fits_bounds(next).map_err(CommandRefusal::BoundsTooLow)?;
         }
         Ok(())
     }
 
     /// Applies a change of the number or the kind of the tasks: a run without tasks begins anew.
-    fn reshape(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
+    fn restart_run_without_tasks(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
+        Arc::make_mut(&mut self.hosts).remove_owners_beyond(self.settings.tasks);
         if self.run.ended.is_some() && self.open_next_run(now, effects).is_ok() {
             return;
         }
         if self.run.ended.is_none() {
             self.run = Run::new(self.run.number, self.run.incarnation, &self.settings, self.run.opened_at);
-            self.exempt_excluded_tasks();
+            self.excuse_excluded_tasks();
         }
     }
 }
 
 impl Run {
     /// Checks that the run holds no more than the new bounds allow; the error says what exceeds them.
-    fn check_bounds(&self, settings: &JobSettings) -> Result<(), String> {
+    fn check_fits_bounds(&self, settings: &JobSettings) -> Result<(), String> {
         let bounds = &settings.bounds;
         let table = [
-            ("bytes in the store", self.store.bytes(), bounds.store_bytes),
+            ("bytes in the store", self.store.total_bytes(), bounds.store_bytes),
             ("keys", self.store.len(), bounds.keys),
             ("waiting calls", self.waiters.len(), bounds.waiters),
-            ("bytes of keys that are waited for", self.store.waited_bytes(), bounds.waited_key_bytes),
-            ("bytes of ended barriers", self.barriers.retained_bytes(), bounds.barrier_memory_bytes),
+            ("bytes of keys that are waited for", self.store.waited_key_bytes(), bounds.waited_key_bytes),
+            ("bytes of ended barriers", self.barriers.retained_result_bytes(), bounds.barrier_memory_bytes),
             ("live-set questions", self.live_set_requests.len(), bounds.live_sets_in_progress),
         ];
         match table.into_iter().find(|(_, there, bound)| there > bound) {
@@ -115,7 +116,7 @@ impl Run {
     }
 
     /// Sets every heartbeat timer again by the present timeout.
-    fn rearm_heartbeats(&mut self) {
+    fn rearm_heartbeat_timers(&mut self) {
         self.timers.clear_heartbeats();
         self.tasks_without_timer.clear();
         for id in self.task_ids() {
@@ -128,9 +129,9 @@ impl Run {
     }
 
     /// Answers all held polls, because the job no longer holds them.
-    fn answer_polls(&mut self) {
+    fn answer_held_error_polls(&mut self) {
         let text = "Errors of this job are delivered with heartbeats from now on; no need to poll.";
         let failure = Arc::new(Failure::without_details(Code::Cancelled, text));
-        self.answer_all_polls(failure);
+        self.answer_all_error_polls(failure);
     }
 }

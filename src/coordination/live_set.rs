@@ -1,4 +1,5 @@
-//! The table of live-set requests in progress: their callers, and how many live members have not called.
+//! The table of live-set requests in progress: the tasks that have called, and the number of live members that have
+//! not called.
 //!
 //! `live_set_rules.rs` has the rules. Begin at `LiveSetRequest`.
 

@@ -1,24 +1,25 @@
-//! Live-set requests: every live task of a set calls, and all receive the same answer.
+//! Handles live-set requests. A request names a set of tasks. When every live task of this set has called, all
+//! callers receive the same answer.
 //!
-//! It does not decide which tasks are live: registration, failure, shutdown and exclusion do. A request holds the
-//! number of live members that have not called yet, so an arrival needs no pass over the other members. Begin at
-//! `Run::request_live_set`.
+//! The rules of registration, failure, shutdown and exclusion decide which tasks are live. A request stores the
+//! number of live members that have not called yet, so a call needs no pass over the other members. Begin at
+//! `Run::handle_live_set_call`.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::call::{LiveSet, SharedReply, TaskSet};
 use super::context::TransitionContext;
 use super::failure::{Code, Failure};
 use super::ids::{CallId, ConnectionId, TaskId, TaskIncarnation};
 use super::live_set::LiveSetRequest;
+use super::request_reply::{LiveSet, TaskSet};
 use super::run::Run;
 use super::task::Task;
 use super::waiters::{CallSelection, SharedAnswer, WaitTarget};
 use crate::cow::CowMap;
 
 impl Run {
-    pub(super) fn request_live_set(
+    pub(super) fn handle_live_set_call(
         &mut self,
         cx: &mut TransitionContext<'_>,
         call: CallId,
@@ -29,7 +30,8 @@ impl Run {
         if !set.contains(id) {
             let text =
                 format!("Requesting task {id} is not one of the tasks specified in a GetAliveTasks request.");
-            return cx.reply(call, Err(Arc::new(Failure::without_details(Code::InvalidArgument, text))));
+            return cx
+                .reply_to_call(call, Err(Arc::new(Failure::without_details(Code::InvalidArgument, text))));
         }
         // Ids that the job does not have are never live, so they do not count.
         let set = self.known_tasks_of(set);
@@ -40,7 +42,8 @@ impl Run {
                 "{} live-set questions are in progress, the most allowed (setting bounds.live-sets-in-progress).",
                 self.live_set_requests.len()
             );
-            return cx.reply(call, Err(Arc::new(Failure::from_service(Code::ResourceExhausted, text))));
+            return cx
+                .reply_to_call(call, Err(Arc::new(Failure::from_service(Code::ResourceExhausted, text))));
         }
         if !self.admit_waiter(cx, call, connection) {
             return;
@@ -67,22 +70,10 @@ impl Run {
             }
         }
         self.waiters.insert(call, connection, WaitTarget::LiveSet(set.clone(), id));
-        self.answer_if_complete(&set);
+        self.answer_live_set_if_complete(&set);
     }
 
-    /// Returns the ids of a set that the job has.
-    pub(super) fn known_tasks_of(&self, set: TaskSet) -> TaskSet {
-        let ends = [set.ids().first(), set.ids().last()];
-        if ends.into_iter().flatten().all(|id| self.task(*id).is_some()) {
-            return set;
-        }
-        // The ids are ascending, so unknown ids are at the ends, however many there are.
-        let from = set.ids().partition_point(|id| id.0 < 0);
-        let to = set.ids().partition_point(|id| id.0 < 0 || self.task(*id).is_some());
-        TaskSet::new(set.ids()[from..to].to_vec())
-    }
-
-    fn answer_if_complete(&mut self, set: &TaskSet) {
+    fn answer_live_set_if_complete(&mut self, set: &TaskSet) {
         if self.live_set_requests.get(set).is_none_or(|question| question.awaited > 0) {
             return;
         }
@@ -93,10 +84,8 @@ impl Run {
             .filter(|id| self.expect_task(**id).is_connected())
             .map(|id| (*id, self.expect_task(*id).incarnation.unwrap_or(TaskIncarnation(0))))
             .collect();
-        self.waiters.queue_answer(
-            CallSelection::OfTasks(question.callers),
-            SharedAnswer::LiveSet(SharedReply::new(live)),
-        );
+        self.waiters
+            .queue_answer(CallSelection::OfTasks(question.callers), SharedAnswer::LiveSet(Arc::new(live)));
     }
 
     /// Records that a task became live: requests for its sets wait for it too, unless it has called.
@@ -116,7 +105,7 @@ impl Run {
                 question.awaited -= 1;
             }
         }
-        self.answer_complete_requests();
+        self.answer_complete_live_set_requests();
     }
 
     /// Counts the missing callers of every request again, after many tasks became live or ceased to be.
@@ -129,15 +118,15 @@ impl Run {
             let awaits = |id: &&TaskId| is_live(**id) && !question.callers.contains_key(*id);
             question.awaited = set.ids().iter().filter(awaits).count();
         }
-        self.answer_complete_requests();
+        self.answer_complete_live_set_requests();
     }
 
     /// Answers the requests that wait for no task.
-    fn answer_complete_requests(&mut self) {
+    fn answer_complete_live_set_requests(&mut self) {
         let agreed = self.live_set_requests.iter().filter(|(_, question)| question.awaited == 0);
         let agreed: Vec<TaskSet> = agreed.map(|(set, _)| set.clone()).collect();
         for set in agreed {
-            self.answer_if_complete(&set);
+            self.answer_live_set_if_complete(&set);
         }
     }
 
@@ -152,7 +141,7 @@ impl Run {
             }
             !question.callers.is_empty()
         });
-        self.answer_complete_requests();
+        self.answer_complete_live_set_requests();
     }
 
     /// Withdraws a call whose caller no longer waits, as if it had not been made.
@@ -168,7 +157,7 @@ impl Run {
         if question.callers.is_empty() {
             self.live_set_requests.remove(set);
         } else {
-            self.answer_if_complete(set);
+            self.answer_live_set_if_complete(set);
         }
     }
 }

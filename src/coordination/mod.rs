@@ -1,40 +1,48 @@
 //! The state machine of the coordination service: jobs, runs, tasks, barriers, the key-value store, live sets, and
 //! every rule between them.
 //!
-//! [`Coordinator::apply`] takes the time and one [`Input`] and appends [`Effect`]s; [`Coordinator::next_wakeup`]
-//! returns when the state machine wants a tick. It does no IO, reads no clock, draws no randomness, starts no
-//! thread, and knows no wire format, page or metric. The engine drives it; the edges translate for it. Begin at
-//! [`Coordinator::apply`], then read `input.rs` (what goes in and comes out), `job.rs` and `run.rs`.
+//! [`Coordinator::apply`] takes the time and one [`Input`], and appends [`Effect`]s, which are orders to the
+//! driver. [`Coordinator::next_wakeup`] returns the time at which the state machine needs a tick. The state machine
+//! does no IO, reads no clock, draws no randomness, starts no thread, and contains no wire format, page or metric.
+//! Its driver is the engine. The ports translate calls to inputs and effects to replies. Begin at
+//! [`Coordinator::apply`], then read `input.rs` (inputs and effects), `job_inputs.rs` and `call_dispatch.rs`.
 //!
-//! Invariants of the whole:
+//! Invariants of the state machine:
 //!
 //! - The same inputs at the same times produce the same state and the same effects, bit for bit. All state can be
 //!   serialised, and every table is ordered, so no iteration depends on a hash seed.
-//! - An input that affects many calls or tasks decides everything at once and does a bounded part of the work (256
-//!   answers). Ticks do the rest, other inputs come in between, and jobs share the ticks. The state of tasks,
-//!   barriers and live sets changes whole: no input meets a barrier that half of its members have passed.
-//! - Numbers that are measured (heartbeat gaps, lateness) are computed from the times of inputs, so a replay
-//!   measures the same.
-//! - Every transition carries a reason that a person can read.
+//! - An input that affects many calls or tasks changes the state at once, but sends at most 128 answers. Later
+//!   ticks send the other answers. All jobs share these ticks, and other inputs may come between them. Because the
+//!   state changes at once, no input finds a barrier that only half of its members have passed.
+//! - Measurements (heartbeat gaps, lateness) are computed from the times of inputs, so a replay gives the same
+//!   measurements.
+//! - Every transition has a reason that a person can read.
 //!
-//! Data is apart from rules, and files import downwards only (`tests/structure` enforces it). From the bottom:
+//! Data and rules are in separate files. The table lists the files from the lowest layer to the highest. A file
+//! imports only from the rows above its own row in this table (`tests/structure` enforces it).
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | `ids.rs`, `actor.rs`, `settings.rs`, `failure.rs`, `failure_texts.rs` | identifiers; operators and their reasons; settings and bounds; errors |
-//! | `call.rs`, `command.rs`, `directory.rs` | requests and replies of tasks; commands of operators and their outcomes |
+//! | `ids.rs`, `actor.rs`, `process_identity.rs`, `settings.rs`, `failure.rs`, `shared_failures.rs` | identifiers; authors of commands; process identities; settings and bounds; errors |
+//! | `request_reply.rs`, `command.rs`, `store_entry.rs` | requests and replies of tasks; commands of operators and their outcomes |
 //! | `event.rs`, `barrier_record.rs`, `input.rs`, `deferred_free.rs` | events; records of ended barriers; inputs and effects; memory to free |
 //! | `heartbeat_stats.rs`, `heartbeat_history.rs`, `straggler_stats.rs` | statistics of a task: heartbeats, heartbeats over time, lateness at barriers |
-//! | `store.rs`, `topology.rs`, `barrier.rs`, `pending_barrier_stats.rs`, `live_set.rs`, `exclusion.rs` | tables: keys, barriers, live-set requests, exclusions |
-//! | `waiters.rs`, `timers.rs`, `event_queue.rs` | unanswered calls and decided answers; deadlines; events to publish |
-//! | `task.rs`, `run.rs`, `context.rs` | one task; one run and the dispatch of its calls; the context of a transition |
-//! | `registration.rs`, `shutdown.rs`, `task_failure.rs` | registration; shutdown; heartbeats, lost connections, failure and its propagation |
-//! | `barrier_arrival.rs`, `barrier_completion.rs`, `barrier_stats.rs`, `live_set_rules.rs` | arrival at barriers; their completion; their measurement; live sets |
-//! | `job.rs` | the sequence of runs, admission and fencing |
-//! | `operator_commands.rs`, `exclusion_rules.rs`, `preemption.rs`, `job_settings.rs` | the commands of operators |
+//! | `key_value_store.rs`, `topology.rs`, `barrier.rs`, `unmeasured_barrier.rs`, `live_set.rs`, `exclusion.rs`, `task_owner_table.rs` | tables: keys, topology, barriers, live-set requests, exclusions, owners of task ids |
+//! | `waiters.rs`, `timers.rs`, `unpublished_events.rs` | unanswered calls and decided answers; deadlines; events to publish |
+//! | `task.rs`, `run.rs`, `run_state.rs`, `context.rs` | one task; one run; short descriptions of a run; the context of a transition |
+//! | `live_set_rules.rs`, `error_polls.rs`, `barrier_stats.rs`, `store_calls.rs` | live sets; error polls; the measurement of barriers; calls on the store |
+//! | `peer_calls.rs`, `run_start.rs`, `teardown.rs` | calls of other jobs; the start of a run; the end of barriers, and tasks that leave the run |
+//! | `barrier_completion.rs`, `barrier_arrival.rs` | the completion of barriers; the arrival of tasks at barriers |
+//! | `task_failure.rs`, `registration.rs`, `shutdown.rs`, `preemption.rs` | heartbeats, lost connections and reported errors; registration; shutdown; the drain |
+//! | `call_dispatch.rs`, `pending_work.rs` | the dispatch of calls to rules; queued answers and due timers |
+//! | `job.rs` | a job: its tables |
+//! | `connections.rs`, `peer_jobs.rs`, `exclusion_rules.rs` | connections and their end; jobs that exchange transfers; exclusions |
+//! | `run_lifecycle.rs`, `fencing.rs`, `job_settings.rs` | the sequence of runs; admission and fencing; changed settings |
+//! | `task_id_claims.rs` | the assignment of task ids to processes |
+//! | `job_inputs.rs` | the inputs of a job: calls, ticks and others |
+//! | `exclusion_preview.rs`, `operator_commands.rs` | the preview of an exclusion; the commands of operators |
 //! | `coordinator.rs` | every job and connection |
-//! | `task_state.rs`, `view.rs`, `view_builder.rs` | shared figures; the read models and how they are made |
-//! | `job_reader.rs`, `store_listing.rs`, `devices.rs`, `device_map.rs`, `observation.rs` | parts of the read models; numbers for metrics and detectors |
+//! | `views/` | the read models |
 //! | `invariants.rs` | the invariants, checked from scratch |
 
 mod actor;
@@ -43,59 +51,65 @@ mod barrier_arrival;
 mod barrier_completion;
 mod barrier_record;
 mod barrier_stats;
-mod call;
+mod call_dispatch;
 mod command;
+mod connections;
 mod context;
 mod coordinator;
 mod deferred_free;
-mod device_map;
-mod devices;
-mod directory;
+mod error_polls;
 mod event;
-mod event_queue;
 mod exclusion;
+mod exclusion_preview;
 mod exclusion_rules;
 mod failure;
-mod failure_texts;
+mod fencing;
 mod heartbeat_history;
 mod heartbeat_stats;
 mod ids;
 mod input;
 mod invariants;
 mod job;
-mod job_reader;
+mod job_inputs;
 mod job_settings;
+mod key_value_store;
 mod live_set;
 mod live_set_rules;
-mod observation;
 mod operator_commands;
-mod pending_barrier_stats;
+mod peer_calls;
+mod peer_jobs;
+mod pending_work;
 mod preemption;
+mod process_identity;
 mod registration;
+mod request_reply;
 mod run;
+mod run_lifecycle;
+mod run_start;
+mod run_state;
 mod settings;
+mod shared_failures;
 mod shutdown;
-mod store;
-mod store_listing;
+mod store_calls;
+mod store_entry;
 mod straggler_stats;
 mod task;
 mod task_failure;
-mod task_state;
+mod task_id_claims;
+mod task_owner_table;
+mod teardown;
 mod timers;
 mod topology;
-mod view;
-mod view_builder;
+mod unmeasured_barrier;
+mod unpublished_events;
+mod views;
 mod waiters;
 
 pub use actor::*;
 pub use barrier_record::*;
-pub use call::*;
 pub use command::*;
 pub use coordinator::Coordinator;
 pub use deferred_free::DeferredFree;
-pub use device_map::{DeviceChange, DeviceIdentity, DeviceMap, DeviceMapEntry};
-pub use devices::{Device, decode_topology_values as decode_devices};
-pub use directory::Directory;
 pub use event::*;
 pub use exclusion::{ExclusionEndKind, ExclusionEndRecord, ExclusionTarget};
 pub use failure::*;
@@ -103,10 +117,12 @@ pub use heartbeat_history::HeartbeatGap;
 pub use heartbeat_stats::{GAP_BUCKETS, GapHistogram, HeartbeatStatsView, heartbeat_overdue_by};
 pub use ids::*;
 pub use input::*;
-pub use job_reader::{CurrentIncarnation, JobReader, TaskIncarnations};
-pub use observation::*;
+pub use process_identity::ProcessIdentity;
+pub use request_reply::*;
+pub use run_state::{RunInterval, RunState, RunSummary};
 pub use settings::*;
+pub use store_entry::DirectoryListing;
 pub use straggler_stats::StragglerView;
-pub use task_state::{RunInterval, TaskCounts, TaskPhase, TaskState, barrier_label};
-pub use topology::TopologyKey;
-pub use view::*;
+pub use task_owner_table::{ClaimAnswer, ClaimPending, ClaimRefusal, TaskClaim};
+pub use topology::{Device, TopologyKey};
+pub use views::*;

@@ -1,9 +1,9 @@
-//! The dispatch of an operator's command to its rule.
+//! Passes each command of an operator to the function that performs it.
 //!
-//! Tasks send requests, operators send commands. A command is one input
-//! ([`Input::Command`](super::input::Input::Command): actor, reason, command) with one answer
-//! ([`Effect::CommandDone`]). A refused command changes nothing. A performed command makes an event with the
-//! actor and the reason; `http` writes the audit line of both. Begin at `Job::act`.
+//! A command is one input ([`Input::Command`](super::input::Input::Command)) with an actor and a reason, and gets
+//! one answer ([`Effect::CommandDone`]). A refused command changes nothing. A performed command causes an event
+//! with the actor and the reason. `service::Operations` writes an audit line for every command, performed or
+//! refused. Begin at `Job::perform_command`.
 
 use super::actor::{Actor, Reason};
 use super::command::{CommandOutcome, CommandRefusal, OperatorCommand};
@@ -11,13 +11,11 @@ use super::event::EventKind;
 use super::ids::Timestamp;
 use super::input::Effect;
 use super::job::{Job, with_run};
-use super::run::Run;
-use super::store::{display_key, normalise};
-use super::view::RunState;
+use super::key_value_store::{display_key, normalise_key};
 
 impl Job {
     /// Performs a command, except the deletion of the job, which the coordinator does.
-    pub fn act(
+    pub fn perform_command(
         &mut self,
         now: Timestamp,
         effects: &mut Vec<Effect>,
@@ -38,22 +36,26 @@ impl Job {
                 asked.map(|()| CommandOutcome::DrainRequested)
             }
             OperatorCommand::PutKey { key, value, overwrite } => with_run!(self, now, effects, |run, cx| {
-                let written = run.insert(cx, &key, value, overwrite, None).map_err(CommandRefusal::Store);
+                let written =
+                    run.insert_store_value(cx, &key, value, overwrite, None).map_err(CommandRefusal::Store);
                 written.map(|_| {
-                    let key = display_key(normalise(&key).as_ref()).into_owned();
+                    let key = display_key(normalise_key(&key).as_ref()).into_owned();
                     let text = format!("{key} was written by {actor}: {reason}");
-                    cx.emit(EventKind::KeyWritten { key, actor }, text);
+                    cx.emit_event(EventKind::KeyWritten { key, actor }, text);
                     CommandOutcome::KeyWritten
                 })
             }),
             OperatorCommand::DeleteKey { key } => with_run!(self, now, effects, |run, cx| {
-                cx.discard(run.store.delete(&key));
-                let key = display_key(normalise(&key).as_ref()).into_owned();
+                cx.defer_free(run.store.delete_subtree(&key));
+                let key = display_key(normalise_key(&key).as_ref()).into_owned();
                 let text = format!("{key} was removed by {actor}: {reason}");
-                cx.emit(EventKind::KeyDeleted { key, actor }, text);
+                cx.emit_event(EventKind::KeyDeleted { key, actor }, text);
                 Ok(CommandOutcome::KeyDeleted)
             }),
-            OperatorCommand::Configure(change) => self.configure(now, effects, actor, &reason, *change),
+            OperatorCommand::ForgetHosts { task } => self
+                .forget_task_owners(now, effects, actor, &reason, task)
+                .map(CommandOutcome::HostsForgotten),
+            OperatorCommand::Configure(change) => self.change_settings(now, effects, actor, &reason, *change),
             OperatorCommand::DeleteJob { force } => {
                 self.check_deletion(force).map(|()| CommandOutcome::JobDeleted)
             }
@@ -66,17 +68,6 @@ impl Job {
             0 => Ok(()),
             _ if force => Ok(()),
             connected => Err(CommandRefusal::TasksConnected(connected)),
-        }
-    }
-}
-
-impl Run {
-    /// Returns why there is no run to drain, if there is none.
-    pub(super) fn not_running_reason(&self) -> Option<String> {
-        match self.state() {
-            RunState::Running => None,
-            RunState::Forming => Some(format!("run {} still waits for its tasks to register", self.number)),
-            state => Some(format!("run {} is over ({state})", self.number)),
         }
     }
 }

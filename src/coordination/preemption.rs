@@ -1,7 +1,7 @@
 //! The drain: the preemption notice by which unmodified JAX programs agree on a step and save.
 //!
-//! It does not follow the agreement: the views read it from the store and its barrier. Begin at
-//! `Run::request_drain`.
+//! This module only writes the notice. `views/preemption.rs` reads the progress of the agreement from the store and
+//! from the barrier. Begin at `Run::request_drain`.
 
 use bytes::Bytes;
 
@@ -10,7 +10,8 @@ use super::command::{CommandRefusal, DrainRequest};
 use super::context::TransitionContext;
 use super::event::EventKind;
 use super::ids::Timestamp;
-use super::run::{PREEMPTION_NOTICE, Run};
+use super::run::Run;
+use super::store_calls::PREEMPTION_NOTICE;
 
 impl Run {
     /// Writes the preemption notice for all tasks. `at`: the time at which the machines will be gone.
@@ -29,8 +30,9 @@ impl Run {
         }
         // JAX reads the time in this form: RFC 3339 with a numeric offset.
         let at = at.unwrap_or(cx.now).to_string().replace('Z', "+00:00");
-        self.insert(cx, PREEMPTION_NOTICE, Bytes::from(at), false, None).map_err(CommandRefusal::Store)?;
-        cx.emit(
+        self.insert_store_value(cx, PREEMPTION_NOTICE, Bytes::from(at), false, None)
+            .map_err(CommandRefusal::Store)?;
+        cx.emit_event(
             EventKind::DrainRequested { actor: actor.clone() },
             format!("requested by {actor}: {reason}"),
         );

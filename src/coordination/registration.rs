@@ -1,34 +1,31 @@
-//! Registration: no task is connected before all required tasks have registered, and the newest incarnation of a
-//! task wins.
+//! Registers tasks in a run. No task is connected until all tasks of the run that are not excused have registered.
+//! A newer incarnation of a task replaces the older one.
 //!
-//! Admission of old incarnations is in `job.rs`; refusal of excluded tasks is in `exclusion_rules.rs`. Begin at
-//! `Run::register`.
+//! `fencing.rs` refuses old incarnations, `exclusion_rules.rs` refuses excluded tasks, and `run_start.rs` starts
+//! the run. Begin at `Run::register_task`.
 //!
-//! A registration that breaks a fate-sharing run (a second incarnation of a connected task that is not recoverable)
-//! fails the run, and is itself refused once with ABORTED, which clients retry. The retry is the first registration
-//! of the next run. A recoverable task that was lost or excluded may register again in the same run; it is unsynced
-//! until it has passed a barrier with all its members. An error that a task reported itself never heals within the
-//! run.
+//! In a fate-sharing run, the registration of a second incarnation of a connected task fails the run. The
+//! registration is refused once with ABORTED, which clients retry. The retry is the first registration of the next
+//! run. A recoverable task that was lost or excluded may register again in the same run. Such a task is then
+//! unsynced until it takes part in a barrier at which every member arrives. A task that reported an error about
+//! itself cannot register again in the same run.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::barrier::{Arrival, ArrivalPurpose, BarrierInstance, BarrierKey};
-use super::call::Reply;
+use super::barrier::{Arrival, ArrivalPurpose, BarrierKey};
 use super::context::TransitionContext;
 use super::event::{EventKind, FailureClass};
-use super::event_queue::TaskChange;
 use super::failure::{Code, Failure};
-use super::failure_texts::taken_over_failure;
 use super::ids::{CallId, ConnectionId, TaskId, TaskIncarnation};
+use super::request_reply::Reply;
 use super::run::Run;
+use super::shared_failures::incarnation_replaced_failure;
 use super::task::ProtocolState;
-use super::waiters::{CallSelection, SharedAnswer};
 
 impl Run {
     #[expect(clippy::too_many_arguments, reason = "what a registration is made of")]
-    pub(super) fn register(
+    pub(super) fn register_task(
         &mut self,
         cx: &mut TransitionContext<'_>,
         call: CallId,
@@ -40,11 +37,11 @@ impl Run {
     ) {
         let Some(task) = self.task(id) else {
             let failure = self.unknown_task_failure("registered", id);
-            return cx.reply(call, Err(Arc::new(failure)));
+            return cx.reply_to_call(call, Err(Arc::new(failure)));
         };
         if task.has_superseded(incarnation) {
             let failure = self.superseded_failure(id, incarnation, peer);
-            return cx.reply(call, Err(failure));
+            return cx.reply_to_call(call, Err(failure));
         }
         let recoverable = cx.settings.recoverable || recoverable;
         let same = task.incarnation == Some(incarnation);
@@ -65,10 +62,10 @@ impl Run {
                 self.replace_incarnation(cx, connection, peer, id, incarnation, recoverable);
                 if recoverable {
                     let why = "the task registered again";
-                    self.leave_all_barriers(cx, &[id], why, why);
+                    self.remove_from_all_barriers(cx, &[id], why, why);
                 }
                 self.connect_task(cx, id, again);
-                cx.reply(call, Ok(Reply::ServiceIncarnation(self.incarnation)));
+                cx.reply_to_call(call, Ok(Reply::ServiceIncarnation(self.incarnation)));
             }
             ProtocolState::Connected => {
                 let text = format!(
@@ -77,7 +74,7 @@ impl Run {
                     incarnation,
                     peer.map_or_else(|| "an unknown address".to_owned(), |peer| peer.to_string()),
                     task.incarnation.map_or_else(String::new, |old| old.to_string()),
-                    self.describe(id),
+                    self.describe_task(id),
                 );
                 self.fail_registering_task(cx, call, id, text, "the task restarted");
             }
@@ -104,26 +101,7 @@ impl Run {
         let failure = Arc::new(Failure::from_service(Code::Aborted, text).with_source(id).with_cause(why));
         self.fail_task(cx, id, &failure, FailureClass::Restarted, why);
         self.propagate_error(cx, Some(id), &failure);
-        cx.reply(call, Err(failure));
-    }
-
-    /// Returns the failure for an incarnation that another one replaced. It is final for the client.
-    pub(super) fn superseded_failure(
-        &self,
-        id: TaskId,
-        incarnation: TaskIncarnation,
-        peer: Option<SocketAddr>,
-    ) -> Arc<Failure> {
-        let newer = self.task(id).and_then(|task| task.incarnation);
-        let text = format!(
-            "Aborted connect attempt as there is a request from a newer incarnation. Two processes claim task {id}: \
-             incarnation {incarnation} from {}, and incarnation {} ({}), which holds it now. Check that every process \
-             has its own process id.",
-            peer.map_or_else(|| "an unknown address".to_owned(), |peer| peer.to_string()),
-            newer.map_or_else(String::new, |newer| newer.to_string()),
-            self.describe(id),
-        );
-        Arc::new(Failure::from_service(Code::AlreadyExists, text))
+        cx.reply_to_call(call, Err(failure));
     }
 
     /// Makes `incarnation` the present one of the task, and fences the one before it.
@@ -155,11 +133,11 @@ impl Run {
         task.recoverable = recoverable;
         self.clear_suspicion(id);
         if old.is_some() {
-            self.cancel_live_set_calls_of(id, &taken_over_failure(id, incarnation));
+            self.cancel_live_set_calls_of(id, &incarnation_replaced_failure(id, incarnation));
         }
         if let Some(call) = old_poll {
             self.waiters.remove(call);
-            cx.reply(call, Err(taken_over_failure(id, incarnation)));
+            cx.reply_to_call(call, Err(incarnation_replaced_failure(id, incarnation)));
         }
         let waits = self.barriers.instance(&BarrierKey::Registration).and_then(|i| i.member_state(id));
         let rival = matches!(waits, Some(super::barrier::MemberState::Arrived(_)));
@@ -169,7 +147,7 @@ impl Run {
             let change =
                 EventKind::TaskSuperseded { task: id, old, old_peer, new: incarnation, new_peer: peer };
             let reason = format!("a newer process registered as task {id} and takes its place");
-            cx.emit(change, reason);
+            cx.emit_event(change, reason);
         }
     }
 
@@ -181,21 +159,27 @@ impl Run {
         id: TaskId,
         incarnation: TaskIncarnation,
     ) {
-        self.bump_version();
+        self.record_state_change();
         if self.started_at.is_some() {
             // The run has started: a task that registers now connects at once, without waiting for others.
             self.connect_task(cx, id, true);
-            return cx.reply(call, Ok(Reply::ServiceIncarnation(self.incarnation)));
+            return cx.reply_to_call(call, Ok(Reply::ServiceIncarnation(self.incarnation)));
         }
         let key = BarrierKey::Registration;
         if self.barriers.instance(&key).is_none()
-            && let Err(failure) =
-                self.begin_instance(cx, &key, 0, self.all_members(), cx.settings.register_timeout, id)
+            && let Err(failure) = self.begin_barrier_instance(
+                cx,
+                &key,
+                0,
+                self.all_tasks_as_members(),
+                cx.settings.register_timeout,
+                id,
+            )
         {
-            return cx.reply(call, Err(failure));
+            return cx.reply_to_call(call, Err(failure));
         }
         let peer = self.expect_task(id).peer;
-        let missing = self.barriers.instance(&key).map_or(0, |i| i.missing().saturating_sub(1));
+        let missing = self.barriers.instance(&key).map_or(0, |i| i.missing_count().saturating_sub(1));
         let others = match missing {
             0 => "no task is missing".to_owned(),
             1 => "1 task is missing".to_owned(),
@@ -203,42 +187,14 @@ impl Run {
         };
         let from = peer.map_or_else(String::new, |peer| format!(" from {peer}"));
         let reason = format!("registered{from}; {others}");
-        cx.emit(EventKind::TaskRegistering { task: id, incarnation, peer }, reason);
-        self.record_arrival(
+        cx.emit_event(EventKind::TaskRegistering { task: id, incarnation, peer }, reason);
+        self.record_barrier_arrival(
             cx,
             &key,
             id,
             connection,
             Arrival { call, purpose: ArrivalPurpose::Register(incarnation), at: cx.now },
         );
-    }
-
-    /// Starts the run: all tasks have registered, and those at the registration barrier become connected.
-    pub(super) fn start_run(&mut self, cx: &mut TransitionContext<'_>, registration: &BarrierInstance) {
-        self.started_at = Some(cx.now);
-        let tasks = registration.arrived();
-        let (mut calls, mut connected) = (VecDeque::with_capacity(tasks), VecDeque::with_capacity(tasks));
-        self.tasks_without_timer.reserve(tasks);
-        for (id, arrival) in registration.arrivals() {
-            match arrival.purpose {
-                ArrivalPurpose::Register(incarnation)
-                    if self.expect_task(id).incarnation == Some(incarnation) =>
-                {
-                    calls.push_back(arrival.call);
-                    if self.mark_connected(cx, id, false) {
-                        connected.push_back((id, incarnation));
-                    }
-                }
-                ArrivalPurpose::Register(incarnation) => {
-                    self.waiters.remove(arrival.call);
-                    cx.reply(arrival.call, Err(self.superseded_failure(id, incarnation, None)));
-                }
-                _ => {}
-            }
-        }
-        self.recount_live_set_requests();
-        cx.emit_for_tasks(TaskChange::Connected, "all tasks have registered", connected);
-        self.waiters.queue_answer(CallSelection::List(calls), SharedAnswer::Registered(self.incarnation));
     }
 
     /// Connects a task. `again`: the run has already started.
@@ -260,35 +216,10 @@ impl Run {
                 (false, false) => "all tasks have registered",
             };
             let incarnation = self.expect_task(id).incarnation.unwrap_or(TaskIncarnation(0));
-            cx.emit(EventKind::TaskConnected { task: id, incarnation, again }, reason);
+            cx.emit_event(EventKind::TaskConnected { task: id, incarnation, again }, reason);
         }
         if late {
-            self.release_from_barriers(cx, id);
+            self.mark_not_required_at_barriers(cx, id);
         }
-    }
-
-    /// Marks a task as connected; returns whether it was not. `late`: the run has already started.
-    fn mark_connected(&mut self, cx: &TransitionContext<'_>, id: TaskId, late: bool) -> bool {
-        let task = self.expect_task_mut(id);
-        let entered = !task.is_connected();
-        let unsynced = late && !task.unsynced;
-        let watch = !task.has_heartbeat_timer;
-        task.standing = ProtocolState::Connected;
-        task.last_heartbeat = Some(cx.now);
-        task.heartbeat_stats.skip_next_gap();
-        task.has_heartbeat_timer = true;
-        task.was_connected = true;
-        task.unsynced |= late;
-        task.is_exempt = false;
-        if entered {
-            task.since = cx.now;
-        }
-        self.connected_tasks += usize::from(entered);
-        self.unsynced_tasks += usize::from(unsynced);
-        if watch {
-            self.tasks_without_timer.push_back(id);
-        }
-        self.bump_version();
-        entered
     }
 }

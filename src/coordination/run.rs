@@ -1,13 +1,14 @@
-//! One run of a job: its tasks, barriers, store, waiting calls and timers, and the dispatch of calls to their
-//! rules.
+//! One run of a job: its tasks, barriers, store, waiting calls and timers.
 //!
-//! The rules are `impl Run` blocks in files by subject: `registration.rs`, `barrier_arrival.rs` and `barrier_completion.rs`
-//! (barriers), `task_failure.rs`, `live_set_rules.rs`, `shutdown.rs`. Calls upon the store are here. Begin at `Run::dispatch_call`;
-//! `Run::run_pending_work` hands out queued answers within a budget.
+//! The rules are `impl Run` blocks in files by subject: `registration.rs`, `barrier_arrival.rs` and
+//! `barrier_completion.rs` (barriers), `task_failure.rs`, `teardown.rs`, `live_set_rules.rs`, `store_calls.rs`,
+//! `shutdown.rs`. `call_dispatch.rs` passes calls to these files, and `pending_work.rs` sends queued answers. This
+//! file has the methods that several rules use. Begin at [`Run`].
 //!
-//! Invariants: a run has one outcome and one first cause. A later run shares nothing with it but the record
-//! of its incarnations. One connection may hold at most half of the waiting calls that the job may have. A
-//! watcher knows the present version of the task states, or its answer is queued.
+//! Invariants: A run has one outcome and one first cause. A later run keeps only the list of this run's task
+//! incarnations, in order to refuse their calls. One connection holds at most half of the waiting calls that the
+//! job may have. Every task that watches the task states has received their present version, or its answer is
+//! queued.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -17,26 +18,23 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::barrier::BarrierTable;
+use super::barrier::{BarrierKey, BarrierMembers, BarrierTable};
 use super::barrier_record::BarrierRecord;
-use super::call::{Caller, Reply, Request, SharedReply, TaskInfo, TaskSet, TaskStates};
 use super::command::DrainRequest;
 use super::context::TransitionContext;
-use super::directory::StoreEntry;
-use super::event::{EventKind, FailureClass, FirstCause, RunOutcome};
-use super::failure::{Code, Failure, ServiceError};
+use super::event::{EventKind, FirstCause, RunOutcome};
+use super::failure::{Code, Failure};
 use super::ids::{CallId, ConnectionId, RunNumber, ServiceIncarnation, TaskId, TaskIncarnation, Timestamp};
+use super::key_value_store::{KeyValueStore, display_key};
 use super::live_set::LiveSetRequest;
-use super::pending_barrier_stats::PendingBarrierStats;
+use super::request_reply::{TaskInfo, TaskSet, TaskStates};
+use super::run_state::RunState;
 use super::settings::JobSettings;
-use super::store::{Store, display_key};
-use super::task::Task;
+use super::task::{Suspicion, Task};
 use super::timers::{Timer, Timers};
-use super::waiters::{SharedAnswer, WaitTarget, WaiterTable};
+use super::unmeasured_barrier::UnmeasuredBarrier;
+use super::waiters::WaiterTable;
 use crate::cow::{CowMap, CowVec};
-
-/// The key of the preemption notice, which all tasks watch.
-pub(super) const PREEMPTION_NOTICE: &[u8] = b"RECEIVED_PREEMPTION_NOTICE";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Run {
@@ -63,7 +61,7 @@ pub(super) struct Run {
     pub barriers: BarrierTable,
     /// The latest ended barrier instances, the newest last.
     pub recent: VecDeque<BarrierRecord>,
-    pub store: Store,
+    pub store: KeyValueStore,
     pub live_set_requests: BTreeMap<TaskSet, LiveSetRequest>,
     /// The devices that the tasks published in the exchange (generation A).
     pub exchanged: CowMap<TaskId, Vec<Bytes>>,
@@ -76,39 +74,39 @@ pub(super) struct Run {
     /// Connected tasks whose first heartbeat timer is not set yet.
     pub tasks_without_timer: VecDeque<TaskId>,
     /// Ended barrier instances that are not measured yet.
-    pub pending_barrier_stats: VecDeque<PendingBarrierStats>,
+    pub pending_barrier_stats: VecDeque<UnmeasuredBarrier>,
     /// The number of client barriers at which each task waits.
     pub barrier_waits: CowVec<u32>,
     #[serde(skip)]
-    pub exchanged_devices: Cached<Arc<SharedReply<Vec<Bytes>>>>,
+    pub exchanged_devices: DerivedValue<Arc<Vec<Bytes>>>,
     #[serde(skip)]
-    states: Cached<(i64, Arc<SharedReply<TaskStates>>)>,
+    states: DerivedValue<(i64, Arc<TaskStates>)>,
 }
 
 /// A value derived from the state and kept beside it. It is no part of the state: two of them are always
 /// equal.
 #[derive(Clone)]
-pub(super) struct Cached<T>(pub Option<T>);
+pub(super) struct DerivedValue<T>(pub Option<T>);
 
-impl<T> Default for Cached<T> {
+impl<T> Default for DerivedValue<T> {
     fn default() -> Self {
         Self(None)
     }
 }
 
-impl<T> fmt::Debug for Cached<T> {
+impl<T> fmt::Debug for DerivedValue<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Remembered")
     }
 }
 
-impl<T> PartialEq for Cached<T> {
+impl<T> PartialEq for DerivedValue<T> {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl<T> Eq for Cached<T> {}
+impl<T> Eq for DerivedValue<T> {}
 
 impl Run {
     pub fn new(
@@ -128,14 +126,14 @@ impl Run {
             first_cause: None,
             noticed_at: None,
             drain: None,
-            tasks: CowVec::of(&task, settings.tasks as usize),
+            tasks: CowVec::filled_with(&task, settings.tasks as usize),
             connected_tasks: 0,
             unsynced_tasks: 0,
             version: 0,
             notified_version: 0,
             barriers: BarrierTable::default(),
             recent: VecDeque::new(),
-            store: Store::default(),
+            store: KeyValueStore::default(),
             live_set_requests: BTreeMap::new(),
             exchanged: CowMap::default(),
             has_error_polls: false,
@@ -144,9 +142,27 @@ impl Run {
             timers: Timers::default(),
             tasks_without_timer: VecDeque::new(),
             pending_barrier_stats: VecDeque::new(),
-            barrier_waits: CowVec::of(&0, settings.tasks as usize),
-            exchanged_devices: Cached::default(),
-            states: Cached::default(),
+            barrier_waits: CowVec::filled_with(&0, settings.tasks as usize),
+            exchanged_devices: DerivedValue::default(),
+            states: DerivedValue::default(),
+        }
+    }
+
+    /// Returns the state of the run.
+    pub fn state(&self) -> RunState {
+        match (self.ended, self.started_at) {
+            (Some((outcome, _)), _) => RunState::ended(outcome),
+            (None, Some(_)) => RunState::Running,
+            (None, None) => RunState::Forming,
+        }
+    }
+
+    /// Returns why there is no run to drain, if there is none.
+    pub fn not_running_reason(&self) -> Option<String> {
+        match self.state() {
+            RunState::Running => None,
+            RunState::Forming => Some(format!("run {} still waits for its tasks to register", self.number)),
+            state => Some(format!("run {} is over ({state})", self.number)),
         }
     }
 
@@ -163,14 +179,36 @@ impl Run {
         &mut self.tasks[usize::try_from(task.0).unwrap_or(usize::MAX)]
     }
 
+    /// Returns the ids of a set that the job has.
+    pub fn known_tasks_of(&self, set: TaskSet) -> TaskSet {
+        let ends = [set.ids().first(), set.ids().last()];
+        if ends.into_iter().flatten().all(|id| self.task(*id).is_some()) {
+            return set;
+        }
+        // The ids are ascending, so unknown ids are at the ends, however many there are.
+        let from = set.ids().partition_point(|id| id.0 < 0);
+        let to = set.ids().partition_point(|id| id.0 < 0 || self.task(*id).is_some());
+        TaskSet::new(set.ids()[from..to].to_vec())
+    }
+
+    /// Returns the members of a barrier that names none: all tasks.
+    pub fn all_tasks_as_members(&self) -> BarrierMembers {
+        BarrierMembers::All(u32::try_from(self.tasks.len()).unwrap_or(u32::MAX))
+    }
+
+    /// Returns the id of a barrier as clients know it.
+    pub fn wire_id_of_barrier(&self, key: &BarrierKey) -> Arc<str> {
+        key.wire_id(self.incarnation.0)
+    }
+
     /// Adds `by` to the number of client barriers at which the task waits.
-    pub fn adjust_barrier_waits(&mut self, task: TaskId, by: i32) {
+    pub fn adjust_barrier_wait_count(&mut self, task: TaskId, by: i32) {
         let waits = &mut self.barrier_waits[usize::try_from(task.0).unwrap_or(usize::MAX)];
         *waits = waits.saturating_add_signed(by);
     }
 
     /// Returns the number of client barriers at which the task waits.
-    pub fn barrier_waits(&self, task: TaskId) -> u32 {
+    pub fn barrier_wait_count(&self, task: TaskId) -> u32 {
         usize::try_from(task.0)
             .ok()
             .and_then(|place| self.barrier_waits.get(place))
@@ -183,7 +221,7 @@ impl Run {
     }
 
     /// Describes a task for people: its number and its address.
-    pub fn describe(&self, task: TaskId) -> String {
+    pub fn describe_task(&self, task: TaskId) -> String {
         match self.task(task).and_then(|t| t.peer) {
             Some(peer) => format!("task {task} at {peer}"),
             None => format!("task {task}"),
@@ -191,10 +229,10 @@ impl Run {
     }
 
     /// Describes tasks for people: the first few with their addresses, the rest as a number.
-    pub fn describe_all(&self, tasks: impl Iterator<Item = TaskId>) -> String {
+    pub fn describe_tasks(&self, tasks: impl Iterator<Item = TaskId>) -> String {
         const SHOWN: usize = 8;
         let mut tasks = tasks.peekable();
-        let mut text: Vec<String> = tasks.by_ref().take(SHOWN).map(|task| self.describe(task)).collect();
+        let mut text: Vec<String> = tasks.by_ref().take(SHOWN).map(|task| self.describe_task(task)).collect();
         let rest = tasks.count();
         if rest > 0 {
             text.push(format!("and {rest} more"));
@@ -203,128 +241,21 @@ impl Run {
     }
 
     /// Records that a task's state changed, so that watchers are notified.
-    pub fn bump_version(&mut self) {
+    pub fn record_state_change(&mut self) {
         self.version += 1;
     }
 
-    /// Performs an admitted call.
-    pub fn dispatch_call(
-        &mut self,
-        cx: &mut TransitionContext<'_>,
-        call: CallId,
-        caller: Caller,
-        peer: Option<SocketAddr>,
-        writer: Option<TaskId>,
-        request: Request,
-    ) {
-        let connection = caller.connection;
-        match request {
-            Request::Register { task, incarnation, recoverable } => {
-                self.register(cx, call, connection, peer, task, incarnation, recoverable);
-            }
-            Request::Heartbeat { task, incarnation } => {
-                let outcome = self.heartbeat(cx, connection, task, incarnation);
-                cx.reply(call, outcome.map(|()| Reply::ServiceIncarnation(self.incarnation)));
-            }
-            Request::PollForError { task } => self.poll_for_error(cx, call, connection, task),
-            Request::Shutdown { task } => self.shut_down(cx, call, connection, task),
-            Request::Reset { task } => {
-                let outcome = self.disconnect_task(cx, task).map(|()| Reply::Done);
-                cx.reply(call, outcome.map_err(Arc::new));
-            }
-            Request::ReportError { task, code, message } => {
-                let outcome = self.report_error(cx, task, code, message).map(|()| Reply::Done);
-                cx.reply(call, outcome.map_err(Arc::new));
-            }
-            Request::WaitForAllTasks { task, devices } => {
-                self.exchange_devices(cx, call, connection, task, devices);
-            }
-            Request::TaskStates { tasks } => {
-                let outcome = self.task_states(&tasks).map_err(Arc::new);
-                cx.reply(call, outcome);
-            }
-            Request::JobState => cx.reply(call, Ok(Reply::States(self.states()))),
-            Request::Watch { version } => self.watch_tasks(cx, call, connection, version),
-            Request::Barrier { id, counter, timeout_ms, members, task } => {
-                self.arrive_at_barrier(cx, call, connection, task, id, counter, timeout_ms, members);
-            }
-            Request::CancelBarrier { id, counter, task } => {
-                let outcome = self.cancel_barrier(cx, task, id, counter).map(|()| Reply::Done);
-                cx.reply(call, outcome.map_err(Arc::new));
-            }
-            Request::LiveSet { task, tasks } => self.request_live_set(cx, call, connection, task, tasks),
-            of_store => self.dispatch_store_call(cx, call, connection, writer, of_store),
-        }
+    /// Ends the suspicion of a task, if there is one.
+    pub fn clear_suspicion(&mut self, id: TaskId) {
+        let suspicion = self.expect_task_mut(id).suspicion.take();
+        self.clear_grace_timer(id, suspicion);
     }
 
-    fn dispatch_store_call(
-        &mut self,
-        cx: &mut TransitionContext<'_>,
-        call: CallId,
-        connection: ConnectionId,
-        writer: Option<TaskId>,
-        request: Request,
-    ) {
-        let outcome = match request {
-            Request::Insert { key, value, overwrite } => self.insert(cx, &key, value, overwrite, writer),
-            Request::Increment { key, by } => {
-                let result = self.store.increment(&key, by, cx.now, writer, &cx.settings.bounds);
-                result.map(|(sum, discarded)| {
-                    cx.discard(discarded);
-                    Reply::Value(sum)
-                })
-            }
-            Request::Get { key } => match self.store.get(&key) {
-                Some(entry) => Ok(Reply::Value(entry.value.clone())),
-                None => {
-                    if !self.admit_waiter(cx, call, connection) {
-                        return;
-                    }
-                    match self.store.add_waiter(&key, call, &cx.settings.bounds) {
-                        Ok(key) => {
-                            return self.waiters.insert(call, connection, WaitTarget::Key(key, cx.now));
-                        }
-                        Err(failure) => Err(failure),
-                    }
-                }
-            },
-            Request::TryGet { key } => match self.store.get(&key) {
-                Some(entry) => Ok(Reply::Value(entry.value.clone())),
-                None => Err(Failure::from_service(
-                    Code::NotFound,
-                    format!("Config key {} not found.", display_key(&key)),
-                )),
-            },
-            Request::List { directory } => Ok(Reply::Directory(self.store.list(&directory))),
-            Request::Delete { key } => {
-                cx.discard(self.store.delete(&key));
-                Ok(Reply::Done)
-            }
-            _ => Err(Failure::from_service(Code::Internal, "Not a call upon the store.")),
-        };
-        cx.reply(call, outcome.map_err(Arc::new));
-    }
-
-    pub fn insert(
-        &mut self,
-        cx: &mut TransitionContext<'_>,
-        key: &[u8],
-        value: Bytes,
-        overwrite: bool,
-        by: Option<TaskId>,
-    ) -> Result<Reply, Failure> {
-        let entry = StoreEntry::new(value.clone(), cx.now, by);
-        let discarded = self.store.insert(key, entry, overwrite, &cx.settings.bounds)?;
-        cx.discard(discarded);
-        if super::store::normalise(key).as_ref() == PREEMPTION_NOTICE {
-            self.noticed_at = Some(cx.now);
-            let text = String::from_utf8_lossy(&value[..value.len().min(64)]);
-            cx.emit(
-                EventKind::PreemptionNoticed,
-                format!("preemption notice {text}: all tasks agree on a step and save"),
-            );
+    /// Stops the grace timer of a suspicion that has ended.
+    pub fn clear_grace_timer(&mut self, id: TaskId, suspicion: Option<Suspicion>) {
+        if let Some(suspicion) = suspicion {
+            self.timers.clear(suspicion.until, Timer::Grace(id));
         }
-        Ok(Reply::Done)
     }
 
     /// Checks whether one more call may wait, and refuses it otherwise. One connection may use half of the
@@ -339,37 +270,19 @@ impl Run {
         let share = bound.div_ceil(2);
         let text = if self.waiters.len() >= bound {
             format!("{bound} calls of this job wait already, the most allowed (setting bounds.waiters).")
-        } else if self.waiters.count_on(connection) >= share {
+        } else if self.waiters.count_on_connection(connection) >= share {
             format!(
                 "{share} calls on this connection wait already, half of what its job may have (setting bounds.waiters)."
             )
         } else {
             return true;
         };
-        cx.reply(call, Err(Arc::new(Failure::from_service(Code::ResourceExhausted, text))));
+        cx.reply_to_call(call, Err(Arc::new(Failure::from_service(Code::ResourceExhausted, text))));
         false
     }
 
-    fn watch_tasks(
-        &mut self,
-        cx: &mut TransitionContext<'_>,
-        call: CallId,
-        connection: ConnectionId,
-        version: i64,
-    ) {
-        // A version that this service has not reached comes from an earlier service; the watcher gets the
-        // present states.
-        if version == self.version {
-            if self.admit_waiter(cx, call, connection) {
-                self.waiters.insert(call, connection, WaitTarget::Watch);
-            }
-            return;
-        }
-        cx.reply(call, Ok(Reply::States(self.states())));
-    }
-
     /// Releases the watchers if a state has changed since the last time.
-    pub fn notify_watchers(&mut self) {
+    pub fn release_watchers_if_changed(&mut self) {
         if self.notified_version != self.version {
             self.notified_version = self.version;
             self.waiters.release_watchers();
@@ -377,65 +290,28 @@ impl Run {
     }
 
     /// Returns the approximate number of allocations.
-    pub fn weight(&self) -> usize {
+    pub fn approximate_allocations(&self) -> usize {
         2 * self.store.len()
             + 4 * self.tasks.len()
             + 2 * self.waiters.len()
-            + 4 * self.barriers.in_progress_len()
+            + 4 * self.barriers.in_progress_count()
     }
 
-    /// Returns whether work is pending.
-    pub fn has_pending_work(&self) -> bool {
-        self.store.has_woken_calls()
-            || self.waiters.has_queued_answers()
-            || self.waiters.has_released_watchers()
-            || !self.tasks_without_timer.is_empty()
-            || !self.pending_barrier_stats.is_empty()
-    }
-
-    /// Does pending work within `budget`: answers calls whose wait has ended.
-    pub fn run_pending_work(&mut self, cx: &mut TransitionContext<'_>, budget: &mut usize) {
-        while *budget > 0 {
-            if let Some((call, answer)) = self.waiters.pop_queued_answer() {
-                *budget -= 1;
-                self.send_answer(cx, call, answer);
-            } else if let Some((call, value)) = self.store.pop_woken_call() {
-                *budget -= 1;
-                self.waiters.remove(call);
-                cx.reply(call, Ok(Reply::Value(value)));
-            } else if let Some(call) = self.waiters.pop_released_watcher() {
-                *budget -= 1;
-                cx.reply(call, Ok(Reply::States(self.states())));
-            } else if let Some(task) = self.tasks_without_timer.pop_front() {
-                *budget -= 1;
-                self.set_heartbeat_timer(cx, task);
-            } else if !self.pending_barrier_stats.is_empty() {
-                self.record_next_barrier_stats(cx, budget);
-            } else {
-                return;
-            }
-        }
-    }
-
-    /// Sends a call its decided answer, unless the call was withdrawn or its task has been excluded since.
-    fn send_answer(&mut self, cx: &mut TransitionContext<'_>, call: CallId, answer: SharedAnswer) {
-        let Some(place) = self.waiters.wait_target(call) else { return };
-        let excluded =
-            place.task().and_then(|id| self.task(id)?.failure()).filter(|e| e.is_exclusion()).cloned();
-        self.withdraw_call(call);
-        cx.reply(call, excluded.map_or_else(|| answer.into(), Err));
+    /// Keeps the latest `most` records.
+    pub fn trim_barrier_records(&mut self, most: usize) {
+        self.recent.drain(..self.recent.len().saturating_sub(most));
     }
 
     /// Returns the states of all tasks; callers share the value until a state changes.
-    fn states(&mut self) -> Arc<SharedReply<TaskStates>> {
+    pub fn shared_task_states(&mut self) -> Arc<TaskStates> {
         if let Some((version, states)) = &self.states.0
             && *version == self.version
         {
             return Arc::clone(states);
         }
         let tasks = self.task_ids().map(|task| self.task_info(task)).collect();
-        let states = SharedReply::new(TaskStates { version: self.version, tasks });
-        self.states = Cached(Some((self.version, Arc::clone(&states))));
+        let states = Arc::new(TaskStates { version: self.version, tasks });
+        self.states = DerivedValue(Some((self.version, Arc::clone(&states))));
         states
     }
 
@@ -446,7 +322,7 @@ impl Run {
             || self.task_ids().map(|task| self.task_info(task)).eq(states.tasks.iter().cloned())
     }
 
-    fn task_info(&self, id: TaskId) -> TaskInfo {
+    pub fn task_info(&self, id: TaskId) -> TaskInfo {
         let task = self.expect_task(id);
         TaskInfo {
             task: id,
@@ -454,22 +330,6 @@ impl Run {
             incarnation: task.incarnation.unwrap_or(TaskIncarnation(0)),
             error: task.failure().cloned(),
         }
-    }
-
-    fn task_states(&self, tasks: &[TaskId]) -> Result<Reply, Failure> {
-        if tasks.len() > self.tasks.len() {
-            let text = format!(
-                "The states of {} tasks are asked for; this job has {}.",
-                tasks.len(),
-                self.tasks.len()
-            );
-            return Err(Failure::from_service(Code::InvalidArgument, text));
-        }
-        if let Some(unknown) = tasks.iter().find(|task| self.task(**task).is_none()) {
-            return Err(self.unknown_task_failure("asked about", *unknown));
-        }
-        let tasks = tasks.iter().map(|task| self.task_info(*task)).collect();
-        Ok(Reply::States(SharedReply::new(TaskStates { version: self.version, tasks })))
     }
 
     /// Returns the refusal of a task id that the job does not have.
@@ -482,81 +342,23 @@ impl Run {
         Failure::from_service(Code::InvalidArgument, text)
     }
 
-    fn report_error(
-        &mut self,
-        cx: &mut TransitionContext<'_>,
-        task: TaskId,
-        code: i32,
-        mut message: String,
-    ) -> Result<(), Failure> {
-        let Some(reporter) = self.task(task) else {
-            return Err(Failure::from_service(
-                Code::InvalidArgument,
-                format!("Unexpected request from task {task}: it is not in this job."),
-            ));
-        };
-        if !reporter.is_connected() {
-            let text = "The task is not connected or already has an error.";
-            return Err(Failure::from_service(Code::FailedPrecondition, text));
-        }
-        let Some(code) = Code::from_number(code) else {
-            return Err(Failure::from_service(
-                Code::InvalidArgument,
-                "An error cannot be reported with code 0, which is OK.",
-            ));
-        };
-        message.truncate(message.floor_char_boundary(cx.settings.bounds.error_message_bytes));
-        let mut failure = Failure::without_details(code, message);
-        failure.service_error = Some(ServiceError { reported: true, source: Some(task) });
-        let failure = Arc::new(failure);
-        self.fail_task(cx, task, &failure, FailureClass::Reported, "the task reported it");
-        self.propagate_error(cx, Some(task), &failure);
-        Ok(())
-    }
-
-    /// Removes a call from the place where it waits, because its caller is gone.
-    pub fn withdraw_call(&mut self, call: CallId) {
-        match self.waiters.remove(call) {
-            None | Some(WaitTarget::Watch) => {}
-            Some(WaitTarget::Key(key, _)) => self.store.remove_waiter(&key, call),
-            Some(WaitTarget::Poll(task)) => {
-                let task = self.expect_task_mut(task);
-                if task.poll == Some(call) {
-                    task.poll = None;
-                }
-            }
-            Some(WaitTarget::LiveSet(set, task)) => self.withdraw_live_set_call(&set, task, call),
-            Some(WaitTarget::Barrier(key, task)) => self.leave_barrier(&key, task, call),
-        }
-    }
-
-    /// Handles due timers within `budget`.
-    pub fn fire_timers(&mut self, cx: &mut TransitionContext<'_>, budget: &mut usize) {
-        while *budget > 0
-            && let Some(timer) = self.timers.pop_due(cx.now)
-        {
-            *budget -= 1;
-            match timer {
-                Timer::Heartbeat(task) => self.on_heartbeat_timer(cx, task),
-                Timer::Grace(task) => self.on_grace_expired(cx, task),
-                Timer::Barrier(key) => self.on_barrier_timeout(cx, &key),
-            }
-        }
-    }
-
-    /// Answers waiting calls with `failure`, and polls with `poll`, within `budget`.
-    pub fn fail_waiting_calls(
-        &mut self,
-        cx: &mut TransitionContext<'_>,
-        failure: &Arc<Failure>,
-        poll: &Arc<Failure>,
-        budget: &mut usize,
-    ) {
-        for (call, is_poll) in self.waiters.first_calls(*budget) {
-            *budget -= 1;
-            self.withdraw_call(call);
-            cx.reply(call, Err(Arc::clone(if is_poll { poll } else { failure })));
-        }
+    /// Returns the failure for an incarnation that another one replaced. It is final for the client.
+    pub fn superseded_failure(
+        &self,
+        id: TaskId,
+        incarnation: TaskIncarnation,
+        peer: Option<SocketAddr>,
+    ) -> Arc<Failure> {
+        let newer = self.task(id).and_then(|task| task.incarnation);
+        let text = format!(
+            "Aborted connect attempt as there is a request from a newer incarnation. Two processes claim task {id}: \
+             incarnation {incarnation} from {}, and incarnation {} ({}), which holds it now. Check that every process \
+             has its own process id.",
+            peer.map_or_else(|| "an unknown address".to_owned(), |peer| peer.to_string()),
+            newer.map_or_else(String::new, |newer| newer.to_string()),
+            self.describe_task(id),
+        );
+        Arc::new(Failure::from_service(Code::AlreadyExists, text))
     }
 
     /// Ends the run, unless it has already ended: the first outcome stays.
@@ -570,7 +372,21 @@ impl Run {
             let reason = reason.into();
             self.ended = Some((outcome, cx.now));
             self.end_reason = display_key(reason.as_bytes()).into_owned();
-            cx.emit(EventKind::RunEnded { outcome }, reason);
+            cx.emit_event(EventKind::RunEnded { outcome }, reason);
+        }
+    }
+
+    /// Records the first error of the run, unless there is one already.
+    pub fn record_first_cause(
+        &mut self,
+        cx: &mut TransitionContext<'_>,
+        source: Option<TaskId>,
+        failure: &Failure,
+    ) {
+        if self.first_cause.is_none() {
+            let (error, why) = (failure.to_string(), failure.summary().to_owned());
+            cx.emit_event(EventKind::FirstCause { task: source }, &*why);
+            self.first_cause = Some(FirstCause { at: cx.now, task: source, error, why });
         }
     }
 

@@ -1,7 +1,7 @@
 //! The settings of a job, their defaults, and the bounds on what one job may hold.
 //!
-//! It reads no file or flag (`config` does) and applies no change to a running job (`job_settings.rs` does). Begin
-//! at [`JobSettings`] and [`Bounds`].
+//! `config` reads settings from files and flags, and `job_settings.rs` applies changes to an existing job. Begin at
+//! [`JobSettings`] and [`JobBounds`].
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,9 +9,13 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::ids::JobName;
+
 /// The greatest number of tasks of a job. It is far above any cluster; within it every table fits into
 /// memory.
 pub const TASKS_MAX: u32 = 1_000_000;
+/// The greatest number of jobs that one job may exchange transfers with.
+pub const PEER_JOBS_MAX: usize = 64;
 
 /// The way in which the first error of a run reaches tasks that poll for it.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -89,8 +93,11 @@ pub struct JobSettings {
     #[serde(with = "humantime_serde")]
     #[schema(value_type = String)]
     pub auto_exclude_for: Duration,
+    /// The jobs whose tasks may exchange transfers with those of this job. Both jobs must list each other.
+    #[serde(default)]
+    pub transfers_with: BTreeSet<JobName>,
     /// The bounds on what the job may hold.
-    pub bounds: Bounds,
+    pub bounds: JobBounds,
 }
 
 impl JobSettings {
@@ -107,12 +114,13 @@ impl JobSettings {
             error_delivery: ErrorDelivery::Auto,
             auto_exclude: BTreeSet::new(),
             auto_exclude_for: Duration::from_secs(60 * 60),
-            bounds: Bounds::default(),
+            transfers_with: BTreeSet::new(),
+            bounds: JobBounds::default(),
         }
     }
 
     /// Returns the names of the settings that differ from `other`.
-    pub(super) fn changed_settings(&self, other: &Self) -> Vec<String> {
+    pub(super) fn changed_setting_names(&self, other: &Self) -> Vec<String> {
         let pairs = [
             ("tasks", self.tasks != other.tasks),
             ("recoverable", self.recoverable != other.recoverable),
@@ -123,6 +131,7 @@ impl JobSettings {
             ("error-delivery", self.error_delivery != other.error_delivery),
             ("auto-exclude", self.auto_exclude != other.auto_exclude),
             ("auto-exclude-for", self.auto_exclude_for != other.auto_exclude_for),
+            ("transfers-with", self.transfers_with != other.transfers_with),
             ("bounds", self.bounds != other.bounds),
         ];
         pairs.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name.to_owned()).collect()
@@ -130,7 +139,7 @@ impl JobSettings {
 
     /// Returns whether polls are held until there is an error.
     #[must_use]
-    pub fn holds_polls(&self) -> bool {
+    pub fn holds_error_polls(&self) -> bool {
         match self.error_delivery {
             ErrorDelivery::Auto => !self.recoverable,
             ErrorDelivery::Hold => true,
@@ -160,8 +169,10 @@ pub struct SettingsChange {
     pub auto_exclude: Option<BTreeSet<AutoExcludeRule>>,
     /// [`JobSettings::auto_exclude_for`]
     pub auto_exclude_for: Option<Duration>,
+    /// [`JobSettings::transfers_with`], all of them.
+    pub transfers_with: Option<BTreeSet<JobName>>,
     /// [`JobSettings::bounds`], all of them.
-    pub bounds: Option<Bounds>,
+    pub bounds: Option<JobBounds>,
 }
 
 impl SettingsChange {
@@ -177,6 +188,9 @@ impl SettingsChange {
         if never(self.heartbeat_timeout) || never(self.register_timeout) {
             return Err("the heartbeat timeout and the register timeout must be longer than zero");
         }
+        if self.transfers_with.as_ref().is_some_and(|jobs| jobs.len() > PEER_JOBS_MAX) {
+            return Err("transfers-with names at most 64 jobs");
+        }
         Ok(JobSettings {
             tasks: self.tasks.unwrap_or(present.tasks),
             recoverable: self.recoverable.unwrap_or(present.recoverable),
@@ -187,6 +201,7 @@ impl SettingsChange {
             error_delivery: self.error_delivery.unwrap_or(present.error_delivery),
             auto_exclude: self.auto_exclude.unwrap_or_else(|| present.auto_exclude.clone()),
             auto_exclude_for: self.auto_exclude_for.unwrap_or(present.auto_exclude_for),
+            transfers_with: self.transfers_with.unwrap_or_else(|| present.transfers_with.clone()),
             bounds: self.bounds.unwrap_or_else(|| present.bounds.clone()),
         })
     }
@@ -195,8 +210,9 @@ impl SettingsChange {
 /// The bounds on what one job may hold. A request that would exceed one is refused with RESOURCE_EXHAUSTED
 /// and changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = Bounds)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Bounds {
+pub struct JobBounds {
     /// Length of a key, in bytes.
     pub key_bytes: usize,
     /// Length of a value, in bytes.
@@ -236,7 +252,7 @@ pub struct Bounds {
     pub error_message_bytes: usize,
 }
 
-impl Default for Bounds {
+impl Default for JobBounds {
     fn default() -> Self {
         Self {
             key_bytes: 64 << 10,

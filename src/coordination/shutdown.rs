@@ -1,22 +1,21 @@
-//! Shutdown: the shutdown barrier, and a task that disconnects alone.
+//! Handles shutdown calls: a task waits at the shutdown barrier, or leaves the run without waiting for others.
 //!
-//! It does not fill the barrier: `barrier_arrival.rs` does. Begin at `Run::shut_down`.
+//! `barrier_arrival.rs` records arrivals at the barrier, and `teardown.rs` ends it. Begin at
+//! `Run::handle_shutdown_call`.
 
 use std::sync::Arc;
 
 use super::barrier::{Arrival, ArrivalPurpose, BarrierKey, BarrierMembers};
-use super::call::{Reply, TaskSet};
 use super::context::TransitionContext;
-use super::event::RunOutcome;
-use super::event_queue::TaskChange;
 use super::failure::{Code, Failure};
-use super::failure_texts::shutdown_failure;
 use super::ids::{CallId, ConnectionId, TaskId};
+use super::request_reply::{Reply, TaskSet};
 use super::run::Run;
+use super::shared_failures::failed_shutdown_failure;
 use super::task::ProtocolState;
 
 impl Run {
-    pub(super) fn shut_down(
+    pub(super) fn handle_shutdown_call(
         &mut self,
         cx: &mut TransitionContext<'_>,
         call: CallId,
@@ -24,37 +23,38 @@ impl Run {
         id: TaskId,
     ) {
         let Some(task) = self.task(id) else {
-            let failure = shutdown_failure(&self.unknown_task_failure("shut down", id));
-            return cx.reply(call, Err(Arc::new(failure)));
+            let failure = failed_shutdown_failure(&self.unknown_task_failure("shut down", id));
+            return cx.reply_to_call(call, Err(Arc::new(failure)));
         };
         // Recoverable tasks shut down alone: one restart would fail the barrier for all.
         if task.recoverable || cx.settings.shutdown_timeout.is_zero() {
             let outcome = self.disconnect_task(cx, id).map(|()| Reply::Done);
-            return cx.reply(call, outcome.map_err(Arc::new));
+            return cx.reply_to_call(call, outcome.map_err(Arc::new));
         }
         let key = BarrierKey::Shutdown;
-        if let Some(ended) = self.barriers.ended(&key) {
+        if let Some(ended) = self.barriers.last_ended(&key) {
             let result = ended.result.clone();
             let outcome = match (self.disconnect_task(cx, id), result) {
-                (Err(failure), _) => Err(Arc::new(shutdown_failure(&failure))),
-                (Ok(()), Err(failure)) => Err(Arc::new(shutdown_failure(&failure))),
+                (Err(failure), _) => Err(Arc::new(failed_shutdown_failure(&failure))),
+                (Ok(()), Err(failure)) => Err(Arc::new(failed_shutdown_failure(&failure))),
                 (Ok(()), Ok(())) => Ok(Reply::Done),
             };
-            return cx.reply(call, outcome);
+            return cx.reply_to_call(call, outcome);
         }
         if self.barriers.instance(&key).is_none() {
             let members = self.shutdown_members();
-            if let Err(failure) = self.begin_instance(cx, &key, 0, members, cx.settings.shutdown_timeout, id)
+            if let Err(failure) =
+                self.begin_barrier_instance(cx, &key, 0, members, cx.settings.shutdown_timeout, id)
             {
-                return cx.reply(call, Err(Arc::new(shutdown_failure(&failure))));
+                return cx.reply_to_call(call, Err(Arc::new(failed_shutdown_failure(&failure))));
             }
         }
         // A task that was recoverable when the barrier began is no member of it.
         if self.barriers.instance(&key).is_some_and(|instance| instance.member_state(id).is_none()) {
             let outcome = self.disconnect_task(cx, id).map(|()| Reply::Done);
-            return cx.reply(call, outcome.map_err(Arc::new));
+            return cx.reply_to_call(call, outcome.map_err(Arc::new));
         }
-        self.record_arrival(
+        self.record_barrier_arrival(
             cx,
             &key,
             id,
@@ -65,29 +65,10 @@ impl Run {
 
     fn shutdown_members(&self) -> BarrierMembers {
         if self.tasks.iter().all(|task| !task.recoverable) {
-            return self.all_members();
+            return self.all_tasks_as_members();
         }
         let ids = self.task_ids().filter(|id| !self.expect_task(*id).recoverable).collect();
         BarrierMembers::Some(TaskSet::new(ids))
-    }
-
-    /// Completes the shutdown after its barrier has passed or failed.
-    pub(super) fn finish_shutdown(
-        &mut self,
-        cx: &mut TransitionContext<'_>,
-        members: &BarrierMembers,
-        result: &Result<(), Arc<Failure>>,
-    ) {
-        match result {
-            Ok(()) => {
-                self.disconnect_tasks(cx, (0..members.len()).map(|position| members.at(position)));
-            }
-            Err(failure) => {
-                let failure = shutdown_failure(failure);
-                self.propagate_error(cx, None, &Arc::new(failure.clone()));
-                self.fail_all_tasks(cx, failure);
-            }
-        }
     }
 
     /// Disconnects a task in good order.
@@ -108,27 +89,5 @@ impl Run {
         }
         self.disconnect_tasks(cx, std::iter::once(id));
         Ok(())
-    }
-
-    /// Disconnects tasks, ascending, in good order; those that have disconnected already stay as they are.
-    fn disconnect_tasks(
-        &mut self,
-        cx: &mut TransitionContext<'_>,
-        tasks: impl ExactSizeIterator<Item = TaskId>,
-    ) {
-        let standing = ProtocolState::Disconnected(cx.now.after(cx.settings.heartbeat_timeout));
-        let Some(retired) = self.retire(cx, tasks, &standing, TaskChange::Disconnected, "shut down") else {
-            return;
-        };
-        self.leave_all_barriers(cx, &retired.tasks, "task disconnected", "it shut down");
-        self.remove_from_live_set_requests(&retired.were_live);
-        if !retired.polling.is_empty() {
-            let text = "Cancelled error polling because: task has disconnected.";
-            let failure = Arc::new(Failure::from_service(Code::Cancelled, text));
-            self.answer_polls_of(retired.polling.into_iter(), failure);
-        }
-        if self.has_no_tasks_left() && self.ended.is_none() {
-            self.end_run(cx, RunOutcome::Completed, "all remaining tasks have shut down");
-        }
     }
 }

@@ -1,24 +1,25 @@
-//! Statistics of one task at barriers: how late it comes, how long others wait for it, and whether that is a habit.
+//! Statistics of one task at barriers: how late it arrives, how long others wait for it, and how often.
 //!
-//! It reads no barrier (`barrier_stats.rs` feeds it) and judges nothing (`findings::chronic_straggler` does). Begin
-//! at [`StragglerStats`].
+//! `barrier_stats.rs` supplies the measurements, and `findings::chronic_straggler` draws conclusions from them.
+//! Begin at [`StragglerStats`], then `StragglerStats::add_member_timing`.
 //!
-//! For every barrier that clients name and that passed with two arrivals or more, a task has:
-//! - its *lateness*: its arrival less the first one;
-//! - whether it was *last*, and for how long it alone *held up* the others: its arrival less the last but
-//!   one;
-//! - its *share*: how far it came behind the median arrival, as a fraction of the skew (the last arrival less
-//!   the first). Equal tasks, which arrive in a new order every time, have small shares. A task that all
-//!   others wait for has 1, and so has each of several tasks on one slow host; a comparison with the last but
-//!   one would miss those.
+//! Barriers of the service itself, and barriers with fewer than two arrivals, do not count. For every other barrier
+//! that passed, a task has:
+//! - its *lateness*: the time from the first arrival to the arrival of the task;
+//! - its *hold-up*, if it arrived last: the time from the last arrival but one to the arrival of the task, for
+//!   which the others waited only for this task;
+//! - its *share*: the time from the median arrival to the arrival of the task, divided by the skew (the time from
+//!   the first arrival to the last). Equal tasks, which arrive in a new order every time, have small shares. A task
+//!   for which all others wait has a share of 1, and so has each of several tasks on one slow host. A comparison
+//!   with the last arrival but one would miss such tasks.
 //!
-//! The *score* is a moving average of the shares: each moves it by a sixteenth (by one part in n while there
-//! are only n). A single late arrival raises it by a sixteenth and fades; a task that is always late has a
-//! score near 1. The score has no unit: a straggler matters only if it also costs time, which lateness and
-//! hold-up tell.
+//! The *score* is a moving average of the shares. Each new share has the weight 1/16; while there are n < 16
+//! shares, the weight is 1/n. A single late arrival raises the score by a sixteenth at most, and later arrivals
+//! reduce it again. A task that is always late has a score near 1. The score has no unit: a straggler matters only
+//! if it also costs time, and lateness and hold-up measure this time.
 //!
-//! The *best* lateness is the least that the average has been, from the sixteenth barrier on. A task that was
-//! always late has more work than the others; a task that was not has become slow.
+//! The *best* lateness is the lowest average lateness since the sixteenth barrier. If it is high too, the task was
+//! always late, for example because it has more work than the others. If it is low, the task has become slow.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -56,7 +57,7 @@ pub(super) struct MemberTiming {
 }
 
 impl StragglerStats {
-    pub fn add_instance(&mut self, part: &MemberTiming) {
+    pub fn add_member_timing(&mut self, part: &MemberTiming) {
         self.taken_part += 1;
         self.last += u64::from(part.held_up.is_some());
         self.recent = self.recent << 1 | u64::from(part.held_up.is_some());
@@ -172,8 +173,8 @@ mod tests {
         let mut once = StragglerStats::default();
         let mut always = StragglerStats::default();
         for round in 0..64 {
-            once.add_instance(&part(if round == 32 { 1_000_000 } else { 0 }, 1_000_000, round == 32));
-            always.add_instance(&part(1_000_000, 1_000_000, true));
+            once.add_member_timing(&part(if round == 32 { 1_000_000 } else { 0 }, 1_000_000, round == 32));
+            always.add_member_timing(&part(1_000_000, 1_000_000, true));
         }
         let (once, always) = (once.view().expect("it took part"), always.view().expect("it took part"));
         assert!(once.score < 0.02 && once.recent_last == 1, "{once:?}");
@@ -186,9 +187,9 @@ mod tests {
         let mut always = StragglerStats::default();
         let mut became = StragglerStats::default();
         for round in 0..128 {
-            always.add_instance(&part(1_000_000, 1_000_000, true));
+            always.add_member_timing(&part(1_000_000, 1_000_000, true));
             let late = if round < 64 { 10_000 } else { 1_000_000 };
-            became.add_instance(&part(late, 1_000_000, round >= 64));
+            became.add_member_timing(&part(late, 1_000_000, round >= 64));
             if round < 15 {
                 assert_eq!(became.view().and_then(|view| view.lateness_best_us), None);
             }

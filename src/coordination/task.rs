@@ -1,6 +1,6 @@
 //! One task of a run: its protocol state, its incarnations, its suspicion, its held error poll, and its statistics.
 //!
-//! It changes no state by itself: the rule files do. Begin at [`Task`].
+//! The functions of the rules change this state. Begin at [`Task`].
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::call::WireState;
 use super::failure::Failure;
 use super::heartbeat_stats::HeartbeatStats;
 use super::ids::{CallId, ConnectionId, TaskIncarnation, Timestamp};
 use super::input::ConnectionEnd;
+use super::request_reply::ClientTaskState;
 use super::straggler_stats::StragglerStats;
 
 /// The protocol state of a task.
@@ -61,7 +61,7 @@ pub(super) struct Task {
     /// since.
     pub unsynced: bool,
     /// Whether it was excluded, in this run or before it, and has not registered since: nothing waits for it.
-    pub is_exempt: bool,
+    pub is_excused: bool,
     pub last_heartbeat: Option<Timestamp>,
     pub heartbeat_stats: HeartbeatStats,
     pub straggling: StragglerStats,
@@ -85,7 +85,7 @@ impl Task {
             recoverable,
             was_connected: false,
             unsynced: false,
-            is_exempt: false,
+            is_excused: false,
             last_heartbeat: None,
             heartbeat_stats: HeartbeatStats::default(),
             straggling: StragglerStats::default(),
@@ -109,7 +109,7 @@ impl Task {
 
     /// Returns whether the task never registered in this run, or shut down so long ago that its client must
     /// have stopped.
-    pub fn is_past_disconnect_grace(&self, now: Timestamp) -> bool {
+    pub fn is_past_shutdown_grace(&self, now: Timestamp) -> bool {
         matches!(self.standing, ProtocolState::Disconnected(until) if now > until)
     }
 
@@ -119,11 +119,11 @@ impl Task {
             && self.past_incarnations.iter().any(|life| life.incarnation == incarnation)
     }
 
-    pub fn wire_state(&self) -> WireState {
+    pub fn wire_state(&self) -> ClientTaskState {
         match self.standing {
-            ProtocolState::Disconnected(_) => WireState::Disconnected,
-            ProtocolState::Connected => WireState::Connected,
-            ProtocolState::Failed(_) => WireState::Error,
+            ProtocolState::Disconnected(_) => ClientTaskState::Disconnected,
+            ProtocolState::Connected => ClientTaskState::Connected,
+            ProtocolState::Failed(_) => ClientTaskState::Error,
         }
     }
 

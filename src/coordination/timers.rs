@@ -1,6 +1,6 @@
 //! The deadlines of one run: heartbeats, grace periods, barriers.
 //!
-//! It only keeps them: `Run::fire_timers` acts on those that are due. Begin at [`Timer`].
+//! This module only stores deadlines. `Run::fire_timers` handles those that are due. Begin at [`Timer`].
 
 use serde::{Deserialize, Serialize};
 
@@ -37,13 +37,13 @@ impl Timers {
         self.0.retain(|(_, timer), ()| !matches!(timer, Timer::Heartbeat(_)));
     }
 
-    pub fn next(&self) -> Option<Timestamp> {
+    pub fn next_deadline(&self) -> Option<Timestamp> {
         self.0.first_key_value().map(|((at, _), ())| *at)
     }
 
     /// Removes and returns the first timer that is due.
     pub fn pop_due(&mut self, now: Timestamp) -> Option<Timer> {
-        if self.next()? > now {
+        if self.next_deadline()? > now {
             return None;
         }
         self.0.pop_first().map(|((_, timer), ())| timer)

@@ -1,10 +1,14 @@
-//! The keys under which JAX workers publish their topology, and the values stored under them.
+//! The keys under which JAX workers publish their topology, the values of these keys, and the devices that the
+//! values describe. Process identities are kept here too, because they tell on which host a device is.
 //!
-//! It decodes no value: `devices.rs` does. Begin at [`TopologyKey::parse`].
+//! `views/devices.rs` decodes the values. Begin at [`TopologyKey::parse`].
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
+use super::ids::TaskId;
+use super::process_identity::ProcessIdentity;
 use crate::cow::CowMap;
 
 /// The topology values, by key.
@@ -23,6 +27,11 @@ pub enum TopologyKey {
         /// The platform.
         platform: String,
     },
+    /// The identity of a task's process over runs.
+    Identity {
+        /// The task.
+        task: i32,
+    },
 }
 
 impl TopologyKey {
@@ -30,6 +39,9 @@ impl TopologyKey {
     #[must_use]
     pub fn parse(key: &[u8]) -> Option<Self> {
         let key = std::str::from_utf8(key).ok()?;
+        if let Some(task) = ProcessIdentity::task_of_store_key(key) {
+            return Some(Self::Identity { task });
+        }
         let mut parts = key.split('/');
         let (_, topic) = parts.next()?.split_once(':')?;
         let platform = parts.next()?.to_owned();
@@ -41,4 +53,26 @@ impl TopologyKey {
             _ => None,
         }
     }
+}
+
+/// One accelerator (or CPU device) of a task.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Device {
+    /// The platform: `cpu`, `cuda`, `tpu`, …
+    pub platform: String,
+    /// The kind of device, in its vendor's words.
+    pub kind: String,
+    /// Its id in the whole job.
+    pub global_id: i32,
+    /// Its place on its task.
+    pub local_id: i32,
+    /// The task that it belongs to.
+    pub task: TaskId,
+    /// The partition (formerly slice) that it belongs to: devices of one partition share a fast fabric.
+    pub partition: Option<i32>,
+    /// Identifies one boot of the host's kernel; tasks that share it share a host.
+    pub boot_id: String,
+    /// The identity of its task's process over runs, if the process published one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<ProcessIdentity>,
 }

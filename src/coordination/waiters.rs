@@ -1,12 +1,11 @@
-//! Every unanswered call of one run, by its number and by its connection, and the answers that are decided and not
-//! sent yet.
+//! All unanswered calls of one run, by number and by connection, and all answers that are decided but not sent yet.
 //!
-//! A call waits at one place (a barrier's slot, a task's poll, a key's queue, a live-set request, the watchers)
-//! until its answer is decided. Decided answers are queued, because one transition may decide as many as the job
-//! has tasks; `Run::run_pending_work` sends a bounded number at a time. Begin at [`WaiterTable::insert`] and
-//! [`WaiterTable::queue_answer`].
+//! Until its answer is decided, a call waits in exactly one place: the slot of a barrier, the error poll of a task,
+//! the queue of a key, a live-set request, or the list of calls that watch the task states. Decided answers are
+//! queued, because one transition may decide the answers of all tasks of a job. `Run::run_pending_work` sends a
+//! bounded number of them at a time. Begin at [`WaiterTable::insert`] and [`WaiterTable::queue_answer`].
 //!
-//! Invariant: a call is in these tables exactly as long as it waits at its place, or its answer is decided and not
+//! Invariant: A call is in these tables exactly as long as it waits in its place, or its answer is decided but not
 //! sent.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -17,9 +16,9 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::barrier::BarrierKey;
-use super::call::{CallOutcome, LiveSet, Reply, SharedReply, TaskSet};
 use super::failure::Failure;
-use super::ids::{CallId, ConnectionId, ServiceIncarnation, TaskId, Timestamp};
+use super::ids::{CallId, ConnectionId, JobId, ServiceIncarnation, TaskId, Timestamp};
+use super::request_reply::{CallOutcome, LiveSet, Reply, TaskSet};
 use crate::cow::CowMap;
 
 /// The place where a call waits.
@@ -49,14 +48,14 @@ pub(super) enum SharedAnswer {
     Done,
     Registered(ServiceIncarnation),
     BarrierPassed(i64),
-    LiveSet(Arc<SharedReply<LiveSet>>),
-    Devices(ServiceIncarnation, Arc<SharedReply<Vec<Bytes>>>),
+    LiveSet(Arc<LiveSet>),
+    Devices(ServiceIncarnation, Arc<Vec<Bytes>>),
     Failed(Arc<Failure>),
 }
 
 impl SharedAnswer {
     /// Returns `done` if `result` is a success, else its failure.
-    pub fn to(result: &Result<(), Arc<Failure>>, done: Self) -> Self {
+    pub fn for_result(result: &Result<(), Arc<Failure>>, done: Self) -> Self {
         result.as_ref().err().map_or(done, |failure| Self::Failed(Arc::clone(failure)))
     }
 }
@@ -103,6 +102,8 @@ pub(super) struct WaiterTable {
     counts: CowMap<ConnectionId, usize>,
     /// The calls that wait for a change of a task's state.
     watchers: CowMap<CallId, ()>,
+    /// The calls of tasks of other jobs.
+    of_peer_jobs: CowMap<CallId, JobId>,
     /// The watchers whose change has come, to be answered one after the other.
     released_watchers: VecDeque<CowMap<CallId, ()>>,
     /// The decided answers, in the order of the decisions.
@@ -125,6 +126,7 @@ impl WaiterTable {
 
     pub fn remove(&mut self, call: CallId) -> Option<WaitTarget> {
         let (connection, place) = self.by_call.remove(&call)?;
+        self.of_peer_jobs.remove(&call);
         if self.by_connection.remove(&(connection, call)).is_some()
             && let Some(count) = self.counts.get_mut(&connection)
         {
@@ -133,7 +135,14 @@ impl WaiterTable {
                 self.counts.remove(&connection);
             }
         }
-        if place == WaitTarget::Watch && self.watchers.remove(&call).is_none() {
+        if place == WaitTarget::Watch {
+            self.remove_watcher(call);
+        }
+        Some(place)
+    }
+
+    fn remove_watcher(&mut self, call: CallId) {
+        if self.watchers.remove(&call).is_none() {
             for calls in &mut self.released_watchers {
                 if calls.remove(&call).is_some() {
                     break;
@@ -141,11 +150,29 @@ impl WaiterTable {
             }
             self.released_watchers.retain(|calls| !calls.is_empty());
         }
-        Some(place)
+    }
+
+    /// Removes a call from the watchers, because its answer is decided and is not that of a watcher.
+    pub fn leave_place(&mut self, call: CallId) {
+        if self.wait_target(call) == Some(&WaitTarget::Watch) {
+            self.remove_watcher(call);
+        }
+    }
+
+    /// Records that a call, if it waits, is one of a task of another job.
+    pub fn mark_peer_call(&mut self, call: CallId, from: JobId) {
+        if self.by_call.contains_key(&call) {
+            self.of_peer_jobs.insert(call, from);
+        }
+    }
+
+    /// Returns the waiting calls of tasks of other jobs, in order, each with the job.
+    pub fn peer_calls(&self) -> impl Iterator<Item = (CallId, JobId)> + '_ {
+        self.of_peer_jobs.iter().map(|(call, from)| (*call, *from))
     }
 
     /// Returns the number of waiting calls of a connection.
-    pub fn count_on(&self, connection: ConnectionId) -> usize {
+    pub fn count_on_connection(&self, connection: ConnectionId) -> usize {
         self.counts.get(&connection).copied().unwrap_or_default()
     }
 
@@ -154,7 +181,7 @@ impl WaiterTable {
     }
 
     /// Returns the connection on which a waiting call arrived.
-    pub fn connection(&self, call: CallId) -> Option<ConnectionId> {
+    pub fn connection_of(&self, call: CallId) -> Option<ConnectionId> {
         self.by_call.get(&call).map(|(connection, _)| *connection)
     }
 
@@ -164,14 +191,14 @@ impl WaiterTable {
     }
 
     /// Returns the first `most` calls that wait on `connection`, in their order.
-    pub fn calls_on(&self, connection: ConnectionId, most: usize) -> Vec<CallId> {
+    pub fn calls_on_connection(&self, connection: ConnectionId, most: usize) -> Vec<CallId> {
         let all = self.by_connection.range_from(Bound::Included(&(connection, CallId(0))));
         let own = all.map(|(place, ())| *place).take_while(|(on, _)| *on == connection);
         own.map(|(_, call)| call).take(most).collect()
     }
 
     /// Returns the greatest number of a waiting call.
-    pub fn last(&self) -> Option<CallId> {
+    pub fn last_call(&self) -> Option<CallId> {
         self.by_call.keys().next_back().copied()
     }
 
@@ -182,7 +209,7 @@ impl WaiterTable {
     }
 
     /// Returns every watcher, also those whose change has come.
-    pub fn watching(&self) -> impl Iterator<Item = CallId> + '_ {
+    pub fn watchers(&self) -> impl Iterator<Item = CallId> + '_ {
         let told = self.released_watchers.iter().flat_map(|calls| calls.keys());
         self.watchers.keys().chain(told).copied()
     }
@@ -251,7 +278,7 @@ impl WaiterTable {
     }
 
     /// Returns every waiting call whose answer is decided.
-    pub fn decided(&self) -> BTreeSet<CallId> {
+    pub fn calls_with_decided_answer(&self) -> BTreeSet<CallId> {
         let mut all = BTreeSet::new();
         for DecidedAnswer { calls, .. } in &self.queued_answers {
             match calls {
@@ -260,7 +287,9 @@ impl WaiterTable {
                 CallSelection::OfTasks(tasks) => all.extend(tasks.values().flatten()),
                 CallSelection::OnConnection(connection, last) => {
                     all.extend(
-                        self.calls_on(*connection, usize::MAX).into_iter().filter(|call| call <= last),
+                        self.calls_on_connection(*connection, usize::MAX)
+                            .into_iter()
+                            .filter(|call| call <= last),
                     );
                 }
             }
@@ -282,10 +311,12 @@ impl WaiterTable {
         self.by_call.is_consistent()
             && self.by_connection.is_consistent()
             && self.by_call.len() == self.by_connection.len()
+            && self.of_peer_jobs.is_consistent()
+            && self.of_peer_jobs.keys().all(|call| self.by_call.contains_key(call))
     }
 
     /// Returns every waiting call, in order.
-    pub fn all(&self) -> impl Iterator<Item = (CallId, &WaitTarget)> {
+    pub fn iter(&self) -> impl Iterator<Item = (CallId, &WaitTarget)> {
         self.by_call.iter().map(|(call, (_, place))| (*call, place))
     }
 }

@@ -1,4 +1,4 @@
-//! The serialisation of copy-on-write maps: as a map, whatever the chunks.
+//! The serialisation of [`CowMap`], in a form that does not depend on how the entries are divided into chunks.
 //!
 //! Begin at the `Serialize` impl of [`CowMap`].
 

@@ -1,6 +1,6 @@
 //! [`CowVec`], a vector of fixed length whose copies share chunks.
 //!
-//! Begin at [`CowVec::of`].
+//! Begin at [`CowVec::filled_with`].
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -23,7 +23,7 @@ pub(crate) struct CowVec<T> {
 
 impl<T: Clone> CowVec<T> {
     /// Creates a vector of `len` equal elements. Its chunks share memory until they change.
-    pub fn of(element: &T, len: usize) -> Self {
+    pub fn filled_with(element: &T, len: usize) -> Self {
         let whole = Arc::new(vec![element.clone(); CHUNK_LEN.min(len)]);
         let mut chunks = vec![whole; len / CHUNK_LEN];
         if !len.is_multiple_of(CHUNK_LEN) {
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!((numbers[50], copy[50], numbers.len()), (7, 50, 100));
         assert!(numbers.get(100).is_none());
         for len in [0, 1, 15, 16, 17, 48, 50] {
-            let mut equal = CowVec::of(&3, len);
+            let mut equal = CowVec::filled_with(&3, len);
             assert!(equal.len() == len && equal.iter().copied().eq(std::iter::repeat_n(3, len)));
             if len > 20 {
                 equal[20] = 4;

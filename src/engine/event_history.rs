@@ -1,12 +1,13 @@
-//! The retained events: one ring of notable events for each job, one ring of routine events for all jobs.
+//! The retained events: a table of notable events for each job, and one table of routine events for all jobs.
 //!
-//! It publishes nothing. The begin and the pass of a barrier are routine events: there may be thousands a
-//! second, and they evict only one another, over all jobs. Notable events of one job never evict those of
-//! another.
+//! An event is routine if it reports that a barrier began, that it passed with all members, or that a job was
+//! deleted. Other events are notable. All jobs together may cause thousands of routine events a second, and a
+//! routine event removes only older routine events. All jobs have equal shares of the space for notable events. A
+//! notable event removes only older ones of its own job, but a new job makes the share of each job smaller.
 //!
-//! Invariant: every event takes a bounded number of steps. The events of a deleted job leave with it in one
-//! piece; their numbers stay in the order of routine events until they are evicted. Begin at
-//! [`EventHistory::push`].
+//! Invariant: Recording an event takes a bounded number of steps. To keep this bound, the deletion of a job removes
+//! its events, but leaves their numbers in the queue of routine events. Such a number is removed when it is the
+//! oldest. Begin at [`EventHistory::push`].
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -28,33 +29,40 @@ const ROUTINE_EVENTS: usize = 1 << 13;
 #[derive(Debug, Default, Clone)]
 pub(super) struct JobEvents {
     /// The notable events, by number.
-    notable: Ring,
+    notable: EventsByNumber,
     /// The routine events, by number.
-    routine: Ring,
+    routine: EventsByNumber,
     /// The greatest number of an evicted event of this job.
     evicted_up_to: u64,
 }
 
 impl JobEvents {
-    /// Keeps the latest `most` notable events and returns the others.
-    fn trim(&mut self, most: usize) -> Ring {
+    /// Keeps the latest `most` notable events and returns the others. `of_all`: as for [`Self::mark_evicted`].
+    fn evict_to(&mut self, most: usize, of_all: &mut u64) -> EventsByNumber {
         let excess = self.notable.len().saturating_sub(most);
-        let bounds = |ring: &Ring| Some((*ring.keys().next()?, *ring.keys().nth(excess.checked_sub(1)?)?));
-        let Some((first, last)) = bounds(&self.notable) else { return Ring::default() };
-        self.evicted_up_to = self.evicted_up_to.max(last);
+        let bounds =
+            |ring: &EventsByNumber| Some((*ring.keys().next()?, *ring.keys().nth(excess.checked_sub(1)?)?));
+        let Some((first, last)) = bounds(&self.notable) else { return EventsByNumber::default() };
+        self.mark_evicted(last, of_all);
         self.notable.remove_range(&first, &(last + 1))
+    }
+
+    /// Records that the event `number` of this job is evicted; `of_all` is the greatest such number of all jobs.
+    fn mark_evicted(&mut self, number: u64, of_all: &mut u64) {
+        self.evicted_up_to = self.evicted_up_to.max(number);
+        *of_all = number.max(*of_all);
     }
 }
 
 /// Events, by number.
-pub(super) type Ring = CowMap<u64, Arc<JobEvent>>;
+pub(super) type EventsByNumber = CowMap<u64, Arc<JobEvent>>;
 
 /// The retained events. A copy costs one pointer for many of them.
 #[derive(Debug, Default, Clone)]
 pub(super) struct EventHistory {
     jobs: HashMap<JobId, JobEvents>,
     /// The deletion events of deleted jobs. They count as routine.
-    deletions: Ring,
+    deletions: EventsByNumber,
     /// The numbers of routine events, the oldest first, at most `ROUTINE_EVENTS`. Some belong to deleted
     /// jobs.
     routine: CowMap<u64, JobId>,
@@ -97,17 +105,17 @@ impl EventHistory {
 
     /// Returns the greatest number of retained events.
     pub fn capacity(&self) -> usize {
-        ROUTINE_EVENTS + self.jobs.len().max(1) * self.share()
+        ROUTINE_EVENTS + self.jobs.len().max(1) * self.notable_limit_per_job()
     }
 
     /// Returns the greatest number of notable events of one job.
-    fn share(&self) -> usize {
+    fn notable_limit_per_job(&self) -> usize {
         (NOTABLE_EVENTS / self.jobs.len().max(1)).max(NOTABLE_EVENTS_PER_JOB_MIN)
     }
 
-    /// Adds an event and evicts older ones to make room. Many evicted at once, and those of a deleted job,
-    /// are added to `gone`, to be freed without the lock.
-    pub fn push(&mut self, numbered: NumberedEvent, gone: &mut Vec<Ring>) {
+    /// Adds an event and evicts older ones to make room. Events of a deleted job, and many events that are
+    /// evicted at once, are added to `gone`, to be freed without the lock.
+    pub fn push(&mut self, numbered: NumberedEvent, gone: &mut Vec<EventsByNumber>) {
         let job = numbered.event.job;
         if matches!(numbered.event.what, EventKind::JobDeleted { .. }) {
             // The events of a deleted job cannot be read; a follower of all jobs sees the deletion.
@@ -120,10 +128,9 @@ impl EventHistory {
         if let Entry::Vacant(vacant) = self.jobs.entry(job) {
             // The new job makes the share of every job smaller.
             vacant.insert(JobEvents::default());
-            let share = self.share();
+            let share = self.notable_limit_per_job();
             for of_job in self.jobs.values_mut().filter(|of_job| of_job.notable.len() > share) {
-                gone.push(of_job.trim(share));
-                self.evicted_up_to = self.evicted_up_to.max(of_job.evicted_up_to);
+                gone.push(of_job.evict_to(share, &mut self.evicted_up_to));
             }
         }
         let routine = is_routine(&numbered.event.what);
@@ -131,7 +138,7 @@ impl EventHistory {
             self.make_room_for_routine();
             self.routine.insert(numbered.number, job);
         }
-        let share = self.share();
+        let share = self.notable_limit_per_job();
         if let Some(of_job) = self.jobs.get_mut(&job) {
             if routine {
                 of_job.routine.insert(numbered.number, numbered.event);
@@ -140,8 +147,7 @@ impl EventHistory {
                 while of_job.notable.len() > share
                     && let Some((number, _)) = of_job.notable.pop_first()
                 {
-                    of_job.evicted_up_to = of_job.evicted_up_to.max(number);
-                    self.evicted_up_to = self.evicted_up_to.max(number);
+                    of_job.mark_evicted(number, &mut self.evicted_up_to);
                 }
             }
         }
@@ -155,40 +161,39 @@ impl EventHistory {
         let Some((number, job)) = self.routine.pop_first() else { return };
         if let Some(of_job) = self.jobs.get_mut(&job) {
             of_job.routine.remove(&number);
-            of_job.evicted_up_to = of_job.evicted_up_to.max(number);
-            self.evicted_up_to = self.evicted_up_to.max(number);
+            of_job.mark_evicted(number, &mut self.evicted_up_to);
         } else if self.deletions.remove(&number).is_some() {
             self.evicted_up_to = self.evicted_up_to.max(number);
         }
     }
 
     /// Returns the events of all jobs after number `after`.
-    pub fn after(&self, after: u64) -> RetainedEvents {
+    pub fn events_of_all_jobs_after(&self, after: u64) -> RetainedEvents {
         let of_jobs = self
             .jobs
             .values()
             .flat_map(|of| events_after(&of.notable, after).chain(events_after(&of.routine, after)));
         RetainedEvents {
-            events: in_order(of_jobs.chain(events_after(&self.deletions, after))),
+            events: sort_by_number(of_jobs.chain(events_after(&self.deletions, after))),
             complete_after: self.evicted_up_to,
         }
     }
 
     /// Returns the events of one job after number `after`.
-    pub fn of(&self, job: JobId, after: u64) -> RetainedEvents {
+    pub fn events_of_job_after(&self, job: JobId, after: u64) -> RetainedEvents {
         let Some(of_job) = self.jobs.get(&job) else { return RetainedEvents::default() };
         let events = events_after(&of_job.notable, after).chain(events_after(&of_job.routine, after));
-        RetainedEvents { events: in_order(events), complete_after: of_job.evicted_up_to }
+        RetainedEvents { events: sort_by_number(events), complete_after: of_job.evicted_up_to }
     }
 }
 
 /// Returns the events of a ring after number `after`.
-fn events_after(ring: &Ring, after: u64) -> impl Iterator<Item = NumberedEvent> + '_ {
+fn events_after(ring: &EventsByNumber, after: u64) -> impl Iterator<Item = NumberedEvent> + '_ {
     let later = ring.range_from(Bound::Excluded(&after));
     later.map(|(number, event)| NumberedEvent { number: *number, event: Arc::clone(event) })
 }
 
-fn in_order(events: impl Iterator<Item = NumberedEvent>) -> Vec<NumberedEvent> {
+fn sort_by_number(events: impl Iterator<Item = NumberedEvent>) -> Vec<NumberedEvent> {
     let mut events: Vec<NumberedEvent> = events.collect();
     events.sort_by_key(|numbered| numbered.number);
     events
@@ -242,15 +247,15 @@ mod tests {
         for _ in 0..3 * ROUTINE_EVENTS {
             world.barrier(2);
         }
-        let quiet = world.history.of(JobId(1), 0);
+        let quiet = world.history.events_of_job_after(JobId(1), 0);
         assert_eq!((numbers(&quiet), quiet.complete_after), (vec![told], began));
         assert!(quiet.is_missing_after(0) && !quiet.is_missing_after(began));
         for _ in 0..3 * NOTABLE_EVENTS {
             world.failure(2);
         }
-        assert_eq!(numbers(&world.history.of(JobId(1), 0)), [told]);
+        assert_eq!(numbers(&world.history.events_of_job_after(JobId(1), 0)), [told]);
         assert!(world.history.len() <= world.history.capacity());
-        let storm = world.history.of(JobId(2), 0);
+        let storm = world.history.events_of_job_after(JobId(2), 0);
         assert!(storm.is_missing_after(0) && storm.events.len() >= NOTABLE_EVENTS / 2);
     }
 
@@ -262,11 +267,11 @@ mod tests {
             world.failure(1);
             world.failure(2);
         }
-        assert_eq!(numbers(&world.history.of(JobId(1), 0)), [1, 2, 4, 5, 7, 8]);
-        assert_eq!(numbers(&world.history.of(JobId(1), 4)), [5, 7, 8]);
-        let all = world.history.after(6);
+        assert_eq!(numbers(&world.history.events_of_job_after(JobId(1), 0)), [1, 2, 4, 5, 7, 8]);
+        assert_eq!(numbers(&world.history.events_of_job_after(JobId(1), 4)), [5, 7, 8]);
+        let all = world.history.events_of_all_jobs_after(6);
         assert_eq!((numbers(&all), all.is_missing_after(0)), (vec![7, 8, 9], false));
-        assert!(world.history.of(JobId(9), 0).events.is_empty());
+        assert!(world.history.events_of_job_after(JobId(9), 0).events.is_empty());
     }
 
     #[test]
@@ -279,9 +284,10 @@ mod tests {
             }
         }
         assert!(
-            world.history.of(JobId(0), 0).is_missing_after(0) && world.history.after(0).is_missing_after(0)
+            world.history.events_of_job_after(JobId(0), 0).is_missing_after(0)
+                && world.history.events_of_all_jobs_after(0).is_missing_after(0)
         );
-        assert_eq!(world.history.of(JobId(0), 0).events.len(), NOTABLE_EVENTS_PER_JOB_MIN);
+        assert_eq!(world.history.events_of_job_after(JobId(0), 0).events.len(), NOTABLE_EVENTS_PER_JOB_MIN);
     }
 
     #[test]
@@ -292,8 +298,12 @@ mod tests {
         world.barrier(2);
         let actor = Actor { who: Actor::ANONYMOUS.into(), address: None, means: ActorOrigin::Api };
         let deleted = world.push(1, EventKind::JobDeleted { actor });
-        assert!(world.history.of(JobId(1), 0).events.is_empty());
-        assert_eq!(numbers(&world.history.after(0)), [3, deleted], "whoever follows all hears of it");
+        assert!(world.history.events_of_job_after(JobId(1), 0).events.is_empty());
+        assert_eq!(
+            numbers(&world.history.events_of_all_jobs_after(0)),
+            [3, deleted],
+            "whoever follows all hears of it"
+        );
         // The numbers of the deleted job are evicted without a loss for any reader, and then the deletion
         // event.
         (0..ROUTINE_EVENTS - 3).for_each(|_| {
@@ -301,11 +311,17 @@ mod tests {
         });
         assert_eq!(world.history.len(), ROUTINE_EVENTS - 1);
         world.barrier(2);
-        assert_eq!((world.history.len(), world.history.after(0).complete_after), (ROUTINE_EVENTS, 0));
+        assert_eq!(
+            (world.history.len(), world.history.events_of_all_jobs_after(0).complete_after),
+            (ROUTINE_EVENTS, 0)
+        );
         world.barrier(2);
-        assert_eq!((world.history.of(JobId(2), 0).complete_after, world.history.len()), (3, ROUTINE_EVENTS));
+        assert_eq!(
+            (world.history.events_of_job_after(JobId(2), 0).complete_after, world.history.len()),
+            (3, ROUTINE_EVENTS)
+        );
         world.barrier(2);
-        let all = world.history.after(0);
+        let all = world.history.events_of_all_jobs_after(0);
         assert_eq!((all.complete_after, all.events.len()), (deleted, ROUTINE_EVENTS));
     }
 
@@ -315,11 +331,14 @@ mod tests {
         (0..NOTABLE_EVENTS).for_each(|_| {
             world.failure(1);
         });
-        assert_eq!(world.history.of(JobId(1), 0).events.len(), NOTABLE_EVENTS);
+        assert_eq!(world.history.events_of_job_after(JobId(1), 0).events.len(), NOTABLE_EVENTS);
         world.failure(2);
-        let first = world.history.of(JobId(1), 0);
+        let first = world.history.events_of_job_after(JobId(1), 0);
         let half = NOTABLE_EVENTS as u64 / 2;
         assert_eq!(numbers(&first), (half + 1..=2 * half).collect::<Vec<_>>());
-        assert_eq!((first.complete_after, world.history.after(0).complete_after), (half, half));
+        assert_eq!(
+            (first.complete_after, world.history.events_of_all_jobs_after(0).complete_after),
+            (half, half)
+        );
     }
 }

@@ -1,6 +1,6 @@
-//! The auxiliary services of the port, health and reflection: each call is a task of its own.
+//! The auxiliary services of the gRPC port: health and reflection. Each call runs in a separate tokio task.
 //!
-//! It does not serve coordination calls: `call_table.rs` does. Begin at [`AuxiliaryCalls::begin`].
+//! `call_table.rs` serves coordination calls. Begin at [`AuxiliaryCalls::begin_call`].
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -16,9 +16,9 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use tower_service::Service as _;
 
-use super::{generation_a, generation_c, transfers_service};
+use super::{generation_a, generation_c, hosts_service, peer_jobs_service, transfers_service};
 use crate::coordination::{Code, Failure};
-use crate::http2::{ErrorCode, Sender, StreamId, encode_block};
+use crate::http2::{ErrorCode, Http2Sender, StreamId, encode_block};
 use crate::proto::DESCRIPTORS;
 
 /// The auxiliary services: health and reflection.
@@ -28,7 +28,14 @@ pub(super) struct AuxiliaryServices {
 }
 
 /// The service names in health checks; the empty name is the server as a whole.
-const NAMES: [&str; 4] = ["", generation_a::SERVICE, generation_c::SERVICE, transfers_service::SERVICE];
+const NAMES: [&str; 6] = [
+    "",
+    generation_a::SERVICE,
+    generation_c::SERVICE,
+    hosts_service::SERVICE,
+    peer_jobs_service::SERVICE,
+    transfers_service::SERVICE,
+];
 
 impl AuxiliaryServices {
     pub(super) fn new() -> Self {
@@ -78,7 +85,7 @@ impl AuxiliaryCalls {
     }
 
     /// Begins a call, which its own task answers. `waker` is woken when a part of the response is ready.
-    pub(super) fn begin(
+    pub(super) fn begin_call(
         &mut self,
         services: &AuxiliaryServices,
         (path, fields): (&str, &HeaderMap),
@@ -94,7 +101,7 @@ impl AuxiliaryCalls {
         let (incoming, received) = mpsc::unbounded_channel();
         let (sent, outgoing) = mpsc::channel(RESPONSE_PARTS_QUEUED);
         let unread = Arc::new(AtomicUsize::new(0));
-        let body = AuxiliaryBody { received, unread: Arc::clone(&unread) };
+        let body = AuxiliaryRequestBody { received, unread: Arc::clone(&unread) };
         let mut request = Request::new(tonic::body::Body::new(body));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = Uri::try_from(path).unwrap_or_default();
@@ -117,7 +124,7 @@ const RESPONSE_PARTS_QUEUED: usize = 4;
 /// The bytes of a request that its service has not read yet; requests to these services are short.
 const UNREAD_MAX: usize = 64 << 10;
 /// The size that each queued piece counts beside its bytes.
-const PIECE_BYTES: usize = 128;
+const CHUNK_OVERHEAD_BYTES: usize = 128;
 
 /// A part of a response.
 enum ResponsePart {
@@ -141,11 +148,11 @@ pub(super) struct AuxiliaryCall {
 
 impl AuxiliaryCall {
     /// Passes on received bytes of the request.
-    pub(super) fn push(&mut self, bytes: &[u8], ended: bool) {
+    pub(super) fn push_request_data(&mut self, bytes: &[u8], ended: bool) {
         if let Some(incoming) = &self.incoming
             && !bytes.is_empty()
         {
-            let length = bytes.len() + PIECE_BYTES;
+            let length = bytes.len() + CHUNK_OVERHEAD_BYTES;
             if self.unread.fetch_add(length, Ordering::Relaxed) + length > UNREAD_MAX {
                 // The service sees an incomplete request, and answers that.
                 self.incoming = None;
@@ -160,29 +167,29 @@ impl AuxiliaryCall {
     }
 
     /// Forwards the next part of the response; returns whether it was the last one.
-    pub(super) fn forward_response(&mut self, sender: &mut Sender) -> bool {
+    pub(super) fn forward_response(&mut self, sender: &mut Http2Sender) -> bool {
         let mut cx = Context::from_waker(&self.waker);
         // One part in each turn, so that the peer's backlog is checked in between.
         let Poll::Ready(piece) = self.outgoing.poll_recv(&mut cx) else { return false };
         let stream = self.stream;
         match piece {
             Some(ResponsePart::Head(block, ended)) => {
-                sender.head(stream, &block, ended);
+                sender.send_head(stream, &block, ended);
                 if ended {
                     return true;
                 }
             }
-            Some(ResponsePart::Data(data)) => sender.data(stream, data),
+            Some(ResponsePart::Data(data)) => sender.send_data(stream, data),
             Some(ResponsePart::Trailers(block)) => {
-                sender.trailers(stream, &block);
+                sender.send_trailers(stream, &block);
                 return true;
             }
             Some(ResponsePart::End) => {
-                sender.end(stream);
+                sender.end_stream(stream);
                 return true;
             }
             None => {
-                sender.reset(stream, ErrorCode::Internal);
+                sender.reset_stream(stream, ErrorCode::Internal);
                 return true;
             }
         }
@@ -227,12 +234,12 @@ async fn serve_call(
 }
 
 /// The body of a request in the form that tonic's services take.
-struct AuxiliaryBody {
+struct AuxiliaryRequestBody {
     received: mpsc::UnboundedReceiver<Bytes>,
     unread: Arc<AtomicUsize>,
 }
 
-impl Body for AuxiliaryBody {
+impl Body for AuxiliaryRequestBody {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 
@@ -242,7 +249,7 @@ impl Body for AuxiliaryBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         self.received.poll_recv(cx).map(|next| {
             next.map(|bytes| {
-                self.unread.fetch_sub(bytes.len() + PIECE_BYTES, Ordering::Relaxed);
+                self.unread.fetch_sub(bytes.len() + CHUNK_OVERHEAD_BYTES, Ordering::Relaxed);
                 Ok(Frame::data(bytes))
             })
         })

@@ -1,12 +1,16 @@
-//! The memory for request bodies: a [`MemoryPool`] for the server, a [`ConnectionQuota`] for each connection, a
-//! [`MemoryPermit`] for each body. It counts bytes and allocates none. Begin at [`MemoryPermit::grow`].
+//! The bounds on the memory of request bodies: a [`MemoryPool`] for the server, a [`ConnectionQuota`] for each
+//! connection, and a [`MemoryPermit`] for each body. This module only counts bytes; `request_body.rs` allocates
+//! them. Begin at [`MemoryPermit::try_grow`].
 //!
-//! The permit of a body grows with the bytes that have arrived, so an announced length takes nothing from
-//! other bodies. One half of the pool is for growth, and one connection may take a sixteenth of that half. A
-//! body that finds no room there waits until the other half, the reserve, has room for all of its missing
-//! bytes. The reserve goes to the body that misses the fewest bytes, and to one body of each connection at a
-//! time, in the order in which they began to wait. A body that got a part of the reserve never waits again,
-//! so no two bodies wait for each other. While others wait, it must keep arriving
+//! The permit of a body grows with the bytes that have arrived, so an announced length alone takes no memory from
+//! other bodies. One half of the pool is for this growth, and one connection may take a sixteenth of that half. The
+//! other half is the reserve. If the first half has no room for a body, the body waits until the reserve has room
+//! for all of its missing bytes. The reserve serves the waiting body with the fewest missing bytes first. Among
+//! equal bodies it serves the one that has waited longest. In each connection, one body at a time may wait for the
+//! reserve; the others follow in the order in which they began to wait.
+//!
+//! A body with a part of the reserve never waits for memory again, so no two bodies wait for each other. While
+//! other bodies wait, the bytes of such a body must keep arriving
 //! ([`RequestBody::is_too_slow`](super::request_body::RequestBody::is_too_slow)).
 
 use std::collections::BTreeMap;
@@ -70,7 +74,7 @@ impl MemoryPool {
     }
 
     /// Returns the number of taken bytes.
-    pub(super) fn taken(&self) -> usize {
+    pub(super) fn taken_bytes(&self) -> usize {
         let state = self.lock();
         self.growth + self.reserve - state.growth - state.reserve
     }
@@ -80,7 +84,7 @@ impl MemoryPool {
         self.lock().waiters.values().any(|waiter| !waiter.is_closed())
     }
 
-    fn wait(self: &Arc<Self>, bytes: usize) -> oneshot::Receiver<ReservePermit> {
+    fn wait_for_reserve(self: &Arc<Self>, bytes: usize) -> oneshot::Receiver<ReservePermit> {
         let (served, wait) = oneshot::channel();
         let mut state = self.lock();
         if state.waiters.len() >= state.sweep_at {
@@ -162,13 +166,13 @@ impl ConnectionQuota {
     }
 
     /// Returns a permit for no bytes, which can grow.
-    pub(super) fn permit(&self) -> MemoryPermit {
+    pub(super) fn empty_permit(&self) -> MemoryPermit {
         let (pool, taken) = (Arc::clone(&self.pool), Arc::clone(&self.taken));
         MemoryPermit { pool, taken, growth: 0, ahead: 0, reserved: None }
     }
 
     /// Grows a permit to `bytes` from the reserve, once there is room.
-    pub(super) fn wait(
+    pub(super) fn wait_to_grow(
         &mut self,
         mut permit: MemoryPermit,
         bytes: usize,
@@ -179,7 +183,7 @@ impl ConnectionQuota {
         async move {
             let turn = turn.acquire_owned().await.ok()?;
             drop(wait);
-            let reserved = pool.wait(bytes.saturating_sub(permit.growth)).await.ok()?;
+            let reserved = pool.wait_for_reserve(bytes.saturating_sub(permit.growth)).await.ok()?;
             permit.reserved = Some((bytes, reserved, turn));
             Some(permit)
         }
@@ -204,12 +208,12 @@ impl MemoryPermit {
     }
 
     /// Returns whether it holds a part of the reserve.
-    pub(super) fn is_reserved(&self) -> bool {
+    pub(super) fn holds_reserve(&self) -> bool {
         self.reserved.is_some()
     }
 
     /// Grows to `needed` bytes, or a step further, but not beyond `all`; returns `false` if there is no room.
-    pub(super) fn grow(&mut self, needed: usize, all: usize) -> bool {
+    pub(super) fn try_grow(&mut self, needed: usize, all: usize) -> bool {
         let have = self.bytes();
         if needed <= have {
             return true;
@@ -245,14 +249,14 @@ impl MemoryPermit {
     }
 
     /// Records that the whole body has arrived.
-    pub(super) fn arrived(&mut self) {
+    pub(super) fn record_body_arrived(&mut self) {
         self.taken.ahead.fetch_sub(std::mem::take(&mut self.ahead), Ordering::Relaxed);
     }
 }
 
 impl Drop for MemoryPermit {
     fn drop(&mut self) {
-        self.arrived();
+        self.record_body_arrived();
         self.taken.growth.fetch_sub(self.growth, Ordering::Relaxed);
         self.pool.lock().growth += self.growth;
     }
@@ -277,29 +281,29 @@ mod tests {
         let mut kept = Vec::new();
         for _ in 0..2000 {
             let quota = ConnectionQuota::new(&pool);
-            let mut permit = quota.permit();
-            assert!(permit.grow(1000, 476 * MIB));
+            let mut permit = quota.empty_permit();
+            assert!(permit.try_grow(1000, 476 * MIB));
             kept.push((quota, permit));
         }
-        assert!(pool.taken() < 256 * MIB, "{}", pool.taken());
+        assert!(pool.taken_bytes() < 256 * MIB, "{}", pool.taken_bytes());
         let honest = ConnectionQuota::new(&pool);
-        let mut permit = honest.permit();
-        assert!((1..=20).all(|arrived| permit.grow(arrived * MIB, 20 * MIB)));
+        let mut permit = honest.empty_permit();
+        assert!((1..=20).all(|arrived| permit.try_grow(arrived * MIB, 20 * MIB)));
         drop((kept, permit));
-        assert_eq!(pool.taken(), 0);
+        assert_eq!(pool.taken_bytes(), 0);
         for _ in 0..10_000 {
             let quota = ConnectionQuota::new(&pool);
-            let mut permit = quota.permit();
-            assert!(permit.grow(1, 4 * MIB));
+            let mut permit = quota.empty_permit();
+            assert!(permit.try_grow(1, 4 * MIB));
             kept_small(permit, &quota);
         }
-        assert_eq!(pool.taken(), 0);
+        assert_eq!(pool.taken_bytes(), 0);
     }
 
     /// Checks that of many bodies of one connection only the first gets its memory at once.
     fn kept_small(first: MemoryPermit, quota: &ConnectionQuota) {
-        let mut second = quota.permit();
-        assert!(second.grow(1, 4 * MIB));
+        let mut second = quota.empty_permit();
+        assert!(second.try_grow(1, 4 * MIB));
         assert_eq!((first.bytes(), second.bytes()), (4 * MIB, GROWTH_STEP.0));
     }
 
@@ -308,14 +312,14 @@ mod tests {
         let pool = MemoryPool::new(64 * MIB);
         let mut quotas: Vec<_> = (0..4).map(|_| ConnectionQuota::new(&pool)).collect();
         let [a, b, c, d] = &mut quotas[..] else { panic!("four of them") };
-        let permits = [a.permit(), b.permit(), c.permit(), d.permit()];
+        let permits = [a.empty_permit(), b.empty_permit(), c.empty_permit(), d.empty_permit()];
         let [pa, pb, pc, pd] = permits;
-        let second_of_a = a.permit();
-        let mut all = pin!(a.wait(pa, 500 * MIB));
+        let second_of_a = a.empty_permit();
+        let mut all = pin!(a.wait_to_grow(pa, 500 * MIB));
         let Poll::Ready(Some(whole)) = now(all.as_mut()) else { panic!("it is larger than all, and alone") };
-        let mut second = pin!(a.wait(second_of_a, MIB));
-        let mut large = pin!(b.wait(pb, 30 * MIB));
-        let mut small = pin!(c.wait(pc, 20 * MIB));
+        let mut second = pin!(a.wait_to_grow(second_of_a, MIB));
+        let mut large = pin!(b.wait_to_grow(pb, 30 * MIB));
+        let mut small = pin!(c.wait_to_grow(pc, 20 * MIB));
         assert!(now(second.as_mut()).is_pending() && now(large.as_mut()).is_pending());
         assert!(now(small.as_mut()).is_pending() && pool.is_contended());
         drop(whole);
@@ -324,14 +328,14 @@ mod tests {
         let Poll::Ready(Some(second)) = now(second.as_mut()) else { panic!("it has its turn") };
         // A cancelled waiter delays no other.
         {
-            let mut gone = pin!(d.wait(pd, 12 * MIB));
+            let mut gone = pin!(d.wait_to_grow(pd, 12 * MIB));
             assert!(now(gone.as_mut()).is_pending());
         }
         drop((small, second));
         let Poll::Ready(Some(large)) = now(large.as_mut()) else { panic!("there is room") };
-        assert_eq!((pool.taken(), large.bytes(), large.is_reserved()), (30 * MIB, 30 * MIB, true));
+        assert_eq!((pool.taken_bytes(), large.bytes(), large.holds_reserve()), (30 * MIB, 30 * MIB, true));
         drop(large);
-        assert_eq!(pool.taken(), 0);
+        assert_eq!(pool.taken_bytes(), 0);
         assert!(!pool.is_contended());
     }
 }

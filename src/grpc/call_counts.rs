@@ -1,9 +1,9 @@
-//! The counts and times of calls by method, generation and code.
+//! Counts calls by method, wire generation and status code, and measures how long they take.
 //!
-//! It writes no metrics: `metrics.rs` does. Begin at [`CallCounts::add`].
+//! `metrics.rs` writes the metrics. Begin at [`CallCounts::count_call`].
 
 use super::decoded_call::Dialect;
-use crate::coordination::{Code, ConnectionEnd, Request};
+use crate::coordination::{Code, ConnectionEnd, PeerQuestion, Request};
 use crate::meter::{Counter, Histogram, HistogramSnapshot, Moment, Sharded};
 
 /// The ways in which connections end, as they are counted.
@@ -20,7 +20,7 @@ pub(super) fn ending_index(ending: &ConnectionEnd) -> usize {
 }
 
 /// The counted methods, by their names in generation C, or in generation A if C has none.
-const METHODS: [&str; 19] = [
+const METHODS: [&str; 21] = [
     "RegisterTask",
     "Heartbeat",
     "PollForError",
@@ -40,19 +40,29 @@ const METHODS: [&str; 19] = [
     "TryGetKeyValue",
     "GetKeyValueDir",
     "DeleteKeyValue",
+    "WatchPeerTasks",
+    "GetPeerEngine",
 ];
+
+/// The first method of `muster.v1.PeerJobs`.
+const FIRST_PEER_METHOD: u8 = 19;
 
 /// A counted method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Method(u8);
+pub(super) struct CountedMethod(u8);
 
-impl Method {
+impl CountedMethod {
     /// Returns its name.
     pub(super) fn name(self) -> &'static str {
         METHODS[usize::from(self.0)]
     }
 
-    pub(super) fn of(request: &Request) -> Self {
+    /// Returns whether it is a method of `muster.v1.PeerJobs`.
+    pub(super) fn is_of_peer_jobs(self) -> bool {
+        self.0 >= FIRST_PEER_METHOD
+    }
+
+    pub(super) fn of_request(request: &Request) -> Self {
         Self(match request {
             Request::Register { .. } => 0,
             Request::Heartbeat { .. } => 1,
@@ -73,6 +83,8 @@ impl Method {
             Request::TryGet { .. } => 16,
             Request::List { .. } => 17,
             Request::Delete { .. } => 18,
+            Request::FromPeerJob { question: PeerQuestion::TaskStates { .. }, .. } => 19,
+            Request::FromPeerJob { question: PeerQuestion::EngineRecord { .. }, .. } => 20,
         })
     }
 }
@@ -125,9 +137,9 @@ pub(super) struct CallCounts([[MethodStats; METHODS.len()]; GENERATIONS.len()]);
 
 impl CallCounts {
     /// Counts a call with its beginning and end; without a code it succeeded.
-    pub(super) fn add(
+    pub(super) fn count_call(
         &self,
-        method: Method,
+        method: CountedMethod,
         dialect: Dialect,
         code: Option<Code>,
         (from, to): (Moment, Moment),
@@ -137,19 +149,19 @@ impl CallCounts {
         // A code without a gRPC name is sent as UNKNOWN.
         let code = if code < CODES { code } else { 2 };
         let kept = &self.0[generation][usize::from(method.0)];
-        kept.codes[code].add();
-        kept.times.add(from, to);
+        kept.codes[code].increment();
+        kept.times.add_interval(from, to);
     }
 
-    fn methods() -> impl Iterator<Item = (usize, usize)> {
+    fn generation_and_method_indexes() -> impl Iterator<Item = (usize, usize)> {
         (0..GENERATIONS.len())
             .flat_map(|generation| (0..METHODS.len()).map(move |method| (generation, method)))
     }
 
     /// Returns every count that is not zero, over all threads.
-    pub(super) fn read(all: &Sharded<Self>) -> Vec<CallCount> {
+    pub(super) fn read_counts(all: &Sharded<Self>) -> Vec<CallCount> {
         let mut counts = Vec::new();
-        for (generation, method) in Self::methods() {
+        for (generation, method) in Self::generation_and_method_indexes() {
             for code in 0..CODES {
                 let count = all.all().map(|shard| shard.0[generation][method].codes[code].get()).sum();
                 if count > 0 {
@@ -163,9 +175,9 @@ impl CallCounts {
 
     /// Returns the durations of every called method, over all threads.
     pub(super) fn read_times(all: &Sharded<Self>) -> Vec<CallTimes> {
-        let times = Self::methods().map(|(generation, method)| {
+        let times = Self::generation_and_method_indexes().map(|(generation, method)| {
             let mut timed = HistogramSnapshot::default();
-            all.all().for_each(|shard| timed += &shard.0[generation][method].times.read());
+            all.all().for_each(|shard| timed += &shard.0[generation][method].times.snapshot());
             CallTimes { method: METHODS[method], generation: GENERATIONS[generation], timed }
         });
         times.filter(|times| !times.timed.is_empty()).collect()
@@ -180,14 +192,16 @@ mod tests {
     #[test]
     fn calls_are_counted_by_method_generation_and_code() {
         let counts = Sharded::<CallCounts>::default();
-        let method = Method::of(&Request::JobState);
+        let method = CountedMethod::of_request(&Request::JobState);
         let now = Moment::now(&Clock::start());
-        counts.local().add(method, Dialect::Number, None, (now, now));
-        counts.local().add(method, Dialect::Number, None, (now, now));
-        counts.local().add(method, Dialect::Named, Some(Code::Internal), (now, now));
-        counts.local().add(method, Dialect::Named, Some(Code::Other(99)), (now, now));
-        let read: Vec<_> =
-            CallCounts::read(&counts).iter().map(|c| (c.method, c.generation, c.code, c.count)).collect();
+        counts.local().count_call(method, Dialect::Number, None, (now, now));
+        counts.local().count_call(method, Dialect::Number, None, (now, now));
+        counts.local().count_call(method, Dialect::Named, Some(Code::Internal), (now, now));
+        counts.local().count_call(method, Dialect::Named, Some(Code::Other(99)), (now, now));
+        let read: Vec<_> = CallCounts::read_counts(&counts)
+            .iter()
+            .map(|c| (c.method, c.generation, c.code, c.count))
+            .collect();
         assert_eq!(
             read,
             [

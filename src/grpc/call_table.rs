@@ -1,15 +1,16 @@
-//! The calls of one connection: received, deferred, waiting for the engine, or auxiliary.
+//! The calls of one connection. A call is being received, is deferred, waits for the engine, or belongs to an
+//! auxiliary service.
 //!
-//! It reads no socket; the [`GrpcConnection`](super::connection::GrpcConnection) feeds it. It owns a slot for
-//! each request that was not answered at once, the deadlines of these requests, and the connection's quota
-//! for bodies. Begin at [`CallTable::accept_request`]; `request_bodies.rs` has the requests whose bodies are
-//! arriving, `engine_calls.rs` those that wait for the engine.
+//! The [`GrpcConnection`](super::connection::GrpcConnection) reads the socket and passes requests to the table. The
+//! table owns a slot for each request that was not answered at once, the deadlines of these requests, and the
+//! connection's quota for bodies. `request_bodies.rs` handles requests whose bodies are arriving, and
+//! `engine_calls.rs` handles calls that wait for the engine. Begin at [`CallTable::accept_request`].
 //!
-//! While a peer does not take its answers (16 MiB are unsent), no further call of it is served: its new
-//! requests are deferred. Its frames are still processed, because they open the windows for which everything
-//! waits.
+//! While a peer leaves more than 16 MiB of answers unread, its new requests are deferred. Its frames are still
+//! processed, because the answers wait for its window updates.
 //!
-//! Dropping the table tells the engine that the connection has ended; the engine then withdraws its waiting calls.
+//! Dropping the table reports the end of the connection to the engine, which then withdraws the waiting calls of
+//! the connection.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -23,19 +24,20 @@ use tokio::time::Instant;
 use super::auxiliary::{AuxiliaryCall, AuxiliaryCalls};
 use super::body_memory::ConnectionQuota;
 use super::call_counts;
-use super::deadlines::Deadlines;
+use super::deadlines::SlotDeadlines;
 use super::decoded_call::Dialect;
-use super::job_route::{JobRoute, Routing};
+use super::frame::RequestMessage;
+use super::job_resolver::{ConnectionJobResolver, ListenerJobRule};
 use super::limits::GrpcLimits;
 use super::mailbox::{Mailbox, slot_waker};
 use super::request_body::RequestBody;
 use super::request_meta::{CallHandler, RequestMeta, RequestRefusal, RequestTarget};
-use super::respond;
-use super::server::Server;
+use super::responses;
+use super::server::GrpcServer;
 use super::slot_table::SlotTable;
 use crate::coordination::{CallId, Code, ConnectionEnd, ConnectionId, Failure};
 use crate::engine::AnswerInbox;
-use crate::http2::{OverBudget, Sender, StreamId};
+use crate::http2::{Http2Sender, OverBudget, StreamId};
 use crate::meter::Moment;
 
 mod engine_calls;
@@ -70,7 +72,7 @@ enum CallDeadline {
 }
 
 impl CallDeadline {
-    fn at(self) -> Option<Instant> {
+    fn instant(self) -> Option<Instant> {
         match self {
             Self::After(wait) => wait.and_then(|wait| Instant::now().checked_add(wait)),
             Self::At(at) => at,
@@ -80,13 +82,13 @@ impl CallDeadline {
 
 /// The calls of one connection. Dropping it tells the engine that the connection is gone.
 pub(super) struct CallTable {
-    server: Arc<Server>,
+    server: Arc<GrpcServer>,
     id: ConnectionId,
     mailbox: Arc<Mailbox>,
     inbox: Arc<dyn AnswerInbox>,
-    route: JobRoute,
+    route: ConnectionJobResolver,
     slots: SlotTable<CallState>,
-    deadlines: Deadlines,
+    deadlines: SlotDeadlines,
     quota: ConnectionQuota,
     auxiliary: AuxiliaryCalls,
     /// The slots that continue when the peer has taken its answers.
@@ -99,9 +101,9 @@ pub(super) struct CallTable {
     closed: bool,
 }
 
-/// The key of a deadline of the connection itself: an incomplete frame. Such keys belong to no slot.
+/// The key of the deadline of an incomplete frame. The keys of a connection's own deadlines belong to no slot.
 pub(super) const PARTIAL_FRAME_DEADLINE: u64 = u64::MAX;
-/// The key of the deadline of data that was begun.
+/// The key of the deadline of an incomplete DATA frame.
 pub(super) const BEGUN_DATA_DEADLINE: u64 = u64::MAX - 1;
 /// The key of the deadline of output that the peer has not taken.
 pub(super) const UNTAKEN_OUTPUT_DEADLINE: u64 = u64::MAX - 2;
@@ -135,17 +137,17 @@ const AUXILIARY_BYTES: usize = 80 << 10;
 impl CallTable {
     /// Returns the table of a new connection.
     pub(super) fn open(
-        server: Arc<Server>,
+        server: Arc<GrpcServer>,
         peer: SocketAddr,
-        routing: Routing,
+        routing: ListenerJobRule,
         mailbox: Arc<Mailbox>,
     ) -> Self {
-        let id = server.engine.connection_opened(peer);
+        let id = server.engine.register_connection(peer);
         let inbox: Arc<dyn AnswerInbox> = Arc::clone(&mailbox) as Arc<dyn AnswerInbox>;
         let auxiliary = AuxiliaryCalls::new(server.limits.auxiliary_calls_per_connection);
-        let route = JobRoute::new(routing);
+        let route = ConnectionJobResolver::new(routing);
         let quota = ConnectionQuota::new(&server.bodies);
-        let (slots, deadlines) = (SlotTable::default(), Deadlines::default());
+        let (slots, deadlines) = (SlotTable::default(), SlotDeadlines::default());
         let parked = VecDeque::new();
         let (ending, turn) = (None, None);
         Self {
@@ -196,7 +198,7 @@ impl CallTable {
     }
 
     /// Returns whether deferred requests can continue now.
-    pub(super) fn can_resume_deferred(&self, sender: &Sender) -> bool {
+    pub(super) fn can_resume_deferred(&self, sender: &Http2Sender) -> bool {
         !self.deferred.is_empty() && !self.is_backpressured(sender)
     }
 
@@ -215,22 +217,22 @@ impl CallTable {
         }
     }
 
-    /// Closes the table with the way in which the connection ended.
-    pub(super) fn close(&mut self, ending: ConnectionEnd) {
+    /// Records how the connection ended; the engine is told when the table is dropped.
+    pub(super) fn record_connection_end(&mut self, ending: ConnectionEnd) {
         self.ending.get_or_insert(ending);
     }
 
     /// Closes the table and tells the engine at once, before the connection itself is dropped.
-    pub(super) fn close_now(&mut self, ending: ConnectionEnd) {
-        self.close(ending);
-        self.report_closed();
+    pub(super) fn close_and_report(&mut self, ending: ConnectionEnd) {
+        self.record_connection_end(ending);
+        self.report_connection_closed();
         self.slots = SlotTable::default();
         self.deferred = VecDeque::new();
     }
 
     /// Returns whether the peer has so many answers to take that no further calls are accepted.
-    pub(super) fn is_backpressured(&self, sender: &Sender) -> bool {
-        sender.unsent() > self.server.limits.unsent_bytes_per_connection
+    pub(super) fn is_backpressured(&self, sender: &Http2Sender) -> bool {
+        sender.unsent_bytes() > self.server.limits.unsent_bytes_per_connection
     }
 
     /// Counts received and sent bytes.
@@ -245,14 +247,14 @@ impl CallTable {
     }
 
     /// Returns how long data may stay unacknowledged.
-    pub(super) fn unacknowledged(&self) -> Duration {
+    pub(super) fn unacknowledged_timeout(&self) -> Duration {
         self.server.limits.unacknowledged
     }
 
     /// Accepts a new request with the received part of its body.
     pub(super) fn accept_request(
         &mut self,
-        sender: &mut Sender,
+        sender: &mut Http2Sender,
         stream: StreamId,
         head: Arc<RequestMeta>,
         bytes: &[u8],
@@ -260,21 +262,21 @@ impl CallTable {
     ) {
         sender.count_work(CALL_WORK + bytes.len() / BYTES_PER_STEP);
         if self.is_backpressured(sender) || !self.deferred.is_empty() {
-            let charged = head.bytes() + bytes.len();
+            let charged = head.memory_bytes() + bytes.len();
             if let Err(over) = sender.budget.charge(charged) {
-                sender.release(stream, bytes.len());
-                return self.refuse(sender, stream, &over_budget(over));
+                sender.release_windows(stream, bytes.len());
+                return self.refuse_call(sender, stream, &over_budget_failure(over));
             }
             let parked = DeferredRequest { head, stream, bytes: bytes.to_vec(), ended, charged };
             let slot = self.slots.insert(CallState::Deferred(parked));
             sender.assign_slot(stream, slot);
             return self.deferred.push_back(slot);
         }
-        self.begin(sender, stream, &head, bytes, ended);
+        self.begin_request(sender, stream, &head, bytes, ended);
     }
 
     /// Continues deferred requests, as long as the peer takes its answers.
-    pub(super) fn resume_deferred(&mut self, sender: &mut Sender) {
+    pub(super) fn resume_deferred(&mut self, sender: &mut Http2Sender) {
         while !self.is_backpressured(sender) && !sender.should_yield() {
             let Some(slot) = self.deferred.pop_front() else { return };
             match self.slots.get_mut(slot) {
@@ -289,7 +291,7 @@ impl CallTable {
                     {
                         sender.count_work(CALL_WORK + bytes.len() / BYTES_PER_STEP);
                         sender.budget.release(charged);
-                        self.begin(sender, stream, &head, &bytes, ended);
+                        self.begin_request(sender, stream, &head, &bytes, ended);
                     }
                 }
                 _ => self.poll_slot(sender, slot),
@@ -297,9 +299,9 @@ impl CallTable {
         }
     }
 
-    fn begin(
+    fn begin_request(
         &mut self,
-        sender: &mut Sender,
+        sender: &mut Http2Sender,
         stream: StreamId,
         head: &Arc<RequestMeta>,
         bytes: &[u8],
@@ -308,80 +310,91 @@ impl CallTable {
         let callee = match &head.target {
             Ok(RequestTarget::Call(callee)) => *callee,
             Ok(RequestTarget::Auxiliary(request)) => {
-                return self.begin_auxiliary(sender, stream, &request.0, &request.1, bytes, ended);
+                return self.begin_auxiliary_call(sender, stream, &request.0, &request.1, bytes, ended);
             }
             Err(refused) => {
-                sender.release(stream, bytes.len());
-                self.server.counts.local().calls.add();
-                self.server.counts.local().refused_calls.add();
+                sender.release_windows(stream, bytes.len());
+                self.server.counts.local().calls.increment();
+                self.server.counts.local().refused_calls.increment();
                 return match refused {
-                    RequestRefusal::Http(status, why) => respond::send_refusal(sender, stream, *status, why),
-                    RequestRefusal::Call(why) => respond::send_failure(sender, stream, why, Dialect::Number),
-                    RequestRefusal::Encoding(why) => respond::send_encoding_refusal(sender, stream, why),
+                    RequestRefusal::Http(status, why) => {
+                        responses::send_http_refusal(sender, stream, *status, why)
+                    }
+                    RequestRefusal::Call(why) => {
+                        responses::send_failure(sender, stream, why, Dialect::Number)
+                    }
+                    RequestRefusal::Encoding(why) => responses::send_encoding_refusal(sender, stream, why),
                 };
             }
         };
-        let job = match self.route.job(&self.server.engine, &self.server.unroutable_log, &head.authority) {
-            Ok(job) => job,
-            Err(why) => {
-                sender.release(stream, bytes.len());
-                return self.refuse(sender, stream, &why);
-            }
-        };
+        let job =
+            match self.route.resolve_job(&self.server.engine, &self.server.unroutable_log, &head.authority) {
+                Ok(job) => job,
+                Err(why) => {
+                    sender.release_windows(stream, bytes.len());
+                    return self.refuse_call(sender, stream, &why);
+                }
+            };
         let due = CallDeadline::After(head.timeout);
         let trace = match callee {
-            CallHandler::Coordination(_) => self.begin_trace(head),
-            CallHandler::Reports => None,
+            CallHandler::Coordination(_) | CallHandler::PeerJobs(_) => self.begin_call_trace(head),
+            CallHandler::Reports | CallHandler::Claims => None,
         };
         let since = self.turn_start();
-        let mut body = RequestBody::new(head.compresses);
         let most = self.server.limits.message_bytes;
-        let pushed = body.push(bytes, ended, &mut self.quota, &self.server.sets, most);
+        if ended && let Some(message) = RequestMessage::of_short_body(bytes, most) {
+            sender.release_windows(stream, bytes.len());
+            return self.dispatch_request(sender, job, callee, &message, stream, due, trace, since);
+        }
+        let mut body = RequestBody::new(head.compresses);
+        let pushed = body.receive_data(bytes, ended, &mut self.quota, &self.server.sets, most);
         // A body that is complete wakes no task.
         let polled = match pushed {
-            Ok(()) => body.poll(&mut Context::from_waker(Waker::noop()), &mut self.quota, most),
+            Ok(()) => body.poll_message(&mut Context::from_waker(Waker::noop()), &mut self.quota, most),
             Err(why) => Poll::Ready(Err(why)),
         };
         match polled {
             Poll::Ready(result) => {
-                sender.release(stream, bytes.len());
+                sender.release_windows(stream, bytes.len());
                 match result {
-                    Ok(message) => self.dispatch(sender, job, callee, &message, stream, due, trace, since),
-                    Err(why) => self.refuse(sender, stream, &why),
+                    Ok(message) => {
+                        self.dispatch_request(sender, job, callee, &message, stream, due, trace, since)
+                    }
+                    Err(why) => self.refuse_call(sender, stream, &why),
                 }
             }
             Poll::Pending => {
                 // Bytes that wait for memory stay charged to the budget, but do not use the connection's
                 // window: otherwise the body whose turn it is could not continue.
-                sender.release_connection(bytes.len());
-                sender.release_stream(stream, body.take_consumed());
+                sender.release_connection_window(bytes.len());
+                sender.release_stream_window(stream, body.take_consumed());
                 self.wait_for_body(sender, body, callee, job, stream, due, trace, since);
             }
         }
     }
 
-    fn begin_auxiliary(
+    fn begin_auxiliary_call(
         &mut self,
-        sender: &mut Sender,
+        sender: &mut Http2Sender,
         stream: StreamId,
         path: &str,
         fields: &HeaderMap,
         bytes: &[u8],
         ended: bool,
     ) {
-        self.server.counts.local().calls.add();
-        sender.release(stream, bytes.len());
+        self.server.counts.local().calls.increment();
+        sender.release_windows(stream, bytes.len());
         if let Err(over) = sender.budget.charge(AUXILIARY_BYTES) {
-            return respond::send_failure(sender, stream, &over_budget(over), Dialect::Number);
+            return responses::send_failure(sender, stream, &over_budget_failure(over), Dialect::Number);
         }
         let waker = slot_waker(&self.mailbox, self.slots.next_key());
-        match self.auxiliary.begin(&self.server.services, (path, fields), stream, waker) {
+        match self.auxiliary.begin_call(&self.server.services, (path, fields), stream, waker) {
             Err(why) => {
                 sender.budget.release(AUXILIARY_BYTES);
-                respond::send_failure(sender, stream, &why, Dialect::Number);
+                responses::send_failure(sender, stream, &why, Dialect::Number);
             }
             Ok(mut call) => {
-                call.push(bytes, ended);
+                call.push_request_data(bytes, ended);
                 let slot = self.slots.insert(CallState::Auxiliary(Box::new(call)));
                 sender.assign_slot(stream, slot);
                 self.poll_slot(sender, slot);
@@ -390,14 +403,14 @@ impl CallTable {
     }
 
     /// Refuses a call before it reaches the state machine.
-    fn refuse(&self, sender: &mut Sender, stream: StreamId, why: &Failure) {
-        self.server.counts.local().calls.add();
-        self.server.counts.local().refused_calls.add();
-        respond::send_failure(sender, stream, why, Dialect::Number);
+    fn refuse_call(&self, sender: &mut Http2Sender, stream: StreamId, why: &Failure) {
+        self.server.counts.local().calls.increment();
+        self.server.counts.local().refused_calls.increment();
+        responses::send_failure(sender, stream, why, Dialect::Number);
     }
 
     /// Checks a slot that was woken.
-    pub(super) fn poll_slot(&mut self, sender: &mut Sender, slot: u64) {
+    pub(super) fn poll_slot(&mut self, sender: &mut Http2Sender, slot: u64) {
         let full = self.is_backpressured(sender);
         match self.slots.get_mut(slot) {
             None | Some(CallState::Waiting(_) | CallState::Deferred(_)) => {}
@@ -424,11 +437,11 @@ impl CallTable {
     }
 
     /// Drops the request in this slot, because the peer has cancelled it.
-    pub(super) fn on_reset(&mut self, sender: &mut Sender, slot: u64) {
+    pub(super) fn on_stream_reset(&mut self, sender: &mut Http2Sender, slot: u64) {
         match self.slots.get_mut(slot) {
             None => {}
             Some(CallState::Waiting(_)) => {
-                self.cancel_waiting(sender, slot, Code::Cancelled);
+                self.cancel_waiting_call(sender, slot, Code::Cancelled);
             }
             Some(CallState::Receiving(_)) => {
                 self.remove_receiving(sender, slot);
@@ -439,7 +452,7 @@ impl CallTable {
             }
             Some(CallState::Deferred(_)) => {
                 if let Some(CallState::Deferred(parked)) = self.slots.remove(slot) {
-                    sender.release_connection(parked.bytes.len());
+                    sender.release_connection_window(parked.bytes.len());
                     sender.budget.release(parked.charged);
                 }
                 self.sweep_deferred();
@@ -457,13 +470,18 @@ impl CallTable {
     }
 
     /// Ends the calls whose deadlines have passed.
-    pub(super) fn expire_deadlines(&mut self, cx: &mut Context<'_>, sender: &mut Sender) -> ExpiredDeadlines {
+    pub(super) fn expire_deadlines(
+        &mut self,
+        cx: &mut Context<'_>,
+        sender: &mut Http2Sender,
+    ) -> ExpiredDeadlines {
         let mut elapsed = ExpiredDeadlines::Nothing;
         let live = self.slots.len();
-        self.deadlines
-            .sweep_dead(live, |slot| slot >= UNTAKEN_OUTPUT_DEADLINE || self.slots.get_mut(slot).is_some());
+        self.deadlines.sweep_removed_slots(live, |slot| {
+            slot >= UNTAKEN_OUTPUT_DEADLINE || self.slots.get_mut(slot).is_some()
+        });
         for _ in 0..DEADLINES_PER_TURN {
-            let Poll::Ready((slot, now)) = self.deadlines.poll(cx) else { break };
+            let Poll::Ready((slot, now)) = self.deadlines.poll_expired(cx) else { break };
             if slot >= UNTAKEN_OUTPUT_DEADLINE {
                 return ExpiredDeadlines::Connection(slot);
             }
@@ -472,9 +490,10 @@ impl CallTable {
             match self.slots.get_mut(slot) {
                 None | Some(CallState::Deferred(_) | CallState::Auxiliary(_)) => {}
                 Some(CallState::Waiting(_)) => {
-                    if let Some((stream, dialect)) = self.cancel_waiting(sender, slot, Code::DeadlineExceeded)
+                    if let Some((stream, dialect)) =
+                        self.cancel_waiting_call(sender, slot, Code::DeadlineExceeded)
                     {
-                        respond::send_failure(sender, stream, &too_late(), dialect);
+                        responses::send_failure(sender, stream, &deadline_exceeded_failure(), dialect);
                     }
                 }
                 Some(CallState::Receiving(_)) => self.check_body_progress(sender, slot, now),
@@ -484,23 +503,23 @@ impl CallTable {
     }
 }
 
-fn over_budget(over: OverBudget) -> Failure {
+fn over_budget_failure(over: OverBudget) -> Failure {
     Failure::without_details(Code::ResourceExhausted, over.to_string())
 }
 
-fn too_late() -> Failure {
+fn deadline_exceeded_failure() -> Failure {
     Failure::without_details(Code::DeadlineExceeded, "the call's own deadline has passed")
 }
 
 impl Drop for CallTable {
     fn drop(&mut self) {
-        self.report_closed();
+        self.report_connection_closed();
     }
 }
 
 impl CallTable {
     /// Tells the engine, once, that the connection has ended and its calls are withdrawn.
-    fn report_closed(&mut self) {
+    fn report_connection_closed(&mut self) {
         if std::mem::replace(&mut self.closed, true) {
             return;
         }
@@ -522,11 +541,11 @@ impl CallTable {
                 .into(),
             )
         });
-        self.server.counts.local().endings[call_counts::ending_index(&ending)].add();
+        self.server.counts.local().endings[call_counts::ending_index(&ending)].increment();
         let many = calls.len() > CALLS_DROPPED_HERE;
-        self.server.engine.connection_closed(self.id, ending, calls);
+        self.server.engine.report_connection_closed(self.id, ending, calls);
         if many {
-            self.server.engine.drop_later(std::mem::take(&mut self.slots));
+            self.server.engine.drop_in_background(std::mem::take(&mut self.slots));
         }
     }
 }

@@ -1,23 +1,23 @@
-//! One client connection: a tokio task that drives HTTP/2, its deadlines and its mailbox.
+//! One client connection: a tokio task that processes HTTP/2, the deadlines of the connection, and its mailbox.
 //!
-//! It holds no calls: `call_table.rs` does. Begin at `GrpcConnection::poll`, then `GrpcConnection::drive`.
+//! The calls of the connection are in `call_table.rs`. Begin at `GrpcConnection::poll`, then
+//! `GrpcConnection::drive`.
 //!
-//! - *A turn.* A call whose body is complete is decoded, put to the engine and answered within one turn, and all
-//!   answers of a turn leave with one write. What the peer causes is counted while it is processed. After about two
-//!   thousand steps the connection reads the clock, and 250 microseconds later the turn ends: the task yields, so
-//!   that the runtime polls for input of other connections.
-//! - *Memory.* An idle connection holds no buffer. Input is read into a buffer of the thread, output is gathered in
-//!   one, and both are free at the end of the turn unless the peer's host takes no more. A large body is read into
-//!   its final place.
-//! - *Deadlines.* Every wait for the peer has one: SETTINGS and incomplete frames, bodies, data that was
-//!   begun, answers that are not taken. The last two are long (10 minutes), because a process that is only
-//!   stopped continues later.
-//! - *Silence.* `TCP_USER_TIMEOUT` is removed while a large answer is unread. To the kernel, a stopped
-//!   process with a full receive buffer looks like a host that has vanished.
-//! - *The end.* A peer that violates the protocol receives GOAWAY with the reason, and the socket lingers
-//!   until the peer could read it.
+//! - *A turn.* When the body of a call is complete, one turn decodes the call, passes it to the engine, and answers
+//!   it if the answer is known at once. All answers of a turn are sent with one write. The work that the peer
+//!   causes is counted in steps. The connection first reads the clock after about two thousand steps. 250
+//!   microseconds after that, the turn ends, and the task yields so that other connections are served.
+//! - *Memory.* An idle connection holds no buffer. Each thread has a buffer for input and a buffer for output,
+//!   which its connections use one after another. A connection keeps the output buffer after its turn only while
+//!   the socket does not accept all of the output. A large body is read directly into its own memory.
+//! - *Deadlines.* Every wait for the peer has a deadline. The connection waits for SETTINGS, for the rest of a
+//!   frame, for bodies, and for the peer to read its answers. The deadlines of incomplete DATA frames and of unread
+//!   answers are long (10 minutes), because a process that is only stopped may continue later.
+//! - *Silence.* While a large answer is unread, `TCP_USER_TIMEOUT` is switched off. The peer may be a stopped
+//!   process with a full receive buffer, which the kernel cannot distinguish from a host that has vanished.
+//! - *The end.* A peer that violates the protocol receives GOAWAY with the reason. The socket is closed only after
+//!   the peer has had time to read the reason (`lingering_close.rs`).
 
-use std::cell::Cell;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
@@ -26,30 +26,28 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::BufMut as _;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
-use tokio::time::{Sleep, sleep};
+use tokio::io::{AsyncReadExt as _, ReadBuf};
 
 use super::call_table::{
     BEGUN_DATA_DEADLINE, CallTable, ExpiredDeadlines, PARTIAL_FRAME_DEADLINE, UNTAKEN_OUTPUT_DEADLINE,
 };
-use super::job_route::Routing;
+use super::connection_socket::ConnectionSocket;
+use super::job_resolver::ListenerJobRule;
+use super::lingering_close::LingeringClose;
 use super::listener::ConnectionGuard;
 use super::mailbox::{Mailbox, MailboxMessage};
-use super::peer_progress::{OutputProgress, ProgressDeadlines, UnfinishedInput};
+use super::peer_progress::{OutputSnapshot, ProgressDeadlines, UnfinishedInput};
 use super::request_meta::RequestMeta;
-use super::server::Server;
+use super::server::GrpcServer;
+use super::thread_buffers::with_thread_buffers;
 use crate::coordination::ConnectionEnd;
 use crate::http2::{
-    ConnectionError, ErrorCode, HeaderBlockCache, IncompleteInput, PREFACE, ReceiveEvent, Receiver, Sender,
-    Settings, StreamId,
+    AnnouncedSettings, ConnectionError, ErrorCode, HeaderBlockCache, Http2Receiver, Http2Sender,
+    IncompleteInput, PREFACE, ReceiveEvent, StreamId,
 };
-use crate::tls;
 
 /// The number of bytes read in one turn before other connections get theirs.
 const READ_PER_TURN: usize = 512 << 10;
-/// The size of the read buffer.
-const READ_BUFFER: usize = 128 << 10;
 /// The number of expected bytes from which on a body is read directly into its buffer.
 const DIRECT_READ_MIN: usize = 16 << 10;
 /// The largest frame payload.
@@ -62,57 +60,8 @@ const CONNECTION_WINDOW: u32 = 4 << 20;
 const HEADER_LIST: u32 = 16 << 10;
 /// The number of messages processed before other connections get their turn.
 const MESSAGES_PER_TURN: usize = 1 << 10;
-/// The time that a peer which violated the protocol has to read the reason, and the number of bytes that it
-/// may still send.
-const LINGER: (Duration, usize) = (Duration::from_secs(1), 4 << 20);
 /// The size of a connection's buffers up to which they are not charged to its budget.
 const UNCHARGED_BUFFERS: usize = 32 << 10;
-
-/// The buffers of a thread, shared by all connections that it serves.
-struct ThreadBuffers {
-    room: Vec<u8>,
-    headers: HeaderBlockCache<RequestMeta>,
-}
-
-impl Default for ThreadBuffers {
-    fn default() -> Self {
-        Self { room: Vec::new(), headers: HeaderBlockCache::new() }
-    }
-}
-
-thread_local! {
-    static THREAD_BUFFERS: Cell<ThreadBuffers> = Cell::default();
-}
-
-/// The socket of a connection.
-pub(super) trait ConnectionSocket: AsyncRead + AsyncWrite + Unpin {
-    /// Sets the time for which data may stay unacknowledged, or unread by the peer's process.
-    fn set_user_timeout(&self, unacknowledged: Option<Duration>);
-
-    /// Announces the end of the connection, if the transport has a message for that.
-    fn send_close(&mut self, _cx: &mut Context<'_>) {}
-}
-
-impl ConnectionSocket for TcpStream {
-    fn set_user_timeout(&self, unacknowledged: Option<Duration>) {
-        // On a socket that is already closed the option cannot be set.
-        #[cfg(target_os = "linux")]
-        let _ = socket2::SockRef::from(self).set_tcp_user_timeout(unacknowledged);
-        #[cfg(not(target_os = "linux"))]
-        let _ = unacknowledged;
-    }
-}
-
-impl ConnectionSocket for tls::TlsStream<TcpStream> {
-    fn set_user_timeout(&self, unacknowledged: Option<Duration>) {
-        self.get_ref().0.stream().set_user_timeout(unacknowledged);
-    }
-
-    fn send_close(&mut self, cx: &mut Context<'_>) {
-        // Unsent bytes may be dropped: the peer sees the end of the connection either way.
-        let _ = Pin::new(self).poll_shutdown(cx);
-    }
-}
 
 /// A request whose body has not begun.
 struct NewRequest {
@@ -125,8 +74,8 @@ struct NewRequest {
 pub(super) struct GrpcConnection<T> {
     calls: CallTable,
     socket: T,
-    receiver: Receiver,
-    sender: Sender,
+    receiver: Http2Receiver,
+    sender: Http2Sender,
     /// The received bytes that are not counted yet.
     received: u64,
     /// The bytes that were read and not processed.
@@ -153,16 +102,6 @@ pub(super) struct GrpcConnection<T> {
     _place: ConnectionGuard,
 }
 
-/// The closing state after a protocol violation. If the socket were closed while the peer is still sending,
-/// the peer's host would discard what it has not read, and with it the reason.
-struct LingeringClose {
-    until: Pin<Box<Sleep>>,
-    /// The number of bytes that are still read and discarded.
-    left: usize,
-    /// Whether the socket was closed for writing.
-    shut: bool,
-}
-
 /// The result of one turn of driving HTTP/2.
 enum DriveResult {
     /// The connection waits.
@@ -185,11 +124,11 @@ impl<T: ConnectionSocket> Future for GrpcConnection<T> {
         }
         this.calls.begin_turn();
         loop {
-            if let Some(ending) = this.read_mailbox() {
-                return this.end(ending, cx);
+            if let Some(ending) = this.process_mailbox() {
+                return this.end_connection(ending, cx);
             }
             let driven = this.drive(cx);
-            let sent = this.sender.output.take_sent();
+            let sent = this.sender.output.take_sent_bytes();
             this.sent += sent;
             this.calls.count_bytes(std::mem::take(&mut this.received), sent);
             match driven {
@@ -203,7 +142,7 @@ impl<T: ConnectionSocket> Future for GrpcConnection<T> {
                     Err(fault) => return this.close_with_fault(fault, cx),
                     Ok(_) => return yield_turn(cx),
                 },
-                DriveResult::Over(ending) => return this.end(ending, cx),
+                DriveResult::Over(ending) => return this.end_connection(ending, cx),
                 DriveResult::Broken(fault) => return this.close_with_fault(fault, cx),
             }
             if this.messages.len() > 0 {
@@ -228,14 +167,14 @@ fn yield_turn(cx: &mut Context<'_>) -> Poll<()> {
 
 impl<T: ConnectionSocket> GrpcConnection<T> {
     pub(super) fn open(
-        server: Arc<Server>,
+        server: Arc<GrpcServer>,
         socket: T,
         mut early: Vec<u8>,
         peer: SocketAddr,
-        routing: Routing,
+        routing: ListenerJobRule,
         place: ConnectionGuard,
     ) -> Self {
-        let settings = Settings {
+        let settings = AnnouncedSettings {
             streams: server.limits.streams_per_connection,
             frame: FRAME_MAX,
             stream_window: STREAM_WINDOW,
@@ -248,7 +187,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
         early.drain(..PREFACE.len());
         let mailbox = Arc::clone(place.mailbox());
         let calls = CallTable::open(server, peer, routing, Arc::clone(&mailbox));
-        let (receiver, sender) = (Receiver::new(), Sender::new(settings, pool));
+        let (receiver, sender) = (Http2Receiver::default(), Http2Sender::new(settings, pool));
         Self {
             calls,
             socket,
@@ -270,8 +209,8 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
         }
     }
 
-    fn end(&mut self, ending: ConnectionEnd, cx: &mut Context<'_>) -> Poll<()> {
-        self.calls.close(ending);
+    fn end_connection(&mut self, ending: ConnectionEnd, cx: &mut Context<'_>) -> Poll<()> {
+        self.calls.record_connection_end(ending);
         self.socket.send_close(cx);
         Poll::Ready(())
     }
@@ -279,60 +218,28 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
     /// Ends a connection whose peer is told the reason.
     fn close_with_fault(&mut self, fault: ConnectionError, cx: &mut Context<'_>) -> Poll<()> {
         self.sender.send_goaway(fault);
-        self.calls.close_now(ConnectionEnd::Broken(fault.to_string()));
-        let (within, left) = LINGER;
-        self.lingering = Some(Box::new(LingeringClose { until: Box::pin(sleep(within)), left, shut: false }));
+        self.calls.close_and_report(ConnectionEnd::Broken(fault.to_string()));
+        self.lingering = Some(Box::new(LingeringClose::begin()));
         self.poll_lingering_close(cx)
     }
 
-    /// Sends the reason, and reads the remaining input until the peer closes or the time is over.
     fn poll_lingering_close(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(lingering) = &mut self.lingering else { return Poll::Ready(()) };
-        if lingering.until.as_mut().poll(cx).is_ready() {
-            self.socket.send_close(cx);
-            return Poll::Ready(());
-        }
-        if !lingering.shut {
-            match self.sender.output.poll_send(cx, &mut self.socket) {
-                Poll::Pending => {}
-                Poll::Ready(Err(_)) => return Poll::Ready(()),
-                Poll::Ready(Ok(())) => match Pin::new(&mut self.socket).poll_shutdown(cx) {
-                    Poll::Pending => {}
-                    Poll::Ready(Err(_)) => return Poll::Ready(()),
-                    Poll::Ready(Ok(())) => lingering.shut = true,
-                },
-            }
-        }
-        let mut tools = THREAD_BUFFERS.take();
-        tools.room.resize(READ_BUFFER, 0);
-        let over = loop {
-            let mut room = ReadBuf::new(&mut tools.room);
-            match Pin::new(&mut self.socket).poll_read(cx, &mut room) {
-                Poll::Pending => break false,
-                Poll::Ready(Err(_)) => break true,
-                Poll::Ready(Ok(())) => {
-                    let bytes = room.filled().len();
-                    self.received += bytes as u64;
-                    lingering.left = lingering.left.saturating_sub(bytes);
-                    if bytes == 0 || lingering.left == 0 {
-                        break true;
-                    }
-                }
-            }
-        };
-        THREAD_BUFFERS.set(tools);
-        self.calls.count_bytes(std::mem::take(&mut self.received), self.sender.output.take_sent());
-        if over { Poll::Ready(()) } else { Poll::Pending }
+        let polled = lingering.poll_close(cx, &mut self.socket, &mut self.sender.output, &mut self.received);
+        self.calls.count_bytes(std::mem::take(&mut self.received), self.sender.output.take_sent_bytes());
+        polled
     }
 
-    fn read_mailbox(&mut self) -> Option<ConnectionEnd> {
+    fn process_mailbox(&mut self) -> Option<ConnectionEnd> {
         if self.messages.len() == 0 {
             self.messages = self.mailbox.take_messages().into_iter();
         }
         let sender = &mut self.sender;
         for note in self.messages.by_ref().take(MESSAGES_PER_TURN) {
             match note {
-                MailboxMessage::Answer(slot, outcome) => self.calls.answer(sender, slot, &outcome),
+                MailboxMessage::Answer(slot, outcome) => {
+                    self.calls.send_waiting_answer(sender, slot, &outcome)
+                }
                 MailboxMessage::SlotReady(slot) => self.calls.poll_slot(sender, slot),
                 MailboxMessage::Stop => sender.begin_shutdown(),
                 MailboxMessage::Abort => return Some(ConnectionEnd::Broken("the server closed it".into())),
@@ -350,14 +257,17 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
             ExpiredDeadlines::Calls => {}
             ExpiredDeadlines::Connection(key @ (PARTIAL_FRAME_DEADLINE | BEGUN_DATA_DEADLINE)) => {
                 let watched = self.watched.get_or_insert_default();
-                watched.note_declining(self.declines);
+                watched.set_reading_paused(self.declines);
                 let watched =
                     if key == PARTIAL_FRAME_DEADLINE { &mut watched.input } else { &mut watched.passing };
                 if let Some(was) = watched.take()
-                    && self.receiver.unfinished() == Some(was.what)
+                    && self.receiver.incomplete_input() == Some(was.what)
                 {
                     if was.declined.is_zero() {
-                        return Err(ConnectionError::new(ErrorCode::EnhanceYourCalm, was.what.0.fault()));
+                        return Err(ConnectionError::new(
+                            ErrorCode::EnhanceYourCalm,
+                            was.what.0.timeout_violation(),
+                        ));
                     }
                     // The peer gets back the time during which this server did not read.
                     *watched = Some(UnfinishedInput { declined: Duration::ZERO, ..was });
@@ -366,7 +276,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
             }
             ExpiredDeadlines::Connection(_) => {
                 if let Some(was) = self.watched.get_or_insert_default().output.take()
-                    && was.is_stuck(&self.output_progress())
+                    && was.is_stuck(&self.output_snapshot())
                 {
                     return Err(ConnectionError::new(
                         ErrorCode::EnhanceYourCalm,
@@ -380,7 +290,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
 
     /// Sets a deadline for every wait for the peer.
     fn set_deadlines(&mut self) {
-        if let Some(unfinished) = self.receiver.unfinished() {
+        if let Some(unfinished) = self.receiver.incomplete_input() {
             let limits = self.calls.limits();
             let watched = self.watched.get_or_insert_default();
             let (key, watched, within) = match unfinished.0 {
@@ -395,24 +305,27 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
             }
         }
         if let Some(watched) = &mut self.watched {
-            watched.note_declining(self.declines);
+            watched.set_reading_paused(self.declines);
         }
-        if self.sender.unsent() > 0 && self.watched.as_ref().is_none_or(|watched| watched.output.is_none()) {
-            let untaken = self.output_progress();
+        if self.sender.unsent_bytes() > 0
+            && self.watched.as_ref().is_none_or(|watched| watched.output.is_none())
+        {
+            let untaken = self.output_snapshot();
             self.watched.get_or_insert_default().output = Some(untaken);
             let within = self.calls.limits().unread;
             self.calls.add_connection_deadline(UNTAKEN_OUTPUT_DEADLINE, within);
         }
     }
 
-    fn output_progress(&self) -> OutputProgress {
+    fn output_snapshot(&self) -> OutputSnapshot {
         let (waiting, gone) = self.sender.data_progress();
-        OutputProgress { data: (waiting as u64, gone), bytes: (self.sender.output.len() as u64, self.sent) }
+        OutputSnapshot { data: (waiting as u64, gone), bytes: (self.sender.output.len() as u64, self.sent) }
     }
 
     /// Charges the buffers that the connection keeps while it sleeps.
     fn charge_buffers(&mut self) -> Result<(), ConnectionError> {
-        let held = (self.sender.output.copied() + self.unread_input.len()).saturating_sub(UNCHARGED_BUFFERS);
+        let held =
+            (self.sender.output.copied_bytes() + self.unread_input.len()).saturating_sub(UNCHARGED_BUFFERS);
         if held > self.charged {
             let more = self.sender.budget.charge(held - self.charged);
             more.map_err(|_| {
@@ -435,12 +348,12 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
         let mut read = 0;
         self.declines = false;
         loop {
-            let blocked = match self.send(cx) {
+            let blocked = match self.send_output(cx) {
                 Ok(blocked) => blocked,
                 Err(error) => return DriveResult::Over(connection_end_of(&error)),
             };
             self.adjust_user_timeout(read > 0);
-            let idle = self.sender.streams() == 0 && self.sender.output.is_empty() && !blocked;
+            let idle = self.sender.stream_count() == 0 && self.sender.output.is_empty() && !blocked;
             if idle && (self.has_peer_goaway || self.sender.is_shut_down()) {
                 return DriveResult::Over(ConnectionEnd::Closed);
             }
@@ -456,13 +369,16 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
             if self.declines {
                 return DriveResult::Idle;
             }
-            if self.unread_input.is_empty() && self.receiver.owes_event() && !self.sender.should_yield() {
-                match self.take_owed_event() {
+            if self.unread_input.is_empty()
+                && self.receiver.has_pending_event()
+                && !self.sender.should_yield()
+            {
+                match self.process_owed_event() {
                     Ok(()) => continue,
                     Err(fault) => return DriveResult::Broken(fault),
                 }
             }
-            match self.read(cx) {
+            match self.read_input(cx) {
                 Poll::Pending => return DriveResult::Idle,
                 Poll::Ready(Ok(Ok(0))) => return DriveResult::Over(ConnectionEnd::Closed),
                 Poll::Ready(Ok(Ok(bytes))) => read += bytes,
@@ -478,7 +394,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
     }
 
     /// Sends output, and continues deferred work; returns whether the socket accepts no more.
-    fn send(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
+    fn send_output(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
         self.sender.end_batch();
         let blocked = self.sender.output.poll_send(cx, &mut self.socket);
         if let Poll::Ready(Err(error)) = blocked {
@@ -486,25 +402,22 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
         }
         self.sender.release_sent_answers();
         self.calls.resume_deferred(&mut self.sender);
-        self.sender.resume();
+        self.sender.resume_sending();
         Ok(blocked.is_pending())
     }
 
     /// Returns whether deferred work can continue.
     fn has_deferred_work(&self) -> bool {
-        self.sender.can_resume() || self.calls.can_resume_deferred(&self.sender)
+        self.sender.can_resume_sending() || self.calls.can_resume_deferred(&self.sender)
     }
 
     /// Processes the event that needs no further input.
-    fn take_owed_event(&mut self) -> Result<(), ConnectionError> {
-        let mut tools = THREAD_BUFFERS.take();
-        let taken = self.take(&[], &mut tools.headers);
-        THREAD_BUFFERS.set(tools);
-        taken
+    fn process_owed_event(&mut self) -> Result<(), ConnectionError> {
+        with_thread_buffers(|_, headers| self.process_input(&[], headers))
     }
 
     /// Reads once and processes the input; returns the number of bytes, or how the connection ended.
-    fn read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Result<usize, ConnectionError>>> {
+    fn read_input(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Result<usize, ConnectionError>>> {
         if self.unread_input.is_empty()
             && let Some((stream, left)) =
                 self.receiver.expected_data().filter(|(_, left)| *left >= DIRECT_READ_MIN)
@@ -516,36 +429,29 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
             self.received += bytes as u64;
             self.receiver.consume_expected(bytes, &mut self.sender);
             self.calls.advance_body(&mut self.sender, stream, bytes);
-            return Poll::Ready(Ok(self.take_owed_event().map(|()| bytes)));
+            return Poll::Ready(Ok(self.process_owed_event().map(|()| bytes)));
         }
-        let mut tools = THREAD_BUFFERS.take();
-        tools.room.resize(READ_BUFFER, 0);
         let early = std::mem::take(&mut self.unread_input);
-        let polled = if early.is_empty() {
-            let mut room = ReadBuf::new(&mut tools.room);
-            Pin::new(&mut self.socket).poll_read(cx, &mut room).map_ok(|()| room.filled().len())
-        } else {
-            Poll::Ready(Ok(early.len()))
-        };
-        let polled = polled.map_ok(|bytes| {
-            if early.is_empty() {
-                self.received += bytes as u64;
+        with_thread_buffers(|room, headers| {
+            if !early.is_empty() {
+                return Poll::Ready(Ok(self.process_input(&early, headers).map(|()| early.len())));
             }
-            let input = if early.is_empty() { tools.room.get(..bytes).unwrap_or_default() } else { &early };
-            self.take(input, &mut tools.headers).map(|()| bytes)
-        });
-        THREAD_BUFFERS.set(tools);
-        polled
+            let mut room = ReadBuf::new(room);
+            ready!(Pin::new(&mut self.socket).poll_read(cx, &mut room))?;
+            let input = room.filled();
+            self.received += input.len() as u64;
+            Poll::Ready(Ok(self.process_input(input, headers).map(|()| input.len())))
+        })
     }
 
     /// Processes input.
-    fn take(
+    fn process_input(
         &mut self,
         mut input: &[u8],
         cache: &mut HeaderBlockCache<RequestMeta>,
     ) -> Result<(), ConnectionError> {
         let (calls, sender) = (&mut self.calls, &mut self.sender);
-        while let Some(event) = self.receiver.next(&mut input, sender, cache)? {
+        while let Some(event) = self.receiver.next_event(&mut input, sender, cache)? {
             if let Some(NewRequest { stream, head }) = self.new_request.take() {
                 // Most requests arrive complete in one input.
                 if let ReceiveEvent::Data { stream: of, bytes, ended } = event
@@ -566,7 +472,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
                     calls.accept_request(sender, stream, head, &[], true)
                 }
                 ReceiveEvent::Data { stream, bytes, ended } => calls.on_data(sender, stream, bytes, ended),
-                ReceiveEvent::Reset { slot: Some(slot), .. } => calls.on_reset(sender, slot),
+                ReceiveEvent::Reset { slot: Some(slot), .. } => calls.on_stream_reset(sender, slot),
                 ReceiveEvent::Reset { slot: None, .. } => {}
                 ReceiveEvent::GoAway => self.has_peer_goaway = true,
             }
@@ -587,9 +493,9 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
                 self.is_user_timeout_off = true;
                 self.socket.set_user_timeout(None);
             }
-        } else if self.is_user_timeout_off && heard && self.sender.unsent() == 0 {
+        } else if self.is_user_timeout_off && heard && self.sender.unsent_bytes() == 0 {
             self.is_user_timeout_off = false;
-            self.socket.set_user_timeout(Some(self.calls.unacknowledged()));
+            self.socket.set_user_timeout(Some(self.calls.unacknowledged_timeout()));
         }
     }
 }

@@ -1,6 +1,6 @@
-//! The deadlines of one connection's calls, on one timer.
+//! The deadlines of one connection's calls. One timer serves all of them.
 //!
-//! It does not end calls: `call_table.rs` does. Begin at [`Deadlines::poll`].
+//! `call_table.rs` ends the expired calls. Begin at [`SlotDeadlines::poll_expired`].
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,9 +9,9 @@ use std::task::{Context, Poll};
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Deadlines of slots. Most calls end before theirs, and those deadlines are removed in bulk.
+/// The deadlines of slots. Most calls end before their deadlines; such deadlines are removed in bulk.
 #[derive(Default)]
-pub(super) struct Deadlines {
+pub(super) struct SlotDeadlines {
     all: BinaryHeap<Reverse<(Instant, u64)>>,
     timer: Option<Pin<Box<Sleep>>>,
 }
@@ -19,14 +19,14 @@ pub(super) struct Deadlines {
 /// The number of dead deadlines up to which none is removed.
 const DEAD_DEADLINES_MAX: usize = 64;
 
-impl Deadlines {
+impl SlotDeadlines {
     /// Adds a deadline.
     pub(super) fn add(&mut self, at: Instant, slot: u64) {
         self.all.push(Reverse((at, slot)));
     }
 
     /// Removes deadlines of slots that no longer exist, if there are many compared to the `live` ones.
-    pub(super) fn sweep_dead(&mut self, live: usize, mut is_live: impl FnMut(u64) -> bool) {
+    pub(super) fn sweep_removed_slots(&mut self, live: usize, mut is_live: impl FnMut(u64) -> bool) {
         if self.all.len() > 4 * live + DEAD_DEADLINES_MAX {
             self.all.retain(|Reverse((_, slot))| is_live(*slot));
             self.all.shrink_to(2 * self.all.len() + DEAD_DEADLINES_MAX);
@@ -34,7 +34,7 @@ impl Deadlines {
     }
 
     /// Returns the next slot whose deadline has passed, and the present time.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<(u64, Instant)> {
+    pub(super) fn poll_expired(&mut self, cx: &mut Context<'_>) -> Poll<(u64, Instant)> {
         let Some(&Reverse((at, slot))) = self.all.peek() else {
             self.timer = None;
             return Poll::Pending;
@@ -60,19 +60,19 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn deadlines_come_in_order_and_the_dead_are_swept_out() {
         let start = Instant::now();
-        let mut deadlines = Deadlines::default();
+        let mut deadlines = SlotDeadlines::default();
         for slot in (0..100).rev() {
             deadlines.add(start + Duration::from_secs(slot), slot);
         }
-        deadlines.sweep_dead(0, |slot| slot % 2 == 1);
+        deadlines.sweep_removed_slots(0, |slot| slot % 2 == 1);
         for expected in (1..100).step_by(2) {
-            let (slot, now) = std::future::poll_fn(|cx| deadlines.poll(cx)).await;
+            let (slot, now) = std::future::poll_fn(|cx| deadlines.poll_expired(cx)).await;
             assert_eq!(slot, expected);
             assert!(now >= start + Duration::from_secs(slot));
         }
         assert!(deadlines.timer.is_some());
         let mut cx = Context::from_waker(std::task::Waker::noop());
-        assert!(deadlines.poll(&mut cx).is_pending());
+        assert!(deadlines.poll_expired(&mut cx).is_pending());
         assert!(deadlines.timer.is_none());
     }
 }

@@ -1,17 +1,18 @@
-//! A decoded call, and the data that its reply needs: dialect, method, key.
+//! A decoded call, and the data for encoding its reply. This data is the *dialect* (the encoding of tasks, which
+//! differs between clients), the method, and a key to repeat.
 //!
-//! It decodes nothing: `generation_a.rs` and `generation_c.rs` do. Begin at [`DecodedCall`].
+//! `generation_a.rs` and `generation_c.rs` decode calls. Begin at [`DecodedCall`].
 
 use bytes::Bytes;
 use prost::DecodeError;
 
-use super::call_counts::Method;
-use super::frame::Message;
+use super::call_counts::CountedMethod;
+use super::frame::RequestMessage;
 use super::task_set_cache::TaskSetCache;
 use crate::coordination::{ClaimedIncarnations, Code, Failure, Request};
 
 /// A function that decodes the request of one method.
-pub(super) type RequestDecoder = fn(&Message, &TaskSetCache) -> Result<DecodedCall, Failure>;
+pub(super) type RequestDecoder = fn(&RequestMessage, &TaskSetCache) -> Result<DecodedCall, Failure>;
 
 /// A decoded call.
 pub(super) struct DecodedCall {
@@ -23,7 +24,7 @@ pub(super) struct DecodedCall {
 
 impl DecodedCall {
     pub(super) fn new(dialect: Dialect, claim: Option<ClaimedIncarnations>, request: Request) -> Self {
-        let method = Method::of(&request);
+        let method = CountedMethod::of_request(&request);
         Self {
             request,
             claim,
@@ -32,7 +33,7 @@ impl DecodedCall {
     }
 
     /// Returns the same call with another kind of reply.
-    pub(super) fn with_kind(mut self, kind: ReplyKind) -> Self {
+    pub(super) fn with_reply_kind(mut self, kind: ReplyKind) -> Self {
         self.form.kind = kind;
         self
     }
@@ -57,28 +58,23 @@ pub(super) enum Dialect {
 
 impl Dialect {
     /// Returns generation A's dialect, by whether the client names its job.
-    pub(super) fn named(named: bool) -> Self {
+    pub(super) fn of_generation_a(named: bool) -> Self {
         if named { Self::Named } else { Self::Unnamed }
     }
 
     /// Returns the name of the service.
-    pub(super) fn service(self) -> &'static str {
+    pub(super) fn service_name(self) -> &'static str {
         match self {
             Self::Named | Self::Unnamed => super::generation_a::SERVICE,
             Self::Number => super::generation_c::SERVICE,
         }
     }
-
-    /// Returns the position of this dialect's form in a shared reply.
-    pub(super) fn index(self) -> usize {
-        self as usize
-    }
 }
 
-/// The peculiarity of a method's reply.
+/// The kind of a method's reply, if it differs from other replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReplyKind {
-    /// No peculiarity.
+    /// It is like most replies.
     Plain,
     /// It must not be a success: clients abort if it is.
     Poll,
@@ -94,7 +90,18 @@ pub(super) struct ReplyFormat {
     pub(super) key: Bytes,
     pub(super) kind: ReplyKind,
     /// The method, for the count of calls.
-    pub(super) method: Method,
+    pub(super) method: CountedMethod,
+}
+
+impl ReplyFormat {
+    /// Returns the name of the service.
+    pub(super) fn service(&self) -> &'static str {
+        if self.method.is_of_peer_jobs() {
+            super::peer_jobs_service::SERVICE
+        } else {
+            self.dialect.service_name()
+        }
+    }
 }
 
 /// Returns the failure of a request that is not a message of its method.

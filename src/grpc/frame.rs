@@ -1,7 +1,9 @@
-//! gRPC framing: a length-prefixed message in each direction.
+//! The framing of gRPC messages: each request and each reply is one message with a length prefix.
 //!
-//! It does not inflate (`gzip.rs`) or decode (`generation_a.rs`, `generation_c.rs`) messages. Begin at
-//! [`MessagePrefix::read`] and [`MessageBuilder`].
+//! `gzip.rs` inflates messages; `generation_a.rs` and `generation_c.rs` decode them. Begin at
+//! [`MessagePrefix::parse`] and [`MessageBuilder`].
+
+use std::borrow::Cow;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -11,35 +13,58 @@ use crate::coordination::{Code, Failure};
 /// The length of the prefix: a compression flag and the length of the message.
 pub(super) const PREFIX_LEN: usize = 5;
 
+/// The length up to which a message is decoded in the buffer into which it was read. For a longer one there may be no
+/// memory, so [`RequestBody`](super::request_body::RequestBody) copies it.
+const DECODED_IN_PLACE_MAX: usize = 4 << 10;
+
 /// One request message.
 #[derive(Debug, Clone)]
-pub(super) enum Message {
+pub(super) enum RequestMessage<'a> {
+    /// A short message, in the buffer into which it was read.
+    Received(&'a [u8]),
     Whole(Bytes),
     /// A message that ends in a cached set of tasks, whose memory is shared.
     Cached(CachedMessage),
 }
 
-impl Message {
+impl<'a> RequestMessage<'a> {
     pub(super) fn new(bytes: Vec<u8>) -> Self {
         Self::Whole(bytes.into())
     }
 
-    /// Returns the message.
+    /// Returns the message of a complete body, if it is short, valid and not compressed. Most requests arrive so, and are
+    /// decoded without a copy. [`RequestBody`](super::request_body::RequestBody) receives every other body.
+    pub(super) fn of_short_body(body: &'a [u8], most: usize) -> Option<Self> {
+        let (prefix, message) = body.split_first_chunk::<PREFIX_LEN>()?;
+        if message.len() > DECODED_IN_PLACE_MAX {
+            return None;
+        }
+        let prefix = MessagePrefix::parse(*prefix, most).ok()?;
+        (!prefix.compressed && prefix.length == message.len()).then_some(Self::Received(message))
+    }
+
+    /// Returns the message in shared memory, so that parts of it can be kept.
     pub(super) fn bytes(&self) -> Bytes {
         match self {
+            Self::Received(bytes) => Bytes::copy_from_slice(bytes),
             Self::Whole(bytes) => bytes.clone(),
             Self::Cached(recalled) => recalled.bytes(),
         }
     }
 
+    /// Returns the message for reading: where it is, if it is in one place.
+    pub(super) fn contents(&self) -> Cow<'_, [u8]> {
+        match self {
+            Self::Received(bytes) => Cow::Borrowed(bytes),
+            Self::Whole(bytes) => Cow::Borrowed(bytes),
+            Self::Cached(recalled) => Cow::Owned(recalled.bytes().into()),
+        }
+    }
+
     /// Returns a part of the message to keep: the part itself if it keeps little other memory alive,
     /// otherwise a copy.
-    pub(super) fn detach(&self, part: Bytes) -> Bytes {
-        let length = match self {
-            Self::Whole(bytes) => bytes.len(),
-            Self::Cached(recalled) => recalled.bytes().len(),
-        };
-        if part.len() >= length / 4 { part } else { Bytes::copy_from_slice(&part) }
+    pub(super) fn detach_part(&self, part: Bytes) -> Bytes {
+        if part.len() >= self.contents().len() / 4 { part } else { Bytes::copy_from_slice(&part) }
     }
 }
 
@@ -52,7 +77,7 @@ pub(super) struct MessagePrefix {
 
 impl MessagePrefix {
     /// Reads a prefix; a message of more than `most` bytes is a failure.
-    pub(super) fn read(prefix: [u8; PREFIX_LEN], most: usize) -> Result<Self, Failure> {
+    pub(super) fn parse(prefix: [u8; PREFIX_LEN], most: usize) -> Result<Self, Failure> {
         let [flag, l0, l1, l2, l3] = prefix;
         let length = u32::from_be_bytes([l0, l1, l2, l3]) as usize;
         if flag > 1 {
@@ -60,14 +85,14 @@ impl MessagePrefix {
             return Err(Failure::without_details(Code::Internal, text));
         }
         if length > most {
-            return Err(message_too_long(length, most));
+            return Err(message_too_long_failure(length, most));
         }
         Ok(Self { compressed: flag == 1, length })
     }
 }
 
 /// Returns the failure of a message that is too long.
-pub(super) fn message_too_long(length: usize, most: usize) -> Failure {
+pub(super) fn message_too_long_failure(length: usize, most: usize) -> Failure {
     let text = format!("the message has {length} bytes, this server takes {most} at most");
     Failure::without_details(Code::ResourceExhausted, text)
 }
@@ -143,19 +168,46 @@ mod tests {
 
     #[test]
     fn prefixes() {
-        assert_eq!(MessagePrefix::read([0; 5], 0), Ok(MessagePrefix { compressed: false, length: 0 }));
+        assert_eq!(MessagePrefix::parse([0; 5], 0), Ok(MessagePrefix { compressed: false, length: 0 }));
         assert_eq!(
-            MessagePrefix::read([1, 0, 1, 2, 3], 1 << 20),
+            MessagePrefix::parse([1, 0, 1, 2, 3], 1 << 20),
             Ok(MessagePrefix { compressed: true, length: 0x01_02_03 })
         );
-        assert_eq!(MessagePrefix::read([2, 0, 0, 0, 0], 9).map_err(|f| f.code), Err(Code::Internal));
+        assert_eq!(MessagePrefix::parse([2, 0, 0, 0, 0], 9).map_err(|f| f.code), Err(Code::Internal));
         assert_eq!(
-            MessagePrefix::read([0, 0, 0, 0, 10], 9).map_err(|f| f.code),
+            MessagePrefix::parse([0, 0, 0, 0, 10], 9).map_err(|f| f.code),
             Err(Code::ResourceExhausted)
         );
         assert_eq!(
-            MessagePrefix::read([0, 255, 255, 255, 255], 9).map_err(|f| f.code),
+            MessagePrefix::parse([0, 255, 255, 255, 255], 9).map_err(|f| f.code),
             Err(Code::ResourceExhausted)
+        );
+    }
+
+    #[test]
+    fn a_short_body_that_is_whole_and_valid_is_read_in_place() {
+        let framed = |flag: u8, length: usize| {
+            let prefix = u32::try_from(length).expect("short").to_be_bytes();
+            [&[flag][..], &prefix, &vec![7; length]].concat()
+        };
+        for length in [0, 1, DECODED_IN_PLACE_MAX] {
+            let body = framed(0, length);
+            let message = RequestMessage::of_short_body(&body, length).expect("a whole body");
+            assert_eq!(message.contents().as_ptr_range(), body[PREFIX_LEN..].as_ptr_range());
+            assert_eq!((&*message.bytes(), &*message.contents()), (&body[PREFIX_LEN..], &body[PREFIX_LEN..]));
+        }
+        let refused = |body: &[u8], most| RequestMessage::of_short_body(body, most).is_none();
+        let body = framed(0, 10);
+        assert!(refused(&body, 9), "longer than permitted");
+        assert!((0..body.len()).all(|cut| refused(&body[..cut], 10)), "a part of it");
+        assert!(refused(&[&body[..], b"x"].concat(), 100), "more than one message");
+        assert!(
+            refused(&framed(1, 10), 10) && refused(&framed(2, 10), 10),
+            "compressed, and an unknown flag"
+        );
+        assert!(
+            refused(&framed(0, DECODED_IN_PLACE_MAX + 1), usize::MAX),
+            "too long to be copied by the decoder"
         );
     }
 
@@ -178,8 +230,8 @@ mod tests {
 
     #[test]
     fn a_value_is_copied_where_it_would_pin_much_more_than_itself() {
-        let owned = Message::new(vec![0; 1000]);
-        assert_eq!(owned.detach(owned.bytes().slice(0..900)).as_ptr(), owned.bytes().as_ptr());
-        assert_ne!(owned.detach(owned.bytes().slice(0..100)).as_ptr(), owned.bytes().as_ptr());
+        let owned = RequestMessage::new(vec![0; 1000]);
+        assert_eq!(owned.detach_part(owned.bytes().slice(0..900)).as_ptr(), owned.bytes().as_ptr());
+        assert_ne!(owned.detach_part(owned.bytes().slice(0..100)).as_ptr(), owned.bytes().as_ptr());
     }
 }

@@ -1,6 +1,7 @@
 //! Properties of request bodies that hold for every input.
 //!
-//! It owns the properties; the fuzz targets and the tests feed them (`src/fuzzing.rs`). Begin at [`body`] and [`message`].
+//! The fuzz targets and the tests check these properties (`src/fuzzing.rs`). Begin at [`check_request_body`] and
+//! [`check_request_message`].
 
 use std::task::{Context, Poll, Waker};
 
@@ -8,8 +9,8 @@ use libdeflater::{CompressionLvl, Compressor};
 
 use super::body_memory::{ConnectionQuota, MemoryPool};
 use super::decoded_call::DecodedCall;
-use super::frame::{Message, PREFIX_LEN};
-use super::gzip::Gzip;
+use super::frame::{PREFIX_LEN, RequestMessage};
+use super::gzip::GzipFile;
 use super::request_body::RequestBody;
 use super::task_set_cache::TaskSetCache;
 use super::{generation_a, generation_c};
@@ -69,9 +70,10 @@ fn take(bytes: &[u8], compresses: bool, step: usize) -> Result<Vec<u8>, Failure>
         while outcome.is_none() {
             let (piece, rest) = left.split_at(step.min(left.len()));
             left = rest;
-            if let Err(failure) = body.push(piece, left.is_empty(), &mut quota, &sets, MESSAGE_BYTES) {
+            if let Err(failure) = body.receive_data(piece, left.is_empty(), &mut quota, &sets, MESSAGE_BYTES)
+            {
                 outcome = Some(Err(failure));
-            } else if let Poll::Ready(message) = body.poll(&mut context, &mut quota, MESSAGE_BYTES) {
+            } else if let Poll::Ready(message) = body.poll_message(&mut context, &mut quota, MESSAGE_BYTES) {
                 outcome = Some(message);
             } else if left.is_empty() {
                 looks += 1;
@@ -80,7 +82,7 @@ fn take(bytes: &[u8], compresses: bool, step: usize) -> Result<Vec<u8>, Failure>
         }
         outcome.expect("the loop ends with an outcome").map(|message| message.bytes().to_vec())
     };
-    assert_eq!(pool.taken(), 0, "a body gives its memory back");
+    assert_eq!(pool.taken_bytes(), 0, "a body gives its memory back");
     taken
 }
 
@@ -88,7 +90,7 @@ fn take(bytes: &[u8], compresses: bool, step: usize) -> Result<Vec<u8>, Failure>
 ///
 /// However it is cut, it is the same message or the same failure; and every message comes back from what it is framed as,
 /// compressed or not.
-pub(crate) fn body(input: &[u8]) {
+pub(crate) fn check_request_body(input: &[u8]) {
     let [flags, step, input @ ..] = input else { return };
     let (compresses, step) = (flags & 1 != 0, usize::from(*step) + 1);
     let whole = take(input, compresses, usize::MAX);
@@ -100,6 +102,9 @@ pub(crate) fn body(input: &[u8]) {
     );
     if let Ok(message) = &whole {
         assert!(message.len() <= MESSAGE_BYTES);
+    }
+    if let Some(in_place) = RequestMessage::of_short_body(input, MESSAGE_BYTES) {
+        assert_eq!(whole.as_deref(), Ok(&*in_place.contents()));
     }
     let framed = |flag: u8, message: &[u8]| {
         let length = u32::try_from(message.len()).expect("an input is short");
@@ -117,26 +122,27 @@ pub(crate) fn body(input: &[u8]) {
 /// Reads a message as the request of one method of each generation. The first byte says which method.
 ///
 /// It means the same when the sets of tasks in it are known from before.
-pub(crate) fn message(input: &[u8]) {
+pub(crate) fn check_request_message(input: &[u8]) {
     let Some((method, input)) = input.split_first() else { return };
     let method = METHODS[usize::from(*method) % METHODS.len()];
     for reader in
         [generation_a::request_decoder(method), generation_c::request_decoder(method)].into_iter().flatten()
     {
         let sets = TaskSetCache::default();
-        let message = Message::new(input.to_vec());
+        let message = RequestMessage::new(input.to_vec());
         let told = |read: Result<DecodedCall, Failure>| {
             read.map(|call| (call.request, call.claim)).map_err(|failure| failure.code)
         };
         let first = told(reader(&message, &sets));
         assert_eq!(first, told(reader(&message, &sets)));
-        // As a client sends it that compresses: found again by the checksum of its end.
+        assert_eq!(first, told(reader(&RequestMessage::Received(input), &sets)));
+        // As a client sends it that compresses: inflated, and then found by its bytes.
         let file = compress(input);
-        if let Ok(file) = Gzip::open(&file)
-            && let Some(recalled) = sets.lookup(&file)
-        {
-            assert_eq!(recalled.bytes(), input);
-            assert_eq!(first, told(reader(&Message::Cached(recalled), &sets)));
+        for _ in 0..2 {
+            let message = GzipFile::parse(&file).and_then(|gzip| sets.inflate_or_look_up(&file, &gzip));
+            let message = message.expect("it is compressed well");
+            assert_eq!(message.bytes(), input);
+            assert_eq!(first, told(reader(&message, &sets)));
         }
     }
 }

@@ -1,13 +1,13 @@
-//! The methods of wire generation C, `xla.coordination.CoordinationService` (jaxlib 0.10.0 to 0.12.0), each decoded
-//! to a request.
+//! Decodes the methods of wire generation C, `xla.coordination.CoordinationService` (jaxlib 0.10.0 to 0.12.0), to
+//! requests.
 //!
-//! It contains no rule. Begin at `request_decoder`, the table of methods.
+//! This module contains no rule of coordination. Begin at `request_decoder`, the table of methods.
 
 use bytes::Bytes;
 use prost::Message as _;
 
 use super::decoded_call::{DecodedCall, Dialect, ReplyKind, RequestDecoder, decode_failure};
-use super::frame::Message;
+use super::frame::RequestMessage;
 use super::task_set_cache::{SetEncoding, TaskSetCache};
 use crate::coordination::{
     ClaimedIncarnations, Failure, Request, ServiceIncarnation, TaskId, TaskIncarnation,
@@ -22,126 +22,139 @@ type DecodeResult = Result<DecodedCall, Failure>;
 /// Returns the decoder of `method`.
 pub(super) fn request_decoder(method: &str) -> Option<RequestDecoder> {
     Some(match method {
-        "RegisterTask" => register,
-        "Heartbeat" => heartbeat,
-        "PollForError" => poll_for_error,
-        "ShutdownTask" => shutdown,
-        "ReportErrorToService" => report_to_service,
-        "WatchTasks" => watch,
-        "InsertKeyValue" => insert,
-        "GetKeyValue" => get,
-        "TryGetKeyValue" => try_get,
-        "IncrementKeyValue" => increment,
-        "GetKeyValueDir" => list,
-        "DeleteKeyValue" => delete,
-        "Barrier" => barrier,
-        "CancelBarrier" => cancel_barrier,
-        "GetAliveTasks" => alive_tasks,
+        "RegisterTask" => decode_register,
+        "Heartbeat" => decode_heartbeat,
+        "PollForError" => decode_poll_for_error,
+        "ShutdownTask" => decode_shutdown,
+        "ReportErrorToService" => decode_report_to_service,
+        "WatchTasks" => decode_watch,
+        "InsertKeyValue" => decode_insert,
+        "GetKeyValue" => decode_get,
+        "TryGetKeyValue" => decode_try_get,
+        "IncrementKeyValue" => decode_increment,
+        "GetKeyValueDir" => decode_list,
+        "DeleteKeyValue" => decode_delete,
+        "Barrier" => decode_barrier,
+        "CancelBarrier" => decode_cancel_barrier,
+        "GetAliveTasks" => decode_alive_tasks,
         _ => return None,
     })
 }
 
-fn decode<M: prost::Message + Default>(message: &Message) -> Result<M, Failure> {
+/// Decodes a message of which no part is kept.
+fn decode_message<M: prost::Message + Default>(message: &RequestMessage) -> Result<M, Failure> {
+    M::decode(&*message.contents()).map_err(|error| decode_failure(&error))
+}
+
+/// Decodes a message whose values are kept: they share its memory.
+fn decode_shared<M: prost::Message + Default>(message: &RequestMessage) -> Result<M, Failure> {
     M::decode(message.bytes()).map_err(|error| decode_failure(&error))
 }
 
 /// Returns a call of a caller with these incarnations. Absent ones count as incarnation 0, which never
 /// matches.
-fn call(claimed: Option<wire::Incarnations>, request: Request) -> DecodedCall {
+fn call_with_incarnations(claimed: Option<wire::Incarnations>, request: Request) -> DecodedCall {
     let claimed = claimed.unwrap_or_default();
     let service = ServiceIncarnation(claimed.service_incarnation);
     let claim = ClaimedIncarnations { service, task: TaskIncarnation(claimed.task_incarnation) };
     DecodedCall::new(Dialect::Number, Some(claim), request)
 }
 
-fn register(message: &Message, _: &TaskSetCache) -> DecodeResult {
-    let asked: wire::RegisterTaskRequest = decode(message)?;
+fn decode_register(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+    let asked: wire::RegisterTaskRequest = decode_message(message)?;
     let (task, incarnation) = (TaskId(asked.source_task_id), TaskIncarnation(asked.incarnation));
     Ok(DecodedCall::new(Dialect::Number, None, Request::Register { task, incarnation, recoverable: false }))
 }
 
-fn heartbeat(message: &Message, _: &TaskSetCache) -> DecodeResult {
-    let asked: wire::HeartbeatRequest = decode(message)?;
+fn decode_heartbeat(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+    let asked: wire::HeartbeatRequest = decode_message(message)?;
     let (task, incarnation) = (TaskId(asked.source_task_id), TaskIncarnation(asked.incarnation));
-    Ok(call(asked.incarnations, Request::Heartbeat { task, incarnation }))
+    Ok(call_with_incarnations(asked.incarnations, Request::Heartbeat { task, incarnation }))
 }
 
-fn poll_for_error(message: &Message, _: &TaskSetCache) -> DecodeResult {
-    let asked: wire::PollForErrorRequest = decode(message)?;
+fn decode_poll_for_error(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+    let asked: wire::PollForErrorRequest = decode_message(message)?;
     let task = TaskId(asked.source_task_id);
-    Ok(call(asked.incarnations, Request::PollForError { task }).with_kind(ReplyKind::Poll))
+    Ok(call_with_incarnations(asked.incarnations, Request::PollForError { task })
+        .with_reply_kind(ReplyKind::Poll))
 }
 
-fn shutdown(message: &Message, _: &TaskSetCache) -> DecodeResult {
-    let asked: wire::ShutdownTaskRequest = decode(message)?;
-    Ok(call(asked.incarnations, Request::Shutdown { task: TaskId(asked.source_task_id) }))
+fn decode_shutdown(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+    let asked: wire::ShutdownTaskRequest = decode_message(message)?;
+    Ok(call_with_incarnations(asked.incarnations, Request::Shutdown { task: TaskId(asked.source_task_id) }))
 }
 
-fn report_to_service(message: &Message, _: &TaskSetCache) -> DecodeResult {
-    let asked: wire::ReportErrorToServiceRequest = decode(message)?;
+fn decode_report_to_service(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+    let asked: wire::ReportErrorToServiceRequest = decode_message(message)?;
     let (task, code, message) = (TaskId(asked.source_task_id), asked.error_code, asked.error_message);
-    Ok(call(asked.incarnations, Request::ReportError { task, code, message }))
+    Ok(call_with_incarnations(asked.incarnations, Request::ReportError { task, code, message }))
 }
 
-fn watch(message: &Message, _: &TaskSetCache) -> DecodeResult {
-    let asked: wire::WatchTasksRequest = decode(message)?;
-    Ok(call(asked.incarnations, Request::Watch { version: asked.version_number }))
+fn decode_watch(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+    let asked: wire::WatchTasksRequest = decode_message(message)?;
+    Ok(call_with_incarnations(asked.incarnations, Request::Watch { version: asked.version_number }))
 }
 
-fn insert(message: &Message, _: &TaskSetCache) -> DecodeResult {
-    let asked: wire::InsertKeyValueRequest = decode(message)?;
+fn decode_insert(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+    let asked: wire::InsertKeyValueRequest = decode_shared(message)?;
     let entry = asked.kv.unwrap_or_default();
-    let (key, value) = (entry.key.into(), message.detach(entry.value));
-    Ok(call(asked.incarnations, Request::Insert { key, value, overwrite: asked.allow_overwrite }))
+    let (key, value) = (entry.key.into(), message.detach_part(entry.value));
+    Ok(call_with_incarnations(
+        asked.incarnations,
+        Request::Insert { key, value, overwrite: asked.allow_overwrite },
+    ))
 }
 
-fn get(message: &Message, _: &TaskSetCache) -> DecodeResult {
-    let asked: wire::GetKeyValueRequest = decode(message)?;
+fn decode_get(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+    let asked: wire::GetKeyValueRequest = decode_message(message)?;
     let key = Bytes::from(asked.key);
-    Ok(call(asked.incarnations, Request::Get { key: key.clone() }).with_echoed_key(key))
+    Ok(call_with_incarnations(asked.incarnations, Request::Get { key: key.clone() }).with_echoed_key(key))
 }
 
-fn try_get(message: &Message, _: &TaskSetCache) -> DecodeResult {
-    let asked: wire::TryGetKeyValueRequest = decode(message)?;
+fn decode_try_get(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+    let asked: wire::TryGetKeyValueRequest = decode_message(message)?;
     let key = Bytes::from(asked.key);
-    Ok(call(asked.incarnations, Request::TryGet { key: key.clone() }).with_echoed_key(key))
+    Ok(call_with_incarnations(asked.incarnations, Request::TryGet { key: key.clone() }).with_echoed_key(key))
 }
 
-fn increment(message: &Message, _: &TaskSetCache) -> DecodeResult {
-    let asked: wire::IncrementKeyValueRequest = decode(message)?;
+fn decode_increment(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+    let asked: wire::IncrementKeyValueRequest = decode_message(message)?;
     let key = Bytes::from(asked.key);
     let request = Request::Increment { key: key.clone(), by: asked.increment };
-    Ok(call(asked.incarnations, request).with_echoed_key(key))
+    Ok(call_with_incarnations(asked.incarnations, request).with_echoed_key(key))
 }
 
-fn list(message: &Message, _: &TaskSetCache) -> DecodeResult {
-    let asked: wire::GetKeyValueDirRequest = decode(message)?;
-    Ok(call(asked.incarnations, Request::List { directory: asked.directory_key.into() }))
+fn decode_list(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+    let asked: wire::GetKeyValueDirRequest = decode_message(message)?;
+    Ok(call_with_incarnations(asked.incarnations, Request::List { directory: asked.directory_key.into() }))
 }
 
-fn delete(message: &Message, _: &TaskSetCache) -> DecodeResult {
-    let asked: wire::DeleteKeyValueRequest = decode(message)?;
-    Ok(call(asked.incarnations, Request::Delete { key: asked.key.into() }))
+fn decode_delete(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+    let asked: wire::DeleteKeyValueRequest = decode_message(message)?;
+    Ok(call_with_incarnations(asked.incarnations, Request::Delete { key: asked.key.into() }))
 }
 
-fn barrier(message: &Message, sets: &TaskSetCache) -> DecodeResult {
-    let (rest, members) = sets.extract(message, 4, SetEncoding::Numbers)?;
+fn decode_barrier(message: &RequestMessage, sets: &TaskSetCache) -> DecodeResult {
+    let (rest, members) = sets.extract_task_set(message, 4, SetEncoding::Numbers)?;
     let asked = wire::BarrierRequest::decode(rest).map_err(|error| decode_failure(&error))?;
     let (id, counter, timeout_ms) = (asked.barrier_id, asked.counter, asked.barrier_timeout_in_ms);
     let task = TaskId(asked.source_task_id);
-    Ok(call(asked.incarnations, Request::Barrier { id, counter, timeout_ms, members, task }))
+    Ok(call_with_incarnations(
+        asked.incarnations,
+        Request::Barrier { id, counter, timeout_ms, members, task },
+    ))
 }
 
-fn cancel_barrier(message: &Message, _: &TaskSetCache) -> DecodeResult {
-    let asked: wire::CancelBarrierRequest = decode(message)?;
+fn decode_cancel_barrier(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+    let asked: wire::CancelBarrierRequest = decode_message(message)?;
     let (id, counter, task) = (asked.barrier_id, asked.counter, TaskId(asked.source_task_id));
-    Ok(call(asked.incarnations, Request::CancelBarrier { id, counter, task }))
+    Ok(call_with_incarnations(asked.incarnations, Request::CancelBarrier { id, counter, task }))
 }
 
-fn alive_tasks(message: &Message, sets: &TaskSetCache) -> DecodeResult {
-    let (rest, tasks) = sets.extract(message, 3, SetEncoding::Numbers)?;
+fn decode_alive_tasks(message: &RequestMessage, sets: &TaskSetCache) -> DecodeResult {
+    let (rest, tasks) = sets.extract_task_set(message, 3, SetEncoding::Numbers)?;
     let asked = wire::GetAliveTasksRequest::decode(rest).map_err(|error| decode_failure(&error))?;
     let task = TaskId(asked.requesting_task_id);
-    let tasks = tasks.unwrap_or_else(TaskSetCache::empty);
-    Ok(call(asked.incarnations, Request::LiveSet { task, tasks }))
+    let tasks = tasks.unwrap_or_else(TaskSetCache::empty_set);
+    Ok(call_with_incarnations(asked.incarnations, Request::LiveSet { task, tasks }))
 }

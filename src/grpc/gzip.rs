@@ -1,6 +1,6 @@
-//! Inflates gzip messages within bounds that are known before the first byte is inflated.
+//! Inflates gzip messages. The bound on the output is known before the first byte is inflated.
 //!
-//! It does not decide where it runs: `request_body.rs` does. Begin at [`Gzip::open`].
+//! `request_body.rs` decides on which thread a message is inflated. Begin at [`GzipFile::parse`].
 
 use std::cell::RefCell;
 
@@ -24,7 +24,7 @@ const RATIO: usize = 1040;
 
 /// A gzip file with a valid header.
 #[derive(Debug)]
-pub(super) struct Gzip<'a> {
+pub(super) struct GzipFile<'a> {
     deflated: &'a [u8],
     /// The stated checksum of the message.
     pub(super) checksum: u32,
@@ -32,19 +32,19 @@ pub(super) struct Gzip<'a> {
     pub(super) length: usize,
 }
 
-fn corrupt(what: &str) -> Failure {
+fn corrupt_gzip_failure(what: &str) -> Failure {
     Failure::without_details(Code::Internal, format!("the request's gzip compression is broken: {what}"))
 }
 
-impl<'a> Gzip<'a> {
+impl<'a> GzipFile<'a> {
     /// Parses the frame of a gzip file.
-    pub(super) fn open(file: &'a [u8]) -> Result<Self, Failure> {
-        let short = || corrupt("it is cut short");
+    pub(super) fn parse(file: &'a [u8]) -> Result<Self, Failure> {
+        let short = || corrupt_gzip_failure("it is cut short");
         let [0x1f, 0x8b, 8, flags, _, _, _, _, _, _, rest @ ..] = file else {
-            return Err(corrupt("it does not begin like gzip"));
+            return Err(corrupt_gzip_failure("it does not begin like gzip"));
         };
         if flags & !(TEXT | HEADER_CHECKSUM | EXTRA | NAME | COMMENT) != 0 {
-            return Err(corrupt("its header has unknown flags"));
+            return Err(corrupt_gzip_failure("its header has unknown flags"));
         }
         let mut rest = rest;
         if flags & EXTRA != 0 {
@@ -66,16 +66,9 @@ impl<'a> Gzip<'a> {
         let checksum = u32::from_le_bytes([c0, c1, c2, c3]);
         let length = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
         if length / RATIO > deflated.len() {
-            return Err(corrupt("it states a length that nothing so short inflates to"));
+            return Err(corrupt_gzip_failure("it states a length that nothing so short inflates to"));
         }
         Ok(Self { deflated, checksum, length })
-    }
-
-    /// Inflates into `beginning` as far as it has room. The output has not been checked, and may be
-    /// incomplete at the end.
-    pub(super) fn peek(&self, beginning: &mut [u8]) {
-        // The output is cut on purpose, so the error for lack of room is expected.
-        let _ = INFLATER.with_borrow_mut(|it| it.deflate_decompress(self.deflated, beginning));
     }
 
     /// Inflates the message and checks its stated length and checksum, which are at the end of the file.
@@ -92,12 +85,14 @@ impl<'a> Gzip<'a> {
         match inflated {
             Ok(length) if length == self.length => {}
             Ok(_) | Err(DecompressionError::InsufficientSpace) => {
-                return Err(corrupt("its length is not the one it states"));
+                return Err(corrupt_gzip_failure("its length is not the one it states"));
             }
-            Err(DecompressionError::BadData) => return Err(corrupt("its contents do not inflate")),
+            Err(DecompressionError::BadData) => {
+                return Err(corrupt_gzip_failure("its contents do not inflate"));
+            }
         }
         if crc32(&message) != self.checksum {
-            return Err(corrupt("its checksum does not match"));
+            return Err(corrupt_gzip_failure("its checksum does not match"));
         }
         Ok(message)
     }
@@ -119,7 +114,7 @@ mod tests {
     fn inflating_restores_the_message() {
         for message in [&b""[..], b"a", &[7; 100_000], &(0..=255).cycle().take(70_000).collect::<Vec<u8>>()] {
             let file = compress(message);
-            let gzip = Gzip::open(&file).unwrap();
+            let gzip = GzipFile::parse(&file).unwrap();
             assert_eq!(gzip.length, message.len());
             assert_eq!(gzip.inflate().unwrap(), message);
         }
@@ -129,7 +124,7 @@ mod tests {
             .extra(vec![1, 2, 3])
             .write(Vec::new(), flate2::Compression::fast());
         std::io::Write::write_all(&mut named, b"text").unwrap();
-        assert_eq!(Gzip::open(&named.finish().unwrap()).unwrap().inflate().unwrap(), b"text");
+        assert_eq!(GzipFile::parse(&named.finish().unwrap()).unwrap().inflate().unwrap(), b"text");
     }
 
     #[test]
@@ -139,7 +134,7 @@ mod tests {
             let mut file = good.clone();
             let i = if i < 100 { i } else { file.len() - (200 - i) };
             file[i] = to;
-            Gzip::open(&file).map(|gzip| gzip.inflate()).and_then(|inner| inner)
+            GzipFile::parse(&file).map(|gzip| gzip.inflate()).and_then(|inner| inner)
         };
         assert!(at(0, 1).is_err(), "no gzip");
         assert!(at(3, 0x80).is_err(), "unknown flag");
@@ -147,11 +142,12 @@ mod tests {
         assert!(at(197, 0x70).is_err(), "length too large");
         assert!(at(192, good[good.len() - 8] ^ 1).is_err(), "checksum");
         for length in 0..good.len() {
-            let cut = Gzip::open(&good[..length])
-                .and_then(|gzip| if gzip.length < 1 << 20 { gzip.inflate() } else { Err(corrupt("")) });
+            let cut = GzipFile::parse(&good[..length]).and_then(|gzip| {
+                if gzip.length < 1 << 20 { gzip.inflate() } else { Err(corrupt_gzip_failure("")) }
+            });
             assert!(cut.is_err(), "cut to {length}");
         }
         let more = [good, b"and more".to_vec()].concat();
-        assert!(Gzip::open(&more).and_then(|gzip| gzip.inflate()).is_err(), "one message a file");
+        assert!(GzipFile::parse(&more).and_then(|gzip| gzip.inflate()).is_err(), "one message a file");
     }
 }

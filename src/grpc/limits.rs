@@ -1,6 +1,6 @@
 //! The bounds and timeouts of the gRPC port.
 //!
-//! The settings of a job bound what that job may hold ([`Bounds`](crate::coordination::Bounds)). Begin at
+//! The bounds on the state of one job are in its settings ([`JobBounds`](crate::coordination::JobBounds)). Begin at
 //! [`GrpcLimits`].
 
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub struct GrpcLimits {
     /// body takes it as it arrives. Bodies without room wait, held back by flow control: one half of the
     /// memory is reserved for them, and the body that misses the fewest bytes comes first.
     pub bodies_in_flight_bytes: usize,
-    /// Memory for the requests in progress on one connection, in bytes: streams, header blocks, deferred
+    /// Memory for the requests in progress on one connection, in bytes: streams, incomplete frames and header blocks, deferred
     /// requests and unread bytes of bodies. A request that would need more is refused.
     pub state_bytes_per_connection: usize,
     /// The same for all connections together, beyond a small allowance of each.

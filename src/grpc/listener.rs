@@ -1,8 +1,8 @@
-//! Accepts connections, keeps their registry, and stops gracefully.
+//! Accepts connections, registers them, and closes them gracefully when the server stops.
 //!
-//! It drives no connection: `connection.rs` does. When the server stops, new connections are left in the backlog,
-//! present ones receive GOAWAY, and those that have not finished within the drain time are closed. Begin at
-//! [`Server::serve`].
+//! `connection.rs` serves an accepted connection. When the server stops, new connections stay in the backlog, and
+//! open connections receive GOAWAY. Connections that do not finish within the drain time are closed. Begin at
+//! [`GrpcServer::serve`].
 
 use std::collections::HashMap;
 use std::io;
@@ -16,10 +16,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
-use super::connection::ConnectionSocket as _;
-use super::job_route::Routing;
+use super::connection_socket::ConnectionSocket as _;
+use super::job_resolver::ListenerJobRule;
 use super::mailbox::{Mailbox, MailboxMessage};
-use super::server::Server;
+use super::server::GrpcServer;
 use super::transport_detection::{self, AcceptedConnection};
 
 /// The length of the accept backlog. A whole cluster connects at once; the system may lower it.
@@ -38,7 +38,7 @@ const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// If the address cannot be bound.
-pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+pub fn bind_listener(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     if address.ip().is_ipv6() && address.ip().is_unspecified() {
         socket.set_only_v6(false)?;
@@ -62,26 +62,26 @@ struct GrpcConnections {
 pub(super) struct ConnectionGuard {
     mailbox: Arc<Mailbox>,
     registry: Arc<GrpcConnections>,
-    server: Arc<Server>,
+    server: Arc<GrpcServer>,
     number: u64,
 }
 
 impl GrpcConnections {
-    fn present(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Arc<Mailbox>>> {
+    fn lock_connections(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Arc<Mailbox>>> {
         self.present.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn register(self: &Arc<Self>, server: &Arc<Server>) -> ConnectionGuard {
+    fn register(self: &Arc<Self>, server: &Arc<GrpcServer>) -> ConnectionGuard {
         let mailbox = Arc::new(Mailbox::default());
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        self.present().insert(number, Arc::clone(&mailbox));
-        server.counts.local().opened.add();
+        self.lock_connections().insert(number, Arc::clone(&mailbox));
+        server.counts.local().opened.increment();
         ConnectionGuard { mailbox, registry: Arc::clone(self), server: Arc::clone(server), number }
     }
 
     fn post_to_all(&self, note: fn() -> MailboxMessage) {
         // Sent outside of the lock, because a connection that receives it may remove its entry.
-        let all: Vec<Arc<Mailbox>> = self.present().values().cloned().collect();
+        let all: Vec<Arc<Mailbox>> = self.lock_connections().values().cloned().collect();
         for mailbox in all {
             mailbox.post(note());
         }
@@ -90,7 +90,7 @@ impl GrpcConnections {
     async fn wait_until_empty(&self) {
         loop {
             let left = self.left.notified();
-            if self.present().is_empty() {
+            if self.lock_connections().is_empty() {
                 return;
             }
             left.await;
@@ -107,7 +107,7 @@ impl ConnectionGuard {
 
 impl Drop for ConnectionGuard {
     fn drop(&mut self) {
-        let mut present = self.registry.present();
+        let mut present = self.registry.lock_connections();
         present.remove(&self.number);
         let empty = present.is_empty();
         drop(present);
@@ -118,7 +118,7 @@ impl Drop for ConnectionGuard {
     }
 }
 
-impl Server {
+impl GrpcServer {
     /// Serves the connections of a listener until `stop` turns true or its sender is gone.
     ///
     /// The engine should be stopped just before, so that waiting calls are answered. Then new connections
@@ -126,7 +126,7 @@ impl Server {
     pub async fn serve(
         self: Arc<Self>,
         listener: TcpListener,
-        routing: Routing,
+        routing: ListenerJobRule,
         mut stop: watch::Receiver<bool>,
     ) {
         self.services.set_serving().await;
@@ -144,8 +144,8 @@ impl Server {
                     self.spawn_connection(&room, socket, peer, routing.clone(), stop.clone());
                 }
                 Err(error) => {
-                    self.counts.local().accept_errors.add();
-                    if is_peer_error(&error) {
+                    self.counts.local().accept_errors.increment();
+                    if is_accept_error_of_peer(&error) {
                         continue;
                     }
                     tracing::warn!(%error, "no connection can be taken; trying again in {pause:?}");
@@ -170,13 +170,13 @@ impl Server {
         room: &Arc<GrpcConnections>,
         socket: TcpStream,
         peer: SocketAddr,
-        routing: Routing,
+        routing: ListenerJobRule,
         mut stop: watch::Receiver<bool>,
     ) {
         let present = self.connections.fetch_add(1, Ordering::Relaxed);
         if present >= self.limits.connections {
             self.connections.fetch_sub(1, Ordering::Relaxed);
-            self.counts.local().refused.add();
+            self.counts.local().refused.increment();
             return tracing::debug!(%peer, present, "closed a connection: there are too many");
         }
         if let Err(error) = configure_socket(&socket, self.limits.unacknowledged) {
@@ -215,7 +215,7 @@ fn configure_socket(socket: &TcpStream, unacknowledged: Duration) -> io::Result<
 }
 
 /// Returns whether an accept failed for a reason of that one connection.
-fn is_peer_error(error: &io::Error) -> bool {
+fn is_accept_error_of_peer(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::Interrupted

@@ -1,8 +1,8 @@
-//! The messages from other threads to one connection's task, and its wakeup.
+//! The mailbox of one connection: messages from other threads to the tokio task of the connection, and its wakeup.
 //!
-//! A connection is one task. Answers to its waiting calls, memory for a body and orders to stop all arrive in its
-//! mailbox, and each names a slot. A batch wakes the task once; while the task runs nothing wakes it, and what the
-//! task does to itself costs no wakeup. Begin at [`Mailbox::post`].
+//! The messages are answers to waiting calls, memory for bodies, and orders to stop. A batch of messages wakes the
+//! task once. A message that arrives while the task runs, or that the task sends to itself, causes no wakeup. Begin
+//! at [`Mailbox::post`].
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};

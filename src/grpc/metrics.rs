@@ -1,35 +1,39 @@
 //! Writes the metrics of the gRPC port.
 //!
-//! It counts nothing itself: `server.rs` and `call_counts.rs` do. Begin at `Server::show`.
+//! `server.rs` and `call_counts.rs` have the counters. Begin at `GrpcServer::write_samples`.
 
-use super::{ENDINGS, Server};
-use crate::telemetry::metrics::{MetricSource, Scrape, catalogue as metric};
+use super::{ENDINGS, GrpcServer};
+use crate::telemetry::metrics::{MetricSource, ScrapeSamples, catalogue as metric};
 
-impl MetricSource for Server {
-    fn show(&self, page: &mut Scrape) {
+impl MetricSource for GrpcServer {
+    fn write_samples(&self, page: &mut ScrapeSamples) {
         let figures = self.counters();
-        for calls in self.calls() {
-            page.count(&metric::CALLS, &[calls.method, calls.generation, calls.code], calls.count);
+        for calls in self.call_counts() {
+            page.add_count(&metric::CALLS, &[calls.method, calls.generation, calls.code], calls.count);
         }
         for calls in self.call_times() {
-            page.record_duration(&metric::CALL_DURATION, &[calls.method, calls.generation], &calls.timed);
+            page.add_duration_histogram(
+                &metric::CALL_DURATION,
+                &[calls.method, calls.generation],
+                &calls.timed,
+            );
         }
-        page.count(&metric::CALLS_RECEIVED, &[], figures.calls);
-        page.count(&metric::CALLS_REFUSED, &[], figures.calls_refused);
-        page.size(&metric::CONNECTIONS, &[], figures.connections);
-        page.size(&metric::CONNECTIONS_LIMIT, &[], figures.connections_max);
-        page.count(&metric::CONNECTIONS_OPENED, &[], figures.connections_opened);
+        page.add_count(&metric::CALLS_RECEIVED, &[], figures.calls);
+        page.add_count(&metric::CALLS_REFUSED, &[], figures.calls_refused);
+        page.add_size(&metric::CONNECTIONS, &[], figures.connections);
+        page.add_size(&metric::CONNECTIONS_LIMIT, &[], figures.connections_max);
+        page.add_count(&metric::CONNECTIONS_OPENED, &[], figures.connections_opened);
         for (ending, count) in ENDINGS.iter().zip(figures.endings) {
-            page.count(&metric::CONNECTIONS_ENDED, &[ending], count);
+            page.add_count(&metric::CONNECTIONS_ENDED, &[ending], count);
         }
-        page.count(&metric::CONNECTIONS_REFUSED, &[], figures.connections_refused);
-        page.count(&metric::CONNECTIONS_STRANGE, &[], figures.not_http2);
-        page.count(&metric::ACCEPT_ERRORS, &[], figures.accept_errors);
-        page.count(&metric::RECEIVED_BYTES, &[], figures.received_bytes);
-        page.count(&metric::SENT_BYTES, &[], figures.sent_bytes);
-        page.size(&metric::BODIES_BYTES, &[], figures.bodies_in_flight_bytes);
-        page.size(&metric::BODIES_BYTES_LIMIT, &[], figures.bodies_in_flight_bytes_max);
-        page.size(&metric::STATE_BYTES, &[], figures.state_bytes);
-        page.size(&metric::STATE_BYTES_LIMIT, &[], figures.state_bytes_max);
+        page.add_count(&metric::CONNECTIONS_REFUSED, &[], figures.connections_refused);
+        page.add_count(&metric::CONNECTIONS_STRANGE, &[], figures.not_http2);
+        page.add_count(&metric::ACCEPT_ERRORS, &[], figures.accept_errors);
+        page.add_count(&metric::RECEIVED_BYTES, &[], figures.received_bytes);
+        page.add_count(&metric::SENT_BYTES, &[], figures.sent_bytes);
+        page.add_size(&metric::BODIES_BYTES, &[], figures.bodies_in_flight_bytes);
+        page.add_size(&metric::BODIES_BYTES_LIMIT, &[], figures.bodies_in_flight_bytes_max);
+        page.add_size(&metric::STATE_BYTES, &[], figures.state_bytes);
+        page.add_size(&metric::STATE_BYTES_LIMIT, &[], figures.state_bytes_max);
     }
 }

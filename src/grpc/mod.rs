@@ -1,51 +1,63 @@
 //! The gRPC port: the coordination service in both wire generations, health, reflection and transfer reports.
 //!
-//! It translates and contains no rule: a message becomes a [`Request`](crate::coordination::Request) for the
-//! [`Engine`](crate::engine::Engine), and the outcome becomes a reply. Begin at `connection.rs` and
-//! `call_table.rs`; `generation_a.rs` and `generation_c.rs` are tables of methods.
+//! The port contains no rule of coordination. It translates a message to a
+//! [`Request`](crate::coordination::Request) for the [`Engine`](crate::engine::Engine), and the outcome to a reply.
+//! `generation_a.rs` and `generation_c.rs` have the tables of methods. Begin at `connection.rs` and
+//! `call_table.rs`.
 //!
-//! A request passes `listener.rs` (accept), `transport_detection.rs` (TLS or plaintext, preface), `connection.rs` (one task
-//! drives HTTP/2), `call_table.rs` (the calls of the connection), `job_route.rs` (the job), `request_body.rs` and `body_memory.rs`
-//! (the message), a generation (decoding), and `call_table/engine_calls.rs` (the engine). A reply passes
-//! `mailbox.rs`, `respond.rs`, and `reply_encoder.rs` or `status.rs` (encoding). Every path by which bytes arrive is
-//! bounded; `ARCHITECTURE.md` has the table.
+//! A request passes these files in order:
+//! 1. `listener.rs` accepts its connection.
+//! 2. `transport_detection.rs` detects TLS or plaintext, and reads the HTTP/2 preface.
+//! 3. `connection.rs` processes HTTP/2 in one tokio task.
+//! 4. `call_table.rs` gives the request a slot, and `job_resolver.rs` finds its job.
+//! 5. `request_body.rs` receives the message, in memory that `body_memory.rs` grants.
+//! 6. `generation_a.rs` or `generation_c.rs` decodes the message.
+//! 7. `call_table/engine_calls.rs` passes the decoded call to the engine.
+//!
+//! A reply passes `mailbox.rs` and `responses.rs`, and is encoded by `reply_encoder.rs` or `status.rs`. Every path
+//! by which bytes arrive has bounds; `ARCHITECTURE.md` has a table of them.
 
 mod auxiliary;
 mod body_memory;
 mod call_counts;
 mod call_table;
 mod connection;
-mod crc32;
+mod connection_socket;
 mod deadlines;
 mod decoded_call;
+mod encoded_replies;
 mod frame;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod generation_a;
 mod generation_c;
 mod gzip;
-mod job_route;
+mod hosts_service;
+mod job_resolver;
 mod limits;
+mod lingering_close;
 mod listener;
 mod mailbox;
 mod metrics;
+mod peer_jobs_service;
 mod peer_progress;
 mod prefault;
 mod reply_encoder;
 mod request_body;
 mod request_meta;
-mod respond;
+mod responses;
 mod server;
 mod slot_table;
 mod status;
 mod task_set_cache;
 #[cfg(test)]
 mod tests;
+mod thread_buffers;
 mod transfers_service;
 mod transport_detection;
 
 pub use call_counts::{CallCount, CallTimes, ENDINGS};
-pub use job_route::Routing;
+pub use job_resolver::ListenerJobRule;
 pub use limits::GrpcLimits;
-pub use listener::bind;
-pub use server::{Server, ServerCounters};
+pub use listener::bind_listener;
+pub use server::{GrpcServer, ServerCounters};

@@ -1,7 +1,8 @@
-//! The peer's progress at the time its deadlines were set: incomplete input, and output that it had not taken.
+//! The state of a connection at the time when the deadlines for its peer were set: the incomplete input, and the
+//! output that the peer had not read.
 //!
-//! The [`GrpcConnection`](super::connection::GrpcConnection) sets the deadlines and decides what follows from
-//! them. Begin at [`ProgressDeadlines`].
+//! The [`GrpcConnection`](super::connection::GrpcConnection) sets the deadlines. When one passes, it compares the
+//! present state with the recorded one to see whether the peer has made progress. Begin at [`ProgressDeadlines`].
 
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ pub(super) struct ProgressDeadlines {
     /// The incomplete input that is passed through.
     pub(super) passing: Option<UnfinishedInput>,
     /// The output that it had not taken.
-    pub(super) output: Option<OutputProgress>,
+    pub(super) output: Option<OutputSnapshot>,
     /// The time since which this server does not read from the peer, which has to take its answers first.
     declines_since: Option<Instant>,
 }
@@ -28,7 +29,7 @@ pub(super) struct ProgressDeadlines {
 impl ProgressDeadlines {
     /// Records whether this server reads from the peer now. The time during which it does not is not counted
     /// against the peer.
-    pub(super) fn note_declining(&mut self, declines: bool) {
+    pub(super) fn set_reading_paused(&mut self, declines: bool) {
         match self.declines_since {
             None if declines => self.declines_since = Some(Instant::now()),
             Some(since) => {
@@ -52,12 +53,12 @@ pub(super) struct UnfinishedInput {
 
 /// The output of a connection at one moment: how much waits and how much was sent, of data and of bytes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct OutputProgress {
+pub(super) struct OutputSnapshot {
     pub(super) data: (u64, u64),
     pub(super) bytes: (u64, u64),
 }
 
-impl OutputProgress {
+impl OutputSnapshot {
     /// Returns whether too little of the output has been sent since, though some still waits.
     pub(super) fn is_stuck(&self, now: &Self) -> bool {
         let stuck =

@@ -1,9 +1,9 @@
-//! Allocates body buffers whose pages are populated in one system call.
+//! Allocates buffers for request bodies, and populates their pages in one system call.
 //!
-//! It bounds nothing: `body_memory.rs` does. The kernel clears and maps fresh memory page by page at the first touch,
-//! which costs more for a body of 64 KiB than receiving it. Populating all pages at once costs two thirds of that,
-//! and nothing where the allocator reuses memory. `cli::memory` configures the allocator to keep freed memory for a
-//! few seconds.
+//! `body_memory.rs` bounds the memory of bodies. At the first access, the kernel clears and maps fresh memory page
+//! by page. For a body of 64 KiB this costs more than receiving the body. Populating all pages at once costs two
+//! thirds as much. Reused memory needs no populating, so `cli/allocator.rs` configures the allocator to keep freed
+//! memory for a few seconds.
 
 #![cfg_attr(target_os = "linux", allow(unsafe_code))]
 
@@ -12,18 +12,18 @@
 const PREFAULTED_LENGTHS: std::ops::RangeInclusive<usize> = 32 << 10..=4 << 20;
 
 /// Returns an empty vector with a capacity of exactly `length` bytes; `None` if there is no memory.
-pub(super) fn allocate(length: usize) -> Option<Vec<u8>> {
+pub(super) fn allocate_prefaulted(length: usize) -> Option<Vec<u8>> {
     let mut room = Vec::new();
     room.try_reserve_exact(length).ok()?;
     #[cfg(target_os = "linux")]
     if PREFAULTED_LENGTHS.contains(&length) {
-        populate(&mut room);
+        populate_pages(&mut room);
     }
     Some(room)
 }
 
 #[cfg(target_os = "linux")]
-fn populate(room: &mut Vec<u8>) {
+fn populate_pages(room: &mut Vec<u8>) {
     let page = rustix::param::page_size();
     let spare = room.spare_capacity_mut();
     let before = spare.as_ptr().align_offset(page);
@@ -49,12 +49,12 @@ mod tests {
     #[test]
     fn an_allocation_has_the_requested_capacity() {
         for length in [0, 1, 4095, 32 << 10, (32 << 10) + 1, 100_001, 4 << 20, (4 << 20) + 1] {
-            let mut bytes = allocate(length).expect("memory");
+            let mut bytes = allocate_prefaulted(length).expect("memory");
             assert!(bytes.is_empty() && bytes.capacity() >= length);
             let place = bytes.as_ptr();
             bytes.extend(std::iter::repeat_n(7, length));
             assert!(bytes.iter().all(|byte| *byte == 7) && (length == 0 || bytes.as_ptr() == place));
         }
-        assert!(allocate(usize::MAX).is_none());
+        assert!(allocate_prefaulted(usize::MAX).is_none());
     }
 }

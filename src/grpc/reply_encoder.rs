@@ -1,22 +1,30 @@
 //! Encodes successful replies for both generations.
 //!
-//! A shared reply (live set, task states, devices) is encoded once for each dialect and kept with the reply. Large
-//! values are shared and not copied. Begin at `encode`.
+//! A reply that many callers share (a live set, task states, devices) is encoded only once for all callers that
+//! need the same encoding (`encoded_replies.rs`). Large values are shared and not copied. Begin at `encode_reply`.
 
 use bytes::{Bytes, BytesMut};
 use prost::encoding::{encode_varint, encoded_len_varint};
 
 use super::decoded_call::{Dialect, ReplyFormat, ReplyKind};
+use super::encoded_replies::EncodedReplies;
 use super::frame::{COPY_MAX, MessageBuilder, MessageChunks, PREFIX_LEN, encode_framed};
 use super::status::coordinated_task;
-use crate::coordination::{Directory, LiveSet, Reply, ServiceIncarnation, TaskInfo, TaskStates, WireState};
+use crate::coordination::{
+    ClientTaskState, DirectoryListing, LiveSet, Reply, ServiceIncarnation, TaskInfo, TaskStates,
+};
 use crate::proto::{tensorflow, xla::coordination};
 
 /// A response without contents.
 static EMPTY: [u8; PREFIX_LEN] = [0; PREFIX_LEN];
 
 /// Encodes the body of a response; returns the length if it exceeds `most` bytes.
-pub(super) fn encode(reply: &Reply, form: &ReplyFormat, most: usize) -> Result<MessageChunks, usize> {
+pub(super) fn encode_reply(
+    reply: &Reply,
+    form: &ReplyFormat,
+    replies: &EncodedReplies,
+    most: usize,
+) -> Result<MessageChunks, usize> {
     let dialect = form.dialect;
     Ok(MessageChunks::One(match reply {
         Reply::Done => Bytes::from_static(&EMPTY),
@@ -25,21 +33,25 @@ pub(super) fn encode(reply: &Reply, form: &ReplyFormat, most: usize) -> Result<M
             encode_framed(&coordination::HeartbeatResponse { service_incarnation: *service_incarnation })
         }
         Reply::BarrierPassed(counter) => encode_framed(&coordination::BarrierResponse { counter: *counter }),
-        Reply::Value(value) => return Ok(key_value(&form.key, value)),
-        Reply::Directory(entries) => return directory(entries, most),
-        Reply::LiveSet(set) => set.encoded(dialect.index(), |set| live_set(set, dialect)),
+        Reply::Value(value) => return Ok(encode_key_value(&form.key, value)),
+        Reply::Directory(entries) => return encode_directory(entries, most),
+        Reply::LiveSet(set) => replies.get_or_encode(set, dialect, |set| encode_live_set(set, dialect)),
         Reply::States(states) if form.kind == ReplyKind::Unversioned => {
-            encode_framed(&tensorflow::GetTaskStateResponse { task_state: named_states(states, dialect) })
+            encode_framed(&tensorflow::GetTaskStateResponse {
+                task_state: encode_named_states(states, dialect),
+            })
         }
-        Reply::States(states) => states.encoded(dialect.index(), |states| task_states(states, dialect)),
+        Reply::States(states) => {
+            replies.get_or_encode(states, dialect, |states| encode_task_states(states, dialect))
+        }
         Reply::Devices(incarnation, devices) => {
-            devices.encoded(dialect.index(), |devices| encode_devices(*incarnation, devices))
+            replies.get_or_encode(devices, dialect, |devices| encode_devices(*incarnation, devices))
         }
     }))
 }
 
 /// Returns the length of a bytes field with a tag of one byte.
-fn field_length(length: usize) -> usize {
+fn bytes_field_length(length: usize) -> usize {
     1 + encoded_len_varint(length as u64) + length
 }
 
@@ -52,7 +64,7 @@ const FIRST_FIELD: u8 = 1 << 3 | 2;
 const SECOND_FIELD: u8 = 2 << 3 | 2;
 
 fn entry_length(key: &Bytes, value: &Bytes) -> usize {
-    [key, value].iter().filter(|part| !part.is_empty()).map(|part| field_length(part.len())).sum()
+    [key, value].iter().filter(|part| !part.is_empty()).map(|part| bytes_field_length(part.len())).sum()
 }
 
 /// Appends a `KeyValueEntry` under the tag `tag`.
@@ -66,23 +78,23 @@ fn put_entry(answer: &mut MessageBuilder, tag: u8, key: &Bytes, value: &Bytes) {
     }
 }
 
-fn key_value(key: &Bytes, value: &Bytes) -> MessageChunks {
-    let mut answer = MessageBuilder::new(field_length(entry_length(key, value)));
+fn encode_key_value(key: &Bytes, value: &Bytes) -> MessageChunks {
+    let mut answer = MessageBuilder::new(bytes_field_length(entry_length(key, value)));
     put_entry(&mut answer, FIRST_FIELD, key, value);
     answer.finish()
 }
 
 /// Returns the bytes that the answer with these entries copies; large values are shared with the store.
-pub(super) fn directory_copied_len(entries: &Directory) -> usize {
+pub(super) fn directory_copied_len(entries: &DirectoryListing) -> usize {
     let copied = |key: &Bytes, value: &Bytes| {
         let shared = if value.len() > COPY_MAX { value.len() } else { 0 };
-        field_length(entry_length(key, value)) - shared
+        bytes_field_length(entry_length(key, value)) - shared
     };
     entries.iter().map(|(key, value)| copied(key, value)).sum()
 }
 
-fn directory(entries: &Directory, most: usize) -> Result<MessageChunks, usize> {
-    let length = entries.iter().map(|(key, value)| field_length(entry_length(key, value))).sum();
+fn encode_directory(entries: &DirectoryListing, most: usize) -> Result<MessageChunks, usize> {
+    let length = entries.iter().map(|(key, value)| bytes_field_length(entry_length(key, value))).sum();
     if length > most {
         return Err(length);
     }
@@ -93,7 +105,7 @@ fn directory(entries: &Directory, most: usize) -> Result<MessageChunks, usize> {
     Ok(answer.finish())
 }
 
-fn live_set(set: &LiveSet, dialect: Dialect) -> Bytes {
+fn encode_live_set(set: &LiveSet, dialect: Dialect) -> Bytes {
     let incarnations = set.iter().map(|(_, incarnation)| incarnation.0).collect();
     let ids = set.iter().map(|(task, _)| task.0);
     match dialect {
@@ -108,42 +120,42 @@ fn live_set(set: &LiveSet, dialect: Dialect) -> Bytes {
     }
 }
 
-fn task_states(states: &TaskStates, dialect: Dialect) -> Bytes {
+fn encode_task_states(states: &TaskStates, dialect: Dialect) -> Bytes {
     let version_number = states.version;
     match dialect {
         Dialect::Number => {
-            let task_state = states.tasks.iter().map(numbered_state).collect();
+            let task_state = states.tasks.iter().map(encode_numbered_state).collect();
             encode_framed(&coordination::WatchTasksResponse { task_state, version_number })
         }
         Dialect::Named | Dialect::Unnamed => {
-            let task_state = named_states(states, dialect);
+            let task_state = encode_named_states(states, dialect);
             encode_framed(&tensorflow::WatchJobStateResponse { task_state, version_number })
         }
     }
 }
 
 /// Returns the number of a state, which is the same in generation A.
-fn state_number(state: WireState) -> i32 {
+fn state_number(state: ClientTaskState) -> i32 {
     (match state {
-        WireState::Disconnected => coordination::TaskState::Disconnected,
-        WireState::Connected => coordination::TaskState::Connected,
-        WireState::Error => coordination::TaskState::Error,
+        ClientTaskState::Disconnected => coordination::TaskState::Disconnected,
+        ClientTaskState::Connected => coordination::TaskState::Connected,
+        ClientTaskState::Error => coordination::TaskState::Error,
     }) as i32
 }
 
 /// Returns the task that caused the error of `info`, where it is known; otherwise the task itself.
-fn error_source(info: &TaskInfo) -> Option<i32> {
+fn error_source_task(info: &TaskInfo) -> Option<i32> {
     let error = info.error.as_ref()?;
     Some(error.service_error.and_then(|error| error.source).unwrap_or(info.task).0)
 }
 
-fn numbered_state(info: &TaskInfo) -> coordination::TaskInfo {
+fn encode_numbered_state(info: &TaskInfo) -> coordination::TaskInfo {
     coordination::TaskInfo {
         task_id: info.task.0,
         state: state_number(info.state),
         error_code: info.error.as_ref().map_or(0, |error| error.code.number()),
         error_message: info.error.as_ref().map(|error| error.message.clone()).unwrap_or_default(),
-        error_payload: error_source(info).map(|source_task_id| coordination::CoordinationServiceError {
+        error_payload: error_source_task(info).map(|source_task_id| coordination::CoordinationServiceError {
             is_reported_error: false,
             source_task_id,
         }),
@@ -151,13 +163,13 @@ fn numbered_state(info: &TaskInfo) -> coordination::TaskInfo {
     }
 }
 
-fn named_states(states: &TaskStates, dialect: Dialect) -> Vec<tensorflow::CoordinatedTaskStateInfo> {
+fn encode_named_states(states: &TaskStates, dialect: Dialect) -> Vec<tensorflow::CoordinatedTaskStateInfo> {
     let named = |info: &TaskInfo| tensorflow::CoordinatedTaskStateInfo {
         task: Some(coordinated_task(info.task.0, dialect)),
         state: state_number(info.state),
         error_code: info.error.as_ref().map_or(0, |error| error.code.number()),
         error_message: info.error.as_ref().map(|error| error.message.clone()).unwrap_or_default(),
-        error_payload: error_source(info).map(|source| tensorflow::CoordinationServiceError {
+        error_payload: error_source_task(info).map(|source| tensorflow::CoordinationServiceError {
             is_reported_error: false,
             source_task: Some(coordinated_task(source, dialect)),
         }),
@@ -170,8 +182,8 @@ fn named_states(states: &TaskStates, dialect: Dialect) -> Vec<tensorflow::Coordi
 fn encode_devices(incarnation: ServiceIncarnation, devices: &[Bytes]) -> Bytes {
     const INCARNATION: u8 = 1 << 3 | 1;
     const DEVICES: u8 = 4 << 3 | 2;
-    let inner: usize = devices.iter().map(|device| field_length(device.len())).sum();
-    let length = 9 + field_length(inner);
+    let inner: usize = devices.iter().map(|device| bytes_field_length(device.len())).sum();
+    let length = 9 + bytes_field_length(inner);
     let mut framed = BytesMut::with_capacity(PREFIX_LEN + length);
     framed.extend_from_slice(&[0]);
     framed.extend_from_slice(&u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes());
@@ -192,7 +204,7 @@ mod tests {
     use prost::Message as _;
 
     use super::*;
-    use crate::coordination::{Code, Failure, Request, SharedReply, TaskId, TaskIncarnation};
+    use crate::coordination::{Code, Failure, Request, TaskId, TaskIncarnation};
     use crate::grpc::decoded_call::DecodedCall;
     use crate::proto::CoordinatedTask;
 
@@ -210,8 +222,12 @@ mod tests {
         whole[PREFIX_LEN..].to_vec()
     }
 
+    fn encode_alone(reply: &Reply, form: &ReplyFormat, most: usize) -> Result<MessageChunks, usize> {
+        encode_reply(reply, form, &EncodedReplies::default(), most)
+    }
+
     fn message<M: prost::Message + Default>(reply: &Reply, form: &ReplyFormat) -> M {
-        M::decode(joined(encode(reply, form, 1 << 30).unwrap()).as_slice()).unwrap()
+        M::decode(joined(encode_alone(reply, form, 1 << 30).unwrap()).as_slice()).unwrap()
     }
 
     #[test]
@@ -222,7 +238,7 @@ mod tests {
             let kv = coordination::KeyValueEntry { key: "/a//b".into(), value };
             assert_eq!(answer.kv, Some(kv.clone()));
             let same = coordination::GetKeyValueResponse { kv: Some(kv) }.encode_to_vec();
-            assert_eq!(joined(encode(&reply, &form(Dialect::Number), 0).unwrap()), same);
+            assert_eq!(joined(encode_alone(&reply, &form(Dialect::Number), 0).unwrap()), same);
         }
     }
 
@@ -239,21 +255,23 @@ mod tests {
             message(&Reply::Directory(std::iter::empty().collect()), &form(Dialect::Unnamed));
         assert_eq!(empty.kv, []);
         assert!(
-            encode(&Reply::Directory(entries.into_iter().collect()), &form(Dialect::Number), 1000).is_err()
+            encode_alone(&Reply::Directory(entries.into_iter().collect()), &form(Dialect::Number), 1000)
+                .is_err()
         );
     }
 
     #[test]
     fn live_sets_are_encoded_once_a_dialect() {
         let set = vec![(TaskId(0), TaskIncarnation(7)), (TaskId(3), TaskIncarnation(9))];
-        let reply = Reply::LiveSet(SharedReply::new(set));
+        let replies = EncodedReplies::default();
+        let reply = Reply::LiveSet(Arc::new(set));
         let c: coordination::GetAliveTasksResponse = message(&reply, &form(Dialect::Number));
         assert_eq!((c.alive_task_ids, c.incarnations), (vec![0, 3], vec![7, 9]));
         for (dialect, named) in [(Dialect::Named, true), (Dialect::Unnamed, false)] {
             let a: tensorflow::GetAliveTasksResponse = message(&reply, &form(dialect));
             let tasks = [0, 3].map(|task_id| CoordinatedTask { named, task_id, recoverable: false });
             assert_eq!((a.alive_tasks, a.incarnations), (tasks.to_vec(), vec![7, 9]));
-            let [one, two] = [(); 2].map(|()| match encode(&reply, &form(dialect), 0) {
+            let [one, two] = [(); 2].map(|()| match encode_reply(&reply, &form(dialect), &replies, 0) {
                 Ok(MessageChunks::One(part)) => part.as_ptr(),
                 other => panic!("{other:?}"),
             });
@@ -266,17 +284,17 @@ mod tests {
         let error = Failure::without_details(Code::Other(77), "gone").with_source(TaskId(4));
         let reported = TaskInfo {
             task: TaskId(1),
-            state: WireState::Error,
+            state: ClientTaskState::Error,
             incarnation: TaskIncarnation(8),
             error: Some(Arc::new(error)),
         };
         let fine = TaskInfo {
             task: TaskId(2),
-            state: WireState::Connected,
+            state: ClientTaskState::Connected,
             incarnation: TaskIncarnation(9),
             error: None,
         };
-        let reply = Reply::States(SharedReply::new(TaskStates { version: 12, tasks: vec![reported, fine] }));
+        let reply = Reply::States(Arc::new(TaskStates { version: 12, tasks: vec![reported, fine] }));
         let c: coordination::WatchTasksResponse = message(&reply, &form(Dialect::Number));
         assert_eq!(c.version_number, 12);
         assert_eq!((c.task_state[0].error_code, c.task_state[0].state), (77, 4));
@@ -299,10 +317,9 @@ mod tests {
         assert_eq!(service.leader_incarnation, 5);
         let passed: tensorflow::BarrierResponse = message(&Reply::BarrierPassed(3), &form(Dialect::Named));
         assert_eq!(passed.counter, 3);
-        assert!(joined(encode(&Reply::Done, &form(Dialect::Number), 0).unwrap()).is_empty());
+        assert!(joined(encode_alone(&Reply::Done, &form(Dialect::Number), 0).unwrap()).is_empty());
         let any = prost_types::Any { type_url: "t".into(), value: vec![1, 2] };
-        let devices =
-            SharedReply::new(vec![Bytes::from(any.encode_to_vec()), Bytes::from(any.encode_to_vec())]);
+        let devices = Arc::new(vec![Bytes::from(any.encode_to_vec()), Bytes::from(any.encode_to_vec())]);
         let answer: tensorflow::WaitForAllTasksResponse =
             message(&Reply::Devices(ServiceIncarnation(6), devices), &form(Dialect::Unnamed));
         assert_eq!(answer.leader_incarnation, 6);

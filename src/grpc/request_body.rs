@@ -1,16 +1,18 @@
-//! The receipt of one request body: prefix, memory, progress, inflating. It ends with the one message of the call.
+//! Receives one request body and returns the message in it. It reads the length prefix, requests memory, tracks the
+//! progress of the peer, and inflates compressed messages.
 //!
-//! A [`RequestBody`] owns the bytes, asks for their memory ([`MemoryPermit`]) before it takes them, and reports its
-//! progress. It sets no deadline and opens no window: the [`CallTable`](super::call_table::CallTable) does. Begin
-//! at [`RequestBody::push`].
+//! A [`RequestBody`] owns the received bytes, and requests memory ([`MemoryPermit`]) before it stores them. The
+//! [`CallTable`](super::call_table::CallTable) sets the deadlines and opens the flow-control windows. A
+//! short body that arrives whole needs none of this ([`RequestMessage::of_short_body`]). Begin at
+//! [`RequestBody::receive_data`].
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use super::body_memory::{ConnectionQuota, MemoryPermit};
-use super::frame::{Message, MessagePrefix, PREFIX_LEN, message_too_long};
-use super::gzip::Gzip;
+use super::frame::{MessagePrefix, PREFIX_LEN, RequestMessage, message_too_long_failure};
+use super::gzip::GzipFile;
 use super::prefault;
 use super::task_set_cache::TaskSetCache;
 use crate::coordination::{Code, Failure};
@@ -21,7 +23,7 @@ const INFLATED_INLINE: usize = 1 << 20;
 /// The failure of a request whose body is invalid.
 type BodyError = Failure;
 
-type InflateFuture = Pin<Box<dyn Future<Output = Result<Message, Failure>> + Send>>;
+type InflateFuture = Pin<Box<dyn Future<Output = Result<RequestMessage<'static>, Failure>> + Send>>;
 type PermitFuture = Pin<Box<dyn Future<Output = Option<MemoryPermit>> + Send>>;
 
 enum BodyStage {
@@ -32,9 +34,9 @@ enum BodyStage {
     /// The beginning of the message, and the bytes after it that wait for memory.
     WaitingForMemory(MessagePrefix, Vec<u8>, Vec<u8>, PermitFuture),
     /// The message is complete.
-    Complete(MessagePrefix, Message, Option<MemoryPermit>),
+    Complete(MessagePrefix, RequestMessage<'static>, Option<MemoryPermit>),
     /// The message is complete and inflated.
-    Inflated(Message),
+    Inflated(RequestMessage<'static>),
     /// The message is being inflated.
     Inflating(InflateFuture),
     /// The message has been returned.
@@ -48,7 +50,7 @@ const PROGRESS_MIN: usize = 4 << 20;
 const STARVED_PERIODS_MAX: u32 = 10;
 /// The bytes that must arrive in each [`PACE_PERIOD`] of a body that holds memory for which others wait.
 const PACE_MIN: usize = 1 << 20;
-/// The interval of that check.
+/// The interval at which [`PACE_MIN`] is checked.
 pub(super) const PACE_PERIOD: Duration = Duration::from_secs(2);
 
 /// The body of a request that is being received.
@@ -69,7 +71,7 @@ pub(super) struct RequestBody {
     used: usize,
 }
 
-fn malformed_request(text: impl Into<String>) -> BodyError {
+fn malformed_request_failure(text: impl Into<String>) -> BodyError {
     Failure::without_details(Code::Internal, text)
 }
 
@@ -80,7 +82,7 @@ impl RequestBody {
     }
 
     /// Receives bytes of the body.
-    pub(super) fn push(
+    pub(super) fn receive_data(
         &mut self,
         bytes: &[u8],
         ended: bool,
@@ -90,7 +92,9 @@ impl RequestBody {
     ) -> Result<(), BodyError> {
         self.received += bytes.len();
         self.ended |= ended;
-        let BodyStage::ReadingPrefix(prefix, filled) = &mut self.stage else { return self.add(bytes, quota) };
+        let BodyStage::ReadingPrefix(prefix, filled) = &mut self.stage else {
+            return self.add_message_bytes(bytes, quota);
+        };
         let rest = prefix.get_mut(*filled..).unwrap_or_default();
         let count = rest.len().min(bytes.len());
         let (head, bytes) = bytes.split_at(count);
@@ -103,40 +107,40 @@ impl RequestBody {
         if filled < PREFIX_LEN {
             return Ok(());
         }
-        let prefix = MessagePrefix::read(prefix, message_bytes)?;
+        let prefix = MessagePrefix::parse(prefix, message_bytes)?;
         if prefix.compressed && !self.compresses {
-            return Err(malformed_request("the message is compressed, but no grpc-encoding says how"));
+            return Err(malformed_request_failure(
+                "the message is compressed, but no grpc-encoding says how",
+            ));
         }
         if bytes.len() > prefix.length {
-            return Err(trailing_data());
+            return Err(trailing_data_failure());
         }
         if bytes.len() < prefix.length || !ended {
             // The body may take long to arrive, so its memory is taken from the pool.
-            self.stage = BodyStage::Assembling(prefix, Vec::new(), quota.permit());
-            self.add(bytes, quota)?;
-            self.complete();
+            self.stage = BodyStage::Assembling(prefix, Vec::new(), quota.empty_permit());
+            self.add_message_bytes(bytes, quota)?;
+            self.mark_message_complete();
             return Ok(());
         }
         let message = bytes;
         self.used += bytes.len();
-        let file = if prefix.compressed { Some(Gzip::open(message)?) } else { None };
+        let file = if prefix.compressed { Some(GzipFile::parse(message)?) } else { None };
         self.stage = match file {
             Some(file) if file.length <= INFLATED_INLINE.min(message_bytes) => {
-                BodyStage::Inflated(match sets.lookup(&file) {
-                    Some(recalled) => Message::Cached(recalled),
-                    None => Message::new(file.inflate()?),
-                })
+                BodyStage::Inflated(sets.inflate_or_look_up(message, &file)?)
             }
             _ => {
-                let mut whole = prefault::allocate(message.len()).ok_or_else(out_of_memory)?;
+                let mut whole =
+                    prefault::allocate_prefaulted(message.len()).ok_or_else(out_of_memory_failure)?;
                 whole.extend_from_slice(message);
-                BodyStage::Complete(prefix, Message::new(whole), None)
+                BodyStage::Complete(prefix, RequestMessage::new(whole), None)
             }
         };
         Ok(())
     }
 
-    fn add(&mut self, bytes: &[u8], quota: &mut ConnectionQuota) -> Result<(), BodyError> {
+    fn add_message_bytes(&mut self, bytes: &[u8], quota: &mut ConnectionQuota) -> Result<(), BodyError> {
         if bytes.is_empty() {
             return Ok(());
         }
@@ -151,49 +155,49 @@ impl RequestBody {
                 if message.len() + bytes.len() <= prefix.length =>
             {
                 let needed = message.len() + bytes.len();
-                if permit.grow(needed, prefix.length) {
-                    return self.extend(bytes);
+                if permit.try_grow(needed, prefix.length) {
+                    return self.append_permitted_bytes(bytes);
                 }
                 let BodyStage::Assembling(prefix, message, permit) =
                     std::mem::replace(&mut self.stage, BodyStage::Done)
                 else {
-                    return Err(trailing_data());
+                    return Err(trailing_data_failure());
                 };
                 // The bytes held back here are not returned to the window before there is memory for them.
-                let wait = Box::pin(quota.wait(permit, prefix.length));
+                let wait = Box::pin(quota.wait_to_grow(permit, prefix.length));
                 self.stage = BodyStage::WaitingForMemory(prefix, message, bytes.to_vec(), wait);
                 Ok(())
             }
-            _ => Err(trailing_data()),
+            _ => Err(trailing_data_failure()),
         }
     }
 
     /// Appends bytes for which there is a permit.
-    fn extend(&mut self, bytes: &[u8]) -> Result<(), BodyError> {
+    fn append_permitted_bytes(&mut self, bytes: &[u8]) -> Result<(), BodyError> {
         if let BodyStage::Assembling(prefix, message, permit) = &mut self.stage {
             let room = permit.bytes().min(prefix.length);
             if message.capacity() < message.len() + bytes.len() {
                 if message.is_empty() {
-                    *message = prefault::allocate(room).ok_or_else(out_of_memory)?;
+                    *message = prefault::allocate_prefaulted(room).ok_or_else(out_of_memory_failure)?;
                 } else {
-                    message.try_reserve_exact(room - message.len()).map_err(|_| out_of_memory())?;
+                    message.try_reserve_exact(room - message.len()).map_err(|_| out_of_memory_failure())?;
                 }
             }
             message.extend_from_slice(bytes);
             self.used += bytes.len();
         }
-        self.complete();
+        self.mark_message_complete();
         Ok(())
     }
 
-    fn complete(&mut self) {
+    fn mark_message_complete(&mut self) {
         if let BodyStage::Assembling(prefix, message, _) = &self.stage
             && message.len() == prefix.length
             && let BodyStage::Assembling(prefix, message, mut permit) =
                 std::mem::replace(&mut self.stage, BodyStage::Done)
         {
-            permit.arrived();
-            self.stage = BodyStage::Complete(prefix, Message::new(message), Some(permit));
+            permit.record_body_arrived();
+            self.stage = BodyStage::Complete(prefix, RequestMessage::new(message), Some(permit));
         }
     }
 
@@ -211,10 +215,10 @@ impl RequestBody {
     }
 
     /// Records that `bytes` were read into the buffer.
-    pub(super) fn filled(&mut self, bytes: usize) {
+    pub(super) fn record_filled_bytes(&mut self, bytes: usize) {
         self.received += bytes;
         self.used += bytes;
-        self.complete();
+        self.mark_message_complete();
     }
 
     /// Returns the bytes consumed since the last call: the peer may send as many more on this stream.
@@ -231,31 +235,31 @@ impl RequestBody {
     }
 
     /// Returns the message, once it is complete.
-    pub(super) fn poll(
+    pub(super) fn poll_message(
         &mut self,
         cx: &mut Context<'_>,
         quota: &mut ConnectionQuota,
         message_bytes: usize,
-    ) -> Poll<Result<Message, BodyError>> {
+    ) -> Poll<Result<RequestMessage<'static>, BodyError>> {
         loop {
             match &mut self.stage {
                 BodyStage::Inflating(work) => return Poll::Ready(Ok(ready!(work.as_mut().poll(cx))?)),
                 BodyStage::WaitingForMemory(_, _, _, wait) => {
                     let Some(permit) = ready!(wait.as_mut().poll(cx)) else {
-                        return Poll::Ready(Err(out_of_memory()));
+                        return Poll::Ready(Err(out_of_memory_failure()));
                     };
                     let BodyStage::WaitingForMemory(prefix, message, held, _) =
                         std::mem::replace(&mut self.stage, BodyStage::Done)
                     else {
-                        return Poll::Ready(Err(out_of_memory()));
+                        return Poll::Ready(Err(out_of_memory_failure()));
                     };
                     self.paced = self.received;
                     self.stage = BodyStage::Assembling(prefix, message, permit);
-                    self.extend(&held)?;
+                    self.append_permitted_bytes(&held)?;
                 }
                 _ if !self.ended => return Poll::Pending,
                 _ => {
-                    if let Some(message) = self.finish(quota, message_bytes)? {
+                    if let Some(message) = self.finish_body(quota, message_bytes)? {
                         return Poll::Ready(Ok(message));
                     }
                 }
@@ -264,28 +268,28 @@ impl RequestBody {
     }
 
     /// Ends the body; returns the message if it is complete and need not be inflated.
-    fn finish(
+    fn finish_body(
         &mut self,
         quota: &mut ConnectionQuota,
         message_bytes: usize,
-    ) -> Result<Option<Message>, BodyError> {
+    ) -> Result<Option<RequestMessage<'static>>, BodyError> {
         match std::mem::replace(&mut self.stage, BodyStage::Done) {
             BodyStage::Complete(prefix, message, claim) if prefix.compressed => {
-                self.stage = inflate(message, claim, quota, message_bytes)?;
+                self.stage = begin_inflating(message, claim, quota, message_bytes)?;
                 Ok(None)
             }
             BodyStage::Complete(_, message, _) | BodyStage::Inflated(message) => Ok(Some(message)),
-            BodyStage::ReadingPrefix(_, 0) => Err(malformed_request("the request has no message")),
+            BodyStage::ReadingPrefix(_, 0) => Err(malformed_request_failure("the request has no message")),
             BodyStage::ReadingPrefix(..) => {
-                Err(malformed_request("the request ends within the prefix of its message"))
+                Err(malformed_request_failure("the request ends within the prefix of its message"))
             }
             BodyStage::Assembling(prefix, ..) | BodyStage::WaitingForMemory(prefix, ..) => {
                 let text =
                     format!("the request ends before the {} bytes of its message are there", prefix.length);
-                Err(malformed_request(text))
+                Err(malformed_request_failure(text))
             }
             BodyStage::Inflating(_) | BodyStage::Done => {
-                Err(malformed_request("the request was read already"))
+                Err(malformed_request_failure("the request was read already"))
             }
         }
     }
@@ -319,10 +323,10 @@ impl RequestBody {
     }
 
     /// Returns whether it holds memory of the reserve.
-    pub(super) fn is_reserved(&self) -> bool {
+    pub(super) fn holds_reserve(&self) -> bool {
         match &self.stage {
             BodyStage::Assembling(_, _, permit) | BodyStage::Complete(_, _, Some(permit)) => {
-                permit.is_reserved()
+                permit.holds_reserve()
             }
             _ => false,
         }
@@ -332,35 +336,39 @@ impl RequestBody {
     pub(super) fn is_too_slow(&mut self, quota: &ConnectionQuota) -> bool {
         let moved = self.received - self.paced >= PACE_MIN;
         self.paced = self.received;
-        !moved && self.is_reserved() && quota.is_contended()
+        !moved && self.holds_reserve() && quota.is_contended()
     }
 }
 
-fn trailing_data() -> BodyError {
-    malformed_request("the request goes on after its message: calls have one message each way")
+fn trailing_data_failure() -> BodyError {
+    malformed_request_failure("the request goes on after its message: calls have one message each way")
 }
 
-fn out_of_memory() -> BodyError {
+fn out_of_memory_failure() -> BodyError {
     Failure::without_details(Code::ResourceExhausted, "there is no memory for the request")
 }
 
 /// Inflates a message: a short one at once, a longer one on a blocking thread when its turn comes.
-fn inflate(
-    message: Message,
+fn begin_inflating(
+    message: RequestMessage<'static>,
     permit: Option<MemoryPermit>,
     quota: &mut ConnectionQuota,
     message_bytes: usize,
 ) -> Result<BodyStage, BodyError> {
     let file = message.bytes();
-    let length = Gzip::open(&file)?.length;
+    let length = GzipFile::parse(&file)?.length;
     if length > message_bytes {
-        return Err(message_too_long(length, message_bytes));
+        return Err(message_too_long_failure(length, message_bytes));
     }
     if length <= INFLATED_INLINE {
-        return Ok(BodyStage::Inflated(Message::new(Gzip::open(&file)?.inflate()?)));
+        return Ok(BodyStage::Inflated(RequestMessage::new(GzipFile::parse(&file)?.inflate()?)));
     }
-    let mut room = quota.permit();
-    let wait = if room.grow(length, length) { None } else { Some(quota.wait(quota.permit(), length)) };
+    let mut room = quota.empty_permit();
+    let wait = if room.try_grow(length, length) {
+        None
+    } else {
+        Some(quota.wait_to_grow(quota.empty_permit(), length))
+    };
     Ok(BodyStage::Inflating(Box::pin(async move {
         // The permit for the compressed bytes is released first: holding one while waiting for another could
         // deadlock all bodies.
@@ -371,10 +379,10 @@ fn inflate(
         };
         let inflated = tokio::task::spawn_blocking(move || {
             let _room = room;
-            Gzip::open(&file)?.inflate()
+            GzipFile::parse(&file)?.inflate()
         });
         let inflated = inflated.await;
         let stopped = |_| Failure::without_details(Code::Internal, "the inflating thread was stopped");
-        inflated.map_err(stopped)?.map(Message::new)
+        inflated.map_err(stopped)?.map(RequestMessage::new)
     })))
 }

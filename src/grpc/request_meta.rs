@@ -1,8 +1,6 @@
-//! The parts of a request head that a call needs: target, timeout, compression, authority, trace context. Nothing
-//! else of the head is kept.
+//! The parts of a request head that are kept for the call: target, timeout, compression, authority, trace context.
 //!
-//! It does not validate HTTP/2 (`http2::request_head` does) and finds no job (`job_route.rs` does). Begin at
-//! [`RequestMeta`].
+//! `http2::request_head` validates request heads, and `job_resolver.rs` finds the job. Begin at [`RequestMeta`].
 
 use std::time::Duration;
 
@@ -10,7 +8,8 @@ use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderMap};
 
 use super::decoded_call::RequestDecoder;
-use super::{generation_a, generation_c, transfers_service};
+use super::peer_jobs_service::{self, PeerDecoder};
+use super::{generation_a, generation_c, hosts_service, transfers_service};
 use crate::coordination::{Code, Failure};
 use crate::http2::{FromRequestHead, RequestHead};
 
@@ -31,8 +30,8 @@ pub(super) struct RequestMeta {
 
 impl From<RequestHead> for RequestMeta {
     fn from(head: RequestHead) -> Self {
-        let target = target(&head);
-        let timeout = timeout(&head.fields);
+        let target = request_target(&head);
+        let timeout = parse_timeout(&head.fields);
         let compresses = is_compressed(&head.fields);
         let mut trace = HeaderMap::new();
         for name in TRACE_FIELDS {
@@ -60,7 +59,7 @@ impl FromRequestHead for RequestMeta {
 
 impl RequestMeta {
     /// Returns its approximate memory in bytes.
-    pub(super) fn bytes(&self) -> usize {
+    pub(super) fn memory_bytes(&self) -> usize {
         let fields = |map: &HeaderMap| {
             map.iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD_BYTES).sum::<usize>()
         };
@@ -99,6 +98,10 @@ pub(super) enum CallHandler {
     Coordination(RequestDecoder),
     /// The reports that workers send about their transfers.
     Reports,
+    /// The claims of processes on a task id.
+    Claims,
+    /// The questions of tasks about other jobs.
+    PeerJobs(PeerDecoder),
 }
 
 /// The reason for which a request has no target.
@@ -115,7 +118,7 @@ pub(super) enum RequestRefusal {
 const AUXILIARY: [&str; 2] = ["/grpc.health.", "/grpc.reflection."];
 
 /// Returns the target of a request.
-fn target(head: &RequestHead) -> Result<RequestTarget, RequestRefusal> {
+fn request_target(head: &RequestHead) -> Result<RequestTarget, RequestRefusal> {
     if head.method != "POST" {
         let shown = head.method.get(..head.method.floor_char_boundary(20)).unwrap_or_default();
         let text = format!("gRPC calls use POST, not {shown}");
@@ -146,6 +149,10 @@ fn target(head: &RequestHead) -> Result<RequestTarget, RequestRefusal> {
         }
         Some((generation_c::SERVICE, method)) => {
             generation_c::request_decoder(method).map(CallHandler::Coordination)
+        }
+        Some((hosts_service::SERVICE, hosts_service::METHOD)) => Some(CallHandler::Claims),
+        Some((peer_jobs_service::SERVICE, method)) => {
+            peer_jobs_service::request_decoder(method).map(CallHandler::PeerJobs)
         }
         Some((transfers_service::SERVICE, transfers_service::METHOD)) => Some(CallHandler::Reports),
         _ => None,
@@ -181,7 +188,7 @@ fn is_compressed(headers: &HeaderMap) -> bool {
     headers.get("grpc-encoding").is_some_and(|given| given.as_bytes() == b"gzip")
 }
 
-fn timeout(headers: &HeaderMap) -> Option<Duration> {
+fn parse_timeout(headers: &HeaderMap) -> Option<Duration> {
     let (unit, number) = headers.get("grpc-timeout")?.as_bytes().split_last()?;
     // The protocol permits at most eight digits, with which the largest unit does not overflow.
     if !(1..=8).contains(&number.len()) || !number.iter().all(u8::is_ascii_digit) {
@@ -217,7 +224,7 @@ mod tests {
 
     #[test]
     fn both_generations_and_the_others() {
-        let path = |path| target(&head("POST", path, &[TYPE]));
+        let path = |path| request_target(&head("POST", path, &[TYPE]));
         assert!(matches!(
             path("/tensorflow.CoordinationService/Heartbeat"),
             Ok(RequestTarget::Call(CallHandler::Coordination(_)))
@@ -244,7 +251,7 @@ mod tests {
     #[test]
     fn a_request_that_is_not_grpc_gets_an_http_status() {
         let path = "/xla.coordination.CoordinationService/Heartbeat";
-        let status = |method, headers: &[_]| match target(&head(method, path, headers)) {
+        let status = |method, headers: &[_]| match request_target(&head(method, path, headers)) {
             Err(RequestRefusal::Http(status, _)) => status.as_u16(),
             Err(RequestRefusal::Encoding(_)) => 1,
             Err(RequestRefusal::Call(_)) => 2,
@@ -268,7 +275,7 @@ mod tests {
 
     #[test]
     fn timeouts() {
-        let given = |text| timeout(&head("POST", "/", &[("grpc-timeout", text)]).fields);
+        let given = |text| parse_timeout(&head("POST", "/", &[("grpc-timeout", text)]).fields);
         assert_eq!(given("50S"), Some(Duration::from_secs(50)));
         assert_eq!(given("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
         assert_eq!(given("7m"), Some(Duration::from_millis(7)));
@@ -286,7 +293,7 @@ mod tests {
             long.fields.insert(name, "y".repeat(100).parse().expect("a value"));
         }
         long.fields.insert("traceparent", "z".repeat(600).parse().expect("a value"));
-        assert!(RequestMeta::from(long.clone()).bytes() < 300);
+        assert!(RequestMeta::from(long.clone()).memory_bytes() < 300);
         long.authority = "a".repeat(AUTHORITY_MAX + 1);
         let refused = RequestMeta::from(long.clone());
         assert!(
@@ -294,6 +301,6 @@ mod tests {
         );
         long.authority.clear();
         long.path = "/grpc.health.v1.Health/Check".into();
-        assert!(RequestMeta::from(long).bytes() > 100 * 100);
+        assert!(RequestMeta::from(long).memory_bytes() > 100 * 100);
     }
 }

@@ -1,6 +1,7 @@
-//! The state that all listeners and connections of the gRPC port share: engine, limits, memory, counters, traces.
+//! The state that all listeners and connections of the gRPC port share: the engine, limits, memory pools, counters,
+//! and traces.
 //!
-//! It accepts no connection: `listener.rs` does. Begin at [`Server`].
+//! `listener.rs` accepts connections. Begin at [`GrpcServer`].
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -8,28 +9,30 @@ use std::sync::{Arc, Mutex};
 use super::auxiliary::AuxiliaryServices;
 use super::body_memory::MemoryPool;
 use super::call_counts::{CallCount, CallCounts, CallTimes, ENDINGS};
+use super::encoded_replies::EncodedReplies;
 use super::limits::GrpcLimits;
 use super::task_set_cache::TaskSetCache;
 use crate::engine::Engine;
 use crate::http2::StatePool;
 use crate::meter::{self, Counter, Sharded};
-use crate::reports::ReportStore;
+use crate::service::reports::ReportStore;
 use crate::telemetry::log_limit::LogRateLimit;
 use crate::telemetry::traces::Traces;
-use crate::tls::{HandshakeFailures, ListenerTls};
+use crate::tls::{HandshakeFailures, ListenerSecurity};
 
 /// The gRPC port of one engine. Its limits hold over all of its listeners together.
-pub struct Server {
+pub struct GrpcServer {
     pub(super) engine: Arc<Engine>,
     pub(super) limits: GrpcLimits,
     pub(super) bodies: Arc<MemoryPool>,
     pub(super) state: Arc<StatePool>,
     pub(super) sets: TaskSetCache,
+    pub(super) replies: EncodedReplies,
     pub(super) services: AuxiliaryServices,
-    pub(super) counts: Sharded<EdgeCounts>,
+    pub(super) counts: Sharded<PortCounters>,
     /// The present number of connections.
     pub(super) connections: AtomicUsize,
-    pub(super) listener_tls: ListenerTls,
+    pub(super) listener_tls: ListenerSecurity,
     /// The rate limit of log lines about clients whose authority leads to no job.
     pub(super) unroutable_log: Mutex<LogRateLimit<()>>,
     pub(super) transfers: Arc<ReportStore>,
@@ -39,8 +42,8 @@ pub struct Server {
     pub(super) traces: Option<Arc<Traces>>,
 }
 
-impl Server {
-    /// Returns a port for `engine`, without TLS. It serves no connection before [`Server::serve`].
+impl GrpcServer {
+    /// Returns a port for `engine`, without TLS. It serves no connection before [`GrpcServer::serve`].
     #[must_use]
     pub fn new(engine: Arc<Engine>, limits: GrpcLimits) -> Arc<Self> {
         Self::with_traces(engine, limits, None)
@@ -50,13 +53,18 @@ impl Server {
     #[must_use]
     pub fn with_traces(engine: Arc<Engine>, limits: GrpcLimits, traces: Option<Arc<Traces>>) -> Arc<Self> {
         let failures = Arc::new(HandshakeFailures::new(*engine.clock()));
-        Self::with_entrance(ListenerTls::plain("grpc", failures), engine, limits, traces)
+        Self::with_listener_security(
+            ListenerSecurity::plaintext_only("grpc", failures),
+            engine,
+            limits,
+            traces,
+        )
     }
 
     /// Returns the same with the given handling of new connections.
     #[must_use]
-    pub fn with_entrance(
-        entrance: ListenerTls,
+    pub fn with_listener_security(
+        entrance: ListenerSecurity,
         engine: Arc<Engine>,
         limits: GrpcLimits,
         traces: Option<Arc<Traces>>,
@@ -70,6 +78,7 @@ impl Server {
             bodies,
             state,
             sets: TaskSetCache::default(),
+            replies: EncodedReplies::default(),
             services: AuxiliaryServices::new(),
             counts: Sharded::default(),
             connections: AtomicUsize::new(0),
@@ -83,7 +92,7 @@ impl Server {
 
     /// Returns the store of transfer reports.
     #[must_use]
-    pub fn transfers(&self) -> &Arc<ReportStore> {
+    pub fn report_store(&self) -> &Arc<ReportStore> {
         &self.transfers
     }
 
@@ -91,7 +100,7 @@ impl Server {
     #[must_use]
     pub fn counters(&self) -> ServerCounters {
         let sum =
-            |of: &dyn Fn(&EdgeCounts) -> &Counter| self.counts.all().map(|counts| of(counts).get()).sum();
+            |of: &dyn Fn(&PortCounters) -> &Counter| self.counts.all().map(|counts| of(counts).get()).sum();
         ServerCounters {
             connections: self.connections.load(Ordering::Relaxed),
             connections_opened: sum(&|counts| &counts.opened),
@@ -100,9 +109,9 @@ impl Server {
             not_http2: sum(&|counts| &counts.not_http2),
             calls: sum(&|counts| &counts.calls),
             calls_refused: sum(&|counts| &counts.refused_calls),
-            bodies_in_flight_bytes: self.bodies.taken(),
+            bodies_in_flight_bytes: self.bodies.taken_bytes(),
             bodies_in_flight_bytes_max: self.limits.bodies_in_flight_bytes,
-            state_bytes: self.state.taken(),
+            state_bytes: self.state.taken_bytes(),
             state_bytes_max: self.limits.state_bytes,
             connections_max: self.limits.connections,
             endings: std::array::from_fn(|n| sum(&|counts| &counts.endings[n])),
@@ -113,8 +122,8 @@ impl Server {
 
     /// Returns the number of calls by method, generation and code. Empty if calls are not counted.
     #[must_use]
-    pub fn calls(&self) -> Vec<CallCount> {
-        self.calls.as_ref().map(|calls| CallCounts::read(calls)).unwrap_or_default()
+    pub fn call_counts(&self) -> Vec<CallCount> {
+        self.calls.as_ref().map(|calls| CallCounts::read_counts(calls)).unwrap_or_default()
     }
 
     /// Returns the durations of calls by method. Empty if calls are not counted.
@@ -125,7 +134,7 @@ impl Server {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct EdgeCounts {
+pub(super) struct PortCounters {
     pub(super) opened: Counter,
     pub(super) refused: Counter,
     pub(super) accept_errors: Counter,

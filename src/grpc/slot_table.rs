@@ -1,4 +1,4 @@
-//! A table whose keys are never valid twice: a late key finds nothing.
+//! A table that never assigns a key twice. So the key of a removed value finds nothing.
 //!
 //! Begin at [`SlotTable::insert`].
 
@@ -7,8 +7,8 @@ struct SlotEntry<T> {
     content: Option<T>,
 }
 
-/// A table that assigns each value a number. A number is used once: a late one finds nothing, instead of the
-/// value that has taken its cell since.
+/// A table that assigns each value a number. No number is used twice: the number of a removed value finds
+/// nothing, even if another value is in the same cell.
 pub(super) struct SlotTable<T> {
     cells: Vec<SlotEntry<T>>,
     free: Vec<u32>,
@@ -25,11 +25,11 @@ impl<T> Default for SlotTable<T> {
     }
 }
 
-fn key(generation: u32, place: u32) -> u64 {
+fn slot_key(generation: u32, place: u32) -> u64 {
     u64::from(generation) << 32 | u64::from(place)
 }
 
-fn place(key: u64) -> usize {
+fn slot_index(key: u64) -> usize {
     (key & u64::from(u32::MAX)) as usize
 }
 
@@ -37,8 +37,8 @@ impl<T> SlotTable<T> {
     /// Returns the key of the next insertion.
     pub(super) fn next_key(&self) -> u64 {
         match self.free.last() {
-            Some(&at) => key(self.cells.get(at as usize).map_or(0, |cell| cell.generation), at),
-            None => key(self.first_generation, u32::try_from(self.cells.len()).unwrap_or(u32::MAX)),
+            Some(&at) => slot_key(self.cells.get(at as usize).map_or(0, |cell| cell.generation), at),
+            None => slot_key(self.first_generation, u32::try_from(self.cells.len()).unwrap_or(u32::MAX)),
         }
     }
 
@@ -56,30 +56,30 @@ impl<T> SlotTable<T> {
         next
     }
 
-    fn cell(&mut self, key: u64) -> Option<&mut SlotEntry<T>> {
-        let cell = self.cells.get_mut(place(key))?;
+    fn entry_mut(&mut self, key: u64) -> Option<&mut SlotEntry<T>> {
+        let cell = self.cells.get_mut(slot_index(key))?;
         (u64::from(cell.generation) == key >> 32).then_some(cell)
     }
 
     /// Returns the value under `key`.
     pub(super) fn get_mut(&mut self, key: u64) -> Option<&mut T> {
-        self.cell(key)?.content.as_mut()
+        self.entry_mut(key)?.content.as_mut()
     }
 
     /// Removes and returns the value under `key`.
     pub(super) fn remove(&mut self, key: u64) -> Option<T> {
-        let cell = self.cell(key)?;
+        let cell = self.entry_mut(key)?;
         let content = cell.content.take()?;
         cell.generation = cell.generation.wrapping_add(1);
-        self.free.push(place(key) as u32);
+        self.free.push(slot_index(key) as u32);
         if self.free.len() == self.cells.len() && self.cells.len() > CELLS_KEPT {
-            self.give_back_cells();
+            self.free_cells();
         }
         Some(content)
     }
 
     /// Frees all cells; none has a value.
-    fn give_back_cells(&mut self) {
+    fn free_cells(&mut self) {
         let newest = self.cells.iter().map(|cell| cell.generation.wrapping_sub(self.first_generation)).max();
         self.first_generation = self.first_generation.wrapping_add(newest.unwrap_or_default());
         (self.cells, self.free) = (Vec::new(), Vec::new());

@@ -1,6 +1,6 @@
-//! Encodes failures: grpc-status, grpc-message, and the error details that clients act upon.
+//! Encodes failures: grpc-status, grpc-message, and the error details that clients interpret.
 //!
-//! It chooses no code: `coordination` does. Begin at `write_failure`.
+//! `coordination` chooses the status codes. Begin at `put_failure_headers`.
 
 use std::borrow::Cow;
 
@@ -35,16 +35,16 @@ const DETAILS_BYTES: usize = 8 << 10;
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
 /// Adds the status of a failed call to `headers`.
-pub(super) fn write_failure(headers: &mut HeaderMap, failure: &Failure, dialect: Dialect) {
+pub(super) fn put_failure_headers(headers: &mut HeaderMap, failure: &Failure, dialect: Dialect) {
     let code = match failure.code.number() {
         known @ 1..=16 => known,
         _ => 2,
     };
     headers.insert(&STATUS, HeaderValue::from(code));
-    let details = details(failure, dialect);
+    let details = encode_details(failure, dialect);
     let left = LIST_BYTES.saturating_sub(details.as_ref().map_or(0, HeaderValue::len));
     // Percent-encoding leaves only bytes that a header value may have.
-    if let Ok(text) = HeaderValue::from_str(&escaped(&failure.message, left)) {
+    if let Ok(text) = HeaderValue::from_str(&escape_header_value(&failure.message, left)) {
         headers.insert(&MESSAGE, text);
     }
     if let Some(details) = details {
@@ -53,7 +53,7 @@ pub(super) fn write_failure(headers: &mut HeaderMap, failure: &Failure, dialect:
 }
 
 /// Returns the text as a header value of at most `left` bytes.
-fn escaped(text: &str, left: usize) -> Cow<'_, str> {
+fn escape_header_value(text: &str, left: usize) -> Cow<'_, str> {
     let kept = text.get(..text.floor_char_boundary(TEXT_BYTES)).unwrap_or(text);
     let escaped: Cow<'_, str> = utf8_percent_encode(kept, ESCAPED).into();
     if kept.len() == text.len() && escaped.len() <= left {
@@ -75,7 +75,7 @@ fn escaped(text: &str, left: usize) -> Cow<'_, str> {
 }
 
 /// Returns the encoded payloads for their header; `None` if there are none.
-fn details(failure: &Failure, dialect: Dialect) -> Option<HeaderValue> {
+fn encode_details(failure: &Failure, dialect: Dialect) -> Option<HeaderValue> {
     let mut container = Vec::new();
     if let Some(barrier) = &failure.barrier {
         let value =
@@ -86,7 +86,7 @@ fn details(failure: &Failure, dialect: Dialect) -> Option<HeaderValue> {
         }
     }
     if let Some(error) = failure.service_error {
-        put_payload(&mut container, SERVICE_ERROR, &service_error(error, dialect));
+        put_payload(&mut container, SERVICE_ERROR, &encode_service_error(error, dialect));
     }
     if let Some(incarnation) = failure.service_mismatch {
         let value = coordination::ServiceMismatchError { service_incarnation: incarnation.0 };
@@ -111,7 +111,7 @@ fn put_payload(container: &mut Vec<u8>, key: &str, value: &[u8]) {
     container.extend_from_slice(&entry);
 }
 
-fn service_error(error: ServiceError, dialect: Dialect) -> Vec<u8> {
+fn encode_service_error(error: ServiceError, dialect: Dialect) -> Vec<u8> {
     match dialect {
         Dialect::Number => coordination::CoordinationServiceError {
             is_reported_error: error.reported,
@@ -140,7 +140,7 @@ mod tests {
 
     fn headers(failure: &Failure, dialect: Dialect) -> HeaderMap {
         let mut headers = HeaderMap::new();
-        write_failure(&mut headers, failure, dialect);
+        put_failure_headers(&mut headers, failure, dialect);
         headers
     }
 
@@ -208,15 +208,21 @@ mod tests {
 
     #[test]
     fn text_is_escaped_and_cut() {
-        assert_eq!(escaped("100 %\n\u{e4}\u{7f}~", 1000), "100 %25%0A%C3%A4%7F~");
+        assert_eq!(escape_header_value("100 %\n\u{e4}\u{7f}~", 1000), "100 %25%0A%C3%A4%7F~");
         let exact = "x".repeat(TEXT_BYTES);
-        assert_eq!(escaped(&exact, LIST_BYTES), exact);
-        assert_eq!(escaped(&format!("{exact}y"), LIST_BYTES), format!("{exact}{TRUNCATION_MARK}"));
+        assert_eq!(escape_header_value(&exact, LIST_BYTES), exact);
+        assert_eq!(
+            escape_header_value(&format!("{exact}y"), LIST_BYTES),
+            format!("{exact}{TRUNCATION_MARK}")
+        );
         // Never within a character.
         let odd = format!("x{}", "\u{e4}".repeat(TEXT_BYTES));
-        assert_eq!(escaped(&odd, LIST_BYTES).len(), 1 + (TEXT_BYTES - 1) / 2 * 6 + TRUNCATION_MARK.len());
         assert_eq!(
-            escaped("\u{20ac}\u{20ac}\u{20ac}", 9 + TRUNCATION_MARK.len()),
+            escape_header_value(&odd, LIST_BYTES).len(),
+            1 + (TEXT_BYTES - 1) / 2 * 6 + TRUNCATION_MARK.len()
+        );
+        assert_eq!(
+            escape_header_value("\u{20ac}\u{20ac}\u{20ac}", 9 + TRUNCATION_MARK.len()),
             format!("%E2%82%AC{TRUNCATION_MARK}")
         );
     }

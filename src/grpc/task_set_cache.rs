@@ -1,24 +1,24 @@
-//! A cache of the sets of tasks in requests: extracted from the message, decoded once, shared by all calls with the
-//! same bytes.
+//! A cache of the sets of tasks that requests contain. The bytes of a set are cut out of the message and decoded
+//! once. All calls with the same bytes share the decoded set.
 //!
-//! It decodes nothing else of a request. Begin at [`TaskSetCache::extract`] and [`TaskSetCache::lookup`].
+//! Begin at [`TaskSetCache::extract_task_set`] and [`TaskSetCache::inflate_or_look_up`].
 //!
-//! Every task of a cluster asks about the whole cluster: 40 KB that differ in the first 30 bytes. Equal sets
-//! are one allocation. Of a compressed request only the beginning is inflated; the checksum (CRC-32) then
-//! decides whether the rest is a known set, with the same certainty with which it verifies inflated data.
-//! Inflating was most of the cost of such a call.
+//! In a large job, each task sends requests that name all tasks: 40 KB, of which only the first 30 bytes differ
+//! from task to task. With the cache, all these requests share one allocation. Most tasks send the same bytes again
+//! and again, and inflating them was most of the cost of such a call. So the cache also keeps compressed requests
+//! that end in a known set. A request with the same bytes is not inflated again. Two sets, or two requests, count
+//! as equal only if all their bytes are equal; a checksum only finds the candidate.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytes::{Buf, Bytes};
-use libdeflater::crc32;
 use prost::encoding::{self, DecodeContext, WireType};
 use prost::{DecodeError, Message as _};
 
-use super::crc32::CrcShift;
 use super::decoded_call::decode_failure;
-use super::frame::Message;
-use super::gzip::Gzip;
+use super::frame::RequestMessage;
+use super::gzip::GzipFile;
 use crate::coordination::{Failure, TaskId, TaskSet};
 use crate::proto::CoordinatedTask;
 
@@ -38,32 +38,20 @@ const CACHED_MAX_BYTES: usize = 1 << 20;
 /// The number of cached sets.
 const CACHED_SETS: usize = 8;
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct CachedSet {
     spelling: SetEncoding,
     field: u32,
     raw: Bytes,
     set: TaskSet,
-    /// The checksum of `raw`.
-    checksum: u32,
-    /// The effect of appending `raw` on the checksum of the bytes before it.
-    shift: CrcShift,
 }
 
-impl CachedSet {
-    fn new(spelling: SetEncoding, field: u32, raw: Bytes, set: TaskSet) -> Self {
-        let (checksum, shift) = (crc32(&raw), CrcShift::by(raw.len()));
-        Self { spelling, field, raw, set, checksum, shift }
-    }
-}
-
-/// A message that ends in a cached set, by its length and checksum. Inflating it would cost more than the
-/// rest of its call, because only a hundredth of it is new.
+/// A message that ends in a cached set.
 #[derive(Debug, Clone)]
 pub(super) struct CachedMessage {
     /// The bytes before the set.
     beginning: Bytes,
-    known: CachedSet,
+    known: Arc<CachedSet>,
 }
 
 impl CachedMessage {
@@ -75,16 +63,51 @@ impl CachedMessage {
 
 /// The greatest length of the bytes before a set.
 const PREFIX_MAX: usize = 256;
-/// The number of bytes of the set that are compared, beside the checksum.
-const SAMPLE: usize = 16;
-/// The longest match of deflate. The decompressor omits a match for which there is no room.
-const LONGEST_MATCH: usize = 258;
+
+/// A compressed request as it came, and the message in it.
+struct CompressedRequest {
+    compressed: Box<[u8]>,
+    beginning: Bytes,
+    /// The set at its end, as long as that is in the cache.
+    known: Weak<CachedSet>,
+}
+
+/// The compressed requests that ended in cached sets, by the checksums of their messages.
+#[derive(Default)]
+struct CompressedRequests {
+    by_checksum: HashMap<u32, Arc<CompressedRequest>>,
+    /// The memory of all, in bytes.
+    total_bytes: usize,
+}
+
+impl CompressedRequests {
+    /// The bound on the memory. If it is exceeded, all requests are dropped.
+    const BYTES_MAX: usize = 32 << 20;
+    /// The memory of a request besides its compressed bytes.
+    const ENTRY_BYTES: usize = 2 * PREFIX_MAX;
+
+    fn entry_bytes(compressed: &[u8]) -> usize {
+        compressed.len() + Self::ENTRY_BYTES
+    }
+
+    /// Adds a request; returns what it replaces, to be freed without the lock.
+    fn insert(&mut self, checksum: u32, request: CompressedRequest) -> impl Sized + use<> {
+        let weight = Self::entry_bytes(&request.compressed);
+        let all =
+            if self.total_bytes + weight > Self::BYTES_MAX { std::mem::take(self) } else { Self::default() };
+        let replaced = self.by_checksum.insert(checksum, Arc::new(request));
+        self.total_bytes += weight;
+        self.total_bytes -= replaced.as_ref().map_or(0, |old| Self::entry_bytes(&old.compressed));
+        (all, replaced)
+    }
+}
 
 /// The sets that were decoded last.
 #[derive(Default)]
 pub(super) struct TaskSetCache {
     /// The list is replaced, never changed, so that comparing needs no lock.
-    known: Mutex<Arc<Vec<CachedSet>>>,
+    known: Mutex<Arc<Vec<Arc<CachedSet>>>>,
+    compressed: Mutex<CompressedRequests>,
 }
 
 /// A range of bytes in a request that holds the set's field.
@@ -95,52 +118,84 @@ struct FieldRange {
 
 impl TaskSetCache {
     /// Returns the empty set.
-    pub(super) fn empty() -> TaskSet {
+    pub(super) fn empty_set() -> TaskSet {
         TaskSet::new(Vec::new())
     }
 
-    /// Returns the message in `file`, if it ends in a cached set, so that only its beginning is inflated.
-    ///
-    /// The checksum is the file's own statement about its contents; no receiver has a better one. A client
-    /// that forges it asks about a set that it could have named openly.
-    pub(super) fn lookup(&self, file: &Gzip) -> Option<CachedMessage> {
-        if file.length < CACHED_MIN_BYTES {
-            return None;
+    fn cached_sets(&self) -> Arc<Vec<Arc<CachedSet>>> {
+        Arc::clone(&self.known.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn lock_compressed(&self) -> MutexGuard<'_, CompressedRequests> {
+        self.compressed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the message in a compressed request, `compressed` with its frame `gzip`. It is not inflated if it is known.
+    pub(super) fn inflate_or_look_up(
+        &self,
+        compressed: &[u8],
+        gzip: &GzipFile,
+    ) -> Result<RequestMessage<'static>, Failure> {
+        if gzip.length < CACHED_MIN_BYTES {
+            return gzip.inflate().map(RequestMessage::new);
         }
-        let known = Arc::clone(&self.known.lock().unwrap_or_else(PoisonError::into_inner));
-        let fits = |known: &&CachedSet| {
-            file.length.checked_sub(known.raw.len()).is_some_and(|length| length <= PREFIX_MAX)
+        if let Some(message) = self.find_compressed(compressed, gzip.checksum) {
+            return Ok(RequestMessage::Cached(message));
+        }
+        let message = gzip.inflate()?;
+        let split = |known: &Arc<CachedSet>| {
+            let beginning = message.strip_suffix(&*known.raw).filter(|left| left.len() <= PREFIX_MAX)?;
+            Some(CachedMessage { beginning: Bytes::copy_from_slice(beginning), known: Arc::clone(known) })
         };
-        known.iter().find(fits)?;
-        let mut room = [0; PREFIX_MAX + 2 * SAMPLE + LONGEST_MATCH];
-        file.peek(&mut room);
-        known.iter().filter(fits).find_map(|known| {
-            let (beginning, set) = room.split_at_checked(file.length - known.raw.len())?;
-            let same = set.get(..SAMPLE) == known.raw.get(..SAMPLE)
-                && known.shift.join(crc32(beginning), known.checksum) == file.checksum;
-            same.then(|| CachedMessage { beginning: Bytes::copy_from_slice(beginning), known: known.clone() })
-        })
+        let Some(found) = self.cached_sets().iter().find_map(split) else {
+            return Ok(RequestMessage::new(message));
+        };
+        self.insert_compressed(compressed, gzip.checksum, &found);
+        Ok(RequestMessage::Cached(found))
+    }
+
+    fn find_compressed(&self, compressed: &[u8], checksum: u32) -> Option<CachedMessage> {
+        let request = Arc::clone(self.lock_compressed().by_checksum.get(&checksum)?);
+        let known = request.known.upgrade().filter(|_| *request.compressed == *compressed)?;
+        Some(CachedMessage { beginning: request.beginning.clone(), known })
+    }
+
+    fn insert_compressed(&self, compressed: &[u8], checksum: u32, message: &CachedMessage) {
+        // Each task of the set asks with a file of about this length. If there is no room for all of them, each would
+        // be dropped before it is wanted again.
+        let crowd = message.known.set.ids().len().saturating_mul(CompressedRequests::entry_bytes(compressed));
+        if crowd > CompressedRequests::BYTES_MAX {
+            return;
+        }
+        let CachedMessage { beginning, known } = message;
+        let request = CompressedRequest {
+            compressed: compressed.into(),
+            beginning: beginning.clone(),
+            known: Arc::downgrade(known),
+        };
+        let gone = self.lock_compressed().insert(checksum, request);
+        drop(gone);
     }
 
     /// Extracts the set in field `field` from a request: returns the rest of the request, and the set if the
     /// field occurs.
-    pub(super) fn extract(
+    pub(super) fn extract_task_set(
         &self,
-        message: &Message,
+        message: &RequestMessage,
         field: u32,
         spelling: SetEncoding,
     ) -> Result<(Bytes, Option<TaskSet>), Failure> {
-        if let Message::Cached(CachedMessage { beginning, known }) = message
+        if let RequestMessage::Cached(CachedMessage { beginning, known }) = message
             && known.field == field
             && known.spelling == spelling
             && !contains_field(beginning, field)
         {
             return Ok((beginning.clone(), Some(known.set.clone())));
         }
-        self.extract_from(message.bytes(), field, spelling)
+        self.extract_task_set_from_bytes(message.bytes(), field, spelling)
     }
 
-    fn extract_from(
+    fn extract_task_set_from_bytes(
         &self,
         request: Bytes,
         field: u32,
@@ -148,11 +203,11 @@ impl TaskSetCache {
     ) -> Result<(Bytes, Option<TaskSet>), Failure> {
         let known = match request.len() {
             0..CACHED_MIN_BYTES => Arc::default(),
-            _ => Arc::clone(&self.known.lock().unwrap_or_else(PoisonError::into_inner)),
+            _ => self.cached_sets(),
         };
         let mut lifted =
             SetExtractor { request: &request, field, spelling, ids: Vec::new(), set: None, region: None };
-        let rest = lifted.run(&known).map_err(|error| decode_failure(&error))?;
+        let rest = lifted.extract_fields(&known).map_err(|error| decode_failure(&error))?;
         let SetExtractor { ids, set, region, .. } = lifted;
         if let Some(set) = set {
             return Ok((rest.into(), Some(set)));
@@ -165,15 +220,16 @@ impl TaskSetCache {
             && (CACHED_MIN_BYTES..=CACHED_MAX_BYTES).contains(&(end - start))
         {
             let raw = Bytes::copy_from_slice(request.get(start..end).unwrap_or_default());
-            self.keep(CachedSet::new(spelling, field, raw, set.clone()));
+            self.insert_set(CachedSet { spelling, field, raw, set: set.clone() });
         }
         Ok((rest.into(), Some(set)))
     }
 
-    fn keep(&self, new: CachedSet) {
+    fn insert_set(&self, new: CachedSet) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let others = known.iter().filter(|k| k.raw != new.raw).take(CACHED_SETS - 1).cloned();
-        *known = Arc::new(std::iter::once(new.clone()).chain(others).collect());
+        let others: Vec<_> =
+            known.iter().filter(|k| k.raw != new.raw).take(CACHED_SETS - 1).cloned().collect();
+        *known = Arc::new(std::iter::once(Arc::new(new)).chain(others).collect());
     }
 }
 
@@ -203,7 +259,7 @@ struct SetExtractor<'a> {
 
 impl SetExtractor<'_> {
     /// Processes the fields; returns all others.
-    fn run(&mut self, known: &[CachedSet]) -> Result<Vec<u8>, DecodeError> {
+    fn extract_fields(&mut self, known: &[Arc<CachedSet>]) -> Result<Vec<u8>, DecodeError> {
         let mut rest = Vec::new();
         let mut left = self.request;
         let mut scattered = false;
@@ -217,7 +273,7 @@ impl SetExtractor<'_> {
                 continue;
             }
             let first = self.ids.is_empty() && self.set.is_none();
-            if first && let Some(length) = self.lookup(known, start) {
+            if first && let Some(length) = self.cached_set_length_at(known, start) {
                 left = self.request.get(start + length..).unwrap_or_default();
                 continue;
             }
@@ -226,7 +282,7 @@ impl SetExtractor<'_> {
                 self.ids.extend(set.ids().iter().map(|task| task.0));
                 scattered = true;
             }
-            self.read(wire_type, &mut left)?;
+            self.read_set_field(wire_type, &mut left)?;
             let end = self.request.len() - left.len();
             match &mut self.region {
                 Some(region) if region.end == start => region.end = end,
@@ -241,7 +297,7 @@ impl SetExtractor<'_> {
     }
 
     /// Returns the length of the cached set at `start`.
-    fn lookup(&mut self, known: &[CachedSet], start: usize) -> Option<usize> {
+    fn cached_set_length_at(&mut self, known: &[Arc<CachedSet>], start: usize) -> Option<usize> {
         let here = self.request.get(start..)?;
         let found = known.iter().find(|k| {
             k.spelling == self.spelling
@@ -257,7 +313,7 @@ impl SetExtractor<'_> {
         matches!(encoding::decode_key(&mut after), Ok((tag, _)) if tag == self.field)
     }
 
-    fn read(&mut self, wire_type: WireType, left: &mut &[u8]) -> Result<(), DecodeError> {
+    fn read_set_field(&mut self, wire_type: WireType, left: &mut &[u8]) -> Result<(), DecodeError> {
         let context = DecodeContext::default();
         match self.spelling {
             SetEncoding::Messages => {
@@ -314,8 +370,9 @@ mod tests {
                 requesting_task_id: task,
                 task_ids: all.clone(),
             };
-            let (rest, set) =
-                sets.extract_from(asked.encode_to_vec().into(), 3, SetEncoding::Numbers).unwrap();
+            let (rest, set) = sets
+                .extract_task_set_from_bytes(asked.encode_to_vec().into(), 3, SetEncoding::Numbers)
+                .unwrap();
             let rest = xla::coordination::GetAliveTasksRequest::decode(rest).unwrap();
             assert_eq!(ids(set), (0..2000).collect::<Vec<_>>());
             assert_eq!(rest, xla::coordination::GetAliveTasksRequest { task_ids: vec![], ..asked });
@@ -337,32 +394,69 @@ mod tests {
             xla::coordination::GetAliveTasksRequest { incarnations, requesting_task_id: task, task_ids }
         };
         let all: Vec<i32> = (0..2000).collect();
-        let recall = |asked: &xla::coordination::GetAliveTasksRequest| {
-            let file = compress(&asked.encode_to_vec());
-            sets.lookup(&Gzip::open(&file).unwrap())
+        let read = |asked: &xla::coordination::GetAliveTasksRequest| {
+            let compressed = compress(&asked.encode_to_vec());
+            let gzip = GzipFile::parse(&compressed).unwrap();
+            let is_kept = sets.find_compressed(&compressed, gzip.checksum).is_some();
+            let message = sets.inflate_or_look_up(&compressed, &gzip).unwrap();
+            assert_eq!(message.bytes(), asked.encode_to_vec());
+            (message, is_kept)
         };
-        assert!(recall(&ask(0, &all)).is_none(), "nothing is known yet");
-        sets.extract_from(ask(0, &all).encode_to_vec().into(), 3, SetEncoding::Numbers).unwrap();
+        let (message, _) = read(&ask(0, &all));
+        assert!(matches!(message, RequestMessage::Whole(_)), "nothing is known yet");
+        sets.extract_task_set(&message, 3, SetEncoding::Numbers).unwrap();
         for task in [0, 1, 127, 128, 1999] {
             let asked = ask(task, &all);
-            let recalled = recall(&asked).expect("it is known");
-            assert_eq!(recalled.bytes(), asked.encode_to_vec());
-            let message = Message::Cached(recalled);
-            let (rest, set) = sets.extract(&message, 3, SetEncoding::Numbers).unwrap();
+            let kept = [(); 3].map(|()| read(&asked).1);
+            assert_eq!(kept, [false, true, true], "a request that came is kept");
+            let (message, is_kept) = read(&asked);
+            assert!(is_kept);
+            let (rest, set) = sets.extract_task_set(&message, 3, SetEncoding::Numbers).unwrap();
             let rest = xla::coordination::GetAliveTasksRequest::decode(rest).unwrap();
             assert_eq!((rest.requesting_task_id, rest.incarnations), (task, asked.incarnations));
             assert_eq!(ids(set), all);
             // The cache distinguishes the encodings of the same bytes.
-            let (_, other) = sets.extract(&message, 4, SetEncoding::Numbers).unwrap();
+            let (_, other) = sets.extract_task_set(&message, 4, SetEncoding::Numbers).unwrap();
             assert!(other.is_none());
         }
         // A message that differs anywhere has another set.
         for place in [0, 1, 999, 1999] {
             let mut others = all.clone();
             others[place] ^= 1;
-            assert!(recall(&ask(3, &others)).is_none(), "{place}");
+            assert!(matches!(read(&ask(3, &others)).0, RequestMessage::Whole(_)), "{place}");
         }
-        assert!(recall(&ask(3, &all[..1999])).is_none());
+        assert!(matches!(read(&ask(3, &all[..1999])).0, RequestMessage::Whole(_)));
+        // Eight other sets come: the first one is forgotten, and the requests that ended in it.
+        for n in 1..=CACHED_SETS as i32 {
+            let others = ask(0, &all[n as usize..]);
+            sets.extract_task_set_from_bytes(others.encode_to_vec().into(), 3, SetEncoding::Numbers).unwrap();
+        }
+        assert!(!read(&ask(0, &all)).1);
+    }
+
+    #[test]
+    fn kept_requests_have_a_bound() {
+        let set = TaskSet::new(vec![TaskId(0)]);
+        let raw = Bytes::from_static(&[0x18, 0]);
+        let known = Arc::new(CachedSet { spelling: SetEncoding::Numbers, field: 3, raw, set });
+        let sets = TaskSetCache::default();
+        let message = CachedMessage { beginning: Bytes::new(), known };
+        for number in 0..100 {
+            sets.insert_compressed(&vec![0; 1 << 20], number % 40, &message);
+            let requests = sets.compressed.lock().unwrap();
+            let sum: usize = requests
+                .by_checksum
+                .values()
+                .map(|kept| CompressedRequests::entry_bytes(&kept.compressed))
+                .sum();
+            assert!(
+                requests.total_bytes == sum && sum <= CompressedRequests::BYTES_MAX && sum > 0,
+                "{number}"
+            );
+        }
+        let before = sets.compressed.lock().unwrap().total_bytes;
+        sets.insert_compressed(&vec![0; CompressedRequests::BYTES_MAX], 1000, &message);
+        assert_eq!(sets.compressed.lock().unwrap().total_bytes, before, "it is too long");
     }
 
     #[test]
@@ -378,8 +472,9 @@ mod tests {
                     counter: 9,
                     ..Default::default()
                 };
-                let (rest, set) =
-                    sets.extract_from(asked.encode_to_vec().into(), 3, SetEncoding::Messages).unwrap();
+                let (rest, set) = sets
+                    .extract_task_set_from_bytes(asked.encode_to_vec().into(), 3, SetEncoding::Messages)
+                    .unwrap();
                 assert_eq!(ids(set), members);
                 let rest = tensorflow::BarrierRequest::decode(rest).unwrap();
                 assert_eq!(rest, tensorflow::BarrierRequest { tasks: vec![], ..asked });
@@ -392,15 +487,21 @@ mod tests {
     fn odd_spellings_are_read_and_bad_ones_refused() {
         let sets = TaskSetCache::default();
         let scattered = [0x18, 5, 0x10, 9, 0x1a, 2, 3, 4, 0x18, 1];
-        let (rest, set) =
-            sets.extract_from(Bytes::copy_from_slice(&scattered), 3, SetEncoding::Numbers).unwrap();
+        let (rest, set) = sets
+            .extract_task_set_from_bytes(Bytes::copy_from_slice(&scattered), 3, SetEncoding::Numbers)
+            .unwrap();
         assert_eq!(ids(set), [1, 3, 4, 5]);
         assert_eq!(*rest, [0x10, 9]);
-        let (_, none) = sets.extract_from(Bytes::from_static(&[0x10, 9]), 3, SetEncoding::Numbers).unwrap();
+        let (_, none) = sets
+            .extract_task_set_from_bytes(Bytes::from_static(&[0x10, 9]), 3, SetEncoding::Numbers)
+            .unwrap();
         assert!(none.is_none());
         for bad in [&[0x1a, 5, 1][..], &[0x1a], &[0x1b], &[0xff; 12], &[0x1d, 1, 2, 3, 4]] {
             for spelling in [SetEncoding::Numbers, SetEncoding::Messages] {
-                assert!(sets.extract_from(Bytes::copy_from_slice(bad), 3, spelling).is_err(), "{bad:?}");
+                assert!(
+                    sets.extract_task_set_from_bytes(Bytes::copy_from_slice(bad), 3, spelling).is_err(),
+                    "{bad:?}"
+                );
             }
         }
     }
@@ -411,11 +512,12 @@ mod tests {
         let mut packed = vec![0x1a, 0xac, 0x02];
         packed.extend((0..300_u32).map(|n| (n % 100) as u8));
         for _ in 0..2 {
-            let (_, set) = sets.extract_from(packed.clone().into(), 3, SetEncoding::Numbers).unwrap();
+            let (_, set) =
+                sets.extract_task_set_from_bytes(packed.clone().into(), 3, SetEncoding::Numbers).unwrap();
             assert_eq!(ids(set).len(), 100);
         }
         packed.extend([0x10, 1, 0x18, 101]);
-        let (rest, set) = sets.extract_from(packed.into(), 3, SetEncoding::Numbers).unwrap();
+        let (rest, set) = sets.extract_task_set_from_bytes(packed.into(), 3, SetEncoding::Numbers).unwrap();
         assert_eq!(ids(set).len(), 101);
         assert_eq!(*rest, [0x10, 1]);
     }

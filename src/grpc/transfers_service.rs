@@ -1,7 +1,8 @@
-//! The names of the service and the method of `muster.v1.Transfers`, with which native workers report their
-//! transfers.
+//! The names of the gRPC service `muster.v1.Transfers` and its method, by which native workers send transfer
+//! reports.
 //!
-//! A report is routed to its job like every other call; `call_table/engine_calls.rs` hands it to `reports`.
+//! A report is routed to its job like every other call. `call_table/engine_calls.rs` passes it to
+//! `service::reports`.
 
 /// The service's name on the wire.
 pub(super) const SERVICE: &str = "muster.v1.Transfers";

@@ -1,9 +1,9 @@
-//! The start of a connection: plaintext or TLS by the first byte, then the HTTP/2 preface, all within one handshake
-//! timeout.
+//! The start of a connection: detects TLS or plaintext by the first byte, and then reads the HTTP/2 preface. One
+//! timeout covers the detection, the TLS handshake and the preface.
 //!
-//! It performs no TLS handshake (`tls::listener_tls` does) and drives no connection. The first byte is read together
-//! with the bytes after it, so a plaintext connection makes no further system call and copies nothing; each kind of
-//! connection is compiled for itself. Begin at `accept_connection`.
+//! `tls::listener_security` performs the TLS handshake. The first byte is read together with the bytes after it, so
+//! the detection costs no system call and no copy. Plaintext and TLS connections have separate compiled code. Begin
+//! at `accept_connection`.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,10 +13,11 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::connection::{ConnectionSocket, GrpcConnection};
-use super::job_route::Routing;
+use super::connection::GrpcConnection;
+use super::connection_socket::ConnectionSocket;
+use super::job_resolver::ListenerJobRule;
 use super::listener::ConnectionGuard;
-use super::server::Server;
+use super::server::GrpcServer;
 use crate::http2::PREFACE;
 use crate::tls;
 
@@ -36,10 +37,10 @@ enum DetectedTransport {
 
 /// Detects whether a new connection speaks HTTP/2, over TLS or not, and opens it if so.
 pub(super) async fn accept_connection(
-    server: Arc<Server>,
+    server: Arc<GrpcServer>,
     socket: TcpStream,
     peer: SocketAddr,
-    routing: Routing,
+    routing: ListenerJobRule,
     place: ConnectionGuard,
 ) -> Option<AcceptedConnection> {
     let within = server.limits.handshake;
@@ -55,20 +56,20 @@ pub(super) async fn accept_connection(
             let connection = GrpcConnection::open(server, *socket, early, peer, routing, place);
             return Some(AcceptedConnection::Tls(Box::new(connection)));
         }
-        // `ListenerTls` has reported the reason.
+        // `ListenerSecurity` has reported the reason.
         Ok(Ok(None)) => {}
         Ok(Err(error)) => tracing::debug!(%peer, %error, "a connection that is no HTTP/2"),
         Err(_) if speaks_tls => server.listener_tls.record_timeout(peer, within),
         Err(_) => tracing::debug!(%peer, "a connection that says nothing"),
     }
-    server.counts.local().not_http2.add();
+    server.counts.local().not_http2.increment();
     None
 }
 
 /// Reads the preface. The first byte tells whether TLS is used. It is read together with the bytes after it,
 /// so the detection costs no system call.
 async fn detect_transport(
-    server: &Server,
+    server: &GrpcServer,
     mut socket: TcpStream,
     peer: SocketAddr,
     speaks_tls: &mut bool,

@@ -1,38 +1,44 @@
 //! Access control of the HTTP port: every request is authorized here before its handler runs.
 //!
-//! It knows no routes: `routes.rs` states what each route requires. Begin at [`AccessControl`], then `middleware.rs`.
+//! `routes.rs` lists the routes, each with the access that it requires. Begin at [`AccessControl`], then
+//! `middleware.rs`.
 //!
 //! | file | contents |
 //! | --- | --- |
-//! | `middleware.rs` | the checks of a request: host, identity, origin, role, forgery, rate, body |
-//! | `roles.rs` | what a route requires: nothing, or a role |
+//! | `middleware.rs` | the checks of a request: host, identity, origin, role, CSRF proof, rate, body |
+//! | `refusals.rs` | the answers to refused requests, and their audit |
+//! | `cookies.rs` | the cookies of browsers |
+//! | `roles.rs` | the role, if any, that a route requires |
 //! | `tokens.rs` | names, roles and hashes of tokens, from a file |
 //! | `sessions.rs` | logins of browsers |
-//! | `csrf.rs` | proof that a page of this server made a form |
+//! | `csrf.rs` | the proof that a form comes from a page of this server |
 //! | `rate_limit.rs` | rate limits by key |
 //! | `login_throttle.rs` | limits on wrong tokens |
 //! | `login.rs` | `/login` and `/logout` |
 //!
-//! - Without a token file every client that reaches the server may do everything; therefore the server then listens
-//!   on loopback only, unless told otherwise.
-//! - A browser needs a CSRF proof for a change even then, because any page that it shows can make it send requests
-//!   to this machine. The proof is derived from a cookie with a key of the process, so the server stores nothing
-//!   for it.
-//! - A viewer sees no values of keys: they are addresses and ids by which tasks find and trust one another.
-//! - The role of every route stands in the table of `routes.rs`. One test compares the table with the routes;
-//!   another calls each route without the role, the proof, the origin and the host.
+//! - Without a token file, every client that reaches the server may do everything. So without a token file the
+//!   server listens only on loopback, unless a setting allows other addresses.
+//! - Even without a token file, a browser needs a CSRF proof for a change, because any web page that is open in the
+//!   browser can make the browser send requests to this machine. The proof is derived from a cookie and a key of
+//!   this process, so the server stores no proofs.
+//! - A viewer cannot read the values of keys, because tasks find and trust one another by the addresses and ids in
+//!   these values.
+//! - The access that a route requires is declared where the route is registered (`route_table.rs`). A test calls
+//!   each route without the required role, and with a missing or wrong proof, origin and host.
 
+mod cookies;
 mod csrf;
 pub mod login;
 mod login_throttle;
 mod middleware;
 mod rate_limit;
+mod refusals;
 mod roles;
 mod sessions;
 mod tokens;
 
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) use tokens::fuzz as fuzz_tokens;
+pub(crate) use tokens::check_token_file_round_trip;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +47,7 @@ use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 
 pub(super) use middleware::{AccessLayerState, CsrfProof, authorize};
-pub use roles::Access;
+pub use roles::RequiredAccess;
 pub use tokens::{NewToken, TokenError, TokenFile, append_token};
 
 use super::AllowedHosts;
@@ -110,7 +116,7 @@ impl AccessControl {
     /// # Panics
     /// If the operating system provides no entropy.
     #[must_use]
-    pub fn open(clock: Clock) -> Self {
+    pub fn without_tokens(clock: Clock) -> Self {
         Self {
             clock,
             tokens: None,
@@ -129,7 +135,7 @@ impl AccessControl {
         Self { tokens: tokens.map(Arc::new), sessions: SessionStore::new(session_timeout), ..self }
     }
 
-    /// Allows these host names besides those that always hold.
+    /// Allows these host names, besides those that are always allowed.
     #[must_use]
     pub fn with_hosts(self, hosts: AllowedHosts) -> Self {
         Self { hosts, ..self }
@@ -137,20 +143,20 @@ impl AccessControl {
 
     /// Limits the changes of one actor to this many a second.
     #[must_use]
-    pub fn with_changes(self, per_second: usize) -> Self {
+    pub fn with_change_rate(self, per_second: usize) -> Self {
         let per_second = f64::from(u32::try_from(per_second).unwrap_or(u32::MAX));
         Self { changes: RateLimiter::new(RateLimit { burst: per_second * 2.0, per_second }), ..self }
     }
 
     /// Reloads the token file if it has changed; it checks at intervals.
-    async fn refresh(&self) {
+    async fn reload_changed_tokens(&self) {
         if let Some(tokens) = &self.tokens {
-            tokens.refresh().await;
+            tokens.reload_if_changed().await;
         }
     }
 
     /// Reloads the token file now.
-    pub fn reload(&self) {
+    pub fn reload_tokens(&self) {
         if let Some(tokens) = &self.tokens {
             tokens.reload();
         }
@@ -158,7 +164,7 @@ impl AccessControl {
 
     /// Returns whether the server has no tokens, so that every client may do everything.
     #[must_use]
-    pub fn is_open(&self) -> bool {
+    pub fn has_no_tokens(&self) -> bool {
         self.tokens.is_none()
     }
 }

@@ -1,13 +1,13 @@
-//! Reads request bodies into memory within the budget of the listener and of each client network.
+//! Reads request bodies into memory, within a budget of the listener and a budget of each client network.
 //!
-//! `access/middleware.rs` calls [`read`] after every check that needs only the head of a request, and hands
-//! the handler a body that is already in memory. So no route can read a body in another way. Begin at
-//! [`read`], then [`BodyBudget`].
+//! `access/middleware.rs` calls [`read_body`] after every check that needs only the head of a request. The handler
+//! receives a body that is already in memory, so no route can read a body in another way. Begin at [`read_body`],
+//! then [`BodyBudget`].
 //!
-//! A body is copied into one contiguous buffer. A client that sends one byte a packet makes the connection
-//! allocate a buffer for every packet; each is released as soon as its bytes are copied. Memory is charged to
-//! the budget before it is allocated. The buffer grows with the bytes that have arrived and not with the
-//! announced length, so an announcement alone takes no memory from others.
+//! A body is copied into one contiguous buffer. If a client sends one byte in each packet, the connection allocates
+//! a buffer for every packet. Because of the copy, each of these buffers is freed at once. Memory is charged to the
+//! budget before it is allocated. The buffer grows with the bytes that have arrived, so an announced length alone
+//! takes no memory from other requests.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,7 +20,7 @@ use http_body_util::BodyExt as _;
 use tokio::time::{Instant, timeout_at};
 
 use super::{ClientNetwork, Problem};
-use crate::telemetry::metrics::{MetricSource, Scrape, catalogue as metric};
+use crate::telemetry::metrics::{MetricSource, ScrapeSamples, catalogue as metric};
 
 /// The maximum time for a whole body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -32,7 +32,7 @@ const RATE_MIN_BYTES_PER_SECOND: u64 = 1 << 10;
 const INITIAL_CAPACITY: usize = 4 << 10;
 
 #[derive(Default)]
-struct BudgetUse {
+struct BudgetUsage {
     bytes: usize,
     by_source: HashMap<ClientNetwork, usize>,
 }
@@ -41,7 +41,7 @@ struct BudgetUse {
 pub struct BodyBudget {
     limit: usize,
     limit_per_source: usize,
-    used: Mutex<BudgetUse>,
+    used: Mutex<BudgetUsage>,
 }
 
 impl Default for BodyBudget {
@@ -75,15 +75,15 @@ impl BodyBudget {
         Some(BodyPermit { budget: Arc::clone(self), source, bytes })
     }
 
-    fn used(&self) -> usize {
+    fn used_bytes(&self) -> usize {
         self.used.lock().unwrap_or_else(PoisonError::into_inner).bytes
     }
 }
 
 impl MetricSource for BodyBudget {
-    fn show(&self, page: &mut Scrape) {
-        page.size(&metric::HTTP_BODIES_BYTES, &[], self.used());
-        page.size(&metric::HTTP_BODIES_BYTES_LIMIT, &[], self.limit);
+    fn write_samples(&self, page: &mut ScrapeSamples) {
+        page.add_size(&metric::HTTP_BODIES_BYTES, &[], self.used_bytes());
+        page.add_size(&metric::HTTP_BODIES_BYTES_LIMIT, &[], self.limit);
     }
 }
 
@@ -111,7 +111,7 @@ impl Drop for BodyPermit {
 ///
 /// # Errors
 /// If the body is too long, too slow or incomplete, or the budget is spent. The problem says which.
-pub(super) async fn read(
+pub(super) async fn read_body(
     budget: &Arc<BodyBudget>,
     source: ClientNetwork,
     mut body: Body,
@@ -126,7 +126,7 @@ pub(super) async fn read(
     let mut bytes = Vec::new();
     let mut permit = None;
     loop {
-        let frame = match timeout_at(deadline(began, bytes.len()), body.frame()).await {
+        let frame = match timeout_at(next_byte_deadline(began, bytes.len()), body.frame()).await {
             Err(_) => return Err(Problem::slow_body(BODY_TIMEOUT, RATE_MIN_BYTES_PER_SECOND)),
             Ok(None) => return Ok((bytes.into(), permit)),
             Ok(Some(Err(error))) => {
@@ -157,7 +157,7 @@ pub(super) async fn read(
 }
 
 /// Returns when the next byte of a body must arrive, if `received` bytes have arrived.
-fn deadline(began: Instant, received: usize) -> Instant {
+fn next_byte_deadline(began: Instant, received: usize) -> Instant {
     let earned = Duration::from_millis(received as u64 * 1000 / RATE_MIN_BYTES_PER_SECOND);
     began + (RATE_GRACE + earned).min(BODY_TIMEOUT)
 }
@@ -173,7 +173,7 @@ mod tests {
     const LIMIT: usize = 256 << 10;
 
     fn here() -> ClientNetwork {
-        ClientNetwork::of([10, 0, 0, 1].into())
+        ClientNetwork::of_address([10, 0, 0, 1].into())
     }
 
     /// Returns a body whose chunks arrive with a pause before each.
@@ -191,14 +191,14 @@ mod tests {
     async fn a_body_becomes_one_buffer_that_is_paid_for_until_the_permit_is_dropped() {
         let budget = Arc::new(BodyBudget::new(4 << 20));
         let body = dribbled(10_000, 1, Duration::from_micros(10));
-        let (bytes, permit) = read(&budget, here(), body, LIMIT).await.unwrap();
+        let (bytes, permit) = read_body(&budget, here(), body, LIMIT).await.unwrap();
         assert_eq!(bytes.len(), 10_000);
-        assert_eq!(budget.used(), 16 << 10, "the buffer has doubled twice");
+        assert_eq!(budget.used_bytes(), 16 << 10, "the buffer has doubled twice");
         drop(permit);
-        assert_eq!(budget.used(), 0);
-        let (bytes, permit) = read(&budget, here(), Body::from("abc"), LIMIT).await.unwrap();
+        assert_eq!(budget.used_bytes(), 0);
+        let (bytes, permit) = read_body(&budget, here(), Body::from("abc"), LIMIT).await.unwrap();
         assert_eq!((&*bytes, permit.map(|permit| permit.bytes)), (&b"abc"[..], Some(3)));
-        let (bytes, permit) = read(&budget, here(), Body::empty(), LIMIT).await.unwrap();
+        let (bytes, permit) = read_body(&budget, here(), Body::empty(), LIMIT).await.unwrap();
         assert!(bytes.is_empty() && permit.is_none());
     }
 
@@ -206,32 +206,39 @@ mod tests {
     async fn a_body_has_a_deadline_and_a_minimum_rate() {
         let budget = Arc::new(BodyBudget::default());
         let start = Instant::now();
-        let refused = read(&budget, here(), dribbled(usize::MAX, 1, Duration::from_millis(500)), LIMIT).await;
+        let refused =
+            read_body(&budget, here(), dribbled(usize::MAX, 1, Duration::from_millis(500)), LIMIT).await;
         assert_eq!(refused.err().map(|problem| problem.status), Some(408));
         assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
         let start = Instant::now();
         let fast = dribbled(usize::MAX, 2 << 10, Duration::from_millis(500));
-        assert_eq!(read(&budget, here(), fast, LIMIT).await.err().map(|problem| problem.status), Some(408));
+        assert_eq!(
+            read_body(&budget, here(), fast, LIMIT).await.err().map(|problem| problem.status),
+            Some(408)
+        );
         assert_eq!(start.elapsed(), BODY_TIMEOUT);
-        assert_eq!(budget.used(), 0);
+        assert_eq!(budget.used_bytes(), 0);
     }
 
     #[tokio::test]
     async fn one_source_leaves_room_for_the_others() {
         let budget = Arc::new(BodyBudget::new(64 << 10));
-        let other = ClientNetwork::of([10, 0, 0, 2].into());
+        let other = ClientNetwork::of_address([10, 0, 0, 2].into());
         let mut held = Vec::new();
         while let Some(permit) = budget.reserve(here(), 4 << 10) {
             held.push(permit);
         }
         assert_eq!(held.len(), 4, "a quarter");
-        let refused = read(&budget, here(), Body::from("x"), LIMIT).await;
+        let refused = read_body(&budget, here(), Body::from("x"), LIMIT).await;
         assert_eq!(refused.err().map(|problem| problem.status), Some(503));
-        assert!(read(&budget, other, Body::from("x"), LIMIT).await.is_ok());
+        assert!(read_body(&budget, other, Body::from("x"), LIMIT).await.is_ok());
         let long = Body::from(vec![0; LIMIT + 1]);
-        assert_eq!(read(&budget, other, long, LIMIT).await.err().map(|problem| problem.status), Some(413));
+        assert_eq!(
+            read_body(&budget, other, long, LIMIT).await.err().map(|problem| problem.status),
+            Some(413)
+        );
         let long = dribbled(usize::MAX, 16 << 10, Duration::ZERO);
-        let refused = read(&budget, other, long, 8 << 10).await;
+        let refused = read_body(&budget, other, long, 8 << 10).await;
         assert_eq!(refused.err().map(|problem| problem.status), Some(413));
     }
 }

@@ -1,6 +1,7 @@
-//! [`ClientNetwork`]: the IPv4 address or the IPv6 /64 network by which limits count clients.
+//! The network of a client: its IPv4 address, or the /64 network of its IPv6 address. Limits for each client are
+//! counted by this network.
 //!
-//! It counts nothing: `slots.rs`, `body.rs` and `access/` do. Begin at `ClientNetwork::of`.
+//! `slots.rs`, `body.rs` and `access/` have the limits. Begin at `ClientNetwork::of_address`.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -11,9 +12,9 @@ use axum::http::Extensions;
 use axum::http::request::Parts;
 
 use super::actor::PeerAddress;
-use crate::transfer::source_network;
+use crate::transfer::client_subnet;
 
-/// The network that counts as one client: see [`source_network`].
+/// The network that counts as one client: see [`client_subnet`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientNetwork(IpAddr);
 
@@ -23,14 +24,14 @@ impl ClientNetwork {
 
     /// Returns the network of `address`.
     #[must_use]
-    pub fn of(address: IpAddr) -> Self {
-        Self(source_network(address))
+    pub fn of_address(address: IpAddr) -> Self {
+        Self(client_subnet(address))
     }
 
     /// Returns the network of the request with these extensions.
     #[must_use]
     pub fn of_request(extensions: &Extensions) -> Self {
-        extensions.get::<PeerAddress>().map_or(Self::UNKNOWN, |peer| Self::of(peer.0.ip()))
+        extensions.get::<PeerAddress>().map_or(Self::UNKNOWN, |peer| Self::of_address(peer.0.ip()))
     }
 }
 
@@ -57,7 +58,7 @@ mod tests {
 
     #[test]
     fn addresses_of_one_ipv6_network_are_one_source() {
-        let of = |text: &str| ClientNetwork::of(text.parse().unwrap());
+        let of = |text: &str| ClientNetwork::of_address(text.parse().unwrap());
         assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:1"));
         assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
         assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));

@@ -1,8 +1,8 @@
-//! Weak entity tags: a client that has the newest answer receives 304.
+//! Weak entity tags (ETags). A client that already has the newest answer receives status 304.
 //!
-//! A change with an `If-Match` other than `*` is refused. The tags are weak (a view differs with every heartbeat,
-//! and the same settings may stand in two views), so a change that ignored the condition could change something
-//! that the client has not seen.
+//! A change with an `If-Match` other than `*` is refused. A weak tag cannot satisfy `If-Match`, and if the server
+//! ignored the header, the change could overwrite data that the client has not seen. The tags are weak, because a
+//! view changes with every heartbeat, even if the settings in it do not. Begin at `answer_with_etag`.
 
 use std::hash::{DefaultHasher, Hasher as _};
 
@@ -21,7 +21,7 @@ const SEEN_AT_FIELD: &[u8] = b"\"seen_at\":";
 /// Adds a weak tag to every successful answer to a GET, and answers 304 if the client has it. Refuses a
 /// change with a condition on a tag: such a condition needs a strong tag, and a server that ignored it could
 /// change something that the client has not seen.
-pub(super) async fn add_etag(request: Request, next: Next) -> Response {
+pub(super) async fn answer_with_etag(request: Request, next: Next) -> Response {
     let condition = request.headers().get(header::IF_MATCH).filter(|_| !request.method().is_safe());
     if condition.is_some_and(|condition| condition.as_bytes().trim_ascii() != b"*") {
         return Problem::no_strong_tags().into_response();
@@ -31,13 +31,17 @@ pub(super) async fn add_etag(request: Request, next: Next) -> Response {
     let known = request.headers().get(header::IF_NONE_MATCH).cloned();
     let response = next.run(request).await;
     // A stream has no end, so it has no digest.
-    if !asks || response.status() != StatusCode::OK || !is_json(response.headers()) || is_stream(&response) {
+    if !asks
+        || response.status() != StatusCode::OK
+        || !is_json(response.headers())
+        || is_event_stream(&response)
+    {
         return response;
     }
     let (mut head, body) = response.into_parts();
     // The body is in memory already, so collecting it cannot fail.
     let bytes = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-    let tag = format!("W/\"{:016x}\"", digest(&bytes));
+    let tag = format!("W/\"{:016x}\"", content_digest(&bytes));
     let matches = known.is_some_and(|known| {
         let known = known.to_str().unwrap_or_default();
         known.trim() == "*" || known.split(',').any(|one| one.trim() == tag)
@@ -60,12 +64,12 @@ fn is_json(headers: &HeaderMap) -> bool {
     headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json")
 }
 
-fn is_stream(response: &Response) -> bool {
+fn is_event_stream(response: &Response) -> bool {
     response.body().size_hint().exact().is_none()
 }
 
 /// Returns a digest of an answer without the time of its view. It is the same on every server of one version.
-fn digest(bytes: &[u8]) -> u64 {
+fn content_digest(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     match bytes.windows(SEEN_AT_FIELD.len()).position(|window| window == SEEN_AT_FIELD) {
         Some(at) => {
@@ -86,7 +90,7 @@ mod tests {
     #[test]
     fn the_moment_of_a_view_does_not_count() {
         let view = |moment: u64, live: u32| {
-            digest(format!("{{\"name\":\"a\",\"seen_at\":{moment},\"live\":{live}}}").as_bytes())
+            content_digest(format!("{{\"name\":\"a\",\"seen_at\":{moment},\"live\":{live}}}").as_bytes())
         };
         assert_eq!(view(1, 3), view(222, 3));
         assert_ne!(view(1, 3), view(1, 4));

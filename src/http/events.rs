@@ -1,6 +1,6 @@
-//! Serves the events of a job as pages or as server-sent events, and bounds the number of streams.
+//! Serves the events of a job as pages or as server-sent events, and limits the number of streams.
 //!
-//! It does not store events: the engine does. Begin at `list`, then `EventFollower`.
+//! The engine stores the events. Begin at `list_or_stream_events`, then `EventFollower`.
 
 use std::collections::{BTreeSet, HashMap};
 use std::convert::Infallible;
@@ -13,55 +13,25 @@ use axum::http::{HeaderMap, header};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, Stream};
-use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{broadcast, watch};
-use utoipa::{IntoParams, ToSchema};
 
+use super::api::{EventLine, EventsPage};
 use super::extract::{JobPath, QueryParams};
-use super::pagination::{deserialize_limit, limit};
+use super::pagination::{page_limit, page_query};
 use super::{AppState, ClientNetwork, Problem, openapi};
-use crate::coordination::{EventKind, JobId, JobName, RunNumber, TaskId, Timestamp};
+use crate::coordination::{EventKind, JobId, JobName, TaskId};
 use crate::engine::{Engine, NumberedEvent};
 
 /// The maximum silence of a stream before a comment shows that it is alive.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// An event of a job.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct EventLine {
-    /// Its number among all events of this server, from 1.
-    pub number: u64,
-    /// The time, in microseconds since the Unix epoch.
-    pub at: Timestamp,
-    /// The job.
-    pub job: JobName,
-    /// The run of the job.
-    pub run: RunNumber,
-    /// The change.
-    #[serde(flatten)]
-    pub what: EventKind,
-    /// The reason.
-    pub reason: String,
-}
-
 impl EventLine {
-    fn of(numbered: &NumberedEvent, job: &JobName) -> Self {
+    fn from_event(numbered: &NumberedEvent, job: &JobName) -> Self {
         let event = numbered.event.as_ref().clone();
         let (at, run, what, reason) = (event.at, event.run, event.what, event.reason);
         Self { number: numbered.number, at, job: job.clone(), run, what, reason }
     }
-}
-
-/// A page of a job's events, oldest first unless the newest were requested.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct EventsPage {
-    /// The events.
-    pub events: Vec<EventLine>,
-    /// The value of `after` for the next page.
-    pub next: u64,
-    /// Events before the first are no longer kept.
-    pub gap: bool,
 }
 
 /// Limits the number of open event streams.
@@ -93,16 +63,16 @@ impl EventStreamLimiter {
 
     /// Returns how many streams are open, and how many may be.
     #[must_use]
-    pub fn open(&self) -> (usize, usize) {
-        (lock(&self.open).values().sum(), self.most)
+    pub fn open_and_maximum(&self) -> (usize, usize) {
+        (lock_counts(&self.open).values().sum(), self.most)
     }
 
     /// Reserves a stream for this client network. The receiver becomes true when the stream must end.
-    pub(super) fn acquire(
+    pub(super) fn acquire_stream(
         &self,
         source: ClientNetwork,
     ) -> Result<(StreamGuard, watch::Receiver<bool>), Problem> {
-        let mut open = lock(&self.open);
+        let mut open = lock_counts(&self.open);
         let all: usize = open.values().sum();
         let own = open.entry(source).or_default();
         if all >= self.most || *own >= self.most_per_source {
@@ -115,12 +85,12 @@ impl EventStreamLimiter {
     }
 
     /// Ends every stream. Called when the server stops.
-    pub fn close(&self) {
+    pub fn end_all_streams(&self) {
         self.stop.send_replace(true);
     }
 }
 
-fn lock(open: &Mutex<HashMap<ClientNetwork, usize>>) -> MutexGuard<'_, HashMap<ClientNetwork, usize>> {
+fn lock_counts(open: &Mutex<HashMap<ClientNetwork, usize>>) -> MutexGuard<'_, HashMap<ClientNetwork, usize>> {
     open.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -132,7 +102,7 @@ pub(super) struct StreamGuard {
 
 impl Drop for StreamGuard {
     fn drop(&mut self) {
-        let mut open = lock(&self.open);
+        let mut open = lock_counts(&self.open);
         if let Some(count) = open.get_mut(&self.source) {
             *count -= 1;
         }
@@ -140,33 +110,29 @@ impl Drop for StreamGuard {
     }
 }
 
-/// The query parameters of events.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(super) struct EventsQuery {
+page_query! {
+    /// The query parameters of events.
+    EventsQuery {
+        /// Only events of these kinds, separated by commas: `task-failed`, `barrier-passed`, …
+        kind: Option<String>,
+        /// Only events about this task, alone or among others.
+        task: Option<i32>,
+        /// `true` for the newest first; `after` is then the number before which events are returned, or 0 for the
+        /// newest of all.
+        #[serde(default)]
+        newest: bool,
+        /// 1 for a stream of server-sent events, as with `Accept: text/event-stream`.
+        #[serde(default)]
+        stream: u8,
+    }
     /// The number of the last event that the client has.
-    #[serde(default)]
     after: u64,
     /// The maximum number of events; a stream has no end.
-    #[serde(default, deserialize_with = "deserialize_limit")]
-    #[param(minimum = 1)]
-    limit: Option<usize>,
-    /// Only events of these kinds, separated by commas: `task-failed`, `barrier-passed`, …
-    kind: Option<String>,
-    /// Only events about this task, alone or among others.
-    task: Option<i32>,
-    /// `true` for the newest first; `after` is then the number before which events are returned, or 0 for the
-    /// newest of all.
-    #[serde(default)]
-    newest: bool,
-    /// 1 for a stream of server-sent events, as with `Accept: text/event-stream`.
-    #[serde(default)]
-    stream: u8,
+    limit
 }
 
 /// The names of all event kinds.
-static KINDS: LazyLock<BTreeSet<String>> = LazyLock::new(|| openapi::kinds::<EventKind>("kind"));
+static KINDS: LazyLock<BTreeSet<String>> = LazyLock::new(|| openapi::kind_names::<EventKind>("kind"));
 
 /// The conditions on the events of a job.
 struct EventFilter {
@@ -211,7 +177,7 @@ impl EventFilter {
         (status = 200, body = EventsPage, description = "A page of events, or a stream of them"),
         (status = 503, description = "Too many streams are open"),
     ))]
-pub(super) async fn list(
+pub(super) async fn list_or_stream_events(
     State(site): State<AppState>,
     job: JobPath,
     source: ClientNetwork,
@@ -221,8 +187,10 @@ pub(super) async fn list(
     let accepts = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let wanted = EventFilter::new(job.id, &query)?;
     if query.stream == 0 && !accepts.contains("text/event-stream") {
-        let page = if query.newest { newest } else { page };
-        return Ok(Json(page(&site.engine, &job, &wanted, query.after, limit(query.limit))).into_response());
+        let page = if query.newest { newest_events_page } else { events_page };
+        return Ok(
+            Json(page(&site.engine, &job, &wanted, query.after, page_limit(query.limit))).into_response()
+        );
     }
     if query.newest {
         return Err(Problem::bad_query(
@@ -232,16 +200,16 @@ pub(super) async fn list(
     let last = headers.get("last-event-id").and_then(|value| value.to_str().ok()?.parse().ok());
     let follower = EventFollower::new(&site, source, job, wanted, last.unwrap_or(query.after))?;
     let alive = KeepAlive::new().interval(KEEP_ALIVE_INTERVAL).text("alive");
-    Ok(Sse::new(follower.stream()).keep_alive(alive).into_response())
+    Ok(Sse::new(follower.into_stream()).keep_alive(alive).into_response())
 }
 
-fn page(engine: &Engine, job: &JobPath, wanted: &EventFilter, after: u64, limit: usize) -> EventsPage {
-    let (past, _) = engine.follow_job(job.id, after);
+fn events_page(engine: &Engine, job: &JobPath, wanted: &EventFilter, after: u64, limit: usize) -> EventsPage {
+    let (past, _) = engine.subscribe_job_events(job.id, after);
     let gap = past.is_missing_after(after);
     let mut next = past.events.last().map_or(after, |last| last.number);
     let mut events = Vec::new();
     for numbered in past.events.iter().filter(|numbered| wanted.matches(numbered)) {
-        events.push(EventLine::of(numbered, &job.name));
+        events.push(EventLine::from_event(numbered, &job.name));
         if events.len() == limit {
             next = numbered.number;
             break;
@@ -251,13 +219,19 @@ fn page(engine: &Engine, job: &JobPath, wanted: &EventFilter, after: u64, limit:
 }
 
 /// Returns the newest events first: those before number `before`, or the newest of all if that is 0.
-fn newest(engine: &Engine, job: &JobPath, wanted: &EventFilter, before: u64, limit: usize) -> EventsPage {
-    let (past, _) = engine.follow_job(job.id, 0);
+fn newest_events_page(
+    engine: &Engine,
+    job: &JobPath,
+    wanted: &EventFilter,
+    before: u64,
+    limit: usize,
+) -> EventsPage {
+    let (past, _) = engine.subscribe_job_events(job.id, 0);
     let first = past.events.first().map_or(1, |first| first.number);
     let earlier = |numbered: &&NumberedEvent| before == 0 || numbered.number < before;
     let mut found = past.events.iter().rev().filter(earlier).filter(|numbered| wanted.matches(numbered));
     let events: Vec<EventLine> =
-        found.by_ref().take(limit).map(|numbered| EventLine::of(numbered, &job.name)).collect();
+        found.by_ref().take(limit).map(|numbered| EventLine::from_event(numbered, &job.name)).collect();
     // Events that are no longer kept would have been after the last one here.
     let more = found.next().is_some();
     let next = events.last().filter(|_| more).map_or(first, |last| last.number);
@@ -288,9 +262,9 @@ impl EventFollower {
         wanted: EventFilter,
         after: u64,
     ) -> Result<Self, Problem> {
-        let (slot, stop) = site.streams.acquire(source)?;
+        let (slot, stop) = site.streams.acquire_stream(source)?;
         let engine = Arc::clone(&site.engine);
-        let coming = engine.follow(u64::MAX).1;
+        let coming = engine.subscribe_events(u64::MAX).1;
         let name = job.name;
         // A number in the future comes from an earlier server process, so every event here is new to the
         // client.
@@ -307,28 +281,28 @@ impl EventFollower {
             stop,
             _slot: slot,
         };
-        follower.catch_up();
+        follower.collect_kept_events();
         Ok(follower)
     }
 
     /// Collects the kept events since the last one. Returns the number from which they are complete.
-    fn catch_up(&mut self) -> u64 {
-        let (mut past, coming) = self.engine.follow_job(self.wanted.job, self.last);
+    fn collect_kept_events(&mut self) -> u64 {
+        let (mut past, coming) = self.engine.subscribe_job_events(self.wanted.job, self.last);
         self.gap |= past.is_missing_after(self.last);
         past.events.reverse();
         (self.kept, self.incoming) = (past.events, coming);
         past.complete_after
     }
 
-    fn stream(self) -> impl Stream<Item = Result<Event, Infallible>> {
+    fn into_stream(self) -> impl Stream<Item = Result<Event, Infallible>> {
         stream::unfold(self, |mut follower| async move {
-            let event = follower.next().await?;
+            let event = follower.next_sse_event().await?;
             Some((Ok(event), follower))
         })
     }
 
     /// Returns the next event; `None` at the end of the stream.
-    async fn next(&mut self) -> Option<Event> {
+    async fn next_sse_event(&mut self) -> Option<Event> {
         loop {
             if std::mem::take(&mut self.gap) {
                 return Some(Event::default().event("gap").data("{}"));
@@ -346,7 +320,7 @@ impl EventFollower {
                         Ok(numbered) => numbered,
                         Err(RecvError::Lagged(_)) => {
                             let before = self.last;
-                            let whole_after = self.catch_up();
+                            let whole_after = self.collect_kept_events();
                             self.engine.count_missed_events(whole_after.saturating_sub(before));
                             continue;
                         }
@@ -359,13 +333,13 @@ impl EventFollower {
             }
             self.last = numbered.number;
             if self.wanted.matches(&numbered) {
-                return Some(to_sse(&EventLine::of(&numbered, &self.name)));
+                return Some(to_sse_event(&EventLine::from_event(&numbered, &self.name)));
             }
         }
     }
 }
 
-fn to_sse(line: &EventLine) -> Event {
+fn to_sse_event(line: &EventLine) -> Event {
     let kind = line.what.kind();
     // Strings and numbers always serialize.
     let data = serde_json::to_string(line).unwrap_or_default();
@@ -390,7 +364,7 @@ mod tests {
     async fn events_are_found_by_kind_and_task_and_from_the_newest_on() {
         let engine = Engine::new(Clock::start());
         let job = |name: &str| {
-            let id = engine.declare(name.parse().unwrap(), JobSettings::new(4)).unwrap();
+            let id = engine.declare_job(name.parse().unwrap(), JobSettings::new(4)).unwrap();
             JobPath { id, name: name.parse().unwrap() }
         };
         // The first four events are about the creation of the jobs.
@@ -406,9 +380,9 @@ mod tests {
                 expires_in: None,
                 end_run: true,
             };
-            engine.act(job.id, by(), Reason::try_from("r".to_owned()).unwrap(), act).unwrap();
+            engine.perform_command(job.id, by(), Reason::try_from("r".to_owned()).unwrap(), act).unwrap();
         }
-        let all = page(&engine, &job, &EventFilter::new(job.id, &query(None, None)).unwrap(), 0, 100);
+        let all = events_page(&engine, &job, &EventFilter::new(job.id, &query(None, None)).unwrap(), 0, 100);
         let excluded: Vec<u64> = all
             .events
             .iter()
@@ -418,16 +392,16 @@ mod tests {
         assert_eq!(excluded.len(), 3, "{all:?}");
 
         let wanted = EventFilter::new(job.id, &query(Some("excluded,readmitted"), None)).unwrap();
-        assert_eq!(numbers(&page(&engine, &job, &wanted, 0, 100)), excluded);
+        assert_eq!(numbers(&events_page(&engine, &job, &wanted, 0, 100)), excluded);
         let backwards: Vec<u64> = excluded.iter().rev().copied().collect();
-        let first = newest(&engine, &job, &wanted, 0, 2);
+        let first = newest_events_page(&engine, &job, &wanted, 0, 2);
         assert_eq!(numbers(&first), backwards[..2]);
-        let second = newest(&engine, &job, &wanted, first.next, 2);
+        let second = newest_events_page(&engine, &job, &wanted, first.next, 2);
         assert_eq!((numbers(&second), second.gap), (backwards[2..].to_vec(), false));
-        assert!(newest(&engine, &job, &wanted, second.next, 2).events.is_empty());
+        assert!(newest_events_page(&engine, &job, &wanted, second.next, 2).events.is_empty());
 
         let wanted = EventFilter::new(job.id, &query(None, Some(2))).unwrap();
-        assert_eq!(numbers(&page(&engine, &job, &wanted, 0, 100)), excluded[1..2]);
+        assert_eq!(numbers(&events_page(&engine, &job, &wanted, 0, 100)), excluded[1..2]);
         let wrong = EventFilter::new(job.id, &query(Some("exploded"), None)).err().unwrap();
         assert!(wrong.detail.contains("task-failed"), "{wrong:?}");
     }
@@ -435,18 +409,19 @@ mod tests {
     #[test]
     fn streams_are_bounded_in_all_and_for_each_source() {
         let streams = EventStreamLimiter::new(2 * EventStreamLimiter::MIN_PER_NETWORK);
-        let [a, b, c] = [1, 2, 3].map(|host| ClientNetwork::of([10, 0, 0, host].into()));
+        let [a, b, c] = [1, 2, 3].map(|host| ClientNetwork::of_address([10, 0, 0, host].into()));
         let half = 0..EventStreamLimiter::MIN_PER_NETWORK;
-        let mut held: Vec<_> = half.clone().map(|_| streams.acquire(a).map_err(|_| ()).unwrap()).collect();
-        assert!(streams.acquire(a).is_err(), "half of all is for one source");
-        held.extend(half.map(|_| streams.acquire(b).map_err(|_| ()).unwrap()));
-        assert!(streams.acquire(c).is_err());
+        let mut held: Vec<_> =
+            half.clone().map(|_| streams.acquire_stream(a).map_err(|_| ()).unwrap()).collect();
+        assert!(streams.acquire_stream(a).is_err(), "half of all is for one source");
+        held.extend(half.map(|_| streams.acquire_stream(b).map_err(|_| ()).unwrap()));
+        assert!(streams.acquire_stream(c).is_err());
         assert_eq!(
-            streams.open(),
+            streams.open_and_maximum(),
             (2 * EventStreamLimiter::MIN_PER_NETWORK, 2 * EventStreamLimiter::MIN_PER_NETWORK)
         );
         held.clear();
-        assert!(streams.acquire(c).is_ok() && lock(&streams.open).is_empty());
+        assert!(streams.acquire_stream(c).is_ok() && lock_counts(&streams.open).is_empty());
     }
 
     #[test]

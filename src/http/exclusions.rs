@@ -1,21 +1,21 @@
-//! The REST resource of exclusions: list, preview, create, lift.
+//! The REST resource of exclusions: lists, previews, creates and lifts them.
 //!
-//! It contains no rule of exclusion: `coordination` does. The pages call the same functions. Begin at `create`,
-//! then `exclude`.
+//! `coordination` has the rules of exclusions. The pages call the functions of this module too. Begin at
+//! `create_exclusion`, then `exclude`.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde::{Deserialize, Serialize};
+use axum::{Extension, Json};
+use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
-use super::actor::RequestActor;
+use super::api::{ExclusionsPage, NewExclusion};
 use super::extract::{JobPath, JsonBody, PathItem, QueryParams};
-use super::pagination::{deserialize_limit, paginate};
+use super::pagination::{page_query, paginate};
 use super::{AppState, Problem};
 use crate::coordination::{
     CommandOutcome, ExclusionId, ExclusionPreview, ExclusionTarget, ExclusionView, JobReader,
@@ -26,65 +26,32 @@ use crate::service::ActorContext;
 /// The maximum duration of an exclusion with an expiry: a year, in seconds.
 const SECONDS_MAX: u64 = 366 * 24 * 60 * 60;
 
-/// A request for an exclusion.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct NewExclusion {
-    /// A task, by its number; either this or `host`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub task: Option<i32>,
-    /// A host, by its IP address: every task that registers from it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub host: Option<String>,
-    /// The reason: one line of at most 500 bytes, which the excluded process receives.
-    #[schema(value_type = String)]
-    pub reason: Reason,
-    /// The duration in seconds; without it the exclusion holds until it is lifted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub expires_in_seconds: Option<u64>,
-    /// Exclude even if that ends the run.
-    #[serde(default)]
-    pub end_run: bool,
-    /// Return the effects without excluding.
-    #[serde(default)]
-    pub dry_run: bool,
-}
-
 impl NewExclusion {
     fn target(&self) -> Result<ExclusionTarget, Problem> {
         match (self.task, &self.host) {
             (Some(task), None) => Ok(ExclusionTarget::Task(TaskId(task))),
             (None, Some(host)) => match host.parse::<IpAddr>() {
                 Ok(address) => Ok(ExclusionTarget::host(address)),
-                Err(_) => Err(Problem::unusable(format!(
+                Err(_) => Err(Problem::invalid_request(format!(
                     "{host:?} is no IP address: a host is excluded by the address that its tasks register from, without \
                      a port (see the tasks of the job)"
                 ))),
             },
-            _ => Err(Problem::unusable("give either \"task\": NUMBER or \"host\": \"IP ADDRESS\"")),
+            _ => Err(Problem::invalid_request("give either \"task\": NUMBER or \"host\": \"IP ADDRESS\"")),
         }
     }
 
-    fn expires_in(&self) -> Result<Option<Duration>, Problem> {
+    fn duration(&self) -> Result<Option<Duration>, Problem> {
         match self.expires_in_seconds {
-            Some(0) => {
-                Err(Problem::unusable("expires_in_seconds must be at least 1; leave it out for no end"))
-            }
-            Some(seconds) if seconds > SECONDS_MAX => {
-                Err(Problem::unusable(format!("expires_in_seconds can be {SECONDS_MAX} (a year) at most")))
-            }
+            Some(0) => Err(Problem::invalid_request(
+                "expires_in_seconds must be at least 1; leave it out for no end",
+            )),
+            Some(seconds) if seconds > SECONDS_MAX => Err(Problem::invalid_request(format!(
+                "expires_in_seconds can be {SECONDS_MAX} (a year) at most"
+            ))),
             seconds => Ok(seconds.map(Duration::from_secs)),
         }
     }
-}
-
-/// A page of a job's exclusions, by number.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct ExclusionsPage {
-    /// The exclusions of this page.
-    pub exclusions: Vec<ExclusionView>,
-    /// The value of `after` for the next page; none on the last page.
-    pub next: Option<ExclusionId>,
 }
 
 /// The states of exclusions to return.
@@ -102,21 +69,18 @@ pub(super) enum ExclusionFilter {
     All,
 }
 
-/// The query parameters of exclusions.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(super) struct ExclusionsQuery {
-    /// `in-force` (the default), `over` or `all`.
-    #[serde(default)]
-    #[param(inline)]
-    state: ExclusionFilter,
+page_query! {
+    /// The query parameters of exclusions.
+    ExclusionsQuery {
+        /// `in-force` (the default), `over` or `all`.
+        #[serde(default)]
+        #[param(inline)]
+        state: ExclusionFilter,
+    }
     /// The number of the last exclusion that the client has.
     after: Option<u64>,
     /// The maximum number of exclusions.
-    #[serde(default, deserialize_with = "deserialize_limit")]
-    #[param(minimum = 1)]
-    limit: Option<usize>,
+    limit
 }
 
 /// The reason of a change whose request has no body.
@@ -144,14 +108,14 @@ pub(super) struct ReasonQuery {
         (status = 409, description = "It is refused: it would end the run, or there is one already"),
         (status = 422, description = "There is no such task or address"),
     ))]
-pub(super) async fn create(
+pub(super) async fn create_exclusion(
     State(site): State<AppState>,
     job: JobPath,
-    RequestActor(author): RequestActor,
+    Extension(author): Extension<ActorContext>,
     JsonBody(new): JsonBody<NewExclusion>,
 ) -> Result<Response, Problem> {
     if new.dry_run {
-        return Ok(Json(preview(&site, &job, &author, &new)?).into_response());
+        return Ok(Json(preview_exclusion(&site, &job, &author, &new)?).into_response());
     }
     let view = exclude(&site, &job, &author, new)?;
     let place = [(header::LOCATION, format!("/api/v1/jobs/{}/exclusions/{}", job.name, view.id))];
@@ -159,14 +123,14 @@ pub(super) async fn create(
 }
 
 /// Returns the effects that an exclusion would have.
-pub(super) fn preview(
+pub(super) fn preview_exclusion(
     site: &AppState,
     job: &JobPath,
     author: &ActorContext,
     new: &NewExclusion,
 ) -> Result<ExclusionPreview, Problem> {
     let target = new.target()?;
-    new.expires_in()?;
+    new.duration()?;
     Ok(site
         .engine
         .read(|core, now| core.preview_exclusion(now, job.id, &author.actor, &new.reason, target))?)
@@ -179,12 +143,16 @@ pub(super) fn exclude(
     author: &ActorContext,
     new: NewExclusion,
 ) -> Result<ExclusionView, Problem> {
-    let (target, expires_in) = (new.target()?, new.expires_in()?);
+    let (target, expires_in) = (new.target()?, new.duration()?);
     let act = OperatorCommand::Exclude { target, expires_in, end_run: new.end_run };
-    let view = site.operations.act(job.operation(author, new.reason, act), |after, done| match done {
-        CommandOutcome::Excluded(id) => after.and_then(|after| with_id(after, id)),
-        _ => None,
-    })?;
+    let view =
+        site.operations.perform_audited(
+            job.operation(author, new.reason, act),
+            |after, done| match done {
+                CommandOutcome::Excluded(id) => after.and_then(|after| exclusion_with_id(after, id)),
+                _ => None,
+            },
+        )?;
     view.ok_or_else(Problem::internal)
 }
 
@@ -192,7 +160,7 @@ pub(super) fn exclude(
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/exclusions", operation_id = "exclusions_list", tag = "exclusions",
     params(("job" = String, Path, description = "The job's name"), ExclusionsQuery),
     responses((status = 200, body = ExclusionsPage, description = "A page of exclusions, by number")))]
-pub(super) async fn list(
+pub(super) async fn list_exclusions(
     State(site): State<AppState>,
     job: JobPath,
     QueryParams(query): QueryParams<ExclusionsQuery>,
@@ -213,12 +181,12 @@ pub(super) async fn list(
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/exclusions/{id}", operation_id = "exclusions_show", tag = "exclusions",
     params(("job" = String, Path, description = "The job's name"), ("id" = u64, Path, description = "Its number")),
     responses((status = 200, body = ExclusionView, description = "The exclusion"), (status = 404, description = "There is none")))]
-pub(super) async fn show(
+pub(super) async fn show_exclusion(
     State(site): State<AppState>,
     job: JobPath,
     PathItem(id): PathItem<u64>,
 ) -> Result<Json<ExclusionView>, Problem> {
-    find(&site, &job, ExclusionId(id)).map(Json)
+    find_exclusion(&site, &job, ExclusionId(id)).map(Json)
 }
 
 /// Lift an exclusion
@@ -231,12 +199,12 @@ pub(super) async fn show(
         (status = 404, description = "There is none"),
         (status = 409, description = "It is over already"),
     ))]
-pub(super) async fn lift(
+pub(super) async fn lift_exclusion(
     State(site): State<AppState>,
     job: JobPath,
     PathItem(id): PathItem<u64>,
     QueryParams(because): QueryParams<ReasonQuery>,
-    RequestActor(author): RequestActor,
+    Extension(author): Extension<ActorContext>,
 ) -> Result<Json<ExclusionView>, Problem> {
     readmit(&site, &job, ExclusionId(id), &author, because.reason).map(Json)
 }
@@ -250,18 +218,24 @@ pub(super) fn readmit(
     reason: Reason,
 ) -> Result<ExclusionView, Problem> {
     let operation = job.operation(author, reason, OperatorCommand::Readmit { exclusion: id });
-    let view = site.operations.act(operation, |after, _| after.and_then(|after| with_id(after, id)))?;
+    let view = site
+        .operations
+        .perform_audited(operation, |after, _| after.and_then(|after| exclusion_with_id(after, id)))?;
     view.ok_or_else(Problem::internal)
 }
 
-pub(super) fn find(site: &AppState, job: &JobPath, id: ExclusionId) -> Result<ExclusionView, Problem> {
-    site.read_job(job, |look| with_id(look, id))?.ok_or_else(|| {
+pub(super) fn find_exclusion(
+    site: &AppState,
+    job: &JobPath,
+    id: ExclusionId,
+) -> Result<ExclusionView, Problem> {
+    site.read_job(job, |look| exclusion_with_id(look, id))?.ok_or_else(|| {
         let text = format!("there is no exclusion {id} in job {} (or it is over and forgotten)", job.name);
         Problem::not_found("no-such-exclusion", text)
     })
 }
 
-fn with_id(job: JobReader<'_>, id: ExclusionId) -> Option<ExclusionView> {
+fn exclusion_with_id(job: JobReader<'_>, id: ExclusionId) -> Option<ExclusionView> {
     job.exclusions().into_iter().find(|exclusion| exclusion.id == id)
 }
 
@@ -276,7 +250,7 @@ mod tests {
         Actor, ActorOrigin, CallOutcome, Caller, JobId, JobSettings, Request, TaskIncarnation,
     };
     use crate::engine::{AnswerInbox, CallStatus, Engine};
-    use crate::http::{ServerInfo, Version};
+    use crate::http::api::{ServerInfo, Version};
 
     fn operator() -> Actor {
         Actor { who: "alice".into(), address: None, means: ActorOrigin::Api }
@@ -295,7 +269,7 @@ mod tests {
     impl AnswerInbox for DeletesJob {
         fn deliver(&self, _slot: u64, _outcome: CallOutcome) {
             let delete = OperatorCommand::DeleteJob { force: true };
-            let _ = self.engine.act(self.job, operator(), because(), delete);
+            let _ = self.engine.perform_command(self.job, operator(), because(), delete);
         }
     }
 
@@ -303,9 +277,9 @@ mod tests {
     async fn an_exclusion_is_answered_as_made_whatever_happens_to_the_job_next() {
         let engine = Engine::new(Clock::start());
         let name: crate::coordination::JobName = "a".parse().unwrap();
-        let job = engine.declare(name.clone(), JobSettings::new(2)).unwrap();
+        let job = engine.declare_job(name.clone(), JobSettings::new(2)).unwrap();
         let peer = SocketAddr::from(([10, 0, 0, 1], 1));
-        let caller = Caller { connection: engine.connection_opened(peer), claim: None };
+        let caller = Caller { connection: engine.register_connection(peer), claim: None };
         let inbox: Arc<dyn AnswerInbox> = Arc::new(DeletesJob { engine: Arc::clone(&engine), job });
         let register =
             Request::Register { task: TaskId(0), incarnation: TaskIncarnation(1), recoverable: false };
@@ -326,7 +300,7 @@ mod tests {
         let made = exclude(&site, &JobPath { id: job, name }, &author, new).expect("it was made");
         assert_eq!((made.target, made.ended), (ExclusionTarget::Task(TaskId(0)), None));
         assert_eq!(engine.read(|core, _| core.jobs().count()), 0, "the job is gone meanwhile");
-        let lines = site.operations.audit.latest(usize::MAX, |_| true);
+        let lines = site.operations.audit.latest_lines(usize::MAX, |_| true);
         let line = lines.first().expect("it is in the audit");
         assert_eq!((&*line.act, &*line.subject, &*line.detail), ("exclude", "task 0", "exclusion 1"));
     }

@@ -1,7 +1,7 @@
-//! Holds the extractors of handlers: job and item of the path, query, JSON body, form. Every rejection is a problem
-//! document.
+//! The extractors of the handlers: they parse the job and the item in the path, the query, a JSON body, or a form.
+//! If parsing fails, the answer is a problem document.
 //!
-//! It does not read bodies (`body.rs`). Begin at `JobPath`, then `QueryParams`.
+//! `body.rs` reads the bodies. Begin at `JobPath`, then `QueryParams`.
 
 use axum::Json;
 use axum::extract::rejection::JsonRejection;

@@ -1,7 +1,7 @@
-//! Security headers of every response.
+//! Adds security headers to every response.
 //!
-//! It adds no entity tags. The referrer policy is `same-origin`: with `no-referrer`, browsers send `Origin: null`
-//! with this server's own forms.
+//! `etag.rs` adds entity tags. The referrer policy is `same-origin`. With `no-referrer`, browsers would send
+//! `Origin: null` with the forms of this server.
 
 use axum::http::header::{self, HeaderMap, HeaderName, HeaderValue};
 

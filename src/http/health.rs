@@ -1,6 +1,6 @@
-//! Serves `/healthz/live` and `/healthz/ready` and holds `ServerReadiness`.
+//! Serves `/healthz/live` and `/healthz/ready`, and holds `ServerReadiness`, the state that they report.
 //!
-//! It does not serve gRPC health (`grpc`), which reads the same `ServerReadiness`. Begin at `ServerReadiness`.
+//! The health service of the gRPC port (`grpc`) reads the same `ServerReadiness`. Begin at `ServerReadiness`.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -19,19 +19,19 @@ pub struct ServerReadiness(AtomicU8);
 
 impl ServerReadiness {
     /// Records that every listener is bound.
-    pub fn started(&self) {
+    pub fn mark_ready(&self) {
         // A stop that came first prevails.
         let _ = self.0.compare_exchange(STARTING, READY, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// Records that the server stops.
-    pub fn stopping(&self) {
+    pub fn mark_stopping(&self) {
         self.0.store(STOPPING, Ordering::Relaxed);
     }
 
     /// Returns why the server is not ready; `None` if it is.
     #[must_use]
-    pub fn reason(&self) -> Option<&'static str> {
+    pub fn not_ready_reason(&self) -> Option<&'static str> {
         match self.0.load(Ordering::Relaxed) {
             READY => None,
             STOPPING => Some("the server is stopping"),
@@ -41,15 +41,15 @@ impl ServerReadiness {
 }
 
 /// Serves `GET /healthz/live`.
-pub(super) async fn live() -> &'static str {
+pub(super) async fn answer_liveness() -> &'static str {
     "alive\n"
 }
 
 /// Serves `GET /healthz/ready`.
 ///
 /// A failing audit file is mentioned and does not make the server unready: tasks are served all the same.
-pub(super) async fn ready(State(site): State<AppState>) -> Result<String, Problem> {
-    match site.readiness.reason() {
+pub(super) async fn answer_readiness(State(site): State<AppState>) -> Result<String, Problem> {
+    match site.readiness.not_ready_reason() {
         None => Ok(match site.operations.audit.write_error() {
             None => "ready\n".into(),
             Some(why) => format!("ready\nthe audit file cannot be written: {why}\n"),
@@ -70,7 +70,8 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::engine::Engine;
-    use crate::http::{ServerInfo, Version, router};
+    use crate::http::api::{ServerInfo, Version};
+    use crate::http::router;
 
     #[tokio::test]
     async fn the_probe_says_why_the_server_is_not_ready() {
@@ -89,9 +90,9 @@ mod tests {
         };
         let (status, body) = probe().await;
         assert!(status == 503 && body.contains("the server is starting"), "{body}");
-        readiness.started();
+        readiness.mark_ready();
         assert_eq!(probe().await, (200, "ready\n".into()));
-        readiness.stopping();
+        readiness.mark_stopping();
         let (status, body) = probe().await;
         assert!(status == 503 && body.contains("the server is stopping"), "{body}");
         assert!(body.contains("\"instance\":\"/healthz/ready\""), "{body}");
@@ -100,11 +101,11 @@ mod tests {
     #[test]
     fn a_server_that_stops_never_becomes_ready() {
         let readiness = ServerReadiness::default();
-        assert!(readiness.reason().is_some_and(|reason| reason.contains("starting")));
-        readiness.started();
-        assert_eq!(readiness.reason(), None);
-        readiness.stopping();
-        readiness.started();
-        assert!(readiness.reason().is_some_and(|reason| reason.contains("stopping")));
+        assert!(readiness.not_ready_reason().is_some_and(|reason| reason.contains("starting")));
+        readiness.mark_ready();
+        assert_eq!(readiness.not_ready_reason(), None);
+        readiness.mark_stopping();
+        readiness.mark_ready();
+        assert!(readiness.not_ready_reason().is_some_and(|reason| reason.contains("stopping")));
     }
 }

@@ -1,59 +1,44 @@
-//! Serves jobs: list, view, create, change, delete.
+//! Serves jobs: lists, shows, creates, changes and deletes them.
 //!
-//! It does not hold jobs (`engine`) and does not validate settings beyond their syntax. Begin at `list`, then
-//! `change`.
+//! `engine` stores the jobs. This module checks only the syntax of settings. Begin at `list_jobs`, then
+//! `change_settings`.
 
-use std::collections::BTreeSet;
-
-use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde::{Deserialize, Serialize};
-use utoipa::{IntoParams, ToSchema};
+use axum::{Extension, Json};
+use serde::Deserialize;
+use utoipa::IntoParams;
 
-use super::actor::RequestActor;
+use super::api::{JobPatch, JobsPage, NewJob, SettingsBody};
 use super::extract::{JobPath, JsonBody, QueryParams};
-use super::pagination::{deserialize_limit, paginate};
+use super::pagination::{page_query, paginate};
 use super::{AppState, Problem};
 use crate::coordination::{
-    AutoExcludeRule, Bounds, CommandOutcome, ErrorDelivery, JobName, JobReader, JobSettings, JobSummary,
-    JobView, OperatorCommand, Reason, RunState, SettingsChange, TASKS_MAX,
+    CommandOutcome, JobBounds, JobReader, JobSettings, JobSummary, JobView, OperatorCommand, Reason,
+    RunState, SettingsChange, TASKS_MAX,
 };
-use crate::service::Operation;
+use crate::service::{ActorContext, Operation};
 use crate::text::parse_duration;
 
-/// A page of jobs, by name.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct JobsPage {
-    /// The jobs of this page.
-    pub jobs: Vec<JobSummary>,
-    /// The value of `after` for the next page; none on the last page.
-    #[serde(default)]
-    pub next: Option<JobName>,
-}
-
-/// The query parameters of jobs.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(super) struct JobsQuery {
-    /// Only jobs whose present run is in this state: `forming`, `running`, `completed`, `failed` or
-    /// `abandoned`.
-    #[param(value_type = Option<String>)]
-    state: Option<RunState>,
+page_query! {
+    /// The query parameters of jobs.
+    JobsQuery {
+        /// Only jobs whose present run is in this state: `forming`, `running`, `completed`, `failed` or
+        /// `abandoned`.
+        #[param(value_type = Option<String>)]
+        state: Option<RunState>,
+    }
     /// The name of the last job that the client has.
     after: Option<String>,
     /// The maximum number of jobs.
-    #[serde(default, deserialize_with = "deserialize_limit")]
-    #[param(minimum = 1)]
-    limit: Option<usize>,
+    limit
 }
 
 /// The summaries of all jobs
 #[utoipa::path(get, path = "/api/v1/jobs", operation_id = "jobs_list", tag = "jobs", params(JobsQuery),
     responses((status = 200, body = JobsPage, description = "A page of jobs, by name")))]
-pub(super) async fn list(
+pub(super) async fn list_jobs(
     State(site): State<AppState>,
     QueryParams(query): QueryParams<JobsQuery>,
 ) -> Result<Json<JobsPage>, Problem> {
@@ -72,57 +57,19 @@ pub(super) async fn list(
 #[utoipa::path(get, path = "/api/v1/jobs/{job}", operation_id = "jobs_show", tag = "jobs",
     params(("job" = String, Path, description = "The job's name")),
     responses((status = 200, body = JobView, description = "The job"), (status = 404, description = "There is none")))]
-pub(super) async fn show(State(site): State<AppState>, job: JobPath) -> Result<Json<JobView>, Problem> {
+pub(super) async fn show_job(State(site): State<AppState>, job: JobPath) -> Result<Json<JobView>, Problem> {
     let view = site.engine.read(|core, now| core.job_view(job.id, now));
     view.map(Json).ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
 }
 
-/// Settings of a job; a missing one is unchanged, or has its default in a new job. Durations are written as
-/// `90s` or `5m`.
-#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct SettingsBody {
-    /// The number of tasks.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tasks: Option<u32>,
-    /// Tasks may fail and come back without ending the run.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub recoverable: Option<bool>,
-    /// A task that is silent for this long has failed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub heartbeat_timeout: Option<String>,
-    /// The time that tasks wait for one another when they register.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub register_timeout: Option<String>,
-    /// The time that tasks wait for one another when they shut down; `0s` for no wait.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub shutdown_timeout: Option<String>,
-    /// The time that a task has to reconnect after its connection broke; `off` if only heartbeats count.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub disconnect_grace: Option<String>,
-    /// The way in which errors reach tasks: `auto`, `hold` or `cancel`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub error_delivery: Option<ErrorDelivery>,
-    /// Findings whose task is excluded automatically: `stalled-task`, `chronic-straggler`, `restart-storm`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub auto_exclude: Option<BTreeSet<AutoExcludeRule>>,
-    /// The duration of an automatic exclusion.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub auto_exclude_for: Option<String>,
-    /// The bounds of the job, by name (`keys`, `store-bytes`, …).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Object>)]
-    pub bounds: Option<serde_json::Map<String, serde_json::Value>>,
-}
-
 impl SettingsBody {
-    fn change(self, present: &JobSettings) -> Result<SettingsChange, Problem> {
+    fn into_settings_change(self, present: &JobSettings) -> Result<SettingsChange, Problem> {
         let duration = |name: &str, text: Option<String>| {
             let read = text.map(|text| parse_duration(&text)).transpose();
-            read.map_err(|wrong| Problem::unusable(format!("{name}: {wrong}")))
+            read.map_err(|wrong| Problem::invalid_request(format!("{name}: {wrong}")))
         };
         if self.tasks.is_some_and(|tasks| tasks == 0 || tasks > TASKS_MAX) {
-            return Err(Problem::unusable(format!("tasks: write a number from 1 to {TASKS_MAX}")));
+            return Err(Problem::invalid_request(format!("tasks: write a number from 1 to {TASKS_MAX}")));
         }
         let disconnect_grace = match self.disconnect_grace.as_deref() {
             Some("off") => Some(None),
@@ -138,6 +85,7 @@ impl SettingsBody {
             error_delivery: self.error_delivery,
             auto_exclude: self.auto_exclude,
             auto_exclude_for: duration("auto_exclude_for", self.auto_exclude_for)?,
+            transfers_with: self.transfers_with,
             bounds: self.bounds.map(|given| merge_bounds(&present.bounds, given)).transpose()?,
         })
     }
@@ -145,28 +93,14 @@ impl SettingsBody {
 
 /// Returns the bounds with some of them replaced.
 fn merge_bounds(
-    present: &Bounds,
+    present: &JobBounds,
     given: serde_json::Map<String, serde_json::Value>,
-) -> Result<Bounds, Problem> {
+) -> Result<JobBounds, Problem> {
     let Ok(serde_json::Value::Object(mut all)) = serde_json::to_value(present) else {
         return Err(Problem::internal());
     };
     all.extend(given);
-    serde_json::from_value(all.into()).map_err(|error| Problem::unusable(format!("bounds: {error}")))
-}
-
-/// A request for a new job.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct NewJob {
-    /// The name: letters, digits and hyphens, as in a host name.
-    #[schema(value_type = String)]
-    pub name: JobName,
-    /// The settings; `tasks` is required.
-    pub settings: SettingsBody,
-    /// The reason: one line of at most 500 bytes.
-    #[schema(value_type = String)]
-    pub reason: Reason,
+    serde_json::from_value(all.into()).map_err(|error| Problem::invalid_request(format!("bounds: {error}")))
 }
 
 /// Create a job
@@ -177,34 +111,23 @@ pub struct NewJob {
         (status = 201, body = JobSummary, description = "The job in short"),
         (status = 409, description = "There is a job of that name, or there are too many"),
     ))]
-pub(super) async fn create(
+pub(super) async fn create_job(
     State(site): State<AppState>,
-    RequestActor(author): RequestActor,
+    Extension(author): Extension<ActorContext>,
     JsonBody(new): JsonBody<NewJob>,
 ) -> Result<Response, Problem> {
     let Some(tasks) = new.settings.tasks else {
-        return Err(Problem::unusable("settings.tasks is required: how many tasks the job has"));
+        return Err(Problem::invalid_request("settings.tasks is required: how many tasks the job has"));
     };
     let defaults = JobSettings::new(tasks);
-    let change = new.settings.change(&defaults)?;
-    let settings = change.apply_to(&defaults).map_err(Problem::unusable)?;
+    let change = new.settings.into_settings_change(&defaults)?;
+    let settings = change.apply_to(&defaults).map_err(Problem::invalid_request)?;
     let name = new.name;
     let view = |job: Option<JobReader<'_>>| job.map(|job| job.summary());
     let summary = site.operations.create_job(&name, settings, &author, new.reason, view)?;
     let summary = summary.ok_or_else(Problem::internal)?;
     let place = [(header::LOCATION, format!("/api/v1/jobs/{name}"))];
     Ok((StatusCode::CREATED, place, Json(summary)).into_response())
-}
-
-/// A request to change settings.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct JobPatch {
-    /// The new values.
-    pub settings: SettingsBody,
-    /// The reason: one line of at most 500 bytes.
-    #[schema(value_type = String)]
-    pub reason: Reason,
 }
 
 /// Change settings of a job
@@ -218,18 +141,18 @@ pub struct JobPatch {
         (status = 200, body = JobSettings, description = "The settings that hold now"),
         (status = 409, description = "A run in progress does not allow it"),
     ))]
-pub(super) async fn change(
+pub(super) async fn change_settings(
     State(site): State<AppState>,
     job: JobPath,
-    RequestActor(author): RequestActor,
+    Extension(author): Extension<ActorContext>,
     JsonBody(patch): JsonBody<JobPatch>,
 ) -> Result<Json<JobSettings>, Problem> {
     let present = site.read_job(&job, |look| look.settings().clone())?;
     let subject = serde_json::to_string(&patch.settings).unwrap_or_default();
-    let change = Box::new(patch.settings.change(&present)?);
+    let change = Box::new(patch.settings.into_settings_change(&present)?);
     let operation = job.operation(&author, patch.reason, OperatorCommand::Configure(change));
     let operation = Operation { subject: Some(subject), ..operation };
-    match site.operations.act(operation, |_, done| done)? {
+    match site.operations.perform_audited(operation, |_, done| done)? {
         CommandOutcome::Configured(settings) => Ok(Json(*settings)),
         _ => Err(Problem::internal()),
     }
@@ -257,13 +180,13 @@ pub(super) struct DeleteQuery {
         (status = 204, description = "It is gone"),
         (status = 409, description = "Tasks are connected, and it was not said to do it by force"),
     ))]
-pub(super) async fn delete(
+pub(super) async fn delete_job(
     State(site): State<AppState>,
     job: JobPath,
     QueryParams(how): QueryParams<DeleteQuery>,
-    RequestActor(author): RequestActor,
+    Extension(author): Extension<ActorContext>,
 ) -> Result<StatusCode, Problem> {
     let act = OperatorCommand::DeleteJob { force: how.force };
-    site.operations.act(job.operation(&author, how.reason, act), |_, _| ())?;
+    site.operations.perform_audited(job.operation(&author, how.reason, act), |_, _| ())?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -1,53 +1,36 @@
-//! Serves the key-value store of the present run: a level of the tree, one value, change and deletion.
+//! Serves the key-value store of the present run: lists one level of its tree, and reads, changes and deletes
+//! single values.
 //!
-//! A key stands in the path, percent-encoded where it must be; keys need not be text. Redacted values are never
-//! read (`redaction.rs`). Begin at `list`, then `value`.
+//! The path contains the key, percent-encoded where necessary, because keys need not be text. A redacted value is
+//! never read; `redaction.rs` decides which values are redacted. Begin at `list_keys`, then `read_value`.
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
+use axum::{Extension, Json};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use percent_encoding::percent_decode_str;
-use serde::{Deserialize, Serialize};
-use utoipa::{IntoParams, ToSchema};
+use serde::Deserialize;
+use utoipa::IntoParams;
 
-use super::actor::RequestActor;
+use super::api::{KeyInfo, KeyView, KeysPage, NewValue};
 use super::exclusions::ReasonQuery;
 use super::extract::{JobPath, JsonBody, QueryParams};
-use super::pagination::{deserialize_limit, limit};
+use super::pagination::{page_limit, page_query};
 use super::{AppState, Problem};
-use crate::coordination::{KeyEntry, OperatorCommand, Reason, TaskId, Timestamp};
+use crate::coordination::{KeyEntry, OperatorCommand};
+use crate::service::ActorContext;
+use crate::text::percent_encode;
 
 /// The default maximum of a shown value, in bytes.
 const SHOWN_BYTES: usize = 64 << 10;
 /// The upper limit of that maximum, in bytes.
 const SHOWN_BYTES_MAX: usize = 4 << 20;
 
-/// A key, without its value.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct KeyInfo {
-    /// The key as text; a directory ends with a slash. Bytes that are no text are replaced.
-    pub key: String,
-    /// The key's bytes in base64, if it is not text.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub key_base64: Option<String>,
-    /// The length of the value in bytes; none for a directory.
-    pub value_bytes: Option<usize>,
-    /// The time of the last write.
-    pub written_at: Option<Timestamp>,
-    /// The task that wrote the value, if known.
-    pub written_by: Option<TaskId>,
-    /// The number of keys below a directory.
-    pub keys_below: usize,
-    /// The total length of their values in bytes.
-    pub bytes_below: usize,
-}
-
 impl From<KeyEntry> for KeyInfo {
     fn from(line: KeyEntry) -> Self {
-        let (key, key_base64) = text_of(&line.key);
+        let (key, key_base64) = key_text_and_base64(&line.key);
         Self {
             key,
             key_base64,
@@ -60,40 +43,27 @@ impl From<KeyEntry> for KeyInfo {
     }
 }
 
-fn text_of(key: &[u8]) -> (String, Option<String>) {
+fn key_text_and_base64(key: &[u8]) -> (String, Option<String>) {
     match std::str::from_utf8(key) {
         Ok(text) => (text.to_owned(), None),
         Err(_) => (String::from_utf8_lossy(key).into_owned(), Some(STANDARD.encode(key))),
     }
 }
 
-/// A page of keys, in byte order.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct KeysPage {
-    /// The keys of this page.
-    pub keys: Vec<KeyInfo>,
-    /// The value of `after` for the next page, percent-encoded; none on the last page.
-    pub next: Option<String>,
-}
-
-/// The query parameters of keys.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(super) struct KeysQuery {
-    /// The directory; the root if it is missing.
-    #[serde(default)]
-    prefix: String,
-    /// Return every key of the tree instead of one level with its directories.
-    #[serde(default)]
-    recursive: bool,
+page_query! {
+    /// The query parameters of keys.
+    KeysQuery {
+        /// The directory; the root if it is missing.
+        #[serde(default)]
+        prefix: String,
+        /// Return every key of the tree instead of one level with its directories.
+        #[serde(default)]
+        recursive: bool,
+    }
     /// The `next` of the page before.
-    #[serde(default)]
     after: String,
     /// The maximum number of keys.
-    #[serde(default, deserialize_with = "deserialize_limit")]
-    #[param(minimum = 1)]
-    limit: Option<usize>,
+    limit
 }
 
 /// The keys of the present run, by directory, with sizes
@@ -102,48 +72,20 @@ pub(super) struct KeysQuery {
     responses((status = 200, body = KeysPage, description = "A page of keys and directories, in byte order, as they were at one \
         moment, with the sizes of that moment. The pages of a listing are of several moments: a key that is there all the while \
         is listed once, and one that is written or deleted meanwhile may be listed or not.")))]
-pub(super) async fn list(
+pub(super) async fn list_keys(
     State(site): State<AppState>,
     job: JobPath,
     QueryParams(query): QueryParams<KeysQuery>,
 ) -> Result<Json<KeysPage>, Problem> {
-    let limit = limit(query.limit);
+    let limit = page_limit(query.limit);
     let after: Vec<u8> = percent_decode_str(&query.after).collect();
     let prefix = query.prefix.as_bytes();
-    let mut lines = site.read_job(&job, |look| look.keys(prefix, &after, query.recursive, limit + 1))?;
+    let mut lines = site.read_job(&job, |look| look.list_keys(prefix, &after, query.recursive, limit + 1))?;
     let more = lines.len() > limit;
     lines.truncate(limit);
     let last = lines.last().filter(|_| more);
-    let encoded =
-        |key: &Bytes| percent_encoding::percent_encode(key, percent_encoding::NON_ALPHANUMERIC).to_string();
-    let next = last.map(|line| encoded(&line.key));
+    let next = last.map(|line| percent_encode(&line.key));
     Ok(Json(KeysPage { keys: lines.into_iter().map(KeyInfo::from).collect(), next }))
-}
-
-/// A value.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct KeyView {
-    /// The key as text.
-    pub key: String,
-    /// The key's bytes in base64, if it is not text.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub key_base64: Option<String>,
-    /// The length of the value in bytes.
-    pub value_bytes: usize,
-    /// The time of the last write.
-    pub written_at: Timestamp,
-    /// The task that wrote the value, if known.
-    pub written_by: Option<TaskId>,
-    /// The value, if it is text.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub text: Option<String>,
-    /// The value in base64, if it is not text.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub base64: Option<String>,
-    /// Only the beginning of the value is returned.
-    pub truncated: bool,
-    /// The value is hidden by a setting of the server.
-    pub redacted: bool,
 }
 
 /// The query parameters of a value.
@@ -160,24 +102,24 @@ pub(super) struct ValueQuery {
     params(("job" = String, Path, description = "The job's name"),
         ("key" = String, Path, description = "The key, slashes and all"), ValueQuery),
     responses((status = 200, body = KeyView, description = "The value"), (status = 404, description = "There is none")))]
-pub(super) async fn show(
+pub(super) async fn show_value(
     State(site): State<AppState>,
     job: JobPath,
     uri: Uri,
     QueryParams(query): QueryParams<ValueQuery>,
 ) -> Result<Json<KeyView>, Problem> {
-    value(&site, &job, &key_in(uri.path()), query.max_bytes).map(Json)
+    read_value(&site, &job, &key_in_path(uri.path()), query.max_bytes).map(Json)
 }
 
 /// Returns a value, truncated and redacted as the settings require.
-pub(super) fn value(
+pub(super) fn read_value(
     site: &AppState,
     job: &JobPath,
     key: &[u8],
     most: Option<usize>,
 ) -> Result<KeyView, Problem> {
-    let found = site.read_job(job, |look| look.key(key))?;
-    let (text_key, key_base64) = text_of(key);
+    let found = site.read_job(job, |look| look.stored_value(key))?;
+    let (text_key, key_base64) = key_text_and_base64(key);
     let found = found.ok_or_else(|| {
         let text = format!("there is no key {text_key:?} in the present run of job {}", job.name);
         Problem::not_found("no-such-key", text)
@@ -207,24 +149,6 @@ pub(super) fn value(
     })
 }
 
-/// A request to store a value.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct NewValue {
-    /// The value as text; either this or `base64`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub text: Option<String>,
-    /// The value's bytes in base64.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub base64: Option<String>,
-    /// Replace an existing value; without it an existing value is an error.
-    #[serde(default)]
-    pub overwrite: bool,
-    /// The reason: one line of at most 500 bytes.
-    #[schema(value_type = String)]
-    pub reason: Reason,
-}
-
 /// Store a value
 #[utoipa::path(put, path = "/api/v1/jobs/{job}/keys/{*key}", operation_id = "keys_put", tag = "keys",
     params(("job" = String, Path, description = "The job's name"),
@@ -234,24 +158,24 @@ pub struct NewValue {
         (status = 204, description = "It is stored, and whoever waited for it has it"),
         (status = 409, description = "There is a value already"),
     ))]
-pub(super) async fn put(
+pub(super) async fn store_value(
     State(site): State<AppState>,
     job: JobPath,
     uri: Uri,
-    RequestActor(author): RequestActor,
+    Extension(author): Extension<ActorContext>,
     JsonBody(new): JsonBody<NewValue>,
 ) -> Result<StatusCode, Problem> {
-    let key = key_in(uri.path());
+    let key = key_in_path(uri.path());
     let value = match (new.text, new.base64) {
         (Some(text), None) => Bytes::from(text),
         (None, Some(text)) => match STANDARD.decode(text) {
             Ok(value) => Bytes::from(value),
-            Err(error) => return Err(Problem::unusable(format!("base64: {error}"))),
+            Err(error) => return Err(Problem::invalid_request(format!("base64: {error}"))),
         },
-        _ => return Err(Problem::unusable("give either \"text\" or \"base64\"")),
+        _ => return Err(Problem::invalid_request("give either \"text\" or \"base64\"")),
     };
     let act = OperatorCommand::PutKey { key, value, overwrite: new.overwrite };
-    site.operations.act(job.operation(&author, new.reason, act), |_, _| ())?;
+    site.operations.perform_audited(job.operation(&author, new.reason, act), |_, _| ())?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -260,20 +184,20 @@ pub(super) async fn put(
     params(("job" = String, Path, description = "The job's name"),
         ("key" = String, Path, description = "The key, slashes and all"), ReasonQuery),
     responses((status = 204, description = "It is gone, or was not there")))]
-pub(super) async fn remove(
+pub(super) async fn remove_keys(
     State(site): State<AppState>,
     job: JobPath,
     uri: Uri,
     QueryParams(because): QueryParams<ReasonQuery>,
-    RequestActor(author): RequestActor,
+    Extension(author): Extension<ActorContext>,
 ) -> Result<StatusCode, Problem> {
-    let act = OperatorCommand::DeleteKey { key: key_in(uri.path()) };
-    site.operations.act(job.operation(&author, because.reason, act), |_, _| ())?;
+    let act = OperatorCommand::DeleteKey { key: key_in_path(uri.path()) };
+    site.operations.perform_audited(job.operation(&author, because.reason, act), |_, _| ())?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// Returns the key in a path `/api/v1/jobs/JOB/keys/KEY`, with its slashes.
-fn key_in(path: &str) -> Bytes {
+fn key_in_path(path: &str) -> Bytes {
     let key = path.splitn(7, '/').nth(6).unwrap_or_default();
     Bytes::from(percent_decode_str(key).collect::<Vec<u8>>())
 }
@@ -284,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_key_is_what_follows_slashes_and_all() {
-        assert_eq!(key_in("/api/v1/jobs/a/keys/x/y%2Fz/%ff"), Bytes::from_static(b"x/y/z/\xff"));
-        assert_eq!(key_in("/api/v1/jobs/a/keys/"), Bytes::new());
+        assert_eq!(key_in_path("/api/v1/jobs/a/keys/x/y%2Fz/%ff"), Bytes::from_static(b"x/y/z/\xff"));
+        assert_eq!(key_in_path("/api/v1/jobs/a/keys/"), Bytes::new());
     }
 }

@@ -1,7 +1,7 @@
 //! Accepts HTTP connections, detects TLS or plaintext, and serves HTTP/1.1 within the limits of the listener.
 //!
-//! It does not decide which connection makes room: `slots.rs` does. The first byte is read together with the
-//! bytes after it, which usually are the first request. Begin at `serve`.
+//! When the listener is full, `slots.rs` decides which connection is closed to make room for a new one. The first
+//! byte is read together with the bytes after it, which usually are the first request. Begin at `serve`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use super::actor::{PeerAddress, TransportSecurity};
 use super::slots::{BusyGuard, SlotGuard, SlotState};
 use super::write_timeout::WriteTimeout;
 use super::{ListenerState, Problem};
-use crate::tls::{self, ListenerTls, PrefixedStream};
+use crate::tls::{self, ListenerSecurity, PrefixedStream};
 
 /// The limits of a listener.
 #[derive(Debug, Clone, Copy)]
@@ -73,8 +73,8 @@ const SEND_BUFFER: usize = 256 << 10;
 
 /// The state that all connections of a listener share.
 #[derive(Clone)]
-struct ServeContext {
-    entrance: Arc<ListenerTls>,
+struct ListenerContext {
+    entrance: Arc<ListenerSecurity>,
     router: Router,
     traffic: Arc<ListenerState>,
 }
@@ -83,12 +83,12 @@ struct ServeContext {
 /// becomes true, it finishes the requests in progress and returns.
 pub async fn serve(
     listener: TcpListener,
-    entrance: Arc<ListenerTls>,
+    entrance: Arc<ListenerSecurity>,
     router: Router,
     traffic: Arc<ListenerState>,
     mut stop: watch::Receiver<bool>,
 ) {
-    let context = ServeContext { entrance, router, traffic };
+    let context = ListenerContext { entrance, router, traffic };
     let mut connections = JoinSet::new();
     loop {
         let next = async {
@@ -98,7 +98,7 @@ pub async fn serve(
         tokio::select! {
             accepted = next => match accepted {
                 Ok((stream, peer)) => {
-                    let guard = context.traffic.connections.admit(peer);
+                    let guard = context.traffic.connections.assign_slot(peer);
                     connections.spawn(serve_connection(stream, peer, context.clone(), stop.clone(), guard));
                 }
                 Err(error) => {
@@ -107,14 +107,14 @@ pub async fn serve(
                 }
             },
             Some(_) = connections.join_next() => {}
-            () = wait_for_stop(&mut stop) => break,
+            () = wait_for_stop_signal(&mut stop) => break,
         }
     }
     drop(listener);
     while connections.join_next().await.is_some() {}
 }
 
-async fn wait_for_stop(stop: &mut watch::Receiver<bool>) {
+async fn wait_for_stop_signal(stop: &mut watch::Receiver<bool>) {
     // A dropped sender means the same as the stop signal.
     let _ = stop.wait_for(|stop| *stop).await;
 }
@@ -128,7 +128,7 @@ const PLAINTEXT_REFUSAL: &[u8] =
 async fn serve_connection(
     stream: TcpStream,
     peer: SocketAddr,
-    context: ServeContext,
+    context: ListenerContext,
     stop: watch::Receiver<bool>,
     guard: SlotGuard,
 ) {
@@ -140,37 +140,37 @@ async fn serve_connection(
     #[cfg(target_os = "linux")]
     let _ = socket.set_tcp_user_timeout(Some(traffic.limits.send_timeout));
     tokio::select! {
-        () = serve_detected(stream, peer, context, stop, &guard) => {}
-        why = guard.connection.closed(&traffic.limits) => {
+        () = detect_and_serve(stream, peer, context, stop, &guard) => {}
+        why = guard.connection.wait_for_close_reason(&traffic.limits) => {
             tracing::debug!(%peer, why = why.name(), "closed an HTTP connection");
-            traffic.connections.count_closed(why);
+            traffic.connections.record_closed(why);
         }
     }
 }
 
-async fn serve_detected(
+async fn detect_and_serve(
     stream: TcpStream,
     peer: SocketAddr,
-    context: ServeContext,
+    context: ListenerContext,
     mut stop: watch::Receiver<bool>,
     guard: &SlotGuard,
 ) {
     let stream =
         WriteTimeout::new(stream, Arc::clone(&guard.connection), context.traffic.limits.send_timeout);
     let met = tokio::select! {
-        met = negotiate(stream, peer, &context) => met,
-        () = wait_for_stop(&mut stop) => None,
+        met = negotiate_transport(stream, peer, &context) => met,
+        () = wait_for_stop_signal(&mut stop) => None,
     };
     match met {
-        Some(Negotiated::Plain(stream)) => {
+        Some(NegotiatedStream::Plain(stream)) => {
             guard.connection.mark_plaintext();
             serve_http1(stream, (PeerAddress(peer), TransportSecurity::default()), context, stop, guard)
                 .await;
         }
-        Some(Negotiated::Tls(stream)) => {
+        Some(NegotiatedStream::Tls(stream)) => {
             guard.connection.mark_tls();
             let certificate =
-                stream.get_ref().1.peer_certificates().and_then(<[_]>::first).and_then(tls::subject);
+                stream.get_ref().1.peer_certificates().and_then(<[_]>::first).and_then(tls::holder_name);
             let channel = TransportSecurity { secure: true, certificate: certificate.map(Into::into) };
             serve_http1(*stream, (PeerAddress(peer), channel), context, stop, guard).await;
         }
@@ -178,17 +178,21 @@ async fn serve_detected(
     }
 }
 
-type TimedTcp = WriteTimeout<TcpStream>;
+type TcpWithWriteTimeout = WriteTimeout<TcpStream>;
 
 /// A connection whose protocol is known.
-enum Negotiated {
-    Plain(PrefixedStream<TimedTcp>),
-    Tls(Box<tls::TlsStream<TimedTcp>>),
+enum NegotiatedStream {
+    Plain(PrefixedStream<TcpWithWriteTimeout>),
+    Tls(Box<tls::TlsStream<TcpWithWriteTimeout>>),
 }
 
 /// Detects TLS and completes the handshake, all within `head_timeout`. The bytes read for the detection are
 /// usually the first request, and are passed on.
-async fn negotiate(mut stream: TimedTcp, peer: SocketAddr, context: &ServeContext) -> Option<Negotiated> {
+async fn negotiate_transport(
+    mut stream: TcpWithWriteTimeout,
+    peer: SocketAddr,
+    context: &ListenerContext,
+) -> Option<NegotiatedStream> {
     let entrance = &context.entrance;
     let mut early = Vec::with_capacity(DETECTION_BYTES);
     let within = context.traffic.limits.head_timeout;
@@ -199,7 +203,7 @@ async fn negotiate(mut stream: TimedTcp, peer: SocketAddr, context: &ServeContex
     }
     if early.first() != Some(&tls::FIRST_BYTE) {
         if entrance.allows_plaintext() {
-            return Some(Negotiated::Plain(PrefixedStream::new(early, stream)));
+            return Some(NegotiatedStream::Plain(PrefixedStream::new(early, stream)));
         }
         entrance.record_plaintext_refused(peer);
         let _ = tokio::time::timeout(ACCEPT_PAUSE, stream.write_all(PLAINTEXT_REFUSAL)).await;
@@ -210,20 +214,20 @@ async fn negotiate(mut stream: TimedTcp, peer: SocketAddr, context: &ServeContex
         entrance.record_timeout(peer, within);
         return None;
     };
-    secured.map(|stream| Negotiated::Tls(Box::new(stream)))
+    secured.map(|stream| NegotiatedStream::Tls(Box::new(stream)))
 }
 
 /// Serves HTTP/1.1 until the client leaves or the server stops.
 async fn serve_http1<S>(
     stream: S,
     from: (PeerAddress, TransportSecurity),
-    context: ServeContext,
+    context: ListenerContext,
     mut stop: watch::Receiver<bool>,
     guard: &SlotGuard,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send,
 {
-    let ServeContext { router, traffic, .. } = context;
+    let ListenerContext { router, traffic, .. } = context;
     let limits = traffic.limits;
     let router = TowerToHyperService::new(router);
     let service = service_fn(move |mut request: Request<Incoming>| {
@@ -231,9 +235,10 @@ async fn serve_http1<S>(
         request.extensions_mut().insert(from.0);
         request.extensions_mut().insert(from.1.clone());
         let (traffic, began) = (Arc::clone(&traffic), traffic.start_timer());
-        let refused = guard.connection.reserved && !is_probe(&request);
+        let refused = guard.connection.reserved && !is_health_probe(&request);
         let connection = Arc::clone(&guard.connection);
-        let answer = (!refused).then(|| router.call(request.map(|body| EvictableBody { body, connection })));
+        let answer =
+            (!refused).then(|| router.call(request.map(|body| EvictableRequestBody { body, connection })));
         Box::pin(async move {
             let response = match answer {
                 Some(answer) => answer.await?,
@@ -241,7 +246,7 @@ async fn serve_http1<S>(
             };
             traffic.record_response(response.status(), began);
             Ok::<_, std::convert::Infallible>(
-                response.map(|body| Body::new(TrackedBody { body, _busy: busy })),
+                response.map(|body| Body::new(TrackedResponseBody { body, _busy: busy })),
             )
         })
     });
@@ -252,16 +257,16 @@ async fn serve_http1<S>(
         .serve_connection(TokioIo::new(stream), service);
     let ended = tokio::select! {
         ended = std::future::poll_fn(|cx| connection.poll_without_shutdown(cx)) => ended,
-        () = wait_for_stop(&mut stop) => {
+        () = wait_for_stop_signal(&mut stop) => {
             Pin::new(&mut connection).graceful_shutdown();
             std::future::poll_fn(|cx| connection.poll_without_shutdown(cx)).await
         }
     };
     let stream = connection.into_parts().io.into_inner();
-    let lingering = tokio::time::timeout(LINGER_TIMEOUT, linger(stream));
+    let lingering = tokio::time::timeout(LINGER_TIMEOUT, read_until_client_closes(stream));
     tokio::select! {
         _ = lingering => {}
-        () = wait_for_stop(&mut stop) => {}
+        () = wait_for_stop_signal(&mut stop) => {}
     }
     if let Err(error) = ended {
         // The client left, was too slow, or did not speak HTTP.
@@ -271,7 +276,7 @@ async fn serve_http1<S>(
 
 /// Shuts down the sending side and reads until the client closes. If unread bytes of a body remained, the
 /// kernel would reset the connection and the client could lose the response.
-async fn linger<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S) {
+async fn read_until_client_closes<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S) {
     if stream.shutdown().await.is_err() {
         return;
     }
@@ -280,17 +285,17 @@ async fn linger<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S) {
 }
 
 /// Returns whether a request is a health probe, which is answered under any load.
-fn is_probe<B>(request: &Request<B>) -> bool {
+fn is_health_probe<B>(request: &Request<B>) -> bool {
     request.uri().path().starts_with("/healthz/")
 }
 
 /// The body of a request. While more of it is awaited, its connection may be evicted.
-struct EvictableBody {
+struct EvictableRequestBody {
     body: Incoming,
     connection: Arc<SlotState>,
 }
 
-impl HttpBody for EvictableBody {
+impl HttpBody for EvictableRequestBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -299,7 +304,7 @@ impl HttpBody for EvictableBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let frame = Pin::new(&mut self.body).poll_frame(cx);
-        self.connection.awaits_body(frame.is_pending());
+        self.connection.record_body_wait(frame.is_pending());
         frame
     }
 
@@ -312,20 +317,20 @@ impl HttpBody for EvictableBody {
     }
 }
 
-impl Drop for EvictableBody {
+impl Drop for EvictableRequestBody {
     fn drop(&mut self) {
         // The handler dropped the body, so the rest is not awaited.
-        self.connection.awaits_body(false);
+        self.connection.record_body_wait(false);
     }
 }
 
 /// The body of a response. The connection is busy while it exists.
-struct TrackedBody {
+struct TrackedResponseBody {
     body: Body,
     _busy: BusyGuard,
 }
 
-impl HttpBody for TrackedBody {
+impl HttpBody for TrackedResponseBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -358,7 +363,7 @@ mod tests {
     #[cfg(feature = "metrics")]
     use crate::telemetry::metrics::catalogue::CATALOGUE;
     #[cfg(feature = "metrics")]
-    use crate::telemetry::metrics::{MetricSource as _, Scrape};
+    use crate::telemetry::metrics::{MetricSource as _, ScrapeSamples};
 
     async fn started(
         limits: HttpLimits,
@@ -380,7 +385,7 @@ mod tests {
             .route("/large", get(async || vec![b'x'; 64 << 20]))
             .route("/healthz/live", get(async || "alive"));
         let failures = Arc::new(tls::HandshakeFailures::new(crate::clock::Clock::start()));
-        let entrance = Arc::new(ListenerTls::plain("http", failures));
+        let entrance = Arc::new(ListenerSecurity::plaintext_only("http", failures));
         let served = tokio::spawn(serve(listener, entrance, router, traffic, stop.subscribe()));
         (address, stop, served)
     }
@@ -456,13 +461,13 @@ mod tests {
             while let Ok(1..) = stuck.read(&mut [0; 64]).await {
                 taken += 64;
                 tokio::time::sleep(Duration::from_millis(20)).await;
-                if traffic.connections.count() == 0 {
+                if traffic.connections.slot_count() == 0 {
                     break;
                 }
             }
         };
         tokio::time::timeout(Duration::from_secs(30), cut).await.expect("it is cut");
-        assert_eq!(traffic.connections.count(), 0);
+        assert_eq!(traffic.connections.slot_count(), 0);
         assert!(taken > 0);
     }
 
@@ -472,9 +477,9 @@ mod tests {
         let traffic = ListenerState::new("http", crate::clock::Clock::start(), HttpLimits::new(8));
         let (address, _stop, _served) = serving(Arc::clone(&traffic)).await;
         let shown = || {
-            let mut page = Scrape::default();
-            traffic.show(&mut page);
-            page.write(CATALOGUE)
+            let mut page = ScrapeSamples::default();
+            traffic.write_samples(&mut page);
+            page.to_text(CATALOGUE)
         };
         let mut first = TcpStream::connect(address).await.unwrap();
         assert!(ask(&mut first).await.ends_with("here"));

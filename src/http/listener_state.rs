@@ -1,4 +1,5 @@
-//! Holds the state of one listener that metrics show: slots, limits, response counts, durations.
+//! Holds the state of one listener, which the metrics show: its slots and limits, the number of responses, and
+//! their durations.
 //!
 //! Begin at `ListenerState`.
 
@@ -10,7 +11,7 @@ use super::HttpLimits;
 use super::slots::ConnectionTable;
 use crate::clock::Clock;
 use crate::meter::{Counter, Histogram, Moment};
-use crate::telemetry::metrics::{MetricSource, Scrape, catalogue as metric};
+use crate::telemetry::metrics::{MetricSource, ScrapeSamples, catalogue as metric};
 
 /// The classes of responses, by the first digit of the status. This server sends no others.
 const STATUS_CLASSES: [&str; 4] = ["2xx", "3xx", "4xx", "5xx"];
@@ -44,22 +45,22 @@ impl ListenerState {
     pub(super) fn record_response(&self, status: StatusCode, began: Moment) {
         let class = usize::from(status.as_u16() / 100).checked_sub(2);
         if let Some(answers) = class.and_then(|class| self.answers.get(class)) {
-            answers.add();
+            answers.increment();
         }
-        self.durations.add(began, self.start_timer());
+        self.durations.add_interval(began, self.start_timer());
     }
 }
 
 impl MetricSource for ListenerState {
-    fn show(&self, page: &mut Scrape) {
+    fn write_samples(&self, page: &mut ScrapeSamples) {
         for (class, answers) in STATUS_CLASSES.iter().zip(&self.answers) {
-            page.count(&metric::HTTP_REQUESTS, &[self.listener, class], answers.get());
+            page.add_count(&metric::HTTP_REQUESTS, &[self.listener, class], answers.get());
         }
-        page.record_duration(&metric::HTTP_DURATION, &[self.listener], &self.durations.read());
-        page.size(&metric::HTTP_CONNECTIONS, &[self.listener], self.connections.count());
-        page.size(&metric::HTTP_CONNECTIONS_LIMIT, &[self.listener], self.limits.connections);
-        for (why, count) in self.connections.closed() {
-            page.count(&metric::HTTP_CONNECTIONS_CLOSED, &[self.listener, why.name()], count);
+        page.add_duration_histogram(&metric::HTTP_DURATION, &[self.listener], &self.durations.snapshot());
+        page.add_size(&metric::HTTP_CONNECTIONS, &[self.listener], self.connections.slot_count());
+        page.add_size(&metric::HTTP_CONNECTIONS_LIMIT, &[self.listener], self.limits.connections);
+        for (why, count) in self.connections.closed_counts() {
+            page.add_count(&metric::HTTP_CONNECTIONS_CLOSED, &[self.listener, why.name()], count);
         }
     }
 }

@@ -1,15 +1,15 @@
-//! The HTTP port: pages, REST, probes, metrics. It presents the state of the engine. Its own state is limited
-//! to sessions, limits and live pages.
+//! The HTTP port: serves pages, the REST API, health checks and metrics. It presents the state of the engine. Its
+//! own state consists of sessions, rate limits and live pages.
 //!
-//! It contains no rule of coordination: handlers read copies of the state and hand commands to [`Operations`],
-//! which writes the audit. Begin at [`AppState`], which handlers share, then `routes.rs`. Every request passes
-//! `listener.rs`, `slots.rs` and `access/middleware.rs`.
+//! This module contains no rule of coordination. Handlers read copies of the state, and pass commands to
+//! [`Operations`], which writes the audit. Begin at [`AppState`], which handlers share, then `routes.rs`. Every
+//! request passes `listener.rs`, `slots.rs` and `access/middleware.rs`.
 //!
 //! - `GET /` and the addresses below it: the pages (`pages/`)
-//! - `GET /healthz/live`: the process answers
-//! - `GET /healthz/ready`: it serves; 503 with the reason while it starts and while it stops
+//! - `GET /healthz/live`: 200 if the process answers
+//! - `GET /healthz/ready`: 200 while the process serves; 503 with the reason while it starts or stops
 //! - `GET /version`: name and version
-//! - `GET POST /login`, `POST /logout`: a token for a cookie, and back
+//! - `GET POST /login`, `POST /logout`: exchanges a token for a session cookie, and ends the session
 //! - `GET /api/v1/server`: version and addresses, with the jobs that each gRPC address serves
 //! - `GET /api/v1/handshakes`: failed TLS handshakes, with the reasons
 //! - `GET /api/v1/openapi.json`: the description of everything under `/api/v1`
@@ -17,6 +17,7 @@
 //! - `GET POST /api/v1/jobs`, `GET PATCH DELETE /api/v1/jobs/{job}`: jobs, as summaries and in full
 //! - `GET /api/v1/jobs/{job}/events`: the events, as pages or as a stream
 //! - `GET POST /api/v1/jobs/{job}/exclusions`, `GET DELETE …/exclusions/{id}`: exclusions
+//! - `GET POST DELETE /api/v1/jobs/{job}/hosts`, `DELETE …/hosts/{task}`: the host to which each task id belongs
 //! - `GET POST /api/v1/jobs/{job}/drain`: a coordinated save
 //! - `GET /api/v1/jobs/{job}/runs`, `/tasks`, `/tasks/{task}`, `/barriers`, `/live`, `/devices`,
 //!   `/devices/map`
@@ -25,14 +26,16 @@
 //! - `GET /api/v1/jobs/{job}/findings`, `GET /api/v1/findings`: findings
 //! - `GET /metrics`: metrics in the text format of Prometheus
 //!
-//! Every change has a reason and a line in the audit. Errors are RFC 9457 problem details
-//! (`application/problem+json`).
+//! Every change has a reason and a line in the audit, except the claims of task ids by processes. Errors are problem
+//! details of RFC 9457 (`application/problem+json`).
 
 #![allow(unused_qualifications, reason = "what describes the handlers is written out by a macro")]
 
 mod about;
 mod access;
 mod actor;
+mod allowed_hosts;
+pub mod api;
 mod audit;
 mod body;
 mod client_network;
@@ -44,7 +47,7 @@ mod extract;
 mod findings;
 mod headers;
 mod health;
-mod hosts;
+mod job_hosts;
 mod jobs;
 mod keys;
 mod listener;
@@ -55,6 +58,7 @@ mod pages;
 mod pagination;
 mod problem;
 mod redaction;
+mod route_table;
 mod routes;
 mod runs;
 mod slots;
@@ -62,42 +66,35 @@ mod transfers;
 mod write_timeout;
 
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) use access::fuzz_tokens;
+pub(crate) use access::check_token_file_round_trip;
 
 use std::sync::Arc;
 
-pub use about::{GrpcListenerInfo, ServerInfo, Version};
 pub use access::{
-    Access, AccessControl, AuthMethod, NewToken, Principal, TokenError, TokenFile, append_token,
+    AccessControl, AuthMethod, NewToken, Principal, RequiredAccess, TokenError, TokenFile, append_token,
 };
-pub use actor::{PeerAddress, RequestActor, TransportSecurity};
+pub use actor::{PeerAddress, TransportSecurity};
+pub use allowed_hosts::AllowedHosts;
 pub use body::BodyBudget;
 pub use client_network::ClientNetwork;
-pub use drain::{DrainView, NewDrain};
-pub use events::{EventLine, EventStreamLimiter, EventsPage};
-pub use exclusions::{ExclusionsPage, NewExclusion};
-pub use findings::{FindingsPage, JobFindings};
+pub use events::EventStreamLimiter;
 pub use health::ServerReadiness;
-pub use hosts::AllowedHosts;
-pub use jobs::{JobPatch, JobsPage, NewJob, SettingsBody};
-pub use keys::{KeyInfo, KeyView, KeysPage, NewValue};
 pub use listener::{HttpLimits, serve};
 pub use listener_state::ListenerState;
 pub use pages::{LiveHubs, Timelines};
-pub use problem::{NO_SUCH_JOB, Problem};
 pub use redaction::RedactionPatterns;
-pub use routes::{ROUTE_ACCESS, health_router, metrics_router, router};
-pub use runs::{BarriersPage, DevicesPage, EndedBarrierView, RunsPage, TasksPage};
+pub use route_table::RouteTable;
+pub use routes::{health_router, metrics_router, route_table, router};
 pub use slots::descriptors_needed;
-pub use transfers::{TaskTransfersPage, TransfersPage};
 
 use crate::coordination::JobReader;
 use crate::engine::Engine;
-use crate::findings::{FindingMetrics, FindingStore};
-use crate::reports::ReportStore;
+use crate::service::findings::{FindingMetrics, FindingStore};
+use crate::service::reports::ReportStore;
 use crate::service::{AuditLog, Operations};
 use crate::telemetry::metrics::{MetricSource, Metrics};
 use crate::tls::HandshakeFailures;
+use api::{Problem, ServerInfo};
 
 /// The maximum length of a request body, in bytes.
 const BODY_BYTES_MAX: usize = 256 << 10;
@@ -154,7 +151,7 @@ impl AppState {
         Self {
             operations: Arc::new(operations),
             handshakes: Arc::new(HandshakeFailures::new(*engine.clock())),
-            guard: Arc::new(AccessControl::open(*engine.clock())),
+            guard: Arc::new(AccessControl::without_tokens(*engine.clock())),
             engine,
             readiness,
             about,

@@ -1,15 +1,16 @@
 //! Builds the OpenAPI document from the annotations of the handlers.
 //!
-//! It does not register routes (`routes.rs`). Begin at `OpenApiDocument`.
+//! `route_table.rs` registers the routes. Begin at `OpenApiDocument`.
 
 use std::collections::BTreeSet;
 
 use axum::Extension;
-use axum::http::header;
+use axum::http::{Method, header};
 use axum::response::IntoResponse;
 use bytes::Bytes;
 use utoipa::OpenApi;
 use utoipa::PartialSchema;
+use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::schema::{Discriminator, Schema};
 use utoipa::openapi::security::{
     ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme,
@@ -36,11 +37,11 @@ use utoipa::openapi::{Content, Ref, RefOr, ResponseBuilder};
         (name = "events"), (name = "audit"), (name = "server"),
     )
 )]
-#[openapi(components(schemas(super::Problem)))]
+#[openapi(components(schemas(super::api::Problem)))]
 struct OpenApiHead;
 
 /// Returns the description without its paths.
-pub(super) fn head() -> utoipa::openapi::OpenApi {
+pub(super) fn document_without_paths() -> utoipa::openapi::OpenApi {
     OpenApiHead::openapi()
 }
 
@@ -51,7 +52,7 @@ pub(super) struct OpenApiDocument(Bytes);
 impl OpenApiDocument {
     pub fn new(mut described: utoipa::openapi::OpenApi) -> Self {
         describe_problems(&mut described);
-        describe_guard(&mut described);
+        describe_security(&mut described);
         name_variants(&mut described, "Change", "kind");
         // Axum writes a path's rest as `{*key}`, which OpenAPI does not define.
         let text = described.to_json().unwrap_or_default();
@@ -59,17 +60,29 @@ impl OpenApiDocument {
     }
 
     /// Returns the description as JSON.
-    pub fn bytes(&self) -> &[u8] {
+    pub fn json_bytes(&self) -> &[u8] {
         &self.0
     }
+}
+
+/// Returns the operations of a path, by method.
+pub(super) fn operations_by_method(item: &mut PathItem) -> impl Iterator<Item = (Method, &mut Operation)> {
+    let PathItem { get, put, post, delete, patch, .. } = item;
+    let methods = [
+        (Method::GET, get),
+        (Method::PUT, put),
+        (Method::POST, post),
+        (Method::DELETE, delete),
+        (Method::PATCH, patch),
+    ];
+    methods.into_iter().filter_map(|(method, operation)| Some((method, operation.as_mut()?)))
 }
 
 /// Adds the problem document as the error response of every operation.
 fn describe_problems(described: &mut utoipa::openapi::OpenApi) {
     let problem = || RefOr::T(Content::new(Some(Ref::from_schema_name("Problem"))));
     for item in described.paths.paths.values_mut() {
-        let operations = [&mut item.get, &mut item.put, &mut item.post, &mut item.delete, &mut item.patch];
-        for operation in operations.into_iter().flatten() {
+        for (_, operation) in operations_by_method(item) {
             let any = ResponseBuilder::new().description("What went wrong, and what to do");
             operation.responses.responses.entry("default".to_owned()).or_insert_with(|| any.build().into());
             for (status, response) in &mut operation.responses.responses {
@@ -84,7 +97,7 @@ fn describe_problems(described: &mut utoipa::openapi::OpenApi) {
 }
 
 /// Adds the security schemes: a token, or the cookie of a session. A server without tokens requires neither.
-fn describe_guard(described: &mut utoipa::openapi::OpenApi) {
+fn describe_security(described: &mut utoipa::openapi::OpenApi) {
     let Some(components) = &mut described.components else { return };
     let bearer =
         HttpBuilder::new().scheme(HttpAuthScheme::Bearer).description(Some("A token of `muster token new`"));
@@ -101,13 +114,13 @@ fn describe_guard(described: &mut utoipa::openapi::OpenApi) {
 }
 
 /// Returns the kinds of a type that a field distinguishes.
-pub(super) fn kinds<T: PartialSchema>(field: &str) -> BTreeSet<String> {
+pub(super) fn kind_names<T: PartialSchema>(field: &str) -> BTreeSet<String> {
     let RefOr::T(Schema::OneOf(whole)) = T::schema() else { return BTreeSet::new() };
-    whole.items.iter().filter_map(|item| kind(item, field)).collect()
+    whole.items.iter().filter_map(|item| kind_name(item, field)).collect()
 }
 
 /// Returns the kind of a schema. The JSON form shows it more directly than the types of utoipa.
-fn kind(item: &RefOr<Schema>, field: &str) -> Option<String> {
+fn kind_name(item: &RefOr<Schema>, field: &str) -> Option<String> {
     let json = serde_json::to_value(item).unwrap_or_default();
     json.pointer(&format!("/properties/{field}/enum/0"))?.as_str().map(str::to_owned)
 }
@@ -119,7 +132,7 @@ fn name_variants(described: &mut utoipa::openapi::OpenApi, name: &str, field: &s
     let Some(RefOr::T(Schema::OneOf(whole))) = components.schemas.get_mut(name) else { return };
     let mut named = Vec::new();
     for item in &mut whole.items {
-        let Some(kind) = kind(item, field) else { continue };
+        let Some(kind) = kind_name(item, field) else { continue };
         let of_kind = format!("{name}.{kind}");
         let schema = std::mem::replace(item, RefOr::Ref(Ref::from_schema_name(&of_kind)));
         named.push((kind, of_kind, schema));
@@ -133,6 +146,6 @@ fn name_variants(described: &mut utoipa::openapi::OpenApi, name: &str, field: &s
 /// The OpenAPI document
 #[utoipa::path(get, path = "/api/v1/openapi.json", operation_id = "description_show", tag = "server",
     responses((status = 200, description = "The REST API as an OpenAPI document")))]
-pub(super) async fn show(Extension(document): Extension<OpenApiDocument>) -> impl IntoResponse {
+pub(super) async fn show_document(Extension(document): Extension<OpenApiDocument>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], document.0)
 }

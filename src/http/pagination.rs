@@ -1,6 +1,7 @@
-//! Cuts long lists into pages by `after` and `limit`.
+//! Divides long lists into pages by the query parameters `after` and `limit`.
 //!
-//! Begin at `paginate`.
+//! [`page_query`] defines these parameters for a list, and [`paginate`] returns the selected page. Begin at
+//! [`paginate`].
 
 use serde::de::{Deserialize, Deserializer, Error as _};
 
@@ -8,9 +9,38 @@ use serde::de::{Deserialize, Deserializer, Error as _};
 pub(super) const PAGE_LIMIT: usize = 1000;
 
 /// Returns the number of items on a page, given the requested one.
-pub(super) fn limit(asked: Option<usize>) -> usize {
+pub(super) fn page_limit(asked: Option<usize>) -> usize {
     asked.unwrap_or(PAGE_LIMIT).clamp(1, PAGE_LIMIT)
 }
+
+/// Defines the query parameters of a list that comes in pages: its filters, then `after` and `limit`. It is a macro
+/// because unknown parameters are refused, which excludes a flattened struct of these two.
+macro_rules! page_query {
+    (
+        $(#[$about:meta])*
+        $name:ident { $($filters:tt)* }
+        $(#[$about_after:meta])*
+        after: $key:ty,
+        $(#[$about_limit:meta])*
+        limit
+    ) => {
+        $(#[$about])*
+        #[derive(Debug, serde::Deserialize, utoipa::IntoParams)]
+        #[serde(deny_unknown_fields)]
+        #[into_params(parameter_in = Query)]
+        pub(super) struct $name {
+            $($filters)*
+            $(#[$about_after])*
+            #[serde(default)]
+            after: $key,
+            $(#[$about_limit])*
+            #[serde(default, deserialize_with = "crate::http::pagination::deserialize_limit")]
+            #[param(minimum = 1)]
+            limit: Option<usize>,
+        }
+    };
+}
+pub(super) use page_query;
 
 /// Parses a limit. Rejects 0, which would otherwise be answered with items.
 pub(super) fn deserialize_limit<'de, D: Deserializer<'de>>(text: D) -> Result<Option<usize>, D::Error> {
@@ -28,7 +58,7 @@ pub(super) fn paginate<T, K: PartialOrd + Copy>(
     asked: Option<usize>,
     key: impl Fn(&T) -> K,
 ) -> (Vec<T>, Option<K>) {
-    let limit = limit(asked);
+    let limit = page_limit(asked);
     let mut rest = items.into_iter().filter(|item| after.is_none_or(|after| key(item) > after));
     let page: Vec<T> = rest.by_ref().take(limit).collect();
     let next = page.last().map(&key).filter(|_| rest.next().is_some());

@@ -3,46 +3,20 @@
 //! Begin at `Problem`.
 
 use axum::extract::Request;
-use axum::http::{HeaderValue, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use serde::{Deserialize, Serialize};
 use std::time::Duration;
-use utoipa::ToSchema;
 
+use super::api::{NO_SUCH_JOB, Problem};
 use super::pages;
-use crate::coordination::{Code, CommandRefusal, JobName};
+use crate::coordination::{ClaimRefusal, Code, CommandRefusal, JobName};
 use crate::engine::DeclareError;
 use crate::http::TransportSecurity;
 use crate::service::Role;
 
-/// The type of the problem that a job does not exist.
-pub const NO_SUCH_JOB: &str = "/problems/no-such-job";
-
 /// The maximum number of names in a problem.
 const NAMES_MAX: usize = 100;
-
-/// An error in the form of RFC 9457.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Problem {
-    /// The kind of the problem, as a stable relative reference.
-    #[serde(rename = "type")]
-    pub kind: String,
-    /// The title of this kind.
-    pub title: String,
-    /// The HTTP status.
-    pub status: u16,
-    /// The cause and the remedy.
-    #[schema(value_type = String)]
-    pub detail: Box<str>,
-    /// The path of the request.
-    #[serde(default)]
-    #[schema(value_type = String)]
-    pub instance: Box<str>,
-    /// The existing jobs, if the requested one does not exist.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub jobs: Vec<JobName>,
-}
 
 impl Problem {
     fn new(status: StatusCode, kind: &str, title: &str, detail: impl Into<Box<str>>) -> Self {
@@ -143,7 +117,7 @@ impl Problem {
 
     /// Returns the problem that the request is readable but invalid.
     #[must_use]
-    pub(super) fn unusable(detail: impl Into<Box<str>>) -> Self {
+    pub(super) fn invalid_request(detail: impl Into<Box<str>>) -> Self {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "/problems/unusable", "Unusable request", detail)
     }
 
@@ -158,7 +132,7 @@ impl Problem {
 
     /// Returns the problem that this build has no metrics.
     #[must_use]
-    pub(super) fn unmeasured() -> Self {
+    pub(super) fn no_metrics() -> Self {
         let detail = "this server was built without the feature metrics, which is on by default";
         Self::new(StatusCode::NOT_IMPLEMENTED, "/problems/no-metrics", "No metrics", detail)
     }
@@ -173,7 +147,7 @@ impl Problem {
     /// Returns the problem that the host of the request is no name of this server.
     #[must_use]
     pub(super) fn wrong_host(host: &str) -> Self {
-        let host: String = crate::text::one_line(host).chars().take(200).collect();
+        let host: String = crate::text::escape_to_one_line(host).chars().take(200).collect();
         let detail = format!(
             "this server does not accept the host name {host:?}: use its IP address, or start it with --http-hosts NAME"
         );
@@ -205,14 +179,14 @@ impl Problem {
     /// Returns the problem that a page of another origin asks for a change.
     #[must_use]
     pub(super) fn foreign_origin(origin: &str) -> Self {
-        let origin: String = crate::text::one_line(origin).chars().take(200).collect();
+        let origin: String = crate::text::escape_to_one_line(origin).chars().take(200).collect();
         let detail = format!("requests from pages of {origin:?} are refused");
         Self::new(StatusCode::FORBIDDEN, "/problems/foreign-origin", "Foreign origin", detail)
     }
 
     /// Returns the problem that a browser asks for a change without the CSRF proof.
     #[must_use]
-    pub(super) fn no_proof() -> Self {
+    pub(super) fn missing_csrf_proof() -> Self {
         let detail = "the request lacks the proof of its page (the form field csrf or the header x-csrf-token): load the page again";
         Self::new(StatusCode::FORBIDDEN, "/problems/no-proof", "Proof missing", detail)
     }
@@ -277,6 +251,7 @@ impl From<CommandRefusal> for Problem {
         let (status, title) = match &refusal {
             CommandRefusal::NoSuchJob => (StatusCode::NOT_FOUND, "No such job"),
             CommandRefusal::NoSuchExclusion(_) => (StatusCode::NOT_FOUND, "No such exclusion"),
+            CommandRefusal::NoHostRemembered(_) => (StatusCode::NOT_FOUND, "No host remembered"),
             CommandRefusal::NoSuchTask { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "No such task"),
             CommandRefusal::BadSetting(_) => (StatusCode::UNPROCESSABLE_ENTITY, "Bad setting"),
             CommandRefusal::AlreadyExcluded { .. } => (StatusCode::CONFLICT, "Already excluded"),
@@ -294,6 +269,18 @@ impl From<CommandRefusal> for Problem {
             CommandRefusal::Store(_) => (StatusCode::CONFLICT, "Refused by the store"),
         };
         Self::new(status, &format!("/problems/{}", refusal.kind()), title, refusal.to_string())
+    }
+}
+
+impl From<ClaimRefusal> for Problem {
+    fn from(refusal: ClaimRefusal) -> Self {
+        let (status, kind, title) = match &refusal {
+            ClaimRefusal::NoSuchJob => (StatusCode::NOT_FOUND, "no-such-job", "No such job"),
+            ClaimRefusal::TooManyClaims { .. } => {
+                (StatusCode::CONFLICT, "too-many-claims", "Too many claims")
+            }
+        };
+        Self::new(status, &format!("/problems/{kind}"), title, refusal.to_string())
     }
 }
 
@@ -318,33 +305,33 @@ impl IntoResponse for Problem {
 }
 
 /// Answers a request for an unknown path.
-pub(super) async fn no_such_page() -> Problem {
+pub(super) async fn answer_unknown_path() -> Problem {
     let detail = "this page does not exist; the REST API is at /api/v1/jobs";
     Problem::new(StatusCode::NOT_FOUND, "/problems/no-such-page", "No such page", detail)
 }
 
 /// Answers a request whose path does not support its method.
-pub(super) async fn no_such_method() -> Problem {
+pub(super) async fn answer_unknown_method() -> Problem {
     let detail = "this page does not support that method; the Allow header lists the supported ones";
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "/problems/no-such-method", "No such method", detail)
 }
 
 /// Returns whether a browser asks for a page.
-pub(super) fn accepts_html(request: &Request) -> bool {
-    let accepts = request.headers().get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
-    accepts.is_some_and(|accept| accept.contains("text/html")) && !request.uri().path().starts_with("/api/")
+pub(super) fn accepts_html(headers: &HeaderMap, uri: &Uri) -> bool {
+    let accepts = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    accepts.is_some_and(|accept| accept.contains("text/html")) && !uri.path().starts_with("/api/")
 }
 
 /// Writes the body of a problem, as a page for browsers and as JSON otherwise, and adds the headers of every
 /// response.
 pub(super) async fn render_problems(uri: Uri, request: Request, next: Next) -> Response {
-    let page = accepts_html(&request);
+    let page = accepts_html(request.headers(), &uri);
     let secure = request.extensions().get::<TransportSecurity>().is_some_and(|channel| channel.secure);
     let mut response = next.run(request).await;
     if let Some(mut problem) = response.extensions_mut().remove::<Problem>() {
         problem.instance = uri.path().into();
         let kind = if page {
-            *response.body_mut() = pages::problem_page(problem).into();
+            *response.body_mut() = pages::render_problem_page(problem).into();
             HeaderValue::from_static("text/html; charset=utf-8")
         } else {
             // A struct of strings and numbers always serializes.

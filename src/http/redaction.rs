@@ -1,6 +1,6 @@
-//! Decides by patterns which values of keys are hidden.
+//! Decides which values of the key-value store are hidden, by patterns of their keys.
 //!
-//! It does not hide by itself: handlers ask before they read. Begin at `RedactionPatterns::is_redacted`.
+//! Handlers check the patterns before they read a value. Begin at `RedactionPatterns::is_redacted`.
 
 use std::fmt;
 
@@ -33,7 +33,7 @@ impl RedactionPatterns {
     /// Returns whether the value of this key is hidden.
     #[must_use]
     pub fn is_redacted(&self, key: &[u8]) -> bool {
-        self.0.iter().any(|pattern| matches(pattern.as_bytes(), key))
+        self.0.iter().any(|pattern| pattern_matches(pattern.as_bytes(), key))
     }
 }
 
@@ -45,7 +45,7 @@ impl fmt::Display for RedactionPatterns {
 
 /// Returns whether a pattern matches a whole text. The time is at most proportional to the product of both
 /// lengths.
-fn matches(pattern: &[u8], text: &[u8]) -> bool {
+fn pattern_matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut at, mut from) = (0, 0);
     // The position after the last star, and how much of the text that star matches.
     let mut star: Option<(usize, usize)> = None;

@@ -1,200 +1,113 @@
-//! Registers every route with what it requires of its callers, and builds the routers of the listeners.
+//! Lists the routes, each with the access that it requires, and builds the routers of the listeners.
 //!
-//! It holds no handler. A route under `/api/v1` takes its method and path from the annotation that also makes its
-//! OpenAPI description, so a route without a description, or a description without a route, cannot exist. Begin at
-//! [`router`], then [`ROUTE_ACCESS`].
+//! The handlers are in the modules of their subjects, and the routes of pages are in `pages/mod.rs`. Begin at
+//! [`router`], then `route_table.rs`.
 
 use axum::Router;
-use axum::http::Method;
-use axum::middleware;
-use axum::routing::{get, post};
-use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::access::{self, Access, login};
-use super::openapi::{self, OpenApiDocument};
+use super::access::{RequiredAccess, login};
+use super::route_table::{RouteTable, Routes};
 use super::{
-    AppState, about, audit, drain, etag, events, exclusions, findings, health, jobs, keys, metrics, pages,
-    problem, runs, transfers,
+    AppState, about, audit, drain, events, exclusions, findings, health, job_hosts, jobs, keys, metrics,
+    openapi, pages, runs, transfers,
 };
-use crate::service::Role;
 
-/// The access that each route requires, by row. One test compares the rows with the routes, another calls
-/// every route. A change on a route without a row, which the tests exclude, is for admins.
-pub static ROUTE_ACCESS: &[(Access, &str, &[&str])] = &[
-    // Probes have no tokens, and a client that logs in has not sent its token yet.
-    (
-        Access::Public,
-        "GET",
-        &["/healthz/live", "/healthz/ready", "/version", "/login", "/static/{file}", "/favicon.ico"],
-    ),
-    (Access::Public, "POST", &["/login"]),
-    (Access::Role(Role::Viewer), "POST", &["/logout"]),
-    (
-        Access::Role(Role::Viewer),
-        "GET",
-        &[
-            "/metrics",
-            "/api/v1/server",
-            "/api/v1/handshakes",
-            "/api/v1/openapi.json",
-            "/api/v1/audit",
-            "/api/v1/findings",
-            "/api/v1/jobs",
-            "/api/v1/jobs/{job}",
-            "/api/v1/jobs/{job}/events",
-            "/api/v1/jobs/{job}/exclusions",
-            "/api/v1/jobs/{job}/exclusions/{id}",
-            "/api/v1/jobs/{job}/drain",
-            "/api/v1/jobs/{job}/runs",
-            "/api/v1/jobs/{job}/tasks",
-            "/api/v1/jobs/{job}/tasks/{task}",
-            "/api/v1/jobs/{job}/barriers",
-            "/api/v1/jobs/{job}/live",
-            "/api/v1/jobs/{job}/devices",
-            "/api/v1/jobs/{job}/devices/map",
-            "/api/v1/jobs/{job}/transfers",
-            "/api/v1/jobs/{job}/transfers/tasks",
-            "/api/v1/jobs/{job}/findings",
-            "/api/v1/jobs/{job}/keys",
-            "/",
-            "/live",
-            "/jobs",
-            "/jobs/{job}",
-            "/jobs/{job}/live",
-            "/jobs/{job}/timeline",
-            "/jobs/{job}/barriers",
-            "/jobs/{job}/tasks/{task}",
-            "/jobs/{job}/devices",
-            "/jobs/{job}/transfers",
-            "/jobs/{job}/keys",
-            "/jobs/{job}/drain",
-            "/jobs/{job}/exclusions",
-            "/transfers",
-            "/audit",
-            "/search",
-            "/api",
-            "/guide",
-            "/guide/{page}",
-        ],
-    ),
-    // Tasks find and trust one another by values: addresses, and the ids that admit a process to a
-    // communicator.
-    (Access::Role(Role::Operator), "GET", &["/api/v1/jobs/{job}/keys/{*key}", "/jobs/{job}/keys/value"]),
-    (Access::Role(Role::Operator), "PUT", &["/api/v1/jobs/{job}/keys/{*key}"]),
-    (
-        Access::Role(Role::Operator),
-        "DELETE",
-        &["/api/v1/jobs/{job}/keys/{*key}", "/api/v1/jobs/{job}/exclusions/{id}"],
-    ),
-    (
-        Access::Role(Role::Operator),
-        "POST",
-        &[
-            "/api/v1/jobs/{job}/exclusions",
-            "/api/v1/jobs/{job}/drain",
-            "/jobs/{job}/exclusions",
-            "/jobs/{job}/exclusions/{id}/lift",
-            "/jobs/{job}/drain",
-        ],
-    ),
-    (Access::Role(Role::Admin), "POST", &["/api/v1/jobs"]),
-    (Access::Role(Role::Admin), "PATCH", &["/api/v1/jobs/{job}"]),
-    (Access::Role(Role::Admin), "DELETE", &["/api/v1/jobs/{job}"]),
-];
-
-/// Returns the access that the route at this path requires.
-fn need(method: &Method, path: Option<&str>) -> Access {
-    let looks = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
-    let method = if looks { "GET" } else { method.as_str() };
-    let row = ROUTE_ACCESS
-        .iter()
-        .find(|(_, of, paths)| *of == method && path.is_some_and(|path| paths.contains(&path)));
-    let otherwise = if looks { Role::Viewer } else { Role::Admin };
-    row.map_or(Access::Role(otherwise), |(need, ..)| *need)
+/// Returns the REST routes.
+fn api_routes() -> Routes {
+    Routes::default()
+        .add_described(RequiredAccess::VIEWER, routes!(about::show_server))
+        .add_described(RequiredAccess::VIEWER, routes!(about::list_handshakes))
+        .add_described(RequiredAccess::VIEWER, routes!(openapi::show_document))
+        .add_described(RequiredAccess::VIEWER, routes!(audit::list_audit_lines))
+        .add_described(RequiredAccess::VIEWER, routes!(jobs::list_jobs))
+        .add_described(RequiredAccess::ADMIN, routes!(jobs::create_job))
+        .add_described(RequiredAccess::VIEWER, routes!(jobs::show_job))
+        .add_described(RequiredAccess::ADMIN, routes!(jobs::change_settings, jobs::delete_job))
+        .add_described(RequiredAccess::VIEWER, routes!(events::list_or_stream_events))
+        .add_described(RequiredAccess::VIEWER, routes!(exclusions::list_exclusions))
+        .add_described(RequiredAccess::OPERATOR, routes!(exclusions::create_exclusion))
+        .add_described(RequiredAccess::VIEWER, routes!(exclusions::show_exclusion))
+        .add_described(RequiredAccess::OPERATOR, routes!(exclusions::lift_exclusion))
+        .add_described(RequiredAccess::VIEWER, routes!(job_hosts::list_hosts))
+        .add_described(
+            RequiredAccess::OPERATOR,
+            routes!(job_hosts::claim_task_id, job_hosts::forget_all_hosts),
+        )
+        .add_described(RequiredAccess::OPERATOR, routes!(job_hosts::forget_host))
+        .add_described(RequiredAccess::VIEWER, routes!(drain::show_drain))
+        .add_described(RequiredAccess::OPERATOR, routes!(drain::create_drain))
+        .add_described(RequiredAccess::VIEWER, routes!(runs::list_runs))
+        .add_described(RequiredAccess::VIEWER, routes!(runs::list_tasks))
+        .add_described(RequiredAccess::VIEWER, routes!(runs::show_task))
+        .add_described(RequiredAccess::VIEWER, routes!(runs::list_barriers))
+        .add_described(RequiredAccess::VIEWER, routes!(runs::show_live_set))
+        .add_described(RequiredAccess::VIEWER, routes!(runs::list_devices))
+        .add_described(RequiredAccess::VIEWER, routes!(runs::show_device_map))
+        .add_described(RequiredAccess::VIEWER, routes!(transfers::show_transfers))
+        .add_described(RequiredAccess::VIEWER, routes!(transfers::list_task_transfers))
+        .add_described(RequiredAccess::VIEWER, routes!(findings::list_job_findings))
+        .add_described(RequiredAccess::VIEWER, routes!(findings::list_all_findings))
+        .add_described(RequiredAccess::VIEWER, routes!(keys::list_keys))
+        // Tasks find and trust one another by values: addresses, and the ids that admit a process to a
+        // communicator.
+        .add_described(
+            RequiredAccess::OPERATOR,
+            routes!(keys::show_value, keys::store_value, keys::remove_keys),
+        )
 }
 
-/// Returns the REST routes and their description.
-fn api() -> (Router<AppState>, OpenApiDocument) {
-    let router = OpenApiRouter::with_openapi(openapi::head())
-        .routes(routes!(about::server))
-        .routes(routes!(about::handshakes))
-        .routes(routes!(openapi::show))
-        .routes(routes!(audit::list))
-        .routes(routes!(jobs::list, jobs::create))
-        .routes(routes!(jobs::show, jobs::change, jobs::delete))
-        .routes(routes!(events::list))
-        .routes(routes!(exclusions::list, exclusions::create))
-        .routes(routes!(exclusions::show, exclusions::lift))
-        .routes(routes!(drain::show, drain::create))
-        .routes(routes!(runs::runs))
-        .routes(routes!(runs::tasks))
-        .routes(routes!(runs::task))
-        .routes(routes!(runs::barriers))
-        .routes(routes!(runs::live))
-        .routes(routes!(runs::devices))
-        .routes(routes!(runs::device_map))
-        .routes(routes!(transfers::show))
-        .routes(routes!(transfers::tasks))
-        .routes(routes!(findings::of_job))
-        .routes(routes!(findings::all))
-        .routes(routes!(keys::list))
-        .routes(routes!(keys::show, keys::put, keys::remove));
-    let (router, described) = router.split_for_parts();
-    (router, OpenApiDocument::new(described))
+/// Returns the probes. They have no tokens.
+fn health_routes() -> Routes {
+    Routes::default().get(RequiredAccess::Public, "/healthz/live", health::answer_liveness).get(
+        RequiredAccess::Public,
+        "/healthz/ready",
+        health::answer_readiness,
+    )
+}
+
+fn metrics_routes() -> Routes {
+    Routes::default().get(RequiredAccess::VIEWER, "/metrics", metrics::serve_metrics)
+}
+
+/// Returns the routes of the HTTP port.
+fn all_routes() -> Routes {
+    Routes::default()
+        .get(RequiredAccess::Public, "/version", about::show_version)
+        // A client that logs in has not sent its token yet.
+        .get(RequiredAccess::Public, "/login", login::show_login_page)
+        .post(RequiredAccess::Public, "/login", login::log_in)
+        .post(RequiredAccess::VIEWER, "/logout", login::log_out)
+        .merge(health_routes())
+        .merge(metrics_routes())
+        .merge(api_routes().with_etags())
+        .merge(pages::page_routes())
+}
+
+/// Returns the access that each route of the HTTP port requires.
+#[must_use]
+pub fn route_table() -> RouteTable {
+    all_routes().into_table()
 }
 
 /// Returns the router of all pages and REST routes.
 pub fn router(site: AppState) -> Router {
-    let (api, document) = api();
-    let pages = pages::router().layer(axum::Extension(document.clone()));
-    let api = api.layer(axum::Extension(document)).layer(middleware::from_fn(etag::add_etag));
-    Router::new()
-        .route("/healthz/live", get(health::live))
-        .route("/healthz/ready", get(health::ready))
-        .route("/version", get(about::version))
-        .route("/login", get(login::show).post(login::log_in))
-        .route("/logout", post(login::log_out))
-        .route("/metrics", get(metrics::scrape))
-        .merge(api)
-        .merge(pages)
-        .fallback(problem::no_such_page)
-        .method_not_allowed_fallback(problem::no_such_method)
-        .layer(middleware::from_fn_with_state(
-            access::AccessLayerState { site: site.clone(), access: need },
-            access::authorize,
-        ))
-        .layer(middleware::from_fn(problem::render_problems))
-        .with_state(site)
+    all_routes().with_document().into_guarded_router(site)
 }
 
 /// Returns the router of a listener for metrics alone.
 pub fn metrics_router(site: AppState) -> Router {
-    Router::new()
-        .route("/metrics", get(metrics::scrape))
-        .fallback(problem::no_such_page)
-        .method_not_allowed_fallback(problem::no_such_method)
-        .layer(middleware::from_fn_with_state(
-            access::AccessLayerState { site: site.clone(), access: need },
-            access::authorize,
-        ))
-        .layer(middleware::from_fn(problem::render_problems))
-        .with_state(site)
+    metrics_routes().into_guarded_router(site)
 }
 
 /// Returns the router of a listener for health probes alone. It reads no bodies and requires no tokens.
 pub fn health_router(site: AppState) -> Router {
-    Router::new()
-        .route("/healthz/live", get(health::live))
-        .route("/healthz/ready", get(health::ready))
-        .fallback(problem::no_such_page)
-        .method_not_allowed_fallback(problem::no_such_method)
-        .layer(middleware::from_fn(problem::render_problems))
-        .with_state(site)
+    health_routes().into_open_router(site)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::sync::Arc;
 
     use axum::body::Body;
@@ -207,11 +120,11 @@ mod tests {
     use crate::clock::Clock;
     use crate::coordination::JobSettings;
     use crate::engine::Engine;
-    use crate::http::{ServerInfo, Version};
+    use crate::http::api::{ServerInfo, Version};
 
     fn site() -> AppState {
         let engine = Engine::new(Clock::start());
-        engine.declare("a".parse().unwrap(), JobSettings::new(1)).unwrap();
+        engine.declare_job("a".parse().unwrap(), JobSettings::new(1)).unwrap();
         let about =
             ServerInfo { version: Version::current(), http: ([127, 0, 0, 1], 1).into(), grpc: vec![] };
         AppState::new(engine, Arc::default(), Arc::new(about))
@@ -263,51 +176,25 @@ mod tests {
             assert_ne!(status, StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
             assert_ne!(problem["type"], "/problems/no-such-page", "{method} {path}");
         }
-        // Conversely, the routes are counted in the source text.
-        let source = include_str!("routes.rs");
-        let source = &source[..source.find("#[cfg(test)]").unwrap()];
-        let lists = source.split("routes!(").skip(1).filter_map(|rest| rest.split_once(')'));
-        let handlers: usize = lists.map(|(list, _)| list.split(',').count()).sum();
-        assert_eq!(handlers, operations.len());
-        let plain: Vec<&str> =
-            source.split(".route(\"").skip(1).filter_map(|r| r.split('"').next()).collect();
-        assert!(plain.iter().all(|path| !path.starts_with("/api/")), "{plain:?} are not described");
+        // Conversely, every route of the API is described, with its role.
+        let roles: BTreeSet<_> = operations
+            .iter()
+            .map(|(method, path, operation)| (method.clone(), path.clone(), operation["x-role"].to_string()))
+            .collect();
+        let routes: BTreeSet<_> = route_table()
+            .rows()
+            .filter(|(_, _, path)| path.starts_with("/api/"))
+            .map(|(access, method, path)| {
+                let RequiredAccess::Role(role) = access else { panic!("{method} {path} is public") };
+                (method.to_string(), path.replace("{*key}", "{key}"), format!("\"{role}\""))
+            })
+            .collect();
+        assert_eq!(roles, routes);
         let mut ids: Vec<&str> =
             operations.iter().filter_map(|(_, _, o)| o["operationId"].as_str()).collect();
         ids.sort_unstable();
         ids.dedup();
         assert_eq!(ids.len(), operations.len(), "operations are told apart by their ids");
-    }
-
-    #[tokio::test]
-    async fn every_route_says_whom_it_is_for() {
-        let described = described(&mut router(site())).await;
-        let mut routes: Vec<(String, String)> = described
-            .into_iter()
-            .map(|(method, path, _)| (method, path.replace("{key}", "{*key}")))
-            .collect();
-        // Routes without a description are found in the source text.
-        let own = include_str!("routes.rs");
-        let own = &own[..own.find("pub fn metrics_router").unwrap()];
-        for route in
-            [own, include_str!("pages/mod.rs")].iter().flat_map(|source| source.split(".route(\"").skip(1))
-        {
-            let (path, handlers) = route.split_once('"').unwrap();
-            let handlers = handlers.lines().next().unwrap();
-            for (method, call) in [("GET", "get("), ("POST", "post("), ("PUT", "put("), ("DELETE", "delete(")]
-            {
-                if handlers.contains(call) {
-                    routes.push((method.into(), path.into()));
-                }
-            }
-        }
-        let mut rows: Vec<(String, String)> = Vec::new();
-        for (_, method, paths) in ROUTE_ACCESS {
-            rows.extend(paths.iter().map(|path| ((*method).to_owned(), (*path).to_owned())));
-        }
-        routes.sort();
-        rows.sort();
-        assert_eq!(rows, routes);
     }
 
     #[tokio::test]

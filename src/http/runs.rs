@@ -1,50 +1,39 @@
 //! Serves runs, tasks, barriers, live sets and devices of a job.
 //!
-//! It does not hold them (`coordination`). Begin at `runs`, then `tasks`.
+//! `coordination` holds this state. Begin at `list_runs`, then `list_tasks`.
 
 use axum::Json;
 use axum::extract::State;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
+use super::api::{BarriersPage, DevicesPage, EndedBarrierView, RunsPage, TasksPage};
 use super::extract::{JobPath, PathItem, QueryParams};
-use super::pagination::{deserialize_limit, limit, paginate};
+use super::pagination::{page_limit, page_query, paginate};
 use super::{AppState, Problem};
 use crate::coordination::{
-    BarrierRecord, BarrierView, Device, DeviceChange, DeviceMap, LiveTasksView, RunListItem, RunNumber,
-    RunState, TaskId, TaskPhase, TaskView, Timestamp,
+    BarrierRecord, DeviceChange, DeviceMap, LiveTasksView, RunListItem, RunNumber, RunState, TaskId,
+    TaskPhase, TaskView, Timestamp,
 };
 
-/// A page of a job's runs, the newest first.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct RunsPage {
-    /// The runs of this page.
-    pub runs: Vec<RunListItem>,
-    /// The value of `after` for the next page; none if these are the oldest that are kept.
-    pub next: Option<RunNumber>,
-}
-
-/// The query parameters of runs.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(super) struct RunsQuery {
-    /// Only runs in this state: `forming`, `running`, `completed`, `failed` or `abandoned`.
-    #[param(value_type = Option<String>)]
-    state: Option<RunState>,
+page_query! {
+    /// The query parameters of runs.
+    RunsQuery {
+        /// Only runs in this state: `forming`, `running`, `completed`, `failed` or `abandoned`.
+        #[param(value_type = Option<String>)]
+        state: Option<RunState>,
+    }
     /// The number of the last run that the client has.
     after: Option<u64>,
     /// The maximum number of runs.
-    #[serde(default, deserialize_with = "deserialize_limit")]
-    #[param(minimum = 1)]
-    limit: Option<usize>,
+    limit
 }
 
 /// The runs of a job, the present one first
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/runs", operation_id = "runs", tag = "runs",
     params(("job" = String, Path, description = "The job's name"), RunsQuery),
     responses((status = 200, body = RunsPage, description = "A page of runs, the newest first")))]
-pub(super) async fn runs(
+pub(super) async fn list_runs(
     State(site): State<AppState>,
     job: JobPath,
     QueryParams(query): QueryParams<RunsQuery>,
@@ -58,39 +47,27 @@ pub(super) async fn runs(
     Ok(Json(RunsPage { runs, next: next.map(|number| number.0) }))
 }
 
-/// A page of a job's tasks, by number.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct TasksPage {
-    /// The tasks of this page.
-    pub tasks: Vec<TaskView>,
-    /// The value of `after` for the next page; none on the last page.
-    pub next: Option<TaskId>,
-}
-
-/// The query parameters of tasks.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(super) struct TasksQuery {
-    /// Only tasks in this state: `missing`, `registering`, `connected`, `suspect`, `disconnected` or
-    /// `failed`.
-    #[param(value_type = Option<String>)]
-    state: Option<TaskPhase>,
-    /// Only excluded tasks, or only tasks that are not excluded.
-    excluded: Option<bool>,
+page_query! {
+    /// The query parameters of tasks.
+    TasksQuery {
+        /// Only tasks in this state: `missing`, `registering`, `connected`, `suspect`, `disconnected` or
+        /// `failed`.
+        #[param(value_type = Option<String>)]
+        state: Option<TaskPhase>,
+        /// Only excluded tasks, or only tasks that are not excluded.
+        excluded: Option<bool>,
+    }
     /// The number of the last task that the client has.
     after: Option<i32>,
     /// The maximum number of tasks.
-    #[serde(default, deserialize_with = "deserialize_limit")]
-    #[param(minimum = 1)]
-    limit: Option<usize>,
+    limit
 }
 
 /// The tasks of the present run
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/tasks", operation_id = "tasks", tag = "tasks",
     params(("job" = String, Path, description = "The job's name"), TasksQuery),
     responses((status = 200, body = TasksPage, description = "A page of tasks, by number")))]
-pub(super) async fn tasks(
+pub(super) async fn list_tasks(
     State(site): State<AppState>,
     job: JobPath,
     QueryParams(query): QueryParams<TasksQuery>,
@@ -108,7 +85,7 @@ pub(super) async fn tasks(
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/tasks/{task}", operation_id = "task", tag = "tasks",
     params(("job" = String, Path, description = "The job's name"), ("task" = i32, Path, description = "Its number")),
     responses((status = 200, body = TaskView, description = "The task"), (status = 404, description = "There is none")))]
-pub(super) async fn task(
+pub(super) async fn show_task(
     State(site): State<AppState>,
     job: JobPath,
     PathItem(number): PathItem<i32>,
@@ -124,35 +101,6 @@ pub(super) fn no_such_task(job: &JobPath, number: i32, tasks: u32) -> Problem {
     Problem::not_found("no-such-task", text)
 }
 
-/// A page of barriers: those in progress in the order in which they began, or ended ones, the latest first.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct BarriersPage {
-    /// Barriers in progress; none if recent ones were requested.
-    pub barriers: Vec<BarrierView>,
-    /// Ended barriers, if they were requested.
-    #[serde(default)]
-    pub recent: Vec<EndedBarrierView>,
-    /// The value of `after` for the next page; none on the last page.
-    pub next: Option<u64>,
-}
-
-/// An ended instance of a barrier.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[schema(as = EndedBarrier)]
-pub struct EndedBarrierView {
-    /// The time from the first arrival to its end, in microseconds.
-    pub duration_us: u64,
-    /// Its record.
-    #[serde(flatten)]
-    pub record: BarrierRecord,
-}
-
-impl From<BarrierRecord> for EndedBarrierView {
-    fn from(record: BarrierRecord) -> Self {
-        Self { duration_us: record.ended.0.saturating_sub(record.began.0), record }
-    }
-}
-
 /// The states of barriers to return.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -164,35 +112,32 @@ pub(super) enum BarrierState {
     Recent,
 }
 
-/// The query parameters of barriers.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(super) struct BarriersQuery {
-    /// `in-progress`, or `recent` for ended barriers of the present run.
-    #[serde(default)]
-    #[param(inline)]
-    state: BarrierState,
+page_query! {
+    /// The query parameters of barriers.
+    BarriersQuery {
+        /// `in-progress`, or `recent` for ended barriers of the present run.
+        #[serde(default)]
+        #[param(inline)]
+        state: BarrierState,
+    }
     /// The `next` of the page before.
     after: Option<u64>,
     /// The maximum number of barriers; slightly more if several ended at the same time.
-    #[serde(default, deserialize_with = "deserialize_limit")]
-    #[param(minimum = 1)]
-    limit: Option<usize>,
+    limit
 }
 
 /// The barriers in progress, the longest waiting first, or recent ones, the latest first
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/barriers", operation_id = "barriers", tag = "barriers",
     params(("job" = String, Path, description = "The job's name"), BarriersQuery),
     responses((status = 200, body = BarriersPage, description = "A page of barriers: who came, who is missing, until when they wait; of recent ones how long they took and how far apart their members came")))]
-pub(super) async fn barriers(
+pub(super) async fn list_barriers(
     State(site): State<AppState>,
     job: JobPath,
     QueryParams(page): QueryParams<BarriersQuery>,
 ) -> Result<Json<BarriersPage>, Problem> {
     if page.state == BarrierState::Recent {
         let latest = site.read_job(&job, |look| look.recent_barriers())?;
-        return Ok(Json(recent(latest, page.after.map(Timestamp), limit(page.limit))));
+        return Ok(Json(ended_barriers_page(latest, page.after.map(Timestamp), page_limit(page.limit))));
     }
     let mut barriers = site.read_job(&job, |look| look.barriers())?;
     barriers.sort_by(|a, b| (a.since, &a.id).cmp(&(b.since, &b.id)));
@@ -204,7 +149,7 @@ pub(super) async fn barriers(
 
 /// Returns a page of ended barriers, the latest first. The time of the end is the cursor, so barriers that
 /// ended at the same time are never split between two pages.
-fn recent(latest: Vec<BarrierRecord>, after: Option<Timestamp>, limit: usize) -> BarriersPage {
+fn ended_barriers_page(latest: Vec<BarrierRecord>, after: Option<Timestamp>, limit: usize) -> BarriersPage {
     let mut rest =
         latest.into_iter().filter(|record| after.is_none_or(|after| record.ended < after)).peekable();
     let mut recent: Vec<EndedBarrierView> = Vec::new();
@@ -224,41 +169,32 @@ fn recent(latest: Vec<BarrierRecord>, after: Option<Timestamp>, limit: usize) ->
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/live", operation_id = "live", tag = "tasks",
     params(("job" = String, Path, description = "The job's name")),
     responses((status = 200, body = LiveTasksView, description = "Who is alive: connected, and not excluded")))]
-pub(super) async fn live(State(site): State<AppState>, job: JobPath) -> Result<Json<LiveTasksView>, Problem> {
-    site.read_job(&job, |look| look.live()).map(Json)
+pub(super) async fn show_live_set(
+    State(site): State<AppState>,
+    job: JobPath,
+) -> Result<Json<LiveTasksView>, Problem> {
+    site.read_job(&job, |look| look.live_tasks()).map(Json)
 }
 
-/// A page of devices, by platform and global id.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct DevicesPage {
-    /// The devices of this page.
-    pub devices: Vec<Device>,
-    /// The value of `after` for the next page; none on the last page.
-    pub next: Option<u64>,
-}
-
-/// The query parameters of devices.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(super) struct DevicesQuery {
-    /// Only devices of this task.
-    task: Option<i32>,
-    /// Only devices of this platform.
-    platform: Option<String>,
+page_query! {
+    /// The query parameters of devices.
+    DevicesQuery {
+        /// Only devices of this task.
+        task: Option<i32>,
+        /// Only devices of this platform.
+        platform: Option<String>,
+    }
     /// The `next` of the page before.
     after: Option<u64>,
     /// The maximum number of devices.
-    #[serde(default, deserialize_with = "deserialize_limit")]
-    #[param(minimum = 1)]
-    limit: Option<usize>,
+    limit
 }
 
 /// The devices that the tasks of the present run have published
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/devices", operation_id = "devices", tag = "devices",
     params(("job" = String, Path, description = "The job's name"), DevicesQuery),
     responses((status = 200, body = DevicesPage, description = "A page of devices")))]
-pub(super) async fn devices(
+pub(super) async fn list_devices(
     State(site): State<AppState>,
     job: JobPath,
     QueryParams(query): QueryParams<DevicesQuery>,
@@ -280,21 +216,35 @@ pub(super) struct DeviceMapQuery {
     /// Only places with this change: `same`, `moved`, `came` or `gone`.
     #[param(value_type = Option<String>)]
     state: Option<DeviceChange>,
+    /// The run; by default the present one.
+    run: Option<u64>,
+    /// The earlier run with which it is compared; by default the last one whose devices are known.
+    before: Option<u64>,
 }
 
-/// The devices of the present run compared with those of the run before
+/// The devices of a run compared with those of an earlier one
 ///
-/// Devices are matched by their location (the boot of their host, the platform, their local id) and not by
-/// the task number or the global id, which processes get anew with every start.
+/// Devices are matched by their location (the identity of their process's host or else its boot, the platform, their
+/// local id) and not by the task number or the global id, which processes get anew with every start. `runs` names the
+/// runs that can be compared.
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/devices/map", operation_id = "device_map", tag = "devices",
     params(("job" = String, Path, description = "The job's name"), DeviceMapQuery),
-    responses((status = 200, body = DeviceMap, description = "Every place, with who it was and who it is")))]
-pub(super) async fn device_map(
+    responses(
+        (status = 200, body = DeviceMap, description = "Every place, with who it was and who it is"),
+        (status = 404, description = "The devices of that run are not known"),
+    ))]
+pub(super) async fn show_device_map(
     State(site): State<AppState>,
     job: JobPath,
     QueryParams(query): QueryParams<DeviceMapQuery>,
 ) -> Result<Json<DeviceMap>, Problem> {
-    let mut map = site.read_job(&job, |look| look.device_map())?;
+    let (run, before) = (query.run.map(RunNumber), query.before.map(RunNumber));
+    let map = site.read_job(&job, |look| look.device_map(run, before))?;
+    let mut map = map.ok_or_else(|| {
+        let text = "the devices of such a run are not known: `runs` of devices/map names those that are, and `before` is \
+                    an earlier run than `run`";
+        Problem::not_found("no-such-run", text.to_owned())
+    })?;
     map.places.retain(|place| query.state.is_none_or(|fate| fate == place.fate));
     Ok(Json(map))
 }
@@ -327,9 +277,9 @@ mod tests {
             assert!(page.barriers.is_empty() && page.recent.iter().all(|ended| ended.duration_us == 5));
             page.recent.iter().map(|ended| ended.record.counter).collect()
         };
-        let first = recent(all(), None, 2);
+        let first = ended_barriers_page(all(), None, 2);
         assert_eq!((of(&first), first.next), (vec![4, 3, 2], Some(30)), "two that ended at once");
-        let second = recent(all(), Some(Timestamp(30)), 2);
+        let second = ended_barriers_page(all(), Some(Timestamp(30)), 2);
         assert_eq!((of(&second), second.next), (vec![1], None));
         let json = serde_json::to_value(&first.recent[0]).unwrap();
         assert_eq!(

@@ -1,19 +1,19 @@
 //! The connection slots of one HTTP listener: phases, timeouts, and eviction when the listener is full.
 //!
-//! It accepts and serves nothing: `listener.rs` does. Begin at [`ConnectionTable`].
+//! `listener.rs` accepts and serves the connections. Begin at [`ConnectionTable`].
 //!
 //! | phase | the server waits for | ends by | may be closed to make room |
 //! | --- | --- | --- | --- |
 //! | `Handshake` | the first byte, the TLS handshake | the listener's own timer, counted from the accept | yes |
-//! | `Head` | the end of a request's head | `head_timeout`, counted from its first byte; that of the first head from the accept | yes |
+//! | `Head` | the end of a request's head | `head_timeout`, counted from its first byte, but for the first head from the accept | yes |
 //! | `Body` | more of the body of a request | the deadlines of bodies, counted from the end of the head | yes |
 //! | `Busy` | its own handler, the end of the answer | the deadline of writes | no |
 //! | `Idle` | the next request | `idle_timeout`, counted from the last byte written | yes, these first |
 //!
-//! A new connection is never refused while others only wait: if every slot is taken, connections without a
-//! whole request are closed, those of the network with the most connections first. If all are busy, the new
-//! connection gets one of [`RESERVED`] further slots, in which only health probes are answered. A reserved
-//! slot is always free: the oldest connection in one makes room.
+//! If every slot is taken, some connections that are not in the phase `Busy` are closed to make room for the new
+//! one. Those of the client network with the most connections are closed first; among them, idle ones first. If all
+//! connections are busy, the new connection gets one of [`RESERVED`] additional slots, in which only health checks
+//! are answered. If these slots are taken too, the oldest connection in them is closed.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -34,20 +34,20 @@ use crate::meter::Counter;
 const RESERVED: usize = 8;
 
 /// Returns how many connections are evicted at once: one in 32, so that the cost of choosing them is shared.
-const fn eviction_batch(connections: usize) -> usize {
+const fn eviction_batch_size(connections: usize) -> usize {
     if connections < 32 { 1 } else { connections / 32 }
 }
 
 /// Returns how many evicted connections may still be open when the next one is accepted.
-const fn closing_limit(connections: usize) -> usize {
-    2 * eviction_batch(connections)
+const fn closing_connections_max(connections: usize) -> usize {
+    2 * eviction_batch_size(connections)
 }
 
 /// Returns how many file descriptors a listener of this many connections may have open at once.
 #[must_use]
 pub const fn descriptors_needed(connections: usize) -> usize {
     // Two more: the connection that is being accepted, and the listening socket.
-    connections + RESERVED + closing_limit(connections) + eviction_batch(connections) + 2
+    connections + RESERVED + closing_connections_max(connections) + eviction_batch_size(connections) + 2
 }
 
 /// The phase of a connection.
@@ -114,7 +114,7 @@ impl SlotState {
             .unwrap_or(ConnectionPhase::Busy)
     }
 
-    fn since(&self) -> Timestamp {
+    fn phase_since(&self) -> Timestamp {
         Timestamp(self.since.load(Ordering::Relaxed))
     }
 
@@ -122,7 +122,7 @@ impl SlotState {
         self.since.store(self.clock.now().0, Ordering::Relaxed);
     }
 
-    fn enter(&self, phase: ConnectionPhase) {
+    fn enter_phase(&self, phase: ConnectionPhase) {
         self.restart_phase_timer();
         self.phase.store(phase as u8, Ordering::Relaxed);
     }
@@ -135,18 +135,18 @@ impl SlotState {
 
     /// Records the end of the TLS handshake.
     pub fn mark_tls(&self) {
-        self.enter(ConnectionPhase::Head);
+        self.enter_phase(ConnectionPhase::Head);
     }
 
     /// Records that bytes were received.
-    pub fn received(&self) {
+    pub fn record_received(&self) {
         if self.phase() == ConnectionPhase::Idle {
-            self.enter(ConnectionPhase::Head);
+            self.enter_phase(ConnectionPhase::Head);
         }
     }
 
     /// Records that bytes were sent.
-    pub fn sent(&self) {
+    pub fn record_sent(&self) {
         if self.phase() == ConnectionPhase::Idle {
             self.restart_phase_timer();
         }
@@ -155,13 +155,13 @@ impl SlotState {
     /// Records that the head of a request is complete. The connection is busy until the returned guard is
     /// dropped.
     pub fn begin_request(self: &Arc<Self>) -> BusyGuard {
-        self.enter(ConnectionPhase::Busy);
+        self.enter_phase(ConnectionPhase::Busy);
         BusyGuard(Arc::clone(self))
     }
 
     /// Records whether more of the body is awaited. The time of the whole body counts, however its bytes
     /// arrive.
-    pub fn awaits_body(&self, awaits: bool) {
+    pub fn record_body_wait(&self, awaits: bool) {
         let (from, to) = if awaits {
             (ConnectionPhase::Busy, ConnectionPhase::Body)
         } else {
@@ -172,25 +172,25 @@ impl SlotState {
     }
 
     /// Returns the deadline of the phase.
-    fn deadline(&self, limits: &HttpLimits) -> Option<(Timestamp, CloseReason)> {
+    fn phase_deadline(&self, limits: &HttpLimits) -> Option<(Timestamp, CloseReason)> {
         match self.phase() {
             ConnectionPhase::Head => {
-                Some((self.since().after(limits.head_timeout), CloseReason::HeadTimeout))
+                Some((self.phase_since().after(limits.head_timeout), CloseReason::HeadTimeout))
             }
             ConnectionPhase::Idle => {
-                Some((self.since().after(limits.idle_timeout), CloseReason::IdleTimeout))
+                Some((self.phase_since().after(limits.idle_timeout), CloseReason::IdleTimeout))
             }
             ConnectionPhase::Handshake | ConnectionPhase::Body | ConnectionPhase::Busy => None,
         }
     }
 
     /// Waits until the connection must be closed, and returns the reason.
-    pub async fn closed(&self, limits: &HttpLimits) -> CloseReason {
+    pub async fn wait_for_close_reason(&self, limits: &HttpLimits) -> CloseReason {
         // A phase that begins after a check cannot end before the next check.
         let least = limits.head_timeout.min(limits.idle_timeout);
         loop {
             let now = self.clock.now();
-            let left = match self.deadline(limits) {
+            let left = match self.phase_deadline(limits) {
                 Some((at, why)) if at <= now => return why,
                 Some((at, _)) => at.since(now).min(least),
                 None => least,
@@ -209,7 +209,7 @@ pub(super) struct BusyGuard(Arc<SlotState>);
 
 impl Drop for BusyGuard {
     fn drop(&mut self) {
-        self.0.enter(ConnectionPhase::Idle);
+        self.0.enter_phase(ConnectionPhase::Idle);
     }
 }
 
@@ -225,7 +225,7 @@ struct OpenSlots {
 
 impl OpenSlots {
     /// Removes a connection from the table.
-    fn remove(&mut self, number: u64) -> Option<Arc<SlotState>> {
+    fn remove_slot(&mut self, number: u64) -> Option<Arc<SlotState>> {
         let connection = self.all.remove(&number)?;
         if connection.reserved {
             self.reserved -= 1;
@@ -238,13 +238,13 @@ impl OpenSlots {
         Some(connection)
     }
 
-    fn count_of(&self, source: ClientNetwork) -> usize {
+    fn count_of_network(&self, source: ClientNetwork) -> usize {
         self.by_source.get(&source).copied().unwrap_or_default()
     }
 
     /// Evicts up to `most` of the connections for which `may` holds, in the order of `rank`. Returns their
     /// number.
-    fn evict<R: Ord>(
+    fn evict_slots<R: Ord>(
         &mut self,
         most: usize,
         may: impl Fn(&SlotState) -> bool,
@@ -255,7 +255,7 @@ impl OpenSlots {
         found.sort_unstable();
         found.truncate(most);
         for (_, number) in &found {
-            if let Some(connection) = self.remove(*number) {
+            if let Some(connection) = self.remove_slot(*number) {
                 self.closing += 1;
                 connection.close.notify_one();
             }
@@ -279,24 +279,24 @@ impl ConnectionTable {
         Self { clock, limits, open: Mutex::default(), slot_freed: Notify::new(), closed }
     }
 
-    fn open(&self) -> std::sync::MutexGuard<'_, OpenSlots> {
+    fn lock_slots(&self) -> std::sync::MutexGuard<'_, OpenSlots> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns how many connections have a slot.
-    pub fn count(&self) -> usize {
-        self.open().all.len()
+    pub fn slot_count(&self) -> usize {
+        self.lock_slots().all.len()
     }
 
     /// Returns how many connections the server closed, by reason.
-    pub fn closed(&self) -> impl Iterator<Item = (CloseReason, u64)> {
+    pub fn closed_counts(&self) -> impl Iterator<Item = (CloseReason, u64)> {
         CloseReason::ALL.into_iter().zip(&self.closed).map(|(why, count)| (why, count.get()))
     }
 
     /// Counts a connection that the server closed.
-    pub fn count_closed(&self, why: CloseReason) {
+    pub fn record_closed(&self, why: CloseReason) {
         if let Some(count) = self.closed.get(why as usize) {
-            count.add();
+            count.increment();
         }
     }
 
@@ -304,7 +304,7 @@ impl ConnectionTable {
     pub async fn wait_for_capacity(&self) {
         loop {
             let left = self.slot_freed.notified();
-            if self.open().closing <= closing_limit(self.limits.connections) {
+            if self.lock_slots().closing <= closing_connections_max(self.limits.connections) {
                 return;
             }
             left.await;
@@ -312,31 +312,32 @@ impl ConnectionTable {
     }
 
     /// Gives a new connection a slot. Evicts others if necessary.
-    pub fn admit(self: &Arc<Self>, peer: SocketAddr) -> SlotGuard {
-        let source = ClientNetwork::of(peer.ip());
+    pub fn assign_slot(self: &Arc<Self>, peer: SocketAddr) -> SlotGuard {
+        let source = ClientNetwork::of_address(peer.ip());
         let HttpLimits { connections, connections_per_source, .. } = self.limits;
-        let mut guard = self.open();
+        let mut guard = self.lock_slots();
         let open = &mut *guard;
         let waits =
             |connection: &SlotState| !connection.reserved && connection.phase() != ConnectionPhase::Busy;
         // Idle connections are evicted first, then those whose request is awaited, the slowest first.
         let order =
-            |connection: &SlotState| (connection.phase() != ConnectionPhase::Idle, connection.since());
+            |connection: &SlotState| (connection.phase() != ConnectionPhase::Idle, connection.phase_since());
         let mut has_slot = true;
-        if open.count_of(source) >= connections_per_source {
-            has_slot = open.evict(1, |one| waits(one) && one.source == source, order) > 0;
+        if open.count_of_network(source) >= connections_per_source {
+            has_slot = open.evict_slots(1, |one| waits(one) && one.source == source, order) > 0;
         }
         if has_slot && open.all.len() - open.reserved >= connections {
-            let most = eviction_batch(connections);
+            let most = eviction_batch_size(connections);
             let counts = open.by_source.clone();
-            has_slot =
-                open.evict(most, waits, |one| (Reverse(counts.get(&one.source).copied()), order(one))) > 0;
+            has_slot = open
+                .evict_slots(most, waits, |one| (Reverse(counts.get(&one.source).copied()), order(one)))
+                > 0;
         }
         if has_slot {
             *open.by_source.entry(source).or_default() += 1;
         } else {
             if open.reserved >= RESERVED {
-                open.evict(1, |one| one.reserved, SlotState::since);
+                open.evict_slots(1, |one| one.reserved, SlotState::phase_since);
             }
             open.reserved += 1;
         }
@@ -364,8 +365,8 @@ pub(super) struct SlotGuard {
 
 impl Drop for SlotGuard {
     fn drop(&mut self) {
-        let mut open = self.registry.open();
-        if open.remove(self.number).is_none() {
+        let mut open = self.registry.lock_slots();
+        if open.remove_slot(self.number).is_none() {
             open.closing -= 1;
         }
         drop(open);
@@ -387,53 +388,53 @@ mod tests {
     }
 
     async fn is_told_to_close(guard: &SlotGuard) -> bool {
-        let closed = guard.connection.closed(&guard.registry.limits);
+        let closed = guard.connection.wait_for_close_reason(&guard.registry.limits);
         tokio::time::timeout(Duration::from_millis(1), closed).await.is_ok()
     }
 
     #[tokio::test]
     async fn waiting_connections_are_evicted_from_the_largest_network_first() {
         let registry = registry(4, 4);
-        let quiet = registry.admit(from(1));
+        let quiet = registry.assign_slot(from(1));
         quiet.connection.mark_plaintext();
         drop(quiet.connection.begin_request());
-        let many: Vec<_> = (0..3).map(|_| registry.admit(from(2))).collect();
-        let newcomer = registry.admit(from(3));
+        let many: Vec<_> = (0..3).map(|_| registry.assign_slot(from(2))).collect();
+        let newcomer = registry.assign_slot(from(3));
         assert!(!newcomer.connection.reserved);
         assert!(is_told_to_close(&many[0]).await, "the oldest of the source with the most");
         assert!(!is_told_to_close(&quiet).await, "which it is, though the other is idle");
-        let next = registry.admit(from(4));
+        let next = registry.assign_slot(from(4));
         assert!(is_told_to_close(&many[1]).await && !next.connection.reserved);
-        let last = registry.admit(from(5));
+        let last = registry.assign_slot(from(5));
         assert!(is_told_to_close(&quiet).await, "the idle one among equals");
         assert!(!last.connection.reserved);
-        assert_eq!((registry.count(), registry.open().closing), (4, 3));
+        assert_eq!((registry.slot_count(), registry.lock_slots().closing), (4, 3));
         drop((quiet, many, newcomer, next, last));
-        let open = registry.open();
+        let open = registry.lock_slots();
         assert_eq!((open.all.len(), open.by_source.len(), open.closing), (0, 0, 0));
     }
 
     #[tokio::test]
     async fn a_new_connection_gets_a_reserved_slot_when_all_are_busy() {
         let registry = registry(2, 2);
-        let busy: Vec<_> = (1..3).map(|host| registry.admit(from(host))).collect();
+        let busy: Vec<_> = (1..3).map(|host| registry.assign_slot(from(host))).collect();
         let _guards: Vec<_> = busy.iter().map(|guard| guard.connection.begin_request()).collect();
-        let probes: Vec<_> = (0..=RESERVED).map(|_| registry.admit(from(9))).collect();
+        let probes: Vec<_> = (0..=RESERVED).map(|_| registry.assign_slot(from(9))).collect();
         assert!(probes.iter().all(|guard| guard.connection.reserved));
         assert!(is_told_to_close(&probes[0]).await, "the oldest makes room for the last");
         assert!(!is_told_to_close(&probes[RESERVED]).await && !is_told_to_close(&busy[0]).await);
-        assert_eq!(registry.open().reserved, RESERVED);
+        assert_eq!(registry.lock_slots().reserved, RESERVED);
     }
 
     #[tokio::test]
     async fn a_source_has_so_many_connections_and_no_more() {
         let registry = registry(8, 2);
-        let own: Vec<_> = (0..2).map(|_| registry.admit(from(1))).collect();
-        let third = registry.admit(from(1));
+        let own: Vec<_> = (0..2).map(|_| registry.assign_slot(from(1))).collect();
+        let third = registry.assign_slot(from(1));
         assert!(is_told_to_close(&own[0]).await && !third.connection.reserved);
         let _busy = (own[1].connection.begin_request(), third.connection.begin_request());
-        assert!(registry.admit(from(1)).connection.reserved, "all that it may have are busy");
-        assert!(!registry.admit(from(2)).connection.reserved);
+        assert!(registry.assign_slot(from(1)).connection.reserved, "all that it may have are busy");
+        assert!(!registry.assign_slot(from(2)).connection.reserved);
     }
 
     #[tokio::test]
@@ -444,23 +445,23 @@ mod tests {
             ..HttpLimits::new(4)
         };
         let registry = Arc::new(ConnectionTable::new(Clock::start(), limits));
-        let guard = registry.admit(from(1));
+        let guard = registry.assign_slot(from(1));
         guard.connection.mark_plaintext();
         let dribble = async {
             loop {
-                guard.connection.received();
+                guard.connection.record_received();
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         let why = tokio::select! {
-            why = guard.connection.closed(&limits) => why,
+            why = guard.connection.wait_for_close_reason(&limits) => why,
             () = dribble => unreachable!(),
         };
         assert_eq!(why, CloseReason::HeadTimeout);
         drop(guard.connection.begin_request());
-        assert_eq!(guard.connection.closed(&limits).await, CloseReason::IdleTimeout);
+        assert_eq!(guard.connection.wait_for_close_reason(&limits).await, CloseReason::IdleTimeout);
         drop(guard.connection.begin_request());
-        guard.connection.received();
-        assert_eq!(guard.connection.closed(&limits).await, CloseReason::HeadTimeout);
+        guard.connection.record_received();
+        assert_eq!(guard.connection.wait_for_close_reason(&limits).await, CloseReason::HeadTimeout);
     }
 }

@@ -1,6 +1,6 @@
-//! Wraps a stream so that a write without progress ends the connection.
+//! Wraps a stream. If a write makes no progress for too long, the connection ends.
 //!
-//! Reads are limited by the phases of `slots.rs`. Begin at [`WriteTimeout`].
+//! `slots.rs` has the timeouts of reads. Begin at [`WriteTimeout`].
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -46,7 +46,7 @@ impl<S> WriteTimeout<S> {
     ) -> Poll<io::Result<usize>> {
         match written {
             Poll::Ready(Ok(count)) => {
-                self.connection.sent();
+                self.connection.record_sent();
                 if count == offered {
                     self.waiting = None;
                 } else if let Some(waiting) = &mut self.waiting {
@@ -84,7 +84,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
         let before = room.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, room);
         if room.filled().len() > before {
-            self.connection.received();
+            self.connection.record_received();
         }
         read
     }

@@ -1,8 +1,10 @@
-//! A score of frames that ask for nothing: pings, settings, resets, empty data, refused headers.
+//! The abuse score of a connection. Frames that request no useful work raise it: pings, settings, resets, empty
+//! data, and headers that are refused.
 //!
-//! Each such frame adds points; useful traffic and time take points away. A client that lives for weeks stays near
-//! zero; a peer that does nothing else passes the limit within a second and receives ENHANCE_YOUR_CALM. It closes
-//! nothing: `Sender::check_abuse` reports, `grpc::connection` closes. Begin at [`AbuseScore`].
+//! Each such frame adds points, and useful traffic and time remove points. The score of a normal client stays near
+//! zero, however long its connection lasts. A peer that sends only such frames exceeds the limit within a second
+//! and receives ENHANCE_YOUR_CALM. `Http2Sender::check_abuse` reports the violation, and `grpc::connection` closes
+//! the connection. Begin at [`AbuseScore`].
 
 use std::time::Duration;
 
@@ -36,12 +38,12 @@ pub(super) struct AbuseScore {
 }
 
 impl AbuseScore {
-    pub(super) fn add(&mut self, points: u32) {
+    pub(super) fn add_points(&mut self, points: u32) {
         self.points = self.points.saturating_add(points);
     }
 
     /// Removes points for useful traffic.
-    pub(super) fn credit(&mut self, points: u32) {
+    pub(super) fn remove_points(&mut self, points: u32) {
         self.points = self.points.saturating_sub(points);
     }
 
@@ -57,7 +59,7 @@ impl AbuseScore {
             let millis = u32::try_from(now.saturating_sub(seen).as_millis()).unwrap_or(u32::MAX);
             let redeemed = millis.saturating_mul(DECAY_PER_SECOND / 1000);
             if redeemed > 0 {
-                self.credit(redeemed);
+                self.remove_points(redeemed);
                 self.seen = Some(now);
             }
         } else {
@@ -76,17 +78,17 @@ mod tests {
         let mut steady = AbuseScore::default();
         for second in 0..100_000 {
             // A thousand pings a second, and frequent settings.
-            steady.add(900 * points::EMPTY + 10 * points::SETTINGS);
+            steady.add_points(900 * points::EMPTY + 10 * points::SETTINGS);
             assert!(!steady.exceeds_limit(Duration::from_secs(second)), "in second {second}");
         }
         let mut flood = AbuseScore::default();
         let floods = (0..1000).any(|millisecond| {
-            flood.add(100 * points::EMPTY);
+            flood.add_points(100 * points::EMPTY);
             flood.needs_clock_check() && flood.exceeds_limit(Duration::from_millis(millisecond))
         });
         assert!(floods);
         let mut gives_up_everything = AbuseScore::default();
-        gives_up_everything.add(16_384 * points::FRAME);
+        gives_up_everything.add_points(16_384 * points::FRAME);
         assert!(!gives_up_everything.exceeds_limit(Duration::ZERO));
     }
 }

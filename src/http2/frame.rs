@@ -1,6 +1,6 @@
-//! The layout of frames: types, flags, settings, error codes (RFC 9113, 4, 6, 7).
+//! The layout of frames: types, flags, settings, error codes (RFC 9113, sections 4, 6 and 7).
 //!
-//! It does not check their order: `receiver.rs` does. Begin at [`FrameHeader`].
+//! `receiver.rs` checks the order of frames. Begin at [`FrameHeader`].
 
 use std::fmt;
 
@@ -64,7 +64,7 @@ pub(super) struct FrameHeader {
 }
 
 impl FrameHeader {
-    pub(super) fn read(bytes: [u8; FRAME_HEADER_LEN]) -> Self {
+    pub(super) fn parse(bytes: [u8; FRAME_HEADER_LEN]) -> Self {
         let [l0, l1, l2, kind, flags, s0, s1, s2, s3] = bytes;
         Self {
             length: u32::from_be_bytes([0, l0, l1, l2]) as usize,
@@ -74,7 +74,7 @@ impl FrameHeader {
         }
     }
 
-    pub(super) fn has(&self, flag: u8) -> bool {
+    pub(super) fn has_flag(&self, flag: u8) -> bool {
         self.flags & flag != 0
     }
 }
@@ -112,11 +112,11 @@ impl ConnectionError {
         Self { reason, what }
     }
 
-    pub(super) fn protocol(what: &'static str) -> Self {
+    pub(super) fn protocol_error(what: &'static str) -> Self {
         Self::new(ErrorCode::Protocol, what)
     }
 
-    pub(super) fn size(what: &'static str) -> Self {
+    pub(super) fn frame_size_error(what: &'static str) -> Self {
         Self::new(ErrorCode::FrameSize, what)
     }
 }

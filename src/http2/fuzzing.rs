@@ -1,17 +1,17 @@
 //! Properties of header blocks and connections that hold for every input.
 //!
-//! It owns the properties; the fuzz targets and the tests feed them (`src/fuzzing.rs`). Begin at [`hpack`] and [`connection`].
-
-use std::task::{Context, Poll, Waker};
+//! The fuzz targets and the tests check these properties (`src/fuzzing.rs`). Begin at [`check_header_blocks`] and
+//! [`check_connection`].
 
 use bytes::Bytes;
 
-use super::frame::{FRAME_HEADER_LEN, FrameHeader, kind};
-use super::hpack::Decoder;
+use super::frame::{FrameHeader, kind};
+use super::hpack::HpackDecoder;
+use super::test_support::{drain_output, parse_frames};
 use super::*;
 
 /// The bounds of the connection: small, so that short inputs reach them.
-const SETTINGS: Settings = Settings {
+const SETTINGS: AnnouncedSettings = AnnouncedSettings {
     streams: 4,
     frame: 16 << 10,
     stream_window: 64 << 10,
@@ -26,25 +26,26 @@ const TURNS_MAX: usize = 1 << 16;
 /// be, and after which block the table is forbidden.
 ///
 /// The table keeps to its limit, and fields that were read are read again from what is written of them.
-pub(crate) fn hpack(input: &[u8]) {
+pub(crate) fn check_header_blocks(input: &[u8]) {
     let Some((&first, mut input)) = input.split_first() else { return };
     let most = 64 << (first & 7);
     let forbidden = usize::from(first >> 3 & 7);
-    let mut decoder = Decoder::default();
+    let mut decoder = HpackDecoder::default();
     for number in 0.. {
         let Some((length, rest)) = input.split_first_chunk() else { return };
         let (coded, rest) = rest.split_at(rest.len().min(u16::from_le_bytes(*length).into()));
         input = rest;
         if number == forbidden {
-            decoder.disable_table();
+            decoder.disable_dynamic_table();
         }
-        let read = decoder.read(coded, most);
-        decoder.check();
+        let read = decoder.decode_block(coded, most);
+        decoder.assert_table_invariants();
         let Ok(read) = read else { return };
         let head = read.finish_trailers();
         let fields: usize = head.fields.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
         assert!(fields <= most, "{fields} bytes of fields are kept of a list of {most}");
-        let again = Decoder::default().read(&encode_block(None, &head.fields), 2 * most + (1 << 10));
+        let again =
+            HpackDecoder::default().decode_block(&encode_block(None, &head.fields), 2 * most + (1 << 10));
         let again = again.expect("a block that the server wrote is in order").finish_trailers();
         assert_eq!((again.fields, again.error), (head.fields, None));
     }
@@ -57,28 +58,26 @@ impl FromRequestHead for RequestHead {
 }
 
 /// A connection and what a peer has caused on it.
-struct Heard {
-    receiver: Receiver,
-    sender: Sender,
+struct FuzzedConnection {
+    receiver: Http2Receiver,
+    sender: Http2Sender,
     cache: HeaderBlockCache<RequestHead>,
     /// One entry for each event; the data of one stream that came together in one entry.
     events: Vec<(StreamId, String)>,
     /// The bytes that were read.
     data: usize,
     fault: Option<ConnectionError>,
-    sent: Vec<u8>,
 }
 
-impl Heard {
+impl FuzzedConnection {
     fn new() -> Self {
         Self {
-            receiver: Receiver::new(),
-            sender: Sender::new(SETTINGS, StatePool::new(1 << 20)),
+            receiver: Http2Receiver::default(),
+            sender: Http2Sender::new(SETTINGS, StatePool::new(1 << 20)),
             cache: HeaderBlockCache::new(),
             events: Vec::new(),
             data: 0,
             fault: None,
-            sent: Vec::new(),
         }
     }
 
@@ -88,7 +87,7 @@ impl Heard {
         while self.fault.is_none() {
             turns += 1;
             assert!(turns < TURNS_MAX, "the receiver makes no progress");
-            let event = match self.receiver.next(&mut input, &mut self.sender, &mut self.cache) {
+            let event = match self.receiver.next_event(&mut input, &mut self.sender, &mut self.cache) {
                 Ok(Some(event)) => event,
                 Ok(None) if input.is_empty() && !self.sender.should_yield() => return,
                 Ok(None) => {
@@ -104,12 +103,12 @@ impl Heard {
                 ReceiveEvent::Request { stream, head, ended } => {
                     let said = format!("{} {} {:?} {ended}", head.method, head.path, head.fields);
                     self.events.push((stream, said));
-                    if self.sender.streams.contains_key(&stream) {
+                    if self.sender.streams.contains(stream) {
                         self.sender.assign_slot(stream, u64::from(stream));
                     }
                     if head.path.len() % 2 == 0 {
                         let data = Bytes::from(vec![7; 40 * head.path.len()]);
-                        self.sender.answer(stream, &GRPC_RESPONSE_HEADERS, [data], &GRPC_OK_TRAILERS);
+                        self.sender.send_response(stream, &GRPC_RESPONSE_HEADERS, [data], &GRPC_OK_TRAILERS);
                     }
                 }
                 ReceiveEvent::Data { stream, bytes, ended } => {
@@ -131,45 +130,10 @@ impl Heard {
                 ReceiveEvent::GoAway => self.events.push((0, "left".to_owned())),
             }
             assert!(
-                self.sender.streams() <= 2 * SETTINGS.streams as usize,
+                self.sender.stream_count() <= 2 * SETTINGS.streams as usize,
                 "{} streams",
-                self.sender.streams()
+                self.sender.stream_count()
             );
-        }
-    }
-
-    /// Sends what there is to send, as to a peer that takes everything.
-    fn send(&mut self) {
-        struct All<'a>(&'a mut Vec<u8>);
-        impl tokio::io::AsyncWrite for All<'_> {
-            fn poll_write(
-                mut self: std::pin::Pin<&mut Self>,
-                _: &mut Context<'_>,
-                bytes: &[u8],
-            ) -> Poll<std::io::Result<usize>> {
-                self.0.extend_from_slice(bytes);
-                Poll::Ready(Ok(bytes.len()))
-            }
-            fn poll_flush(self: std::pin::Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-                Poll::Ready(Ok(()))
-            }
-            fn poll_shutdown(
-                self: std::pin::Pin<&mut Self>,
-                _: &mut Context<'_>,
-            ) -> Poll<std::io::Result<()>> {
-                Poll::Ready(Ok(()))
-            }
-        }
-        loop {
-            self.sender.end_batch();
-            let mut all = All(&mut self.sent);
-            assert!(
-                self.sender.output.poll_send(&mut Context::from_waker(Waker::noop()), &mut all).is_ready()
-            );
-            self.sender.resume();
-            if self.sender.output.is_empty() && !self.sender.can_resume() {
-                return;
-            }
         }
     }
 
@@ -190,17 +154,11 @@ impl Heard {
         told
     }
 
-    /// Returns what was sent as frames.
-    fn frames(&self) -> Vec<(u8, u8, StreamId, &[u8])> {
-        let (mut frames, mut left) = (Vec::new(), &*self.sent);
-        while let Some((head, rest)) = left.split_first_chunk::<FRAME_HEADER_LEN>() {
-            let head = FrameHeader::read(*head);
-            let (payload, rest) = rest.split_at_checked(head.length).expect("only whole frames are sent");
-            frames.push((head.kind, head.flags, head.stream, payload));
-            left = rest;
-        }
-        assert!(left.is_empty(), "only whole frames are sent");
-        frames
+    /// Returns the frames that are sent, as to a peer that takes everything, but those that depend on the pieces: one
+    /// window update may stand for several.
+    fn sent(&mut self) -> Vec<(FrameHeader, Vec<u8>)> {
+        let all = parse_frames(&drain_output(&mut self.sender)).into_iter();
+        all.filter(|(head, _)| head.kind != kind::WINDOW_UPDATE).collect()
     }
 }
 
@@ -208,13 +166,12 @@ impl Heard {
 ///
 /// However it is cut, it means the same: the same events, the same end, the same frames in answer. What is sent are whole
 /// frames, and no more streams are kept than may be open.
-pub(crate) fn connection(input: &[u8]) {
+pub(crate) fn check_connection(input: &[u8]) {
     let Some((seed, input)) = input.split_first_chunk() else { return };
-    let mut whole = Heard::new();
+    let mut whole = FuzzedConnection::new();
     whole.hear(input);
-    whole.send();
     assert!(whole.data <= input.len());
-    let mut pieces = Heard::new();
+    let mut pieces = FuzzedConnection::new();
     let (mut dice, mut left) = (u32::from_le_bytes(*seed) | 1, input);
     while !left.is_empty() && pieces.fault.is_none() {
         dice = dice.wrapping_mul(0x9e37_79b1).rotate_left(15);
@@ -223,13 +180,7 @@ pub(crate) fn connection(input: &[u8]) {
         pieces.hear(piece);
         left = rest;
     }
-    pieces.send();
     assert_eq!(whole.told(), pieces.told());
     assert_eq!(whole.fault, pieces.fault);
-    // Window updates depend on the pieces: one update may stand for several.
-    let frames = |heard: &Heard| -> Vec<_> {
-        let all = heard.frames().into_iter().filter(|frame| frame.0 != kind::WINDOW_UPDATE);
-        all.map(|(kind, flags, stream, payload)| (kind, flags, stream, payload.to_vec())).collect()
-    };
-    assert_eq!(frames(&whole), frames(&pieces));
+    assert_eq!(whole.sent(), pieces.sent());
 }

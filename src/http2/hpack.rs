@@ -1,6 +1,7 @@
-//! Header compression (RFC 7541): decoding blocks of peers, encoding blocks for them.
+//! Header compression (RFC 7541): decodes the header blocks of peers, and encodes header blocks for them without a
+//! dynamic table.
 //!
-//! It does not validate fields: `request_head.rs` does. Encodes without a dynamic table. Begin at [`Decoder::read`].
+//! `request_head.rs` validates the decoded fields. Begin at [`HpackDecoder::decode_block`].
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -81,6 +82,9 @@ static STATIC_TABLE: [(&str, &str); 61] = [
 pub(super) const ENTRY_OVERHEAD: usize = 32;
 /// The size of the dynamic table before any settings.
 const DEFAULT_TABLE_SIZE: usize = 4096;
+/// The most memory that a dynamic table takes, in bytes. It is twice the size of the table, because the slots of
+/// entries (two boxes, together [`ENTRY_OVERHEAD`] bytes) grow by doubling.
+pub(super) const TABLE_BYTES: usize = 2 * DEFAULT_TABLE_SIZE;
 
 /// The factor by which a header list may exceed the permitted size before the connection ends: decoding
 /// further would be unbounded work for a request that is refused anyway.
@@ -92,7 +96,7 @@ type Field<'a> = (Cow<'a, [u8]>, Cow<'a, [u8]>);
 
 /// The decoder of the header blocks of one connection.
 #[derive(Debug)]
-pub(super) struct Decoder {
+pub(super) struct HpackDecoder {
     entries: VecDeque<(Text, Text)>,
     size: usize,
     /// The present limit of the table, chosen by the peer.
@@ -104,7 +108,7 @@ pub(super) struct Decoder {
     must_shrink: bool,
 }
 
-impl Default for Decoder {
+impl Default for HpackDecoder {
     fn default() -> Self {
         Self {
             entries: VecDeque::new(),
@@ -116,14 +120,14 @@ impl Default for Decoder {
     }
 }
 
-impl Decoder {
+impl HpackDecoder {
     /// Returns whether no block depends on earlier blocks, now and later.
     pub(super) fn is_stateless(&self) -> bool {
         self.limit == 0 && !self.must_shrink
     }
 
     /// Disables the dynamic table, because the peer has acknowledged that setting.
-    pub(super) fn disable_table(&mut self) {
+    pub(super) fn disable_dynamic_table(&mut self) {
         if self.allowed != 0 {
             self.allowed = 0;
             self.must_shrink = self.limit != 0;
@@ -132,7 +136,7 @@ impl Decoder {
 
     /// Decodes a block. `most` bounds the size of the list by RFC 9113, 6.5.2. Beyond it the head is not
     /// built, but the block is decoded to keep the table in step.
-    pub(super) fn read(
+    pub(super) fn decode_block(
         &mut self,
         mut block: &[u8],
         most: usize,
@@ -145,16 +149,16 @@ impl Decoder {
         while let Some(&first) = block.first() {
             match first {
                 0x80.. => {
-                    let index = integer(&mut block, 7)?;
-                    let (name, value) = self.entry(index)?;
-                    head.add(name, value);
+                    let index = decode_integer(&mut block, 7)?;
+                    let (name, value) = self.table_entry(index)?;
+                    head.add_field(name, value);
                 }
                 0x40.. => {
-                    let (name, value) = self.literal(&mut block, 6, most)?;
-                    head.add(&name, &value);
+                    let (name, value) = self.decode_literal(&mut block, 6, most)?;
+                    head.add_field(&name, &value);
                     let fits = name.len() + value.len() + ENTRY_OVERHEAD <= self.limit;
                     match fits.then(|| (Text::from(&*name), Text::from(&*value))) {
-                        Some((name, value)) => self.insert(name, value),
+                        Some((name, value)) => self.insert_entry(name, value),
                         // An entry larger than the table empties it (RFC 7541, 4.4).
                         None => {
                             self.entries.clear();
@@ -163,37 +167,37 @@ impl Decoder {
                     }
                 }
                 0x20.. => {
-                    let limit = integer(&mut block, 5)?;
+                    let limit = decode_integer(&mut block, 5)?;
                     if begun || limit > self.allowed {
                         return Err(compression_error("the table's size changes where it must not"));
                     }
                     self.limit = limit;
                     self.must_shrink = false;
-                    self.evict();
+                    self.evict_oldest_entry();
                     continue;
                 }
                 _ => {
-                    let (name, value) = self.literal(&mut block, 4, most)?;
-                    head.add(&name, &value);
+                    let (name, value) = self.decode_literal(&mut block, 4, most)?;
+                    head.add_field(&name, &value);
                 }
             }
             begun = true;
-            if head.size() > LIST_EXCESS * most {
+            if head.list_size() > LIST_EXCESS * most {
                 return Err(ConnectionError::new(ErrorCode::EnhanceYourCalm, "a header list without end"));
             }
         }
         Ok(head)
     }
 
-    /// Checks that the table is as large as is told of it, and no larger than it may be.
+    /// Checks that the recorded size of the table is right and within its bound.
     #[cfg(any(test, feature = "fuzzing"))]
-    pub(super) fn check(&self) {
+    pub(super) fn assert_table_invariants(&self) {
         let size: usize =
             self.entries.iter().map(|(name, value)| name.len() + value.len() + ENTRY_OVERHEAD).sum();
         assert!(self.size == size && size <= self.limit && self.limit <= DEFAULT_TABLE_SIZE);
     }
 
-    fn entry(&self, index: usize) -> Result<(&[u8], &[u8]), ConnectionError> {
+    fn table_entry(&self, index: usize) -> Result<(&[u8], &[u8]), ConnectionError> {
         const UNKNOWN: ConnectionError = compression_error("an index leads beyond the table");
         let index = index.checked_sub(1).ok_or(UNKNOWN)?;
         if let Some((name, value)) = STATIC_TABLE.get(index) {
@@ -204,26 +208,26 @@ impl Decoder {
     }
 
     /// A name from the table is not copied: its reference cost the peer only two bytes.
-    fn literal<'a, 'b: 'a>(
+    fn decode_literal<'a, 'b: 'a>(
         &'a self,
         block: &mut &'b [u8],
         prefix: u32,
         most: usize,
     ) -> Result<Field<'a>, ConnectionError> {
-        let name = match integer(block, prefix)? {
-            0 => string(block, most)?,
-            index => self.entry(index)?.0.into(),
+        let name = match decode_integer(block, prefix)? {
+            0 => decode_string(block, most)?,
+            index => self.table_entry(index)?.0.into(),
         };
-        Ok((name, string(block, most)?))
+        Ok((name, decode_string(block, most)?))
     }
 
-    fn insert(&mut self, name: Text, value: Text) {
+    fn insert_entry(&mut self, name: Text, value: Text) {
         self.size += name.len() + value.len() + ENTRY_OVERHEAD;
         self.entries.push_front((name, value));
-        self.evict();
+        self.evict_oldest_entry();
     }
 
-    fn evict(&mut self) {
+    fn evict_oldest_entry(&mut self) {
         while self.size > self.limit {
             let Some((name, value)) = self.entries.pop_back() else { break };
             self.size -= name.len() + value.len() + ENTRY_OVERHEAD;
@@ -243,15 +247,15 @@ const fn compression_error(what: &'static str) -> ConnectionError {
 const CUT: ConnectionError = compression_error("it ends in the middle");
 
 /// Decodes an integer whose first byte holds `prefix` bits of it (RFC 7541, 5.1).
-fn integer(block: &mut &[u8], prefix: u32) -> Result<usize, ConnectionError> {
+fn decode_integer(block: &mut &[u8], prefix: u32) -> Result<usize, ConnectionError> {
     let full = (1_usize << prefix) - 1;
-    let first = take(block)?;
+    let first = take_byte(block)?;
     let mut value = usize::from(first) & full;
     if value < full {
         return Ok(value);
     }
     for shift in [0, 7, 14, 21] {
-        let byte = take(block)?;
+        let byte = take_byte(block)?;
         value += usize::from(byte & 0x7f) << shift;
         if byte & 0x80 == 0 {
             return Ok(value);
@@ -260,21 +264,21 @@ fn integer(block: &mut &[u8], prefix: u32) -> Result<usize, ConnectionError> {
     Err(compression_error("a number is too large"))
 }
 
-fn take(block: &mut &[u8]) -> Result<u8, ConnectionError> {
+fn take_byte(block: &mut &[u8]) -> Result<u8, ConnectionError> {
     let (first, rest) = block.split_first().ok_or(CUT)?;
     *block = rest;
     Ok(*first)
 }
 
 /// Decodes a string (RFC 7541, 5.2). A string longer than `most` bytes cannot be part of an accepted list.
-fn string<'a>(block: &mut &'a [u8], most: usize) -> Result<Cow<'a, [u8]>, ConnectionError> {
+fn decode_string<'a>(block: &mut &'a [u8], most: usize) -> Result<Cow<'a, [u8]>, ConnectionError> {
     let huffman = block.first().ok_or(CUT)? & 0x80 != 0;
-    let length = integer(block, 7)?;
+    let length = decode_integer(block, 7)?;
     let (text, rest) = block.split_at_checked(length).ok_or(CUT)?;
     *block = rest;
     if huffman {
         // Twice the longest list, so that a list that is too long is distinguished from a malformed one.
-        let text = huffman::decode(text, 2 * most + text.len());
+        let text = huffman::decode_huffman(text, 2 * most + text.len());
         return text.map(Cow::Owned).ok_or(compression_error("a string is not in the Huffman code"));
     }
     Ok(text.into())
@@ -338,14 +342,14 @@ mod tests {
     }
 
     /// Decodes a block and finishes it as a request, whether it is a valid one or not.
-    fn read(decoder: &mut Decoder, hex: &str) -> Result<RequestHead, ConnectionError> {
-        decoder.read(&bytes(hex), 4096).map(RequestHeadBuilder::finish_request)
+    fn read(decoder: &mut HpackDecoder, hex: &str) -> Result<RequestHead, ConnectionError> {
+        decoder.decode_block(&bytes(hex), 4096).map(RequestHeadBuilder::finish_request)
     }
 
     #[test]
     fn the_requests_of_the_standard() {
         // RFC 7541, C.4: three requests on one connection.
-        let mut decoder = Decoder::default();
+        let mut decoder = HpackDecoder::default();
         let first = read(&mut decoder, "8286 8441 8cf1 e3c2 e5f2 3a6b a0ab 90f4 ff").unwrap();
         assert_eq!((&*first.method, &*first.path, &*first.authority), ("GET", "/", "www.example.com"));
         assert_eq!((decoder.size, decoder.entries.len()), (57, 1));
@@ -363,7 +367,7 @@ mod tests {
 
     #[test]
     fn a_table_that_is_switched_off_stays_empty() {
-        let mut decoder = Decoder::default();
+        let mut decoder = HpackDecoder::default();
         read(&mut decoder, "8286 8441 0161").unwrap();
         assert!(!decoder.is_stateless());
         read(&mut decoder, "20 8286 8441 0161").unwrap();
@@ -381,30 +385,32 @@ mod tests {
             ("3f01 8286 84", Err(compression_error("the table's size changes where it must not"))),
             ("20 8286 84", Ok(())),
         ] {
-            let mut decoder = Decoder::default();
+            let mut decoder = HpackDecoder::default();
             read(&mut decoder, "8286 8441 0161").unwrap();
-            decoder.disable_table();
+            decoder.disable_dynamic_table();
             assert_eq!(read(&mut decoder, hex).map(drop), expected, "{hex:?}");
         }
-        let mut early = Decoder::default();
+        let mut early = HpackDecoder::default();
         read(&mut early, "20 8286 84").unwrap();
-        early.disable_table();
+        early.disable_dynamic_table();
         assert_eq!(read(&mut early, "8286 84").map(drop), Ok(()), "it had said so already");
         assert!(read(&mut early, "21 8286 84").is_err(), "no table may come back");
     }
 
     #[test]
     fn references_to_a_long_name_end_when_the_list_has_no_end() {
-        let mut decoder = Decoder::default();
+        let mut decoder = HpackDecoder::default();
         let mut first = bytes("40 7fa11e");
         first.resize(first.len() + 4000, b'n');
         first.push(0);
-        decoder.read(&first, 16 << 10).unwrap();
+        decoder.decode_block(&first, 16 << 10).unwrap();
         assert_eq!(decoder.entries.len(), 1);
         let references = [0x0f, 62 - 15, 0].repeat(28_000);
-        let fault = decoder.read(&references, 16 << 10).map(|head| head.size()).unwrap_err();
+        let fault = decoder.decode_block(&references, 16 << 10).map(|head| head.list_size()).unwrap_err();
         assert_eq!(fault.reason, ErrorCode::EnhanceYourCalm);
-        assert!(decoder.read(&references[..30], 16 << 10).is_ok_and(|head| head.size() > 40_000));
+        assert!(
+            decoder.decode_block(&references[..30], 16 << 10).is_ok_and(|head| head.list_size() > 40_000)
+        );
     }
 
     #[test]
@@ -419,7 +425,7 @@ mod tests {
             ("82 20", "the table's size changes where it must not"),
             ("0081ff 0161", "a string is not in the Huffman code"),
         ] {
-            assert_eq!(read(&mut Decoder::default(), hex), Err(compression_error(why)), "{hex}");
+            assert_eq!(read(&mut HpackDecoder::default(), hex), Err(compression_error(why)), "{hex}");
         }
     }
 
@@ -431,7 +437,10 @@ mod tests {
         fields.append("x-two", "1".parse().unwrap());
         fields.append("x-two", "2".parse().unwrap());
         let read = |block: &[u8]| {
-            Decoder::default().read(block, 4096).map(RequestHeadBuilder::finish_trailers).unwrap()
+            HpackDecoder::default()
+                .decode_block(block, 4096)
+                .map(RequestHeadBuilder::finish_trailers)
+                .unwrap()
         };
         let back = read(&encode_block(None, &fields));
         assert_eq!(back.fields, fields);

@@ -1,7 +1,8 @@
-//! The Huffman code of HPACK (RFC 7541, appendix B). It decodes only: the server sends literals.
+//! Decodes the Huffman code of HPACK (RFC 7541, appendix B). No encoder is needed, because the server sends strings
+//! without the Huffman code.
 //!
-//! The code is canonical: codes of one length count up in the order of their symbols, so the lengths define it.
-//! Begin at `decode`.
+//! The code is canonical: among codes of the same length, the codes ascend with their symbols. So the list of code
+//! lengths defines the whole code. Begin at `decode_huffman`.
 
 /// The length of each symbol's code in bits. The last symbol is the end of the string, which is never sent.
 #[rustfmt::skip]
@@ -39,9 +40,9 @@ struct CanonicalCode {
 
 static CANON: CanonicalCode = CANONICAL;
 
-const CANONICAL: CanonicalCode = canon();
+const CANONICAL: CanonicalCode = build_canonical_code();
 
-const fn canon() -> CanonicalCode {
+const fn build_canonical_code() -> CanonicalCode {
     let mut canon = CanonicalCode {
         first: [0; LONGEST + 1],
         count: [0; LONGEST + 1],
@@ -70,9 +71,9 @@ const fn canon() -> CanonicalCode {
 
 /// The symbols with codes of at most eight bits, by the next eight bits, with the lengths of their codes; 0
 /// if the code is longer. Nearly all header text consists of these.
-static SHORT_CODES: [(u8, u8); 256] = short();
+static SHORT_CODES: [(u8, u8); 256] = build_short_code_table();
 
-const fn short() -> [(u8, u8); 256] {
+const fn build_short_code_table() -> [(u8, u8); 256] {
     let mut short = [(0, 0); 256];
     let mut bits = 0;
     while bits < short.len() {
@@ -93,7 +94,7 @@ const fn short() -> [(u8, u8); 256] {
 }
 
 /// Decodes a string of at most `most` bytes; returns `None` if it is malformed or too long.
-pub(super) fn decode(coded: &[u8], most: usize) -> Option<Vec<u8>> {
+pub(super) fn decode_huffman(coded: &[u8], most: usize) -> Option<Vec<u8>> {
     let mut text = Vec::with_capacity(coded.len().saturating_mul(8) / 5);
     // The next bits, left-aligned, and their number.
     let (mut bits, mut there) = (0_u64, 0_usize);
@@ -106,7 +107,7 @@ pub(super) fn decode(coded: &[u8], most: usize) -> Option<Vec<u8>> {
             there += 8;
         }
         let (symbol, length) = match SHORT_CODES.get((bits >> 56) as usize)? {
-            (_, 0) => match long_symbol(bits, there) {
+            (_, 0) => match decode_long_symbol(bits, there) {
                 Some(found) => found,
                 None => break,
             },
@@ -127,7 +128,7 @@ pub(super) fn decode(coded: &[u8], most: usize) -> Option<Vec<u8>> {
 }
 
 /// Returns the next symbol and the length of its code, if that has more than eight bits and is complete.
-fn long_symbol(bits: u64, there: usize) -> Option<(u16, usize)> {
+fn decode_long_symbol(bits: u64, there: usize) -> Option<(u16, usize)> {
     (9..=LONGEST.min(there)).find_map(|length| {
         let place = ((bits >> (64 - length)) as u32).wrapping_sub(*CANON.first.get(length)?);
         if place >= *CANON.count.get(length)? {
@@ -154,12 +155,16 @@ mod tests {
             (&[0xae, 0xc3, 0x77, 0x1a, 0x4b], "private"),
             (&[], ""),
         ] {
-            assert_eq!(decode(coded, 100).as_deref(), Some(text.as_bytes()));
+            assert_eq!(decode_huffman(coded, 100).as_deref(), Some(text.as_bytes()));
         }
-        assert_eq!(decode(&[0x64, 0x02], 2), None, "too long");
-        assert_eq!(decode(&[0xff; 4], 100), None, "the end of the string, spelled out");
-        assert_eq!(decode(&[0xae, 0xc3, 0x77, 0x1a, 0x4b, 0xff], 100), None, "a whole byte of padding");
-        assert_eq!(decode(&[0x00], 100), None, "padding of zeros");
+        assert_eq!(decode_huffman(&[0x64, 0x02], 2), None, "too long");
+        assert_eq!(decode_huffman(&[0xff; 4], 100), None, "the end of the string, spelled out");
+        assert_eq!(
+            decode_huffman(&[0xae, 0xc3, 0x77, 0x1a, 0x4b, 0xff], 100),
+            None,
+            "a whole byte of padding"
+        );
+        assert_eq!(decode_huffman(&[0x00], 100), None, "padding of zeros");
     }
 
     /// Encodes bit by bit, as the standard describes.
@@ -181,11 +186,11 @@ mod tests {
         for first in 0..=255 {
             for second in 0..=255 {
                 let text = [first, second, first, b'a'];
-                assert_eq!(decode(&encode(&text), 100).as_deref(), Some(&text[..]), "{text:?}");
+                assert_eq!(decode_huffman(&encode(&text), 100).as_deref(), Some(&text[..]), "{text:?}");
             }
         }
         for cut in 1..4 {
-            assert_eq!(decode(&[0xff; 4][..cut], 100), None, "only ones, and too many");
+            assert_eq!(decode_huffman(&[0xff; 4][..cut], 100), None, "only ones, and too many");
         }
     }
 }

@@ -1,6 +1,7 @@
-//! The bytes that wait for the socket: small parts copied together, large ones shared.
+//! The bytes that wait to be written to the socket. Small parts are copied together; large parts are shared and not
+//! copied.
 //!
-//! It does not know frames or windows: `sender.rs` does. Begin at [`OutputBuffer::poll_send`].
+//! `sender.rs` handles frames and windows. Begin at [`OutputBuffer::poll_send`].
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -12,7 +13,7 @@ use bytes::{Buf, Bytes};
 use tokio::io::AsyncWrite;
 
 /// The length beyond which a part is shared and not copied.
-const COPY_MAX: usize = 4 << 10;
+pub(super) const COPY_MAX: usize = 4 << 10;
 /// The number of slices in one write.
 const SLICES: usize = 64;
 /// The size beyond which an empty buffer is freed and not kept.
@@ -32,6 +33,16 @@ enum Segment {
     Shared(Bytes),
 }
 
+impl Segment {
+    /// Returns the bytes, which begin at `place` if they are gathered.
+    fn bytes<'a>(&'a self, gathered: &'a [u8], place: usize) -> &'a [u8] {
+        match self {
+            Self::Gathered(length) => gathered.get(place..place + length).unwrap_or_default(),
+            Self::Shared(part) => part,
+        }
+    }
+}
+
 /// The outgoing bytes of one connection.
 #[derive(Debug, Default)]
 pub(crate) struct OutputBuffer {
@@ -40,7 +51,7 @@ pub(crate) struct OutputBuffer {
     sent_prefix: usize,
     pieces: VecDeque<Segment>,
     length: usize,
-    /// The number of bytes sent since [`Self::take_sent`] was last called, and before that.
+    /// The number of bytes sent since [`Self::take_sent_bytes`] was last called, and before that.
     sent: u64,
     sent_before: u64,
 }
@@ -52,7 +63,7 @@ impl OutputBuffer {
     }
 
     /// Returns the number of waiting bytes in this connection's own memory.
-    pub(crate) fn copied(&self) -> usize {
+    pub(crate) fn copied_bytes(&self) -> usize {
         self.gathered.len() - self.sent_prefix
     }
 
@@ -61,19 +72,19 @@ impl OutputBuffer {
     }
 
     /// Returns the number of bytes that the socket has accepted since the last call.
-    pub(crate) fn take_sent(&mut self) -> u64 {
+    pub(crate) fn take_sent_bytes(&mut self) -> u64 {
         self.sent_before += self.sent;
         std::mem::take(&mut self.sent)
     }
 
     /// Returns the offset of the first waiting byte in the whole output.
-    pub(super) fn start(&self) -> u64 {
+    pub(super) fn start_offset(&self) -> u64 {
         self.sent_before + self.sent
     }
 
     /// Returns the offset after the last waiting byte.
-    pub(super) fn end(&self) -> u64 {
-        self.start() + self.length as u64
+    pub(super) fn end_offset(&self) -> u64 {
+        self.start_offset() + self.length as u64
     }
 
     /// Appends the bytes that `write` writes.
@@ -92,7 +103,7 @@ impl OutputBuffer {
     }
 
     /// Appends a part.
-    pub(super) fn put(&mut self, part: &Bytes) {
+    pub(super) fn append(&mut self, part: &Bytes) {
         if part.len() <= COPY_MAX {
             return self.write_with(|gathered| gathered.extend_from_slice(part));
         }
@@ -122,24 +133,22 @@ impl OutputBuffer {
         cx: &mut Context<'_>,
         socket: &mut T,
     ) -> Poll<io::Result<usize>> {
+        if self.pieces.len() == 1
+            && let Some(only) = self.pieces.front()
+        {
+            return Pin::new(socket).poll_write(cx, only.bytes(&self.gathered, self.sent_prefix));
+        }
         let mut place = self.sent_prefix;
         let mut slices = [IoSlice::new(&[]); SLICES];
         let mut count = 0;
         for (slice, piece) in slices.iter_mut().zip(&self.pieces) {
-            *slice = IoSlice::new(match piece {
-                Segment::Gathered(length) => {
-                    place += length;
-                    self.gathered.get(place - length..place).unwrap_or_default()
-                }
-                Segment::Shared(part) => part,
-            });
+            *slice = IoSlice::new(piece.bytes(&self.gathered, place));
+            if let Segment::Gathered(length) = piece {
+                place += length;
+            }
             count += 1;
         }
-        match slices.get(..count) {
-            Some([only]) => Pin::new(socket).poll_write(cx, only),
-            Some(slices) => Pin::new(socket).poll_write_vectored(cx, slices),
-            None => Poll::Ready(Ok(0)),
-        }
+        Pin::new(socket).poll_write_vectored(cx, slices.get(..count).unwrap_or_default())
     }
 
     fn advance(&mut self, mut sent: usize) {
@@ -196,34 +205,12 @@ impl OutputBuffer {
 
 #[cfg(test)]
 mod tests {
-    use std::task::Waker;
-
+    use super::super::test_support::TestSocket;
     use super::*;
-
-    /// A socket that accepts this number of bytes at a time.
-    struct Narrow(usize, Vec<u8>);
-
-    impl AsyncWrite for Narrow {
-        fn poll_write(
-            mut self: Pin<&mut Self>,
-            _: &mut Context<'_>,
-            bytes: &[u8],
-        ) -> Poll<io::Result<usize>> {
-            let taken = bytes.len().min(self.0);
-            self.1.extend_from_slice(&bytes[..taken]);
-            Poll::Ready(Ok(taken))
-        }
-        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            Poll::Ready(Ok(()))
-        }
-        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            Poll::Ready(Ok(()))
-        }
-    }
 
     #[test]
     fn output_is_complete_and_in_order_at_any_write_size() {
-        for width in [1, 7, 4096, 1 << 20] {
+        for max_write in [1, 7, 4096, 1 << 20] {
             let mut output = OutputBuffer::default();
             let mut expected = Vec::new();
             let large = Bytes::from((0..COPY_MAX * 2).map(|n| n as u8).collect::<Vec<_>>());
@@ -231,14 +218,13 @@ mod tests {
                 output.write_with(|to| to.extend_from_slice(&[round; 5]));
                 expected.extend_from_slice(&[round; 5]);
                 let part = large.slice(..if round % 7 == 0 { large.len() } else { usize::from(round) });
-                output.put(&part);
+                output.append(&part);
                 expected.extend_from_slice(&part);
             }
             assert_eq!(output.len(), expected.len());
-            let mut socket = Narrow(width, Vec::new());
-            let mut cx = Context::from_waker(Waker::noop());
-            assert!(matches!(output.poll_send(&mut cx, &mut socket), Poll::Ready(Ok(()))));
-            assert!(output.is_empty() && output.gathered.capacity() == 0 && socket.1 == expected);
+            let mut socket = TestSocket { max_write, ..TestSocket::default() };
+            assert!(socket.accept_output(&mut output));
+            assert!(output.is_empty() && output.gathered.capacity() == 0 && socket.taken == expected);
         }
     }
 

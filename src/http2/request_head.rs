@@ -1,7 +1,7 @@
-//! The validation of a request's header list and trailers (RFC 9113, 8), and a cache of heads by the bytes of their
-//! header blocks.
+//! Validates the header list and the trailers of a request (RFC 9113, section 8), and caches request heads by the
+//! bytes of their header blocks.
 //!
-//! It decodes no header block: `hpack.rs` does. Begin at [`RequestHeadBuilder::add`] and [`HeaderBlockCache`].
+//! `hpack.rs` decodes header blocks. Begin at [`RequestHeadBuilder::add_field`] and [`HeaderBlockCache`].
 
 use std::sync::Arc;
 
@@ -62,22 +62,22 @@ impl RequestHeadBuilder {
     }
 
     /// Returns the size of the list so far, by RFC 9113, 6.5.2.
-    pub(super) fn size(&self) -> usize {
+    pub(super) fn list_size(&self) -> usize {
         self.size
     }
 
     /// Adds a field.
-    pub(super) fn add(&mut self, name: &[u8], value: &[u8]) {
+    pub(super) fn add_field(&mut self, name: &[u8], value: &[u8]) {
         self.size = self.size.saturating_add(name.len() + value.len() + ENTRY_OVERHEAD);
         if self.size > self.most {
             self.head.error = Some(HeaderError::TooLong);
         }
-        if self.head.error.is_none() && self.put(name, value).is_none() {
+        if self.head.error.is_none() && self.try_add_field(name, value).is_none() {
             self.head.error = Some(HeaderError::Malformed);
         }
     }
 
-    fn put(&mut self, name: &[u8], value: &[u8]) -> Option<()> {
+    fn try_add_field(&mut self, name: &[u8], value: &[u8]) -> Option<()> {
         if let [b':', pseudo @ ..] = name {
             let (bit, place) = match pseudo {
                 _ if self.regular => return None,
@@ -109,7 +109,7 @@ impl RequestHeadBuilder {
         match name {
             b"te" if !value.eq_ignore_ascii_case(b"trailers") => return None,
             b"content-length" => {
-                let length = decimal(value)?;
+                let length = parse_decimal(value)?;
                 if *self.head.content_length.get_or_insert(length) != length {
                     return None;
                 }
@@ -168,7 +168,7 @@ impl RequestHeadBuilder {
 }
 
 /// Parses a number in decimal digits.
-fn decimal(digits: &[u8]) -> Option<u64> {
+fn parse_decimal(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() {
         return None;
     }
@@ -187,6 +187,8 @@ const CONNECTION_SPECIFIC: [&[u8]; 5] =
 #[derive(Debug)]
 pub(crate) struct HeaderBlockCache<H> {
     known: Vec<Option<CachedHead<H>>>,
+    /// The position of the head that was found last. The next block is mostly the same, and then is not hashed.
+    latest: usize,
 }
 
 #[derive(Debug)]
@@ -202,25 +204,46 @@ const CACHED_BLOCK_MAX: usize = 1 << 10;
 
 impl<H> HeaderBlockCache<H> {
     pub(crate) const fn new() -> Self {
-        Self { known: Vec::new() }
+        Self { known: Vec::new(), latest: 0 }
     }
 
-    fn place(block: &[u8]) -> usize {
-        let mut hash = block.len() as u64;
-        let mut mix = |word: u64| hash = (hash.rotate_left(5) ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    fn slot_of(block: &[u8]) -> usize {
+        const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
+        let mix = |hash: u64, word: u64| (hash.rotate_left(5) ^ word).wrapping_mul(FACTOR);
+        // Four hashes, so that a multiplication does not wait for the one before it.
+        let mut hashes = [block.len() as u64, 1, 2, 3];
         let (words, rest) = block.as_chunks::<8>();
-        for word in words {
-            mix(u64::from_le_bytes(*word));
+        let (fours, few) = words.as_chunks::<4>();
+        for four in fours {
+            for (hash, word) in hashes.iter_mut().zip(four) {
+                *hash = mix(*hash, u64::from_le_bytes(*word));
+            }
         }
-        for byte in rest {
-            mix(u64::from(*byte));
+        for (hash, word) in hashes.iter_mut().zip(few) {
+            *hash = mix(*hash, u64::from_le_bytes(*word));
         }
+        let mut last = [0; 8];
+        for (to, byte) in last.iter_mut().zip(rest) {
+            *to = *byte;
+        }
+        let hash = hashes.into_iter().fold(u64::from_le_bytes(last), mix);
         (hash >> 56) as usize % CACHED_HEADS
     }
 
     /// Returns the cached head of `block`.
-    pub(super) fn lookup(&self, block: &[u8]) -> Option<Arc<H>> {
-        let known = self.known.get(Self::place(block))?.as_ref()?;
+    pub(super) fn lookup(&mut self, block: &[u8]) -> Option<Arc<H>> {
+        if let Some(head) = self.head_at(self.latest, block) {
+            return Some(head);
+        }
+        let slot = Self::slot_of(block);
+        let head = self.head_at(slot, block)?;
+        self.latest = slot;
+        Some(head)
+    }
+
+    /// Returns the head in `slot` if it is that of `block`.
+    fn head_at(&self, slot: usize, block: &[u8]) -> Option<Arc<H>> {
+        let known = self.known.get(slot)?.as_ref()?;
         (*known.block == *block).then(|| Arc::clone(&known.head))
     }
 
@@ -232,7 +255,7 @@ impl<H> HeaderBlockCache<H> {
         if self.known.is_empty() {
             self.known.resize_with(CACHED_HEADS, || None);
         }
-        if let Some(place) = self.known.get_mut(Self::place(block)) {
+        if let Some(place) = self.known.get_mut(Self::slot_of(block)) {
             *place = Some(CachedHead { block: block.into(), head: Arc::clone(head) });
         }
     }
@@ -245,7 +268,7 @@ mod tests {
     fn build(fields: &[(&str, &str)]) -> RequestHeadBuilder {
         let mut head = RequestHeadBuilder::new(1000);
         for (name, value) in fields {
-            head.add(name.as_bytes(), value.as_bytes());
+            head.add_field(name.as_bytes(), value.as_bytes());
         }
         head
     }

@@ -1,15 +1,20 @@
-//! Tests both halves against a peer that is simulated frame by frame.
+//! Tests the receiving and the sending half against a peer that is simulated frame by frame.
+//!
+//! Begin at `TestPeer`.
 
 use std::collections::BTreeMap;
-use std::task::{Context, Poll, Waker};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use fastrand::Rng;
 
-use super::frame::{FRAME_HEADER_LEN, FrameHeader, INITIAL_WINDOW, flag, kind, put_frame_header, setting};
+use super::frame::{INITIAL_WINDOW, flag, kind, put_frame_header, setting};
+use super::sender::STREAM_BYTES;
+use super::test_support::{TestSocket, drain_output, parse_frames};
 use super::*;
 
-const SETTINGS: Settings = Settings {
+const SETTINGS: AnnouncedSettings = AnnouncedSettings {
     streams: 8,
     frame: 1 << 20,
     stream_window: 1 << 20,
@@ -36,50 +41,9 @@ fn settings(pairs: &[(u16, u32)]) -> Vec<u8> {
     frame(kind::SETTINGS, 0, 0, &payload)
 }
 
-fn sent(sender: &mut Sender) -> Vec<u8> {
-    struct All(Vec<u8>);
-    impl tokio::io::AsyncWrite for All {
-        fn poll_write(
-            mut self: std::pin::Pin<&mut Self>,
-            _: &mut Context<'_>,
-            bytes: &[u8],
-        ) -> Poll<std::io::Result<usize>> {
-            self.0.extend_from_slice(bytes);
-            Poll::Ready(Ok(bytes.len()))
-        }
-        fn poll_flush(self: std::pin::Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-            Poll::Ready(Ok(()))
-        }
-        fn poll_shutdown(self: std::pin::Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-            Poll::Ready(Ok(()))
-        }
-    }
-    let mut all = All(Vec::new());
-    loop {
-        sender.end_batch();
-        assert!(sender.output.poll_send(&mut Context::from_waker(Waker::noop()), &mut all).is_ready());
-        sender.resume();
-        if sender.output.is_empty() && !sender.can_resume() {
-            return all.0;
-        }
-    }
-}
-
-fn frames(mut bytes: &[u8]) -> Vec<(FrameHeader, Vec<u8>)> {
-    let mut all = Vec::new();
-    while let Some((head, rest)) = bytes.split_first_chunk::<FRAME_HEADER_LEN>() {
-        let head = FrameHeader::read(*head);
-        let (payload, rest) = rest.split_at(head.length);
-        all.push((head, payload.to_vec()));
-        bytes = rest;
-    }
-    assert!(bytes.is_empty(), "only whole frames are sent");
-    all
-}
-
 struct TestPeer {
-    receiver: Receiver,
-    sender: Sender,
+    receiver: Http2Receiver,
+    sender: Http2Sender,
     cache: HeaderBlockCache<RequestHead>,
     /// The events, with the data of each stream put together.
     told: Vec<String>,
@@ -87,16 +51,20 @@ struct TestPeer {
 
 impl TestPeer {
     fn new() -> Self {
+        Self::with_pool(&StatePool::new(1 << 30))
+    }
+
+    fn with_pool(pool: &Arc<StatePool>) -> Self {
         Self {
-            receiver: Receiver::new(),
-            sender: Sender::new(SETTINGS, StatePool::new(1 << 30)),
+            receiver: Http2Receiver::default(),
+            sender: Http2Sender::new(SETTINGS, Arc::clone(pool)),
             cache: HeaderBlockCache::new(),
             told: Vec::new(),
         }
     }
 
     fn receive(&mut self, mut input: &[u8]) -> Result<(), ConnectionError> {
-        while let Some(event) = self.receiver.next(&mut input, &mut self.sender, &mut self.cache)? {
+        while let Some(event) = self.receiver.next_event(&mut input, &mut self.sender, &mut self.cache)? {
             match event {
                 ReceiveEvent::Request { stream, head, ended } => {
                     self.told.push(format!("{stream}: {} {} {ended} ", head.method, head.path));
@@ -108,7 +76,7 @@ impl TestPeer {
                     if ended {
                         line.push('.');
                     }
-                    self.sender.release(stream, bytes.len());
+                    self.sender.release_windows(stream, bytes.len());
                 }
                 ReceiveEvent::Reset { stream, .. } => self.told.push(format!("{stream} reset")),
                 ReceiveEvent::GoAway => self.told.push("left".into()),
@@ -164,7 +132,7 @@ fn a_conversation_means_the_same_however_it_is_cut() {
             rig.receive(piece).expect("it is in order");
             left = rest;
         }
-        let said = sent(&mut rig.sender);
+        let said = drain_output(&mut rig.sender);
         let expected = first.get_or_insert_with(|| (rig.told.clone(), said.clone()));
         assert_eq!((&rig.told, &said), (&expected.0, &expected.1), "round {round}");
     }
@@ -180,14 +148,14 @@ fn a_conversation_means_the_same_however_it_is_cut() {
             "left"
         ]
     );
-    let said = frames(&said);
+    let said = parse_frames(&said);
     let kinds: Vec<u8> = said.iter().map(|(head, _)| head.kind).collect();
     assert_eq!(
         kinds,
         [kind::SETTINGS, kind::WINDOW_UPDATE, kind::SETTINGS, kind::PING, kind::RST_STREAM, kind::RST_STREAM],
         "data on a stream that the peer has reset, and the malformed request, are refused"
     );
-    assert!(said[3].0.has(flag::ACK) && said[3].1 == b"pingpong");
+    assert!(said[3].0.has_flag(flag::ACK) && said[3].1 == b"pingpong");
 }
 
 #[test]
@@ -216,7 +184,7 @@ fn protocol_errors_are_named() {
         // Consumed bytes are not returned here, so that windows run out.
         let mut input = bytes.as_slice();
         let fault = loop {
-            match rig.receiver.next(&mut input, &mut rig.sender, &mut rig.cache) {
+            match rig.receiver.next_event(&mut input, &mut rig.sender, &mut rig.cache) {
                 Ok(Some(_)) => {}
                 Ok(None) => break None,
                 Err(fault) => break Some(fault),
@@ -224,8 +192,8 @@ fn protocol_errors_are_named() {
         };
         let fault = fault.unwrap_or_else(|| panic!("{name} is borne"));
         rig.sender.send_goaway(fault);
-        let said = sent(&mut rig.sender);
-        assert_eq!(frames(&said).last().expect("a goodbye").0.kind, kind::GOAWAY, "{name}");
+        let said = drain_output(&mut rig.sender);
+        assert_eq!(parse_frames(&said).last().expect("a goodbye").0.kind, kind::GOAWAY, "{name}");
     }
     let mut early = TestPeer::new();
     assert!(early.receive(&frame(kind::PING, 0, 0, &[0; 8])).is_err(), "settings come first");
@@ -242,7 +210,7 @@ fn noise_never_panics() {
         }
         let mut rig = TestPeer::new();
         let mut input = bytes.as_slice();
-        while let Ok(Some(_)) = rig.receiver.next(&mut input, &mut rig.sender, &mut rig.cache) {}
+        while let Ok(Some(_)) = rig.receiver.next_event(&mut input, &mut rig.sender, &mut rig.cache) {}
     }
 }
 
@@ -266,12 +234,12 @@ fn everything_arrives_and_no_window_is_ever_overdrawn() {
             let parts: Vec<Bytes> =
                 (0..rng.usize(0..5)).map(|_| vec![rng.u8(..); rng.usize(0..40_000)].into()).collect();
             expected.insert(*stream, parts.concat());
-            rig.sender.answer(*stream, &GRPC_RESPONSE_HEADERS, parts, &GRPC_OK_TRAILERS);
+            rig.sender.send_response(*stream, &GRPC_RESPONSE_HEADERS, parts, &GRPC_OK_TRAILERS);
         }
         let mut arrived: BTreeMap<StreamId, Vec<u8>> = streams.iter().map(|id| (*id, Vec::new())).collect();
         let mut ended = Vec::new();
         for _ in 0..100_000 {
-            for (head, payload) in frames(&sent(&mut rig.sender)) {
+            for (head, payload) in parse_frames(&drain_output(&mut rig.sender)) {
                 match head.kind {
                     kind::DATA => {
                         assert!(!ended.contains(&head.stream));
@@ -281,7 +249,7 @@ fn everything_arrives_and_no_window_is_ever_overdrawn() {
                         assert!(*window >= 0 && connection >= 0, "overdrawn by seed {seed}");
                         arrived.get_mut(&head.stream).expect("one of ours").extend(payload);
                     }
-                    kind::HEADERS if head.has(flag::END_STREAM) => ended.push(head.stream),
+                    kind::HEADERS if head.has_flag(flag::END_STREAM) => ended.push(head.stream),
                     _ => {}
                 }
             }
@@ -309,7 +277,7 @@ fn everything_arrives_and_no_window_is_ever_overdrawn() {
             rig.receive(&opened).expect("it is in order");
         }
         assert_eq!(arrived, expected, "seed {seed}");
-        assert_eq!((rig.sender.unsent(), rig.sender.streams()), (0, 0));
+        assert_eq!((rig.sender.unsent_bytes(), rig.sender.stream_count()), (0, 0));
     }
 }
 
@@ -317,9 +285,9 @@ fn everything_arrives_and_no_window_is_ever_overdrawn() {
 fn a_graceful_shutdown_accepts_requests_in_flight() {
     let mut rig = TestPeer::new();
     rig.receive(&settings(&[])).expect("it is in order");
-    sent(&mut rig.sender);
+    drain_output(&mut rig.sender);
     rig.sender.begin_shutdown();
-    let said = frames(&sent(&mut rig.sender));
+    let said = parse_frames(&drain_output(&mut rig.sender));
     let (ping, payload) = &said[1];
     assert_eq!((said[0].0.kind, ping.kind), (kind::GOAWAY, kind::PING));
     assert_eq!(said[0].1[..4], 0x7fff_ffff_u32.to_be_bytes());
@@ -330,9 +298,9 @@ fn a_graceful_shutdown_accepts_requests_in_flight() {
         .expect("in order");
     assert_eq!(rig.told, ["1: POST /a true "], "what came after the last goodbye is not taken");
     assert!(!rig.sender.is_shut_down());
-    let said = frames(&sent(&mut rig.sender));
+    let said = parse_frames(&drain_output(&mut rig.sender));
     assert_eq!(said[0].1[..4], 1_u32.to_be_bytes());
-    rig.sender.end(1);
+    rig.sender.end_stream(1);
     assert!(rig.sender.is_shut_down());
 }
 
@@ -344,15 +312,52 @@ fn streams_have_a_bound_and_those_given_up_leave_nothing() {
         let stream = 2 * n + 1;
         rig.receive(&frame(kind::HEADERS, flag::END_HEADERS | flag::END_STREAM, stream, &head(b'a')))
             .expect("in order");
-        rig.sender.answer(stream, &GRPC_RESPONSE_HEADERS, [Bytes::from_static(&[0; 100])], &GRPC_OK_TRAILERS);
-        assert!(rig.sender.streams() <= SETTINGS.streams as usize);
+        rig.sender.send_response(
+            stream,
+            &GRPC_RESPONSE_HEADERS,
+            [Bytes::from_static(&[0; 100])],
+            &GRPC_OK_TRAILERS,
+        );
+        assert!(rig.sender.stream_count() <= SETTINGS.streams as usize);
         if n % 8 == 7 {
             for stream in (0..8).map(|k| 2 * (n - k) + 1) {
                 rig.receive(&frame(kind::RST_STREAM, 0, stream, &[0; 4])).expect("in order");
             }
-            assert_eq!((rig.sender.streams(), rig.sender.unsent() - rig.sender.output.len()), (0, 0));
+            assert_eq!(
+                (rig.sender.stream_count(), rig.sender.unsent_bytes() - rig.sender.output.len()),
+                (0, 0)
+            );
         }
-        sent(&mut rig.sender);
+        drain_output(&mut rig.sender);
+    }
+}
+
+#[test]
+fn an_incomplete_frame_takes_its_memory_from_the_pool() {
+    // A header block whose second half does not come: on its own, and after a piece that is kept.
+    let padding = vec![b'v'; 12 << 10];
+    let block = [&head(b'a')[..], b"\x00\x01x\x7f\x81\x5f", &padding].concat();
+    let (piece, rest) = block.split_at(4 << 10);
+    let whole = frame(kind::HEADERS, flag::END_HEADERS, 1, &block);
+    let pieces =
+        [frame(kind::HEADERS, 0, 1, piece), frame(kind::CONTINUATION, flag::END_HEADERS, 1, rest)].concat();
+    for bytes in [whole, pieces] {
+        let pool = StatePool::with_frames(1 << 20, 64 << 10);
+        let (first, second) = bytes.split_at(bytes.len() - 10);
+        let mut peer = TestPeer::with_pool(&pool);
+        peer.receive(&settings(&[])).expect("settings");
+        peer.receive(first).expect("there is room");
+        assert!(pool.taken_bytes() > 0, "what exceeds the allowance");
+        peer.receive(second).expect("the rest of the block");
+        assert_eq!(peer.told, ["1: POST /a false "]);
+        drop(peer);
+        assert_eq!(pool.taken_bytes(), 0, "all of it comes back");
+
+        let pool = StatePool::with_frames(0, 0);
+        let mut peer = TestPeer::with_pool(&pool);
+        peer.receive(&settings(&[])).expect("settings");
+        let refused = peer.receive(first).expect_err("the allowance does not hold it");
+        assert_eq!(refused.reason, ErrorCode::EnhanceYourCalm, "{}", refused.what);
     }
 }
 
@@ -369,10 +374,10 @@ fn a_busy_peer_yields_to_others() {
         let (mut input, mut turns) = (flood.as_slice(), 0);
         while !input.is_empty() {
             let event =
-                rig.receiver.next(&mut input, &mut rig.sender, &mut rig.cache).expect("it is in order");
+                rig.receiver.next_event(&mut input, &mut rig.sender, &mut rig.cache).expect("it is in order");
             assert!(event.is_none());
             assert!(rig.sender.output.len() < 200 << 10);
-            sent(&mut rig.sender);
+            drain_output(&mut rig.sender);
             turns += 1;
         }
         assert!(turns > 2, "{turns}");
@@ -396,7 +401,7 @@ fn the_end_of_a_request_is_told_though_nothing_more_comes() {
         rig.sender.end_batch();
         rig.sender.count_work(steps - done);
         rig.receive(&frame(kind::DATA, flag::END_STREAM, 1, &[])).expect("it is in order");
-        while rig.receiver.owes_event() {
+        while rig.receiver.has_pending_event() {
             assert!(rig.sender.should_yield());
             owed += 1;
             rig.sender.end_batch();
@@ -405,4 +410,94 @@ fn the_end_of_a_request_is_told_though_nothing_more_comes() {
         assert_eq!(rig.told, ["1: POST /a false ."], "{done} steps before the end of a turn");
     }
     assert!(owed > 0, "the end of a turn came between a frame and its event");
+}
+
+/// The memory of an answer, which reports when it is freed.
+struct Answer(Vec<u8>, Arc<AtomicBool>);
+
+impl AsRef<[u8]> for Answer {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        self.1.store(true, Ordering::Relaxed);
+    }
+}
+
+/// An answer stays charged while its memory is held. The charge is released, once, when all of the answer
+/// has been sent, whatever comes after it in the output.
+#[test]
+fn the_charge_of_an_answer_is_given_back_when_the_answer_has_left() {
+    let settings = AnnouncedSettings { streams: 1_000, ..SETTINGS };
+    for seed in 0..100 {
+        let mut rng = Rng::with_seed(seed);
+        let pool = StatePool::new(1 << 40);
+        let mut sender = Http2Sender::new(settings, Arc::clone(&pool));
+        // Each answer: its stream, its charge, whether its memory is free, and the end of the output at
+        // its end.
+        let mut answers: Vec<(StreamId, usize, Arc<AtomicBool>, Option<u64>)> = Vec::new();
+        let mut released_early = 0;
+        for step in 0..400 {
+            match rng.u8(0..8) {
+                0 | 1 => {
+                    let id = 2 * answers.len() as StreamId + 1;
+                    let length = rng.usize(1..200_000);
+                    sender.open_stream(id, true, None).expect("the pool is large");
+                    // Only answers are counted here.
+                    sender.budget.release(STREAM_BYTES);
+                    sender.charge_answer(id, length).expect("the pool is large");
+                    let freed = Arc::new(AtomicBool::new(false));
+                    let body = Bytes::from_owner(Answer(vec![0; length], Arc::clone(&freed)));
+                    let cut = rng.usize(0..length);
+                    sender.send_response(id, b"head", [body.slice(..cut), body.slice(cut..)], b"trailers");
+                    answers.push((id, length, freed, None));
+                }
+                2 => {
+                    let id = 2 * rng.u32(0..answers.len() as u32 + 1) + 1;
+                    sender.reset_stream(id, ErrorCode::RefusedStream);
+                }
+                3 => sender.on_window_update(None, rng.u32(1..200_000)).expect("no overflow"),
+                4 => {
+                    let id = 2 * rng.u32(0..answers.len() as u32 + 1) + 1;
+                    sender.on_window_update(Some(id), rng.u32(1..200_000)).expect("no overflow");
+                }
+                _ => {
+                    let mut socket =
+                        TestSocket { capacity_left: rng.usize(1..100_000), ..TestSocket::default() };
+                    socket.accept_output(&mut sender.output);
+                    if rng.bool() {
+                        sender.output.take_sent_bytes();
+                    }
+                }
+            }
+            sender.end_batch();
+            sender.resume_sending();
+            sender.release_sent_answers();
+            for (id, .., end) in &mut answers {
+                if end.is_none() && !sender.streams.contains(*id) {
+                    *end = Some(sender.output.end_offset());
+                }
+            }
+            let sum = |counts: &dyn Fn(&AtomicBool, Option<u64>) -> bool| -> usize {
+                let of = answers.iter().filter(|(.., freed, end)| counts(freed, *end));
+                of.map(|(_, charge, ..)| charge).sum()
+            };
+            let held = sum(&|freed, _| !freed.load(Ordering::Relaxed));
+            let waiting = sum(&|_, end| end.is_none_or(|end| end > sender.output.start_offset()));
+            let charged = pool.taken_bytes();
+            assert!(
+                (held..=waiting).contains(&charged),
+                "seed {seed}, step {step}: {held}, {charged}, {waiting}"
+            );
+            released_early += usize::from(
+                charged < answers.iter().map(|(_, charge, ..)| charge).sum() && !sender.output.is_empty(),
+            );
+        }
+        assert!(released_early > 0, "seed {seed}: something is given back while other output waits");
+        drop(sender);
+        assert_eq!(pool.taken_bytes(), 0);
+    }
 }

@@ -1,5 +1,5 @@
-//! The measuring types without the feature `metrics`: empty, with the methods of `enabled.rs`, where they are
-//! documented.
+//! The measuring types of a build without the cargo feature `metrics`. They are empty, and their methods do
+//! nothing. `enabled.rs` documents the methods.
 
 #![allow(clippy::unused_self, missing_docs, reason = "they are those of `enabled.rs`")]
 
@@ -27,7 +27,7 @@ impl<T> Sharded<T> {
 pub struct Counter;
 
 impl Counter {
-    pub fn add(&self) {}
+    pub fn increment(&self) {}
 
     pub fn add_many(&self, _many: u64) {}
 
@@ -51,7 +51,7 @@ impl Moment {
 pub struct Histogram;
 
 impl Histogram {
-    pub fn add(&self, _from: Moment, _to: Moment) {}
+    pub fn add_interval(&self, _from: Moment, _to: Moment) {}
 
     #[must_use]
     pub fn longest_ns(&self) -> u64 {
@@ -61,7 +61,7 @@ impl Histogram {
     pub fn reset_longest(&self) {}
 
     #[must_use]
-    pub fn read(&self) -> HistogramSnapshot {
+    pub fn snapshot(&self) -> HistogramSnapshot {
         HistogramSnapshot::default()
     }
 }
@@ -73,11 +73,11 @@ pub struct LockTimes {
 }
 
 impl LockTimes {
-    pub fn wait_sampled<'a>(&'a self, _clock: &'a Clock) -> LockWait<'a> {
+    pub fn begin_sampled_wait<'a>(&'a self, _clock: &'a Clock) -> LockWait<'a> {
         LockWait(PhantomData)
     }
 
-    pub fn wait_timed<'a>(&'a self, _clock: &'a Clock) -> LockWait<'a> {
+    pub fn begin_timed_wait<'a>(&'a self, _clock: &'a Clock) -> LockWait<'a> {
         LockWait(PhantomData)
     }
 }
@@ -87,7 +87,7 @@ pub struct LockWait<'a>(PhantomData<&'a ()>);
 
 impl<'a> LockWait<'a> {
     #[must_use]
-    pub fn acquired(self) -> LockHold<'a> {
+    pub fn begin_hold(self) -> LockHold<'a> {
         LockHold(self.0)
     }
 }

@@ -1,6 +1,6 @@
-//! Holds what is known of the author of a change, and makes their audit entry.
+//! The author of a change, with the trace context of the request. It creates the audit entry of the change.
 //!
-//! It authenticates nobody: the HTTP port does. Begin at [`ActorContext`].
+//! The HTTP port authenticates the author. Begin at [`ActorContext`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

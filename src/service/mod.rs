@@ -1,15 +1,16 @@
-//! Changes by operators and rules, their audit, findings and transfer reports, independent of any port.
+//! The parts of the server that use no port: changes by operators and automatic rules, their audit, findings, and
+//! transfer reports.
 //!
-//! It knows no port: the HTTP port translates requests into [`Operation`]s, and findings ask for remedies. Begin at
-//! [`Operations::act`].
+//! The HTTP port translates requests to [`Operation`]s. Findings can request automatic exclusions. Begin at
+//! [`Operations::perform_audited`].
 //!
 //! | file | what it holds |
 //! | --- | --- |
-//! | `operations.rs` | commands upon jobs: done, written to the audit, linked to the trace |
+//! | `operations.rs` | performs commands on jobs, writes them to the audit, and links them to the trace |
 //! | `audit/` | the audit log: its lines, its file, its aggregated refusals |
 //! | `actor_context.rs` | the author of a change |
 //! | `role.rs` | viewer < operator < admin |
-//! | `findings/` | detectors: conclusions from measurements, and the remedies that jobs ask for |
+//! | `findings/` | detectors: conclusions from measurements, and automatic exclusions |
 //! | `reports/` | transfer reports of native workers, outside of the state machine |
 
 mod actor_context;

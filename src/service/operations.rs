@@ -1,11 +1,11 @@
-//! Performs commands upon jobs, for operators and for rules alike: one step under the engine's lock, one line of the
-//! audit, a link to the trace of the request.
+//! Performs commands on jobs, for operators and for automatic rules. Each command takes the engine's lock once,
+//! writes one line of the audit, and is linked to the trace of its request.
 //!
-//! It contains no rule of coordination: the state machine refuses. Begin at [`Operations::act`].
+//! The state machine decides whether a command is refused. Begin at [`Operations::perform_audited`].
 
 use std::sync::Arc;
 
-use super::findings::Remedy;
+use super::findings::AutomaticExclusion;
 use super::{ActorContext, AuditLog, AuditOutcome};
 use crate::coordination::{
     Actor, ActorOrigin, CommandOutcome, CommandRefusal, ExclusionTarget, JobId, JobName, JobReader,
@@ -47,15 +47,15 @@ impl Operations {
     ///
     /// # Errors
     /// Returns the refusal if the state machine refuses the command; then nothing has changed.
-    pub fn act<T>(
+    pub fn perform_audited<T>(
         &self,
         operation: Operation<'_>,
         view: impl FnOnce(Option<JobReader<'_>>, CommandOutcome) -> T,
     ) -> Result<T, CommandRefusal> {
         let Operation { job, name, by, reason, command, subject } = operation;
-        let (verb, of_command) = (verb(&command), command.clone());
+        let (verb, of_command) = (audit_verb(&command), command.clone());
         let actor = by.actor.clone();
-        self.engine.act_and_read(job, actor, reason.clone(), command, |core, done| {
+        self.engine.perform_command_and_read(job, actor, reason.clone(), command, |core, done| {
             if let (Some(traces), Some(parent), Ok(CommandOutcome::Excluded(id))) =
                 (&self.traces, &by.parent, &done)
             {
@@ -66,7 +66,7 @@ impl Operations {
                 Ok(_) => (AuditOutcome::Done, String::new()),
                 Err(refusal) => (AuditOutcome::Refused, refusal.to_string()),
             };
-            let subject = subject.unwrap_or_else(|| subject_of(&of_command, name, core.job(job)));
+            let subject = subject.unwrap_or_else(|| audit_subject(&of_command, name, core.job(job)));
             let entry = by.audit_entry(Some(name.clone()), verb, subject, Some(reason));
             self.audit.record(self.engine.clock().now(), entry, outcome, detail);
             Ok(view(core.job(job), done?))
@@ -88,7 +88,7 @@ impl Operations {
         let tasks = settings.tasks;
         let made = self
             .engine
-            .declare_and_read(name.clone(), settings, by.actor.clone(), |core, job| view(core.job(job)));
+            .declare_job_and_read(name.clone(), settings, by.actor.clone(), |core, job| view(core.job(job)));
         let (outcome, detail) = match &made {
             Ok(_) => (AuditOutcome::Done, format!("{tasks} tasks")),
             Err(refusal) => (AuditOutcome::Refused, refusal.to_string()),
@@ -99,8 +99,8 @@ impl Operations {
     }
 
     /// Applies the exclusion that a rule of a job asks for, and records its outcome in the audit.
-    pub fn apply_remedy(&self, remedy: Remedy) {
-        let Remedy { job, name, rule, task, expires_in, reason } = remedy;
+    pub fn apply_remedy(&self, remedy: AutomaticExclusion) {
+        let AutomaticExclusion { job, name, rule, task, expires_in, reason } = remedy;
         let actor = Actor { who: rule.name().into(), address: None, means: ActorOrigin::Rule };
         let Ok(reason) = Reason::try_from(reason_from_text(&reason)) else { return };
         let command = OperatorCommand::Exclude {
@@ -110,25 +110,27 @@ impl Operations {
         };
         let by = &ActorContext::new(actor, None, None);
         // A refusal is in the audit.
-        let _ = self.act(Operation { job, name: &name, by, reason, command, subject: None }, |_, _| ());
+        let _ = self
+            .perform_audited(Operation { job, name: &name, by, reason, command, subject: None }, |_, _| ());
     }
 }
 
 /// Returns the verb of a command in the audit.
-fn verb(command: &OperatorCommand) -> &'static str {
+fn audit_verb(command: &OperatorCommand) -> &'static str {
     match command {
         OperatorCommand::Exclude { .. } => "exclude",
         OperatorCommand::Readmit { .. } => "readmit",
         OperatorCommand::Drain { .. } => "drain",
         OperatorCommand::PutKey { .. } => "put-key",
         OperatorCommand::DeleteKey { .. } => "delete-key",
+        OperatorCommand::ForgetHosts { .. } => "forget-hosts",
         OperatorCommand::Configure(_) => "change-settings",
         OperatorCommand::DeleteJob { .. } => "delete-job",
     }
 }
 
 /// Returns the subject of a command in the audit; `after` is the job as the command left it.
-fn subject_of(command: &OperatorCommand, name: &JobName, after: Option<JobReader<'_>>) -> String {
+fn audit_subject(command: &OperatorCommand, name: &JobName, after: Option<JobReader<'_>>) -> String {
     match command {
         OperatorCommand::Exclude { target, .. } => target.to_string(),
         OperatorCommand::Readmit { exclusion: id } => {
@@ -140,6 +142,9 @@ fn subject_of(command: &OperatorCommand, name: &JobName, after: Option<JobReader
         OperatorCommand::Drain { at } => at.map_or_else(|| "at once".to_owned(), |at| format!("before {at}")),
         OperatorCommand::PutKey { key, .. } | OperatorCommand::DeleteKey { key } => {
             format!("key {}", String::from_utf8_lossy(key))
+        }
+        OperatorCommand::ForgetHosts { task } => {
+            task.map_or_else(|| "hosts of all tasks".to_owned(), |task| format!("host of task {task}"))
         }
         OperatorCommand::Configure(_) => format!("job {name}"),
         OperatorCommand::DeleteJob { force } => {

@@ -1,6 +1,6 @@
 //! Defines the roles of people and tools: viewer, operator, admin.
 //!
-//! It gives nobody a role: tokens do (`http/access/tokens.rs`). Begin at `Role`.
+//! A token determines the role of its holder (`http/access/tokens.rs`). Begin at `Role`.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,6 +1,6 @@
-//! Writes one log line for each change of state, within a rate limit by kind.
+//! Writes one log line for each event. Each kind of event has a rate limit.
 //!
-//! It does not store events (`engine`). Begin at `log_events`.
+//! `engine` stores the events. Begin at `log_events`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tracing::Level;
 
 use crate::coordination::{EventKind, JobEvent, JobId, JobName, RunOutcome};
 use crate::engine::{Engine, NumberedEvent};
-use crate::text::one_line;
+use crate::text::escape_to_one_line;
 
 use super::log_limit::{LogRateLimit, REFILL_INTERVAL};
 
@@ -22,11 +22,11 @@ pub async fn log_events(engine: Arc<Engine>, mut stop: watch::Receiver<bool>) {
     let mut lines = EventLogger { names: JobNames::default(), limit: LogRateLimit::default() };
     let mut last = 0;
     'follow: loop {
-        let (past, mut coming) = engine.follow(last);
+        let (past, mut coming) = engine.subscribe_events(last);
         engine.count_missed_events(past.complete_after.saturating_sub(last));
         for numbered in past.events {
             last = numbered.number;
-            lines.log(&engine, &numbered);
+            lines.log_within_limit(&engine, &numbered);
         }
         loop {
             let numbered = tokio::select! {
@@ -41,7 +41,7 @@ pub async fn log_events(engine: Arc<Engine>, mut stop: watch::Receiver<bool>) {
             match numbered {
                 Ok(numbered) => {
                     last = numbered.number;
-                    lines.log(&engine, &numbered);
+                    lines.log_within_limit(&engine, &numbered);
                 }
                 // The receiver was too slow: the events that the engine still keeps are read from there.
                 Err(RecvError::Lagged(_)) => continue 'follow,
@@ -59,15 +59,15 @@ struct EventLogger {
 }
 
 impl EventLogger {
-    fn log(&mut self, engine: &Engine, numbered: &NumberedEvent) {
+    fn log_within_limit(&mut self, engine: &Engine, numbered: &NumberedEvent) {
         let JobEvent { job, what, .. } = numbered.event.as_ref();
-        let name = self.names.of(engine, *job);
-        if level(what) != Level::DEBUG {
+        let name = self.names.name_of(engine, *job);
+        if level_of_change(what) != Level::DEBUG {
             let kind = (*job, what.kind());
             match self.limit.admit(&kind, now(engine)) {
                 None => return,
                 Some(0) => {}
-                Some(count) => log_count(&name, kind.1, count),
+                Some(count) => log_suppressed_count(&name, kind.1, count),
             }
         }
         log_event(numbered, &name);
@@ -75,7 +75,7 @@ impl EventLogger {
 
     fn log_suppressed(&mut self, engine: &Engine) {
         for ((job, kind), count) in self.limit.take_suppressed(now(engine)) {
-            log_count(&self.names.of(engine, job), kind, count);
+            log_suppressed_count(&self.names.name_of(engine, job), kind, count);
         }
     }
 }
@@ -84,7 +84,7 @@ fn now(engine: &Engine) -> Duration {
     Duration::from_nanos(engine.clock().elapsed_nanos())
 }
 
-fn log_count(job: &JobName, kind: &'static str, count: u64) {
+fn log_suppressed_count(job: &JobName, kind: &'static str, count: u64) {
     tracing::warn!(
         target: "muster::events",
         job = job.as_str(),
@@ -99,7 +99,7 @@ fn log_count(job: &JobName, kind: &'static str, count: u64) {
 struct JobNames(HashMap<JobId, JobName>);
 
 impl JobNames {
-    fn of(&mut self, engine: &Engine, job: JobId) -> JobName {
+    fn name_of(&mut self, engine: &Engine, job: JobId) -> JobName {
         let named = || engine.read_under_lock(|core| core.job_name(job).cloned()).unwrap_or_default();
         self.0.entry(job).or_insert_with(named).clone()
     }
@@ -107,7 +107,7 @@ impl JobNames {
 
 fn log_event(numbered: &NumberedEvent, job: &JobName) {
     let JobEvent { run, what, reason, .. } = numbered.event.as_ref();
-    let about = what.about();
+    let about = what.subject();
     let (task, peer) = (about.task.map(|task| task.0), about.peer.map(tracing::field::display));
     macro_rules! line {
         ($level:expr) => {
@@ -124,11 +124,11 @@ fn log_event(numbered: &NumberedEvent, job: &JobName) {
                 counter = about.barrier.map(|(_, counter)| counter),
                 outcome = about.outcome,
                 "{}",
-                one_line(reason)
+                escape_to_one_line(reason)
             )
         };
     }
-    match level(what) {
+    match level_of_change(what) {
         Level::WARN => line!(Level::WARN),
         Level::INFO => line!(Level::INFO),
         _ => line!(Level::DEBUG),
@@ -137,7 +137,7 @@ fn log_event(numbered: &NumberedEvent, job: &JobName) {
 
 /// Returns the level of a change: WARN for changes that an operator should look at, INFO for the course of
 /// jobs and runs, DEBUG for single tasks and barriers, of which a large job has thousands.
-fn level(what: &EventKind) -> Level {
+fn level_of_change(what: &EventKind) -> Level {
     match what {
         EventKind::TaskSuperseded { .. }
         | EventKind::TaskSuspected { .. }
@@ -160,6 +160,8 @@ fn level(what: &EventKind) -> Level {
         | EventKind::FindingClosed { .. }
         | EventKind::TaskReturned { .. }
         | EventKind::Readmitted { .. }
+        | EventKind::HostsAssigned { .. }
+        | EventKind::HostsForgotten { .. }
         | EventKind::DrainRequested { .. }
         | EventKind::SettingsChanged { .. }
         | EventKind::KeyWritten { .. }

@@ -1,8 +1,8 @@
-//! Log lines, on stderr.
+//! Writes the log to stderr.
 //!
-//! A line never waits for the reader of stderr: `queue` has the rule. The text of a line is escaped when it
-//! is written: a human line by `field`, a JSON line by `EscapingWriter`. A call that logs text from elsewhere
-//! need not escape it.
+//! A thread that logs never waits for the reader of stderr (`queue`). All text is escaped when a line is written:
+//! `write_field` escapes lines for people, and `EscapingWriter` escapes JSON lines. So code that logs text from
+//! outside need not escape it. Begin at [`start_logging`].
 
 mod queue;
 
@@ -15,9 +15,9 @@ use tracing_subscriber::field::MakeExt as _;
 use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use crate::text::{json, one_line};
+use crate::text::{escape_json, escape_to_one_line};
 
-pub use queue::{LogStats, flush};
+pub use queue::{LogMetrics, flush_log};
 
 /// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,10 +65,10 @@ pub fn check_filter(filter: &str) -> Result<(), String> {
 ///
 /// # Errors
 /// If the filter is invalid or the thread cannot be started.
-pub fn start(filter: &str, format: LogFormat) -> Result<(), String> {
+pub fn start_logging(filter: &str, format: LogFormat) -> Result<(), String> {
     let filter = EnvFilter::try_new(filter).map_err(|error| error.to_string())?;
     let colours = queue::is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|it| it.is_empty());
-    let queued = queue::start()?;
+    let queued = queue::start_writer_thread()?;
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours);
     let started = match format {
         LogFormat::Human => lines
@@ -93,7 +93,7 @@ pub fn start(filter: &str, format: LogFormat) -> Result<(), String> {
 /// escaped.
 fn write_field(line: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
     let value = format!("{value:?}");
-    let value = one_line(&value);
+    let value = escape_to_one_line(&value);
     match field.name() {
         "message" => line.write_str(&value),
         name if line.has_ansi_escapes() => write!(line, "\u{1b}[3m{name}\u{1b}[0m\u{1b}[2m=\u{1b}[0m{value}"),
@@ -106,7 +106,7 @@ struct EscapingWriter<W>(W);
 
 impl<W: Write> Write for EscapingWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write_all(json(&String::from_utf8_lossy(bytes)).as_bytes())?;
+        self.0.write_all(escape_json(&String::from_utf8_lossy(bytes)).as_bytes())?;
         Ok(bytes.len())
     }
 

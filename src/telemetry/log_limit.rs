@@ -1,4 +1,5 @@
-//! Limits log lines that clients can cause: a burst of each kind, then one a second with the number suppressed.
+//! Limits the rate of log lines that clients can cause. For each kind of line, a burst is written, and then one
+//! line a second. Such a line reports how many lines of its kind were suppressed before it.
 //!
 //! Begin at `LogRateLimit::admit`.
 

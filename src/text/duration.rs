@@ -1,7 +1,7 @@
-//! Parses and formats durations of settings, flags and requests: with units, so that a formatted duration
-//! parses to itself.
+//! Parses and formats the durations in settings, flags and requests. Such a duration has a unit. A formatted
+//! duration parses to the same duration.
 //!
-//! [`super::span`] and [`super::format_micros`] format rounded durations for people.
+//! [`super::format_approximate_duration`] and [`super::format_micros`] format rounded durations for people.
 
 use std::time::Duration;
 
@@ -37,9 +37,16 @@ pub fn parse_positive_duration(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// Converts microseconds to seconds, as metrics and findings have them.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "the metrics have no other numbers")]
+pub fn micros_to_seconds(us: u64) -> f64 {
+    us as f64 / 1e6
+}
+
 /// Formats a duration in the largest unit of which it is a whole number.
 #[must_use]
-pub fn format_duration(duration: Duration) -> String {
+pub fn format_exact_duration(duration: Duration) -> String {
     const UNITS: [(u128, &str); 5] = [
         (3_600_000_000_000, "h"),
         (60_000_000_000, "m"),
@@ -62,7 +69,7 @@ mod tests {
     #[test]
     fn durations_read_back_as_they_are_written() {
         for text in ["100s", "500ms", "2m", "1h", "90s", "1500us", "0s"] {
-            assert_eq!(format_duration(parse_duration(text).unwrap()), text);
+            assert_eq!(format_exact_duration(parse_duration(text).unwrap()), text);
         }
         assert_eq!(parse_duration("1m30s").unwrap(), Duration::from_secs(90));
     }

@@ -1,10 +1,9 @@
-//! The TLS handshake, with certificates that are reloaded when their files change.
+//! Performs the TLS handshake on the server's side. The certificates are reloaded when their files change.
 //!
-//! It does not decide whether a connection may be plaintext: `listener_tls.rs` does. Begin at [`Acceptor::accept`].
+//! `listener_security.rs` decides whether a connection may be plaintext. Begin at [`Acceptor::accept_handshake`].
 
 use std::cell::RefCell;
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustls::{AlertDescription, CertificateError, Error, ServerConfig};
@@ -14,7 +13,7 @@ use tokio_rustls::LazyConfigAcceptor;
 use super::client_certificates::REFUSED_CERTIFICATE;
 use super::{PrefixedStream, TlsError, TlsFiles, messages};
 use crate::clock::Clock;
-use crate::file_watch::FileWatch;
+use crate::file_watch::{FileStamp, FileWatch};
 
 /// A connection over TLS.
 pub type TlsStream<S> = tokio_rustls::server::TlsStream<PrefixedStream<S>>;
@@ -86,10 +85,6 @@ pub struct HandshakeError {
     pub shown: Option<String>,
 }
 
-/// The modification time and the identity of a file: a name may lead to another file from one moment to the
-/// next.
-type FileStamp = Option<(i64, i64, u64, u64)>;
-
 struct LoadedConfig {
     config: Arc<ServerConfig>,
     stamps: Vec<FileStamp>,
@@ -114,25 +109,25 @@ impl Acceptor {
     /// # Errors
     /// If the certificates are unusable.
     pub fn new(files: TlsFiles, protocols: &'static [&'static [u8]], clock: Clock) -> Result<Self, TlsError> {
-        let stamps = stamps(&files);
-        let config = Arc::new(files.server(protocols)?);
+        let stamps = file_stamps(&files);
+        let config = Arc::new(files.server_config(protocols)?);
         let current = Mutex::new(LoadedConfig { config, stamps });
         let certificates = Arc::new(CertificateSource { files, protocols, current });
         Ok(Self { certificates, watch: FileWatch::new(clock) })
     }
 
     /// Returns the present configuration, reloaded if a file has changed.
-    async fn config(&self) -> Arc<ServerConfig> {
+    async fn current_config(&self) -> Arc<ServerConfig> {
         let certificates = Arc::clone(&self.certificates);
-        self.watch.refresh(move || certificates.reload_if_changed()).await;
-        Arc::clone(&self.certificates.current().config)
+        self.watch.check_if_due(move || certificates.reload_if_changed()).await;
+        Arc::clone(&self.certificates.lock_current().config)
     }
 
     /// Performs the handshake. The caller sets a timeout.
     ///
     /// # Errors
     /// With the reason of the failure.
-    pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
+    pub async fn accept_handshake<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         stream: PrefixedStream<S>,
     ) -> Result<TlsStream<S>, HandshakeError> {
@@ -142,9 +137,12 @@ impl Acceptor {
             HandshakeError { fault, reason, name, shown }
         };
         let started = hello.await.map_err(|error| failed(&error, None, None))?;
-        let name = started.client_hello().server_name().map(|name| crate::text::one_line(name).into_owned());
+        let name = started
+            .client_hello()
+            .server_name()
+            .map(|name| crate::text::escape_to_one_line(name).into_owned());
         let shake = async {
-            let shaken = started.into_stream(self.config().await).await;
+            let shaken = started.into_stream(self.current_config().await).await;
             let shown = REFUSED_CERTIFICATE.with(|shown| shown.borrow_mut().take());
             shaken.map_err(|error| failed(&error, name, shown))
         };
@@ -153,19 +151,19 @@ impl Acceptor {
 }
 
 impl CertificateSource {
-    fn current(&self) -> MutexGuard<'_, LoadedConfig> {
+    fn lock_current(&self) -> MutexGuard<'_, LoadedConfig> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reloads the certificates if a file has changed. If the new ones are unusable, the old ones stay.
     fn reload_if_changed(&self) {
         // The stamps are taken first, so that a change during the read causes another read.
-        let stamps = stamps(&self.files);
-        if stamps == self.current().stamps {
+        let stamps = file_stamps(&self.files);
+        if stamps == self.lock_current().stamps {
             return;
         }
-        let found = self.files.server(self.protocols);
-        let mut current = self.current();
+        let found = self.files.server_config(self.protocols);
+        let mut current = self.lock_current();
         current.stamps = stamps;
         match found {
             Ok(config) => {
@@ -180,12 +178,8 @@ impl CertificateSource {
     }
 }
 
-fn stamps(files: &TlsFiles) -> Vec<FileStamp> {
-    let stamp = |path| {
-        let data = std::fs::metadata(path).ok()?;
-        Some((data.mtime(), data.mtime_nsec(), data.len(), data.ino()))
-    };
-    files.all().map(stamp).collect()
+fn file_stamps(files: &TlsFiles) -> Vec<FileStamp> {
+    files.paths().map(FileStamp::of).collect()
 }
 
 /// Returns the kind of a failed handshake and its reason, for the person who has to correct it.

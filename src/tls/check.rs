@@ -1,6 +1,6 @@
-//! The checks of `muster tls check`: what clients or servers would refuse a certificate for.
+//! The checks of `muster tls check`: finds the reasons for which a client or a server would refuse a certificate.
 //!
-//! Begin at `chain`.
+//! Begin at `check_chain`.
 
 use std::fmt;
 use std::path::Path;
@@ -15,7 +15,7 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 use x509_parser::public_key::PublicKey;
 
 use super::issue::CertificatePurpose;
-use super::{TlsError, client_certificates, files, messages, provider};
+use super::{TlsError, client_certificates, crypto_provider, files, messages};
 
 /// The remaining validity below which a certificate is reported, in days.
 const EXPIRY_WARNING_DAYS: i64 = 30;
@@ -99,7 +99,7 @@ pub fn stated_purpose(chain: &[CertificateDer<'_>]) -> Option<CertificatePurpose
 ///
 /// # Errors
 /// If the file of authorities cannot be read.
-pub fn chain(
+pub fn check_chain(
     chain: &[CertificateDer<'_>],
     ca: Option<&Path>,
     wanted: IntendedUse<'_>,
@@ -114,7 +114,7 @@ pub fn chain(
         Err(error) => found.add(CheckSeverity::Bad, format!("the certificate cannot be read: {error}")),
     }
     if let Some(ca) = ca {
-        check_trust((own, rest), files::authorities(ca)?, wanted, &mut found);
+        check_trust((own, rest), files::read_authorities(ca)?, wanted, &mut found);
     }
     Ok(found)
 }
@@ -123,9 +123,10 @@ pub fn chain(
 ///
 /// # Errors
 /// If a file cannot be read.
-pub fn key(cert: &Path, key: &Path, found: &mut CertificateFindings) -> Result<(), TlsError> {
-    let (chain, private) = (files::certificates(cert)?, files::key(key)?);
-    let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
+pub fn check_key_matches(cert: &Path, key: &Path, found: &mut CertificateFindings) -> Result<(), TlsError> {
+    let (chain, private) = (files::read_certificates(cert)?, files::read_private_key(key)?);
+    let builder =
+        ServerConfig::builder_with_provider(crypto_provider()).with_safe_default_protocol_versions();
     let Ok(builder) = builder else { return Ok(()) };
     match builder.with_no_client_auth().with_single_cert(chain, private) {
         Ok(_) => found.add(CheckSeverity::Good, "the key belongs to the certificate"),
@@ -151,7 +152,7 @@ fn check_leaf(read: &X509Certificate<'_>, wanted: IntendedUse<'_>, found: &mut C
             "it is the certificate of an authority: make one for this holder and let the authority sign it",
         );
     }
-    let names = client_certificates::names(read);
+    let names = client_certificates::alternative_names(read);
     if wanted.purpose == CertificatePurpose::Server && names.is_empty() {
         found.add(
             CheckSeverity::Bad,
@@ -241,14 +242,14 @@ fn check_trust(
     let now = UnixTime::now();
     let roots = Arc::new(roots);
     let judged = match wanted.purpose {
-        CertificatePurpose::Client => WebPkiClientVerifier::builder_with_provider(roots, provider())
+        CertificatePurpose::Client => WebPkiClientVerifier::builder_with_provider(roots, crypto_provider())
             .build()
             .map(|verifier| verifier.verify_client_cert(own, rest, now).map(drop)),
         CertificatePurpose::Server => {
             let dialled = wanted.name.and_then(|name| ServerName::try_from(name.to_owned()).ok());
             // An address that no certificate contains: the only remaining error is then the name.
             let name = dialled.unwrap_or_else(|| std::net::IpAddr::from([0, 0, 0, 0]).into());
-            WebPkiServerVerifier::builder_with_provider(roots, provider())
+            WebPkiServerVerifier::builder_with_provider(roots, crypto_provider())
                 .build()
                 .map(|verifier| verifier.verify_server_cert(own, rest, &name, &[], now).map(drop))
         }
@@ -303,13 +304,13 @@ mod tests {
         days: i64,
     ) -> String {
         let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
-        let made = by.sign(purpose, &names, days).unwrap();
+        let made = by.issue_certificate(purpose, &names, days).unwrap();
         let ca =
             std::env::temp_dir().join(format!("muster-check-{}-{purpose:?}-{days}.pem", std::process::id()));
-        std::fs::write(&ca, authority.cert()).unwrap();
+        std::fs::write(&ca, authority.certificate_pem()).unwrap();
         let own = CertificateDer::from_pem_slice(made.cert.as_bytes()).unwrap();
         let wanted = IntendedUse { purpose: CertificatePurpose::Server, name: Some("muster.example") };
-        let found = chain(&[own], Some(&ca), wanted).unwrap();
+        let found = check_chain(&[own], Some(&ca), wanted).unwrap();
         std::fs::remove_file(&ca).unwrap();
         found.0.iter().map(|finding| format!("{finding}\n")).collect()
     }

@@ -1,9 +1,7 @@
-//! The verification of client certificates, with a record of the refused one, and the name of a certificate's
-//! holder.
+//! Verifies client certificates, records a refused certificate, and returns the name of a certificate's holder.
 //!
-//! It does not decide what that holder may do: `http::access` does. The error of a handshake does not say which
-//! certificate it was about, and JAX does not say that it showed one, so the verifier records the certificate that
-//! it refuses.
+//! `http::access` decides what the holder may do. The error of a failed handshake does not name the certificate,
+//! and JAX does not report that it presented one. So the verifier records the certificate that it refuses.
 
 use std::cell::RefCell;
 use std::fmt::Write as _;
@@ -48,7 +46,8 @@ impl ClientCertVerifier for RecordingClientVerifier {
     ) -> Result<ClientCertVerified, Error> {
         self.0.verify_client_cert(certificate, chain, now).inspect_err(|_| {
             // Outside of a handshake nothing reads the record.
-            let _ = REFUSED_CERTIFICATE.try_with(|shown| shown.replace(Some(describe(certificate))));
+            let _ =
+                REFUSED_CERTIFICATE.try_with(|shown| shown.replace(Some(describe_certificate(certificate))));
         })
     }
 
@@ -84,30 +83,30 @@ impl ClientCertVerifier for RecordingClientVerifier {
 }
 
 /// Returns a description of a certificate in one line.
-fn describe(certificate: &CertificateDer<'_>) -> String {
+fn describe_certificate(certificate: &CertificateDer<'_>) -> String {
     let Ok((_, read)) = X509Certificate::from_der(certificate) else {
         return "something that is no certificate".into();
     };
     let validity = read.validity();
     let mut text = format!("subject {}, issuer {}", read.subject(), read.issuer());
     // Writing to a string cannot fail.
-    let _ = match &names(&read)[..] {
+    let _ = match &alternative_names(&read)[..] {
         [] => write!(text, ", no names"),
         names => write!(text, ", names {}", names.join(" ")),
     };
     let _ = write!(text, ", valid from {} to {}", validity.not_before, validity.not_after);
-    let mut shown = crate::text::one_line(&text).into_owned();
+    let mut shown = crate::text::escape_to_one_line(&text).into_owned();
     shown.truncate(shown.floor_char_boundary(SHOWN_BYTES));
     shown
 }
 
 /// Returns the subject alternative names of a certificate, as people write them.
-pub(super) fn names(certificate: &X509Certificate<'_>) -> Vec<String> {
+pub(super) fn alternative_names(certificate: &X509Certificate<'_>) -> Vec<String> {
     let Ok(Some(found)) = certificate.subject_alternative_name() else { return Vec::new() };
-    found.value.general_names.iter().map(name).collect()
+    found.value.general_names.iter().map(alternative_name_text).collect()
 }
 
-fn name(name: &GeneralName<'_>) -> String {
+fn alternative_name_text(name: &GeneralName<'_>) -> String {
     match name {
         GeneralName::DNSName(name) => format!("DNS:{name}"),
         GeneralName::URI(uri) => format!("URI:{uri}"),
@@ -122,10 +121,10 @@ fn name(name: &GeneralName<'_>) -> String {
 
 /// Returns the name of a certificate's holder: its common name, else its first alternative name.
 #[must_use]
-pub fn subject(certificate: &CertificateDer<'_>) -> Option<String> {
+pub fn holder_name(certificate: &CertificateDer<'_>) -> Option<String> {
     let (_, read) = X509Certificate::from_der(certificate).ok()?;
     let common = read.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
-    let mut found = common.map(str::to_owned).or_else(|| names(&read).into_iter().next())?;
+    let mut found = common.map(str::to_owned).or_else(|| alternative_names(&read).into_iter().next())?;
     found.truncate(found.floor_char_boundary(100));
-    Some(crate::text::one_line(&found).into_owned())
+    Some(crate::text::escape_to_one_line(&found).into_owned())
 }

@@ -1,6 +1,6 @@
-//! The failed handshakes: counted by listener and kind, logged, and the latest kept within bounds.
+//! Counts failed handshakes by listener and kind, logs them, and keeps a bounded number of the latest.
 //!
-//! It does not explain them: `acceptor.rs` does. Begin at [`HandshakeFailures::failed`].
+//! `acceptor.rs` finds the reason of a failure. Begin at [`HandshakeFailures::record_failure`].
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -74,20 +74,20 @@ impl HandshakeFailures {
         Self { clock, kept: Mutex::default() }
     }
 
-    fn kept(&self) -> std::sync::MutexGuard<'_, FailureLog> {
+    fn lock_log(&self) -> std::sync::MutexGuard<'_, FailureLog> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records a successful handshake.
-    pub fn succeeded(&self) {
-        self.kept().succeeded += 1;
+    pub fn record_success(&self) {
+        self.lock_log().succeeded += 1;
     }
 
     /// Records a failed handshake. Clients retry for minutes, so only the first, second, fourth, eighth …
     /// failure of a kind is logged.
-    pub fn failed(&self, listener: &str, peer: SocketAddr, failed: HandshakeError) {
+    pub fn record_failure(&self, listener: &str, peer: SocketAddr, failed: HandshakeError) {
         let now = self.clock.now();
-        let mut kept = self.kept();
+        let mut kept = self.lock_log();
         kept.failed += 1;
         for (known, faults) in LISTENERS.iter().zip(&mut kept.faults) {
             for (fault, count) in HandshakeFault::ALL.iter().zip(faults) {
@@ -111,7 +111,7 @@ impl HandshakeFailures {
                 shown = entry.shown,
                 times,
                 "a handshake failed: {}",
-                crate::text::one_line(&entry.reason)
+                crate::text::escape_to_one_line(&entry.reason)
             );
         }
         kept.list.push_front(entry);
@@ -120,8 +120,8 @@ impl HandshakeFailures {
 
     /// Returns the number of failures at each listener, by kind.
     #[must_use]
-    pub fn faults(&self) -> Vec<(&'static str, HandshakeFault, u64)> {
-        let faults = self.kept().faults;
+    pub fn failure_counts(&self) -> Vec<(&'static str, HandshakeFault, u64)> {
+        let faults = self.lock_log().faults;
         let of = |(listener, counts): (&'static str, [u64; HandshakeFault::ALL.len()])| {
             HandshakeFault::ALL.into_iter().zip(counts).map(move |(fault, count)| (listener, fault, count))
         };
@@ -130,8 +130,8 @@ impl HandshakeFailures {
 
     /// Returns the kept failures.
     #[must_use]
-    pub fn page(&self) -> HandshakeFailuresPage {
-        let kept = self.kept();
+    pub fn to_page(&self) -> HandshakeFailuresPage {
+        let kept = self.lock_log();
         HandshakeFailuresPage {
             handshakes: kept.list.iter().cloned().collect(),
             failed: kept.failed,
@@ -154,18 +154,19 @@ mod tests {
             shown: None,
         };
         for port in 1..=5 {
-            failures.failed("grpc", ([10, 0, 0, 1], port).into(), failed("no".into()));
+            failures.record_failure("grpc", ([10, 0, 0, 1], port).into(), failed("no".into()));
         }
-        let page = failures.page();
+        let page = failures.to_page();
         assert_eq!((page.handshakes.len(), page.failed), (1, 5));
         assert_eq!((page.handshakes[0].times, page.handshakes[0].peer.port()), (5, 5));
         for n in 0..KEPT {
-            failures.failed("http", ([10, 0, 0, 2], 1).into(), failed(n.to_string()));
+            failures.record_failure("http", ([10, 0, 0, 2], 1).into(), failed(n.to_string()));
         }
-        let page = failures.page();
+        let page = failures.to_page();
         assert_eq!((page.handshakes.len(), page.failed), (KEPT, 5 + KEPT as u64));
         assert!(page.handshakes.iter().all(|kept| kept.listener == "http"));
-        let counted: Vec<_> = failures.faults().into_iter().filter(|(.., count)| *count > 0).collect();
+        let counted: Vec<_> =
+            failures.failure_counts().into_iter().filter(|(.., count)| *count > 0).collect();
         assert_eq!(
             counted,
             [("grpc", HandshakeFault::HungUp, 5), ("http", HandshakeFault::HungUp, KEPT as u64)]

@@ -1,6 +1,7 @@
-//! Trial certificates: a small authority, one server and one client certificate (`muster tls new`).
+//! Issues the trial certificates of `muster tls new`: a certificate authority, a server certificate and a client
+//! certificate.
 //!
-//! Begin at `write`.
+//! Begin at `write_trial_certificates`.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write as _};
@@ -67,7 +68,7 @@ impl Authority {
 
     /// Returns the authority's own certificate, as PEM.
     #[must_use]
-    pub fn cert(&self) -> String {
+    pub fn certificate_pem(&self) -> String {
         self.0.pem()
     }
 
@@ -75,7 +76,7 @@ impl Authority {
     ///
     /// # Errors
     /// If a name is not permitted in a certificate.
-    pub fn sign(
+    pub fn issue_certificate(
         &self,
         purpose: CertificatePurpose,
         names: &[String],
@@ -115,7 +116,7 @@ fn unix_seconds_now() -> i64 {
 
 /// Returns a unique name for an authority: two with one name are confused, and the error then reports
 /// signatures.
-fn trial_name() -> String {
+fn unique_authority_name() -> String {
     let number = u32::from_be_bytes(crate::clock::random_bytes());
     format!("Muster trial authority {number:08x}")
 }
@@ -126,14 +127,18 @@ fn trial_name() -> String {
 ///
 /// # Errors
 /// If a file cannot be written, or a name is not permitted in a certificate.
-pub fn write(folder: &Path, names: &[String]) -> Result<(), IssueError> {
-    let authority = Authority::new(&trial_name())?;
-    let server = authority.sign(CertificatePurpose::Server, names, VALIDITY_DAYS)?;
-    let client = authority.sign(CertificatePurpose::Client, &["muster-client".to_owned()], VALIDITY_DAYS)?;
+pub fn write_trial_certificates(folder: &Path, names: &[String]) -> Result<(), IssueError> {
+    let authority = Authority::new(&unique_authority_name())?;
+    let server = authority.issue_certificate(CertificatePurpose::Server, names, VALIDITY_DAYS)?;
+    let client = authority.issue_certificate(
+        CertificatePurpose::Client,
+        &["muster-client".to_owned()],
+        VALIDITY_DAYS,
+    )?;
     let make = DirBuilder::new().recursive(true).mode(0o700).create(folder);
     make.map_err(|error| IssueError::Write { file: folder.display().to_string(), error })?;
     for (name, text, mode) in [
-        ("ca.pem", authority.cert(), 0o644),
+        ("ca.pem", authority.certificate_pem(), 0o644),
         ("server.pem", server.cert, 0o644),
         ("server-key.pem", server.key, 0o600),
         ("client.pem", client.cert, 0o644),

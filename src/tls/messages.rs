@@ -1,4 +1,4 @@
-//! The messages for rustls errors: what is wrong, and what to do.
+//! Messages for the errors of rustls. Each says what is wrong and what to do.
 //!
 //! Begin at `describe_certificate_error`.
 

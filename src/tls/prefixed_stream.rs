@@ -1,4 +1,4 @@
-//! A stream whose first bytes were already read: they are returned first.
+//! A stream whose first bytes have already been read from the socket. Reads return these bytes first.
 //!
 //! Begin at [`PrefixedStream::new`].
 
@@ -23,7 +23,7 @@ impl<S> PrefixedStream<S> {
     }
 
     /// Returns the underlying stream.
-    pub fn stream(&self) -> &S {
+    pub fn inner_stream(&self) -> &S {
         &self.stream
     }
 }

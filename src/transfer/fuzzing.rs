@@ -1,62 +1,79 @@
-//! Properties of the decoders of the transfer engine: frames, handshakes, conversations, plans.
+//! Properties of the decoders of the transfer engine: of frames, handshakes, plans, and sequences of frames on a
+//! link.
 //!
-//! It is no part of the product. Each function takes any bytes and panics if its property does not hold; the fuzz targets
-//! (`tests/fuzz`) call them. Begin at [`TARGETS`].
+//! This module is only for tests. Each function takes any bytes and panics if its property does not hold. The fuzz
+//! targets (`tests/fuzz`) call these functions. Begin at [`TARGETS`].
 
 use crate::plan::{ArrayDescription, Placement, Plan, PlanOptions};
-use crate::protocol::frame::{CHUNK_MAX, CONTROL_MAX, HEADER, Header, Kind, crc};
+use crate::protocol::frame::{CHUNK_MAX, CONTROL_MAX, FrameKind, HEADER, Header, crc};
 use crate::protocol::hello::{
-    ANSWER_TERMS, Answer, CHALLENGE, HELLO_TERMS, Hello, NONCE_MESSAGE, OPENING, check_nonce, seal,
-    write_nonce,
+    ANSWER_TERMS, CHALLENGE, HELLO_TERMS, Hello, HelloAnswer, NONCE_MESSAGE, OPENING, check_nonce_message,
+    encode_nonce_message, write_checksum,
 };
-use crate::protocol::link::definition::Definition;
+use crate::protocol::link::launch_definition::LaunchDefinition;
 
-/// Something that must hold of any bytes.
-pub type Property = fn(&[u8]);
+/// A property, by its name.
+#[derive(Debug, Clone, Copy)]
+pub struct FuzzTarget {
+    /// Its name, and that of its folder in the corpus.
+    pub name: &'static str,
+    /// The property: takes any bytes, and panics if it does not hold of them.
+    pub property: fn(&[u8]),
+    /// The bytes of memory that it may take for each byte of the input, beside a constant.
+    pub growth: usize,
+}
 
-/// The properties by their names.
-pub const TARGETS: [(&str, Property); 4] = [
-    ("frame", frame),
-    ("hello", hello),
-    ("link", crate::protocol::link::fuzzing::conversation),
-    ("plan", plan),
+impl FuzzTarget {
+    /// Creates a target.
+    #[must_use]
+    pub const fn new(name: &'static str, property: fn(&[u8]), growth: usize) -> Self {
+        Self { name, property, growth }
+    }
+}
+
+/// The properties of this crate.
+pub static TARGETS: [FuzzTarget; 4] = [
+    FuzzTarget::new("frame", check_frame, 1 << 10),
+    FuzzTarget::new("hello", check_hello, 1 << 10),
+    FuzzTarget::new("link", crate::protocol::link::fuzzing::run_conversation, 1 << 10),
+    FuzzTarget::new("plan", check_plan, 4 << 10),
 ];
 
 /// The steps of a plan that are looked at one by one.
 const STEPS_MAX: usize = 500;
 
 /// A header keeps its bounds and is the same after it was written and read again; so is a list of transfers.
-fn frame(input: &[u8]) {
+fn check_frame(input: &[u8]) {
     let mut bytes = [0; HEADER];
     let length = input.len().min(HEADER);
     bytes[..length].copy_from_slice(&input[..length]);
     // As it is, and with what would be refused at once put right.
     for mend in [false, true] {
         if mend {
-            bytes[..3].copy_from_slice(&Header { kind: Kind::Ping, ..blank() }.encode()[..3]);
+            bytes[..3].copy_from_slice(&Header { kind: FrameKind::Ping, ..empty_header() }.encode()[..3]);
             let sum = crc(&bytes[..HEADER - 4]);
             bytes[HEADER - 4..].copy_from_slice(&sum.to_le_bytes());
         }
         if let Ok(header) = Header::decode(&bytes) {
-            let bound = if header.kind == Kind::Data { CHUNK_MAX } else { CONTROL_MAX };
+            let bound = if header.kind == FrameKind::Data { CHUNK_MAX } else { CONTROL_MAX };
             assert!(header.len as usize <= bound);
             assert_eq!(Header::decode(&header.encode()), Ok(header));
         }
     }
-    if let Some(list) = Definition::decode(input) {
-        assert!(list.entries.is_sorted_by_key(|entry| entry.order()));
+    if let Some(list) = LaunchDefinition::decode(input) {
+        assert!(list.entries.is_sorted_by_key(|entry| entry.sort_key()));
         // The other side's view of it is written as this side's: the second reading is the first one again.
-        let theirs = Definition::decode(&list.encode());
-        let again = theirs.as_ref().and_then(|list| Definition::decode(&list.encode()));
+        let theirs = LaunchDefinition::decode(&list.encode());
+        let again = theirs.as_ref().and_then(|list| LaunchDefinition::decode(&list.encode()));
         assert_eq!(again.as_ref(), Some(&list));
         assert!(theirs.is_some_and(|theirs| (theirs.sent, theirs.received) == (list.received, list.sent)));
-        assert!(list.keys().len() < 1 << 10);
+        assert!(list.describe_keys().len() < 1 << 10);
     }
 }
 
-fn blank() -> Header {
+fn empty_header() -> Header {
     Header {
-        kind: Kind::Ping,
+        kind: FrameKind::Ping,
         flags: 0,
         class: 0,
         lane: 0,
@@ -73,39 +90,42 @@ fn blank() -> Header {
 }
 
 /// A message of a handshake survives encoding and decoding.
-fn hello(input: &[u8]) {
+fn check_hello(input: &[u8]) {
     if let Some(terms) = input.first_chunk::<HELLO_TERMS>()
-        && let Some((hello, token)) = Hello::read(terms)
+        && let Some((hello, token)) = Hello::decode(terms)
     {
-        assert_eq!(Hello::read(&hello.terms(token)), Some((hello, token)));
+        assert_eq!(Hello::decode(&hello.encode_without_proof(token)), Some((hello, token)));
     }
     if let Some(terms) = input.first_chunk::<ANSWER_TERMS>()
-        && let Some(answer) = Answer::read(terms)
+        && let Some(answer) = HelloAnswer::decode(terms)
     {
-        assert_eq!(Answer::read(&answer.terms()).map(|answer| answer.terms()), Some(answer.terms()));
+        assert_eq!(
+            HelloAnswer::decode(&answer.encode_without_proof()).map(|answer| answer.encode_without_proof()),
+            Some(answer.encode_without_proof())
+        );
     }
     if let Some(bytes) = input.first_chunk::<NONCE_MESSAGE>() {
         let mut sealed = *bytes;
-        seal(&mut sealed);
+        write_checksum(&mut sealed);
         for (which, other) in [(OPENING, CHALLENGE), (CHALLENGE, OPENING)] {
             for bytes in [*bytes, sealed] {
-                if check_nonce(which, &bytes).is_ok() {
-                    assert!(check_nonce(other, &bytes).is_err(), "one is never taken for the other");
+                if check_nonce_message(which, &bytes).is_ok() {
+                    assert!(check_nonce_message(other, &bytes).is_err(), "one is never taken for the other");
                 }
             }
         }
     }
     if let Some(nonce) = input.first_chunk() {
-        assert_eq!(check_nonce(OPENING, &write_nonce(OPENING, nonce)), Ok(()));
+        assert_eq!(check_nonce_message(OPENING, &encode_nonce_message(OPENING, nonce)), Ok(()));
     }
 }
 
 /// Takes a plan, or the descriptions that one is made of: source, destination and placement, a line each. A plan is the same
 /// after it was written and read again, and every description too.
-fn plan(input: &[u8]) {
+fn check_plan(input: &[u8]) {
     let Ok(text) = str::from_utf8(input) else { return };
     if let Ok(plan) = Plan::from_json(text) {
-        check(&plan);
+        assert_round_trip(&plan);
     }
     let mut lines = text.lines();
     let mut described = || {
@@ -120,11 +140,11 @@ fn plan(input: &[u8]) {
         Placement::blocks(devices.copied(), 2, 2)
     });
     if let Ok(plan) = Plan::new(source, destination, &placement, PlanOptions::default()) {
-        check(&plan);
+        assert_round_trip(&plan);
     }
 }
 
-fn check(plan: &Plan) {
+fn assert_round_trip(plan: &Plan) {
     if plan.len() > STEPS_MAX {
         return;
     }

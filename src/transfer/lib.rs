@@ -1,9 +1,9 @@
 //! The transfer engine: moves buffers between the devices of a cluster's tasks.
 //!
-//! It is a library of its own: it takes a [`Membership`], fences by incarnation, and knows nothing of the
-//! service. Begin at [`Engine`], the handle of programs, then `engine/request.rs` (prepare),
-//! `engine/prepared.rs` (launch) and `protocol/link` (the messages of two engines). `ARCHITECTURE.md` has the
-//! flow of a transfer.
+//! It is a library of its own and contains nothing about the service. Its caller passes a [`Membership`], and the
+//! engine moves bytes only with the incarnations in it. Begin at [`TransferEngine`], the handle of programs. Then
+//! read `engine/prepare.rs` (prepare), `engine/prepared_transfers.rs` (launch) and `protocol/link` (the messages of
+//! two engines). `ARCHITECTURE.md` has the flow of a transfer.
 //!
 //! Layers, the highest first; each imports only the layers below it (`tests/structure` enforces it):
 //!
@@ -18,38 +18,43 @@
 //! | [`plan`] | which bytes of a sharded array move where; pure, beside `memory` |
 //! | `base` | the types of all layers: members, errors, events |
 //!
-//! A lower layer calls a higher one through a trait that the lower one defines: `LaneHost`, `FetchHost`, `BellHost`
-//! (`io`), `SessionHandle`, `LaunchPart` (`launch`), `SessionHost` (`session`), `WireAttendant` (wires).
+//! A lower layer calls a higher one through a trait that the lower one defines: `LaneHost`, `FetchHost`, `DoorbellHost`
+//! (`io`), `SessionHandle`, `LaunchPart` (`launch`), `SessionHost` (`session`), `WireEventHandler` (wires).
 //!
 //! | word | meaning |
 //! | --- | --- |
-//! | region, buffer, span | memory that the engine knows, a range of it, and a range of that: [`Arena`], [`Buffer`], [`Span`] |
-//! | event | completes when a buffer is defined: [`Event`] |
-//! | transfer | bytes that move between two devices under one key: [`Spec`] requests one, [`Transfer`] is some of them in flight |
-//! | prepared | all slow work is done: [`Prepared`] |
+//! | region | memory that the engine knows: an [`Arena`], or memory of the program |
+//! | buffer, span | a [`Buffer`] is a range of a region, and a [`Span`] a range of a buffer |
+//! | event | completes when a buffer holds its contents (is *defined*): [`BufferDefinitionEvent`] |
+//! | transfer | bytes that move between two devices under one key: a [`TransferSpec`] requests one, and a [`TransferHandle`] is one or more transfers in flight |
+//! | prepared | describes transfers whose slow work is done, so that they can be launched: [`PreparedTransfers`] |
 //! | group | the transfers of one launch between two tasks: the n-th launch of a channel on both sides |
-//! | clique | the incarnations that share connections: [`CliqueKey`] |
+//! | clique | the two incarnations that share a connection: [`CliqueKey`] |
 //! | wire | a byte stream between two engines, over any transport |
-//! | lane | one wire of a connection |
-//! | plan | the list of byte ranges to move so that an array becomes sharded in another way: [`plan`] |
+//! | lane | a wire that belongs to a connection |
+//! | plan | the byte ranges to move in order to change the sharding of an array: [`plan`] |
 //! | chunk | the unit in which a group's bytes are cut, checked, resent and interleaved |
 //!
-//! Invariants, beside those of `protocol/link` and the rule of guards in `launch`:
+//! Invariants, besides those of `protocol/link` and the rules of guards in `launch`. A byte *lands* when it is
+//! written to its destination.
 //!
-//! 1. No byte lands before both sides' lists were found equal and the destination may be written.
-//! 2. A chunk lands on one lane at a time, and never after it has landed.
-//! 3. After a failure or a confirmed cancellation of a transfer no byte lands in its buffers. Bytes that are
-//!    received without an error are the bytes that the sender's buffers held while the transfer used them,
-//!    whichever side shuts down when.
-//! 4. While a transfer writes a buffer, nothing else in its process uses the buffer; while a transfer reads
-//!    one, nothing writes it.
-//! 5. A frame of another incarnation than the connection's ends the connection and is counted. Incarnations
-//!    are in the hello, in every frame and in the key of a clique: a restarted task shares its number with
-//!    its former incarnation and nothing else.
-//! 6. Every launch ends: by completion, by its limits, by the end of its peer, or by a cancellation of its
-//!    caller.
-//! 7. Making room for other connections costs no launch: a connection that ends for it has nothing in flight
-//!    or defined on either side, and both sides' launches of one number are on one connection.
+//! 1. No byte lands until both sides' lists are found equal and the destination may be written.
+//! 2. At most one lane receives a chunk at any moment. After a chunk was received whole, no lane receives it
+//!    again.
+//! 3. After a failure or a confirmed cancellation of a transfer, no byte lands in its buffers. If a transfer
+//!    succeeds, the receiver has the bytes that the sender's buffers held while the transfer used them, even if one
+//!    side shuts down meanwhile.
+//! 4. While a transfer writes a buffer, nothing else in its process uses the buffer. While a transfer reads a
+//!    buffer, nothing writes the buffer.
+//! 5. Every connection belongs to two incarnations. A frame from another incarnation ends the connection and is
+//!    counted. The hello, every frame and the key of a clique contain the incarnations. A restarted task has
+//!    nothing in common with its former incarnation but its number.
+//! 6. Every launch ends: by completion, by its limits, by the end of its peer, or because its caller cancels it.
+//! 7. An engine exchanges bytes with a task of another job only while its membership has that incarnation under
+//!    that job. A hello says whether it crosses jobs. The acceptor then looks for the dialler only among the jobs
+//!    that its own program has named.
+//! 8. A connection is ended to make room for others only if neither side has a launch or a list of transfers on it.
+//!    The two launches that have the same number are always on the same connection.
 
 mod base;
 mod engine;
@@ -65,25 +70,31 @@ mod session;
 #[cfg(all(test, loom))]
 mod tests;
 
-pub use base::counts::EngineCounts;
+pub use base::buffer_definition::{BufferDefinitionEvent, BufferDefinitionPromise};
+pub use base::client_subnet::client_subnet;
+pub use base::counters::FailureCounters;
 pub use base::error::{MemoryError, PrepareError, TransferError};
-pub use base::event::{Definer, Event};
-pub use base::identity::{Address, DeviceId, Incarnation, Member, Membership, Peer, TaskId};
 pub use base::key::TransferKey;
-pub use base::layout::{Layout, LayoutFingerprint};
-pub use base::meters::{Failed, Meters, Stage, TIMES_US, Times, size_classes};
-pub use base::network::source_network;
-pub use base::transport::{Choice, TransportKind};
-pub use engine::cliques::CliqueKey;
-pub use engine::config::Config;
-pub use engine::handle::{Batch, Engine, LinkState, Traffic};
-pub use engine::prepared::{LaunchOptions, Prepared, Spec};
-pub use engine::preparing::Preparing;
-pub use engine::resharding::{Moved, ReshardError, ShardBuffers};
-pub use io::wire::Certificates;
+pub use base::launch_metrics::{
+    FailedLaunch, LaunchMetrics, LaunchStage, TIMES_US, TimeHistogram, size_class_names,
+};
+pub use base::layout::{BufferLayout, LayoutFingerprint};
+pub use base::membership::{
+    DeviceId, EngineAddress, Incarnation, MemberId, MemberInfo, Membership, PeerJobAccess, PeerTask, TaskId,
+};
+pub use base::peer_job::{PeerJob, TooManyJobs};
+pub use base::transport::{TransportChoice, TransportKind};
+pub use engine::clique_cache::CliqueKey;
+pub use engine::config::EngineConfig;
+pub use engine::handle::{Batch, BytesByTransport, ConnectionStatus, TransferEngine};
+pub use engine::prepare_future::PrepareFuture;
+pub use engine::prepared_transfers::{LaunchOptions, PreparedTransfers, TransferSpec};
+pub use engine::reserved_launch::ReservedLaunch;
+pub use engine::resharding::{ReshardArray, ReshardError, ReshardStats, ShardBuffers};
 #[cfg(feature = "faults")]
-pub use io::wire::Faults;
-pub use launch::outcome::Stats;
-pub use launch::transfer::{Completion, Quiesced, Transfer};
-pub use memory::{Arena, Buffer, Span, registered_bytes};
-pub use protocol::link::Class;
+pub use io::wire::FaultInjector;
+pub use io::wire::PemCertificates;
+pub use launch::outcome::LaunchStats;
+pub use launch::transfer::{QuiescenceFuture, TransferHandle};
+pub use memory::{Arena, ArenaPool, Buffer, BufferExport, Span, registered_bytes};
+pub use protocol::link::PriorityClass;

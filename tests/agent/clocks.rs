@@ -1,12 +1,11 @@
 //! Workers on hosts with a wrong clock.
 
-use crate::process::wait_until;
-use crate::web::Server;
+use crate::harness::{MusterServer, Signal, wait_until};
 use crate::worker::{worker, worker_at_another_time};
 
 #[test]
 fn a_worker_whose_clock_is_off_is_found_and_shown_everywhere_and_works_all_the_same() {
-    let server = Server::start(&["--tasks", "3", "--recoverable"]);
+    let server = MusterServer::start(&["--tasks", "3", "--recoverable"]);
     let wrong = worker_at_another_time(&server, 1, "-90s");
     let right = [worker(&server, 0, &[]), worker(&server, 2, &[])];
     let open = || {
@@ -43,7 +42,7 @@ fn a_worker_whose_clock_is_off_is_found_and_shown_everywhere_and_works_all_the_s
 
     // The finding closes when the worker has gone.
     for worker in [wrong].into_iter().chain(right) {
-        worker.signal("TERM");
+        worker.signal(Signal::TERM);
         assert_eq!(worker.end().code, Some(0));
     }
     wait_until("it is found no more", || open().is_empty());

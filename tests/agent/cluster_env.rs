@@ -1,9 +1,8 @@
-//! The place that a worker detects before it starts.
+//! Tests of how a worker detects its task number and its service before it starts.
 
 use std::net::TcpListener;
 
-use crate::process::{muster, run};
-use crate::web::Server;
+use crate::harness::{MusterServer, Process, Signal, muster, run};
 use crate::worker::worker_at;
 
 #[test]
@@ -56,11 +55,72 @@ fn a_worker_that_does_not_know_its_place_says_what_to_set() {
 
 #[test]
 fn a_worker_that_is_sent_to_the_port_for_browsers_says_so() {
-    let server = Server::start(&["--tasks", "1"]);
-    let mut lost = worker_at(&server.http, 0, &["--register-timeout", "3s"]);
+    let server = MusterServer::start(&["--tasks", "1"]);
+    let mut lost = worker_at(server.http, 0, &["--register-timeout", "3s"]);
     lost.err_line("does not look like the gRPC port");
     let ended = lost.end();
     assert_eq!(ended.code, Some(1), "{ended:?}");
     let last = ended.err.lines().last().unwrap();
-    assert!(last.contains(&server.http) && last.contains("--service"), "{last}");
+    assert!(last.contains(&server.http.to_string()) && last.contains("--service"), "{last}");
+}
+
+/// Workers on "hosts" that do not know their numbers; returns the place that each printed, once all are registered.
+fn workers_of_hosts(server: &MusterServer, hosts: &[&str]) -> Vec<Process> {
+    let workers: Vec<Process> = hosts
+        .iter()
+        .map(|host| {
+            let service = server.grpc.to_string();
+            Process::start(&mut muster([
+                "worker",
+                "--service",
+                &service,
+                "--task",
+                "auto",
+                "--host-id",
+                host,
+                "--log",
+                "warn",
+            ]))
+        })
+        .collect();
+    workers
+        .into_iter()
+        .map(|mut worker| {
+            worker.out_line("Registered");
+            worker
+        })
+        .collect()
+}
+
+#[test]
+fn workers_that_do_not_know_their_numbers_get_those_of_their_hosts() {
+    let server = MusterServer::start(&["--tasks", "2"]);
+    for (hosts, numbers) in [(["b", "a"], [1, 0]), (["a", "b"], [0, 1]), (["0-new", "b"], [0, 1])] {
+        let workers = workers_of_hosts(&server, &hosts);
+        for ((host, number), worker) in hosts.iter().zip(numbers).zip(&workers) {
+            let said = worker.said();
+            let place = format!("task     {number} (from the service, for {host}, from --host-id)");
+            assert!(said.contains(&place), "{place:?} is not in {said}");
+        }
+        let devices = server.get("/api/v1/jobs/default/devices").json();
+        let of: Vec<&str> = devices["devices"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(|device| device["identity"]["host"].as_str())
+            .collect();
+        let mut ordered: Vec<(u32, &str)> = numbers.into_iter().zip(hosts).collect();
+        ordered.sort_unstable();
+        assert_eq!(of, ordered.iter().map(|(_, host)| *host).collect::<Vec<_>>(), "{devices}");
+        workers.iter().for_each(|worker| _ = worker.signal(Signal::TERM));
+        workers.iter().for_each(|worker| assert_eq!(worker.end().code, Some(0), "{}", worker.said()));
+    }
+    let map = server.get("/api/v1/jobs/default/devices/map?run=2&before=1").json();
+    let fates: Vec<_> = map["places"].as_array().unwrap().iter().map(|place| place["fate"].clone()).collect();
+    assert_eq!((fates, &map["runs"]), (vec!["same".into(), "same".into()], &serde_json::json!([3, 2, 1])));
+    let map = server.get("/api/v1/jobs/default/devices/map?before=1").json();
+    let came = map["places"].as_array().unwrap().iter().find(|place| place["fate"] == "came").unwrap();
+    assert_eq!((&came["identity"]["host"], &map["previous"]), (&"0-new".into(), &1.into()), "{map}");
+    assert_eq!(server.get("/api/v1/jobs/default/devices/map?run=9").status, 404);
+    assert_eq!(server.get("/api/v1/jobs/default/devices/map?run=1&before=2").status, 404);
 }

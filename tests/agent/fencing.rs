@@ -1,4 +1,5 @@
-//! A lost, excluded or restarted task is fenced at once; transfers between the others continue.
+//! Tests that a lost, excluded or restarted task is fenced at once, and that transfers between the other tasks
+//! continue.
 
 use std::time::Duration;
 
@@ -7,11 +8,11 @@ use muster::clock::monotonic;
 use muster::proto::xla::coordination as pb;
 use muster::proto::xla::coordination::coordination_service_client::CoordinationServiceClient;
 use muster::transfer::{
-    Arena, Buffer, DeviceId, LaunchOptions, Member, Spec, TaskId, Transfer, TransferError, TransferKey,
+    Arena, Buffer, DeviceId, LaunchOptions, MemberId, TaskId, TransferError, TransferHandle, TransferKey,
+    TransferSpec,
 };
 
-use crate::process::CommandProcess;
-use crate::web::Server;
+use crate::harness::{MusterServer, Process, Signal};
 use crate::worker::worker;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -25,19 +26,21 @@ fn device(task: u32) -> DeviceId {
 /// Two tasks in this process and a third one in its own.
 struct ThreeAgents {
     near: [Agent; 2],
-    far: Option<CommandProcess>,
-    lost: Member,
+    far: Option<Process>,
+    lost: MemberId,
     arena: Arena,
 }
 
-async fn join(server: &Server, task: u32) -> Agent {
-    let config =
-        AgentConfig { patience: Duration::from_millis(500), ..AgentConfig::new(server.grpc.clone(), task) };
+async fn join(server: &MusterServer, task: u32) -> Agent {
+    let config = AgentConfig {
+        patience: Duration::from_millis(500),
+        ..AgentConfig::new(server.grpc.to_string(), task)
+    };
     Agent::join(config).await.unwrap()
 }
 
 impl ThreeAgents {
-    async fn new(server: &Server) -> Self {
+    async fn new(server: &MusterServer) -> Self {
         let far = worker(server, 2, &[]);
         let (a, b) = tokio::join!(join(server, 0), join(server, 1));
         let mut roster = a.roster();
@@ -46,7 +49,7 @@ impl ThreeAgents {
         let mut other = b.roster();
         let known = other.wait_for(|roster| roster.membership.peers.len() == 3);
         tokio::time::timeout(PATIENCE, known).await.expect("all are known").unwrap();
-        let lost = a.engine().membership().member(TaskId(2)).unwrap();
+        let lost = a.engine().membership().current_member(TaskId(2)).unwrap();
         Self { near: [a, b], far: Some(far), lost, arena: Arena::new(4 << 20).unwrap() }
     }
 
@@ -57,14 +60,14 @@ impl ThreeAgents {
     }
 
     /// Returns a receive from task 2 that is never sent.
-    async fn waiting(&self) -> Transfer {
-        let spec = Spec::receive(self.buffer(0).span(), device(2), device(0), TransferKey(7));
+    async fn waiting(&self) -> TransferHandle {
+        let spec = TransferSpec::receive(self.buffer(0).full_span(), device(2), device(0), TransferKey(7));
         let mut prepared = self.near[0].engine().prepare(vec![spec], LaunchOptions::default()).await.unwrap();
         prepared.launch(&[])
     }
 
     /// Asserts that a transfer with task 2 fails in time and names it.
-    async fn assert_fenced(&self, waiting: Transfer) {
+    async fn assert_fenced(&self, waiting: TransferHandle) {
         let began = monotonic();
         let error = tokio::time::timeout(PATIENCE, waiting).await.expect("it has an outcome").unwrap_err();
         let took = monotonic() - began;
@@ -82,21 +85,21 @@ impl ThreeAgents {
     async fn assert_others_go_on(&self) {
         let [a, b] = &self.near;
         let (source, target) = (self.buffer(5), self.buffer(0));
-        let send = Spec::send(source.span(), device(0), device(1), TransferKey(9));
-        let receive = Spec::receive(target.span(), device(0), device(1), TransferKey(9));
+        let send = TransferSpec::send(source.full_span(), device(0), device(1), TransferKey(9));
+        let receive = TransferSpec::receive(target.full_span(), device(0), device(1), TransferKey(9));
         let sent = a.engine().transfer(&[], vec![send], LaunchOptions::default());
         let received = b.engine().transfer(&[], vec![receive], LaunchOptions::default());
         let both = async { (sent.await, received.await) };
         let (sent, received) = tokio::time::timeout(PATIENCE, both).await.expect("it has an outcome");
         assert_eq!((sent.err(), received.err()), (None, None));
-        assert!(target.read(|bytes| bytes.iter().all(|byte| *byte == 5)).unwrap());
+        assert!(target.with_bytes(|bytes| bytes.iter().all(|byte| *byte == 5)).unwrap());
     }
 
     async fn assert_left(&self) {
         let mut roster = self.near[1].roster();
         let gone = roster.wait_for(|roster| !roster.lives.contains_key(&TaskId(2)));
         tokio::time::timeout(PATIENCE, gone).await.expect("it is gone").unwrap();
-        assert_eq!(self.near[1].engine().membership().member(TaskId(2)), None);
+        assert_eq!(self.near[1].engine().membership().current_member(TaskId(2)), None);
     }
 
     async fn end(self) {
@@ -108,11 +111,11 @@ impl ThreeAgents {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transfers_with_a_killed_worker_fail_by_its_name_within_a_second_and_it_may_come_back() {
-    let server = Server::start(&["--tasks", "3", "--recoverable"]);
+    let server = MusterServer::start(&["--tasks", "3", "--recoverable"]);
     let mut trio = ThreeAgents::new(&server).await;
     let waiting = trio.waiting().await;
     trio.assert_others_go_on().await;
-    trio.far.as_ref().unwrap().signal("KILL");
+    trio.far.as_ref().unwrap().signal(Signal::KILL);
     trio.assert_fenced(waiting).await;
     trio.assert_others_go_on().await;
     trio.assert_left().await;
@@ -121,7 +124,10 @@ async fn transfers_with_a_killed_worker_fail_by_its_name_within_a_second_and_it_
     let mut roster = trio.near[0].roster();
     let lost = trio.lost;
     let back = roster.wait_for(|roster| {
-        roster.membership.member(TaskId(2)).is_some_and(|member| member.incarnation != lost.incarnation)
+        roster
+            .membership
+            .current_member(TaskId(2))
+            .is_some_and(|member| member.incarnation != lost.incarnation)
     });
     tokio::time::timeout(PATIENCE, back).await.expect("it is back").unwrap();
     let waiting = trio.waiting().await;
@@ -131,7 +137,7 @@ async fn transfers_with_a_killed_worker_fail_by_its_name_within_a_second_and_it_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_exclusion_fences_the_transfers_of_a_worker_that_lives() {
-    let server = Server::start(&["--tasks", "3", "--recoverable"]);
+    let server = MusterServer::start(&["--tasks", "3", "--recoverable"]);
     let mut trio = ThreeAgents::new(&server).await;
     let waiting = trio.waiting().await;
     let made =
@@ -148,10 +154,10 @@ async fn an_exclusion_fences_the_transfers_of_a_worker_that_lives() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_life_of_a_task_ends_the_first() {
-    let server = Server::start(&["--tasks", "1", "--recoverable"]);
+    let server = MusterServer::start(&["--tasks", "1", "--recoverable"]);
     let first = join(&server, 0).await;
     let second = join(&server, 0).await;
-    let error = tokio::time::timeout(PATIENCE, first.over()).await.expect("it hears of it");
+    let error = tokio::time::timeout(PATIENCE, first.wait_for_end()).await.expect("it hears of it");
     // Any of its calls may report it.
     let told =
         matches!(error, AgentError::LifeEnded { .. } | AgentError::Refused { .. } | AgentError::Ended { .. });
@@ -163,7 +169,7 @@ async fn a_second_life_of_a_task_ends_the_first() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_invalid_engine_record_is_refused_by_task() {
-    let server = Server::start(&["--tasks", "2", "--recoverable"]);
+    let server = MusterServer::start(&["--tasks", "2", "--recoverable"]);
     let channel =
         tonic::transport::Endpoint::from_shared(format!("http://{}", server.grpc)).unwrap().connect_lazy();
     let mut stranger = CoordinationServiceClient::new(channel);
@@ -188,18 +194,18 @@ async fn an_invalid_engine_record_is_refused_by_task() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_service_that_is_gone_ends_this_life_and_every_wait_in_it() {
-    let server = Server::start(&["--tasks", "2", "--recoverable"]);
+    let server = MusterServer::start(&["--tasks", "2", "--recoverable"]);
     let (agent, other) = tokio::join!(join(&server, 0), join(&server, 1));
     let barrier = agent.barrier("never", &[], PATIENCE);
     let value = agent.get("nobody/writes/it", PATIENCE);
     let killed = async {
-        server.running.signal("KILL");
-        agent.over().await
+        server.signal(Signal::KILL);
+        agent.wait_for_end().await
     };
     let all = async { tokio::join!(barrier, value, killed) };
     let (barrier, value, over) = tokio::time::timeout(PATIENCE, all).await.expect("no wait goes on");
     assert!(barrier.is_err() && value.is_err());
     assert!(matches!(over, AgentError::Unreachable { .. }), "{over}");
-    other.end().await;
-    agent.end().await;
+    other.stop_without_leaving().await;
+    agent.stop_without_leaving().await;
 }

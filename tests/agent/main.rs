@@ -1,18 +1,16 @@
-//! Native workers as processes and as a library, against a real server.
+//! Tests of native workers, as processes and as a library, against a real server.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 
+mod attachment;
 mod clocks;
 mod cluster_env;
 mod demo;
 mod fencing;
+#[path = "../harness/mod.rs"]
+mod harness;
 mod metrics;
-#[allow(dead_code, reason = "it is shared with other tests")]
-#[path = "../cli/process.rs"]
-mod process;
+mod peer_jobs;
 mod reconnect;
 mod steps;
-#[allow(dead_code, reason = "it is shared with other tests")]
-#[path = "../cli/web.rs"]
-mod web;
 mod worker;

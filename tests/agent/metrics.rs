@@ -1,25 +1,23 @@
 //! The metrics of a worker.
 
 use std::collections::BTreeSet;
-use std::io::Write as _;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use muster::telemetry::metrics::catalogue::WORKER;
 
-use crate::process::{muster, wait_until};
-use crate::web::{HttpResponse, Server, request};
+use crate::harness::{HttpResponse, MusterServer, Signal, http, muster, run, run_with_input, wait_until};
 use crate::worker::worker;
 
 #[test]
 fn a_worker_serves_the_metrics_of_its_engine() {
-    let server = Server::start(&["--tasks", "2", "--recoverable"]);
+    let server = MusterServer::start(&["--tasks", "2", "--recoverable"]);
     let of_exercise = ["--program", "exercise", "--pause", "50ms", "--bytes-max", "200000"];
     let arguments = [&of_exercise[..], &["--metrics", "127.0.0.1:0"]].concat();
     let mut shown = worker(&server, 0, &arguments);
     let other = worker(&server, 1, &of_exercise);
     let line = shown.out_line("metrics  http://");
     let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("an address");
-    let get = |path: &str| -> HttpResponse { request(address, "GET", path).expect("it answers") };
+    let get = |path: &str| -> HttpResponse { http::get(address, path).expect("it answers") };
     let scrape = || get("/metrics").body;
     let has = |line: &str| scrape().lines().any(|found| found.starts_with(line));
     for line in [
@@ -51,12 +49,8 @@ fn a_worker_serves_the_metrics_of_its_engine() {
         page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
     let ours: BTreeSet<&str> = names.iter().copied().filter(|name| name.starts_with("muster_")).collect();
     assert_eq!(ours, WORKER.iter().map(|metric| metric.name).collect());
-    let mut promtool = Command::new("promtool");
-    promtool.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut promtool =
-        promtool.spawn().expect("promtool runs: `apt-get install prometheus`, as tests/run does");
-    promtool.stdin.take().expect("piped").write_all(page.as_bytes()).expect("it reads");
-    let checked = promtool.wait_with_output().expect("it ends");
+    let checked = run_with_input(Command::new("promtool").args(["check", "metrics"]), &page)
+        .expect("promtool runs: `apt-get install prometheus`, as tests/run does");
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
     assert_eq!(get("/").status, 404);
 
@@ -70,7 +64,7 @@ fn a_worker_serves_the_metrics_of_its_engine() {
         wait_until(summed, || server.get("/metrics").body.contains(summed));
     }
     for worker in [shown, other] {
-        worker.signal("TERM");
+        worker.signal(Signal::TERM);
         assert_eq!(worker.end().code, Some(0));
     }
 }
@@ -78,7 +72,7 @@ fn a_worker_serves_the_metrics_of_its_engine() {
 #[test]
 fn metrics_of_a_worker_that_others_could_read_have_to_be_meant() {
     let mut refused = muster(["worker", "--service", "127.0.0.1:1", "--task", "0", "--metrics", "0.0.0.0:0"]);
-    let refused = crate::process::run(&mut refused);
+    let refused = run(&mut refused);
     assert_eq!(refused.code, Some(1));
     assert!(refused.err.contains("--insecure-metrics"), "{refused:?}");
 }

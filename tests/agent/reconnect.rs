@@ -1,13 +1,12 @@
-//! Healthy workers wait for a stopped worker until the service finds it lost, and for a service that is
-//! unreachable.
+//! Tests that healthy workers wait: for a stopped worker until the service finds it lost, and for an unreachable
+//! service until it answers again.
 
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::process::{CommandProcess, muster};
-use crate::web::Server;
+use crate::harness::{MusterServer, Process, Signal, muster};
 use crate::worker::{worker, worker_at};
 
 /// Quick steps, in a job with a short heartbeat timeout.
@@ -22,8 +21,8 @@ const STEPPING: [&str; 8] = [
     "6s",
 ];
 
-fn end(worker: CommandProcess) -> String {
-    worker.signal("TERM");
+fn end(worker: Process) -> String {
+    worker.signal(Signal::TERM);
     let ended = worker.end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.out.contains("0 fault(s)"), "{ended:?}");
@@ -32,13 +31,13 @@ fn end(worker: CommandProcess) -> String {
 
 #[test]
 fn healthy_workers_wait_for_a_stopped_one_until_the_service_finds_it_lost() {
-    let server = Server::start(&["--tasks", "3", "--recoverable", "--heartbeat-timeout", "6s"]);
+    let server = MusterServer::start(&["--tasks", "3", "--recoverable", "--heartbeat-timeout", "6s"]);
     let mut workers: Vec<_> = (0..3).map(|task| worker(&server, task, &STEPPING)).collect();
     for worker in &mut workers {
         worker.out_line(": tasks 0 1 2;");
     }
     let stopped = workers.pop().expect("there are three");
-    stopped.signal("STOP");
+    stopped.signal(Signal::STOP);
     for worker in &mut workers {
         worker.err_line("waits for task 2;");
         worker.out_line(": tasks 0 1;");
@@ -47,7 +46,7 @@ fn healthy_workers_wait_for_a_stopped_one_until_the_service_finds_it_lost() {
         let err = end(worker);
         assert!(err.matches("waits for").count() <= 1, "once is enough: {err}");
     }
-    stopped.signal("CONT");
+    stopped.signal(Signal::CONT);
     let ended = stopped.end();
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.err.contains("heartbeat"), "it is told why it does not count any more: {ended:?}");
@@ -55,15 +54,15 @@ fn healthy_workers_wait_for_a_stopped_one_until_the_service_finds_it_lost() {
 
 #[test]
 fn workers_wait_for_a_service_that_is_stopped_for_a_while() {
-    let server = Server::start(&["--tasks", "2", "--recoverable", "--heartbeat-timeout", "2s"]);
+    let server = MusterServer::start(&["--tasks", "2", "--recoverable", "--heartbeat-timeout", "2s"]);
     let quick = [&STEPPING[..7], &["1s"]].concat();
     let mut workers: Vec<_> = (0..2).map(|task| worker(&server, task, &quick)).collect();
     workers[1].out_line(": tasks 0 1;");
-    server.running.signal("STOP");
+    server.signal(Signal::STOP);
     for worker in &mut workers {
         worker.err_line("waits for the service");
     }
-    server.running.signal("CONT");
+    server.signal(Signal::CONT);
     for mut worker in workers {
         worker.err_line("the service answers again");
         worker.out_line(": tasks 0 1;");
@@ -78,17 +77,17 @@ struct CuttableProxy {
 }
 
 impl CuttableProxy {
-    fn to(service: &str) -> Self {
+    fn to(service: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("there are free ports");
         let address = listener.local_addr().expect("it is bound").to_string();
         let through = Arc::new(Mutex::new(Some(Vec::new())));
-        let (service, open) = (service.to_owned(), Arc::clone(&through));
+        let open = Arc::clone(&through);
         thread::spawn(move || {
             for near in listener.incoming().map_while(Result::ok) {
                 let mut open = open.lock().unwrap();
                 // The proxy is cut: connections are refused.
                 let Some(open) = open.as_mut() else { continue };
-                let Ok(far) = TcpStream::connect(&service) else { continue };
+                let Ok(far) = TcpStream::connect(service) else { continue };
                 for (from, to) in [(&near, &far), (&far, &near)] {
                     let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
                     thread::spawn(move || {
@@ -115,8 +114,8 @@ impl CuttableProxy {
 
 #[test]
 fn a_worker_whose_way_to_the_service_is_cut_steps_on_when_it_is_mended() {
-    let server = Server::start(&["--tasks", "2", "--recoverable", "--disconnect-grace", "30s"]);
-    let way = CuttableProxy::to(&server.grpc);
+    let server = MusterServer::start(&["--tasks", "2", "--recoverable", "--disconnect-grace", "30s"]);
+    let way = CuttableProxy::to(server.grpc);
     let mut near = worker(&server, 0, &STEPPING);
     let mut far = worker_at(&way.address, 1, &STEPPING);
     far.out_line(": tasks 0 1;");
@@ -135,15 +134,16 @@ fn a_worker_whose_way_to_the_service_is_cut_steps_on_when_it_is_mended() {
 
 #[test]
 fn workers_of_a_restarted_service_are_asked_to_register_again() {
-    let mut server = Server::start(&["--tasks", "2", "--recoverable", "--heartbeat-timeout", "6s"]);
+    let server = MusterServer::start(&["--tasks", "2", "--recoverable", "--heartbeat-timeout", "6s"]);
     let mut workers: Vec<_> = (0..2).map(|task| worker(&server, task, &STEPPING)).collect();
     workers[1].out_line(": tasks 0 1;");
-    server.running.signal("KILL");
+    server.signal(Signal::KILL);
     for worker in &mut workers {
         worker.err_line("waits for the service");
     }
-    let again = ["serve", "--grpc", &server.grpc, "--http", "127.0.0.1:0", "--tasks", "2", "--recoverable"];
-    server.running = CommandProcess::start(&mut muster(again));
+    let grpc = server.grpc.to_string();
+    let again = ["serve", "--grpc", &grpc, "--http", "127.0.0.1:0", "--tasks", "2", "--recoverable"];
+    let _again = MusterServer::run(&mut muster(again));
     for worker in workers {
         let ended = worker.end();
         assert_eq!(ended.code, Some(1), "{ended:?}");

@@ -1,18 +1,17 @@
-//! Workers that step together, lose one, and readmit it.
+//! Tests of workers that perform training steps together, lose one worker, and readmit it.
 
-use crate::process::{CommandProcess, wait_until};
-use crate::web::Server;
+use crate::harness::{MusterServer, Process, Signal, TempFolder, wait_until};
 use crate::worker::{stepping, worker};
 
 /// Ends a worker by SIGTERM; it must succeed.
-fn end(worker: CommandProcess) {
-    worker.signal("TERM");
+fn end(worker: Process) {
+    worker.signal(Signal::TERM);
     let ended = worker.end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.out.contains("left in good order") && ended.out.contains("0 fault(s)"), "{ended:?}");
 }
 
-fn kinds(server: &Server) -> Vec<String> {
+fn kinds(server: &MusterServer) -> Vec<String> {
     let events = server.get("/api/v1/jobs/default/events?limit=1000").json();
     let events = events["events"].as_array().expect("a list").clone();
     events.iter().filter_map(|event| Some(event["kind"].as_str()?.to_owned())).collect()
@@ -20,7 +19,7 @@ fn kinds(server: &Server) -> Vec<String> {
 
 #[test]
 fn the_others_step_on_without_a_killed_worker_and_take_it_back() {
-    let server = Server::start(&["--tasks", "3", "--recoverable"]);
+    let server = MusterServer::start(&["--tasks", "3", "--recoverable"]);
     let mut workers: Vec<_> = (0..3).map(|task| stepping(&server, task)).collect();
     for worker in &mut workers {
         worker.out_line(": tasks 0 1 2;");
@@ -33,7 +32,7 @@ fn the_others_step_on_without_a_killed_worker_and_take_it_back() {
             && registered.is_some_and(|bytes| bytes > 3 << 20)
     });
     let lost = workers.pop().expect("there are three");
-    lost.signal("KILL");
+    lost.signal(Signal::KILL);
     drop(lost.end());
     workers[0].out_line(": tasks 0 1;");
     workers[1].out_line(": tasks 0 1;");
@@ -48,7 +47,7 @@ fn the_others_step_on_without_a_killed_worker_and_take_it_back() {
 
 #[test]
 fn a_terminated_worker_shuts_down_cleanly_and_the_others_continue() {
-    let server = Server::start(&["--tasks", "2", "--recoverable"]);
+    let server = MusterServer::start(&["--tasks", "2", "--recoverable"]);
     let mut workers: Vec<_> = (0..2).map(|task| stepping(&server, task)).collect();
     workers[1].out_line(": tasks 0 1;");
     let leaving = workers.pop().expect("there are two");
@@ -63,10 +62,10 @@ fn a_terminated_worker_shuts_down_cleanly_and_the_others_continue() {
 
 #[test]
 fn in_a_fate_sharing_job_a_terminated_worker_ends_all_at_one_step() {
-    let server = Server::start(&["--tasks", "2"]);
+    let server = MusterServer::start(&["--tasks", "2"]);
     let mut workers: Vec<_> = (0..2).map(|task| stepping(&server, task)).collect();
     workers[0].out_line(": tasks 0 1;");
-    workers[0].signal("TERM");
+    workers[0].signal(Signal::TERM);
     for worker in workers {
         let ended = worker.end();
         assert_eq!(ended.code, Some(0), "{ended:?}");
@@ -78,7 +77,7 @@ fn in_a_fate_sharing_job_a_terminated_worker_ends_all_at_one_step() {
 
 #[test]
 fn idle_workers_end_together_at_a_drain() {
-    let server = Server::start(&["--tasks", "2"]);
+    let server = MusterServer::start(&["--tasks", "2"]);
     let mut workers: Vec<_> = (0..2).map(|task| worker(&server, task, &["--devices", "2"])).collect();
     for worker in &mut workers {
         worker.out_line("engine ");
@@ -98,10 +97,10 @@ fn idle_workers_end_together_at_a_drain() {
 
 #[test]
 fn a_drain_after_a_loss_is_agreed_on_by_those_who_live() {
-    let server = Server::start(&["--tasks", "3", "--recoverable"]);
+    let server = MusterServer::start(&["--tasks", "3", "--recoverable"]);
     let mut workers: Vec<_> = (0..3).map(|task| stepping(&server, task)).collect();
     workers[0].out_line(": tasks 0 1 2;");
-    workers[2].signal("KILL");
+    workers[2].signal(Signal::KILL);
     let drained = server.send("POST", "/api/v1/jobs/default/drain", r#"{"reason": "kernel update"}"#);
     assert!(drained.status < 300, "{drained:?}");
     workers.truncate(2);
@@ -114,19 +113,19 @@ fn a_drain_after_a_loss_is_agreed_on_by_those_who_live() {
 
 #[test]
 fn a_leave_whose_answer_comes_late_is_a_leave_and_no_drain() {
-    let server = Server::start(&["--tasks", "2", "--recoverable"]);
+    let server = MusterServer::start(&["--tasks", "2", "--recoverable"]);
     let mut workers: Vec<_> = (0..2).map(|task| stepping(&server, task)).collect();
     workers[1].out_line(": tasks 0 1;");
     let leaving = workers.pop().expect("there are two");
     // Longer than a worker waits for its shutdown, and shorter than the heartbeat timeout.
-    server.running.signal("STOP");
-    leaving.signal("TERM");
+    server.signal(Signal::STOP);
+    leaving.signal(Signal::TERM);
     std::thread::sleep(std::time::Duration::from_secs(6));
-    server.running.signal("CONT");
+    server.signal(Signal::CONT);
     let left = leaving.end();
     assert_eq!(left.code, Some(0), "{left:?}");
     workers[0].out_line(": tasks 0;");
-    workers[0].signal("TERM");
+    workers[0].signal(Signal::TERM);
     let ended = workers.remove(0).end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(!ended.out.contains("preemption notice"), "{ended:?}");
@@ -134,7 +133,7 @@ fn a_leave_whose_answer_comes_late_is_a_leave_and_no_drain() {
 
 #[test]
 fn so_many_steps_are_made_and_then_all_leave_together() {
-    let server = Server::start(&["--tasks", "2"]);
+    let server = MusterServer::start(&["--tasks", "2"]);
     for transport in ["auto", "shm", "pvm", "unix", "tcp"] {
         let arguments = ["--program", "exercise", "--steps", "7", "--devices", "2", "--transport", transport];
         let workers: Vec<_> = (0..2).map(|task| worker(&server, task, &arguments)).collect();
@@ -151,11 +150,12 @@ fn so_many_steps_are_made_and_then_all_leave_together() {
 
 #[test]
 fn workers_step_over_tls() {
-    let folder = std::env::temp_dir().join(format!("muster-worker-tls-{}", std::process::id()));
-    muster::tls::issue::write(&folder, &["workers".to_owned()]).unwrap();
-    let path = |name: &str| folder.join(name).display().to_string();
-    let (cert, key, ca) = (path("server.pem"), path("server-key.pem"), path("ca.pem"));
-    let server = Server::start(&["--tasks", "2"]);
+    let folder = TempFolder::new("worker-tls");
+    muster::tls::issue::write_trial_certificates(folder.path("certs").as_ref(), &["workers".to_owned()])
+        .unwrap();
+    let [cert, key, ca] =
+        ["server", "server-key", "ca"].map(|name| folder.path(&format!("certs/{name}.pem")));
+    let server = MusterServer::start(&["--tasks", "2"]);
     let common =
         ["--program", "exercise", "--steps", "5", "--transport", "tcp", "--transfer-name", "workers"];
     let files = ["--transfer-cert", &cert, "--transfer-key", &key, "--transfer-ca", &ca];
@@ -166,5 +166,4 @@ fn workers_step_over_tls() {
         assert_eq!(ended.code, Some(0), "{ended:?}");
         assert!(ended.out.contains("5 steps:") && ended.out.contains("0 fault(s)"), "{ended:?}");
     }
-    std::fs::remove_dir_all(&folder).unwrap();
 }

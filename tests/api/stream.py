@@ -50,7 +50,7 @@ def main(address):
     kinds = set(description["components"]["schemas"]["Change"]["discriminator"]["mapping"])
     assert len(kinds) > 20, kinds
 
-    # So that there are events.
+    # Changes that make events.
     reason = {"reason": "why"}
     for method, path, body in [
         ("POST", "/exclusions", {"host": "192.0.2.99", **reason}),

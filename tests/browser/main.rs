@@ -1,14 +1,10 @@
-//! The pages in a real browser, against a real server with simulated tasks.
+//! Tests of the pages in a real browser, against a real server with simulated tasks.
 //!
-//! The tests need node, playwright-core and Chromium, which `tests/run` installs; without them they fail and
-//! say so.
+//! The tests need node, playwright-core and Chromium, which `tests/run` installs. If one of these is missing, the
+//! tests fail with a message that names it.
 
 #[path = "../support/mod.rs"]
 mod support;
-
-#[path = "../cli/process.rs"]
-#[allow(dead_code, reason = "shared with the tests of the command line, which use all of it")]
-mod process;
 
 mod cluster;
 mod measures;
@@ -19,11 +15,12 @@ use std::time::Duration;
 
 use cluster::TaskCluster;
 use script::Script;
-use support::Muster;
+use support::MusterServer;
+use support::harness::{self, Process, Signal, TempFolder, run};
 
 /// Sets up a job during training in which one task does not arrive at a barrier.
-async fn hang(muster: &Muster) -> (TaskCluster, Vec<support::Pending>) {
-    let party = TaskCluster::gather(muster.grpc(), "train", 0..8, 1).await;
+async fn hang(muster: &MusterServer) -> (TaskCluster, Vec<support::Pending>) {
+    let party = TaskCluster::gather(muster.grpc, "train", 0..8, 1).await;
     party.beat(cluster::BEAT);
     party.report();
     party.train(20, 6).await;
@@ -32,21 +29,21 @@ async fn hang(muster: &Muster) -> (TaskCluster, Vec<support::Pending>) {
     (party, waiting)
 }
 
-fn serve() -> Muster {
+fn serve() -> MusterServer {
     let jobs = ["--job", "train=8", "--job", "eval=4", "--job", "idle=2", "--recoverable"];
     let further = ["--heartbeat-timeout", "10s", "--redact-keys", "secrets/*"];
-    Muster::serve(&[&jobs[..], &further[..]].concat())
+    MusterServer::patient(&[&jobs[..], &further[..]].concat())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_page_is_whole_quiet_and_accessible_and_changes_show_at_once() {
     let muster = serve();
-    let _coming = TaskCluster::wait(muster.grpc(), "eval", 0..3);
+    let _coming = TaskCluster::wait(muster.grpc, "eval", 0..3);
     let (mut party, _waiting) = hang(&muster).await;
-    let mut script = Script::start("walk.mjs", muster.http());
+    let mut script = Script::start("walk.mjs", muster.http);
     while let Some(wanted) = script.wants().await {
         match wanted.as_str() {
-            "fail" => TaskCluster::gather(muster.grpc(), "fails", 0..3, 1).await.lose(1),
+            "fail" => TaskCluster::gather(muster.grpc, "fails", 0..3, 1).await.lose(1),
             "lose 6" => party.lose(6),
             "restart 6" => party.restart(6).await,
             other => panic!("the script wants {other:?}"),
@@ -59,7 +56,7 @@ async fn every_page_is_whole_quiet_and_accessible_and_changes_show_at_once() {
 async fn the_keyboard_reaches_and_excludes_the_blocking_task() {
     let muster = serve();
     let (_party, waiting) = hang(&muster).await;
-    let mut script = Script::start("keyboard.mjs", muster.http());
+    let mut script = Script::start("keyboard.mjs", muster.http);
     while let Some(wanted) = script.wants().await {
         assert_eq!(wanted, "passed", "that is all that it wants to know");
         pass(&waiting).await;
@@ -70,19 +67,19 @@ async fn the_keyboard_reaches_and_excludes_the_blocking_task() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_slash_key_leads_to_a_search_that_finds_jobs_tasks_and_hosts() {
     let muster = serve();
-    let _coming = TaskCluster::wait(muster.grpc(), "eval", 0..4);
-    let _party = TaskCluster::gather(muster.grpc(), "train", 0..8, 1).await;
-    let mut script = Script::start("search.mjs", muster.http());
+    let _coming = TaskCluster::wait(muster.grpc, "eval", 0..4);
+    let _party = TaskCluster::gather(muster.grpc, "train", 0..8, 1).await;
+    let mut script = Script::start("search.mjs", muster.http);
     assert_eq!(script.wants().await, None, "it asks for nothing");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_failure_of_a_run_stands_first_and_a_finding_vanishes_when_it_does_not_hold() {
-    let muster = Muster::serve(&["--job", "stop=3", "--job", "idle=2"]);
-    let mut party = TaskCluster::gather(muster.grpc(), "stop", 0..3, 1).await;
+    let muster = MusterServer::patient(&["--job", "stop=3", "--job", "idle=2"]);
+    let mut party = TaskCluster::gather(muster.grpc, "stop", 0..3, 1).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     let _waiting: Vec<_> = (0..2).map(|task| party.member(task).arrive("train/step", 0)).collect();
-    let mut script = Script::start("first.mjs", muster.http());
+    let mut script = Script::start("first.mjs", muster.http);
     while let Some(wanted) = script.wants().await {
         assert_eq!(wanted, "kill", "that is all that it wants");
         party.lose(2);
@@ -91,13 +88,13 @@ async fn the_failure_of_a_run_stands_first_and_a_finding_vanishes_when_it_does_n
 }
 
 /// Creates a token file with an operator's token.
-fn operator(folder: &Path, name: &str) -> PathBuf {
-    let tokens = folder.join("tokens.toml").display().to_string();
+fn operator(folder: &TempFolder, name: &str) -> PathBuf {
+    let tokens = folder.path("tokens.toml");
     let mut command =
-        process::muster(["token", "new", "--name", name, "--role", "operator", "--file", &tokens]);
-    let made = process::run(&mut command);
+        harness::muster(["token", "new", "--name", name, "--role", "operator", "--file", &tokens]);
+    let made = run(&mut command);
     assert_eq!(made.code, Some(0), "{made:?}");
-    let token = folder.join(format!("{name}.token"));
+    let token = folder.0.join(format!("{name}.token"));
     std::fs::write(&token, made.out).expect("it can be written");
     token
 }
@@ -106,19 +103,18 @@ fn operator(folder: &Path, name: &str) -> PathBuf {
 /// the page with the keyboard alone, with curl, and on the command line.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_task_is_excluded_by_page_by_curl_and_by_command_and_the_audit_has_all_three() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("three-ways-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("it can be made");
+    let folder = TempFolder::new("three-ways");
     let [alice, bob, carol] = ["alice", "bob", "carol"].map(|name| operator(&folder, name));
     let token = |of: &Path| std::fs::read_to_string(of).expect("it is there").trim().to_owned();
-    let tokens = folder.join("tokens.toml").display().to_string();
+    let tokens = folder.path("tokens.toml");
     let jobs = ["--job", "train=8", "--job", "eval=4", "--job", "tune=4", "--recoverable"];
     let further = ["--heartbeat-timeout", "10s", "--tokens-file", &tokens];
-    let muster = Muster::serve(&[&jobs[..], &further[..]].concat());
-    let url = format!("http://{}", muster.http());
+    let muster = MusterServer::patient(&[&jobs[..], &further[..]].concat());
+    let url = format!("http://{}", muster.http);
 
     let (_party, waiting) = hang(&muster).await;
     let variables = [("MUSTER_TOKEN", &*token(&alice))];
-    let mut script = Script::start_with("keyboard.mjs", muster.http(), &variables);
+    let mut script = Script::start_with("keyboard.mjs", muster.http, &variables);
     while let Some(wanted) = script.wants().await {
         assert_eq!(wanted, "passed", "that is all that it wants to know");
         pass(&waiting).await;
@@ -138,13 +134,13 @@ async fn a_task_is_excluded_by_page_by_curl_and_by_command_and_the_audit_has_all
 
     let (_tune, waiting) = without_the_last(&muster, "tune").await;
     let mut command =
-        process::muster(["exclude", "3", "--job", "tune", "--reason", "flaky NIC", "--server", &url]);
-    let done = process::run(command.arg("--token-file").arg(&carol));
+        harness::muster(["exclude", "3", "--job", "tune", "--reason", "flaky NIC", "--server", &url]);
+    let done = run(command.arg("--token-file").arg(&carol));
     assert_eq!(done.code, Some(0), "{done:?}");
     pass(&waiting).await;
 
-    let mut command = process::muster(["audit", "--json", "--server", &url, "--token-file"]);
-    let audit = process::run(command.arg(&carol));
+    let mut command = harness::muster(["audit", "--json", "--server", &url, "--token-file"]);
+    let audit = run(command.arg(&carol));
     let lines: Vec<serde_json::Value> =
         serde_json::from_str(&audit.out).unwrap_or_else(|error| panic!("{error}: {audit:?}"));
     let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
@@ -159,12 +155,11 @@ async fn a_task_is_excluded_by_page_by_curl_and_by_command_and_the_audit_has_all
         ["carol", "cli", "tune", "task 3", "flaky NIC"],
     ];
     assert_eq!(excluded.collect::<Vec<_>>(), expected.map(|line| line.map(str::to_owned)), "{audit:?}");
-    std::fs::remove_dir_all(&folder).expect("it is there");
 }
 
 /// Sets up a job of four tasks in which the last one does not arrive at a barrier.
-async fn without_the_last(muster: &Muster, job: &str) -> (TaskCluster, Vec<support::Pending>) {
-    let party = TaskCluster::gather(muster.grpc(), job, 0..4, 1).await;
+async fn without_the_last(muster: &MusterServer, job: &str) -> (TaskCluster, Vec<support::Pending>) {
+    let party = TaskCluster::gather(muster.grpc, job, 0..4, 1).await;
     party.beat(cluster::BEAT);
     let waiting = (0..3).map(|task| party.member(task).arrive("step", 0)).collect();
     (party, waiting)
@@ -180,13 +175,13 @@ async fn pass(waiting: &[support::Pending]) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_tasks_are_seen_at_once() {
-    let muster = Muster::serve(&["--job", "train=10000", "--recoverable"]);
-    let mut party = TaskCluster::gather(muster.grpc(), "train", 0..10_000, 100).await;
+    let muster = MusterServer::patient(&["--job", "train=10000", "--recoverable"]);
+    let mut party = TaskCluster::gather(muster.grpc, "train", 0..10_000, 100).await;
     party.publish().await;
     let waiting: Vec<_> = party.all().take(9_800).map(|member| member.arrive("train/step", 0)).collect();
     // The limit holds for an optimized build; an unoptimized one takes longer for the same page.
     let limit_ms = if cfg!(debug_assertions) { "2500" } else { "1000" };
-    let mut script = Script::start_with("many.mjs", muster.http(), &[("MUSTER_LOAD_MS", limit_ms)]);
+    let mut script = Script::start_with("many.mjs", muster.http, &[("MUSTER_LOAD_MS", limit_ms)]);
     while let Some(wanted) = script.wants().await {
         match wanted.as_str() {
             "rest" => println!("the server has used {:.2} s of CPU", muster.cpu().as_secs_f64()),
@@ -201,14 +196,36 @@ async fn ten_thousand_tasks_are_seen_at_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_demo_is_seen_as_it_happens() {
-    let mut demo = process::CommandProcess::start(&mut process::muster(["demo", "--pause", "300ms"]));
+    let mut demo = Process::start(&mut harness::muster(["demo", "--pause", "300ms"]));
     let line = demo.out_line("look at");
     let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next());
     let address = address.and_then(|text| text.parse().ok()).expect("it says where to look");
     let mut script = Script::start("demo.mjs", address);
     assert_eq!(script.wants().await, None, "it asks for nothing");
-    demo.signal("INT");
+    demo.signal(Signal::INT);
     assert_eq!(demo.end().code, Some(130));
+}
+
+/// `muster.js` labels the axis of a chart; the server writes all other amounts.
+#[test]
+fn the_axis_of_a_chart_shows_amounts_as_the_server_does() {
+    let script = include_str!("../../web/static/muster.js");
+    let from = script.find("const rate = (bytes)").expect("it formats amounts");
+    let length = script[from..].find("\n};\n").expect("the function ends") + 3;
+    let values =
+        [0.5, 1.0, 1.04, 1.05, 1.25, 1.75, 9.95, 99.95, 999.5, 1000.0, 1023.0, 1023.9, 1023.94, 1023.95];
+    let of_units = (0..5).flat_map(|unit| values.map(|value| (value * 1024_f64.powi(unit)) as u64));
+    let near = of_units.flat_map(|count| [count.saturating_sub(1), count, count + 1]);
+    let counts: Vec<u64> = near.chain([9_995, 1280, 3 << 28, 5 << 28]).collect();
+    let program =
+        format!("{}console.log(JSON.stringify({counts:?}.map(rate)))", &script[from..from + length]);
+    let done = std::process::Command::new("node").args(["--eval", &program]).output().expect("node is there");
+    assert!(done.status.success(), "{done:?}");
+    let shown: Vec<String> = serde_json::from_slice(&done.stdout).expect("it prints a list");
+    for (count, shown) in counts.iter().zip(&shown) {
+        assert_eq!(*shown, format!("{}/s", muster::text::format_bytes(*count)), "{count} bytes a second");
+    }
+    assert_eq!(shown.len(), counts.len());
 }
 
 /// Not a test: takes screenshots of the pages, for changes to their design.
@@ -216,14 +233,14 @@ async fn the_demo_is_seen_as_it_happens() {
 #[ignore = "takes pictures: cargo test --test browser -- --ignored pictures"]
 async fn pictures() {
     let muster = serve();
-    let _coming = TaskCluster::wait(muster.grpc(), "eval", 0..3);
+    let _coming = TaskCluster::wait(muster.grpc, "eval", 0..3);
     let (mut party, _waiting) = hang(&muster).await;
     party.lose(5);
     tokio::time::sleep(Duration::from_secs(35)).await;
-    let mut script = Script::start("pictures.mjs", muster.http());
+    let mut script = Script::start("pictures.mjs", muster.http);
     while let Some(wanted) = script.wants().await {
         assert_eq!(wanted, "fail", "that is all that it wants");
-        TaskCluster::gather(muster.grpc(), "fails", 0..3, 1).await.lose(1);
+        TaskCluster::gather(muster.grpc, "fails", 0..3, 1).await.lose(1);
         script.done().await;
     }
 }
@@ -232,13 +249,13 @@ async fn pictures() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes pictures: cargo test --test browser -- --ignored pictures"]
 async fn pictures_of_many() {
-    let muster = Muster::serve(&["--job", "train=10000", "--recoverable"]);
-    let mut party = TaskCluster::gather(muster.grpc(), "train", 0..10_000, 2).await;
+    let muster = MusterServer::patient(&["--job", "train=10000", "--recoverable"]);
+    let mut party = TaskCluster::gather(muster.grpc, "train", 0..10_000, 2).await;
     // These two share a connection, so both end with it.
     (6..8).for_each(|task| party.lose(task));
     let well = party.all().filter(|member| member.number() != 4711);
     let _waiting: Vec<_> = well.map(|member| member.arrive("train/step", 0)).collect();
     tokio::time::sleep(Duration::from_secs(35)).await;
-    let mut script = Script::start("pictures.mjs", muster.http());
+    let mut script = Script::start("pictures.mjs", muster.http);
     assert_eq!(script.wants().await, None, "it asks for nothing");
 }

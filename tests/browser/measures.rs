@@ -1,10 +1,10 @@
-//! Not tests: measures the cost of pages and the delay of updates, for `BENCHMARKS.md`.
+//! Measures the cost of pages and the delay of updates, for `BENCHMARKS.md`. These are not tests.
 //!
 //!     cargo test --release --test browser -- --ignored --nocapture --test-threads 1 measured
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,7 +13,8 @@ use muster::clock::Clock;
 
 use crate::cluster::{BEAT, TaskCluster};
 use crate::script::Script;
-use crate::support::{Body, Call, Caller, Client, Generation, Muster};
+use crate::support::harness::{Process, Signal, test_arguments};
+use crate::support::{Body, Call, Caller, Client, Generation, MusterServer};
 
 /// The duration of a measurement, and the number of repetitions.
 const WINDOW: Duration = Duration::from_secs(10);
@@ -65,7 +66,7 @@ fn range_of(mut figures: Vec<f64>) -> String {
 }
 
 /// Measures the cost of viewers of a page, compared with none, in alternating windows.
-async fn cost(muster: &Muster, what: &str, page: &str, viewers: usize) {
+async fn cost(muster: &MusterServer, what: &str, page: &str, viewers: usize) {
     let (mut more, mut rates) = (Vec::new(), Vec::new());
     for _ in 0..REPEAT {
         let window = async || {
@@ -74,7 +75,7 @@ async fn cost(muster: &Muster, what: &str, page: &str, viewers: usize) {
             (muster.cpu() - before).as_secs_f64() / WINDOW.as_secs_f64() * 100.0
         };
         let alone = window().await;
-        let looking: Vec<PageViewer> = (0..viewers).map(|_| PageViewer::of(muster.http(), page)).collect();
+        let looking: Vec<PageViewer> = (0..viewers).map(|_| PageViewer::of(muster.http, page)).collect();
         // The first parts of the stream are not part of the cost of updates.
         tokio::time::sleep(Duration::from_secs(1)).await;
         let before: u64 = looking.iter().map(PageViewer::bytes).sum();
@@ -104,8 +105,8 @@ async fn rounds(party: &TaskCluster, pause: Duration, stop: &AtomicBool) {
 
 async fn costs(tasks: i32, shared: usize, beat: Duration, round: Duration) {
     let jobs = format!("train={tasks}");
-    let muster = Muster::serve(&["--job", &jobs, "--recoverable"]);
-    let party = TaskCluster::gather(muster.grpc(), "train", 0..tasks, shared).await;
+    let muster = MusterServer::patient(&["--job", &jobs, "--recoverable"]);
+    let party = TaskCluster::gather(muster.grpc, "train", 0..tasks, shared).await;
     party.beat(beat);
     for page in ["job", "barriers", "task&task=3"] {
         cost(&muster, &format!("{tasks} tasks at rest"), page, 1).await;
@@ -134,25 +135,12 @@ async fn measured_costs_of_a_viewer_of_10_000_tasks() {
     costs(10_000, 100, Duration::from_secs(10), Duration::from_secs(1)).await;
 }
 
-/// A task in a process of its own, which the test can kill.
-struct SeparateProcess(Child);
-
-impl SeparateProcess {
-    fn start(grpc: SocketAddr, task: i32) -> Self {
-        let itself = std::env::current_exe().expect("it runs");
-        let mut command = Command::new(itself);
-        command.args(["--exact", "measures::a_task_in_a_process_of_its_own", "--ignored", "--nocapture"]);
-        command.env("MUSTER_TASK", format!("{grpc} {task}")).stdout(Stdio::null());
-        Self(command.spawn().expect("it can be run again"))
-    }
-}
-
-impl Drop for SeparateProcess {
-    fn drop(&mut self) {
-        // `kill` sends SIGKILL; the process may have exited already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// Starts a task in a process of its own, which the test can kill.
+fn separate_task(grpc: SocketAddr, task: i32) -> Process {
+    let mut command = Command::new(std::env::current_exe().expect("it runs"));
+    command.args(test_arguments("measures::a_task_in_a_process_of_its_own"));
+    command.env("MUSTER_TASK", format!("{grpc} {task}")).stdout(Stdio::null());
+    Process::spawn(&mut command).expect("it can be run again")
 }
 
 #[tokio::test]
@@ -177,20 +165,20 @@ async fn a_task_in_a_process_of_its_own() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "measures for some minutes"]
 async fn measured_time_until_changes_are_seen() {
-    let muster = Muster::serve(&["--job", "train=8", "--recoverable", "--heartbeat-timeout", "10s"]);
-    let mut killed = SeparateProcess::start(muster.grpc(), 7);
-    let mut party = TaskCluster::gather(muster.grpc(), "train", 0..7, 1).await;
+    let muster = MusterServer::patient(&["--job", "train=8", "--recoverable", "--heartbeat-timeout", "10s"]);
+    let mut killed = separate_task(muster.grpc, 7);
+    let mut party = TaskCluster::gather(muster.grpc, "train", 0..7, 1).await;
     party.beat(BEAT);
-    let mut script = Script::start("latency.mjs", muster.http());
+    let mut script = Script::start("latency.mjs", muster.http);
     // The wall clock, which the browser reports too.
     let clock = Clock::start();
     let mut counter = 0;
     while let Some(wanted) = script.wants().await {
         let mut at = clock.now();
         match wanted.as_str() {
-            "kill" => killed.0.kill().expect("it lives"),
+            "kill" => _ = killed.signal(Signal::KILL),
             "restart" => party.restart(6).await,
-            "start" => killed = SeparateProcess::start(muster.grpc(), 7),
+            "start" => killed = separate_task(muster.grpc, 7),
             "meet" => {
                 let first: Vec<_> =
                     party.all().skip(1).map(|member| member.arrive("train/step", counter)).collect();

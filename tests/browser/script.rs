@@ -1,4 +1,5 @@
-//! Scripts that drive a browser. They print the next action of the scenario, and are told when it is done.
+//! Runs scripts that drive a browser. A script prints the next action of its scenario, and is told when the action
+//! is done.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;

@@ -3,8 +3,9 @@ import { accessible, ask, finish, open, stage, url, walk, wrong } from './stage.
 
 const browser = await stage();
 const pages = [
-  '/', '/transfers', '/audit', '/api', '/guide/start', '/guide/troubleshooting', '/guide/states', '/guide/findings', '/guide/alerts',
-  '/guide/operations', '/guide/security', '/guide/glossary', '/search', '/search?q=6', '/search?q=%3Cscript%3E', '/jobs/train', '/jobs/eval', '/jobs/idle', '/jobs/train/barriers', '/jobs/train/timeline',
+  '/', '/transfers', '/audit', '/api', '/guide/start', '/guide/arrays', '/guide/data', '/guide/live', '/guide/preemption',
+  '/guide/resharding', '/guide/platforms', '/guide/troubleshooting', '/guide/states', '/guide/findings', '/guide/alerts',
+  '/guide/operations', '/guide/security', '/guide/languages', '/guide/glossary', '/search', '/search?q=6', '/search?q=%3Cscript%3E', '/jobs/train', '/jobs/eval', '/jobs/idle', '/jobs/train/barriers', '/jobs/train/timeline',
   '/jobs/train/timeline?task=6', '/jobs/train/transfers', '/jobs/idle/transfers', '/jobs/train/transfers?task=3&transport=tcp',
   '/jobs/train/devices', '/jobs/train/keys', '/jobs/train/keys?prefix=orbax',
   '/jobs/train/keys/value?key=orbax/distributed_to_device_ids/3', '/jobs/train/keys/value?key=cuda%253Alocal_topology/cuda/2',
@@ -48,6 +49,27 @@ await walk(browser, pages);
   await page.click('#exclude button');
   const said = await page.locator('.error').innerText().catch(() => '');
   if (!said.includes('reason')) wrong(`an empty reason is not explained in place: ${said}`);
+  await page.context().close();
+}
+
+// The guide: each page is whole without JavaScript, and its sections are listed beside it.
+{
+  const page = await open(browser, { javaScriptEnabled: false });
+  await page.goto(`${url}/guide/start`);
+  const links = await page.locator('.guide > nav > ul > li > a').evaluateAll((all) => all.map((link) => link.getAttribute('href')));
+  const unlisted = pages.filter((path) => path.startsWith('/guide/') && !links.includes(path));
+  const unwalked = links.filter((path) => !pages.includes(path));
+  if (unlisted.length || unwalked.length) wrong(`the guide does not list ${unlisted}, and this test does not open ${unwalked}`);
+  for (const path of links) {
+    await page.goto(url + path);
+    const [title] = await page.locator('.prose h1').allInnerTexts();
+    if (!title) wrong(`${path} has no title`);
+    const current = await page.locator('.guide > nav a[aria-current="page"]').getAttribute('href');
+    if (current !== path) wrong(`${path} is shown as ${current}`);
+    const beside = await page.locator('.guide > nav ul ul a').evaluateAll((all) => all.map((link) => link.getAttribute('href').slice(1)));
+    const sections = await page.locator('.prose h2').evaluateAll((all) => all.map((heading) => heading.id));
+    if (beside.join() !== sections.join()) wrong(`${path} has the sections ${sections}, and lists ${beside}`);
+  }
   await page.context().close();
 }
 

@@ -1,14 +1,13 @@
-//! Automatic exclusion after findings, in jobs that ask for it.
+//! Tests of automatic exclusions after findings, in jobs whose settings ask for them.
 
 use serde_json::{Value, json};
 
-use crate::process::wait_until;
+use crate::harness::{MusterServer, wait_until};
 use crate::status::{register, register_as};
-use crate::web::Server;
 
 /// Sets up a job of five tasks, one of which has restarted three times.
-fn storm(arguments: &[&str]) -> (Server, tokio::runtime::Runtime) {
-    let server = Server::start(&[&["--tasks", "5", "--recoverable"], arguments].concat());
+fn storm(arguments: &[&str]) -> (MusterServer, tokio::runtime::Runtime) {
+    let server = MusterServer::start(&[&["--tasks", "5", "--recoverable"], arguments].concat());
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     (0..5).for_each(|task| register(&server, &runtime, task));
     wait_until("the run is running", || server.get("/api/v1/jobs").body.contains("\"running\""));
@@ -20,7 +19,7 @@ fn storm(arguments: &[&str]) -> (Server, tokio::runtime::Runtime) {
     (server, runtime)
 }
 
-fn exclusions(server: &Server, state: &str) -> Value {
+fn exclusions(server: &MusterServer, state: &str) -> Value {
     let page = server.get(&format!("/api/v1/jobs/default/exclusions?state={state}")).json();
     page["exclusions"].clone()
 }

@@ -6,7 +6,7 @@ use muster::proto::xla::coordination as wire;
 use tonic::transport::{Channel, Endpoint};
 use wire::coordination_service_client::CoordinationServiceClient;
 
-use crate::web::Server;
+use crate::harness::MusterServer;
 
 /// The clients of a server; their connections last as long as this value.
 pub struct Clients {
@@ -19,7 +19,7 @@ pub struct Clients {
 }
 
 impl Clients {
-    pub fn of(server: &Server) -> Self {
+    pub fn of(server: &MusterServer) -> Self {
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
         let endpoint = Endpoint::from_shared(format!("http://{}", server.grpc)).expect("an address");
         let channel = runtime.block_on(endpoint.connect()).expect("it connects");

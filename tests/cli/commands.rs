@@ -3,27 +3,26 @@
 use std::process::Stdio;
 
 use crate::clients::Clients;
-use crate::process::{CommandProcess, muster, run, wait_until};
-use crate::web::Server;
+use crate::harness::{MusterServer, Process, Signal, TempFolder, muster, run, wait_until};
 
 /// Waits until this run has this state.
-fn wait_for(server: &Server, run: u64, state: &str) {
+fn wait_for(server: &MusterServer, run: u64, state: &str) {
     wait_until(&format!("run {run} is {state}"), || {
         let job = server.get("/api/v1/jobs").json()["jobs"][0].clone();
         job["run"] == run && job["state"] == state
     });
 }
 
-fn draining(server: &Server) -> CommandProcess {
+fn draining(server: &MusterServer) -> Process {
     let arguments = ["drain", "--reason", "r", "--wait=60s", "--server", &server.url()];
-    let draining = CommandProcess::start(&mut muster(arguments));
+    let draining = Process::start(&mut muster(arguments));
     wait_until("it is asked for", || server.get("/api/v1/jobs/default/drain").body.contains("\"notice\""));
     draining
 }
 
 #[test]
 fn a_drain_whose_run_ends_before_its_tasks_agree_has_failed() {
-    let server = Server::start(&["--tasks", "2"]);
+    let server = MusterServer::start(&["--tasks", "2"]);
     let clients = Clients::of(&server);
     clients.register(2);
     let waiting = draining(&server);
@@ -46,7 +45,7 @@ fn a_drain_whose_run_ends_before_its_tasks_agree_has_failed() {
 
 #[test]
 fn a_drain_whose_tasks_agree_succeeds_even_if_the_next_run_is_there_before_it_looks() {
-    let server = Server::start(&["--tasks", "2"]);
+    let server = MusterServer::start(&["--tasks", "2"]);
     let clients = Clients::of(&server);
     clients.register(2);
     let waiting = draining(&server);
@@ -69,7 +68,7 @@ fn a_drain_whose_tasks_agree_succeeds_even_if_the_next_run_is_there_before_it_lo
 
 #[test]
 fn events_are_chosen_and_have_their_task_and_their_barrier() {
-    let server = Server::start(&["--tasks", "2", "--recoverable"]);
+    let server = MusterServer::start(&["--tasks", "2", "--recoverable"]);
     let clients = Clients::of(&server);
     clients.register(2);
     for task in 0..2 {
@@ -107,7 +106,7 @@ fn events_are_chosen_and_have_their_task_and_their_barrier() {
 
 #[test]
 fn an_exclusion_is_printed_once() {
-    let server = Server::start(&["--tasks", "2", "--recoverable"]);
+    let server = MusterServer::start(&["--tasks", "2", "--recoverable"]);
     let clients = Clients::of(&server);
     clients.register(2);
     let body = r#"{"task": 1, "reason": "flaky NIC"}"#;
@@ -144,9 +143,9 @@ fn usage_asks_for_nothing_that_the_environment_gives() {
 
 #[test]
 fn a_certificate_is_checked_for_what_it_says_that_it_is() {
-    let folder = std::env::temp_dir().join(format!("muster-check-{}", std::process::id()));
-    let path = |name: &str| folder.join(name).to_str().expect("text").to_owned();
-    assert_eq!(run(&mut muster(["tls", "new", folder.to_str().expect("text")])).code, Some(0));
+    let folder = TempFolder::new("check");
+    let path = |name: &str| folder.path(&format!("certs/{name}"));
+    assert_eq!(run(&mut muster(["tls", "new", &folder.path("certs")])).code, Some(0));
     let check = |arguments: &[&str]| run(muster(["tls", "check", "--ca", &path("ca.pem")]).args(arguments));
     for name in ["client", "server"] {
         let (cert, key) = (path(&format!("{name}.pem")), path(&format!("{name}-key.pem")));
@@ -157,7 +156,6 @@ fn a_certificate_is_checked_for_what_it_says_that_it_is() {
         let ended = check(&["--cert", &cert, "--for", other]);
         assert!(ended.code == Some(1) && ended.out.contains("WRONG"), "{name}: {ended:?}");
     }
-    std::fs::remove_dir_all(&folder).expect("it was made");
 }
 
 #[test]
@@ -187,9 +185,9 @@ fn a_demo_listens_on_the_given_addresses() {
     let refused = run(&mut muster(["demo", "--http", &address, "--grpc", "127.0.0.1:0"]));
     assert!(refused.code == Some(1) && refused.err.contains(&address), "{refused:?}");
     drop(taken);
-    let mut demo = CommandProcess::start(&mut muster(["demo", "--http", &address, "--grpc", "127.0.0.1:0"]));
+    let mut demo = Process::start(&mut muster(["demo", "--http", &address, "--grpc", "127.0.0.1:0"]));
     let line = demo.out_line("look at");
     assert!(line.contains(&format!("http://{address}/")), "{line}");
-    demo.signal("INT");
+    demo.signal(Signal::INT);
     assert_eq!(demo.end().code, Some(130));
 }

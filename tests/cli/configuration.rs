@@ -1,8 +1,8 @@
-//! The sources of values, and the errors for invalid ones.
+//! Tests of the sources of configuration values, and of the errors for invalid values.
 
 use std::path::PathBuf;
 
-use crate::process::{CommandOutput, muster, run};
+use crate::harness::{CommandOutput, muster, run};
 
 fn file(name: &str, text: &str) -> PathBuf {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.toml"));

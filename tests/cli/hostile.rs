@@ -1,4 +1,4 @@
-//! Foreign text with control characters, in every subcommand, the log and every page.
+//! Tests that control characters in foreign text are escaped by every subcommand, in the log and on every page.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -9,8 +9,7 @@ use muster::text::is_hidden;
 use prost::Message as _;
 
 use crate::clients::Clients;
-use crate::process::{CommandOutput, CommandProcess, muster, run, wait_until};
-use crate::web::Server;
+use crate::harness::{CommandOutput, MusterServer, Process, Signal, muster, run, wait_until};
 
 /// Clears the screen, sets the window title, changes the direction of writing, and begins lines of its own.
 const HOSTILE: &str = "x\u{1b}[2J\u{1b}]0;owned\u{7}\r\nJOB forged\nmuster: forged\n2026-01-01T00:00:00.000000Z  WARN \
@@ -53,8 +52,8 @@ fn check_page(what: &str, text: &str) {
 }
 
 /// Starts a server whose job is full of hostile text.
-fn hostile_server() -> (Server, Clients) {
-    let server = Server::start(&["--tasks", "4", "--recoverable", "--log", "debug"]);
+fn hostile_server() -> (MusterServer, Clients) {
+    let server = MusterServer::start(&["--tasks", "4", "--recoverable", "--log", "debug"]);
     let clients = Clients::of(&server);
     clients.register(4);
     clients.insert(HOSTILE, HOSTILE);
@@ -92,7 +91,7 @@ fn hostile_server() -> (Server, Clients) {
 }
 
 /// Returns the checked output of a subcommand.
-fn said(server: &Server, arguments: &[&str]) -> CommandOutput {
+fn said(server: &MusterServer, arguments: &[&str]) -> CommandOutput {
     let ended = run(muster(arguments).args(["--server", &server.url()]));
     check(&format!("{arguments:?}: stdout"), &ended.out);
     check(&format!("{arguments:?}: stderr"), &ended.err);
@@ -102,7 +101,7 @@ fn said(server: &Server, arguments: &[&str]) -> CommandOutput {
 #[test]
 fn no_subcommand_gives_a_terminal_what_a_client_wrote() {
     let (server, clients) = hostile_server();
-    let mut following = CommandProcess::start(&mut muster(["events", "--follow", "--server", &server.url()]));
+    let mut following = Process::start(&mut muster(["events", "--follow", "--server", &server.url()]));
     for arguments in [
         &["status"][..],
         &["events"],
@@ -147,8 +146,8 @@ fn no_subcommand_gives_a_terminal_what_a_client_wrote() {
     let line = following.out_line("later/");
     check("events --follow", &line);
     assert!(line.contains(SPELLED), "{line}");
-    server.running.signal("TERM");
-    let ended = server.running.end();
+    server.signal(Signal::TERM);
+    let ended = server.end();
     check("the log", &ended.err);
     let stamped = |line: &str| line.len() > 40 && line.as_bytes()[10] == b'T' && line.contains("Z ");
     assert!(ended.err.lines().count() > 20 && ended.err.lines().all(stamped), "{}", ended.err);
@@ -158,13 +157,13 @@ fn no_subcommand_gives_a_terminal_what_a_client_wrote() {
 
 #[test]
 fn a_log_for_machines_says_what_a_client_wrote_and_shows_none_of_it() {
-    let server = Server::start_json(&["--tasks", "1"]);
+    let server = MusterServer::start_json(&["--tasks", "1"]);
     let clients = Clients::of(&server);
     clients.register(1);
     clients.fail(0, HOSTILE);
     wait_until("it has failed", || server.get("/api/v1/jobs").body.contains("\"failed\""));
-    server.running.signal("TERM");
-    let ended = server.running.end();
+    server.signal(Signal::TERM);
+    let ended = server.end();
     check("the log", &ended.err);
     let lines = ended.err.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
     assert!(lines.filter(|line| line.to_string().contains("forged")).count() > 0, "{}", ended.err);
@@ -224,8 +223,8 @@ fn no_page_and_no_fragment_shows_what_a_client_hid() {
 }
 
 /// Returns the first parts of the live stream of a page.
-fn first_parts(server: &Server, path: &str) -> String {
-    let mut stream = TcpStream::connect(&server.http).expect("it connects");
+fn first_parts(server: &MusterServer, path: &str) -> String {
+    let mut stream = TcpStream::connect(server.http).expect("it connects");
     stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout can be set");
     write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\naccept: text/event-stream\r\n\r\n")
         .expect("sent");
@@ -270,7 +269,7 @@ impl HostileServer {
 
 #[test]
 fn an_invalid_response_is_shown_escaped() {
-    let honest = Server::start(&["--tasks", "1"]);
+    let honest = MusterServer::start(&["--tasks", "1"]);
     let about = honest.get("/api/v1/server").body;
     let hostile = serde_json::to_string(HOSTILE).expect("JSON");
     let named = format!(r#"{{"name": {hostile}, "version": "1", "commit": ""}}"#);
@@ -304,7 +303,7 @@ fn an_invalid_response_is_shown_escaped() {
 #[test]
 fn a_launch_and_a_worker_show_foreign_text_escaped() {
     // The first cause of the last run, which another process reported.
-    let server = Server::start(&["--tasks", "2"]);
+    let server = MusterServer::start(&["--tasks", "2"]);
     let clients = Clients::of(&server);
     clients.register(2);
     clients.fail(1, HOSTILE);
@@ -316,18 +315,11 @@ fn a_launch_and_a_worker_show_foreign_text_escaped() {
     assert!(ended.err.contains(SPELLED), "{ended:?}");
 
     // A notice that any client may write.
-    let server = Server::start(&["--tasks", "1", "--recoverable"]);
+    let server = MusterServer::start(&["--tasks", "1", "--recoverable"]);
     let clients = Clients::of(&server);
-    let service = server.grpc.clone();
-    let mut worker = CommandProcess::start(&mut muster([
-        "worker",
-        "--service",
-        &service,
-        "--task",
-        "0",
-        "--log",
-        "debug",
-    ]));
+    let service = server.grpc.to_string();
+    let mut worker =
+        Process::start(&mut muster(["worker", "--service", &service, "--task", "0", "--log", "debug"]));
     let line = worker.out_line("Registered");
     let run = line.rsplit(' ').next().and_then(|run| u64::from_str_radix(run, 16).ok());
     clients.belong_to(run.expect("it says its run"));
@@ -335,7 +327,7 @@ fn a_launch_and_a_worker_show_foreign_text_escaped() {
     let line = worker.out_line("preemption notice");
     check("worker", &line);
     assert!(line.contains(SPELLED), "{line}");
-    worker.signal("KILL");
+    worker.signal(Signal::KILL);
     let ended = worker.end();
     check("worker", &ended.out);
     check("worker", &ended.err);

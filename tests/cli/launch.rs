@@ -2,8 +2,9 @@
 
 use std::process::{Command, Stdio};
 
-use crate::process::{CommandOutput, CommandProcess, lives, muster, run, wait_until};
-use crate::web::Server;
+use crate::harness::{
+    CommandOutput, MusterServer, Process, Signal, TempFolder, is_alive, muster, run, wait_until,
+};
 
 /// Returns the command that launches a shell script.
 fn launch(arguments: &[&str], script: &str) -> Command {
@@ -34,6 +35,20 @@ fn every_process_knows_its_place_and_its_lines_carry_its_number() {
         "{}",
         ended.err
     );
+}
+
+#[test]
+fn a_process_finds_its_server_and_jax_finds_its_place() {
+    let script = "echo $OMPI_COMM_WORLD_RANK/$OMPI_COMM_WORLD_SIZE/$OMPI_COMM_WORLD_LOCAL_RANK/$MUSTER_LOCAL_PROCESS_ID \
+                  ${OMPI_MCA_orte_hnp_uri-none} ${OMPI_VERSION-none} $MUSTER_JOB $MUSTER_SERVER";
+    let mut command = launch(&["-n", "2", "--job", "train"], script);
+    let ended = run(command.env("OMPI_VERSION", "5.0.1"));
+    for task in 0..2 {
+        let place = format!("[{task}] {task}/2/{task}/{task} muster none train http://127.0.0.1:");
+        assert!(ended.out.lines().any(|line| line.starts_with(&place)), "{ended:?}");
+    }
+    let ended = run(launch(&["-n", "1"], script).env("MUSTER_JAX_DETECTION", "0"));
+    assert!(ended.out.starts_with("[0] ///0 none none default http://"), "{ended:?}");
 }
 
 #[test]
@@ -133,13 +148,13 @@ fn restarts_are_counted() {
 #[test]
 fn signals_are_passed_on() {
     let script = "trap 'echo one' USR1; trap 'echo end; exit 0' TERM; echo up; while :; do sleep 0.1; done";
-    let mut running = CommandProcess::start(&mut launch(&["-n", "2"], script));
+    let mut running = Process::start(&mut launch(&["-n", "2"], script));
     running.out_line("up");
     running.out_line("up");
-    running.signal("USR1");
+    running.signal(Signal::USR1);
     running.out_line("one");
     running.out_line("one");
-    running.signal("TERM");
+    running.signal(Signal::TERM);
     let ended = running.end();
     assert_eq!(ended.code, Some(143), "{ended:?}");
     assert!(ended.out.contains("[0] end") && ended.out.contains("[1] end"), "{ended:?}");
@@ -153,9 +168,9 @@ fn the_end_of_the_terminal_is_passed_on_except_under_nohup() {
     // The signal may be ignored in the test process, and children inherit that.
     let mut heeding = Command::new("env");
     heeding.args(["--default-signal=HUP", env!("CARGO_BIN_EXE_muster"), "launch", "-n", "1", "--"]);
-    let mut running = CommandProcess::start(heeding.args(["sh", "-c", script]));
+    let mut running = Process::start(heeding.args(["sh", "-c", script]));
     running.out_line("up");
-    running.signal("HUP");
+    running.signal(Signal::HUP);
     let ended = running.end();
     assert!(ended.code == Some(129) && ended.out.contains("hangup"), "{ended:?}");
 
@@ -170,10 +185,10 @@ fn the_end_of_the_terminal_is_passed_on_except_under_nohup() {
         "1",
         "--",
     ]);
-    let mut running = CommandProcess::start(nohup.args(["sh", "-c", script]));
+    let mut running = Process::start(nohup.args(["sh", "-c", script]));
     running.out_line("up");
-    running.signal("HUP");
-    running.signal("TERM");
+    running.signal(Signal::HUP);
+    running.signal(Signal::TERM);
     let ended = running.end();
     assert!(ended.code == Some(143) && !ended.out.contains("hangup"), "{ended:?}");
 }
@@ -182,18 +197,18 @@ fn the_end_of_the_terminal_is_passed_on_except_under_nohup() {
 fn a_process_that_ignores_sigterm_is_killed() {
     let script = "trap '' INT TERM; echo up; while :; do sleep 0.1; done";
     // After the time for the exit is over,
-    let mut running = CommandProcess::start(&mut launch(&["-n", "1", "--kill-after", "100ms"], script));
+    let mut running = Process::start(&mut launch(&["-n", "1", "--kill-after", "100ms"], script));
     running.out_line("up");
-    running.signal("TERM");
+    running.signal(Signal::TERM);
     let ended = running.end();
     assert_eq!(ended.code, Some(143), "{ended:?}");
     assert!(ended.err.contains("SIGKILL"), "{ended:?}");
     // or after a second signal.
-    let mut running = CommandProcess::start(&mut launch(&["-n", "1", "--kill-after", "1h"], script));
+    let mut running = Process::start(&mut launch(&["-n", "1", "--kill-after", "1h"], script));
     running.out_line("up");
-    running.signal("INT");
+    running.signal(Signal::INT);
     running.err_line("passed SIGINT on");
-    running.signal("INT");
+    running.signal(Signal::INT);
     assert_eq!(running.end().code, Some(130));
 }
 
@@ -201,15 +216,15 @@ fn a_process_that_ignores_sigterm_is_killed() {
 fn no_process_outlives_a_launch_that_is_killed() {
     // The shell's own child would survive if only the shell were killed.
     let script = "sleep 1000 & echo $$ $!; wait";
-    let mut running = CommandProcess::start(&mut launch(&["-n", "2"], script));
+    let mut running = Process::start(&mut launch(&["-n", "2"], script));
     let mut pids: Vec<i32> = Vec::new();
     for _ in 0..2 {
         let line = running.out_line("] ");
         pids.extend(line.split(' ').skip(1).filter_map(|word| word.parse::<i32>().ok()));
     }
-    assert!(pids.len() == 4 && pids.iter().all(|pid| lives(*pid)), "{pids:?}");
-    running.signal("KILL");
-    wait_until("every process is gone", || !pids.iter().any(|pid| lives(*pid)));
+    assert!(pids.len() == 4 && pids.iter().all(|pid| is_alive(*pid)), "{pids:?}");
+    running.signal(Signal::KILL);
+    wait_until("every process is gone", || !pids.iter().any(|pid| is_alive(*pid)));
 }
 
 #[test]
@@ -218,7 +233,7 @@ fn orphans_of_a_task_end_with_it() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let pid =
         ended.out.trim().rsplit(' ').next().and_then(|pid| pid.parse().ok()).expect("it says its number");
-    wait_until("it is gone", || !lives(pid));
+    wait_until("it is gone", || !is_alive(pid));
 }
 
 #[test]
@@ -241,7 +256,7 @@ fn processes_have_the_usual_limit_on_open_files() {
 
 #[test]
 fn a_server_that_runs_already_is_used() {
-    let server = Server::start(&["--job", "a=2", "--job", "b=3@127.0.0.1:0"]);
+    let server = MusterServer::start(&["--job", "a=2", "--job", "b=3@127.0.0.1:0"]);
     let about = server.get("/api/v1/server").json();
     let own = about["grpc"][1]["address"].as_str().expect("it has an address").to_owned();
     let url = server.url();
@@ -264,19 +279,73 @@ fn a_server_that_runs_already_is_used() {
 
 #[test]
 fn a_launch_shows_a_server_the_token_that_it_asks_for() {
-    let folder = std::env::temp_dir().join(format!("muster-launch-token-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("a folder");
-    let (tokens, token) = (folder.join("tokens.toml"), folder.join("token"));
-    let [tokens, token] = [tokens, token].map(|path| path.display().to_string());
+    let folder = TempFolder::new("launch-token");
+    let [tokens, token] = ["tokens.toml", "token"].map(|name| folder.path(name));
     let made = run(&mut muster(["token", "new", "--name", "me", "--role", "operator", "--file", &tokens]));
     assert_eq!(made.code, Some(0), "{made:?}");
     let shown = made.out.split_whitespace().find(|word| word.starts_with("muster_")).expect("a token");
     std::fs::write(&token, shown).expect("it can be written");
-    let server = Server::start(&["--job", "a=1", "--tokens-file", &tokens]);
+    let server = MusterServer::start(&["--job", "a=1", "--tokens-file", &tokens]);
     let url = server.url();
     let ended = ran(&["-n", "1", "--server", &url, "--job", "a"], "true");
     assert!(ended.code == Some(125) && ended.err.contains("--token-file"), "{ended:?}");
     let ended = ran(&["-n", "1", "--server", &url, "--token-file", &token, "--job", "a"], "echo here");
     assert_eq!((ended.code, ended.out.as_str()), (Some(0), "[0] here\n"), "{ended:?}");
-    std::fs::remove_dir_all(&folder).expect("it can be removed");
+}
+
+/// Two launches share a job; each host gets tasks of its own, and the server remembers whose they are.
+#[test]
+fn launches_on_several_hosts_get_the_tasks_of_their_hosts() {
+    let server = MusterServer::start(&["--job", "default=4", "--job", "pair=2"]);
+    let script = "echo $MUSTER_PROCESS_ID/$MUSTER_NUM_PROCESSES/$MUSTER_LOCAL_PROCESS_ID/$MUSTER_HOST_ID \
+                  $OMPI_COMM_WORLD_RANK/$OMPI_COMM_WORLD_SIZE/$OMPI_COMM_WORLD_LOCAL_RANK";
+    let url = server.url();
+    let start = |host: &str| {
+        let flags = ["-n", "2", "--server", &url, "--claim-ids", "--host-id", host];
+        Process::start(&mut launch(&flags, script))
+    };
+    // The host that comes first is the second by its name.
+    let launches = [("node-b", start("node-b")), ("node-a", start("node-a"))];
+    for (host, launched) in &launches {
+        let ended = launched.end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let first = if *host == "node-a" { 0 } else { 2 };
+        for local in 0..2 {
+            let task = first + local;
+            let line = format!("[{task}] {task}/4/{local}/{host} {task}/4/{local}");
+            assert!(ended.out.lines().any(|said| said == line), "{line:?} is not in {ended:?}");
+        }
+    }
+    let hosts = server.get("/api/v1/jobs/default/hosts").json();
+    let told: Vec<String> = hosts["hosts"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|host| format!("{} {} {} {}", host["task"], host["host"], host["local"], host["run"]))
+        .collect();
+    assert_eq!(told, [r#"0 "node-a" 0 1"#, r#"1 "node-a" 1 1"#, r#"2 "node-b" 0 1"#, r#"3 "node-b" 1 1"#]);
+
+    let listed = run(&mut muster(["hosts", "--server", &url]));
+    assert_eq!(listed.code, Some(0), "{listed:?}");
+    assert!(listed.out.contains("node-a process 1") && listed.out.contains("HELD"), "{listed:?}");
+    let forgotten = run(&mut muster(["hosts", "--server", &url, "--forget", "3", "--reason", "gone"]));
+    assert_eq!(forgotten.code, Some(0), "{forgotten:?}");
+    let again = server.send("DELETE", "/api/v1/jobs/default/hosts/3?reason=gone", "");
+    assert_eq!(again.status, 404, "{again:?}");
+
+    let claim = |body: &str| server.send("POST", "/api/v1/jobs/pair/hosts", body);
+    let waits = claim(r#"{"host": "node-c", "claimant": "1f"}"#);
+    let answer = waits.json();
+    assert_eq!((waits.status, &answer["pending"], &answer["tasks"]), (202, &"too-few".into(), &2.into()));
+    assert!(answer["retry_ms"].as_u64().is_some_and(|pause| pause > 0), "{answer}");
+    let granted = claim(r#"{"host": "node-a", "claimant": "2f"}"#);
+    assert_eq!((granted.status, &granted.json()["task"]), (200, &0.into()));
+    assert_eq!(claim(r#"{"host": "node-c", "claimant": "1f"}"#).json()["task"], 1);
+    for bad in [r#"{"host": "a b", "claimant": "1"}"#, r#"{"host": "a", "claimant": "x"}"#] {
+        assert_eq!(claim(bad).status, 422, "{bad}");
+    }
+    let all = server.send("DELETE", "/api/v1/jobs/default/hosts?reason=new%20cluster", "");
+    assert_eq!(all.status, 204, "{all:?}");
+    let audit = server.get("/api/v1/audit").text();
+    assert!(audit.contains("forget-hosts") && !audit.contains("node-c"), "{audit}");
 }

@@ -5,13 +5,13 @@ mod clients;
 mod commands;
 mod configuration;
 mod figures;
+#[path = "../harness/mod.rs"]
+mod harness;
 mod hostile;
 mod launch;
 mod operations;
-mod process;
 mod serve;
 mod status;
 mod streams;
 mod transfer;
 mod transfer_bench;
-mod web;

@@ -3,22 +3,21 @@
 use muster::proto::xla::coordination as wire;
 use wire::coordination_service_client::CoordinationServiceClient;
 
-use crate::process::{muster, run, wait_until};
-use crate::web::Server;
+use crate::harness::{MusterServer, muster, run, wait_until};
 
-fn status(server: &Server, arguments: &[&str]) -> String {
+fn status(server: &MusterServer, arguments: &[&str]) -> String {
     let ended = run(muster(["status", "--server", &server.url()]).args(arguments));
     assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{ended:?}");
     ended.out
 }
 
 /// Registers a task and keeps its connection for as long as the runtime lives.
-pub fn register(server: &Server, runtime: &tokio::runtime::Runtime, task: i32) {
+pub fn register(server: &MusterServer, runtime: &tokio::runtime::Runtime, task: i32) {
     register_as(server, runtime, task, 100 + task as u64);
 }
 
 /// Registers a task with this incarnation.
-pub fn register_as(server: &Server, runtime: &tokio::runtime::Runtime, task: i32, incarnation: u64) {
+pub fn register_as(server: &MusterServer, runtime: &tokio::runtime::Runtime, task: i32, incarnation: u64) {
     let address = format!("http://{}", server.grpc);
     runtime.spawn(async move {
         let channel = tonic::transport::Endpoint::from_shared(address).expect("an address").connect().await;
@@ -31,7 +30,7 @@ pub fn register_as(server: &Server, runtime: &tokio::runtime::Runtime, task: i32
 
 #[test]
 fn status_shows_a_job_without_tasks() {
-    let server = Server::start(&["--job", "a=2", "--job", "b=5"]);
+    let server = MusterServer::start(&["--job", "a=2", "--job", "b=5"]);
     let text = status(&server, &[]);
     assert!(text.contains("JOB a") && text.contains("JOB b") && text.contains("FORMING"), "{text}");
     assert!(text.contains("no task has registered yet, 5 expected"), "{text}");
@@ -40,7 +39,7 @@ fn status_shows_a_job_without_tasks() {
 
 #[test]
 fn status_names_missing_tasks_with_start_and_deadline() {
-    let server = Server::start(&["--tasks", "3", "--register-timeout", "10m"]);
+    let server = MusterServer::start(&["--tasks", "3", "--register-timeout", "10m"]);
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     register(&server, &runtime, 0);
     register(&server, &runtime, 2);
@@ -63,7 +62,7 @@ fn status_names_missing_tasks_with_start_and_deadline() {
 
 #[test]
 fn the_first_cause_comes_first() {
-    let server = Server::start(&["--tasks", "2", "--disconnect-grace", "0s"]);
+    let server = MusterServer::start(&["--tasks", "2", "--disconnect-grace", "0s"]);
     let stays = tokio::runtime::Runtime::new().expect("a runtime");
     let leaves = tokio::runtime::Runtime::new().expect("a runtime");
     register(&server, &stays, 0);
@@ -86,7 +85,7 @@ fn the_first_cause_comes_first() {
 
 #[test]
 fn a_large_job_is_summarised() {
-    let server = Server::start(&["--tasks", "10000"]);
+    let server = MusterServer::start(&["--tasks", "10000"]);
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     register(&server, &runtime, 17);
     wait_until("it has come", || status(&server, &[]).contains("1 of 10000 arrived"));
@@ -98,7 +97,7 @@ fn a_large_job_is_summarised() {
 
 #[test]
 fn status_explains_errors() {
-    let server = Server::start(&["--job", "a=2"]);
+    let server = MusterServer::start(&["--job", "a=2"]);
     let asked = |arguments: &[&str]| run(muster(["status"]).args(arguments));
     let ended = asked(&["--server", &server.url(), "--job", "x"]);
     assert!(
@@ -106,7 +105,7 @@ fn status_explains_errors() {
         "{ended:?}"
     );
     // The gRPC port is the usual mistake.
-    let ended = asked(&["--server", &server.grpc]);
+    let ended = asked(&["--server", &server.grpc.to_string()]);
     assert!(ended.code == Some(1) && ended.err.contains("muster serve"), "{ended:?}");
     let ended = asked(&["--server", "http://127.0.0.1:1"]);
     assert!(ended.code == Some(1) && ended.err.contains("cannot reach"), "{ended:?}");
@@ -119,7 +118,7 @@ fn status_explains_errors() {
 #[test]
 fn status_shows_findings_with_advice() {
     let jobs = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/metrics/jobs.toml");
-    let server = Server::start(&["--config", jobs]);
+    let server = MusterServer::start(&["--config", jobs]);
     assert!(!status(&server, &["--job", "full"]).contains("  ISSUE  "));
     for key in 0..10 {
         let path = format!("/api/v1/jobs/full/keys/k{key}");

@@ -1,18 +1,17 @@
-//! Event streams.
+//! Tests of the HTTP streams of events.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use crate::process::{CommandProcess, muster, wait_until};
-use crate::web::Server;
+use crate::harness::{MusterServer, Process, Signal, muster, wait_until};
 
 /// A subscriber of an event stream.
 struct EventSubscriber(BufReader<TcpStream>);
 
 impl EventSubscriber {
-    fn open(server: &Server, headers: &str) -> Self {
-        let mut stream = TcpStream::connect(&server.http).expect("it connects");
+    fn open(server: &MusterServer, headers: &str) -> Self {
+        let mut stream = TcpStream::connect(server.http).expect("it connects");
         stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout can be set");
         let path = "/api/v1/jobs/default/events";
         write!(
@@ -38,14 +37,14 @@ impl EventSubscriber {
     }
 }
 
-fn exclude(server: &Server, task: u32) {
+fn exclude(server: &MusterServer, task: u32) {
     let body = format!(r#"{{"task": {task}, "reason": "r"}}"#);
     assert_eq!(server.send("POST", "/api/v1/jobs/default/exclusions", &body).status, 201);
 }
 
 #[test]
 fn a_stream_delivers_events_at_once_and_resumes_after_a_break() {
-    let server = Server::start(&["--tasks", "3", "--job", "other=1", "--recoverable"]);
+    let server = MusterServer::start(&["--tasks", "3", "--job", "other=1", "--recoverable"]);
     let mut stream = EventSubscriber::open(&server, "");
     assert!(stream.line("HTTP/1.1 ").is_some_and(|status| status.starts_with("200")));
     assert_eq!(stream.line("event: ").as_deref(), Some("job-declared"));
@@ -65,7 +64,7 @@ fn a_stream_delivers_events_at_once_and_resumes_after_a_break() {
 
 #[test]
 fn streams_are_bounded_and_end_with_the_server() {
-    let server = Server::start(&["--tasks", "1", "--http-streams", "5"]);
+    let server = MusterServer::start(&["--tasks", "1", "--http-streams", "5"]);
     let mut open: Vec<EventSubscriber> = (0..5).map(|_| EventSubscriber::open(&server, "")).collect();
     for stream in &mut open {
         assert!(stream.line("HTTP/1.1 ").is_some_and(|status| status.starts_with("200")));
@@ -77,22 +76,21 @@ fn streams_are_bounded_and_end_with_the_server() {
         let mut stream = EventSubscriber::open(&server, "connection: close\r\n");
         stream.line("HTTP/1.1 ").is_some_and(|status| status.starts_with("200"))
     });
-    server.running.signal("TERM");
+    server.signal(Signal::TERM);
     for stream in &mut open {
         while stream.line("data: ").is_some() {}
     }
-    assert_eq!(server.running.end().code, Some(0));
+    assert_eq!(server.end().code, Some(0));
 }
 
 #[test]
 fn the_command_line_follows() {
-    let server = Server::start(&["--tasks", "2", "--recoverable"]);
-    let mut following = CommandProcess::start(&mut muster(["events", "--follow", "--server", &server.url()]));
+    let server = MusterServer::start(&["--tasks", "2", "--recoverable"]);
+    let mut following = Process::start(&mut muster(["events", "--follow", "--server", &server.url()]));
     following.out_line("run-opened");
     exclude(&server, 1);
     following.out_line("  excluded  ");
-    let mut watching =
-        CommandProcess::start(&mut muster(["status", "--watch=50ms", "--server", &server.url()]));
+    let mut watching = Process::start(&mut muster(["status", "--watch=50ms", "--server", &server.url()]));
     watching.out_line("EXCLUDED  task 1");
     server.send("DELETE", "/api/v1/jobs/default/exclusions/1?reason=r", "");
     watching.out_line("JOB default");
@@ -100,37 +98,35 @@ fn the_command_line_follows() {
 
 #[test]
 fn events_follow_resumes_when_the_server_returns() {
-    let server = Server::start(&["--tasks", "2", "--recoverable"]);
-    let address = server.http.clone();
-    let mut following = CommandProcess::start(&mut muster(["events", "--follow", "--server", &server.url()]));
+    let server = MusterServer::start(&["--tasks", "2", "--recoverable"]);
+    let address = server.http.to_string();
+    let mut following = Process::start(&mut muster(["events", "--follow", "--server", &server.url()]));
     exclude(&server, 1);
     following.out_line("  excluded  ");
-    server.running.signal("TERM");
-    assert_eq!(server.running.end().code, Some(0));
+    server.signal(Signal::TERM);
+    assert_eq!(server.end().code, Some(0));
     following.err_line("trying again");
     let again = ["serve", "--tasks", "2", "--recoverable", "--grpc", "127.0.0.1:0", "--http", &address];
-    let mut running = CommandProcess::start(&mut muster(again));
-    running.out_line("HTTP  ");
+    let server = MusterServer::run(&mut muster(again));
     // The server is another one with events of its own, none of which the client has seen.
     following.out_line("no longer kept");
     following.out_line("  job-declared  ");
-    let server = Server { running, grpc: String::new(), http: address };
     exclude(&server, 0);
     following.out_line("task 0 is excluded");
     // The deletion of the job ends the stream.
     let gone = r#"/api/v1/jobs/default?reason=r&force=true"#;
     assert_eq!(server.send("DELETE", gone, "").status, 204);
     following.out_line("  job-deleted  ");
-    server.running.signal("TERM");
-    assert_eq!(server.running.end().code, Some(0));
-    let mut running = CommandProcess::start(&mut muster([
+    server.signal(Signal::TERM);
+    assert_eq!(server.end().code, Some(0));
+    let mut running = Process::start(&mut muster([
         "serve",
         "--job",
         "other=1",
         "--grpc",
         "127.0.0.1:0",
         "--http",
-        &server.http,
+        &server.http.to_string(),
     ]));
     running.out_line("HTTP  ");
     let ended = following.end();

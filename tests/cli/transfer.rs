@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use muster::transfer::plan::Plan;
 use serde_json::{Value, json};
 
-use crate::process::{CommandOutput, muster, run};
+use crate::harness::{CommandOutput, muster, run};
 
 /// Returns an array over two rows of devices, each of which holds every row of the matrix or every column.
 fn array(devices: &[i32], spec: &Value) -> String {

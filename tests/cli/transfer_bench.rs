@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::process::{CommandProcess, lives, muster, run, signal, wait_until};
+use crate::harness::{Process, Signal, TempFolder, is_alive, muster, run, signal, wait_until};
 
 /// Returns the lines of a short benchmark.
 fn lines(arguments: &[&str]) -> Vec<Value> {
@@ -49,18 +49,33 @@ fn a_benchmark_says_for_each_size_what_was_moved_and_that_it_was_right() {
 }
 
 #[test]
+fn transfers_that_are_not_prepared_are_measured_too() {
+    for transport in ["shm", "pvm", "tcp"] {
+        let lines = lines(&["--transport", transport, "--unprepared", "--size", "3KiB,1MiB", "--batch", "2"]);
+        assert_eq!(lines.len(), 2);
+        for line in &lines {
+            assert_eq!((&line["unprepared"], &line["verified"]), (&true.into(), &true.into()), "{line}");
+            assert!(line["gbytes_per_second"].as_f64() > Some(0.0) && line["p50_us"].as_f64() > Some(0.0));
+        }
+        assert_eq!(lines[1]["transport"], transport);
+    }
+    assert_eq!(lines(&["--size", "3KiB"])[0]["unprepared"], Value::Bool(false));
+}
+
+#[test]
 fn tcp_is_measured_under_tls_too() {
-    let folder = std::env::temp_dir().join(format!("muster-bench-tls-{}", std::process::id()));
-    muster::tls::issue::write(&folder, &["engines".to_owned()]).expect("certificates can be made");
-    let path = |name: &str| folder.join(name).display().to_string();
-    let (cert, key, ca) = (path("server.pem"), path("server-key.pem"), path("ca.pem"));
+    let folder = TempFolder::new("bench-tls");
+    let certificates = folder.path("certs");
+    muster::tls::issue::write_trial_certificates(certificates.as_ref(), &["engines".to_owned()])
+        .expect("certificates can be made");
+    let [cert, key, ca] =
+        ["server", "server-key", "ca"].map(|name| folder.path(&format!("certs/{name}.pem")));
     let files = ["--transfer-cert", &cert, "--transfer-key", &key, "--transfer-ca", &ca];
     let lines = lines(&[&["--transport", "tcp", "--size", "3KiB,1MiB"][..], &files].concat());
     assert_eq!(lines.len(), 2);
     for line in lines {
         assert_eq!((&line["verified"], &line["transport"]), (&Value::Bool(true), &"tcp".into()), "{line}");
     }
-    std::fs::remove_dir_all(&folder).expect("they can be removed");
 }
 
 #[test]
@@ -98,35 +113,35 @@ fn latency_alone_moves_nothing_else() {
 
 #[test]
 fn a_benchmark_reports_a_dead_task_and_leaves_no_process() {
-    let mut bench = CommandProcess::start(&mut muster(["transfer", "bench", "--seconds", "600"]));
+    let mut bench = Process::start(&mut muster(["transfer", "bench", "--seconds", "600"]));
     let mut tasks = Vec::new();
     wait_until("the benchmark measures", || {
         tasks = children(bench.pid());
         tasks.len() == 2
     });
     bench.out_line("prepare: first");
-    signal(tasks[0], "KILL");
+    signal(tasks[0], Signal::KILL);
     let ended = bench.end();
     assert_eq!(ended.code, Some(1));
     let named = format!("task 0 of the benchmark (sender, process {}) has ended", tasks[0]);
     assert!(ended.err.contains(&named), "{}", ended.err);
-    wait_until("the other one is gone", || !lives(tasks[1]));
+    wait_until("the other one is gone", || !is_alive(tasks[1]));
 }
 
 #[test]
 fn a_benchmark_whose_task_is_stopped_says_which_and_ends() {
     let quick = ["transfer", "bench", "--seconds", "0.05", "--repeat", "1000", "--grace", "1s"];
-    let mut bench = CommandProcess::start(&mut muster(quick));
+    let mut bench = Process::start(&mut muster(quick));
     bench.out_line("prepare: first");
     let tasks = children(bench.pid());
-    signal(tasks[1], "STOP");
+    signal(tasks[1], Signal::STOP);
     let ended = bench.end();
     assert_eq!(ended.code, Some(1));
     let named = format!("task 1 of the benchmark (receiver, process {}): it is stopped", tasks[1]);
     for part in ["no answer within", "asked to", &named, "measure again"] {
         assert!(ended.err.contains(part), "{part:?} is not in {}", ended.err);
     }
-    wait_until("both are gone", || tasks.iter().all(|task| !lives(*task)));
+    wait_until("both are gone", || tasks.iter().all(|task| !is_alive(*task)));
 }
 
 #[test]
@@ -141,15 +156,13 @@ fn sizes_that_make_no_sense_are_refused() {
 
 #[test]
 fn the_doctor_finds_nccl_on_the_loader_path() {
-    let folder = std::env::temp_dir().join(format!("muster-doctor-nccl-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let library = folder.join("libnccl.so.2.99.0");
+    let folder = TempFolder::new("doctor-nccl");
+    let library = folder.path("libnccl.so.2.99.0");
     std::fs::write(&library, "").unwrap();
-    let ended = run(muster(["doctor", "--json"]).env("LD_LIBRARY_PATH", &folder));
-    std::fs::remove_dir_all(&folder).unwrap();
+    let ended = run(muster(["doctor", "--json"]).env("LD_LIBRARY_PATH", &folder.0));
     let checks: Vec<Value> = serde_json::from_str(&ended.out).unwrap();
     let nccl = checks.iter().find(|check| check["id"] == "nccl").unwrap();
-    let found = format!("2.99.0, {}", library.display());
+    let found = format!("2.99.0, {}", library);
     assert_eq!((&nccl["state"], &nccl["found"]), (&"good".into(), &found.into()));
 }
 

@@ -1,4 +1,4 @@
-//! The deliberate differences between Muster and jaxlib's own service: one row each, in `DIFFERENCES.md`.
+//! The list of deliberate differences between Muster and jaxlib's own service. `DIFFERENCES.md` has a row for each.
 
 use std::collections::BTreeSet;
 

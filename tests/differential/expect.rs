@@ -1,4 +1,4 @@
-//! The expectations of a script on an answer.
+//! The conditions that a script expects an answer to meet.
 
 use crate::differences::Difference;
 use crate::support::answer::code_name;

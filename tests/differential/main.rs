@@ -1,14 +1,15 @@
 //! Makes the same calls to jaxlib's own coordination service and to Muster, and compares the results.
 //!
-//! Every script is a test of its own for every release that it speaks of, named `RELEASE::SCRIPT`:
+//! Every script is a separate test for each jaxlib release that it names. The test is called `RELEASE::SCRIPT`:
 //!
 //!     cargo test --test differential
 //!     cargo test --test differential 0.10.2::a_barrier
 //!
-//! Random calls run besides, from fixed seeds; `MUSTER_DIFFERENTIAL_SEED=N` runs one other seed instead, and
-//! `MUSTER_DIFFERENTIAL_STEPS=N` makes every one that long.
+//! There are also tests with random calls from fixed seeds. `MUSTER_DIFFERENTIAL_SEED=N` runs one other seed
+//! instead, and `MUSTER_DIFFERENTIAL_STEPS=N` sets the number of calls for every seed.
 //!
-//! `MUSTER_DIFFERENTIAL_SIDES=jaxlib|muster` runs one side only, against the expectations that the scripts state.
+//! `MUSTER_DIFFERENTIAL_SIDES=jaxlib|muster` runs only one service, against the expectations that the scripts
+//! state.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 
@@ -113,7 +114,7 @@ fn with_environment(
 ) -> Result<Completion, Failed> {
     let environment = match sides {
         ServicesUnderTest::Only(SideKind::Muster) => Some(PathBuf::new()),
-        _ => support::server::jax_environment(release.name()),
+        _ => support::harness::jax_environment(release.name()),
     };
     let what = format!("JAX {}, which tests/jax/setup installs,", release.name());
     match environment {

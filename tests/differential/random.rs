@@ -1,8 +1,8 @@
-//! Random calls to both services: after every call both must have answered the same calls in the same way.
+//! Makes random calls to both services. After every call, both must have answered the same calls in the same way.
 //!
-//! The callers mostly behave as JAX's agents do: they count barriers and register before other calls. Now and
-//! then one makes a mistake. Deliberate differences between the services, and calls that crash the C++
-//! service, are left out; the scripts cover them.
+//! Most of the time, the callers behave as JAX's agents do: they register before other calls, and count barriers.
+//! Now and then a caller makes a mistake. The random calls leave out deliberate differences between the services,
+//! and calls that crash the C++ service. Scripts cover these.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;

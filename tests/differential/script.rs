@@ -1,8 +1,8 @@
 //! Scripts: calls to a service and the expected answers, as data.
 //!
-//! A script runs against jaxlib's own service and against Muster. Its expectations hold for both, and beyond
-//! them the services must agree in everything that clients can distinguish. Where they differ on purpose, the
-//! script names the difference and states both behaviours.
+//! A script runs against jaxlib's own service and against Muster. Both must meet its expectations, and must also
+//! agree in everything else that clients can distinguish. If they differ on purpose, the script names the
+//! difference and states both behaviours.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::script::{CallerSpec, Claim, Release, ScriptCall, SideKind, Version, incarnation};
-use crate::support::{Answer, Body, Call, Caller, Client, Cxx, Generation, JobOptions, Muster, Pending};
+use crate::support::{
+    Answer, Body, Call, Caller, Client, Cxx, Generation, JobOptions, MusterServer, Pending,
+};
 
 /// A service incarnation that never exists.
 const NO_SERVICE: u64 = 0xDEAD_BEEF_0BAD_CAFE;
@@ -35,7 +37,7 @@ pub struct ServiceUnderTest {
 
 enum Service {
     Cxx(Cxx),
-    Muster(Muster),
+    Muster(MusterServer),
 }
 
 /// A started call and the life that made it.
@@ -62,7 +64,7 @@ impl ServiceUnderTest {
     pub fn muster(release: Release, job: &JobOptions, heeds_connections: bool) -> Self {
         let grace = if heeds_connections { "100ms" } else { "off" };
         let further = ["--error-delivery", "hold", "--disconnect-grace", grace, "--log", "warn"];
-        Self::new(SideKind::Muster, release, Service::Muster(Muster::start(job, &further)))
+        Self::new(SideKind::Muster, release, Service::Muster(MusterServer::of_job(job, &further)))
     }
 
     fn new(kind: SideKind, release: Release, service: Service) -> Self {
@@ -82,7 +84,7 @@ impl ServiceUnderTest {
     fn address(&self) -> SocketAddr {
         match &self.service {
             Service::Cxx(cxx) => cxx.address(),
-            Service::Muster(muster) => muster.grpc(),
+            Service::Muster(muster) => muster.grpc,
         }
     }
 

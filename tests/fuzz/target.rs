@@ -1,4 +1,4 @@
-//! Looks for bytes that break one of the properties of [`muster::fuzzing`], with libFuzzer.
+//! Searches with libFuzzer for bytes that violate one of the properties of [`muster::fuzzing`].
 //!
 //! ```text
 //! tests/fuzz/run              each target for 20 s: what a change should pass
@@ -6,21 +6,22 @@
 //! tests/fuzz/run 600 hpack    one target for ten minutes
 //! ```
 //!
-//! It needs the toolchain of the project and a C++ compiler, nothing else: the coverage that libFuzzer is guided by is a pass of
-//! the stable compiler (`flags`). Every run begins with the files of `corpus` and the words of `words`, and with one seed; what it
-//! finds goes to `target/fuzz-corpus` (inputs that reach new code) and `target/fuzz-finds` (inputs that break a property). A find
-//! is fixed at its root, and its input joins `corpus`: an ordinary test feeds all of it to the same properties
-//! (`fuzzing::tests` of the crate), so that `cargo test` holds what was found without a fuzzer.
+//! It needs only the toolchain of the project and a C++ compiler: the stable compiler can insert the coverage
+//! counters that guide libFuzzer (`flags`). Every run starts from the files of `corpus`, the words of `words`, and
+//! one seed. It writes inputs that reach new code to `target/fuzz-corpus`, and inputs that violate a property to
+//! `target/fuzz-finds`. When such an input is found, fix the cause and add the input to `corpus`. An ordinary test
+//! runs the properties on the whole corpus (`fuzzing::tests` of the crate), so `cargo test` repeats every find
+//! without a fuzzer.
 //!
-//! Beside the properties, an input must not take more memory than its target declares (checked here by the allocator) or
-//! more than a second (libFuzzer's `-timeout`).
+//! Two limits apply besides the properties. An input must not take more memory than its target declares; the
+//! allocator of this file checks it. And it must not take more than a second (libFuzzer's `-timeout`).
 #![no_main]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::OnceLock;
 
-use muster::fuzzing::{FuzzTarget, MEMORY, TARGETS};
+use muster::fuzzing::{FuzzTarget, MEMORY, targets};
 
 /// Counts the memory that this thread holds, and the most that it held.
 struct Counting;
@@ -72,8 +73,8 @@ fn target() -> &'static FuzzTarget {
     static CHOSEN: OnceLock<&FuzzTarget> = OnceLock::new();
     CHOSEN.get_or_init(|| {
         let name = std::env::var("MUSTER_FUZZ").unwrap_or_default();
-        TARGETS.iter().find(|target| target.name == name).unwrap_or_else(|| {
-            let names: Vec<_> = TARGETS.iter().map(|target| target.name).collect();
+        targets().find(|target| target.name == name).unwrap_or_else(|| {
+            let names: Vec<_> = targets().map(|target| target.name).collect();
             panic!("MUSTER_FUZZ names no target; the targets are {}", names.join(" "))
         })
     })

@@ -1,4 +1,4 @@
-//! Request bodies: no route reads one before its checks, and none waits for one without a limit.
+//! Tests of request bodies: no route reads a body before its checks, and no route waits for a body without a limit.
 
 use std::convert::Infallible;
 use std::sync::Arc;

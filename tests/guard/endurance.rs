@@ -1,5 +1,5 @@
-//! A server under stress: hostile clients, disks and readers that hang, limits, clocks and signals. Meanwhile
-//! the heartbeats of a well-behaved task and the health probes must be answered.
+//! Tests of a server under stress: hostile clients, disks and readers that hang, limits, clocks and signals. During
+//! each test, the server must answer the heartbeats of a well-behaved task, and health probes.
 
 use std::fs::OpenOptions;
 use std::io::{Read as _, Write as _};
@@ -13,8 +13,8 @@ use std::time::Duration;
 use muster::http::{NewToken, append_token};
 use muster::service::Role;
 
-use crate::process::{run, wait_until};
-use crate::service::{HeartbeatClient, PATIENCE, Service, TempFolder, answer, connect, get};
+use crate::harness::{PATIENCE, Process, Signal, TempFolder, http, muster, run, wait_until};
+use crate::service::{HeartbeatClient, answer, connect, start_after, start_service};
 
 const READY: &str = "/healthz/ready";
 
@@ -27,7 +27,7 @@ fn is_closed(stream: &mut TcpStream) -> bool {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_comes_byte_by_byte_takes_no_more_memory_than_its_bytes() {
     const LENGTH: usize = 20_000;
-    let service = Service::start(&[]);
+    let service = start_service(&[]);
     let heart = HeartbeatClient::start(&service).await;
     let before = service.peak_resident_bytes();
     let dribble = |path: &'static str, kind: &'static str| {
@@ -54,7 +54,7 @@ async fn a_body_that_comes_byte_by_byte_takes_no_more_memory_than_its_bytes() {
     let login = (0..2).map(|_| dribble("/login", "application/x-www-form-urlencoded"));
     let all: Vec<_> = json.chain(login).collect();
     heart.beats_on().await;
-    assert!(service.get(READY).contains("ready"));
+    assert!(service.text(READY).contains("ready"));
     let mut streams: Vec<TcpStream> = all.into_iter().map(|one| one.join().unwrap()).collect();
     // The whole body arrived and is no JSON, or this machine was too busy for it to arrive in time.
     assert!(matches!(answer(&mut streams[0]), 400 | 408));
@@ -64,7 +64,7 @@ async fn a_body_that_comes_byte_by_byte_takes_no_more_memory_than_its_bytes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_without_a_request_take_nothing_from_anybody() {
-    let service = Service::start(&["--http-connections", "100", "--health", "127.0.0.1:0"]);
+    let service = start_service(&["--http-connections", "100", "--health", "127.0.0.1:0"]);
     let heart = HeartbeatClient::start(&service).await;
     let mut hostile: Vec<TcpStream> = Vec::new();
     for number in 0..300 {
@@ -74,12 +74,12 @@ async fn connections_without_a_request_take_nothing_from_anybody() {
         }
         hostile.push(stream);
         if number % 50 == 49 {
-            assert!(service.get(READY).ends_with("ready\n"));
-            assert!(service.get("/api/v1/jobs").starts_with("HTTP/1.1 200"));
+            assert!(service.text(READY).ends_with("ready\n"));
+            assert!(service.text("/api/v1/jobs").starts_with("HTTP/1.1 200"));
         }
     }
     heart.beats_on().await;
-    let page = service.get("/metrics");
+    let page = service.text("/metrics");
     let evicted = page.lines().find(|line| line.contains("listener=\"http\",reason=\"evicted\"")).unwrap();
     assert!(!evicted.ends_with(" 0"), "{evicted}");
     // Connections with a slot lose it soon, although they send a byte now and then.
@@ -100,19 +100,19 @@ async fn connections_without_a_request_take_nothing_from_anybody() {
         stream.read_exact(&mut [0; 12]).unwrap();
         streams.push(stream);
     }
-    assert!(service.get("/api/v1/jobs").contains("too-many-connections"));
-    assert!(service.get(READY).ends_with("ready\n"));
+    assert!(service.text("/api/v1/jobs").contains("too-many-connections"));
+    assert!(service.text(READY).ends_with("ready\n"));
     heart.beats_on().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handshake_has_one_deadline_however_its_bytes_come() {
     let folder = TempFolder::new("endurance-handshake");
-    let made = run(&mut crate::process::muster(["tls", "new", &folder.path("certs"), "--name", "localhost"]));
+    let made = run(&mut muster(["tls", "new", &folder.path("certs"), "--name", "localhost"]));
     assert_eq!(made.code, Some(0), "{}", made.err);
     let [cert, key] = ["certs/server.pem", "certs/server-key.pem"].map(|name| folder.path(name));
     let service =
-        Service::start(&["--http-tls-cert", &cert, "--http-tls-key", &key, "--http-tls-mode", "optional"]);
+        start_service(&["--http-tls-cert", &cert, "--http-tls-key", &key, "--http-tls-mode", "optional"]);
     let heart = HeartbeatClient::start(&service).await;
     let mut slow: Vec<TcpStream> = (0..20).map(|_| connect(service.http)).collect();
     let mut dribbles: Vec<TcpStream> = slow.iter().map(|stream| stream.try_clone().unwrap()).collect();
@@ -127,27 +127,28 @@ async fn a_handshake_has_one_deadline_however_its_bytes_come() {
         }
     });
     heart.beats_on().await;
-    assert!(service.get(READY).ends_with("ready\n"));
+    assert!(service.text(READY).ends_with("ready\n"));
     for stream in &mut slow {
         assert!(is_closed(stream));
     }
-    let failed = service.get("/api/v1/handshakes");
+    let failed = service.text("/api/v1/handshakes");
     assert!(failed.contains("did not finish the handshake"), "{failed}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn health_has_a_listener_of_its_own_if_asked_for() {
-    let mut command = crate::process::muster(["serve", "--tasks", "1", "--grpc", "127.0.0.1:0"]);
+    let mut command = muster(["serve", "--tasks", "1", "--grpc", "127.0.0.1:0"]);
     let command = command.args(["--http", "127.0.0.1:0", "--health", "127.0.0.1:0", "--log-format", "json"]);
-    let mut running = crate::process::CommandProcess::start(command);
+    let mut running = Process::start(command);
     let line: serde_json::Value =
         serde_json::from_str(&running.err_line("serving health on a separate listener")).unwrap();
     let health: SocketAddr = line["address"].as_str().unwrap().parse().unwrap();
     running.err_line("serving");
-    assert!(get(health, READY).ends_with("ready\n"));
-    assert!(get(health, "/healthz/live").ends_with("alive\n"));
-    assert!(get(health, "/api/v1/jobs").starts_with("HTTP/1.1 404"), "nothing but health");
-    assert!(get(health, "/metrics").starts_with("HTTP/1.1 404"));
+    let text_at = |path: &str| http::get(health, path).unwrap().text();
+    assert!(text_at(READY).ends_with("ready\n"));
+    assert!(text_at("/healthz/live").ends_with("alive\n"));
+    assert!(text_at("/api/v1/jobs").starts_with("HTTP/1.1 404"), "nothing but health");
+    assert!(text_at("/metrics").starts_with("HTTP/1.1 404"));
 }
 
 /// Creates a named pipe, and keeps one end open so that it has a reader.
@@ -162,12 +163,12 @@ async fn an_unread_audit_pipe_blocks_nothing_and_losses_are_recorded() {
     let folder = TempFolder::new("endurance-fifo");
     let path = folder.path("audit");
     let mut reader = pipe(&path);
-    let mut service = Service::start(&["--audit-file", &path]);
+    let service = start_service(&["--audit-file", &path]);
     let heart = HeartbeatClient::start(&service).await;
     assert_eq!(service.put_keys(600), [204; 600]);
     heart.beats_on().await;
     wait_until("readiness tells of it", || {
-        let ready = service.get(READY);
+        let ready = service.text(READY);
         ready.starts_with("HTTP/1.1 200") && ready.contains("the reader of the pipe does not read")
     });
     assert!(service.metric("muster_audit_lines_queued") > 0.0);
@@ -181,46 +182,46 @@ async fn an_unread_audit_pipe_blocks_nothing_and_losses_are_recorded() {
     let lines = String::from_utf8(text).unwrap();
     let number = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["number"].as_u64();
     assert!(lines.lines().map(|line| number(line).unwrap()).eq(1..=600), "all of them, in order");
-    wait_until("all is well again", || service.get(READY).ends_with("\r\n\r\nready\n"));
+    wait_until("all is well again", || service.text(READY).ends_with("\r\n\r\nready\n"));
     // The pipe is full again, which does not delay the exit.
     service.put_keys(600);
-    service.signal("TERM");
-    assert_eq!(service.end(), Some(0));
+    service.signal(Signal::TERM);
+    assert_eq!(service.end().code, Some(0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_stops_changes_only_where_that_is_asked_for() {
-    let service = Service::start(&["--audit-file", "/dev/full"]);
+    let service = start_service(&["--audit-file", "/dev/full"]);
     let heart = HeartbeatClient::start(&service).await;
     assert_eq!(service.put_keys(100), [204; 100]);
     heart.beats_on().await;
-    wait_until("readiness tells of it", || service.get(READY).contains("No space left"));
+    wait_until("readiness tells of it", || service.text(READY).contains("No space left"));
 
-    let service = Service::start(&["--audit-file", "/dev/full", "--audit-failure", "refuse"]);
+    let service = start_service(&["--audit-file", "/dev/full", "--audit-failure", "refuse"]);
     let heart = HeartbeatClient::start(&service).await;
     // The first change is made before the failure is known.
     service.put_keys(1);
-    wait_until("it is known", || service.get(READY).contains("No space left"));
+    wait_until("it is known", || service.text(READY).contains("No space left"));
     assert_eq!(service.put_keys(3), [503; 3]);
-    let keys = service.get("/api/v1/jobs/default/keys");
+    let keys = service.text("/api/v1/jobs/default/keys");
     assert!(keys.contains("\"k0\"") && !keys.contains("\"k1\""), "{keys}");
-    assert!(service.get("/api/v1/audit").contains("so changes are refused"));
+    assert!(service.text("/api/v1/audit").contains("so changes are refused"));
     heart.beats_on().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unread_log_pipe_blocks_nothing() {
-    let mut service = Service::start_after("true", &["--log", "info"], Stdio::piped());
+    let (mut log, writer) = std::io::pipe().unwrap();
+    let service = start_after("true", &["--log", "info"], writer.into());
     let heart = HeartbeatClient::start(&service).await;
     wait_until("lines are dropped", || {
         assert_eq!(service.put_keys(500), [204; 500]);
         service.metric("muster_log_lines_dropped_total") > 0.0
     });
     heart.beats_on().await;
-    assert!(service.get(READY).ends_with("ready\n"));
-    let mut log = service.child.stderr.take().unwrap();
-    service.signal("TERM");
-    assert_eq!(service.end(), Some(0), "the end does not wait for a reader");
+    assert!(service.text(READY).ends_with("ready\n"));
+    service.signal(Signal::TERM);
+    assert_eq!(service.end().code, Some(0), "the end does not wait for a reader");
     drop(heart);
     let mut text = String::new();
     log.read_to_string(&mut text).unwrap();
@@ -231,7 +232,7 @@ async fn an_unread_log_pipe_blocks_nothing() {
         Stdio::from(OpenOptions::new().write(true).open("/dev/full").unwrap()),
         Stdio::from(std::io::pipe().unwrap().1),
     ] {
-        let service = Service::start_after("true", &["--log", "info"], log);
+        let service = start_after("true", &["--log", "info"], log);
         assert_eq!(service.put_keys(20), [204; 20]);
         HeartbeatClient::start(&service).await.beats_on().await;
     }
@@ -241,7 +242,7 @@ async fn an_unread_log_pipe_blocks_nothing() {
 async fn a_low_limit_on_open_files_lowers_the_bounds_and_is_never_hit() {
     let folder = TempFolder::new("endurance-nofile");
     let log = folder.path("log");
-    let service = Service::start_after(
+    let service = start_after(
         "ulimit -n 256",
         &["--health", "127.0.0.1:0"],
         std::fs::File::create(&log).unwrap().into(),
@@ -251,9 +252,9 @@ async fn a_low_limit_on_open_files_lowers_the_bounds_and_is_never_hit() {
         (0..400).map(|n| connect(if n % 2 == 0 { service.http } else { service.grpc })).collect();
     heart.beats_on().await;
     for _ in 0..10 {
-        assert!(service.get(READY).ends_with("ready\n"));
+        assert!(service.text(READY).ends_with("ready\n"));
     }
-    assert!(service.get("/api/v1/jobs").starts_with("HTTP/1.1 200"));
+    assert!(service.text("/api/v1/jobs").starts_with("HTTP/1.1 200"));
     let open = std::fs::read_dir(format!("/proc/{}/fd", service.pid())).unwrap().count();
     assert!(open < 256, "{open}");
     drop(hostile);
@@ -282,10 +283,10 @@ async fn a_clock_that_jumps_by_a_day_changes_nothing() {
          FAKETIME_DONT_FAKE_MONOTONIC=1",
         library.trim()
     );
-    let service = Service::start_after(&fake, &["--heartbeat-timeout", "10s"], Stdio::null());
+    let service = start_after(&fake, &["--heartbeat-timeout", "10s"], Stdio::null());
     let heart = HeartbeatClient::start(&service).await;
     let moment = || -> u64 {
-        let page = service.get("/api/v1/jobs/default");
+        let page = service.text("/api/v1/jobs/default");
         page.split_once("\"seen_at\":")
             .unwrap()
             .1
@@ -302,8 +303,8 @@ async fn a_clock_that_jumps_by_a_day_changes_nothing() {
         std::fs::write(&offset, format!("{jump}\n")).unwrap();
         let date = |text: &str| text.lines().find(|line| line.starts_with("date:")).map(str::to_owned);
         heart.beats_on().await;
-        assert!(service.get(READY).ends_with("ready\n"));
-        assert!(date(&service.get(READY)).is_some());
+        assert!(service.text(READY).ends_with("ready\n"));
+        assert!(date(&service.text(READY)).is_some());
         assert_eq!(service.put_keys(5), [204; 5], "rates go by the monotonic clock");
         let now = moment();
         assert!(now >= before, "{jump}: {before} {now}");
@@ -313,7 +314,7 @@ async fn a_clock_that_jumps_by_a_day_changes_nothing() {
     assert!(passed < PATIENCE, "its clock follows no jump: {passed:?}");
     // The clock change did not time out the connection.
     write!(idle, "GET {READY} HTTP/1.1\r\nhost: {}\r\n\r\n", service.http).ok();
-    let job = service.get("/api/v1/jobs/default");
+    let job = service.text("/api/v1/jobs/default");
     assert!(job.contains("\"connected\""), "the task was not found silent: {job}");
 }
 
@@ -327,7 +328,7 @@ async fn a_hangup_takes_a_rotated_audit_and_new_tokens_and_ends_nothing() {
         made.token
     };
     let first = token("first");
-    let service = Service::start(&["--audit-file", &audit, "--tokens-file", &tokens]);
+    let service = start_service(&["--audit-file", &audit, "--tokens-file", &tokens]);
     let heart = HeartbeatClient::start(&service).await;
     let ask = |token: &str, wrong: bool| {
         let mut stream = connect(service.http);
@@ -346,7 +347,7 @@ async fn a_hangup_takes_a_rotated_audit_and_new_tokens_and_ends_nothing() {
     let rotated = folder.path("audit.1");
     std::fs::rename(&audit, &rotated).unwrap();
     let second = token("second");
-    service.signal("HUP");
+    service.signal(Signal::HUP);
     wait_until("the file is there again", || std::fs::exists(&audit).unwrap());
     wait_until("the token is known", || ask(&second, false) == 200);
     assert_eq!(ask(&second, true), 403);
@@ -355,25 +356,18 @@ async fn a_hangup_takes_a_rotated_audit_and_new_tokens_and_ends_nothing() {
     // A token file that every user can write is not read: the former tokens stay.
     let third = token("third");
     Command::new("chmod").args(["666", &tokens]).status().unwrap();
-    service.signal("HUP");
+    service.signal(Signal::HUP);
     heart.beats_on().await;
     assert_eq!((ask(&second, false), ask(&third, false)), (200, 401));
     drop(service);
-    let ended = run(&mut crate::process::muster([
-        "serve",
-        "--tasks",
-        "1",
-        "--tokens-file",
-        &tokens,
-        "--check-config",
-    ]));
+    let ended = run(&mut muster(["serve", "--tasks", "1", "--tokens-file", &tokens, "--check-config"]));
     assert_eq!(ended.code, Some(1));
     assert!(ended.err.contains("every user of this machine can write it: chmod"), "{}", ended.err);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_under_load_ends_in_its_time_with_its_code() {
-    let mut service = Service::start(&["--stop-timeout", "1s"]);
+    let service = start_service(&["--stop-timeout", "1s"]);
     let heart = HeartbeatClient::start(&service).await;
     let stop = Arc::new(AtomicBool::new(false));
     let http = service.http;
@@ -407,8 +401,8 @@ async fn a_stop_under_load_ends_in_its_time_with_its_code() {
         })
         .collect();
     heart.beats_on().await;
-    service.signal("TERM");
-    let code = service.end();
+    service.signal(Signal::TERM);
+    let code = service.end().code;
     stop.store(true, Ordering::Relaxed);
     let answered: u64 = senders.into_iter().map(|sender| sender.join().unwrap()).sum();
     assert_eq!(code, Some(0));

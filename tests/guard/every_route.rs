@@ -1,9 +1,9 @@
-//! Every route: those of the OpenAPI description, and those without one.
+//! Tests of every route, both those in the OpenAPI description and the others.
 
 use std::collections::BTreeSet;
 
 use http::StatusCode;
-use muster::http::{Access, ROUTE_ACCESS, TransportSecurity};
+use muster::http::{RequiredAccess, TransportSecurity, route_table};
 use muster::service::Role;
 use serde_json::{Value, json};
 
@@ -19,14 +19,14 @@ pub struct Operation {
 }
 
 impl Operation {
-    fn new(need: Access, method: &str, path: &str) -> Self {
+    fn new(need: RequiredAccess, method: &str, path: &str) -> Self {
         let body = body(method, path);
         let path = match (method, path) {
             ("DELETE", path) => format!("{path}?reason=why"),
             (_, path) if path.ends_with("/keys/value") => format!("{path}?key=k"),
             _ => path.to_owned(),
         };
-        Self { method: method.into(), path, body, public: need == Access::Public }
+        Self { method: method.into(), path, body, public: need == RequiredAccess::Public }
     }
 
     pub fn changes(&self) -> bool {
@@ -46,22 +46,20 @@ pub async fn operations(house: &WebEdge) -> Vec<Operation> {
     let (chapters, files) = (named("/guide/"), named("/static/"));
     assert!(chapters.len() > 5 && !files.is_empty(), "{chapters:?} {files:?}");
     let mut all = Vec::new();
-    for (need, method, paths) in ROUTE_ACCESS {
-        for path in *paths {
-            let path = path.replace("{job}", "a").replace("{id}", "1").replace("{task}", "0");
-            let path = path.replace("{*key}", "k");
-            for filled in match path.as_str() {
-                "/guide/{page}" => chapters.iter().map(|name| format!("/guide/{name}")).collect(),
-                "/static/{file}" => files.iter().map(|name| format!("/static/{name}")).collect(),
-                path => vec![path.to_owned()],
-            } {
-                assert!(!filled.contains('{'), "what stands for {filled}?");
-                all.push(Operation::new(*need, method, &filled));
-            }
+    for (access, method, path) in route_table().rows() {
+        let path = path.replace("{job}", "a").replace("{id}", "1").replace("{task}", "0");
+        let path = path.replace("{*key}", "k");
+        for filled in match path.as_str() {
+            "/guide/{page}" => chapters.iter().map(|name| format!("/guide/{name}")).collect(),
+            "/static/{file}" => files.iter().map(|name| format!("/static/{name}")).collect(),
+            path => vec![path.to_owned()],
+        } {
+            assert!(!filled.contains('{'), "what stands for {filled}?");
+            all.push(Operation::new(access, method.as_str(), &filled));
         }
     }
     for path in ["/nothing", "/api/v1/nothing"] {
-        all.push(Operation::new(Access::Role(Role::Admin), "POST", path));
+        all.push(Operation::new(RequiredAccess::ADMIN, "POST", path));
     }
     all
 }
@@ -140,7 +138,7 @@ async fn every_change_asks_for_its_role() {
         "DELETE /api/v1/jobs/a?reason=why",
         "PATCH /api/v1/jobs/a",
         "POST /api/v1/jobs",
-        // A route without a row is for admins.
+        // A change without a route is for admins.
         "POST /api/v1/nothing",
         "POST /nothing",
     ];

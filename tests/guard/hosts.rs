@@ -1,12 +1,12 @@
-//! The host name of a request, on a real socket: ambiguous names are refused.
+//! Tests on real sockets that a request with an ambiguous host name is refused.
 
 use std::io::Write as _;
 
-use crate::service::{Service, answer, connect};
+use crate::service::{answer, connect, start_service};
 
 #[test]
 fn a_host_that_could_be_read_in_two_ways_is_refused() {
-    let service = Service::start(&[]);
+    let service = start_service(&[]);
     let own = service.http.to_string();
     let ask = |target: &str, hosts: &[&str]| {
         let mut stream = connect(service.http);

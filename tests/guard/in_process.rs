@@ -13,9 +13,10 @@ use http_body_util::BodyExt as _;
 use muster::clock::Clock;
 use muster::coordination::JobSettings;
 use muster::engine::Engine;
+use muster::http::api::{ServerInfo, Version};
 use muster::http::{
-    AccessControl, AllowedHosts, AppState, NewToken, PeerAddress, ServerInfo, TokenFile, TransportSecurity,
-    Version, append_token, router,
+    AccessControl, AllowedHosts, AppState, NewToken, PeerAddress, TokenFile, TransportSecurity, append_token,
+    router,
 };
 use muster::service::Role;
 use serde_json::Value;
@@ -76,7 +77,7 @@ impl WebEdge {
 
     /// Returns an HTTP port that requires tokens and allows this many changes a second for each actor.
     pub fn patient(name: &str, changes: usize) -> Self {
-        Self::made(name, true, Duration::from_secs(3600), |guard| guard.with_changes(changes))
+        Self::made(name, true, Duration::from_secs(3600), |guard| guard.with_change_rate(changes))
     }
 
     fn made(
@@ -87,7 +88,7 @@ impl WebEdge {
     ) -> Self {
         let clock = Clock::start();
         let engine = Engine::new(clock);
-        engine.declare("a".parse().unwrap(), JobSettings::new(2)).unwrap();
+        engine.declare_job("a".parse().unwrap(), JobSettings::new(2)).unwrap();
         let file = std::env::temp_dir().join(format!("muster-guard-{}-{name}.toml", std::process::id()));
         let _ = std::fs::remove_file(&file);
         let mut tokens = BTreeMap::new();
@@ -96,8 +97,8 @@ impl WebEdge {
             append_token(&file, &format!("a-{role}"), &made.line).unwrap();
             tokens.insert(role, made.token);
         }
-        let kept = closed.then(|| TokenFile::read(&file, clock).unwrap());
-        let guard = AccessControl::open(clock)
+        let kept = closed.then(|| TokenFile::load(&file, clock).unwrap());
+        let guard = AccessControl::without_tokens(clock)
             .with_tokens(kept, session)
             .with_hosts(AllowedHosts::parse(HOST).unwrap());
         let guard = more(guard);

@@ -1,93 +1,46 @@
-//! A server in a process of its own, with a well-behaved task and helpers for hostile clients.
+//! A server for hostile clients, with a well-behaved task.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::process::signal;
+use crate::harness::server::ANY_PORTS;
+use crate::harness::{MusterServer, PATIENCE, http, muster};
 use crate::support::{Body, Call, Caller, Client, Generation};
 
-/// The deadline of every wait: the machine may be busy.
-pub const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A running server. Dropping it kills the process.
-pub struct Service {
-    pub child: Child,
-    pub grpc: SocketAddr,
-    pub http: SocketAddr,
+/// Starts a server with these further arguments. Its log is discarded.
+pub fn start_service(arguments: &[&str]) -> MusterServer {
+    start_by(muster(["serve"]), arguments, Stdio::null())
 }
 
-impl Service {
-    /// Starts a server with these further arguments. Its log is discarded.
-    pub fn start(arguments: &[&str]) -> Self {
-        Self::start_by(&mut crate::process::muster(Vec::<&str>::new()), arguments, Stdio::null())
-    }
+/// Starts a server under a shell that first runs `before`.
+pub fn start_after(before: &str, arguments: &[&str], log: Stdio) -> MusterServer {
+    let mut shell = Command::new("sh");
+    let script = format!("{before}; exec \"$@\"");
+    shell.args(["-c", &script, "sh", env!("CARGO_BIN_EXE_muster"), "serve"]).stdin(Stdio::null());
+    start_by(shell, arguments, log)
+}
 
-    /// Starts a server under a shell that first runs `before`.
-    pub fn start_after(before: &str, arguments: &[&str], log: Stdio) -> Self {
-        let mut shell = Command::new("sh");
-        shell.args(["-c", &format!("{before}; exec \"$@\""), "sh", env!("CARGO_BIN_EXE_muster")]);
-        Self::start_by(&mut shell, arguments, log)
+fn start_by(mut command: Command, arguments: &[&str], log: Stdio) -> MusterServer {
+    if !arguments.contains(&"--heartbeat-timeout") {
+        command.args(["--heartbeat-timeout", "1h"]);
     }
+    command.args(ANY_PORTS).args(["--tasks", "1", "--http-changes-per-second", "1000000"]);
+    MusterServer::spawn(command.args(arguments).stderr(log), PATIENCE).unwrap()
+}
 
-    fn start_by(command: &mut Command, arguments: &[&str], log: Stdio) -> Self {
-        let own = ["serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"];
-        if !arguments.contains(&"--heartbeat-timeout") {
-            command.env("MUSTER_HEARTBEAT_TIMEOUT", "1h");
-        }
-        let command = command.args(own).args(["--tasks", "1", "--http-changes-per-second", "1000000"]);
-        let command = command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
-        let mut child = command.spawn().expect("the program starts");
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let (mut found, mut said) = ([None, None], String::new());
-        while found.contains(&None) {
-            let line = lines.next().unwrap_or_else(|| panic!("it did not come up:\n{said}")).unwrap();
-            for (name, address) in ["gRPC  ", "HTTP  "].iter().zip(&mut found) {
-                if let Some((_, text)) = line.split_once(name) {
-                    let text = text.rsplit_once("//").map_or(text, |(_, address)| address);
-                    *address = Some(text.trim().parse().unwrap());
-                }
-            }
-            said.push_str(&line);
-        }
-        // The remaining lines are read, so that stdout never blocks.
-        std::thread::spawn(move || lines.map_while(Result::ok).for_each(drop));
-        let [grpc, http] = found.map(Option::unwrap);
-        Self { child, grpc, http }
-    }
-
-    pub fn pid(&self) -> i32 {
-        self.child.id().try_into().unwrap()
-    }
-
-    pub fn signal(&self, name: &str) {
-        signal(self.pid(), name);
-    }
-
-    /// Returns the exit code after the server has exited.
-    pub fn end(&mut self) -> Option<i32> {
-        let looks = PATIENCE.as_millis() / 20;
-        for _ in 0..looks {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status.code();
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        panic!("it does not end");
-    }
-
-    /// Sends a GET request and returns the response.
-    pub fn get(&self, path: &str) -> String {
-        get(self.http, path)
+impl MusterServer {
+    /// Sends a GET request and returns the response, head and body.
+    pub fn text(&self, path: &str) -> String {
+        self.get(path).text()
     }
 
     /// Returns the value of a metric without labels.
     pub fn metric(&self, name: &str) -> f64 {
-        let page = self.get("/metrics");
+        let page = self.text("/metrics");
         let line =
             page.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')));
         let value = line.and_then(|line| line.rsplit_once(' ')).map(|(_, value)| value.parse().unwrap());
@@ -120,38 +73,11 @@ impl Service {
         }
         statuses
     }
-
-    /// Returns the peak resident memory, in bytes.
-    pub fn peak_resident_bytes(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
-        let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
-    }
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 /// Returns a connection with a generous read timeout.
 pub fn connect(address: SocketAddr) -> TcpStream {
-    let stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.set_write_timeout(Some(PATIENCE)).unwrap();
-    stream.set_nodelay(true).unwrap();
-    stream
-}
-
-/// Sends a GET request to a listener and returns the response, head and body.
-pub fn get(address: SocketAddr, path: &str) -> String {
-    let mut stream = connect(address);
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").unwrap();
-    let mut text = Vec::new();
-    stream.read_to_end(&mut text).unwrap();
-    String::from_utf8(text).unwrap()
+    http::connect(address).unwrap()
 }
 
 /// Reads one whole response and returns its status.
@@ -169,28 +95,6 @@ pub fn answer(stream: &mut TcpStream) -> u16 {
     head.split(' ').nth(1).unwrap().parse().unwrap()
 }
 
-/// A folder that is removed on drop.
-pub struct TempFolder(pub PathBuf);
-
-impl TempFolder {
-    pub fn new(name: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("muster-guard-{}-{name}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&folder);
-        std::fs::create_dir(&folder).unwrap();
-        Self(folder)
-    }
-
-    pub fn path(&self, name: &str) -> String {
-        self.0.join(name).display().to_string()
-    }
-}
-
-impl Drop for TempFolder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// The only task of the server's job, which sends heartbeats until it is dropped.
 pub struct HeartbeatClient {
     beats: Arc<AtomicU64>,
@@ -198,7 +102,7 @@ pub struct HeartbeatClient {
 }
 
 impl HeartbeatClient {
-    pub async fn start(service: &Service) -> Self {
+    pub async fn start(service: &MusterServer) -> Self {
         let client = Client::new(Generation::C, service.grpc);
         let mut caller = Caller::new(0, 7, 0);
         let registered = client.ask(&caller, &Call::Register { incarnation: 7, recoverable: false }).await;

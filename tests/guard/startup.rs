@@ -1,6 +1,6 @@
-//! Configurations with which a server starts or refuses to start, and its messages.
+//! Tests of which configurations a server starts with or refuses, and of its messages.
 
-use crate::process::{muster, run};
+use crate::harness::{muster, run};
 
 #[test]
 fn addresses_beyond_this_machine_need_credentials_or_a_word() {

@@ -6,39 +6,44 @@ use std::time::Duration;
 
 use muster::clock::Clock;
 use muster::engine::Engine;
-use muster::grpc::{self, GrpcLimits, Routing};
+use muster::grpc::{self, GrpcLimits, ListenerJobRule};
 use muster::tls::issue::{Authority, CertificatePurpose, IssuedCertificate};
-use muster::tls::{self, HandshakeFailures, HandshakeFailuresPage, ListenerTls, TlsFiles, TlsMode};
+use muster::tls::{self, HandshakeFailures, HandshakeFailuresPage, ListenerSecurity, TlsFiles, TlsMode};
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_rustls::TlsConnector;
 
-use crate::process::{CommandProcess, muster, run};
+use crate::harness::{MusterServer, TempFolder, muster, run};
 
 const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 const GET: &[u8] = b"GET /api/v1/handshakes HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
 
 /// A folder of certificates and the authority that issues them.
 struct CertificateFolder {
-    folder: PathBuf,
+    folder: TempFolder,
     ours: Authority,
 }
 
 impl CertificateFolder {
     fn new(name: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("muster-guard-tls-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
+        let folder = TempFolder::new(&format!("tls-{name}"));
         let desk = Self { folder, ours: Authority::new(&format!("authority of {name}")).unwrap() };
-        std::fs::write(desk.path("ca"), desk.ours.cert()).unwrap();
-        desk.write("server", desk.ours.sign(CertificatePurpose::Server, &["localhost".into()], 90).unwrap());
-        desk.write("client", desk.ours.sign(CertificatePurpose::Client, &["right".into()], 90).unwrap());
+        std::fs::write(desk.path("ca"), desk.ours.certificate_pem()).unwrap();
+        desk.write(
+            "server",
+            desk.ours.issue_certificate(CertificatePurpose::Server, &["localhost".into()], 90).unwrap(),
+        );
+        desk.write(
+            "client",
+            desk.ours.issue_certificate(CertificatePurpose::Client, &["right".into()], 90).unwrap(),
+        );
         desk
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.join(format!("{name}.pem"))
+        self.folder.0.join(format!("{name}.pem"))
     }
 
     fn write(&self, name: &str, made: IssuedCertificate) {
@@ -74,8 +79,7 @@ impl CertificateFolder {
             self.path(&format!("{}-key", client.unwrap_or("client"))),
         );
         let own: Option<(&Path, &Path)> = client.map(|_| (&*cert, &*key));
-        let mut config = tls::client(&self.path("ca"), own).unwrap();
-        config.alpn_protocols = vec![protocol.to_vec()];
+        let config = tls::client_config(&self.path("ca"), own, &[protocol]).unwrap();
         let stream = TcpStream::connect(address).await.unwrap();
         let name = ServerName::try_from("localhost").unwrap();
         let talk = async {
@@ -100,12 +104,6 @@ impl CertificateFolder {
     }
 }
 
-impl Drop for CertificateFolder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.folder);
-    }
-}
-
 /// Returns a self-signed certificate without names.
 fn signs_itself(name: &str) -> IssuedCertificate {
     let mut params = rcgen::CertificateParams::default();
@@ -117,13 +115,11 @@ fn signs_itself(name: &str) -> IssuedCertificate {
 }
 
 /// Starts a server. Returns it with its addresses.
-fn start(settings: &[String]) -> (CommandProcess, String, String) {
-    let mut command = muster(["serve", "--tasks", "1", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]);
-    let mut running = CommandProcess::start(command.args(settings));
-    let after = |line: String| line.split_whitespace().last().unwrap().to_owned();
-    let grpc = after(running.out_line("gRPC  "));
-    let http = after(running.out_line("HTTP  "));
-    (running, grpc, http.split("://").nth(1).unwrap().to_owned())
+fn start(settings: &[String]) -> (MusterServer, String, String) {
+    let settings = settings.iter().map(String::as_str);
+    let server = MusterServer::start(&["--tasks", "1"].into_iter().chain(settings).collect::<Vec<_>>());
+    let (grpc, http) = (server.grpc.to_string(), server.http.to_string());
+    (server, grpc, http)
 }
 
 async fn plain(address: &str, words: &[u8]) -> Vec<u8> {
@@ -157,9 +153,15 @@ fn page(answer: &[u8]) -> HandshakeFailuresPage {
 async fn only_the_right_certificate_gets_in_and_the_server_says_what_is_wrong_with_others() {
     let desk = CertificateFolder::new("right");
     let theirs = Authority::new("another authority").unwrap();
-    desk.write("foreign", theirs.sign(CertificatePurpose::Client, &["foreign".into()], 90).unwrap());
-    desk.write("old", desk.ours.sign(CertificatePurpose::Client, &["old".into()], -1).unwrap());
-    desk.write("wrong-use", desk.ours.sign(CertificatePurpose::Server, &["wrong-use".into()], 90).unwrap());
+    desk.write(
+        "foreign",
+        theirs.issue_certificate(CertificatePurpose::Client, &["foreign".into()], 90).unwrap(),
+    );
+    desk.write("old", desk.ours.issue_certificate(CertificatePurpose::Client, &["old".into()], -1).unwrap());
+    desk.write(
+        "wrong-use",
+        desk.ours.issue_certificate(CertificatePurpose::Server, &["wrong-use".into()], 90).unwrap(),
+    );
     desk.write("itself", signs_itself("itself"));
     let (mut running, grpc, http) = start(&desk.settings("grpc", "required"));
     assert!(desk.speak(&grpc, Some("client"), b"h2", HTTP2).await.is_ok());
@@ -248,7 +250,10 @@ async fn new_certificates_are_taken_without_a_restart_and_broken_ones_are_not() 
     let desk = CertificateFolder::new("rotation");
     let (mut running, grpc, _http) = start(&desk.settings("grpc", "required"));
     assert!(desk.speak(&grpc, Some("client"), b"h2", HTTP2).await.is_ok());
-    desk.write("server", desk.ours.sign(CertificatePurpose::Server, &["elsewhere".into()], 90).unwrap());
+    desk.write(
+        "server",
+        desk.ours.issue_certificate(CertificatePurpose::Server, &["elsewhere".into()], 90).unwrap(),
+    );
     tokio::time::sleep(Duration::from_millis(1100)).await;
     let error = desk.speak(&grpc, Some("client"), b"h2", HTTP2).await.unwrap_err();
     assert!(error.contains("not valid for name"), "{error}");
@@ -271,13 +276,13 @@ async fn a_stalled_tls_handshake_is_closed() {
         client_ca: Some(desk.path("ca")),
     };
     let kept = (*engine.clock(), Arc::clone(&failures));
-    let entrance = ListenerTls::new("grpc", TlsMode::Required, Some(files), &[b"h2"], kept).unwrap();
+    let entrance = ListenerSecurity::new("grpc", TlsMode::Required, Some(files), &[b"h2"], kept).unwrap();
     let limits = GrpcLimits { handshake: Duration::from_millis(200), ..GrpcLimits::default() };
-    let server = grpc::Server::with_entrance(entrance, engine, limits, None);
-    let listener = grpc::bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let server = grpc::GrpcServer::with_listener_security(entrance, engine, limits, None);
+    let listener = grpc::bind_listener(([127, 0, 0, 1], 0).into()).unwrap();
     let address = listener.local_addr().unwrap();
     let stop = watch::Sender::new(false);
-    tokio::spawn(Arc::clone(&server).serve(listener, Routing::ByAuthority(None), stop.subscribe()));
+    tokio::spawn(Arc::clone(&server).serve(listener, ListenerJobRule::ByAuthority(None), stop.subscribe()));
     // The head of a TLS record that announces more bytes than are sent.
     let mut many = Vec::new();
     for _ in 0..50 {
@@ -290,7 +295,7 @@ async fn a_stalled_tls_handshake_is_closed() {
         let read = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut rest)).await;
         read.expect("it is closed").unwrap_or_default();
     }
-    let page = failures.page();
+    let page = failures.to_page();
     assert_eq!((page.handshakes.len(), page.failed), (1, 50));
     assert!(page.handshakes[0].reason.contains("did not finish the handshake within 200ms"), "{page:?}");
     assert_eq!(server.counters().connections, 0);

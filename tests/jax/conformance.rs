@@ -1,4 +1,4 @@
-//! Everything that a JAX program uses of its coordination service, release by release.
+//! Tests everything that a JAX program uses of its coordination service, with every tested release.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +30,7 @@ fn conform(scene: &JaxFixture, count: usize, arguments: &[&str]) {
 pub fn check(scene: &JaxFixture, job: &str, tasks: &[Process]) {
     tasks.iter().for_each(Process::succeed);
     let names = |task: &Process, kind: &str| -> BTreeSet<String> {
-        task.lines(kind).iter().map(|line| line.text("name").to_owned()).collect()
+        task.records(kind).iter().map(|line| line.text("name").to_owned()).collect()
     };
     let checked = names(&tasks[0], "check");
     // The list is compared at both ends, so that a shorter list fails.

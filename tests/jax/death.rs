@@ -1,7 +1,7 @@
-//! A task is killed: the effects on the others, and their delay.
+//! Tests what follows for the other tasks, and how soon, when a task is killed.
 
 use muster::coordination::{EventKind, JobView, RunOutcome, RunState, TaskId, TaskPhase};
-use muster::http::EventLine;
+use muster::http::api::EventLine;
 use rustix::process::Signal;
 
 use super::fixture::JaxFixture;

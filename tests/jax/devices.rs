@@ -1,4 +1,4 @@
-//! The views of devices that real processes publish.
+//! Tests how pages and REST show the devices that real processes publish.
 
 use serde_json::Value;
 

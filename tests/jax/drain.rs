@@ -1,4 +1,4 @@
-//! A coordinated save: all processes agree on one step, save, and leave.
+//! Tests a coordinated save: all processes agree on one step, save, and leave.
 
 use bytes::Bytes;
 use muster::coordination::{JobView, RunState, TaskId};
@@ -49,7 +49,7 @@ fn save_together(scene: &JaxFixture, ask: impl Fn(&[Process])) {
 
     tasks.iter().for_each(Process::succeed);
     let steps = |name: &str| -> Vec<i64> {
-        tasks.iter().flat_map(|task| task.lines(name)).map(|line| line.number("n")).collect()
+        tasks.iter().flat_map(|task| task.records(name)).map(|line| line.number("n")).collect()
     };
     let agreed = steps("agreed");
     assert_eq!(agreed, [agreed[0]; 3], "they agreed on different steps");

@@ -1,4 +1,4 @@
-//! Two processes with the same task number.
+//! Tests of two processes with the same task number.
 
 use std::net::SocketAddr;
 
@@ -23,9 +23,9 @@ fn newer_wins(scene: &JaxFixture) {
         registered.nth(nth)
     };
     let older = scene.start(0, 2, &program);
-    let (old, old_peer) = super::time::wait_for("the first claim", || registration(0));
+    let (old, old_peer) = super::harness::wait_for("the first claim", || registration(0));
     let newer = scene.start(0, 2, &program);
-    let (new, new_peer) = super::time::wait_for("the second claim", || registration(1));
+    let (new, new_peer) = super::harness::wait_for("the second claim", || registration(1));
 
     older.fail();
     let said = older.unstructured();

@@ -1,14 +1,14 @@
-//! Exclusions: an operator excludes a task of a running job, and readmits it.
+//! Tests of exclusions: an operator excludes a task of a running job, and readmits it.
 
 use serde_json::{Value, json};
 
 use muster::coordination::{JobView, RunState};
 
 use super::fixture::JaxFixture;
+use super::harness::TestInstant;
 use super::http;
 use super::process::Process;
 use super::server::Server;
-use super::time::TestInstant;
 use super::{RunSet, Test};
 
 pub const TESTS: &[Test] = &[
@@ -58,16 +58,16 @@ fn undo(scene: &JaxFixture) {
     scene.figure("from the request to the end of the excluded process", end.at - asked);
 
     // The others continue.
-    let last = |task: &Process| task.lines("pass").last().map_or(0, |line| line.number("round"));
+    let last = |task: &Process| task.records("pass").last().map_or(0, |line| line.number("round"));
     let round: u64 = last(&tasks[0]) + 5;
     tasks[..2].iter().for_each(|task| _ = task.line("pass", in_round(round)));
-    assert!(tasks[..2].iter().all(|task| task.lines("fail").is_empty()), "nobody else has had an error");
+    assert!(tasks[..2].iter().all(|task| task.records("fail").is_empty()), "nobody else has had an error");
 
     // It cannot return, and does not retry for ever.
     let began = TestInstant::now();
     let refused = start(scene, 2, &rounds);
     let end = refused.fail();
-    assert!(refused.lines("registered").is_empty());
+    assert!(refused.records("registered").is_empty());
     let said = refused.unstructured();
     assert!(
         said.contains("PERMISSION_DENIED") && said.contains("is excluded") && said.contains(REASON),
@@ -125,7 +125,7 @@ fn fate(scene: &JaxFixture) {
 
     let (status, problem) = exclude(server, &json!({ "task": 1, "reason": REASON }));
     assert_eq!((status, &problem["type"]), (409, &"/problems/ends-run".into()), "{problem}");
-    let n: u64 = tasks[0].lines("step").last().expect("a step").number("n");
+    let n: u64 = tasks[0].records("step").last().expect("a step").number("n");
     tasks.iter().for_each(|task| _ = task.line("step", step(n + 3)));
 
     let (status, _) = exclude(server, &json!({ "task": 1, "reason": REASON, "end_run": true }));

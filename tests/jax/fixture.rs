@@ -3,9 +3,9 @@
 use std::cell::{OnceCell, RefCell};
 use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 
-use super::process::Process;
+use super::harness::TempFolder;
+use super::process::{self, Process};
 use super::release::{Release, programs};
 use super::server::Server;
 
@@ -15,7 +15,7 @@ pub struct JaxFixture {
     /// The tested release.
     pub release: Release,
     server: OnceCell<Server>,
-    folder: OnceCell<PathBuf>,
+    folder: OnceCell<TempFolder>,
     figures: RefCell<Vec<String>>,
 }
 
@@ -71,7 +71,7 @@ impl JaxFixture {
         variables.extend(bind);
         variables.extend_from_slice(besides);
         let label = format!("task {task} ({} of JAX {})", program.join(" "), self.release.name);
-        Process::start(label, &self.release.python(), &command(program), &variables)
+        process::start(label, &self.release.python(), &command(program), &variables)
     }
 
     /// Starts all tasks of the default job with the same program.
@@ -85,18 +85,13 @@ impl JaxFixture {
         all.extend(arguments.iter().map(|&argument| argument.to_owned()));
         all.extend(["--".to_owned(), self.release.python().display().to_string()]);
         all.extend(command(program));
-        Process::start("launch".into(), env!("CARGO_BIN_EXE_muster").as_ref(), &all, &[])
+        process::start("launch".into(), env!("CARGO_BIN_EXE_muster").as_ref(), &all, &[])
     }
 
     /// Returns the path of a new file with this name in the test's own folder.
     pub fn file(&self, name: &str) -> String {
-        let folder = self.folder.get_or_init(|| {
-            let folder = self.name.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
-            let folder = std::env::temp_dir().join(format!("muster-{}-{folder}", std::process::id()));
-            std::fs::create_dir(&folder).expect("a folder of its own");
-            folder
-        });
-        folder.join(name).display().to_string()
+        let own = || TempFolder::new(&self.name.replace(|c: char| !c.is_ascii_alphanumeric(), "-"));
+        self.folder.get_or_init(own).path(name)
     }
 
     /// Records a measured figure, which is printed at the end of the test.
@@ -128,9 +123,6 @@ impl Drop for JaxFixture {
         }
         if std::thread::panicking() {
             eprintln!("=== {} failed\n{}", self.name, self.report());
-        }
-        if let Some(folder) = self.folder.get() {
-            let _ = std::fs::remove_dir_all(folder);
         }
     }
 }

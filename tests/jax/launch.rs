@@ -36,10 +36,10 @@ fn begin_again(scene: &JaxFixture) {
     let view = server.until_run(2, RunState::Completed);
     assert_eq!(view.run.first_cause, None);
     assert_eq!(view.history[0].outcome, RunOutcome::Failed);
-    let dead = launch.lines("dying")[0].number("task");
+    let dead = launch.records("dying")[0].number("task");
     let cause = view.history[0].first_cause.as_ref().expect("why the first run failed");
     assert_eq!(cause.task.map(|task| task.0), Some(dead));
-    assert_eq!(launch.lines("shutdown").len(), 3);
+    assert_eq!(launch.records("shutdown").len(), 3);
 }
 
 fn take_back(scene: &JaxFixture) {
@@ -48,6 +48,6 @@ fn take_back(scene: &JaxFixture) {
     let launch = scene.launch(&["-n", "3", "--max-restarts", "1", "--recoverable"], &program);
     launch.succeed();
     launch.text("1 run(s), 1 restart(s)");
-    assert_eq!(launch.lines("registered").len(), 4, "only the one that failed was started again");
-    assert_eq!(launch.lines("shutdown").len(), 3);
+    assert_eq!(launch.records("registered").len(), 4, "only the one that failed was started again");
+    assert_eq!(launch.records("shutdown").len(), 3);
 }

@@ -1,10 +1,10 @@
-//! The output lines of the test programs: `EVENT name t=SECONDS task=ID key=value ...`; see `common.py`. A
-//! launch prefixes `[TASK] `.
+//! The output lines of the test programs: `EVENT name t=SECONDS task=ID key=value ...`. `common.py` writes them.
+//! `muster launch` puts `[TASK] ` before each line.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
-use super::time::TestInstant;
+use super::harness::TestInstant;
 
 /// One output line of a program.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,4 +1,4 @@
-//! Real JAX processes against the real server, for every release that the tests run.
+//! Tests of real JAX processes against a real server, with every JAX release that `versions` lists.
 //!
 //! Every test is named `RELEASE::what_it_shows`:
 //!
@@ -7,8 +7,8 @@
 //! cargo test --test jax 0.10.2::a_killed_task
 //! ```
 //!
-//! The releases are listed in `versions`, their environments are made by `setup`. Tests of a release without
-//! an environment are skipped, and fail in CI; without any environment the target fails.
+//! `setup` makes the environment of each release. If a release has no environment, its tests are skipped; in CI
+//! they fail. If no release has an environment, the whole target fails.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 
@@ -19,6 +19,8 @@ mod drain;
 mod duplicate_task;
 mod exclude;
 mod fixture;
+#[path = "../harness/mod.rs"]
+mod harness;
 mod http;
 mod launch;
 mod line;
@@ -30,7 +32,6 @@ mod server;
 mod skip;
 mod stop;
 mod stopped_process;
-mod time;
 mod tls;
 mod two_generations;
 

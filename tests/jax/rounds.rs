@@ -1,8 +1,8 @@
-//! The loop of an elastic program (begin barrier, steps, end barrier, checkpoint), with tasks killed at every
-//! point of it.
+//! Tests the loop of an elastic program (begin barrier, steps, end barrier, checkpoint) while tasks are killed at
+//! every point of the loop.
 //!
-//! A restarted task must never leave its peers waiting for ever, and no task may pass a barrier before
-//! another one has arrived.
+//! A restarted task must never leave its peers waiting for ever. No task may pass a barrier before another task has
+//! arrived.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -179,14 +179,14 @@ impl Job<'_> {
 
 /// Checks that no barrier failed because of another task's death.
 fn nothing_failed(lives: &[&Process]) {
-    let failed: Vec<LogRecord> = lives.iter().flat_map(|life| life.lines("fail")).collect();
+    let failed: Vec<LogRecord> = lives.iter().flat_map(|life| life.records("fail")).collect();
     assert_eq!(failed, []);
 }
 
 /// Checks that in each instance of each barrier the last task arrived before the first one left.
 fn nobody_passed_early(lives: &[&Process]) {
     let mut uses: BTreeMap<(String, u64), Vec<LogRecord>> = BTreeMap::new();
-    for line in lives.iter().flat_map(|life| life.lines("pass")) {
+    for line in lives.iter().flat_map(|life| life.records("pass")) {
         uses.entry((line.text("barrier").to_owned(), line.number("round"))).or_default().push(line);
     }
     assert!(uses.len() > usize::try_from(ROUNDS).unwrap(), "most rounds are accounted for");

@@ -1,15 +1,16 @@
-//! A running `muster serve`, and its views of its jobs.
+//! A running `muster serve`, and what it shows about its jobs.
 
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
 use muster::coordination::{EventKind, JobView, RunState, TaskId, Timestamp};
-use muster::http::{EventLine, EventsPage, ServerInfo};
+use muster::http::api::{EventLine, EventsPage, ServerInfo};
 
+use super::harness::server::{ANY_PORTS, address};
+use super::harness::{TestInstant, wait_for};
 use super::http;
-use super::process::Process;
-use super::time::{TestInstant, wait_for};
+use super::process::{self, Process};
 
 /// The job of processes that name none.
 pub const DEFAULT: &str = "default";
@@ -25,14 +26,12 @@ pub struct Server {
 impl Server {
     /// Starts a server on free ports.
     pub fn start(arguments: &[&str]) -> Self {
-        let mut all = vec!["serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"];
-        all.extend(arguments);
-        let all: Vec<String> = all.into_iter().map(str::to_owned).collect();
-        let process = Process::start("server".into(), Path::new(env!("CARGO_BIN_EXE_muster")), &all, &[]);
+        let all = ["serve"].iter().chain(&ANY_PORTS).chain(arguments);
+        let all: Vec<String> = all.map(|&argument| argument.to_owned()).collect();
+        let process = process::start("server".into(), Path::new(env!("CARGO_BIN_EXE_muster")), &all, &[]);
         let line = process.text("  HTTP  http://");
-        let address = line.split("http://").nth(1).and_then(|rest| rest.split_whitespace().next());
-        let address: SocketAddr =
-            address.and_then(|text| text.parse().ok()).expect("the address that it printed");
+        let http = line.split_once("HTTP  ").and_then(|(_, url)| address(url));
+        let address = http.expect("the address that it printed");
         Self { process, about: http::get(address, "/api/v1/server") }
     }
 

@@ -1,4 +1,4 @@
-//! The server is stopped while a job runs.
+//! Tests of a server that is stopped while a job runs.
 
 use std::time::Duration;
 

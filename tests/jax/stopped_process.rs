@@ -1,7 +1,7 @@
-//! Tasks that are silent for longer than the heartbeat timeout, and then continue.
+//! Tests of tasks that are silent for longer than the heartbeat timeout, and then continue.
 
 use muster::coordination::{EventKind, RunOutcome, RunState, TaskPhase};
-use muster::http::EventLine;
+use muster::http::api::EventLine;
 use rustix::process::Signal;
 
 use super::death::failed_tasks;

@@ -1,4 +1,4 @@
-//! Mutual TLS with jaxlib's own settings: a whole job over it, and tasks that are refused with a reason.
+//! Tests of mutual TLS with jaxlib's own settings: a whole job over TLS, and tasks that are refused with a reason.
 
 use std::path::Path;
 
@@ -8,8 +8,8 @@ use muster::tls::issue;
 
 use super::conformance::check;
 use super::fixture::JaxFixture;
+use super::harness::wait_for;
 use super::server::DEFAULT;
-use super::time::wait_for;
 use super::{RunSet, Test, http};
 
 pub const TESTS: &[Test] = &[
@@ -25,7 +25,7 @@ pub const TESTS: &[Test] = &[
 /// Issues certificates in a folder of the fixture's, and returns the folder.
 fn certificates(scene: &JaxFixture, name: &str) -> String {
     let folder = scene.file(name);
-    issue::write(Path::new(&folder), &["localhost".into(), "127.0.0.1".into()]).unwrap();
+    issue::write_trial_certificates(Path::new(&folder), &["localhost".into(), "127.0.0.1".into()]).unwrap();
     folder
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
-use crate::support::{Answer, Body, Call, Caller, Client, Generation, Muster, Pending, Reporter};
+use crate::support::{Answer, Body, Call, Caller, Client, Generation, MusterServer, Pending, Reporter};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -82,7 +82,7 @@ fn register(client: &Client, caller: Caller) -> Pending {
 
 /// The server and its tasks.
 pub struct MetricsFixture {
-    pub server: Muster,
+    pub server: MusterServer,
     /// Keeps pending calls pending.
     _waiting: Vec<Pending>,
     _gangs: Vec<JobTasks>,
@@ -96,8 +96,8 @@ impl MetricsFixture {
         // Nothing listens on this port, so traces cannot be exported.
         let nowhere = ["--otlp-endpoint", "http://127.0.0.1:9"];
         let settings = ["--config", config, "--task-metrics-max", "20", "--log", "error"];
-        let server = Muster::serve(&[&settings[..], &nowhere].concat());
-        let service = server.grpc();
+        let server = MusterServer::patient(&[&settings[..], &nowhere].concat());
+        let service = server.grpc;
         let (train, flex) =
             tokio::join!(JobTasks::register(service, "train", 4), JobTasks::register(service, "flex", 3));
         let doomed = JobTasks::register(service, "doomed", 1).await;
@@ -119,7 +119,7 @@ impl MetricsFixture {
         let mut stranger = std::net::TcpStream::connect(service).expect("it connects");
         std::io::Write::write_all(&mut stranger, &[0x16, 3, 1, 0, 1, 0]).expect("it is sent");
         let nobody = r#"{"host": "192.0.2.1", "reason": "r"}"#;
-        let excluded = crate::prometheus::send(server.http(), "POST", "/api/v1/jobs/flex/exclusions", nobody);
+        let excluded = crate::prometheus::send(server.http, "POST", "/api/v1/jobs/flex/exclusions", nobody);
         assert!(excluded.as_ref().is_ok_and(|(status, _)| *status == 201), "{excluded:?}");
 
         let late = JobTasks { service, job: "late".into(), tasks: Vec::new() };
@@ -156,7 +156,7 @@ impl MetricsFixture {
 
     /// Returns a scrape.
     pub fn scrape(&self) -> String {
-        let (status, body) = crate::prometheus::get(self.server.http(), "/metrics").expect("it answers");
+        let (status, body) = crate::prometheus::get(self.server.http, "/metrics").expect("it answers");
         assert_eq!(status, 200, "{body}");
         body
     }
@@ -186,7 +186,7 @@ impl MetricsFixture {
 
     /// Returns another JSON response of the server.
     pub fn json(&self, path: &str) -> serde_json::Value {
-        let (_, body) = crate::prometheus::get(self.server.http(), path).expect("it answers");
+        let (_, body) = crate::prometheus::get(self.server.http, path).expect("it answers");
         serde_json::from_str(&body).unwrap_or_else(|error| panic!("{path}: {error}: {body}"))
     }
 }

@@ -1,4 +1,5 @@
-//! Checks the dashboards against the rules that Grafana publishes for dashboards of mixins.
+//! Checks the dashboards against the rules that Grafana publishes for dashboards of mixins (packages of dashboards
+//! and alerts).
 
 use std::collections::BTreeSet;
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use muster::findings;
+use muster::service::findings;
 use muster::telemetry::metrics::catalogue::CATALOGUE;
 
 use crate::dashboards::{Dashboard, filled_in, metrics_in};
@@ -38,7 +38,7 @@ fn catalogue() -> BTreeSet<String> {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_panel_and_every_rule_has_an_answer_on_a_server_where_everything_happens() {
     let world = MetricsFixture::start().await;
-    let prometheus = Prometheus::scrape(world.server.http());
+    let prometheus = Prometheus::scrape(world.server.http);
     prometheus.until("muster_job:muster_barrier_skew_seconds:p99_rate5m > 0").await;
     prometheus
         .until("min_over_time(muster_scrapes_total[20s]) > 0 and changes(muster_scrapes_total[20s]) > 5")

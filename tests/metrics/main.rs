@@ -1,7 +1,7 @@
-//! Metrics as Prometheus and Grafana see them: a real Prometheus scrapes a real server with tasks and
+//! Tests of metrics as Prometheus and Grafana see them: a real Prometheus scrapes a real server with tasks, and
 //! evaluates every expression of `dashboards/`.
 //!
-//! Prometheus and promtool must be installed (`apt-get install prometheus`; `tests/run` does it).
+//! Prometheus and promtool must be installed (`apt-get install prometheus`). `tests/run` installs them.
 
 mod dashboards;
 mod fixture;

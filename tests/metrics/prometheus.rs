@@ -1,35 +1,26 @@
-//! A real Prometheus that ends with its guard, and promtool.
+//! Runs promtool, and a real Prometheus, which ends when its value is dropped.
 
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 
 use crate::folder;
+use crate::support::harness::http::{self, JSON};
+use crate::support::harness::{Process, run_with_input};
 
 /// Runs promtool in the folder of the rules.
 ///
 /// # Panics
 /// If it is not installed, because a skipped test would look like a passed one.
 pub fn promtool(arguments: &[&str], stdin: &str) -> Output {
-    let started = Command::new("promtool")
-        .args(arguments)
-        .current_dir(folder())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn();
-    let mut child = started.unwrap_or_else(|error| {
+    let mut command = Command::new("promtool");
+    run_with_input(command.args(arguments).current_dir(folder()), stdin).unwrap_or_else(|error| {
         panic!("promtool cannot be run ({error}): install it with `apt-get install prometheus`, as tests/run does")
-    });
-    let mut input = child.stdin.take().expect("it is piped");
-    input.write_all(stdin.as_bytes()).expect("promtool reads");
-    drop(input);
-    child.wait_with_output().expect("promtool ends")
+    })
 }
 
 /// Returns the errors of a run of promtool, if there are any.
@@ -40,11 +31,14 @@ pub fn complaints(output: &Output) -> Option<String> {
 
 /// A Prometheus that scrapes one server every second. Dropping it ends the process.
 pub struct Prometheus {
-    child: Child,
+    _process: Process,
     address: SocketAddr,
-    /// The data folder, which is removed on drop.
-    place: PathBuf,
+    // Fields are dropped in this order: the process ends before its folder is removed.
+    place: PrometheusFolder,
 }
+
+/// The data folder, which is removed on drop unless the test failed.
+struct PrometheusFolder(PathBuf);
 
 impl Prometheus {
     /// Starts Prometheus with the rules of `dashboards/`.
@@ -58,20 +52,18 @@ impl Prometheus {
         let config = place.join("prometheus.yml");
         std::fs::write(&config, configuration(target)).expect("the configuration can be written");
         let log = std::fs::File::create(place.join("log")).expect("the log can be written");
-        let started = Command::new("prometheus")
+        let mut command = Command::new("prometheus");
+        command
             .arg(format!("--config.file={}", config.display()))
             .arg(format!("--storage.tsdb.path={}", place.join("data").display()))
             .arg(format!("--web.listen-address={address}"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(log)
-            .spawn();
-        let child = started.unwrap_or_else(|error| {
-            panic!(
-                "prometheus cannot be run ({error}): install it with `apt-get install prometheus`, as tests/run does"
-            )
+            .stderr(log);
+        let process = Process::spawn(&mut command).unwrap_or_else(|error| {
+            panic!("{error:#}: install it with `apt-get install prometheus`, as tests/run does")
         });
-        Self { child, address, place }
+        Self { _process: process, address, place: PrometheusFolder(place) }
     }
 
     /// Waits until a query has a result.
@@ -82,7 +74,7 @@ impl Prometheus {
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        let log = std::fs::read_to_string(self.place.join("log")).unwrap_or_default();
+        let log = std::fs::read_to_string(self.place.0.join("log")).unwrap_or_default();
         panic!("{query} never had an answer; Prometheus says:\n{log}");
     }
 
@@ -114,12 +106,10 @@ impl Prometheus {
     }
 }
 
-impl Drop for Prometheus {
+impl Drop for PrometheusFolder {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
         if !std::thread::panicking() {
-            let _ = std::fs::remove_dir_all(&self.place);
+            let _ = std::fs::remove_dir_all(&self.0);
         }
     }
 }
@@ -149,40 +139,20 @@ fn configuration(target: SocketAddr) -> String {
     )
 }
 
-/// Sends a GET request over a connection of its own. Returns status and body.
+/// Sends a GET request. Returns status and body.
 pub fn get(address: SocketAddr, path: &str) -> std::io::Result<(u16, String)> {
-    send(address, "GET", path, "")
+    http::get(address, path).map(|answer| (answer.status, answer.body))
 }
 
 /// Sends a GET request with this host name.
 pub fn get_as(address: SocketAddr, host: &str, path: &str) -> std::io::Result<(u16, String)> {
-    send_as(address, host, ("GET", path), "")
+    let answer = http::send(address, "GET", path, &[&format!("host: {host}")], "");
+    answer.map(|answer| (answer.status, answer.body))
 }
 
 /// Sends a request with a JSON body.
 pub fn send(address: SocketAddr, method: &str, path: &str, body: &str) -> std::io::Result<(u16, String)> {
-    send_as(address, &address.to_string(), (method, path), body)
-}
-
-fn send_as(
-    address: SocketAddr,
-    host: &str,
-    (method, path): (&str, &str),
-    body: &str,
-) -> std::io::Result<(u16, String)> {
-    let mut stream = TcpStream::connect(address)?;
-    let length = body.len();
-    // HTTP/1.0, so that the response is not chunked.
-    write!(
-        stream,
-        "{method} {path} HTTP/1.0\r\nhost: {host}\r\ncontent-type: application/json\r\n\
-         content-length: {length}\r\n\r\n{body}"
-    )?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text)?;
-    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
-    let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or_default();
-    Ok((status, body.to_owned()))
+    http::send(address, method, path, &[JSON], body).map(|answer| (answer.status, answer.body))
 }
 
 /// Reads a file of the folder.

@@ -1,10 +1,10 @@
-//! Checks the rules with promtool.
+//! Checks the Prometheus rules with promtool.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 
 use crate::prometheus::{complaints, get_as, promtool, read};
+use crate::support::harness::{MusterServer, PATIENCE, muster};
 
 const FILES: [&str; 2] = ["rules/recording.yml", "rules/alerts.yml"];
 
@@ -74,17 +74,6 @@ fn list(text: &str, key: &str) -> Vec<String> {
     serde_json::from_str(list).unwrap_or_else(|error| panic!("{key}: {error}: {list}"))
 }
 
-/// A process that is killed on drop.
-struct Ended(Child);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        // The process may have exited already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn muster_starts_as_the_compose_file_says_and_prometheus_may_scrape_it_by_the_name_of_its_target() {
     let command = list(&read("compose.yaml"), "command");
@@ -101,19 +90,10 @@ fn muster_starts_as_the_compose_file_says_and_prometheus_may_scrape_it_by_the_na
         Some(_) => "0.0.0.0:0".to_owned(),
         None => argument.clone(),
     };
-    let started = Command::new(env!("CARGO_BIN_EXE_muster"))
-        .args(command.iter().map(free))
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn();
-    let mut muster = Ended(started.expect("it is there"));
-    let lines = BufReader::new(muster.0.stdout.take().expect("it is piped")).lines();
-    let said = lines
-        .map_while(Result::ok)
-        .find_map(|line| Some(line.split_once("HTTP  http://0.0.0.0:")?.1.to_owned()));
-    let port: u16 = said.expect("it starts, and says where").parse().expect("a port");
-    let address = ([127, 0, 0, 1], port).into();
+    let mut starting = muster(command.iter().map(free));
+    let server =
+        MusterServer::spawn(starting.stderr(Stdio::null()), PATIENCE).expect("it starts, and says where");
+    let address = ([127, 0, 0, 1], server.http.port()).into();
     let (status, scrape) = get_as(address, target, "/metrics").expect("it answers");
     assert!(status == 200 && scrape.contains("muster_build_info"), "{status}: {scrape}");
     let (status, _) = get_as(address, "elsewhere:8477", "/metrics").expect("it answers");

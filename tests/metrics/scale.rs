@@ -7,9 +7,9 @@ use std::time::Duration;
 use muster::clock::Clock;
 use muster::coordination::{CallOutcome, Caller, JobName, JobSettings, Request, TaskId, TaskIncarnation};
 use muster::engine::{AnswerInbox, CallStatus, Engine, Observer};
-use muster::findings::{self, FindingMetrics, FindingStore};
 use muster::grpc;
-use muster::reports::ReportMetrics;
+use muster::service::findings::{self, FindingMetrics, FindingStore};
+use muster::service::reports::ReportMetrics;
 use muster::telemetry::metrics::{EventCounters, MetricInputs, MetricSource, Metrics};
 use muster::tls::HandshakeFailures;
 
@@ -35,13 +35,13 @@ async fn finish(engine: &Arc<Engine>) {
 /// Returns an engine with a job whose tasks all poll for errors and have passed a barrier.
 async fn engine(tally: &Arc<EventCounters>) -> Arc<Engine> {
     let engine = Engine::new(Clock::start());
-    engine.observe_with(vec![Arc::clone(tally) as Arc<dyn Observer>]);
-    let job = engine.declare(JobName::default(), JobSettings::new(TASKS)).expect("the first job");
+    engine.set_observers(vec![Arc::clone(tally) as Arc<dyn Observer>]);
+    let job = engine.declare_job(JobName::default(), JobSettings::new(TASKS)).expect("the first job");
     let inbox: Arc<dyn AnswerInbox> = Arc::new(Nobody);
     let id = |task: u32| TaskId(i32::try_from(task).expect("a task id"));
     let life = |task: u32| TaskIncarnation(u64::from(task) + 1);
     let connections: Vec<_> =
-        (0..TASKS).map(|_| engine.connection_opened(SocketAddr::from(([10, 0, 0, 1], 1)))).collect();
+        (0..TASKS).map(|_| engine.register_connection(SocketAddr::from(([10, 0, 0, 1], 1)))).collect();
     let ask = |task: u32, request: Request| {
         let caller = Caller { connection: connections[task as usize], claim: None };
         engine.call(job, caller, request, &inbox, 0)
@@ -63,7 +63,7 @@ async fn engine(tally: &Arc<EventCounters>) -> Arc<Engine> {
             );
         }
         finish(&engine).await;
-        assert_eq!(engine.waiting_calls(), 0, "the last one passes it");
+        assert_eq!(engine.waiting_call_count(), 0, "the last one passes it");
     }
     for task in 0..TASKS {
         for _ in 0..2 {
@@ -76,21 +76,21 @@ async fn engine(tally: &Arc<EventCounters>) -> Arc<Engine> {
 
 #[tokio::test]
 async fn a_scrape_and_a_look_for_findings_of_ten_thousand_tasks_are_quick() {
-    let tally = Arc::new(EventCounters::new(findings::ids()));
+    let tally = Arc::new(EventCounters::new(findings::finding_ids()));
     let engine = engine(&tally).await;
     let board = Arc::<FindingStore>::default();
-    let edge = grpc::Server::new(Arc::clone(&engine), grpc::GrpcLimits::default());
+    let edge = grpc::GrpcServer::new(Arc::clone(&engine), grpc::GrpcLimits::default());
     let metrics = |tasks_max: usize| {
         let others: Vec<Arc<dyn MetricSource>> = vec![
             edge.clone(),
             Arc::new(FindingMetrics {
                 engine: Arc::clone(&engine),
-                reports: Arc::clone(edge.transfers()),
+                reports: Arc::clone(edge.report_store()),
                 findings: Arc::clone(&board),
             }),
             Arc::new(ReportMetrics {
                 engine: Arc::clone(&engine),
-                reports: Arc::clone(edge.transfers()),
+                reports: Arc::clone(edge.report_store()),
                 tasks_max,
             }),
         ];
@@ -104,7 +104,7 @@ async fn a_scrape_and_a_look_for_findings_of_ten_thousand_tasks_are_quick() {
     };
     let (usual, every_task) = (metrics(1024), metrics(TASKS as usize));
     let job = engine.read(|core, _| core.default_job()).expect("the only job");
-    let seen = engine.read(|core, now| core.observe(job, now)).expect("the only job");
+    let seen = engine.read(|core, now| core.observe_job(job, now)).expect("the only job");
     assert_eq!(seen.counts.connected, TASKS as usize);
 
     let timed = |what: &str, act: &dyn Fn()| {
@@ -134,7 +134,7 @@ async fn a_scrape_and_a_look_for_findings_of_ten_thousand_tasks_are_quick() {
         );
     });
     timed("the part of it under the lock", &|| {
-        let _ = engine.read(|core, now| core.observe(job, now));
+        let _ = engine.read(|core, now| core.observe_job(job, now));
     });
-    timed("a look for findings", &|| drop(findings::check_all(&engine, edge.transfers(), &board)));
+    timed("a look for findings", &|| drop(findings::check_all_jobs(&engine, edge.report_store(), &board)));
 }

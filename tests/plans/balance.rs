@@ -1,4 +1,4 @@
-//! The choice of the sender among several holders is balanced.
+//! Tests that several holders of the same bytes send equally often.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Plans as JSON: reading returns the plan that was written, or an error with the reason.
+//! Tests of plans as JSON: reading returns the plan that was written, or an error with the reason.
 
 use std::num::NonZeroU32;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Descriptions that are inconsistent or too large.
+//! Tests of descriptions that are inconsistent or too large.
 
 use muster::transfer::plan::{
     ArrayDescription, DeviceId, Dtype, MAX_AXES, MAX_BYTES, MAX_DEVICES, MAX_RANK, MAX_STEPS, Mesh,
@@ -216,7 +216,7 @@ fn a_short_text_that_claims_many_steps_is_refused_before_they_are_looked_at() {
     claims["source"] = json!(plan.source());
     claims["destination"] = json!(plan.destination());
     claims["placement"] = json!(plan.placement());
-    claims["layout"] = json!(plan.layout());
+    claims["layout"] = json!(plan.layout_fingerprint());
     claims["fingerprint"] = json!(plan.fingerprint());
     let error = Plan::from_json(&claims.to_string()).expect_err("it has one step");
     assert!(error.to_string().contains("it has 1 of 1048576"), "{error}");

@@ -1,6 +1,6 @@
-//! The shards of JAX's own shardings, which `jax_shards.py` recorded.
+//! Compares the shards of this planner with those of JAX, which `jax_shards.py` recorded.
 
-use muster::transfer::plan::{ArrayDescription, DeviceId, Dtype, Region, Sharding};
+use muster::transfer::plan::{ArrayDescription, DeviceId, Dtype, ShardRegion, Sharding};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -19,7 +19,7 @@ fn every_device_holds_what_jax_says_that_it_holds() {
         let array = ArrayDescription { shape, dtype: Dtype::Float32, sharding };
         let region = |stretches: Vec<(u64, u64)>| {
             let (start, extent) = stretches.iter().map(|(start, end)| (*start, end - start)).unzip();
-            Region { start, extent }
+            ShardRegion { start, extent }
         };
         let wanted: Vec<_> =
             held.into_iter().map(|(device, stretches)| (device, region(stretches))).collect();

@@ -1,4 +1,4 @@
-//! The largest supported exchange: each of 4,096 devices has a part for each other one.
+//! Tests the largest supported exchange: each of 4,096 devices has a part for every other device.
 
 use std::collections::BTreeSet;
 

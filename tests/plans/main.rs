@@ -1,4 +1,4 @@
-//! Transfer plans, compared with naive computations of what they should be.
+//! Tests of transfer plans. A naive computation of the expected result checks each plan.
 
 mod balance;
 mod documents;

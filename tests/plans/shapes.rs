@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 
 use muster::transfer::plan::{
     AllGather, ArrayDescription, Broadcast, DeviceId, Dtype, Mesh, Minimum, PartitionSpec, PlacedDevice,
-    Placement, Plan, PlanError, PlanOptions, Region, Reshard, Runs, Scatter, Sharding, Step, StepClass,
-    TaskBytes, TaskId, copy_region, pack, unpack,
+    Placement, Plan, PlanError, PlanOptions, Reshard, Scatter, ShardRegion, Sharding, Step, StepClass,
+    StridedRuns, TaskBytes, TaskId, copy_region, pack_runs, unpack_runs,
 };
 
 fn array(
@@ -160,7 +160,8 @@ fn a_scatter_sends_each_device_its_own_part_and_nothing_else() {
     let sent: Vec<_> =
         plan.steps().map(|step| (step.destination.device.0, step.source.region, step.bytes)).collect();
     // Ten rows among four: three each, and one for the last.
-    let part = |start: [u64; 2], extent: [u64; 2]| Region { start: start.to_vec(), extent: extent.to_vec() };
+    let part =
+        |start: [u64; 2], extent: [u64; 2]| ShardRegion { start: start.to_vec(), extent: extent.to_vec() };
     let wanted = (0..8).map(|n: u64| {
         let rows = if n / 2 == 3 { 1 } else { 3 };
         (8 + n as u32, part([n / 2 * 3, n % 2 * 3], [rows, 3]), rows * 3)
@@ -310,21 +311,27 @@ fn regions_become_the_fewest_and_longest_runs() {
     assert_eq!(bytes, 2 * 3 * 8 * 4);
     assert_eq!(
         source.runs,
-        Runs { offset: 3 * 8 * 4, run_bytes: 3 * 8 * 4, counts: vec![2], strides: vec![6 * 8 * 4] }
+        StridedRuns { offset: 3 * 8 * 4, run_bytes: 3 * 8 * 4, counts: vec![2], strides: vec![6 * 8 * 4] }
     );
     assert_eq!(
         destination.runs,
-        Runs { offset: 0, run_bytes: 2 * 3 * 8 * 4, counts: vec![], strides: vec![] }
+        StridedRuns { offset: 0, run_bytes: 2 * 3 * 8 * 4, counts: vec![], strides: vec![] }
     );
     // Loops whose turns are contiguous make one loop.
-    let region = Region { start: vec![1, 0, 0, 2], extent: vec![2, 3, 5, 4] };
+    let region = ShardRegion { start: vec![1, 0, 0, 2], extent: vec![2, 3, 5, 4] };
     let runs = region.runs(&[4, 3, 5, 8], 2).expect("it fits");
-    assert_eq!(runs, Runs { offset: 2 * (120 + 2), run_bytes: 8, counts: vec![30], strides: vec![16] });
+    assert_eq!(
+        runs,
+        StridedRuns { offset: 2 * (120 + 2), run_bytes: 8, counts: vec![30], strides: vec![16] }
+    );
     assert_eq!((runs.count(), runs.bytes()), (30, 240));
     // Dimensions with one element are no loops.
-    let region = Region { start: vec![1, 2, 3], extent: vec![1, 1, 4] };
+    let region = ShardRegion { start: vec![1, 2, 3], extent: vec![1, 1, 4] };
     let runs = region.runs(&[4, 5, 8], 2).expect("it fits");
-    assert_eq!(runs, Runs { offset: 2 * (40 + 16 + 3), run_bytes: 8, counts: vec![], strides: vec![] });
+    assert_eq!(
+        runs,
+        StridedRuns { offset: 2 * (40 + 16 + 3), run_bytes: 8, counts: vec![], strides: vec![] }
+    );
 }
 
 #[test]
@@ -368,7 +375,8 @@ fn forwarding_reuses_the_unpack_buffer() {
 
 #[test]
 fn copies_refuse_what_does_not_fit_and_touch_nothing() {
-    let region = |start: &[u64], extent: &[u64]| Region { start: start.to_vec(), extent: extent.to_vec() };
+    let region =
+        |start: &[u64], extent: &[u64]| ShardRegion { start: start.to_vec(), extent: extent.to_vec() };
     let source: Vec<u8> = (0..24).collect();
     let mut into = vec![99; 12];
     let good = (region(&[1, 2], &[2, 3]), region(&[0, 1], &[2, 3]));
@@ -391,7 +399,7 @@ fn copies_refuse_what_does_not_fit_and_touch_nothing() {
         let done = copy_region(&source, &shape, &from, &mut into, &into_shape, &to, item);
         assert!(matches!(done, Err(PlanError::Region { .. } | PlanError::TooLarge { .. })), "{done:?}");
     }
-    let runs = |offset, run_bytes, counts: &[u64], strides: &[u64]| Runs {
+    let runs = |offset, run_bytes, counts: &[u64], strides: &[u64]| StridedRuns {
         offset,
         run_bytes,
         counts: counts.to_vec(),
@@ -407,9 +415,12 @@ fn copies_refuse_what_does_not_fit_and_touch_nothing() {
         runs(0, 1, &[12, 0], &[1, 1]),
         runs(0, 0, &[far], &[1]),
     ] {
-        assert!(matches!(pack(&source, &hostile, &mut into), Err(PlanError::Region { .. })), "{hostile:?}");
         assert!(
-            matches!(unpack(&before, &hostile, &mut source.clone()), Err(PlanError::Region { .. })),
+            matches!(pack_runs(&source, &hostile, &mut into), Err(PlanError::Region { .. })),
+            "{hostile:?}"
+        );
+        assert!(
+            matches!(unpack_runs(&before, &hostile, &mut source.clone()), Err(PlanError::Region { .. })),
             "{hostile:?}"
         );
     }
@@ -422,7 +433,7 @@ fn each_part_of_what_a_plan_follows_from_is_in_its_fingerprint() {
     let two = array(&[8], &[("x", 2)], 2..4, &[&["x"]]);
     let plan = |one: &ArrayDescription, two: &ArrayDescription, placement: &Placement, options| {
         let plan = Plan::new(one.clone(), two.clone(), placement, options).expect("it makes sense");
-        (plan.layout(), plan.fingerprint())
+        (plan.layout_fingerprint(), plan.fingerprint())
     };
     let own = blocks(0..4, 1, 1);
     let first = plan(&one, &two, &own, PlanOptions::default());

@@ -1,10 +1,10 @@
-//! Random plans, and their expected result, computed naively one element at a time.
+//! Makes random plans, and computes their expected results naively, one element at a time.
 
 use std::collections::BTreeMap;
 
 use muster::transfer::plan::{
     ArrayDescription, BufferRole, DeviceId, Dtype, Mesh, Partition, PartitionSpec, PlacedDevice, Placement,
-    Plan, PlanOptions, Runs, Sharding, Shards, TaskId,
+    Plan, PlanOptions, Sharding, Shards, StridedRuns, TaskId,
 };
 
 /// A source of decisions from bytes: shorter and smaller inputs make smaller plans, so that failures can be
@@ -152,7 +152,7 @@ pub fn blank(plan: &Plan) -> Shards {
 }
 
 /// Returns the offset of each run.
-pub fn beginnings(runs: &Runs) -> Vec<u64> {
+pub fn beginnings(runs: &StridedRuns) -> Vec<u64> {
     let mut places = vec![runs.offset];
     for (&count, &stride) in runs.counts.iter().zip(&runs.strides) {
         places = places.iter().flat_map(|place| (0..count).map(move |turn| place + turn * stride)).collect();

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use muster::coordination::{
-    AutoExcludeRule, Bounds, CallId, CallOutcome, ClaimedIncarnations, Code, CommandOutcome, CommandRefusal,
-    ConnectionEnd, ConnectionId, ErrorDelivery, ExclusionId, ExclusionTarget, Input, JobSettings,
+    AutoExcludeRule, CallId, CallOutcome, ClaimedIncarnations, Code, CommandOutcome, CommandRefusal,
+    ConnectionEnd, ConnectionId, ErrorDelivery, ExclusionId, ExclusionTarget, Input, JobBounds, JobSettings,
     OperatorCommand, Request, ServiceIncarnation, SettingsChange, TaskId, TaskIncarnation, TaskSet,
 };
 
@@ -204,12 +204,12 @@ impl Chaos {
 
     fn some_settings(&mut self) -> SettingsChange {
         let rng = &mut self.rng;
-        let bounds = Bounds {
+        let bounds = JobBounds {
             barriers_recent: rng.usize(0..4),
             exclusions: rng.usize(0..4),
             exclusions_kept: rng.usize(0..4),
             keys: rng.usize(0..10),
-            ..Bounds::default()
+            ..JobBounds::default()
         };
         SettingsChange {
             tasks: None,
@@ -227,6 +227,7 @@ impl Chaos {
                 .bool()
                 .then(|| AutoExcludeRule::ALL.into_iter().filter(|_| rng.bool()).collect()),
             auto_exclude_for: rng.bool().then(|| Duration::from_secs(rng.u64(0..20))),
+            transfers_with: None,
             bounds: rng.bool().then_some(bounds),
         }
     }

@@ -1,4 +1,4 @@
-//! A coordinator in virtual time. Every answer is checked against its request and against the rules.
+//! A coordinator in virtual time that checks every answer against its request and against the rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster::coordination::{
-    Actor, ActorOrigin, BarrierCompletion, BarrierOutcome, CallId, CallOutcome, Caller, ClaimedIncarnations,
-    CommandOutcome, CommandRefusal, ConnectionEnd, ConnectionId, Coordinator, Effect, EventKind,
-    ExclusionPreview, ExclusionTarget, Input, JobEvent, JobId, JobName, JobSettings, JobView, LiveSet,
-    OperatorCommand, Reason, Reply, Request, ServiceIncarnation, SharedReply, TaskId, TaskIncarnation,
-    TaskSet, Timestamp,
+    Actor, ActorOrigin, BarrierCompletion, BarrierOutcome, CallId, CallOutcome, Caller, ClaimAnswer,
+    ClaimRefusal, ClaimedIncarnations, CommandOutcome, CommandRefusal, ConnectionEnd, ConnectionId,
+    Coordinator, Effect, EventKind, ExclusionPreview, ExclusionTarget, Input, JobEvent, JobId, JobName,
+    JobSettings, JobView, LiveSet, OperatorCommand, ProcessIdentity, Reason, Reply, Request,
+    ServiceIncarnation, TaskClaim, TaskId, TaskIncarnation, TaskSet, Timestamp,
 };
 
 /// The only job of the simulation.
@@ -59,7 +59,7 @@ pub struct SimulatedCoordinator {
     /// The first call that was certainly made in the present run.
     first_call_of_run: CallId,
     /// The live set of the last answer.
-    live_set: Option<Arc<SharedReply<LiveSet>>>,
+    live_set: Option<Arc<LiveSet>>,
     /// The ended barriers by their events, which are not compared with their measurements yet.
     ended: Vec<(String, i64, BarrierOutcome)>,
     /// The ended barriers by their measurements, which are not compared with their events yet.
@@ -69,6 +69,7 @@ pub struct SimulatedCoordinator {
     /// The model: the tasks excluded by number.
     excluded: BTreeSet<TaskId>,
     acted: Option<Result<CommandOutcome, CommandRefusal>>,
+    claimed: Option<Result<ClaimAnswer, ClaimRefusal>>,
     /// Whether the job has been deleted.
     deleted: bool,
     /// The calls whose callers are gone: while they are withdrawn one after the other, some may still be
@@ -135,6 +136,7 @@ impl SimulatedCoordinator {
             tasks: settings.tasks,
             excluded: BTreeSet::new(),
             acted: None,
+            claimed: None,
             deleted: false,
             gone: BTreeMap::new(),
             finishes: false,
@@ -143,7 +145,7 @@ impl SimulatedCoordinator {
         world.input(Input::DeclareJob {
             job: JOB,
             name: JobName::default(),
-            settings,
+            settings: Box::new(settings),
             incarnation,
             actor: None,
         });
@@ -272,6 +274,23 @@ impl SimulatedCoordinator {
         }
     }
 
+    /// Claims the task id of an identity, for a process on this connection.
+    pub fn claim(
+        &mut self,
+        identity: ProcessIdentity,
+        claimant: u64,
+        connection: ConnectionId,
+    ) -> Result<ClaimAnswer, ClaimRefusal> {
+        let claim = TaskClaim { identity, claimant, connection: Some(connection) };
+        self.input(Input::ClaimTask { job: JOB, claim });
+        self.claimed.take().expect("a claim is answered")
+    }
+
+    /// Tells the model the number of tasks of the next run.
+    pub fn retask(&mut self, tasks: u32) {
+        self.tasks = tasks;
+    }
+
     /// Lets time pass, with a tick at every deadline on the way.
     pub fn advance(&mut self, by: Duration) {
         let until = self.now.after(by);
@@ -298,7 +317,7 @@ impl SimulatedCoordinator {
         if let Err(found) = self.core.check_invariants() {
             panic!("after {:?}: {found}", self.inputs.last());
         }
-        let waiting = self.core.waiting_calls();
+        let waiting = self.core.waiting_call_count();
         assert_eq!(
             waiting,
             self.asked.len(),
@@ -348,6 +367,7 @@ impl SimulatedCoordinator {
                 }
                 Effect::RequestIncarnation(job) => wanted |= job == JOB,
                 Effect::CommandDone(acted) => self.acted = Some(acted),
+                Effect::ClaimAnswered(answer) => self.claimed = Some(answer),
                 Effect::FreeLater(_) => {}
             }
         }
@@ -393,7 +413,7 @@ impl SimulatedCoordinator {
             EventKind::TaskConnected { task, again, .. } => {
                 let member = self.members.entry(*task).or_default();
                 assert_eq!(member.connected, *again, "connected again is connected before");
-                // A task that was exempt at the start of the run connects late, as a restarted one does.
+                // A task that was excused at the start of the run connects late, as a restarted one does.
                 let again = *again || (member.excused && event.reason.contains("had started without it"));
                 let (registered, synced) = (self.order, !again);
                 *member = Membership { registered, connected: true, again, synced, excused: false };
@@ -430,7 +450,7 @@ impl SimulatedCoordinator {
     }
 
     /// Checks that all callers for a set get the same answer, and that every live member is among them.
-    fn check_live_set(&mut self, task: TaskId, tasks: &TaskSet, live: &Arc<SharedReply<LiveSet>>) {
+    fn check_live_set(&mut self, task: TaskId, tasks: &TaskSet, live: &Arc<LiveSet>) {
         let known = |task: &TaskId| (0..i64::from(self.tasks)).contains(&i64::from(task.0));
         let set: Vec<TaskId> = tasks.ids().iter().copied().filter(known).collect();
         // The other callers of the same answer still wait for it, or are gone.
@@ -520,7 +540,7 @@ impl SimulatedCoordinator {
     /// Ends every connection; no call may remain waiting.
     pub fn end(&mut self) {
         if self.deleted {
-            assert_eq!(self.core.waiting_calls(), 0, "nobody waits for a job that is no more");
+            assert_eq!(self.core.waiting_call_count(), 0, "nobody waits for a job that is no more");
             assert!(self.core.next_wakeup().is_none() && self.core.jobs().next().is_none());
             return self.check_replay();
         }
@@ -529,7 +549,7 @@ impl SimulatedCoordinator {
             self.close(connection, ConnectionEnd::Closed);
         }
         self.finish_work();
-        assert_eq!(self.core.waiting_calls(), 0, "whoever is gone waits no more");
+        assert_eq!(self.core.waiting_call_count(), 0, "whoever is gone waits no more");
         self.advance(Duration::from_secs(100_000));
         let view = self.view();
         assert!(view.run.barriers.is_empty() && view.run.live_sets.is_empty(), "nothing is in progress");

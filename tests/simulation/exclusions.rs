@@ -1,4 +1,4 @@
-//! Exclusions and drains.
+//! Tests of exclusions and drains.
 
 use std::time::Duration;
 

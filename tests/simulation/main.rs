@@ -1,13 +1,15 @@
 //! Runs the state machine in virtual time: thousands of seeded schedules of calls, restarts, silences and
-//! cancellations, with every invariant checked after every input.
+//! cancellations. After every input it checks every invariant.
 //!
-//! A failing seed prints the command that replays it:
-//! `MUSTER_SEED=<seed> cargo test --test simulation`. `MUSTER_SEEDS=<n>` sets how many are tried.
+//! A failing seed prints the command that replays it: `MUSTER_SEED=<seed> cargo test --test simulation`.
+//! `MUSTER_SEEDS=<n>` sets the number of seeds.
 
 mod chaos;
 mod coordinator;
 mod exclusions;
+mod hosts;
 mod measures;
+mod peer_jobs;
 mod programs;
 mod rules;
 

@@ -1,14 +1,14 @@
-//! Measurements: heartbeats, lateness, findings.
+//! Tests of what the state machine measures: heartbeats, late arrivals, and findings.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use muster::coordination::{
-    BarrierKind, BarrierOutcome, ConnectionEnd, EventKind, FindingNote, Input, Request, RunState, TaskId,
+    BarrierKind, BarrierOutcome, ConnectionEnd, EventKind, FindingChange, Input, Request, RunState, TaskId,
     TaskSet, Timestamp,
 };
 
-use muster::findings::{DetectorInput, detect};
+use muster::service::findings::{DetectorInput, run_detectors};
 
 use crate::coordinator::JOB;
 use crate::rules::{Job, id};
@@ -108,7 +108,7 @@ fn heartbeats_are_measured_within_one_life_and_not_while_the_service_was_away() 
     job.beat(0);
     let task = &job.coordinator.view().run.tasks[0];
     let pulse = task.pulse.clone().expect("it beats");
-    assert_eq!((pulse.gaps.total(), pulse.gaps.sum_us), (3, 30_000_000));
+    assert_eq!((pulse.gaps.gap_count(), pulse.gaps.sum_us), (3, 30_000_000));
     assert_eq!((pulse.interval_us, pulse.longest_recent_us), (10_000_000, 10_000_000));
     assert_eq!(task.live_since, Some(job.coordinator.now));
 }
@@ -120,7 +120,7 @@ fn keys_know_who_wrote_them() {
         let (key, value) = (Bytes::from_static(b"d/k"), Bytes::from(value));
         job.ask(1, Request::Insert { key, value, overwrite: true });
     }
-    let lines = job.coordinator.core.job(JOB).expect("the job is there").keys(b"d", b"", false, 10);
+    let lines = job.coordinator.core.job(JOB).expect("the job is there").list_keys(b"d", b"", false, 10);
     let [line] = &lines[..] else { panic!("{lines:?}") };
     assert_eq!((&line.key[..], line.value_bytes, line.written_by), (&b"d/k"[..], Some(2), Some(TaskId(1))));
 }
@@ -132,7 +132,7 @@ fn an_observation_says_what_the_view_says() {
     job.barrier(0, "next", 0);
     let (view, seen) = (
         job.coordinator.view(),
-        job.coordinator.core.observe(JOB, job.coordinator.now).expect("the job is there"),
+        job.coordinator.core.observe_job(JOB, job.coordinator.now).expect("the job is there"),
     );
     assert_eq!((seen.state, seen.live), (RunState::Running, 3));
     assert_eq!(seen.counts.connected, 3);
@@ -145,7 +145,7 @@ fn an_observation_says_what_the_view_says() {
     assert_eq!((used("waiters"), used("barriers-recent")), (Some(1), Some(2)));
     job.coordinator.close(job.connections[0], ConnectionEnd::Reset);
     job.coordinator.advance(Duration::from_secs(5));
-    let seen = job.coordinator.core.observe(JOB, job.coordinator.now).expect("the job is there");
+    let seen = job.coordinator.core.observe_job(JOB, job.coordinator.now).expect("the job is there");
     assert_eq!((seen.state, seen.counts.failed), (RunState::Failed, 3));
 }
 
@@ -155,7 +155,7 @@ fn a_finding_is_an_event_and_changes_no_other_state() {
     job.coordinator.snapshot();
     let before = job.coordinator.view().run;
     for open in [true, false] {
-        let note = FindingNote {
+        let note = FindingChange {
             finding: "stalled-task".into(),
             open,
             tasks: vec![TaskId(1)],
@@ -175,8 +175,8 @@ fn a_finding_is_an_event_and_changes_no_other_state() {
 
 /// Returns the findings of the job now.
 fn found(job: &Job) -> Vec<&'static str> {
-    let seen = job.coordinator.core.observe(JOB, job.coordinator.now).expect("the job is there");
-    detect(DetectorInput { job: &seen, clocks: &[] }).iter().map(|(detector, _)| detector.id).collect()
+    let seen = job.coordinator.core.observe_job(JOB, job.coordinator.now).expect("the job is there");
+    run_detectors(DetectorInput { job: &seen, clocks: &[] }).iter().map(|(detector, _)| detector.id).collect()
 }
 
 #[test]
@@ -219,8 +219,8 @@ fn a_task_that_does_not_ask_who_is_alive_is_found_as_one_that_misses_a_barrier()
     assert!(found(&job).is_empty());
     job.coordinator.advance(Duration::from_secs(1));
     assert_eq!(found(&job), ["stalled-task"]);
-    let seen = job.coordinator.core.observe(JOB, job.coordinator.now).expect("the job is there");
-    let (_, stalled) = detect(DetectorInput { job: &seen, clocks: &[] }).remove(0);
+    let seen = job.coordinator.core.observe_job(JOB, job.coordinator.now).expect("the job is there");
+    let (_, stalled) = run_detectors(DetectorInput { job: &seen, clocks: &[] }).remove(0);
     assert_eq!((stalled.tasks, stalled.since), (vec![TaskId(1)], began));
     assert!(
         stalled.summary_without_tasks.contains("2 of 3 tasks wait at a live-set question"),

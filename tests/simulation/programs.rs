@@ -1,6 +1,6 @@
-//! Schedules of realistic programs: an elastic loop (begin barrier, steps, end barrier, checkpoint), whose
-//! tasks are killed and restarted at the worst moments. The others must never be left waiting, and nothing
-//! may pass early; the simulated coordinator checks the latter after every input.
+//! Schedules of realistic programs: an elastic loop (begin barrier, steps, end barrier, checkpoint) whose tasks are
+//! killed and restarted at the worst moments. The other tasks must never wait for ever, and no task may pass a
+//! barrier early. The simulated coordinator checks the second rule after every input.
 
 use std::time::Duration;
 

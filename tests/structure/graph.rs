@@ -1,4 +1,4 @@
-//! Cycles in a graph.
+//! Finds cycles in a graph.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Tests that no test run includes.
+//! Checks the reasons for which tests are ignored, and the reasons for which tests may skip themselves in CI.
 
 #[path = "../support/skip.rs"]
 mod skip;
@@ -44,9 +44,10 @@ fn an_ignored_test_is_part_of_another_or_no_test() {
 }
 
 #[test]
-fn in_ci_only_what_the_kernel_refuses_excuses_a_test() {
+fn in_ci_only_the_kernel_and_the_machine_excuse_a_test() {
     let (kernel, tool) = (skip::Lacking::KernelFeature("namespaces"), skip::Lacking::Installation("strace"));
     assert_eq!(kernel.excuse(true), Ok("the kernel refuses namespaces".to_owned()));
+    assert_eq!(skip::Lacking::Hardware("GPU").excuse(true), Ok("the machine has no GPU".to_owned()));
     assert_eq!(tool.excuse(false), Ok("strace is not installed".to_owned()));
     assert_eq!(
         tool.excuse(true),

@@ -1,4 +1,4 @@
-//! The table of layers.
+//! The table of layers: which modules may import which.
 
 /// A part of the code with layers.
 pub struct Part {
@@ -8,10 +8,24 @@ pub struct Part {
     pub crate_root: &'static str,
     /// The modules of each level, the lowest first. Modules of one level must not import one another.
     pub levels: &'static [&'static [&'static str]],
+    /// The imports that some modules may make of others, more narrowly than the levels say.
+    pub narrow: &'static [Narrow],
     /// Whether imports between its files may form a circle, as between a state that handlers share and the handlers.
     pub files_may_form_circles: bool,
     /// The files that may have unsafe code.
     pub with_unsafe: &'static [&'static str],
+}
+
+/// A module of which another one may import only a part.
+pub struct Narrow {
+    /// The importing module.
+    pub of: &'static str,
+    /// Those of its files to which this does not apply.
+    pub except: &'static [&'static str],
+    /// The imported module.
+    pub whole: &'static str,
+    /// The part of it that may be imported.
+    pub part: &'static str,
 }
 
 /// All parts with layers.
@@ -21,16 +35,27 @@ pub const PARTS: &[Part] = &[
         crate_root: "src",
         levels: &[
             // Values and tools, each by itself.
-            &["cow", "file_permissions", "file_watch", "meter", "proto", "test_pattern", "text"],
+            &[
+                "cow",
+                "file_permissions",
+                "file_watch",
+                "meter",
+                "proto",
+                "sample_range",
+                "test_pattern",
+                "text",
+            ],
             // The state machine; protocols.
             &["coordination", "http2", "tls"],
             &["engine"],
             // The text format of metrics, logs and traces: whoever measures something writes its own samples.
             &["telemetry"],
-            // What runs on the machines of a job; what the server knows besides the state machine.
-            &["agent", "doctor", "service/reports"],
+            // The programs on the machines of a job; the server's state besides the state machine.
+            &["agent", "host_checks", "service/reports"],
             &["service/findings"],
             &["service"],
+            // The bodies that the HTTP port and its clients exchange.
+            &["http/api"],
             // The ports. They do not know one another.
             &["grpc", "http"],
             // The configuration of everything below.
@@ -39,6 +64,13 @@ pub const PARTS: &[Part] = &[
             &["cli", "fuzzing"],
             &["main"],
         ],
+        // A command is a client as any other, but for those that serve.
+        narrow: &[Narrow {
+            of: "cli",
+            except: &["cli/limits.rs", "cli/server.rs", "cli/token.rs", "cli/worker/metrics_listener.rs"],
+            whole: "http",
+            part: "http/api",
+        }],
         files_may_form_circles: true,
         with_unsafe: &["cli/allocator.rs", "grpc/prefault.rs"],
     },
@@ -53,9 +85,10 @@ pub const PARTS: &[Part] = &[
             &["io"],
             &["session"],
             &["engine"],
-            // What must hold of what is read from outside; no part of the product.
+            // The properties of decoders; no part of the product.
             &["fuzzing"],
         ],
+        narrow: &[],
         files_may_form_circles: false,
         with_unsafe: &[
             "engine/resharding/copy.rs",
@@ -73,54 +106,74 @@ pub const PARTS: &[Part] = &[
         crate_root: "src/coordination",
         levels: &[
             // Values.
-            &["actor", "deferred_free", "ids", "settings", "straggler_stats", "topology"],
+            &["actor", "deferred_free", "ids", "process_identity", "straggler_stats"],
+            &["settings"],
             &[
                 "barrier_record",
                 "heartbeat_history",
-                "devices",
-                "directory",
+                "store_entry",
                 "exclusion",
                 "failure",
-                "task_state",
+                "task_owner_table",
                 "live_set",
+                "topology",
             ],
             // Inputs and outputs.
-            &["call", "device_map", "event", "failure_texts", "heartbeat_stats", "store"],
-            &["barrier", "command", "event_queue"],
-            &["input", "pending_barrier_stats", "timers", "view", "waiters"],
+            &["request_reply", "event", "shared_failures", "heartbeat_stats", "key_value_store"],
+            &["barrier", "command", "unpublished_events", "run_state"],
+            &["input", "unmeasured_barrier", "timers", "waiters"],
             // The tables of a run.
-            &["context", "store_listing", "task"],
+            &["context", "task"],
             &["run"],
-            // The rules.
-            &[
-                "barrier_stats",
-                "preemption",
-                "task_failure",
-                "job",
-                "shutdown",
-                "live_set_rules",
-                "barrier_arrival",
-                "barrier_completion",
-                "registration",
-            ],
-            &["job_settings", "coordinator", "exclusion_rules", "operator_commands", "view_builder"],
+            // The rules of a run, from those of one table to those that end barriers and tasks, and their callers.
+            &["barrier_stats", "error_polls", "live_set_rules", "store_calls"],
+            &["peer_calls", "preemption", "run_start"],
+            &["teardown"],
+            &["barrier_completion", "task_failure"],
+            &["barrier_arrival"],
+            &["registration", "shutdown"],
+            &["call_dispatch", "pending_work"],
+            // A job and its rules.
+            &["job"],
+            &["connections", "peer_jobs"],
+            &["exclusion_rules"],
+            &["run_lifecycle"],
+            &["fencing", "task_id_claims", "job_settings"],
+            &["job_inputs"],
+            &["exclusion_preview", "operator_commands"],
+            &["coordinator"],
             // Read access.
-            &["invariants", "job_reader", "observation"],
+            &["invariants", "views"],
         ],
+        narrow: &[],
         files_may_form_circles: false,
         with_unsafe: &[],
     },
 ];
 
+/// Returns whether a file belongs to a module or to one within it.
+fn is_within(file: &str, module: &str) -> bool {
+    let rest = file.trim_end_matches(".rs").strip_prefix(module);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+impl Narrow {
+    /// Returns whether this forbids an import.
+    pub fn forbids(&self, from: &str, to: &str) -> bool {
+        is_within(from, self.of) && !self.except.contains(&from) && self.goes_further(to)
+    }
+
+    /// Returns whether an imported file is one of the whole and not of the part.
+    pub fn goes_further(&self, to: &str) -> bool {
+        is_within(to, self.whole) && !is_within(to, self.part)
+    }
+}
+
 impl Part {
     /// Returns the module of the table to which a file belongs: of a module and one within it, the inner one.
     pub fn module(&self, file: &str) -> Option<&'static str> {
-        let path = file.trim_end_matches(".rs");
         let modules = self.levels.iter().flat_map(|level| level.iter()).copied();
-        let of_module = |module: &&str| {
-            path.strip_prefix(*module).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
-        modules.filter(of_module).max_by_key(|module| module.len())
+        modules.filter(|module| is_within(file, module)).max_by_key(|module| module.len())
     }
 
     /// Returns the level of a file.
@@ -138,8 +191,25 @@ fn a_file_belongs_to_the_innermost_module_of_the_table() {
         ("service/operations.rs", Some("service")),
         ("config.rs", Some("config")),
         ("config/file.rs", Some("config")),
+        ("http/api.rs", Some("http/api")),
+        ("http/jobs.rs", Some("http")),
         ("configuration.rs", None),
     ] {
         assert_eq!(part.module(file), module, "{file}");
+    }
+}
+
+#[test]
+fn an_import_of_more_than_the_part_is_forbidden() {
+    let rule = Narrow { of: "cli", except: &["cli/server.rs"], whole: "http", part: "http/api" };
+    for (from, to, forbidden) in [
+        ("cli/drain.rs", "http/api.rs", false),
+        ("cli/drain.rs", "http/drain.rs", true),
+        ("cli/status/render.rs", "http/mod.rs", true),
+        ("cli/server.rs", "http/mod.rs", false),
+        ("cli/drain.rs", "https.rs", false),
+        ("config/load.rs", "http/allowed_hosts.rs", false),
+    ] {
+        assert_eq!(rule.forbids(from, to), forbidden, "{from} imports {to}");
     }
 }

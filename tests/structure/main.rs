@@ -1,15 +1,16 @@
 //! Checks the layers of the code by the imports in its sources.
 //!
-//! `layers.rs` is a table: the layers of each part of the code, the lowest first. An import of a higher
-//! layer, or of another module of the same level, fails, and so does a cycle between files. `sources.rs`
-//! reads the imports, `graph.rs` finds cycles. A part is added as a row of the table. `names.rs` checks that
-//! a public type name has one meaning.
+//! `layers.rs` is a table of the layers of each part of the code, the lowest first. A part is added as a row of the
+//! table. The check fails if a module imports a higher layer or another module of its own layer, or if files import
+//! one another in a cycle. `sources.rs` reads the imports. `methods.rs` finds calls of methods, which need no
+//! import. `graph.rs` finds cycles. `names.rs` checks that a public type name has one meaning.
 //!
-//! `ignored.rs` holds the reasons for which a test may be ignored.
+//! `ignored.rs` has the reasons for which a test may be ignored.
 
 mod graph;
 mod ignored;
 mod layers;
+mod methods;
 mod names;
 mod sources;
 
@@ -55,6 +56,32 @@ fn imports_look_down_only() {
         assert!(arrows > 20, "{}: {arrows} imports were found", part.name);
         assert!(wrong.is_empty(), "{}: imports that look up:\n{}", part.name, list(&wrong));
     }
+}
+
+#[test]
+fn imports_of_a_part_go_no_further() {
+    for part in PARTS {
+        let imports = read(part).imports();
+        for rule in part.narrow {
+            let wrong: BTreeSet<_> = imports
+                .iter()
+                .filter(|(from, to)| rule.forbids(from, to))
+                .map(|(from, to)| format!("{from} imports {to}"))
+                .collect();
+            assert!(wrong.is_empty(), "only {} may be imported here:\n{}", rule.part, list(&wrong));
+            for file in rule.except {
+                let needed = imports.iter().any(|(from, to)| from == file && rule.goes_further(to));
+                assert!(needed, "{file} needs no exception");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_clients_share_with_the_port_knows_no_router() {
+    let sources = read(&PARTS[0]);
+    let foreign = sources.files["http/api.rs"].names_crate("axum");
+    assert!(!foreign, "http/api.rs names axum");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The names of types.
+//! Checks that the name of a public type belongs to no other type, except for listed names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -6,8 +6,6 @@ use std::path::{Path, PathBuf};
 /// Names that several types may have, with the reasons.
 const SHARED: &[(&str, &str)] = &[
     ("Arguments", "the command line of one subcommand: its module says which"),
-    ("Config", "the configuration of a crate: `muster` and `muster-transfer` are used apart"),
-    ("Engine", "the engine of a crate: coordination here, transfers there"),
     ("TaskId", "the same number; `muster-transfer` does not know the coordination service"),
 ];
 

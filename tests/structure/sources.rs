@@ -1,10 +1,13 @@
 //! The imports of a crate, read from its sources.
 //!
 //! A name is followed through the re-exports of modules to the file that defines it. Re-exports themselves,
-//! declarations of modules and test code do not count as imports.
+//! declarations of modules, and test code do not count as imports. If a file adds a method to a type of another
+//! file, a call of the method counts as an import (`methods.rs`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+
+use super::methods::{Methods, calls_between};
 
 /// One source file.
 #[derive(Debug, Default)]
@@ -17,6 +20,7 @@ pub struct File {
     exports: BTreeMap<String, Vec<String>>,
     /// The paths in its code.
     paths: Vec<Vec<String>>,
+    methods: Methods,
     /// It contains unsafe code.
     pub has_unsafe: bool,
 }
@@ -63,7 +67,8 @@ impl Sources {
 
     /// Returns the imports as pairs of files: importer, imported.
     pub fn imports(&self) -> BTreeSet<(String, String)> {
-        let mut all = BTreeSet::new();
+        let files = self.files.iter().map(|(name, file)| (name.as_str(), &file.methods));
+        let mut all = calls_between(&files.collect());
         for (name, file) in &self.files {
             let aliases: BTreeMap<&str, &Vec<String>> =
                 file.uses.iter().map(|(alias, path)| (alias.as_str(), path)).collect();
@@ -125,6 +130,12 @@ impl Sources {
 }
 
 impl File {
+    /// Returns whether its code names this crate.
+    pub fn names_crate(&self, name: &str) -> bool {
+        let imported = self.uses.iter().map(|(_, path)| path).chain(self.exports.values());
+        imported.chain(&self.paths).any(|path| path.first().is_some_and(|first| first == name))
+    }
+
     fn parse(module: Vec<String>, text: &str) -> Self {
         let mut file = Self { module, ..Self::default() };
         let mut code = String::new();
@@ -132,6 +143,7 @@ impl File {
             code.push_str(line.split("//").next().unwrap_or(""));
             code.push('\n');
         }
+        file.methods = Methods::parse(&code);
         let mut rest = String::new();
         let mut items = code.split_inclusive(';');
         for item in &mut items {

@@ -1,4 +1,4 @@
-//! Answers in the form of both wire generations, with the status payloads decoded.
+//! Answers of both generations of the protocol in one form, with the status payloads decoded.
 
 use muster::proto::tensorflow::distributed_runtime::GrpcPayloadContainer;
 use muster::proto::{tensorflow, xla::coordination as xla};

@@ -1,4 +1,4 @@
-//! Calls in the form of both wire generations: one enum for the messages of both.
+//! Calls of both generations of the protocol in one form: an enum with a variant for each method.
 
 /// A wire generation of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

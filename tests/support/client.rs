@@ -1,4 +1,4 @@
-//! A client of the service: one connection, for any task, in either generation.
+//! A client of the service: one connection that makes calls for any task, in either generation of the protocol.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,4 @@
-//! A simulated worker for transfer reports: it moves no bytes and reports that it does.
+//! A simulated worker that sends transfer reports without moving bytes.
 
 use muster::proto::muster::v1::transfers_client::TransfersClient;
 use muster::proto::muster::v1::{
@@ -37,6 +37,7 @@ impl Reporter {
                 transport: transport.into(),
                 sent_bytes: sent,
                 received_bytes: received,
+                ..PairTotals::default()
             }),
         }
     }
@@ -52,13 +53,26 @@ impl Reporter {
     /// Sets a connection with launches in progress.
     pub fn connect(&mut self, peer: u32, transport: &str, lanes: u32, launches: u32) {
         let (peer_incarnation, transport) = (u64::from(peer), transport.to_owned());
-        self.report.connections.push(Connection { peer, peer_incarnation, transport, lanes, launches });
+        self.report.connections.push(Connection {
+            peer,
+            peer_incarnation,
+            transport,
+            lanes,
+            launches,
+            ..Connection::default()
+        });
     }
 
     /// Adds a failed launch, at this time in microseconds since the Unix epoch.
     pub fn fail(&mut self, peer: u32, reason: &str, text: &str, at: u64) {
         self.end(reason, 1);
-        self.report.failures.push(Failure { at, peer, reason: reason.into(), text: text.into() });
+        self.report.failures.push(Failure {
+            at,
+            peer,
+            reason: reason.into(),
+            text: text.into(),
+            ..Failure::default()
+        });
     }
 
     /// Sets the other counters of an engine.

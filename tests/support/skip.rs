@@ -1,7 +1,8 @@
-//! Tests that cannot run on this machine.
+//! Skips tests that cannot run on this machine, and counts them.
 //!
-//! A test fails if something that it needs is missing, except for what [`Lacking`] names. Each skipped test is a line of the
-//! file that `MUSTER_SKIPS` names; `tests/run` and `.ci/run` count these lines at their end.
+//! A test may skip itself only for lack of one of the things in [`Lacking`]. If anything else is missing, it fails.
+//! Each skipped test is a line of the file that `MUSTER_SKIPS` names. At their end, `tests/run` and `.ci/run` count
+//! these lines.
 
 #![allow(dead_code, reason = "every target uses its own part of it")]
 
@@ -12,6 +13,8 @@ use std::io::Write as _;
 pub enum Lacking<'a> {
     /// The kernel, or the sandbox of the tests, refuses something. No installation helps.
     KernelFeature(&'a str),
+    /// The machine lacks a device. No installation helps.
+    Hardware(&'a str),
     /// A program that could be installed is missing. The test is skipped on a developer's machine and fails
     /// in CI (`MUSTER_CI`).
     Installation(&'a str),
@@ -22,6 +25,7 @@ impl Lacking<'_> {
     pub fn excuse(self, in_ci: bool) -> Result<String, String> {
         match self {
             Self::KernelFeature(feature) => Ok(format!("the kernel refuses {feature}")),
+            Self::Hardware(what) => Ok(format!("the machine has no {what}")),
             Self::Installation(what) if in_ci => {
                 Err(format!("{what} is not installed, and in CI no test is skipped for that"))
             }

@@ -69,10 +69,11 @@ impl Identity {
     /// Returns a new identity for a collector on this machine with this protocol.
     pub fn new(name: &str, protocol: &str) -> Self {
         let authority = Authority::new(name).expect("there is entropy");
-        let made =
-            authority.sign(CertificatePurpose::Server, &["localhost".into()], 2).expect("the name is one");
+        let made = authority
+            .issue_certificate(CertificatePurpose::Server, &["localhost".into()], 2)
+            .expect("the name is one");
         let ca = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.pem"));
-        std::fs::write(&ca, authority.cert()).expect("it can be written");
+        std::fs::write(&ca, authority.certificate_pem()).expect("it can be written");
         let certificate = CertificateDer::from_pem_slice(made.cert.as_bytes()).expect("it is PEM");
         let key = PrivateKeyDer::from_pem_slice(made.key.as_bytes()).expect("it is PEM");
         let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));

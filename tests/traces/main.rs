@@ -1,11 +1,9 @@
-//! Traces, as a collector receives them over gRPC and over HTTP.
+//! Tests of traces as a collector receives them over gRPC and over HTTP.
 
 mod collector;
 #[path = "../support/mod.rs"]
 mod support;
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
 use std::time::Duration;
 
 use muster::proto::xla::coordination as pb;
@@ -13,15 +11,16 @@ use muster::proto::xla::coordination::coordination_service_client::CoordinationS
 use opentelemetry_proto::tonic::trace::v1::Span;
 
 use collector::{Collector, Identity, text, whole};
-use support::{Body, Call, Caller, Client, Generation, Muster};
+use support::harness::http::{JSON, send};
+use support::{Body, Call, Caller, Client, Generation, MusterServer, Signal};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";
 
 /// Runs a job: two tasks register, meet, and shut down; one call has a parent span.
-async fn job(server: &Muster) {
-    let clients = [Generation::A, Generation::C].map(|generation| Client::new(generation, server.grpc()));
+async fn job(server: &MusterServer) {
+    let clients = [Generation::A, Generation::C].map(|generation| Client::new(generation, server.grpc));
     let mut callers = [Caller::new(0, 0xA, 0), Caller::new(1, 0xC, 0)];
     let registered = clients.iter().zip(callers).map(|(client, caller)| {
         let call = Call::Register { incarnation: caller.incarnation, recoverable: false };
@@ -61,15 +60,15 @@ const CERTIFICATE: &str = "OTEL_EXPORTER_OTLP_CERTIFICATE";
 async fn spans_of_a_job(collector: &Collector, protocol: &str, variables: &[(&str, &str)]) -> Vec<Span> {
     let endpoint = collector.endpoint();
     let arguments = ["--tasks", "2", "--otlp-endpoint", &endpoint, "--otlp-protocol", protocol];
-    let mut server = Muster::serve_with(&arguments, variables);
+    let mut server = MusterServer::patient_with(&arguments, variables);
     job(&server).await;
     stop(&mut server).await;
     collector.spans()
 }
 
 /// Stops a server; it exports the remaining spans.
-async fn stop(server: &mut Muster) {
-    server.terminate();
+async fn stop(server: &mut MusterServer) {
+    server.signal(Signal::TERM);
     while server.is_running() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -147,18 +146,9 @@ async fn a_collector_behind_tls_gets_every_span_if_its_authority_is_trusted() {
 }
 
 /// Sends a request to a server and returns the response.
-fn http(server: &Muster, method: &str, path: &str, headers: &str, body: &str) -> String {
-    let mut stream = TcpStream::connect(server.http()).expect("it connects");
-    let length = body.len();
-    write!(
-        stream,
-        "{method} {path} HTTP/1.0\r\nhost: localhost\r\ncontent-type: application/json\r\n{headers}\
-         content-length: {length}\r\n\r\n{body}"
-    )
-    .expect("it is sent");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("it is answered");
-    answer
+fn http(server: &MusterServer, method: &str, path: &str, headers: &[&str], body: &str) -> String {
+    let headers = [&[JSON], headers].concat();
+    send(server.http, method, path, &headers, body).expect("it is answered").text()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -166,9 +156,9 @@ async fn an_exclusion_is_a_span_from_the_act_to_its_end() {
     let collector = Collector::grpc(None).await;
     let endpoint = collector.endpoint();
     let arguments = ["--tasks", "3", "--recoverable", "--otlp-endpoint", &endpoint];
-    let mut server = Muster::serve(&arguments);
+    let mut server = MusterServer::patient(&arguments);
     let register = |task: i32, incarnation: u64| {
-        let client = Client::new(Generation::C, server.grpc());
+        let client = Client::new(Generation::C, server.grpc);
         let caller = Caller::new(task, incarnation, 0);
         let call = Call::Register { incarnation, recoverable: true };
         (client.start(caller, call, |_| {}), client)
@@ -177,19 +167,19 @@ async fn an_exclusion_is_a_span_from_the_act_to_its_end() {
     for (registered, _) in &tasks {
         assert!(registered.within(PATIENCE).await.is_some_and(|answer| answer.is_ok()));
     }
-    let exclude = |headers: &str, body: &str| {
+    let exclude = |headers: &[&str], body: &str| {
         let answer = http(&server, "POST", "/api/v1/jobs/default/exclusions", headers, body);
         assert!(answer.contains(" 201 "), "{answer}");
     };
-    let parent = format!("traceparent: 00-{TRACE}-{PARENT}-01\r\n");
-    exclude(&parent, r#"{"task": 2, "reason": "flaky NIC"}"#);
+    let parent = format!("traceparent: 00-{TRACE}-{PARENT}-01");
+    exclude(&[&parent], r#"{"task": 2, "reason": "flaky NIC"}"#);
     let (refused, _client) = register(2, 0xB2);
     assert!(refused.within(PATIENCE).await.is_some_and(|answer| !answer.is_ok()));
     tokio::time::sleep(Duration::from_millis(50)).await;
-    let lifted = http(&server, "DELETE", "/api/v1/jobs/default/exclusions/1?reason=replaced", "", "");
+    let lifted = http(&server, "DELETE", "/api/v1/jobs/default/exclusions/1?reason=replaced", &[], "");
     assert!(lifted.contains(" 200 "), "{lifted}");
-    exclude("", r#"{"host": "192.0.2.7", "reason": "short", "expires_in_seconds": 1}"#);
-    exclude("", r#"{"task": 1, "reason": "for good"}"#);
+    exclude(&[], r#"{"host": "192.0.2.7", "reason": "short", "expires_in_seconds": 1}"#);
+    exclude(&[], r#"{"task": 1, "reason": "for good"}"#);
     tokio::time::sleep(Duration::from_millis(1_300)).await;
     stop(&mut server).await;
 
@@ -238,10 +228,10 @@ async fn an_absent_collector_affects_no_call() {
     drop(nobody);
     // Many batches, so that export fails often.
     let often = [("OTEL_BSP_SCHEDULE_DELAY", "50")];
-    let mut server = Muster::serve_with(&["--tasks", "2", "--otlp-endpoint", &endpoint], &often);
+    let server = MusterServer::patient_with(&["--tasks", "2", "--otlp-endpoint", &endpoint], &often);
     job(&server).await;
     let lost = || {
-        let scrape = http(&server, "GET", "/metrics", "", "");
+        let scrape = http(&server, "GET", "/metrics", &[], "");
         let line = scrape.lines().find_map(|line| line.strip_prefix("muster_trace_spans_failed_total "));
         line.and_then(|count| count.parse::<u64>().ok()).unwrap_or_else(|| panic!("{scrape}"))
     };
@@ -250,7 +240,7 @@ async fn an_absent_collector_affects_no_call() {
         assert!(began.elapsed() < PATIENCE, "{} spans are lost", lost());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    server.terminate();
+    server.signal(Signal::TERM);
     let ended = tokio::time::timeout(PATIENCE, async {
         while server.is_running() {
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -1,15 +1,20 @@
-//! The second launch of a prepared transfer makes only the system calls that move bytes and wake waiters.
+//! Tests that the second launch of a prepared transfer makes only system calls that move bytes or wake waiters.
 
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use muster::transfer::{Choice, Engine, LaunchOptions, Spec};
+use muster::transfer::{LaunchOptions, TransferEngine, TransferSpec, TransportChoice};
 
 use crate::cluster::{Cluster, assert_contents, done, eventually, incoming, outgoing};
+use crate::harness::test_arguments;
 use crate::skip::{Lacking, is_refusal, skip};
 
-const CHOICES: [(&str, Choice); 4] =
-    [("shm", Choice::Shm), ("pvm", Choice::Pvm), ("unix", Choice::Unix), ("tcp", Choice::Tcp)];
+const CHOICES: [(&str, TransportChoice); 4] = [
+    ("shm", TransportChoice::Shm),
+    ("pvm", TransportChoice::Pvm),
+    ("unix", TransportChoice::Unix),
+    ("tcp", TransportChoice::Tcp),
+];
 
 /// The sizes: one that goes with the launch frame, one that is sent at once, and one of many chunks.
 const SIZES: [usize; 3] = [100, 64 << 10, 3 << 20];
@@ -68,8 +73,8 @@ fn alone_twice() {
         target.fill(0).unwrap();
         // The preparation has threads of its own, which may end later.
         eventually("all that preparing does is done", || {
-            let lanes = if choice == Choice::Tcp { 3 } else { 1 };
-            let mut links = cluster.engines.iter().flat_map(Engine::links);
+            let lanes = if choice == TransportChoice::Tcp { 3 } else { 1 };
+            let mut links = cluster.engines.iter().flat_map(TransferEngine::links);
             links.all(|link| link.lanes == lanes) && helpers() == 0
         });
         mark();
@@ -134,8 +139,8 @@ fn alone_many() {
         let sends: Vec<_> = (0..).zip(&sources).map(|(key, source)| outgoing(source, 0, 1, key)).collect();
         let receives: Vec<_> = (0..).zip(&targets).map(|(key, target)| incoming(target, 0, 1, key)).collect();
         for together in [false, true] {
-            let prepare = |task: usize, specs: &[Spec]| -> Vec<_> {
-                let groups = specs.chunks(if together { MANY } else { 1 }).map(<[Spec]>::to_vec);
+            let prepare = |task: usize, specs: &[TransferSpec]| -> Vec<_> {
+                let groups = specs.chunks(if together { MANY } else { 1 }).map(<[TransferSpec]>::to_vec);
                 let prepared =
                     groups.map(|specs| cluster.engines[task].prepare(specs, LaunchOptions::default()));
                 prepared.map(|prepared| prepared.wait().unwrap()).collect()
@@ -176,7 +181,7 @@ fn traced(test: &str, name: &str) -> Vec<BTreeMap<String, usize>> {
         .args(["-f", "-qq", "-o"])
         .arg(&file)
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", &format!("calls::{test}"), "--ignored", "--nocapture"])
+        .args(test_arguments(&format!("calls::{test}")))
         .env("MUSTER_TEST_CALLS", name)
         .status()
         .unwrap();

@@ -1,24 +1,31 @@
-//! A cancelled transfer is over on both sides, and that is proven before its memory is used again.
+//! Tests of cancelled transfers: a transfer has provably ended on both sides before its memory is used again.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use muster::transfer::{
-    Arena, Buffer, Choice, Config, Engine, Faults, LaunchOptions, Prepared, Quiesced, Transfer,
-    TransferError, registered_bytes,
+    Arena, Buffer, EngineConfig, FaultInjector, LaunchOptions, PreparedTransfers, QuiescenceFuture,
+    TransferEngine, TransferError, TransferHandle, TransportChoice, registered_bytes,
 };
 
 use crate::cluster::{
     Cluster, PATIENCE, assert_contents, contents, done, eventually, fill_quickly, incoming, is_quick,
     outgoing, start,
 };
+use crate::harness::{Signal, run_ignored_test};
 use crate::processes::{TaskProcess, say, told};
 
-const CHOICES: [Choice; 5] = [Choice::Auto, Choice::Pvm, Choice::Unix, Choice::Tcp, Choice::Loopback];
+const CHOICES: [TransportChoice; 5] = [
+    TransportChoice::Auto,
+    TransportChoice::Pvm,
+    TransportChoice::Unix,
+    TransportChoice::Tcp,
+    TransportChoice::Loopback,
+];
 
 /// Returns a cluster without checksums, so that only the protocol keeps wrong bytes out.
-fn bare(choice: Choice) -> Cluster {
-    Cluster::with(2, |config: &mut Config| {
+fn bare(choice: TransportChoice) -> Cluster {
+    Cluster::with(2, |config: &mut EngineConfig| {
         config.transport = choice;
         config.checks = false;
     })
@@ -51,14 +58,16 @@ fn a_receive_is_complete_or_an_error_when_the_sender_cancels() {
                 Ok(_) => {
                     whole += 1;
                     target
-                        .read(|bytes| assert!(bytes == wanted, "{choice:?}: wrong bytes in round {round}"))
+                        .with_bytes(|bytes| {
+                            assert!(bytes == wanted, "{choice:?}: wrong bytes in round {round}")
+                        })
                         .unwrap();
                 }
                 Err(TransferError::Cancelled { by, reason }) => {
                     cancelled += 1;
                     // The first time there may be no connection yet that could carry the reason.
                     let why = reason.contains("enough") || round == 0 && reason.contains("failed earlier");
-                    assert!(by.0 == 0 && why, "{by} {reason}");
+                    assert!(by.task.0 == 0 && why, "{by} {reason}");
                 }
                 Err(error) => panic!("{choice:?}: {error}"),
             }
@@ -78,7 +87,7 @@ fn a_receive_is_complete_or_an_error_during_shutdown() {
         let wanted = contents(len, 1);
         let source = cluster.filled(0, len, 1);
         for round in 1..60 {
-            source.write(|bytes| bytes.copy_from_slice(&wanted)).unwrap();
+            source.with_bytes_mut(|bytes| bytes.copy_from_slice(&wanted)).unwrap();
             let target = cluster.empty(1, len);
             let (sent, received) = cluster.send(0, &source, 1, &target, round);
             match round % 10 {
@@ -98,7 +107,9 @@ fn a_receive_is_complete_or_an_error_during_shutdown() {
                 Ok(_) => {
                     whole += 1;
                     target
-                        .read(|bytes| assert!(bytes == wanted, "{choice:?}: wrong bytes in round {round}"))
+                        .with_bytes(|bytes| {
+                            assert!(bytes == wanted, "{choice:?}: wrong bytes in round {round}")
+                        })
                         .unwrap();
                 }
                 Err(_) => failed += 1,
@@ -142,7 +153,7 @@ fn after_the_proof_no_byte_changes_however_often_it_is_asked_for() {
             cancelled += usize::from(outcomes.0.is_err());
             target.fill(round as u8).unwrap();
             std::thread::sleep(Duration::from_micros(500));
-            target.read(|bytes| assert!(bytes.iter().all(|byte| *byte == round as u8))).unwrap();
+            target.with_bytes(|bytes| assert!(bytes.iter().all(|byte| *byte == round as u8))).unwrap();
         }
         assert!(cancelled > 0, "{choice:?}: nothing was in the middle of anything");
     }
@@ -150,8 +161,8 @@ fn after_the_proof_no_byte_changes_however_often_it_is_asked_for() {
 
 #[test]
 fn cancel_waits_for_writes_in_progress() {
-    for choice in [Choice::Unix, Choice::Tcp, Choice::Loopback] {
-        let faults = Faults::new(4);
+    for choice in [TransportChoice::Unix, TransportChoice::Tcp, TransportChoice::Loopback] {
+        let faults = FaultInjector::new(4);
         let cluster = Cluster::with(2, |config| {
             config.transport = choice;
             config.checks = false;
@@ -161,7 +172,7 @@ fn cancel_waits_for_writes_in_progress() {
         let mut random = fastrand::Rng::with_seed(12);
         let mut resting = QuiescedBuffers::default();
         let mut cancelled = 0;
-        faults.delay(Duration::from_millis(2));
+        faults.delay_receives(Duration::from_millis(2));
         for round in 0..100u64 {
             let len = 1 << 20;
             let orders = (round, 0, 1, len, round);
@@ -189,7 +200,7 @@ fn cancel_waits_for_writes_in_progress() {
 
 #[test]
 fn cancels_at_the_moment_of_the_launch_are_proven_too() {
-    for choice in [Choice::Auto, Choice::Tcp, Choice::Loopback] {
+    for choice in [TransportChoice::Auto, TransportChoice::Tcp, TransportChoice::Loopback] {
         let cluster = bare(choice);
         let len = 6000;
         let (source, target) = (cluster.filled(0, len, 1), cluster.empty(1, len));
@@ -204,7 +215,7 @@ fn cancels_at_the_moment_of_the_launch_are_proven_too() {
         let mut cancelled = 0;
         for round in 0..3000 {
             target.fill(1).unwrap();
-            let next = sending.next();
+            let next = sending.next_launch_handle();
             let received = receiving.launch(&[]);
             let sent = std::thread::scope(|scope| {
                 let cancelling = scope.spawn(move || {
@@ -223,7 +234,7 @@ fn cancels_at_the_moment_of_the_launch_are_proven_too() {
                 Err(error) => panic!("{choice:?} {round}: {error}"),
             }
             let _over = done(&sent);
-            eventually("both buffers are free", || source.write(|_| ()).is_ok());
+            eventually("both buffers are free", || source.with_bytes_mut(|_| ()).is_ok());
         }
         assert!(cancelled > 0, "{choice:?}: no cancel was in time");
     }
@@ -248,7 +259,7 @@ fn thousands_of_random_cancels_under_fire() {
 }
 
 /// Returns the number of complete transfers, and of cancelled ones.
-fn fire(cluster: &Cluster, choice: Choice, channel: u32) -> (usize, usize) {
+fn fire(cluster: &Cluster, choice: TransportChoice, channel: u32) -> (usize, usize) {
     let (mut whole, mut cancelled) = (0, 0);
     let mut random = fastrand::Rng::with_seed(u64::from(channel));
     let options = LaunchOptions { channel, ..LaunchOptions::default() };
@@ -286,7 +297,7 @@ fn fire(cluster: &Cluster, choice: Choice, channel: u32) -> (usize, usize) {
             if random.u8(0..8) == 0 {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            target.read(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xaa))).unwrap();
+            target.with_bytes(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xaa))).unwrap();
         }
         let _over = done(&sent);
     }
@@ -304,7 +315,7 @@ fn held() -> (usize, usize, usize) {
 /// Returns a description of the engines' connections.
 fn told_by(cluster: &Cluster) -> String {
     let all = cluster.engines.iter().map(|engine| {
-        let (cliques, ..) = engine.cliques();
+        let (cliques, ..) = engine.clique_cache_stats();
         let links: Vec<_> = engine
             .links()
             .iter()
@@ -340,7 +351,7 @@ impl QuiescedBuffers {
     fn check(&mut self) -> bool {
         let Some((buffer, seed)) = self.buffers.pop_front() else { return false };
         self.bytes -= buffer.len();
-        let same = buffer.read(|bytes| is_quick(bytes, seed)).expect("no transfer uses it");
+        let same = buffer.with_bytes(|bytes| is_quick(bytes, seed)).expect("no transfer uses it");
         assert!(same, "{} bytes: {LATE}", buffer.len());
         true
     }
@@ -348,8 +359,8 @@ impl QuiescedBuffers {
 
 /// A transfer in flight, and the contents that its buffer must have in the end.
 struct RunningTransfer {
-    transfer: Transfer,
-    proof: Option<Quiesced>,
+    transfer: TransferHandle,
+    proof: Option<QuiescenceFuture>,
     receives: bool,
     /// Whether no byte of it moves any more, and its buffer has other contents.
     rests: bool,
@@ -361,11 +372,11 @@ struct RunningTransfer {
 type Order = (u64, usize, usize, usize, u64);
 
 impl RunningTransfer {
-    fn start(engine: &Engine, arena: &Arena, (key, from, to, len, seed): Order) -> Self {
+    fn start(engine: &TransferEngine, arena: &Arena, (key, from, to, len, seed): Order) -> Self {
         let receives = engine.here().task.0 as usize == to;
         let buffer = arena.allocate(len).unwrap();
         if !receives {
-            buffer.write(|bytes| fill_quickly(bytes, seed)).unwrap();
+            buffer.with_bytes_mut(|bytes| fill_quickly(bytes, seed)).unwrap();
         }
         let spec = if receives { incoming(&buffer, from, to, key) } else { outgoing(&buffer, from, to, key) };
         let transfer = engine.transfer(&[], vec![spec], LaunchOptions::default());
@@ -393,7 +404,7 @@ impl RunningTransfer {
         }
         if self.transfer.outcome().is_some_and(|outcome| outcome.is_err()) && !self.rests {
             let other = self.other();
-            let overwrite = || self.buffer.write(|bytes| fill_quickly(bytes, other)).is_ok();
+            let overwrite = || self.buffer.with_bytes_mut(|bytes| fill_quickly(bytes, other)).is_ok();
             if self.receives || self.proof.is_some() {
                 eventually("it may be written", overwrite);
             } else {
@@ -408,7 +419,7 @@ impl RunningTransfer {
     /// not change any more. Returns whether the bytes arrived, and the buffer to watch from now on.
     fn check(mut self) -> (bool, Option<(Buffer, u64)>) {
         self.rest();
-        let is = |seed| self.buffer.read(|bytes| is_quick(bytes, seed)).expect("nobody writes it");
+        let is = |seed| self.buffer.with_bytes(|bytes| is_quick(bytes, seed)).expect("nobody writes it");
         if !self.receives {
             (false, None)
         } else if self.rests {
@@ -428,7 +439,7 @@ const LATE: &str = "some landed after it was said that none does";
 /// Prepared transfers that are launched and cancelled again and again.
 struct BufferSlot {
     ends: [usize; 2],
-    prepared: [Prepared; 2],
+    prepared: [PreparedTransfers; 2],
     buffers: [Buffer; 2],
     /// The seed of the contents that its target must keep since no byte lands there any more.
     rests: Option<u64>,
@@ -446,7 +457,7 @@ impl BufferSlot {
         key: u64,
         ends: [usize; 2],
         [source, target]: &[Buffer; 2],
-    ) -> [Prepared; 2] {
+    ) -> [PreparedTransfers; 2] {
         let [from, to] = ends;
         let specs = [(from, outgoing(source, from, to, key)), (to, incoming(target, from, to, key))];
         let preparing =
@@ -457,7 +468,8 @@ impl BufferSlot {
     /// Checks the target for bytes that landed too late.
     fn check(&mut self) {
         if let Some(seed) = self.rests.take() {
-            let same = self.buffers[1].read(|bytes| is_quick(bytes, seed)).expect("no transfer uses it");
+            let same =
+                self.buffers[1].with_bytes(|bytes| is_quick(bytes, seed)).expect("no transfer uses it");
             assert!(same, "{} bytes: {LATE}", self.buffers[1].len());
         }
     }
@@ -466,7 +478,7 @@ impl BufferSlot {
     fn launch(&mut self, seed: u64, receiver_first: bool) -> [RunningTransfer; 2] {
         self.check();
         let [source, target] = &self.buffers;
-        eventually("it may be written", || source.write(|bytes| fill_quickly(bytes, seed)).is_ok());
+        eventually("it may be written", || source.with_bytes_mut(|bytes| fill_quickly(bytes, seed)).is_ok());
         let [send, receive] = &mut self.prepared;
         let early = receiver_first.then(|| receive.launch(&[]));
         let sent = send.launch(&[]);
@@ -480,7 +492,7 @@ impl BufferSlot {
 
 /// A task in a process of its own: performs transfers, cancels some of them, and checks all that arrive,
 /// until it is killed.
-pub fn under_fire(engine: &Engine) {
+pub fn under_fire(engine: &TransferEngine) {
     let arena = Arena::new(64 << 20).unwrap();
     let mut random = fastrand::Rng::with_seed(engine.here().incarnation.get());
     let (mut running, mut resting) = (Vec::<RunningTransfer>::new(), QuiescedBuffers::default());
@@ -522,12 +534,13 @@ fn alone_restarts() {
     /// How often that process is killed, and restarted with another incarnation.
     const KILLS: u64 = 40;
     let cancels_wanted: u64 = std::env::var("CANCELS").map_or(100_000, |cancels| cancels.parse().unwrap());
-    let faults = Faults::new(78);
+    let faults = FaultInjector::new(78);
     let setting = |task: usize| {
         let faults = faults.clone();
-        move |config: &mut Config| {
+        move |config: &mut EngineConfig| {
             config.faults = (task == 1).then(|| faults.clone());
-            config.transport = if task.is_multiple_of(2) { Choice::Auto } else { Choice::Tcp };
+            config.transport =
+                if task.is_multiple_of(2) { TransportChoice::Auto } else { TransportChoice::Tcp };
             // A single reactor would process the proof only after the bytes that it holds.
             config.reactors = 1 + usize::from(task == 1);
             config.copiers = 1;
@@ -567,7 +580,7 @@ fn alone_restarts() {
             // The receiver is delayed while it holds a guard of the bytes, so that the cancellation comes in
             // the middle of a chunk.
             let slow = rounds % 40 == 0;
-            faults.delay(Duration::from_millis(u64::from(slow)));
+            faults.delay_receives(Duration::from_millis(u64::from(slow)));
             let (mut orders, mut theirs) = (Vec::new(), Vec::new());
             for key in 0..random.u64(1..12) {
                 let (one, other) = (random.usize(0..=HERE), random.usize(0..HERE));
@@ -617,7 +630,7 @@ fn alone_restarts() {
             let mut restarted = None;
             if kills < KILLS && cancels > (kills + 1) * cancels_wanted / (KILLS + 1) {
                 kills += 1;
-                other.signal(rustix::process::Signal::KILL);
+                other.signal(Signal::KILL);
                 // The peers either detect the death, or learn of the new incarnation from the membership.
                 if random.bool() {
                     running.iter().for_each(|(_, one)| assert!(one.transfer.wait_for(PATIENCE).is_some()));
@@ -629,7 +642,7 @@ fn alone_restarts() {
                 restarted = Some(task);
                 lives[task] += 1;
                 let fresh = start(task, lives[task], setting(task));
-                let old: Engine = std::mem::replace(&mut cluster.engines[task], fresh);
+                let old: TransferEngine = std::mem::replace(&mut cluster.engines[task], fresh);
                 if random.bool() {
                     old.shutdown();
                 }
@@ -697,11 +710,7 @@ fn alone_restarts() {
 
 #[test]
 fn engines_that_are_dropped_and_restarted_under_fire_leave_nothing_behind() {
-    let status = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "cancel::alone_restarts", "--ignored", "--nocapture"])
-        .status()
-        .unwrap();
-    assert!(status.success());
+    run_ignored_test("cancel::alone_restarts");
 }
 
 /// This test runs alone in its process, because it counts the memory that engines know.
@@ -754,9 +763,5 @@ fn alone_letting_go() {
 
 #[test]
 fn memory_that_only_a_launch_holds_goes_with_it_under_no_lock_that_its_end_takes() {
-    let status = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "cancel::alone_letting_go", "--ignored", "--nocapture"])
-        .status()
-        .unwrap();
-    assert!(status.success());
+    run_ignored_test("cancel::alone_letting_go");
 }

@@ -1,12 +1,12 @@
-//! Engines of several tasks in one process, over real sockets and real shared memory.
+//! Runs the engines of several tasks in one process, over real sockets and real shared memory.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use muster::transfer::{
-    Arena, Buffer, Choice, Config, DeviceId, Engine, Incarnation, LaunchOptions, Member, Membership, Peer,
-    Spec, TaskId, Transfer, TransferKey,
+    Arena, Buffer, DeviceId, EngineConfig, Incarnation, LaunchOptions, MemberId, MemberInfo, Membership,
+    TaskId, TransferEngine, TransferHandle, TransferKey, TransferSpec, TransportChoice,
 };
 
 /// The time limit of operations that should take a moment.
@@ -18,7 +18,7 @@ pub struct Cluster {
     each: u32,
     /// The TCP addresses that peers dial, if they are not those on which the engines listen.
     reached_at: Vec<SocketAddr>,
-    pub engines: Vec<Engine>,
+    pub engines: Vec<TransferEngine>,
     pub arenas: Vec<Arena>,
 }
 
@@ -30,25 +30,22 @@ pub fn device(task: usize) -> DeviceId {
     DeviceId(task as u32)
 }
 
-pub fn member(task: usize, life: u64) -> Member {
-    Member {
-        task: TaskId(task as u32),
-        incarnation: Incarnation::new(1000 * (task as u64 + 1) + life).unwrap(),
-    }
+pub fn member(task: usize, life: u64) -> MemberId {
+    MemberId::of_own_job(TaskId(task as u32), Incarnation::new(1000 * (task as u64 + 1) + life).unwrap())
 }
 
 impl Cluster {
-    pub fn new(count: usize, choice: Choice) -> Self {
+    pub fn new(count: usize, choice: TransportChoice) -> Self {
         Self::with(count, |config| config.transport = choice)
     }
 
-    pub fn with(count: usize, setting: impl Fn(&mut Config)) -> Self {
+    pub fn with(count: usize, setting: impl Fn(&mut EngineConfig)) -> Self {
         Self::of_devices(count, 1, setting)
     }
 
     /// Starts engines with `each` devices each: those of task `n` follow those of task `n - 1`.
-    pub fn of_devices(count: usize, each: u32, setting: impl Fn(&mut Config)) -> Self {
-        let setting = |config: &mut Config| {
+    pub fn of_devices(count: usize, each: u32, setting: impl Fn(&mut EngineConfig)) -> Self {
+        let setting = |config: &mut EngineConfig| {
             config.devices = devices(config.here.task.0, each);
             setting(config);
         };
@@ -70,10 +67,10 @@ impl Cluster {
                     address.tcp = vec![*instead];
                 }
                 let devices = devices(here.task.0, self.each);
-                (here.task, Peer { incarnation: here.incarnation, address, devices })
+                (here.task, MemberInfo { incarnation: here.incarnation, address, devices })
             })
             .collect();
-        Membership { peers }
+        Membership::of_own_job(peers)
     }
 
     /// Announces other TCP addresses than those on which the engines listen.
@@ -87,8 +84,8 @@ impl Cluster {
         let mut membership = self.membership();
         let mut address = self.engines[0].address().clone();
         (address.local, address.tcp) = (String::new(), vec![at]);
-        let Member { task: number, incarnation } = member(task, 0);
-        membership.peers.insert(number, Peer { incarnation, address, devices: vec![device(task)] });
+        let MemberId { task: number, incarnation, .. } = member(task, 0);
+        membership.peers.insert(number, MemberInfo { incarnation, address, devices: vec![device(task)] });
         self.engines[0].on_membership(membership);
     }
 
@@ -102,7 +99,7 @@ impl Cluster {
     /// Allocates a buffer with the contents of a seed.
     pub fn filled(&self, task: usize, len: usize, seed: u64) -> Buffer {
         let buffer = self.arenas[task].allocate(len).unwrap();
-        buffer.write(|bytes| bytes.copy_from_slice(&contents(len, seed))).unwrap();
+        buffer.with_bytes_mut(|bytes| bytes.copy_from_slice(&contents(len, seed))).unwrap();
         buffer
     }
 
@@ -120,7 +117,7 @@ impl Cluster {
         to: usize,
         target: &Buffer,
         key: u64,
-    ) -> (Transfer, Transfer) {
+    ) -> (TransferHandle, TransferHandle) {
         let sent =
             self.engines[from].transfer(&[], vec![outgoing(source, from, to, key)], LaunchOptions::default());
         let received =
@@ -129,18 +126,18 @@ impl Cluster {
     }
 }
 
-pub fn start(task: usize, life: u64, setting: impl Fn(&mut Config)) -> Engine {
-    let mut config = Config::new(member(task, life), vec![device(task)]);
+pub fn start(task: usize, life: u64, setting: impl Fn(&mut EngineConfig)) -> TransferEngine {
+    let mut config = EngineConfig::new(member(task, life), vec![device(task)]);
     setting(&mut config);
-    Engine::start(config).unwrap()
+    TransferEngine::start(config).unwrap()
 }
 
-pub fn outgoing(buffer: &Buffer, from: usize, to: usize, key: u64) -> Spec {
-    Spec::send(buffer.span(), device(from), device(to), TransferKey(key))
+pub fn outgoing(buffer: &Buffer, from: usize, to: usize, key: u64) -> TransferSpec {
+    TransferSpec::send(buffer.full_span(), device(from), device(to), TransferKey(key))
 }
 
-pub fn incoming(buffer: &Buffer, from: usize, to: usize, key: u64) -> Spec {
-    Spec::receive(buffer.span(), device(from), device(to), TransferKey(key))
+pub fn incoming(buffer: &Buffer, from: usize, to: usize, key: u64) -> TransferSpec {
+    TransferSpec::receive(buffer.full_span(), device(from), device(to), TransferKey(key))
 }
 
 /// Returns options for a channel of its own.
@@ -185,7 +182,7 @@ pub fn is_quick(bytes: &[u8], seed: u64) -> bool {
 pub fn assert_contents(buffer: &Buffer, seed: u64) {
     let wanted = contents(buffer.len(), seed);
     buffer
-        .read(|bytes| {
+        .with_bytes(|bytes| {
             if bytes != wanted {
                 let differs = bytes.iter().zip(&wanted).position(|(a, b)| a != b);
                 panic!("of {} bytes, {differs:?} is the first that differs", wanted.len());
@@ -195,7 +192,9 @@ pub fn assert_contents(buffer: &Buffer, seed: u64) {
 }
 
 /// Waits for the outcome of a transfer.
-pub fn done(transfer: &Transfer) -> Result<muster::transfer::Stats, muster::transfer::TransferError> {
+pub fn done(
+    transfer: &TransferHandle,
+) -> Result<muster::transfer::LaunchStats, muster::transfer::TransferError> {
     transfer.wait_for(PATIENCE).expect("it has an outcome")
 }
 

@@ -1,11 +1,17 @@
-//! What arrives is what was sent, on every path.
+//! Tests that the received bytes equal the sent bytes, on every path.
 
-use muster::transfer::{Choice, LaunchOptions};
+use muster::transfer::{LaunchOptions, TransportChoice};
 
 use crate::cluster::{Cluster, assert_contents, done, incoming, outgoing};
 
-const CHOICES: [Choice; 6] =
-    [Choice::Auto, Choice::Shm, Choice::Pvm, Choice::Unix, Choice::Tcp, Choice::Loopback];
+const CHOICES: [TransportChoice; 6] = [
+    TransportChoice::Auto,
+    TransportChoice::Shm,
+    TransportChoice::Pvm,
+    TransportChoice::Unix,
+    TransportChoice::Tcp,
+    TransportChoice::Loopback,
+];
 
 #[test]
 fn every_size_arrives_whole_on_every_transport() {
@@ -35,13 +41,13 @@ fn both_directions_at_once_of_many_buffers_at_odd_offsets() {
             let (offset, tail) = (key as usize % 7, key as usize % 5);
             let source = cluster.filled(from, offset + len + tail, key);
             let target = cluster.empty(to, offset + len + tail);
-            let wanted = source.read(|bytes| bytes[offset..offset + len].to_vec()).unwrap();
+            let wanted = source.with_bytes(|bytes| bytes[offset..offset + len].to_vec()).unwrap();
             let (a, b) =
                 (source.range(offset..offset + len).unwrap(), target.range(offset..offset + len).unwrap());
             let (near, far) = (crate::cluster::device(from), crate::cluster::device(to));
             let key = muster::transfer::TransferKey(key);
-            requests[from].push(muster::transfer::Spec::send(a, near, far, key));
-            requests[to].push(muster::transfer::Spec::receive(b, near, far, key));
+            requests[from].push(muster::transfer::TransferSpec::send(a, near, far, key));
+            requests[to].push(muster::transfer::TransferSpec::receive(b, near, far, key));
             targets.push((target, offset, wanted));
         }
         // The order of the requests does not matter.
@@ -52,7 +58,7 @@ fn both_directions_at_once_of_many_buffers_at_odd_offsets() {
         assert_eq!((done(&here).err(), done(&there).err()), (None, None), "{choice:?}");
         for (target, offset, wanted) in targets {
             target
-                .read(|bytes| {
+                .with_bytes(|bytes| {
                     assert_eq!(&bytes[offset..offset + wanted.len()], wanted);
                     assert!(
                         bytes[..offset]
@@ -68,7 +74,7 @@ fn both_directions_at_once_of_many_buffers_at_odd_offsets() {
 
 #[test]
 fn eight_tasks_all_send_to_all() {
-    for choice in [Choice::Auto, Choice::Tcp, Choice::Loopback] {
+    for choice in [TransportChoice::Auto, TransportChoice::Tcp, TransportChoice::Loopback] {
         let cluster = Cluster::new(8, choice);
         let len = 100_003;
         let mut requests: Vec<_> = (0..8).map(|_| Vec::new()).collect();
@@ -116,7 +122,7 @@ fn a_prepared_transfer_is_launched_again_and_again() {
             done(&received).unwrap();
             done(&sent).unwrap();
             target
-                .read(|bytes| assert!(bytes.iter().all(|byte| *byte == round), "{choice:?} {round}"))
+                .with_bytes(|bytes| assert!(bytes.iter().all(|byte| *byte == round), "{choice:?} {round}"))
                 .unwrap();
         }
     }

@@ -1,17 +1,19 @@
-//! A thread that waits for one transfer also processes the frames of others, whether it spins before it sleeps or not.
+//! Tests that a thread that waits for one transfer also processes the frames of others, whether or not it spins
+//! before it sleeps.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use muster::transfer::{Choice, TransferError};
+use muster::transfer::{TransferError, TransportChoice};
 
 use crate::cluster::{
     Cluster, PATIENCE, assert_contents, contents, done, eventually, incoming, on, outgoing,
 };
 
-const CHOICES: [Choice; 4] = [Choice::Auto, Choice::Unix, Choice::Tcp, Choice::Loopback];
+const CHOICES: [TransportChoice; 4] =
+    [TransportChoice::Auto, TransportChoice::Unix, TransportChoice::Tcp, TransportChoice::Loopback];
 
 #[test]
 fn a_send_completes_while_a_thread_waits_for_another_transfer() {
@@ -51,7 +53,7 @@ fn to_and_fro_on_several_threads_at_a_time_with_and_without_looking_before_sleep
     const ROUNDS: u64 = 400;
     for spin in [Duration::ZERO, Duration::from_micros(1), Duration::from_millis(1)] {
         let cluster = Cluster::with(2, |config| {
-            config.transport = Choice::Shm;
+            config.transport = TransportChoice::Shm;
             config.spin = spin;
         });
         std::thread::scope(|scope| {
@@ -63,7 +65,8 @@ fn to_and_fro_on_several_threads_at_a_time_with_and_without_looking_before_sleep
                     let (out, back) = (cluster.empty(task, len), cluster.empty(task, len));
                     for round in 0..ROUNDS {
                         let seed = |task: usize| round << 8 | u64::from(thread) << 1 | task as u64;
-                        out.write(|bytes| bytes.copy_from_slice(&contents(len, seed(task)))).unwrap();
+                        out.with_bytes_mut(|bytes| bytes.copy_from_slice(&contents(len, seed(task))))
+                            .unwrap();
                         let channel = |from: usize| on(2 * thread + from as u32);
                         let expected = cluster.engines[task].transfer(
                             &[],
@@ -147,7 +150,7 @@ fn a_waiter_woken_for_one_connection_delays_no_other() {
 #[test]
 fn bytes_acknowledged_before_a_peer_exit_count_as_delivered() {
     for round in 0..64 {
-        let cluster = Cluster::with(2, |config| config.transport = Choice::Shm);
+        let cluster = Cluster::with(2, |config| config.transport = TransportChoice::Shm);
         let [zero, one] = [&cluster.engines[0], &cluster.engines[1]];
         let len = [100, 40_000][round % 2];
         let (source, target) = (cluster.filled(0, len, 1), cluster.empty(1, len));
@@ -173,7 +176,7 @@ fn bytes_acknowledged_before_a_peer_exit_count_as_delivered() {
 #[test]
 fn a_wait_with_an_expired_deadline_does_not_spin() {
     let cluster = Cluster::with(2, |config| {
-        config.transport = Choice::Shm;
+        config.transport = TransportChoice::Shm;
         config.spin = Duration::from_secs(3600);
     });
     let targets = [cluster.empty(0, 100), cluster.empty(0, 100)];

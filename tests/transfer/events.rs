@@ -1,10 +1,12 @@
-//! The dependencies of a launch: it begins when they complete, and fails when one of them never will.
+//! Tests of the dependencies of a launch: the launch begins when all of them have completed, and fails when one of
+//! them fails.
 
-use muster::transfer::{Choice, Event, MemoryError, TransferError};
+use muster::transfer::{BufferDefinitionEvent, MemoryError, TransferError, TransportChoice};
 
 use crate::cluster::{Cluster, assert_contents, contents, done, eventually, incoming, on, outgoing};
 
-const CHOICES: [Choice; 4] = [Choice::Auto, Choice::Unix, Choice::Tcp, Choice::Loopback];
+const CHOICES: [TransportChoice; 4] =
+    [TransportChoice::Auto, TransportChoice::Unix, TransportChoice::Tcp, TransportChoice::Loopback];
 
 #[test]
 fn a_buffer_is_filled_after_the_launch_and_sent_when_it_is_defined() {
@@ -13,15 +15,15 @@ fn a_buffer_is_filled_after_the_launch_and_sent_when_it_is_defined() {
         for (round, len) in [100, 9000, 1 << 20].into_iter().enumerate() {
             let round = round as u64;
             let (source, target) = (cluster.empty(0, len), cluster.empty(1, len));
-            let (define, defined) = Event::new();
-            let (free, is_free) = Event::new();
+            let (define, defined) = BufferDefinitionEvent::new();
+            let (free, is_free) = BufferDefinitionEvent::new();
             let sent = cluster.engines[0].transfer(&[defined], vec![outgoing(&source, 0, 1, 1)], on(0));
             let received = cluster.engines[1].transfer(&[is_free], vec![incoming(&target, 0, 1, 1)], on(0));
             // Both sides have launched it; until it begins, the program may use the memory.
-            source.write(|bytes| bytes.copy_from_slice(&contents(len, round))).unwrap();
+            source.with_bytes_mut(|bytes| bytes.copy_from_slice(&contents(len, round))).unwrap();
             define.complete();
-            eventually("the sender has its memory", || source.write(|_| ()).is_err());
-            target.read(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xee), "{choice:?}")).unwrap();
+            eventually("the sender has its memory", || source.with_bytes_mut(|_| ()).is_err());
+            target.with_bytes(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xee), "{choice:?}")).unwrap();
             assert!(sent.outcome().is_none() && received.outcome().is_none());
             free.complete();
             assert_eq!((done(&sent).err(), done(&received).err()), (None, None), "{choice:?} {len}");
@@ -36,7 +38,7 @@ fn a_dependent_send_starts_when_its_source_has_arrived() {
         let cluster = Cluster::new(3, choice);
         let len = 600_000;
         let (source, middle, end) = (cluster.filled(0, len, 7), cluster.empty(1, len), cluster.empty(2, len));
-        let (define, defined) = Event::new();
+        let (define, defined) = BufferDefinitionEvent::new();
         // In reverse order: all of them are launched before any byte moves.
         let last = cluster.engines[2].transfer(&[], vec![incoming(&end, 1, 2, 2)], on(0));
         let on_the_way = cluster.engines[1].transfer(&[defined], vec![outgoing(&middle, 1, 2, 2)], on(0));
@@ -53,19 +55,19 @@ fn a_dependent_send_starts_when_its_source_has_arrived() {
 
 #[test]
 fn memory_still_in_use_is_an_error_on_both_sides() {
-    let cluster = Cluster::new(2, Choice::Auto);
+    let cluster = Cluster::new(2, TransportChoice::Auto);
     let (source, target) = (cluster.filled(0, 5000, 1), cluster.empty(1, 5000));
     let unmet = cluster.engines[0].transfer(&[], vec![incoming(&source, 1, 0, 9)], on(1));
-    let (define, defined) = Event::new();
+    let (define, defined) = BufferDefinitionEvent::new();
     let sent = cluster.engines[0].transfer(&[defined], vec![outgoing(&source, 0, 1, 1)], on(0));
     let received = cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, 1)], on(0));
-    eventually("the other one has the memory", || source.read(|_| ()).is_err());
+    eventually("the other one has the memory", || source.with_bytes(|_| ()).is_err());
     define.complete();
     let error = done(&sent).unwrap_err();
     assert!(matches!(error, TransferError::Memory(MemoryError::Busy { .. })), "{error}");
     let told = done(&received).unwrap_err();
     assert!(
-        matches!(&told, TransferError::Cancelled { by, reason } if by.0 == 0 && reason.contains("in use"))
+        matches!(&told, TransferError::Cancelled { by, reason } if by.task.0 == 0 && reason.contains("in use"))
     );
     unmet.cancel("enough").wait();
     source.fill(0).unwrap();
@@ -81,7 +83,7 @@ fn an_event_that_fails_or_is_dropped_fails_the_launch_on_both_sides() {
         for side in [0, 1] {
             for dropped in [false, true] {
                 key += 1;
-                let (definer, event) = Event::new();
+                let (definer, event) = BufferDefinitionEvent::new();
                 let held = [event];
                 let on_side = |task: usize| if task == side { &held[..] } else { &[] };
                 let specs = [vec![outgoing(&source, 0, 1, key)], vec![incoming(&target, 0, 1, key)]];
@@ -101,10 +103,10 @@ fn an_event_that_fails_or_is_dropped_fails_the_launch_on_both_sides() {
                 assert_eq!(done(&both[side]), Err(TransferError::Dependency(why.to_owned())), "{choice:?}");
                 let told = done(&both[1 - side]).unwrap_err();
                 assert!(
-                    matches!(&told, TransferError::Cancelled { by, reason } if by.0 as usize == side && reason.contains(why)),
+                    matches!(&told, TransferError::Cancelled { by, reason } if by.task.0 as usize == side && reason.contains(why)),
                     "{choice:?}: {told}"
                 );
-                target.read(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xee))).unwrap();
+                target.with_bytes(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xee))).unwrap();
             }
         }
         // The sides are in step.
@@ -116,12 +118,12 @@ fn an_event_that_fails_or_is_dropped_fails_the_launch_on_both_sides() {
 
 #[test]
 fn dependents_of_a_dropped_prepared_transfer_fail() {
-    let cluster = Cluster::new(2, Choice::Auto);
+    let cluster = Cluster::new(2, TransportChoice::Auto);
     let (source, target) = (cluster.filled(0, 5000, 1), cluster.empty(1, 5000));
     let mut prepared = cluster.engines[0].prepare(vec![outgoing(&source, 0, 1, 1)], on(0)).wait().unwrap();
-    let first = prepared.next();
+    let first = prepared.next_launch_handle();
     let sent = prepared.launch(&[]);
-    let second = prepared.next();
+    let second = prepared.next_launch_handle();
     drop(prepared);
     assert_eq!(done(&second), Err(TransferError::Dropped));
     // A launched transfer goes on, whoever drops its handles.

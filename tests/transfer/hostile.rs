@@ -1,4 +1,4 @@
-//! Strangers that can reach an engine's sockets do no harm.
+//! Tests that strangers who can reach an engine's sockets do no harm.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use muster::transfer::{Choice, Event, LaunchOptions, Member, TransferError};
+use muster::transfer::{BufferDefinitionEvent, LaunchOptions, MemberId, TransferError, TransportChoice};
 
 use crate::cluster::{Cluster, assert_contents, done, eventually, member, start};
+use crate::harness::run_ignored_test;
 
 fn held() -> (usize, usize) {
     let count = |path: &str| std::fs::read_dir(path).unwrap().count();
@@ -45,7 +46,7 @@ fn while_transfers_go_on(cluster: &Cluster, harm: impl FnOnce()) -> u64 {
 #[ignore = "a process of another test"]
 fn alone_ten_thousand() {
     let cluster = Cluster::with(2, |config| {
-        config.transport = Choice::Tcp;
+        config.transport = TransportChoice::Tcp;
         config.token = Some(b"known to all".to_vec());
     });
     while_transfers_go_on(&cluster, || ());
@@ -75,18 +76,14 @@ fn alone_ten_thousand() {
 
 #[test]
 fn ten_thousand_connections_that_say_nothing_leave_nothing_behind() {
-    let status = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "hostile::alone_ten_thousand", "--ignored", "--nocapture"])
-        .status()
-        .unwrap();
-    assert!(status.success());
+    run_ignored_test("hostile::alone_ten_thousand");
 }
 
 #[test]
 fn random_bytes_and_partial_hellos_affect_no_transfer() {
     for token in [None, Some(b"known to all".to_vec())] {
         let cluster = Cluster::with(2, |config| {
-            config.transport = Choice::Tcp;
+            config.transport = TransportChoice::Tcp;
             config.token = token.clone();
         });
         let mut random = fastrand::Rng::with_seed(9);
@@ -157,7 +154,7 @@ fn pass(mut from: TcpStream, mut to: TcpStream, keep: Option<&Mutex<Vec<Vec<u8>>
 #[test]
 fn a_replayed_hello_without_the_token_is_refused() {
     let mut cluster = Cluster::with(2, |config| {
-        config.transport = Choice::Tcp;
+        config.transport = TransportChoice::Tcp;
         config.token = Some(b"known to all".to_vec());
     });
     let listening: Vec<_> =
@@ -167,7 +164,8 @@ fn a_replayed_hello_without_the_token_is_refused() {
     let lost = |cluster: &Cluster| {
         cluster.engines.iter().map(|engine| engine.counts().lanes_lost.load(Ordering::Relaxed)).sum::<u64>()
     };
-    let cliques = |cluster: &Cluster| cluster.engines.iter().map(|engine| engine.cliques().2).sum::<u64>();
+    let cliques =
+        |cluster: &Cluster| cluster.engines.iter().map(|engine| engine.clique_cache_stats().2).sum::<u64>();
     let before = (lost(&cluster), cliques(&cluster));
     let moved = while_transfers_go_on(&cluster, || {
         for _ in 0..10 {
@@ -190,7 +188,7 @@ fn a_replayed_hello_without_the_token_is_refused() {
 #[test]
 fn a_wrong_token_is_refused_by_name() {
     let cluster = Cluster::with(2, |config| {
-        config.transport = Choice::Tcp;
+        config.transport = TransportChoice::Tcp;
         config.dial_timeout = Duration::from_millis(300);
         config.token = Some(vec![config.here.task.0 as u8]);
     });
@@ -212,7 +210,7 @@ const PER_SOURCE: usize = 64;
 
 #[test]
 fn slow_unauthenticated_dialers_do_not_block_peers() {
-    let cluster = Cluster::with(2, |config| config.transport = Choice::Tcp);
+    let cluster = Cluster::with(2, |config| config.transport = TransportChoice::Tcp);
     let over = AtomicBool::new(false);
     let targets: Vec<_> = cluster.engines.iter().map(|engine| engine.address().tcp[0]).collect();
     std::thread::scope(|scope| {
@@ -257,7 +255,7 @@ fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
 }
 
 /// Encodes a hello between these members, with this proof.
-fn hello(from: Member, to: Member, proof: [u8; 32]) -> Vec<u8> {
+fn hello(from: MemberId, to: MemberId, proof: [u8; 32]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for member in [from, to] {
         bytes.extend(member.task.0.to_le_bytes());
@@ -282,7 +280,7 @@ fn all_said(socket: &mut TcpStream) -> Vec<u8> {
 fn a_dialler_that_proves_nothing_learns_no_identity_and_nothing_that_the_token_makes() {
     const TOKEN: &[u8] = b"guess me";
     let cluster = Cluster::with(2, |config| {
-        config.transport = Choice::Tcp;
+        config.transport = TransportChoice::Tcp;
         config.token = Some(TOKEN.to_vec());
     });
     let [here, there] = [member(0, 0), member(1, 0)];
@@ -330,7 +328,7 @@ fn impostor(answer: Vec<u8>) -> SocketAddr {
 #[test]
 fn only_the_authenticated_peer_can_announce_an_incarnation_or_accept() {
     let cluster = Cluster::with(2, |config| {
-        config.transport = Choice::Tcp;
+        config.transport = TransportChoice::Tcp;
         config.dial_timeout = Duration::from_millis(300);
         config.token = Some(b"known to all".to_vec());
     });
@@ -360,7 +358,7 @@ fn relay(target: SocketAddr) -> SocketAddr {
 #[test]
 fn a_hello_that_is_sent_back_or_on_to_another_task_is_refused() {
     let cluster = Cluster::with(3, |config| {
-        config.transport = Choice::Tcp;
+        config.transport = TransportChoice::Tcp;
         config.dial_timeout = Duration::from_millis(300);
         config.token = Some(b"known to all".to_vec());
     });
@@ -379,8 +377,8 @@ fn a_hello_that_is_sent_back_or_on_to_another_task_is_refused() {
 
 #[test]
 fn an_old_life_is_kept_out_while_the_new_one_goes_on() {
-    for choice in [Choice::Tcp, Choice::Auto] {
-        let quick = |config: &mut muster::transfer::Config| {
+    for choice in [TransportChoice::Tcp, TransportChoice::Auto] {
+        let quick = |config: &mut muster::transfer::EngineConfig| {
             config.transport = choice;
             config.dial_timeout = Duration::from_millis(500);
         };
@@ -420,7 +418,7 @@ fn an_old_life_is_kept_out_while_the_new_one_goes_on() {
 }
 
 /// Encodes the frame of a chunk: the first of a group, complete.
-fn chunk(from: Member, to: Member, channel: u32, payload: &[u8]) -> Vec<u8> {
+fn chunk(from: MemberId, to: MemberId, channel: u32, payload: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0; 64];
     bytes[0..2].copy_from_slice(&0x4d58_u16.to_le_bytes());
     (bytes[2], bytes[3]) = (1, 13);
@@ -437,8 +435,8 @@ fn chunk(from: Member, to: Member, channel: u32, payload: &[u8]) -> Vec<u8> {
 #[test]
 fn a_frame_of_a_former_life_on_a_lane_that_lives_lands_nowhere_and_ends_the_connection() {
     const LEN: usize = 40_000;
-    let tcp = |config: &mut muster::transfer::Config| {
-        config.transport = Choice::Tcp;
+    let tcp = |config: &mut muster::transfer::EngineConfig| {
+        config.transport = TransportChoice::Tcp;
         config.lanes = 1;
     };
     let [old, new, here] = [member(0, 0), member(0, 1), member(1, 0)];
@@ -471,7 +469,7 @@ fn a_frame_of_a_former_life_on_a_lane_that_lives_lands_nowhere_and_ends_the_conn
         assert_eq!(before.onward.lock().unwrap().len(), 2, "both go through here");
         // Both sides have launched it, and it waits for its source: a chunk of it would land.
         target.fill(0xee).unwrap();
-        let (_definer, event) = Event::new();
+        let (_definer, event) = BufferDefinitionEvent::new();
         let sent = sending.launch(&[event]);
         let received =
             cluster.engines[1].transfer(&[], vec![crate::cluster::incoming(&target, 0, 1, 1)], alone);
@@ -486,14 +484,16 @@ fn a_frame_of_a_former_life_on_a_lane_that_lives_lands_nowhere_and_ends_the_conn
         let outcome = done(&received);
         if lands {
             assert_eq!(outcome.map(|stats| stats.received), Ok(LEN as u64));
-            target.read(|bytes| assert!(bytes.iter().all(|byte| *byte == 0x5a))).unwrap();
+            target.with_bytes(|bytes| assert!(bytes.iter().all(|byte| *byte == 0x5a))).unwrap();
             assert_eq!(fenced(), fenced_before);
             continue;
         }
         let error = outcome.unwrap_err();
         assert!(matches!(error, TransferError::Transport { .. }), "{error}");
         assert!(error.to_string().contains("another incarnation"), "{error}");
-        target.read(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xee), "something landed")).unwrap();
+        target
+            .with_bytes(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xee), "something landed"))
+            .unwrap();
         assert_eq!(fenced(), fenced_before + 1);
         eventually("the connection is over on both sides", || {
             cluster.engines.iter().all(|engine| engine.links().is_empty())

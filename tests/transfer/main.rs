@@ -1,4 +1,4 @@
-//! The transfer engine as a program uses it, over real sockets, shared memory and processes.
+//! Tests of the transfer engine as a program uses it, over real sockets, shared memory and processes.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 #![allow(clippy::disallowed_methods, reason = "real sockets and processes take real time")]
@@ -9,6 +9,8 @@ mod cluster;
 mod contents;
 mod end_of_connection;
 mod events;
+#[path = "../harness/mod.rs"]
+mod harness;
 mod hostile;
 mod measures;
 mod network;

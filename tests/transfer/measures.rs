@@ -1,26 +1,28 @@
-//! The measurements that an engine makes of its launches.
+//! Tests of the measurements that an engine makes of its launches.
 
 use std::time::Duration;
 
-use muster::transfer::{Choice, Engine, Event, LaunchOptions, Stage, TransferError};
+use muster::transfer::{
+    BufferDefinitionEvent, LaunchOptions, LaunchStage, TransferEngine, TransferError, TransportChoice,
+};
 
 use crate::cluster::{Cluster, PATIENCE, device, done, eventually, incoming, outgoing};
 
-fn ended(engine: &Engine, how: &str) -> u64 {
-    engine.meters().ended().find(|(name, _)| *name == how).map(|(_, count)| count).unwrap()
+fn ended(engine: &TransferEngine, how: &str) -> u64 {
+    engine.meters().outcome_counts().find(|(name, _)| *name == how).map(|(_, count)| count).unwrap()
 }
 
-fn launches(engine: &Engine, stage: Stage) -> u64 {
-    engine.meters().times(stage).counts.iter().sum()
+fn launches(engine: &TransferEngine, stage: LaunchStage) -> u64 {
+    engine.meters().stage_times(stage).counts.iter().sum()
 }
 
-fn slowest_at_least(engine: &Engine, stage: Stage, time: Duration) -> bool {
-    engine.meters().times(stage).sum_us >= time.as_micros() as u64
+fn slowest_at_least(engine: &TransferEngine, stage: LaunchStage, time: Duration) -> bool {
+    engine.meters().stage_times(stage).sum_us >= time.as_micros() as u64
 }
 
 #[test]
 fn launches_are_counted_by_how_they_end_and_timed_by_stage() {
-    let cluster = Cluster::new(2, Choice::Auto);
+    let cluster = Cluster::new(2, TransportChoice::Auto);
     let (source, target) = (cluster.filled(0, 1 << 20, 1), cluster.empty(1, 1 << 20));
     let [sender, receiver] = &cluster.engines[..] else { panic!("two engines") };
     let (sent, received) = cluster.send(0, &source, 1, &target, 1);
@@ -28,23 +30,23 @@ fn launches_are_counted_by_how_they_end_and_timed_by_stage() {
     done(&received).unwrap();
     for engine in [sender, receiver] {
         assert_eq!(ended(engine, "completed"), 1);
-        for stage in [Stage::Prepare, Stage::Match, Stage::Move] {
+        for stage in [LaunchStage::Prepare, LaunchStage::Match, LaunchStage::Move] {
             assert_eq!(launches(engine, stage), 1, "{stage:?}");
         }
-        assert_eq!(launches(engine, Stage::Dependencies) + launches(engine, Stage::Quiesce), 0);
+        assert_eq!(launches(engine, LaunchStage::Dependencies) + launches(engine, LaunchStage::Quiesce), 0);
     }
 
     // One side waits for a dependency; the other one waits for that side.
     let wait = Duration::from_millis(120);
-    let (definer, event) = Event::new();
+    let (definer, event) = BufferDefinitionEvent::new();
     let sent = sender.transfer(&[event], vec![outgoing(&source, 0, 1, 2)], LaunchOptions::default());
     let received = receiver.transfer(&[], vec![incoming(&target, 0, 1, 2)], LaunchOptions::default());
     std::thread::sleep(wait);
     definer.complete();
     done(&sent).unwrap();
     done(&received).unwrap();
-    assert_eq!(launches(sender, Stage::Dependencies), 1);
-    assert!(slowest_at_least(sender, Stage::Dependencies, wait / 2));
+    assert_eq!(launches(sender, LaunchStage::Dependencies), 1);
+    assert!(slowest_at_least(sender, LaunchStage::Dependencies, wait / 2));
 
     // One side launches late.
     let received = receiver.transfer(&[], vec![incoming(&target, 0, 1, 3)], LaunchOptions::default());
@@ -52,13 +54,13 @@ fn launches_are_counted_by_how_they_end_and_timed_by_stage() {
     let sent = sender.transfer(&[], vec![outgoing(&source, 0, 1, 3)], LaunchOptions::default());
     done(&sent).unwrap();
     done(&received).unwrap();
-    assert!(slowest_at_least(receiver, Stage::Match, wait / 2));
+    assert!(slowest_at_least(receiver, LaunchStage::Match, wait / 2));
     assert!(receiver.meters().take_failures().is_empty());
 }
 
 #[test]
 fn failures_are_counted_by_reason_and_reported_once_with_peer_and_cause() {
-    let cluster = Cluster::new(2, Choice::Auto);
+    let cluster = Cluster::new(2, TransportChoice::Auto);
     let (source, target) = (cluster.filled(0, 5000, 1), cluster.empty(1, 5000));
     let (sender, meters) = (&cluster.engines[0], cluster.engines[0].meters());
     let (tell, told) = std::sync::mpsc::channel();
@@ -71,17 +73,21 @@ fn failures_are_counted_by_reason_and_reported_once_with_peer_and_cause() {
     assert!(given_up.cancel("no longer wanted").wait_for(PATIENCE));
     told.recv_timeout(PATIENCE).unwrap();
     assert_eq!((ended(sender, "cancelled"), ended(sender, "completed")), (1, 1));
-    eventually("the proof is timed", || launches(sender, Stage::Quiesce) == 1);
+    eventually("the proof is timed", || launches(sender, LaunchStage::Quiesce) == 1);
     let failures = meters.take_failures();
     let [failed] = failures.as_slice() else { panic!("{failures:?}") };
-    assert_eq!(failed.peer, cluster.engines[1].here().task);
+    assert_eq!(failed.peer, cluster.engines[1].here().peer_task());
     assert!(matches!(&failed.error, TransferError::Cancelled { reason, .. } if reason == "no longer wanted"));
     assert!(meters.take_failures().is_empty(), "told once");
 
     // Requests that fail count too.
     assert!(sender.prepare(Vec::new(), LaunchOptions::default()).wait().is_err());
-    let nobody =
-        muster::transfer::Spec::send(source.span(), device(0), device(9), muster::transfer::TransferKey(1));
+    let nobody = muster::transfer::TransferSpec::send(
+        source.full_span(),
+        device(0),
+        device(9),
+        muster::transfer::TransferKey(1),
+    );
     assert!(done(&sender.transfer(&[], vec![nobody], LaunchOptions::default())).is_err());
     assert_eq!(ended(sender, "refused"), 2);
     // Transfers that are prepared and dropped were never requested.

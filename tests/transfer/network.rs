@@ -1,22 +1,27 @@
-//! A network that resets, truncates, delays, throttles, corrupts and stops: the bytes arrive complete, or the
-//! error has a name.
+//! Tests over a network that resets, truncates, delays, throttles, corrupts and stops. Either the bytes arrive
+//! complete, or the transfer fails with a specific error.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use muster::transfer::{Choice, Class, Config, Faults, LaunchOptions, TransferError};
+use muster::transfer::{
+    EngineConfig, FaultInjector, LaunchOptions, PriorityClass, TransferError, TransportChoice,
+};
 
 use crate::cluster::{Cluster, PATIENCE, assert_contents, done, eventually, incoming, member, outgoing};
 
 /// The transports whose wires may be lost while both ends live.
-const BREAKING: [Choice; 2] = [Choice::Tcp, Choice::Loopback];
+const BREAKING: [TransportChoice; 2] = [TransportChoice::Tcp, TransportChoice::Loopback];
 /// All transports that the tests inject faults into.
-const WIRES: [Choice; 3] = [Choice::Tcp, Choice::Loopback, Choice::Unix];
+const WIRES: [TransportChoice; 3] = [TransportChoice::Tcp, TransportChoice::Loopback, TransportChoice::Unix];
 
 /// Starts two engines with fault injection. Returns the handle of each.
-pub fn with_faults(choice: Choice, setting: impl Fn(&mut Config)) -> (Cluster, [Faults; 2]) {
-    let faults = [Faults::new(1), Faults::new(2)];
+pub fn with_faults(
+    choice: TransportChoice,
+    setting: impl Fn(&mut EngineConfig),
+) -> (Cluster, [FaultInjector; 2]) {
+    let faults = [FaultInjector::new(1), FaultInjector::new(2)];
     let cluster = Cluster::with(2, |config| {
         config.transport = choice;
         config.lanes = 3;
@@ -86,7 +91,7 @@ fn wires_that_end_in_the_middle_of_a_chunk_lose_nothing() {
     for choice in BREAKING {
         let (cluster, faults) = with_faults(choice, |_| ());
         for round in 0..20u64 {
-            faults[0].truncate(1 + round as usize % 3);
+            faults[0].truncate_sends(1 + round as usize % 3);
             assert_eq!(move_under(&cluster, 3 << 20, round, || ()), (None, None), "{choice:?} round {round}");
         }
         assert!(cluster.engines[1].counts().lanes_lost.load(Ordering::Relaxed) >= 20);
@@ -95,7 +100,7 @@ fn wires_that_end_in_the_middle_of_a_chunk_lose_nothing() {
 
 #[test]
 fn a_unix_socket_that_is_reset_fails_what_is_under_way_and_is_made_anew_for_the_next() {
-    let (cluster, faults) = with_faults(Choice::Unix, |_| ());
+    let (cluster, faults) = with_faults(TransportChoice::Unix, |_| ());
     let mut failed = 0;
     for round in 0..20u64 {
         let (sent, received) = move_under(&cluster, 12 << 20, 2 * round, || {
@@ -120,11 +125,11 @@ fn a_unix_socket_that_is_reset_fails_what_is_under_way_and_is_made_anew_for_the_
 #[test]
 fn a_connection_goes_on_with_the_lanes_that_it_has_and_tries_the_lost_one_again() {
     let dial_timeout = Duration::from_millis(200);
-    let (cluster, faults) = with_faults(Choice::Tcp, |config| config.dial_timeout = dial_timeout);
+    let (cluster, faults) = with_faults(TransportChoice::Tcp, |config| config.dial_timeout = dial_timeout);
     assert_eq!(move_under(&cluster, 1 << 20, 0, || ()), (None, None));
     let lanes = || cluster.engines.iter().map(|engine| engine.links()[0].lanes).collect::<Vec<_>>();
     eventually("all lanes are there", || lanes() == [4, 4]);
-    let shut = |shut| faults.iter().for_each(|faults| faults.refuse(shut));
+    let shut = |shut| faults.iter().for_each(|faults| faults.end_new_wires(shut));
     shut(true);
     // Wire 0 is the control lane.
     assert_eq!(faults[0].reset(|at| at == 1), 1);
@@ -153,8 +158,8 @@ fn a_slow_network_is_only_slow() {
                 .enumerate()
         {
             for faults in &faults {
-                faults.delay(Duration::from_micros(delay));
-                faults.narrow(narrow);
+                faults.delay_receives(Duration::from_micros(delay));
+                faults.limit_io_size(narrow);
             }
             assert_eq!(move_under(&cluster, len, key as u64, || ()), (None, None), "{choice:?} {key}");
         }
@@ -166,20 +171,20 @@ fn a_damaged_chunk_is_sent_once_more_and_one_that_is_damaged_twice_is_an_error()
     for choice in BREAKING {
         let (cluster, [faults, _]) = with_faults(choice, |_| ());
         assert_eq!(move_under(&cluster, 1000, 0, || ()), (None, None));
-        faults.damage(1);
+        faults.corrupt_chunks(1);
         assert_eq!(move_under(&cluster, 3 << 20, 1, || ()), (None, None));
         assert_eq!(cluster.engines[1].counts().damaged.load(Ordering::Relaxed), 1);
-        faults.damage(usize::MAX);
+        faults.corrupt_chunks(usize::MAX);
         let outcomes = move_under(&cluster, 3 << 20, 2, || ());
         assert!(
             matches!(outcomes.1, Some(TransferError::Integrity { member: from, .. }) if from == member(0, 0)),
             "{outcomes:?}"
         );
         assert!(
-            matches!(&outcomes.0, Some(TransferError::Cancelled { by, reason }) if by.0 == 1 && reason.contains("damaged twice")),
+            matches!(&outcomes.0, Some(TransferError::Cancelled { by, reason }) if by.task.0 == 1 && reason.contains("damaged twice")),
             "{outcomes:?}"
         );
-        faults.heal();
+        faults.clear_faults();
         assert_eq!(move_under(&cluster, 3 << 20, 3, || ()), (None, None));
     }
 }
@@ -193,12 +198,12 @@ fn whatever_frame_comes_damaged_is_sent_again_on_another_lane_and_twice_is_an_er
         // Inline, in the control lane, and in chunks, whose headers are corrupted as well as their payload.
         for round in 0..60u64 {
             let len = [1, 100, 8000, 5000, 100_000, 1 << 20][round as usize % 6];
-            let outcomes = move_under(&cluster, len, round, || faults[round as usize % 2].garble(1));
+            let outcomes = move_under(&cluster, len, round, || faults[round as usize % 2].corrupt_sends(1));
             assert_eq!(outcomes, (None, None), "{choice:?} round {round}: {len} bytes");
         }
         let damaged = || cluster.engines.iter().map(|engine| engine.counts().damaged.load(Ordering::Relaxed));
         assert!(damaged().sum::<u64>() >= 30, "{choice:?}: {:?}", damaged().collect::<Vec<_>>());
-        faults[0].garble(usize::MAX);
+        faults[0].corrupt_sends(usize::MAX);
         let (sent, received) = move_under(&cluster, 5000, 2000, || ());
         let named = |error: &TransferError| {
             matches!(error, TransferError::PeerDead { .. } | TransferError::Transport { .. })
@@ -207,7 +212,7 @@ fn whatever_frame_comes_damaged_is_sent_again_on_another_lane_and_twice_is_an_er
             sent.as_ref().is_some_and(named) || received.as_ref().is_some_and(named),
             "{sent:?} {received:?}"
         );
-        faults[0].heal();
+        faults[0].clear_faults();
         // Each side detects the end of the other's connection in its own time.
         eventually("they meet again", || move_under(&cluster, 5000, 3000, || ()) == (None, None));
     }
@@ -217,9 +222,9 @@ fn whatever_frame_comes_damaged_is_sent_again_on_another_lane_and_twice_is_an_er
 fn chunks_carry_checksums_if_either_side_wants_them() {
     for wants in [0, 1] {
         let (cluster, [faults, _]) =
-            with_faults(Choice::Tcp, |config| config.checks = config.here.task.0 == wants);
+            with_faults(TransportChoice::Tcp, |config| config.checks = config.here.task.0 == wants);
         assert_eq!(move_under(&cluster, 1000, 0, || ()), (None, None));
-        faults.damage(1);
+        faults.corrupt_chunks(1);
         assert_eq!(move_under(&cluster, 3 << 20, 1, || ()), (None, None), "{wants}");
         assert_eq!(cluster.engines[1].counts().damaged.load(Ordering::Relaxed), 1, "{wants}");
     }
@@ -231,7 +236,7 @@ fn a_peer_that_takes_no_bytes_any_more_is_given_up_at_the_stall_limit_and_goes_o
     for choice in WIRES {
         let (cluster, [_, faults]) = with_faults(choice, |_| ());
         assert_eq!(move_under(&cluster, 1 << 20, 0, || ()), (None, None));
-        faults.hold(true);
+        faults.hold_wires(true);
         let (source, target) = (cluster.filled(0, 24 << 20, 1), cluster.empty(1, 24 << 20));
         let options = LaunchOptions { channel: 1, stall: STALL, ..LaunchOptions::default() };
         let sent = cluster.engines[0].transfer(&[], vec![outgoing(&source, 0, 1, 1)], options);
@@ -241,13 +246,13 @@ fn a_peer_that_takes_no_bytes_any_more_is_given_up_at_the_stall_limit_and_goes_o
             let error = done(transfer).unwrap_err();
             // If control frames go through shared memory, the side that cancels first tells the other.
             let told = |error: &TransferError| {
-                choice == Choice::Unix && error.to_string().contains("nothing moved for")
+                choice == TransportChoice::Unix && error.to_string().contains("nothing moved for")
             };
             let stalled = matches!(error, TransferError::Stalled { idle, .. } if idle >= STALL);
             assert!(stalled || told(&error), "{choice:?}: {error}");
         }
         println!("{choice:?}: given up after {:?}", began.elapsed());
-        faults.hold(false);
+        faults.hold_wires(false);
         assert_eq!(move_under(&cluster, 12 << 20, 2, || ()), (None, None), "{choice:?}");
     }
 }
@@ -272,26 +277,26 @@ fn whatever_the_network_does_nothing_hangs_and_no_byte_is_wrong() {
                     match harm {
                         0 => drop(faults.reset(|at| at == lane)),
                         1 => drop(faults.reset(|_| true)),
-                        2 => faults.truncate(1),
+                        2 => faults.truncate_sends(1),
                         // A change would go unnoticed without checksums.
-                        3 if choice != Choice::Unix => faults.damage(lane),
-                        4 => faults.delay(Duration::from_micros(random.u64(0..1500))),
-                        5 => faults.narrow(random.usize(3000..9000)),
-                        6 => faults.refuse(random.bool()),
-                        7 => faults.hold(random.bool()),
-                        _ => faults.heal(),
+                        3 if choice != TransportChoice::Unix => faults.corrupt_chunks(lane),
+                        4 => faults.delay_receives(Duration::from_micros(random.u64(0..1500))),
+                        5 => faults.limit_io_size(random.usize(3000..9000)),
+                        6 => faults.end_new_wires(random.bool()),
+                        7 => faults.hold_wires(random.bool()),
+                        _ => faults.clear_faults(),
                     }
                 }
                 // A wire that is held for good fails at the stall limit, which another test covers.
-                faults.iter().for_each(|faults| faults.hold(false));
+                faults.iter().for_each(|faults| faults.hold_wires(false));
             });
-            faults.iter().for_each(|faults| faults.refuse(false));
+            faults.iter().for_each(|faults| faults.end_new_wires(false));
             for outcome in [outcomes.0, outcomes.1] {
                 match outcome {
                     None => whole += 1,
                     Some(error) => {
                         println!("{choice:?}: {error}");
-                        *failed.entry(error.reason()).or_default() += 1;
+                        *failed.entry(error.reason_label()).or_default() += 1;
                     }
                 }
             }
@@ -299,7 +304,7 @@ fn whatever_the_network_does_nothing_hangs_and_no_byte_is_wrong() {
         println!("{choice:?}: {whole} whole, failed {failed:?}");
         let lost: u64 = cluster.engines.iter().map(|e| e.counts().lanes_lost.load(Ordering::Relaxed)).sum();
         assert!(whole > 0 && (lost > 0 || !failed.is_empty()), "{choice:?}: nothing was harmed");
-        faults.iter().for_each(Faults::heal);
+        faults.iter().for_each(FaultInjector::clear_faults);
         eventually("the network is well, and so are transfers", || {
             key += 1;
             move_under(&cluster, 1 << 20, key, || ()) == (None, None)
@@ -310,7 +315,7 @@ fn whatever_the_network_does_nothing_hangs_and_no_byte_is_wrong() {
 #[test]
 fn a_membership_change_ends_a_dial_without_answer() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let cluster = Cluster::with(1, |config| config.transport = Choice::Tcp);
+    let cluster = Cluster::with(1, |config| config.transport = TransportChoice::Tcp);
     cluster.announce_stranger(1, silent.local_addr().unwrap());
     let buffer = cluster.empty(0, 100);
     let waiting =
@@ -333,7 +338,7 @@ fn a_membership_change_ends_a_dial_without_answer() {
     println!("freed by the membership after {:?}", began.elapsed());
     assert!(began.elapsed() < Duration::from_secs(1));
     // A shutdown releases too, and does not wait for the dialling.
-    let cluster = Cluster::with(1, |config| config.transport = Choice::Tcp);
+    let cluster = Cluster::with(1, |config| config.transport = TransportChoice::Tcp);
     cluster.announce_stranger(1, silent.local_addr().unwrap());
     let waiting =
         cluster.engines[0].transfer(&[], vec![outgoing(&buffer, 0, 1, 1)], LaunchOptions::default());
@@ -356,8 +361,8 @@ fn a_deadline_that_passes_in_the_middle_ends_the_transfer_on_both_sides() {
     const LEN: usize = 8 << 20;
     for choice in WIRES {
         let (cluster, [_, faults]) = with_faults(choice, |config| config.chunk = 64 << 10);
-        faults.narrow(16 << 10);
-        faults.delay(Duration::from_millis(1));
+        faults.limit_io_size(16 << 10);
+        faults.delay_receives(Duration::from_millis(1));
         let (source, target) = (cluster.filled(0, LEN, 1), cluster.empty(1, LEN));
         let deadline = Duration::from_millis(500);
         let options = |task: usize| LaunchOptions {
@@ -369,7 +374,7 @@ fn a_deadline_that_passes_in_the_middle_ends_the_transfer_on_both_sides() {
         let received = cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, 1)], options(1));
         let sent = cluster.engines[0].transfer(&[], vec![outgoing(&source, 0, 1, 1)], options(0));
         some_has_come(&cluster, 1);
-        faults.hold(true);
+        faults.hold_wires(true);
         let error = done(&received).unwrap_err();
         assert!(began.elapsed() >= deadline, "{choice:?}: {error}, too early");
         assert!(began.elapsed() < 10 * deadline, "{choice:?}: {error}, after {:?}", began.elapsed());
@@ -377,25 +382,25 @@ fn a_deadline_that_passes_in_the_middle_ends_the_transfer_on_both_sides() {
         assert!(moved > 0 && moved < total && total == LEN as u64, "{choice:?}: {moved} of {total}");
         // No byte lands any more, and those in flight are discarded.
         target.fill(0x55).unwrap();
-        faults.heal();
+        faults.clear_faults();
         let told = done(&sent).unwrap_err();
         assert!(
-            matches!(&told, TransferError::Cancelled { by, reason } if by.0 == 1 && reason.contains("deadline")),
+            matches!(&told, TransferError::Cancelled { by, reason } if by.task.0 == 1 && reason.contains("deadline")),
             "{choice:?}: {told}"
         );
         assert_eq!(move_under(&cluster, 1 << 20, 2, || ()), (None, None), "{choice:?}");
-        target.read(|bytes| assert!(bytes.iter().all(|byte| *byte == 0x55), "{choice:?}")).unwrap();
+        target.with_bytes(|bytes| assert!(bytes.iter().all(|byte| *byte == 0x55), "{choice:?}")).unwrap();
     }
 }
 
 #[test]
 fn urgent_transfers_overtake_bulk_transfers() {
     const SMALL: usize = 1 << 20;
-    let (cluster, [_, faults]) = with_faults(Choice::Loopback, |config| {
+    let (cluster, [_, faults]) = with_faults(TransportChoice::Loopback, |config| {
         config.lanes = 1;
         config.chunk = 64 << 10;
     });
-    faults.delay(Duration::from_millis(1));
+    faults.delay_receives(Duration::from_millis(1));
     let launch = |channel: u32, class, len: usize| {
         let (source, target) = (cluster.filled(0, len, channel.into()), cluster.empty(1, len));
         let options = LaunchOptions { channel, class, ..LaunchOptions::default() };
@@ -404,18 +409,18 @@ fn urgent_transfers_overtake_bulk_transfers() {
         let sent = cluster.engines[0].transfer(&[], vec![outgoing(&source, 0, 1, key)], options);
         (sent, received, target)
     };
-    let large = launch(1, Class::Bulk, 16 << 20);
+    let large = launch(1, PriorityClass::Bulk, 16 << 20);
     some_has_come(&cluster, 1);
     // Three of one size, requested in reverse order of urgency.
-    let patient = launch(2, Class::Bulk, SMALL);
-    let usual = launch(3, Class::Normal, SMALL);
-    let urgent = launch(4, Class::Latency, SMALL);
+    let patient = launch(2, PriorityClass::Bulk, SMALL);
+    let usual = launch(3, PriorityClass::Normal, SMALL);
+    let urgent = launch(4, PriorityClass::Latency, SMALL);
     done(&urgent.1).unwrap();
     let others = [&usual.1, &patient.1, &large.1].map(|transfer| transfer.outcome().is_none());
     assert_eq!(others, [true; 3], "nothing that is less urgent was there before");
     done(&usual.1).unwrap();
     assert!(patient.1.outcome().is_none() && large.1.outcome().is_none(), "nor before what is usual");
-    faults.heal();
+    faults.clear_faults();
     for ((sent, received, target), seed) in [large, patient, usual, urgent].into_iter().zip(1..) {
         assert_eq!((done(&sent).err(), done(&received).err()), (None, None));
         assert_contents(&target, seed);
@@ -425,7 +430,7 @@ fn urgent_transfers_overtake_bulk_transfers() {
 #[test]
 fn a_deadline_counts_from_the_request_even_if_the_peer_never_answers() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let cluster = Cluster::with(1, |config| config.transport = Choice::Tcp);
+    let cluster = Cluster::with(1, |config| config.transport = TransportChoice::Tcp);
     cluster.announce_stranger(1, silent.local_addr().unwrap());
     let buffer = cluster.empty(0, 100);
     let options = LaunchOptions { deadline: Some(Duration::from_millis(200)), ..LaunchOptions::default() };

@@ -1,16 +1,19 @@
-//! Launches are matched in the order of their requests, whenever their connections come.
+//! Tests that launches are matched in the order of their requests, in whatever order their connections are made.
 
+use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use muster::transfer::{Choice, Engine, Faults, LaunchOptions, TransferError};
+use muster::transfer::{
+    FaultInjector, LaunchOptions, TaskId, TransferEngine, TransferError, TransportChoice,
+};
 
 use crate::cluster::{Cluster, assert_contents, done, eventually, incoming, member, outgoing};
 
 #[test]
 fn transfers_asked_for_before_there_are_connections_keep_their_order() {
     for round in 0..20 {
-        let cluster = Cluster::new(3, Choice::Auto);
+        let cluster = Cluster::new(3, TransportChoice::Auto);
         let (mut transfers, mut targets) = (Vec::new(), Vec::new());
         for here in 0..3 {
             let others: Vec<usize> = (0..3).filter(|other| *other != here).collect();
@@ -46,7 +49,7 @@ fn transfers_asked_for_before_there_are_connections_keep_their_order() {
 
 #[test]
 fn an_early_failure_reaches_the_peer_and_later_launches_stay_matched() {
-    let cluster = Cluster::new(2, Choice::Auto);
+    let cluster = Cluster::new(2, TransportChoice::Auto);
     // A third task that cannot be reached: its port is bound, but nothing listens there.
     let taken = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     taken.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
@@ -66,6 +69,80 @@ fn an_early_failure_reaches_the_peer_and_later_launches_stay_matched() {
         );
         let half = done(&early.unwrap_or_else(receive)).unwrap_err();
         assert!(matches!(half, TransferError::Cancelled { .. }), "{half}");
+        let (sent, received) = cluster.send(0, &source, 1, &target, 100 + key);
+        done(&sent).unwrap();
+        done(&received).unwrap();
+        assert_contents(&target, key);
+    }
+}
+
+#[test]
+fn a_launch_that_was_reserved_keeps_its_place_until_its_memory_is_known() {
+    let cluster = Cluster::new(3, TransportChoice::Auto);
+    let one = NonZeroUsize::MIN;
+    for key in 0..10 {
+        let (first, second) = (cluster.filled(0, 4000, key), cluster.filled(0, 4000, key + 50));
+        let targets = [cluster.empty(1, 4000), cluster.empty(1, 4000)];
+        let receive = |at: usize, key| {
+            cluster.engines[1].transfer(
+                &[],
+                vec![incoming(&targets[at], 0, 1, key)],
+                LaunchOptions::default(),
+            )
+        };
+        let reserved =
+            cluster.engines[0].reserve(&[TaskId(1).into()], one, (4000, 0), LaunchOptions::default());
+        let early = (key % 2 == 0).then(|| receive(0, key));
+        let early_handle = reserved.transfer();
+        let later = cluster.engines[0].transfer(
+            &[],
+            vec![outgoing(&second, 0, 1, key + 50)],
+            LaunchOptions::default(),
+        );
+        assert_eq!(early_handle.outcome(), None);
+        reserved.launch(&[], vec![outgoing(&first, 0, 1, key)]);
+        let received = [early.unwrap_or_else(|| receive(0, key)), receive(1, key + 50)];
+        for transfer in [&early_handle, &later, &received[0], &received[1]] {
+            done(transfer).unwrap_or_else(|error| panic!("{key}: {error}"));
+        }
+        assert_contents(&targets[0], key);
+        assert_contents(&targets[1], key + 50);
+    }
+}
+
+#[test]
+fn a_reserved_launch_that_ends_before_it_is_launched_is_over_at_the_peer_too() {
+    let cluster = Cluster::new(2, TransportChoice::Auto);
+    let one = NonZeroUsize::MIN;
+    let hurried = LaunchOptions { deadline: Some(Duration::from_millis(50)), ..LaunchOptions::default() };
+    for key in 0..5 {
+        let (source, target) = (cluster.filled(0, 4000, key), cluster.empty(1, 4000));
+        let options = if key == 2 { hurried } else { LaunchOptions::default() };
+        let reserved = cluster.engines[0].reserve(&[TaskId(1).into()], one, (4000, 0), options);
+        let handle = reserved.transfer();
+        let receive = vec![incoming(&target, 0, 1, key)];
+        let half = cluster.engines[1].transfer(&[], receive, LaunchOptions::default());
+        let mut kept = None;
+        match key {
+            0 => drop(reserved),
+            1 => {
+                handle.cancel("not wanted").wait();
+                kept = Some(reserved);
+            }
+            2 => kept = Some(reserved),
+            3 => reserved.fail(&TransferError::Dependency("no memory".to_owned())),
+            _ => reserved.launch(&[], Vec::new()),
+        }
+        let error = done(&handle).unwrap_err();
+        let reason = ["dropped", "cancelled", "deadline", "dependency", "refused"][key as usize];
+        assert_eq!(error.reason_label(), reason, "{error}");
+        let half = done(&half).unwrap_err();
+        assert!(matches!(half, TransferError::Cancelled { .. }), "{key}: {half}");
+        // Its memory comes too late.
+        if let Some(reserved) = kept {
+            reserved.launch(&[], vec![outgoing(&source, 0, 1, key)]);
+            assert_eq!(done(&handle).unwrap_err().reason_label(), reason);
+        }
         let (sent, received) = cluster.send(0, &source, 1, &target, 100 + key);
         done(&sent).unwrap();
         done(&received).unwrap();
@@ -117,15 +194,17 @@ fn meet_at_random(cluster: &Cluster, here: usize, there: usize, rounds: u64) -> 
 fn idle_connections_are_evicted_for_new_ones() {
     const COUNT: usize = 5;
     let rounds = std::env::var("ROUNDS").map_or(150, |rounds| rounds.parse().unwrap());
-    for (choice, slow) in [(Choice::Auto, false), (Choice::Tcp, false), (Choice::Tcp, true)] {
+    for (choice, slow) in
+        [(TransportChoice::Auto, false), (TransportChoice::Tcp, false), (TransportChoice::Tcp, true)]
+    {
         let cluster = Cluster::with(COUNT, |config| {
             config.transport = choice;
             config.cliques_max = 2;
             config.lanes = 2;
             if slow {
                 // A question is in flight for long, so that requests are made meanwhile.
-                let faults = Faults::new(u64::from(config.here.task.0));
-                faults.delay(Duration::from_millis(2));
+                let faults = FaultInjector::new(u64::from(config.here.task.0));
+                faults.delay_receives(Duration::from_millis(2));
                 config.faults = Some(faults);
             }
         });
@@ -142,15 +221,17 @@ fn idle_connections_are_evicted_for_new_ones() {
         });
         eventually("all that was moved is counted, however short a connection lived", || {
             pairs.iter().zip(&moved).all(|(&(here, there), &wanted)| {
-                let counted = cluster.engines[here].moved();
-                let (_, traffic) = counted.iter().find(|(task, _)| task.0 as usize == there).unwrap();
+                let counted = cluster.engines[here].bytes_by_task();
+                let (_, traffic) = counted.iter().find(|(peer, _)| peer.task.0 as usize == there).unwrap();
                 let sums = traffic.iter().fold((0, 0), |all, (_, some)| (all.0 + some.0, all.1 + some.1));
                 sums == (wanted, wanted)
             })
         });
-        let of = |count: fn(&Engine) -> u64| cluster.engines.iter().map(count).sum::<u64>();
-        let (evictions, lost) =
-            (of(|engine| engine.cliques().3), of(|engine| engine.counts().lanes_lost.load(Ordering::SeqCst)));
+        let of = |count: fn(&TransferEngine) -> u64| cluster.engines.iter().map(count).sum::<u64>();
+        let (evictions, lost) = (
+            of(|engine| engine.clique_cache_stats().3),
+            of(|engine| engine.counts().lanes_lost.load(Ordering::SeqCst)),
+        );
         println!("{choice:?}, slow: {slow}: {evictions} connections made room, {lost} lanes were lost");
         assert!(slow || evictions > 0, "there were more than two at once");
         assert!(slow || lost < evictions, "lanes of connections that were let go of are not lost");

@@ -1,15 +1,16 @@
-//! Peers, in processes of their own, that are killed, stopped and restarted during transfers.
+//! Tests of peers, in their own processes, that are killed, stopped and restarted during transfers.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use muster::transfer::{
-    Arena, Buffer, Choice, Engine, LaunchOptions, Membership, Prepared, ReshardError, ShardBuffers, Transfer,
-    TransferError, TransportKind,
+    Arena, Buffer, LaunchOptions, Membership, PreparedTransfers, ReshardError, ShardBuffers, TransferEngine,
+    TransferError, TransferHandle, TransportChoice, TransportKind,
 };
 
 use crate::cluster::{Cluster, PATIENCE, contents, fill_quickly, is_quick};
+use crate::harness::Signal;
 use crate::processes::{TaskProcess, choice_of, say, told};
 use crate::resharding::{DEVICES_EACH, ReshardCase, gathered};
 use crate::skip::{Lacking, is_refusal, skip};
@@ -31,7 +32,7 @@ fn with(choice: &str, tasks: &mut [TaskProcess]) -> Cluster {
 }
 
 /// Prepares the transfers between task 0 and another one: a buffer each way, on channels of their own.
-fn streams(engine: &Engine, task: usize, first: &Buffer, second: &Buffer) -> [Prepared; 2] {
+fn streams(engine: &TransferEngine, task: usize, first: &Buffer, second: &Buffer) -> [PreparedTransfers; 2] {
     let near = engine.here().task.0 as usize == 0;
     let (out, back) = if near {
         (crate::cluster::outgoing(first, 0, task, 1), crate::cluster::incoming(second, task, 0, 2))
@@ -51,7 +52,7 @@ fn of_round(task: usize, near: bool, round: usize) -> u64 {
 
 /// A task that exchanges buffers with task 0 for as long as it can, with other contents every time, and
 /// checks what it receives.
-pub fn stream(engine: &Engine, task: usize, late: bool) {
+pub fn stream(engine: &TransferEngine, task: usize, late: bool) {
     let arena = Arena::new(4 * LEN).unwrap();
     let (source, target) = (arena.allocate(LEN).unwrap(), arena.allocate(LEN).unwrap());
     let [mut out, mut back] = streams(engine, task, &target, &source);
@@ -60,12 +61,14 @@ pub fn stream(engine: &Engine, task: usize, late: bool) {
         std::thread::sleep(PATIENCE);
     }
     for round in 0.. {
-        source.write(|bytes| fill_quickly(bytes, of_round(task, false, round))).unwrap();
+        source.with_bytes_mut(|bytes| fill_quickly(bytes, of_round(task, false, round))).unwrap();
         let (received, sent) = (out.launch(&[]), back.launch(&[]));
         if received.wait().is_err() {
             return say(&format!("whole {round}"));
         }
-        target.read(|bytes| assert!(is_quick(bytes, of_round(task, true, round)), "round {round}")).unwrap();
+        target
+            .with_bytes(|bytes| assert!(is_quick(bytes, of_round(task, true, round)), "round {round}"))
+            .unwrap();
         if sent.wait().is_err() {
             return say(&format!("whole {}", round + 1));
         }
@@ -79,14 +82,14 @@ pub fn stream(engine: &Engine, task: usize, late: bool) {
 struct FinalRound {
     round: usize,
     launched: Instant,
-    sent: Transfer,
-    received: Transfer,
+    sent: TransferHandle,
+    received: TransferHandle,
     source: Buffer,
     target: Buffer,
 }
 
 impl FinalRound {
-    fn transfers(&self) -> [&Transfer; 2] {
+    fn transfers(&self) -> [&TransferHandle; 2] {
         [&self.sent, &self.received]
     }
 
@@ -96,7 +99,7 @@ impl FinalRound {
         match self.received.wait_for(PATIENCE).expect("it has an outcome") {
             Ok(_) => {
                 let wanted = of_round(task, false, self.round);
-                self.target.read(|bytes| assert!(is_quick(bytes, wanted), "the last round")).unwrap();
+                self.target.with_bytes(|bytes| assert!(is_quick(bytes, wanted), "the last round")).unwrap();
             }
             Err(_) => self.target.fill(0).unwrap(),
         }
@@ -109,13 +112,15 @@ fn flow(cluster: &Cluster, task: usize, until: impl Fn(usize) -> bool) -> FinalR
     let (source, target) = (cluster.empty(0, LEN), cluster.empty(0, LEN));
     let [mut out, mut back] = streams(&cluster.engines[0], task, &source, &target);
     for round in 0.. {
-        source.write(|bytes| fill_quickly(bytes, of_round(task, true, round))).unwrap();
+        source.with_bytes_mut(|bytes| fill_quickly(bytes, of_round(task, true, round))).unwrap();
         let launched = Instant::now();
         let (sent, received) = (out.launch(&[]), back.launch(&[]));
         if until(round) || received.wait().is_err() || sent.wait().is_err() {
             return FinalRound { round, launched, sent, received, source, target };
         }
-        target.read(|bytes| assert!(is_quick(bytes, of_round(task, false, round)), "round {round}")).unwrap();
+        target
+            .with_bytes(|bytes| assert!(is_quick(bytes, of_round(task, false, round)), "round {round}"))
+            .unwrap();
     }
     unreachable!()
 }
@@ -129,7 +134,8 @@ fn a_killed_peer_is_reported_at_once_and_other_transfers_complete() {
         ];
         let cluster = with(choice, &mut tasks);
         let over = AtomicBool::new(false);
-        let (task, other) = (&tasks[0], &tasks[1]);
+        let [task, other] = &mut tasks[..] else { unreachable!("there are two") };
+        let task = &*task;
         std::thread::scope(|scope| {
             let others = scope.spawn(|| {
                 let last = flow(&cluster, 2, |_| over.load(Ordering::SeqCst));
@@ -149,7 +155,7 @@ fn a_killed_peer_is_reported_at_once_and_other_transfers_complete() {
             let killed = std::cell::Cell::new(Instant::now());
             let under_way = flow(&cluster, 1, |round| {
                 if round == 20 {
-                    task.signal(rustix::process::Signal::KILL);
+                    task.signal(Signal::KILL);
                     killed.set(Instant::now());
                 }
                 round == 20
@@ -213,7 +219,7 @@ fn a_peer_that_is_stopped_is_given_up_at_the_stall_limit() {
         // Further rounds follow those that were quick enough to complete.
         let last = flow(&cluster, 1, |round| {
             if round == 20 {
-                tasks[0].signal(rustix::process::Signal::STOP);
+                tasks[0].signal(Signal::STOP);
                 stopped.set(Instant::now());
             }
             false
@@ -245,7 +251,7 @@ fn a_peer_that_is_stopped_before_it_launched_is_given_up_at_the_stall_limit() {
         // The peer is alive, so the transfer waits longer than the limit.
         std::thread::sleep(Duration::from_millis(1500));
         assert!(patient.transfers().iter().all(|transfer| transfer.outcome().is_none()));
-        tasks[0].signal(rustix::process::Signal::STOP);
+        tasks[0].signal(Signal::STOP);
         let began = Instant::now();
         for transfer in patient.transfers() {
             let error = transfer.wait_for(PATIENCE).expect("it has an outcome").unwrap_err();
@@ -270,7 +276,7 @@ fn gather_plan() -> ReshardCase {
 /// Executes the same plan again and again until it fails. Returns the time that took, the error, and the
 /// shards.
 fn gather_until_it_fails(
-    engine: &Engine,
+    engine: &TransferEngine,
     arena: &Arena,
     each: impl Fn(u32),
 ) -> (Duration, ReshardError, ShardBuffers) {
@@ -280,7 +286,7 @@ fn gather_until_it_fails(
         each(round);
         let options = LaunchOptions { channel: round, stall: GATHER.1, ..LaunchOptions::default() };
         let began = Instant::now();
-        match engine.carry_out(&wanted.plan, &shards, arena, options) {
+        match engine.execute_plan(&wanted.plan, &shards, arena, options) {
             Ok(_) => wanted.assert_after(&shards),
             Err(error) => return (began.elapsed(), error, shards),
         }
@@ -289,7 +295,7 @@ fn gather_until_it_fails(
 }
 
 /// The role of a task that executes plans with others until one of them fails.
-pub fn gather_all(engine: &Engine) {
+pub fn gather_all(engine: &TransferEngine) {
     let arena = Arena::new(64 << 20).unwrap();
     let (_, error, shards) = gather_until_it_fails(engine, &arena, |round| {
         if round == 2 {
@@ -311,7 +317,7 @@ fn a_plan_with_a_peer_that_is_stopped_ends_in_its_time_and_its_shards_are_free()
         cluster.engines.iter().for_each(|engine| engine.on_membership(membership.clone()));
         tasks[0].announce(&membership);
         let stopped = AtomicBool::new(false);
-        let carry = |(engine, arena): (&Engine, &Arena)| {
+        let carry = |(engine, arena): (&TransferEngine, &Arena)| {
             let (took, error, shards) = gather_until_it_fails(engine, arena, |_| ());
             println!("{choice}: task {} after {took:?}: {error}", engine.here().task);
             assert!(stopped.load(Ordering::SeqCst), "{choice}: {error}");
@@ -328,20 +334,20 @@ fn a_plan_with_a_peer_that_is_stopped_ends_in_its_time_and_its_shards_are_free()
             tasks[0].hears("going");
             std::thread::sleep(Duration::from_millis(40));
             stopped.store(true, Ordering::SeqCst);
-            tasks[0].signal(rustix::process::Signal::STOP);
+            tasks[0].signal(Signal::STOP);
             carrying.into_iter().map(|carrying| carrying.join().unwrap()).collect()
         });
         // Bytes still in flight from or to the stopped task must change nothing any more.
-        tasks[0].signal(rustix::process::Signal::CONT);
+        tasks[0].signal(Signal::CONT);
         tasks[0].hears("over");
         for buffer in freed.iter().flat_map(|shards| shards.destination.values()) {
-            buffer.read(|bytes| assert!(bytes.iter().all(|byte| *byte == 0x77), "{choice}")).unwrap();
+            buffer.with_bytes(|bytes| assert!(bytes.iter().all(|byte| *byte == 0x77), "{choice}")).unwrap();
         }
     }
 }
 
 /// Every task sends to every other task, once.
-pub fn meet_all(engine: &Engine, membership: &Membership) {
+pub fn meet_all(engine: &TransferEngine, membership: &Membership) {
     const MEET: usize = 300_001;
     let here = engine.here().task.0 as usize;
     let arena = Arena::new(16 << 20).unwrap();
@@ -349,7 +355,9 @@ pub fn meet_all(engine: &Engine, membership: &Membership) {
     let mut targets = Vec::new();
     for other in membership.peers.keys().map(|task| task.0 as usize).filter(|other| *other != here) {
         let (source, target) = (arena.allocate(MEET).unwrap(), arena.allocate(MEET).unwrap());
-        source.write(|bytes| bytes.copy_from_slice(&contents(MEET, (here * 100 + other) as u64))).unwrap();
+        source
+            .with_bytes_mut(|bytes| bytes.copy_from_slice(&contents(MEET, (here * 100 + other) as u64)))
+            .unwrap();
         specs.push(crate::cluster::outgoing(&source, here, other, (here * 100 + other) as u64));
         specs.push(crate::cluster::incoming(&target, other, here, (other * 100 + here) as u64));
         targets.push((target, (other * 100 + here) as u64));
@@ -357,7 +365,7 @@ pub fn meet_all(engine: &Engine, membership: &Membership) {
     let outcome = engine.transfer(&[], specs, LaunchOptions::default()).wait_for(PATIENCE).unwrap();
     outcome.unwrap();
     for (target, seed) in targets {
-        target.read(|bytes| assert!(bytes == contents(MEET, seed))).unwrap();
+        target.with_bytes(|bytes| assert!(bytes == contents(MEET, seed))).unwrap();
     }
     say("met");
     let _until_all_have = told();
@@ -368,9 +376,9 @@ fn two_to_eight_processes_all_send_to_all() {
     for (count, choice) in [(2, "auto"), (5, "tcp"), (8, "auto")] {
         let mut tasks: Vec<_> =
             (0..count).map(|task| TaskProcess::start(task, choice, "meet", None)).collect();
-        let membership = Membership { peers: tasks.iter().map(TaskProcess::peer).collect() };
+        let membership = Membership::of_own_job(tasks.iter().map(TaskProcess::peer).collect());
         tasks.iter_mut().for_each(|task| task.announce(&membership));
-        tasks.iter().for_each(|task| task.hears("met"));
+        tasks.iter_mut().for_each(|task| task.hears("met"));
     }
 }
 
@@ -449,7 +457,7 @@ fn between_two_network_namespaces_tcp_is_chosen_by_itself_for_transfers_and_plan
                 for channel in 0..5 {
                     let shards = wanted.buffers(engine.here().task.0, DEVICES_EACH, arena);
                     let options = LaunchOptions { channel, stall: GATHER.1, ..LaunchOptions::default() };
-                    engine.carry_out(&wanted.plan, &shards, arena, options).unwrap();
+                    engine.execute_plan(&wanted.plan, &shards, arena, options).unwrap();
                     wanted.assert_after(&shards);
                 }
             });
@@ -459,12 +467,12 @@ fn between_two_network_namespaces_tcp_is_chosen_by_itself_for_transfers_and_plan
         cluster.engines[0].links().iter().find(|link| link.peer.task.0 == task).map(|link| link.kind)
     };
     assert_eq!((kind(1), kind(3)), (Some(TransportKind::Unix), Some(TransportKind::Tcp)));
-    cluster.engines.iter().for_each(Engine::shutdown);
+    cluster.engines.iter().for_each(TransferEngine::shutdown);
     tasks[0].hears("over");
 }
 
 /// Moves `len` bytes in each of these directions.
-fn move_much(choice: Choice, len: usize, ways: &[(usize, usize)]) {
+fn move_much(choice: TransportChoice, len: usize, ways: &[(usize, usize)]) {
     let mut cluster = Cluster::new(2, choice);
     let each = ways.len() * (len + 8192);
     cluster.arenas = (0..2).map(|_| Arena::new(each).unwrap()).collect();
@@ -472,7 +480,7 @@ fn move_much(choice: Choice, len: usize, ways: &[(usize, usize)]) {
         .iter()
         .map(|&(from, to)| {
             let source = cluster.arenas[from].allocate(len).unwrap();
-            source.write(|bytes| fill_quickly(bytes, from as u64)).unwrap();
+            source.with_bytes_mut(|bytes| fill_quickly(bytes, from as u64)).unwrap();
             (from, to, source, cluster.arenas[to].allocate(len).unwrap())
         })
         .collect();
@@ -487,12 +495,12 @@ fn move_much(choice: Choice, len: usize, ways: &[(usize, usize)]) {
     }
     println!("{choice:?}: {len} bytes on {} ways in {:?}", ways.len(), began.elapsed());
     for (from, _, _, target) in moved {
-        target.read(|bytes| assert!(is_quick(bytes, from as u64), "{choice:?}")).unwrap();
+        target.with_bytes(|bytes| assert!(is_quick(bytes, from as u64), "{choice:?}")).unwrap();
     }
 }
 
 #[test]
 fn a_gibibyte_arrives_whole() {
-    move_much(Choice::Auto, (1 << 30) + 13, &[(0, 1)]);
-    move_much(Choice::Tcp, (512 << 20) + 13, &[(0, 1), (1, 0)]);
+    move_much(TransportChoice::Auto, (1 << 30) + 13, &[(0, 1)]);
+    move_much(TransportChoice::Tcp, (512 << 20) + 13, &[(0, 1), (1, 0)]);
 }

@@ -1,10 +1,12 @@
-//! Preparations: made once for all requests that wait, cancelled when none does, and made to all peers in
-//! parallel.
+//! Tests of preparations. One attempt to connect serves all requests that wait for it, and is cancelled when no
+//! request waits. Connections to several peers are made in parallel.
 
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-use muster::transfer::{Buffer, Choice, LaunchOptions, Layout, PrepareError, TransferError};
+use muster::transfer::{
+    Buffer, BufferLayout, LaunchOptions, MemoryError, PrepareError, TransferError, TransportChoice,
+};
 
 use crate::cluster::{Cluster, PATIENCE, done, eventually, incoming, outgoing};
 
@@ -17,7 +19,7 @@ fn silent(count: usize) -> (Vec<TcpListener>, Vec<SocketAddr>) {
 
 /// Returns a cluster whose last `dark` tasks cannot be reached.
 fn with_dark_peers(count: usize, dark: usize) -> (Cluster, Vec<TcpListener>) {
-    let mut cluster = Cluster::with(count, |config| config.transport = Choice::Tcp);
+    let mut cluster = Cluster::with(count, |config| config.transport = TransportChoice::Tcp);
     let (listeners, addresses) = silent(dark);
     let mut all: Vec<_> =
         cluster.engines[..count - dark].iter().map(|engine| engine.address().tcp[0]).collect();
@@ -34,12 +36,12 @@ fn a_preparation_that_is_dropped_ends_the_making_of_its_connection() {
     let mut preparing = engine.prepare(vec![outgoing(&source, 0, 1, 1)], LaunchOptions::default());
     assert!(preparing.wait_for(Duration::from_millis(50)).is_none());
     let other = engine.prepare(vec![outgoing(&source, 0, 1, 2)], LaunchOptions::default());
-    assert_eq!(engine.cliques().0, 1);
+    assert_eq!(engine.clique_cache_stats().0, 1);
     drop(preparing);
     std::thread::sleep(Duration::from_millis(100));
-    assert_eq!(engine.cliques().0, 1, "somebody else waits for it");
+    assert_eq!(engine.clique_cache_stats().0, 1, "somebody else waits for it");
     drop(other);
-    eventually("nobody waits, and it is not made", || engine.cliques().0 == 0);
+    eventually("nobody waits, and it is not made", || engine.clique_cache_stats().0 == 0);
 }
 
 #[test]
@@ -51,7 +53,7 @@ fn a_transfer_that_is_cancelled_before_its_peers_are_reached_leaves_its_buffers_
     assert!(transfer.cancel("not needed").wait_for(PATIENCE));
     source.fill(7).unwrap();
     assert!(matches!(done(&transfer), Err(TransferError::Cancelled { .. })));
-    eventually("its connection is not made", || engine.cliques().0 == 0);
+    eventually("its connection is not made", || engine.clique_cache_stats().0 == 0);
     source.fill(8).unwrap();
 }
 
@@ -76,15 +78,16 @@ fn prepare_dials_all_peers_at_once_and_reports_the_first_failure() {
 
 #[test]
 fn buffers_bring_their_layouts() {
-    let cluster = Cluster::new(2, Choice::Auto);
-    let layout = Layout::array("f32", 4, &[25, 10], "P(d)").unwrap();
-    let other = Layout::array("f32", 4, &[10, 25], "P(d)").unwrap();
+    let cluster = Cluster::new(2, TransportChoice::Auto);
+    let layout = BufferLayout::array("f32", 4, &[25, 10], "P(d)").unwrap();
+    let other = BufferLayout::array("f32", 4, &[10, 25], "P(d)").unwrap();
     let to = crate::cluster::device(1);
     for (said, same) in [(layout.clone(), true), (other, false)] {
         let source = cluster.filled(0, 1000, 1);
         let key = muster::transfer::TransferKey(9);
-        let sent =
-            cluster.engines[0].cross_host_send(&[source.span().with_layout(said)], &[to], &[key]).unwrap();
+        let sent = cluster.engines[0]
+            .cross_host_send(&[source.full_span().with_layout(said)], &[to], &[key])
+            .unwrap();
         let arena = muster::transfer::Arena::new(4096).unwrap();
         let from = crate::cluster::device(0);
         let (buffers, received) = cluster.engines[1]
@@ -117,14 +120,14 @@ fn memory_of_others_is_used_as_it_is_and_kept_until_the_last_transfer_of_it() {
             self.1.send(()).unwrap();
         }
     }
-    for choice in [Choice::Auto, Choice::Tcp] {
+    for choice in [TransportChoice::Auto, TransportChoice::Tcp] {
         let cluster = Cluster::new(2, choice);
         let (gone, told) = std::sync::mpsc::channel();
         let mut memory = Box::new([0; 5000]);
         memory.copy_from_slice(&crate::cluster::contents(5000, 3));
         let place = memory.as_ptr();
         let buffer = Buffer::foreign(LentBuffer(memory, gone));
-        buffer.read(|bytes| assert_eq!(bytes.as_ptr(), place)).unwrap();
+        buffer.with_bytes(|bytes| assert_eq!(bytes.as_ptr(), place)).unwrap();
         let target = cluster.empty(1, 5000);
         let sent =
             cluster.engines[0].transfer(&[], vec![outgoing(&buffer, 0, 1, 1)], LaunchOptions::default());
@@ -137,5 +140,63 @@ fn memory_of_others_is_used_as_it_is_and_kept_until_the_last_transfer_of_it() {
         done(&received).unwrap();
         crate::cluster::assert_contents(&target, 3);
         told.recv_timeout(PATIENCE).expect("its owner is let go of");
+    }
+}
+
+#[test]
+#[expect(unsafe_code, reason = "lends memory to a transfer by its address")]
+fn memory_that_is_only_read_is_sent_and_never_received_into() {
+    /// Memory that reports when it is dropped.
+    struct Lent(#[expect(unused, reason = "kept")] Vec<u8>, std::sync::mpsc::Sender<()>);
+    impl Drop for Lent {
+        fn drop(&mut self) {
+            self.1.send(()).unwrap();
+        }
+    }
+    for choice in [TransportChoice::Auto, TransportChoice::Tcp] {
+        let cluster = Cluster::new(2, choice);
+        let (gone, told) = std::sync::mpsc::channel();
+        let memory = crate::cluster::contents(100_000, 3);
+        let (address, len) = (memory.as_ptr(), memory.len());
+        // SAFETY: the owner keeps the vector, which nothing writes.
+        let lent = unsafe { Buffer::read_only(address, len, 1, Box::new(Lent(memory, gone))) };
+        let buffer = lent.unwrap();
+        let target = cluster.empty(1, len);
+        let refused =
+            cluster.engines[0].transfer(&[], vec![incoming(&buffer, 1, 0, 1)], LaunchOptions::default());
+        let error = done(&refused).unwrap_err();
+        assert!(error.to_string().contains("read-only"), "{error}");
+        let sent =
+            cluster.engines[0].transfer(&[], vec![outgoing(&buffer, 0, 1, 2)], LaunchOptions::default());
+        drop((buffer, refused));
+        assert!(told.recv_timeout(Duration::from_millis(50)).is_err(), "a transfer still needs it");
+        // A program keeps the address of the destination, for example in an array.
+        let export = target.export().unwrap();
+        let held =
+            cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, 2)], LaunchOptions::default());
+        assert_eq!(
+            done(&held).unwrap_err(),
+            TransferError::Memory(MemoryError::Exported { exports: 1 }),
+            "nothing may change what it sees"
+        );
+        assert!(done(&sent).is_err());
+        drop((export, sent));
+        told.recv_timeout(PATIENCE).expect("its owner is dropped");
+        // The same without one.
+        let memory = crate::cluster::contents(100_000, 3);
+        let address = memory.as_ptr();
+        let (gone, told) = std::sync::mpsc::channel();
+        // SAFETY: as above.
+        let lent = unsafe { Buffer::read_only(address, len, 1, Box::new(Lent(memory, gone))) };
+        let specs = vec![outgoing(&lent.unwrap(), 0, 1, 3)];
+        let sent = cluster.engines[0].transfer(&[], specs, LaunchOptions::default());
+        let specs = vec![incoming(&target, 0, 1, 3)];
+        let received = cluster.engines[1].transfer(&[], specs, LaunchOptions::default());
+        done(&sent).unwrap();
+        done(&received).unwrap();
+        crate::cluster::assert_contents(&target, 3);
+        drop(sent);
+        told.recv_timeout(PATIENCE).expect("its owner is dropped");
+        assert!(told.try_recv().is_err());
     }
 }

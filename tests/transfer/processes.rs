@@ -1,31 +1,21 @@
-//! Tasks in processes of their own: this test's executable, started again.
+//! Runs tasks in their own processes: each is this test's executable, started again.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::Receiver;
-use std::time::Instant;
+use std::process::{Command, Stdio};
 
-use muster::transfer::{Address, Choice, DeviceId, Member, Membership, Peer, TaskId};
+use muster::transfer::{DeviceId, EngineAddress, MemberId, MemberInfo, Membership, TaskId, TransportChoice};
 
 use crate::cluster::{PATIENCE, device, member, start};
+use crate::harness::process::OutputStream;
+use crate::harness::{Process, Signal, test_arguments};
 use crate::resharding::DEVICES_EACH;
 use crate::{cancel, peer_failures};
 
 /// A task in a process of its own.
 pub struct TaskProcess {
-    child: Child,
-    input: ChildStdin,
-    lines: Receiver<String>,
-    pub here: Member,
+    process: Process,
+    pub here: MemberId,
     devices: Vec<DeviceId>,
-    address: Address,
-}
-
-impl Drop for TaskProcess {
-    fn drop(&mut self) {
-        let _gone = self.child.kill();
-        let _gone = self.child.wait();
-    }
+    address: EngineAddress,
 }
 
 /// Returns the devices of a task that is a process of its own.
@@ -38,7 +28,7 @@ fn devices_of(task: usize, role: &str) -> Vec<DeviceId> {
     }
 }
 
-pub fn choice_of(name: &str) -> Choice {
+pub fn choice_of(name: &str) -> TransportChoice {
     serde_json::from_value(serde_json::Value::String(name.to_owned())).unwrap()
 }
 
@@ -60,35 +50,19 @@ impl TaskProcess {
                 command
             }
         };
-        let mut child = command
-            .args(["--exact", "processes::child", "--ignored", "--nocapture"])
-            .env("MUSTER_TEST_TASK", format!("{task} {life} {choice} {role}"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let input = child.stdin.take().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        let (tell, lines) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
-            for line in output.lines().map_while(Result::ok) {
-                // The harness writes on the same line as the child's first message.
-                if let Some((_, said)) = line.split_once("child: ")
-                    && tell.send(said.to_owned()).is_err()
-                {
-                    return;
-                }
-            }
-        });
-        let address = lines.recv_timeout(PATIENCE).unwrap();
-        let address = serde_json::from_str(&address).unwrap();
-        let devices = devices_of(task, role);
-        Self { child, input, lines, here: member(task, life), devices, address }
+        command.args(test_arguments("processes::child")).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.env("MUSTER_TEST_TASK", format!("{task} {life} {choice} {role}"));
+        let mut process = Process::spawn(&mut command).unwrap();
+        let address = serde_json::from_str(&message(&mut process, "")).unwrap();
+        Self { process, here: member(task, life), devices: devices_of(task, role), address }
     }
 
-    pub fn peer(&self) -> (TaskId, Peer) {
+    pub fn peer(&self) -> (TaskId, MemberInfo) {
         let devices = self.devices.clone();
-        (self.here.task, Peer { incarnation: self.here.incarnation, address: self.address.clone(), devices })
+        (
+            self.here.task,
+            MemberInfo { incarnation: self.here.incarnation, address: self.address.clone(), devices },
+        )
     }
 
     pub fn announce(&mut self, membership: &Membership) {
@@ -97,28 +71,31 @@ impl TaskProcess {
 
     /// Writes a line to the task's standard input: a word, then a value.
     pub fn tell(&mut self, word: &str, value: &impl serde::Serialize) {
-        let line = format!("{word}{}\n", serde_json::to_string(value).unwrap());
-        self.input.write_all(line.as_bytes()).expect("the child lives");
+        let line = format!("{word}{}", serde_json::to_string(value).unwrap());
+        self.process.say(&line).expect("the child lives");
     }
 
-    pub fn hears(&self, what: &str) {
+    pub fn hears(&mut self, what: &str) {
         assert_eq!(self.hears_of(what), "");
     }
 
     /// Waits for a message that begins with `what`. Returns the rest of it.
-    pub fn hears_of(&self, what: &str) -> String {
-        let until = Instant::now() + PATIENCE;
-        while let Ok(line) = self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            if let Some(rest) = line.strip_prefix(what) {
-                return rest.to_owned();
-            }
-        }
-        panic!("the child never said {what}");
+    pub fn hears_of(&mut self, what: &str) -> String {
+        message(&mut self.process, what)
     }
 
-    pub fn signal(&self, signal: rustix::process::Signal) {
-        rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal).unwrap();
+    pub fn signal(&self, signal: Signal) {
+        self.process.signal(signal);
     }
+}
+
+/// Waits for a message of a task that begins with `what`. Returns the rest of it.
+fn message(process: &mut Process, what: &str) -> String {
+    // The test harness of the child writes on the same line as its first message.
+    let found = process.next(OutputStream::Stdout, PATIENCE, |line| {
+        line.split_once("child: ").and_then(|(_, said)| said.strip_prefix(what)).map(str::to_owned)
+    });
+    found.unwrap_or_else(|error| panic!("the child never said {what}: {error}"))
 }
 
 /// Sends a message to the test that started this process.

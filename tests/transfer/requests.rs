@@ -1,30 +1,39 @@
-//! Errors in a request are reported before any byte moves, and a disagreement is reported to both sides.
+//! Tests that errors in a request are reported before any byte moves, and that a disagreement is reported to both
+//! sides.
 
 use muster::transfer::{
-    Buffer, Choice, DeviceId, LaunchOptions, Layout, LayoutFingerprint, MemoryError, PrepareError, Spec,
-    TransferError, TransferKey,
+    Buffer, BufferLayout, DeviceId, LaunchOptions, LayoutFingerprint, MemoryError, PrepareError,
+    TransferError, TransferKey, TransferSpec, TransportChoice,
 };
 
-use crate::cluster::{Cluster, assert_contents, device, done, incoming, outgoing};
+use crate::cluster::{Cluster, assert_contents, device, done, eventually, incoming, outgoing};
 
-fn refusal(cluster: &Cluster, specs: Vec<Spec>) -> PrepareError {
+fn refusal(cluster: &Cluster, specs: Vec<TransferSpec>) -> PrepareError {
     cluster.engines[0].prepare(specs, LaunchOptions::default()).wait().map(|_| ()).unwrap_err()
 }
 
 #[test]
 fn every_wrong_request_has_its_own_error() {
-    let cluster = Cluster::new(2, Choice::Auto);
+    let cluster = Cluster::new(2, TransportChoice::Auto);
     let buffer = cluster.empty(0, 100);
     let (near, far, key) = (device(0), device(1), TransferKey(3));
-    let send = |span| Spec::send(span, near, far, key);
+    let send = |span| TransferSpec::send(span, near, far, key);
     assert_eq!(refusal(&cluster, Vec::new()), PrepareError::Empty);
+    // A request that names nothing fails as any other that is refused, and moves nothing.
+    for launched in [
+        cluster.engines[0].transfer(&[], Vec::new(), LaunchOptions::default()),
+        cluster.engines[0].batch(LaunchOptions::default()).launch(&[]),
+    ] {
+        assert_eq!(done(&launched), Err(TransferError::Prepare(Box::new(PrepareError::Empty))));
+        launched.cancel("it is over already").wait();
+    }
     let nowhere = DeviceId(77);
     assert_eq!(
-        refusal(&cluster, vec![Spec::send(buffer.span(), near, nowhere, key)]),
+        refusal(&cluster, vec![TransferSpec::send(buffer.full_span(), near, nowhere, key)]),
         PrepareError::UnknownDevice(nowhere)
     );
     assert_eq!(
-        refusal(&cluster, vec![Spec::receive(buffer.span(), near, far, key)]),
+        refusal(&cluster, vec![TransferSpec::receive(buffer.full_span(), near, far, key)]),
         PrepareError::NotAddressable {
             device: far,
             owner: muster::transfer::TaskId(1),
@@ -32,7 +41,7 @@ fn every_wrong_request_has_its_own_error() {
         }
     );
     assert_eq!(
-        refusal(&cluster, vec![Spec::send(buffer.span(), near, near, key)]),
+        refusal(&cluster, vec![TransferSpec::send(buffer.full_span(), near, near, key)]),
         PrepareError::SameTask(near, near)
     );
     let (low, high) = (buffer.range(0..60).unwrap(), buffer.range(50..100).unwrap());
@@ -40,7 +49,7 @@ fn every_wrong_request_has_its_own_error() {
         refusal(&cluster, vec![send(low.clone()), send(high.clone())]),
         PrepareError::DuplicateKey { key, source_device: near, destination: far }
     );
-    let receive = |span, key| Spec::receive(span, far, near, TransferKey(key));
+    let receive = |span, key| TransferSpec::receive(span, far, near, TransferKey(key));
     assert_eq!(
         refusal(&cluster, vec![receive(low.clone(), 1), receive(high.clone(), 2)]),
         PrepareError::Overlap { key: TransferKey(2), start: 50, end: 100 }
@@ -50,16 +59,20 @@ fn every_wrong_request_has_its_own_error() {
         PrepareError::Overlap { key, start: 0, end: 60 }
     );
     assert_eq!(
-        refusal(&cluster, vec![send(low.clone()).with_layout(Layout::array("f32", 4, &[16], "").unwrap())]),
+        refusal(
+            &cluster,
+            vec![send(low.clone()).with_layout(BufferLayout::array("f32", 4, &[16], "").unwrap())]
+        ),
         PrepareError::WrongSize { key, layout: 64, buffer: 60 }
     );
     assert!(matches!(buffer.range(90..101), Err(MemoryError::OutOfRange { start: 90, end: 101, len: 100 })));
-    assert!(Layout::array("f64", 8, &[u64::MAX, 2], "").is_none());
+    assert!(BufferLayout::array("f64", 8, &[u64::MAX, 2], "").is_none());
     assert_eq!(
         cluster.engines[0].cross_host_send(std::slice::from_ref(&low), &[far], &[]).map(|_| ()).unwrap_err(),
         PrepareError::Uneven { buffers: 1, devices: 1, keys: 0 }
     );
-    let many = (0..=65_536).map(|key| Spec::send(buffer.range(0..0).unwrap(), near, far, TransferKey(key)));
+    let many =
+        (0..=65_536).map(|key| TransferSpec::send(buffer.range(0..0).unwrap(), near, far, TransferKey(key)));
     assert_eq!(refusal(&cluster, many.collect()), PrepareError::TooMany { given: 65_537, bound: 65_536 });
     cluster.engines[0].shutdown();
     assert_eq!(refusal(&cluster, vec![send(low)]), PrepareError::Closed);
@@ -68,7 +81,7 @@ fn every_wrong_request_has_its_own_error() {
 
 #[test]
 fn buffers_are_sent_and_received_by_devices_and_keys() {
-    for choice in [Choice::Auto, Choice::Tcp] {
+    for choice in [TransportChoice::Auto, TransportChoice::Tcp] {
         let cluster = Cluster::of_devices(3, 2, |config| config.transport = choice);
         // From the first device of task 1 to a device of task 0 and a device of task 2.
         let lengths = [5000, 300_000, 0];
@@ -76,10 +89,10 @@ fn buffers_are_sent_and_received_by_devices_and_keys() {
         let to = [DeviceId(1), DeviceId(4), DeviceId(1)];
         let sources: Vec<_> =
             lengths.iter().zip(0..).map(|(len, seed)| cluster.filled(1, *len, seed)).collect();
-        let spans: Vec<_> = sources.iter().map(Buffer::span).collect();
+        let spans: Vec<_> = sources.iter().map(Buffer::full_span).collect();
         let sent = cluster.engines[1].cross_host_send(&spans, &to, &keys).unwrap();
         let receive = |task: usize, device: u32, which: &[usize]| {
-            let layouts: Vec<_> = which.iter().map(|at| Layout::bytes(lengths[*at])).collect();
+            let layouts: Vec<_> = which.iter().map(|at| BufferLayout::bytes(lengths[*at])).collect();
             let keys: Vec<_> = which.iter().map(|at| keys[*at]).collect();
             let from = vec![DeviceId(2); which.len()];
             let (engine, arena) = (&cluster.engines[task], &cluster.arenas[task]);
@@ -98,7 +111,7 @@ fn buffers_are_sent_and_received_by_devices_and_keys() {
         let full = cluster.engines[0].cross_host_receive(
             &small,
             DeviceId(1),
-            &[Layout::bytes(8192)],
+            &[BufferLayout::bytes(8192)],
             &[DeviceId(2)],
             &[keys[0]],
         );
@@ -114,18 +127,22 @@ fn a_task_without_devices_is_refused_by_number() {
         }
     });
     let buffer = cluster.empty(0, 100);
-    let error =
-        cluster.engines[0].cross_host_send(&[buffer.span()], &[device(1)], &[TransferKey(1)]).unwrap_err();
+    let error = cluster.engines[0]
+        .cross_host_send(&[buffer.full_span()], &[device(1)], &[TransferKey(1)])
+        .unwrap_err();
     assert_eq!(error, PrepareError::NoDevice { here: muster::transfer::TaskId(0) });
     assert!(error.to_string().contains("task 0"), "{error}");
     assert!(matches!(
-        refusal(&cluster, vec![Spec::send(buffer.span(), DeviceId(40), device(1), TransferKey(1))]),
+        refusal(
+            &cluster,
+            vec![TransferSpec::send(buffer.full_span(), DeviceId(40), device(1), TransferKey(1))]
+        ),
         PrepareError::UnknownDevice(DeviceId(40))
     ));
     let foreign = cluster.engines[0].cross_host_receive(
         &cluster.arenas[0],
         device(1),
-        &[Layout::bytes(10)],
+        &[BufferLayout::bytes(10)],
         &[device(1)],
         &[TransferKey(1)],
     );
@@ -139,7 +156,7 @@ fn a_task_without_devices_is_refused_by_number() {
 
 #[test]
 fn a_batch_leaves_as_one_group_for_each_peer() {
-    for choice in [Choice::Auto, Choice::Tcp] {
+    for choice in [TransportChoice::Auto, TransportChoice::Tcp] {
         let cluster = Cluster::new(3, choice);
         let mut batches: Vec<_> =
             cluster.engines.iter().map(|engine| engine.batch(LaunchOptions::default())).collect();
@@ -156,11 +173,14 @@ fn a_batch_leaves_as_one_group_for_each_peer() {
         for transfer in &launched {
             done(transfer).unwrap();
         }
-        assert_eq!(launched.iter().map(muster::transfer::Transfer::len).collect::<Vec<_>>(), [40, 20, 20]);
+        assert_eq!(
+            launched.iter().map(muster::transfer::TransferHandle::len).collect::<Vec<_>>(),
+            [40, 20, 20]
+        );
         assert!((0..40).all(|number| launched[0].outcome_of(number) == Some(Ok(()))));
         targets.iter().for_each(|(target, key)| assert_contents(target, *key));
         for engine in &cluster.engines {
-            let completed = engine.meters().ended().find(|(name, _)| *name == "completed");
+            let completed = engine.meters().outcome_counts().find(|(name, _)| *name == "completed");
             assert_eq!(completed, Some(("completed", 1)), "one launch a task");
         }
         // The next launch is in step with each peer, because each group took one number.
@@ -175,7 +195,7 @@ fn a_batch_leaves_as_one_group_for_each_peer() {
 #[test]
 fn launches_beyond_the_bound_fail_on_both_sides() {
     const BOUND: usize = 4096;
-    let cluster = Cluster::new(2, Choice::Auto);
+    let cluster = Cluster::new(2, TransportChoice::Auto);
     let (source, target) = (cluster.filled(0, 100, 1), cluster.empty(1, 100));
     let prepare = |task: usize, spec| {
         cluster.engines[task].prepare(vec![spec], LaunchOptions::default()).wait().unwrap()
@@ -193,7 +213,7 @@ fn launches_beyond_the_bound_fail_on_both_sides() {
     }
     let told = done(&receiving.launch(&[])).unwrap_err();
     assert!(
-        matches!(&told, TransferError::Cancelled { by, reason } if by.0 == 0 && reason.contains("too many")),
+        matches!(&told, TransferError::Cancelled { by, reason } if by.task.0 == 0 && reason.contains("too many")),
         "{told}"
     );
     let (received, sent) = (receiving.launch(&[]), sending.launch(&[]));
@@ -203,7 +223,7 @@ fn launches_beyond_the_bound_fail_on_both_sides() {
 
 #[test]
 fn many_who_prepare_at_once_make_one_connection() {
-    for choice in [Choice::Auto, Choice::Tcp] {
+    for choice in [TransportChoice::Auto, TransportChoice::Tcp] {
         const MANY: usize = 48;
         let cluster = Cluster::new(2, choice);
         let source = cluster.filled(0, 1000, 1);
@@ -220,23 +240,26 @@ fn many_who_prepare_at_once_make_one_connection() {
             let preparing: Vec<_> = (0..MANY).map(prepare).collect();
             preparing.into_iter().map(|preparing| preparing.join().unwrap()).collect()
         });
-        let (cliques, hits, misses, evictions) = cluster.engines[0].cliques();
+        let (cliques, hits, misses, evictions) = cluster.engines[0].clique_cache_stats();
         assert_eq!((cliques, misses, evictions), (1, 1, 0), "{choice:?}");
         // All requests but the one that made it: those that waited for it count as hits, too.
         assert_eq!(hits, MANY as u64 - 1, "{choice:?}");
-        assert_eq!(cluster.engines.iter().map(|engine| engine.links().len()).collect::<Vec<_>>(), [1, 1]);
+        // The side that was dialled has its end a moment later.
+        eventually("each side has one link", || {
+            cluster.engines.iter().all(|engine| engine.links().len() == 1)
+        });
         drop(prepared);
     }
 }
 
 #[test]
 fn sends_may_share_bytes_and_a_buffer_in_use_is_busy() {
-    let cluster = Cluster::new(2, Choice::Tcp);
+    let cluster = Cluster::new(2, TransportChoice::Tcp);
     let source = cluster.filled(0, 5000, 1);
     let targets = [cluster.empty(1, 5000), cluster.empty(1, 5000)];
     let sends = vec![outgoing(&source, 0, 1, 1), outgoing(&source, 0, 1, 2)];
     let sent = cluster.engines[0].prepare(sends, LaunchOptions::default()).wait().unwrap().launch(&[]);
-    assert!(source.read(|_| ()).is_ok());
+    assert!(source.with_bytes(|_| ()).is_ok());
     assert!(matches!(source.fill(0), Err(MemoryError::Busy { .. })));
     let again = cluster.engines[0].transfer(
         &[],
@@ -256,10 +279,10 @@ fn sends_may_share_bytes_and_a_buffer_in_use_is_busy() {
 
 #[test]
 fn mismatched_layouts_and_orders_fail_on_both_sides() {
-    for choice in [Choice::Auto, Choice::Tcp, Choice::Loopback] {
+    for choice in [TransportChoice::Auto, TransportChoice::Tcp, TransportChoice::Loopback] {
         let cluster = Cluster::new(2, choice);
         let (source, target) = (cluster.filled(0, 400, 1), cluster.empty(1, 400));
-        let layout = |shape: &[u64]| Layout::array("f32", 4, shape, "").unwrap();
+        let layout = |shape: &[u64]| BufferLayout::array("f32", 4, shape, "").unwrap();
         let sending = outgoing(&source, 0, 1, 8).with_layout(layout(&[10, 10]));
         let receiving = incoming(&target, 0, 1, 8).with_layout(layout(&[100]));
         let sent = cluster.engines[0].transfer(&[], vec![sending], LaunchOptions::default());
@@ -295,7 +318,7 @@ fn mismatched_layouts_and_orders_fail_on_both_sides() {
             assert!(here.contains(&mine) && there.contains(&theirs), "{here} {there}");
         }
         for buffer in [&target, &c, &d] {
-            buffer.read(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xee))).unwrap();
+            buffer.with_bytes(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xee))).unwrap();
         }
         // The connection goes on.
         let (sent, received) = cluster.send(0, &a, 1, &c, 30);
@@ -306,7 +329,7 @@ fn mismatched_layouts_and_orders_fail_on_both_sides() {
 
 #[test]
 fn arena_and_other_memory_mix_in_one_request() {
-    for choice in [Choice::Auto, Choice::Shm, Choice::Pvm] {
+    for choice in [TransportChoice::Auto, TransportChoice::Shm, TransportChoice::Pvm] {
         let cluster = Cluster::new(2, choice);
         for round in 0..10 {
             let len = 1 << 20;
@@ -331,7 +354,7 @@ fn arena_and_other_memory_mix_in_one_request() {
 
 #[test]
 fn finished_transfers_leave_no_state() {
-    for choice in [Choice::Auto, Choice::Tcp, Choice::Loopback] {
+    for choice in [TransportChoice::Auto, TransportChoice::Tcp, TransportChoice::Loopback] {
         let cluster = Cluster::new(2, choice);
         for round in 0..20 {
             let (source, target) = (cluster.filled(0, 100_000, round), cluster.empty(1, 100_000));
@@ -339,8 +362,8 @@ fn finished_transfers_leave_no_state() {
             done(&received).unwrap();
             done(&sent).unwrap();
         }
-        crate::cluster::eventually("the buffers are given back", || {
-            cluster.arenas.iter().all(|arena| arena.free() == arena.size())
+        eventually("the buffers are given back", || {
+            cluster.arenas.iter().all(|arena| arena.free_bytes() == arena.size())
         });
     }
 }

@@ -1,4 +1,4 @@
-//! Plans executed by engines give the same result as plans executed on slices.
+//! Tests that plans executed by engines give the same result as plans executed on slices.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -8,8 +8,8 @@ use muster::transfer::plan::{
     Sharding, Shards,
 };
 use muster::transfer::{
-    Arena, Buffer, Choice, DeviceId, Engine, Faults, LaunchOptions, Moved, ReshardError, ShardBuffers,
-    TaskId, TransferError,
+    Arena, Buffer, DeviceId, FaultInjector, LaunchOptions, ReshardArray, ReshardError, ReshardStats,
+    ShardBuffers, TaskId, TransferEngine, TransferError, TransportChoice,
 };
 
 use crate::cluster::{Cluster, PATIENCE, contents, eventually};
@@ -17,7 +17,7 @@ use crate::cluster::{Cluster, PATIENCE, contents, eventually};
 pub const DEVICES_EACH: u32 = 2;
 
 /// Starts engines with two devices each: task `n` has `2 n` and `2 n + 1`.
-fn cluster(tasks: usize, choice: Choice) -> Cluster {
+fn cluster(tasks: usize, choice: TransportChoice) -> Cluster {
     Cluster::of_devices(tasks, DEVICES_EACH, |config| config.transport = choice)
 }
 
@@ -61,7 +61,7 @@ impl ReshardCase {
         let put = |from: &Shards| -> BTreeMap<DeviceId, Buffer> {
             let buffer = |device: &DeviceId| {
                 let buffer = arena.allocate(from[device].len()).unwrap();
-                buffer.write(|bytes| bytes.copy_from_slice(&from[device])).unwrap();
+                buffer.with_bytes_mut(|bytes| bytes.copy_from_slice(&from[device])).unwrap();
                 (*device, buffer)
             };
             from.keys().filter(mine).map(buffer).collect()
@@ -73,14 +73,14 @@ impl ReshardCase {
 
     pub fn assert_after(&self, shards: &ShardBuffers) {
         for (device, buffer) in &shards.destination {
-            buffer.read(|bytes| assert!(bytes == self.after[device], "device {device}")).unwrap();
+            buffer.with_bytes(|bytes| assert!(bytes == self.after[device], "device {device}")).unwrap();
         }
     }
 
     /// Executes the plan for a task, and checks the result.
-    fn carried_out(&self, engine: &Engine, arena: &Arena, options: LaunchOptions) -> Moved {
+    fn carried_out(&self, engine: &TransferEngine, arena: &Arena, options: LaunchOptions) -> ReshardStats {
         let shards = self.buffers(engine.here().task.0, DEVICES_EACH, arena);
-        let moved = engine.carry_out(&self.plan, &shards, arena, options).unwrap();
+        let moved = engine.execute_plan(&self.plan, &shards, arena, options).unwrap();
         self.assert_after(&shards);
         moved
     }
@@ -111,7 +111,7 @@ fn compare(cluster: &Cluster, plan: Plan, channel: u32) {
 
 #[test]
 fn an_array_is_resharded_in_every_way_over_every_transport() {
-    for choice in [Choice::Auto, Choice::Tcp, Choice::Loopback] {
+    for choice in [TransportChoice::Auto, TransportChoice::Tcp, TransportChoice::Loopback] {
         let cluster = cluster(4, choice);
         let all: Vec<u32> = (0..8).collect();
         let reversed: Vec<u32> = (0..8).rev().collect();
@@ -156,7 +156,7 @@ fn arrays_of_all_widths_with_uneven_shards_are_resharded_among_several_hosts() {
         (Dtype::Float32, &[1025, 1031], line, &["x"], line, &["", "x"]),
         (Dtype::Int32, &[1031, 1025], grid, &["y", "x"], line, &[]),
     ];
-    for choice in [Choice::Auto, Choice::Tcp] {
+    for choice in [TransportChoice::Auto, TransportChoice::Tcp] {
         let cluster = cluster(4, choice);
         for (number, (dtype, shape, from, before, to, after)) in cases.into_iter().enumerate() {
             let source = ArrayDescription { dtype, ..array(shape, from, &all, before) };
@@ -167,6 +167,137 @@ fn arrays_of_all_widths_with_uneven_shards_are_resharded_among_several_hosts() {
                 compare(&cluster, plan, 2 * number as u32 + hosts);
             }
         }
+    }
+}
+
+/// Returns how often each pair of tasks launches together what these plans move: once for the steps that depend on no
+/// other one, and once for each route by which bytes are passed on.
+fn launches(plans: &[Plan]) -> BTreeMap<(u32, u32), u64> {
+    fn route(plan: &Plan, step: u32) -> Vec<u32> {
+        let step = plan.step(step).unwrap();
+        let mut route = step.after.map_or_else(|| vec![step.source.task.0], |after| route(plan, after));
+        route.push(step.destination.task.0);
+        route.dedup();
+        route
+    }
+    let mut seen = BTreeSet::new();
+    for plan in plans {
+        for step in plan.steps().filter(|step| step.class.leaves_task()) {
+            let (from, to) = (step.source.task.0, step.destination.task.0);
+            let passed_on = step.after.is_some().then(|| route(plan, step.index));
+            seen.insert(((from.min(to), from.max(to)), passed_on));
+        }
+    }
+    let mut counts = BTreeMap::new();
+    seen.into_iter().for_each(|(pair, _)| *counts.entry(pair).or_default() += 1);
+    counts
+}
+
+#[test]
+fn many_arrays_are_resharded_in_one_launch_with_each_peer() {
+    let all: Vec<u32> = (0..8).collect();
+    let line: &[(&str, u64)] = &[("x", 8)];
+    let grid: &[(&str, u64)] = &[("x", 4), ("y", 2)];
+    let specs: [(&[_], &[&str], &[_], &[&str]); 4] = [
+        (line, &["x"], grid, &["y", "x"]),
+        (grid, &["x"], grid, &["x", "y"]),
+        (line, &["x"], line, &["", "x"]),
+        // Passed on, by several routes.
+        (line, &["x"], line, &[]),
+    ];
+    let make = |number: usize| {
+        // Every tenth array is the same as the one before it.
+        let number = number - usize::from(number % 10 == 9);
+        let (from, before, to, after) = specs[number % specs.len()];
+        let rows = 8 * (1 + number as u64 % 5);
+        let source = array(&[rows, 48], from, &all, before);
+        plan(source, array(&[rows, 48], to, &all, after), 1, PATIENCE)
+    };
+    for (with_passed_on, choice) in
+        [(false, TransportChoice::Auto), (true, TransportChoice::Auto), (true, TransportChoice::Tcp)]
+    {
+        let cluster = cluster(4, choice);
+        let plans: Vec<Plan> =
+            (0..120).filter(|number| with_passed_on || number % 4 != 3).map(make).collect();
+        let expected = launches(&plans);
+        assert_eq!(expected.len(), 6, "every pair of tasks has steps");
+        assert_eq!(expected.values().all(|count| *count == 1), !with_passed_on, "{expected:?}");
+        let bytes: u64 = plans.iter().map(|plan| plan.cost().minimum.same_host).sum::<u64>()
+            + plans.iter().map(|plan| plan.cost().minimum.across_hosts).sum::<u64>();
+        let cases: Vec<ReshardCase> = plans.into_iter().map(ReshardCase::of).collect();
+        let moved: Vec<ReshardStats> = std::thread::scope(|scope| {
+            let carry = |(engine, arena): (&TransferEngine, &Arena)| {
+                let (cases, here, engine, arena) =
+                    (&cases, engine.here().task.0, engine.clone(), arena.clone());
+                scope.spawn(move || {
+                    let shards: Vec<ShardBuffers> =
+                        cases.iter().map(|case| case.buffers(here, DEVICES_EACH, &arena)).collect();
+                    let arrays = cases.iter().zip(&shards);
+                    let arrays: Vec<_> =
+                        arrays.map(|(case, shards)| ReshardArray { plan: &case.plan, shards }).collect();
+                    let moved = engine.execute_plans(&arrays, &arena, LaunchOptions::default()).unwrap();
+                    cases.iter().zip(&shards).for_each(|(case, shards)| case.assert_after(shards));
+                    moved
+                })
+            };
+            let running: Vec<_> = cluster.engines.iter().zip(&cluster.arenas).map(carry).collect();
+            running.into_iter().map(|running| running.join().unwrap()).collect()
+        });
+        assert_eq!(moved.iter().map(|stats| stats.sent).sum::<u64>(), bytes);
+        assert_eq!(moved.iter().map(|stats| stats.received).sum::<u64>(), bytes);
+        for engine in &cluster.engines {
+            let here = engine.here().task.0;
+            let own = expected.iter().filter(|((one, other), _)| [*one, *other].contains(&here));
+            let counts: BTreeMap<_, _> =
+                engine.meters().outcome_counts().filter(|(_, count)| *count > 0).collect();
+            assert_eq!(counts, BTreeMap::from([("completed", own.map(|(_, count)| count).sum())]));
+        }
+    }
+}
+
+#[test]
+fn of_arrays_that_differ_the_first_one_is_named() {
+    let cluster = cluster(2, TransportChoice::Auto);
+    let line: &[(&str, u64)] = &[("x", 4)];
+    let describe =
+        |dtype, spec: &[&str]| ArrayDescription { dtype, ..array(&[8, 8], line, &[0, 1, 2, 3], spec) };
+    let case =
+        |dtype| ReshardCase::of(plan(describe(dtype, &["x"]), describe(dtype, &["", "x"]), 1, PATIENCE));
+    let (float, int) = (|| case(Dtype::Float32), || case(Dtype::Int32));
+    // The third array has another type in one task; or one task has an array more.
+    for (channel, lists) in [
+        [vec![float(), int(), float()], vec![float(), int(), int()]],
+        [vec![float()], vec![float(), float()]],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let options = LaunchOptions { channel: channel as u32, ..LaunchOptions::default() };
+        let errors: Vec<ReshardError> = std::thread::scope(|scope| {
+            let carry = |(task, cases): (usize, &Vec<ReshardCase>)| {
+                let (engine, arena) = (&cluster.engines[task], &cluster.arenas[task]);
+                let shards: Vec<ShardBuffers> =
+                    cases.iter().map(|case| case.buffers(task as u32, DEVICES_EACH, arena)).collect();
+                let arrays = cases.iter().zip(&shards);
+                let arrays: Vec<_> =
+                    arrays.map(|(case, shards)| ReshardArray { plan: &case.plan, shards }).collect();
+                engine.execute_plans(&arrays, arena, options).unwrap_err()
+            };
+            let running: Vec<_> =
+                lists.iter().enumerate().map(|side| scope.spawn(move || carry(side))).collect();
+            running.into_iter().map(|running| running.join().unwrap()).collect()
+        });
+        for error in &errors {
+            let ReshardError::Transfer { error: TransferError::LayoutMismatch { .. }, .. } = error else {
+                panic!("{error}")
+            };
+        }
+        let named = |error: &ReshardError| match error {
+            ReshardError::Transfer { array, .. } => *array,
+            _ => usize::MAX,
+        };
+        let [one, other] = [named(&errors[0]), named(&errors[1])];
+        assert_eq!((one, other), if channel == 0 { (2, 2) } else { (0, 1) }, "{errors:?}");
     }
 }
 
@@ -187,7 +318,7 @@ fn needs(plan: &Plan, step: u32, task: TaskId) -> bool {
 
 #[test]
 fn a_late_task_delays_only_its_dependents() {
-    for choice in [Choice::Loopback, Choice::Auto] {
+    for choice in [TransportChoice::Loopback, TransportChoice::Auto] {
         let cluster = cluster(4, choice);
         let wanted = ReshardCase::of(gathered(8, &[64, 3000], PATIENCE));
         for (round, late) in [0, 2].into_iter().enumerate() {
@@ -204,8 +335,8 @@ fn a_late_task_delays_only_its_dependents() {
             }
             assert!(passed_on >= 2, "some is passed on by others: {passed_on}");
             let received = |from: u32, to: u32| {
-                let moved = cluster.engines[to as usize].moved();
-                let of = moved.into_iter().find(|(task, _)| task.0 == from);
+                let moved = cluster.engines[to as usize].bytes_by_task();
+                let of = moved.into_iter().find(|(peer, _)| peer.task.0 == from);
                 of.map_or(0, |(_, traffic)| traffic.iter().map(|(_, (_, received))| received).sum::<u64>())
             };
             let before: Vec<_> = free.keys().map(|&(from, to)| received(from, to)).collect();
@@ -229,7 +360,7 @@ fn a_late_task_delays_only_its_dependents() {
 
 #[test]
 fn mismatched_plans_fail_with_both_digests_before_a_byte_moves() {
-    let cluster = cluster(2, Choice::Auto);
+    let cluster = cluster(2, TransportChoice::Auto);
     let line: &[(&str, u64)] = &[("x", 4)];
     let square =
         |dtype, spec: &[&str]| ArrayDescription { dtype, ..array(&[64, 64], line, &[0, 1, 2, 3], spec) };
@@ -238,7 +369,7 @@ fn mismatched_plans_fail_with_both_digests_before_a_byte_moves() {
     // As many bytes in every step: as another type, and as columns for rows.
     for (channel, other) in [(1, make(Dtype::Int32, &["x"])), (2, make(Dtype::Float32, &["", "x"]))] {
         let one = make(Dtype::Float32, &["x"]);
-        let short = |wanted: &ReshardCase| wanted.plan.layout().to_string()[..16].to_owned();
+        let short = |wanted: &ReshardCase| wanted.plan.layout_fingerprint().to_string()[..16].to_owned();
         let names = [short(&one), short(&other)];
         assert_ne!(names[0], names[1]);
         let options = LaunchOptions { channel, ..LaunchOptions::default() };
@@ -248,7 +379,7 @@ fn mismatched_plans_fail_with_both_digests_before_a_byte_moves() {
                 let (mine, theirs) = (&names[task], &names[1 - task]);
                 scope.spawn(move || {
                     let shards = wanted.buffers(task as u32, DEVICES_EACH, arena);
-                    let error = engine.carry_out(&wanted.plan, &shards, arena, options).unwrap_err();
+                    let error = engine.execute_plan(&wanted.plan, &shards, arena, options).unwrap_err();
                     let ReshardError::Transfer {
                         error: TransferError::LayoutMismatch { here, there, .. },
                         ..
@@ -257,7 +388,7 @@ fn mismatched_plans_fail_with_both_digests_before_a_byte_moves() {
                         panic!("{error}")
                     };
                     assert!(here.contains(mine) && there.contains(theirs), "{error}");
-                    let moved = engine.moved();
+                    let moved = engine.bytes_by_task();
                     let mut received =
                         moved.iter().flat_map(|(_, traffic)| traffic).map(|(_, (_, received))| received);
                     assert!(received.all(|bytes| *bytes == 0), "{moved:?}");
@@ -269,21 +400,21 @@ fn mismatched_plans_fail_with_both_digests_before_a_byte_moves() {
 
 #[test]
 fn buffers_that_do_not_match_the_plan_are_refused_before_a_byte_moves() {
-    let cluster = cluster(2, Choice::Auto);
+    let cluster = cluster(2, TransportChoice::Auto);
     let line: &[(&str, u64)] = &[("x", 4)];
     let describe = |spec: &[&str]| array(&[64], line, &[0, 1, 2, 3], spec);
     let placement = Placement::blocks((0..4).map(DeviceId), DEVICES_EACH, 1);
     let plan = Plan::new(describe(&["x"]), describe(&[]), &placement, PlanOptions::default()).unwrap();
     let arena = Arena::new(1 << 16).unwrap();
     let refused = cluster.engines[0]
-        .carry_out(&plan, &ShardBuffers::default(), &arena, LaunchOptions::default())
+        .execute_plan(&plan, &ShardBuffers::default(), &arena, LaunchOptions::default())
         .unwrap_err();
     assert!(matches!(refused, ReshardError::Shard { wanted: 64, found: 0, .. }), "{refused}");
 }
 
 #[test]
 fn a_plan_whose_other_side_does_not_come_ends_at_its_time() {
-    let cluster = cluster(2, Choice::Auto);
+    let cluster = cluster(2, TransportChoice::Auto);
     let line: &[(&str, u64)] = &[("x", 4)];
     let describe = |spec: &[&str]| array(&[64], line, &[0, 1, 2, 3], spec);
     let placement = Placement::blocks((0..4).map(DeviceId), DEVICES_EACH, 1);
@@ -299,7 +430,7 @@ fn a_plan_whose_other_side_does_not_come_ends_at_its_time() {
     };
     let shards = ShardBuffers { source: buffers(64), destination: buffers(256) };
     let began = Instant::now();
-    let late = cluster.engines[0].carry_out(&plan, &shards, arena, LaunchOptions::default()).unwrap_err();
+    let late = cluster.engines[0].execute_plan(&plan, &shards, arena, LaunchOptions::default()).unwrap_err();
     assert!(
         began.elapsed() < time + Duration::from_secs(5),
         "the other side lives and says at once that it rests"
@@ -317,15 +448,15 @@ fn a_plan_whose_other_side_does_not_come_ends_at_its_time() {
 #[test]
 fn a_plan_whose_peer_takes_no_bytes_any_more_ends_in_its_time_and_its_shards_are_free() {
     let (time, stall) = (Duration::from_millis(700), Duration::from_millis(600));
-    let faults = Faults::new(3);
+    let faults = FaultInjector::new(3);
     let cluster = Cluster::of_devices(4, DEVICES_EACH, |config| {
-        config.transport = Choice::Tcp;
+        config.transport = TransportChoice::Tcp;
         if config.here.task == TaskId(3) {
             config.faults = Some(faults.clone());
         }
     });
     compare(&cluster, gathered(8, &[64, 500], PATIENCE), 1);
-    faults.hold(true);
+    faults.hold_wires(true);
     let wanted = ReshardCase::of(gathered(8, &[64, 20_000], time));
     let options = LaunchOptions { channel: 2, stall, ..LaunchOptions::default() };
     std::thread::scope(|scope| {
@@ -334,7 +465,7 @@ fn a_plan_whose_peer_takes_no_bytes_any_more_ends_in_its_time_and_its_shards_are
             scope.spawn(move || {
                 let shards = wanted.buffers(engine.here().task.0, DEVICES_EACH, arena);
                 let began = Instant::now();
-                let error = engine.carry_out(&wanted.plan, &shards, arena, options).unwrap_err();
+                let error = engine.execute_plan(&wanted.plan, &shards, arena, options).unwrap_err();
                 let took = began.elapsed();
                 println!("after {took:?}: {error}");
                 assert!(took < time + 2 * stall, "{took:?}");
@@ -346,6 +477,6 @@ fn a_plan_whose_peer_takes_no_bytes_any_more_ends_in_its_time_and_its_shards_are
         }
     });
     // With new connections, plans succeed again.
-    faults.heal();
+    faults.clear_faults();
     compare(&cluster, gathered(8, &[64, 500], PATIENCE), 3);
 }

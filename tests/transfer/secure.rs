@@ -1,17 +1,17 @@
-//! TLS between engines: bytes arrive complete and unseen, and a stranger learns why it is refused.
+//! Tests of TLS between engines: bytes arrive complete and encrypted, and a stranger learns why it is refused.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use muster::tls::issue::{Authority, CertificatePurpose};
-use muster::transfer::{Certificates, Choice, Config, Engine, TransportKind};
+use muster::transfer::{EngineConfig, PemCertificates, TransferEngine, TransportChoice, TransportKind};
 
 use crate::cluster::{Cluster, assert_contents, done, member};
 use crate::hostile::RecordingProxy;
 use crate::network::{move_under, with_faults};
 
 /// Returns a certificate for this name that `signed_by` has signed, with trust in `trusted`.
-fn certificates(signed_by: &Authority, trusted: &Authority, name: &str) -> Certificates {
+fn certificates(signed_by: &Authority, trusted: &Authority, name: &str) -> PemCertificates {
     signed(signed_by, trusted, CertificatePurpose::Server, name, 9)
 }
 
@@ -21,14 +21,14 @@ fn signed(
     purpose: CertificatePurpose,
     name: &str,
     days: i64,
-) -> Certificates {
-    let made = by.sign(purpose, &[name.to_owned()], days).unwrap();
+) -> PemCertificates {
+    let made = by.issue_certificate(purpose, &[name.to_owned()], days).unwrap();
     let (cert, key) = (made.cert.into_bytes(), made.key.into_bytes());
-    Certificates { cert, key, ca: trusted.cert().into_bytes(), name: None }
+    PemCertificates { cert, key, ca: trusted.certificate_pem().into_bytes(), name: None }
 }
 
-fn secure(config: &mut Config, certificates: &Certificates) {
-    config.transport = Choice::Tcp;
+fn secure(config: &mut EngineConfig, certificates: &PemCertificates) {
+    config.transport = TransportChoice::Tcp;
     config.tls = Some(certificates.clone());
 }
 
@@ -38,7 +38,7 @@ fn concurrent_transfers_in_both_directions_are_complete_with_and_without_a_token
     let own = certificates(&authority, &authority, "engines");
     for (token, name) in [(None, None), (Some(b"known to all".to_vec()), Some("engines".to_owned()))] {
         let mut cluster = Cluster::with(2, |config| {
-            secure(config, &Certificates { name: name.clone(), ..own.clone() });
+            secure(config, &PemCertificates { name: name.clone(), ..own.clone() });
             config.token = token.clone();
             config.lanes = 3;
         });
@@ -74,18 +74,18 @@ fn concurrent_transfers_in_both_directions_are_complete_with_and_without_a_token
 fn under_tls_a_bad_network_is_survived_too() {
     let authority = Authority::new("of the engines").unwrap();
     let own = certificates(&authority, &authority, "engines");
-    let (cluster, faults) = with_faults(Choice::Tcp, |config| secure(config, &own));
+    let (cluster, faults) = with_faults(TransportChoice::Tcp, |config| secure(config, &own));
     assert_eq!(move_under(&cluster, 1000, 0, || ()), (None, None));
     let mut random = fastrand::Rng::with_seed(5);
     for round in 1..30u64 {
         let side = &faults[round as usize % 2];
         match round % 5 {
-            0 => side.narrow(random.usize(1..3000)),
-            1 => side.truncate(2),
+            0 => side.limit_io_size(random.usize(1..3000)),
+            1 => side.truncate_sends(2),
             // A changed record ends its connection: none of its bytes is accepted.
-            2 => side.damage(1),
-            3 => side.delay(Duration::from_micros(random.u64(0..500))),
-            _ => faults.iter().for_each(muster::transfer::Faults::heal),
+            2 => side.corrupt_chunks(1),
+            3 => side.delay_receives(Duration::from_micros(random.u64(0..500))),
+            _ => faults.iter().for_each(muster::transfer::FaultInjector::clear_faults),
         }
         let outcomes = move_under(&cluster, random.usize(1..4 << 20), round, || {
             if round % 3 == 0 {
@@ -101,9 +101,9 @@ fn under_tls_a_bad_network_is_survived_too() {
 }
 
 /// Returns the errors of two engines that cannot connect.
-fn strangers(first: Option<&Certificates>, second: Option<&Certificates>) -> [String; 2] {
+fn strangers(first: Option<&PemCertificates>, second: Option<&PemCertificates>) -> [String; 2] {
     let cluster = Cluster::with(2, |config| {
-        config.transport = Choice::Tcp;
+        config.transport = TransportChoice::Tcp;
         config.tls = if config.here.task.0 == 0 { first } else { second }.cloned();
         config.dial_timeout = Duration::from_millis(300);
     });
@@ -134,7 +134,7 @@ fn a_peer_with_a_wrong_certificate_is_refused_with_the_reason() {
     let [first, second] = strangers(Some(&own), Some(&certificates(&theirs, &ours, "engines")));
     assert!(first.contains(foreign) && second.contains(away));
 
-    let named = Certificates { name: Some("engines".to_owned()), ..own.clone() };
+    let named = PemCertificates { name: Some("engines".to_owned()), ..own.clone() };
     let [first, second] = strangers(Some(&named), Some(&certificates(&ours, &ours, "something-else")));
     assert!(first.contains("not for the name") && second.contains(away));
 
@@ -176,15 +176,15 @@ fn unusable_certificates_fail_at_start() {
     let authority = Authority::new("ours").unwrap();
     let [own, other] = ["a", "b"].map(|name| certificates(&authority, &authority, name));
     for (certificates, said) in [
-        (Certificates { cert: b"nothing".to_vec(), ..own.clone() }, "the engine's certificate"),
-        (Certificates { key: Vec::new(), ..own.clone() }, "the engine's key"),
-        (Certificates { key: other.key, ..own.clone() }, "certificate and key"),
-        (Certificates { ca: Vec::new(), ..own.clone() }, "the engine's authorities"),
-        (Certificates { name: Some("not a name".to_owned()), ..own.clone() }, "the name of the engines"),
+        (PemCertificates { cert: b"nothing".to_vec(), ..own.clone() }, "the engine's certificate"),
+        (PemCertificates { key: Vec::new(), ..own.clone() }, "the engine's key"),
+        (PemCertificates { key: other.key, ..own.clone() }, "certificate and key"),
+        (PemCertificates { ca: Vec::new(), ..own.clone() }, "the engine's authorities"),
+        (PemCertificates { name: Some("not a name".to_owned()), ..own.clone() }, "the name of the engines"),
     ] {
-        let mut config = Config::new(member(0, 0), vec![crate::cluster::device(0)]);
+        let mut config = EngineConfig::new(member(0, 0), vec![crate::cluster::device(0)]);
         config.tls = Some(certificates);
-        let error = Engine::start(config).unwrap_err().to_string();
+        let error = TransferEngine::start(config).unwrap_err().to_string();
         assert!(error.contains(said), "{error}");
     }
     assert!(!format!("{own:?}").contains("PRIVATE"));

@@ -1,14 +1,14 @@
-//! The transports: engines of one process without a network, and other paths if the best one fails.
+//! Tests of the transports: engines of one process without a network, and other paths when the best one fails.
 
 use std::time::{Duration, Instant};
 
-use muster::transfer::{Choice, Faults, LaunchOptions, TransferError, TransportKind};
+use muster::transfer::{FaultInjector, LaunchOptions, TransferError, TransportChoice, TransportKind};
 
 use crate::cluster::{Cluster, assert_contents, done, eventually, incoming, outgoing};
 
 #[test]
 fn engines_of_one_process_meet_without_listening_on_anything() {
-    let cluster = Cluster::new(3, Choice::Loopback);
+    let cluster = Cluster::new(3, TransportChoice::Loopback);
     for engine in &cluster.engines {
         let address = engine.address();
         assert!(address.tcp.is_empty() && address.local.is_empty() && !address.inside.is_empty());
@@ -34,7 +34,7 @@ fn engines_of_one_process_meet_without_listening_on_anything() {
 
 #[test]
 fn the_end_of_an_in_process_engine_is_reported_at_once() {
-    let cluster = Cluster::new(2, Choice::Loopback);
+    let cluster = Cluster::new(2, TransportChoice::Loopback);
     let (source, target) = (cluster.filled(0, 1000, 1), cluster.empty(1, 1000));
     let (sent, received) = cluster.send(0, &source, 1, &target, 1);
     assert_eq!((done(&sent).err(), done(&received).err()), (None, None));
@@ -73,7 +73,7 @@ fn both_ways(cluster: &Cluster, key: u64) -> TransportKind {
 
 #[test]
 fn a_unix_socket_that_cannot_be_dialled_is_not_missed() {
-    let cluster = Cluster::new(2, Choice::Auto);
+    let cluster = Cluster::new(2, TransportChoice::Auto);
     let mut membership = cluster.membership();
     for peer in membership.peers.values_mut() {
         peer.address.local = "muster-nobody-listens-here".to_owned();
@@ -88,7 +88,7 @@ fn a_unix_socket_that_cannot_be_dialled_is_not_missed() {
 
 #[test]
 fn a_unix_socket_that_is_lost_in_use_gives_way_to_tcp() {
-    let faults = Faults::new(1);
+    let faults = FaultInjector::new(1);
     let cluster = Cluster::with(2, |config| config.faults = Some(faults.clone()));
     assert_eq!(both_ways(&cluster, 0), TransportKind::Unix);
     // In use on both sides: a transfer is prepared, and one of two sides has launched it, on a channel of its
@@ -114,18 +114,18 @@ fn a_unix_socket_that_is_lost_in_use_gives_way_to_tcp() {
     for engine in &cluster.engines {
         engine.on_membership(membership.clone());
     }
-    faults.refuse(true);
+    faults.end_new_wires(true);
     faults.reset(|_| true);
     eventually("both sides know of it", || cluster.engines.iter().all(|engine| engine.links().is_empty()));
-    faults.heal();
+    faults.clear_faults();
     assert_eq!(both_ways(&cluster, 5), TransportKind::Unix);
 }
 
 #[test]
 fn a_choice_that_is_forced_is_not_made_again() {
-    let faults = Faults::new(1);
+    let faults = FaultInjector::new(1);
     let cluster = Cluster::with(2, |config| {
-        config.transport = Choice::Pvm;
+        config.transport = TransportChoice::Pvm;
         config.faults = Some(faults.clone());
     });
     assert_eq!(both_ways(&cluster, 0), TransportKind::Unix);

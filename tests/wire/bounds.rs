@@ -10,16 +10,16 @@ use prost::bytes::Bytes;
 
 use crate::raw::{GENERATION_A, RawClient, finish, frame, prefixed};
 use crate::second_client::SecondClient;
-use crate::support::Muster;
+use crate::support::MusterServer;
 
 const RESOURCE_EXHAUSTED: Option<i32> = Some(8);
 const MIB: u64 = 1 << 20;
 
-async fn start(further: &[&str]) -> (Muster, SecondClient, RawClient) {
+async fn start(further: &[&str]) -> (MusterServer, SecondClient, RawClient) {
     let arguments = [&["--job", "witness=2", "--job", "target=3", "--log", "error"], further].concat();
-    let server = Muster::serve(&arguments);
+    let server = MusterServer::patient(&arguments);
     let witness = SecondClient::register(&server, "witness").await;
-    let raw = RawClient::connect(server.grpc(), "target").await;
+    let raw = RawClient::connect(server.grpc, "target").await;
     (server, witness, raw)
 }
 

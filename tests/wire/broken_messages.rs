@@ -1,25 +1,21 @@
-//! Malformed messages: cut off, random, wrongly framed, wrongly compressed. Each is answered with a status,
-//! and the server continues.
-
-use std::io::Write as _;
+//! Tests of malformed messages: cut off, random, wrongly framed, or wrongly compressed. The server must answer each
+//! with a status, and continue.
 
 use fastrand::Rng;
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use h2::client::ResponseFuture;
 use muster::proto::{CoordinatedTask, tensorflow as a, xla::coordination as c};
 use prost::Message as _;
 use prost::bytes::Bytes;
 
-use crate::raw::{GENERATION_A, GENERATION_C, RawClient, RawResponse, finish, frame, now, prefixed};
+use crate::raw::{GENERATION_A, GENERATION_C, RawClient, RawResponse, finish, frame, gzip, now, prefixed};
 use crate::second_client::SecondClient;
-use crate::support::Muster;
+use crate::support::MusterServer;
 
 /// Starts a server with the second client's job and another one.
-async fn start() -> (Muster, SecondClient, RawClient) {
-    let server = Muster::serve(&["--job", "witness=2", "--job", "target=3", "--log", "error"]);
+async fn start() -> (MusterServer, SecondClient, RawClient) {
+    let server = MusterServer::patient(&["--job", "witness=2", "--job", "target=3", "--log", "error"]);
     let witness = SecondClient::register(&server, "witness").await;
-    let raw = RawClient::connect(server.grpc(), "target").await;
+    let raw = RawClient::connect(server.grpc, "target").await;
     (server, witness, raw)
 }
 
@@ -183,7 +179,7 @@ async fn send_all(raw: &mut RawClient, bodies: impl IntoIterator<Item = (String,
 
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_that_are_cut_off_anywhere_are_answered() {
-    let (mut server, witness, mut raw) = start().await;
+    let (server, witness, mut raw) = start().await;
     for (path, message) in samples() {
         let cut = (0..=message.len()).map(|end| (path.clone(), frame(&message[..end])));
         send_all(&mut raw, cut).await;
@@ -195,7 +191,7 @@ async fn messages_that_are_cut_off_anywhere_are_answered() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn random_messages_are_answered() {
-    let (mut server, witness, mut raw) = start().await;
+    let (server, witness, mut raw) = start().await;
     let mut rng = Rng::with_seed(1);
     for (path, message) in samples() {
         let mut bodies = Vec::new();
@@ -220,7 +216,7 @@ async fn random_messages_are_answered() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn fields_of_any_type_and_absurd_lengths_are_answered() {
-    let (mut server, witness, mut raw) = start().await;
+    let (server, witness, mut raw) = start().await;
     // Every field number of the methods, as every wire type, with impossible lengths.
     let fields: Vec<Vec<u8>> = (0..=8u8)
         .flat_map(|field| (0..8u8).map(move |wire_type| field << 3 | wire_type))
@@ -263,12 +259,6 @@ async fn send(raw: &mut RawClient, encoding: Option<&str>, body: Vec<u8>) -> Raw
         request = request.header("grpc-encoding", encoding);
     }
     raw.send_body(request, body).await.expect("an answer")
-}
-
-fn gzip(bytes: &[u8]) -> Vec<u8> {
-    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
-    encoder.write_all(bytes).expect("memory takes it");
-    encoder.finish().expect("memory takes it")
 }
 
 #[tokio::test(flavor = "multi_thread")]

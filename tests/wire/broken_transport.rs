@@ -1,4 +1,4 @@
-//! Peers that do not speak HTTP/2, speak it badly, or abuse it. None of them harms other clients.
+//! Tests of peers that do not speak HTTP/2, violate it, or abuse it. None of them may harm other clients.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,26 +10,26 @@ use tokio::net::TcpStream;
 use crate::frames::*;
 use crate::raw::PATIENCE;
 use crate::second_client::SecondClient;
-use crate::support::Muster;
+use crate::support::MusterServer;
 
 const MIB: u64 = 1 << 20;
 
 struct TransportFixture {
-    server: Muster,
+    server: MusterServer,
     second_client: SecondClient,
     before: u64,
 }
 
 impl TransportFixture {
     async fn start() -> Self {
-        let server = Muster::serve(&["--job", "witness=2", "--job", "target=3", "--log", "error"]);
+        let server = MusterServer::patient(&["--job", "witness=2", "--job", "target=3", "--log", "error"]);
         let witness = SecondClient::register(&server, "witness").await;
         let before = server.resident_bytes();
         Self { server, second_client: witness, before }
     }
 
     fn address(&self) -> SocketAddr {
-        self.server.grpc()
+        self.server.grpc
     }
 
     async fn connect(&self) -> TcpStream {
@@ -300,11 +300,11 @@ async fn hundreds_of_idle_connections_cost_little() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_beyond_the_bound_are_closed_and_others_live() {
-    let server = Muster::serve(&["--tasks", "2", "--grpc-connections", "20", "--log", "error"]);
+    let server = MusterServer::patient(&["--tasks", "2", "--grpc-connections", "20", "--log", "error"]);
     let witness = SecondClient::register(&server, "default").await;
     let mut kept = Vec::new();
     for _ in 0..60 {
-        let mut socket = TcpStream::connect(server.grpc()).await.expect("the server listens");
+        let mut socket = TcpStream::connect(server.grpc).await.expect("the server listens");
         // It may be closed by now.
         let _ = socket.write_all(&opening()).await;
         kept.push(socket);
@@ -316,7 +316,7 @@ async fn connections_beyond_the_bound_are_closed_and_others_live() {
     // A closed connection makes room.
     let deadline = tokio::time::Instant::now() + PATIENCE;
     loop {
-        let mut socket = TcpStream::connect(server.grpc()).await.expect("the server listens");
+        let mut socket = TcpStream::connect(server.grpc).await.expect("the server listens");
         let _ = socket.write_all(&opening()).await;
         let mut byte = [0];
         if socket.read(&mut byte).await.is_ok_and(|count| count == 1) {

@@ -1,9 +1,9 @@
-//! The requirements of RFC 9113 and RFC 7541 on a server, case by case as h2spec lists them, by the sections
-//! of RFC 7540. Each case sends bytes over its own connection and states the exact answer.
+//! Tests of what RFC 9113 and RFC 7541 require of a server. The cases are those of h2spec, named by the sections of
+//! RFC 7540. Each case sends bytes over its own connection and states the exact answer.
 
 use crate::frames::*;
 use crate::second_client::SecondClient;
-use crate::support::Muster;
+use crate::support::{MusterServer, Signal};
 
 /// A reaction of the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -746,8 +746,8 @@ fn generic() -> Vec<Case> {
 }
 
 /// Returns the reactions of the server to these bytes.
-async fn observe(server: &Muster, sends: &[u8], beyond: bool) -> Vec<Does> {
-    let mut peer = Peer::connect(server.grpc()).await;
+async fn observe(server: &MusterServer, sends: &[u8], beyond: bool) -> Vec<Does> {
+    let mut peer = Peer::connect(server.grpc).await;
     peer.say(sends).await;
     if beyond {
         peer.say(&http2_frame(PING, 0, 0, &LAST)).await;
@@ -778,7 +778,7 @@ async fn observe(server: &Muster, sends: &[u8], beyond: bool) -> Vec<Does> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_case_of_the_standards_is_answered_as_they_say() {
-    let server = Muster::serve(&["--job", "witness=2", "--job", "target=3", "--log", "error"]);
+    let server = MusterServer::patient(&["--job", "witness=2", "--job", "target=3", "--log", "error"]);
     let witness = SecondClient::register(&server, "witness").await;
     let cases = [
         framing(),
@@ -806,7 +806,7 @@ async fn every_case_of_the_standards_is_answered_as_they_say() {
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_beyond_the_bound_are_refused() {
     // 5.1.2
-    let server = Muster::serve(&["--job", "target=3", "--log", "error", "--grpc-streams", "10"]);
+    let server = MusterServer::patient(&["--job", "target=3", "--log", "error", "--grpc-streams", "10"]);
     let opened: Vec<u8> = (0..12).flat_map(|n| waiting(2 * n + 1)).collect();
     let does = observe(&server, &[opening(), opened].concat(), true).await;
     assert_eq!(does, [Reset(21, REFUSED_STREAM), Reset(23, REFUSED_STREAM)]);
@@ -826,8 +826,8 @@ fn insertion(key: u8, value: &[u8]) -> Vec<u8> {
 #[tokio::test(flavor = "multi_thread")]
 async fn windows_are_kept_to_byte_by_byte() {
     // 6.9.1, 6.9.2
-    let server = Muster::serve(&["--job", "target=3", "--log", "error"]);
-    let mut peer = Peer::connect(server.grpc()).await;
+    let server = MusterServer::patient(&["--job", "target=3", "--log", "error"]);
+    let mut peer = Peer::connect(server.grpc).await;
     let insert =
         [head(1, 0, &fields_of("InsertKeyValue")), data(END_STREAM, 1, &insertion(b'k', b"0123456789"))];
     peer.say(&[PREFACE, &settings(&[(INITIAL_WINDOW_SIZE, 1)]), &insert.concat(), &waiting(3)].concat())
@@ -864,13 +864,13 @@ async fn windows_are_kept_to_byte_by_byte() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_is_opened_after_the_last_goodbye_is_refused_and_others_end_in_peace() {
-    let server = Muster::serve(&["--job", "target=3", "--log", "error"]);
-    let mut peer = Peer::open(server.grpc()).await;
+    let server = MusterServer::patient(&["--job", "target=3", "--log", "error"]);
+    let mut peer = Peer::open(server.grpc).await;
     // Its body is incomplete, so it is in progress when the server stops.
     peer.say(&[head(1, 0, &request_fields()), data(0, 1, &GET_K[..4])].concat()).await;
     peer.say(&http2_frame(PING, 0, 0, &LAST)).await;
     assert!(peer.hear_until(|frame| frame.payload == LAST).await.is_some());
-    server.terminate();
+    server.signal(Signal::TERM);
     let ping = peer.hear_until(|frame| frame.kind == PING).await.expect("it says that it stops");
     let late = [head(3, 0, &request_fields()), data(END_STREAM, 3, &GET_K)].concat();
     peer.say(&[http2_frame(PING, ACK, 0, &ping.payload), late, data(END_STREAM, 1, &GET_K[4..])].concat())

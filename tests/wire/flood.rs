@@ -1,4 +1,5 @@
-//! Hundreds of thousands of waiting calls: bounded, refused, and removed with their callers.
+//! Tests of hundreds of thousands of waiting calls: they are bounded, refused beyond the bound, and removed when
+//! their callers vanish.
 
 use h2::client::ResponseFuture;
 use muster::proto::tensorflow as a;
@@ -7,7 +8,7 @@ use prost::bytes::Bytes;
 
 use crate::raw::{GENERATION_A, RawClient, finish, frame, now};
 use crate::second_client::SecondClient;
-use crate::support::Muster;
+use crate::support::MusterServer;
 
 /// The default bound on waiting calls of a job.
 const WAITERS: usize = 1 << 18;
@@ -16,11 +17,11 @@ const CALLS_EACH: usize = 10_000;
 const MIB: u64 = 1 << 20;
 
 /// Fills a job with calls that wait for keys which are never written. Returns the number of refused calls.
-async fn fill(server: &Muster) -> (Vec<(RawClient, Vec<ResponseFuture>)>, usize) {
+async fn fill(server: &MusterServer) -> (Vec<(RawClient, Vec<ResponseFuture>)>, usize) {
     let mut connections = Vec::new();
     let mut refused = 0;
     for _ in 0..CONNECTIONS {
-        let mut raw = RawClient::connect(server.grpc(), "target").await;
+        let mut raw = RawClient::connect(server.grpc, "target").await;
         let mut waiting = Vec::new();
         for n in 0..CALLS_EACH {
             let message = a::GetKeyValueRequest { key: format!("never/{}", n % 1000) };
@@ -57,7 +58,7 @@ fn status_now(response: &mut ResponseFuture) -> Option<i32> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn hundreds_of_thousands_of_waiting_calls_are_bounded_and_end_with_their_callers() {
-    let server = Muster::serve(&["--job", "witness=2", "--job", "target=3", "--log", "error"]);
+    let server = MusterServer::patient(&["--job", "witness=2", "--job", "target=3", "--log", "error"]);
     let witness = SecondClient::register(&server, "witness").await;
     let before = server.resident_bytes();
 
@@ -70,7 +71,7 @@ async fn hundreds_of_thousands_of_waiting_calls_are_bounded_and_end_with_their_c
 
     // All clients disconnect: there is room for as many again, which reuse the memory of the first.
     drop(connections);
-    let mut raw = RawClient::connect(server.grpc(), "target").await;
+    let mut raw = RawClient::connect(server.grpc, "target").await;
     let probe = a::GetKeyValueRequest { key: "never".into() };
     loop {
         let (mut response, mut stream) =
@@ -94,9 +95,9 @@ async fn hundreds_of_thousands_of_waiting_calls_are_bounded_and_end_with_their_c
 
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_beyond_the_streams_of_a_connection_wait_for_those_before() {
-    let server = Muster::serve(&["--job", "witness=2", "--job", "target=3", "--grpc-streams", "100"]);
+    let server = MusterServer::patient(&["--job", "witness=2", "--job", "target=3", "--grpc-streams", "100"]);
     let witness = SecondClient::register(&server, "witness").await;
-    let mut raw = RawClient::connect(server.grpc(), "target").await;
+    let mut raw = RawClient::connect(server.grpc, "target").await;
     let mut waiting = Vec::new();
     for _ in 0..100 {
         let message = a::GetKeyValueRequest { key: "never".into() };
@@ -121,9 +122,9 @@ async fn one_caller_that_waits_for_everything_leaves_room_for_the_tasks_of_its_o
     let config = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("few-waiters.toml");
     std::fs::write(&config, "[bounds]\nwaiters = 2000\n").expect("a writable directory");
     let config = config.to_str().expect("a plain path");
-    let server = Muster::serve(&["--tasks", "2", "--log", "error", "--config", config]);
+    let server = MusterServer::patient(&["--tasks", "2", "--log", "error", "--config", config]);
     let witness = SecondClient::register(&server, "default").await;
-    let mut raw = RawClient::connect(server.grpc(), "default").await;
+    let mut raw = RawClient::connect(server.grpc, "default").await;
     let mut waiting = Vec::new();
     for n in 0..3000 {
         let message = a::GetKeyValueRequest { key: format!("never/{n}") };

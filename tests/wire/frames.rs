@@ -1,4 +1,4 @@
-//! Encodes and decodes HTTP/2 frames byte by byte.
+//! Encodes the frames that tests send, and decodes those that the server sends.
 
 use std::net::SocketAddr;
 
@@ -6,25 +6,12 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use crate::raw::PATIENCE;
-
-pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-
-// Frame types and flags.
-pub const DATA: u8 = 0;
-pub const HEADERS: u8 = 1;
-pub const PRIORITY: u8 = 2;
-pub const RST_STREAM: u8 = 3;
-pub const SETTINGS: u8 = 4;
-pub const PUSH_PROMISE: u8 = 5;
-pub const PING: u8 = 6;
-pub const GOAWAY: u8 = 7;
-pub const WINDOW_UPDATE: u8 = 8;
-pub const CONTINUATION: u8 = 9;
-pub const END_STREAM: u8 = 1;
-pub const ACK: u8 = 1;
-pub const END_HEADERS: u8 = 4;
-pub const PADDED: u8 = 8;
-pub const WITH_PRIORITY: u8 = 0x20;
+use crate::support::harness::frames;
+pub use crate::support::harness::frames::{
+    ACK, CONTINUATION, DATA, ENABLE_PUSH, END_HEADERS, END_STREAM, GOAWAY, HEADERS, INITIAL_WINDOW_SIZE,
+    MAX_FRAME_SIZE, PADDED, PING, PREFACE, PRIORITY, PUSH_PROMISE, RST_STREAM, SETTINGS, WINDOW_UPDATE,
+    WITH_PRIORITY, string,
+};
 
 // Error codes.
 pub const NO_ERROR: u32 = 0;
@@ -36,16 +23,9 @@ pub const REFUSED_STREAM: u32 = 7;
 pub const COMPRESSION_ERROR: u32 = 9;
 pub const ENHANCE_YOUR_CALM: u32 = 11;
 
-// Settings.
-pub const ENABLE_PUSH: u16 = 2;
-pub const INITIAL_WINDOW_SIZE: u16 = 4;
-pub const MAX_FRAME_SIZE: u16 = 5;
-
 pub fn http2_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(payload.len()).expect("a short payload").to_be_bytes();
-    let mut bytes = vec![length[1], length[2], length[3], kind, flags];
-    bytes.extend(stream.to_be_bytes());
-    bytes.extend(payload);
+    let mut bytes = Vec::new();
+    frames::frame(&mut bytes, kind, flags, stream, payload);
     bytes
 }
 
@@ -53,27 +33,9 @@ pub fn http2_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> 
 pub fn header_block(fields: &[(&str, &str)]) -> Vec<u8> {
     let mut block = Vec::new();
     for (name, value) in fields {
-        block.push(0);
-        for text in [name, value] {
-            string_length(&mut block, text.len());
-            block.extend(text.as_bytes());
-        }
+        frames::field(&mut block, name.as_bytes(), value.as_bytes());
     }
     block
-}
-
-pub fn string_length(block: &mut Vec<u8>, length: usize) {
-    if length < 0x7F {
-        block.push(u8::try_from(length).expect("short"));
-        return;
-    }
-    block.push(0x7F);
-    let mut rest = length - 0x7F;
-    while rest >= 0x80 {
-        block.push(u8::try_from(rest & 0x7F).expect("seven bits") | 0x80);
-        rest >>= 7;
-    }
-    block.push(u8::try_from(rest).expect("seven bits"));
 }
 
 pub fn request_fields() -> Vec<(&'static str, &'static str)> {
@@ -102,9 +64,9 @@ pub fn fields_of(method: &'static str) -> Vec<(&'static str, &'static str)> {
 pub const GET_K: [u8; 8] = [0, 0, 0, 0, 3, 0x0A, 1, b'k'];
 
 pub fn settings(pairs: &[(u16, u32)]) -> Vec<u8> {
-    let payload: Vec<u8> =
-        pairs.iter().flat_map(|(id, value)| [&id.to_be_bytes()[..], &value.to_be_bytes()].concat()).collect();
-    http2_frame(SETTINGS, 0, 0, &payload)
+    let mut bytes = Vec::new();
+    frames::settings(&mut bytes, pairs);
+    bytes
 }
 
 pub fn window_update(stream: u32, more: u32) -> Vec<u8> {

@@ -1,27 +1,27 @@
-//! Well-formed calls with invalid content: each gets a typed error or a plain answer, and no other client is
-//! harmed.
+//! Tests of well-formed calls with invalid content. Each gets a typed error or an ordinary answer, and no other
+//! client is harmed.
 
 use crate::second_client::{SecondClient, expect_ok, within};
 use crate::support::answer::code_name;
-use crate::support::{Answer, Body, Call, Caller, Client, Generation, Muster};
+use crate::support::{Answer, Body, Call, Caller, Client, Generation, MusterServer};
 
 const RESOURCE_EXHAUSTED: i32 = 8;
 
 /// A server with the second client's job and another one of three tasks, the target.
 struct CallFixture {
-    server: Muster,
+    server: MusterServer,
     second_client: SecondClient,
 }
 
 impl CallFixture {
     async fn start() -> Self {
-        let server = Muster::serve(&["--job", "witness=2", "--job", "target=3", "--log", "error"]);
+        let server = MusterServer::patient(&["--job", "witness=2", "--job", "target=3", "--log", "error"]);
         let witness = SecondClient::register(&server, "witness").await;
         Self { server, second_client: witness }
     }
 
     fn client(&self, generation: Generation) -> Client {
-        Client::to_authority(generation, self.server.grpc(), Some("target.test:1"))
+        Client::to_authority(generation, self.server.grpc, Some("target.test:1"))
     }
 
     /// Returns the three registered tasks of the target job.

@@ -1,7 +1,7 @@
-//! Raw gRPC, HTTP/2 and TCP against a running server: the bytes that clients read, and hostile or broken
+//! Tests of a running server with raw gRPC, HTTP/2 and TCP: the bytes that clients read, and hostile or broken
 //! peers, which must not harm other clients.
 //!
-//! After every hostile act a well-behaved job must still work on the same server.
+//! After every hostile act, a well-behaved job must still work on the same server.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 

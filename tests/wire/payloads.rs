@@ -1,5 +1,5 @@
-//! The bytes that clients read: `grpc-status-details-bin` holds a map of payloads by type name, with the same
-//! names in both generations.
+//! Tests of the bytes that clients read from `grpc-status-details-bin`: a map of payloads by type name, with the
+//! same names in both generations.
 
 use muster::proto::CoordinatedTask;
 use muster::proto::tensorflow as a;
@@ -8,7 +8,7 @@ use prost::Message as _;
 
 use crate::raw::{GENERATION_A, GENERATION_C, RawClient, RawResponse, finish, frame};
 use crate::second_client::SecondClient;
-use crate::support::Muster;
+use crate::support::MusterServer;
 use crate::support::answer::{BARRIER_ERROR, MISMATCH_ERROR, SERVICE_ERROR};
 
 /// Returns one entry of the map: field 1 of the container, with the key as its field 1 and the value as its
@@ -37,15 +37,15 @@ fn assert_details(back: &RawResponse, entries: &[Vec<u8>]) {
 }
 
 struct PayloadFixture {
-    server: Muster,
+    server: MusterServer,
     service: u64,
 }
 
 impl PayloadFixture {
     async fn start() -> (Self, RawClient) {
-        let server = Muster::serve(&["--tasks", "2", "--log", "error"]);
+        let server = MusterServer::patient(&["--tasks", "2", "--log", "error"]);
         let service = SecondClient::register(&server, "default").await.service();
-        let raw = RawClient::connect(server.grpc(), "default").await;
+        let raw = RawClient::connect(server.grpc, "default").await;
         (Self { server, service }, raw)
     }
 

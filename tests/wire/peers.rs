@@ -1,18 +1,18 @@
-//! Independent clients, each of which does real work: gRPC's own for Python and for Go, nghttp and h2load,
-//! curl, and node.
+//! Tests with independent clients, each of which does real work: gRPC's own clients for Python and for Go, nghttp
+//! and h2load, curl, and node.
 //!
-//! `tests/run` installs them.
+//! `tests/run` installs these clients.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use crate::frames::GET_K;
 use crate::second_client::SecondClient;
-use crate::support::Muster;
+use crate::support::MusterServer;
+use crate::support::harness::run_with_input;
 
-async fn start() -> (Muster, SecondClient) {
-    let server = Muster::serve(&["--job", "witness=2", "--job", "target=3", "--log", "error"]);
+async fn start() -> (MusterServer, SecondClient) {
+    let server = MusterServer::patient(&["--job", "witness=2", "--job", "target=3", "--log", "error"]);
     let witness = SecondClient::register(&server, "witness").await;
     (server, witness)
 }
@@ -20,18 +20,8 @@ async fn start() -> (Muster, SecondClient) {
 /// Runs a program to its end.
 fn run(program: impl AsRef<std::ffi::OsStr>, arguments: &[&str], input: &str) -> Output {
     let program = program.as_ref();
-    let mut child = Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap_or_else(|error| panic!("{program:?} cannot be started ({error}); tests/run installs it"));
-    let mut stdin = child.stdin.take().expect("it is piped");
-    // A program that does not read its input does not need it.
-    let _ = stdin.write_all(input.as_bytes());
-    drop(stdin);
-    child.wait_with_output().expect("it ends")
+    run_with_input(Command::new(program).args(arguments), input)
+        .unwrap_or_else(|error| panic!("{program:?} cannot be started ({error}); tests/run installs it"))
 }
 
 fn text(output: &Output) -> String {
@@ -99,7 +89,7 @@ with grpc.insecure_channel(address, options=[("grpc.default_authority", "target.
     assert get(b"\x0a\x03key", timeout=30).endswith(value)
 print("done")
 "#;
-    let output = run(&python, &["-", &server.grpc().to_string()], script);
+    let output = run(&python, &["-", &server.grpc.to_string()], script);
     assert!(output.status.success() && text(&output).contains("done"), "{}", text(&output));
     witness.assert_served().await;
 }
@@ -108,7 +98,7 @@ print("done")
 async fn nghttp_calls_and_reads_the_trailers() {
     let (server, witness) = start().await;
     let message = message_file("nghttp-message", &GET_K);
-    let url = format!("http://{}{TRY_GET}", server.grpc());
+    let url = format!("http://{}{TRY_GET}", server.grpc);
     let data = format!("--data={}", message.display());
     let arguments = [
         "--verbose",
@@ -135,7 +125,7 @@ async fn nghttp_calls_and_reads_the_trailers() {
 async fn h2load_makes_thousands_of_calls() {
     let (server, witness) = start().await;
     let message = message_file("h2load-message", &GET_K);
-    let url = format!("http://{}{TRY_GET}", server.grpc());
+    let url = format!("http://{}{TRY_GET}", server.grpc);
     let data = format!("--data={}", message.display());
     let arguments = [
         "--requests=20000",
@@ -159,7 +149,7 @@ async fn curl_checks_health_with_prior_knowledge() {
     // An empty message asks for the health of the whole server.
     let message = message_file("curl-message", &[0; 5]);
     let headers = Path::new(env!("CARGO_TARGET_TMPDIR")).join("curl-headers");
-    let url = format!("http://{}/grpc.health.v1.Health/Check", server.grpc());
+    let url = format!("http://{}/grpc.health.v1.Health/Check", server.grpc);
     let (data, headers_path) = (format!("@{}", message.display()), headers.display().to_string());
     let arguments = [
         "--silent",
@@ -226,7 +216,7 @@ const ask = [0, 0, 0, 0, 3, 10, 1, 107];
 })().catch((error) => { console.error(error); process.exit(1); });
 "#;
     let path = message_file("peer.cjs", script.as_bytes());
-    let output = run("node", &[&path.display().to_string(), &server.grpc().to_string()], "");
+    let output = run("node", &[&path.display().to_string(), &server.grpc.to_string()], "");
     assert!(output.status.success() && text(&output).contains("done"), "{}", text(&output));
     witness.assert_served().await;
 }
@@ -245,7 +235,7 @@ async fn grpc_for_go_checks_health_and_watches_it() {
         .output()
         .unwrap_or_else(|error| panic!("go cannot be started ({error}); tests/run installs it"));
     assert!(built.status.success(), "tests/run installs grpc-go: {}", text(&built));
-    let output = run(&program, &[&server.grpc().to_string()], "");
+    let output = run(&program, &[&server.grpc.to_string()], "");
     assert!(output.status.success(), "{}", text(&output));
     assert_eq!(text(&output).lines().filter(|line| line.starts_with("ok: ")).count(), 5, "{}", text(&output));
     witness.assert_served().await;

@@ -1,5 +1,6 @@
-//! HTTP/2 without a gRPC client: arbitrary bytes in both directions.
+//! Speaks HTTP/2 without a gRPC client: sends and receives arbitrary bytes.
 
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -8,6 +9,8 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use h2::client::{ResponseFuture, SendRequest};
 use http::{HeaderMap, Method, Request};
 use prost::Message;
@@ -150,6 +153,13 @@ fn decode_base64(text: &str) -> Vec<u8> {
 /// Returns a message with gRPC's prefix.
 pub fn frame(message: &[u8]) -> Vec<u8> {
     prefixed(0, u32::try_from(message.len()).expect("a short message"), message)
+}
+
+/// Returns a file of gzip with these bytes.
+pub fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(bytes).expect("memory takes it");
+    encoder.finish().expect("memory takes it")
 }
 
 /// Returns a message with an arbitrary prefix.

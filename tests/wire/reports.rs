@@ -1,4 +1,4 @@
-//! Transfer reports, valid and invalid ones.
+//! Tests of valid and invalid transfer reports.
 
 use muster::proto::muster::v1 as wire;
 use prost::Message as _;
@@ -6,14 +6,14 @@ use serde_json::Value;
 
 use crate::raw::{RawClient, RawResponse, frame};
 use crate::second_client::SecondClient;
-use crate::support::{Muster, Reporter};
+use crate::support::{MusterServer, Reporter};
 
 const PATH: &str = "/muster.v1.Transfers/Report";
 
-async fn start() -> (Muster, SecondClient, RawClient) {
-    let server = Muster::serve(&["--job", "witness=2", "--job", "other=2", "--log", "error"]);
+async fn start() -> (MusterServer, SecondClient, RawClient) {
+    let server = MusterServer::patient(&["--job", "witness=2", "--job", "other=2", "--log", "error"]);
     let witness = SecondClient::register(&server, "witness").await;
-    let raw = RawClient::connect(server.grpc(), "witness").await;
+    let raw = RawClient::connect(server.grpc, "witness").await;
     (server, witness, raw)
 }
 
@@ -27,15 +27,8 @@ async fn send(raw: &mut RawClient, bytes: Vec<u8>) -> RawResponse {
 }
 
 /// Returns the server's view of a job.
-fn shown(server: &Muster, path: &str) -> Value {
-    use std::io::{Read as _, Write as _};
-    let mut socket = std::net::TcpStream::connect(server.http()).expect("it listens");
-    let host = server.http();
-    write!(socket, "GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n").expect("it reads");
-    let mut answer = String::new();
-    socket.read_to_string(&mut answer).expect("it answers");
-    let (_, body) = answer.split_once("\r\n\r\n").expect("a body");
-    serde_json::from_str(body).unwrap_or_else(|error| panic!("{path}: {error}: {answer}"))
+fn shown(server: &MusterServer, path: &str) -> Value {
+    server.get(path).json()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -105,10 +98,10 @@ async fn reports_of_anybody_else_are_refused_with_the_reason_and_change_nothing(
         assert_eq!(back.code, Some(code), "{back:?}");
         assert!(back.message.contains(why), "{back:?}");
     }
-    let mut stranger = RawClient::connect(server.grpc(), "other").await;
+    let mut stranger = RawClient::connect(server.grpc, "other").await;
     let back = send(&mut stranger, report(1).encode_to_vec()).await;
     assert_eq!(back.code, Some(9), "its task has not registered: {back:?}");
-    let mut nowhere = RawClient::connect(server.grpc(), "nowhere").await;
+    let mut nowhere = RawClient::connect(server.grpc, "nowhere").await;
     assert_eq!(send(&mut nowhere, report(1).encode_to_vec()).await.code, Some(9));
     let page = shown(&server, "/api/v1/jobs/witness/transfers");
     assert_eq!((&page["reporting"], &page["pairs"][0]), (&0.into(), &Value::Null), "{page}");
@@ -143,11 +136,21 @@ async fn reports_that_are_none_or_that_ask_for_memory_are_refused_before_they_ge
     }
     let more = server.peak_resident_bytes().saturating_sub(before);
     assert!(more < 32 << 20, "{more} bytes more than before");
-    let odd =
-        wire::PairTotals { peer: 1, transport: "\u{1b}[31m".into(), sent_bytes: u64::MAX, received_bytes: 7 };
+    let odd = wire::PairTotals {
+        peer: 1,
+        transport: "\u{1b}[31m".into(),
+        sent_bytes: u64::MAX,
+        received_bytes: 7,
+        ..wire::PairTotals::default()
+    };
     let outcome = wire::OutcomeTotals { outcome: "x".repeat(100_000), launches: 2 };
-    let failure =
-        wire::Failure { at: u64::MAX, peer: 1, reason: "?".into(), text: "\u{1b}[2J<script>\n".repeat(9999) };
+    let failure = wire::Failure {
+        at: u64::MAX,
+        peer: 1,
+        reason: "?".into(),
+        text: "\u{1b}[2J<script>\n".repeat(9999),
+        ..wire::Failure::default()
+    };
     let strange = wire::TransferReport {
         pairs: vec![odd.clone(), odd],
         outcomes: vec![outcome],

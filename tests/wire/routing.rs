@@ -1,11 +1,11 @@
-//! Several jobs on one server.
+//! Tests of several jobs on one server.
 
 use crate::second_client::{SecondClient, expect_ok, within};
-use crate::support::{Body, Call, Caller, Client, Generation, Muster};
+use crate::support::{Body, Call, Caller, Client, Generation, MusterServer};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_name_that_a_client_dials_tells_jobs_apart() {
-    let server = Muster::serve(&["--job", "left=2", "--job", "right=2", "--log", "error"]);
+    let server = MusterServer::patient(&["--job", "left=2", "--job", "right=2", "--log", "error"]);
     let left = SecondClient::register(&server, "left").await;
     let right = SecondClient::register(&server, "right").await;
     assert_ne!(left.service(), right.service(), "each job has a run of its own");
@@ -27,14 +27,14 @@ async fn the_name_that_a_client_dials_tells_jobs_apart() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_address_without_a_job_name_reaches_the_default_job() {
-    let server = Muster::serve(&["--tasks", "2", "--job", "other=2", "--log", "error"]);
+    let server = MusterServer::patient(&["--tasks", "2", "--job", "other=2", "--log", "error"]);
     let witness = SecondClient::register(&server, "default").await;
     for authority in [None, Some("muster.example:8476"), Some("default:1"), Some("10.1.2.3:8476")] {
-        let client = Client::to_authority(Generation::C, server.grpc(), authority);
+        let client = Client::to_authority(Generation::C, server.grpc, authority);
         let answer = within(client.ask(&Caller::new(9, 9, 0), &Call::watch(-1))).await;
         assert_eq!(answer.payloads.mismatch, Some(witness.service()), "{authority:?}: {answer:?}");
     }
-    let client = Client::to_authority(Generation::C, server.grpc(), Some("other.muster.example:8476"));
+    let client = Client::to_authority(Generation::C, server.grpc, Some("other.muster.example:8476"));
     let answer = within(client.ask(&Caller::new(9, 9, 0), &Call::watch(-1))).await;
     assert_ne!(answer.payloads.mismatch, Some(witness.service()), "{answer:?}");
     witness.assert_served().await;
@@ -42,9 +42,9 @@ async fn an_address_without_a_job_name_reaches_the_default_job() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_error_for_an_unknown_job_name_says_how_to_create_it() {
-    let server = Muster::serve(&["--job", "left=2", "--job", "right=2", "--log", "error"]);
+    let server = MusterServer::patient(&["--job", "left=2", "--job", "right=2", "--log", "error"]);
     let witness = SecondClient::register(&server, "left").await;
-    let client = Client::to_authority(Generation::C, server.grpc(), Some("nowhere.test:1"));
+    let client = Client::to_authority(Generation::C, server.grpc, Some("nowhere.test:1"));
     let call = Call::Register { incarnation: 1, recoverable: false };
     let answer = within(client.ask(&Caller::new(0, 1, 0), &call)).await;
     assert!(!answer.is_ok() && !answer.transport, "{answer:?}");

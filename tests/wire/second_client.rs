@@ -1,9 +1,9 @@
-//! A well-behaved job: as long as it works, the server is unharmed.
+//! A well-behaved job, by which tests check that a server is unharmed: the job must still work.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use crate::raw::PATIENCE;
-use crate::support::{Answer, Body, Call, Caller, Client, Generation, Muster};
+use crate::support::{Answer, Body, Call, Caller, Client, Generation, MusterServer};
 
 /// The two tasks of a well-behaved job; one speaks generation A, the other C.
 pub struct SecondClient {
@@ -13,9 +13,9 @@ pub struct SecondClient {
 
 impl SecondClient {
     /// Registers both tasks of the job.
-    pub async fn register(server: &Muster, job: &str) -> Self {
+    pub async fn register(server: &MusterServer, job: &str) -> Self {
         let authority = format!("{job}.test:8476");
-        let client = |generation| Client::to_authority(generation, server.grpc(), Some(&authority));
+        let client = |generation| Client::to_authority(generation, server.grpc, Some(&authority));
         let tasks = [
             (client(Generation::A), Caller::new(0, 0xAAAA, 0)),
             (client(Generation::C), Caller::new(1, 0xCCCC, 0)),

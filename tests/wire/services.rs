@@ -1,4 +1,4 @@
-//! The other services of the port, and unknown ones.
+//! Tests of the other gRPC services of the port (health, reflection), and of unknown services.
 
 use tonic::codegen::tokio_stream;
 use tonic_health::pb::HealthCheckRequest;
@@ -10,12 +10,12 @@ use tonic_reflection::pb::v1::{ListServiceResponse, ServerReflectionRequest};
 
 use crate::raw::{GENERATION_A, GENERATION_C, RawClient, frame};
 use crate::second_client::SecondClient;
-use crate::support::{Client, Generation, Muster};
+use crate::support::{Client, Generation, MusterServer};
 
 const SERVICES: [&str; 2] = ["tensorflow.CoordinationService", "xla.coordination.CoordinationService"];
 
-async fn start() -> (Muster, SecondClient) {
-    let server = Muster::serve(&["--tasks", "2", "--log", "error"]);
+async fn start() -> (MusterServer, SecondClient) {
+    let server = MusterServer::patient(&["--tasks", "2", "--log", "error"]);
     let witness = SecondClient::register(&server, "default").await;
     (server, witness)
 }
@@ -23,8 +23,10 @@ async fn start() -> (Muster, SecondClient) {
 #[tokio::test(flavor = "multi_thread")]
 async fn health_is_served_for_the_server_and_for_each_service() {
     let (server, witness) = start().await;
-    let mut health = HealthClient::new(Client::new(Generation::C, server.grpc()).channel());
-    for service in ["", SERVICES[0], SERVICES[1], "muster.v1.Transfers"] {
+    let mut health = HealthClient::new(Client::new(Generation::C, server.grpc).channel());
+    for service in
+        ["", SERVICES[0], SERVICES[1], "muster.v1.Hosts", "muster.v1.PeerJobs", "muster.v1.Transfers"]
+    {
         let answer = health.check(HealthCheckRequest { service: service.into() }).await.expect(service);
         assert_eq!(answer.into_inner().status().as_str_name(), "SERVING", "{service:?}");
     }
@@ -36,7 +38,7 @@ async fn health_is_served_for_the_server_and_for_each_service() {
 #[tokio::test(flavor = "multi_thread")]
 async fn reflection_lists_the_services_and_describes_them() {
     let (server, witness) = start().await;
-    let mut client = ServerReflectionClient::new(Client::new(Generation::C, server.grpc()).channel());
+    let mut client = ServerReflectionClient::new(Client::new(Generation::C, server.grpc).channel());
     let ask = |message_request| ServerReflectionRequest {
         host: String::new(),
         message_request: Some(message_request),
@@ -52,7 +54,7 @@ async fn reflection_lists_the_services_and_describes_them() {
     else {
         panic!("{first:?}");
     };
-    for name in SERVICES.into_iter().chain(["muster.v1.Transfers"]) {
+    for name in SERVICES.into_iter().chain(["muster.v1.Hosts", "muster.v1.PeerJobs", "muster.v1.Transfers"]) {
         assert!(service.iter().any(|listed| listed.name == name), "{name} is not among {service:?}");
     }
     let second = answers.message().await.expect("an answer").expect("the second");
@@ -66,7 +68,7 @@ async fn reflection_lists_the_services_and_describes_them() {
 #[tokio::test(flavor = "multi_thread")]
 async fn unknown_methods_are_unimplemented() {
     let (server, witness) = start().await;
-    let mut raw = RawClient::connect(server.grpc(), "default").await;
+    let mut raw = RawClient::connect(server.grpc, "default").await;
     let paths = [
         format!("{GENERATION_A}/NoSuchMethod"),
         format!("{GENERATION_C}/NoSuchMethod"),
@@ -94,7 +96,7 @@ async fn unknown_methods_are_unimplemented() {
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_that_are_no_calls_are_refused() {
     let (server, witness) = start().await;
-    let mut raw = RawClient::connect(server.grpc(), "default").await;
+    let mut raw = RawClient::connect(server.grpc, "default").await;
     let path = format!("{GENERATION_C}/TryGetKeyValue");
     let no_calls = [
         raw.request(&path).method("GET"),

@@ -1,5 +1,9 @@
 // Enhances pages that are complete without it: it updates relative times, applies live updates, and moves the focus by arrow keys.
 // Without this file every page, filter and form works the same.
+//
+// It morphs the DOM by itself rather than by idiomorph (0.8.0, 10 KiB). On the parts that change on a page of 10,000 tasks when 100 are
+// lost, idiomorph took 5, 16 and 11 % longer in three runs (medians of 60 replacements of each part, Chromium). It also matches nodes by
+// `id` alone: a row that comes in above others took over the open details of the row below it. Rows are matched here by `data-key`.
 
 const body = document.body;
 const byId = (id) => document.getElementById(id);
@@ -365,9 +369,16 @@ const strokes = {
   't-other': ['--dim', [1, 4]], 'l-0': ['--link'], 'l-1': ['--ok', [10, 3]], 'l-2': ['--warn-cell', [4, 3]],
   'l-3': ['--info', [10, 3, 2, 3]], 'l-4': ['--text', [2, 3]],
 };
-const amount = (bytes) => {
-  const at = Math.min(Math.floor(Math.log2(Math.max(bytes, 1)) / 10), 4);
-  return `${Number((bytes / 1024 ** at).toPrecision(3))} ${['B', 'KiB', 'MiB', 'GiB', 'TiB'][at]}/s`;
+// Bytes a second, by the rule of the server (`format_bytes` in src/text/numbers.rs).
+const rate = (bytes) => {
+  const count = Math.round(bytes);
+  if (count < 1024) return `${count} B/s`;
+  let [scaled, unit] = [count / 1024, 0];
+  for (; scaled >= 1023.95 && unit < 4; unit += 1) scaled /= 1024;
+  // Half of a tenth becomes the even tenth, as in Rust; `toFixed` would round it up.
+  let tenths = Math.round(scaled * 10);
+  if (tenths - scaled * 10 === 0.5 && tenths % 2) tenths -= 1;
+  return `${(tenths / 10).toFixed(1)} ${['KiB', 'MiB', 'GiB', 'TiB', 'PiB'][unit]}/s`;
 };
 
 const lines = (place) => {
@@ -391,7 +402,7 @@ const lines = (place) => {
     scales: { x: { time: false }, y: { range: (_, low, high) => [0, Math.max(high, 1) * 1.05] } },
     axes: [
       { ...axis, values: (_, ticks) => ticks.map((at) => when[at] ?? '') },
-      { ...axis, size: 84, incrs: Array.from({ length: 50 }, (_, at) => 2 ** at), values: (_, ticks) => ticks.map(amount) },
+      { ...axis, size: 92, incrs: Array.from({ length: 50 }, (_, at) => 2 ** at), values: (_, ticks) => ticks.map(rate) },
     ],
     series: [{}, ...heads.map((cell) => {
       const [name, dash] = strokes[cell.dataset.style] ?? strokes['t-other'];

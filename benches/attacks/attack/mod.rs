@@ -1,6 +1,6 @@
-//! The attacks, and their common parts.
+//! The attacks, and the code that they share.
 //!
-//! An attacker returns: when the server ends a connection, the attacker opens another one, at a limited rate.
+//! If the server ends a connection, the attacker opens another one, at a limited rate.
 
 mod flood;
 mod http;

@@ -1,4 +1,4 @@
-//! The calls of a load generator, by number.
+//! The calls that a load generator has in progress, by number, and the parts of their answers received so far.
 
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;

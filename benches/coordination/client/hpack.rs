@@ -1,7 +1,7 @@
-//! Header compression (RFC 7541), as much of it as a gRPC client needs.
+//! Header compression (RFC 7541): the parts that a gRPC client needs.
 //!
-//! Requests repeat the same few headers. Responses are decoded in full, but a compressed string that any
-//! connection has seen before is looked up, not decoded.
+//! Requests repeat the same few headers. Response headers are decoded in full. A compressed string that any
+//! connection has received before is not decoded again, but looked up.
 
 use std::collections::{HashMap, VecDeque};
 

@@ -1,5 +1,5 @@
-//! The load generator's gRPC client. It uses as little processor time as possible, because the server under
-//! test lacks what it uses: one thread, no tasks, no wakeups, no generated code.
+//! The load generator's gRPC client. It runs on the same machine as the server under test, so it uses as little
+//! processor time as possible: one thread, no tasks, no wakeups, no generated code.
 
 mod calls;
 mod connection;

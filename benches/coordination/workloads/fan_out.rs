@@ -1,4 +1,4 @@
-//! Measures changes and failures that fan out to many watchers.
+//! Measures how changes and failures of one task reach many other tasks.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The key-value store: inserts and reads of values of several sizes, waits, directories.
+//! Measures the key-value store: inserts and reads of values of several sizes, waits for keys, and directories.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use bytes::Bytes;

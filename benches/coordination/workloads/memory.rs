@@ -1,4 +1,4 @@
-//! Measures the memory of a server while very many tasks make all calls that tasks make.
+//! Measures the memory of a server while a large job makes the calls that JAX tasks make.
 
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;

@@ -1,4 +1,5 @@
-//! The measured work. A session is one life of a server, in which the pieces of work follow one another.
+//! The work that is measured. A *session* is the life of one server process, which performs several pieces of work,
+//! one after the other.
 
 mod fan_out;
 mod keys;

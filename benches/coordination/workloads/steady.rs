@@ -73,7 +73,7 @@ fn heartbeats(
         ensure!(service_incarnation(answer)? == service, "a heartbeat was answered by another service");
         Ok(())
     };
-    // What every connection does once is not counted here.
+    // Work that every connection does once is not counted here.
     cluster.flood(WINDOW, name.tasks.into(), heartbeat, check)?;
 
     let many = wanted.times(20_000);

@@ -11,6 +11,10 @@ A peer is a class with
     launches(self, count, pipe)    move that many launches, `shape.in_flight` of them at a time;
                                    returns when its last byte was in place here, or is known to be in place there
     once(self, pipe)               one launch of one slot, alone; returns when it is known to be in place
+    latency(self, seconds, pipe)   optional, at the sender, in place of `once`: the figures of one launch at a time, from round
+    ping_pong(self, rounds)        trips, of which this is one side
+    figures                        optional: figures that hold for no particular size
+    close(self)                    optional: the end of both processes
 
 All times are of the monotonic clock, which is one for all processes of a host.
 """
@@ -109,8 +113,12 @@ def receiver(make, pipe):
                 for _ in range(value):
                     peer.once(pipe)
                 answer = None
+            elif what == "toss":
+                answer = peer.ping_pong(value)
             elif what == "check":
                 answer = differs(peer, shape, value)[:3]
+            elif what == "close":
+                answer = peer.close()
             pipe.send((what, answer))
     except EOFError:
         pass
@@ -174,8 +182,10 @@ class Conductor:
 
     def latency(self):
         """From the start of one transfer, alone, until it is known at the sender to be in place."""
+        if hasattr(self.peer, "latency"):
+            return self.peer.latency(self.seconds, self.pipe)
         if self.shape.size * self.shape.batch > LATENCY_MAX:
-            return None, None
+            return {}
         times, until = [], time.monotonic() + self.seconds
         while len(times) < 5000 and (time.monotonic() < until or len(times) < 20):
             self.pipe.send(("once", 10))
@@ -185,7 +195,7 @@ class Conductor:
                 times.append((time.monotonic_ns() - began) / 1e3)
             expect(self.pipe, "once")
         times = sorted(times[10:])
-        return times[len(times) // 2], times[int((len(times) - 1) * 0.99)]
+        return {"p50_us": times[len(times) // 2], "p99_us": times[int((len(times) - 1) * 0.99)]}
 
 
 def main(make):
@@ -205,7 +215,7 @@ def main(make):
         shape = getattr(peer, "shape_for", lambda shape: shape)(shape)
         conductor.arrange(shape)
         rate, right = conductor.throughput()
-        p50, p99 = conductor.latency()
+        alone = conductor.latency()
         line = {
             "peer": peer.name,
             "transport": peer.transport,
@@ -214,11 +224,15 @@ def main(make):
             "batch": shape.batch,
             "in_flight": shape.in_flight,
             "gbytes_per_second": rate,
-            "p50_us": p50,
-            "p99_us": p99,
-            "verified": right,
+            **getattr(peer, "figures", {}),
+            **alone,
+            "verified": right and alone.get("verified", True),
         }
         print(json.dumps(line), flush=True)
+    if hasattr(peer, "close"):
+        here.send(("close", None))
+        peer.close()
+        expect(here, "close")
     here.close()
     other.join(5)
     if other.is_alive():

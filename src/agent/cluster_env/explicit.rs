@@ -1,11 +1,11 @@
-//! Reads explicit flags and variables of Muster and JAX. They override the cluster systems and are never merged
-//! with them.
+//! Reads explicit flags and variables of Muster and JAX. They take precedence over the values of cluster systems,
+//! and are never combined with those.
 //!
-//! Begin at `find`.
+//! Begin at `read_flags_or_variables`.
 
 use super::{
-    ClusterEnvError, DetectedEnv, Parameter, SERVICE, Sourced, TASK, TASKS, Variables, disagree, task, tasks,
-    text,
+    ClusterEnvError, DetectedEnv, EnvironmentVariables, Parameter, SERVICE, Sourced, TASK, TASKS,
+    conflict_error, nonempty_value, parse_task, parse_task_count,
 };
 
 const TASK_VARIABLES: [&str; 2] = ["MUSTER_PROCESS_ID", "JAX_PROCESS_ID"];
@@ -14,7 +14,7 @@ const SERVICE_VARIABLES: [&str; 2] = ["MUSTER_COORDINATOR_ADDRESS", "JAX_COORDIN
 
 /// The values given by flags.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ExplicitFlags {
+pub struct ClusterFlags {
     /// The number of this task.
     pub task: Option<u32>,
     /// The number of tasks.
@@ -24,18 +24,25 @@ pub struct ExplicitFlags {
 }
 
 /// Returns the values given by flags, or else by variables.
-pub(super) fn find(asked: &ExplicitFlags, variables: &Variables) -> Result<DetectedEnv, ClusterEnvError> {
+pub(super) fn read_flags_or_variables(
+    asked: &ClusterFlags,
+    variables: &EnvironmentVariables,
+) -> Result<DetectedEnv, ClusterEnvError> {
     let flag = |value: Option<u32>, flag: &str| value.map(|value| Sourced { value, from: flag.to_owned() });
     Ok(DetectedEnv {
         system: "what was said",
-        task: one(&TASK, flag(asked.task, "--task"), &TASK_VARIABLES, |name| task(variables, name))?,
-        tasks: one(&TASKS, flag(asked.tasks, "--tasks"), &TASKS_VARIABLES, |name| tasks(variables, name))?,
-        service: one(
+        task: flag_or_variables(&TASK, flag(asked.task, "--task"), &TASK_VARIABLES, |name| {
+            parse_task(variables, name)
+        })?,
+        tasks: flag_or_variables(&TASKS, flag(asked.tasks, "--tasks"), &TASKS_VARIABLES, |name| {
+            parse_task_count(variables, name)
+        })?,
+        service: flag_or_variables(
             &SERVICE,
             asked.service.clone().map(|value| Sourced { value, from: "--service".to_owned() }),
             &SERVICE_VARIABLES,
             |name| {
-                Ok(text(variables, name)
+                Ok(nonempty_value(variables, name)
                     .map(|text| Sourced { value: text.to_owned(), from: name.to_owned() }))
             },
         )?,
@@ -44,7 +51,7 @@ pub(super) fn find(asked: &ExplicitFlags, variables: &Variables) -> Result<Detec
 }
 
 /// Returns the value of the flag, or else of the variables if they agree.
-fn one<T: PartialEq + std::fmt::Display>(
+fn flag_or_variables<T: PartialEq + std::fmt::Display>(
     question: &Parameter,
     flag: Option<Sourced<T>>,
     names: &[&str],
@@ -58,7 +65,7 @@ fn one<T: PartialEq + std::fmt::Display>(
         let Some(next) = read(name)? else { continue };
         match &first {
             None => first = Some(next),
-            Some(first) if first.value != next.value => return Err(disagree(question, first, &next)),
+            Some(first) if first.value != next.value => return Err(conflict_error(question, first, &next)),
             Some(_) => {}
         }
     }
@@ -68,7 +75,7 @@ fn one<T: PartialEq + std::fmt::Display>(
 #[cfg(test)]
 mod tests {
     use super::super::tests::{find as place, variables};
-    use super::super::{ClusterEnv, ExplicitFlags};
+    use super::super::{ClusterEnv, ClusterFlags};
 
     #[test]
     fn flags_count_before_variables() {
@@ -77,11 +84,11 @@ mod tests {
             ("MUSTER_NUM_PROCESSES", "2"),
             ("JAX_COORDINATOR_ADDRESS", "jax:1"),
         ]);
-        let asked = ExplicitFlags { task: Some(5), tasks: Some(6), service: Some("here:2".to_owned()) };
-        let found = ClusterEnv::find(&asked, &said).unwrap();
+        let asked = ClusterFlags { task: Some(5), tasks: Some(6), service: Some("here:2".to_owned()) };
+        let found = ClusterEnv::detect(&asked, &said).unwrap();
         assert_eq!((found.task.value, found.service.value.as_str()), (5, "here:2"));
         assert_eq!(found.task.from, "--task");
-        let found = ClusterEnv::find(&ExplicitFlags::default(), &said).unwrap();
+        let found = ClusterEnv::detect(&ClusterFlags::default(), &said).unwrap();
         assert_eq!((found.task.value, found.service.value.as_str()), (1, "jax:1"));
     }
 

@@ -1,32 +1,32 @@
-//! Reads the variables of a Kubernetes JobSet: several indexed jobs that are one.
+//! Reads the variables of a Kubernetes JobSet: several indexed Kubernetes Jobs that are one job of Muster.
 //!
-//! JobSet writes the values into labels of the pod, and the pod's specification exposes them as variables;
-//! the names here are the usual ones. Begin at `find`.
+//! JobSet writes the values into labels of the pod, and the pod's specification exposes them as variables. This
+//! module reads the usual names of these variables. Begin at `detect_jobset`.
 
 use super::{
-    ClusterEnvError, DetectedEnv, Sourced, TASK, TASKS_MAX, UnsetFields, Variables, kubernetes, number, task,
-    text,
+    ClusterEnvError, DetectedEnv, EnvironmentVariables, FieldsToDetect, Sourced, TASK, TASKS_MAX, kubernetes,
+    nonempty_value, parse_number, parse_task,
 };
 
 const HINT: &str = "JOBSET_NAME is set, so JOB_INDEX (from the label jobset.sigs.k8s.io/job-global-index), PROCESSES_IN_JOB (pods of each \
                     job) and JOB_COMPLETION_INDEX are needed: hand them on in the pod's specification";
 
 /// Returns the values of a JobSet: the pods of each of its jobs are numbered after those of the jobs before.
-pub(super) fn find(
-    variables: &Variables,
-    wanted: UnsetFields,
+pub(super) fn detect_jobset(
+    variables: &EnvironmentVariables,
+    wanted: FieldsToDetect,
 ) -> Result<Option<DetectedEnv>, ClusterEnvError> {
-    if text(variables, "JOBSET_NAME").is_none() {
+    if nonempty_value(variables, "JOBSET_NAME").is_none() {
         return Ok(None);
     }
-    let service = kubernetes::service(variables, wanted)?;
+    let service = kubernetes::detect_service_address(variables, wanted)?;
     let mut found = DetectedEnv { system: "JobSet", service, hint: Some(HINT), ..DetectedEnv::default() };
     if !wanted.task {
         return Ok(Some(found));
     }
-    let job = task(variables, "JOB_INDEX")?;
-    let each = number(variables, "PROCESSES_IN_JOB", &TASK, TASKS_MAX)?;
-    let index = task(variables, "JOB_COMPLETION_INDEX")?;
+    let job = parse_task(variables, "JOB_INDEX")?;
+    let each = parse_number(variables, "PROCESSES_IN_JOB", &TASK, TASKS_MAX)?;
+    let index = parse_task(variables, "JOB_COMPLETION_INDEX")?;
     let (Some(job), Some(each), Some(index)) = (job, each, index) else { return Ok(Some(found)) };
     let number = job.value.checked_mul(each.value).and_then(|before| before.checked_add(index.value));
     let Some(value) = number.filter(|number| *number < TASKS_MAX && index.value < each.value) else {

@@ -1,44 +1,47 @@
 //! Reads the variables of an indexed Kubernetes Job.
 //!
-//! It calls no API server. Begin at `find`.
+//! It calls no API server. Begin at `detect_indexed_job`.
 
-use super::{ClusterEnvError, DetectedEnv, PORT, SERVICE, Sourced, UnsetFields, Variables, text};
+use super::{
+    ClusterEnvError, DetectedEnv, EnvironmentVariables, FieldsToDetect, PORT, SERVICE, Sourced,
+    nonempty_value,
+};
 
 const HINT: &str = "in Kubernetes, a job with completionMode: Indexed numbers its pods, and a Service named `muster` in the same namespace \
                     tells where it is";
 
 /// Returns the values of an indexed Job. A pod does not learn the number of pods; the service knows it.
-pub(super) fn find(
-    variables: &Variables,
-    wanted: UnsetFields,
+pub(super) fn detect_indexed_job(
+    variables: &EnvironmentVariables,
+    wanted: FieldsToDetect,
 ) -> Result<Option<DetectedEnv>, ClusterEnvError> {
-    let inside = text(variables, "KUBERNETES_SERVICE_HOST").is_some();
-    let numbered = text(variables, "JOB_COMPLETION_INDEX").is_some();
+    let inside = nonempty_value(variables, "KUBERNETES_SERVICE_HOST").is_some();
+    let numbered = nonempty_value(variables, "JOB_COMPLETION_INDEX").is_some();
     // A JobSet numbers its pods across all of its jobs; this index does not.
-    let whole = text(variables, "JOBSET_NAME").is_some();
+    let whole = nonempty_value(variables, "JOBSET_NAME").is_some();
     if whole || (!inside && !numbered) {
         return Ok(None);
     }
     Ok(Some(DetectedEnv {
         system: "Kubernetes indexed job",
-        task: wanted.task(variables, "JOB_COMPLETION_INDEX")?,
+        task: wanted.parse_task(variables, "JOB_COMPLETION_INDEX")?,
         tasks: None,
-        service: service(variables, wanted)?,
+        service: detect_service_address(variables, wanted)?,
         hint: Some(HINT),
     }))
 }
 
 /// Returns the address of the Service named `muster`, which Kubernetes sets for every pod of its namespace.
-pub(super) fn service(
-    variables: &Variables,
-    wanted: UnsetFields,
+pub(super) fn detect_service_address(
+    variables: &EnvironmentVariables,
+    wanted: FieldsToDetect,
 ) -> Result<Option<Sourced<String>>, ClusterEnvError> {
-    let Some(host) = text(variables, "MUSTER_SERVICE_HOST").filter(|_| wanted.service) else {
+    let Some(host) = nonempty_value(variables, "MUSTER_SERVICE_HOST").filter(|_| wanted.service) else {
         return Ok(None);
     };
     let named = ["MUSTER_SERVICE_PORT_GRPC", "MUSTER_SERVICE_PORT"]
         .into_iter()
-        .find_map(|name| Some((name, text(variables, name)?)));
+        .find_map(|name| Some((name, nonempty_value(variables, name)?)));
     let port = match named {
         None => PORT,
         Some((name, port)) => match port.parse::<u16>() {

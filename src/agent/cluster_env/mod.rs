@@ -1,12 +1,13 @@
 //! Detects which task this process is, of how many, and where the service is.
 //!
-//! Explicit flags and variables count first; then the cluster systems are tried. It reads a map of variables,
-//! never the process environment, so it is testable without the systems. It guesses nothing: if two sources
-//! disagree, or a value is missing, the result is an error that says what to set, because a wrong task number
-//! would replace a healthy task. Begin at `find`.
+//! Explicit flags and variables take precedence; otherwise the module tries each cluster system. It reads a map of
+//! variables, not the process environment, so tests need no cluster system. It does not guess, because a process
+//! with a wrong task number would replace a healthy task. If two sources disagree, or a value is missing, the
+//! result is an error that names the variable to set. Begin at `ClusterEnv::detect`.
 //!
 //! | file | system | variables |
 //! | --- | --- | --- |
+//! | `process_identity.rs` | the identity of the host across runs | `MUSTER_HOST_ID`, `NODE_NAME`, `SLURMD_NODENAME`, `TPU_WORKER_ID` |
 //! | `explicit.rs` | flags and `MUSTER_*`, `JAX_*` variables | `MUSTER_PROCESS_ID`, `MUSTER_NUM_PROCESSES`, `JAX_COORDINATOR_ADDRESS`, … |
 //! | `slurm.rs` | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`, `SLURM_STEP_NODELIST`, … |
 //! | `jobset.rs` | Kubernetes JobSet | `JOBSET_NAME`, `JOB_INDEX`, `PROCESSES_IN_JOB`, `JOB_COMPLETION_INDEX` |
@@ -17,6 +18,7 @@ mod explicit;
 mod jobset;
 mod kubernetes;
 mod open_mpi;
+mod process_identity;
 mod slurm;
 
 use std::collections::BTreeMap;
@@ -24,10 +26,11 @@ use std::fmt;
 
 use crate::coordination::TASKS_MAX;
 
-pub use explicit::ExplicitFlags;
+pub use explicit::ClusterFlags;
+pub use process_identity::{DetectedProcessIdentity, MachineIds};
 
 /// Environment variables by name.
-pub type Variables = BTreeMap<String, String>;
+pub type EnvironmentVariables = BTreeMap<String, String>;
 
 /// The default port of the service.
 pub const PORT: u16 = 8476;
@@ -77,7 +80,7 @@ pub struct ClusterEnv {
 #[non_exhaustive]
 pub enum ClusterEnvError {
     /// The value of a variable is malformed.
-    #[error("{variable} is {value:?}, which is not {wanted}: set it right{}", or_give(.variable, .flag))]
+    #[error("{variable} is {value:?}, which is not {wanted}: set it right{}", flag_advice(.variable, .flag))]
     Malformed {
         /// The variable.
         variable: String,
@@ -137,21 +140,29 @@ const SERVICE: Parameter = Parameter {
 /// The parameters that are still unknown. Other variables are not read, so a user who gives a flag need not
 /// correct the environment.
 #[derive(Debug, Clone, Copy)]
-struct UnsetFields {
+struct FieldsToDetect {
     task: bool,
     tasks: bool,
     service: bool,
 }
 
-impl UnsetFields {
+impl FieldsToDetect {
     /// Returns the number of the task, if it is unknown.
-    fn task(self, variables: &Variables, name: &str) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
-        if self.task { task(variables, name) } else { Ok(None) }
+    fn parse_task(
+        self,
+        variables: &EnvironmentVariables,
+        name: &str,
+    ) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
+        if self.task { parse_task(variables, name) } else { Ok(None) }
     }
 
     /// Returns the number of tasks, if it is unknown.
-    fn tasks(self, variables: &Variables, name: &str) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
-        if self.tasks { tasks(variables, name) } else { Ok(None) }
+    fn parse_task_count(
+        self,
+        variables: &EnvironmentVariables,
+        name: &str,
+    ) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
+        if self.tasks { parse_task_count(variables, name) } else { Ok(None) }
     }
 }
 
@@ -166,10 +177,15 @@ impl ClusterEnv {
     ///
     /// # Errors
     /// If a value is missing or ambiguous; the error says what to set.
-    pub fn find(asked: &ExplicitFlags, variables: &Variables) -> Result<Self, ClusterEnvError> {
-        let said = explicit::find(asked, variables)?;
-        let detectors = [slurm::find, jobset::find, kubernetes::find, open_mpi::find];
-        let wanted = UnsetFields {
+    pub fn detect(asked: &ClusterFlags, variables: &EnvironmentVariables) -> Result<Self, ClusterEnvError> {
+        let said = explicit::read_flags_or_variables(asked, variables)?;
+        let detectors = [
+            slurm::detect_slurm,
+            jobset::detect_jobset,
+            kubernetes::detect_indexed_job,
+            open_mpi::detect_open_mpi,
+        ];
+        let wanted = FieldsToDetect {
             task: said.task.is_none(),
             tasks: said.tasks.is_none(),
             service: said.service.is_none(),
@@ -178,16 +194,46 @@ impl ClusterEnv {
             .iter()
             .filter_map(|find| find(variables, wanted).transpose())
             .collect::<Result<Vec<_>, _>>()?;
-        let task = reconcile(&TASK, said.task, &found, |found| found.task.clone())?;
-        let tasks = reconcile(&TASKS, said.tasks, &found, |found| found.tasks.clone())?;
-        let service = reconcile(&SERVICE, said.service, &found, |found| found.service.clone())?;
-        let task = task.ok_or_else(|| missing(&TASK, &found))?;
-        let service = service.ok_or_else(|| missing(&SERVICE, &found))?;
+        let task = explicit_or_agreed(&TASK, said.task, &found, |found| found.task.clone())?;
+        let tasks = explicit_or_agreed(&TASKS, said.tasks, &found, |found| found.tasks.clone())?;
+        let service = explicit_or_agreed(&SERVICE, said.service, &found, |found| found.service.clone())?;
+        let task = task.ok_or_else(|| missing_error(&TASK, &found))?;
+        let service = service.ok_or_else(|| missing_error(&SERVICE, &found))?;
         if let Some(tasks) = tasks.clone().filter(|tasks| task.value >= tasks.value) {
             return Err(ClusterEnvError::TaskOutOfRange { task, tasks });
         }
         let service = Sourced { value: with_port(&service)?, from: service.from };
         Ok(Self { task, tasks, service, systems: found.iter().map(|found| found.system).collect() })
+    }
+
+    /// Returns whether the process leaves its task to the service: by a flag, or by a variable if no flag gives a
+    /// number.
+    #[must_use]
+    pub fn claims_task(asked: &ClusterFlags, is_asked: bool, variables: &EnvironmentVariables) -> bool {
+        is_asked
+            || (asked.task.is_none() && nonempty_value(variables, "MUSTER_PROCESS_ID") == Some(Self::CLAIMED))
+    }
+
+    /// The value in place of a task number by which a process leaves its task to the service.
+    pub const CLAIMED: &str = "auto";
+
+    /// Detects the number of tasks and the service for a process that does not know its task yet, which is 0 until
+    /// [`ClusterEnv::with_claimed_task`].
+    ///
+    /// # Errors
+    /// As [`ClusterEnv::detect`].
+    pub fn detect_without_task(
+        asked: &ClusterFlags,
+        variables: &EnvironmentVariables,
+    ) -> Result<Self, ClusterEnvError> {
+        Self::detect(&ClusterFlags { task: Some(0), ..asked.clone() }, variables)
+    }
+
+    /// Returns the place of this process, as the service has granted it to `host`.
+    #[must_use]
+    pub fn with_claimed_task(self, task: u32, host: &DetectedProcessIdentity) -> Self {
+        let from = format!("the service, for {}, from {}", host.identity, host.host_from);
+        Self { task: Sourced { value: task, from }, ..self }
     }
 
     /// Returns the detected values and their sources, in lines for people.
@@ -201,7 +247,7 @@ impl ClusterEnv {
 }
 
 /// Returns the explicit value, or else the value on which all detected systems agree.
-fn reconcile<T: PartialEq + fmt::Display>(
+fn explicit_or_agreed<T: PartialEq + fmt::Display>(
     question: &Parameter,
     said: Option<Sourced<T>>,
     found: &[DetectedEnv],
@@ -214,16 +260,16 @@ fn reconcile<T: PartialEq + fmt::Display>(
     let Some(first) = voices.next() else { return Ok(None) };
     match voices.find(|other| other.value != first.value) {
         None => Ok(Some(first)),
-        Some(other) => Err(disagree(question, &first, &other)),
+        Some(other) => Err(conflict_error(question, &first, &other)),
     }
 }
 
 /// Returns the advice to give the flag, unless the flag itself is wrong.
-fn or_give(variable: &str, flag: &str) -> String {
+fn flag_advice(variable: &str, flag: &str) -> String {
     if variable == flag { String::new() } else { format!(", or give {flag}") }
 }
 
-fn disagree<T: fmt::Display>(
+fn conflict_error<T: fmt::Display>(
     question: &Parameter,
     first: &Sourced<T>,
     second: &Sourced<T>,
@@ -232,7 +278,7 @@ fn disagree<T: fmt::Display>(
     ClusterEnvError::Conflict { what: question.what, first, second, flag: question.flag }
 }
 
-fn missing(question: &Parameter, found: &[DetectedEnv]) -> ClusterEnvError {
+fn missing_error(question: &Parameter, found: &[DetectedEnv]) -> ClusterEnvError {
     let looked = if found.is_empty() {
         "no system that starts processes was detected".to_owned()
     } else {
@@ -249,13 +295,13 @@ fn missing(question: &Parameter, found: &[DetectedEnv]) -> ClusterEnvError {
 }
 
 /// Parses a variable as a number.
-fn number(
-    variables: &Variables,
+fn parse_number(
+    variables: &EnvironmentVariables,
     name: &str,
     question: &Parameter,
     most: u32,
 ) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
-    let Some(text) = text(variables, name) else { return Ok(None) };
+    let Some(text) = nonempty_value(variables, name) else { return Ok(None) };
     match text.parse::<u32>().ok().filter(|number| *number <= most) {
         Some(value) => Ok(Some(Sourced { value, from: name.to_owned() })),
         None => Err(ClusterEnvError::Malformed {
@@ -268,17 +314,20 @@ fn number(
 }
 
 /// Parses a variable as the number of a task.
-fn task(variables: &Variables, name: &str) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
-    number(variables, name, &TASK, TASKS_MAX - 1)
+fn parse_task(variables: &EnvironmentVariables, name: &str) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
+    parse_number(variables, name, &TASK, TASKS_MAX - 1)
 }
 
 /// Parses a variable as a number of tasks.
-fn tasks(variables: &Variables, name: &str) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
-    number(variables, name, &TASKS, TASKS_MAX)
+fn parse_task_count(
+    variables: &EnvironmentVariables,
+    name: &str,
+) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
+    parse_number(variables, name, &TASKS, TASKS_MAX)
 }
 
 /// Returns a variable that is set and not empty.
-fn text<'a>(variables: &'a Variables, name: &str) -> Option<&'a str> {
+fn nonempty_value<'a>(variables: &'a EnvironmentVariables, name: &str) -> Option<&'a str> {
     variables.get(name).map(|text| text.trim()).filter(|text| !text.is_empty())
 }
 
@@ -312,12 +361,12 @@ fn with_port(service: &Sourced<String>) -> Result<String, ClusterEnvError> {
 mod tests {
     use super::*;
 
-    pub(super) fn variables(pairs: &[(&str, &str)]) -> Variables {
+    pub(super) fn variables(pairs: &[(&str, &str)]) -> EnvironmentVariables {
         pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
     }
 
     pub(super) fn find(pairs: &[(&str, &str)]) -> Result<ClusterEnv, ClusterEnvError> {
-        ClusterEnv::find(&ExplicitFlags::default(), &variables(pairs))
+        ClusterEnv::detect(&ClusterFlags::default(), &variables(pairs))
     }
 
     #[test]
@@ -345,8 +394,8 @@ mod tests {
         for part in ["SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "--task"] {
             assert!(error.contains(part), "{part} is not in {error}");
         }
-        let asked = ExplicitFlags { task: Some(3), tasks: Some(4), service: None };
-        let place = ClusterEnv::find(&asked, &variables(&both)).unwrap();
+        let asked = ClusterFlags { task: Some(3), tasks: Some(4), service: None };
+        let place = ClusterEnv::detect(&asked, &variables(&both)).unwrap();
         assert_eq!((place.task.value, place.tasks.map(|tasks| tasks.value)), (3, Some(4)));
     }
 
@@ -365,19 +414,19 @@ mod tests {
             vec![("OMPI_COMM_WORLD_RANK", "-1"), ("OMPI_COMM_WORLD_SIZE", "many")],
         ];
         for environment in places {
-            let found = |asked: ExplicitFlags| ClusterEnv::find(&asked, &variables(&environment));
+            let found = |asked: ClusterFlags| ClusterEnv::detect(&asked, &variables(&environment));
             let service = || Some("m:1".to_owned());
-            let place = found(ExplicitFlags { task: Some(3), tasks: Some(4), service: service() }).unwrap();
+            let place = found(ClusterFlags { task: Some(3), tasks: Some(4), service: service() }).unwrap();
             assert_eq!((place.task.value, place.service.value.as_str()), (3, "m:1"), "{environment:?}");
             // A parameter without a flag is read from the variables, and an error names the variable.
-            let error = found(ExplicitFlags { task: None, tasks: Some(4), service: service() }).unwrap_err();
+            let error = found(ClusterFlags { task: None, tasks: Some(4), service: service() }).unwrap_err();
             assert!(error.to_string().contains("--task"), "{error}");
         }
         let pod = [("JOB_COMPLETION_INDEX", "abc")];
-        let asked = ExplicitFlags { task: Some(3), tasks: None, service: Some("m:1".to_owned()) };
-        assert_eq!(ClusterEnv::find(&asked, &variables(&pod)).unwrap().task.value, 3);
+        let asked = ClusterFlags { task: Some(3), tasks: None, service: Some("m:1".to_owned()) };
+        assert_eq!(ClusterEnv::detect(&asked, &variables(&pod)).unwrap().task.value, 3);
         let slurm = variables(&[&slurm[..2], &[("SLURM_PROCID", "garbage"), ("SLURM_NTASKS", "8")]].concat());
-        let place = ClusterEnv::find(&asked, &slurm).unwrap();
+        let place = ClusterEnv::detect(&asked, &slurm).unwrap();
         assert_eq!((place.task.value, place.tasks.map(|tasks| tasks.value)), (3, Some(8)));
         let error = with_port(&Sourced { value: "host:x".to_owned(), from: "--service".to_owned() });
         let error = error.unwrap_err().to_string();

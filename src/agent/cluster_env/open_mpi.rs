@@ -1,22 +1,23 @@
 //! Reads the variables of `mpirun`.
 //!
-//! It knows no service address: Open MPI gives none. Begin at `find`.
+//! It finds no service address: Open MPI provides none. Begin at `detect_open_mpi`.
 
-use super::{ClusterEnvError, DetectedEnv, UnsetFields, Variables, text};
+use super::{ClusterEnvError, DetectedEnv, EnvironmentVariables, FieldsToDetect, nonempty_value};
 
 /// Returns the values of Open MPI, which do not include the service address.
-pub(super) fn find(
-    variables: &Variables,
-    wanted: UnsetFields,
+pub(super) fn detect_open_mpi(
+    variables: &EnvironmentVariables,
+    wanted: FieldsToDetect,
 ) -> Result<Option<DetectedEnv>, ClusterEnvError> {
-    if text(variables, "OMPI_COMM_WORLD_RANK").is_none() && text(variables, "OMPI_COMM_WORLD_SIZE").is_none()
+    if nonempty_value(variables, "OMPI_COMM_WORLD_RANK").is_none()
+        && nonempty_value(variables, "OMPI_COMM_WORLD_SIZE").is_none()
     {
         return Ok(None);
     }
     Ok(Some(DetectedEnv {
         system: "Open MPI",
-        task: wanted.task(variables, "OMPI_COMM_WORLD_RANK")?,
-        tasks: wanted.tasks(variables, "OMPI_COMM_WORLD_SIZE")?,
+        task: wanted.parse_task(variables, "OMPI_COMM_WORLD_RANK")?,
+        tasks: wanted.parse_task_count(variables, "OMPI_COMM_WORLD_SIZE")?,
         service: None,
         hint: Some("mpirun hands a variable on with -x NAME"),
     }))

@@ -1,32 +1,34 @@
 //! Reads the variables of a Slurm step, including host lists.
 //!
-//! It ignores batch scripts, which are no task. Begin at `find`.
+//! It ignores batch scripts, because they are not tasks of the step. Begin at `detect_slurm`.
 
-use super::{ClusterEnvError, DetectedEnv, PORT, Sourced, UnsetFields, Variables, text};
+use super::{
+    ClusterEnvError, DetectedEnv, EnvironmentVariables, FieldsToDetect, PORT, Sourced, nonempty_value,
+};
 
 /// Returns the values of Slurm. Outside a step (in a batch script, after `salloc`) its variables are set, but
 /// it numbers no processes.
-pub(super) fn find(
-    variables: &Variables,
-    wanted: UnsetFields,
+pub(super) fn detect_slurm(
+    variables: &EnvironmentVariables,
+    wanted: FieldsToDetect,
 ) -> Result<Option<DetectedEnv>, ClusterEnvError> {
-    if text(variables, "SLURM_JOB_ID").is_none() {
+    if nonempty_value(variables, "SLURM_JOB_ID").is_none() {
         return Ok(None);
     }
     let service = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"].into_iter().find_map(|name| {
-        let host = first_host(text(variables, name)?)?;
+        let host = first_host(nonempty_value(variables, name)?)?;
         let from = format!("the first host of {name}, where `muster serve` is expected");
         Some(Sourced { value: format!("{host}:{PORT}"), from })
     });
     let mut found = DetectedEnv { system: "Slurm", service, ..DetectedEnv::default() };
-    if text(variables, "SLURM_STEP_ID").is_none() {
+    if nonempty_value(variables, "SLURM_STEP_ID").is_none() {
         found.hint = Some("SLURM_STEP_ID is not set, so this is no task of a Slurm step: start it with srun");
         return Ok(Some(found));
     }
-    found.task = wanted.task(variables, "SLURM_PROCID")?;
-    found.tasks = match wanted.tasks(variables, "SLURM_STEP_NUM_TASKS")? {
+    found.task = wanted.parse_task(variables, "SLURM_PROCID")?;
+    found.tasks = match wanted.parse_task_count(variables, "SLURM_STEP_NUM_TASKS")? {
         Some(tasks) => Some(tasks),
-        None => wanted.tasks(variables, "SLURM_NTASKS")?,
+        None => wanted.parse_task_count(variables, "SLURM_NTASKS")?,
     };
     Ok(Some(found))
 }

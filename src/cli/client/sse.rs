@@ -1,6 +1,6 @@
-//! Reads server-sent events with reconnection data.
+//! Reads a stream of server-sent events, starting after a given event.
 //!
-//! It does not reconnect by itself: callers do. Begin at `EventStream::next`.
+//! If the stream breaks, the caller reconnects. Begin at `EventStream::next_event`.
 
 use std::time::Duration;
 
@@ -12,7 +12,10 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::task::JoinHandle;
 
-use super::{Client, ClientError, RESPONSE_BYTES_MAX, RESPONSE_TIMEOUT, connect, problem_of, send};
+use super::{
+    Client, ClientError, RESPONSE_BYTES_MAX, RESPONSE_TIMEOUT, error_of_response, open_connection,
+    send_on_connection,
+};
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
@@ -37,13 +40,13 @@ pub struct EventStream {
     url: String,
     body: Incoming,
     read: SseParser,
-    _connection: ConnectionTask,
+    _connection: ConnectionDriver,
 }
 
 /// The task that drives the connection; it ends when this is dropped.
-struct ConnectionTask(JoinHandle<()>);
+struct ConnectionDriver(JoinHandle<()>);
 
-impl Drop for ConnectionTask {
+impl Drop for ConnectionDriver {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -51,19 +54,20 @@ impl Drop for ConnectionTask {
 
 impl Client {
     /// Opens the stream at `path`, from the event after number `last` on.
-    pub async fn stream(&self, path: &str, last: u64) -> Result<EventStream, ClientError> {
+    pub async fn open_event_stream(&self, path: &str, last: u64) -> Result<EventStream, ClientError> {
         let unreachable =
             |error: String| ClientError::Unreachable { url: self.endpoint.url.clone(), error: error.into() };
-        let stream = connect(&self.endpoint).await?;
+        let stream = open_connection(&self.endpoint).await?;
         let opened = async {
             let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-            let connection = ConnectionTask(tokio::spawn(async move {
+            let connection = ConnectionDriver(tokio::spawn(async move {
                 // The reader of the stream sees the same error.
                 let _ = connection.await;
             }));
             let accept = HeaderValue::from_static("text/event-stream");
             let headers = [(ACCEPT, accept), (LAST_EVENT_ID, last.into())];
-            let answer = send(&self.endpoint, &mut sender, Method::GET, path, None, headers).await?;
+            let answer =
+                send_on_connection(&self.endpoint, &mut sender, Method::GET, path, None, headers).await?;
             let (head, body) = answer.into_parts();
             if head.status.is_success() {
                 let (url, read) = (self.endpoint.url.clone(), SseParser::default());
@@ -71,7 +75,7 @@ impl Client {
             }
             let body =
                 Limited::new(body, RESPONSE_BYTES_MAX).collect().await.map_err(anyhow::Error::from_boxed)?;
-            anyhow::Ok(Err(problem_of(&self.endpoint.url, path, head.status, &body.to_bytes())))
+            anyhow::Ok(Err(error_of_response(&self.endpoint.url, path, head.status, &body.to_bytes())))
         };
         let opened = tokio::time::timeout(RESPONSE_TIMEOUT, opened).await;
         let opened =
@@ -82,10 +86,10 @@ impl Client {
 
 impl EventStream {
     /// Returns the next event; `None` after the server has ended the stream.
-    pub async fn next(&mut self) -> Result<Option<SseEvent>, ClientError> {
+    pub async fn next_event(&mut self) -> Result<Option<SseEvent>, ClientError> {
         let lost = |error: String| ClientError::Unreachable { url: self.url.clone(), error: error.into() };
         loop {
-            if let Some(sent) = self.read.next() {
+            if let Some(sent) = self.read.next_event() {
                 return Ok(Some(sent));
             }
             if self.read.rest.len() > EVENT_BYTES_MAX {
@@ -116,7 +120,7 @@ struct SseParser {
 }
 
 impl SseParser {
-    fn next(&mut self) -> Option<SseEvent> {
+    fn next_event(&mut self) -> Option<SseEvent> {
         loop {
             let end = self.rest.iter().skip(self.seen).position(|byte| *byte == b'\n');
             let Some(end) = end.map(|end| end + self.seen) else {
@@ -167,7 +171,7 @@ mod tests {
             let (mut reader, mut found) = (SseParser::default(), Vec::new());
             for piece in text.as_bytes().chunks(size) {
                 reader.rest.extend_from_slice(piece);
-                found.extend(std::iter::from_fn(|| reader.next()));
+                found.extend(std::iter::from_fn(|| reader.next_event()));
             }
             assert_eq!(found, expected, "in pieces of {size}");
         }

@@ -1,4 +1,4 @@
-//! Records the steps of the demo's workers and gives the verdict.
+//! Records the steps of the demo's workers and decides whether the demo succeeded.
 //!
 //! Begin at `DemoRecord`.
 
@@ -32,7 +32,7 @@ pub struct DemoRecord {
     pub losses: u64,
     window: Option<AbsenceWindow>,
     /// Failed steps while a worker was away that the demo had killed, by run and number.
-    excused: BTreeSet<(u64, u64)>,
+    tolerated: BTreeSet<(u64, u64)>,
     /// Other failed steps, by run, number and reporting task.
     broken: BTreeSet<(u64, u64, u32)>,
     /// The number of other cancelled steps.
@@ -41,12 +41,12 @@ pub struct DemoRecord {
 
 impl DemoRecord {
     /// Records that the demo kills a worker.
-    pub const fn begin_loss(&mut self) {
+    pub const fn record_kill(&mut self) {
         self.window = Some(AbsenceWindow { run: self.run, from: self.told, until: None });
     }
 
     /// Records that the worker takes part again, in this step.
-    pub fn end_loss(&mut self, step: u64) {
+    pub fn record_return(&mut self, step: u64) {
         self.losses += 1;
         if let Some(window) = &mut self.window {
             window.until = Some(step);
@@ -54,17 +54,17 @@ impl DemoRecord {
     }
 
     /// Records that another run begins, whose steps are numbered anew.
-    pub const fn new_run(&mut self) {
+    pub const fn record_next_run(&mut self) {
         self.run += 1;
         self.told = 0;
     }
 
     /// Records a step as a worker reports it. Returns whether it is the first report of that step.
-    pub fn step(&mut self, task: u32, seen: &StepLine) -> bool {
+    pub fn record_step(&mut self, task: u32, seen: &StepLine) -> bool {
         self.checked += seen.checked;
         if !seen.whole {
-            if self.is_excused(seen.number) {
-                self.excused.insert((self.run, seen.number));
+            if self.may_fail(seen.number) {
+                self.tolerated.insert((self.run, seen.number));
             } else {
                 self.broken.insert((self.run, seen.number, task));
             }
@@ -79,12 +79,12 @@ impl DemoRecord {
     }
 
     /// Records a cancelled step.
-    pub fn called_off(&mut self) {
+    pub fn record_cancelled_step(&mut self) {
         let away = self.window.is_some_and(|window| window.run == self.run && window.until.is_none());
         self.called_off += u64::from(!away);
     }
 
-    fn is_excused(&self, step: u64) -> bool {
+    fn may_fail(&self, step: u64) -> bool {
         self.window.is_some_and(|window| {
             window.run == self.run && window.from <= step && window.until.is_none_or(|until| step < until)
         })
@@ -130,10 +130,10 @@ impl DemoRecord {
                 wrong.join("; ") + ". The lines above say how; if somebody excluded a worker, that is why"
             );
         }
-        Ok(match self.excused.len() {
+        Ok(match self.tolerated.len() {
             0 => "every content was right, and every step held".to_owned(),
-            excused => format!(
-                "every content was right, and every step held but {excused} while a worker was away that the demo had killed"
+            tolerated => format!(
+                "every content was right, and every step held but {tolerated} while a worker was away that the demo had killed"
             ),
         })
     }
@@ -150,13 +150,13 @@ mod tests {
     fn after(steps: &[(u64, bool)]) -> DemoRecord {
         let mut story = DemoRecord::default();
         for (number, whole) in steps {
-            story.step(1, &seen(*number, *whole));
+            story.record_step(1, &seen(*number, *whole));
         }
         story
     }
 
     #[test]
-    fn a_step_that_fails_is_excused_only_while_a_worker_is_away_that_the_demo_took() {
+    fn a_step_that_fails_is_tolerated_only_while_a_worker_is_away_that_the_demo_took() {
         let good = after(&[(1, true), (2, true), (2, true)]);
         assert_eq!((good.steps, good.checked), (2, 9));
         assert_eq!(good.verdict(4, 4), Ok("every content was right, and every step held".to_owned()));
@@ -164,39 +164,39 @@ mod tests {
         assert!(wrong.starts_with("1 step(s) failed") && wrong.contains("step 2 of worker 1"), "{wrong}");
 
         let mut story = after(&[(1, true), (2, true)]);
-        story.begin_loss();
+        story.record_kill();
         // The step in progress, and one without the lost worker.
-        story.step(0, &seen(2, false));
-        story.step(0, &seen(3, false));
-        story.called_off();
-        story.step(0, &seen(4, true));
-        story.step(0, &seen(5, true));
-        story.end_loss(5);
+        story.record_step(0, &seen(2, false));
+        story.record_step(0, &seen(3, false));
+        story.record_cancelled_step();
+        story.record_step(0, &seen(4, true));
+        story.record_step(0, &seen(5, true));
+        story.record_return(5);
         // A late report, from before the worker returned.
-        story.step(3, &seen(4, false));
+        story.record_step(3, &seen(4, false));
         let said = story.verdict(4, 4).unwrap();
         assert!(said.contains("every step held but 3 while a worker was away"), "{said}");
         let mut before = after(&[(1, true), (2, true), (3, true)]);
-        before.begin_loss();
-        before.step(0, &seen(2, false));
+        before.record_kill();
+        before.record_step(0, &seen(2, false));
         assert!(before.verdict(4, 4).is_err(), "it was over before the worker was taken away");
-        story.step(3, &seen(5, false));
+        story.record_step(3, &seen(5, false));
         assert!(story.verdict(4, 4).is_err(), "it takes part again");
     }
 
     #[test]
     fn a_cancelled_step_without_an_absent_worker_is_a_failure() {
         let mut story = after(&[(1, true)]);
-        story.called_off();
+        story.record_cancelled_step();
         assert!(story.verdict(4, 4).unwrap_err().contains("called off 1 time"));
     }
 
     #[test]
-    fn a_new_run_is_not_excused_by_the_last_one() {
+    fn a_new_run_is_not_tolerated_by_the_last_one() {
         let mut story = after(&[(1, true)]);
-        story.begin_loss();
-        story.new_run();
-        story.step(0, &seen(1, false));
+        story.record_kill();
+        story.record_next_run();
+        story.record_step(0, &seen(1, false));
         assert!(story.verdict(4, 4).is_err());
     }
 

@@ -1,9 +1,9 @@
-//! Child processes that never outlive the launch, even if it is killed.
+//! The child processes of `muster launch`. They never outlive the launch, even if it is killed.
 //!
-//! Two mechanisms ensure it. Each child first runs this program, which requests a signal at its parent's
-//! death and then executes the command, so no code runs between fork and exec. And one guard process, which
-//! knows the children's process groups, kills the remaining processes of these groups when its pipe from the
-//! launch closes.
+//! Two mechanisms ensure this. First, each child starts as this program. It asks the kernel for a signal at its
+//! parent's death and then executes the command of the task. So no code runs between fork and exec. Second, a guard
+//! process has a list of the children's process groups. When its pipe from the launch closes, it kills the
+//! remaining processes of these groups. Begin at [`ProcessGuard::start`] and [`exec_task_command`].
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -18,22 +18,20 @@ use clap::Args;
 use rustix::process::{Pid, Signal, getppid, kill_process_group, set_parent_process_death_signal};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::super::limits;
 use super::super::output::print_error;
+use super::super::{limits, program};
 
 /// The hidden subcommand that becomes a task.
 pub const BECOME_COMMAND: &str = "__become";
 /// The hidden subcommand of the guard process.
 pub const GUARD_COMMAND: &str = "__guard";
-/// The path of this program, even if its file was replaced meanwhile.
-pub const THIS_PROGRAM: &str = "/proc/self/exe";
 
 const CANNOT_RUN: u8 = 126;
 const NO_COMMAND: u8 = 127;
 
 /// Become a task of a launch.
 #[derive(Debug, Args)]
-pub struct BecomeArguments {
+pub struct ExecTaskArguments {
     /// The process that launched it
     #[arg(long)]
     parent: i32,
@@ -46,14 +44,14 @@ pub struct BecomeArguments {
 }
 
 /// Executes the command in place of this process.
-pub fn run_become(arguments: &BecomeArguments) -> Result<ExitCode> {
+pub fn exec_task_command(arguments: &ExecTaskArguments) -> Result<ExitCode> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("cannot tie the task to its launch")?;
     // The parent may have died before the signal was requested.
     if getppid().map(Pid::as_raw_pid) != Some(arguments.parent) {
         return Ok(ExitCode::from(CANNOT_RUN));
     }
     if let Some(soft) = arguments.open_files {
-        limits::set_open_files(soft);
+        limits::set_open_file_limit(soft);
     }
     let Some((program, rest)) = arguments.command.split_first() else {
         return Ok(ExitCode::from(NO_COMMAND));
@@ -65,7 +63,7 @@ pub fn run_become(arguments: &BecomeArguments) -> Result<ExitCode> {
 }
 
 /// Waits for the end of the launch, then kills the remaining processes of its process groups.
-pub fn run_guard() -> Result<ExitCode> {
+pub fn run_process_guard() -> Result<ExitCode> {
     // A signal to all processes must not end the guard first; the guard ends when its pipe closes.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let entered = runtime.enter();
@@ -98,7 +96,7 @@ pub struct ProcessGuard {
 impl ProcessGuard {
     /// Starts the guard in a process group of its own.
     pub fn start() -> io::Result<Self> {
-        let mut child = Command::new(THIS_PROGRAM)
+        let mut child = program::own_command()
             .arg(GUARD_COMMAND)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -110,16 +108,16 @@ impl ProcessGuard {
     }
 
     /// Adds a process group to the guard.
-    pub fn add(&mut self, group: Pid) {
-        self.tell('+', group);
+    pub fn add_process_group(&mut self, group: Pid) {
+        self.write_to_guard('+', group);
     }
 
     /// Removes a process group from the guard.
-    pub fn remove(&mut self, group: Pid) {
-        self.tell('-', group);
+    pub fn remove_process_group(&mut self, group: Pid) {
+        self.write_to_guard('-', group);
     }
 
-    fn tell(&mut self, sign: char, group: Pid) {
+    fn write_to_guard(&mut self, sign: char, group: Pid) {
         if let Some(pipe) = &mut self.pipe {
             // Without the guard, a child is still tied to this process by its death signal.
             let _ = pipe.write_all(format!("{sign}{}\n", group.as_raw_pid()).as_bytes());
@@ -135,7 +133,7 @@ impl Drop for ProcessGuard {
 }
 
 /// Returns whether `name` is an executable: a file if it is a path, else a file on `PATH`.
-pub fn is_command(name: &Path) -> bool {
+pub fn command_exists(name: &Path) -> bool {
     let runs = |path: &Path| {
         path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
     };
@@ -152,10 +150,10 @@ mod tests {
 
     #[test]
     fn commands_are_found_on_the_path_or_as_paths() {
-        assert!(is_command(Path::new("sh")));
-        assert!(is_command(Path::new("/bin/sh")));
-        assert!(!is_command(Path::new("/bin")));
-        assert!(!is_command(Path::new("no-such-command-anywhere")));
-        assert!(!is_command(Path::new("")));
+        assert!(command_exists(Path::new("sh")));
+        assert!(command_exists(Path::new("/bin/sh")));
+        assert!(!command_exists(Path::new("/bin")));
+        assert!(!command_exists(Path::new("no-such-command-anywhere")));
+        assert!(!command_exists(Path::new("")));
     }
 }

@@ -1,4 +1,4 @@
-//! Merges the output of many processes into one stream, whole lines with a task prefix.
+//! Merges the output of many processes into one stream, line by line, and prefixes each line with its task.
 //!
 //! Begin at `SharedOutput`.
 
@@ -40,12 +40,12 @@ impl SharedOutput {
     }
 
     /// Returns the sender for whole lines.
-    pub fn pieces(&self) -> mpsc::Sender<Vec<u8>> {
+    pub fn line_sender(&self) -> mpsc::Sender<Vec<u8>> {
         self.pieces.clone()
     }
 
     /// Writes a line of the launch itself.
-    pub async fn say(&self, line: &str) {
+    pub async fn write_launch_line(&self, line: &str) {
         let _ = self.pieces.send(error_text(line).into_bytes()).await;
     }
 
@@ -57,18 +57,18 @@ impl SharedOutput {
 }
 
 /// Forwards the output of a process until it closes its end.
-pub async fn pump(mut from: impl AsyncRead + Unpin, task: u32, to: mpsc::Sender<Vec<u8>>) {
+pub async fn forward_prefixed_lines(mut from: impl AsyncRead + Unpin, task: u32, to: mpsc::Sender<Vec<u8>>) {
     let mut lines = LinePrefixer::new(task);
     let mut chunk = vec![0; CHUNK_BYTES];
     loop {
         let mut whole = Vec::new();
         match from.read(&mut chunk).await {
             Ok(0) | Err(_) => {
-                lines.finish(&mut whole);
+                lines.write_unfinished_line(&mut whole);
                 let _ = to.send(whole).await;
                 return;
             }
-            Ok(read) => lines.push(&chunk[..read], &mut whole),
+            Ok(read) => lines.add_bytes(&chunk[..read], &mut whole),
         }
         if !whole.is_empty() && to.send(whole).await.is_err() {
             return;
@@ -87,17 +87,17 @@ impl LinePrefixer {
         Self { prefix: format!("[{task}] ").into_bytes(), begun: Vec::new() }
     }
 
-    fn push(&mut self, mut bytes: &[u8], whole: &mut Vec<u8>) {
+    fn add_bytes(&mut self, mut bytes: &[u8], whole: &mut Vec<u8>) {
         while !bytes.is_empty() {
             let room = LINE_BYTES_MAX - self.begun.len();
             let end = bytes.iter().position(|&byte| byte == b'\n');
             match end {
                 Some(end) if end <= room => {
-                    self.line(&bytes[..end], whole);
+                    self.write_line(&bytes[..end], whole);
                     bytes = &bytes[end + 1..];
                 }
                 _ if bytes.len() >= room => {
-                    self.line(&bytes[..room], whole);
+                    self.write_line(&bytes[..room], whole);
                     bytes = &bytes[room..];
                 }
                 _ => {
@@ -108,16 +108,16 @@ impl LinePrefixer {
         }
     }
 
-    fn line(&mut self, rest: &[u8], whole: &mut Vec<u8>) {
+    fn write_line(&mut self, rest: &[u8], whole: &mut Vec<u8>) {
         whole.extend_from_slice(&self.prefix);
         whole.append(&mut self.begun);
         whole.extend_from_slice(rest);
         whole.push(b'\n');
     }
 
-    fn finish(&mut self, whole: &mut Vec<u8>) {
+    fn write_unfinished_line(&mut self, whole: &mut Vec<u8>) {
         if !self.begun.is_empty() {
-            self.line(&[], whole);
+            self.write_line(&[], whole);
         }
     }
 }
@@ -130,9 +130,9 @@ mod tests {
         let mut lines = LinePrefixer::new(7);
         let mut whole = Vec::new();
         for chunk in chunks {
-            lines.push(chunk, &mut whole);
+            lines.add_bytes(chunk, &mut whole);
         }
-        lines.finish(&mut whole);
+        lines.write_unfinished_line(&mut whole);
         whole
     }
 

@@ -1,15 +1,15 @@
-//! Formats the state of jobs as text, problems first.
+//! Formats the state of jobs as text, with problems first.
 //!
-//! It sends no request. Begin at `render`.
+//! `status.rs` fetches the state. Begin at `render_status`.
 
-use super::super::output::{TerminalColour, TerminalLine, TerminalStyle, TerminalText};
+use super::super::output::{TerminalLine, TerminalStyle, TerminalText, TextRole};
 use crate::coordination::{
     BarrierView, JobView, RunOutcome, RunState, RunView, TaskId, TaskPhase, TaskState, TaskView, Timestamp,
     barrier_label,
 };
-use crate::findings::{Finding, Severity};
-use crate::http::ServerInfo;
-use crate::text::{one_line, span};
+use crate::http::api::ServerInfo;
+use crate::service::findings::{Finding, Severity};
+use crate::text::{escape_to_one_line, format_approximate_duration};
 
 /// The maximum number of tasks of a job for which every task is listed.
 const TASKS_LISTED: usize = 32;
@@ -28,7 +28,7 @@ const ERROR_CHARS: usize = 300;
 const RANGES_LISTED: usize = 12;
 
 /// Renders the whole status as text.
-pub fn render(
+pub fn render_status(
     url: &str,
     about: &ServerInfo,
     jobs: &[JobView],
@@ -43,9 +43,9 @@ pub fn render(
         grpc.join(" and "),
         jobs.len()
     );
-    out.entry(style, 0, "", TerminalColour::Faint, head);
+    out.add_entry(style, 0, "", TextRole::Faint, head);
     for job in jobs {
-        out.line("");
+        out.add_line("");
         let findings: Vec<&Finding> = findings.iter().filter(|finding| finding.job == job.name).collect();
         JobRenderer { view: job, run: &job.run, findings, now: job.seen_at, style, out: &mut out }.render();
     }
@@ -63,86 +63,86 @@ struct JobRenderer<'a> {
 
 impl JobRenderer<'_> {
     fn render(&mut self) {
-        self.headline();
-        self.cause();
-        self.findings_text();
-        self.exclusions();
-        self.troubled();
-        self.barriers();
-        self.live_sets();
-        self.preemption();
-        self.tasks();
-        self.history();
+        self.add_headline();
+        self.add_first_cause();
+        self.add_findings();
+        self.add_exclusions();
+        self.add_troubled_tasks();
+        self.add_barriers();
+        self.add_live_set_requests();
+        self.add_preemption();
+        self.add_tasks();
+        self.add_earlier_runs();
     }
 
-    fn entry(&mut self, indent: usize, label: &str, colour: TerminalColour, text: impl Into<TerminalLine>) {
-        self.out.entry(self.style, indent, label, colour, text);
+    fn add_entry(&mut self, indent: usize, label: &str, colour: TextRole, text: impl Into<TerminalLine>) {
+        self.out.add_entry(self.style, indent, label, colour, text);
     }
 
-    fn ago(&self, at: Timestamp) -> String {
-        span(self.now.since(at))
+    fn span_since_text(&self, at: Timestamp) -> String {
+        format_approximate_duration(self.now.since(at))
     }
 
-    fn headline(&mut self) {
+    fn add_headline(&mut self) {
         let run = self.run;
         let tasks = run.tasks.len();
         let (word, colour) = match run.state {
-            RunState::Forming => ("FORMING", TerminalColour::Caution),
-            RunState::Running => ("RUNNING", TerminalColour::Good),
-            RunState::Completed => ("COMPLETED", TerminalColour::Good),
-            RunState::Failed => ("FAILED", TerminalColour::Bad),
-            RunState::Abandoned => ("ABANDONED", TerminalColour::Bad),
+            RunState::Forming => ("FORMING", TextRole::Caution),
+            RunState::Running => ("RUNNING", TextRole::Good),
+            RunState::Completed => ("COMPLETED", TextRole::Good),
+            RunState::Failed => ("FAILED", TextRole::Bad),
+            RunState::Abandoned => ("ABANDONED", TextRole::Bad),
         };
-        let length = span(run.span().length(self.now));
+        let length = format_approximate_duration(run.measured_interval().duration(self.now));
         let when = match (run.state, run.ended_at) {
-            (RunState::Forming, _) if self.nobody_came() => {
+            (RunState::Forming, _) if self.has_no_tasks_yet() => {
                 format!("no task has registered yet, {tasks} expected")
             }
             (RunState::Forming, _) => format!("registration is open for {length}"),
-            (_, Some(ended)) => format!("{} ago, after {length}", self.ago(ended)),
+            (_, Some(ended)) => format!("{} ago, after {length}", self.span_since_text(ended)),
             (_, None) => format!("for {length}"),
         };
         let recoverable = if self.view.settings.recoverable { ", recoverable" } else { "" };
         let text = TerminalLine::from(format!("run {}  ", run.number))
             .styled(self.style, word, colour)
             .push(format!("  {when}; {} of {tasks} task(s) connected{recoverable}", run.live));
-        self.entry(0, &format!("JOB {}", self.view.name), TerminalColour::Bold, text);
+        self.add_entry(0, &format!("JOB {}", self.view.name), TextRole::Bold, text);
     }
 
-    fn nobody_came(&self) -> bool {
+    fn has_no_tasks_yet(&self) -> bool {
         self.run.barriers.is_empty() && self.run.tasks.iter().all(|task| task.lives.is_empty())
     }
 
     /// Writes the open findings, the most urgent first, with their advice.
-    fn findings_text(&mut self) {
+    fn add_findings(&mut self) {
         for finding in std::mem::take(&mut self.findings) {
             let colour = match finding.severity {
-                Severity::Critical => TerminalColour::Bad,
-                Severity::Warning | Severity::Notice => TerminalColour::Caution,
+                Severity::Critical => TextRole::Bad,
+                Severity::Warning | Severity::Notice => TextRole::Caution,
             };
-            let summary = shorten(&finding.summary, CAUSE_CHARS);
-            let about = format!("{} for {}: {summary}", finding.title, self.ago(finding.since));
-            self.entry(2, "ISSUE", colour, about);
-            self.entry(4, "to do", TerminalColour::Faint, &*finding.advice);
+            let summary = shorten_text(&finding.summary, CAUSE_CHARS);
+            let about = format!("{} for {}: {summary}", finding.title, self.span_since_text(finding.since));
+            self.add_entry(2, "ISSUE", colour, about);
+            self.add_entry(4, "to do", TextRole::Faint, &*finding.advice);
         }
     }
 
-    fn cause(&mut self) {
+    fn add_first_cause(&mut self) {
         let Some(cause) = &self.run.first_cause else { return };
         let whose = match cause.task {
-            Some(task) => format!("{}{}: ", self.who(task), self.ago_of(cause.at)),
-            None => format!("{} ago: ", self.ago(cause.at)),
+            Some(task) => format!("{}{}: ", self.task_address_text(task), self.ago_suffix(cause.at)),
+            None => format!("{} ago: ", self.span_since_text(cause.at)),
         };
-        let why = shorten(&cause.why, CAUSE_CHARS);
-        self.entry(2, "FIRST CAUSE", TerminalColour::Bad, format!("{whose}{why}"));
+        let why = shorten_text(&cause.why, CAUSE_CHARS);
+        self.add_entry(2, "FIRST CAUSE", TextRole::Bad, format!("{whose}{why}"));
     }
 
     /// Writes the exclusions with their actors.
-    fn exclusions(&mut self) {
+    fn add_exclusions(&mut self) {
         let all = &self.view.exclusions;
         for exclusion in all.iter().take(EXCLUSIONS_LISTED) {
             let until = match exclusion.expires_at {
-                Some(at) => format!("for {} more", span(at.since(self.now))),
+                Some(at) => format!("for {} more", format_approximate_duration(at.since(self.now))),
                 None => "until it is lifted".to_owned(),
             };
             let turned = match exclusion.refused {
@@ -152,59 +152,58 @@ impl JobRenderer<'_> {
             let line = format!(
                 "{} since {} ago, {until}, by {}: {} (number {}){turned}",
                 exclusion.target,
-                self.ago(exclusion.since),
+                self.span_since_text(exclusion.since),
                 exclusion.actor,
                 exclusion.reason,
                 exclusion.id,
             );
-            self.entry(2, "EXCLUDED", TerminalColour::Caution, line);
+            self.add_entry(2, "EXCLUDED", TextRole::Caution, line);
         }
         if all.len() > EXCLUSIONS_LISTED {
             let more = format!("… {} in all; see them with: muster exclude", all.len());
-            self.entry(2, "EXCLUDED", TerminalColour::Caution, more);
+            self.add_entry(2, "EXCLUDED", TextRole::Caution, more);
         }
     }
 
-    fn ago_of(&self, at: Timestamp) -> String {
-        format!(", {} ago", self.ago(at))
+    fn ago_suffix(&self, at: Timestamp) -> String {
+        format!(", {} ago", self.span_since_text(at))
     }
 
-    fn task(&self, task: TaskId) -> Option<&TaskView> {
+    fn find_task(&self, task: TaskId) -> Option<&TaskView> {
         self.run.tasks.get(usize::try_from(task.0).ok()?)
     }
 
     /// Returns a task with its address.
-    fn who(&self, task: TaskId) -> String {
-        let peer = self.task(task).and_then(address);
+    fn task_address_text(&self, task: TaskId) -> String {
+        let peer = self.find_task(task).and_then(task_address);
         peer.map_or_else(|| format!("task {task}"), |peer| format!("task {task} at {peer}"))
     }
 
     /// Writes the failed and suspected tasks, failed ones first. Excluded tasks have an entry of their own.
-    fn troubled(&mut self) {
+    fn add_troubled_tasks(&mut self) {
         let run = self.run;
         let of = |state| run.tasks.iter().filter(move |task| task.state() == state);
         let mut left = TROUBLED_LISTED;
-        for (standing, label, colour) in [
-            (TaskPhase::Failed, "FAILED", TerminalColour::Bad),
-            (TaskPhase::Suspect, "SUSPECT", TerminalColour::Caution),
-        ] {
+        for (standing, label, colour) in
+            [(TaskPhase::Failed, "FAILED", TextRole::Bad), (TaskPhase::Suspect, "SUSPECT", TextRole::Caution)]
+        {
             let state = TaskState::Phase(standing);
             for task in of(state).take(left) {
-                let about = format!("{}{}", self.who(task.task), self.ago_of(task.since));
+                let about = format!("{}{}", self.task_address_text(task.task), self.ago_suffix(task.since));
                 let follows = if run.is_consequence(task) { ", following the first cause" } else { "" };
                 let why = match (&task.why, standing) {
-                    (Some(why), _) => format!(": {}", shorten(why, ERROR_CHARS)),
+                    (Some(why), _) => format!(": {}", shorten_text(why, ERROR_CHARS)),
                     (None, TaskPhase::Suspect) => {
                         format!(": its connection broke; {}", self.heartbeat_text(task))
                     }
                     (None, _) => String::new(),
                 };
-                self.entry(2, label, colour, format!("{about}{follows}{why}"));
+                self.add_entry(2, label, colour, format!("{about}{follows}{why}"));
             }
             let count = run.counts.get(state);
             if count > left {
                 let all: Vec<TaskId> = of(state).map(|task| task.task).collect();
-                self.entry(2, label, colour, format!("… {count} in all: {}", ranges(&all)));
+                self.add_entry(2, label, colour, format!("… {count} in all: {}", task_ranges_text(&all)));
             }
             left = left.saturating_sub(count);
         }
@@ -212,53 +211,60 @@ impl JobRenderer<'_> {
 
     fn heartbeat_text(&self, task: &TaskView) -> String {
         match task.last_heartbeat {
-            Some(at) => format!("last heartbeat {} ago", self.ago(at)),
+            Some(at) => format!("last heartbeat {} ago", self.span_since_text(at)),
             None => "no heartbeat yet".into(),
         }
     }
 
-    fn barriers(&mut self) {
+    fn add_barriers(&mut self) {
         let mut barriers: Vec<&BarrierView> = self.run.barriers.iter().collect();
         barriers.sort_by_key(|barrier| barrier.since);
         for barrier in barriers.iter().take(BARRIERS_LISTED) {
             let left = match barrier.deadline.since(self.now) {
                 left if left.as_secs() > 366 * 24 * 60 * 60 => "no timeout".into(),
-                left => format!("times out in {}", span(left)),
+                left => format!("times out in {}", format_approximate_duration(left)),
             };
             let latest = barrier.arrivals.last().filter(|latest| latest.task != barrier.first);
             let latest = latest.map_or_else(String::new, |latest| {
-                format!("; latest: task {}{}", latest.task, self.ago_of(latest.at))
+                format!("; latest: task {}{}", latest.task, self.ago_suffix(latest.at))
             });
             let about = format!(
                 "{}: {} of {} arrived, waiting for {}; first arrival: task {}{latest}; {left}",
                 barrier_name(barrier),
                 barrier.arrived,
                 barrier.members,
-                self.ago(barrier.since),
+                self.span_since_text(barrier.since),
                 barrier.first,
             );
-            self.entry(2, "BARRIER", TerminalColour::Caution, about);
-            self.missing_text(&barrier.missing);
+            self.add_entry(2, "BARRIER", TextRole::Caution, about);
+            self.add_missing_tasks(&barrier.missing);
         }
         if barriers.len() > BARRIERS_LISTED {
-            self.entry(2, "BARRIER", TerminalColour::Caution, format!("… {} in all", barriers.len()));
+            self.add_entry(2, "BARRIER", TextRole::Caution, format!("… {} in all", barriers.len()));
         }
     }
 
-    fn missing_text(&mut self, missing: &[TaskId]) {
+    fn add_missing_tasks(&mut self, missing: &[TaskId]) {
         for task in missing.iter().take(MISSING_LISTED) {
-            let what = self.task(*task).map_or_else(String::new, |task| format!(": {}", self.activity(task)));
-            self.entry(4, "MISSING", TerminalColour::Caution, format!("{}{what}", self.who(*task)));
+            let what = self
+                .find_task(*task)
+                .map_or_else(String::new, |task| format!(": {}", self.activity_text(task)));
+            self.add_entry(
+                4,
+                "MISSING",
+                TextRole::Caution,
+                format!("{}{what}", self.task_address_text(*task)),
+            );
         }
         if missing.len() > MISSING_LISTED {
-            let more = format!("… {} in all: {}", missing.len(), ranges(missing));
-            self.entry(4, "MISSING", TerminalColour::Caution, more);
+            let more = format!("… {} in all: {}", missing.len(), task_ranges_text(missing));
+            self.add_entry(4, "MISSING", TextRole::Caution, more);
         }
     }
 
     /// Returns the activity of a task that others wait for.
-    fn activity(&self, task: &TaskView) -> String {
-        let since = self.ago(task.since);
+    fn activity_text(&self, task: &TaskView) -> String {
+        let since = self.span_since_text(task.since);
         match task.standing {
             TaskPhase::Missing if task.lives.is_empty() => "has not registered".into(),
             TaskPhase::Missing => format!("has not registered again, for {since}"),
@@ -268,7 +274,7 @@ impl JobRenderer<'_> {
             TaskPhase::Suspect => format!("its connection broke {since} ago"),
             TaskPhase::Connected => {
                 let restarted = if task.unsynced { "restarted and not in step yet, " } else { "" };
-                let waits = match waiting_text(task) {
+                let waits = match task_waits_text(task) {
                     waits if waits.is_empty() => "connected, not at any barrier".into(),
                     waits => format!("waits at {waits}"),
                 };
@@ -277,21 +283,21 @@ impl JobRenderer<'_> {
         }
     }
 
-    fn live_sets(&mut self) {
+    fn add_live_set_requests(&mut self) {
         let run = self.run;
         for question in run.live_sets.iter().take(BARRIERS_LISTED) {
             let about = format!(
                 "{} of {} asked, waiting for {}",
                 question.arrived,
                 question.members,
-                self.ago(question.since)
+                self.span_since_text(question.since)
             );
-            self.entry(2, "LIVE SET", TerminalColour::Caution, about);
-            self.missing_text(&question.missing);
+            self.add_entry(2, "LIVE SET", TextRole::Caution, about);
+            self.add_missing_tasks(&question.missing);
         }
     }
 
-    fn preemption(&mut self) {
+    fn add_preemption(&mut self) {
         let Some(preemption) = &self.run.preemption else { return };
         let step = match preemption.agreed_step {
             Some(step) => format!("all save at step {step}"),
@@ -302,131 +308,105 @@ impl JobRenderer<'_> {
                 self.run.tasks.len()
             ),
         };
-        let about = format!("asked for {} ago: {step}", self.ago(preemption.since));
-        self.entry(2, "SAVE", TerminalColour::Caution, about);
+        let about = format!("asked for {} ago: {step}", self.span_since_text(preemption.since));
+        self.add_entry(2, "SAVE", TextRole::Caution, about);
     }
 
     /// Writes all tasks of a small job, or the number of tasks in each state for a large one.
-    fn tasks(&mut self) {
-        if self.nobody_came() {
+    fn add_tasks(&mut self) {
+        if self.has_no_tasks_yet() {
             return;
         }
         let tasks = &self.run.tasks;
         if tasks.len() > TASKS_LISTED {
-            let count = |state: TaskState| (self.run.counts.get(state), state.word());
+            let count = |state: TaskState| (self.run.counts.get(state), state.display_name());
             let present = TaskState::ALL.into_iter().map(count).filter(|(count, _)| *count > 0);
             let mut counts: Vec<String> = present.map(|(count, word)| format!("{count} {word}")).collect();
             let unsynced = tasks.iter().filter(|task| task.unsynced).count();
             if unsynced > 0 {
                 counts.push(format!("{unsynced} of them restarted and not in step yet"));
             }
-            return self.entry(2, "TASKS", TerminalColour::Bold, counts.join(", "));
+            return self.add_entry(2, "TASKS", TextRole::Bold, counts.join(", "));
         }
         let peers: Vec<String> = tasks
             .iter()
-            .map(|task| address(task).map_or_else(|| "-".into(), |peer| peer.to_string()))
+            .map(|task| task_address(task).map_or_else(|| "-".into(), |peer| peer.to_string()))
             .collect();
         let wide = peers.iter().map(String::len).max().unwrap_or(0).max("ADDRESS".len());
         let heading = format!(
             "  {:<6}{:<14}{:<14}{:<14}{:<wide$}  WAITS AT",
             "TASK", "STATE", "FOR", "HEARTBEAT", "ADDRESS"
         );
-        self.out.line(TerminalLine::default().styled(self.style, heading, TerminalColour::Bold));
+        self.out.add_line(TerminalLine::default().styled(self.style, heading, TextRole::Bold));
         for (task, peer) in tasks.iter().zip(&peers) {
-            let heard = task.last_heartbeat.map_or_else(|| "-".into(), |at| self.ago(at));
+            let heard = task.last_heartbeat.map_or_else(|| "-".into(), |at| self.span_since_text(at));
             let state = task.state();
-            let word = format!("{:<14}", state.word());
+            let word = format!("{:<14}", state.display_name());
             let line = TerminalLine::from(format!("  {:<6}", task.task));
             let line = match state {
-                TaskState::Phase(TaskPhase::Failed) => line.styled(self.style, word, TerminalColour::Bad),
+                TaskState::Phase(TaskPhase::Failed) => line.styled(self.style, word, TextRole::Bad),
                 TaskState::Phase(TaskPhase::Suspect | TaskPhase::Missing) => {
-                    line.styled(self.style, word, TerminalColour::Caution)
+                    line.styled(self.style, word, TextRole::Caution)
                 }
                 _ => line.push(word),
             };
-            let since = self.ago(task.since);
-            self.out.line(line.push(format!("{since:<14}{heard:<14}{peer:<wide$}  {}", waiting_text(task))));
+            let since = self.span_since_text(task.since);
+            self.out.add_line(
+                line.push(format!("{since:<14}{heard:<14}{peer:<wide$}  {}", task_waits_text(task))),
+            );
         }
     }
 
-    fn history(&mut self) {
+    fn add_earlier_runs(&mut self) {
         let history = &self.view.history;
         for run in history.iter().take(RUNS_LISTED) {
             let (word, colour) = match run.outcome {
-                RunOutcome::Completed => ("completed", TerminalColour::Faint),
-                RunOutcome::Failed => ("failed", TerminalColour::Caution),
-                RunOutcome::Abandoned => ("was abandoned", TerminalColour::Caution),
+                RunOutcome::Completed => ("completed", TextRole::Faint),
+                RunOutcome::Failed => ("failed", TextRole::Caution),
+                RunOutcome::Abandoned => ("was abandoned", TextRole::Caution),
             };
-            let lasted = span(run.span().length(self.now));
+            let lasted = format_approximate_duration(run.measured_interval().duration(self.now));
             let cause = run.first_cause.as_ref().map_or_else(String::new, |cause| {
                 let whose = cause.task.map_or_else(String::new, |task| format!("task {task}: "));
-                format!("; first cause: {whose}{}", shorten(&cause.why, ERROR_CHARS))
+                format!("; first cause: {whose}{}", shorten_text(&cause.why, ERROR_CHARS))
             });
-            let about =
-                format!("run {} {word} {} ago after {lasted}{cause}", run.number, self.ago(run.ended_at));
-            self.entry(2, "EARLIER", colour, about);
+            let about = format!(
+                "run {} {word} {} ago after {lasted}{cause}",
+                run.number,
+                self.span_since_text(run.ended_at)
+            );
+            self.add_entry(2, "EARLIER", colour, about);
         }
         if history.len() > RUNS_LISTED {
             let more = format!("… {} earlier runs in all", history.len());
-            self.entry(2, "EARLIER", TerminalColour::Faint, more);
+            self.add_entry(2, "EARLIER", TextRole::Faint, more);
         }
     }
 }
 
 /// Returns at most `most` characters of a text on one line, and marks a truncated one.
-fn shorten(text: &str, most: usize) -> String {
-    let text = one_line(text);
-    match text.char_indices().nth(most) {
-        Some((cut, _)) => format!("{}… (cut; --json has it whole)", &text[..cut]),
-        None => text.into_owned(),
-    }
+fn shorten_text(text: &str, most: usize) -> String {
+    crate::text::truncate_text(&escape_to_one_line(text), most, "… (cut; --json has it whole)")
 }
 
 /// Returns the present or last address of a task.
-fn address(task: &TaskView) -> Option<std::net::SocketAddr> {
+fn task_address(task: &TaskView) -> Option<std::net::SocketAddr> {
     task.lives.iter().find_map(|life| life.peer)
 }
 
-fn waiting_text(task: &TaskView) -> String {
-    let barriers = task.waits_at.iter().map(|id| one_line(barrier_label(id)).into_owned());
-    let keys = task.waits_for.iter().map(|wait| format!("key {}", one_line(&wait.key)));
+fn task_waits_text(task: &TaskView) -> String {
+    let barriers = task.waits_at.iter().map(|id| escape_to_one_line(barrier_label(id)).into_owned());
+    let keys = task.waits_for.iter().map(|wait| format!("key {}", escape_to_one_line(&wait.key)));
     let names: Vec<String> = barriers.chain(keys).collect();
-    shorten(&names.join(", "), ERROR_CHARS)
+    shorten_text(&names.join(", "), ERROR_CHARS)
 }
 
 fn barrier_name(barrier: &BarrierView) -> String {
-    let name = shorten(barrier_label(&barrier.id), ERROR_CHARS);
+    let name = shorten_text(barrier_label(&barrier.id), ERROR_CHARS);
     if barrier.counter > 0 { format!("{name} (use {})", barrier.counter) } else { name }
 }
 
 /// Returns task numbers as ranges: `0-3, 7, 9-11`.
-fn ranges(tasks: &[TaskId]) -> String {
-    let mut ranges: Vec<(i32, i32)> = Vec::new();
-    for TaskId(task) in tasks {
-        match ranges.last_mut() {
-            Some((_, last)) if last.checked_add(1) == Some(*task) => *last = *task,
-            _ => ranges.push((*task, *task)),
-        }
-    }
-    let more = ranges.len() > RANGES_LISTED;
-    let shown: Vec<String> = ranges
-        .iter()
-        .take(RANGES_LISTED)
-        .map(|(first, last)| if first == last { first.to_string() } else { format!("{first}-{last}") })
-        .collect();
-    format!("{}{}", shown.join(", "), if more { ", … (--json has all)" } else { "" })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn many_task_numbers_become_ranges() {
-        let ids = |numbers: &[i32]| numbers.iter().copied().map(TaskId).collect::<Vec<_>>();
-        assert_eq!(ranges(&ids(&[0, 1, 2, 3, 7, 9, 10])), "0-3, 7, 9-10");
-        let even: Vec<i32> = (0..100).map(|n| n * 2).collect();
-        assert!(ranges(&ids(&even)).ends_with("22, … (--json has all)"));
-        assert_eq!(ranges(&[]), "");
-    }
+fn task_ranges_text(tasks: &[TaskId]) -> String {
+    crate::text::format_ranges(tasks.iter().map(|task| task.0), RANGES_LISTED, "-", "… (--json has all)")
 }

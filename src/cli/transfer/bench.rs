@@ -1,10 +1,10 @@
-//! `muster transfer bench`: measures the transfer engine on this machine, between processes of this program.
+//! Implements `muster transfer bench`: measures transfers between processes of this program on this machine.
 //!
-//! This process only directs the measurement: every task of the benchmark is a process of its own, which
-//! receives orders on its standard input and answers on its standard output.
+//! This process only controls the measurement. Every task of the benchmark is a child process. It receives orders
+//! on its standard input and replies on its standard output. Begin at [`run`], then `controller.rs` and `peer.rs`.
 
 mod children;
-mod conductor;
+mod controller;
 mod peer;
 mod protocol;
 mod results;
@@ -18,12 +18,12 @@ use clap::{Args, ValueEnum};
 use crate::cli::certificates::TransferCertificateArgs;
 use crate::cli::output::{TerminalText, print, print_json_line};
 use crate::text::parse_duration;
-use crate::transfer::{Choice, TransportKind};
-use conductor::Conductor;
-use protocol::EngineSetup;
+use crate::transfer::{TransportChoice, TransportKind};
+use controller::BenchController;
+use protocol::BenchEngineSetup;
 use results::{Repetition, SizeResult};
 
-pub use peer::{PeerArguments, run as run_peer};
+pub use peer::{PeerArguments, run_bench_peer};
 
 /// The hidden subcommand that runs a task of the benchmark.
 pub const PEER: &str = "bench-peer";
@@ -31,7 +31,7 @@ pub const PEER: &str = "bench-peer";
 /// Measure transfers between processes of this machine
 ///
 /// Pairs of processes move buffers from one to the other: as many as fit, prepared once and launched again and again
-/// (throughput), and one at a time, to and fro (latency). Before and after each measurement the contents are made anew,
+/// (throughput), and one at a time, to and fro (latency). With `--unprepared` nothing is prepared. Before and after each measurement the contents are made anew,
 /// and compared byte for byte when they have arrived; the exit status is 1 if any byte was not what was sent.
 ///
 /// Latency is reported twice: `one way` is from the launch at the sender until the receiver's thread goes on, by the
@@ -65,9 +65,14 @@ pub struct Arguments {
     #[arg(long)]
     latency: bool,
 
+    /// Request each transfer anew, and receive it into a buffer that is allocated for it, in place of transfers that are
+    /// prepared once
+    #[arg(long)]
+    unprepared: bool,
+
     /// Whether chunks on TCP carry checksums
-    #[arg(long, value_enum, default_value_t = SwitchArg::On)]
-    checksums: SwitchArg,
+    #[arg(long, value_enum, default_value_t = OnOffArg::On)]
+    checksums: OnOffArg,
 
     /// TCP connections of a pair that carry contents; the default is that of the engine
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
@@ -120,7 +125,7 @@ enum TransportArg {
     Tcp,
 }
 
-impl From<TransportArg> for Choice {
+impl From<TransportArg> for TransportChoice {
     fn from(transport: TransportArg) -> Self {
         match transport {
             TransportArg::Auto => Self::Auto,
@@ -133,7 +138,7 @@ impl From<TransportArg> for Choice {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum SwitchArg {
+enum OnOffArg {
     On,
     Off,
 }
@@ -164,41 +169,50 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         "--seconds must be more than 0 and at most 3600"
     );
     let mut verified = true;
-    let shapes = arguments.size.iter().map(|size| shape(arguments, *size)).collect::<Result<Vec<_>>>()?;
-    let setup = EngineSetup {
+    let shapes =
+        arguments.size.iter().map(|size| choose_shape(arguments, *size)).collect::<Result<Vec<_>>>()?;
+    let setup = BenchEngineSetup {
         transport: arguments.transport.into(),
         lanes: arguments.lanes.map(|lanes| lanes as usize),
         spin: arguments.spin,
-        checksums: arguments.checksums == SwitchArg::On,
+        checksums: arguments.checksums == OnOffArg::On,
+        unprepared: arguments.unprepared,
         certificates: arguments.certificates.clone(),
     };
-    let mut tasks = Conductor::start(arguments.pairs, &setup, arguments.grace)?;
-    let prepares = tasks.prepares()?;
+    let mut tasks = BenchController::start(arguments.pairs, &setup, arguments.grace)?;
+    let prepares = tasks.measure_preparations()?;
     if !arguments.json {
-        print(&TerminalText::from_lines(&results::heading(&prepares)))?;
+        print(&TerminalText::from_escaped_text(&results::heading_text(&prepares)))?;
     }
     for shape in shapes {
-        let repetitions = measure(&mut tasks, arguments, shape)?;
+        let repetitions = run_repetitions(&mut tasks, arguments, shape)?;
         let figures = SizeResult::new(arguments.pairs, &setup, shape, &prepares, &repetitions);
         verified &= figures.verified;
         if arguments.json {
             print_json_line(&figures)?;
         } else {
-            print(&TerminalText::from_lines(&figures.to_string()))?;
+            print(&TerminalText::from_escaped_text(&figures.to_string()))?;
         }
     }
     Ok(if verified { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Returns the transport that two processes of this host use for this choice.
-pub fn probe(transport: Choice) -> Result<TransportKind> {
+pub fn probe_transport(transport: TransportChoice) -> Result<TransportKind> {
     let certificates = TransferCertificateArgs::default();
-    let setup = EngineSetup { transport, lanes: None, spin: None, checksums: true, certificates };
-    let mut tasks = Conductor::start(1, &setup, REPLY_GRACE)?;
+    let setup = BenchEngineSetup {
+        transport,
+        lanes: None,
+        spin: None,
+        checksums: true,
+        unprepared: false,
+        certificates,
+    };
+    let mut tasks = BenchController::start(1, &setup, REPLY_GRACE)?;
     // Larger than the data that an announcement carries inline.
     let shape = BenchShape { size: 1 << 20, batch: 1, in_flight: 2 };
-    tasks.allocate(shape)?;
-    let (by, wrong) = tasks.try_out()?;
+    tasks.allocate_buffers(shape)?;
+    let (by, wrong) = tasks.run_trial_launches()?;
     ensure!(wrong.is_none(), "wrong contents: {}", wrong.unwrap_or_default());
     Ok(by)
 }
@@ -214,21 +228,21 @@ struct BenchShape {
 impl BenchShape {
     /// Returns the minimum distance between the buffers of a batch, which keeps them from being merged into
     /// one large buffer.
-    fn stride(self) -> usize {
+    fn buffer_stride(self) -> usize {
         const GAP: usize = 64;
         if self.batch > 1 { self.size + GAP } else { self.size }
     }
 
     /// Returns the memory of a task in bytes: the launches in progress, and two more for each direction of
     /// the latency measurement.
-    fn memory(self) -> usize {
+    fn memory_bytes(self) -> usize {
         const PAGE: usize = 4096;
-        let one = self.stride().next_multiple_of(PAGE).saturating_mul(self.batch);
+        let one = self.buffer_stride().next_multiple_of(PAGE).saturating_mul(self.batch);
         one.saturating_mul(self.in_flight + 4).saturating_add(1 << 20)
     }
 }
 
-fn shape(arguments: &Arguments, size: usize) -> Result<BenchShape> {
+fn choose_shape(arguments: &Arguments, size: usize) -> Result<BenchShape> {
     // Enough to hide the cost of a launch, and small enough for the caches.
     const BYTES_IN_FLIGHT: usize = 4 << 20;
     let batch = arguments.batch as usize;
@@ -238,23 +252,27 @@ fn shape(arguments: &Arguments, size: usize) -> Result<BenchShape> {
     );
     let shape = BenchShape { size, batch, in_flight };
     ensure!(
-        shape.memory() <= MEMORY_MAX,
+        shape.memory_bytes() <= MEMORY_MAX,
         "{batch} x {size} bytes, {in_flight} at a time, are more than {} GiB",
         MEMORY_MAX >> 30
     );
     Ok(shape)
 }
 
-fn measure(tasks: &mut Conductor, arguments: &Arguments, shape: BenchShape) -> Result<Vec<Repetition>> {
+fn run_repetitions(
+    tasks: &mut BenchController,
+    arguments: &Arguments,
+    shape: BenchShape,
+) -> Result<Vec<Repetition>> {
     let time = Duration::from_secs_f64(arguments.seconds);
-    tasks.allocate(shape)?;
+    tasks.allocate_buffers(shape)?;
     let repetitions = (0..arguments.repeat)
         .map(|_| {
-            let moved = if arguments.latency { None } else { Some(tasks.throughput(shape, time)?) };
-            Ok(Repetition { moved, delays: tasks.latency(time)? })
+            let moved = if arguments.latency { None } else { Some(tasks.measure_throughput(shape, time)?) };
+            Ok(Repetition { moved, delays: tasks.measure_latency(time)? })
         })
         .collect();
-    tasks.clear()?;
+    tasks.free_buffers()?;
     repetitions
 }
 

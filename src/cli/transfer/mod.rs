@@ -5,7 +5,7 @@
 mod bench;
 mod plan;
 
-pub use bench::probe;
+pub use bench::probe_transport;
 
 use std::process::ExitCode;
 
@@ -31,7 +31,7 @@ enum Command {
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     match &arguments.command {
         Command::Bench(arguments) => bench::run(arguments),
-        Command::BenchPeer(arguments) => bench::run_peer(arguments),
+        Command::BenchPeer(arguments) => bench::run_bench_peer(arguments),
         Command::Plan(arguments) => plan::run(arguments),
     }
 }

@@ -1,6 +1,6 @@
-//! Implements `muster transfer plan`: prints what a change of sharding moves and costs.
+//! Implements `muster transfer plan`: prints which bytes a change of sharding moves, and its cost.
 //!
-//! It computes no plan (`transfer::plan`). Begin at `run`.
+//! `transfer::plan` computes the plan. Begin at `run`.
 
 use std::cmp::Reverse;
 use std::fmt::Write as _;
@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
 
 use super::super::output::{TerminalText, print, print_json_text};
-use crate::text::{bytes, one_line};
+use crate::text::{escape_to_one_line, format_bytes};
 use crate::transfer::plan::{
     ArrayDescription, Cost, MAX_DESCRIPTION_TEXT, MAX_PLAN_TEXT, Placement, Plan, PlanError, PlanOptions,
     Step, TaskBytes, TaskId,
@@ -60,7 +60,7 @@ pub struct Arguments {
     fan_out: NonZeroU32,
 
     /// The time limit of the whole change; a field of the plan
-    #[arg(long, value_name = "DURATION", value_parser = positive)]
+    #[arg(long, value_name = "DURATION", value_parser = parse_positive_duration)]
     timeout: Option<Duration>,
 
     /// Show the steps in which this task takes part
@@ -96,7 +96,7 @@ const EXAMPLES: &str = r#"Examples:
     muster transfer plan --from plan.json"#;
 
 /// Parses a duration greater than zero.
-fn positive(text: &str) -> Result<Duration, String> {
+fn parse_positive_duration(text: &str) -> Result<Duration, String> {
     match humantime::parse_duration(text) {
         Ok(Duration::ZERO) => Err("nothing can be done in no time: give more, or leave it out".to_owned()),
         Ok(duration) => Ok(duration),
@@ -107,20 +107,20 @@ fn positive(text: &str) -> Result<Duration, String> {
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let plan = match &arguments.from {
-        Some(from) => forwarded_text(from)?,
+        Some(from) => read_printed_plan(from)?,
         None => build_plan(arguments)?,
     };
     if arguments.json {
-        print_json_text(&plan.to_json().map_err(task_text)?)?;
+        print_json_text(&plan.to_json().map_err(single_line_error)?)?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = match arguments.task {
-        Some(task) => steps_of(&mut text, &plan, TaskId(task), arguments.rows),
-        None => overview(&mut text, &plan, arguments),
+        Some(task) => write_steps_of_task(&mut text, &plan, TaskId(task), arguments.rows),
+        None => write_overview(&mut text, &plan, arguments),
     };
-    print(&TerminalText::from_lines(&text))?;
+    print(&TerminalText::from_escaped_text(&text))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -128,63 +128,73 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
 fn build_plan(arguments: &Arguments) -> Result<Plan> {
     let given = |flag: &'static str, given: &Option<String>| {
         let given = given.as_deref().with_context(|| format!("{flag} is missing"))?;
-        array_text(flag, given, ArrayDescription::from_json)
+        parse_json_argument(flag, given, ArrayDescription::from_json)
     };
     let source = given("--source", &arguments.source)?;
     let destination = given("--destination", &arguments.destination)?;
     let placement = match &arguments.placement {
-        Some(placement) => array_text("--placement", placement, Placement::from_json)?,
-        None => {
-            in_blocks(&source, &destination, arguments.devices_per_task.get(), arguments.tasks_per_host.get())
-        }
+        Some(placement) => parse_json_argument("--placement", placement, Placement::from_json)?,
+        None => block_placement(
+            &source,
+            &destination,
+            arguments.devices_per_task.get(),
+            arguments.tasks_per_host.get(),
+        ),
     };
     let options = PlanOptions { fan_out: arguments.fan_out, timeout: arguments.timeout };
-    Plan::new(source, destination, &placement, options).map_err(task_text)
+    Plan::new(source, destination, &placement, options).map_err(single_line_error)
 }
 
 /// Reads a printed plan and checks it.
-fn forwarded_text(from: &str) -> Result<Plan> {
+fn read_printed_plan(from: &str) -> Result<Plan> {
     let text = if from == "-" {
-        text_of(std::io::stdin().lock(), MAX_PLAN_TEXT).context("--from -: cannot read standard input")?
+        read_bounded_text(std::io::stdin().lock(), MAX_PLAN_TEXT)
+            .context("--from -: cannot read standard input")?
     } else {
-        text_in("--from", from, MAX_PLAN_TEXT)?
+        read_text_file("--from", from, MAX_PLAN_TEXT)?
     };
     // The line end of the printed plan is not part of it.
-    let plan = Plan::from_json(text.trim_end()).map_err(task_text);
-    plan.with_context(|| format!("--from {}", one_line(from)))
+    let plan = Plan::from_json(text.trim_end()).map_err(single_line_error);
+    plan.with_context(|| format!("--from {}", escape_to_one_line(from)))
 }
 
 /// Reads the text of a file: at most one byte beyond the limit and a line end, whatever the file is.
-fn text_of(file: impl std::io::Read, most: usize) -> std::io::Result<String> {
+fn read_bounded_text(file: impl std::io::Read, most: usize) -> std::io::Result<String> {
     let mut text = String::new();
     file.take(most as u64 + 2).read_to_string(&mut text)?;
     Ok(text)
 }
 
-fn text_in(argument: &str, path: &str, most: usize) -> Result<String> {
+fn read_text_file(argument: &str, path: &str, most: usize) -> Result<String> {
     if path.trim().is_empty() {
         bail!("{argument} is empty: give the name of a file with the JSON");
     }
-    let read = File::open(path).and_then(|file| text_of(file, most));
-    read.with_context(|| format!("{argument}: cannot read {}", one_line(path)))
+    let read = File::open(path).and_then(|file| read_bounded_text(file, most));
+    read.with_context(|| format!("{argument}: cannot read {}", escape_to_one_line(path)))
 }
 
 /// Reads the value of an argument: JSON itself, or the name of a file with it.
-fn array_text<T>(argument: &str, given: &str, read: impl Fn(&str) -> Result<T, PlanError>) -> Result<T> {
+fn parse_json_argument<T>(
+    argument: &str,
+    given: &str,
+    read: impl Fn(&str) -> Result<T, PlanError>,
+) -> Result<T> {
     if given.trim_start().starts_with('{') {
-        return read(given).map_err(task_text).with_context(|| argument.to_owned());
+        return read(given).map_err(single_line_error).with_context(|| argument.to_owned());
     }
-    let text = text_in(argument, given, MAX_DESCRIPTION_TEXT)?;
-    read(&text).map_err(task_text).with_context(|| format!("{argument}: {}", one_line(given)))
+    let text = read_text_file(argument, given, MAX_DESCRIPTION_TEXT)?;
+    read(&text)
+        .map_err(single_line_error)
+        .with_context(|| format!("{argument}: {}", escape_to_one_line(given)))
 }
 
 /// Returns the error on one line, because names from the descriptions may be in it.
 #[expect(clippy::needless_pass_by_value, reason = "as map_err hands it over")]
-fn task_text(error: PlanError) -> anyhow::Error {
-    anyhow!("{}", one_line(&error.to_string()))
+fn single_line_error(error: PlanError) -> anyhow::Error {
+    anyhow!("{}", escape_to_one_line(&error.to_string()))
 }
 
-fn in_blocks(
+fn block_placement(
     source: &ArrayDescription,
     destination: &ArrayDescription,
     per_task: u32,
@@ -197,14 +207,14 @@ fn in_blocks(
     Placement::blocks(devices, per_task, tasks_per_host)
 }
 
-fn overview(text: &mut String, plan: &Plan, arguments: &Arguments) -> std::fmt::Result {
+fn write_overview(text: &mut String, plan: &Plan, arguments: &Arguments) -> std::fmt::Result {
     let (source, cost) = (plan.source(), plan.cost());
-    let total = source.bytes().map_or_else(|_| String::new(), |total| format!(" ({})", bytes(total)));
+    let total = source.bytes().map_or_else(|_| String::new(), |total| format!(" ({})", format_bytes(total)));
     writeln!(text, "{}{:?}{total}", source.dtype, source.shape)?;
     for (what, array) in [("from", source), ("to", plan.destination())] {
         let (mesh, spec) = (&array.sharding.mesh, &array.sharding.spec);
         let shown = format!("{spec} over {} devices, mesh {mesh}", mesh.devices.len());
-        writeln!(text, "  {what:4} {}", one_line(&shown))?;
+        writeln!(text, "  {what:4} {}", escape_to_one_line(&shown))?;
     }
     let tasks = plan.tasks().len();
     if arguments.placement.is_some() || arguments.from.is_some() {
@@ -222,40 +232,42 @@ fn overview(text: &mut String, plan: &Plan, arguments: &Arguments) -> std::fmt::
         |timeout| format!("timeout {}", humantime::format_duration(timeout)),
     );
     writeln!(text, "  with fan-out {fan_out}, {timeout}")?;
-    writeln!(text, "layout {}, plan {}\n", plan.layout(), plan.fingerprint())?;
-    cost_text(text, &cost)?;
+    writeln!(text, "layout {}, plan {}\n", plan.layout_fingerprint(), plan.fingerprint())?;
+    write_costs(text, &cost)?;
     if cost.messages.min((tasks as u64).pow(2)) > PAIRS_MAX {
         return writeln!(
             text,
             "\nThere may be too many pairs of tasks to list them; --task N tells what a task gives and takes."
         );
     }
-    pairs(text, plan, arguments.rows)
+    write_busiest_pairs(text, plan, arguments.rows)
 }
 
 /// The maximum number of pairs of tasks that are collected to find those that move most bytes.
 const PAIRS_MAX: u64 = 1 << 22;
 
-fn cost_text(text: &mut String, cost: &Cost) -> std::fmt::Result {
+fn write_costs(text: &mut String, cost: &Cost) -> std::fmt::Result {
     writeln!(text, "{:<14}{:>9}{:>12}{:>14}", "WHERE", "STEPS", "BYTES", "LEAST")?;
     let least = [0, cost.minimum.local_copy, cost.minimum.same_host, cost.minimum.across_hosts];
     for (class, least) in cost.classes.iter().zip(least) {
-        let least = if class.class.name() == "same buffer" { "-".to_owned() } else { bytes(least) };
-        writeln!(text, "{:<14}{:>9}{:>12}{least:>14}", class.class, class.steps, bytes(class.bytes))?;
+        let least = if class.class.name() == "same buffer" { "-".to_owned() } else { format_bytes(least) };
+        writeln!(text, "{:<14}{:>9}{:>12}{least:>14}", class.class, class.steps, format_bytes(class.bytes))?;
     }
     let beyond = if cost.over_minimum == 0 {
         "no plan could move less".to_owned()
     } else {
-        format!("{} more than the least possible", bytes(cost.over_minimum))
+        format!("{} more than the least possible", format_bytes(cost.over_minimum))
     };
-    writeln!(text, "\n{} are copied or sent; {beyond}.", bytes(cost.moved))?;
+    writeln!(text, "\n{} are copied or sent; {beyond}.", format_bytes(cost.moved))?;
     writeln!(
         text,
         "Messages between tasks: {}. The longest chain of steps that wait for one another: {}.",
         cost.messages, cost.rounds
     )?;
     let busiest = |text: &mut String, what: &str, task: Option<TaskBytes>| match task {
-        Some(TaskBytes { task, bytes: moved }) => writeln!(text, "{what} task {task}, {}.", bytes(moved)),
+        Some(TaskBytes { task, bytes: moved }) => {
+            writeln!(text, "{what} task {task}, {}.", format_bytes(moved))
+        }
         None => Ok(()),
     };
     busiest(text, "Most goes out of", cost.busiest_out)?;
@@ -263,7 +275,7 @@ fn cost_text(text: &mut String, cost: &Cost) -> std::fmt::Result {
     busiest(text, "Most room to pack short runs is needed by", cost.most_staging)
 }
 
-fn pairs(text: &mut String, plan: &Plan, rows: usize) -> std::fmt::Result {
+fn write_busiest_pairs(text: &mut String, plan: &Plan, rows: usize) -> std::fmt::Result {
     let mut pairs = plan.pairs();
     if pairs.is_empty() {
         return Ok(());
@@ -279,7 +291,7 @@ fn pairs(text: &mut String, plan: &Plan, rows: usize) -> std::fmt::Result {
             pair.from,
             pair.to,
             pair.steps,
-            bytes(pair.bytes)
+            format_bytes(pair.bytes)
         )?;
     }
     if pairs.len() > rows {
@@ -288,14 +300,14 @@ fn pairs(text: &mut String, plan: &Plan, rows: usize) -> std::fmt::Result {
     Ok(())
 }
 
-fn steps_of(text: &mut String, plan: &Plan, task: TaskId, rows: usize) -> std::fmt::Result {
+fn write_steps_of_task(text: &mut String, plan: &Plan, task: TaskId, rows: usize) -> std::fmt::Result {
     let count = plan.for_task(task).count();
     let room = plan.staging_bytes(task);
     writeln!(
         text,
         "Task {task} takes part in {count} of {} steps; it needs {} to pack short runs.",
         plan.len(),
-        bytes(room)
+        format_bytes(room)
     )?;
     if count > 0 {
         writeln!(
@@ -315,7 +327,7 @@ fn steps_of(text: &mut String, plan: &Plan, task: TaskId, rows: usize) -> std::f
             source.device,
             destination.task,
             destination.device,
-            bytes(moved),
+            format_bytes(moved),
             source.runs.count(),
             destination.runs.count()
         )?;

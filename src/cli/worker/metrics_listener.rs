@@ -1,6 +1,6 @@
 //! Serves `/metrics` of a worker.
 //!
-//! It collects nothing (`agent::metrics`). Begin at `MetricsListener::serve`.
+//! `agent::metrics` collects the metrics. Begin at `MetricsListener::serve`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::clock::Clock;
 use crate::http;
-use crate::tls::{HandshakeFailures, ListenerTls};
+use crate::tls::{HandshakeFailures, ListenerSecurity};
 
 /// The maximum number of connections. Prometheus uses one.
 const CONNECTIONS: usize = 16;
@@ -48,7 +48,8 @@ impl MetricsListener {
         let nothing = || async { (StatusCode::NOT_FOUND, "a worker serves /metrics, and nothing else\n") };
         let router = Router::new().route("/metrics", get(scrape)).fallback(nothing);
         let clock = Clock::start();
-        let entrance = Arc::new(ListenerTls::plain("metrics", Arc::new(HandshakeFailures::new(clock))));
+        let entrance =
+            Arc::new(ListenerSecurity::plaintext_only("metrics", Arc::new(HandshakeFailures::new(clock))));
         let traffic = http::ListenerState::new("metrics", clock, http::HttpLimits::new(CONNECTIONS));
         let (_never, stop) = watch::channel(false);
         http::serve(self.listener, entrance, router, traffic, stop).await;

@@ -1,21 +1,21 @@
-//! Runs a worker from registration to exit: idle, or the exercise.
+//! Runs a worker from registration to exit. The worker is idle, or runs the exercise (`exercise.rs`).
 //!
-//! It moves no byte itself (`agent::exercise`). Begin at `work`.
+//! Begin at `run_worker`.
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
+use super::exercise::{Exercise, PeerFailure, StepOutcome, StepReport};
 use super::metrics_listener::MetricsListener;
-use super::{Arguments, Program, registered, say, say_all};
+use super::{Arguments, WorkerProgram, print_line, print_lines, registration_text};
 use crate::agent::cluster_env::ClusterEnv;
-use crate::agent::exercise::{Exercise, PeerFailure, StepOutcome, StepReport};
 use crate::agent::{Agent, AgentConfig, AgentError, ClusterRoster};
-use crate::text::bytes;
-use crate::transfer::Member;
+use crate::cli::stop_signals::StopSignals;
+use crate::text::format_bytes;
+use crate::transfer::MemberId;
 
 /// The time that the service has to let a task leave alone. In a job whose tasks share their fate it never
 /// does.
@@ -32,67 +32,47 @@ const STEP: &str = "step";
 /// The first words of lines about cancelled steps.
 pub const CANCELLED_TEXT: &str = "called off: ";
 
-/// The received signals that end a worker.
-struct StopSignals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl StopSignals {
-    fn listen() -> Result<Self> {
-        let listen = |kind| signal(kind).context("cannot listen for signals");
-        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
-    }
-
-    async fn next(&mut self) -> (u8, &'static str) {
-        tokio::select! {
-            _ = self.terminate.recv() => (15, "SIGTERM"),
-            _ = self.interrupt.recv() => (2, "SIGINT"),
-        }
-    }
-}
-
 /// Registers, runs the program, and leaves.
-pub async fn work(arguments: &Arguments, place: &ClusterEnv, config: AgentConfig) -> Result<ExitCode> {
+pub async fn run_worker(arguments: &Arguments, place: &ClusterEnv, config: AgentConfig) -> Result<ExitCode> {
     let mut stops = StopSignals::listen()?;
     let version = env!("CARGO_PKG_VERSION");
-    say_all(&format!("Muster {version} worker\n{}", place.describe().trim_end()))?;
+    print_lines(&format!("Muster {version} worker\n{}", place.describe().trim_end()))?;
     let scraped = match arguments.metrics {
         Some(address) => Some(MetricsListener::bind(address).await?),
         None => None,
     };
     let agent = tokio::select! {
         agent = Agent::join(config) => agent?,
-        (number, name) = stops.next() => {
-            say(&format!("{name} before it was registered"))?;
-            return Ok(ExitCode::from(128 + number));
+        stop = stops.next() => {
+            print_line(&format!("{} before it was registered", stop.name))?;
+            return Ok(stop.exit_code());
         }
     };
-    say_all(registered(&agent).trim_end())?;
+    print_lines(registration_text(&agent).trim_end())?;
     // Its tasks end with this function.
     let mut shown = tokio::task::JoinSet::new();
     if let Some(scraped) = scraped {
-        say(&format!("  metrics  {}", scraped.url()))?;
-        shown.spawn(scraped.serve(agent.metrics()));
+        print_line(&format!("  metrics  {}", scraped.url()))?;
+        shown.spawn(scraped.serve(agent.metrics_renderer()));
     }
     let (told, told_to_end) = watch::channel(false);
     let done = {
         let running = async {
             match arguments.program {
-                Program::Idle => idle(&agent, told_to_end).await,
-                Program::Exercise => exercise(&agent, arguments, told_to_end).await,
+                WorkerProgram::Idle => run_idle(&agent, told_to_end).await,
+                WorkerProgram::Exercise => run_exercise(&agent, arguments, told_to_end).await,
             }
         };
         tokio::pin!(running);
         loop {
             tokio::select! {
                 done = &mut running => break done,
-                (number, name) = stops.next() => {
+                stop = stops.next() => {
                     if told.send_replace(true) {
-                        say(&format!("{name} again: ended at once"))?;
-                        return Ok(ExitCode::from(128 + number));
+                        print_line(&format!("{} again: ended at once", stop.name))?;
+                        return Ok(stop.exit_code());
                     }
-                    say(&format!("{name}: ends in good order"))?;
+                    print_line(&format!("{}: ends in good order", stop.name))?;
                 }
             }
         }
@@ -100,15 +80,15 @@ pub async fn work(arguments: &Arguments, place: &ClusterEnv, config: AgentConfig
     let (end, faults) = match done {
         Ok(done) => done,
         Err(error) => {
-            agent.end().await;
+            agent.stop_without_leaving().await;
             return Err(error);
         }
     };
     match end {
-        ProgramEnd::Gone => agent.end().await,
+        ProgramEnd::Gone => agent.stop_without_leaving().await,
         ProgramEnd::Together => agent.leave().await?,
     }
-    say("left in good order")?;
+    print_line("left in good order")?;
     Ok(if faults == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -122,16 +102,16 @@ enum ProgramEnd {
 }
 
 /// Stays registered, and prints changes of the roster.
-async fn idle(agent: &Agent, mut told: watch::Receiver<bool>) -> Result<(ProgramEnd, u64)> {
+async fn run_idle(agent: &Agent, mut told: watch::Receiver<bool>) -> Result<(ProgramEnd, u64)> {
     let mut roster = agent.roster();
-    let mut faces = RosterLog::default();
+    let mut faces = RosterPrinter::default();
     let mut asked = false;
     loop {
-        faces.log_changes(&roster.borrow_and_update().clone())?;
+        faces.print_changes(&roster.borrow_and_update().clone())?;
         tokio::select! {
-            error = agent.over() => return Err(error.into()),
-            notice = agent.notice() => {
-                say(&format!("preemption notice: {notice}"))?;
+            error = agent.wait_for_end() => return Err(error.into()),
+            notice = agent.wait_for_preemption_notice() => {
+                print_line(&format!("preemption notice: {notice}"))?;
                 // It has no steps, so any step of the others is right.
                 agent.reached_sync_point(1).await?;
                 return Ok((ProgramEnd::Together, 0));
@@ -140,7 +120,7 @@ async fn idle(agent: &Agent, mut told: watch::Receiver<bool>) -> Result<(Program
             ended = told.changed(), if !asked => {
                 ended.context("nobody can end this any more")?;
                 asked = true;
-                if ask_to_leave(agent).await? {
+                if leave_or_end_together(agent).await? {
                     return Ok((ProgramEnd::Gone, 0));
                 }
             }
@@ -149,13 +129,13 @@ async fn idle(agent: &Agent, mut told: watch::Receiver<bool>) -> Result<(Program
 }
 
 /// Tries to leave alone; otherwise asks all tasks to end. Returns whether it has left.
-async fn ask_to_leave(agent: &Agent) -> Result<bool> {
+async fn leave_or_end_together(agent: &Agent) -> Result<bool> {
     match agent.try_leave(LEAVE_TIMEOUT).await {
         Ok(()) => Ok(true),
         Err(AgentError::TimedOut { .. }) => {
-            say("the tasks of this job end together: a preemption notice tells the others")?;
-            agent.raise_notice().await?;
-            tokio::time::timeout(AGREEMENT_TIMEOUT, agent.notice())
+            print_line("the tasks of this job end together: a preemption notice tells the others")?;
+            agent.raise_preemption_notice().await?;
+            tokio::time::timeout(AGREEMENT_TIMEOUT, agent.wait_for_preemption_notice())
                 .await
                 .context("the notice does not come back")?;
             Ok(false)
@@ -173,64 +153,71 @@ struct ExerciseTotals {
 }
 
 /// Runs the steps with all other tasks.
-async fn exercise(
+async fn run_exercise(
     agent: &Agent,
     arguments: &Arguments,
     mut told: watch::Receiver<bool>,
 ) -> Result<(ProgramEnd, u64)> {
     let cut = watch::Sender::new(false);
-    let mut exercise = Exercise::new(agent, arguments.exercise(), cut.subscribe())?;
+    let mut exercise = Exercise::new(agent, arguments.exercise_options(), cut.subscribe())?;
     let roster = agent.roster();
-    let mut faces = RosterLog::default();
+    let mut faces = RosterPrinter::default();
     let mut totals = ExerciseTotals::default();
     let mut asked = false;
     // The failures of the last step.
     let mut open: Vec<PeerFailure> = Vec::new();
     let end = loop {
-        faces.log_changes(&roster.borrow().clone())?;
+        faces.print_changes(&roster.borrow().clone())?;
         if arguments.steps.is_some_and(|steps| totals.steps >= steps) {
             break ProgramEnd::Together;
         }
-        if agent.reached_sync_point(exercise.next()).await? {
-            say(&format!("all tasks end before step {}, as they agreed", exercise.next()))?;
+        if agent.reached_sync_point(exercise.next_step_number()).await? {
+            print_line(&format!(
+                "all tasks end before step {}, as they agreed",
+                exercise.next_step_number()
+            ))?;
             break ProgramEnd::Together;
         }
         if *told.borrow() && !std::mem::replace(&mut asked, true) {
             totals.faults += count_faults(agent, std::mem::take(&mut open)).await?;
-            if ask_to_leave(agent).await? {
+            if leave_or_end_together(agent).await? {
                 break ProgramEnd::Gone;
             }
             // All tasks end together, so this one must wait for the others.
             cut.send_replace(false);
             continue;
         }
-        let stepping = exercise.step();
+        let stepping = exercise.run_step();
         tokio::pin!(stepping);
         let outcome = tokio::select! {
             outcome = &mut stepping => outcome?,
             // The step may be waiting for a task that does not come.
-            () = soon_after(&mut told), if !asked => {
+            () = wait_for_last_step(&mut told), if !asked => {
                 cut.send_replace(true);
                 stepping.await?
             }
         };
         match outcome {
-            StepOutcome::Cancelled(why) => say(&format!("{CANCELLED_TEXT}{why}"))?,
+            StepOutcome::Cancelled(why) => print_line(&format!("{CANCELLED_TEXT}{why}"))?,
             StepOutcome::Completed(step) => {
-                say(&line(&step))?;
+                print_line(&step_line_text(&step))?;
                 totals.steps += 1;
                 totals.checked += step.checked as u64;
                 totals.received += step.received;
                 for failed in &step.failures {
                     let PeerFailure { with, error } = failed;
-                    let names: Vec<String> = with.iter().map(Member::to_string).collect();
-                    say(&format!("  failed with {}: {}: {error}", names.join(" or "), error.reason()))?;
+                    let names: Vec<String> = with.iter().map(MemberId::to_string).collect();
+                    print_line(&format!(
+                        "  failed with {}: {}: {error}",
+                        names.join(" or "),
+                        error.reason_label()
+                    ))?;
                 }
                 // A task that takes part in another step with the same life was not lost, so the earlier
                 // failure was a fault.
-                for failed in open.drain(..).filter(|failed| nobody_lost(failed, &step)) {
+                for failed in open.drain(..).filter(|failed| all_suspects_continue(failed, &step)) {
                     totals.faults += 1;
-                    say_fault(&failed)?;
+                    print_fault(&failed)?;
                 }
                 open = step.failures;
                 tokio::select! {
@@ -242,15 +229,15 @@ async fn exercise(
     };
     totals.faults += count_faults(agent, open).await?;
     let ExerciseTotals { steps, checked, received, faults } = totals;
-    say(&format!(
+    print_line(&format!(
         "{steps} steps: {checked} buffers checked, {} received, {faults} fault(s)",
-        bytes(received)
+        format_bytes(received)
     ))?;
     Ok((end, faults))
 }
 
 /// Resolves [`LAST_STEP`] after the worker was told to end.
-async fn soon_after(told: &mut watch::Receiver<bool>) {
+async fn wait_for_last_step(told: &mut watch::Receiver<bool>) {
     if told.wait_for(|told| *told).await.is_err() {
         std::future::pending::<()>().await;
     }
@@ -258,12 +245,12 @@ async fn soon_after(told: &mut watch::Receiver<bool>) {
 }
 
 /// Returns whether all tasks that could have caused the failure take part in a later step.
-fn nobody_lost(failed: &PeerFailure, later: &StepReport) -> bool {
+fn all_suspects_continue(failed: &PeerFailure, later: &StepReport) -> bool {
     failed.with.iter().all(|member| later.members.contains(member))
 }
 
-fn say_fault(PeerFailure { error, .. }: &PeerFailure) -> Result<()> {
-    say(&format!("FAULT: nobody was lost, and yet this failed: {error}"))
+fn print_fault(PeerFailure { error, .. }: &PeerFailure) -> Result<()> {
+    print_line(&format!("FAULT: nobody was lost, and yet this failed: {error}"))
 }
 
 /// Returns how many of the failures of the last step are faults: those whose peers the service does not
@@ -272,14 +259,14 @@ async fn count_faults(agent: &Agent, open: Vec<PeerFailure>) -> Result<u64> {
     let mut faults = 0;
     for failed in open {
         let mut roster = agent.roster();
-        let gone = roster.wait_for(|roster| roster.lost(&failed.with).is_some());
+        let gone = roster.wait_for(|roster| roster.first_lost_member(&failed.with).is_some());
         let gone = tokio::select! {
             gone = tokio::time::timeout(LOSS_NOTICE_TIMEOUT, gone) => matches!(gone, Ok(Ok(_))),
-            error = agent.over() => return Err(error.into()),
+            error = agent.wait_for_end() => return Err(error.into()),
         };
         if !gone {
             faults += 1;
-            say_fault(&failed)?;
+            print_fault(&failed)?;
         }
     }
     Ok(faults)
@@ -287,31 +274,31 @@ async fn count_faults(agent: &Agent, open: Vec<PeerFailure>) -> Result<u64> {
 
 /// Prints changes of the roster.
 #[derive(Default)]
-struct RosterLog {
+struct RosterPrinter {
     known: ClusterRoster,
     begun: bool,
 }
 
-impl RosterLog {
-    fn log_changes(&mut self, roster: &ClusterRoster) -> Result<()> {
+impl RosterPrinter {
+    fn print_changes(&mut self, roster: &ClusterRoster) -> Result<()> {
         let old = std::mem::replace(&mut self.known, roster.clone());
         let begun = std::mem::replace(&mut self.begun, true);
         for (task, incarnation) in &old.lives {
             if !roster.lives.contains_key(task) {
-                say(&format!("task {task} (incarnation {incarnation}) is gone"))?;
+                print_line(&format!("task {task} (incarnation {incarnation}) is gone"))?;
             }
         }
         for (task, incarnation) in &roster.lives {
             match old.lives.get(task) {
                 Some(before) if before == incarnation => {}
-                Some(_) => say(&format!("task {task} was restarted (incarnation {incarnation})"))?,
-                None if begun => say(&format!("task {task} is there (incarnation {incarnation})"))?,
+                Some(_) => print_line(&format!("task {task} was restarted (incarnation {incarnation})"))?,
+                None if begun => print_line(&format!("task {task} is there (incarnation {incarnation})"))?,
                 None => {}
             }
         }
         for (task, why) in &roster.unusable {
             if !old.unusable.contains_key(task) {
-                say(&format!("the engine of task {task} cannot be used: {why}"))?;
+                print_line(&format!("the engine of task {task} cannot be used: {why}"))?;
             }
         }
         Ok(())
@@ -319,7 +306,7 @@ impl RosterLog {
 }
 
 /// Returns the line about a step.
-fn line(step: &StepReport) -> String {
+fn step_line_text(step: &StepReport) -> String {
     let tasks: Vec<String> = step.members.iter().map(|member| member.task.to_string()).collect();
     let resharded = step.resharded.as_ref();
     let resharded = resharded.map_or_else(String::new, |array| format!("; array from {}", array.what));
@@ -330,8 +317,8 @@ fn line(step: &StepReport) -> String {
         step.number,
         tasks.join(" "),
         step.checked,
-        bytes(step.sent),
-        bytes(step.received),
+        format_bytes(step.sent),
+        format_bytes(step.received),
         step.elapsed.as_secs_f64() * 1e3
     )
 }
@@ -352,7 +339,7 @@ pub struct StepLine {
 }
 
 /// Parses a line about a step.
-pub fn parse(line: &str) -> Option<StepLine> {
+pub fn parse_step_line(line: &str) -> Option<StepLine> {
     let (number, rest) = line.strip_prefix(STEP)?.strip_prefix(' ')?.split_once(": tasks ")?;
     let mut parts = rest.split("; ");
     let tasks = parts.next()?.split(' ').map(|task| task.parse().ok()).collect::<Option<_>>()?;
@@ -369,55 +356,46 @@ pub fn parse(line: &str) -> Option<StepLine> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::exercise::ReshardResult;
     use super::*;
-    use crate::agent::exercise::ReshardResult;
-    use crate::transfer::{Incarnation, Moved, TaskId, TransferError};
+    use crate::transfer::{Incarnation, ReshardStats, TaskId, TransferError};
 
     #[test]
     fn a_failure_with_a_live_peer_is_a_fault() {
-        let member = |task, life| Member { task: TaskId(task), incarnation: Incarnation::new(life).unwrap() };
+        let member = |task, life| MemberId::of_own_job(TaskId(task), Incarnation::new(life).unwrap());
         let failed = PeerFailure { with: vec![member(1, 7), member(2, 8)], error: TransferError::Closed };
-        let step = |members: Vec<Member>| StepReport {
-            number: 2,
-            members,
-            checked: 0,
-            sent: 0,
-            received: 0,
-            elapsed: Duration::ZERO,
-            resharded: None,
-            failures: Vec::new(),
-        };
-        assert!(nobody_lost(&failed, &step(vec![member(0, 1), member(1, 7), member(2, 8)])));
-        assert!(!nobody_lost(&failed, &step(vec![member(0, 1), member(1, 7)])), "task 2 is lost");
-        assert!(!nobody_lost(&failed, &step(vec![member(1, 7), member(2, 9)])), "task 2 was restarted");
+        let step = |members| StepReport::new(2, members);
+        assert!(all_suspects_continue(&failed, &step(vec![member(0, 1), member(1, 7), member(2, 8)])));
+        assert!(!all_suspects_continue(&failed, &step(vec![member(0, 1), member(1, 7)])), "task 2 is lost");
+        assert!(
+            !all_suspects_continue(&failed, &step(vec![member(1, 7), member(2, 9)])),
+            "task 2 was restarted"
+        );
     }
 
     #[test]
     fn lines_of_steps_are_read_as_they_are_written() {
-        let member = |task| Member { task: TaskId(task), incarnation: Incarnation::new(9).unwrap() };
+        let member = |task| MemberId::of_own_job(TaskId(task), Incarnation::new(9).unwrap());
         let mut step = StepReport {
-            number: 12,
-            members: vec![member(0), member(2)],
             checked: 3,
             sent: 1536,
             received: 7,
             elapsed: Duration::from_micros(1500),
-            resharded: None,
-            failures: Vec::new(),
+            ..StepReport::new(12, vec![member(0), member(2)])
         };
-        let written = line(&step);
+        let written = step_line_text(&step);
         assert_eq!(written, "step 12: tasks 0 2; 3 buffers checked; 1.5 KiB sent, 7 B received in 1.5 ms");
         let seen = StepLine { number: 12, tasks: vec![0, 2], checked: 3, resharded: false, whole: true };
-        assert_eq!(parse(&written), Some(seen.clone()));
-        let (what, moved) = ("P(d) to P(None, d)".to_owned(), Moved::default());
+        assert_eq!(parse_step_line(&written), Some(seen.clone()));
+        let (what, moved) = ("P(d) to P(None, d)".to_owned(), ReshardStats::default());
         step.resharded = Some(ReshardResult { what, checked: 2, moved });
-        assert_eq!(line(&step), format!("{written}; array from P(d) to P(None, d)"));
+        assert_eq!(step_line_text(&step), format!("{written}; array from P(d) to P(None, d)"));
         let seen = StepLine { resharded: true, ..seen };
-        assert_eq!(parse(&line(&step)), Some(seen.clone()));
+        assert_eq!(parse_step_line(&step_line_text(&step)), Some(seen.clone()));
         step.failures.push(PeerFailure { with: vec![member(2)], error: TransferError::Closed });
-        assert_eq!(parse(&line(&step)), Some(StepLine { whole: false, ..seen }));
+        assert_eq!(parse_step_line(&step_line_text(&step)), Some(StepLine { whole: false, ..seen }));
         for other in ["", "step", "step x: tasks 1; 2 buffers checked", "called off: step 1: tasks"] {
-            assert_eq!(parse(other), None, "{other}");
+            assert_eq!(parse_step_line(other), None, "{other}");
         }
     }
 }

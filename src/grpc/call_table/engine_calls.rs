@@ -1,18 +1,19 @@
-//! The calls of a connection that wait for the engine: dispatched, answered, or cancelled.
+//! Dispatches the calls of a connection to the engine, and answers or cancels the calls that wait.
 //!
-//! It receives no bodies: `request_bodies.rs` does. Begin at `CallTable::dispatch`. A transfer report is
-//! handed to [`reports`](crate::reports) and answered at once; it never reaches the engine.
+//! `request_bodies.rs` receives the bodies of requests. A transfer report does not go to the engine: it is passed
+//! to [`reports`](crate::service::reports) and answered at once. Begin at `CallTable::dispatch_request`.
 
 use http::HeaderMap;
 
-use super::{ANSWER_WORK, CallDeadline, CallState, CallTable, over_budget};
+use super::{ANSWER_WORK, CallDeadline, CallState, CallTable, over_budget_failure};
 use crate::coordination::{CallId, CallOutcome, Caller, Code, JobId, TaskId};
 use crate::engine::CallStatus;
 use crate::grpc::decoded_call::{Dialect, ReplyFormat};
-use crate::grpc::frame::Message;
+use crate::grpc::frame::RequestMessage;
 use crate::grpc::request_meta::{CallHandler, RequestMeta};
-use crate::grpc::respond;
-use crate::http2::{Sender, StreamId};
+use crate::grpc::responses;
+use crate::grpc::{hosts_service, peer_jobs_service};
+use crate::http2::{Http2Sender, StreamId};
 use crate::meter::Moment;
 use crate::proto::muster::v1::TransferReportAck;
 use crate::telemetry::traces::{CallEnd, CallSpan};
@@ -34,43 +35,71 @@ pub(super) struct Waiting {
 
 impl CallTable {
     /// Accepts a worker's transfer report and answers it at once.
-    fn accept_report(&self, sender: &mut Sender, job: JobId, message: &Message, stream: StreamId) {
-        match self.server.transfers.accept(&self.server.engine, job, &message.bytes()) {
+    fn accept_transfer_report(
+        &self,
+        sender: &mut Http2Sender,
+        job: JobId,
+        message: &RequestMessage,
+        stream: StreamId,
+    ) {
+        match self.server.transfers.accept_report(&self.server.engine, job, &message.contents()) {
             Ok(interval_ms) => {
-                self.server.counts.local().calls.add();
+                self.server.counts.local().calls.increment();
                 let now_us = self.server.engine.clock().now().0;
-                respond::send_message(sender, stream, &TransferReportAck { interval_ms, now_us });
+                responses::send_message(sender, stream, &TransferReportAck { interval_ms, now_us });
             }
-            Err(refusal) => self.refuse(sender, stream, &refusal.into()),
+            Err(refusal) => self.refuse_call(sender, stream, &refusal.into()),
         }
     }
 
-    /// Dispatches a call: a transfer report to the reports, every other call to the engine.
+    /// Answers the claim of a process on a task id at once.
+    fn answer_task_claim(
+        &self,
+        sender: &mut Http2Sender,
+        job: JobId,
+        message: &RequestMessage,
+        stream: StreamId,
+    ) {
+        match hosts_service::answer_task_claim(&self.server.engine, job, self.id, &message.contents()) {
+            Ok(answer) => {
+                self.server.counts.local().calls.increment();
+                responses::send_message(sender, stream, &answer);
+            }
+            Err(failure) => self.refuse_call(sender, stream, &failure),
+        }
+    }
+
+    /// Dispatches a call: a transfer report to the reports, a claim and every other call to the engine. A question about
+    /// another job is a call to that job.
     #[expect(clippy::too_many_arguments, reason = "what a request is made of")]
-    pub(super) fn dispatch(
+    pub(super) fn dispatch_request(
         &mut self,
-        sender: &mut Sender,
+        sender: &mut Http2Sender,
         job: JobId,
         callee: CallHandler,
-        message: &Message,
+        message: &RequestMessage,
         stream: StreamId,
         due: CallDeadline,
         mut trace: PendingTrace,
         since: Moment,
     ) {
-        let reader = match callee {
-            CallHandler::Coordination(reader) => reader,
-            CallHandler::Reports => return self.accept_report(sender, job, message, stream),
+        let decoded = match callee {
+            CallHandler::Coordination(reader) => reader(message, &self.server.sets).map(|call| (job, call)),
+            CallHandler::PeerJobs(reader) => {
+                peer_jobs_service::resolve_call(&self.server.engine, job, reader, message)
+            }
+            CallHandler::Reports => return self.accept_transfer_report(sender, job, message, stream),
+            CallHandler::Claims => return self.answer_task_claim(sender, job, message, stream),
         };
-        let call = match reader(message, &self.server.sets) {
-            Ok(call) => call,
-            Err(why) => return self.refuse(sender, stream, &why),
+        let (job, call) = match decoded {
+            Ok(decoded) => decoded,
+            Err(why) => return self.refuse_call(sender, stream, &why),
         };
-        self.server.counts.local().calls.add();
+        self.server.counts.local().calls.increment();
         // The key is stored while the call waits, because its answer repeats it.
         let charged = call.form.key.len();
         if let Err(over) = sender.budget.charge(charged) {
-            return self.refuse(sender, stream, &over_budget(over));
+            return self.refuse_call(sender, stream, &over_budget_failure(over));
         }
         let caller = Caller { connection: self.id, claim: call.claim };
         let slot = self.slots.next_key();
@@ -80,10 +109,15 @@ impl CallTable {
         match self.server.engine.call(job, caller, call.request, &self.inbox, slot) {
             CallStatus::Now(outcome) => {
                 sender.budget.release(charged);
-                self.end_trace(trace, job, &call.form, outcome.as_ref().err().map(|failure| failure.code));
-                self.send(sender, stream, &outcome, &call.form);
+                self.end_call_trace(
+                    trace,
+                    job,
+                    &call.form,
+                    outcome.as_ref().err().map(|failure| failure.code),
+                );
+                self.send_call_outcome(sender, stream, &outcome, &call.form);
                 let now = self.now();
-                self.count(&call.form, outcome.as_ref().err().map(|failure| failure.code), (since, now));
+                self.count_call(&call.form, outcome.as_ref().err().map(|failure| failure.code), (since, now));
             }
             CallStatus::Waiting(id) => {
                 let form = call.form;
@@ -97,59 +131,73 @@ impl CallTable {
                     charged,
                 }));
                 sender.assign_slot(stream, slot);
-                if let Some(due) = due.at() {
+                if let Some(due) = due.instant() {
                     self.deadlines.add(due, slot);
                 }
             }
         }
     }
 
-    fn send(&self, sender: &mut Sender, stream: StreamId, outcome: &CallOutcome, form: &ReplyFormat) {
-        respond::send_outcome(sender, stream, outcome, form, self.server.limits.message_bytes);
+    fn send_call_outcome(
+        &self,
+        sender: &mut Http2Sender,
+        stream: StreamId,
+        outcome: &CallOutcome,
+        form: &ReplyFormat,
+    ) {
+        let server = &self.server;
+        responses::send_outcome(sender, stream, outcome, form, &server.replies, server.limits.message_bytes);
     }
 
-    pub(super) fn begin_trace(&self, head: &RequestMeta) -> PendingTrace {
+    pub(super) fn begin_call_trace(&self, head: &RequestMeta) -> PendingTrace {
         let traces = self.server.traces.as_ref()?;
-        let trace = traces
-            .begin(head.trace.as_deref().unwrap_or(&HeaderMap::new()), self.server.engine.clock().now());
+        let trace = traces.begin_call_span(
+            head.trace.as_deref().unwrap_or(&HeaderMap::new()),
+            self.server.engine.clock().now(),
+        );
         Some(Box::new((trace, None)))
     }
 
-    fn end_trace(&self, trace: PendingTrace, job: JobId, form: &ReplyFormat, code: Option<Code>) {
+    fn end_call_trace(&self, trace: PendingTrace, job: JobId, form: &ReplyFormat, code: Option<Code>) {
         let (Some(traces), Some(trace)) = (&self.server.traces, trace) else { return };
         let end = CallEnd {
             job,
-            service: form.dialect.service(),
+            service: form.service(),
             method: form.method.name(),
             code: code.map_or(0, Code::number),
             at: self.server.engine.clock().now(),
         };
-        traces.end(&trace.0, trace.1, &end);
+        traces.end_call_span(&trace.0, trace.1, &end);
     }
 
     /// Counts a call with its beginning and end; without a code it succeeded.
-    fn count(&self, form: &ReplyFormat, code: Option<Code>, times: (Moment, Moment)) {
+    fn count_call(&self, form: &ReplyFormat, code: Option<Code>, times: (Moment, Moment)) {
         if let Some(calls) = &self.server.calls {
-            calls.local().add(form.method, form.dialect, code, times);
+            calls.local().count_call(form.method, form.dialect, code, times);
         }
     }
 
     /// Sends the answer of a call that waited.
-    pub(in crate::grpc) fn answer(&mut self, sender: &mut Sender, slot: u64, outcome: &CallOutcome) {
+    pub(in crate::grpc) fn send_waiting_answer(
+        &mut self,
+        sender: &mut Http2Sender,
+        slot: u64,
+        outcome: &CallOutcome,
+    ) {
         sender.count_work(ANSWER_WORK);
         if let Some(CallState::Waiting(mut waiting)) = self.slots.remove(slot) {
             sender.budget.release(waiting.charged);
             let code = outcome.as_ref().err().map(|failure| failure.code);
-            self.end_trace(waiting.trace.take(), waiting.job, &waiting.form, code);
-            self.send(sender, waiting.stream, outcome, &waiting.form);
+            self.end_call_trace(waiting.trace.take(), waiting.job, &waiting.form, code);
+            self.send_call_outcome(sender, waiting.stream, outcome, &waiting.form);
             let now = self.turn_start();
-            self.count(&waiting.form, code, (waiting.since, now));
+            self.count_call(&waiting.form, code, (waiting.since, now));
         }
     }
 
-    pub(super) fn cancel_waiting(
+    pub(super) fn cancel_waiting_call(
         &mut self,
-        sender: &mut Sender,
+        sender: &mut Http2Sender,
         slot: u64,
         code: Code,
     ) -> Option<(StreamId, Dialect)> {
@@ -157,8 +205,8 @@ impl CallTable {
         sender.budget.release(waiting.charged);
         self.server.engine.cancel_waiting_call(waiting.job, waiting.call);
         let now = self.turn_start();
-        self.count(&waiting.form, Some(code), (waiting.since, now));
-        self.end_trace(waiting.trace.take(), waiting.job, &waiting.form, Some(code));
+        self.count_call(&waiting.form, Some(code), (waiting.since, now));
+        self.end_call_trace(waiting.trace.take(), waiting.job, &waiting.form, Some(code));
         Some((waiting.stream, waiting.form.dialect))
     }
 }

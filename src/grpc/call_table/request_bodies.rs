@@ -1,18 +1,21 @@
-//! The requests of a connection whose bodies are still arriving: their memory, windows and deadlines.
+//! The requests of one connection whose bodies are still arriving, with their memory, windows and deadlines.
 //!
-//! It puts no call to the engine: `engine_calls.rs` does. Begin at `CallTable::on_data`.
+//! `engine_calls.rs` calls the engine once a body is complete. Begin at `CallTable::on_data`.
 
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{BYTES_PER_STEP, CallDeadline, CallState, CallTable, PendingTrace, over_budget, too_late};
+use super::{
+    BYTES_PER_STEP, CallDeadline, CallState, CallTable, PendingTrace, deadline_exceeded_failure,
+    over_budget_failure,
+};
 use crate::coordination::{Code, Failure, JobId};
 use crate::grpc::mailbox::slot_waker;
 use crate::grpc::request_body::{self, RequestBody};
 use crate::grpc::request_meta::CallHandler;
-use crate::http2::{Sender, StreamId};
+use crate::http2::{Http2Sender, StreamId};
 use crate::meter::Moment;
 
 /// A request whose body is arriving.
@@ -40,7 +43,7 @@ impl CallTable {
     #[expect(clippy::too_many_arguments, reason = "what a request is made of")]
     pub(super) fn wait_for_body(
         &mut self,
-        sender: &mut Sender,
+        sender: &mut Http2Sender,
         body: RequestBody,
         callee: CallHandler,
         job: JobId,
@@ -50,11 +53,11 @@ impl CallTable {
         since: Moment,
     ) {
         let waker = slot_waker(&self.mailbox, self.slots.next_key());
-        let due = due.at();
+        let due = due.instant();
         let stall = Instant::now() + self.server.limits.body_stall;
         let (parked, charged) = (false, body.held_bytes());
         if let Err(over) = sender.budget.charge(charged) {
-            return self.refuse(sender, stream, &over_budget(over));
+            return self.refuse_call(sender, stream, &over_budget_failure(over));
         }
         let check = due.map_or(stall, |due| due.min(stall));
         let arriving = Box::new(ReceivingCall {
@@ -81,51 +84,51 @@ impl CallTable {
     /// Receives more of the body of a request.
     pub(in crate::grpc) fn on_data(
         &mut self,
-        sender: &mut Sender,
+        sender: &mut Http2Sender,
         stream: StreamId,
         bytes: &[u8],
         ended: bool,
     ) {
-        let slot = sender.slot(stream);
+        let slot = sender.slot_of_stream(stream);
         let Some((slot, entry)) = slot.and_then(|slot| Some((slot, self.slots.get_mut(slot)?))) else {
-            return sender.release(stream, bytes.len());
+            return sender.release_windows(stream, bytes.len());
         };
         sender.count_work(bytes.len() / BYTES_PER_STEP);
         match entry {
             // Data after the end of a request does not reach this point.
-            CallState::Waiting(_) => sender.release(stream, bytes.len()),
+            CallState::Waiting(_) => sender.release_windows(stream, bytes.len()),
             CallState::Deferred(parked) => {
                 // The buffer grows by doubling.
                 let charged = 2 * bytes.len();
                 if let Err(over) = sender.budget.charge(charged) {
-                    self.on_reset(sender, slot);
-                    sender.release_connection(bytes.len());
-                    return self.refuse(sender, stream, &over_budget(over));
+                    self.on_stream_reset(sender, slot);
+                    sender.release_connection_window(bytes.len());
+                    return self.refuse_call(sender, stream, &over_budget_failure(over));
                 }
                 parked.charged += charged;
                 parked.bytes.extend_from_slice(bytes);
                 parked.ended |= ended;
             }
             CallState::Auxiliary(call) => {
-                sender.release(stream, bytes.len());
-                call.push(bytes, ended);
+                sender.release_windows(stream, bytes.len());
+                call.push_request_data(bytes, ended);
             }
             CallState::Receiving(arriving) => {
-                sender.release_connection(bytes.len());
-                sender.release_stream(stream, arriving.body.take_consumed());
+                sender.release_connection_window(bytes.len());
+                sender.release_stream_window(stream, arriving.body.take_consumed());
                 let charged = if arriving.body.held_bytes() == 0 { 0 } else { 2 * bytes.len() };
                 let most = self.server.limits.message_bytes;
                 let pushed = match sender.budget.charge(charged) {
                     Ok(()) => {
                         arriving.charged += charged;
-                        arriving.body.push(bytes, ended, &mut self.quota, &self.server.sets, most)
+                        arriving.body.receive_data(bytes, ended, &mut self.quota, &self.server.sets, most)
                     }
-                    Err(over) => Err(over_budget(over)),
+                    Err(over) => Err(over_budget_failure(over)),
                 };
                 if let Err(why) = pushed {
                     sender.budget.release(arriving.charged);
                     self.slots.remove(slot);
-                    return self.refuse(sender, stream, &why);
+                    return self.refuse_call(sender, stream, &why);
                 }
                 self.poll_slot(sender, slot);
             }
@@ -135,30 +138,30 @@ impl CallTable {
     /// Returns the buffer for the next bytes of the body of `stream`, and the greatest number of them.
     pub(in crate::grpc) fn body_buffer(
         &mut self,
-        sender: &Sender,
+        sender: &Http2Sender,
         stream: StreamId,
     ) -> Option<(&mut Vec<u8>, usize)> {
-        match self.slots.get_mut(sender.slot(stream)?)? {
+        match self.slots.get_mut(sender.slot_of_stream(stream)?)? {
             CallState::Receiving(arriving) => arriving.body.body_buffer(),
             _ => None,
         }
     }
 
     /// Records that `bytes` of the body of `stream` were read into its buffer.
-    pub(in crate::grpc) fn advance_body(&mut self, sender: &mut Sender, stream: StreamId, bytes: usize) {
-        let slot = sender.slot(stream);
+    pub(in crate::grpc) fn advance_body(&mut self, sender: &mut Http2Sender, stream: StreamId, bytes: usize) {
+        let slot = sender.slot_of_stream(stream);
         if let Some(CallState::Receiving(arriving)) = slot.and_then(|slot| self.slots.get_mut(slot)) {
-            arriving.body.filled(bytes);
-            sender.release_connection(bytes);
-            sender.release_stream(stream, arriving.body.take_consumed());
+            arriving.body.record_filled_bytes(bytes);
+            sender.release_connection_window(bytes);
+            sender.release_stream_window(stream, arriving.body.take_consumed());
         }
         if let Some(slot) = slot {
-            self.expect_end(slot);
+            self.set_request_end_deadline(slot);
         }
     }
 
     /// Sets the deadline for the end of a request whose message is complete.
-    fn expect_end(&mut self, slot: u64) {
+    fn set_request_end_deadline(&mut self, slot: u64) {
         let Some(CallState::Receiving(arriving)) = self.slots.get_mut(slot) else { return };
         if !arriving.body.awaits_end() || std::mem::replace(&mut arriving.is_whole, true) {
             return;
@@ -171,43 +174,56 @@ impl CallTable {
     }
 
     /// Removes a request whose body is arriving.
-    pub(super) fn remove_receiving(&mut self, sender: &mut Sender, slot: u64) -> Option<Box<ReceivingCall>> {
+    pub(super) fn remove_receiving(
+        &mut self,
+        sender: &mut Http2Sender,
+        slot: u64,
+    ) -> Option<Box<ReceivingCall>> {
         let Some(CallState::Receiving(arriving)) = self.slots.remove(slot) else { return None };
         sender.budget.release(arriving.charged);
         Some(arriving)
     }
 
     /// Checks a body that was woken, and dispatches its request once the message is complete.
-    pub(super) fn poll_body(&mut self, sender: &mut Sender, slot: u64) {
+    pub(super) fn poll_body(&mut self, sender: &mut Http2Sender, slot: u64) {
         let Some(CallState::Receiving(arriving)) = self.slots.get_mut(slot) else { return };
         let ReceivingCall { body, waker, stream, deferred: parked, .. } = &mut **arriving;
         *parked = false;
-        let was_reserved = body.is_reserved();
+        let was_reserved = body.holds_reserve();
         let most = self.server.limits.message_bytes;
-        let polled = body.poll(&mut Context::from_waker(waker), &mut self.quota, most);
-        sender.release_stream(*stream, body.take_consumed());
+        let polled = body.poll_message(&mut Context::from_waker(waker), &mut self.quota, most);
+        sender.release_stream_window(*stream, body.take_consumed());
         if body.held_bytes() == 0 {
             sender.budget.release(std::mem::take(&mut arriving.charged));
         }
         let Poll::Ready(result) = polled else {
-            if !was_reserved && arriving.body.is_reserved() {
+            if !was_reserved && arriving.body.holds_reserve() {
                 arriving.check = arriving.check.min(Instant::now() + request_body::PACE_PERIOD);
                 self.deadlines.add(arriving.check, slot);
             }
-            return self.expect_end(slot);
+            return self.set_request_end_deadline(slot);
         };
         let Some(arriving) = self.remove_receiving(sender, slot) else { return };
         let ReceivingCall { callee, job, stream, due, trace, since, .. } = *arriving;
         match result {
             Ok(message) => {
-                self.dispatch(sender, job, callee, &message, stream, CallDeadline::At(due), trace, since);
+                self.dispatch_request(
+                    sender,
+                    job,
+                    callee,
+                    &message,
+                    stream,
+                    CallDeadline::At(due),
+                    trace,
+                    since,
+                );
             }
-            Err(why) => self.refuse(sender, stream, &why),
+            Err(why) => self.refuse_call(sender, stream, &why),
         }
     }
 
     /// Checks the progress of a body at its deadline.
-    pub(super) fn check_body_progress(&mut self, sender: &mut Sender, slot: u64, now: Instant) {
+    pub(super) fn check_body_progress(&mut self, sender: &mut Http2Sender, slot: u64, now: Instant) {
         let stall = self.server.limits.body_stall;
         let Some(CallState::Receiving(arriving)) = self.slots.get_mut(slot) else { return };
         if now < arriving.check {
@@ -215,39 +231,39 @@ impl CallTable {
             return;
         }
         let why = if arriving.due.is_some_and(|due| due <= now) {
-            too_late()
+            deadline_exceeded_failure()
         } else if now >= arriving.stall && arriving.body.awaits_end() {
-            not_ended(self.server.limits.handshake)
+            not_ended_failure(self.server.limits.handshake)
         } else if now >= arriving.stall && !arriving.body.has_progressed() {
-            stalled(stall)
+            stalled_failure(stall)
         } else if arriving.body.is_too_slow(&self.quota) {
-            too_slow()
+            too_slow_failure()
         } else {
             if now >= arriving.stall {
                 arriving.stall = now + stall;
             }
-            let pace = arriving.body.is_reserved().then(|| now + request_body::PACE_PERIOD);
+            let pace = arriving.body.holds_reserve().then(|| now + request_body::PACE_PERIOD);
             let next = [Some(arriving.stall), arriving.due, pace].into_iter().flatten().min();
             arriving.check = next.unwrap_or(arriving.stall);
             return self.deadlines.add(arriving.check, slot);
         };
         if let Some(arriving) = self.remove_receiving(sender, slot) {
-            self.refuse(sender, arriving.stream, &why);
+            self.refuse_call(sender, arriving.stream, &why);
         }
     }
 }
 
-fn too_slow() -> Failure {
+fn too_slow_failure() -> Failure {
     let text = "the request's body arrives too slowly while others wait for the memory that it holds";
     Failure::without_details(Code::ResourceExhausted, text)
 }
 
-fn not_ended(within: Duration) -> Failure {
+fn not_ended_failure(within: Duration) -> Failure {
     let text = format!("the request did not end within {} s after its message", within.as_secs());
     Failure::without_details(Code::DeadlineExceeded, text)
 }
 
-fn stalled(stall: Duration) -> Failure {
+fn stalled_failure(stall: Duration) -> Failure {
     let text =
         format!("the request's body did not arrive, nor the next 4 MiB of it, within {} s", stall.as_secs());
     Failure::without_details(Code::DeadlineExceeded, text)

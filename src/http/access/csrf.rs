@@ -1,8 +1,8 @@
-//! Proof that a page of this server made a form.
+//! The proof that a form comes from a page of this server.
 //!
-//! A page carries a value that is derived from a cookie with a key that only this process knows. A page elsewhere
-//! can make the browser send a form with the cookie, and can even set one, but cannot derive the proof. It sets no
-//! cookies: `login.rs` does. Begin at `CsrfKey::proof_for`.
+//! Every page with a form contains a proof: a value that is derived from a cookie of the browser and a key that
+//! only this process has. A page of another server can make the browser send a form with the cookie, and can even
+//! set a cookie, but cannot derive the proof. `login.rs` sets the cookies. Begin at `CsrfKey::proof_for`.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! Serves `/login` and `/logout`: exchanges a token for a session cookie.
 //!
-//! It does not store sessions (`sessions.rs`). Begin at `log_in`.
+//! `sessions.rs` stores the sessions. Begin at `log_in`.
 
 use askama::Template;
 use axum::extract::{Request, State};
@@ -12,8 +12,10 @@ use bytes::Bytes;
 
 use super::AuthMethod;
 use super::Principal;
-use super::middleware::{Cookies, CsrfProof, cookie, field, too_many_requests};
-use super::tokens::{Hash, hash};
+use super::cookies::{CookieNames, cookie_value};
+use super::middleware::{CsrfProof, form_field};
+use super::refusals::with_retry_after;
+use super::tokens::{SecretHash, hash_secret};
 use crate::coordination::{Actor, ActorOrigin};
 use crate::http::actor::{PeerAddress, TransportSecurity};
 use crate::http::{AppState, ClientNetwork, Problem, pages};
@@ -22,14 +24,14 @@ use crate::service::{ActorContext, AuditOutcome};
 /// Serves `GET /login`: the page that asks for a token.
 ///
 /// The form must carry `csrf`; its other fields are `token` and `next`, the page to go on to.
-pub(in crate::http) async fn show(State(site): State<AppState>, request: Request) -> Response {
-    let next = field(request.uri().query().unwrap_or_default().as_bytes(), "next");
-    let next = local_path(next.as_deref()).to_owned();
-    if site.guard.is_open() {
+pub(in crate::http) async fn show_login_page(State(site): State<AppState>, request: Request) -> Response {
+    let next = form_field(request.uri().query().unwrap_or_default().as_bytes(), "next");
+    let next = local_path_or_root(next.as_deref()).to_owned();
+    if site.guard.has_no_tokens() {
         return Redirect::to(&next).into_response();
     }
     let proof = request.extensions().get::<CsrfProof>().map(|proof| proof.0.to_string()).unwrap_or_default();
-    Html(page(&proof, &next, "")).into_response()
+    Html(login_page_html(&proof, &next, "")).into_response()
 }
 
 /// The maximum length of a login form, in bytes.
@@ -39,13 +41,13 @@ pub(super) const FORM_BYTES_MAX: usize = 8 << 10;
 pub(in crate::http) async fn log_in(State(site): State<AppState>, head: Parts, form: Bytes) -> Response {
     let channel = head.extensions.get::<TransportSecurity>().cloned().unwrap_or_default();
     let peer = head.extensions.get::<PeerAddress>().map(|peer| peer.0);
-    let next = field(&form, "next");
-    let next = local_path(next.as_deref());
+    let next = form_field(&form, "next");
+    let next = local_path_or_root(next.as_deref());
     let guard = &site.guard;
     let Some(tokens) = &guard.tokens else { return Redirect::to(next).into_response() };
     let now = guard.clock.now();
-    let token = field(&form, "token").unwrap_or_default();
-    let holder = tokens.holder(token.trim());
+    let token = form_field(&form, "token").unwrap_or_default();
+    let holder = tokens.holder_of(token.trim());
     let deed = |who: &str, role| {
         let actor = Actor { who: who.into(), address: peer, means: ActorOrigin::Page };
         ActorContext::new(actor, role, None).audit_entry(None, "login", "/login".into(), None)
@@ -53,19 +55,20 @@ pub(in crate::http) async fn log_in(State(site): State<AppState>, head: Parts, f
     let Some(holder) = holder else {
         let source = ClientNetwork::of_request(&head.extensions);
         let detail = "unknown token".to_owned();
-        site.operations.audit.record_aggregated(
+        site.operations.audit.record_refusal_aggregated(
             guard.clock,
             source.to_string(),
             deed(Actor::ANONYMOUS, None),
             detail,
         );
-        let cookies = Cookies::of(&channel);
-        let attempt = guard.attempts.attempt_of(source, cookie(&head.headers, cookies.browser()));
-        if !guard.attempts.failed(now, attempt, &hash(token.trim())) {
-            return too_many_requests(Problem::too_many_logins());
+        let cookies = CookieNames::for_transport(&channel);
+        let attempt =
+            guard.attempts.attempt_of(source, cookie_value(&head.headers, cookies.known_browser_cookie()));
+        if !guard.attempts.record_wrong_login_token(now, attempt, &hash_secret(token.trim())) {
+            return with_retry_after(Problem::too_many_logins());
         }
-        let visit = cookie(&head.headers, cookies.visit()).unwrap_or_default();
-        let text = page(&guard.csrf.proof_for(visit), next, "Unknown token");
+        let visit = cookie_value(&head.headers, cookies.visitor_cookie()).unwrap_or_default();
+        let text = login_page_html(&guard.csrf.proof_for(visit), next, "Unknown token");
         return (StatusCode::UNAUTHORIZED, Html(text)).into_response();
     };
     let detail = format!("as {}", holder.role);
@@ -76,13 +79,20 @@ pub(in crate::http) async fn log_in(State(site): State<AppState>, head: Parts, f
 /// The lifetime of the cookie that marks a browser as one that has logged in, in seconds.
 const BROWSER_COOKIE_SECONDS: u64 = 30 * 24 * 60 * 60;
 
-fn start_session(site: &AppState, channel: &TransportSecurity, token: Hash, next: &str) -> Response {
+fn start_session(site: &AppState, channel: &TransportSecurity, token: SecretHash, next: &str) -> Response {
     let guard = &site.guard;
-    let id = guard.sessions.create(guard.clock.now(), token);
-    let cookies = Cookies::of(channel);
-    let set = cookies.set(cookies.session(), &id, Some(guard.sessions.timeout().as_secs()));
-    let known =
-        cookies.set(cookies.browser(), &guard.attempts.browser_cookie(), Some(BROWSER_COOKIE_SECONDS));
+    let id = guard.sessions.create_session(guard.clock.now(), token);
+    let cookies = CookieNames::for_transport(channel);
+    let set = cookies.set_cookie_header(
+        cookies.session_cookie(),
+        &id,
+        Some(guard.sessions.session_timeout().as_secs()),
+    );
+    let known = cookies.set_cookie_header(
+        cookies.known_browser_cookie(),
+        &guard.attempts.new_browser_cookie_value(),
+        Some(BROWSER_COOKIE_SECONDS),
+    );
     with_cookie(with_cookie(Redirect::to(next).into_response(), set), known)
 }
 
@@ -96,11 +106,14 @@ pub(in crate::http) async fn log_out(
         return Redirect::to("/").into_response();
     }
     let channel = request.extensions().get::<TransportSecurity>().cloned().unwrap_or_default();
-    let cookies = Cookies::of(&channel);
-    if let Some(id) = cookie(request.headers(), cookies.session()) {
-        site.guard.sessions.end(id);
+    let cookies = CookieNames::for_transport(&channel);
+    if let Some(id) = cookie_value(request.headers(), cookies.session_cookie()) {
+        site.guard.sessions.end_session(id);
     }
-    with_cookie(Redirect::to("/login").into_response(), cookies.set(cookies.session(), "", Some(0)))
+    with_cookie(
+        Redirect::to("/login").into_response(),
+        cookies.set_cookie_header(cookies.session_cookie(), "", Some(0)),
+    )
 }
 
 fn with_cookie(mut response: Response, set: Option<HeaderValue>) -> Response {
@@ -111,7 +124,7 @@ fn with_cookie(mut response: Response, set: Option<HeaderValue>) -> Response {
 }
 
 /// Returns `next` if it is a path of this server, otherwise `/`: a login must not redirect elsewhere.
-fn local_path(next: Option<&str>) -> &str {
+fn local_path_or_root(next: Option<&str>) -> &str {
     let local = |next: &&str| {
         next.starts_with('/')
             && !next.starts_with("//")
@@ -130,8 +143,8 @@ struct LoginPage<'a> {
     wrong: &'a str,
 }
 
-fn page(proof: &str, next: &str, wrong: &str) -> Bytes {
-    let page = LoginPage { style: pages::asset("muster.css"), proof, next, wrong };
+fn login_page_html(proof: &str, next: &str, wrong: &str) -> Bytes {
+    let page = LoginPage { style: pages::asset_path("muster.css"), proof, next, wrong };
     // Writing to a string cannot fail.
     page.render().unwrap_or_default().into()
 }
@@ -143,12 +156,12 @@ mod tests {
     #[test]
     fn a_login_leads_to_pages_of_this_server_only() {
         for next in ["/", "/jobs/a?x=1"] {
-            assert_eq!(local_path(Some(next)), next);
+            assert_eq!(local_path_or_root(Some(next)), next);
         }
         for next in ["//evil.example", "/\\evil.example", "https://evil.example", "", "/a\nb", "javascript:x"]
         {
-            assert_eq!(local_path(Some(next)), "/", "{next:?}");
+            assert_eq!(local_path_or_root(Some(next)), "/", "{next:?}");
         }
-        assert!(page("\"", "<", "").starts_with(b"<!doctype html>"));
+        assert!(login_page_html("\"", "<", "").starts_with(b"<!doctype html>"));
     }
 }

@@ -1,20 +1,23 @@
-//! Limits on wrong tokens: by client network, by token, and overall.
+//! Limits the number of wrong tokens: for each client network, for each token, and overall.
 //!
-//! It checks no tokens: `tokens.rs` does. A token is 256 random bits, which no client finds by trying; the limits
-//! bound the work and the noise of those who try. They count wrong tokens only, and apply to a login before its
-//! body is read. Begin at `LoginThrottle::attempt_of`. No limit lets one client lock out another:
+//! `tokens.rs` checks tokens. A token is 256 random bits, so no client finds one by trying. The limits bound the
+//! work and the log lines that wrong tokens cause. Only wrong tokens are counted, and the limits are checked before
+//! the body of a login is read. Begin at `LoginThrottle::attempt_of`.
 //!
-//! - A right token in the header `authorization` is never limited.
-//! - A browser that has logged in has a cookie that says so, and its own limit wherever it comes from.
-//! - The overall limit applies only to networks that have lately tried a wrong token themselves.
+//! No client can lock out another one by these limits:
 //!
-//! One wrong token that is tried from many networks, such as a revoked one, has a limit of its own.
+//! - A request with a valid token in the header `authorization` is never limited.
+//! - A browser that has logged in once has a cookie that proves this. Such a browser has a limit of its own, from
+//!   whatever network it connects.
+//! - The overall limit applies only to client networks that have recently sent a wrong token themselves.
+//!
+//! A wrong token that is sent from many networks, such as a revoked token, has a limit of its own.
 
 use std::fmt::Write as _;
 
 use super::csrf::CsrfKey;
 use super::rate_limit::{RateLimit, RateLimiter};
-use super::tokens::{Hash, random_secret};
+use super::tokens::{SecretHash, random_secret};
 use crate::coordination::Timestamp;
 use crate::http::ClientNetwork;
 
@@ -59,7 +62,7 @@ impl LoginThrottle {
     }
 
     /// Returns a new value for the cookie that marks a browser as one that has logged in.
-    pub fn browser_cookie(&self) -> String {
+    pub fn new_browser_cookie_value(&self) -> String {
         let name = random_secret();
         format!("{name}.{}", self.browsers.proof_for(&name))
     }
@@ -74,27 +77,37 @@ impl LoginThrottle {
     /// Returns whether the client may try one more token. Counts nothing.
     pub fn is_allowed(&self, now: Timestamp, attempt: &LoginAttempt) -> bool {
         if let Some(browser) = &attempt.browser {
-            return self.by_browser.would_allow(now, browser);
+            return self.by_browser.has_token(now, browser);
         }
-        self.by_source.would_allow(now, &attempt.source)
-            && (!self.by_source.has_recent(now, &attempt.source) || self.of_all.would_allow(now, ALL))
+        self.by_source.has_token(now, &attempt.source)
+            && (!self.by_source.has_recent_use(now, &attempt.source) || self.of_all.has_token(now, ALL))
     }
 
     /// Counts a wrong token in the header `authorization`. Returns whether it is still within the limits.
-    pub fn failed_in_header(&self, now: Timestamp, source: ClientNetwork, token: &Hash) -> bool {
-        let of_token = self.by_token.allow(now, key_of(token));
-        self.by_source_of_tools.allow(now, source.to_string()) && of_token
+    pub fn record_wrong_header_token(
+        &self,
+        now: Timestamp,
+        source: ClientNetwork,
+        token: &SecretHash,
+    ) -> bool {
+        let of_token = self.by_token.take_token(now, token_key(token));
+        self.by_source_of_tools.take_token(now, source.to_string()) && of_token
     }
 
     /// Counts a wrong token of a login. Returns whether it is still within the limits.
-    pub fn failed(&self, now: Timestamp, attempt: LoginAttempt, token: &Hash) -> bool {
-        let of_token = self.by_token.allow(now, key_of(token));
+    pub fn record_wrong_login_token(
+        &self,
+        now: Timestamp,
+        attempt: LoginAttempt,
+        token: &SecretHash,
+    ) -> bool {
+        let of_token = self.by_token.take_token(now, token_key(token));
         let of_one = match attempt.browser {
-            Some(browser) => self.by_browser.allow(now, browser),
+            Some(browser) => self.by_browser.take_token(now, browser),
             None => {
-                let tried_before = self.by_source.has_recent(now, &attempt.source);
-                let of_all = self.of_all.allow(now, ALL.to_owned());
-                self.by_source.allow(now, attempt.source) && (of_all || !tried_before)
+                let tried_before = self.by_source.has_recent_use(now, &attempt.source);
+                let of_all = self.of_all.take_token(now, ALL.to_owned());
+                self.by_source.take_token(now, attempt.source) && (of_all || !tried_before)
             }
         };
         of_token && of_one
@@ -102,7 +115,7 @@ impl LoginThrottle {
 }
 
 /// Returns the key under which the uses of a token are counted.
-fn key_of(token: &Hash) -> String {
+fn token_key(token: &SecretHash) -> String {
     let mut name = String::with_capacity(16);
     for byte in token.iter().take(8) {
         // Writing to a string cannot fail.
@@ -116,7 +129,7 @@ mod tests {
     use super::*;
 
     fn from(host: u32) -> ClientNetwork {
-        ClientNetwork::of(std::net::Ipv4Addr::from(host).into())
+        ClientNetwork::of_address(std::net::Ipv4Addr::from(host).into())
     }
 
     #[test]
@@ -128,7 +141,9 @@ mod tests {
             for token in 0..3_u8 {
                 let attempt = attempts.attempt_of(from(host), None);
                 let may = attempts.is_allowed(now, &attempt);
-                refused += u32::from(!may || !attempts.failed(now, attempt, &[token ^ host as u8; 32]));
+                refused += u32::from(
+                    !may || !attempts.record_wrong_login_token(now, attempt, &[token ^ host as u8; 32]),
+                );
             }
         }
         assert!(refused > 7_500, "{refused}: the limit over all sources holds");
@@ -138,7 +153,8 @@ mod tests {
     #[test]
     fn an_expired_token_in_a_tool_does_not_block_logins() {
         let (attempts, now) = (LoginThrottle::new(), Timestamp(1));
-        let allowed = (0..50).filter(|token| attempts.failed_in_header(now, from(1), &[*token; 32])).count();
+        let allowed =
+            (0..50).filter(|token| attempts.record_wrong_header_token(now, from(1), &[*token; 32])).count();
         assert_eq!(allowed, 10);
         assert!(attempts.is_allowed(now, &attempts.attempt_of(from(1), None)));
     }
@@ -147,16 +163,16 @@ mod tests {
     fn a_browser_that_has_logged_in_is_not_locked_out_by_its_neighbours() {
         let (attempts, now) = (LoginThrottle::new(), Timestamp(1));
         for token in 0..50 {
-            attempts.failed(now, attempts.attempt_of(from(1), None), &[token; 32]);
+            attempts.record_wrong_login_token(now, attempts.attempt_of(from(1), None), &[token; 32]);
         }
         assert!(!attempts.is_allowed(now, &attempts.attempt_of(from(1), None)));
-        let cookie = attempts.browser_cookie();
+        let cookie = attempts.new_browser_cookie_value();
         assert!(attempts.is_allowed(now, &attempts.attempt_of(from(1), Some(&cookie))));
-        for forged in ["x.y", "", ".", &cookie[1..], &LoginThrottle::new().browser_cookie()] {
+        for forged in ["x.y", "", ".", &cookie[1..], &LoginThrottle::new().new_browser_cookie_value()] {
             assert!(!attempts.is_allowed(now, &attempts.attempt_of(from(1), Some(forged))), "{forged}");
         }
         for token in 0..11 {
-            attempts.failed(now, attempts.attempt_of(from(1), Some(&cookie)), &[token; 32]);
+            attempts.record_wrong_login_token(now, attempts.attempt_of(from(1), Some(&cookie)), &[token; 32]);
         }
         assert!(
             !attempts.is_allowed(now, &attempts.attempt_of(from(1), Some(&cookie))),
@@ -167,8 +183,9 @@ mod tests {
     #[test]
     fn one_wrong_token_from_many_sources_has_a_limit() {
         let (attempts, now) = (LoginThrottle::new(), Timestamp(1));
-        let within =
-            (0..20).filter(|host| attempts.failed(now, attempts.attempt_of(from(*host), None), &[7; 32]));
+        let within = (0..20).filter(|host| {
+            attempts.record_wrong_login_token(now, attempts.attempt_of(from(*host), None), &[7; 32])
+        });
         assert_eq!(within.count(), 10);
     }
 }

@@ -1,6 +1,6 @@
-//! Holds token buckets by key within a bound on their number.
+//! Holds token buckets (rate limits) by key. The number of buckets is bounded.
 //!
-//! Begin at `RateLimiter::allow`.
+//! Begin at `RateLimiter::take_token`.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -34,30 +34,30 @@ impl RateLimiter {
     }
 
     /// Returns the number of tokens in a bucket at `now`.
-    fn refilled(&self, now: Timestamp, bucket: &TokenBucket) -> f64 {
+    fn available_tokens(&self, now: Timestamp, bucket: &TokenBucket) -> f64 {
         let RateLimit { burst, per_second } = self.rate;
         (bucket.left + now.since(bucket.at).as_secs_f64() * per_second).min(burst)
     }
 
     /// Returns whether the bucket of `who` has a token at `now`. Takes none.
-    pub fn would_allow(&self, now: Timestamp, who: &str) -> bool {
+    pub fn has_token(&self, now: Timestamp, who: &str) -> bool {
         let buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
-        buckets.get(who).is_none_or(|bucket| self.refilled(now, bucket) >= 1.0)
+        buckets.get(who).is_none_or(|bucket| self.available_tokens(now, bucket) >= 1.0)
     }
 
     /// Returns whether `who` has taken a token that is not refilled yet.
-    pub fn has_recent(&self, now: Timestamp, who: &str) -> bool {
+    pub fn has_recent_use(&self, now: Timestamp, who: &str) -> bool {
         let buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
-        buckets.get(who).is_some_and(|bucket| self.refilled(now, bucket) < self.rate.burst)
+        buckets.get(who).is_some_and(|bucket| self.available_tokens(now, bucket) < self.rate.burst)
     }
 
     /// Takes a token from the bucket of `who`. Returns whether there was one.
-    pub fn allow(&self, now: Timestamp, who: String) -> bool {
+    pub fn take_token(&self, now: Timestamp, who: String) -> bool {
         let burst = self.rate.burst;
         if burst.is_infinite() {
             return true;
         }
-        let refilled = |bucket: &TokenBucket| self.refilled(now, bucket);
+        let refilled = |bucket: &TokenBucket| self.available_tokens(now, bucket);
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
         if buckets.len() >= BUCKETS_MAX && !buckets.contains_key(&who) {
             buckets.retain(|_, bucket| refilled(bucket) < burst);
@@ -85,7 +85,7 @@ mod tests {
     fn a_bucket_empties_and_fills_again_and_there_are_only_so_many() {
         let rates = RateLimiter::new(RateLimit { burst: 2.0, per_second: 1.0 });
         let now = Timestamp(1);
-        let allow = |now, who: &str| rates.allow(now, who.into());
+        let allow = |now, who: &str| rates.take_token(now, who.into());
         assert_eq!(
             [allow(now, "a"), allow(now, "a"), allow(now, "a"), allow(now, "b")],
             [true, true, false, true]

@@ -1,13 +1,14 @@
-//! Tokens: names, roles and hashes, from a file that is reloaded when it changes.
+//! The tokens of the HTTP port. Their names, roles and hashes are in a file, which is read again whenever it
+//! changes.
 //!
-//! It limits nothing: `login_throttle.rs` does. A token is 256 random bits, so no client finds one by trying,
-//! however fast. Therefore its hash is a plain SHA-256: a slow hash protects passwords, which people choose,
-//! and would only cost time on every request. The file has the hashes alone, so reading it reveals no token.
-//! Hashes are compared in constant time. Begin at [`TokenFile`], then [`TokenHolder`].
+//! `login_throttle.rs` limits wrong tokens. A token is 256 random bits, so no client finds one by trying, however
+//! fast. Therefore its hash is a plain SHA-256. A slow hash protects passwords that people choose; here it would
+//! only cost time on every request. The file contains only the hashes, so reading the file reveals no token. Hashes
+//! are compared in constant time. Begin at [`TokenFile`], then [`TokenHolder`].
 
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq as _;
 
 use crate::clock::{Clock, random_bytes};
-use crate::file_watch::FileWatch;
+use crate::file_watch::{FileStamp, FileWatch};
 use crate::service::Role;
 
 /// The prefix of every token, by which secret scanners and people recognize a leaked one.
@@ -30,11 +31,11 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 const NAME_BYTES_MAX: usize = 64;
 
 /// The SHA-256 of a token or of another secret.
-pub(super) type Hash = [u8; 32];
+pub(super) type SecretHash = [u8; 32];
 
 /// Returns the hash of a secret.
-pub(super) fn hash(secret: &str) -> Hash {
-    let mut hash = Hash::default();
+pub(super) fn hash_secret(secret: &str) -> SecretHash {
+    let mut hash = SecretHash::default();
     hash.copy_from_slice(digest(&SHA256, secret.as_bytes()).as_ref());
     hash
 }
@@ -86,11 +87,8 @@ struct TokenFileContent {
 pub(super) struct TokenHolder {
     pub name: Arc<str>,
     pub role: Role,
-    pub hash: Hash,
+    pub hash: SecretHash,
 }
-
-/// Modification time in seconds and nanoseconds, length and inode of a file.
-type FileStamp = Option<(i64, i64, u64, u64)>;
 
 struct LoadedTokens {
     holders: Arc<[TokenHolder]>,
@@ -109,9 +107,9 @@ impl TokenFile {
     ///
     /// # Errors
     /// If the file cannot be read or its content is invalid.
-    pub fn read(path: &Path, clock: Clock) -> Result<Self, TokenError> {
-        let stamp = stamp(path);
-        let holders = read(path)?;
+    pub fn load(path: &Path, clock: Clock) -> Result<Self, TokenError> {
+        let stamp = FileStamp::of(path);
+        let holders = read_holders(path)?;
         if holders.is_empty() {
             tracing::warn!(file = %path.display(), "there is no token in the file: nobody gets in over HTTP");
         }
@@ -119,35 +117,35 @@ impl TokenFile {
         Ok(Self { path: path.into(), watch: FileWatch::new(clock), current })
     }
 
-    fn current(&self) -> std::sync::MutexGuard<'_, LoadedTokens> {
+    fn lock_loaded(&self) -> std::sync::MutexGuard<'_, LoadedTokens> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the tokens of the last valid read.
     fn holders(&self) -> Arc<[TokenHolder]> {
-        Arc::clone(&self.current().holders)
+        Arc::clone(&self.lock_loaded().holders)
     }
 
     /// Reloads the file if it has changed; it checks at intervals.
-    pub(super) async fn refresh(self: &Arc<Self>) {
+    pub(super) async fn reload_if_changed(self: &Arc<Self>) {
         let own = Arc::clone(self);
         let look = move || {
-            let stamp = stamp(&own.path);
-            let changed = own.current().stamp != stamp;
+            let stamp = FileStamp::of(&own.path);
+            let changed = own.lock_loaded().stamp != stamp;
             if changed {
                 own.reload();
             }
         };
-        self.watch.refresh(look).await;
+        self.watch.check_if_due(look).await;
     }
 
     /// Reloads the file now, whether it has changed or not. If the new content is invalid, the former tokens
     /// stay.
     pub fn reload(&self) {
         // The stamp is taken before the read, so a change during the read causes another read.
-        let stamp = stamp(&self.path);
-        let found = read(&self.path);
-        let mut current = self.current();
+        let stamp = FileStamp::of(&self.path);
+        let found = read_holders(&self.path);
+        let mut current = self.lock_loaded();
         current.stamp = stamp;
         match found {
             Ok(holders) => {
@@ -159,12 +157,12 @@ impl TokenFile {
     }
 
     /// Returns the holder of a token.
-    pub(super) fn holder(&self, token: &str) -> Option<TokenHolder> {
-        self.with_hash(&hash(token))
+    pub(super) fn holder_of(&self, token: &str) -> Option<TokenHolder> {
+        self.holder_with_hash(&hash_secret(token))
     }
 
     /// Returns the holder of the token with this hash. All hashes are compared, so the time reveals nothing.
-    pub(super) fn with_hash(&self, hash: &Hash) -> Option<TokenHolder> {
+    pub(super) fn holder_with_hash(&self, hash: &SecretHash) -> Option<TokenHolder> {
         let holders = self.holders();
         let mut found = None;
         for holder in holders.iter() {
@@ -176,12 +174,7 @@ impl TokenFile {
     }
 }
 
-fn stamp(path: &Path) -> FileStamp {
-    let data = std::fs::metadata(path).ok()?;
-    Some((data.mtime(), data.mtime_nsec(), data.len(), data.ino()))
-}
-
-fn read(path: &Path) -> Result<Vec<TokenHolder>, TokenError> {
+fn read_holders(path: &Path) -> Result<Vec<TokenHolder>, TokenError> {
     let failed = |error| TokenError::File { path: path.into(), error };
     let wrong = |wrong: String| TokenError::Content { path: path.into(), wrong };
     if std::fs::metadata(path).map_err(failed)?.len() > FILE_BYTES_MAX {
@@ -191,18 +184,18 @@ fn read(path: &Path) -> Result<Vec<TokenHolder>, TokenError> {
         tracing::warn!(file = %path.display(), "the file of tokens: {better}");
     }
     let text = std::fs::read_to_string(path).map_err(failed)?;
-    parse(&text).map_err(wrong)
+    parse_holders(&text).map_err(wrong)
 }
 
 /// Returns the tokens that a file's text tells of, or what is wrong with it.
-fn parse(text: &str) -> Result<Vec<TokenHolder>, String> {
+fn parse_holders(text: &str) -> Result<Vec<TokenHolder>, String> {
     let lines: TokenFileContent = toml::from_str(text).map_err(|error| error.message().to_owned())?;
     if lines.token.len() > TOKENS_MAX {
         return Err(format!("it has more than {TOKENS_MAX} tokens"));
     }
     let mut holders: Vec<TokenHolder> = Vec::with_capacity(lines.token.len());
     for TokenEntry { name, role, sha256 } in lines.token {
-        check_name(&name)?;
+        check_holder_name(&name)?;
         let hash = decode_hex(&sha256).ok_or_else(|| format!("the sha256 of {name:?} is none"))?;
         if holders.iter().any(|other| *other.name == *name || other.hash == hash) {
             return Err(format!("{name:?} stands there twice, or its token does"));
@@ -212,7 +205,7 @@ fn parse(text: &str) -> Result<Vec<TokenHolder>, String> {
     Ok(holders)
 }
 
-fn check_name(name: &str) -> Result<(), &'static str> {
+fn check_holder_name(name: &str) -> Result<(), &'static str> {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@".contains(&byte);
     if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(fits) {
         return Err("a name has 1 to 64 letters, digits and any of - _ . @");
@@ -221,8 +214,8 @@ fn check_name(name: &str) -> Result<(), &'static str> {
     if name == crate::coordination::Actor::ANONYMOUS { Err("nobody is named anonymous") } else { Ok(()) }
 }
 
-fn decode_hex(text: &str) -> Option<Hash> {
-    let mut hash = Hash::default();
+fn decode_hex(text: &str) -> Option<SecretHash> {
+    let mut hash = SecretHash::default();
     if text.len() != hash.len() * 2 || !text.is_ascii() {
         return None;
     }
@@ -234,17 +227,17 @@ fn decode_hex(text: &str) -> Option<Hash> {
 
 /// The property of token files: the lines written for the tokens that were read give the same tokens.
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) fn fuzz(input: &[u8]) {
+pub(crate) fn check_token_file_round_trip(input: &[u8]) {
     let Ok(text) = str::from_utf8(input) else { return };
-    let Ok(holders) = parse(text) else { return };
+    let Ok(holders) = parse_holders(text) else { return };
     assert!(holders.len() <= TOKENS_MAX);
     let lines: String =
-        holders.iter().map(|TokenHolder { name, role, hash }| line(name, *role, hash)).collect();
-    assert_eq!(parse(&lines), Ok(holders));
+        holders.iter().map(|TokenHolder { name, role, hash }| token_entry_text(name, *role, hash)).collect();
+    assert_eq!(parse_holders(&lines), Ok(holders));
 }
 
 /// Returns what stands in the file for a token.
-fn line(name: &str, role: Role, hash: &Hash) -> String {
+fn token_entry_text(name: &str, role: Role, hash: &SecretHash) -> String {
     let sha256: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("[[token]]\nname = \"{name}\"\nrole = \"{role}\"\nsha256 = \"{sha256}\"\n")
 }
@@ -263,9 +256,9 @@ impl NewToken {
     /// # Errors
     /// If the name is invalid.
     pub fn generate(name: &str, role: Role) -> Result<Self, &'static str> {
-        check_name(name)?;
+        check_holder_name(name)?;
         let token = format!("{PREFIX}{}", random_secret());
-        let line = line(name, role, &hash(&token));
+        let line = token_entry_text(name, role, &hash_secret(&token));
         Ok(Self { token, line })
     }
 }
@@ -281,7 +274,7 @@ pub fn append_token(path: &Path, name: &str, line: &str) -> Result<(), TokenErro
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
         Err(error) => return Err(failed(error)),
     };
-    if !before.is_empty() && read(path)?.iter().any(|holder| &*holder.name == name) {
+    if !before.is_empty() && read_holders(path)?.iter().any(|holder| &*holder.name == name) {
         let wrong =
             format!("there is a token named {name:?}: take that one out first, or choose another name");
         return Err(TokenError::Content { path: path.into(), wrong });
@@ -293,6 +286,8 @@ pub fn append_token(path: &Path, name: &str, line: &str) -> Result<(), TokenErro
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
     use super::*;
 
     #[test]
@@ -306,12 +301,12 @@ mod tests {
         assert!(append_token(&path, "ci", &ci.line).unwrap_err().to_string().contains("there is a token"));
         assert!(!std::fs::read_to_string(&path).unwrap().contains(&ci.token));
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-        let tokens = TokenFile::read(&path, Clock::start()).unwrap();
-        let holder = tokens.holder(&ci.token).unwrap();
+        let tokens = TokenFile::load(&path, Clock::start()).unwrap();
+        let holder = tokens.holder_of(&ci.token).unwrap();
         assert_eq!((&*holder.name, holder.role), ("ci", Role::Operator));
-        assert_eq!(tokens.holder(&format!("{}x", ci.token)), None);
+        assert_eq!(tokens.holder_of(&format!("{}x", ci.token)), None);
         std::fs::write(&path, "[[token]]\nname = \"a\"\nrole = \"king\"\nsha256 = \"\"\n").unwrap();
-        assert!(TokenFile::read(&path, Clock::start()).is_err());
+        assert!(TokenFile::load(&path, Clock::start()).is_err());
         std::fs::remove_file(&path).unwrap();
         assert!(
             NewToken::generate("a b", Role::Viewer).is_err() && NewToken::generate("", Role::Viewer).is_err()

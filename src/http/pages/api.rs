@@ -1,6 +1,6 @@
 //! Renders `GET /api` from the OpenAPI document.
 //!
-//! Begin at `show`.
+//! Begin at `show_api_page`.
 
 use askama::Template;
 use axum::Extension;
@@ -15,7 +15,7 @@ use crate::http::openapi::OpenApiDocument;
 use crate::http::{AppState, Problem, TransportSecurity};
 
 /// A route of the OpenAPI document.
-struct Route {
+struct DocumentedRoute {
     method: String,
     path: String,
     says: String,
@@ -26,7 +26,7 @@ struct Route {
 #[template(path = "api.html")]
 struct ApiPage {
     page: PageFrame,
-    routes: Vec<Route>,
+    routes: Vec<DocumentedRoute>,
     /// The base URL of the server: scheme, host and port.
     server: String,
     job: JobName,
@@ -36,27 +36,27 @@ struct ApiPage {
 
 impl ApiPage {
     /// Returns the `curl` command of the examples, with a token if the server requires one.
-    fn curl(&self) -> &'static str {
+    fn curl_command(&self) -> &'static str {
         if self.tokens { "curl -s -H \"Authorization: Bearer $MUSTER_TOKEN\"" } else { "curl -s" }
     }
 }
 
 /// Returns the routes of the OpenAPI document, grouped by tag.
-fn routes(document: &OpenApiDocument) -> Vec<Route> {
-    let described: Value = serde_json::from_slice(document.bytes()).unwrap_or_default();
+fn documented_routes(document: &OpenApiDocument) -> Vec<DocumentedRoute> {
+    let described: Value = serde_json::from_slice(document.json_bytes()).unwrap_or_default();
     let mut routes = Vec::new();
     for (path, methods) in described["paths"].as_object().into_iter().flatten() {
         for (method, about) in methods.as_object().into_iter().flatten() {
             let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
             let (says, tag) = (text(&about["summary"]), text(&about["tags"][0]));
-            routes.push(Route { method: method.to_uppercase(), path: path.clone(), says, tag });
+            routes.push(DocumentedRoute { method: method.to_uppercase(), path: path.clone(), says, tag });
         }
     }
     routes.sort_by(|a, b| (&a.tag, &a.path, &a.method).cmp(&(&b.tag, &b.path, &b.method)));
     routes
 }
 
-pub(super) async fn show(
+pub(super) async fn show_api_page(
     State(site): State<AppState>,
     Extension(document): Extension<OpenApiDocument>,
     user: PageUser,
@@ -71,6 +71,7 @@ pub(super) async fn show(
     let host = host.map_or_else(|| site.about.http.to_string(), str::to_owned);
     let scheme = if channel.is_some_and(|channel| channel.secure) { "https" } else { "http" };
     let page = PageFrame::new(user, NavEntry::Api, "REST API", now);
-    let (routes, server, tokens) = (routes(&document), format!("{scheme}://{host}"), !site.guard.is_open());
+    let (routes, server, tokens) =
+        (documented_routes(&document), format!("{scheme}://{host}"), !site.guard.has_no_tokens());
     render_page(&ApiPage { page, routes, server, job, tokens }, now)
 }

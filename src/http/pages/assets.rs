@@ -1,6 +1,6 @@
-//! Serves the embedded static files under names that contain their digest.
+//! Serves the embedded static files. The address of each file contains a digest of its content.
 //!
-//! Begin at `show`, then `address`.
+//! Begin at `serve_asset`, then `Asset::url_path`.
 
 use std::borrow::Cow;
 
@@ -13,7 +13,7 @@ use crate::http::Problem;
 
 #[derive(rust_embed::RustEmbed)]
 #[folder = "web/static"]
-struct Files;
+struct EmbeddedFiles;
 
 /// An embedded static file.
 pub(super) struct Asset {
@@ -23,20 +23,20 @@ pub(super) struct Asset {
 
 impl Asset {
     fn find(name: &str) -> Option<Self> {
-        let file = Files::get(name)?;
+        let file = EmbeddedFiles::get(name)?;
         let digest = file.metadata.sha256_hash();
         let tag = digest[..8].iter().map(|byte| format!("{byte:02x}")).collect();
         Some(Self { data: file.data, tag })
     }
 
     /// Returns the address of a file. It changes with the content.
-    pub fn address(name: &str) -> String {
+    pub fn url_path(name: &str) -> String {
         let tag = Self::find(name).map(|asset| asset.tag).unwrap_or_default();
         format!("/static/{name}?v={tag}")
     }
 }
 
-fn kind(name: &str) -> &'static str {
+fn content_type(name: &str) -> &'static str {
     match name.rsplit_once('.').map(|(_, end)| end) {
         Some("css") => "text/css; charset=utf-8",
         Some("js") => "text/javascript; charset=utf-8",
@@ -46,7 +46,11 @@ fn kind(name: &str) -> &'static str {
 }
 
 /// Serves `GET /static/{file}`.
-pub(super) async fn show(Path(name): Path<String>, uri: Uri, asked: HeaderMap) -> Result<Response, Problem> {
+pub(super) async fn serve_asset(
+    Path(name): Path<String>,
+    uri: Uri,
+    asked: HeaderMap,
+) -> Result<Response, Problem> {
     let missing = || Problem::not_found("no-such-file", format!("there is no file {name:?}"));
     let asset = Asset::find(&name).ok_or_else(missing)?;
     let tag = format!("\"{}\"", asset.tag);
@@ -58,10 +62,10 @@ pub(super) async fn show(Path(name): Path<String>, uri: Uri, asked: HeaderMap) -
     if known.split(',').any(|one| one.trim().trim_start_matches("W/") == tag) {
         return Ok((StatusCode::NOT_MODIFIED, headers).into_response());
     }
-    Ok((headers, [(header::CONTENT_TYPE, kind(&name))], Body::from(asset.data)).into_response())
+    Ok((headers, [(header::CONTENT_TYPE, content_type(&name))], Body::from(asset.data)).into_response())
 }
 
 /// Serves `GET /favicon.ico`.
-pub(super) async fn icon() -> Redirect {
+pub(super) async fn redirect_favicon() -> Redirect {
     Redirect::permanent("/static/muster.svg")
 }

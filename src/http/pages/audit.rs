@@ -1,15 +1,16 @@
 //! Renders `GET /audit` with its filters.
 //!
-//! It does not read the audit file: the last lines are in memory. Begin at `show`.
+//! The page shows the last audit lines, which are in memory. It does not read the audit file. Begin at
+//! `show_audit_page`.
 
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
-use super::links::query_encode;
+use super::live_page::LivePage;
 use super::times;
 use crate::coordination::JobName;
 use crate::http::extract::QueryParams;
@@ -21,7 +22,7 @@ use crate::tls::FailedHandshake;
 const LINES: usize = 300;
 
 /// The query parameters of the page.
-#[derive(Debug, Default, Clone, Deserialize)]
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct AuditPageQuery {
     pub job: String,
@@ -38,7 +39,7 @@ struct AuditPageTemplate {
 
 #[derive(Template)]
 #[template(path = "parts/audit.html")]
-struct Lines<'a> {
+struct AuditLinesFragment<'a> {
     lines: Vec<AuditLine>,
     query: &'a AuditPageQuery,
     full: bool,
@@ -46,17 +47,17 @@ struct Lines<'a> {
 
 #[derive(Template)]
 #[template(path = "parts/failed-handshakes.html")]
-struct Handshakes {
+struct HandshakesFragment {
     handshakes: Vec<FailedHandshake>,
 }
 
-impl Lines<'_> {
-    fn done(&self, line: &AuditLine) -> bool {
+impl AuditLinesFragment<'_> {
+    fn is_done(&self, line: &AuditLine) -> bool {
         line.outcome == AuditOutcome::Done
     }
 
     /// Returns the action of a line in the words of operators.
-    fn asked<'b>(&self, line: &'b AuditLine) -> &'b str {
+    fn action_text<'b>(&self, line: &'b AuditLine) -> &'b str {
         match line.act.as_str() {
             "readmit" => "readmit",
             "drain" => "drain",
@@ -73,9 +74,9 @@ impl Lines<'_> {
     }
 }
 
-/// Returns the parts of the page.
-pub(super) fn parts(site: &AppState, query: &AuditPageQuery) -> Result<Vec<Fragment>, Problem> {
-    let lines = site.operations.audit.latest(LINES, |line| {
+/// Returns the fragments of the page.
+pub(super) fn render_fragments(site: &AppState, query: &AuditPageQuery) -> Result<Vec<Fragment>, Problem> {
+    let lines = site.operations.audit.latest_lines(LINES, |line| {
         let outcome = match query.outcome.as_str() {
             "done" => line.outcome == AuditOutcome::Done,
             "refused" => line.outcome == AuditOutcome::Refused,
@@ -85,22 +86,22 @@ pub(super) fn parts(site: &AppState, query: &AuditPageQuery) -> Result<Vec<Fragm
         outcome && (query.job.is_empty() || line.job.as_ref().is_some_and(of_job))
     });
     let full = lines.len() == LINES;
-    let handshakes = site.handshakes.page().handshakes;
+    let handshakes = site.handshakes.to_page().handshakes;
     Ok(vec![
-        Fragment::new("audit", &Lines { lines, query, full })?,
-        Fragment::new("handshakes", &Handshakes { handshakes })?,
+        Fragment::new("audit", &AuditLinesFragment { lines, query, full })?,
+        Fragment::new("handshakes", &HandshakesFragment { handshakes })?,
     ])
 }
 
-pub(super) async fn show(
+pub(super) async fn show_audit_page(
     State(site): State<AppState>,
     user: PageUser,
     QueryParams(which): QueryParams<AuditPageQuery>,
 ) -> Result<Response, Problem> {
     let (jobs, now) =
         site.engine.read(|core, now| (core.jobs().map(|(_, name)| name.clone()).collect(), now));
-    let live =
-        format!("/live?page=audit&job={}&outcome={}", query_encode(&which.job), query_encode(&which.outcome));
-    let page = PageFrame::new(user, NavEntry::Audit, "Audit", now).with_live(live, parts(&site, &which)?);
+    let live = format!("/live?{}", LivePage::Audit(which.clone()).to_query());
+    let page = PageFrame::new(user, NavEntry::Audit, "Audit", now)
+        .with_live_updates(live, render_fragments(&site, &which)?);
     render_page(&AuditPageTemplate { page, jobs, query: which }, now)
 }

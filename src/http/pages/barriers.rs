@@ -1,6 +1,6 @@
-//! Renders the barriers of a job: in progress, recent, late tasks.
+//! Renders the barriers of a job: those in progress, recent ones, and the tasks that arrive late.
 //!
-//! `coordination` measures lateness (`straggler_stats.rs`). Begin at `show`.
+//! `coordination/straggler_stats.rs` measures lateness. Begin at `show_barriers_page`.
 
 use std::collections::BTreeSet;
 
@@ -10,11 +10,12 @@ use axum::response::Response;
 
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
-use super::job::{BarrierRow, head, waiting};
+use super::job::{BarrierRow, barrier_rows, render_head_fragment};
 use super::links;
+use super::live_page::LivePage;
 use super::snapshot::JobSnapshot;
 use super::status::barrier_name;
-use super::{status, times};
+use super::{amount, times};
 use crate::coordination::{BarrierOutcome, BarrierRecord, JobName, StragglerView, TaskId, TaskView};
 use crate::http::extract::JobPath;
 use crate::http::{AppState, Problem};
@@ -26,7 +27,7 @@ const LATE_SHOWN: usize = 20;
 
 #[derive(Template)]
 #[template(path = "parts/progress.html")]
-struct Progress<'a> {
+struct ProgressFragment<'a> {
     job: &'a JobName,
     waiting: Vec<BarrierRow<'a>>,
 }
@@ -42,7 +43,7 @@ struct EndedBarrierRow<'a> {
 
 #[derive(Template)]
 #[template(path = "parts/recent.html")]
-struct Recent<'a> {
+struct RecentBarriersFragment<'a> {
     job: &'a JobName,
     recent: Vec<EndedBarrierRow<'a>>,
 }
@@ -57,12 +58,12 @@ struct LateTask<'a> {
 
 #[derive(Template)]
 #[template(path = "parts/late.html")]
-struct LateTasks<'a> {
+struct LateTasksFragment<'a> {
     job: &'a JobName,
     late: Vec<LateTask<'a>>,
 }
 
-fn ended<'a>(record: &'a BarrierRecord, longest: u64) -> EndedBarrierRow<'a> {
+fn ended_barrier_row<'a>(record: &'a BarrierRecord, longest: u64) -> EndedBarrierRow<'a> {
     let took_us = record.ended.0.saturating_sub(record.began.0);
     EndedBarrierRow {
         name: barrier_name(&record.id),
@@ -73,32 +74,35 @@ fn ended<'a>(record: &'a BarrierRecord, longest: u64) -> EndedBarrierRow<'a> {
     }
 }
 
-fn late(task: &TaskView) -> Option<LateTask<'_>> {
+fn late_task_row(task: &TaskView) -> Option<LateTask<'_>> {
     let it = task.straggling.as_ref().filter(|it| it.last > 0)?;
     Some(LateTask {
         task: task.task,
-        host: super::snapshot::host(task),
+        host: super::snapshot::task_host_text(task),
         last_percent: it.recent_last * 100 / it.recent.max(1),
         score: format!("{:.2}", it.score),
         it,
     })
 }
 
-/// Returns the parts of the page.
-pub(super) fn parts(snapshot: &JobSnapshot) -> Result<Vec<Fragment>, Problem> {
+/// Returns the fragments of the page.
+pub(super) fn render_fragments(snapshot: &JobSnapshot) -> Result<Vec<Fragment>, Problem> {
     let (job, run) = (&snapshot.view.name, &snapshot.view.run);
-    let progress = Progress { job, waiting: waiting(snapshot, &BTreeSet::new()) };
+    let progress = ProgressFragment { job, waiting: barrier_rows(snapshot, &BTreeSet::new()) };
     let shown = || run.recent_barriers.iter().take(RECENT_SHOWN);
     let longest = shown().map(|record| record.ended.0.saturating_sub(record.began.0)).max().unwrap_or(1);
-    let recent = Recent { job, recent: shown().map(|record| ended(record, longest)).collect() };
-    let mut late: Vec<LateTask<'_>> = run.tasks.iter().filter_map(late).collect();
+    let recent = RecentBarriersFragment {
+        job,
+        recent: shown().map(|record| ended_barrier_row(record, longest)).collect(),
+    };
+    let mut late: Vec<LateTask<'_>> = run.tasks.iter().filter_map(late_task_row).collect();
     late.sort_by_key(|it| (std::cmp::Reverse((it.it.recent_last, it.it.held_up_us)), it.task));
     late.truncate(LATE_SHOWN);
     Ok(vec![
-        head(snapshot)?,
+        render_head_fragment(snapshot)?,
         Fragment::new("progress", &progress)?,
         Fragment::new("recent", &recent)?,
-        Fragment::new("late", &LateTasks { job, late })?,
+        Fragment::new("late", &LateTasksFragment { job, late })?,
     ])
 }
 
@@ -109,15 +113,21 @@ struct BarriersPageTemplate {
     job: JobName,
 }
 
-pub(super) async fn show(
+pub(super) async fn show_barriers_page(
     State(site): State<AppState>,
     job: JobPath,
     user: PageUser,
 ) -> Result<Response, Problem> {
-    let snapshot = JobSnapshot::of(&site, &job)?;
-    let now = snapshot.now();
+    let snapshot = JobSnapshot::capture_by_path(&site, &job)?;
+    let now = snapshot.captured_at();
     let title = format!("Barriers of {}", job.name);
-    let page =
-        PageFrame::of_job_snapshot(user, NavEntry::Barriers, title, &snapshot, "barriers", parts(&snapshot)?);
+    let page = PageFrame::for_job_snapshot(
+        user,
+        NavEntry::Barriers,
+        title,
+        &snapshot,
+        &LivePage::Barriers,
+        render_fragments(&snapshot)?,
+    );
     render_page(&BarriersPageTemplate { page, job: job.name }, now)
 }

@@ -1,17 +1,20 @@
-//! Renders the devices of a run beside those of the run before.
+//! Renders the devices of a run next to those of the previous run.
 //!
-//! `coordination::device_map` matches them. Begin at `show`.
+//! `coordination::device_map` matches the devices of the two runs. Begin at `show_devices_page`.
+
+use std::sync::Arc;
 
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
-use super::job::head;
+use super::job::render_head_fragment;
+use super::live_page::LivePage;
 use super::snapshot::JobSnapshot;
-use super::{links, status};
+use super::{amount, links};
 use crate::coordination::{
     Coordinator, Device, DeviceChange, DeviceMap, DeviceMapEntry, JobName, StoredValue, TaskId,
 };
@@ -26,24 +29,17 @@ const ORBAX_KEYS_MAX: usize = 2_000;
 const ORBAX: &[u8] = b"orbax/distributed_to_device_ids";
 
 /// The query parameters of the page.
-#[derive(Debug, Default, Clone, Deserialize)]
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct DevicesPageQuery {
     pub task: String,
     pub fate: String,
 }
 
-impl DevicesPageQuery {
-    /// Returns the query of the address at which the page follows updates.
-    fn query(&self) -> String {
-        format!("devices&task={}&fate={}", links::query_encode(&self.task), links::query_encode(&self.fate))
-    }
-}
-
 /// The devices of the run and what moved since the run before.
 #[derive(Template)]
 #[template(path = "parts/devices.html")]
-struct Devices<'a> {
+struct DeviceMapFragment<'a> {
     job: &'a JobName,
     query: &'a DevicesPageQuery,
     total: usize,
@@ -55,13 +51,13 @@ struct Devices<'a> {
     changes: usize,
 }
 
-impl Devices<'_> {
-    fn word(&self, fate: &DeviceChange) -> &'static str {
-        word(*fate)
+impl DeviceMapFragment<'_> {
+    fn change_word(&self, fate: &DeviceChange) -> &'static str {
+        change_word(*fate)
     }
 }
 
-fn word(fate: DeviceChange) -> &'static str {
+fn change_word(fate: DeviceChange) -> &'static str {
     match fate {
         DeviceChange::Same => "same",
         DeviceChange::Moved => "moved",
@@ -73,7 +69,7 @@ fn word(fate: DeviceChange) -> &'static str {
 /// The list of devices.
 #[derive(Template)]
 #[template(path = "parts/device-list.html")]
-struct DeviceList<'a> {
+struct DeviceListFragment<'a> {
     job: &'a JobName,
     total: usize,
     devices: Vec<&'a Device>,
@@ -82,7 +78,7 @@ struct DeviceList<'a> {
 
 #[derive(Template)]
 #[template(path = "parts/orbax.html")]
-struct Orbax<'a> {
+struct OrbaxFragment<'a> {
     job: &'a JobName,
     rows: Vec<OrbaxRow>,
 }
@@ -100,9 +96,9 @@ struct OrbaxRow {
 }
 
 impl OrbaxRow {
-    fn of(line: &StoredValue, devices: &[Device]) -> Option<Self> {
+    fn from_value(line: &StoredValue, devices: &[Device]) -> Option<Self> {
         let process = String::from_utf8_lossy(&line.key).rsplit('/').next()?.to_owned();
-        let ids = super::keys::numbers(&line.value).unwrap_or_default();
+        let ids = super::keys::parse_number_list(&line.value).unwrap_or_default();
         let owner =
             |id: &i32| devices.iter().find(|device| device.global_id == *id).map(|device| device.task);
         let mut tasks: Vec<TaskId> = ids.iter().filter_map(owner).collect();
@@ -118,61 +114,60 @@ impl OrbaxRow {
     }
 
     /// Returns the device ids as text.
-    fn list(&self) -> String {
+    fn ids_text(&self) -> String {
         let ids: Vec<String> = self.ids.iter().map(i32::to_string).collect();
         ids.join(", ")
     }
 
     /// Returns whether the process number differs from the task that has its devices now.
-    fn differs(&self) -> bool {
+    fn belongs_to_other_task(&self) -> bool {
         self.tasks.iter().any(|task| task.0.to_string() != self.process)
     }
 }
 
-/// Returns the part about the device ids that Orbax recorded.
-fn orbax(site: &AppState, snapshot: &JobSnapshot) -> Result<Fragment, Problem> {
+/// Returns the fragment about the device ids that Orbax recorded.
+fn render_orbax_fragment(site: &AppState, snapshot: &JobSnapshot) -> Result<Fragment, Problem> {
     let look = |core: &Coordinator, _| {
         let look = core.job(snapshot.id)?;
-        let lines = look.keys(ORBAX, b"", false, ORBAX_KEYS_MAX);
+        let lines = look.list_keys(ORBAX, b"", false, ORBAX_KEYS_MAX);
         let keys = lines.into_iter().filter(|line| line.value_bytes.is_some());
-        Some(keys.filter_map(|line| look.key(&line.key)).collect::<Vec<_>>())
+        Some(keys.filter_map(|line| look.stored_value(&line.key)).collect::<Vec<_>>())
     };
     let lines = site.engine.read(look).unwrap_or_default();
     let shown = lines.iter().filter(|line| !site.redaction.is_redacted(&line.key));
-    let rows = shown.filter_map(|line| OrbaxRow::of(line, &snapshot.view.run.devices)).collect();
-    Fragment::new("orbax", &Orbax { job: &snapshot.view.name, rows })
+    let rows = shown.filter_map(|line| OrbaxRow::from_value(line, &snapshot.view.run.devices)).collect();
+    Fragment::new("orbax", &OrbaxFragment { job: &snapshot.view.name, rows })
 }
 
-/// Returns the parts of the page for this user.
-pub(super) fn parts(
+/// Adds the fragment with values of keys for a user who may see them.
+pub(super) fn add_orbax_fragment(
     site: &AppState,
     snapshot: &JobSnapshot,
     user: &PageUser,
-    which: &DevicesPageQuery,
-) -> Result<Vec<Fragment>, Problem> {
-    let shared = snapshot.cached_parts(&which.query(), || shared(site, snapshot, which))?;
-    let mut parts = shared.to_vec();
-    // Viewers see no values of keys.
-    if user.operator {
-        parts.push(orbax(site, snapshot)?);
+    parts: Arc<Vec<Fragment>>,
+) -> Result<Arc<Vec<Fragment>>, Problem> {
+    if !user.operator {
+        return Ok(parts);
     }
-    Ok(parts)
+    let mut parts = parts.to_vec();
+    parts.push(render_orbax_fragment(site, snapshot)?);
+    Ok(Arc::new(parts))
 }
 
-/// The parts that all guests see.
-fn shared(
+/// Returns the fragments that every user sees.
+pub(super) fn render_fragments(
     site: &AppState,
     snapshot: &JobSnapshot,
     which: &DevicesPageQuery,
 ) -> Result<Vec<Fragment>, Problem> {
     let job = &snapshot.view.name;
-    let look = |core: &Coordinator, _| core.job(snapshot.id).map(|look| look.device_map());
+    let look = |core: &Coordinator, _| core.job(snapshot.id)?.device_map(None, None);
     let map = site.engine.read(look).ok_or_else(|| Problem::no_such_job(job.as_str(), Vec::new()))?;
     let count = |fate: DeviceChange| (fate, map.places.iter().filter(|place| place.fate == fate).count());
     let fates = [DeviceChange::Moved, DeviceChange::Gone, DeviceChange::Came, DeviceChange::Same].map(count);
     let wanted = |place: &&DeviceMapEntry| match which.fate.as_str() {
         "" => place.fate != DeviceChange::Same,
-        fate => word(place.fate) == fate,
+        fate => change_word(place.fate) == fate,
     };
     let changed: Vec<DeviceMapEntry> = map.places.iter().filter(wanted).cloned().collect();
     let all = &snapshot.view.run.devices;
@@ -188,7 +183,7 @@ fn shared(
     boots.dedup();
     let task = which.task.trim().parse::<i32>().ok();
     let found: Vec<&Device> = all.iter().filter(|one| task.is_none_or(|task| one.task.0 == task)).collect();
-    let devices = Devices {
+    let devices = DeviceMapFragment {
         job,
         query: which,
         total: all.len(),
@@ -199,13 +194,17 @@ fn shared(
         changed: changed.into_iter().take(ROWS_MAX).collect(),
         map,
     };
-    let list = DeviceList {
+    let list = DeviceListFragment {
         job,
         total: all.len(),
         found: found.len(),
         devices: found.into_iter().take(ROWS_MAX).collect(),
     };
-    Ok(vec![head(snapshot)?, Fragment::new("devices", &devices)?, Fragment::new("device-list", &list)?])
+    Ok(vec![
+        render_head_fragment(snapshot)?,
+        Fragment::new("devices", &devices)?,
+        Fragment::new("device-list", &list)?,
+    ])
 }
 
 #[derive(Template)]
@@ -216,16 +215,16 @@ struct DevicesPageTemplate {
     query: DevicesPageQuery,
 }
 
-pub(super) async fn show(
+pub(super) async fn show_devices_page(
     State(site): State<AppState>,
     job: JobPath,
     user: PageUser,
     QueryParams(which): QueryParams<DevicesPageQuery>,
 ) -> Result<Response, Problem> {
-    let snapshot = JobSnapshot::of(&site, &job)?;
-    let now = snapshot.now();
-    let parts = parts(&site, &snapshot, &user, &which)?;
-    let title = format!("Devices of {}", job.name);
-    let page = PageFrame::of_job_snapshot(user, NavEntry::Devices, title, &snapshot, &which.query(), parts);
+    let snapshot = JobSnapshot::capture_by_path(&site, &job)?;
+    let now = snapshot.captured_at();
+    let (title, live) = (format!("Devices of {}", job.name), LivePage::Devices(which.clone()));
+    let parts = live.render_fragments(&site, &snapshot, &user)?.to_vec();
+    let page = PageFrame::for_job_snapshot(user, NavEntry::Devices, title, &snapshot, &live, parts);
     render_page(&DevicesPageTemplate { page, job: job.name, query: which }, now)
 }

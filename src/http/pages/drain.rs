@@ -1,8 +1,9 @@
 //! Renders the drain page and handles its form.
 //!
-//! It does not carry out the drain (`http/drain.rs`). Begin at `show`, then `submit`.
+//! `http/drain.rs` carries out the drain. Begin at `show_drain_page`, then `submit_drain_form`.
 
 use askama::Template;
+use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Redirect, Response};
 use serde::Deserialize;
@@ -10,14 +11,16 @@ use serde::Deserialize;
 use super::exclusions::FlashQuery;
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page_with_status};
-use super::job::head;
+use super::job::render_head_fragment;
 use super::links::{self, TaskLabel};
+use super::live_page::LivePage;
 use super::snapshot::JobSnapshot;
-use super::{status, times};
+use super::{amount, times};
 use crate::coordination::{JobName, PreemptionView, Reason, RunNumber, RunState, TaskId};
-use crate::http::actor::RequestActor;
+use crate::http::api::NewDrain;
 use crate::http::extract::{FormBody, JobPath, QueryParams};
-use crate::http::{AppState, NewDrain, Problem, drain};
+use crate::http::{AppState, Problem, drain};
+use crate::service::ActorContext;
 
 /// The maximum number of acknowledgements on the page.
 const SHOWN: usize = 200;
@@ -42,13 +45,13 @@ struct DrainStatusFragment<'a> {
 
 impl DrainStatusFragment<'_> {
     /// Returns the share of tasks for which the agreement does not wait, in thousandths.
-    fn part(&self, it: &PreemptionView) -> usize {
+    fn share_in_thousandths(&self, it: &PreemptionView) -> usize {
         let all = self.live.max(it.arrived + it.awaited.len()).max(1);
         (all - it.awaited.len().min(all)) * 1000 / all
     }
 
     /// Returns the progress of the agreement on a step, as a sentence.
-    fn state(&self, it: &PreemptionView) -> String {
+    fn progress_sentence(&self, it: &PreemptionView) -> String {
         let (live, arrived) = (self.live, it.arrived);
         let tasks = if live == 1 { "task" } else { "tasks" };
         if let Some(step) = it.agreed_step {
@@ -69,11 +72,11 @@ impl DrainStatusFragment<'_> {
     }
 }
 
-/// Returns the part that shows the progress of the drain.
-pub(super) fn fragment(snapshot: &JobSnapshot) -> Result<Fragment, Problem> {
+/// Returns the fragment that shows the progress of the drain.
+pub(super) fn render_status_fragment(snapshot: &JobSnapshot) -> Result<Fragment, Problem> {
     let run = &snapshot.view.run;
     let preemption = run.preemption.as_ref();
-    let is_live = |task: TaskId| snapshot.task(task).is_some_and(|task| task.live_since.is_some());
+    let is_live = |task: TaskId| snapshot.find_task(task).is_some_and(|task| task.live_since.is_some());
     let acknowledged =
         preemption.map_or(0, |it| it.acknowledged.iter().filter(|(task, _)| is_live(*task)).count());
     let awaited = preemption.map_or(&[][..], |it| &it.awaited);
@@ -111,8 +114,8 @@ struct DrainFormFragment<'a> {
     form: DrainForm,
 }
 
-/// Returns the parts of the page for this user.
-pub(super) fn parts(
+/// Returns the fragments of the page for this user.
+pub(super) fn render_fragments(
     snapshot: &JobSnapshot,
     user: &PageUser,
     form: DrainForm,
@@ -126,7 +129,7 @@ pub(super) fn parts(
         state => Some(format!("Run {} is {state}. Only a running run can be drained.", run.number)),
     };
     let ask = DrainFormFragment { job: &snapshot.view.name, user, closed, form };
-    Ok(vec![head(snapshot)?, fragment(snapshot)?, Fragment::new("ask", &ask)?])
+    Ok(vec![render_head_fragment(snapshot)?, render_status_fragment(snapshot)?, Fragment::new("ask", &ask)?])
 }
 
 #[derive(Template)]
@@ -136,7 +139,7 @@ struct DrainPage<'a> {
     job: &'a JobName,
 }
 
-fn page(
+fn render_drain_page(
     site: &AppState,
     job: &JobPath,
     user: PageUser,
@@ -144,29 +147,33 @@ fn page(
     form: DrainForm,
     error: Option<(u16, String)>,
 ) -> Result<Response, Problem> {
-    let snapshot = JobSnapshot::of(site, job)?;
-    let (title, parts) = (format!("Drain {}", job.name), parts(&snapshot, &user, form)?);
-    let page = PageFrame::of_job_snapshot(user, NavEntry::Drain, title, &snapshot, "drain", parts);
+    let snapshot = JobSnapshot::capture_by_path(site, job)?;
+    let (title, parts) = (format!("Drain {}", job.name), render_fragments(&snapshot, &user, form)?);
+    let page = PageFrame::for_job_snapshot(user, NavEntry::Drain, title, &snapshot, &LivePage::Drain, parts);
     let page = page.with_notice(did.message()).with_error(error);
-    render_page_with_status(page.status(), &DrainPage { page, job: &job.name }, snapshot.now())
+    render_page_with_status(
+        page.response_status(),
+        &DrainPage { page, job: &job.name },
+        snapshot.captured_at(),
+    )
 }
 
 /// Serves `GET /jobs/{job}/drain`.
-pub(super) async fn show(
+pub(super) async fn show_drain_page(
     State(site): State<AppState>,
     job: JobPath,
     user: PageUser,
     QueryParams(did): QueryParams<FlashQuery>,
 ) -> Result<Response, Problem> {
-    page(&site, &job, user, &did, DrainForm::default(), None)
+    render_drain_page(&site, &job, user, &did, DrainForm::default(), None)
 }
 
 /// Serves `POST /jobs/{job}/drain`.
-pub(super) async fn submit(
+pub(super) async fn submit_drain_form(
     State(site): State<AppState>,
     job: JobPath,
     user: PageUser,
-    RequestActor(author): RequestActor,
+    Extension(author): Extension<ActorContext>,
     FormBody(form): FormBody<DrainForm>,
 ) -> Result<Response, Problem> {
     let reason = Reason::try_from(form.reason.clone()).map_err(|error| (422, error.to_string()));
@@ -177,6 +184,6 @@ pub(super) async fn submit(
     });
     match asked {
         Ok(_) => Ok(Redirect::to(&format!("/jobs/{}/drain?did=drained", job.name)).into_response()),
-        Err(wrong) => page(&site, &job, user, &FlashQuery::default(), form, Some(wrong)),
+        Err(wrong) => render_drain_page(&site, &job, user, &FlashQuery::default(), form, Some(wrong)),
     }
 }

@@ -1,22 +1,23 @@
-//! Escapes every expression of every template: HTML, and hidden characters spelled out.
+//! Escapes the value of every expression in every template: escapes HTML, and replaces hidden characters by their
+//! codes.
 //!
-//! `askama.toml` names it, so a template can bypass it only with `|safe`. Characters that change the
-//! direction of writing, and characters that are invisible, are shown by their code. Line breaks and tabs
-//! stay, because values contain them. A value of type [`askama::filters::Safe`] is HTML already.
+//! `askama.toml` makes this escaper the default, so a template can bypass it only with `|safe`. Hidden characters
+//! are invisible or change the direction of writing. Line breaks and tabs are kept, because values contain them. A
+//! value of type [`askama::filters::Safe`] is already HTML and is not escaped.
 
 use std::fmt::{self, Write};
 
 use askama::filters::{Escaper, Html};
 
-use crate::text::many_lines;
+use crate::text::escape_keeping_lines;
 
 /// Escapes text for a page.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Escape;
+pub struct HtmlEscaper;
 
-impl Escaper for Escape {
+impl Escaper for HtmlEscaper {
     fn write_escaped_str<W: Write>(&self, page: W, text: &str) -> fmt::Result {
-        Html.write_escaped_str(page, &many_lines(text))
+        Html.write_escaped_str(page, &escape_keeping_lines(text))
     }
 }
 

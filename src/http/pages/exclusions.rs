@@ -1,23 +1,27 @@
 //! Renders exclusions and their preview, and handles the forms.
 //!
-//! It does not carry them out (`http/exclusions.rs`). Begin at `show`, then `exclude`.
+//! `http/exclusions.rs` carries out the requests of the forms. Begin at `show_exclusions_page`, then
+//! `submit_exclude_form`.
 
 use askama::Template;
+use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Redirect, Response};
 use serde::Deserialize;
 
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page_with_status};
-use super::job::head;
+use super::job::render_head_fragment;
+use super::live_page::LivePage;
 use super::snapshot::JobSnapshot;
 use super::{links, status, times};
 use crate::coordination::{
     ExclusionEndKind, ExclusionId, ExclusionPreview, ExclusionTarget, ExclusionView, JobName, Reason, TaskId,
 };
-use crate::http::actor::RequestActor;
+use crate::http::api::NewExclusion;
 use crate::http::extract::{FormBody, JobPath, PathItem, QueryParams};
-use crate::http::{AppState, NewExclusion, Problem, exclusions};
+use crate::http::{AppState, Problem, exclusions};
+use crate::service::ActorContext;
 
 /// The fields of the exclusion form.
 #[derive(Debug, Default, Clone, Deserialize)]
@@ -45,19 +49,19 @@ const LASTING: [(&str, &str); 6] = [
 ];
 
 impl ExcludeForm {
-    pub fn lasting(&self) -> &'static [(&'static str, &'static str)] {
+    pub fn duration_choices(&self) -> &'static [(&'static str, &'static str)] {
         &LASTING
     }
 
     /// Returns the duration in words.
-    pub fn how_long(&self) -> String {
+    pub fn duration_text(&self) -> String {
         let known = LASTING.iter().find(|(seconds, _)| *seconds == self.expires);
         known
             .filter(|(seconds, _)| !seconds.is_empty())
             .map_or_else(|| "until an operator readmits".to_owned(), |(_, words)| format!("for {words}"))
     }
 
-    fn read(&self) -> Result<NewExclusion, String> {
+    fn to_request(&self) -> Result<NewExclusion, String> {
         let number = |text: &str| text.trim().parse::<i32>();
         let task = match self.task.trim() {
             "" => None,
@@ -106,15 +110,15 @@ impl FlashQuery {
 
 #[derive(Template)]
 #[template(path = "parts/exclusions.html")]
-struct ExclusionList<'a> {
+struct ExclusionListFragment<'a> {
     job: &'a JobName,
     exclusions: Vec<ExclusionView>,
     over: Vec<ExclusionView>,
     user: &'a PageUser,
 }
 
-/// Returns the parts of the page for this user.
-pub(super) fn parts(
+/// Returns the fragments of the page for this user.
+pub(super) fn render_fragments(
     site: &AppState,
     snapshot: &JobSnapshot,
     user: &PageUser,
@@ -122,8 +126,8 @@ pub(super) fn parts(
     let all =
         site.engine.read(|core, _| core.job(snapshot.id).map(|job| job.exclusions())).unwrap_or_default();
     let (exclusions, over) = all.into_iter().partition(|exclusion| exclusion.ended.is_none());
-    let list = ExclusionList { job: &snapshot.view.name, exclusions, over, user };
-    Ok(vec![head(snapshot)?, Fragment::new("exclusions", &list)?])
+    let list = ExclusionListFragment { job: &snapshot.view.name, exclusions, over, user };
+    Ok(vec![render_head_fragment(snapshot)?, Fragment::new("exclusions", &list)?])
 }
 
 #[derive(Template)]
@@ -147,7 +151,7 @@ struct ConfirmExclusionPage {
 }
 
 /// Returns the page, with the last action or with the error of the form.
-fn page(
+fn render_exclusions_page(
     site: &AppState,
     job: &JobPath,
     user: PageUser,
@@ -155,48 +159,63 @@ fn page(
     form: ExcludeForm,
     error: Option<(u16, String)>,
 ) -> Result<Response, Problem> {
-    let snapshot = JobSnapshot::of(site, job)?;
-    let (title, parts) = (format!("Exclusions of {}", job.name), parts(site, &snapshot, &user)?);
-    let page =
-        PageFrame::of_job_snapshot(user.clone(), NavEntry::Exclusions, title, &snapshot, "exclusions", parts)
-            .with_notice(did.message())
-            .with_error(error);
+    let snapshot = JobSnapshot::capture_by_path(site, job)?;
+    let (title, parts) = (format!("Exclusions of {}", job.name), render_fragments(site, &snapshot, &user)?);
+    let page = PageFrame::for_job_snapshot(
+        user.clone(),
+        NavEntry::Exclusions,
+        title,
+        &snapshot,
+        &LivePage::Exclusions,
+        parts,
+    )
+    .with_notice(did.message())
+    .with_error(error);
     render_page_with_status(
-        page.status(),
+        page.response_status(),
         &ExclusionsPageTemplate { page, user, job: &job.name, form },
-        snapshot.now(),
+        snapshot.captured_at(),
     )
 }
 
 /// Serves `GET /jobs/{job}/exclusions`.
-pub(super) async fn show(
+pub(super) async fn show_exclusions_page(
     State(site): State<AppState>,
     job: JobPath,
     user: PageUser,
     QueryParams(did): QueryParams<FlashQuery>,
 ) -> Result<Response, Problem> {
     let form = ExcludeForm { host: did.host.clone(), ..ExcludeForm::default() };
-    page(&site, &job, user, &did, form, None)
+    render_exclusions_page(&site, &job, user, &did, form, None)
 }
 
 /// Serves `POST /jobs/{job}/exclusions`: the first request shows the preview, the second one excludes.
-pub(super) async fn exclude(
+pub(super) async fn submit_exclude_form(
     State(site): State<AppState>,
     job: JobPath,
     user: PageUser,
-    RequestActor(author): RequestActor,
+    Extension(author): Extension<ActorContext>,
     FormBody(form): FormBody<ExcludeForm>,
 ) -> Result<Response, Problem> {
-    let new = match form.read() {
+    let new = match form.to_request() {
         Ok(new) => new,
-        Err(wrong) => return page(&site, &job, user, &FlashQuery::default(), form, Some((422, wrong))),
+        Err(wrong) => {
+            return render_exclusions_page(
+                &site,
+                &job,
+                user,
+                &FlashQuery::default(),
+                form,
+                Some((422, wrong)),
+            );
+        }
     };
     let task = new.task;
-    let preview = match exclusions::preview(&site, &job, &author, &new) {
+    let preview = match exclusions::preview_exclusion(&site, &job, &author, &new) {
         Ok(preview) => preview,
         Err(problem) => {
             let wrong = (problem.status, problem.detail.into());
-            return page(&site, &job, user, &FlashQuery::default(), form, Some(wrong));
+            return render_exclusions_page(&site, &job, user, &FlashQuery::default(), form, Some(wrong));
         }
     };
     let wrong = if new.dry_run {
@@ -205,7 +224,7 @@ pub(super) async fn exclude(
         match exclusions::exclude(&site, &job, &author, new) {
             Ok(view) => {
                 let place = match task {
-                    Some(task) => links::task(&job.name, &TaskId(task)),
+                    Some(task) => links::task_page_path(&job.name, &TaskId(task)),
                     None => format!("/jobs/{}/exclusions", job.name),
                 };
                 return Ok(Redirect::to(&format!("{place}?did=excluded&number={}", view.id)).into_response());
@@ -213,10 +232,10 @@ pub(super) async fn exclude(
             Err(problem) => Some((problem.status, problem.detail.into_string())),
         }
     };
-    confirm(&site, &job, user, form, task, preview, wrong)
+    render_confirmation(&site, &job, user, form, task, preview, wrong)
 }
 
-fn confirm(
+fn render_confirmation(
     site: &AppState,
     job: &JobPath,
     user: PageUser,
@@ -230,14 +249,14 @@ fn confirm(
         None => ExclusionTarget::host(form.host.trim().parse().map_err(|_| Problem::internal())?),
     };
     let back = match task {
-        Some(task) => links::task(&job.name, &TaskId(task)),
+        Some(task) => links::task_page_path(&job.name, &TaskId(task)),
         None => format!("/jobs/{}/exclusions", job.name),
     };
     let now = site.engine.clock().now();
     let title = format!("Exclude {target} of {}?", job.name);
-    let page = PageFrame::new(user, NavEntry::Exclusions, title, now).of_job(&job.name).with_error(wrong);
+    let page = PageFrame::new(user, NavEntry::Exclusions, title, now).with_job(&job.name).with_error(wrong);
     render_page_with_status(
-        page.status(),
+        page.response_status(),
         &ConfirmExclusionPage { page, job: job.name.clone(), form, target, preview, back },
         now,
     )
@@ -253,12 +272,12 @@ pub(super) struct LiftForm {
 }
 
 /// Serves `POST /jobs/{job}/exclusions/{id}/lift`.
-pub(super) async fn lift(
+pub(super) async fn submit_lift_form(
     State(site): State<AppState>,
     job: JobPath,
     PathItem(id): PathItem<u64>,
     user: PageUser,
-    RequestActor(author): RequestActor,
+    Extension(author): Extension<ActorContext>,
     FormBody(lifting): FormBody<LiftForm>,
 ) -> Result<Response, Problem> {
     let id = ExclusionId(id);
@@ -270,12 +289,19 @@ pub(super) async fn lift(
     match done {
         Ok(_) => {
             let place = match lifting.task.parse() {
-                Ok(task) => links::task(&job.name, &TaskId(task)),
+                Ok(task) => links::task_page_path(&job.name, &TaskId(task)),
                 Err(_) => format!("/jobs/{}/exclusions", job.name),
             };
             Ok(Redirect::to(&format!("{place}?did=lifted&number={id}")).into_response())
         }
-        Err(wrong) => page(&site, &job, user, &FlashQuery::default(), ExcludeForm::default(), Some(wrong)),
+        Err(wrong) => render_exclusions_page(
+            &site,
+            &job,
+            user,
+            &FlashQuery::default(),
+            ExcludeForm::default(),
+            Some(wrong),
+        ),
     }
 }
 
@@ -285,13 +311,13 @@ mod tests {
 
     #[test]
     fn a_form_says_what_it_lacks() {
-        let wrong = |form: ExcludeForm| form.read().unwrap_err();
+        let wrong = |form: ExcludeForm| form.to_request().unwrap_err();
         assert!(wrong(ExcludeForm::default()).contains("task number or a host"));
         let form = ExcludeForm { task: "3".into(), ..ExcludeForm::default() };
         assert!(wrong(form.clone()).contains("reason"));
         assert!(wrong(ExcludeForm { task: "x".into(), ..form.clone() }).contains("not a task number"));
-        let new =
-            ExcludeForm { reason: "bad fan".into(), expires: "3600".into(), seen: "1".into(), ..form }.read();
+        let new = ExcludeForm { reason: "bad fan".into(), expires: "3600".into(), seen: "1".into(), ..form }
+            .to_request();
         let new = new.expect("it says all");
         assert_eq!(
             (new.task, new.expires_in_seconds, new.dry_run, new.end_run),

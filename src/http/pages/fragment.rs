@@ -1,6 +1,6 @@
-//! A part of a page: HTML with an id and a digest of its content.
+//! A fragment of a page: a piece of HTML with an id and a digest of its content. Live updates replace whole fragments.
 //!
-//! It compares no parts: `patch.rs` does. Begin at [`Fragment`].
+//! `patch.rs` compares fragments. Begin at [`Fragment`].
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hasher as _};
@@ -10,7 +10,7 @@ use askama::filters::Safe;
 
 use crate::http::Problem;
 
-/// A part of a page.
+/// A piece of a page, which live updates replace as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Fragment {
     pub id: &'static str,
@@ -31,23 +31,23 @@ impl Fragment {
     }
 
     /// Returns the digest as text, for pages and addresses.
-    pub fn tag(&self) -> String {
+    pub fn digest_text(&self) -> String {
         format!("{:016x}", self.digest)
     }
 }
 
-/// The parts of one page.
+/// The fragments of one page.
 #[derive(Debug, Default)]
 pub(super) struct FragmentSet(pub Vec<Fragment>);
 
 impl FragmentSet {
-    /// Returns the part of that name inside its frame; nothing if the page has no such part.
-    pub fn get(&self, id: &str) -> Safe<FramedFragment<'_>> {
+    /// Returns the fragment of that name inside its frame; nothing if the page has no such fragment.
+    pub fn framed(&self, id: &str) -> Safe<FramedFragment<'_>> {
         Safe(FramedFragment(self.0.iter().find(|part| part.id == id)))
     }
 }
 
-/// A part inside the element that live updates replace.
+/// A fragment inside the element that live updates replace.
 pub(super) struct FramedFragment<'a>(Option<&'a Fragment>);
 
 impl fmt::Display for FramedFragment<'_> {
@@ -58,7 +58,7 @@ impl fmt::Display for FramedFragment<'_> {
                     f,
                     "<div class=\"part\" id=\"{}\" data-tag=\"{}\">{}</div>",
                     part.id,
-                    part.tag(),
+                    part.digest_text(),
                     part.html
                 )
             }

@@ -1,4 +1,4 @@
-//! Renders the frame of every page: navigation, role, CSRF proof, errors.
+//! Renders the parts that every page has: the navigation, the user's role, the CSRF proof, and errors.
 //!
 //! Begin at `PageFrame`.
 
@@ -13,6 +13,7 @@ use axum::response::{Html, IntoResponse as _, Response};
 
 use super::assets::Asset;
 use super::fragment::{Fragment, FragmentSet};
+use super::live_page::LivePage;
 use super::snapshot::JobSnapshot;
 use super::times::fill_times;
 use crate::coordination::{Actor, JobName, Timestamp};
@@ -86,7 +87,7 @@ pub(super) struct PageFrame {
     pub notice: Option<String>,
     /// The error of the last action: the status of the response, and the text.
     pub error: Option<(u16, String)>,
-    /// The parts of the page.
+    /// The fragments of the page.
     pub parts: FragmentSet,
     pub now: Timestamp,
 }
@@ -108,28 +109,27 @@ impl PageFrame {
         }
     }
 
-    /// Returns the frame of a job's page with these parts. `query` is the part of the live address that
-    /// selects them.
-    pub fn of_job_snapshot(
+    /// Returns the frame of a job's page with these fragments, which are those of `page`.
+    pub fn for_job_snapshot(
         user: PageUser,
         place: NavEntry,
         title: impl Into<String>,
         snapshot: &JobSnapshot,
-        query: &str,
+        page: &LivePage,
         parts: Vec<Fragment>,
     ) -> Self {
         let job = &snapshot.view.name;
-        let live = format!("/jobs/{job}/live?page={query}");
-        Self::new(user, place, title, snapshot.now()).of_job(job).with_live(live, parts)
+        let live = format!("/jobs/{job}/live?{}", page.to_query());
+        Self::new(user, place, title, snapshot.captured_at()).with_job(job).with_live_updates(live, parts)
     }
 
-    pub fn of_job(mut self, job: &JobName) -> Self {
+    pub fn with_job(mut self, job: &JobName) -> Self {
         self.job = Some(job.clone());
         self
     }
 
-    /// Sets the parts, and the address at which the page follows them.
-    pub fn with_live(mut self, address: String, parts: Vec<Fragment>) -> Self {
+    /// Sets the fragments, and the address at which the page follows them.
+    pub fn with_live_updates(mut self, address: String, parts: Vec<Fragment>) -> Self {
         (self.live, self.parts) = (Some(address), FragmentSet(parts));
         self
     }
@@ -147,19 +147,19 @@ impl PageFrame {
     }
 
     /// Returns the status of the response.
-    pub fn status(&self) -> u16 {
+    pub fn response_status(&self) -> u16 {
         self.error.as_ref().map_or(200, |(status, _)| *status)
     }
 
     /// Returns the value of `aria-current` for an entry of the navigation: `page` for the current one,
     /// otherwise `false`.
-    pub fn at(&self, place: NavEntry) -> &'static str {
+    pub fn aria_current(&self, place: NavEntry) -> &'static str {
         if self.nav_entry == place { "page" } else { "false" }
     }
 
     /// Returns the address of a static file.
-    pub fn asset(&self, name: &str) -> String {
-        Asset::address(name)
+    pub fn asset_path(&self, name: &str) -> String {
+        Asset::url_path(name)
     }
 }
 
@@ -191,7 +191,7 @@ struct ProblemPage {
 }
 
 /// Returns the page that shows a problem.
-pub fn problem_page(problem: Problem) -> String {
+pub fn render_problem_page(problem: Problem) -> String {
     // The page shows no time and follows no updates.
     let page =
         PageFrame::new(PageUser::default(), NavEntry::Unlisted, problem.title.clone(), Timestamp::default());

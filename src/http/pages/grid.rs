@@ -1,20 +1,22 @@
 //! The grid: one cell for each task, so that the state of ten thousand tasks fits on one screen.
 //!
-//! A small job has cells that are links. A large one has a picture: for each status one path of rectangles,
-//! one for each run of neighbours with the same status, filled with the pattern of that status. So its size
-//! follows the number of changes of status and not the number of tasks. The table shows the same by filter
-//! and by number.
+//! For a small job, each cell is a link. For a large job, the grid is one SVG image. The image has one path for
+//! each status, filled with the pattern of the status. The path contains one rectangle for each series of
+//! neighbouring tasks with that status. So the size of the image grows with the number of such series, not with the
+//! number of tasks. `task_table.rs` shows the same tasks as a table.
 
 use std::fmt::Write as _;
 
 use askama::Template;
 
+use super::amount;
 use super::fragment::Fragment;
 use super::links;
 use super::snapshot::JobSnapshot;
-use super::status::{self, TaskStatus, grouped};
+use super::status::TaskStatus;
 use crate::coordination::{JobName, TaskId};
 use crate::http::Problem;
+use crate::text::format_grouped;
 
 /// The maximum number of tasks for which each cell is a link.
 const LINKS_MAX: usize = 128;
@@ -27,19 +29,19 @@ struct GridCell {
     says: String,
 }
 
-struct Layer {
+struct StatusLayer {
     status: TaskStatus,
     path: String,
 }
 
 #[derive(Template)]
 #[template(path = "parts/grid.html")]
-struct Grid<'a> {
+struct GridFragment<'a> {
     job: &'a JobName,
     counts: Vec<(TaskStatus, usize)>,
     total: usize,
     cells: Vec<GridCell>,
-    layers: Vec<Layer>,
+    layers: Vec<StatusLayer>,
     columns: usize,
     width: usize,
     height: usize,
@@ -47,7 +49,7 @@ struct Grid<'a> {
 }
 
 /// Returns the number of cells in a row: a round number, so that rows can be counted.
-fn columns(tasks: usize) -> usize {
+fn column_count(tasks: usize) -> usize {
     match tasks {
         0..=500 => 50,
         501..=2_000 => 100,
@@ -57,7 +59,7 @@ fn columns(tasks: usize) -> usize {
 }
 
 /// Returns the path with a rectangle for every run of cells with this status.
-fn path(looks: &[TaskStatus], look: TaskStatus, columns: usize) -> String {
+fn status_path(looks: &[TaskStatus], look: TaskStatus, columns: usize) -> String {
     let mut path = String::new();
     for (row, cells) in looks.chunks(columns).enumerate() {
         let mut at = 0;
@@ -74,14 +76,14 @@ fn path(looks: &[TaskStatus], look: TaskStatus, columns: usize) -> String {
     path
 }
 
-pub(super) fn fragment(snapshot: &JobSnapshot) -> Result<Fragment, Problem> {
-    let (counts, total) = (snapshot.counts(), snapshot.tasks());
+pub(super) fn render_fragment(snapshot: &JobSnapshot) -> Result<Fragment, Problem> {
+    let (counts, total) = (snapshot.status_counts(), snapshot.task_count());
     let said: Vec<String> =
-        counts.iter().map(|(look, count)| format!("{} {}", grouped(count), look.word())).collect();
+        counts.iter().map(|(look, count)| format!("{} {}", format_grouped(count), look.word())).collect();
     let says = said.join(", ");
     let job = &snapshot.view.name;
-    let columns = columns(total);
-    let mut grid = Grid {
+    let columns = column_count(total);
+    let mut grid = GridFragment {
         job,
         total,
         cells: Vec::new(),
@@ -99,12 +101,12 @@ pub(super) fn fragment(snapshot: &JobSnapshot) -> Result<Fragment, Problem> {
             .tasks
             .iter()
             .zip(&snapshot.statuses)
-            .map(|(task, look)| cell(snapshot, task.task, *look))
+            .map(|(task, look)| grid_cell(snapshot, task.task, *look))
             .collect();
     } else {
-        let layer = |(look, _): &(TaskStatus, usize)| Layer {
+        let layer = |(look, _): &(TaskStatus, usize)| StatusLayer {
             status: *look,
-            path: path(&snapshot.statuses, *look, columns),
+            path: status_path(&snapshot.statuses, *look, columns),
         };
         // The most urgent status is drawn last, on top.
         grid.layers = grid.counts.iter().rev().map(layer).collect();
@@ -112,7 +114,7 @@ pub(super) fn fragment(snapshot: &JobSnapshot) -> Result<Fragment, Problem> {
     Fragment::new("grid", &grid)
 }
 
-fn cell(snapshot: &JobSnapshot, task: TaskId, look: TaskStatus) -> GridCell {
+fn grid_cell(snapshot: &JobSnapshot, task: TaskId, look: TaskStatus) -> GridCell {
     let named = snapshot.task_label(task);
     let host = if named.host.is_empty() { String::new() } else { format!(" at {}", named.host) };
     GridCell { task, status: look, says: format!("Task {task}{host}: {}", look.word()) }
@@ -126,8 +128,11 @@ mod tests {
     fn neighbours_that_look_the_same_are_one_rectangle() {
         let mut looks = vec![TaskStatus::Connected; 7];
         looks[2] = TaskStatus::Failed;
-        assert_eq!(path(&looks, TaskStatus::Failed, 5), "M20 0h10v10h-10z");
-        assert_eq!(path(&looks, TaskStatus::Connected, 5), "M0 0h20v10h-20zM30 0h20v10h-20zM0 10h20v10h-20z");
-        assert!(path(&vec![TaskStatus::Connected; 10_000], TaskStatus::Connected, 200).len() < 1500);
+        assert_eq!(status_path(&looks, TaskStatus::Failed, 5), "M20 0h10v10h-10z");
+        assert_eq!(
+            status_path(&looks, TaskStatus::Connected, 5),
+            "M0 0h20v10h-20zM30 0h20v10h-20zM0 10h20v10h-20z"
+        );
+        assert!(status_path(&vec![TaskStatus::Connected; 10_000], TaskStatus::Connected, 200).len() < 1500);
     }
 }

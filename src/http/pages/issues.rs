@@ -1,17 +1,19 @@
-//! Computes the issues of a job from findings and from its run, in order of urgency.
+//! Computes the issues of a job, such as lost tasks, from its findings and its run. The most urgent issue is first.
 //!
-//! It does not detect (`findings`). Begin at `Issue`.
+//! `service::findings` detects findings. Begin at `Issue`.
 
 use askama::Template;
 
+use super::amount;
 use super::fragment::Fragment;
 use super::links::{self, TaskLabel};
 use super::snapshot::JobSnapshot;
-use super::status::{self, TaskStatus, barrier_name, grouped};
+use super::status::{self, TaskStatus, barrier_name};
 use super::times;
 use crate::coordination::{BarrierKind, BarrierView, JobName, RunState, TaskId, Timestamp};
-use crate::findings::{Evidence, Finding, Severity};
 use crate::http::Problem;
+use crate::service::findings::{Evidence, Finding, Severity};
+use crate::text::{format_count, format_grouped};
 
 /// The maximum number of tasks that an issue names.
 const NAMED: usize = 4;
@@ -46,7 +48,7 @@ impl Issue {
         };
         // A finding lists its first tasks; its barrier has all of them.
         let barrier = finding.barrier.as_deref().zip(finding.counter);
-        let barrier = barrier.and_then(|(id, counter)| snapshot.barrier(id, counter));
+        let barrier = barrier.and_then(|(id, counter)| snapshot.find_barrier(id, counter));
         let mut tasks = barrier.map_or_else(|| finding.tasks.clone(), |barrier| barrier.missing.clone());
         // Those that are lost have an entry of their own: here they come last.
         tasks.sort_by_key(|task| {
@@ -58,18 +60,18 @@ impl Issue {
             evidence: finding.evidence.clone(),
             total: finding.task_count.max(tasks.len()),
             tasks: tasks.iter().take(NAMED).map(|task| snapshot.task_label(*task)).collect(),
-            ..Self::plain(
+            ..Self::new(
                 snapshot,
                 tone,
                 finding.title.clone(),
-                status::sentence(&finding.summary_without_tasks),
+                status::to_sentence(&finding.summary_without_tasks),
                 finding.since,
             )
             .with_advice(&finding.advice, &format!("/guide/findings#{}", finding.id))
         }
     }
 
-    fn plain(
+    fn new(
         snapshot: &JobSnapshot,
         tone: &'static str,
         title: String,
@@ -93,14 +95,14 @@ impl Issue {
         }
     }
 
-    fn about(mut self, snapshot: &JobSnapshot, tasks: &[TaskId]) -> Self {
+    fn with_tasks(mut self, snapshot: &JobSnapshot, tasks: &[TaskId]) -> Self {
         self.tasks = tasks.iter().take(NAMED).map(|task| snapshot.task_label(*task)).collect();
         self.total = tasks.len();
         self
     }
 
     /// Returns the number of tasks of the issue that are not listed.
-    pub fn others(&self) -> usize {
+    pub fn unlisted_task_count(&self) -> usize {
         self.total.saturating_sub(self.tasks.len())
     }
 
@@ -111,21 +113,21 @@ impl Issue {
     }
 
     /// Adds the full error to a text that summarizes it.
-    fn with_told(mut self, told: String) -> Self {
+    fn with_client_error(mut self, told: String) -> Self {
         self.told = told;
         self
     }
 
     /// Returns a number of the evidence as text.
-    pub fn number(&self, value: &f64) -> String {
+    pub fn evidence_text(&self, value: &f64) -> String {
         let text = format!("{value:.2}");
         text.trim_end_matches('0').trim_end_matches('.').to_owned()
     }
 }
 
 /// Returns the issues of a job: the failure of its run first, then by urgency.
-pub(super) fn of(snapshot: &JobSnapshot) -> Vec<Issue> {
-    let mut needs: Vec<Issue> = failed(snapshot).into_iter().collect();
+pub(super) fn job_issues(snapshot: &JobSnapshot) -> Vec<Issue> {
+    let mut needs: Vec<Issue> = failure_issue(snapshot).into_iter().collect();
     let found = |id: &str| snapshot.findings.iter().find(|finding| finding.id.as_ref() == id);
     // A stalled task is the reason why its barrier is stuck, so both are one issue.
     let place = |finding: &Finding| (finding.barrier.clone(), finding.counter);
@@ -140,20 +142,20 @@ pub(super) fn of(snapshot: &JobSnapshot) -> Vec<Issue> {
             .map(|finding| Issue::from_finding(snapshot, finding)),
     );
     if stalled.is_none() && found("barrier-stuck").is_none() {
-        needs.extend(awaited(snapshot));
+        needs.extend(awaited_tasks_issue(snapshot));
     }
     let mut suspects = tasks_with_status(snapshot, TaskStatus::Suspect);
     suspects.retain(|task| !snapshot.is_consequence(*task));
-    if let Some(since) = suspects.iter().filter_map(|task| Some(snapshot.task(*task)?.since)).min() {
-        let title = count(suspects.len(), "task lost its connection", "tasks lost their connections");
+    if let Some(since) = suspects.iter().filter_map(|task| Some(snapshot.find_task(*task)?.since)).min() {
+        let title = format_count(suspects.len(), "task lost its connection", "tasks lost their connections");
         let grace = snapshot.view.settings.disconnect_grace.unwrap_or_default();
         let text = format!(
             "A task that reconnects within {} stays in the run; otherwise it fails.",
-            times::micros(&u64::try_from(grace.as_micros()).unwrap_or(u64::MAX))
+            times::microseconds_text(&u64::try_from(grace.as_micros()).unwrap_or(u64::MAX))
         );
-        needs.push(Issue::plain(snapshot, "warn", title, text, since).about(snapshot, &suspects));
+        needs.push(Issue::new(snapshot, "warn", title, text, since).with_tasks(snapshot, &suspects));
     }
-    needs.sort_by_key(rank);
+    needs.sort_by_key(urgency_key);
     needs
 }
 
@@ -164,7 +166,7 @@ pub(super) fn shows_first_cause(snapshot: &JobSnapshot) -> bool {
 }
 
 /// Returns the sort key of an issue.
-pub(super) fn rank(need: &Issue) -> (bool, usize, Timestamp) {
+pub(super) fn urgency_key(need: &Issue) -> (bool, usize, Timestamp) {
     let tones = ["bad", "warn", "info"];
     let tone = tones.iter().position(|tone| *tone == need.tone).unwrap_or(tones.len());
     (!need.is_run_failure, tone, need.since)
@@ -172,7 +174,7 @@ pub(super) fn rank(need: &Issue) -> (bool, usize, Timestamp) {
 
 /// Returns the number of issues in words.
 pub(super) fn issue_count_text(number: usize) -> String {
-    count(number, "issue", "issues")
+    format_count(number, "issue", "issues")
 }
 
 fn tasks_with_status(snapshot: &JobSnapshot, look: TaskStatus) -> Vec<TaskId> {
@@ -180,12 +182,8 @@ fn tasks_with_status(snapshot: &JobSnapshot, look: TaskStatus) -> Vec<TaskId> {
     tasks.filter(|(_, one)| **one == look).map(|(task, _)| task.task).collect()
 }
 
-fn count(number: usize, one: &str, many: &str) -> String {
-    format!("{number} {}", if number == 1 { one } else { many })
-}
-
 /// Returns the issue of a failed run, or of the tasks that a run has lost.
-fn failed(snapshot: &JobSnapshot) -> Option<Issue> {
+fn failure_issue(snapshot: &JobSnapshot) -> Option<Issue> {
     let run = &snapshot.view.run;
     let cause = run.first_cause.as_ref();
     if matches!(run.state, RunState::Failed | RunState::Abandoned) {
@@ -198,7 +196,7 @@ fn failed(snapshot: &JobSnapshot) -> Option<Issue> {
             None => {
                 let reason = run.end_reason.as_deref().filter(|reason| !reason.is_empty());
                 (
-                    crate::text::one_line(reason.unwrap_or("The cause is not known.")).into_owned(),
+                    crate::text::escape_to_one_line(reason.unwrap_or("The cause is not known.")).into_owned(),
                     String::new(),
                 )
             }
@@ -209,34 +207,34 @@ fn failed(snapshot: &JobSnapshot) -> Option<Issue> {
             if run.state == RunState::Failed { "failed" } else { "was abandoned" }
         );
         let since = run.ended_at.unwrap_or(run.opened_at);
-        let need = Issue::plain(snapshot, "bad", title, text, since).with_told(told).with_advice(
+        let need = Issue::new(snapshot, "bad", title, text, since).with_client_error(told).with_advice(
             "Read the log of that task at that time: the errors of the other tasks follow from it. The next run starts \
              when tasks register again; nothing has to be reset.",
             "/guide/troubleshooting#failed",
         );
         let need = Issue { is_run_failure: true, ..need };
         return Some(match cause.and_then(|cause| cause.task) {
-            Some(task) => need.about(snapshot, &[task]),
+            Some(task) => need.with_tasks(snapshot, &[task]),
             None => need,
         });
     }
     let lost = tasks_with_status(snapshot, TaskStatus::Failed);
-    let first = lost.iter().filter_map(|task| snapshot.task(*task)).min_by_key(|task| task.since)?;
+    let first = lost.iter().filter_map(|task| snapshot.find_task(*task)).min_by_key(|task| task.since)?;
     let error = first.error.as_deref().unwrap_or_default();
     let (why, told) = status::error_texts(error, first.why.as_deref().unwrap_or_default());
     let text = if lost.len() > 1 { format!("First: task {}: {why}", first.task) } else { why };
-    let title = count(lost.len(), "task has failed", "tasks have failed");
+    let title = format_count(lost.len(), "task has failed", "tasks have failed");
     let mut order = lost.clone();
-    order.sort_by_key(|task| snapshot.task(*task).map(|task| task.since));
-    let need = Issue::plain(snapshot, "bad", title, text, first.since).with_told(told);
+    order.sort_by_key(|task| snapshot.find_task(*task).map(|task| task.since));
+    let need = Issue::new(snapshot, "bad", title, text, first.since).with_client_error(told);
     let advice = "The run continues without it until it registers again. Check whether its scheduler restarts it; \
                   exclude it if its host is bad.";
-    Some(need.about(snapshot, &order).with_advice(advice, "/guide/states#failed"))
+    Some(need.with_tasks(snapshot, &order).with_advice(advice, "/guide/states#failed"))
 }
 
 /// Returns the issue of connected tasks that others wait for.
-fn awaited(snapshot: &JobSnapshot) -> Option<Issue> {
-    let barriers = snapshot.barriers();
+fn awaited_tasks_issue(snapshot: &JobSnapshot) -> Option<Issue> {
+    let barriers = snapshot.barriers_in_progress();
     let waits = |task: &TaskId| snapshot.status_of(*task) == TaskStatus::Awaited;
     let holds_up =
         |barrier: &&BarrierView| is_step_barrier(barrier.kind) && barrier.missing.iter().any(waits);
@@ -246,7 +244,7 @@ fn awaited(snapshot: &JobSnapshot) -> Option<Issue> {
         [one] => format!("task {one}"),
         many => format!("{} tasks", many.len()),
     };
-    let (arrived, members) = (grouped(barrier.arrived), grouped(barrier.members));
+    let (arrived, members) = (format_grouped(barrier.arrived), format_grouped(barrier.members));
     let verb = if barrier.arrived == 1 { "waits" } else { "wait" };
     let title = format!("{arrived} of {members} tasks {verb} at {name} for {who}");
     // Lost tasks have an issue of their own, so they come last here.
@@ -257,23 +255,23 @@ fn awaited(snapshot: &JobSnapshot) -> Option<Issue> {
         snapshot,
         &alive,
         alive.len() < missing.len(),
-        times::has_no_timeout(&barrier.deadline, snapshot.now()),
+        times::has_no_timeout(&barrier.deadline, snapshot.captured_at()),
     );
-    let need = Issue::plain(snapshot, "warn", title, text, last_arrival(barrier));
+    let need = Issue::new(snapshot, "warn", title, text, last_arrival_time(barrier));
     let advice = "Take a stack of its process (py-spy dump) before anything else; then restart it, or exclude it if the \
                   job can continue without it.";
-    Some(need.about(snapshot, &missing).with_advice(advice, "/guide/states#awaited"))
+    Some(need.with_tasks(snapshot, &missing).with_advice(advice, "/guide/states#awaited"))
 }
 
 /// Returns the time of the latest arrival at a barrier.
-pub(super) fn last_arrival(barrier: &BarrierView) -> Timestamp {
+pub(super) fn last_arrival_time(barrier: &BarrierView) -> Timestamp {
     barrier.arrivals.last().map_or(barrier.since, |arrival| arrival.at)
 }
 
 /// Returns a sentence about the heartbeats of these tasks and its consequence. `mixed`: others are missing
 /// with them.
 fn heartbeat_text(snapshot: &JobSnapshot, tasks: &[TaskId], mixed: bool, endless: bool) -> String {
-    let overdue = |id: &TaskId| snapshot.task(*id).and_then(|task| snapshot.overdue(task));
+    let overdue = |id: &TaskId| snapshot.find_task(*id).and_then(|task| snapshot.heartbeat_overdue(task));
     let silent: Vec<_> = tasks.iter().filter_map(overdue).collect();
     let timeout = if endless { "timeout" } else { "heartbeat timeout" };
     let one = match tasks {
@@ -284,7 +282,7 @@ fn heartbeat_text(snapshot: &JobSnapshot, tasks: &[TaskId], mixed: bool, endless
     match silent.iter().max() {
         None => {
             let who = one.map_or_else(
-                || format!("{} tasks still send heartbeats", grouped(tasks.len())),
+                || format!("{} tasks still send heartbeats", format_grouped(tasks.len())),
                 |one| {
                     if one == "It" {
                         "Its heartbeats continue".into()
@@ -296,10 +294,10 @@ fn heartbeat_text(snapshot: &JobSnapshot, tasks: &[TaskId], mixed: bool, endless
             format!("{who}, so no {timeout} will clear this.")
         }
         Some(longest) => {
-            let many = || count(silent.len(), "connected task has", "connected tasks have");
+            let many = || format_count(silent.len(), "connected task has", "connected tasks have");
             let who = one.map_or_else(many, |one| format!("{one} has"));
-            let span = times::span(longest);
-            let limit = times::span(&snapshot.view.settings.heartbeat_timeout);
+            let span = times::duration_text(longest);
+            let limit = times::duration_text(&snapshot.view.settings.heartbeat_timeout);
             format!("{who} sent no heartbeat for {span}; a task fails after {limit} without one.")
         }
     }
@@ -310,11 +308,12 @@ pub(super) fn no_issue_text(snapshot: &JobSnapshot) -> String {
     let run = &snapshot.view.run;
     match run.state {
         RunState::Running => {
-            let barriers = snapshot.barriers();
+            let barriers = snapshot.barriers_in_progress();
             match barriers.first() {
                 None => "No action needed".into(),
                 Some(barrier) => {
-                    let (arrived, members) = (grouped(barrier.arrived), grouped(barrier.members));
+                    let (arrived, members) =
+                        (format_grouped(barrier.arrived), format_grouped(barrier.members));
                     let verb = if barrier.arrived == 1 { "waits" } else { "wait" };
                     let name = barrier_name(&barrier.id);
                     format!("No action needed yet: {arrived} of {members} tasks {verb} at {name}")
@@ -333,7 +332,7 @@ fn is_step_barrier(kind: BarrierKind) -> bool {
 
 #[derive(Template)]
 #[template(path = "parts/needs.html")]
-struct IssueList<'a> {
+struct IssueListFragment<'a> {
     issues: &'a [Issue],
     /// The list covers several jobs, so each issue names its job.
     whose: bool,
@@ -341,14 +340,14 @@ struct IssueList<'a> {
     calm: String,
 }
 
-impl IssueList<'_> {
+impl IssueListFragment<'_> {
     /// Returns the part of the text that screen readers announce: without the progress of a barrier.
     fn spoken_summary(&self) -> &str {
         self.calm.split(':').next().unwrap_or_default()
     }
 }
 
-/// Returns the issues as a part of a page.
-pub(super) fn fragment(issues: &[Issue], whose: bool, calm: String) -> Result<Fragment, Problem> {
-    Fragment::new("needs", &IssueList { issues, whose, calm })
+/// Returns the issues as a fragment of a page.
+pub(super) fn render_fragment(issues: &[Issue], whose: bool, calm: String) -> Result<Fragment, Problem> {
+    Fragment::new("needs", &IssueListFragment { issues, whose, calm })
 }

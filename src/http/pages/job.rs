@@ -1,6 +1,6 @@
-//! The page of one job.
+//! Renders the page of one job.
 //!
-//! It computes neither the issues (`issues.rs`) nor the rows of the table (`task_table.rs`). Begin at `show`.
+//! `issues.rs` computes the issues, and `task_table.rs` the rows of the table of tasks. Begin at `show_job_page`.
 
 use std::collections::BTreeSet;
 
@@ -11,15 +11,17 @@ use axum::response::Response;
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::links::TaskLabel;
+use super::live_page::LivePage;
 use super::snapshot::JobSnapshot;
-use super::status::{AWAITED_AFTER, TaskStatus, barrier_name, grouped};
+use super::status::{AWAITED_AFTER, TaskStatus, barrier_name};
 use super::task_table::{self, TaskTableQuery};
-use super::{grid, issues, links, status, timeline, times};
+use super::{amount, grid, issues, links, status, timeline, times};
 use crate::coordination::{
     BarrierKind, BarrierView, FirstCause, JobName, JobView, RunState, RunSummary, TaskId,
 };
 use crate::http::extract::{JobPath, QueryParams};
 use crate::http::{AppState, Problem};
+use crate::text::format_grouped;
 
 /// The maximum number of missing tasks that are named at each barrier.
 const NAMED: usize = 12;
@@ -30,7 +32,7 @@ const BARRIERS_SHOWN: usize = 32;
 /// The state of a job, in the line below its name on every page of the job.
 #[derive(Template)]
 #[template(path = "parts/head.html")]
-struct Head<'a> {
+struct JobHeadFragment<'a> {
     view: &'a JobView,
     total: usize,
     out: usize,
@@ -38,26 +40,30 @@ struct Head<'a> {
     is_unregistered: bool,
 }
 
-impl Head<'_> {
+impl JobHeadFragment<'_> {
     /// Returns the tone of the state. A run without some of its tasks has a tone of its own.
-    fn tone(&self) -> &'static str {
+    fn state_tone(&self) -> &'static str {
         let running = self.view.run.state == RunState::Running;
-        if running && self.out > self.excluded { "warn" } else { status::tone(&self.view.run.state) }
+        if running && self.out > self.excluded {
+            "warn"
+        } else {
+            status::run_state_tone(&self.view.run.state)
+        }
     }
 
     /// Returns the share of live tasks, in percent.
-    fn part(&self) -> usize {
+    fn live_percent(&self) -> usize {
         self.view.run.live * 100 / self.total.max(1)
     }
 }
 
-pub(super) fn head(snapshot: &JobSnapshot) -> Result<Fragment, Problem> {
+pub(super) fn render_head_fragment(snapshot: &JobSnapshot) -> Result<Fragment, Problem> {
     let run = &snapshot.view.run;
     let excluded = run.counts.excluded;
     let nobody = run.tasks.iter().all(|task| task.lives.is_empty());
-    let (view, total) = (&snapshot.view, snapshot.tasks());
+    let (view, total) = (&snapshot.view, snapshot.task_count());
     let out = total.saturating_sub(run.live);
-    Fragment::new("head", &Head { view, total, out, excluded, is_unregistered: nobody })
+    Fragment::new("head", &JobHeadFragment { view, total, out, excluded, is_unregistered: nobody })
 }
 
 /// A barrier in progress, as a row.
@@ -80,7 +86,7 @@ pub(super) struct BarrierRow<'a> {
 
 impl<'a> BarrierRow<'a> {
     /// Returns the row of a barrier. `above` are the tasks that the page has named already.
-    fn of(snapshot: &JobSnapshot, barrier: &'a BarrierView, above: &BTreeSet<TaskId>) -> Self {
+    fn new(snapshot: &JobSnapshot, barrier: &'a BarrierView, above: &BTreeSet<TaskId>) -> Self {
         let (above, mut missing): (Vec<TaskId>, Vec<TaskId>) =
             barrier.missing.iter().copied().partition(|task| above.contains(task));
         let named = if missing.len() > NAMED { NAMED_OF_MANY } else { NAMED };
@@ -90,23 +96,23 @@ impl<'a> BarrierRow<'a> {
             name: barrier_name(&barrier.id),
             missing: missing.iter().take(named).map(|task| snapshot.task_label(*task)).collect(),
             others: missing.len().saturating_sub(named),
-            above: links::ranges(&above),
+            above: links::task_ranges_text(&above),
             first: snapshot.task_label(barrier.first),
-            numbers: links::ranges(&barrier.missing),
-            has_no_timeout: times::has_no_timeout(&barrier.deadline, snapshot.now()),
+            numbers: links::task_ranges_text(&barrier.missing),
+            has_no_timeout: times::has_no_timeout(&barrier.deadline, snapshot.captured_at()),
             is_filling: is_filling(snapshot, barrier),
             barrier,
         }
     }
 
     /// Returns the progress of the barrier, in thousandths.
-    pub fn part(&self) -> usize {
+    pub fn progress_in_thousandths(&self) -> usize {
         self.barrier.arrived * 1000 / self.barrier.members.max(1)
     }
 
     /// Returns the number of missing tasks as text.
-    pub fn missing_count(&self) -> String {
-        grouped(self.barrier.missing.len())
+    pub fn missing_count_text(&self) -> String {
+        format_grouped(self.barrier.missing.len())
     }
 
     pub fn is_registration(&self) -> bool {
@@ -116,14 +122,14 @@ impl<'a> BarrierRow<'a> {
 
 /// Returns whether a task arrived at the barrier a moment ago, so that it is still filling.
 pub(super) fn is_filling(snapshot: &JobSnapshot, barrier: &BarrierView) -> bool {
-    let waited = snapshot.now().since(issues::last_arrival(barrier));
+    let waited = snapshot.captured_at().since(issues::last_arrival_time(barrier));
     barrier.kind != BarrierKind::Registration && waited < AWAITED_AFTER
 }
 
 /// Returns the rows of the barriers in progress. `above` are the tasks that the page has named already.
-pub(super) fn waiting<'a>(snapshot: &'a JobSnapshot, above: &BTreeSet<TaskId>) -> Vec<BarrierRow<'a>> {
-    let shown = snapshot.barriers().into_iter().take(BARRIERS_SHOWN);
-    shown.map(|barrier| BarrierRow::of(snapshot, barrier, above)).collect()
+pub(super) fn barrier_rows<'a>(snapshot: &'a JobSnapshot, above: &BTreeSet<TaskId>) -> Vec<BarrierRow<'a>> {
+    let shown = snapshot.barriers_in_progress().into_iter().take(BARRIERS_SHOWN);
+    shown.map(|barrier| BarrierRow::new(snapshot, barrier, above)).collect()
 }
 
 #[derive(Template)]
@@ -135,25 +141,28 @@ struct BarrierListFragment<'a> {
     running: bool,
 }
 
-fn waits(snapshot: &JobSnapshot, above: &BTreeSet<TaskId>) -> Result<Fragment, Problem> {
+fn render_barriers_fragment(snapshot: &JobSnapshot, above: &BTreeSet<TaskId>) -> Result<Fragment, Problem> {
     let run = &snapshot.view.run;
     let (job, running) = (&snapshot.view.name, run.state == RunState::Running);
     let all = run.barriers.len();
-    Fragment::new("waits", &BarrierListFragment { job, waiting: waiting(snapshot, above), all, running })
+    Fragment::new("waits", &BarrierListFragment { job, waiting: barrier_rows(snapshot, above), all, running })
 }
 
-/// Returns the parts of the page.
-pub(super) fn parts(snapshot: &JobSnapshot, listing: &TaskTableQuery) -> Result<Vec<Fragment>, Problem> {
-    let needs = issues::of(snapshot);
+/// Returns the fragments of the page.
+pub(super) fn render_fragments(
+    snapshot: &JobSnapshot,
+    listing: &TaskTableQuery,
+) -> Result<Vec<Fragment>, Problem> {
+    let needs = issues::job_issues(snapshot);
     let calm = issues::no_issue_text(snapshot);
     let named = needs.iter().flat_map(|need| need.tasks.iter().map(|one| one.task)).collect();
     Ok(vec![
-        head(snapshot)?,
-        issues::fragment(&needs, false, calm)?,
-        waits(snapshot, &named)?,
-        grid::fragment(snapshot)?,
-        task_table::fragment(snapshot, listing)?,
-        timeline::fragment(snapshot, false, None)?,
+        render_head_fragment(snapshot)?,
+        issues::render_fragment(&needs, false, calm)?,
+        render_barriers_fragment(snapshot, &named)?,
+        grid::render_fragment(snapshot)?,
+        task_table::render_fragment(snapshot, listing)?,
+        timeline::render_fragment(snapshot, false, None)?,
         Fragment::new("history", &HistoryFragment { view: &snapshot.view })?,
         Fragment::new("settings", &SettingsFragment { view: &snapshot.view })?,
     ])
@@ -181,32 +190,26 @@ struct JobPage {
 
 impl HistoryFragment<'_> {
     /// Returns the first error of a run in few words, and as clients received it.
-    fn cause(&self, cause: &FirstCause) -> (String, String) {
+    fn cause_texts(&self, cause: &FirstCause) -> (String, String) {
         status::error_texts(&cause.error, &cause.why)
     }
 
     /// Returns the duration of an ended run.
-    fn lasted(&self, run: &RunSummary) -> String {
-        times::span(&run.span().length(run.ended_at))
+    fn duration_text(&self, run: &RunSummary) -> String {
+        times::duration_text(&run.measured_interval().duration(run.ended_at))
     }
 }
 
-pub(super) async fn show(
+pub(super) async fn show_job_page(
     State(site): State<AppState>,
     job: JobPath,
     user: PageUser,
     QueryParams(listing): QueryParams<TaskTableQuery>,
 ) -> Result<Response, Problem> {
-    let snapshot = JobSnapshot::of(&site, &job)?;
-    let now = snapshot.now();
-    let (title, query) = (format!("Job {}", job.name), format!("job&{}", listing.live_query()));
-    let page = PageFrame::of_job_snapshot(
-        user,
-        NavEntry::Job,
-        title,
-        &snapshot,
-        &query,
-        parts(&snapshot, &listing)?,
-    );
+    let snapshot = JobSnapshot::capture_by_path(&site, &job)?;
+    let now = snapshot.captured_at();
+    let (title, parts) = (format!("Job {}", job.name), render_fragments(&snapshot, &listing)?);
+    let live = LivePage::Job(listing);
+    let page = PageFrame::for_job_snapshot(user, NavEntry::Job, title, &snapshot, &live, parts);
     render_page(&JobPage { page, view: snapshot.view }, now)
 }

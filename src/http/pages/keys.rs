@@ -1,25 +1,27 @@
-//! Renders a level of the key tree, and one value decoded where its format is known.
+//! Renders one level of the key tree, and single values. A value with a known format is decoded.
 //!
-//! Begin at `show`, then `value`.
-
-use std::sync::Arc;
+//! Begin at `show_keys_page`, then `show_value_page`.
 
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
 use percent_encoding::percent_decode_str;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
-use super::job::head;
-use super::links::{self, query_encode};
+use super::job::render_head_fragment;
+use super::links;
+use super::live_page::LivePage;
 use super::snapshot::JobSnapshot;
-use super::{status, times};
-use crate::coordination::{Coordinator, Device, JobName, KeyEntry, TopologyKey, decode_devices};
+use super::{amount, times};
+use crate::coordination::{
+    Coordinator, Device, JobName, KeyEntry, ProcessIdentity, TopologyKey, decode_devices,
+};
+use crate::http::api::KeyView;
 use crate::http::extract::{JobPath, QueryParams};
-use crate::http::keys::{self, KeyView};
-use crate::http::{AppState, Problem};
+use crate::http::{AppState, Problem, keys};
+use crate::text::{encode_query_value, percent_encode};
 
 /// The maximum number of lines on a page.
 const LINES: usize = 200;
@@ -27,19 +29,12 @@ const LINES: usize = 200;
 const VALUE_BYTES_MAX: usize = 16 << 10;
 
 /// The query parameters of the page of keys.
-#[derive(Debug, Default, Clone, Deserialize)]
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct KeysPageQuery {
     /// The directory, percent-encoded twice, because keys need not be text.
     pub prefix: String,
     pub after: String,
-}
-
-impl KeysPageQuery {
-    /// Returns the query of the address at which the page follows updates.
-    fn query(&self) -> String {
-        format!("keys&prefix={}&after={}", query_encode(&self.prefix), query_encode(&self.after))
-    }
 }
 
 /// A row of the tree.
@@ -60,7 +55,7 @@ struct Breadcrumb {
 
 #[derive(Template)]
 #[template(path = "parts/keys.html")]
-struct Keys<'a> {
+struct KeyLevelFragment<'a> {
     job: &'a JobName,
     entries: Vec<KeyRow>,
     next: Option<String>,
@@ -80,14 +75,14 @@ struct KeysPageTemplate {
 /// Returns a key encoded for an address.
 pub(super) fn encode_key(key: &[u8]) -> String {
     // Encoded twice: once for the bytes, once for the address.
-    query_encode(&percent_encoding::percent_encode(key, percent_encoding::NON_ALPHANUMERIC).to_string())
+    encode_query_value(&percent_encode(key))
 }
 
 fn decode_key(text: &str) -> Vec<u8> {
     percent_decode_str(text).collect()
 }
 
-fn crumbs(directory: &[u8]) -> Vec<Breadcrumb> {
+fn parent_breadcrumbs(directory: &[u8]) -> Vec<Breadcrumb> {
     let ends = directory.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
     let mut from = 0;
     let mut crumbs = Vec::new();
@@ -102,34 +97,40 @@ fn crumbs(directory: &[u8]) -> Vec<Breadcrumb> {
 }
 
 /// Serves `GET /jobs/{job}/keys`.
-pub(super) async fn show(
+pub(super) async fn show_keys_page(
     State(site): State<AppState>,
     job: JobPath,
     user: PageUser,
     QueryParams(which): QueryParams<KeysPageQuery>,
 ) -> Result<Response, Problem> {
-    let snapshot = JobSnapshot::of(&site, &job)?;
-    let now = snapshot.now();
+    let snapshot = JobSnapshot::capture_by_path(&site, &job)?;
+    let now = snapshot.captured_at();
     let title = format!("Keys of {}", job.name);
-    let parts = parts(&site, &snapshot, &which)?.to_vec();
-    let page = PageFrame::of_job_snapshot(user, NavEntry::Keys, title, &snapshot, &which.query(), parts);
-    render_page(&KeysPageTemplate { page, crumbs: crumbs(&decode_key(&which.prefix)), job: job.name }, now)
+    let (parts, crumbs) =
+        (render_fragments(&site, &snapshot, &which)?, parent_breadcrumbs(&decode_key(&which.prefix)));
+    let page =
+        PageFrame::for_job_snapshot(user, NavEntry::Keys, title, &snapshot, &LivePage::Keys(which), parts);
+    render_page(&KeysPageTemplate { page, crumbs, job: job.name }, now)
 }
 
-/// Returns the parts of the page.
-pub(super) fn parts(
+/// Returns the fragments of the page.
+pub(super) fn render_fragments(
     site: &AppState,
     snapshot: &JobSnapshot,
     which: &KeysPageQuery,
-) -> Result<Arc<Vec<Fragment>>, Problem> {
-    snapshot.cached_parts(&which.query(), || Ok(vec![head(snapshot)?, level(site, snapshot, which)?]))
+) -> Result<Vec<Fragment>, Problem> {
+    Ok(vec![render_head_fragment(snapshot)?, render_level_fragment(site, snapshot, which)?])
 }
 
-/// Returns the part with one level of the tree.
-fn level(site: &AppState, snapshot: &JobSnapshot, which: &KeysPageQuery) -> Result<Fragment, Problem> {
+/// Returns the fragment with one level of the tree.
+fn render_level_fragment(
+    site: &AppState,
+    snapshot: &JobSnapshot,
+    which: &KeysPageQuery,
+) -> Result<Fragment, Problem> {
     let (directory, after) = (decode_key(&which.prefix), decode_key(&which.after));
     let look =
-        |core: &Coordinator, _| Some(core.job(snapshot.id)?.keys(&directory, &after, false, LINES + 1));
+        |core: &Coordinator, _| Some(core.job(snapshot.id)?.list_keys(&directory, &after, false, LINES + 1));
     let mut lines = site.engine.read(look).unwrap_or_default();
     let next = lines.get(LINES).map(|_| encode_key(&lines[LINES - 1].key));
     lines.truncate(LINES);
@@ -139,7 +140,7 @@ fn level(site: &AppState, snapshot: &JobSnapshot, which: &KeysPageQuery) -> Resu
         let hidden = line.value_bytes.is_some() && site.redaction.is_redacted(&line.key);
         KeyRow { name: String::from_utf8_lossy(name).into_owned(), address: encode_key(whole), hidden, line }
     });
-    let keys = Keys {
+    let keys = KeyLevelFragment {
         job: &snapshot.view.name,
         entries: entries.collect(),
         next,
@@ -151,7 +152,7 @@ fn level(site: &AppState, snapshot: &JobSnapshot, which: &KeysPageQuery) -> Resu
 }
 
 /// Returns the numbers of a list as Orbax writes it, such as `[2, 3]`; `None` if the value is no such list.
-pub(super) fn numbers(value: &[u8]) -> Option<Vec<i32>> {
+pub(super) fn parse_number_list(value: &[u8]) -> Option<Vec<i32>> {
     let text = std::str::from_utf8(value).ok()?.trim();
     let inside = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
     let numbers = inside.split(',').map(str::trim).filter(|number| !number.is_empty());
@@ -159,7 +160,7 @@ pub(super) fn numbers(value: &[u8]) -> Option<Vec<i32>> {
 }
 
 /// A value that was decoded by its known format.
-enum Decoded {
+enum DecodedValue {
     /// Devices, from a topology that JAX workers publish.
     Devices(Vec<Device>),
     /// A description in words.
@@ -168,15 +169,22 @@ enum Decoded {
 }
 
 /// Decodes a value whose format is known.
-fn decode(key: &str, value: &[u8]) -> Decoded {
+fn decode_value(key: &str, value: &[u8]) -> DecodedValue {
+    if let Some(TopologyKey::Identity { task }) = TopologyKey::parse(key.as_bytes()) {
+        return ProcessIdentity::from_store_value(value).map_or(DecodedValue::Nothing, |identity| {
+            DecodedValue::Words(format!(
+                "Task {task} is {identity}: its host and its number there, over runs."
+            ))
+        });
+    }
     if let Some(topology) = TopologyKey::parse(key.as_bytes()) {
         return match decode_devices([(&topology, value)]) {
-            devices if devices.is_empty() => Decoded::Nothing,
-            devices => Decoded::Devices(devices),
+            devices if devices.is_empty() => DecodedValue::Nothing,
+            devices => DecodedValue::Devices(devices),
         };
     }
     if let Some(process) = key.strip_prefix("orbax/distributed_to_device_ids/") {
-        return Decoded::Words(match numbers(value) {
+        return DecodedValue::Words(match parse_number_list(value) {
             Some(ids) => {
                 let ids: Vec<String> = ids.iter().map(i32::to_string).collect();
                 format!(
@@ -190,13 +198,15 @@ fn decode(key: &str, value: &[u8]) -> Decoded {
         });
     }
     if let Some(process) = key.strip_prefix("jax/process_id/") {
-        return Decoded::Words(format!("JAX: what distributed process {process} says of its process index."));
+        return DecodedValue::Words(format!(
+            "JAX: what distributed process {process} says of its process index."
+        ));
     }
     match key {
         "RECEIVED_PREEMPTION_NOTICE" | "PREEMPTION_NOTICE" => {
-            Decoded::Words("The notice of a coordinated save; see the drain page.".into())
+            DecodedValue::Words("The notice of a coordinated save; see the drain page.".into())
         }
-        _ => Decoded::Nothing,
+        _ => DecodedValue::Nothing,
     }
 }
 
@@ -220,28 +230,34 @@ struct ValuePage {
 }
 
 /// Serves `GET /jobs/{job}/keys/value`.
-pub(super) async fn value(
+pub(super) async fn show_value_page(
     State(site): State<AppState>,
     job: JobPath,
     user: PageUser,
     QueryParams(which): QueryParams<ValuePageQuery>,
 ) -> Result<Response, Problem> {
     let key = decode_key(&which.key);
-    let value = keys::value(&site, &job, &key, Some(VALUE_BYTES_MAX))?;
-    let raw = site.read_job(&job, |look| look.key(&key))?.filter(|_| !value.redacted);
-    let known = raw.map_or(Decoded::Nothing, |raw| decode(&value.key, &raw.value));
+    let value = keys::read_value(&site, &job, &key, Some(VALUE_BYTES_MAX))?;
+    let raw = site.read_job(&job, |look| look.stored_value(&key))?.filter(|_| !value.redacted);
+    let known = raw.map_or(DecodedValue::Nothing, |raw| decode_value(&value.key, &raw.value));
     let (devices, words) = match known {
-        Decoded::Devices(devices) => (devices, String::new()),
-        Decoded::Words(words) => (Vec::new(), words),
-        Decoded::Nothing => (Vec::new(), String::new()),
+        DecodedValue::Devices(devices) => (devices, String::new()),
+        DecodedValue::Words(words) => (Vec::new(), words),
+        DecodedValue::Nothing => (Vec::new(), String::new()),
     };
-    let snapshot = JobSnapshot::of(&site, &job)?;
-    let now = snapshot.now();
+    let snapshot = JobSnapshot::capture_by_path(&site, &job)?;
+    let now = snapshot.captured_at();
     let title = format!("Key {} of {}", value.key, job.name);
-    let page =
-        PageFrame::of_job_snapshot(user, NavEntry::Keys, title, &snapshot, "head", vec![head(&snapshot)?]);
-    let rest = format!("/api/v1/jobs/{}/keys/{}", job.name, query_encode(&value.key));
-    let (crumbs, job) = (crumbs(&key), job.name);
+    let page = PageFrame::for_job_snapshot(
+        user,
+        NavEntry::Keys,
+        title,
+        &snapshot,
+        &LivePage::Head,
+        vec![render_head_fragment(&snapshot)?],
+    );
+    let rest = format!("/api/v1/jobs/{}/keys/{}", job.name, encode_query_value(&value.key));
+    let (crumbs, job) = (parent_breadcrumbs(&key), job.name);
     render_page(&ValuePage { page, job, crumbs, value, devices, words, rest }, now)
 }
 
@@ -251,18 +267,18 @@ mod tests {
 
     #[test]
     fn lists_of_numbers_are_read_and_nothing_else() {
-        assert_eq!(numbers(b"[2, 3]"), Some(vec![2, 3]));
-        assert_eq!(numbers(b" 2048,2049 "), Some(vec![2048, 2049]));
-        assert_eq!(numbers(b"[]"), Some(Vec::new()));
+        assert_eq!(parse_number_list(b"[2, 3]"), Some(vec![2, 3]));
+        assert_eq!(parse_number_list(b" 2048,2049 "), Some(vec![2048, 2049]));
+        assert_eq!(parse_number_list(b"[]"), Some(Vec::new()));
         for other in [&b"[2, x]"[..], b"{\"a\": 1}", b"\xff\xfe", b"[99999999999999999999]"] {
-            assert_eq!(numbers(other), None, "{other:?}");
+            assert_eq!(parse_number_list(other), None, "{other:?}");
         }
     }
 
     #[test]
     fn every_directory_above_has_its_address_whatever_bytes_it_has() {
         let told: Vec<_> =
-            crumbs(b"a b/\xff/c").into_iter().map(|crumb| (crumb.name, crumb.address)).collect();
+            parent_breadcrumbs(b"a b/\xff/c").into_iter().map(|crumb| (crumb.name, crumb.address)).collect();
         assert_eq!(told[0], ("a b".to_owned(), "a%2520b".to_owned()));
         assert_eq!(told[1].1, "a%2520b%252F%25FF");
         assert_eq!(told.len(), 3);

@@ -1,13 +1,16 @@
 //! Live updates: one stream of server-sent events for each open page.
 //!
-//! It renders nothing: pages give their parts. Begin at `LivePageQuery`, then `LiveHub`.
+//! `live_page.rs` calls the pages, which render their fragments. Begin at `LiveHub`, then `LiveViewer`.
 //!
-//! One *hub* for each job that is being viewed, one for the overview and one for the audit take a new
-//! snapshot: when an event reports a change, at most once in [`MIN_INTERVAL`] (longer if a snapshot is
-//! costly), and otherwise once in [`REFRESH_INTERVAL`], for heartbeats and arrivals, which are no events. All
-//! viewers share the snapshot and the parts made of it; parts with forms are made for one viewer. A page
-//! lists in its address the digests of its parts and receives the parts that differ: whole the first time,
-//! later as a line patch. So a reconnecting page is no special case. A hub ends with its last viewer.
+//! Each viewed job, the overview and the audit have one *hub*, which takes snapshots for all viewers. When an event
+//! reports a change, the hub takes a new snapshot. The time between two snapshots is at least [`MIN_INTERVAL`], and
+//! longer if snapshots are costly. Without events, the hub takes a snapshot every [`REFRESH_INTERVAL`], because
+//! heartbeats and arrivals cause no events. Viewers also share the rendered fragments. Only fragments with forms
+//! are rendered for each viewer separately. A hub ends with its last viewer.
+//!
+//! When a page opens the stream, the URL lists the digests of the fragments that the page has. The page receives
+//! the fragments that differ, first as a whole, and later as line patches. So a page that reconnects needs no
+//! special case.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -18,18 +21,18 @@ use axum::extract::State;
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::stream::{self, Stream};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::{broadcast, watch};
 
 use super::fragment::Fragment;
 use super::frame::PageUser;
+use super::live_page::{LivePage, LiveStreamQuery};
 use super::overview::FleetSnapshot;
-use super::patch::{PatchStep, patch};
+use super::patch::{PatchStep, line_patch};
 use super::snapshot::JobSnapshot;
-use super::task_table::TaskTableQuery;
-use super::{audit, barriers, devices, drain, exclusions, job, keys, overview, task, timeline, transfers};
-use crate::coordination::{JobId, TaskId};
+use super::{audit, overview};
+use crate::coordination::JobId;
 use crate::engine::NumberedEvent;
 use crate::http::events::StreamGuard;
 use crate::http::extract::{JobPath, QueryParams};
@@ -57,28 +60,28 @@ enum HubSubject {
 }
 
 /// The snapshot of a hub.
-enum HubView {
+enum HubSnapshot {
     All(Box<FleetSnapshot>, Mutex<Option<Arc<Vec<Fragment>>>>),
     Audit,
     Job(Box<JobSnapshot>),
 }
 
-struct VersionedView {
+struct VersionedSnapshot {
     version: u64,
-    seen: HubView,
+    seen: HubSnapshot,
 }
 
-type HubValue = Option<Arc<VersionedView>>;
+type LatestSnapshot = Option<Arc<VersionedSnapshot>>;
 
 /// The running hubs.
 #[derive(Default)]
 pub struct LiveHubs {
-    hubs: Mutex<HashMap<HubSubject, Arc<watch::Sender<HubValue>>>>,
+    hubs: Mutex<HashMap<HubSubject, Arc<watch::Sender<LatestSnapshot>>>>,
 }
 
 impl LiveHubs {
     /// Subscribes to a hub. Starts the hub if it is not running.
-    fn join(&self, site: &AppState, subject: HubSubject) -> watch::Receiver<HubValue> {
+    fn join(&self, site: &AppState, subject: HubSubject) -> watch::Receiver<LatestSnapshot> {
         let mut hubs = self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(hub) = hubs.get(&subject) {
             return hub.subscribe();
@@ -91,7 +94,7 @@ impl LiveHubs {
     }
 
     /// Removes a hub if it has no viewer. Returns whether it was removed.
-    fn remove_unused(&self, subject: HubSubject, news: &watch::Sender<HubValue>) -> bool {
+    fn remove_unused(&self, subject: HubSubject, news: &watch::Sender<LatestSnapshot>) -> bool {
         let mut hubs = self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
         let left = news.receiver_count() == 0;
         if left {
@@ -104,15 +107,15 @@ impl LiveHubs {
 struct LiveHub {
     site: AppState,
     subject: HubSubject,
-    news: Arc<watch::Sender<HubValue>>,
+    news: Arc<watch::Sender<LatestSnapshot>>,
     events: broadcast::Receiver<NumberedEvent>,
     acts: watch::Receiver<u64>,
     version: u64,
 }
 
 impl LiveHub {
-    fn new(site: AppState, subject: HubSubject, news: Arc<watch::Sender<HubValue>>) -> Self {
-        let events = site.engine.follow(u64::MAX).1;
+    fn new(site: AppState, subject: HubSubject, news: Arc<watch::Sender<LatestSnapshot>>) -> Self {
+        let events = site.engine.subscribe_events(u64::MAX).1;
         let acts = site.operations.audit.subscribe();
         Self { site, subject, news, events, acts, version: 0 }
     }
@@ -122,10 +125,11 @@ impl LiveHub {
             // The snapshot below covers the events so far.
             while !matches!(self.events.try_recv(), Err(TryRecvError::Empty | TryRecvError::Closed)) {}
             let began = self.site.engine.clock().now();
-            let seen = self.capture();
+            let seen = self.capture_snapshot();
             let gone = seen.is_none();
             self.version += 1;
-            self.news.send_replace(seen.map(|seen| Arc::new(VersionedView { version: self.version, seen })));
+            self.news
+                .send_replace(seen.map(|seen| Arc::new(VersionedSnapshot { version: self.version, seen })));
             if gone {
                 break;
             }
@@ -143,13 +147,13 @@ impl LiveHub {
         hubs.remove(&self.subject);
     }
 
-    fn capture(&mut self) -> Option<HubView> {
+    fn capture_snapshot(&mut self) -> Option<HubSnapshot> {
         match self.subject {
             HubSubject::All => {
-                Some(HubView::All(Box::new(FleetSnapshot::capture(&self.site)), Mutex::default()))
+                Some(HubSnapshot::All(Box::new(FleetSnapshot::capture(&self.site)), Mutex::default()))
             }
-            HubSubject::Audit => Some(HubView::Audit),
-            HubSubject::Job(job) => Some(HubView::Job(Box::new(JobSnapshot::capture(&self.site, job)?))),
+            HubSubject::Audit => Some(HubSnapshot::Audit),
+            HubSubject::Job(job) => Some(HubSnapshot::Job(Box::new(JobSnapshot::capture(&self.site, job)?))),
         }
     }
 
@@ -174,115 +178,28 @@ impl LiveHub {
     }
 }
 
-/// The query parameters of a live stream.
-#[derive(Debug, Default, Clone, Deserialize)]
-#[serde(default)]
-pub(super) struct LivePageQuery {
-    /// The page.
-    page: String,
-    /// The digests of the parts that the page has: `id:digest,…`.
-    have: String,
-    task: String,
-    fate: String,
-    prefix: String,
-    after: String,
-    transport: String,
-    state: String,
-    find: String,
-    sort: String,
-    down: String,
-    /// The page of the table; the name `page` is taken.
-    rows: String,
-    job: String,
-    outcome: String,
-}
-
-impl LivePageQuery {
-    fn listing(&self) -> TaskTableQuery {
-        let Self { state, find, sort, down, rows, .. } = self.clone();
-        TaskTableQuery { state, find, sort, down, page: rows }
-    }
-
-    fn parts(
-        &self,
-        site: &AppState,
-        guest: &PageUser,
-        snapshot: &VersionedView,
-    ) -> Result<Arc<Vec<Fragment>>, Problem> {
-        let scene = match &snapshot.seen {
-            HubView::Job(scene) => scene,
-            HubView::Audit => {
-                let which = audit::AuditPageQuery { job: self.job.clone(), outcome: self.outcome.clone() };
-                return audit::parts(site, &which).map(Arc::new);
-            }
-            HubView::All(survey, made) => {
-                let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);
-                if let Some(parts) = made.as_ref() {
-                    return Ok(Arc::clone(parts));
-                }
-                let parts = Arc::new(overview::parts(survey)?);
-                return Ok(Arc::clone(made.insert(parts)));
-            }
-        };
-        let task = self.task.parse().ok().map(TaskId);
-        match self.page.as_str() {
-            "job" => {
-                let listing = self.listing();
-                scene.cached_parts(&format!("job?{}", listing.query()), || job::parts(scene, &listing))
-            }
-            "transfers" => {
-                let choice =
-                    transfers::PairFilter { task: self.task.clone(), transport: self.transport.clone() };
-                scene.cached_parts(&format!("transfers?{}", choice.query()), || {
-                    transfers::parts(scene, &choice)
-                })
-            }
-            "devices" => {
-                let which = devices::DevicesPageQuery { task: self.task.clone(), fate: self.fate.clone() };
-                devices::parts(site, scene, guest, &which).map(Arc::new)
-            }
-            "keys" => {
-                let which = keys::KeysPageQuery { prefix: self.prefix.clone(), after: self.after.clone() };
-                keys::parts(site, scene, &which)
-            }
-            "barriers" => scene.cached_parts("barriers", || barriers::parts(scene)),
-            "timeline" => scene.cached_parts(&format!("timeline/{task:?}"), || {
-                Ok(vec![job::head(scene)?, timeline::fragment(scene, true, task)?])
-            }),
-            // Parts with forms are made for one user and not shared.
-            "drain" => drain::parts(scene, guest, drain::DrainForm::default()).map(Arc::new),
-            "exclusions" => exclusions::parts(site, scene, guest).map(Arc::new),
-            "task" => {
-                let parts = task::parts(site, scene, guest, task.unwrap_or(TaskId(-1)))?;
-                Ok(Arc::new(parts.unwrap_or_default()))
-            }
-            _ => scene.cached_parts("head", || Ok(vec![job::head(scene)?])),
-        }
-    }
-}
-
-/// One page that follows updates.
-struct LivePage {
+/// One page that follows updates, as one viewer sees it.
+struct LiveViewer {
     site: AppState,
-    news: watch::Receiver<HubValue>,
-    query: LivePageQuery,
+    news: watch::Receiver<LatestSnapshot>,
+    page: LivePage,
     user: PageUser,
     have: BTreeMap<String, String>,
-    /// The parts that this stream has sent, whose text the page has.
+    /// The fragments that this stream has sent, whose text the page has.
     sent: BTreeMap<&'static str, Fragment>,
     stop: watch::Receiver<bool>,
     _slot: StreamGuard,
 }
 
-impl LivePage {
+impl LiveViewer {
     fn new(
         site: &AppState,
         source: ClientNetwork,
         subject: HubSubject,
         guest: PageUser,
-        which: LivePageQuery,
+        which: LiveStreamQuery,
     ) -> Result<Self, Problem> {
-        let (slot, stop) = site.streams.acquire(source)?;
+        let (slot, stop) = site.streams.acquire_stream(source)?;
         let mut news = site.live.join(site, subject);
         // The present snapshot is new to a viewer that joins now.
         news.mark_changed();
@@ -291,7 +208,7 @@ impl LivePage {
         Ok(Self {
             site: site.clone(),
             news,
-            query: which,
+            page: which.page.unwrap_or(LivePage::Head),
             user: guest,
             have,
             sent: BTreeMap::new(),
@@ -300,15 +217,34 @@ impl LivePage {
         })
     }
 
-    fn stream(self) -> impl Stream<Item = Result<Event, Infallible>> {
+    /// Returns the fragments of the page in this snapshot.
+    fn render_fragments(&self, snapshot: &VersionedSnapshot) -> Result<Arc<Vec<Fragment>>, Problem> {
+        match &snapshot.seen {
+            HubSnapshot::Job(snapshot) => self.page.render_fragments(&self.site, snapshot, &self.user),
+            HubSnapshot::Audit => {
+                let LivePage::Audit(which) = &self.page else { return Err(Problem::internal()) };
+                audit::render_fragments(&self.site, which).map(Arc::new)
+            }
+            HubSnapshot::All(survey, made) => {
+                let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(parts) = made.as_ref() {
+                    return Ok(Arc::clone(parts));
+                }
+                let parts = Arc::new(overview::render_fragments(survey)?);
+                Ok(Arc::clone(made.insert(parts)))
+            }
+        }
+    }
+
+    fn into_stream(self) -> impl Stream<Item = Result<Event, Infallible>> {
         stream::unfold(self, |mut viewer| async move {
-            let event = viewer.next().await?;
+            let event = viewer.next_message().await?;
             Some((Ok(event), viewer))
         })
     }
 
     /// Returns the next message; `None` at the end of the stream.
-    async fn next(&mut self) -> Option<Event> {
+    async fn next_message(&mut self) -> Option<Event> {
         loop {
             tokio::select! {
                 biased;
@@ -319,17 +255,17 @@ impl LivePage {
             }
             let news = self.news.borrow_and_update().clone();
             let Some(snapshot) = news else { continue };
-            let parts = self.query.parts(&self.site, &self.user, &snapshot).ok()?;
+            let parts = self.render_fragments(&snapshot).ok()?;
             let fresh: Vec<&Fragment> =
-                parts.iter().filter(|part| self.have.get(part.id) != Some(&part.tag())).collect();
+                parts.iter().filter(|part| self.have.get(part.id) != Some(&part.digest_text())).collect();
             if fresh.is_empty() {
                 continue;
             }
             let news: Vec<_> =
-                fresh.iter().map(|part| FragmentUpdate::of(part, self.sent.get(part.id))).collect();
+                fresh.iter().map(|part| FragmentUpdate::new(part, self.sent.get(part.id))).collect();
             let event = sse_event(&self.site, "parts", &news).id(snapshot.version.to_string());
             for part in fresh {
-                self.have.insert(part.id.to_owned(), part.tag());
+                self.have.insert(part.id.to_owned(), part.digest_text());
                 self.sent.insert(part.id, part.clone());
             }
             return Some(event);
@@ -337,7 +273,7 @@ impl LivePage {
     }
 }
 
-/// An update of a part: its name, its digest, and its text or the patch of the former text.
+/// An update of a fragment: its name, its digest, and its text or the patch of the former text.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum FragmentUpdate<'a> {
@@ -346,10 +282,10 @@ enum FragmentUpdate<'a> {
 }
 
 impl<'a> FragmentUpdate<'a> {
-    fn of(part: &'a Fragment, sent: Option<&Fragment>) -> Self {
-        match sent.and_then(|sent| patch(&sent.html, &part.html)) {
-            Some(steps) => Self::Changed(part.id, part.tag(), steps),
-            None => Self::Whole(part.id, part.tag(), &part.html),
+    fn new(part: &'a Fragment, sent: Option<&Fragment>) -> Self {
+        match sent.and_then(|sent| line_patch(&sent.html, &part.html)) {
+            Some(steps) => Self::Changed(part.id, part.digest_text(), steps),
+            None => Self::Whole(part.id, part.digest_text(), &part.html),
         }
     }
 }
@@ -360,24 +296,27 @@ fn sse_event(site: &AppState, kind: &str, parts: &[FragmentUpdate<'_>]) -> Event
 }
 
 /// Serves `GET /live`.
-pub(super) async fn overview(
+pub(super) async fn stream_overview_pages(
     State(site): State<AppState>,
     guest: PageUser,
     source: ClientNetwork,
-    QueryParams(which): QueryParams<LivePageQuery>,
+    QueryParams(which): QueryParams<LiveStreamQuery>,
 ) -> Result<Response, Problem> {
-    let subject = if which.page == "audit" { HubSubject::Audit } else { HubSubject::All };
-    Ok(Sse::new(LivePage::new(&site, source, subject, guest, which)?.stream()).into_response())
+    let subject = match which.page {
+        Some(LivePage::Audit(_)) => HubSubject::Audit,
+        _ => HubSubject::All,
+    };
+    Ok(Sse::new(LiveViewer::new(&site, source, subject, guest, which)?.into_stream()).into_response())
 }
 
 /// Serves `GET /jobs/{job}/live`.
-pub(super) async fn job(
+pub(super) async fn stream_job_pages(
     State(site): State<AppState>,
     job: JobPath,
     guest: PageUser,
     source: ClientNetwork,
-    QueryParams(which): QueryParams<LivePageQuery>,
+    QueryParams(which): QueryParams<LiveStreamQuery>,
 ) -> Result<Response, Problem> {
-    Ok(Sse::new(LivePage::new(&site, source, HubSubject::Job(job.id), guest, which)?.stream())
+    Ok(Sse::new(LiveViewer::new(&site, source, HubSubject::Job(job.id), guest, which)?.into_stream())
         .into_response())
 }

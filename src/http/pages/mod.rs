@@ -1,28 +1,32 @@
-//! The pages for people. A page is made of *parts* ([`fragment`]): pieces of HTML with an id and a digest.
+//! The pages for people. A page is made of *fragments* ([`fragment`]): pieces of HTML with an id and a digest.
 //!
-//! It holds no state but the hubs of [`live`]. Begin at [`router`], then `job.rs` as the example of a page.
+//! The only state of this module is the hubs in [`live`], which send updates. Begin at [`page_routes`], then read
+//! `job.rs` as an example of a page.
 //!
 //! - Every page is complete without JavaScript: each view, filter and form is a plain address. With JavaScript a
-//!   page follows its parts as they change. Parts are sent as HTML, not as data, so the templates exist once and a
-//!   first load and an update cannot differ; the script changes the DOM and knows nothing of jobs.
-//! - A handler takes one `JobSnapshot` of its job: the view, the open findings that hold in the same
-//!   state, the timeline, the status of each task.
-//! - A moment stands in a part as `<time>` with the moment itself; relative times are filled in last (`times.rs`).
-//!   So the digest of a part changes only when its content does.
-//! - A form calls the function that the REST handler calls.
-//! - The grid of a large job is one path for each status, with a rectangle for each run of equal neighbours, so its
-//!   size follows the number of problems and not of tasks.
+//!   page receives its fragments again as they change. Fragments are sent as HTML, not as data, so one template
+//!   serves first loads and updates, which therefore cannot differ. The script replaces parts of the page, and
+//!   contains no logic about jobs.
+//! - A handler takes one `JobSnapshot` of its job, which contains the view, the open findings at the same moment,
+//!   the timeline, and the status of each task.
+//! - A fragment contains each time as `<time>` with the absolute time. Relative times are filled in last
+//!   (`times.rs`), so the digest of a fragment changes only with its content.
+//! - Forms and REST handlers call the same functions.
+//! - The grid of the tasks of a large job is an SVG image whose size grows with the number of problems, not with
+//!   the number of tasks (`grid.rs`).
 //!
 //! | file | contents |
 //! | --- | --- |
 //! | `frame.rs` | the frame of every page |
-//! | `fragment.rs`, `times.rs`, `status.rs`, `links.rs` | parts, times, the status of a task, addresses |
+//! | `fragment.rs`, `times.rs`, `amount.rs`, `status.rs`, `links.rs` | fragments, times, amounts, states, addresses |
 //! | `escape.rs` | the escaping of every template expression |
 //! | `assets.rs` | the static files |
 //! | `snapshot.rs` | the snapshot of one job that all viewers share |
-//! | `overview.rs`, `job.rs`, … | one file a page |
-//! | `live.rs`, `patch.rs` | live updates, and line patches between two versions of a part |
+//! | `overview.rs`, `job.rs`, … | one file for each page |
+//! | `live_page.rs` | the pages that receive live updates, with the addresses of their streams |
+//! | `live.rs`, `patch.rs` | live updates, and line patches between two versions of a fragment |
 
+mod amount;
 mod api;
 mod assets;
 mod audit;
@@ -40,6 +44,7 @@ mod job;
 mod keys;
 mod links;
 mod live;
+mod live_page;
 mod overview;
 mod patch;
 mod search;
@@ -53,45 +58,45 @@ mod timeline;
 mod times;
 mod transfers;
 
-use axum::Router;
-use axum::routing::{get, post};
+use super::access::RequiredAccess;
+use super::route_table::Routes;
 
-use super::AppState;
-
-pub use escape::Escape;
-pub(super) use frame::problem_page;
+pub use escape::HtmlEscaper;
+pub(super) use frame::render_problem_page;
 pub use live::LiveHubs;
 pub use timeline::Timelines;
 
 /// Returns the address of a static file.
-pub(super) fn asset(name: &str) -> String {
-    assets::Asset::address(name)
+pub(super) fn asset_path(name: &str) -> String {
+    assets::Asset::url_path(name)
 }
 
-/// Returns the router of all pages.
-pub(super) fn router() -> Router<AppState> {
-    Router::new()
-        .route("/", get(overview::show))
-        .route("/live", get(live::overview))
-        .route("/jobs", get(overview::redirect_to_overview))
-        .route("/jobs/{job}", get(job::show))
-        .route("/jobs/{job}/live", get(live::job))
-        .route("/jobs/{job}/timeline", get(timeline::show))
-        .route("/jobs/{job}/barriers", get(barriers::show))
-        .route("/jobs/{job}/tasks/{task}", get(task::show))
-        .route("/jobs/{job}/devices", get(devices::show))
-        .route("/jobs/{job}/transfers", get(transfers::of_job))
-        .route("/jobs/{job}/keys", get(keys::show))
-        .route("/jobs/{job}/keys/value", get(keys::value))
-        .route("/jobs/{job}/drain", get(drain::show).post(drain::submit))
-        .route("/jobs/{job}/exclusions", get(exclusions::show).post(exclusions::exclude))
-        .route("/jobs/{job}/exclusions/{id}/lift", post(exclusions::lift))
-        .route("/transfers", get(transfers::show))
-        .route("/audit", get(audit::show))
-        .route("/search", get(search::show))
-        .route("/api", get(api::show))
-        .route("/guide", get(guide::first))
-        .route("/guide/{page}", get(guide::show))
-        .route("/static/{file}", get(assets::show))
-        .route("/favicon.ico", get(assets::icon))
+/// Returns the routes of all pages.
+pub(super) fn page_routes() -> Routes {
+    Routes::default()
+        .get(RequiredAccess::VIEWER, "/", overview::show_overview_page)
+        .get(RequiredAccess::VIEWER, "/live", live::stream_overview_pages)
+        .get(RequiredAccess::VIEWER, "/jobs", overview::redirect_to_overview)
+        .get(RequiredAccess::VIEWER, "/jobs/{job}", job::show_job_page)
+        .get(RequiredAccess::VIEWER, "/jobs/{job}/live", live::stream_job_pages)
+        .get(RequiredAccess::VIEWER, "/jobs/{job}/timeline", timeline::show_timeline_page)
+        .get(RequiredAccess::VIEWER, "/jobs/{job}/barriers", barriers::show_barriers_page)
+        .get(RequiredAccess::VIEWER, "/jobs/{job}/tasks/{task}", task::show_task_page)
+        .get(RequiredAccess::VIEWER, "/jobs/{job}/devices", devices::show_devices_page)
+        .get(RequiredAccess::VIEWER, "/jobs/{job}/transfers", transfers::show_job_transfers_page)
+        .get(RequiredAccess::VIEWER, "/jobs/{job}/keys", keys::show_keys_page)
+        .get(RequiredAccess::OPERATOR, "/jobs/{job}/keys/value", keys::show_value_page)
+        .get(RequiredAccess::VIEWER, "/jobs/{job}/drain", drain::show_drain_page)
+        .post(RequiredAccess::OPERATOR, "/jobs/{job}/drain", drain::submit_drain_form)
+        .get(RequiredAccess::VIEWER, "/jobs/{job}/exclusions", exclusions::show_exclusions_page)
+        .post(RequiredAccess::OPERATOR, "/jobs/{job}/exclusions", exclusions::submit_exclude_form)
+        .post(RequiredAccess::OPERATOR, "/jobs/{job}/exclusions/{id}/lift", exclusions::submit_lift_form)
+        .get(RequiredAccess::VIEWER, "/transfers", transfers::show_transfers_page)
+        .get(RequiredAccess::VIEWER, "/audit", audit::show_audit_page)
+        .get(RequiredAccess::VIEWER, "/search", search::show_search_page)
+        .get(RequiredAccess::VIEWER, "/api", api::show_api_page)
+        .get(RequiredAccess::VIEWER, "/guide", guide::redirect_to_first_page)
+        .get(RequiredAccess::VIEWER, "/guide/{page}", guide::show_guide_page)
+        .get(RequiredAccess::Public, "/static/{file}", assets::serve_asset)
+        .get(RequiredAccess::Public, "/favicon.ico", assets::redirect_favicon)
 }

@@ -1,6 +1,7 @@
 //! Renders `GET /`: the first 500 jobs with their issues.
 //!
-//! It does not hold the fleet: it takes one snapshot per page load or update of its hub. Begin at `FleetSnapshot`, then `show`.
+//! The overview takes a new snapshot of the jobs for each page load and for each live update. Begin at
+//! `FleetSnapshot`, then `show_overview_page`.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,10 +13,11 @@ use axum::response::{Redirect, Response};
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::issues::{self, Issue};
-use super::job::{BarrierRow, waiting};
+use super::job::{BarrierRow, barrier_rows};
+use super::live_page::LivePage;
 use super::snapshot::JobSnapshot;
 use super::status::TaskStatus;
-use super::{status, times};
+use super::{amount, status, times};
 use crate::coordination::{JobId, JobName, RunNumber, RunState, Timestamp};
 use crate::http::{AppState, Problem};
 use crate::tls::FailedHandshake;
@@ -61,11 +63,11 @@ impl FleetSnapshot {
     pub fn capture(site: &AppState) -> Self {
         let (jobs, now): (Vec<JobId>, Timestamp) =
             site.engine.read(|core, now| (core.jobs().map(|(job, _)| job).collect(), now));
-        let mut handshakes = site.handshakes.page().handshakes;
+        let mut handshakes = site.handshakes.to_page().handshakes;
         handshakes.retain(|failed| now.since(failed.last) < LATELY);
         handshakes.truncate(HANDSHAKES);
         let more = jobs.len().saturating_sub(JOBS_SHOWN);
-        let tokens = !site.guard.is_open();
+        let tokens = !site.guard.has_no_tokens();
         let mut survey = Self {
             lines: Vec::new(),
             issues: Vec::new(),
@@ -78,16 +80,16 @@ impl FleetSnapshot {
         for job in jobs.into_iter().take(JOBS_SHOWN) {
             // The timeline is only on the page of the job.
             if let Some(snapshot) = JobSnapshot::capture(site, job) {
-                survey.add(&snapshot);
+                survey.add_job(&snapshot);
             }
         }
-        survey.ordered()
+        survey.sorted_by_urgency()
     }
 
     /// Sorts the jobs and the issues by urgency.
-    pub fn ordered(mut self) -> Self {
+    pub fn sorted_by_urgency(mut self) -> Self {
         self.lines.sort_by(|a, b| (b.worst == "bad", &a.name).cmp(&(a.worst == "bad", &b.name)));
-        self.issues.sort_by_key(issues::rank);
+        self.issues.sort_by_key(issues::urgency_key);
         self
     }
 
@@ -98,11 +100,11 @@ impl FleetSnapshot {
         Self { lines, issues: needs, handshakes, calm, more: 0, tokens: false, now }
     }
 
-    pub fn add(&mut self, snapshot: &JobSnapshot) {
-        let needs = issues::of(snapshot);
+    pub fn add_job(&mut self, snapshot: &JobSnapshot) {
+        let needs = issues::job_issues(snapshot);
         self.calm = issues::no_issue_text(snapshot);
         let run = &snapshot.view.run;
-        let first = waiting(snapshot, &BTreeSet::new()).into_iter().next();
+        let first = barrier_rows(snapshot, &BTreeSet::new()).into_iter().next();
         let waits = first.map(|it: BarrierRow<'_>| {
             let who = match &it.barrier.missing[..] {
                 [] => String::new(),
@@ -120,8 +122,8 @@ impl FleetSnapshot {
             state: run.state,
             since: run.ended_at.or(run.started_at).unwrap_or(run.opened_at),
             live: run.live,
-            total: snapshot.tasks(),
-            counts: snapshot.counts(),
+            total: snapshot.task_count(),
+            counts: snapshot.status_counts(),
             waits,
             barriers: run.barriers.len(),
             issues: needs.len(),
@@ -141,12 +143,12 @@ struct JobsFragment<'a> {
 
 #[derive(Template)]
 #[template(path = "parts/handshakes.html")]
-struct Handshakes<'a> {
+struct HandshakesFragment<'a> {
     handshakes: &'a [FailedHandshake],
 }
 
-/// Returns the parts of the page.
-pub(super) fn parts(survey: &FleetSnapshot) -> Result<Vec<Fragment>, Problem> {
+/// Returns the fragments of the page.
+pub(super) fn render_fragments(survey: &FleetSnapshot) -> Result<Vec<Fragment>, Problem> {
     let calm = match &survey.lines[..] {
         [] => "No job is declared yet.".to_owned(),
         [_] => survey.calm.clone(),
@@ -156,8 +158,8 @@ pub(super) fn parts(survey: &FleetSnapshot) -> Result<Vec<Fragment>, Problem> {
         "jobs",
         &JobsFragment { lines: &survey.lines, more: survey.more, tokens: survey.tokens },
     )?;
-    let handshakes = Fragment::new("handshakes", &Handshakes { handshakes: &survey.handshakes })?;
-    Ok(vec![issues::fragment(&survey.issues, true, calm)?, handshakes, jobs])
+    let handshakes = Fragment::new("handshakes", &HandshakesFragment { handshakes: &survey.handshakes })?;
+    Ok(vec![issues::render_fragment(&survey.issues, true, calm)?, handshakes, jobs])
 }
 
 #[derive(Template)]
@@ -166,10 +168,13 @@ struct OverviewPage {
     page: PageFrame,
 }
 
-pub(super) async fn show(State(site): State<AppState>, user: PageUser) -> Result<Response, Problem> {
+pub(super) async fn show_overview_page(
+    State(site): State<AppState>,
+    user: PageUser,
+) -> Result<Response, Problem> {
     let survey = FleetSnapshot::capture(&site);
     let page = PageFrame::new(user, NavEntry::Overview, "Overview", survey.now)
-        .with_live("/live?page=overview".into(), parts(&survey)?);
+        .with_live_updates(format!("/live?{}", LivePage::Overview.to_query()), render_fragments(&survey)?);
     render_page(&OverviewPage { page }, survey.now)
 }
 

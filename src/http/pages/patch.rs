@@ -1,6 +1,6 @@
 //! Computes the line difference between two versions of a fragment.
 //!
-//! It does not apply it: `muster.js` does. Begin at `patch`.
+//! `muster.js` applies the difference in the browser. Begin at `line_patch`.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ pub(super) enum PatchStep<'a> {
 }
 
 /// Returns the steps from `old` to `new`; `None` if they would not save half of the bytes.
-pub(super) fn patch<'a>(old: &str, new: &'a str) -> Option<Vec<PatchStep<'a>>> {
+pub(super) fn line_patch<'a>(old: &str, new: &'a str) -> Option<Vec<PatchStep<'a>>> {
     let lines: Vec<&str> = old.split('\n').collect();
     // The last position of each line. Equal lines elsewhere are found as the successors of the line before.
     let places: HashMap<&str, usize> = lines.iter().enumerate().map(|(at, line)| (*line, at)).collect();
@@ -78,7 +78,7 @@ mod tests {
         let few: Vec<usize> = news
             .iter()
             .map(|new| {
-                let steps = patch(&old, new).expect("it spares something");
+                let steps = line_patch(&old, new).expect("it spares something");
                 assert_eq!(applied(&old, &steps), *new);
                 serde_json::to_string(&steps).expect("it is data").len()
             })
@@ -88,14 +88,14 @@ mod tests {
 
     #[test]
     fn a_fragment_without_common_lines_is_sent_whole() {
-        assert_eq!(patch(&table(0..10), "something else\nand more"), None);
-        assert_eq!(patch("", &table(0..10)), None);
+        assert_eq!(line_patch(&table(0..10), "something else\nand more"), None);
+        assert_eq!(line_patch("", &table(0..10)), None);
     }
 
     proptest::proptest! {
         #[test]
         fn any_text_is_made_of_any_other(old in "[ab\n]{0,60}", new in "[ab\n]{0,60}") {
-            if let Some(steps) = patch(&old, &new) {
+            if let Some(steps) = line_patch(&old, &new) {
                 proptest::prop_assert_eq!(applied(&old, &steps), new);
             }
         }

@@ -1,6 +1,6 @@
-//! Renders `GET /search` over jobs, tasks and hosts.
+//! Renders `GET /search`: finds jobs, tasks and hosts.
 //!
-//! It keeps no index: it reads each job once. Begin at `show`.
+//! There is no index: a search reads each job once. Begin at `show_search_page`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use axum::response::Response;
 use serde::Deserialize;
 
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
-use super::{links, status};
+use super::{amount, links};
 use crate::coordination::{JobId, JobName, JobObservation, TaskId};
 use crate::http::extract::QueryParams;
 use crate::http::{AppState, Problem};
@@ -46,7 +46,7 @@ struct FoundHost {
 
 /// The results of a search.
 #[derive(Default)]
-struct Results {
+struct SearchResults {
     jobs: Vec<JobName>,
     tasks: Vec<FoundTask>,
     hosts: Vec<FoundHost>,
@@ -54,13 +54,18 @@ struct Results {
     more: bool,
 }
 
-impl Results {
-    fn len(&self) -> usize {
+impl SearchResults {
+    fn result_count(&self) -> usize {
         self.jobs.len() + self.tasks.len() + self.hosts.len()
     }
 
     /// Adds the matches of a job.
-    fn add(&mut self, query: &str, name: &JobName, seen: impl FnOnce() -> Option<JobObservation>) {
+    fn add_job_matches(
+        &mut self,
+        query: &str,
+        name: &JobName,
+        seen: impl FnOnce() -> Option<JobObservation>,
+    ) {
         if name.as_str().to_lowercase().contains(query) {
             self.jobs.push(name.clone());
         }
@@ -91,7 +96,7 @@ impl Results {
     }
 
     /// Limits the results of each kind.
-    fn within_bounds(mut self) -> Self {
+    fn truncated(mut self) -> Self {
         self.more |= self.jobs.len().max(self.tasks.len()).max(self.hosts.len()) > SHOWN;
         self.jobs.truncate(SHOWN);
         self.tasks.truncate(SHOWN);
@@ -105,11 +110,11 @@ impl Results {
 struct SearchPage {
     page: PageFrame,
     query: String,
-    found: Results,
+    found: SearchResults,
 }
 
 /// Serves `GET /search`.
-pub(super) async fn show(
+pub(super) async fn show_search_page(
     State(site): State<AppState>,
     user: PageUser,
     QueryParams(asked): QueryParams<SearchQuery>,
@@ -118,14 +123,15 @@ pub(super) async fn show(
     let query = query.get(..query.floor_char_boundary(QUERY_BYTES_MAX)).unwrap_or_default().to_owned();
     let (jobs, now): (Vec<(JobId, JobName)>, _) =
         site.engine.read(|core, now| (core.jobs().map(|(job, name)| (job, name.clone())).collect(), now));
-    let mut found = Results { more: jobs.len() > JOBS_SEARCHED, ..Results::default() };
+    let mut found = SearchResults { more: jobs.len() > JOBS_SEARCHED, ..SearchResults::default() };
     if !query.is_empty() {
         let sought = query.to_lowercase();
         for (job, name) in jobs.into_iter().take(JOBS_SEARCHED) {
-            found.add(&sought, &name, || site.engine.read(|core, now| core.observe(job, now)));
+            found
+                .add_job_matches(&sought, &name, || site.engine.read(|core, now| core.observe_job(job, now)));
         }
     }
     let mut page = PageFrame::new(user, NavEntry::Unlisted, "Search", now);
     page.query.clone_from(&query);
-    render_page(&SearchPage { page, query, found: found.within_bounds() }, now)
+    render_page(&SearchPage { page, query, found: found.truncated() }, now)
 }

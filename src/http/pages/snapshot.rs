@@ -1,14 +1,14 @@
 //! The snapshot of one job that all viewers of its pages share.
 //!
-//! It renders nothing. Begin at [`JobSnapshot::capture`], which copies the state once and checks the open
-//! findings against that copy.
+//! [`JobSnapshot::capture`] copies the state once, and keeps those open findings whose condition holds in this
+//! copy. Begin at [`JobSnapshot::capture`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::fragment::Fragment;
-use super::issues::last_arrival;
+use super::issues::last_arrival_time;
 use super::links::TaskLabel;
 use super::status::{TaskStatus, barrier_name, key_name};
 use super::timeline::JobTimeline;
@@ -16,10 +16,10 @@ use crate::coordination::{
     BarrierKind, BarrierView, JobId, JobView, LiveSetRequestView, TaskId, TaskIncarnations, TaskPhase,
     TaskView, Timestamp, heartbeat_overdue_by,
 };
-use crate::findings::{self, Finding};
 use crate::http::extract::JobPath;
 use crate::http::{AppState, Problem};
-use crate::reports::ReportStore;
+use crate::service::findings::{self, Finding};
+use crate::service::reports::ReportStore;
 
 /// The state of a job at one moment.
 pub(super) struct JobSnapshot {
@@ -37,7 +37,7 @@ pub(super) struct JobSnapshot {
     awaited: HashMap<TaskId, Timestamp>,
     /// The number of devices that each task has published.
     devices: HashMap<TaskId, usize>,
-    /// The parts rendered so far, by page and query, shared by all viewers.
+    /// The fragments rendered so far, by page and query, shared by all viewers.
     made: Mutex<BTreeMap<String, Arc<Vec<Fragment>>>>,
 }
 
@@ -47,16 +47,16 @@ impl JobSnapshot {
         // Findings are checked against the state that the page shows.
         let found = site.findings.has_open(id);
         let (view, roster, seen) = site.engine.read(|core, now| {
-            let seen = if found { core.observe(id, now) } else { None };
+            let seen = if found { core.observe_job(id, now) } else { None };
             Some((core.job_view(id, now)?, core.job(id)?.task_incarnations(), seen))
         })?;
-        let hold = |seen| findings::hold(&site.engine, &site.transfers, &site.findings, &seen);
+        let hold = |seen| findings::findings_that_hold(&site.engine, &site.transfers, &site.findings, &seen);
         let open = seen.map_or_else(Vec::new, hold);
-        Some(Self::new(id, (view, roster), open, site.timelines.of(id), Arc::clone(&site.transfers)))
+        Some(Self::new(id, (view, roster), open, site.timelines.timeline_of(id), Arc::clone(&site.transfers)))
     }
 
     /// Takes a snapshot of the job of a request.
-    pub fn of(site: &AppState, job: &JobPath) -> Result<Self, Problem> {
+    pub fn capture_by_path(site: &AppState, job: &JobPath) -> Result<Self, Problem> {
         let seen = Self::capture(site, job.id);
         seen.ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
     }
@@ -70,8 +70,9 @@ impl JobSnapshot {
     ) -> Self {
         let questions = std::mem::take(&mut view.run.live_sets);
         view.run.barriers.extend(questions.into_iter().map(live_set_as_barrier));
-        let awaited = awaited(&view);
-        let look = |task: &TaskView| TaskStatus::of(task, awaited.get(&task.task).copied(), view.seen_at);
+        let awaited = awaited_since(&view);
+        let look =
+            |task: &TaskView| TaskStatus::of_task(task, awaited.get(&task.task).copied(), view.seen_at);
         let looks = view.run.tasks.iter().map(look).collect();
         let mut devices = HashMap::new();
         for device in &view.run.devices {
@@ -91,8 +92,8 @@ impl JobSnapshot {
         }
     }
 
-    /// Returns the parts under this name, and renders them if they are not cached.
-    pub fn cached_parts(
+    /// Returns the fragments under this name, and renders them if they are not cached.
+    pub fn cached_fragments(
         &self,
         name: &str,
         make: impl FnOnce() -> Result<Vec<Fragment>, Problem>,
@@ -106,11 +107,11 @@ impl JobSnapshot {
         Ok(parts)
     }
 
-    pub fn now(&self) -> Timestamp {
+    pub fn captured_at(&self) -> Timestamp {
         self.view.seen_at
     }
 
-    pub fn task(&self, id: TaskId) -> Option<&TaskView> {
+    pub fn find_task(&self, id: TaskId) -> Option<&TaskView> {
         self.view.run.tasks.get(usize::try_from(id.0).ok()?)
     }
 
@@ -121,40 +122,45 @@ impl JobSnapshot {
 
     /// Returns the time since which a task has had its status. For an awaited task that is the time since
     /// which all others have been complete.
-    pub fn since(&self, task: &TaskView) -> Timestamp {
+    pub fn status_since(&self, task: &TaskView) -> Timestamp {
         let awaited =
             self.awaited.get(&task.task).filter(|_| self.status_of(task.task) == TaskStatus::Awaited);
         awaited.copied().unwrap_or(task.since)
     }
 
     /// Returns how long a connected task has been silent, if its heartbeats are overdue.
-    pub fn overdue(&self, task: &TaskView) -> Option<Duration> {
+    pub fn heartbeat_overdue(&self, task: &TaskView) -> Option<Duration> {
         let interval_us = task.pulse.as_ref().map_or(0, |pulse| pulse.interval_us);
         let timeout = self.view.settings.heartbeat_timeout;
         let connected = task.standing == TaskPhase::Connected;
-        heartbeat_overdue_by(task.last_heartbeat.filter(|_| connected), interval_us, timeout, self.now())
+        heartbeat_overdue_by(
+            task.last_heartbeat.filter(|_| connected),
+            interval_us,
+            timeout,
+            self.captured_at(),
+        )
     }
 
     /// Returns the barrier in progress with this id and counter.
-    pub fn barrier(&self, id: &str, counter: i64) -> Option<&BarrierView> {
+    pub fn find_barrier(&self, id: &str, counter: i64) -> Option<&BarrierView> {
         self.view.run.barriers.iter().find(|barrier| barrier.id == id && barrier.counter == counter)
     }
 
     /// Returns the number of tasks with this status.
-    pub fn count(&self, look: TaskStatus) -> usize {
+    pub fn count_with_status(&self, look: TaskStatus) -> usize {
         self.statuses.iter().filter(|one| **one == look).count()
     }
 
     /// Returns each status with its number of tasks, the most urgent first.
-    pub fn counts(&self) -> Vec<(TaskStatus, usize)> {
+    pub fn status_counts(&self) -> Vec<(TaskStatus, usize)> {
         TaskStatus::ALL
             .into_iter()
-            .map(|look| (look, self.count(look)))
+            .map(|look| (look, self.count_with_status(look)))
             .filter(|(_, count)| *count > 0)
             .collect()
     }
 
-    pub fn devices_of(&self, task: TaskId) -> usize {
+    pub fn device_count_of(&self, task: TaskId) -> usize {
         self.devices.get(&task).copied().unwrap_or_default()
     }
 
@@ -162,19 +168,19 @@ impl JobSnapshot {
     /// cause.
     pub fn is_consequence(&self, id: TaskId) -> bool {
         let trouble = matches!(self.status_of(id), TaskStatus::Failed | TaskStatus::Suspect);
-        trouble && self.task(id).is_some_and(|task| self.view.run.is_consequence(task))
+        trouble && self.find_task(id).is_some_and(|task| self.view.run.is_consequence(task))
     }
 
     /// Returns a task with its host and its activity.
     pub fn task_label(&self, id: TaskId) -> TaskLabel {
-        let task = self.task(id);
-        let mut doing = task.map(|task| self.activity(task)).unwrap_or_default();
+        let task = self.find_task(id);
+        let mut doing = task.map(|task| self.task_activity_text(task)).unwrap_or_default();
         if self.is_consequence(id) {
             doing.push_str(", following the first cause");
         }
         TaskLabel {
             task: id,
-            host: task.map(host).unwrap_or_default(),
+            host: task.map(task_host_text).unwrap_or_default(),
             status: self.status_of(id),
             activity: doing,
             heard: task.and_then(|task| task.last_heartbeat),
@@ -182,7 +188,7 @@ impl JobSnapshot {
     }
 
     /// Returns the activity of a task in a few words, with what it should do if others wait for it.
-    fn activity(&self, task: &TaskView) -> String {
+    fn task_activity_text(&self, task: &TaskView) -> String {
         if let Some(excluded) = &task.excluded {
             return format!("excluded: {}", excluded.reason);
         }
@@ -202,7 +208,7 @@ impl JobSnapshot {
                 let keys: Vec<String> = task.waits_for.iter().map(|wait| key_name(&wait.key)).collect();
                 format!("waits for {}, which no task has written", keys.join(", "))
             }
-            TaskPhase::Connected if self.overdue(task).is_some() => {
+            TaskPhase::Connected if self.heartbeat_overdue(task).is_some() => {
                 "connected, but its heartbeats are overdue".into()
             }
             TaskPhase::Connected if task.unsynced => "restarted, has not completed a barrier since".into(),
@@ -216,14 +222,14 @@ impl JobSnapshot {
     }
 
     /// Returns the barriers in progress, the longest waiting first.
-    pub fn barriers(&self) -> Vec<&BarrierView> {
+    pub fn barriers_in_progress(&self) -> Vec<&BarrierView> {
         let mut barriers: Vec<&BarrierView> = self.view.run.barriers.iter().collect();
         barriers.sort_by_key(|barrier| (barrier.since, barrier.counter));
         barriers
     }
 
     /// Returns the number of tasks of the job.
-    pub fn tasks(&self) -> usize {
+    pub fn task_count(&self) -> usize {
         self.view.run.tasks.len()
     }
 }
@@ -245,10 +251,10 @@ fn live_set_as_barrier(of: LiveSetRequestView) -> BarrierView {
 }
 
 /// Returns, for each awaited task, the time since which all others have waited.
-fn awaited(view: &JobView) -> HashMap<TaskId, Timestamp> {
+fn awaited_since(view: &JobView) -> HashMap<TaskId, Timestamp> {
     let mut awaited: HashMap<TaskId, Timestamp> = HashMap::new();
     for barrier in view.run.barriers.iter().filter(|barrier| barrier.kind != BarrierKind::Registration) {
-        let last = last_arrival(barrier);
+        let last = last_arrival_time(barrier);
         for task in &barrier.missing {
             let since = awaited.entry(*task).or_insert(last);
             *since = last.min(*since);
@@ -258,6 +264,6 @@ fn awaited(view: &JobView) -> HashMap<TaskId, Timestamp> {
 }
 
 /// Returns the present or last address of a task.
-pub(super) fn host(task: &TaskView) -> String {
+pub(super) fn task_host_text(task: &TaskView) -> String {
     task.lives.iter().find_map(|life| life.peer).map(|peer| peer.to_string()).unwrap_or_default()
 }

@@ -1,8 +1,7 @@
-//! Maps a task to its state, word, shape and colour.
+//! Computes the status that pages show for a task: its state, and a word, a shape and a colour for it.
 //!
-//! It does not render (`grid.rs`, `task_table.rs`). Begin at `TaskStatus`.
+//! `grid.rs` and `task_table.rs` render the tasks. Begin at `TaskStatus`.
 
-use std::fmt::Display;
 use std::time::Duration;
 
 use crate::coordination::{RunOutcome, RunState, TaskPhase, TaskView, Timestamp, barrier_label};
@@ -37,7 +36,7 @@ impl TaskStatus {
     ];
 
     /// Returns the status of a task for which others have waited since `awaited`.
-    pub fn of(task: &TaskView, awaited: Option<Timestamp>, now: Timestamp) -> Self {
+    pub fn of_task(task: &TaskView, awaited: Option<Timestamp>, now: Timestamp) -> Self {
         if task.excluded.is_some() {
             return Self::Excluded;
         }
@@ -70,7 +69,7 @@ impl TaskStatus {
 }
 
 /// Returns the tone of a run's state: the class of its chip.
-pub(super) fn tone(state: &RunState) -> &'static str {
+pub(super) fn run_state_tone(state: &RunState) -> &'static str {
     match state {
         RunState::Forming => "info",
         RunState::Running => "ok",
@@ -81,30 +80,27 @@ pub(super) fn tone(state: &RunState) -> &'static str {
 
 /// Returns the name of a barrier: those of the service itself by their purpose.
 pub(super) fn barrier_name(id: &str) -> String {
-    shorten(&crate::text::one_line(barrier_label(id)), 120)
+    shorten(&crate::text::escape_to_one_line(barrier_label(id)), 120)
 }
 
 /// Returns the name of a key that a task waits for.
 pub(super) fn key_name(key: &str) -> String {
-    format!("key {}", shorten(&crate::text::one_line(key), 120))
+    format!("key {}", shorten(&crate::text::escape_to_one_line(key), 120))
 }
 
 /// Returns the barriers and keys at which a task waits, barriers first.
-pub(super) fn waits(task: &TaskView) -> Vec<String> {
+pub(super) fn wait_texts(task: &TaskView) -> Vec<String> {
     let barriers = task.waits_at.iter().map(|id| barrier_name(id));
     barriers.chain(task.waits_for.iter().map(|wait| key_name(&wait.key))).collect()
 }
 
 /// Returns at most this many characters of a text.
 pub(super) fn shorten(text: &str, most: usize) -> String {
-    match text.char_indices().nth(most) {
-        None => text.to_owned(),
-        Some((end, _)) => format!("{}…", text[..end].trim_end()),
-    }
+    crate::text::truncate_text(text, most, "…")
 }
 
 /// Returns a text as a sentence.
-pub(super) fn sentence(text: &str) -> String {
+pub(super) fn to_sentence(text: &str) -> String {
     let mut letters = text.chars();
     let first = letters.next().map(|first| first.to_uppercase().to_string()).unwrap_or_default();
     let end = if text.ends_with('.') { "" } else { "." };
@@ -113,7 +109,7 @@ pub(super) fn sentence(text: &str) -> String {
 
 /// Returns an error for people: what happened, and the text that clients received if it is another one.
 pub(super) fn error_texts(error: &str, why: &str) -> (String, String) {
-    let line = |text: &str| crate::text::one_line(text).into_owned();
+    let line = |text: &str| crate::text::escape_to_one_line(text).into_owned();
     if why.is_empty() || error.ends_with(why) {
         (line(error), String::new())
     } else {
@@ -121,25 +117,7 @@ pub(super) fn error_texts(error: &str, why: &str) -> (String, String) {
     }
 }
 
-/// Returns a number of bytes as text.
-pub(super) fn bytes(count: &usize) -> String {
-    crate::text::bytes(*count as u64)
-}
-
-/// Returns a whole number with separators between thousands.
-pub(super) fn grouped(number: impl Display) -> String {
-    let digits = number.to_string();
-    let mut shown = String::with_capacity(digits.len() + digits.len() / 3);
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            shown.push('\u{202f}');
-        }
-        shown.push(digit);
-    }
-    shown
-}
-
 /// Returns the state that a run has after this outcome.
-pub(super) fn ended_word(outcome: &RunOutcome) -> RunState {
+pub(super) fn ended_run_state(outcome: &RunOutcome) -> RunState {
     RunState::ended(*outcome)
 }

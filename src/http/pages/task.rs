@@ -1,6 +1,6 @@
-//! Renders one task: its lives, heartbeats, barriers, and the exclusion form.
+//! Renders one task: its incarnations, heartbeats and barriers, and the form that excludes it.
 //!
-//! It does not exclude (`pages/exclusions.rs`). Begin at `show`.
+//! `pages/exclusions.rs` handles the form. Begin at `show_task_page`.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -12,19 +12,20 @@ use axum::response::Response;
 use super::exclusions::{ExcludeForm, FlashQuery};
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
-use super::job::{head, is_filling};
-use super::snapshot::{JobSnapshot, host};
+use super::job::{is_filling, render_head_fragment};
+use super::live_page::LivePage;
+use super::snapshot::{JobSnapshot, task_host_text};
 use super::status::{TaskStatus, barrier_name, key_name};
-use super::task_table::gap_classes;
-use super::{links, status, timeline, times, transfers};
+use super::task_table::gap_class_counts;
+use super::{amount, links, status, timeline, times, transfers};
 use crate::coordination::{
     BarrierOutcome, BarrierRecord, Coordinator, Device, ExclusionTarget, ExclusionView, HeartbeatGap,
     JobName, JobView, KeyEntry, TaskId, TaskView, Timestamp,
 };
-use crate::findings::{Finding, Severity};
 use crate::http::extract::{JobPath, PathItem, QueryParams};
 use crate::http::runs::no_such_task;
 use crate::http::{AppState, Problem};
+use crate::service::findings::{Finding, Severity};
 
 /// The maximum number of keys that are searched for those the task wrote.
 const KEYS_SEARCHED: usize = 20_000;
@@ -73,7 +74,7 @@ struct HeartbeatFragment<'a> {
 }
 
 impl<'a> HeartbeatFragment<'a> {
-    fn of(site: &AppState, snapshot: &'a JobSnapshot, task: &'a TaskView) -> Self {
+    fn new(site: &AppState, snapshot: &'a JobSnapshot, task: &'a TaskView) -> Self {
         let now = |core: &Coordinator, _| core.job(snapshot.id).and_then(|job| job.task(task.task));
         let course = site.engine.read(now).map(|task| task.recent_gaps).unwrap_or_default();
         let pulses = snapshot.view.run.tasks.iter().filter_map(|task| task.pulse.as_ref());
@@ -85,8 +86,8 @@ impl<'a> HeartbeatFragment<'a> {
         };
         Self {
             task,
-            classes: task.pulse.as_ref().map(gap_classes).unwrap_or_default(),
-            wide_since: wide_since(&course, median_us),
+            classes: task.pulse.as_ref().map(gap_class_counts).unwrap_or_default(),
+            wide_since: wide_gaps_since(&course, median_us),
             course,
             timeout: snapshot.view.settings.heartbeat_timeout,
             median_us,
@@ -99,14 +100,14 @@ impl<'a> HeartbeatFragment<'a> {
     }
 
     /// Returns a gap as a share of the timeout, in thousandths.
-    fn part(&self, gap: &HeartbeatGap) -> u128 {
+    fn gap_in_thousandths(&self, gap: &HeartbeatGap) -> u128 {
         (u128::from(gap.gap_us) * 1000 / self.timeout_us().max(1)).min(1000)
     }
 }
 
 /// Returns the time since which every gap has been wide compared with the median of the job; `None` if the
 /// last gaps are not.
-fn wide_since(course: &[HeartbeatGap], median_us: u64) -> Option<Timestamp> {
+fn wide_gaps_since(course: &[HeartbeatGap], median_us: u64) -> Option<Timestamp> {
     let wide = |gap: &&HeartbeatGap| gap.gap_us >= median_us + median_us / 2;
     let last = course.iter().rev().take_while(wide).count();
     (median_us > 0 && last >= WIDE_MIN).then(|| course[course.len() - last].at)
@@ -128,7 +129,7 @@ struct BarrierAttendance {
 }
 
 impl BarrierAttendance {
-    fn of(record: &BarrierRecord, task: TaskId, tasks: usize) -> Self {
+    fn from_record(record: &BarrierRecord, task: TaskId, tasks: usize) -> Self {
         let arrival = record.latest.iter().find(|arrival| arrival.task == task);
         let late = arrival.map(|arrival| record.lateness_us(arrival));
         // The record of the latest arrivals includes the first one only if few tasks arrived.
@@ -138,14 +139,14 @@ impl BarrierAttendance {
             uses: (record.counter, record.counter),
             count: 1,
             passed: record.outcome == BarrierOutcome::Passed,
-            rank: ArrivalRank::to(record, task, tasks),
+            rank: ArrivalRank::of_task(record, task, tasks),
             late_us: late.map(|us| (us, us)),
             ended: record.ended,
         }
     }
 
     /// Merges an earlier attendance into this one if both are alike. Returns whether it did.
-    fn merge(&mut self, earlier: &Self) -> bool {
+    fn merge_earlier(&mut self, earlier: &Self) -> bool {
         let alike = (&self.name, self.passed, self.rank) == (&earlier.name, earlier.passed, earlier.rank);
         if alike {
             self.uses.0 = earlier.uses.0;
@@ -172,7 +173,7 @@ enum ArrivalRank {
 }
 
 impl ArrivalRank {
-    fn to(record: &BarrierRecord, task: TaskId, tasks: usize) -> Self {
+    fn of_task(record: &BarrierRecord, task: TaskId, tasks: usize) -> Self {
         let place = record.latest.iter().position(|arrival| arrival.task == task);
         let all_named = record.arrived <= record.latest.len();
         let all_absent_named = record.members.saturating_sub(record.arrived) <= record.without.len();
@@ -190,7 +191,7 @@ impl ArrivalRank {
         }
     }
 
-    fn words(&self) -> &'static str {
+    fn text(&self) -> &'static str {
         match self {
             Self::First => "first",
             Self::Last => "last",
@@ -204,11 +205,11 @@ impl ArrivalRank {
 
 /// Returns the attendance of a task at the recent barriers of its run, the latest first; consecutive equal
 /// ones are one line.
-fn attendances(records: &[BarrierRecord], task: TaskId, tasks: usize) -> Vec<BarrierAttendance> {
+fn recent_attendances(records: &[BarrierRecord], task: TaskId, tasks: usize) -> Vec<BarrierAttendance> {
     let mut meetings: Vec<BarrierAttendance> = Vec::new();
     for record in records {
-        let one = BarrierAttendance::of(record, task, tasks);
-        if !meetings.last_mut().is_some_and(|last| last.merge(&one)) {
+        let one = BarrierAttendance::from_record(record, task, tasks);
+        if !meetings.last_mut().is_some_and(|last| last.merge_earlier(&one)) {
             meetings.push(one);
         }
     }
@@ -238,7 +239,7 @@ struct ExclusionFragment<'a> {
 }
 
 impl<'a> ExclusionFragment<'a> {
-    fn of(snapshot: &'a JobSnapshot, task: &TaskView, user: &'a PageUser) -> Self {
+    fn new(snapshot: &'a JobSnapshot, task: &TaskView, user: &'a PageUser) -> Self {
         let id = task.task;
         let peer = task.lives.iter().find_map(|life| life.peer);
         let host = peer.map(|peer| peer.ip().to_canonical());
@@ -253,14 +254,14 @@ impl<'a> ExclusionFragment<'a> {
     }
 }
 
-/// Returns the parts of the page for this user; `None` if the task does not exist.
-pub(super) fn parts(
+/// Returns the fragments of the page for this user; `None` if the task does not exist.
+pub(super) fn render_fragments(
     site: &AppState,
     snapshot: &JobSnapshot,
     user: &PageUser,
     id: TaskId,
 ) -> Result<Option<Vec<Fragment>>, Problem> {
-    let Some(task) = snapshot.task(id) else { return Ok(None) };
+    let Some(task) = snapshot.find_task(id) else { return Ok(None) };
     let (view, run) = (&snapshot.view, &snapshot.view.run);
     let waited_for =
         run.barriers.iter().filter(|barrier| barrier.missing.contains(&id) && !is_filling(snapshot, barrier));
@@ -268,8 +269,8 @@ pub(super) fn parts(
         job: &view.name,
         task,
         status: snapshot.status_of(id),
-        since: snapshot.since(task),
-        host: host(task),
+        since: snapshot.status_since(task),
+        host: task_host_text(task),
         waits: task.waits_at.iter().map(|id| barrier_name(id)).collect(),
         keys: task.waits_for.iter().map(|wait| (key_name(&wait.key), wait.since)).collect(),
         awaited_at: waited_for.map(|b| (barrier_name(&b.id), b.arrived, b.members)).collect(),
@@ -281,38 +282,38 @@ pub(super) fn parts(
         follows: snapshot.is_consequence(id),
         is_cause: run.first_cause.as_ref().is_some_and(|cause| cause.task == Some(id)),
     };
-    let pulse = HeartbeatFragment::of(site, snapshot, task);
-    let mut meetings = attendances(&run.recent_barriers, id, snapshot.tasks());
+    let pulse = HeartbeatFragment::new(site, snapshot, task);
+    let mut meetings = recent_attendances(&run.recent_barriers, id, snapshot.task_count());
     let more = meetings.len().saturating_sub(MEETINGS_SHOWN);
     meetings.truncate(MEETINGS_SHOWN);
     Ok(Some(vec![
-        head(snapshot)?,
+        render_head_fragment(snapshot)?,
         Fragment::new("task", &state)?,
-        Fragment::new("act", &ExclusionFragment::of(snapshot, task, user))?,
+        Fragment::new("act", &ExclusionFragment::new(snapshot, task, user))?,
         Fragment::new("pulse", &pulse)?,
-        transfers::of_task(snapshot, id)?,
+        transfers::render_task_fragment(snapshot, id)?,
         Fragment::new("meetings", &AttendanceFragment { job: &view.name, attendances: meetings, more })?,
-        timeline::fragment(snapshot, false, Some(id))?,
-        devices(snapshot, id)?,
-        keys(site, snapshot, id)?,
+        timeline::render_fragment(snapshot, false, Some(id))?,
+        render_devices_fragment(snapshot, id)?,
+        render_keys_fragment(site, snapshot, id)?,
     ]))
 }
 
 #[derive(Template)]
 #[template(path = "parts/task-devices.html")]
-struct Devices<'a> {
+struct DevicesFragment<'a> {
     job: &'a JobName,
     devices: Vec<&'a Device>,
 }
 
-fn devices(snapshot: &JobSnapshot, id: TaskId) -> Result<Fragment, Problem> {
+fn render_devices_fragment(snapshot: &JobSnapshot, id: TaskId) -> Result<Fragment, Problem> {
     let devices = snapshot.view.run.devices.iter().filter(|device| device.task == id).collect();
-    Fragment::new("task-devices", &Devices { job: &snapshot.view.name, devices })
+    Fragment::new("task-devices", &DevicesFragment { job: &snapshot.view.name, devices })
 }
 
 #[derive(Template)]
 #[template(path = "parts/task-keys.html")]
-struct Keys<'a> {
+struct KeysFragment<'a> {
     job: &'a JobName,
     keys: Vec<(KeyEntry, String)>,
     /// All keys were searched, and not only the first ones.
@@ -320,16 +321,17 @@ struct Keys<'a> {
     searched: usize,
 }
 
-impl Keys<'_> {
-    fn address(&self, line: &KeyEntry) -> String {
+impl KeysFragment<'_> {
+    fn value_page_path(&self, line: &KeyEntry) -> String {
         super::keys::encode_key(&line.key)
     }
 }
 
 /// Returns the keys that a task wrote. They are searched once a snapshot for all viewers.
-fn keys(site: &AppState, snapshot: &JobSnapshot, id: TaskId) -> Result<Fragment, Problem> {
-    let made = snapshot.cached_parts(&format!("task-keys/{id}"), || {
-        let look = |core: &Coordinator, _| Some(core.job(snapshot.id)?.keys(b"", b"", true, KEYS_SEARCHED));
+fn render_keys_fragment(site: &AppState, snapshot: &JobSnapshot, id: TaskId) -> Result<Fragment, Problem> {
+    let made = snapshot.cached_fragments(&format!("task-keys/{id}"), || {
+        let look =
+            |core: &Coordinator, _| Some(core.job(snapshot.id)?.list_keys(b"", b"", true, KEYS_SEARCHED));
         let lines = site.engine.read(look).unwrap_or_default();
         let wrote = lines.into_iter().filter(|line| line.written_by == Some(id)).take(KEYS_SHOWN);
         let keys = wrote.map(|line| {
@@ -338,7 +340,7 @@ fn keys(site: &AppState, snapshot: &JobSnapshot, id: TaskId) -> Result<Fragment,
         });
         let (job, searched) = (&snapshot.view.name, KEYS_SEARCHED);
         let whole = snapshot.view.run.keys <= searched;
-        Ok(vec![Fragment::new("task-keys", &Keys { job, keys: keys.collect(), whole, searched })?])
+        Ok(vec![Fragment::new("task-keys", &KeysFragment { job, keys: keys.collect(), whole, searched })?])
     })?;
     made.first().cloned().ok_or_else(Problem::internal)
 }
@@ -352,31 +354,31 @@ struct TaskPage {
 }
 
 /// Returns the page after an action, or with the error of its form.
-pub(super) fn page(
+pub(super) fn render_task_page(
     site: &AppState,
     job: &JobPath,
     user: PageUser,
     id: TaskId,
     did: &FlashQuery,
 ) -> Result<Response, Problem> {
-    let snapshot = JobSnapshot::of(site, job)?;
+    let snapshot = JobSnapshot::capture_by_path(site, job)?;
     let missing = || no_such_task(job, id.0, snapshot.view.settings.tasks);
-    let parts = parts(site, &snapshot, &user, id)?.ok_or_else(missing)?;
-    let now = snapshot.now();
-    let (title, query) = (format!("Task {id} of {}", job.name), format!("task&task={id}"));
-    let page = PageFrame::of_job_snapshot(user, NavEntry::Task, title, &snapshot, &query, parts)
+    let parts = render_fragments(site, &snapshot, &user, id)?.ok_or_else(missing)?;
+    let now = snapshot.captured_at();
+    let (title, live) = (format!("Task {id} of {}", job.name), LivePage::Task { task: id.to_string() });
+    let page = PageFrame::for_job_snapshot(user, NavEntry::Task, title, &snapshot, &live, parts)
         .with_notice(did.message());
     render_page(&TaskPage { page, view: snapshot.view, id }, now)
 }
 
-pub(super) async fn show(
+pub(super) async fn show_task_page(
     State(site): State<AppState>,
     job: JobPath,
     user: PageUser,
     PathItem(task): PathItem<i32>,
     QueryParams(did): QueryParams<FlashQuery>,
 ) -> Result<Response, Problem> {
-    page(&site, &job, user, TaskId(task), &did)
+    render_task_page(&site, &job, user, TaskId(task), &did)
 }
 
 #[cfg(test)]
@@ -414,8 +416,9 @@ mod tests {
     fn a_barrier_row_shows_only_recorded_values() {
         use ArrivalRank::{Between, First, Last, Never, NoMember, Unknown};
         let all: Vec<i32> = (0..100).collect();
-        let came =
-            |record: &BarrierRecord, task: i32, tasks: usize| ArrivalRank::to(record, TaskId(task), tasks);
+        let came = |record: &BarrierRecord, task: i32, tasks: usize| {
+            ArrivalRank::of_task(record, TaskId(task), tasks)
+        };
         let whole = record(1, 100, &all, &[]);
         assert_eq!([0, 99, 95, 50].map(|task| came(&whole, task, 100)), [First, Last, Between, Between]);
         // The barrier may have other members than this task.
@@ -433,7 +436,7 @@ mod tests {
     fn barriers_to_which_a_task_came_alike_are_one_line() {
         let late = |counter| record(counter, 3, &[0, 1, 2], &[]);
         let records = [late(9), late(8), record(7, 3, &[2, 0, 1], &[]), late(6)];
-        let lines = attendances(&records, TaskId(2), 3);
+        let lines = recent_attendances(&records, TaskId(2), 3);
         let told: Vec<_> = lines.iter().map(|it| (it.uses, it.count, it.rank, it.late_us)).collect();
         let two = Some((2_000_000, 2_000_000));
         let expected = [
@@ -449,10 +452,10 @@ mod tests {
         let course = |gaps: &[u64]| -> Vec<HeartbeatGap> {
             (1..).zip(gaps).map(|(at, gap)| HeartbeatGap { at: Timestamp(at), gap_us: *gap }).collect()
         };
-        assert_eq!(wide_since(&course(&[10, 10, 40, 10, 10]), 10), None);
-        assert_eq!(wide_since(&course(&[10, 10, 15, 20, 30]), 10), Some(Timestamp(3)));
-        assert_eq!(wide_since(&course(&[30, 30, 30, 10]), 10), None);
-        assert_eq!(wide_since(&[], 10), None);
-        assert_eq!(wide_since(&course(&[1, 1, 1]), 0), None);
+        assert_eq!(wide_gaps_since(&course(&[10, 10, 40, 10, 10]), 10), None);
+        assert_eq!(wide_gaps_since(&course(&[10, 10, 15, 20, 30]), 10), Some(Timestamp(3)));
+        assert_eq!(wide_gaps_since(&course(&[30, 30, 30, 10]), 10), None);
+        assert_eq!(wide_gaps_since(&[], 10), None);
+        assert_eq!(wide_gaps_since(&course(&[1, 1, 1]), 0), None);
     }
 }

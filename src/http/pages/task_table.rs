@@ -1,20 +1,21 @@
-//! Renders the table of tasks: filter, sort and page, all from the address.
+//! Renders the table of tasks. The query of the address selects the filter, the order and the page.
 //!
-//! Begin at `TaskTableQuery`, then `TaskTable`.
+//! Begin at `TaskTableQuery`, then `TaskTableFragment`.
 
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 
 use askama::Template;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::fragment::Fragment;
-use super::links::{self, query_encode};
-use super::snapshot::{JobSnapshot, host};
-use super::status::{TaskStatus, shorten, waits};
+use super::links;
+use super::snapshot::{JobSnapshot, task_host_text};
+use super::status::{TaskStatus, shorten, wait_texts};
 use super::times;
 use crate::coordination::{GapHistogram, HeartbeatStatsView, JobName, TaskView, Timestamp};
 use crate::http::Problem;
+use crate::text::encode_query_value;
 
 /// The number of rows of a page.
 const ROWS: usize = 100;
@@ -22,18 +23,23 @@ const ROWS: usize = 100;
 const FIND_BYTES_MAX: usize = 200;
 
 /// The query parameters of the table: filter, order and page.
-#[derive(Debug, Default, Clone, Deserialize)]
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct TaskTableQuery {
     /// The status to show; `trouble` for all but connected tasks.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub state: String,
     /// The text that number, address, incarnation or barrier must contain.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub find: String,
     /// The column by which rows are sorted.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub sort: String,
     /// Set for descending order.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub down: String,
-    /// The page, counted from 1.
+    /// The page, counted from 1; `rows` in the address of a stream, where `page` names the page itself.
+    #[serde(rename = "rows", alias = "page", skip_serializing_if = "String::is_empty")]
     pub page: String,
 }
 
@@ -46,63 +52,49 @@ struct TaskColumn {
     is_numeric: bool,
 }
 
+impl TaskColumn {
+    const fn new_text(name: &'static str, title: &'static str, explained: &'static str) -> Self {
+        Self { name, title, explained, is_numeric: false }
+    }
+
+    const fn new_numeric(name: &'static str, title: &'static str, explained: &'static str) -> Self {
+        Self { is_numeric: true, ..Self::new_text(name, title, explained) }
+    }
+}
+
 const COLUMNS: [TaskColumn; 11] = [
-    TaskColumn { name: "task", title: "Task", explained: "its number", is_numeric: false },
-    TaskColumn { name: "state", title: "State", explained: "tasks with issues first", is_numeric: false },
-    TaskColumn {
-        name: "since",
-        title: "For",
-        explained: "time in this state; of an awaited task, how long the others have waited",
-        is_numeric: false,
-    },
-    TaskColumn {
-        name: "host",
-        title: "Host and peer",
-        explained: "the address from which it registered",
-        is_numeric: false,
-    },
-    TaskColumn {
-        name: "incarnation",
-        title: "Incarnation",
-        explained: "its current life, and how many lives it had before",
-        is_numeric: false,
-    },
-    TaskColumn { name: "heard", title: "Heartbeat", explained: "its last heartbeat", is_numeric: false },
-    TaskColumn {
-        name: "gap",
-        title: "Gaps",
-        explained: "time between heartbeats: the distribution, and the longest recent gap",
-        is_numeric: false,
-    },
-    TaskColumn {
-        name: "waits",
-        title: "Waits at",
-        explained: "the barriers at which it waits",
-        is_numeric: false,
-    },
-    TaskColumn {
-        name: "score",
-        title: "Score",
-        explained: "lateness score, 0 to 1: how late it usually arrives at barriers beside the others",
-        is_numeric: true,
-    },
-    TaskColumn {
-        name: "late",
-        title: "Late by",
-        explained: "how long after the first task it usually arrives at barriers, and whether it became slower",
-        is_numeric: true,
-    },
-    TaskColumn {
-        name: "held",
-        title: "Held up",
-        explained: "how long the other tasks waited for it alone in this run",
-        is_numeric: true,
-    },
+    TaskColumn::new_text("task", "Task", "its number"),
+    TaskColumn::new_text("state", "State", "tasks with issues first"),
+    TaskColumn::new_text(
+        "since",
+        "For",
+        "time in this state; of an awaited task, how long the others have waited",
+    ),
+    TaskColumn::new_text("host", "Host and peer", "the address from which it registered"),
+    TaskColumn::new_text("incarnation", "Incarnation", "its current life, and how many lives it had before"),
+    TaskColumn::new_text("heard", "Heartbeat", "its last heartbeat"),
+    TaskColumn::new_text(
+        "gap",
+        "Gaps",
+        "time between heartbeats: the distribution, and the longest recent gap",
+    ),
+    TaskColumn::new_text("waits", "Waits at", "the barriers at which it waits"),
+    TaskColumn::new_numeric(
+        "score",
+        "Score",
+        "lateness score, 0 to 1: how late it usually arrives at barriers beside the others",
+    ),
+    TaskColumn::new_numeric(
+        "late",
+        "Late by",
+        "how long after the first task it usually arrives at barriers, and whether it became slower",
+    ),
+    TaskColumn::new_numeric("held", "Held up", "how long the other tasks waited for it alone in this run"),
 ];
 
 impl TaskTableQuery {
     /// Returns the parameters with long ones truncated.
-    fn within_bounds(&self) -> Self {
+    fn truncated(&self) -> Self {
         let find = self.find.get(..self.find.floor_char_boundary(FIND_BYTES_MAX)).unwrap_or_default();
         Self { find: find.to_owned(), ..self.clone() }
     }
@@ -112,7 +104,7 @@ impl TaskTableQuery {
     }
 
     /// Returns the query of the page's address.
-    pub fn query(&self) -> String {
+    pub fn to_query(&self) -> String {
         let mut query = String::new();
         let pairs = [
             ("state", &self.state),
@@ -125,26 +117,21 @@ impl TaskTableQuery {
             if !value.is_empty() {
                 let and = if query.is_empty() { "" } else { "&" };
                 // Writing to a string cannot fail.
-                let _ = write!(query, "{and}{name}={}", query_encode(value));
+                let _ = write!(query, "{and}{name}={}", encode_query_value(value));
             }
         }
         query
     }
 
-    /// Returns the query of the live address, where `page` names the page itself.
-    pub fn live_query(&self) -> String {
-        Self { page: String::new(), ..self.clone() }.query() + "&rows=" + &query_encode(&self.page)
-    }
-
-    fn sorted_by(&self, column: &str) -> String {
+    fn query_sorted_by(&self, column: &str) -> String {
         let present = if self.sort.is_empty() { "task" } else { &self.sort };
         let down = if present == column && !self.is_descending() { "1" } else { "" };
         let sort = if column == "task" { String::new() } else { column.to_owned() };
-        Self { sort, down: down.into(), page: String::new(), ..self.clone() }.query()
+        Self { sort, down: down.into(), page: String::new(), ..self.clone() }.to_query()
     }
 
-    fn at_page(&self, page: usize) -> String {
-        Self { page: page.to_string(), ..self.clone() }.query()
+    fn query_at_page(&self, page: usize) -> String {
+        Self { page: page.to_string(), ..self.clone() }.to_query()
     }
 
     fn matches(&self, snapshot: &JobSnapshot, task: &TaskView) -> bool {
@@ -165,17 +152,17 @@ impl TaskTableQuery {
         if let Ok(number) = find.parse::<i32>() {
             return task.task.0 == number;
         }
-        host(task).contains(find)
+        task_host_text(task).contains(find)
             || task.waits_at.iter().any(|id| id.contains(find))
             || task.waits_for.iter().any(|wait| wait.key.contains(find))
             || task.lives.first().is_some_and(|life| life.incarnation.starts_with(find))
     }
 
-    fn sort(&self, snapshot: &JobSnapshot, tasks: &mut [&TaskView]) {
+    fn sort_tasks(&self, snapshot: &JobSnapshot, tasks: &mut [&TaskView]) {
         let incarnation = |task: &TaskView| task.lives.first().map(|life| life.incarnation.clone());
         match self.sort.as_str() {
-            "state" => tasks.sort_by_key(|task| (snapshot.status_of(task.task), snapshot.since(task))),
-            "since" => tasks.sort_by_key(|task| snapshot.since(task)),
+            "state" => tasks.sort_by_key(|task| (snapshot.status_of(task.task), snapshot.status_since(task))),
+            "since" => tasks.sort_by_key(|task| snapshot.status_since(task)),
             "host" => tasks.sort_by_cached_key(|task| task.lives.iter().find_map(|life| life.peer)),
             "incarnation" => tasks.sort_by_cached_key(|task| (Reverse(task.lives.len()), incarnation(task))),
             "heard" => tasks.sort_by_key(|task| task.last_heartbeat),
@@ -185,7 +172,7 @@ impl TaskTableQuery {
             "waits" => tasks.sort_by_cached_key(|task| {
                 (task.waits_at.clone(), task.waits_for.first().map(|wait| wait.key.clone()))
             }),
-            "score" => tasks.sort_by(|a, b| score(b).total_cmp(&score(a))),
+            "score" => tasks.sort_by(|a, b| lateness_score(b).total_cmp(&lateness_score(a))),
             "late" => tasks.sort_by_key(|task| Reverse(task.straggling.as_ref().map(|it| it.lateness_us))),
             "held" => tasks.sort_by_key(|task| Reverse(task.straggling.as_ref().map(|it| it.held_up_us))),
             _ => {}
@@ -196,7 +183,7 @@ impl TaskTableQuery {
     }
 }
 
-fn score(task: &TaskView) -> f64 {
+fn lateness_score(task: &TaskView) -> f64 {
     task.straggling.as_ref().map_or(0.0, |it| it.score)
 }
 
@@ -217,19 +204,19 @@ struct TaskRow<'a> {
 }
 
 impl<'a> TaskRow<'a> {
-    fn of(snapshot: &'a JobSnapshot, task: &'a TaskView) -> Self {
-        let waits = waits(task);
+    fn new(snapshot: &'a JobSnapshot, task: &'a TaskView) -> Self {
+        let waits = wait_texts(task);
         let score = task.straggling.as_ref().map(|it| format!("{:.2}", it.score)).unwrap_or_default();
         Self {
             status: snapshot.status_of(task.task),
-            since: snapshot.since(task),
+            since: snapshot.status_since(task),
             follows: snapshot.is_consequence(task.task),
-            host: host(task),
+            host: task_host_text(task),
             incarnation: task.lives.first().map_or("", |life| &life.incarnation),
             lives_before: task.lives.len().saturating_sub(1),
             waits: shorten(&waits.join(", "), 60),
-            devices: snapshot.devices_of(task.task),
-            spark: task.pulse.as_ref().map(spark).unwrap_or_default(),
+            devices: snapshot.device_count_of(task.task),
+            spark: task.pulse.as_ref().map(gap_histogram_path).unwrap_or_default(),
             score,
             task,
         }
@@ -237,7 +224,7 @@ impl<'a> TaskRow<'a> {
 }
 
 /// Returns the distribution of gaps as a path: one bar for each class, in a box of 38 by 12.
-fn spark(pulse: &HeartbeatStatsView) -> String {
+fn gap_histogram_path(pulse: &HeartbeatStatsView) -> String {
     let most = pulse.gaps.counts.iter().copied().max().unwrap_or_default().max(1);
     let mut path = String::new();
     for (class, count) in pulse.gaps.counts.iter().enumerate().filter(|(_, count)| **count > 0) {
@@ -248,14 +235,14 @@ fn spark(pulse: &HeartbeatStatsView) -> String {
 }
 
 /// Returns the observed classes of gaps with their numbers.
-pub(super) fn gap_classes(pulse: &HeartbeatStatsView) -> Vec<(String, u64)> {
+pub(super) fn gap_class_counts(pulse: &HeartbeatStatsView) -> Vec<(String, u64)> {
     let seen = |(_, count): &(usize, &u64)| **count > 0;
     let counts = pulse.gaps.counts.iter().enumerate();
     let first = counts.clone().position(|one| seen(&one)).unwrap_or_default();
     let last = pulse.gaps.counts.len() - counts.rev().position(|one| seen(&one)).unwrap_or_default();
     let classes = first.saturating_sub(1)..(last + 1).min(pulse.gaps.counts.len());
-    let name = |class| match GapHistogram::longest_us(class) {
-        Some(longest) => format!("≤ {}", times::micros(&longest)),
+    let name = |class| match GapHistogram::longest_gap_us_of_class(class) {
+        Some(longest) => format!("≤ {}", times::microseconds_text(&longest)),
         None => "longer".to_owned(),
     };
     classes.map(|class| (name(class), pulse.gaps.counts[class])).collect()
@@ -263,7 +250,7 @@ pub(super) fn gap_classes(pulse: &HeartbeatStatsView) -> Vec<(String, u64)> {
 
 #[derive(Template)]
 #[template(path = "parts/tasks.html")]
-struct TaskTable<'a> {
+struct TaskTableFragment<'a> {
     job: &'a JobName,
     listing: TaskTableQuery,
     rows: Vec<TaskRow<'a>>,
@@ -274,8 +261,8 @@ struct TaskTable<'a> {
     columns: &'static [TaskColumn],
 }
 
-impl TaskTable<'_> {
-    fn sorting(&self, column: &TaskColumn) -> &'static str {
+impl TaskTableFragment<'_> {
+    fn aria_sort(&self, column: &TaskColumn) -> &'static str {
         let present = if self.listing.sort.is_empty() { "task" } else { &self.listing.sort };
         match (present == column.name, self.listing.is_descending()) {
             (false, _) => "none",
@@ -285,19 +272,22 @@ impl TaskTable<'_> {
     }
 }
 
-/// Returns the requested rows as a part of a page.
-pub(super) fn fragment(snapshot: &JobSnapshot, listing: &TaskTableQuery) -> Result<Fragment, Problem> {
-    let listing = listing.within_bounds();
+/// Returns the requested rows as a fragment of a page.
+pub(super) fn render_fragment(snapshot: &JobSnapshot, listing: &TaskTableQuery) -> Result<Fragment, Problem> {
+    let listing = listing.truncated();
     let tasks = &snapshot.view.run.tasks;
     let mut found: Vec<&TaskView> = tasks.iter().filter(|task| listing.matches(snapshot, task)).collect();
-    listing.sort(snapshot, &mut found);
+    listing.sort_tasks(snapshot, &mut found);
     let pages = found.len().div_ceil(ROWS).max(1);
     let page = listing.page.parse().unwrap_or(1).clamp(1, pages);
     let rows =
-        found.iter().skip((page - 1) * ROWS).take(ROWS).map(|task| TaskRow::of(snapshot, task)).collect();
+        found.iter().skip((page - 1) * ROWS).take(ROWS).map(|task| TaskRow::new(snapshot, task)).collect();
     let (found, total) = (found.len(), tasks.len());
     let job = &snapshot.view.name;
-    Fragment::new("tasks", &TaskTable { job, listing, rows, found, total, page, pages, columns: &COLUMNS })
+    Fragment::new(
+        "tasks",
+        &TaskTableFragment { job, listing, rows, found, total, page, pages, columns: &COLUMNS },
+    )
 }
 
 #[cfg(test)]
@@ -308,9 +298,9 @@ mod tests {
     fn an_address_says_what_is_listed_and_a_second_click_turns_the_order() {
         let listing =
             TaskTableQuery { find: "10.0.0.7&x".into(), sort: "score".into(), ..TaskTableQuery::default() };
-        assert_eq!(listing.query(), "find=10.0.0.7%26x&sort=score");
-        assert_eq!(listing.sorted_by("score"), "find=10.0.0.7%26x&sort=score&down=1");
-        assert_eq!(listing.sorted_by("task"), "find=10.0.0.7%26x");
-        assert_eq!(listing.at_page(3), "find=10.0.0.7%26x&sort=score&page=3");
+        assert_eq!(listing.to_query(), "find=10.0.0.7%26x&sort=score");
+        assert_eq!(listing.query_sorted_by("score"), "find=10.0.0.7%26x&sort=score&down=1");
+        assert_eq!(listing.query_sorted_by("task"), "find=10.0.0.7%26x");
+        assert_eq!(listing.query_at_page(3), "find=10.0.0.7%26x&sort=score&page=3");
     }
 }

@@ -1,7 +1,6 @@
-//! Tests the texts of pages over jobs in virtual time: the state machine itself, the detectors, and the parts of
-//! pages made of both.
+//! Tests the texts of pages for jobs in virtual time, with the real state machine and the real detectors.
 //!
-//! It tests no HTTP (`tests/guard`, `tests/browser`). Begin at `PagesFixture`.
+//! `tests/guard` and `tests/browser` test the pages over HTTP. Begin at `PagesFixture`.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -17,13 +16,13 @@ use super::task_table::TaskTableQuery;
 use super::timeline::Timelines;
 use super::{drain, issues, job, overview, times};
 use crate::coordination::{
-    Actor, ActorOrigin, CallId, Caller, ConnectionEnd, ConnectionId, Coordinator, Effect, FindingNote, Input,
-    JobId, JobSettings, OperatorCommand, Reason, Request, ServiceIncarnation, TaskId, TaskIncarnation,
+    Actor, ActorOrigin, CallId, Caller, ConnectionEnd, ConnectionId, Coordinator, Effect, FindingChange,
+    Input, JobId, JobSettings, OperatorCommand, Reason, Request, ServiceIncarnation, TaskId, TaskIncarnation,
     Timestamp,
 };
 use crate::engine::Observer as _;
-use crate::findings::{self, DetectorInput, Transition, detect};
-use crate::reports;
+use crate::service::findings::{self, DetectorInput, FindingTransition, run_detectors};
+use crate::service::reports;
 
 const JOB: JobId = JobId(0);
 const SECOND: Duration = Duration::from_secs(1);
@@ -75,7 +74,13 @@ impl PagesFixture {
         };
         let name = "train".parse().unwrap();
         let incarnation = ServiceIncarnation(7);
-        rig.apply(Input::DeclareJob { job: JOB, name, settings, incarnation, actor: None });
+        rig.apply(Input::DeclareJob {
+            job: JOB,
+            name,
+            settings: Box::new(settings),
+            incarnation,
+            actor: None,
+        });
         rig
     }
 
@@ -87,14 +92,17 @@ impl PagesFixture {
         }
         for effect in effects {
             match effect {
-                Effect::Event(event) => self.timelines.event(&event),
+                Effect::Event(event) => self.timelines.on_event(&event),
                 Effect::CommandDone(done) => assert!(done.is_ok(), "{done:?}"),
                 Effect::RequestIncarnation(job) => {
                     self.calls += 1;
                     let incarnation = ServiceIncarnation(1000 + self.calls);
                     self.apply(Input::NextIncarnation { job, incarnation });
                 }
-                Effect::Reply(..) | Effect::BarrierEnded(_) | Effect::FreeLater(_) => {}
+                Effect::Reply(..)
+                | Effect::ClaimAnswered(_)
+                | Effect::BarrierEnded(_)
+                | Effect::FreeLater(_) => {}
             }
         }
     }
@@ -160,14 +168,20 @@ impl PagesFixture {
                     self.call(number, Request::Heartbeat { task: id, incarnation });
                 }
             }
-            let seen = self.core.observe(JOB, self.now).unwrap();
-            for changed in self.findings.update(&seen, detect(DetectorInput { job: &seen, clocks: &[] })) {
+            let seen = self.core.observe_job(JOB, self.now).unwrap();
+            for changed in
+                self.findings.update(&seen, run_detectors(DetectorInput { job: &seen, clocks: &[] }))
+            {
                 let (open, finding) = match changed {
-                    Transition::Opened(finding) => (true, finding),
-                    Transition::Closed(finding) => (false, finding),
+                    FindingTransition::Opened(finding) => (true, finding),
+                    FindingTransition::Closed(finding) => (false, finding),
                 };
-                let note =
-                    FindingNote { finding: finding.id, open, tasks: finding.tasks, reason: finding.summary };
+                let note = FindingChange {
+                    finding: finding.id,
+                    open,
+                    tasks: finding.tasks,
+                    reason: finding.summary,
+                };
                 self.apply(Input::FindingChanged { job: JOB, note });
             }
         }
@@ -177,25 +191,31 @@ impl PagesFixture {
     fn scene(&self) -> JobSnapshot {
         let view = self.core.job_view(JOB, self.now).unwrap();
         let roster = self.core.job(JOB).unwrap().task_incarnations();
-        let seen = self.core.observe(JOB, self.now).unwrap();
-        let open = self.findings.hold(&seen, detect(DetectorInput { job: &seen, clocks: &[] }));
-        JobSnapshot::new(JOB, (view, roster), open, self.timelines.of(JOB), Arc::clone(&self.reports))
+        let seen = self.core.observe_job(JOB, self.now).unwrap();
+        let open = self.findings.open_among(&seen, run_detectors(DetectorInput { job: &seen, clocks: &[] }));
+        JobSnapshot::new(
+            JOB,
+            (view, roster),
+            open,
+            self.timelines.timeline_of(JOB),
+            Arc::clone(&self.reports),
+        )
     }
 
-    /// Returns the text of one part of the job's page.
+    /// Returns the text of one fragment of the job's page.
     fn says(&self, part: &str) -> String {
-        let parts =
-            job::parts(&self.scene(), &TaskTableQuery::default()).unwrap_or_else(|_| panic!("it is made"));
+        let parts = job::render_fragments(&self.scene(), &TaskTableQuery::default())
+            .unwrap_or_else(|_| panic!("it is made"));
         text(&parts, part, self.now)
     }
 
     /// Returns the headings of the issues in order.
     fn issues(&self) -> Vec<String> {
-        issues::of(&self.scene()).iter().map(|need| need.title.clone()).collect()
+        issues::job_issues(&self.scene()).iter().map(|need| need.title.clone()).collect()
     }
 }
 
-/// Returns the text of a part as people read it.
+/// Returns the text of a fragment as people read it.
 fn text(parts: &[Fragment], id: &str, now: Timestamp) -> String {
     let part = parts.iter().find(|part| part.id == id).expect("the page has that part");
     let mut text = String::new();
@@ -251,7 +271,7 @@ fn over_a_thousand_failed_tasks_stands_the_end_of_their_run() {
     assert_eq!(rig.issues(), ["1 task has not reached the barrier"]);
     (0..1000).for_each(|number| rig.kill(number));
     rig.wait(1);
-    assert_eq!(rig.scene().count(TaskStatus::Failed), 1000);
+    assert_eq!(rig.scene().count_with_status(TaskStatus::Failed), 1000);
     let issues = rig.issues();
     assert_eq!(issues[0], "Run 1 was abandoned", "{issues:?}");
     assert!(issues.iter().all(|issue| !issue.contains("reached the barrier")), "{issues:?}");
@@ -288,7 +308,7 @@ fn a_drain_waits_for_the_task_that_restarted_after_it_had_acknowledged() {
     let reason = Reason::try_from("maintenance".to_owned()).unwrap();
     rig.apply(Input::Command { job: JOB, actor, reason, act: OperatorCommand::Drain { at: None } });
     let says = |rig: &PagesFixture| {
-        let part = drain::fragment(&rig.scene()).unwrap_or_else(|_| panic!("it is made"));
+        let part = drain::render_status_fragment(&rig.scene()).unwrap_or_else(|_| panic!("it is made"));
         (text(std::slice::from_ref(&part), "drain", rig.now), part.html)
     };
     rig.acknowledge(2, false);
@@ -336,8 +356,8 @@ fn a_task_is_awaited_for_as_long_as_the_others_have_waited() {
     (0..7).for_each(|number| rig.arrive(number, "step", 3_600_000));
     rig.wait(23);
     let snapshot = rig.scene();
-    let awaited = snapshot.task(task(7)).unwrap();
-    assert_eq!(snapshot.since(awaited), Timestamp(rig.now.0 - 23_000_000));
+    let awaited = snapshot.find_task(task(7)).unwrap();
+    assert_eq!(snapshot.status_since(awaited), Timestamp(rig.now.0 - 23_000_000));
     // The table of tasks, the page of the task and the issue show the same.
     let row = rig.says("tasks");
     let row = row.rsplit("awaited").next().unwrap();
@@ -399,7 +419,7 @@ fn a_silent_task_is_not_shown_as_sending_heartbeats() {
     for waited in [13, 30] {
         rig.wait(waited);
         let said = rig.says("needs");
-        has(&said, if waited == 13 { "sent no heartbeat for 13 s" } else { "sent no heartbeat for 43.0 s" });
+        has(&said, if waited == 13 { "sent no heartbeat for 13 s" } else { "sent no heartbeat for 43 s" });
         has(&said, "Task 2 10.0.0.1:4002 connected, but its heartbeats are overdue; heartbeat");
         for words in ["Alive", "alive", "Its heartbeats continue", "missing task continue"] {
             lacks(&said, words);
@@ -417,9 +437,10 @@ fn issues_are_ordered_alike_on_the_overview() {
     let mut stuck = PagesFixture::of(recoverable(3), 5);
     (0..2).for_each(|number| stuck.arrive(number, "step", 3_600_000));
     stuck.wait(40);
-    survey.add(&stuck.scene());
-    survey.add(&rig.scene());
-    let parts = overview::parts(&survey.ordered()).unwrap_or_else(|_| panic!("it is made"));
+    survey.add_job(&stuck.scene());
+    survey.add_job(&rig.scene());
+    let parts =
+        overview::render_fragments(&survey.sorted_by_urgency()).unwrap_or_else(|_| panic!("it is made"));
     let said = text(&parts, "needs", stuck.now);
     assert!(said.starts_with("2 issues train: Run 1 failed"), "{said}");
 }

@@ -1,6 +1,7 @@
-//! Holds the timelines of jobs as an observer of the engine, and renders them with the first cause first.
+//! Records the timeline of each job as an observer of the engine, and renders timelines with the first cause at the
+//! top.
 //!
-//! It does not store events (`engine` does). Begin at `Timelines`, then `show`.
+//! `engine` stores the events. Begin at `Timelines`, then `show_timeline_page`.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,12 +9,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
+use super::live_page::LivePage;
 use super::snapshot::JobSnapshot;
-use super::status::{barrier_name, grouped};
+use super::status::barrier_name;
 use super::{issues, links, status, times};
 use crate::coordination::{
     BarrierCompletion, EventKind, FailureClass, JobEvent, JobId, JobName, RunNumber, RunOutcome, TaskId,
@@ -22,6 +24,7 @@ use crate::coordination::{
 use crate::engine::Observer;
 use crate::http::extract::{JobPath, QueryParams};
 use crate::http::{AppState, Problem};
+use crate::text::format_grouped;
 
 /// The maximum number of entries of a job.
 const MOMENTS_KEPT: usize = 400;
@@ -65,8 +68,8 @@ pub(super) struct TimelineEntry {
 }
 
 impl TimelineEntry {
-    fn of(event: &JobEvent) -> Option<Self> {
-        let tone = tone(&event.what)?;
+    fn from_event(event: &JobEvent) -> Option<Self> {
+        let tone = event_tone(&event.what)?;
         Some(Self {
             at: event.at,
             last_at: event.at,
@@ -79,33 +82,37 @@ impl TimelineEntry {
             },
             tone,
             is_trouble: tone == "bad" || matches!(event.what, EventKind::TaskSuspected { .. }),
-            tasks: tasks(&event.what),
-            text: text(event),
+            tasks: event_tasks(&event.what),
+            text: event_text(event),
             latest: None,
-            merge_key: shared(event),
+            merge_key: merge_key(event),
         })
     }
 
     /// Returns the kind of the change in words.
-    pub fn word(&self) -> String {
+    pub fn kind_text(&self) -> String {
         self.kind.replace('-', " ")
     }
 
     /// Returns the tasks as ranges.
-    pub fn task_text(&self) -> String {
+    pub fn tasks_text(&self) -> String {
         match &self.tasks[..] {
             [] => String::new(),
             [one] => format!("task {one}"),
             many => {
                 let mut sorted = many.to_vec();
                 sorted.sort_unstable();
-                format!("{} tasks: {}", grouped(many.len()), links::first_ranges(&sorted, RANGES_SHOWN))
+                format!(
+                    "{} tasks: {}",
+                    format_grouped(many.len()),
+                    links::first_task_ranges_text(&sorted, RANGES_SHOWN)
+                )
             }
         }
     }
 
     /// Returns a label for the task of the text, if the entry has several tasks.
-    pub fn latest_text(&self) -> String {
+    pub fn latest_task_text(&self) -> String {
         self.latest.map_or_else(String::new, |task| format!("latest, task {task}: "))
     }
 
@@ -116,7 +123,7 @@ impl TimelineEntry {
 }
 
 /// Returns the tone of a change; `None` if it has no entry.
-fn tone(what: &EventKind) -> Option<&'static str> {
+fn event_tone(what: &EventKind) -> Option<&'static str> {
     Some(match what {
         // The exclusion has an entry of its own.
         EventKind::BarrierStarted { .. } | EventKind::TaskFailed { class: FailureClass::Excluded, .. } => {
@@ -144,7 +151,7 @@ fn tone(what: &EventKind) -> Option<&'static str> {
 
 /// Returns the key that changes must share to be merged into one entry: an empty one for normal changes, the
 /// cause for failures. Other changes are never merged.
-fn shared(event: &JobEvent) -> Option<String> {
+fn merge_key(event: &JobEvent) -> Option<String> {
     match &event.what {
         EventKind::TaskRegistering { .. }
         | EventKind::TaskConnected { .. }
@@ -157,8 +164,8 @@ fn shared(event: &JobEvent) -> Option<String> {
 }
 
 /// Returns the reason of a change, with the barrier it is about.
-fn text(event: &JobEvent) -> String {
-    let reason = crate::text::one_line(&event.reason);
+fn event_text(event: &JobEvent) -> String {
+    let reason = crate::text::escape_to_one_line(&event.reason);
     match &event.what {
         EventKind::BarrierFailed { barrier, counter } | EventKind::BarrierPassed { barrier, counter, .. } => {
             let used = if *counter > 0 { format!(" (use {counter})") } else { String::new() };
@@ -168,7 +175,7 @@ fn text(event: &JobEvent) -> String {
     }
 }
 
-fn tasks(what: &EventKind) -> Vec<TaskId> {
+fn event_tasks(what: &EventKind) -> Vec<TaskId> {
     match what {
         EventKind::TaskRegistering { task, .. }
         | EventKind::TaskConnected { task, .. }
@@ -181,6 +188,7 @@ fn tasks(what: &EventKind) -> Vec<TaskId> {
         | EventKind::RegistrationRefused { task, .. } => vec![*task],
         EventKind::FirstCause { task } | EventKind::Fenced { task } => task.iter().copied().collect(),
         EventKind::Excluded { tasks, .. } | EventKind::FindingOpened { tasks, .. } => tasks.clone(),
+        EventKind::HostsAssigned { tasks } | EventKind::HostsForgotten { tasks, .. } => tasks.clone(),
         EventKind::BarrierPassed { without, .. } => without.clone(),
         _ => Vec::new(),
     }
@@ -198,7 +206,7 @@ pub(super) struct JobTimeline {
 }
 
 impl JobTimeline {
-    fn push(&mut self, mut moment: TimelineEntry) {
+    fn add_or_merge(&mut self, mut moment: TimelineEntry) {
         if moment.role == CausalRole::Cause {
             self.run_with_cause = Some(moment.run);
             self.mark_consequences_of(&moment);
@@ -241,7 +249,7 @@ impl JobTimeline {
     }
 
     /// Returns the entries, the latest first.
-    pub fn latest(&self) -> impl Iterator<Item = &TimelineEntry> + Clone {
+    pub fn latest_first(&self) -> impl Iterator<Item = &TimelineEntry> + Clone {
         self.entries.iter().rev().map(Arc::as_ref)
     }
 }
@@ -252,26 +260,26 @@ impl JobTimeline {
 pub struct Timelines(Mutex<HashMap<JobId, JobTimeline>>);
 
 impl Timelines {
-    fn lock(&self) -> MutexGuard<'_, HashMap<JobId, JobTimeline>> {
+    fn lock_timelines(&self) -> MutexGuard<'_, HashMap<JobId, JobTimeline>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the timeline of a job.
-    pub(super) fn of(&self, job: JobId) -> JobTimeline {
-        self.lock().get(&job).cloned().unwrap_or_default()
+    pub(super) fn timeline_of(&self, job: JobId) -> JobTimeline {
+        self.lock_timelines().get(&job).cloned().unwrap_or_default()
     }
 }
 
 impl Observer for Timelines {
-    fn event(&self, event: &JobEvent) {
+    fn on_event(&self, event: &JobEvent) {
         if matches!(event.what, EventKind::JobDeleted { .. }) {
-            self.lock().remove(&event.job);
-        } else if let Some(moment) = TimelineEntry::of(event) {
-            self.lock().entry(event.job).or_default().push(moment);
+            self.lock_timelines().remove(&event.job);
+        } else if let Some(moment) = TimelineEntry::from_event(event) {
+            self.lock_timelines().entry(event.job).or_default().add_or_merge(moment);
         }
     }
 
-    fn barrier_ended(&self, _ending: &BarrierCompletion) {}
+    fn on_barrier_ended(&self, _ending: &BarrierCompletion) {}
 }
 
 #[derive(Template)]
@@ -299,7 +307,7 @@ struct FirstCauseRow {
 }
 
 /// The timeline: a short one for the page of the job, or all that is known.
-pub(super) fn fragment(
+pub(super) fn render_fragment(
     snapshot: &JobSnapshot,
     whole: bool,
     only: Option<TaskId>,
@@ -319,7 +327,7 @@ pub(super) fn fragment(
             told,
             following: snapshot
                 .timeline
-                .latest()
+                .latest_first()
                 .filter(following)
                 .filter(about)
                 .map(|moment| moment.tasks.len().max(1))
@@ -331,7 +339,7 @@ pub(super) fn fragment(
         None => !whole && issues::shows_first_cause(snapshot),
         Some(task) => !whole && run.first_cause.as_ref().is_some_and(|cause| cause.task == Some(task)),
     };
-    let shown = snapshot.timeline.latest().filter(about);
+    let shown = snapshot.timeline.latest_first().filter(about);
     let more = !whole && shown.clone().nth(most).is_some();
     let moments: Vec<&TimelineEntry> = shown.take(most).collect();
     let cut = !more && snapshot.timeline.is_truncated;
@@ -358,28 +366,40 @@ struct TimelinePage {
 }
 
 /// The query parameters of the page.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct TimelinePageQuery {
     /// The task to which the timeline is limited.
-    task: String,
+    pub task: String,
+}
+
+impl TimelinePageQuery {
+    fn task(&self) -> Option<TaskId> {
+        self.task.trim().parse().ok().map(TaskId)
+    }
+}
+
+/// Returns the fragments of the page.
+pub(super) fn render_fragments(
+    snapshot: &JobSnapshot,
+    which: &TimelinePageQuery,
+) -> Result<Vec<Fragment>, Problem> {
+    Ok(vec![super::job::render_head_fragment(snapshot)?, render_fragment(snapshot, true, which.task())?])
 }
 
 /// Serves `GET /jobs/{job}/timeline`.
-pub(super) async fn show(
+pub(super) async fn show_timeline_page(
     State(site): State<AppState>,
     job: JobPath,
     user: PageUser,
     QueryParams(which): QueryParams<TimelinePageQuery>,
 ) -> Result<Response, Problem> {
-    let task = which.task.trim().parse::<i32>().ok();
-    let snapshot = JobSnapshot::of(&site, &job)?;
-    let (now, tasks) = (snapshot.now(), snapshot.tasks());
-    let query = task.map_or_else(String::new, |task| format!("&task={task}"));
-    let parts = vec![super::job::head(&snapshot)?, fragment(&snapshot, true, task.map(TaskId))?];
+    let snapshot = JobSnapshot::capture_by_path(&site, &job)?;
+    let (now, tasks) = (snapshot.captured_at(), snapshot.task_count());
+    let (parts, task) = (render_fragments(&snapshot, &which)?, which.task().map(|task| task.0));
     let title = format!("Timeline of {}", job.name);
-    let query = format!("timeline{query}");
-    let page = PageFrame::of_job_snapshot(user, NavEntry::Timeline, title, &snapshot, &query, parts);
+    let live = LivePage::Timeline(which);
+    let page = PageFrame::for_job_snapshot(user, NavEntry::Timeline, title, &snapshot, &live, parts);
     render_page(&TimelinePage { page, job: job.name, task, tasks }, now)
 }
 
@@ -409,7 +429,7 @@ mod tests {
     fn failed(timelines: &Timelines, at: u64, task: i32, class: FailureClass, reason: &str) {
         let what = EventKind::TaskFailed { task: TaskId(task), class };
         let (run, reason) = (RunNumber(1), reason.to_owned());
-        timelines.event(&JobEvent { at: Timestamp(at), job: JobId(0), run, what, reason });
+        timelines.on_event(&JobEvent { at: Timestamp(at), job: JobId(0), run, what, reason });
     }
 
     #[test]
@@ -420,7 +440,11 @@ mod tests {
         failed(&timelines, 1_000_000, 3, FailureClass::HeartbeatTimeout, "no heartbeat for 100 s");
         failed(&timelines, 2_500_000, 4, FailureClass::HeartbeatTimeout, "no heartbeat for 101 s");
         failed(&timelines, 2_600_000, 5, FailureClass::Excluded, "its exclusion is told instead");
-        let told: Vec<_> = timelines.of(JobId(0)).latest().map(|m| (m.task_text(), m.text.clone())).collect();
+        let told: Vec<_> = timelines
+            .timeline_of(JobId(0))
+            .latest_first()
+            .map(|m| (m.tasks_text(), m.text.clone()))
+            .collect();
         let wanted = [
             ("task 4", "no heartbeat for 101 s"),
             ("task 3", "no heartbeat for 100 s"),
@@ -433,13 +457,13 @@ mod tests {
     fn simultaneous_events_are_one_line_and_consequences_name_their_cause() {
         let mut happened = JobTimeline::default();
         for task in 0..3 {
-            happened.push(moment("task-connected", task, "calm", CausalRole::Plain));
+            happened.add_or_merge(moment("task-connected", task, "calm", CausalRole::Plain));
         }
-        happened.push(moment("first-cause", 1, "bad", CausalRole::Cause));
+        happened.add_or_merge(moment("first-cause", 1, "bad", CausalRole::Cause));
         for task in 0..3 {
-            happened.push(moment("task-failed", task, "bad", CausalRole::Plain));
+            happened.add_or_merge(moment("task-failed", task, "bad", CausalRole::Plain));
         }
-        let told: Vec<_> = happened.latest().map(|m| (m.kind, m.role, m.task_text())).collect();
+        let told: Vec<_> = happened.latest_first().map(|m| (m.kind, m.role, m.tasks_text())).collect();
         assert_eq!(
             told,
             [

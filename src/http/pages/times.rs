@@ -1,8 +1,8 @@
-//! Times and durations as pages show them.
+//! Formats times and durations for pages.
 //!
-//! A page has each time as `<time>` with the absolute time; [`fill_times`] writes the relative one into it
-//! last, once for each response, and the script updates it from then on. So the parts of a page do not change
-//! merely because time passes, and a part is the same bytes for all viewers.
+//! In a page, each time is a `<time>` element with the absolute time. At the end of each response, [`fill_times`]
+//! inserts the relative times. From then on the script updates them. So a fragment does not change merely because
+//! time passes, and it has the same bytes for all viewers.
 
 use std::fmt;
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub(super) fn until(at: &Timestamp) -> Safe<RelativeTime> {
 }
 
 /// Returns the time of day, to the second: `03:12:07`.
-pub(super) fn clock(at: &Timestamp) -> String {
+pub(super) fn time_of_day_text(at: &Timestamp) -> String {
     at.to_string().split_once('T').map_or_else(String::new, |(_, time)| time.chars().take(8).collect())
 }
 
@@ -70,12 +70,12 @@ pub(super) fn has_no_timeout(deadline: &Timestamp, now: Timestamp) -> bool {
 }
 
 /// Returns a duration as text.
-pub(super) fn span(duration: &Duration) -> String {
-    crate::text::span(*duration)
+pub(super) fn duration_text(duration: &Duration) -> String {
+    crate::text::format_approximate_duration(*duration)
 }
 
 /// Returns a short duration, given in microseconds, as text with a suitable unit.
-pub(super) fn micros(us: &u64) -> String {
+pub(super) fn microseconds_text(us: &u64) -> String {
     crate::text::format_micros(*us)
 }
 
@@ -92,20 +92,20 @@ pub(super) fn fill_times(html: &str, now: Timestamp) -> String {
         };
         filled.push_str(what);
         filled.push_str("\">");
-        filled.push_str(&words(what, now));
+        filled.push_str(&relative_text(what, now));
         rest = after;
     }
     filled.push_str(rest);
     filled
 }
 
-fn words(what: &str, now: Timestamp) -> String {
+fn relative_text(what: &str, now: Timestamp) -> String {
     let Some((form, at)) = what.split_once(':') else { return String::new() };
     let at = Timestamp(at.parse().unwrap_or_default());
     // Whole seconds, from which the script counts on.
     let whole = |duration: Duration| match duration.as_secs() {
         seconds @ 0..10 => format!("{seconds} s"),
-        _ => span(&duration),
+        _ => duration_text(&duration),
     };
     match form {
         "ago" if now.since(at).as_secs() == 0 => "just now".into(),

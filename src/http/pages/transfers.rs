@@ -1,6 +1,6 @@
-//! Renders transfers of all jobs and of one: rates, pairs, reasons of failure.
+//! Renders the transfers of all jobs, and those of one job: rates, pairs of tasks, and reasons of failures.
 //!
-//! It does not aggregate (`reports::view`). Begin at `of_job`.
+//! `reports::view` aggregates the reports. Begin at `show_job_transfers_page`.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -8,19 +8,20 @@ use std::time::Duration;
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
-use super::job::head;
+use super::job::render_head_fragment;
+use super::live_page::LivePage;
 use super::snapshot::JobSnapshot;
-use super::{links, status, times};
+use super::{amount, links, status, times};
 use crate::coordination::{JobId, JobName, TaskId, TaskIncarnations, Timestamp};
 use crate::http::extract::{JobPath, QueryParams};
 use crate::http::{AppState, Problem};
-use crate::reports::{
-    POINTS, PairSeries, PairView, ReasonView, ReportedTransport, TaskTransfers, Throughput, TransferOutcome,
-    TransfersView, rate_window,
+use crate::service::reports::{
+    POINTS, PairSeries, PairView, PeerJobView, ReasonView, ReportedTransport, TaskTransfers, Throughput,
+    TransferOutcome, TransfersView, rate_window,
 };
 
 /// The maximum number of tasks that are shown as a matrix.
@@ -35,30 +36,8 @@ const STEP: usize = 10;
 const WIDTH: usize = 600;
 const HEIGHT: usize = 140;
 
-/// Formats amounts as text.
-mod amount {
-    use std::borrow::Borrow;
-
-    use super::status;
-
-    /// Returns a number of bytes as text.
-    pub fn bytes(count: impl Borrow<u64>) -> String {
-        crate::text::bytes(*count.borrow())
-    }
-
-    /// Returns bytes a second as text.
-    pub fn rate(count: impl Borrow<u64>) -> String {
-        format!("{}/s", bytes(count))
-    }
-
-    /// Returns a number with separators between thousands.
-    pub fn grouped(count: impl Borrow<u64>) -> String {
-        status::grouped(count.borrow())
-    }
-}
-
 /// The query parameters that filter pairs.
-#[derive(Debug, Default, Clone, Deserialize)]
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct PairFilter {
     pub task: String,
@@ -72,10 +51,6 @@ impl PairFilter {
 
     fn transport(&self) -> Option<ReportedTransport> {
         ReportedTransport::ALL.into_iter().find(|it| it.name() == self.transport)
-    }
-
-    pub fn query(&self) -> String {
-        format!("task={}&transport={}", links::query_encode(&self.task), links::query_encode(&self.transport))
     }
 
     fn is_any(&self) -> bool {
@@ -128,7 +103,7 @@ struct Chart {
 
 impl Chart {
     /// Returns the chart of the bytes of all tasks, by transport.
-    fn of(throughput: &Throughput) -> Self {
+    fn of_throughput(throughput: &Throughput) -> Self {
         let tracks = throughput.transports.iter().map(|it| ChartSeries {
             name: it.transport.to_string(),
             style: format!("t-{}", it.transport),
@@ -208,12 +183,12 @@ impl Chart {
         let lines = series.iter().map(|((name, style), steps)| ChartLine {
             name: name.clone(),
             style: style.clone(),
-            path: path(steps, most),
+            path: line_path(steps, most),
             now: steps.last().copied().unwrap_or_default(),
         });
         let words = |seconds: usize| match seconds {
             POINTS => "ten minutes".to_owned(),
-            seconds => times::span(&Duration::from_secs(seconds as u64)),
+            seconds => times::duration_text(&Duration::from_secs(seconds as u64)),
         };
         let nothing = match throughput.seconds {
             seconds if seconds < spare + STEP => "Not yet reported for ten seconds".to_owned(),
@@ -224,7 +199,7 @@ impl Chart {
     }
 }
 
-fn path(steps: &[u64], most: u64) -> String {
+fn line_path(steps: &[u64], most: u64) -> String {
     let mut path = String::new();
     let columns = steps.len().saturating_sub(1).max(1);
     for (at, bytes) in steps.iter().enumerate() {
@@ -244,7 +219,7 @@ struct MatrixCell {
 
 #[derive(Template)]
 #[template(path = "parts/pairs.html")]
-struct Pairs<'a> {
+struct PairsFragment<'a> {
     job: &'a JobName,
     choice: &'a PairFilter,
     pairs: Vec<PairView>,
@@ -252,22 +227,24 @@ struct Pairs<'a> {
     most: u64,
     /// The matrix of all pairs, if there are few tasks.
     matrix: Vec<Vec<MatrixCell>>,
+    /// Those with tasks of other jobs.
+    peer_jobs: Vec<PeerJobView>,
 }
 
-impl Pairs<'_> {
+impl PairsFragment<'_> {
     /// Returns the bytes of a pair as a share of the largest, in percent.
-    fn part(&self, pair: &PairView) -> u64 {
+    fn bytes_percent(&self, pair: &PairView) -> u64 {
         let part = u128::from(pair.bytes()) * 100 / u128::from(self.most.max(1));
         u64::try_from(part).unwrap_or(100)
     }
 }
 
 /// Returns the bytes that a task has sent and received.
-fn moved(task: &TaskTransfers) -> u64 {
-    task.totals.sent().saturating_add(task.totals.received())
+fn moved_bytes(task: &TaskTransfers) -> u64 {
+    task.totals.sent_bytes().saturating_add(task.totals.received_bytes())
 }
 
-fn matrix(pairs: &[PairView], tasks: usize) -> Vec<Vec<MatrixCell>> {
+fn pair_matrix(pairs: &[PairView], tasks: usize) -> Vec<Vec<MatrixCell>> {
     if tasks > MATRIX || pairs.is_empty() {
         return Vec::new();
     }
@@ -295,7 +272,7 @@ struct BusiestTasksFragment<'a> {
 
 #[derive(Template)]
 #[template(path = "parts/reasons.html")]
-struct Reasons<'a> {
+struct FailureReasonsFragment<'a> {
     job: &'a JobName,
     reasons: &'a [ReasonView],
 }
@@ -310,39 +287,47 @@ struct NoTransfersFragment<'a> {
 #[template(source = "", ext = "html")]
 struct EmptyFragment;
 
-/// Returns the parts of the page.
-pub(super) fn parts(snapshot: &JobSnapshot, choice: &PairFilter) -> Result<Vec<Fragment>, Problem> {
+/// Returns the fragments of the page.
+pub(super) fn render_fragments(
+    snapshot: &JobSnapshot,
+    choice: &PairFilter,
+) -> Result<Vec<Fragment>, Problem> {
     let (board, job, name) = (&snapshot.reports, snapshot.id, &snapshot.view.name);
-    let view = board.summary(job, &snapshot.roster, snapshot.now());
+    let view = board.transfers_summary(job, &snapshot.roster, snapshot.captured_at());
     if view.reporting == 0 && view.stale == 0 {
         // The others say nothing; they may have, of the run before.
-        let mut parts =
-            vec![head(snapshot)?, Fragment::new("moves", &NoTransfersFragment { job: Some(name) })?];
+        let mut parts = vec![
+            render_head_fragment(snapshot)?,
+            Fragment::new("moves", &NoTransfersFragment { job: Some(name) })?,
+        ];
         for id in ["reasons", "throughput", "pair-throughput", "pairs", "movers"] {
             parts.push(Fragment::new(id, &EmptyFragment)?);
         }
         return Ok(parts);
     }
     let throughput = board.throughput(job, &snapshot.roster, POINTS);
-    let mut pairs = board.pairs(job, &snapshot.roster, choice.task(), choice.transport());
-    let matrix = matrix(&pairs, snapshot.roster.incarnations.len());
+    let mut pairs = board.pair_views(job, &snapshot.roster, choice.task(), choice.transport());
+    let matrix = pair_matrix(&pairs, snapshot.roster.incarnations.len());
     let kept = pairs.len();
     pairs.sort_by_key(|pair| (std::cmp::Reverse(pair.bytes()), pair.from, pair.to));
     pairs.truncate(LISTED);
     let most = pairs.first().map_or(0, PairView::bytes);
-    let mut tasks = board.tasks(job, &snapshot.roster);
-    let (all, failing) = (tasks.len(), tasks.iter().filter(|task| task.totals.failed() > 0).count());
-    tasks.sort_by_key(|task| (std::cmp::Reverse(moved(task)), task.task));
+    let mut peer_jobs = board.peer_jobs(job, &snapshot.roster, choice.task(), choice.transport());
+    peer_jobs.sort_by_key(|row| std::cmp::Reverse(row.sent.saturating_add(row.received)));
+    peer_jobs.truncate(LISTED);
+    let mut tasks = board.task_transfers(job, &snapshot.roster);
+    let (all, failing) = (tasks.len(), tasks.iter().filter(|task| task.totals.failed_launches() > 0).count());
+    tasks.sort_by_key(|task| (std::cmp::Reverse(moved_bytes(task)), task.task));
     tasks.truncate(LISTED);
     let late = u64::from(view.interval_ms) * 10_000;
-    let is_overdue = view.reported_at.is_some_and(|at| snapshot.now().0.saturating_sub(at.0) > late);
+    let is_overdue = view.reported_at.is_some_and(|at| snapshot.captured_at().0.saturating_sub(at.0) > late);
     Ok(vec![
-        head(snapshot)?,
+        render_head_fragment(snapshot)?,
         Fragment::new("moves", &TransferSummaryFragment { view: &view, is_overdue })?,
-        Fragment::new("reasons", &Reasons { job: name, reasons: &view.failures })?,
-        Fragment::new("throughput", &Chart::of(&throughput))?,
+        Fragment::new("reasons", &FailureReasonsFragment { job: name, reasons: &view.failures })?,
+        Fragment::new("throughput", &Chart::of_throughput(&throughput))?,
         Fragment::new("pair-throughput", &Chart::of_pairs(&throughput, choice))?,
-        Fragment::new("pairs", &Pairs { job: name, choice, pairs, kept, most, matrix })?,
+        Fragment::new("pairs", &PairsFragment { job: name, choice, pairs, kept, most, matrix, peer_jobs })?,
         Fragment::new("movers", &BusiestTasksFragment { job: name, tasks, all, failing })?,
     ])
 }
@@ -358,8 +343,8 @@ struct TaskTransfersFragment<'a> {
 }
 
 /// Returns the transfers of one task for its page; empty if no task of the job reports.
-pub(super) fn of_task(snapshot: &JobSnapshot, task: TaskId) -> Result<Fragment, Problem> {
-    let it = snapshot.reports.task(snapshot.id, &snapshot.roster, task);
+pub(super) fn render_task_fragment(snapshot: &JobSnapshot, task: TaskId) -> Result<Fragment, Problem> {
+    let it = snapshot.reports.transfers_of_task(snapshot.id, &snapshot.roster, task);
     let window = it.as_ref().map_or_else(String::new, |it| {
         let (from, until) = rate_window(it.rate_until);
         format!("{from}–{until} UTC")
@@ -369,29 +354,23 @@ pub(super) fn of_task(snapshot: &JobSnapshot, task: TaskId) -> Result<Fragment, 
 
 #[derive(Template)]
 #[template(path = "job-transfers.html")]
-struct JobTransfers {
+struct JobTransfersPage {
     page: PageFrame,
     job: JobName,
 }
 
 /// Serves `GET /jobs/{job}/transfers`.
-pub(super) async fn of_job(
+pub(super) async fn show_job_transfers_page(
     State(site): State<AppState>,
     job: JobPath,
     user: PageUser,
     QueryParams(choice): QueryParams<PairFilter>,
 ) -> Result<Response, Problem> {
-    let snapshot = JobSnapshot::of(&site, &job)?;
-    let (title, query) = (format!("Transfers of {}", job.name), format!("transfers&{}", choice.query()));
-    let page = PageFrame::of_job_snapshot(
-        user,
-        NavEntry::JobTransfers,
-        title,
-        &snapshot,
-        &query,
-        parts(&snapshot, &choice)?,
-    );
-    render_page(&JobTransfers { page, job: job.name }, snapshot.now())
+    let snapshot = JobSnapshot::capture_by_path(&site, &job)?;
+    let (title, parts) = (format!("Transfers of {}", job.name), render_fragments(&snapshot, &choice)?);
+    let live = LivePage::Transfers(choice);
+    let page = PageFrame::for_job_snapshot(user, NavEntry::JobTransfers, title, &snapshot, &live, parts);
+    render_page(&JobTransfersPage { page, job: job.name }, snapshot.captured_at())
 }
 
 #[derive(Template)]
@@ -403,13 +382,18 @@ struct TransfersPageTemplate {
 }
 
 /// Serves `GET /transfers`: every job whose tasks report.
-pub(super) async fn show(State(site): State<AppState>, user: PageUser) -> Result<Response, Problem> {
+pub(super) async fn show_transfers_page(
+    State(site): State<AppState>,
+    user: PageUser,
+) -> Result<Response, Problem> {
     let now = site.engine.clock().now();
     let all: Vec<(JobId, JobName, TaskIncarnations)> = site.engine.read(|core, _| {
         let jobs = core.jobs().filter(|(job, _)| site.transfers.has_reports(*job));
         jobs.filter_map(|(job, name)| Some((job, name.clone(), core.job(job)?.task_incarnations()))).collect()
     });
-    let jobs = all.into_iter().map(|(job, name, roster)| (name, site.transfers.summary(job, &roster, now)));
+    let jobs = all
+        .into_iter()
+        .map(|(job, name, roster)| (name, site.transfers.transfers_summary(job, &roster, now)));
     let jobs = jobs.filter(|(_, view)| view.reporting + view.stale > 0).collect();
     let page = PageFrame::new(user, NavEntry::Transfers, "Transfers", now);
     render_page(&TransfersPageTemplate { page, jobs, nobody: NoTransfersFragment { job: None } }, now)
@@ -418,7 +402,7 @@ pub(super) async fn show(State(site): State<AppState>, user: PageUser) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reports::Series;
+    use crate::service::reports::Series;
 
     #[test]
     fn a_step_of_the_chart_stays_as_it_is_once_it_is_over() {
@@ -429,17 +413,17 @@ mod tests {
             pairs: vec![],
             others: vec![],
         };
-        let idle = Chart::of(&throughput(86_400 + 600, [vec![0; 590], vec![10; 10]].concat()));
+        let idle = Chart::of_throughput(&throughput(86_400 + 600, [vec![0; 590], vec![10; 10]].concat()));
         assert_eq!((idle.steps.len(), idle.span.as_str()), (60, "ten minutes"));
         let sent: Vec<u64> = (0..30).map(|second| if second < 20 { 100 } else { 300 }).collect();
-        let chart = Chart::of(&throughput(86_400 + 30, sent.clone()));
+        let chart = Chart::of_throughput(&throughput(86_400 + 30, sent.clone()));
         let steps: Vec<_> = chart.steps.iter().map(|(when, rates)| (when.as_str(), rates[0])).collect();
         assert_eq!(steps, [("00:00:00", 100), ("00:00:10", 100), ("00:00:20", 300)]);
         assert_eq!((chart.most, chart.lines[0].now, chart.span.as_str()), (300, 300, "30 s"));
         assert_eq!(chart.lines[0].path, "M0 94L300 94L600 0");
-        let later = Chart::of(&throughput(86_400 + 33, [&sent[3..], &[7, 7, 7]].concat()));
+        let later = Chart::of_throughput(&throughput(86_400 + 33, [&sent[3..], &[7, 7, 7]].concat()));
         assert_eq!(later.steps, chart.steps[1..]);
-        assert!(Chart::of(&throughput(0, vec![])).steps.is_empty());
+        assert!(Chart::of_throughput(&throughput(0, vec![])).steps.is_empty());
     }
 
     #[test]
@@ -484,11 +468,11 @@ mod tests {
             rate: 0,
         };
         let pairs = [pair(0, 1, 100), pair(0, 1, 100), pair(1, 0, 1)];
-        let table = matrix(&pairs, 2);
+        let table = pair_matrix(&pairs, 2);
         let shown: Vec<_> = table.iter().flatten().map(|cell| (cell.bytes, cell.heat)).collect();
         assert_eq!(shown, [(0, 0), (200, 4), (1, 1), (0, 0)]);
-        assert!(matrix(&pairs, MATRIX + 1).is_empty());
-        assert_eq!(amount::bytes(5 << 40), "5.0 TiB");
-        assert_eq!(amount::rate(2048), "2.0 KiB/s");
+        assert!(pair_matrix(&pairs, MATRIX + 1).is_empty());
+        assert_eq!(amount::bytes_text(5_u64 << 40), "5.0 TiB");
+        assert_eq!(amount::rate_text(2048_u64), "2.0 KiB/s");
     }
 }

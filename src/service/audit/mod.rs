@@ -1,13 +1,13 @@
-//! The audit log: numbered lines about every change, done or refused, with actor, reason, address and
-//! outcome. Lines are only added.
+//! The audit log: a numbered line for every change, done or refused, with its actor, reason, address and outcome.
+//! Lines in the audit file are never changed or removed.
 //!
-//! It writes no file itself: with `--audit-file` a thread does (`writer.rs`). The answer to a change
-//! waits for the disk, at most [`DISK_TIMEOUT`]; nothing else ever waits. [`AuditFailurePolicy`] says whether
-//! changes are refused while the file cannot be written. Refusals of clients that cannot be told apart are
-//! aggregated (`aggregate.rs`). The last lines are kept in memory. Begin at [`AuditLog::record`].
+//! The last lines are kept in memory. With `--audit-file`, a separate thread also writes the lines to a file
+//! (`writer.rs`). The answer to a change then waits until its line is on the disk, but at most [`DISK_TIMEOUT`].
+//! [`AuditFailurePolicy`] tells whether changes are refused while the file cannot be written. Refusals of clients
+//! that cannot be distinguished are aggregated (`refusal_aggregation.rs`). Begin at [`AuditLog::record`].
 
-mod aggregate;
 mod metrics;
+mod refusal_aggregation;
 mod writer;
 
 use std::collections::VecDeque;
@@ -150,7 +150,7 @@ pub struct AuditLog {
     lines: Mutex<AuditBuffer>,
     /// The maximum number of lines in memory.
     capacity: usize,
-    gathered: aggregate::RefusalAggregator,
+    gathered: refusal_aggregation::RefusalAggregator,
     file: Option<AuditWriter>,
     on_failure: AuditFailurePolicy,
     /// The number of lines so far, for readers that follow the log.
@@ -190,7 +190,7 @@ impl AuditLog {
         Self {
             lines: Mutex::default(),
             capacity: most.max(1),
-            gathered: aggregate::RefusalAggregator::default(),
+            gathered: refusal_aggregation::RefusalAggregator::default(),
             file: None,
             on_failure: AuditFailurePolicy::default(),
             appended: watch::Sender::default(),
@@ -201,14 +201,14 @@ impl AuditLog {
     ///
     /// # Errors
     /// If the file cannot be opened for appending.
-    pub fn to_file(self, path: &Path, clock: Clock) -> std::io::Result<Self> {
+    pub fn with_file(self, path: &Path, clock: Clock) -> std::io::Result<Self> {
         let file = AuditWriter::start(FileSink::open(path)?, path, clock)?;
         Ok(Self { file: Some(file), ..self })
     }
 
     /// Sets the policy for the time while the file cannot be written.
     #[must_use]
-    pub fn on_failure(self, on_failure: AuditFailurePolicy) -> Self {
+    pub fn with_failure_policy(self, on_failure: AuditFailurePolicy) -> Self {
         Self { on_failure, ..self }
     }
 
@@ -239,9 +239,9 @@ impl AuditLog {
     }
 
     /// Opens the file again: log rotation may have replaced it.
-    pub fn reopen(&self) {
+    pub fn reopen_file(&self) {
         if let Some(file) = &self.file {
-            file.reopen();
+            file.request_reopen();
         }
     }
 
@@ -254,14 +254,14 @@ impl AuditLog {
         }
     }
 
-    fn lines(&self) -> MutexGuard<'_, AuditBuffer> {
+    fn lock_lines(&self) -> MutexGuard<'_, AuditBuffer> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn stats(&self) -> AuditStats {
-        let (kept_max, gathered) = (self.capacity, self.gathered.count());
+        let (kept_max, gathered) = (self.capacity, self.gathered.aggregated_count());
         let file = self.file.as_ref().map(AuditWriter::stats).unwrap_or_default();
-        let lines = self.lines();
+        let lines = self.lock_lines();
         let kept = lines.kept.len();
         let dropped = lines.last.saturating_sub(kept as u64);
         AuditStats { lines: lines.counts, kept, kept_max, dropped, file, gathered }
@@ -280,8 +280,8 @@ impl AuditLog {
         times: u64,
     ) {
         let AuditEntry { actor, role, job, act, subject, reason } = deed;
-        let (subject, detail) = (truncate(subject), truncate(detail));
-        let mut lines = self.lines();
+        let (subject, detail) = (truncate_to_line(subject), truncate_to_line(detail));
+        let mut lines = self.lock_lines();
         lines.last += 1;
         lines.counts[outcome as usize] += 1;
         let (number, act) = (lines.last, act.to_owned());
@@ -296,12 +296,12 @@ impl AuditLog {
             outcome = outcome.name(),
             times,
             "{}: {}",
-            crate::text::one_line(&line.subject),
-            crate::text::one_line(&line.detail)
+            crate::text::escape_to_one_line(&line.subject),
+            crate::text::escape_to_one_line(&line.detail)
         );
         // The held lock keeps the lines in the order of their numbers. `push` never blocks.
         if let Some(file) = &self.file {
-            file.push(&line);
+            file.queue_line(&line);
         }
         lines.kept.push_back(line);
         if lines.kept.len() > self.capacity {
@@ -316,13 +316,18 @@ impl AuditLog {
     }
 
     /// Returns the latest `limit` lines for which `wanted` holds, the latest first.
-    pub(crate) fn latest(&self, limit: usize, wanted: impl Fn(&AuditLine) -> bool) -> Vec<AuditLine> {
-        let lines = self.lines();
+    pub(crate) fn latest_lines(&self, limit: usize, wanted: impl Fn(&AuditLine) -> bool) -> Vec<AuditLine> {
+        let lines = self.lock_lines();
         lines.kept.iter().rev().filter(|line| wanted(line)).take(limit).cloned().collect()
     }
 
-    pub(crate) fn page(&self, after: u64, limit: usize, wanted: impl Fn(&AuditLine) -> bool) -> AuditPage {
-        let lines = self.lines();
+    pub(crate) fn page_after(
+        &self,
+        after: u64,
+        limit: usize,
+        wanted: impl Fn(&AuditLine) -> bool,
+    ) -> AuditPage {
+        let lines = self.lock_lines();
         let gap = lines.kept.front().is_some_and(|first| first.number > after.saturating_add(1));
         let mut page = AuditPage { lines: Vec::new(), next: after.max(lines.last), gap };
         for line in lines.kept.iter().filter(|line| line.number > after && wanted(line)) {
@@ -337,7 +342,7 @@ impl AuditLog {
 }
 
 /// Truncates a text to the length that a line may hold: requests may be long, and many lines are kept.
-fn truncate(mut text: String) -> String {
+fn truncate_to_line(mut text: String) -> String {
     const MOST: usize = 1 << 10;
     if text.len() > MOST {
         text.truncate(text.floor_char_boundary(MOST));
@@ -356,7 +361,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("muster-audit-{}", std::process::id()));
         std::fs::write(&path, "earlier\n").unwrap();
         const LINES_KEPT: usize = 8;
-        let audit = AuditLog::new(LINES_KEPT).to_file(&path, Clock::start()).unwrap();
+        let audit = AuditLog::new(LINES_KEPT).with_file(&path, Clock::start()).unwrap();
         let deed = |subject: &str| AuditEntry {
             actor: Actor { who: "alice".into(), address: None, means: ActorOrigin::Api },
             role: Some(Role::Operator),
@@ -367,9 +372,9 @@ mod tests {
         };
         audit.record(Timestamp(1), deed("task 1"), AuditOutcome::Done, "exclusion 1".into());
         audit.record(Timestamp(2), deed("task 2"), AuditOutcome::Refused, "no".into());
-        let page = audit.page(0, 1, |_| true);
+        let page = audit.page_after(0, 1, |_| true);
         assert_eq!((page.lines[0].subject.as_str(), page.next), ("task 1", 1));
-        let page = audit.page(1, 10, |_| true);
+        let page = audit.page_after(1, 10, |_| true);
         assert_eq!((page.lines[0].number, page.next, page.gap), (2, 2, false));
         audit.wait_durable().await;
         let text = std::fs::read_to_string(&path).unwrap();
@@ -378,12 +383,12 @@ mod tests {
         assert_eq!((lines.len(), lines[0]), (3, "earlier"), "{text}");
         assert!(lines[2].contains("\"outcome\":\"refused\""), "{text}");
         audit.record(Timestamp(3), deed(&"ü".repeat(9_999)), AuditOutcome::Done, String::new());
-        let long = audit.page(2, 1, |_| true).lines.remove(0);
+        let long = audit.page_after(2, 1, |_| true).lines.remove(0);
         assert!(long.subject.len() < 1_100 && long.subject.ends_with('…'));
         for _ in 0..LINES_KEPT {
             audit.record(Timestamp(3), deed("x"), AuditOutcome::Done, String::new());
         }
-        assert!(audit.page(0, 1, |_| true).gap);
+        assert!(audit.page_after(0, 1, |_| true).gap);
         let figures = audit.stats();
         assert_eq!((figures.kept, figures.kept_max), (LINES_KEPT, LINES_KEPT));
         assert_eq!((figures.lines, figures.dropped, figures.file.lost), ([10, 1], 3, 0));

@@ -1,13 +1,14 @@
-//! Writes audit lines to the file, on a thread of its own.
+//! Writes audit lines to the file on a separate thread.
 //!
-//! No client waits for the disk here: lines go into a bounded queue, and the thread writes and syncs them in order,
-//! many at once if many wait. A write that fails is tried again until it succeeds. A line that finds the queue full
-//! is lost for the file, is counted, and is reported by a line of its own in the place where it is missing. Begin
-//! at [`AuditWriter`].
+//! Adding a line does not wait for the disk. Lines go into a bounded queue. The thread writes and syncs the lines
+//! in order; if many lines wait, it writes many at once. If a write fails, it is tried again until it succeeds. If
+//! the queue is full, a new line is dropped and counted as lost. Another line, written in place of the lost lines,
+//! reports which ones are missing. Begin at [`AuditWriter`].
 //!
-//! The file is opened without blocking. It is opened again when another file is at its path (rotation), and on
-//! SIGHUP. A named pipe is taken if it has a reader; a reader that does not read is a write that fails. After a
-//! failed sync the lines of that sync are written again, so they may stand there twice, with the same number.
+//! The file is opened without blocking. It is opened again on SIGHUP, and when its path leads to another file
+//! (rotation). The path may be a named pipe if a process reads from the pipe. If that process stops reading, the
+//! write counts as failed. After a failed sync, the lines of that sync are written again. So a line may be in the
+//! file twice, with the same number.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -39,7 +40,7 @@ const HANG_AFTER: Duration = Duration::from_secs(1);
 pub(super) trait AuditSink: Send + 'static {
     /// Opens the present file at the path if it is another one than before, or in any case if `reopen` is
     /// set. Returns whether the file is another one.
-    fn refresh(&mut self, reopen: bool) -> io::Result<bool>;
+    fn reopen_if_moved(&mut self, reopen: bool) -> io::Result<bool>;
     /// Writes a part of `bytes` and returns its length.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize>;
     /// Returns when everything that was written is on the disk.
@@ -58,11 +59,11 @@ impl FileSink {
     /// # Errors
     /// If it cannot be opened for appending, for example because it is a named pipe without a reader.
     pub fn open(path: &Path) -> io::Result<Self> {
-        Ok(Self { path: path.to_owned(), file: open(path)? })
+        Ok(Self { path: path.to_owned(), file: open_for_append(path)? })
     }
 }
 
-fn open(path: &Path) -> io::Result<File> {
+fn open_for_append(path: &Path) -> io::Result<File> {
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
     let opened = OpenOptions::new().create(true).append(true).mode(0o640).custom_flags(flags).open(path);
     opened.map_err(|error| {
@@ -76,14 +77,14 @@ fn open(path: &Path) -> io::Result<File> {
 }
 
 impl AuditSink for FileSink {
-    fn refresh(&mut self, reopen: bool) -> io::Result<bool> {
+    fn reopen_if_moved(&mut self, reopen: bool) -> io::Result<bool> {
         let identity = |data: std::fs::Metadata| (data.dev(), data.ino());
         let own = self.file.metadata().map(identity)?;
         let same = std::fs::metadata(&self.path).is_ok_and(|found| identity(found) == own);
         if same && !reopen {
             return Ok(false);
         }
-        self.file = open(&self.path)?;
+        self.file = open_for_append(&self.path)?;
         Ok(self.file.metadata().map(identity)? != own)
     }
 
@@ -166,14 +167,14 @@ impl AuditWriter {
         });
         let own = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("muster-audit".to_owned());
-        thread.spawn(move || own.run(&mut target))?;
+        thread.spawn(move || own.write_queued_lines(&mut target))?;
         Ok(Self(shared))
     }
 
     /// Queues a line. Never blocks.
-    pub fn push(&self, line: &AuditLine) {
-        let mut state = self.0.state();
-        state.push(line, self.0.clock.now());
+    pub fn queue_line(&self, line: &AuditLine) {
+        let mut state = self.0.lock_state();
+        state.queue_or_drop_line(line, self.0.clock.now());
         let waits = state.oldest_wait(self.0.clock.now());
         if waits > HANG_AFTER && state.failing.is_none() && !state.hang_logged {
             state.hang_logged = true;
@@ -186,14 +187,14 @@ impl AuditWriter {
     }
 
     /// Requests that the file is opened again.
-    pub fn reopen(&self) {
-        self.0.state().reopen = true;
+    pub fn request_reopen(&self) {
+        self.0.lock_state().reopen = true;
         self.0.work.notify_one();
     }
 
     /// Returns why lines do not reach the file; `None` if they do.
     pub fn write_error(&self) -> Option<String> {
-        let state = self.0.state();
+        let state = self.0.lock_state();
         let (waits, lines) = (state.oldest_wait(self.0.clock.now()), state.queue.len());
         match &state.failing {
             Some(error) => Some(format!("{error}; {lines} lines wait")),
@@ -207,7 +208,7 @@ impl AuditWriter {
     /// Waits, for `within` at most, until every line that is queued now is on the disk. Returns whether it
     /// is.
     pub async fn wait_durable(&self, within: Duration) -> bool {
-        let last = self.0.state().queue.back().map(|queued| queued.number);
+        let last = self.0.lock_state().queue.back().map(|queued| queued.number);
         let Some(last) = last else { return true };
         let mut durable = self.0.durable.subscribe();
         let reached = durable.wait_for(|durable| *durable >= last);
@@ -215,7 +216,7 @@ impl AuditWriter {
     }
 
     pub fn stats(&self) -> WriterStats {
-        let state = self.0.state();
+        let state = self.0.lock_state();
         let waits = state.oldest_wait(self.0.clock.now());
         WriterStats { queued: state.queue.len(), waits, lost: state.lost }
     }
@@ -223,7 +224,7 @@ impl AuditWriter {
 
 impl Drop for AuditWriter {
     fn drop(&mut self) {
-        self.0.state().stop = true;
+        self.0.lock_state().stop = true;
         self.0.work.notify_one();
     }
 }
@@ -233,7 +234,7 @@ impl WriterState {
         self.queue.front().map_or(Duration::ZERO, |first| now.since(first.at))
     }
 
-    fn push(&mut self, line: &AuditLine, now: Timestamp) {
+    fn queue_or_drop_line(&mut self, line: &AuditLine, now: Timestamp) {
         self.queue_loss_notice(now);
         let queued = self.unreported.is_none() && self.queue_line(line, now);
         if !queued {
@@ -276,7 +277,7 @@ impl WriterState {
     }
 
     /// Returns the bytes of the next lines to write, and their number.
-    fn batch(&self) -> (Vec<u8>, usize) {
+    fn peek_batch(&self) -> (Vec<u8>, usize) {
         let mut bytes = Vec::new();
         let mut lines = 0;
         for queued in &self.queue {
@@ -291,13 +292,13 @@ impl WriterState {
 }
 
 impl WriterShared {
-    fn state(&self) -> MutexGuard<'_, WriterState> {
+    fn lock_state(&self) -> MutexGuard<'_, WriterState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self, target: &mut impl AuditSink) {
+    fn write_queued_lines(&self, target: &mut impl AuditSink) {
         loop {
-            let mut state = self.state();
+            let mut state = self.lock_state();
             while state.queue.is_empty() && !state.stop && !state.reopen {
                 state.queue_loss_notice(self.clock.now());
                 if state.queue.is_empty() {
@@ -307,12 +308,12 @@ impl WriterShared {
             if state.queue.is_empty() && state.stop {
                 return;
             }
-            let ((bytes, lines), reopen) = (state.batch(), std::mem::take(&mut state.reopen));
+            let ((bytes, lines), reopen) = (state.peek_batch(), std::mem::take(&mut state.reopen));
             drop(state);
             if !self.write_until_done(target, &bytes, reopen) {
                 return;
             }
-            let mut state = self.state();
+            let mut state = self.lock_state();
             let state = &mut *state;
             let waited = state.hang_logged;
             (state.failing, state.hang_logged) = (None, false);
@@ -335,7 +336,7 @@ impl WriterShared {
     fn write_until_done(&self, target: &mut impl AuditSink, bytes: &[u8], mut reopen: bool) -> bool {
         let mut written = 0;
         loop {
-            let tried = target.refresh(reopen).and_then(|other| {
+            let tried = target.reopen_if_moved(reopen).and_then(|other| {
                 if other {
                     // After the file was replaced, the new file gets whole lines.
                     let before = bytes.get(..written).unwrap_or_default();
@@ -347,7 +348,7 @@ impl WriterShared {
                 Ok(()) => return true,
                 Err(error) => error,
             };
-            let mut state = self.state();
+            let mut state = self.lock_state();
             if state.failing.is_none() {
                 tracing::error!(file = %self.path.display(), %error, "lines cannot be written to the audit file");
             }
@@ -389,7 +390,7 @@ mod tests {
     }
 
     impl AuditSink for Disk {
-        fn refresh(&mut self, _reopen: bool) -> io::Result<bool> {
+        fn reopen_if_moved(&mut self, _reopen: bool) -> io::Result<bool> {
             Ok(false)
         }
 
@@ -433,7 +434,7 @@ mod tests {
         let (writer, tell, written) = hanging();
         let pushed = QUEUE_LINES as u64 + 100;
         for number in 1..=pushed {
-            writer.push(&line(number));
+            writer.queue_line(&line(number));
         }
         assert!(!writer.wait_durable(Duration::from_millis(10)).await);
         assert_eq!((writer.stats().queued, writer.stats().lost), (QUEUE_LINES, 100));
@@ -453,7 +454,7 @@ mod tests {
         while writer.stats().queued > 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        writer.push(&line(pushed + 1));
+        writer.queue_line(&line(pushed + 1));
         assert!(writer.wait_durable(Duration::from_secs(10)).await);
         assert_eq!(writer.write_error(), None);
         let text = written.lock().unwrap().clone();
@@ -487,9 +488,9 @@ mod tests {
         let mut target = FileSink::open(&path).unwrap();
         let mut written = 0;
         write_rest(&mut target, b"one\n", &mut written).unwrap();
-        assert!(!target.refresh(false).unwrap());
+        assert!(!target.reopen_if_moved(false).unwrap());
         std::fs::rename(&path, folder.join("audit.1")).unwrap();
-        assert!(target.refresh(false).unwrap());
+        assert!(target.reopen_if_moved(false).unwrap());
         written = 0;
         write_rest(&mut target, b"two\n", &mut written).unwrap();
         assert_eq!(std::fs::read_to_string(folder.join("audit.1")).unwrap(), "one\n");

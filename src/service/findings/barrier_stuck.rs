@@ -1,11 +1,12 @@
-//! Detects a barrier that takes far longer than its recent uses.
+//! Detects a barrier that takes far longer than its recent instances.
 //!
-//! It does not name a cause (`stalled_task.rs`). Begin at `detect`.
+//! `stalled_task.rs` detects the tasks that cause such a delay. Begin at `detect`.
 
 use std::time::Duration;
 
-use super::{Detection, Detector, DetectorInput, Severity, count, longest_recent};
+use super::{Detection, Detector, DetectorInput, Severity, longest_recent_duration};
 use crate::coordination::{BarrierKind, BarrierObservation, RunState};
+use crate::text::format_count;
 
 /// The minimum wait before a barrier counts as stuck.
 const MIN_WAIT: Duration = Duration::from_secs(60);
@@ -28,18 +29,22 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
         return None;
     }
     let old = |barrier: &&BarrierObservation| {
-        let limit = MIN_WAIT.max(longest_recent(seen, &barrier.id) * SLOWNESS_FACTOR);
+        let limit = MIN_WAIT.max(longest_recent_duration(seen, &barrier.id) * SLOWNESS_FACTOR);
         barrier.kind != BarrierKind::Registration && seen.seen_at.since(barrier.since) >= limit
     };
     let barrier = seen.barriers.iter().filter(old).min_by_key(|barrier| barrier.since)?;
     let waited = seen.seen_at.since(barrier.since);
-    let missing = count(barrier.missing, "task is missing", "tasks are missing");
+    let missing = format_count(barrier.missing, "task is missing", "tasks are missing");
     let summary_without_tasks = format!("{}; {missing}", arrival_summary(barrier));
-    let limit = MIN_WAIT.max(longest_recent(seen, &barrier.id) * SLOWNESS_FACTOR).as_secs_f64();
+    let limit = MIN_WAIT.max(longest_recent_duration(seen, &barrier.id) * SLOWNESS_FACTOR).as_secs_f64();
     Some(
         Detection::at_barrier(summary_without_tasks, barrier.since, barrier)
-            .with("waited, in seconds", waited.as_secs_f64(), limit)
-            .with("missing members", f64::from(u32::try_from(barrier.missing).unwrap_or(u32::MAX)), 0.0),
+            .with_evidence("waited, in seconds", waited.as_secs_f64(), limit)
+            .with_evidence(
+                "missing members",
+                f64::from(u32::try_from(barrier.missing).unwrap_or(u32::MAX)),
+                0.0,
+            ),
     )
 }
 

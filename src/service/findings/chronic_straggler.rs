@@ -1,9 +1,10 @@
 //! Detects a task that arrives late at nearly every barrier.
 //!
-//! It does not detect a task that does not arrive (`stalled_task.rs`). Begin at `detect`.
+//! `stalled_task.rs` detects a task that does not arrive at all. Begin at `detect`.
 
-use super::{Detection, Detector, DetectorInput, Severity, count};
+use super::{Detection, Detector, DetectorInput, Severity};
 use crate::coordination::{RunState, StragglerView, TaskId, TaskObservation};
+use crate::text::{format_count, micros_to_seconds};
 
 /// The straggler score from which a task counts as habitually late; `coordination` defines the score in
 /// `straggler_stats.rs`.
@@ -54,22 +55,22 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
         ),
     };
     let since = seen.started_at.unwrap_or(seen.opened_at);
-    let title = count(ids.len(), "task is late", "tasks are late") + " at every barrier";
+    let title = format_count(ids.len(), "task is late", "tasks are late") + " at every barrier";
     Some(
         Detection::new(summary_without_tasks, since, ids)
             .with_title(title)
-            .with("score of the latest", score, SCORE_MIN)
-            .with(
+            .with_evidence("score of the latest", score, SCORE_MIN)
+            .with_evidence(
                 "its usual lateness, in seconds",
-                seconds(lateness_us),
-                seconds(StragglerView::SIGNIFICANT_LATENESS_US),
+                micros_to_seconds(lateness_us),
+                micros_to_seconds(StragglerView::SIGNIFICANT_LATENESS_US),
             )
-            .with(
+            .with_evidence(
                 "more than at its best, in seconds",
-                seconds(worst.behind_best_us()),
-                seconds(StragglerView::SIGNIFICANT_LATENESS_US),
+                micros_to_seconds(worst.behind_best_us()),
+                micros_to_seconds(StragglerView::SIGNIFICANT_LATENESS_US),
             )
-            .with("recent barriers at which it was last, as a part", worst.recent_last_ratio(), 0.0),
+            .with_evidence("recent barriers at which it was last, as a part", worst.recent_last_ratio(), 0.0),
     )
 }
 
@@ -81,10 +82,4 @@ fn is_chronic(it: &StragglerView, tasks: usize) -> bool {
         && it.score >= SCORE_MIN
         && it.lateness_us >= StragglerView::SIGNIFICANT_LATENESS_US
         && it.recent_last_ratio() >= enough
-}
-
-/// Converts microseconds to seconds.
-#[expect(clippy::cast_precision_loss, reason = "for people")]
-fn seconds(us: u64) -> f64 {
-    us as f64 / 1e6
 }

@@ -1,15 +1,17 @@
-//! Detects a host clock that differs from the service's.
+//! Detects a host whose clock differs from the service's clock.
 //!
-//! Only the clocks of native workers are compared, because nothing on JAX's wire carries a client's time. Each host
-//! has one vote; if most hosts disagree with the service in the same way, the finding names the service's clock.
+//! Only the clocks of native workers are compared, because no message of JAX contains the client's time. If most
+//! hosts differ from the service in the same way, the finding names the service's clock as wrong. In this
+//! comparison each host counts once.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::{Detection, Detector, DetectorInput, Severity, format_span};
+use super::{Detection, Detector, DetectorInput, Severity};
 use crate::coordination::TaskId;
-use crate::reports::ClockReading;
+use crate::service::reports::ClockReading;
+use crate::text::{format_approximate_duration, micros_to_seconds};
 
 /// The offset from which a clock counts as off, in microseconds. Synchronized hosts differ by some
 /// milliseconds.
@@ -40,13 +42,21 @@ fn detect(DetectorInput { job, clocks }: DetectorInput<'_>) -> Option<Detection>
     let mut voices: Vec<i64> = hosts.into_values().map(median).collect();
     let (told, off) = (voices.len(), |ahead: i64| ahead.unsigned_abs() >= LIMIT_US);
     let mut worst: Vec<&(TaskId, ClockReading)> =
-        clocks.iter().filter(|(_, clock)| clock.apart_us() >= LIMIT_US).collect();
-    worst.sort_by_key(|(_, clock)| std::cmp::Reverse(clock.apart_us()));
-    let furthest = ClockReading::furthest(worst.iter().map(|(_, clock)| *clock))?;
+        clocks.iter().filter(|(_, clock)| clock.min_distance_us() >= LIMIT_US).collect();
+    worst.sort_by_key(|(_, clock)| std::cmp::Reverse(clock.min_distance_us()));
+    let furthest = ClockReading::furthest_from_service(worst.iter().map(|(_, clock)| *clock))?;
     let evidence = |found: Detection| {
         found
-            .with("furthest from the server's clock, in seconds", furthest.ahead_seconds(), seconds(LIMIT_US))
-            .with("uncertainty of that, in seconds", seconds(furthest.within_us), seconds(LIMIT_US))
+            .with_evidence(
+                "furthest from the server's clock, in seconds",
+                furthest.ahead_seconds(),
+                micros_to_seconds(LIMIT_US),
+            )
+            .with_evidence(
+                "uncertainty of that, in seconds",
+                micros_to_seconds(furthest.within_us),
+                micros_to_seconds(LIMIT_US),
+            )
     };
     voices.sort_unstable();
     let most = voices[told / 2];
@@ -55,12 +65,12 @@ fn detect(DetectorInput { job, clocks }: DetectorInput<'_>) -> Option<Detection>
     if told >= HOSTS_MIN && off(most) && agree {
         let summary_without_tasks = format!(
             "the clock of this server is {} those of most of {told} hosts, which agree; check the server's host",
-            relation(most.saturating_neg())
+            relation_text(most.saturating_neg())
         );
         return Some(evidence(Detection::new(summary_without_tasks, job.seen_at, Vec::new())));
     }
     let tasks: Vec<TaskId> = worst.iter().map(|(task, _)| *task).collect();
-    let apart = relation(furthest.ahead_us);
+    let apart = relation_text(furthest.ahead_us);
     let summary_without_tasks = match tasks.len() {
         1 => format!("the clock of 1 task is {apart} the server's"),
         many => format!("the clocks of {many} tasks are off, one of them {apart} the server's"),
@@ -73,11 +83,7 @@ fn median(mut values: Vec<i64>) -> i64 {
     values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
-fn relation(ahead_us: i64) -> String {
-    let apart = format_span(Duration::from_micros(ahead_us.unsigned_abs()));
+fn relation_text(ahead_us: i64) -> String {
+    let apart = format_approximate_duration(Duration::from_micros(ahead_us.unsigned_abs()));
     if ahead_us < 0 { format!("{apart} behind") } else { format!("{apart} ahead of") }
-}
-
-fn seconds(micros: u64) -> f64 {
-    Duration::from_micros(micros).as_secs_f64()
 }

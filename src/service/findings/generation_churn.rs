@@ -1,11 +1,12 @@
 //! Detects several failed runs in a row.
 //!
-//! It does not detect restarts within a run (`restart_storm.rs`). Begin at `detect`.
+//! `restart_storm.rs` detects restarts within one run. Begin at `detect`.
 
 use std::time::Duration;
 
-use super::{Detection, Detector, DetectorInput, Severity, format_span};
+use super::{Detection, Detector, DetectorInput, Severity};
 use crate::coordination::RunOutcome;
+use crate::text::format_approximate_duration;
 
 /// The window in which failed runs are counted.
 const WINDOW: Duration = Duration::from_secs(60 * 60);
@@ -35,11 +36,11 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     let summary = format!(
         "{} runs failed within {}; the current run is run {}",
         failed.len(),
-        format_span(seen.seen_at.since(since)),
+        format_approximate_duration(seen.seen_at.since(since)),
         seen.run
     );
     let number = |n: usize| f64::from(u32::try_from(n).unwrap_or(u32::MAX));
-    Some(Detection::new(summary, since, Vec::new()).with(
+    Some(Detection::new(summary, since, Vec::new()).with_evidence(
         "failed runs within an hour",
         number(failed.len()),
         number(FAILED_RUNS_MIN),

@@ -1,11 +1,12 @@
-//! Detects heartbeats that come close to the timeout.
+//! Detects a task whose gaps between heartbeats come close to the heartbeat timeout.
 //!
-//! It does not detect lost tasks (`coordination`). Begin at `detect`.
+//! `coordination` detects lost tasks. Begin at `detect`.
 
 use std::time::Duration;
 
-use super::{Detection, Detector, DetectorInput, Severity, count, format_span};
+use super::{Detection, Detector, DetectorInput, Severity};
 use crate::coordination::{RunState, TaskId, TaskObservation, TaskPhase};
+use crate::text::{format_approximate_duration, format_count};
 
 /// The share of the timeout from which a gap is too long. Clients send a heartbeat at half of the timeout.
 const TIMEOUT_SHARE: f64 = 0.75;
@@ -48,14 +49,14 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     let ids: Vec<TaskId> = tasks.iter().map(|task| task.task).collect();
     let summary_without_tasks = format!(
         "heartbeats of {} are up to {} apart; a task fails after {} without one",
-        count(ids.len(), "task", "tasks"),
-        format_span(gap(worst)),
-        format_span(timeout),
+        format_count(ids.len(), "task", "tasks"),
+        format_approximate_duration(gap(worst)),
+        format_approximate_duration(timeout),
     );
     let usual = Duration::from_micros(worst.interval_us).as_secs_f64();
     Some(
         Detection::new(summary_without_tasks, seen.seen_at, ids)
-            .with("longest recent gap, in seconds", gap(worst).as_secs_f64(), limit.as_secs_f64())
-            .with("its usual interval, in seconds", usual, timeout.as_secs_f64() / 2.0),
+            .with_evidence("longest recent gap, in seconds", gap(worst).as_secs_f64(), limit.as_secs_f64())
+            .with_evidence("its usual interval, in seconds", usual, timeout.as_secs_f64() / 2.0),
     )
 }

@@ -1,15 +1,14 @@
 //! Writes the open findings as metrics.
 //!
-//! It does not count how often a finding was opened: `telemetry::metrics::EventCounters` does. Begin at
-//! [`FindingMetrics`].
+//! `telemetry::metrics::EventCounters` counts how often findings are opened. Begin at [`FindingMetrics`].
 
 use std::sync::Arc;
 
-use super::{CATALOGUE, FindingStore, hold};
+use super::{CATALOGUE, FindingStore, findings_that_hold};
 use crate::coordination::JobObservation;
 use crate::engine::Engine;
-use crate::reports::ReportStore;
-use crate::telemetry::metrics::{MetricSource, Scrape, catalogue as metric};
+use crate::service::reports::ReportStore;
+use crate::telemetry::metrics::{MetricSource, ScrapeSamples, catalogue as metric};
 
 /// The metrics of the findings of every job.
 pub struct FindingMetrics {
@@ -22,19 +21,15 @@ pub struct FindingMetrics {
 }
 
 impl MetricSource for FindingMetrics {
-    fn show(&self, page: &mut Scrape) {
-        page.write_timestamp(&metric::FINDINGS_LOOKED, &[], self.findings.looked_at());
+    fn write_samples(&self, page: &mut ScrapeSamples) {
+        page.add_timestamp(&metric::FINDINGS_LOOKED, &[], self.findings.last_checked_at());
     }
 
-    fn show_job(&self, seen: &JobObservation, page: &mut Scrape) {
-        let open = if self.findings.has_open(seen.job) {
-            hold(&self.engine, &self.reports, &self.findings, seen)
-        } else {
-            Vec::new()
-        };
+    fn write_job_samples(&self, seen: &JobObservation, page: &mut ScrapeSamples) {
+        let open = findings_that_hold(&self.engine, &self.reports, &self.findings, seen);
         for finding in CATALOGUE {
             let holds = open.iter().any(|open| *open.id == *finding.id);
-            page.count(&metric::FINDINGS, &[seen.name.as_str(), finding.id], u64::from(holds));
+            page.add_count(&metric::FINDINGS, &[seen.name.as_str(), finding.id], u64::from(holds));
         }
     }
 }

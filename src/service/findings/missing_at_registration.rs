@@ -36,7 +36,7 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     let left = barrier.deadline.since(seen.seen_at).as_secs_f64();
     Some(
         Detection::at_barrier(summary_without_tasks, barrier.since, barrier)
-            .with("waited, in seconds", waited.as_secs_f64(), MIN_WAIT.as_secs_f64())
-            .with("left until the registration fails, in seconds", left, 0.0),
+            .with_evidence("waited, in seconds", waited.as_secs_f64(), MIN_WAIT.as_secs_f64())
+            .with_evidence("left until the registration fails, in seconds", left, 0.0),
     )
 }

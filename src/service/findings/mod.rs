@@ -1,10 +1,10 @@
 //! Findings: conclusions from measurements, for people and for automatic exclusion.
 //!
-//! Detectors are pure functions of [`DetectorInput`], one file each; [`watch`] runs them once a second over a copy of the
-//! numbers, because findings are about seconds and minutes. [`FindingStore`] keeps open and closed findings. Nothing
-//! here acts: `remedy.rs` says which exclusion a job's own settings ask for ([`Remedy`]), and `service::Operations`
-//! performs it like an operator's, with the same audit and the same refusals. Begin at [`watch`], then
-//! [`CATALOGUE`].
+//! Each detector is a pure function of [`DetectorInput`], in a file of its own. [`watch_jobs`] runs all detectors
+//! once a second on a copy of the measurements. [`FindingStore`] holds open and closed findings. This module
+//! changes no job. If the settings of a job permit an automatic exclusion, `automatic_exclusion.rs` returns an
+//! [`AutomaticExclusion`]. `service::Operations` performs it like the exclusion of an operator, with the same audit
+//! and the same refusals. Begin at [`watch_jobs`], then [`CATALOGUE`].
 //!
 //! | file | finding |
 //! | --- | --- |
@@ -18,18 +18,18 @@
 //! | `nearly_full.rs` | a bound is nearly reached |
 //! | `clock_off.rs` | the clock of a host differs from the service's |
 
+mod automatic_exclusion;
 mod barrier_stuck;
 mod chronic_straggler;
 mod clock_off;
+mod finding_store;
 mod generation_churn;
 mod heartbeat_gaps;
 mod metrics;
 mod missing_at_registration;
 mod nearly_full;
-mod remedy;
 mod restart_storm;
 mod stalled_task;
-mod store;
 #[cfg(test)]
 mod tests;
 
@@ -39,15 +39,15 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+pub use automatic_exclusion::AutomaticExclusion;
+pub use finding_store::{Finding, FindingStore, FindingTransition};
 pub use metrics::FindingMetrics;
-pub use remedy::Remedy;
-pub use store::{Finding, FindingStore, Transition};
 
 use crate::coordination::{
-    BarrierKind, BarrierObservation, BarrierOutcome, FindingNote, JobId, JobObservation, TaskId, Timestamp,
+    BarrierKind, BarrierObservation, BarrierOutcome, FindingChange, JobId, JobObservation, TaskId, Timestamp,
 };
 use crate::engine::Engine;
-use crate::reports::{self, ClockReading};
+use crate::service::reports::{self, ClockReading};
 
 /// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
@@ -113,7 +113,7 @@ pub static CATALOGUE: &[&Detector] = &[
 ];
 
 /// Returns the names of every kind of finding, as in events, metrics and addresses.
-pub fn ids() -> impl Iterator<Item = &'static str> {
+pub fn finding_ids() -> impl Iterator<Item = &'static str> {
     CATALOGUE.iter().map(|detector| detector.id)
 }
 
@@ -179,7 +179,7 @@ impl Detection {
         self
     }
 
-    fn with(mut self, what: &str, is: f64, limit: f64) -> Self {
+    fn with_evidence(mut self, what: &str, is: f64, limit: f64) -> Self {
         self.evidence.push(Evidence { what: what.to_owned(), is, limit });
         self
     }
@@ -187,20 +187,20 @@ impl Detection {
 
 /// Runs all detectors on a job.
 #[must_use]
-pub fn detect(seen: DetectorInput<'_>) -> Vec<(&'static Detector, Detection)> {
+pub fn run_detectors(seen: DetectorInput<'_>) -> Vec<(&'static Detector, Detection)> {
     CATALOGUE.iter().filter_map(|detector| Some((*detector, (detector.detect)(seen)?))).collect()
 }
 
 /// Runs the detectors once a second for as long as it is polled, and passes the resulting remedies to
 /// `apply`.
-pub async fn watch(
+pub async fn watch_jobs(
     engine: Arc<Engine>,
     reports: Arc<reports::ReportStore>,
     board: Arc<FindingStore>,
-    apply: impl Fn(Remedy) + Send,
+    apply: impl Fn(AutomaticExclusion) + Send,
 ) {
     loop {
-        for remedy in check_all(&engine, &reports, &board) {
+        for remedy in check_all_jobs(&engine, &reports, &board) {
             apply(remedy);
         }
         tokio::time::sleep(CHECK_INTERVAL).await;
@@ -208,31 +208,35 @@ pub async fn watch(
 }
 
 /// Runs the detectors once on every job. Returns the remedies that the settings of jobs ask for.
-pub fn check_all(engine: &Engine, reports: &reports::ReportStore, board: &FindingStore) -> Vec<Remedy> {
+pub fn check_all_jobs(
+    engine: &Engine,
+    reports: &reports::ReportStore,
+    board: &FindingStore,
+) -> Vec<AutomaticExclusion> {
     let mut remedies = Vec::new();
     let jobs: Vec<JobId> = engine.read(|core, _| core.jobs().map(|(job, _)| job).collect());
     board.retain_jobs(|job| jobs.contains(&job));
     for job in jobs {
-        let Some(seen) = engine.read(|core, now| core.observe(job, now)) else { continue };
-        let clocks = clocks(engine, reports, &seen);
-        for transition in board.update(&seen, detect(DetectorInput { job: &seen, clocks: &clocks })) {
+        let Some(seen) = engine.read(|core, now| core.observe_job(job, now)) else { continue };
+        let clocks = worker_clocks(engine, reports, &seen);
+        for transition in board.update(&seen, run_detectors(DetectorInput { job: &seen, clocks: &clocks })) {
             let (open, finding) = match transition {
-                Transition::Opened(finding) => (true, finding),
-                Transition::Closed(finding) => (false, finding),
+                FindingTransition::Opened(finding) => (true, finding),
+                FindingTransition::Closed(finding) => (false, finding),
             };
             if open {
-                remedies.extend(remedy::remedy(engine, job, &finding));
+                remedies.extend(automatic_exclusion::exclusion_for(engine, job, &finding));
             }
             let (title, summary) = (&finding.title, &finding.summary);
             let reason =
                 if open { format!("{title}: {summary}") } else { format!("ended: {title}: {summary}") };
             engine.record_finding(
                 job,
-                FindingNote { finding: finding.id.clone(), open, tasks: finding.tasks, reason },
+                FindingChange { finding: finding.id.clone(), open, tasks: finding.tasks, reason },
             );
         }
     }
-    board.last_checked(engine.clock().now());
+    board.record_check(engine.clock().now());
     remedies
 }
 
@@ -243,62 +247,54 @@ pub fn check_all(engine: &Engine, reports: &reports::ReportStore, board: &Findin
 /// finding. This function runs the detectors again and leaves out the findings that do not hold at this
 /// moment, so that no page shows a condition that is over.
 #[must_use]
-pub fn present(
+pub fn current_findings(
     engine: &Engine,
     reports: &reports::ReportStore,
     board: &FindingStore,
     job: JobId,
 ) -> (Vec<Finding>, Vec<Finding>) {
-    let seen = if board.has_open(job) { engine.read(|core, now| core.observe(job, now)) } else { None };
-    (seen.map_or_else(Vec::new, |seen| hold(engine, reports, board, &seen)), board.closed(job))
+    let seen = if board.has_open(job) { engine.read(|core, now| core.observe_job(job, now)) } else { None };
+    (
+        seen.map_or_else(Vec::new, |seen| findings_that_hold(engine, reports, board, &seen)),
+        board.closed_findings(job),
+    )
 }
 
-/// Returns the open findings of a job that hold in the state `seen`.
+/// Returns the open findings of a job that hold in the state `seen`. The detectors run only if the job has open
+/// findings.
 #[must_use]
-pub fn hold(
+pub fn findings_that_hold(
     engine: &Engine,
     reports: &reports::ReportStore,
     board: &FindingStore,
     seen: &JobObservation,
 ) -> Vec<Finding> {
-    let clocks = clocks(engine, reports, seen);
-    board.hold(seen, detect(DetectorInput { job: seen, clocks: &clocks }))
+    if !board.has_open(seen.job) {
+        return Vec::new();
+    }
+    let clocks = worker_clocks(engine, reports, seen);
+    board.open_among(seen, run_detectors(DetectorInput { job: seen, clocks: &clocks }))
 }
 
 /// Returns the clocks that a job's workers report.
-fn clocks(
+fn worker_clocks(
     engine: &Engine,
     reports: &reports::ReportStore,
     seen: &JobObservation,
 ) -> Vec<(TaskId, ClockReading)> {
-    if !reports.has(seen.job, seen.run) {
+    if !reports.has_run_reports(seen.job, seen.run) {
         return Vec::new();
     }
     let roster = engine.read(|core, _| core.job(seen.job).map(|job| job.task_incarnations()));
-    roster.map_or_else(Vec::new, |roster| reports.clocks(seen.job, &roster))
-}
-
-/// Returns a number with its noun.
-fn count(number: usize, one: &str, many: &str) -> String {
-    if number == 1 { format!("1 {one}") } else { format!("{number} {many}") }
+    roster.map_or_else(Vec::new, |roster| reports.worker_clocks(seen.job, &roster))
 }
 
 /// Returns the longest duration of recent passed barriers with this id.
-fn longest_recent(seen: &JobObservation, id: &str) -> Duration {
+fn longest_recent_duration(seen: &JobObservation, id: &str) -> Duration {
     let passed = seen.recent.iter().filter(|record| {
         record.kind == BarrierKind::Client
             && record.outcome == BarrierOutcome::Passed
             && record.id.as_ref() == id
     });
     passed.map(|record| record.ended.since(record.began)).max().unwrap_or_default()
-}
-
-/// Formats a duration: whole seconds from a minute on, tenths below.
-fn format_span(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    match seconds {
-        0..60 => format!("{:.1} s", duration.as_secs_f64()),
-        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
-        _ => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
-    }
 }

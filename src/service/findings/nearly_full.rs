@@ -1,4 +1,4 @@
-//! Detects a limit of a job that is nearly reached.
+//! Detects that a job has nearly reached one of its limits.
 //!
 //! Begin at `detect`.
 
@@ -20,7 +20,7 @@ pub(super) static DETECTOR: Detector = Detector {
 };
 
 #[expect(clippy::cast_precision_loss, reason = "for people")]
-fn part(bound: &BoundUsage) -> Option<f64> {
+fn used_fraction(bound: &BoundUsage) -> Option<f64> {
     let used = bound.used.filter(|_| !bound.is_rolling && bound.limit > 0)?;
     Some(used as f64 / bound.limit as f64).filter(|part| *part >= NEARLY_FULL_SHARE)
 }
@@ -28,12 +28,12 @@ fn part(bound: &BoundUsage) -> Option<f64> {
 #[expect(clippy::cast_precision_loss, reason = "for people")]
 fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detection> {
     let mut full: Vec<(f64, &BoundUsage)> =
-        seen.bounds.iter().filter_map(|bound| Some((part(bound)?, bound))).collect();
+        seen.bounds.iter().filter_map(|bound| Some((used_fraction(bound)?, bound))).collect();
     full.sort_by(|a, b| b.0.total_cmp(&a.0));
     let (_, fullest) = full.first()?;
     let summary = format!(
         "{} of bounds.{} is in use: {} of {}",
-        percent(full[0].0),
+        format_percent(full[0].0),
         fullest.name,
         fullest.used.unwrap_or_default(),
         fullest.limit
@@ -41,11 +41,15 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     let mut found = Detection::new(summary, seen.seen_at, Vec::new());
     for (_, bound) in full {
         let used = bound.used.unwrap_or_default() as f64;
-        found = found.with(&format!("bounds.{}", bound.name), used, NEARLY_FULL_SHARE * bound.limit as f64);
+        found = found.with_evidence(
+            &format!("bounds.{}", bound.name),
+            used,
+            NEARLY_FULL_SHARE * bound.limit as f64,
+        );
     }
     Some(found)
 }
 
-fn percent(part: f64) -> String {
+fn format_percent(part: f64) -> String {
     format!("{:.0} %", part * 100.0)
 }

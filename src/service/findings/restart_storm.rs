@@ -1,11 +1,12 @@
 //! Detects repeated restarts within one run.
 //!
-//! It does not detect failed runs (`generation_churn.rs`). Begin at `detect`.
+//! `generation_churn.rs` detects failed runs. Begin at `detect`.
 
 use std::time::Duration;
 
-use super::{Detection, Detector, DetectorInput, Severity, count};
+use super::{Detection, Detector, DetectorInput, Severity};
 use crate::coordination::{TaskId, TaskObservation};
+use crate::text::format_count;
 
 /// The window in which returns of tasks are counted.
 const WINDOW: Duration = Duration::from_secs(10 * 60);
@@ -44,7 +45,7 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     let ids: Vec<TaskId> = back.iter().map(|task| task.task).collect();
     // The task with the most restarts is named first.
     let worst = ids.first().copied().unwrap_or_default();
-    let times = count(most, "restart", "restarts");
+    let times = format_count(most, "restart", "restarts");
     let summary_without_tasks = match back.len() {
         1 => format!("task {worst} restarted in the last ten minutes: {times} in this run"),
         many => format!(
@@ -54,7 +55,7 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     let number = |n: usize| f64::from(u32::try_from(n).unwrap_or(u32::MAX));
     Some(
         Detection::new(summary_without_tasks, since, ids)
-            .with("tasks that restarted within ten minutes", number(back.len()), number(many))
-            .with("restarts of one of them", number(most), number(LIVES_MIN)),
+            .with_evidence("tasks that restarted within ten minutes", number(back.len()), number(many))
+            .with_evidence("restarts of one of them", number(most), number(LIVES_MIN)),
     )
 }

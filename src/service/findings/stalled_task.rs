@@ -1,14 +1,15 @@
 //! Detects connected tasks that have not reached a barrier at which all others wait.
 //!
-//! It does not detect a slow barrier without a culprit (`barrier_stuck.rs`). Begin at `detect`.
+//! `barrier_stuck.rs` detects a slow barrier for which no single task is responsible. Begin at `detect`.
 
 use std::time::Duration;
 
 use super::barrier_stuck::arrival_summary;
-use super::{Detection, Detector, DetectorInput, Severity, count, format_span, longest_recent};
+use super::{Detection, Detector, DetectorInput, Severity, longest_recent_duration};
 use crate::coordination::{
     BarrierKind, BarrierObservation, JobObservation, RunState, TaskId, TaskPhase, heartbeat_overdue_by,
 };
+use crate::text::{format_approximate_duration, format_count};
 
 /// The minimum time since all other members arrived.
 const MIN_WAIT: Duration = Duration::from_secs(30);
@@ -41,25 +42,30 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
         .min_by_key(|barrier| barrier.last_arrival)?;
     let waited = seen.seen_at.since(barrier.last_arrival);
     let summary_without_tasks =
-        format!("{}; {}", arrival_summary(barrier), heartbeats(seen, &barrier.missing_tasks));
+        format!("{}; {}", arrival_summary(barrier), heartbeat_sentence(seen, &barrier.missing_tasks));
     let heard = barrier.missing_tasks.iter().filter_map(|id| seen.task(*id)?.last_heartbeat).min();
     let silent = heard.map_or(0.0, |heard| seen.seen_at.since(heard).as_secs_f64());
     Some(
         Detection::at_barrier(summary_without_tasks, barrier.last_arrival, barrier)
             .with_title(
-                count(barrier.missing, "task has not reached", "tasks have not reached") + " the barrier",
+                format_count(barrier.missing, "task has not reached", "tasks have not reached")
+                    + " the barrier",
             )
-            .with(
+            .with_evidence(
                 "since the last arrival, in seconds",
                 waited.as_secs_f64(),
                 required_wait(seen, barrier).as_secs_f64(),
             )
-            .with("since its last heartbeat, in seconds", silent, seen.heartbeat_timeout.as_secs_f64()),
+            .with_evidence(
+                "since its last heartbeat, in seconds",
+                silent,
+                seen.heartbeat_timeout.as_secs_f64(),
+            ),
     )
 }
 
 /// Returns a sentence about the heartbeats of tasks that are all connected.
-fn heartbeats(seen: &JobObservation, tasks: &[TaskId]) -> String {
+fn heartbeat_sentence(seen: &JobObservation, tasks: &[TaskId]) -> String {
     let overdue = |id: &TaskId| {
         let task = seen.task(*id)?;
         heartbeat_overdue_by(task.last_heartbeat, task.interval_us, seen.heartbeat_timeout, seen.seen_at)
@@ -68,16 +74,18 @@ fn heartbeats(seen: &JobObservation, tasks: &[TaskId]) -> String {
     match (tasks.len(), silent.iter().max()) {
         (1, None) => "the heartbeats of the missing task continue".to_owned(),
         (_, None) => "the heartbeats of the missing tasks continue".to_owned(),
-        (1, Some(longest)) => format!("the missing task has sent no heartbeat for {}", format_span(*longest)),
+        (1, Some(longest)) => {
+            format!("the missing task has sent no heartbeat for {}", format_approximate_duration(*longest))
+        }
         (_, Some(longest)) => {
-            let tasks = count(silent.len(), "missing task has", "missing tasks have");
-            format!("{tasks} sent no heartbeat for up to {}", format_span(*longest))
+            let tasks = format_count(silent.len(), "missing task has", "missing tasks have");
+            format!("{tasks} sent no heartbeat for up to {}", format_approximate_duration(*longest))
         }
     }
 }
 
 fn required_wait(seen: &JobObservation, barrier: &BarrierObservation) -> Duration {
-    MIN_WAIT.max(longest_recent(seen, &barrier.id) * SLOWNESS_FACTOR)
+    MIN_WAIT.max(longest_recent_duration(seen, &barrier.id) * SLOWNESS_FACTOR)
 }
 
 fn is_stalled(seen: &JobObservation, barrier: &BarrierObservation) -> bool {

@@ -1,4 +1,4 @@
-//! Tests each detector on a job with the condition and on one without it.
+//! Tests each detector on a job that has the condition and on a job that does not.
 //!
 //! Begin at `healthy`.
 
@@ -118,7 +118,7 @@ fn record(seconds: u64) -> BarrierRecord {
 
 /// Runs all detectors on a job whose workers report no clock.
 fn found(job: &JobObservation) -> Vec<(&'static Detector, Detection)> {
-    detect(DetectorInput { job, clocks: &[] })
+    run_detectors(DetectorInput { job, clocks: &[] })
 }
 
 fn ids(seen: &JobObservation) -> Vec<&'static str> {
@@ -185,7 +185,7 @@ fn a_task_that_lives_and_does_not_come_is_stalled() {
     (seen.tasks[6].interval_us, seen.tasks[6].last_heartbeat) = (5_000_000, Some(seconds_ago(43)));
     let found = only(&seen, "stalled-task");
     assert!(
-        found.summary_without_tasks.ends_with("the missing task has sent no heartbeat for 43.0 s"),
+        found.summary_without_tasks.ends_with("the missing task has sent no heartbeat for 43 s"),
         "{}",
         found.summary_without_tasks
     );
@@ -289,18 +289,18 @@ fn a_flickering_condition_is_one_finding_with_two_events() {
         seen.bounds[0].used = Some(if full { 95 } else { 5 });
         board.update(&seen, found(&seen))
     };
-    assert!(matches!(look(0, true)[..], [Transition::Opened(_)]));
+    assert!(matches!(look(0, true)[..], [FindingTransition::Opened(_)]));
     for second in 1..10 {
         assert!(look(second, second % 3 == 0).is_empty(), "after {second} s");
     }
     assert!(board.is_open(JobId(0), "nearly-full-bounds"));
     assert!(look(18, false).is_empty());
     let closed = look(20, false);
-    let [Transition::Closed(finding)] = &closed[..] else { panic!("{closed:?}") };
+    let [FindingTransition::Closed(finding)] = &closed[..] else { panic!("{closed:?}") };
     assert_eq!((finding.since, finding.closed_at), (NOW, Some(Timestamp(NOW.0 + 9_000_000))));
-    assert!(!board.has_open(JobId(0)) && board.closed(JobId(0)).len() == 1);
+    assert!(!board.has_open(JobId(0)) && board.closed_findings(JobId(0)).len() == 1);
     board.retain_jobs(|_| false);
-    assert!(board.closed(JobId(0)).is_empty(), "a job's findings go with it");
+    assert!(board.closed_findings(JobId(0)).is_empty(), "a job's findings go with it");
 }
 
 #[test]
@@ -308,18 +308,18 @@ fn a_finding_that_lingers_is_shown_only_while_it_holds_and_in_the_words_of_now()
     let board = FindingStore::default();
     let mut seen = healthy();
     seen.barriers = vec![barrier(40, 35, &[6])];
-    assert!(board.hold(&seen, found(&seen)).is_empty(), "it was not opened");
+    assert!(board.open_among(&seen, found(&seen)).is_empty(), "it was not opened");
     board.update(&seen, found(&seen));
     seen.seen_at = Timestamp(NOW.0 + 2_000_000);
     (seen.tasks[6].interval_us, seen.tasks[6].last_heartbeat) = (5_000_000, Some(seconds_ago(41)));
-    let [held] = &board.hold(&seen, found(&seen))[..] else { panic!("it holds") };
-    assert!(held.summary_without_tasks.ends_with("has sent no heartbeat for 43.0 s"), "{held:?}");
+    let [held] = &board.open_among(&seen, found(&seen))[..] else { panic!("it holds") };
+    assert!(held.summary_without_tasks.ends_with("has sent no heartbeat for 43 s"), "{held:?}");
     assert_eq!(held.summary, format!("{}: task 6 at 10.0.0.4:7000", held.summary_without_tasks));
     // The process was killed: the finding stays open for ten more seconds and is not shown.
     seen.tasks[6].standing = TaskPhase::Failed;
     board.update(&seen, found(&seen));
     assert!(board.is_open(JobId(0), "stalled-task"));
-    assert!(board.hold(&seen, found(&seen)).is_empty());
+    assert!(board.open_among(&seen, found(&seen)).is_empty());
 }
 
 #[test]
@@ -334,7 +334,7 @@ fn a_finding_counts_all_of_its_tasks_however_few_it_lists() {
         ..barrier(100, 100, &[])
     }];
     let opened = board.update(&seen, found(&seen));
-    let [Transition::Opened(finding)] = &opened[..] else { panic!("{opened:?}") };
+    let [FindingTransition::Opened(finding)] = &opened[..] else { panic!("{opened:?}") };
     assert_eq!((finding.task_count, finding.tasks.len()), (108, TASKS_NAMED));
     assert!(finding.summary_without_tasks.ends_with("108 tasks are missing"), "{finding:?}");
     assert!(finding.summary.ends_with("and 100 more (108 in all)"), "{finding:?}");
@@ -358,7 +358,7 @@ fn with_clocks(job: &JobObservation, told: &[(i32, f64, f64)]) -> Vec<(&'static 
         (TaskId(*task), reading)
     };
     let clocks: Vec<_> = told.iter().map(clock).collect();
-    detect(DetectorInput { job, clocks: &clocks })
+    run_detectors(DetectorInput { job, clocks: &clocks })
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Bytes over time: a point for each of the last 600 seconds, or for each of the last four steps of ten seconds.
+//! The number of bytes moved over time. A series has one point for each of the last 600 seconds, or one for each of
+//! the last four intervals of ten seconds.
 //!
 //! Begin at [`ByteSeries::add`].
 
@@ -40,7 +41,7 @@ impl<const COUNT: usize, const SECONDS: u64> ByteSeries<COUNT, SECONDS> {
     const STEP_US: u64 = SECONDS * SECOND_US;
     const COUNT: u64 = COUNT as u64;
 
-    fn place(step: u64) -> usize {
+    fn index_of_step(step: u64) -> usize {
         (step % Self::COUNT) as usize
     }
 
@@ -49,7 +50,7 @@ impl<const COUNT: usize, const SECONDS: u64> ByteSeries<COUNT, SECONDS> {
         if bytes == 0 {
             return;
         }
-        self.advance(until.0 / Self::STEP_US);
+        self.advance_to_step(until.0 / Self::STEP_US);
         let from = from.0.max(until.0.saturating_sub(SPREAD_MAX_US)).min(until.0);
         let whole = until.0 - from;
         let mut left = bytes;
@@ -59,38 +60,38 @@ impl<const COUNT: usize, const SECONDS: u64> ByteSeries<COUNT, SECONDS> {
             let end = (at / Self::STEP_US + 1) * Self::STEP_US;
             let part = u128::from(bytes) * u128::from(end - at) / u128::from(whole.max(1));
             let part = u64::try_from(part).unwrap_or(u64::MAX).min(left);
-            self.put(at / Self::STEP_US, part);
+            self.add_to_step(at / Self::STEP_US, part);
             left -= part;
             at = end;
         }
-        self.put(until.0 / Self::STEP_US, left);
+        self.add_to_step(until.0 / Self::STEP_US, left);
     }
 
     /// Returns the bytes of the `count` steps up to `last`, the oldest first.
     #[must_use]
-    pub fn window(&self, last: u64, count: usize) -> Vec<u64> {
+    pub fn bytes_of_last_steps(&self, last: u64, count: usize) -> Vec<u64> {
         let first = (last + 1).saturating_sub(count.min(COUNT) as u64);
-        (first..=last).map(|step| self.point(step)).collect()
+        (first..=last).map(|step| self.bytes_of_step(step)).collect()
     }
 
     /// Returns the bytes of one step.
     #[must_use]
-    pub fn point(&self, step: u64) -> u64 {
-        if self.has(step) { self.points[Self::place(step)] } else { 0 }
+    pub fn bytes_of_step(&self, step: u64) -> u64 {
+        if self.covers_step(step) { self.points[Self::index_of_step(step)] } else { 0 }
     }
 
-    fn has(&self, step: u64) -> bool {
+    fn covers_step(&self, step: u64) -> bool {
         step <= self.newest && self.newest - step < Self::COUNT
     }
 
-    fn put(&mut self, step: u64, bytes: u64) {
-        if self.has(step) {
-            let point = &mut self.points[Self::place(step)];
+    fn add_to_step(&mut self, step: u64, bytes: u64) {
+        if self.covers_step(step) {
+            let point = &mut self.points[Self::index_of_step(step)];
             *point = point.saturating_add(bytes);
         }
     }
 
-    fn advance(&mut self, step: u64) {
+    fn advance_to_step(&mut self, step: u64) {
         if step <= self.newest {
             return;
         }
@@ -98,7 +99,7 @@ impl<const COUNT: usize, const SECONDS: u64> ByteSeries<COUNT, SECONDS> {
             self.points.fill(0);
         } else {
             for gone in self.newest + 1..=step {
-                self.points[Self::place(gone)] = 0;
+                self.points[Self::index_of_step(gone)] = 0;
             }
         }
         self.newest = step;
@@ -117,12 +118,12 @@ mod tests {
     fn bytes_are_spread_over_the_time_in_which_they_moved_and_none_is_lost() {
         let mut ring = SecondSeries::default();
         ring.add(at(10_500), at(12_500), 1001);
-        assert_eq!(ring.window(13, 5), [0, 250, 500, 251, 0]);
+        assert_eq!(ring.bytes_of_last_steps(13, 5), [0, 250, 500, 251, 0]);
         ring.add(at(12_500), at(12_600), 9);
-        assert_eq!(ring.window(12, 1), [260]);
+        assert_eq!(ring.bytes_of_last_steps(12, 1), [260]);
         // Two reports at the same time.
         ring.add(at(12_600), at(12_600), 1);
-        assert_eq!(ring.window(12, 1), [261]);
+        assert_eq!(ring.bytes_of_last_steps(12, 1), [261]);
     }
 
     #[test]
@@ -130,14 +131,17 @@ mod tests {
         let mut ring = SecondSeries::default();
         ring.add(at(1_000_000), at(1_000_900), 7);
         ring.add(at(1_599_000), at(1_599_900), 8);
-        assert_eq!(ring.window(1599, POINTS)[0], 7);
+        assert_eq!(ring.bytes_of_last_steps(1599, POINTS)[0], 7);
         ring.add(at(1_600_000), at(1_600_900), 9);
-        let window = ring.window(1600, 9999);
+        let window = ring.bytes_of_last_steps(1600, 9999);
         assert_eq!((window.len(), window[0], window[POINTS - 2], window[POINTS - 1]), (POINTS, 0, 8, 9));
-        assert_eq!(ring.window(1605, 3), [0, 0, 0]);
+        assert_eq!(ring.bytes_of_last_steps(1605, 3), [0, 0, 0]);
         ring.add(at(9_000_000), at(9_000_500), u64::MAX);
         ring.add(at(9_000_500), at(9_000_600), 5);
-        assert_eq!(ring.window(9000, POINTS).iter().rev().take(2).collect::<Vec<_>>(), [&u64::MAX, &0]);
+        assert_eq!(
+            ring.bytes_of_last_steps(9000, POINTS).iter().rev().take(2).collect::<Vec<_>>(),
+            [&u64::MAX, &0]
+        );
     }
 
     #[test]
@@ -148,8 +152,8 @@ mod tests {
             steps.add(at(from), at(until), bytes);
         }
         for step in 0..3 {
-            let by_second: u64 = seconds.window(step * 10 + 9, 10).iter().sum();
-            assert_eq!(steps.point(step), by_second, "step {step}");
+            let by_second: u64 = seconds.bytes_of_last_steps(step * 10 + 9, 10).iter().sum();
+            assert_eq!(steps.bytes_of_step(step), by_second, "step {step}");
         }
     }
 
@@ -157,7 +161,7 @@ mod tests {
     fn a_long_silence_is_not_smeared_over_all_of_it() {
         let mut ring = SecondSeries::default();
         ring.add(at(0), at(500_000), 600);
-        let window = ring.window(500, POINTS);
+        let window = ring.bytes_of_last_steps(500, POINTS);
         assert_eq!(window.iter().sum::<u64>(), 600);
         assert_eq!(window.iter().filter(|point| **point > 0).count(), 60);
     }

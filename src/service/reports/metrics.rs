@@ -1,15 +1,15 @@
 //! Writes transfer reports as metrics.
 //!
-//! It holds no reports: `store.rs` does. A job without reports has no series, because its 40 series would all
-//! be zero. Workers report within their first second, so scrapes miss hardly any increase.
+//! `report_store.rs` holds the reports. A job without reports has no time series, because its 40 series would all
+//! be zero. Workers send the first report within their first second, so scrapes miss hardly any increase.
 
 use std::sync::Arc;
 
 use super::{ReportStore, ReportedTransport, TaskTransfers, TotalsView, TransferOutcome, TransfersView};
 use crate::coordination::JobObservation;
 use crate::engine::Engine;
-use crate::telemetry::metrics::{MetricSource, Scrape, catalogue as metric};
-use crate::transfer::Class;
+use crate::telemetry::metrics::{MetricSource, ScrapeSamples, catalogue as metric};
+use crate::transfer::PriorityClass;
 
 /// The metrics of the transfer reports of every job.
 pub struct ReportMetrics {
@@ -22,25 +22,25 @@ pub struct ReportMetrics {
 }
 
 impl MetricSource for ReportMetrics {
-    fn show(&self, _page: &mut Scrape) {}
+    fn write_samples(&self, _page: &mut ScrapeSamples) {}
 
-    fn show_job(&self, seen: &JobObservation, page: &mut Scrape) {
-        if !self.reports.has(seen.job, seen.run) {
+    fn write_job_samples(&self, seen: &JobObservation, page: &mut ScrapeSamples) {
+        if !self.reports.has_run_reports(seen.job, seen.run) {
             return;
         }
         let roster = self.engine.read(|core, _| core.job(seen.job).map(|look| look.task_incarnations()));
         let Some(roster) = roster else { return };
-        let view = self.reports.summary(seen.job, &roster, seen.seen_at);
+        let view = self.reports.transfers_summary(seen.job, &roster, seen.seen_at);
         let job = seen.name.as_str();
-        show(job, &view, page);
+        write_job_samples(job, &view, page);
         if seen.tasks.len() <= self.tasks_max {
-            show_tasks(job, &self.reports.tasks(seen.job, &roster), page);
+            write_task_samples(job, &self.reports.task_transfers(seen.job, &roster), page);
         }
     }
 }
 
 /// Bytes by transport and direction; those that moved nothing are 0, so that the first shows as a rise.
-fn bytes(totals: &TotalsView) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+fn bytes_by_transport(totals: &TotalsView) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
     ReportedTransport::ALL.into_iter().flat_map(|transport| {
         let of = totals.bytes.iter().find(|of| of.transport == transport);
         let (sent, received) = of.map_or((0, 0), |of| (of.sent, of.received));
@@ -49,28 +49,32 @@ fn bytes(totals: &TotalsView) -> impl Iterator<Item = (&'static str, &'static st
 }
 
 /// Writes the sums over the tasks of a job.
-fn show(job: &str, view: &TransfersView, page: &mut Scrape) {
+fn write_job_samples(job: &str, view: &TransfersView, page: &mut ScrapeSamples) {
     for (result, count) in [("taken", view.taken), ("repeated", view.repeated), ("refused", view.refused)] {
-        page.count(&metric::TRANSFER_REPORTS, &[job, result], count);
+        page.add_count(&metric::TRANSFER_REPORTS, &[job, result], count);
     }
-    page.size(&metric::TRANSFER_TASKS, &[job], view.reporting);
+    page.add_size(&metric::TRANSFER_TASKS, &[job], view.reporting);
     let totals = &view.totals;
-    for (transport, direction, bytes) in bytes(totals) {
-        page.count(&metric::TRANSFER_BYTES, &[job, transport, direction], bytes);
+    for (transport, direction, bytes) in bytes_by_transport(totals) {
+        page.add_count(&metric::TRANSFER_BYTES, &[job, transport, direction], bytes);
     }
     for outcome in TransferOutcome::all() {
-        page.count(&metric::TRANSFER_LAUNCHES, &[job, outcome.name()], totals.ended(outcome));
+        page.add_count(
+            &metric::TRANSFER_LAUNCHES,
+            &[job, outcome.name()],
+            totals.launches_with_outcome(outcome),
+        );
     }
-    page.count(&metric::TRANSFER_IN_FLIGHT, &[job], view.in_flight());
+    page.add_count(&metric::TRANSFER_IN_FLIGHT, &[job], view.in_flight());
     for transport in ReportedTransport::ALL {
         let links = view.links.iter().find(|links| links.transport == transport);
         let connections = links.map_or(0, |links| links.connections);
-        page.count(&metric::TRANSFER_CONNECTIONS, &[job, transport.name()], connections);
+        page.add_count(&metric::TRANSFER_CONNECTIONS, &[job, transport.name()], connections);
     }
     for (event, count) in
         [("hit", totals.cache_hits), ("miss", totals.cache_misses), ("eviction", totals.cache_evictions)]
     {
-        page.count(&metric::TRANSFER_CACHE, &[job, event], count);
+        page.add_count(&metric::TRANSFER_CACHE, &[job, event], count);
     }
     for (metric, count) in [
         (&metric::TRANSFER_CLIQUES, view.cliques),
@@ -81,37 +85,39 @@ fn show(job: &str, view: &TransfersView, page: &mut Scrape) {
         (&metric::TRANSFER_FALLBACKS, totals.fetch_fallbacks),
         (&metric::TRANSFER_REGISTERED, view.registered_bytes),
     ] {
-        page.count(metric, &[job], count);
+        page.add_count(metric, &[job], count);
     }
     for of in &totals.stages {
-        page.times(&metric::TRANSFER_STAGES, &[job, &of.stage], &of.counts, of.sum_us);
+        page.add_engine_times(&metric::TRANSFER_STAGES, &[job, &of.stage], &of.counts, of.sum_us);
     }
     for of in &totals.durations {
         let labels = [job, of.transport.name(), &of.size_class];
-        page.times(&metric::TRANSFER_DURATIONS, &labels, &of.counts, of.sum_us);
+        page.add_engine_times(&metric::TRANSFER_DURATIONS, &labels, &of.counts, of.sum_us);
     }
     for reason in TransferOutcome::all().filter(|outcome| *outcome != TransferOutcome::COMPLETED) {
         let found = totals.aborts.iter().find(|of| of.reason == reason);
-        page.count(&metric::TRANSFER_ABORTS, &[job, reason.name()], found.map_or(0, |of| of.connections));
+        page.add_count(&metric::TRANSFER_ABORTS, &[job, reason.name()], found.map_or(0, |of| of.connections));
     }
-    for (class, bytes) in Class::ALL.into_iter().zip(view.in_flight_bytes) {
-        page.count(&metric::TRANSFER_IN_FLIGHT_BYTES, &[job, class.name()], bytes);
+    for (class, bytes) in PriorityClass::ALL.into_iter().zip(view.in_flight_bytes) {
+        page.add_count(&metric::TRANSFER_IN_FLIGHT_BYTES, &[job, class.name()], bytes);
     }
     if let Some(clock) = view.clock {
-        page.write_sample(&metric::CLOCK_WORST, &[job], clock.ahead_seconds());
+        page.add_sample(&metric::CLOCK_WORST, &[job], clock.ahead_seconds());
     }
 }
 
 /// Writes the metrics of single tasks.
-fn show_tasks(job: &str, tasks: &[TaskTransfers], page: &mut Scrape) {
+fn write_task_samples(job: &str, tasks: &[TaskTransfers], page: &mut ScrapeSamples) {
     for of_task in tasks {
         let task = of_task.task.to_string();
-        for (transport, direction, bytes) in bytes(&of_task.totals).filter(|(.., bytes)| *bytes > 0) {
-            page.count(&metric::TRANSFER_TASK_BYTES, &[job, &task, transport, direction], bytes);
+        for (transport, direction, bytes) in
+            bytes_by_transport(&of_task.totals).filter(|(.., bytes)| *bytes > 0)
+        {
+            page.add_count(&metric::TRANSFER_TASK_BYTES, &[job, &task, transport, direction], bytes);
         }
-        page.count(&metric::TRANSFER_TASK_FAILED, &[job, &task], of_task.totals.failed());
+        page.add_count(&metric::TRANSFER_TASK_FAILED, &[job, &task], of_task.totals.failed_launches());
         if let Some(clock) = of_task.clock {
-            page.write_sample(&metric::CLOCK_OFFSET, &[job, &task], clock.ahead_seconds());
+            page.add_sample(&metric::CLOCK_OFFSET, &[job, &task], clock.ahead_seconds());
         }
     }
 }

@@ -1,36 +1,38 @@
-//! Transfer reports of native workers: measurements, on which no rule of coordination depends.
+//! Transfer reports of native workers. They are measurements; no rule of coordination depends on them.
 //!
 //! A worker calls `muster.v1.Transfers/Report` about once a second (`proto/muster_transfers.proto`). The gRPC port
-//! hands the bytes to the [`ReportStore`] of the job, which counts the rows before it allocates them, maps words to fixed
-//! sets, and asks the engine for the present incarnation of the task under the store's own lock. So a report
-//! of an
-//! incarnation that has just ended cannot follow one of the next. Begin at [`ReportStore`], then `parse.rs`.
+//! passes the encoded report to the [`ReportStore`]. The store counts the rows before it allocates memory for them,
+//! and replaces unknown names by `other`. Under its own lock, it asks the engine for the present incarnation of the
+//! task. So a report of an ended incarnation is never accepted after a report of the next incarnation. Begin at
+//! [`ReportStore`], then `parse.rs`.
 //!
-//! - Reports stay outside of the state machine. They are a thousand a second; a replay and the engine's lock should
-//!   not carry them. Only failures enter the order of events
-//!   ([`Input::TransferFailed`](crate::coordination::Input::TransferFailed)): failures for one reason are one
-//!   event, then one count every 30 s.
-//! - A report carries totals since the start of one incarnation and replaces the report before, so a lost or
-//!   repeated one costs nothing. A counter that goes back, and a report that is not newer, change nothing. The
-//!   counters of a new incarnation add to those before.
-//! - The counts of a lost task stay, marked stale. A new run starts from zero. Deletion of a job drops all.
-//! - Rates are the difference of two reports, spread over the time between them, one point a second for ten
-//!   minutes. The rates of a job, of its tasks and of its pairs are means over one window, the last whole ten
-//!   seconds that all tasks have reported, so they add up.
+//! - Reports stay outside of the state machine. Up to a thousand arrive in a second, and they should burden neither
+//!   a replay nor the engine's lock. Only failed transfers become events
+//!   ([`Input::TransferFailed`](crate::coordination::Input::TransferFailed)). The first failure for a reason is one
+//!   event. Further failures for the same reason are counted, and their count is one event every 30 s.
+//! - A report contains totals since the start of one incarnation, and replaces the previous report. So a lost or
+//!   repeated report does no harm. A counter that decreases, and a report that is not newer than the last, are
+//!   ignored. The counters of a new incarnation are added to those of the earlier ones.
+//! - The counts of a lost task are kept and marked as stale. A new run starts from zero. When a job is deleted, its
+//!   reports are dropped.
+//! - The difference between two reports is spread evenly over the time between them, as one point for each second,
+//!   and the points of ten minutes are kept. The rates of a job, of its tasks and of its pairs of tasks are means
+//!   over the same ten seconds: the last ten that all tasks have reported. So the rates of the parts add up to the
+//!   rate of the job.
 //!
 //! | file | contents |
 //! | --- | --- |
-//! | `parse.rs` | a decoded report: every list bounded, every word one of a fixed set |
-//! | `vocabulary.rs` | that vocabulary |
+//! | `parse.rs` | a decoded report, in which every list is bounded and every name is in the vocabulary |
+//! | `vocabulary.rs` | the fixed vocabulary of reports: transports, outcomes, counters |
 //! | `byte_series.rs` | bytes over time |
-//! | `store.rs` | the reports of all jobs, within bounds |
-//! | `view.rs` | the views that pages, REST and metrics share |
+//! | `report_store.rs` | the reports of all jobs, within bounds |
+//! | `view.rs`, `view/` | the views that pages, REST and metrics share |
 //! | `metrics.rs` | the reports as metrics |
 
 mod byte_series;
 mod metrics;
 mod parse;
-mod store;
+mod report_store;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -48,13 +50,14 @@ pub use metrics::ReportMetrics;
 pub use parse::{
     BYTES_MAX, CONNECTIONS_MAX, ClockReading, FAILURES_MAX, OUTCOMES_MAX, PAIRS_MAX, ReportError, STAGES_MAX,
 };
-pub use store::{
+pub use report_store::{
     CONNECTIONS_KEPT, PAIRS_KEPT, REASON_FAILURES_KEPT, ReportStore, SERIES_KEPT, TASK_FAILURES_KEPT,
-    interval_ms,
+    report_interval_ms,
 };
 pub use view::{
     AbortView, ConnectionView, DurationView, FailureView, LinksView, OutcomeView, PairSeries, PairView,
-    ReasonView, Series, StageView, TaskTransfers, Throughput, TotalsView, TransferBytes, TransfersView,
+    PeerJobView, ReasonView, Series, StageView, TaskTransfers, Throughput, TotalsView, TransferBytes,
+    TransfersView,
 };
 pub use vocabulary::{ReportedTransport, TransferCounter, TransferOutcome};
 
@@ -64,7 +67,7 @@ pub(crate) use view::rate_window;
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Drops deleted jobs and reports suppressed failures, for as long as it is polled.
-pub async fn watch(engine: Arc<Engine>, board: Arc<ReportStore>) {
+pub async fn maintain_reports(engine: Arc<Engine>, board: Arc<ReportStore>) {
     loop {
         tokio::time::sleep(FLUSH_INTERVAL).await;
         let jobs: BTreeSet<JobId> = engine.read(|core, _| core.jobs().map(|(job, _)| job).collect());

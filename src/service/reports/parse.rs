@@ -1,6 +1,6 @@
-//! Decodes and checks a report: every list within its bound, every name in the vocabulary.
+//! Decodes and checks a report: refuses lists that are too long, and maps every name to the vocabulary.
 //!
-//! It merges nothing: `store.rs` does. Begin at `Report::read`.
+//! `report_store.rs` merges reports. Begin at `CheckedReport::parse`.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::vocabulary::{ReportedTransport, TransferCounter, TransferOutcome};
-use crate::coordination::{Code, Failure, TaskId, TaskIncarnation, Timestamp};
+use crate::coordination::{Code, Failure, InvalidJobName, JobName, TaskId, TaskIncarnation, Timestamp};
 use crate::proto::muster::v1 as wire;
 pub use crate::proto::report_limits::{CONNECTIONS_MAX, FAILURES_MAX, PAIRS_MAX};
-use crate::text::one_line;
-use crate::transfer::{Stage, TIMES_US, Times, size_classes};
+use crate::text::escape_to_one_line;
+use crate::transfer::{LaunchStage, TIMES_US, TimeHistogram, size_class_names};
 
 /// The maximum length of a report, in bytes. A report with every list full and the longest numbers has two
 /// thirds of it.
@@ -98,7 +98,7 @@ impl From<ReportError> for Failure {
 
 /// Counters: all since the start of one life, or the sums of earlier lives.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(super) struct LifeTotals {
+pub(super) struct ReportedTotals {
     /// By transport: sent, received.
     pub bytes: [[u64; 2]; ReportedTransport::ALL.len()],
     /// Ended launches, by outcome.
@@ -106,14 +106,14 @@ pub(super) struct LifeTotals {
     /// By [`TransferCounter`].
     pub counters: [u64; TransferCounter::COUNT],
     /// Durations of launches, by stage.
-    pub stages: [Times; Stage::ALL.len()],
+    pub stages: [TimeHistogram; LaunchStage::ALL.len()],
     /// Connections that ended while they were needed, by reason.
     pub aborts: [u64; TransferOutcome::COUNT],
     /// Durations of complete launches, by transport and index of the size class. Most tasks have few entries.
-    pub durations: BTreeMap<(ReportedTransport, u8), Times>,
+    pub durations: BTreeMap<(ReportedTransport, u8), TimeHistogram>,
 }
 
-fn merge_times(mine: &mut Times, theirs: &Times, by: fn(u64, u64) -> u64) {
+fn merge_times(mine: &mut TimeHistogram, theirs: &TimeHistogram, by: fn(u64, u64) -> u64) {
     mine.sum_us = by(mine.sum_us, theirs.sum_us);
     for (mine, theirs) in mine.counts.iter_mut().zip(&theirs.counts) {
         *mine = by(*mine, *theirs);
@@ -121,7 +121,7 @@ fn merge_times(mine: &mut Times, theirs: &Times, by: fn(u64, u64) -> u64) {
 }
 
 /// Adds the counts and the sum of a reported histogram.
-fn add_times(times: &mut Times, counts: &[u64], sum_us: u64) {
+fn add_times(times: &mut TimeHistogram, counts: &[u64], sum_us: u64) {
     times.sum_us = times.sum_us.saturating_add(sum_us);
     for (at, count) in counts.iter().enumerate() {
         let place = &mut times.counts[at.min(TIMES_US.len())];
@@ -129,7 +129,7 @@ fn add_times(times: &mut Times, counts: &[u64], sum_us: u64) {
     }
 }
 
-impl LifeTotals {
+impl ReportedTotals {
     fn merge(&mut self, other: &Self, by: fn(u64, u64) -> u64) {
         let mine = self.bytes.iter_mut().flatten().chain(&mut self.outcomes).chain(&mut self.counters);
         let theirs = other.bytes.iter().flatten().chain(&other.outcomes).chain(&other.counters);
@@ -151,7 +151,7 @@ impl LifeTotals {
     }
 
     /// Raises each counter to that of `other` if it is larger: a counter never goes back.
-    pub fn rise_to(&mut self, other: &Self) {
+    pub fn raise_to(&mut self, other: &Self) {
         self.merge(other, u64::max);
     }
 }
@@ -205,14 +205,16 @@ impl ClockReading {
     }
 
     /// Returns the reading that is furthest from the service's clock; the first one if several are.
-    pub fn furthest(readings: impl IntoIterator<Item = Self>) -> Option<Self> {
-        let further = |one: Self, other: Self| if other.apart_us() > one.apart_us() { other } else { one };
+    pub fn furthest_from_service(readings: impl IntoIterator<Item = Self>) -> Option<Self> {
+        let further = |one: Self, other: Self| {
+            if other.min_distance_us() > one.min_distance_us() { other } else { one }
+        };
         readings.into_iter().reduce(further)
     }
 
     /// Returns the minimum distance between the two clocks, in microseconds, given the uncertainty.
     #[must_use]
-    pub fn apart_us(&self) -> u64 {
+    pub fn min_distance_us(&self) -> u64 {
         self.ahead_us.unsigned_abs().saturating_sub(self.within_us)
     }
 }
@@ -223,19 +225,26 @@ pub(super) struct ReportedFailure {
     /// The time by the worker's clock. The store moves it into the run if the clock is off.
     pub at: Timestamp,
     pub peer: TaskId,
+    /// The job of the peer, if it is another one.
+    pub peer_job: Option<JobName>,
     pub reason: TransferOutcome,
     pub text: Box<str>,
 }
 
+/// A task of another job, and a transport.
+pub(super) type PeerJobPair = (JobName, TaskId, ReportedTransport);
+
 /// A checked report.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Report {
+pub(super) struct CheckedReport {
     pub task: TaskId,
     pub incarnation: TaskIncarnation,
     pub sequence: u64,
-    pub totals: LifeTotals,
+    pub totals: ReportedTotals,
     /// Bytes sent and received, by peer and transport.
     pub pairs: BTreeMap<(TaskId, ReportedTransport), [u64; 2]>,
+    /// Bytes sent to and received from tasks of other jobs.
+    pub peer_jobs: BTreeMap<PeerJobPair, [u64; 2]>,
     pub links: [TransportTotals; ReportedTransport::ALL.len()],
     pub connections: Vec<ReportedConnection>,
     pub cliques: u64,
@@ -247,7 +256,7 @@ pub(super) struct Report {
 }
 
 /// Counts the rows before memory is allocated for them: an empty row takes two bytes of a message.
-fn check_lists(mut bytes: &[u8]) -> Result<(), ReportError> {
+fn check_row_counts(mut bytes: &[u8]) -> Result<(), ReportError> {
     let unreadable = |error: prost::DecodeError| ReportError::Unreadable(error.to_string());
     let mut counts = [0_usize; LISTS.len()];
     while bytes.has_remaining() {
@@ -263,110 +272,164 @@ fn check_lists(mut bytes: &[u8]) -> Result<(), ReportError> {
     Ok(())
 }
 
-impl Report {
+/// The number of tasks of the job: a report names no others.
+#[derive(Clone, Copy)]
+struct JobTasks(usize);
+
+impl JobTasks {
+    fn task_id(self, number: u32) -> Option<TaskId> {
+        let id = i32::try_from(number).ok()?;
+        usize::try_from(id).is_ok_and(|id| id < self.0).then_some(TaskId(id))
+    }
+
+    fn peer_task_id(self, number: u32) -> Result<TaskId, ReportError> {
+        self.task_id(number).ok_or(ReportError::NoSuchPeer(number, self.0))
+    }
+}
+
+impl CheckedReport {
     /// Parses a report to a job with this many tasks.
-    pub fn read(bytes: &[u8], tasks: usize) -> Result<Self, ReportError> {
+    pub fn parse(bytes: &[u8], tasks: usize) -> Result<Self, ReportError> {
         if bytes.len() > BYTES_MAX {
             return Err(ReportError::TooLong(bytes.len()));
         }
-        check_lists(bytes)?;
+        check_row_counts(bytes)?;
         let given = wire::TransferReport::decode(bytes)
             .map_err(|error| ReportError::Unreadable(error.to_string()))?;
-        let known = |number: u32| {
-            let id = i32::try_from(number).ok().filter(|id| usize::try_from(*id).is_ok_and(|id| id < tasks));
-            id.map(TaskId)
-        };
-        let peer = |number: u32| known(number).ok_or(ReportError::NoSuchPeer(number, tasks));
-        let task = known(given.task).ok_or(ReportError::NoSuchTask(given.task, tasks))?;
-
-        let mut totals = LifeTotals::default();
-        let mut pairs: BTreeMap<_, [u64; 2]> = BTreeMap::new();
-        for row in &given.pairs {
-            let transport = ReportedTransport::of(&row.transport);
-            let moved = [row.sent_bytes, row.received_bytes];
-            let pair = pairs.entry((peer(row.peer)?, transport)).or_default();
-            for (sum, bytes) in
-                pair.iter_mut().zip(moved).chain(totals.bytes[transport as usize].iter_mut().zip(moved))
-            {
-                *sum = sum.saturating_add(bytes);
-            }
-        }
-        for row in &given.outcomes {
-            let sum = &mut totals.outcomes[TransferOutcome::of(&row.outcome).place()];
-            *sum = sum.saturating_add(row.launches);
-        }
-        let cache = given.cliques.unwrap_or_default();
-        let engine = given.totals.unwrap_or_default();
-        for (counter, value) in [
-            (TransferCounter::CacheHits, cache.hits),
-            (TransferCounter::CacheMisses, cache.misses),
-            (TransferCounter::CacheEvictions, cache.evictions),
-            (TransferCounter::FencedFrames, engine.fenced_frames),
-            (TransferCounter::DamagedChunks, engine.damaged_chunks),
-            (TransferCounter::LanesLost, engine.lanes_lost),
-            (TransferCounter::LanesMade, engine.lanes_made),
-            (TransferCounter::FetchFallbacks, engine.fetch_fallbacks),
-        ] {
-            totals.counters[counter as usize] = value;
-        }
-        // A sum of durations without a count is meaningless.
-        let any = |counts: &[u64]| counts.iter().any(|count| *count > 0);
-        for row in given.stages.iter().filter(|row| any(&row.counts)) {
-            let Some(stage) = Stage::ALL.into_iter().find(|stage| stage.name() == row.stage) else {
-                continue;
-            };
-            add_times(&mut totals.stages[stage as usize], &row.counts, row.sum_us);
-        }
-        for row in given.durations.iter().filter(|row| any(&row.counts)) {
-            let Some(size) = (0..).zip(size_classes()).find(|(_, name)| *name == row.size_class) else {
-                continue;
-            };
-            let of = (ReportedTransport::of(&row.transport), size.0);
-            add_times(totals.durations.entry(of).or_default(), &row.counts, row.sum_us);
-        }
-        for row in &given.aborts {
-            let sum = &mut totals.aborts[TransferOutcome::of(&row.reason).place()];
-            *sum = sum.saturating_add(row.connections);
-        }
-        let in_flight = given.in_flight.unwrap_or_default();
+        let tasks = JobTasks(tasks);
+        let task = tasks.task_id(given.task).ok_or(ReportError::NoSuchTask(given.task, tasks.0))?;
+        let mut totals = read_totals(&given);
+        let (pairs, peer_jobs) = read_pairs(&given.pairs, tasks, &mut totals)?;
         let mut links = [TransportTotals::default(); ReportedTransport::ALL.len()];
         let mut connections = Vec::with_capacity(given.connections.len());
         for row in &given.connections {
-            let transport = ReportedTransport::of(&row.transport);
-            let one =
-                TransportTotals { connections: 1, lanes: row.lanes.into(), launches: row.launches.into() };
-            links[transport as usize].add(&one);
-            connections.push(ReportedConnection {
-                peer: peer(row.peer)?,
-                peer_incarnation: TaskIncarnation(row.peer_incarnation),
-                transport,
-                lanes: row.lanes,
-                launches: row.launches,
-            });
+            let (lanes, launches) = (row.lanes.into(), row.launches.into());
+            let of_transport = &mut links[ReportedTransport::from_name(&row.transport) as usize];
+            of_transport.add(&TransportTotals { connections: 1, lanes, launches });
+            // Those with other jobs are in the sums only.
+            if peer_job(&row.peer_job)?.is_none() {
+                connections.push(read_connection(row, tasks)?);
+            }
         }
-        let mut failures = Vec::with_capacity(given.failures.len());
-        for row in &given.failures {
-            let cut = row.text.get(..row.text.floor_char_boundary(TEXT_KEPT)).unwrap_or_default();
-            failures.push(ReportedFailure {
-                at: Timestamp(row.at),
-                peer: peer(row.peer)?,
-                reason: TransferOutcome::of(&row.reason),
-                text: one_line(cut).into(),
-            });
-        }
+        let failures = given.failures.iter().map(|row| read_failure(row, tasks)).collect::<Result<_, _>>()?;
+        let in_flight = given.in_flight.unwrap_or_default();
         Ok(Self {
             task,
             incarnation: TaskIncarnation(given.incarnation),
             sequence: given.sequence,
             totals,
             pairs,
+            peer_jobs,
             links,
             connections,
-            cliques: cache.size,
-            registered_bytes: engine.registered_bytes,
+            cliques: given.cliques.unwrap_or_default().size,
+            registered_bytes: given.totals.unwrap_or_default().registered_bytes,
             in_flight: [in_flight.latency_bytes, in_flight.normal_bytes, in_flight.bulk_bytes],
             clock: given.clock.map(ClockReading::from),
             failures,
         })
     }
+}
+
+/// Reads every counter but the bytes, which are counted with the pairs.
+fn read_totals(given: &wire::TransferReport) -> ReportedTotals {
+    let mut totals = ReportedTotals::default();
+    let add = |sum: &mut u64, count: u64| *sum = sum.saturating_add(count);
+    for row in &given.outcomes {
+        add(&mut totals.outcomes[TransferOutcome::from_name(&row.outcome).index()], row.launches);
+    }
+    for row in &given.aborts {
+        add(&mut totals.aborts[TransferOutcome::from_name(&row.reason).index()], row.connections);
+    }
+    let cache = given.cliques.unwrap_or_default();
+    let engine = given.totals.unwrap_or_default();
+    for (counter, value) in [
+        (TransferCounter::CacheHits, cache.hits),
+        (TransferCounter::CacheMisses, cache.misses),
+        (TransferCounter::CacheEvictions, cache.evictions),
+        (TransferCounter::FencedFrames, engine.fenced_frames),
+        (TransferCounter::DamagedChunks, engine.damaged_chunks),
+        (TransferCounter::LanesLost, engine.lanes_lost),
+        (TransferCounter::LanesMade, engine.lanes_made),
+        (TransferCounter::FetchFallbacks, engine.fetch_fallbacks),
+    ] {
+        totals.counters[counter as usize] = value;
+    }
+    // A sum of durations without a count is meaningless.
+    let any = |counts: &[u64]| counts.iter().any(|count| *count > 0);
+    for row in given.stages.iter().filter(|row| any(&row.counts)) {
+        if let Some(stage) = LaunchStage::ALL.into_iter().find(|stage| stage.name() == row.stage) {
+            add_times(&mut totals.stages[stage as usize], &row.counts, row.sum_us);
+        }
+    }
+    for row in given.durations.iter().filter(|row| any(&row.counts)) {
+        if let Some((size, _)) = (0..).zip(size_class_names()).find(|(_, name)| *name == row.size_class) {
+            let of = (ReportedTransport::from_name(&row.transport), size);
+            add_times(totals.durations.entry(of).or_default(), &row.counts, row.sum_us);
+        }
+    }
+    totals
+}
+
+/// Bytes by task of the job, and by task of other jobs.
+type PairBytes = (BTreeMap<(TaskId, ReportedTransport), [u64; 2]>, BTreeMap<PeerJobPair, [u64; 2]>);
+
+/// Returns the job of a peer, if it is another one.
+fn peer_job(name: &str) -> Result<Option<JobName>, ReportError> {
+    if name.is_empty() {
+        return Ok(None);
+    }
+    name.parse().map(Some).map_err(|error: InvalidJobName| ReportError::Unreadable(error.to_string()))
+}
+
+/// Returns the task of another job. How many that job has is not known here.
+fn peer_task(number: u32) -> Result<TaskId, ReportError> {
+    i32::try_from(number)
+        .map(TaskId)
+        .map_err(|_| ReportError::Unreadable(format!("there is no task {number}")))
+}
+
+/// Reads the bytes by pair, and adds them to the totals.
+fn read_pairs(
+    rows: &[wire::PairTotals],
+    tasks: JobTasks,
+    totals: &mut ReportedTotals,
+) -> Result<PairBytes, ReportError> {
+    let (mut pairs, mut peer_jobs) = PairBytes::default();
+    for row in rows {
+        let transport = ReportedTransport::from_name(&row.transport);
+        let moved = [row.sent_bytes, row.received_bytes];
+        let pair = match peer_job(&row.peer_job)? {
+            None => pairs.entry((tasks.peer_task_id(row.peer)?, transport)).or_default(),
+            Some(job) => peer_jobs.entry((job, peer_task(row.peer)?, transport)).or_default(),
+        };
+        for (sum, bytes) in
+            pair.iter_mut().zip(moved).chain(totals.bytes[transport as usize].iter_mut().zip(moved))
+        {
+            *sum = sum.saturating_add(bytes);
+        }
+    }
+    Ok((pairs, peer_jobs))
+}
+
+fn read_connection(row: &wire::Connection, tasks: JobTasks) -> Result<ReportedConnection, ReportError> {
+    Ok(ReportedConnection {
+        peer: tasks.peer_task_id(row.peer)?,
+        peer_incarnation: TaskIncarnation(row.peer_incarnation),
+        transport: ReportedTransport::from_name(&row.transport),
+        lanes: row.lanes,
+        launches: row.launches,
+    })
+}
+
+fn read_failure(row: &wire::Failure, tasks: JobTasks) -> Result<ReportedFailure, ReportError> {
+    let peer_job = peer_job(&row.peer_job)?;
+    let cut = row.text.get(..row.text.floor_char_boundary(TEXT_KEPT)).unwrap_or_default();
+    Ok(ReportedFailure {
+        at: Timestamp(row.at),
+        peer: if peer_job.is_some() { peer_task(row.peer)? } else { tasks.peer_task_id(row.peer)? },
+        peer_job,
+        reason: TransferOutcome::from_name(&row.reason),
+        text: escape_to_one_line(cut).into(),
+    })
 }

@@ -1,6 +1,6 @@
-//! Tests the store with invented tasks and reports.
+//! Tests the report store with invented tasks and reports.
 //!
-//! It tests no wire format (`tests/wire/reports.rs`). Begin at `StoreFixture`.
+//! `tests/wire/reports.rs` tests the wire format. Begin at `StoreFixture`.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -34,8 +34,8 @@ impl StoreFixture {
     fn of(tasks: u32) -> Self {
         let engine = Engine::new(Clock::start());
         let settings = JobSettings { recoverable: true, ..JobSettings::new(tasks) };
-        let job = engine.declare("train".parse().unwrap(), settings).unwrap();
-        let connection = engine.connection_opened(SocketAddr::from(([127, 0, 0, 1], 1)));
+        let job = engine.declare_job("train".parse().unwrap(), settings).unwrap();
+        let connection = engine.register_connection(SocketAddr::from(([127, 0, 0, 1], 1)));
         let world = Self { engine, board: ReportStore::default(), job, connection, sequence: Mutex::new(0) };
         (0..tasks).for_each(|task| world.register(task, 100 + u64::from(task)));
         world
@@ -65,7 +65,7 @@ impl StoreFixture {
     }
 
     fn take(&self, bytes: &[u8]) -> Result<u32, ReportError> {
-        self.board.accept(&self.engine, self.job, bytes)
+        self.board.accept_report(&self.engine, self.job, bytes)
     }
 
     fn roster(&self) -> TaskIncarnations {
@@ -73,25 +73,39 @@ impl StoreFixture {
     }
 
     fn summary(&self) -> TransfersView {
-        self.board.summary(self.job, &self.roster(), self.engine.clock().now())
+        self.board.transfers_summary(self.job, &self.roster(), self.engine.clock().now())
     }
 
     fn failures_told(&self) -> Vec<(String, u64)> {
         let told =
-            self.engine.follow(0).0.events.into_iter().filter_map(|numbered| match &numbered.event.what {
-                EventKind::TransferFailed { error, count, .. } => Some((error.to_string(), *count)),
-                _ => None,
+            self.engine.subscribe_events(0).0.events.into_iter().filter_map(|numbered| {
+                match &numbered.event.what {
+                    EventKind::TransferFailed { error, count, .. } => Some((error.to_string(), *count)),
+                    _ => None,
+                }
             });
         told.collect()
     }
 }
 
 fn pair(peer: u32, transport: &str, sent: u64, received: u64) -> wire::PairTotals {
-    wire::PairTotals { peer, transport: transport.into(), sent_bytes: sent, received_bytes: received }
+    wire::PairTotals {
+        peer,
+        transport: transport.into(),
+        sent_bytes: sent,
+        received_bytes: received,
+        ..Default::default()
+    }
 }
 
 fn failure(peer: u32, reason: &str, at: u64) -> wire::Failure {
-    wire::Failure { at, peer, reason: reason.into(), text: "as the\nworker says".into() }
+    wire::Failure {
+        at,
+        peer,
+        reason: reason.into(),
+        text: "as the\nworker says".into(),
+        ..Default::default()
+    }
 }
 
 #[test]
@@ -109,7 +123,7 @@ fn counters_of_earlier_lives_are_kept() {
     };
     assert_eq!(say(100, 1000, 4), Ok(1000));
     assert_eq!(say(100, 1500, 6), Ok(1000));
-    assert_eq!(world.summary().totals.sent(), 1500);
+    assert_eq!(world.summary().totals.sent_bytes(), 1500);
 
     world.register(0, 777);
     let view = world.summary();
@@ -118,17 +132,20 @@ fn counters_of_earlier_lives_are_kept() {
         (0, 1, 0),
         "its last life has no connections now"
     );
-    assert_eq!(view.totals.sent(), 1500);
+    assert_eq!(view.totals.sent_bytes(), 1500);
     assert!(matches!(say(100, 9999, 9), Err(ReportError::StaleIncarnation { .. })));
     assert_eq!(say(777, 20, 1), Ok(1000));
     let view = world.summary();
-    assert_eq!((view.reporting, view.stale, view.in_flight(), view.connections()), (1, 0, 2, 1));
-    assert_eq!((view.totals.sent(), view.totals.received()), (1520, 10));
-    assert_eq!((view.totals.cache_hits, view.totals.ended(TransferOutcome::COMPLETED)), (7, 152));
+    assert_eq!((view.reporting, view.stale, view.in_flight(), view.connection_count()), (1, 0, 2, 1));
+    assert_eq!((view.totals.sent_bytes(), view.totals.received_bytes()), (1520, 10));
+    assert_eq!(
+        (view.totals.cache_hits, view.totals.launches_with_outcome(TransferOutcome::COMPLETED)),
+        (7, 152)
+    );
     assert_eq!((view.taken, view.refused), (3, 1));
-    let of_task = world.board.task(world.job, &world.roster(), TaskId(0)).unwrap();
+    let of_task = world.board.transfers_of_task(world.job, &world.roster(), TaskId(0)).unwrap();
     assert_eq!((of_task.lives, of_task.cliques), (2, 2));
-    let pairs = world.board.pairs(world.job, &world.roster(), None, None);
+    let pairs = world.board.pair_views(world.job, &world.roster(), None, None);
     let moved: Vec<_> = pairs.iter().map(|pair| (pair.from.0, pair.to.0, pair.sent, pair.received)).collect();
     assert_eq!(moved, [(0, 1, Some(1520), None), (1, 0, None, Some(10))]);
 }
@@ -144,13 +161,13 @@ fn a_report_that_is_not_newer_changes_nothing_and_counters_never_go_back() {
     };
     for (sequence, sent) in [(5, 100), (5, 900), (4, 900), (6, 50)] {
         world.take(&report(sequence, sent)).unwrap();
-        assert_eq!(world.summary().totals.sent(), 100, "{sequence}");
+        assert_eq!(world.summary().totals.sent_bytes(), 100, "{sequence}");
     }
     assert_eq!((world.summary().taken, world.summary().repeated), (2, 2));
     world.take(&report(7, u64::MAX)).unwrap();
     world.register(0, 200);
     world.take(&world.report(0, 200, |report| report.pairs = vec![pair(0, "tcp", u64::MAX, 0)])).unwrap();
-    assert_eq!(world.summary().totals.sent(), u64::MAX);
+    assert_eq!(world.summary().totals.sent_bytes(), u64::MAX);
 }
 
 #[test]
@@ -164,9 +181,9 @@ fn only_the_life_that_counts_may_report() {
     let peers = world.report(0, 100, |report| report.pairs = vec![pair(2, "shm", 1, 1)]);
     assert!(matches!(world.take(&peers), Err(ReportError::NoSuchPeer(2, 2))));
     assert!(matches!(world.take(b"\x08"), Err(ReportError::Unreadable(_))));
-    let gone = world.board.accept(&world.engine, JobId(99), b"");
+    let gone = world.board.accept_report(&world.engine, JobId(99), b"");
     assert_eq!(gone, Err(ReportError::NoSuchJob));
-    assert!(!world.board.has(world.job, world.summary().run), "nothing of all this was kept");
+    assert!(!world.board.has_run_reports(world.job, world.summary().run), "nothing of all this was kept");
     let none = StoreFixture { board: ReportStore::default(), ..StoreFixture::of(1) };
     none.register(0, 5);
     assert_eq!(none.take(&none.report(0, 5, nothing)), Ok(1000));
@@ -184,13 +201,18 @@ fn unknown_names_become_other() {
     let totals = world.summary().totals;
     assert_eq!(totals.bytes, [TransferBytes { transport: ReportedTransport::Other, sent: 7, received: 0 }]);
     assert_eq!(
-        (totals.launches.len(), totals.ended(TransferOutcome::of("other")), totals.failed()),
+        (
+            totals.launches.len(),
+            totals.launches_with_outcome(TransferOutcome::from_name("other")),
+            totals.failed_launches()
+        ),
         (1, 60, 60)
     );
     for outcome in TransferOutcome::all() {
-        assert_eq!(TransferOutcome::of(outcome.name()), outcome);
+        assert_eq!(TransferOutcome::from_name(outcome.name()), outcome);
         assert!(
-            outcome.name() == "other" || outcome.means() != TransferOutcome::of("?").means(),
+            outcome.name() == "other"
+                || outcome.description() != TransferOutcome::from_name("?").description(),
             "{}",
             outcome.name()
         );
@@ -222,7 +244,7 @@ fn lists_are_counted_before_they_are_read() {
 #[test]
 fn a_large_job_keeps_so_many_pairs_and_connections_of_each_task_and_the_sums_of_all() {
     let world = StoreFixture::of(20_000);
-    assert_eq!(interval_ms(20_000), 20_000);
+    assert_eq!(report_interval_ms(20_000), 20_000);
     let report = world.report(3, 103, |report| {
         report.pairs = (0..10_000).map(|peer| pair(peer, "tcp", u64::from(peer), 0)).collect();
         let link = |peer| wire::Connection { peer, launches: peer, ..Default::default() };
@@ -230,12 +252,12 @@ fn a_large_job_keeps_so_many_pairs_and_connections_of_each_task_and_the_sums_of_
     });
     assert_eq!(world.take(&report), Ok(20_000));
     let view = world.summary();
-    let pairs = world.board.pairs(world.job, &world.roster(), None, None);
+    let pairs = world.board.pair_views(world.job, &world.roster(), None, None);
     // The pairs with the most bytes.
     assert_eq!(pairs.iter().map(|pair| pair.to.0).collect::<Vec<_>>(), [9996, 9997, 9998, 9999]);
-    assert_eq!(view.totals.sent(), 9999 * 10_000 / 2);
-    let kept = world.board.connections(world.job, &world.roster(), None, None);
-    assert_eq!((kept.len(), kept[0].launches, view.connections()), (4, 999, 1000));
+    assert_eq!(view.totals.sent_bytes(), 9999 * 10_000 / 2);
+    let kept = world.board.connection_views(world.job, &world.roster(), None, None);
+    assert_eq!((kept.len(), kept[0].launches, view.connection_count()), (4, 999, 1000));
 }
 
 #[test]
@@ -271,16 +293,16 @@ fn told(
     look: impl FnOnce(&ReportStore, JobId, &TaskIncarnations),
 ) {
     let world = StoreFixture::of(3);
-    let mut of_job = store::JobReports::new(RunNumber(1));
+    let mut of_job = report_store::JobReports::new(RunNumber(1));
     for (place, (second, task, pairs)) in reports.iter().enumerate() {
         let report = world.report(*task, 100 + u64::from(*task), |report| {
             report.pairs = pairs.clone();
             report.sequence = place as u64 + 1;
         });
-        let report = parse::Report::read(&report, 3).unwrap();
-        of_job.accept(report, Timestamp(1_000_000_000), 3, Timestamp(second * 1_000_000));
+        let report = parse::CheckedReport::parse(&report, 3).unwrap();
+        of_job.accept_report(report, Timestamp(1_000_000_000), 3, Timestamp(second * 1_000_000));
     }
-    world.board.complete_interval(world.job, of_job);
+    world.board.replace_reports(world.job, of_job);
     look(&world.board, world.job, &world.roster());
 }
 
@@ -297,14 +319,14 @@ fn the_rates_of_pairs_and_of_tasks_add_up_to_that_of_all_over_the_same_ten_secon
     }
     reports.sort_by_key(|(second, ..)| *second);
     told(&reports, |board, job, roster| {
-        let view = board.summary(job, roster, Timestamp(1_033_000_000));
+        let view = board.transfers_summary(job, roster, Timestamp(1_033_000_000));
         assert_eq!(
             view.rate_until,
             Some(Timestamp(1_030_000_000)),
             "the last whole ten seconds that both told of"
         );
-        let tasks = board.tasks(job, roster);
-        let pairs = board.pairs(job, roster, None, None);
+        let tasks = board.task_transfers(job, roster);
+        let pairs = board.pair_views(job, roster, None, None);
         assert!(tasks.iter().all(|task| Some(task.rate_until) == view.rate_until));
         assert_eq!(tasks.iter().map(|task| task.sent_rate).sum::<u64>(), view.rate);
         assert_eq!(pairs.iter().map(|pair| pair.rate).sum::<u64>(), view.rate, "{pairs:?}");
@@ -359,7 +381,7 @@ fn a_storm_of_failures_is_one_event_and_the_first_cause_comes_first() {
     assert!(
         reasons[0].newest.iter().all(|failure| failure.at >= first.at && failure.at.0 < now + 60_000_000)
     );
-    let of_task = world.board.task(world.job, &world.roster(), TaskId(0)).unwrap();
+    let of_task = world.board.transfers_of_task(world.job, &world.roster(), TaskId(0)).unwrap();
     assert_eq!(of_task.failures.len(), TASK_FAILURES_KEPT);
 }
 
@@ -394,7 +416,7 @@ fn durations_and_aborts_add_up_over_lives_and_what_is_in_flight_is_of_the_last_r
         .totals
         .durations
         .iter()
-        .map(|of| (of.label(), of.launches, of.mean_us(), of.counts.last().copied()))
+        .map(|of| (of.size_and_transport_label(), of.launches, of.mean_us(), of.counts.last().copied()))
         .collect();
     assert_eq!(
         told,
@@ -421,7 +443,7 @@ fn what_a_life_holds_is_gone_with_it_in_the_task_as_in_the_sum() {
     let clock = world.summary().clock.map(|clock| clock.ahead_us);
     assert_eq!(clock, Some(2000), "of clocks that are equally far the first, as in the finding");
     world.register(0, 777);
-    let (view, tasks) = (world.summary(), world.board.tasks(world.job, &world.roster()));
+    let (view, tasks) = (world.summary(), world.board.task_transfers(world.job, &world.roster()));
     let held: Vec<_> = tasks.iter().map(|it| (it.stale, it.cliques, it.registered_bytes)).collect();
     assert_eq!(held, [(true, 0, 0), (false, 3, 5)]);
     assert_eq!((view.cliques, view.registered_bytes), (3, 5), "the sum of what the tasks hold");
@@ -447,7 +469,10 @@ fn a_job_that_is_deleted_is_forgotten() {
     assert!(world.board.has_reports(world.job));
     let actor = Actor { who: "ada".into(), address: None, means: ActorOrigin::Api };
     let reason = Reason::try_from("done".to_owned()).unwrap();
-    world.engine.act(world.job, actor, reason, OperatorCommand::DeleteJob { force: true }).unwrap();
+    world
+        .engine
+        .perform_command(world.job, actor, reason, OperatorCommand::DeleteJob { force: true })
+        .unwrap();
     assert_eq!(world.take(&world.report(0, 100, |_| {})), Err(ReportError::NoSuchJob));
     world.board.retain_jobs(&world.engine, |_| false);
     assert!(!world.board.has_reports(world.job));

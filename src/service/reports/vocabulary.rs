@@ -42,7 +42,7 @@ impl ReportedTransport {
 
     /// Returns the transport of this name; `Other` if it is unknown.
     #[must_use]
-    pub fn of(name: &str) -> Self {
+    pub fn from_name(name: &str) -> Self {
         Self::ALL.into_iter().find(|known| known.name() == name).unwrap_or(Self::Other)
     }
 }
@@ -54,7 +54,7 @@ impl fmt::Display for ReportedTransport {
 }
 
 /// The outcomes of launches: completed, then the reasons of the transfer engine, then unknown ones.
-const NAMES: [&str; 17] = [
+const NAMES: [&str; 18] = [
     "completed",
     "peer_dead",
     "stale_incarnation",
@@ -64,6 +64,7 @@ const NAMES: [&str; 17] = [
     "integrity",
     "layout_mismatch",
     "order_mismatch",
+    "job_refused",
     "overloaded",
     "memory",
     "refused",
@@ -91,7 +92,7 @@ impl TransferOutcome {
 
     /// Returns the outcome of this name.
     #[must_use]
-    pub fn of(name: &str) -> Self {
+    pub fn from_name(name: &str) -> Self {
         Self::all().find(|known| known.name() == name).unwrap_or(Self(NAMES.len() as u8 - 1))
     }
 
@@ -103,7 +104,7 @@ impl TransferOutcome {
 
     /// Returns its meaning in a few words.
     #[must_use]
-    pub fn means(self) -> &'static str {
+    pub fn description(self) -> &'static str {
         match self.name() {
             "completed" => "everything moved",
             "peer_dead" => "the other process or its host is gone",
@@ -114,6 +115,7 @@ impl TransferOutcome {
             "integrity" => "a chunk arrived damaged twice",
             "layout_mismatch" => "the two sides name different layouts",
             "order_mismatch" => "the two sides launched different transfers",
+            "job_refused" => "the settings of the two jobs do not allow it",
             "overloaded" => "too many launches were under way",
             "memory" => "its memory could not be used",
             "refused" => "the request was invalid",
@@ -126,7 +128,7 @@ impl TransferOutcome {
     }
 
     /// Returns its index among all outcomes.
-    pub(super) fn place(self) -> usize {
+    pub(super) fn index(self) -> usize {
         usize::from(self.0)
     }
 }
@@ -140,7 +142,7 @@ impl Serialize for TransferOutcome {
 impl<'de> Deserialize<'de> for TransferOutcome {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let name = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-        Ok(Self::of(&name))
+        Ok(Self::from_name(&name))
     }
 }
 

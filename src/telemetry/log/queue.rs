@@ -1,7 +1,7 @@
-//! The bounded queue of log lines, and the thread that writes it to stderr.
+//! The bounded queue of log lines, and the thread that writes the lines to stderr.
 //!
-//! A line never waits for the reader of stderr. While nobody reads stderr, lines that do not fit are dropped;
-//! when reading resumes, a line reports their number. Begin at [`LogQueue`].
+//! A thread that logs never waits for the reader of stderr. While no process reads stderr, lines that do not fit
+//! into the queue are dropped. When reading resumes, a line reports how many were dropped. Begin at [`LogQueue`].
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -10,7 +10,7 @@ use std::os::fd::AsFd as _;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use crate::telemetry::metrics::{MetricSource, Scrape, catalogue as metric};
+use crate::telemetry::metrics::{MetricSource, ScrapeSamples, catalogue as metric};
 
 /// The maximum size of the queue, in bytes.
 const QUEUE_BYTES: usize = 1 << 20;
@@ -31,32 +31,32 @@ pub(super) fn is_terminal() -> bool {
 ///
 /// # Errors
 /// The reason why the thread cannot be started.
-pub(super) fn start() -> Result<LogSink, String> {
+pub(super) fn start_writer_thread() -> Result<LogSink, String> {
     let lines = Arc::<LogQueue>::default();
     if LOG_QUEUE.set(Arc::clone(&lines)).is_ok() {
         // A file of its own, because std's stderr has a lock that a panicking thread would wait for.
         let stderr = io::stderr().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
         let mut stderr = File::from(stderr);
         let thread = std::thread::Builder::new().name("muster-log".to_owned());
-        thread.spawn(move || lines.run(&mut stderr)).map_err(|error| error.to_string())?;
+        thread.spawn(move || lines.write_lines(&mut stderr)).map_err(|error| error.to_string())?;
     }
     Ok(LogSink(Arc::clone(LOG_QUEUE.get_or_init(Arc::default))))
 }
 
 /// Waits, for `within` at most, until the lines so far are written. Called when the process ends.
-pub fn flush(within: Duration) {
+pub fn flush_log(within: Duration) {
     if let Some(lines) = LOG_QUEUE.get() {
         lines.flush(within);
     }
 }
 
 /// The metrics of the log.
-pub struct LogStats;
+pub struct LogMetrics;
 
-impl MetricSource for LogStats {
-    fn show(&self, page: &mut Scrape) {
-        let dropped = LOG_QUEUE.get().map_or(0, |lines| lines.queue().dropped);
-        page.count(&metric::LOG_DROPPED, &[], dropped);
+impl MetricSource for LogMetrics {
+    fn write_samples(&self, page: &mut ScrapeSamples) {
+        let dropped = LOG_QUEUE.get().map_or(0, |lines| lines.lock_queue().dropped);
+        page.add_count(&metric::LOG_DROPPED, &[], dropped);
     }
 }
 
@@ -80,12 +80,12 @@ struct LogQueue {
 }
 
 impl LogQueue {
-    fn queue(&self) -> MutexGuard<'_, LogQueueState> {
+    fn lock_queue(&self) -> MutexGuard<'_, LogQueueState> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn push(&self, line: &[u8]) {
-        let mut queue = self.queue();
+    fn push_line(&self, line: &[u8]) {
+        let mut queue = self.lock_queue();
         if queue.bytes + line.len() > QUEUE_BYTES {
             queue.dropped += 1;
             queue.unreported += 1;
@@ -97,9 +97,9 @@ impl LogQueue {
         self.work.notify_one();
     }
 
-    fn run(&self, to: &mut impl Write) {
+    fn write_lines(&self, to: &mut impl Write) {
         loop {
-            let mut queue = self.queue();
+            let mut queue = self.lock_queue();
             queue.writing = false;
             if queue.lines.is_empty() {
                 self.done.notify_all();
@@ -129,7 +129,7 @@ impl LogQueue {
     fn flush(&self, within: Duration) {
         let waits = |queue: &mut LogQueueState| queue.writing || !queue.lines.is_empty();
         // Lines that are not written by then are lost.
-        drop(self.done.wait_timeout_while(self.queue(), within, waits));
+        drop(self.done.wait_timeout_while(self.lock_queue(), within, waits));
     }
 }
 
@@ -152,7 +152,7 @@ pub(super) struct LogSink(Arc<LogQueue>);
 
 impl Write for LogSink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.push(bytes);
+        self.0.push_line(bytes);
         Ok(bytes.len())
     }
 
@@ -191,19 +191,19 @@ mod tests {
         let lines = Arc::<LogQueue>::default();
         let ((take, takes), (taken, seen)) = (mpsc::channel(), mpsc::channel());
         let own = Arc::clone(&lines);
-        std::thread::spawn(move || own.run(&mut Reader { takes, taken }));
+        std::thread::spawn(move || own.write_lines(&mut Reader { takes, taken }));
         let line = [b'x'; 1 << 10];
         for _ in 0..4 * QUEUE_BYTES / line.len() {
-            lines.push(&line);
+            lines.push_line(&line);
         }
         lines.flush(Duration::from_millis(10));
-        let dropped = lines.queue().dropped;
+        let dropped = lines.lock_queue().dropped;
         assert!(dropped > 2 * (QUEUE_BYTES / line.len()) as u64, "{dropped}");
         for _ in 0..2 * QUEUE_BYTES / BATCH_BYTES {
             take.send(()).unwrap();
         }
         lines.flush(Duration::from_secs(60));
-        assert_eq!(lines.queue().bytes, 0);
+        assert_eq!(lines.lock_queue().bytes, 0);
         let bytes: usize = seen.try_iter().map(|bytes| bytes.len()).sum();
         assert_eq!(bytes as u64, 4 * QUEUE_BYTES as u64 - dropped * line.len() as u64);
     }

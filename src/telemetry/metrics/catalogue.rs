@@ -1,6 +1,6 @@
-//! Declares every metric once: name, type, labels, help. No other metric is exported.
+//! Declares every metric once, with its name, type, labels and help text. No other metric is exported.
 //!
-//! The label of a job is `muster_job`, because Prometheus overwrites a label `job` with its own.
+//! The label for the job is `muster_job`, because Prometheus sets the label `job` itself. Begin at [`Metric`].
 
 /// The type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,17 +1,18 @@
-//! Counts changes of jobs as the engine reports them.
+//! Counts the events of the engine.
 //!
-//! It does not write samples by itself: `Metrics` asks for them. Begin at `EventCounters::event`.
+//! `Metrics` collects the counts at a scrape. Begin at `EventCounters::event`.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::catalogue as metric;
-use super::text_format::{ExportedHistogram, Scrape};
+use super::text_format::{ExportedHistogram, ScrapeSamples};
 use crate::coordination::{
     BarrierCompletion, BarrierKind, BarrierOutcome, EventKind, FailureClass, JobEvent, JobId, RunOutcome,
 };
 use crate::engine::Observer;
+use crate::text::micros_to_seconds;
 
 /// Bucket bounds in seconds: barriers take from a fraction of a millisecond to hours.
 static BARRIER_BUCKETS: [f64; 17] = [
@@ -89,30 +90,30 @@ impl EventCounters {
     }
 
     /// Records by how much a timer was late.
-    pub fn record_lag(&self, by: Duration) {
+    pub fn record_timer_lag(&self, by: Duration) {
         self.lock().lag.observe(by.as_secs_f64());
     }
 
     /// Drops the counters of deleted jobs.
-    pub(super) fn keep(&self, there: impl Fn(JobId) -> bool) {
+    pub(super) fn retain_jobs(&self, there: impl Fn(JobId) -> bool) {
         self.lock().jobs.retain(|job, _| there(*job));
     }
 
-    pub(super) fn show_lag(&self, page: &mut Scrape) {
-        page.histogram(&metric::LOOP_LAG, &[], &self.lock().lag);
+    pub(super) fn write_timer_lag(&self, page: &mut ScrapeSamples) {
+        page.add_histogram(&metric::LOOP_LAG, &[], &self.lock().lag);
     }
 
     /// Writes the counters of a job. Counters of events that have not happened are 0, so that the first event
     /// shows as an increase.
-    pub(super) fn show(&self, job: JobId, name: &str, page: &mut Scrape) {
+    pub(super) fn write_job_counters(&self, job: JobId, name: &str, page: &mut ScrapeSamples) {
         let tally = self.lock().jobs.get(&job).cloned().unwrap_or_default();
         for ((_, outcome), count) in OUTCOMES.iter().zip(tally.runs) {
-            page.count(&metric::RUNS, &[name, outcome], count);
+            page.add_count(&metric::RUNS, &[name, outcome], count);
         }
-        page.count(&metric::REGISTRATIONS, &[name, "first"], tally.registrations);
-        page.count(&metric::REGISTRATIONS, &[name, "again"], tally.registrations_again);
+        page.add_count(&metric::REGISTRATIONS, &[name, "first"], tally.registrations);
+        page.add_count(&metric::REGISTRATIONS, &[name, "again"], tally.registrations_again);
         for (class, count) in FailureClass::ALL.iter().zip(tally.failures) {
-            page.count(&metric::TASK_FAILURES, &[name, class.name()], count);
+            page.add_count(&metric::TASK_FAILURES, &[name, class.name()], count);
         }
         for (metric, count) in [
             (&metric::TASK_DEPARTURES, tally.departures),
@@ -123,11 +124,11 @@ impl EventCounters {
             (&metric::PREEMPTIONS, tally.preemptions),
             (&metric::BARRIERS_WITHOUT, tally.without),
         ] {
-            page.count(metric, &[name], count);
+            page.add_count(metric, &[name], count);
         }
         for finding in &self.findings {
             let count = tally.findings.get(*finding).copied().unwrap_or_default();
-            page.count(&metric::FINDINGS_OPENED, &[name, finding], count);
+            page.add_count(&metric::FINDINGS_OPENED, &[name, finding], count);
         }
         let mut barriers = tally.barriers;
         for kind in [BarrierKind::Registration, BarrierKind::Shutdown, BarrierKind::Client] {
@@ -136,24 +137,18 @@ impl EventCounters {
         for (kind, barriers) in barriers {
             let labels = [name, kind.name()];
             let passed = BarrierOutcome::Passed.name();
-            page.count(&metric::BARRIERS, &[name, kind.name(), passed], barriers.passed);
+            page.add_count(&metric::BARRIERS, &[name, kind.name(), passed], barriers.passed);
             let failed = BarrierOutcome::Failed.name();
-            page.count(&metric::BARRIERS, &[name, kind.name(), failed], barriers.failed);
-            page.histogram(&metric::BARRIER_DURATION, &labels, &barriers.duration);
-            page.histogram(&metric::BARRIER_SKEW, &labels, &barriers.skew);
-            page.write_sample(&metric::BARRIER_BLOCKED, &labels, seconds(barriers.blocked_us));
+            page.add_count(&metric::BARRIERS, &[name, kind.name(), failed], barriers.failed);
+            page.add_histogram(&metric::BARRIER_DURATION, &labels, &barriers.duration);
+            page.add_histogram(&metric::BARRIER_SKEW, &labels, &barriers.skew);
+            page.add_sample(&metric::BARRIER_BLOCKED, &labels, micros_to_seconds(barriers.blocked_us));
         }
     }
 }
 
-/// Converts microseconds to seconds.
-#[expect(clippy::cast_precision_loss, reason = "the format has no other numbers")]
-pub(super) fn seconds(micros: u64) -> f64 {
-    micros as f64 / 1e6
-}
-
 impl Observer for EventCounters {
-    fn event(&self, event: &JobEvent) {
+    fn on_event(&self, event: &JobEvent) {
         // Most events are not counted and take no lock.
         let count = |add: &dyn Fn(&mut JobCounters)| add(self.lock().jobs.entry(event.job).or_default());
         match &event.what {
@@ -185,7 +180,7 @@ impl Observer for EventCounters {
         }
     }
 
-    fn barrier_ended(&self, ending: &BarrierCompletion) {
+    fn on_barrier_ended(&self, ending: &BarrierCompletion) {
         let record = &ending.record;
         let mut counts = self.lock();
         let tally = counts.jobs.entry(ending.job).or_default();
@@ -195,7 +190,7 @@ impl Observer for EventCounters {
             BarrierOutcome::Failed => barriers.failed += 1,
         }
         barriers.duration.observe(record.ended.since(record.began).as_secs_f64());
-        barriers.skew.observe(seconds(record.skew_us));
+        barriers.skew.observe(micros_to_seconds(record.skew_us));
         barriers.blocked_us = barriers.blocked_us.saturating_add(record.waited_us);
     }
 }
@@ -207,13 +202,13 @@ mod tests {
 
     fn happened(tally: &EventCounters, job: u32, what: EventKind) {
         let (at, run, reason) = (Timestamp(1), RunNumber(1), String::new());
-        tally.event(&JobEvent { at, job: JobId(job), run, what, reason });
+        tally.on_event(&JobEvent { at, job: JobId(job), run, what, reason });
     }
 
     fn shown(tally: &EventCounters, job: u32) -> String {
-        let mut page = Scrape::default();
-        tally.show(JobId(job), "j", &mut page);
-        page.write(super::super::catalogue::CATALOGUE)
+        let mut page = ScrapeSamples::default();
+        tally.write_job_counters(JobId(job), "j", &mut page);
+        page.to_text(super::super::catalogue::CATALOGUE)
     }
 
     #[test]
@@ -232,7 +227,7 @@ mod tests {
             assert!(shown(&tally, 1).lines().any(|found| found == line), "no {line}");
         }
         assert!(shown(&tally, 2).contains("muster_suspicions_total{muster_job=\"j\"} 1"));
-        tally.keep(|job| job == JobId(2));
+        tally.retain_jobs(|job| job == JobId(2));
         assert!(shown(&tally, 1).contains("muster_runs_total{muster_job=\"j\",outcome=\"failed\"} 0"));
     }
 }

@@ -1,9 +1,8 @@
-//! Writes samples in Prometheus' text format.
+//! Writes samples in the text format of Prometheus.
 //!
-//! It does not know what they mean (`catalogue.rs`). Begin at `Scrape`.
+//! `catalogue.rs` declares the metrics. Begin at `ScrapeSamples`.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 #[cfg(target_os = "linux")]
 use prometheus::core::Collector as _;
@@ -13,9 +12,9 @@ use prometheus::proto::{self, MetricFamily, MetricType};
 use prometheus::{Encoder as _, TextEncoder};
 
 use super::catalogue::{CATALOGUE, Metric, MetricKind};
-use super::counters::seconds;
 use crate::coordination::Timestamp;
 use crate::meter::HistogramSnapshot;
+use crate::text::micros_to_seconds;
 use crate::transfer::TIMES_US;
 
 /// A histogram: observations counted by size.
@@ -41,12 +40,12 @@ impl ExportedHistogram {
 
 /// The samples of one scrape.
 #[derive(Default)]
-pub struct Scrape(HashMap<&'static str, Vec<proto::Metric>>);
+pub struct ScrapeSamples(HashMap<&'static str, Vec<proto::Metric>>);
 
-impl Scrape {
+impl ScrapeSamples {
     /// Adds a sample of a counter or a gauge.
-    pub fn write_sample(&mut self, metric: &'static Metric, labels: &[&str], value: f64) {
-        let mut sample = write_labels(metric, labels);
+    pub fn add_sample(&mut self, metric: &'static Metric, labels: &[&str], value: f64) {
+        let mut sample = labelled_sample(metric, labels);
         match metric.kind {
             MetricKind::Counter => {
                 let mut counter = proto::Counter::default();
@@ -64,33 +63,33 @@ impl Scrape {
 
     /// Adds a sample with an integer value.
     #[expect(clippy::cast_precision_loss, reason = "the format has no other numbers")]
-    pub fn count(&mut self, metric: &'static Metric, labels: &[&str], value: u64) {
-        self.write_sample(metric, labels, value as f64);
+    pub fn add_count(&mut self, metric: &'static Metric, labels: &[&str], value: u64) {
+        self.add_sample(metric, labels, value as f64);
     }
 
     /// Adds a sample of a moment, in seconds since the Unix epoch.
-    pub fn write_timestamp(&mut self, metric: &'static Metric, labels: &[&str], moment: Timestamp) {
-        self.write_sample(metric, labels, seconds(moment.0));
+    pub fn add_timestamp(&mut self, metric: &'static Metric, labels: &[&str], moment: Timestamp) {
+        self.add_sample(metric, labels, micros_to_seconds(moment.0));
     }
 
     /// Adds a sample of how much there is of something.
-    pub fn size(&mut self, metric: &'static Metric, labels: &[&str], value: usize) {
-        self.count(metric, labels, value as u64);
+    pub fn add_size(&mut self, metric: &'static Metric, labels: &[&str], value: usize) {
+        self.add_count(metric, labels, value as u64);
     }
 
     /// Adds a sample of a histogram.
-    pub(super) fn histogram(
+    pub(super) fn add_histogram(
         &mut self,
         metric: &'static Metric,
         labels: &[&str],
         histogram: &ExportedHistogram,
     ) {
         let bounds = histogram.bounds.iter().copied();
-        self.buckets(metric, labels, bounds.zip(&histogram.counts), &histogram.counts, histogram.sum);
+        self.add_buckets(metric, labels, bounds.zip(&histogram.counts), &histogram.counts, histogram.sum);
     }
 
     /// Adds a sample of a histogram: counts by upper bound, and the number of all.
-    pub fn buckets<'a>(
+    pub fn add_buckets<'a>(
         &mut self,
         metric: &'static Metric,
         labels: &[&str],
@@ -110,28 +109,38 @@ impl Scrape {
         histogram.set_bucket(buckets.collect());
         histogram.set_sample_count(all.iter().copied().fold(0, u64::saturating_add));
         histogram.set_sample_sum(sum);
-        let mut sample = write_labels(metric, labels);
+        let mut sample = labelled_sample(metric, labels);
         sample.set_histogram(histogram);
         self.0.entry(metric.name).or_default().push(sample);
     }
 
     /// Adds a sample of a duration histogram of the transfer engine.
-    pub fn times(&mut self, metric: &'static Metric, labels: &[&str], counts: &[u64], sum_us: u64) {
-        let seconds = |us: u64| Duration::from_micros(us).as_secs_f64();
-        let bounded = TIMES_US.iter().map(|bound| seconds(*bound)).zip(counts);
-        self.buckets(metric, labels, bounded, counts, seconds(sum_us));
+    pub fn add_engine_times(
+        &mut self,
+        metric: &'static Metric,
+        labels: &[&str],
+        counts: &[u64],
+        sum_us: u64,
+    ) {
+        let bounded = TIMES_US.iter().map(|bound| micros_to_seconds(*bound)).zip(counts);
+        self.add_buckets(metric, labels, bounded, counts, micros_to_seconds(sum_us));
     }
 
     /// Adds a sample of a duration histogram that was recorded on a hot path.
     #[expect(clippy::cast_precision_loss, reason = "the format has no other numbers")]
-    pub fn record_duration(&mut self, metric: &'static Metric, labels: &[&str], timed: &HistogramSnapshot) {
+    pub fn add_duration_histogram(
+        &mut self,
+        metric: &'static Metric,
+        labels: &[&str],
+        timed: &HistogramSnapshot,
+    ) {
         let in_seconds = |nanos: u64| nanos as f64 / 1e9;
         let bounded = HistogramSnapshot::bounds_ns().map(in_seconds).zip(&timed.counts);
-        self.buckets(metric, labels, bounded, &timed.counts, in_seconds(timed.sum_ns));
+        self.add_buckets(metric, labels, bounded, &timed.counts, in_seconds(timed.sum_ns));
     }
 
     /// Adds the process metrics that are in the catalogue.
-    pub fn show_process(&mut self) {
+    pub fn add_process_metrics(&mut self) {
         #[cfg(target_os = "linux")]
         for mut family in ProcessCollector::for_self().collect() {
             if let Some(metric) = CATALOGUE.iter().find(|metric| metric.name == family.name()) {
@@ -141,7 +150,7 @@ impl Scrape {
     }
 
     /// Returns the samples in the text format, in the order of a catalogue.
-    pub fn write(mut self, catalogue: impl IntoIterator<Item = &'static &'static Metric>) -> String {
+    pub fn to_text(mut self, catalogue: impl IntoIterator<Item = &'static &'static Metric>) -> String {
         let families: Vec<MetricFamily> = catalogue
             .into_iter()
             .filter_map(|metric| {
@@ -166,7 +175,7 @@ impl Scrape {
     }
 }
 
-fn write_labels(metric: &'static Metric, values: &[&str]) -> proto::Metric {
+fn labelled_sample(metric: &'static Metric, values: &[&str]) -> proto::Metric {
     debug_assert_eq!(metric.labels.len(), values.len(), "{} has other labels", metric.name);
     let pairs = metric.labels.iter().zip(values).map(|(name, value)| {
         let mut pair = proto::LabelPair::default();
@@ -184,10 +193,10 @@ mod tests {
 
     #[test]
     fn counts_that_workers_report_are_added_up_as_far_as_a_number_goes() {
-        let mut page = Scrape::default();
-        page.times(&TRANSFER_STAGES, &["a", "move"], &[1, u64::MAX, 1], u64::MAX);
+        let mut page = ScrapeSamples::default();
+        page.add_engine_times(&TRANSFER_STAGES, &["a", "move"], &[1, u64::MAX, 1], u64::MAX);
         // The text format writes floating-point numbers, which hold these values exactly.
-        let text = page.write(CATALOGUE);
+        let text = page.to_text(CATALOGUE);
         for line in [
             "muster_transfer_stage_seconds_bucket{muster_job=\"a\",stage=\"move\",le=\"0.0001\"} 18446744073709552000",
             "muster_transfer_stage_seconds_count{muster_job=\"a\",stage=\"move\"} 18446744073709552000",
@@ -198,14 +207,14 @@ mod tests {
 
     #[test]
     fn samples_are_written_in_the_text_format() {
-        let mut page = Scrape::default();
-        page.count(&RUNS, &["a", "failed"], 2);
+        let mut page = ScrapeSamples::default();
+        page.add_count(&RUNS, &["a", "failed"], 2);
         let mut skew = ExportedHistogram::new(&[0.1, 1.0]);
         for value in [0.1, 0.2, 5.0] {
             skew.observe(value);
         }
-        page.histogram(&BARRIER_SKEW, &["a", "client"], &skew);
-        let text = page.write(CATALOGUE);
+        page.add_histogram(&BARRIER_SKEW, &["a", "client"], &skew);
+        let text = page.to_text(CATALOGUE);
         for line in [
             "# TYPE muster_runs_total counter",
             "muster_runs_total{muster_job=\"a\",outcome=\"failed\"} 2",

@@ -1,7 +1,8 @@
-//! Creates the span of each exclusion when the exclusion ends, because its effects are known only then.
+//! Creates the span of each exclusion. The span is created when the exclusion ends, because its effects are not all
+//! known before.
 //!
-//! The span is a child of the `traceparent` of the request, which becomes known after the event. Begin at
-//! [`ExclusionSpans`].
+//! The span is a child of the span that the `traceparent` of the request names. The recorder receives this
+//! `traceparent` after the event of the exclusion. Begin at [`ExclusionSpanRecorder`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use opentelemetry::trace::{
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_sdk::trace::SdkTracer;
 
-use super::{BARRIER_EVENTS_MAX, JobNames, number, time};
+use super::{BARRIER_EVENTS_MAX, JobNames, to_i64, to_system_time};
 use crate::coordination::{Actor, EventKind, ExclusionId, ExclusionTarget, JobEvent, JobId, TaskId};
 
 /// The maximum number of exclusions that are followed at once; each job bounds its own.
@@ -28,30 +29,35 @@ struct OpenExclusion {
 }
 
 /// The exclusions in force, of all jobs.
-pub(super) struct ExclusionSpans {
+pub(super) struct ExclusionSpanRecorder {
     tracer: SdkTracer,
     names: Arc<JobNames>,
     open: HashMap<(JobId, ExclusionId), OpenExclusion>,
 }
 
-impl ExclusionSpans {
+impl ExclusionSpanRecorder {
     pub fn new(tracer: SdkTracer, names: Arc<JobNames>) -> Self {
         Self { tracer, names, open: HashMap::new() }
     }
 
-    pub fn event(&mut self, event: &JobEvent) {
+    pub fn record_event(&mut self, event: &JobEvent) {
         match &event.what {
             EventKind::Excluded { exclusion, target, tasks, actor } if self.open.len() < OPEN_MAX => {
-                let open = self.began(event, *exclusion, *target, tasks, actor);
+                let open = self.begin_span(event, *exclusion, *target, tasks, actor);
                 self.open.insert((event.job, *exclusion), open);
             }
             EventKind::RegistrationRefused { exclusion, task, peer } => {
                 if let Some(open) = self.open.get_mut(&(event.job, *exclusion)) {
-                    let mut about = vec![of_task(*task)];
+                    let mut about = vec![task_attribute(*task)];
                     about.extend(
                         peer.map(|peer| KeyValue::new("network.peer.address", peer.ip().to_string())),
                     );
-                    open.events.push(Happening::new("registration refused", time(event.at), about, 0));
+                    open.events.push(Happening::new(
+                        "registration refused",
+                        to_system_time(event.at),
+                        about,
+                        0,
+                    ));
                 }
             }
             EventKind::Readmitted { exclusion, actor, .. } => {
@@ -64,16 +70,16 @@ impl ExclusionSpans {
                     end.push(KeyValue::new("muster.exclusion.lifted_by", actor.who.to_string()));
                     end.push(KeyValue::new("muster.exclusion.lift_reason", event.reason.clone()));
                 }
-                self.ended(open, end, time(event.at));
+                self.end_span(open, end, to_system_time(event.at));
             }
             EventKind::JobDeleted { .. } => {
                 let of_job = self.open.extract_if(|(job, _), _| *job == event.job);
                 let of_job: Vec<OpenExclusion> = of_job.map(|(_, open)| open).collect();
                 for open in of_job {
-                    self.ended(
+                    self.end_span(
                         open,
                         vec![KeyValue::new("muster.exclusion.end", "job-deleted")],
-                        time(event.at),
+                        to_system_time(event.at),
                     );
                 }
             }
@@ -82,7 +88,7 @@ impl ExclusionSpans {
     }
 
     /// Sets the parent span of an exclusion: that of the request that asked for it.
-    pub fn link(&mut self, job: JobId, exclusion: ExclusionId, parent: SpanContext) {
+    pub fn set_parent_span(&mut self, job: JobId, exclusion: ExclusionId, parent: SpanContext) {
         if let Some(open) = self.open.get_mut(&(job, exclusion)) {
             open.parent = Some(parent);
         }
@@ -92,13 +98,13 @@ impl ExclusionSpans {
     pub fn end_all(&mut self) {
         let open: Vec<OpenExclusion> = self.open.drain().map(|(_, open)| open).collect();
         for open in open {
-            let builder = open.builder(vec![KeyValue::new("muster.exclusion.end", "in-force")]);
+            let builder = open.span_builder(vec![KeyValue::new("muster.exclusion.end", "in-force")]);
             // Dropping a span ends it now.
             drop(self.tracer.build_with_context(builder.0, &builder.1));
         }
     }
 
-    fn began(
+    fn begin_span(
         &self,
         event: &JobEvent,
         exclusion: ExclusionId,
@@ -107,9 +113,9 @@ impl ExclusionSpans {
         actor: &Actor,
     ) -> OpenExclusion {
         let mut attributes = vec![
-            KeyValue::new("muster.job", self.names.of(event.job).to_string()),
-            KeyValue::new("muster.run", number(event.run.0)),
-            KeyValue::new("muster.exclusion.id", number(exclusion.0)),
+            KeyValue::new("muster.job", self.names.name_of(event.job).to_string()),
+            KeyValue::new("muster.run", to_i64(event.run.0)),
+            KeyValue::new("muster.exclusion.id", to_i64(exclusion.0)),
             KeyValue::new("muster.exclusion.target", target.to_string()),
             KeyValue::new("muster.exclusion.reason", event.reason.clone()),
             KeyValue::new("muster.exclusion.tasks", i64::try_from(tasks.len()).unwrap_or(i64::MAX)),
@@ -117,19 +123,21 @@ impl ExclusionSpans {
             KeyValue::new("muster.actor.means", actor.means.to_string()),
         ];
         attributes.extend(actor.address.map(|from| KeyValue::new("client.address", from.ip().to_string())));
-        let out = |task: &TaskId| Happening::new("taken out", time(event.at), vec![of_task(*task)], 0);
+        let out = |task: &TaskId| {
+            Happening::new("taken out", to_system_time(event.at), vec![task_attribute(*task)], 0)
+        };
         let events = tasks.iter().take(BARRIER_EVENTS_MAX as usize - 1).map(out).collect();
-        OpenExclusion { since: time(event.at), attributes, events, parent: None }
+        OpenExclusion { since: to_system_time(event.at), attributes, events, parent: None }
     }
 
-    fn ended(&self, open: OpenExclusion, end: Vec<KeyValue>, at: SystemTime) {
-        let (builder, parent) = open.builder(end);
+    fn end_span(&self, open: OpenExclusion, end: Vec<KeyValue>, at: SystemTime) {
+        let (builder, parent) = open.span_builder(end);
         self.tracer.build_with_context(builder, &parent).end_with_timestamp(at);
     }
 }
 
 impl OpenExclusion {
-    fn builder(mut self, end: Vec<KeyValue>) -> (SpanBuilder, Context) {
+    fn span_builder(mut self, end: Vec<KeyValue>) -> (SpanBuilder, Context) {
         self.attributes.extend(end);
         let builder = SpanBuilder::from_name("exclusion")
             .with_start_time(self.since)
@@ -141,6 +149,6 @@ impl OpenExclusion {
     }
 }
 
-fn of_task(task: TaskId) -> KeyValue {
+fn task_attribute(task: TaskId) -> KeyValue {
     KeyValue::new("muster.task", i64::from(task.0))
 }

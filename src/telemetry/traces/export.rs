@@ -1,6 +1,6 @@
 //! Sends spans by OTLP over gRPC or HTTP, with or without TLS.
 //!
-//! It does not queue: the SDK does. Begin at `exporter`.
+//! The SDK queues the spans. Begin at `build_exporter`.
 
 use std::fmt;
 use std::future::Future;
@@ -19,15 +19,11 @@ use hyper_util::rt::TokioIo;
 use opentelemetry_http::{HttpClient, HttpError};
 use opentelemetry_otlp::{SpanExporter, WithExportConfig as _, WithHttpConfig as _, WithTonicConfig as _};
 use rustls::ClientConfig;
-use rustls::pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tokio::runtime::Handle;
-use tokio_rustls::TlsConnector;
 use tonic::transport::Endpoint;
 use tower_service::Service;
 
-use crate::tls;
+use crate::tls::{self, IoStream, TlsClient};
 
 /// The timeout of one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -91,23 +87,27 @@ pub struct CollectorTls {
 
 impl CollectorTls {
     /// Returns the TLS configuration for an endpoint; `None` if it uses plaintext.
-    fn tls(&self, endpoint: &Uri, protocol: &'static [u8]) -> Result<Option<Arc<ClientConfig>>, String> {
+    fn client_config(
+        &self,
+        endpoint: &Uri,
+        protocol: &'static [u8],
+    ) -> Result<Option<Arc<ClientConfig>>, String> {
         if endpoint.scheme_str() != Some("https") {
             return Ok(None);
         }
         let ca =
-            self.ca.clone().or_else(tls::system_authorities).ok_or(
+            self.ca.clone().or_else(tls::system_authorities_path).ok_or(
                 "this system has no file of authorities: name one with OTEL_EXPORTER_OTLP_CERTIFICATE",
             )?;
         let own = self.own.as_ref().map(|(cert, key)| (cert.as_path(), key.as_path()));
-        let mut config = tls::client(&ca, own).map_err(|error| error.to_string())?;
-        config.alpn_protocols = vec![protocol.to_vec()];
-        Ok(Some(Arc::new(config)))
+        tls::client_config(&ca, own, &[protocol])
+            .map(|config| Some(Arc::new(config)))
+            .map_err(|error| error.to_string())
     }
 }
 
 /// Returns an exporter that sends spans to `endpoint`.
-pub(super) fn exporter(
+pub(super) fn build_exporter(
     endpoint: &str,
     protocol: OtlpProtocol,
     trust: &CollectorTls,
@@ -116,7 +116,7 @@ pub(super) fn exporter(
     let mut uri: Uri = endpoint.parse().map_err(|error| format!("{error}"))?;
     let built = match protocol {
         OtlpProtocol::Grpc => {
-            let connector = Connector { tls: trust.tls(&uri, b"h2")? };
+            let connector = CollectorConnector { tls: trust.client_config(&uri, b"h2")? };
             let channel = Endpoint::from(uri).timeout(REQUEST_TIMEOUT).connect_timeout(REQUEST_TIMEOUT);
             let channel = channel.connect_with_connector_lazy(connector);
             SpanExporter::builder().with_tonic().with_channel(channel).with_timeout(REQUEST_TIMEOUT).build()
@@ -126,7 +126,7 @@ pub(super) fn exporter(
                 let whole = format!("{}{DEFAULT_PATH}", endpoint.trim_end_matches('/'));
                 uri = whole.parse().map_err(|error| format!("{error}"))?;
             }
-            let connector = Connector { tls: trust.tls(&uri, b"http/1.1")? };
+            let connector = CollectorConnector { tls: trust.client_config(&uri, b"http/1.1")? };
             let client = OtlpHttpClient { runtime: Handle::current(), connector };
             SpanExporter::builder()
                 .with_http()
@@ -138,33 +138,26 @@ pub(super) fn exporter(
     built.map_err(|error| error.to_string())
 }
 
-/// A byte stream, with or without TLS.
-trait IoStream: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> IoStream for S {}
-
 type CollectorStream = TokioIo<Box<dyn IoStream>>;
 
 /// Opens connections to a collector.
 #[derive(Debug, Clone)]
-struct Connector {
+struct CollectorConnector {
     tls: Option<Arc<ClientConfig>>,
 }
 
-impl Connector {
+impl CollectorConnector {
     async fn connect(self, endpoint: Uri) -> io::Result<CollectorStream> {
         let invalid = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
         let host = endpoint.host().ok_or_else(|| invalid("the endpoint names no host".to_owned()))?;
-        let host = host.trim_start_matches('[').trim_end_matches(']');
         let port = endpoint.port_u16().unwrap_or(if self.tls.is_some() { 443 } else { 80 });
-        let stream = TcpStream::connect((host, port)).await?;
-        let Some(tls) = self.tls else { return Ok(TokioIo::new(Box::new(stream))) };
-        let name = ServerName::try_from(host.to_owned()).map_err(|error| invalid(error.to_string()))?;
-        Ok(TokioIo::new(Box::new(TlsConnector::from(tls).connect(name, stream).await?)))
+        let client = self.tls.map(|config| TlsClient::new(config, host)).transpose();
+        let client = client.map_err(|error| invalid(error.to_string()))?;
+        Ok(TokioIo::new(tls::dial((tls::host_without_brackets(host), port), client.as_ref()).await?))
     }
 }
 
-impl Service<Uri> for Connector {
+impl Service<Uri> for CollectorConnector {
     type Response = CollectorStream;
     type Error = io::Error;
     type Future = Pin<Box<dyn Future<Output = io::Result<CollectorStream>> + Send>>;
@@ -182,7 +175,7 @@ impl Service<Uri> for Connector {
 #[derive(Debug)]
 struct OtlpHttpClient {
     runtime: Handle,
-    connector: Connector,
+    connector: CollectorConnector,
 }
 
 type ResponseFuture<'a> = Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send + 'a>>;
@@ -194,13 +187,17 @@ impl HttpClient for OtlpHttpClient {
         Self: 'b,
     {
         let connector = self.connector.clone();
-        let send = async move { tokio::time::timeout(REQUEST_TIMEOUT, send(connector, request)).await };
+        let send =
+            async move { tokio::time::timeout(REQUEST_TIMEOUT, send_request(connector, request)).await };
         let sent = self.runtime.spawn(send);
         Box::pin(async move { sent.await?? })
     }
 }
 
-async fn send(connector: Connector, mut request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+async fn send_request(
+    connector: CollectorConnector,
+    mut request: Request<Bytes>,
+) -> Result<Response<Bytes>, HttpError> {
     let uri = request.uri().clone();
     let stream = connector.connect(uri.clone()).await?;
     let (mut sender, connection) = http1::handshake(stream).await?;

@@ -1,18 +1,19 @@
-//! Traces for OpenTelemetry: a span for each call, each use of a barrier, each run and each exclusion. Off unless
-//! an endpoint is given.
+//! Traces for OpenTelemetry: a span for each call, barrier instance, run and exclusion. Tracing is off unless an
+//! endpoint is configured.
 //!
-//! It sends no spans: `export.rs` does. Begin at `Traces::start`.
+//! `export.rs` sends the spans. Begin at `Traces::start`.
 //!
-//! - A call is a child of the span that the caller's `traceparent` names, or else stands alone.
-//! - An instance of a barrier is a child of its run, with an event for each arrival.
-//! - A run lasts from its opening to its end.
-//! - An exclusion lasts from the command to its end, with an event for each task that it took out and for the first
-//!   registration that it turned away. It is a child of the span that the `traceparent` of the request named, or
-//!   else stands alone.
+//! - The span of a call is a child of the span that the caller's `traceparent` names. Without a `traceparent` it is
+//!   a root span.
+//! - The span of a barrier instance is a child of its run's span, with an event for each arrival.
+//! - The span of a run lasts from its opening to its end.
+//! - The span of an exclusion lasts from the command to the end of the exclusion. It has an event for each evicted
+//!   task and for the first refused registration. Its parent is determined as for a call, from the request of the
+//!   command.
 //!
-//! The engine's events are handed to a thread, so nothing is assembled under the engine's lock. When the queue is
-//! full, spans are left out and counted, as are spans that the collector did not take. While tracing is off, a call
-//! costs one check.
+//! A separate thread assembles the spans from the engine's events, without the engine's lock. If the queue of this
+//! thread is full, spans are dropped and counted. Spans that the collector does not accept are counted too. While
+//! tracing is off, it costs each call one check.
 
 mod exclusions;
 mod export;
@@ -41,8 +42,8 @@ use crate::coordination::{
     RunOutcome, TaskId, Timestamp,
 };
 use crate::engine::{Engine, Observer};
-use crate::telemetry::metrics::{MetricSource, Scrape, catalogue as metric};
-use exclusions::ExclusionSpans;
+use crate::telemetry::metrics::{MetricSource, ScrapeSamples, catalogue as metric};
+use exclusions::ExclusionSpanRecorder;
 pub use export::{CollectorTls, OtlpProtocol, check_endpoint};
 use span_counts::{CountingSpanProcessor, SpanCounts};
 
@@ -66,14 +67,14 @@ pub struct TraceParent(SpanContext);
 impl TraceParent {
     /// Returns the context of the header `traceparent`, if the header is valid.
     #[must_use]
-    pub fn of(headers: &HeaderMap) -> Option<Self> {
-        let parent = context(headers).span().span_context().clone();
+    pub fn from_headers(headers: &HeaderMap) -> Option<Self> {
+        let parent = parent_context(headers).span().span_context().clone();
         parent.is_valid().then_some(Self(parent))
     }
 }
 
 /// Returns the context of the header `traceparent`; an empty one without a valid header.
-fn context(headers: &HeaderMap) -> Context {
+fn parent_context(headers: &HeaderMap) -> Context {
     let nothing = Context::new();
     match headers.contains_key("traceparent") {
         true => TraceContextPropagator::new().extract_with_context(&nothing, &HeaderExtractor(headers)),
@@ -120,7 +121,7 @@ struct JobNames {
 }
 
 impl JobNames {
-    fn of(&self, job: JobId) -> JobName {
+    fn name_of(&self, job: JobId) -> JobName {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(name) = known.get(&job) {
             return name.clone();
@@ -148,7 +149,7 @@ impl Traces {
         protocol: OtlpProtocol,
         trust: &CollectorTls,
     ) -> Result<Arc<Self>, String> {
-        let exporter = export::exporter(endpoint, protocol, trust)?;
+        let exporter = export::build_exporter(endpoint, protocol, trust)?;
         let counts = SpanCounts::new(*engine.clock());
         let provider = SdkTracerProvider::builder()
             .with_span_processor(CountingSpanProcessor::new(exporter, &counts))
@@ -163,12 +164,16 @@ impl Traces {
         let tracer = provider.tracer("muster");
         let (told, coming) = sync_channel(QUEUE);
         let names = Arc::new(JobNames { engine: Arc::downgrade(engine), known: Mutex::default() });
-        let exclusions = ExclusionSpans::new(tracer.clone(), Arc::clone(&names));
-        let runs =
-            RunSpans { tracer: tracer.clone(), names: Arc::clone(&names), open: HashMap::new(), exclusions };
+        let exclusions = ExclusionSpanRecorder::new(tracer.clone(), Arc::clone(&names));
+        let runs = SpanRecorder {
+            tracer: tracer.clone(),
+            names: Arc::clone(&names),
+            open: HashMap::new(),
+            exclusions,
+        };
         let thread = std::thread::Builder::new()
             .name("muster-traces".into())
-            .spawn(move || runs.follow(&coming))
+            .spawn(move || runs.run(&coming))
             .map_err(|error| error.to_string())?;
         Ok(Arc::new(Self {
             tracer,
@@ -182,36 +187,36 @@ impl Traces {
 
     /// Begins the span of a call.
     #[must_use]
-    pub fn begin(&self, headers: &HeaderMap, now: Timestamp) -> CallSpan {
-        CallSpan { parent: context(headers), began: now }
+    pub fn begin_call_span(&self, headers: &HeaderMap, now: Timestamp) -> CallSpan {
+        CallSpan { parent: parent_context(headers), began: now }
     }
 
     /// Ends the span of a call.
-    pub fn end(&self, call: &CallSpan, task: Option<TaskId>, end: &CallEnd) {
+    pub fn end_call_span(&self, call: &CallSpan, task: Option<TaskId>, end: &CallEnd) {
         let CallEnd { job, service, method, code, at } = *end;
         let mut attributes = vec![
             KeyValue::new("rpc.system", "grpc"),
             KeyValue::new("rpc.service", service),
             KeyValue::new("rpc.method", method),
             KeyValue::new("rpc.grpc.status_code", i64::from(code)),
-            KeyValue::new("muster.job", self.names.of(job).to_string()),
+            KeyValue::new("muster.job", self.names.name_of(job).to_string()),
         ];
         attributes.extend(task.map(|task| KeyValue::new("muster.task", i64::from(task.0))));
         let builder = SpanBuilder::from_name(format!("{service}/{method}"))
             .with_kind(SpanKind::Server)
-            .with_start_time(time(call.began))
+            .with_start_time(to_system_time(call.began))
             .with_attributes(attributes);
         let mut span = self.tracer.build_with_context(builder, &call.parent);
         // The codes that the OpenTelemetry conventions for gRPC servers count as server errors.
         if matches!(code, 2 | 4 | 12 | 13 | 14 | 15) {
             span.set_status(Status::error(""));
         }
-        span.end_with_timestamp(time(at));
+        span.end_with_timestamp(to_system_time(at));
     }
 
     /// Sets the parent span of an exclusion.
     pub fn link_exclusion(&self, job: JobId, exclusion: ExclusionId, parent: TraceParent) {
-        self.tell(TraceMessage::Parent(job, exclusion, parent));
+        self.send_message(TraceMessage::Parent(job, exclusion, parent));
     }
 
     /// Sends the remaining spans and ends the thread. Blocks until that is done.
@@ -228,22 +233,22 @@ impl Traces {
         self.counts.log_remaining();
     }
 
-    fn tell(&self, told: TraceMessage) {
+    fn send_message(&self, told: TraceMessage) {
         if self.message_tx.try_send(told).is_err() {
-            self.counts.suppress();
+            self.counts.count_suppressed_span();
         }
     }
 }
 
 impl MetricSource for Traces {
-    fn show(&self, page: &mut Scrape) {
-        page.count(&metric::SPANS_LEFT_OUT, &[], self.counts.suppressed.load(Ordering::Relaxed));
-        page.count(&metric::SPANS_FAILED, &[], self.counts.failed.load(Ordering::Relaxed));
+    fn write_samples(&self, page: &mut ScrapeSamples) {
+        page.add_count(&metric::SPANS_LEFT_OUT, &[], self.counts.suppressed.load(Ordering::Relaxed));
+        page.add_count(&metric::SPANS_FAILED, &[], self.counts.failed.load(Ordering::Relaxed));
     }
 }
 
 impl Observer for Traces {
-    fn event(&self, event: &JobEvent) {
+    fn on_event(&self, event: &JobEvent) {
         let told = matches!(
             event.what,
             EventKind::RunOpened
@@ -255,35 +260,35 @@ impl Observer for Traces {
                 | EventKind::JobDeleted { .. }
         );
         if told {
-            self.tell(TraceMessage::Event(Box::new(event.clone())));
+            self.send_message(TraceMessage::Event(Box::new(event.clone())));
         }
     }
 
-    fn barrier_ended(&self, ending: &BarrierCompletion) {
-        self.tell(TraceMessage::Barrier(Box::new(ending.clone())));
+    fn on_barrier_ended(&self, ending: &BarrierCompletion) {
+        self.send_message(TraceMessage::Barrier(Box::new(ending.clone())));
     }
 }
 
 /// The state of the tracing thread: the spans of open runs.
-struct RunSpans {
+struct SpanRecorder {
     tracer: SdkTracer,
     names: Arc<JobNames>,
     open: HashMap<JobId, (RunNumber, Span)>,
-    exclusions: ExclusionSpans,
+    exclusions: ExclusionSpanRecorder,
 }
 
-impl RunSpans {
-    fn follow(mut self, coming: &Receiver<TraceMessage>) {
+impl SpanRecorder {
+    fn run(mut self, coming: &Receiver<TraceMessage>) {
         for told in coming {
             match told {
                 TraceMessage::Event(event) => {
-                    self.exclusions.event(&event);
-                    self.event(&event);
+                    self.exclusions.record_event(&event);
+                    self.record_event(&event);
                 }
                 TraceMessage::Parent(job, exclusion, parent) => {
-                    self.exclusions.link(job, exclusion, parent.0)
+                    self.exclusions.set_parent_span(job, exclusion, parent.0)
                 }
-                TraceMessage::Barrier(ending) => self.barrier(&ending),
+                TraceMessage::Barrier(ending) => self.record_barrier(&ending),
                 TraceMessage::Stop => break,
             }
         }
@@ -291,14 +296,14 @@ impl RunSpans {
         self.exclusions.end_all();
     }
 
-    fn event(&mut self, event: &JobEvent) {
-        let at = time(event.at);
+    fn record_event(&mut self, event: &JobEvent) {
+        let at = to_system_time(event.at);
         match &event.what {
             EventKind::RunOpened => {
-                let name = self.names.of(event.job);
+                let name = self.names.name_of(event.job);
                 let attributes = [
                     KeyValue::new("muster.job", name.to_string()),
-                    KeyValue::new("muster.run", number(event.run.0)),
+                    KeyValue::new("muster.run", to_i64(event.run.0)),
                 ];
                 let builder = SpanBuilder::from_name("run").with_start_time(at).with_attributes(attributes);
                 let span = self.tracer.build_with_context(builder, &Context::new());
@@ -322,7 +327,7 @@ impl RunSpans {
         }
     }
 
-    fn barrier(&self, ending: &BarrierCompletion) {
+    fn record_barrier(&self, ending: &BarrierCompletion) {
         let record = &ending.record;
         let run = self.open.get(&ending.job).filter(|(run, _)| *run == ending.run);
         let parent = match run {
@@ -331,36 +336,36 @@ impl RunSpans {
         };
         let size = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let attributes = [
-            KeyValue::new("muster.job", self.names.of(ending.job).to_string()),
-            KeyValue::new("muster.run", number(ending.run.0)),
+            KeyValue::new("muster.job", self.names.name_of(ending.job).to_string()),
+            KeyValue::new("muster.run", to_i64(ending.run.0)),
             KeyValue::new("muster.barrier.id", record.id.to_string()),
             KeyValue::new("muster.barrier.counter", record.counter),
             KeyValue::new("muster.barrier.kind", record.kind.name()),
             KeyValue::new("muster.barrier.outcome", record.outcome.name()),
             KeyValue::new("muster.barrier.members", size(record.members)),
             KeyValue::new("muster.barrier.arrived", size(record.arrived)),
-            KeyValue::new("muster.barrier.skew_us", number(record.skew_us)),
+            KeyValue::new("muster.barrier.skew_us", to_i64(record.skew_us)),
         ];
         let arrivals = ending.arrivals.iter().take(BARRIER_EVENTS_MAX as usize).map(|arrival| {
             let task = KeyValue::new("muster.task", i64::from(arrival.task.0));
-            Happening::new("arrival", time(arrival.at), vec![task], 0)
+            Happening::new("arrival", to_system_time(arrival.at), vec![task], 0)
         });
         let builder = SpanBuilder::from_name("barrier")
-            .with_start_time(time(record.began))
+            .with_start_time(to_system_time(record.began))
             .with_attributes(attributes)
             .with_events(arrivals.collect());
         let mut span = self.tracer.build_with_context(builder, &parent);
         if record.outcome == BarrierOutcome::Failed {
             span.set_status(Status::error(""));
         }
-        span.end_with_timestamp(time(record.ended));
+        span.end_with_timestamp(to_system_time(record.ended));
     }
 }
 
-fn number(n: u64) -> i64 {
+fn to_i64(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-fn time(at: Timestamp) -> SystemTime {
+fn to_system_time(at: Timestamp) -> SystemTime {
     UNIX_EPOCH + Duration::from_micros(at.0)
 }

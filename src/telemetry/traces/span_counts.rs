@@ -1,8 +1,8 @@
-//! Counts the spans that are dropped before the SDK's queue and after its exporter, and logs failures once a
-//! minute.
+//! Counts the spans that are dropped because too many wait for the collector, and the spans that the exporter fails
+//! to send. Logs failures at most once a minute.
 //!
-//! The SDK does not expose the number of dropped spans, and it logs a line for every failed batch, which
-//! would fill the log while a collector is away. Its own log lines are compiled out. Begin at
+//! The SDK does not expose the number of dropped spans. It logs a line for every failed batch, which would fill the
+//! log while the collector is unreachable. So the log lines of the SDK are compiled out. Begin at
 //! [`CountingSpanProcessor`] and [`CountingExporter`].
 
 use std::sync::Arc;
@@ -58,12 +58,12 @@ impl SpanCounts {
     }
 
     /// Counts a span that was dropped because there were too many.
-    pub fn suppress(&self) {
+    pub fn count_suppressed_span(&self) {
         self.suppressed.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts failed spans. Returns the number to log now, if a line is due.
-    fn fail(&self, spans: usize, now: Timestamp) -> Option<usize> {
+    fn count_failed_spans(&self, spans: usize, now: Timestamp) -> Option<usize> {
         self.failed.fetch_add(spans as u64, Ordering::Relaxed);
         let mut said = self.failure_log.lock().unwrap_or_else(PoisonError::into_inner);
         said.unreported += spans;
@@ -113,7 +113,7 @@ impl SpanProcessor for CountingSpanProcessor {
         // This bound is that of the SDK's queue, so that the queue itself drops none.
         if self.counts.waiting.fetch_add(1, Ordering::Relaxed) >= PENDING_SPANS_MAX {
             self.counts.waiting.fetch_sub(1, Ordering::Relaxed);
-            self.counts.suppress();
+            self.counts.count_suppressed_span();
             return;
         }
         self.batches.on_end(span);
@@ -144,7 +144,7 @@ impl SpanExporter for CountingExporter {
         let spans = batch.len();
         self.counts.waiting.fetch_sub(spans, Ordering::Relaxed);
         if let Err(error) = self.exporter.export(batch).await
-            && let Some(spans) = self.counts.fail(spans, self.counts.clock.now())
+            && let Some(spans) = self.counts.count_failed_spans(spans, self.counts.clock.now())
         {
             tracing::warn!(
                 spans,
@@ -178,10 +178,10 @@ mod tests {
         let counts = SpanCounts::new(Clock::start());
         let start = Timestamp(1_000_000);
         let at = |seconds| start.after(Duration::from_secs(seconds));
-        assert_eq!(counts.fail(3, at(0)), Some(3));
-        assert_eq!([counts.fail(5, at(5)), counts.fail(7, at(59))], [None, None]);
-        assert_eq!(counts.fail(1, at(60)), Some(13));
-        assert_eq!(counts.fail(1, at(61)), None);
+        assert_eq!(counts.count_failed_spans(3, at(0)), Some(3));
+        assert_eq!([counts.count_failed_spans(5, at(5)), counts.count_failed_spans(7, at(59))], [None, None]);
+        assert_eq!(counts.count_failed_spans(1, at(60)), Some(13));
+        assert_eq!(counts.count_failed_spans(1, at(61)), None);
         assert_eq!(counts.failed.load(Ordering::Relaxed), 17);
     }
 }

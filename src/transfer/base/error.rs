@@ -1,11 +1,13 @@
 //! The errors of a preparation and of a transfer.
 //!
-//! It says what failed and with which peer; it maps nothing to other protocols. Begin at [`TransferError`].
+//! An error names the failure and the peer. This module maps no error to other protocols. Begin at
+//! [`TransferError`].
 
 use std::time::Duration;
 
 use super::key::TransferKey;
-use crate::base::identity::{DeviceId, Incarnation, Member, TaskId};
+use crate::base::membership::{DeviceId, Incarnation, MemberId, Membership, PeerTask, TaskId};
+use crate::base::peer_job::PeerJob;
 use crate::base::transport::TransportKind;
 
 /// The reason why a request was refused. No byte has moved.
@@ -34,6 +36,24 @@ pub enum PrepareError {
     /// No task of the membership owns the device.
     #[error("device {0} belongs to no live task: it may have left, or the membership is not yet known")]
     UnknownDevice(DeviceId),
+    /// No live task of another job owns the device.
+    #[error(
+        "device {device}{job} belongs to no task that lives and is known: wait until the engine of the task is known"
+    )]
+    UnknownPeerDevice {
+        /// The other job.
+        job: PeerJob,
+        /// The device.
+        device: DeviceId,
+    },
+    /// The settings of the two jobs do not allow transfers between them.
+    #[error("{why}")]
+    JobRefused {
+        /// The other job.
+        job: PeerJob,
+        /// Which setting is missing, and how to set it.
+        why: String,
+    },
     /// The local device of a transfer belongs to another task.
     #[error("device {device} is not addressable here: it belongs to task {owner}, and this is task {here}")]
     NotAddressable {
@@ -89,6 +109,14 @@ pub enum PrepareError {
         /// The bytes of the buffer.
         buffer: u64,
     },
+    /// A reserved launch was given another number of transfers.
+    #[error("{given} transfers were given to a launch that was reserved for {reserved}: give as many")]
+    Reserved {
+        /// The number of transfers given.
+        given: usize,
+        /// The number of transfers reserved.
+        reserved: usize,
+    },
     /// The lists of a request differ in length.
     #[error(
         "{buffers} buffers, {devices} devices and {keys} keys were given: one of each for every transfer"
@@ -108,7 +136,7 @@ pub enum PrepareError {
     #[error("the connection to {member} cannot be prepared: {error}")]
     Clique {
         /// The peer.
-        member: Member,
+        member: MemberId,
         /// The error of the connection.
         error: TransferError,
     },
@@ -151,6 +179,27 @@ pub enum MemoryError {
         /// The length of the buffer in bytes.
         len: usize,
     },
+    /// The memory is only read.
+    #[error("the memory is read-only, so nothing can be received into it: receive into a buffer of an arena")]
+    ReadOnly,
+    /// A program keeps the address of the bytes.
+    #[error(
+        "a program holds {exports} exports of the buffer, so nothing may write it: drop the arrays and views of it"
+    )]
+    Exported {
+        /// The number of exports that live.
+        exports: u32,
+    },
+    /// Memory of a program cannot be used.
+    #[error("memory of {len} bytes at {address:#x} cannot be used: {why}")]
+    Foreign {
+        /// The address that was given.
+        address: usize,
+        /// The length in bytes that was given.
+        len: usize,
+        /// The reason.
+        why: &'static str,
+    },
     /// The operating system refused the memory.
     #[error("no shared memory of {bytes} bytes: {why}")]
     System {
@@ -170,7 +219,7 @@ pub enum TransferError {
     #[error("{member} is gone: {how}")]
     PeerDead {
         /// The peer.
-        member: Member,
+        member: MemberId,
         /// How the failure was detected.
         how: String,
     },
@@ -178,15 +227,23 @@ pub enum TransferError {
     #[error("{member} is not current{}", current.map_or_else(String::new, |now| format!(": its incarnation is {now}")))]
     StaleIncarnation {
         /// The incarnation that the transfer was prepared for.
-        member: Member,
+        member: MemberId,
         /// The incarnation in the membership, if the task is in it.
         current: Option<Incarnation>,
+    },
+    /// The settings of the two jobs do not allow transfers between them, or do not any more.
+    #[error("{why}")]
+    JobRefused {
+        /// The other job.
+        job: PeerJob,
+        /// Which setting is missing, and how to set it.
+        why: String,
     },
     /// The program of one side cancelled it.
     #[error("cancelled by task {by}: {reason}")]
     Cancelled {
         /// The task whose program cancelled it.
-        by: TaskId,
+        by: PeerTask,
         /// The reason that the program gave.
         reason: String,
     },
@@ -238,7 +295,7 @@ pub enum TransferError {
         /// The number of the chunk within the group.
         chunk: u32,
         /// The other side.
-        member: Member,
+        member: MemberId,
     },
     /// A transport failed, and no other transport could take over.
     #[error("{transport} to {member} failed: {why}")]
@@ -246,7 +303,7 @@ pub enum TransferError {
         /// The transport that failed.
         transport: TransportKind,
         /// The peer that it led to.
-        member: Member,
+        member: MemberId,
         /// The error of the transport.
         why: String,
     },
@@ -263,7 +320,7 @@ pub enum TransferError {
     #[error("{bound} launches to {member} are under way, which is the bound: wait for some")]
     Overloaded {
         /// The peer.
-        member: Member,
+        member: MemberId,
         /// The most launches to a peer that may be in flight.
         bound: usize,
     },
@@ -276,12 +333,13 @@ pub enum TransferError {
 }
 
 impl TransferError {
-    /// Returns the reason as a metric's label: one of [`Self::REASONS`].
+    /// Returns the reason as a metric's label: one of [`Self::REASON_LABELS`].
     #[must_use]
-    pub const fn reason(&self) -> &'static str {
+    pub const fn reason_label(&self) -> &'static str {
         match self {
             Self::PeerDead { .. } => "peer_dead",
             Self::StaleIncarnation { .. } => "stale_incarnation",
+            Self::JobRefused { .. } => "job_refused",
             Self::Cancelled { .. } => "cancelled",
             Self::Deadline { .. } => "deadline",
             Self::Stalled { .. } => "stalled",
@@ -298,10 +356,11 @@ impl TransferError {
         }
     }
 
-    /// Every value that [`reason`](Self::reason) returns.
-    pub const REASONS: [&'static str; 15] = [
+    /// Every value that [`reason_label`](Self::reason_label) returns.
+    pub const REASON_LABELS: [&'static str; 16] = [
         "peer_dead",
         "stale_incarnation",
+        "job_refused",
         "cancelled",
         "deadline",
         "stalled",
@@ -317,9 +376,18 @@ impl TransferError {
         "closed",
     ];
 
+    /// Returns the error of a transfer with a member that is not in the membership.
+    pub(crate) fn absent(member: MemberId, membership: &Membership) -> Self {
+        if let Some(why) = membership.job_refusal(member.job) {
+            return Self::JobRefused { job: member.job, why: why.to_owned() };
+        }
+        let current = membership.current_member(member.peer_task()).map(|member| member.incarnation);
+        Self::StaleIncarnation { member, current }
+    }
+
     /// Returns the peer that the error names, if it names one.
     #[must_use]
-    pub fn member(&self) -> Option<Member> {
+    pub fn member(&self) -> Option<MemberId> {
         match self {
             Self::PeerDead { member, .. }
             | Self::StaleIncarnation { member, .. }
@@ -340,6 +408,7 @@ impl From<PrepareError> for TransferError {
         match error {
             PrepareError::Closed => Self::Closed,
             PrepareError::Clique { error, .. } => error,
+            PrepareError::JobRefused { job, why } => Self::JobRefused { job, why },
             error => Self::Prepare(Box::new(error)),
         }
     }

@@ -1,13 +1,13 @@
-//! The layout of a buffer, and its fingerprint. Both sides of a transfer compare fingerprints before a byte
-//! moves.
+//! The layout of a buffer, and its fingerprint. Both sides of a transfer compare the fingerprints of their layouts
+//! before a byte moves.
 //!
-//! The engine compares layouts and interprets none. Begin at [`Layout`].
+//! The engine only compares layouts; their contents have no meaning for it. Begin at [`BufferLayout`].
 
 use std::fmt;
 
 /// The size of a buffer in bytes, and the fingerprint of its shape, element type and sharding.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-pub struct Layout {
+pub struct BufferLayout {
     bytes: u64,
     fingerprint: LayoutFingerprint,
 }
@@ -37,7 +37,7 @@ impl LayoutFingerprint {
     }
 }
 
-impl Layout {
+impl BufferLayout {
     /// Returns the layout of `count` plain bytes, without a shape.
     #[must_use]
     pub fn bytes(count: usize) -> Self {
@@ -46,7 +46,7 @@ impl Layout {
 
     /// Returns the layout of `bytes` bytes that are part of an array with the fingerprint `of`.
     #[must_use]
-    pub const fn part(bytes: u64, of: LayoutFingerprint) -> Self {
+    pub const fn part_of_array(bytes: u64, of: LayoutFingerprint) -> Self {
         Self { bytes, fingerprint: of }
     }
 

@@ -1,12 +1,13 @@
-//! The types that every layer uses, and the lock that they share. It imports no other layer.
+//! The types and the locks that every other layer uses. This layer imports no other layer.
 
-pub mod counts;
+pub mod buffer_definition;
+pub mod client_subnet;
+pub mod counters;
 pub mod error;
-pub mod event;
-pub mod identity;
 pub mod key;
+pub mod launch_metrics;
 pub mod layout;
-pub mod meters;
-pub mod network;
+pub mod membership;
+pub mod peer_job;
 pub mod sync;
 pub mod transport;

@@ -1,9 +1,10 @@
-//! Locks that ignore poisoning.
+//! Locks that ignore poisoning, and the atomic types that can be those of loom.
 //!
-//! Under `--cfg loom` the tests of this crate run these cores with the types of [loom](https://docs.rs/loom), which goes through the
-//! interleavings of their threads and through what the memory model lets each of them see. The cores are `io/ring.rs`,
-//! `io/pump.rs`, `session/ring_session.rs`, `launch/gate.rs`, `launch/outcome.rs` and `launch/peer_launch.rs`; their models are
-//! in `tests/models`. To run them, which takes seconds and prints how many executions there were:
+//! Under `--cfg loom` the tests of this crate run the engine's concurrent code with the types of
+//! [loom](https://docs.rs/loom). Loom tries all interleavings of the threads, and all values that the memory model
+//! lets each thread read. The code that runs under loom is in `io/ring.rs`, `io/exclusive_work.rs`,
+//! `session/ring_session.rs`, `launch/gate.rs`, `launch/outcome.rs` and `launch/peer_launch.rs`; its models are in
+//! `tests/models`. This command runs the models in seconds and prints the number of executions:
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test --release -p muster-transfer --lib models -- --nocapture

@@ -1,7 +1,7 @@
-//! The transports between two processes.
+//! The transports between two engines, and the setting that chooses among them.
 //!
-//! Their capabilities are in [`crate::io::wire`]. Begin at [`TransportKind`], by which bytes are counted, and
-//! [`Choice`], the setting.
+//! [`crate::io::wire`] has their capabilities. Begin at [`TransportKind`], by which bytes are counted, and
+//! [`TransportChoice`], the setting.
 
 use std::fmt;
 
@@ -47,7 +47,7 @@ impl fmt::Display for TransportKind {
 /// The setting that says which transports may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Choice {
+pub enum TransportChoice {
     /// The best transport that both sides support: shared memory, reads of the peer's memory, a Unix socket, TCP. If
     /// one fails, the engine chooses again.
     #[default]

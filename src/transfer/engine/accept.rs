@@ -1,10 +1,12 @@
-//! Accepts wires from other engines: performs the handshake, and decides whether the dialler's connection or
-//! lane is admitted.
+//! Accepts wires from other engines: performs the handshake, and decides whether to admit the dialler's connection
+//! or lane.
 //!
-//! All of it blocks, on threads of its own with time limits; it does not move transfer bytes.
-//! [`dial`](super::dial) dials. Begin at `accept`, then `admit`: a hello for another incarnation, or from one
-//! that is not in the membership, is refused. If two engines dial each other, the connection of the lower
-//! task takes precedence; otherwise both would end up with two connections, or none.
+//! Handshakes block, so each runs on its own thread, with a time limit. [`dial`](super::dial) makes connections to
+//! other engines. Begin at `start_listeners`, then `admit`. It refuses a hello (the message by which the dialler
+//! introduces itself) that names another incarnation of this task, and a hello from an incarnation that is not in
+//! the membership. If two engines dial each other at the same time, the connection of the member that precedes the
+//! other (`Member::precedes`) is kept. Without this rule the engines could end up with two connections, or with
+//! none.
 
 use std::io;
 use std::sync::Arc;
@@ -15,16 +17,18 @@ use std::time::Duration;
 use muster_clock as clock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::cliques::CliqueKey;
-use super::connect::{HELLO_TIMEOUT, add_lane, connect_error, is_own_user, open_connection, probe, wrap};
-use super::dial::make;
+use super::clique_cache::CliqueKey;
+use super::connect::{
+    HELLO_TIMEOUT, add_lane, connect_error, incarnation_word_address, is_own_user, open_connection, wrap_wire,
+};
+use super::dial::dial_clique;
 use super::handshake_limits::HandshakeGuard;
 use super::shared::EngineShared;
 use crate::base::error::TransferError;
-use crate::base::identity::Member;
+use crate::base::membership::{MemberId, Membership};
 use crate::base::sync::lock;
-use crate::io::wire::{BlockingWire, Listener, Wire, WireEnd};
-use crate::protocol::hello::{Answer, Hello, Verdict};
+use crate::io::wire::{BlockingWire, HandshakeRole, Listener, Wire};
+use crate::protocol::hello::{Hello, HelloAnswer, HelloVerdict};
 use crate::session::connection::Connection;
 use crate::session::handshake::{self, HelloError};
 
@@ -38,11 +42,11 @@ const MEMBERSHIP_WAIT: Duration = Duration::from_secs(3);
 const CONNECTION_WAIT: Duration = Duration::from_millis(500);
 
 /// Starts a thread for each listener, which accepts wires until the engine ends.
-pub fn accept(
+pub fn start_listeners(
     shared: &Arc<EngineShared>,
     listeners: Vec<Arc<dyn Listener>>,
-) -> io::Result<Vec<JoinHandle<()>>> {
-    let mut threads = Vec::new();
+    threads: &mut Vec<JoinHandle<()>>,
+) -> io::Result<()> {
     for listener in listeners {
         lock(&shared.listeners).push(Arc::clone(&listener));
         let shared = Arc::clone(shared);
@@ -54,7 +58,7 @@ pub fn accept(
                     return;
                 }
                 match accepted {
-                    Ok(wire) => begin_handshake(&shared, wire),
+                    Ok(wire) => spawn_handshake(&shared, wire),
                     // The process is out of descriptors, or the connection was gone again: neither is a
                     // reason to stop.
                     Err(_) => thread::sleep(Duration::from_millis(10)),
@@ -62,11 +66,11 @@ pub fn accept(
             }
         })?);
     }
-    Ok(threads)
+    Ok(())
 }
 
 /// Wakes the listening threads of an engine that ends.
-pub fn stop(shared: &EngineShared) {
+pub fn stop_listeners(shared: &EngineShared) {
     let listeners = std::mem::take(&mut *lock(&shared.listeners));
     for listener in listeners {
         listener.stop();
@@ -75,14 +79,14 @@ pub fn stop(shared: &EngineShared) {
 }
 
 /// Performs the handshake of an accepted wire on a thread of its own.
-fn begin_handshake(shared: &Arc<EngineShared>, wire: Box<dyn Wire>) {
+fn spawn_handshake(shared: &Arc<EngineShared>, wire: Box<dyn Wire>) {
     if !is_own_user(&*wire) {
         return;
     }
     let Some(mut guard) = shared.handshakes.admit(&*wire) else { return };
     let shared = Arc::clone(shared);
     let spawned = thread::Builder::new().name("muster-hello".to_owned()).spawn(move || {
-        if let Err(error) = take_hello(&shared, wire, &mut guard) {
+        if let Err(error) = accept_connection_or_lane(&shared, wire, &mut guard) {
             tracing::debug!(%error, "a connection was not taken");
         }
     });
@@ -92,24 +96,25 @@ fn begin_handshake(shared: &Arc<EngineShared>, wire: Box<dyn Wire>) {
 }
 
 /// Waits [`UNPROVEN_PAUSE`], or until the handshake is ended in favour of another one.
-fn pause(wire: &dyn Wire) {
+fn delay_refusal(wire: &dyn Wire) {
     // No event is requested: `poll` reports the end of a connection in any case.
     let mut ended = [PollFd::from_borrowed_fd(wire.descriptor(), PollFlags::empty())];
     let _ended_or_over = poll(&mut ended, Timespec::try_from(UNPROVEN_PAUSE).ok().as_ref());
 }
 
-fn take_hello(
+/// Performs the handshake, and adds the lane to its connection; creates the connection if the hello begins one.
+fn accept_connection_or_lane(
     shared: &Arc<EngineShared>,
     wire: Box<dyn Wire>,
     guard: &mut HandshakeGuard,
 ) -> Result<(), HelloError> {
     let until = clock::monotonic() + HELLO_TIMEOUT;
     let is_exposed = wire.capabilities().is_exposed;
-    let wire = wrap(shared, wire, WireEnd::Accepted, until)?;
+    let wire = wrap_wire(shared, wire, HandshakeRole::Accepted, until)?;
     let mut blocking = BlockingWire::new(&*wire, until);
     let dialler = match handshake::accept(&mut blocking, shared.key.as_ref(), &clock::random_bytes()) {
         Err(HelloError::Unproven) => {
-            pause(&*wire);
+            delay_refusal(&*wire);
             handshake::refuse(&mut blocking)?;
             return Err(HelloError::Unproven);
         }
@@ -120,18 +125,19 @@ fn take_hello(
     if is_proven && !guard.prove() {
         return Err(HelloError::Protocol);
     }
-    let hello = dialler.hello;
+    let mut hello = dialler.hello;
     let mut expected = None;
-    let (verdict, joined) = admit(shared, &hello, &mut expected);
+    let (verdict, joined) = admit(shared, &mut hello, &mut expected);
     // The counter comes before the reply, because the refused dialler may read it at once.
-    if matches!(verdict, Verdict::StaleTarget(_) | Verdict::StaleDialler(_)) {
+    if matches!(verdict, HelloVerdict::StaleTarget(_) | HelloVerdict::StaleDialler(_)) {
         shared.counts.fenced.fetch_add(1, Ordering::Relaxed);
     }
-    let heard = joined.as_ref().map_or(0, |connection| connection.control_heard());
-    let answer = Answer { verdict, heard, probe: probe(shared), checks: shared.config.checks };
+    let heard = joined.as_ref().map_or(0, |connection| connection.last_received_control());
+    let answer =
+        HelloAnswer { verdict, heard, probe: incarnation_word_address(shared), checks: shared.config.checks };
     dialler.reply(&mut blocking, &answer).inspect_err(|_| {
         if let Some((peer, making)) = expected {
-            dial_instead(shared, peer, making);
+            dial_after_peer_failed(shared, peer, making);
         }
     })?;
     if let Some(connection) = joined {
@@ -144,13 +150,13 @@ fn take_hello(
         let how = "it began a new connection".to_owned();
         old.close(TransferError::PeerDead { member: hello.from, how });
         let mut cliques = lock(&shared.cliques);
-        expected = cliques.expect(key).map(|making| (hello.from, making));
+        expected = cliques.await_peer_attempt(key).map(|making| (hello.from, making));
     }
     let connection = open_connection(shared, &hello, &*wire, hello.from, hello.probe, false);
     add_lane(&connection, &hello, wire, hello.heard).inspect_err(|error| {
         connection.close(connect_error(&hello.from, error));
         if let Some((peer, making)) = expected {
-            dial_instead(shared, peer, making);
+            dial_after_peer_failed(shared, peer, making);
         }
     })?;
     shared.clique_ready(&connection);
@@ -158,61 +164,72 @@ fn take_hello(
 }
 
 /// Dials the peer if the connection that it had begun does not come and a request waits for it.
-fn dial_instead(shared: &Arc<EngineShared>, peer: Member, making: u64) {
+fn dial_after_peer_failed(shared: &Arc<EngineShared>, peer: MemberId, making: u64) {
     let key = CliqueKey::new(shared.here(), peer);
-    if lock(&shared.cliques).is_awaited(key, making) {
-        make(shared, peer, making);
+    if lock(&shared.cliques).keep_if_awaited(key, making) {
+        dial_clique(shared, peer, making);
     }
 }
 
-/// Decides whether a hello is welcome, and which connection a lane joins. For a hello that begins a
-/// connection, writes the peer and the number of the attempt that is expected to `expected`.
+/// Returns the member that dials, if the membership has it. A hello names the dialler by task and incarnation; its flag
+/// says whether that is a task of this job or of another one.
+fn resolve_dialler(membership: &Membership, hello: &Hello) -> Option<MemberId> {
+    if hello.across_jobs {
+        return membership.find_in_other_jobs(hello.from.task, hello.from.incarnation);
+    }
+    membership.has(hello.from).then_some(hello.from)
+}
+
+/// Decides whether a hello is welcome, and which connection a lane joins. Writes the dialler with its job to the hello. For
+/// a hello that begins a connection, writes the peer and the number of the attempt that is expected to `expected`.
 fn admit(
     shared: &Arc<EngineShared>,
-    hello: &Hello,
-    expected: &mut Option<(Member, u64)>,
-) -> (Verdict, Option<Arc<Connection>>) {
+    hello: &mut Hello,
+    expected: &mut Option<(MemberId, u64)>,
+) -> (HelloVerdict, Option<Arc<Connection>>) {
     let here = shared.here();
     if hello.to != here {
         let current = (hello.to.task == here.task).then_some(here.incarnation);
-        return (Verdict::StaleTarget(current), None);
+        return (HelloVerdict::StaleTarget(current), None);
     }
     // Incarnations are random: only a membership that names the dialler's task says which of two is newer.
-    let known =
-        shared.await_membership(MEMBERSHIP_WAIT, |membership| membership.has(hello.from).then_some(()));
-    if known.is_none() {
-        let current = shared.membership().member(hello.from.task).map(|member| member.incarnation);
-        return (Verdict::StaleDialler(current), None);
-    }
+    let asked = *hello;
+    let known = shared.wait_for_membership(MEMBERSHIP_WAIT, |membership| resolve_dialler(membership, &asked));
+    let Some(known) = known else {
+        let current = shared.membership().current_member(hello.from.task).map(|member| member.incarnation);
+        let stale = HelloVerdict::StaleDialler(current);
+        return (if hello.across_jobs { HelloVerdict::UnknownJob } else { stale }, None);
+    };
+    hello.from = known;
     if !hello.begins {
         let wanted =
             |connection: &&Arc<Connection>| connection.peer == hello.from && connection.nonce == hello.nonce;
-        if let Some(connection) = shared.await_connection(CONNECTION_WAIT, wanted) {
-            return (Verdict::Welcome, Some(connection));
+        if let Some(connection) = shared.wait_for_connection(CONNECTION_WAIT, wanted) {
+            return (HelloVerdict::Welcome, Some(connection));
         }
-        return (Verdict::UnknownConnection, None);
+        return (HelloVerdict::UnknownConnection, None);
     }
     let key = CliqueKey::new(here, hello.from);
     let mut cliques = lock(&shared.cliques);
     if shared.closed.load(Ordering::Acquire) {
         // The shutdown has dropped the attempts of this side, so it cannot decide which of two connections
         // takes precedence.
-        return (Verdict::StaleTarget(None), None);
+        return (HelloVerdict::StaleTarget(None), None);
     }
     let (pending, old) = (cliques.is_pending(key), cliques.get(key).is_some());
     // Both sides dial, or dialled a moment ago: the connection of the lower task takes precedence. If the
     // peer has lost that one, this side learns it in a moment, and the peer dials again.
-    if (pending || old) && here.task < hello.from.task {
-        return (Verdict::Busy, None);
+    if (pending || old) && here.precedes(hello.from) {
+        return (HelloVerdict::Busy, None);
     }
     if !pending && !old {
         if cliques.len() >= shared.config.cliques_max.saturating_mul(2) {
             drop(cliques);
             shared.ask_to_make_room();
-            return (Verdict::Full, None);
+            return (HelloVerdict::Full, None);
         }
         // At once, so that this side does not begin to dial as well.
-        *expected = cliques.expect(key).map(|making| (hello.from, making));
+        *expected = cliques.await_peer_attempt(key).map(|making| (hello.from, making));
     }
-    (Verdict::Welcome, None)
+    (HelloVerdict::Welcome, None)
 }

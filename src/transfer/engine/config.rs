@@ -1,26 +1,26 @@
 //! The configuration of an engine.
 //!
-//! It checks nothing: [`Engine::start`](super::handle::Engine::start) clamps values that are out of bounds.
-//! Begin at [`Config`].
+//! [`TransferEngine::start`](super::handle::TransferEngine::start) clamps values that are out of bounds. Begin at
+//! [`EngineConfig`].
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::base::identity::{DeviceId, Member};
-use crate::base::transport::Choice;
-use crate::io::wire::Certificates;
+use crate::base::membership::{DeviceId, MemberId};
+use crate::base::transport::TransportChoice;
 #[cfg(feature = "faults")]
-use crate::io::wire::Faults;
+use crate::io::wire::FaultInjector;
+use crate::io::wire::PemCertificates;
 
 /// The configuration of an engine.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct EngineConfig {
     /// The task and incarnation of the engine.
-    pub here: Member,
+    pub here: MemberId,
     /// The devices whose buffers the engine moves.
     pub devices: Vec<DeviceId>,
     /// The TCP address to listen on; none to be reachable on this host only. Not used with
-    /// [`Choice::Loopback`].
+    /// [`TransportChoice::Loopback`].
     pub listen: Option<SocketAddr>,
     /// The addresses that peers are to dial, if they differ from `listen`.
     pub advertise: Vec<SocketAddr>,
@@ -29,7 +29,7 @@ pub struct Config {
     /// can test guesses.
     pub token: Option<Vec<u8>>,
     /// The transports that may be used.
-    pub transport: Choice,
+    pub transport: TransportChoice,
     /// The number of TCP connections to each peer that carry chunks; one more carries control frames.
     pub lanes: usize,
     /// The bytes of a chunk.
@@ -47,7 +47,7 @@ pub struct Config {
     /// The certificates by which engines authenticate each other and encrypt TCP connections; connections
     /// within a host are not encrypted. Every engine of a cluster has some, or none has. A token may be used
     /// with them.
-    pub tls: Option<Certificates>,
+    pub tls: Option<PemCertificates>,
     /// How long a thread that waits for a small transfer within a host spins before it sleeps; zero for
     /// never. After several unsuccessful spins in a row it sleeps at once. The default is about the time that
     /// it takes to wake a thread of a virtual machine, and zero on a single processor, where the peer could
@@ -55,16 +55,16 @@ pub struct Config {
     pub spin: Duration,
     /// The faults that are injected into its wires, for tests.
     #[cfg(feature = "faults")]
-    pub faults: Option<Faults>,
+    pub faults: Option<FaultInjector>,
 }
 
 /// The time that it takes to wake a thread whose processor the hypervisor has put to sleep.
 const SPIN: Duration = Duration::from_micros(50);
 
-impl Config {
+impl EngineConfig {
     /// Returns the defaults for a task: TCP on any port of the loopback interface, all transports, checksums.
     #[must_use]
-    pub fn new(here: Member, devices: Vec<DeviceId>) -> Self {
+    pub fn new(here: MemberId, devices: Vec<DeviceId>) -> Self {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         Self {
             here,
@@ -72,7 +72,7 @@ impl Config {
             listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
             advertise: Vec::new(),
             token: None,
-            transport: Choice::Auto,
+            transport: TransportChoice::Auto,
             lanes: cores.clamp(1, 4),
             chunk: 256 << 10,
             checks: true,

@@ -1,7 +1,7 @@
-//! The code that dialling and accepting share: wrapping the wire before the hello, and opening the connection
-//! after it.
+//! The code that dialling and accepting share: it wraps a wire (for example with TLS) before the handshake, and
+//! opens the connection after the handshake.
 //!
-//! It decides nothing about peers: [`dial`](super::dial) and [`accept`](super::accept) do. Begin at [`open_connection`].
+//! [`dial`](super::dial) and [`accept`](super::accept) decide about peers. Begin at [`open_connection`].
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -9,17 +9,17 @@ use std::time::{Duration, Instant};
 
 use super::shared::EngineShared;
 use crate::base::error::TransferError;
-use crate::base::identity::Member;
+use crate::base::membership::MemberId;
 use crate::base::sync::lock;
-use crate::base::transport::{Choice, TransportKind};
+use crate::base::transport::{TransportChoice, TransportKind};
 use crate::io::lane::{Lane, LaneHost};
 use crate::io::sys;
-use crate::io::wire::{Wire, WireEnd, WireError};
+use crate::io::wire::{HandshakeRole, Wire, WireError};
 use crate::memory::WriteView;
 use crate::protocol::frame::CHUNK_MAX;
 use crate::protocol::hello::Hello;
-use crate::protocol::link::Terms;
-use crate::session::connection::{Connection, ConnectionSettings, SessionHost};
+use crate::protocol::link::LinkTerms;
+use crate::session::connection::{Connection, NewConnectionParts, SessionHost};
 use crate::session::handshake::HelloError;
 
 /// The time limit of a whole handshake.
@@ -30,14 +30,14 @@ pub fn is_own_user(wire: &dyn Wire) -> bool {
 }
 
 /// Wraps a wire as the engine is configured (TLS, faults), and completes the TLS handshake by `until`.
-pub fn wrap(
+pub fn wrap_wire(
     shared: &EngineShared,
     wire: Box<dyn Wire>,
-    side: WireEnd,
+    side: HandshakeRole,
     until: Instant,
 ) -> Result<Box<dyn Wire>, WireError> {
-    let wire = shared.wrapping.around(wire, side)?;
-    wire.begin(until)?;
+    let wire = shared.wrapping.wrap(wire, side)?;
+    wire.perform_handshake(until)?;
     Ok(wire)
 }
 
@@ -54,13 +54,13 @@ pub fn add_lane(
 }
 
 /// Returns the error of a connection that cannot be made.
-pub fn connect_error(peer: &Member, error: &dyn std::fmt::Display) -> TransferError {
+pub fn connect_error(peer: &MemberId, error: &dyn std::fmt::Display) -> TransferError {
     let why = error.to_string();
     TransferError::Transport { transport: TransportKind::Tcp, member: *peer, why }
 }
 
 /// Returns the address of the word that holds this incarnation.
-pub fn probe(shared: &EngineShared) -> u64 {
+pub fn incarnation_word_address(shared: &EngineShared) -> u64 {
     std::ptr::from_ref(&*shared.probe) as u64
 }
 
@@ -69,13 +69,13 @@ pub fn open_connection(
     shared: &Arc<EngineShared>,
     hello: &Hello,
     wire: &dyn Wire,
-    peer: Member,
+    peer: MemberId,
     probe: u64,
     dialled: bool,
 ) -> Arc<Connection> {
     let (kind, capabilities) = (wire.kind(), wire.capabilities());
     let pid = wire.peer().map(|peer| peer.pid).filter(|pid| can_read(*pid, probe, peer));
-    let terms = Terms {
+    let terms = LinkTerms {
         chunk: hello.chunk.clamp(4 << 10, CHUNK_MAX as u32),
         fetch: hello.fetch && capabilities.shares_memory,
         lasting: !capabilities.is_breakable,
@@ -83,13 +83,13 @@ pub fn open_connection(
     // On the dialling side, `hello.checks` includes the acceptor's answer.
     let checks = (hello.checks || shared.config.checks) && capabilities.is_breakable;
     let host: Arc<dyn SessionHost> = shared.clone();
-    let connection = Connection::new(ConnectionSettings {
+    let connection = Connection::new(NewConnectionParts {
         host: Arc::downgrade(&host),
         io: Arc::clone(&shared.io),
         counts: Arc::clone(&shared.counts),
-        numbers: shared.numbers(peer),
-        moved: shared.moved(peer.task),
-        inlines: shared.config.transport != Choice::Pvm,
+        numbers: shared.launch_numbers(peer),
+        moved: shared.byte_counters(peer.peer_task()),
+        inlines: shared.config.transport != TransportChoice::Pvm,
         spin: shared.config.spin,
         me: shared.here(),
         peer,
@@ -111,7 +111,7 @@ pub fn open_connection(
 }
 
 /// Returns whether this process can read the memory of the process `pid`, and that process is the peer.
-fn can_read(pid: i32, probe: u64, peer: Member) -> bool {
+fn can_read(pid: i32, probe: u64, peer: MemberId) -> bool {
     let mut word = [0; 8];
     let read = sys::read_process(pid, &[probe], &mut [WriteView::of(&mut word)]);
     read == Ok(8) && u64::from_ne_bytes(word) == peer.incarnation.get()

@@ -1,27 +1,29 @@
-//! The life of an engine's connections: which requests one serves, which one is dropped to make room, and
-//! their end.
+//! The life of an engine's connections: decides which requests a connection serves and which connection is ended to
+//! make room, and ends connections.
 //!
-//! It dials nothing: [`dial`](super::dial) and [`mend`](super::mend) do. A membership or a shutdown ends all
-//! affected connections in parallel, including those that are being made, because the callbacks of one may
-//! take long and must not delay the others. Begin at `EngineShared::end_all`.
+//! [`dial`](super::dial) makes connections, and [`reconnect_lane`](super::lane_reconnect) dials lost lanes. A new
+//! membership or a shutdown ends all affected connections in parallel, including those that are being made. The
+//! callbacks of one connection may take long, and must not delay the end of the others. Begin at
+//! `EngineShared::end_connections_with`.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use muster_clock as clock;
 
-use super::cliques::{CliqueKey, CliqueReady};
+use super::clique_cache::{CliqueKey, MakeReadyStep};
 use super::shared::EngineShared;
 use super::thread_pool::for_each_parallel;
 use crate::base::error::TransferError;
-use crate::base::identity::Member;
+use crate::base::membership::MemberId;
 use crate::base::sync::lock;
-use crate::session::connection::{Connection, ConnectionLease};
+use crate::session::connection::Connection;
+use crate::session::engine_api::ConnectionLease;
 
-/// Something to end because its peer has gone.
-enum Lost {
+/// An attempt or a connection to end, because its peer has gone.
+enum AttemptOrConnection {
     /// A clique that is being made.
-    Making(CliqueKey),
+    Attempt(CliqueKey),
     /// An existing connection.
     Connection(Arc<Connection>),
 }
@@ -29,21 +31,21 @@ enum Lost {
 impl EngineShared {
     /// Serves all requests that wait for the clique of a new connection, in order.
     pub(super) fn clique_ready(&self, connection: &Arc<Connection>) {
-        self.serve(&ConnectionLease::adopt(connection));
+        self.serve_waiters(&ConnectionLease::adopt(connection));
         self.ask_to_make_room();
     }
 
     /// Serves all requests that wait for a clique, whose connection is leased meanwhile.
-    pub(super) fn serve(&self, kept: &ConnectionLease) {
+    pub(super) fn serve_waiters(&self, kept: &ConnectionLease) {
         let connection = kept.connection();
         let key = CliqueKey::new(connection.me, connection.peer);
         let replaced = loop {
             let readiness = lock(&self.cliques).make_ready(key, connection, clock::monotonic());
             match readiness {
-                CliqueReady::Waited(waiters) => {
-                    waiters.into_iter().for_each(|waiter| waiter.tell(Ok(kept.renew())));
+                MakeReadyStep::NotifyWaiters(waiters) => {
+                    waiters.into_iter().for_each(|waiter| waiter.notify(Ok(kept.duplicate())));
                 }
-                CliqueReady::Ready(replaced) => break replaced,
+                MakeReadyStep::Ready(replaced) => break replaced,
             }
         };
         if let Some(replaced) = replaced {
@@ -54,18 +56,16 @@ impl EngineShared {
         if self.closed.load(Ordering::Acquire) {
             connection.close(TransferError::Closed);
         } else if !self.membership.read().unwrap_or_else(PoisonError::into_inner).has(connection.peer) {
-            let member = connection.peer;
-            let current = self.membership().member(member.task).map(|member| member.incarnation);
-            connection.close(TransferError::StaleIncarnation { member, current });
+            connection.close(TransferError::absent(connection.peer, &self.membership()));
         }
-        if connection.over().is_some() {
+        if connection.end_error().is_some() {
             lock(&self.cliques).forget(connection);
         }
     }
 
     /// Makes room if there are too many connections, now that one more is unused.
-    pub(super) fn on_unused(&self) {
-        let crowded = lock(&self.cliques).is_crowded(self.config.cliques_max, clock::monotonic());
+    pub(super) fn on_connection_unused(&self) {
+        let crowded = lock(&self.cliques).is_over_capacity(self.config.cliques_max, clock::monotonic());
         if crowded {
             self.ask_to_make_room();
         }
@@ -74,58 +74,59 @@ impl EngineShared {
     /// If there are too many connections, asks the peers of unused ones to end them.
     pub(super) fn ask_to_make_room(&self) {
         // The lock is released first, because the answer takes it.
-        let surplus = lock(&self.cliques).surplus(self.config.cliques_max, clock::monotonic());
-        surplus.iter().for_each(|connection| connection.ask_to_leave());
+        let surplus =
+            lock(&self.cliques).pick_eviction_candidates(self.config.cliques_max, clock::monotonic());
+        surplus.iter().for_each(|connection| connection.request_leave());
     }
 
     /// Restores a connection that this side had agreed to end and the peer keeps.
-    pub(super) fn on_stayed(&self, connection: &Arc<Connection>) {
+    pub(super) fn on_connection_kept(&self, connection: &Arc<Connection>) {
         let mut cliques = lock(&self.cliques);
-        if connection.over().is_none() {
+        if connection.end_error().is_none() {
             cliques.restore(connection, clock::monotonic());
         }
     }
 
     /// Forgets a connection that was dropped to make room, with its peer's agreement.
-    pub(super) fn on_left(&self, connection: &Arc<Connection>) {
-        lock(&self.cliques).evict(connection);
+    pub(super) fn on_connection_left(&self, connection: &Arc<Connection>) {
+        lock(&self.cliques).remove_evicted(connection);
     }
 
     /// Tells all requests that wait for a clique that it cannot be made.
     pub(super) fn clique_failed(&self, key: CliqueKey, making: Option<u64>, error: &TransferError) {
-        let waiters = lock(&self.cliques).give_up(key, making);
+        let waiters = lock(&self.cliques).fail_attempt(key, making);
         for waiter in waiters {
-            waiter.tell(Err(error.clone()));
+            waiter.notify(Err(error.clone()));
         }
     }
 
     /// Ends everything with the members that have gone, in parallel, so that a slow callback of one does not
     /// delay the others.
-    pub(super) fn end_all(
+    pub(super) fn end_connections_with(
         &self,
-        gone: impl Fn(Member) -> bool + Copy,
-        error: impl Fn(Member) -> TransferError,
+        gone: impl Fn(MemberId) -> bool + Copy,
+        error: impl Fn(MemberId) -> TransferError,
     ) {
-        let making = lock(&self.cliques).pending(gone).into_iter().map(|key| {
+        let making = lock(&self.cliques).pending_cliques(gone).into_iter().map(|key| {
             let member = key.members().iter().copied().find(|member| gone(*member)).unwrap_or(self.here());
-            (Lost::Making(key), error(member))
+            (AttemptOrConnection::Attempt(key), error(member))
         });
         let mut lost: Vec<_> = making.collect();
         // All connections, because a new one may not be in the cache yet, or not any more.
         for connection in lock(&self.connections).iter().filter(|connection| gone(connection.peer)) {
-            lost.push((Lost::Connection(Arc::clone(connection)), error(connection.peer)));
+            lost.push((AttemptOrConnection::Connection(Arc::clone(connection)), error(connection.peer)));
         }
         for_each_parallel(&lost, |(what, error)| match what {
-            Lost::Making(key) => self.clique_failed(*key, None, error),
-            Lost::Connection(connection) => connection.close(error.clone()),
+            AttemptOrConnection::Attempt(key) => self.clique_failed(*key, None, error),
+            AttemptOrConnection::Connection(connection) => connection.close(error.clone()),
         });
     }
 
     /// Forgets a connection that is over.
     pub(super) fn on_connection_over(&self, connection: &Arc<Connection>, error: &TransferError) {
         tracing::debug!(peer = %connection.peer, %error, "connection over");
-        if !connection.is_gone() && !matches!(error, TransferError::Closed) {
-            self.meters.aborted(error);
+        if !connection.has_left() && !matches!(error, TransferError::Closed) {
+            self.meters.count_connection_abort(error);
         }
         lock(&self.cliques).forget(connection);
         lock(&self.connections).retain(|other| !Arc::ptr_eq(other, connection));

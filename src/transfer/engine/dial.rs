@@ -1,26 +1,27 @@
 //! Dials other engines: makes connections, and adds further lanes to them.
 //!
-//! Like [`accept`](super::accept), all of it blocks, on threads of its own with time limits. Begin at
-//! [`make`].
+//! Dialling blocks, so it runs on separate threads with time limits, as [`accept`](super::accept) does. Begin at
+//! [`dial_clique`].
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread;
 use std::time::Duration;
 
 use muster_clock as clock;
 
-use super::cliques::CliqueKey;
-use super::connect::{HELLO_TIMEOUT, add_lane, connect_error, is_own_user, open_connection, probe, wrap};
+use super::clique_cache::CliqueKey;
+use super::connect::{
+    HELLO_TIMEOUT, add_lane, connect_error, incarnation_word_address, is_own_user, open_connection, wrap_wire,
+};
 use super::shared::EngineShared;
 use crate::base::error::TransferError;
-use crate::base::identity::{Address, Member};
-use crate::base::meters::Stage;
+use crate::base::launch_metrics::LaunchStage;
+use crate::base::membership::{EngineAddress, MemberId};
 use crate::base::sync::lock;
-use crate::base::transport::{Choice, TransportKind};
-use crate::io::wire::{self, BlockingWire, Endpoint, Wire, WireEnd};
-use crate::protocol::hello::{Hello, Verdict};
+use crate::base::transport::{TransportChoice, TransportKind};
+use crate::io::wire::{self, BlockingWire, Endpoint, HandshakeRole, Wire};
+use crate::protocol::hello::{Hello, HelloVerdict};
 use crate::session::connection::{Connection, SessionHost};
 use crate::session::handshake::{self, HelloError};
 
@@ -28,34 +29,36 @@ use crate::session::handshake::{self, HelloError};
 const FIRST_LANE: u16 = 0;
 
 /// Makes a clique, on a thread of its own.
-pub fn make(shared: &Arc<EngineShared>, peer: Member, making: u64) {
+pub fn dial_clique(shared: &Arc<EngineShared>, peer: MemberId, making: u64) {
     let weak = Arc::downgrade(shared);
     let spawned = shared.diallers.run(move || {
         let Some(dialling) = weak.upgrade() else { return };
         let (key, began) = (CliqueKey::new(dialling.here(), peer), clock::monotonic());
-        match dial_all(&dialling, peer, making) {
-            Ok(true) => dialling.meters.observe_time(Stage::Connect, began.elapsed()),
+        match dial_with_retries(&dialling, peer, making) {
+            Ok(true) => dialling.meters.record_stage_time(LaunchStage::Connect, began.elapsed()),
             Ok(false) => {}
             Err(error) => dialling.clique_failed(key, Some(making), &error),
         }
     });
     if let Err(error) = spawned {
         let why = format!("no thread to dial on: {error}");
-        let transport = named_kind(shared.config.transport);
+        let transport = transport_for_error(shared.config.transport);
         let error = TransferError::Transport { transport, member: peer, why };
         shared.clique_failed(CliqueKey::new(shared.here(), peer), Some(making), &error);
     }
 }
 
 /// Makes a clique whose connection this side agreed to end, unless the peer decides that it stays.
-pub fn make_unless_it_stays(shared: &Arc<EngineShared>, old: Arc<Connection>, making: u64) {
+pub fn dial_after_leave_decision(shared: &Arc<EngineShared>, old: Arc<Connection>, making: u64) {
     let (weak, peer) = (Arc::downgrade(shared), old.peer);
     let key = CliqueKey::new(shared.here(), peer);
     let spawned = shared.diallers.run(move || {
         let Some(shared) = weak.upgrade() else { return };
-        match old.await_decision(clock::monotonic() + shared.config.dial_timeout) {
-            Ok(None) => make(&shared, peer, making),
-            Ok(Some(kept)) if lock(&shared.cliques).is_making(key, making) => shared.serve(&kept),
+        match old.wait_for_leave_decision(clock::monotonic() + shared.config.dial_timeout) {
+            Ok(None) => dial_clique(&shared, peer, making),
+            Ok(Some(kept)) if lock(&shared.cliques).is_current_attempt(key, making) => {
+                shared.serve_waiters(&kept)
+            }
             // The peer has begun another connection.
             Ok(Some(_)) => {}
             Err(error) => shared.clique_failed(key, Some(making), &error),
@@ -70,9 +73,9 @@ pub fn make_unless_it_stays(shared: &Arc<EngineShared>, old: Arc<Connection>, ma
 
 /// Dials until there is a connection. Returns false, without one, if no request waits for this attempt any
 /// more.
-fn dial_all(shared: &Arc<EngineShared>, peer: Member, making: u64) -> Result<bool, TransferError> {
+fn dial_with_retries(shared: &Arc<EngineShared>, peer: MemberId, making: u64) -> Result<bool, TransferError> {
     let key = CliqueKey::new(shared.here(), peer);
-    let until = clock::monotonic() + shared.config.dial_timeout;
+    let mut until = clock::monotonic() + shared.config.dial_timeout;
     let mut why = Vec::new();
     let mut pause = Duration::from_millis(20);
     loop {
@@ -81,21 +84,19 @@ fn dial_all(shared: &Arc<EngineShared>, peer: Member, making: u64) -> Result<boo
         }
         let abandoned = {
             let mut cliques = lock(&shared.cliques);
-            if !cliques.is_making(key, making) {
+            if !cliques.is_current_attempt(key, making) {
                 return Ok(false);
             }
-            cliques.abandon(key, making)
+            cliques.abandon_if_unwanted(key, making)
         };
         if let Some(waiters) = abandoned {
             // The requests were dropped; they are told all the same, so that they release what they hold.
-            waiters.into_iter().for_each(|waiter| waiter.tell(Err(TransferError::Dropped)));
+            waiters.into_iter().for_each(|waiter| waiter.notify(Err(TransferError::Dropped)));
             return Ok(false);
         }
         let membership = shared.membership();
-        let Some(info) = membership.peers.get(&peer.task).filter(|info| info.incarnation == peer.incarnation)
-        else {
-            let current = membership.member(peer.task).map(|member| member.incarnation);
-            return Err(TransferError::StaleIncarnation { member: peer, current });
+        let Some(info) = membership.member_info(peer) else {
+            return Err(TransferError::absent(peer, &membership));
         };
         why.clear();
         let mut refused = 0;
@@ -103,14 +104,22 @@ fn dial_all(shared: &Arc<EngineShared>, peer: Member, making: u64) -> Result<boo
         let count = endpoints.len();
         for endpoint in endpoints {
             match dial(shared, peer, &*endpoint, None) {
-                Ok(dialled) => return establish(shared, peer, &info.address, dialled).map(|()| true),
+                Ok(dialled) => {
+                    return open_dialled_connection(shared, peer, &info.address, dialled).map(|()| true);
+                }
                 // The peer's connection takes precedence, and arrives in a moment.
-                Err(HelloError::Refused(Verdict::Busy)) => {
+                Err(HelloError::Refused(HelloVerdict::Busy)) => {
                     why =
                         vec![format!("{endpoint}: it is dialling as well, and its connection does not come")];
                     break;
                 }
-                Err(HelloError::Refused(Verdict::StaleTarget(current))) => {
+                // The program there has not named this task yet. It may at any time, so the attempt ends only with the
+                // requests that wait for it.
+                Err(HelloError::Refused(HelloVerdict::UnknownJob)) => {
+                    until = clock::monotonic() + shared.config.dial_timeout;
+                    break;
+                }
+                Err(HelloError::Refused(HelloVerdict::StaleTarget(current))) => {
                     shared.counts.fenced.fetch_add(1, Ordering::Relaxed);
                     return Err(TransferError::StaleIncarnation { member: peer, current });
                 }
@@ -119,7 +128,7 @@ fn dial_all(shared: &Arc<EngineShared>, peer: Member, making: u64) -> Result<boo
                     refused += usize::from(dead);
                     // A refusal by the peer arrived over a path that works.
                     if !endpoint.capabilities().is_breakable && !matches!(error, HelloError::Refused(_)) {
-                        shared.back_off(peer, &format!("{endpoint}: {error}"));
+                        shared.back_off_transport(peer, &format!("{endpoint}: {error}"));
                     }
                     why.push(format!("{endpoint}: {error}"));
                 }
@@ -132,37 +141,37 @@ fn dial_all(shared: &Arc<EngineShared>, peer: Member, making: u64) -> Result<boo
             why.push("it has no address that the chosen transport can use".to_owned());
         }
         if clock::monotonic() + pause >= until || count == 0 {
-            let transport = named_kind(shared.config.transport);
+            let transport = transport_for_error(shared.config.transport);
             return Err(TransferError::Transport { transport, member: peer, why: why.join("; ") });
         }
-        thread::sleep(pause);
+        shared.pause_for(peer, pause);
         pause = (pause * 2).min(Duration::from_millis(500));
     }
 }
 
 /// Returns the transport to name in the error of a connection that could not be made: the configured one, or
 /// the last that is tried.
-const fn named_kind(choice: Choice) -> TransportKind {
+const fn transport_for_error(choice: TransportChoice) -> TransportKind {
     match choice {
-        Choice::Shm => TransportKind::Shm,
-        Choice::Pvm => TransportKind::Pvm,
-        Choice::Unix => TransportKind::Unix,
-        Choice::Auto | Choice::Tcp => TransportKind::Tcp,
-        Choice::Loopback => TransportKind::Loopback,
+        TransportChoice::Shm => TransportKind::Shm,
+        TransportChoice::Pvm => TransportKind::Pvm,
+        TransportChoice::Unix => TransportKind::Unix,
+        TransportChoice::Auto | TransportChoice::Tcp => TransportKind::Tcp,
+        TransportChoice::Loopback => TransportKind::Loopback,
     }
 }
 
 /// Returns the endpoints of a peer in order of preference. A path that has failed comes last for a time.
-fn endpoints(shared: &EngineShared, peer: Member, address: &Address) -> Vec<Box<dyn Endpoint>> {
+fn endpoints(shared: &EngineShared, peer: MemberId, address: &EngineAddress) -> Vec<Box<dyn Endpoint>> {
     let mut endpoints = wire::endpoints(shared.config.transport, &shared.address, address);
-    if shared.backoff.has(peer, clock::monotonic()) {
+    if shared.backoff.is_backed_off(peer, clock::monotonic()) {
         endpoints.sort_by_key(|endpoint| !endpoint.capabilities().is_breakable);
     }
     endpoints
 }
 
 /// The lane that joins an existing connection: its number, and whether it carries control frames.
-struct Joining<'a> {
+struct JoiningLane<'a> {
     connection: &'a Connection,
     lane: u16,
     control: bool,
@@ -177,28 +186,29 @@ struct Dialled {
 
 fn dial(
     shared: &EngineShared,
-    peer: Member,
+    peer: MemberId,
     endpoint: &dyn Endpoint,
-    joining: Option<Joining<'_>>,
+    joining: Option<JoiningLane<'_>>,
 ) -> Result<Dialled, HelloError> {
     let wire = endpoint.dial(HELLO_TIMEOUT)?;
     if !is_own_user(&*wire) {
         return Err(HelloError::Protocol);
     }
     let until = clock::monotonic() + HELLO_TIMEOUT;
-    let wire = wrap(shared, wire, WireEnd::Dialled, until)?;
+    let wire = wrap_wire(shared, wire, HandshakeRole::Dialled, until)?;
     let hello = Hello {
         from: shared.here(),
         to: peer,
+        across_jobs: !peer.job.is_own(),
         nonce: joining.as_ref().map_or_else(clock::random_u64, |joining| joining.connection.nonce),
         lane: joining.as_ref().map_or(FIRST_LANE, |joining| joining.lane),
         control: joining.as_ref().is_none_or(|joining| joining.control),
         begins: joining.is_none(),
-        fetch: shared.config.transport != Choice::Unix,
+        fetch: shared.config.transport != TransportChoice::Unix,
         checks: shared.config.checks,
         chunk: shared.config.chunk,
-        heard: joining.as_ref().map_or(0, |joining| joining.connection.control_heard()),
-        probe: probe(shared),
+        heard: joining.as_ref().map_or(0, |joining| joining.connection.last_received_control()),
+        probe: incarnation_word_address(shared),
     };
     let mut blocking = BlockingWire::new(&*wire, until);
     let answer = handshake::dial(&mut blocking, &hello, shared.key.as_ref(), &clock::random_bytes())?;
@@ -207,10 +217,10 @@ fn dial(
 }
 
 /// Gives a new connection its lanes, and serves the requests that wait for it.
-fn establish(
+fn open_dialled_connection(
     shared: &Arc<EngineShared>,
-    peer: Member,
-    address: &Address,
+    peer: MemberId,
+    address: &EngineAddress,
     dialled: Dialled,
 ) -> Result<(), TransferError> {
     // The peer has accepted this connection and may use it already, so it replaces another one that was made
@@ -226,7 +236,7 @@ fn establish(
     if breaks {
         for number in 1..=shared.config.lanes as u16 {
             // One lane is enough to go on: without chunk lanes the control lane carries chunks.
-            if let Err(error) = join(shared, &connection, address, number, false) {
+            if let Err(error) = dial_lane(shared, &connection, address, number, false) {
                 tracing::debug!(%peer, %error, lane = number, "a lane could not be made");
             }
         }
@@ -236,16 +246,16 @@ fn establish(
 }
 
 /// Adds a lane to a connection that this side dialled.
-pub fn join(
+pub fn dial_lane(
     shared: &Arc<EngineShared>,
     connection: &Arc<Connection>,
-    address: &Address,
+    address: &EngineAddress,
     lane: u16,
     control: bool,
 ) -> Result<(), HelloError> {
     let mut last = HelloError::Protocol;
-    for endpoint in lane_endpoints(shared, connection.peer, address) {
-        match dial(shared, connection.peer, &*endpoint, Some(Joining { connection, lane, control })) {
+    for endpoint in breakable_endpoints(shared, connection.peer, address) {
+        match dial(shared, connection.peer, &*endpoint, Some(JoiningLane { connection, lane, control })) {
             Ok(Dialled { wire, hello, heard, .. }) => return add_lane(connection, &hello, wire, heard),
             Err(error) => last = error,
         }
@@ -254,7 +264,11 @@ pub fn join(
 }
 
 /// Returns the endpoints at which a connection that may lose lanes dials further ones.
-pub fn lane_endpoints(shared: &EngineShared, peer: Member, address: &Address) -> Vec<Box<dyn Endpoint>> {
+pub fn breakable_endpoints(
+    shared: &EngineShared,
+    peer: MemberId,
+    address: &EngineAddress,
+) -> Vec<Box<dyn Endpoint>> {
     let mut endpoints = endpoints(shared, peer, address);
     endpoints.retain(|endpoint| endpoint.capabilities().is_breakable);
     endpoints
@@ -264,24 +278,24 @@ pub fn lane_endpoints(shared: &EngineShared, peer: Member, address: &Address) ->
 mod tests {
     use super::*;
     use crate::{
-        Arena, Config, DeviceId, Engine, Incarnation, LaunchOptions, Membership, Peer, Spec, TaskId,
-        TransferKey,
+        Arena, DeviceId, EngineConfig, Incarnation, LaunchOptions, MemberInfo, Membership, TaskId,
+        TransferEngine, TransferKey, TransferSpec,
     };
 
     #[test]
     fn what_cannot_be_dialled_is_named_by_what_was_chosen() {
-        let member = |task| Member { task: TaskId(task), incarnation: Incarnation::new(7).unwrap() };
-        let mut config = Config::new(member(0), vec![DeviceId(0)]);
-        config.transport = Choice::Unix;
-        let engine = Engine::start(config).unwrap();
-        let peer = |task, address: Address| {
+        let member = |task| MemberId::of_own_job(TaskId(task), Incarnation::new(7).unwrap());
+        let mut config = EngineConfig::new(member(0), vec![DeviceId(0)]);
+        config.transport = TransportChoice::Unix;
+        let engine = TransferEngine::start(config).unwrap();
+        let peer = |task, address: EngineAddress| {
             let devices = vec![DeviceId(task)];
-            (TaskId(task), Peer { incarnation: member(task).incarnation, address, devices })
+            (TaskId(task), MemberInfo { incarnation: member(task).incarnation, address, devices })
         };
-        let peers = [peer(0, engine.address().clone()), peer(1, Address::default())].into();
-        engine.on_membership(Membership { peers });
+        let peers = [peer(0, engine.address().clone()), peer(1, EngineAddress::default())].into();
+        engine.on_membership(Membership::of_own_job(peers));
         let buffer = Arena::new(4096).unwrap().allocate(16).unwrap();
-        let spec = Spec::send(buffer.span(), DeviceId(0), DeviceId(1), TransferKey(1));
+        let spec = TransferSpec::send(buffer.full_span(), DeviceId(0), DeviceId(1), TransferKey(1));
         let error = engine.prepare(vec![spec], LaunchOptions::default()).wait().unwrap_err().to_string();
         assert!(error.contains("unix") && !error.contains("tcp"), "{error}");
     }

@@ -1,10 +1,14 @@
 //! The engine as programs use it.
 //!
-//! It only composes; the files beside it do the work. Begin at [`Engine::start`] and [`Engine::transfer`].
-//! Small transfers that should leave together are launched as one ([`Engine::batch`]): one frame launches
-//! them, one system call reads many ranges of another process, and one wake-up serves the waiter. Each
-//! separate launch would cost all of that by itself.
+//! This file only calls the other files of this folder, which do the work. Begin at [`TransferEngine::start`] and
+//! [`TransferEngine::transfer`].
+//!
+//! Small transfers that belong together can be launched as one ([`TransferEngine::batch`]). Then one frame launches
+//! all of them, one system call reads many ranges of another process, and one wake-up serves the waiter. Separate
+//! launches would need a frame, a system call and a wake-up each.
 
+use std::collections::BTreeSet;
+use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -13,30 +17,30 @@ use std::time::Duration;
 use muster_clock as clock;
 
 use super::accept;
-use super::check::check_even;
-use super::cliques::IsWanted;
-use super::config::Config;
-use super::prepared::{LaunchOptions, Spec};
-use super::preparing::Preparing;
-use super::request::{TransferRequest, prepare_then};
+use super::config::EngineConfig;
+use super::prepare::{TransferRequest, prepare_request};
+use super::prepare_future::PrepareFuture;
+use super::prepared_transfers::{LaunchOptions, TransferSpec};
+use super::request_check::check_equal_lengths;
+use super::reserved_launch::{ReservedLaunch, prepare_and_launch};
+use super::reserved_launch_number::ReservedLaunchNumber;
 use super::shared::EngineShared;
-use super::ticket::Ticket;
-use crate::base::counts::EngineCounts;
+use crate::base::buffer_definition::BufferDefinitionEvent;
+use crate::base::counters::FailureCounters;
 use crate::base::error::{PrepareError, TransferError};
-use crate::base::event::Event;
-use crate::base::identity::{Address, DeviceId, Member, Membership, TaskId};
 use crate::base::key::TransferKey;
-use crate::base::layout::Layout;
-use crate::base::meters::Meters;
+use crate::base::launch_metrics::LaunchMetrics;
+use crate::base::layout::BufferLayout;
+use crate::base::membership::{DeviceId, EngineAddress, MemberId, Membership, PeerTask};
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
 use crate::io::threads::IoThreads;
-use crate::io::wire::{self, Identity, ListenSettings, Wrapping};
+use crate::io::wire::{self, ListenSettings, TlsIdentity, Wrapping};
 use crate::launch::outcome::Launch;
-use crate::launch::transfer::Transfer;
+use crate::launch::transfer::TransferHandle;
 use crate::memory::{Arena, Buffer, Span};
 use crate::protocol::frame::CHUNK_MAX;
-use crate::protocol::link::Class;
+use crate::protocol::link::PriorityClass;
 
 /// How long a shutdown waits until queued frames have left.
 const DRAIN_TIME: Duration = Duration::from_millis(100);
@@ -44,32 +48,32 @@ const DRAIN_TIME: Duration = Duration::from_millis(100);
 /// The transfer engine: it moves buffers between the devices of this task and those of other tasks. Clones
 /// are the same engine; dropping the last one shuts it down.
 #[derive(Clone)]
-pub struct Engine(Arc<Handle>);
+pub struct TransferEngine(Arc<EngineOwner>);
 
-struct Handle {
+struct EngineOwner {
     shared: Arc<EngineShared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-impl std::fmt::Debug for Engine {
+impl std::fmt::Debug for TransferEngine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Engine").field("here", &self.0.shared.config.here).finish_non_exhaustive()
     }
 }
 
-impl Engine {
+impl TransferEngine {
     /// Starts an engine: its threads and its listeners.
     ///
     /// # Errors
     /// Returns an error if it cannot listen on its address, its certificates cannot be used, or the system
     /// refuses a thread.
-    pub fn start(mut config: Config) -> std::io::Result<Self> {
+    pub fn start(mut config: EngineConfig) -> std::io::Result<Self> {
         config.lanes = config.lanes.clamp(1, 64);
         config.chunk = config.chunk.clamp(4 << 10, CHUNK_MAX as u32);
         config.devices.sort_unstable();
         config.devices.dedup();
         let wrapping = Wrapping {
-            identity: config.tls.as_ref().map(Identity::new).transpose()?,
+            identity: config.tls.as_ref().map(TlsIdentity::new).transpose()?,
             #[cfg(feature = "faults")]
             faults: config.faults.clone(),
         };
@@ -79,24 +83,27 @@ impl Engine {
             listen: config.listen,
             advertise: &config.advertise,
         })?;
-        let (io, mut threads) = IoThreads::start(config.reactors, config.copiers)?;
+        let (io, threads) = IoThreads::start(config.reactors, config.copiers)?;
         let shared = EngineShared::new(config, address, wrapping, io);
-        threads.extend(accept::accept(&shared, listeners)?);
-        let keeping = Arc::clone(&shared);
-        threads
-            .push(std::thread::Builder::new().name("muster-keep".to_owned()).spawn(move || keeping.keep())?);
-        Ok(Self(Arc::new(Handle { shared, threads: Mutex::new(threads) })))
+        // If a thread is refused, those that have started are ended as the handle is dropped.
+        let handle = EngineOwner { shared: Arc::clone(&shared), threads: Mutex::new(threads) };
+        let mut threads = lock(&handle.threads);
+        accept::start_listeners(&shared, listeners, &mut threads)?;
+        let keep = move || shared.run_watchdog();
+        threads.push(std::thread::Builder::new().name("muster-keep".to_owned()).spawn(keep)?);
+        drop(threads);
+        Ok(Self(Arc::new(handle)))
     }
 
     /// Returns the engine's address, which peers need to reach it.
     #[must_use]
-    pub fn address(&self) -> &Address {
+    pub fn address(&self) -> &EngineAddress {
         &self.0.shared.address
     }
 
     /// Returns the task and incarnation of the engine.
     #[must_use]
-    pub fn here(&self) -> Member {
+    pub fn here(&self) -> MemberId {
         self.0.shared.here()
     }
 
@@ -109,14 +116,10 @@ impl Engine {
             *shared.membership.write().unwrap_or_else(PoisonError::into_inner) = membership.clone();
             shared.changed.1.notify_all();
         }
-        let gone = |member: Member| member != shared.here() && !membership.has(member);
+        let gone = |member: MemberId| member != shared.here() && !membership.has(member);
         lock(&shared.numbers).retain(|member, _| !gone(*member));
-        shared.backoff.retain(|member| !gone(member));
-        let error = |member: Member| TransferError::StaleIncarnation {
-            member,
-            current: membership.member(member.task).map(|member| member.incarnation),
-        };
-        shared.end_all(gone, error);
+        shared.backoff.retain_peers(|member| !gone(member));
+        shared.end_connections_with(gone, |member| TransferError::absent(member, &membership));
     }
 
     /// Returns the current membership.
@@ -127,10 +130,10 @@ impl Engine {
 
     /// Prepares transfers: finds or makes the connections, and announces the transfers to the peers. Dropping
     /// the future cancels the preparation.
-    pub fn prepare(&self, specs: Vec<Spec>, options: LaunchOptions) -> Preparing {
-        let (preparing, wanted, finish) = Preparing::new(&self.0.shared.meters);
+    pub fn prepare(&self, specs: Vec<TransferSpec>, options: LaunchOptions) -> PrepareFuture {
+        let (preparing, wanted, finish) = PrepareFuture::new(&self.0.shared.meters);
         match TransferRequest::new(&self.0.shared, specs) {
-            Ok(request) => prepare_then(&self.0.shared, request, options, &wanted, finish),
+            Ok(request) => prepare_request(&self.0.shared, request, options, &wanted, finish),
             Err(error) => finish(Err(error)),
         }
         preparing
@@ -138,15 +141,20 @@ impl Engine {
 
     /// Prepares and launches transfers as soon as `dependencies` have completed. It returns at once. The
     /// launch takes its place in the order of its channel now, and its deadline runs from now.
-    pub fn transfer(&self, dependencies: &[Event], specs: Vec<Spec>, options: LaunchOptions) -> Transfer {
+    pub fn transfer(
+        &self,
+        dependencies: &[BufferDefinitionEvent],
+        specs: Vec<TransferSpec>,
+        options: LaunchOptions,
+    ) -> TransferHandle {
         let (mut sent, mut received) = (0, 0);
         for spec in &specs {
             *(if spec.outgoing { &mut sent } else { &mut received }) += spec.span.len() as u64;
         }
         let shared = &self.0.shared;
         let launch = Launch::new(&shared.meters, specs.len(), sent, received);
-        let transfer = Transfer::new(Arc::clone(&launch), self.here().task);
-        launch.begin();
+        let transfer = TransferHandle::new(Arc::clone(&launch), self.here().task);
+        launch.start_clock();
         let request = match TransferRequest::new(&self.0.shared, specs) {
             Ok(request) => request,
             Err(error) => {
@@ -155,25 +163,32 @@ impl Engine {
             }
         };
         if let Some(peer) = request.distinct.first() {
-            launch.set_peer(peer.task);
+            launch.set_peer(peer.peer_task());
         }
-        let tickets: Vec<_> =
-            request.distinct.iter().map(|peer| Ticket::take(shared, *peer, options.channel)).collect();
-        let dependencies = dependencies.to_vec();
-        let (waiting, asked) = (Arc::clone(&launch), Arc::clone(&launch));
-        let wanted: IsWanted = Arc::new(move || asked.awaits_connections());
-        prepare_then(shared, request, options, &wanted, move |result| match result {
-            Ok(prepared) => {
-                prepared.launch_as(launch, &dependencies, tickets);
-            }
-            Err(error) => launch.fail_all(&error.into()),
-        });
-        if let Some(deadline) = options.deadline
-            && waiting.awaits_connections()
-        {
-            shared.expect(&waiting, waiting.began() + deadline);
-        }
+        let tickets: Vec<_> = request
+            .distinct
+            .iter()
+            .map(|peer| ReservedLaunchNumber::take(shared, *peer, options.channel))
+            .collect();
+        prepare_and_launch(shared, launch, tickets, request, dependencies, options);
         transfer
+    }
+
+    /// Takes the places of a launch in the order of its channel now, for transfers whose memory is known later:
+    /// `count` transfers with these tasks, which send and receive so many bytes. Its deadline runs from now.
+    pub fn reserve(
+        &self,
+        peers: &[PeerTask],
+        count: NonZeroUsize,
+        (sent, received): (u64, u64),
+        options: LaunchOptions,
+    ) -> ReservedLaunch {
+        let shared = &self.0.shared;
+        let membership = self.membership();
+        let peers: BTreeSet<MemberId> =
+            peers.iter().filter_map(|task| membership.current_member(*task)).collect();
+        let launch = Launch::new(&shared.meters, count.get(), sent, received);
+        ReservedLaunch::new(shared, launch, &peers, options)
     }
 
     /// Sends buffers, each from the first device of this task to its destination, with their
@@ -187,12 +202,13 @@ impl Engine {
         buffers: &[Span],
         destinations: &[DeviceId],
         keys: &[TransferKey],
-    ) -> Result<Transfer, PrepareError> {
+    ) -> Result<TransferHandle, PrepareError> {
         let here = self.here().task;
         let from = self.0.shared.config.devices.first().copied().ok_or(PrepareError::NoDevice { here })?;
-        check_even(buffers.len(), destinations.len(), keys.len())?;
+        check_equal_lengths(buffers.len(), destinations.len(), keys.len())?;
         let specs = buffers.iter().zip(destinations).zip(keys);
-        let specs = specs.map(|((span, to), key)| Spec::send(span.clone(), from, *to, *key)).collect();
+        let specs =
+            specs.map(|((span, to), key)| TransferSpec::send(span.clone(), from, *to, *key)).collect();
         Ok(self.transfer(&[], specs, LaunchOptions::default()))
     }
 
@@ -205,11 +221,11 @@ impl Engine {
         &self,
         arena: &Arena,
         device: DeviceId,
-        layouts: &[Layout],
+        layouts: &[BufferLayout],
         sources: &[DeviceId],
         keys: &[TransferKey],
-    ) -> Result<(Vec<Buffer>, Transfer), PrepareError> {
-        check_even(layouts.len(), sources.len(), keys.len())?;
+    ) -> Result<(Vec<Buffer>, TransferHandle), PrepareError> {
+        check_equal_lengths(layouts.len(), sources.len(), keys.len())?;
         let buffers = layouts
             .iter()
             .map(|layout| arena.allocate(usize::try_from(layout.len()).unwrap_or(usize::MAX)))
@@ -217,7 +233,7 @@ impl Engine {
         let specs = buffers.iter().zip(layouts).zip(sources.iter().zip(keys));
         let specs = specs
             .map(|((buffer, layout), (from, key))| {
-                Spec::receive(buffer.span(), *from, device, *key).with_layout(layout.clone())
+                TransferSpec::receive(buffer.full_span(), *from, device, *key).with_layout(layout.clone())
             })
             .collect();
         Ok((buffers, self.transfer(&[], specs, LaunchOptions::default())))
@@ -230,16 +246,16 @@ impl Engine {
 
     /// Returns the measurements of launches.
     #[must_use]
-    pub fn meters(&self) -> &Arc<Meters> {
+    pub fn meters(&self) -> &Arc<LaunchMetrics> {
         &self.0.shared.meters
     }
 
     /// Returns the bytes that launches in flight have not moved yet, by class, the most urgent first.
     #[must_use]
-    pub fn in_flight(&self) -> [(Class, u64); Class::ALL.len()] {
-        let mut bytes = Class::ALL.map(|class| (class, 0));
+    pub fn bytes_in_flight(&self) -> [(PriorityClass, u64); PriorityClass::ALL.len()] {
+        let mut bytes = PriorityClass::ALL.map(|class| (class, 0));
         let connections = lock(&self.0.shared.connections).clone();
-        for launch in connections.iter().flat_map(|connection| connection.launches()) {
+        for launch in connections.iter().flat_map(|connection| connection.in_flight_launches()) {
             let (class, left) = launch.in_flight();
             bytes[class as usize].1 += left;
         }
@@ -248,22 +264,22 @@ impl Engine {
 
     /// Returns the counters.
     #[must_use]
-    pub fn counts(&self) -> &EngineCounts {
+    pub fn counts(&self) -> &FailureCounters {
         &self.0.shared.counts
     }
 
     /// Returns the state of each connection.
     #[must_use]
-    pub fn links(&self) -> Vec<LinkState> {
+    pub fn links(&self) -> Vec<ConnectionStatus> {
         let connections = lock(&self.0.shared.connections).clone();
         connections
             .into_iter()
-            .map(|connection| LinkState {
+            .map(|connection| ConnectionStatus {
                 peer: connection.peer,
                 kind: connection.kind,
-                lanes: connection.live_lanes(),
-                launched: connection.launched(),
-                bytes: TransportKind::ALL.map(|kind| (kind, connection.counters.get(kind))),
+                lanes: connection.live_lane_count(),
+                launched: connection.in_flight_count(),
+                bytes: TransportKind::ALL.map(|kind| (kind, connection.counters.sent_and_received(kind))),
             })
             .collect()
     }
@@ -271,16 +287,18 @@ impl Engine {
     /// Returns the bytes sent to and received from each task since the engine was started, by transport, on
     /// all connections including ended ones.
     #[must_use]
-    pub fn moved(&self) -> Vec<(TaskId, Traffic)> {
+    pub fn bytes_by_task(&self) -> Vec<(PeerTask, BytesByTransport)> {
         let all = lock(&self.0.shared.moved);
         all.iter()
-            .map(|(task, counters)| (*task, TransportKind::ALL.map(|kind| (kind, counters.get(kind)))))
+            .map(|(task, counters)| {
+                (*task, TransportKind::ALL.map(|kind| (kind, counters.sent_and_received(kind))))
+            })
             .collect()
     }
 
     /// Returns the number of cliques, and the hits, misses and evictions of their cache.
     #[must_use]
-    pub fn cliques(&self) -> (usize, u64, u64, u64) {
+    pub fn clique_cache_stats(&self) -> (usize, u64, u64, u64) {
         let cliques = lock(&self.0.shared.cliques);
         (cliques.len(), cliques.hits, cliques.misses, cliques.evictions)
     }
@@ -295,33 +313,33 @@ impl Engine {
 #[derive(Debug)]
 #[must_use = "nothing of it leaves until it is launched"]
 pub struct Batch {
-    engine: Engine,
+    engine: TransferEngine,
     options: LaunchOptions,
-    specs: Vec<Spec>,
+    specs: Vec<TransferSpec>,
 }
 
 impl Batch {
-    fn new(engine: &Engine, options: LaunchOptions) -> Self {
+    fn new(engine: &TransferEngine, options: LaunchOptions) -> Self {
         Self { engine: engine.clone(), options, specs: Vec::new() }
     }
 
     /// Adds a transfer. Returns its index in the batch.
-    pub fn add(&mut self, spec: Spec) -> usize {
+    pub fn add(&mut self, spec: TransferSpec) -> usize {
         self.specs.push(spec);
         self.specs.len() - 1
     }
 
     /// Launches the transfers of the batch.
-    pub fn launch(self, dependencies: &[Event]) -> Transfer {
+    pub fn launch(self, dependencies: &[BufferDefinitionEvent]) -> TransferHandle {
         self.engine.transfer(dependencies, self.specs, self.options)
     }
 }
 
 /// The state of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LinkState {
+pub struct ConnectionStatus {
     /// The peer.
-    pub peer: Member,
+    pub peer: MemberId,
     /// The transport of its lanes.
     pub kind: TransportKind,
     /// The number of live lanes.
@@ -329,13 +347,13 @@ pub struct LinkState {
     /// The number of launches in flight.
     pub launched: usize,
     /// The bytes moved.
-    pub bytes: Traffic,
+    pub bytes: BytesByTransport,
 }
 
 /// The bytes sent and received, by transport.
-pub type Traffic = [(TransportKind, (u64, u64)); TransportKind::ALL.len()];
+pub type BytesByTransport = [(TransportKind, (u64, u64)); TransportKind::ALL.len()];
 
-impl Handle {
+impl EngineOwner {
     fn shutdown(&self) {
         let shared = &self.shared;
         if shared.closed.swap(true, Ordering::AcqRel) {
@@ -347,14 +365,14 @@ impl Handle {
         }
         let until = clock::monotonic() + DRAIN_TIME;
         let connections = lock(&shared.connections).clone();
-        connections.iter().for_each(|connection| connection.drain(until));
-        shared.end_all(|_| true, |_| TransferError::Closed);
-        shared.io.stop();
+        connections.iter().for_each(|connection| connection.flush_until(until));
+        shared.end_connections_with(|_| true, |_| TransferError::Closed);
+        shared.io.request_stop();
         {
-            let _planned = lock(&shared.keeper.0);
-            shared.keeper.1.notify_all();
+            let _planned = lock(&shared.watchdog.0);
+            shared.watchdog.1.notify_all();
         }
-        accept::stop(shared);
+        accept::stop_listeners(shared);
         let me = std::thread::current().id();
         for thread in std::mem::take(&mut *lock(&self.threads)) {
             if thread.thread().id() != me {
@@ -364,7 +382,7 @@ impl Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for EngineOwner {
     fn drop(&mut self) {
         self.shutdown();
     }

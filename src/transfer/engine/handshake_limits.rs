@@ -1,16 +1,16 @@
-//! The limits of concurrent handshakes with diallers: in total, and for each client network.
+//! Limits the concurrent handshakes with diallers: in total, and for each client network.
 //!
-//! A handshake occupies a thread. When there are too many, the oldest one of the network that has the most is
-//! ended in favour of the new one, so that silent or slow diallers keep out neither other networks nor new
-//! diallers of their own. If new ones were refused instead, silent diallers would keep out all others. A
-//! dialler that has proven its identity is not ended.
+//! A handshake occupies a thread. If there are too many handshakes, the oldest one of the client network that has
+//! the most is ended, and the new one is admitted. The handshake of a dialler that has proven its identity is never
+//! ended. So silent or slow diallers keep out neither other networks nor new diallers of their own network. If new
+//! handshakes were refused instead, such diallers could keep out both. Begin at [`HandshakeLimits::admit`].
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
-use crate::base::network::source_network;
+use crate::base::client_subnet::client_subnet;
 use crate::base::sync::lock;
 use crate::io::wire::Wire;
 
@@ -56,7 +56,7 @@ impl HandshakeLimits {
     /// possible either.
     pub fn admit(&self, wire: &dyn Wire) -> Option<HandshakeGuard> {
         let socket = wire.descriptor().try_clone_to_owned().ok()?;
-        let source = wire.source().map(source_network);
+        let source = wire.source().map(client_subnet);
         let mut state = lock(&self.0);
         if state.closed || state.threads >= THREADS_MAX {
             return None;
@@ -142,7 +142,7 @@ mod tests {
 
     use super::*;
     use crate::base::transport::TransportKind;
-    use crate::io::wire::{Received, WireCapabilities, WireError};
+    use crate::io::wire::{ReceivedCount, WireCapabilities, WireError};
     use crate::memory::{ReadView, WriteView};
 
     /// One end of a socket pair that claims a peer address.
@@ -169,7 +169,7 @@ mod tests {
         fn send(&self, _: &[ReadView<'_>]) -> Result<usize, WireError> {
             Err(WireError::Later)
         }
-        fn receive(&self, _: &mut [WriteView<'_>]) -> Result<Received, WireError> {
+        fn receive(&self, _: &mut [WriteView<'_>]) -> Result<ReceivedCount, WireError> {
             Err(WireError::Later)
         }
         fn discard(&self, _: usize) -> Result<usize, WireError> {

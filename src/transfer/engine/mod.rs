@@ -1,35 +1,40 @@
-//! The engine: the interface of programs, and the code that finds, makes and ends connections for them.
+//! The engine: the interface for programs, and the code that finds, makes and ends connections.
 //!
 //! | file | what it owns |
 //! | --- | --- |
 //! | `handle.rs`, `config.rs` | the engine as programs use it, and its configuration |
-//! | `shared.rs` | the state that its threads share |
-//! | `request.rs`, `check.rs`, `preparing.rs` | a request, until it is prepared |
-//! | `prepared.rs`, `ticket.rs` | prepared transfers, and the place of a launch in the order |
-//! | `cliques.rs`, `connections.rs` | the cache of connections, and their life |
-//! | `dial.rs`, `accept.rs`, `connect.rs`, `mend.rs` | making and reconnecting connections and lanes |
-//! | `handshake_limits.rs`, `path_backoff.rs`, `thread_pool.rs` | their bounds |
-//! | `keeper.rs` | the thread that enforces limits |
-//! | `session_host.rs` | the interface for connections |
+//! | `shared.rs` | the state that the engine's threads share |
+//! | `prepare.rs`, `request_check.rs`, `prepare_future.rs` | a request, until it is prepared |
+//! | `prepared_transfers.rs` | prepared transfers |
+//! | `reserved_launch_number.rs` | the number of a launch in the order of its channel |
+//! | `reserved_launch.rs` | a launch whose memory is known later |
+//! | `clique_cache.rs`, `connections.rs` | the cache of connections, and the life of connections |
+//! | `dial.rs`, `accept.rs`, `connect.rs` | new connections and lanes |
+//! | `lane_reconnect.rs` | lost lanes, and the detection of dead peers |
+//! | `handshake_limits.rs`, `thread_pool.rs` | the bounds on handshakes, and on threads that dial |
+//! | `path_backoff.rs` | which paths to a peer have failed |
+//! | `watchdog.rs` | the thread that enforces limits |
+//! | `session_host.rs` | the functions of the engine that connections call |
 //! | `resharding/` | the execution of plans |
 
 mod accept;
-mod check;
-pub mod cliques;
+pub mod clique_cache;
 pub mod config;
 mod connect;
 mod connections;
 mod dial;
 pub mod handle;
 mod handshake_limits;
-mod keeper;
-mod mend;
+mod lane_reconnect;
 mod path_backoff;
-pub mod prepared;
-pub mod preparing;
-mod request;
+mod prepare;
+pub mod prepare_future;
+pub mod prepared_transfers;
+mod request_check;
+pub mod reserved_launch;
+mod reserved_launch_number;
 pub mod resharding;
 mod session_host;
 mod shared;
 mod thread_pool;
-mod ticket;
+mod watchdog;

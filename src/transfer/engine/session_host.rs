@@ -1,49 +1,53 @@
-//! The interface of an engine for its connections.
+//! Implements the interface by which connections call their engine.
 //!
-//! It forwards every call to the file that implements it.
+//! It forwards every call to the file that does the work.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use muster_clock as clock;
 
-use super::mend::mend;
+use super::lane_reconnect::{close_lost_in_background, reconnect_lane};
 use super::shared::EngineShared;
 use crate::base::error::TransferError;
-use crate::base::identity::Member;
-use crate::base::transport::Choice;
+use crate::base::membership::MemberId;
+use crate::base::transport::TransportChoice;
 use crate::session::connection::{Connection, SessionHost};
 
 impl SessionHost for EngineShared {
     fn connection_is_unused(&self) {
-        self.on_unused();
+        self.on_connection_unused();
     }
 
-    fn make_room(&self) {
+    fn on_leave_refused(&self) {
         self.ask_to_make_room();
     }
 
-    fn connection_stays(&self, connection: &Arc<Connection>) {
-        self.on_stayed(connection);
+    fn peer_kept_connection(&self, connection: &Arc<Connection>) {
+        self.on_connection_kept(connection);
     }
 
     fn connection_left(&self, connection: &Arc<Connection>) {
-        self.on_left(connection);
+        self.on_connection_left(connection);
     }
 
-    fn mend(&self, connection: &Arc<Connection>, control: bool, how: &str) {
-        mend(self, connection, control, how);
+    fn reconnect_lane(&self, connection: &Arc<Connection>, control: bool, how: &str) {
+        reconnect_lane(self, connection, control, how);
     }
 
-    fn back_off(&self, peer: Member, how: &str) {
-        if self.config.transport == Choice::Auto && self.membership().has(peer) {
+    fn other_job_ended_connection(&self, connection: &Arc<Connection>, how: &str) {
+        close_lost_in_background(self, connection, how);
+    }
+
+    fn back_off_transport(&self, peer: MemberId, how: &str) {
+        if self.config.transport == TransportChoice::Auto && self.membership().has(peer) {
             tracing::debug!(%peer, how, "other ways come first for a time");
-            self.backoff.add(peer, clock::monotonic());
+            self.backoff.record_failure(peer, clock::monotonic());
         }
     }
 
-    fn look_at(&self, wanted: Instant) {
-        self.plan_look(wanted);
+    fn schedule_connection_check(&self, wanted: Instant) {
+        self.schedule_check(wanted);
     }
 
     fn connection_over(&self, connection: &Arc<Connection>, error: &TransferError) {

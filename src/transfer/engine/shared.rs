@@ -1,6 +1,7 @@
-//! The state that the threads of an engine share: its tables, and the ways to wait for them.
+//! The state that the threads of an engine share: tables, and condition variables by which threads wait for changes
+//! of the tables.
 //!
-//! It decides nothing: the files beside it find, make and end connections. Begin at [`EngineShared`].
+//! Other files of this folder find, make and end connections. Begin at [`EngineShared`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -9,20 +10,20 @@ use std::time::{Duration, Instant};
 
 use muster_clock as clock;
 
-use super::cliques::Cliques;
-use super::config::Config;
+use super::clique_cache::CliqueCache;
+use super::config::EngineConfig;
 use super::handshake_limits::HandshakeLimits;
 use super::path_backoff::PathBackoff;
 use super::thread_pool::ThreadPool;
-use crate::base::counts::{Counters, EngineCounts};
-use crate::base::identity::{Address, Member, Membership, TaskId};
-use crate::base::meters::Meters;
+use crate::base::counters::{ByteCounters, FailureCounters};
+use crate::base::launch_metrics::LaunchMetrics;
+use crate::base::membership::{EngineAddress, MemberId, Membership, PeerTask};
 use crate::base::sync::lock;
 use crate::io::threads::IoThreads;
 use crate::io::wire::{Listener, Wrapping};
 use crate::launch::outcome::Launch;
 use crate::launch::peer_launch::LaunchLimits;
-use crate::protocol::link::{GroupId, Numbers};
+use crate::protocol::link::{GroupId, LaunchNumbers};
 use crate::protocol::proof::TokenKey;
 use crate::session::connection::Connection;
 
@@ -37,21 +38,21 @@ pub const DIALLERS_MAX: usize = 1024;
 /// The state that the threads of an engine share.
 pub struct EngineShared {
     this: Weak<Self>,
-    pub(super) config: Config,
-    pub(super) address: Address,
+    pub(super) config: EngineConfig,
+    pub(super) address: EngineAddress,
     /// The wrappers of its wires.
     pub(super) wrapping: Wrapping,
     /// A word that holds this incarnation: a process that can read it can read this process's memory.
     pub(super) probe: Box<AtomicU64>,
     pub(super) membership: RwLock<Membership>,
     pub(super) changed: (Mutex<()>, Condvar),
-    pub(super) cliques: Mutex<Cliques>,
+    pub(super) cliques: Mutex<CliqueCache>,
     pub(super) connections: Mutex<Vec<Arc<Connection>>>,
     /// Notified when a connection is added to `connections`.
     pub(super) connected: Condvar,
     pub(super) io: Arc<IoThreads>,
-    pub(super) counts: Arc<EngineCounts>,
-    pub(super) meters: Arc<Meters>,
+    pub(super) counts: Arc<FailureCounters>,
+    pub(super) meters: Arc<LaunchMetrics>,
     pub(super) backoff: PathBackoff,
     pub(super) closed: AtomicBool,
     /// The key that is derived from the cluster token, if there is one.
@@ -62,19 +63,24 @@ pub struct EngineShared {
     pub(super) diallers: ThreadPool,
     /// The listeners, which are stopped when the engine ends to wake their threads.
     pub(super) listeners: Mutex<Vec<Arc<dyn Listener>>>,
-    pub(super) keeper: (Mutex<Option<Instant>>, Condvar),
+    pub(super) watchdog: (Mutex<Option<Instant>>, Condvar),
     pub(super) lanes: AtomicUsize,
-    pub(super) numbers: Mutex<HashMap<Member, Numbers>>,
+    pub(super) numbers: Mutex<HashMap<MemberId, LaunchNumbers>>,
     /// The bytes moved with each task, over all incarnations and connections. They are counted here as they
     /// move, because a connection may end at any moment.
-    pub(super) moved: Mutex<BTreeMap<TaskId, Arc<Counters>>>,
+    pub(super) moved: Mutex<BTreeMap<PeerTask, Arc<ByteCounters>>>,
     /// The launches with a deadline that may still wait for their connections.
     pub(super) expected: Mutex<Vec<(Instant, Weak<Launch>)>>,
 }
 
 impl EngineShared {
     /// Creates the shared state of a new engine.
-    pub(super) fn new(config: Config, address: Address, wrapping: Wrapping, io: Arc<IoThreads>) -> Arc<Self> {
+    pub(super) fn new(
+        config: EngineConfig,
+        address: EngineAddress,
+        wrapping: Wrapping,
+        io: Arc<IoThreads>,
+    ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             this: this.clone(),
             address,
@@ -87,14 +93,14 @@ impl EngineShared {
             connected: Condvar::new(),
             io,
             counts: Arc::default(),
-            meters: Arc::new(Meters::new(config.here.task)),
+            meters: Arc::new(LaunchMetrics::new(config.here.task)),
             backoff: PathBackoff::default(),
             closed: AtomicBool::new(false),
             key: config.token.as_deref().map(TokenKey::new),
             handshakes: HandshakeLimits::default(),
             diallers: ThreadPool::new("muster-dial", DIALLERS_MAX),
             listeners: Mutex::default(),
-            keeper: (Mutex::new(None), Condvar::new()),
+            watchdog: (Mutex::new(None), Condvar::new()),
             lanes: AtomicUsize::new(0),
             numbers: Mutex::default(),
             moved: Mutex::default(),
@@ -109,26 +115,29 @@ impl EngineShared {
     }
 
     /// Returns the task and incarnation of the engine.
-    pub(super) const fn here(&self) -> Member {
+    pub(super) const fn here(&self) -> MemberId {
         self.config.here
     }
 
     /// Returns the numbers of launches with an incarnation of a peer.
-    pub(super) fn numbers(&self, peer: Member) -> Numbers {
+    pub(super) fn launch_numbers(&self, peer: MemberId) -> LaunchNumbers {
         lock(&self.numbers).entry(peer).or_default().clone()
     }
 
     /// Returns the counters of bytes moved with a task.
-    pub(super) fn moved(&self, task: TaskId) -> Arc<Counters> {
-        Arc::clone(lock(&self.moved).entry(task).or_default())
+    pub(super) fn byte_counters(&self, peer: PeerTask) -> Arc<ByteCounters> {
+        Arc::clone(lock(&self.moved).entry(peer).or_default())
     }
 
     /// Announces that no launch will come for a number that was taken, on every connection with the peer.
-    pub(super) fn withdraw(&self, peer: Member, at: GroupId) {
+    pub(super) fn withdraw_launch_number(&self, peer: MemberId, at: GroupId) {
         let connections: Vec<_> =
             lock(&self.connections).iter().filter(|connection| connection.peer == peer).cloned().collect();
         for connection in connections {
-            connection.withdraw(at, "the other side's launch of the same number failed before it began");
+            connection.withdraw_launch_number(
+                at,
+                "the other side's launch of the same number failed before it began",
+            );
         }
     }
 
@@ -139,7 +148,7 @@ impl EngineShared {
 
     /// Blocks until `ask` returns a value for the membership; none if `time` passes or the engine ends
     /// before.
-    pub(super) fn await_membership<R>(
+    pub(super) fn wait_for_membership<R>(
         &self,
         time: Duration,
         ask: impl Fn(&Membership) -> Option<R>,
@@ -158,8 +167,14 @@ impl EngineShared {
         }
     }
 
+    /// Waits between two attempts to reach a peer: until `time` has passed, the engine ends, or the peer leaves the
+    /// membership.
+    pub(super) fn pause_for(&self, peer: MemberId, time: Duration) {
+        self.wait_for_membership(time, |membership| (!membership.has(peer)).then_some(()));
+    }
+
     /// Blocks until there is such a connection; none if `time` passes before.
-    pub(super) fn await_connection(
+    pub(super) fn wait_for_connection(
         &self,
         time: Duration,
         wanted: impl Fn(&&Arc<Connection>) -> bool,
@@ -177,29 +192,29 @@ impl EngineShared {
     }
 
     /// Returns the number of a reconnected lane. All of them are above those of first lanes.
-    pub(super) fn next_lane(&self) -> u16 {
+    pub(super) fn next_lane_number(&self) -> u16 {
         const FIRST: usize = 1000;
         (FIRST + self.lanes.fetch_add(1, Ordering::Relaxed) % (usize::from(u16::MAX) - FIRST)) as u16
     }
 
-    /// Makes the keeper fail a launch at its deadline if it still waits for its connections.
-    pub(super) fn expect(&self, launch: &Arc<Launch>, deadline: Instant) {
+    /// Makes the watchdog fail a launch at its deadline if it still waits for its connections.
+    pub(super) fn watch_deadline(&self, launch: &Arc<Launch>, deadline: Instant) {
         lock(&self.expected).push((deadline, Arc::downgrade(launch)));
-        self.plan_look(deadline);
+        self.schedule_check(deadline);
     }
 
-    /// Makes the keeper check launches with these limits.
-    pub(super) fn watch(&self, limits: &LaunchLimits) {
+    /// Makes the watchdog check launches with these limits.
+    pub(super) fn watch_limits(&self, limits: &LaunchLimits) {
         let soon = clock::monotonic() + limits.stall / LOOKS;
-        self.plan_look(limits.deadline.map_or(soon, |deadline| deadline.min(soon)));
+        self.schedule_check(limits.deadline.map_or(soon, |deadline| deadline.min(soon)));
     }
 
-    /// Makes the keeper check at that moment at the latest.
-    pub(super) fn plan_look(&self, wanted: Instant) {
-        let mut planned = lock(&self.keeper.0);
+    /// Makes the watchdog check at that moment at the latest.
+    pub(super) fn schedule_check(&self, wanted: Instant) {
+        let mut planned = lock(&self.watchdog.0);
         if planned.is_none_or(|planned| wanted < planned) {
             *planned = Some(wanted);
-            self.keeper.1.notify_one();
+            self.watchdog.1.notify_one();
         }
     }
 }

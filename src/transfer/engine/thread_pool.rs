@@ -1,6 +1,7 @@
-//! A bounded pool of threads for blocking work: each piece runs on a thread of its own, or waits until one is free.
+//! A bounded pool of threads for blocking work. Each job runs on its own thread. If all threads are busy, the job
+//! waits until one is free.
 //!
-//! It does not know what the work does. Begin at [`ThreadPool::run`].
+//! The pool does not depend on what a job does. Begin at [`ThreadPool::run`].
 
 use std::collections::VecDeque;
 use std::io;

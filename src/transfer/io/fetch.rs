@@ -1,18 +1,19 @@
-//! The threads that fetch: the receiver copies from the sender's memory on the same host.
+//! The threads that fetch. To *fetch* is to copy bytes from the sender's memory on the same host, on the receiver's
+//! side.
 //!
-//! They know a session by [`FetchHost`] only. The receiver copies, because it can then stop, and because the
-//! sender's arena can be sealed against writers. Sources are regions that the peer shared (mapped read-only),
-//! or addresses of the other process (`process_vm_readv`); if neither is allowed, the peer pushes. Begin at
-//! [`Fetchers::fetch`].
+//! These threads call a session only through [`FetchHost`]. The receiver makes the copy, so it can stop at any
+//! time, and the sender's arena can be sealed against writers. A source is a region that the peer shared (mapped
+//! read-only), or an address in the other process (`process_vm_readv`). If neither is allowed, the peer sends the
+//! bytes over a socket. Begin at [`Fetchers::fetch`].
 //!
-//! Before a sender reuses a source buffer it marks the connection closed in shared memory, and the receiver
-//! checks the mark after every step that it has copied ([`FetchHost::fetch_counts`]). Memory cannot be taken
-//! back from another process that is reading it; so the receiver discards bytes that it read too late, and
-//! neither side waits for the other.
+//! When a connection ends, the sender marks it as closed in shared memory before it reuses a source buffer. The
+//! receiver checks the mark after every step that it has copied ([`FetchHost::fetched_bytes_are_valid`]), and discards the
+//! step if the mark is set. The sender cannot stop another process from reading shared memory, but with the mark no
+//! byte that was read too late counts, and neither side waits for the other.
 //!
-//! Fetches of shared memory above [`PAST_CACHES`] bypass the caches. A plain copy reads the memory that it
-//! overwrites, a third of its traffic, and evicts what programs had in the caches; the bytes of smaller
-//! fetches are usually read again at once.
+//! Fetches of shared memory above [`PAST_CACHES`] bypass the processor's caches. A plain copy also reads the memory
+//! that it overwrites, which is a third of its memory traffic, and evicts other data from the caches. Smaller
+//! fetches do not bypass the caches, because programs usually read the received bytes at once.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,7 +29,7 @@ use crate::launch::io_lists::LaunchBytes;
 use crate::launch::peer_launch::PeerLaunch;
 use crate::memory::{Mapping, PeerView, WriteView};
 use crate::protocol::link::GroupId;
-use crate::protocol::link::definition::{Definition, Source};
+use crate::protocol::link::launch_definition::{FetchSource, LaunchDefinition};
 
 /// The bytes of one step. A cancelled fetch stops at the end of a step.
 const STEP: u64 = 512 << 10;
@@ -46,7 +47,7 @@ pub struct PeerMemory(Mapping);
 impl PeerMemory {
     /// Maps `len` bytes of a file that a peer sent; none if reading it could fault.
     pub fn map(file: &OwnedFd, len: u64) -> Option<Self> {
-        Mapping::sealed(file.as_fd(), usize::try_from(len).ok()?, false).map(Self)
+        Mapping::map_sealed_file(file.as_fd(), usize::try_from(len).ok()?, false).map(Self)
     }
 
     /// Returns a view of `len` bytes at `offset + from`, or none if they exceed the mapping.
@@ -61,7 +62,7 @@ pub trait FetchHost: Send + Sync {
     fn pid(&self) -> Option<i32>;
 
     /// Returns the mapped memory of the peer that contains a source.
-    fn peer_memory(&self, source: Source) -> Option<Arc<PeerMemory>>;
+    fn peer_memory(&self, source: FetchSource) -> Option<Arc<PeerMemory>>;
 
     /// Returns whether the session can fetch: this side must be able to read the peer's mark.
     fn can_fetch(&self) -> bool;
@@ -69,10 +70,10 @@ pub trait FetchHost: Send + Sync {
     /// Returns whether all bytes that were read from the peer's memory before this call are valid. A side
     /// that ends a connection sets the mark first and then reuses its memory, however long the other side
     /// goes on reading.
-    fn fetch_counts(&self) -> bool;
+    fn fetched_bytes_are_valid(&self) -> bool;
 
     /// Reports that fetched bytes are invalid, because one side is ending the connection.
-    fn fetch_is_late(&self, launch: &Arc<PeerLaunch>);
+    fn on_fetch_invalidated(&self, launch: &Arc<PeerLaunch>);
 
     /// Reports that a launch cannot be fetched. With `nothing_yet` no byte has been fetched, and the peer may
     /// push instead.
@@ -92,19 +93,21 @@ struct ContiguousBytes {
     len: u64,
     /// The index of the receive in which the run begins, at its first byte.
     at: usize,
-    source: Source,
+    source: FetchSource,
     /// The mapped memory, for a source within a region.
     memory: Option<Arc<PeerMemory>>,
 }
 
 impl ContiguousBytes {
     /// Returns whether `source` follows this run in the sender's memory.
-    fn goes_on_in(&self, source: Source) -> bool {
+    fn goes_on_in(&self, source: FetchSource) -> bool {
         match (self.source, source) {
-            (Source::Region(region, offset), Source::Region(other, next)) => {
+            (FetchSource::Region(region, offset), FetchSource::Region(other, next)) => {
                 region == other && offset.checked_add(self.len) == Some(next)
             }
-            (Source::Address(address), Source::Address(next)) => address.checked_add(self.len) == Some(next),
+            (FetchSource::Address(address), FetchSource::Address(next)) => {
+                address.checked_add(self.len) == Some(next)
+            }
             _ => false,
         }
     }
@@ -112,19 +115,23 @@ impl ContiguousBytes {
     /// Returns whether the whole run can be fetched.
     fn is_available(&self, host: &dyn FetchHost) -> bool {
         match self.source {
-            Source::None => false,
-            Source::Region(_, offset) => {
+            FetchSource::None => false,
+            FetchSource::Region(_, offset) => {
                 let memory = self.memory.as_ref();
                 memory.is_some_and(|memory| memory.view(offset, 0, self.len as usize).is_some())
             }
-            Source::Address(_) => host.pid().is_some(),
+            FetchSource::Address(_) => host.pid().is_some(),
         }
     }
 }
 
 /// Returns the inbound bytes of a launch as runs: small buffers that are contiguous on both sides make one
 /// run.
-fn runs(host: &dyn FetchHost, launch: &PeerLaunch, definition: &Definition) -> Vec<ContiguousBytes> {
+fn contiguous_runs(
+    host: &dyn FetchHost,
+    launch: &PeerLaunch,
+    definition: &LaunchDefinition,
+) -> Vec<ContiguousBytes> {
     let inbound = &launch.lists.inbound;
     let sources = definition.entries.iter().filter(|entry| !entry.outgoing).map(|entry| entry.source);
     let mut runs: Vec<ContiguousBytes> = Vec::new();
@@ -135,17 +142,17 @@ fn runs(host: &dyn FetchHost, launch: &PeerLaunch, definition: &Definition) -> V
         let last = runs.last_mut();
         let memory = match (&last, source) {
             (
-                Some(ContiguousBytes { source: Source::Region(last, _), memory, .. }),
-                Source::Region(region, _),
+                Some(ContiguousBytes { source: FetchSource::Region(last, _), memory, .. }),
+                FetchSource::Region(region, _),
             ) if *last == region => memory.clone(),
             _ => host.peer_memory(source),
         };
         match last {
-            Some(run) if inbound.is_joined(at) && run.goes_on_in(source) => {
+            Some(run) if inbound.continues_previous_span(at) && run.goes_on_in(source) => {
                 run.len += span.len() as u64;
             }
             _ => runs.push(ContiguousBytes {
-                start: inbound.start(at),
+                start: inbound.span_start(at),
                 len: span.len() as u64,
                 at,
                 source,
@@ -178,22 +185,24 @@ pub struct Fetchers {
 }
 
 impl Fetchers {
+    /// Creates the queue of so many threads.
+    pub fn new(threads: usize) -> Arc<Self> {
+        Arc::new(Self { queue: Mutex::default(), waiting: Condvar::new(), threads })
+    }
+
     /// Starts the threads.
-    pub fn start(threads: usize) -> std::io::Result<(Arc<Self>, Vec<std::thread::JoinHandle<()>>)> {
-        let fetchers = Arc::new(Self { queue: Mutex::default(), waiting: Condvar::new(), threads });
-        let handles = (0..threads)
-            .map(|n| {
-                let fetchers = Arc::clone(&fetchers);
-                std::thread::Builder::new().name(format!("muster-copy-{n}")).spawn(move || fetchers.run())
-            })
-            .collect::<std::io::Result<Vec<_>>>()?;
-        Ok((fetchers, handles))
+    pub fn start(self: &Arc<Self>) -> std::io::Result<Vec<std::thread::JoinHandle<()>>> {
+        let start = |n| {
+            let fetchers = Arc::clone(self);
+            std::thread::Builder::new().name(format!("muster-copy-{n}")).spawn(move || fetchers.run())
+        };
+        (0..self.threads).map(start).collect()
     }
 
     /// Fetches the inbound bytes of a launch from the sources in the peer's definition.
-    pub fn fetch(&self, host: Arc<dyn FetchHost>, launch: &Arc<PeerLaunch>, definition: &Definition) {
-        let runs = runs(&*host, launch, definition);
-        let kind = if runs.iter().any(|run| matches!(run.source, Source::Address(_))) {
+    pub fn fetch(&self, host: Arc<dyn FetchHost>, launch: &Arc<PeerLaunch>, definition: &LaunchDefinition) {
+        let runs = contiguous_runs(&*host, launch, definition);
+        let kind = if runs.iter().any(|run| matches!(run.source, FetchSource::Address(_))) {
             TransportKind::Pvm
         } else {
             TransportKind::Shm
@@ -235,7 +244,7 @@ impl Fetchers {
     }
 
     /// Ends the threads.
-    pub fn stop(&self) {
+    pub fn request_stop(&self) {
         lock(&self.queue).1 = true;
         self.waiting.notify_all();
     }
@@ -272,10 +281,10 @@ impl Fetch {
             let Some(guard) = launch.access() else { return };
             let outcome = self.step(&*host, guard.bytes(), start, len);
             match outcome {
-                Ok(()) if !host.fetch_counts() => {
+                Ok(()) if !host.fetched_bytes_are_valid() => {
                     drop(guard);
                     if !self.failed.swap(true, Ordering::AcqRel) {
-                        host.fetch_is_late(launch);
+                        host.on_fetch_invalidated(launch);
                     }
                     return;
                 }
@@ -283,7 +292,7 @@ impl Fetch {
                     launch.set_transport(self.kind);
                     host.count_received(self.kind, len);
                     if self.finished.fetch_add(len, Ordering::AcqRel) + len == self.total
-                        && let Some(at) = launch.group()
+                        && let Some(at) = launch.group_id()
                     {
                         // The peer learns of it before this program does, because the program may exit at
                         // once.
@@ -315,11 +324,11 @@ impl Fetch {
             let len = (end.min(run.start + run.len) - run.start - from) as usize;
             let mut into = bytes.inbound_span(run.at, from as usize, len);
             match (run.source, &run.memory) {
-                (Source::Region(_, offset), Some(memory)) => {
+                (FetchSource::Region(_, offset), Some(memory)) => {
                     let source = memory.view(offset, from as usize, len).ok_or(Errno::FAULT)?;
                     into.copy_from_peer(&source, self.total > PAST_CACHES);
                 }
-                (Source::Address(address), _) => {
+                (FetchSource::Address(address), _) => {
                     addresses.push(address.wrapping_add(from));
                     views.push(into);
                 }

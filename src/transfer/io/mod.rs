@@ -1,11 +1,10 @@
-//! The layer that moves bytes: wires, lanes over them, rings of shared memory, and the threads that serve them.
+//! The layer that moves bytes: wires, lanes over wires, rings in shared memory, and the threads that serve them.
 //!
-//! It decides nothing: sessions choose what is sent and where received bytes belong. Begin at [`lane`] and
-//! [`wire`].
+//! Sessions decide which bytes are sent and where received bytes are written. Begin at [`lane`] and [`wire`].
 
+pub(crate) mod exclusive_work;
 pub mod fetch;
 pub mod lane;
-pub(crate) mod pump;
 pub mod reactor;
 pub mod ring;
 pub mod sys;

@@ -1,7 +1,8 @@
-//! The reactor threads, which wait for sockets: each lane belongs to one of them.
+//! The reactor threads, which wait for sockets. Each lane belongs to one reactor.
 //!
-//! A reactor knows lanes and bells, but no connections. A lane on which sending failed is read to its end
-//! first (`Reactor::end_unwritable`), so the peer's last frames count. Begin at [`Reactor::add`].
+//! A reactor serves lanes, and the bells by which peers announce frames in shared memory. It does not depend on
+//! connections. If sending on a lane fails, the reactor first reads the lane to its end
+//! (`Reactor::drain_and_end_lane`), so the peer's last frames are processed. Begin at [`Reactor::add`].
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,7 +13,7 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use crate::io::lane::{Lane, LaneError};
-use crate::io::wire::{WireAttendant, WireWaker};
+use crate::io::wire::{WireEventHandler, WireWaker};
 
 /// The most events of one `epoll_wait`.
 const EVENTS: usize = 64;
@@ -33,7 +34,7 @@ pub struct Reactor {
 struct Shared {
     lanes: HashMap<u64, Arc<Lane>>,
     /// The sessions whose bells ring here.
-    bells: HashMap<u64, Weak<dyn BellHost>>,
+    bells: HashMap<u64, Weak<dyn DoorbellHost>>,
     /// The lanes to pump: their output, and their input if they hold a chunk.
     eager: Vec<u64>,
     /// The lanes to pump in both directions, although no edge reported them.
@@ -41,15 +42,15 @@ struct Shared {
 }
 
 /// A session with a bell, as its reactor sees it.
-pub trait BellHost: Send + Sync {
+pub trait DoorbellHost: Send + Sync {
     /// Handles a ring of the bell: the ring has frames to read, or room to write.
     fn bell_rang(&self);
 }
 
-impl WireAttendant for Reactor {
-    fn look(&self, seat: u64) {
+impl WireEventHandler for Reactor {
+    fn check_wire(&self, seat: u64) {
         self.lock().woken.push(seat);
-        self.wake();
+        self.wake_thread();
     }
 }
 
@@ -82,7 +83,7 @@ impl Reactor {
         if self.stopping.load(Ordering::SeqCst) {
             return Err(std::io::ErrorKind::NotConnected.into());
         }
-        lane.set_seat(number);
+        lane.set_reactor_slot(number);
         let reactor: Weak<Self> = Arc::downgrade(self);
         lane.wire().set_waker(WireWaker::new(reactor, number));
         shared.lanes.insert(number, Arc::clone(lane));
@@ -97,7 +98,7 @@ impl Reactor {
     }
 
     /// Adds the bell of a session. The reactor never reads it, because every ring is an edge.
-    pub fn add_bell(&self, bell: BorrowedFd<'_>, host: Weak<dyn BellHost>) -> std::io::Result<()> {
+    pub fn add_doorbell(&self, bell: BorrowedFd<'_>, host: Weak<dyn DoorbellHost>) -> std::io::Result<()> {
         let number = self.next.fetch_add(1, Ordering::Relaxed) as u64;
         let mut shared = self.lock();
         shared.bells.retain(|_, host| host.strong_count() > 0);
@@ -107,25 +108,25 @@ impl Reactor {
     }
 
     /// Makes the thread send the queued frames of the lane.
-    pub fn pump(&self, lane: &Arc<Lane>) {
+    pub fn request_pump(&self, lane: &Arc<Lane>) {
         // A lane without a seat is just being added, and is pumped then.
-        if let Some(seat) = lane.seat() {
+        if let Some(seat) = lane.reactor_slot() {
             self.lock().eager.push(seat);
-            self.wake();
+            self.wake_thread();
         }
     }
 
-    fn wake(&self) {
+    fn wake_thread(&self) {
         if !self.woken.swap(true, Ordering::SeqCst) {
             let _full_is_fine = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
         }
     }
 
     /// Ends the thread.
-    pub fn stop(&self) {
+    pub fn request_stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         self.woken.store(false, Ordering::SeqCst);
-        self.wake();
+        self.wake_thread();
     }
 
     fn run(&self) {
@@ -151,8 +152,8 @@ impl Reactor {
         }
         let lanes: Vec<_> = self.lock().lanes.drain().collect();
         for (_, lane) in lanes {
-            lane.close();
-            lane.drain();
+            lane.close_if_open();
+            lane.wait_until_idle();
         }
     }
 
@@ -180,7 +181,7 @@ impl Reactor {
         if flags.contains(epoll::EventFlags::OUT)
             && let Err(error) = lane.pump_output()
         {
-            return self.end_unwritable(number, &lane, &error);
+            return self.drain_and_end_lane(number, &lane, &error);
         }
         if flags.intersects(ENDS.union(epoll::EventFlags::IN))
             && !readable.iter().any(|(other, _)| *other == number)
@@ -194,7 +195,7 @@ impl Reactor {
         match lane.pump_input() {
             Ok(true) => unread.push((number, lane)),
             Ok(false) => {}
-            Err(error) => self.end(number, &lane, &error),
+            Err(error) => self.end_lane(number, &lane, &error),
         }
     }
 
@@ -208,29 +209,29 @@ impl Reactor {
         for (number, both) in eager.chain(woken.into_iter().map(|number| (number, true))) {
             let Some(lane) = self.lock().lanes.get(&number).cloned() else { continue };
             if let Err(error) = lane.pump_output() {
-                self.end_unwritable(number, &lane, &error);
-            } else if both || lane.is_held() {
+                self.drain_and_end_lane(number, &lane, &error);
+            } else if both || lane.awaits_chunk_destination() {
                 self.pump_input(number, lane, unread);
             }
         }
     }
 
     /// Ends a lane on which sending failed. It reads first what the peer sent before it closed the lane.
-    fn end_unwritable(&self, number: u64, lane: &Arc<Lane>, error: &LaneError) {
+    fn drain_and_end_lane(&self, number: u64, lane: &Arc<Lane>, error: &LaneError) {
         const TURNS: usize = 64;
         for _ in 0..TURNS {
             if !matches!(lane.pump_input(), Ok(true)) {
                 break;
             }
         }
-        self.end(number, lane, error);
+        self.end_lane(number, lane, error);
     }
 
-    fn end(&self, number: u64, lane: &Arc<Lane>, error: &LaneError) {
+    fn end_lane(&self, number: u64, lane: &Arc<Lane>, error: &LaneError) {
         self.lock().lanes.remove(&number);
         let _gone = epoll::delete(&self.epoll, lane.wire().descriptor());
-        lane.close();
-        lane.drain();
+        lane.close_if_open();
+        lane.wait_until_idle();
         if let Some(host) = lane.host() {
             host.lane_over(lane, error);
         }

@@ -1,21 +1,25 @@
-//! Control frames between two processes of one host, without a system call while both are awake.
+//! A ring in shared memory for control frames between two processes of one host. It needs no system call while both
+//! processes are awake.
 //!
-//! Each side owns an inbox, shared memory that the other side writes: a ring of frames with two counters. A
-//! reader that finds the ring empty announces its sleep and how to wake it: the reactor by its bell, a thread
-//! that waits for a transfer by a futex on that very word. So the peer wakes a waiting thread directly, and a
-//! frame that no launch waits for wakes no thread and is found at the next poll. Begin at [`RingInbox`] and
-//! [`RingOutbox`].
+//! Each side owns an *inbox*: shared memory that the other side writes, with a ring of frames and two counters. The
+//! reader of an inbox is a reactor, or a thread that waits for a transfer. Before a reader sleeps on an empty ring,
+//! it writes into one word of the memory (bytes 128..132) that it sleeps, and how the writer wakes it. A reactor is
+//! woken by its bell (an eventfd), a waiting thread by a futex on that word. A frame that no waiting thread needs
+//! wakes nobody; the next poll of the ring finds it.
+//!
+//! Begin at [`RingInbox`] and [`RingOutbox`].
 //!
 //! | bytes | field |
 //! | --- | --- |
 //! | 0..8 | the number of bytes ever written |
 //! | 64..72 | the number of bytes ever read |
-//! | 128..132 | how the reader sleeps |
+//! | 128..132 | whether and how the reader sleeps |
 //! | 192..196 | whether the writer waits for room |
-//! | 256..260 | whether its owner has revoked the memory that it shares |
+//! | 256..260 | whether the owner of the inbox has revoked its source buffers: a copy that was made after that is invalid |
 //! | 4096.. | the frames, each a header and its payload, in multiples of 64 bytes |
 //!
-//! The reader trusts nothing in it: it checks the counters, and copies a frame before it reads it.
+//! The reader does not trust the contents of the memory: it checks the counters, and copies a frame before it
+//! interprets it.
 
 mod memory;
 
@@ -27,13 +31,13 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags};
 
-use memory::{CAPACITY, FRAMES, Word};
+use memory::{CAPACITY, FRAMES, SharedWord};
 pub use memory::{RingMemory, SharedRingMemory};
 
 use crate::base::sync::{AtomicBool, Mutex, MutexGuard, fence, fence_after_rmw};
 use crate::memory::Mapping;
 use crate::protocol::frame::HEADER;
-use crate::protocol::link::{Urgency, Violation};
+use crate::protocol::link::{ProtocolViolation, WaitersToWake};
 
 /// No more frames fit.
 pub const FRAMES_MAX: usize = CAPACITY / HEADER;
@@ -64,9 +68,9 @@ pub struct RingOutbox<M = SharedRingMemory> {
 type RawFrame = ([u8; HEADER], Vec<u8>);
 
 /// The next frame to write.
-pub enum NextFrame {
+pub enum FrameToWrite {
     /// A frame.
-    Frame([u8; HEADER], Vec<u8>, Urgency),
+    Frame([u8; HEADER], Vec<u8>, WaitersToWake),
     /// No frame.
     Nothing,
     /// A frame for which the ring has no room now.
@@ -74,64 +78,64 @@ pub enum NextFrame {
 }
 
 /// The permission to read the inbox, for one thread at a time.
-pub struct Reader<'a, M: RingMemory = SharedRingMemory> {
+pub struct RingReader<'a, M: RingMemory = SharedRingMemory> {
     inbox: &'a RingInbox<M>,
     /// The lock; none once it is released.
     reading: Option<MutexGuard<'a, ()>>,
 }
 
 /// A thread that is about to wait, and has said how.
-pub struct Sleep<'a, M: RingMemory = SharedRingMemory>(&'a RingInbox<M>, u32);
+pub struct RingSleep<'a, M: RingMemory = SharedRingMemory>(&'a RingInbox<M>, u32);
 
 impl RingInbox {
-    /// Creates an empty inbox. Nothing is read before [`open`](Self::open).
+    /// Creates an empty inbox. Nothing is read before [`open_for_reading`](Self::open_for_reading).
     pub fn new() -> rustix::io::Result<Self> {
         let file = rustix::fs::memfd_create("muster-inbox", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&file, (FRAMES + CAPACITY) as u64)?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let memory = Mapping::of(file.as_fd(), FRAMES + CAPACITY, true)?;
+        let memory = Mapping::map_file(file.as_fd(), FRAMES + CAPACITY, true)?;
         memory.prefault(true);
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self::over(SharedRingMemory { memory, bell, file: Some(file) }))
+        Ok(Self::with_memory(SharedRingMemory { memory, bell, file: Some(file) }))
     }
 
     /// Returns the descriptors for the other side: the memory, and the bell.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.shared.file.iter().map(OwnedFd::as_fd).chain([self.bell()])
+        self.shared.file.iter().map(OwnedFd::as_fd).chain([self.doorbell()])
     }
 
     /// Returns the bell, which rings when there is something to read, or room to write.
-    pub fn bell(&self) -> BorrowedFd<'_> {
+    pub fn doorbell(&self) -> BorrowedFd<'_> {
         self.shared.bell.as_fd()
     }
 }
 
 impl<M: RingMemory> RingInbox<M> {
-    /// Makes one over memory of zeros.
-    pub(crate) fn over(shared: M) -> Self {
+    /// Creates an inbox over memory of zeros.
+    pub(crate) fn with_memory(shared: M) -> Self {
         shared.sleep().store(BELL, Ordering::SeqCst);
         Self { shared, reading: Mutex::new(()), open: AtomicBool::new(false) }
     }
 
     /// Opens the inbox for reading.
-    pub fn open(&self) {
+    pub fn open_for_reading(&self) {
         self.open.store(true, Ordering::SeqCst);
-        self.ring();
+        self.ring_doorbell();
     }
 
     /// Rings the bell, so that the reactor checks the ring.
-    pub fn ring(&self) {
+    pub fn ring_doorbell(&self) {
         self.shared.ring();
     }
 
     /// Returns whether the inbox is open.
-    pub fn is_open(&self) -> bool {
+    pub fn is_open_for_reading(&self) -> bool {
         self.open.load(Ordering::SeqCst)
     }
 
     /// Returns the permission to read, if the inbox is open and no other thread reads it.
-    pub fn read(&self) -> Option<Reader<'_, M>> {
-        if !self.is_open() {
+    pub fn try_lock_reader(&self) -> Option<RingReader<'_, M>> {
+        if !self.is_open_for_reading() {
             return None;
         }
         let reading = match self.reading.try_lock() {
@@ -139,7 +143,7 @@ impl<M: RingMemory> RingInbox<M> {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        Some(Reader { inbox: self, reading: Some(reading) })
+        Some(RingReader { inbox: self, reading: Some(reading) })
     }
 
     /// Returns whether there is nothing to read.
@@ -148,35 +152,35 @@ impl<M: RingMemory> RingInbox<M> {
     }
 
     /// Marks the shared memory of this side as invalid: it may be reused from here on.
-    pub fn revoke(&self) {
+    pub fn mark_sources_invalid(&self) {
         self.shared.revoked().store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
     /// Wakes a thread that waits on the word.
-    pub fn wake(&self) {
+    pub fn wake_sleeper(&self) {
         let word = self.shared.sleep();
         // In this order: a patient sleeper may become impatient meanwhile, and not the other way round.
-        if word.replace(PATIENT, AWAKE) || word.replace(WORD, AWAKE) {
+        if word.compare_and_set(PATIENT, AWAKE) || word.compare_and_set(WORD, AWAKE) {
             self.shared.wake();
         }
     }
 
     /// Announces that a launch waits for the acknowledgement of sent bytes. The caller has counted it before.
     pub fn note_send_waiter(&self) {
-        let patient = self.shared.sleep().replace(PATIENT, WORD);
+        let patient = self.shared.sleep().compare_and_set(PATIENT, WORD);
         // It may be here already, written when no launch waited: the writer looks how the reader sleeps after it has written.
         fence_after_rmw();
         // The acknowledgement may be in the ring already, written before a launch waited.
         if patient && !self.is_empty() {
-            self.wake();
+            self.wake_sleeper();
         }
     }
 }
 
-impl<'a, M: RingMemory> Reader<'a, M> {
+impl<'a, M: RingMemory> RingReader<'a, M> {
     /// Returns the next frame, copied out of the ring, or none.
-    pub fn next(&self) -> Result<Option<RawFrame>, Violation> {
+    pub fn next(&self) -> Result<Option<RawFrame>, ProtocolViolation> {
         let memory = &self.inbox.shared;
         let (written, read) = (memory.written(), memory.read());
         let (end, at) = (written.load(Ordering::Acquire), read.load(Ordering::Relaxed));
@@ -185,14 +189,14 @@ impl<'a, M: RingMemory> Reader<'a, M> {
             return Ok(None);
         }
         if there > M::CAPACITY as u64 || there < HEADER as u64 || !there.is_multiple_of(HEADER as u64) {
-            return Err(Violation("the counters of its ring make no sense"));
+            return Err(ProtocolViolation("the counters of its ring make no sense"));
         }
         let mut header = [0; HEADER];
         copy_out(memory, at, &mut header);
         let len = crate::protocol::frame::u32_at(&header, 48) as usize;
         let whole = HEADER + len.next_multiple_of(HEADER);
         if whole as u64 > there {
-            return Err(Violation("a frame of its ring is longer than what it wrote"));
+            return Err(ProtocolViolation("a frame of its ring is longer than what it wrote"));
         }
         let mut payload = vec![0; len];
         copy_out(memory, at.wrapping_add(HEADER as u64), &mut payload);
@@ -206,14 +210,14 @@ impl<'a, M: RingMemory> Reader<'a, M> {
     }
 
     /// Returns, once, whether the writer waits for room.
-    pub fn writer_waits(&self) -> bool {
+    pub fn take_writer_waiting(&self) -> bool {
         fence(Ordering::SeqCst);
         let word = self.inbox.shared.waiting();
         word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::SeqCst) != 0
     }
 
     /// Leaves the ring to the reactor. Frames may have arrived meanwhile: check [`RingInbox::is_empty`].
-    pub fn release(mut self) -> &'a RingInbox<M> {
+    pub fn return_to_reactor(mut self) -> &'a RingInbox<M> {
         self.unlock();
         self.inbox
     }
@@ -230,32 +234,32 @@ impl<'a, M: RingMemory> Reader<'a, M> {
 
     /// Announces that this thread checks the ring before it leaves or sleeps, so that the writer wakes no
     /// thread.
-    pub fn stay_awake(&self) {
+    pub fn announce_awake(&self) {
         self.inbox.shared.sleep().swap(AWAKE, Ordering::SeqCst);
     }
 
     /// Announces that this thread will wait on the word, and whether a launch waits for the acknowledgement
     /// of sent bytes. The caller then checks again whether that has changed or its own condition holds, and
-    /// calls [`Sleep::wait`].
-    pub fn prepare_sleep(&self, senders: bool) -> Sleep<'a, M> {
+    /// calls [`RingSleep::wait`].
+    pub fn prepare_sleep(&self, senders: bool) -> RingSleep<'a, M> {
         let how = if senders { WORD } else { PATIENT };
         self.inbox.shared.sleep().swap(how, Ordering::SeqCst);
         // The other fences are where a writer has written, where a send waiter is counted, and before `wake`.
         fence_after_rmw();
-        Sleep(self.inbox, how)
+        RingSleep(self.inbox, how)
     }
 }
 
-impl<M: RingMemory> Drop for Reader<'_, M> {
+impl<M: RingMemory> Drop for RingReader<'_, M> {
     /// Leaves the ring to the reactor, also if the reader panicked.
     fn drop(&mut self) {
         if self.unlock() {
-            self.inbox.ring();
+            self.inbox.ring_doorbell();
         }
     }
 }
 
-impl<M: RingMemory> Sleep<'_, M> {
+impl<M: RingMemory> RingSleep<'_, M> {
     /// Sleeps until a frame arrives, a thread wakes it, or `time` passes.
     pub fn wait(self, time: Duration) {
         if self.0.is_empty() {
@@ -268,59 +272,59 @@ impl<M: RingMemory> Sleep<'_, M> {
 impl RingOutbox {
     /// Maps the inbox of the other side; none if its size or its seals are wrong.
     pub fn of(file: &OwnedFd, bell: OwnedFd) -> Option<Self> {
-        let memory = Mapping::sealed(file.as_fd(), FRAMES + CAPACITY, true)?;
+        let memory = Mapping::map_sealed_file(file.as_fd(), FRAMES + CAPACITY, true)?;
         memory.prefault(true);
-        Some(Self::over(SharedRingMemory { memory, bell, file: None }))
+        Some(Self::with_memory(SharedRingMemory { memory, bell, file: None }))
     }
 }
 
 impl<M: RingMemory> RingOutbox<M> {
-    /// Makes one over the memory of an inbox.
-    pub(crate) fn over(shared: M) -> Self {
+    /// Creates an outbox over the memory of an inbox.
+    pub(crate) fn with_memory(shared: M) -> Self {
         Self { shared, writing: Mutex::new(()) }
     }
 
     /// Writes frames until `next` has none, or one does not fit: then the reader rings this side's bell once
     /// there is room. `next` is given the bytes of payload that fit.
-    pub fn write(&self, mut next: impl FnMut(usize) -> NextFrame) {
+    pub fn write_frames(&self, mut next: impl FnMut(usize) -> FrameToWrite) {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let (written, read) = (self.shared.written(), self.shared.read());
         let mut end = written.load(Ordering::Relaxed);
         let begun = end;
-        let mut urgency = Urgency::Lazy;
+        let mut urgency = WaitersToWake::Lazy;
         let waiting = self.shared.waiting();
         loop {
             let used = end.wrapping_sub(read.load(Ordering::Acquire)).min(M::CAPACITY as u64) as usize;
             let room = M::CAPACITY - used;
-            let given = if room < HEADER { NextFrame::TooLong } else { next(room - HEADER) };
+            let given = if room < HEADER { FrameToWrite::TooLong } else { next(room - HEADER) };
             match given {
-                NextFrame::Frame(header, payload, urgent) => {
+                FrameToWrite::Frame(header, payload, urgent) => {
                     urgency = urgency.max(urgent);
                     copy_in(&self.shared, end, &header);
                     copy_in(&self.shared, end.wrapping_add(HEADER as u64), &payload);
                     end = end.wrapping_add((HEADER + payload.len().next_multiple_of(HEADER)) as u64);
                     written.store(end, Ordering::Release);
                 }
-                NextFrame::Nothing => break,
+                FrameToWrite::Nothing => break,
                 // The flag is set first, then it tries once more, in case the reader made room before it
                 // could see the flag.
-                NextFrame::TooLong if waiting.swap(1, Ordering::SeqCst) == 0 => fence_after_rmw(),
-                NextFrame::TooLong => {
-                    urgency = Urgency::Everyone;
+                FrameToWrite::TooLong if waiting.swap(1, Ordering::SeqCst) == 0 => fence_after_rmw(),
+                FrameToWrite::TooLong => {
+                    urgency = WaitersToWake::Everyone;
                     break;
                 }
             }
         }
         // Even without a new frame the reader may have to wake up, to make room.
-        if end == begun && urgency == Urgency::Lazy {
+        if end == begun && urgency == WaitersToWake::Lazy {
             return;
         }
         fence(Ordering::SeqCst);
         let sleep = self.shared.sleep();
         match sleep.load(Ordering::Relaxed) {
             AWAKE => return,
-            WORD if urgency < Urgency::SendWaiters => return,
-            PATIENT if urgency < Urgency::Everyone => return,
+            WORD if urgency < WaitersToWake::SendWaiters => return,
+            PATIENT if urgency < WaitersToWake::Everyone => return,
             _ => {}
         }
         match sleep.swap(AWAKE, Ordering::SeqCst) {
@@ -331,13 +335,13 @@ impl<M: RingMemory> RingOutbox<M> {
     }
 
     /// Returns whether all bytes that were read from the other side's memory before this call are valid.
-    pub fn is_valid(&self) -> bool {
+    pub fn peer_sources_are_valid(&self) -> bool {
         fence(Ordering::SeqCst);
         self.shared.revoked().load(Ordering::SeqCst) == 0
     }
 
     /// Tells the other side that its ring has room again.
-    pub fn ring(&self) {
+    pub fn ring_doorbell(&self) {
         self.shared.ring();
     }
 }
@@ -373,7 +377,7 @@ mod tests {
         let [file, bell] = descriptors[..] else { panic!("a file and a bell") };
         let outbox =
             RingOutbox::of(&file.try_clone_to_owned().unwrap(), bell.try_clone_to_owned().unwrap()).unwrap();
-        inbox.open();
+        inbox.open_for_reading();
         (inbox, outbox)
     }
 
@@ -391,25 +395,25 @@ mod tests {
         let (mut sent, mut got) = (0, 0);
         while got < COUNT {
             let len = |number: u64| (number * 37 % 5000) as usize;
-            outbox.write(|room| {
+            outbox.write_frames(|room| {
                 if sent == COUNT {
-                    return NextFrame::Nothing;
+                    return FrameToWrite::Nothing;
                 }
                 if len(sent) > room {
-                    return NextFrame::TooLong;
+                    return FrameToWrite::TooLong;
                 }
                 sent += 1;
                 let (header, payload) = frame(sent - 1, len(sent - 1));
-                NextFrame::Frame(header, payload, Urgency::Everyone)
+                FrameToWrite::Frame(header, payload, WaitersToWake::Everyone)
             });
-            let reader = inbox.read().unwrap();
+            let reader = inbox.try_lock_reader().unwrap();
             while let Some(read) = reader.next().unwrap() {
                 assert_eq!(read, frame(got, len(got)));
                 got += 1;
             }
-            assert!(got == COUNT || reader.writer_waits());
+            assert!(got == COUNT || reader.take_writer_waiting());
             assert_eq!(got, sent);
-            reader.release();
+            reader.return_to_reactor();
         }
     }
 
@@ -419,10 +423,10 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for number in 0..1000 {
-                    say(&outbox, number, Urgency::Everyone);
+                    say(&outbox, number, WaitersToWake::Everyone);
                 }
             });
-            let reader = inbox.read().unwrap();
+            let reader = inbox.try_lock_reader().unwrap();
             let mut got = 0;
             while got < 1000 {
                 while let Some(read) = reader.next().unwrap() {
@@ -436,16 +440,17 @@ mod tests {
         });
     }
 
-    fn say(outbox: &RingOutbox, number: u64, urgency: Urgency) {
+    fn say(outbox: &RingOutbox, number: u64, urgency: WaitersToWake) {
         let mut once = Some(frame(number, 8));
-        outbox.write(|_| {
-            once.take().map_or(NextFrame::Nothing, |(header, bytes)| NextFrame::Frame(header, bytes, urgency))
+        outbox.write_frames(|_| {
+            once.take()
+                .map_or(FrameToWrite::Nothing, |(header, bytes)| FrameToWrite::Frame(header, bytes, urgency))
         });
     }
 
     #[test]
     fn a_sleeper_is_woken_by_what_its_waiters_wait_for_and_the_reactor_by_everything() {
-        use Urgency::{Everyone, Lazy, SendWaiters};
+        use WaitersToWake::{Everyone, Lazy, SendWaiters};
         for (senders, urgency, wakes) in [
             (false, Lazy, false),
             (false, SendWaiters, false),
@@ -456,7 +461,7 @@ mod tests {
         ] {
             let (inbox, outbox) = pair();
             let how = || inbox.shared.sleep().load(Ordering::SeqCst);
-            let reader = inbox.read().unwrap();
+            let reader = inbox.try_lock_reader().unwrap();
             let _sleep = reader.prepare_sleep(senders);
             let before = how();
             say(&outbox, 1, urgency);
@@ -464,7 +469,7 @@ mod tests {
             // A launch that begins to wait for an acknowledgement finds one that arrived before.
             inbox.note_send_waiter();
             assert_eq!(how(), if wakes || !senders { AWAKE } else { before }, "{senders} {urgency:?}");
-            assert!(reader.release().shared.sleep().load(Ordering::SeqCst) == BELL);
+            assert!(reader.return_to_reactor().shared.sleep().load(Ordering::SeqCst) == BELL);
             say(&outbox, 2, urgency);
             assert_eq!(how(), AWAKE, "{urgency:?}");
         }
@@ -473,15 +478,15 @@ mod tests {
     #[test]
     fn a_full_ring_wakes_every_sleeper() {
         let (inbox, outbox) = pair();
-        let reader = inbox.read().unwrap();
+        let reader = inbox.try_lock_reader().unwrap();
         let _sleep = reader.prepare_sleep(false);
         let how = || inbox.shared.sleep().load(Ordering::SeqCst);
         // One by one, until there is room for one more frame only, and the next one is longer.
         for number in 1..(CAPACITY / 128) as u64 {
-            say(&outbox, number, Urgency::Lazy);
+            say(&outbox, number, WaitersToWake::Lazy);
         }
         assert_eq!(how(), PATIENT);
-        outbox.write(|_| NextFrame::TooLong);
+        outbox.write_frames(|_| FrameToWrite::TooLong);
         assert_eq!(how(), AWAKE);
     }
 
@@ -504,10 +509,14 @@ mod tests {
                         dice % sides
                     };
                     for _ in 0..roll(3) {
-                        say(outbox, u64::MAX, [Urgency::Lazy, Urgency::SendWaiters][roll(2) as usize]);
+                        say(
+                            outbox,
+                            u64::MAX,
+                            [WaitersToWake::Lazy, WaitersToWake::SendWaiters][roll(2) as usize],
+                        );
                     }
                     if roll(2) == 0 {
-                        say(outbox, round, Urgency::Everyone);
+                        say(outbox, round, WaitersToWake::Everyone);
                         continue;
                     }
                     let note = || {
@@ -517,15 +526,15 @@ mod tests {
                     if roll(2) == 0 {
                         std::thread::scope(|scope| {
                             scope.spawn(note);
-                            say(outbox, round, Urgency::SendWaiters);
+                            say(outbox, round, WaitersToWake::SendWaiters);
                         });
                     } else {
-                        say(outbox, round, Urgency::SendWaiters);
+                        say(outbox, round, WaitersToWake::SendWaiters);
                         note();
                     }
                 }
             });
-            let reader = inbox.read().unwrap();
+            let reader = inbox.try_lock_reader().unwrap();
             for round in 0..ROUNDS {
                 next.send(round).unwrap();
                 let mut here = false;
@@ -553,9 +562,9 @@ mod tests {
     #[test]
     fn a_reader_of_the_peers_memory_sees_that_it_was_revoked() {
         let (inbox, outbox) = pair();
-        assert!(outbox.is_valid());
-        inbox.revoke();
-        assert!(!outbox.is_valid());
+        assert!(outbox.peer_sources_are_valid());
+        inbox.mark_sources_invalid();
+        assert!(!outbox.peer_sources_are_valid());
     }
 
     #[test]
@@ -563,7 +572,7 @@ mod tests {
         let (inbox, _outbox) = pair();
         for written in [1, HEADER as u64 - 1, CAPACITY as u64 + 64, u64::MAX] {
             inbox.shared.written().store(written, Ordering::SeqCst);
-            assert!(inbox.read().unwrap().next().is_err(), "{written}");
+            assert!(inbox.try_lock_reader().unwrap().next().is_err(), "{written}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The system calls that take memory by address: scattered reads and writes of sockets, and reads of another
-//! process.
+//! process's memory.
 //!
-//! It knows no wires. Begin at [`read`].
+//! They do not depend on wires. Begin at [`read`].
 #![allow(unsafe_code, reason = "system calls that take memory by address")]
 
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -20,14 +20,14 @@ fn result(returned: libc::ssize_t) -> Result<usize, Errno> {
 
 /// Reads available bytes into the views. Returns their number; 0 at the end of the stream.
 pub fn read(socket: BorrowedFd<'_>, views: &mut [WriteView<'_>]) -> Result<usize, Errno> {
-    let vectors = WriteView::vectors(views);
+    let vectors = WriteView::as_iovecs(views);
     // SAFETY: the vectors describe memory that only the holder of the views uses.
     result(unsafe { libc::readv(socket.as_raw_fd(), vectors.as_ptr(), vectors.len() as libc::c_int) })
 }
 
 /// Writes the bytes of the views, as many as fit. Returns their number.
 pub fn send(socket: BorrowedFd<'_>, views: &[ReadView<'_>]) -> Result<usize, Errno> {
-    let vectors = ReadView::vectors(views);
+    let vectors = ReadView::as_iovecs(views);
     // SAFETY: all-zero is a valid message header: no name, no control data.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = vectors.as_ptr().cast_mut();
@@ -50,7 +50,7 @@ pub fn discard(socket: BorrowedFd<'_>, len: usize) -> Result<usize, Errno> {
 /// other, until one cannot be read. At most [`PIECES_MAX`] of them. Returns the number of bytes read.
 pub fn read_process(pid: i32, addresses: &[u64], into: &mut [WriteView<'_>]) -> Result<usize, Errno> {
     let count = addresses.len().min(into.len()).min(PIECES_MAX);
-    let local = WriteView::vectors(&into[..count]);
+    let local = WriteView::as_iovecs(&into[..count]);
     let remote: Vec<_> = addresses
         .iter()
         .zip(local)

@@ -1,6 +1,6 @@
-//! The threads of an engine that move bytes: reactors and fetchers.
+//! Starts and stops the threads of an engine that move bytes: reactors and fetchers.
 //!
-//! It assigns no work. Begin at [`IoThreads::start`].
+//! Other modules assign work to the threads. Begin at [`IoThreads::start`].
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -21,14 +21,15 @@ impl IoThreads {
     /// # Errors
     /// Returns the error of the system if it refuses a thread.
     pub fn start(reactors: usize, fetchers: usize) -> std::io::Result<(Arc<Self>, Vec<JoinHandle<()>>)> {
-        let (fetchers, mut threads) = Fetchers::start(fetchers.max(1))?;
-        let mut all = Vec::new();
+        // If a thread is refused, those that have started are ended as this is dropped.
+        let mut io = Self { reactors: Vec::new(), fetchers: Fetchers::new(fetchers.max(1)) };
+        let mut threads = io.fetchers.start()?;
         for n in 0..reactors.max(1) {
             let (reactor, thread) = Reactor::start(&format!("muster-io-{n}"))?;
-            all.push(reactor);
+            io.reactors.push(reactor);
             threads.push(thread);
         }
-        Ok((Arc::new(Self { reactors: all, fetchers }), threads))
+        Ok((Arc::new(io), threads))
     }
 
     /// Returns the reactor of a lane.
@@ -37,8 +38,14 @@ impl IoThreads {
     }
 
     /// Ends the threads.
-    pub fn stop(&self) {
-        self.reactors.iter().for_each(|reactor| reactor.stop());
-        self.fetchers.stop();
+    pub fn request_stop(&self) {
+        self.reactors.iter().for_each(|reactor| reactor.request_stop());
+        self.fetchers.request_stop();
+    }
+}
+
+impl Drop for IoThreads {
+    fn drop(&mut self) {
+        self.request_stop();
     }
 }

@@ -1,7 +1,7 @@
-//! The gate in front of the bytes of a launch: it counts the guards that are inside, and admits none once it
-//! is closed.
+//! The gate of a launch: counts the guards that use the launch's bytes, and admits no further guard once it has
+//! closed.
 //!
-//! It has no access to the bytes: the guards have. Begin at [`AccessGate::enter`].
+//! Only the holders of guards access the bytes. Begin at [`AccessGate::enter`].
 
 use std::sync::atomic::Ordering;
 

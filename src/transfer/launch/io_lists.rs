@@ -1,10 +1,11 @@
-//! The spans that a prepared launch moves with one peer, and the views of their bytes.
+//! The spans that a prepared launch moves with one peer, and views of their bytes.
 //!
-//! It takes no reservation: the launch does, before any guard is used. Begin at [`LaunchBytes`].
+//! The launch reserves the bytes before any guard is used. (A guard is the permission to access the bytes of a
+//! launch.) Begin at [`LaunchBytes`].
 #![allow(unsafe_code, reason = "makes views of bytes that a guard of the launch keeps from all others")]
 
 use crate::memory::{ReadView, SpanStream, WriteView};
-use crate::protocol::frame::Checksum;
+use crate::protocol::frame::Crc32c;
 
 /// The spans that a prepared launch sends to one peer and receives from it; the same for every launch of it.
 #[derive(Debug, Default)]
@@ -17,12 +18,12 @@ pub struct IoLists {
 
 impl IoLists {
     /// Returns the number of bytes of both directions.
-    pub fn total(&self) -> u64 {
+    pub fn total_bytes(&self) -> u64 {
         self.outbound.total() + self.inbound.total()
     }
 
     /// Returns the numbers of all transfers, the sends first.
-    pub fn specs(&self) -> impl Iterator<Item = u32> {
+    pub fn transfer_numbers(&self) -> impl Iterator<Item = u32> {
         self.outbound.specs.iter().chain(&self.inbound.specs).copied()
     }
 }
@@ -42,39 +43,39 @@ impl<'a> LaunchBytes<'a> {
     }
 
     /// Appends views of the bytes `start..start + len` of the outbound stream, until `into` has `most`.
-    pub fn outbound(self, start: u64, len: u64, most: usize, into: &mut Vec<ReadView<'a>>) {
+    pub fn append_outbound_views(self, start: u64, len: u64, most: usize, into: &mut Vec<ReadView<'a>>) {
         // SAFETY: a guard exists, so the bytes are reserved for reading.
-        unsafe { self.0.outbound.read_views(start, len, most, into) };
+        unsafe { self.0.outbound.read_views_unchecked(start, len, most, into) };
     }
 
     /// Appends views of the bytes `start..start + len` of the inbound stream, until `into` has `most`. The
     /// link must have given this range to the caller.
-    pub fn inbound(self, start: u64, len: u64, most: usize, into: &mut Vec<WriteView<'a>>) {
+    pub fn append_inbound_views(self, start: u64, len: u64, most: usize, into: &mut Vec<WriteView<'a>>) {
         // SAFETY: a guard exists, so the bytes are reserved for writing, and the link gave them to this
         // caller alone.
-        unsafe { self.0.inbound.write_views(start, len, most, into) };
+        unsafe { self.0.inbound.write_views_unchecked(start, len, most, into) };
     }
 
     /// Returns a view to write `len` bytes from `start` on of the receive with index `at`; it may reach into
     /// the receives that are joined with it in memory.
     pub fn inbound_span(self, at: usize, start: usize, len: usize) -> WriteView<'a> {
-        // SAFETY: as in `inbound`.
-        unsafe { self.0.inbound.spans[at].write_view(start, len) }
+        // SAFETY: as in `append_inbound_views`.
+        unsafe { self.0.inbound.spans[at].write_view_unchecked(start, len) }
     }
 
     /// Appends a copy of the bytes `start..start + len` of the outbound stream to `into`.
     pub fn copy_out(self, start: u64, len: u64, into: &mut Vec<u8>) {
         let mut views = Vec::new();
-        self.outbound(start, len, usize::MAX, &mut views);
+        self.append_outbound_views(start, len, usize::MAX, &mut views);
         for view in views {
-            view.read(|bytes| into.extend_from_slice(bytes));
+            view.with_bytes(|bytes| into.extend_from_slice(bytes));
         }
     }
 
     /// Copies `bytes` into the inbound stream from `start` on.
     pub fn copy_in(self, start: u64, mut bytes: &[u8]) {
         let mut views = Vec::new();
-        self.inbound(start, bytes.len() as u64, usize::MAX, &mut views);
+        self.append_inbound_views(start, bytes.len() as u64, usize::MAX, &mut views);
         for mut view in views {
             let (here, rest) = bytes.split_at(view.len());
             view.copy_from(&ReadView::of(here));
@@ -85,19 +86,21 @@ impl<'a> LaunchBytes<'a> {
     /// Returns the checksum of the bytes `start..start + len` of the outbound stream.
     pub fn outbound_checksum(self, start: u64, len: u64) -> u32 {
         let mut views = Vec::with_capacity(8);
-        self.outbound(start, len, usize::MAX, &mut views);
-        let mut checksum = Checksum::new();
-        views.iter().for_each(|view| view.read(|bytes| checksum.update(bytes)));
-        checksum.value()
+        self.append_outbound_views(start, len, usize::MAX, &mut views);
+        checksum(&views)
     }
 
     /// Returns the checksum of the bytes `start..start + len` of the inbound stream.
     pub fn inbound_checksum(self, start: u64, len: u64) -> u32 {
         let mut views = Vec::with_capacity(8);
         // SAFETY: the caller has written the bytes, and no other thread uses them.
-        unsafe { self.0.inbound.read_views(start, len, usize::MAX, &mut views) };
-        let mut checksum = Checksum::new();
-        views.iter().for_each(|view| view.read(|bytes| checksum.update(bytes)));
-        checksum.value()
+        unsafe { self.0.inbound.read_views_unchecked(start, len, usize::MAX, &mut views) };
+        checksum(&views)
     }
+}
+
+fn checksum(views: &[ReadView<'_>]) -> u32 {
+    let mut checksum = Crc32c::new();
+    views.iter().for_each(|view| view.with_bytes(|bytes| checksum.update(bytes)));
+    checksum.value()
 }

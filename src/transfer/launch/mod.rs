@@ -1,10 +1,10 @@
 //! Launches: the outcome of each transfer, the access to its bytes, and the waiters for the outcome.
 //!
-//! Cancellation rests on one rule: only holders of an [`AccessGuard`](peer_launch::AccessGuard) read or write
-//! the bytes of a launch, no guard is given once the [gate](gate::AccessGate) is closed, and a launch
-//! resolves as failed only when its last guard is gone. A failed future or a confirmed cancellation therefore
-//! proves that no byte can land any more, whichever thread moved bytes. Begin at [`outcome::Launch`]; it
-//! knows its session by a trait only.
+//! Three rules make cancellation safe. Only holders of an [`AccessGuard`](peer_launch::AccessGuard) read or write
+//! the bytes of a launch. No guard is given after the [gate](gate::AccessGate) has closed. A launch resolves as
+//! failed only when its last guard is dropped. So after a future has failed or a cancellation is confirmed, no
+//! thread can write to the destination. A launch calls its session only through a trait. Begin at
+//! [`outcome::Launch`].
 
 pub mod gate;
 pub mod io_lists;

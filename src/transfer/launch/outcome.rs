@@ -1,8 +1,11 @@
-//! The outcomes of a launch's transfers, and the threads, tasks and callbacks that wait for them.
+//! The outcomes of a launch's transfers, and the threads, tasks and callbacks that wait for the outcomes.
 //!
-//! It does not know how bytes move, and knows its parts by [`LaunchPart`] only. Begin at [`Launch::resolve`],
-//! which records every outcome, and [`Launch::block`], by which threads wait.
+//! It does not depend on how bytes move. It calls the parts of the launch (one for each peer) only through
+//! [`LaunchPart`]. Begin at [`Launch::resolve`], which records every outcome, and [`Launch::block_until`], by which
+//! threads wait.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
@@ -12,8 +15,8 @@ use muster_clock as clock;
 
 use super::session_handle::SessionHandle;
 use crate::base::error::TransferError;
-use crate::base::identity::{Member, TaskId};
-use crate::base::meters::{Meters, Stage};
+use crate::base::launch_metrics::{LaunchMetrics, LaunchStage};
+use crate::base::membership::{MemberId, PeerTask, TaskId};
 use crate::base::sync::{
     AtomicU8, AtomicU64, AtomicUsize, Condvar, Mutex, OnceLock, fence, fence_after_rmw, lock,
 };
@@ -21,7 +24,7 @@ use crate::base::transport::TransportKind;
 
 /// The statistics of a completed launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Stats {
+pub struct LaunchStats {
     /// The bytes sent.
     pub sent: u64,
     /// The bytes received.
@@ -52,27 +55,27 @@ type Callback = Box<dyn FnOnce(Result<(), TransferError>) + Send>;
 /// The part of a launch that concerns one peer, as the launch sees it.
 pub trait LaunchPart: Send + Sync {
     /// Returns the peer.
-    fn peer(&self) -> Member;
+    fn peer(&self) -> MemberId;
 
     /// Returns the session that carries the part, or none if the session is gone.
     fn session(&self) -> Option<Arc<dyn SessionHandle>>;
 
     /// Registers the program as a waiter for the peer's acknowledgement of the sent bytes.
-    fn wait_for_send(&self);
+    fn register_send_waiter(&self);
 
     /// Returns whether every transfer of the part has its outcome.
     fn is_settled(&self) -> bool;
 
     /// Returns whether no byte of the part can land on either side any more.
-    fn is_proven(&self) -> bool;
+    fn is_proven_quiescent(&self) -> bool;
 
     /// Cancels the part, and tells the peer.
-    fn give_up(self: Arc<Self>, error: TransferError);
+    fn fail_and_tell_peer(self: Arc<Self>, error: TransferError);
 }
 
 /// The outcomes of a launch's transfers.
 pub struct Launch {
-    meters: Arc<Meters>,
+    meters: Arc<LaunchMetrics>,
     began: OnceLock<Instant>,
     /// The times at which the launch was launched, its dependencies were complete, both sides had launched
     /// it, and it was cancelled, in microseconds since it began; 0 if that has not happened.
@@ -83,7 +86,7 @@ pub struct Launch {
     /// The transport that last moved bytes; `u8::MAX` before.
     by: AtomicU8,
     /// The task of the peer, or of one of several.
-    with: OnceLock<TaskId>,
+    with: OnceLock<PeerTask>,
     outcomes: Box<[AtomicU8]>,
     left: AtomicUsize,
     elapsed_us: AtomicU64,
@@ -93,7 +96,7 @@ pub struct Launch {
     /// The parts in flight. They are weak references because a part owns its launch.
     parts: OnceLock<Vec<Weak<dyn LaunchPart>>>,
     unproven: AtomicUsize,
-    given_up: Mutex<Option<(TaskId, String)>>,
+    given_up: Mutex<Option<(PeerTask, String)>>,
     /// The kind of waiters: `NO_WAITER`, `WHOLE` or `EACH`.
     watched: AtomicU8,
     watchers: Mutex<Watchers>,
@@ -103,16 +106,16 @@ pub struct Launch {
 /// The waiters that do not read the ring themselves.
 #[derive(Default)]
 struct Watchers {
-    wakers: Vec<(AwaitedOutcome, Waker)>,
-    /// Callbacks for single transfers.
-    callbacks: Vec<(u32, Callback)>,
+    wakers: Vec<(OutcomeScope, Waker)>,
+    /// Callbacks for single transfers, by their indexes.
+    callbacks: BTreeMap<u32, Vec<Callback>>,
     /// The number of sleeping threads.
     asleep: usize,
 }
 
 /// The state that a waiter waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AwaitedOutcome {
+pub enum OutcomeScope {
     /// The outcome of one transfer.
     One(u32),
     /// The outcomes of all transfers.
@@ -123,7 +126,7 @@ pub enum AwaitedOutcome {
 
 impl Launch {
     /// Creates a launch of `count` transfers, with the bytes that they send and receive.
-    pub fn new(meters: &Arc<Meters>, count: usize, sent: u64, received: u64) -> Arc<Self> {
+    pub fn new(meters: &Arc<LaunchMetrics>, count: usize, sent: u64, received: u64) -> Arc<Self> {
         Arc::new(Self {
             meters: Arc::clone(meters),
             began: OnceLock::new(),
@@ -149,38 +152,38 @@ impl Launch {
     }
 
     /// Starts the clock of the launch.
-    pub fn begin(&self) {
+    pub fn start_clock(&self) {
         let _once = self.began.set(clock::monotonic());
     }
 
     /// Sets the peer; one of them, if there are several.
-    pub fn set_peer(&self, task: TaskId) {
-        let _once = self.with.set(task);
+    pub fn set_peer(&self, peer: PeerTask) {
+        let _once = self.with.set(peer);
     }
 
     /// Returns when the launch began; now, if it has not begun.
-    pub fn began(&self) -> Instant {
+    pub fn start_time(&self) -> Instant {
         self.began.get().copied().unwrap_or_else(clock::monotonic)
     }
 
     /// Returns the time since the launch began, in microseconds.
     pub fn age_us(&self) -> u64 {
-        u64::try_from(clock::monotonic().saturating_duration_since(self.began()).as_micros())
+        u64::try_from(clock::monotonic().saturating_duration_since(self.start_time()).as_micros())
             .unwrap_or(u64::MAX)
     }
 
     /// Attaches the parts. Returns the task that cancelled the launch before, if any, and the reason.
-    pub fn attach(&self, parts: Vec<Weak<dyn LaunchPart>>) -> Option<(TaskId, String)> {
+    pub fn attach_parts(&self, parts: Vec<Weak<dyn LaunchPart>>) -> Option<(PeerTask, String)> {
         self.launched_us.store(self.age_us(), Ordering::Relaxed);
         if let Some(part) = parts.first().and_then(Weak::upgrade) {
-            self.set_peer(part.peer().task);
+            self.set_peer(part.peer().peer_task());
         }
         let given_up = lock(&self.given_up);
         self.unproven.store(parts.len(), Ordering::Release);
         let _once = self.parts.set(parts);
         fence(Ordering::SeqCst);
         if self.watched.load(Ordering::SeqCst) != NO_WAITER {
-            self.parts().for_each(|part| part.wait_for_send());
+            self.parts().for_each(|part| part.register_send_waiter());
         }
         given_up.clone()
     }
@@ -196,7 +199,7 @@ impl Launch {
         let mut given_up = lock(&self.given_up);
         if self.awaits_connections() {
             given_up.get_or_insert_with(|| {
-                (here, "its deadline passed before its peers were reached".to_owned())
+                (here.into(), "its deadline passed before its peers were reached".to_owned())
             });
             self.fail_all(&TransferError::Deadline { moved: 0, total: self.sent + self.received });
         }
@@ -209,10 +212,15 @@ impl Launch {
 
     /// Fails all transfers of a launch that has no parts yet.
     pub fn fail_all(&self, error: &TransferError) {
+        if self.outcomes.is_empty() {
+            // A refused request may name no transfers. Then the failure is that of the launch, not of a transfer.
+            lock(&self.failures).push((0, error.clone()));
+            self.record_metrics(self.age_us());
+        }
         self.resolve_failed(0..self.outcomes.len() as u32, error);
         self.unproven.swap(0, Ordering::AcqRel);
         fence_after_rmw();
-        self.notify(|_| true);
+        self.notify(0..self.outcomes.len() as u32, |_| true);
     }
 
     /// Records the outcome of a transfer, unless it has one.
@@ -223,27 +231,27 @@ impl Launch {
             return;
         }
         let last = self.left.fetch_sub(1, Ordering::SeqCst) == 1;
-        // Before `watched` is read, here and in `notify`. A waiter has the other fence, in `watch`.
+        // Before `watched` is read, here and in `notify`. A waiter has the other fence, in `announce_waiter`.
         fence_after_rmw();
         if last {
             let now = self.age_us();
             self.elapsed_us.store(now, Ordering::Release);
-            self.measure(now);
+            self.record_metrics(now);
         }
         if last || self.watched.load(Ordering::SeqCst) == EACH {
-            self.notify(|wanted| {
-                wanted == AwaitedOutcome::One(spec) || last && wanted == AwaitedOutcome::All
+            self.notify(spec..spec + 1, |wanted| {
+                wanted == OutcomeScope::One(spec) || last && wanted == OutcomeScope::All
             });
         }
     }
 
     /// Records that the dependencies of the launch are complete.
-    pub fn mark_ready(&self) {
+    pub fn record_ready_time(&self) {
         self.ready_us.store(self.age_us(), Ordering::Relaxed);
     }
 
     /// Records that both sides have launched a part. Returns the age of the launch in microseconds.
-    pub fn mark_matched(&self) -> u64 {
+    pub fn record_match_time(&self) -> u64 {
         let now = self.age_us();
         self.matched_us.fetch_max(now, Ordering::Relaxed);
         now
@@ -256,27 +264,27 @@ impl Launch {
 
     /// Records the stages and the outcome of a launch once every transfer has its outcome. A launch that
     /// never began is not measured.
-    fn measure(&self, now: u64) {
+    fn record_metrics(&self, now: u64) {
         if self.began.get().is_none() {
             return;
         }
         let of = |moment: &AtomicU64| moment.load(Ordering::Relaxed);
         let (launched, ready, matched) = (of(&self.launched_us), of(&self.ready_us), of(&self.matched_us));
         if ready > 0 {
-            self.meters.observe(Stage::Dependencies, ready.saturating_sub(launched));
+            self.meters.record_stage_us(LaunchStage::Dependencies, ready.saturating_sub(launched));
         }
         if matched > 0 {
-            self.meters.observe(Stage::Match, matched.saturating_sub(launched));
+            self.meters.record_stage_us(LaunchStage::Match, matched.saturating_sub(launched));
         }
         let failed = lock(&self.failures).first().map(|(_, error)| error.clone());
         match failed {
             None => {
-                self.meters.observe(Stage::Move, now.saturating_sub(matched.max(ready)));
+                self.meters.record_stage_us(LaunchStage::Move, now.saturating_sub(matched.max(ready)));
                 let by = TransportKind::ALL.get(usize::from(self.by.load(Ordering::Relaxed))).copied();
-                self.meters.completed(by, self.sent + self.received, now);
+                self.meters.count_completed(by, self.sent + self.received, now);
             }
             Some(error) => {
-                self.meters.failed(self.with.get().copied(), &error);
+                self.meters.count_failed(self.with.get().copied(), &error);
             }
         }
     }
@@ -292,39 +300,38 @@ impl Launch {
     }
 
     /// Counts a part of which no byte can land any more.
-    pub fn mark_part_proven(&self) {
+    pub fn mark_part_quiescent(&self) {
         let last = self.unproven.fetch_sub(1, Ordering::SeqCst) == 1;
         fence_after_rmw();
         if last {
             let given_up = self.given_up_us.load(Ordering::Relaxed);
             if given_up > 0 {
-                self.meters.observe(Stage::Quiesce, self.age_us().saturating_sub(given_up));
+                self.meters.record_stage_us(LaunchStage::Quiesce, self.age_us().saturating_sub(given_up));
             }
-            self.notify(|wanted| wanted == AwaitedOutcome::Proof);
+            self.notify(0..0, |wanted| wanted == OutcomeScope::Proof);
         }
     }
 
     /// Registers a waiter. The caller must do so before it reads the state, or it may miss the wake-up.
-    fn watch(&self, wanted: AwaitedOutcome) {
-        let how = if matches!(wanted, AwaitedOutcome::One(_)) { EACH } else { WHOLE };
+    fn announce_waiter(&self, wanted: OutcomeScope) {
+        let how = if matches!(wanted, OutcomeScope::One(_)) { EACH } else { WHOLE };
         self.watched.fetch_max(how, Ordering::SeqCst);
         // A thread that brings about an outcome sees that there is a waiter, or the waiter sees the outcome; likewise with
-        // the parts, in `attach`.
+        // the parts, in `attach_parts`.
         fence_after_rmw();
         if self.sent > 0 {
-            self.parts().for_each(|part| part.wait_for_send());
+            self.parts().for_each(|part| part.register_send_waiter());
         }
     }
 
-    /// Wakes the waiters whose wanted state is `chosen`.
-    fn notify(&self, chosen: impl Fn(AwaitedOutcome) -> bool) {
+    /// Wakes the waiters whose wanted state is `chosen`, and calls the callbacks of the transfers with these indexes.
+    fn notify(&self, resolved: Range<u32>, chosen: impl Fn(OutcomeScope) -> bool) {
         if self.watched.load(Ordering::SeqCst) == NO_WAITER {
             return;
         }
         let mut watchers = lock(&self.watchers);
         let woken: Vec<_> = watchers.wakers.extract_if(.., |(wanted, _)| chosen(*wanted)).collect();
-        let called: Vec<_> =
-            watchers.callbacks.extract_if(.., |(number, _)| chosen(AwaitedOutcome::One(*number))).collect();
+        let called: Vec<_> = resolved.filter_map(|number| watchers.callbacks.remove_entry(&number)).collect();
         // A thread that polls the session does not sleep on the condition variable, and costs no system call.
         let asleep = watchers.asleep > 0;
         drop(watchers);
@@ -335,23 +342,25 @@ impl Launch {
             session.wake_poller();
         }
         woken.into_iter().for_each(|(_, waker)| waker.wake());
-        for (number, callback) in called {
-            callback(self.outcome(number).unwrap_or(Err(TransferError::Closed)));
+        for (number, callbacks) in called {
+            for callback in callbacks {
+                callback(self.outcome(number).unwrap_or(Err(TransferError::Closed)));
+            }
         }
     }
 
     /// Calls `callback` with the outcome of one transfer: on the thread that resolves it, or on this one if
     /// it has its outcome already.
-    pub fn on_outcome(&self, number: u32, callback: Callback) {
-        lock(&self.watchers).callbacks.push((number, callback));
-        self.watch(AwaitedOutcome::One(number));
-        if self.has_outcome(number) {
-            self.notify(|wanted| wanted == AwaitedOutcome::One(number));
+    pub fn on_transfer_outcome(&self, number: u32, callback: Callback) {
+        lock(&self.watchers).callbacks.entry(number).or_default().push(callback);
+        self.announce_waiter(OutcomeScope::One(number));
+        if self.has_outcome_of(number) {
+            self.notify(number..number + 1, |wanted| wanted == OutcomeScope::One(number));
         }
     }
 
     /// Returns whether a transfer has its outcome.
-    pub fn has_outcome(&self, spec: u32) -> bool {
+    pub fn has_outcome_of(&self, spec: u32) -> bool {
         self.outcomes[spec as usize].load(Ordering::SeqCst) != PENDING
     }
 
@@ -369,7 +378,7 @@ impl Launch {
 
     /// Returns the outcome of the launch, or none while a transfer is pending: the first failure, if there is
     /// one.
-    pub fn whole(&self) -> Option<Result<Stats, TransferError>> {
+    pub fn overall_outcome(&self) -> Option<Result<LaunchStats, TransferError>> {
         if self.left.load(Ordering::SeqCst) > 0 {
             return None;
         }
@@ -377,20 +386,20 @@ impl Launch {
             return Some(Err(error.clone()));
         }
         let elapsed = Duration::from_micros(self.elapsed_us.load(Ordering::Acquire));
-        Some(Ok(Stats { sent: self.sent, received: self.received, elapsed }))
+        Some(Ok(LaunchStats { sent: self.sent, received: self.received, elapsed }))
     }
 
     /// Returns `Some` once no byte of the launch can land any more.
-    pub fn proof(&self) -> Option<()> {
+    pub fn check_quiescence(&self) -> Option<()> {
         let over = self.left.load(Ordering::SeqCst) == 0;
         let failed = !lock(&self.failures).is_empty();
         (over && (!failed || self.unproven.load(Ordering::SeqCst) == 0)).then_some(())
     }
 
     /// Polls for a state on behalf of a future.
-    pub fn poll<R>(
+    pub fn poll_with_waker<R>(
         &self,
-        wanted: AwaitedOutcome,
+        wanted: OutcomeScope,
         cx: &Context<'_>,
         state: impl Fn(&Self) -> Option<R>,
     ) -> Poll<R> {
@@ -402,21 +411,21 @@ impl Launch {
             watchers.wakers.push((wanted, cx.waker().clone()));
         }
         drop(watchers);
-        self.watch(wanted);
+        self.announce_waiter(wanted);
         state(self).map_or(Poll::Pending, Poll::Ready)
     }
 
     /// Blocks this thread until `state` returns a value, or `until` has passed.
-    pub fn block<R>(
+    pub fn block_until<R>(
         &self,
-        wanted: AwaitedOutcome,
+        wanted: OutcomeScope,
         until: Option<Instant>,
         state: impl Fn(&Self) -> Option<R>,
     ) -> Option<R> {
         if let Some(known) = state(self) {
             return Some(known);
         }
-        self.watch(wanted);
+        self.announce_waiter(wanted);
         let soon = self.sent + self.received <= SMALL;
         let session = self.parts().find(|part| !part.is_settled()).and_then(|part| part.session());
         if let Some(session) = session
@@ -446,16 +455,16 @@ impl Launch {
     }
 
     /// Returns the number of transfers without an outcome.
-    pub fn left(&self) -> usize {
+    pub fn pending_count(&self) -> usize {
         self.left.load(Ordering::SeqCst)
     }
 
     /// Cancels the transfers that are not complete, on behalf of the program of task `here`.
     pub fn cancel(&self, here: TaskId, reason: &str) {
-        let error = || TransferError::Cancelled { by: here, reason: reason.to_owned() };
+        let error = || TransferError::Cancelled { by: here.into(), reason: reason.to_owned() };
         let parts: Vec<_> = {
             let mut given_up = lock(&self.given_up);
-            given_up.get_or_insert_with(|| (here, reason.to_owned()));
+            given_up.get_or_insert_with(|| (here.into(), reason.to_owned()));
             // At least 1, because 0 means that it was not cancelled.
             let now = self.age_us().max(1);
             let _first = self.given_up_us.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
@@ -466,13 +475,13 @@ impl Launch {
             }
             self.parts().collect()
         };
-        parts.into_iter().for_each(|part| part.give_up(error()));
+        parts.into_iter().for_each(|part| part.fail_and_tell_peer(error()));
     }
 
     /// Ends the sessions with the peers that have not confirmed the cancellation, and returns those peers.
     /// Their bytes cannot land once the session is over, so the proof needs no confirmation from them.
-    pub fn cut_off(&self, why: &str) -> Vec<Member> {
-        let unproven = self.parts().filter(|part| !part.is_proven());
+    pub fn disconnect_unconfirmed(&self, why: &str) -> Vec<MemberId> {
+        let unproven = self.parts().filter(|part| !part.is_proven_quiescent());
         let peers = unproven.map(|part| {
             let member = part.peer();
             if let Some(session) = part.session() {

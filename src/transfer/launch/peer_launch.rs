@@ -1,7 +1,7 @@
-//! The part of a launch that concerns one peer: one group of the link, its limits, and the guards of its bytes.
+//! The part of a launch that concerns one peer: a group of the link, its limits, and the guards of its bytes.
 //!
-//! It does not know how bytes move. Begin at [`PeerLaunch`]; every failure of this side reaches the peer
-//! through [`give_up`].
+//! It does not depend on how bytes move. Every failure of this side reaches the peer through [`fail_and_tell_peer`]. Begin at
+//! [`PeerLaunch`].
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use super::gate::AccessGate;
 use super::io_lists::{IoLists, LaunchBytes};
 use super::outcome::{Launch, LaunchPart};
-use super::session_handle::{Carrier, POLL_INTERVAL, SessionHandle};
+use super::session_handle::{LaunchSession, POLL_INTERVAL, SessionHandle};
 use crate::base::error::{MemoryError, TransferError};
-use crate::base::identity::Member;
+use crate::base::membership::MemberId;
 use crate::base::sync::{AtomicBool, AtomicU64, Mutex, OnceLock, fence, fence_after_rmw, lock};
 use crate::base::transport::TransportKind;
-use crate::memory::{Reservation, Use};
-use crate::protocol::link::{Class, GroupId};
+use crate::memory::{AccessKind, Reservation};
+use crate::protocol::link::{GroupId, PriorityClass};
 
 /// The limits of a launch, and its priority class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,13 +27,13 @@ pub struct LaunchLimits {
     /// before.
     pub stall: Duration,
     /// The priority class.
-    pub class: Class,
+    pub class: PriorityClass,
 }
 
 /// The part of a launch that concerns one peer: one group of the link.
 pub struct PeerLaunch {
     launch: Arc<Launch>,
-    carrier: Carrier,
+    carrier: LaunchSession,
     /// The spans of both directions.
     pub lists: Arc<IoLists>,
     /// The limits.
@@ -74,7 +74,7 @@ impl<'a> AccessGuard<'a> {
 impl Drop for AccessGuard<'_> {
     fn drop(&mut self) {
         if self.0.gate.leave() {
-            self.0.on_quiet();
+            self.0.resolve_failed_if_quiet();
         }
     }
 }
@@ -99,7 +99,7 @@ impl OwnedAccessGuard {
 impl Drop for OwnedAccessGuard {
     fn drop(&mut self) {
         if self.0.gate.leave() {
-            self.0.on_quiet();
+            self.0.resolve_failed_if_quiet();
         }
     }
 }
@@ -117,10 +117,10 @@ impl std::fmt::Debug for PeerLaunch {
 }
 
 impl PeerLaunch {
-    /// Makes one whose bytes are not yet [reserved](Self::reserve).
+    /// Makes one whose bytes are not yet [reserved](Self::reserve_memory).
     pub fn new(
         launch: &Arc<Launch>,
-        carrier: Carrier,
+        carrier: LaunchSession,
         lists: &Arc<IoLists>,
         limits: LaunchLimits,
     ) -> Arc<Self> {
@@ -144,7 +144,7 @@ impl PeerLaunch {
         });
         // The check of its limits needs the peer's acknowledgement without delay.
         if limits.deadline.is_some() || limits.stall < 20 * POLL_INTERVAL {
-            peer_launch.wait_for_send();
+            peer_launch.register_send_waiter();
         }
         peer_launch
     }
@@ -154,7 +154,7 @@ impl PeerLaunch {
     }
 
     /// Registers the part with its session as a waiter for the acknowledgement of sent bytes.
-    pub fn wait_for_send(&self) {
+    pub fn register_send_waiter(&self) {
         if self.lists.outbound.total() == 0 || self.has_send_waiter.load(Ordering::SeqCst) {
             return;
         }
@@ -166,7 +166,7 @@ impl PeerLaunch {
         }
     }
 
-    fn stop_waiting_for_send(&self) {
+    fn unregister_send_waiter(&self) {
         if self.has_send_waiter.swap(false, Ordering::SeqCst)
             && let Some(session) = self.session()
         {
@@ -180,23 +180,23 @@ impl PeerLaunch {
     /// # Errors
     /// Returns [`MemoryError::Busy`] if another transfer or the program uses any of them in a conflicting
     /// way.
-    pub fn reserve(self: &Arc<Self>) -> Result<(), MemoryError> {
+    pub fn reserve_memory(self: &Arc<Self>) -> Result<(), MemoryError> {
         // While this guard is held, the launch does not resolve, so no program takes the bytes for free.
         let Some(_guard) = self.access() else { return Ok(()) };
-        let spans = self.lists.outbound.spans.iter().map(|span| (span, Use::Read));
-        let spans = spans.chain(self.lists.inbound.spans.iter().map(|span| (span, Use::Write)));
+        let spans = self.lists.outbound.spans.iter().map(|span| (span, AccessKind::Read));
+        let spans = spans.chain(self.lists.inbound.spans.iter().map(|span| (span, AccessKind::Write)));
         let reserved = spans.map(|(span, how)| span.reserve(how).map(Some)).collect::<Result<_, _>>()?;
         *lock(&self.reserved) = reserved;
         Ok(())
     }
 
     /// Returns the group, or none before the launch.
-    pub fn group(&self) -> Option<GroupId> {
+    pub fn group_id(&self) -> Option<GroupId> {
         self.group.get().copied()
     }
 
     /// Sets the group that the launch became.
-    pub fn set_group(&self, at: GroupId) {
+    pub fn set_group_id(&self, at: GroupId) {
         let _once = self.group.set(at);
     }
 
@@ -218,7 +218,7 @@ impl PeerLaunch {
     /// Records that both sides have launched it.
     pub fn mark_matched(&self) {
         self.is_matched.store(true, Ordering::Release);
-        let now = self.launch.mark_matched();
+        let now = self.launch.record_match_time();
         self.progress.store(now, Ordering::Relaxed);
         // A receive without bytes is complete already.
         let spans = self.lists.inbound.spans.iter().enumerate();
@@ -238,15 +238,15 @@ impl PeerLaunch {
     }
 
     /// Returns the priority class, and the bytes that have not moved yet.
-    pub fn in_flight(&self) -> (Class, u64) {
-        (self.limits.class, self.lists.total().saturating_sub(self.moved.load(Ordering::Relaxed)))
+    pub fn in_flight(&self) -> (PriorityClass, u64) {
+        (self.limits.class, self.lists.total_bytes().saturating_sub(self.moved.load(Ordering::Relaxed)))
     }
 
     /// Records that the bytes `start..start + len` of the inbound stream are in place.
     pub fn add_arrived(&self, start: u64, len: u64) {
         self.add_progress(len);
         let mut complete = Vec::new();
-        self.lists.inbound.each(start, len, |at, _, bytes| {
+        self.lists.inbound.for_each_piece(start, len, |at, _, bytes| {
             let bytes = bytes as u64;
             if self.missing[at].fetch_sub(bytes, Ordering::AcqRel) == bytes {
                 complete.push(at);
@@ -258,7 +258,7 @@ impl PeerLaunch {
     /// Completes these receives. Their buffers are released before any waiter learns of it.
     fn complete_receives(&self, receives: &[usize]) {
         let sends = self.lists.outbound.spans.len();
-        self.release(receives.iter().map(|at| sends + at));
+        self.release_reservations(receives.iter().map(|at| sends + at));
         for at in receives {
             self.launch.resolve(self.lists.inbound.specs[*at], true);
         }
@@ -266,14 +266,14 @@ impl PeerLaunch {
 
     /// Completes the sends: the peer has all bytes.
     pub fn mark_sent(&self) {
-        self.stop_waiting_for_send();
-        self.release(0..self.lists.outbound.spans.len());
+        self.unregister_send_waiter();
+        self.release_reservations(0..self.lists.outbound.spans.len());
         for spec in &self.lists.outbound.specs {
             self.launch.resolve(*spec, true);
         }
     }
 
-    fn release_from(&self, at: usize) {
+    fn release_reservations_from(&self, at: usize) {
         let mut reserved = lock(&self.reserved);
         let kept = at.min(reserved.len());
         let released = reserved.split_off(kept);
@@ -281,7 +281,7 @@ impl PeerLaunch {
         drop(released);
     }
 
-    fn release(&self, which: impl ExactSizeIterator<Item = usize>) {
+    fn release_reservations(&self, which: impl ExactSizeIterator<Item = usize>) {
         if which.len() == 0 {
             return;
         }
@@ -293,11 +293,11 @@ impl PeerLaunch {
 
     /// Fails the transfers that are not complete, with this error unless an earlier one is recorded. Returns
     /// whether it is the first.
-    pub fn fail(self: &Arc<Self>, error: TransferError) -> bool {
+    pub fn fail_locally(self: &Arc<Self>, error: TransferError) -> bool {
         let first = self.failure.set(error).is_ok();
         if self.gate.close() {
             if self.gate.is_quiet() {
-                self.on_quiet();
+                self.resolve_failed_if_quiet();
             } else if let Some(session) = self.session() {
                 // A lane that waits in the middle of a chunk must wake up to drop its guard.
                 session.wake_lanes();
@@ -308,53 +308,54 @@ impl PeerLaunch {
 
     /// Stops the group if the launch failed before it became one.
     pub fn stop_if_failed(self: &Arc<Self>) {
-        // This thread sets the group and then reads the failure; `give_up` sets the failure and then reads
+        // This thread sets the group and then reads the failure; `fail_and_tell_peer` sets the failure and then reads
         // the group. At least one of the two sees the other's write.
         fence(Ordering::SeqCst);
-        let (Some(error), Some(at)) = (self.failure.get(), self.group()) else { return };
+        let (Some(error), Some(at)) = (self.failure.get(), self.group_id()) else { return };
         match self.session() {
             Some(session) if session.stop(at, &reason_for_peer(error)) => {
                 if self.is_resolved.load(Ordering::Acquire) {
                     session.mark_quiesced(at);
                 }
             }
-            _ => self.mark_peer_quiet(),
+            _ => self.mark_peer_quiescent(),
         }
     }
 
     /// Resolves the part as failed, once, when no guard is left.
-    fn on_quiet(self: &Arc<Self>) {
+    fn resolve_failed_if_quiet(self: &Arc<Self>) {
         if !self.gate.is_quiet() || self.is_resolved.swap(true, Ordering::SeqCst) {
             return;
         }
-        // Before the group and the quiet of the peer are read: `stop_if_failed` and `mark_peer_quiet` have the other fences.
+        // Before the group and the quiescence of the peer are read: `stop_if_failed` and `mark_peer_quiescent` have the
+        // other fences.
         fence_after_rmw();
         // The peer may still read what it fetches, until it says otherwise.
         let kept = if self.carrier.fetches { self.lists.outbound.spans.len() } else { 0 };
-        self.release_from(kept);
+        self.release_reservations_from(kept);
         let error = self.failure.get().cloned().unwrap_or(TransferError::Closed);
-        self.launch.resolve_failed(self.lists.specs(), &error);
-        if let Some(at) = self.group()
+        self.launch.resolve_failed(self.lists.transfer_numbers(), &error);
+        if let Some(at) = self.group_id()
             && let Some(session) = self.session()
         {
             session.mark_quiesced(at);
         }
-        self.check_proof();
+        self.report_if_proven_quiescent();
     }
 
     /// Records that no byte can land at the peer any more, or that there is no peer.
-    pub fn mark_peer_quiet(&self) {
+    pub fn mark_peer_quiescent(&self) {
         self.is_peer_quiet.swap(true, Ordering::SeqCst);
         fence_after_rmw();
-        self.check_proof();
+        self.report_if_proven_quiescent();
     }
 
     /// Tells the launch once no byte can land on either side.
-    fn check_proof(&self) {
+    fn report_if_proven_quiescent(&self) {
         let quiet = self.is_resolved.load(Ordering::SeqCst) && self.is_peer_quiet.load(Ordering::SeqCst);
         if quiet && !self.is_proven.swap(true, Ordering::AcqRel) {
-            self.release_from(0);
-            self.launch.mark_part_proven();
+            self.release_reservations_from(0);
+            self.launch.mark_part_quiescent();
         }
     }
 
@@ -370,11 +371,11 @@ impl PeerLaunch {
         if self.is_settled() || self.failure.get().is_some() {
             return Ok(None);
         }
-        let (moved, total) = (self.moved.load(Ordering::Relaxed), self.lists.total());
+        let (moved, total) = (self.moved.load(Ordering::Relaxed), self.lists.total_bytes());
         if self.limits.deadline.is_some_and(|deadline| now >= deadline) {
             return Err(TransferError::Deadline { moved, total });
         }
-        let last = self.launch.began() + Duration::from_micros(self.progress.load(Ordering::Relaxed));
+        let last = self.launch.start_time() + Duration::from_micros(self.progress.load(Ordering::Relaxed));
         let idle = now.saturating_duration_since(last);
         let stall = self.limits.stall;
         let waits = if self.is_matched.load(Ordering::Acquire) { idle } else { idle.min(peer_silent) };
@@ -393,7 +394,7 @@ impl PeerLaunch {
 }
 
 impl LaunchPart for PeerLaunch {
-    fn peer(&self) -> Member {
+    fn peer(&self) -> MemberId {
         self.carrier.peer
     }
 
@@ -401,29 +402,29 @@ impl LaunchPart for PeerLaunch {
         self.carrier.session()
     }
 
-    fn wait_for_send(&self) {
-        Self::wait_for_send(self);
+    fn register_send_waiter(&self) {
+        Self::register_send_waiter(self);
     }
 
     fn is_settled(&self) -> bool {
-        self.lists.specs().all(|spec| self.launch.has_outcome(spec))
+        self.lists.transfer_numbers().all(|spec| self.launch.has_outcome_of(spec))
     }
 
-    fn is_proven(&self) -> bool {
+    fn is_proven_quiescent(&self) -> bool {
         self.is_proven.load(Ordering::Acquire)
     }
 
-    fn give_up(self: Arc<Self>, error: TransferError) {
-        give_up(&self, error);
+    fn fail_and_tell_peer(self: Arc<Self>, error: TransferError) {
+        fail_and_tell_peer(&self, error);
     }
 }
 
 impl Drop for PeerLaunch {
     /// Counts the part as proven: the link has forgotten it and no guard exists, so no byte can land.
     fn drop(&mut self) {
-        self.stop_waiting_for_send();
+        self.unregister_send_waiter();
         if !self.is_proven.load(Ordering::Acquire) {
-            self.launch.mark_part_proven();
+            self.launch.mark_part_quiescent();
         }
     }
 }
@@ -437,16 +438,16 @@ fn reason_for_peer(error: &TransferError) -> String {
 }
 
 /// Fails a launch and tells the peer.
-pub fn give_up(launch: &Arc<PeerLaunch>, error: TransferError) {
-    let Some(at) = launch.group() else {
+pub fn fail_and_tell_peer(launch: &Arc<PeerLaunch>, error: TransferError) {
+    let Some(at) = launch.group_id() else {
         // Another thread is launching it now and may have checked for a failure already.
-        launch.fail(error);
+        launch.fail_locally(error);
         return launch.stop_if_failed();
     };
     let stopped = launch.session().is_some_and(|session| session.stop(at, &reason_for_peer(&error)));
     if !stopped {
         // The peer has no group in flight for it.
-        launch.mark_peer_quiet();
+        launch.mark_peer_quiescent();
     }
-    launch.fail(error);
+    launch.fail_locally(error);
 }

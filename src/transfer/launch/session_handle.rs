@@ -1,12 +1,12 @@
-//! The interface of a launch to the session that carries it.
+//! The interface by which a launch calls the session that carries it.
 //!
-//! It has no implementation here: sessions are in a higher layer. Begin at [`SessionHandle`].
+//! Sessions are in a higher layer, which implements the interface. Begin at [`SessionHandle`].
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crate::base::error::TransferError;
-use crate::base::identity::Member;
+use crate::base::membership::MemberId;
 use crate::protocol::link::GroupId;
 
 /// The longest sleep of a waiting thread. It then checks its own time limit, and the frames for which the
@@ -49,16 +49,16 @@ pub trait SessionHandle: Send + Sync {
 /// The session of a launch, and its constant properties. The session owns its launches, so a launch refers to
 /// it weakly.
 #[derive(Clone)]
-pub struct Carrier {
+pub struct LaunchSession {
     /// The session.
     pub session: Weak<dyn SessionHandle>,
     /// The peer.
-    pub peer: Member,
+    pub peer: MemberId,
     /// Whether receivers fetch from the memory of senders.
     pub fetches: bool,
 }
 
-impl Carrier {
+impl LaunchSession {
     /// Returns the session, or none if it is gone.
     pub fn session(&self) -> Option<Arc<dyn SessionHandle>> {
         self.session.upgrade()

@@ -1,7 +1,7 @@
-//! Arenas: shared memory that buffers are cut from.
+//! Arenas: shared memory from which buffers are allocated.
 //!
-//! The [pool](super::pool) tracks the free ranges. Creation touches all pages, because the first touch of a
-//! page costs more than a copy into it. Begin at [`Arena::allocate`].
+//! [`free_ranges`](super::free_ranges) tracks the free ranges. The first access to a page costs more than a copy
+//! into it, so all pages are touched when an arena is created. Begin at [`Arena::allocate`].
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -9,15 +9,15 @@ use std::sync::Arc;
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::buffer::{Backing, Buffer};
+use super::free_ranges::{FreeRanges, PAGE, UnusedListener};
 use super::mapping::Mapping;
-use super::pool::{PAGE, Pool};
-use super::region::{Memory, MemoryRegion};
+use super::region::{MemoryRegion, RegionMemory};
 use crate::base::error::MemoryError;
 
 /// A prefaulted range of shared memory from which buffers are allocated. Clones are the same arena; it lives
 /// as long as any of its buffers.
 #[derive(Debug, Clone)]
-pub struct Arena(Arc<Pool>);
+pub struct Arena(Arc<FreeRanges>);
 
 impl Arena {
     /// Creates an arena of `bytes`, rounded up to pages.
@@ -25,19 +25,24 @@ impl Arena {
     /// # Errors
     /// Returns [`MemoryError::System`] if the operating system refuses the memory.
     pub fn new(bytes: usize) -> Result<Self, MemoryError> {
+        Self::with_listener(bytes, Box::new(|| ()))
+    }
+
+    /// Creates an arena that calls `on_unused` each time its last buffer was freed, on the thread that freed it.
+    pub(super) fn with_listener(bytes: usize, on_unused: UnusedListener) -> Result<Self, MemoryError> {
         let failed = |error: rustix::io::Errno| MemoryError::System { bytes, why: error.to_string() };
         let len = bytes.checked_next_multiple_of(PAGE).ok_or_else(|| failed(rustix::io::Errno::NOMEM))?;
         let file = rustix::fs::memfd_create("muster-arena", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(failed)?;
         rustix::fs::ftruncate(&file, len as u64).map_err(failed)?;
-        let mapping = Mapping::of(file.as_fd(), len, true).map_err(failed)?;
+        let mapping = Mapping::map_file(file.as_fd(), len, true).map_err(failed)?;
         // The seals fix the size, because a file that shrinks faults the processes that read it, and refuse
         // every further writable mapping.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(failed)?;
         mapping.prefault(true);
-        let region = Arc::new(MemoryRegion::new(Memory::Arena(mapping, file)));
-        Ok(Self(Arc::new(Pool::new(region))))
+        let region = Arc::new(MemoryRegion::new(RegionMemory::Arena(mapping, file)));
+        Ok(Self(Arc::new(FreeRanges::new(region, on_unused))))
     }
 
     /// Allocates a buffer of `len` bytes. Its contents are undefined: whatever the memory held before.
@@ -45,8 +50,8 @@ impl Arena {
     /// # Errors
     /// Returns [`MemoryError::Full`] if no free range is large enough.
     pub fn allocate(&self, len: usize) -> Result<Buffer, MemoryError> {
-        let start = if len == 0 { 0 } else { self.0.take(len)? };
-        Ok(Buffer::new(Backing::Arena(Arc::clone(&self.0)), start, len))
+        let start = if len == 0 { 0 } else { self.0.allocate(len)? };
+        Ok(Buffer::from_backing(Backing::Arena(Arc::clone(&self.0)), start, len))
     }
 
     /// Returns the size in bytes.
@@ -57,8 +62,13 @@ impl Arena {
 
     /// Returns the free bytes.
     #[must_use]
-    pub fn free(&self) -> usize {
-        self.0.free()
+    pub fn free_bytes(&self) -> usize {
+        self.0.free_bytes()
+    }
+
+    /// Returns whether it has no buffers.
+    pub(super) fn is_unused(&self) -> bool {
+        self.0.is_unused()
     }
 }
 
@@ -70,12 +80,12 @@ mod tests {
     fn what_is_given_back_is_one_piece_again() {
         let arena = Arena::new(1 << 20).unwrap();
         let mut held: Vec<_> = (0..100).map(|n| arena.allocate(n * 97 + 1).unwrap()).collect();
-        assert!(arena.free() < arena.size());
+        assert!(arena.free_bytes() < arena.size());
         fastrand::seed(7);
         while !held.is_empty() {
             held.swap_remove(fastrand::usize(..held.len()));
         }
-        assert_eq!(arena.free(), arena.size());
+        assert_eq!(arena.free_bytes(), arena.size());
         assert!(arena.allocate(1 << 20).is_ok());
     }
 
@@ -97,7 +107,7 @@ mod tests {
             buffer.fill(n as u8).unwrap();
         }
         for (n, buffer) in buffers.iter().enumerate() {
-            buffer.read(|bytes| assert!(bytes.iter().all(|byte| *byte == n as u8))).unwrap();
+            buffer.with_bytes(|bytes| assert!(bytes.iter().all(|byte| *byte == n as u8))).unwrap();
         }
     }
 }

@@ -1,29 +1,31 @@
 //! Buffers, and the reservations of their bytes.
 //!
-//! A reservation says which bytes are read or written, not by whom. Begin at [`Span::reserve`].
+//! A reservation records which bytes are read or written, but not by which transfer. An *export* records that a
+//! program keeps the address of the bytes, for example in an array that shares the memory. Until the export is
+//! dropped, transfers may read the buffer, and nothing may write it. Begin at [`Span::reserve`].
 #![allow(unsafe_code, reason = "makes views of bytes, which reservations say who uses")]
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::free_ranges::FreeRanges;
 use super::mapping::OwnedMemory;
-use super::pool::Pool;
-use super::region::{Memory, MemoryRegion};
+use super::region::{MemoryRegion, RegionMemory};
 use super::view::{ReadView, WriteView};
 use crate::base::error::MemoryError;
-use crate::base::layout::Layout;
+use crate::base::layout::BufferLayout;
 
 /// The memory that holds a buffer's bytes.
 #[derive(Debug)]
 pub(crate) enum Backing {
-    Arena(Arc<Pool>),
+    Arena(Arc<FreeRanges>),
     Foreign(Arc<MemoryRegion>),
 }
 
 /// A range of memory that transfers read and write. Clones are the same buffer.
 ///
-/// [`read`](Buffer::read), [`write`](Buffer::write) and [`fill`](Buffer::fill) access its contents. They
-/// return an error while a transfer uses the buffer in a conflicting way.
+/// [`with_bytes`](Buffer::with_bytes), [`with_bytes_mut`](Buffer::with_bytes_mut) and [`fill`](Buffer::fill) access
+/// its contents. They return an error while a transfer uses the buffer in a conflicting way.
 #[derive(Debug, Clone)]
 pub struct Buffer(Arc<Inner>);
 
@@ -40,16 +42,37 @@ struct Inner {
 struct Usage {
     reads: Vec<(usize, usize)>,
     writes: Vec<(usize, usize)>,
-    /// The number of [`Claim`]s.
+    /// The number of [`BufferClaim`]s.
     claims: u32,
+    /// The number of [`BufferExport`]s.
+    exports: u32,
 }
 
 /// A claim on a whole buffer: while it lives, only its holder and transfers access the contents, programs do
 /// not.
 #[derive(Debug)]
-pub struct Claim(Buffer);
+pub struct BufferClaim(Buffer);
 
-impl Drop for Claim {
+/// The address of a whole buffer in the hands of a program. It keeps the memory. While it lives, transfers may
+/// read the buffer, and nothing may write it through the engine. Any thread may drop it.
+#[derive(Debug)]
+pub struct BufferExport(Buffer);
+
+impl BufferExport {
+    /// Returns the address of the first byte. An empty buffer has an address without meaning.
+    #[must_use]
+    pub fn address(&self) -> *mut u8 {
+        self.0.region().base().pointer(self.0.0.start)
+    }
+}
+
+impl Drop for BufferExport {
+    fn drop(&mut self) {
+        self.0.usage().exports -= 1;
+    }
+}
+
+impl Drop for BufferClaim {
     fn drop(&mut self) {
         self.0.usage().claims -= 1;
     }
@@ -57,7 +80,7 @@ impl Drop for Claim {
 
 /// The kind of access that a reservation allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Use {
+pub enum AccessKind {
     /// Reads the range; other readers may, too.
     Read,
     /// Writes the range; nothing else may access it.
@@ -65,7 +88,7 @@ pub enum Use {
 }
 
 impl Buffer {
-    pub(crate) fn new(backing: Backing, start: usize, len: usize) -> Self {
+    pub(crate) fn from_backing(backing: Backing, start: usize, len: usize) -> Self {
         Self(Arc::new(Inner { backing, start, len, usage: Mutex::default() }))
     }
 
@@ -75,9 +98,68 @@ impl Buffer {
     /// host read such memory through the kernel, which is slower than an [`Arena`](crate::memory::Arena).
     #[must_use]
     pub fn foreign(owner: impl AsMut<[u8]> + Send + 'static) -> Self {
-        let memory = OwnedMemory::new(owner);
+        let memory = OwnedMemory::from_owner(owner);
         let len = memory.len();
-        Self::new(Backing::Foreign(Arc::new(MemoryRegion::new(Memory::Foreign(memory)))), 0, len)
+        Self::from_backing(
+            Backing::Foreign(Arc::new(MemoryRegion::new(RegionMemory::Foreign(memory)))),
+            0,
+            len,
+        )
+    }
+
+    /// Creates a buffer over existing memory that is only read: a transfer may send it and not receive into it.
+    /// The engine drops `owner` once, when the last handle and the last transfer of the buffer are gone, on the
+    /// thread that releases the last one. So its `Drop` must neither wait nor take a lock that a thread holds
+    /// while it calls the engine.
+    ///
+    /// # Errors
+    /// Returns [`MemoryError::Foreign`] if the address is null, not a multiple of `align`, or the memory would
+    /// reach beyond the address space. An empty buffer may have any address.
+    ///
+    /// # Safety
+    /// Until `owner` is dropped, the `len` bytes at `address` must be mapped, and nothing may write them while a
+    /// transfer of the buffer is in flight.
+    pub unsafe fn read_only(
+        address: *const u8,
+        len: usize,
+        align: usize,
+        owner: Box<dyn Send>,
+    ) -> Result<Self, MemoryError> {
+        // SAFETY: the caller guarantees the memory.
+        let memory = unsafe { OwnedMemory::read_only(address, len, align, owner)? };
+        Ok(Self::from_backing(
+            Backing::Foreign(Arc::new(MemoryRegion::new(RegionMemory::Foreign(memory)))),
+            0,
+            len,
+        ))
+    }
+
+    /// Returns whether transfers may only read it.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        !self.region().is_writable()
+    }
+
+    /// Hands the address of the contents to a program, for as long as the export lives.
+    ///
+    /// # Errors
+    /// Returns [`MemoryError::Busy`] while a transfer writes any of the buffer, or a plan uses it, and
+    /// [`MemoryError::ReadOnly`] for memory that is only read.
+    pub fn export(&self) -> Result<BufferExport, MemoryError> {
+        self.check_not_read_only()?;
+        let mut usage = self.usage();
+        if usage.claims > 0 || !usage.writes.is_empty() {
+            return Err(MemoryError::Busy { start: 0, end: self.len() });
+        }
+        usage.exports += 1;
+        drop(usage);
+        Ok(BufferExport(self.clone()))
+    }
+
+    /// Returns the number of exports that live.
+    #[must_use]
+    pub fn exports(&self) -> u32 {
+        self.usage().exports
     }
 
     /// Returns the length in bytes.
@@ -94,7 +176,7 @@ impl Buffer {
 
     /// Returns the span of the whole buffer.
     #[must_use]
-    pub fn span(&self) -> Span {
+    pub fn full_span(&self) -> Span {
         Span { buffer: self.clone(), start: 0, len: self.len(), layout: None }
     }
 
@@ -113,43 +195,58 @@ impl Buffer {
     ///
     /// # Errors
     /// Returns [`MemoryError::Busy`] while a transfer writes any of the buffer.
-    pub fn read<R>(&self, with: impl FnOnce(&[u8]) -> R) -> Result<R, MemoryError> {
-        let span = self.unclaimed()?;
-        let _reserved = span.reserve(Use::Read)?;
+    pub fn with_bytes<R>(&self, with: impl FnOnce(&[u8]) -> R) -> Result<R, MemoryError> {
+        let span = self.span_if_unclaimed()?;
+        let _reserved = span.reserve(AccessKind::Read)?;
         // SAFETY: the bytes are reserved against writers until this returns.
-        Ok(unsafe { span.read_view(0, span.len) }.read(with))
+        Ok(unsafe { span.read_view_unchecked(0, span.len) }.with_bytes(with))
     }
 
     /// Calls `with` with the contents, which it may change.
     ///
     /// # Errors
-    /// Returns [`MemoryError::Busy`] while a transfer uses any of the buffer.
-    pub fn write<R>(&self, with: impl FnOnce(&mut [u8]) -> R) -> Result<R, MemoryError> {
-        let span = self.unclaimed()?;
-        let _reserved = span.reserve(Use::Write)?;
+    /// Returns [`MemoryError::Busy`] while a transfer uses any of the buffer, [`MemoryError::Exported`] while an
+    /// export lives, and [`MemoryError::ReadOnly`] for memory that is only read.
+    pub fn with_bytes_mut<R>(&self, with: impl FnOnce(&mut [u8]) -> R) -> Result<R, MemoryError> {
+        let span = self.span_if_unclaimed()?;
+        let _reserved = span.reserve(AccessKind::Write)?;
         // SAFETY: the bytes are reserved for this call alone.
-        Ok(unsafe { span.write_view(0, span.len) }.write(with))
+        Ok(unsafe { span.write_view_unchecked(0, span.len) }.with_bytes_mut(with))
     }
 
     /// Sets every byte to `byte`.
     ///
     /// # Errors
-    /// Returns [`MemoryError::Busy`] while a transfer uses any of the buffer.
+    /// As [`with_bytes_mut`](Self::with_bytes_mut).
     pub fn fill(&self, byte: u8) -> Result<(), MemoryError> {
-        self.write(|bytes| bytes.fill(byte))
+        self.with_bytes_mut(|bytes| bytes.fill(byte))
     }
 
-    fn unclaimed(&self) -> Result<Span, MemoryError> {
+    fn span_if_unclaimed(&self) -> Result<Span, MemoryError> {
         if self.usage().claims > 0 {
             return Err(MemoryError::Busy { start: 0, end: self.len() });
         }
-        Ok(self.span())
+        Ok(self.full_span())
     }
 
-    /// Claims the buffer: programs cannot access its contents while the claim lives, transfers can.
-    pub(crate) fn claim(&self) -> Claim {
-        self.usage().claims += 1;
-        Claim(self.clone())
+    /// Claims the buffer for this access: programs cannot access its contents while the claim lives, transfers
+    /// can.
+    pub(crate) fn claim(&self, how: AccessKind) -> Result<BufferClaim, MemoryError> {
+        if how == AccessKind::Write {
+            self.check_not_read_only()?;
+        }
+        let mut usage = self.usage();
+        if how == AccessKind::Write {
+            usage.check_exports()?;
+        }
+        usage.claims += 1;
+        drop(usage);
+        Ok(BufferClaim(self.clone()))
+    }
+
+    /// Checks that transfers may write the memory.
+    pub(crate) fn check_not_read_only(&self) -> Result<(), MemoryError> {
+        if self.is_read_only() { Err(MemoryError::ReadOnly) } else { Ok(()) }
     }
 
     pub(crate) fn region(&self) -> &Arc<MemoryRegion> {
@@ -169,10 +266,20 @@ impl Buffer {
     }
 }
 
+impl Usage {
+    /// Checks that no program keeps the address of the bytes.
+    const fn check_exports(&self) -> Result<(), MemoryError> {
+        match self.exports {
+            0 => Ok(()),
+            exports => Err(MemoryError::Exported { exports }),
+        }
+    }
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
         if let Backing::Arena(arena) = &self.backing {
-            arena.give_back(self.start, self.len);
+            arena.release(self.start, self.len);
         }
     }
 }
@@ -183,22 +290,22 @@ pub struct Span {
     buffer: Buffer,
     start: usize,
     len: usize,
-    layout: Option<Layout>,
+    layout: Option<BufferLayout>,
 }
 
 impl Span {
     /// Sets the layout of the span's bytes. Both sides of a transfer must set the same one, and its size must
     /// be the span's.
     #[must_use]
-    pub fn with_layout(mut self, layout: Layout) -> Self {
+    pub fn with_layout(mut self, layout: BufferLayout) -> Self {
         self.layout = Some(layout);
         self
     }
 
     /// Returns the layout; plain bytes if none was set.
     #[must_use]
-    pub fn layout(&self) -> Layout {
-        self.layout.clone().unwrap_or_else(|| Layout::bytes(self.len))
+    pub fn layout(&self) -> BufferLayout {
+        self.layout.clone().unwrap_or_else(|| BufferLayout::bytes(self.len))
     }
 
     /// Returns the buffer.
@@ -209,7 +316,7 @@ impl Span {
 
     /// Returns the index of the first byte within the buffer.
     #[must_use]
-    pub const fn start(&self) -> usize {
+    pub const fn buffer_offset(&self) -> usize {
         self.start
     }
 
@@ -226,52 +333,61 @@ impl Span {
     }
 
     /// Returns a view of `len` bytes from `start` on. It may reach into spans that
-    /// [continue](Self::goes_on_in) this one in memory.
+    /// [continue](Self::is_contiguous_with) this one in memory.
     ///
     /// # Safety
-    /// As of [`ReadView::at`]: nothing writes these bytes while the view is used.
-    pub(crate) unsafe fn read_view(&self, start: usize, len: usize) -> ReadView<'_> {
+    /// As of [`ReadView::from_address`]: nothing writes these bytes while the view is used.
+    pub(crate) unsafe fn read_view_unchecked(&self, start: usize, len: usize) -> ReadView<'_> {
         // SAFETY: the buffer keeps its memory mapped, and the caller guarantees the access.
-        unsafe { ReadView::at(self.buffer.region().base(), self.offset() + start, len) }
+        unsafe { ReadView::from_address(self.buffer.region().base(), self.region_offset() + start, len) }
     }
 
     /// Returns a view to write `len` bytes from `start` on. It may reach into spans that
-    /// [continue](Self::goes_on_in) this one in memory.
+    /// [continue](Self::is_contiguous_with) this one in memory.
     ///
     /// # Safety
-    /// As of [`WriteView::at`]: nothing else in this process uses these bytes while the view is used.
-    pub(crate) unsafe fn write_view(&self, start: usize, len: usize) -> WriteView<'_> {
+    /// As of [`WriteView::from_address`]: nothing else in this process uses these bytes while the view is used.
+    pub(crate) unsafe fn write_view_unchecked(&self, start: usize, len: usize) -> WriteView<'_> {
         // SAFETY: as above.
-        unsafe { WriteView::at(self.buffer.region().base(), self.offset() + start, len) }
+        unsafe { WriteView::from_address(self.buffer.region().base(), self.region_offset() + start, len) }
     }
 
     /// Returns the address of the first byte as a number, by which a peer names it to the kernel.
     pub(crate) fn address(&self) -> u64 {
-        self.buffer.region().base().number(self.offset())
+        self.buffer.region().base().number(self.region_offset())
     }
 
     /// Returns whether `next` begins in memory where this span ends.
-    pub(crate) fn goes_on_in(&self, next: &Self) -> bool {
-        Arc::ptr_eq(self.buffer.region(), next.buffer.region()) && self.offset() + self.len == next.offset()
+    pub(crate) fn is_contiguous_with(&self, next: &Self) -> bool {
+        Arc::ptr_eq(self.buffer.region(), next.buffer.region())
+            && self.region_offset() + self.len == next.region_offset()
     }
 
     /// Returns the index of the first byte within the region.
-    pub(crate) fn offset(&self) -> usize {
+    pub(crate) fn region_offset(&self) -> usize {
         self.buffer.0.start + self.start
     }
 
     /// Reserves the range for this access. An empty range conflicts with nothing.
-    pub(crate) fn reserve(&self, how: Use) -> Result<Reservation, MemoryError> {
+    pub(crate) fn reserve(&self, how: AccessKind) -> Result<Reservation, MemoryError> {
         let (start, end) = (self.start, self.start + self.len);
         let clashes = |&(from, to): &(usize, usize)| from < end && start < to;
+        if how == AccessKind::Write && self.len > 0 {
+            self.buffer.check_not_read_only()?;
+        }
         let mut usage = self.buffer.usage();
         if self.len > 0 {
-            if usage.writes.iter().any(clashes) || (how == Use::Write && usage.reads.iter().any(clashes)) {
+            if how == AccessKind::Write {
+                usage.check_exports()?;
+            }
+            if usage.writes.iter().any(clashes)
+                || (how == AccessKind::Write && usage.reads.iter().any(clashes))
+            {
                 return Err(MemoryError::Busy { start, end });
             }
             match how {
-                Use::Read => usage.reads.push((start, end)),
-                Use::Write => usage.writes.push((start, end)),
+                AccessKind::Read => usage.reads.push((start, end)),
+                AccessKind::Write => usage.writes.push((start, end)),
             }
         }
         drop(usage);
@@ -284,15 +400,15 @@ impl Span {
 pub struct Reservation {
     buffer: Buffer,
     range: (usize, usize),
-    how: Use,
+    how: AccessKind,
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
         let mut usage = self.buffer.usage();
         let list = match self.how {
-            Use::Read => &mut usage.reads,
-            Use::Write => &mut usage.writes,
+            AccessKind::Read => &mut usage.reads,
+            AccessKind::Write => &mut usage.writes,
         };
         if let Some(at) = list.iter().rposition(|range| *range == self.range) {
             list.swap_remove(at);
@@ -308,17 +424,120 @@ mod tests {
     fn readers_share_and_writers_do_not() {
         let buffer = Buffer::foreign(vec![1; 100]);
         let (low, high) = (buffer.range(0..50).unwrap(), buffer.range(50..100).unwrap());
-        let reading = low.reserve(Use::Read).unwrap();
-        assert!(low.reserve(Use::Read).is_ok());
-        assert_eq!(low.reserve(Use::Write).unwrap_err(), MemoryError::Busy { start: 0, end: 50 });
-        let writing = high.reserve(Use::Write).unwrap();
-        assert!(buffer.read(|_| ()).is_err(), "a writer is at work");
+        let reading = low.reserve(AccessKind::Read).unwrap();
+        assert!(low.reserve(AccessKind::Read).is_ok());
+        assert_eq!(low.reserve(AccessKind::Write).unwrap_err(), MemoryError::Busy { start: 0, end: 50 });
+        let writing = high.reserve(AccessKind::Write).unwrap();
+        assert!(buffer.with_bytes(|_| ()).is_err(), "a writer is at work");
         drop(writing);
-        assert!(buffer.read(|_| ()).is_ok());
+        assert!(buffer.with_bytes(|_| ()).is_ok());
         assert!(buffer.fill(0).is_err(), "a reader is at work");
         drop(reading);
         buffer.fill(3).unwrap();
-        assert_eq!(buffer.read(|bytes| bytes.to_vec()).unwrap(), vec![3; 100]);
+        assert_eq!(buffer.with_bytes(|bytes| bytes.to_vec()).unwrap(), vec![3; 100]);
+    }
+
+    /// An owner that tells on which thread it was dropped.
+    struct Owner(std::sync::mpsc::Sender<std::thread::ThreadId>, #[expect(unused, reason = "kept")] Vec<u8>);
+
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            let _is_heard = self.0.send(std::thread::current().id());
+        }
+    }
+
+    fn read_only(bytes: Vec<u8>) -> (Buffer, std::sync::mpsc::Receiver<std::thread::ThreadId>) {
+        let (tell, told) = std::sync::mpsc::channel();
+        let (address, len) = (bytes.as_ptr(), bytes.len());
+        // SAFETY: the owner keeps the vector, which nothing writes.
+        let buffer = unsafe { Buffer::read_only(address, len, 1, Box::new(Owner(tell, bytes))) };
+        (buffer.unwrap(), told)
+    }
+
+    #[test]
+    fn memory_that_is_only_read_is_never_written() {
+        let (buffer, _told) = read_only(vec![5; 100]);
+        assert!(buffer.is_read_only() && !Buffer::foreign(vec![0]).is_read_only());
+        assert_eq!(buffer.with_bytes(|bytes| bytes.to_vec()).unwrap(), vec![5; 100]);
+        let half = buffer.range(50..100).unwrap();
+        let _reading = half.reserve(AccessKind::Read).unwrap();
+        for refused in [
+            half.reserve(AccessKind::Write).unwrap_err(),
+            buffer.with_bytes_mut(|_| ()).unwrap_err(),
+            buffer.fill(0).unwrap_err(),
+            buffer.export().unwrap_err(),
+            buffer.claim(AccessKind::Write).unwrap_err(),
+        ] {
+            assert_eq!(refused, MemoryError::ReadOnly);
+        }
+        assert!(buffer.claim(AccessKind::Read).is_ok());
+        assert!(buffer.range(3..3).unwrap().reserve(AccessKind::Write).is_ok(), "nothing is written");
+    }
+
+    #[test]
+    fn the_owner_of_memory_is_dropped_once_by_the_last_thread_that_lets_go() {
+        let (buffer, told) = read_only(vec![7; 10]);
+        let span = buffer.range(2..4).unwrap();
+        let reading = span.reserve(AccessKind::Read).unwrap();
+        drop((buffer, span));
+        assert!(told.try_recv().is_err(), "a reader is at work");
+        let last = std::thread::spawn(move || drop(reading));
+        let thread = last.thread().id();
+        last.join().unwrap();
+        assert_eq!(told.iter().collect::<Vec<_>>(), [thread]);
+    }
+
+    #[test]
+    fn addresses_that_cannot_be_memory_are_refused() {
+        let words = [0_u64; 4];
+        let start = words.as_ptr().cast::<u8>();
+        let (tell, told) = std::sync::mpsc::channel();
+        let make = |address: *const u8, len: usize, align: usize| {
+            // SAFETY: addresses that are not mapped are refused, and the vector outlives the buffers.
+            unsafe { Buffer::read_only(address, len, align, Box::new(Owner(tell.clone(), Vec::new()))) }
+        };
+        for (address, len, align, why) in [
+            (std::ptr::null(), 8, 1, "null"),
+            (start.wrapping_add(1), 8, 8, "aligned"),
+            (start, 8, 0, "aligned"),
+            (start, usize::MAX, 1, "beyond"),
+            (std::ptr::without_provenance(usize::MAX - 3), 8, 1, "beyond"),
+        ] {
+            let refused = make(address, len, align).unwrap_err();
+            assert!(matches!(refused, MemoryError::Foreign { .. }) && refused.to_string().contains(why));
+            assert!(told.try_recv().is_ok() && told.try_recv().is_err(), "a refused owner is dropped, too");
+        }
+        assert_eq!(make(start, 32, 8).unwrap().with_bytes(<[u8]>::len), Ok(32));
+        assert_eq!(make(std::ptr::null(), 0, 8).unwrap().with_bytes(<[u8]>::len), Ok(0));
+    }
+
+    #[test]
+    fn nothing_writes_what_a_program_has_the_address_of() {
+        let arena = crate::memory::Arena::new(4096).unwrap();
+        let buffer = arena.allocate(100).unwrap();
+        buffer.fill(1).unwrap();
+        let span = buffer.range(10..20).unwrap();
+        let (first, second) = (buffer.export().unwrap(), buffer.export().unwrap());
+        assert_eq!(buffer.with_bytes(<[u8]>::as_ptr).unwrap(), first.address());
+        assert_eq!(span.reserve(AccessKind::Write).unwrap_err(), MemoryError::Exported { exports: 2 });
+        assert_eq!(buffer.fill(0).unwrap_err(), MemoryError::Exported { exports: 2 });
+        assert!(buffer.claim(AccessKind::Write).is_err() && buffer.claim(AccessKind::Read).is_ok());
+        let reading = span.reserve(AccessKind::Read).unwrap();
+        drop(first);
+        assert_eq!(buffer.exports(), 1);
+        std::thread::spawn(move || drop(second)).join().unwrap();
+        assert_eq!(span.reserve(AccessKind::Write).unwrap_err(), MemoryError::Busy { start: 10, end: 20 });
+        drop(reading);
+        let writing = span.reserve(AccessKind::Write).unwrap();
+        assert!(matches!(buffer.export(), Err(MemoryError::Busy { .. })));
+        drop(writing);
+        // An export keeps the memory.
+        let last = buffer.export().unwrap();
+        let used = arena.free_bytes();
+        drop((buffer, span));
+        assert_eq!(arena.free_bytes(), used);
+        drop(last);
+        assert_eq!(arena.free_bytes(), arena.size());
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Copies of memory that another process may change during the copy.
 //!
-//! The compiler may assume that plain memory does not change during a copy. Here every access is volatile or
-//! an instruction that the compiler does not analyse, so a peer that writes meanwhile can only change the
-//! bytes that are copied. Begin at [`from_shared`].
+//! The compiler may assume that plain memory does not change during a copy. So every access here is volatile, or an
+//! instruction that the compiler does not analyse. A peer that writes during the copy can then change only the
+//! copied bytes. Begin at [`copy_from_shared`].
 #![allow(unsafe_code, reason = "a copy between two addresses; callers say whose they are")]
 
 /// The least length in bytes that `rep movsb` copies.
@@ -14,7 +14,7 @@ const WORD: usize = size_of::<u64>();
 ///
 /// # Safety
 /// `from` must be mapped for `len` bytes, and only the caller may use the `len` bytes at `to`.
-pub unsafe fn from_shared(from: *const u8, to: *mut u8, len: usize) {
+pub unsafe fn copy_from_shared(from: *const u8, to: *mut u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     if len >= LONG {
         // SAFETY: the caller guarantees both ranges.
@@ -41,7 +41,7 @@ pub unsafe fn from_shared(from: *const u8, to: *mut u8, len: usize) {
 ///
 /// # Safety
 /// `to` must be mapped writable for `len` bytes, and nothing may change the `len` bytes at `from`.
-pub unsafe fn to_shared(from: *const u8, to: *mut u8, len: usize) {
+pub unsafe fn copy_to_shared(from: *const u8, to: *mut u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     if len >= LONG {
         // SAFETY: the caller guarantees both ranges.
@@ -49,7 +49,7 @@ pub unsafe fn to_shared(from: *const u8, to: *mut u8, len: usize) {
     }
     let head = to.align_offset(WORD).min(len);
     let words = (len - head) / WORD;
-    // SAFETY: as in `from_shared`, with `to` aligned after `head` bytes.
+    // SAFETY: as in `copy_from_shared`, with `to` aligned after `head` bytes.
     unsafe {
         for at in 0..head {
             to.add(at).write_volatile(from.add(at).read());
@@ -64,13 +64,13 @@ pub unsafe fn to_shared(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Copies as [`from_shared`] does, with stores that bypass the caches, for more bytes than the caches hold.
+/// Copies as [`copy_from_shared`] does, with stores that bypass the caches, for more bytes than the caches hold.
 /// Such a store does not read the destination first, which saves a third of the memory traffic of a plain
 /// copy, and evicts nothing from the caches.
 ///
 /// # Safety
-/// As [`from_shared`].
-pub unsafe fn from_shared_past_caches(from: *const u8, to: *mut u8, len: usize) {
+/// As [`copy_from_shared`].
+pub unsafe fn copy_from_shared_nontemporal(from: *const u8, to: *mut u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     {
         const LINE: usize = 64;
@@ -80,7 +80,7 @@ pub unsafe fn from_shared_past_caches(from: *const u8, to: *mut u8, len: usize) 
         // SAFETY: the head, the lines and the rest are the whole of both ranges, and `to` is aligned after
         // the head.
         unsafe {
-            from_shared(from, to, head);
+            copy_from_shared(from, to, head);
             for line in 0..lines {
                 let at = head + line * LINE;
                 stream_line(from.add(at), to.add(at));
@@ -88,13 +88,13 @@ pub unsafe fn from_shared_past_caches(from: *const u8, to: *mut u8, len: usize) 
             // Non-temporal stores are weakly ordered: without the fence a thread that learns of the bytes
             // might not see them.
             std::arch::x86_64::_mm_sfence();
-            from_shared(from.add(done), to.add(done), len - done);
+            copy_from_shared(from.add(done), to.add(done), len - done);
         }
     }
     #[cfg(not(target_arch = "x86_64"))]
     // SAFETY: the caller guarantees both ranges.
     unsafe {
-        from_shared(from, to, len);
+        copy_from_shared(from, to, len);
     }
 }
 
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn copies_of_shared_memory_copy_just_the_bytes_that_were_named() {
         let source: Vec<u8> = (0..1000_u32).map(|n| n as u8 ^ (n >> 3) as u8).collect();
-        let copies: [Copy; 3] = [from_shared, to_shared, from_shared_past_caches];
+        let copies: [Copy; 3] = [copy_from_shared, copy_to_shared, copy_from_shared_nontemporal];
         for (from, to, len) in [
             (0, 0, 1000),
             (1, 0, 999),

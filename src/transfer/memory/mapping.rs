@@ -1,6 +1,7 @@
-//! Memory that is mapped or owned for as long as a value lives.
+//! Memory that stays mapped or allocated as long as the value that owns it lives.
 //!
-//! It makes no views of the bytes but [`Mapping::peer_view`]. Begin at [`Mapping`] and [`OwnedMemory`].
+//! The only view of the bytes that this module creates is [`Mapping::peer_view`]. Begin at [`Mapping`] and
+//! [`OwnedMemory`].
 #![allow(unsafe_code, reason = "maps memory, and keeps owners by address")]
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,6 +12,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::copy;
 use super::view::{MemoryAddress, PeerView};
+use crate::base::error::MemoryError;
 
 /// A memory mapping, which is unmapped when it is dropped.
 #[derive(Debug)]
@@ -21,7 +23,7 @@ pub struct Mapping {
 
 impl Mapping {
     /// Maps `len` bytes of `file`, to be read and, where `writable`, written.
-    pub fn of(file: BorrowedFd<'_>, len: usize, writable: bool) -> rustix::io::Result<Self> {
+    pub fn map_file(file: BorrowedFd<'_>, len: usize, writable: bool) -> rustix::io::Result<Self> {
         if len == 0 {
             return Ok(Self { base: MemoryAddress(NonNull::dangling()), len });
         }
@@ -36,13 +38,13 @@ impl Mapping {
 
     /// Maps `len` bytes of a file that another process sent. None if the file could shrink, which would fault
     /// its readers, or has fewer bytes.
-    pub fn sealed(file: BorrowedFd<'_>, len: usize, writable: bool) -> Option<Self> {
+    pub fn map_sealed_file(file: BorrowedFd<'_>, len: usize, writable: bool) -> Option<Self> {
         let seals = rustix::fs::fcntl_get_seals(file).ok()?;
         let size = usize::try_from(rustix::fs::fstat(file).ok()?.st_size).ok()?;
         if !seals.contains(rustix::fs::SealFlags::SHRINK) || size < len {
             return None;
         }
-        Self::of(file, len, writable).ok()
+        Self::map_file(file, len, writable).ok()
     }
 
     /// Asks for large pages and populates all pages now, because the first touch of a page costs more than a
@@ -91,7 +93,8 @@ impl Mapping {
     /// the mapping.
     pub fn peer_view(&self, start: usize, len: usize) -> Option<PeerView<'_>> {
         // SAFETY: the bytes are within the mapping, which the view borrows.
-        (start.checked_add(len)? <= self.len).then(|| unsafe { PeerView::at(self.base, start, len) })
+        (start.checked_add(len)? <= self.len)
+            .then(|| unsafe { PeerView::from_address(self.base, start, len) })
     }
 
     /// Copies the bytes from `start` on, as many as the mapping has, although another process may change
@@ -100,7 +103,7 @@ impl Mapping {
         let start = start.min(self.len);
         let len = into.len().min(self.len - start);
         // SAFETY: the range is within the mapping, which is only accessed by atomics and such copies.
-        unsafe { copy::from_shared(self.base.0.as_ptr().add(start), into.as_mut_ptr(), len) };
+        unsafe { copy::copy_from_shared(self.base.0.as_ptr().add(start), into.as_mut_ptr(), len) };
     }
 
     /// Copies `bytes` to `start`, as many as the mapping has room for, although another process may read
@@ -109,7 +112,7 @@ impl Mapping {
         let start = start.min(self.len);
         let len = bytes.len().min(self.len - start);
         // SAFETY: as above.
-        unsafe { copy::to_shared(bytes.as_ptr(), self.base.0.as_ptr().add(start), len) };
+        unsafe { copy::copy_to_shared(bytes.as_ptr(), self.base.0.as_ptr().add(start), len) };
     }
 }
 
@@ -126,6 +129,7 @@ impl Drop for Mapping {
 pub struct OwnedMemory {
     base: MemoryAddress,
     len: usize,
+    is_writable: bool,
     owner: NonNull<dyn Send>,
 }
 
@@ -142,14 +146,53 @@ impl std::fmt::Debug for OwnedMemory {
 
 impl OwnedMemory {
     /// Takes the memory of `owner`. It calls `as_mut` once.
-    pub fn new<M: AsMut<[u8]> + Send + 'static>(owner: M) -> Self {
+    pub fn from_owner<M: AsMut<[u8]> + Send + 'static>(owner: M) -> Self {
         let owner = Box::into_raw(Box::new(owner));
         // SAFETY: the pointer comes from a box, and nothing else reaches it until `drop` takes it back.
         let bytes = unsafe { (*owner).as_mut() };
         let (len, base) = (bytes.len(), NonNull::from(bytes).cast());
-        let owner: *mut dyn Send = owner;
+        Self::from_raw_parts(base, len, true, owner)
+    }
+
+    /// Takes memory that is only read, of which `owner` says nothing but when it is kept.
+    ///
+    /// # Errors
+    /// Returns [`MemoryError::Foreign`] if the address is null, is not a multiple of `align`, or the memory would
+    /// reach beyond the address space. An empty range may have any address.
+    ///
+    /// # Safety
+    /// Until `owner` is dropped, the `len` bytes at `base` must be mapped, and nothing may write them while a
+    /// transfer reads them.
+    pub unsafe fn read_only(
+        base: *const u8,
+        len: usize,
+        align: usize,
+        owner: Box<dyn Send>,
+    ) -> Result<Self, MemoryError> {
+        let refused = |why| MemoryError::Foreign { address: base.addr(), len, why };
+        if len == 0 {
+            return Ok(Self::from_raw_parts(NonNull::dangling(), 0, false, Box::into_raw(owner)));
+        }
+        let Some(start) = NonNull::new(base.cast_mut()) else { return Err(refused("its address is null")) };
+        if len > isize::MAX as usize || base.addr().checked_add(len).is_none() {
+            return Err(refused("it reaches beyond the address space"));
+        }
+        if align == 0 || !base.addr().is_multiple_of(align) {
+            return Err(refused("its address is not aligned to its elements"));
+        }
+        Ok(Self::from_raw_parts(start, len, false, Box::into_raw(owner)))
+    }
+
+    /// Keeps the owner that `owner`, a pointer from a box, points to.
+    fn from_raw_parts(base: NonNull<u8>, len: usize, is_writable: bool, owner: *mut dyn Send) -> Self {
         // SAFETY: a pointer from a box is never null.
-        Self { base: MemoryAddress(base), len, owner: unsafe { NonNull::new_unchecked(owner) } }
+        let owner = unsafe { NonNull::new_unchecked(owner) };
+        Self { base: MemoryAddress(base), len, is_writable, owner }
+    }
+
+    /// Returns whether transfers may write it.
+    pub const fn is_writable(&self) -> bool {
+        self.is_writable
     }
 
     /// Returns the length in bytes.

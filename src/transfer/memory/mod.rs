@@ -3,27 +3,30 @@
 //! | word | meaning |
 //! | --- | --- |
 //! | region | a contiguous range of memory that the engine knows: an *arena* of shared memory, or *foreign* memory of a program |
-//! | buffer | a range of a region that has one owner; freed with its last handle |
-//! | span | a range of a buffer: what one transfer reads or writes |
+//! | buffer | a range of a region that has one owner; it is freed with its last handle |
+//! | span | a range of a buffer: the bytes that one transfer reads or writes |
 //!
-//! Reservations ([`Buffer`]) guard a buffer's bytes: while a transfer reads or writes a range, a conflicting
-//! access returns an error that says that the range is busy. Processes on the same host map arenas read-only
-//! (seals prevent any other mapping), so only this process writes what it receives.
+//! Reservations ([`Buffer`]) guard a buffer's bytes. While a transfer reads or writes a range, a conflicting access
+//! fails with an error that the range is busy. Transfers never write memory that a program has exported, or memory
+//! that may only be read. Other processes of the host can map an arena only read-only (seals prevent any other
+//! mapping), so only this process writes the bytes that it receives.
 
 mod arena;
+mod arena_pool;
 mod buffer;
 mod copy;
+mod free_ranges;
 mod mapping;
-mod pool;
 mod region;
 mod stream;
 mod view;
 
 pub use arena::Arena;
-pub use buffer::{Buffer, Span};
+pub use arena_pool::ArenaPool;
+pub use buffer::{Buffer, BufferExport, Span};
 pub use region::registered_bytes;
 
-pub(crate) use buffer::{Claim, Reservation, Use};
+pub(crate) use buffer::{AccessKind, BufferClaim, Reservation};
 pub(crate) use mapping::Mapping;
 pub(crate) use region::{MemoryRegion, RegionListener};
 pub(crate) use stream::SpanStream;

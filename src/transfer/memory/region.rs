@@ -1,6 +1,6 @@
-//! Regions: the memory that an engine knows, and the listeners that learn when a region is gone.
+//! Regions: the memory that an engine knows, and the listeners that are called when a region is dropped.
 //!
-//! It does not track free ranges. Begin at [`MemoryRegion`].
+//! [`free_ranges`](super::free_ranges) tracks the free ranges of an arena. Begin at [`MemoryRegion`].
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -26,7 +26,7 @@ pub fn registered_bytes() -> u64 {
 pub struct MemoryRegion {
     /// The number of the region, unique in the process.
     pub id: u32,
-    memory: Memory,
+    memory: RegionMemory,
     gone: Mutex<Listeners>,
 }
 
@@ -72,7 +72,7 @@ impl Drop for MemoryRegion {
 }
 
 #[derive(Debug)]
-pub enum Memory {
+pub enum RegionMemory {
     /// Shared memory of this engine, which peers on this host may map.
     Arena(Mapping, std::os::fd::OwnedFd),
     /// A program's memory, with its owner.
@@ -81,38 +81,46 @@ pub enum Memory {
 
 impl MemoryRegion {
     /// Creates a region of this memory.
-    pub fn new(memory: Memory) -> Self {
+    pub fn new(memory: RegionMemory) -> Self {
         let region = Self { id: NEXT.fetch_add(1, Ordering::Relaxed), memory, gone: Mutex::default() };
         REGISTERED.fetch_add(region.len() as u64, Ordering::Relaxed);
         region
     }
 
     /// Registers a listener, which is called when the region is gone, if it is still alive then.
-    pub fn when_gone(&self, listener: Weak<dyn RegionListener>) {
+    pub fn on_unmap(&self, listener: Weak<dyn RegionListener>) {
         self.gone.lock().unwrap_or_else(PoisonError::into_inner).add(listener);
     }
 
     /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         match &self.memory {
-            Memory::Arena(mapping, _) => mapping.len(),
-            Memory::Foreign(foreign) => foreign.len(),
+            RegionMemory::Arena(mapping, _) => mapping.len(),
+            RegionMemory::Foreign(foreign) => foreign.len(),
         }
     }
 
     /// Returns the address of the first byte.
     pub fn base(&self) -> MemoryAddress {
         match &self.memory {
-            Memory::Arena(mapping, _) => mapping.base(),
-            Memory::Foreign(foreign) => foreign.base(),
+            RegionMemory::Arena(mapping, _) => mapping.base(),
+            RegionMemory::Foreign(foreign) => foreign.base(),
+        }
+    }
+
+    /// Returns whether transfers may write it.
+    pub fn is_writable(&self) -> bool {
+        match &self.memory {
+            RegionMemory::Arena(..) => true,
+            RegionMemory::Foreign(foreign) => foreign.is_writable(),
         }
     }
 
     /// Returns the file that a peer on this host maps; none for foreign memory.
-    pub fn shared(&self) -> Option<BorrowedFd<'_>> {
+    pub fn shared_file(&self) -> Option<BorrowedFd<'_>> {
         match &self.memory {
-            Memory::Arena(_, file) => Some(std::os::fd::AsFd::as_fd(file)),
-            Memory::Foreign(_) => None,
+            RegionMemory::Arena(_, file) => Some(std::os::fd::AsFd::as_fd(file)),
+            RegionMemory::Foreign(_) => None,
         }
     }
 }
@@ -131,17 +139,17 @@ mod tests {
 
     #[test]
     fn a_region_that_lives_long_remembers_those_who_live_and_no_others() {
-        let region = MemoryRegion::new(Memory::Foreign(OwnedMemory::new(vec![0; 10])));
+        let region = MemoryRegion::new(RegionMemory::Foreign(OwnedMemory::from_owner(vec![0; 10])));
         let counted = || Arc::new(Counted(AtomicU32::new(0)));
         let weak = |listener: &Arc<Counted>| -> Weak<dyn RegionListener> {
             let listener: Arc<dyn RegionListener> = listener.clone();
             Arc::downgrade(&listener)
         };
         let living: Vec<_> = (0..50).map(|_| counted()).collect();
-        living.iter().for_each(|listener| region.when_gone(weak(listener)));
+        living.iter().for_each(|listener| region.on_unmap(weak(listener)));
         for _ in 0..10_000 {
             let listener = counted();
-            region.when_gone(weak(&listener));
+            region.on_unmap(weak(&listener));
             let remembered = region.gone.lock().unwrap().all.len();
             assert!(remembered <= 2 * (living.len() + 1) + 1, "{remembered}");
         }

@@ -1,8 +1,8 @@
 //! The bytes of one direction of a launch, as one byte stream.
 //!
-//! It takes no reservation: its callers guarantee the access. Spans that adjoin in memory count as one
-//! stretch, because small buffers are usually allocated one after the other: one vector entry, one copy and
-//! one checksum instead of one each. Begin at [`SpanStream`].
+//! The stream reserves no memory: its callers guarantee the access. Small buffers are usually allocated one after
+//! the other. So spans that are adjacent in memory count as one stretch, with one vector entry, one copy and one
+//! checksum. Begin at [`SpanStream`].
 
 #![allow(unsafe_code, reason = "passes on what its callers promise of the bytes")]
 
@@ -29,7 +29,7 @@ impl SpanStream {
         let mut end = 0;
         for (spec, span) in parts {
             end += span.len() as u64;
-            stream.joined.push(stream.spans.last().is_some_and(|last: &Span| last.goes_on_in(&span)));
+            stream.joined.push(stream.spans.last().is_some_and(|last: &Span| last.is_contiguous_with(&span)));
             stream.starts.push(end);
             stream.specs.push(spec);
             stream.spans.push(span);
@@ -43,18 +43,18 @@ impl SpanStream {
     }
 
     /// Returns the offset of a span in the stream.
-    pub fn start(&self, at: usize) -> u64 {
+    pub fn span_start(&self, at: usize) -> u64 {
         self.starts[at]
     }
 
     /// Returns whether a span begins in memory where the one before it ends.
-    pub fn is_joined(&self, at: usize) -> bool {
+    pub fn continues_previous_span(&self, at: usize) -> bool {
         self.joined[at]
     }
 
     /// Calls `with` for each span that has bytes of `start..start + len`: the span's index, the first of
     /// those bytes within the span, and their number.
-    pub fn each(&self, start: u64, len: u64, mut with: impl FnMut(usize, usize, usize)) {
+    pub fn for_each_piece(&self, start: u64, len: u64, mut with: impl FnMut(usize, usize, usize)) {
         let end = start + len;
         let mut at = self.starts.partition_point(|begin| *begin <= start).saturating_sub(1);
         while at < self.spans.len() && self.starts[at] < end {
@@ -70,7 +70,7 @@ impl SpanStream {
     /// Calls `with` for each contiguous stretch of memory of the bytes `start..start + len`, until it returns
     /// false: the span in which the stretch begins, its first byte within that span, and its length.
     /// Adjoining spans make one stretch.
-    fn each_stretch<'a>(
+    fn for_each_stretch<'a>(
         &'a self,
         start: u64,
         len: u64,
@@ -97,12 +97,18 @@ impl SpanStream {
     /// `most`.
     ///
     /// # Safety
-    /// As of [`ReadView::at`]: nothing writes these bytes while the views are used.
-    pub unsafe fn read_views<'a>(&'a self, start: u64, len: u64, most: usize, into: &mut Vec<ReadView<'a>>) {
-        self.each_stretch(start, len, |span, from, bytes| {
+    /// As of [`ReadView::from_address`]: nothing writes these bytes while the views are used.
+    pub unsafe fn read_views_unchecked<'a>(
+        &'a self,
+        start: u64,
+        len: u64,
+        most: usize,
+        into: &mut Vec<ReadView<'a>>,
+    ) {
+        self.for_each_stretch(start, len, |span, from, bytes| {
             if into.len() < most {
                 // SAFETY: the caller guarantees the access.
-                into.push(unsafe { span.read_view(from, bytes) });
+                into.push(unsafe { span.read_view_unchecked(from, bytes) });
             }
             into.len() < most
         });
@@ -112,18 +118,18 @@ impl SpanStream {
     /// has `most`.
     ///
     /// # Safety
-    /// As of [`WriteView::at`]: nothing else in this process uses these bytes while the views are used.
-    pub unsafe fn write_views<'a>(
+    /// As of [`WriteView::from_address`]: nothing else in this process uses these bytes while the views are used.
+    pub unsafe fn write_views_unchecked<'a>(
         &'a self,
         start: u64,
         len: u64,
         most: usize,
         into: &mut Vec<WriteView<'a>>,
     ) {
-        self.each_stretch(start, len, |span, from, bytes| {
+        self.for_each_stretch(start, len, |span, from, bytes| {
             if into.len() < most {
                 // SAFETY: the caller guarantees the access.
-                into.push(unsafe { span.write_view(from, bytes) });
+                into.push(unsafe { span.write_view_unchecked(from, bytes) });
             }
             into.len() < most
         });
@@ -145,20 +151,21 @@ mod tests {
         let foreign = Buffer::foreign(vec![9; 100]);
         let empty = foreign.range(50..50).unwrap();
         let spans = [
-            buffers[0].span(),
-            buffers[1].span(),
+            buffers[0].full_span(),
+            buffers[1].full_span(),
             empty,
             buffers[2].range(0..4095).unwrap(),
-            buffers[3].span(),
-            foreign.span(),
+            buffers[3].full_span(),
+            foreign.full_span(),
             buffers[0].range(0..7).unwrap(),
         ];
         // SAFETY: nothing else uses the buffers.
-        let contents = |span: &Span| unsafe { span.read_view(0, span.len()) }.read(<[u8]>::to_vec);
+        let contents =
+            |span: &Span| unsafe { span.read_view_unchecked(0, span.len()) }.with_bytes(<[u8]>::to_vec);
         let bytes: Vec<u8> = spans.iter().flat_map(contents).collect();
         let stream = SpanStream::new(spans.into_iter().zip(0..).map(|(span, spec)| (spec, span)));
         assert_eq!(stream.total(), bytes.len() as u64);
-        let adjoin = buffers[1].span().offset() == buffers[0].span().offset() + 4096;
+        let adjoin = buffers[1].full_span().region_offset() == buffers[0].full_span().region_offset() + 4096;
         assert!(adjoin, "an arena gives out what is next to the last");
         for (start, len, pieces) in [
             (0, 8192, 1),
@@ -172,8 +179,8 @@ mod tests {
         ] {
             let mut found = Vec::new();
             // SAFETY: as above.
-            unsafe { stream.read_views(start as u64, len as u64, usize::MAX, &mut found) };
-            let joined: Vec<u8> = found.iter().flat_map(|piece| piece.read(<[u8]>::to_vec)).collect();
+            unsafe { stream.read_views_unchecked(start as u64, len as u64, usize::MAX, &mut found) };
+            let joined: Vec<u8> = found.iter().flat_map(|piece| piece.with_bytes(<[u8]>::to_vec)).collect();
             assert_eq!(joined, &bytes[start..start + len], "{len} from {start}");
             assert_eq!(found.len(), pieces, "{len} from {start}");
         }

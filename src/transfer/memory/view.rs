@@ -1,9 +1,9 @@
 //! Views of memory: an address and a length that borrow the owner of the bytes.
 //!
-//! A Rust reference must not describe memory that another process changes, so no code keeps a reference to
-//! bytes that a transfer uses. A [`ReadView`] is read, a [`WriteView`] is written, and a [`PeerView`], whose
-//! memory another process may change at any moment, is only copied. Reservations ([`super::buffer`]) and the
-//! gate of a launch ([`crate::launch`]) decide when a view may be made.
+//! A Rust reference must not describe memory that another process changes, so no code keeps a reference to bytes
+//! that a transfer uses. A [`ReadView`] is only read and a [`WriteView`] only written. Another process may change
+//! the memory of a [`PeerView`] at any moment, so it is only copied. Reservations ([`super::buffer`]) and the gate
+//! of a launch ([`crate::launch`]) decide when a view may be made. Begin at [`ReadView`].
 #![allow(unsafe_code, reason = "the one place that turns addresses into bytes")]
 
 use std::marker::PhantomData;
@@ -24,6 +24,11 @@ impl MemoryAddress {
     /// Returns the address as the number by which another process names it to the kernel.
     pub fn number(self, offset: usize) -> u64 {
         (self.0.as_ptr() as u64).wrapping_add(offset as u64)
+    }
+
+    /// Returns the pointer to the byte at `offset`.
+    pub(super) fn pointer(self, offset: usize) -> *mut u8 {
+        self.0.as_ptr().wrapping_add(offset)
     }
 }
 
@@ -50,7 +55,7 @@ unsafe impl Sync for ReadView<'_> {}
 unsafe impl Send for WriteView<'_> {}
 
 /// Returns the bytes of a view from `start` on, `len` at most.
-fn part(view: libc::iovec, start: usize, len: usize) -> libc::iovec {
+fn clamp_iovec(view: libc::iovec, start: usize, len: usize) -> libc::iovec {
     let start = start.min(view.iov_len);
     let iov_base = view.iov_base.cast::<u8>().wrapping_add(start).cast();
     libc::iovec { iov_base, iov_len: len.min(view.iov_len - start) }
@@ -62,7 +67,7 @@ impl<'a> ReadView<'a> {
     /// # Safety
     /// For `'a` the bytes must be mapped, and nothing may write them: the caller holds a reservation to read
     /// them, or a guard of the launch that holds one.
-    pub unsafe fn at(base: MemoryAddress, start: usize, len: usize) -> Self {
+    pub unsafe fn from_address(base: MemoryAddress, start: usize, len: usize) -> Self {
         let iov_base = base.0.as_ptr().wrapping_add(start).cast();
         Self(libc::iovec { iov_base, iov_len: len }, PhantomData)
     }
@@ -80,11 +85,11 @@ impl<'a> ReadView<'a> {
     /// Returns the bytes of the view from `start` on, `len` at most.
     #[cfg(feature = "faults")]
     pub fn part(&self, start: usize, len: usize) -> Self {
-        Self(part(self.0, start, len), PhantomData)
+        Self(clamp_iovec(self.0, start, len), PhantomData)
     }
 
     /// Calls `with` with the bytes.
-    pub fn read<R>(&self, with: impl FnOnce(&[u8]) -> R) -> R {
+    pub fn with_bytes<R>(&self, with: impl FnOnce(&[u8]) -> R) -> R {
         if self.len() == 0 {
             return with(&[]);
         }
@@ -93,7 +98,7 @@ impl<'a> ReadView<'a> {
     }
 
     /// Returns the views as the vectors of a system call.
-    pub(crate) fn vectors<'p>(views: &'p [ReadView<'_>]) -> &'p [libc::iovec] {
+    pub(crate) fn as_iovecs<'p>(views: &'p [ReadView<'_>]) -> &'p [libc::iovec] {
         // SAFETY: `ReadView` is a transparent wrapper of `iovec`.
         unsafe { std::slice::from_raw_parts(views.as_ptr().cast(), views.len()) }
     }
@@ -106,7 +111,7 @@ impl<'a> WriteView<'a> {
     /// For `'a` the bytes must be mapped writable, and nothing else in this process may use them: the caller
     /// holds a reservation to write them, or a guard of the launch that holds one, and makes no second view
     /// of the same bytes.
-    pub unsafe fn at(base: MemoryAddress, start: usize, len: usize) -> Self {
+    pub unsafe fn from_address(base: MemoryAddress, start: usize, len: usize) -> Self {
         let iov_base = base.0.as_ptr().wrapping_add(start).cast();
         Self(libc::iovec { iov_base, iov_len: len }, PhantomData)
     }
@@ -123,12 +128,12 @@ impl<'a> WriteView<'a> {
 
     /// Returns the bytes of the view from `start` on, `len` at most.
     pub fn part(&mut self, start: usize, len: usize) -> WriteView<'_> {
-        WriteView(part(self.0, start, len), PhantomData)
+        WriteView(clamp_iovec(self.0, start, len), PhantomData)
     }
 
     /// Removes the first `len` bytes from the view.
     pub fn advance(&mut self, len: usize) {
-        self.0 = part(self.0, len, usize::MAX);
+        self.0 = clamp_iovec(self.0, len, usize::MAX);
     }
 
     /// Copies from `source`, as many bytes as both have.
@@ -146,15 +151,15 @@ impl<'a> WriteView<'a> {
         // treated as shared.
         unsafe {
             if past_caches {
-                copy::from_shared_past_caches(source.0, to, len);
+                copy::copy_from_shared_nontemporal(source.0, to, len);
             } else {
-                copy::from_shared(source.0, to, len);
+                copy::copy_from_shared(source.0, to, len);
             }
         }
     }
 
     /// Calls `with` with the bytes, which it may write.
-    pub fn write<R>(&mut self, with: impl FnOnce(&mut [u8]) -> R) -> R {
+    pub fn with_bytes_mut<R>(&mut self, with: impl FnOnce(&mut [u8]) -> R) -> R {
         if self.len() == 0 {
             return with(&mut []);
         }
@@ -164,7 +169,7 @@ impl<'a> WriteView<'a> {
     }
 
     /// Returns the views as the vectors of a system call.
-    pub(crate) fn vectors<'p>(views: &'p [WriteView<'_>]) -> &'p [libc::iovec] {
+    pub(crate) fn as_iovecs<'p>(views: &'p [WriteView<'_>]) -> &'p [libc::iovec] {
         // SAFETY: `WriteView` is a transparent wrapper of `iovec`.
         unsafe { std::slice::from_raw_parts(views.as_ptr().cast(), views.len()) }
     }
@@ -175,7 +180,7 @@ impl PeerView<'_> {
     ///
     /// # Safety
     /// The bytes must be mapped for the lifetime of the view.
-    pub(super) unsafe fn at(base: MemoryAddress, start: usize, len: usize) -> Self {
+    pub(super) unsafe fn from_address(base: MemoryAddress, start: usize, len: usize) -> Self {
         Self(base.0.as_ptr().wrapping_add(start), len, PhantomData)
     }
 }

@@ -1,4 +1,5 @@
-//! Bounded lists from outside: reading stops at the bound, so no text takes more memory than its length.
+//! Reads lists of bounded length from untrusted text. Reading stops at the bound, so a text cannot make the reader
+//! use more memory than the text's own length.
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -1,6 +1,6 @@
-//! The usual collectives by name. Each is a source and a destination, planned by the same rules.
+//! The usual collectives by name. Each is defined by a source sharding and a destination sharding.
 //!
-//! It has no rules of its own. Begin at [`Reshard`].
+//! The general rules of planning apply to them; they have no rules of their own. Begin at [`Reshard`].
 
 use super::{
     ArrayDescription, Axis, DeviceId, Dtype, Mesh, Partition, PartitionSpec, Placement, Plan, PlanError,

@@ -1,11 +1,11 @@
-//! Copies of regions between byte slices, and the execution of a plan inside one process.
+//! Copies regions between byte slices, and executes a plan inside one process.
 //!
-//! It knows no engine. Begin at [`copy_region`].
+//! It uses no engine. Engines copy with the same loops ([`RunCopies`]). Begin at [`copy_region`].
 
 use std::collections::BTreeMap;
 
 use super::step::{byte_strides, fold};
-use super::{BufferRole, DeviceId, MAX_RANK, Plan, PlanError, Region, Runs};
+use super::{BufferRole, DeviceId, MAX_RANK, Plan, PlanError, ShardRegion, Step, StridedRuns};
 
 /// The shards of an array by device: dense, row-major, each of exactly its own size.
 pub type Shards = BTreeMap<DeviceId, Vec<u8>>;
@@ -22,31 +22,21 @@ type Loop = (usize, [usize; 2]);
 pub fn copy_region(
     source: &[u8],
     source_shape: &[u64],
-    source_region: &Region,
+    source_region: &ShardRegion,
     destination: &mut [u8],
     destination_shape: &[u64],
-    destination_region: &Region,
+    destination_region: &ShardRegion,
     item: u64,
 ) -> Result<(), PlanError> {
     if source_region.extent != destination_region.extent {
-        return Err(misfit("a copy", "the regions have different extents"));
+        return Err(region_error("a copy", "the regions have different extents"));
     }
-    source_region.stretches(source_shape)?;
-    destination_region.stretches(destination_shape)?;
-    fits(source, source_shape, item, "the source buffer")?;
-    fits(destination, destination_shape, item, "the destination buffer")?;
-    if item == 0 || source_region.extent.contains(&0) {
-        return Ok(());
-    }
-    let (from, to) = (byte_strides(source_shape, item)?, byte_strides(destination_shape, item)?);
-    let begin = |region: &Region, strides: &[u64]| {
-        to_usize(region.start.iter().zip(strides).map(|(start, stride)| start * stride).sum())
-    };
-    let at = [begin(source_region, &from), begin(destination_region, &to)];
-    let (run, loops) = fold(&source_region.extent, [&from, &to], item);
-    let loops: Vec<Loop> =
-        loops.into_iter().map(|(count, strides)| (to_usize(count), strides.map(to_usize))).collect();
-    walk(source, destination, at, &loops, to_usize(run));
+    source_region.bounds_within(source_shape)?;
+    destination_region.bounds_within(destination_shape)?;
+    check_buffer_size(source, source_shape, item, "the source buffer")?;
+    check_buffer_size(destination, destination_shape, item, "the destination buffer")?;
+    RunCopies::between((source_shape, source_region), (destination_shape, destination_region), item)
+        .perform(source, destination);
     Ok(())
 }
 
@@ -54,64 +44,135 @@ pub fn copy_region(
 ///
 /// # Errors
 /// Returns [`PlanError::Region`] if the runs reach beyond the buffer, or the range does not have their size.
-pub fn pack(buffer: &[u8], runs: &Runs, packed: &mut [u8]) -> Result<(), PlanError> {
-    let loops = checked(runs, buffer.len(), packed.len())?;
-    walk(buffer, packed, [to_usize(runs.offset), 0], &loops, to_usize(runs.run_bytes));
+pub fn pack_runs(buffer: &[u8], runs: &StridedRuns, packed: &mut [u8]) -> Result<(), PlanError> {
+    if check_runs(runs, buffer.len(), packed.len())? {
+        RunCopies::packing(runs).perform(buffer, packed);
+    }
     Ok(())
 }
 
-/// Unpacks one contiguous range into the runs of a buffer, in order: the reverse of [`pack`].
+/// Unpacks one contiguous range into the runs of a buffer, in order: the reverse of [`pack_runs`].
 ///
 /// # Errors
-/// Returns the errors of [`pack`].
-pub fn unpack(packed: &[u8], runs: &Runs, buffer: &mut [u8]) -> Result<(), PlanError> {
-    let mut loops = checked(runs, buffer.len(), packed.len())?;
-    for (_, strides) in &mut loops {
-        strides.reverse();
+/// Returns the errors of [`pack_runs`].
+pub fn unpack_runs(packed: &[u8], runs: &StridedRuns, buffer: &mut [u8]) -> Result<(), PlanError> {
+    if check_runs(runs, buffer.len(), packed.len())? {
+        RunCopies::unpacking(runs).perform(packed, buffer);
     }
-    walk(packed, buffer, [0, to_usize(runs.offset)], &loops, to_usize(runs.run_bytes));
     Ok(())
 }
 
-/// Calls `with` for each range that is one run, or part of one, on both sides: its offsets on the two sides,
-/// and its length. Both sides must have the same number of bytes.
-pub fn each_common_run(from: &Runs, to: &Runs, mut with: impl FnMut(usize, usize, usize)) {
-    let (mut sources, mut targets) = (stretches(from), stretches(to));
-    let (mut source, mut target) = ((0, 0), (0, 0));
-    loop {
-        if source.1 == 0 {
-            let Some(next) = sources.next() else { return };
-            source = next;
+/// Copies between two sides, each of one run: a nest of loops around it.
+#[derive(Debug)]
+pub(crate) struct RunCopies {
+    /// The offsets of the first run, on both sides.
+    at: [usize; 2],
+    /// The outermost first.
+    loops: Vec<Loop>,
+    /// The bytes of a run.
+    run: usize,
+}
+
+impl RunCopies {
+    /// Returns the copies between two regions of one extent, each inside its shape: the ranges that are
+    /// contiguous on both sides.
+    pub(crate) fn between(
+        source: (&[u64], &ShardRegion),
+        destination: (&[u64], &ShardRegion),
+        item: u64,
+    ) -> Self {
+        let extent = &source.1.extent;
+        if item == 0 || extent.contains(&0) {
+            return Self { at: [0; 2], loops: Vec::new(), run: 0 };
         }
-        if target.1 == 0 {
-            let Some(next) = targets.next() else { return };
-            target = next;
+        // A shape that overflows is of no buffer.
+        let strides = |shape: &[u64]| byte_strides(shape, item).unwrap_or_else(|_| vec![0; shape.len()]);
+        let (from, to) = (strides(source.0), strides(destination.0));
+        let begin = |region: &ShardRegion, strides: &[u64]| {
+            saturating_usize(region.start.iter().zip(strides).map(|(start, stride)| start * stride).sum())
+        };
+        let at = [begin(source.1, &from), begin(destination.1, &to)];
+        let (run, loops) = fold(extent, [&from, &to], item);
+        let loops = loops
+            .into_iter()
+            .map(|(count, strides)| (saturating_usize(count), strides.map(saturating_usize)));
+        Self { at, loops: loops.collect(), run: saturating_usize(run) }
+    }
+
+    /// Returns the copies of runs into one contiguous range, in order.
+    pub(crate) fn packing(runs: &StridedRuns) -> Self {
+        let run = saturating_usize(runs.run_bytes);
+        let mut apart = run;
+        let mut loops: Vec<Loop> = Vec::with_capacity(runs.counts.len());
+        for (&count, &stride) in runs.counts.iter().zip(&runs.strides).rev() {
+            loops.push((saturating_usize(count), [saturating_usize(stride), apart]));
+            // The product is at most the number of packed bytes.
+            apart = apart.saturating_mul(saturating_usize(count));
         }
-        let len = source.1.min(target.1);
-        if len == 0 {
-            return;
+        loops.reverse();
+        Self { at: [saturating_usize(runs.offset), 0], loops, run }
+    }
+
+    /// Returns the copies of one contiguous range into runs, in order.
+    pub(crate) fn unpacking(runs: &StridedRuns) -> Self {
+        let mut copies = Self::packing(runs);
+        copies.at.reverse();
+        copies.loops.iter_mut().for_each(|(_, strides)| strides.reverse());
+        copies
+    }
+
+    /// Calls `with` for each copy: its offsets on the two sides, and its length.
+    pub(crate) fn each(&self, mut with: impl FnMut(usize, usize, usize)) {
+        if self.run > 0 {
+            for_each_innermost_loop(self.at, &self.loops, &mut |at, (count, apart)| {
+                for turn in 0..count {
+                    with(at[0] + turn * apart[0], at[1] + turn * apart[1], self.run);
+                }
+            });
         }
-        with(source.0, target.0, len);
-        source = (source.0 + len, source.1 - len);
-        target = (target.0 + len, target.1 - len);
+    }
+
+    /// Performs the copies. The caller has checked that all of them lie inside the buffers.
+    fn perform(&self, source: &[u8], destination: &mut [u8]) {
+        let run = self.run;
+        for_each_innermost_loop(self.at, &self.loops, &mut |at, (count, apart)| match run {
+            // To copy a few bytes through a call costs many times as much as to copy a number.
+            1 => copy_fixed_runs::<1>(source, destination, at, count, apart),
+            2 => copy_fixed_runs::<2>(source, destination, at, count, apart),
+            4 => copy_fixed_runs::<4>(source, destination, at, count, apart),
+            8 => copy_fixed_runs::<8>(source, destination, at, count, apart),
+            16 => copy_fixed_runs::<16>(source, destination, at, count, apart),
+            0 => {}
+            _ => {
+                for turn in 0..count {
+                    let [from, to] = [at[0] + turn * apart[0], at[1] + turn * apart[1]];
+                    destination[to..to + run].copy_from_slice(&source[from..from + run]);
+                }
+            }
+        });
     }
 }
 
-/// Returns the offset and the length of each run.
-fn stretches(runs: &Runs) -> impl Iterator<Item = (usize, usize)> + '_ {
-    let run = to_usize(runs.run_bytes);
-    (0..runs.count()).map(move |number| {
-        let mut rest = number;
-        let mut offset = runs.offset;
-        for (count, stride) in runs.counts.iter().zip(&runs.strides).rev() {
-            offset += rest % count * stride;
-            rest /= count;
+/// Calls `innermost` with the innermost loop, and the offsets at which it begins, for every turn of the others.
+fn for_each_innermost_loop(at: [usize; 2], loops: &[Loop], innermost: &mut impl FnMut([usize; 2], Loop)) {
+    match loops {
+        [] => innermost(at, (1, [0, 0])),
+        &[last] => innermost(at, last),
+        [(count, apart), inner @ ..] => {
+            for turn in 0..*count {
+                for_each_innermost_loop([at[0] + turn * apart[0], at[1] + turn * apart[1]], inner, innermost);
+            }
         }
-        (to_usize(offset), run)
-    })
+    }
 }
 
 impl Plan {
+    /// Returns the copies of one of its steps, between the shards of both ends.
+    pub(crate) fn step_copies(&self, step: &Step) -> RunCopies {
+        let (from, to) = (&step.source, &step.destination);
+        RunCopies::between((&from.shape, &from.region), (&to.shape, &to.region), self.item)
+    }
+
     /// Executes the whole plan inside this process, in the order of its steps.
     ///
     /// # Errors
@@ -131,7 +192,7 @@ impl Plan {
             }
         }
         for step in self.steps() {
-            let missing = || misfit("a step", "its buffer is gone");
+            let missing = || region_error("a step", "its buffer is gone");
             let (from, to) = (&step.source, &step.destination);
             let mut into = std::mem::take(destination.get_mut(&to.device).ok_or_else(missing)?);
             let shards = if from.buffer == BufferRole::Source { source } else { &*destination };
@@ -145,17 +206,16 @@ impl Plan {
     }
 }
 
-/// Returns the loops of runs, after a check that the runs lie inside the buffer and fill the packed bytes
-/// exactly.
-fn checked(runs: &Runs, buffer: usize, packed: usize) -> Result<Vec<Loop>, PlanError> {
-    let wrong = |why| misfit("the runs", why);
+/// Checks that the runs lie inside the buffer and fill the packed bytes exactly; returns whether they have bytes.
+fn check_runs(runs: &StridedRuns, buffer: usize, packed: usize) -> Result<bool, PlanError> {
+    let wrong = |why| region_error("the runs", why);
     if runs.counts.len() != runs.strides.len() || runs.counts.len() > MAX_RANK {
         return Err(wrong("there must be a stride for each count, and not too many"));
     }
     let empty = runs.run_bytes == 0 || runs.counts.contains(&0);
     let total = runs.counts.iter().try_fold(runs.run_bytes, |total, &count| total.checked_mul(count));
     match total {
-        _ if empty && packed == 0 => return Ok(vec![(0, [0, 0])]),
+        _ if empty && packed == 0 => return Ok(false),
         Some(total) if !empty && total == packed as u64 => {}
         _ => return Err(wrong("the packed bytes are not as many as the runs have")),
     }
@@ -165,46 +225,11 @@ fn checked(runs: &Runs, buffer: usize, packed: usize) -> Result<Vec<Loop>, PlanE
     if reach.and_then(|reach| reach.checked_add(runs.offset)).is_none_or(|end| end > buffer as u64) {
         return Err(wrong("they reach beyond the buffer"));
     }
-    let mut apart = to_usize(runs.run_bytes);
-    let mut loops: Vec<Loop> = Vec::with_capacity(runs.counts.len());
-    for (&count, &stride) in runs.counts.iter().zip(&runs.strides).rev() {
-        loops.push((to_usize(count), [to_usize(stride), apart]));
-        // The product is at most the number of packed bytes.
-        apart *= to_usize(count);
-    }
-    loops.reverse();
-    Ok(loops)
-}
-
-/// Copies runs of `run` bytes between the offsets `at`, for every turn of the loops. The caller has checked
-/// that all of it lies inside the buffers.
-fn walk(source: &[u8], destination: &mut [u8], at: [usize; 2], loops: &[Loop], run: usize) {
-    match loops {
-        [] => destination[at[1]..at[1] + run].copy_from_slice(&source[at[0]..at[0] + run]),
-        // To copy a few bytes through a call costs many times as much as to copy a number.
-        &[(count, apart)] => match run {
-            1 => turns::<1>(source, destination, at, count, apart),
-            2 => turns::<2>(source, destination, at, count, apart),
-            4 => turns::<4>(source, destination, at, count, apart),
-            8 => turns::<8>(source, destination, at, count, apart),
-            16 => turns::<16>(source, destination, at, count, apart),
-            _ => {
-                for turn in 0..count {
-                    let [from, to] = [at[0] + turn * apart[0], at[1] + turn * apart[1]];
-                    destination[to..to + run].copy_from_slice(&source[from..from + run]);
-                }
-            }
-        },
-        [(count, apart), inner @ ..] => {
-            for turn in 0..*count {
-                walk(source, destination, [at[0] + turn * apart[0], at[1] + turn * apart[1]], inner, run);
-            }
-        }
-    }
+    Ok(true)
 }
 
 /// Performs the innermost loop, for runs of a size that is known at compile time.
-fn turns<const RUN: usize>(
+fn copy_fixed_runs<const RUN: usize>(
     source: &[u8],
     destination: &mut [u8],
     at: [usize; 2],
@@ -219,21 +244,21 @@ fn turns<const RUN: usize>(
     }
 }
 
-fn fits(buffer: &[u8], shape: &[u64], item: u64, what: &'static str) -> Result<(), PlanError> {
+fn check_buffer_size(buffer: &[u8], shape: &[u64], item: u64, what: &'static str) -> Result<(), PlanError> {
     let empty = shape.contains(&0);
     let wanted =
         if empty { Some(0) } else { shape.iter().try_fold(item, |bytes, &size| bytes.checked_mul(size)) };
     if wanted == Some(buffer.len() as u64) {
         return Ok(());
     }
-    Err(misfit(what, &format!("it has {} bytes, and its shape {wanted:?}", buffer.len())))
+    Err(region_error(what, &format!("it has {} bytes, and its shape {wanted:?}", buffer.len())))
 }
 
-fn misfit(what: &'static str, why: &str) -> PlanError {
+fn region_error(what: &'static str, why: &str) -> PlanError {
     PlanError::Region { what, why: why.to_owned() }
 }
 
 /// Converts a number that is known to fit a buffer in memory.
-fn to_usize(bytes: u64) -> usize {
+fn saturating_usize(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }

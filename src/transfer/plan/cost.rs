@@ -1,14 +1,14 @@
-//! The bytes that a plan moves, and the least that any plan could move.
+//! The number of bytes that a plan moves, and the fewest that any plan could move.
 //!
-//! It times nothing. Begin at [`Cost`].
+//! It does not estimate times. Begin at [`Cost`].
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use super::bounded::at_most;
-use super::staging::Rooms;
-use super::tiles::{NONE, Pair};
+use super::staging::StagedDevices;
+use super::tiles::{NONE, TilePair};
 use super::{Plan, StepClass, TaskId};
 
 /// The steps of one class.
@@ -95,13 +95,13 @@ impl Plan {
     #[must_use]
     pub fn cost(&self) -> Cost {
         let mut classes = StepClass::ALL.map(|class| ClassCost { class, steps: 0, bytes: 0 });
-        let tasks = self.parties.task_ids.len();
+        let tasks = self.device_table.task_ids.len();
         let (mut comes, mut goes) = (vec![0; tasks], vec![0; tasks]);
-        let mut rooms = Rooms::of(self.parties.ids.len());
+        let mut staged = StagedDevices::none_of(self.device_table.ids.len());
         let mut minimum = Minimum::default();
         let mut depths: Vec<u64> = Vec::new();
         let mut rounds = 0;
-        self.each_region(|pair, lies, steps| {
+        self.for_each_region(|pair, lies, steps| {
             let bytes = lies.volume() * self.item;
             depths.clear();
             for step in steps {
@@ -109,15 +109,15 @@ impl Plan {
                 class.steps += 1;
                 class.bytes += bytes;
                 if step.class.leaves_task() {
-                    goes[self.parties.tasks[step.source as usize] as usize] += bytes;
-                    comes[self.parties.tasks[step.destination as usize] as usize] += bytes;
+                    goes[self.device_table.tasks[step.source as usize] as usize] += bytes;
+                    comes[self.device_table.tasks[step.destination as usize] as usize] += bytes;
                 }
                 let before = if step.after == NONE { 0 } else { depths[step.after as usize] };
                 depths.push(before + 1);
                 rounds = rounds.max(before + 1);
             }
-            rooms.note(steps, lies, self.item);
-            self.least(pair, bytes, &mut minimum);
+            staged.add_devices_of(steps, lies, self.item);
+            self.add_minimum(pair, bytes, &mut minimum);
         });
         let moved = classes[1..].iter().map(|class| class.bytes).sum();
         Cost {
@@ -127,9 +127,9 @@ impl Plan {
             minimum,
             over_minimum: moved - (minimum.across_hosts + minimum.same_host + minimum.local_copy),
             rounds,
-            busiest_in: self.busiest(&comes),
-            busiest_out: self.busiest(&goes),
-            most_staging: self.busiest(&self.rooms_by_task(&rooms)),
+            busiest_in: self.task_with_most(&comes),
+            busiest_out: self.task_with_most(&goes),
+            most_staging: self.task_with_most(&self.staging_by_task(&staged)),
         }
     }
 
@@ -139,7 +139,7 @@ impl Plan {
     pub fn pairs(&self) -> Vec<PairCost> {
         let mut pairs: BTreeMap<(u32, u32), PairCost> = BTreeMap::new();
         let mut gather = |(from, to, same_host): (u32, u32, bool), steps: u64, bytes: u64| {
-            let id = |task: u32| self.parties.task_ids[task as usize];
+            let id = |task: u32| self.device_table.task_ids[task as usize];
             let none = PairCost { from: id(from), to: id(to), same_host, steps: 0, bytes: 0 };
             let pair = pairs.entry((from, to)).or_insert(none);
             pair.steps += steps;
@@ -147,10 +147,10 @@ impl Plan {
         };
         // Consecutive steps are often between the same two tasks.
         let mut last = ((0, 0, false), 0, 0);
-        self.each_region(|_, lies, steps| {
+        self.for_each_region(|_, lies, steps| {
             let bytes = lies.volume() * self.item;
             for step in steps.iter().filter(|step| step.class.leaves_task()) {
-                let task = |device: u32| self.parties.tasks[device as usize];
+                let task = |device: u32| self.device_table.tasks[device as usize];
                 let pair = (task(step.source), task(step.destination), step.class == StepClass::SameHost);
                 if pair != last.0 {
                     if last.1 > 0 {
@@ -168,23 +168,23 @@ impl Plan {
     }
 
     /// Returns the task with the most bytes, the first one of equals; none if all have zero.
-    fn busiest(&self, bytes: &[u64]) -> Option<TaskBytes> {
-        let tasks = self.parties.task_ids.iter().zip(bytes).rev();
+    fn task_with_most(&self, bytes: &[u64]) -> Option<TaskBytes> {
+        let tasks = self.device_table.task_ids.iter().zip(bytes).rev();
         let (&task, &bytes) = tasks.max_by_key(|(_, bytes)| **bytes)?;
         (bytes > 0).then_some(TaskBytes { task, bytes })
     }
 
     /// Adds the fewest bytes that any plan moves for a region.
-    fn least(&self, pair: Pair, bytes: u64, minimum: &mut Minimum) {
-        let whole = self.rounds.is_whole(pair);
-        for span in self.receivers.spans(pair.wanted) {
-            let holding = self.holders.find_span(pair.held, span.host);
+    fn add_minimum(&self, pair: TilePair, bytes: u64, minimum: &mut Minimum) {
+        let whole = self.region_order.is_whole(pair);
+        for span in self.receivers.hosts_with(pair.wanted) {
+            let holding = self.holders.find_host(pair.held, span.host);
             let mut lacking = 0;
-            for group in self.receivers.groups(span) {
+            for group in self.receivers.tasks_on_host(span) {
                 lacking +=
-                    u64::from(holding.is_none_or(|host| self.holders.find_group(host, group.task).is_none()));
-                let devices = self.receivers.devices(group);
-                let stays = |device: &&u32| whole && self.parties.source[**device as usize] == pair.held;
+                    u64::from(holding.is_none_or(|host| self.holders.find_task(host, group.task).is_none()));
+                let devices = self.receivers.devices_in_task(group);
+                let stays = |device: &&u32| whole && self.device_table.source[**device as usize] == pair.held;
                 minimum.local_copy += (devices.len() - devices.iter().filter(stays).count()) as u64 * bytes;
             }
             // Bytes that come to a task from elsewhere are not copied within it.

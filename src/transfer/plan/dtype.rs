@@ -1,6 +1,6 @@
-//! The data types of arrays.
+//! The data types of arrays, with their names and sizes. Elements are never converted.
 //!
-//! It converts no elements. Begin at [`Dtype`].
+//! Begin at [`Dtype`].
 
 use std::fmt;
 

@@ -1,4 +1,6 @@
 //! The errors of planning.
+//!
+//! Begin at [`PlanError`].
 
 use super::{DeviceId, Dtype, TaskId};
 
@@ -175,7 +177,7 @@ impl PlanError {
 }
 
 /// Returns [`PlanError::TooMany`] if a count exceeds its limit.
-pub(super) fn within(what: &'static str, count: usize, limit: usize) -> Result<(), PlanError> {
+pub(super) fn check_limit(what: &'static str, count: usize, limit: usize) -> Result<(), PlanError> {
     if count > limit {
         return Err(PlanError::TooMany { what, count: count as u64, limit: limit as u64 });
     }

@@ -1,5 +1,6 @@
-//! The fingerprints of a layout and of a plan, and the key of a step. All are computed from the descriptions,
-//! so both sides of a transfer compute them without a message.
+//! The fingerprints of a layout and of a plan, and the key of a step. All are computed from the descriptions, so
+//! both sides of a transfer compute the same values without a message. Begin at [`Fingerprint`] and
+//! `TransferKey::for_step`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,7 +21,7 @@ impl TransferKey {
     /// Returns the key of step number `step` of a plan: a permutation of all 64-bit numbers, chosen by the
     /// plan's fingerprint.
     #[must_use]
-    pub fn of(plan: Fingerprint, step: u32) -> Self {
+    pub fn for_step(plan: Fingerprint, step: u32) -> Self {
         let [low, high] = halves(plan);
         // Adding a constant, xor with a shift of itself and multiplying by an odd number are all invertible,
         // so no two steps have the same key. The constants are those of the SplitMix64 generator.
@@ -80,7 +81,7 @@ impl Digest {
 /// Returns the fingerprint of the layout that both sides must agree on before a byte moves: shape, data type,
 /// and the part of the array on each device before and after. Two descriptions that place the same elements
 /// on the same devices have the same layout, whatever the names and the order of their axes.
-pub(super) fn layout(dtype: &str, source: &Tiling, destination: &Tiling) -> Fingerprint {
+pub(super) fn tilings_fingerprint(dtype: &str, source: &Tiling, destination: &Tiling) -> Fingerprint {
     let mut digest = Digest::new("muster layout 1");
     digest.text(dtype);
     digest.number(source.cuts.len() as u64);
@@ -118,7 +119,7 @@ impl FromStr for Fingerprint {
     type Err = PlanError;
 
     fn from_str(text: &str) -> Result<Self, PlanError> {
-        Ok(Self(hexadecimal(text, 32, "a fingerprint")?.to_be_bytes()))
+        Ok(Self(parse_hexadecimal(text, 32, "a fingerprint")?.to_be_bytes()))
     }
 }
 
@@ -140,7 +141,7 @@ impl FromStr for TransferKey {
     type Err = PlanError;
 
     fn from_str(text: &str) -> Result<Self, PlanError> {
-        let key = hexadecimal(text, 16, "a key")?;
+        let key = parse_hexadecimal(text, 16, "a key")?;
         // Sixteen digits are 64 bits.
         Ok(Self(u64::try_from(key).unwrap_or(u64::MAX)))
     }
@@ -161,7 +162,7 @@ impl From<TransferKey> for String {
 }
 
 /// Parses exactly `digits` lower-case hexadecimal digits, so that each value has one text.
-fn hexadecimal(text: &str, digits: usize, what: &'static str) -> Result<u128, PlanError> {
+fn parse_hexadecimal(text: &str, digits: usize, what: &'static str) -> Result<u128, PlanError> {
     let wrong = || PlanError::Json { what, why: format!("{digits} hexadecimal digits are wanted") };
     if text.len() != digits
         || !text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))

@@ -1,19 +1,19 @@
-//! The devices that hold a tile, by host and task, and the choice of the one that sends a region of it.
+//! The devices that hold a tile, by host and task, and the choice of the device that sends a region of the tile.
 //!
-//! `turns.rs` numbers the choices. Begin at [`Holders`].
+//! `sender_choices.rs` gives each choice a number, which decides it. Begin at [`TileHolders`].
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::placement::Placement;
-use super::tiles::{NONE, Tiling, number};
-use super::turn::Turn;
+use super::round_robin::RoundRobinIndex;
+use super::tiles::{NONE, Tiling, saturating_u32};
 use super::{DeviceId, PlacedDevice, PlanError, TaskId};
 
 /// The devices of both sides, in the order of their ids. Devices, tasks and hosts are indices into these
 /// lists.
 #[derive(Debug, Clone)]
-pub(super) struct Parties {
+pub(super) struct DeviceTable {
     pub ids: Vec<DeviceId>,
     /// The task of each device.
     pub tasks: Vec<u32>,
@@ -30,7 +30,7 @@ pub(super) struct Parties {
     pub host_names: Vec<String>,
 }
 
-impl Parties {
+impl DeviceTable {
     /// Finds the tasks and hosts of the devices of both sides. Also returns the placement of these devices
     /// alone, in order.
     pub fn of(
@@ -38,7 +38,7 @@ impl Parties {
         destination: &Tiling,
         placement: &Placement,
     ) -> Result<(Self, Placement), PlanError> {
-        let placed = placement.index()?;
+        let placed = placement.entries_by_device()?;
         let mut ids: Vec<DeviceId> =
             source.devices.iter().chain(&destination.devices).map(|&(device, _)| device).collect();
         ids.sort_unstable();
@@ -55,12 +55,14 @@ impl Parties {
         let hosts = used.iter().map(|placed| {
             *numbers.entry(placed.host.as_str()).or_insert_with(|| {
                 host_names.push(placed.host.clone());
-                number(host_names.len() - 1)
+                saturating_u32(host_names.len() - 1)
             })
         });
         let hosts: Vec<u32> = hosts.collect();
-        let tasks =
-            used.iter().map(|placed| number(task_ids.partition_point(|&task| task < placed.task))).collect();
+        let tasks = used
+            .iter()
+            .map(|placed| saturating_u32(task_ids.partition_point(|&task| task < placed.task)))
+            .collect();
         let tiles = |tiling: &Tiling| -> Vec<u32> {
             let mut tiles = vec![NONE; ids.len()];
             let mut at = 0;
@@ -92,7 +94,7 @@ pub(super) struct HostHolders {
 
 /// The devices that hold each tile of a tiling, ordered by host, task and device.
 #[derive(Debug, Clone)]
-pub(super) struct Holders {
+pub(super) struct TileHolders {
     devices: Vec<u32>,
     groups: Vec<TaskHolders>,
     spans: Vec<HostHolders>,
@@ -100,14 +102,14 @@ pub(super) struct Holders {
     tiles: Vec<u32>,
 }
 
-impl Holders {
+impl TileHolders {
     /// Creates the holders of `tiles` tiles; `tile_of` has the tile of each device, or [`NONE`].
-    pub fn of(parties: &Parties, tile_of: &[u32], tiles: u32) -> Self {
-        let mut holding: Vec<(u32, u32, u32, u32)> = (0..number(tile_of.len()))
+    pub fn of(device_table: &DeviceTable, tile_of: &[u32], tiles: u32) -> Self {
+        let mut holding: Vec<(u32, u32, u32, u32)> = (0..saturating_u32(tile_of.len()))
             .filter(|&device| tile_of[device as usize] != NONE)
             .map(|device| {
                 let at = device as usize;
-                (tile_of[at], parties.hosts[at], parties.tasks[at], device)
+                (tile_of[at], device_table.hosts[at], device_table.tasks[at], device)
             })
             .collect();
         holding.sort_unstable();
@@ -118,10 +120,13 @@ impl Holders {
         for (at, &(tile, host, task, _)) in holding.iter().enumerate() {
             if before.is_none_or(|(t, h, k)| (t, h, k) != (tile, host, task)) {
                 if before.is_none_or(|(t, h, _)| (t, h) != (tile, host)) {
-                    spans.push(HostHolders { host, groups: number(groups.len())..number(groups.len()) });
-                    begins[tile as usize + 1] = number(spans.len());
+                    spans.push(HostHolders {
+                        host,
+                        groups: saturating_u32(groups.len())..saturating_u32(groups.len()),
+                    });
+                    begins[tile as usize + 1] = saturating_u32(spans.len());
                 }
-                groups.push(TaskHolders { task, devices: number(at)..number(at) });
+                groups.push(TaskHolders { task, devices: saturating_u32(at)..saturating_u32(at) });
                 if let Some(span) = spans.last_mut() {
                     span.groups.end += 1;
                 }
@@ -142,68 +147,70 @@ impl Holders {
         }
     }
 
-    fn span_range(&self, tile: u32) -> Range<usize> {
+    fn hosts_range(&self, tile: u32) -> Range<usize> {
         self.tiles[tile as usize] as usize..self.tiles[tile as usize + 1] as usize
     }
 
     /// Returns the hosts that hold a tile.
-    pub fn spans(&self, tile: u32) -> &[HostHolders] {
-        &self.spans[self.span_range(tile)]
+    pub fn hosts_with(&self, tile: u32) -> &[HostHolders] {
+        &self.spans[self.hosts_range(tile)]
     }
 
     /// Returns the tasks of a span.
-    pub fn groups(&self, span: &HostHolders) -> &[TaskHolders] {
+    pub fn tasks_on_host(&self, span: &HostHolders) -> &[TaskHolders] {
         &self.groups[span.groups.start as usize..span.groups.end as usize]
     }
 
     /// Returns the devices of a group.
-    pub fn devices(&self, group: &TaskHolders) -> &[u32] {
+    pub fn devices_in_task(&self, group: &TaskHolders) -> &[u32] {
         &self.devices[group.devices.start as usize..group.devices.end as usize]
     }
 
     /// Returns the index of the span of a tile on a host, or none if no task of the host holds it.
-    pub fn find_span(&self, tile: u32, host: u32) -> Option<u32> {
-        let range = self.span_range(tile);
+    pub fn find_host(&self, tile: u32, host: u32) -> Option<u32> {
+        let range = self.hosts_range(tile);
         let found = self.spans[range.clone()].binary_search_by_key(&host, |span| span.host).ok()?;
-        Some(number(range.start + found))
+        Some(saturating_u32(range.start + found))
     }
 
     /// Returns the number of tasks in a span.
-    pub fn tasks_in(&self, span: u32) -> usize {
+    pub fn task_count(&self, span: u32) -> usize {
         self.spans[span as usize].groups.len()
     }
 
     /// Returns the index of the group of a task in a span, or none if the task is not in it.
-    pub fn find_group(&self, span: u32, task: u32) -> Option<u32> {
+    pub fn find_task(&self, span: u32, task: u32) -> Option<u32> {
         let span = &self.spans[span as usize];
-        let found = self.groups(span).binary_search_by_key(&task, |group| group.task).ok()?;
-        Some(span.groups.start + number(found))
+        let found = self.tasks_on_host(span).binary_search_by_key(&task, |group| group.task).ok()?;
+        Some(span.groups.start + saturating_u32(found))
     }
 
     /// Returns the number of tiles.
-    pub fn tiles(&self) -> u32 {
-        number(self.tiles.len() - 1)
+    pub fn tile_count(&self) -> u32 {
+        saturating_u32(self.tiles.len() - 1)
     }
 
     /// Returns whether each tile is held by one device only.
-    pub fn are_single(&self) -> bool {
-        self.devices.len() == self.tiles() as usize
+    pub fn is_unreplicated(&self) -> bool {
+        self.devices.len() == self.tile_count() as usize
     }
 
     /// Returns the device that holds a tile, if each tile is held by one device only.
-    pub fn only(&self, tile: u32) -> u32 {
+    pub fn only_holder(&self, tile: u32) -> u32 {
         self.devices[tile as usize]
     }
 
     /// Returns the indices of the hosts that hold a tile.
     pub fn hosts(&self, tile: u32) -> impl Iterator<Item = u32> {
-        self.spans(tile).iter().map(|span| span.host)
+        self.hosts_with(tile).iter().map(|span| span.host)
     }
 
     /// Returns all tiles, grouped by the hosts that hold them, and within these by the tasks.
-    pub fn alike(&self) -> Vec<u32> {
-        let tasks = |tile| self.spans(tile).iter().flat_map(|span| self.groups(span)).map(|group| group.task);
-        let mut tiles: Vec<u32> = (0..self.tiles()).collect();
+    pub fn tiles_by_holders(&self) -> Vec<u32> {
+        let tasks = |tile| {
+            self.hosts_with(tile).iter().flat_map(|span| self.tasks_on_host(span)).map(|group| group.task)
+        };
+        let mut tiles: Vec<u32> = (0..self.tile_count()).collect();
         tiles.sort_by(|&one, &other| {
             self.hosts(one).cmp(self.hosts(other)).then_with(|| tasks(one).cmp(tasks(other)))
         });
@@ -211,22 +218,22 @@ impl Holders {
     }
 
     /// Returns the device that sends in this turn, of all that hold a tile.
-    pub fn anywhere(&self, tile: u32, turn: Turn) -> u32 {
-        let range = self.span_range(tile);
-        let (place, turn) = turn.among(range.len());
-        self.on_host(number(range.start + place), turn)
+    pub fn sender_anywhere(&self, tile: u32, turn: RoundRobinIndex) -> u32 {
+        let range = self.hosts_range(tile);
+        let (place, turn) = turn.choose(range.len());
+        self.sender_on_host(saturating_u32(range.start + place), turn)
     }
 
     /// Returns the device that sends in this turn, of those on a host.
-    pub fn on_host(&self, span: u32, turn: Turn) -> u32 {
+    pub fn sender_on_host(&self, span: u32, turn: RoundRobinIndex) -> u32 {
         let groups = &self.spans[span as usize].groups;
-        let (place, turn) = turn.among(groups.len());
-        self.in_task(groups.start + number(place), turn)
+        let (place, turn) = turn.choose(groups.len());
+        self.sender_in_task(groups.start + saturating_u32(place), turn)
     }
 
     /// Returns the device that sends in this turn, of those in a task.
-    pub fn in_task(&self, group: u32, turn: Turn) -> u32 {
-        let devices = self.devices(&self.groups[group as usize]);
-        devices[turn.among(devices.len()).0]
+    pub fn sender_in_task(&self, group: u32, turn: RoundRobinIndex) -> u32 {
+        let devices = self.devices_in_task(&self.groups[group as usize]);
+        devices[turn.choose(devices.len()).0]
     }
 }

@@ -1,15 +1,15 @@
-//! Plans: which bytes of an array go from which device to which, when its sharding changes.
+//! Plans: which bytes of an array move from which device to which device when the sharding of the array changes.
 //!
-//! A plan is made of two [`ArrayDescription`]s (source and destination), a [`Placement`] of their devices and
-//! [`PlanOptions`]. It is pure: no IO, no clock, no threads, no randomness. Every process makes the same plan,
-//! with the same keys, of the same description, so plans are not sent. Begin at `make.rs`, which has the
-//! rules.
+//! A plan is computed from two [`ArrayDescription`]s (source and destination), a [`Placement`] of their devices,
+//! and [`PlanOptions`]. The computation is pure: it uses no IO, no clock, no threads and no randomness. So every
+//! process computes the same plan with the same keys from the same description, and plans are not sent. Begin at
+//! `step_builder.rs`, which has the rules.
 //!
-//! A *region* is the intersection of a tile of the source with a tile of the destination. Overlapping tiles
-//! are found by division in each dimension. Every region makes as many steps as its destination tile has
-//! holders, so region `n` has the steps from `n` times that number on. No step is stored: its region, its
-//! sending device and its staging offset are computed from its number alone. A plan of sixteen million steps
-//! is made in time proportional to its devices, and takes about as much memory as its description.
+//! A *region* is the overlap of a tile of the source with a tile of the destination. Overlapping tiles are found by
+//! division in each dimension. A region has one step for each device that holds its destination tile. If that
+//! number is `k`, the steps of region `n` begin at `n * k`. No step is stored: its region, its sending device and
+//! its staging offset are computed from its number alone. A plan of sixteen million steps is computed in time
+//! proportional to the number of devices, and takes about as much memory as its description.
 //!
 //! ```text
 //! descriptions ─► tilings ───────────────► rounds: number ◄─► region ─┐
@@ -19,88 +19,93 @@
 //!
 //! | file | what it owns |
 //! | --- | --- |
-//! | `describe.rs`, `dtype.rs` | the input: meshes, partition specs, arrays, as JAX names them |
+//! | `array_description.rs`, `dtype.rs` | the input: meshes, partition specs, arrays, as JAX names them |
 //! | `limits.rs`, `bounded.rs`, `error.rs` | bounds, bounded lists from outside, errors |
 //! | `placement.rs` | which task and host owns a device |
 //! | `tiles.rs` | a sharding as arithmetic: the tile of the array that a device holds |
-//! | `rounds.rs` | regions by number, and the numbers of a tile's regions |
+//! | `region_order.rs` | regions by number, and the numbers of a tile's regions |
 //! | `holders.rs` | the devices that hold a tile, by host and task |
-//! | `turn.rs`, `turns.rs` | the choice of the sender of a region that several devices hold |
-//! | `make.rs` | the rules that choose which device copies to which, for one region |
+//! | `round_robin.rs`, `sender_choices.rs` | the choice of the sender of a region that several devices hold |
+//! | `step_builder.rs` | the rules that choose which device copies to which, for one region |
 //! | `staging.rs` | memory for regions that are packed |
 //! | `plan.rs`, `step.rs` | the plan, and one copy of it with its regions and runs |
 //! | `expand.rs` | the steps of a plan, computed on demand |
+//! | `batch_keys.rs` | keys of the steps of several plans that are executed together |
 //! | `collectives.rs` | broadcast, all-gather, scatter and reshard, all made by the same rules |
 //! | `cost.rs` | the bytes that a plan moves, and the fewest that any plan could move |
-//! | `document.rs` | plans as JSON |
+//! | `plan_json.rs` | plans as JSON |
 //! | `copy.rs` | copies of regions between byte slices, and the execution of a plan inside one process |
 //!
-//! Properties of every plan, for random meshes, specs, copies, uneven parts and orders of devices
-//! (`tests/plans/properties.rs`):
+//! Every plan has the following properties. `tests/plans/properties.rs` checks them with random meshes, specs,
+//! copies, uneven parts and orders of devices:
 //!
-//! 1. Executed, it gives byte for byte the result of gathering the array and cutting it again.
-//! 2. No byte of the destination is written twice, and none is left out.
-//! 3. A step that reads from the destination comes after the one that wrote exactly that region; dependencies point
-//!    backwards only.
-//! 4. By class (across hosts, on a host, in a task) it moves the fewest bytes that any plan could, counted
-//!    element by element.
-//! 5. Two steps never have one key: keys are a permutation of the step's number, chosen by the plan's fingerprint.
-//! 6. The order of the placement, the names of axes and hosts, and axes and devices that take no part change
-//!    neither a step nor a key; another place of a device, task or host, another shape, type or fan-out
-//!    changes the fingerprint. The fingerprint of the layout, which a transport compares before a byte moves,
-//!    covers shape, type and the place of every tile before and after, and nothing else.
-//! 7. Different regions of one buffer never overlap in its staging memory, and lie within the size of the
-//!    shard; bytes that are passed on are sent from where they arrived, and nothing else arrives there.
-//! 8. A task's steps are found from the regions of its own tiles alone, in the order of the plan. The cost of
-//!    a plan is the sum of its steps.
-//! 9. If each region has several holders, hosts that hold the same tiles, and their tasks, send equally many
-//!    regions, or one more or less, in the usual reshardings (`tests/plans/balance.rs`), and equally many
-//!    within a round.
-//! 10. A plan that is written as JSON and read is the same plan. A change of the text that would change a step, a
-//!     key or a cost is refused.
+//! 1. Executing the plan gives, byte for byte, the result of gathering the array and cutting it again.
+//! 2. Every byte of the destination is written exactly once.
+//! 3. A step may read a region from a destination buffer. It then comes after the step that wrote exactly that
+//!    region. So a step depends only on earlier steps.
+//! 4. In each class (across hosts, within a host, within a task) the plan moves the fewest bytes that any plan
+//!    could move, counted element by element.
+//! 5. No two steps have the same key, neither in one plan nor in plans that are executed together. The keys are a
+//!    permutation of the step numbers, which the fingerprint of the plan or plans selects.
+//! 6. No step and no key depends on the order of the placement, on names of axes and hosts, or on axes and devices
+//!    that take no part. The plan's fingerprint changes with the position of a device, task or host, and with the
+//!    shape, the type or the fan-out. The layout's fingerprint, which a transport compares before a byte moves,
+//!    covers only the shape, the type, and the position of every tile before and after.
+//! 7. In the staging memory of a buffer, different regions never overlap, and all regions lie within the size of
+//!    the shard. Bytes that are passed on are sent from the memory at which they arrived, and nothing else arrives
+//!    in this memory.
+//! 8. A task finds its steps from the regions of its own tiles alone, in the order of the plan. The cost of a plan
+//!    is the sum of the costs of its steps.
+//! 9. If each region has several holders, then hosts that hold the same tiles send equally many regions in each
+//!    round, and in the whole plan their numbers differ by at most one. The same is true of the tasks of such
+//!    hosts. This holds for the usual reshardings (`tests/plans/balance.rs`).
+//! 10. A plan that is written as JSON and read again is the same plan. A change of the text that would change a
+//!     step, a key or a cost is refused.
 //!
 //! # Shardings
 //!
-//! The semantics are those of JAX's `NamedSharding`: a mesh names its axes and lists its devices in row-major order
-//! (the last axis fastest); a partition spec has an entry for each leading dimension of the array, which is
-//! nothing, an axis, or several axes (the first one major); dimensions without an entry are whole, and devices that
-//! differ only in axes that no entry names hold copies of the same tile.
+//! The semantics are those of JAX's `NamedSharding`. A mesh names its axes and lists its devices in row-major order
+//! (the last axis fastest). A partition spec has an entry for each leading dimension of the array. The entry is
+//! empty, one axis, or several axes (the first one major). Dimensions without an entry are not divided. If two
+//! devices differ only in axes that no entry names, they hold copies of the same tile.
 //!
-//! JAX refuses arguments and results whose dimensions are not divisible by their number of shards. Here they are
-//! divided as GSPMD divides them inside a program: shards have the size of the quotient rounded up, so the last
-//! ones may be smaller, or empty. A shard's buffer is taken to be row-major, dense and of exactly its own size:
-//! padding is not part of it. Elements smaller than a byte are refused: a host keeps each in a byte, and devices
-//! pack them in ways of their own.
+//! JAX refuses arguments and results whose dimensions are not divisible by their number of shards. Muster divides
+//! such dimensions as GSPMD does inside a program: the size of a shard is the quotient rounded up, so the last
+//! shards may be smaller, or empty. A shard's buffer is expected to be row-major, dense and of exactly the shard's
+//! own size, without padding. Elements smaller than a byte are refused: a host stores each in a byte, and every
+//! kind of device packs them in another way.
 
+mod array_description;
+mod batch_keys;
 mod bounded;
 mod collectives;
 mod copy;
 mod cost;
-mod describe;
-mod document;
 mod dtype;
 mod error;
 mod expand;
 mod fingerprint;
 mod holders;
 mod limits;
-mod make;
 mod placement;
 #[expect(clippy::module_inception, reason = "the room is named for what it makes")]
 mod plan;
-mod rounds;
+mod plan_json;
+mod region_order;
+mod round_robin;
+mod sender_choices;
 mod staging;
 mod step;
+mod step_builder;
 mod tiles;
-mod turn;
-mod turns;
 
-pub use crate::base::identity::{DeviceId, TaskId};
+pub use crate::base::membership::{DeviceId, TaskId};
+pub use array_description::{ArrayDescription, Axis, Mesh, Partition, PartitionSpec, Sharding};
+pub(crate) use batch_keys::BatchKeys;
 pub use collectives::{AllGather, Broadcast, Reshard, Scatter};
-pub(crate) use copy::each_common_run;
-pub use copy::{Shards, copy_region, pack, unpack};
+pub(crate) use copy::RunCopies;
+pub use copy::{Shards, copy_region, pack_runs, unpack_runs};
 pub use cost::{ClassCost, Cost, Minimum, PairCost, TaskBytes};
-pub use describe::{ArrayDescription, Axis, Mesh, Partition, PartitionSpec, Sharding};
 pub use dtype::Dtype;
 pub use error::PlanError;
 pub use fingerprint::{Fingerprint, TransferKey};
@@ -110,4 +115,4 @@ pub use limits::{
 };
 pub use placement::{HostName, PlacedDevice, Placement};
 pub use plan::{Plan, PlanOptions};
-pub use step::{BufferRole, Region, Runs, Staging, Step, StepClass, StepEnd};
+pub use step::{BufferRole, ShardRegion, Staging, Step, StepClass, StepEnd, StridedRuns};

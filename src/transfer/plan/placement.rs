@@ -1,13 +1,13 @@
 //! The task and the host that own each device.
 //!
-//! It does not discover devices. Begin at [`Placement`].
+//! The caller discovers the devices. Begin at [`Placement`].
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use super::bounded::{at_most, check_name};
-use super::error::within;
+use super::error::check_limit;
 use super::{DeviceId, MAX_DESCRIPTION_TEXT, MAX_PLACED, PlanError, TaskId};
 
 /// The identity of a host: a name, or the id of one boot of its kernel. A plan only compares two of them for
@@ -61,7 +61,7 @@ impl Placement {
     /// # Errors
     /// Returns [`PlanError::Json`] if the text is no placement, and the errors of [`Placement::check`].
     pub fn from_json(text: &str) -> Result<Self, PlanError> {
-        within("bytes of a placement", text.len(), MAX_DESCRIPTION_TEXT)?;
+        check_limit("bytes of a placement", text.len(), MAX_DESCRIPTION_TEXT)?;
         let found: Self =
             serde_json::from_str(text).map_err(|error| PlanError::json("the placement", &error))?;
         found.check()?;
@@ -73,12 +73,12 @@ impl Placement {
     /// # Errors
     /// Returns the first error found.
     pub fn check(&self) -> Result<(), PlanError> {
-        self.index().map(|_| ())
+        self.entries_by_device().map(|_| ())
     }
 
     /// Returns the entries by device.
-    pub(super) fn index(&self) -> Result<BTreeMap<DeviceId, &PlacedDevice>, PlanError> {
-        within("placed devices", self.devices.len(), MAX_PLACED)?;
+    pub(super) fn entries_by_device(&self) -> Result<BTreeMap<DeviceId, &PlacedDevice>, PlanError> {
+        check_limit("placed devices", self.devices.len(), MAX_PLACED)?;
         let mut tasks: BTreeMap<TaskId, &str> = BTreeMap::new();
         let mut devices = BTreeMap::new();
         for (number, placed) in self.devices.iter().enumerate() {

@@ -6,11 +6,11 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::fingerprint::{self, Digest};
-use super::holders::{Holders, Parties};
+use super::holders::{DeviceTable, TileHolders};
 use super::placement::Placement;
-use super::rounds::Rounds;
-use super::tiles::{Tiling, extents, number};
-use super::turns::Turns;
+use super::region_order::RegionOrder;
+use super::sender_choices::SenderChoices;
+use super::tiles::{Tiling, extents, saturating_u32};
 use super::{
     ArrayDescription, BufferRole, DeviceId, Fingerprint, MAX_BYTES, MAX_STEPS, PLAN_VERSION, PlanError,
     TaskId,
@@ -47,16 +47,16 @@ pub struct Plan {
     layout: Fingerprint,
     pub(super) fingerprint: Fingerprint,
     pub(super) item: u64,
-    pub(super) parties: Parties,
+    pub(super) device_table: DeviceTable,
     pub(super) source_tiling: Tiling,
     pub(super) destination_tiling: Tiling,
     /// The devices that hold each source tile, and the devices that are to hold each destination tile:
     /// `copies` for each.
-    pub(super) holders: Holders,
-    pub(super) receivers: Holders,
+    pub(super) holders: TileHolders,
+    pub(super) receivers: TileHolders,
     pub(super) copies: u32,
-    pub(super) rounds: Rounds,
-    pub(super) turns: Turns,
+    pub(super) region_order: RegionOrder,
+    pub(super) sender_choices: SenderChoices,
 }
 
 impl Plan {
@@ -94,17 +94,20 @@ impl Plan {
         }
         let (source_tiling, destination_tiling) = (Tiling::of(&source), Tiling::of(&destination));
         let copies = destination_tiling.copies();
-        let count = Rounds::count(&source_tiling, &destination_tiling) * u64::from(copies);
+        let count = RegionOrder::count(&source_tiling, &destination_tiling) * u64::from(copies);
         if count > MAX_STEPS {
             return Err(PlanError::TooMany { what: "steps of the plan", count, limit: MAX_STEPS });
         }
-        let (parties, placement) = Parties::of(&source_tiling, &destination_tiling, placement)?;
-        let layout = fingerprint::layout(source.dtype.name(), &source_tiling, &destination_tiling);
-        let fingerprint = identify(layout, &parties, options.fan_out);
-        let holders = Holders::of(&parties, &parties.source, source_tiling.tiles());
-        let receivers = Holders::of(&parties, &parties.destination, destination_tiling.tiles());
-        let rounds = Rounds::of(&source_tiling, &destination_tiling);
-        let turns = Turns::of(&parties, &rounds, &holders, &receivers, options.fan_out.get());
+        let (device_table, placement) = DeviceTable::of(&source_tiling, &destination_tiling, placement)?;
+        let layout =
+            fingerprint::tilings_fingerprint(source.dtype.name(), &source_tiling, &destination_tiling);
+        let fingerprint = plan_fingerprint(layout, &device_table, options.fan_out);
+        let holders = TileHolders::of(&device_table, &device_table.source, source_tiling.tile_count());
+        let receivers =
+            TileHolders::of(&device_table, &device_table.destination, destination_tiling.tile_count());
+        let region_order = RegionOrder::of(&source_tiling, &destination_tiling);
+        let sender_choices =
+            SenderChoices::of(&device_table, &region_order, &holders, &receivers, options.fan_out.get());
         Ok(Self {
             source,
             destination,
@@ -113,14 +116,14 @@ impl Plan {
             layout,
             fingerprint,
             item,
-            parties,
+            device_table,
             source_tiling,
             destination_tiling,
             holders,
             receivers,
             copies,
-            rounds,
-            turns,
+            region_order,
+            sender_choices,
         })
     }
 
@@ -157,7 +160,7 @@ impl Plan {
     /// Returns the fingerprint that both sides of a transfer compare before a byte moves: of shape, data
     /// type, and the place of every tile before and after.
     #[must_use]
-    pub fn layout(&self) -> Fingerprint {
+    pub fn layout_fingerprint(&self) -> Fingerprint {
         self.layout
     }
 
@@ -171,24 +174,24 @@ impl Plan {
     /// Returns the number of steps.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.rounds.regions() as usize * self.copies as usize
+        self.region_order.region_count() as usize * self.copies as usize
     }
 
     /// Returns whether there are no steps, because the array has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.rounds.regions() == 0
+        self.region_order.region_count() == 0
     }
 
     /// Returns the index of a task, or none if it owns none of the devices.
-    pub(super) fn number_of(&self, task: TaskId) -> Option<u32> {
-        self.parties.task_ids.binary_search(&task).ok().map(number)
+    pub(super) fn task_index(&self, task: TaskId) -> Option<u32> {
+        self.device_table.task_ids.binary_search(&task).ok().map(saturating_u32)
     }
 
     /// Returns the tasks that own devices of either side, in order.
     #[must_use]
     pub fn tasks(&self) -> &[TaskId] {
-        &self.parties.task_ids
+        &self.device_table.task_ids
     }
 
     /// Returns the size of a device's shard in each dimension, in elements; all zero for an empty shard,
@@ -223,15 +226,16 @@ impl Plan {
 }
 
 /// Returns the fingerprint of all inputs of the steps. It covers the index of a host, not its name.
-fn identify(layout: Fingerprint, parties: &Parties, fan_out: NonZeroU32) -> Fingerprint {
+fn plan_fingerprint(layout: Fingerprint, device_table: &DeviceTable, fan_out: NonZeroU32) -> Fingerprint {
     let mut digest = Digest::new("muster plan");
     digest.number(PLAN_VERSION);
     digest.text(&layout.to_string());
     digest.number(u64::from(fan_out.get()));
-    digest.number(parties.ids.len() as u64);
-    for ((device, &task), &host) in parties.ids.iter().zip(&parties.tasks).zip(&parties.hosts) {
+    digest.number(device_table.ids.len() as u64);
+    for ((device, &task), &host) in device_table.ids.iter().zip(&device_table.tasks).zip(&device_table.hosts)
+    {
         digest.number(i64::from(device.0).cast_unsigned());
-        digest.number(i64::from(parties.task_ids[task as usize].0).cast_unsigned());
+        digest.number(i64::from(device_table.task_ids[task as usize].0).cast_unsigned());
         digest.number(u64::from(host));
     }
     digest.end()

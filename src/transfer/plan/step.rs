@@ -75,7 +75,7 @@ impl BufferRole {
 /// A box of elements inside a shard's buffer, in elements.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Region {
+pub struct ShardRegion {
     /// The first element in each dimension, relative to the shard.
     #[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")]
     pub start: Vec<u64>,
@@ -88,7 +88,7 @@ pub struct Region {
 /// the loops. The runs are as long, and as few, as possible.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Runs {
+pub struct StridedRuns {
     /// The offset of the first run in the buffer, in bytes.
     pub offset: u64,
     /// The length of each run in bytes.
@@ -101,7 +101,7 @@ pub struct Runs {
     pub strides: Vec<u64>,
 }
 
-impl Runs {
+impl StridedRuns {
     /// Returns the number of runs.
     #[must_use]
     pub fn count(&self) -> u64 {
@@ -142,9 +142,9 @@ pub struct StepEnd {
     #[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")]
     pub shape: Vec<u64>,
     /// The part of the shard.
-    pub region: Region,
+    pub region: ShardRegion,
     /// The memory ranges of that part.
-    pub runs: Runs,
+    pub runs: StridedRuns,
     /// The range of this buffer's staging memory in which the task packs the region, or receives it packed,
     /// if its runs are too short to be moved one by one.
     pub staging: Option<Staging>,
@@ -171,22 +171,22 @@ pub struct Step {
     pub destination: StepEnd,
 }
 
-impl Region {
+impl ShardRegion {
     /// Returns the memory ranges of the region in a dense, row-major buffer of `shape`, with elements of
     /// `item` bytes.
     ///
     /// # Errors
     /// Returns [`PlanError::Region`] if the region reaches beyond the shape or has another rank, and
     /// [`PlanError::TooLarge`] if the size of the buffer exceeds 64 bits.
-    pub fn runs(&self, shape: &[u64], item: u64) -> Result<Runs, PlanError> {
-        self.stretches(shape)?;
+    pub fn runs(&self, shape: &[u64], item: u64) -> Result<StridedRuns, PlanError> {
+        self.bounds_within(shape)?;
         byte_strides(shape, item)?;
         Ok(runs(shape, self, item))
     }
 
     /// Returns the first element and the one after the last in each dimension, if the region lies inside the
     /// shape.
-    pub(super) fn stretches(&self, shape: &[u64]) -> Result<Vec<(u64, u64)>, PlanError> {
+    pub(super) fn bounds_within(&self, shape: &[u64]) -> Result<Vec<(u64, u64)>, PlanError> {
         let wrong = |why: String| PlanError::Region { what: "the region", why };
         if self.start.len() != shape.len() || self.extent.len() != shape.len() || shape.len() > MAX_RANK {
             let ranks = (self.start.len(), self.extent.len(), shape.len());
@@ -206,8 +206,8 @@ impl Region {
 }
 
 /// Returns the runs of a region that is known to lie inside the shape.
-pub(super) fn runs(shape: &[u64], region: &Region, item: u64) -> Runs {
-    let none = Runs { offset: 0, run_bytes: 0, counts: Vec::new(), strides: Vec::new() };
+pub(super) fn runs(shape: &[u64], region: &ShardRegion, item: u64) -> StridedRuns {
+    let none = StridedRuns { offset: 0, run_bytes: 0, counts: Vec::new(), strides: Vec::new() };
     if item == 0 || region.extent.contains(&0) {
         return none;
     }
@@ -215,7 +215,7 @@ pub(super) fn runs(shape: &[u64], region: &Region, item: u64) -> Runs {
     let offset = region.start.iter().zip(&strides).map(|(start, stride)| start * stride).sum();
     let (run_bytes, loops) = fold(&region.extent, [&strides], item);
     let (counts, strides) = loops.into_iter().map(|(count, [stride])| (count, stride)).unzip();
-    Runs { offset, run_bytes, counts, strides }
+    StridedRuns { offset, run_bytes, counts, strides }
 }
 
 /// Returns the distance of neighbours in each dimension of a dense, row-major buffer, in bytes.

@@ -1,15 +1,15 @@
-//! A sharding as arithmetic: the tile of the array that each device holds, and its bounds.
+//! A sharding as arithmetic: computes the tile of the array that each device holds, and its bounds.
 //!
-//! It knows no tasks. Begin at [`Tiling`].
+//! Tiles do not depend on tasks. Begin at [`Tiling`].
 
-use super::{ArrayDescription, DeviceId, PlanError, Region};
+use super::{ArrayDescription, DeviceId, PlanError, ShardRegion};
 
 /// The value for no tile, no step or no device.
 pub(super) const NONE: u32 = u32::MAX;
 
 /// The division of one dimension into tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Cut {
+pub(super) struct DimensionTiling {
     /// The size of the dimension, in elements.
     pub size: u64,
     /// The number of tiles that are not empty.
@@ -18,7 +18,7 @@ pub(super) struct Cut {
     pub tile: u64,
 }
 
-impl Cut {
+impl DimensionTiling {
     /// Returns the bounds of the tile at `place`.
     pub fn interval(self, place: u32) -> (u64, u64) {
         let place = u64::from(place);
@@ -38,7 +38,7 @@ impl Cut {
 /// same devices have the same tiling.
 #[derive(Debug, Clone)]
 pub(super) struct Tiling {
-    pub cuts: Vec<Cut>,
+    pub cuts: Vec<DimensionTiling>,
     /// The devices in the order of their ids, each with its tile.
     pub devices: Vec<(DeviceId, u32)>,
 }
@@ -62,14 +62,14 @@ impl Tiling {
             .collect();
         let cut = |(&size, axes): (&u64, &Vec<(u64, u64)>)| {
             let tile = size.div_ceil(axes.iter().map(|(ways, _)| ways).product());
-            Cut {
+            DimensionTiling {
                 size,
                 // The number of tiles is at most the number of devices.
                 count: if tile == 0 { 1 } else { u32::try_from(size.div_ceil(tile)).unwrap_or(NONE) },
                 tile,
             }
         };
-        let cuts: Vec<Cut> = array.shape.iter().zip(&divided).map(cut).collect();
+        let cuts: Vec<DimensionTiling> = array.shape.iter().zip(&divided).map(cut).collect();
         // The number of tiles is at most the number of devices, because no axis divides two dimensions.
         let tile_at = |place: u64| {
             let mut tile = 0;
@@ -91,12 +91,12 @@ impl Tiling {
     }
 
     /// Returns the number of tiles.
-    pub fn tiles(&self) -> u32 {
+    pub fn tile_count(&self) -> u32 {
         self.cuts.iter().map(|cut| cut.count).product()
     }
 
     /// Returns whether the array has no elements. Otherwise no tile is empty.
-    pub fn is_empty(&self) -> bool {
+    pub fn has_no_elements(&self) -> bool {
         self.cuts.iter().any(|cut| cut.size == 0)
     }
 
@@ -104,7 +104,7 @@ impl Tiling {
     /// tiles: a holder has one place along the axes that divide, and any place along the others.
     pub fn copies(&self) -> u32 {
         let holding = self.devices.iter().filter(|(_, tile)| *tile != NONE).count();
-        number(holding) / self.tiles()
+        saturating_u32(holding) / self.tile_count()
     }
 
     /// Writes the bounds of a tile in each dimension to `into`; empty ones for [`NONE`].
@@ -124,7 +124,7 @@ impl Tiling {
 
 /// The two tiles whose intersection is a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Pair {
+pub(super) struct TilePair {
     /// The tile of the source.
     pub held: u32,
     /// The tile of the destination.
@@ -136,25 +136,26 @@ pub(super) struct Pair {
 
 /// The bounds of a region and of its two tiles, in each dimension.
 #[derive(Debug, Default)]
-pub(super) struct Stretches {
+pub(super) struct RegionBounds {
     pub held: Vec<(u64, u64)>,
     pub wanted: Vec<(u64, u64)>,
     pub common: Vec<(u64, u64)>,
 }
 
-impl Stretches {
+impl RegionBounds {
     /// Computes the bounds of a pair.
-    pub fn find(&mut self, source: &Tiling, destination: &Tiling, pair: Pair) {
+    pub fn set_pair(&mut self, source: &Tiling, destination: &Tiling, pair: TilePair) {
         source.intervals(pair.held, &mut self.held);
         destination.intervals(pair.wanted, &mut self.wanted);
         self.common.clear();
-        self.common.extend(self.held.iter().zip(&self.wanted).map(|(held, wanted)| common(*held, *wanted)));
+        self.common
+            .extend(self.held.iter().zip(&self.wanted).map(|(held, wanted)| intersection(*held, *wanted)));
     }
 
     /// Replaces the source tile by one that differs in one dimension.
-    pub fn reach(&mut self, dimension: usize, held: (u64, u64)) {
+    pub fn replace_source_bounds(&mut self, dimension: usize, held: (u64, u64)) {
         self.held[dimension] = held;
-        self.common[dimension] = common(held, self.wanted[dimension]);
+        self.common[dimension] = intersection(held, self.wanted[dimension]);
     }
 
     /// Returns the number of elements of the region. The array is bounded, so it cannot overflow.
@@ -164,12 +165,12 @@ impl Stretches {
 }
 
 /// Returns the overlap of two intervals that do overlap.
-fn common(one: (u64, u64), other: (u64, u64)) -> (u64, u64) {
+fn intersection(one: (u64, u64), other: (u64, u64)) -> (u64, u64) {
     (one.0.max(other.0), one.1.min(other.1))
 }
 
 /// Converts a count that is known to be far below 2^32.
-pub(super) fn number(count: usize) -> u32 {
+pub(super) fn saturating_u32(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(NONE)
 }
 
@@ -184,14 +185,14 @@ impl ArrayDescription {
     ///
     /// # Errors
     /// Returns the errors of [`ArrayDescription::check`].
-    pub fn shards(&self) -> Result<Vec<(DeviceId, Region)>, PlanError> {
+    pub fn shards(&self) -> Result<Vec<(DeviceId, ShardRegion)>, PlanError> {
         self.check()?;
         let tiling = Tiling::of(self);
         let mut intervals = Vec::new();
         let shard = |&(device, tile): &(DeviceId, u32)| {
             tiling.intervals(tile, &mut intervals);
             let (start, extent) = intervals.iter().map(|(start, end)| (start, end - start)).unzip();
-            (device, Region { start, extent })
+            (device, ShardRegion { start, extent })
         };
         Ok(tiling.devices.iter().map(shard).collect())
     }

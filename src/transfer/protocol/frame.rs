@@ -20,10 +20,10 @@
 //! | 56..60 | zero |
 //! | 60..64 | CRC32C of bytes 0..60 |
 //!
-//! Every frame carries both incarnations, so that the receiver recognises a frame of another one on any
-//! connection.
+//! Every frame carries both incarnations, so the receiver recognises a frame of another incarnation on any
+//! connection. Begin at [`Header::decode`].
 
-use crate::base::identity::Member;
+use crate::base::membership::MemberId;
 
 /// The bytes of a header.
 pub const HEADER: usize = 64;
@@ -38,7 +38,7 @@ const VERSION: u8 = 1;
 /// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum FrameKind {
     /// A part of the list of transfers of a prepared launch.
     Define = 1,
     /// The list is withdrawn.
@@ -92,7 +92,7 @@ pub enum Kind {
     Stay = 25,
 }
 
-impl Kind {
+impl FrameKind {
     pub(super) const fn from_byte(byte: u8) -> Option<Self> {
         Some(match byte {
             1 => Self::Define,
@@ -143,7 +143,7 @@ pub mod flag {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     /// The kind.
-    pub kind: Kind,
+    pub kind: FrameKind,
     /// The flags, of [`flag`].
     pub flags: u8,
     /// The priority class of a launch.
@@ -189,7 +189,7 @@ pub enum FrameError {
     #[error("{len} bytes of payload in a {kind:?} frame; at most {bound} may come")]
     TooLong {
         /// The kind of the frame.
-        kind: Kind,
+        kind: FrameKind,
         /// The announced bytes of the payload.
         len: u32,
         /// The most bytes of that kind.
@@ -199,7 +199,7 @@ pub enum FrameError {
 
 impl Header {
     /// Creates a header with its kind and the two incarnations; all else is zero.
-    pub const fn new(kind: Kind, from: Member, to: Member) -> Self {
+    pub const fn new(kind: FrameKind, from: MemberId, to: MemberId) -> Self {
         Self {
             kind,
             flags: 0,
@@ -255,9 +255,9 @@ impl Header {
         if u32_at(bytes, 60) != crc(&bytes[..60]) {
             return Err(FrameError::Damaged);
         }
-        let kind = Kind::from_byte(bytes[3]).ok_or(FrameError::Kind(bytes[3]))?;
+        let kind = FrameKind::from_byte(bytes[3]).ok_or(FrameError::Kind(bytes[3]))?;
         let len = u32_at(bytes, 48);
-        let bound = if kind == Kind::Data { CHUNK_MAX } else { CONTROL_MAX };
+        let bound = if kind == FrameKind::Data { CHUNK_MAX } else { CONTROL_MAX };
         if len as usize > bound {
             return Err(FrameError::TooLong { kind, len, bound });
         }
@@ -303,9 +303,9 @@ pub fn crc(bytes: &[u8]) -> u32 {
 }
 
 /// The CRC32C of bytes that come in pieces.
-pub struct Checksum(crc_fast::Digest);
+pub struct Crc32c(crc_fast::Digest);
 
-impl Checksum {
+impl Crc32c {
     /// Creates the checksum of no bytes.
     pub fn new() -> Self {
         Self(crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi))
@@ -325,11 +325,11 @@ impl Checksum {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::identity::{Incarnation, TaskId};
+    use crate::base::membership::{Incarnation, TaskId};
 
     fn header() -> Header {
-        let member = |task, n| Member { task: TaskId(task), incarnation: Incarnation::new(n).unwrap() };
-        let mut header = Header::new(Kind::Data, member(0, 7), member(1, 9));
+        let member = |task, n| MemberId::of_own_job(TaskId(task), Incarnation::new(n).unwrap());
+        let mut header = Header::new(FrameKind::Data, member(0, 7), member(1, 9));
         header.flags = flag::CHECKED;
         header.channel = 3;
         header.sequence = u64::MAX;
@@ -357,7 +357,7 @@ mod tests {
     fn absurd_lengths_are_refused() {
         let long = Header { len: CHUNK_MAX as u32 + 1, ..header() };
         assert!(matches!(Header::decode(&long.encode()), Err(FrameError::TooLong { .. })));
-        let long = Header { kind: Kind::Go, len: CONTROL_MAX as u32 + 1, ..header() };
+        let long = Header { kind: FrameKind::Go, len: CONTROL_MAX as u32 + 1, ..header() };
         assert!(matches!(Header::decode(&long.encode()), Err(FrameError::TooLong { .. })));
     }
 }

@@ -1,5 +1,5 @@
-//! The handshake of two engines on a new socket: their identities, whether they may connect, and on what
-//! terms.
+//! The messages of the handshake of two engines on a new socket. They state the identities of the engines, whether
+//! they may connect, and on what terms.
 //!
 //! | message | from | holds |
 //! | --- | --- | --- |
@@ -9,25 +9,25 @@
 //! | answer | acceptor | the verdict, the acceptor's proof |
 //! | confirmation | dialler | a second proof: the dialler has accepted the answer |
 //!
-//! All messages have a fixed length and end with a checksum. One time limit covers reading all of them.
+//! All messages have a fixed length and end with a checksum. One time limit covers all reads of the handshake.
 //!
-//! With a cluster token a proof is an HMAC of the sender's role and of every message so far, both nonces and
-//! both identities included. The dialler proves first. Until it has verified that proof, an acceptor has sent
-//! only its version, a nonce and at most the refusal, which is the same for every dialler: nothing that
-//! depends on the token or on its identity. A proof cannot be replayed, because the other side draws a new
-//! nonce for each handshake, and cannot be reflected, because roles and identities differ. Every other
-//! refusal carries a proof too, so that no other process can make a dialler give up on its peer.
+//! With a cluster token, a proof is an HMAC of the sender's role and of every message so far, including both nonces
+//! and both identities. The dialler proves first. Until the acceptor has verified this proof, it sends only its
+//! version, a nonce and, if it refuses, a refusal that is the same for every dialler. These depend neither on the
+//! token nor on the acceptor's identity. A proof cannot be replayed, because the other side draws a new nonce for
+//! each handshake. It cannot be reflected, because roles and identities differ. Every later refusal carries a proof
+//! too, so no other process can make a dialler give up on its peer.
 //!
-//! Two attacks remain, as with every symmetric secret. A process that a dialler takes for its peer (because
-//! it holds the peer's address, or can write the peer's entry) receives a proof, and can test guesses of the
-//! token against it offline; each guess costs `ITERATIONS` hashes (`proof.rs`), and a token of 128 random
-//! bits cannot be guessed. And a process between two engines can relay their handshake and then read and
-//! change the bytes that follow: TLS prevents that.
+//! Two attacks remain, as with every symmetric secret. First, a process that has the peer's address, or can write
+//! the peer's engine record, can make an engine dial it instead of the peer. It then receives a proof, and can test
+//! guesses of the token against the proof offline. Each guess costs `ITERATIONS` hashes (`proof.rs`), and a token
+//! of 128 random bits cannot be guessed. Second, a process between two engines can relay their handshake, and then
+//! read and change the bytes that follow. TLS prevents that.
 //!
-//! Without a token on either side the proofs are empty.
+//! If neither side has a token, the proofs are empty. Begin at [`Hello`] and [`HelloAnswer`].
 
 use super::frame::{crc, u32_at, u64_at};
-use crate::base::identity::{Incarnation, Member, TaskId};
+use crate::base::membership::{Incarnation, MemberId, TaskId};
 
 pub const MAGIC: &[u8; 7] = b"MUSTERX";
 /// The version of this handshake, as the byte after [`MAGIC`].
@@ -52,9 +52,11 @@ pub type Nonce = [u8; NONCE];
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hello {
     /// The dialler.
-    pub from: Member,
+    pub from: MemberId,
     /// The incarnation that it dials.
-    pub to: Member,
+    pub to: MemberId,
+    /// Whether the two are of different jobs. An engine that does not know the flag takes the dialler for a stranger.
+    pub across_jobs: bool,
     /// The number that distinguishes the connection from others between the two.
     pub nonce: u64,
     /// The number of this lane.
@@ -78,9 +80,9 @@ pub struct Hello {
 
 /// The acceptor's answer to a hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Answer {
+pub struct HelloAnswer {
     /// Whether the acceptor accepts the hello.
-    pub verdict: Verdict,
+    pub verdict: HelloVerdict,
     /// The number of the last control frame that the acceptor has received.
     pub heard: u32,
     /// The address of a word of the acceptor's memory, as in the hello.
@@ -91,7 +93,7 @@ pub struct Answer {
 
 /// The decision about a hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum HelloVerdict {
     /// The hello is accepted.
     Welcome,
     /// The dialled task has another incarnation now.
@@ -106,6 +108,8 @@ pub enum Verdict {
     UnknownConnection,
     /// The acceptor has too many connections.
     Full,
+    /// The dialler is of another job, and the acceptor's program has not named it, or the service does not allow it.
+    UnknownJob,
 }
 
 /// The reason why a message is no opening or challenge.
@@ -118,48 +122,51 @@ pub enum NonceError {
 }
 
 /// Returns the text of a refusal.
-pub fn refusal(verdict: Verdict) -> String {
+pub fn refusal_text(verdict: HelloVerdict) -> String {
     let now = |current: Option<Incarnation>| {
         current.map_or_else(String::new, |now| format!(": the incarnation that counts is {now}"))
     };
     match verdict {
-        Verdict::Welcome => "accepted".to_owned(),
-        Verdict::StaleTarget(current) => format!("the task has been restarted{}", now(current)),
-        Verdict::StaleDialler(current) => {
+        HelloVerdict::Welcome => "accepted".to_owned(),
+        HelloVerdict::StaleTarget(current) => format!("the task has been restarted{}", now(current)),
+        HelloVerdict::StaleDialler(current) => {
             format!("this task's incarnation does not count there{}", now(current))
         }
-        Verdict::Busy => "it is dialling as well".to_owned(),
-        Verdict::Token => "the cluster tokens differ: give every engine the same one, or none".to_owned(),
-        Verdict::UnknownConnection => "the connection is not known there any more".to_owned(),
-        Verdict::Full => "it has as many connections as it takes".to_owned(),
+        HelloVerdict::Busy => "it is dialling as well".to_owned(),
+        HelloVerdict::Token => {
+            "the cluster tokens differ: give every engine the same one, or none".to_owned()
+        }
+        HelloVerdict::UnknownConnection => "the connection is not known there any more".to_owned(),
+        HelloVerdict::Full => "it has as many connections as it takes".to_owned(),
+        HelloVerdict::UnknownJob => "it has not named this task of another job as its peer".to_owned(),
     }
 }
 
 /// Writes the checksum of all bytes before it into the last bytes.
-pub fn seal(bytes: &mut [u8]) {
+pub fn write_checksum(bytes: &mut [u8]) {
     if let Some((said, checksum)) = bytes.split_last_chunk_mut::<CHECKSUM>() {
         *checksum = crc(said).to_le_bytes();
     }
 }
 
 /// Returns whether the checksum in the last bytes is right.
-pub fn is_sealed(bytes: &[u8]) -> bool {
+pub fn is_checksum_valid(bytes: &[u8]) -> bool {
     bytes.split_last_chunk::<CHECKSUM>().is_some_and(|(said, checksum)| *checksum == crc(said).to_le_bytes())
 }
 
 /// Encodes an opening or a challenge.
-pub fn write_nonce(which: u8, nonce: &Nonce) -> [u8; NONCE_MESSAGE] {
+pub fn encode_nonce_message(which: u8, nonce: &Nonce) -> [u8; NONCE_MESSAGE] {
     let mut bytes = [0; NONCE_MESSAGE];
     bytes[0..7].copy_from_slice(MAGIC);
     bytes[7] = VERSION;
     bytes[8] = which;
     bytes[12..44].copy_from_slice(nonce);
-    seal(&mut bytes);
+    write_checksum(&mut bytes);
     bytes
 }
 
 /// Checks that a message is an opening or a challenge, as `which` says.
-pub fn check_nonce(which: u8, bytes: &[u8; NONCE_MESSAGE]) -> Result<(), NonceError> {
+pub fn check_nonce_message(which: u8, bytes: &[u8; NONCE_MESSAGE]) -> Result<(), NonceError> {
     if bytes[0..7] != MAGIC[..] {
         return Err(NonceError::Protocol);
     }
@@ -170,7 +177,7 @@ pub fn check_nonce(which: u8, bytes: &[u8; NONCE_MESSAGE]) -> Result<(), NonceEr
             NonceError::Protocol
         });
     }
-    if bytes[8] != which || !is_sealed(bytes) {
+    if bytes[8] != which || !is_checksum_valid(bytes) {
         return Err(NonceError::Protocol);
     }
     Ok(())
@@ -178,7 +185,7 @@ pub fn check_nonce(which: u8, bytes: &[u8; NONCE_MESSAGE]) -> Result<(), NonceEr
 
 impl Hello {
     /// Encodes the hello without its proof. `token` says whether the dialler has one.
-    pub fn terms(&self, token: bool) -> [u8; HELLO_TERMS] {
+    pub fn encode_without_proof(&self, token: bool) -> [u8; HELLO_TERMS] {
         let mut bytes = [0; HELLO_TERMS];
         bytes[0..4].copy_from_slice(&self.from.task.0.to_le_bytes());
         bytes[4..12].copy_from_slice(&self.from.incarnation.get().to_le_bytes());
@@ -186,7 +193,7 @@ impl Hello {
         bytes[16..24].copy_from_slice(&self.to.incarnation.get().to_le_bytes());
         bytes[24..32].copy_from_slice(&self.nonce.to_le_bytes());
         bytes[32..34].copy_from_slice(&self.lane.to_le_bytes());
-        let flags = [self.control, self.begins, self.fetch, self.checks, token];
+        let flags = [self.control, self.begins, self.fetch, self.checks, token, self.across_jobs];
         bytes[34] = flags.iter().enumerate().fold(0, |bits, (at, set)| bits | u8::from(*set) << at);
         bytes[36..40].copy_from_slice(&self.chunk.to_le_bytes());
         bytes[40..44].copy_from_slice(&self.heard.to_le_bytes());
@@ -195,15 +202,16 @@ impl Hello {
     }
 
     /// Decodes a hello, and whether the dialler has a token. None if an incarnation is zero.
-    pub fn read(bytes: &[u8]) -> Option<(Self, bool)> {
+    pub fn decode(bytes: &[u8]) -> Option<(Self, bool)> {
         let member = |task, incarnation| {
             let incarnation = Incarnation::new(u64_at(bytes, incarnation))?;
-            Some(Member { task: TaskId(u32_at(bytes, task)), incarnation })
+            Some(MemberId::of_own_job(TaskId(u32_at(bytes, task)), incarnation))
         };
         let flag = |at: u8| bytes[34] >> at & 1 != 0;
         let hello = Self {
             from: member(0, 4)?,
             to: member(12, 16)?,
+            across_jobs: flag(5),
             nonce: u64_at(bytes, 24),
             lane: u16::from_le_bytes([bytes[32], bytes[33]]),
             control: flag(0),
@@ -218,19 +226,20 @@ impl Hello {
     }
 }
 
-impl Answer {
+impl HelloAnswer {
     /// The refusal of a dialler without a valid proof: the same for all of them.
-    pub const UNPROVEN: Self = Self { verdict: Verdict::Token, heard: 0, probe: 0, checks: false };
+    pub const UNPROVEN: Self = Self { verdict: HelloVerdict::Token, heard: 0, probe: 0, checks: false };
 
-    pub fn terms(&self) -> [u8; ANSWER_TERMS] {
+    pub fn encode_without_proof(&self) -> [u8; ANSWER_TERMS] {
         let (code, detail) = match self.verdict {
-            Verdict::Welcome => (0, 0),
-            Verdict::StaleTarget(now) => (1, now.map_or(0, Incarnation::get)),
-            Verdict::StaleDialler(now) => (2, now.map_or(0, Incarnation::get)),
-            Verdict::Busy => (3, 0),
-            Verdict::Token => (4, 0),
-            Verdict::UnknownConnection => (5, 0),
-            Verdict::Full => (6, 0),
+            HelloVerdict::Welcome => (0, 0),
+            HelloVerdict::StaleTarget(now) => (1, now.map_or(0, Incarnation::get)),
+            HelloVerdict::StaleDialler(now) => (2, now.map_or(0, Incarnation::get)),
+            HelloVerdict::Busy => (3, 0),
+            HelloVerdict::Token => (4, 0),
+            HelloVerdict::UnknownConnection => (5, 0),
+            HelloVerdict::Full => (6, 0),
+            HelloVerdict::UnknownJob => (7, 0),
         };
         let mut bytes = [0; ANSWER_TERMS];
         bytes[0] = code;
@@ -241,16 +250,17 @@ impl Answer {
         bytes
     }
 
-    pub fn read(bytes: &[u8]) -> Option<Self> {
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
         let detail = Incarnation::new(u64_at(bytes, 8));
         let verdict = match bytes[0] {
-            0 => Verdict::Welcome,
-            1 => Verdict::StaleTarget(detail),
-            2 => Verdict::StaleDialler(detail),
-            3 => Verdict::Busy,
-            4 => Verdict::Token,
-            5 => Verdict::UnknownConnection,
-            6 => Verdict::Full,
+            0 => HelloVerdict::Welcome,
+            1 => HelloVerdict::StaleTarget(detail),
+            2 => HelloVerdict::StaleDialler(detail),
+            3 => HelloVerdict::Busy,
+            4 => HelloVerdict::Token,
+            5 => HelloVerdict::UnknownConnection,
+            6 => HelloVerdict::Full,
+            7 => HelloVerdict::UnknownJob,
             _ => return None,
         };
         Some(Self { verdict, heard: u32_at(bytes, 4), probe: u64_at(bytes, 16), checks: bytes[1] != 0 })

@@ -1,6 +1,6 @@
-//! The protocol of two engines, without IO.
+//! The protocol of two engines. It does no IO: it reads neither sockets nor clocks.
 //!
-//! It reads no socket and no clock. Begin at [`link`].
+//! Begin at [`link`].
 
 pub mod frame;
 pub mod hello;

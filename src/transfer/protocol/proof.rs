@@ -1,12 +1,12 @@
-//! The proofs of a handshake: that a side knows the cluster token.
+//! The proofs of a handshake. By a proof, a side shows that it has the cluster token.
 //!
-//! The messages that carry them are in [`hello`](super::hello). Begin at [`Transcript`].
+//! [`hello`](super::hello) has the messages that carry the proofs. Begin at [`Transcript`].
 
 use std::num::NonZeroU32;
 
 use subtle::ConstantTimeEq as _;
 
-use super::hello::{CHECKSUM, PROOF, is_sealed, seal};
+use super::hello::{CHECKSUM, PROOF, is_checksum_valid, write_checksum};
 
 /// The number of PBKDF2 iterations of the key, which is the cost of one guess of a token.
 const ITERATIONS: NonZeroU32 = NonZeroU32::new(100_000).expect("it is not zero");
@@ -42,7 +42,7 @@ pub struct Transcript<'a> {
 
 impl<'a> Transcript<'a> {
     /// Begins with an opening and a challenge.
-    pub fn new(key: Option<&'a TokenKey>, opening: &[u8], challenge: &[u8]) -> Self {
+    pub fn from_opening(key: Option<&'a TokenKey>, opening: &[u8], challenge: &[u8]) -> Self {
         Self { key, said: [opening, challenge].concat() }
     }
 
@@ -60,11 +60,11 @@ impl<'a> Transcript<'a> {
     }
 
     /// Encodes the message of these terms, with its proof.
-    pub fn write<const LENGTH: usize>(&mut self, role: &[u8], terms: &[u8]) -> [u8; LENGTH] {
+    pub fn encode_with_proof<const LENGTH: usize>(&mut self, role: &[u8], terms: &[u8]) -> [u8; LENGTH] {
         let mut bytes = [0; LENGTH];
         bytes[..terms.len()].copy_from_slice(terms);
         bytes[terms.len()..terms.len() + PROOF].copy_from_slice(&self.prove(role, terms));
-        seal(&mut bytes);
+        write_checksum(&mut bytes);
         bytes
     }
 
@@ -72,6 +72,6 @@ impl<'a> Transcript<'a> {
     /// is wrong.
     pub fn verify<const LENGTH: usize>(&mut self, role: &[u8], bytes: &[u8; LENGTH]) -> Option<bool> {
         let (terms, proof) = bytes.get(..LENGTH - CHECKSUM)?.split_last_chunk::<PROOF>()?;
-        is_sealed(bytes).then(|| self.prove(role, terms).ct_eq(proof).into())
+        is_checksum_valid(bytes).then(|| self.prove(role, terms).ct_eq(proof).into())
     }
 }

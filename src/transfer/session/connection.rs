@@ -1,27 +1,21 @@
-//! A connection: the link to one incarnation of one peer, over its lanes.
+//! A connection to one incarnation of one peer: a link, and the lanes that carry its frames.
 //!
-//! It performs the outputs of the [`Link`], and passes the reports of lanes and fetching threads to it. The
-//! link is behind one lock, held for table look-ups only: no system call and no copy happens under it. It
-//! neither discovers peers nor dials; it knows its engine by [`SessionHost`] only. Begin at
-//! [`Connection::launch`].
-//!
-//! A launch is sent at once while few launches are in flight ([`LAUNCHES_AT_ONCE`]), or if its class is
-//! latency. Otherwise the reactor sends its frame together with all others that are queued by then, and
-//! frames that arrived with one system call are answered with one. A lone message leaves without delay; among
-//! many messages, a system call each is most of their cost. No timer delays anything.
+//! This file has the connection's state and its end. `engine_api.rs`, `lanes.rs` and `launch_and_fetch_api.rs` are
+//! its interfaces to the engine, to lanes, and to launches. `link_outputs.rs` performs the outputs of the [`LinkSide`]. One lock
+//! protects the link. It is held for table look-ups only: no system call and no copy is made under it. A connection
+//! neither discovers peers nor dials. It calls its engine only through [`SessionHost`]. Begin at [`Connection`].
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use muster_clock as clock;
 
-use super::ring_session::RingSession;
 use super::spin_wait::SpinWait;
-use crate::base::counts::{Counters, EngineCounts};
+use crate::base::counters::{ByteCounters, FailureCounters};
 use crate::base::error::TransferError;
-use crate::base::identity::Member;
+use crate::base::membership::MemberId;
 use crate::base::sync::{AtomicUsize, lock};
 use crate::base::transport::TransportKind;
 use crate::io::fetch::PeerMemory;
@@ -30,21 +24,9 @@ use crate::io::ring::{RingInbox, RingOutbox};
 use crate::io::threads::IoThreads;
 use crate::io::wire::WireCapabilities;
 use crate::launch::peer_launch::PeerLaunch;
-use crate::launch::session_handle::{Carrier, SessionHandle};
-use crate::memory::{MemoryRegion, RegionListener};
-use crate::protocol::link::definition::Definition;
-use crate::protocol::link::{Class, GroupId, LAUNCHES_MAX, Launching, Link, Numbers, Terms};
-
-/// The number of launches in flight above which the reactor sends a launch, together with other frames in one
-/// system call, on a connection without a ring. Below it, in the latency class, and with a ring, the
-/// launching thread sends at once.
-const LAUNCHES_AT_ONCE: usize = 4;
-
-/// The number of launches in flight, and the bytes of one, above which a launch registers for the peer's
-/// acknowledgement although no program waits for it. Below both, the acknowledgement may be read a little
-/// later, and the launch occupies memory until then.
-const LAUNCHES_UNHEARD: usize = 64;
-const BYTES_UNHEARD: u64 = 64 << 10;
+use crate::launch::session_handle::{LaunchSession, SessionHandle};
+use crate::memory::MemoryRegion;
+use crate::protocol::link::{LaunchNumbers, LinkSide, LinkTerms};
 
 /// The engine of a connection, as the connection sees it.
 pub trait SessionHost: Send + Sync {
@@ -52,22 +34,26 @@ pub trait SessionHost: Send + Sync {
     fn connection_is_unused(&self);
 
     /// Reports that the peer refused to end the connection: the engine may ask another one.
-    fn make_room(&self);
+    fn on_leave_refused(&self);
 
     /// Reports that a connection stays, although this side had agreed to its end.
-    fn connection_stays(&self, connection: &Arc<Connection>);
+    fn peer_kept_connection(&self, connection: &Arc<Connection>);
 
     /// Reports that the connection ended to make room for others, with the peer's agreement.
     fn connection_left(&self, connection: &Arc<Connection>);
 
     /// Reports that a lane was lost. The engine dials it again, or detects that the peer is dead.
-    fn mend(&self, connection: &Arc<Connection>, control: bool, how: &str);
+    fn reconnect_lane(&self, connection: &Arc<Connection>, control: bool, how: &str);
+
+    /// Reports that a peer of another job ended the connection. The engine ends it, with the reason that the membership
+    /// gives in a moment if the two jobs may not exchange transfers any more.
+    fn other_job_ended_connection(&self, connection: &Arc<Connection>, how: &str);
 
     /// Reports that the best transport to a peer has failed although the peer may be alive.
-    fn back_off(&self, peer: Member, how: &str);
+    fn back_off_transport(&self, peer: MemberId, how: &str);
 
     /// Schedules a check of the connections at `wanted`.
-    fn look_at(&self, wanted: Instant);
+    fn schedule_connection_check(&self, wanted: Instant);
 
     /// Reports that the connection is over.
     fn connection_over(&self, connection: &Arc<Connection>, error: &TransferError);
@@ -76,9 +62,9 @@ pub trait SessionHost: Send + Sync {
 /// The connection to one incarnation of one peer.
 pub struct Connection {
     /// This side.
-    pub me: Member,
+    pub me: MemberId,
     /// The other side.
-    pub peer: Member,
+    pub peer: MemberId,
     /// The number that distinguishes this connection from others between the same two incarnations.
     pub nonce: u64,
     /// Whether this side dialled.
@@ -93,9 +79,9 @@ pub struct Connection {
     this: Weak<Self>,
     host: Weak<dyn SessionHost>,
     pub(super) io: Arc<IoThreads>,
-    pub(super) counts: Arc<EngineCounts>,
-    pub(super) link: Mutex<Link<Arc<PeerLaunch>>>,
-    pub(super) numbers: Numbers,
+    pub(super) counts: Arc<FailureCounters>,
+    pub(super) link: Mutex<LinkSide<Arc<PeerLaunch>>>,
+    pub(super) numbers: LaunchNumbers,
     pub(super) lanes: RwLock<Vec<Arc<Lane>>>,
     /// The lanes that the peer lost before this side had them; they are refused when they arrive.
     pub(super) lost_lanes: Mutex<HashSet<u16>>,
@@ -104,6 +90,8 @@ pub struct Connection {
     pub(super) over: OnceLock<TransferError>,
     /// How the peer went, and when. The connection ends once the peer's last frames are processed.
     pub(super) peer_gone: OnceLock<(String, Instant)>,
+    /// Whether the engine was asked why a peer of another job is gone.
+    pub(super) is_loss_told: AtomicBool,
     /// Whether small launches carry their bytes in the launch frame; not if all memory is to be read through
     /// the kernel.
     pub(super) inlines: bool,
@@ -127,77 +115,31 @@ pub struct Connection {
     pub(super) decided: Condvar,
     pub(super) started: Instant,
     /// The bytes moved on this connection.
-    pub counters: Counters,
+    pub counters: ByteCounters,
     /// The bytes moved with the peer's task, on this and all other connections.
-    pub(super) moved: Arc<Counters>,
-}
-
-/// A lease on a connection, which prevents its end while a request is about to prepare something on it.
-pub struct ConnectionLease(Arc<Connection>);
-
-impl ConnectionLease {
-    /// Acquires a lease; none if this side has agreed to the end of the connection.
-    pub fn acquire(connection: &Arc<Connection>) -> Option<Self> {
-        let kept = lock(&connection.link).keep();
-        kept.then(|| Self(Arc::clone(connection)))
-    }
-
-    /// Acquires a further lease on the same connection.
-    pub fn renew(&self) -> Self {
-        let _kept = lock(&self.0.link).keep();
-        Self(Arc::clone(&self.0))
-    }
-
-    /// Takes over the lease with which a new connection begins, held until every request that waits for the
-    /// connection has its own. Called once.
-    pub fn adopt(connection: &Arc<Connection>) -> Self {
-        Self(Arc::clone(connection))
-    }
-
-    /// Returns the connection.
-    pub const fn connection(&self) -> &Arc<Connection> {
-        &self.0
-    }
-}
-
-impl Drop for ConnectionLease {
-    fn drop(&mut self) {
-        lock(&self.0.link).release();
-    }
-}
-
-impl RegionListener for Connection {
-    /// Runs on the thread that drops the region last; no thread drops a region while it holds a lock of the
-    /// connection.
-    fn region_gone(self: Arc<Self>, id: u32) {
-        let offered = lock(&self.offered).remove(&id);
-        if offered.is_some() {
-            lock(&self.link).unshare(id);
-            self.flush(0);
-        }
-    }
+    pub(super) moved: Arc<ByteCounters>,
 }
 
 /// The parameters of a new connection.
-pub struct ConnectionSettings {
+pub struct NewConnectionParts {
     /// The engine.
     pub host: Weak<dyn SessionHost>,
     /// The threads that move its bytes.
     pub io: Arc<IoThreads>,
     /// The counters of the engine.
-    pub counts: Arc<EngineCounts>,
+    pub counts: Arc<FailureCounters>,
     /// The numbers of launches with the peer.
-    pub numbers: Numbers,
+    pub numbers: LaunchNumbers,
     /// The bytes moved with the peer's task.
-    pub moved: Arc<Counters>,
+    pub moved: Arc<ByteCounters>,
     /// Whether small launches carry their bytes in the launch frame.
     pub inlines: bool,
     /// How long a waiting thread spins before it sleeps.
     pub spin: Duration,
     /// This side.
-    pub me: Member,
+    pub me: MemberId,
     /// The other side.
-    pub peer: Member,
+    pub peer: MemberId,
     /// The number that distinguishes it from others.
     pub nonce: u64,
     /// Whether this side dialled.
@@ -207,7 +149,7 @@ pub struct ConnectionSettings {
     /// The capabilities of its lanes.
     pub capabilities: WireCapabilities,
     /// The terms of the link.
-    pub terms: Terms,
+    pub terms: LinkTerms,
     /// Whether chunks carry checksums.
     pub checks: bool,
     /// The peer's process, if it is on this host and its memory can be read.
@@ -216,14 +158,14 @@ pub struct ConnectionSettings {
 
 impl Connection {
     /// Creates a connection without lanes.
-    pub fn new(settings: ConnectionSettings) -> Arc<Self> {
-        let ConnectionSettings { host, io, counts, numbers, moved, inlines, spin, .. } = settings;
-        let ConnectionSettings { me, peer, nonce, dialled, kind, capabilities, terms, checks, pid, .. } =
+    pub fn new(settings: NewConnectionParts) -> Arc<Self> {
+        let NewConnectionParts { host, io, counts, numbers, moved, inlines, spin, .. } = settings;
+        let NewConnectionParts { me, peer, nonce, dialled, kind, capabilities, terms, checks, pid, .. } =
             settings;
-        let mut link = Link::new(me, peer, terms, numbers.clone());
+        let mut link = LinkSide::new(me, peer, terms, numbers.clone());
         // The lease with which the connection begins, until the cliques have it: see
         // `ConnectionLease::adopt`.
-        link.keep();
+        link.try_lease();
         Arc::new_cyclic(|this| Self {
             me,
             peer,
@@ -244,6 +186,7 @@ impl Connection {
             last_damage: Mutex::default(),
             over: OnceLock::new(),
             peer_gone: OnceLock::new(),
+            is_loss_told: AtomicBool::new(false),
             inlines,
             pid,
             offered: Mutex::default(),
@@ -256,15 +199,15 @@ impl Connection {
             spin_wait: SpinWait::new(spin),
             decided: Condvar::new(),
             started: clock::monotonic(),
-            counters: Counters::default(),
+            counters: ByteCounters::default(),
             moved,
         })
     }
 
     /// Returns the handle by which launches refer to the connection.
-    pub fn carrier(&self) -> Carrier {
+    pub fn launch_session(&self) -> LaunchSession {
         let session: Weak<dyn SessionHandle> = self.this.clone();
-        Carrier { session, peer: self.peer, fetches: self.fetches }
+        LaunchSession { session, peer: self.peer, fetches: self.fetches }
     }
 
     /// Returns the handle by which lanes refer to the connection.
@@ -294,12 +237,12 @@ impl Connection {
     }
 
     /// Returns the error with which the connection ended, or none while it lives.
-    pub fn over(&self) -> Option<&TransferError> {
+    pub fn end_error(&self) -> Option<&TransferError> {
         self.over.get()
     }
 
     /// Returns the number of live lanes.
-    pub fn live_lanes(&self) -> usize {
+    pub fn live_lane_count(&self) -> usize {
         self.lanes().iter().filter(|lane| !lane.is_over()).count()
     }
 
@@ -315,18 +258,29 @@ impl Connection {
     }
 
     /// Returns how long no bytes of the peer have arrived.
-    pub fn silent(&self) -> Duration {
+    pub fn peer_silence(&self) -> Duration {
         self.started.elapsed().saturating_sub(Duration::from_micros(self.last_heard.load(Ordering::Relaxed)))
     }
 
+    /// Counts bytes that moved.
+    pub(super) fn count_bytes(&self, kind: TransportKind, received: bool, bytes: u64) {
+        self.counters.add(kind, received, bytes);
+        self.moved.add(kind, received, bytes);
+    }
+
+    /// Returns the transport that carries inline bytes, by a ring or not.
+    pub(super) const fn inline_transport(&self, ring: bool) -> TransportKind {
+        if ring { TransportKind::Shm } else { self.kind }
+    }
+
     /// Returns the number of the last control frame received.
-    pub fn control_heard(&self) -> u32 {
-        lock(&self.link).heard()
+    pub fn last_received_control(&self) -> u32 {
+        lock(&self.link).last_received_control()
     }
 
     /// Returns the number of launches in flight.
-    pub fn launched(&self) -> usize {
-        lock(&self.link).launched()
+    pub fn in_flight_count(&self) -> usize {
+        lock(&self.link).in_flight_count()
     }
 
     /// Returns whether nothing is prepared on the connection, or about to be, on either side, as far as this
@@ -336,153 +290,24 @@ impl Connection {
     }
 
     /// Returns whether this side has asked the peer to end the connection, and has no answer yet.
-    pub fn is_asked(&self) -> bool {
-        lock(&self.link).is_asked()
+    pub fn has_requested_leave(&self) -> bool {
+        lock(&self.link).has_requested_leave()
     }
 
-    /// Asks the peer whether the connection may end, if it is unused.
-    pub fn ask_to_leave(&self) {
-        lock(&self.link).ask_to_leave();
-        self.flush(0);
+    /// Returns whether both sides have agreed to end the connection, to make room for others.
+    pub fn has_left(&self) -> bool {
+        lock(&self.link).has_left()
     }
 
-    /// Waits until the peer has decided whether a connection stays that this side has agreed to end. Returns
-    /// a lease if it stays, or none if it is over.
-    ///
-    /// # Errors
-    /// Returns [`TransferError::Transport`] if the peer has not decided by `until`.
-    pub fn await_decision(
-        self: &Arc<Self>,
-        until: Instant,
-    ) -> Result<Option<ConnectionLease>, TransferError> {
-        let mut link = lock(&self.link);
-        loop {
-            if self.over.get().is_some() || link.is_gone() {
-                return Ok(None);
-            }
-            if link.keep() {
-                return Ok(Some(ConnectionLease(Arc::clone(self))));
-            }
-            let left = until.saturating_duration_since(clock::monotonic());
-            if left.is_zero() {
-                let why = "it asked whether their connection may end, and has said nothing since".to_owned();
-                return Err(TransferError::Transport { transport: self.kind, member: self.peer, why });
-            }
-            link = self.decided.wait_timeout(link, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
+    /// Returns the launches in flight.
+    pub fn in_flight_launches(&self) -> Vec<Arc<PeerLaunch>> {
+        lock(&self.link).in_flight_tokens()
     }
 
     /// Returns the error of an unused connection that both sides have agreed to end.
     pub(super) fn made_room_error(&self) -> TransferError {
         let why = "it was dropped to make room: nobody used it".to_owned();
         TransferError::Transport { transport: self.kind, member: self.peer, why }
-    }
-
-    /// Returns whether both sides have agreed to end the connection, to make room for others.
-    pub fn is_gone(&self) -> bool {
-        lock(&self.link).is_gone()
-    }
-
-    /// Returns the launches in flight.
-    pub fn launches(&self) -> Vec<Arc<PeerLaunch>> {
-        lock(&self.link).tokens()
-    }
-
-    /// Sends a ping, to find out whether the peer is alive.
-    pub fn ping(&self) {
-        lock(&self.link).ping();
-        self.flush(0);
-    }
-
-    /// Sends a definition to the peer, with the regions that it may fetch from. Returns the number of the
-    /// definition.
-    pub fn define(&self, definition: Definition, regions: &[Arc<MemoryRegion>]) -> u32 {
-        let mut offered = lock(&self.offered);
-        let mut link = lock(&self.link);
-        for region in regions {
-            if region.shared().is_some() && !offered.contains_key(&region.id) {
-                offered.insert(region.id, Arc::downgrade(region));
-                link.share(region.id, region.len() as u64);
-                let listener: Weak<dyn RegionListener> = self.this.clone();
-                region.when_gone(listener);
-            }
-        }
-        let number = link.define(definition);
-        drop(link);
-        drop(offered);
-        self.flush(0);
-        number
-    }
-
-    /// Withdraws a definition.
-    pub fn undefine(&self, number: u32) {
-        lock(&self.link).undefine(number);
-        self.perform();
-    }
-
-    /// Takes the number of the next launch on a channel.
-    pub fn take_number(&self, channel: u32) -> GroupId {
-        self.numbers.take(channel)
-    }
-
-    /// Announces that no launch will come for a number that was taken, and why.
-    pub fn withdraw(&self, at: GroupId, why: &str) {
-        lock(&self.link).withdraw(at, why);
-        self.flush(0);
-    }
-
-    /// Launches with a number that was taken for it. `ready` says whether its buffers are defined.
-    pub fn launch(
-        &self,
-        launch: &Arc<PeerLaunch>,
-        definition: u32,
-        at: GroupId,
-        class: Class,
-        ready: bool,
-    ) -> Result<(), TransferError> {
-        let total = launch.lists.outbound.total();
-        let mut link = lock(&self.link);
-        if let Some(error) = self.over.get() {
-            self.numbers.close(at);
-            return Err(error.clone());
-        }
-        // A launch that was cancelled a moment ago gives no guard, and its bytes must not be read.
-        let guard = launch.access();
-        let ready = ready && guard.is_some();
-        let inlines = ready && self.inlines && link.inlines(total);
-        let inline = guard.as_ref().filter(|_| inlines).map(|guard| {
-            let mut bytes = Vec::with_capacity(total as usize);
-            guard.bytes().copy_out(0, total, &mut bytes);
-            bytes
-        });
-        if inline.is_some() {
-            let by = self.inline_transport(self.outbox.get().is_some());
-            launch.set_transport(by);
-            self.count(by, false, total);
-        }
-        let token = Arc::clone(launch);
-        let launching = Launching { token, definition, at, class, source: ready, destination: ready, inline };
-        if !link.launch(launching) {
-            drop(link);
-            self.flush(0);
-            let bound = LAUNCHES_MAX;
-            return Err(TransferError::Overloaded { member: self.peer, bound });
-        }
-        // The lock is still held, so the launch knows its group before the link reports anything about it.
-        launch.set_group(at);
-        let launched = link.launched();
-        drop(link);
-        drop(guard);
-        let crowded = launched > LAUNCHES_AT_ONCE && class != Class::Latency;
-        if launched > LAUNCHES_UNHEARD || total > BYTES_UNHEARD {
-            launch.wait_for_send();
-        }
-        if crowded && self.outbox.get().is_none() {
-            self.perform_deferred();
-        } else {
-            self.poll_inline(|| self.perform());
-        }
-        Ok(())
     }
 
     /// Ends the connection: every launch in flight fails with this error.
@@ -492,21 +317,21 @@ impl Connection {
             // This comes first: once another thread sees that the connection is over, it may reuse buffers
             // that the peer is reading.
             if let Some(inbox) = &self.inbox {
-                inbox.revoke();
+                inbox.mark_sources_invalid();
             }
             if self.over.set(error.clone()).is_err() {
                 return;
             }
-            link.drain()
+            link.take_launches()
         };
         self.decided.notify_all();
         let lanes = std::mem::take(&mut *self.lanes.write().unwrap_or_else(PoisonError::into_inner));
         for lane in &lanes {
-            lane.close();
+            lane.close_if_open();
         }
         for launch in launches {
-            launch.fail(error.clone());
-            launch.mark_peer_quiet();
+            launch.fail_locally(error.clone());
+            launch.mark_peer_quiescent();
         }
         lock(&self.shared).clear();
         self.tell_host(|host, connection| host.connection_over(connection, &error));

@@ -1,14 +1,15 @@
-//! The handshake on a new wire, for the dialler and for the acceptor.
+//! Performs the handshake on a new wire, for the dialler and for the acceptor.
 //!
-//! The messages, and why they are safe, are in [`crate::protocol::hello`]. It knows no connections. Begin at
-//! [`dial`] and [`accept`].
+//! [`crate::protocol::hello`] has the messages, and the reasons why they are safe. The handshake does not depend on
+//! connections. Begin at [`dial`] and [`accept`].
 
 use std::io::{Read, Write};
 
 use crate::io::wire::WireError;
 use crate::protocol::hello::{
-    ANSWER, ANSWER_TERMS, Answer, CHALLENGE, CONFIRMATION, HELLO, Hello, NONCE_MESSAGE, Nonce, NonceError,
-    OPENING, VERSION, Verdict, check_nonce, refusal, seal, write_nonce,
+    ANSWER, ANSWER_TERMS, CHALLENGE, CONFIRMATION, HELLO, Hello, HelloAnswer, HelloVerdict, NONCE_MESSAGE,
+    Nonce, NonceError, OPENING, VERSION, check_nonce_message, encode_nonce_message, refusal_text,
+    write_checksum,
 };
 use crate::protocol::proof::{ACCEPTOR, CONFIRMS, DIALLER, TokenKey, Transcript};
 
@@ -40,8 +41,8 @@ pub enum HelloError {
     #[error("the dialler does not know the cluster token")]
     Unproven,
     /// The acceptor refused.
-    #[error("{}", refusal(*.0))]
-    Refused(Verdict),
+    #[error("{}", refusal_text(*.0))]
+    Refused(HelloVerdict),
     /// The acceptor has not proven that it knows the token.
     #[error("the other end does not know the cluster token")]
     Impostor,
@@ -63,8 +64,8 @@ pub fn dial(
     hello: &Hello,
     key: Option<&TokenKey>,
     nonce: &Nonce,
-) -> Result<Answer, HelloError> {
-    let opening = write_nonce(OPENING, nonce);
+) -> Result<HelloAnswer, HelloError> {
+    let opening = encode_nonce_message(OPENING, nonce);
     socket.write_all(&opening)?;
     let mut challenge = [0; NONCE_MESSAGE];
     // The first read takes the length of a TLS alert, because a peer that expects a TLS handshake sends no
@@ -75,21 +76,23 @@ pub fn dial(
         return Err(HelloError::Secured);
     }
     socket.read_exact(rest)?;
-    check_nonce(CHALLENGE, &challenge)?;
-    let mut transcript = Transcript::new(key, &opening, &challenge);
-    socket.write_all(&transcript.write::<HELLO>(DIALLER, &hello.terms(key.is_some())))?;
+    check_nonce_message(CHALLENGE, &challenge)?;
+    let mut transcript = Transcript::from_opening(key, &opening, &challenge);
+    socket.write_all(
+        &transcript.encode_with_proof::<HELLO>(DIALLER, &hello.encode_without_proof(key.is_some())),
+    )?;
     let mut bytes = [0; ANSWER];
     socket.read_exact(&mut bytes)?;
     let proven = transcript.verify(ACCEPTOR, &bytes).ok_or(HelloError::Protocol)?;
-    let answer = Answer::read(&bytes).ok_or(HelloError::Protocol)?;
+    let answer = HelloAnswer::decode(&bytes).ok_or(HelloError::Protocol)?;
     match answer.verdict {
         // A refusal for the token carries no proof: the two sides share no token to prove it with.
-        Verdict::Token => return Err(HelloError::Refused(Verdict::Token)),
+        HelloVerdict::Token => return Err(HelloError::Refused(HelloVerdict::Token)),
         _ if !proven => return Err(HelloError::Impostor),
-        Verdict::Welcome => {}
+        HelloVerdict::Welcome => {}
         refused => return Err(HelloError::Refused(refused)),
     }
-    socket.write_all(&transcript.write::<CONFIRMATION>(CONFIRMS, &[]))?;
+    socket.write_all(&transcript.encode_with_proof::<CONFIRMATION>(CONFIRMS, &[]))?;
     Ok(answer)
 }
 
@@ -111,17 +114,17 @@ pub fn accept<'a>(
 ) -> Result<ProvenDialler<'a>, HelloError> {
     let mut opening = [0; NONCE_MESSAGE];
     socket.read_exact(&mut opening)?;
-    let challenge = write_nonce(CHALLENGE, nonce);
-    let checked = check_nonce(OPENING, &opening);
+    let challenge = encode_nonce_message(CHALLENGE, nonce);
+    let checked = check_nonce_message(OPENING, &opening);
     if matches!(checked, Ok(()) | Err(NonceError::Version(_))) {
         socket.write_all(&challenge)?;
     }
     checked?;
-    let mut transcript = Transcript::new(key, &opening, &challenge);
+    let mut transcript = Transcript::from_opening(key, &opening, &challenge);
     let mut bytes = [0; HELLO];
     socket.read_exact(&mut bytes)?;
     let proven = transcript.verify(DIALLER, &bytes).ok_or(HelloError::Protocol)?;
-    let (hello, token) = Hello::read(&bytes).ok_or(HelloError::Protocol)?;
+    let (hello, token) = Hello::decode(&bytes).ok_or(HelloError::Protocol)?;
     if !proven || token != key.is_some() {
         return Err(HelloError::Unproven);
     }
@@ -131,16 +134,18 @@ pub fn accept<'a>(
 /// Sends a dialler the refusal that says that it does not know the token.
 pub fn refuse(socket: &mut impl Write) -> Result<(), HelloError> {
     let mut bytes = [0; ANSWER];
-    bytes[..ANSWER_TERMS].copy_from_slice(&Answer::UNPROVEN.terms());
-    seal(&mut bytes);
+    bytes[..ANSWER_TERMS].copy_from_slice(&HelloAnswer::UNPROVEN.encode_without_proof());
+    write_checksum(&mut bytes);
     Ok(socket.write_all(&bytes)?)
 }
 
 impl ProvenDialler<'_> {
     /// Sends the answer. If it is a welcome, waits for the dialler's confirmation.
-    pub fn reply(mut self, socket: &mut (impl Read + Write), answer: &Answer) -> Result<(), HelloError> {
-        socket.write_all(&self.transcript.write::<ANSWER>(ACCEPTOR, &answer.terms()))?;
-        if answer.verdict != Verdict::Welcome {
+    pub fn reply(mut self, socket: &mut (impl Read + Write), answer: &HelloAnswer) -> Result<(), HelloError> {
+        socket.write_all(
+            &self.transcript.encode_with_proof::<ANSWER>(ACCEPTOR, &answer.encode_without_proof()),
+        )?;
+        if answer.verdict != HelloVerdict::Welcome {
             return Err(HelloError::Refused(answer.verdict));
         }
         let mut bytes = [0; CONFIRMATION];
@@ -158,14 +163,15 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
-    use crate::base::identity::{Incarnation, Member, TaskId};
+    use crate::base::membership::{Incarnation, MemberId, TaskId};
     use crate::protocol::hello::{CHECKSUM, NONCE, PROOF};
 
     fn hello() -> Hello {
-        let member = |task, n| Member { task: TaskId(task), incarnation: Incarnation::new(n).unwrap() };
+        let member = |task, n| MemberId::of_own_job(TaskId(task), Incarnation::new(n).unwrap());
         Hello {
             from: member(0, 1),
             to: member(1, 2),
+            across_jobs: false,
             nonce: 3,
             lane: 4,
             control: true,
@@ -178,11 +184,11 @@ mod tests {
         }
     }
 
-    fn answer(verdict: Verdict) -> Answer {
-        Answer { verdict, heard: 10, probe: 11, checks: true }
+    fn answer(verdict: HelloVerdict) -> HelloAnswer {
+        HelloAnswer { verdict, heard: 10, probe: 11, checks: true }
     }
 
-    fn meet(here: Option<&[u8]>, there: Option<&[u8]>, verdict: Verdict) -> [Result<(), String>; 2] {
+    fn meet(here: Option<&[u8]>, there: Option<&[u8]>, verdict: HelloVerdict) -> [Result<(), String>; 2] {
         let (mut a, mut b) = UnixStream::pair().unwrap();
         let [here, there] = [here, there].map(|token| token.map(TokenKey::new));
         std::thread::scope(|scope| {
@@ -193,7 +199,7 @@ mod tests {
                 heard.reply(&mut b, &answer(verdict))
             });
             let dialled = dial(&mut a, &hello(), here.as_ref(), &[8; NONCE])
-                .map(|told| assert_eq!(told, answer(Verdict::Welcome)));
+                .map(|told| assert_eq!(told, answer(HelloVerdict::Welcome)));
             drop(a);
             let answered = answering.join().unwrap();
             [dialled.map_err(|error| error.to_string()), answered.map_err(|error| error.to_string())]
@@ -202,10 +208,10 @@ mod tests {
 
     #[test]
     fn equal_tokens_meet_and_others_do_not() {
-        assert_eq!(meet(None, None, Verdict::Welcome), [Ok(()), Ok(())]);
-        assert_eq!(meet(Some(b"s"), Some(b"s"), Verdict::Welcome), [Ok(()), Ok(())]);
+        assert_eq!(meet(None, None, HelloVerdict::Welcome), [Ok(()), Ok(())]);
+        assert_eq!(meet(Some(b"s"), Some(b"s"), HelloVerdict::Welcome), [Ok(()), Ok(())]);
         for (here, there) in [(None, Some(&b"s"[..])), (Some(&b"s"[..]), None), (Some(b"s"), Some(b"t"))] {
-            let [dialled, answered] = meet(here, there, Verdict::Welcome);
+            let [dialled, answered] = meet(here, there, HelloVerdict::Welcome);
             assert!(dialled.unwrap_err().contains("tokens differ"), "{here:?} {there:?}");
             assert!(answered.unwrap_err().contains("does not know"), "{here:?} {there:?}");
         }
@@ -213,14 +219,16 @@ mod tests {
 
     /// Returns every message of a handshake between engines with these keys, in order.
     fn messages(keys: [Option<&TokenKey>; 2], nonces: [u8; 2]) -> [Vec<u8>; 5] {
-        let opening = write_nonce(OPENING, &[nonces[0]; NONCE]);
-        let challenge = write_nonce(CHALLENGE, &[nonces[1]; NONCE]);
-        let mut transcript = Transcript::new(keys[0], &opening, &challenge);
-        let hello = transcript.write::<HELLO>(DIALLER, &hello().terms(keys[0].is_some()));
+        let opening = encode_nonce_message(OPENING, &[nonces[0]; NONCE]);
+        let challenge = encode_nonce_message(CHALLENGE, &[nonces[1]; NONCE]);
+        let mut transcript = Transcript::from_opening(keys[0], &opening, &challenge);
+        let hello =
+            transcript.encode_with_proof::<HELLO>(DIALLER, &hello().encode_without_proof(keys[0].is_some()));
         transcript.key = keys[1];
-        let answer = transcript.write::<ANSWER>(ACCEPTOR, &answer(Verdict::Welcome).terms());
+        let answer = transcript
+            .encode_with_proof::<ANSWER>(ACCEPTOR, &answer(HelloVerdict::Welcome).encode_without_proof());
         transcript.key = keys[0];
-        let confirmation = transcript.write::<CONFIRMATION>(CONFIRMS, &[]);
+        let confirmation = transcript.encode_with_proof::<CONFIRMATION>(CONFIRMS, &[]);
         [opening.to_vec(), challenge.to_vec(), hello.to_vec(), answer.to_vec(), confirmation.to_vec()]
     }
 
@@ -230,10 +238,10 @@ mod tests {
         near.write_all(&said.concat()).unwrap();
         near.shutdown(std::net::Shutdown::Write).unwrap();
         let heard = accept(&mut far, key, &[nonce; NONCE])?;
-        heard.reply(&mut far, &answer(Verdict::Welcome))
+        heard.reply(&mut far, &answer(HelloVerdict::Welcome))
     }
 
-    fn dials(key: Option<&TokenKey>, nonce: u8, said: &[&[u8]]) -> Result<Answer, HelloError> {
+    fn dials(key: Option<&TokenKey>, nonce: u8, said: &[&[u8]]) -> Result<HelloAnswer, HelloError> {
         let (mut near, mut far) = UnixStream::pair().unwrap();
         far.write_all(&said.concat()).unwrap();
         far.shutdown(std::net::Shutdown::Write).unwrap();
@@ -283,7 +291,7 @@ mod tests {
             let at = message.len() - PROOF - CHECKSUM;
             let from = of.len() - PROOF - CHECKSUM;
             message[at..at + PROOF].copy_from_slice(&of[from..from + PROOF]);
-            seal(&mut message);
+            write_checksum(&mut message);
             message
         };
         assert!(unproven(hears(key, 9, &[&opening, &with_proof(&hello, &answer), &confirmation])));
@@ -302,14 +310,14 @@ mod tests {
         let key = TokenKey::new(b"s");
         for hello in [[0; HELLO].to_vec(), messages([None, None], [8, 9])[2].clone()] {
             let (mut near, mut far) = UnixStream::pair().unwrap();
-            near.write_all(&write_nonce(OPENING, &[8; NONCE])).unwrap();
+            near.write_all(&encode_nonce_message(OPENING, &[8; NONCE])).unwrap();
             near.write_all(&hello).unwrap();
             assert!(accept(&mut far, Some(&key), &[9; NONCE]).is_err());
             drop(far);
             let mut told = Vec::new();
             // The socket is reset because bytes that were sent to it were not read.
             let _gone = near.read_to_end(&mut told);
-            assert_eq!(told, write_nonce(CHALLENGE, &[9; NONCE]));
+            assert_eq!(told, encode_nonce_message(CHALLENGE, &[9; NONCE]));
         }
         let (mut near, mut far) = UnixStream::pair().unwrap();
         refuse(&mut far).unwrap();
@@ -323,14 +331,18 @@ mod tests {
     #[test]
     fn a_refusal_says_why_and_is_believed_from_the_peer_only() {
         let now = Incarnation::new(77);
-        let [dialled, _] = meet(None, None, Verdict::StaleTarget(now));
+        let [dialled, _] = meet(None, None, HelloVerdict::StaleTarget(now));
         assert!(dialled.unwrap_err().contains("000000000000004d"));
         let (key, other) = (TokenKey::new(b"s"), TokenKey::new(b"t"));
         let [_, challenge, ..] = messages([None, None], [8, 9]);
         for liar in [None, Some(&other)] {
-            let mut transcript = Transcript::new(liar, &write_nonce(OPENING, &[8; NONCE]), &challenge);
-            transcript.said.extend_from_slice(&hello().terms(true));
-            let refusal = transcript.write::<ANSWER>(ACCEPTOR, &answer(Verdict::StaleTarget(now)).terms());
+            let mut transcript =
+                Transcript::from_opening(liar, &encode_nonce_message(OPENING, &[8; NONCE]), &challenge);
+            transcript.said.extend_from_slice(&hello().encode_without_proof(true));
+            let refusal = transcript.encode_with_proof::<ANSWER>(
+                ACCEPTOR,
+                &answer(HelloVerdict::StaleTarget(now)).encode_without_proof(),
+            );
             let told = dials(Some(&key), 8, &[&challenge, &refusal]);
             assert!(matches!(told, Err(HelloError::Impostor)), "{told:?}");
         }
@@ -338,12 +350,12 @@ mod tests {
 
     #[test]
     fn another_version_is_named() {
-        let mut opening = write_nonce(OPENING, &[8; NONCE]);
+        let mut opening = encode_nonce_message(OPENING, &[8; NONCE]);
         opening[7] = b'4';
-        seal(&mut opening);
+        write_checksum(&mut opening);
         let told = hears(None, 9, &[&opening]).unwrap_err().to_string();
         assert!(told.contains("version 4") && told.contains("version 3"), "{told}");
-        let mut challenge = write_nonce(CHALLENGE, &[9; NONCE]);
+        let mut challenge = encode_nonce_message(CHALLENGE, &[9; NONCE]);
         challenge[7] = b'4';
         let told = dials(None, 8, &[&challenge]).unwrap_err().to_string();
         assert!(told.contains("version 4"), "{told}");

@@ -2,14 +2,14 @@
 //!
 //! [`crate::io::lane`] moves the bytes. Begin at [`Connection::add_lane`].
 //!
-//! - On the control lane no chunk precedes a control frame that was queued before it: a chunk that is held
-//!   for its `Go` would keep the lane from reading that very `Go`. On other lanes a chunk that overtakes the
-//!   `Go` of its group holds its lane, because a dropped chunk would never come again.
-//! - A damaged header or control frame, which no chunk checksum covers, costs its lane, and its contents are
-//!   sent again on another lane. A second one before another control frame arrived in order ends the
-//!   connection.
-//! - Bytes are counted for the peer's task as they move, because a connection may live shorter than the time
-//!   between two scrapes.
+//! - On the control lane, no chunk is sent before a control frame that was queued earlier. Otherwise the chunk
+//!   could wait for a `Go` that is behind it on the same lane. On another lane, a chunk may arrive before the `Go`
+//!   of its group. The lane then stops reading until the `Go` arrives, because a chunk that was dropped would never
+//!   be sent again.
+//! - The checksum of a chunk does not cover headers and control frames. If one of these is damaged, its lane ends,
+//!   and its contents are sent again on another lane. If a second one is damaged before a further control frame has
+//!   arrived in order, the connection ends.
+//! - Bytes are counted for the peer's task as they move, because a connection may end before the next scrape.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -22,12 +22,12 @@ use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
 use crate::io::fetch::PeerMemory;
 use crate::io::lane::{Lane, LaneError, LaneHost, Replies};
-use crate::io::reactor::BellHost;
+use crate::io::reactor::DoorbellHost;
 use crate::io::ring::{RingInbox, RingOutbox};
 use crate::io::wire::{Wire, WireError};
 use crate::launch::peer_launch::PeerLaunch;
-use crate::protocol::frame::{Header, Kind};
-use crate::protocol::link::{Frame, Landing, Push, Violation};
+use crate::protocol::frame::{FrameKind, Header};
+use crate::protocol::link::{ChunkDestination, ControlFrame, OutgoingChunk, ProtocolViolation};
 
 /// The most regions that a peer may announce.
 const REGIONS_MAX: usize = 4096;
@@ -39,8 +39,8 @@ impl Connection {
         if lane.control {
             // Frames that the previous control lane still took would be lost, so it stops sending first.
             for before in self.lanes().iter().filter(|before| before.control) {
-                before.close();
-                before.stop_sending();
+                before.close_if_open();
+                before.wait_until_send_idle();
             }
             lock(&self.link).resume_control(peer_heard);
         }
@@ -54,12 +54,12 @@ impl Connection {
         }
         self.note_heard();
         if lane.control
-            && let Some(bell) = self.inbox.as_ref().map(RingInbox::bell)
+            && let Some(bell) = self.inbox.as_ref().map(RingInbox::doorbell)
         {
             // The ring is offered before anything is read: after the switch to the peer's ring, frames carry
             // no descriptors.
-            let host: Weak<dyn BellHost> = self.weak();
-            self.io.reactor(lane.id).add_bell(bell, host)?;
+            let host: Weak<dyn DoorbellHost> = self.weak();
+            self.io.reactor(lane.id).add_doorbell(bell, host)?;
             lock(&self.link).offer_ring();
         }
         if let Err(error) = self.io.reactor(lane.id).add(lane) {
@@ -72,7 +72,7 @@ impl Connection {
         if let Some(error) = self.over.get() {
             // `close` closed the lanes of the connection, perhaps before this one was among them.
             tracing::debug!(%error, "a lane came to a connection that is over");
-            lane.close();
+            lane.close_if_open();
             self.lanes
                 .write()
                 .unwrap_or_else(PoisonError::into_inner)
@@ -83,15 +83,9 @@ impl Connection {
         Ok(())
     }
 
-    /// Counts bytes that moved.
-    pub(super) fn count(&self, kind: TransportKind, received: bool, bytes: u64) {
-        self.counters.add(kind, received, bytes);
-        self.moved.add(kind, received, bytes);
-    }
-
     /// Records a damaged frame. Returns whether it is the first since a control frame last arrived in order.
-    fn is_first_damage(&self) -> bool {
-        let heard = lock(&self.link).heard();
+    fn record_damaged_frame(&self) -> bool {
+        let heard = lock(&self.link).last_received_control();
         lock(&self.last_damage).replace(heard) != Some(heard)
     }
 }
@@ -105,9 +99,9 @@ impl LaneHost for Connection {
         self.send_replies(replies);
     }
 
-    fn next_control(&self, first: bool) -> Option<Frame> {
+    fn next_control(&self, first: bool) -> Option<ControlFrame> {
         let frame = lock(&self.link).next_control(first)?;
-        if frame.header.kind == Kind::Switch {
+        if frame.header.kind == FrameKind::Switch {
             // The frames behind the switch waited for the socket, and no later event would put them into the
             // ring.
             self.fill_ring();
@@ -115,7 +109,7 @@ impl LaneHost for Connection {
         Some(frame)
     }
 
-    fn next_chunk(&self, lane: u16, control: bool) -> Option<Push<Arc<PeerLaunch>>> {
+    fn next_chunk(&self, lane: u16, control: bool) -> Option<OutgoingChunk<Arc<PeerLaunch>>> {
         if control && self.lanes().iter().any(|lane| !lane.control && !lane.is_over()) {
             return None;
         }
@@ -132,7 +126,7 @@ impl LaneHost for Connection {
         lock(&self.link).has_control()
     }
 
-    fn is_between(&self, header: &Header) -> bool {
+    fn incarnations_match(&self, header: &Header) -> bool {
         let ours =
             header.source == self.peer.incarnation.get() && header.destination == self.me.incarnation.get();
         if !ours {
@@ -141,12 +135,12 @@ impl LaneHost for Connection {
         ours
     }
 
-    fn begin_landing(&self, header: &Header) -> Landing<Arc<PeerLaunch>> {
+    fn begin_landing(&self, header: &Header) -> ChunkDestination<Arc<PeerLaunch>> {
         lock(&self.link).begin_landing(header)
     }
 
-    fn abandon_chunk(&self, header: &Header) {
-        lock(&self.link).abandon_chunk(header);
+    fn abandon_landing(&self, header: &Header) {
+        lock(&self.link).abandon_landing(header);
     }
 
     fn end_landing(
@@ -159,26 +153,26 @@ impl LaneHost for Connection {
     ) {
         let mut link = lock(&self.link);
         if intact {
-            let counts = link.landed(header);
+            let counts = link.finish_landing(header);
             drop(link);
             // The peer learns first that all bytes have arrived, because the program on this side may exit at
             // once.
-            self.perform();
+            self.process_outputs();
             if counts {
                 launch.set_transport(kind);
-                self.count(kind, true, u64::from(header.len));
+                self.count_bytes(kind, true, u64::from(header.len));
                 launch.add_arrived(start, u64::from(header.len));
             }
         } else {
-            link.damaged(header);
+            link.on_chunk_damaged(header);
             drop(link);
             self.counts.damaged.fetch_add(1, Ordering::Relaxed);
-            self.perform();
+            self.process_outputs();
         }
     }
 
     fn count_sent(&self, kind: TransportKind, bytes: u64) {
-        self.count(kind, false, bytes);
+        self.count_bytes(kind, false, bytes);
     }
 
     fn control_frame(
@@ -187,13 +181,13 @@ impl LaneHost for Connection {
         payload: Vec<u8>,
         descriptors: Vec<OwnedFd>,
         replies: &mut Replies,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), ProtocolViolation> {
         match header.kind {
-            Kind::Region | Kind::Descriptor => {
+            FrameKind::Region | FrameKind::Descriptor => {
                 let shared = descriptors.first().and_then(|file| PeerMemory::map(file, header.sequence));
                 let mut all = lock(&self.shared);
                 if all.len() >= REGIONS_MAX {
-                    return Err(Violation("too much memory is shared"));
+                    return Err(ProtocolViolation("too much memory is shared"));
                 }
                 all.insert(header.index, shared.map(Arc::new));
                 drop(all);
@@ -201,14 +195,14 @@ impl LaneHost for Connection {
                     self.serve_ring()?;
                 }
             }
-            Kind::Ring => {
+            FrameKind::Ring => {
                 // A side without a ring of its own could not tell the peer that its ring has room again.
                 if self.inbox.is_some()
                     && let Ok([file, bell]) = <[OwnedFd; 2]>::try_from(descriptors)
                     && let Some(outbox) = RingOutbox::of(&file, bell)
                     && self.outbox.set(outbox).is_ok()
                 {
-                    lock(&self.link).switch();
+                    lock(&self.link).switch_to_ring();
                 }
             }
             _ => {}
@@ -222,13 +216,15 @@ impl LaneHost for Connection {
         &self,
         wire: &dyn Wire,
         bytes: &[u8],
-        kind: Kind,
+        kind: FrameKind,
         region: u32,
     ) -> Result<usize, WireError> {
         let region = lock(&self.offered).get(&region).and_then(Weak::upgrade);
         let descriptors: Vec<BorrowedFd<'_>> = match (kind, &self.inbox, &region) {
-            (Kind::Ring, Some(inbox), _) => inbox.descriptors().collect(),
-            (Kind::Region | Kind::Descriptor, _, Some(region)) => region.shared().into_iter().collect(),
+            (FrameKind::Ring, Some(inbox), _) => inbox.descriptors().collect(),
+            (FrameKind::Region | FrameKind::Descriptor, _, Some(region)) => {
+                region.shared_file().into_iter().collect()
+            }
             _ => Vec::new(),
         };
         wire.send_with(bytes, &descriptors)
@@ -238,7 +234,7 @@ impl LaneHost for Connection {
         let asked = {
             let mut lanes = self.lanes.write().unwrap_or_else(PoisonError::into_inner);
             lanes.retain(|other| !Arc::ptr_eq(other, lane));
-            lane.is_ended_for_peer()
+            lane.is_lost_by_peer()
         };
         if self.over.get().is_some() {
             return;
@@ -249,7 +245,7 @@ impl LaneHost for Connection {
             self.counts.damaged.fetch_add(1, Ordering::Relaxed);
         }
         // Frames that no chunk checksum covers are sent again on another lane, once.
-        let again = damaged && self.capabilities.is_breakable && self.is_first_damage();
+        let again = damaged && self.capabilities.is_breakable && self.record_damaged_frame();
         if damaged && !again || matches!(error, LaneError::Violation(_) | LaneError::Fenced) {
             self.close(TransferError::Transport { transport: lane.kind, member: self.peer, why: how });
             return;
@@ -257,7 +253,7 @@ impl LaneHost for Connection {
         // Both sides have agreed to end the connection, and the peer closes it. If this side is the one that
         // reconnects the control lane, the peer may not have received the decision, so this side reconnects.
         let mends = lane.control && self.dialled && self.capabilities.is_breakable;
-        if !mends && lock(&self.link).is_gone() {
+        if !mends && lock(&self.link).has_left() {
             if lane.control {
                 self.close(self.made_room_error());
             }
@@ -265,17 +261,17 @@ impl LaneHost for Connection {
         }
         self.counts.lanes_lost.fetch_add(1, Ordering::Relaxed);
         if !self.capabilities.is_breakable {
-            self.peer_has_gone(how);
+            self.on_peer_gone(how);
             return;
         }
         {
             let mut link = lock(&self.link);
             if asked {
-                link.lane_closed(lane.id);
+                link.report_landed_chunks(lane.id);
             }
-            link.lane_lost(lane.id);
+            link.query_landed_chunks(lane.id);
         }
         self.flush(0);
-        self.tell_host(|host, connection| host.mend(connection, lane.control, &how));
+        self.tell_host(|host, connection| host.reconnect_lane(connection, lane.control, &how));
     }
 }

@@ -2,19 +2,22 @@
 //!
 //! | file | what it owns |
 //! | --- | --- |
-//! | `connection.rs` | the connection, its interface to the engine, and its end |
+//! | `connection.rs` | the connection and its end |
+//! | `engine_api.rs` | its interface to the engine |
 //! | `lanes.rs` | its interface to lanes, and the consequences of a lost lane |
-//! | `launches.rs` | its interface to launches and to fetching threads |
-//! | `control_ring.rs` | control frames in shared memory, and threads that poll for them |
+//! | `launch_and_fetch_api.rs` | its interface to launches and to fetching threads |
+//! | `control_ring.rs` | control frames in shared memory |
+//! | `ring_session.rs` | which thread reads the ring, and when it sleeps |
 //! | `spin_wait.rs` | how long such a thread polls before it sleeps |
-//! | `perform.rs` | the outputs of the link, performed; frames and chunks sent |
+//! | `link_outputs.rs` | performs the outputs of the link, and sends frames and chunks |
 //! | `handshake.rs` | the handshake of two engines, before there is a connection |
 
 pub mod connection;
 mod control_ring;
+pub mod engine_api;
 pub mod handshake;
 mod lanes;
-mod launches;
-mod perform;
+mod launch_and_fetch_api;
+mod link_outputs;
 pub mod ring_session;
 pub mod spin_wait;

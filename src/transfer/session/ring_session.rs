@@ -1,6 +1,7 @@
-//! When the threads of a session read its ring, sleep, and leave it to one another.
+//! Decides when a thread of a session reads the session's ring, when it sleeps, and when another thread becomes the
+//! reader.
 //!
-//! It does not know what frames say: the session does. Begin at [`RingSession::poll_ring_until`].
+//! The session interprets the frames. Begin at [`RingSession::poll_ring_until`].
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -9,9 +10,9 @@ use muster_clock as clock;
 
 use super::spin_wait::SpinWait;
 use crate::base::sync::{AtomicUsize, fence, fence_after_rmw};
-use crate::io::ring::{FRAMES_MAX, Reader, RingInbox, RingMemory};
+use crate::io::ring::{FRAMES_MAX, RingInbox, RingMemory, RingReader};
 use crate::launch::session_handle::POLL_INTERVAL;
-use crate::protocol::link::Violation;
+use crate::protocol::link::ProtocolViolation;
 
 /// A thread that launches takes no more of what the peer says meanwhile.
 const ANSWERS_MAX: usize = 16;
@@ -34,10 +35,10 @@ pub trait RingSession {
     ///
     /// # Errors
     /// If what is in the ring makes no sense.
-    fn drain(&self, reader: &Reader<'_, Self::Memory>, most: usize) -> Result<(), Violation>;
+    fn drain(&self, reader: &RingReader<'_, Self::Memory>, most: usize) -> Result<(), ProtocolViolation>;
 
     /// Ends the session, because what is in the ring makes no sense.
-    fn on_violation(&self, violation: &Violation);
+    fn on_violation(&self, violation: &ProtocolViolation);
 
     /// Returns whether nothing is read until the memory has come that the last frame told of.
     fn awaits_region(&self) -> bool;
@@ -71,19 +72,19 @@ pub trait RingSession {
     ///
     /// # Errors
     /// If what is in the ring makes no sense.
-    fn serve_ring(&self) -> Result<(), Violation> {
-        let Some(reader) = self.inbox().and_then(RingInbox::read) else { return Ok(()) };
+    fn serve_ring(&self) -> Result<(), ProtocolViolation> {
+        let Some(reader) = self.inbox().and_then(RingInbox::try_lock_reader) else { return Ok(()) };
         let drained = self.drain(&reader, TURN);
-        self.release_ring(reader);
+        self.return_ring_to_reactor(reader);
         drained
     }
 
     /// Leaves the ring to the reactor, with what has come since this thread looked: the writer has not rung for it. A peer
     /// that writes more and more keeps this thread from nothing else.
-    fn release_ring(&self, reader: Reader<'_, Self::Memory>) {
-        let inbox = reader.release();
+    fn return_ring_to_reactor(&self, reader: RingReader<'_, Self::Memory>) {
+        let inbox = reader.return_to_reactor();
         if !inbox.is_empty() && !self.awaits_region() {
-            inbox.ring();
+            inbox.ring_doorbell();
         }
         // This thread has left, and passed a fence, before it looks; the one that learns of the peer's end says so before it
         // tries to read. One of the two does what is to be done.
@@ -99,20 +100,20 @@ pub trait RingSession {
         fence(Ordering::SeqCst);
         let taken = self.take_last_frames();
         if !taken && let Some(inbox) = self.inbox() {
-            inbox.wake();
+            inbox.wake_sleeper();
         }
         taken
     }
 
     /// Takes the last frames of a peer that has gone, and ends the session. Not if another thread takes them now.
     fn take_last_frames(&self) -> bool {
-        if let Some(inbox) = self.inbox().filter(|inbox| inbox.is_open()) {
-            let Some(reader) = inbox.read() else { return false };
+        if let Some(inbox) = self.inbox().filter(|inbox| inbox.is_open_for_reading()) {
+            let Some(reader) = inbox.try_lock_reader() else { return false };
             // No honest peer goes on writing.
             if let Err(violation) = self.drain(&reader, FRAMES_MAX) {
                 tracing::debug!(%violation, "the last frames of a peer");
             }
-            reader.release();
+            reader.return_to_reactor();
         }
         self.end_with_gone_peer();
         true
@@ -120,15 +121,15 @@ pub trait RingSession {
 
     /// Does something that the peer may answer at once. This thread polls the ring until that is done, so that the answer
     /// wakes no thread.
-    fn poll_inline<R>(&self, with: impl FnOnce() -> R) -> R {
-        let reader = self.inbox().and_then(RingInbox::read);
+    fn run_as_ring_reader<R>(&self, with: impl FnOnce() -> R) -> R {
+        let reader = self.inbox().and_then(RingInbox::try_lock_reader);
         if let Some(reader) = &reader {
-            reader.stay_awake();
+            reader.announce_awake();
         }
         let said = with();
         if let Some(reader) = reader {
             let drained = self.drain(&reader, ANSWERS_MAX);
-            self.release_ring(reader);
+            self.return_ring_to_reactor(reader);
             if let Err(violation) = drained {
                 self.on_violation(&violation);
             }
@@ -139,9 +140,9 @@ pub trait RingSession {
     /// Polls the ring on this thread until `done`, if no other thread reads it: what it waits for comes without a change of
     /// threads. What is small may be here `soon`: sooner than this thread could be woken. Returns whether it is done.
     fn poll_ring_until(&self, until: Option<Instant>, soon: bool, done: &dyn Fn() -> bool) -> bool {
-        let Some(reader) = self.inbox().and_then(RingInbox::read) else { return false };
+        let Some(reader) = self.inbox().and_then(RingInbox::try_lock_reader) else { return false };
         let has_waiters = || self.send_waiters().load(Ordering::SeqCst) > 0;
-        reader.stay_awake();
+        reader.announce_awake();
         let is_over = || self.is_over() || self.is_peer_gone();
         let mut is_done = done();
         while !is_done && !is_over() {
@@ -175,7 +176,7 @@ pub trait RingSession {
                 sleep.wait(left.min(POLL_INTERVAL));
             }
         }
-        self.release_ring(reader);
+        self.return_ring_to_reactor(reader);
         is_done
     }
 }

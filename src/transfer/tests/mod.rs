@@ -1,3 +1,5 @@
-//! Models of the engine's concurrent cores, for loom: see `base/sync.rs`.
+//! Models of the engine's concurrent code for loom (`base/sync.rs` says how to run them).
+
+#![allow(clippy::unwrap_used, reason = "a model that cannot go on has failed")]
 
 mod models;

@@ -194,7 +194,7 @@ pub fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
         ],
         why,
     );
-    let shown = muster::text::bytes(count(&run["store_bytes"]));
+    let shown = muster::text::format_bytes(count(&run["store_bytes"]));
     assert!(held.contains(&format!(" keys, {shown}")), "{held} does not say {shown}\n{why}");
 
     // Exclusions, runs, findings and events.
@@ -254,7 +254,7 @@ pub fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
             ],
             why,
         );
-        let shown = muster::text::span(Duration::from_micros(length));
+        let shown = muster::text::format_approximate_duration(Duration::from_micros(length));
         let row =
             between(history, &format!("<tr><td class=\"num\">{number}</td>"), "</tr>").next().expect("a row");
         let cell = between(row, "<td>", "</td>").nth(2).unwrap_or_default();

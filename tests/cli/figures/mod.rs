@@ -1,8 +1,8 @@
-//! Figures that are shown in several places: pages, REST, the command line and metrics must agree.
+//! Tests that pages, REST, the command line and metrics show the same figures.
 //!
-//! Random tasks act on a job of a real server. When nothing changes any more, all four places are read and
-//! compared figure by figure; the totals of what REST lists by task are recomputed here. `FIGURES_SEEDS` sets
-//! the number of programs, `FIGURES_SEED` selects one.
+//! Random tasks act on a job of a real server. When nothing changes any more, the test reads all four places and
+//! compares them figure by figure. It also recomputes the totals of what REST lists for each task. `FIGURES_SEEDS`
+//! sets the number of random programs, and `FIGURES_SEED` selects one.
 //!
 //! | file | contents |
 //! | --- | --- |
@@ -23,8 +23,7 @@ use tokio::runtime::Runtime;
 
 use self::programs::Program;
 use self::seen::Seen;
-use crate::process::wait_until;
-use crate::web::Server;
+use crate::harness::{MusterServer, wait_until};
 
 /// The number of programs of a normal run.
 const SEEDS: u64 = 32;
@@ -78,7 +77,7 @@ fn pages_rest_the_command_line_and_metrics_say_the_same() {
         None => 0..number("FIGURES_SEEDS").unwrap_or(SEEDS),
     };
     let many = seeds.end - seeds.start >= SEEDS;
-    let server = Server::start(&["--tasks", "1", "--log", "error"]);
+    let server = MusterServer::start(&["--tasks", "1", "--log", "error"]);
     let runtime = Runtime::new().expect("a runtime");
     let mut ledger = Ledger::default();
     let mut seen_states = BTreeMap::<&str, usize>::new();
@@ -123,7 +122,7 @@ fn pages_rest_the_command_line_and_metrics_say_the_same() {
 
 #[test]
 fn rates_of_transfers_are_the_same_wherever_they_are_shown() {
-    let server = Server::start(&["--tasks", "1", "--log", "error"]);
+    let server = MusterServer::start(&["--tasks", "1", "--log", "error"]);
     let runtime = Runtime::new().expect("a runtime");
     let mut ledger = Ledger::default();
     let mut program = Program::new(&server, &runtime, 1);

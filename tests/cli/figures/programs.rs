@@ -13,8 +13,7 @@ use tonic::transport::{Channel, Endpoint};
 use wire::coordination_service_client::CoordinationServiceClient;
 
 use super::reports::advance;
-use crate::process::wait_until;
-use crate::web::Server;
+use crate::harness::{MusterServer, wait_until};
 
 /// The process of one task.
 struct Process {
@@ -35,7 +34,7 @@ impl Drop for Process {
 
 /// A job, and the processes of its tasks.
 pub struct Program<'a> {
-    pub server: &'a Server,
+    pub server: &'a MusterServer,
     runtime: &'a Runtime,
     pub job: String,
     settings: Value,
@@ -56,7 +55,7 @@ pub struct Program<'a> {
 }
 
 impl<'a> Program<'a> {
-    pub fn new(server: &'a Server, runtime: &'a Runtime, seed: u64) -> Self {
+    pub fn new(server: &'a MusterServer, runtime: &'a Runtime, seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let job = format!("job{seed}");
         // Some jobs are large, because large jobs are shown differently.

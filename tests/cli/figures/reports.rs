@@ -1,4 +1,4 @@
-//! Random transfer reports, as the engine of one life of a task would send them.
+//! Random transfer reports, as the transfer engine of one incarnation of a task would send them.
 
 use muster::proto::muster::v1::{
     AbortTotals, CliqueCache, ClockReading, Connection, DurationTimes, EngineTotals, Failure, InFlight,
@@ -127,7 +127,14 @@ pub fn advance(report: &mut TransferReport, tasks: u32, random: &mut fastrand::R
         let (peer, transport) = (amounts.random.u32(..tasks), amounts.pick(&TRANSPORTS));
         let (lanes, launches) = (amounts.small(), amounts.small());
         let transport = transport.to_owned();
-        report.connections.push(Connection { peer, peer_incarnation: 7, transport, lanes, launches });
+        report.connections.push(Connection {
+            peer,
+            peer_incarnation: 7,
+            transport,
+            lanes,
+            launches,
+            ..Connection::default()
+        });
     }
     let [latency_bytes, normal_bytes, bulk_bytes] = [(); 3].map(|()| amounts.next());
     report.in_flight = Some(InFlight { latency_bytes, normal_bytes, bulk_bytes });
@@ -141,6 +148,6 @@ pub fn advance(report: &mut TransferReport, tasks: u32, random: &mut fastrand::R
         // Also without a text, and with a wrong clock.
         let at = amounts.pick(&[0, 1, u64::MAX]);
         let text = format!("made up with {peer}");
-        report.failures.push(Failure { at, peer, reason, text });
+        report.failures.push(Failure { at, peer, reason, text, ..Failure::default() });
     }
 }

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use muster::http::{TaskTransfersPage, TransfersPage};
+use muster::http::api::{TaskTransfersPage, TransfersPage};
 use serde_json::Value;
 
 use super::programs::Program;
-use crate::process::{muster, run};
+use crate::harness::{muster, run};
 
 /// The maximum number of attempts until nothing changes during a read.
 const LOOKS: usize = 200;

@@ -1,4 +1,4 @@
-//! PollForError, and the errors that tasks report themselves.
+//! PollForError, and the calls by which tasks report errors themselves.
 
 use crate::differences::Difference;
 use crate::expect::{Code, Outcome, State, another_life, error, ok, waits};

@@ -1,4 +1,4 @@
-//! Heartbeat, and the effect of missing ones.
+//! Heartbeat, and what follows when heartbeats are missing.
 
 use crate::expect::{Code, State, another_life, error, ok, waits};
 use crate::script::{Release, Script, ScriptCall, Version, observer, script, t};

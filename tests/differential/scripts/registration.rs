@@ -1,4 +1,4 @@
-//! RegisterTask, and the service incarnation that every call states.
+//! RegisterTask, and the incarnation of the service that every call states.
 
 use crate::expect::{Code, State, error, ok, waits};
 use crate::script::{Claim, Release, Script, ScriptCall, Version, observer, script, t};

@@ -1,4 +1,4 @@
-//! The time after the end of a run.
+//! The next run, after a run has ended.
 
 use crate::differences::Difference;
 use crate::expect::{Code, State, error, ok, waits};

@@ -1,11 +1,11 @@
-//! Starts the processes of the benchmark and asks each within a time limit.
+//! Starts the processes of the benchmark, sends orders to them, and waits for each reply within a time limit.
 //!
-//! Begin at `Children::ask`.
+//! Begin at `Children::send_orders`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{self, BufRead as _, BufReader, Write as _};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 
 use super::PEER;
 use super::protocol::{BenchOrder, BenchReply, PairSide};
+use crate::cli::program;
 use crate::clock;
 
 /// The time to wait for the exit of a task after another one has failed: it may be the cause.
@@ -34,7 +35,7 @@ impl Drop for ChildTask {
     }
 }
 
-/// All tasks by number: of each pair the sender, then the receiver.
+/// All tasks by number. In each pair, the sender comes before the receiver.
 pub struct Children {
     tasks: Vec<ChildTask>,
     heard: Receiver<ChildLine>,
@@ -44,7 +45,7 @@ impl Children {
     /// Starts this many processes.
     pub fn start(count: u32) -> Result<Self> {
         let (tell, heard) = channel();
-        let tasks = (0..count as usize).map(|number| start(number, &tell)).collect::<Result<_>>()?;
+        let tasks = (0..count as usize).map(|number| start_task(number, &tell)).collect::<Result<_>>()?;
         Ok(Self { tasks, heard })
     }
 
@@ -54,7 +55,7 @@ impl Children {
 
     /// Sends each task its order, in this sequence, and returns the replies by task. If a task does not reply
     /// within `limit`, the error names the task and its order.
-    pub fn ask(
+    pub fn send_orders(
         &mut self,
         orders: &[(usize, BenchOrder)],
         limit: Duration,
@@ -62,7 +63,7 @@ impl Children {
         for (number, order) in orders {
             let line = serde_json::to_string(order)? + "\n";
             if self.tasks[*number].orders.write_all(line.as_bytes()).is_err() {
-                return Err(self.ended(*number, order));
+                return Err(self.ended_error(*number, order));
             }
         }
         let until = clock::monotonic() + limit;
@@ -74,18 +75,20 @@ impl Children {
                 Err(RecvTimeoutError::Timeout) => {
                     let silent = orders.iter().map(|(number, _)| *number);
                     let silent = silent.filter(|number| !answers.contains_key(number)).collect::<Vec<_>>();
-                    return Err(self.silent(&silent, asked, limit));
+                    return Err(self.no_reply_error(&silent, asked, limit));
                 }
                 Err(RecvTimeoutError::Disconnected) => bail!("nobody listens to the tasks of the benchmark"),
             };
             let order = orders.iter().find(|(asked, _)| *asked == number).map_or(asked, |(_, order)| order);
-            let Some(line) = line.with_context(|| format!("{} cannot be heard", self.name(number)))? else {
-                return Err(self.ended(number, order));
+            let Some(line) =
+                line.with_context(|| format!("{} cannot be heard", self.task_name_text(number)))?
+            else {
+                return Err(self.ended_error(number, order));
             };
             let answer = serde_json::from_str(&line)
-                .with_context(|| format!("{} answered what makes no sense", self.name(number)))?;
+                .with_context(|| format!("{} answered what makes no sense", self.task_name_text(number)))?;
             if let BenchReply::Failed(why) = answer {
-                return Err(self.failed(number, order, &why));
+                return Err(self.failure_error(number, order, &why));
             }
             answers.insert(number, answer);
         }
@@ -93,16 +96,16 @@ impl Children {
     }
 
     /// Returns the name of a task in words.
-    fn name(&self, number: usize) -> String {
-        let side = match PairSide::of(number) {
+    fn task_name_text(&self, number: usize) -> String {
+        let side = match PairSide::of_task(number) {
             PairSide::Sender => "sender",
             PairSide::Receiver => "receiver",
         };
         format!("task {number} of the benchmark ({side}, process {})", self.tasks[number].child.id())
     }
 
-    fn ended(&mut self, number: usize, order: &BenchOrder) -> anyhow::Error {
-        let name = self.name(number);
+    fn ended_error(&mut self, number: usize, order: &BenchOrder) -> anyhow::Error {
+        let name = self.task_name_text(number);
         match self.tasks[number].child.wait() {
             Ok(status) => anyhow!(
                 "{name} has ended ({status}) although it was asked {order}: nothing can be measured without it; \
@@ -113,27 +116,27 @@ impl Children {
     }
 
     /// Returns the error for a failed task: the exit of another task, if that is the likely cause.
-    fn failed(&mut self, number: usize, order: &BenchOrder, why: &str) -> anyhow::Error {
+    fn failure_error(&mut self, number: usize, order: &BenchOrder, why: &str) -> anyhow::Error {
         let until = clock::monotonic() + FAILURE_CAUSE_WAIT;
         while let Ok((other, line)) =
             self.heard.recv_timeout(until.saturating_duration_since(clock::monotonic()))
         {
             if matches!(line, Ok(None)) {
-                return self.ended(other, order);
+                return self.ended_error(other, order);
             }
         }
-        anyhow!("{} was asked {order}, and failed: {why}", self.name(number))
+        anyhow!("{} was asked {order}, and failed: {why}", self.task_name_text(number))
     }
 
     /// Returns the error for tasks that did not reply.
-    fn silent(&self, silent: &[usize], order: &BenchOrder, limit: Duration) -> anyhow::Error {
+    fn no_reply_error(&self, silent: &[usize], order: &BenchOrder, limit: Duration) -> anyhow::Error {
         let mut text = format!("no answer within {limit:?} from those that were asked {order}:");
         let mut stopped = Vec::new();
         for number in silent {
             let id = self.tasks[*number].child.id();
-            let state = state(id);
+            let state = process_state(id);
             // Writing to a string cannot fail.
-            let _ = write!(text, "\n  {}: {}", self.name(*number), words(state));
+            let _ = write!(text, "\n  {}: {}", self.task_name_text(*number), process_state_text(state));
             if matches!(state, Some('T' | 't')) {
                 stopped.push(id.to_string());
             }
@@ -152,8 +155,8 @@ impl Children {
     }
 }
 
-fn start(number: usize, tell: &Sender<ChildLine>) -> Result<ChildTask> {
-    let mut child = Command::new(std::env::current_exe()?)
+fn start_task(number: usize, tell: &Sender<ChildLine>) -> Result<ChildTask> {
+    let mut child = program::own_command()
         .args(["transfer", PEER, "--parent", &std::process::id().to_string()])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -182,12 +185,12 @@ fn start(number: usize, tell: &Sender<ChildLine>) -> Result<ChildTask> {
 }
 
 /// Returns the state of a process, as the letter that /proc shows.
-fn state(process: u32) -> Option<char> {
+fn process_state(process: u32) -> Option<char> {
     let text = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     text.rsplit_once(") ")?.1.chars().next()
 }
 
-const fn words(state: Option<char>) -> &'static str {
+const fn process_state_text(state: Option<char>) -> &'static str {
     match state {
         Some('T' | 't') => "it is stopped",
         Some('R') => "it is at work",
@@ -204,8 +207,12 @@ mod tests {
 
     #[test]
     fn a_process_has_a_state() {
-        assert!(matches!(state(std::process::id()), Some('R' | 'S')), "{:?}", state(std::process::id()));
-        assert_eq!(words(state(u32::MAX)), "it has ended");
-        assert_eq!(words(Some('T')), "it is stopped");
+        assert!(
+            matches!(process_state(std::process::id()), Some('R' | 'S')),
+            "{:?}",
+            process_state(std::process::id())
+        );
+        assert_eq!(process_state_text(process_state(u32::MAX)), "it has ended");
+        assert_eq!(process_state_text(Some('T')), "it is stopped");
     }
 }

@@ -1,6 +1,6 @@
-//! Implements one process of the benchmark: an engine that executes orders.
+//! Implements one process of the benchmark: a transfer engine that executes orders.
 //!
-//! It does not measure across processes (`conductor.rs`). Begin at `run`, then `execute`.
+//! `controller.rs` combines the measurements of all processes. Begin at `run_bench_peer`, then `execute_order`.
 
 use std::io::{self, BufRead as _, Write as _};
 use std::process::ExitCode;
@@ -10,12 +10,12 @@ use clap::Args;
 use rustix::process::Signal;
 
 use super::BenchShape;
-use super::protocol::{BenchOrder, BenchReply, EngineSetup, PairSide};
+use super::protocol::{BenchEngineSetup, BenchOrder, BenchReply, PairSide};
 use crate::clock;
 use crate::test_pattern;
 use crate::transfer::{
-    Arena, Buffer, Config, DeviceId, Engine, LaunchOptions, Member, Peer, Prepared, Spec, Transfer,
-    TransferKey, TransportKind,
+    Arena, ArenaPool, Buffer, DeviceId, EngineConfig, LaunchOptions, MemberId, MemberInfo, PreparedTransfers,
+    TransferEngine, TransferHandle, TransferKey, TransferSpec, TransportKind,
 };
 
 /// Be a task of `muster transfer bench`
@@ -37,7 +37,7 @@ enum BenchChannel {
 }
 
 /// Runs the subcommand.
-pub fn run(arguments: &PeerArguments) -> Result<ExitCode> {
+pub fn run_bench_peer(arguments: &PeerArguments) -> Result<ExitCode> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
     ensure!(parent == i32::try_from(arguments.parent).ok(), "whoever asked for this process has gone");
@@ -45,7 +45,7 @@ pub fn run(arguments: &PeerArguments) -> Result<ExitCode> {
     for line in io::stdin().lock().lines() {
         let order: BenchOrder = serde_json::from_str(&line?)?;
         let answer =
-            execute(&mut task, order).unwrap_or_else(|error| BenchReply::Failed(format!("{error:#}")));
+            execute_order(&mut task, order).unwrap_or_else(|error| BenchReply::Failed(format!("{error:#}")));
         let mut out = io::stdout().lock();
         out.write_all((serde_json::to_string(&answer)? + "\n").as_bytes())?;
         out.flush()?;
@@ -53,42 +53,99 @@ pub fn run(arguments: &PeerArguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn execute(task: &mut Option<PeerState>, order: BenchOrder) -> Result<BenchReply> {
+fn execute_order(task: &mut Option<PeerState>, order: BenchOrder) -> Result<BenchReply> {
     if let BenchOrder::Begin { setup, here, there, side } = order {
-        let begun = task.insert(PeerState::begin(&setup, here, there, side)?);
+        let begun = task.insert(PeerState::start(&setup, here, there, side)?);
         let devices = vec![DeviceId(here.task.0)];
         let address = begun.engine.address().clone();
-        return Ok(BenchReply::Here(Peer { incarnation: here.incarnation, address, devices }));
+        return Ok(BenchReply::Here(MemberInfo { incarnation: here.incarnation, address, devices }));
     }
     let task = task.as_mut().context("the first order must be to begin")?;
     match order {
         BenchOrder::Begin { .. } => bail!("begun already"),
         BenchOrder::SetMembership(membership) => task.engine.on_membership(membership),
-        BenchOrder::Prepare { again } => return task.prepare_often(again),
-        BenchOrder::Allocate(shape) => task.allocate(shape)?,
-        BenchOrder::Fill { measurement } => task.fill(measurement)?,
-        BenchOrder::Move { launches } => return task.launch(launches),
+        BenchOrder::Prepare { again } => return task.time_preparations(again),
+        BenchOrder::Allocate(shape) => task.allocate_slots(shape)?,
+        BenchOrder::Fill { measurement } => task.fill_buffers(measurement)?,
+        BenchOrder::Move { launches } => return task.run_launches(launches),
         BenchOrder::Check { measurement } => {
-            return Ok(BenchReply::Checked { wrong: task.check(measurement)? });
+            return Ok(BenchReply::Checked { wrong: task.check_contents(measurement)? });
         }
-        BenchOrder::PingPong { rounds, measurement } => return task.ping_pong(rounds, measurement),
-        BenchOrder::Clear => task.clear(),
+        BenchOrder::PingPong { rounds, measurement } => return task.run_ping_pong(rounds, measurement),
+        BenchOrder::Clear => task.free_slots(),
     }
     Ok(BenchReply::Done)
 }
 
-/// The buffers of one launch, and the prepared launch.
+/// The buffers of one launch, and what launches it.
 struct BenchSlot {
     buffers: Vec<Buffer>,
     size: usize,
-    prepared: Prepared,
+    launcher: Launcher,
+}
+
+enum Launcher {
+    Prepared(PreparedTransfers),
+    Unprepared(UnpreparedTransfers),
+}
+
+/// Transfers that are requested anew at each launch. Those that are received get new buffers each time.
+struct UnpreparedTransfers {
+    engine: TransferEngine,
+    memory: ArenaPool,
+    request: BenchRequest,
+}
+
+/// What a launch asks of the engine, except for the memory.
+#[derive(Clone, Copy)]
+struct BenchRequest {
+    here: DeviceId,
+    there: DeviceId,
+    outgoing: bool,
+    first_key: u64,
+    options: LaunchOptions,
+}
+
+impl BenchRequest {
+    /// Returns the transfers of the first `size` bytes of each buffer.
+    fn specs(&self, buffers: &[Buffer], size: usize) -> Result<Vec<TransferSpec>> {
+        let spec = |(buffer, key): (&Buffer, u64)| {
+            let (span, key) = (buffer.range(0..size)?, TransferKey(key));
+            Ok(if self.outgoing {
+                TransferSpec::send(span, self.here, self.there, key)
+            } else {
+                TransferSpec::receive(span, self.there, self.here, key)
+            })
+        };
+        buffers.iter().zip(self.first_key..).map(spec).collect()
+    }
+}
+
+impl BenchSlot {
+    /// Launches its transfers.
+    fn launch(&mut self) -> Result<TransferHandle> {
+        match &mut self.launcher {
+            Launcher::Prepared(prepared) => Ok(prepared.launch(&[])),
+            Launcher::Unprepared(UnpreparedTransfers { engine, memory, request }) => {
+                if !request.outgoing {
+                    for buffer in &mut self.buffers {
+                        *buffer = memory.allocate(buffer.len())?;
+                    }
+                }
+                Ok(engine.transfer(&[], request.specs(&self.buffers, self.size)?, request.options))
+            }
+        }
+    }
 }
 
 struct PeerState {
-    engine: Engine,
+    engine: TransferEngine,
     here: DeviceId,
     there: DeviceId,
     side: PairSide,
+    unprepared: bool,
+    /// The memory of what is received unprepared.
+    memory: ArenaPool,
     moves: Vec<BenchSlot>,
     /// The outgoing and incoming slots of the latency measurement: two of each, so that the next launch is
     /// posted before the last one is checked.
@@ -97,35 +154,33 @@ struct PeerState {
 }
 
 impl PeerState {
-    fn begin(setup: &EngineSetup, here: Member, there: Member, side: PairSide) -> Result<Self> {
+    fn start(setup: &BenchEngineSetup, here: MemberId, there: MemberId, side: PairSide) -> Result<Self> {
         let (near, far) = (DeviceId(here.task.0), DeviceId(there.task.0));
-        let mut config = Config::new(here, vec![near]);
+        let mut config = EngineConfig::new(here, vec![near]);
         config.transport = setup.transport;
         config.checks = setup.checksums;
         config.lanes = setup.lanes.unwrap_or(config.lanes);
         config.spin = setup.spin.unwrap_or(config.spin);
-        config.tls = setup.certificates.read()?;
+        config.tls = setup.certificates.read_files()?;
         Ok(Self {
-            engine: Engine::start(config).context("cannot start a transfer engine")?,
+            engine: TransferEngine::start(config).context("cannot start a transfer engine")?,
             here: near,
             there: far,
             side,
+            unprepared: setup.unprepared,
+            memory: ArenaPool::default(),
             moves: Vec::new(),
             out: Vec::new(),
             inbound: Vec::new(),
         })
     }
 
-    fn spec(&self, buffer: &Buffer, size: usize, outgoing: bool, key: u64) -> Result<Spec> {
-        let (span, key) = (buffer.range(0..size)?, TransferKey(key));
-        Ok(if outgoing {
-            Spec::send(span, self.here, self.there, key)
-        } else {
-            Spec::receive(span, self.there, self.here, key)
-        })
+    fn request(&self, channel: BenchChannel, outgoing: bool, first_key: u64) -> BenchRequest {
+        let options = LaunchOptions { channel: channel as u32, ..LaunchOptions::default() };
+        BenchRequest { here: self.here, there: self.there, outgoing, first_key, options }
     }
 
-    fn slot(
+    fn make_slot(
         &self,
         arena: &Arena,
         shape: BenchShape,
@@ -133,71 +188,75 @@ impl PeerState {
         outgoing: bool,
         number: usize,
     ) -> Result<BenchSlot> {
-        let buffers =
-            (0..shape.batch).map(|_| Ok(arena.allocate(shape.stride())?)).collect::<Result<Vec<_>>>()?;
-        let first = (number * shape.batch) as u64;
-        let specs = buffers
-            .iter()
-            .zip(first..)
-            .map(|(buffer, key)| self.spec(buffer, shape.size, outgoing, key))
+        let buffers = (0..shape.batch)
+            .map(|_| Ok(arena.allocate(shape.buffer_stride())?))
             .collect::<Result<Vec<_>>>()?;
-        let options = LaunchOptions { channel: channel as u32, ..LaunchOptions::default() };
-        Ok(BenchSlot { buffers, size: shape.size, prepared: self.engine.prepare(specs, options).wait()? })
+        let request = self.request(channel, outgoing, (number * shape.batch) as u64);
+        let launcher = if self.unprepared {
+            let (engine, memory) = (self.engine.clone(), self.memory.clone());
+            Launcher::Unprepared(UnpreparedTransfers { engine, memory, request })
+        } else {
+            let specs = request.specs(&buffers, shape.size)?;
+            Launcher::Prepared(self.engine.prepare(specs, request.options).wait()?)
+        };
+        Ok(BenchSlot { buffers, size: shape.size, launcher })
     }
 
     /// Times the first preparation, which makes the connection, and later ones.
-    fn prepare_often(&self, again: u32) -> Result<BenchReply> {
-        let buffer = Arena::new(4096)?.allocate(4096)?;
-        let options = LaunchOptions { channel: BenchChannel::Prepares as u32, ..LaunchOptions::default() };
+    fn time_preparations(&self, again: u32) -> Result<BenchReply> {
+        let buffer = [Arena::new(4096)?.allocate(4096)?];
+        let request = self.request(BenchChannel::Prepares, self.side == PairSide::Sender, 0);
         let mut kept = Vec::new();
         let mut times = Vec::new();
         for _ in 0..=again {
             let began = clock::monotonic_nanoseconds();
-            let spec = self.spec(&buffer, 4096, self.side == PairSide::Sender, 0)?;
-            kept.push(self.engine.prepare(vec![spec], options).wait()?);
+            let specs = request.specs(&buffer, 4096)?;
+            kept.push(self.engine.prepare(specs, request.options).wait()?);
             times.push(clock::monotonic_nanoseconds() - began);
         }
         let first = times.remove(0);
         Ok(BenchReply::Prepared { first, again: times })
     }
 
-    fn allocate(&mut self, shape: BenchShape) -> Result<()> {
+    fn allocate_slots(&mut self, shape: BenchShape) -> Result<()> {
         let sender = self.side == PairSide::Sender;
-        let arena = Arena::new(shape.memory())?;
+        let arena = Arena::new(shape.memory_bytes())?;
         self.moves = (0..shape.in_flight)
-            .map(|number| self.slot(&arena, shape, BenchChannel::Moves, sender, number))
+            .map(|number| self.make_slot(&arena, shape, BenchChannel::Moves, sender, number))
             .collect::<Result<_>>()?;
         let (out, inbound) = if sender {
             (BenchChannel::There, BenchChannel::Back)
         } else {
             (BenchChannel::Back, BenchChannel::There)
         };
-        self.out = (0..2).map(|number| self.slot(&arena, shape, out, true, number)).collect::<Result<_>>()?;
-        self.inbound =
-            (0..2).map(|number| self.slot(&arena, shape, inbound, false, number)).collect::<Result<_>>()?;
+        self.out =
+            (0..2).map(|number| self.make_slot(&arena, shape, out, true, number)).collect::<Result<_>>()?;
+        self.inbound = (0..2)
+            .map(|number| self.make_slot(&arena, shape, inbound, false, number))
+            .collect::<Result<_>>()?;
         Ok(())
     }
 
-    fn clear(&mut self) {
+    fn free_slots(&mut self) {
         self.moves.clear();
         self.out.clear();
         self.inbound.clear();
     }
 
-    fn fill(&self, measurement: u64) -> Result<()> {
-        for (number, buffer, size) in numbered(&self.moves) {
+    fn fill_buffers(&self, measurement: u64) -> Result<()> {
+        for (number, buffer, size) in numbered_buffers(&self.moves) {
             let seed = test_pattern::at(measurement, number);
-            buffer.write(|bytes| match self.side {
+            buffer.with_bytes_mut(|bytes| match self.side {
                 PairSide::Sender => test_pattern::fill(&mut bytes[..size], seed),
-                PairSide::Receiver => test_pattern::fill_wrong(&mut bytes[..size], seed),
+                PairSide::Receiver => test_pattern::fill_mismatched(&mut bytes[..size], seed),
             })?;
         }
         Ok(())
     }
 
-    fn check(&self, measurement: u64) -> Result<Option<String>> {
-        for (number, buffer, size) in numbered(&self.moves) {
-            let wrong = buffer.read(|bytes| {
+    fn check_contents(&self, measurement: u64) -> Result<Option<String>> {
+        for (number, buffer, size) in numbered_buffers(&self.moves) {
+            let wrong = buffer.with_bytes(|bytes| {
                 test_pattern::first_mismatch(&bytes[..size], test_pattern::at(measurement, number))
             })?;
             if let Some(at) = wrong {
@@ -209,28 +268,28 @@ impl PeerState {
 
     /// Runs launches, as many at a time as there are slots. A launch is awaited only when its slot is needed
     /// again.
-    fn launch(&mut self, launches: u64) -> Result<BenchReply> {
-        let before = self.bytes();
+    fn run_launches(&mut self, launches: u64) -> Result<BenchReply> {
+        let before = self.bytes_by_transport();
         let slots = self.moves.len();
-        let mut under_way: Vec<Option<Transfer>> = (0..slots).map(|_| None).collect();
+        let mut under_way: Vec<Option<TransferHandle>> = (0..slots).map(|_| None).collect();
         let began = clock::monotonic_nanoseconds();
         for n in 0..launches {
             let at = (n % slots as u64) as usize;
             if let Some(transfer) = under_way[at].take() {
                 transfer.wait()?;
             }
-            under_way[at] = Some(self.moves[at].prepared.launch(&[]));
+            under_way[at] = Some(self.moves[at].launch()?);
         }
         for transfer in under_way.into_iter().flatten() {
             transfer.wait()?;
         }
         let ended = clock::monotonic_nanoseconds();
-        let by = most_moved(before, self.bytes())?;
+        let by = busiest_transport(before, self.bytes_by_transport())?;
         Ok(BenchReply::Moved { began, ended, by })
     }
 
     /// Returns the bytes moved so far by each transport.
-    fn bytes(&self) -> BytesByTransport {
+    fn bytes_by_transport(&self) -> TotalsByTransport {
         let mut sums = [0; TransportKind::ALL.len()];
         for link in self.engine.links() {
             for (sum, (_, (sent, received))) in sums.iter_mut().zip(link.bytes) {
@@ -242,58 +301,60 @@ impl PeerState {
 
     /// Runs round trips, one at a time. The sender of the pair begins; the other answers as soon as a buffer
     /// arrives.
-    fn ping_pong(&mut self, rounds: u64, measurement: u64) -> Result<BenchReply> {
+    fn run_ping_pong(&mut self, rounds: u64, measurement: u64) -> Result<BenchReply> {
         let first = self.side == PairSide::Sender;
         let (mine, others) = (
             test_pattern::at(measurement, u64::from(first)),
             test_pattern::at(measurement, u64::from(!first)),
         );
-        prime(&self.out, &self.inbound, mine, others)?;
-        let before = self.bytes();
-        let (mut launched, mut arrived) = (Vec::new(), Vec::new());
+        fill_ping_pong_buffers(&self.out, &self.inbound, mine, others)?;
+        let before = self.bytes_by_transport();
+        let (mut launched, mut arrived, mut calls) = (Vec::new(), Vec::new(), Vec::new());
         let mut wrong = None;
         let worked = clock::process_nanoseconds();
-        let mut expected = self.inbound[0].prepared.launch(&[]);
+        let mut expected = self.inbound[0].launch()?;
         for round in 0..rounds {
             let (now, next) = ((round % 2) as usize, ((round + 1) % 2) as usize);
-            stamp(&self.out[now], test_pattern::at(mine, round))?;
+            write_stamp(&self.out[now], test_pattern::at(mine, round))?;
             // Posted before this round is answered, so that the other never sends to a receiver that is not
             // ready.
-            let following = (round + 1 < rounds).then(|| self.inbound[next].prepared.launch(&[]));
+            let following = if round + 1 < rounds { Some(self.inbound[next].launch()?) } else { None };
             if !first {
                 expected.wait()?;
                 arrived.push(clock::monotonic_nanoseconds());
             }
-            launched.push(clock::monotonic_nanoseconds());
-            let sent = self.out[now].prepared.launch(&[]);
+            let began = clock::monotonic_nanoseconds();
+            let sent = self.out[now].launch()?;
+            calls.push(clock::monotonic_nanoseconds().saturating_sub(began));
+            launched.push(began);
             if first {
                 expected.wait()?;
                 arrived.push(clock::monotonic_nanoseconds());
             }
             sent.wait()?;
-            wrong = wrong.or(stamped(&self.inbound[now], test_pattern::at(others, round))?);
+            wrong = wrong.or(check_stamp(&self.inbound[now], test_pattern::at(others, round))?);
             if let Some(following) = following {
                 expected = following;
             }
         }
         let worked = clock::process_nanoseconds().saturating_sub(worked);
-        wrong = wrong.or(primed(&self.inbound, others, rounds)?);
-        let by = most_moved(before, self.bytes())?;
-        Ok(BenchReply::Tossed { launched, arrived, worked, by, wrong })
+        wrong = wrong.or(check_ping_pong_buffers(&self.inbound, others, rounds)?);
+        let by = busiest_transport(before, self.bytes_by_transport())?;
+        Ok(BenchReply::Tossed { launched, arrived, calls, worked, by, wrong })
     }
 }
 
-/// Bytes by transport.
-type BytesByTransport = [u64; TransportKind::ALL.len()];
+/// The bytes sent and received by each transport.
+type TotalsByTransport = [u64; TransportKind::ALL.len()];
 
 /// Returns the transport that moved most bytes between two readings.
-fn most_moved(before: BytesByTransport, after: BytesByTransport) -> Result<TransportKind> {
+fn busiest_transport(before: TotalsByTransport, after: TotalsByTransport) -> Result<TransportKind> {
     let moved = TransportKind::ALL.into_iter().zip(before.into_iter().zip(after));
     Ok(moved.max_by_key(|(_, (before, after))| after - before).context("no transports")?.0)
 }
 
 /// Returns all buffers with their numbers and the number of their bytes that are moved.
-fn numbered(slots: &[BenchSlot]) -> impl Iterator<Item = (u64, &Buffer, usize)> {
+fn numbered_buffers(slots: &[BenchSlot]) -> impl Iterator<Item = (u64, &Buffer, usize)> {
     let buffers = slots.iter().flat_map(|slot| slot.buffers.iter().map(|buffer| (buffer, slot.size)));
     (0..).zip(buffers).map(|(number, (buffer, size))| (number, buffer, size))
 }
@@ -301,24 +362,24 @@ fn numbered(slots: &[BenchSlot]) -> impl Iterator<Item = (u64, &Buffer, usize)> 
 /// The bytes at the beginning of a buffer that change in each round; the rest is checked at the end.
 const STAMP: usize = 8;
 
-fn prime(out: &[BenchSlot], inbound: &[BenchSlot], mine: u64, others: u64) -> Result<()> {
-    for (number, buffer, size) in numbered(out) {
-        buffer.write(|bytes| {
+fn fill_ping_pong_buffers(out: &[BenchSlot], inbound: &[BenchSlot], mine: u64, others: u64) -> Result<()> {
+    for (number, buffer, size) in numbered_buffers(out) {
+        buffer.with_bytes_mut(|bytes| {
             test_pattern::fill(&mut bytes[STAMP.min(size)..size], test_pattern::at(mine, number))
         })?;
     }
-    for (number, buffer, size) in numbered(inbound) {
-        buffer.write(|bytes| {
-            test_pattern::fill_wrong(&mut bytes[STAMP.min(size)..size], test_pattern::at(others, number))
+    for (number, buffer, size) in numbered_buffers(inbound) {
+        buffer.with_bytes_mut(|bytes| {
+            test_pattern::fill_mismatched(&mut bytes[STAMP.min(size)..size], test_pattern::at(others, number))
         })?;
     }
     Ok(())
 }
 
-fn primed(inbound: &[BenchSlot], others: u64, rounds: u64) -> Result<Option<String>> {
+fn check_ping_pong_buffers(inbound: &[BenchSlot], others: u64, rounds: u64) -> Result<Option<String>> {
     // A single round uses only the first slot.
-    for (number, buffer, size) in numbered(&inbound[..inbound.len().min(rounds as usize)]) {
-        if let Some(at) = buffer.read(|bytes| {
+    for (number, buffer, size) in numbered_buffers(&inbound[..inbound.len().min(rounds as usize)]) {
+        if let Some(at) = buffer.with_bytes(|bytes| {
             test_pattern::first_mismatch(&bytes[STAMP.min(size)..size], test_pattern::at(others, number))
         })? {
             return Ok(Some(format!(
@@ -330,16 +391,18 @@ fn primed(inbound: &[BenchSlot], others: u64, rounds: u64) -> Result<Option<Stri
     Ok(None)
 }
 
-fn stamp(slot: &BenchSlot, stamp: u64) -> Result<()> {
+fn write_stamp(slot: &BenchSlot, stamp: u64) -> Result<()> {
     for buffer in &slot.buffers {
-        buffer.write(|bytes| test_pattern::fill(&mut bytes[..STAMP.min(slot.size)], stamp))?;
+        buffer.with_bytes_mut(|bytes| test_pattern::fill(&mut bytes[..STAMP.min(slot.size)], stamp))?;
     }
     Ok(())
 }
 
-fn stamped(slot: &BenchSlot, stamp: u64) -> Result<Option<String>> {
+fn check_stamp(slot: &BenchSlot, stamp: u64) -> Result<Option<String>> {
     for buffer in &slot.buffers {
-        if buffer.read(|bytes| test_pattern::first_mismatch(&bytes[..STAMP.min(slot.size)], stamp))?.is_some()
+        if buffer
+            .with_bytes(|bytes| test_pattern::first_mismatch(&bytes[..STAMP.min(slot.size)], stamp))?
+            .is_some()
         {
             return Ok(Some("to and fro: what arrived is not of this round".to_owned()));
         }

@@ -1,6 +1,6 @@
-//! Defines the orders and replies of the benchmark, one line of JSON each.
+//! Defines the orders that the benchmark sends to its processes, and their replies. Each is one line of JSON.
 //!
-//! Begin at `BenchOrder`, `BenchReply`.
+//! Begin at `BenchOrder` and `BenchReply`.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,15 +9,17 @@ use serde::{Deserialize, Serialize};
 
 use super::BenchShape;
 use crate::cli::certificates::TransferCertificateArgs;
-use crate::transfer::{Choice, Member, Membership, Peer, TransportKind};
+use crate::transfer::{MemberId, MemberInfo, Membership, TransportChoice, TransportKind};
 
 /// The configuration of the engines.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct EngineSetup {
-    pub transport: Choice,
+pub struct BenchEngineSetup {
+    pub transport: TransportChoice,
     pub lanes: Option<usize>,
     pub spin: Option<Duration>,
     pub checksums: bool,
+    /// Each transfer is requested anew, and received into a buffer that is allocated for it.
+    pub unprepared: bool,
     pub certificates: TransferCertificateArgs,
 }
 
@@ -30,7 +32,7 @@ pub enum PairSide {
 
 impl PairSide {
     /// Returns the side of a task: in each pair the sender comes first.
-    pub const fn of(number: usize) -> Self {
+    pub const fn of_task(number: usize) -> Self {
         if number.is_multiple_of(2) { Self::Sender } else { Self::Receiver }
     }
 }
@@ -39,7 +41,7 @@ impl PairSide {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum BenchOrder {
     /// Starts an engine. The first order.
-    Begin { setup: EngineSetup, here: Member, there: Member, side: PairSide },
+    Begin { setup: BenchEngineSetup, here: MemberId, there: MemberId, side: PairSide },
     /// Sets the membership.
     SetMembership(Membership),
     /// Prepares a small transfer once, and then this many times again.
@@ -80,7 +82,7 @@ impl fmt::Display for BenchOrder {
 /// A reply of a task.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum BenchReply {
-    Here(Peer),
+    Here(MemberInfo),
     Done,
     /// Durations in nanoseconds.
     Prepared {
@@ -97,11 +99,12 @@ pub enum BenchReply {
     Checked {
         wrong: Option<String>,
     },
-    /// The times of its own launches and of the other's arrivals, by the monotonic clock, and the CPU time of
-    /// the process meanwhile, all in nanoseconds.
+    /// The times of its own launches and of the other's arrivals, by the monotonic clock, the time that each
+    /// call of `launch` took, and the CPU time of the process meanwhile, all in nanoseconds.
     Tossed {
         launched: Vec<u64>,
         arrived: Vec<u64>,
+        calls: Vec<u64>,
         worked: u64,
         by: TransportKind,
         wrong: Option<String>,

@@ -7,10 +7,11 @@ use std::fmt;
 use serde::Serialize;
 
 use super::BenchShape;
-use super::conductor::PingPong;
-use super::protocol::EngineSetup;
-use crate::text::bytes;
-use crate::transfer::{Choice, TransportKind};
+use super::controller::PingPongTimes;
+use super::protocol::BenchEngineSetup;
+use crate::sample_range::SampleRange;
+use crate::text::format_bytes;
+use crate::transfer::{TransportChoice, TransportKind};
 
 /// The throughput of one repetition.
 #[derive(Debug)]
@@ -26,6 +27,8 @@ pub struct ThroughputSample {
 pub struct LatencySample {
     one_way: Percentiles,
     half_round_trip: Percentiles,
+    /// A call of `launch`.
+    call: Percentiles,
     /// The CPU time of both ends for each transfer.
     cpu: f64,
     by: TransportKind,
@@ -40,7 +43,7 @@ struct Percentiles {
 
 impl Percentiles {
     /// Computes the percentiles of times in nanoseconds.
-    fn of(mut times: Vec<u64>) -> Self {
+    fn from_times(mut times: Vec<u64>) -> Self {
         times.sort_unstable();
         let at = |share: f64| {
             let last = times.len().saturating_sub(1);
@@ -53,7 +56,7 @@ impl Percentiles {
 impl LatencySample {
     /// Computes the latency from the measurements of both ends. The first rounds are left out, because the
     /// other end may not have been ready.
-    pub fn new(near: &PingPong, far: &PingPong, wrong: Option<String>) -> Self {
+    pub fn new(near: &PingPongTimes, far: &PingPongTimes, wrong: Option<String>) -> Self {
         const WARMUP_ROUNDS: usize = 2;
         let between = |from: &[u64], to: &[u64]| -> Vec<u64> {
             from.iter().zip(to).skip(WARMUP_ROUNDS).map(|(from, to)| to.saturating_sub(*from)).collect()
@@ -63,8 +66,9 @@ impl LatencySample {
         let halves = between(&near.launched, &near.arrived).into_iter().map(|round| round / 2).collect();
         let transfers = near.launched.len() + far.launched.len();
         Self {
-            one_way: Percentiles::of(one_way),
-            half_round_trip: Percentiles::of(halves),
+            one_way: Percentiles::from_times(one_way),
+            half_round_trip: Percentiles::from_times(halves),
+            call: Percentiles::from_times([near.calls.as_slice(), far.calls.as_slice()].concat()),
             cpu: (near.worked + far.worked) as f64 / transfers.max(1) as f64 / 1e3,
             by: near.by,
             wrong,
@@ -94,7 +98,7 @@ impl PrepareTimes {
         let first = senders.iter().map(|sender| sender.0).max().unwrap_or(0);
         let again = senders.first().map(|sender| sender.1.clone()).unwrap_or_default();
         let most = again.iter().copied().max().unwrap_or(0);
-        let again = Percentiles::of(again);
+        let again = Percentiles::from_times(again);
         Self {
             prepare_first_us: first as f64 / 1e3,
             prepare_p50_us: again.p50,
@@ -104,35 +108,12 @@ impl PrepareTimes {
     }
 }
 
-/// The median, minimum and maximum of the repetitions.
-#[derive(Debug, Clone, Copy, Serialize)]
-struct SampleRange {
-    median: f64,
-    min: f64,
-    max: f64,
-}
-
-impl SampleRange {
-    fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
-        let mut values: Vec<f64> = values.into_iter().collect();
-        values.sort_by(f64::total_cmp);
-        let (&min, &max) = values.first().zip(values.last())?;
-        let middle = values.len() / 2;
-        let median = if values.len() % 2 == 1 {
-            values[middle]
-        } else {
-            f64::midpoint(values[middle - 1], values[middle])
-        };
-        Some(Self { median, min, max })
-    }
-}
-
 /// The result for one size.
 #[derive(Debug, Serialize)]
 pub struct SizeResult {
     /// The transport of the bytes.
     transport: String,
-    asked: Choice,
+    asked: TransportChoice,
     size_bytes: usize,
     batch: usize,
     pairs: u32,
@@ -140,6 +121,8 @@ pub struct SizeResult {
     /// The chunks carried checksums.
     checksums: bool,
     lanes: Option<usize>,
+    /// Each transfer was requested anew, and received into a buffer that was allocated for it.
+    unprepared: bool,
     repetitions: usize,
     gbytes_per_second: Option<f64>,
     /// One way: from the launch at the sender until the receiver continues.
@@ -147,6 +130,8 @@ pub struct SizeResult {
     p99_us: Option<f64>,
     half_round_trip_p50_us: Option<f64>,
     half_round_trip_p99_us: Option<f64>,
+    /// The time that a call of `launch` takes.
+    launch_p50_us: Option<f64>,
     /// The CPU time of both processes for each transfer of that kind.
     cpu_us: Option<f64>,
     #[serde(flatten)]
@@ -165,13 +150,14 @@ struct Spreads {
     p99_us: Option<SampleRange>,
     half_round_trip_p50_us: Option<SampleRange>,
     half_round_trip_p99_us: Option<SampleRange>,
+    launch_p50_us: Option<SampleRange>,
     cpu_us: Option<SampleRange>,
 }
 
 impl SizeResult {
     pub fn new(
         pairs: u32,
-        setup: &EngineSetup,
+        setup: &BenchEngineSetup,
         shape: BenchShape,
         prepares: &PrepareTimes,
         found: &[Repetition],
@@ -183,6 +169,7 @@ impl SizeResult {
             p99_us: over(|one| Some(one.delays.one_way.p99)),
             half_round_trip_p50_us: over(|one| Some(one.delays.half_round_trip.p50)),
             half_round_trip_p99_us: over(|one| Some(one.delays.half_round_trip.p99)),
+            launch_p50_us: over(|one| Some(one.delays.call.p50)),
             cpu_us: over(|one| Some(one.delays.cpu)),
         };
         let wrongs = |one: &Repetition| {
@@ -203,12 +190,14 @@ impl SizeResult {
             // Transports within a host have no checksums.
             checksums: setup.checksums && by == Some(TransportKind::Tcp),
             lanes: setup.lanes,
+            unprepared: setup.unprepared,
             repetitions: found.len(),
             gbytes_per_second: median(spread.gbytes_per_second),
             p50_us: median(spread.p50_us),
             p99_us: median(spread.p99_us),
             half_round_trip_p50_us: median(spread.half_round_trip_p50_us),
             half_round_trip_p99_us: median(spread.half_round_trip_p99_us),
+            launch_p50_us: median(spread.launch_p50_us),
             cpu_us: median(spread.cpu_us),
             prepares: *prepares,
             verified: wrong.is_none() && !found.is_empty(),
@@ -219,7 +208,7 @@ impl SizeResult {
 }
 
 /// Returns the heading above the lines of all sizes.
-pub fn heading(prepares: &PrepareTimes) -> String {
+pub fn heading_text(prepares: &PrepareTimes) -> String {
     format!(
         "prepare: first {:.0} us, with the connection there p50 {:.1} us, p99 {:.1} us\n{:>10} {:>6} {:>5} {:>9}  {:>22}  {:>19}  {:>19}  {:>7}\n",
         prepares.prepare_first_us,
@@ -249,7 +238,7 @@ impl fmt::Display for SizeResult {
         writeln!(
             out,
             "{:>10} {:>6} {:>5} {:>9}  {rate:>22}  {:>19}  {:>19}  {:>7}{}",
-            bytes(self.size_bytes as u64),
+            format_bytes(self.size_bytes as u64),
             self.batch,
             self.transport,
             self.in_flight,
@@ -271,29 +260,46 @@ mod tests {
         // 6 later.
         let times = |offset: u64| -> Vec<u64> { (0..4).map(|n| n * 100_000 + offset * 1000).collect() };
         let by = TransportKind::Shm;
-        let mut near = PingPong { launched: times(0), arrived: times(10), worked: 10_000, by, wrong: None };
-        let far = PingPong { launched: times(4), arrived: times(4), worked: 6_000, by, wrong: None };
+        let calls = vec![2000; 4];
+        let mut near = PingPongTimes {
+            launched: times(0),
+            arrived: times(10),
+            calls: calls.clone(),
+            worked: 10_000,
+            by,
+            wrong: None,
+        };
+        let far =
+            PingPongTimes { launched: times(4), arrived: times(4), calls, worked: 6_000, by, wrong: None };
         near.arrived[0] = 90_000;
         let delays = LatencySample::new(&near, &far, None);
         assert!((delays.half_round_trip.p50 - 5.0).abs() < 1e-9);
         assert!((delays.half_round_trip.p99 - 5.0).abs() < 1e-9, "the first round was slow");
         assert!((delays.one_way.p99 - 6.0).abs() < 1e-9);
+        assert!((delays.call.p50 - 2.0).abs() < 1e-9);
         assert!((delays.cpu - 2.0).abs() < 1e-9, "16 us for 8 transfers");
     }
 
     #[test]
     fn an_error_in_one_repetition_is_reported() {
         let certificates = crate::cli::certificates::TransferCertificateArgs::default();
-        let setup =
-            EngineSetup { transport: Choice::Tcp, lanes: None, spin: None, checksums: true, certificates };
+        let setup = BenchEngineSetup {
+            transport: TransportChoice::Tcp,
+            lanes: None,
+            spin: None,
+            checksums: true,
+            unprepared: false,
+            certificates,
+        };
         let shape = BenchShape { size: 4096, batch: 1, in_flight: 2 };
         let prepares = PrepareTimes::new(&[(5000, vec![1000, 2000, 3000])]);
         let by = TransportKind::Tcp;
         let one = |rate, wrong: Option<&str>| Repetition {
             moved: Some(ThroughputSample { rate, by, wrong: wrong.map(str::to_owned) }),
             delays: LatencySample {
-                one_way: Percentiles::of(vec![1000]),
-                half_round_trip: Percentiles::of(vec![1000]),
+                one_way: Percentiles::from_times(vec![1000]),
+                half_round_trip: Percentiles::from_times(vec![1000]),
+                call: Percentiles::from_times(vec![100]),
                 cpu: 1.0,
                 by,
                 wrong: None,

@@ -1,82 +1,102 @@
-//! Executes plans on engines: each task does its part without messages to the others about the plan.
+//! Executes plans on engines. Each task executes its own part, and the tasks send each other no messages about the
+//! plan.
 //!
-//! All steps between two tasks that depend on nothing leave as one group. A step that passes on received
-//! bytes is a group of its own. It is launched at once, in the order of the plan, and held back by an event
-//! that the arrival itself completes, so no thread takes part in it. Both sides derive the same groups from
-//! the same plan.
+//! Several arrays are resharded together. The steps of all arrays between two tasks are one launch (`groups.rs`).
+//! Some bytes reach a task through another task, which receives them and passes them on. The launches that pass
+//! bytes on are requested at once too. They wait for events that complete when those bytes arrive, so no thread has
+//! to start them.
 //!
-//! - A handshake comes before the groups: a transfer without bytes that has the plan's layout
-//!   (`plan_handshake`). Keys differ between plans, so only a transfer whose key is the same on both sides
-//!   can detect that two tasks execute different plans.
-//! - Each peer is a request of its own, and the steps that follow a step start when it is done, in any order.
-//!   A peer that is late or cannot be reached delays only the steps that depend on it.
-//! - A contiguous region is sent from, and received into, its own memory. Others are packed into (or unpacked
-//!   from) staging memory of their own, so no step waits for another's memory.
-//! - A failed plan waits one stall limit at most: three quarters of it for the peers to confirm that nothing
-//!   is in flight; then their connections end, and only threads of this task have to finish. So the caller is
-//!   free in a known time, with proof, even if a peer is stopped.
+//! - The first launch with a peer also has a transfer without bytes for each array, whose layout is that of the
+//!   array's plan (`ReshardExecutor::handshake_specs`). If the two sides have different plans, the keys of their steps
+//!   differ too. These transfers have the same keys on both sides, so an error can tell which array differs.
+//! - Each peer has requests of its own. A step starts when the steps on which it depends are done, in any order. So
+//!   a peer that is late or cannot be reached delays only the steps that depend on it.
+//! - A contiguous region is sent from its own memory, and received into its own memory. Every other region is
+//!   packed into staging memory before it is sent, and unpacked from staging memory after it has arrived. Each
+//!   region has its own range of staging memory, so no step waits for memory of another step.
+//! - A failed plan returns within one stall limit. For the first three quarters of this time, the plan waits until
+//!   its peers confirm that nothing is in flight. After that, it ends its connections to the peers that have not
+//!   confirmed, and waits only for threads of this task. So the caller gets its buffers back within a known time,
+//!   even if a peer is stopped, and no byte can arrive in them any more. If a thread of this task takes longer, the
+//!   error is [`ReshardError::Unproven`].
 
 mod copy;
+mod executor;
+mod groups;
 mod outcome;
-mod run;
 mod task;
 
 use std::sync::mpsc::channel;
 
 use muster_clock as clock;
 
-pub use outcome::{Moved, ReshardError, ShardBuffers};
-use run::ReshardRun;
-use task::{StepRole, check, divide};
+use executor::ReshardExecutor;
+pub use outcome::{ReshardArray, ReshardError, ReshardStats, ShardBuffers};
+use task::{StepRole, claim_shards, local_steps};
 
-use super::handle::Engine;
-use super::prepared::LaunchOptions;
-use crate::base::layout::LayoutFingerprint;
+use super::handle::TransferEngine;
+use super::prepared_transfers::LaunchOptions;
 use crate::memory::Arena;
 use crate::plan::Plan;
 
-impl Engine {
-    /// Executes this task's part of a plan, and blocks until it is done. Every task of the plan must call it.
-    /// The shards belong to the plan until it returns. Staging memory is allocated from `staging` and freed.
-    ///
-    /// Use a channel of its own ([`LaunchOptions::channel`]), so that its groups do not interleave with other
-    /// launches.
-    ///
-    /// It takes at most the plan's timeout, or [`LaunchOptions::deadline`] if that is shorter. If it fails, it then
-    /// takes at most [`LaunchOptions::stall`] until nothing is in flight any more. The connection with a peer that
-    /// does not confirm that in time is ended, with all other launches on it.
+impl TransferEngine {
+    /// Executes this task's part of a plan: [`execute_plans`](Self::execute_plans) of one array.
     ///
     /// # Errors
-    /// Returns an error if a shard does not match the plan, a transfer fails, or the time is over. All other
-    /// transfers are then cancelled, with proof.
-    pub fn carry_out(
+    /// As of `execute_plans`.
+    pub fn execute_plan(
         &self,
         plan: &Plan,
         shards: &ShardBuffers,
         staging: &Arena,
         options: LaunchOptions,
-    ) -> Result<Moved, ReshardError> {
+    ) -> Result<ReshardStats, ReshardError> {
+        self.execute_plans(&[ReshardArray { plan, shards }], staging, options)
+    }
+
+    /// Executes this task's part of the plans of some arrays, all at once, and blocks until it is done. Every task of
+    /// the plans must call it, with the same plans in the same order. The shards belong to the plans until it
+    /// returns. Staging memory is allocated from `staging` and freed.
+    ///
+    /// Use a channel of its own ([`LaunchOptions::channel`]), so that its groups do not interleave with other
+    /// launches.
+    ///
+    /// It takes at most the shortest timeout of the plans, or [`LaunchOptions::deadline`] if that is shorter. If it fails, it then
+    /// takes at most [`LaunchOptions::stall`] until nothing is in flight any more. The connection with a peer that
+    /// does not confirm that in time is ended, with all other launches on it.
+    ///
+    /// # Errors
+    /// Returns an error if a shard does not match its plan, a transfer fails, or the time is over. All other
+    /// transfers are then cancelled, with proof.
+    pub fn execute_plans(
+        &self,
+        arrays: &[ReshardArray<'_>],
+        staging: &Arena,
+        options: LaunchOptions,
+    ) -> Result<ReshardStats, ReshardError> {
         let began = clock::monotonic();
         let here = self.here().task;
-        let _claims = check(plan, shards, here)?;
-        let tasks = divide(plan, shards, staging, here)?;
-        let limit = plan.timeout().into_iter().chain(options.deadline).min();
+        let _claims = claim_shards(arrays, here)?;
+        let tasks = local_steps(arrays, staging, here)?;
+        let timeouts = arrays.iter().filter_map(|array| array.plan.timeout());
+        let limit = timeouts.chain(options.deadline).min();
         let (sender, outcomes) = channel();
-        let mut run = ReshardRun {
+        let mut run = ReshardExecutor {
             engine: self,
-            shards,
+            arrays,
             tasks,
             transfers: Vec::new(),
             open: 0,
             limit: limit.map(|limit| (limit, began + limit)),
             options,
-            layout: layout_of(plan),
             sender,
             outcomes,
         };
-        run.go().map_err(|error| run.give_up(error))?;
-        let mut moved =
-            Moved { elapsed: clock::monotonic().saturating_duration_since(began), ..Moved::default() };
+        run.execute().map_err(|error| run.abort(error))?;
+        let mut moved = ReshardStats {
+            elapsed: clock::monotonic().saturating_duration_since(began),
+            ..ReshardStats::default()
+        };
         for task in &run.tasks {
             match task.role {
                 StepRole::Copy => moved.copied += task.step.bytes,
@@ -86,10 +106,4 @@ impl Engine {
         }
         Ok(moved)
     }
-}
-
-/// Returns the fingerprint that both sides compare for each transfer: the first 64 bits of the plan's.
-fn layout_of(plan: &Plan) -> LayoutFingerprint {
-    let whole = u128::from_be_bytes(plan.layout().0);
-    LayoutFingerprint((whole >> 64) as u64)
 }

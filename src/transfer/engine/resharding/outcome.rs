@@ -1,13 +1,14 @@
 //! The inputs of a resharding, and its outcome.
 //!
-//! Begin at [`ShardBuffers`] and [`ReshardError`].
+//! Begin at [`ReshardArray`] and [`ReshardError`].
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::base::error::{MemoryError, TransferError};
-use crate::base::identity::{DeviceId, Member, TaskId};
+use crate::base::membership::{DeviceId, MemberId, TaskId};
 use crate::memory::Buffer;
+use crate::plan::{BufferRole, Plan, PlanError, StepEnd};
 
 /// The shards of this task's devices, before and after the resharding.
 #[derive(Debug, Clone, Default)]
@@ -18,9 +19,28 @@ pub struct ShardBuffers {
     pub destination: BTreeMap<DeviceId, Buffer>,
 }
 
-/// The statistics of one task's part of a plan.
+impl ShardBuffers {
+    /// Returns the shard of one end of a step.
+    pub(super) fn shard_of(&self, side: &StepEnd) -> Option<&Buffer> {
+        match side.buffer {
+            BufferRole::Source => self.source.get(&side.device),
+            BufferRole::Destination => self.destination.get(&side.device),
+        }
+    }
+}
+
+/// One of the arrays that are resharded together.
+#[derive(Debug, Clone, Copy)]
+pub struct ReshardArray<'a> {
+    /// Its plan.
+    pub plan: &'a Plan,
+    /// Its shards.
+    pub shards: &'a ShardBuffers,
+}
+
+/// The statistics of one task's part of a resharding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Moved {
+pub struct ReshardStats {
     /// The bytes sent to other tasks.
     pub sent: u64,
     /// The bytes received from other tasks.
@@ -31,14 +51,18 @@ pub struct Moved {
     pub elapsed: Duration,
 }
 
-/// The reason why a plan was not executed. Except for [`Unproven`](Self::Unproven), no byte lands in the
+/// The reason why plans were not executed. Except for [`Unproven`](Self::Unproven), no byte lands in the
 /// shards any more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReshardError {
     /// A shard is missing, or its size is not the plan's.
-    #[error("device {device}: its {role} shard has {found} bytes here; the plan says {wanted}")]
+    #[error(
+        "array {array}, device {device}: its {role} shard has {found} bytes here; the plan says {wanted}"
+    )]
     Shard {
+        /// The index of the array.
+        array: usize,
         /// The device of the shard.
         device: DeviceId,
         /// The role of the shard: before or after the resharding.
@@ -48,14 +72,19 @@ pub enum ReshardError {
         /// The bytes that were given; 0 if the shard is missing.
         found: u64,
     },
+    /// The plans cannot be executed together.
+    #[error("{0}")]
+    Plan(#[from] PlanError),
     /// Memory is full, or in use.
     #[error("{0}")]
     Memory(#[from] MemoryError),
-    /// A transfer failed, and all others of the plan were cancelled. If another task executes another plan,
-    /// this is the first step with that task.
-    #[error("step {step} of the plan: {error}")]
+    /// A transfer failed, and all others were cancelled. If another task executes other plans, this is a step with
+    /// that task, and the array is the first that differs, if both sides have one with its number.
+    #[error("array {array}, step {step} of its plan: {error}")]
     Transfer {
-        /// The index of the step.
+        /// The index of the array.
+        array: usize,
+        /// The index of a step with the peer in the plan of that array or of another one.
         step: u32,
         /// The error of its transfer.
         error: TransferError,
@@ -63,7 +92,7 @@ pub enum ReshardError {
     /// The time limit passed.
     #[error(
         "the plan was not carried out within {limit:?}: {open} of this task's {steps} steps with others were not done, those with {}; see whether they live and carry out the same plan",
-        tasks(with)
+        list_tasks(with)
     )]
     Timeout {
         /// The limit.
@@ -79,22 +108,22 @@ pub enum ReshardError {
     /// the connections with these members were ended.
     #[error(
         "{error}; {} may still be writing to the shards: use none of them for anything else as long as writing to it is refused because it is in use",
-        members(with)
+        list_members(with)
     )]
     Unproven {
         /// The failure of the plan.
         error: Box<Self>,
         /// The peers of these transfers.
-        with: Vec<Member>,
+        with: Vec<MemberId>,
     },
 }
 
-fn tasks(all: &[TaskId]) -> String {
+fn list_tasks(all: &[TaskId]) -> String {
     let named: Vec<_> = all.iter().map(|task| format!("task {task}")).collect();
     named.join(", ")
 }
 
-fn members(all: &[Member]) -> String {
+fn list_members(all: &[MemberId]) -> String {
     let named: Vec<_> = all.iter().map(|member| format!("transfers with {member}")).collect();
     named.join(", ")
 }

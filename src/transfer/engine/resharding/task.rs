@@ -1,14 +1,15 @@
-//! The steps of a plan in which one task takes part, with the memory that they need.
+//! The steps in which one task takes part, with the memory that they need.
 //!
-//! It launches nothing. Begin at [`divide`].
+//! `run.rs` launches the steps. Begin at [`local_steps`].
 
 use std::collections::HashSet;
 
-use super::outcome::{ReshardError, ShardBuffers};
-use crate::base::event::{Definer, Event};
-use crate::base::identity::{DeviceId, TaskId};
-use crate::memory::{Arena, Buffer, Claim, Span};
-use crate::plan::{BufferRole, Plan, Step, StepEnd};
+use super::outcome::{ReshardArray, ReshardError, ShardBuffers};
+use crate::base::buffer_definition::{BufferDefinitionEvent, BufferDefinitionPromise};
+use crate::base::key::TransferKey;
+use crate::base::membership::{DeviceId, TaskId};
+use crate::memory::{AccessKind, Arena, BufferClaim, Span};
+use crate::plan::{BatchKeys, BufferRole, RunCopies, Step, StepEnd, StridedRuns};
 
 /// The role of a task in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,68 +34,93 @@ impl StepRole {
 
 /// A step, with the memory and events that it needs here.
 pub struct StepTask {
+    /// The index of its array.
+    pub array: usize,
     /// The step.
     pub step: Step,
+    /// The key by which both sides know the step among those of all arrays.
+    pub key: TransferKey,
     /// The role of this task in the step.
     pub role: StepRole,
     /// The contiguous memory from which its bytes are sent or into which they are received; none for a copy.
     pub span: Option<Span>,
-    /// Whether the bytes are packed into, or unpacked from, staging memory.
-    pub staged: bool,
+    /// The copies that the step is, or by which its bytes are packed into, or unpacked from, staging memory.
+    pub runs: Option<RunCopies>,
     /// The event of the arrival that the step passes on.
-    pub arrival: Option<Event>,
+    pub arrival: Option<BufferDefinitionEvent>,
     /// Complete when its bytes have arrived, for the steps that pass them on.
-    pub definers: Vec<Definer>,
+    pub definers: Vec<BufferDefinitionPromise>,
     /// The copies that follow its arrival, by their index among the tasks.
     pub copies: Vec<usize>,
     /// Whether the step is done.
     pub done: bool,
 }
 
-/// Returns the steps of this task, with their memory and their dependencies.
-pub fn divide(
-    plan: &Plan,
-    shards: &ShardBuffers,
+/// Returns the steps of this task, array by array, with their memory and their dependencies.
+pub fn local_steps(
+    arrays: &[ReshardArray<'_>],
     staging: &Arena,
     here: TaskId,
 ) -> Result<Vec<StepTask>, ReshardError> {
+    let keys = BatchKeys::of(arrays.iter().map(|array| array.plan))?;
     let mut tasks: Vec<StepTask> = Vec::new();
-    for step in plan.for_task(here) {
-        let role = match (step.source.task == here, step.destination.task == here) {
-            (true, true) => StepRole::Copy,
-            (true, false) => StepRole::Send(step.destination.task),
-            _ => StepRole::Receive(step.source.task),
-        };
-        let before =
-            step.after.and_then(|after| tasks.binary_search_by_key(&after, |task| task.step.index).ok());
-        let mut arrival = None;
-        let (span, staged) = match (role, before) {
-            (StepRole::Copy, _) => (None, false),
-            (StepRole::Receive(_), _) => place(shards, &step.destination, staging)?,
-            (StepRole::Send(_), None) => place(shards, &step.source, staging)?,
-            (StepRole::Send(_), Some(before)) => {
-                // It is sent from where it arrived as one range: nothing changes those bytes in between.
-                let (definer, event) = Event::new();
-                tasks[before].definers.push(definer);
-                arrival = Some(event);
-                (tasks[before].span.clone(), false)
+    for (number, ReshardArray { plan, shards }) in arrays.iter().enumerate() {
+        let first = tasks.len();
+        for step in plan.for_task(here) {
+            let role = match (step.source.task == here, step.destination.task == here) {
+                (true, true) => StepRole::Copy,
+                (true, false) => StepRole::Send(step.destination.task),
+                _ => StepRole::Receive(step.source.task),
+            };
+            let before = step
+                .after
+                .and_then(|after| tasks[first..].binary_search_by_key(&after, |task| task.step.index).ok());
+            let before = before.map(|place| first + place);
+            let mut arrival = None;
+            let (span, runs) = match (role, before) {
+                (StepRole::Copy, _) => (None, Some(plan.step_copies(&step))),
+                (StepRole::Receive(_), _) => {
+                    step_memory(shards, &step.destination, staging, RunCopies::unpacking)?
+                }
+                (StepRole::Send(_), None) => step_memory(shards, &step.source, staging, RunCopies::packing)?,
+                (StepRole::Send(_), Some(before)) => {
+                    // It is sent from where it arrived as one range: nothing changes those bytes in between.
+                    let (definer, event) = BufferDefinitionEvent::new();
+                    tasks[before].definers.push(definer);
+                    arrival = Some(event);
+                    (tasks[before].span.clone(), None)
+                }
+            };
+            if role == StepRole::Copy
+                && let Some(before) = before
+            {
+                let at = tasks.len();
+                tasks[before].copies.push(at);
             }
-        };
-        if role == StepRole::Copy
-            && let Some(before) = before
-        {
-            let at = tasks.len();
-            tasks[before].copies.push(at);
+            let key = keys.key(number, step.index);
+            let (definers, copies) = (Vec::new(), Vec::new());
+            let (array, done) = (number, false);
+            tasks.push(StepTask { array, step, key, role, span, runs, arrival, definers, copies, done });
         }
-        let (definers, copies) = (Vec::new(), Vec::new());
-        tasks.push(StepTask { step, role, span, staged, arrival, definers, copies, done: false });
     }
     Ok(tasks)
 }
 
-/// Checks the shards, and claims them for the plan.
-pub fn check(plan: &Plan, shards: &ShardBuffers, here: TaskId) -> Result<Vec<Claim>, ReshardError> {
+/// Checks the shards of all arrays, and claims them for their plans.
+pub fn claim_shards(arrays: &[ReshardArray<'_>], here: TaskId) -> Result<Vec<BufferClaim>, ReshardError> {
     let mut claims = Vec::new();
+    for (number, array) in arrays.iter().enumerate() {
+        claim_array_shards(number, array, here, &mut claims)?;
+    }
+    Ok(claims)
+}
+
+fn claim_array_shards(
+    number: usize,
+    &ReshardArray { plan, shards }: &ReshardArray<'_>,
+    here: TaskId,
+    claims: &mut Vec<BufferClaim>,
+) -> Result<(), ReshardError> {
     let mine: HashSet<DeviceId> = plan
         .placement()
         .devices
@@ -102,9 +128,9 @@ pub fn check(plan: &Plan, shards: &ShardBuffers, here: TaskId) -> Result<Vec<Cla
         .filter(|placed| placed.task == here)
         .map(|placed| placed.device)
         .collect();
-    for (role, array, given) in [
-        (BufferRole::Source, plan.source(), &shards.source),
-        (BufferRole::Destination, plan.destination(), &shards.destination),
+    for (role, array, given, how) in [
+        (BufferRole::Source, plan.source(), &shards.source, AccessKind::Read),
+        (BufferRole::Destination, plan.destination(), &shards.destination, AccessKind::Write),
     ] {
         for &device in &array.sharding.mesh.devices {
             if !mine.contains(&device) {
@@ -114,29 +140,30 @@ pub fn check(plan: &Plan, shards: &ShardBuffers, here: TaskId) -> Result<Vec<Cla
             let found = given.get(&device);
             if found.map(|buffer| buffer.len() as u64) != Some(wanted) {
                 let found = found.map_or(0, |buffer| buffer.len() as u64);
-                return Err(ReshardError::Shard { device, role: role.name(), wanted, found });
+                return Err(ReshardError::Shard { array: number, device, role: role.name(), wanted, found });
             }
-            claims.extend(found.map(Buffer::claim));
+            claims.extend(found.map(|buffer| buffer.claim(how)).transpose()?);
         }
     }
-    Ok(claims)
+    Ok(())
 }
 
-/// Returns where the bytes of a side leave or arrive: their own place if they are one stretch, else staging memory.
-fn place(
+/// Returns where the bytes of a side leave or arrive: their own place if they are one stretch, else staging memory
+/// and the copies between.
+fn step_memory(
     shards: &ShardBuffers,
     side: &StepEnd,
     staging: &Arena,
-) -> Result<(Option<Span>, bool), ReshardError> {
-    let buffer = match side.buffer {
-        BufferRole::Source => shards.source.get(&side.device),
-        BufferRole::Destination => shards.destination.get(&side.device),
-    };
+    copies: fn(&StridedRuns) -> RunCopies,
+) -> Result<(Option<Span>, Option<RunCopies>), ReshardError> {
     let bytes = usize::try_from(side.runs.bytes()).unwrap_or(usize::MAX);
     if side.runs.count() <= 1 {
         let start = usize::try_from(side.runs.offset).unwrap_or(usize::MAX);
-        let span = buffer.map(|buffer| buffer.range(start..start.saturating_add(bytes))).transpose()?;
-        return Ok((span, false));
+        let span = shards
+            .shard_of(side)
+            .map(|buffer| buffer.range(start..start.saturating_add(bytes)))
+            .transpose()?;
+        return Ok((span, None));
     }
-    Ok((Some(staging.allocate(bytes)?.span()), true))
+    Ok((Some(staging.allocate(bytes)?.full_span()), Some(copies(&side.runs))))
 }

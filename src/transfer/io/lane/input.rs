@@ -1,6 +1,6 @@
-//! The input state of a lane: the frame that it is receiving, and the bytes that it read ahead.
+//! The input state of a lane: the frame that it is receiving, and the bytes that it has read ahead.
 //!
-//! It reads nothing itself: `receive.rs` does. Begin at [`Reading`].
+//! `receive.rs` reads them from the wire. Begin at [`IncomingFrame`].
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ const AHEAD_CONTROL: usize = 64 << 10;
 /// chunk is copied twice.
 const AHEAD_BULK: usize = HEADER;
 /// The frame that is being received.
-pub enum Reading {
+pub enum IncomingFrame {
     /// The header of the next frame.
     Header,
     /// The payload of a control frame.
@@ -52,10 +52,10 @@ pub enum Reading {
 /// The input state: the frame that is being received, and the bytes that were read ahead of it.
 pub struct LaneInput {
     /// The frame that is being received.
-    pub now: Reading,
+    pub now: IncomingFrame,
     /// The buffer for bytes read ahead.
     pub ahead: Box<[u8]>,
-    /// The begin of the bytes in `ahead` that were read and not yet used.
+    /// The begin of the bytes in `read_ahead` that were read and not yet used.
     pub from: usize,
     /// The end of these bytes.
     pub to: usize,
@@ -67,21 +67,21 @@ impl LaneInput {
     /// Creates the state of a lane on which nothing has arrived yet.
     pub fn new(control: bool) -> Self {
         let ahead = vec![0; if control { AHEAD_CONTROL } else { AHEAD_BULK }].into_boxed_slice();
-        Self { now: Reading::Header, ahead, from: 0, to: 0, descriptors: Vec::new() }
+        Self { now: IncomingFrame::Header, ahead, from: 0, to: 0, descriptors: Vec::new() }
     }
 
     /// Returns the bytes that were read ahead and not yet used.
-    pub fn ahead(&self) -> &[u8] {
+    pub fn read_ahead(&self) -> &[u8] {
         &self.ahead[self.from..self.to]
     }
 
     /// Drops `len` bytes that were read ahead.
-    pub fn take(&mut self, len: usize) {
+    pub fn consume_ahead(&mut self, len: usize) {
         self.from += len;
     }
 
     /// Moves the bytes that were read ahead to the begin of the buffer.
-    pub fn make_room(&mut self) {
+    pub fn compact(&mut self) {
         if self.from == self.to {
             (self.from, self.to) = (0, 0);
         } else if self.from > 0 {

@@ -1,8 +1,9 @@
-//! A lane: one wire of a connection, with the frames that are partly sent and partly received on it.
+//! A lane: one wire of a connection, with the frame that is being sent and the frame that is being received on it.
 //!
-//! Lanes never block. A thread that has something to send pumps the lane's output, unless another one does at
-//! this moment. The [reactor](super::reactor) pumps it again when the wire accepts more, and is the only one
-//! to pump the input. A lane knows its session by [`LaneHost`] only.
+//! Lanes never block. To *pump* the output of a lane is to send as much as its wire accepts. A thread that has
+//! something to send pumps the output, unless another thread is doing so. When the wire accepts more, the
+//! [reactor](super::reactor) pumps the output again. Only the reactor reads the input. A lane calls its session
+//! only through [`LaneHost`].
 
 mod input;
 mod output;

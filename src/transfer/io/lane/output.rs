@@ -1,9 +1,9 @@
 //! The output state of a lane: the frame that it is sending.
 //!
-//! It sends nothing itself: `send.rs` does. Begin at [`LaneOutput`].
+//! `send.rs` sends it. Begin at [`LaneOutput`].
 
 use crate::launch::peer_launch::OwnedAccessGuard;
-use crate::protocol::frame::{HEADER, Kind};
+use crate::protocol::frame::{FrameKind, HEADER};
 
 /// The frame that is being sent.
 pub enum LaneOutput {
@@ -16,7 +16,7 @@ pub enum LaneOutput {
         /// The number of bytes sent.
         sent: usize,
         /// The kind and the number of the frame whose descriptors go with the first byte.
-        descriptor: Option<(Kind, u32)>,
+        descriptor: Option<(FrameKind, u32)>,
     },
     /// A chunk, sent directly from its buffers.
     Chunk {

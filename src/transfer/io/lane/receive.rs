@@ -1,21 +1,22 @@
-//! The receiving half of a lane: it reads headers, and the bytes after them directly into their destination.
+//! The receiving half of a lane: reads frame headers, and reads the bytes of chunks directly into their
+//! destination.
 //!
-//! The session interprets frames. Chunks carry checksums on wires that can break, if either side wants them:
-//! a sender cannot overrule a receiver that wants them. Begin at [`Lane::pump_input`].
+//! The session interprets frames. On wires that can break, chunks carry checksums if either side asks for them. So
+//! if the receiver asks for checksums, the sender cannot leave them out. Begin at [`Lane::pump_input`].
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::input::{LaneInput, Reading};
+use super::input::{IncomingFrame, LaneInput};
 use super::state::{Lane, LaneError, LaneHost, Replies};
 use crate::base::sync::lock;
 use crate::io::sys;
-use crate::io::wire::{Received, WireError};
+use crate::io::wire::{ReceivedCount, WireError};
 use crate::launch::peer_launch::{AccessGuard, PeerLaunch};
 use crate::memory::{WriteView, total};
-use crate::protocol::frame::{FrameError, HEADER, Header, Kind, crc, flag};
-use crate::protocol::link::{Landing, Violation};
+use crate::protocol::frame::{FrameError, FrameKind, HEADER, Header, crc, flag};
+use crate::protocol::link::{ChunkDestination, ProtocolViolation};
 
 /// The bytes that one lane may read before other lanes have their turn.
 const TURN: usize = 4 << 20;
@@ -43,7 +44,7 @@ impl Lane {
             }
             // Frames that arrived with one system call are answered with one.
             let mut replies = Replies::default();
-            let step = self.receive_more(&*host, &mut input, &mut turn, &mut replies);
+            let step = self.receive_unless_held(&*host, &mut input, &mut turn, &mut replies);
             host.reply(replies);
             match step {
                 Ok(ReceiveStep::Go) => {}
@@ -54,17 +55,17 @@ impl Lane {
         Ok(true)
     }
 
-    fn receive_more(
+    fn receive_unless_held(
         &self,
         host: &dyn LaneHost,
         input: &mut LaneInput,
         turn: &mut usize,
         replies: &mut Replies,
     ) -> Result<ReceiveStep, LaneError> {
-        if let Reading::Held { header } = input.now {
+        if let IncomingFrame::Held { header } = input.now {
             let Some(placed) = self.place(host, header) else { return Ok(ReceiveStep::Drained) };
             input.now = placed;
-            self.use_ahead(host, input, header.len as usize, replies)?;
+            self.fill_from_ahead(host, input, header.len as usize, replies)?;
         }
         self.receive_some(host, input, turn, replies)
     }
@@ -73,10 +74,10 @@ impl Lane {
     fn count_received(
         &self,
         host: &dyn LaneHost,
-        received: Received,
+        received: ReceivedCount,
         turn: &mut usize,
     ) -> Result<ReceiveStep, LaneError> {
-        let Received { bytes, dry } = received;
+        let ReceivedCount { bytes, dry } = received;
         if bytes == 0 {
             return Err(LaneError::Closed);
         }
@@ -94,47 +95,49 @@ impl Lane {
         replies: &mut Replies,
     ) -> Result<ReceiveStep, LaneError> {
         match &mut input.now {
-            Reading::Held { .. } => Ok(ReceiveStep::Drained),
-            Reading::Header => {
-                if input.ahead().len() >= HEADER {
-                    return self.begin_all(host, input, replies);
+            IncomingFrame::Held { .. } => Ok(ReceiveStep::Drained),
+            IncomingFrame::Header => {
+                if input.read_ahead().len() >= HEADER {
+                    return self.begin_buffered_frames(host, input, replies);
                 }
-                input.make_room();
+                input.compact();
                 let LaneInput { ahead, to, descriptors, .. } = &mut *input;
                 let received = self.wire.receive_with(&mut ahead[*to..], descriptors)?;
                 if descriptors.len() > DESCRIPTORS_MAX {
-                    return Err(LaneError::Violation(Violation("descriptors came that belong to nothing")));
+                    return Err(LaneError::Violation(ProtocolViolation(
+                        "descriptors came that belong to nothing",
+                    )));
                 }
                 let step = self.count_received(host, received, turn)?;
                 input.to += received.bytes;
-                self.begin_all(host, input, replies)?;
+                self.begin_buffered_frames(host, input, replies)?;
                 // The rest of a frame that has begun must be read, unless its destination is not known.
-                Ok(if matches!(input.now, Reading::Header) && input.ahead().len() < HEADER {
+                Ok(if matches!(input.now, IncomingFrame::Header) && input.read_ahead().len() < HEADER {
                     step
                 } else {
                     ReceiveStep::Go
                 })
             }
-            Reading::Control { bytes, got, .. } => {
+            IncomingFrame::Control { bytes, got, .. } => {
                 let received = self.wire.receive(&mut [WriteView::of(&mut bytes[*got..])])?;
                 *got += received.bytes;
                 self.count_received(host, received, turn)?;
                 if *got == bytes.len()
-                    && let Reading::Control { header, bytes, .. } =
-                        std::mem::replace(&mut input.now, Reading::Header)
+                    && let IncomingFrame::Control { header, bytes, .. } =
+                        std::mem::replace(&mut input.now, IncomingFrame::Header)
                 {
                     self.control_frame(host, &header, bytes, &mut input.descriptors, replies)?;
                 }
                 Ok(ReceiveStep::Go)
             }
-            Reading::Chunk { .. } => self.receive_chunk(host, input, turn),
-            Reading::Discard { left } => {
+            IncomingFrame::Chunk { .. } => self.receive_chunk(host, input, turn),
+            IncomingFrame::Discard { left } => {
                 let bytes = self.wire.discard(*left)?;
                 *left -= bytes;
                 let over = *left == 0;
-                self.count_received(host, Received { bytes, dry: false }, turn)?;
+                self.count_received(host, ReceivedCount { bytes, dry: false }, turn)?;
                 if over {
-                    input.now = Reading::Header;
+                    input.now = IncomingFrame::Header;
                 }
                 Ok(ReceiveStep::Go)
             }
@@ -148,20 +151,20 @@ impl Lane {
         input: &mut LaneInput,
         turn: &mut usize,
     ) -> Result<ReceiveStep, LaneError> {
-        let Reading::Chunk { header, launch, start, got } = &mut input.now else {
+        let IncomingFrame::Chunk { header, launch, start, got } = &mut input.now else {
             return Ok(ReceiveStep::Go);
         };
         let (header, launch, start) = (*header, Arc::clone(launch), *start);
         let len = header.len as usize;
         let Some(guard) = launch.access() else {
-            host.abandon_chunk(&header);
-            input.now = Reading::Discard { left: len - *got };
+            host.abandon_landing(&header);
+            input.now = IncomingFrame::Discard { left: len - *got };
             return Ok(ReceiveStep::Go);
         };
         let mut done = *got;
         let mut views = Vec::with_capacity(8);
         let left = (len - done) as u64;
-        guard.bytes().inbound(start + done as u64, left, sys::PIECES_MAX, &mut views);
+        guard.bytes().append_inbound_views(start + done as u64, left, sys::PIECES_MAX, &mut views);
         let body = total(&views);
         // The next header is read with the chunk, but not on wires that carry descriptors, which this read
         // would drop.
@@ -177,8 +180,8 @@ impl Lane {
         if done == len {
             self.finish_chunk(host, &header, &launch, &guard, start);
             drop(guard);
-            input.now = Reading::Header;
-        } else if let Reading::Chunk { got, .. } = &mut input.now {
+            input.now = IncomingFrame::Header;
+        } else if let IncomingFrame::Chunk { got, .. } = &mut input.now {
             *got = done;
         }
         Ok(step)
@@ -199,105 +202,105 @@ impl Lane {
     }
 
     /// Begins the frames whose headers were read ahead, and completes those that were read ahead entirely.
-    fn begin_all(
+    fn begin_buffered_frames(
         &self,
         host: &dyn LaneHost,
         input: &mut LaneInput,
         replies: &mut Replies,
     ) -> Result<ReceiveStep, LaneError> {
-        while matches!(input.now, Reading::Header) && input.ahead().len() >= HEADER {
+        while matches!(input.now, IncomingFrame::Header) && input.read_ahead().len() >= HEADER {
             let mut bytes = [0; HEADER];
-            bytes.copy_from_slice(&input.ahead()[..HEADER]);
+            bytes.copy_from_slice(&input.read_ahead()[..HEADER]);
             let header = Header::decode(&bytes)?;
-            input.take(HEADER);
+            input.consume_ahead(HEADER);
             let len = header.len as usize;
-            input.now = self.begin(host, header, &mut input.descriptors, replies)?;
-            self.use_ahead(host, input, len, replies)?;
+            input.now = self.begin_frame(host, header, &mut input.descriptors, replies)?;
+            self.fill_from_ahead(host, input, len, replies)?;
         }
         Ok(ReceiveStep::Go)
     }
 
     /// Uses bytes that were read ahead as the begin of a frame's body.
-    fn use_ahead(
+    fn fill_from_ahead(
         &self,
         host: &dyn LaneHost,
         input: &mut LaneInput,
         len: usize,
         replies: &mut Replies,
     ) -> Result<(), LaneError> {
-        let there = input.ahead().len().min(len);
+        let there = input.read_ahead().len().min(len);
         let (from, to) = (input.from, input.from + there);
         match &mut input.now {
-            Reading::Header | Reading::Held { .. } => return Ok(()),
-            Reading::Control { bytes, got, .. } => {
+            IncomingFrame::Header | IncomingFrame::Held { .. } => return Ok(()),
+            IncomingFrame::Control { bytes, got, .. } => {
                 bytes[..there].copy_from_slice(&input.ahead[from..to]);
                 *got = there;
             }
-            Reading::Discard { left } => *left -= there,
-            Reading::Chunk { launch, start, got, .. } => {
+            IncomingFrame::Discard { left } => *left -= there,
+            IncomingFrame::Chunk { launch, start, got, .. } => {
                 if let Some(guard) = launch.access() {
                     guard.bytes().copy_in(*start, &input.ahead[from..to]);
                 }
                 *got = there;
             }
         }
-        input.take(there);
+        input.consume_ahead(there);
         if there < len {
             return Ok(());
         }
-        match std::mem::replace(&mut input.now, Reading::Header) {
-            Reading::Control { header, bytes, .. } => {
+        match std::mem::replace(&mut input.now, IncomingFrame::Header) {
+            IncomingFrame::Control { header, bytes, .. } => {
                 self.control_frame(host, &header, bytes, &mut input.descriptors, replies)?;
             }
-            Reading::Chunk { header, launch, start, .. } => {
+            IncomingFrame::Chunk { header, launch, start, .. } => {
                 if let Some(guard) = launch.access() {
                     self.finish_chunk(host, &header, &launch, &guard, start);
                 } else {
-                    host.abandon_chunk(&header);
+                    host.abandon_landing(&header);
                 }
             }
-            Reading::Header | Reading::Discard { .. } | Reading::Held { .. } => {}
+            IncomingFrame::Header | IncomingFrame::Discard { .. } | IncomingFrame::Held { .. } => {}
         }
         Ok(())
     }
 
-    fn begin(
+    fn begin_frame(
         &self,
         host: &dyn LaneHost,
         header: Header,
         descriptors: &mut Vec<OwnedFd>,
         replies: &mut Replies,
-    ) -> Result<Reading, LaneError> {
-        if !host.is_between(&header) {
+    ) -> Result<IncomingFrame, LaneError> {
+        if !host.incarnations_match(&header) {
             return Err(LaneError::Fenced);
         }
         let len = header.len as usize;
-        if header.kind == Kind::Data {
-            return Ok(self.place(host, header).unwrap_or(Reading::Held { header }));
+        if header.kind == FrameKind::Data {
+            return Ok(self.place(host, header).unwrap_or(IncomingFrame::Held { header }));
         }
         if len == 0 {
             self.control_frame(host, &header, Vec::new(), descriptors, replies)?;
-            return Ok(Reading::Header);
+            return Ok(IncomingFrame::Header);
         }
-        Ok(Reading::Control { header, bytes: vec![0; len], got: 0 })
+        Ok(IncomingFrame::Control { header, bytes: vec![0; len], got: 0 })
     }
 
     /// Returns the state in which to receive a chunk; none if its destination is not known yet.
-    fn place(&self, host: &dyn LaneHost, header: Header) -> Option<Reading> {
+    fn place(&self, host: &dyn LaneHost, header: Header) -> Option<IncomingFrame> {
         let mut landing = host.begin_landing(&header);
-        if landing == Landing::Early {
+        if landing == ChunkDestination::Early {
             // From here on, a thread that learns the destination sees that this lane waits for it.
             self.held.store(true, Ordering::SeqCst);
             landing = host.begin_landing(&header);
-            if landing == Landing::Early {
+            if landing == ChunkDestination::Early {
                 return None;
             }
         }
         self.held.store(false, Ordering::SeqCst);
         Some(match landing {
-            Landing::At(launch, start) => Reading::Chunk { header, launch, start, got: 0 },
-            _ if header.len == 0 => Reading::Header,
-            _ => Reading::Discard { left: header.len as usize },
+            ChunkDestination::At(launch, start) => IncomingFrame::Chunk { header, launch, start, got: 0 },
+            _ if header.len == 0 => IncomingFrame::Header,
+            _ => IncomingFrame::Discard { left: header.len as usize },
         })
     }
 
@@ -313,8 +316,8 @@ impl Lane {
             return Err(LaneError::Frame(FrameError::Damaged));
         }
         let wanted = match header.kind {
-            Kind::Ring => 2,
-            Kind::Region | Kind::Descriptor => 1,
+            FrameKind::Ring => 2,
+            FrameKind::Region | FrameKind::Descriptor => 1,
             _ => 0,
         };
         let there = descriptors.len().min(wanted);

@@ -1,6 +1,4 @@
-//! The sending half of a lane: it sends control frames first, and chunks directly from their buffers.
-//!
-//! The session chooses the next frame or chunk. Begin at [`Lane::pump_output`].
+//! The sending half of a lane: sends control frames first, and then chunks directly from their buffers.
 
 use std::sync::atomic::Ordering;
 
@@ -9,18 +7,18 @@ use super::state::{Lane, LaneError, LaneHost};
 use crate::io::sys;
 use crate::io::wire::WireError;
 use crate::memory::ReadView;
-use crate::protocol::frame::{HEADER, Kind, crc, flag};
-use crate::protocol::link::Frame;
+use crate::protocol::frame::{FrameKind, HEADER, crc, flag};
+use crate::protocol::link::ControlFrame;
 
 impl Lane {
     /// Sends queued frames until there are none or the wire is full.
     pub fn pump_output(&self) -> Result<(), LaneError> {
         let Some(host) = self.host() else { return Err(LaneError::Closed) };
-        self.output.run(|output| self.send_all(&*host, output))
+        self.output.run(|output| self.send_until_blocked(&*host, output))
     }
 
     /// Sends until the wire is full, or nothing is queued.
-    fn send_all(&self, host: &dyn LaneHost, output: &mut LaneOutput) -> Result<(), LaneError> {
+    fn send_until_blocked(&self, host: &dyn LaneHost, output: &mut LaneOutput) -> Result<(), LaneError> {
         loop {
             if self.is_over() {
                 return Err(LaneError::Closed);
@@ -69,7 +67,7 @@ impl Lane {
             let Some(frame) = host.next_control(descriptor.is_none() && bytes.is_empty()) else {
                 break;
             };
-            if matches!(frame.header.kind, Kind::Region | Kind::Ring | Kind::Descriptor) {
+            if matches!(frame.header.kind, FrameKind::Region | FrameKind::Ring | FrameKind::Descriptor) {
                 descriptor = Some((frame.header.kind, frame.header.index));
             }
             encode(&frame, &mut bytes);
@@ -141,7 +139,7 @@ impl Lane {
                     views.push(ReadView::of(&header[*sent..]));
                 }
                 let left = (*len - body) as u64;
-                guard.bytes().outbound(*start + body as u64, left, sys::PIECES_MAX, &mut views);
+                guard.bytes().append_outbound_views(*start + body as u64, left, sys::PIECES_MAX, &mut views);
                 let now = self.wire.send(&views)?;
                 launch.set_transport(self.kind);
                 launch.add_progress((now as u64).min(left));
@@ -158,7 +156,7 @@ impl Lane {
 }
 
 /// Appends an encoded control frame.
-fn encode(frame: &Frame, into: &mut Vec<u8>) {
+fn encode(frame: &ControlFrame, into: &mut Vec<u8>) {
     let mut header = frame.header;
     if !frame.payload.is_empty() {
         header.flags |= flag::CHECKED;

@@ -1,20 +1,20 @@
-//! A lane, its interface to its session, and its end.
+//! A lane, the interface by which it calls its session, and its end.
 //!
-//! It moves no bytes: `send.rs` and `receive.rs` do. Begin at [`LaneHost`].
+//! `send.rs` and `receive.rs` move the bytes. Begin at [`LaneHost`].
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use super::input::{LaneInput, Reading};
+use super::input::{IncomingFrame, LaneInput};
 use super::output::LaneOutput;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
-use crate::io::pump::Pump;
+use crate::io::exclusive_work::ExclusiveWork;
 use crate::io::wire::{Wire, WireCapabilities, WireError};
 use crate::launch::peer_launch::{OwnedAccessGuard, PeerLaunch};
-use crate::protocol::frame::{FrameError, Header, Kind};
-use crate::protocol::link::{Frame, Landing, Push, Violation};
+use crate::protocol::frame::{FrameError, FrameKind, Header};
+use crate::protocol::link::{ChunkDestination, ControlFrame, OutgoingChunk, ProtocolViolation};
 
 /// The reason why a lane ended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -30,7 +30,7 @@ pub enum LaneError {
     Frame(#[from] FrameError),
     /// A frame breaks the protocol.
     #[error(transparent)]
-    Violation(#[from] Violation),
+    Violation(#[from] ProtocolViolation),
     /// A frame names another incarnation as its sender or receiver.
     #[error("a frame of another incarnation came")]
     Fenced,
@@ -39,21 +39,21 @@ pub enum LaneError {
 /// The session of a lane, as the lane sees it.
 pub trait LaneHost: Send + Sync {
     /// Returns the next control frame. Without `first` it returns none that carries descriptors.
-    fn next_control(&self, first: bool) -> Option<Frame>;
+    fn next_control(&self, first: bool) -> Option<ControlFrame>;
 
     /// Returns whether control frames are queued for the control lane.
     fn has_control(&self) -> bool;
 
     /// Returns the next chunk for the lane with this number. The control lane carries chunks only if there is
     /// no other lane, and after the queued control frames.
-    fn next_chunk(&self, lane: u16, control: bool) -> Option<Push<Arc<PeerLaunch>>>;
+    fn next_chunk(&self, lane: u16, control: bool) -> Option<OutgoingChunk<Arc<PeerLaunch>>>;
 
     /// Sends the begin of a control frame together with its descriptors.
     fn send_with_descriptors(
         &self,
         wire: &dyn Wire,
         bytes: &[u8],
-        kind: Kind,
+        kind: FrameKind,
         region: u32,
     ) -> Result<usize, WireError>;
 
@@ -64,13 +64,13 @@ pub trait LaneHost: Send + Sync {
     fn mark_heard(&self);
 
     /// Returns whether a frame is from the peer's incarnation to this one.
-    fn is_between(&self, header: &Header) -> bool;
+    fn incarnations_match(&self, header: &Header) -> bool;
 
     /// Returns the destination of a chunk that is about to arrive.
-    fn begin_landing(&self, header: &Header) -> Landing<Arc<PeerLaunch>>;
+    fn begin_landing(&self, header: &Header) -> ChunkDestination<Arc<PeerLaunch>>;
 
     /// Reports that a chunk whose landing had begun will not arrive.
-    fn abandon_chunk(&self, header: &Header);
+    fn abandon_landing(&self, header: &Header);
 
     /// Reports that a chunk has arrived, intact or damaged.
     fn end_landing(
@@ -89,7 +89,7 @@ pub trait LaneHost: Send + Sync {
         payload: Vec<u8>,
         descriptors: Vec<OwnedFd>,
         replies: &mut Replies,
-    ) -> Result<(), Violation>;
+    ) -> Result<(), ProtocolViolation>;
 
     /// Sends the replies to frames that arrived together, and completes the launches whose bytes came with
     /// them.
@@ -126,7 +126,7 @@ pub struct Lane {
     pub(super) wire: Box<dyn Wire>,
     /// The session, which owns the lane.
     host: Weak<dyn LaneHost>,
-    pub(super) output: Pump<LaneOutput>,
+    pub(super) output: ExclusiveWork<LaneOutput>,
     pub(super) input: Mutex<LaneInput>,
     over: AtomicBool,
     seat: OnceLock<u64>,
@@ -154,7 +154,7 @@ impl Lane {
             capabilities: wire.capabilities(),
             wire,
             host,
-            output: Pump::new(LaneOutput::Idle),
+            output: ExclusiveWork::new(LaneOutput::Idle),
             input: Mutex::new(LaneInput::new(control)),
             over: AtomicBool::new(false),
             seat: OnceLock::new(),
@@ -176,12 +176,12 @@ impl Lane {
     }
 
     /// Sets the number under which its reactor knows it.
-    pub fn set_seat(&self, seat: u64) {
+    pub fn set_reactor_slot(&self, seat: u64) {
         let _once = self.seat.set(seat);
     }
 
     /// Returns the number under which its reactor knows it, or none before it has one.
-    pub fn seat(&self) -> Option<u64> {
+    pub fn reactor_slot(&self) -> Option<u64> {
         self.seat.get().copied()
     }
 
@@ -196,42 +196,42 @@ impl Lane {
     }
 
     /// Returns whether it reads nothing until the destination of a chunk is known.
-    pub fn is_held(&self) -> bool {
+    pub fn awaits_chunk_destination(&self) -> bool {
         self.held.load(Ordering::SeqCst)
     }
 
     /// Closes it because the peer has lost it and waits to learn which chunks have arrived.
-    pub fn end_for_peer(&self) {
+    pub fn close_lost_by_peer(&self) {
         self.told.store(true, Ordering::SeqCst);
-        self.close();
+        self.close_if_open();
     }
 
     /// Returns whether the peer waits to learn which chunks have arrived.
-    pub fn is_ended_for_peer(&self) -> bool {
+    pub fn is_lost_by_peer(&self) -> bool {
         self.told.load(Ordering::SeqCst)
     }
 
     /// Closes it: no bytes are sent or received on it any more. Returns whether it was open.
-    pub fn close(&self) -> bool {
+    pub fn close_if_open(&self) -> bool {
         let first = !self.over.swap(true, Ordering::AcqRel);
         self.wire.end();
         first
     }
 
     /// Waits until no thread is receiving or sending on it, and drops what had begun.
-    pub fn drain(&self) {
-        let reading = std::mem::replace(&mut lock(&self.input).now, Reading::Header);
-        if let Reading::Chunk { header, .. } = reading
+    pub fn wait_until_idle(&self) {
+        let reading = std::mem::replace(&mut lock(&self.input).now, IncomingFrame::Header);
+        if let IncomingFrame::Chunk { header, .. } = reading
             && let Some(host) = self.host()
         {
-            host.abandon_chunk(&header);
+            host.abandon_landing(&header);
         }
-        self.stop_sending();
+        self.wait_until_send_idle();
     }
 
     /// Waits until no thread is sending on it. It must be closed before.
-    pub fn stop_sending(&self) {
-        *self.output.wait() = LaneOutput::Idle;
+    pub fn wait_until_send_idle(&self) {
+        *self.output.wait_idle() = LaneOutput::Idle;
     }
 
     /// Records that the peer has closed the wire: it is read up to its end.

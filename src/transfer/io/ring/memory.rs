@@ -1,7 +1,8 @@
-//! The memory of a ring, and what wakes the threads at its two ends.
+//! The memory of a ring, and the operations that wake the threads at its two ends.
 //!
-//! [`SharedRingMemory`] is the memory that two processes share. The algorithm, in `ring.rs`, knows the trait only, because the words of
-//! shared memory are the processor's own atomics, and the models of the algorithm run over those of loom. Begin at [`RingMemory`].
+//! [`SharedRingMemory`] is the memory that two processes share. The algorithm in `ring.rs` uses only the trait
+//! [`RingMemory`], because shared memory needs the processor's atomics, and the models of the algorithm need those
+//! of loom. Begin at [`RingMemory`].
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -21,7 +22,7 @@ pub(super) const FRAMES: usize = 4096;
 pub(super) const CAPACITY: usize = 256 << 10;
 
 /// A word that both sides read and write.
-pub trait Word {
+pub trait SharedWord {
     /// The content.
     type Value: Copy;
 
@@ -29,12 +30,12 @@ pub trait Word {
     fn store(&self, value: Self::Value, order: Ordering);
     fn swap(&self, value: Self::Value, order: Ordering) -> Self::Value;
     /// Returns whether it held `current`, and holds `new` now.
-    fn replace(&self, current: Self::Value, new: Self::Value) -> bool;
+    fn compare_and_set(&self, current: Self::Value, new: Self::Value) -> bool;
 }
 
 macro_rules! word {
     ($atomic:ty, $value:ty) => {
-        impl Word for $atomic {
+        impl SharedWord for $atomic {
             type Value = $value;
 
             #[inline(always)]
@@ -53,7 +54,7 @@ macro_rules! word {
             }
 
             #[inline(always)]
-            fn replace(&self, current: $value, new: $value) -> bool {
+            fn compare_and_set(&self, current: $value, new: $value) -> bool {
                 self.compare_exchange(current, new, Ordering::SeqCst, Ordering::SeqCst).is_ok()
             }
         }
@@ -70,9 +71,9 @@ word!(loom::sync::atomic::AtomicU64, u64);
 /// The memory of a ring, and what wakes the threads at its two ends.
 pub trait RingMemory {
     /// A word of 32 bits.
-    type Word: Word<Value = u32>;
+    type Word: SharedWord<Value = u32>;
     /// A word of 64 bits.
-    type Counter: Word<Value = u64>;
+    type Counter: SharedWord<Value = u64>;
     /// Bytes of frames that fit.
     const CAPACITY: usize;
 

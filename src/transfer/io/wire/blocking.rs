@@ -1,7 +1,7 @@
-//! A blocking wire for the handshake, with one time limit for the whole of it, however slowly its bytes
-//! arrive.
+//! A blocking wire for the handshake. One time limit covers the whole handshake, so a peer cannot extend it by
+//! sending its bytes slowly.
 //!
-//! The handshake itself is in [`crate::session::handshake`]. Begin at [`BlockingWire::new`].
+//! [`crate::session::handshake`] performs the handshake. Begin at [`BlockingWire::new`].
 
 use std::io::{self, Read, Write};
 use std::time::Instant;

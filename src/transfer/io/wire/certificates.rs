@@ -1,16 +1,18 @@
-//! The certificates by which engines authenticate each other under TLS, signed by one authority. Only wires
+//! The certificates by which engines authenticate each other under TLS. One authority signs all of them. Only wires
 //! that leave the host are encrypted.
 //!
-//! Every engine is client and server, and shows the same certificate as both. Both sides check it in the same
-//! way, as a server's, because every engine listens. A certificate for clients only is therefore refused, and
-//! `server.pem` of `muster tls new` is accepted.
+//! Every engine is a client and a server, and presents the same certificate in both roles. Because every engine
+//! listens, both sides check the peer's certificate as that of a server. So `server.pem` of `muster tls new` is
+//! accepted, and a certificate for clients only is refused.
 //!
 //! | rule | why |
 //! | --- | --- |
-//! | The dialled address is not compared with the certificate | Addresses of tasks change, and come from the peers themselves: they prove nothing. What counts is that the peer belongs to the cluster. |
-//! | Without a name any certificate of the authority is accepted; with a name, only those for that name | An authority of the cluster's own signs for no others. One that signs for others too needs a name that only engines have. |
-//! | TLS 1.3 only, and no session is resumed | Both ends are engines; and every connection shows its certificate. |
-//! | Certificates are read when the engine starts | A task lives shorter than a certificate; to renew one, restart the tasks. |
+//! | The dialled address is not compared with the certificate | Addresses of tasks change, and come from the peers themselves, so they prove nothing. The peer only has to belong to the cluster. |
+//! | Without a name, any certificate of the authority is accepted; with a name, only certificates for that name | An authority that belongs to the cluster signs for nothing else. For an authority that also signs for others, the name must be one that only engines have. |
+//! | TLS 1.3 only, and no session is resumed | Both ends are engines, and every connection must present its certificate. |
+//! | Certificates are read when the engine starts | A task ends before its certificate expires. To renew a certificate, restart the tasks. |
+//!
+//! Begin at [`PemCertificates`] and [`TlsIdentity::new_connection`].
 
 use std::fmt;
 use std::io;
@@ -28,12 +30,12 @@ use rustls::{
     Error, RootCertStore, ServerConfig, ServerConnection, SignatureScheme,
 };
 
-use super::traits::WireEnd;
+use super::traits::HandshakeRole;
 
 /// The certificate of an engine, and the authorities that it trusts, in PEM. Every engine of a cluster has
 /// them, or none has.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Certificates {
+pub struct PemCertificates {
     /// The engine's certificate, with those of the intermediate authorities. It must be valid for a server.
     pub cert: Vec<u8>,
     /// The private key of the certificate.
@@ -44,52 +46,55 @@ pub struct Certificates {
     pub name: Option<String>,
 }
 
-impl fmt::Debug for Certificates {
+impl fmt::Debug for PemCertificates {
     /// Formats the certificates without the key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Certificates").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("PemCertificates").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
 /// The TLS configurations of an engine, as client and as server.
 #[derive(Debug)]
-pub struct Identity {
+pub struct TlsIdentity {
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
 }
 
-fn wrong(what: &str, error: impl fmt::Display) -> io::Error {
+fn invalid_pem(what: &str, error: impl fmt::Display) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, format!("{what}: {error}"))
 }
 
-impl Identity {
+impl TlsIdentity {
     /// Creates the configurations of an engine with these certificates.
     ///
     /// # Errors
     /// Returns an error that names the certificate or key that cannot be used.
-    pub fn new(certificates: &Certificates) -> io::Result<Self> {
+    pub fn new(certificates: &PemCertificates) -> io::Result<Self> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let versions = &[&rustls::version::TLS13];
-        let chain = read(&certificates.cert, "the engine's certificate")?;
+        let chain = parse_certificates(&certificates.cert, "the engine's certificate")?;
         let key = || {
             PrivateKeyDer::from_pem_slice(&certificates.key)
-                .map_err(|error| wrong("the engine's key is none in PEM", error))
+                .map_err(|error| invalid_pem("the engine's key is none in PEM", error))
         };
         let mut roots = RootCertStore::empty();
-        for root in read(&certificates.ca, "the engine's authorities")? {
-            roots.add(root).map_err(|error| wrong("an authority cannot be used", error))?;
+        for root in parse_certificates(&certificates.ca, "the engine's authorities")? {
+            roots.add(root).map_err(|error| invalid_pem("an authority cannot be used", error))?;
         }
         let name = certificates.name.clone().map(ServerName::try_from).transpose();
-        let name =
-            name.map_err(|error| wrong("the name of the engines cannot stand in a certificate", error))?;
-        let members =
-            Arc::new(Members { roots, name, algorithms: provider.signature_verification_algorithms });
-        let unusable = |error: Error| wrong("the engine's certificate and key cannot be used", error);
+        let name = name
+            .map_err(|error| invalid_pem("the name of the engines cannot stand in a certificate", error))?;
+        let members = Arc::new(PeerCertificateVerifier {
+            roots,
+            name,
+            algorithms: provider.signature_verification_algorithms,
+        });
+        let unusable = |error: Error| invalid_pem("the engine's certificate and key cannot be used", error);
         let mut client = ClientConfig::builder_with_provider(Arc::<CryptoProvider>::clone(&provider))
             .with_protocol_versions(versions)
             .map_err(unusable)?
             .dangerous()
-            .with_custom_certificate_verifier(Arc::<Members>::clone(&members))
+            .with_custom_certificate_verifier(Arc::<PeerCertificateVerifier>::clone(&members))
             .with_client_auth_cert(chain.clone(), key()?)
             .map_err(unusable)?;
         client.resumption = Resumption::disabled();
@@ -105,23 +110,23 @@ impl Identity {
     }
 
     /// Creates a TLS connection for one side of a wire.
-    pub fn begin(&self, side: WireEnd) -> Result<Connection, Error> {
+    pub fn new_connection(&self, side: HandshakeRole) -> Result<Connection, Error> {
         Ok(match side {
-            WireEnd::Dialled => {
+            HandshakeRole::Dialled => {
                 // The name is neither sent nor checked.
                 let nobody = ServerName::from(std::net::IpAddr::from([0; 4]));
                 ClientConnection::new(Arc::clone(&self.client), nobody)?.into()
             }
-            WireEnd::Accepted => ServerConnection::new(Arc::clone(&self.server))?.into(),
+            HandshakeRole::Accepted => ServerConnection::new(Arc::clone(&self.server))?.into(),
         })
     }
 }
 
-fn read(pem: &[u8], what: &str) -> io::Result<Vec<CertificateDer<'static>>> {
+fn parse_certificates(pem: &[u8], what: &str) -> io::Result<Vec<CertificateDer<'static>>> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let found = found.map_err(|error| wrong(&format!("{what}: not PEM"), error))?;
+    let found = found.map_err(|error| invalid_pem(&format!("{what}: not PEM"), error))?;
     if found.is_empty() {
-        return Err(wrong(
+        return Err(invalid_pem(
             what,
             "there is no certificate in it: it should begin with -----BEGIN CERTIFICATE-----",
         ));
@@ -131,14 +136,14 @@ fn read(pem: &[u8], what: &str) -> io::Result<Vec<CertificateDer<'static>>> {
 
 /// The check of certificates, for both sides.
 #[derive(Debug)]
-struct Members {
+struct PeerCertificateVerifier {
     roots: RootCertStore,
     name: Option<ServerName<'static>>,
     algorithms: WebPkiSupportedAlgorithms,
 }
 
-impl Members {
-    fn check(
+impl PeerCertificateVerifier {
+    fn verify_chain(
         &self,
         certificate: &CertificateDer<'_>,
         chain: &[CertificateDer<'_>],
@@ -150,7 +155,7 @@ impl Members {
         self.name.as_ref().map_or(Ok(()), |name| verify_server_name(&certificate, name))
     }
 
-    fn signature(
+    fn verify_signature(
         &self,
         message: &[u8],
         certificate: &CertificateDer<'_>,
@@ -160,11 +165,11 @@ impl Members {
     }
 }
 
-fn not_spoken() -> Error {
+fn unsupported_tls_version() -> Error {
     Error::General("engines speak TLS 1.3".to_owned())
 }
 
-impl ServerCertVerifier for Members {
+impl ServerCertVerifier for PeerCertificateVerifier {
     fn verify_server_cert(
         &self,
         certificate: &CertificateDer<'_>,
@@ -173,7 +178,7 @@ impl ServerCertVerifier for Members {
         _ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        self.check(certificate, chain, now).map(|()| ServerCertVerified::assertion())
+        self.verify_chain(certificate, chain, now).map(|()| ServerCertVerified::assertion())
     }
 
     fn verify_tls12_signature(
@@ -182,7 +187,7 @@ impl ServerCertVerifier for Members {
         _certificate: &CertificateDer<'_>,
         _signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        Err(not_spoken())
+        Err(unsupported_tls_version())
     }
 
     fn verify_tls13_signature(
@@ -191,7 +196,7 @@ impl ServerCertVerifier for Members {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.signature(message, certificate, signed)
+        self.verify_signature(message, certificate, signed)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
@@ -199,7 +204,7 @@ impl ServerCertVerifier for Members {
     }
 }
 
-impl ClientCertVerifier for Members {
+impl ClientCertVerifier for PeerCertificateVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -210,7 +215,7 @@ impl ClientCertVerifier for Members {
         chain: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        self.check(certificate, chain, now).map(|()| ClientCertVerified::assertion())
+        self.verify_chain(certificate, chain, now).map(|()| ClientCertVerified::assertion())
     }
 
     fn verify_tls12_signature(
@@ -219,7 +224,7 @@ impl ClientCertVerifier for Members {
         _certificate: &CertificateDer<'_>,
         _signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        Err(not_spoken())
+        Err(unsupported_tls_version())
     }
 
     fn verify_tls13_signature(
@@ -228,7 +233,7 @@ impl ClientCertVerifier for Members {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.signature(message, certificate, signed)
+        self.verify_signature(message, certificate, signed)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
@@ -237,7 +242,7 @@ impl ClientCertVerifier for Members {
 }
 
 /// Returns the text of a TLS error between two engines, with the remedy.
-pub fn explain(error: &Error) -> String {
+pub fn explain_tls_error(error: &Error) -> String {
     use rustls::CertificateError as Why;
     let certificate = |why: &Why| {
         match why {

@@ -1,9 +1,9 @@
-//! Wires between engines of one process: a dialler finds the listener in a table, and hands it one end of a
-//! socket pair.
+//! Wires between engines of one process. A dialler finds the listener in a table, and passes it one end of a socket
+//! pair.
 //!
-//! Nothing listens that another process could reach. Otherwise it is used like a network: several lanes,
-//! checksums, lost lanes that are reconnected. Tests of all that need no network, and programs that embed
-//! several engines need no port.
+//! No other process can reach such a listener. In all other respects, engines use these wires like a network: with
+//! several lanes and checksums, and lost lanes are dialled again. So tests of these functions need no network, and
+//! programs that embed several engines need no port.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,9 +16,9 @@ use std::time::Duration;
 
 use super::socket::Socket;
 use super::traits::{
-    Endpoint, ListenSettings, Listener, Received, Transport, Wire, WireCapabilities, WireError,
+    Endpoint, ListenSettings, Listener, ReceivedCount, Transport, Wire, WireCapabilities, WireError,
 };
-use crate::base::identity::Address;
+use crate::base::membership::EngineAddress;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
 use crate::memory::{ReadView, WriteView};
@@ -39,7 +39,7 @@ impl Transport for Loopback {
     fn listen(
         &self,
         settings: &ListenSettings<'_>,
-        address: &mut Address,
+        address: &mut EngineAddress,
     ) -> io::Result<Option<Arc<dyn Listener>>> {
         address.inside = settings.unique_name();
         let (sender, queue) = sync_channel(BACKLOG);
@@ -47,7 +47,7 @@ impl Transport for Loopback {
         Ok(Some(Arc::new(NamedListener { name: address.inside.clone(), queue: Mutex::new(queue) })))
     }
 
-    fn endpoints(&self, _here: &Address, peer: &Address) -> Vec<Box<dyn Endpoint>> {
+    fn endpoints(&self, _here: &EngineAddress, peer: &EngineAddress) -> Vec<Box<dyn Endpoint>> {
         if peer.inside.is_empty() {
             Vec::new()
         } else {
@@ -128,12 +128,12 @@ impl Wire for LoopbackWire {
         self.0.send(views)
     }
 
-    fn receive(&self, views: &mut [WriteView<'_>]) -> Result<Received, WireError> {
+    fn receive(&self, views: &mut [WriteView<'_>]) -> Result<ReceivedCount, WireError> {
         self.0.receive(views)
     }
 
     fn discard(&self, len: usize) -> Result<usize, WireError> {
-        self.0.waste(len)
+        self.0.discard(len)
     }
 
     fn end(&self) {

@@ -1,14 +1,15 @@
 //! Wires: byte streams between two engines, and the transports that make them.
 //!
-//! A [lane](super::lane) sends and receives on a [`Wire`] and asks it for its capabilities (can it share
-//! memory, can it break while the peer lives); it knows no kind of wire. Wires do not block, and a lane waits for edges of their descriptor,
-//! so a wire must report exactly when nothing is left in it. The trait costs one virtual call per system call. To
-//! add a kind, add a file here and lines to the two tables of `select.rs`.
+//! A [lane](super::lane) sends and receives on a [`Wire`], and asks it for its capabilities: whether it can share
+//! memory, and whether it can break while the peer lives. Apart from these, a lane does not depend on the kind of
+//! wire. Wires do not block. A lane waits for edge-triggered events of the wire's descriptor, so the wire must
+//! report exactly when nothing is left to read. The trait costs one virtual call per system call. To add a kind of
+//! wire, add a file here and lines to the two tables of `transport_selection.rs`.
 //!
 //! | file | what it owns |
 //! | --- | --- |
 //! | `traits.rs` | the traits of a wire, a listener, an endpoint and a transport |
-//! | `select.rs` | the choice of the transports of an engine |
+//! | `transport_selection.rs` | the choice of the transports of an engine |
 //! | `blocking.rs` | a blocking wire with one time limit, for the handshake |
 //! | `socket.rs` | the code that all socket wires share |
 //! | `tcp.rs` | TCP connections |
@@ -16,27 +17,27 @@
 //! | `loopback.rs` | engines of one process, without a listening socket |
 //! | `tls.rs` | TLS, around wires that leave the host |
 //! | `certificates.rs` | the certificates by which engines authenticate each other |
-//! | `faulty.rs` | fault injection around any wire, for tests |
+//! | `fault_injection.rs` | fault injection around any wire, for tests |
 
 mod blocking;
 mod certificates;
 #[cfg(feature = "faults")]
-mod faulty;
+mod fault_injection;
 
 mod loopback;
-mod select;
 mod socket;
 mod tcp;
 mod tls;
 mod traits;
+mod transport_selection;
 mod unix;
 
 pub use blocking::BlockingWire;
-pub use certificates::{Certificates, Identity};
+pub use certificates::{PemCertificates, TlsIdentity};
 #[cfg(feature = "faults")]
-pub use faulty::Faults;
-pub use select::{Wrapping, endpoints, listen};
+pub use fault_injection::FaultInjector;
 pub use traits::{
-    Endpoint, ListenSettings, Listener, Received, Wire, WireAttendant, WireCapabilities, WireEnd, WireError,
-    WireWaker,
+    Endpoint, HandshakeRole, ListenSettings, Listener, ReceivedCount, Wire, WireCapabilities, WireError,
+    WireEventHandler, WireWaker,
 };
+pub use transport_selection::{Wrapping, endpoints, listen};

@@ -1,12 +1,12 @@
-//! The code that all socket wires share.
+//! The code that all wires over sockets share.
 //!
-//! It makes no sockets. Begin at [`Socket`].
+//! Each transport makes its own sockets. Begin at [`Socket`].
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::retry_on_intr;
 
-use super::traits::{Received, WireError};
+use super::traits::{ReceivedCount, WireError};
 use crate::io::sys;
 use crate::memory::{ReadView, WriteView, total};
 
@@ -29,14 +29,14 @@ impl Socket {
     }
 
     /// Receives available bytes into the views.
-    pub fn receive(&self, views: &mut [WriteView<'_>]) -> Result<Received, WireError> {
+    pub fn receive(&self, views: &mut [WriteView<'_>]) -> Result<ReceivedCount, WireError> {
         let room = total(views);
         let bytes = retry_on_intr(|| sys::read(self.as_fd(), views))?;
-        Ok(Received { bytes, dry: bytes < room })
+        Ok(ReceivedCount { bytes, dry: bytes < room })
     }
 
     /// Reads and discards up to `len` bytes. Returns their number.
-    pub fn waste(&self, len: usize) -> Result<usize, WireError> {
+    pub fn discard(&self, len: usize) -> Result<usize, WireError> {
         let mut waste = [0; WASTE];
         let most = len.min(WASTE);
         Ok(retry_on_intr(|| sys::read(self.as_fd(), &mut [WriteView::of(&mut waste[..most])]))?)

@@ -1,9 +1,9 @@
-//! TCP connections.
+//! TCP connections as wires.
 //!
-//! Several of them carry the chunks of one connection; the link decides which one carries which. Lanes whose
-//! ends are on one host use cubic or reno in place of the system's choice: BBR schedules every segment by
-//! timers, which takes a third of the rate where nothing can be congested. Between hosts the system's choice
-//! stays; `muster doctor` reports it. Begin at [`Tcp`].
+//! Several TCP connections carry the chunks of one connection between engines; the link decides which chunk goes on
+//! which lane. Lanes within a host use cubic or reno in place of the system's congestion control. Within a host
+//! there is no congestion, and BBR, which a system may use, schedules every segment with timers, which costs a
+//! third of the rate. Lanes between hosts keep the system's choice; `muster doctor` reports it. Begin at [`Tcp`].
 
 use std::fmt;
 use std::io;
@@ -17,9 +17,9 @@ use rustix::net::sockopt;
 
 use super::socket::Socket;
 use super::traits::{
-    Endpoint, ListenSettings, Listener, Received, Transport, Wire, WireCapabilities, WireError,
+    Endpoint, ListenSettings, Listener, ReceivedCount, Transport, Wire, WireCapabilities, WireError,
 };
-use crate::base::identity::Address;
+use crate::base::membership::EngineAddress;
 use crate::base::transport::TransportKind;
 use crate::io::sys;
 use crate::memory::{ReadView, WriteView};
@@ -39,7 +39,7 @@ impl Transport for Tcp {
     fn listen(
         &self,
         settings: &ListenSettings<'_>,
-        address: &mut Address,
+        address: &mut EngineAddress,
     ) -> io::Result<Option<Arc<dyn Listener>>> {
         let listener = settings.listen.map(TcpListener::bind).transpose()?;
         let bound = listener.iter().map(TcpListener::local_addr).collect::<io::Result<_>>()?;
@@ -47,7 +47,7 @@ impl Transport for Tcp {
         Ok(listener.map(|listener| Arc::new(PortListener(listener)) as Arc<dyn Listener>))
     }
 
-    fn endpoints(&self, _here: &Address, peer: &Address) -> Vec<Box<dyn Endpoint>> {
+    fn endpoints(&self, _here: &EngineAddress, peer: &EngineAddress) -> Vec<Box<dyn Endpoint>> {
         peer.tcp
             .iter()
             .take(ADDRESSES_MAX)
@@ -100,7 +100,7 @@ impl TcpWire {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
         if is_within_this_host(&socket) {
-            do_not_pace(&socket);
+            disable_pacing(&socket);
         }
         let source = socket.peer_addr().ok().map(|peer| peer.ip());
         let socket = socket2::Socket::from(socket);
@@ -118,7 +118,7 @@ fn is_within_this_host(socket: &TcpStream) -> bool {
 
 /// Turns off pacing: some congestion controls (BBR) schedule every segment by a timer, which within a host
 /// costs a third of the rate. Over a network the system's choice stays, because it suits its routes.
-fn do_not_pace(socket: &TcpStream) {
+fn disable_pacing(socket: &TcpStream) {
     // Every system has reno, and lets every process use it. If neither can be set, the connection is only
     // slower.
     let _set = ["cubic", "reno"].iter().any(|unpaced| sockopt::set_tcp_congestion(socket, unpaced).is_ok());
@@ -145,7 +145,7 @@ impl Wire for TcpWire {
         self.socket.send(views)
     }
 
-    fn receive(&self, views: &mut [WriteView<'_>]) -> Result<Received, WireError> {
+    fn receive(&self, views: &mut [WriteView<'_>]) -> Result<ReceivedCount, WireError> {
         self.socket.receive(views)
     }
 

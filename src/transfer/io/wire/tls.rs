@@ -1,11 +1,12 @@
-//! TLS over a wire that others on the network could read.
+//! TLS over a wire whose bytes other hosts on the network could read.
 //!
-//! It differs from a socket in two ways. Decrypted bytes may be buffered here while the socket has none: a
-//! receive fills the views as far as it can, and reports dry only when the wire below is dry. And records may
-//! be buffered here while there is nothing more to send: an idle wire is flushed whenever the wire below has
-//! room.
+//! It differs from a socket in two ways. First, decrypted bytes may be buffered here while the socket has none. So
+//! a receive fills the views as far as it can, and reports that nothing is left only if the wire below has nothing
+//! left. Second, encrypted records may wait here although the caller has nothing more to send. So an idle wire is
+//! flushed whenever the wire below accepts more.
 //!
-//! It sends no close alert: frames have lengths, and truncated ones are sent again.
+//! A TLS wire sends no close alert. Frames have lengths, and truncated frames are sent again, so the alert is not
+//! needed. Begin at [`TlsWire::new`].
 
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::BorrowedFd;
@@ -15,8 +16,10 @@ use std::time::{Duration, Instant};
 use rustls::Connection;
 
 use super::blocking::BlockingWire;
-use super::certificates::{Identity, explain};
-use super::traits::{Process, Received, Wire, WireCapabilities, WireEnd, WireError, WireWaker};
+use super::certificates::{TlsIdentity, explain_tls_error};
+use super::traits::{
+    HandshakeRole, PeerProcess, ReceivedCount, Wire, WireCapabilities, WireError, WireWaker,
+};
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
 use crate::memory::{ReadView, WriteView, total};
@@ -30,7 +33,7 @@ const DRAIN_TIME: Duration = Duration::from_millis(500);
 const WASTE: usize = 16 << 10;
 
 /// A wire under TLS.
-pub struct Tls {
+pub struct TlsWire {
     below: Box<dyn Wire>,
     connection: Mutex<Connection>,
 }
@@ -68,22 +71,23 @@ impl Write for LowerWire<'_> {
     }
 }
 
-impl Tls {
+impl TlsWire {
     /// Creates the TLS side of this wire. Nothing has been sent yet.
-    pub fn new(below: Box<dyn Wire>, identity: &Identity, side: WireEnd) -> Result<Self, WireError> {
-        let mut connection = identity.begin(side).map_err(|error| WireError::Secure(explain(&error)))?;
+    pub fn new(below: Box<dyn Wire>, identity: &TlsIdentity, side: HandshakeRole) -> Result<Self, WireError> {
+        let mut connection =
+            identity.new_connection(side).map_err(|error| WireError::Secure(explain_tls_error(&error)))?;
         connection.set_buffer_limit(Some(WAITING_MAX));
         Ok(Self { below, connection: Mutex::new(connection) })
     }
 
-    fn below(&self) -> LowerWire<'_> {
+    fn lower_wire(&self) -> LowerWire<'_> {
         LowerWire { wire: &*self.below, dry: false }
     }
 
     /// Sends the buffered records.
-    fn push(&self, connection: &mut Connection) -> Result<(), WireError> {
+    fn send_records(&self, connection: &mut Connection) -> Result<(), WireError> {
         while connection.wants_write() {
-            connection.write_tls(&mut self.below()).map_err(from_io)?;
+            connection.write_tls(&mut self.lower_wire()).map_err(from_io)?;
         }
         Ok(())
     }
@@ -98,10 +102,10 @@ impl Tls {
 
     /// Decrypts the received records. If the peer is refused, the alert with the reason is sent if the wire
     /// has room.
-    fn process(&self, connection: &mut Connection) -> Result<(), WireError> {
+    fn decrypt_received(&self, connection: &mut Connection) -> Result<(), WireError> {
         let processed = connection.process_new_packets();
         // An edge reports room for what cannot be sent now.
-        match self.push(connection) {
+        match self.send_records(connection) {
             Ok(()) | Err(WireError::Later) => {}
             Err(error) => return processed.map_or_else(|error| Err(refused(&error)), |_| Err(error)),
         }
@@ -110,7 +114,7 @@ impl Tls {
 }
 
 fn refused(error: &rustls::Error) -> WireError {
-    WireError::Secure(explain(error))
+    WireError::Secure(explain_tls_error(error))
 }
 
 fn from_io(error: io::Error) -> WireError {
@@ -138,7 +142,7 @@ fn read_plaintext(
         let end = before + view.len();
         while done < end {
             let mut left = view.part(done - before, end - done);
-            match left.write(|bytes| connection.reader().read(bytes)) {
+            match left.with_bytes_mut(|bytes| connection.reader().read(bytes)) {
                 Ok(0) => return Ok(None),
                 Ok(some) => done += some,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Some(done)),
@@ -151,7 +155,7 @@ fn read_plaintext(
     Ok(Some(done))
 }
 
-impl Wire for Tls {
+impl Wire for TlsWire {
     fn kind(&self) -> TransportKind {
         self.below.kind()
     }
@@ -160,7 +164,7 @@ impl Wire for Tls {
         WireCapabilities { is_exposed: false, is_buffered: true, ..self.below.capabilities() }
     }
 
-    fn peer(&self) -> Option<Process> {
+    fn peer(&self) -> Option<PeerProcess> {
         self.below.peer()
     }
 
@@ -168,7 +172,7 @@ impl Wire for Tls {
         self.below.descriptor()
     }
 
-    fn begin(&self, until: Instant) -> Result<(), WireError> {
+    fn perform_handshake(&self, until: Instant) -> Result<(), WireError> {
         let mut connection = lock(&self.connection);
         let finished = connection.complete_io(&mut BlockingWire::new(&*self.below, until));
         finished.map(drop).inspect_err(|_| self.drain_peer(until)).map_err(|error| match error.kind() {
@@ -185,39 +189,39 @@ impl Wire for Tls {
     fn send(&self, views: &[ReadView<'_>]) -> Result<usize, WireError> {
         let mut connection = lock(&self.connection);
         // No more is encrypted than the wire below has room for.
-        self.push(&mut connection)?;
+        self.send_records(&mut connection)?;
         let mut taken = 0;
         for view in views {
-            let some = view.read(|bytes| connection.writer().write(bytes)).map_err(from_io)?;
+            let some = view.with_bytes(|bytes| connection.writer().write(bytes)).map_err(from_io)?;
             taken += some;
             if some < view.len() {
                 break;
             }
         }
-        match self.push(&mut connection) {
+        match self.send_records(&mut connection) {
             Ok(()) | Err(WireError::Later) => Ok(taken),
             Err(error) => Err(error),
         }
     }
 
-    fn receive(&self, views: &mut [WriteView<'_>]) -> Result<Received, WireError> {
+    fn receive(&self, views: &mut [WriteView<'_>]) -> Result<ReceivedCount, WireError> {
         let total = total(views);
         let mut connection = lock(&self.connection);
-        let mut below = self.below();
+        let mut below = self.lower_wire();
         let mut done = 0;
         loop {
             match read_plaintext(&mut connection, views, done)? {
                 // The end of the stream; if bytes came before it, the next call reports it.
-                None => return Ok(Received { bytes: done, dry: false }),
+                None => return Ok(ReceivedCount { bytes: done, dry: false }),
                 Some(now) => done = now,
             }
             if done == total {
-                return Ok(Received { bytes: done, dry: false });
+                return Ok(ReceivedCount { bytes: done, dry: false });
             }
             match connection.read_tls(&mut below).map_err(from_io) {
-                Ok(_) => self.process(&mut connection)?,
-                Err(WireError::Later) if done > 0 => return Ok(Received { bytes: done, dry: true }),
-                Err(_) if done > 0 => return Ok(Received { bytes: done, dry: false }),
+                Ok(_) => self.decrypt_received(&mut connection)?,
+                Err(WireError::Later) if done > 0 => return Ok(ReceivedCount { bytes: done, dry: true }),
+                Err(_) if done > 0 => return Ok(ReceivedCount { bytes: done, dry: false }),
                 Err(error) => return Err(error),
             }
         }
@@ -230,7 +234,7 @@ impl Wire for Tls {
     }
 
     fn flush(&self) -> Result<(), WireError> {
-        self.push(&mut lock(&self.connection))
+        self.send_records(&mut lock(&self.connection))
     }
 
     fn set_waker(&self, waker: WireWaker) {

@@ -1,6 +1,6 @@
 //! The traits that every kind of wire implements, and their types.
 //!
-//! It implements none of them. Begin at [`Wire`].
+//! Each kind of wire has its own file. Begin at [`Wire`].
 
 use std::fmt::Display;
 use std::io;
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use crate::base::identity::{Address, Member};
-use crate::base::transport::{Choice, TransportKind};
+use crate::base::membership::{EngineAddress, MemberId};
+use crate::base::transport::{TransportChoice, TransportKind};
 use crate::memory::{ReadView, WriteView};
 
 /// The reason why an operation of a wire failed.
@@ -47,7 +47,7 @@ impl From<WireError> for io::Error {
 
 /// The result of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Received {
+pub struct ReceivedCount {
     /// The number of bytes; 0 at the end of the stream.
     pub bytes: usize,
     /// Whether no bytes are left, and an edge of the descriptor will report more. If false, the caller must
@@ -74,7 +74,7 @@ pub struct WireCapabilities {
 
 /// The side of a wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WireEnd {
+pub enum HandshakeRole {
     /// This side dialled.
     Dialled,
     /// This side accepted.
@@ -83,7 +83,7 @@ pub enum WireEnd {
 
 /// The process at the other end of a wire, as this host knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Process {
+pub struct PeerProcess {
     /// The process id, in this process's namespace.
     pub pid: i32,
     /// The user id.
@@ -99,7 +99,7 @@ pub trait Wire: Send + Sync {
     fn capabilities(&self) -> WireCapabilities;
 
     /// Returns the process at the other end, if the system knows it.
-    fn peer(&self) -> Option<Process> {
+    fn peer(&self) -> Option<PeerProcess> {
         None
     }
 
@@ -109,7 +109,7 @@ pub trait Wire: Send + Sync {
     }
 
     /// Performs the wire's own handshake before the first byte, and blocks for it, at most until then.
-    fn begin(&self, _until: Instant) -> Result<(), WireError> {
+    fn perform_handshake(&self, _until: Instant) -> Result<(), WireError> {
         Ok(())
     }
 
@@ -130,10 +130,14 @@ pub trait Wire: Send + Sync {
     }
 
     /// Receives available bytes into the views.
-    fn receive(&self, views: &mut [WriteView<'_>]) -> Result<Received, WireError>;
+    fn receive(&self, views: &mut [WriteView<'_>]) -> Result<ReceivedCount, WireError>;
 
     /// Receives as [`receive`](Self::receive) does, and collects the descriptors that arrive with the bytes.
-    fn receive_with(&self, into: &mut [u8], _descriptors: &mut Vec<OwnedFd>) -> Result<Received, WireError> {
+    fn receive_with(
+        &self,
+        into: &mut [u8],
+        _descriptors: &mut Vec<OwnedFd>,
+    ) -> Result<ReceivedCount, WireError> {
         self.receive(&mut [WriteView::of(into)])
     }
 
@@ -149,25 +153,25 @@ pub trait Wire: Send + Sync {
 }
 
 /// The thread that attends to wires, as a wire knows it.
-pub trait WireAttendant: Send + Sync {
+pub trait WireEventHandler: Send + Sync {
     #[cfg_attr(
         not(feature = "faults"),
         allow(dead_code, reason = "only a wire with faults withholds an edge")
     )]
     /// Makes the thread check the wire with this number, whatever its descriptor reports.
-    fn look(&self, seat: u64);
+    fn check_wire(&self, seat: u64);
 }
 
 /// A handle that makes the attending thread check a wire again.
 #[cfg_attr(not(feature = "faults"), allow(dead_code, reason = "only a wire with faults withholds an edge"))]
 pub struct WireWaker {
-    attendant: Weak<dyn WireAttendant>,
+    attendant: Weak<dyn WireEventHandler>,
     seat: u64,
 }
 
 impl WireWaker {
     /// Creates the handle of the wire that the attendant knows by this number.
-    pub const fn new(attendant: Weak<dyn WireAttendant>, seat: u64) -> Self {
+    pub const fn new(attendant: Weak<dyn WireEventHandler>, seat: u64) -> Self {
         Self { attendant, seat }
     }
 
@@ -178,7 +182,7 @@ impl WireWaker {
     /// Reports that there may be room to send, and something to receive.
     pub fn wake(&self) {
         if let Some(attendant) = self.attendant.upgrade() {
-            attendant.look(self.seat);
+            attendant.check_wire(self.seat);
         }
     }
 }
@@ -209,9 +213,9 @@ pub trait Endpoint: Display + Send + Sync {
 #[derive(Debug, Clone, Copy)]
 pub struct ListenSettings<'a> {
     /// The task and incarnation of the engine.
-    pub here: Member,
+    pub here: MemberId,
     /// The setting that says which transports may be used.
-    pub transport: Choice,
+    pub transport: TransportChoice,
     /// The TCP address to listen on.
     pub listen: Option<SocketAddr>,
     /// The addresses that peers are to dial, if they differ.
@@ -232,9 +236,9 @@ pub trait Transport: Sync {
     fn listen(
         &self,
         settings: &ListenSettings<'_>,
-        address: &mut Address,
+        address: &mut EngineAddress,
     ) -> io::Result<Option<Arc<dyn Listener>>>;
 
     /// Returns the endpoints of a peer in order of preference; none if this transport does not reach it.
-    fn endpoints(&self, here: &Address, peer: &Address) -> Vec<Box<dyn Endpoint>>;
+    fn endpoints(&self, here: &EngineAddress, peer: &EngineAddress) -> Vec<Box<dyn Endpoint>>;
 }

@@ -1,5 +1,5 @@
 //! Unix sockets of this host, under abstract names. The system reports the process at the other end, and the
-//! sockets carry descriptors.
+//! sockets can carry file descriptors. Begin at [`Unix`].
 
 use std::fmt;
 use std::io;
@@ -18,9 +18,10 @@ use rustix::net::{
 
 use super::socket::Socket;
 use super::traits::{
-    Endpoint, ListenSettings, Listener, Process, Received, Transport, Wire, WireCapabilities, WireError,
+    Endpoint, ListenSettings, Listener, PeerProcess, ReceivedCount, Transport, Wire, WireCapabilities,
+    WireError,
 };
-use crate::base::identity::Address;
+use crate::base::membership::EngineAddress;
 use crate::base::transport::TransportKind;
 use crate::memory::{ReadView, WriteView};
 
@@ -34,14 +35,14 @@ impl Transport for Unix {
     fn listen(
         &self,
         settings: &ListenSettings<'_>,
-        address: &mut Address,
+        address: &mut EngineAddress,
     ) -> io::Result<Option<Arc<dyn Listener>>> {
         address.local = settings.unique_name();
         let at = SocketAddr::from_abstract_name(&address.local)?;
         Ok(Some(Arc::new(AbstractListener(UnixListener::bind_addr(&at)?))))
     }
 
-    fn endpoints(&self, here: &Address, peer: &Address) -> Vec<Box<dyn Endpoint>> {
+    fn endpoints(&self, here: &EngineAddress, peer: &EngineAddress) -> Vec<Box<dyn Endpoint>> {
         if peer.local.is_empty() || peer.host.is_empty() || peer.host != here.host {
             return Vec::new();
         }
@@ -92,14 +93,14 @@ impl Endpoint for UnixEndpoint {
 
 struct UnixWire {
     socket: Socket,
-    peer: Process,
+    peer: PeerProcess,
 }
 
 impl UnixWire {
     /// Wraps a non-blocking socket. Fails if the system does not report the process at the other end.
     fn new(socket: UnixStream) -> io::Result<Self> {
         let peer = rustix::net::sockopt::socket_peercred(&socket)?;
-        let peer = Process { pid: peer.pid.as_raw_nonzero().get(), uid: peer.uid.as_raw() };
+        let peer = PeerProcess { pid: peer.pid.as_raw_nonzero().get(), uid: peer.uid.as_raw() };
         Ok(Self { socket: Socket::new(socket.into()), peer })
     }
 }
@@ -113,7 +114,7 @@ impl Wire for UnixWire {
         CAPABILITIES
     }
 
-    fn peer(&self) -> Option<Process> {
+    fn peer(&self) -> Option<PeerProcess> {
         Some(self.peer)
     }
 
@@ -136,11 +137,15 @@ impl Wire for UnixWire {
         Ok(retry_on_intr(|| rustix::net::sendmsg(&self.socket, &slices, &mut along, flags))?)
     }
 
-    fn receive(&self, views: &mut [WriteView<'_>]) -> Result<Received, WireError> {
+    fn receive(&self, views: &mut [WriteView<'_>]) -> Result<ReceivedCount, WireError> {
         self.socket.receive(views)
     }
 
-    fn receive_with(&self, into: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> Result<Received, WireError> {
+    fn receive_with(
+        &self,
+        into: &mut [u8],
+        descriptors: &mut Vec<OwnedFd>,
+    ) -> Result<ReceivedCount, WireError> {
         let room = into.len();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
         let mut along = RecvAncillaryBuffer::new(&mut space);
@@ -154,11 +159,11 @@ impl Wire for UnixWire {
             }
         }
         // The kernel ends a read where descriptors arrive, whatever follows.
-        Ok(Received { bytes: got, dry: got < room && descriptors.len() == before })
+        Ok(ReceivedCount { bytes: got, dry: got < room && descriptors.len() == before })
     }
 
     fn discard(&self, len: usize) -> Result<usize, WireError> {
-        self.socket.waste(len)
+        self.socket.discard(len)
     }
 
     fn end(&self) {

@@ -1,12 +1,10 @@
-//! The two streams of a group: the chunks that were sent, by lane, and the chunks that have landed.
-//!
-//! `stream.rs` chooses the next chunk. Begin at [`Outbound`] and [`Inbound`].
+//! The two byte streams of a group: which chunks each lane has sent, and which chunks have landed.
 
 /// The value for no lane.
 pub const NONE: u16 = u16::MAX;
 /// The stream that this side sends in a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outbound {
+pub enum OutboundStream {
     /// It cannot be sent yet, or the peer is to fetch it.
     Waiting,
     /// The peer could not fetch it and asked for a push.
@@ -14,14 +12,14 @@ pub enum Outbound {
     /// It went with the launch frame.
     Inline,
     /// It is being sent in chunks.
-    Pushing(Box<Pushing>),
+    Pushing(Box<ChunkPush>),
     /// The peer has all of it.
     Done,
 }
 
 /// A stream that is being sent in chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pushing {
+pub struct ChunkPush {
     /// The bytes of the stream.
     pub total: u64,
     /// The first chunk that was never sent.
@@ -34,36 +32,36 @@ pub struct Pushing {
 
 /// The stream that this side receives in a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Inbound {
+pub enum InboundStream {
     /// It cannot arrive yet.
     Waiting,
     /// The caller fetches it, or copies it from the launch frame.
     Fetching,
     /// It arrives in chunks.
-    Landing(Box<Chunks>),
+    Landing(Box<ChunkReceipt>),
     /// All of it is in place.
     Done,
 }
 
 /// A stream that arrives in chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Chunks {
+pub struct ChunkReceipt {
     /// The bytes of the stream.
     pub total: u64,
     /// The chunks that are in place.
-    pub landed: Bits,
+    pub landed: ChunkBitmap,
     /// The chunks that are being received.
-    pub landing: Bits,
+    pub landing: ChunkBitmap,
     /// The chunks that arrived damaged once.
-    pub damaged: Bits,
+    pub damaged: ChunkBitmap,
     /// The number of chunks that are not in place.
     pub left: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Bits(pub Vec<u64>);
+pub struct ChunkBitmap(pub Vec<u64>);
 
-impl Bits {
+impl ChunkBitmap {
     /// Creates `count` bits that are unset.
     fn new(count: u32) -> Self {
         Self(vec![0; (count as usize).div_ceil(64)])
@@ -89,30 +87,30 @@ impl Bits {
 }
 
 /// Returns the number of chunks of `total` bytes.
-pub fn chunks(total: u64, chunk: u32) -> u32 {
+pub fn chunk_count(total: u64, chunk: u32) -> u32 {
     u32::try_from(total.div_ceil(u64::from(chunk))).unwrap_or(u32::MAX)
 }
 
 /// Returns the bytes of the chunk with this index.
-pub fn length(total: u64, chunk: u32, index: u32) -> u32 {
+pub fn chunk_len(total: u64, chunk: u32, index: u32) -> u32 {
     let start = u64::from(index) * u64::from(chunk);
     u32::try_from(total.saturating_sub(start).min(u64::from(chunk))).unwrap_or(chunk)
 }
 
-impl Outbound {
+impl OutboundStream {
     /// Creates a stream of which no chunk was sent.
-    pub fn pushing(total: u64, chunk: u32) -> Self {
-        let lanes = vec![NONE; chunks(total, chunk) as usize];
-        Self::Pushing(Box::new(Pushing { total, next: 0, again: Vec::new(), lanes }))
+    pub fn new_push(total: u64, chunk: u32) -> Self {
+        let lanes = vec![NONE; chunk_count(total, chunk) as usize];
+        Self::Pushing(Box::new(ChunkPush { total, next: 0, again: Vec::new(), lanes }))
     }
 }
 
-impl Inbound {
+impl InboundStream {
     /// Creates a stream of which no chunk has arrived.
-    pub fn landing(total: u64, chunk: u32) -> Self {
-        let count = chunks(total, chunk);
-        let bits = Bits::new(count);
-        Self::Landing(Box::new(Chunks {
+    pub fn new_receipt(total: u64, chunk: u32) -> Self {
+        let count = chunk_count(total, chunk);
+        let bits = ChunkBitmap::new(count);
+        Self::Landing(Box::new(ChunkReceipt {
             total,
             landed: bits.clone(),
             landing: bits.clone(),

@@ -1,21 +1,21 @@
-//! Control frames: each arrives once and in order, even if its socket is lost and the lane is connected
-//! again.
+//! Control frames: numbers and repeats them, so that each arrives once and in order, even if the socket is lost and
+//! its lane is connected again.
 //!
-//! It does not interpret frames. Begin at [`Control::accept`].
+//! `receive.rs` interprets the frames. Begin at [`ControlQueue::accept`].
 
 use std::collections::VecDeque;
 
-use super::message::{Frame, Violation};
-use crate::protocol::frame::{Header, Kind};
+use super::interface::{ControlFrame, ProtocolViolation};
+use crate::protocol::frame::{FrameKind, Header};
 
 /// The number of received frames after which a side sends an `Ack` if it has no other frame to carry the
 /// acknowledgement.
 const ACK_EVERY: u32 = 64;
 
 /// The queue of control frames to send, the unacknowledged ones, and the number of the last one received.
-pub struct Control {
-    queue: VecDeque<Frame>,
-    unacknowledged: VecDeque<Frame>,
+pub struct ControlQueue {
+    queue: VecDeque<ControlFrame>,
+    unacknowledged: VecDeque<ControlFrame>,
     keeps: bool,
     /// Whether the `Switch` was sent: all later frames go to the ring.
     pub switched: bool,
@@ -28,19 +28,19 @@ pub struct Control {
     acknowledged: u32,
 }
 
-fn size(frame: &Frame) -> usize {
-    size_of::<Frame>() + frame.payload.len()
+fn held_bytes(frame: &ControlFrame) -> usize {
+    size_of::<ControlFrame>() + frame.payload.len()
 }
 
 /// Returns the next frame number. Numbers begin at 1; 0 means "no number".
-const fn following(number: u32) -> u32 {
+const fn next_number(number: u32) -> u32 {
     match number.wrapping_add(1) {
         0 => 1,
         next => next,
     }
 }
 
-impl Control {
+impl ControlQueue {
     /// Creates the control frames of a link that keeps, or does not keep, unacknowledged frames.
     pub const fn new(keeps: bool) -> Self {
         Self {
@@ -56,19 +56,19 @@ impl Control {
         }
     }
 
-    pub fn push(&mut self, mut frame: Frame) {
-        self.numbered = following(self.numbered);
+    pub fn push(&mut self, mut frame: ControlFrame) {
+        self.numbered = next_number(self.numbered);
         frame.header.control = self.numbered;
-        self.unacknowledged_bytes += size(&frame);
+        self.unacknowledged_bytes += held_bytes(&frame);
         self.queue.push_back(frame);
     }
 
     /// Returns the next frame to send on the control lane.
-    pub fn next(&mut self, bare: Header) -> Option<Frame> {
+    pub fn next(&mut self, bare: Header) -> Option<ControlFrame> {
         let mut frame = match self.queue.pop_front() {
             Some(frame) => frame,
             None if self.keeps && self.heard.wrapping_sub(self.acknowledged) >= ACK_EVERY => {
-                Frame { header: Header { kind: Kind::Ack, ..bare }, payload: Vec::new() }
+                ControlFrame { header: Header { kind: FrameKind::Ack, ..bare }, payload: Vec::new() }
             }
             None => return None,
         };
@@ -78,14 +78,14 @@ impl Control {
             if self.keeps {
                 self.unacknowledged.push_back(frame.clone());
             } else {
-                self.unacknowledged_bytes -= size(&frame);
+                self.unacknowledged_bytes -= held_bytes(&frame);
             }
         }
         Some(frame)
     }
 
     /// Returns the first queued frame.
-    pub fn first(&self) -> Option<&Frame> {
+    pub fn first_queued(&self) -> Option<&ControlFrame> {
         self.queue.front()
     }
 
@@ -95,26 +95,26 @@ impl Control {
 
     /// Processes the numbers of a received frame: drops the frames that it acknowledges, and returns whether
     /// it is new.
-    pub fn accept(&mut self, header: &Header) -> Result<bool, Violation> {
+    pub fn accept(&mut self, header: &Header) -> Result<bool, ProtocolViolation> {
         self.acknowledge(header.ack);
         if header.control == 0 {
             return Ok(true);
         }
-        if header.control == following(self.heard) {
+        if header.control == next_number(self.heard) {
             self.heard = header.control;
             return Ok(true);
         }
         if self.heard.wrapping_sub(header.control) < u32::MAX / 2 {
             return Ok(false);
         }
-        Err(Violation("control frames are missing"))
+        Err(ProtocolViolation("control frames are missing"))
     }
 
     pub fn acknowledge(&mut self, number: u32) {
         while let Some(first) = self.unacknowledged.front()
             && number.wrapping_sub(first.header.control) < u32::MAX / 2
         {
-            self.unacknowledged_bytes -= size(first);
+            self.unacknowledged_bytes -= held_bytes(first);
             self.unacknowledged.pop_front();
         }
     }
@@ -125,7 +125,7 @@ impl Control {
     }
 
     /// Returns the number of the last frame received.
-    pub const fn heard(&self) -> u32 {
+    pub const fn last_received(&self) -> u32 {
         self.heard
     }
 

@@ -1,17 +1,17 @@
-//! Properties of a link that hold whatever its peer sends.
+//! Properties of a link that hold for all bytes that a peer may send.
 //!
-//! It owns the property; the fuzz target and the tests feed it (`fuzzing.rs` of the crate). Begin at [`conversation`].
+//! The fuzz target and the tests call them (`fuzzing.rs` of the crate). Begin at [`run_conversation`].
 
 use std::sync::Arc;
 
-use super::definition::{Definition, DefinitionEntry, Source};
-use super::state::{GroupState, Link};
-use super::{GroupId, Landing, Launching, Numbers, Output, Terms};
-use crate::base::identity::{DeviceId, Incarnation, Member, TaskId};
+use super::launch_definition::{DefinitionEntry, FetchSource, LaunchDefinition};
+use super::link_side::{GroupState, LinkSide};
+use super::{ChunkDestination, GroupId, LaunchNumbers, LaunchParameters, LinkOutput, LinkTerms};
 use crate::base::key::TransferKey;
 use crate::base::layout::LayoutFingerprint;
-use crate::protocol::frame::{Header, Kind};
-use crate::protocol::link::Class;
+use crate::base::membership::{DeviceId, Incarnation, MemberId, TaskId};
+use crate::protocol::frame::{FrameKind, Header};
+use crate::protocol::link::PriorityClass;
 
 /// Bytes of a chunk.
 const CHUNK: u32 = 16;
@@ -20,12 +20,12 @@ const RECEIVED: u64 = 120;
 /// The most that a link holds of what a peer sends in one input, beside the bytes of that input.
 const HELD_MAX: usize = 1 << 20;
 
-fn member(task: u32) -> Option<Member> {
-    Some(Member { task: TaskId(task), incarnation: Incarnation::new(u64::from(task) + 70)? })
+fn member(task: u32) -> Option<MemberId> {
+    Some(MemberId::of_own_job(TaskId(task), Incarnation::new(u64::from(task) + 70)?))
 }
 
 /// Returns the list of transfers between the two as one of them knows it.
-fn list(here: u32) -> Definition {
+fn sample_definition(here: u32) -> LaunchDefinition {
     let entry = |key, from: u32, bytes| DefinitionEntry {
         key: TransferKey(key),
         from: DeviceId(from),
@@ -33,14 +33,14 @@ fn list(here: u32) -> Definition {
         bytes,
         fingerprint: LayoutFingerprint(key),
         outgoing: from == here,
-        source: if from == here { Source::Region(1, 0) } else { Source::None },
+        source: if from == here { FetchSource::Region(1, 0) } else { FetchSource::None },
     };
-    Definition::new(vec![entry(1, 0, 90), entry(2, 1, RECEIVED)])
+    LaunchDefinition::new(vec![entry(1, 0, 90), entry(2, 1, RECEIVED)])
 }
 
 /// Returns what a link holds of what a peer sent, in bytes, roughly.
-pub(super) fn held(link: &Link<usize>) -> usize {
-    let definition = |definition: &Arc<Definition>| 64 * (definition.entries.len() + 1);
+pub(super) fn peer_held_bytes(link: &LinkSide<usize>) -> usize {
+    let definition = |definition: &Arc<LaunchDefinition>| 64 * (definition.entries.len() + 1);
     let of_groups = |group: &GroupState<usize>| {
         let remote = group.remote.as_ref();
         let inline = remote.and_then(|remote| remote.inline.as_ref()).map_or(0, Vec::len);
@@ -78,21 +78,21 @@ impl Script<'_> {
 ///
 /// The link keeps its invariants after every frame, gives a chunk no place beyond the bytes that are received, and holds no more
 /// of what it was sent than its bounds let it.
-pub(crate) fn conversation(input: &[u8]) {
+pub(crate) fn run_conversation(input: &[u8]) {
     let (Some(here), Some(there)) = (member(0), member(1)) else { return };
     let mut script = Script(input);
     let terms = script.byte();
-    let terms = Terms { chunk: CHUNK, fetch: terms & 1 != 0, lasting: terms & 2 != 0 };
-    let mut link: Link<usize> = Link::new(here, there, terms, Numbers::default());
+    let terms = LinkTerms { chunk: CHUNK, fetch: terms & 1 != 0, lasting: terms & 2 != 0 };
+    let mut link: LinkSide<usize> = LinkSide::new(here, there, terms, LaunchNumbers::default());
     let mut control = 0u32;
     let mut launched: Vec<GroupId> = Vec::new();
-    let own = link.define(list(0));
+    let own = link.define(sample_definition(0));
     while !script.0.is_empty() {
         let what = script.byte();
         match what {
-            200.. => ours(&mut link, &mut script, what, own, &mut launched),
+            200.. => perform_local_action(&mut link, &mut script, what, own, &mut launched),
             _ => {
-                let Some(kind) = Kind::from_byte(what % 26) else { continue };
+                let Some(kind) = FrameKind::from_byte(what % 26) else { continue };
                 let mut header = Header::new(kind, there, here);
                 let small = script.byte();
                 header.flags = script.byte();
@@ -113,9 +113,9 @@ pub(crate) fn conversation(input: &[u8]) {
                 }
                 let payload = match header.flags >> 5 {
                     0 => Vec::new(),
-                    1 | 2 => list(1).encode(),
+                    1 | 2 => sample_definition(1).encode(),
                     3 => {
-                        let mut edited = list(1).encode();
+                        let mut edited = sample_definition(1).encode();
                         let (at, to) = (usize::from(script.byte()) % edited.len(), script.byte());
                         edited[at] = to;
                         edited
@@ -125,9 +125,9 @@ pub(crate) fn conversation(input: &[u8]) {
                         script.bytes(most)
                     }
                 };
-                if kind == Kind::Data {
+                if kind == FrameKind::Data {
                     header.len = u32::from(script.byte() % 20);
-                    land(&mut link, &header, what);
+                    land_chunk(&mut link, &header, what);
                 } else {
                     control += 1;
                     if header.control == 0 {
@@ -139,49 +139,55 @@ pub(crate) fn conversation(input: &[u8]) {
                 }
             }
         }
-        for output in link.outputs() {
+        for output in link.take_outputs() {
             match output {
-                Output::StoppedByPeer(token, _) => drop(link.quiesced(launched[token])),
-                Output::Fetch(token, _) | Output::Inline(token, _) if token % 2 == 0 => {
-                    link.received(launched[token])
+                LinkOutput::StoppedByPeer(token, _) => drop(link.confirm_quiescence(launched[token])),
+                LinkOutput::Fetch(token, _) | LinkOutput::Inline(token, _) if token % 2 == 0 => {
+                    link.announce_received(launched[token])
                 }
-                Output::CloseLane(lane) => link.lane_closed(lane),
+                LinkOutput::CloseLane(lane) => link.report_landed_chunks(lane),
                 _ => {}
             }
         }
-        link.audit();
+        link.assert_invariants();
     }
-    let held = held(&link);
+    let held = peer_held_bytes(&link);
     assert!(held <= HELD_MAX + 64 * input.len(), "{held} bytes are held");
 }
 
 /// Lets a chunk arrive.
-fn land(link: &mut Link<usize>, header: &Header, what: u8) {
-    if let Landing::At(_, start) = link.begin_landing(header) {
+fn land_chunk(link: &mut LinkSide<usize>, header: &Header, what: u8) {
+    if let ChunkDestination::At(_, start) = link.begin_landing(header) {
         assert!(start + u64::from(header.len) <= RECEIVED, "a chunk beyond what is received");
         match what % 3 {
-            0 => drop(link.landed(header)),
-            1 => link.damaged(header),
-            _ => link.abandon_chunk(header),
+            0 => drop(link.finish_landing(header)),
+            1 => link.on_chunk_damaged(header),
+            _ => link.abandon_landing(header),
         }
     }
 }
 
 /// Does something that this side's programs and lanes do.
-fn ours(link: &mut Link<usize>, script: &mut Script<'_>, what: u8, own: u32, launched: &mut Vec<GroupId>) {
+fn perform_local_action(
+    link: &mut LinkSide<usize>,
+    script: &mut Script<'_>,
+    what: u8,
+    own: u32,
+    launched: &mut Vec<GroupId>,
+) {
     let which = usize::from(script.byte());
     let one = launched.get(which % launched.len().max(1)).copied();
     match (what % 8, one) {
         (0, _) if launched.len() < 64 => {
-            let at = link.numbers.take(u32::from(which as u8 & 1));
+            let at = link.numbers.take_next(u32::from(which as u8 & 1));
             let (source, destination) = (which & 2 != 0, which & 4 != 0);
             let token = launched.len();
             launched.push(at);
-            let launching = Launching {
+            let launching = LaunchParameters {
                 token,
                 definition: own,
                 at,
-                class: Class::Normal,
+                class: PriorityClass::Normal,
                 source,
                 destination,
                 inline: None,
@@ -190,10 +196,10 @@ fn ours(link: &mut Link<usize>, script: &mut Script<'_>, what: u8, own: u32, lau
         }
         (1, _) => while link.next_control(true).is_some() {},
         (2, _) => while link.next_chunk(1).is_some() {},
-        (3, _) => link.lane_closed(u16::from(which as u8 & 3)),
-        (4, Some(at)) => drop(link.stop(at, "no more")),
-        (5, Some(at)) => drop(link.quiesced(at)),
-        (6, Some(at)) => link.ready(at, true, true),
+        (3, _) => link.report_landed_chunks(u16::from(which as u8 & 3)),
+        (4, Some(at)) => drop(link.mark_group_cancelled(at, "no more")),
+        (5, Some(at)) => drop(link.confirm_quiescence(at)),
+        (6, Some(at)) => link.announce_buffers_ready(at, true, true),
         (7, _) => drop(link.next_for_ring(which * 64)),
         _ => {}
     }

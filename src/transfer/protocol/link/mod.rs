@@ -1,56 +1,61 @@
-//! The messages of two engines, without IO: one side of a link.
+//! One side of a link: the messages between two engines, as a state machine without IO.
 //!
-//! A launch is the next *group* of its channel on both sides. Each side sends `Go` with its list of transfers; when
-//! both have, the lists are compared, and the bytes move as soon as the source is defined and the destination may
-//! be written. The bytes of a group in one direction are one stream, in the order of the definition, cut into
-//! chunks: a thousand small buffers are one chunk, one header and one checksum. Two links are simulated against
-//! each other (`tests/`). Begin at [`Link::launch`].
+//! On both sides, a launch is the next *group* of its channel. Each side sends `Go`, which names its list of
+//! transfers. When both sides have sent `Go`, each side compares the two lists. The bytes move as soon as the
+//! source holds its contents and the destination may be written. The bytes of a group in one direction are one
+//! stream, in the order of the list. The stream is cut into chunks, so a thousand small buffers are one chunk with
+//! one header and one checksum. The tests simulate two links against each other (`tests/`). Begin at
+//! [`LinkSide::launch`].
 //!
-//! Launches are matched by number and their lists are compared by a digest. If the ranks launch in different
-//! orders, they get an error that names both orders, before a byte moves, and never a deadlock.
+//! Launches are matched by number, and their lists are compared by a digest. If two ranks launch in different
+//! orders, both get an error that names both orders before a byte moves. They never deadlock.
 //!
 //! | file | what it decides |
 //! | --- | --- |
-//! | `state.rs` | when a group begins, ends, or is cancelled |
+//! | `link_side.rs` | when a group begins, ends, or is cancelled |
 //! | `receive.rs` | what a control frame of the peer changes |
-//! | `message.rs` | inputs and outputs of a link |
-//! | `numbers.rs` | the numbers of launches |
-//! | `control.rs` | that control frames arrive once and in order, across reconnections |
-//! | `stream.rs`, `chunks.rs` | the chunks that a lane sends next, and that are landed, lost, or sent again |
-//! | `schedule.rs` | which group sends the next chunk |
-//! | `definition.rs` | what both sides must agree on |
-//! | `departure.rs` | when an unused connection may end |
+//! | `interface.rs` | inputs and outputs of a link |
+//! | `launch_numbers.rs` | the numbers of launches |
+//! | `control.rs` | which control frames are sent again, so that each arrives once and in order across reconnections |
+//! | `chunk_flow.rs`, `chunks.rs` | which chunk a lane sends next, and which chunks have arrived, are lost, or are sent again |
+//! | `chunk_scheduler.rs` | which group sends the next chunk |
+//! | `launch_definition.rs` | what both sides must agree on |
+//! | `leave_handshake.rs` | when an unused connection may end |
 //!
-//! Chunks are not acknowledged one by one. Lost control frames are sent again by number, lost chunks by a
-//! bitmap that the receiver sends.
+//! Chunks are not acknowledged one by one. The receiver names lost control frames by number, and lost chunks by a
+//! bitmap. The sender sends them again.
 //!
-//! Invariants (`Link::audit` checks them after every step of the simulation):
-//! 1. A chunk is landing on one lane at most, and never after it has landed.
-//! 2. No byte lands before both sides' lists were found equal and the receiver's buffers were free to be
-//!    written.
-//! 3. A side sends `Stop` and `Stopped` only when no byte can land there any more; it accepts nothing for the
-//!    group afterwards.
+//! Invariants (`LinkSide::assert_invariants` checks them after every step of the simulation):
+//! 1. At most one lane receives a chunk at any moment. After a chunk was received whole, no lane receives it
+//!    again.
+//! 2. No byte is written to a destination until both sides' lists are found equal and the receiver's buffers may
+//!    be written.
+//! 3. A side sends `Stop` or `Stopped` for a group only when no byte of the group can be written to its own buffers
+//!    any more. It accepts nothing for the group afterwards.
 //! 4. A group is forgotten only when neither side waits for any part of it.
 //! 5. Every table is within its bound.
 //!
-//! `departure.rs` has the invariants of the end of a connection.
+//! `leave_handshake.rs` has the invariants for the end of a connection.
 
+mod chunk_flow;
+mod chunk_scheduler;
 mod chunks;
 mod control;
-pub mod definition;
-mod departure;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
-mod message;
-mod numbers;
+mod interface;
+pub mod launch_definition;
+mod launch_numbers;
+mod leave_handshake;
+mod link_side;
 mod receive;
-mod schedule;
-mod state;
-mod stream;
 #[cfg(test)]
 mod tests;
 
-pub use message::{Difference, Frame, Landing, Launching, Output, Push, Terms, Urgency, Violation};
-pub use numbers::Numbers;
-pub use schedule::{Class, GroupId};
-pub use state::{LAUNCHES_MAX, Link};
+pub use chunk_scheduler::{GroupId, PriorityClass};
+pub use interface::{
+    ChunkDestination, ControlFrame, LaunchParameters, LinkOutput, LinkTerms, ListMismatch, OutgoingChunk,
+    ProtocolViolation, WaitersToWake,
+};
+pub use launch_numbers::LaunchNumbers;
+pub use link_side::{LAUNCHES_MAX, LinkSide};

@@ -1,4 +1,6 @@
-//! Launches, their waiters, and their parts with one peer.
+//! Models of launches, of the threads that wait for them, and of their parts with one peer.
+//!
+//! Begin at `a_thread_that_blocks_hears_of_the_last_outcome`.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -9,22 +11,22 @@ use loom::thread;
 
 use super::explore;
 use crate::base::error::TransferError;
-use crate::base::identity::{Incarnation, Member, TaskId};
-use crate::base::meters::Meters;
+use crate::base::launch_metrics::LaunchMetrics;
+use crate::base::membership::{Incarnation, MemberId, TaskId};
 use crate::base::sync::{AtomicUsize, Condvar, Mutex, lock};
 use crate::launch::io_lists::IoLists;
-use crate::launch::outcome::{AwaitedOutcome, Launch, LaunchPart};
-use crate::launch::peer_launch::{LaunchLimits, PeerLaunch, give_up};
-use crate::launch::session_handle::{Carrier, SessionHandle};
-use crate::protocol::link::{Class, GroupId};
+use crate::launch::outcome::{Launch, LaunchPart, OutcomeScope};
+use crate::launch::peer_launch::{LaunchLimits, PeerLaunch, fail_and_tell_peer};
+use crate::launch::session_handle::{LaunchSession, SessionHandle};
+use crate::protocol::link::{GroupId, PriorityClass};
 
-fn member() -> Member {
-    Member { task: TaskId(1), incarnation: Incarnation::new(1).unwrap() }
+fn member() -> MemberId {
+    MemberId::of_own_job(TaskId(1), Incarnation::new(1).unwrap())
 }
 
 fn launch(count: usize) -> Arc<Launch> {
-    let launch = Launch::new(&Arc::new(Meters::new(TaskId(0))), count, 1, 0);
-    launch.begin();
+    let launch = Launch::new(&Arc::new(LaunchMetrics::new(TaskId(0))), count, 1, 0);
+    launch.start_clock();
     launch
 }
 
@@ -38,7 +40,11 @@ fn a_thread_that_blocks_hears_of_the_last_outcome() {
                 thread::spawn(move || launch.resolve(number, true))
             })
             .collect();
-        assert!(launch.block(AwaitedOutcome::All, None, Launch::whole).is_some_and(|whole| whole.is_ok()));
+        assert!(
+            launch
+                .block_until(OutcomeScope::All, None, Launch::overall_outcome)
+                .is_some_and(|whole| whole.is_ok())
+        );
         for thread in threads {
             thread.join().unwrap();
         }
@@ -64,7 +70,7 @@ fn an_outcome_that_comes_twice_counts_once() {
         for thread in threads {
             thread.join().unwrap();
         }
-        assert_eq!(launch.left(), 1);
+        assert_eq!(launch.pending_count(), 1);
         assert!(launch.outcome(0).is_some());
     });
 }
@@ -77,7 +83,7 @@ fn a_thread_that_waits_for_one_of_many_hears_of_it() {
             let launch = Arc::clone(&launch);
             move || launch.resolve(1, true)
         });
-        assert_eq!(launch.block(AwaitedOutcome::One(1), None, |launch| launch.outcome(1)), Some(Ok(())));
+        assert_eq!(launch.block_until(OutcomeScope::One(1), None, |launch| launch.outcome(1)), Some(Ok(())));
         other.join().unwrap();
     });
 }
@@ -92,7 +98,7 @@ fn a_callback_is_called_once() {
             move || launch.resolve(0, true)
         });
         let counted = Arc::clone(&calls);
-        launch.on_outcome(
+        launch.on_transfer_outcome(
             0,
             Box::new(move |outcome| {
                 assert_eq!(outcome, Ok(()));
@@ -128,7 +134,9 @@ fn a_future_is_woken_for_its_outcome() {
         });
         let task = Arc::new(Task::default());
         let waker = Arc::clone(&task).into();
-        while launch.poll(AwaitedOutcome::All, &Context::from_waker(&waker), Launch::whole) == Poll::Pending {
+        while launch.poll_with_waker(OutcomeScope::All, &Context::from_waker(&waker), Launch::overall_outcome)
+            == Poll::Pending
+        {
             let mut woken = lock(&task.woken);
             while !std::mem::take(&mut *woken) {
                 woken = task.changed.wait(woken).unwrap();
@@ -146,7 +154,7 @@ fn a_launch_that_is_cancelled_before_it_has_parts_is_proven_to_every_waiter() {
             let launch = Arc::clone(&launch);
             move || launch.cancel(TaskId(0), "no more")
         });
-        launch.block(AwaitedOutcome::Proof, None, Launch::proof);
+        launch.block_until(OutcomeScope::Proof, None, Launch::check_quiescence);
         other.join().unwrap();
     });
 }
@@ -196,10 +204,11 @@ fn part() -> (Arc<Session>, Arc<Launch>, Arc<PeerLaunch>) {
     let session = Arc::new(Session::default());
     let launch = launch(1);
     let handle: Weak<Session> = Arc::downgrade(&session);
-    let carrier = Carrier { session: handle, peer: member(), fetches: false };
+    let carrier = LaunchSession { session: handle, peer: member(), fetches: false };
     let mut lists = IoLists::default();
     lists.outbound.specs.push(0);
-    let limits = LaunchLimits { deadline: None, stall: Duration::from_secs(3600), class: Class::Normal };
+    let limits =
+        LaunchLimits { deadline: None, stall: Duration::from_secs(3600), class: PriorityClass::Normal };
     let part = PeerLaunch::new(&launch, carrier, &Arc::new(lists), limits);
     (session, launch, part)
 }
@@ -213,11 +222,14 @@ fn a_launch_that_is_given_up_while_it_begins_is_given_up_at_the_peer() {
         let launching = thread::spawn({
             let part = Arc::clone(&part);
             move || {
-                part.set_group((0, 0));
+                part.set_group_id((0, 0));
                 part.stop_if_failed();
             }
         });
-        give_up(&part, TransferError::Cancelled { by: TaskId(0), reason: "no more".to_owned() });
+        fail_and_tell_peer(
+            &part,
+            TransferError::Cancelled { by: TaskId(0).into(), reason: "no more".to_owned() },
+        );
         launching.join().unwrap();
         assert!(launch.outcome(0).is_some_and(|outcome| outcome.is_err()));
         assert!(session.stopped.load(Ordering::SeqCst) > 0, "the peer was not told");
@@ -245,11 +257,11 @@ fn a_failure_is_told_when_the_last_guard_is_gone() {
                 }
             }
         });
-        part.fail(TransferError::Closed);
-        launch.block(AwaitedOutcome::One(0), None, |launch| launch.outcome(0));
+        part.fail_locally(TransferError::Closed);
+        launch.block_until(OutcomeScope::One(0), None, |launch| launch.outcome(0));
         assert_eq!(using.load(Ordering::Relaxed), 0, "the program is told while its bytes are used");
         user.join().unwrap();
-        assert_eq!(launch.left(), 0);
+        assert_eq!(launch.pending_count(), 0);
     });
 }
 
@@ -258,19 +270,19 @@ fn a_failure_is_told_when_the_last_guard_is_gone() {
 fn a_cancellation_is_proven_when_both_sides_are_quiet() {
     explore("a proof", 3, || {
         let (_session, launch, part) = part();
-        launch.attach(vec![part.as_part()]);
+        launch.attach_parts(vec![part.as_part()]);
         let peer = thread::spawn({
             let part = Arc::clone(&part);
-            move || part.mark_peer_quiet()
+            move || part.mark_peer_quiescent()
         });
         let here = thread::spawn({
             let part = Arc::clone(&part);
             move || {
-                part.fail(TransferError::Closed);
+                part.fail_locally(TransferError::Closed);
             }
         });
-        launch.block(AwaitedOutcome::Proof, None, Launch::proof);
-        assert!(part.is_proven());
+        launch.block_until(OutcomeScope::Proof, None, Launch::check_quiescence);
+        assert!(part.is_proven_quiescent());
         peer.join().unwrap();
         here.join().unwrap();
     });

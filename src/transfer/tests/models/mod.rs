@@ -1,9 +1,10 @@
-//! Models of the concurrent cores, gone through by loom.
+//! Models of the engine's concurrent code, which loom explores.
 //!
-//! A model is a few threads that use the real code. Loom runs it once for each order in which the threads' operations may take
-//! effect, stale reads included. Sleeps have no time limit here: in the engine a thread looks again after 50 ms, and a wake-up that
-//! is lost would cost that; here it is a deadlock, which loom reports. `ring.rs` has the ring and a session, `launch.rs` launches
-//! and their parts, `small.rs` the rest.
+//! A model is a few threads that use the real code. Loom runs it once for each order in which the threads'
+//! operations may take effect, including reads of stale values. In the engine a sleeping thread checks again after
+//! 50 ms, so a lost wake-up costs only 50 ms. In a model sleeps have no time limit, so a lost wake-up is a
+//! deadlock, which loom reports. `ring.rs` has the models of the ring and of a session, `launch.rs` those of
+//! launches and their parts, and `small.rs` the others.
 
 mod launch;
 mod ring;

@@ -1,4 +1,6 @@
-//! The ring of control frames, and the threads of a session that read it.
+//! Models of the ring of control frames, and of the threads of a session that read it.
+//!
+//! Begin at `Model`, the memory of a ring under loom.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -9,14 +11,14 @@ use loom::thread;
 
 use super::explore;
 use crate::base::error::TransferError;
-use crate::base::identity::{Incarnation, Member, TaskId};
-use crate::base::meters::Meters;
+use crate::base::launch_metrics::LaunchMetrics;
+use crate::base::membership::{Incarnation, MemberId, TaskId};
 use crate::base::sync::{AtomicBool, AtomicUsize, Condvar, Mutex, OnceLock, lock};
-use crate::io::ring::{NextFrame, Reader, RingInbox, RingMemory, RingOutbox};
-use crate::launch::outcome::{AwaitedOutcome, Launch, LaunchPart};
+use crate::io::ring::{FrameToWrite, RingInbox, RingMemory, RingOutbox, RingReader};
+use crate::launch::outcome::{Launch, LaunchPart, OutcomeScope};
 use crate::launch::session_handle::SessionHandle;
 use crate::protocol::frame::HEADER;
-use crate::protocol::link::{GroupId, Urgency, Violation};
+use crate::protocol::link::{GroupId, ProtocolViolation, WaitersToWake};
 use crate::session::ring_session::RingSession;
 use crate::session::spin_wait::SpinWait;
 
@@ -142,10 +144,11 @@ fn number(header: &[u8; HEADER]) -> u32 {
 }
 
 /// A peer that writes one frame.
-fn say(outbox: &RingOutbox<Model>, number: u32, urgency: Urgency) {
+fn say(outbox: &RingOutbox<Model>, number: u32, urgency: WaitersToWake) {
     let mut once = Some(frame(number, 0));
-    outbox.write(|_| {
-        once.take().map_or(NextFrame::Nothing, |(header, bytes)| NextFrame::Frame(header, bytes, urgency))
+    outbox.write_frames(|_| {
+        once.take()
+            .map_or(FrameToWrite::Nothing, |(header, bytes)| FrameToWrite::Frame(header, bytes, urgency))
     });
 }
 
@@ -153,25 +156,25 @@ fn say(outbox: &RingOutbox<Model>, number: u32, urgency: Urgency) {
 fn frames_come_whole_and_in_order_through_a_ring_that_is_full() {
     explore("a full ring", 4, || {
         let (memory, room) = (Model::default(), Arc::new(Wakeup::default()));
-        let inbox = RingInbox::over(memory.clone());
-        inbox.open();
+        let inbox = RingInbox::with_memory(memory.clone());
+        inbox.open_for_reading();
         let writer = thread::spawn({
             let (memory, room) = (memory.clone(), Arc::clone(&room));
             move || {
-                let outbox = RingOutbox::over(memory);
+                let outbox = RingOutbox::with_memory(memory);
                 let mut next = 0;
                 loop {
-                    outbox.write(|room| {
+                    outbox.write_frames(|room| {
                         let (header, payload) = match next {
                             0 | 2 => frame(next, 0),
                             1 => frame(next, HEADER),
-                            _ => return NextFrame::Nothing,
+                            _ => return FrameToWrite::Nothing,
                         };
                         if payload.len() > room {
-                            return NextFrame::TooLong;
+                            return FrameToWrite::TooLong;
                         }
                         next += 1;
-                        NextFrame::Frame(header, payload, Urgency::Lazy)
+                        FrameToWrite::Frame(header, payload, WaitersToWake::Lazy)
                     });
                     if next == 3 {
                         return;
@@ -183,7 +186,7 @@ fn frames_come_whole_and_in_order_through_a_ring_that_is_full() {
         let mut got = 0;
         while got < 3 {
             memory.0.bell.wait();
-            let reader = inbox.read().unwrap();
+            let reader = inbox.try_lock_reader().unwrap();
             while let Some((header, payload)) = reader.next().unwrap() {
                 assert_eq!(number(&header), got);
                 assert_eq!(
@@ -193,11 +196,11 @@ fn frames_come_whole_and_in_order_through_a_ring_that_is_full() {
                 assert!(payload.is_empty() || payload == frame(got, HEADER).1);
                 got += 1;
             }
-            if reader.writer_waits() {
+            if reader.take_writer_waiting() {
                 room.ring();
             }
-            if !reader.release().is_empty() {
-                inbox.ring();
+            if !reader.return_to_reactor().is_empty() {
+                inbox.ring_doorbell();
             }
         }
         writer.join().unwrap();
@@ -208,18 +211,21 @@ fn frames_come_whole_and_in_order_through_a_ring_that_is_full() {
 fn a_reader_that_used_memory_sees_that_it_was_revoked_before() {
     explore("revoked memory", 3, || {
         let memory = Model::default();
-        let (inbox, outbox) = (RingInbox::over(memory.clone()), RingOutbox::over(memory));
+        let (inbox, outbox) = (RingInbox::with_memory(memory.clone()), RingOutbox::with_memory(memory));
         let bytes = Arc::new(AtomicU64::new(1));
         let owner = thread::spawn({
             let bytes = Arc::clone(&bytes);
             move || {
-                inbox.revoke();
+                inbox.mark_sources_invalid();
                 // It is used for other things now.
                 bytes.store(2, Ordering::Relaxed);
             }
         });
         let copied = bytes.load(Ordering::Relaxed);
-        assert!(copied == 1 || !outbox.is_valid(), "bytes count that are no longer those that were sent");
+        assert!(
+            copied == 1 || !outbox.peer_sources_are_valid(),
+            "bytes count that are no longer those that were sent"
+        );
         owner.join().unwrap();
     });
 }
@@ -242,8 +248,8 @@ struct Session {
 impl Session {
     fn new(spins: bool) -> Arc<Self> {
         let memory = Model::default();
-        let inbox = RingInbox::over(memory.clone());
-        inbox.open();
+        let inbox = RingInbox::with_memory(memory.clone());
+        inbox.open_for_reading();
         Arc::new(Self {
             inbox,
             memory,
@@ -262,8 +268,8 @@ impl Session {
     /// Makes a launch of so many transfers, which sends or receives.
     fn launch(self: &Arc<Self>, count: usize, sends: bool) -> Arc<Launch> {
         let (sent, received) = if sends { (1, 0) } else { (0, 1) };
-        let launch = Launch::new(&Arc::new(Meters::new(TaskId(0))), count, sent, received);
-        launch.begin();
+        let launch = Launch::new(&Arc::new(LaunchMetrics::new(TaskId(0))), count, sent, received);
+        launch.start_clock();
         let part = Arc::new(Part {
             session: Arc::downgrade(self),
             launch: Arc::downgrade(&launch),
@@ -271,17 +277,17 @@ impl Session {
         });
         let weak: Weak<Part> = Arc::downgrade(&part);
         let weak: Weak<dyn LaunchPart> = weak;
-        launch.attach(vec![weak]);
+        launch.attach_parts(vec![weak]);
         let _once = self.part.set(part);
         let _once = self.launch.set(Arc::clone(&launch));
         launch
     }
 
     fn outbox(&self) -> RingOutbox<Model> {
-        RingOutbox::over(self.memory.clone())
+        RingOutbox::with_memory(self.memory.clone())
     }
 
-    /// What the reactor's thread does.
+    /// Runs the loop of the reactor's thread.
     fn reactor(self: &Arc<Self>) -> thread::JoinHandle<()> {
         let this = Arc::clone(self);
         thread::spawn(move || {
@@ -309,7 +315,7 @@ impl RingSession for Session {
         Some(&self.inbox)
     }
 
-    fn drain(&self, reader: &Reader<'_, Model>, most: usize) -> Result<(), Violation> {
+    fn drain(&self, reader: &RingReader<'_, Model>, most: usize) -> Result<(), ProtocolViolation> {
         for _ in 0..most {
             let Some((header, _)) = reader.next()? else { break };
             self.taken.fetch_add(1, Ordering::Relaxed);
@@ -320,7 +326,7 @@ impl RingSession for Session {
         Ok(())
     }
 
-    fn on_violation(&self, violation: &Violation) {
+    fn on_violation(&self, violation: &ProtocolViolation) {
         panic!("{violation}");
     }
 
@@ -365,7 +371,7 @@ impl SessionHandle for Session {
     fn wake_lanes(&self) {}
 
     fn wake_poller(&self) {
-        self.inbox.wake();
+        self.inbox.wake_sleeper();
     }
 
     fn poll_until(&self, until: Option<Instant>, soon: bool, done: &dyn Fn() -> bool) -> bool {
@@ -390,8 +396,8 @@ struct Part {
 }
 
 impl LaunchPart for Part {
-    fn peer(&self) -> Member {
-        Member { task: TaskId(1), incarnation: Incarnation::new(1).unwrap() }
+    fn peer(&self) -> MemberId {
+        MemberId::of_own_job(TaskId(1), Incarnation::new(1).unwrap())
     }
 
     fn session(&self) -> Option<Arc<dyn SessionHandle>> {
@@ -399,7 +405,7 @@ impl LaunchPart for Part {
         Some(session)
     }
 
-    fn wait_for_send(&self) {
+    fn register_send_waiter(&self) {
         if let Some(session) = self.session.upgrade()
             && !self.is_counted.swap(true, Ordering::SeqCst)
         {
@@ -408,33 +414,33 @@ impl LaunchPart for Part {
     }
 
     fn is_settled(&self) -> bool {
-        self.launch.upgrade().is_none_or(|launch| launch.left() == 0)
+        self.launch.upgrade().is_none_or(|launch| launch.pending_count() == 0)
     }
 
-    fn is_proven(&self) -> bool {
+    fn is_proven_quiescent(&self) -> bool {
         false
     }
 
-    fn give_up(self: Arc<Self>, _: TransferError) {}
+    fn fail_and_tell_peer(self: Arc<Self>, _: TransferError) {}
 }
 
 /// A thread waits for what the peer writes, and a reactor reads what no such thread does.
-fn a_waiter_hears_the_peer(name: &str, preemptions: usize, spins: bool, urgency: Urgency, before: u32) {
+fn a_waiter_hears_the_peer(name: &str, preemptions: usize, spins: bool, urgency: WaitersToWake, before: u32) {
     explore(name, preemptions, move || {
         let session = Session::new(spins);
-        let launch = session.launch(before as usize + 1, urgency == Urgency::SendWaiters);
+        let launch = session.launch(before as usize + 1, urgency == WaitersToWake::SendWaiters);
         let reactor = session.reactor();
         let peer = thread::spawn({
             let outbox = session.outbox();
             move || {
-                // What nothing waits for, and then what the waiter waits for.
+                // First a frame that nothing waits for, then the frame that the waiter waits for.
                 for number in 0..before {
-                    say(&outbox, number, Urgency::Lazy);
+                    say(&outbox, number, WaitersToWake::Lazy);
                 }
                 say(&outbox, before, urgency);
             }
         });
-        let whole = launch.block(AwaitedOutcome::All, None, Launch::whole);
+        let whole = launch.block_until(OutcomeScope::All, None, Launch::overall_outcome);
         assert!(whole.is_some_and(|whole| whole.is_ok()));
         peer.join().unwrap();
         session.stop(reactor);
@@ -443,22 +449,22 @@ fn a_waiter_hears_the_peer(name: &str, preemptions: usize, spins: bool, urgency:
 
 #[test]
 fn a_thread_that_waits_for_what_it_receives_hears_the_peer() {
-    a_waiter_hears_the_peer("a waiter for what comes", 3, false, Urgency::Everyone, 0);
+    a_waiter_hears_the_peer("a waiter for what comes", 3, false, WaitersToWake::Everyone, 0);
 }
 
 #[test]
 fn a_thread_that_spins_before_it_sleeps_hears_the_peer() {
-    a_waiter_hears_the_peer("a waiter that spins", 3, true, Urgency::Everyone, 0);
+    a_waiter_hears_the_peer("a waiter that spins", 3, true, WaitersToWake::Everyone, 0);
 }
 
 #[test]
 fn a_thread_that_waits_for_what_it_sends_hears_the_peer() {
-    a_waiter_hears_the_peer("a waiter for what is sent", 3, false, Urgency::SendWaiters, 0);
+    a_waiter_hears_the_peer("a waiter for what is sent", 3, false, WaitersToWake::SendWaiters, 0);
 }
 
 #[test]
 fn frames_that_wake_nothing_are_taken_with_the_next_that_does() {
-    a_waiter_hears_the_peer("a lazy frame before", 3, false, Urgency::Everyone, 1);
+    a_waiter_hears_the_peer("a lazy frame before", 3, false, WaitersToWake::Everyone, 1);
 }
 
 /// The thread that reads the ring waits for what comes; another begins to wait for what is sent, which the peer has
@@ -470,7 +476,7 @@ fn a_new_send_waiter_wakes_a_reader_that_was_patient() {
         let memory = session.memory.clone();
         let peer = thread::spawn({
             let outbox = session.outbox();
-            move || say(&outbox, 0, Urgency::SendWaiters)
+            move || say(&outbox, 0, WaitersToWake::SendWaiters)
         });
         let waiter = thread::spawn({
             let session = Arc::clone(&session);
@@ -494,7 +500,7 @@ fn a_poller_hears_of_what_happens_elsewhere() {
             let launch = Arc::clone(&launch);
             move || launch.resolve(0, true)
         });
-        assert!(launch.block(AwaitedOutcome::All, None, Launch::whole).is_some());
+        assert!(launch.block_until(OutcomeScope::All, None, Launch::overall_outcome).is_some());
         lane.join().unwrap();
     });
 }
@@ -505,11 +511,11 @@ fn what_comes_while_a_thread_leaves_the_ring_is_found_by_the_reactor() {
         let session = Session::new(false);
         let launching = thread::spawn({
             let session = Arc::clone(&session);
-            move || session.poll_inline(|| ())
+            move || session.run_as_ring_reader(|| ())
         });
         let peer = thread::spawn({
             let outbox = session.outbox();
-            move || say(&outbox, 0, Urgency::Lazy)
+            move || say(&outbox, 0, WaitersToWake::Lazy)
         });
         // The reactor: once while the others are at work, and then for as long as the frame is there.
         if session.memory.0.bell.has_rung() {
@@ -532,13 +538,17 @@ fn a_session_whose_peer_has_gone_ends_after_its_last_frames() {
         let end = thread::spawn({
             let (session, outbox) = (Arc::clone(&session), session.outbox());
             move || {
-                say(&outbox, 0, Urgency::Lazy);
+                say(&outbox, 0, WaitersToWake::Lazy);
                 let _first = session.is_peer_gone.set(());
                 session.end_after_last_frames();
             }
         });
         // Not woken by a clock: by the end.
-        assert!(launch.block(AwaitedOutcome::All, None, Launch::whole).is_some_and(|whole| whole.is_err()));
+        assert!(
+            launch
+                .block_until(OutcomeScope::All, None, Launch::overall_outcome)
+                .is_some_and(|whole| whole.is_err())
+        );
         end.join().unwrap();
         assert_eq!(launch.outcome(0), Some(Ok(())), "what it said before its end counts");
     });

@@ -1,4 +1,4 @@
-//! The gate of a launch's bytes, and the pump of a lane.
+//! Models of the gate of a launch and of the pump of a lane.
 
 use std::sync::atomic::Ordering;
 
@@ -8,7 +8,7 @@ use loom::thread;
 
 use super::explore;
 use crate::base::sync::{Mutex, lock};
-use crate::io::pump::Pump;
+use crate::io::exclusive_work::ExclusiveWork;
 use crate::launch::gate::AccessGate;
 
 #[test]
@@ -36,7 +36,7 @@ fn a_closed_gate_is_quiet_once_and_lets_no_guard_in() {
             .collect();
         assert!(gate.0.close());
         if gate.0.is_quiet() {
-            // `PeerLaunch::on_quiet` says it once: the last to leave says it as well.
+            // `PeerLaunch::resolve_failed_if_quiet` says it once: the last to leave says it as well.
             assert_eq!(gate.1.load(Ordering::Relaxed), 0);
         }
         for user in users {
@@ -51,8 +51,8 @@ fn a_closed_gate_is_quiet_once_and_lets_no_guard_in() {
 fn what_is_found_to_do_before_a_pump_runs_is_done() {
     explore("pump", 4, || {
         // Beside the work and the pump a word that every thread touches, so that loom interrupts it at that place.
-        let shared = Arc::new((Mutex::new(0), Pump::new(0), AtomicUsize::new(0)));
-        let work = |shared: &(Mutex<usize>, Pump<usize>, AtomicUsize)| {
+        let shared = Arc::new((Mutex::new(0), ExclusiveWork::new(0), AtomicUsize::new(0)));
+        let work = |shared: &(Mutex<usize>, ExclusiveWork<usize>, AtomicUsize)| {
             *lock(&shared.0) += 1;
             shared.2.fetch_add(1, Ordering::Relaxed);
             let done: Result<(), ()> = shared.1.run(|done| {
@@ -68,6 +68,6 @@ fn what_is_found_to_do_before_a_pump_runs_is_done() {
         });
         work(&shared);
         other.join().unwrap();
-        assert_eq!((*lock(&shared.0), *shared.1.wait()), (0, 2));
+        assert_eq!((*lock(&shared.0), *shared.1.wait_idle()), (0, 2));
     });
 }

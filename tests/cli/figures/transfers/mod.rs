@@ -9,11 +9,11 @@ use std::fmt::Debug;
 
 use muster::coordination::TaskId;
 use muster::proto::muster::v1::TransferReport;
-use muster::reports::{
+use muster::service::reports::{
     ClockReading, LinksView, PairView, ReportedTransport, TaskTransfers, TotalsView, TransferOutcome,
     TransfersView,
 };
-use muster::text::{bytes, format_micros};
+use muster::text::{format_bytes, format_micros};
 use serde_json::Value;
 
 use super::programs::Program;
@@ -195,8 +195,9 @@ impl Comparison<'_> {
         }
         for outcome in TransferOutcome::all() {
             let ended_so = last.values().flat_map(|report| &report.outcomes);
-            let ended_so =
-                ended_so.filter(|row| TransferOutcome::of(&row.outcome) == outcome).map(|row| row.launches);
+            let ended_so = ended_so
+                .filter(|row| TransferOutcome::from_name(&row.outcome) == outcome)
+                .map(|row| row.launches);
             let (reported, in_rest) = (sum(ended_so), ended(&self.view.totals, outcome));
             self.same("launches that were reported", &[("REST", in_rest), ("workers", reported)]);
         }
@@ -212,7 +213,7 @@ impl Comparison<'_> {
 
 /// Returns the bytes in a report over one transport: sent, received.
 fn bytes_of(report: &TransferReport, transport: ReportedTransport) -> [u64; 2] {
-    let by_this = report.pairs.iter().filter(|row| ReportedTransport::of(&row.transport) == transport);
+    let by_this = report.pairs.iter().filter(|row| ReportedTransport::from_name(&row.transport) == transport);
     let both = by_this.map(|row| [row.sent_bytes, row.received_bytes]);
     both.fold([0; 2], |[sent, received], [s, r]| [sent.saturating_add(s), received.saturating_add(r)])
 }

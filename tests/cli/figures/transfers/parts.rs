@@ -44,11 +44,11 @@ impl Comparison<'_> {
             let [sent, received] = moved_in_all(&task.totals);
             let [connections, _, in_flight] = held_in_all(&task.links);
             let in_rest = [
-                ("Moved", bytes(sent.saturating_add(received))),
-                ("Sent", bytes(sent)),
-                ("Received", bytes(received)),
-                ("Sends", format!("{}/s", bytes(task.sent_rate))),
-                ("Receives", format!("{}/s", bytes(task.received_rate))),
+                ("Moved", format_bytes(sent.saturating_add(received))),
+                ("Sent", format_bytes(sent)),
+                ("Received", format_bytes(received)),
+                ("Sends", format!("{}/s", format_bytes(task.sent_rate))),
+                ("Receives", format!("{}/s", format_bytes(task.received_rate))),
                 ("Connections", grouped(connections)),
                 ("Launches in flight", grouped(in_flight)),
                 ("Launches completed", grouped(completed)),
@@ -74,8 +74,11 @@ impl Comparison<'_> {
             let lost = task.totals.lanes_lost;
             let lost = if lost > 0 { grouped(lost) } else { String::new() };
             let in_rest = [
-                ("Sent", expect([bytes(sent), format!("{}/s", bytes(task.sent_rate))])),
-                ("Received", expect([bytes(received), format!("{}/s", bytes(task.received_rate))])),
+                ("Sent", expect([format_bytes(sent), format!("{}/s", format_bytes(task.sent_rate))])),
+                (
+                    "Received",
+                    expect([format_bytes(received), format!("{}/s", format_bytes(task.received_rate))]),
+                ),
                 ("Launches", expect([grouped(completed), grouped(failed), grouped(in_flight)])),
                 ("Connections", expect([grouped(connections), lost])),
             ];
@@ -152,10 +155,10 @@ impl Comparison<'_> {
                     == ["From", "To", "Transport"].map(|head| row[head].clone())
             });
             let pair = pair.unwrap_or_else(|| panic!("REST has no {row:?}"));
-            let side = |said: Option<u64>| said.map_or_else(|| "not reported".into(), bytes);
+            let side = |said: Option<u64>| said.map_or_else(|| "not reported".into(), format_bytes);
             let in_rest = [
-                bytes(moved_by(pair)[2]),
-                format!("{}/s", bytes(pair.rate)),
+                format_bytes(moved_by(pair)[2]),
+                format!("{}/s", format_bytes(pair.rate)),
                 side(pair.sent),
                 side(pair.received),
             ];
@@ -170,7 +173,7 @@ impl Comparison<'_> {
                     row["from \\ to"] == pair.from.to_string() && pair.to.to_string() == to.to_string()
                 };
                 let all = sum(pairs.iter().filter(is).map(|pair| moved_by(pair)[2]));
-                let in_rest = if all > 0 { bytes(all) } else { "·".into() };
+                let in_rest = if all > 0 { format_bytes(all) } else { "·".into() };
                 let on_page = row[&to.to_string()].clone();
                 self.same("bytes from one task to another", &[("REST", in_rest), ("page", on_page)]);
             }
@@ -178,7 +181,7 @@ impl Comparison<'_> {
     }
 
     pub(super) fn compare_rates(&mut self) {
-        let rate = format!("{}/s", bytes(self.view.rate));
+        let rate = format!("{}/s", format_bytes(self.view.rate));
         let page = self.sums["Sending rate, all tasks"].clone();
         let among_all = self.line["Sending rate"].clone();
         self.same("rate of all tasks", &[("REST", rate), ("page", page), ("page of all jobs", among_all)]);

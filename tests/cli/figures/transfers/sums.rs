@@ -1,13 +1,13 @@
 //! The figures of all tasks together.
 
-use std::time::Duration;
+use muster::text::micros_to_seconds;
 
 use super::*;
 
 impl Comparison<'_> {
     pub(super) fn compare_totals(&mut self) {
         let totals = &self.view.totals;
-        let mut sent = vec![bytes(moved_in_all(totals)[0])];
+        let mut sent = vec![format_bytes(moved_in_all(totals)[0])];
         for transport in ReportedTransport::ALL {
             for (way, direction) in [(0, "sent"), (1, "received")] {
                 let labels = [("transport", transport.name()), ("direction", direction)];
@@ -21,14 +21,14 @@ impl Comparison<'_> {
                 self.same("bytes of transfers", &said);
             }
             let [by_this, _] = moved(totals, transport);
-            sent.extend((by_this > 0).then(|| bytes(by_this)));
+            sent.extend((by_this > 0).then(|| format_bytes(by_this)));
         }
         let sent: Vec<String> = sent.iter().flat_map(|amount| figures(amount)).collect();
         let page = self.page("Sent in this run");
         let among_all = figures(&self.line["Sent in this run"]);
         self.same("bytes sent", &[("page of all jobs", among_all), ("page", page[..1].to_vec())]);
         self.same("bytes sent", &[("REST", sent), ("page", page)]);
-        let received = expect([bytes(moved_in_all(totals)[1])]);
+        let received = expect([format_bytes(moved_in_all(totals)[1])]);
         self.same("bytes received", &[("REST", received), ("page", self.page("Received in this run"))]);
 
         for outcome in TransferOutcome::all() {
@@ -113,7 +113,7 @@ impl Comparison<'_> {
         let metric = self.metric("launches_in_flight", &[]);
         self.same("launches in flight", &[("REST", in_flight), ("metrics", metric)]);
         let still = sum(view.in_flight_bytes);
-        let still = if still > 0 { bytes(still) } else { String::new() };
+        let still = if still > 0 { format_bytes(still) } else { String::new() };
         let shown = expect([grouped(in_flight), still]);
         self.same("launches in flight", &[("REST", shown), ("page", self.page("Launches in flight"))]);
         let among_all = self.line["Launches in flight"].clone();
@@ -140,7 +140,7 @@ impl Comparison<'_> {
                 view.registered_bytes,
                 self.in_sum(|task| task.registered_bytes),
                 "registered_bytes",
-                bytes(view.registered_bytes),
+                format_bytes(view.registered_bytes),
                 "Registered memory",
             ),
         ] {
@@ -187,10 +187,9 @@ impl Comparison<'_> {
             let buckets = self.samples(&format!("{name}_bucket"), &labels);
             let buckets = buckets.into_iter().map(|sample| sample as u64).collect();
             self.same("classes of times", &[("REST", classes.collect::<Vec<_>>()), ("metrics", buckets)]);
-            let seconds = |us| Duration::from_micros(us).as_secs_f64();
             let said = [
-                ("REST", seconds(sum_us)),
-                ("REST tasks", seconds(sum(of_tasks.iter().map(|(_, sum_us)| *sum_us)))),
+                ("REST", micros_to_seconds(sum_us)),
+                ("REST tasks", micros_to_seconds(sum(of_tasks.iter().map(|(_, sum_us)| *sum_us)))),
                 ("metrics", self.samples(&format!("{name}_sum"), &labels)[0]),
             ];
             self.same("times of launches", &said);
@@ -198,7 +197,8 @@ impl Comparison<'_> {
         let mean = |sum_us: u64, launches| format_micros(sum_us / launches);
         let stages = view.totals.stages.iter().flat_map(|of| figures(&mean(of.sum_us, of.launches)));
         let durations = view.totals.durations.iter();
-        let durations = durations.flat_map(|of| expect([mean(of.sum_us, of.launches), of.label()]));
+        let durations =
+            durations.flat_map(|of| expect([mean(of.sum_us, of.launches), of.size_and_transport_label()]));
         for (term, shown) in [
             ("Mean time of a launch", stages.collect::<Vec<_>>()),
             ("Mean duration by size", durations.collect()),

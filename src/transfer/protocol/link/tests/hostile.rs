@@ -1,53 +1,65 @@
-//! Peers that break the protocol, or never stop sending.
+//! Tests of links whose peers violate the protocol or never stop sending.
+//!
+//! Begin at `a_peer_that_knows_no_rules_makes_a_link_neither_panic_nor_grow`.
 
 use super::*;
-use crate::protocol::frame::{Header, Kind, flag};
-use crate::protocol::link::definition::Definition;
-use crate::protocol::link::fuzzing::held;
+use crate::protocol::frame::{FrameKind, Header, flag};
+use crate::protocol::link::fuzzing::peer_held_bytes;
+use crate::protocol::link::launch_definition::LaunchDefinition;
 use crate::protocol::link::*;
 
-const KINDS: [Kind; 23] = [
-    Kind::Define,
-    Kind::Undefine,
-    Kind::Go,
-    Kind::Ready,
-    Kind::Stop,
-    Kind::Stopped,
-    Kind::Done,
-    Kind::Damaged,
-    Kind::Lost,
-    Kind::Have,
-    Kind::Ping,
-    Kind::Pong,
-    Kind::Data,
-    Kind::Ack,
-    Kind::Region,
-    Kind::Unregion,
-    Kind::Push,
-    Kind::Switch,
-    Kind::Leave,
-    Kind::Agree,
-    Kind::Refuse,
-    Kind::Gone,
-    Kind::Stay,
+const KINDS: [FrameKind; 23] = [
+    FrameKind::Define,
+    FrameKind::Undefine,
+    FrameKind::Go,
+    FrameKind::Ready,
+    FrameKind::Stop,
+    FrameKind::Stopped,
+    FrameKind::Done,
+    FrameKind::Damaged,
+    FrameKind::Lost,
+    FrameKind::Have,
+    FrameKind::Ping,
+    FrameKind::Pong,
+    FrameKind::Data,
+    FrameKind::Ack,
+    FrameKind::Region,
+    FrameKind::Unregion,
+    FrameKind::Push,
+    FrameKind::Switch,
+    FrameKind::Leave,
+    FrameKind::Agree,
+    FrameKind::Refuse,
+    FrameKind::Gone,
+    FrameKind::Stay,
 ];
 
 /// Returns a link with a few launches, for a peer that breaks the protocol.
-fn victim(random: &mut fastrand::Rng) -> Link<usize> {
-    let terms = Terms { chunk: CHUNK, fetch: random.bool(), lasting: random.bool() };
-    let mut link = Link::new(member(0), member(1), terms, Numbers::default());
+fn victim(random: &mut fastrand::Rng) -> LinkSide<usize> {
+    let terms = LinkTerms { chunk: CHUNK, fetch: random.bool(), lasting: random.bool() };
+    let mut link = LinkSide::new(member(0), member(1), terms, LaunchNumbers::default());
     for token in 0..4 {
-        let definition = link.define(Definition::new(vec![entry(1, 0, 90, 1, 0), entry(2, 1, 120, 2, 0)]));
-        let (source, destination, class) = (true, random.bool(), Class::Normal);
-        let at = link.numbers.take(0);
-        assert!(link.launch(Launching { token, definition, at, class, source, destination, inline: None }));
+        let definition =
+            link.define(LaunchDefinition::new(vec![entry(1, 0, 90, 1, 0), entry(2, 1, 120, 2, 0)]));
+        let (source, destination, class) = (true, random.bool(), PriorityClass::Normal);
+        let at = link.numbers.take_next(0);
+        assert!(link.launch(LaunchParameters {
+            token,
+            definition,
+            at,
+            class,
+            source,
+            destination,
+            inline: None
+        }));
     }
     link
 }
 
 #[test]
 fn a_peer_that_knows_no_rules_makes_a_link_neither_panic_nor_grow() {
-    let list = |here| Definition::new(vec![entry(1, 0, 90, 1, here), entry(2, 1, 120, 2, here)]).encode();
+    let list =
+        |here| LaunchDefinition::new(vec![entry(1, 0, 90, 1, here), entry(2, 1, 120, 2, here)]).encode();
     let mut violations = 0;
     for seed in 0..3000 {
         let mut random = fastrand::Rng::with_seed(seed);
@@ -71,7 +83,7 @@ fn a_peer_that_knows_no_rules_makes_a_link_neither_panic_nor_grow() {
                 1 => vec![random.u8(..); random.usize(0..300)],
                 _ => Vec::new(),
             };
-            if kind == Kind::Define {
+            if kind == FrameKind::Define {
                 header.flags &= !flag::MORE | if random.bool() { flag::MORE } else { 0 };
             }
             if random.u8(0..20) == 0 {
@@ -82,14 +94,14 @@ fn a_peer_that_knows_no_rules_makes_a_link_neither_panic_nor_grow() {
             if random.u8(0..40) == 0 {
                 header.control = random.u32(..);
             }
-            if kind == Kind::Data {
+            if kind == FrameKind::Data {
                 header.len = random.u32(0..20);
-                if let Landing::At(token, start) = link.begin_landing(&header) {
+                if let ChunkDestination::At(token, start) = link.begin_landing(&header) {
                     assert!(start + u64::from(header.len) <= 120);
                     match random.u8(0..3) {
-                        0 => drop(link.landed(&header)),
-                        1 => link.damaged(&header),
-                        _ => link.abandon_chunk(&header),
+                        0 => drop(link.finish_landing(&header)),
+                        1 => link.on_chunk_damaged(&header),
+                        _ => link.abandon_landing(&header),
                     }
                     let _launch = token;
                 }
@@ -98,21 +110,21 @@ fn a_peer_that_knows_no_rules_makes_a_link_neither_panic_nor_grow() {
                 violations += 1;
                 break;
             }
-            for output in link.outputs() {
+            for output in link.take_outputs() {
                 match output {
-                    Output::StoppedByPeer(token, _) => drop(link.quiesced((0, token as u64))),
-                    Output::Fetch(token, _) | Output::Inline(token, _) if random.bool() => {
-                        link.received((0, token as u64))
+                    LinkOutput::StoppedByPeer(token, _) => drop(link.confirm_quiescence((0, token as u64))),
+                    LinkOutput::Fetch(token, _) | LinkOutput::Inline(token, _) if random.bool() => {
+                        link.announce_received((0, token as u64))
                     }
-                    Output::CloseLane(lane) => link.lane_closed(lane),
+                    LinkOutput::CloseLane(lane) => link.report_landed_chunks(lane),
                     _ => {}
                 }
             }
             while random.bool() && link.next_control(true).is_some() {}
             while random.bool() && link.next_chunk(1).is_some() {}
-            link.audit();
+            link.assert_invariants();
         }
-        assert!(held(&link) < 4 << 20, "seed {seed}: {} bytes", held(&link));
+        assert!(peer_held_bytes(&link) < 4 << 20, "seed {seed}: {} bytes", peer_held_bytes(&link));
     }
     assert!(violations > 1000);
 }
@@ -122,46 +134,52 @@ type Flood = Box<dyn FnMut(u64, Header) -> Vec<(Header, Vec<u8>)>>;
 
 /// Sends frames of one kind until the link refuses one, at most 1.1 million rounds.
 fn flood(lasting: bool, mut next: impl FnMut(u64, Header) -> Vec<(Header, Vec<u8>)>) -> (usize, bool) {
-    let mut link: Link<usize> =
-        Link::new(member(0), member(1), Terms { chunk: CHUNK, fetch: false, lasting }, Numbers::default());
+    let mut link: LinkSide<usize> = LinkSide::new(
+        member(0),
+        member(1),
+        LinkTerms { chunk: CHUNK, fetch: false, lasting },
+        LaunchNumbers::default(),
+    );
     let mut control = 0;
     let mut most = 0;
     for round in 0..1_100_000 {
-        for (mut header, payload) in next(round, Header::new(Kind::Ping, member(1), member(0))) {
+        for (mut header, payload) in next(round, Header::new(FrameKind::Ping, member(1), member(0))) {
             control += 1;
             header.control = control;
             let refused = link.receive(&header, payload).is_err();
             if round % (1 << 17) == 0 || refused {
-                most = most.max(held(&link));
+                most = most.max(peer_held_bytes(&link));
             }
             if refused {
                 return (most, true);
             }
-            link.outputs();
+            link.take_outputs();
         }
     }
-    (most.max(held(&link)), false)
+    (most.max(peer_held_bytes(&link)), false)
 }
 
 #[test]
 fn whatever_a_peer_sends_without_end_takes_only_so_much_memory() {
     const BOUND: usize = 400 << 20;
-    let small = Definition::new(vec![entry(1, 1, 4000, 1, 1)]).encode();
-    let wide: Vec<u8> = Definition::new((0..1000).map(|key| entry(key, 1, 10, 1, 1)).collect()).encode();
+    let small = LaunchDefinition::new(vec![entry(1, 1, 4000, 1, 1)]).encode();
+    let wide: Vec<u8> =
+        LaunchDefinition::new((0..1000).map(|key| entry(key, 1, 10, 1, 1)).collect()).encode();
     let of = |kind, header: Header| Header { kind, ..header };
     let floods: [(&str, Flood); 6] = [
         ("pings", Box::new(move |_, header| vec![(header, Vec::new()); 4])),
         (
             "definitions of nothing",
             Box::new(move |n, header| {
-                vec![(Header { index: n as u32 + 1, ..of(Kind::Define, header) }, Vec::new()); 1]
+                vec![(Header { index: n as u32 + 1, ..of(FrameKind::Define, header) }, Vec::new()); 1]
             }),
         ),
         ("launches with their bytes", {
             let small = small.clone();
             Box::new(move |n, header| {
-                let define = (Header { index: 1, ..of(Kind::Define, header) }, small.clone());
-                let header = Header { index: 1, flags: flag::INLINE, sequence: n, ..of(Kind::Go, header) };
+                let define = (Header { index: 1, ..of(FrameKind::Define, header) }, small.clone());
+                let header =
+                    Header { index: 1, flags: flag::INLINE, sequence: n, ..of(FrameKind::Go, header) };
                 let go = (header, vec![1; 4000]);
                 if n == 0 { vec![define, go] } else { vec![go] }
             })
@@ -170,22 +188,22 @@ fn whatever_a_peer_sends_without_end_takes_only_so_much_memory() {
             "launches of lists that are withdrawn",
             Box::new(move |n, header| {
                 let index = n as u32 + 1;
-                let define = (Header { index, ..of(Kind::Define, header) }, wide.clone());
-                let go = (Header { index, sequence: n, ..of(Kind::Go, header) }, Vec::new());
-                let undefine = (Header { index, ..of(Kind::Undefine, header) }, Vec::new());
+                let define = (Header { index, ..of(FrameKind::Define, header) }, wide.clone());
+                let go = (Header { index, sequence: n, ..of(FrameKind::Go, header) }, Vec::new());
+                let undefine = (Header { index, ..of(FrameKind::Undefine, header) }, Vec::new());
                 vec![define, go, undefine]
             }),
         ),
         (
             "launches that are given up",
             Box::new(move |n, header| {
-                vec![(Header { sequence: n, ..of(Kind::Stop, header) }, vec![b'x'; 2000])]
+                vec![(Header { sequence: n, ..of(FrameKind::Stop, header) }, vec![b'x'; 2000])]
             }),
         ),
         (
             "one definition without end",
             Box::new(move |_, header| {
-                vec![(Header { index: 1, flags: flag::MORE, ..of(Kind::Define, header) }, vec![0; 4800])]
+                vec![(Header { index: 1, flags: flag::MORE, ..of(FrameKind::Define, header) }, vec![0; 4800])]
             }),
         ),
     ];

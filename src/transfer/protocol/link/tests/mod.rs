@@ -1,21 +1,21 @@
-//! Links against each other in virtual time, and against peers that break the protocol.
+//! Tests of links: two links against each other in virtual time, and links whose peers violate the protocol.
 
 mod hostile;
 mod pairs;
 mod simulation;
 mod world;
 
-use super::definition::{DefinitionEntry, Source};
-use super::schedule::GroupId;
-use crate::base::identity::{DeviceId, Incarnation, Member, TaskId};
+use super::chunk_scheduler::GroupId;
+use super::launch_definition::{DefinitionEntry, FetchSource};
 use crate::base::key::TransferKey;
 use crate::base::layout::LayoutFingerprint;
+use crate::base::membership::{DeviceId, Incarnation, MemberId, TaskId};
 
 const CHUNK: u32 = 16;
 const NEVER: &str = "never";
 
-fn member(task: u32) -> Member {
-    Member { task: TaskId(task), incarnation: Incarnation::new(u64::from(task) + 70).unwrap() }
+fn member(task: u32) -> MemberId {
+    MemberId::of_own_job(TaskId(task), Incarnation::new(u64::from(task) + 70).unwrap())
 }
 
 fn entry(key: u64, from: u32, bytes: u64, fingerprint: u64, here: u32) -> DefinitionEntry {
@@ -26,6 +26,6 @@ fn entry(key: u64, from: u32, bytes: u64, fingerprint: u64, here: u32) -> Defini
         bytes,
         fingerprint: LayoutFingerprint(fingerprint),
         outgoing: from == here,
-        source: if from == here { Source::Region(1, 0) } else { Source::None },
+        source: if from == here { FetchSource::Region(1, 0) } else { FetchSource::None },
     }
 }

@@ -1,23 +1,23 @@
-//! Two links against each other in virtual time, with every fault of a network between them.
+//! Simulates two links against each other in virtual time, with all faults of a network between them.
 //!
-//! Each seed is one scenario: launches of both sides in any order, buffers that become ready late, lanes that
-//! overtake each other, corrupt data and fail, a control lane that is lost and connected again, launches
-//! cancelled at any moment, connections that either side asks to end. A model beside the links knows which
-//! outcomes each launch may have. `LINK_SEED=n` replays one scenario.
+//! Each seed is one scenario. Both sides launch in any order, cancel launches at any moment, and ask to end
+//! connections. Buffers become ready late. Frames on one lane overtake frames on another. Lanes corrupt data and
+//! fail, and the control lane is lost and connected again. A model computes which outcomes each launch may have.
+//! `LINK_SEED=n` replays one scenario. Begin at `Story::perform` and the tests at the end of the file.
 
 use super::world::*;
 use super::*;
 use crate::protocol::frame::{CONTROL_MAX, Header};
-use crate::protocol::link::state::*;
+use crate::protocol::link::link_side::*;
 use crate::protocol::link::*;
 
 impl Story {
     /// Performs the outputs of a link.
     pub(super) fn perform(&mut self, side: usize, on: usize) {
         loop {
-            let outputs = self.connections[on].links[side].outputs();
+            let outputs = self.connections[on].links[side].take_outputs();
             if outputs.is_empty() {
-                return self.connections[on].links[side].audit();
+                return self.connections[on].links[side].assert_invariants();
             }
             for output in outputs {
                 self.one(side, on, output);
@@ -25,15 +25,15 @@ impl Story {
         }
     }
 
-    fn one(&mut self, side: usize, on: usize, output: Output<usize>) {
+    fn one(&mut self, side: usize, on: usize, output: LinkOutput<usize>) {
         match output {
-            Output::Matched(token) => {
+            LinkOutput::Matched(token) => {
                 let launched = &mut self.sides[side].launched[token];
                 assert!(!launched.matched, "matched twice");
                 assert!(self.plans[launched.plan].same, "what differs is matched");
                 launched.matched = true;
             }
-            Output::Inline(token, bytes) => {
+            LinkOutput::Inline(token, bytes) => {
                 let launched = &mut self.sides[side].launched[token];
                 if launched.failed {
                     return;
@@ -42,9 +42,9 @@ impl Story {
                 assert_eq!(bytes.len() as u64, launched.receives);
                 launched.arrived = launched.receives;
                 let at = launched.at;
-                self.link(side, token).received(at);
+                self.link(side, token).announce_received(at);
             }
-            Output::Fetch(token, definition) => {
+            LinkOutput::Fetch(token, definition) => {
                 let launched = &mut self.sides[side].launched[token];
                 assert!(launched.matched && launched.arrived == 0);
                 assert_eq!(definition.received, launched.receives);
@@ -53,7 +53,7 @@ impl Story {
                     self.sides[side].fetches.push(token);
                 }
             }
-            Output::Sent(token, _) => {
+            LinkOutput::Sent(token, _) => {
                 let launched = &mut self.sides[side].launched[token];
                 launched.sent = true;
                 let (at, sends) = (launched.at, launched.sends);
@@ -63,45 +63,48 @@ impl Story {
                     "sent before it is there"
                 );
             }
-            Output::StoppedByPeer(token, why) => {
+            LinkOutput::StoppedByPeer(token, why) => {
                 assert!(["enough", NEVER, FAILED_EARLIER].contains(&why.as_str()), "{why}");
                 assert!(self.stopping || self.harm_done(token, side), "nobody gave it up: {why}");
                 self.peer_is_quiet(side, token);
                 self.fail(side, token);
             }
-            Output::StopConfirmed(token) => {
+            LinkOutput::StopConfirmed(token) => {
                 let launched = &mut self.sides[side].launched[token];
                 assert!(launched.failed || launched.complete(), "a stop that nobody asked for is confirmed");
                 self.peer_is_quiet(side, token);
             }
-            Output::Differ(token, _) => {
+            LinkOutput::Differ(token, _) => {
                 let launched = &mut self.sides[side].launched[token];
                 assert!(!self.plans[launched.plan].same && launched.arrived == 0 && !launched.matched);
                 launched.differs = true;
                 launched.peer_quiet = true;
                 self.fail(side, token);
             }
-            Output::Damaged(token, _) => self.give_up(side, token),
-            Output::Over(token) => self.over(side, token),
-            Output::CloseLane(id) => {
+            LinkOutput::Damaged(token, _) => self.give_up(side, token),
+            LinkOutput::Over(token) => self.over(side, token),
+            LinkOutput::CloseLane(id) => {
                 let open = |lane: &Lane| lane.id == id && lane.open[side];
                 if let Some(at) = self.connections[on].lanes.iter().position(open) {
                     self.notice(side, on, at);
                 }
-                self.connections[on].links[side].lane_closed(id);
+                self.connections[on].links[side].report_landed_chunks(id);
             }
-            Output::Left => {
+            LinkOutput::Left => {
                 self.sides[side].knows.take_if(|knows| *knows == on);
                 let there = &self.connections[on];
-                assert!(there.links.iter().all(|link| link.departure_is_sound()), "it ends while it is used");
+                assert!(
+                    there.links.iter().all(|link| link.is_idle_while_leaving()),
+                    "it ends while it is used"
+                );
             }
-            Output::Ended => {
+            LinkOutput::Ended => {
                 while self.say(side, on) {}
                 self.end(side, on);
             }
-            Output::Refused => self.left[1] += 1,
-            Output::Stays => self.left[2] += 1,
-            Output::Unregion(_) | Output::Switched => {}
+            LinkOutput::Refused => self.left[1] += 1,
+            LinkOutput::Stays => self.left[2] += 1,
+            LinkOutput::Unregion(_) | LinkOutput::Switched => {}
         }
     }
 
@@ -120,9 +123,9 @@ impl Story {
         lane.wire[side].clear();
         let (id, half) = (lane.id, lane.half[side].take());
         if let Some((header, ..)) = half {
-            links[side].abandon_chunk(&header);
+            links[side].abandon_landing(&header);
         }
-        links[side].lane_lost(id);
+        links[side].query_landed_chunks(id);
     }
 
     /// A side sends one control frame. Returns whether it had one.
@@ -160,7 +163,7 @@ impl Story {
         let header = Header::decode(&bytes).unwrap();
         let told = (header.kind, (header.channel, header.sequence), header.index, frame.payload.clone());
         links[side].receive(&header, frame.payload).expect("the peer keeps to the protocol");
-        let now = links[side].heard();
+        let now = links[side].last_received_control();
         if now != heard[side] {
             assert_eq!(now, heard[side] + 1, "frames are heard in order");
             assert_eq!(said[1 - side][&now], told);
@@ -195,10 +198,10 @@ impl Story {
         if let Some((header, token, damaged)) = lane.half[side].take() {
             let launched = &mut self.sides[side].launched[token];
             if launched.failed {
-                link.abandon_chunk(&header);
+                link.abandon_landing(&header);
             } else if damaged {
-                link.damaged(&header);
-            } else if link.landed(&header) {
+                link.on_chunk_damaged(&header);
+            } else if link.finish_landing(&header) {
                 assert!(!launched.quiesced, "a byte is accepted after nothing can land");
                 assert!(launched.landed.insert(u64::from(header.index)), "a chunk is accepted twice");
                 launched.arrived += u64::from(header.len);
@@ -208,9 +211,9 @@ impl Story {
         }
         let Some((header, damaged)) = lane.wire[side].front().copied() else { return false };
         match link.begin_landing(&header) {
-            Landing::Early => return false,
-            Landing::Nowhere => {}
-            Landing::At(token, start) => {
+            ChunkDestination::Early => return false,
+            ChunkDestination::Nowhere => {}
+            ChunkDestination::At(token, start) => {
                 let launched = &self.sides[side].launched[token];
                 assert_eq!((launched.at, launched.on), ((header.channel, header.sequence), on));
                 assert!(!launched.quiesced && launched.matched && launched.ready.1);
@@ -237,7 +240,7 @@ impl Story {
             self.link(side, token).push_instead(at);
         } else {
             launched.arrived = launched.receives;
-            self.link(side, token).received(at);
+            self.link(side, token).announce_received(at);
         }
         self.perform(side, on);
         true
@@ -256,7 +259,7 @@ impl Story {
         }
         match *ended {
             [false, false] => {
-                let heard = [links[0].heard(), links[1].heard()];
+                let heard = [links[0].last_received_control(), links[1].last_received_control()];
                 links[0].resume_control(heard[1]);
                 links[1].resume_control(heard[0]);
                 *control = Some(Default::default());
@@ -276,7 +279,7 @@ impl Story {
         launched.ready.0 |= source;
         launched.ready.1 |= destination;
         let (at, on) = (launched.at, launched.on);
-        self.link(side, token).ready(at, source, destination);
+        self.link(side, token).announce_buffers_ready(at, source, destination);
         self.perform(side, on);
         true
     }
@@ -289,9 +292,11 @@ impl Story {
     /// A side asks to end its connection, as it does if it has too many.
     fn ask_to_leave(&mut self, side: usize) {
         if let Some(on) = self.sides[side].knows {
-            let asked = self.connections[on].links.iter().filter(|link| link.is_asked()).count();
-            self.connections[on].links[side].ask_to_leave();
-            self.left[3] += usize::from(asked == 1 && self.connections[on].links.iter().all(Link::is_asked));
+            let asked = self.connections[on].links.iter().filter(|link| link.has_requested_leave()).count();
+            self.connections[on].links[side].request_leave();
+            self.left[3] += usize::from(
+                asked == 1 && self.connections[on].links.iter().all(LinkSide::has_requested_leave),
+            );
             self.perform(side, on);
         }
     }
@@ -340,7 +345,7 @@ impl Story {
             99 => self.mend_control(on),
             _ => {}
         }
-        self.connections[on].links[side].audit();
+        self.connections[on].links[side].assert_invariants();
     }
 
     /// Delivers one of each thing in flight to a side or on it. Returns whether there was any.
@@ -373,7 +378,7 @@ impl Story {
                 self.undefine(side);
             }
             while let Some(on) = self.sides[side].kept.pop() {
-                self.connections[on].links[side].release();
+                self.connections[on].links[side].release_lease();
             }
         }
         for _ in 0..self.random.usize(10..120) {
@@ -396,7 +401,7 @@ impl Story {
         self.harm = false;
         for side in 0..2 {
             while let Some(on) = self.sides[side].kept.pop() {
-                self.connections[on].links[side].release();
+                self.connections[on].links[side].release_lease();
             }
             while !self.sides[side].defined.is_empty() {
                 self.undefine(side);
@@ -444,10 +449,13 @@ impl Story {
             }
             for between in self.connections.iter().filter(|between| !between.ended[side]) {
                 let link = &between.links[side];
-                assert_eq!(link.launched(), 0);
+                assert_eq!(link.in_flight_count(), 0);
                 assert!(link.groups.is_empty() && !link.has_chunks() && link.partial.is_none());
-                assert!(!link.is_gone() && !link.is_asked(), "the end of a connection is not decided");
-                link.audit();
+                assert!(
+                    !link.has_left() && !link.has_requested_leave(),
+                    "the end of a connection is not decided"
+                );
+                link.assert_invariants();
             }
         }
         // A connection that one side has ended is ended on both.

@@ -1,9 +1,9 @@
-//! The state of a simulation: two sides, the frames between them, and a model of the outcomes that each
-//! launch may have.
+//! The state of a simulation: the two sides, the frames between them, and a model of the outcomes that each launch
+//! may have. Begin at `Story::new`.
 
 use super::*;
-use crate::protocol::frame::{Header, Kind};
-use crate::protocol::link::definition::{Definition, DefinitionEntry};
+use crate::protocol::frame::{FrameKind, Header};
+use crate::protocol::link::launch_definition::{DefinitionEntry, LaunchDefinition};
 use crate::protocol::link::*;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -23,7 +23,7 @@ pub(super) struct Launched {
     pub(super) landed: BTreeSet<u64>,
     pub(super) arrived: u64,
     pub(super) failed: bool,
-    /// Whether `Link::quiesced` was called.
+    /// Whether `LinkSide::confirm_quiescence` was called.
     pub(super) quiesced: bool,
     pub(super) peer_quiet: bool,
     pub(super) ready: (bool, bool),
@@ -40,7 +40,7 @@ impl Launched {
 }
 
 pub(super) struct Side {
-    pub(super) numbers: Numbers,
+    pub(super) numbers: LaunchNumbers,
     /// The connection that the side uses.
     pub(super) knows: Option<usize>,
     /// The connections that the side keeps from ending.
@@ -56,17 +56,17 @@ pub(super) struct Side {
 }
 
 /// A control frame as it was first sent.
-pub(super) type Said = (Kind, GroupId, u32, Vec<u8>);
+pub(super) type Said = (FrameKind, GroupId, u32, Vec<u8>);
 
 /// A connection: a link on each side, and the frames between them.
 pub(super) struct Between {
-    pub(super) links: [Link<usize>; 2],
+    pub(super) links: [LinkSide<usize>; 2],
     /// The sides that have ended it.
     pub(super) ended: [bool; 2],
     pub(super) lanes: Vec<Lane>,
     pub(super) next_lane: u16,
     /// The control frames in flight to each end; none while the control lane is lost.
-    pub(super) control: Option<[VecDeque<Frame>; 2]>,
+    pub(super) control: Option<[VecDeque<ControlFrame>; 2]>,
     /// Every control frame that each side has sent, by number.
     pub(super) said: [HashMap<u32, Said>; 2],
     pub(super) heard: [u32; 2],
@@ -96,7 +96,7 @@ pub(super) struct Story {
     pub(super) lasting: bool,
     pub(super) sides: [Side; 2],
     pub(super) plans: Vec<Plan>,
-    pub(super) terms: Terms,
+    pub(super) terms: LinkTerms,
     pub(super) connections: Vec<Between>,
     pub(super) stopping: bool,
     pub(super) leaving: bool,
@@ -141,7 +141,7 @@ impl Story {
                 planned.entry(plan.channel).or_default().push_back(at);
             }
             Side {
-                numbers: Numbers::default(),
+                numbers: LaunchNumbers::default(),
                 knows: None,
                 kept: Vec::new(),
                 launched: Vec::new(),
@@ -155,7 +155,7 @@ impl Story {
         let harm = random.u8(0..4) > 0;
         let stopping = random.u8(0..3) > 0;
         let leaving = random.u8(0..3) > 0;
-        let terms = Terms { chunk: CHUNK, fetch, lasting };
+        let terms = LinkTerms { chunk: CHUNK, fetch, lasting };
         let connections = Vec::new();
         let mut story =
             Self { random, lasting, sides, plans, terms, connections, stopping, leaving, harm, left: [0; 4] };
@@ -168,7 +168,7 @@ impl Story {
         let on = self.connections.len();
         let links = [0, 1].map(|me: u32| {
             let numbers = self.sides[me as usize].numbers.clone();
-            Link::new(member(me), member(1 - me), self.terms, numbers)
+            LinkSide::new(member(me), member(1 - me), self.terms, numbers)
         });
         self.connections.push(Between {
             links,
@@ -193,8 +193,8 @@ impl Story {
     pub(super) fn end(&mut self, side: usize, on: usize) {
         let between = &mut self.connections[on];
         if !std::mem::replace(&mut between.ended[side], true) {
-            assert!(!between.links[side].keep(), "it ends without this side's leave");
-            assert!(between.links[side].drain().is_empty(), "a launch ends with its connection");
+            assert!(!between.links[side].try_lease(), "it ends without this side's leave");
+            assert!(between.links[side].take_launches().is_empty(), "a launch ends with its connection");
             self.left[0] += usize::from(between.ended == [true; 2]);
         }
         self.sides[side].knows.take_if(|knows| *knows == on);
@@ -214,20 +214,20 @@ impl Story {
         let Some(channel) = self.random.choice(channels) else { return };
         let here = &mut self.sides[side];
         let Some(number) = here.planned.get_mut(&channel).and_then(VecDeque::pop_front) else { return };
-        here.taken.push((number, here.numbers.take(channel)));
+        here.taken.push((number, here.numbers.take_next(channel)));
     }
 
     pub(super) fn withdraw(&mut self, side: usize, (plan, at): (usize, GroupId)) {
         let here = &mut self.sides[side];
         let done = Launched { plan, at, ready: (true, true), withdrawn: true, ..Launched::default() };
         here.launched.push(Launched { failed: true, quiesced: true, peer_quiet: true, ..done });
-        here.numbers.close(at);
+        here.numbers.retire(at);
         // The peer learns of it at once, or when it launches its own.
         let at_once = self.random.bool();
         for between in self.connections.iter_mut().filter(|between| !between.ended[side]) {
             let link = &mut between.links[side];
             if at_once || link.groups.contains_key(&at) {
-                link.withdraw(at, NEVER);
+                link.withdraw_launch_number(at, NEVER);
             }
         }
     }
@@ -237,13 +237,13 @@ impl Story {
     pub(super) fn keep(&mut self, side: usize) -> Option<usize> {
         let Some(on) = self.sides[side].knows else {
             let on = self.connect(side);
-            assert!(self.connections[on].links[side].keep());
+            assert!(self.connections[on].links[side].try_lease());
             return Some(on);
         };
-        if self.connections[on].links[side].keep() {
+        if self.connections[on].links[side].try_lease() {
             return Some(on);
         }
-        if self.connections[on].links[side].is_gone() {
+        if self.connections[on].links[side].has_left() {
             self.sides[side].knows = None;
             return self.keep(side);
         }
@@ -257,7 +257,7 @@ impl Story {
             self.sides[side].kept.extend(kept);
         } else {
             let on = here.kept.swap_remove(self.random.usize(0..here.kept.len()));
-            self.connections[on].links[side].release();
+            self.connections[on].links[side].release_lease();
         }
     }
 
@@ -278,19 +278,20 @@ impl Story {
         }
         let Some(on) = self.keep(side) else { return false };
         let (number, at) = self.sides[side].taken.swap_remove(place);
-        let definition = Definition::new(self.plans[number].definitions[side].clone());
+        let definition = LaunchDefinition::new(self.plans[number].definitions[side].clone());
         let (sends, receives) = (definition.sent, definition.received);
         let (here, link) = (&mut self.sides[side], &mut self.connections[on].links[side]);
         let definition = link.define(definition);
-        link.release();
+        link.release_lease();
         let ready = (self.random.bool(), self.random.bool());
         let token = here.launched.len();
-        let inline = (ready.0 && self.random.bool() && link.inlines(sends)).then(|| vec![7; sends as usize]);
-        let class = Class::ALL[self.random.usize(0..3)];
+        let inline =
+            (ready.0 && self.random.bool() && link.should_inline(sends)).then(|| vec![7; sends as usize]);
+        let class = PriorityClass::ALL[self.random.usize(0..3)];
         let (source, destination) = ready;
         here.launched.push(Launched { plan: number, sends, receives, ready, on, ..Launched::default() });
         here.launched[token].at = at;
-        assert!(link.launch(Launching { token, definition, at, class, source, destination, inline }));
+        assert!(link.launch(LaunchParameters { token, definition, at, class, source, destination, inline }));
         // A definition may be launched again until it is withdrawn.
         if !self.leaving && self.random.bool() || self.leaving && self.random.u8(0..10) > 0 {
             link.undefine(definition);
@@ -309,7 +310,7 @@ impl Story {
         }
     }
 
-    pub(super) fn link(&mut self, side: usize, token: usize) -> &mut Link<usize> {
+    pub(super) fn link(&mut self, side: usize, token: usize) -> &mut LinkSide<usize> {
         let on = self.sides[side].launched[token].on;
         &mut self.connections[on].links[side]
     }
@@ -320,7 +321,7 @@ impl Story {
         if launched.withdrawn || self.connections[on].ended[side] {
             return;
         }
-        if !self.connections[on].links[side].stop(at, "enough") {
+        if !self.connections[on].links[side].mark_group_cancelled(at, "enough") {
             self.peer_is_quiet(side, token);
         }
         self.fail(side, token);
@@ -353,7 +354,7 @@ impl Story {
         if launched.failed && !launched.fetching && !launched.quiesced {
             launched.quiesced = true;
             let at = launched.at;
-            if let Some(token) = self.link(side, token).quiesced(at) {
+            if let Some(token) = self.link(side, token).confirm_quiescence(at) {
                 self.over(side, token);
             }
         }

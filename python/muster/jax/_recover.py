@@ -1,0 +1,308 @@
+"""`recover()`: gives every process the newest state that any process has, from the memory of its peers.
+
+All members of an epoch call it in their block. Each member writes which boxes (parts) of each array it has and
+which it wants, and reads what the other members wrote. So all members compute the same plan: which process sends
+which part of each wanted box. One launch of the transfer engine moves all parts of a process. Begin at `recover`.
+
+- *Newest.* Parts are taken only from processes with the highest version.
+- *Checked.* The trees must be equal in structure, shapes and data types. Boxes that several processes hold must
+  have equal digests, and received bytes must have the digest of the sent ones.
+- *All or none.* `recover()` changes no array of the caller. If a process is lost meanwhile, `recover()` raises in
+  the others, so their block is not committed. The program calls it again in the next epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+import hashlib
+import json
+from typing import Any
+import zlib
+
+import jax
+import numpy as np
+
+from muster import transfer
+from muster._boxes import Box, cover, extents, from_index, index, whole
+from muster.errors import ArrayDeleted, SettingsError, StateDiverged, StateLost
+from muster.jax._epochs import EpochMember, LiveDevices
+from muster.jax._live import current_member
+from muster.jax._trees import named_leaves
+
+# The most arrays or boxes that a message lists.
+_NAMED_MAX = 5
+_ALIGNMENT = 64
+
+Placement = Callable[[LiveDevices], Any]
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """One array of the tree: what this process has of it, and what it wants."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+    value: Any
+    sharding: Any
+    held: dict[Box, Any]
+    """The parts that this process has, as arrays of NumPy over their memory."""
+    wanted: list[Box]
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What a process says of its state."""
+
+    version: int
+    structure: str
+    held: list[dict[Box, int]]
+    """For each array its boxes, and the digest of each."""
+    wanted: list[list[Box]]
+
+    def encode(self) -> bytes:
+        held = [list(boxes.items()) for boxes in self.held]
+        value = {"version": self.version, "structure": self.structure, "held": held, "wanted": self.wanted}
+        return zlib.compress(json.dumps(value, separators=(",", ":")).encode())
+
+    @classmethod
+    def decode(cls, value: bytes) -> _Record:
+        read = json.loads(zlib.decompress(value))
+        held = [{_box(box): digest for box, digest in boxes} for boxes in read["held"]]
+        return cls(read["version"], read["structure"], held, [[_box(box) for box in boxes] for boxes in read["wanted"]])
+
+
+def _box(bounds: Sequence[Sequence[int]]) -> Box:
+    return tuple((start, end) for start, end in bounds)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of a wanted box, and who fills it."""
+
+    leaf: int
+    wanted: Box
+    receiver: int
+    sender: int
+    held: Box
+    """The box of the sender that has the part."""
+    part: Box
+
+
+def recover(
+    state: Any,
+    version: int,
+    devices: LiveDevices,
+    *,
+    place: Placement | None = None,
+    check: bool = True,
+    timeout: float = 300.0,
+) -> tuple[Any, int]:
+    """Returns the newest state that a process of the epoch has, and its version. All processes of the epoch call it.
+
+        with muster.jax.live_devices() as devices:
+            if devices.epoch != epoch:
+                state, version = muster.jax.recover(state, version, devices)
+
+    Args:
+        state: a tree of arrays: of JAX, of NumPy, or numbers. A process that has just come gives its initial state, or
+            jax.ShapeDtypeStruct in place of arrays.
+        version: how new the state is, for example the number of steps that it has behind it.
+        devices: what live_devices() yields; the call is made in its block.
+        place: returns the sharding of each array for these devices: one for all arrays, or a tree like `state`. Without it,
+            each process gets every array whole, on its first device.
+        check: whether to compare the contents of what several processes have.
+        timeout: how long it may take, in seconds.
+
+    Returns:
+        The state, of which an array of NumPy is one again, and every other array is an array of JAX; and its version.
+
+    Raises:
+        StateLost: no live process has a part of an array in the newest version.
+        StateDiverged: the processes have different trees, or different contents under one version.
+        ArrayDeleted: an array of the state was donated or deleted.
+        MusterError: a process was lost meanwhile.
+    """
+    member = current_member()
+    if not member.is_inside or member.epoch is None or member.epoch.number != devices.epoch:
+        raise SettingsError("recover() is called in the block of live_devices(), with the devices that it yields")
+    leaves, tree = _leaves(state, place(devices) if place is not None else None)
+    structure = hashlib.sha256(repr((tree, [(leaf.name, leaf.shape, str(leaf.dtype)) for leaf in leaves])).encode()).hexdigest()
+    record = _Record(version, structure, [_digests(leaf, check) for leaf in leaves], [leaf.wanted for leaf in leaves])
+    records = {process: _Record.decode(value) for process, value in member.exchange(record.encode(), timeout).items()}
+    newest = max(record.version for record in records.values())
+    _check_structure(records)
+    current = {process: record for process, record in sorted(records.items()) if record.version == newest}
+    _check_contents(current, leaves)
+    parts = _plan(records, current, leaves, newest)
+    filled = _move(member, parts, leaves, newest == version, timeout)
+    if check:
+        _check_received(parts, filled, current, leaves, member.me)
+    values = [_assemble(leaf, [filled[number, box] for box in leaf.wanted]) for number, leaf in enumerate(leaves)]
+    return jax.tree_util.tree_unflatten(tree, values), newest
+
+
+def _leaves(state: Any, shardings: Any) -> tuple[list[_Leaf], Any]:
+    leaves, tree = named_leaves(state)
+    if shardings is None or isinstance(shardings, jax.sharding.Sharding):
+        places = [shardings] * len(leaves)
+    else:
+        places = tree.flatten_up_to(shardings)
+    return [_leaf(name, value, place) for (name, value), place in zip(leaves, places, strict=True)], tree
+
+
+def _leaf(name: str, value: Any, sharding: Any) -> _Leaf:
+    held: dict[Box, Any] = {}
+    if isinstance(value, jax.Array):
+        if value.is_deleted():
+            raise ArrayDeleted(
+                f"{name} was deleted, or donated to a computation whose block was not committed: do not donate the state"
+            )
+        for shard in value.addressable_shards:
+            box = from_index(shard.index, value.shape)
+            if box not in held:
+                held[box] = np.asarray(shard.data)
+    elif not isinstance(value, jax.ShapeDtypeStruct):
+        value = np.asarray(value)
+        if value.dtype.hasobject:
+            raise SettingsError(f"{name} is no array: a state has arrays and numbers only")
+        held[whole(value.shape)] = value
+    shape = tuple(value.shape)
+    if sharding is None:
+        wanted = [whole(shape)]
+    else:
+        wanted = sorted({from_index(each, shape) for each in sharding.addressable_devices_indices_map(shape).values()})
+    return _Leaf(name, shape, np.dtype(value.dtype), value, sharding, held, wanted)
+
+
+def _bytes(array: Any) -> Any:
+    """Returns the memory of a contiguous array as bytes."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def _digest(array: Any) -> int:
+    return zlib.crc32(_bytes(np.ascontiguousarray(array)))
+
+
+def _digests(leaf: _Leaf, check: bool) -> dict[Box, int]:
+    return {box: _digest(array) if check else 0 for box, array in leaf.held.items()}
+
+
+def _check_structure(records: dict[int, _Record]) -> None:
+    structures = {record.structure: process for process, record in records.items()}
+    if len(structures) > 1:
+        one, other = sorted(structures.values())[:2]
+        raise StateDiverged(
+            f"process {one} and process {other} have states of different structure: give recover() the same tree of arrays, of "
+            "the same shapes and data types, in every process"
+        )
+
+
+def _check_contents(current: dict[int, _Record], leaves: list[_Leaf]) -> None:
+    seen: dict[tuple[int, Box], tuple[int, int]] = {}
+    different = []
+    for process, record in current.items():
+        for number, boxes in enumerate(record.held):
+            for box, digest in boxes.items():
+                first, expected = seen.setdefault((number, box), (process, digest))
+                if digest != expected:
+                    different.append(f"{leaves[number].name} in processes {first} and {process}")
+    if different:
+        more = f", and {len(different) - _NAMED_MAX} more" if len(different) > _NAMED_MAX else ""
+        raise StateDiverged(
+            f"processes have different contents under one version: {', '.join(different[:_NAMED_MAX])}{more}. Give equal states "
+            "equal versions only, or pass check=False to take those of any"
+        )
+
+
+def _plan(records: dict[int, _Record], current: dict[int, _Record], leaves: list[_Leaf], newest: int) -> list[_Part]:
+    """Returns the parts of all wanted boxes, in an order that is the same in all processes."""
+    parts, missing = [], []
+    senders = list(current)
+    for turn, (process, record) in enumerate(sorted(records.items())):
+        for number, boxes in enumerate(record.wanted):
+            # Data that is already here is not moved; other data the processes send in turn.
+            own = [process] if process in current else []
+            first = (turn + number) % len(senders)
+            order = [*own, *senders[first:], *senders[:first]]
+            held = {sender: current[sender].held[number] for sender in senders}
+            for wanted in boxes:
+                found, nobody = cover(wanted, held, order)
+                parts += [_Part(number, wanted, process, sender, box, part) for sender, box, part in found]
+                missing += [f"{leaves[number].name}[{', '.join(f'{a}:{b}' for a, b in box)}]" for box in nobody]
+    if missing:
+        unique = sorted(set(missing))
+        more = f", and {len(unique) - _NAMED_MAX} more" if len(unique) > _NAMED_MAX else ""
+        raise StateLost(
+            f"no live process has {', '.join(unique[:_NAMED_MAX])}{more} of version {newest}: restore the state from a checkpoint, "
+            "and shard it so that each part is in more than one process"
+        )
+    return parts
+
+
+def _move(
+    member: EpochMember, parts: list[_Part], leaves: list[_Leaf], is_current: bool, timeout: float
+) -> dict[tuple[int, Box], Any]:
+    """Returns the wanted boxes of this process, filled, after all transfers of this process have ended."""
+    me = member.me
+    filled: dict[tuple[int, Box], Any] = {}
+    for number, leaf in enumerate(leaves):
+        for box in leaf.wanted:
+            mine = leaf.held.get(box) if is_current else None
+            filled[number, box] = _aligned(extents(box), leaf.dtype) if mine is None else mine
+    launch: list[transfer.Send | transfer.Receive] = []
+    later: list[tuple[Any, Any]] = []
+    for number, part in enumerate(parts):
+        leaf, key = leaves[part.leaf], f"{member.room}/{number}"
+        if part.receiver == me:
+            target = filled[part.leaf, part.wanted][index(part.part, part.wanted)]
+            if part.sender != me:
+                buffer = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
+                if buffer is not target:
+                    later.append((target, buffer))
+                launch.append(transfer.Receive(_bytes(buffer), part.sender, key))
+            elif part.wanted not in leaf.held:
+                target[...] = leaf.held[part.held][index(part.part, part.held)]
+        elif part.sender == me:
+            source = leaf.held[part.held][index(part.part, part.held)]
+            launch.append(transfer.Send(_bytes(np.ascontiguousarray(source)), part.receiver, key))
+    if launch:
+        transfer.attach(timeout=timeout).transfer(launch, timeout=timeout, channel=member.channel).wait()
+    for target, buffer in later:
+        target[...] = buffer
+    return filled
+
+
+def _aligned(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Returns memory that JAX uses without a copy."""
+    length = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    memory = np.empty(length + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + length].view(dtype).reshape(shape)
+
+
+def _check_received(
+    parts: list[_Part], filled: dict[tuple[int, Box], Any], current: dict[int, _Record], leaves: list[_Leaf], me: int
+) -> None:
+    for part in parts:
+        if part.receiver != me or part.sender == me or part.wanted != part.held:
+            continue
+        if _digest(filled[part.leaf, part.wanted]) != current[part.sender].held[part.leaf][part.held]:
+            raise StateDiverged(
+                f"{leaves[part.leaf].name} has changed while process {part.sender} sent it: do not write the state in other "
+                "threads"
+            )
+
+
+def _assemble(leaf: _Leaf, boxes: list[Any]) -> Any:
+    """Returns the array of the filled boxes."""
+    if leaf.sharding is None:
+        [array] = boxes
+        if not isinstance(leaf.value, np.ndarray):
+            return jax.device_put(array, jax.local_devices()[0])
+        return array
+    by_box = dict(zip(leaf.wanted, boxes, strict=True))
+    indices = leaf.sharding.addressable_devices_indices_map(leaf.shape)
+    shards = [jax.device_put(by_box[from_index(each, leaf.shape)], device) for device, each in indices.items()]
+    return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, shards)

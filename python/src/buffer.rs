@@ -1,0 +1,164 @@
+//! `Buffer`: memory of the transfer engine that Python programs use as arrays, without a copy.
+//!
+//! Every consumer of a Buffer, by DLPack or by the buffer protocol, holds an export of it. Until the consumer drops
+//! the export, the memory stays allocated and no transfer writes it. `muster/_memory.py` makes JAX arrays of
+//! Buffers. Begin at [`Buffer`].
+
+use std::sync::LazyLock;
+
+use muster::transfer::{ArenaPool, Buffer as MemoryBuffer, BufferExport, Span};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use super::array_shape::ArrayShape;
+use super::dlpack::{CPU, MemoryToLend, lend};
+use super::errors::{memory_error, raise};
+use super::process_owned::ProcessMemory;
+use super::wait::forked_error;
+
+/// The process that made the first Buffer, and the arenas of all its Buffers.
+static MEMORY: LazyLock<(u32, ArenaPool)> = LazyLock::new(|| (std::process::id(), ArenaPool::default()));
+
+/// Memory of the transfer engine with a shape and a data type.
+///
+/// The class that programs see is derived from this one: `buffer_protocol.rs` adds the buffer protocol, `muster/_memory.py`
+/// the rest.
+#[pyclass(frozen, subclass, module = "muster._native", name = "BufferMemory")]
+pub struct Buffer {
+    memory: ProcessMemory,
+    address: usize,
+    shape: ArrayShape,
+    device: i32,
+}
+
+impl Buffer {
+    /// Returns the memory.
+    ///
+    /// # Errors
+    /// `MusterError` in a process that was forked from the one that made it, with which it shares the bytes.
+    pub fn memory(&self, py: Python<'_>) -> PyResult<&MemoryBuffer> {
+        self.memory.get(py)
+    }
+
+    /// Returns the span of all its bytes, without a layout.
+    pub fn span(&self, py: Python<'_>) -> PyResult<Span> {
+        Ok(self.memory(py)?.full_span())
+    }
+
+    /// Hands its address out.
+    pub fn export(&self, py: Python<'_>) -> PyResult<BufferExport> {
+        self.memory(py)?.export().map_err(|error| memory_error(py, &error))
+    }
+
+    /// Returns the shape, the data type and the size in bytes.
+    pub const fn array_shape(&self) -> &ArrayShape {
+        &self.shape
+    }
+}
+
+#[pymethods]
+impl Buffer {
+    #[new]
+    #[pyo3(signature = (shape, dtype, device))]
+    fn new(py: Python<'_>, shape: Vec<u64>, dtype: &str, device: i32) -> PyResult<Self> {
+        let shape = ArrayShape::named(py, shape, dtype)?;
+        if device < 0 {
+            let text = format!("device is {device}: give the index of a local CPU device, from 0 on");
+            return Err(raise(py, "SettingsError", &text, &[]));
+        }
+        let total = rustix::system::sysinfo();
+        let total = total.totalram.saturating_mul(total.mem_unit.into());
+        if shape.bytes as u64 > total {
+            let text = format!("{} bytes were asked for, and this machine has {total}", shape.bytes);
+            return Err(raise(py, "ArrayMemoryError", &text, &[]));
+        }
+        let (process, arenas) = &*MEMORY;
+        if *process != std::process::id() {
+            return Err(forked_error(py));
+        }
+        let bytes = shape.bytes;
+        // New memory is populated at once, which takes long.
+        let made = py.detach(|| {
+            let memory = arenas.allocate(bytes)?;
+            let address = memory.export()?.address().addr();
+            Ok((memory, address))
+        });
+        let (memory, address) = made.map_err(|error| memory_error(py, &error))?;
+        Ok(Self { memory: ProcessMemory::new(memory), address, shape, device })
+    }
+
+    #[getter(shape)]
+    fn shape_tuple<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        self.shape.tuple(py)
+    }
+
+    #[getter(dtype)]
+    fn dtype_name(&self) -> &'static str {
+        self.shape.dtype.name()
+    }
+
+    #[getter]
+    fn device(&self) -> i32 {
+        self.device
+    }
+
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.shape.bytes
+    }
+
+    /// Returns the address of the first byte.
+    #[getter]
+    pub const fn address(&self) -> usize {
+        self.address
+    }
+
+    #[getter]
+    fn exports(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.memory(py)?.exports())
+    }
+
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        (CPU, self.device)
+    }
+
+    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let refuse = |text: &str| Err(raise(py, "ArrayMemoryError", text, &[]));
+        if stream.is_some_and(|stream| stream != -1) {
+            return refuse("the memory is on the host, where there are no streams: ask with stream=None");
+        }
+        if dl_device.is_some_and(|device| device != (CPU, self.device)) {
+            return refuse(&format!(
+                "the memory is on CPU device {}: ask for no other, or copy the array there (jax.device_put)",
+                self.device
+            ));
+        }
+        if copy == Some(true) {
+            return refuse(
+                "a Buffer lends its memory and makes no copies: ask without copy=True, and copy the array",
+            );
+        }
+        let export = self.export(py)?;
+        let loan = MemoryToLend {
+            address: export.address(),
+            shape: &self.shape.sizes,
+            dtype: self.shape.dtype,
+            device: self.device,
+            owner: Box::new(export),
+        };
+        lend(py, loan, max_version)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let shape = self.shape.tuple(py)?.repr()?;
+        Ok(format!("<muster.Buffer {}{shape} on CPU device {}>", self.shape.dtype, self.device))
+    }
+}

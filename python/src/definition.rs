@@ -1,0 +1,170 @@
+//! Events that complete when arrays of JAX are defined, without a thread that waits for them.
+//!
+//! JAX has no callback for that, so a small computation serves as one. Its inputs are the array and a *token*:
+//! memory that this module lends to JAX. JAX deletes the token when the computation is over. At that moment the
+//! array is defined or has failed. `muster/jax/_arrays.py` dispatches the computations, and asks JAX for failures.
+//! Begin at [`DefinitionEvent`].
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use muster::transfer::{BufferDefinitionEvent, BufferDefinitionPromise};
+use pyo3::prelude::*;
+use tokio::sync::watch;
+
+use super::dlpack::{CPU, MemoryToLend, lend};
+use super::errors::raise;
+use super::wait::{seconds, wait};
+
+/// The memory of all tokens. Nobody writes it, so they share it. JAX uses memory without a copy if it is aligned so.
+#[repr(align(64))]
+struct TokenMemory([u8; TOKEN_BYTES as usize]);
+
+const TOKEN_BYTES: u64 = 64;
+static TOKEN: TokenMemory = TokenMemory([0; TOKEN_BYTES as usize]);
+
+type Outcome = Result<(), String>;
+
+/// Completes the event when it is dropped: when all tokens have been given back.
+struct Completion(Mutex<Option<BufferDefinitionPromise>>);
+
+impl Completion {
+    fn take(&self) -> Option<BufferDefinitionPromise> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Drop for Completion {
+    fn drop(&mut self) {
+        if let Some(promise) = self.take() {
+            promise.complete();
+        }
+    }
+}
+
+/// An event that completes when all its tokens have been given back.
+#[pyclass(frozen, module = "muster._native")]
+pub struct DefinitionEvent {
+    event: BufferDefinitionEvent,
+    completion: Mutex<Option<Arc<Completion>>>,
+    outcome: watch::Receiver<Option<Outcome>>,
+}
+
+impl DefinitionEvent {
+    /// Returns the event of the transfer engine. It completes also if the computation has failed.
+    pub fn event(&self) -> BufferDefinitionEvent {
+        self.event.clone()
+    }
+
+    fn take_completion(&self) -> Option<Arc<Completion>> {
+        self.completion.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+#[pymethods]
+impl DefinitionEvent {
+    #[new]
+    fn new() -> Self {
+        let (promise, event) = BufferDefinitionEvent::new();
+        let (tell, outcome) = watch::channel(None);
+        event.when_over(move |outcome| _ = tell.send(Some(outcome)));
+        let completion = Arc::new(Completion(Mutex::new(Some(promise))));
+        Self { event, completion: Mutex::new(Some(completion)), outcome }
+    }
+
+    /// Returns a token for a computation on a CPU device of this process.
+    #[pyo3(name = "token")]
+    fn lend_token(&self, py: Python<'_>, device: i32) -> PyResult<Token> {
+        let completion = self.completion.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match completion {
+            Some(completion) => Ok(Token { completion, device }),
+            None => Err(raise(py, "MusterError", "the event has all its tokens already", &[])),
+        }
+    }
+
+    /// Says that there are no more tokens: from now on it completes when all have been given back.
+    #[pyo3(name = "arm")]
+    fn forbid_more_tokens(&self) {
+        drop(self.take_completion());
+    }
+
+    /// Fails the event.
+    fn fail(&self, reason: &str) {
+        if let Some(promise) = self.take_completion().and_then(|completion| completion.take()) {
+            promise.fail(reason);
+        }
+    }
+
+    /// Returns whether the event is over.
+    #[pyo3(name = "done")]
+    fn is_over(&self) -> bool {
+        self.event.outcome().is_some()
+    }
+
+    /// Waits until the event is over. Returns why it failed, if it did.
+    #[pyo3(name = "wait")]
+    fn wait_for_outcome(&self, py: Python<'_>, timeout: f64) -> PyResult<Option<String>> {
+        let limit = seconds(py, "timeout", timeout)?;
+        if let Some(outcome) = self.event.outcome() {
+            return Ok(outcome.err());
+        }
+        let mut outcome = self.outcome.clone();
+        let over = wait(py, async move {
+            let over = outcome.wait_for(Option::is_some);
+            tokio::time::timeout(limit, over).await.is_ok_and(|over| over.is_ok())
+        })?;
+        match self.event.outcome() {
+            Some(outcome) if over => Ok(outcome.err()),
+            _ => {
+                let text =
+                    format!("the array was not defined within {timeout} s; a longer timeout waits longer");
+                Err(raise(py, "Deadline", &text, &[]))
+            }
+        }
+    }
+}
+
+/// A token: 64 bytes that are lent to JAX.
+#[pyclass(frozen, module = "muster._native")]
+pub struct Token {
+    completion: Arc<Completion>,
+    device: i32,
+}
+
+#[pymethods]
+impl Token {
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        (CPU, self.device)
+    }
+
+    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<Py<PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let _ = (stream, dl_device, copy);
+        let loan = MemoryToLend {
+            address: TOKEN.0.as_ptr().cast_mut(),
+            shape: &[TOKEN_BYTES],
+            dtype: muster::transfer::plan::Dtype::Uint8,
+            device: self.device,
+            owner: Box::new(Arc::clone(&self.completion)),
+        };
+        lend(py, loan, max_version)
+    }
+}
+
+/// Returns whether an array is defined, or has failed; `None` if it was deleted.
+///
+/// Some releases of JAX end the process when a deleted array is asked. No Python runs between the two questions, so no other
+/// thread deletes it in between.
+#[pyfunction]
+pub fn is_ready(array: &Bound<'_, PyAny>) -> PyResult<Option<bool>> {
+    if array.call_method0("is_deleted")?.is_truthy()? {
+        return Ok(None);
+    }
+    array.call_method0("is_ready")?.is_truthy().map(Some)
+}

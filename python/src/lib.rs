@@ -1,0 +1,72 @@
+//! The extension module `muster._native`: the parts of the library `muster` that the Python package uses.
+//!
+//! It is thin. It has no rule of coordination, and no code that could be written in Python. The package around it
+//! (`python/muster/`) has the public names and their documentation.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | `wait.rs` | the runtime, and the only way to wait: without the GIL, with a deadline, ended by Ctrl-C |
+//! | `errors.rs` | errors of the library as exceptions of `muster.errors` |
+//! | `place.rs` | which task and which host this process is, and which tasks have registered |
+//! | `agent.rs` | the native worker |
+//! | `epoch.rs` | the service as the members of an epoch use it: task states, keys, and when collectives are ended |
+//! | `cut.rs` | ends the collectives of this process that run over gloo |
+//! | `transfer.rs` | the transfer engine of a task, and transfers in flight |
+//! | `reshard.rs` | arrays that change their sharding across processes |
+//! | `command.rs` | the command line |
+//! | `buffer.rs`, `buffer_protocol.rs`, `dlpack.rs` | memory of the transfer engine that Python uses as arrays |
+//! | `source.rs`, `array_shape.rs` | memory of arrays that transfers read |
+//! | `release.rs` | the thread that returns such memory to its library |
+//! | `target.rs` | memory of other objects that transfers write |
+//! | `process_owned.rs` | values that a forked child must not use, such as memory and prepared transfers |
+//! | `definition.rs` | events that complete when arrays of JAX are defined |
+
+mod agent;
+mod command;
+mod cut;
+mod epoch;
+mod errors;
+mod place;
+mod reshard;
+mod transfer;
+mod wait;
+
+mod array_shape;
+mod buffer;
+mod buffer_protocol;
+mod definition;
+mod dlpack;
+mod process_owned;
+mod release;
+mod source;
+mod target;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<agent::Agent>()?;
+    module.add_class::<epoch::EpochClient>()?;
+    module.add_class::<transfer::Engine>()?;
+    module.add_class::<transfer::Prepared>()?;
+    module.add_class::<transfer::Reserved>()?;
+    module.add_class::<transfer::Transfer>()?;
+    module.add_function(wrap_pyfunction!(command::run_command_and_exit, module)?)?;
+    module.add_function(wrap_pyfunction!(place::admission_refusal, module)?)?;
+    module.add_function(wrap_pyfunction!(place::claim_place, module)?)?;
+    module.add_function(wrap_pyfunction!(place::find_place, module)?)?;
+    module.add_function(wrap_pyfunction!(place::process_identity, module)?)?;
+    module.add_function(wrap_pyfunction!(place::process_identity_key, module)?)?;
+    module.add_function(wrap_pyfunction!(place::list_task_presences, module)?)?;
+
+    module.add("Buffer", buffer_protocol::buffer_class(module.py())?)?;
+    module.add_class::<source::Source>()?;
+    module.add_class::<target::Target>()?;
+    module.add_class::<definition::DefinitionEvent>()?;
+    module.add_class::<definition::Token>()?;
+    module.add_function(wrap_pyfunction!(array_shape::check_dtype_supported, module)?)?;
+    module.add_function(wrap_pyfunction!(definition::is_ready, module)?)?;
+
+    Ok(())
+}

@@ -1,0 +1,39 @@
+//! The command that starts this program again. A launch, the demo and the benchmark run their parts as child
+//! processes by it.
+//!
+//! The default is the executable of this process. If that is another program, such as a Python interpreter that has
+//! loaded the command line as a library, the process sets the command with [`set_own_command`]. Begin at
+//! [`own_command_words`].
+
+use std::ffi::OsString;
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The executable of this process, even if its file was replaced meanwhile.
+const THIS_EXECUTABLE: &str = "/proc/self/exe";
+
+static WORDS: OnceLock<Vec<OsString>> = OnceLock::new();
+
+/// Sets the command that starts this program again. Only the first call has an effect.
+pub fn set_own_command(words: Vec<OsString>) {
+    if !words.is_empty() {
+        // A second call would come from a second command line in one process.
+        let _ = WORDS.set(words);
+    }
+}
+
+/// Returns the command that starts this program again: the program and its first arguments.
+pub fn own_command_words() -> Vec<OsString> {
+    WORDS.get().cloned().unwrap_or_else(|| vec![THIS_EXECUTABLE.into()])
+}
+
+/// Returns that command, to which the caller adds the arguments of the subcommand.
+pub fn own_command() -> Command {
+    let words = own_command_words();
+    let (program, rest) = words
+        .split_first()
+        .map_or((THIS_EXECUTABLE.as_ref(), &[][..]), |(program, rest)| (program.as_os_str(), rest));
+    let mut command = Command::new(program);
+    command.args(rest);
+    command
+}

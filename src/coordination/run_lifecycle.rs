@@ -1,0 +1,200 @@
+//! The sequence of a job's runs: opens the next run, turns the ended run into a record, and stops and resumes the
+//! job with the service.
+//!
+//! The rules of registration, failure and shutdown decide when a run ends. The next run opens when the first new
+//! incarnation registers after that end. Until then the ended run stays, and its tasks get the answers that
+//! jaxlib's C++ service would give. The next run has its own service incarnation and tables. When it opens, all
+//! calls of the ended run that still wait, error polls included, are answered. Begin at `Job::open_next_run`.
+
+use std::sync::Arc;
+
+use super::actor::{Actor, Reason};
+use super::deferred_free::DeferredFree;
+use super::event::{EventKind, RunOutcome};
+use super::failure::{Code, Failure};
+use super::ids::{RunNumber, ServiceIncarnation, TaskIncarnation, Timestamp};
+use super::input::Effect;
+use super::job::{EndedRunCalls, Job, with_run};
+use super::run::Run;
+use super::run_state::{PastRun, RunInterval, RunSummary};
+use super::shared_failures::job_deleted_failure;
+use super::topology::Topology;
+use crate::cow::CowMap;
+
+/// The number of ended runs whose incarnations are remembered, to recognise surviving processes of those
+/// runs.
+const RUNS_WITH_INCARNATIONS: usize = 8;
+
+/// The most bytes of topology values of ended runs that a job keeps, to show which devices moved: those of the newest runs.
+const PAST_TOPOLOGY_BYTES: usize = 64 << 20;
+
+impl Job {
+    pub(super) fn set_incarnation_of_next_run(&mut self, incarnation: ServiceIncarnation) {
+        self.next_incarnation = Some(incarnation);
+    }
+
+    pub(super) fn open_next_run(&mut self, now: Timestamp, effects: &mut Vec<Effect>) -> Result<(), Failure> {
+        let Some(incarnation) = self.next_incarnation.take() else {
+            let text = format!(
+                "Run {} of job {} has ended and the next is being prepared.",
+                self.run.number, self.name
+            );
+            return Err(Failure::from_service(Code::Aborted, text));
+        };
+        let number = RunNumber(self.run.number.0 + 1);
+        let text = format!(
+            "Run {} of job {} has ended ({}), and run {number} has begun. This call belongs to the ended run.",
+            self.run.number,
+            self.name,
+            self.first_cause_text(),
+        );
+        let over = Arc::new(Failure::from_service(Code::Aborted, text));
+        with_run!(self, now, effects, |run, cx| run.record_all_barrier_stats(cx));
+        self.pending_evictions.clear();
+        self.move_calls_to_ended_run(&over);
+        let next = Run::new(number, incarnation, &self.settings, now);
+        let ended = std::mem::replace(&mut self.run, next);
+        self.archive_run(&ended);
+        let weight = ended.approximate_allocations();
+        effects.push(Effect::FreeLater(DeferredFree::of_weight(ended, weight)));
+        self.excuse_excluded_tasks();
+        with_run!(self, now, effects, |_run, cx| {
+            cx.emit_event(EventKind::RunOpened, "a new process registered after the last run had ended");
+        });
+        effects.push(Effect::RequestIncarnation(self.id));
+        Ok(())
+    }
+
+    fn archive_run(&mut self, run: &Run) {
+        let mut lives: Vec<TaskIncarnation> = run
+            .tasks
+            .iter()
+            .flat_map(|task| {
+                task.incarnation.into_iter().chain(task.past_incarnations.iter().map(|life| life.incarnation))
+            })
+            .collect();
+        lives.sort_unstable();
+        let (summary, topology) = (run.summary(), run.store.topology_values().clone());
+        self.past.push_front(Arc::new(PastRun {
+            summary,
+            incarnation: run.incarnation,
+            known_incarnations: lives,
+            topology_bytes: topology.values().map(|(_, value)| value.len()).sum(),
+            topology,
+        }));
+        self.past.truncate(self.settings.bounds.runs_kept);
+        if let Some(old) = self.past.get_mut(RUNS_WITH_INCARNATIONS) {
+            Arc::make_mut(old).known_incarnations = Vec::new();
+        }
+        let mut kept = 0;
+        for past in &mut self.past {
+            kept += past.topology_bytes;
+            if kept > PAST_TOPOLOGY_BYTES && !past.topology.is_empty() {
+                Arc::make_mut(past).topology = Topology::default();
+            }
+        }
+    }
+
+    fn first_cause_text(&self) -> String {
+        match (&self.run.first_cause, self.run.ended) {
+            (Some(cause), _) => cause.error.clone(),
+            (None, Some((RunOutcome::Completed, _))) => "all its tasks had shut down".to_owned(),
+            (None, _) => "all its live tasks were lost".to_owned(),
+        }
+    }
+
+    /// Restarts the heartbeat timeout of every task, because the service itself did not run.
+    pub(super) fn restart_heartbeat_timeouts(&mut self, now: Timestamp) {
+        for id in self.run.task_ids() {
+            let task = self.run.expect_task_mut(id);
+            if task.is_connected() {
+                task.last_heartbeat = Some(now);
+                task.heartbeat_stats.skip_next_gap();
+            }
+        }
+    }
+
+    /// Answers waiting calls within `budget`, because the service stops.
+    pub(super) fn answer_calls_for_stop(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+        budget: &mut usize,
+    ) {
+        // Without the mark of the service's own statements: registering clients take it for a transport
+        // failure and retry.
+        let stopping =
+            Arc::new(Failure::without_details(Code::Unavailable, "The coordination service is stopping."));
+        let text = "The coordination service is stopping. Cancelling PollForError.";
+        let poll = Arc::new(Failure::without_details(Code::Cancelled, text));
+        with_run!(self, now, effects, |run, cx| {
+            // Calls whose answer is decided get that answer.
+            run.run_pending_work(cx, budget);
+            run.fail_waiting_calls(cx, &stopping, &poll, budget);
+        });
+    }
+
+    /// Continues after a restart of the service, which lost every connection and every waiting call.
+    pub(super) fn resume_after_restart(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
+        self.connections = CowMap::default();
+        self.task_connections = CowMap::default();
+        self.closing.clear();
+        self.ended_run_calls.clear();
+        self.pending_evictions.clear();
+        with_run!(self, now, effects, |run, _cx| {
+            for (call, _) in run.waiters.first_calls(usize::MAX) {
+                run.withdraw_call(call);
+            }
+            for id in run.task_ids() {
+                run.clear_suspicion(id);
+                run.expect_task_mut(id).connection = None;
+            }
+        });
+        self.restart_heartbeat_timeouts(now);
+    }
+
+    /// Announces the deletion of the job: every waiting call gets the answer that later calls get.
+    pub(super) fn announce_deletion(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+        actor: Actor,
+        reason: &Reason,
+    ) {
+        let gone = Arc::new(job_deleted_failure());
+        self.move_calls_to_ended_run(&gone);
+        with_run!(self, now, effects, |_run, cx| {
+            let text = format!("deleted by {actor}: {reason}");
+            cx.emit_event(EventKind::JobDeleted { actor }, text);
+        });
+    }
+
+    /// Moves all waiting calls of the present run aside, to be answered with `failure`.
+    fn move_calls_to_ended_run(&mut self, failure: &Arc<Failure>) {
+        let waiters = std::mem::take(&mut self.run.waiters);
+        if waiters.len() > 0 {
+            let (failure, poll) = (Arc::clone(failure), Arc::clone(failure));
+            self.ended_run_calls.push_back(EndedRunCalls { waiters, failure, poll });
+        }
+    }
+}
+
+impl Run {
+    /// Returns the summary of the run, without its devices.
+    fn summary(&self) -> RunSummary {
+        let (outcome, ended_at) = self.ended.unwrap_or((RunOutcome::Abandoned, self.opened_at));
+        let length_us = RunInterval::new(self.opened_at, self.started_at, Some(ended_at)).final_duration_us();
+        RunSummary {
+            number: self.number,
+            incarnation: self.incarnation.to_string(),
+            outcome,
+            opened_at: self.opened_at,
+            started_at: self.started_at,
+            ended_at,
+            length_us: length_us.unwrap_or_default(),
+            end_reason: self.end_reason.clone(),
+            first_cause: self.first_cause.clone(),
+            devices: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! An ended barrier instance that is not fully measured yet.
+//!
+//! `barrier_stats.rs` measures its members, a few at a time. Begin at `UnmeasuredBarrier`.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::barrier::{BarrierInstance, BarrierKey};
+use super::barrier_record::{BarrierArrival, BarrierKind, BarrierOutcome, BarrierRecord};
+use super::ids::{TaskId, Timestamp};
+use super::straggler_stats::{MemberTiming, SCORE_ONE};
+
+/// The greatest number of latest arrivals, and of absent members, in a record.
+const LISTED: usize = 8;
+
+/// An ended instance to be measured: first as a whole, then its members, a few at a time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct UnmeasuredBarrier {
+    kind: BarrierKind,
+    id: Arc<str>,
+    pub instance: Arc<BarrierInstance>,
+    ended: Timestamp,
+    passed: bool,
+    /// The basis of the members' shares, once the whole is measured.
+    pub spread: Option<ArrivalSpread>,
+}
+
+/// The distribution of the arrivals at an instance over time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ArrivalSpread {
+    first: Timestamp,
+    median: Timestamp,
+    skew_us: u64,
+    last: TaskId,
+    held_up: u64,
+    /// The position before which every member has its share.
+    pub position: usize,
+}
+
+impl UnmeasuredBarrier {
+    pub fn new(
+        now: Timestamp,
+        key: &BarrierKey,
+        id: Arc<str>,
+        instance: &Arc<BarrierInstance>,
+        passed: bool,
+    ) -> Self {
+        Self { kind: key.kind(), id, instance: Arc::clone(instance), ended: now, passed, spread: None }
+    }
+
+    /// Returns the record of the instance, every arrival, and the basis of the shares, if there are any.
+    pub fn measure_instance(&self) -> (BarrierRecord, Vec<BarrierArrival>, Option<ArrivalSpread>) {
+        let instance = &self.instance;
+        let arrivals: Vec<BarrierArrival> =
+            instance.arrivals().map(|(task, arrival)| BarrierArrival { task, at: arrival.at }).collect();
+        // Members that arrived at the same moment are in the order of their numbers.
+        let mut order: Vec<(Timestamp, TaskId)> = arrivals.iter().map(|a| (a.at, a.task)).collect();
+        let first = order.iter().min().copied();
+        let latest = select_latest_arrivals(&mut order);
+        let skew_us = match (first, latest.first()) {
+            (Some((first, _)), Some(last)) => last.at.0.saturating_sub(first.0),
+            _ => 0,
+        };
+        let counts = self.kind == BarrierKind::Client && self.passed && arrivals.len() > 1;
+        let spread = latest.first().filter(|_| counts).map(|last| {
+            let middle = (order.len() - 1) / 2;
+            let (_, &mut (median, _), _) = order.select_nth_unstable(middle);
+            ArrivalSpread {
+                first: Timestamp(last.at.0.saturating_sub(skew_us)),
+                median,
+                skew_us,
+                last: last.task,
+                held_up: last.at.0 - latest.get(1).map_or(last.at.0, |other| other.at.0),
+                position: 0,
+            }
+        });
+        let record = BarrierRecord {
+            id: Arc::clone(&self.id),
+            counter: instance.counter,
+            kind: self.kind,
+            began: instance.began,
+            ended: self.ended,
+            members: instance.members.len(),
+            arrived: arrivals.len(),
+            first: first.map(|(_, task)| task),
+            last: latest.first().map(|last| last.task),
+            skew_us,
+            waited_us: arrivals.iter().map(|a| self.ended.0.saturating_sub(a.at.0)).sum(),
+            outcome: if self.passed { BarrierOutcome::Passed } else { BarrierOutcome::Failed },
+            without: instance.absent_tasks().take(LISTED).collect(),
+            latest,
+        };
+        (record, arrivals, spread)
+    }
+}
+
+impl ArrivalSpread {
+    pub fn member_timing(&self, task: TaskId, at: Timestamp) -> MemberTiming {
+        let behind = at.0.saturating_sub(self.median.0);
+        MemberTiming {
+            lateness: at.0 - self.first.0,
+            share: behind.saturating_mul(SCORE_ONE).checked_div(self.skew_us).unwrap_or_default(),
+            held_up: (task == self.last).then_some(self.held_up),
+        }
+    }
+}
+
+/// Returns the latest arrivals, the last one first. It changes the order of the others.
+fn select_latest_arrivals(order: &mut [(Timestamp, TaskId)]) -> Vec<BarrierArrival> {
+    let from = order.len().saturating_sub(LISTED);
+    let tail = if from > 0 { order.select_nth_unstable(from - 1).2 } else { order };
+    tail.sort_unstable_by(|a, b| b.cmp(a));
+    tail.iter().map(|(at, task)| BarrierArrival { task: *task, at: *at }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_stand_in_the_order_of_their_coming() {
+        let mut order: Vec<(Timestamp, TaskId)> =
+            (0..20).map(|n| (Timestamp(u64::try_from(n * 7 % 20).unwrap_or_default()), TaskId(n))).collect();
+        let latest: Vec<u64> =
+            select_latest_arrivals(&mut order).iter().map(|arrival| arrival.at.0).collect();
+        assert_eq!(latest, [19, 18, 17, 16, 15, 14, 13, 12]);
+        assert!(select_latest_arrivals(&mut []).is_empty());
+    }
+}

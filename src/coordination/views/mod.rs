@@ -1,0 +1,32 @@
+//! The read models: plain data that is computed on request for the REST API, the pages, the command line, metrics
+//! and detectors.
+//!
+//! Views are made from a copy of the state and change nothing. No rule reads a view. Each file has the types of one
+//! subject and the functions that create them. Begin at [`JobReader`]; metrics and detectors begin at
+//! [`JobObservation`].
+
+mod barrier;
+mod device_map;
+mod devices;
+mod exclusion;
+mod hosts;
+mod job;
+mod observation;
+mod preemption;
+mod run;
+mod store;
+mod task;
+mod task_state;
+
+pub use barrier::{BarrierView, LiveSetRequestView};
+pub use device_map::{DeviceChange, DeviceIdentity, DeviceMap, DeviceMapEntry};
+pub use devices::decode_topology_values as decode_devices;
+pub use exclusion::ExclusionView;
+pub use hosts::{ClaimantView, HostView, HostsView};
+pub use job::{CurrentIncarnation, JobReader, JobSummary, JobView, TaskIncarnations};
+pub use observation::*;
+pub use preemption::PreemptionView;
+pub use run::{LiveTask, LiveTasksView, RunListItem, RunView};
+pub use store::{KeyEntry, StoredValue};
+pub use task::{IncarnationView, KeyWait, TaskExclusion, TaskView};
+pub use task_state::{TaskCounts, TaskPhase, TaskState, barrier_label};

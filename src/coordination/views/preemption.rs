@@ -1,0 +1,96 @@
+//! The view of a coordinated save, made from the keys and the barrier by which JAX programs agree on a step.
+//!
+//! `coordination/preemption.rs` writes the notice that begins a save. Begin at [`PreemptionView`].
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::coordination::barrier::{BarrierInstance, BarrierKey, MemberState};
+use crate::coordination::command::DrainRequest;
+use crate::coordination::ids::{TaskId, Timestamp};
+use crate::coordination::run::Run;
+use crate::coordination::store_calls::PREEMPTION_NOTICE;
+
+/// The directory in which each task writes its step when it learns of a preemption.
+const PREEMPTION_STEPS: &[u8] = b"PREEMPTION_CURRENT_COUNTER";
+/// The step at which the run began, which tasks of `muster.jax` write if the notice came before their first step.
+const FIRST_STEP: &[u8] = b"muster/preemption/first_step";
+/// The barrier at which the tasks wait until all have written their steps.
+const PREEMPTION_BARRIER: &str = "PREEMPTION_SYNC_BARRIER";
+
+/// A coordinated save.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PreemptionView {
+    /// The content of the notice: the time at which the machines will be gone, as text.
+    pub notice: String,
+    /// The time at which the notice was written.
+    pub since: Timestamp,
+    /// The operator who requested it, if one did.
+    #[serde(default)]
+    pub requested: Option<DrainRequest>,
+    /// The step at which each task learned of the notice.
+    pub acknowledged: Vec<(TaskId, i64)>,
+    /// The number of tasks that have arrived at the barrier of the agreement.
+    #[serde(default)]
+    pub arrived: usize,
+    /// The tasks that the agreement waits for: live ones that have not acknowledged, and members of that
+    /// barrier that have not arrived. A task that restarted after it had acknowledged is among them.
+    #[serde(default)]
+    pub awaited: Vec<TaskId>,
+    /// Whether the tasks have not agreed on a step and will not: that barrier failed, or the run has ended.
+    #[serde(default)]
+    pub failed: bool,
+    /// The step at which all tasks save, once all have arrived at that barrier. If no task had begun a step by then, this
+    /// is 1 until the first step of the run is known.
+    pub agreed_step: Option<i64>,
+}
+
+impl Run {
+    pub(super) fn preemption(&self) -> Option<PreemptionView> {
+        let notice = self.store.get(PREEMPTION_NOTICE)?;
+        let mut acknowledged: Vec<(TaskId, i64)> = self
+            .store
+            .list_below(PREEMPTION_STEPS)
+            .iter()
+            .filter_map(|(key, value)| {
+                let key = std::str::from_utf8(key).ok()?;
+                // `…/job:jax_worker/replica:0/task:1` up to 0.8.3, `…/1` later.
+                let task = key.rsplit(['/', ':']).next()?.parse().ok()?;
+                Some((TaskId(task), std::str::from_utf8(value).ok()?.parse().ok()?))
+            })
+            .collect();
+        acknowledged.sort_unstable();
+        let barrier = BarrierKey::Named(Arc::from(PREEMPTION_BARRIER));
+        let ended = self.barriers.last_ended(&barrier).map(|ended| ended.result.is_ok());
+        let (agreed, instance) = (ended == Some(true), self.barriers.instance(&barrier));
+        let has_acknowledged = |id: TaskId| acknowledged.binary_search_by_key(&id, |(task, _)| *task).is_ok();
+        let is_awaited = |id: &TaskId| match instance.map(|instance| instance.member_state(*id)) {
+            Some(Some(MemberState::Missing)) => true,
+            Some(_) => false,
+            // Before the barrier begins, no task has arrived: each writes its step first and then arrives.
+            None => self.expect_task(*id).is_connected(),
+        };
+        let unheard = |id: &TaskId| self.expect_task(*id).is_connected() && !has_acknowledged(*id);
+        let over = self.ended.is_some() || (ended == Some(false) && instance.is_none());
+        let failed = over && !agreed;
+        let open = !agreed && !failed;
+        let awaited = self.task_ids().filter(|id| open && (is_awaited(id) || unheard(id))).collect();
+        let arrived = instance.map_or(0, BarrierInstance::arrived_count);
+        let last = acknowledged.iter().map(|(_, step)| *step).max();
+        // If no task had begun a step, the common step is the first one of the run, as soon as that is known.
+        let first_step = self.store.get(FIRST_STEP).filter(|_| last == Some(0));
+        let first_step = first_step.and_then(|entry| std::str::from_utf8(&entry.value).ok()?.parse().ok());
+        Some(PreemptionView {
+            notice: String::from_utf8_lossy(&notice.value).into_owned(),
+            since: notice.at,
+            requested: self.drain.clone(),
+            awaited,
+            arrived,
+            failed,
+            acknowledged,
+            agreed_step: last.filter(|_| agreed).map(|step| first_step.unwrap_or(step.saturating_add(1))),
+        })
+    }
+}

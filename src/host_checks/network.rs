@@ -1,0 +1,153 @@
+//! Checks the limit on open files, the sizes of socket buffers, and the congestion control.
+//!
+//! Begin at `run_checks`.
+
+use super::memory::read_process_limit;
+use super::{CheckResult, HostCheck, HostRoot};
+use crate::text::format_bytes;
+
+pub(super) fn run_checks(root: &HostRoot) -> Vec<HostCheck> {
+    vec![
+        HostCheck::new(
+            "descriptors",
+            "open files",
+            "every connected task takes some: its lanes, and its memory that is mapped",
+            check_open_file_limit(root),
+        ),
+        HostCheck::new(
+            "socket_buffers",
+            "socket buffers that programs may ask for",
+            "lanes ask for buffers of megabytes, so that the kernel always has something to send and room to receive",
+            check_socket_buffers(root),
+        ),
+        HostCheck::new(
+            "tcp_buffers",
+            "TCP buffers that the kernel gives by itself",
+            "between hosts, rate times round trip must fit: 16 MiB are 100 Gbit/s at 1.3 ms",
+            check_tcp_buffers(root),
+        ),
+        HostCheck::new(
+            "congestion_control",
+            "how TCP decides when to send",
+            "BBR gives every segment a moment of its own, by timers: between the hosts of one cluster, which lose nothing, that \
+             takes processor time and, at high rates, a third of the rate. Within a host Muster does without it",
+            check_congestion_control(root),
+        ),
+    ]
+}
+
+fn check_open_file_limit(root: &HostRoot) -> CheckResult {
+    const ENOUGH: u64 = 16_384;
+    let (soft, hard) = match read_process_limit(root, "Max open files") {
+        None => return CheckResult::improvable("the limit is not known", "ulimit -n"),
+        Some((None, _)) => return CheckResult::good("unlimited"),
+        Some((Some(soft), hard)) => (soft, hard),
+    };
+    if soft >= ENOUGH {
+        return CheckResult::good(soft.to_string());
+    }
+    match hard {
+        Some(hard) if hard < ENOUGH => CheckResult::improvable(
+            format!("{soft}, at most {hard}"),
+            "LimitNOFILE=65536 of the unit, nofile in /etc/security/limits.conf, or docker run --ulimit nofile=65536",
+        ),
+        _ => CheckResult::improvable(soft.to_string(), "ulimit -n 65536"),
+    }
+}
+
+fn check_socket_buffers(root: &HostRoot) -> CheckResult {
+    // The size that a lane requests.
+    const ENOUGH: u64 = 2 << 20;
+    let names = ["rmem_max", "wmem_max"];
+    let values = names.map(|name| root.read_number(&format!("/proc/sys/net/core/{name}")));
+    let [Some(read), Some(write)] = values else {
+        return CheckResult::improvable("not known here", "sysctl net.core.rmem_max net.core.wmem_max");
+    };
+    let found = format!("receive {}, send {}", format_bytes(read), format_bytes(write));
+    if read.min(write) >= ENOUGH {
+        CheckResult::good(found)
+    } else {
+        CheckResult::improvable(found, "sudo sysctl net.core.rmem_max=16777216 net.core.wmem_max=16777216")
+    }
+}
+
+fn check_tcp_buffers(root: &HostRoot) -> CheckResult {
+    const ENOUGH: u64 = 16 << 20;
+    let most = |name: &str| -> Option<u64> {
+        root.read_text(&format!("/proc/sys/net/ipv4/{name}"))?.split_whitespace().nth(2)?.parse().ok()
+    };
+    let (Some(read), Some(write)) = (most("tcp_rmem"), most("tcp_wmem")) else {
+        return CheckResult::improvable("not known here", "sysctl net.ipv4.tcp_rmem net.ipv4.tcp_wmem");
+    };
+    let found = format!("receive up to {}, send up to {}", format_bytes(read), format_bytes(write));
+    if read.min(write) >= ENOUGH {
+        CheckResult::good(found)
+    } else {
+        CheckResult::improvable(
+            found,
+            "sudo sysctl net.ipv4.tcp_rmem='4096 131072 33554432' net.ipv4.tcp_wmem='4096 65536 33554432'",
+        )
+    }
+}
+
+fn check_congestion_control(root: &HostRoot) -> CheckResult {
+    match root.read_text("/proc/sys/net/ipv4/tcp_congestion_control") {
+        None => CheckResult::improvable("not known here", "sysctl net.ipv4.tcp_congestion_control"),
+        Some(name) if name.trim().starts_with("bbr") => CheckResult::improvable(
+            name.trim(),
+            "for the cluster's own network only: sudo ip route change <its route> congctl cubic; for all: \
+             sudo sysctl net.ipv4.tcp_congestion_control=cubic",
+        ),
+        Some(name) => CheckResult::good(name.trim()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host_checks::CheckState;
+    use crate::host_checks::root::fake::FakeHost;
+
+    #[test]
+    fn descriptors_are_raised_where_this_user_may() {
+        let table = |soft: &str, hard: &str| {
+            format!("Max open files            {soft}                 {hard}               files")
+        };
+        for (soft, hard, state, fix) in [
+            ("1024", "524288", CheckState::CouldBeBetter, Some("ulimit -n 65536")),
+            ("65536", "65536", CheckState::Good, None),
+            ("unlimited", "unlimited", CheckState::Good, None),
+        ] {
+            let host = FakeHost::new(&[("proc/self/limits", &table(soft, hard))]);
+            let verdict = check_open_file_limit(host.root());
+            assert_eq!((verdict.state, verdict.fix.as_deref()), (state, fix));
+        }
+        let low = FakeHost::new(&[("proc/self/limits", &table("1024", "4096"))]);
+        assert!(check_open_file_limit(low.root()).fix.is_some_and(|fix| fix.contains("LimitNOFILE")));
+    }
+
+    #[test]
+    fn the_smaller_buffer_decides() {
+        let host = FakeHost::new(&[
+            ("proc/sys/net/core/rmem_max", "212992\n"),
+            ("proc/sys/net/core/wmem_max", "16777216\n"),
+            ("proc/sys/net/ipv4/tcp_rmem", "4096\t131072\t33554432\n"),
+            ("proc/sys/net/ipv4/tcp_wmem", "4096\t16384\t33554432\n"),
+        ]);
+        assert_eq!(check_socket_buffers(host.root()).state, CheckState::CouldBeBetter);
+        assert_eq!(check_tcp_buffers(host.root()).state, CheckState::Good);
+        assert_eq!(check_tcp_buffers(FakeHost::new(&[]).root()).state, CheckState::CouldBeBetter);
+    }
+
+    #[test]
+    fn pacing_is_reported() {
+        for (name, state) in [
+            ("bbr\n", CheckState::CouldBeBetter),
+            ("cubic\n", CheckState::Good),
+            ("dctcp\n", CheckState::Good),
+        ] {
+            let host = FakeHost::new(&[("proc/sys/net/ipv4/tcp_congestion_control", name)]);
+            assert_eq!(check_congestion_control(host.root()).state, state, "{name}");
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Reads files of the host, up to a maximum length. Tests give another folder in place of `/`.
+//!
+//! Begin at `HostRoot::read_text`.
+
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+/// The root of a host's files. Reads are bounded; an unreadable file counts as missing.
+#[derive(Debug, Clone)]
+pub struct HostRoot(PathBuf);
+
+/// The greatest number of bytes read from a file.
+const FILE_MAX: u64 = 64 << 10;
+/// The greatest number of entries read from a folder.
+const ENTRIES_MAX: usize = 4096;
+
+impl Default for HostRoot {
+    fn default() -> Self {
+        Self::new("/")
+    }
+}
+
+impl HostRoot {
+    /// Returns a root at `path`.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self(path.into())
+    }
+
+    fn resolve_path(&self, path: &str) -> PathBuf {
+        self.0.join(path.trim_start_matches('/'))
+    }
+
+    /// Returns the text of a file, without surrounding white space.
+    #[must_use]
+    pub fn read_text(&self, path: &str) -> Option<String> {
+        let mut text = Vec::new();
+        File::open(self.resolve_path(path)).ok()?.take(FILE_MAX).read_to_end(&mut text).ok()?;
+        Some(String::from_utf8_lossy(&text).trim().to_owned())
+    }
+
+    /// Returns the number that a file holds.
+    #[must_use]
+    pub fn read_number(&self, path: &str) -> Option<u64> {
+        self.read_text(path)?.parse().ok()
+    }
+
+    /// Returns the names in a folder, sorted.
+    #[must_use]
+    pub fn list_names(&self, path: &str) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(self.resolve_path(path)) else { return Vec::new() };
+        let entries = entries.take(ENTRIES_MAX).filter_map(Result::ok);
+        let mut names: Vec<String> =
+            entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort();
+        names
+    }
+
+    /// Returns whether a file or folder exists.
+    #[must_use]
+    pub fn exists(&self, path: &str) -> bool {
+        self.resolve_path(path).exists()
+    }
+
+    /// Returns the last component of a link's target.
+    #[must_use]
+    pub fn link_target_name(&self, path: &str) -> Option<String> {
+        let target = fs::read_link(self.resolve_path(path)).ok()?;
+        Some(Path::new(&target).file_name()?.to_str()?.to_owned())
+    }
+}
+
+#[cfg(test)]
+pub mod fake {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    /// A simulated host; its folder is removed when it is dropped.
+    pub struct FakeHost {
+        folder: PathBuf,
+        root: HostRoot,
+    }
+
+    impl FakeHost {
+        pub fn new(files: &[(&str, &str)]) -> Self {
+            static NEXT: AtomicU32 = AtomicU32::new(0);
+            let name =
+                format!("muster-doctor-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+            let folder = std::env::temp_dir().join(name);
+            let fake = Self { root: HostRoot::new(&folder), folder };
+            fs::create_dir_all(&fake.folder).unwrap();
+            for (path, content) in files {
+                let path = fake.folder.join(path);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, content).unwrap();
+            }
+            fake
+        }
+
+        pub fn root(&self) -> &HostRoot {
+            &self.root
+        }
+    }
+
+    impl Drop for FakeHost {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.folder);
+        }
+    }
+
+    #[test]
+    fn a_missing_file_reads_as_none() {
+        let host = FakeHost::new(&[("a/number", " 17\n"), ("a/text", "x\n")]);
+        assert_eq!(host.root().read_number("/a/number"), Some(17));
+        assert_eq!(host.root().read_number("a/text"), None);
+        assert_eq!(host.root().list_names("a"), ["number", "text"]);
+        assert_eq!((host.root().read_text("b"), host.root().list_names("b").len()), (None, 0));
+    }
+
+    #[test]
+    fn no_more_of_a_file_is_read_than_is_sane() {
+        let host = FakeHost::new(&[("endless", &"x".repeat(1 << 20))]);
+        assert_eq!(host.root().read_text("endless").map(|text| text.len() as u64), Some(FILE_MAX));
+    }
+}

@@ -1,0 +1,129 @@
+//! The REST resource of a job's hosts: lists the process to which each task id belongs, grants a task id to a
+//! process, and makes the service forget the owner of a task id.
+//!
+//! `coordination/task_id_claims.rs` has the rules. A process claims its task id, and repeats the claim until it is
+//! granted. A claim is not a command of an operator, so it is not in the audit. The answer to a claim contains no
+//! more than the answer that the gRPC port gives. Begin at `list_hosts`, then `claim_task_id`.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::{Extension, Json};
+
+use super::api::{HostsPage, NewClaim, TaskClaimView};
+use super::exclusions::ReasonQuery;
+use super::extract::{JobPath, JsonBody, PathItem, QueryParams};
+use super::pagination::{page_query, paginate};
+use super::{AppState, Problem};
+use crate::coordination::{
+    ClaimAnswer, CommandOutcome, HostView, OperatorCommand, ProcessIdentity, TaskClaim, TaskId,
+};
+use crate::service::ActorContext;
+
+page_query! {
+    /// The query parameters of hosts.
+    HostsQuery {
+        /// Only hosts that hold their task id now, or only those that do not.
+        held: Option<bool>,
+    }
+    /// The number of the last task that the client has.
+    after: Option<i32>,
+    /// The maximum number of hosts.
+    limit
+}
+
+/// The hosts that the service remembers, by task id
+///
+/// A task id belongs to the process that claimed it last, over runs. Processes that wait for a task id are in every
+/// page.
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/hosts", operation_id = "hosts_list", tag = "hosts",
+    params(("job" = String, Path, description = "The job's name"), HostsQuery),
+    responses((status = 200, body = HostsPage, description = "A page of hosts, and the processes that wait")))]
+pub(super) async fn list_hosts(
+    State(site): State<AppState>,
+    job: JobPath,
+    QueryParams(query): QueryParams<HostsQuery>,
+) -> Result<Json<HostsPage>, Problem> {
+    let now = site.engine.clock().now();
+    let mut all = site.read_job(&job, |look| look.hosts(now))?;
+    all.hosts.retain(|host| query.held.is_none_or(|held| held == host.held));
+    let (hosts, next) =
+        paginate(all.hosts, query.after.map(TaskId), query.limit, |host: &HostView| host.task);
+    Ok(Json(HostsPage { hosts, waiting: all.waiting, next }))
+}
+
+/// Ask which task a process is
+///
+/// A process that does not know its task id states the identity of its host. A known identity gets its task id at
+/// once; a new one when as many processes are present as the job has tasks. Until then the answer says why, and the
+/// process asks again after `retry_ms`. A claim that is not repeated for 10 s counts no more.
+#[utoipa::path(post, path = "/api/v1/jobs/{job}/hosts", operation_id = "hosts_claim", tag = "hosts",
+    params(("job" = String, Path, description = "The job's name")),
+    request_body = NewClaim,
+    responses(
+        (status = 200, body = TaskClaimView, description = "The process is this task"),
+        (status = 202, body = TaskClaimView, description = "It is no task yet: why, and when to ask again"),
+        (status = 409, description = "Too many new hosts wait"),
+        (status = 422, description = "This is no identity"),
+    ))]
+pub(super) async fn claim_task_id(
+    State(site): State<AppState>,
+    job: JobPath,
+    JsonBody(new): JsonBody<NewClaim>,
+) -> Result<(StatusCode, Json<TaskClaimView>), Problem> {
+    let identity = ProcessIdentity::new(&new.host, new.local).map_err(Problem::invalid_request)?;
+    let claimant = u64::from_str_radix(&new.claimant, 16).map_err(|_| {
+        Problem::invalid_request("claimant must be a random number of 64 bits in hexadecimal")
+    })?;
+    match site.engine.claim_task_id(job.id, TaskClaim { identity, claimant, connection: None }) {
+        Ok(ClaimAnswer::Granted { task, tasks }) => {
+            let view = TaskClaimView { task: Some(task), tasks, pending: None, why: None, retry_ms: None };
+            Ok((StatusCode::OK, Json(view)))
+        }
+        Ok(ClaimAnswer::Pending { why, tasks, retry_after }) => {
+            let view = TaskClaimView {
+                task: None,
+                tasks,
+                pending: Some(why.kind().to_owned()),
+                why: Some(why.to_string()),
+                retry_ms: u32::try_from(retry_after.as_millis()).ok(),
+            };
+            Ok((StatusCode::ACCEPTED, Json(view)))
+        }
+        Err(refusal) => Err(refusal.into()),
+    }
+}
+
+/// Forget to which host a task id belongs
+///
+/// The next new host may take it. A process that has it goes on.
+#[utoipa::path(delete, path = "/api/v1/jobs/{job}/hosts/{task}", operation_id = "hosts_forget", tag = "hosts",
+    params(("job" = String, Path, description = "The job's name"), ("task" = i32, Path, description = "The task's number"), ReasonQuery),
+    responses((status = 204, description = "It is forgotten"), (status = 404, description = "No host is remembered for it")))]
+pub(super) async fn forget_host(
+    State(site): State<AppState>,
+    job: JobPath,
+    PathItem(task): PathItem<i32>,
+    Extension(author): Extension<ActorContext>,
+    QueryParams(why): QueryParams<ReasonQuery>,
+) -> Result<StatusCode, Problem> {
+    let act = OperatorCommand::ForgetHosts { task: Some(TaskId(task)) };
+    site.operations.perform_audited(job.operation(&author, why.reason, act), |_, _: CommandOutcome| ())?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Forget all hosts of a job
+///
+/// The next hosts are numbered anew, in the order of their identities.
+#[utoipa::path(delete, path = "/api/v1/jobs/{job}/hosts", operation_id = "hosts_forget_all", tag = "hosts",
+    params(("job" = String, Path, description = "The job's name"), ReasonQuery),
+    responses((status = 204, description = "They are forgotten")))]
+pub(super) async fn forget_all_hosts(
+    State(site): State<AppState>,
+    job: JobPath,
+    Extension(author): Extension<ActorContext>,
+    QueryParams(why): QueryParams<ReasonQuery>,
+) -> Result<StatusCode, Problem> {
+    let act = OperatorCommand::ForgetHosts { task: None };
+    site.operations.perform_audited(job.operation(&author, why.reason, act), |_, _: CommandOutcome| ())?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,34 @@
+//! The receive window of a stream or of a connection (RFC 9113, section 6.9).
+//!
+//! The window counts received bytes, and the [`Http2Sender`](super::Http2Sender) sends window updates. Begin at
+//! [`ReceiveWindow::consume`].
+
+/// A receive window, as the peer knows it, and the consumed bytes that were not announced to the peer yet.
+#[derive(Debug)]
+pub(super) struct ReceiveWindow {
+    left: i64,
+    unannounced: u32,
+}
+
+impl ReceiveWindow {
+    pub(super) fn new(size: u32) -> Self {
+        Self { left: i64::from(size), unannounced: 0 }
+    }
+
+    /// Counts the payload of a DATA frame; returns `false` if the peer had no window for it.
+    pub(super) fn consume(&mut self, bytes: usize) -> bool {
+        self.left -= bytes as i64;
+        self.left >= 0
+    }
+
+    /// Takes back consumed bytes; returns the window update to send, once at least `step` bytes are unannounced.
+    pub(super) fn release(&mut self, bytes: usize, step: u32) -> Option<u32> {
+        self.unannounced = self.unannounced.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX));
+        if self.unannounced < step {
+            return None;
+        }
+        let more = std::mem::take(&mut self.unannounced);
+        self.left += i64::from(more);
+        Some(more)
+    }
+}

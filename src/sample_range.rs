@@ -1,0 +1,32 @@
+//! The median, minimum and maximum of repeated measurements: what every benchmark reports.
+//!
+//! Begin at [`SampleRange::of`].
+
+use serde::Serialize;
+
+/// A median with the range of the other values.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct SampleRange {
+    /// The middle value, or the mean of the two middle ones.
+    pub median: f64,
+    /// The smallest value.
+    pub min: f64,
+    /// The greatest value.
+    pub max: f64,
+}
+
+impl SampleRange {
+    /// Returns the range of the values; `None` if there are none.
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let mut values: Vec<f64> = values.into_iter().collect();
+        values.sort_by(f64::total_cmp);
+        let (&min, &max) = values.first().zip(values.last())?;
+        let middle = values.len() / 2;
+        let median = if values.len() % 2 == 1 {
+            values[middle]
+        } else {
+            f64::midpoint(values[middle - 1], values[middle])
+        };
+        Some(Self { median, min, max })
+    }
+}

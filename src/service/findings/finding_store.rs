@@ -1,0 +1,239 @@
+//! Holds open and closed findings. If the condition of a finding ends and soon returns, the finding stays open.
+//!
+//! Begin at `FindingStore::update`.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{Detection, Detector, Evidence, Severity};
+use crate::coordination::{JobId, JobName, JobObservation, RunNumber, TaskId, Timestamp};
+
+/// The time for which a finding stays open after its last detection, so that a flickering condition is one
+/// finding.
+const CLOSE_AFTER: Duration = Duration::from_secs(10);
+/// The maximum number of closed findings of one job.
+const CLOSED_KEPT: usize = 64;
+
+/// A conclusion from the measurements of a job, with its evidence and advice.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Finding {
+    /// The detector.
+    #[schema(value_type = String)]
+    pub id: Arc<str>,
+    /// The job.
+    pub job: JobName,
+    /// The run of the job in which it was opened.
+    pub run: RunNumber,
+    /// The title for people.
+    pub title: String,
+    /// The severity.
+    pub severity: Severity,
+    /// A sentence about the condition that names the first of the tasks.
+    pub summary: String,
+    /// The same sentence without the tasks.
+    #[serde(default)]
+    pub summary_without_tasks: String,
+    /// The time since which the condition has held.
+    pub since: Timestamp,
+    /// The time at which the finding was opened.
+    pub opened_at: Timestamp,
+    /// The time at which the finding was closed.
+    pub closed_at: Option<Timestamp>,
+    /// The tasks that it concerns: the first 16 of them.
+    pub tasks: Vec<TaskId>,
+    /// The number of tasks that it concerns.
+    #[serde(default)]
+    pub task_count: usize,
+    /// The barrier, if the finding concerns one.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub barrier: Option<Arc<str>>,
+    /// The instance of that barrier.
+    #[serde(default)]
+    pub counter: Option<i64>,
+    /// The hosts of the tasks.
+    #[schema(value_type = Vec<String>)]
+    pub hosts: Vec<IpAddr>,
+    /// The numbers on which it rests.
+    pub evidence: Vec<Evidence>,
+    /// The meaning.
+    pub means: String,
+    /// The advice.
+    pub advice: String,
+}
+
+/// A change of a finding.
+#[derive(Debug, Clone, PartialEq)]
+pub enum FindingTransition {
+    /// The finding was opened.
+    Opened(Finding),
+    /// The finding was closed.
+    Closed(Finding),
+}
+
+#[derive(Debug)]
+struct OpenFinding {
+    finding: Finding,
+    seen_last: Timestamp,
+}
+
+#[derive(Debug, Default)]
+struct JobFindingState {
+    open: BTreeMap<&'static str, OpenFinding>,
+    /// Closed findings, the latest first.
+    closed: VecDeque<Finding>,
+}
+
+/// The findings of all jobs.
+#[derive(Debug, Default)]
+pub struct FindingStore {
+    jobs: Mutex<BTreeMap<JobId, JobFindingState>>,
+    checked_at: AtomicU64,
+}
+
+impl FindingStore {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<JobId, JobFindingState>> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Removes the findings of deleted jobs.
+    pub fn retain_jobs(&self, there: impl Fn(JobId) -> bool) {
+        self.lock().retain(|job, _| there(*job));
+    }
+
+    /// Updates the findings of a job with new detections. Returns the changes.
+    pub fn update(
+        &self,
+        seen: &JobObservation,
+        found: Vec<(&'static Detector, Detection)>,
+    ) -> Vec<FindingTransition> {
+        let now = seen.seen_at;
+        let mut jobs = self.lock();
+        let of_job = jobs.entry(seen.job).or_default();
+        let mut changed = Vec::new();
+        for (detector, found) in found {
+            let fresh = finding_from_detection(seen, detector, found);
+            match of_job.open.get_mut(detector.id) {
+                Some(open) => {
+                    *open = OpenFinding { finding: open.finding.refreshed_from(fresh), seen_last: now }
+                }
+                None => {
+                    changed.push(FindingTransition::Opened(fresh.clone()));
+                    of_job.open.insert(detector.id, OpenFinding { finding: fresh, seen_last: now });
+                }
+            }
+        }
+        let gone: Vec<&'static str> = of_job
+            .open
+            .iter()
+            .filter(|(_, open)| now.since(open.seen_last) >= CLOSE_AFTER)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in gone {
+            let Some(OpenFinding { mut finding, seen_last }) = of_job.open.remove(id) else { continue };
+            finding.closed_at = Some(seen_last);
+            of_job.closed.push_front(finding.clone());
+            of_job.closed.truncate(CLOSED_KEPT);
+            changed.push(FindingTransition::Closed(finding));
+        }
+        changed
+    }
+
+    /// Records that every job was checked at `now`.
+    pub fn record_check(&self, now: Timestamp) {
+        self.checked_at.store(now.0, Ordering::Relaxed);
+    }
+
+    /// Returns the time of the last check.
+    #[must_use]
+    pub fn last_checked_at(&self) -> Timestamp {
+        Timestamp(self.checked_at.load(Ordering::Relaxed))
+    }
+
+    /// Returns whether a finding is open.
+    #[must_use]
+    pub fn is_open(&self, job: JobId, id: &str) -> bool {
+        self.lock().get(&job).is_some_and(|of_job| of_job.open.contains_key(id))
+    }
+
+    /// Returns whether a job has open findings.
+    #[must_use]
+    pub fn has_open(&self, job: JobId) -> bool {
+        self.lock().get(&job).is_some_and(|of_job| !of_job.open.is_empty())
+    }
+
+    /// Returns the closed findings of a job, the latest first.
+    #[must_use]
+    pub fn closed_findings(&self, job: JobId) -> Vec<Finding> {
+        self.lock().get(&job).map_or_else(Vec::new, |of_job| of_job.closed.iter().cloned().collect())
+    }
+
+    /// Returns the open findings of a job that are among `found`, with present values and by severity.
+    #[must_use]
+    pub fn open_among(
+        &self,
+        seen: &JobObservation,
+        found: Vec<(&'static Detector, Detection)>,
+    ) -> Vec<Finding> {
+        let jobs = self.lock();
+        let Some(of_job) = jobs.get(&seen.job) else { return Vec::new() };
+        let held = found.into_iter().filter_map(|(detector, found)| {
+            let open = of_job.open.get(detector.id)?;
+            Some(open.finding.refreshed_from(finding_from_detection(seen, detector, found)))
+        });
+        let mut held: Vec<Finding> = held.collect();
+        held.sort_by_key(|finding| (std::cmp::Reverse(finding.severity), finding.since));
+        held
+    }
+}
+
+impl Finding {
+    /// Returns this finding with the values of the new detection.
+    fn refreshed_from(&self, fresh: Self) -> Self {
+        // A detector without memory sets `since` to now, so the first value is more accurate, unless the
+        // barrier instance is another one.
+        let same = (&self.barrier, self.counter) == (&fresh.barrier, fresh.counter);
+        let since = if same { self.since.min(fresh.since) } else { fresh.since };
+        Self { opened_at: self.opened_at, run: self.run, since, ..fresh }
+    }
+}
+
+fn finding_from_detection(seen: &JobObservation, detector: &Detector, found: Detection) -> Finding {
+    let host = |id: &TaskId| Some(seen.task(*id)?.peer?.ip());
+    let mut hosts: Vec<IpAddr> = found.tasks.iter().filter_map(host).collect();
+    hosts.sort_unstable();
+    hosts.dedup();
+    let named = seen.describe_tasks(&found.tasks, found.task_count);
+    let summary = if named.is_empty() {
+        found.summary_without_tasks.clone()
+    } else {
+        format!("{}: {named}", found.summary_without_tasks)
+    };
+    let (barrier, counter) = found.barrier.unzip();
+    Finding {
+        id: detector.id.into(),
+        job: seen.name.clone(),
+        run: seen.run,
+        title: found.title.unwrap_or_else(|| detector.title.into()),
+        severity: detector.severity,
+        summary,
+        summary_without_tasks: found.summary_without_tasks,
+        since: found.since,
+        opened_at: seen.seen_at,
+        closed_at: None,
+        tasks: found.tasks,
+        task_count: found.task_count,
+        barrier,
+        counter,
+        hosts,
+        evidence: found.evidence,
+        means: detector.means.into(),
+        advice: detector.advice.into(),
+    }
+}

@@ -1,0 +1,44 @@
+//! The time window over which all rates of a job are measured. Because the window is the same, the rates of tasks
+//! and pairs add up to those of the job.
+//!
+//! Begin at [`RateWindow`].
+
+use crate::coordination::{TaskIncarnations, Timestamp};
+use crate::service::reports::byte_series::{STEP_SECONDS, StepSeries};
+use crate::service::reports::report_store::{JobReports, report_interval_ms};
+
+/// Returns the last second that every punctual task has reported.
+pub(super) fn last_reported_second(of_job: &JobReports, roster: &TaskIncarnations) -> u64 {
+    let interval_ms = report_interval_ms(roster.incarnations.len());
+    let behind = Timestamp(of_job.at.0.saturating_sub(u64::from(interval_ms) * 1000));
+    (behind.0 / 1_000_000).saturating_sub(1)
+}
+
+/// Returns the UTC times of day between which a rate with this end is measured.
+pub(crate) fn rate_window(until: Timestamp) -> (String, String) {
+    let time = |at: Timestamp| {
+        let stamp = at.to_string();
+        stamp.split_once('T').map_or_else(String::new, |(_, time)| time.chars().take(8).collect())
+    };
+    (time(Timestamp(until.0.saturating_sub(STEP_SECONDS * 1_000_000))), time(until))
+}
+
+/// The ten seconds over which every rate is measured: the last step of [`StepSeries`] that every punctual
+/// task has reported completely.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RateWindow(pub(super) u64);
+
+impl RateWindow {
+    pub(super) fn of_reports(of_job: &JobReports, roster: &TaskIncarnations) -> Self {
+        Self(((last_reported_second(of_job, roster) + 1) / STEP_SECONDS).saturating_sub(1))
+    }
+
+    pub(super) fn end(self) -> Timestamp {
+        Timestamp((self.0 + 1) * STEP_SECONDS * 1_000_000)
+    }
+
+    /// Returns the rate in bytes per second.
+    pub(super) fn rate_of(self, steps: &StepSeries) -> u64 {
+        steps.bytes_of_step(self.0) / STEP_SECONDS
+    }
+}

@@ -1,0 +1,131 @@
+//! Buffer definition events: an event completes when a buffer holds its contents.
+//!
+//! An event is not bound to a buffer. It completes when the holder of its [`BufferDefinitionPromise`] completes it. Begin
+//! at [`BufferDefinitionEvent::new`].
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::base::sync::lock;
+
+type EventOutcome = Result<(), String>;
+type EventListener = Box<dyn FnOnce(EventOutcome) + Send>;
+
+enum State {
+    Pending(Vec<EventListener>),
+    Over(EventOutcome),
+}
+
+/// An event that completes when a buffer is defined: its bytes may be sent, or the buffer may be received
+/// into. Clones are the same event.
+#[derive(Clone)]
+pub struct BufferDefinitionEvent(Arc<Mutex<State>>);
+
+/// The handle that completes a [`BufferDefinitionEvent`]. If it is dropped before it completes the event, the event
+/// fails, so that no waiter waits for ever.
+#[derive(Debug)]
+pub struct BufferDefinitionPromise(BufferDefinitionEvent);
+
+impl fmt::Debug for BufferDefinitionEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Event").field(&self.outcome()).finish()
+    }
+}
+
+impl BufferDefinitionEvent {
+    /// Creates a pending event and the handle that completes it.
+    #[must_use]
+    pub fn new() -> (BufferDefinitionPromise, Self) {
+        let event = Self(Arc::new(Mutex::new(State::Pending(Vec::new()))));
+        (BufferDefinitionPromise(event.clone()), event)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.0)
+    }
+
+    /// Returns the outcome, or none while the event is pending. An error says why the buffer will never be
+    /// defined.
+    #[must_use]
+    pub fn outcome(&self) -> Option<Result<(), String>> {
+        match &*self.lock() {
+            State::Pending(_) => None,
+            State::Over(outcome) => Some(outcome.clone()),
+        }
+    }
+
+    /// Calls `listener` with the outcome: at once if the event is over, else on the thread that ends it. That may be
+    /// any thread, so the listener must not wait. A listener is kept until the event is over.
+    pub fn when_over(&self, listener: impl FnOnce(EventOutcome) + Send + 'static) {
+        let mut state = self.lock();
+        let outcome = match &mut *state {
+            State::Pending(listeners) => {
+                listeners.push(Box::new(listener));
+                return;
+            }
+            State::Over(outcome) => outcome.clone(),
+        };
+        drop(state);
+        listener(outcome);
+    }
+
+    fn end(&self, outcome: EventOutcome) {
+        let mut state = self.lock();
+        let State::Pending(listeners) = &mut *state else { return };
+        let listeners = std::mem::take(listeners);
+        *state = State::Over(outcome.clone());
+        drop(state);
+        for listener in listeners {
+            listener(outcome.clone());
+        }
+    }
+}
+
+impl BufferDefinitionPromise {
+    /// Completes the event: the buffer is defined.
+    pub fn complete(self) {
+        self.0.end(Ok(()));
+    }
+
+    /// Fails the event: the buffer will never be defined.
+    pub fn fail(self, why: impl Into<String>) {
+        self.0.end(Err(why.into()));
+    }
+}
+
+impl Drop for BufferDefinitionPromise {
+    fn drop(&mut self) {
+        self.0.end(Err("what was to define the buffer is gone".to_owned()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn listeners_are_told_once_whenever_they_come() {
+        let (definer, event) = BufferDefinitionEvent::new();
+        let (tell, told) = channel();
+        let late = tell.clone();
+        event.when_over(move |outcome| tell.send(outcome).unwrap());
+        assert!(told.try_recv().is_err() && event.outcome().is_none());
+        definer.complete();
+        assert_eq!(told.try_recv(), Ok(Ok(())));
+        event.when_over(move |outcome| late.send(outcome).unwrap());
+        assert_eq!(told.try_recv(), Ok(Ok(())));
+        assert!(told.try_recv().is_err());
+    }
+
+    #[test]
+    fn a_definer_that_is_dropped_fails_its_event() {
+        let (definer, event) = BufferDefinitionEvent::new();
+        drop(definer);
+        assert!(event.outcome().is_some_and(|outcome| outcome.is_err()));
+        let (definer, event) = BufferDefinitionEvent::new();
+        definer.fail("the step was skipped");
+        assert_eq!(event.outcome(), Some(Err("the step was skipped".to_owned())));
+    }
+}

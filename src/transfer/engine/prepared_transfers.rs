@@ -1,0 +1,259 @@
+//! Prepared transfers. All slow work has been done for them, so a launch only queues frames.
+//!
+//! Connections are made before, when the transfers are prepared. From the second launch on, the only system calls
+//! are those that move bytes and wake threads (`tests/transfer/calls.rs` observes each one). Begin at
+//! [`PreparedTransfers::launch`].
+//!
+//! - A launch takes its number when it is requested. So every rank launches in the order of its calls, even if its
+//!   launches become ready in another order. The dependencies of a launch delay its bytes, not its number.
+//! - A launch that this side refuses still takes its number, and the peer is told to stop its launch of that
+//!   number. The peer counts launches too, so its count would otherwise stay one higher for ever.
+//! - The memory of a launch is reserved when all dependencies of the launch have completed. Until then, an earlier
+//!   transfer may still write the contents of this memory.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::reserved_launch_number::ReservedLaunchNumber;
+use super::shared::EngineShared;
+use crate::base::buffer_definition::BufferDefinitionEvent;
+use crate::base::error::TransferError;
+use crate::base::key::TransferKey;
+use crate::base::layout::BufferLayout;
+use crate::base::membership::DeviceId;
+use crate::base::peer_job::PeerJob;
+use crate::launch::io_lists::IoLists;
+use crate::launch::outcome::{Launch, LaunchPart};
+use crate::launch::peer_launch::{LaunchLimits, PeerLaunch, fail_and_tell_peer};
+use crate::launch::transfer::TransferHandle;
+use crate::memory::Span;
+use crate::protocol::link::PriorityClass;
+use crate::session::connection::Connection;
+
+/// A request of one transfer.
+#[derive(Debug, Clone)]
+pub struct TransferSpec {
+    pub(super) outgoing: bool,
+    /// The job of the other task.
+    pub(super) job: PeerJob,
+    pub(super) from: DeviceId,
+    pub(super) to: DeviceId,
+    pub(super) key: TransferKey,
+    pub(super) span: Span,
+    pub(super) layout: BufferLayout,
+}
+
+impl TransferSpec {
+    /// Creates a send of a span from a device of this task to a device of another task, with the span's
+    /// layout.
+    #[must_use]
+    pub fn send(span: Span, from: DeviceId, to: DeviceId, key: TransferKey) -> Self {
+        let layout = span.layout();
+        Self { outgoing: true, job: PeerJob::OWN, from, to, key, span, layout }
+    }
+
+    /// Creates a receive into a span of a device of this task from a device of another task, with the span's
+    /// layout.
+    #[must_use]
+    pub fn receive(span: Span, from: DeviceId, to: DeviceId, key: TransferKey) -> Self {
+        let layout = span.layout();
+        Self { outgoing: false, job: PeerJob::OWN, from, to, key, span, layout }
+    }
+
+    /// Sets the job of the other task, whose device the spec names; without it, it is this task's own.
+    #[must_use]
+    pub const fn with_job(mut self, job: PeerJob) -> Self {
+        self.job = job;
+        self
+    }
+
+    /// Sets the layout of the bytes. The other side must set the same one, and its size must be the span's.
+    #[must_use]
+    pub fn with_layout(mut self, layout: BufferLayout) -> Self {
+        self.layout = layout;
+        self
+    }
+}
+
+/// The options of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LaunchOptions {
+    /// The channel. Launches are matched by their order on a channel; threads that launch independently need
+    /// channels of their own.
+    pub channel: u32,
+    /// The priority class.
+    pub class: PriorityClass,
+    /// The time after the launch by which it must be complete; else it fails.
+    pub deadline: Option<Duration>,
+    /// The longest time without progress after both sides have launched, and the longest silence of the peer.
+    /// If it passes, the launch fails.
+    pub stall: Duration,
+}
+
+impl Default for LaunchOptions {
+    fn default() -> Self {
+        Self { channel: 0, class: PriorityClass::Normal, deadline: None, stall: Duration::from_secs(30) }
+    }
+}
+
+/// The part of a prepared transfer that concerns one peer.
+pub struct PreparedPeer {
+    /// The connection.
+    pub connection: Arc<Connection>,
+    /// The number of its definition.
+    pub definition: u32,
+    /// The spans of both directions.
+    pub lists: Arc<IoLists>,
+}
+
+/// Prepared transfers, which can be launched any number of times.
+///
+/// Dropping it fails the transfers whose handle [`next_launch_handle`](PreparedTransfers::next_launch_handle)
+/// returned, if they were never launched.
+pub struct PreparedTransfers {
+    shared: Arc<EngineShared>,
+    peers: Vec<PreparedPeer>,
+    options: LaunchOptions,
+    count: usize,
+    sent: u64,
+    received: u64,
+    next: Arc<Launch>,
+}
+
+impl std::fmt::Debug for PreparedTransfers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Prepared").field("count", &self.count).finish_non_exhaustive()
+    }
+}
+
+impl PreparedTransfers {
+    pub(super) fn new(
+        shared: &Arc<EngineShared>,
+        peers: Vec<PreparedPeer>,
+        options: LaunchOptions,
+        count: usize,
+    ) -> Self {
+        let total = |of: fn(&IoLists) -> u64| peers.iter().map(|peer| of(&peer.lists)).sum();
+        let (sent, received) = (total(|lists| lists.outbound.total()), total(|lists| lists.inbound.total()));
+        let next = Launch::new(&shared.meters, count, sent, received);
+        Self { shared: Arc::clone(shared), peers, options, count, sent, received, next }
+    }
+
+    /// Returns the number of transfers.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Returns whether there are no transfers.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Returns the handle of the next launch. If there is no next launch, its transfers fail.
+    #[must_use]
+    pub fn next_launch_handle(&self) -> TransferHandle {
+        TransferHandle::new(Arc::clone(&self.next), self.shared.here().task)
+    }
+
+    /// Launches the transfers. The launch takes its place in the order of its channel now, and begins when
+    /// all `dependencies` have completed: until then its memory may be used otherwise. It does not block.
+    pub fn launch(&mut self, dependencies: &[BufferDefinitionEvent]) -> TransferHandle {
+        let following = Launch::new(&self.shared.meters, self.count, self.sent, self.received);
+        let launch = std::mem::replace(&mut self.next, following);
+        self.launch_with_numbers(launch, dependencies, Vec::new())
+    }
+
+    /// Launches the transfers as `launch`, with the numbers that `tickets` hold; a missing number is taken
+    /// now.
+    pub(super) fn launch_with_numbers(
+        &self,
+        launch: Arc<Launch>,
+        dependencies: &[BufferDefinitionEvent],
+        mut tickets: Vec<ReservedLaunchNumber>,
+    ) -> TransferHandle {
+        launch.start_clock();
+        let deadline = self.options.deadline.map(|after| launch.start_time() + after);
+        let limits = LaunchLimits { deadline, stall: self.options.stall, class: self.options.class };
+        let peer_launch = |peer: &PreparedPeer| {
+            PeerLaunch::new(&launch, peer.connection.launch_session(), &peer.lists, limits)
+        };
+        let launches: Vec<_> = self.peers.iter().map(peer_launch).collect();
+        let waits: Vec<_> =
+            dependencies.iter().filter(|event| event.outcome() != Some(Ok(()))).cloned().collect();
+        let refused = match launch.attach_parts(launches.iter().map(PeerLaunch::as_part).collect()) {
+            // The launch was cancelled already, so the caller may use its bytes.
+            Some((by, reason)) => Some(TransferError::Cancelled { by, reason }),
+            None if waits.is_empty() => {
+                launches.iter().find_map(|launch| launch.reserve_memory().err()).map(TransferError::Memory)
+            }
+            // Until the dependencies complete, the memory belongs to its producer, for example another
+            // transfer that receives into it.
+            None => None,
+        };
+        let ready = refused.is_none() && waits.is_empty();
+        for (peer, peer_launch) in self.peers.iter().zip(&launches) {
+            let ticket = tickets.iter().position(|ticket| ticket.peer() == peer.connection.peer);
+            let number = ticket.and_then(|ticket| tickets.swap_remove(ticket).take_number());
+            let at = number.unwrap_or_else(|| peer.connection.take_number(self.options.channel));
+            // A refused launch takes its number too: the peer counts launches as well, and is told that this
+            // one is over.
+            let launched =
+                peer.connection.launch(peer_launch, peer.definition, at, self.options.class, ready);
+            if let Err(error) = launched {
+                peer_launch.mark_peer_quiescent();
+                peer_launch.fail_locally(error);
+            } else if let Some(error) = &refused {
+                fail_and_tell_peer(peer_launch, error.clone());
+            } else {
+                peer_launch.stop_if_failed();
+            }
+        }
+        self.shared.watch_limits(&limits);
+        if !ready && refused.is_none() {
+            mark_ready_when(waits, Arc::clone(&launch), launches);
+        }
+        TransferHandle::new(launch, self.shared.here().task)
+    }
+}
+
+/// Marks the launches ready when all events have completed, or cancels them with the first one that failed.
+fn mark_ready_when(
+    mut waits: Vec<BufferDefinitionEvent>,
+    launch: Arc<Launch>,
+    launches: Vec<Arc<PeerLaunch>>,
+) {
+    let Some(event) = waits.pop() else {
+        launch.record_ready_time();
+        for peer_launch in launches {
+            match (peer_launch.reserve_memory(), peer_launch.group_id()) {
+                (Ok(()), Some(at)) => {
+                    if let Some(session) = peer_launch.session() {
+                        session.mark_ready(at);
+                    }
+                }
+                (Ok(()), None) => {}
+                (Err(error), _) => fail_and_tell_peer(&peer_launch, error.into()),
+            }
+        }
+        return;
+    };
+    event.when_over(move |outcome| match outcome {
+        Ok(()) => mark_ready_when(waits, launch, launches),
+        Err(why) => {
+            for peer_launch in &launches {
+                fail_and_tell_peer(peer_launch, TransferError::Dependency(why.clone()));
+            }
+        }
+    });
+}
+
+impl Drop for PreparedTransfers {
+    fn drop(&mut self) {
+        self.next.fail_all(&TransferError::Dropped);
+        for peer in &self.peers {
+            peer.connection.undefine(peer.definition);
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Checks a request before any work is done for it.
+//!
+//! The check changes nothing. The launch reserves the memory. Begin at [`check_request`].
+
+use std::collections::{HashMap, HashSet};
+use std::sync::PoisonError;
+
+use super::prepared_transfers::TransferSpec;
+use super::shared::EngineShared;
+use crate::base::error::PrepareError;
+use crate::base::key::TransferKey;
+use crate::base::membership::{DeviceId, MemberId, PeerTask, TaskId};
+use crate::base::peer_job::PeerJob;
+use crate::protocol::link::launch_definition::ENTRIES_MAX;
+
+/// Checks that the lists of a request are not empty and have the same length.
+pub fn check_equal_lengths(buffers: usize, devices: usize, keys: usize) -> Result<(), PrepareError> {
+    if buffers == 0 {
+        return Err(PrepareError::Empty);
+    }
+    if buffers != devices || buffers != keys {
+        return Err(PrepareError::Uneven { buffers, devices, keys });
+    }
+    Ok(())
+}
+
+/// Checks a request, and returns the peer of each of its transfers.
+pub fn check_request(shared: &EngineShared, specs: &[TransferSpec]) -> Result<Vec<MemberId>, PrepareError> {
+    if specs.is_empty() {
+        return Err(PrepareError::Empty);
+    }
+    if specs.len() > ENTRIES_MAX {
+        return Err(PrepareError::TooMany { given: specs.len(), bound: ENTRIES_MAX });
+    }
+    let here = shared.here().task;
+    let membership = shared.membership.read().unwrap_or_else(PoisonError::into_inner);
+    let mut owners: HashMap<(PeerJob, DeviceId), TaskId> = HashMap::new();
+    let mut owner = |job: PeerJob, device: DeviceId| -> Result<TaskId, PrepareError> {
+        if job.is_own() && shared.config.devices.binary_search(&device).is_ok() {
+            return Ok(here);
+        }
+        if let Some(known) = owners.get(&(job, device)) {
+            return Ok(*known);
+        }
+        if let Some(why) = membership.job_refusal(job) {
+            return Err(PrepareError::JobRefused { job, why: why.to_owned() });
+        }
+        let task = membership
+            .device_owner(job, device)
+            .filter(|task| !job.is_own() || *task != here)
+            .ok_or_else(|| unknown_device(job, device))?;
+        owners.insert((job, device), task);
+        Ok(task)
+    };
+    let mut peers = Vec::with_capacity(specs.len());
+    let mut seen = HashSet::new();
+    let mut written: Vec<(usize, usize, usize, TransferKey)> = Vec::new();
+    let mut read: Vec<(usize, usize, usize, TransferKey)> = Vec::new();
+    for spec in specs {
+        let (near, far) = if spec.outgoing { (spec.from, spec.to) } else { (spec.to, spec.from) };
+        let (near_owner, far_owner) = (owner(PeerJob::OWN, near)?, owner(spec.job, far)?);
+        if near_owner != here {
+            return Err(PrepareError::NotAddressable { device: near, owner: near_owner, here });
+        }
+        if spec.job.is_own() && far_owner == here {
+            return Err(PrepareError::SameTask(spec.from, spec.to));
+        }
+        let (layout, buffer) = (spec.layout.len(), spec.span.len() as u64);
+        if layout != buffer {
+            return Err(PrepareError::WrongSize { key: spec.key, layout, buffer });
+        }
+        if !seen.insert((spec.job, far_owner, spec.key, spec.from, spec.to)) {
+            let (key, source_device, destination) = (spec.key, spec.from, spec.to);
+            return Err(PrepareError::DuplicateKey { key, source_device, destination });
+        }
+        if !spec.span.is_empty() {
+            if !spec.outgoing {
+                spec.span.buffer().check_not_read_only()?;
+            }
+            let range = (
+                spec.span.buffer().id(),
+                spec.span.buffer_offset(),
+                spec.span.buffer_offset() + spec.span.len(),
+                spec.key,
+            );
+            if spec.outgoing { read.push(range) } else { written.push(range) }
+        }
+        let peer = PeerTask { job: spec.job, task: far_owner };
+        peers.push(membership.current_member(peer).ok_or_else(|| unknown_device(spec.job, far))?);
+    }
+    check_overlap(written, read)?;
+    Ok(peers)
+}
+
+fn unknown_device(job: PeerJob, device: DeviceId) -> PrepareError {
+    if job.is_own() {
+        PrepareError::UnknownDevice(device)
+    } else {
+        PrepareError::UnknownPeerDevice { job, device }
+    }
+}
+
+/// Checks that no range that is written shares bytes with another range.
+fn check_overlap(
+    mut written: Vec<(usize, usize, usize, TransferKey)>,
+    read: Vec<(usize, usize, usize, TransferKey)>,
+) -> Result<(), PrepareError> {
+    written.sort_unstable();
+    for pair in written.windows(2) {
+        let ((buffer, _, end, _), (other, start, until, key)) = (pair[0], pair[1]);
+        if buffer == other && start < end {
+            return Err(PrepareError::Overlap { key, start, end: until });
+        }
+    }
+    for (buffer, start, end, key) in read {
+        // The written ranges do not overlap, so only the last one that begins before `end` can reach into
+        // this one.
+        let at = written.partition_point(|range| (range.0, range.1) < (buffer, end));
+        if let Some(&(other, _, until, _)) = at.checked_sub(1).and_then(|at| written.get(at))
+            && other == buffer
+            && until > start
+        {
+            return Err(PrepareError::Overlap { key, start, end });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,213 @@
+//! The functions of a connection that its engine calls: leases, definitions, launches, and the request to end the
+//! connection.
+//!
+//! `connection.rs` has the state. Begin at [`Connection::launch`].
+//!
+//! The launching thread sends a launch at once if few launches are in flight ([`LAUNCHES_AT_ONCE`]), if its class
+//! is latency, or if there is a ring. Otherwise the reactor sends the frame of the launch, together with all other
+//! frames that are queued by then. Frames that arrived with one system call are answered with one system call. So a
+//! single message is sent without delay. Many messages share system calls, which would otherwise be most of their
+//! cost. No timer delays a frame.
+
+use std::sync::{Arc, PoisonError, Weak};
+use std::time::Instant;
+
+use muster_clock as clock;
+
+use super::connection::Connection;
+use super::ring_session::RingSession;
+use crate::base::error::TransferError;
+use crate::base::sync::lock;
+use crate::launch::peer_launch::PeerLaunch;
+use crate::memory::{MemoryRegion, RegionListener};
+use crate::protocol::link::launch_definition::LaunchDefinition;
+use crate::protocol::link::{GroupId, LAUNCHES_MAX, LaunchParameters, PriorityClass};
+
+/// The number of launches in flight above which the reactor sends a launch, together with other frames in one
+/// system call, on a connection without a ring. Below it, in the latency class, and with a ring, the
+/// launching thread sends at once.
+const LAUNCHES_AT_ONCE: usize = 4;
+
+/// The number of launches in flight, and the bytes of one, above which a launch registers for the peer's
+/// acknowledgement although no program waits for it. Below both, the acknowledgement may be read a little
+/// later, and the launch occupies memory until then.
+const LAUNCHES_UNHEARD: usize = 64;
+const BYTES_UNHEARD: u64 = 64 << 10;
+
+/// A lease on a connection, which prevents its end while a request is about to prepare something on it.
+pub struct ConnectionLease(Arc<Connection>);
+
+impl ConnectionLease {
+    /// Acquires a lease; none if this side has agreed to the end of the connection.
+    pub fn acquire(connection: &Arc<Connection>) -> Option<Self> {
+        let kept = lock(&connection.link).try_lease();
+        kept.then(|| Self(Arc::clone(connection)))
+    }
+
+    /// Acquires a further lease on the same connection.
+    pub fn duplicate(&self) -> Self {
+        let _kept = lock(&self.0.link).try_lease();
+        Self(Arc::clone(&self.0))
+    }
+
+    /// Takes over the lease with which a new connection begins, held until every request that waits for the
+    /// connection has its own. Called once.
+    pub fn adopt(connection: &Arc<Connection>) -> Self {
+        Self(Arc::clone(connection))
+    }
+
+    /// Returns the connection.
+    pub const fn connection(&self) -> &Arc<Connection> {
+        &self.0
+    }
+}
+
+impl Drop for ConnectionLease {
+    fn drop(&mut self) {
+        lock(&self.0.link).release_lease();
+    }
+}
+
+impl RegionListener for Connection {
+    /// Runs on the thread that drops the region last; no thread drops a region while it holds a lock of the
+    /// connection.
+    fn region_gone(self: Arc<Self>, id: u32) {
+        let offered = lock(&self.offered).remove(&id);
+        if offered.is_some() {
+            lock(&self.link).unshare_region(id);
+            self.flush(0);
+        }
+    }
+}
+
+impl Connection {
+    /// Asks the peer whether the connection may end, if it is unused.
+    pub fn request_leave(&self) {
+        lock(&self.link).request_leave();
+        self.flush(0);
+    }
+
+    /// Waits until the peer has decided whether a connection stays that this side has agreed to end. Returns
+    /// a lease if it stays, or none if it is over.
+    ///
+    /// # Errors
+    /// Returns [`TransferError::Transport`] if the peer has not decided by `until`.
+    pub fn wait_for_leave_decision(
+        self: &Arc<Self>,
+        until: Instant,
+    ) -> Result<Option<ConnectionLease>, TransferError> {
+        let mut link = lock(&self.link);
+        loop {
+            if self.over.get().is_some() || link.has_left() {
+                return Ok(None);
+            }
+            if link.try_lease() {
+                return Ok(Some(ConnectionLease(Arc::clone(self))));
+            }
+            let left = until.saturating_duration_since(clock::monotonic());
+            if left.is_zero() {
+                let why = "it asked whether their connection may end, and has said nothing since".to_owned();
+                return Err(TransferError::Transport { transport: self.kind, member: self.peer, why });
+            }
+            link = self.decided.wait_timeout(link, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Sends a definition to the peer, with the regions that it may fetch from. Returns the number of the
+    /// definition.
+    pub fn define(&self, definition: LaunchDefinition, regions: &[Arc<MemoryRegion>]) -> u32 {
+        let mut offered = lock(&self.offered);
+        let mut link = lock(&self.link);
+        for region in regions {
+            if region.shared_file().is_some() && !offered.contains_key(&region.id) {
+                offered.insert(region.id, Arc::downgrade(region));
+                link.share_region(region.id, region.len() as u64);
+                let listener: Weak<dyn RegionListener> = self.weak();
+                region.on_unmap(listener);
+            }
+        }
+        let number = link.define(definition);
+        drop(link);
+        drop(offered);
+        self.flush(0);
+        number
+    }
+
+    /// Withdraws a definition.
+    pub fn undefine(&self, number: u32) {
+        lock(&self.link).undefine(number);
+        self.process_outputs();
+    }
+
+    /// Takes the number of the next launch on a channel.
+    pub fn take_number(&self, channel: u32) -> GroupId {
+        self.numbers.take_next(channel)
+    }
+
+    /// Announces that no launch will come for a number that was taken, and why.
+    pub fn withdraw_launch_number(&self, at: GroupId, why: &str) {
+        lock(&self.link).withdraw_launch_number(at, why);
+        self.flush(0);
+    }
+
+    /// Launches with a number that was taken for it. `ready` says whether its buffers are defined.
+    pub fn launch(
+        &self,
+        launch: &Arc<PeerLaunch>,
+        definition: u32,
+        at: GroupId,
+        class: PriorityClass,
+        ready: bool,
+    ) -> Result<(), TransferError> {
+        let total = launch.lists.outbound.total();
+        let mut link = lock(&self.link);
+        if let Some(error) = self.over.get() {
+            self.numbers.retire(at);
+            return Err(error.clone());
+        }
+        // A launch that was cancelled a moment ago gives no guard, and its bytes must not be read.
+        let guard = launch.access();
+        let ready = ready && guard.is_some();
+        let inlines = ready && self.inlines && link.should_inline(total);
+        let inline = guard.as_ref().filter(|_| inlines).map(|guard| {
+            let mut bytes = Vec::with_capacity(total as usize);
+            guard.bytes().copy_out(0, total, &mut bytes);
+            bytes
+        });
+        if inline.is_some() {
+            let by = self.inline_transport(self.outbox.get().is_some());
+            launch.set_transport(by);
+            self.count_bytes(by, false, total);
+        }
+        let token = Arc::clone(launch);
+        let launching =
+            LaunchParameters { token, definition, at, class, source: ready, destination: ready, inline };
+        if !link.launch(launching) {
+            drop(link);
+            self.flush(0);
+            let bound = LAUNCHES_MAX;
+            return Err(TransferError::Overloaded { member: self.peer, bound });
+        }
+        // The lock is still held, so the launch knows its group before the link reports anything about it.
+        launch.set_group_id(at);
+        let launched = link.in_flight_count();
+        drop(link);
+        drop(guard);
+        let crowded = launched > LAUNCHES_AT_ONCE && class != PriorityClass::Latency;
+        if launched > LAUNCHES_UNHEARD || total > BYTES_UNHEARD {
+            launch.register_send_waiter();
+        }
+        if crowded && self.outbox.get().is_none() {
+            self.process_outputs_deferred();
+        } else {
+            self.run_as_ring_reader(|| self.process_outputs());
+        }
+        Ok(())
+    }
+
+    /// Sends a ping, to find out whether the peer is alive.
+    pub fn ping(&self) {
+        lock(&self.link).ping();
+        self.flush(0);
+    }
+}

@@ -1,0 +1,118 @@
+//! Implements the interfaces by which launches and fetching threads call a connection.
+//!
+//! The link makes all decisions. Begin at the two traits that this file implements.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use rustix::io::Errno;
+
+use super::connection::Connection;
+use super::ring_session::RingSession;
+use crate::base::error::TransferError;
+use crate::base::sync::lock;
+use crate::base::transport::TransportKind;
+use crate::io::fetch::{FetchHost, PeerMemory};
+use crate::io::ring::RingOutbox;
+use crate::launch::peer_launch::{PeerLaunch, fail_and_tell_peer};
+use crate::launch::session_handle::SessionHandle;
+use crate::protocol::link::GroupId;
+use crate::protocol::link::launch_definition::FetchSource;
+
+impl SessionHandle for Connection {
+    fn add_send_waiter(&self) {
+        self.count_send_waiter();
+    }
+
+    fn remove_send_waiter(&self) {
+        self.send_waiters.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn wake_lanes(&self) {
+        for lane in self.lanes() {
+            self.pump_on_reactor(&lane);
+        }
+    }
+
+    fn wake_poller(&self) {
+        if let Some(inbox) = &self.inbox {
+            inbox.wake_sleeper();
+        }
+    }
+
+    fn poll_until(&self, until: Option<Instant>, soon: bool, done: &dyn Fn() -> bool) -> bool {
+        self.poll_ring_until(until, soon, done)
+    }
+
+    fn mark_ready(&self, at: GroupId) {
+        lock(&self.link).announce_buffers_ready(at, true, true);
+        self.process_outputs();
+    }
+
+    fn stop(&self, at: GroupId, why: &str) -> bool {
+        let stopped = self.over.get().is_none() && lock(&self.link).mark_group_cancelled(at, why);
+        if stopped {
+            self.wake_waiting_lanes();
+        }
+        stopped
+    }
+
+    fn mark_quiesced(&self, at: GroupId) {
+        // The launch is dropped without the lock, because dropping it may drop memory.
+        let over = lock(&self.link).confirm_quiescence(at);
+        drop(over);
+        self.flush(0);
+    }
+
+    fn end(&self, error: TransferError) {
+        self.close(error);
+    }
+}
+
+impl FetchHost for Connection {
+    fn pid(&self) -> Option<i32> {
+        self.pid
+    }
+
+    fn peer_memory(&self, source: FetchSource) -> Option<Arc<PeerMemory>> {
+        match source {
+            FetchSource::Region(id, _) => lock(&self.shared).get(&id).cloned().flatten(),
+            _ => None,
+        }
+    }
+
+    fn can_fetch(&self) -> bool {
+        self.outbox.get().is_some()
+    }
+
+    fn fetched_bytes_are_valid(&self) -> bool {
+        self.outbox.get().is_some_and(RingOutbox::peer_sources_are_valid) && self.over.get().is_none()
+    }
+
+    fn on_fetch_invalidated(&self, launch: &Arc<PeerLaunch>) {
+        let how = "its memory was let go of while it was read".to_owned();
+        fail_and_tell_peer(launch, TransferError::PeerDead { member: self.peer, how });
+    }
+
+    fn fetch_failed(&self, launch: &Arc<PeerLaunch>, kind: TransportKind, error: Errno, nothing_yet: bool) {
+        let Some(at) = launch.group_id() else { return };
+        if nothing_yet && error != Errno::SRCH {
+            lock(&self.link).push_instead(at);
+            self.counts.fallbacks.fetch_add(1, Ordering::Relaxed);
+            self.process_outputs();
+        } else {
+            let why = error.to_string();
+            fail_and_tell_peer(launch, TransferError::Transport { transport: kind, member: self.peer, why });
+        }
+    }
+
+    fn fetched(&self, at: GroupId) {
+        lock(&self.link).announce_received(at);
+        self.process_outputs();
+    }
+
+    fn count_received(&self, kind: TransportKind, bytes: u64) {
+        self.count_bytes(kind, true, bytes);
+    }
+}

@@ -1,0 +1,270 @@
+//! Performs the outputs of a connection's link, and sends queued frames and chunks.
+//!
+//! The link makes all decisions. When all bytes of a group have arrived, the peer is told before any waiter in this
+//! process, because the waiting program may exit at once. Begin at `perform_output`.
+
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use muster_clock as clock;
+
+use super::connection::Connection;
+use crate::base::error::TransferError;
+use crate::base::sync::lock;
+use crate::base::transport::TransportKind;
+use crate::io::fetch::FetchHost;
+use crate::io::lane::{Lane, Replies};
+use crate::io::ring::{FrameToWrite, RingInbox};
+use crate::launch::peer_launch::{OwnedAccessGuard, PeerLaunch, fail_and_tell_peer};
+use crate::protocol::link::{ControlFrame, LinkOutput, ListMismatch};
+
+/// The most bytes of a launch that the launching thread sends; the reactors send larger ones.
+const SEND_AT_ONCE: u64 = 64 << 10;
+
+impl Connection {
+    /// Performs the outputs of the link, and sends queued frames and chunks.
+    pub(super) fn process_outputs(&self) {
+        let mut replies = Replies::default();
+        self.perform_all(&mut replies);
+        self.send_replies(replies);
+    }
+
+    /// Performs the outputs of the link; the reactor sends the frames, together with all others that are
+    /// queued by then.
+    pub(super) fn process_outputs_deferred(&self) {
+        let mut replies = Replies::default();
+        self.perform_all(&mut replies);
+        if !replies.landed.is_empty() {
+            return self.send_replies(replies);
+        }
+        let chunks = lock(&self.link).has_chunks();
+        for lane in self.lanes() {
+            if lane.control || chunks {
+                self.pump_on_reactor(&lane);
+            }
+        }
+    }
+
+    /// Performs the outputs of the link until there are none.
+    pub(super) fn perform_all(&self, replies: &mut Replies) {
+        replies.due = true;
+        loop {
+            let outputs = {
+                let mut link = lock(&self.link);
+                replies.unused = link.is_unused();
+                link.take_outputs()
+            };
+            if outputs.is_empty() {
+                return;
+            }
+            for output in outputs {
+                self.perform_output(output, replies);
+            }
+        }
+    }
+
+    /// Sends the replies to frames that arrived together, and completes the launches whose bytes came with
+    /// them.
+    pub(super) fn send_replies(&self, replies: Replies) {
+        let Replies { due, sends, unused, landed } = replies;
+        if !due {
+            return;
+        }
+        self.flush(sends);
+        self.complete_landed(landed);
+        if unused && let Some(host) = self.host() {
+            host.connection_is_unused();
+        }
+    }
+
+    /// Completes launches whose arrival was announced to the peer before, because the program may exit at
+    /// once.
+    fn complete_landed(&self, landed: Vec<OwnedAccessGuard>) {
+        for guard in landed {
+            let launch = guard.launch();
+            launch.add_arrived(0, launch.lists.inbound.total());
+        }
+    }
+
+    fn perform_output(&self, output: LinkOutput<Arc<PeerLaunch>>, replies: &mut Replies) {
+        match output {
+            LinkOutput::Matched(launch) => {
+                launch.mark_matched();
+                self.wake_waiting_lanes();
+                replies.sends += launch.lists.outbound.total();
+            }
+            LinkOutput::Inline(launch, bytes) => self.place_inline(&launch, &bytes, replies),
+            LinkOutput::Fetch(launch, definition) => {
+                if let Some(this) = self.weak().upgrade() {
+                    let host: Arc<dyn FetchHost> = this;
+                    self.io.fetchers.fetch(host, &launch, &definition);
+                }
+            }
+            LinkOutput::Sent(launch, fetched) => {
+                if fetched && let Some(span) = launch.lists.outbound.spans.first() {
+                    let arena = span.buffer().region().shared_file().is_some();
+                    let kind = if arena { TransportKind::Shm } else { TransportKind::Pvm };
+                    launch.set_transport(kind);
+                    self.count_bytes(kind, false, launch.lists.outbound.total());
+                }
+                launch.mark_sent();
+            }
+            LinkOutput::StoppedByPeer(launch, why) => {
+                launch.mark_peer_quiescent();
+                launch.fail_locally(TransferError::Cancelled { by: self.peer.peer_task(), reason: why });
+                self.wake_waiting_lanes();
+            }
+            LinkOutput::StopConfirmed(launch) => launch.mark_peer_quiescent(),
+            LinkOutput::Differ(launch, difference) => fail_different(&launch, difference),
+            LinkOutput::Damaged(launch, chunk) => {
+                fail_and_tell_peer(&launch, TransferError::Integrity { chunk, member: self.peer });
+            }
+            LinkOutput::CloseLane(id) => self.close_lane(id),
+            LinkOutput::Unregion(id) => {
+                lock(&self.shared).remove(&id);
+            }
+            LinkOutput::Switched => {
+                if let Some(inbox) = &self.inbox {
+                    // Opening rings the bell, so that the reactor reads the frames that are in the ring
+                    // already.
+                    inbox.open_for_reading();
+                }
+            }
+            LinkOutput::Refused => {
+                if let Some(host) = self.host() {
+                    host.on_leave_refused();
+                }
+            }
+            LinkOutput::Left => {
+                self.decided.notify_all();
+                self.tell_host(|host, connection| host.connection_left(connection));
+            }
+            LinkOutput::Stays => {
+                self.decided.notify_all();
+                self.tell_host(|host, connection| host.peer_kept_connection(connection));
+            }
+            LinkOutput::Ended => {
+                self.flush(0);
+                self.close(self.made_room_error());
+            }
+            // The launch is dropped without the lock, because dropping it may drop memory.
+            LinkOutput::Over(_) => {}
+        }
+    }
+
+    /// Closes a lane that the peer has lost, and tells the link when nothing arrives from it any more.
+    fn close_lane(&self, id: u16) {
+        // The reactor of the lane reports when nothing arrives from it any more, because this may be a call
+        // from that very lane. The lock decides between this thread and a lane that is just ending: it is
+        // either marked before it leaves the list, or not found.
+        let lanes = self.lanes.read().unwrap_or_else(PoisonError::into_inner);
+        let found = lanes.iter().find(|lane| lane.id == id).map(|lane| lane.close_lost_by_peer());
+        if found.is_none() {
+            lock(&self.lost_lanes).insert(id);
+        }
+        drop(lanes);
+        if found.is_none() {
+            lock(&self.link).report_landed_chunks(id);
+        }
+    }
+
+    /// Copies the bytes that came with a launch frame into place.
+    fn place_inline(&self, launch: &Arc<PeerLaunch>, bytes: &[u8], replies: &mut Replies) {
+        let Some(guard) = launch.access_owned() else { return };
+        guard.bytes().copy_in(0, bytes);
+        let by = self.inline_transport(self.inbox.as_ref().is_some_and(RingInbox::is_open_for_reading));
+        launch.set_transport(by);
+        self.count_bytes(by, true, bytes.len() as u64);
+        if let Some(at) = launch.group_id() {
+            lock(&self.link).announce_received(at);
+        }
+        replies.landed.push(guard);
+    }
+
+    /// Sends queued frames and chunks: control frames at once on this thread, chunks on this thread only if
+    /// they are few.
+    pub(super) fn flush(&self, sends: u64) {
+        let (ring, control, chunks) = {
+            let link = lock(&self.link);
+            (link.has_for_ring(), link.has_control(), link.has_chunks())
+        };
+        if ring {
+            self.fill_ring();
+        }
+        let control = control || ring && lock(&self.link).has_control();
+        if !control && !chunks {
+            return;
+        }
+        let lanes = self.lanes();
+        let bulk = lanes.iter().any(|lane| !lane.control);
+        for lane in &lanes {
+            if lane.control && (control || !bulk) {
+                // If sending fails, the reactor ends the lane, because it first reads the frames that have
+                // arrived.
+                if chunks && !bulk && sends > SEND_AT_ONCE || lane.pump_output().is_err() {
+                    self.pump_on_reactor(lane);
+                }
+            } else if !lane.control && chunks {
+                self.pump_on_reactor(lane);
+            }
+        }
+    }
+
+    /// Writes queued frames into the ring, as many as fit.
+    pub(super) fn fill_ring(&self) {
+        let Some(outbox) = self.outbox.get() else { return };
+        outbox.write_frames(|room| {
+            let mut link = lock(&self.link);
+            let (frame, more) = link.next_for_ring(room);
+            match frame {
+                Some(ControlFrame { header, payload }) => {
+                    FrameToWrite::Frame(header.encode(), payload, link.waiters_to_wake(&header))
+                }
+                None if more => FrameToWrite::TooLong,
+                None => FrameToWrite::Nothing,
+            }
+        });
+    }
+
+    /// Blocks until all queued frames have left, or `until` has passed, so that the peer learns all that this
+    /// side knows.
+    pub fn flush_until(&self, until: Instant) {
+        const BETWEEN: Duration = Duration::from_micros(100);
+        let is_queued = || {
+            let link = lock(&self.link);
+            let waits = link.has_for_ring() || link.has_control();
+            drop(link);
+            waits || self.lanes().iter().any(|lane| lane.control && lane.is_sending())
+        };
+        while self.over.get().is_none() && is_queued() && clock::monotonic() < until {
+            self.flush(0);
+            std::thread::park_timeout(BETWEEN);
+        }
+    }
+
+    /// Makes the lane's reactor send on the lane.
+    pub(super) fn pump_on_reactor(&self, lane: &Arc<Lane>) {
+        self.io.reactor(lane.id).request_pump(lane);
+    }
+
+    /// Wakes the lanes that hold a chunk until its destination is known.
+    pub(super) fn wake_waiting_lanes(&self) {
+        for lane in self.lanes() {
+            if lane.awaits_chunk_destination() {
+                self.pump_on_reactor(&lane);
+            }
+        }
+    }
+}
+
+/// Fails a launch for which the peer launched another list.
+fn fail_different(launch: &Arc<PeerLaunch>, difference: ListMismatch) {
+    let (channel, sequence) = launch.group_id().unwrap_or_default();
+    launch.mark_peer_quiescent();
+    launch.fail_locally(match difference {
+        ListMismatch::Layout { key, here, there } => TransferError::LayoutMismatch { key, here, there },
+        ListMismatch::Order { here, there } => {
+            TransferError::OrderMismatch { channel, sequence, here, there }
+        }
+    });
+}

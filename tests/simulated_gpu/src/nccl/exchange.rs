@@ -1,0 +1,234 @@
+//! The execution of a group on its stream.
+//!
+//! For each peer and direction, a thread moves the messages of the group in their order. A message is a header of the sender,
+//! a reply of the receiver, and the contents.
+
+use std::sync::Mutex;
+
+use super::communicator::Communicator;
+use super::link::{Link, LinkFailure};
+use super::operation::{Operation, OperationKind};
+use super::reduction::reduce;
+use super::rendezvous::Links;
+use super::{INVALID_USAGE, NcclError, REMOTE_ERROR};
+use crate::device_memory::{Piece, resolve};
+use crate::error::{Answer, CudaError, ILLEGAL_ADDRESS};
+use crate::settings::Setting;
+use crate::stream::Turn;
+use crate::wait::lock;
+
+const HEADER_LEN: usize = 16;
+const ACCEPTED: u8 = 1;
+const REFUSED: u8 = 0;
+
+/// Why a message did not arrive.
+enum Failure {
+    Link(LinkFailure),
+    /// The asynchronous error of the communicator.
+    Nccl(NcclError),
+    /// The sticky error of the process.
+    Cuda(CudaError),
+}
+
+impl From<LinkFailure> for Failure {
+    fn from(failure: LinkFailure) -> Self {
+        Self::Link(failure)
+    }
+}
+
+/// One group of one communicator.
+struct Exchange<'a> {
+    communicator: &'a Communicator,
+    links: &'a Links,
+    batch: &'a [Operation],
+    /// For each operation, what each rank contributed to a reduction.
+    parts: Vec<Mutex<Vec<Vec<u8>>>>,
+}
+
+/// Executes a group. A failed group waits until its communicator is revoked or aborted.
+pub fn run(batch: &[Operation], number: u64, turn: Turn) -> Answer {
+    let communicator = &*batch[0].communicator;
+    communicator.begin_group(number);
+    let mut answer = Ok(());
+    if turn == Turn::Execute && !communicator.is_stopped() {
+        if Setting::NcclHang.strikes() || communicator.has_failed() {
+            communicator.wait_for_stop();
+        } else if let Some(links) = communicator.links() {
+            let parts = batch.iter().map(|_| Mutex::new(vec![Vec::new(); communicator.ranks])).collect();
+            answer = Exchange { communicator, links: &links, batch, parts }.run();
+            if communicator.has_failed() && answer.is_ok() && !communicator.is_stopped() {
+                communicator.wait_for_stop();
+            }
+        }
+    }
+    communicator.end_group();
+    answer
+}
+
+/// Returns the bytes of device memory.
+fn reach(at: u64, len: usize) -> Result<Vec<Piece>, Failure> {
+    if len == 0 {
+        return Ok(Vec::new());
+    }
+    resolve(at, len).ok_or(Failure::Cuda(ILLEGAL_ADDRESS))
+}
+
+/// Copies device memory to the host.
+fn read_device(at: u64, len: usize) -> Result<Vec<u8>, Failure> {
+    let mut bytes = Vec::with_capacity(len);
+    for piece in reach(at, len)? {
+        // SAFETY: the piece is mapped while it is held.
+        bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(piece.address as *const u8, piece.len) });
+    }
+    Ok(bytes)
+}
+
+/// Copies from the host to device memory.
+fn write_device(at: u64, bytes: &[u8]) -> Result<(), Failure> {
+    let mut rest = bytes;
+    for piece in reach(at, bytes.len())? {
+        let (part, after) = rest.split_at(piece.len);
+        // SAFETY: the piece is mapped while it is held.
+        unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), piece.address as *mut u8, part.len()) };
+        rest = after;
+    }
+    Ok(())
+}
+
+impl Exchange<'_> {
+    fn run(&self) -> Answer {
+        let outcomes: Vec<Result<(), Failure>> = std::thread::scope(|scope| {
+            let peers = || (0..self.communicator.ranks).filter(|peer| *peer != self.communicator.rank);
+            let sends = peers().map(|peer| scope.spawn(move || self.note(self.send_all(peer))));
+            let receives = peers().map(|peer| scope.spawn(move || self.note(self.receive_all(peer))));
+            let threads: Vec<_> = sends.chain(receives).collect();
+            threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
+        });
+        for outcome in outcomes {
+            match outcome {
+                Err(Failure::Cuda(error)) => return Err(error),
+                Err(_) => return Ok(()),
+                Ok(()) => {}
+            }
+        }
+        match self.note(self.finish()) {
+            Err(Failure::Cuda(error)) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes a failure the communicator's asynchronous error, as soon as it is met.
+    fn note(&self, outcome: Result<(), Failure>) -> Result<(), Failure> {
+        match outcome {
+            Err(Failure::Link(LinkFailure::PeerGone)) if Setting::NcclSilentDeath.is_on() => {
+                self.communicator.wait_for_stop();
+            }
+            Err(Failure::Link(LinkFailure::PeerGone)) => self.communicator.fail(REMOTE_ERROR),
+            Err(Failure::Nccl(error)) => self.communicator.fail(error),
+            _ => {}
+        }
+        outcome
+    }
+
+    /// Sends the messages of the group to one peer.
+    fn send_all(&self, peer: usize) -> Result<(), Failure> {
+        let Some(link) = &self.links.outgoing[peer] else { return Ok(()) };
+        for operation in self.batch {
+            match operation.kind {
+                OperationKind::Send { peer: to } if to == peer => {}
+                OperationKind::AllReduce(_) => {}
+                _ => continue,
+            }
+            self.send(link, operation)?;
+        }
+        Ok(())
+    }
+
+    fn send(&self, link: &Link, operation: &Operation) -> Result<(), Failure> {
+        let is_stopped = || self.communicator.is_stopped();
+        let pieces = reach(operation.from, operation.bytes)?;
+        link.write(&header(operation), &is_stopped)?;
+        let mut reply = [REFUSED];
+        link.read(&mut reply, &is_stopped)?;
+        if reply != [ACCEPTED] {
+            return Err(Failure::Nccl(INVALID_USAGE));
+        }
+        for piece in pieces {
+            // SAFETY: the piece is mapped while it is held. Streams may write to it meanwhile, as on a device.
+            let bytes = unsafe { std::slice::from_raw_parts(piece.address as *const u8, piece.len) };
+            link.write(bytes, &is_stopped)?;
+        }
+        Ok(())
+    }
+
+    /// Receives the messages of the group from one peer.
+    fn receive_all(&self, peer: usize) -> Result<(), Failure> {
+        let Some(link) = &self.links.incoming[peer] else { return Ok(()) };
+        let is_stopped = || self.communicator.is_stopped();
+        for (index, operation) in self.batch.iter().enumerate() {
+            match operation.kind {
+                OperationKind::Receive { peer: from } if from == peer => {
+                    let pieces = reach(operation.to, operation.bytes)?;
+                    self.agree(link, operation)?;
+                    for piece in pieces {
+                        let at = piece.address as *mut u8;
+                        // SAFETY: the piece is mapped while it is held. Streams may use it meanwhile, as on a device.
+                        link.read(unsafe { std::slice::from_raw_parts_mut(at, piece.len) }, &is_stopped)?;
+                    }
+                }
+                OperationKind::AllReduce(_) => {
+                    self.agree(link, operation)?;
+                    let mut part = vec![0; operation.bytes];
+                    link.read(&mut part, &is_stopped)?;
+                    lock(&self.parts[index])[peer] = part;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares the next message of a peer with an operation.
+    fn agree(&self, link: &Link, operation: &Operation) -> Result<(), Failure> {
+        let is_stopped = || self.communicator.is_stopped();
+        let mut announced = [0; HEADER_LEN];
+        link.read(&mut announced, &is_stopped)?;
+        let is_equal = announced == header(operation);
+        link.write(&[if is_equal { ACCEPTED } else { REFUSED }], &is_stopped)?;
+        if is_equal { Ok(()) } else { Err(Failure::Nccl(INVALID_USAGE)) }
+    }
+
+    /// Does what needs no peer: own messages, and the results of reductions.
+    fn finish(&self) -> Result<(), Failure> {
+        if self.communicator.is_stopped() {
+            return Err(Failure::Link(LinkFailure::Stopped));
+        }
+        let own = self.communicator.rank;
+        let of_kind = |kind| self.batch.iter().filter(move |operation| operation.kind == kind);
+        let sends = of_kind(OperationKind::Send { peer: own });
+        for (send, receive) in sends.zip(of_kind(OperationKind::Receive { peer: own })) {
+            write_device(receive.to, &read_device(send.from, send.bytes)?)?;
+        }
+        for (operation, parts) in self.batch.iter().zip(&self.parts) {
+            if let OperationKind::AllReduce(reduction) = operation.kind {
+                let mut parts = lock(parts);
+                parts[own] = read_device(operation.from, operation.bytes)?;
+                write_device(operation.to, &reduce(reduction, operation.datatype, &parts))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What sender and receiver must have in common: kind, type, size.
+fn header(operation: &Operation) -> [u8; HEADER_LEN] {
+    let kind: u32 = match operation.kind {
+        OperationKind::Send { .. } | OperationKind::Receive { .. } => 0,
+        OperationKind::AllReduce(reduction) => 1 + reduction as u32,
+    };
+    let mut bytes = [0; HEADER_LEN];
+    bytes[..4].copy_from_slice(&kind.to_le_bytes());
+    bytes[4..8].copy_from_slice(&operation.datatype.to_le_bytes());
+    bytes[8..].copy_from_slice(&(operation.bytes as u64).to_le_bytes());
+    bytes
+}
