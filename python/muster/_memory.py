@@ -71,15 +71,19 @@ class Buffer(_native.Buffer):
         """
         # Programs that use this package together with JAX have loaded it.
         internals: Any = None if self.dtype in _WIDE else sys.modules.get("muster.jax._internals")
-        array: jax.Array | None = None if internals is None else internals.array_over(self)
-        if array is None:
-            import jax.dlpack
-
-            array = jax.dlpack.from_dlpack(self)
+        made: Any = None if internals is None else internals.array_over(self)
+        array: jax.Array = _array_by_dlpack(self) if made is None else made
         if self.nbytes > 0 and array.unsafe_buffer_pointer() != self.address:
             why = f"JAX has made it {array.dtype}" if str(array.dtype) != self.dtype else "JAX has not said why"
             warnings.warn(f"the array is a copy of the Buffer ({self.dtype}): {why}", CopyWarning, stacklevel=2)
         return array
+
+
+def _array_by_dlpack(buffer: Buffer) -> jax.Array:
+    import jax.dlpack
+
+    array: jax.Array = jax.dlpack.from_dlpack(buffer)
+    return array
 
 
 def empty(shape: int | Sequence[int], dtype: Any, device: int = 0) -> Buffer:
