@@ -354,3 +354,22 @@ def test_it_is_explained_who_may_call_it(scene, release):
     )
     text = scene.python(release, code, server.grpc).succeed()
     assert "DEVICES 1" in text and "is open already" in text and "OWN own" in text, text
+
+
+def test_xla_does_not_combine_all_reduces(scene, release):
+    # A combined one goes on after its first part has failed, in the messages of that part.
+    code = """
+import os
+import jax
+import muster.jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+mesh = Mesh(np.array(jax.devices()), ("data",))
+rows = jax.ShapeDtypeStruct((8, 4), np.float32, sharding=NamedSharding(mesh, P("data")))
+sums = jax.jit(lambda x: (x.sum(0), x.sum(), x.max()), out_shardings=NamedSharding(mesh, P()))
+text = sums.lower(rows).compile().as_text()
+print("COUNT", sum(" all-reduce(" in line for line in text.splitlines()), os.environ["XLA_FLAGS"])
+"""
+    given = "--xla_force_host_platform_device_count=4 --xla_disable_hlo_passes=cse"
+    text = scene.python(release, code, XLA_FLAGS=given).succeed()
+    assert f"COUNT 3 {given} --xla_disable_hlo_passes=cse,cpu-all-reduce-combiner" in text, text

@@ -11,11 +11,15 @@ Kubernetes. It finds Muster if these variables are set, as `muster launch` does:
 
 `muster.jax.initialize()` does the same by an explicit call. It starts no service of JAX's own in process 0, and
 raises errors where JAX's initialize() ends the process.
+
+The import also sets `--xla_disable_hlo_passes=cpu-all-reduce-combiner` in XLA_FLAGS, which `live_devices()` needs on
+CPUs: a combined all-reduce does not end when a process is lost. The processes of a job must compile the same programs,
+so import muster.jax in all of them, and before JAX computes anything.
 """
 
 from __future__ import annotations
 
-from muster.jax import _cluster
+from muster.jax import _cluster, _internals
 from muster.jax._arrays import DefinitionEvent, describe, when_defined
 from muster.jax._elastic import elastic
 from muster.jax._initialize import initialize
@@ -38,3 +42,4 @@ __all__ = [
 ]
 
 _cluster.register()
+_internals.keep_all_reduces_apart()

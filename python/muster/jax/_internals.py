@@ -227,6 +227,26 @@ def is_ended_collective(error: BaseException) -> bool:
     return False
 
 
+_DISABLED_PASSES = "--xla_disable_hlo_passes"
+_COMBINER = "cpu-all-reduce-combiner"
+
+
+def keep_all_reduces_apart() -> None:
+    """Tells XLA not to combine the all-reduces of a program for CPUs. It has no effect after JAX has computed.
+
+    XLA gives the parts of a combined all-reduce to gloo one after the other, even after one of them has failed (from 0.9.2 on). The
+    next part then takes messages of the failed part for its own: it never ends, or gloo aborts the process. The first failure of an
+    all-reduce that is not combined ends the program. Combining saves nothing over gloo, which sends each part by itself.
+    """
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    given = [flag for flag in flags if flag.partition("=")[0] == _DISABLED_PASSES]
+    # XLA uses the last one.
+    passes = given[-1].partition("=")[2].split(",") if given else []
+    if _COMBINER not in passes:
+        flags.append(f"{_DISABLED_PASSES}={','.join([*filter(None, passes), _COMBINER])}")
+        os.environ["XLA_FLAGS"] = " ".join(flags)
+
+
 _NCCL_VARIABLE = "XLA_PYTHON_CLIENT_ABORT_COLLECTIVES_ON_FAILURE"
 _NCCL_FLAGS = (
     "--xla_gpu_nccl_terminate_on_error=false",
