@@ -147,9 +147,16 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
     where
         K: Borrow<Q>,
     {
-        let behind =
-            self.chunks.partition_point(|chunk| chunk.first().is_some_and(|(k, _)| k.borrow() <= key));
-        let chunk = behind.saturating_sub(1);
+        let begins_at_or_before =
+            |chunk: &Arc<Chunk<K, V>>| chunk.first().is_some_and(|(k, _)| k.borrow() <= key);
+        // The common cases: a key of the last chunk, because keys ascend, or of the first one, because the oldest are removed.
+        let chunk = match &*self.chunks {
+            [.., last] if begins_at_or_before(last) => self.chunks.len() - 1,
+            [_, second, ..] if begins_at_or_before(second) => {
+                self.chunks.partition_point(begins_at_or_before).saturating_sub(1)
+            }
+            _ => 0,
+        };
         let place = self.chunks.get(chunk).map_or(Err(0), |entries| {
             // The common case: a key after all others of the chunk.
             match entries.last() {
