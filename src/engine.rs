@@ -27,7 +27,6 @@ mod jobs;
 mod lock;
 mod waiting_calls;
 
-use std::iter;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -55,11 +54,6 @@ pub trait AnswerInbox: Send + Sync {
     /// Receives the answer to the call that was made with `slot`. Called outside the engine's lock, on any
     /// thread; must not block.
     fn deliver(&self, slot: u64, outcome: CallOutcome);
-
-    /// Receives several answers in their order, each with its slot, as [`deliver`](Self::deliver) does.
-    fn deliver_batch(&self, answers: &mut dyn Iterator<Item = (u64, CallOutcome)>) {
-        answers.for_each(|(slot, outcome)| self.deliver(slot, outcome));
-    }
 }
 
 /// The state of a call after [`Engine::call`].
@@ -536,7 +530,9 @@ impl Engine {
         if nearer {
             self.rearm.notify_one();
         }
-        deliver_answers(applied.deliveries);
+        for (waiting, outcome) in applied.deliveries {
+            waiting.inbox.deliver(waiting.slot, outcome);
+        }
         self.drop_deferred(applied.discarded);
     }
 
@@ -547,18 +543,6 @@ impl Engine {
         if weight > MUCH {
             self.drop_in_background(discarded);
         }
-    }
-}
-
-/// Delivers answers, all those of one inbox together: the connection then writes them together, too. The order of an inbox's
-/// answers is kept.
-fn deliver_answers(mut answers: Vec<(WaitingCall, CallOutcome)>) {
-    answers.sort_by_key(|(waiting, _)| Arc::as_ptr(&waiting.inbox).addr());
-    let mut answers = answers.into_iter().peekable();
-    while let Some((WaitingCall { inbox, slot }, outcome)) = answers.next() {
-        let rest = iter::from_fn(|| answers.next_if(|(waiting, _)| Arc::ptr_eq(&waiting.inbox, &inbox)));
-        let rest = rest.map(|(waiting, outcome)| (waiting.slot, outcome));
-        inbox.deliver_batch(&mut iter::once((slot, outcome)).chain(rest));
     }
 }
 

@@ -41,14 +41,9 @@ impl Mailbox {
     }
 
     /// Posts a message, and wakes the task if it sleeps.
-    pub(super) fn post(&self, message: MailboxMessage) {
+    pub(super) fn post(&self, note: MailboxMessage) {
         let mut state = self.lock();
-        state.messages.push(message);
-        Self::wake(state);
-    }
-
-    /// Wakes the task if it sleeps.
-    fn wake(mut state: MutexGuard<'_, MailboxState>) {
+        state.messages.push(note);
         let sleeper = state.sleeper.take();
         drop(state);
         if let Some(sleeper) = sleeper {
@@ -77,12 +72,6 @@ impl Mailbox {
 impl AnswerInbox for Mailbox {
     fn deliver(&self, slot: u64, outcome: CallOutcome) {
         self.post(MailboxMessage::Answer(slot, outcome));
-    }
-
-    fn deliver_batch(&self, answers: &mut dyn Iterator<Item = (u64, CallOutcome)>) {
-        let mut state = self.lock();
-        state.messages.extend(answers.map(|(slot, outcome)| MailboxMessage::Answer(slot, outcome)));
-        Self::wake(state);
     }
 }
 
