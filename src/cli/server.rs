@@ -32,7 +32,7 @@ use crate::telemetry::event_log::log_events;
 use crate::telemetry::log::LogMetrics;
 use crate::telemetry::metrics::{EventCounters, MetricInputs, MetricSource, Metrics};
 use crate::telemetry::traces::{CollectorTls, OtlpProtocol, Traces};
-use crate::tls::{HandshakeFailures, ListenerSecurity};
+use crate::tls::{ConnectionAdmission, HandshakeFailures};
 
 /// The time that the last HTTP responses have if the stop timeout is spent.
 const HTTP_STOP_TIMEOUT: Duration = Duration::from_millis(200);
@@ -223,7 +223,7 @@ impl RunningServer {
     }
 
     /// Builds the server of the gRPC port.
-    fn build_grpc_server(&self, tls: ListenerSecurity, connections: usize) -> Arc<grpc::GrpcServer> {
+    fn build_grpc_server(&self, tls: ConnectionAdmission, connections: usize) -> Arc<grpc::GrpcServer> {
         let limits = grpc::GrpcLimits {
             drain: self.config.server.stop_timeout,
             connections,
@@ -298,7 +298,7 @@ impl RunningServer {
     fn serve_http(
         &mut self,
         site: AppState,
-        tls: Arc<ListenerSecurity>,
+        tls: Arc<ConnectionAdmission>,
         http: HttpListener,
         metrics: Option<HttpListener>,
         health: Option<HttpListener>,
@@ -310,7 +310,7 @@ impl RunningServer {
         }
         if let Some(HttpListener { listener, address, state }) = health {
             tracing::info!(%address, "serving health on a separate listener");
-            let plain = Arc::new(ListenerSecurity::plaintext_only("http", Arc::clone(&site.handshakes)));
+            let plain = Arc::new(ConnectionAdmission::plaintext_only("http", Arc::clone(&site.handshakes)));
             let (router, stop) = (http::health_router(site.clone()), self.health.stop.subscribe());
             self.health.tasks.spawn(http::serve(listener, plain, router, state, stop));
         }
@@ -446,10 +446,10 @@ fn build_listener_security(
     config: &Config,
     clock: Clock,
     handshakes: &Arc<HandshakeFailures>,
-) -> Result<[ListenerSecurity; 2]> {
+) -> Result<[ConnectionAdmission; 2]> {
     let enter = |edge, tls: &TlsConfig, protocols| {
         let kept = (clock, Arc::clone(handshakes));
-        let entrance = ListenerSecurity::new(edge, tls.mode, tls.require_files(edge)?, protocols, kept);
+        let entrance = ConnectionAdmission::new(edge, tls.mode, tls.require_files(edge)?, protocols, kept);
         entrance.with_context(|| format!("no TLS for {edge}: see --{edge}-tls-cert, and `muster tls check`"))
     };
     let server = &config.server;

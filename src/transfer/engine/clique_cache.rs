@@ -251,7 +251,7 @@ impl CliqueCache {
     }
 
     /// Forgets a connection that was dropped to make room.
-    pub fn remove_evicted(&mut self, connection: &Arc<Connection>) {
+    pub fn forget_dropped_to_make_room(&mut self, connection: &Arc<Connection>) {
         self.evictions += 1;
         self.forget(connection);
     }

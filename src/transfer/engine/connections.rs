@@ -89,7 +89,7 @@ impl EngineShared {
 
     /// Forgets a connection that was dropped to make room, with its peer's agreement.
     pub(super) fn on_connection_left(&self, connection: &Arc<Connection>) {
-        lock(&self.cliques).remove_evicted(connection);
+        lock(&self.cliques).forget_dropped_to_make_room(connection);
     }
 
     /// Tells all requests that wait for a clique that it cannot be made.

@@ -3,7 +3,7 @@
 //! A plan is computed from two [`ArrayDescription`]s (source and destination), a [`Placement`] of their devices,
 //! and [`PlanOptions`]. The computation is pure: it uses no IO, no clock, no threads and no randomness. So every
 //! process computes the same plan with the same keys from the same description, and plans are not sent. Begin at
-//! `step_builder.rs`, which has the rules.
+//! `region_routing.rs`, which has the rules.
 //!
 //! A *region* is the overlap of a tile of the source with a tile of the destination. Overlapping tiles are found by
 //! division in each dimension. A region has one step for each device that holds its destination tile. If that
@@ -26,7 +26,7 @@
 //! | `region_order.rs` | regions by number, and the numbers of a tile's regions |
 //! | `holders.rs` | the devices that hold a tile, by host and task |
 //! | `round_robin.rs`, `sender_choices.rs` | the choice of the sender of a region that several devices hold |
-//! | `step_builder.rs` | the rules that choose which device copies to which, for one region |
+//! | `region_routing.rs` | the rules that choose which device copies to which, for one region |
 //! | `staging.rs` | memory for regions that are packed |
 //! | `plan.rs`, `step.rs` | the plan, and one copy of it with its regions and runs |
 //! | `expand.rs` | the steps of a plan, computed on demand |
@@ -92,11 +92,11 @@ mod placement;
 mod plan;
 mod plan_json;
 mod region_order;
+mod region_routing;
 mod round_robin;
 mod sender_choices;
 mod staging;
 mod step;
-mod step_builder;
 mod tiles;
 
 pub use crate::base::membership::{DeviceId, TaskId};

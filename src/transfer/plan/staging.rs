@@ -8,8 +8,8 @@
 //! deadlock a plan. A region is packed once for all its recipients, and bytes that are passed on are sent from the
 //! memory at which they arrived. Begin at [`is_packed`] and [`staging_offset`].
 
+use super::region_routing::StepRecord;
 use super::step::BufferRole;
-use super::step_builder::StepRecord;
 use super::tiles::RegionBounds;
 
 /// The run length in bytes below which a region is packed. Above it, a vectored read or write of the runs

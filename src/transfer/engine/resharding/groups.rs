@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::outcome::ReshardArray;
+use super::inputs::ReshardArray;
 use super::task::{StepRole, StepTask};
 use crate::base::membership::TaskId;
 

@@ -23,6 +23,7 @@
 mod copy;
 mod executor;
 mod groups;
+mod inputs;
 mod outcome;
 mod task;
 
@@ -31,7 +32,8 @@ use std::sync::mpsc::channel;
 use muster_clock as clock;
 
 use executor::ReshardExecutor;
-pub use outcome::{ReshardArray, ReshardError, ReshardStats, ShardBuffers};
+pub use inputs::{ReshardArray, ShardBuffers};
+pub use outcome::{ReshardError, ReshardStats};
 use task::{StepRole, claim_shards, local_steps};
 
 use super::handle::TransferEngine;

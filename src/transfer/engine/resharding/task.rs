@@ -4,7 +4,8 @@
 
 use std::collections::HashSet;
 
-use super::outcome::{ReshardArray, ReshardError, ShardBuffers};
+use super::inputs::{ReshardArray, ShardBuffers};
+use super::outcome::ReshardError;
 use crate::base::buffer_definition::{BufferDefinitionEvent, BufferDefinitionPromise};
 use crate::base::key::TransferKey;
 use crate::base::membership::{DeviceId, TaskId};
