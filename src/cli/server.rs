@@ -178,7 +178,7 @@ impl RunningServer {
         let audit = Arc::new(open_audit_log(config, clock)?);
         config.require_access_control()?;
         let handshakes = Arc::new(HandshakeFailures::new(clock));
-        let [grpc_tls, http_tls] = build_listener_security(config, clock, &handshakes)?;
+        let [grpc_tls, http_tls] = build_connection_admissions(config, clock, &handshakes)?;
         let guard = Arc::new(build_access_control(config, clock)?);
         let bound = BoundListeners::bind(config, clock, &connections)?;
         let engine = Engine::new(clock);
@@ -217,7 +217,7 @@ impl RunningServer {
     /// Reads the files that `config` names: certificates and tokens.
     pub fn check_certificates_and_tokens(config: &Config) -> Result<()> {
         let clock = Clock::start();
-        build_listener_security(config, clock, &Arc::new(HandshakeFailures::new(clock)))?;
+        build_connection_admissions(config, clock, &Arc::new(HandshakeFailures::new(clock)))?;
         build_access_control(config, clock)?;
         Ok(())
     }
@@ -229,7 +229,12 @@ impl RunningServer {
             connections,
             ..self.config.server.grpc_limits.clone()
         };
-        grpc::GrpcServer::with_listener_security(tls, Arc::clone(&self.engine), limits, self.traces.clone())
+        grpc::GrpcServer::with_connection_admission(
+            tls,
+            Arc::clone(&self.engine),
+            limits,
+            self.traces.clone(),
+        )
     }
 
     /// Builds the state of the HTTP port, and starts the tasks that measure.
@@ -354,7 +359,7 @@ impl RunningServer {
         // Reading files may block.
         tokio::task::spawn_blocking(move || {
             guard.reload_tokens();
-            match build_listener_security(&config, clock, &Arc::new(HandshakeFailures::new(clock))) {
+            match build_connection_admissions(&config, clock, &Arc::new(HandshakeFailures::new(clock))) {
                 Ok(_) => tracing::info!("files were read again"),
                 Err(error) => {
                     let error = format!("{error:#}");
@@ -442,7 +447,7 @@ fn build_server_info(bound: &BoundListeners, jobs: &[JobConfig]) -> ServerInfo {
 }
 
 /// Builds the TLS of the gRPC listeners and of the HTTP listener.
-fn build_listener_security(
+fn build_connection_admissions(
     config: &Config,
     clock: Clock,
     handshakes: &Arc<HandshakeFailures>,

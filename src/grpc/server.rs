@@ -53,7 +53,7 @@ impl GrpcServer {
     #[must_use]
     pub fn with_traces(engine: Arc<Engine>, limits: GrpcLimits, traces: Option<Arc<Traces>>) -> Arc<Self> {
         let failures = Arc::new(HandshakeFailures::new(*engine.clock()));
-        Self::with_listener_security(
+        Self::with_connection_admission(
             ConnectionAdmission::plaintext_only("grpc", failures),
             engine,
             limits,
@@ -63,7 +63,7 @@ impl GrpcServer {
 
     /// Returns the same with the given handling of new connections.
     #[must_use]
-    pub fn with_listener_security(
+    pub fn with_connection_admission(
         entrance: ConnectionAdmission,
         engine: Arc<Engine>,
         limits: GrpcLimits,

@@ -278,7 +278,7 @@ async fn a_stalled_tls_handshake_is_closed() {
     let kept = (*engine.clock(), Arc::clone(&failures));
     let entrance = ConnectionAdmission::new("grpc", TlsMode::Required, Some(files), &[b"h2"], kept).unwrap();
     let limits = GrpcLimits { handshake: Duration::from_millis(200), ..GrpcLimits::default() };
-    let server = grpc::GrpcServer::with_listener_security(entrance, engine, limits, None);
+    let server = grpc::GrpcServer::with_connection_admission(entrance, engine, limits, None);
     let listener = grpc::bind_listener(([127, 0, 0, 1], 0).into()).unwrap();
     let address = listener.local_addr().unwrap();
     let stop = watch::Sender::new(false);

@@ -2,9 +2,9 @@
 //! now.
 //!
 //! A task number does not tell where the process runs: after a restart, the tasks may be distributed over the hosts
-//! in another order, and the global device ids with them. So devices are matched by their *place*: the host, the
-//! number of the process on the host, the platform, and the local id of the device. The host is identified by the
-//! process identity that its processes publish, which survives a reboot. Without a process identity it is
+//! in another order, and then the global device ids change too. So devices are matched by their *place*: the host,
+//! the number of the process on the host, the platform, and the local id of the device. The host is identified by
+//! the process identity that its processes publish, which survives a reboot. Without a process identity it is
 //! identified by its boot id. If several tasks of a host publish no identity, devices with the same local id are
 //! matched in the order of the tasks.
 

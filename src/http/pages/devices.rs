@@ -1,6 +1,6 @@
 //! Renders the devices of a run next to those of the previous run.
 //!
-//! `coordination::device_comparison` matches the devices of the two runs. Begin at `show_devices_page`.
+//! `coordination/views/device_comparison.rs` matches the devices of the two runs. Begin at `show_devices_page`.
 
 use std::sync::Arc;
 

@@ -16,12 +16,13 @@
 //! sender has a number, and the sender is computed from this number alone. So the sender of one step can be
 //! computed without the other steps.
 //!
-//! When a device has received bytes for its task or host, later steps copy these bytes from it to the other devices
-//! there. So the fewest possible bytes cross hosts. Each holder of a region sends it to `fan_out` hosts on average
-//! (or to `fan_out` tasks on its own host). Each recipient sends it to the next `fan_out`, so the copies form a
-//! tree. A broadcast therefore reaches `n` hosts in about `log2(n)` rounds. Without the tree, it would take as long
-//! as one host needs to send to all others. The first recipient rotates with the region number; otherwise the same
-//! devices would receive every region and copy it on. Begin at [`RegionRouter::route_region`].
+//! When a device has received bytes for its task or host, later steps copy these bytes from this device to the other
+//! devices of the task or host. So the fewest possible bytes cross hosts. Each holder of a region sends it to
+//! `fan_out` hosts on average (or to `fan_out` tasks on its own host). Each recipient sends it to the next
+//! `fan_out`, so the copies form a tree. A broadcast therefore reaches `n` hosts in about `log2(n)` rounds. Without
+//! the tree, one host would have to send to all others, one after another. The first recipient rotates with the
+//! region number; otherwise the same devices would receive every region first and pass it on. Begin at
+//! [`RegionRouter::route_region`].
 
 use super::Plan;
 use super::holders::{HostHolders, TaskHolders};

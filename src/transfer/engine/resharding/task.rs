@@ -1,6 +1,6 @@
 //! The steps in which one task takes part, with the memory that they need.
 //!
-//! `run.rs` launches the steps. Begin at [`local_steps`].
+//! `executor.rs` launches the steps. Begin at [`local_steps`].
 
 use std::collections::HashSet;
 
