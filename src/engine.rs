@@ -215,7 +215,7 @@ impl Engine {
     /// Returns the counters.
     #[must_use]
     pub fn counters(&self) -> EngineCounters {
-        let state = self.lock_for_read();
+        let state = self.lock_timed_as_read();
         EngineCounters {
             inputs: state.inputs,
             events: state.next_event - 1,
@@ -277,7 +277,7 @@ impl Engine {
         ending: ConnectionEnd,
         calls: Vec<CallId>,
     ) {
-        self.apply_input(self.lock_for_bulk(), Input::ConnectionClosed { connection, ending });
+        self.apply_input(self.lock_timed_as_bulk(), Input::ConnectionClosed { connection, ending });
         match self.this.upgrade() {
             Some(engine) if calls.len() > CALLS_DROPPED_AT_ONCE => {
                 self.reaper.run_in_background(move || engine.drop_waiting_calls(&calls));
@@ -291,7 +291,7 @@ impl Engine {
     fn drop_waiting_calls(&self, calls: &[CallId]) {
         for part in calls.chunks(CALLS_DROPPED_AT_ONCE) {
             let mut tables = Vec::new();
-            let mut state = self.lock_for_bulk();
+            let mut state = self.lock_timed_as_bulk();
             let dropped: Vec<Option<WaitingCall>> =
                 part.iter().map(|call| state.waiting.remove(*call, &mut tables)).collect();
             drop(state);
@@ -319,7 +319,8 @@ impl Engine {
             Request::Insert { value, .. } => Some(value.clone()),
             _ => None,
         };
-        let mut state = if is_about_one_task_or_key(&request) { self.lock() } else { self.lock_for_bulk() };
+        let mut state =
+            if is_about_one_task_or_key(&request) { self.lock() } else { self.lock_timed_as_bulk() };
         let call = CallId(state.next_call);
         state.next_call += 1;
         let had_work = state.coordinator.has_pending_work();
@@ -348,14 +349,14 @@ impl Engine {
 
     /// Answers every waiting call in the way that lets clients continue.
     pub fn stop(&self) {
-        self.apply_input(self.lock_for_bulk(), Input::Stop);
+        self.apply_input(self.lock_timed_as_bulk(), Input::Stop);
     }
 
     /// Runs `look` on a copy of the jobs. The copy costs a pointer for each job; the lock is free while
     /// `look` runs, however long that takes.
     pub fn read<T>(&self, look: impl FnOnce(&Coordinator, Timestamp) -> T) -> T {
         let (copy, now) = {
-            let state = self.lock_for_read();
+            let state = self.lock_timed_as_read();
             (state.coordinator.snapshot(), self.clock.now())
         };
         look(&copy, now)
@@ -364,13 +365,13 @@ impl Engine {
     /// Runs `look` under the lock. It must take the same short time however large the state is; otherwise use
     /// [`Engine::read`].
     pub fn read_under_lock<T>(&self, look: impl FnOnce(&Coordinator) -> T) -> T {
-        look(&self.lock_for_read().coordinator)
+        look(&self.lock_timed_as_read().coordinator)
     }
 
     /// Returns the number of waiting calls.
     #[must_use]
     pub fn waiting_call_count(&self) -> usize {
-        self.lock_for_read().waiting.len()
+        self.lock_timed_as_read().waiting.len()
     }
 
     /// Returns the retained events of all jobs after number `after`, and a stream of later ones.
@@ -381,7 +382,7 @@ impl Engine {
     }
 
     fn subscribe_with_history(&self) -> (EventHistory, broadcast::Receiver<NumberedEvent>) {
-        let state = self.lock_for_read();
+        let state = self.lock_timed_as_read();
         (state.history.clone(), self.followers.subscribe())
     }
 
@@ -423,11 +424,11 @@ impl Engine {
         // A process that was stopped or starved received no heartbeats meanwhile; the tasks did not cause
         // that.
         if self.clock.now().since(due) > LAG_TOLERANCE {
-            let mut state = self.lock_for_bulk();
+            let mut state = self.lock_timed_as_bulk();
             state.lags += 1;
             self.apply_input(state, Input::DriverLagged);
         }
-        self.apply_input(self.lock_for_bulk(), Input::Tick);
+        self.apply_input(self.lock_timed_as_bulk(), Input::Tick);
     }
 
     fn arm_timer(&self) -> Option<Timestamp> {
@@ -500,7 +501,7 @@ impl Engine {
     ) -> LockedState<'a> {
         while state.coordinator.has_pending_work() && applied.deliveries.len() < DELIVERED_AT_ONCE {
             drop(state);
-            state = self.lock_for_bulk();
+            state = self.lock_timed_as_bulk();
             let part = self.apply(&mut state, Input::Tick, None);
             let has_answers = !part.deliveries.is_empty();
             applied.add_tick_result(part);

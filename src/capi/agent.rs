@@ -1,4 +1,4 @@
-//! The functions of C for a task: its calls to the service, and its end.
+//! The functions of the C library for a task: those that call the service, and those that end the task.
 //!
 //! They translate between C and Rust; `muster::agent` has the rules. Begin at [`AgentObject::call`].
 

@@ -1,4 +1,5 @@
-//! The tokio runtime of the library, its only way to wait, and cancellation.
+//! Three things: the tokio runtime of the library, the one function by which calls wait ([`wait`]), and
+//! cancellation.
 //!
 //! Work runs on threads of the runtime, which block all signals. So a broken connection raises no SIGPIPE in a
 //! thread of the program, and the program's signal handlers run on its own threads. The calling thread only waits

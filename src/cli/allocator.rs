@@ -1,8 +1,9 @@
 //! Configures glibc's allocator to keep freed memory for a few seconds and then to return it to the system.
 //!
 //! The kernel clears and maps fresh memory page by page. For the memory of a large value this costs more than
-//! receiving the value. In every run, values are deleted or overwritten, and new values then need memory again. So
-//! the allocator keeps up to 256 MiB of freed memory for about six seconds. Begin at [`configure_allocator`].
+//! receiving the value. In every run of a job, values are deleted or overwritten, and new values then need memory
+//! again. So the allocator keeps up to 256 MiB of freed memory for about six seconds. Begin at
+//! [`configure_allocator`].
 
 use tokio::runtime::Handle;
 

@@ -1,9 +1,9 @@
-//! The command that starts this program again. A launch, the demo and the benchmark run their parts as child
-//! processes by it.
+//! The command that starts this program again. A launch, the demo and the benchmark use this command to run their
+//! parts as child processes.
 //!
-//! The default is the executable of this process. If that is another program, such as a Python interpreter that has
-//! loaded the command line as a library, the process sets the command with [`set_own_command`]. Begin at
-//! [`own_command_words`].
+//! The default is the executable of this process. If this executable is another program, such as a Python
+//! interpreter that has loaded the command line as a library, the process sets the command with [`set_own_command`].
+//! Begin at [`own_command_words`].
 
 use std::ffi::OsString;
 use std::process::Command;

@@ -32,7 +32,7 @@ use crate::telemetry::event_log::log_events;
 use crate::telemetry::log::LogMetrics;
 use crate::telemetry::metrics::{EventCounters, MetricInputs, MetricSource, Metrics};
 use crate::telemetry::traces::{CollectorTls, OtlpProtocol, Traces};
-use crate::tls::{HandshakeFailures, ListenerSecurity};
+use crate::tls::{ConnectionAdmission, HandshakeFailures};
 
 /// The time that the last HTTP responses have if the stop timeout is spent.
 const HTTP_STOP_TIMEOUT: Duration = Duration::from_millis(200);
@@ -178,7 +178,7 @@ impl RunningServer {
         let audit = Arc::new(open_audit_log(config, clock)?);
         config.require_access_control()?;
         let handshakes = Arc::new(HandshakeFailures::new(clock));
-        let [grpc_tls, http_tls] = build_listener_security(config, clock, &handshakes)?;
+        let [grpc_tls, http_tls] = build_connection_admissions(config, clock, &handshakes)?;
         let guard = Arc::new(build_access_control(config, clock)?);
         let bound = BoundListeners::bind(config, clock, &connections)?;
         let engine = Engine::new(clock);
@@ -217,19 +217,24 @@ impl RunningServer {
     /// Reads the files that `config` names: certificates and tokens.
     pub fn check_certificates_and_tokens(config: &Config) -> Result<()> {
         let clock = Clock::start();
-        build_listener_security(config, clock, &Arc::new(HandshakeFailures::new(clock)))?;
+        build_connection_admissions(config, clock, &Arc::new(HandshakeFailures::new(clock)))?;
         build_access_control(config, clock)?;
         Ok(())
     }
 
     /// Builds the server of the gRPC port.
-    fn build_grpc_server(&self, tls: ListenerSecurity, connections: usize) -> Arc<grpc::GrpcServer> {
+    fn build_grpc_server(&self, tls: ConnectionAdmission, connections: usize) -> Arc<grpc::GrpcServer> {
         let limits = grpc::GrpcLimits {
             drain: self.config.server.stop_timeout,
             connections,
             ..self.config.server.grpc_limits.clone()
         };
-        grpc::GrpcServer::with_listener_security(tls, Arc::clone(&self.engine), limits, self.traces.clone())
+        grpc::GrpcServer::with_connection_admission(
+            tls,
+            Arc::clone(&self.engine),
+            limits,
+            self.traces.clone(),
+        )
     }
 
     /// Builds the state of the HTTP port, and starts the tasks that measure.
@@ -298,7 +303,7 @@ impl RunningServer {
     fn serve_http(
         &mut self,
         site: AppState,
-        tls: Arc<ListenerSecurity>,
+        tls: Arc<ConnectionAdmission>,
         http: HttpListener,
         metrics: Option<HttpListener>,
         health: Option<HttpListener>,
@@ -310,7 +315,7 @@ impl RunningServer {
         }
         if let Some(HttpListener { listener, address, state }) = health {
             tracing::info!(%address, "serving health on a separate listener");
-            let plain = Arc::new(ListenerSecurity::plaintext_only("http", Arc::clone(&site.handshakes)));
+            let plain = Arc::new(ConnectionAdmission::plaintext_only("http", Arc::clone(&site.handshakes)));
             let (router, stop) = (http::health_router(site.clone()), self.health.stop.subscribe());
             self.health.tasks.spawn(http::serve(listener, plain, router, state, stop));
         }
@@ -354,7 +359,7 @@ impl RunningServer {
         // Reading files may block.
         tokio::task::spawn_blocking(move || {
             guard.reload_tokens();
-            match build_listener_security(&config, clock, &Arc::new(HandshakeFailures::new(clock))) {
+            match build_connection_admissions(&config, clock, &Arc::new(HandshakeFailures::new(clock))) {
                 Ok(_) => tracing::info!("files were read again"),
                 Err(error) => {
                     let error = format!("{error:#}");
@@ -442,14 +447,14 @@ fn build_server_info(bound: &BoundListeners, jobs: &[JobConfig]) -> ServerInfo {
 }
 
 /// Builds the TLS of the gRPC listeners and of the HTTP listener.
-fn build_listener_security(
+fn build_connection_admissions(
     config: &Config,
     clock: Clock,
     handshakes: &Arc<HandshakeFailures>,
-) -> Result<[ListenerSecurity; 2]> {
+) -> Result<[ConnectionAdmission; 2]> {
     let enter = |edge, tls: &TlsConfig, protocols| {
         let kept = (clock, Arc::clone(handshakes));
-        let entrance = ListenerSecurity::new(edge, tls.mode, tls.require_files(edge)?, protocols, kept);
+        let entrance = ConnectionAdmission::new(edge, tls.mode, tls.require_files(edge)?, protocols, kept);
         entrance.with_context(|| format!("no TLS for {edge}: see --{edge}-tls-cert, and `muster tls check`"))
     };
     let server = &config.server;

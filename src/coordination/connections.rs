@@ -2,8 +2,9 @@
 //! connection closes.
 //!
 //! The cleanup first withdraws the waiting calls of the closed connection, a bounded number at a time. It then
-//! reports the lost connection for each of its tasks to `task_failure.rs`, which decides whether the task fails.
-//! Begin at `Job::bind_connection_to_incarnation` and `Job::withdraw_calls_of_closed_connections`.
+//! reports the lost connection to `task_failure.rs`, once for each task that used the connection. `task_failure.rs`
+//! decides whether the task fails. Begin at `Job::bind_connection_to_incarnation` and
+//! `Job::withdraw_calls_of_closed_connections`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

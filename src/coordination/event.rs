@@ -1,6 +1,6 @@
 //! The events of a job: every change of state, with its time, run and reason.
 //!
-//! The engine numbers, retains and publishes the events. Begin at [`EventKind`].
+//! The driver numbers, retains and publishes the events. Begin at [`EventKind`].
 
 use std::net::SocketAddr;
 use std::sync::Arc;

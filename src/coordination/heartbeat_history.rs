@@ -1,5 +1,5 @@
 //! The gaps between the heartbeats of one task over time, in at most [`HISTORY_POINTS`] points. At first, each gap
-//! is a point. When the table is full, time is divided into intervals, and each point is the longest gap of its
+//! is a point. When all points are used, time is divided into intervals, and each point is the longest gap of its
 //! interval. The points cover at least the last 43 minutes.
 //!
 //! The histogram of gaps is in `heartbeat_stats.rs`. Begin at `HeartbeatHistory::add_gap`.

@@ -1,4 +1,4 @@
-//! The inputs of the state machine, and its effects: the orders that it gives to its driver.
+//! The inputs of the state machine, and its effects: the instructions that it gives to its driver.
 //!
 //! [`Coordinator::apply`](super::Coordinator::apply) handles an input and returns effects. Begin at [`Input`], then
 //! [`Effect`].
@@ -6,8 +6,8 @@
 //! The driver does what would make a transition slow or not repeatable: it numbers connections and calls, draws the
 //! incarnations of runs ([`Effect::RequestIncarnation`]), and frees memory after releasing its lock
 //! ([`Effect::FreeLater`]). Findings and transfer failures are inputs too ([`Input::FindingChanged`],
-//! [`Input::TransferFailed`]). Such an input only publishes an event. As an input it has its place in the order of
-//! events, and a replay repeats it.
+//! [`Input::TransferFailed`]). These inputs only publish an event. Because they are inputs, each has a place in the
+//! order of events, and a replay repeats it.
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -1,7 +1,7 @@
 //! Handles the inputs of a job: calls, cancelled calls, findings, transfer failures, and ticks.
 //!
-//! This module contains no rule. A call is checked against the exclusions, then by `fencing.rs`, and is then passed
-//! to the run (`call_dispatch.rs`). Queued work is done within a budget. Begin at `Job::handle_call`.
+//! This module contains no rule. It checks a call against the exclusions, lets `fencing.rs` check the call, and
+//! passes it to the run (`call_dispatch.rs`). Queued work is done within a budget. Begin at `Job::handle_call`.
 
 use std::sync::Arc;
 

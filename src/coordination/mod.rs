@@ -1,33 +1,35 @@
 //! The state machine of the coordination service: jobs, runs, tasks, barriers, the key-value store, live sets, and
 //! every rule between them.
 //!
-//! [`Coordinator::apply`] takes the time and one [`Input`], and appends [`Effect`]s, which are orders to the
+//! [`Coordinator::apply`] takes the time and one [`Input`], and appends [`Effect`]s, which are instructions to the
 //! driver. [`Coordinator::next_wakeup`] returns the time at which the state machine needs a tick. The state machine
 //! does no IO, reads no clock, draws no randomness, starts no thread, and contains no wire format, page or metric.
-//! Its driver is the engine. The ports translate calls to inputs and effects to replies. Begin at
+//! Its driver is `engine::Engine`. The ports translate calls to inputs and effects to replies. Begin at
 //! [`Coordinator::apply`], then read `input.rs` (inputs and effects), `job_inputs.rs` and `call_dispatch.rs`.
 //!
 //! Invariants of the state machine:
 //!
 //! - The same inputs at the same times produce the same state and the same effects, bit for bit. All state can be
 //!   serialised, and every table is ordered, so no iteration depends on a hash seed.
-//! - An input that affects many calls or tasks changes the state at once, but sends at most 128 answers. Later
-//!   ticks send the other answers. All jobs share these ticks, and other inputs may come between them. Because the
+//! - An input that affects many calls or tasks changes the state at once, but sends at most 128 answers. Later ticks
+//!   send the other answers. All jobs share these ticks, and other inputs may come between two ticks. Because the
 //!   state changes at once, no input finds a barrier that only half of its members have passed.
 //! - Measurements (heartbeat gaps, lateness) are computed from the times of inputs, so a replay gives the same
 //!   measurements.
 //! - Every transition has a reason that a person can read.
 //!
 //! Data and rules are in separate files. The table lists the files from the lowest layer to the highest. A file
-//! imports only from the rows above its own row in this table (`tests/structure` enforces it).
+//! imports only files of its own row and of the rows above. `tests/structure/layers.rs` has the exact layers, and a
+//! test enforces them.
 //!
 //! | file | holds |
 //! | --- | --- |
 //! | `ids.rs`, `actor.rs`, `process_identity.rs`, `settings.rs`, `failure.rs`, `shared_failures.rs` | identifiers; authors of commands; process identities; settings and bounds; errors |
-//! | `request_reply.rs`, `command.rs`, `store_entry.rs` | requests and replies of tasks; commands of operators and their outcomes |
-//! | `event.rs`, `barrier_record.rs`, `input.rs`, `deferred_free.rs` | events; records of ended barriers; inputs and effects; memory to free |
+//! | `request_reply.rs`, `store_entry.rs` | requests and replies of tasks |
+//! | `exclusion.rs`, `task_owner_table.rs` | tables: exclusions, owners of task ids |
+//! | `event.rs`, `barrier_record.rs`, `command.rs`, `input.rs`, `deferred_free.rs` | events; records of ended barriers; commands of operators and their outcomes; inputs and effects; memory to free |
 //! | `heartbeat_stats.rs`, `heartbeat_history.rs`, `straggler_stats.rs` | statistics of a task: heartbeats, heartbeats over time, lateness at barriers |
-//! | `key_value_store.rs`, `topology.rs`, `barrier.rs`, `unmeasured_barrier.rs`, `live_set.rs`, `exclusion.rs`, `task_owner_table.rs` | tables: keys, topology, barriers, live-set requests, exclusions, owners of task ids |
+//! | `key_value_store.rs`, `topology.rs`, `barrier.rs`, `unmeasured_barrier.rs`, `live_set.rs` | tables: keys, topology, barriers, live-set requests |
 //! | `waiters.rs`, `timers.rs`, `unpublished_events.rs` | unanswered calls and decided answers; deadlines; events to publish |
 //! | `task.rs`, `run.rs`, `run_state.rs`, `context.rs` | one task; one run; short descriptions of a run; the context of a transition |
 //! | `live_set_rules.rs`, `error_polls.rs`, `barrier_stats.rs`, `store_calls.rs` | live sets; error polls; the measurement of barriers; calls on the store |

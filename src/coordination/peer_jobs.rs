@@ -4,11 +4,11 @@
 //! `peer_calls.rs` answers the calls that these rules admit. `agent/peer_jobs.rs` makes the calls, and finds the
 //! transfer engines of the other job by the answers. Begin at [`peer_refusal`].
 //!
-//! - Two jobs may exchange transfers exactly while each lists the other in its setting `transfers-with`. A job that
-//!   lists itself gains nothing by it.
+//! - Two jobs may exchange transfers exactly while each lists the other in its setting `transfers-with`. If a job
+//!   lists itself, the entry has no effect.
 //! - A task of one job may read the states of the other job's tasks (numbers, incarnations, errors), and the engine
-//!   record of a given incarnation. It can read nothing else of the other job, such as other keys or barriers, and
-//!   nothing of a job that does not list the task's own job.
+//!   record of a given incarnation. The task can read nothing else of the other job, such as other keys or barriers.
+//!   It can read nothing of a job that does not list the task's own job.
 //! - A call is admitted, and may wait, only while both settings are present. When a setting is withdrawn, or one of
 //!   the jobs is deleted, the same input refuses every waiting call between the two jobs and names the missing
 //!   setting. These calls get no later answer.

@@ -18,8 +18,9 @@
 //! reduce it again. A task that is always late has a score near 1. The score has no unit: a straggler matters only
 //! if it also costs time, and lateness and hold-up measure this time.
 //!
-//! The *best* lateness is the lowest average lateness since the sixteenth barrier. If it is high too, the task was
-//! always late, for example because it has more work than the others. If it is low, the task has become slow.
+//! The *best* lateness is the lowest average lateness since the sixteenth barrier. If the best lateness is high too,
+//! the task was always late, for example because it has more work than the others. If the best lateness is low, the
+//! task has become slow.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -3,11 +3,11 @@
 //! `teardown.rs` removes a failed task from the run. `heartbeat_stats.rs` has the statistics of heartbeats. Begin
 //! at `Run::handle_heartbeat` and `Run::on_connection_lost`.
 //!
-//! - The handler of a heartbeat only records the time. When the heartbeat timer of a task fires, the deadline is
-//!   computed again from the last heartbeat. If the deadline is in the future, the timer is set to it. Otherwise
-//!   the task fails.
+//! - The handler of a heartbeat only records the time. When the heartbeat timer of a task fires, the handler of the
+//!   timer computes the deadline again from the last heartbeat. If the deadline is in the future, the handler sets
+//!   the timer to it. Otherwise the task fails.
 //! - If a connection breaks while it holds an error poll of a task, the task fails at once, because a client aborts
-//!   when its poll breaks. If the connection holds no poll, the task becomes suspect. It fails after
+//!   when its poll breaks. If the connection holds no poll, the task becomes suspect. A suspect task fails after
 //!   `disconnect_grace`, unless the same incarnation has made another call by then.
 
 use std::sync::Arc;

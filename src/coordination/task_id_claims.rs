@@ -1,5 +1,5 @@
 //! Assigns task ids to processes. A process that does not know its task id claims the id that belongs to its
-//! identity. It gets the same id in every run, whatever the order in which processes start. Begin at
+//! identity. The process gets the same id in every run, whatever the order in which processes start. Begin at
 //! `Job::claim_task_id`.
 //!
 //! - A known identity gets its task id at once.
@@ -12,9 +12,9 @@
 //!   claim. That time ends early if the task registers after the claim and then leaves.
 //! - While a process holds an id, other processes with the same identity wait, and are told the address of that
 //!   process. A registration replaces a connected process of the same task; a claim never does.
-//! - The service forgets the owner of an id when another process gets the id, when a smaller number of tasks
-//!   removes it, or when an operator orders it. A claim is for the present run, or for the next one if the present
-//!   run has ended.
+//! - The service forgets the owner of an id when another process gets the id, when the number of tasks becomes too
+//!   small for the id, or when an operator orders it. A claim is for the present run, or for the next one if the
+//!   present run has ended.
 //!
 //! Every claim is answered at once. If the answer is to wait, the client repeats the claim, so no call is kept
 //! waiting here.

@@ -4,8 +4,8 @@
 //! `task_id_claims.rs` decides which process gets an id. Begin at [`TaskOwnerTable`].
 //!
 //! Bounds: each task id has at most one owner, and a job of N tasks has at most N + 64 waiting claims. A claim that
-//! is not repeated is dropped. A claim costs a search in ordered tables. It costs a pass over all tasks only when
-//! the processes that may be present are as many as the tasks of the job.
+//! is not repeated is dropped. A claim costs a search in ordered tables. It also costs a pass over all tasks if at
+//! least as many processes may be present as the job has tasks.
 
 use std::collections::BTreeSet;
 use std::fmt;

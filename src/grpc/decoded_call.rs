@@ -1,5 +1,5 @@
 //! A decoded call, and the data for encoding its reply. This data is the *dialect* (the encoding of tasks, which
-//! differs between clients), the method, and a key to repeat.
+//! differs between clients), the kind of reply, the method, and the key of the store that some replies repeat.
 //!
 //! `generation_a.rs` and `generation_c.rs` decode calls. Begin at [`DecodedCall`].
 

@@ -1,4 +1,5 @@
-//! The mailbox of one connection: messages from other threads to the tokio task of the connection, and its wakeup.
+//! The mailbox of one connection: passes messages from other threads to the tokio task of the connection, and wakes
+//! this task.
 //!
 //! The messages are answers to waiting calls, memory for bodies, and orders to stop. A batch of messages wakes the
 //! task once. A message that arrives while the task runs, or that the task sends to itself, causes no wakeup. Begin

@@ -6,7 +6,7 @@
 //! `call_table.rs`.
 //!
 //! A request passes these files in order:
-//! 1. `listener.rs` accepts its connection.
+//! 1. `listener.rs` accepts the connection.
 //! 2. `transport_detection.rs` detects TLS or plaintext, and reads the HTTP/2 preface.
 //! 3. `connection.rs` processes HTTP/2 in one tokio task.
 //! 4. `call_table.rs` gives the request a slot, and `job_resolver.rs` finds its job.

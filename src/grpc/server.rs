@@ -18,7 +18,7 @@ use crate::meter::{self, Counter, Sharded};
 use crate::service::reports::ReportStore;
 use crate::telemetry::log_limit::LogRateLimit;
 use crate::telemetry::traces::Traces;
-use crate::tls::{HandshakeFailures, ListenerSecurity};
+use crate::tls::{ConnectionAdmission, HandshakeFailures};
 
 /// The gRPC port of one engine. Its limits hold over all of its listeners together.
 pub struct GrpcServer {
@@ -32,7 +32,7 @@ pub struct GrpcServer {
     pub(super) counts: Sharded<PortCounters>,
     /// The present number of connections.
     pub(super) connections: AtomicUsize,
-    pub(super) listener_tls: ListenerSecurity,
+    pub(super) listener_tls: ConnectionAdmission,
     /// The rate limit of log lines about clients whose authority leads to no job.
     pub(super) unroutable_log: Mutex<LogRateLimit<()>>,
     pub(super) transfers: Arc<ReportStore>,
@@ -53,8 +53,8 @@ impl GrpcServer {
     #[must_use]
     pub fn with_traces(engine: Arc<Engine>, limits: GrpcLimits, traces: Option<Arc<Traces>>) -> Arc<Self> {
         let failures = Arc::new(HandshakeFailures::new(*engine.clock()));
-        Self::with_listener_security(
-            ListenerSecurity::plaintext_only("grpc", failures),
+        Self::with_connection_admission(
+            ConnectionAdmission::plaintext_only("grpc", failures),
             engine,
             limits,
             traces,
@@ -63,8 +63,8 @@ impl GrpcServer {
 
     /// Returns the same with the given handling of new connections.
     #[must_use]
-    pub fn with_listener_security(
-        entrance: ListenerSecurity,
+    pub fn with_connection_admission(
+        entrance: ConnectionAdmission,
         engine: Arc<Engine>,
         limits: GrpcLimits,
         traces: Option<Arc<Traces>>,

@@ -18,13 +18,13 @@
 //!
 //! - Without a token file, every client that reaches the server may do everything. So without a token file the
 //!   server listens only on loopback, unless a setting allows other addresses.
-//! - Even without a token file, a browser needs a CSRF proof for a change, because any web page that is open in the
-//!   browser can make the browser send requests to this machine. The proof is derived from a cookie and a key of
-//!   this process, so the server stores no proofs.
+//! - Even without a token file, a browser needs a CSRF proof for a change, because any web page that is open in this
+//!   browser can make it send requests to this machine. The proof is derived from a cookie and a key of this
+//!   process, so the server stores no proofs.
 //! - A viewer cannot read the values of keys, because tasks find and trust one another by the addresses and ids in
 //!   these values.
-//! - The access that a route requires is declared where the route is registered (`route_table.rs`). A test calls
-//!   each route without the required role, and with a missing or wrong proof, origin and host.
+//! - The access that a route requires is declared where the route is registered (`route_table.rs`). For each route,
+//!   a test sends requests without the required role, and with a missing or wrong proof, origin and host.
 
 mod cookies;
 mod csrf;

@@ -3,8 +3,8 @@
 //! `access/middleware.rs` checks the `Origin` header. The owner of a foreign web page can make the page's host name
 //! resolve to this server's address (DNS rebinding). For the browser, the scripts of the page then have the same
 //! origin as this server. The scripts cannot change the `Host` header, so a request with a host name that is not
-//! configured is refused. A host that is an IP address is accepted, because an attacker cannot change where it
-//! leads.
+//! configured is refused. A host that is an IP address is accepted, because an attacker cannot change where an
+//! address leads.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};

@@ -1,6 +1,6 @@
 //! Serves the events of a job as pages or as server-sent events, and limits the number of streams.
 //!
-//! The engine stores the events. Begin at `list_or_stream_events`, then `EventFollower`.
+//! The driver (`engine`) stores the events. Begin at `list_or_stream_events`, then `EventFollower`.
 
 use std::collections::{BTreeSet, HashMap};
 use std::convert::Infallible;

@@ -27,7 +27,7 @@ use super::actor::{PeerAddress, TransportSecurity};
 use super::slots::{BusyGuard, SlotGuard, SlotState};
 use super::write_timeout::WriteTimeout;
 use super::{ListenerState, Problem};
-use crate::tls::{self, ListenerSecurity, PrefixedStream};
+use crate::tls::{self, ConnectionAdmission, PrefixedStream};
 
 /// The limits of a listener.
 #[derive(Debug, Clone, Copy)]
@@ -74,7 +74,7 @@ const SEND_BUFFER: usize = 256 << 10;
 /// The state that all connections of a listener share.
 #[derive(Clone)]
 struct ListenerContext {
-    entrance: Arc<ListenerSecurity>,
+    entrance: Arc<ConnectionAdmission>,
     router: Router,
     traffic: Arc<ListenerState>,
 }
@@ -83,7 +83,7 @@ struct ListenerContext {
 /// becomes true, it finishes the requests in progress and returns.
 pub async fn serve(
     listener: TcpListener,
-    entrance: Arc<ListenerSecurity>,
+    entrance: Arc<ConnectionAdmission>,
     router: Router,
     traffic: Arc<ListenerState>,
     mut stop: watch::Receiver<bool>,
@@ -385,7 +385,7 @@ mod tests {
             .route("/large", get(async || vec![b'x'; 64 << 20]))
             .route("/healthz/live", get(async || "alive"));
         let failures = Arc::new(tls::HandshakeFailures::new(crate::clock::Clock::start()));
-        let entrance = Arc::new(ListenerSecurity::plaintext_only("http", failures));
+        let entrance = Arc::new(ConnectionAdmission::plaintext_only("http", failures));
         let served = tokio::spawn(serve(listener, entrance, router, traffic, stop.subscribe()));
         (address, stop, served)
     }

@@ -1,5 +1,5 @@
-//! The HTTP port: serves pages, the REST API, health checks and metrics. It presents the state of the engine. Its
-//! own state consists of sessions, rate limits and live pages.
+//! The HTTP port: serves pages, the REST API, health checks and metrics. The port presents the state of the jobs.
+//! Its own state consists of sessions, rate limits and live pages.
 //!
 //! This module contains no rule of coordination. Handlers read copies of the state, and pass commands to
 //! [`Operations`], which writes the audit. Begin at [`AppState`], which handlers share, then `routes.rs`. Every

@@ -12,7 +12,7 @@ use super::extract::{JobPath, PathItem, QueryParams};
 use super::pagination::{page_limit, page_query, paginate};
 use super::{AppState, Problem};
 use crate::coordination::{
-    BarrierRecord, DeviceChange, DeviceMap, LiveTasksView, RunListItem, RunNumber, RunState, TaskId,
+    BarrierRecord, DeviceChange, DeviceComparison, LiveTasksView, RunListItem, RunNumber, RunState, TaskId,
     TaskPhase, TaskView, Timestamp,
 };
 
@@ -230,16 +230,16 @@ pub(super) struct DeviceMapQuery {
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/devices/map", operation_id = "device_map", tag = "devices",
     params(("job" = String, Path, description = "The job's name"), DeviceMapQuery),
     responses(
-        (status = 200, body = DeviceMap, description = "Every place, with who it was and who it is"),
+        (status = 200, body = DeviceComparison, description = "Every place, with who it was and who it is"),
         (status = 404, description = "The devices of that run are not known"),
     ))]
 pub(super) async fn show_device_map(
     State(site): State<AppState>,
     job: JobPath,
     QueryParams(query): QueryParams<DeviceMapQuery>,
-) -> Result<Json<DeviceMap>, Problem> {
+) -> Result<Json<DeviceComparison>, Problem> {
     let (run, before) = (query.run.map(RunNumber), query.before.map(RunNumber));
-    let map = site.read_job(&job, |look| look.device_map(run, before))?;
+    let map = site.read_job(&job, |look| look.compare_devices(run, before))?;
     let mut map = map.ok_or_else(|| {
         let text = "the devices of such a run are not known: `runs` of devices/map names those that are, and `before` is \
                     an earlier run than `run`";

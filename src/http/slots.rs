@@ -5,15 +5,16 @@
 //! | phase | the server waits for | ends by | may be closed to make room |
 //! | --- | --- | --- | --- |
 //! | `Handshake` | the first byte, the TLS handshake | the listener's own timer, counted from the accept | yes |
-//! | `Head` | the end of a request's head | `head_timeout`, counted from its first byte, but for the first head from the accept | yes |
+//! | `Head` | the end of a request's head | `head_timeout`, counted from the first byte of the head; for the first head, from the accept | yes |
 //! | `Body` | more of the body of a request | the deadlines of bodies, counted from the end of the head | yes |
-//! | `Busy` | its own handler, the end of the answer | the deadline of writes | no |
+//! | `Busy` | the server's own handler, the end of the answer | the deadline of writes | no |
 //! | `Idle` | the next request | `idle_timeout`, counted from the last byte written | yes, these first |
 //!
-//! If every slot is taken, some connections that are not in the phase `Busy` are closed to make room for the new
-//! one. Those of the client network with the most connections are closed first; among them, idle ones first. If all
-//! connections are busy, the new connection gets one of [`RESERVED`] additional slots, in which only health checks
-//! are answered. If these slots are taken too, the oldest connection in them is closed.
+//! If a client network has as many connections as it may have, one of its connections is closed to make room for a
+//! new one. If every slot is taken, some connections are closed: first those of the client network with the most
+//! connections, and among them the idle ones. A connection in the phase `Busy` is not closed. If all connections are
+//! busy, the new connection gets one of [`RESERVED`] additional slots, in which only health checks are answered. If
+//! these slots are taken too, the oldest connection in them is closed.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! Wraps a stream. If a write makes no progress for too long, the connection ends.
+//! Wraps a stream. If the peer accepts too few bytes of a blocked write within the timeout, the connection ends.
 //!
 //! `slots.rs` has the timeouts of reads. Begin at [`WriteTimeout`].
 

@@ -1,5 +1,5 @@
-//! The abuse score of a connection. Frames that request no useful work raise it: pings, settings, resets, empty
-//! data, and headers that are refused.
+//! The abuse score of a connection. Frames that request no useful work raise the score: pings, settings, resets,
+//! empty data, and headers that are refused.
 //!
 //! Each such frame adds points, and useful traffic and time remove points. The score of a normal client stays near
 //! zero, however long its connection lasts. A peer that sends only such frames exceeds the limit within a second

@@ -1,5 +1,5 @@
-//! Header compression (RFC 7541): decodes the header blocks of peers, and encodes header blocks for them without a
-//! dynamic table.
+//! Header compression (RFC 7541): decodes the header blocks of peers, and encodes the header blocks of the server,
+//! for which no dynamic table is used.
 //!
 //! `request_head.rs` validates the decoded fields. Begin at [`HpackDecoder::decode_block`].
 

@@ -6,7 +6,7 @@
 //! [`Http2Sender`].
 //!
 //! - This implementation exists because a general HTTP/2 library used two thirds of the server's CPU time in user
-//!   space. Here, an idle connection takes a few hundred bytes.
+//!   space. An idle connection takes a few hundred bytes.
 //! - The server's settings disable the dynamic header table of clients, so equal header blocks always have the same
 //!   meaning. A repeated request head is recognised by the bytes of its block (`request_head.rs`).
 //! - Peers are untrusted. State that a peer causes is charged to a [`StateBudget`](state_budget::StateBudget)

@@ -1,5 +1,5 @@
-//! Handles the frames that need not be complete: DATA, whose payload is passed on as it arrives, and GOAWAY and
-//! unknown types, whose payload is skipped.
+//! Handles the frames that need not be complete before they are processed. The payload of DATA is passed on as it
+//! arrives. The payload of GOAWAY and of unknown types is skipped.
 //!
 //! Data is counted against the receive windows. Begin at [`PassthroughFrame::begin`] and
 //! [`PassthroughFrame::pass_on`].

@@ -1,4 +1,4 @@
-//! The receiving half of a connection: parses received bytes to frames, and turns frames into events.
+//! The receiving half of a connection: parses received bytes into frames, and turns frames into events.
 //!
 //! The receiver answers the peer only through the [`Http2Sender`]. Some frames must be complete before they are
 //! processed. Their length is checked as soon as the frame header is read (`frame_check.rs`). DATA is passed on as

@@ -1,7 +1,7 @@
 //! Decides whether a request is accepted, and whether the trailers that end a request are accepted.
 //!
-//! A request is refused on its stream if too many streams are open, if there is no memory for its state, if its
-//! head is malformed or too long, or if it came after the final GOAWAY. Begin at [`open_request`].
+//! A request is refused on its stream if too many streams are open, if there is no memory for its state, if its head
+//! is malformed or too long, or if the request arrives after the final GOAWAY. Begin at [`open_request`].
 
 use std::sync::Arc;
 

@@ -3,11 +3,12 @@
 //!
 //! These are charged: the header table, streams, incomplete frames and header blocks, deferred requests, the unread
 //! bytes of bodies, and long listings of keys. Each connection has a small allowance, so a connection with a few
-//! calls never uses the pool. Beyond the allowance, it takes bytes from the pool in large steps.
+//! calls never uses the pool. Beyond the allowance, a connection takes bytes from the pool in large steps. A listing
+//! of keys may be larger than the budget of a connection, so it is charged to the pool alone.
 //!
-//! If there is no memory for a call or a body, the call is refused with RESOURCE_EXHAUSTED, and the answer names
-//! the bound. If there is none for a stream, the stream is reset. If there is none for a frame or a header block,
-//! the connection ends with ENHANCE_YOUR_CALM. Begin at [`StateBudget::charge`].
+//! If there is no memory for a call or a body, the call is refused with RESOURCE_EXHAUSTED, and the answer names the
+//! bound. If there is no memory for a stream, the stream is reset. If there is no memory for a frame or a header
+//! block, the connection ends with ENHANCE_YOUR_CALM. Begin at [`StateBudget::charge`].
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -1,7 +1,7 @@
 //! The streams of a connection by number: the streams in progress, and a bounded memory of closed and skipped ones.
 //!
 //! The table tells whether a stream was opened, was skipped, or ended while the peer was still sending. The
-//! [`Http2Receiver`](super::Http2Receiver) decides how to treat a frame on it. Begin at [`StreamTable`].
+//! [`Http2Receiver`](super::Http2Receiver) decides how to treat a frame on such a stream. Begin at [`StreamTable`].
 
 use std::collections::{HashMap, VecDeque};
 

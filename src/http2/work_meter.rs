@@ -1,4 +1,4 @@
-//! Counts the work that a peer causes, so that a connection with much work yields to others.
+//! Counts the work that a peer causes, so that a connection with much work yields to other connections.
 //!
 //! Work is counted in steps, not measured in time, because reading the clock for each frame would cost more than
 //! processing the frame. One step is about a tenth of a microsecond. Begin at [`WorkMeter::count`].

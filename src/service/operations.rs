@@ -1,5 +1,5 @@
-//! Performs commands on jobs, for operators and for automatic rules. Each command takes the engine's lock once,
-//! writes one line of the audit, and is linked to the trace of its request.
+//! Performs commands on jobs, for operators and for automatic rules. For each command, this module takes the lock of
+//! the state machine once, writes one line of the audit, and links the command to the trace of its request.
 //!
 //! The state machine decides whether a command is refused. Begin at [`Operations::perform_audited`].
 

@@ -1,4 +1,4 @@
-//! Writes one log line for each event. Each kind of event has a rate limit.
+//! Writes one log line for each event. Each kind of event has its own rate limit.
 //!
 //! `engine` stores the events. Begin at `log_events`.
 

@@ -1,5 +1,6 @@
-//! Limits the rate of log lines that clients can cause. For each kind of line, a burst is written, and then one
-//! line a second. Such a line reports how many lines of its kind were suppressed before it.
+//! Limits the rate of log lines that clients can cause. For each kind of line, the first lines are written at once
+//! (a burst), and after them one line a second. Each of the later lines reports how many lines of its kind were
+//! suppressed before it.
 //!
 //! Begin at `LogRateLimit::admit`.
 

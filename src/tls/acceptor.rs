@@ -1,6 +1,6 @@
 //! Performs the TLS handshake on the server's side. The certificates are reloaded when their files change.
 //!
-//! `listener_security.rs` decides whether a connection may be plaintext. Begin at [`Acceptor::accept_handshake`].
+//! `connection_admission.rs` decides whether a connection may be plaintext. Begin at [`Acceptor::accept_handshake`].
 
 use std::cell::RefCell;
 use std::io;

@@ -8,7 +8,7 @@ use muster::clock::Clock;
 use muster::engine::Engine;
 use muster::grpc::{self, GrpcLimits, ListenerJobRule};
 use muster::tls::issue::{Authority, CertificatePurpose, IssuedCertificate};
-use muster::tls::{self, HandshakeFailures, HandshakeFailuresPage, ListenerSecurity, TlsFiles, TlsMode};
+use muster::tls::{self, ConnectionAdmission, HandshakeFailures, HandshakeFailuresPage, TlsFiles, TlsMode};
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -276,9 +276,9 @@ async fn a_stalled_tls_handshake_is_closed() {
         client_ca: Some(desk.path("ca")),
     };
     let kept = (*engine.clock(), Arc::clone(&failures));
-    let entrance = ListenerSecurity::new("grpc", TlsMode::Required, Some(files), &[b"h2"], kept).unwrap();
+    let entrance = ConnectionAdmission::new("grpc", TlsMode::Required, Some(files), &[b"h2"], kept).unwrap();
     let limits = GrpcLimits { handshake: Duration::from_millis(200), ..GrpcLimits::default() };
-    let server = grpc::GrpcServer::with_listener_security(entrance, engine, limits, None);
+    let server = grpc::GrpcServer::with_connection_admission(entrance, engine, limits, None);
     let listener = grpc::bind_listener(([127, 0, 0, 1], 0).into()).unwrap();
     let address = listener.local_addr().unwrap();
     let stop = watch::Sender::new(false);

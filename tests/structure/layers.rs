@@ -95,7 +95,7 @@ pub const PARTS: &[Part] = &[
             "io/sys.rs",
             "launch/io_lists.rs",
             "memory/buffer.rs",
-            "memory/copy.rs",
+            "memory/shared_memory_copy.rs",
             "memory/mapping.rs",
             "memory/stream.rs",
             "memory/view.rs",

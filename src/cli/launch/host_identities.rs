@@ -1,6 +1,6 @@
 //! Publishes the identities of the processes of a launch, because JAX's own client publishes none.
 //!
-//! It does not detect the identity of the host. Begin at [`IdentityPublisher`].
+//! This module does not detect the identity of the host. Begin at [`IdentityPublisher`].
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! The server that a launch uses (a local one that it starts, or a remote one), and the job of the launch.
+//! The server that a launch uses (a local server that the launch starts, or a remote one), and the job of the
+//! launch.
 //!
 //! Begin at `LaunchServer::start_local`.
 

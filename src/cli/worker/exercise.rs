@@ -1,5 +1,5 @@
 //! A program that imitates training without a model. In each step all live tasks call a barrier, send buffers of
-//! changing size to other tasks (round a ring and in pairs), change the sharding of an array, and check every byte.
+//! changing size to other tasks (along a ring and in pairs), change the sharding of an array, and check every byte.
 //!
 //! `move_plan.rs` plans the transfers. Begin at `Exercise::run_step`.
 //!
@@ -7,7 +7,7 @@
 //! 1. The task requests the live set. If the set differs from the last one, an *epoch* begins: its members tell
 //!    one another the number of their last step.
 //! 2. The members call a barrier whose id names the epoch. The number of the step is the counter of this barrier
-//!    plus a base number that all members know. So a task needs no knowledge of the time before it joined.
+//!    plus a base number that all members know. So a task need not know what happened before it joined.
 //! 3. Each task performs the transfers of the step's plan. The transfers with each peer are a separate request, so
 //!    a failure with one peer does not affect transfers with the others. The sharding of the array changes
 //!    completely or not at all.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::barrier::BarrierView;
-use super::device_map::{self, DeviceMap};
+use super::device_comparison::{self, DeviceComparison};
 use super::devices::decode_topology;
 use super::exclusion::ExclusionView;
 use super::preemption::PreemptionView;
@@ -271,7 +271,11 @@ impl JobReader<'_> {
     /// Returns the devices of a run beside those of an earlier one: by default of the present run, beside the last run
     /// that had some. Returns `None` if a run is named whose devices are not known.
     #[must_use]
-    pub fn device_map(&self, run: Option<RunNumber>, before: Option<RunNumber>) -> Option<DeviceMap> {
+    pub fn compare_devices(
+        &self,
+        run: Option<RunNumber>,
+        before: Option<RunNumber>,
+    ) -> Option<DeviceComparison> {
         let runs: Vec<RunNumber> =
             std::iter::once((self.job.run.number, self.job.run.store.topology_values()))
                 .chain(self.job.past.iter().map(|past| (past.summary.number, &past.topology)))
@@ -285,8 +289,8 @@ impl JobReader<'_> {
             None => runs.iter().copied().find(|number| *number < run),
         };
         let old = before.map_or_else(|| Some(Vec::new()), |before| self.devices_of_run(before))?;
-        let places = device_map::match_devices(&old, &self.devices_of_run(run)?);
-        Some(DeviceMap { run, previous: before, runs, places })
+        let places = device_comparison::match_devices(&old, &self.devices_of_run(run)?);
+        Some(DeviceComparison { run, previous: before, runs, places })
     }
 
     /// Returns the devices of a run; `None` if they are not known.

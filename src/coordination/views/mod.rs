@@ -6,7 +6,7 @@
 //! [`JobObservation`].
 
 mod barrier;
-mod device_map;
+mod device_comparison;
 mod devices;
 mod exclusion;
 mod hosts;
@@ -19,7 +19,7 @@ mod task;
 mod task_state;
 
 pub use barrier::{BarrierView, LiveSetRequestView};
-pub use device_map::{DeviceChange, DeviceIdentity, DeviceMap, DeviceMapEntry};
+pub use device_comparison::{DeviceChange, DeviceComparison, DeviceIdentity, DevicePlaceComparison};
 pub use devices::decode_topology_values as decode_devices;
 pub use exclusion::ExclusionView;
 pub use hosts::{ClaimantView, HostView, HostsView};

@@ -1,8 +1,8 @@
 //! The proof that a form comes from a page of this server.
 //!
-//! Every page with a form contains a proof: a value that is derived from a cookie of the browser and a key that
-//! only this process has. A page of another server can make the browser send a form with the cookie, and can even
-//! set a cookie, but cannot derive the proof. `login.rs` sets the cookies. Begin at `CsrfKey::proof_for`.
+//! Every page with a form contains a proof: a value that is derived from a cookie of the browser and a key that only
+//! this process has. A page of another server can make the browser send a form with the cookie, and can even set a
+//! cookie. But such a page cannot derive the proof. `login.rs` sets the cookies. Begin at `CsrfKey::proof_for`.
 
 use std::sync::Arc;
 

@@ -3,9 +3,10 @@
 //!
 //! `refusals.rs` answers and audits refusals. Begin at [`authorize`], then [`Authorization::check_head`].
 //!
-//! Every check that needs only the head of a request is made before the first byte of the body is read. Only this
-//! module reads bodies (`body.rs`). The handler receives the body in memory. This memory stays charged to the
-//! budget until the response is ready.
+//! Every check that needs only the head of a request is made before the first byte of the body is read. The CSRF
+//! proof of a form is in the body, so it is checked after the body is read. Only this module reads bodies
+//! (`body.rs`). The handler receives the body in memory. This memory stays charged to the budget until the response
+//! is ready.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! Renders the devices of a run next to those of the previous run.
 //!
-//! `coordination::device_map` matches the devices of the two runs. Begin at `show_devices_page`.
+//! `coordination/views/device_comparison.rs` matches the devices of the two runs. Begin at `show_devices_page`.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::live_page::LivePage;
 use super::snapshot::JobSnapshot;
 use super::{amount, links};
 use crate::coordination::{
-    Coordinator, Device, DeviceChange, DeviceMap, DeviceMapEntry, JobName, StoredValue, TaskId,
+    Coordinator, Device, DeviceChange, DeviceComparison, DevicePlaceComparison, JobName, StoredValue, TaskId,
 };
 use crate::http::extract::{JobPath, QueryParams};
 use crate::http::{AppState, Problem};
@@ -45,9 +45,9 @@ struct DeviceMapFragment<'a> {
     total: usize,
     platforms: Vec<(String, usize)>,
     hosts: usize,
-    map: DeviceMap,
+    map: DeviceComparison,
     fates: [(DeviceChange, usize); 4],
-    changed: Vec<DeviceMapEntry>,
+    changed: Vec<DevicePlaceComparison>,
     changes: usize,
 }
 
@@ -161,15 +161,15 @@ pub(super) fn render_fragments(
     which: &DevicesPageQuery,
 ) -> Result<Vec<Fragment>, Problem> {
     let job = &snapshot.view.name;
-    let look = |core: &Coordinator, _| core.job(snapshot.id)?.device_map(None, None);
+    let look = |core: &Coordinator, _| core.job(snapshot.id)?.compare_devices(None, None);
     let map = site.engine.read(look).ok_or_else(|| Problem::no_such_job(job.as_str(), Vec::new()))?;
     let count = |fate: DeviceChange| (fate, map.places.iter().filter(|place| place.fate == fate).count());
     let fates = [DeviceChange::Moved, DeviceChange::Gone, DeviceChange::Came, DeviceChange::Same].map(count);
-    let wanted = |place: &&DeviceMapEntry| match which.fate.as_str() {
+    let wanted = |place: &&DevicePlaceComparison| match which.fate.as_str() {
         "" => place.fate != DeviceChange::Same,
         fate => change_word(place.fate) == fate,
     };
-    let changed: Vec<DeviceMapEntry> = map.places.iter().filter(wanted).cloned().collect();
+    let changed: Vec<DevicePlaceComparison> = map.places.iter().filter(wanted).cloned().collect();
     let all = &snapshot.view.run.devices;
     let mut platforms: Vec<(String, usize)> = Vec::new();
     for device in all {

@@ -1,4 +1,5 @@
-//! A fragment of a page: a piece of HTML with an id and a digest of its content. Live updates replace whole fragments.
+//! A fragment of a page: a piece of HTML with an id and a digest of its content. A live update sends a fragment as a
+//! whole, or as a patch.
 //!
 //! `patch.rs` compares fragments. Begin at [`Fragment`].
 

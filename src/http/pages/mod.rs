@@ -4,9 +4,9 @@
 //! `job.rs` as an example of a page.
 //!
 //! - Every page is complete without JavaScript: each view, filter and form is a plain address. With JavaScript a
-//!   page receives its fragments again as they change. Fragments are sent as HTML, not as data, so one template
-//!   serves first loads and updates, which therefore cannot differ. The script replaces parts of the page, and
-//!   contains no logic about jobs.
+//!   page receives its fragments again as they change. Fragments are sent as HTML, not as data. So one template
+//!   serves first loads and updates, and the two cannot differ. The script replaces parts of the page, and contains
+//!   no logic about jobs.
 //! - A handler takes one `JobSnapshot` of its job, which contains the view, the open findings at the same moment,
 //!   the timeline, and the status of each task.
 //! - A fragment contains each time as `<time>` with the absolute time. Relative times are filled in last

@@ -1,4 +1,4 @@
-//! Records the timeline of each job as an observer of the engine, and renders timelines with the first cause at the
+//! Records the timeline of each job, as an [`Observer`] of events, and renders timelines with the first cause at the
 //! top.
 //!
 //! `engine` stores the events. Begin at `Timelines`, then `show_timeline_page`.

@@ -1,5 +1,5 @@
 //! Aggregates refused requests. The first refusal from a client network for a job gets an audit line at once.
-//! Further refusals share one line in each minute, with a count.
+//! Further refusals in the same minute share one line, with a count.
 //!
 //! A client that tries a thousand tokens is therefore visible in the audit, but does not displace the actions of
 //! operators. Begin at [`RefusalAggregator`].

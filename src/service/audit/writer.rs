@@ -1,7 +1,7 @@
 //! Writes audit lines to the file on a separate thread.
 //!
-//! Adding a line does not wait for the disk. Lines go into a bounded queue. The thread writes and syncs the lines
-//! in order; if many lines wait, it writes many at once. If a write fails, it is tried again until it succeeds. If
+//! Adding a line does not wait for the disk. Lines go into a bounded queue. The thread writes and syncs the lines in
+//! order; if many lines wait, the thread writes many at once. It repeats a failed write until the write succeeds. If
 //! the queue is full, a new line is dropped and counted as lost. Another line, written in place of the lost lines,
 //! reports which ones are missing. Begin at [`AuditWriter`].
 //!

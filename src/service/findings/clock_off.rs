@@ -1,7 +1,7 @@
 //! Detects a host whose clock differs from the service's clock.
 //!
 //! Only the clocks of native workers are compared, because no message of JAX contains the client's time. If most
-//! hosts differ from the service in the same way, the finding names the service's clock as wrong. In this
+//! hosts differ from the service by about the same time, the finding says that the service's clock is wrong. In this
 //! comparison each host counts once.
 
 use std::collections::BTreeMap;

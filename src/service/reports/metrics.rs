@@ -1,7 +1,7 @@
 //! Writes transfer reports as metrics.
 //!
-//! `report_store.rs` holds the reports. A job without reports has no time series, because its 40 series would all
-//! be zero. Workers send the first report within their first second, so scrapes miss hardly any increase.
+//! `report_store.rs` holds the reports. A job without reports has no time series, because all of its 40 series would
+//! be zero. A worker sends its first report within its first second, so a scrape misses hardly any increase.
 
 use std::sync::Arc;
 

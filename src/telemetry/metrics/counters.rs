@@ -1,4 +1,4 @@
-//! Counts the events of the engine.
+//! Counts the events of the state machine.
 //!
 //! `Metrics` collects the counts at a scrape. Begin at `EventCounters::event`.
 

@@ -1,5 +1,5 @@
-//! Counts the spans that are dropped because too many wait for the collector, and the spans that the exporter fails
-//! to send. Logs failures at most once a minute.
+//! Counts two kinds of lost spans: those that are dropped because too many wait for the collector, and those that
+//! the exporter fails to send. Failures are logged at most once a minute.
 //!
 //! The SDK does not expose the number of dropped spans. It logs a line for every failed batch, which would fill the
 //! log while the collector is unreachable. So the log lines of the SDK are compiled out. Begin at

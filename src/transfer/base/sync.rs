@@ -1,4 +1,4 @@
-//! Locks that ignore poisoning, and the atomic types that can be those of loom.
+//! Locks that ignore poisoning, and the atomic types, which `--cfg loom` replaces by those of loom in tests.
 //!
 //! Under `--cfg loom` the tests of this crate run the engine's concurrent code with the types of
 //! [loom](https://docs.rs/loom). Loom tries all interleavings of the threads, and all values that the memory model

@@ -2,11 +2,10 @@
 //! or lane.
 //!
 //! Handshakes block, so each runs on its own thread, with a time limit. [`dial`](super::dial) makes connections to
-//! other engines. Begin at `start_listeners`, then `admit`. It refuses a hello (the message by which the dialler
-//! introduces itself) that names another incarnation of this task, and a hello from an incarnation that is not in
-//! the membership. If two engines dial each other at the same time, the connection of the member that precedes the
-//! other (`Member::precedes`) is kept. Without this rule the engines could end up with two connections, or with
-//! none.
+//! other engines. Begin at `start_listeners`, then `admit`. The dialler introduces itself with a *hello*. `admit`
+//! refuses a hello that names another incarnation of this task, and a hello from an incarnation that is not in the
+//! membership. If two engines dial each other at the same time, the connection that the preceding member dialled is
+//! kept (`MemberId::precedes`). Without this rule the engines could end up with two connections, or with none.
 
 use std::io;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
-//! The clique cache: the only place that finds, keeps and drops connections, and decides which request makes a new
-//! one.
-//! A clique is a pair of incarnations that share a connection. Its key lists the two in ascending order, so both
-//! directions have the same key. If the connection of a clique is being made, further requests wait for this
-//! attempt. A clique has one connection. A new connection ends the one that it replaces. Later requests would use
-//! only the new one, so a launch on the old one would wait for its match for ever. Begin at [`CliqueCache`].
+//! The clique cache: the only code that finds, keeps and drops connections, and that decides which request makes a
+//! new one. A clique is a pair of incarnations that share a connection. Its key lists the two in ascending order, so
+//! both directions have the same key. If the connection of a clique is being made, further requests wait for this
+//! attempt. A clique has one connection, and a new connection ends the old one. If the old connection stayed,
+//! requests would use only the new one, and a launch on the old one would wait for its match for ever. Begin at
+//! [`CliqueCache`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -251,7 +251,7 @@ impl CliqueCache {
     }
 
     /// Forgets a connection that was dropped to make room.
-    pub fn remove_evicted(&mut self, connection: &Arc<Connection>) {
+    pub fn forget_dropped_to_make_room(&mut self, connection: &Arc<Connection>) {
         self.evictions += 1;
         self.forget(connection);
     }

@@ -1,10 +1,9 @@
-//! The life of an engine's connections: decides which requests a connection serves and which connection is ended to
-//! make room, and ends connections.
+//! Decides which requests a connection serves, and which connection is ended to make room. Ends connections.
 //!
 //! [`dial`](super::dial) makes connections, and [`reconnect_lane`](super::lane_reconnect) dials lost lanes. A new
-//! membership or a shutdown ends all affected connections in parallel, including those that are being made. The
-//! callbacks of one connection may take long, and must not delay the end of the others. Begin at
-//! `EngineShared::end_connections_with`.
+//! membership or a shutdown ends all affected connections in parallel, including those that are being made. They end
+//! in parallel because the callbacks of one connection may take long and must not delay the end of another
+//! connection. Begin at `EngineShared::end_connections_with`.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -89,7 +88,7 @@ impl EngineShared {
 
     /// Forgets a connection that was dropped to make room, with its peer's agreement.
     pub(super) fn on_connection_left(&self, connection: &Arc<Connection>) {
-        lock(&self.cliques).remove_evicted(connection);
+        lock(&self.cliques).forget_dropped_to_make_room(connection);
     }
 
     /// Tells all requests that wait for a clique that it cannot be made.

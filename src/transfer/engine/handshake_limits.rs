@@ -1,9 +1,10 @@
 //! Limits the concurrent handshakes with diallers: in total, and for each client network.
 //!
-//! A handshake occupies a thread. If there are too many handshakes, the oldest one of the client network that has
-//! the most is ended, and the new one is admitted. The handshake of a dialler that has proven its identity is never
-//! ended. So silent or slow diallers keep out neither other networks nor new diallers of their own network. If new
-//! handshakes were refused instead, such diallers could keep out both. Begin at [`HandshakeLimits::admit`].
+//! A handshake occupies a thread. If there are too many handshakes, the new one is admitted, and the oldest
+//! handshake of the client network with the most handshakes is ended. The handshake of a dialler that has proven its
+//! identity is never ended. So silent or slow diallers keep out neither other networks nor new diallers of their own
+//! network. If new handshakes were refused instead, silent diallers could keep out both. Begin at
+//! [`HandshakeLimits::admit`].
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,9 +1,9 @@
 //! Dials lost lanes again, and detects dead peers.
 //!
 //! [`dial`](super::dial) makes the first lanes. If a lane is lost, the side that dialled it dials again, and the
-//! other side checks whether the peer still listens. A peer that refuses the connection at every address is dead. A
-//! killed process is therefore detected in a moment, while a broken path is repaired. If a chunk lane cannot be
-//! dialled, the connection goes on without it and the engine keeps trying. A connection cannot go on without its
+//! other side checks whether the peer still listens. If the peer refuses the connection at every address, it counts
+//! as dead. A killed process is therefore detected at once, while a broken path is repaired. If a chunk lane cannot
+//! be dialled, the connection goes on without it and the engine keeps trying. A connection cannot go on without its
 //! control lane. Begin at [`reconnect_lane`].
 
 use std::io;

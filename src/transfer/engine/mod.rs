@@ -1,4 +1,4 @@
-//! The engine: the interface for programs, and the code that finds, makes and ends connections.
+//! The transfer engine: the interface for programs, and the code that finds, makes and ends connections.
 //!
 //! | file | what it owns |
 //! | --- | --- |

@@ -4,7 +4,7 @@
 //! If a Unix socket cannot be dialled, or fails in use, TCP to the same peer may still work. The engine still tries
 //! the failed path, but last, so a wrong guess disconnects no peer. If a peer ended an unused connection, its path
 //! does not count as failed. After the minute, the next connection tries the preferred path first again. The engine
-//! does not end a working connection for it.
+//! does not end a working connection to return to the preferred path.
 
 use std::collections::HashMap;
 use std::sync::Mutex;

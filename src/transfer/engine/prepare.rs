@@ -1,8 +1,8 @@
 //! Prepares requests: finds or makes the connections to all peers of a request in parallel, and sends each peer the
 //! list of its transfers.
 //!
-//! If a connection is missing, the clique cache decides whether [`dial`] makes it. If its caller has dropped a
-//! request, the request makes no connection. At most [`WAITERS_MAX`] requests wait for one connection. Begin at
+//! If a connection is missing, the clique cache decides whether [`dial`] makes it. A request that its caller has
+//! dropped makes no connection. At most [`WAITERS_MAX`] requests wait for one connection. Begin at
 //! [`prepare_request`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -1,15 +1,17 @@
 //! Prepared transfers. All slow work has been done for them, so a launch only queues frames.
 //!
-//! Connections are made before, when the transfers are prepared. From the second launch on, the only system calls
-//! are those that move bytes and wake threads (`tests/transfer/calls.rs` observes each one). Begin at
+//! Connections, for example, are made when the transfers are prepared. From the second launch on, the only system
+//! calls are those that move bytes and wake threads (`tests/transfer/calls.rs` observes each one). Begin at
 //! [`PreparedTransfers::launch`].
 //!
-//! - A launch takes its number when it is requested. So every rank launches in the order of its calls, even if its
-//!   launches become ready in another order. The dependencies of a launch delay its bytes, not its number.
-//! - A launch that this side refuses still takes its number, and the peer is told to stop its launch of that
-//!   number. The peer counts launches too, so its count would otherwise stay one higher for ever.
-//! - The memory of a launch is reserved when all dependencies of the launch have completed. Until then, an earlier
-//!   transfer may still write the contents of this memory.
+//! - A launch takes its number when it is requested. So the launches of a task are numbered in the order of its
+//!   calls, even if they become ready in another order. The dependencies of a launch delay its bytes, not its
+//!   number.
+//! - A launch that this side refuses still takes its number, and the peer is told to stop its launch of that number.
+//!   The peer counts launches too. If the refused launch took no number, the peer's count would stay one higher for
+//!   ever.
+//! - The memory of a launch is reserved when all dependencies of the launch have completed. Before that, an earlier
+//!   transfer may still write to this memory.
 
 use std::sync::Arc;
 use std::time::Duration;

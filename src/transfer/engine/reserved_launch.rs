@@ -1,8 +1,8 @@
 //! A launch whose transfers are named later, when the memory that they send is known.
 //!
-//! It takes its number with each peer at the start. So the launches of both sides match, even if other launches are
-//! requested in the meantime. If it ends before it is launched, its peers are told. Begin at
-//! [`ReservedLaunch::launch`].
+//! The launch takes its number with each peer at the start. So the launches of both sides match, even if other
+//! launches are requested in the meantime. If the launch is dropped before its transfers are named, its peers are
+//! told. Begin at [`ReservedLaunch::launch`].
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};

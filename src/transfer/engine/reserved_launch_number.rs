@@ -2,8 +2,9 @@
 //! connection yet.
 //!
 //! If numbers were taken only when there is a connection, requests would be matched in the order in which
-//! connections are made, and that order differs on the two sides. A launch consumes its number. If a number is
-//! dropped unused, it is closed and the peer is told that no launch comes. Begin at [`ReservedLaunchNumber::take`].
+//! connections are made, and this order may differ between the two sides. A launch consumes its number. If a number
+//! is dropped unused, it is closed and the peer is told that no launch comes. Begin at
+//! [`ReservedLaunchNumber::take`].
 
 use std::sync::Arc;
 

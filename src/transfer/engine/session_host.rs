@@ -1,6 +1,6 @@
 //! Implements the interface by which connections call their engine.
 //!
-//! It forwards every call to the file that does the work.
+//! This file forwards every call to the file that does the work.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,8 +1,8 @@
 //! The thread that enforces limits: deadlines, stalls and silent peers.
 //!
-//! The thread sleeps until the first limit could pass. If a launch waits for a peer, the watchdog pings the peer 32
-//! times within the shortest stall limit of its launches. So a live peer is never silent for as long as a limit. By
-//! default these pings are about one frame a second. Begin at [`EngineShared::run_watchdog`].
+//! The thread sleeps until the first limit could pass. While a launch waits for a peer, the watchdog pings the peer
+//! whenever it has been silent for 1/32 of the shortest stall limit of the launches. So a live peer is never silent
+//! for as long as a limit. By default this is about one ping a second. Begin at [`EngineShared::run_watchdog`].
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;

@@ -32,7 +32,7 @@ impl AccessGate {
     }
 
     /// Returns whether the gate is closed and no guard is inside.
-    pub fn is_quiet(&self) -> bool {
+    pub fn is_closed_and_empty(&self) -> bool {
         self.0.load(Ordering::Acquire) == CLOSED
     }
 
@@ -50,11 +50,11 @@ mod tests {
     fn a_caller_that_is_turned_away_may_be_the_last_to_leave() {
         let gate = AccessGate::default();
         assert!(gate.enter());
-        assert!(gate.close() && !gate.is_quiet());
+        assert!(gate.close() && !gate.is_closed_and_empty());
         // The second caller is turned away while the first is inside; the one that leaves last is the last of
         // the gate.
         assert!(!gate.enter());
         assert!(!gate.leave());
-        assert!(gate.leave() && gate.is_quiet());
+        assert!(gate.leave() && gate.is_closed_and_empty());
     }
 }

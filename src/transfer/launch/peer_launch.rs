@@ -296,7 +296,7 @@ impl PeerLaunch {
     pub fn fail_locally(self: &Arc<Self>, error: TransferError) -> bool {
         let first = self.failure.set(error).is_ok();
         if self.gate.close() {
-            if self.gate.is_quiet() {
+            if self.gate.is_closed_and_empty() {
                 self.resolve_failed_if_quiet();
             } else if let Some(session) = self.session() {
                 // A lane that waits in the middle of a chunk must wake up to drop its guard.
@@ -324,7 +324,7 @@ impl PeerLaunch {
 
     /// Resolves the part as failed, once, when no guard is left.
     fn resolve_failed_if_quiet(self: &Arc<Self>) {
-        if !self.gate.is_quiet() || self.is_resolved.swap(true, Ordering::SeqCst) {
+        if !self.gate.is_closed_and_empty() || self.is_resolved.swap(true, Ordering::SeqCst) {
             return;
         }
         // Before the group and the quiescence of the peer are read: `stop_if_failed` and `mark_peer_quiescent` have the

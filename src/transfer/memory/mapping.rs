@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::copy;
+use super::shared_memory_copy;
 use super::view::{MemoryAddress, PeerView};
 use crate::base::error::MemoryError;
 
@@ -103,7 +103,9 @@ impl Mapping {
         let start = start.min(self.len);
         let len = into.len().min(self.len - start);
         // SAFETY: the range is within the mapping, which is only accessed by atomics and such copies.
-        unsafe { copy::copy_from_shared(self.base.0.as_ptr().add(start), into.as_mut_ptr(), len) };
+        unsafe {
+            shared_memory_copy::copy_from_shared(self.base.0.as_ptr().add(start), into.as_mut_ptr(), len)
+        };
     }
 
     /// Copies `bytes` to `start`, as many as the mapping has room for, although another process may read
@@ -112,7 +114,7 @@ impl Mapping {
         let start = start.min(self.len);
         let len = bytes.len().min(self.len - start);
         // SAFETY: as above.
-        unsafe { copy::copy_to_shared(bytes.as_ptr(), self.base.0.as_ptr().add(start), len) };
+        unsafe { shared_memory_copy::copy_to_shared(bytes.as_ptr(), self.base.0.as_ptr().add(start), len) };
     }
 }
 

@@ -14,10 +14,10 @@
 mod arena;
 mod arena_pool;
 mod buffer;
-mod copy;
 mod free_ranges;
 mod mapping;
 mod region;
+mod shared_memory_copy;
 mod stream;
 mod view;
 

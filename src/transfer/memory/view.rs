@@ -9,7 +9,7 @@
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use super::copy;
+use super::shared_memory_copy;
 
 /// The address of the first byte of a memory range. It is only compared and added to; views access the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,9 +151,9 @@ impl<'a> WriteView<'a> {
         // treated as shared.
         unsafe {
             if past_caches {
-                copy::copy_from_shared_nontemporal(source.0, to, len);
+                shared_memory_copy::copy_from_shared_nontemporal(source.0, to, len);
             } else {
-                copy::copy_from_shared(source.0, to, len);
+                shared_memory_copy::copy_from_shared(source.0, to, len);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The input of a plan: arrays and their shardings, as JAX describes them.
 //!
-//! `make.rs` has the rules of planning. Begin at [`ArrayDescription`].
+//! `region_routing.rs` has the rules of planning. Begin at [`ArrayDescription`].
 
 use std::collections::BTreeSet;
 use std::fmt;

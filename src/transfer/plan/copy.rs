@@ -1,6 +1,7 @@
 //! Copies regions between byte slices, and executes a plan inside one process.
 //!
-//! It uses no engine. Engines copy with the same loops ([`RunCopies`]). Begin at [`copy_region`].
+//! This module uses no transfer engine. Transfer engines copy with the same loops ([`RunCopies`]). Begin at
+//! [`copy_region`].
 
 use std::collections::BTreeMap;
 

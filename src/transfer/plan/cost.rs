@@ -1,6 +1,6 @@
 //! The number of bytes that a plan moves, and the fewest that any plan could move.
 //!
-//! It does not estimate times. Begin at [`Cost`].
+//! This module does not estimate times. Begin at [`Cost`].
 
 use std::collections::BTreeMap;
 

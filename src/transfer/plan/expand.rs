@@ -1,7 +1,7 @@
 //! Computes the steps of a plan when they are needed. The steps of one region are computed together.
 
+use super::region_routing::{RegionRouter, StepRecord};
 use super::staging::StagedDevices;
-use super::step_builder::{StepBuilder, StepRecord};
 use super::tiles::{NONE, RegionBounds, TilePair, extents};
 use super::{BufferRole, Plan, ShardRegion, Staging, Step, StepEnd, TaskId, TransferKey, staging, step};
 
@@ -10,7 +10,7 @@ pub(super) struct Expansion<'a, R> {
     plan: &'a Plan,
     regions: R,
     task: Option<u32>,
-    builder: StepBuilder<'a>,
+    builder: RegionRouter<'a>,
     /// The current region, the number of its first step, and the number of its steps that were visited.
     pair: Option<TilePair>,
     first: u32,
@@ -24,7 +24,7 @@ pub(super) struct Expansion<'a, R> {
 impl<'a, R: Iterator<Item = u32>> Expansion<'a, R> {
     /// Creates the iterator. It does no work yet.
     pub fn new(plan: &'a Plan, regions: R, task: Option<u32>) -> Self {
-        let (builder, lies) = (StepBuilder::new(plan), RegionBounds::default());
+        let (builder, lies) = (RegionRouter::new(plan), RegionBounds::default());
         Self { plan, regions, task, builder, pair: None, first: 0, seen: 0, lies, found: false }
     }
 
@@ -49,7 +49,7 @@ impl<'a, R: Iterator<Item = u32>> Expansion<'a, R> {
             }
             let region = self.regions.next()?;
             let pair = self.plan.region_order.region(region);
-            self.builder.make_region_steps(pair);
+            self.builder.route_region(pair);
             (self.pair, self.first, self.seen, self.found) =
                 (Some(pair), region * self.plan.copies, 0, false);
         }
@@ -129,9 +129,9 @@ impl Plan {
     /// Calls `visit` with every region, its bounds and its steps, in the order that takes the least work,
     /// which is not that of the plan.
     pub(super) fn for_each_region(&self, mut visit: impl FnMut(TilePair, &RegionBounds, &[StepRecord])) {
-        let mut builder = StepBuilder::new(self);
+        let mut builder = RegionRouter::new(self);
         self.region_order.for_each_region(&self.source_tiling, &self.destination_tiling, |pair, lies| {
-            builder.make_region_steps(pair);
+            builder.route_region(pair);
             visit(pair, lies, builder.records());
         });
     }

@@ -1,6 +1,7 @@
 //! The devices that hold a tile, by host and task, and the choice of the device that sends a region of the tile.
 //!
-//! `sender_choices.rs` gives each choice a number, which decides it. Begin at [`TileHolders`].
+//! `sender_choices.rs` gives each choice a number, and the number decides which device is chosen. Begin at
+//! [`TileHolders`].
 
 use std::collections::BTreeMap;
 use std::ops::Range;

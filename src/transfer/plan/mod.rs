@@ -3,13 +3,14 @@
 //! A plan is computed from two [`ArrayDescription`]s (source and destination), a [`Placement`] of their devices,
 //! and [`PlanOptions`]. The computation is pure: it uses no IO, no clock, no threads and no randomness. So every
 //! process computes the same plan with the same keys from the same description, and plans are not sent. Begin at
-//! `step_builder.rs`, which has the rules.
+//! `region_routing.rs`, which has the rules.
 //!
 //! A *region* is the overlap of a tile of the source with a tile of the destination. Overlapping tiles are found by
-//! division in each dimension. A region has one step for each device that holds its destination tile. If that
-//! number is `k`, the steps of region `n` begin at `n * k`. No step is stored: its region, its sending device and
-//! its staging offset are computed from its number alone. A plan of sixteen million steps is computed in time
-//! proportional to the number of devices, and takes about as much memory as its description.
+//! division in each dimension. A *step* is one copy operation. A region has one step for each device that holds its
+//! destination tile. If there are `k` such devices, the steps of region `n` begin at number `n * k`. No step is
+//! stored: its region, its sending device and its staging offset are computed from its number alone. So a plan of
+//! sixteen million steps is made in time proportional to the number of devices, and takes about as much memory as
+//! its description.
 //!
 //! ```text
 //! descriptions ─► tilings ───────────────► rounds: number ◄─► region ─┐
@@ -26,9 +27,9 @@
 //! | `region_order.rs` | regions by number, and the numbers of a tile's regions |
 //! | `holders.rs` | the devices that hold a tile, by host and task |
 //! | `round_robin.rs`, `sender_choices.rs` | the choice of the sender of a region that several devices hold |
-//! | `step_builder.rs` | the rules that choose which device copies to which, for one region |
+//! | `region_routing.rs` | the rules that choose which device copies to which, for one region |
 //! | `staging.rs` | memory for regions that are packed |
-//! | `plan.rs`, `step.rs` | the plan, and one copy of it with its regions and runs |
+//! | `plan.rs`, `step.rs` | the plan, and a step: one copy operation, with its regions and its runs (contiguous byte ranges) |
 //! | `expand.rs` | the steps of a plan, computed on demand |
 //! | `batch_keys.rs` | keys of the steps of several plans that are executed together |
 //! | `collectives.rs` | broadcast, all-gather, scatter and reshard, all made by the same rules |
@@ -41,26 +42,28 @@
 //!
 //! 1. Executing the plan gives, byte for byte, the result of gathering the array and cutting it again.
 //! 2. Every byte of the destination is written exactly once.
-//! 3. A step may read a region from a destination buffer. It then comes after the step that wrote exactly that
-//!    region. So a step depends only on earlier steps.
-//! 4. In each class (across hosts, within a host, within a task) the plan moves the fewest bytes that any plan
-//!    could move, counted element by element.
-//! 5. No two steps have the same key, neither in one plan nor in plans that are executed together. The keys are a
-//!    permutation of the step numbers, which the fingerprint of the plan or plans selects.
+//! 3. If a step reads a region from a destination buffer, it comes after the step that wrote exactly that region. So
+//!    a step depends only on earlier steps.
+//! 4. In each class of steps (across hosts, within a host, within a task) the plan moves the fewest bytes that any
+//!    plan could move. The tests count this minimum element by element.
+//! 5. No two steps have the same key, neither in one plan nor in plans that are executed together. The key of a step
+//!    is its number under a permutation of the 64-bit numbers. The fingerprint of the plan (or plans) selects this
+//!    permutation.
 //! 6. No step and no key depends on the order of the placement, on names of axes and hosts, or on axes and devices
-//!    that take no part. The plan's fingerprint changes with the position of a device, task or host, and with the
-//!    shape, the type or the fan-out. The layout's fingerprint, which a transport compares before a byte moves,
-//!    covers only the shape, the type, and the position of every tile before and after.
+//!    that take no part. The plan's fingerprint covers the shape, the element type, the tile of every device before
+//!    and after, the task and the host of every device, and the fan-out ([`PlanOptions`]). The layout's fingerprint
+//!    covers only the shape, the element type, and the tile of every device before and after. The two sides of a
+//!    transfer compare it before a byte moves.
 //! 7. In the staging memory of a buffer, different regions never overlap, and all regions lie within the size of
 //!    the shard. Bytes that are passed on are sent from the memory at which they arrived, and nothing else arrives
 //!    in this memory.
 //! 8. A task finds its steps from the regions of its own tiles alone, in the order of the plan. The cost of a plan
 //!    is the sum of the costs of its steps.
-//! 9. If each region has several holders, then hosts that hold the same tiles send equally many regions in each
-//!    round, and in the whole plan their numbers differ by at most one. The same is true of the tasks of such
-//!    hosts. This holds for the usual reshardings (`tests/plans/balance.rs`).
-//! 10. A plan that is written as JSON and read again is the same plan. A change of the text that would change a
-//!     step, a key or a cost is refused.
+//! 9. The usual reshardings (those in `tests/plans/balance.rs`) are balanced: if each region has several holders,
+//!    the numbers of regions that hosts with the same tiles send differ by at most one. The same is true of the
+//!    tasks of such hosts. The holders also share the work equally within each round (`region_order.rs`).
+//! 10. A plan that is written as JSON and read again is the same plan. If the text was changed so that a step, a key
+//!     or a cost would change, the reader refuses it.
 //!
 //! # Shardings
 //!
@@ -72,8 +75,8 @@
 //! JAX refuses arguments and results whose dimensions are not divisible by their number of shards. Muster divides
 //! such dimensions as GSPMD does inside a program: the size of a shard is the quotient rounded up, so the last
 //! shards may be smaller, or empty. A shard's buffer is expected to be row-major, dense and of exactly the shard's
-//! own size, without padding. Elements smaller than a byte are refused: a host stores each in a byte, and every
-//! kind of device packs them in another way.
+//! own size, without padding. Elements smaller than a byte are refused: a host stores each one in a byte, but
+//! devices pack them, each kind of device in its own way.
 
 mod array_description;
 mod batch_keys;
@@ -92,11 +95,11 @@ mod placement;
 mod plan;
 mod plan_json;
 mod region_order;
+mod region_routing;
 mod round_robin;
 mod sender_choices;
 mod staging;
 mod step;
-mod step_builder;
 mod tiles;
 
 pub use crate::base::membership::{DeviceId, TaskId};

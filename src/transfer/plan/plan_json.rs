@@ -1,11 +1,11 @@
 //! Plans as JSON.
 //!
 //! The JSON of a plan holds its inputs, its steps and its cost. The reader does not trust the text. It makes the
-//! plan again from source, destination, placement and options, and everything else in the text must equal the
-//! result. So a plan from outside cannot write where a plan of this program would not write. Before the reader does
-//! work in proportion to the number of steps, it checks that the text is long enough for that number. So a short
-//! text cannot cause much work. A plan that is written and read again is the same plan. Begin at [`Plan::to_json`]
-//! and [`Plan::from_json`].
+//! plan again from the source, the destination, the placement and the options. Everything else in the text must
+//! equal the result. So a plan from outside cannot write where a plan of this program would not write. The work of
+//! the reader is proportional to the number of steps. Before this work, the reader checks that the text is long
+//! enough for that number of steps. So a short text cannot cause much work. A plan that is written and read again is
+//! the same plan. Begin at [`Plan::to_json`] and [`Plan::from_json`].
 
 use std::cell::Cell;
 use std::fmt;

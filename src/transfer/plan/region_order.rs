@@ -3,8 +3,8 @@
 //! A *region* is the overlap of a tile of the source with a tile of the destination. Regions are ordered in rounds.
 //! In each round, every destination tile that has regions left gets its next region. Neighbouring destination tiles
 //! get regions of different source tiles in the same round. So a task that processes its steps in order does not
-//! send to, or receive from, a device that all others use at the same time. No region is stored. The number of a
-//! region is computed from the number of regions of each tile, and that number from the cuts of each dimension.
+//! send to, or receive from, a device that all other tasks use at the same time. No region is stored. The number of
+//! regions of each tile is computed from the cuts of each dimension, and the number of a region from these counts.
 //! Begin at [`RegionOrder::region`].
 
 use std::cmp::Reverse;

@@ -1,4 +1,4 @@
-//! Chooses which of several holders of the same bytes sends them. The holders take turns.
+//! Chooses which of several holders of a region sends it. The holders take turns.
 //!
 //! `sender_choices.rs` gives each choice a number, which decides whose turn it is. Begin at
 //! [`RoundRobinIndex::choose`].

@@ -1,4 +1,4 @@
-//! One copy of a plan, with its regions and runs.
+//! A step of a plan: one copy operation, with its regions and its runs (contiguous byte ranges).
 //!
 //! `staging.rs` computes the staging offsets. Begin at [`Step`].
 

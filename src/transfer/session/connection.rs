@@ -1,9 +1,10 @@
 //! A connection to one incarnation of one peer: a link, and the lanes that carry its frames.
 //!
 //! This file has the connection's state and its end. `engine_api.rs`, `lanes.rs` and `launch_and_fetch_api.rs` are
-//! its interfaces to the engine, to lanes, and to launches. `link_outputs.rs` performs the outputs of the [`LinkSide`]. One lock
-//! protects the link. It is held for table look-ups only: no system call and no copy is made under it. A connection
-//! neither discovers peers nor dials. It calls its engine only through [`SessionHost`]. Begin at [`Connection`].
+//! the interfaces of the connection to the engine, to lanes, and to launches. `link_outputs.rs` performs the outputs
+//! of the [`LinkSide`]. One lock protects the link. It is held for table look-ups only: no system call and no copy
+//! is made under it. A connection neither discovers peers nor dials. It calls its engine only through
+//! [`SessionHost`]. Begin at [`Connection`].
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -4,19 +4,18 @@
 //! [`crate::io::ring`] has the ring itself. `ring_session.rs` decides when threads poll it and when they sleep.
 //! Begin at [`RingSession::drain`] in this file.
 //!
-//! - A thread that waits for a transfer polls the ring itself, so an arrival needs no thread switch. The launching
-//!   thread polls the ring until its own frames are queued (`run_as_ring_reader`). If the peer answers before that, this
-//!   thread reads the answer, and no reactor is woken for it.
+//! - A thread that waits for a transfer polls the ring itself, so an arrival needs no thread switch. A launching
+//!   thread becomes the reader of the ring, queues its own frames, and then reads the frames that have arrived
+//!   (`run_as_ring_reader`). So if the peer answers at once, no reactor is woken for the answer.
 //! - A frame wakes a sleeping thread only if a launch waits for the frame (`WaitersToWake`). The acknowledgement of
-//!   sent bytes wakes a thread if a launch waits for a send. The `Go` of a side that only fetches wakes nobody:
+//!   sent bytes wakes a thread if a launch waits for a send. The `Go` of a side that only fetches wakes no thread:
 //!   this side sends another frame when it has fetched, and until then its peer has nothing to do. A wake-up costs
 //!   more than all other work for a small message.
-//! - No frame is missed: a launch that begins to wait for a send first registers (`add_send_waiter`) and then reads
-//!   the ring, and a waiting thread reads the ring every 50 ms in any case.
-//! - A side offers its ring before it reads any frame of the peer. After it has switched to the peer's ring, it
-//!   could send the offer only without the descriptors of the ring, and the peer would never have a ring to write
-//!   to. When a side switches, it puts the frames that are still queued into the ring at once, because no later
-//!   event would do that.
+//! - No frame is missed. When a launch begins to wait for a send, it first registers (`add_send_waiter`), and only
+//!   then the ring is read. In addition, a waiting thread reads the ring every 50 ms.
+//! - A side offers its ring before it reads any frame of the peer. If it first switched to the peer's ring, it could
+//!   no longer send the descriptors of its own ring, and the peer would never have a ring to write to. When a side
+//!   switches, it at once moves the frames that are still queued to the ring, because no later event would do that.
 //! - When the peer ends, its last frames are processed before the connection ends (`take_last_frames`). So a peer
 //!   that exits after the last transfer does not fail that transfer. The thread that reads the ring processes these
 //!   frames. If no thread reads it, the thread that detects the peer's end does so.

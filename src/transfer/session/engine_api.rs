@@ -3,11 +3,11 @@
 //!
 //! `connection.rs` has the state. Begin at [`Connection::launch`].
 //!
-//! The launching thread sends a launch at once if few launches are in flight ([`LAUNCHES_AT_ONCE`]), if its class
-//! is latency, or if there is a ring. Otherwise the reactor sends the frame of the launch, together with all other
-//! frames that are queued by then. Frames that arrived with one system call are answered with one system call. So a
-//! single message is sent without delay. Many messages share system calls, which would otherwise be most of their
-//! cost. No timer delays a frame.
+//! The launching thread sends the frame of a launch at once if few launches are in flight ([`LAUNCHES_AT_ONCE`]), if
+//! the priority of the launch is `latency`, or if there is a ring. Otherwise the reactor sends this frame, together
+//! with all other frames that are queued by then. So a single message is sent without delay, and many messages share
+//! system calls, which would otherwise be most of their cost. Frames that arrived with one system call are also
+//! answered with one system call. No timer delays a frame.
 
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Instant;

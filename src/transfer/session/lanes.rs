@@ -2,13 +2,13 @@
 //!
 //! [`crate::io::lane`] moves the bytes. Begin at [`Connection::add_lane`].
 //!
-//! - On the control lane, no chunk is sent before a control frame that was queued earlier. Otherwise the chunk
-//!   could wait for a `Go` that is behind it on the same lane. On another lane, a chunk may arrive before the `Go`
-//!   of its group. The lane then stops reading until the `Go` arrives, because a chunk that was dropped would never
-//!   be sent again.
-//! - The checksum of a chunk does not cover headers and control frames. If one of these is damaged, its lane ends,
-//!   and its contents are sent again on another lane. If a second one is damaged before a further control frame has
-//!   arrived in order, the connection ends.
+//! - On the control lane, no chunk is sent before a control frame that was queued earlier. Otherwise the receiver of
+//!   the chunk could wait for a `Go` that is behind the chunk on the same lane. On another lane, a chunk may arrive
+//!   before the `Go` of its group. This lane then stops reading until the `Go` arrives, because a chunk that it
+//!   dropped would never be sent again.
+//! - The checksum of a chunk does not cover headers and control frames. If a header or a control frame is damaged,
+//!   its lane ends, and the lost contents are sent again on another lane. If a second one is damaged before a
+//!   further control frame has arrived in order, the connection ends.
 //! - Bytes are counted for the peer's task as they move, because a connection may end before the next scrape.
 
 use std::os::fd::{BorrowedFd, OwnedFd};

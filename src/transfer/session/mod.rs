@@ -3,12 +3,12 @@
 //! | file | what it owns |
 //! | --- | --- |
 //! | `connection.rs` | the connection and its end |
-//! | `engine_api.rs` | its interface to the engine |
-//! | `lanes.rs` | its interface to lanes, and the consequences of a lost lane |
-//! | `launch_and_fetch_api.rs` | its interface to launches and to fetching threads |
+//! | `engine_api.rs` | the connection's interface to the engine |
+//! | `lanes.rs` | the connection's interface to lanes, and the consequences of a lost lane |
+//! | `launch_and_fetch_api.rs` | the connection's interface to launches and to fetching threads |
 //! | `control_ring.rs` | control frames in shared memory |
 //! | `ring_session.rs` | which thread reads the ring, and when it sleeps |
-//! | `spin_wait.rs` | how long such a thread polls before it sleeps |
+//! | `spin_wait.rs` | how long a waiting thread polls the ring before it sleeps |
 //! | `link_outputs.rs` | performs the outputs of the link, and sends frames and chunks |
 //! | `handshake.rs` | the handshake of two engines, before there is a connection |
 

@@ -10,7 +10,8 @@ use muster_clock as clock;
 
 use super::copy::copy_runs;
 use super::groups::{StepGroup, step_groups};
-use super::outcome::{ReshardArray, ReshardError};
+use super::inputs::ReshardArray;
+use super::outcome::ReshardError;
 use super::task::{StepRole, StepTask};
 use crate::base::buffer_definition::BufferDefinitionEvent;
 use crate::base::error::TransferError;

@@ -1,11 +1,11 @@
 //! Decides which steps of a resharding are launched together. Both sides of a launch compute the same groups from
 //! the same plans.
 //!
-//! `run.rs` launches the groups. Begin at [`step_groups`].
+//! `executor.rs` launches the groups. Begin at [`step_groups`].
 
 use std::collections::BTreeMap;
 
-use super::outcome::ReshardArray;
+use super::inputs::ReshardArray;
 use super::task::{StepRole, StepTask};
 use crate::base::membership::TaskId;
 

@@ -1,28 +1,30 @@
 //! Executes plans on engines. Each task executes its own part, and the tasks send each other no messages about the
 //! plan.
 //!
-//! Several arrays are resharded together. The steps of all arrays between two tasks are one launch (`groups.rs`).
-//! Some bytes reach a task through another task, which receives them and passes them on. The launches that pass
-//! bytes on are requested at once too. They wait for events that complete when those bytes arrive, so no thread has
-//! to start them.
+//! Several arrays are resharded together. The steps of all arrays between two tasks are one launch, except steps
+//! that pass received bytes on (`groups.rs`). Some bytes reach a task through another task, which receives them
+//! first. The launches that pass such bytes on are requested at once too. They wait for events that complete when
+//! the bytes arrive, so no thread has to start them.
 //!
-//! - The first launch with a peer also has a transfer without bytes for each array, whose layout is that of the
-//!   array's plan (`ReshardExecutor::handshake_specs`). If the two sides have different plans, the keys of their steps
-//!   differ too. These transfers have the same keys on both sides, so an error can tell which array differs.
-//! - Each peer has requests of its own. A step starts when the steps on which it depends are done, in any order. So
-//!   a peer that is late or cannot be reached delays only the steps that depend on it.
+//! - The first launch with a peer also has one transfer without bytes for each array
+//!   (`ReshardExecutor::handshake_specs`). The layout of this transfer is that of the array's plan, and its key is
+//!   the same on both sides. If the two sides have different plans, the keys of their steps differ, but the keys of
+//!   these transfers do not. So the error can name the array that differs.
+//! - Each peer has launches of its own. A step starts as soon as the steps on which it depends are done, in whatever
+//!   order these finish. So a peer that is late or cannot be reached delays only the steps that depend on it.
 //! - A contiguous region is sent from its own memory, and received into its own memory. Every other region is
 //!   packed into staging memory before it is sent, and unpacked from staging memory after it has arrived. Each
 //!   region has its own range of staging memory, so no step waits for memory of another step.
 //! - A failed plan returns within one stall limit. For the first three quarters of this time, the plan waits until
 //!   its peers confirm that nothing is in flight. After that, it ends its connections to the peers that have not
 //!   confirmed, and waits only for threads of this task. So the caller gets its buffers back within a known time,
-//!   even if a peer is stopped, and no byte can arrive in them any more. If a thread of this task takes longer, the
-//!   error is [`ReshardError::Unproven`].
+//!   even if a peer is stopped, and no byte can arrive in these buffers any more. If a thread of this task needs
+//!   more than the stall limit, the error is [`ReshardError::Unproven`].
 
 mod copy;
 mod executor;
 mod groups;
+mod inputs;
 mod outcome;
 mod task;
 
@@ -31,7 +33,8 @@ use std::sync::mpsc::channel;
 use muster_clock as clock;
 
 use executor::ReshardExecutor;
-pub use outcome::{ReshardArray, ReshardError, ReshardStats, ShardBuffers};
+pub use inputs::{ReshardArray, ShardBuffers};
+pub use outcome::{ReshardError, ReshardStats};
 use task::{StepRole, claim_shards, local_steps};
 
 use super::handle::TransferEngine;

@@ -1,42 +1,12 @@
-//! The inputs of a resharding, and its outcome.
+//! The outcome of a resharding.
 //!
-//! Begin at [`ReshardArray`] and [`ReshardError`].
+//! Begin at [`ReshardError`].
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::base::error::{MemoryError, TransferError};
 use crate::base::membership::{DeviceId, MemberId, TaskId};
-use crate::memory::Buffer;
-use crate::plan::{BufferRole, Plan, PlanError, StepEnd};
-
-/// The shards of this task's devices, before and after the resharding.
-#[derive(Debug, Clone, Default)]
-pub struct ShardBuffers {
-    /// The shards of the array as it is.
-    pub source: BTreeMap<DeviceId, Buffer>,
-    /// The shards of the array as it is to become.
-    pub destination: BTreeMap<DeviceId, Buffer>,
-}
-
-impl ShardBuffers {
-    /// Returns the shard of one end of a step.
-    pub(super) fn shard_of(&self, side: &StepEnd) -> Option<&Buffer> {
-        match side.buffer {
-            BufferRole::Source => self.source.get(&side.device),
-            BufferRole::Destination => self.destination.get(&side.device),
-        }
-    }
-}
-
-/// One of the arrays that are resharded together.
-#[derive(Debug, Clone, Copy)]
-pub struct ReshardArray<'a> {
-    /// Its plan.
-    pub plan: &'a Plan,
-    /// Its shards.
-    pub shards: &'a ShardBuffers,
-}
+use crate::plan::PlanError;
 
 /// The statistics of one task's part of a resharding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -1,10 +1,11 @@
 //! The steps in which one task takes part, with the memory that they need.
 //!
-//! `run.rs` launches the steps. Begin at [`local_steps`].
+//! `executor.rs` launches the steps. Begin at [`local_steps`].
 
 use std::collections::HashSet;
 
-use super::outcome::{ReshardArray, ReshardError, ShardBuffers};
+use super::inputs::{ReshardArray, ShardBuffers};
+use super::outcome::ReshardError;
 use crate::base::buffer_definition::{BufferDefinitionEvent, BufferDefinitionPromise};
 use crate::base::key::TransferKey;
 use crate::base::membership::{DeviceId, TaskId};

@@ -25,10 +25,10 @@ const UNATTENDED: Duration = Duration::from_millis(1);
 ///
 /// The seed decides where a fault happens, within what is requested.
 #[derive(Debug, Clone)]
-pub struct FaultInjector(Arc<Inner>);
+pub struct FaultInjector(Arc<FaultInjectorState>);
 
 #[derive(Debug)]
-struct Inner {
+struct FaultInjectorState {
     seed: AtomicU64,
     damage: AtomicUsize,
     garble: AtomicUsize,
@@ -56,7 +56,7 @@ impl FaultInjector {
     /// Creates a handle that injects no faults until it is told to.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(FaultInjectorState {
             seed: AtomicU64::new(seed),
             damage: AtomicUsize::new(0),
             garble: AtomicUsize::new(0),
@@ -151,7 +151,7 @@ fn consume(count: &AtomicUsize) -> bool {
         && count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
 }
 
-impl Inner {
+impl FaultInjectorState {
     /// Returns a random number below `bound`.
     fn random_below(&self, bound: usize) -> usize {
         // SplitMix64, whose state is a counter: several threads may draw at once.
@@ -174,7 +174,7 @@ impl Inner {
 /// A wire into which faults are injected.
 struct Faulty {
     owned: Arc<WireWithWaker>,
-    faults: Arc<Inner>,
+    faults: Arc<FaultInjectorState>,
 }
 
 impl Faulty {

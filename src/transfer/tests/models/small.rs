@@ -25,7 +25,7 @@ fn a_closed_gate_is_quiet_once_and_lets_no_guard_in() {
                 thread::spawn(move || {
                     if gate.0.enter() {
                         gate.1.fetch_add(1, Ordering::Relaxed);
-                        assert!(!gate.0.is_quiet());
+                        assert!(!gate.0.is_closed_and_empty());
                         gate.1.fetch_sub(1, Ordering::Relaxed);
                     }
                     if gate.0.leave() {
@@ -35,14 +35,14 @@ fn a_closed_gate_is_quiet_once_and_lets_no_guard_in() {
             })
             .collect();
         assert!(gate.0.close());
-        if gate.0.is_quiet() {
+        if gate.0.is_closed_and_empty() {
             // `PeerLaunch::resolve_failed_if_quiet` says it once: the last to leave says it as well.
             assert_eq!(gate.1.load(Ordering::Relaxed), 0);
         }
         for user in users {
             user.join().unwrap();
         }
-        assert!(gate.0.is_quiet() && !gate.0.enter());
+        assert!(gate.0.is_closed_and_empty() && !gate.0.enter());
         assert!(gate.2.load(Ordering::Relaxed) <= 2);
     });
 }

@@ -2,9 +2,9 @@
 //! now.
 //!
 //! A task number does not tell where the process runs: after a restart, the tasks may be distributed over the hosts
-//! in another order, and the global device ids with them. So devices are matched by their *place*: the host, the
-//! number of the process on the host, the platform, and the local id of the device. The host is identified by the
-//! process identity that its processes publish, which survives a reboot. Without a process identity it is
+//! in another order, and then the global device ids change too. So devices are matched by their *place*: the host,
+//! the number of the process on the host, the platform, and the local id of the device. The host is identified by
+//! the process identity that its processes publish, which survives a reboot. Without a process identity it is
 //! identified by its boot id. If several tasks of a host publish no identity, devices with the same local id are
 //! matched in the order of the tasks.
 
@@ -46,7 +46,7 @@ pub enum DeviceChange {
 /// One place, in the run before and in this one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = DeviceMove)]
-pub struct DeviceMapEntry {
+pub struct DevicePlaceComparison {
     /// The latest known boot of the host.
     pub boot_id: String,
     /// The identity of the process over runs, if one is known: its host, and its number there.
@@ -67,7 +67,8 @@ pub struct DeviceMapEntry {
 
 /// The comparison of the devices of two runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct DeviceMap {
+#[schema(as = DeviceMap)]
+pub struct DeviceComparison {
     /// The run.
     pub run: RunNumber,
     /// The earlier run with which it is compared; `None` if none is known.
@@ -76,12 +77,12 @@ pub struct DeviceMap {
     #[serde(default)]
     pub runs: Vec<RunNumber>,
     /// Every place, ordered by platform, host and local id.
-    pub places: Vec<DeviceMapEntry>,
+    pub places: Vec<DevicePlaceComparison>,
 }
 
 /// Matches the devices of two runs by their places.
 #[must_use]
-pub fn match_devices(before: &[Device], now: &[Device]) -> Vec<DeviceMapEntry> {
+pub fn match_devices(before: &[Device], now: &[Device]) -> Vec<DevicePlaceComparison> {
     let hosts = hosts_by_boot(before.iter().chain(now));
     let mut places: BTreeMap<DevicePlaceKey<'_>, (Option<&Device>, Option<&Device>)> = BTreeMap::new();
     for (place, device) in sort_by_place(before, &hosts) {
@@ -92,7 +93,7 @@ pub fn match_devices(before: &[Device], now: &[Device]) -> Vec<DeviceMapEntry> {
     }
     let moves = places.into_iter().filter_map(|(place, (before, now))| {
         let (fate, explanation) = describe_change(before, now)?;
-        Some(DeviceMapEntry {
+        Some(DevicePlaceComparison {
             boot_id: now.or(before)?.boot_id.clone(),
             identity: now.and_then(|now| now.identity.clone()).or_else(|| before?.identity.clone()),
             platform: place.0.to_owned(),

@@ -16,12 +16,13 @@
 //! sender has a number, and the sender is computed from this number alone. So the sender of one step can be
 //! computed without the other steps.
 //!
-//! When a device has received bytes for its task or host, later steps copy these bytes from it to the other devices
-//! there. So the fewest possible bytes cross hosts. Each holder of a region sends it to `fan_out` hosts on average
-//! (or to `fan_out` tasks on its own host). Each recipient sends it to the next `fan_out`, so the copies form a
-//! tree. A broadcast therefore reaches `n` hosts in about `log2(n)` rounds. Without the tree, it would take as long
-//! as one host needs to send to all others. The first recipient rotates with the region number; otherwise the same
-//! devices would receive every region and copy it on. Begin at [`StepBuilder::make_region_steps`].
+//! When a device has received bytes for its task or host, later steps copy these bytes from this device to the other
+//! devices of the task or host. So the fewest possible bytes cross hosts. Each holder of a region sends it to
+//! `fan_out` hosts on average (or to `fan_out` tasks on its own host). Each recipient sends it to the next
+//! `fan_out`, so the copies form a tree. A broadcast therefore reaches `n` hosts in about `log2(n)` rounds. Without
+//! the tree, one host would have to send to all others, one after another. The first recipient rotates with the
+//! region number; otherwise the same devices would receive every region first and pass it on. Begin at
+//! [`RegionRouter::route_region`].
 
 use super::Plan;
 use super::holders::{HostHolders, TaskHolders};
@@ -58,7 +59,7 @@ struct Origin {
 }
 
 /// Makes the steps of one region after the other.
-pub(super) struct StepBuilder<'a> {
+pub(super) struct RegionRouter<'a> {
     plan: &'a Plan,
     fan_out: usize,
     pair: TilePair,
@@ -73,7 +74,7 @@ pub(super) struct StepBuilder<'a> {
     tasks_fed: Vec<Origin>,
 }
 
-impl<'a> StepBuilder<'a> {
+impl<'a> RegionRouter<'a> {
     pub fn new(plan: &'a Plan) -> Self {
         Self {
             plan,
@@ -90,7 +91,7 @@ impl<'a> StepBuilder<'a> {
     }
 
     /// Makes the steps of a region. A step comes after the one that it depends on.
-    pub fn make_region_steps(&mut self, pair: TilePair) {
+    pub fn route_region(&mut self, pair: TilePair) {
         self.pair = pair;
         self.whole = self.plan.region_order.is_whole(pair);
         self.records.clear();
