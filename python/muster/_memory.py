@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import sys
+import time
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,9 @@ _DTYPE_NAMES_MAX = 1024
 
 # The data types that JAX converts to those of half the size, unless `jax_enable_x64` is on.
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
+
+# The longest that the end of the interpreter waits for computations of JAX.
+_COMPUTATIONS_WAIT_S = 60.0
 
 
 class Buffer(_native.Buffer):
@@ -193,6 +197,25 @@ def check_defined(array: Any) -> None:
         if array.is_deleted():
             raise deleted(array) from None
         raise ComputationFailed(f"the computation of the array has failed: {error}") from error
+
+
+def finish_computations() -> None:
+    """Waits until the arrays of JAX are defined; called when the interpreter ends.
+
+    The CPU client of JAX waits for its computations when its last array is freed. An array whose memory DLPack has lent is not
+    always freed when the interpreter ends, and JAX before 0.9 then frees compiled programs that still run: SIGSEGV.
+    """
+    jax, bridge = sys.modules.get("jax"), sys.modules.get("jax._src.xla_bridge")
+    if jax is None or getattr(jax, "__version_info__", (0, 9)) >= (0, 9):
+        return
+    # A question about arrays would start a backend, which may wait for other processes.
+    if not getattr(bridge, "backends_are_initialized", bool)():
+        return
+    end = time.monotonic() + _COMPUTATIONS_WAIT_S
+    pending = [array for array in jax.live_arrays() if not array.is_deleted()]
+    while pending and time.monotonic() < end:
+        time.sleep(0.001)
+        pending = [array for array in pending if _native.is_ready(array) is False]
 
 
 def deleted(array: Any) -> ArrayDeleted:

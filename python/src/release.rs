@@ -91,7 +91,10 @@ fn start_release_thread(py: Python<'_>) -> PyResult<()> {
                 .name("muster-release".to_owned())
                 .spawn(move || run_releases(&handed))?;
             let stop = wrap_pyfunction!(stop_releases, py)?;
-            py.import("atexit")?.call_method1("register", (stop,))?;
+            let atexit = py.import("atexit")?;
+            atexit.call_method1("register", (stop,))?;
+            let finish = py.import("muster._memory")?.getattr("finish_computations")?;
+            atexit.call_method1("register", (finish,))?;
         }
     }
     match THREAD.get() {

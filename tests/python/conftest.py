@@ -218,6 +218,11 @@ def no_environment(monkeypatch):
             monkeypatch.delenv(name)
 
 
+def pytest_make_parametrize_id(val) -> str | None:
+    """Makes each name of a test one word, as `tests/run` reads it."""
+    return val.replace(" ", "-") if isinstance(val, str) else None
+
+
 def pytest_report_header() -> str:
     return f"muster {muster.__version__} from {muster.__file__}, Python {sys.version.split()[0]}"
 
@@ -226,7 +231,8 @@ def pytest_report_header() -> str:
 def pytest_runtest_protocol(item, nextitem):
     """Runs a failed test again, up to twice, if gloo lost an operation in one of its processes, which ends that process.
 
-    It happens in about one of a thousand kills, is a defect of gloo, and is said in the output. Any other failure stands.
+    It happens in about one of a thousand kills, and is a defect of gloo. The test is named in a warning, and in the file that
+    MUSTER_FLAKES names. Any other failure stands.
     """
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for is_last in (False, False, True):
@@ -234,7 +240,10 @@ def pytest_runtest_protocol(item, nextitem):
         lost = any(GLOO_LOST in report.capstdout for report in reports)
         if is_last or not lost or not any(report.failed for report in reports):
             break
-        item.config.get_terminal_writer().line(f"\n{item.nodeid}: {GLOO_LOST}; it runs again")
+        item.warn(pytest.PytestWarning(f"{item.nodeid}: {GLOO_LOST}; it runs again"))
+        if flakes := os.environ.get("MUSTER_FLAKES"):
+            with open(flakes, "a", encoding="utf-8") as file:
+                file.write(f"{item.nodeid} ({GLOO_LOST})\n")
     for report in reports:
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
