@@ -1,7 +1,7 @@
 //! The wire messages, generated from `proto/`, and one hand-written message that is decoded without allocating.
 //!
-//! It interprets none: `grpc` and `coordination` do. A request about 4,096 tasks repeats one job name
-//! 4,096 times, and only its presence matters, so [`CoordinatedTask`] keeps no string.
+//! `grpc` and `coordination` interpret the messages. A request about 4,096 tasks repeats one job name 4,096 times, and
+//! only the presence of the name matters, so [`CoordinatedTask`] keeps no string.
 
 use prost::bytes::{Buf, BufMut};
 use prost::encoding::{self, DecodeContext, WireType};

@@ -1,5 +1,5 @@
-//! The only crate that reads the system's clocks and draws random numbers. A lint forbids other crates to read a
-//! clock.
+//! Reads the system's clocks and draws random numbers. A lint forbids other crates to read the clocks of `std`. Timeouts
+//! of async code use tokio's clock.
 //!
 //! It depends on no other crate of Muster. Begin at [`Clock`], [`monotonic`] and [`random_bytes`].
 

@@ -7,14 +7,13 @@
 //! - *Refusal.* While the exclusion is in force, the service refuses the task's registrations and calls with
 //!   PERMISSION_DENIED. Clients retry ABORTED, INTERNAL and transport errors until their own timeout. After
 //!   PERMISSION_DENIED they exit and show the text: operator, reason, expiry, and how to lift the exclusion.
-//! - *Excused.* An evicted task is excused until it registers again: nothing waits for this task. So neither the
-//!   exclusion nor its end blocks the other tasks. A task whose failure ends the run is never excused, because the
-//!   run needs all its tasks.
-//! - *Before a run starts.* A run of a recoverable job does not wait for a task whose number is excluded. If the
-//!   exclusion ends before the run starts, the run waits for the task again. A fate-sharing job needs all N tasks,
-//!   so its run waits for an excluded task. If a host is excluded, its tasks may be started on another host, so the
-//!   run waits for those tasks. If a run has started without a task and the task registers later, this task is
-//!   unsynced.
+//! - *Excused.* A recoverable task that was evicted is excused until it registers again: nothing waits for this task.
+//!   So neither the exclusion nor its end blocks the other tasks. A task whose failure ends the run is never excused,
+//!   because the run needs all its tasks.
+//! - *Before a run starts.* A run of a recoverable job does not wait for a task whose id is excluded. If the
+//!   exclusion ends before the run starts, the run waits for the task again. A fate-sharing job needs all N tasks, so
+//!   its run waits for an excluded task. If a host is excluded, its tasks may be started on another host, so the run
+//!   waits for those tasks. If a run has started without a task and the task registers later, this task is unsynced.
 //! - *Ending the run.* In a fate-sharing run, an exclusion would end the run. The exclusion of the last live task
 //!   would end any run. Such an exclusion is refused unless `end_run` is given. `Run::run_outcome_without` checks
 //!   this before anything changes.

@@ -1,12 +1,15 @@
 //! Changes of a job's settings while the job exists.
 //!
-//! `SettingsChange::apply_to` validates the single values. Begin at `Job::change_settings`.
+//! `SettingsChange::apply_to` checks each new value by itself. This module checks whether the job may take the values
+//! now. Begin at `Job::change_settings`.
 //!
 //! - The number of tasks, and whether they are recoverable, can change only between runs, because the tables of a
 //!   run are made for its tasks.
 //! - A new heartbeat timeout applies at once. Other new timeouts apply to waits that begin later.
-//! - During a run, a job cannot change from answering error polls with CANCELLED to holding them. Each client polls
-//!   only once, so the tasks of the run would learn of errors neither by poll nor by heartbeat.
+//! - A setting decides how tasks learn of errors (`error_polls.rs`). Either the service holds a task's error poll until
+//!   there is an error, or it answers the poll with CANCELLED at once and reports errors in the answers to heartbeats.
+//!   During a run, a job cannot change to holding polls. A client whose poll was answered with CANCELLED does not poll
+//!   again, and heartbeats would no longer report errors to it.
 //! - A bound that is lower than what the job already holds is refused.
 
 use std::sync::Arc;

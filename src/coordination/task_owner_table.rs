@@ -4,8 +4,9 @@
 //! `task_id_claims.rs` decides which process gets an id. Begin at [`TaskOwnerTable`].
 //!
 //! Bounds: each task id has at most one owner, and a job of N tasks has at most N + 64 waiting claims. A claim that
-//! is not repeated is dropped. A claim costs a search in ordered tables. It also costs a pass over all tasks if at
-//! least as many processes may be present as the job has tasks.
+//! is not repeated is dropped. A claim costs a search in ordered tables. It also costs a pass over all tasks if three
+//! numbers together are at least the number of tasks: the waiting claims, the ids claimed for the run, and the tasks
+//! that register or are connected. These numbers may count a process twice.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -28,7 +28,7 @@
 //! | event | completes when a buffer holds its contents (is *defined*): [`BufferDefinitionEvent`] |
 //! | transfer | bytes that move between two devices under one key: a [`TransferSpec`] requests one, and a [`TransferHandle`] is one or more transfers in flight |
 //! | prepared | describes transfers whose slow work is done, so that they can be launched: [`PreparedTransfers`] |
-//! | group | the transfers of one launch between two tasks: the n-th launch of a channel on both sides |
+//! | group | the parts of two launches, one on each side, that have the same number on the same channel between two tasks |
 //! | clique | the two incarnations that share a connection: [`CliqueKey`] |
 //! | wire | a byte stream between two engines, over any transport |
 //! | lane | a wire that belongs to a connection |
@@ -38,18 +38,21 @@
 //! Invariants, besides those of `protocol/link` and the rules of guards in `launch`. A byte *lands* when it is
 //! written to its destination.
 //!
-//! 1. No byte lands until both sides' lists are found equal and the destination may be written.
+//! 1. No byte lands until both sides' lists are found equal and the receiving launch has reserved the destination.
 //! 2. At most one lane receives a chunk at any moment. After a chunk was received whole, no lane receives it
 //!    again.
-//! 3. After a failure or a confirmed cancellation of a transfer, no byte lands in its buffers. If a transfer
+//! 3. After a transfer has failed, its engine writes no byte to the transfer's buffers. After the peers have
+//!    confirmed that a launch is cancelled, no engine writes a byte to the buffers of the launch. If a transfer
 //!    succeeds, the receiver has the bytes that the sender's buffers held while the transfer used them, even if one
 //!    side shuts down meanwhile.
-//! 4. While a transfer writes a buffer, nothing else in its process uses the buffer. While a transfer reads a
-//!    buffer, nothing writes the buffer.
+//! 4. While a transfer writes a span, nothing else in the span's process uses the span. While a transfer reads a span,
+//!    nothing writes it.
 //! 5. Every connection belongs to two incarnations. A frame from another incarnation ends the connection and is
 //!    counted. The hello, every frame and the key of a clique contain the incarnations. A restarted task has
 //!    nothing in common with its former incarnation but its number.
-//! 6. Every launch ends: by completion, by its limits, by the end of its peer, or because its caller cancels it.
+//! 6. Every launch ends: it completes or fails, its deadline or its stall limit passes, its connection ends, or one side
+//!    cancels it. The exception is a launch without a deadline, whose peer is alive and never launches: it ends only
+//!    when its caller cancels it.
 //! 7. An engine exchanges bytes with a task of another job only while its membership has that incarnation under
 //!    that job. A hello says whether it crosses jobs. The acceptor then looks for the dialler only among the jobs
 //!    that its own program has named.

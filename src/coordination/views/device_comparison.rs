@@ -1,11 +1,12 @@
 //! Matches the devices of one run with the devices of the next, and shows which of them have another task or id
 //! now.
 //!
-//! A task number does not tell where the process runs: after a restart, the tasks may be distributed over the hosts
-//! in another order, and then the global device ids change too. So devices are matched by their *place*: the host,
-//! the number of the process on the host, the platform, and the local id of the device. The host is identified by
-//! the process identity that its processes publish, which survives a reboot. Without a process identity it is
-//! identified by its boot id. If several tasks of a host publish no identity, devices with the same local id are
+//! A task id does not tell where the process runs: after a restart, the tasks may be distributed over the hosts in
+//! another order, and then the global device ids change too. So devices are matched by their *place*: the host, the
+//! number of the process on the host, the platform, and the local id of the device. A process states its host and its
+//! number there in the process identity that it publishes. If a process publishes none, its number is 0, and its host
+//! is the one that all publishing processes with the same boot id state, or else the boot id itself. A boot id changes
+//! with a reboot of the host. If several tasks of a host publish no identity, devices with the same local id are
 //! matched in the order of the tasks.
 
 use std::collections::BTreeMap;

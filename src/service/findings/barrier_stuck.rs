@@ -1,6 +1,7 @@
 //! Detects a barrier that takes far longer than its recent instances.
 //!
-//! `stalled_task.rs` detects the tasks that cause such a delay. Begin at `detect`.
+//! If all members but a few connected tasks wait at the barrier, `stalled_task.rs` detects these tasks. Both findings
+//! can be open for the same barrier. Begin at `detect`.
 
 use std::time::Duration;
 

@@ -1,6 +1,7 @@
-//! Detects connected tasks that have not reached a barrier at which all others wait.
+//! Detects a few connected tasks that have not reached a barrier at which all other members wait.
 //!
-//! `barrier_stuck.rs` detects a slow barrier for which no single task is responsible. Begin at `detect`.
+//! `barrier_stuck.rs` detects a barrier that takes far longer than its recent instances, whatever the cause. Both
+//! findings can be open for the same barrier. Begin at `detect`.
 
 use std::time::Duration;
 

@@ -7,8 +7,9 @@
 //!   before the `Go` of its group. This lane then stops reading until the `Go` arrives, because a chunk that it
 //!   dropped would never be sent again.
 //! - The checksum of a chunk does not cover headers and control frames. If a header or a control frame is damaged,
-//!   its lane ends, and the lost contents are sent again on another lane. If a second one is damaged before a
-//!   further control frame has arrived in order, the connection ends.
+//!   its lane ends, and the lost contents are sent again on another lane. If a second one is damaged, on any lane of
+//!   the connection, before the next control frame has arrived in order, the connection ends. On a wire that cannot
+//!   break while the peer lives, the connection ends at the first damaged header or control frame.
 //! - Bytes are counted for the peer's task as they move, because a connection may end before the next scrape.
 
 use std::os::fd::{BorrowedFd, OwnedFd};

@@ -1,11 +1,11 @@
 //! One side of a link: the messages between two engines, as a state machine without IO.
 //!
 //! On both sides, a launch is the next *group* of its channel. Each side sends `Go`, which names its list of
-//! transfers. When both sides have sent `Go`, each side compares the two lists. The bytes move as soon as the
-//! source holds its contents and the destination may be written. The bytes of a group in one direction are one
-//! stream, in the order of the list. The stream is cut into chunks, so a thousand small buffers are one chunk with
-//! one header and one checksum. The tests simulate two links against each other (`tests/`). Begin at
-//! [`LinkSide::launch`].
+//! transfers. When both sides have sent `Go`, each side compares the two lists. If the lists are equal, the bytes
+//! move as soon as the source holds its contents and the destination may be written: the sides announce both in `Go`
+//! or in `Ready`. The bytes of a group in one direction are one stream, in the order of the list. The stream is cut
+//! into chunks, so a thousand small buffers are one chunk with one header and one checksum. The tests simulate two
+//! links against each other (`tests/`). Begin at [`LinkSide::launch`].
 //!
 //! Launches are matched by number, and their lists are compared by a digest. If two ranks launch in different
 //! orders, both get an error that names both orders before a byte moves. They never deadlock.
