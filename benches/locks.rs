@@ -20,7 +20,7 @@ use muster::coordination::{
     ExclusionTarget, JobId, JobName, JobSettings, OperatorCommand, Reason, Reply, Request,
     ServiceIncarnation, TaskId, TaskIncarnation, TaskSet,
 };
-use muster::engine::{AnswerInbox, CallStatus, Engine};
+use muster::engine::{AnswerInbox, AnsweredOrWaiting, Engine};
 
 #[expect(clippy::disallowed_methods, reason = "a benchmark measures real time")]
 fn now() -> Instant {
@@ -114,17 +114,17 @@ impl LockFixture {
         self
     }
 
-    fn register(&self, index: usize) -> CallStatus {
+    fn register(&self, index: usize) -> AnsweredOrWaiting {
         self.ask(index, Request::Register { task: task(index), incarnation: life(index), recoverable: false })
     }
 
-    fn ask_on(&self, connection: ConnectionId, index: usize, request: Request) -> CallStatus {
+    fn ask_on(&self, connection: ConnectionId, index: usize, request: Request) -> AnsweredOrWaiting {
         let claim = Some(ClaimedIncarnations { service: self.service, task: life(index) });
         let claim = claim.filter(|_| !matches!(request, Request::Register { .. }) && self.service.0 != 0);
         self.engine.call(self.job, Caller { connection, claim }, request, &self.inbox, 0)
     }
 
-    fn ask(&self, index: usize, request: Request) -> CallStatus {
+    fn ask(&self, index: usize, request: Request) -> AnsweredOrWaiting {
         self.ask_on(self.connections[index], index, request)
     }
 
@@ -135,7 +135,7 @@ impl LockFixture {
             let connection = self.engine.register_connection(([10, 1, 0, 1], 1024).into());
             let waiting = (0..ON_ONE).map(|_| {
                 let request = Request::Get { key: Bytes::from_static(b"one key") };
-                let CallStatus::Waiting(call) = self.ask_on(connection, 0, request) else {
+                let AnsweredOrWaiting::Waiting(call) = self.ask_on(connection, 0, request) else {
                     panic!("it is there")
                 };
                 call
@@ -145,7 +145,7 @@ impl LockFixture {
         all
     }
 
-    fn barrier(&self, index: usize, counter: i64) -> CallStatus {
+    fn barrier(&self, index: usize, counter: i64) -> AnsweredOrWaiting {
         let request = Request::Barrier {
             id: "step".to_owned(),
             counter,
@@ -365,7 +365,7 @@ async fn keys(filter: &str) {
     for _ in 0..REPEATS {
         let world = LockFixture::registered(false).with_keys();
         let list = |world: &LockFixture| {
-            let CallStatus::Now(Ok(Reply::Directory(all))) =
+            let AnsweredOrWaiting::Now(Ok(Reply::Directory(all))) =
                 world.ask(0, Request::List { directory: Bytes::from_static(b"dir") })
             else {
                 panic!("it is answered at once")

@@ -141,7 +141,7 @@ fn plans(repeat: usize) {
         let cost = plan.cost();
         assert_eq!(cost.over_minimum, 0, "a plan moves more than it must");
         let costed = spread(repeat, || timed(|| plan.cost()));
-        let own = spread(repeat, || timed(|| plan.for_task(TaskId(300)).count()));
+        let own = spread(repeat, || timed(|| plan.steps_of_task(TaskId(300)).count()));
         // Looking at sixteen million steps takes seconds.
         let count = plan.len();
         let some = count.min(1 << 20);

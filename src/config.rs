@@ -24,14 +24,16 @@ mod effective;
 mod exposure;
 mod file;
 mod load;
-mod settings;
+mod setting_definitions;
 mod value;
 
 pub use exposure::{ExposedAddress, TlsConfig};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use load::check_config_round_trip;
 pub use load::load_config;
-pub use settings::{JOB_SETTINGS, SERVER_SETTINGS, Setting, SettingValue, environment_variable_name};
+pub use setting_definitions::{
+    JOB_SETTINGS, SERVER_SETTINGS, Setting, SettingValue, environment_variable_name,
+};
 pub use value::{
     format_auto_exclude_rules, parse_address, parse_auto_exclude_rules, parse_job_names, parse_task_count,
 };
@@ -112,7 +114,7 @@ pub struct ServerConfig {
 
 /// The purpose for which defaults are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Profile {
+pub enum ServerProfile {
     /// A dedicated server on the well-known ports.
     Serve,
     /// A server beside the tasks that it serves: on free ports, and with a quiet log, because the output
@@ -123,10 +125,10 @@ pub enum Profile {
 impl ServerConfig {
     /// Returns the defaults for a purpose.
     #[must_use]
-    pub fn new(profile: Profile) -> Self {
+    pub fn new(profile: ServerProfile) -> Self {
         let (grpc, http, log) = match profile {
-            Profile::Serve => (8476, 8477, "info"),
-            Profile::Launch => (0, 0, "warn,muster::events=error"),
+            ServerProfile::Serve => (8476, 8477, "info"),
+            ServerProfile::Launch => (0, 0, "warn,muster::events=error"),
         };
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
@@ -218,9 +220,9 @@ struct ResolvedValue {
 
 /// The request of a command line for a configuration.
 #[derive(Debug, Clone)]
-pub struct ConfigRequest {
+pub struct CommandLineConfig {
     /// The defaults to use.
-    pub profile: Profile,
+    pub profile: ServerProfile,
     /// The configuration file, if one is named.
     pub file: Option<PathBuf>,
     /// The settings given as flags, by key.
@@ -347,7 +349,7 @@ impl Config {
     ///
     /// # Errors
     /// If no job is declared.
-    pub fn require_jobs(&self) -> Result<(), ConfigError> {
+    pub fn check_has_jobs(&self) -> Result<(), ConfigError> {
         if self.jobs.is_empty() { Err(ConfigError::NoJobs) } else { Ok(()) }
     }
 

@@ -36,7 +36,7 @@ use tokio::sync::{Notify, broadcast};
 
 use crate::clock::{self, Clock};
 use crate::coordination::{
-    BarrierCompletion, CallId, CallOutcome, Caller, ClaimAnswer, ClaimRefusal, CommandOutcome,
+    BarrierRecordWithArrivals, CallId, CallOutcome, Caller, ClaimAnswer, ClaimRefusal, CommandOutcome,
     CommandRefusal, ConnectionEnd, ConnectionId, Coordinator, DeferredFree, Effect, FindingChange, Input,
     JobEvent, JobId, Request, ServiceIncarnation, TaskClaim, Timestamp, TransferFailure,
 };
@@ -57,7 +57,7 @@ pub trait AnswerInbox: Send + Sync {
 }
 
 /// The state of a call after [`Engine::call`].
-pub enum CallStatus {
+pub enum AnsweredOrWaiting {
     /// The call is answered.
     Now(CallOutcome),
     /// The call waits; its answer will be delivered to the inbox, unless the call is cancelled before.
@@ -70,7 +70,7 @@ pub trait Observer: Send + Sync {
     /// Receives an event.
     fn on_event(&self, event: &JobEvent);
     /// Receives an ended barrier.
-    fn on_barrier_ended(&self, ending: &BarrierCompletion);
+    fn on_barrier_ended(&self, ending: &BarrierRecordWithArrivals);
 }
 
 /// The counters of the engine.
@@ -125,7 +125,7 @@ struct InputResult {
 
 impl InputResult {
     /// Adds the result of a tick.
-    fn add_tick_result(&mut self, tick: Self) {
+    fn merge_tick_result(&mut self, tick: Self) {
         self.deliveries.extend(tick.deliveries);
         self.discarded.extend(tick.discarded);
         self.events.extend(tick.events);
@@ -215,7 +215,7 @@ impl Engine {
     /// Returns the counters.
     #[must_use]
     pub fn counters(&self) -> EngineCounters {
-        let state = self.lock_timed_as_read();
+        let state = self.lock_for_read();
         EngineCounters {
             inputs: state.inputs,
             events: state.next_event - 1,
@@ -228,7 +228,7 @@ impl Engine {
     }
 
     /// Counts events that a follower missed.
-    pub fn count_missed_events(&self, events: u64) {
+    pub fn add_to_missed_events(&self, events: u64) {
         self.missed.fetch_add(events, Ordering::Relaxed);
     }
 
@@ -277,7 +277,7 @@ impl Engine {
         ending: ConnectionEnd,
         calls: Vec<CallId>,
     ) {
-        self.apply_input(self.lock_timed_as_bulk(), Input::ConnectionClosed { connection, ending });
+        self.apply_input(self.lock_for_bulk_work(), Input::ConnectionClosed { connection, ending });
         match self.this.upgrade() {
             Some(engine) if calls.len() > CALLS_DROPPED_AT_ONCE => {
                 self.reaper.run_in_background(move || engine.drop_waiting_calls(&calls));
@@ -291,7 +291,7 @@ impl Engine {
     fn drop_waiting_calls(&self, calls: &[CallId]) {
         for part in calls.chunks(CALLS_DROPPED_AT_ONCE) {
             let mut tables = Vec::new();
-            let mut state = self.lock_timed_as_bulk();
+            let mut state = self.lock_for_bulk_work();
             let dropped: Vec<Option<WaitingCall>> =
                 part.iter().map(|call| state.waiting.remove(*call, &mut tables)).collect();
             drop(state);
@@ -313,23 +313,23 @@ impl Engine {
         request: Request,
         inbox: &Arc<dyn AnswerInbox>,
         slot: u64,
-    ) -> CallStatus {
+    ) -> AnsweredOrWaiting {
         // The value of a refused request is freed after the lock is released.
         let _value = match &request {
             Request::Insert { value, .. } => Some(value.clone()),
             _ => None,
         };
         let mut state =
-            if is_about_one_task_or_key(&request) { self.lock() } else { self.lock_timed_as_bulk() };
+            if is_about_one_task_or_key(&request) { self.lock() } else { self.lock_for_bulk_work() };
         let call = CallId(state.next_call);
         state.next_call += 1;
         let had_work = state.coordinator.has_pending_work();
         let mut applied = self.apply(&mut state, Input::Call { job, call, caller, request }, Some(call));
         let status = match applied.own.take() {
-            Some(outcome) => CallStatus::Now(outcome),
+            Some(outcome) => AnsweredOrWaiting::Now(outcome),
             None => {
                 state.waiting.insert(call, WaitingCall { inbox: Arc::clone(inbox), slot });
-                CallStatus::Waiting(call)
+                AnsweredOrWaiting::Waiting(call)
             }
         };
         let state = if had_work { state } else { self.continue_pending_work(state, &mut applied) };
@@ -349,14 +349,14 @@ impl Engine {
 
     /// Answers every waiting call in the way that lets clients continue.
     pub fn stop(&self) {
-        self.apply_input(self.lock_timed_as_bulk(), Input::Stop);
+        self.apply_input(self.lock_for_bulk_work(), Input::Stop);
     }
 
     /// Runs `look` on a copy of the jobs. The copy costs a pointer for each job; the lock is free while
     /// `look` runs, however long that takes.
     pub fn read<T>(&self, look: impl FnOnce(&Coordinator, Timestamp) -> T) -> T {
         let (copy, now) = {
-            let state = self.lock_timed_as_read();
+            let state = self.lock_for_read();
             (state.coordinator.snapshot(), self.clock.now())
         };
         look(&copy, now)
@@ -365,35 +365,35 @@ impl Engine {
     /// Runs `look` under the lock. It must take the same short time however large the state is; otherwise use
     /// [`Engine::read`].
     pub fn read_under_lock<T>(&self, look: impl FnOnce(&Coordinator) -> T) -> T {
-        look(&self.lock_timed_as_read().coordinator)
+        look(&self.lock_for_read().coordinator)
     }
 
     /// Returns the number of waiting calls.
     #[must_use]
     pub fn waiting_call_count(&self) -> usize {
-        self.lock_timed_as_read().waiting.len()
+        self.lock_for_read().waiting.len()
     }
 
     /// Returns the retained events of all jobs after number `after`, and a stream of later ones.
     #[must_use]
     pub fn subscribe_events(&self, after: u64) -> (RetainedEvents, broadcast::Receiver<NumberedEvent>) {
-        let (kept, coming) = self.subscribe_with_history();
+        let (kept, coming) = self.subscribe_all_with_history();
         (kept.events_of_all_jobs_after(after), coming)
     }
 
-    fn subscribe_with_history(&self) -> (EventHistory, broadcast::Receiver<NumberedEvent>) {
-        let state = self.lock_timed_as_read();
+    fn subscribe_all_with_history(&self) -> (EventHistory, broadcast::Receiver<NumberedEvent>) {
+        let state = self.lock_for_read();
         (state.history.clone(), self.followers.subscribe())
     }
 
     /// Returns the retained events of a job after number `after`, and a stream of later events of all jobs.
     #[must_use]
-    pub fn subscribe_job_events(
+    pub fn subscribe_all_with_job_history(
         &self,
         job: JobId,
         after: u64,
     ) -> (RetainedEvents, broadcast::Receiver<NumberedEvent>) {
-        let (kept, coming) = self.subscribe_with_history();
+        let (kept, coming) = self.subscribe_all_with_history();
         (kept.events_of_job_after(job, after), coming)
     }
 
@@ -424,11 +424,11 @@ impl Engine {
         // A process that was stopped or starved received no heartbeats meanwhile; the tasks did not cause
         // that.
         if self.clock.now().since(due) > LAG_TOLERANCE {
-            let mut state = self.lock_timed_as_bulk();
+            let mut state = self.lock_for_bulk_work();
             state.lags += 1;
             self.apply_input(state, Input::DriverLagged);
         }
-        self.apply_input(self.lock_timed_as_bulk(), Input::Tick);
+        self.apply_input(self.lock_for_bulk_work(), Input::Tick);
     }
 
     fn arm_timer(&self) -> Option<Timestamp> {
@@ -501,10 +501,10 @@ impl Engine {
     ) -> LockedState<'a> {
         while state.coordinator.has_pending_work() && applied.deliveries.len() < DELIVERED_AT_ONCE {
             drop(state);
-            state = self.lock_timed_as_bulk();
+            state = self.lock_for_bulk_work();
             let part = self.apply(&mut state, Input::Tick, None);
             let has_answers = !part.deliveries.is_empty();
-            applied.add_tick_result(part);
+            applied.merge_tick_result(part);
             if !has_answers {
                 break;
             }

@@ -4,7 +4,7 @@
 //! direction of text. Every output escapes the characters of this list: the command line ([`escape_to_one_line`]),
 //! the log (`telemetry::log`), pages (`http::pages::HtmlEscaper`) and JSON on a terminal ([`escape_json`]). Only
 //! this module formats durations and numbers for people ([`format_approximate_duration`], [`format_micros`],
-//! [`format_bytes`], [`format_ranges`]). Begin at [`escape_to_one_line`] and [`Untrusted`].
+//! [`format_bytes`], [`format_ranges`]). Begin at [`escape_to_one_line`] and [`UntrustedText`].
 
 mod duration;
 mod numbers;
@@ -16,7 +16,7 @@ use std::time::Duration;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 pub use duration::{format_exact_duration, micros_to_seconds, parse_duration, parse_positive_duration};
-pub use numbers::{format_bytes, format_count, format_grouped, format_ranges};
+pub use numbers::{format_bytes, format_count_with_noun, format_grouped, format_ranges};
 
 /// Returns the text on one line, with every hidden character escaped, so that a client's text can neither
 /// forge a second line nor steer a terminal, and texts that look alike are alike. A line break becomes ` | `.
@@ -43,28 +43,28 @@ pub fn escape_keeping_lines(text: &str) -> Cow<'_, str> {
 /// Text from outside that is shown on one line. `Display` and `Debug` are the only ways to read it, and both
 /// escape it.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Untrusted(String);
+pub struct UntrustedText(String);
 
-impl Untrusted {
+impl UntrustedText {
     /// Wraps text from outside.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 }
 
-impl<T: Into<String>> From<T> for Untrusted {
+impl<T: Into<String>> From<T> for UntrustedText {
     fn from(text: T) -> Self {
         Self::new(text)
     }
 }
 
-impl fmt::Display for Untrusted {
+impl fmt::Display for UntrustedText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&escape_to_one_line(&self.0))
     }
 }
 
-impl fmt::Debug for Untrusted {
+impl fmt::Debug for UntrustedText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "\"{self}\"")
     }
@@ -109,7 +109,7 @@ pub fn escape_json(text: &str) -> Cow<'_, str> {
 /// Returns whether a text has neither line breaks nor characters that steer what shows it, as a reason or a
 /// name must not.
 #[must_use]
-pub fn is_safe_to_show(text: &str) -> bool {
+pub fn is_safe_single_line(text: &str) -> bool {
     !text.contains(|c: char| c.is_control() || is_bidi_control(c) || matches!(c, '\u{2028}' | '\u{2029}'))
 }
 
@@ -218,7 +218,10 @@ mod tests {
         assert_eq!(escape_to_one_line("a\nb\tc\u{1b}[31md\r"), "a | b c\\u{1b}[31md\\r");
         assert_eq!(escape_to_one_line("a\u{202e}b"), "a\\u{202e}b");
         assert_eq!(escape_keeping_lines("a\n\u{9b}2J"), "a\n\\u{9b}2J");
-        assert_eq!(format!("{:>4}{:?}", Untrusted::new("a"), Untrusted::new("\n\u{7}")), "   a\" | \\u{7}\"");
+        assert_eq!(
+            format!("{:>4}{:?}", UntrustedText::new("a"), UntrustedText::new("\n\u{7}")),
+            "   a\" | \\u{7}\""
+        );
     }
 
     #[test]

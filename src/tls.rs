@@ -2,7 +2,7 @@
 //!
 //! | file | what it owns |
 //! | --- | --- |
-//! | `connection_admission.rs` | the transport of a new connection: plaintext, TLS, or refusal |
+//! | `transport_policy.rs` | the transport of a new connection: plaintext, TLS, or refusal |
 //! | `acceptor.rs` | the handshake, with certificates that are reloaded when their files change |
 //! | `files.rs` | certificates and keys from PEM files, with errors that say what is wrong and what to do |
 //! | `client_certificates.rs` | the verification of client certificates, and the record of a refused one |
@@ -19,13 +19,13 @@
 mod acceptor;
 pub mod check;
 mod client_certificates;
-mod connection_admission;
 mod dial;
 mod files;
 mod handshake_failures;
 pub mod issue;
 mod messages;
 mod prefixed_stream;
+mod transport_policy;
 
 use std::fmt;
 use std::sync::Arc;
@@ -34,12 +34,12 @@ use rustls::crypto::CryptoProvider;
 
 pub use acceptor::{Acceptor, HandshakeError, HandshakeFault, TlsStream};
 pub use client_certificates::holder_name;
-pub use connection_admission::ConnectionAdmission;
 pub use dial::{DialError, IoStream, TlsClient, dial, host_without_brackets};
 pub use files::{TlsError, TlsFiles, client_config, read_certificates, system_authorities_path};
-pub use handshake_failures::{FailedHandshake, HandshakeFailures, HandshakeFailuresPage, LISTENERS};
+pub use handshake_failures::{FailedHandshake, HandshakeFailures, HandshakeFailuresView, LISTENERS};
 pub use messages::describe_dial_error;
 pub use prefixed_stream::PrefixedStream;
+pub use transport_policy::TransportPolicy;
 
 /// The first byte of every TLS connection: a handshake record. HTTP/1 and HTTP/2 begin with a letter.
 pub const FIRST_BYTE: u8 = 0x16;

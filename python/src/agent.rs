@@ -12,8 +12,8 @@ use muster::agent::{Agent as NativeAgent, AgentConfig, AgentError, ClusterRoster
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::errors::{agent_error, raise};
-use super::place::{TlsPaths, detect_place, own_process_identity, tls_files};
+use super::errors::{agent_error, new_exception};
+use super::place::{TlsPaths, detect_cluster_env, own_process_identity, tls_files};
 use super::transfer::{Engine, NetworkOptions, apply_network};
 use super::wait::{runtime, seconds, wait};
 
@@ -44,7 +44,7 @@ impl Agent {
         agent.ok_or_else(|| {
             let text =
                 format!("this Agent of task {} has left its job: join again with a new one", self.task);
-            raise(py, "StaleIncarnation", &text, &[])
+            new_exception(py, "StaleIncarnation", &text, &[])
         })
     }
 
@@ -83,7 +83,7 @@ impl Agent {
         tls: Option<TlsPaths>,
         network: NetworkOptions,
     ) -> PyResult<Self> {
-        let place = detect_place(py, service, num_processes, process_id)?;
+        let place = detect_cluster_env(py, service, num_processes, process_id)?;
         let mut config = AgentConfig {
             tasks: place.tasks.map(|tasks| tasks.value),
             register_limit: seconds(py, "timeout", timeout)?,

@@ -6,7 +6,7 @@ use muster::transfer::plan::{Dtype, MAX_RANK};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use super::errors::raise;
+use super::errors::new_exception;
 
 /// The shape and the data type of an array whose bytes have addresses.
 #[derive(Debug, Clone)]
@@ -25,7 +25,7 @@ impl ArrayShape {
     /// # Errors
     /// `ArrayMemoryError` if the data type has no whole bytes, or the array has too many dimensions or bytes.
     pub fn new(py: Python<'_>, sizes: Vec<u64>, dtype: Dtype) -> PyResult<Self> {
-        let refuse = |text: String| Err(raise(py, "ArrayMemoryError", &text, &[]));
+        let refuse = |text: String| Err(new_exception(py, "ArrayMemoryError", &text, &[]));
         let Ok(width) = dtype.bytes() else {
             let count = 8 / dtype.bits().clamp(1, 8);
             return refuse(format!(
@@ -60,7 +60,7 @@ impl ArrayShape {
         let Ok(dtype) = dtype.parse::<Dtype>() else {
             let text =
                 format!("JAX has no data type {dtype:?}: pass the bytes as uint8, or convert the array");
-            return Err(raise(py, "ArrayMemoryError", &text, &[]));
+            return Err(new_exception(py, "ArrayMemoryError", &text, &[]));
         };
         Self::new(py, sizes, dtype)
     }

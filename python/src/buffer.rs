@@ -12,7 +12,7 @@ use pyo3::types::PyTuple;
 
 use super::array_shape::ArrayShape;
 use super::dlpack::{CPU, MemoryToLend, lend};
-use super::errors::{memory_error, raise};
+use super::errors::{memory_error, new_exception};
 use super::process_owned::ProcessMemory;
 use super::wait::forked_error;
 
@@ -64,13 +64,13 @@ impl Buffer {
         let shape = ArrayShape::named(py, shape, dtype)?;
         if device < 0 {
             let text = format!("device is {device}: give the index of a local CPU device, from 0 on");
-            return Err(raise(py, "SettingsError", &text, &[]));
+            return Err(new_exception(py, "SettingsError", &text, &[]));
         }
         let total = rustix::system::sysinfo();
         let total = total.totalram.saturating_mul(total.mem_unit.into());
         if shape.bytes as u64 > total {
             let text = format!("{} bytes were asked for, and this machine has {total}", shape.bytes);
-            return Err(raise(py, "ArrayMemoryError", &text, &[]));
+            return Err(new_exception(py, "ArrayMemoryError", &text, &[]));
         }
         let (process, arenas) = &*MEMORY;
         if *process != std::process::id() {
@@ -131,7 +131,7 @@ impl Buffer {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let refuse = |text: &str| Err(raise(py, "ArrayMemoryError", text, &[]));
+        let refuse = |text: &str| Err(new_exception(py, "ArrayMemoryError", text, &[]));
         if stream.is_some_and(|stream| stream != -1) {
             return refuse("the memory is on the host, where there are no streams: ask with stream=None");
         }

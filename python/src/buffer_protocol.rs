@@ -15,8 +15,8 @@ use pyo3::types::{PyTuple, PyType};
 use pyo3::{PyTypeInfo, ffi};
 
 use super::buffer::Buffer;
-use super::errors::raise;
-use super::release::Lent;
+use super::errors::new_exception;
+use super::release::LentMemory;
 
 const WRITABLE: c_int = 0x1;
 const FORMAT: c_int = 0x4;
@@ -127,7 +127,7 @@ fn make_view(object: &Bound<'_, PyAny>, flags: c_int) -> PyResult<PyBufferView> 
     };
     let long = sizes.iter().filter(|size| **size > 1).count() > 1;
     if flags & F_CONTIGUOUS == F_CONTIGUOUS && long {
-        return Err(raise(
+        return Err(new_exception(
             py,
             "ArrayMemoryError",
             "the elements are in row-major order: ask for that order",
@@ -186,7 +186,7 @@ impl BorrowedView {
 struct WritableLoan {
     address: *mut u8,
     len: usize,
-    _lent: Lent,
+    _lent: LentMemory,
 }
 
 // SAFETY: the object keeps its memory where it is until the loan is over.
@@ -215,12 +215,12 @@ pub fn borrow_writable(object: &Bound<'_, PyAny>) -> PyResult<MemoryBuffer> {
 ///
 /// # Errors
 /// The exception that the object raises if it has no such memory.
-pub fn borrow(object: &Bound<'_, PyAny>) -> PyResult<(*const u8, usize, Lent)> {
+pub fn borrow(object: &Bound<'_, PyAny>) -> PyResult<(*const u8, usize, LentMemory)> {
     let (address, len, lent) = borrow_with_flags(object, 0)?;
     Ok((address.cast_const(), len, lent))
 }
 
-fn borrow_with_flags(object: &Bound<'_, PyAny>, flags: c_int) -> PyResult<(*mut u8, usize, Lent)> {
+fn borrow_with_flags(object: &Bound<'_, PyAny>, flags: c_int) -> PyResult<(*mut u8, usize, LentMemory)> {
     let py = object.py();
     let mut view = Box::new(PyBufferView {
         buf: std::ptr::null_mut(),
@@ -241,5 +241,5 @@ fn borrow_with_flags(object: &Bound<'_, PyAny>, flags: c_int) -> PyResult<(*mut 
     }
     let (address, len) = (view.buf.cast::<u8>(), usize::try_from(view.len).unwrap_or(0));
     let foreign = BorrowedView(view);
-    Ok((address, len, Lent::new(py, move |py| foreign.release(py))?))
+    Ok((address, len, LentMemory::new(py, move |py| foreign.release(py))?))
 }

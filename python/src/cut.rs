@@ -1,7 +1,7 @@
 //! Ends the pending collectives of this process that run over gloo, JAX's collectives on CPU.
 //!
 //! `epoch.rs` decides when to end them. This module needs no GIL, because the thread that waits in a collective may
-//! hold it. Begin at [`cut_gloo`].
+//! hold it. Begin at [`end_pending_gloo_collectives`].
 //!
 //! A collective waits in one of three places, for up to half an hour. Each wait is ended in its own way:
 //!
@@ -97,7 +97,7 @@ fn socket_address(bytes: &[u8]) -> Option<SocketAddr> {
 }
 
 /// A clique: the devices whose processes share connections.
-struct Clique {
+struct GlooClique {
     /// The directory of its addresses.
     key: String,
     devices: Vec<u64>,
@@ -105,9 +105,9 @@ struct Clique {
     ranks: BTreeMap<usize, RankRecord>,
 }
 
-impl Clique {
+impl GlooClique {
     /// Returns the record of the member whose address is one of `own`.
-    fn own_record(&self, own: &BTreeSet<SocketAddr>) -> Option<(usize, &RankRecord)> {
+    fn record_of_own_rank(&self, own: &BTreeSet<SocketAddr>) -> Option<(usize, &RankRecord)> {
         self.ranks
             .iter()
             .find(|(_, record)| own.contains(&record.address))
@@ -125,15 +125,15 @@ impl Clique {
 }
 
 /// Returns the cliques that have published addresses.
-async fn read_cliques(observer: &JobObserver) -> Vec<Clique> {
+async fn read_cliques(observer: &JobObserver) -> Vec<GlooClique> {
     let Ok(entries) = observer.list(GLOO_KEYS).await else { return Vec::new() };
-    let mut cliques: BTreeMap<&str, Clique> = BTreeMap::new();
+    let mut cliques: BTreeMap<&str, GlooClique> = BTreeMap::new();
     for (key, value) in &entries {
         let Some((directory, rank)) = key.rsplit_once('/') else { continue };
         let Some((_, devices)) = directory.rsplit_once('/') else { continue };
         let devices = devices.split(',').map(str::parse).collect::<Result<Vec<u64>, _>>();
         if let (Ok(devices), Ok(rank), Some(record)) = (devices, rank.parse(), RankRecord::parse(value)) {
-            let new = || Clique { key: directory.to_owned(), devices, ranks: BTreeMap::new() };
+            let new = || GlooClique { key: directory.to_owned(), devices, ranks: BTreeMap::new() };
             cliques.entry(directory).or_insert_with(new).ranks.insert(rank, record);
         }
     }
@@ -148,7 +148,7 @@ pub async fn end_nonmember_collectives(observer: &JobObserver, is_member: impl F
             continue;
         }
         let own = sockets().filter_map(|socket| listening_address(&socket)).collect();
-        if let Some((_, record)) = clique.own_record(&own) {
+        if let Some((_, record)) = clique.record_of_own_rank(&own) {
             clique.publish_unusable_addresses(observer, record).await;
         }
     }
@@ -159,13 +159,13 @@ pub async fn end_nonmember_collectives(observer: &JobObserver, is_member: impl F
 pub type SelfConnections = BTreeSet<(SocketAddr, [u8; IDENTIFIER])>;
 
 /// Ends the pending collectives of this process; returns the number of connections that were shut down.
-pub async fn cut_gloo(observer: &JobObserver, made: &mut SelfConnections) -> usize {
+pub async fn end_pending_gloo_collectives(observer: &JobObserver, made: &mut SelfConnections) -> usize {
     let cliques = read_cliques(observer).await;
     let records = cliques.iter().flat_map(|clique| clique.ranks.values());
     let listeners: BTreeSet<SocketAddr> = records.map(|record| record.address).collect();
-    let (shut, own) = shut_connections(&listeners);
+    let (shut, own) = shut_gloo_connections(&listeners);
     for clique in &cliques {
-        let Some((rank, record)) = clique.own_record(&own) else { continue };
+        let Some((rank, record)) = clique.record_of_own_rank(&own) else { continue };
         clique.publish_unusable_addresses(observer, record).await;
         for (peer, identifier) in record.identifiers.iter().enumerate().take(PEERS_MAX) {
             if peer != rank && made.insert((record.address, *identifier)) {
@@ -186,12 +186,14 @@ async fn connect_as_peer(own: SocketAddr, identifier: [u8; IDENTIFIER]) -> std::
 
 /// Shuts down the connections of this process of which one end is a listener of gloo. Returns how many there were, and the
 /// listeners that belong to this process.
-fn shut_connections(listeners: &BTreeSet<SocketAddr>) -> (usize, BTreeSet<SocketAddr>) {
+fn shut_gloo_connections(listeners: &BTreeSet<SocketAddr>) -> (usize, BTreeSet<SocketAddr>) {
     let (mut shut, mut own) = (0, BTreeSet::new());
     for socket in sockets() {
         own.extend(listening_address(&socket).filter(|here| listeners.contains(here)));
-        let peer = getpeername(&socket).ok().flatten().and_then(canonical);
-        let Some((here, peer)) = getsockname(&socket).ok().and_then(canonical).zip(peer) else { continue };
+        let peer = getpeername(&socket).ok().flatten().and_then(canonical_address);
+        let Some((here, peer)) = getsockname(&socket).ok().and_then(canonical_address).zip(peer) else {
+            continue;
+        };
         let is_gloo = listeners.contains(&peer) || listeners.contains(&here);
         shut += usize::from(is_gloo && shutdown(&socket, Shutdown::Read).is_ok());
     }
@@ -207,11 +209,11 @@ fn sockets() -> impl Iterator<Item = OwnedFd> {
 /// Returns the address of a socket that listens.
 fn listening_address(socket: &OwnedFd) -> Option<SocketAddr> {
     let is_listening = rustix::net::sockopt::socket_acceptconn(socket).is_ok_and(|is_listening| is_listening);
-    getsockname(socket).ok().filter(|_| is_listening).and_then(canonical)
+    getsockname(socket).ok().filter(|_| is_listening).and_then(canonical_address)
 }
 
 /// Returns an address in the form in which addresses are compared.
-fn canonical(any: rustix::net::SocketAddrAny) -> Option<SocketAddr> {
+fn canonical_address(any: rustix::net::SocketAddrAny) -> Option<SocketAddr> {
     let address = SocketAddr::try_from(any).ok()?;
     Some(SocketAddr::new(address.ip().to_canonical(), address.port()))
 }

@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use tokio::sync::watch;
 
 use super::dlpack::{CPU, MemoryToLend, lend};
-use super::errors::raise;
+use super::errors::new_exception;
 use super::wait::{seconds, wait};
 
 /// The memory of all tokens. Nobody writes it, so they share it. JAX uses memory without a copy if it is aligned so.
@@ -25,15 +25,15 @@ static TOKEN: TokenMemory = TokenMemory([0; TOKEN_BYTES as usize]);
 type Outcome = Result<(), String>;
 
 /// Completes the event when it is dropped: when all tokens have been given back.
-struct Completion(Mutex<Option<BufferDefinitionPromise>>);
+struct CompleteOnDrop(Mutex<Option<BufferDefinitionPromise>>);
 
-impl Completion {
+impl CompleteOnDrop {
     fn take(&self) -> Option<BufferDefinitionPromise> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-impl Drop for Completion {
+impl Drop for CompleteOnDrop {
     fn drop(&mut self) {
         if let Some(promise) = self.take() {
             promise.complete();
@@ -45,7 +45,7 @@ impl Drop for Completion {
 #[pyclass(frozen, module = "muster._native")]
 pub struct DefinitionEvent {
     event: BufferDefinitionEvent,
-    completion: Mutex<Option<Arc<Completion>>>,
+    completion: Mutex<Option<Arc<CompleteOnDrop>>>,
     outcome: watch::Receiver<Option<Outcome>>,
 }
 
@@ -55,7 +55,7 @@ impl DefinitionEvent {
         self.event.clone()
     }
 
-    fn take_completion(&self) -> Option<Arc<Completion>> {
+    fn take_completion(&self) -> Option<Arc<CompleteOnDrop>> {
         self.completion.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
@@ -66,8 +66,8 @@ impl DefinitionEvent {
     fn new() -> Self {
         let (promise, event) = BufferDefinitionEvent::new();
         let (tell, outcome) = watch::channel(None);
-        event.when_over(move |outcome| _ = tell.send(Some(outcome)));
-        let completion = Arc::new(Completion(Mutex::new(Some(promise))));
+        event.add_outcome_listener(move |outcome| _ = tell.send(Some(outcome)));
+        let completion = Arc::new(CompleteOnDrop(Mutex::new(Some(promise))));
         Self { event, completion: Mutex::new(Some(completion)), outcome }
     }
 
@@ -77,7 +77,7 @@ impl DefinitionEvent {
         let completion = self.completion.lock().unwrap_or_else(PoisonError::into_inner).clone();
         match completion {
             Some(completion) => Ok(Token { completion, device }),
-            None => Err(raise(py, "MusterError", "the event has all its tokens already", &[])),
+            None => Err(new_exception(py, "MusterError", "the event has all its tokens already", &[])),
         }
     }
 
@@ -117,7 +117,7 @@ impl DefinitionEvent {
             _ => {
                 let text =
                     format!("the array was not defined within {timeout} s; a longer timeout waits longer");
-                Err(raise(py, "Deadline", &text, &[]))
+                Err(new_exception(py, "Deadline", &text, &[]))
             }
         }
     }
@@ -126,7 +126,7 @@ impl DefinitionEvent {
 /// A token: 64 bytes that are lent to JAX.
 #[pyclass(frozen, module = "muster._native")]
 pub struct Token {
-    completion: Arc<Completion>,
+    completion: Arc<CompleteOnDrop>,
     device: i32,
 }
 

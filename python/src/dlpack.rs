@@ -11,8 +11,8 @@ use muster::transfer::plan::{Dtype, MAX_RANK};
 use pyo3::prelude::*;
 use pyo3::{Bound, ffi};
 
-use super::errors::raise;
-use super::release::Lent;
+use super::errors::new_exception;
+use super::release::LentMemory;
 
 /// The device type of host memory.
 pub const CPU: i32 = 1;
@@ -177,7 +177,7 @@ pub fn lend<'py>(
             "{} has no DLPack here: view the bytes as uint8 (jax.lax.bitcast_convert_type)",
             loan.dtype
         );
-        return Err(raise(py, "ArrayMemoryError", &text, &[]));
+        return Err(new_exception(py, "ArrayMemoryError", &text, &[]));
     };
     let shape: Vec<i64> = loan.shape.iter().map(|&size| i64::try_from(size).unwrap_or(i64::MAX)).collect();
     let strides = row_major_strides(&shape);
@@ -228,7 +228,7 @@ pub fn lend<'py>(
 }
 
 /// An array that another library has lent.
-pub struct Borrowed {
+pub struct BorrowedArray {
     /// The address of the first element.
     pub address: *const u8,
     /// The size of each dimension.
@@ -236,19 +236,19 @@ pub struct Borrowed {
     /// The data type.
     pub dtype: Dtype,
     /// The owner of the memory.
-    pub lent: Lent,
+    pub lent: LentMemory,
 }
 
 /// The tensor of a capsule that this process has consumed. Its deleter is called once.
-struct Consumed {
+struct ConsumedTensor {
     tensor: *mut c_void,
     deleter: Deleter,
 }
 
 // SAFETY: DLPack lets any thread call the deleter, and nothing else uses the pointers.
-unsafe impl Send for Consumed {}
+unsafe impl Send for ConsumedTensor {}
 
-impl Consumed {
+impl ConsumedTensor {
     fn delete(self) {
         if let Some(deleter) = self.deleter {
             // SAFETY: the tensor was consumed, so the call of its deleter belongs to this value, which is gone then.
@@ -262,9 +262,9 @@ impl Consumed {
 /// # Errors
 /// `ArrayMemoryError` if it is no capsule of DLPack that is whole, on a CPU device, in row-major order and of a data type
 /// with whole bytes.
-pub fn borrow(capsule: &Bound<'_, PyAny>) -> PyResult<Borrowed> {
+pub fn borrow(capsule: &Bound<'_, PyAny>) -> PyResult<BorrowedArray> {
     let py = capsule.py();
-    let refuse = |text: &str| raise(py, "ArrayMemoryError", text, &[]);
+    let refuse = |text: &str| new_exception(py, "ArrayMemoryError", text, &[]);
     let object = capsule.as_ptr();
     // SAFETY: the calls check that the object is a capsule of that name. The layout of the tensor follows from the name.
     // The name is changed before anything else can consume the tensor, since this thread holds the GIL.
@@ -281,19 +281,19 @@ pub fn borrow(capsule: &Bound<'_, PyAny>) -> PyResult<Borrowed> {
                 )));
             }
             ffi::PyCapsule_SetName(object, VERSIONED_USED.as_ptr());
-            (&raw const found.tensor, Consumed { tensor: pointer, deleter: found.deleter })
+            (&raw const found.tensor, ConsumedTensor { tensor: pointer, deleter: found.deleter })
         } else if ffi::PyCapsule_IsValid(object, PLAIN.as_ptr()) == 1 {
             let pointer = ffi::PyCapsule_GetPointer(object, PLAIN.as_ptr());
             let found = &*pointer.cast::<DLManagedTensor>();
             ffi::PyCapsule_SetName(object, PLAIN_USED.as_ptr());
-            (&raw const found.tensor, Consumed { tensor: pointer, deleter: found.deleter })
+            (&raw const found.tensor, ConsumedTensor { tensor: pointer, deleter: found.deleter })
         } else {
             return Err(refuse(
                 "__dlpack__() has returned no capsule of DLPack, or one that was consumed already",
             ));
         }
     };
-    let lent = Lent::new(py, move |_| consumed.delete())?;
+    let lent = LentMemory::new(py, move |_| consumed.delete())?;
     // SAFETY: the exporter keeps the tensor until its deleter is called, which `lent` does.
     let found = unsafe { &*tensor };
     if found.device.kind != CPU {
@@ -329,5 +329,5 @@ pub fn borrow(capsule: &Bound<'_, PyAny>) -> PyResult<Borrowed> {
     }
     let offset = usize::try_from(found.byte_offset).unwrap_or(usize::MAX);
     let address = found.data.cast::<u8>().cast_const().wrapping_add(offset);
-    Ok(Borrowed { address, shape, dtype, lent })
+    Ok(BorrowedArray { address, shape, dtype, lent })
 }

@@ -16,8 +16,8 @@ use pyo3::types::PyBytes;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::cut::{SelfConnections, cut_gloo, end_nonmember_collectives};
-use super::errors::{agent_error, raise};
+use super::cut::{SelfConnections, end_nonmember_collectives, end_pending_gloo_collectives};
+use super::errors::{agent_error, new_exception};
 use super::place::{TlsPaths, tls_files};
 use super::wait::{runtime, seconds, wait};
 
@@ -59,7 +59,7 @@ impl JobStates {
     }
 
     /// Returns why a member of an epoch is lost, if these states are as new as the epoch and it is.
-    fn loss(&self, members: &BTreeMap<u32, u64>, version: i64) -> Option<String> {
+    fn loss_reason(&self, members: &BTreeMap<u32, u64>, version: i64) -> Option<String> {
         if self.version < version {
             return None;
         }
@@ -77,7 +77,7 @@ impl JobStates {
 
 /// The library that runs the collectives of this process.
 #[derive(Clone, Copy)]
-enum Collectives {
+enum CollectivesLibrary {
     /// On CPUs: their connections are cut here.
     Gloo,
     /// On GPUs: jaxlib follows the states of the tasks itself and aborts the communicators of a lost one, as
@@ -88,7 +88,7 @@ enum Collectives {
 /// The state that the watch of an epoch and the calls from Python share.
 struct EpochShared {
     observer: JobObserver,
-    collectives: Collectives,
+    collectives: CollectivesLibrary,
     states: watch::Sender<JobStates>,
     /// Why the collectives of the present epoch are ended, once they are.
     cause: watch::Sender<Option<String>>,
@@ -104,8 +104,10 @@ impl EpochShared {
         let mut cutting = self.cutting.lock().await;
         let is_armed = *self.is_armed.borrow();
         match self.collectives {
-            Collectives::Gloo if is_armed => cut_gloo(&self.observer, &mut cutting).await,
-            Collectives::Gloo | Collectives::Nccl => 0,
+            CollectivesLibrary::Gloo if is_armed => {
+                end_pending_gloo_collectives(&self.observer, &mut cutting).await
+            }
+            CollectivesLibrary::Gloo | CollectivesLibrary::Nccl => 0,
         }
     }
 
@@ -115,7 +117,7 @@ impl EpochShared {
         let is_member = |device: u64| {
             u32::try_from(device / devices_per_task).is_ok_and(|task| members.contains_key(&task))
         };
-        while matches!(self.collectives, Collectives::Gloo)
+        while matches!(self.collectives, CollectivesLibrary::Gloo)
             && is_armed.wait_for(|is_armed| *is_armed).await.is_ok()
         {
             tokio::time::sleep(NONMEMBERS).await;
@@ -127,7 +129,7 @@ impl EpochShared {
         std::future::pending::<()>().await;
     }
 
-    fn set_cause(&self, cause: String) {
+    fn record_loss_cause(&self, cause: String) {
         self.cause.send_if_modified(|known| {
             let is_first = known.is_none();
             known.get_or_insert(cause);
@@ -153,11 +155,11 @@ impl EpochClient {
     #[pyo3(signature = (service, tls, collectives))]
     fn new(py: Python<'_>, service: String, tls: Option<TlsPaths>, collectives: &str) -> PyResult<Self> {
         let collectives = match collectives {
-            "gloo" => Collectives::Gloo,
-            "nccl" => Collectives::Nccl,
+            "gloo" => CollectivesLibrary::Gloo,
+            "nccl" => CollectivesLibrary::Nccl,
             other => {
                 let text = format!("the collectives of {other} cannot be ended: gloo and nccl can");
-                return Err(raise(py, "SettingsError", &text, &[]));
+                return Err(new_exception(py, "SettingsError", &text, &[]));
             }
         };
         let config =
@@ -237,7 +239,7 @@ impl EpochClient {
         })?;
         match found {
             Ok(found) => Ok(found.map(|(key, value)| (key, PyBytes::new(py, &value).unbind()))),
-            Err(_) => Err(raise(py, "Deadline", &format!("nothing came within {timeout} s"), &[])),
+            Err(_) => Err(new_exception(py, "Deadline", &format!("nothing came within {timeout} s"), &[])),
         }
     }
 
@@ -343,7 +345,7 @@ impl EpochClient {
 
     /// Ends the collectives of the epoch, now and until the block ends. Returns the number of connections that were cut.
     fn cut(&self, py: Python<'_>, cause: String) -> PyResult<usize> {
-        self.shared.set_cause(cause);
+        self.shared.record_loss_cause(cause);
         let shared = Arc::clone(&self.shared);
         wait(py, async move { shared.cut().await })
     }
@@ -433,7 +435,7 @@ async fn watch_epoch(
     let mut causes = shared.cause.subscribe();
     let lost = async {
         loop {
-            if let Some(why) = states.borrow_and_update().loss(&members, version) {
+            if let Some(why) = states.borrow_and_update().loss_reason(&members, version) {
                 return why;
             }
             if states.changed().await.is_err() {
@@ -442,8 +444,8 @@ async fn watch_epoch(
         }
     };
     tokio::select! {
-        why = lost => shared.set_cause(why),
-        why = get_with_retry(&shared.observer, &failed) => shared.set_cause(String::from_utf8_lossy(&why).into_owned()),
+        why = lost => shared.record_loss_cause(why),
+        why = get_with_retry(&shared.observer, &failed) => shared.record_loss_cause(String::from_utf8_lossy(&why).into_owned()),
         _known = causes.wait_for(Option::is_some) => {}
         () = shared.keep_ending_nonmember_collectives(&members, devices_per_task) => {}
     }
@@ -453,30 +455,30 @@ async fn watch_epoch(
         if is_armed.wait_for(|is_armed| *is_armed).await.is_err() {
             return;
         }
-        let (mut waited, mut computed) = (Duration::ZERO, computed_seconds());
+        let (mut waited, mut computed) = (Duration::ZERO, process_cpu_seconds());
         while *is_armed.borrow() {
             shared.cut().await;
             tokio::time::sleep(pause).await;
             waited += pause;
             pause = (pause * 2).min(AGAIN_MAX);
             if waited >= STUCK {
-                end_if_stuck(computed);
-                (waited, computed) = (Duration::ZERO, computed_seconds());
+                end_process_if_stuck(computed);
+                (waited, computed) = (Duration::ZERO, process_cpu_seconds());
             }
         }
     }
 }
 
 /// Returns how long this process has used processors.
-fn computed_seconds() -> i64 {
+fn process_cpu_seconds() -> i64 {
     rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime).tv_sec
 }
 
 /// Ends this process, if it has hardly computed since `before`, and its block has not ended though its connections are cut.
 /// Gloo forgets an operation that is half done when its connection breaks, and then waits for it for half an hour; nothing else
 /// ends that. A process that computes is not stuck: its block ends by itself.
-fn end_if_stuck(before: i64) {
-    if computed_seconds() > before + 1 {
+fn end_process_if_stuck(before: i64) {
+    if process_cpu_seconds() > before + 1 {
         return;
     }
     eprintln!(

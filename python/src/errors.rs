@@ -12,7 +12,7 @@ use pyo3::types::PyDict;
 pub type Attribute<'a> = (&'a str, &'a str);
 
 /// Returns an exception of this class of `muster.errors`.
-pub fn raise(py: Python<'_>, class: &str, message: &str, attributes: &[Attribute<'_>]) -> PyErr {
+pub fn new_exception(py: Python<'_>, class: &str, message: &str, attributes: &[Attribute<'_>]) -> PyErr {
     let made = || {
         let keywords = PyDict::new(py);
         for (name, value) in attributes {
@@ -28,46 +28,48 @@ pub fn raise(py: Python<'_>, class: &str, message: &str, attributes: &[Attribute
 
 /// Returns the exception for an error of an agent.
 pub fn agent_error(py: Python<'_>, error: &AgentError) -> PyErr {
-    let text = in_terms_of_python(&error.to_string());
+    let text = replace_flags_by_python_arguments(&error.to_string());
     match error {
         AgentError::ClusterEnv(error) => cluster_env_error(py, error),
-        AgentError::Settings(_) => raise(py, "SettingsError", &text, &[]),
+        AgentError::Settings(_) => new_exception(py, "SettingsError", &text, &[]),
         AgentError::Tls(_) => {
             let next = "check the paths and contents of ca, cert and key";
-            raise(py, "SettingsError", &format!("{text}; {next}"), &[])
+            new_exception(py, "SettingsError", &format!("{text}; {next}"), &[])
         }
         AgentError::Unreachable { service, .. } => {
             let next = "start it (`muster serve`), or correct service= or JAX_COORDINATOR_ADDRESS";
-            raise(py, "ServiceUnreachable", &format!("{text}; {next}"), &[("service", service)])
+            new_exception(py, "ServiceUnreachable", &format!("{text}; {next}"), &[("service", service)])
         }
         AgentError::TimedOut { .. } => {
             let next =
                 "`muster status` shows which tasks are missing or waiting; a longer timeout waits longer";
-            raise(py, "Deadline", &format!("{text}; {next}"), &[])
+            new_exception(py, "Deadline", &format!("{text}; {next}"), &[])
         }
-        AgentError::NoTask { .. } | AgentError::IncompleteLiveSet { .. } => raise(py, "Deadline", &text, &[]),
+        AgentError::NoTask { .. } | AgentError::IncompleteLiveSet { .. } => {
+            new_exception(py, "Deadline", &text, &[])
+        }
         AgentError::PeerJobRefused { job, why } | AgentError::NoSuchPeerJob { job, why } => {
             peer_job_refused(py, *job, why)
         }
         AgentError::EnginesMissing { .. } => {
             let next = "call muster.transfer.attach() in every process, or wait longer; `muster status` shows the tasks";
-            raise(py, "Deadline", &format!("{} {next}", text.trim_end()), &[])
+            new_exception(py, "Deadline", &format!("{} {next}", text.trim_end()), &[])
         }
         AgentError::Refused { code, .. } => {
             let name = status_name(*code);
             let class = if name == "DEADLINE_EXCEEDED" { "Deadline" } else { "Refused" };
-            let text = match next_step(&name) {
+            let text = match advice_for_code(&name) {
                 Some(next) => format!("{text}; {next}"),
                 None => text,
             };
             let code: &[Attribute<'_>] = if class == "Refused" { &[("code", &name)] } else { &[] };
-            raise(py, class, &text, code)
+            new_exception(py, class, &text, code)
         }
         AgentError::RunChanged { .. } | AgentError::LifeEnded { .. } | AgentError::Ended { .. } => {
             let next = "this Agent is of no more use: join again with a new one";
-            raise(py, "StaleIncarnation", &format!("{text}; {next}"), &[])
+            new_exception(py, "StaleIncarnation", &format!("{text}; {next}"), &[])
         }
-        _ => raise(py, "MusterError", &text, &[]),
+        _ => new_exception(py, "MusterError", &text, &[]),
     }
 }
 
@@ -101,24 +103,24 @@ pub fn transfer_error(py: Python<'_>, error: &TransferError) -> PyErr {
         TransferError::Closed => ("StaleIncarnation", "attach again in a new process"),
         _ => ("TransferError", SEE),
     };
-    let text = in_terms_of_python(&format!("{error}; {next}"));
+    let text = replace_flags_by_python_arguments(&format!("{error}; {next}"));
     let reason: &[Attribute<'_>] = match class {
         "Deadline" | "StaleIncarnation" | "SettingsError" => &[],
         _ => &[("reason", error.reason_label())],
     };
-    raise(py, class, &text, reason)
+    new_exception(py, class, &text, reason)
 }
 
 /// Returns the exception for a job with which this one may not exchange transfers. The message names a command of `muster`.
 fn peer_job_refused(py: Python<'_>, job: PeerJob, why: &str) -> PyErr {
-    raise(py, "PeerJobRefused", why, &[("job", job.name().unwrap_or_default())])
+    new_exception(py, "PeerJobRefused", why, &[("job", job.name().unwrap_or_default())])
 }
 
 /// Returns the exception for memory that cannot be used.
 pub fn memory_error(py: Python<'_>, error: &MemoryError) -> PyErr {
     let next = match error {
         MemoryError::Exported { exports } => {
-            return raise(
+            return new_exception(
                 py,
                 "ArrayMemoryError",
                 &format!(
@@ -136,16 +138,16 @@ pub fn memory_error(py: Python<'_>, error: &MemoryError) -> PyErr {
         }
         _ => "copy it first",
     };
-    raise(py, "ArrayMemoryError", &format!("{error}; {next}"), &[])
+    new_exception(py, "ArrayMemoryError", &format!("{error}; {next}"), &[])
 }
 
 /// Returns the exception for a place that is unknown.
 pub fn cluster_env_error(py: Python<'_>, error: &ClusterEnvError) -> PyErr {
-    raise(py, "ClusterEnvError", &in_terms_of_python(&error.to_string()), &[])
+    new_exception(py, "ClusterEnvError", &replace_flags_by_python_arguments(&error.to_string()), &[])
 }
 
 /// Replaces the flags of the command line in a message by the arguments of the package.
-fn in_terms_of_python(text: &str) -> String {
+fn replace_flags_by_python_arguments(text: &str) -> String {
     const ARGUMENTS: [(&str, &str); 15] = [
         ("--host-id", "host_id="),
         ("--tasks", "num_processes="),
@@ -179,7 +181,7 @@ fn status_name(code: impl std::fmt::Debug) -> String {
 }
 
 /// Returns the advice for a refusal, unless the service's message has it.
-fn next_step(code: &str) -> Option<&'static str> {
+fn advice_for_code(code: &str) -> Option<&'static str> {
     Some(match code {
         "ALREADY_EXISTS" => "write it with overwrite=True, or read what is there",
         "NOT_FOUND" => "wait for it with get(), or check the name",

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use muster::agent::cluster_env::{ClusterEnv, ClusterFlags, DetectedProcessIdentity, EnvironmentVariables};
-use muster::agent::{AgentConfig, AgentTlsFiles, claim_task, own_claimant};
+use muster::agent::{AgentConfig, AgentTlsFiles, claim_task, own_claimant_id};
 use muster::coordination::ProcessIdentity;
 use pyo3::prelude::*;
 
@@ -23,7 +23,7 @@ fn environment_variables() -> EnvironmentVariables {
 }
 
 /// Returns the place of this process, by the given values and else by the environment.
-pub fn detect_place(
+pub fn detect_cluster_env(
     py: Python<'_>,
     service: Option<String>,
     tasks: Option<u32>,
@@ -43,7 +43,7 @@ pub fn find_place(
     num_processes: Option<u32>,
     process_id: Option<u32>,
 ) -> PyResult<(String, Option<u32>, u32)> {
-    let place = detect_place(py, service, num_processes, process_id)?;
+    let place = detect_cluster_env(py, service, num_processes, process_id)?;
     Ok((place.service.value, place.tasks.map(|tasks| tasks.value), place.task.value))
 }
 
@@ -66,7 +66,7 @@ pub fn claim_place(
     let host = DetectedProcessIdentity::detect_on_this_machine(None, &variables)
         .map_err(|error| cluster_env_error(py, &error))?;
     let config = AgentConfig { tls: tls_files(tls), ..AgentConfig::new(place.service.value.clone(), 0) };
-    let asked = wait(py, async move { claim_task(&config, &host.identity, own_claimant(), limit).await })?;
+    let asked = wait(py, async move { claim_task(&config, &host.identity, own_claimant_id(), limit).await })?;
     let granted = asked.map_err(|error| agent_error(py, &error))?;
     Ok((place.service.value, place.tasks.map(|tasks| tasks.value), granted.task, granted.tasks))
 }

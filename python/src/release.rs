@@ -3,7 +3,7 @@
 //! The return may need the GIL. If a Python object is the last owner of the memory, its thread has the GIL and returns
 //! the memory at once ([`drop_with_gil`]). If a transfer is the last owner, a thread of the engine drops it. That thread
 //! must neither wait nor take the GIL, so it hands the return over to the thread of this module. No memory is returned
-//! once the interpreter begins to end: it stays allocated until the process ends. Begin at [`Lent`].
+//! once the interpreter begins to end: it stays allocated until the process ends. Begin at [`LentMemory`].
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,9 +33,9 @@ thread_local! {
 
 /// The owner of memory that a library lent. When it is dropped, the memory is returned: at once by [`drop_with_gil`],
 /// otherwise by the thread of this module, a moment later.
-pub struct Lent(Option<Release>);
+pub struct LentMemory(Option<Release>);
 
-impl Lent {
+impl LentMemory {
     /// Creates an owner whose memory `release` returns.
     pub fn new(py: Python<'_>, release: impl FnOnce(Python<'_>) + Send + 'static) -> PyResult<Self> {
         start_release_thread(py)?;
@@ -43,7 +43,7 @@ impl Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for LentMemory {
     fn drop(&mut self) {
         let Some(release) = self.0.take() else { return };
         match THREAD.get() {

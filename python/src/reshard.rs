@@ -16,7 +16,7 @@ use muster::transfer::{
 };
 use pyo3::prelude::*;
 
-use super::errors::{memory_error, raise, transfer_error};
+use super::errors::{memory_error, new_exception, transfer_error};
 use super::wait::wait;
 
 /// The size to which the engine rounds allocations up.
@@ -59,7 +59,7 @@ pub fn reshard(
         moves.into_iter().enumerate().map(plan).collect::<Result<Vec<_>, _>>()
     });
     let arrays = made.map_err(|(number, error)| {
-        raise(py, "PlanError", &prefix_array_name(&names, number, &error.to_string()), &[])
+        new_exception(py, "PlanError", &prefix_array_name(&names, number, &error.to_string()), &[])
     })?;
     let engine = host.engine().clone();
     let execution = tokio::task::spawn_blocking;
@@ -67,7 +67,7 @@ pub fn reshard(
     match done {
         Ok(Ok(stats)) => Ok(stats),
         Ok(Err(error)) => Err(reshard_error(py, &error, &names)),
-        Err(_) => Err(raise(py, "MusterError", "muster failed inside: please report it", &[])),
+        Err(_) => Err(new_exception(py, "MusterError", "muster failed inside: please report it", &[])),
     }
 }
 
@@ -142,7 +142,7 @@ fn execute(
         let is_packed = end.task == here && end.runs.count() > 1;
         if is_packed { usize::try_from(bytes).unwrap_or(usize::MAX).next_multiple_of(PAGE) } else { 0 }
     };
-    let steps = arrays.iter().flat_map(|(plan, _)| plan.for_task(here));
+    let steps = arrays.iter().flat_map(|(plan, _)| plan.steps_of_task(here));
     let staging = steps.filter(|step| step.class.leaves_task()).fold(0_usize, |sum, step| {
         sum.saturating_add(packed(&step.source, step.bytes))
             .saturating_add(packed(&step.destination, step.bytes))
@@ -176,16 +176,16 @@ fn reshard_error(py: Python<'_>, error: &ReshardError, names: &[String]) -> PyEr
         } => {
             let text = format!("another process gives another array or sharding: {here} here, {there} there");
             let text = prefix_array_name(names, *array, &format!("{text}; {NEXT}"));
-            raise(py, "LayoutMismatch", &text, &[("reason", "layout_mismatch")])
+            new_exception(py, "LayoutMismatch", &text, &[("reason", "layout_mismatch")])
         }
         ReshardError::Transfer { error, .. } => transfer_error(py, error),
         ReshardError::Memory(error) => memory_error(py, error),
-        ReshardError::Plan(error) => raise(py, "PlanError", &error.to_string(), &[]),
+        ReshardError::Plan(error) => new_exception(py, "PlanError", &error.to_string(), &[]),
         ReshardError::Shard { array, device, role, wanted, found } if *role == BufferRole::Source.name() => {
             let text = format!("device {device} has {found} of {wanted} bytes of it here; {NEXT}");
-            raise(py, "PlanError", &prefix_array_name(names, *array, &text), &[])
+            new_exception(py, "PlanError", &prefix_array_name(names, *array, &text), &[])
         }
-        ReshardError::Timeout { .. } => raise(py, "Deadline", &format!("{error}; {NEXT}"), &[]),
-        error => raise(py, "TransferError", &error.to_string(), &[("reason", "unproven")]),
+        ReshardError::Timeout { .. } => new_exception(py, "Deadline", &format!("{error}; {NEXT}"), &[]),
+        error => new_exception(py, "TransferError", &error.to_string(), &[("reason", "unproven")]),
     }
 }

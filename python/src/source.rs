@@ -12,9 +12,9 @@ use pyo3::types::PyTuple;
 
 use super::array_shape::ArrayShape;
 use super::buffer::Buffer;
-use super::errors::{memory_error, raise};
+use super::errors::{memory_error, new_exception};
 use super::process_owned::ProcessMemory;
-use super::release::{Lent, drop_with_gil};
+use super::release::{LentMemory, drop_with_gil};
 use super::{buffer_protocol, dlpack};
 
 /// Memory that transfers read.
@@ -34,7 +34,7 @@ impl Source {
         py: Python<'_>,
         address: *const u8,
         shape: ArrayShape,
-        lent: Lent,
+        lent: LentMemory,
     ) -> PyResult<Self> {
         // The parts of a complex number are aligned, not the number.
         let align = match shape.dtype {
@@ -98,7 +98,7 @@ impl Source {
                 "an array of shape {:?} and type {} has {} bytes, and the memory has {len}",
                 shape.sizes, shape.dtype, shape.bytes
             );
-            return Err(raise(py, "ArrayMemoryError", &text, &[]));
+            return Err(new_exception(py, "ArrayMemoryError", &text, &[]));
         }
         // SAFETY: the object keeps the bytes until its view is released.
         unsafe { Self::from_lent_memory(py, address, shape, lent) }

@@ -9,7 +9,7 @@ use pyo3::types::PyTuple;
 
 use super::array_shape::ArrayShape;
 use super::buffer_protocol;
-use super::errors::raise;
+use super::errors::new_exception;
 use super::process_owned::ProcessMemory;
 use super::release::drop_with_gil;
 
@@ -58,7 +58,7 @@ impl Target {
                 shape.bytes,
                 memory.len()
             );
-            return Err(raise(py, "ArrayMemoryError", &text, &[]));
+            return Err(new_exception(py, "ArrayMemoryError", &text, &[]));
         }
         Ok(Self { memory: ProcessMemory::new(memory), shape })
     }

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use muster::agent::{AgentConfig, AgentError, Attachment, EngineHost, TransferAccess};
+use muster::agent::{AgentConfig, AgentError, AttachedEngine, EngineHost, TransferAccess};
 use muster::clock;
 use muster::transfer::{
     BufferLayout, DeviceId, Incarnation, LaunchOptions, LaunchStats, PeerJob, PeerTask, PemCertificates,
@@ -23,7 +23,7 @@ use pyo3::prelude::*;
 use tokio::task::AbortHandle;
 
 use super::buffer::Buffer;
-use super::errors::{agent_error, raise, transfer_error};
+use super::errors::{agent_error, new_exception, transfer_error};
 use super::place::{TlsPaths, tls_files};
 use super::process_owned::ProcessOwned;
 use super::reshard::{ArrayToReshard, reshard};
@@ -44,7 +44,7 @@ pub fn apply_network(py: Python<'_>, config: &mut AgentConfig, network: NetworkO
     let address = |name: &str, text: &str| {
         let wrong = |_| {
             let text = format!("{name} is {text:?}: give IP:PORT, with port 0 for any free one");
-            raise(py, "SettingsError", &text, &[])
+            new_exception(py, "SettingsError", &text, &[])
         };
         text.parse::<SocketAddr>().map_err(wrong)
     };
@@ -52,7 +52,7 @@ pub fn apply_network(py: Python<'_>, config: &mut AgentConfig, network: NetworkO
     config.advertise = advertise.iter().map(|text| address("advertise", text)).collect::<PyResult<_>>()?;
     let read = |path: PathBuf| {
         std::fs::read(&path).map_err(|error| {
-            raise(py, "SettingsError", &format!("cannot read {}: {error}", path.display()), &[])
+            new_exception(py, "SettingsError", &format!("cannot read {}: {error}", path.display()), &[])
         })
     };
     let certificates = match tls {
@@ -62,7 +62,7 @@ pub fn apply_network(py: Python<'_>, config: &mut AgentConfig, network: NetworkO
         }
         Some(_) => {
             let text = "each engine needs a certificate of its own: give muster.Tls(ca, cert, key)";
-            return Err(raise(py, "SettingsError", text, &[]));
+            return Err(new_exception(py, "SettingsError", text, &[]));
         }
     };
     let access = TransferAccess { token_file, certificates, is_insecure: insecure };
@@ -103,7 +103,7 @@ pub struct Engine {
     /// `None` only while it is dropped.
     host: Option<Arc<EngineHost>>,
     /// `None` if the engine belongs to an agent, or is closed.
-    attachment: Mutex<Option<Attachment>>,
+    attachment: Mutex<Option<AttachedEngine>>,
 }
 
 impl Engine {
@@ -115,7 +115,7 @@ impl Engine {
     /// Returns the engine, unless its incarnation has ended.
     fn live_host(&self, py: Python<'_>) -> PyResult<&Arc<EngineHost>> {
         runtime(py)?;
-        let gone = || raise(py, "MusterError", "the engine is gone", &[]);
+        let gone = || new_exception(py, "MusterError", "the engine is gone", &[]);
         let host = self.host.as_ref().ok_or_else(gone)?;
         match host.end_reason() {
             None => Ok(host),
@@ -162,7 +162,7 @@ impl Engine {
                 let text = format!(
                     "task {task} has no devices to send from or receive on: attach with devices=[...]"
                 );
-                raise(py, "SettingsError", &text, &[])
+                new_exception(py, "SettingsError", &text, &[])
             })
         };
         let spec = |request: &Request<'_>| {
@@ -194,7 +194,7 @@ impl Engine {
 /// Returns a task of this job, or of the one with this name.
 fn peer_task(py: Python<'_>, job: Option<&str>, task: u32) -> PyResult<PeerTask> {
     let named = job.map_or(Ok(PeerJob::OWN), PeerJob::named);
-    let job = named.map_err(|error| raise(py, "SettingsError", &error.to_string(), &[]))?;
+    let job = named.map_err(|error| new_exception(py, "SettingsError", &error.to_string(), &[]))?;
     Ok(PeerTask { job, task: TaskId(task) })
 }
 
@@ -222,7 +222,7 @@ fn span(memory: &Bound<'_, PyAny>, place: &str) -> PyResult<Span> {
 fn options(py: Python<'_>, (channel, class, timeout, stall): Options) -> PyResult<(LaunchOptions, Duration)> {
     let class = PriorityClass::ALL.into_iter().find(|known| known.name() == class).ok_or_else(|| {
         let names = PriorityClass::ALL.map(PriorityClass::name).join(", ");
-        raise(py, "SettingsError", &format!("priority is {class:?}: give one of {names}"), &[])
+        new_exception(py, "SettingsError", &format!("priority is {class:?}: give one of {names}"), &[])
     })?;
     let deadline = seconds(py, "timeout", timeout)?;
     let stall = seconds(py, "stall_timeout", stall)?;
@@ -252,10 +252,10 @@ impl Engine {
         let incarnation = Incarnation::new(incarnation).ok_or_else(|| {
             let text =
                 format!("task {process_id} has not registered: attach to a task that has joined its job");
-            raise(py, "StaleIncarnation", &text, &[])
+            new_exception(py, "StaleIncarnation", &text, &[])
         })?;
         let devices = devices.into_iter().map(DeviceId).collect();
-        let opened = wait(py, async move { Attachment::open(config, incarnation, devices).await })?;
+        let opened = wait(py, async move { AttachedEngine::open(config, incarnation, devices).await })?;
         let attachment = opened.map_err(|error| agent_error(py, &error))?;
         let host = Some(Arc::clone(attachment.host()));
         Ok(Self { host, attachment: Mutex::new(Some(attachment)) })
@@ -462,7 +462,7 @@ impl Prepared {
         let launched = py.detach(|| lock(transfers).as_mut().map(|transfers| transfers.launch(&[])));
         let Some(handle) = launched else {
             let text = "these prepared transfers are closed: prepare them again";
-            return Err(raise(py, "TransferError", text, &[("reason", "dropped")]));
+            return Err(new_exception(py, "TransferError", text, &[("reason", "dropped")]));
         };
         Ok(Transfer { handle, limit: self.limit })
     }
@@ -526,7 +526,7 @@ impl Transfer {
                 let text = format!(
                     "the transfer is not over within {limit:?}, and goes on: wait again, or cancel it"
                 );
-                Err(raise(py, "Deadline", &text, &[]))
+                Err(new_exception(py, "Deadline", &text, &[]))
             }
         }
     }
@@ -547,7 +547,7 @@ impl Transfer {
             let text = format!(
                 "the transfer is cancelled, but its peers have not confirmed within {limit:?} that nothing is in flight: do not                  reuse its memory; cancel it again to wait longer, or end the engine"
             );
-            raise(py, "Deadline", &text, &[])
+            new_exception(py, "Deadline", &text, &[])
         })
     }
 

@@ -12,7 +12,7 @@ use muster::clock;
 use pyo3::prelude::*;
 use tokio::runtime::{Builder, Runtime};
 
-use super::errors::raise;
+use super::errors::new_exception;
 
 /// The longest time after which a waiting thread sees a signal.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
@@ -32,7 +32,12 @@ pub fn runtime(py: Python<'_>) -> PyResult<&'static Runtime> {
             .enable_all()
             .build()
             .map_err(|error| {
-                raise(py, "MusterError", &format!("the threads of muster cannot be started: {error}"), &[])
+                new_exception(
+                    py,
+                    "MusterError",
+                    &format!("the threads of muster cannot be started: {error}"),
+                    &[],
+                )
             })?;
         // If another thread was first, its runtime is used.
         let _ = RUNTIME.set((own, made));
@@ -46,7 +51,7 @@ pub fn runtime(py: Python<'_>) -> PyResult<&'static Runtime> {
 
 /// Returns the exception for a process that was forked from the one that has begun something.
 pub fn forked_error(py: Python<'_>) -> PyErr {
-    raise(
+    new_exception(
         py,
         "MusterError",
         "muster was used before this process was forked, and its threads exist only in the parent: start processes \
@@ -82,7 +87,7 @@ pub fn wait<T: Send + 'static>(
             }
             Err(RecvTimeoutError::Disconnected) => {
                 let text = "muster failed inside (standard error has the message): please report it";
-                return Err(raise(py, "MusterError", text, &[]));
+                return Err(new_exception(py, "MusterError", text, &[]));
             }
         }
     }
@@ -121,7 +126,7 @@ pub fn seconds(py: Python<'_>, name: &str, given: f64) -> PyResult<Duration> {
         Ok(time) if given <= YEAR => Ok(time),
         _ => {
             let text = format!("{name} is {given}: give a number of seconds from 0 to {YEAR:.0} (a year)");
-            Err(raise(py, "SettingsError", &text, &[]))
+            Err(new_exception(py, "SettingsError", &text, &[]))
         }
     }
 }

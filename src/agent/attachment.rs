@@ -1,7 +1,7 @@
 //! Attaches a transfer engine to a task that another client of this process has registered, such as JAX's.
 //!
 //! An attachment does not register, because a second registration would replace the first. It sends no heartbeats,
-//! holds no error poll and calls no barrier. Begin at [`Attachment::open`].
+//! holds no error poll and calls no barrier. Begin at [`AttachedEngine::open`].
 //!
 //! - Its calls are of generation A. These calls state no incarnation, so the service answers a process that has not
 //!   registered itself (`presence.rs`).
@@ -23,20 +23,20 @@ use super::{AgentConfig, channel, published_engine, roster, transfer_reports};
 use crate::transfer::{DeviceId, Incarnation, MemberId, TaskId};
 
 /// A transfer engine for a task that another client has registered.
-pub struct Attachment {
+pub struct AttachedEngine {
     host: Arc<EngineHost>,
     channel: Channel,
     /// The background tasks: the watch of tasks, and reports. They end with the attachment.
     background: JoinSet<()>,
 }
 
-impl std::fmt::Debug for Attachment {
+impl std::fmt::Debug for AttachedEngine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Attachment").field("here", &self.host.here()).finish_non_exhaustive()
+        f.debug_struct("AttachedEngine").field("here", &self.host.here()).finish_non_exhaustive()
     }
 }
 
-impl Attachment {
+impl AttachedEngine {
     /// Starts an engine for `incarnation` of the task of `config`, with these devices, and publishes its record.
     ///
     /// # Errors

@@ -65,7 +65,7 @@ impl EngineHost {
         let engine = start_engine(&config, here, &devices)?;
         let report_soon = Arc::new(Notify::new());
         let failed = Arc::clone(&report_soon);
-        engine.meters().on_failure(move || failed.notify_one());
+        engine.launch_metrics().on_failure(move || failed.notify_one());
         Ok(Arc::new(Self {
             config,
             engine,
@@ -160,7 +160,7 @@ impl EngineHost {
     }
 
     /// Returns this task's entry of the membership.
-    pub(super) fn own_peer(&self) -> MemberInfo {
+    pub(super) fn own_member_info(&self) -> MemberInfo {
         let address = self.engine.address().clone();
         MemberInfo { incarnation: self.here().incarnation, address, devices: self.devices.clone() }
     }

@@ -30,7 +30,7 @@ pub(super) async fn send_heartbeats(inner: Arc<AgentShared>) {
 }
 
 /// Holds the error poll.
-pub(super) async fn hold_error_poll(inner: Arc<AgentShared>) {
+pub(super) async fn poll_for_service_error(inner: Arc<AgentShared>) {
     // If the poll is answered for good, errors arrive with heartbeats and with the watch.
     if let Err(error) = inner.retry(|| inner.service.poll_for_error()).await {
         inner.end(error);

@@ -46,7 +46,7 @@ impl Agent {
         let inner = Arc::new(AgentShared::new(Arc::clone(&host), Arc::clone(&service), tasks));
         let mut background = JoinSet::new();
         background.spawn(heartbeat::send_heartbeats(Arc::clone(&inner)));
-        background.spawn(heartbeat::hold_error_poll(Arc::clone(&inner)));
+        background.spawn(heartbeat::poll_for_service_error(Arc::clone(&inner)));
         background.spawn(roster::follow_task_states(Arc::clone(&host), service, first));
         background.spawn(preemption::watch_preemption_notice(Arc::clone(&inner)));
         background.spawn(transfer_reports::report_periodically(host, channel.clone()));
@@ -101,7 +101,7 @@ async fn publish_engine_and_devices(
     match service.insert(&key, devices.clone(), false, limit).await {
         Err(error) if error.code() == Some(tonic::Code::AlreadyExists) => {
             let before = service.try_get(&key, limit).await?.unwrap_or_default();
-            if !topology::same_devices(&before, &devices) {
+            if !topology::have_same_devices(&before, &devices) {
                 return Err(AgentError::DevicesChanged { task: config.task, key });
             }
             // The same devices, perhaps on another host.

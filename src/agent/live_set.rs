@@ -37,7 +37,7 @@ pub(super) async fn agree_on_live_set(
         let waiting = async {
             tokio::time::sleep(MARK_DELAY).await;
             marked = true;
-            write_mark(inner).await;
+            write_arrival_key(inner).await;
             tokio::time::sleep(LOG_DELAY.saturating_sub(MARK_DELAY)).await;
             if let Some(who) = describe_missing_tasks(inner).await {
                 tracing::warn!(
@@ -61,20 +61,20 @@ pub(super) async fn agree_on_live_set(
     };
     if marked {
         // If the deletion fails, the next log line omits this task; that is the only effect.
-        let key = mark_key(inner.here().task);
+        let key = arrival_key(inner.here().task);
         let _gone = tokio::time::timeout(POLL_INTERVAL, inner.service.delete(&key, POLL_INTERVAL)).await;
     }
     answer
 }
 
-fn mark_key(task: TaskId) -> String {
+fn arrival_key(task: TaskId) -> String {
     format!("{MARK_PREFIX}/{task}")
 }
 
-async fn write_mark(inner: &AgentShared) {
+async fn write_arrival_key(inner: &AgentShared) {
     let here = inner.here();
     let value = format!("{:x}", here.incarnation.get());
-    if let Err(error) = inner.service.insert(&mark_key(here.task), value, true, POLL_INTERVAL).await {
+    if let Err(error) = inner.service.insert(&arrival_key(here.task), value, true, POLL_INTERVAL).await {
         tracing::debug!(%error, "nobody can see that this task has come");
     }
 }

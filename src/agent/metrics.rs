@@ -14,7 +14,7 @@ pub(super) fn render_metrics(inner: &AgentShared) -> String {
     let (engine, mut page) = (&inner.engine, ScrapeSamples::default());
     let here = engine.here();
     let (task, incarnation) = (here.task.to_string(), format!("{:016x}", here.incarnation.get()));
-    page.add_count(&metric::ENGINE_INFO, &[env!("CARGO_PKG_VERSION"), &task, &incarnation], 1);
+    page.add_integer_sample(&metric::ENGINE_INFO, &[env!("CARGO_PKG_VERSION"), &task, &incarnation], 1);
     let clock = transfer_reports::with_report_state(&inner.report_state, |tally| tally.clock_offset());
     for pair in transfer_reports::bytes_by_peer_and_transport(engine) {
         let peer = match pair.peer_job.as_str() {
@@ -22,48 +22,58 @@ pub(super) fn render_metrics(inner: &AgentShared) -> String {
             job => format!("{job}/{}", pair.peer),
         };
         for (direction, bytes) in [("sent", pair.sent_bytes), ("received", pair.received_bytes)] {
-            page.add_count(&metric::ENGINE_BYTES, &[&peer, &pair.transport, direction], bytes);
+            page.add_integer_sample(&metric::ENGINE_BYTES, &[&peer, &pair.transport, direction], bytes);
         }
     }
-    let meters = engine.meters();
-    for (outcome, launches) in meters.outcome_counts() {
-        page.add_count(&metric::ENGINE_LAUNCHES, &[outcome], launches);
+    let launch_metrics = engine.launch_metrics();
+    for (outcome, launches) in launch_metrics.outcome_counts() {
+        page.add_integer_sample(&metric::ENGINE_LAUNCHES, &[outcome], launches);
     }
     for stage in LaunchStage::ALL {
-        let times = meters.stage_times(stage);
-        page.add_engine_times(&metric::ENGINE_STAGES, &[stage.name()], &times.counts, times.sum_us);
+        let times = launch_metrics.stage_times(stage);
+        page.add_transfer_engine_histogram(
+            &metric::ENGINE_STAGES,
+            &[stage.name()],
+            &times.counts,
+            times.sum_us,
+        );
     }
-    for (kind, size, times) in meters.durations() {
-        page.add_engine_times(&metric::ENGINE_DURATIONS, &[kind.name(), size], &times.counts, times.sum_us);
+    for (kind, size, times) in launch_metrics.durations() {
+        page.add_transfer_engine_histogram(
+            &metric::ENGINE_DURATIONS,
+            &[kind.name(), size],
+            &times.counts,
+            times.sum_us,
+        );
     }
-    for (reason, connections) in meters.connection_aborts() {
-        page.add_count(&metric::ENGINE_ABORTS, &[reason], connections);
+    for (reason, connections) in launch_metrics.connection_aborts() {
+        page.add_integer_sample(&metric::ENGINE_ABORTS, &[reason], connections);
     }
     for (class, bytes) in engine.bytes_in_flight() {
-        page.add_count(&metric::ENGINE_IN_FLIGHT_BYTES, &[class.name()], bytes);
+        page.add_integer_sample(&metric::ENGINE_IN_FLIGHT_BYTES, &[class.name()], bytes);
     }
     let links = engine.links();
-    page.add_size(&metric::ENGINE_IN_FLIGHT, &[], links.iter().map(|link| link.launched).sum());
+    page.add_usize_sample(&metric::ENGINE_IN_FLIGHT, &[], links.iter().map(|link| link.launched).sum());
     for kind in TransportKind::ALL {
         let of_kind = || links.iter().filter(|link| link.kind == kind);
-        page.add_size(&metric::ENGINE_CONNECTIONS, &[kind.name()], of_kind().count());
-        page.add_size(&metric::ENGINE_LANES, &[kind.name()], of_kind().map(|link| link.lanes).sum());
+        page.add_usize_sample(&metric::ENGINE_CONNECTIONS, &[kind.name()], of_kind().count());
+        page.add_usize_sample(&metric::ENGINE_LANES, &[kind.name()], of_kind().map(|link| link.lanes).sum());
     }
     let (size, hits, misses, evictions) = engine.clique_cache_stats();
-    page.add_size(&metric::ENGINE_CLIQUES, &[], size);
+    page.add_usize_sample(&metric::ENGINE_CLIQUES, &[], size);
     for (event, count) in [("hit", hits), ("miss", misses), ("eviction", evictions)] {
-        page.add_count(&metric::ENGINE_CACHE, &[event], count);
+        page.add_integer_sample(&metric::ENGINE_CACHE, &[event], count);
     }
     let counts = engine.counts();
     let of = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
-    page.add_count(&metric::ENGINE_FENCED, &[], of(&counts.fenced));
+    page.add_integer_sample(&metric::ENGINE_FENCED, &[], of(&counts.fenced));
     for (cause, count) in
         [("damaged", &counts.damaged), ("lane", &counts.lanes_made), ("fetch", &counts.fallbacks)]
     {
-        page.add_count(&metric::ENGINE_RETRIES, &[cause], of(count));
+        page.add_integer_sample(&metric::ENGINE_RETRIES, &[cause], of(count));
     }
-    page.add_count(&metric::ENGINE_LANES_LOST, &[], of(&counts.lanes_lost));
-    page.add_count(&metric::ENGINE_REGISTERED, &[], registered_bytes());
+    page.add_integer_sample(&metric::ENGINE_LANES_LOST, &[], of(&counts.lanes_lost));
+    page.add_integer_sample(&metric::ENGINE_REGISTERED, &[], registered_bytes());
     if let Some(clock) = clock {
         page.add_sample(&metric::ENGINE_CLOCK, &[], clock.ahead_seconds());
     }

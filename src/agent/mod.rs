@@ -76,17 +76,17 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
-pub use attachment::Attachment;
+pub use attachment::AttachedEngine;
 pub use config::{AgentConfig, AgentTlsFiles, DEVICES_MAX, device_id_of};
 pub use engine_host::EngineHost;
 pub use error::AgentError;
 pub use presence::{JobObserver, TaskPresence, admission_refusal, list_task_presences};
 pub use published_engine::EngineRecordError;
 pub use roster::ClusterRoster;
-pub use transfer_access::{TransferAccess, check_exposure};
+pub use transfer_access::{TransferAccess, check_credentials_if_exposed};
 
 pub(crate) use roster::hash_members;
-pub use task_claim::{GrantedTask, claim_task, own_claimant};
+pub use task_claim::{GrantedTask, claim_task, own_claimant_id};
 
 use crate::transfer::{Incarnation, MemberId, TaskId, TransferEngine};
 use retry::RetryBudget;
@@ -174,7 +174,7 @@ impl Agent {
     /// # Errors
     /// If the service refuses it.
     pub async fn raise_preemption_notice(&self) -> Result<(), AgentError> {
-        self.unless_over(preemption::publish_notice(&self.inner)).await
+        self.run_until_agent_ends(preemption::publish_preemption_notice(&self.inner)).await
     }
 
     /// Returns whether all tasks have agreed to stop before `step`. Call it before each step; between a
@@ -183,7 +183,10 @@ impl Agent {
     /// # Errors
     /// If this incarnation has ended.
     pub async fn reached_sync_point(&self, step: u64) -> Result<bool, AgentError> {
-        self.unless_over(async { Ok(preemption::sync_point_reached(&self.inner.sync, step).await) }).await
+        self.run_until_agent_ends(async {
+            Ok(preemption::wait_for_sync_point_decision(&self.inner.sync, step).await)
+        })
+        .await
     }
 
     /// Waits at a barrier of all tasks, or of `members`, for at most `limit`. Only one call at a time may use
@@ -209,7 +212,7 @@ impl Agent {
                 }
             }
         };
-        let passed = self.unless_over(waiting).await;
+        let passed = self.run_until_agent_ends(waiting).await;
         lock(counters).insert(id.to_owned(), counter);
         passed.map(|()| counter)
     }
@@ -236,7 +239,7 @@ impl Agent {
     /// # Errors
     /// If not all of them have called within `limit`, with those that have not.
     pub async fn live_set(&self, limit: Duration) -> Result<Vec<MemberId>, AgentError> {
-        let alive = self.unless_over(live_set::agree_on_live_set(&self.inner, limit)).await?;
+        let alive = self.run_until_agent_ends(live_set::agree_on_live_set(&self.inner, limit)).await?;
         let members = alive.into_iter().map(|(task, incarnation)| {
             let incarnation = Incarnation::new(incarnation)?;
             (task < self.inner.tasks).then_some(MemberId::of_own_job(TaskId(task), incarnation))
@@ -263,7 +266,7 @@ impl Agent {
             return self.retry(inserting).await;
         }
         // It is not repeated, because a second attempt might find the key that the first one wrote.
-        self.unless_over(inserting()).await
+        self.run_until_agent_ends(inserting()).await
     }
 
     /// Returns the value of a key, once it has one.
@@ -361,10 +364,10 @@ impl Agent {
     where
         F: Future<Output = Result<T, AgentError>>,
     {
-        self.unless_over(self.inner.retry(ask)).await
+        self.run_until_agent_ends(self.inner.retry(ask)).await
     }
 
-    async fn unless_over<T>(
+    async fn run_until_agent_ends<T>(
         &self,
         asking: impl Future<Output = Result<T, AgentError>>,
     ) -> Result<T, AgentError> {

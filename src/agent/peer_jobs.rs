@@ -64,12 +64,12 @@ enum PeerJobState {
 }
 
 /// The calls by which a task of this job follows another job.
-struct PeerReader {
+struct PeerJobReader {
     service: CoordinationClient,
     job: &'static str,
 }
 
-impl RosterSource for PeerReader {
+impl RosterSource for PeerJobReader {
     async fn watch_states(&self, version: i64) -> Result<(Vec<ReportedTaskState>, i64), AgentError> {
         self.service.watch_peer_tasks(self.job, version).await
     }
@@ -109,7 +109,7 @@ impl PeerJobs {
         }
         let (wanted, wants) = watch::channel(tasks.clone());
         let (tell, known) = watch::channel(PeerJobState::default());
-        let reader = PeerReader { service: self.service.clone(), job: job.name().unwrap_or_default() };
+        let reader = PeerJobReader { service: self.service.clone(), job: job.name().unwrap_or_default() };
         let following = follow_peer_job(Arc::downgrade(host), job, reader, wants, tell);
         followed.tasks.spawn_on(following, &self.runtime);
         followed.jobs.insert(job, FollowedJob { wanted, known: known.clone() });
@@ -195,7 +195,7 @@ fn check_engines_usable(
 async fn follow_peer_job(
     host: Weak<EngineHost>,
     job: PeerJob,
-    reader: PeerReader,
+    reader: PeerJobReader,
     mut wanted: watch::Receiver<BTreeSet<TaskId>>,
     tell: watch::Sender<PeerJobState>,
 ) {
@@ -234,7 +234,7 @@ async fn follow_peer_job(
 /// Returns the next states, however long that takes. A call that fails is repeated, and asks for the present states, unless
 /// the service refuses the job.
 async fn watch_states(
-    reader: Arc<PeerReader>,
+    reader: Arc<PeerJobReader>,
     mut version: i64,
 ) -> Result<(Vec<ReportedTaskState>, i64), AgentError> {
     loop {
@@ -274,11 +274,11 @@ fn refusal_error(job: PeerJob, error: AgentError) -> AgentError {
 fn publish_peer_roster(
     host: &EngineHost,
     job: PeerJob,
-    engines: &LiveEngines<PeerReader>,
+    engines: &LiveEngines<PeerJobReader>,
     tell: &watch::Sender<PeerJobState>,
 ) {
     let mut roster = ClusterRoster::default();
-    engines.add_to(&mut roster);
+    engines.add_to_roster(&mut roster);
     let peers = roster.membership.peers.iter_mut().map(|(task, peer)| (task.0, peer));
     for task in published_engine::remove_duplicate_devices(peers) {
         tracing::warn!(task, %job, "it claims devices of other tasks; they stay with those");

@@ -41,7 +41,7 @@ const ROSTER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The state of the agreement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct SyncState {
+pub(super) struct StepAgreement {
     step: u64,
     phase: AgreementPhase,
 }
@@ -176,7 +176,7 @@ async fn wait_at_sync_barrier(
 }
 
 /// Returns whether all tasks stop before `step`. Waits while an agreement is in progress.
-pub(super) async fn sync_point_reached(sync: &watch::Sender<SyncState>, step: u64) -> bool {
+pub(super) async fn wait_for_sync_point_decision(sync: &watch::Sender<StepAgreement>, step: u64) -> bool {
     let mut changes = sync.subscribe();
     sync.send_if_modified(|sync| {
         if sync.phase == AgreementPhase::Idle {
@@ -197,7 +197,7 @@ pub(super) async fn sync_point_reached(sync: &watch::Sender<SyncState>, step: u6
 }
 
 /// Writes a notice for all tasks; an existing one serves as well.
-pub(super) async fn publish_notice(inner: &AgentShared) -> Result<(), AgentError> {
+pub(super) async fn publish_preemption_notice(inner: &AgentShared) -> Result<(), AgentError> {
     // JAX reads the time in this form: RFC 3339 with a numeric offset.
     let now = Clock::start().now().to_string().replace('Z', "+00:00");
     match inner.service.insert(NOTICE, now, false, inner.config.call_limit).await {

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use super::config::DEVICES_MAX;
-use crate::coordination::{self, PeerQuestion, TaskIncarnation};
+use crate::coordination::{self, PeerJobQuery, TaskIncarnation};
 use crate::transfer::{DeviceId, EngineAddress, Incarnation, MemberId, MemberInfo};
 
 /// The format version that this program writes and reads.
@@ -56,7 +56,7 @@ pub enum EngineRecordError {
 #[must_use]
 pub fn store_key(member: MemberId) -> String {
     let task = coordination::TaskId(member.task.0.cast_signed());
-    PeerQuestion::engine_record_key(task, TaskIncarnation(member.incarnation.get()))
+    PeerJobQuery::engine_record_key(task, TaskIncarnation(member.incarnation.get()))
 }
 
 /// Encodes the engine record of a member.
@@ -99,7 +99,7 @@ pub fn decode(member: MemberId, bytes: &[u8]) -> Result<MemberInfo, EngineRecord
     if incarnation != member.incarnation {
         return Err(EngineRecordError::WrongIncarnation(incarnation));
     }
-    let readable = |text: &str| crate::text::is_safe_to_show(text);
+    let readable = |text: &str| crate::text::is_safe_single_line(text);
     if address.host.len() > HOST_MAX || !readable(&address.host) {
         return Err(EngineRecordError::InvalidField("host"));
     }

@@ -126,7 +126,7 @@ impl<R: RosterSource> LiveEngines<R> {
     }
 
     /// Adds the incarnations, the usable engines and the unusable ones to a roster.
-    pub fn add_to(&self, roster: &mut ClusterRoster) {
+    pub fn add_to_roster(&self, roster: &mut ClusterRoster) {
         for (task, life) in &self.lives {
             roster.lives.insert(*task, life.incarnation);
             match &life.peer {
@@ -260,8 +260,8 @@ fn publish_roster<R: RosterSource>(host: &EngineHost, engines: &LiveEngines<R>) 
     let here = host.here();
     let mut roster = ClusterRoster::default();
     roster.lives.insert(here.task, here.incarnation);
-    roster.membership.peers.insert(here.task, host.own_peer());
-    engines.add_to(&mut roster);
+    roster.membership.peers.insert(here.task, host.own_member_info());
+    engines.add_to_roster(&mut roster);
     // This task's own devices come first, then those of the others in their order.
     let own = roster.membership.peers.remove(&here.task);
     let mut own = own.map(|peer| (here.task.0, peer));

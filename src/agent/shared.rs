@@ -18,7 +18,7 @@ pub(super) struct AgentShared {
     pub service: Arc<CoordinationClient>,
     pub tasks: u32,
     pub notice: watch::Sender<Option<String>>,
-    pub sync: watch::Sender<preemption::SyncState>,
+    pub sync: watch::Sender<preemption::StepAgreement>,
     pub counters: Mutex<HashMap<String, i64>>,
 }
 

@@ -33,14 +33,14 @@ pub struct GrantedTask {
 
 /// Returns the random number by which the service tells the claims of this process from those of others.
 #[must_use]
-pub fn own_claimant() -> u64 {
+pub fn own_claimant_id() -> u64 {
     static CLAIMANT: OnceLock<u64> = OnceLock::new();
     *CLAIMANT.get_or_init(clock::random_u64)
 }
 
 /// Returns which task the process with this identity is, once the service at `config.service` says so; within `limit`.
 ///
-/// `claimant` is a random number of the process, such as [`own_claimant`]. The task of `config` is not used.
+/// `claimant` is a random number of the process, such as [`own_claimant_id`]. The task of `config` is not used.
 ///
 /// # Errors
 /// If the service cannot be reached, refuses the claim, or has not granted it in time; the error says why.

@@ -34,7 +34,7 @@ pub fn encode(config: &AgentConfig, boot_id: &str) -> Vec<u8> {
 }
 
 /// Returns whether two topologies have the same devices, on whichever hosts.
-pub fn same_devices(a: &[u8], b: &[u8]) -> bool {
+pub fn have_same_devices(a: &[u8], b: &[u8]) -> bool {
     let devices = |bytes: &[u8]| xla::LocalTopologyProto::decode(bytes).ok().map(|topology| topology.devices);
     devices(a).is_some() && devices(a) == devices(b)
 }
@@ -53,8 +53,8 @@ mod tests {
         let told: Vec<_> =
             devices.iter().map(|d| (d.platform.as_str(), d.task.0, d.local_id, d.global_id)).collect();
         assert_eq!(told, [("cpu", 1, 0, 2048), ("cpu", 1, 1, 2049)]);
-        assert!(same_devices(&value, &encode(&config, "another boot")));
-        assert!(!same_devices(&value, &encode(&AgentConfig { devices: 1, ..config }, "boot")));
-        assert!(!same_devices(b"\xff", b"\xff"));
+        assert!(have_same_devices(&value, &encode(&config, "another boot")));
+        assert!(!have_same_devices(&value, &encode(&AgentConfig { devices: 1, ..config }, "boot")));
+        assert!(!have_same_devices(b"\xff", b"\xff"));
     }
 }

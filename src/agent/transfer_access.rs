@@ -35,7 +35,7 @@ impl TransferAccess {
     pub fn apply(self, config: &mut AgentConfig) -> Result<(), AgentError> {
         config.token = self.token_file.as_deref().map(read_secret).transpose()?;
         config.transfer_tls = self.certificates;
-        check_exposure(config, self.is_insecure)
+        check_credentials_if_exposed(config, self.is_insecure)
     }
 }
 
@@ -43,7 +43,7 @@ impl TransferAccess {
 ///
 /// # Errors
 /// If it would not, and is not allowed to be insecure.
-pub fn check_exposure(config: &AgentConfig, is_insecure: bool) -> Result<(), AgentError> {
+pub fn check_credentials_if_exposed(config: &AgentConfig, is_insecure: bool) -> Result<(), AgentError> {
     let has_proof = config.token.is_some() || config.transfer_tls.is_some();
     match config.listen {
         Some(address) if !address.ip().is_loopback() && !has_proof && !is_insecure => {

@@ -99,8 +99,8 @@ impl ReportState {
         let (size, hits, misses, evictions) = engine.clique_cache_stats();
         let counts = engine.counts();
         self.sequence += 1;
-        let meters = engine.meters();
-        self.add_failures(meters.take_failures());
+        let launch_metrics = engine.launch_metrics();
+        self.add_failures(launch_metrics.take_failures());
         let failures = self.failures.iter().map(|failed| pb::Failure {
             at: failed.at_us,
             peer: failed.peer.task.0,
@@ -109,21 +109,22 @@ impl ReportState {
             text: crate::text::escape_to_one_line(&failed.error.to_string()).into_owned(),
         });
         let failures = failures.collect();
-        let outcomes = meters.outcome_counts().filter(|(_, launches)| *launches > 0);
+        let outcomes = launch_metrics.outcome_counts().filter(|(_, launches)| *launches > 0);
         let outcomes =
             outcomes.map(|(outcome, launches)| pb::OutcomeTotals { outcome: outcome.to_owned(), launches });
         let stages = LaunchStage::ALL.into_iter().map(|stage| {
-            let TimeHistogram { counts, sum_us } = meters.stage_times(stage);
+            let TimeHistogram { counts, sum_us } = launch_metrics.stage_times(stage);
             pb::StageTimes { stage: stage.name().to_owned(), counts: counts.to_vec(), sum_us }
         });
-        let durations =
-            meters.durations().map(|(kind, size, TimeHistogram { counts, sum_us })| pb::DurationTimes {
+        let durations = launch_metrics.durations().map(|(kind, size, TimeHistogram { counts, sum_us })| {
+            pb::DurationTimes {
                 transport: kind.name().to_owned(),
                 size_class: size.to_owned(),
                 counts: counts.to_vec(),
                 sum_us,
-            });
-        let aborts = meters.connection_aborts().filter(|(_, connections)| *connections > 0);
+            }
+        });
+        let aborts = launch_metrics.connection_aborts().filter(|(_, connections)| *connections > 0);
         let aborts =
             aborts.map(|(reason, connections)| pb::AbortTotals { reason: reason.to_owned(), connections });
         let [latency_bytes, normal_bytes, bulk_bytes] = engine.bytes_in_flight().map(|(_, bytes)| bytes);

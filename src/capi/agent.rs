@@ -11,7 +11,7 @@ use muster::transfer::{Incarnation, MemberId, TaskId, TransferEngine};
 use tokio::sync::watch;
 
 use super::boundary::{Output, call, read_array, read_text};
-use super::handles::{self, Opaque};
+use super::handles::{self, OpaqueHandle};
 use super::status::{CallError, MusterStatus};
 use super::values::{MusterBytes, MusterEntries, MusterMember, MusterMembers};
 use super::wait::{self, MusterCancellation, WaitLimits, timeout_error};
@@ -21,7 +21,7 @@ pub struct MusterAgent {
     _private: [u8; 0],
 }
 
-impl Opaque for MusterAgent {
+impl OpaqueHandle for MusterAgent {
     type Object = AgentObject;
     const NAME: &'static str = "muster_agent";
 }
@@ -128,12 +128,12 @@ fn connected_members(roster: &ClusterRoster) -> Vec<MemberId> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn muster_agent_free(agent: *mut MusterAgent) -> MusterStatus {
     call(|| {
-        wait::check_may_wait()?;
+        wait::check_not_in_callback()?;
         let Some(object) = handles::remove(agent)? else { return Ok(()) };
         object.freed.send_replace(true);
         match object.take() {
             None => Ok(()),
-            Some(agent) => wait::run_to_end(async move { shut_down_agent(agent).await }),
+            Some(agent) => wait::spawn_and_wait(async move { shut_down_agent(agent).await }),
         }
     })
 }
@@ -445,7 +445,7 @@ pub unsafe extern "C" fn muster_leave(
         object.call(limits, move |agent| async move { agent.try_leave(time).await })?;
         match object.take() {
             None => Ok(()),
-            Some(agent) => wait::run_to_end(async move { shut_down_agent(agent).await }),
+            Some(agent) => wait::spawn_and_wait(async move { shut_down_agent(agent).await }),
         }
     })
 }

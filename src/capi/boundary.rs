@@ -12,7 +12,7 @@ use super::wait;
 pub fn call(body: impl FnOnce() -> Result<(), CallError>) -> MusterStatus {
     let checked = || {
         // First, because another thread may have held any lock when the process was forked.
-        wait::check_process()?;
+        wait::check_not_forked()?;
         body()
     };
     match catch_unwind(AssertUnwindSafe(checked)) {
@@ -59,13 +59,13 @@ pub unsafe fn read_array<'a, T>(name: &str, items: *const T, len: usize) -> Resu
         return Ok(&[]);
     }
     check_pointer(name, items)?;
-    check_extent(name, items as usize, len, size_of::<T>())?;
+    check_fits_address_space(name, items as usize, len, size_of::<T>())?;
     // SAFETY: it is neither null nor misaligned nor too long, and the caller guarantees the rest.
     Ok(unsafe { std::slice::from_raw_parts(items, len) })
 }
 
 /// Checks that items lie within the address space.
-pub fn check_extent(name: &str, start: usize, len: usize, size: usize) -> Result<(), CallError> {
+pub fn check_fits_address_space(name: &str, start: usize, len: usize, size: usize) -> Result<(), CallError> {
     let bytes = len.checked_mul(size).filter(|bytes| isize::try_from(*bytes).is_ok());
     match bytes.and_then(|bytes| start.checked_add(bytes)) {
         Some(_) => Ok(()),

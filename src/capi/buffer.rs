@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use muster::transfer::{Arena, Buffer};
 
-use super::boundary::{Output, call, check_extent};
-use super::handles::{self, Opaque};
+use super::boundary::{Output, call, check_fits_address_space};
+use super::handles::{self, OpaqueHandle};
 use super::status::{CallError, MusterStatus};
 use super::wait::run_callback;
 
@@ -18,7 +18,7 @@ pub struct MusterBuffer {
     _private: [u8; 0],
 }
 
-impl Opaque for MusterBuffer {
+impl OpaqueHandle for MusterBuffer {
     type Object = BufferObject;
     const NAME: &'static str = "muster_buffer";
 }
@@ -91,7 +91,7 @@ pub unsafe extern "C" fn muster_buffer_register(
             (Some(start), _) => start,
             (None, _) => return Err(CallError::invalid_argument(format!("data is NULL, and len is {len}"))),
         };
-        check_extent("data", start.as_ptr().addr(), len, 1)?;
+        check_fits_address_space("data", start.as_ptr().addr(), len, 1)?;
         let memory = ProgramMemory { data: start, len, release, context };
         let object = BufferObject { buffer: Buffer::foreign(memory), data: Address(data.cast()) };
         place.set(handles::add(Arc::new(object)));

@@ -11,7 +11,7 @@ use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 use super::status::{CallError, MusterStatus};
 
 /// An opaque struct of the interface.
-pub trait Opaque {
+pub trait OpaqueHandle {
     /// The object for which its handles stand.
     type Object: Any + Send + Sync;
     /// Its name in the interface.
@@ -24,25 +24,25 @@ static TABLE: LazyLock<RwLock<Objects>> = LazyLock::new(RwLock::default);
 static NEXT: AtomicUsize = AtomicUsize::new(1);
 
 /// Adds an object and returns its handle.
-pub fn add<H: Opaque>(object: Arc<H::Object>) -> *mut H {
+pub fn add<H: OpaqueHandle>(object: Arc<H::Object>) -> *mut H {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     TABLE.write().unwrap_or_else(PoisonError::into_inner).insert(number, object);
     std::ptr::without_provenance_mut(number)
 }
 
 /// Returns the object of a handle.
-pub fn get<H: Opaque>(handle: *const H) -> Result<Arc<H::Object>, CallError> {
+pub fn get<H: OpaqueHandle>(handle: *const H) -> Result<Arc<H::Object>, CallError> {
     let found = TABLE.read().unwrap_or_else(PoisonError::into_inner).get(&handle.addr()).cloned();
     found.and_then(|object| object.downcast().ok()).ok_or_else(|| invalid(handle))
 }
 
 /// Returns the object of a handle, if there is one: NULL stands for none.
-pub fn get_optional<H: Opaque>(handle: *const H) -> Result<Option<Arc<H::Object>>, CallError> {
+pub fn get_optional<H: OpaqueHandle>(handle: *const H) -> Result<Option<Arc<H::Object>>, CallError> {
     if handle.is_null() { Ok(None) } else { get(handle).map(Some) }
 }
 
 /// Removes a handle and returns its object; `None` for NULL.
-pub fn remove<H: Opaque>(handle: *mut H) -> Result<Option<Arc<H::Object>>, CallError> {
+pub fn remove<H: OpaqueHandle>(handle: *mut H) -> Result<Option<Arc<H::Object>>, CallError> {
     if handle.is_null() {
         return Ok(None);
     }
@@ -62,7 +62,7 @@ pub fn count() -> usize {
     TABLE.read().unwrap_or_else(PoisonError::into_inner).len()
 }
 
-fn invalid<H: Opaque>(handle: *const H) -> CallError {
+fn invalid<H: OpaqueHandle>(handle: *const H) -> CallError {
     let what = if handle.is_null() { "it is NULL" } else { "it was freed, or is another kind of handle" };
     CallError::new(MusterStatus::InvalidHandle, format!("this is no handle of type {}: {what}", H::NAME))
 }

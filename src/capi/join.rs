@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster::agent::cluster_env::{ClusterEnv, ClusterFlags, EnvironmentVariables};
-use muster::agent::{Agent, AgentConfig, AgentError, AgentTlsFiles, check_exposure};
+use muster::agent::{Agent, AgentConfig, AgentError, AgentTlsFiles, check_credentials_if_exposed};
 use muster::transfer::{PemCertificates, TransportChoice};
 
 use super::agent::{AgentObject, MusterAgent};
@@ -147,7 +147,7 @@ async fn join(config: AgentConfig) -> Result<Agent, CallError> {
         Err(error) => {
             let error = CallError::from(error);
             return Err(match error.status {
-                MusterStatus::TimedOut => name_missing_tasks(config, limit).await.unwrap_or(error),
+                MusterStatus::TimedOut => missing_tasks_error(config, limit).await.unwrap_or(error),
                 _ => error,
             });
         }
@@ -160,7 +160,7 @@ async fn join(config: AgentConfig) -> Result<Agent, CallError> {
 }
 
 /// Returns the error that names the tasks that have not registered, if the service says so.
-async fn name_missing_tasks(config: AgentConfig, waited: Duration) -> Option<CallError> {
+async fn missing_tasks_error(config: AgentConfig, waited: Duration) -> Option<CallError> {
     let config = AgentConfig { call_limit: PRESENCE_TIME, ..config };
     let presence = muster::agent::list_task_presences(&config).await.ok()?;
     let missing: Vec<String> = presence
@@ -245,7 +245,7 @@ unsafe fn options_to_config(
         heartbeat_timeout: parse_timeout_ms("heartbeat_timeout_ms", given.heartbeat_timeout_ms)?,
         ..AgentConfig::new(place.service.value, place.task.value)
     };
-    check_exposure(&config, given.insecure_transfers == 1)?;
+    check_credentials_if_exposed(&config, given.insecure_transfers == 1)?;
     Ok(config)
 }
 

@@ -262,7 +262,7 @@ impl CallError {
 impl From<AgentError> for CallError {
     fn from(error: AgentError) -> Self {
         use MusterStatus as Status;
-        let text = in_terms_of_c(&error.to_string());
+        let text = replace_flags_by_c_options(&error.to_string());
         let with = |status: Status, next: &str| Self::new(status, format!("{text}; {next}"));
         match &error {
             AgentError::ClusterEnv(_) => Self::new(Status::ClusterEnv, text),
@@ -374,7 +374,7 @@ impl From<MemoryError> for CallError {
 }
 
 /// Replaces the flags of the command line in a message by the options of `muster_join`.
-fn in_terms_of_c(text: &str) -> String {
+fn replace_flags_by_c_options(text: &str) -> String {
     const OPTIONS: [(&str, &str); 13] = [
         ("--token-file", "token"),
         ("--transfer-cert", "transfer_cert"),

@@ -15,7 +15,7 @@ use muster::transfer::{
 use super::agent::MusterAgent;
 use super::boundary::{Output, call, read_array, read_options, read_text, write_defaults};
 use super::buffer::MusterBuffer;
-use super::handles::{self, Opaque};
+use super::handles::{self, OpaqueHandle};
 use super::status::{CallError, MusterStatus};
 use super::wait::{self, MusterCancellation, WaitLimits, parse_timeout_ms, timeout_error};
 
@@ -36,7 +36,7 @@ pub struct MusterTransfer {
     _private: [u8; 0],
 }
 
-impl Opaque for MusterTransfer {
+impl OpaqueHandle for MusterTransfer {
     type Object = TransferHandle;
     const NAME: &'static str = "muster_transfer";
 }
@@ -46,7 +46,7 @@ pub struct MusterPrepared {
     _private: [u8; 0],
 }
 
-impl Opaque for MusterPrepared {
+impl OpaqueHandle for MusterPrepared {
     type Object = Mutex<PreparedTransfers>;
     const NAME: &'static str = "muster_prepared";
 }
@@ -256,7 +256,7 @@ pub unsafe extern "C" fn muster_send(
     key: u64,
     transfer: *mut *mut MusterTransfer,
 ) -> MusterStatus {
-    call(|| start_whole_buffer(MUSTER_SEND, agent, buffer, to_task, key, transfer))
+    call(|| start_whole_buffer_transfer(MUSTER_SEND, agent, buffer, to_task, key, transfer))
 }
 
 /// Receives a whole buffer onto the first device of this task from the first device of another one, with default options.
@@ -268,10 +268,10 @@ pub unsafe extern "C" fn muster_receive(
     key: u64,
     transfer: *mut *mut MusterTransfer,
 ) -> MusterStatus {
-    call(|| start_whole_buffer(MUSTER_RECEIVE, agent, buffer, from_task, key, transfer))
+    call(|| start_whole_buffer_transfer(MUSTER_RECEIVE, agent, buffer, from_task, key, transfer))
 }
 
-fn start_whole_buffer(
+fn start_whole_buffer_transfer(
     direction: u32,
     agent: *const MusterAgent,
     buffer: *const MusterBuffer,
@@ -361,11 +361,11 @@ pub unsafe extern "C" fn muster_transfer_wait(
         let time = limits.timeout;
         let outcome = match limits.cancellation {
             // This thread helps to move the bytes.
-            None => launched.wait_for(time).ok_or_else(|| pending_error(time))?,
+            None => launched.wait_for(time).ok_or_else(|| transfer_pending_error(time))?,
             Some(_) => {
                 let launched = TransferHandle::clone(&launched);
                 wait::wait(limits, async move {
-                    tokio::time::timeout(time, launched).await.map_err(|_| pending_error(time))
+                    tokio::time::timeout(time, launched).await.map_err(|_| transfer_pending_error(time))
                 })?
             }
         };
@@ -454,7 +454,7 @@ fn set_stats(place: Option<Output<MusterTransferStats>>, stats: LaunchStats) {
     }
 }
 
-fn pending_error(time: Duration) -> CallError {
+fn transfer_pending_error(time: Duration) -> CallError {
     let text = format!(
         "the transfer is not over after {} ms, and goes on: wait again, or cancel it",
         time.as_millis()

@@ -7,7 +7,7 @@ use std::ptr::null_mut;
 
 use muster::transfer::MemberId;
 
-use super::boundary::{call, check_extent, check_pointer};
+use super::boundary::{call, check_fits_address_space, check_pointer};
 use super::status::{CallError, MusterStatus};
 
 /// Bytes, followed by NUL, which `len` does not count. `data` is NULL if there is no value; an empty value has `data`.
@@ -126,7 +126,7 @@ impl MusterEntries {
     pub fn copy<B: AsRef<[u8]>>(entries: &[(String, B)]) -> Result<Self, CallError> {
         let texts: usize = entries.iter().map(|(key, value)| key.len() + value.as_ref().len() + 2).sum();
         let table = entries.len() * size_of::<MusterEntry>();
-        check_extent("the list", 0, table + texts, 1)?;
+        check_fits_address_space("the list", 0, table + texts, 1)?;
         let block = allocate(table + texts)?;
         let items: *mut MusterEntry = block.cast();
         // SAFETY: the block has room for the table, then for all texts with their NULs.

@@ -16,7 +16,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
 use super::boundary::{Output, call, panic_error};
-use super::handles::{self, Opaque};
+use super::handles::{self, OpaqueHandle};
 use super::status::{CallError, MusterStatus};
 
 /// The threads of the runtime. They wait for sockets and timers most of the time.
@@ -31,7 +31,7 @@ static RUNTIME: OnceLock<Runtime> = OnceLock::new();
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Refuses a call in a process that was forked after the library was used.
-pub fn check_process() -> Result<(), CallError> {
+pub fn check_not_forked() -> Result<(), CallError> {
     let own = std::process::id();
     match PROCESS.compare_exchange(0, own, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Ok(()),
@@ -69,7 +69,7 @@ fn runtime() -> Result<&'static Runtime, CallError> {
 
 /// Blocks the signals of this thread and of those that it starts.
 fn block_signals() {
-    let _for_ever = set_mask(libc::SIG_BLOCK, &blockable_signals());
+    let _for_ever = set_signal_mask(libc::SIG_BLOCK, &blockable_signals());
 }
 
 /// Returns all signals except those that a thread raises by a fault of its own.
@@ -88,7 +88,7 @@ fn blockable_signals() -> libc::sigset_t {
 }
 
 /// Changes the mask of this thread, and returns the former one.
-fn set_mask(how: libc::c_int, set: &libc::sigset_t) -> libc::sigset_t {
+fn set_signal_mask(how: libc::c_int, set: &libc::sigset_t) -> libc::sigset_t {
     // SAFETY: both sets are initialised, and only the mask of this thread changes.
     unsafe {
         let mut before: libc::sigset_t = std::mem::zeroed();
@@ -99,13 +99,13 @@ fn set_mask(how: libc::c_int, set: &libc::sigset_t) -> libc::sigset_t {
 
 /// Runs work of the library that may start threads on a thread of the program: they inherit a mask that blocks signals.
 pub fn with_signals_blocked<T>(work: impl FnOnce() -> T) -> T {
-    struct Restore(libc::sigset_t);
-    impl Drop for Restore {
+    struct RestoreSignalMask(libc::sigset_t);
+    impl Drop for RestoreSignalMask {
         fn drop(&mut self) {
-            set_mask(libc::SIG_SETMASK, &self.0);
+            set_signal_mask(libc::SIG_SETMASK, &self.0);
         }
     }
-    let _restore = Restore(set_mask(libc::SIG_BLOCK, &blockable_signals()));
+    let _restore = RestoreSignalMask(set_signal_mask(libc::SIG_BLOCK, &blockable_signals()));
     work()
 }
 
@@ -123,7 +123,7 @@ pub fn run_callback(callback: impl FnOnce()) {
 }
 
 /// Refuses to wait in a callback, where the wait could be for this very thread.
-pub fn check_may_wait() -> Result<(), CallError> {
+pub fn check_not_in_callback() -> Result<(), CallError> {
     let inside = IN_CALLBACK.try_with(Cell::get).unwrap_or(false);
     if inside || tokio::runtime::Handle::try_current().is_ok() {
         let text = "a release callback must not wait: leave it to another thread of the program";
@@ -151,7 +151,7 @@ pub struct WaitLimits {
 impl WaitLimits {
     /// Returns the limits that a caller has given.
     pub fn new(timeout_ms: i64, cancellation: *const MusterCancellation) -> Result<Self, CallError> {
-        check_may_wait()?;
+        check_not_in_callback()?;
         let cancellation = handles::get_optional(cancellation)?;
         Ok(Self { timeout: parse_timeout_ms("timeout_ms", timeout_ms)?, cancellation })
     }
@@ -183,7 +183,7 @@ pub fn wait<T: Send + 'static>(
 }
 
 /// Runs work that ends soon to its end.
-pub fn run_to_end(work: impl Future<Output = ()> + Send + 'static) -> Result<(), CallError> {
+pub fn spawn_and_wait(work: impl Future<Output = ()> + Send + 'static) -> Result<(), CallError> {
     let (send, receive) = sync_channel(1);
     spawn(async move {
         work.await;
@@ -224,7 +224,7 @@ pub struct MusterCancellation {
 /// The object of a [`MusterCancellation`].
 pub struct Cancellation(watch::Sender<bool>);
 
-impl Opaque for MusterCancellation {
+impl OpaqueHandle for MusterCancellation {
     type Object = Cancellation;
     const NAME: &'static str = "muster_cancellation";
 }
@@ -258,5 +258,5 @@ pub unsafe extern "C" fn muster_cancellation_free(cancellation: *mut MusterCance
 /// Returns the number of handles that are not freed, to find leaks.
 #[unsafe(no_mangle)]
 pub extern "C" fn muster_handle_count() -> usize {
-    if check_process().is_ok() { handles::count() } else { 0 }
+    if check_not_forked().is_ok() { handles::count() } else { 0 }
 }

@@ -3,7 +3,7 @@
 //! The kernel clears and maps fresh memory page by page. For the memory of a large value this costs more than
 //! receiving the value. In every run of a job, values are deleted or overwritten, and new values then need memory
 //! again. So the allocator keeps up to 256 MiB of freed memory for about six seconds. Begin at
-//! [`configure_allocator`].
+//! [`configure_allocator_and_start_trimming`].
 
 use tokio::runtime::Handle;
 
@@ -14,9 +14,9 @@ use tokio::runtime::Handle;
 /// than receiving the value.
 ///
 /// The threads of `runtime` allocate the values, and each of them has a heap of its own.
-pub fn configure_allocator(runtime: &Handle) {
+pub fn configure_allocator_and_start_trimming(runtime: &Handle) {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    glibc::configure_allocator(runtime.clone());
+    glibc::configure_allocator_and_start_trimming(runtime.clone());
     #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
     let _ = runtime;
 }
@@ -58,17 +58,17 @@ mod glibc {
     /// The time that the threads of the runtime have to trim their heaps.
     const CUTTING: Duration = Duration::from_millis(50);
 
-    pub fn configure_allocator(runtime: Handle) {
+    pub fn configure_allocator_and_start_trimming(runtime: Handle) {
         set(&[(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD), (libc::M_MMAP_THRESHOLD, LARGE)]);
-        free_on_each_thread(&runtime, ROOM);
+        allocate_and_free_on_each_thread(&runtime, ROOM);
         let watch = move || {
             let mut slack = TrimPolicy::default();
             loop {
                 std::thread::sleep(PAUSE);
-                if resident().is_some_and(|resident| slack.should_give_back(resident, in_use())) {
-                    give_back();
-                    cut_heaps(&runtime);
-                    slack.gave_back(resident().unwrap_or_default(), in_use());
+                if resident().is_some_and(|resident| slack.should_trim(resident, allocated_bytes())) {
+                    trim_free_heap_pages();
+                    trim_heap_of_each_thread(&runtime);
+                    slack.record_trim(resident().unwrap_or_default(), allocated_bytes());
                 }
             }
         };
@@ -88,7 +88,7 @@ mod glibc {
     }
 
     /// Returns the allocated bytes that are not freed.
-    fn in_use() -> usize {
+    fn allocated_bytes() -> usize {
         // SAFETY: it sums the statistics of the heaps under their locks.
         let heaps = unsafe { libc::mallinfo2() };
         heaps.uordblks + heaps.hblkhd
@@ -108,10 +108,10 @@ mod glibc {
     impl TrimPolicy {
         /// Checks the process once. Freed memory stays resident, so a process can have much unused memory
         /// without growing.
-        fn should_give_back(&mut self, resident: usize, in_use: usize) -> bool {
-            let slack = resident.saturating_sub(in_use);
+        fn should_trim(&mut self, resident: usize, allocated_bytes: usize) -> bool {
+            let slack = resident.saturating_sub(allocated_bytes);
             let unused = slack.saturating_sub(*self.floor.get_or_insert(slack));
-            if unused <= SLACK_BYTES.max(in_use / 10) {
+            if unused <= SLACK_BYTES.max(allocated_bytes / 10) {
                 self.checks = 0;
                 return false;
             }
@@ -120,29 +120,29 @@ mod glibc {
         }
 
         /// Records the resident memory after memory was returned.
-        fn gave_back(&mut self, resident: usize, in_use: usize) {
-            *self = Self { floor: Some(resident.saturating_sub(in_use)), checks: 0 };
+        fn record_trim(&mut self, resident: usize, allocated_bytes: usize) {
+            *self = Self { floor: Some(resident.saturating_sub(allocated_bytes)), checks: 0 };
         }
     }
 
     /// Returns every free page to the system, except those at the ends of heaps.
-    fn give_back() {
+    fn trim_free_heap_pages() {
         // SAFETY: only free pages are returned.
         unsafe { libc::malloc_trim(0) };
     }
 
     /// Makes each thread of the runtime trim the end of its heap. `malloc_trim` does not, and no other thread
     /// can.
-    fn cut_heaps(runtime: &Handle) {
+    fn trim_heap_of_each_thread(runtime: &Handle) {
         set(&[(libc::M_TRIM_THRESHOLD, CUTS)]);
-        free_on_each_thread(runtime, CUTS);
+        allocate_and_free_on_each_thread(runtime, CUTS);
         std::thread::sleep(CUTTING);
         set(&[(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD)]);
-        free_on_each_thread(runtime, ROOM);
+        allocate_and_free_on_each_thread(runtime, ROOM);
     }
 
     /// Makes each thread of the runtime allocate this many bytes and free them.
-    fn free_on_each_thread(runtime: &Handle, bytes: usize) {
+    fn allocate_and_free_on_each_thread(runtime: &Handle, bytes: usize) {
         let threads = runtime.metrics().num_workers();
         let done = Arc::new(AtomicUsize::new(0));
         for _ in 0..threads {
@@ -181,32 +181,29 @@ mod glibc {
         #[test]
         fn memory_is_given_back_when_it_stays_unused() {
             let mut slack = TrimPolicy::default();
-            assert!(!slack.should_give_back(20 * MIB, 15 * MIB), "5 MiB are the process's own");
-            assert!(!slack.should_give_back(120 * MIB, 115 * MIB), "all of it is in use");
+            assert!(!slack.should_trim(20 * MIB, 15 * MIB), "5 MiB are the process's own");
+            assert!(!slack.should_trim(120 * MIB, 115 * MIB), "all of it is in use");
             for _ in 1..CHECKS_MIN {
-                assert!(!slack.should_give_back(120 * MIB, 15 * MIB), "it may be used again");
+                assert!(!slack.should_trim(120 * MIB, 15 * MIB), "it may be used again");
             }
-            assert!(slack.should_give_back(120 * MIB, 15 * MIB));
-            slack.gave_back(21 * MIB, 15 * MIB);
-            assert!(!slack.should_give_back(22 * MIB, 15 * MIB), "nothing more can be given back");
+            assert!(slack.should_trim(120 * MIB, 15 * MIB));
+            slack.record_trim(21 * MIB, 15 * MIB);
+            assert!(!slack.should_trim(22 * MIB, 15 * MIB), "nothing more can be given back");
 
             // Memory is returned while the process is busy, and freed afterwards: the process does not grow.
-            slack.gave_back(206 * MIB, 200 * MIB);
-            assert!(!slack.should_give_back(206 * MIB, 200 * MIB), "all of it is in use");
+            slack.record_trim(206 * MIB, 200 * MIB);
+            assert!(!slack.should_trim(206 * MIB, 200 * MIB), "all of it is in use");
             for _ in 1..CHECKS_MIN {
-                assert!(!slack.should_give_back(206 * MIB, 15 * MIB), "it may be used again");
+                assert!(!slack.should_trim(206 * MIB, 15 * MIB), "it may be used again");
             }
-            assert!(slack.should_give_back(206 * MIB, 15 * MIB));
-            slack.gave_back(21 * MIB, 15 * MIB);
+            assert!(slack.should_trim(206 * MIB, 15 * MIB));
+            slack.record_trim(21 * MIB, 15 * MIB);
 
             for _ in 0..2 * CHECKS_MIN {
-                assert!(!slack.should_give_back(60 * MIB, 15 * MIB));
-                assert!(!slack.should_give_back(60 * MIB, 54 * MIB), "it is used again");
+                assert!(!slack.should_trim(60 * MIB, 15 * MIB));
+                assert!(!slack.should_trim(60 * MIB, 54 * MIB), "it is used again");
             }
-            assert!(
-                slack.should_give_back(15 * MIB + MOST + 20 * MIB, 15 * MIB),
-                "so much is not kept at all"
-            );
+            assert!(slack.should_trim(15 * MIB + MOST + 20 * MIB, 15 * MIB), "so much is not kept at all");
         }
 
         /// Serializes the tests that change the settings of the allocator.
@@ -245,9 +242,9 @@ mod glibc {
             };
             let filled = [fill(), fill()].map(|filled| runtime.block_on(filled).unwrap()).concat();
             let kept = || filled.iter().map(|part| present(*part, MIB)).sum::<usize>();
-            give_back();
+            trim_free_heap_pages();
             assert!(kept() > MIB, "the ends of the heaps are kept for what is allocated next");
-            cut_heaps(runtime.handle());
+            trim_heap_of_each_thread(runtime.handle());
             assert!(kept() < PARTS * MIB / 4, "{} bytes stay", kept());
         }
 
@@ -259,9 +256,9 @@ mod glibc {
             let (large, small): (Vec<_>, Vec<_>) =
                 (0..500).map(|n| (vec![n as u8 | 1; MIB], vec![1u8; 64])).unzip();
             assert!(resident().unwrap() >= before + 400 * MIB);
-            assert!(in_use() >= 400 * MIB);
+            assert!(allocated_bytes() >= 400 * MIB);
             drop(large);
-            give_back();
+            trim_free_heap_pages();
             let kept = resident().unwrap().saturating_sub(before);
             assert!(kept < 100 * MIB, "{kept} bytes stay");
             assert_eq!(small.len(), 500);

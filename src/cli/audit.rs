@@ -9,7 +9,7 @@ use anyhow::Result;
 use clap::Args;
 
 use super::output::TerminalLine;
-use super::server_args::{ServerArgs, format_time, run_requests};
+use super::server_args::{ServerArgs, block_on_requests, format_time};
 use crate::coordination::JobName;
 use crate::service::{AuditLine, AuditOutcome, AuditPage};
 
@@ -44,7 +44,7 @@ Examples:
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    run_requests(async {
+    block_on_requests(async {
         let client = arguments.server_args.connect().await?;
         let mut query = String::new();
         // Writing to a string cannot fail.

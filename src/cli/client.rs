@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use super::credentials::CredentialArgs;
 use crate::coordination::{JobName, JobSummary, JobView};
 use crate::http::api::{JobsPage, NO_SUCH_JOB, Problem, ServerInfo, Version};
-use crate::text::Untrusted;
+use crate::text::UntrustedText;
 use crate::tls::{self, DialError, IoStream, TlsClient};
 pub use sse::SseEvent;
 
@@ -49,7 +49,7 @@ pub enum ClientError {
         /// The URL.
         url: String,
         /// The error of the operating system.
-        error: Untrusted,
+        error: UntrustedText,
     },
     /// The server at the address is no Muster.
     #[error(
@@ -59,7 +59,7 @@ pub enum ClientError {
         /// The URL.
         url: String,
         /// A description of its answer.
-        found: Untrusted,
+        found: UntrustedText,
     },
     /// The server has no such job.
     #[error("the server at {url} has no job {job:?}; its jobs are: {jobs}")]
@@ -67,7 +67,7 @@ pub enum ClientError {
         /// The URL.
         url: String,
         /// The requested job.
-        job: Untrusted,
+        job: UntrustedText,
         /// The existing jobs.
         jobs: String,
     },
@@ -77,9 +77,9 @@ pub enum ClientError {
         /// The URL.
         url: String,
         /// The title of the problem.
-        title: Untrusted,
+        title: UntrustedText,
         /// The detail of the problem.
-        detail: Untrusted,
+        detail: UntrustedText,
         /// The HTTP status.
         status: u16,
         /// The advice, if there is one for this kind of problem.

@@ -20,7 +20,7 @@ use super::output::{TerminalText, print};
 use super::server::RunningServer;
 use super::stop_signals::StopSignals;
 use super::{allocator, limits};
-use crate::config::{ConfigRequest, JobSelection, Profile, load_config, parse_address};
+use crate::config::{CommandLineConfig, JobSelection, ServerProfile, load_config, parse_address};
 use crate::coordination::{JobName, TaskId};
 use crate::telemetry::log::{self, LogFormat};
 use crate::text::parse_duration;
@@ -88,7 +88,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     log::start_logging("error", LogFormat::Human).map_err(anyhow::Error::msg)?;
     limits::raise_open_file_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    allocator::configure_allocator(runtime.handle());
+    allocator::configure_allocator_and_start_trimming(runtime.handle());
     // On this thread, which lives as long as the process: children are tied to the thread that started them.
     let code = runtime.block_on(run_demo(arguments));
     runtime.shutdown_background();
@@ -117,7 +117,9 @@ async fn start_service_at([grpc, http]: [SocketAddr; 2]) -> Result<RunningServer
     let name: JobName = JobName::DEFAULT.parse().map_err(anyhow::Error::msg)?;
     let jobs = JobSelection::Only { name, tasks: WORKERS };
     let config =
-        load_config(&ConfigRequest { profile: Profile::Launch, file: None, flags, jobs }, &|_| None)?;
+        load_config(&CommandLineConfig { profile: ServerProfile::Launch, file: None, flags, jobs }, &|_| {
+            None
+        })?;
     RunningServer::start(&config).await
 }
 

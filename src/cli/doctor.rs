@@ -60,14 +60,14 @@ fn run_probes() -> ProbeResults {
     };
     ProbeResults {
         dev_shm: rustix::fs::statvfs("/dev/shm").ok().map(|fs| fs.f_blocks.saturating_mul(fs.f_frsize)),
-        memory_file: try_memory_file().map_err(|error| error.to_string()),
+        memory_file: probe_sealed_memfd().map_err(|error| error.to_string()),
         shared_memory: moved(TransportChoice::Shm, TransportKind::Shm),
         process_memory: moved(TransportChoice::Pvm, TransportKind::Pvm),
         library_path: std::env::var("LD_LIBRARY_PATH").unwrap_or_default(),
     }
 }
 
-fn try_memory_file() -> rustix::io::Result<()> {
+fn probe_sealed_memfd() -> rustix::io::Result<()> {
     let file = rustix::fs::memfd_create("muster-doctor", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     // Only the size is set: no page is allocated.
     rustix::fs::ftruncate(&file, 1 << 30)?;

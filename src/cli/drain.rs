@@ -11,7 +11,7 @@ use http::Method;
 
 use super::client::Client;
 use super::output::TerminalText;
-use super::server_args::{JobArg, ServerArgs, run_requests, send_json};
+use super::server_args::{JobArg, ServerArgs, block_on_requests, send_json};
 use crate::coordination::{EventKind, Reason, RunNumber, RunState};
 use crate::http::api::{DrainView, EventsPage, NewDrain};
 use crate::text::parse_duration;
@@ -58,7 +58,7 @@ const SYNC_BARRIER: &str = "PREEMPTION_SYNC_BARRIER";
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    run_requests(async {
+    block_on_requests(async {
         let client = arguments.server_args.connect().await?;
         let job = arguments.job_arg.resolve_job_path(&client).await?;
         let path = format!("{job}/drain");

@@ -1,6 +1,6 @@
 //! Implements `muster events`: prints and follows the events of a job.
 //!
-//! Begin at `run`, then `EventPrinter::print_new_events`.
+//! Begin at `run`, then `EventPrinter::print_new_events_forever`.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use super::client::{Client, SseEvent};
 use super::output::{
     TerminalLine, TerminalStyle, TerminalText, TextRole, pad_to_width, print, print_error, print_json_line,
 };
-use super::server_args::{JobArg, ServerArgs, format_time_millis, run_requests};
+use super::server_args::{JobArg, ServerArgs, block_on_requests, format_time_millis};
 use crate::coordination::{JobView, Timestamp, barrier_label};
 use crate::http::api::{EventLine, EventsPage};
-use crate::text::{Untrusted, encode_query_value, parse_duration};
+use crate::text::{UntrustedText, encode_query_value, parse_duration};
 
 /// Show the events of a job, each change with its reason
 ///
@@ -74,14 +74,14 @@ struct EventPrinter<'a> {
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    run_requests(async {
+    block_on_requests(async {
         let client = arguments.server_args.connect().await?;
         let job = arguments.job_arg.resolve_job_path(&client).await?;
         let wanted = EventPrinter::new(arguments, &client, &job).await?;
         if arguments.follow {
-            wanted.print_new_events(&client).await?
+            wanted.print_new_events_forever(&client).await?
         } else {
-            wanted.print_kept_events(&client).await?
+            wanted.print_retained_events(&client).await?
         }
         Ok(ExitCode::SUCCESS)
     })
@@ -107,7 +107,7 @@ impl<'a> EventPrinter<'a> {
     }
 
     /// Prints events without end. A broken stream is resumed after the last event.
-    async fn print_new_events(&self, client: &Client) -> Result<()> {
+    async fn print_new_events_forever(&self, client: &Client) -> Result<()> {
         let mut last = self.arguments.after;
         let (mut pause, most) = PAUSE;
         let path = format!("{}?stream=1{}", self.path, self.query);
@@ -118,7 +118,7 @@ impl<'a> EventPrinter<'a> {
                 match stream.next_event().await {
                     Ok(Some(sent)) => {
                         pause = PAUSE.0;
-                        if let Some(number) = self.print_received(&sent, last)? {
+                        if let Some(number) = self.print_received_event(&sent, last)? {
                             last = number;
                         }
                     }
@@ -141,11 +141,11 @@ impl<'a> EventPrinter<'a> {
     }
 
     /// Prints an event. Returns its number, if it is not `last`.
-    fn print_received(&self, sent: &SseEvent, last: u64) -> Result<Option<u64>> {
+    fn print_received_event(&self, sent: &SseEvent, last: u64) -> Result<Option<u64>> {
         match sent.id {
             Some(number) => {
                 let event: EventLine = serde_json::from_str(&sent.data).with_context(|| {
-                    let data = Untrusted::from(&*sent.data);
+                    let data = UntrustedText::from(&*sent.data);
                     format!("event {number} is in a form that this version does not know: {data}")
                 })?;
                 self.print_event(&event)?;
@@ -154,7 +154,7 @@ impl<'a> EventPrinter<'a> {
             // The server no longer has these events, or is another one.
             None if sent.kind == "gap" => {
                 if last > 0 {
-                    self.print_gap()?;
+                    self.print_missing_events_notice()?;
                 }
                 Ok(None)
             }
@@ -163,13 +163,13 @@ impl<'a> EventPrinter<'a> {
     }
 
     /// Prints all kept events.
-    async fn print_kept_events(&self, client: &Client) -> Result<()> {
+    async fn print_retained_events(&self, client: &Client) -> Result<()> {
         self.print_heading()?;
         let mut after = self.arguments.after;
         loop {
             let page: EventsPage = client.get(&format!("{}?after={after}{}", self.path, self.query)).await?;
             if page.gap && after > 0 {
-                self.print_gap()?;
+                self.print_missing_events_notice()?;
             }
             for event in &page.events {
                 self.print_event(event)?;
@@ -181,7 +181,7 @@ impl<'a> EventPrinter<'a> {
         }
     }
 
-    fn print_gap(&self) -> Result<()> {
+    fn print_missing_events_notice(&self) -> Result<()> {
         if !self.arguments.server_args.json {
             print(&TerminalText::from_line("… some events are no longer kept"))?;
         }
@@ -193,7 +193,11 @@ impl<'a> EventPrinter<'a> {
         // Only on a terminal: a pipe receives nothing but events.
         if !self.arguments.server_args.json && style.width.is_some() {
             let columns = format_columns("NUMBER", "TIME (UTC)", "RUN", "KIND", "TASK", "BARRIER", "REASON");
-            print(&TerminalText::from_line(TerminalLine::default().styled(style, columns, TextRole::Bold)))?;
+            print(&TerminalText::from_line(TerminalLine::default().push_styled(
+                style,
+                columns,
+                TextRole::Bold,
+            )))?;
         }
         Ok(())
     }
@@ -228,7 +232,7 @@ fn format_event(event: &EventLine) -> String {
     let barrier = barrier.map_or_else(
         || "-".to_owned(),
         |(id, counter)| {
-            let id = Untrusted::from(barrier_label(id));
+            let id = UntrustedText::from(barrier_label(id));
             if counter > 0 { format!("{id}#{counter}") } else { id.to_string() }
         },
     );

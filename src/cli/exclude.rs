@@ -10,7 +10,7 @@ use clap::Args;
 use http::Method;
 
 use super::output::TerminalText;
-use super::server_args::{JobArg, ServerArgs, format_time, run_requests, send_json};
+use super::server_args::{JobArg, ServerArgs, block_on_requests, format_time, send_json};
 use crate::coordination::{ExclusionPreview, ExclusionView, Reason, RunOutcome, TaskId};
 use crate::http::api::{ExclusionsPage, NewExclusion};
 use crate::text::{format_ranges, parse_positive_duration};
@@ -68,7 +68,7 @@ Examples:
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    run_requests(async {
+    block_on_requests(async {
         let client = arguments.server_args.connect().await?;
         let path = format!("{}/exclusions", arguments.job_arg.resolve_job_path(&client).await?);
         let Some(target) = &arguments.target else {

@@ -11,7 +11,7 @@ use clap::Args;
 use http::Method;
 
 use super::output::TerminalText;
-use super::server_args::{JobArg, ServerArgs, run_requests};
+use super::server_args::{JobArg, ServerArgs, block_on_requests};
 use crate::http::api::HostsPage;
 use crate::text::encode_query_value;
 
@@ -52,7 +52,7 @@ const PAGE: usize = 1000;
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    run_requests(async {
+    block_on_requests(async {
         let client = arguments.server_args.connect().await?;
         let path = format!("{}/hosts", arguments.job_arg.resolve_job_path(&client).await?);
         if arguments.forget.is_some() || arguments.forget_all {

@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use http::Method;
 
 use super::output::{TerminalLine, TerminalStyle, TerminalText, TextRole, print};
-use super::server_args::{ServerArgs, run_requests, send_json};
+use super::server_args::{ServerArgs, block_on_requests, send_json};
 use crate::config::{parse_auto_exclude_rules, parse_job_names};
 use crate::coordination::{ErrorDelivery, JobName, JobSettings, JobSummary, JobView, Reason};
 use crate::http::api::{JobPatch, NewJob, SettingsBody};
@@ -179,7 +179,7 @@ impl SettingArgs {
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    run_requests(async {
+    block_on_requests(async {
         match &arguments.command {
             Command::List(list) => {
                 let jobs = list.server_args.connect().await?.fetch_jobs().await?;
@@ -251,7 +251,7 @@ fn jobs_table_text(jobs: &[JobSummary]) -> TerminalText {
         format!("{name:<wide$}  {run:>4}  {state:<10}  {tasks:>13}  {excluded:>10}  {recoverable}")
     };
     let heading = row("NAME", "RUN", "STATE", "CONNECTED", "EXCLUSIONS", "RECOVERABLE");
-    let mut out = TerminalText::from_line(TerminalLine::default().styled(
+    let mut out = TerminalText::from_line(TerminalLine::default().push_styled(
         TerminalStyle::for_stdout(),
         heading,
         TextRole::Bold,

@@ -23,7 +23,7 @@ use super::options::LaunchFlags;
 use super::output::print_error;
 use super::{allocator, limits};
 use crate::agent::cluster_env::{DetectedProcessIdentity, EnvironmentVariables};
-use crate::agent::{AgentConfig, AgentTlsFiles, claim_task, own_claimant};
+use crate::agent::{AgentConfig, AgentTlsFiles, claim_task, own_claimant_id};
 use crate::config::{ConfigError, JobSelection};
 use crate::coordination::{JobName, ProcessIdentity};
 use crate::telemetry::log;
@@ -159,7 +159,7 @@ fn launch_job(arguments: &Arguments) -> Result<ExitCode> {
         .enable_all()
         .build()
         .context("cannot start the threads that serve connections")?;
-    allocator::configure_allocator(runtime.handle());
+    allocator::configure_allocator_and_start_trimming(runtime.handle());
     // The supervisor runs on this thread, which lives as long as the process: children are tied to the
     // thread that started them.
     let code = runtime.block_on(async {
@@ -222,7 +222,7 @@ async fn claim_task_ids(target: &LaunchServer, host: &str, processes: u32) -> Re
         let identity = ProcessIdentity::new(host, local).map_err(anyhow::Error::msg)?;
         let config = agent_config(target);
         // The processes of one launch are told apart, and its repetitions are not.
-        let claimant = own_claimant().wrapping_add(u64::from(local));
+        let claimant = own_claimant_id().wrapping_add(u64::from(local));
         claims.spawn(async move { (local, claim_task(&config, &identity, claimant, CLAIM_TIMEOUT).await) });
     }
     let mut granted = BTreeMap::new();

@@ -1,6 +1,6 @@
 //! Raises the limit on open files and divides it among the listeners.
 //!
-//! Begin at `connection_limits`.
+//! Begin at `compute_connection_limits`.
 
 use anyhow::{Result, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -52,11 +52,11 @@ pub struct ConnectionLimits {
 ///
 /// # Errors
 /// If the limit is too low to serve at all.
-pub fn connection_limits(config: &Config) -> Result<ConnectionLimits> {
+pub fn compute_connection_limits(config: &Config) -> Result<ConnectionLimits> {
     let limit = getrlimit(Resource::Nofile).current;
     let limit = limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
     let own = config.jobs.iter().filter(|job| job.grpc.is_some()).count();
-    let fitting = limits_within_open_files(&config.server, limit, own)?;
+    let fitting = fit_limits_to_open_files(&config.server, limit, own)?;
     let wanted = (config.server.grpc_limits.connections, config.server.http_connections);
     if (fitting.grpc, fitting.http) != wanted {
         let told = format!(
@@ -75,7 +75,7 @@ pub fn connection_limits(config: &Config) -> Result<ConnectionLimits> {
     Ok(fitting)
 }
 
-fn limits_within_open_files(
+fn fit_limits_to_open_files(
     server: &ServerConfig,
     limit: usize,
     own_listeners: usize,
@@ -118,17 +118,17 @@ fn limits_within_open_files(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Profile;
+    use crate::config::ServerProfile;
 
     #[test]
     fn bounds_follow_the_limit_on_open_files() {
-        let mut server = ServerConfig::new(Profile::Serve);
+        let mut server = ServerConfig::new(ServerProfile::Serve);
         server.health = Some(([127, 0, 0, 1], 1).into());
         let wanted = (server.grpc_limits.connections, server.http_connections);
-        let enough = limits_within_open_files(&server, 1 << 20, 0).unwrap();
+        let enough = fit_limits_to_open_files(&server, 1 << 20, 0).unwrap();
         assert_eq!((enough.grpc, enough.http, enough.auxiliary), (wanted.0, wanted.1, AUXILIARY_CONNECTIONS));
         for limit in [OPEN_FILES_MIN, 256, 1024, 4096, 65_536] {
-            let fitting = limits_within_open_files(&server, limit, 0).unwrap();
+            let fitting = fit_limits_to_open_files(&server, limit, 0).unwrap();
             let files = fitting.grpc
                 + 1
                 + descriptors_needed(fitting.http)
@@ -141,7 +141,7 @@ mod tests {
             );
             assert!(fitting.http <= wanted.1);
         }
-        let refused = limits_within_open_files(&server, OPEN_FILES_MIN - 1, 0).unwrap_err().to_string();
+        let refused = fit_limits_to_open_files(&server, OPEN_FILES_MIN - 1, 0).unwrap_err().to_string();
         assert!(refused.contains("159") && refused.contains("ulimit -n"), "{refused}");
     }
 }

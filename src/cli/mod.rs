@@ -21,8 +21,8 @@ mod limits;
 mod metrics;
 mod options;
 mod output;
-mod program;
 mod readmit;
+mod self_command;
 mod serve;
 mod server;
 mod server_args;
@@ -131,7 +131,7 @@ pub fn main() -> ExitCode {
 /// runs its tasks by it.
 #[must_use]
 pub fn main_in_other_program(arguments: Vec<OsString>, restart: Vec<OsString>) -> ExitCode {
-    program::set_own_command(restart);
+    self_command::set_self_exec_words(restart);
     run_command_line(arguments)
 }
 

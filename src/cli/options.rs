@@ -1,4 +1,4 @@
-//! Builds the flags of all settings from the tables in `config/settings.rs`.
+//! Builds the flags of all settings from the tables in `config/setting_definitions.rs`.
 //!
 //! `config` parses the values. Begin at `SettingFlags`.
 
@@ -9,8 +9,8 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::{Arg, ArgAction, ArgMatches};
 
 use crate::config::{
-    Config, ConfigError, ConfigRequest, JOB_SETTINGS, JobSelection, Profile, SERVER_SETTINGS, ServerConfig,
-    Setting, SettingValue, environment_variable_name, load_config,
+    CommandLineConfig, Config, ConfigError, JOB_SETTINGS, JobSelection, SERVER_SETTINGS, ServerConfig,
+    ServerProfile, Setting, SettingValue, environment_variable_name, load_config,
 };
 use crate::coordination::JobSettings;
 
@@ -28,11 +28,11 @@ pub struct SettingFlags<const SERVE: bool> {
 }
 
 impl<const SERVE: bool> SettingFlags<SERVE> {
-    const PROFILE: Profile = if SERVE { Profile::Serve } else { Profile::Launch };
+    const PROFILE: ServerProfile = if SERVE { ServerProfile::Serve } else { ServerProfile::Launch };
 
     /// Loads the configuration with these `jobs`.
     pub fn load_config(&self, jobs: JobSelection) -> Result<Config, ConfigError> {
-        let asked = ConfigRequest {
+        let asked = CommandLineConfig {
             profile: Self::PROFILE,
             file: self.file.clone(),
             flags: self.flags.clone(),

@@ -52,7 +52,7 @@ impl TerminalLine {
     }
 
     /// Adds a word in a colour, if the style has colours.
-    pub fn styled(self, style: TerminalStyle, text: impl Display, colour: TextRole) -> Self {
+    pub fn push_styled(self, style: TerminalStyle, text: impl Display, colour: TextRole) -> Self {
         let text = escape_to_one_line(&text.to_string()).into_owned();
         if !style.colours || text.is_empty() {
             return Self(self.0 + &text);
@@ -103,7 +103,7 @@ impl TerminalText {
         text: impl Into<TerminalLine>,
     ) {
         let gap = if label.is_empty() { "" } else { "  " };
-        let label = TerminalLine::default().styled(style, label, colour);
+        let label = TerminalLine::default().push_styled(style, label, colour);
         let hang = indent + display_width(&label.0) + gap.len();
         for (at, line) in style.wrap_text(&text.into().0, hang).iter().enumerate() {
             let before =
@@ -267,7 +267,7 @@ mod tests {
     fn line_text_cannot_break_lines_or_control_the_terminal() {
         let hostile = "a\nJOB forged\r\u{1b}]0;t\u{7}\u{9b}2J\u{202e}\u{200b}";
         let mut output = TerminalText::from_line(format!("key {hostile}"));
-        output.add_line(TerminalLine::from("b").styled(
+        output.add_line(TerminalLine::from("b").push_styled(
             TerminalStyle { colours: true, ..PLAIN },
             hostile,
             TextRole::Bad,
@@ -337,7 +337,7 @@ mod tests {
     #[test]
     fn colours_are_only_added_and_take_no_room() {
         let coloured = TerminalStyle { colours: true, ..PLAIN };
-        let line = |style| TerminalLine::default().styled(style, "FAILED", TextRole::Bad);
+        let line = |style| TerminalLine::default().push_styled(style, "FAILED", TextRole::Bad);
         assert_eq!(line(coloured).0, "\u{1b}[1m\u{1b}[31mFAILED\u{1b}[0m");
         assert_eq!(display_width(&line(coloured).0), 6);
         assert_eq!(line(PLAIN).0, "FAILED");

@@ -9,7 +9,7 @@ use clap::Args;
 use http::Method;
 
 use super::output::TerminalText;
-use super::server_args::{JobArg, ServerArgs, run_requests};
+use super::server_args::{JobArg, ServerArgs, block_on_requests};
 use crate::coordination::{ExclusionTarget, ExclusionView, TaskId};
 use crate::http::api::ExclusionsPage;
 use crate::text::encode_query_value;
@@ -50,7 +50,7 @@ Examples:
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    run_requests(async {
+    block_on_requests(async {
         let client = arguments.server_args.connect().await?;
         let path = format!("{}/exclusions", arguments.job_arg.resolve_job_path(&client).await?);
         let wanted = match (arguments.task, arguments.host) {

@@ -75,8 +75,8 @@ const ANNOUNCE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let config = arguments.options.load_config(JobSelection::from(&arguments.jobs))?;
-    config.require_jobs()?;
-    config.require_access_control()?;
+    config.check_has_jobs()?;
+    config.check_access_control()?;
     if arguments.check_config {
         RunningServer::check_certificates_and_tokens(&config)?;
         let tasks: u64 = config.jobs.iter().map(|job| u64::from(job.settings.tasks)).sum();
@@ -93,7 +93,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         .enable_all()
         .build()
         .context("cannot start the threads that serve connections")?;
-    allocator::configure_allocator(runtime.handle());
+    allocator::configure_allocator_and_start_trimming(runtime.handle());
     let served = runtime.block_on(serve_until_stopped(&config));
     // Tasks that still run have had their time.
     runtime.shutdown_background();

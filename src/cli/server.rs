@@ -26,13 +26,13 @@ use crate::http::{
 };
 use crate::meter;
 use crate::service::findings::{self, FindingMetrics, FindingStore};
-use crate::service::reports::{self, ReportMetrics};
-use crate::service::{AuditLog, Operations};
+use crate::service::reports::{self, TransferReportMetrics};
+use crate::service::{AuditLog, AuditedOperations};
 use crate::telemetry::event_log::log_events;
 use crate::telemetry::log::LogMetrics;
-use crate::telemetry::metrics::{EventCounters, MetricInputs, MetricSource, Metrics};
+use crate::telemetry::metrics::{EventCounters, MetricSource, MetricSources, Metrics};
 use crate::telemetry::traces::{CollectorTls, OtlpProtocol, Traces};
-use crate::tls::{ConnectionAdmission, HandshakeFailures};
+use crate::tls::{HandshakeFailures, TransportPolicy};
 
 /// The time that the last HTTP responses have if the stop timeout is spent.
 const HTTP_STOP_TIMEOUT: Duration = Duration::from_millis(200);
@@ -57,21 +57,21 @@ pub struct RunningServer {
     audit: Arc<AuditLog>,
     guard: Arc<AccessControl>,
     config: Box<Config>,
-    grpc: TaskGroup,
-    http: TaskGroup,
-    health: TaskGroup,
-    log: TaskGroup,
+    grpc: TokioTaskGroup,
+    http: TokioTaskGroup,
+    health: TokioTaskGroup,
+    log: TokioTaskGroup,
     timers: JoinSet<()>,
     traces: Option<Arc<Traces>>,
 }
 
 /// Tokio tasks that stop on a signal.
-struct TaskGroup {
+struct TokioTaskGroup {
     stop: watch::Sender<bool>,
     tasks: JoinSet<()>,
 }
 
-impl TaskGroup {
+impl TokioTaskGroup {
     fn new() -> Self {
         Self { stop: watch::Sender::new(false), tasks: JoinSet::new() }
     }
@@ -174,9 +174,9 @@ impl RunningServer {
     /// Binds every address of `config`, declares its jobs and serves them.
     pub async fn start(config: &Config) -> Result<Self> {
         let clock = Clock::start();
-        let connections = limits::connection_limits(config)?;
+        let connections = limits::compute_connection_limits(config)?;
         let audit = Arc::new(open_audit_log(config, clock)?);
-        config.require_access_control()?;
+        config.check_access_control()?;
         let handshakes = Arc::new(HandshakeFailures::new(clock));
         let [grpc_tls, http_tls] = build_connection_admissions(config, clock, &handshakes)?;
         let guard = Arc::new(build_access_control(config, clock)?);
@@ -194,10 +194,10 @@ impl RunningServer {
             audit,
             guard,
             config: Box::new(config.clone()),
-            grpc: TaskGroup::new(),
-            http: TaskGroup::new(),
-            health: TaskGroup::new(),
-            log: TaskGroup::new(),
+            grpc: TokioTaskGroup::new(),
+            http: TokioTaskGroup::new(),
+            health: TokioTaskGroup::new(),
+            log: TokioTaskGroup::new(),
             timers: JoinSet::new(),
             traces: observers.traces.clone(),
             engine,
@@ -223,18 +223,13 @@ impl RunningServer {
     }
 
     /// Builds the server of the gRPC port.
-    fn build_grpc_server(&self, tls: ConnectionAdmission, connections: usize) -> Arc<grpc::GrpcServer> {
+    fn build_grpc_server(&self, tls: TransportPolicy, connections: usize) -> Arc<grpc::GrpcServer> {
         let limits = grpc::GrpcLimits {
             drain: self.config.server.stop_timeout,
             connections,
             ..self.config.server.grpc_limits.clone()
         };
-        grpc::GrpcServer::with_connection_admission(
-            tls,
-            Arc::clone(&self.engine),
-            limits,
-            self.traces.clone(),
-        )
+        grpc::GrpcServer::with_transport_policy(tls, Arc::clone(&self.engine), limits, self.traces.clone())
     }
 
     /// Builds the state of the HTTP port, and starts the tasks that measure.
@@ -262,20 +257,21 @@ impl RunningServer {
             reports: Arc::clone(&reports),
             findings: Arc::clone(&findings),
         }));
-        others.push(Arc::new(ReportMetrics {
+        others.push(Arc::new(TransferReportMetrics {
             engine: Arc::clone(&self.engine),
             reports: Arc::clone(&reports),
             tasks_max,
         }));
         self.timers.spawn(Metrics::sample_timer_lag(Arc::clone(&self.engine), Arc::clone(&tally)));
-        let sources = MetricInputs {
+        let sources = MetricSources {
             engine: Arc::clone(&self.engine),
             tally,
             handshakes: Arc::clone(&handshakes),
             others,
         };
         let metrics = Metrics::new(sources, tasks_max);
-        let operations = Operations { engine: Arc::clone(&self.engine), audit, traces: self.traces.clone() };
+        let operations =
+            AuditedOperations { engine: Arc::clone(&self.engine), audit, traces: self.traces.clone() };
         let operations = Arc::new(operations);
         let (engine, readiness) = (Arc::clone(&self.engine), Arc::clone(&self.readiness));
         let site = AppState {
@@ -291,10 +287,11 @@ impl RunningServer {
             timelines,
             ..AppState::new(engine, readiness, Arc::clone(&self.about))
         };
-        self.timers.spawn(reports::maintain_reports(Arc::clone(&self.engine), Arc::clone(&reports)));
+        self.timers
+            .spawn(reports::clean_up_reports_periodically(Arc::clone(&self.engine), Arc::clone(&reports)));
         let engine = Arc::clone(&self.engine);
-        self.timers.spawn(findings::watch_jobs(engine, reports, findings, move |remedy| {
-            operations.apply_remedy(remedy)
+        self.timers.spawn(findings::run_detectors_periodically(engine, reports, findings, move |remedy| {
+            operations.apply_automatic_exclusion(remedy)
         }));
         site
     }
@@ -303,7 +300,7 @@ impl RunningServer {
     fn serve_http(
         &mut self,
         site: AppState,
-        tls: Arc<ConnectionAdmission>,
+        tls: Arc<TransportPolicy>,
         http: HttpListener,
         metrics: Option<HttpListener>,
         health: Option<HttpListener>,
@@ -315,7 +312,7 @@ impl RunningServer {
         }
         if let Some(HttpListener { listener, address, state }) = health {
             tracing::info!(%address, "serving health on a separate listener");
-            let plain = Arc::new(ConnectionAdmission::plaintext_only("http", Arc::clone(&site.handshakes)));
+            let plain = Arc::new(TransportPolicy::plaintext_only("http", Arc::clone(&site.handshakes)));
             let (router, stop) = (http::health_router(site.clone()), self.health.stop.subscribe());
             self.health.tasks.spawn(http::serve(listener, plain, router, state, stop));
         }
@@ -451,10 +448,10 @@ fn build_connection_admissions(
     config: &Config,
     clock: Clock,
     handshakes: &Arc<HandshakeFailures>,
-) -> Result<[ConnectionAdmission; 2]> {
+) -> Result<[TransportPolicy; 2]> {
     let enter = |edge, tls: &TlsConfig, protocols| {
         let kept = (clock, Arc::clone(handshakes));
-        let entrance = ConnectionAdmission::new(edge, tls.mode, tls.require_files(edge)?, protocols, kept);
+        let entrance = TransportPolicy::new(edge, tls.mode, tls.checked_tls_files(edge)?, protocols, kept);
         entrance.with_context(|| format!("no TLS for {edge}: see --{edge}-tls-cert, and `muster tls check`"))
     };
     let server = &config.server;

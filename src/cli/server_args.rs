@@ -62,7 +62,7 @@ impl JobArg {
 }
 
 /// Runs the requests of a subcommand to their end.
-pub fn run_requests<T>(conversation: impl Future<Output = Result<T>>) -> Result<T> {
+pub fn block_on_requests<T>(conversation: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(conversation)
 }
 

@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::output::{TerminalLine, TerminalText, print};
-use super::server_args::run_requests;
+use super::server_args::block_on_requests;
 use crate::tls::check::{self, CertificateFindings, CheckSeverity, IntendedUse};
 use crate::tls::{self, issue};
 
@@ -158,7 +158,7 @@ fn check_certificate_files(asked: &CheckArgs) -> Result<CertificateFindings> {
     }
     if let (Some(server), Some(ca)) = (&asked.server, &asked.ca) {
         let own = asked.cert.as_deref().zip(asked.key.as_deref());
-        run_requests(probe_server(server, asked.name.as_deref(), ca, own, &mut found))?;
+        block_on_requests(probe_server(server, asked.name.as_deref(), ca, own, &mut found))?;
     }
     Ok(found)
 }

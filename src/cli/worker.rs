@@ -22,7 +22,7 @@ use super::limits;
 use super::output::{TerminalText, print};
 use crate::agent::cluster_env::{ClusterEnv, ClusterFlags, DetectedProcessIdentity, EnvironmentVariables};
 use crate::agent::{
-    Agent, AgentConfig, AgentTlsFiles, DEVICES_MAX, TransferAccess, claim_task, own_claimant,
+    Agent, AgentConfig, AgentTlsFiles, DEVICES_MAX, TransferAccess, claim_task, own_claimant_id,
 };
 use crate::coordination::JobName;
 use crate::telemetry::log::{self, LogFormat};
@@ -271,7 +271,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let code = runtime.block_on(async {
         if claims && let Some(host) = &host {
             let limit = config.register_limit;
-            let granted = claim_task(&config, &host.identity, own_claimant(), limit).await?;
+            let granted = claim_task(&config, &host.identity, own_claimant_id(), limit).await?;
             place = place.with_claimed_task(granted.task, host);
             config.task = granted.task;
         }

@@ -28,7 +28,7 @@ impl TlsConfig {
     ///
     /// # Errors
     /// If a file is given without another one that it requires.
-    pub fn require_files(&self, edge: &str) -> Result<Option<TlsFiles>, ConfigError> {
+    pub fn checked_tls_files(&self, edge: &str) -> Result<Option<TlsFiles>, ConfigError> {
         let lacking = |given: &str, lacks: &str| {
             Err(ConfigError::MissingCompanion {
                 given: format!("--{edge}-tls-{given}"),
@@ -104,10 +104,10 @@ impl Config {
     ///
     /// # Errors
     /// The first open address, and what to do about it.
-    pub fn require_access_control(&self) -> Result<(), ConfigError> {
+    pub fn check_access_control(&self) -> Result<(), ConfigError> {
         let server = &self.server;
-        server.grpc_tls.require_files("grpc")?;
-        server.http_tls.require_files("http")?;
+        server.grpc_tls.checked_tls_files("grpc")?;
+        server.http_tls.checked_tls_files("http")?;
         let known = server.tokens_file.is_some() || server.http_tls.requires_client_certificates();
         let web = [Some(server.http), server.metrics].into_iter().flatten();
         if !(known || server.insecure)
@@ -128,11 +128,11 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ConfigRequest, JobSelection, Profile, load_config};
+    use super::super::{CommandLineConfig, JobSelection, ServerProfile, load_config};
 
     fn refusal(flags: &[(&'static str, &str)], jobs: &[&str]) -> Option<String> {
-        let asked = ConfigRequest {
-            profile: Profile::Serve,
+        let asked = CommandLineConfig {
+            profile: ServerProfile::Serve,
             file: None,
             flags: flags.iter().map(|(key, text)| (*key, (*text).into())).collect(),
             jobs: JobSelection::Declared {
@@ -140,7 +140,7 @@ mod tests {
                 jobs: jobs.iter().map(|job| (*job).into()).collect(),
             },
         };
-        load_config(&asked, &|_| None).unwrap().require_access_control().err().map(|error| error.to_string())
+        load_config(&asked, &|_| None).unwrap().check_access_control().err().map(|error| error.to_string())
     }
 
     #[test]

@@ -24,12 +24,12 @@ pub struct ConfigFile {
     /// `[bounds]`.
     pub bounds: ValueTable,
     /// `[jobs.NAME]`.
-    pub jobs: BTreeMap<JobName, JobTable>,
+    pub jobs: BTreeMap<JobName, JobTomlTable>,
 }
 
 /// One `[jobs.NAME]`.
 #[derive(Debug, Default)]
-pub struct JobTable {
+pub struct JobTomlTable {
     /// Its keys.
     pub values: ValueTable,
     /// `[jobs.NAME.bounds]`.
@@ -108,7 +108,7 @@ impl FileReader<'_> {
         &self,
         value: &Spanned<DeValue<'_>>,
         known: &KnownKeys<'_>,
-    ) -> Result<BTreeMap<JobName, JobTable>, ConfigError> {
+    ) -> Result<BTreeMap<JobName, JobTomlTable>, ConfigError> {
         let mut jobs = BTreeMap::new();
         for (key, value) in self.expect_table("jobs", value)? {
             let name = key.get_ref().parse::<JobName>().map_err(|error| ConfigError::Value {
@@ -118,7 +118,7 @@ impl FileReader<'_> {
                 wrong: error.to_string(),
             })?;
             let path = format!("jobs.{name}");
-            let mut job = JobTable::default();
+            let mut job = JobTomlTable::default();
             for (key, value) in self.expect_table(&path, value)? {
                 if key.get_ref() == "bounds" {
                     job.bounds = self.read_values(&format!("{path}.bounds"), value, known.bounds, &[])?;

@@ -11,10 +11,12 @@ use serde::Deserialize as _;
 use crate::coordination::{JobBounds, JobName, JobSettings};
 
 use super::file::{self, ConfigFile, KnownKeys, ValueTable};
-use super::settings::{JOB_SETTINGS, SERVER_SETTINGS, Setting, SettingValue, environment_variable_name};
+use super::setting_definitions::{
+    JOB_SETTINGS, SERVER_SETTINGS, Setting, SettingValue, environment_variable_name,
+};
 use super::value::{parse_address, parse_job_spec, parse_task_count};
 use super::{
-    Config, ConfigError, ConfigRequest, GivenValue, JobConfig, JobSelection, ResolvedValue, ServerConfig,
+    CommandLineConfig, Config, ConfigError, GivenValue, JobConfig, JobSelection, ResolvedValue, ServerConfig,
     ValueSource, bounds_table,
 };
 
@@ -25,7 +27,10 @@ pub type EnvironmentLookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 ///
 /// # Errors
 /// The first error, with its place and what to do about it.
-pub fn load_config(asked: &ConfigRequest, environment: EnvironmentLookup<'_>) -> Result<Config, ConfigError> {
+pub fn load_config(
+    asked: &CommandLineConfig,
+    environment: EnvironmentLookup<'_>,
+) -> Result<Config, ConfigError> {
     let bound_defaults = bounds_table(&JobBounds::default());
     let path =
         asked.file.clone().or_else(|| look_up_variable(environment, "MUSTER_CONFIG").map(PathBuf::from));
@@ -52,7 +57,8 @@ fn with_known_keys<R>(bound_defaults: &BTreeMap<String, u64>, with: impl FnOnce(
 pub(crate) fn check_config_round_trip(input: &[u8]) {
     let Ok(text) = str::from_utf8(input) else { return };
     let jobs = JobSelection::Declared { tasks: None, jobs: Vec::new() };
-    let asked = ConfigRequest { profile: super::Profile::Serve, file: None, flags: BTreeMap::new(), jobs };
+    let asked =
+        CommandLineConfig { profile: super::ServerProfile::Serve, file: None, flags: BTreeMap::new(), jobs };
     let bound_defaults = bounds_table(&JobBounds::default());
     let load = |text: &str| {
         let path = std::path::Path::new("muster.toml");
@@ -73,7 +79,7 @@ fn look_up_variable(environment: EnvironmentLookup<'_>, name: &str) -> Option<St
 }
 
 struct ConfigLoader<'a> {
-    asked: &'a ConfigRequest,
+    asked: &'a CommandLineConfig,
     environment: EnvironmentLookup<'a>,
     file: ConfigFile,
 }
@@ -90,9 +96,9 @@ impl ConfigLoader<'_> {
         let mut values = Vec::new();
         let mut server = ServerConfig::new(self.asked.profile);
         let top = [&self.file.top];
-        self.resolve_setting(&SERVER_SETTINGS, &mut server, "", &top, &mut values)?;
+        self.resolve_all_settings(&SERVER_SETTINGS, &mut server, "", &top, &mut values)?;
         let mut common = JobSettings::new(1);
-        self.resolve_setting(&JOB_SETTINGS, &mut common, "", &top, &mut values)?;
+        self.resolve_all_settings(&JOB_SETTINGS, &mut common, "", &top, &mut values)?;
         common.bounds = resolve_bounds(bound_defaults, "bounds", &[&self.file.bounds], &mut values)?;
 
         let mut jobs = Vec::new();
@@ -104,7 +110,7 @@ impl ConfigLoader<'_> {
     }
 
     /// Sets every given key of `target`, the strongest source first, and records the values.
-    fn resolve_setting<T>(
+    fn resolve_all_settings<T>(
         &self,
         keys: &[Setting<T>],
         target: &mut T,
@@ -114,7 +120,7 @@ impl ConfigLoader<'_> {
     ) -> Result<(), ConfigError> {
         for key in keys {
             let mut source = ValueSource::Default;
-            if let Some(given) = self.strongest_value(key.name, tables) {
+            if let Some(given) = self.highest_precedence_value(key.name, tables) {
                 (key.set)(target, &given.text).map_err(|wrong| value_error(&given, key.name, wrong))?;
                 source = given.source;
             }
@@ -128,7 +134,7 @@ impl ConfigLoader<'_> {
         Ok(())
     }
 
-    fn strongest_value(&self, key: &str, tables: &[&ValueTable]) -> Option<GivenValue> {
+    fn highest_precedence_value(&self, key: &str, tables: &[&ValueTable]) -> Option<GivenValue> {
         if let Some(text) = self.asked.flags.get(key) {
             return Some(GivenValue { text: text.clone(), source: ValueSource::Flag(format!("--{key}")) });
         }
@@ -146,7 +152,7 @@ impl ConfigLoader<'_> {
         values: &mut Vec<ResolvedValue>,
     ) -> Result<JobConfig, ConfigError> {
         let JobDeclaration { name, tasks, grpc } = declaration;
-        let nothing = file::JobTable::default();
+        let nothing = file::JobTomlTable::default();
         let own = self.file.jobs.get(&name).unwrap_or(&nothing);
         let table = format!("jobs.{name}");
         let Some((tasks, source)) = tasks else {
@@ -162,7 +168,13 @@ impl ConfigLoader<'_> {
             address
         });
         let mut settings = JobSettings { tasks, ..common.clone() };
-        self.resolve_setting(&JOB_SETTINGS, &mut settings, &table, &[&own.values, &self.file.top], values)?;
+        self.resolve_all_settings(
+            &JOB_SETTINGS,
+            &mut settings,
+            &table,
+            &[&own.values, &self.file.top],
+            values,
+        )?;
         if !own.bounds.is_empty() {
             let common = bounds_table(&common.bounds);
             let mut all = Vec::new();
@@ -356,12 +368,12 @@ fn qualified_name(value: &ResolvedValue) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Profile;
+    use crate::config::ServerProfile;
     use std::time::Duration;
 
-    fn asked(flags: &[(&'static str, &str)], jobs: &[&str]) -> ConfigRequest {
-        ConfigRequest {
-            profile: Profile::Serve,
+    fn asked(flags: &[(&'static str, &str)], jobs: &[&str]) -> CommandLineConfig {
+        CommandLineConfig {
+            profile: ServerProfile::Serve,
             file: None,
             flags: flags.iter().map(|(key, text)| (*key, (*text).into())).collect(),
             jobs: JobSelection::Declared {
@@ -377,7 +389,7 @@ mod tests {
         path
     }
 
-    fn load_from(asked: &ConfigRequest, variables: &[(&str, &str)]) -> Result<Config, String> {
+    fn load_from(asked: &CommandLineConfig, variables: &[(&str, &str)]) -> Result<Config, String> {
         let find = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, text)| (*text).into());
         load_config(asked, &find).map_err(|error| error.to_string())
     }

@@ -1,6 +1,6 @@
 //! Parses and formats single values: addresses, counts, job specifications, rules.
 //!
-//! `settings.rs` declares the settings. Begin at `parse_job_spec`.
+//! `setting_definitions.rs` declares the settings. Begin at `parse_job_spec`.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -55,7 +55,7 @@ pub fn parse_task_count(text: &str) -> Result<u32, String> {
 ///
 /// # Errors
 /// The reason, and the syntax.
-pub fn parse_count(text: &str, least: usize, most: usize) -> Result<usize, String> {
+pub fn parse_count_in_range(text: &str, least: usize, most: usize) -> Result<usize, String> {
     match text.parse::<usize>() {
         Ok(number) if (least..=most).contains(&number) => Ok(number),
         _ => Err(format!("write a whole number from {least} to {most}")),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::text::is_safe_to_show;
+use crate::text::is_safe_single_line;
 
 /// The channel through which an operator acts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -113,7 +113,7 @@ impl TryFrom<String> for Reason {
         if text.len() > Self::BYTES_MAX {
             return Err(InvalidReason::TooLong(text.len()));
         }
-        if !is_safe_to_show(text) {
+        if !is_safe_single_line(text) {
             return Err(InvalidReason::Unsafe);
         }
         Ok(Self(text.into()))

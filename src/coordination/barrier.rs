@@ -102,7 +102,7 @@ impl BarrierMembers {
 
 /// The kind of call that waits at a barrier; it decides the form of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum ArrivalPurpose {
+pub(super) enum ArrivalCallKind {
     Arrive,
     Register(TaskIncarnation),
     ShutDown,
@@ -111,9 +111,9 @@ pub(super) enum ArrivalPurpose {
 
 /// The waiting call of a member that has arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Arrival {
+pub(super) struct ArrivedCall {
     pub call: CallId,
-    pub purpose: ArrivalPurpose,
+    pub purpose: ArrivalCallKind,
     pub at: Timestamp,
 }
 
@@ -124,7 +124,7 @@ pub(super) enum MemberState {
     /// The instance does not wait for the member: it registered after the instance began, or it was excluded.
     NotRequired,
     /// The member has arrived.
-    Arrived(Arrival),
+    Arrived(ArrivedCall),
 }
 
 /// One instance of a barrier, in progress.
@@ -184,18 +184,22 @@ impl BarrierInstance {
     }
 
     /// Returns the members that have not arrived, whether the instance waits for them or not.
-    pub fn absent_tasks(&self) -> impl Iterator<Item = TaskId> + '_ {
+    pub fn not_arrived_tasks(&self) -> impl Iterator<Item = TaskId> + '_ {
         let absent = self.member_states.len() - self.arrived;
         self.tasks_with_state(|slot| !matches!(slot, MemberState::Arrived(_))).take(absent)
     }
 
     /// Returns the members that have arrived, with their calls.
-    pub fn arrivals(&self) -> impl Iterator<Item = (TaskId, Arrival)> + '_ {
+    pub fn arrivals(&self) -> impl Iterator<Item = (TaskId, ArrivedCall)> + '_ {
         self.arrivals_in_range(0, self.member_states.len())
     }
 
     /// Returns those of [`Self::arrivals`] whose positions among the members are in `from..to`.
-    pub fn arrivals_in_range(&self, from: usize, to: usize) -> impl Iterator<Item = (TaskId, Arrival)> + '_ {
+    pub fn arrivals_in_range(
+        &self,
+        from: usize,
+        to: usize,
+    ) -> impl Iterator<Item = (TaskId, ArrivedCall)> + '_ {
         self.member_states[from..to].iter().zip(from..).filter_map(|(slot, position)| match slot {
             MemberState::Arrived(arrival) => Some((self.members.task_at(position), *arrival)),
             _ => None,
@@ -238,7 +242,7 @@ pub(super) struct EndedBarrier {
 impl EndedBarrier {
     /// Returns whether this is instance 0, it has passed, and the task, which registered at `since`, took
     /// part in it.
-    pub fn has_passed_with(&self, task: TaskId, since: Timestamp) -> bool {
+    pub fn is_passed_first_instance_with(&self, task: TaskId, since: Timestamp) -> bool {
         self.counter == 0
             && self.result.is_ok()
             && since < self.at
@@ -325,7 +329,7 @@ impl BarrierTable {
         let mut behind = self.evict_result(&key).map(|ended| ended.lagging).unwrap_or_default();
         behind.retain(|task| !matches!(instance.member_state(*task), Some(MemberState::Arrived(_))));
         if result.is_ok() {
-            behind.extend(instance.absent_tasks());
+            behind.extend(instance.not_arrived_tasks());
         }
         self.next_sequence += 1;
         let (counter, members) = (instance.counter, instance.members.clone());

@@ -23,7 +23,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::barrier::{Arrival, ArrivalPurpose, BarrierInstance, BarrierKey, BarrierMembers, MemberState};
+use super::barrier::{
+    ArrivalCallKind, ArrivedCall, BarrierInstance, BarrierKey, BarrierMembers, MemberState,
+};
 use super::context::TransitionContext;
 use super::event::EventKind;
 use super::failure::{Code, Failure};
@@ -62,8 +64,8 @@ struct BarrierCall {
 }
 
 impl BarrierCall {
-    fn to_arrival(&self, now: Timestamp) -> Arrival {
-        Arrival { call: self.call, purpose: ArrivalPurpose::Arrive, at: now }
+    fn to_arrived_call(&self, now: Timestamp) -> ArrivedCall {
+        ArrivedCall { call: self.call, purpose: ArrivalCallKind::Arrive, at: now }
     }
 
     fn refuse_call(&self, cx: &mut TransitionContext<'_>, code: Code, text: String, last: i64) {
@@ -72,7 +74,7 @@ impl BarrierCall {
     }
 
     /// Returns what is wrong with the call to an instance with the members `fixed`, if anything.
-    fn misuse_text(&self, fixed: &BarrierMembers) -> Option<String> {
+    fn call_mismatch_text(&self, fixed: &BarrierMembers) -> Option<String> {
         let Self { task, name, stranger, .. } = self;
         if let Some(stranger) = stranger {
             return Some(format!(
@@ -150,7 +152,7 @@ impl Run {
         if let Some(text) = self.exceeded_barrier_bound_text(&fixed, &cx.settings.bounds) {
             return barrier_call.refuse_call(cx, Code::ResourceExhausted, text, counter - 1);
         }
-        let misuse = barrier_call.misuse_text(&fixed);
+        let misuse = barrier_call.call_mismatch_text(&fixed);
         match (self.begin_barrier_instance(cx, key, counter, fixed, timeout, *task), misuse) {
             // The other members, which arrive later, get the error too: JAX programs rely on it.
             (Ok(()), Some(text)) => {
@@ -158,7 +160,7 @@ impl Run {
                 barrier_call.refuse_call(cx, Code::InvalidArgument, text, counter);
             }
             (Ok(()), None) => {
-                self.record_barrier_arrival(cx, key, *task, *connection, barrier_call.to_arrival(cx.now))
+                self.record_barrier_arrival(cx, key, *task, *connection, barrier_call.to_arrived_call(cx.now))
             }
             (Err(failure), _) => cx.reply_to_call(*call, Err(failure)),
         }
@@ -167,14 +169,16 @@ impl Run {
     /// Joins the instance in progress.
     fn join_barrier(&mut self, cx: &mut TransitionContext<'_>, barrier_call: &BarrierCall, counter: i64) {
         let BarrierCall { connection, task, key, .. } = barrier_call;
-        let misuse =
-            self.barriers.instance(key).and_then(|instance| barrier_call.misuse_text(&instance.members));
+        let misuse = self
+            .barriers
+            .instance(key)
+            .and_then(|instance| barrier_call.call_mismatch_text(&instance.members));
         if let Some(text) = misuse {
             self.fail_barrier(cx, key, Code::InvalidArgument, text.clone(), &text);
             let counter = self.barriers.last_ended(key).map_or(counter, |ended| ended.counter);
             return barrier_call.refuse_call(cx, Code::InvalidArgument, text, counter);
         }
-        self.record_barrier_arrival(cx, key, *task, *connection, barrier_call.to_arrival(cx.now));
+        self.record_barrier_arrival(cx, key, *task, *connection, barrier_call.to_arrived_call(cx.now));
     }
 
     /// Answers with the result of the last instance.
@@ -185,7 +189,7 @@ impl Run {
         counter: i64,
     ) {
         let Some(ended) = self.barriers.last_ended(&barrier_call.key) else { return };
-        match barrier_call.misuse_text(&ended.members) {
+        match barrier_call.call_mismatch_text(&ended.members) {
             Some(text) => barrier_call.refuse_call(cx, Code::InvalidArgument, text, counter),
             None => {
                 let outcome = ended.result.clone().map(|()| Reply::BarrierPassed(ended.counter));
@@ -243,7 +247,9 @@ impl Run {
         // result; a process that has registered since counts from 0 and takes part in the next instance.
         if recoverable
             && counter == 0
-            && ended.is_some_and(|ended| ended.has_passed_with(id, self.expect_task(id).registered_at))
+            && ended.is_some_and(|ended| {
+                ended.is_passed_first_instance_with(id, self.expect_task(id).registered_at)
+            })
         {
             return CounterMatch::Repeat;
         }
@@ -329,7 +335,7 @@ impl Run {
         key: &BarrierKey,
         id: TaskId,
         connection: ConnectionId,
-        arrival: Arrival,
+        arrival: ArrivedCall,
     ) {
         let replaces = matches!(
             self.barriers.instance(key).and_then(|i| i.member_state(id)),
@@ -359,18 +365,18 @@ impl Run {
         key: &BarrierKey,
         counter: i64,
         id: TaskId,
-        old: Arrival,
+        old: ArrivedCall,
     ) {
         self.waiters.remove(old.call);
         let failure = match old.purpose {
-            ArrivalPurpose::Register(incarnation) => self.superseded_failure(id, incarnation, None),
+            ArrivalCallKind::Register(incarnation) => self.superseded_failure(id, incarnation, None),
             purpose => {
                 let text = format!(
                     "Cancelled because there's a more recent barrier call for {}::{counter} from the same task.",
                     self.wire_id_of_barrier(key)
                 );
                 let failure = Failure::without_details(Code::Cancelled, text);
-                Arc::new(if purpose == ArrivalPurpose::ShutDown {
+                Arc::new(if purpose == ArrivalCallKind::ShutDown {
                     failed_shutdown_failure(&failure)
                 } else {
                     failure
@@ -439,7 +445,7 @@ impl Run {
             &key,
             id,
             connection,
-            Arrival { call, purpose: ArrivalPurpose::ExchangeDevices, at: cx.now },
+            ArrivedCall { call, purpose: ArrivalCallKind::ExchangeDevices, at: cx.now },
         );
     }
 }

@@ -27,7 +27,7 @@ impl Run {
         {
             let reason = if instance.arrived_count() == instance.members.len() {
                 "all members arrived"
-            } else if instance.absent_tasks().any(|id| self.expect_task(id).is_excused) {
+            } else if instance.not_arrived_tasks().any(|id| self.expect_task(id).is_excused) {
                 "all members arrived except excluded ones and ones that have not registered since their exclusion"
             } else {
                 "all members arrived except those that restarted after the barrier began"

@@ -1,7 +1,7 @@
-//! Two descriptions of an ended barrier instance: [`BarrierRecord`] is a summary, and [`BarrierCompletion`] adds
+//! Two descriptions of an ended barrier instance: [`BarrierRecord`] is a summary, and [`BarrierRecordWithArrivals`] adds
 //! every arrival.
 //!
-//! `barrier_stats.rs` creates both. The state machine keeps the `BarrierRecord`, and gives the `BarrierCompletion`
+//! `barrier_stats.rs` creates both. The state machine keeps the `BarrierRecord`, and gives the `BarrierRecordWithArrivals`
 //! to the driver as an effect.
 
 use std::sync::Arc;
@@ -121,7 +121,7 @@ impl BarrierRecord {
 
 /// An ended instance of a barrier: its record and every arrival.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BarrierCompletion {
+pub struct BarrierRecordWithArrivals {
     /// The job.
     pub job: JobId,
     /// The run of the job.

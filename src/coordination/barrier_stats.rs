@@ -4,7 +4,7 @@
 //! An instance is measured after its callers are answered, and only a few members at a time. The driver receives
 //! the result, with all arrivals, as `Effect::BarrierEnded`. Begin at [`Run::record_next_barrier_stats`].
 
-use super::barrier_record::BarrierCompletion;
+use super::barrier_record::BarrierRecordWithArrivals;
 use super::context::TransitionContext;
 use super::input::Effect;
 use super::run::Run;
@@ -23,7 +23,7 @@ impl Run {
                 self.recent.push_back(record.clone());
                 self.trim_barrier_records(cx.settings.bounds.barriers_recent);
                 let (job, run) = (cx.job, cx.run);
-                cx.effects.push(Effect::BarrierEnded(Box::new(BarrierCompletion {
+                cx.effects.push(Effect::BarrierEnded(Box::new(BarrierRecordWithArrivals {
                     job,
                     run,
                     record,

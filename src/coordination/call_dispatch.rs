@@ -61,7 +61,7 @@ impl Run {
             }
             Request::LiveSet { task, tasks } => self.handle_live_set_call(cx, call, connection, task, tasks),
             Request::FromPeerJob { from, question } => {
-                self.answer_peer(cx, call, connection, from, question);
+                self.handle_peer_job_call(cx, call, connection, from, question);
             }
             of_store => self.dispatch_store_call(cx, call, connection, writer, of_store),
         }

@@ -2,7 +2,7 @@
 //! connection closes.
 //!
 //! The cleanup first withdraws the waiting calls of the closed connection, a bounded number at a time. It then
-//! reports the lost connection to `task_failure.rs`, once for each task that used the connection. `task_failure.rs`
+//! reports the lost connection to `failure_detection.rs`, once for each task that used the connection. `failure_detection.rs`
 //! decides whether the task fails. Begin at `Job::bind_connection_to_incarnation` and
 //! `Job::withdraw_calls_of_closed_connections`.
 
@@ -74,7 +74,7 @@ impl Job {
     }
 
     /// Returns how many entries the table of connections by task has, and how many it must have.
-    pub(super) fn actual_and_expected_task_connections(&self) -> (usize, usize) {
+    pub(super) fn actual_and_expected_task_connection_counts(&self) -> (usize, usize) {
         let closing: usize =
             self.closing.iter().map(|closing| closing.presence.known_incarnations.len()).sum();
         let present: usize =

@@ -52,14 +52,14 @@ impl TransitionContext<'_> {
 
     /// Queues an event for each of `tasks`, which are given with their present incarnations; they are
     /// published a few at a time.
-    pub fn emit_for_tasks(
+    pub fn emit_event_for_each_task(
         &mut self,
         change: TaskChange,
         reason: &str,
         tasks: VecDeque<(TaskId, TaskIncarnation)>,
     ) {
         if !tasks.is_empty() {
-            self.event_queue.push_for_tasks(self.now, self.run, change, reason, tasks);
+            self.event_queue.push_for_each_task(self.now, self.run, change, reason, tasks);
         }
     }
 

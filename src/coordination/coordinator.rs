@@ -28,7 +28,7 @@ use super::failure::{Code, Failure};
 use super::ids::{ConnectionId, JobId, JobName, Timestamp};
 use super::input::{ConnectionEnd, Effect, Input};
 use super::job::Job;
-use super::peer_jobs::{no_such_peer_job, peer_refusal};
+use super::peer_jobs::{no_such_peer_job_failure, peer_refusal};
 use super::request_reply::Request;
 use super::shared_failures::job_deleted_failure;
 use super::task_owner_table::ClaimRefusal;
@@ -140,7 +140,7 @@ impl Coordinator {
             self.update_job(id, |job| {
                 job.run_pending_work(now, effects, &mut left);
                 if stopping {
-                    job.answer_calls_for_stop(now, effects, &mut left);
+                    job.fail_waiting_calls_for_stop(now, effects, &mut left);
                 }
             });
             *budget += left;
@@ -148,7 +148,7 @@ impl Coordinator {
                 && let Some(job) = self.deleted.remove(&id)
             {
                 let weight = job.run.approximate_allocations();
-                effects.push(Effect::FreeLater(DeferredFree::of_weight(job, weight)));
+                effects.push(Effect::FreeLater(DeferredFree::of_value_with_weight(job, weight)));
             }
         }
         self.pending_since = Some(now).filter(|_| !self.jobs_with_work.is_empty());
@@ -184,7 +184,7 @@ impl Coordinator {
                 self.update_job(job, |job| {
                     job.handle_call(now, effects, call, caller, request);
                     if stopping {
-                        job.answer_calls_for_stop(now, effects, budget);
+                        job.fail_waiting_calls_for_stop(now, effects, budget);
                     }
                 });
             }
@@ -215,7 +215,7 @@ impl Coordinator {
             Input::Tick => self.tick(now, effects, budget),
             Input::Stop => {
                 self.stopping = true;
-                self.update_every_job(|job| job.answer_calls_for_stop(now, effects, budget));
+                self.update_every_job(|job| job.fail_waiting_calls_for_stop(now, effects, budget));
             }
             Input::DriverLagged => self.update_every_job(|job| job.restart_heartbeat_timeouts(now)),
             Input::Resumed => {
@@ -255,7 +255,7 @@ impl Coordinator {
     /// # Errors
     /// If there is no such job, or the setting of one of the two does not allow it.
     pub fn peer_job(&self, from: JobId, name: &str) -> Result<JobId, Failure> {
-        let to = self.job_named(name).ok_or_else(|| no_such_peer_job(name))?;
+        let to = self.job_named(name).ok_or_else(|| no_such_peer_job_failure(name))?;
         self.check_peer_jobs(from, to).map(|()| to)
     }
 
@@ -267,7 +267,7 @@ impl Coordinator {
     }
 
     /// Ends the calls between a job and those of `listed` with which it may exchange transfers no more.
-    fn end_peer_calls(
+    fn end_calls_of_former_peer_jobs(
         &mut self,
         now: Timestamp,
         effects: &mut Vec<Effect>,
@@ -277,10 +277,10 @@ impl Coordinator {
         for other in listed.iter().filter_map(|name| self.job_named(name.as_str())).collect::<Vec<_>>() {
             if let Err(failure) = self.check_peer_jobs(id, other) {
                 let failure = Arc::new(failure);
-                self.update_job(other, |job| job.refuse_peer(now, effects, id, &failure));
+                self.update_job(other, |job| job.refuse_calls_of_peer_job(now, effects, id, &failure));
                 // The calls of a deleted job have their answer.
                 if self.jobs.contains_key(&id) {
-                    self.update_job(id, |job| job.refuse_peer(now, effects, other, &failure));
+                    self.update_job(id, |job| job.refuse_calls_of_peer_job(now, effects, other, &failure));
                 }
             }
         }
@@ -411,7 +411,7 @@ impl Coordinator {
         if answer == Ok(CommandOutcome::JobDeleted) {
             self.delete_job(now, effects, id, by, &why);
         }
-        self.end_peer_calls(now, effects, id, &listed);
+        self.end_calls_of_former_peer_jobs(now, effects, id, &listed);
         effects.push(Effect::CommandDone(answer));
     }
 
@@ -424,7 +424,7 @@ impl Coordinator {
         actor: Actor,
         reason: &Reason,
     ) {
-        self.update_job(id, |job| job.announce_deletion(now, effects, actor, reason));
+        self.update_job(id, |job| job.fail_calls_and_announce_deletion(now, effects, actor, reason));
         if let Some(job) = self.jobs.remove(&id) {
             Arc::make_mut(&mut self.names).remove(&job.name);
             self.wakeups.retain(|(_, job)| *job != id);

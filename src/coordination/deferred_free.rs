@@ -34,13 +34,13 @@ impl DeferredFree {
     }
 
     /// Defers the freeing of a value with `weight` allocations.
-    pub(super) fn of_weight(part: impl Send + Sync + 'static, weight: usize) -> Self {
+    pub(super) fn of_value_with_weight(part: impl Send + Sync + 'static, weight: usize) -> Self {
         Self { parts: vec![Box::new(part)], weight }
     }
 
     /// Defers the freeing of a value; a small one is freed at once.
     pub(super) fn of_bytes(bytes: Bytes) -> Self {
-        if bytes.len() < Self::SMALL { Self::default() } else { Self::of_weight(bytes, 1) }
+        if bytes.len() < Self::SMALL { Self::default() } else { Self::of_value_with_weight(bytes, 1) }
     }
 
     /// Returns whether there is nothing to free.

@@ -2,7 +2,7 @@
 //! held until there is an error, or is answered with CANCELLED at once.
 //!
 //! `teardown.rs` delivers an error to the held polls. Tasks whose polls are not held learn of errors from the
-//! answers to their heartbeats (`task_failure.rs`). Begin at `Run::handle_error_poll`.
+//! answers to their heartbeats (`failure_detection.rs`). Begin at `Run::handle_error_poll`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

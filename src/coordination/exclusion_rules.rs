@@ -89,7 +89,7 @@ impl Job {
         match target {
             ExclusionTarget::Task(task) => self.run.task(task).map(|_| task).into_iter().collect(),
             ExclusionTarget::Host(_) => {
-                self.run.task_ids().filter(|id| self.is_target_of(target, *id)).collect()
+                self.run.task_ids().filter(|id| self.target_covers_task(target, *id)).collect()
             }
         }
     }
@@ -132,7 +132,7 @@ impl Job {
             self.pending_evictions.pop_front();
         }
         let Exclusion { target, actor, reason, .. } = &exclusion;
-        if !self.is_target_of(*target, task) {
+        if !self.target_covers_task(*target, task) {
             return;
         }
         let why = format!("excluded by {actor}: {reason}");
@@ -144,7 +144,7 @@ impl Job {
         });
     }
 
-    fn is_target_of(&self, target: ExclusionTarget, id: TaskId) -> bool {
+    fn target_covers_task(&self, target: ExclusionTarget, id: TaskId) -> bool {
         match target {
             ExclusionTarget::Task(task) => task == id,
             host @ ExclusionTarget::Host(_) => {
@@ -216,7 +216,7 @@ impl Job {
     }
 
     /// Returns the refusal of a registration of an excluded task or from an excluded host.
-    pub(super) fn registration_refusal(
+    pub(super) fn refuse_excluded_registration(
         &mut self,
         now: Timestamp,
         effects: &mut Vec<Effect>,
@@ -338,8 +338,10 @@ impl Run {
         self.answer_error_poll(cx, id, failure);
         for connection in own.iter().copied() {
             // Later calls are refused as long as the exclusion is in force.
-            if let Some(last) =
-                self.waiters.last_call().filter(|_| self.waiters.count_on_connection(connection) > 0)
+            if let Some(last) = self
+                .waiters
+                .greatest_waiting_call_id()
+                .filter(|_| self.waiters.count_on_connection(connection) > 0)
             {
                 let calls = CallSelection::OnConnection(connection, last);
                 self.waiters.queue_answer(calls, SharedAnswer::Failed(Arc::clone(failure)));

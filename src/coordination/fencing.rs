@@ -62,7 +62,7 @@ impl Job {
             None => self.check_incarnation_of_connection(caller.connection, request),
         };
         if let Some(failure) = refusal {
-            self.report_fenced_call(now, effects, caller.connection, task, &failure);
+            self.emit_fenced_event_once(now, effects, caller.connection, task, &failure);
             return Err(failure);
         }
         // A call with the present incarnation is a sign of life.
@@ -75,7 +75,7 @@ impl Job {
             && self.run.task(id).is_some_and(|t| t.incarnation == Some(incarnation) && t.is_connected())
         {
             self.bind_connection_to_incarnation(caller.connection, id, incarnation);
-            with_run!(self, now, effects, |run, cx| run.record_contact(cx, caller.connection, id));
+            with_run!(self, now, effects, |run, cx| run.record_call_on_connection(cx, caller.connection, id));
         }
         Ok(())
     }
@@ -158,7 +158,7 @@ impl Job {
         Failure::from_service(code, text)
     }
 
-    fn report_fenced_call(
+    fn emit_fenced_event_once(
         &mut self,
         now: Timestamp,
         effects: &mut Vec<Effect>,

@@ -1,7 +1,7 @@
 //! The statistics of one task's heartbeats: the usual interval, the longest recent gap, and a histogram of the
 //! gaps.
 //!
-//! `task_failure.rs` decides when a task without heartbeats fails. Begin at `HeartbeatStats`.
+//! `failure_detection.rs` decides when a task without heartbeats fails. Begin at `HeartbeatStats`.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub struct GapHistogram {
 impl GapHistogram {
     /// Returns the longest gap that belongs to a class, in microseconds; the last class has no limit.
     #[must_use]
-    pub fn longest_gap_us_of_class(class: usize) -> Option<u64> {
+    pub fn upper_bound_us_of_bucket(class: usize) -> Option<u64> {
         (class + 1 < GAP_BUCKETS).then(|| FIRST_BUCKET_US << class)
     }
 
@@ -163,11 +163,11 @@ mod tests {
         for gap in [0, 1, 1_000, 1_001, 2_000, 2_001, 4_000, 4_001, 131_072_000, 262_144_000, u64::MAX] {
             let class = bucket_of(gap);
             assert!(
-                GapHistogram::longest_gap_us_of_class(class).is_none_or(|longest| gap <= longest),
+                GapHistogram::upper_bound_us_of_bucket(class).is_none_or(|longest| gap <= longest),
                 "{gap} is in {class}"
             );
             let fits_below = class > 0
-                && GapHistogram::longest_gap_us_of_class(class - 1).is_some_and(|longest| gap <= longest);
+                && GapHistogram::upper_bound_us_of_bucket(class - 1).is_some_and(|longest| gap <= longest);
             assert!(!fits_below, "{gap} is in {class}");
         }
     }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::actor::{Actor, Reason};
-use super::barrier_record::BarrierCompletion;
+use super::barrier_record::BarrierRecordWithArrivals;
 use super::command::{CommandOutcome, CommandRefusal, OperatorCommand};
 use super::deferred_free::DeferredFree;
 use super::event::JobEvent;
@@ -201,7 +201,7 @@ pub enum Effect {
     /// Publish an event.
     Event(JobEvent),
     /// Hand an ended barrier instance with all its arrivals to the observers; the state does not keep it.
-    BarrierEnded(Box<BarrierCompletion>),
+    BarrierEnded(Box<BarrierRecordWithArrivals>),
     /// Free memory while no caller waits.
     FreeLater(DeferredFree),
     /// Give the job another incarnation with [`Input::NextIncarnation`]: it has used its spare one.

@@ -74,7 +74,7 @@ impl Job {
                 "task {task} is not known to speak on {connection:?}"
             );
         }
-        let (all, most) = self.actual_and_expected_task_connections();
+        let (all, most) = self.actual_and_expected_task_connection_counts();
         ensure!(all == most, "{all} connections of tasks are kept, {most} are there");
         Ok(())
     }
@@ -282,7 +282,7 @@ impl Run {
 
 impl KeyValueStore {
     fn check_invariants(&self, settings: &JobSettings) -> CheckResult {
-        let bytes: usize = self.entry_sizes().map(|(key, value)| key + value).sum();
+        let bytes: usize = self.key_and_value_lengths().map(|(key, value)| key + value).sum();
         ensure!(bytes == self.total_bytes(), "the store holds {bytes} bytes, {} counted", self.total_bytes());
         ensure!(bytes <= settings.bounds.store_bytes, "the store is over its bound");
         ensure!(self.len() <= settings.bounds.keys, "the store has too many keys");

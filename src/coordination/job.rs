@@ -2,7 +2,7 @@
 //!
 //! The rules are `impl Job` blocks in files by subject: `connections.rs`, `fencing.rs` (admission of calls),
 //! `run_lifecycle.rs` (one run after another), `exclusion_rules.rs`, `job_settings.rs`, `operator_commands.rs`.
-//! `job_inputs.rs` has the inputs. Begin at [`Job`].
+//! `job_input_handlers.rs` has the inputs. Begin at [`Job`].
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -93,7 +93,7 @@ macro_rules! with_run {
             event_queue,
         };
         let value = $body;
-        $run.release_watchers_if_changed();
+        $run.wake_watchers_if_changed();
         value
     }};
 }

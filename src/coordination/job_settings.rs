@@ -54,7 +54,7 @@ impl Job {
             }
         });
         if reshaped {
-            self.restart_run_without_tasks(now, effects);
+            self.reset_run_if_empty(now, effects);
         }
         Ok(CommandOutcome::Configured(Box::new(next)))
     }
@@ -88,8 +88,8 @@ impl Job {
     }
 
     /// Applies a change of the number or the kind of the tasks: a run without tasks begins anew.
-    fn restart_run_without_tasks(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
-        Arc::make_mut(&mut self.hosts).remove_owners_beyond(self.settings.tasks);
+    fn reset_run_if_empty(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
+        Arc::make_mut(&mut self.hosts).remove_owners_of_ids_from(self.settings.tasks);
         if self.run.ended.is_some() && self.open_next_run(now, effects).is_ok() {
             return;
         }
@@ -120,7 +120,7 @@ impl Run {
 
     /// Sets every heartbeat timer again by the present timeout.
     fn rearm_heartbeat_timers(&mut self) {
-        self.timers.clear_heartbeats();
+        self.timers.clear_heartbeat_timers();
         self.tasks_without_timer.clear();
         for id in self.task_ids() {
             let task = self.expect_task_mut(id);

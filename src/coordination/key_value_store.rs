@@ -274,7 +274,7 @@ impl KeyValueStore {
     }
 
     /// Returns the lengths of every key and its value.
-    pub fn entry_sizes(&self) -> impl Iterator<Item = (usize, usize)> {
+    pub fn key_and_value_lengths(&self) -> impl Iterator<Item = (usize, usize)> {
         self.entries.iter().map(|(key, entry)| (key.len(), entry.value.len()))
     }
 

@@ -5,7 +5,7 @@
 //! driver. [`Coordinator::next_wakeup`] returns the time at which the state machine needs a tick. The state machine
 //! does no IO, reads no clock, draws no randomness, starts no thread, and contains no wire format, page or metric.
 //! Its driver is `engine::Engine`. The ports translate calls to inputs and effects to replies. Begin at
-//! [`Coordinator::apply`], then read `input.rs` (inputs and effects), `job_inputs.rs` and `call_dispatch.rs`.
+//! [`Coordinator::apply`], then read `input.rs` (inputs and effects), `job_input_handlers.rs` and `call_dispatch.rs`.
 //!
 //! Invariants of the state machine:
 //!
@@ -35,13 +35,13 @@
 //! | `live_set_rules.rs`, `error_polls.rs`, `barrier_stats.rs`, `store_calls.rs` | live sets; error polls; the measurement of barriers; calls on the store |
 //! | `peer_calls.rs`, `run_start.rs`, `teardown.rs` | calls of other jobs; the start of a run; the end of barriers, and tasks that leave the run |
 //! | `barrier_completion.rs`, `barrier_arrival.rs` | the completion of barriers; the arrival of tasks at barriers |
-//! | `task_failure.rs`, `registration.rs`, `shutdown.rs`, `preemption.rs` | heartbeats, lost connections and reported errors; registration; shutdown; the drain |
+//! | `failure_detection.rs`, `registration.rs`, `shutdown.rs`, `preemption.rs` | heartbeats, lost connections and reported errors; registration; shutdown; the drain |
 //! | `call_dispatch.rs`, `pending_work.rs` | the dispatch of calls to rules; queued answers and due timers |
 //! | `job.rs` | a job: its tables |
 //! | `connections.rs`, `peer_jobs.rs`, `exclusion_rules.rs` | connections and their end; jobs that exchange transfers; exclusions |
 //! | `run_lifecycle.rs`, `fencing.rs`, `job_settings.rs` | the sequence of runs; admission and fencing; changed settings |
 //! | `task_id_claims.rs` | the assignment of task ids to processes |
-//! | `job_inputs.rs` | the inputs of a job: calls, ticks and others |
+//! | `job_input_handlers.rs` | the inputs of a job: calls, ticks and others |
 //! | `exclusion_preview.rs`, `operator_commands.rs` | the preview of an exclusion; the commands of operators |
 //! | `coordinator.rs` | every job and connection |
 //! | `views/` | the read models |
@@ -65,6 +65,7 @@ mod exclusion;
 mod exclusion_preview;
 mod exclusion_rules;
 mod failure;
+mod failure_detection;
 mod fencing;
 mod heartbeat_history;
 mod heartbeat_stats;
@@ -72,7 +73,7 @@ mod ids;
 mod input;
 mod invariants;
 mod job;
-mod job_inputs;
+mod job_input_handlers;
 mod job_settings;
 mod key_value_store;
 mod live_set;
@@ -96,7 +97,6 @@ mod store_calls;
 mod store_entry;
 mod straggler_stats;
 mod task;
-mod task_failure;
 mod task_id_claims;
 mod task_owner_table;
 mod teardown;
@@ -125,6 +125,6 @@ pub use run_state::{RunInterval, RunState, RunSummary};
 pub use settings::*;
 pub use store_entry::DirectoryListing;
 pub use straggler_stats::StragglerView;
-pub use task_owner_table::{ClaimAnswer, ClaimPending, ClaimRefusal, TaskClaim};
+pub use task_owner_table::{ClaimAnswer, ClaimRefusal, ClaimWaitReason, TaskClaim};
 pub use topology::{Device, TopologyKey};
 pub use views::*;

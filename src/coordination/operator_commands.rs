@@ -2,7 +2,7 @@
 //!
 //! A command is one input ([`Input::Command`](super::input::Input::Command)) with an actor and a reason, and gets
 //! one answer ([`Effect::CommandDone`]). A refused command changes nothing. A performed command causes an event
-//! with the actor and the reason. `service::Operations` writes an audit line for every command, performed or
+//! with the actor and the reason. `service::AuditedOperations` writes an audit line for every command, performed or
 //! refused. Begin at `Job::perform_command`.
 
 use super::actor::{Actor, Reason};

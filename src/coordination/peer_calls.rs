@@ -2,7 +2,7 @@
 //! records, and nothing else.
 //!
 //! `peer_jobs.rs` decides which calls are admitted. When a job withdraws its permission, `peer_jobs.rs` ends the
-//! waiting calls. Begin at `Run::answer_peer`.
+//! waiting calls. Begin at `Run::handle_peer_job_call`.
 
 use std::sync::Arc;
 
@@ -11,31 +11,31 @@ use bytes::Bytes;
 use super::context::TransitionContext;
 use super::failure::Failure;
 use super::ids::{CallId, ConnectionId, JobId};
-use super::request_reply::{PeerQuestion, Reply, Request};
+use super::request_reply::{PeerJobQuery, Reply, Request};
 use super::run::Run;
 use super::waiters::{CallSelection, SharedAnswer, WaitTarget};
 
 impl Run {
     /// Answers an admitted call of a task of another job, now or later.
-    pub(super) fn answer_peer(
+    pub(super) fn handle_peer_job_call(
         &mut self,
         cx: &mut TransitionContext<'_>,
         call: CallId,
         connection: ConnectionId,
         from: JobId,
-        question: PeerQuestion,
+        question: PeerJobQuery,
     ) {
         match question {
-            PeerQuestion::TaskStates { version } => self.handle_watch_call(cx, call, connection, version),
-            PeerQuestion::EngineRecord { task, .. } if self.task(task).is_none() => {
+            PeerJobQuery::TaskStates { version } => self.handle_watch_call(cx, call, connection, version),
+            PeerJobQuery::EngineRecord { task, .. } if self.task(task).is_none() => {
                 cx.reply_to_call(call, Err(Arc::new(self.unknown_task_failure("asked about", task))));
             }
-            PeerQuestion::EngineRecord { task, incarnation } => {
-                let key = Bytes::from(PeerQuestion::engine_record_key(task, incarnation));
+            PeerJobQuery::EngineRecord { task, incarnation } => {
+                let key = Bytes::from(PeerJobQuery::engine_record_key(task, incarnation));
                 self.dispatch_store_call(cx, call, connection, None, Request::Get { key });
             }
         }
-        self.waiters.mark_peer_call(call, from);
+        self.waiters.mark_as_call_of_peer_job(call, from);
     }
 
     /// Waits for a change of a task's state, unless the caller's version is another one.
@@ -58,11 +58,11 @@ impl Run {
     }
 
     /// Decides that every waiting call of a task of job `from` fails.
-    pub(super) fn fail_peer_calls(&mut self, from: JobId, failure: &Arc<Failure>) {
+    pub(super) fn fail_calls_of_peer_job(&mut self, from: JobId, failure: &Arc<Failure>) {
         let of_job = self.waiters.peer_calls().filter(|(_, job)| *job == from);
         let calls: Vec<CallId> = of_job.map(|(call, _)| call).collect();
         for call in &calls {
-            self.waiters.leave_place(*call);
+            self.waiters.stop_watching(*call);
             if let Some(WaitTarget::Key(key, _)) = self.waiters.wait_target(*call) {
                 let key = key.clone();
                 self.store.remove_waiter(&key, *call);

@@ -33,7 +33,7 @@ pub(super) fn peer_refusal(from: &Job, to: &Job) -> Option<Failure> {
     let missing = |of: &Job, other: &Job| (!of.settings.transfers_with.contains(&other.name)).then_some(());
     let lists = [missing(from, to).map(|()| (from, to)), missing(to, from).map(|()| (to, from))];
     let lacking: Vec<String> =
-        lists.into_iter().flatten().map(|(of, other)| describe_missing(of, other)).collect();
+        lists.into_iter().flatten().map(|(of, other)| describe_missing_peer_setting(of, other)).collect();
     if lacking.is_empty() {
         return None;
     }
@@ -43,7 +43,7 @@ pub(super) fn peer_refusal(from: &Job, to: &Job) -> Option<Failure> {
 }
 
 /// Says that the setting of one job lacks the other, and how to set it.
-fn describe_missing(of: &Job, other: &Job) -> String {
+fn describe_missing_peer_setting(of: &Job, other: &Job) -> String {
     let listed = of.settings.transfers_with.iter().chain([&other.name]);
     let all = listed.map(JobName::as_str).collect::<Vec<_>>().join(",");
     format!(
@@ -53,7 +53,7 @@ fn describe_missing(of: &Job, other: &Job) -> String {
 }
 
 /// Returns the failure of a question about a job that does not exist.
-pub(super) fn no_such_peer_job(name: &str) -> Failure {
+pub(super) fn no_such_peer_job_failure(name: &str) -> Failure {
     let shown = name.get(..name.floor_char_boundary(100)).unwrap_or_default();
     let text = format!("There is no job named {shown:?} on this server: `muster job list` shows its jobs.");
     Failure::from_service(Code::NotFound, text)
@@ -61,13 +61,13 @@ pub(super) fn no_such_peer_job(name: &str) -> Failure {
 
 impl Job {
     /// Refuses every waiting call of a task of job `from`.
-    pub(super) fn refuse_peer(
+    pub(super) fn refuse_calls_of_peer_job(
         &mut self,
         now: Timestamp,
         effects: &mut Vec<Effect>,
         from: JobId,
         failure: &Arc<Failure>,
     ) {
-        with_run!(self, now, effects, |run, _cx| run.fail_peer_calls(from, failure));
+        with_run!(self, now, effects, |run, _cx| run.fail_calls_of_peer_job(from, failure));
     }
 }

@@ -20,7 +20,7 @@ impl Run {
     pub(super) fn has_pending_work(&self) -> bool {
         self.store.has_woken_calls()
             || self.waiters.has_queued_answers()
-            || self.waiters.has_released_watchers()
+            || self.waiters.has_woken_watchers()
             || !self.tasks_without_timer.is_empty()
             || !self.pending_barrier_stats.is_empty()
     }
@@ -35,7 +35,7 @@ impl Run {
                 *budget -= 1;
                 self.waiters.remove(call);
                 cx.reply_to_call(call, Ok(Reply::Value(value)));
-            } else if let Some(call) = self.waiters.pop_released_watcher() {
+            } else if let Some(call) = self.waiters.pop_woken_watcher() {
                 *budget -= 1;
                 cx.reply_to_call(call, Ok(Reply::States(self.shared_task_states())));
             } else if let Some(task) = self.tasks_without_timer.pop_front() {
@@ -82,7 +82,7 @@ impl Run {
         poll: &Arc<Failure>,
         budget: &mut usize,
     ) {
-        for (call, is_poll) in self.waiters.first_calls(*budget) {
+        for (call, is_poll) in self.waiters.first_waiting_calls(*budget) {
             *budget -= 1;
             self.withdraw_call(call);
             cx.reply_to_call(call, Err(Arc::clone(if is_poll { poll } else { failure })));
@@ -97,7 +97,7 @@ impl Run {
             *budget -= 1;
             match timer {
                 Timer::Heartbeat(task) => self.on_heartbeat_timer(cx, task),
-                Timer::Grace(task) => self.on_grace_expired(cx, task),
+                Timer::Grace(task) => self.on_disconnect_grace_expired(cx, task),
                 Timer::Barrier(key) => self.on_barrier_timeout(cx, &key),
             }
         }

@@ -13,7 +13,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::barrier::{Arrival, ArrivalPurpose, BarrierKey};
+use super::barrier::{ArrivalCallKind, ArrivedCall, BarrierKey};
 use super::context::TransitionContext;
 use super::event::{EventKind, FailureClass};
 use super::failure::{Code, Failure};
@@ -159,7 +159,7 @@ impl Run {
         id: TaskId,
         incarnation: TaskIncarnation,
     ) {
-        self.record_state_change();
+        self.bump_task_states_version();
         if self.started_at.is_some() {
             // The run has started: a task that registers now connects at once, without waiting for others.
             self.connect_task(cx, id, true);
@@ -193,7 +193,7 @@ impl Run {
             &key,
             id,
             connection,
-            Arrival { call, purpose: ArrivalPurpose::Register(incarnation), at: cx.now },
+            ArrivedCall { call, purpose: ArrivalCallKind::Register(incarnation), at: cx.now },
         );
     }
 

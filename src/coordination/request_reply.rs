@@ -227,13 +227,13 @@ pub enum Request {
         /// The job of the task that asks.
         from: JobId,
         /// The question.
-        question: PeerQuestion,
+        question: PeerJobQuery,
     },
 }
 
 /// Everything that a task of one job can learn of a job with which it exchanges transfers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum PeerQuestion {
+pub enum PeerJobQuery {
     /// The states of all tasks, once they differ from the caller's version.
     TaskStates {
         /// The caller's version; negative for none.
@@ -248,7 +248,7 @@ pub enum PeerQuestion {
     },
 }
 
-impl PeerQuestion {
+impl PeerJobQuery {
     /// Returns the key under which an incarnation publishes its engine record.
     #[must_use]
     pub fn engine_record_key(task: TaskId, incarnation: TaskIncarnation) -> String {

@@ -1,7 +1,7 @@
 //! One run of a job: its tasks, barriers, store, waiting calls and timers.
 //!
 //! The rules are `impl Run` blocks in files by subject: `registration.rs`, `barrier_arrival.rs` and
-//! `barrier_completion.rs` (barriers), `task_failure.rs`, `teardown.rs`, `live_set_rules.rs`, `store_calls.rs`,
+//! `barrier_completion.rs` (barriers), `failure_detection.rs`, `teardown.rs`, `live_set_rules.rs`, `store_calls.rs`,
 //! `shutdown.rs`. `call_dispatch.rs` passes calls to these files, and `pending_work.rs` sends queued answers. This
 //! file has the methods that several rules use. Begin at [`Run`].
 //!
@@ -78,35 +78,35 @@ pub(super) struct Run {
     /// The number of client barriers at which each task waits.
     pub barrier_waits: CowVec<u32>,
     #[serde(skip)]
-    pub exchanged_devices: DerivedValue<Arc<Vec<Bytes>>>,
+    pub exchanged_devices: CachedValue<Arc<Vec<Bytes>>>,
     #[serde(skip)]
-    states: DerivedValue<(i64, Arc<TaskStates>)>,
+    states: CachedValue<(i64, Arc<TaskStates>)>,
 }
 
 /// A value derived from the state and kept beside it. It is no part of the state: two of them are always
 /// equal.
 #[derive(Clone)]
-pub(super) struct DerivedValue<T>(pub Option<T>);
+pub(super) struct CachedValue<T>(pub Option<T>);
 
-impl<T> Default for DerivedValue<T> {
+impl<T> Default for CachedValue<T> {
     fn default() -> Self {
         Self(None)
     }
 }
 
-impl<T> fmt::Debug for DerivedValue<T> {
+impl<T> fmt::Debug for CachedValue<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Remembered")
     }
 }
 
-impl<T> PartialEq for DerivedValue<T> {
+impl<T> PartialEq for CachedValue<T> {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl<T> Eq for DerivedValue<T> {}
+impl<T> Eq for CachedValue<T> {}
 
 impl Run {
     pub fn new(
@@ -143,8 +143,8 @@ impl Run {
             tasks_without_timer: VecDeque::new(),
             pending_barrier_stats: VecDeque::new(),
             barrier_waits: CowVec::filled_with(&0, settings.tasks as usize),
-            exchanged_devices: DerivedValue::default(),
-            states: DerivedValue::default(),
+            exchanged_devices: CachedValue::default(),
+            states: CachedValue::default(),
         }
     }
 
@@ -241,7 +241,7 @@ impl Run {
     }
 
     /// Records that a task's state changed, so that watchers are notified.
-    pub fn record_state_change(&mut self) {
+    pub fn bump_task_states_version(&mut self) {
         self.version += 1;
     }
 
@@ -282,10 +282,10 @@ impl Run {
     }
 
     /// Releases the watchers if a state has changed since the last time.
-    pub fn release_watchers_if_changed(&mut self) {
+    pub fn wake_watchers_if_changed(&mut self) {
         if self.notified_version != self.version {
             self.notified_version = self.version;
-            self.waiters.release_watchers();
+            self.waiters.wake_watchers();
         }
     }
 
@@ -311,7 +311,7 @@ impl Run {
         }
         let tasks = self.task_ids().map(|task| self.task_info(task)).collect();
         let states = Arc::new(TaskStates { version: self.version, tasks });
-        self.states = DerivedValue(Some((self.version, Arc::clone(&states))));
+        self.states = CachedValue(Some((self.version, Arc::clone(&states))));
         states
     }
 

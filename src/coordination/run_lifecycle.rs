@@ -57,7 +57,7 @@ impl Job {
         let ended = std::mem::replace(&mut self.run, next);
         self.archive_run(&ended);
         let weight = ended.approximate_allocations();
-        effects.push(Effect::FreeLater(DeferredFree::of_weight(ended, weight)));
+        effects.push(Effect::FreeLater(DeferredFree::of_value_with_weight(ended, weight)));
         self.excuse_excluded_tasks();
         with_run!(self, now, effects, |_run, cx| {
             cx.emit_event(EventKind::RunOpened, "a new process registered after the last run had ended");
@@ -116,7 +116,7 @@ impl Job {
     }
 
     /// Answers waiting calls within `budget`, because the service stops.
-    pub(super) fn answer_calls_for_stop(
+    pub(super) fn fail_waiting_calls_for_stop(
         &mut self,
         now: Timestamp,
         effects: &mut Vec<Effect>,
@@ -143,7 +143,7 @@ impl Job {
         self.ended_run_calls.clear();
         self.pending_evictions.clear();
         with_run!(self, now, effects, |run, _cx| {
-            for (call, _) in run.waiters.first_calls(usize::MAX) {
+            for (call, _) in run.waiters.first_waiting_calls(usize::MAX) {
                 run.withdraw_call(call);
             }
             for id in run.task_ids() {
@@ -155,7 +155,7 @@ impl Job {
     }
 
     /// Announces the deletion of the job: every waiting call gets the answer that later calls get.
-    pub(super) fn announce_deletion(
+    pub(super) fn fail_calls_and_announce_deletion(
         &mut self,
         now: Timestamp,
         effects: &mut Vec<Effect>,

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use super::barrier::{ArrivalPurpose, BarrierInstance};
+use super::barrier::{ArrivalCallKind, BarrierInstance};
 use super::context::TransitionContext;
 use super::ids::TaskId;
 use super::run::Run;
@@ -22,7 +22,7 @@ impl Run {
         self.tasks_without_timer.reserve(tasks);
         for (id, arrival) in registration.arrivals() {
             match arrival.purpose {
-                ArrivalPurpose::Register(incarnation)
+                ArrivalCallKind::Register(incarnation)
                     if self.expect_task(id).incarnation == Some(incarnation) =>
                 {
                     calls.push_back(arrival.call);
@@ -30,7 +30,7 @@ impl Run {
                         connected.push_back((id, incarnation));
                     }
                 }
-                ArrivalPurpose::Register(incarnation) => {
+                ArrivalCallKind::Register(incarnation) => {
                     self.waiters.remove(arrival.call);
                     cx.reply_to_call(arrival.call, Err(self.superseded_failure(id, incarnation, None)));
                 }
@@ -38,7 +38,7 @@ impl Run {
             }
         }
         self.recount_live_set_requests();
-        cx.emit_for_tasks(TaskChange::Connected, "all tasks have registered", connected);
+        cx.emit_event_for_each_task(TaskChange::Connected, "all tasks have registered", connected);
         self.waiters.queue_answer(CallSelection::List(calls), SharedAnswer::Registered(self.incarnation));
     }
 
@@ -63,7 +63,7 @@ impl Run {
         if watch {
             self.tasks_without_timer.push_back(id);
         }
-        self.record_state_change();
+        self.bump_task_states_version();
         entered
     }
 }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::barrier::{Arrival, ArrivalPurpose, BarrierKey, BarrierMembers};
+use super::barrier::{ArrivalCallKind, ArrivedCall, BarrierKey, BarrierMembers};
 use super::context::TransitionContext;
 use super::failure::{Code, Failure};
 use super::ids::{CallId, ConnectionId, TaskId};
@@ -59,7 +59,7 @@ impl Run {
             &key,
             id,
             connection,
-            Arrival { call, purpose: ArrivalPurpose::ShutDown, at: cx.now },
+            ArrivedCall { call, purpose: ArrivalCallKind::ShutDown, at: cx.now },
         );
     }
 

@@ -64,12 +64,12 @@ impl StragglerStats {
         self.recent = self.recent << 1 | u64::from(part.held_up.is_some());
         self.lateness_total_us = self.lateness_total_us.saturating_add(part.lateness);
         let memory = self.taken_part.min(AVERAGED);
-        self.lateness_us = move_average(self.lateness_us, part.lateness, memory);
+        self.lateness_us = update_moving_average(self.lateness_us, part.lateness, memory);
         if memory == AVERAGED {
             let best = self.lateness_best_us.map_or(self.lateness_us, |best| best.min(self.lateness_us));
             self.lateness_best_us = Some(best);
         }
-        self.score = move_average(self.score, part.share, memory);
+        self.score = update_moving_average(self.score, part.share, memory);
         self.held_up_us = self.held_up_us.saturating_add(part.held_up.unwrap_or_default());
     }
 
@@ -106,7 +106,7 @@ impl StragglerStats {
 }
 
 /// Moves an average by one part in `memory` of the way to `value`.
-fn move_average(average: u64, value: u64, memory: u64) -> u64 {
+fn update_moving_average(average: u64, value: u64, memory: u64) -> u64 {
     if value >= average { average + (value - average) / memory } else { average - (average - value) / memory }
 }
 
@@ -143,20 +143,20 @@ impl StragglerView {
 
     /// Returns the usual lateness less the best one, in microseconds.
     #[must_use]
-    pub fn behind_best_us(&self) -> u64 {
+    pub fn lateness_above_best_us(&self) -> u64 {
         self.lateness_best_us.map_or(0, |best| self.lateness_us.saturating_sub(best))
     }
 
     /// Returns whether the task was once fast enough and has become slow.
     #[must_use]
     pub fn has_slowed(&self) -> bool {
-        self.behind_best_us() >= Self::SIGNIFICANT_LATENESS_US
+        self.lateness_above_best_us() >= Self::SIGNIFICANT_LATENESS_US
     }
 
     /// Returns the fraction of the recent barriers at which it arrived last.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "numbers up to 64")]
-    pub fn recent_last_ratio(&self) -> f64 {
+    pub fn recent_last_arrival_fraction(&self) -> f64 {
         self.recent_last as f64 / self.recent.max(1) as f64
     }
 }
@@ -196,10 +196,10 @@ mod tests {
             }
         }
         let (always, became) = (always.view().expect("it took part"), became.view().expect("it took part"));
-        assert_eq!((always.lateness_us, always.behind_best_us()), (1_000_000, 0));
+        assert_eq!((always.lateness_us, always.lateness_above_best_us()), (1_000_000, 0));
         assert_eq!(became.lateness_best_us, Some(10_000));
         assert!(
-            became.behind_best_us() > 900_000 && became.has_slowed() && !always.has_slowed(),
+            became.lateness_above_best_us() > 900_000 && became.has_slowed() && !always.has_slowed(),
             "{became:?}"
         );
     }

@@ -30,7 +30,9 @@ use super::event::EventKind;
 use super::ids::{RunNumber, TaskId, Timestamp};
 use super::input::Effect;
 use super::job::{Job, with_run};
-use super::task_owner_table::{ClaimAnswer, ClaimPending, ClaimQueued, ClaimRefusal, TaskClaim, TaskOwner};
+use super::task_owner_table::{
+    AddClaimResult, ClaimAnswer, ClaimRefusal, ClaimWaitReason, TaskClaim, TaskOwner,
+};
 
 /// The number of assignments that the reason of an event names.
 const ASSIGNMENTS_NAMED: usize = 8;
@@ -57,14 +59,14 @@ impl Job {
         let joins = self.joinable_run();
         let pending = |why| Ok(ClaimAnswer::Pending { why, tasks, retry_after: claim_retry_interval(tasks) });
         let hosts = Arc::make_mut(&mut self.hosts);
-        hosts.drop_silent_claims(now);
+        hosts.drop_unrenewed_claims(now);
         if let Some((task, owner)) =
             hosts.task_of_identity(&claim.identity).and_then(|task| Some((task, hosts.owner(task)?.clone())))
         {
             let is_same = owner.run == joins && owner.claimant == claim.claimant;
             if !is_same && self.is_task_id_held(task, joins, now) {
                 let (identity, address) = (claim.identity.clone(), owner.address);
-                return pending(ClaimPending::HeldBySame { identity, task: Some(task), address });
+                return pending(ClaimWaitReason::HeldBySame { identity, task: Some(task), address });
             }
             let (identity, claimant) = (claim.identity.clone(), claim.claimant);
             let owner = TaskOwner { identity, claimant, run: joins, claimed_at: now, address };
@@ -73,12 +75,12 @@ impl Job {
         }
         let count = tasks as usize;
         match hosts.add_waiting_claim(claim, address, now, count) {
-            ClaimQueued::Waits => {}
-            ClaimQueued::Duplicate(other) => {
+            AddClaimResult::Waits => {}
+            AddClaimResult::Duplicate(other) => {
                 let (identity, address) = (claim.identity.clone(), other.address);
-                return pending(ClaimPending::HeldBySame { identity, task: None, address });
+                return pending(ClaimWaitReason::HeldBySame { identity, task: None, address });
             }
-            ClaimQueued::Full => {
+            AddClaimResult::Full => {
                 let waiting = self.hosts.waiting_claim_count();
                 return Err(ClaimRefusal::TooManyClaims { waiting, tasks: count });
             }
@@ -87,18 +89,18 @@ impl Job {
         // At least as many as hold an id, without a look at each task.
         let present = waiting + self.hosts.owner_count_of_run(joins) + self.present_task_count(joins);
         if present < count {
-            return pending(ClaimPending::TooFew { present, tasks: count });
+            return pending(ClaimWaitReason::TooFew { present, tasks: count });
         }
         let free: Vec<TaskId> =
             self.run.task_ids().take(count).filter(|task| !self.is_task_id_held(*task, joins, now)).collect();
         if waiting < free.len() {
             let present = count - free.len() + waiting;
-            return pending(ClaimPending::TooFew { present, tasks: count });
+            return pending(ClaimWaitReason::TooFew { present, tasks: count });
         }
         self.assign_ids_to_waiting_claims(now, effects, &free, joins);
         match self.hosts.task_of_identity(&claim.identity) {
             Some(task) => Ok(ClaimAnswer::Granted { task, tasks }),
-            None => pending(ClaimPending::NoneFree { tasks: count }),
+            None => pending(ClaimWaitReason::NoneFree { tasks: count }),
         }
     }
 

@@ -50,7 +50,7 @@ pub enum ClaimAnswer {
     /// The process is no task yet, and should ask again.
     Pending {
         /// The reason.
-        why: ClaimPending,
+        why: ClaimWaitReason,
         /// The number of tasks of the job.
         tasks: u32,
         /// The time after which it should ask again.
@@ -60,7 +60,7 @@ pub enum ClaimAnswer {
 
 /// The reason for which a claim waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ClaimPending {
+pub enum ClaimWaitReason {
     /// The identity is new, and fewer processes are present than the job has tasks: it is open whose id it may take.
     TooFew {
         /// The number of processes that hold an id or wait for one.
@@ -84,7 +84,7 @@ pub enum ClaimPending {
     },
 }
 
-impl ClaimPending {
+impl ClaimWaitReason {
     /// Returns the stable, machine-readable name of the reason.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
@@ -96,7 +96,7 @@ impl ClaimPending {
     }
 }
 
-impl fmt::Display for ClaimPending {
+impl fmt::Display for ClaimWaitReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TooFew { present, tasks } => write!(
@@ -175,7 +175,7 @@ pub(super) struct WaitingClaim {
 }
 
 /// The result of adding a waiting claim.
-pub(super) enum ClaimQueued {
+pub(super) enum AddClaimResult {
     Waits,
     /// Another process of the same identity waits.
     Duplicate(WaitingClaim),
@@ -249,7 +249,7 @@ impl TaskOwnerTable {
     }
 
     /// Forgets the owners of ids that the job has no more.
-    pub fn remove_owners_beyond(&mut self, tasks: u32) {
+    pub fn remove_owners_of_ids_from(&mut self, tasks: u32) {
         let beyond: Vec<TaskId> =
             self.owners.keys().rev().take_while(|task| task.0 >= task_count_as_id(tasks)).copied().collect();
         for task in beyond {
@@ -264,19 +264,21 @@ impl TaskOwnerTable {
         address: Option<IpAddr>,
         now: Timestamp,
         tasks: usize,
-    ) -> ClaimQueued {
+    ) -> AddClaimResult {
         let identity = &claim.identity;
         let since = match self.waiting.get(identity) {
-            Some(known) if known.claimant != claim.claimant => return ClaimQueued::Duplicate(known.clone()),
+            Some(known) if known.claimant != claim.claimant => {
+                return AddClaimResult::Duplicate(known.clone());
+            }
             Some(known) => known.since,
-            None if self.waiting.len() >= tasks.saturating_add(SPARE_CLAIMS) => return ClaimQueued::Full,
+            None if self.waiting.len() >= tasks.saturating_add(SPARE_CLAIMS) => return AddClaimResult::Full,
             None => now,
         };
         self.remove_waiting_claim(identity);
         self.by_time.insert((now, identity.clone()));
         self.waiting
             .insert(identity.clone(), WaitingClaim { claimant: claim.claimant, at: now, since, address });
-        ClaimQueued::Waits
+        AddClaimResult::Waits
     }
 
     fn remove_waiting_claim(&mut self, identity: &ProcessIdentity) {
@@ -286,7 +288,7 @@ impl TaskOwnerTable {
     }
 
     /// Drops the waiting claims that have not been repeated in time.
-    pub fn drop_silent_claims(&mut self, now: Timestamp) {
+    pub fn drop_unrenewed_claims(&mut self, now: Timestamp) {
         while let Some((at, identity)) = self.by_time.first()
             && now >= at.after(CLAIM_LEASE)
         {

@@ -5,7 +5,7 @@
 //! that cannot restart. If the registration barrier or the shutdown barrier ends, its tasks fail or disconnect. A
 //! task enters a state only once and an instance ends only once, so this recursion ends.
 //!
-//! `barrier_completion.rs` decides when a barrier passes, and `task_failure.rs` when a task has failed. The end of
+//! `barrier_completion.rs` decides when a barrier passes, and `failure_detection.rs` when a task has failed. The end of
 //! an instance changes the state at once, and queues the answers to all members (`pending_work.rs`). The first
 //! error of a run and its task are kept as the first cause. Later errors are shown as its consequences. Begin at
 //! `Run::end_barrier_instance` and `Run::fail_task`.
@@ -19,7 +19,7 @@ use super::context::TransitionContext;
 use super::event::{EventKind, FailureClass, RunOutcome};
 use super::failure::{Code, Failure};
 use super::ids::{CallId, TaskId, TaskIncarnation};
-use super::run::{DerivedValue, Run};
+use super::run::{CachedValue, Run};
 use super::shared_failures::failed_shutdown_failure;
 use super::task::ProtocolState;
 use super::timers::Timer;
@@ -28,7 +28,7 @@ use super::unpublished_events::TaskChange;
 use super::waiters::{CallSelection, SharedAnswer};
 
 /// Tasks that ceased to take part at the same moment.
-struct RetiredTasks {
+struct InactivatedTasks {
     tasks: Vec<TaskId>,
     /// The tasks that were connected.
     were_live: Vec<TaskId>,
@@ -56,7 +56,7 @@ impl Run {
         let id = Arc::clone(&barrier);
         let change = match &result {
             Ok(()) => {
-                EventKind::BarrierPassed { barrier, counter, without: instance.absent_tasks().collect() }
+                EventKind::BarrierPassed { barrier, counter, without: instance.not_arrived_tasks().collect() }
             }
             Err(_) => EventKind::BarrierFailed { barrier, counter },
         };
@@ -116,7 +116,7 @@ impl Run {
             return Arc::clone(devices);
         }
         let devices = Arc::new(self.exchanged.values().flatten().cloned().collect());
-        self.exchanged_devices = DerivedValue(Some(Arc::clone(&devices)));
+        self.exchanged_devices = CachedValue(Some(Arc::clone(&devices)));
         devices
     }
 
@@ -254,7 +254,8 @@ impl Run {
         why: &str,
     ) {
         let standing = ProtocolState::Failed(Arc::clone(failure));
-        let Some(retired) = self.retire_tasks(cx, tasks, &standing, TaskChange::Failed(class), why) else {
+        let Some(retired) = self.inactivate_tasks(cx, tasks, &standing, TaskChange::Failed(class), why)
+        else {
             return;
         };
         let reason = format!("task is set to ERROR: {failure}");
@@ -272,7 +273,8 @@ impl Run {
         tasks: impl ExactSizeIterator<Item = TaskId>,
     ) {
         let standing = ProtocolState::Disconnected(cx.now.after(cx.settings.heartbeat_timeout));
-        let Some(retired) = self.retire_tasks(cx, tasks, &standing, TaskChange::Disconnected, "shut down")
+        let Some(retired) =
+            self.inactivate_tasks(cx, tasks, &standing, TaskChange::Disconnected, "shut down")
         else {
             return;
         };
@@ -290,16 +292,16 @@ impl Run {
 
     /// Gives tasks, ascending, a state in which they take no part, and emits the events. Tasks already in
     /// that state stay as they are; returns `None` if all are.
-    fn retire_tasks(
+    fn inactivate_tasks(
         &mut self,
         cx: &mut TransitionContext<'_>,
         tasks: impl ExactSizeIterator<Item = TaskId>,
         standing: &ProtocolState,
         change: TaskChange,
         reason: &str,
-    ) -> Option<RetiredTasks> {
+    ) -> Option<InactivatedTasks> {
         let mut events = VecDeque::with_capacity(tasks.len());
-        let mut retired = RetiredTasks {
+        let mut retired = InactivatedTasks {
             tasks: Vec::with_capacity(tasks.len()),
             were_live: Vec::with_capacity(tasks.len()),
             polling: Vec::new(),
@@ -328,8 +330,8 @@ impl Run {
             return None;
         }
         self.connected_tasks -= retired.were_live.len();
-        self.record_state_change();
-        cx.emit_for_tasks(change, reason, events);
+        self.bump_task_states_version();
+        cx.emit_event_for_each_task(change, reason, events);
         Some(retired)
     }
 

@@ -33,7 +33,7 @@ impl Timers {
     }
 
     /// Clears the heartbeat timers of all tasks.
-    pub fn clear_heartbeats(&mut self) {
+    pub fn clear_heartbeat_timers(&mut self) {
         self.0.retain(|(_, timer), ()| !matches!(timer, Timer::Heartbeat(_)));
     }
 

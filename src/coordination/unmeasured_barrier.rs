@@ -88,7 +88,7 @@ impl UnmeasuredBarrier {
             skew_us,
             waited_us: arrivals.iter().map(|a| self.ended.0.saturating_sub(a.at.0)).sum(),
             outcome: if self.passed { BarrierOutcome::Passed } else { BarrierOutcome::Failed },
-            without: instance.absent_tasks().take(LISTED).collect(),
+            without: instance.not_arrived_tasks().take(LISTED).collect(),
             latest,
         };
         (record, arrivals, spread)

@@ -75,7 +75,7 @@ impl UnpublishedEvents {
     }
 
     /// Adds an event for each of `tasks`, which are given with their present incarnations.
-    pub fn push_for_tasks(
+    pub fn push_for_each_task(
         &mut self,
         at: Timestamp,
         run: RunNumber,

@@ -153,14 +153,14 @@ impl WaiterTable {
     }
 
     /// Removes a call from the watchers, because its answer is decided and is not that of a watcher.
-    pub fn leave_place(&mut self, call: CallId) {
+    pub fn stop_watching(&mut self, call: CallId) {
         if self.wait_target(call) == Some(&WaitTarget::Watch) {
             self.remove_watcher(call);
         }
     }
 
     /// Records that a call, if it waits, is one of a task of another job.
-    pub fn mark_peer_call(&mut self, call: CallId, from: JobId) {
+    pub fn mark_as_call_of_peer_job(&mut self, call: CallId, from: JobId) {
         if self.by_call.contains_key(&call) {
             self.of_peer_jobs.insert(call, from);
         }
@@ -198,12 +198,12 @@ impl WaiterTable {
     }
 
     /// Returns the greatest number of a waiting call.
-    pub fn last_call(&self) -> Option<CallId> {
+    pub fn greatest_waiting_call_id(&self) -> Option<CallId> {
         self.by_call.keys().next_back().copied()
     }
 
     /// Returns the first `most` waiting calls, in their order, each with whether it is a poll.
-    pub fn first_calls(&self, most: usize) -> Vec<(CallId, bool)> {
+    pub fn first_waiting_calls(&self, most: usize) -> Vec<(CallId, bool)> {
         let all = self.by_call.iter().take(most);
         all.map(|(call, (_, place))| (*call, matches!(place, WaitTarget::Poll(_)))).collect()
     }
@@ -215,19 +215,19 @@ impl WaiterTable {
     }
 
     /// Releases all watchers to be answered, because a state has changed.
-    pub fn release_watchers(&mut self) {
+    pub fn wake_watchers(&mut self) {
         if !self.watchers.is_empty() {
             self.released_watchers.push_back(std::mem::take(&mut self.watchers));
         }
     }
 
     /// Returns whether released watchers wait for their answer.
-    pub fn has_released_watchers(&self) -> bool {
+    pub fn has_woken_watchers(&self) -> bool {
         !self.released_watchers.is_empty()
     }
 
     /// Removes and returns the next released watcher.
-    pub fn pop_released_watcher(&mut self) -> Option<CallId> {
+    pub fn pop_woken_watcher(&mut self) -> Option<CallId> {
         let (call, ()) = self.released_watchers.front()?.first_key_value()?;
         let call = *call;
         self.remove(call);

@@ -27,7 +27,7 @@ const ROUTINE_EVENTS: usize = 1 << 13;
 
 /// The retained events of one job.
 #[derive(Debug, Default, Clone)]
-pub(super) struct JobEvents {
+pub(super) struct RetainedJobEvents {
     /// The notable events, by number.
     notable: EventsByNumber,
     /// The routine events, by number.
@@ -36,9 +36,9 @@ pub(super) struct JobEvents {
     evicted_up_to: u64,
 }
 
-impl JobEvents {
+impl RetainedJobEvents {
     /// Keeps the latest `most` notable events and returns the others. `of_all`: as for [`Self::mark_evicted`].
-    fn evict_to(&mut self, most: usize, of_all: &mut u64) -> EventsByNumber {
+    fn evict_notable_events_beyond(&mut self, most: usize, of_all: &mut u64) -> EventsByNumber {
         let excess = self.notable.len().saturating_sub(most);
         let bounds =
             |ring: &EventsByNumber| Some((*ring.keys().next()?, *ring.keys().nth(excess.checked_sub(1)?)?));
@@ -60,7 +60,7 @@ pub(super) type EventsByNumber = CowMap<u64, Arc<JobEvent>>;
 /// The retained events. A copy costs one pointer for many of them.
 #[derive(Debug, Default, Clone)]
 pub(super) struct EventHistory {
-    jobs: HashMap<JobId, JobEvents>,
+    jobs: HashMap<JobId, RetainedJobEvents>,
     /// The deletion events of deleted jobs. They count as routine.
     deletions: EventsByNumber,
     /// The numbers of routine events, the oldest first, at most `ROUTINE_EVENTS`. Some belong to deleted
@@ -82,7 +82,7 @@ pub struct RetainedEvents {
 impl RetainedEvents {
     /// Returns whether an event after number `after` may be missing.
     #[must_use]
-    pub fn is_missing_after(&self, after: u64) -> bool {
+    pub fn may_miss_events_after(&self, after: u64) -> bool {
         after < self.complete_after
     }
 }
@@ -127,10 +127,10 @@ impl EventHistory {
         }
         if let Entry::Vacant(vacant) = self.jobs.entry(job) {
             // The new job makes the share of every job smaller.
-            vacant.insert(JobEvents::default());
+            vacant.insert(RetainedJobEvents::default());
             let share = self.notable_limit_per_job();
             for of_job in self.jobs.values_mut().filter(|of_job| of_job.notable.len() > share) {
-                gone.push(of_job.evict_to(share, &mut self.evicted_up_to));
+                gone.push(of_job.evict_notable_events_beyond(share, &mut self.evicted_up_to));
             }
         }
         let routine = is_routine(&numbered.event.what);
@@ -249,14 +249,14 @@ mod tests {
         }
         let quiet = world.history.events_of_job_after(JobId(1), 0);
         assert_eq!((numbers(&quiet), quiet.complete_after), (vec![told], began));
-        assert!(quiet.is_missing_after(0) && !quiet.is_missing_after(began));
+        assert!(quiet.may_miss_events_after(0) && !quiet.may_miss_events_after(began));
         for _ in 0..3 * NOTABLE_EVENTS {
             world.failure(2);
         }
         assert_eq!(numbers(&world.history.events_of_job_after(JobId(1), 0)), [told]);
         assert!(world.history.len() <= world.history.capacity());
         let storm = world.history.events_of_job_after(JobId(2), 0);
-        assert!(storm.is_missing_after(0) && storm.events.len() >= NOTABLE_EVENTS / 2);
+        assert!(storm.may_miss_events_after(0) && storm.events.len() >= NOTABLE_EVENTS / 2);
     }
 
     #[test]
@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(numbers(&world.history.events_of_job_after(JobId(1), 0)), [1, 2, 4, 5, 7, 8]);
         assert_eq!(numbers(&world.history.events_of_job_after(JobId(1), 4)), [5, 7, 8]);
         let all = world.history.events_of_all_jobs_after(6);
-        assert_eq!((numbers(&all), all.is_missing_after(0)), (vec![7, 8, 9], false));
+        assert_eq!((numbers(&all), all.may_miss_events_after(0)), (vec![7, 8, 9], false));
         assert!(world.history.events_of_job_after(JobId(9), 0).events.is_empty());
     }
 
@@ -284,8 +284,8 @@ mod tests {
             }
         }
         assert!(
-            world.history.events_of_job_after(JobId(0), 0).is_missing_after(0)
-                && world.history.events_of_all_jobs_after(0).is_missing_after(0)
+            world.history.events_of_job_after(JobId(0), 0).may_miss_events_after(0)
+                && world.history.events_of_all_jobs_after(0).may_miss_events_after(0)
         );
         assert_eq!(world.history.events_of_job_after(JobId(0), 0).events.len(), NOTABLE_EVENTS_PER_JOB_MIN);
     }

@@ -118,7 +118,7 @@ impl Engine {
             OperatorCommand::PutKey { value, .. } => Some(value.clone()),
             _ => None,
         };
-        let mut state = self.lock_timed_as_bulk();
+        let mut state = self.lock_for_bulk_work();
         let mut applied = self.apply(&mut state, Input::Command { job, actor, reason, act }, None);
         let acted = applied.acted.take().unwrap_or(Err(CommandRefusal::NoSuchJob));
         let copy = state.coordinator.snapshot();

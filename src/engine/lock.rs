@@ -52,11 +52,11 @@ impl Engine {
         self.lock_timed(self.locks.inputs.begin_sampled_wait(&self.clock))
     }
 
-    pub(super) fn lock_timed_as_bulk(&self) -> LockedState<'_> {
+    pub(super) fn lock_for_bulk_work(&self) -> LockedState<'_> {
         self.lock_timed(self.locks.bulk.begin_timed_wait(&self.clock))
     }
 
-    pub(super) fn lock_timed_as_read(&self) -> LockedState<'_> {
+    pub(super) fn lock_for_read(&self) -> LockedState<'_> {
         self.lock_timed(self.locks.reads.begin_timed_wait(&self.clock))
     }
 

@@ -16,7 +16,7 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use tower_service::Service as _;
 
-use super::{generation_a, generation_c, hosts_service, peer_jobs_service, transfers_service};
+use super::{generation_a, generation_c, peer_jobs_service, task_claims_service, transfers_service};
 use crate::coordination::{Code, Failure};
 use crate::http2::{ErrorCode, Http2Sender, StreamId, encode_block};
 use crate::proto::DESCRIPTORS;
@@ -32,7 +32,7 @@ const NAMES: [&str; 6] = [
     "",
     generation_a::SERVICE,
     generation_c::SERVICE,
-    hosts_service::SERVICE,
+    task_claims_service::SERVICE,
     peer_jobs_service::SERVICE,
     transfers_service::SERVICE,
 ];

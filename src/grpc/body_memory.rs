@@ -81,7 +81,7 @@ impl MemoryPool {
     }
 
     /// Returns whether a body waits for the reserve.
-    pub(super) fn is_contended(&self) -> bool {
+    pub(super) fn has_waiting_body(&self) -> bool {
         self.lock().waiters.values().any(|waiter| !waiter.is_closed())
     }
 
@@ -133,16 +133,16 @@ struct QuotaUsage {
 }
 
 /// A guard that counts a body among those that wait for their connection's turn.
-struct TurnWait(Arc<QuotaUsage>);
+struct TurnWaitGuard(Arc<QuotaUsage>);
 
-impl TurnWait {
+impl TurnWaitGuard {
     fn new(taken: &Arc<QuotaUsage>) -> Self {
         taken.waiting.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(taken))
     }
 }
 
-impl Drop for TurnWait {
+impl Drop for TurnWaitGuard {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
@@ -162,8 +162,8 @@ impl ConnectionQuota {
     }
 
     /// Returns whether a body waits for the reserve, or another body of this connection for its turn.
-    pub(super) fn is_contended(&self) -> bool {
-        self.taken.waiting.load(Ordering::Relaxed) > 0 || self.pool.is_contended()
+    pub(super) fn has_waiting_body(&self) -> bool {
+        self.taken.waiting.load(Ordering::Relaxed) > 0 || self.pool.has_waiting_body()
     }
 
     /// Returns a permit for no bytes, which can grow.
@@ -173,14 +173,14 @@ impl ConnectionQuota {
     }
 
     /// Grows a permit to `bytes` from the reserve, once there is room.
-    pub(super) fn wait_to_grow(
+    pub(super) fn grow_from_reserve(
         &mut self,
         mut permit: MemoryPermit,
         bytes: usize,
     ) -> impl Future<Output = Option<MemoryPermit>> + Send + use<> {
         let turn = Arc::clone(self.turn.get_or_insert_with(|| Arc::new(Semaphore::new(1))));
         let pool = Arc::clone(&self.pool);
-        let wait = TurnWait::new(&self.taken);
+        let wait = TurnWaitGuard::new(&self.taken);
         async move {
             let turn = turn.acquire_owned().await.ok()?;
             drop(wait);
@@ -209,7 +209,7 @@ impl MemoryPermit {
     }
 
     /// Returns whether it holds a part of the reserve.
-    pub(super) fn holds_reserve(&self) -> bool {
+    pub(super) fn holds_reserve_memory(&self) -> bool {
         self.reserved.is_some()
     }
 
@@ -316,27 +316,30 @@ mod tests {
         let permits = [a.empty_permit(), b.empty_permit(), c.empty_permit(), d.empty_permit()];
         let [pa, pb, pc, pd] = permits;
         let second_of_a = a.empty_permit();
-        let mut all = pin!(a.wait_to_grow(pa, 500 * MIB));
+        let mut all = pin!(a.grow_from_reserve(pa, 500 * MIB));
         let Poll::Ready(Some(whole)) = now(all.as_mut()) else { panic!("it is larger than all, and alone") };
-        let mut second = pin!(a.wait_to_grow(second_of_a, MIB));
-        let mut large = pin!(b.wait_to_grow(pb, 30 * MIB));
-        let mut small = pin!(c.wait_to_grow(pc, 20 * MIB));
+        let mut second = pin!(a.grow_from_reserve(second_of_a, MIB));
+        let mut large = pin!(b.grow_from_reserve(pb, 30 * MIB));
+        let mut small = pin!(c.grow_from_reserve(pc, 20 * MIB));
         assert!(now(second.as_mut()).is_pending() && now(large.as_mut()).is_pending());
-        assert!(now(small.as_mut()).is_pending() && pool.is_contended());
+        assert!(now(small.as_mut()).is_pending() && pool.has_waiting_body());
         drop(whole);
         let Poll::Ready(Some(small)) = now(small.as_mut()) else { panic!("the smaller one comes first") };
         assert!(now(large.as_mut()).is_pending());
         let Poll::Ready(Some(second)) = now(second.as_mut()) else { panic!("it has its turn") };
         // A cancelled waiter delays no other.
         {
-            let mut gone = pin!(d.wait_to_grow(pd, 12 * MIB));
+            let mut gone = pin!(d.grow_from_reserve(pd, 12 * MIB));
             assert!(now(gone.as_mut()).is_pending());
         }
         drop((small, second));
         let Poll::Ready(Some(large)) = now(large.as_mut()) else { panic!("there is room") };
-        assert_eq!((pool.taken_bytes(), large.bytes(), large.holds_reserve()), (30 * MIB, 30 * MIB, true));
+        assert_eq!(
+            (pool.taken_bytes(), large.bytes(), large.holds_reserve_memory()),
+            (30 * MIB, 30 * MIB, true)
+        );
         drop(large);
         assert_eq!(pool.taken_bytes(), 0);
-        assert!(!pool.is_contended());
+        assert!(!pool.has_waiting_body());
     }
 }

@@ -3,7 +3,7 @@
 //! `metrics.rs` writes the metrics. Begin at [`CallCounts::count_call`].
 
 use super::decoded_call::Dialect;
-use crate::coordination::{Code, ConnectionEnd, PeerQuestion, Request};
+use crate::coordination::{Code, ConnectionEnd, PeerJobQuery, Request};
 use crate::meter::{Counter, Histogram, HistogramSnapshot, Moment, Sharded};
 
 /// The ways in which connections end, as they are counted.
@@ -58,7 +58,7 @@ impl CountedMethod {
     }
 
     /// Returns whether it is a method of `muster.v1.PeerJobs`.
-    pub(super) fn is_of_peer_jobs(self) -> bool {
+    pub(super) fn is_peer_jobs_method(self) -> bool {
         self.0 >= FIRST_PEER_METHOD
     }
 
@@ -83,8 +83,8 @@ impl CountedMethod {
             Request::TryGet { .. } => 16,
             Request::List { .. } => 17,
             Request::Delete { .. } => 18,
-            Request::FromPeerJob { question: PeerQuestion::TaskStates { .. }, .. } => 19,
-            Request::FromPeerJob { question: PeerQuestion::EngineRecord { .. }, .. } => 20,
+            Request::FromPeerJob { question: PeerJobQuery::TaskStates { .. }, .. } => 19,
+            Request::FromPeerJob { question: PeerJobQuery::EngineRecord { .. }, .. } => 20,
         })
     }
 }

@@ -1,7 +1,7 @@
 //! One client connection: a tokio task that processes HTTP/2, the deadlines of the connection, and its mailbox.
 //!
 //! The calls of the connection are in `call_table.rs`. Begin at `GrpcConnection::poll`, then
-//! `GrpcConnection::drive`.
+//! `GrpcConnection::run_turn`.
 //!
 //! - *A turn.* When the body of a call is complete, one turn decodes the call, passes it to the engine, and answers
 //!   it if the answer is known at once. After each read, one write sends all answers that are ready. The work that
@@ -37,7 +37,7 @@ use super::job_resolver::ListenerJobRule;
 use super::lingering_close::LingeringClose;
 use super::listener::ConnectionGuard;
 use super::mailbox::{Mailbox, MailboxMessage};
-use super::peer_progress::{OutputSnapshot, ProgressDeadlines, UnfinishedInput};
+use super::peer_progress::{OutputSnapshot, PeerProgressSnapshot, UnfinishedInput};
 use super::request_meta::RequestMeta;
 use super::server::GrpcServer;
 use super::thread_buffers::with_thread_buffers;
@@ -91,7 +91,7 @@ pub(super) struct GrpcConnection<T> {
     /// Whether the timeout for unacknowledged data is off.
     is_user_timeout_off: bool,
     /// The progress for which deadlines of the peer are set.
-    watched: Option<Box<ProgressDeadlines>>,
+    watched: Option<Box<PeerProgressSnapshot>>,
     /// The number of sent bytes.
     sent: u64,
     /// The bytes of buffers that are charged to the budget.
@@ -104,7 +104,7 @@ pub(super) struct GrpcConnection<T> {
 }
 
 /// The result of one turn of driving HTTP/2.
-enum DriveResult {
+enum TurnOutcome {
     /// The connection waits.
     Idle,
     /// More work is ready.
@@ -128,23 +128,23 @@ impl<T: ConnectionSocket> Future for GrpcConnection<T> {
             if let Some(ending) = this.process_mailbox() {
                 return this.end_connection(ending, cx);
             }
-            let driven = this.drive(cx);
+            let driven = this.run_turn(cx);
             let sent = this.sender.output.take_sent_bytes();
             this.sent += sent;
             this.calls.count_bytes(std::mem::take(&mut this.received), sent);
             match driven {
-                DriveResult::Idle => match this.charge_buffers().and_then(|()| this.check_deadlines(cx)) {
+                TurnOutcome::Idle => match this.charge_buffers().and_then(|()| this.check_deadlines(cx)) {
                     Err(fault) => return this.close_with_fault(fault, cx),
                     Ok(true) => continue,
                     Ok(false) => {}
                 },
                 // A connection that is never idle has deadlines too.
-                DriveResult::More => match this.check_deadlines(cx) {
+                TurnOutcome::More => match this.check_deadlines(cx) {
                     Err(fault) => return this.close_with_fault(fault, cx),
                     Ok(_) => return yield_turn(cx),
                 },
-                DriveResult::Over(ending) => return this.end_connection(ending, cx),
-                DriveResult::Broken(fault) => return this.close_with_fault(fault, cx),
+                TurnOutcome::Over(ending) => return this.end_connection(ending, cx),
+                TurnOutcome::Broken(fault) => return this.close_with_fault(fault, cx),
             }
             if this.messages.len() > 0 {
                 continue;
@@ -277,7 +277,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
             }
             ExpiredDeadlines::Connection(_) => {
                 if let Some(was) = self.watched.get_or_insert_default().output.take()
-                    && was.is_stuck(&self.output_snapshot())
+                    && was.has_stalled_until(&self.output_snapshot())
                 {
                     return Err(ConnectionError::new(
                         ErrorCode::EnhanceYourCalm,
@@ -319,7 +319,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
     }
 
     fn output_snapshot(&self) -> OutputSnapshot {
-        let (waiting, gone) = self.sender.data_progress();
+        let (waiting, gone) = self.sender.waiting_and_sent_data_bytes();
         OutputSnapshot { data: (waiting as u64, gone), bytes: (self.sender.output.len() as u64, self.sent) }
     }
 
@@ -345,21 +345,21 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
     }
 
     /// Processes input and sends output until the connection waits or the turn ends.
-    fn drive(&mut self, cx: &mut Context<'_>) -> DriveResult {
+    fn run_turn(&mut self, cx: &mut Context<'_>) -> TurnOutcome {
         let mut read = 0;
         self.declines = false;
         loop {
             let blocked = match self.send_output(cx) {
                 Ok(blocked) => blocked,
-                Err(error) => return DriveResult::Over(connection_end_of(&error)),
+                Err(error) => return TurnOutcome::Over(connection_end_of(&error)),
             };
             self.adjust_user_timeout(read > 0);
             let idle = self.sender.stream_count() == 0 && self.sender.output.is_empty() && !blocked;
             if idle && (self.has_peer_goaway || self.sender.is_shut_down()) {
-                return DriveResult::Over(ConnectionEnd::Closed);
+                return TurnOutcome::Over(ConnectionEnd::Closed);
             }
             if read >= READ_PER_TURN || self.is_turn_over() {
-                return DriveResult::More;
+                return TurnOutcome::More;
             }
             if !blocked && (!self.sender.output.is_empty() || self.has_deferred_work()) {
                 continue;
@@ -368,28 +368,28 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
             self.declines =
                 blocked && (self.calls.is_backpressured(&self.sender) || !self.unread_input.is_empty());
             if self.declines {
-                return DriveResult::Idle;
+                return TurnOutcome::Idle;
             }
             if self.unread_input.is_empty()
                 && self.receiver.has_pending_event()
                 && !self.sender.should_yield()
             {
-                match self.process_owed_event() {
+                match self.process_pending_event() {
                     Ok(()) => continue,
-                    Err(fault) => return DriveResult::Broken(fault),
+                    Err(fault) => return TurnOutcome::Broken(fault),
                 }
             }
             match self.read_input(cx) {
-                Poll::Pending => return DriveResult::Idle,
-                Poll::Ready(Ok(Ok(0))) => return DriveResult::Over(ConnectionEnd::Closed),
+                Poll::Pending => return TurnOutcome::Idle,
+                Poll::Ready(Ok(Ok(0))) => return TurnOutcome::Over(ConnectionEnd::Closed),
                 Poll::Ready(Ok(Ok(bytes))) => read += bytes,
-                Poll::Ready(Ok(Err(fault))) => return DriveResult::Broken(fault),
-                Poll::Ready(Err(error)) => return DriveResult::Over(connection_end_of(&error)),
+                Poll::Ready(Ok(Err(fault))) => return TurnOutcome::Broken(fault),
+                Poll::Ready(Err(error)) => return TurnOutcome::Over(connection_end_of(&error)),
             }
             if self.sender.may_exceed_abuse_limit()
                 && let Err(fault) = self.sender.check_abuse(self.calls.uptime())
             {
-                return DriveResult::Broken(fault);
+                return TurnOutcome::Broken(fault);
             }
         }
     }
@@ -413,7 +413,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
     }
 
     /// Processes the event that needs no further input.
-    fn process_owed_event(&mut self) -> Result<(), ConnectionError> {
+    fn process_pending_event(&mut self) -> Result<(), ConnectionError> {
         with_thread_buffers(|_, headers| self.process_input(&[], headers))
     }
 
@@ -430,7 +430,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
             self.received += bytes as u64;
             self.receiver.consume_expected(bytes, &mut self.sender);
             self.calls.advance_body(&mut self.sender, stream, bytes);
-            return Poll::Ready(Ok(self.process_owed_event().map(|()| bytes)));
+            return Poll::Ready(Ok(self.process_pending_event().map(|()| bytes)));
         }
         let early = std::mem::take(&mut self.unread_input);
         with_thread_buffers(|room, headers| {
@@ -489,7 +489,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
     /// room for it looks like a vanished host. So after a large answer the timeout is off until the peer
     /// sends again and all output is sent.
     fn adjust_user_timeout(&mut self, heard: bool) {
-        if self.sender.take_sent_large() {
+        if self.sender.take_large_answer_sent() {
             if !self.is_user_timeout_off {
                 self.is_user_timeout_off = true;
                 self.socket.set_user_timeout(None);

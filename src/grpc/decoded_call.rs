@@ -96,7 +96,7 @@ pub(super) struct ReplyFormat {
 impl ReplyFormat {
     /// Returns the name of the service.
     pub(super) fn service(&self) -> &'static str {
-        if self.method.is_of_peer_jobs() {
+        if self.method.is_peer_jobs_method() {
             super::peer_jobs_service::SERVICE
         } else {
             self.dialect.service_name()

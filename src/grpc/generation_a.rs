@@ -8,7 +8,7 @@ use prost::Message as _;
 
 use super::decoded_call::{DecodedCall, Dialect, ReplyKind, RequestDecoder, decode_failure};
 use super::frame::RequestMessage;
-use super::task_set_cache::{SetEncoding, TaskSetCache};
+use super::task_set_cache::{TaskSetCache, TaskSetEncoding};
 use crate::coordination::{Code, Failure, Request, TaskId, TaskIncarnation};
 use crate::proto::CoordinatedTask;
 use crate::proto::tensorflow as wire;
@@ -51,18 +51,21 @@ fn decode_message<M: prost::Message + Default>(message: &RequestMessage) -> Resu
 }
 
 /// Decodes a message whose values are kept: they share its memory.
-fn decode_shared<M: prost::Message + Default>(message: &RequestMessage) -> Result<M, Failure> {
+fn decode_sharing_memory<M: prost::Message + Default>(message: &RequestMessage) -> Result<M, Failure> {
     M::decode(message.bytes()).map_err(|error| decode_failure(&error))
 }
 
 /// Returns a call by `task`.
-fn call_by_task(task: Option<CoordinatedTask>, request: impl FnOnce(TaskId) -> Request) -> DecodedCall {
+fn decoded_call_from_task(
+    task: Option<CoordinatedTask>,
+    request: impl FnOnce(TaskId) -> Request,
+) -> DecodedCall {
     let task = task.unwrap_or_default();
     DecodedCall::new(Dialect::of_generation_a(task.named), None, request(TaskId(task.task_id)))
 }
 
 /// Returns a call that names no calling task.
-fn call_without_task(request: Request) -> DecodedCall {
+fn decoded_call_without_task(request: Request) -> DecodedCall {
     DecodedCall::new(Dialect::Unnamed, None, request)
 }
 
@@ -70,18 +73,18 @@ fn decode_register(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::RegisterTaskRequest = decode_message(message)?;
     let recoverable = asked.source_task.is_some_and(|task| task.recoverable);
     let incarnation = TaskIncarnation(asked.incarnation);
-    Ok(call_by_task(asked.source_task, |task| Request::Register { task, incarnation, recoverable }))
+    Ok(decoded_call_from_task(asked.source_task, |task| Request::Register { task, incarnation, recoverable }))
 }
 
 fn decode_heartbeat(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::HeartbeatRequest = decode_message(message)?;
     let incarnation = TaskIncarnation(asked.incarnation);
-    Ok(call_by_task(asked.source_task, |task| Request::Heartbeat { task, incarnation }))
+    Ok(decoded_call_from_task(asked.source_task, |task| Request::Heartbeat { task, incarnation }))
 }
 
 fn decode_poll_for_error(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::PollForErrorRequest = decode_message(message)?;
-    Ok(call_by_task(asked.source_task, |task| Request::PollForError { task })
+    Ok(decoded_call_from_task(asked.source_task, |task| Request::PollForError { task })
         .with_reply_kind(ReplyKind::Poll))
 }
 
@@ -89,17 +92,17 @@ fn decode_wait_for_all_tasks(message: &RequestMessage, _: &TaskSetCache) -> Deco
     let asked: wire::WaitForAllTasksRequest = decode_message(message)?;
     let devices = asked.device_info.unwrap_or_default().device;
     let devices = devices.iter().map(|device| Bytes::from(device.encode_to_vec())).collect();
-    Ok(call_by_task(asked.source_task, |task| Request::WaitForAllTasks { task, devices }))
+    Ok(decoded_call_from_task(asked.source_task, |task| Request::WaitForAllTasks { task, devices }))
 }
 
 fn decode_shutdown(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::ShutdownTaskRequest = decode_message(message)?;
-    Ok(call_by_task(asked.source_task, |task| Request::Shutdown { task }))
+    Ok(decoded_call_from_task(asked.source_task, |task| Request::Shutdown { task }))
 }
 
 fn decode_reset(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::ResetTaskRequest = decode_message(message)?;
-    Ok(call_by_task(asked.source_task, |task| Request::Reset { task }))
+    Ok(decoded_call_from_task(asked.source_task, |task| Request::Reset { task }))
 }
 
 fn decode_report_to_task(_: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
@@ -110,7 +113,7 @@ fn decode_report_to_task(_: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
 fn decode_report_to_service(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::ReportErrorToServiceRequest = decode_message(message)?;
     let (code, message) = (asked.error_code, asked.error_message);
-    Ok(call_by_task(asked.error_origin, |task| Request::ReportError { task, code, message }))
+    Ok(decoded_call_from_task(asked.error_origin, |task| Request::ReportError { task, code, message }))
 }
 
 fn decode_task_state(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
@@ -134,56 +137,63 @@ fn decode_watch(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
 }
 
 fn decode_insert(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
-    let asked: wire::InsertKeyValueRequest = decode_shared(message)?;
+    let asked: wire::InsertKeyValueRequest = decode_sharing_memory(message)?;
     let entry = asked.kv.unwrap_or_default();
     let (key, value) = (entry.key.into(), message.detach_part(entry.value));
-    Ok(call_without_task(Request::Insert { key, value, overwrite: asked.allow_overwrite }))
+    Ok(decoded_call_without_task(Request::Insert { key, value, overwrite: asked.allow_overwrite }))
 }
 
 fn decode_get(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::GetKeyValueRequest = decode_message(message)?;
     let key = Bytes::from(asked.key);
-    Ok(call_without_task(Request::Get { key: key.clone() }).with_echoed_key(key))
+    Ok(decoded_call_without_task(Request::Get { key: key.clone() }).with_echoed_key(key))
 }
 
 fn decode_try_get(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::TryGetKeyValueRequest = decode_message(message)?;
     let key = Bytes::from(asked.key);
-    Ok(call_without_task(Request::TryGet { key: key.clone() }).with_echoed_key(key))
+    Ok(decoded_call_without_task(Request::TryGet { key: key.clone() }).with_echoed_key(key))
 }
 
 fn decode_increment(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::IncrementKeyValueRequest = decode_message(message)?;
     let key = Bytes::from(asked.key);
-    Ok(call_without_task(Request::Increment { key: key.clone(), by: asked.increment }).with_echoed_key(key))
+    Ok(decoded_call_without_task(Request::Increment { key: key.clone(), by: asked.increment })
+        .with_echoed_key(key))
 }
 
 fn decode_list(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::GetKeyValueDirRequest = decode_message(message)?;
-    Ok(call_without_task(Request::List { directory: asked.directory_key.into() }))
+    Ok(decoded_call_without_task(Request::List { directory: asked.directory_key.into() }))
 }
 
 fn decode_delete(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::DeleteKeyValueRequest = decode_message(message)?;
-    Ok(call_without_task(Request::Delete { key: asked.key.into() }))
+    Ok(decoded_call_without_task(Request::Delete { key: asked.key.into() }))
 }
 
 fn decode_barrier(message: &RequestMessage, sets: &TaskSetCache) -> DecodeResult {
-    let (rest, members) = sets.extract_task_set(message, 3, SetEncoding::Messages)?;
+    let (rest, members) = sets.extract_task_set(message, 3, TaskSetEncoding::Messages)?;
     let asked = wire::BarrierRequest::decode(rest).map_err(|error| decode_failure(&error))?;
     let (id, counter, timeout_ms) = (asked.barrier_id, asked.counter, asked.barrier_timeout_in_ms);
-    Ok(call_by_task(asked.source_task, |task| Request::Barrier { id, counter, timeout_ms, members, task }))
+    Ok(decoded_call_from_task(asked.source_task, |task| Request::Barrier {
+        id,
+        counter,
+        timeout_ms,
+        members,
+        task,
+    }))
 }
 
 fn decode_cancel_barrier(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::CancelBarrierRequest = decode_message(message)?;
     let (id, counter) = (asked.barrier_id, asked.counter);
-    Ok(call_by_task(asked.source_task, |task| Request::CancelBarrier { id, counter, task }))
+    Ok(decoded_call_from_task(asked.source_task, |task| Request::CancelBarrier { id, counter, task }))
 }
 
 fn decode_alive_tasks(message: &RequestMessage, sets: &TaskSetCache) -> DecodeResult {
-    let (rest, tasks) = sets.extract_task_set(message, 2, SetEncoding::Messages)?;
+    let (rest, tasks) = sets.extract_task_set(message, 2, TaskSetEncoding::Messages)?;
     let asked = wire::GetAliveTasksRequest::decode(rest).map_err(|error| decode_failure(&error))?;
     let tasks = tasks.unwrap_or_else(TaskSetCache::empty_set);
-    Ok(call_by_task(asked.requesting_task, |task| Request::LiveSet { task, tasks }))
+    Ok(decoded_call_from_task(asked.requesting_task, |task| Request::LiveSet { task, tasks }))
 }

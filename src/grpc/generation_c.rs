@@ -8,7 +8,7 @@ use prost::Message as _;
 
 use super::decoded_call::{DecodedCall, Dialect, ReplyKind, RequestDecoder, decode_failure};
 use super::frame::RequestMessage;
-use super::task_set_cache::{SetEncoding, TaskSetCache};
+use super::task_set_cache::{TaskSetCache, TaskSetEncoding};
 use crate::coordination::{
     ClaimedIncarnations, Failure, Request, ServiceIncarnation, TaskId, TaskIncarnation,
 };
@@ -47,13 +47,13 @@ fn decode_message<M: prost::Message + Default>(message: &RequestMessage) -> Resu
 }
 
 /// Decodes a message whose values are kept: they share its memory.
-fn decode_shared<M: prost::Message + Default>(message: &RequestMessage) -> Result<M, Failure> {
+fn decode_sharing_memory<M: prost::Message + Default>(message: &RequestMessage) -> Result<M, Failure> {
     M::decode(message.bytes()).map_err(|error| decode_failure(&error))
 }
 
 /// Returns a call of a caller with these incarnations. Absent ones count as incarnation 0, which never
 /// matches.
-fn call_with_incarnations(claimed: Option<wire::Incarnations>, request: Request) -> DecodedCall {
+fn decoded_call_with_incarnations(claimed: Option<wire::Incarnations>, request: Request) -> DecodedCall {
     let claimed = claimed.unwrap_or_default();
     let service = ServiceIncarnation(claimed.service_incarnation);
     let claim = ClaimedIncarnations { service, task: TaskIncarnation(claimed.task_incarnation) };
@@ -69,37 +69,40 @@ fn decode_register(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
 fn decode_heartbeat(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::HeartbeatRequest = decode_message(message)?;
     let (task, incarnation) = (TaskId(asked.source_task_id), TaskIncarnation(asked.incarnation));
-    Ok(call_with_incarnations(asked.incarnations, Request::Heartbeat { task, incarnation }))
+    Ok(decoded_call_with_incarnations(asked.incarnations, Request::Heartbeat { task, incarnation }))
 }
 
 fn decode_poll_for_error(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::PollForErrorRequest = decode_message(message)?;
     let task = TaskId(asked.source_task_id);
-    Ok(call_with_incarnations(asked.incarnations, Request::PollForError { task })
+    Ok(decoded_call_with_incarnations(asked.incarnations, Request::PollForError { task })
         .with_reply_kind(ReplyKind::Poll))
 }
 
 fn decode_shutdown(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::ShutdownTaskRequest = decode_message(message)?;
-    Ok(call_with_incarnations(asked.incarnations, Request::Shutdown { task: TaskId(asked.source_task_id) }))
+    Ok(decoded_call_with_incarnations(
+        asked.incarnations,
+        Request::Shutdown { task: TaskId(asked.source_task_id) },
+    ))
 }
 
 fn decode_report_to_service(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::ReportErrorToServiceRequest = decode_message(message)?;
     let (task, code, message) = (TaskId(asked.source_task_id), asked.error_code, asked.error_message);
-    Ok(call_with_incarnations(asked.incarnations, Request::ReportError { task, code, message }))
+    Ok(decoded_call_with_incarnations(asked.incarnations, Request::ReportError { task, code, message }))
 }
 
 fn decode_watch(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::WatchTasksRequest = decode_message(message)?;
-    Ok(call_with_incarnations(asked.incarnations, Request::Watch { version: asked.version_number }))
+    Ok(decoded_call_with_incarnations(asked.incarnations, Request::Watch { version: asked.version_number }))
 }
 
 fn decode_insert(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
-    let asked: wire::InsertKeyValueRequest = decode_shared(message)?;
+    let asked: wire::InsertKeyValueRequest = decode_sharing_memory(message)?;
     let entry = asked.kv.unwrap_or_default();
     let (key, value) = (entry.key.into(), message.detach_part(entry.value));
-    Ok(call_with_incarnations(
+    Ok(decoded_call_with_incarnations(
         asked.incarnations,
         Request::Insert { key, value, overwrite: asked.allow_overwrite },
     ))
@@ -108,38 +111,43 @@ fn decode_insert(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
 fn decode_get(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::GetKeyValueRequest = decode_message(message)?;
     let key = Bytes::from(asked.key);
-    Ok(call_with_incarnations(asked.incarnations, Request::Get { key: key.clone() }).with_echoed_key(key))
+    Ok(decoded_call_with_incarnations(asked.incarnations, Request::Get { key: key.clone() })
+        .with_echoed_key(key))
 }
 
 fn decode_try_get(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::TryGetKeyValueRequest = decode_message(message)?;
     let key = Bytes::from(asked.key);
-    Ok(call_with_incarnations(asked.incarnations, Request::TryGet { key: key.clone() }).with_echoed_key(key))
+    Ok(decoded_call_with_incarnations(asked.incarnations, Request::TryGet { key: key.clone() })
+        .with_echoed_key(key))
 }
 
 fn decode_increment(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::IncrementKeyValueRequest = decode_message(message)?;
     let key = Bytes::from(asked.key);
     let request = Request::Increment { key: key.clone(), by: asked.increment };
-    Ok(call_with_incarnations(asked.incarnations, request).with_echoed_key(key))
+    Ok(decoded_call_with_incarnations(asked.incarnations, request).with_echoed_key(key))
 }
 
 fn decode_list(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::GetKeyValueDirRequest = decode_message(message)?;
-    Ok(call_with_incarnations(asked.incarnations, Request::List { directory: asked.directory_key.into() }))
+    Ok(decoded_call_with_incarnations(
+        asked.incarnations,
+        Request::List { directory: asked.directory_key.into() },
+    ))
 }
 
 fn decode_delete(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::DeleteKeyValueRequest = decode_message(message)?;
-    Ok(call_with_incarnations(asked.incarnations, Request::Delete { key: asked.key.into() }))
+    Ok(decoded_call_with_incarnations(asked.incarnations, Request::Delete { key: asked.key.into() }))
 }
 
 fn decode_barrier(message: &RequestMessage, sets: &TaskSetCache) -> DecodeResult {
-    let (rest, members) = sets.extract_task_set(message, 4, SetEncoding::Numbers)?;
+    let (rest, members) = sets.extract_task_set(message, 4, TaskSetEncoding::Numbers)?;
     let asked = wire::BarrierRequest::decode(rest).map_err(|error| decode_failure(&error))?;
     let (id, counter, timeout_ms) = (asked.barrier_id, asked.counter, asked.barrier_timeout_in_ms);
     let task = TaskId(asked.source_task_id);
-    Ok(call_with_incarnations(
+    Ok(decoded_call_with_incarnations(
         asked.incarnations,
         Request::Barrier { id, counter, timeout_ms, members, task },
     ))
@@ -148,13 +156,13 @@ fn decode_barrier(message: &RequestMessage, sets: &TaskSetCache) -> DecodeResult
 fn decode_cancel_barrier(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::CancelBarrierRequest = decode_message(message)?;
     let (id, counter, task) = (asked.barrier_id, asked.counter, TaskId(asked.source_task_id));
-    Ok(call_with_incarnations(asked.incarnations, Request::CancelBarrier { id, counter, task }))
+    Ok(decoded_call_with_incarnations(asked.incarnations, Request::CancelBarrier { id, counter, task }))
 }
 
 fn decode_alive_tasks(message: &RequestMessage, sets: &TaskSetCache) -> DecodeResult {
-    let (rest, tasks) = sets.extract_task_set(message, 3, SetEncoding::Numbers)?;
+    let (rest, tasks) = sets.extract_task_set(message, 3, TaskSetEncoding::Numbers)?;
     let asked = wire::GetAliveTasksRequest::decode(rest).map_err(|error| decode_failure(&error))?;
     let task = TaskId(asked.requesting_task_id);
     let tasks = tasks.unwrap_or_else(TaskSetCache::empty_set);
-    Ok(call_with_incarnations(asked.incarnations, Request::LiveSet { task, tasks }))
+    Ok(decoded_call_with_incarnations(asked.incarnations, Request::LiveSet { task, tasks }))
 }

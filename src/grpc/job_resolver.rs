@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::coordination::{Code, Coordinator, Failure, JobId, JobName};
 use crate::engine::Engine;
-use crate::telemetry::log_limit::LogRateLimit;
+use crate::telemetry::log_rate_limit::LogRateLimit;
 
 /// The rule that chooses the job for the calls of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]

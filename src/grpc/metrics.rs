@@ -9,7 +9,11 @@ impl MetricSource for GrpcServer {
     fn write_samples(&self, page: &mut ScrapeSamples) {
         let figures = self.counters();
         for calls in self.call_counts() {
-            page.add_count(&metric::CALLS, &[calls.method, calls.generation, calls.code], calls.count);
+            page.add_integer_sample(
+                &metric::CALLS,
+                &[calls.method, calls.generation, calls.code],
+                calls.count,
+            );
         }
         for calls in self.call_times() {
             page.add_duration_histogram(
@@ -18,22 +22,22 @@ impl MetricSource for GrpcServer {
                 &calls.timed,
             );
         }
-        page.add_count(&metric::CALLS_RECEIVED, &[], figures.calls);
-        page.add_count(&metric::CALLS_REFUSED, &[], figures.calls_refused);
-        page.add_size(&metric::CONNECTIONS, &[], figures.connections);
-        page.add_size(&metric::CONNECTIONS_LIMIT, &[], figures.connections_max);
-        page.add_count(&metric::CONNECTIONS_OPENED, &[], figures.connections_opened);
+        page.add_integer_sample(&metric::CALLS_RECEIVED, &[], figures.calls);
+        page.add_integer_sample(&metric::CALLS_REFUSED, &[], figures.calls_refused);
+        page.add_usize_sample(&metric::CONNECTIONS, &[], figures.connections);
+        page.add_usize_sample(&metric::CONNECTIONS_LIMIT, &[], figures.connections_max);
+        page.add_integer_sample(&metric::CONNECTIONS_OPENED, &[], figures.connections_opened);
         for (ending, count) in ENDINGS.iter().zip(figures.endings) {
-            page.add_count(&metric::CONNECTIONS_ENDED, &[ending], count);
+            page.add_integer_sample(&metric::CONNECTIONS_ENDED, &[ending], count);
         }
-        page.add_count(&metric::CONNECTIONS_REFUSED, &[], figures.connections_refused);
-        page.add_count(&metric::CONNECTIONS_STRANGE, &[], figures.not_http2);
-        page.add_count(&metric::ACCEPT_ERRORS, &[], figures.accept_errors);
-        page.add_count(&metric::RECEIVED_BYTES, &[], figures.received_bytes);
-        page.add_count(&metric::SENT_BYTES, &[], figures.sent_bytes);
-        page.add_size(&metric::BODIES_BYTES, &[], figures.bodies_in_flight_bytes);
-        page.add_size(&metric::BODIES_BYTES_LIMIT, &[], figures.bodies_in_flight_bytes_max);
-        page.add_size(&metric::STATE_BYTES, &[], figures.state_bytes);
-        page.add_size(&metric::STATE_BYTES_LIMIT, &[], figures.state_bytes_max);
+        page.add_integer_sample(&metric::CONNECTIONS_REFUSED, &[], figures.connections_refused);
+        page.add_integer_sample(&metric::CONNECTIONS_STRANGE, &[], figures.not_http2);
+        page.add_integer_sample(&metric::ACCEPT_ERRORS, &[], figures.accept_errors);
+        page.add_integer_sample(&metric::RECEIVED_BYTES, &[], figures.received_bytes);
+        page.add_integer_sample(&metric::SENT_BYTES, &[], figures.sent_bytes);
+        page.add_usize_sample(&metric::BODIES_BYTES, &[], figures.bodies_in_flight_bytes);
+        page.add_usize_sample(&metric::BODIES_BYTES_LIMIT, &[], figures.bodies_in_flight_bytes_max);
+        page.add_usize_sample(&metric::STATE_BYTES, &[], figures.state_bytes);
+        page.add_usize_sample(&metric::STATE_BYTES_LIMIT, &[], figures.state_bytes_max);
     }
 }

@@ -32,7 +32,6 @@ pub(crate) mod fuzzing;
 mod generation_a;
 mod generation_c;
 mod gzip;
-mod hosts_service;
 mod job_resolver;
 mod limits;
 mod lingering_close;
@@ -49,6 +48,7 @@ mod responses;
 mod server;
 mod slot_table;
 mod status;
+mod task_claims_service;
 mod task_set_cache;
 #[cfg(test)]
 mod tests;

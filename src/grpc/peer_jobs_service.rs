@@ -7,7 +7,7 @@ use prost::Message as _;
 
 use super::decoded_call::{DecodedCall, Dialect, decode_failure};
 use super::frame::RequestMessage;
-use crate::coordination::{Code, Failure, JobId, PeerQuestion, Request, TaskId, TaskIncarnation};
+use crate::coordination::{Code, Failure, JobId, PeerJobQuery, Request, TaskId, TaskIncarnation};
 use crate::engine::Engine;
 use crate::proto::muster::v1 as pb;
 
@@ -15,22 +15,22 @@ use crate::proto::muster::v1 as pb;
 pub(super) const SERVICE: &str = "muster.v1.PeerJobs";
 
 /// A function that decodes the request of one method: the other job, and the question.
-pub(super) type PeerDecoder = fn(&RequestMessage) -> Result<(String, PeerQuestion), Failure>;
+pub(super) type PeerQuestionDecoder = fn(&RequestMessage) -> Result<(String, PeerJobQuery), Failure>;
 
 /// Returns the decoder of `method`.
-pub(super) fn request_decoder(method: &str) -> Option<PeerDecoder> {
+pub(super) fn request_decoder(method: &str) -> Option<PeerQuestionDecoder> {
     Some(match method {
-        "WatchPeerTasks" => watch_tasks,
-        "GetPeerEngine" => get_engine,
+        "WatchPeerTasks" => decode_watch_tasks,
+        "GetPeerEngine" => decode_get_engine,
         _ => return None,
     })
 }
 
 /// Decodes a call of a task of job `from`; returns the job that it is made to, with the call.
-pub(super) fn resolve_call(
+pub(super) fn decode_peer_call(
     engine: &Engine,
     from: JobId,
-    decoder: PeerDecoder,
+    decoder: PeerQuestionDecoder,
     message: &RequestMessage,
 ) -> Result<(JobId, DecodedCall), Failure> {
     let (name, question) = decoder(message)?;
@@ -38,12 +38,12 @@ pub(super) fn resolve_call(
     Ok((job, DecodedCall::new(Dialect::Number, None, Request::FromPeerJob { from, question })))
 }
 
-fn watch_tasks(message: &RequestMessage) -> Result<(String, PeerQuestion), Failure> {
+fn decode_watch_tasks(message: &RequestMessage) -> Result<(String, PeerJobQuery), Failure> {
     let asked = pb::PeerTasksRequest::decode(&*message.contents()).map_err(|error| decode_failure(&error))?;
-    Ok((asked.job, PeerQuestion::TaskStates { version: asked.version }))
+    Ok((asked.job, PeerJobQuery::TaskStates { version: asked.version }))
 }
 
-fn get_engine(message: &RequestMessage) -> Result<(String, PeerQuestion), Failure> {
+fn decode_get_engine(message: &RequestMessage) -> Result<(String, PeerJobQuery), Failure> {
     let asked =
         pb::PeerEngineRequest::decode(&*message.contents()).map_err(|error| decode_failure(&error))?;
     let Ok(task) = i32::try_from(asked.task) else {
@@ -51,5 +51,5 @@ fn get_engine(message: &RequestMessage) -> Result<(String, PeerQuestion), Failur
         return Err(Failure::without_details(Code::InvalidArgument, text));
     };
     let incarnation = TaskIncarnation(asked.incarnation);
-    Ok((asked.job, PeerQuestion::EngineRecord { task: TaskId(task), incarnation }))
+    Ok((asked.job, PeerJobQuery::EngineRecord { task: TaskId(task), incarnation }))
 }

@@ -2,7 +2,7 @@
 //! output that the peer had not read.
 //!
 //! The [`GrpcConnection`](super::connection::GrpcConnection) sets the deadlines. When one passes, it compares the
-//! present state with the recorded one to see whether the peer has made progress. Begin at [`ProgressDeadlines`].
+//! present state with the recorded one to see whether the peer has made progress. Begin at [`PeerProgressSnapshot`].
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const TAKEN_MIN: u64 = 64 << 10;
 
 /// The peer's progress when its deadlines were set.
 #[derive(Default)]
-pub(super) struct ProgressDeadlines {
+pub(super) struct PeerProgressSnapshot {
     /// The incomplete input that is processed as a whole.
     pub(super) input: Option<UnfinishedInput>,
     /// The incomplete input that is passed through.
@@ -26,7 +26,7 @@ pub(super) struct ProgressDeadlines {
     declines_since: Option<Instant>,
 }
 
-impl ProgressDeadlines {
+impl PeerProgressSnapshot {
     /// Records whether this server reads from the peer now. The time during which it does not is not counted
     /// against the peer.
     pub(super) fn set_reading_paused(&mut self, declines: bool) {
@@ -60,7 +60,7 @@ pub(super) struct OutputSnapshot {
 
 impl OutputSnapshot {
     /// Returns whether too little of the output has been sent since, though some still waits.
-    pub(super) fn is_stuck(&self, now: &Self) -> bool {
+    pub(super) fn has_stalled_until(&self, now: &Self) -> bool {
         let stuck =
             |was: (u64, u64), is: (u64, u64)| was.0 > 0 && is.0 > 0 && is.1 - was.1 < was.0.min(TAKEN_MIN);
         stuck(self.data, now.data) || stuck(self.bytes, now.bytes)

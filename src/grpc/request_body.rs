@@ -164,7 +164,7 @@ impl RequestBody {
                     return Err(trailing_data_failure());
                 };
                 // The bytes held back here are not returned to the window before there is memory for them.
-                let wait = Box::pin(quota.wait_to_grow(permit, prefix.length));
+                let wait = Box::pin(quota.grow_from_reserve(permit, prefix.length));
                 self.stage = BodyStage::WaitingForMemory(prefix, message, bytes.to_vec(), wait);
                 Ok(())
             }
@@ -296,7 +296,7 @@ impl RequestBody {
 
     /// Returns whether enough bytes have arrived since the last call: [`PROGRESS_MIN`], or all missing ones.
     /// While the request waits for the server itself, that counts as progress.
-    pub(super) fn has_progressed(&mut self) -> bool {
+    pub(super) fn has_progressed_since_last_check(&mut self) -> bool {
         let step = match &self.stage {
             BodyStage::WaitingForMemory(..) if self.starved >= STARVED_PERIODS_MAX => usize::MAX,
             BodyStage::WaitingForMemory(..) => {
@@ -323,10 +323,10 @@ impl RequestBody {
     }
 
     /// Returns whether it holds memory of the reserve.
-    pub(super) fn holds_reserve(&self) -> bool {
+    pub(super) fn holds_reserve_memory(&self) -> bool {
         match &self.stage {
             BodyStage::Assembling(_, _, permit) | BodyStage::Complete(_, _, Some(permit)) => {
-                permit.holds_reserve()
+                permit.holds_reserve_memory()
             }
             _ => false,
         }
@@ -336,7 +336,7 @@ impl RequestBody {
     pub(super) fn is_too_slow(&mut self, quota: &ConnectionQuota) -> bool {
         let moved = self.received - self.paced >= PACE_MIN;
         self.paced = self.received;
-        !moved && self.holds_reserve() && quota.is_contended()
+        !moved && self.holds_reserve_memory() && quota.has_waiting_body()
     }
 }
 
@@ -367,7 +367,7 @@ fn begin_inflating(
     let wait = if room.try_grow(length, length) {
         None
     } else {
-        Some(quota.wait_to_grow(quota.empty_permit(), length))
+        Some(quota.grow_from_reserve(quota.empty_permit(), length))
     };
     Ok(BodyStage::Inflating(Box::pin(async move {
         // The permit for the compressed bytes is released first: holding one while waiting for another could

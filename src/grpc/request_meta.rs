@@ -8,8 +8,8 @@ use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderMap};
 
 use super::decoded_call::RequestDecoder;
-use super::peer_jobs_service::{self, PeerDecoder};
-use super::{generation_a, generation_c, hosts_service, transfers_service};
+use super::peer_jobs_service::{self, PeerQuestionDecoder};
+use super::{generation_a, generation_c, task_claims_service, transfers_service};
 use crate::coordination::{Code, Failure};
 use crate::http2::{FromRequestHead, RequestHead};
 
@@ -101,7 +101,7 @@ pub(super) enum CallHandler {
     /// The claims of processes on a task id.
     Claims,
     /// The questions of tasks about other jobs.
-    PeerJobs(PeerDecoder),
+    PeerJobs(PeerQuestionDecoder),
 }
 
 /// The reason for which a request has no target.
@@ -150,7 +150,7 @@ fn request_target(head: &RequestHead) -> Result<RequestTarget, RequestRefusal> {
         Some((generation_c::SERVICE, method)) => {
             generation_c::request_decoder(method).map(CallHandler::Coordination)
         }
-        Some((hosts_service::SERVICE, hosts_service::METHOD)) => Some(CallHandler::Claims),
+        Some((task_claims_service::SERVICE, task_claims_service::METHOD)) => Some(CallHandler::Claims),
         Some((peer_jobs_service::SERVICE, method)) => {
             peer_jobs_service::request_decoder(method).map(CallHandler::PeerJobs)
         }

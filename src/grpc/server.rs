@@ -16,9 +16,9 @@ use crate::engine::Engine;
 use crate::http2::StatePool;
 use crate::meter::{self, Counter, Sharded};
 use crate::service::reports::ReportStore;
-use crate::telemetry::log_limit::LogRateLimit;
+use crate::telemetry::log_rate_limit::LogRateLimit;
 use crate::telemetry::traces::Traces;
-use crate::tls::{ConnectionAdmission, HandshakeFailures};
+use crate::tls::{HandshakeFailures, TransportPolicy};
 
 /// The gRPC port of one engine. Its limits hold over all of its listeners together.
 pub struct GrpcServer {
@@ -32,7 +32,7 @@ pub struct GrpcServer {
     pub(super) counts: Sharded<PortCounters>,
     /// The present number of connections.
     pub(super) connections: AtomicUsize,
-    pub(super) listener_tls: ConnectionAdmission,
+    pub(super) listener_tls: TransportPolicy,
     /// The rate limit of log lines about clients whose authority leads to no job.
     pub(super) unroutable_log: Mutex<LogRateLimit<()>>,
     pub(super) transfers: Arc<ReportStore>,
@@ -53,18 +53,13 @@ impl GrpcServer {
     #[must_use]
     pub fn with_traces(engine: Arc<Engine>, limits: GrpcLimits, traces: Option<Arc<Traces>>) -> Arc<Self> {
         let failures = Arc::new(HandshakeFailures::new(*engine.clock()));
-        Self::with_connection_admission(
-            ConnectionAdmission::plaintext_only("grpc", failures),
-            engine,
-            limits,
-            traces,
-        )
+        Self::with_transport_policy(TransportPolicy::plaintext_only("grpc", failures), engine, limits, traces)
     }
 
     /// Returns the same with the given handling of new connections.
     #[must_use]
-    pub fn with_connection_admission(
-        entrance: ConnectionAdmission,
+    pub fn with_transport_policy(
+        entrance: TransportPolicy,
         engine: Arc<Engine>,
         limits: GrpcLimits,
         traces: Option<Arc<Traces>>,

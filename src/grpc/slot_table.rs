@@ -73,13 +73,13 @@ impl<T> SlotTable<T> {
         cell.generation = cell.generation.wrapping_add(1);
         self.free.push(slot_index(key) as u32);
         if self.free.len() == self.cells.len() && self.cells.len() > CELLS_KEPT {
-            self.free_cells();
+            self.release_all_cells();
         }
         Some(content)
     }
 
     /// Frees all cells; none has a value.
-    fn free_cells(&mut self) {
+    fn release_all_cells(&mut self) {
         let newest = self.cells.iter().map(|cell| cell.generation.wrapping_sub(self.first_generation)).max();
         self.first_generation = self.first_generation.wrapping_add(newest.unwrap_or_default());
         (self.cells, self.free) = (Vec::new(), Vec::new());

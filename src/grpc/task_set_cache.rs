@@ -24,7 +24,7 @@ use crate::proto::CoordinatedTask;
 
 /// The encoding of a set of tasks in a generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum SetEncoding {
+pub(super) enum TaskSetEncoding {
     /// A `CoordinatedTask` for each task.
     Messages,
     /// Numbers, packed or not.
@@ -40,7 +40,7 @@ const CACHED_SETS: usize = 8;
 
 #[derive(Debug)]
 struct CachedSet {
-    spelling: SetEncoding,
+    spelling: TaskSetEncoding,
     field: u32,
     raw: Bytes,
     set: TaskSet,
@@ -183,7 +183,7 @@ impl TaskSetCache {
         &self,
         message: &RequestMessage,
         field: u32,
-        spelling: SetEncoding,
+        spelling: TaskSetEncoding,
     ) -> Result<(Bytes, Option<TaskSet>), Failure> {
         if let RequestMessage::Cached(CachedMessage { beginning, known }) = message
             && known.field == field
@@ -199,7 +199,7 @@ impl TaskSetCache {
         &self,
         request: Bytes,
         field: u32,
-        spelling: SetEncoding,
+        spelling: TaskSetEncoding,
     ) -> Result<(Bytes, Option<TaskSet>), Failure> {
         let known = match request.len() {
             0..CACHED_MIN_BYTES => Arc::default(),
@@ -248,7 +248,7 @@ fn contains_field(mut message: &[u8], field: u32) -> bool {
 struct SetExtractor<'a> {
     request: &'a [u8],
     field: u32,
-    spelling: SetEncoding,
+    spelling: TaskSetEncoding,
     /// The decoded ids, in the order of the request.
     ids: Vec<i32>,
     /// The set, if it was cached.
@@ -316,7 +316,7 @@ impl SetExtractor<'_> {
     fn read_set_field(&mut self, wire_type: WireType, left: &mut &[u8]) -> Result<(), DecodeError> {
         let context = DecodeContext::default();
         match self.spelling {
-            SetEncoding::Messages => {
+            TaskSetEncoding::Messages => {
                 encoding::check_wire_type(WireType::LengthDelimited, wire_type)?;
                 let length = encoding::decode_varint(left)?;
                 let task = usize::try_from(length).ok().and_then(|length| left.get(..length));
@@ -332,7 +332,7 @@ impl SetExtractor<'_> {
                 left.advance(task.len());
                 self.ids.push(CoordinatedTask::decode(task)?.task_id);
             }
-            SetEncoding::Numbers => {
+            TaskSetEncoding::Numbers => {
                 encoding::int32::merge_repeated(wire_type, &mut self.ids, left, context)?;
             }
         }
@@ -371,7 +371,7 @@ mod tests {
                 task_ids: all.clone(),
             };
             let (rest, set) = sets
-                .extract_task_set_from_bytes(asked.encode_to_vec().into(), 3, SetEncoding::Numbers)
+                .extract_task_set_from_bytes(asked.encode_to_vec().into(), 3, TaskSetEncoding::Numbers)
                 .unwrap();
             let rest = xla::coordination::GetAliveTasksRequest::decode(rest).unwrap();
             assert_eq!(ids(set), (0..2000).collect::<Vec<_>>());
@@ -404,19 +404,19 @@ mod tests {
         };
         let (message, _) = read(&ask(0, &all));
         assert!(matches!(message, RequestMessage::Whole(_)), "nothing is known yet");
-        sets.extract_task_set(&message, 3, SetEncoding::Numbers).unwrap();
+        sets.extract_task_set(&message, 3, TaskSetEncoding::Numbers).unwrap();
         for task in [0, 1, 127, 128, 1999] {
             let asked = ask(task, &all);
             let kept = [(); 3].map(|()| read(&asked).1);
             assert_eq!(kept, [false, true, true], "a request that came is kept");
             let (message, is_kept) = read(&asked);
             assert!(is_kept);
-            let (rest, set) = sets.extract_task_set(&message, 3, SetEncoding::Numbers).unwrap();
+            let (rest, set) = sets.extract_task_set(&message, 3, TaskSetEncoding::Numbers).unwrap();
             let rest = xla::coordination::GetAliveTasksRequest::decode(rest).unwrap();
             assert_eq!((rest.requesting_task_id, rest.incarnations), (task, asked.incarnations));
             assert_eq!(ids(set), all);
             // The cache distinguishes the encodings of the same bytes.
-            let (_, other) = sets.extract_task_set(&message, 4, SetEncoding::Numbers).unwrap();
+            let (_, other) = sets.extract_task_set(&message, 4, TaskSetEncoding::Numbers).unwrap();
             assert!(other.is_none());
         }
         // A message that differs anywhere has another set.
@@ -429,7 +429,8 @@ mod tests {
         // Eight other sets come: the first one is forgotten, and the requests that ended in it.
         for n in 1..=CACHED_SETS as i32 {
             let others = ask(0, &all[n as usize..]);
-            sets.extract_task_set_from_bytes(others.encode_to_vec().into(), 3, SetEncoding::Numbers).unwrap();
+            sets.extract_task_set_from_bytes(others.encode_to_vec().into(), 3, TaskSetEncoding::Numbers)
+                .unwrap();
         }
         assert!(!read(&ask(0, &all)).1);
     }
@@ -438,7 +439,7 @@ mod tests {
     fn kept_requests_have_a_bound() {
         let set = TaskSet::new(vec![TaskId(0)]);
         let raw = Bytes::from_static(&[0x18, 0]);
-        let known = Arc::new(CachedSet { spelling: SetEncoding::Numbers, field: 3, raw, set });
+        let known = Arc::new(CachedSet { spelling: TaskSetEncoding::Numbers, field: 3, raw, set });
         let sets = TaskSetCache::default();
         let message = CachedMessage { beginning: Bytes::new(), known };
         for number in 0..100 {
@@ -473,7 +474,7 @@ mod tests {
                     ..Default::default()
                 };
                 let (rest, set) = sets
-                    .extract_task_set_from_bytes(asked.encode_to_vec().into(), 3, SetEncoding::Messages)
+                    .extract_task_set_from_bytes(asked.encode_to_vec().into(), 3, TaskSetEncoding::Messages)
                     .unwrap();
                 assert_eq!(ids(set), members);
                 let rest = tensorflow::BarrierRequest::decode(rest).unwrap();
@@ -488,16 +489,16 @@ mod tests {
         let sets = TaskSetCache::default();
         let scattered = [0x18, 5, 0x10, 9, 0x1a, 2, 3, 4, 0x18, 1];
         let (rest, set) = sets
-            .extract_task_set_from_bytes(Bytes::copy_from_slice(&scattered), 3, SetEncoding::Numbers)
+            .extract_task_set_from_bytes(Bytes::copy_from_slice(&scattered), 3, TaskSetEncoding::Numbers)
             .unwrap();
         assert_eq!(ids(set), [1, 3, 4, 5]);
         assert_eq!(*rest, [0x10, 9]);
         let (_, none) = sets
-            .extract_task_set_from_bytes(Bytes::from_static(&[0x10, 9]), 3, SetEncoding::Numbers)
+            .extract_task_set_from_bytes(Bytes::from_static(&[0x10, 9]), 3, TaskSetEncoding::Numbers)
             .unwrap();
         assert!(none.is_none());
         for bad in [&[0x1a, 5, 1][..], &[0x1a], &[0x1b], &[0xff; 12], &[0x1d, 1, 2, 3, 4]] {
-            for spelling in [SetEncoding::Numbers, SetEncoding::Messages] {
+            for spelling in [TaskSetEncoding::Numbers, TaskSetEncoding::Messages] {
                 assert!(
                     sets.extract_task_set_from_bytes(Bytes::copy_from_slice(bad), 3, spelling).is_err(),
                     "{bad:?}"
@@ -513,11 +514,12 @@ mod tests {
         packed.extend((0..300_u32).map(|n| (n % 100) as u8));
         for _ in 0..2 {
             let (_, set) =
-                sets.extract_task_set_from_bytes(packed.clone().into(), 3, SetEncoding::Numbers).unwrap();
+                sets.extract_task_set_from_bytes(packed.clone().into(), 3, TaskSetEncoding::Numbers).unwrap();
             assert_eq!(ids(set).len(), 100);
         }
         packed.extend([0x10, 1, 0x18, 101]);
-        let (rest, set) = sets.extract_task_set_from_bytes(packed.into(), 3, SetEncoding::Numbers).unwrap();
+        let (rest, set) =
+            sets.extract_task_set_from_bytes(packed.into(), 3, TaskSetEncoding::Numbers).unwrap();
         assert_eq!(ids(set).len(), 101);
         assert_eq!(*rest, [0x10, 1]);
     }

@@ -1,7 +1,7 @@
 //! The start of a connection: detects TLS or plaintext by the first byte, and then reads the HTTP/2 preface. One
 //! timeout covers the detection, the TLS handshake and the preface.
 //!
-//! `tls::connection_admission` performs the TLS handshake. The first byte is read together with the bytes after it, so
+//! `tls::transport_policy` performs the TLS handshake. The first byte is read together with the bytes after it, so
 //! the detection costs no system call and no copy. Plaintext and TLS connections have separate compiled code. Begin
 //! at `accept_connection`.
 
@@ -56,7 +56,7 @@ pub(super) async fn accept_connection(
             let connection = GrpcConnection::open(server, *socket, early, peer, routing, place);
             return Some(AcceptedConnection::Tls(Box::new(connection)));
         }
-        // `ConnectionAdmission` has reported the reason.
+        // `TransportPolicy` has reported the reason.
         Ok(Ok(None)) => {}
         Ok(Err(error)) => tracing::debug!(%peer, %error, "a connection that is no HTTP/2"),
         Err(_) if speaks_tls => server.listener_tls.record_timeout(peer, within),

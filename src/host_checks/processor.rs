@@ -73,7 +73,7 @@ fn check_idle_polling(root: &HostRoot) -> CheckResult {
 }
 
 /// Returns the number of elements of a list such as `0-3,8`.
-fn list_length(list: &str) -> Option<u64> {
+fn cpu_list_length(list: &str) -> Option<u64> {
     list.split(',').map(str::trim).try_fold(0u64, |sum, part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
@@ -82,14 +82,14 @@ fn list_length(list: &str) -> Option<u64> {
 }
 
 /// Returns the size of a list in the process's status.
-fn allowed_count(root: &HostRoot, name: &str) -> Option<u64> {
+fn allowed_list_length(root: &HostRoot, name: &str) -> Option<u64> {
     let text = root.read_text("/proc/self/status")?;
-    list_length(text.lines().find_map(|line| line.strip_prefix(name))?)
+    cpu_list_length(text.lines().find_map(|line| line.strip_prefix(name))?)
 }
 
 fn check_cores(root: &HostRoot) -> CheckResult {
-    let online = root.read_text("/sys/devices/system/cpu/online").and_then(|list| list_length(&list));
-    match (allowed_count(root, "Cpus_allowed_list:"), online) {
+    let online = root.read_text("/sys/devices/system/cpu/online").and_then(|list| cpu_list_length(&list));
+    match (allowed_list_length(root, "Cpus_allowed_list:"), online) {
         (None, _) => CheckResult::improvable(
             "not known here",
             "mount -t proc proc /proc   # /proc/self/status tells it, and cannot be read here",
@@ -125,7 +125,7 @@ fn check_cpu_quota(root: &HostRoot) -> CheckResult {
         };
         quota.checked_mul(1000)?.checked_div(period)
     });
-    let cores = allowed_count(root, "Cpus_allowed_list:").unwrap_or(u64::MAX / 1000);
+    let cores = allowed_list_length(root, "Cpus_allowed_list:").unwrap_or(u64::MAX / 1000);
     match limited {
         Some(limit) if limit < cores.saturating_mul(1000) => CheckResult::improvable(
             format!("{:.1} cores, though more may be used at once", limit as f64 / 1000.0),
@@ -137,14 +137,15 @@ fn check_cpu_quota(root: &HostRoot) -> CheckResult {
 }
 
 fn check_numa(root: &HostRoot) -> CheckResult {
-    let Some(nodes) = root.read_text("/sys/devices/system/node/online").and_then(|list| list_length(&list))
+    let Some(nodes) =
+        root.read_text("/sys/devices/system/node/online").and_then(|list| cpu_list_length(&list))
     else {
         return CheckResult::good("not told: one, as far as anybody can see");
     };
     if nodes <= 1 {
         return CheckResult::good("1");
     }
-    let memory = allowed_count(root, "Mems_allowed_list:").unwrap_or(nodes);
+    let memory = allowed_list_length(root, "Mems_allowed_list:").unwrap_or(nodes);
     if memory == 1 {
         return CheckResult::good(format!("{nodes}, and this process keeps to one"));
     }
@@ -183,10 +184,10 @@ mod tests {
 
     #[test]
     fn lists_are_counted() {
-        assert_eq!(list_length("0"), Some(1));
-        assert_eq!(list_length("0-3,8,10-11"), Some(7));
+        assert_eq!(cpu_list_length("0"), Some(1));
+        assert_eq!(cpu_list_length("0-3,8,10-11"), Some(7));
         for wrong in ["", "3-1", "a", "0-18446744073709551615", "1,,2"] {
-            assert_eq!(list_length(wrong), None, "{wrong}");
+            assert_eq!(cpu_list_length(wrong), None, "{wrong}");
         }
     }
 

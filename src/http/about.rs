@@ -8,7 +8,7 @@ use axum::extract::State;
 
 use super::AppState;
 use super::api::{ServerInfo, Version};
-use crate::tls::HandshakeFailuresPage;
+use crate::tls::HandshakeFailuresView;
 
 /// Serves `GET /version`.
 pub(super) async fn show_version() -> Json<Version> {
@@ -24,7 +24,7 @@ pub(super) async fn show_server(State(site): State<AppState>) -> Json<ServerInfo
 
 /// The failed TLS handshakes with their reasons, which JAX clients do not report
 #[utoipa::path(get, path = "/api/v1/handshakes", operation_id = "handshakes_list", tag = "server",
-    responses((status = 200, body = HandshakeFailuresPage, description = "Failed handshakes of both listeners, the latest first, equal ones counted")))]
-pub(super) async fn list_handshakes(State(site): State<AppState>) -> Json<HandshakeFailuresPage> {
-    Json(site.handshakes.to_page())
+    responses((status = 200, body = HandshakeFailuresView, description = "Failed handshakes of both listeners, the latest first, equal ones counted")))]
+pub(super) async fn list_handshakes(State(site): State<AppState>) -> Json<HandshakeFailuresView> {
+    Json(site.handshakes.to_view())
 }

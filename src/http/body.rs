@@ -82,8 +82,8 @@ impl BodyBudget {
 
 impl MetricSource for BodyBudget {
     fn write_samples(&self, page: &mut ScrapeSamples) {
-        page.add_size(&metric::HTTP_BODIES_BYTES, &[], self.used_bytes());
-        page.add_size(&metric::HTTP_BODIES_BYTES_LIMIT, &[], self.limit);
+        page.add_usize_sample(&metric::HTTP_BODIES_BYTES, &[], self.used_bytes());
+        page.add_usize_sample(&metric::HTTP_BODIES_BYTES_LIMIT, &[], self.limit);
     }
 }
 

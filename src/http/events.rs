@@ -132,7 +132,7 @@ page_query! {
 }
 
 /// The names of all event kinds.
-static KINDS: LazyLock<BTreeSet<String>> = LazyLock::new(|| openapi::kind_names::<EventKind>("kind"));
+static KINDS: LazyLock<BTreeSet<String>> = LazyLock::new(|| openapi::variant_kind_names::<EventKind>("kind"));
 
 /// The conditions on the events of a job.
 struct EventFilter {
@@ -204,8 +204,8 @@ pub(super) async fn list_or_stream_events(
 }
 
 fn events_page(engine: &Engine, job: &JobPath, wanted: &EventFilter, after: u64, limit: usize) -> EventsPage {
-    let (past, _) = engine.subscribe_job_events(job.id, after);
-    let gap = past.is_missing_after(after);
+    let (past, _) = engine.subscribe_all_with_job_history(job.id, after);
+    let gap = past.may_miss_events_after(after);
     let mut next = past.events.last().map_or(after, |last| last.number);
     let mut events = Vec::new();
     for numbered in past.events.iter().filter(|numbered| wanted.matches(numbered)) {
@@ -226,7 +226,7 @@ fn newest_events_page(
     before: u64,
     limit: usize,
 ) -> EventsPage {
-    let (past, _) = engine.subscribe_job_events(job.id, 0);
+    let (past, _) = engine.subscribe_all_with_job_history(job.id, 0);
     let first = past.events.first().map_or(1, |first| first.number);
     let earlier = |numbered: &&NumberedEvent| before == 0 || numbered.number < before;
     let mut found = past.events.iter().rev().filter(earlier).filter(|numbered| wanted.matches(numbered));
@@ -235,7 +235,7 @@ fn newest_events_page(
     // Events that are no longer kept would have been after the last one here.
     let more = found.next().is_some();
     let next = events.last().filter(|_| more).map_or(first, |last| last.number);
-    EventsPage { events, next, gap: !more && past.is_missing_after(0) }
+    EventsPage { events, next, gap: !more && past.may_miss_events_after(0) }
 }
 
 /// Follows the events of a job.
@@ -287,8 +287,8 @@ impl EventFollower {
 
     /// Collects the kept events since the last one. Returns the number from which they are complete.
     fn collect_kept_events(&mut self) -> u64 {
-        let (mut past, coming) = self.engine.subscribe_job_events(self.wanted.job, self.last);
-        self.gap |= past.is_missing_after(self.last);
+        let (mut past, coming) = self.engine.subscribe_all_with_job_history(self.wanted.job, self.last);
+        self.gap |= past.may_miss_events_after(self.last);
         past.events.reverse();
         (self.kept, self.incoming) = (past.events, coming);
         past.complete_after
@@ -321,7 +321,7 @@ impl EventFollower {
                         Err(RecvError::Lagged(_)) => {
                             let before = self.last;
                             let whole_after = self.collect_kept_events();
-                            self.engine.count_missed_events(whole_after.saturating_sub(before));
+                            self.engine.add_to_missed_events(whole_after.saturating_sub(before));
                             continue;
                         }
                         Err(RecvError::Closed) => return None,

@@ -249,7 +249,7 @@ mod tests {
     use crate::coordination::{
         Actor, ActorOrigin, CallOutcome, Caller, JobId, JobSettings, Request, TaskIncarnation,
     };
-    use crate::engine::{AnswerInbox, CallStatus, Engine};
+    use crate::engine::{AnswerInbox, AnsweredOrWaiting, Engine};
     use crate::http::api::{ServerInfo, Version};
 
     fn operator() -> Actor {
@@ -284,7 +284,7 @@ mod tests {
         let register =
             Request::Register { task: TaskId(0), incarnation: TaskIncarnation(1), recoverable: false };
         let waits = engine.call(job, caller, register, &inbox, 1);
-        assert!(matches!(waits, CallStatus::Waiting(_)), "the other task has not registered");
+        assert!(matches!(waits, AnsweredOrWaiting::Waiting(_)), "the other task has not registered");
 
         let about = ServerInfo { version: Version::current(), http: peer, grpc: Vec::new() };
         let site = AppState::new(Arc::clone(&engine), Arc::default(), Arc::new(about));

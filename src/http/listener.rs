@@ -24,10 +24,10 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::actor::{PeerAddress, TransportSecurity};
-use super::slots::{BusyGuard, SlotGuard, SlotState};
+use super::slots::{BusyGuard, HttpConnectionState, SlotGuard};
 use super::write_timeout::WriteTimeout;
 use super::{ListenerState, Problem};
-use crate::tls::{self, ConnectionAdmission, PrefixedStream};
+use crate::tls::{self, PrefixedStream, TransportPolicy};
 
 /// The limits of a listener.
 #[derive(Debug, Clone, Copy)]
@@ -74,7 +74,7 @@ const SEND_BUFFER: usize = 256 << 10;
 /// The state that all connections of a listener share.
 #[derive(Clone)]
 struct ListenerContext {
-    entrance: Arc<ConnectionAdmission>,
+    entrance: Arc<TransportPolicy>,
     router: Router,
     traffic: Arc<ListenerState>,
 }
@@ -83,7 +83,7 @@ struct ListenerContext {
 /// becomes true, it finishes the requests in progress and returns.
 pub async fn serve(
     listener: TcpListener,
-    entrance: Arc<ConnectionAdmission>,
+    entrance: Arc<TransportPolicy>,
     router: Router,
     traffic: Arc<ListenerState>,
     mut stop: watch::Receiver<bool>,
@@ -292,7 +292,7 @@ fn is_health_probe<B>(request: &Request<B>) -> bool {
 /// The body of a request. While more of it is awaited, its connection may be evicted.
 struct EvictableRequestBody {
     body: Incoming,
-    connection: Arc<SlotState>,
+    connection: Arc<HttpConnectionState>,
 }
 
 impl HttpBody for EvictableRequestBody {
@@ -385,7 +385,7 @@ mod tests {
             .route("/large", get(async || vec![b'x'; 64 << 20]))
             .route("/healthz/live", get(async || "alive"));
         let failures = Arc::new(tls::HandshakeFailures::new(crate::clock::Clock::start()));
-        let entrance = Arc::new(ConnectionAdmission::plaintext_only("http", failures));
+        let entrance = Arc::new(TransportPolicy::plaintext_only("http", failures));
         let served = tokio::spawn(serve(listener, entrance, router, traffic, stop.subscribe()));
         (address, stop, served)
     }
@@ -461,13 +461,13 @@ mod tests {
             while let Ok(1..) = stuck.read(&mut [0; 64]).await {
                 taken += 64;
                 tokio::time::sleep(Duration::from_millis(20)).await;
-                if traffic.connections.slot_count() == 0 {
+                if traffic.connections.open_connection_count() == 0 {
                     break;
                 }
             }
         };
         tokio::time::timeout(Duration::from_secs(30), cut).await.expect("it is cut");
-        assert_eq!(traffic.connections.slot_count(), 0);
+        assert_eq!(traffic.connections.open_connection_count(), 0);
         assert!(taken > 0);
     }
 

@@ -54,13 +54,17 @@ impl ListenerState {
 impl MetricSource for ListenerState {
     fn write_samples(&self, page: &mut ScrapeSamples) {
         for (class, answers) in STATUS_CLASSES.iter().zip(&self.answers) {
-            page.add_count(&metric::HTTP_REQUESTS, &[self.listener, class], answers.get());
+            page.add_integer_sample(&metric::HTTP_REQUESTS, &[self.listener, class], answers.get());
         }
         page.add_duration_histogram(&metric::HTTP_DURATION, &[self.listener], &self.durations.snapshot());
-        page.add_size(&metric::HTTP_CONNECTIONS, &[self.listener], self.connections.slot_count());
-        page.add_size(&metric::HTTP_CONNECTIONS_LIMIT, &[self.listener], self.limits.connections);
+        page.add_usize_sample(
+            &metric::HTTP_CONNECTIONS,
+            &[self.listener],
+            self.connections.open_connection_count(),
+        );
+        page.add_usize_sample(&metric::HTTP_CONNECTIONS_LIMIT, &[self.listener], self.limits.connections);
         for (why, count) in self.connections.closed_counts() {
-            page.add_count(&metric::HTTP_CONNECTIONS_CLOSED, &[self.listener, why.name()], count);
+            page.add_integer_sample(&metric::HTTP_CONNECTIONS_CLOSED, &[self.listener, why.name()], count);
         }
     }
 }

@@ -17,14 +17,14 @@ pub(super) async fn serve_metrics(State(site): State<AppState>) -> Result<impl I
 
 impl MetricSource for ServerReadiness {
     fn write_samples(&self, page: &mut ScrapeSamples) {
-        page.add_count(&metric::READY, &[], u64::from(self.not_ready_reason().is_none()));
+        page.add_integer_sample(&metric::READY, &[], u64::from(self.not_ready_reason().is_none()));
     }
 }
 
 impl MetricSource for EventStreamLimiter {
     fn write_samples(&self, page: &mut ScrapeSamples) {
         let (open, most) = self.open_and_maximum();
-        page.add_size(&metric::STREAMS, &[], open);
-        page.add_size(&metric::STREAMS_LIMIT, &[], most);
+        page.add_usize_sample(&metric::STREAMS, &[], open);
+        page.add_usize_sample(&metric::STREAMS_LIMIT, &[], most);
     }
 }

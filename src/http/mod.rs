@@ -2,7 +2,7 @@
 //! Its own state consists of sessions, rate limits and live pages.
 //!
 //! This module contains no rule of coordination. Handlers read copies of the state, and pass commands to
-//! [`Operations`], which writes the audit. Begin at [`AppState`], which handlers share, then `routes.rs`. Every
+//! [`AuditedOperations`], which writes the audit. Begin at [`AppState`], which handlers share, then `routes.rs`. Every
 //! request passes `listener.rs`, `slots.rs` and `access/middleware.rs`.
 //!
 //! - `GET /` and the addresses below it: the pages (`pages/`)
@@ -47,7 +47,6 @@ mod extract;
 mod findings;
 mod headers;
 mod health;
-mod job_hosts;
 mod jobs;
 mod keys;
 mod listener;
@@ -62,6 +61,7 @@ mod route_table;
 mod routes;
 mod runs;
 mod slots;
+mod task_owners;
 mod transfers;
 mod write_timeout;
 
@@ -91,7 +91,7 @@ use crate::coordination::JobReader;
 use crate::engine::Engine;
 use crate::service::findings::{FindingMetrics, FindingStore};
 use crate::service::reports::ReportStore;
-use crate::service::{AuditLog, Operations};
+use crate::service::{AuditLog, AuditedOperations};
 use crate::telemetry::metrics::{MetricSource, Metrics};
 use crate::tls::HandshakeFailures;
 use api::{Problem, ServerInfo};
@@ -109,7 +109,7 @@ pub struct AppState {
     /// Version and addresses of the server.
     pub about: Arc<ServerInfo>,
     /// Commands upon jobs, and the audit of them.
-    pub operations: Arc<Operations>,
+    pub operations: Arc<AuditedOperations>,
     /// The limiter of event streams.
     pub streams: Arc<EventStreamLimiter>,
     /// The memory budget for request bodies.
@@ -147,7 +147,7 @@ impl AppState {
         let own: Vec<Arc<dyn MetricSource>> =
             vec![readiness.clone(), audit.clone(), streams.clone(), bodies.clone(), Arc::new(of_findings)];
         let metrics = Arc::new(Metrics::for_engine(&engine, own));
-        let operations = Operations { engine: Arc::clone(&engine), audit, traces: None };
+        let operations = AuditedOperations { engine: Arc::clone(&engine), audit, traces: None };
         Self {
             operations: Arc::new(operations),
             handshakes: Arc::new(HandshakeFailures::new(*engine.clock())),

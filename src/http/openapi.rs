@@ -51,8 +51,8 @@ pub(super) struct OpenApiDocument(Bytes);
 
 impl OpenApiDocument {
     pub fn new(mut described: utoipa::openapi::OpenApi) -> Self {
-        describe_problems(&mut described);
-        describe_security(&mut described);
+        add_problem_responses(&mut described);
+        add_security_schemes(&mut described);
         name_variants(&mut described, "Change", "kind");
         // Axum writes a path's rest as `{*key}`, which OpenAPI does not define.
         let text = described.to_json().unwrap_or_default();
@@ -79,7 +79,7 @@ pub(super) fn operations_by_method(item: &mut PathItem) -> impl Iterator<Item = 
 }
 
 /// Adds the problem document as the error response of every operation.
-fn describe_problems(described: &mut utoipa::openapi::OpenApi) {
+fn add_problem_responses(described: &mut utoipa::openapi::OpenApi) {
     let problem = || RefOr::T(Content::new(Some(Ref::from_schema_name("Problem"))));
     for item in described.paths.paths.values_mut() {
         for (_, operation) in operations_by_method(item) {
@@ -97,7 +97,7 @@ fn describe_problems(described: &mut utoipa::openapi::OpenApi) {
 }
 
 /// Adds the security schemes: a token, or the cookie of a session. A server without tokens requires neither.
-fn describe_security(described: &mut utoipa::openapi::OpenApi) {
+fn add_security_schemes(described: &mut utoipa::openapi::OpenApi) {
     let Some(components) = &mut described.components else { return };
     let bearer =
         HttpBuilder::new().scheme(HttpAuthScheme::Bearer).description(Some("A token of `muster token new`"));
@@ -114,7 +114,7 @@ fn describe_security(described: &mut utoipa::openapi::OpenApi) {
 }
 
 /// Returns the kinds of a type that a field distinguishes.
-pub(super) fn kind_names<T: PartialSchema>(field: &str) -> BTreeSet<String> {
+pub(super) fn variant_kind_names<T: PartialSchema>(field: &str) -> BTreeSet<String> {
     let RefOr::T(Schema::OneOf(whole)) = T::schema() else { return BTreeSet::new() };
     whole.items.iter().filter_map(|item| kind_name(item, field)).collect()
 }

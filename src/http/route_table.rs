@@ -136,7 +136,7 @@ impl Routes {
     }
 
     /// Returns the router without access control. Only routes for everybody that read no body may be in it.
-    pub fn into_open_router(self, site: AppState) -> Router {
+    pub fn into_router_without_access_control(self, site: AppState) -> Router {
         debug_assert!(
             self.table
                 .rows()

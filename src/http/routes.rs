@@ -9,8 +9,8 @@ use utoipa_axum::routes;
 use super::access::{RequiredAccess, login};
 use super::route_table::{RouteTable, Routes};
 use super::{
-    AppState, about, audit, drain, events, exclusions, findings, health, job_hosts, jobs, keys, metrics,
-    openapi, pages, runs, transfers,
+    AppState, about, audit, drain, events, exclusions, findings, health, jobs, keys, metrics, openapi, pages,
+    runs, task_owners, transfers,
 };
 
 /// Returns the REST routes.
@@ -29,12 +29,12 @@ fn api_routes() -> Routes {
         .add_described(RequiredAccess::OPERATOR, routes!(exclusions::create_exclusion))
         .add_described(RequiredAccess::VIEWER, routes!(exclusions::show_exclusion))
         .add_described(RequiredAccess::OPERATOR, routes!(exclusions::lift_exclusion))
-        .add_described(RequiredAccess::VIEWER, routes!(job_hosts::list_hosts))
+        .add_described(RequiredAccess::VIEWER, routes!(task_owners::list_task_owners))
         .add_described(
             RequiredAccess::OPERATOR,
-            routes!(job_hosts::claim_task_id, job_hosts::forget_all_hosts),
+            routes!(task_owners::claim_task_id, task_owners::forget_all_task_owners),
         )
-        .add_described(RequiredAccess::OPERATOR, routes!(job_hosts::forget_host))
+        .add_described(RequiredAccess::OPERATOR, routes!(task_owners::forget_task_owner))
         .add_described(RequiredAccess::VIEWER, routes!(drain::show_drain))
         .add_described(RequiredAccess::OPERATOR, routes!(drain::create_drain))
         .add_described(RequiredAccess::VIEWER, routes!(runs::list_runs))
@@ -102,7 +102,7 @@ pub fn metrics_router(site: AppState) -> Router {
 
 /// Returns the router of a listener for health probes alone. It reads no bodies and requires no tokens.
 pub fn health_router(site: AppState) -> Router {
-    health_routes().into_open_router(site)
+    health_routes().into_router_without_access_control(site)
 }
 
 #[cfg(test)]

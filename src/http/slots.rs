@@ -95,7 +95,7 @@ impl CloseReason {
 }
 
 /// The state of one connection. Its tokio task, its stream and the table share it.
-pub(super) struct SlotState {
+pub(super) struct HttpConnectionState {
     source: ClientNetwork,
     /// The connection has a reserved slot: only health probes are answered.
     pub reserved: bool,
@@ -106,7 +106,7 @@ pub(super) struct SlotState {
     close: Notify,
 }
 
-impl SlotState {
+impl HttpConnectionState {
     fn phase(&self) -> ConnectionPhase {
         // No other value is ever stored.
         ConnectionPhase::ALL
@@ -206,7 +206,7 @@ impl SlotState {
 }
 
 /// Marks a connection as busy while it exists.
-pub(super) struct BusyGuard(Arc<SlotState>);
+pub(super) struct BusyGuard(Arc<HttpConnectionState>);
 
 impl Drop for BusyGuard {
     fn drop(&mut self) {
@@ -215,18 +215,18 @@ impl Drop for BusyGuard {
 }
 
 #[derive(Default)]
-struct OpenSlots {
+struct OpenConnections {
     next: u64,
-    all: HashMap<u64, Arc<SlotState>>,
+    all: HashMap<u64, Arc<HttpConnectionState>>,
     by_source: HashMap<ClientNetwork, usize>,
     reserved: usize,
     /// Evicted connections that are still open.
     closing: usize,
 }
 
-impl OpenSlots {
+impl OpenConnections {
     /// Removes a connection from the table.
-    fn remove_slot(&mut self, number: u64) -> Option<Arc<SlotState>> {
+    fn remove_slot(&mut self, number: u64) -> Option<Arc<HttpConnectionState>> {
         let connection = self.all.remove(&number)?;
         if connection.reserved {
             self.reserved -= 1;
@@ -245,11 +245,11 @@ impl OpenSlots {
 
     /// Evicts up to `most` of the connections for which `may` holds, in the order of `rank`. Returns their
     /// number.
-    fn evict_slots<R: Ord>(
+    fn evict_connections<R: Ord>(
         &mut self,
         most: usize,
-        may: impl Fn(&SlotState) -> bool,
-        rank: impl Fn(&SlotState) -> R,
+        may: impl Fn(&HttpConnectionState) -> bool,
+        rank: impl Fn(&HttpConnectionState) -> R,
     ) -> usize {
         let found = self.all.iter().filter(|(_, connection)| may(connection));
         let mut found: Vec<_> = found.map(|(number, connection)| (rank(connection), *number)).collect();
@@ -269,7 +269,7 @@ impl OpenSlots {
 pub(super) struct ConnectionTable {
     clock: Clock,
     limits: HttpLimits,
-    open: Mutex<OpenSlots>,
+    open: Mutex<OpenConnections>,
     slot_freed: Notify,
     closed: [Counter; CloseReason::ALL.len()],
 }
@@ -280,13 +280,13 @@ impl ConnectionTable {
         Self { clock, limits, open: Mutex::default(), slot_freed: Notify::new(), closed }
     }
 
-    fn lock_slots(&self) -> std::sync::MutexGuard<'_, OpenSlots> {
+    fn lock_open_connections(&self) -> std::sync::MutexGuard<'_, OpenConnections> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns how many connections have a slot.
-    pub fn slot_count(&self) -> usize {
-        self.lock_slots().all.len()
+    pub fn open_connection_count(&self) -> usize {
+        self.lock_open_connections().all.len()
     }
 
     /// Returns how many connections the server closed, by reason.
@@ -305,7 +305,7 @@ impl ConnectionTable {
     pub async fn wait_for_capacity(&self) {
         loop {
             let left = self.slot_freed.notified();
-            if self.lock_slots().closing <= closing_connections_max(self.limits.connections) {
+            if self.lock_open_connections().closing <= closing_connections_max(self.limits.connections) {
                 return;
             }
             left.await;
@@ -316,35 +316,37 @@ impl ConnectionTable {
     pub fn assign_slot(self: &Arc<Self>, peer: SocketAddr) -> SlotGuard {
         let source = ClientNetwork::of_address(peer.ip());
         let HttpLimits { connections, connections_per_source, .. } = self.limits;
-        let mut guard = self.lock_slots();
+        let mut guard = self.lock_open_connections();
         let open = &mut *guard;
-        let waits =
-            |connection: &SlotState| !connection.reserved && connection.phase() != ConnectionPhase::Busy;
+        let waits = |connection: &HttpConnectionState| {
+            !connection.reserved && connection.phase() != ConnectionPhase::Busy
+        };
         // Idle connections are evicted first, then those whose request is awaited, the slowest first.
-        let order =
-            |connection: &SlotState| (connection.phase() != ConnectionPhase::Idle, connection.phase_since());
+        let order = |connection: &HttpConnectionState| {
+            (connection.phase() != ConnectionPhase::Idle, connection.phase_since())
+        };
         let mut has_slot = true;
         if open.count_of_network(source) >= connections_per_source {
-            has_slot = open.evict_slots(1, |one| waits(one) && one.source == source, order) > 0;
+            has_slot = open.evict_connections(1, |one| waits(one) && one.source == source, order) > 0;
         }
         if has_slot && open.all.len() - open.reserved >= connections {
             let most = eviction_batch_size(connections);
             let counts = open.by_source.clone();
-            has_slot = open
-                .evict_slots(most, waits, |one| (Reverse(counts.get(&one.source).copied()), order(one)))
-                > 0;
+            has_slot = open.evict_connections(most, waits, |one| {
+                (Reverse(counts.get(&one.source).copied()), order(one))
+            }) > 0;
         }
         if has_slot {
             *open.by_source.entry(source).or_default() += 1;
         } else {
             if open.reserved >= RESERVED {
-                open.evict_slots(1, |one| one.reserved, SlotState::phase_since);
+                open.evict_connections(1, |one| one.reserved, HttpConnectionState::phase_since);
             }
             open.reserved += 1;
         }
         let number = open.next;
         open.next += 1;
-        let connection = Arc::new(SlotState {
+        let connection = Arc::new(HttpConnectionState {
             source,
             reserved: !has_slot,
             clock: self.clock,
@@ -360,13 +362,13 @@ impl ConnectionTable {
 /// The slot of one connection, which is released on drop.
 pub(super) struct SlotGuard {
     registry: Arc<ConnectionTable>,
-    pub connection: Arc<SlotState>,
+    pub connection: Arc<HttpConnectionState>,
     number: u64,
 }
 
 impl Drop for SlotGuard {
     fn drop(&mut self) {
-        let mut open = self.registry.lock_slots();
+        let mut open = self.registry.lock_open_connections();
         if open.remove_slot(self.number).is_none() {
             open.closing -= 1;
         }
@@ -409,9 +411,9 @@ mod tests {
         let last = registry.assign_slot(from(5));
         assert!(is_told_to_close(&quiet).await, "the idle one among equals");
         assert!(!last.connection.reserved);
-        assert_eq!((registry.slot_count(), registry.lock_slots().closing), (4, 3));
+        assert_eq!((registry.open_connection_count(), registry.lock_open_connections().closing), (4, 3));
         drop((quiet, many, newcomer, next, last));
-        let open = registry.lock_slots();
+        let open = registry.lock_open_connections();
         assert_eq!((open.all.len(), open.by_source.len(), open.closing), (0, 0, 0));
     }
 
@@ -424,7 +426,7 @@ mod tests {
         assert!(probes.iter().all(|guard| guard.connection.reserved));
         assert!(is_told_to_close(&probes[0]).await, "the oldest makes room for the last");
         assert!(!is_told_to_close(&probes[RESERVED]).await && !is_told_to_close(&busy[0]).await);
-        assert_eq!(registry.lock_slots().reserved, RESERVED);
+        assert_eq!(registry.lock_open_connections().reserved, RESERVED);
     }
 
     #[tokio::test]

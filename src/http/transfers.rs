@@ -33,7 +33,7 @@ page_query! {
 }
 
 /// Returns the position of a pair in the order of all pairs: a task number has twenty bits.
-fn pair_position(pair: &PairView) -> u64 {
+fn pair_order_key(pair: &PairView) -> u64 {
     let number = |task: TaskId| u64::from(task.0.unsigned_abs());
     number(pair.from) << 23 | number(pair.to) << 3 | pair.transport as u64
 }
@@ -65,7 +65,7 @@ pub(super) async fn show_transfers(
     });
     let pairs = board.pair_views(job.id, &roster, task, query.transport);
     let pairs_kept = pairs.len();
-    let (pairs, next) = paginate(pairs, query.after, query.limit, pair_position);
+    let (pairs, next) = paginate(pairs, query.after, query.limit, pair_order_key);
     let mut connections = board.connection_views(job.id, &roster, task, query.transport);
     connections.truncate(page_limit(query.limit));
     let mut peer_jobs = board.peer_jobs(job.id, &roster, task, query.transport);

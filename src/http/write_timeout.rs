@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-use super::slots::SlotState;
+use super::slots::HttpConnectionState;
 
 /// The minimum number of bytes that a peer must accept per timeout while a write is blocked.
 const PROGRESS_MIN_BYTES: usize = 16 << 10;
@@ -27,13 +27,13 @@ struct StalledWrite {
 /// now and then counts as blocked.
 pub(super) struct WriteTimeout<S> {
     stream: S,
-    connection: Arc<SlotState>,
+    connection: Arc<HttpConnectionState>,
     timeout: Duration,
     waiting: Option<StalledWrite>,
 }
 
 impl<S> WriteTimeout<S> {
-    pub fn new(stream: S, connection: Arc<SlotState>, timeout: Duration) -> Self {
+    pub fn new(stream: S, connection: Arc<HttpConnectionState>, timeout: Duration) -> Self {
         Self { stream, connection, timeout, waiting: None }
     }
 

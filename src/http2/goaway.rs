@@ -48,13 +48,13 @@ impl GoawayTracker {
 
     /// Records a stream that the peer opens. Streams after the final GOAWAY are not accepted.
     pub(super) fn record_opened_stream(&mut self, id: StreamId) {
-        if !self.is_final() {
+        if !self.has_sent_final_goaway() {
             self.last_accepted = id;
         }
     }
 
     /// Returns whether no further streams are accepted.
-    pub(super) fn is_final(&self) -> bool {
+    pub(super) fn has_sent_final_goaway(&self) -> bool {
         self.state == GoawayState::Final
     }
 

@@ -11,7 +11,7 @@ use super::frame::{ConnectionError, ErrorCode, FrameHeader, StreamId, flag};
 use super::frame_check::max_header_block_bytes;
 use super::hpack::HpackDecoder;
 use super::receive_event::ReceiveResult;
-use super::request_admission::{end_request, open_request};
+use super::request_admission::{end_request_by_trailers, open_request_stream};
 use super::request_head::{FromRequestHead, HeaderBlockCache, HeaderError};
 use super::sender::Http2Sender;
 
@@ -135,10 +135,10 @@ impl HeaderReader {
             // The trailers are not used, but decoding them may change the table.
             let most = sender.settings().header_list as usize;
             let trailers = self.decoder.decode_block(block, most)?.finish_trailers();
-            return end_request(stream, ended, flaw.or(trailers.error), sender);
+            return end_request_by_trailers(stream, ended, flaw.or(trailers.error), sender);
         }
         let head = self.read_head(block, sender, cache)?;
-        Ok(open_request(stream, ended, flaw.map_or(head, Err), sender))
+        Ok(open_request_stream(stream, ended, flaw.map_or(head, Err), sender))
     }
 
     /// Returns the head of a request, or its flaw.

@@ -2,7 +2,7 @@
 //! arrives. The payload of GOAWAY and of unknown types is skipped.
 //!
 //! Data is counted against the receive windows. Begin at [`PassthroughFrame::begin`] and
-//! [`PassthroughFrame::pass_on`].
+//! [`PassthroughFrame::pass_payload_on`].
 
 use super::abuse_score::points;
 use super::frame::{ConnectionError, ErrorCode, FrameHeader, StreamId, flag, kind};
@@ -13,7 +13,7 @@ use super::sender::Http2Sender;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PassthroughFrame {
     stream: StreamId,
-    content: Content,
+    content: PassthroughContent,
     /// The number of missing bytes of data; other payload is skipped.
     data: usize,
     /// The number of missing bytes of padding or of ignored payload; `usize::MAX` before the padding length has
@@ -24,7 +24,7 @@ pub(super) struct PassthroughFrame {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Content {
+enum PassthroughContent {
     Data,
     /// Data of a stream that does not take it any more.
     Discarded,
@@ -40,14 +40,14 @@ impl PassthroughFrame {
     ) -> Result<(Self, Option<ReceiveEvent<'a, H>>), ConnectionError> {
         let mut passing = Self {
             stream: frame.stream,
-            content: Content::Unknown,
+            content: PassthroughContent::Unknown,
             data: 0,
             skipped: frame.length,
             ends: false,
         };
         let mut event = None;
         match frame.kind {
-            kind::GOAWAY => passing.content = Content::GoAway,
+            kind::GOAWAY => passing.content = PassthroughContent::GoAway,
             kind::DATA => {
                 (passing.content, event) = admit_data(frame, sender)?;
                 passing.ends = frame.has_flag(flag::END_STREAM);
@@ -72,19 +72,19 @@ impl PassthroughFrame {
 
     /// Returns the stream whose data comes next, and how much of it comes without interruption.
     pub(super) fn expected_data(&self) -> Option<(StreamId, usize)> {
-        (self.content == Content::Data && self.skipped == 0).then_some((self.stream, self.data))
+        (self.content == PassthroughContent::Data && self.skipped == 0).then_some((self.stream, self.data))
     }
 
     /// Records that `bytes` of the expected data were read directly from the socket.
     pub(super) fn consume_expected(&mut self, bytes: usize, sender: &mut Http2Sender) {
         self.data = self.data.saturating_sub(bytes);
         if let Some(stream) = sender.streams.get_mut(self.stream) {
-            stream.input.on_direct_read(bytes);
+            stream.input.on_body_read_from_socket(bytes);
         }
     }
 
     /// Passes on the available payload.
-    pub(super) fn pass_on<'a, H>(
+    pub(super) fn pass_payload_on<'a, H>(
         &mut self,
         input: &mut &'a [u8],
         sender: &mut Http2Sender,
@@ -117,13 +117,13 @@ impl PassthroughFrame {
         sender: &mut Http2Sender,
     ) -> Option<ReceiveEvent<'a, H>> {
         match self.content {
-            Content::GoAway => return self.is_complete().then_some(ReceiveEvent::GoAway),
-            Content::Unknown => return None,
-            Content::Discarded => {
+            PassthroughContent::GoAway => return self.is_complete().then_some(ReceiveEvent::GoAway),
+            PassthroughContent::Unknown => return None,
+            PassthroughContent::Discarded => {
                 sender.release_connection_window(bytes.len());
                 return None;
             }
-            Content::Data => {}
+            PassthroughContent::Data => {}
         }
         let ended = self.is_complete() && self.ends;
         if bytes.is_empty() && !ended {
@@ -138,7 +138,7 @@ impl PassthroughFrame {
             return Some(ReceiveEvent::Data { stream: self.stream, bytes, ended });
         }
         sender.release_connection_window(bytes.len());
-        self.content = Content::Discarded;
+        self.content = PassthroughContent::Discarded;
         Some(ReceiveEvent::reset_malformed_stream(self.stream, sender))
     }
 }
@@ -148,7 +148,7 @@ impl PassthroughFrame {
 fn admit_data<'a, H>(
     frame: FrameHeader,
     sender: &mut Http2Sender,
-) -> Result<(Content, Option<ReceiveEvent<'a, H>>), ConnectionError> {
+) -> Result<(PassthroughContent, Option<ReceiveEvent<'a, H>>), ConnectionError> {
     let too_much = |what| ConnectionError::new(ErrorCode::FlowControl, what);
     let ended = frame.has_flag(flag::END_STREAM);
     if !sender.receive_window.consume(frame.length) {
@@ -165,14 +165,14 @@ fn admit_data<'a, H>(
             sender.abuse.add_points(points::SETTINGS);
             sender.output.put_rst_stream(frame.stream, ErrorCode::StreamClosed);
         }
-        return Ok((Content::Discarded, None));
+        return Ok((PassthroughContent::Discarded, None));
     };
     if stream.input.is_ended() {
         let event = ReceiveEvent::reset_stream(frame.stream, ErrorCode::StreamClosed, sender);
-        return Ok((Content::Discarded, Some(event)));
+        return Ok((PassthroughContent::Discarded, Some(event)));
     }
     if !stream.input.window.consume(frame.length) {
         return Err(too_much("more data than a stream's window allows"));
     }
-    Ok((Content::Data, None))
+    Ok((PassthroughContent::Data, None))
 }

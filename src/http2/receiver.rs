@@ -102,7 +102,7 @@ impl Http2Receiver {
             sender.count_work(1);
             let event = if let Some(passing) = &mut self.passing {
                 let before = input.len();
-                let event = passing.pass_on(input, sender)?;
+                let event = passing.pass_payload_on(input, sender)?;
                 if passing.is_complete() {
                     self.passing = None;
                     self.frames += 1;

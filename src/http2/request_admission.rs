@@ -1,7 +1,7 @@
 //! Decides whether a request is accepted, and whether the trailers that end a request are accepted.
 //!
 //! A request is refused on its stream if too many streams are open, if there is no memory for its state, if its head
-//! is malformed or too long, or if the request arrives after the final GOAWAY. Begin at [`open_request`].
+//! is malformed or too long, or if the request arrives after the final GOAWAY. Begin at [`open_request_stream`].
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::sender::Http2Sender;
 const TOO_LONG: &[u8] = b"\x08\x03431";
 
 /// Opens the stream of a new request, or refuses it.
-pub(super) fn open_request<'a, H: FromRequestHead>(
+pub(super) fn open_request_stream<'a, H: FromRequestHead>(
     stream: StreamId,
     ended: bool,
     head: Result<Arc<H>, HeaderError>,
@@ -49,7 +49,7 @@ pub(super) fn open_request<'a, H: FromRequestHead>(
 }
 
 /// Ends a request by its trailers; `ended` says whether they end the peer's side of the stream.
-pub(super) fn end_request<'a, H>(
+pub(super) fn end_request_by_trailers<'a, H>(
     id: StreamId,
     ended: bool,
     flaw: Option<HeaderError>,

@@ -85,7 +85,7 @@ impl SendQueue {
     }
 
     /// Takes `bytes` from both windows, if both have room for all of them and no frame of the stream waits.
-    pub(super) fn take_windows(&mut self, stream: &mut StreamOutput, bytes: usize) -> bool {
+    pub(super) fn try_take_windows(&mut self, stream: &mut StreamOutput, bytes: usize) -> bool {
         let length = bytes as i64;
         let fits = stream.waiting.is_none() && length <= stream.window && length <= self.window;
         if fits {

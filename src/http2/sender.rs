@@ -85,12 +85,12 @@ impl Http2Sender {
     }
 
     /// Returns the bytes of data that wait for windows, and those that have been sent.
-    pub(crate) fn data_progress(&self) -> (usize, u64) {
+    pub(crate) fn waiting_and_sent_data_bytes(&self) -> (usize, u64) {
         (self.queue.waiting_data_bytes(), self.data_sent)
     }
 
     /// Returns whether a large answer was sent since the last call.
-    pub(crate) fn take_sent_large(&mut self) -> bool {
+    pub(crate) fn take_large_answer_sent(&mut self) -> bool {
         std::mem::take(&mut self.has_sent_large)
     }
 
@@ -170,7 +170,7 @@ impl Http2Sender {
     pub(super) fn record_opened_stream(&mut self, id: StreamId) -> bool {
         self.streams.record_opened_stream(id);
         self.goaway.record_opened_stream(id);
-        !self.goaway.is_final() && self.streams.len() < self.settings.streams as usize
+        !self.goaway.has_sent_final_goaway() && self.streams.len() < self.settings.streams as usize
     }
 
     /// Opens a stream; `content` is the announced length of its body.
@@ -208,14 +208,14 @@ impl Http2Sender {
 
     /// Removes a stream whose answer is complete. A peer that is still sending receives RST_STREAM with
     /// NO_ERROR (RFC 9113, 8.1).
-    fn on_answered(&mut self, id: StreamId) {
+    fn on_stream_answered(&mut self, id: StreamId) {
         if let Some(stream) = self.take_stream(id) {
-            self.stop_request(id, stream.input.is_ended());
+            self.stop_peer_sending(id, stream.input.is_ended());
         }
     }
 
     /// Tells a peer that has not `ended` its request to send no more of it.
-    fn stop_request(&mut self, id: StreamId, ended: bool) {
+    fn stop_peer_sending(&mut self, id: StreamId, ended: bool) {
         if !ended {
             self.streams.record_cut_short(id);
             self.output.put_rst_stream(id, ErrorCode::NoError);
@@ -241,7 +241,7 @@ impl Http2Sender {
     /// Refuses a stream that was not opened, with a response of headers only.
     pub(super) fn refuse_stream_with_headers(&mut self, id: StreamId, ended: bool, block: &[u8]) {
         self.send_header_block(id, block, true);
-        self.stop_request(id, ended);
+        self.stop_peer_sending(id, ended);
     }
 
     // --- answers
@@ -269,7 +269,7 @@ impl Http2Sender {
         }
         self.send_header_block(id, block, end);
         if end {
-            self.on_answered(id);
+            self.on_stream_answered(id);
         }
     }
 
@@ -290,7 +290,7 @@ impl Http2Sender {
             return;
         }
         self.has_sent_large |= part.len() > LARGE;
-        if self.queue.take_windows(&mut stream.output, part.len()) {
+        if self.queue.try_take_windows(&mut stream.output, part.len()) {
             return self.put_data(id, &part);
         }
         if self.queue.push_data(id, &mut stream.output, part) {
@@ -311,7 +311,7 @@ impl Http2Sender {
             return stream.output.push_frame(QueuedFrame::End);
         }
         self.output.put_end_of_stream(id);
-        self.on_answered(id);
+        self.on_stream_answered(id);
     }
 
     // --- send windows
@@ -344,12 +344,12 @@ impl Http2Sender {
                 QueueTurn::Send(QueuedFrame::Block(block, end)) => {
                     self.send_header_block(id, &block, end);
                     if end {
-                        self.on_answered(id);
+                        self.on_stream_answered(id);
                     }
                 }
                 QueueTurn::Send(QueuedFrame::End) => {
                     self.output.put_end_of_stream(id);
-                    self.on_answered(id);
+                    self.on_stream_answered(id);
                 }
             }
         }
@@ -435,7 +435,7 @@ impl Http2Sender {
 
     /// Returns whether all streams have ended since the final GOAWAY.
     pub(crate) fn is_shut_down(&self) -> bool {
-        self.goaway.is_final() && self.streams.len() == 0
+        self.goaway.has_sent_final_goaway() && self.streams.len() == 0
     }
 
     /// Sends GOAWAY with the peer's violation.

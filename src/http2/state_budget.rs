@@ -29,19 +29,19 @@ const FRAMES_BYTES: usize = 64 << 20;
 /// The memory that all connections share.
 #[derive(Debug)]
 pub(crate) struct StatePool {
-    state: Pool,
-    frames: Pool,
+    state: BytePool,
+    frames: BytePool,
 }
 
 impl StatePool {
     /// Returns a pool of `most` bytes of state.
     pub(crate) fn new(most: usize) -> Arc<Self> {
-        Self::with_frames(most, FRAMES_BYTES)
+        Self::with_frame_limit(most, FRAMES_BYTES)
     }
 
     /// Returns a pool of `most` bytes of state and `frames` bytes of incomplete frames.
-    pub(super) fn with_frames(most: usize, frames: usize) -> Arc<Self> {
-        Arc::new(Self { state: Pool::new(most), frames: Pool::new(frames) })
+    pub(super) fn with_frame_limit(most: usize, frames: usize) -> Arc<Self> {
+        Arc::new(Self { state: BytePool::new(most), frames: BytePool::new(frames) })
     }
 
     /// Returns the number of bytes that connections have taken.
@@ -51,12 +51,12 @@ impl StatePool {
 }
 
 #[derive(Debug)]
-struct Pool {
+struct BytePool {
     taken: AtomicUsize,
     most: usize,
 }
 
-impl Pool {
+impl BytePool {
     fn new(most: usize) -> Self {
         Self { taken: AtomicUsize::new(0), most }
     }

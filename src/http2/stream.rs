@@ -46,7 +46,7 @@ impl StreamInput {
 
     /// Counts bytes of the body that the caller read from the socket itself. If they are more than the request
     /// announced, the request counts as malformed wherever its body ends.
-    pub(super) fn on_direct_read(&mut self, bytes: usize) {
+    pub(super) fn on_body_read_from_socket(&mut self, bytes: usize) {
         self.content_left = self.content_left.map(|left| left.checked_sub(bytes as u64).unwrap_or(u64::MAX));
     }
 

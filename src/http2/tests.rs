@@ -342,7 +342,7 @@ fn an_incomplete_frame_takes_its_memory_from_the_pool() {
     let pieces =
         [frame(kind::HEADERS, 0, 1, piece), frame(kind::CONTINUATION, flag::END_HEADERS, 1, rest)].concat();
     for bytes in [whole, pieces] {
-        let pool = StatePool::with_frames(1 << 20, 64 << 10);
+        let pool = StatePool::with_frame_limit(1 << 20, 64 << 10);
         let (first, second) = bytes.split_at(bytes.len() - 10);
         let mut peer = TestPeer::with_pool(&pool);
         peer.receive(&settings(&[])).expect("settings");
@@ -353,7 +353,7 @@ fn an_incomplete_frame_takes_its_memory_from_the_pool() {
         drop(peer);
         assert_eq!(pool.taken_bytes(), 0, "all of it comes back");
 
-        let pool = StatePool::with_frames(0, 0);
+        let pool = StatePool::with_frame_limit(0, 0);
         let mut peer = TestPeer::with_pool(&pool);
         peer.receive(&settings(&[])).expect("settings");
         let refused = peer.receive(first).expect_err("the allowance does not hold it");

@@ -109,7 +109,7 @@ impl Histogram {
 
     /// Adds the time between two moments. Only one thread at a time may call this, as the holder of a lock: it saves the
     /// atomic additions, which cost more than the rest of a short use of the lock.
-    fn add_interval_exclusively(&self, from: Moment, to: Moment) {
+    fn add_interval_as_only_writer(&self, from: Moment, to: Moment) {
         let add =
             |to: &AtomicU64, more| to.store(to.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
         let took = to.0.saturating_sub(from.0);
@@ -189,7 +189,7 @@ impl<'a> LockWait<'a> {
     pub fn begin_hold(self) -> LockHold<'a> {
         LockHold(self.0.map(|waited| {
             let since = Moment::now(waited.clock);
-            waited.of.waited.add_interval_exclusively(waited.since, since);
+            waited.of.waited.add_interval_as_only_writer(waited.since, since);
             TimedUse { since, ..waited }
         }))
     }
@@ -202,7 +202,7 @@ pub struct LockHold<'a>(Option<TimedUse<'a>>);
 impl Drop for LockHold<'_> {
     fn drop(&mut self) {
         if let Some(held) = &self.0 {
-            held.of.held.add_interval_exclusively(held.since, Moment::now(held.clock));
+            held.of.held.add_interval_as_only_writer(held.since, Moment::now(held.clock));
         }
     }
 }

@@ -2,7 +2,7 @@
 //! transfer reports.
 //!
 //! The HTTP port translates requests to [`Operation`]s. Findings can request automatic exclusions. Begin at
-//! [`Operations::perform_audited`].
+//! [`AuditedOperations::perform_audited`].
 //!
 //! | file | what it holds |
 //! | --- | --- |
@@ -22,5 +22,5 @@ mod role;
 
 pub use actor_context::ActorContext;
 pub use audit::{AuditFailurePolicy, AuditLine, AuditLog, AuditOutcome, AuditPage};
-pub use operations::{Operation, Operations};
+pub use operations::{AuditedOperations, Operation};
 pub use role::Role;

@@ -1,7 +1,7 @@
 //! Performs commands on jobs, for operators and for automatic rules. For each command, this module takes the lock of
 //! the state machine once, writes one line of the audit, and links the command to the trace of its request.
 //!
-//! The state machine decides whether a command is refused. Begin at [`Operations::perform_audited`].
+//! The state machine decides whether a command is refused. Begin at [`AuditedOperations::perform_audited`].
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::coordination::{
 };
 use crate::engine::{DeclareError, Engine};
 use crate::telemetry::traces::Traces;
-use crate::text::is_safe_to_show;
+use crate::text::is_safe_single_line;
 
 /// One command upon a job.
 pub struct Operation<'a> {
@@ -32,7 +32,7 @@ pub struct Operation<'a> {
 }
 
 /// The commands upon jobs, with their audit and traces.
-pub struct Operations {
+pub struct AuditedOperations {
     /// The engine, which holds the state of all jobs.
     pub engine: Arc<Engine>,
     /// The audit log.
@@ -41,7 +41,7 @@ pub struct Operations {
     pub traces: Option<Arc<Traces>>,
 }
 
-impl Operations {
+impl AuditedOperations {
     /// Applies a command to a job, records its outcome in the audit, and returns what `view` reads of the job. `view`
     /// sees the job as the command left it, whatever happens to it later; `None` if the command deleted it.
     ///
@@ -59,7 +59,7 @@ impl Operations {
             if let (Some(traces), Some(parent), Ok(CommandOutcome::Excluded(id))) =
                 (&self.traces, &by.parent, &done)
             {
-                traces.link_exclusion(job, *id, parent.clone());
+                traces.set_parent_span_of_exclusion(job, *id, parent.clone());
             }
             let (outcome, detail) = match &done {
                 Ok(CommandOutcome::Excluded(id)) => (AuditOutcome::Done, format!("exclusion {id}")),
@@ -99,7 +99,7 @@ impl Operations {
     }
 
     /// Applies the exclusion that a rule of a job asks for, and records its outcome in the audit.
-    pub fn apply_remedy(&self, remedy: AutomaticExclusion) {
+    pub fn apply_automatic_exclusion(&self, remedy: AutomaticExclusion) {
         let AutomaticExclusion { job, name, rule, task, expires_in, reason } = remedy;
         let actor = Actor { who: rule.name().into(), address: None, means: ActorOrigin::Rule };
         let Ok(reason) = Reason::try_from(reason_from_text(&reason)) else { return };
@@ -155,7 +155,7 @@ fn audit_subject(command: &OperatorCommand, name: &JobName, after: Option<JobRea
 
 /// Returns the summary of a finding as a reason: one line of limited length.
 fn reason_from_text(text: &str) -> String {
-    let safe = |letter: char| is_safe_to_show(letter.encode_utf8(&mut [0; 4]));
+    let safe = |letter: char| is_safe_single_line(letter.encode_utf8(&mut [0; 4]));
     let line: String = text.chars().map(|letter| if safe(letter) { letter } else { '?' }).collect();
     line.get(..line.floor_char_boundary(Reason::BYTES_MAX)).unwrap_or_default().to_owned()
 }

@@ -14,7 +14,7 @@ use crate::coordination::{EventKind, JobEvent, JobId, JobName, RunOutcome};
 use crate::engine::{Engine, NumberedEvent};
 use crate::text::escape_to_one_line;
 
-use super::log_limit::{LogRateLimit, REFILL_INTERVAL};
+use super::log_rate_limit::{LogRateLimit, REFILL_INTERVAL};
 
 /// Logs every event of `engine` from its first one on. When `stop` becomes true, it logs the events so far
 /// and returns.
@@ -23,7 +23,7 @@ pub async fn log_events(engine: Arc<Engine>, mut stop: watch::Receiver<bool>) {
     let mut last = 0;
     'follow: loop {
         let (past, mut coming) = engine.subscribe_events(last);
-        engine.count_missed_events(past.complete_after.saturating_sub(last));
+        engine.add_to_missed_events(past.complete_after.saturating_sub(last));
         for numbered in past.events {
             last = numbered.number;
             lines.log_within_limit(&engine, &numbered);
@@ -62,7 +62,7 @@ impl EventLogger {
     fn log_within_limit(&mut self, engine: &Engine, numbered: &NumberedEvent) {
         let JobEvent { job, what, .. } = numbered.event.as_ref();
         let name = self.names.name_of(engine, *job);
-        if level_of_change(what) != Level::DEBUG {
+        if level_of_event(what) != Level::DEBUG {
             let kind = (*job, what.kind());
             match self.limit.admit(&kind, now(engine)) {
                 None => return,
@@ -128,7 +128,7 @@ fn log_event(numbered: &NumberedEvent, job: &JobName) {
             )
         };
     }
-    match level_of_change(what) {
+    match level_of_event(what) {
         Level::WARN => line!(Level::WARN),
         Level::INFO => line!(Level::INFO),
         _ => line!(Level::DEBUG),
@@ -137,7 +137,7 @@ fn log_event(numbered: &NumberedEvent, job: &JobName) {
 
 /// Returns the level of a change: WARN for changes that an operator should look at, INFO for the course of
 /// jobs and runs, DEBUG for single tasks and barriers, of which a large job has thousands.
-fn level_of_change(what: &EventKind) -> Level {
+fn level_of_event(what: &EventKind) -> Level {
     match what {
         EventKind::TaskSuperseded { .. }
         | EventKind::TaskSuspected { .. }

@@ -17,6 +17,6 @@
 
 pub mod event_log;
 pub mod log;
-pub mod log_limit;
+pub mod log_rate_limit;
 pub mod metrics;
 pub mod traces;

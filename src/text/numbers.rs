@@ -36,7 +36,7 @@ pub fn format_grouped(number: impl std::fmt::Display) -> String {
 
 /// Formats a number with its noun: `1 task`, `2 tasks`.
 #[must_use]
-pub fn format_count(number: usize, one: &str, many: &str) -> String {
+pub fn format_count_with_noun(number: usize, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
 }
 
@@ -81,7 +81,7 @@ mod tests {
             ["0", "999", "1\u{202f}000", "1\u{202f}234\u{202f}567"]
         );
         assert_eq!(
-            [0, 1, 2].map(|number| format_count(number, "task", "tasks")),
+            [0, 1, 2].map(|number| format_count_with_noun(number, "task", "tasks")),
             ["0 tasks", "1 task", "2 tasks"]
         );
     }

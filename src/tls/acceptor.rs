@@ -1,6 +1,6 @@
 //! Performs the TLS handshake on the server's side. The certificates are reloaded when their files change.
 //!
-//! `connection_admission.rs` decides whether a connection may be plaintext. Begin at [`Acceptor::accept_handshake`].
+//! `transport_policy.rs` decides whether a connection may be plaintext. Begin at [`Acceptor::accept_handshake`].
 
 use std::cell::RefCell;
 use std::io;
@@ -91,7 +91,7 @@ struct LoadedConfig {
 }
 
 /// The certificates of a listener, and their files.
-struct CertificateSource {
+struct ReloadingCertificates {
     files: TlsFiles,
     protocols: &'static [&'static [u8]],
     current: Mutex<LoadedConfig>,
@@ -99,7 +99,7 @@ struct CertificateSource {
 
 /// The server side of TLS handshakes.
 pub struct Acceptor {
-    certificates: Arc<CertificateSource>,
+    certificates: Arc<ReloadingCertificates>,
     watch: FileWatch,
 }
 
@@ -112,7 +112,7 @@ impl Acceptor {
         let stamps = file_stamps(&files);
         let config = Arc::new(files.server_config(protocols)?);
         let current = Mutex::new(LoadedConfig { config, stamps });
-        let certificates = Arc::new(CertificateSource { files, protocols, current });
+        let certificates = Arc::new(ReloadingCertificates { files, protocols, current });
         Ok(Self { certificates, watch: FileWatch::new(clock) })
     }
 
@@ -150,7 +150,7 @@ impl Acceptor {
     }
 }
 
-impl CertificateSource {
+impl ReloadingCertificates {
     fn lock_current(&self) -> MutexGuard<'_, LoadedConfig> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }

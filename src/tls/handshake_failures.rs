@@ -43,7 +43,7 @@ pub struct FailedHandshake {
 /// The kept handshake failures.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = FailuresPage)]
-pub struct HandshakeFailuresPage {
+pub struct HandshakeFailuresView {
     /// The failures, the latest first.
     pub handshakes: Vec<FailedHandshake>,
     /// The number of failed handshakes since the server started.
@@ -130,9 +130,9 @@ impl HandshakeFailures {
 
     /// Returns the kept failures.
     #[must_use]
-    pub fn to_page(&self) -> HandshakeFailuresPage {
+    pub fn to_view(&self) -> HandshakeFailuresView {
         let kept = self.lock_log();
-        HandshakeFailuresPage {
+        HandshakeFailuresView {
             handshakes: kept.list.iter().cloned().collect(),
             failed: kept.failed,
             succeeded: kept.succeeded,
@@ -156,13 +156,13 @@ mod tests {
         for port in 1..=5 {
             failures.record_failure("grpc", ([10, 0, 0, 1], port).into(), failed("no".into()));
         }
-        let page = failures.to_page();
+        let page = failures.to_view();
         assert_eq!((page.handshakes.len(), page.failed), (1, 5));
         assert_eq!((page.handshakes[0].times, page.handshakes[0].peer.port()), (5, 5));
         for n in 0..KEPT {
             failures.record_failure("http", ([10, 0, 0, 2], 1).into(), failed(n.to_string()));
         }
-        let page = failures.to_page();
+        let page = failures.to_view();
         assert_eq!((page.handshakes.len(), page.failed), (KEPT, 5 + KEPT as u64));
         assert!(page.handshakes.iter().all(|kept| kept.listener == "http"));
         let counted: Vec<_> =

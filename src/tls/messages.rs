@@ -31,13 +31,13 @@ pub(super) fn describe_certificate_error(wrong: &CertificateError) -> String {
                 .into()
         }
         // The type of this case is private to the library; its text is the name of the case.
-        CertificateError::Other(case) => describe_rare_error(&case.to_string()),
+        CertificateError::Other(case) => describe_rare_certificate_error(&case.to_string()),
         other => split_camel_case(&format!("{other:?}")),
     }
 }
 
 /// Returns the message for a rare certificate error, by its name in the library.
-fn describe_rare_error(case: &str) -> String {
+fn describe_rare_certificate_error(case: &str) -> String {
     let words = match case {
         "CaUsedAsEndEntity" => {
             "it is the certificate of an authority, as one that signed itself mostly is, and no authority may show its own \
@@ -106,9 +106,13 @@ mod tests {
             "unsupported signature algorithm context"
         );
         assert!(
-            describe_rare_error("CaUsedAsEndEntity").starts_with("it is the certificate of an authority")
+            describe_rare_certificate_error("CaUsedAsEndEntity")
+                .starts_with("it is the certificate of an authority")
         );
-        assert_eq!(describe_rare_error("MaximumPathDepthExceeded"), "maximum path depth exceeded");
+        assert_eq!(
+            describe_rare_certificate_error("MaximumPathDepthExceeded"),
+            "maximum path depth exceeded"
+        );
         let certificate = describe_certificate_error(&CertificateError::ApplicationVerificationFailure);
         assert_eq!(certificate, "application verification failure");
     }

@@ -156,7 +156,7 @@ fn assert_round_trip(plan: &Plan) {
     let cost = plan.cost();
     assert_eq!(cost.classes.iter().map(|class| class.bytes).sum::<u64>(), bytes);
     for task in plan.tasks().iter().take(4) {
-        let steps = plan.for_task(*task).count();
+        let steps = plan.steps_of_task(*task).count();
         assert!(steps <= plan.len());
     }
 }

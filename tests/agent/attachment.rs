@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use muster::agent::{Agent, AgentConfig, AgentError, Attachment};
+use muster::agent::{Agent, AgentConfig, AgentError, AttachedEngine};
 use muster::proto::xla::coordination as pb;
 use muster::proto::xla::coordination::coordination_service_client::CoordinationServiceClient;
 use muster::transfer::{
@@ -29,8 +29,8 @@ async fn register(server: &MusterServer, incarnation: u64) -> CoordinationServic
     client
 }
 
-async fn attach(server: &MusterServer, incarnation: u64) -> Result<Attachment, AgentError> {
-    Attachment::open(config(server, 1), Incarnation::new(incarnation).unwrap(), vec![OTHER]).await
+async fn attach(server: &MusterServer, incarnation: u64) -> Result<AttachedEngine, AgentError> {
+    AttachedEngine::open(config(server, 1), Incarnation::new(incarnation).unwrap(), vec![OTHER]).await
 }
 
 /// Starts a recoverable job of an agent and a client that has registered as incarnation 77 of task 1.

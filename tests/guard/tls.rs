@@ -8,7 +8,7 @@ use muster::clock::Clock;
 use muster::engine::Engine;
 use muster::grpc::{self, GrpcLimits, ListenerJobRule};
 use muster::tls::issue::{Authority, CertificatePurpose, IssuedCertificate};
-use muster::tls::{self, ConnectionAdmission, HandshakeFailures, HandshakeFailuresPage, TlsFiles, TlsMode};
+use muster::tls::{self, HandshakeFailures, HandshakeFailuresView, TlsFiles, TlsMode, TransportPolicy};
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -139,11 +139,11 @@ async fn plain(address: &str, words: &[u8]) -> Vec<u8> {
     answer
 }
 
-async fn failures(http: &str) -> HandshakeFailuresPage {
+async fn failures(http: &str) -> HandshakeFailuresView {
     page(&plain(http, GET).await)
 }
 
-fn page(answer: &[u8]) -> HandshakeFailuresPage {
+fn page(answer: &[u8]) -> HandshakeFailuresView {
     let text = String::from_utf8_lossy(answer).into_owned();
     let body = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}")).1;
     serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {text}"))
@@ -276,9 +276,9 @@ async fn a_stalled_tls_handshake_is_closed() {
         client_ca: Some(desk.path("ca")),
     };
     let kept = (*engine.clock(), Arc::clone(&failures));
-    let entrance = ConnectionAdmission::new("grpc", TlsMode::Required, Some(files), &[b"h2"], kept).unwrap();
+    let entrance = TransportPolicy::new("grpc", TlsMode::Required, Some(files), &[b"h2"], kept).unwrap();
     let limits = GrpcLimits { handshake: Duration::from_millis(200), ..GrpcLimits::default() };
-    let server = grpc::GrpcServer::with_connection_admission(entrance, engine, limits, None);
+    let server = grpc::GrpcServer::with_transport_policy(entrance, engine, limits, None);
     let listener = grpc::bind_listener(([127, 0, 0, 1], 0).into()).unwrap();
     let address = listener.local_addr().unwrap();
     let stop = watch::Sender::new(false);
@@ -295,7 +295,7 @@ async fn a_stalled_tls_handshake_is_closed() {
         let read = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut rest)).await;
         read.expect("it is closed").unwrap_or_default();
     }
-    let page = failures.to_page();
+    let page = failures.to_view();
     assert_eq!((page.handshakes.len(), page.failed), (1, 50));
     assert!(page.handshakes[0].reason.contains("did not finish the handshake within 200ms"), "{page:?}");
     assert_eq!(server.counters().connections, 0);

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use muster::coordination::RunState;
-use muster::tls::HandshakeFailuresPage;
+use muster::tls::HandshakeFailuresView;
 use muster::tls::issue;
 
 use super::conformance::check;
@@ -103,6 +103,6 @@ fn turned_away(scene: &JaxFixture) {
     assert!(scene.server().view(DEFAULT).run.tasks.iter().all(|task| task.lives.is_empty()));
 }
 
-fn failures(scene: &JaxFixture) -> HandshakeFailuresPage {
+fn failures(scene: &JaxFixture) -> HandshakeFailuresView {
     http::get(scene.server().about.http, "/api/v1/handshakes")
 }

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use muster::clock::Clock;
 use muster::coordination::{CallOutcome, Caller, JobName, JobSettings, Request, TaskId, TaskIncarnation};
-use muster::engine::{AnswerInbox, CallStatus, Engine, Observer};
+use muster::engine::{AnswerInbox, AnsweredOrWaiting, Engine, Observer};
 use muster::grpc;
 use muster::service::findings::{self, FindingMetrics, FindingStore};
-use muster::service::reports::ReportMetrics;
-use muster::telemetry::metrics::{EventCounters, MetricInputs, MetricSource, Metrics};
+use muster::service::reports::TransferReportMetrics;
+use muster::telemetry::metrics::{EventCounters, MetricSource, MetricSources, Metrics};
 use muster::tls::HandshakeFailures;
 
 const TASKS: u32 = 10_000;
@@ -58,7 +58,7 @@ async fn engine(tally: &Arc<EventCounters>) -> Arc<Engine> {
                 Request::Barrier { id: id_, counter, timeout_ms: 60_000, members: None, task: id(task) },
             );
             assert!(
-                matches!(met, CallStatus::Waiting(_)),
+                matches!(met, AnsweredOrWaiting::Waiting(_)),
                 "answers of so many are given one after the other"
             );
         }
@@ -88,13 +88,13 @@ async fn a_scrape_and_a_look_for_findings_of_ten_thousand_tasks_are_quick() {
                 reports: Arc::clone(edge.report_store()),
                 findings: Arc::clone(&board),
             }),
-            Arc::new(ReportMetrics {
+            Arc::new(TransferReportMetrics {
                 engine: Arc::clone(&engine),
                 reports: Arc::clone(edge.report_store()),
                 tasks_max,
             }),
         ];
-        let sources = MetricInputs {
+        let sources = MetricSources {
             engine: Arc::clone(&engine),
             tally: Arc::clone(&tally),
             handshakes: Arc::new(HandshakeFailures::new(*engine.clock())),

@@ -24,7 +24,7 @@ fn sixteen_million_steps_are_a_plan_of_which_each_task_sees_its_part() {
     assert_eq!(plan.len(), 4096 * 4096);
     let mut met = BTreeSet::new();
     let mut before = None;
-    for step in plan.for_task(TaskId(300)) {
+    for step in plan.steps_of_task(TaskId(300)) {
         assert!(before < Some(step.index), "the order of the plan");
         before = Some(step.index);
         let own = |device: DeviceId| (2400..2408).contains(&device.0);

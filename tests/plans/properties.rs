@@ -170,7 +170,7 @@ proptest! {
         let (asked, plan) = planned(&bytes);
         for task in asked.placement.devices.iter().map(|placed| placed.task).chain([TaskId(77)]) {
             let own = plan.steps().filter(|step| step.source.task == task || step.destination.task == task);
-            prop_assert!(plan.for_task(task).eq(own));
+            prop_assert!(plan.steps_of_task(task).eq(own));
         }
     }
 
@@ -211,7 +211,7 @@ proptest! {
         // A task's steps are those in which it takes part, and both ends of a step have the same step.
         let mut seen: BTreeMap<u32, usize> = BTreeMap::new();
         for &task in plan.tasks() {
-            for step in plan.for_task(task) {
+            for step in plan.steps_of_task(task) {
                 prop_assert!(step.source.task == task || step.destination.task == task);
                 prop_assert_eq!(plan.step(step.index), Some(step.clone()));
                 *seen.entry(step.index).or_default() += 1;

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
 use muster::transfer::plan::{
-    AllGather, ArrayDescription, Broadcast, DeviceId, Dtype, Mesh, Minimum, PartitionSpec, PlacedDevice,
-    Placement, Plan, PlanError, PlanOptions, Reshard, Scatter, ShardRegion, Sharding, Step, StepClass,
-    StridedRuns, TaskBytes, TaskId, copy_region, pack_runs, unpack_runs,
+    AllGather, ArrayDescription, Broadcast, DeviceId, Dtype, Mesh, MinimumTraffic, PartitionSpec,
+    PlacedDevice, Placement, Plan, PlanError, PlanOptions, Reshard, Scatter, ShardRegion, Sharding, Step,
+    StepClass, StridedRuns, TaskBytes, TaskId, copy_region, pack_runs, unpack_runs,
 };
 
 fn array(
@@ -134,7 +134,7 @@ fn an_all_gather_feeds_each_host_once_with_each_part() {
     let cost = all.cost();
     assert_eq!(
         cost.minimum,
-        Minimum { across_hosts: 4 * 24 * part, same_host: 0, local_copy: (32 * 32 - 4 * 24) * part }
+        MinimumTraffic { across_hosts: 4 * 24 * part, same_host: 0, local_copy: (32 * 32 - 4 * 24) * part }
     );
     // Every task sends its eight parts to three others, and none sends more.
     assert_eq!(cost.busiest_out, Some(TaskBytes { task: TaskId(0), bytes: 24 * part }));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use muster::transfer::plan::{
     ArrayDescription, BufferRole, DeviceId, Dtype, Mesh, Partition, PartitionSpec, PlacedDevice, Placement,
-    Plan, PlanOptions, Sharding, Shards, StridedRuns, TaskId,
+    Plan, PlanOptions, ShardContents, Sharding, StridedRuns, TaskId,
 };
 
 /// A source of decisions from bytes: shorter and smaller inputs make smaller plans, so that failures can be
@@ -136,14 +136,14 @@ fn element(number: u64, item: usize) -> impl Iterator<Item = u8> {
 }
 
 /// Returns the expected shard of each device.
-pub fn truth(array: &ArrayDescription) -> Shards {
+pub fn truth(array: &ArrayDescription) -> ShardContents {
     let item = array.dtype.bytes().expect("whole bytes") as usize;
     let bytes = |numbers: Vec<u64>| numbers.into_iter().flat_map(|number| element(number, item)).collect();
     elements(array).into_iter().map(|(device, numbers)| (device, bytes(numbers))).collect()
 }
 
 /// Returns zeroed shards of the right size.
-pub fn blank(plan: &Plan) -> Shards {
+pub fn blank(plan: &Plan) -> ShardContents {
     let devices = &plan.destination().sharding.mesh.devices;
     devices
         .iter()

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster::coordination::{
-    Actor, ActorOrigin, BarrierCompletion, BarrierOutcome, CallId, CallOutcome, Caller, ClaimAnswer,
+    Actor, ActorOrigin, BarrierOutcome, BarrierRecordWithArrivals, CallId, CallOutcome, Caller, ClaimAnswer,
     ClaimRefusal, ClaimedIncarnations, CommandOutcome, CommandRefusal, ConnectionEnd, ConnectionId,
     Coordinator, Effect, EventKind, ExclusionPreview, ExclusionTarget, Input, JobEvent, JobId, JobName,
     JobSettings, JobView, LiveSet, OperatorCommand, ProcessIdentity, Reason, Reply, Request,
@@ -90,7 +90,7 @@ pub fn reason() -> Reason {
 }
 
 /// Checks a record against its arrivals.
-fn check_measured(ending: &BarrierCompletion) {
+fn check_measured(ending: &BarrierRecordWithArrivals) {
     let (record, arrivals) = (&ending.record, &ending.arrivals);
     if arrivals.is_empty() {
         // The only task that had arrived fails the instance with its next call, which cancels the waiting

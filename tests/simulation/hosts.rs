@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use muster::coordination::{
-    ClaimAnswer, ClaimPending, ClaimRefusal, CommandOutcome, CommandRefusal, ConnectionEnd, ConnectionId,
+    ClaimAnswer, ClaimRefusal, ClaimWaitReason, CommandOutcome, CommandRefusal, ConnectionEnd, ConnectionId,
     EventKind, JobSettings, OperatorCommand, ProcessIdentity, Request, RunState, SettingsChange, TaskId,
 };
 
@@ -115,7 +115,7 @@ fn new_hosts_are_numbered_by_their_identities_once_all_are_there() {
     assert_eq!(fleet.ask(&mut c), Err("too-few"));
     assert_eq!(fleet.ask(&mut a), Err("too-few"));
     let Ok(ClaimAnswer::Pending { why, .. }) = fleet.claim(&c) else { panic!("too few") };
-    assert_eq!(why, ClaimPending::TooFew { present: 2, tasks: 3 });
+    assert_eq!(why, ClaimWaitReason::TooFew { present: 2, tasks: 3 });
     assert_eq!(fleet.ask(&mut b), Ok(1));
     assert_eq!((fleet.ask(&mut a), fleet.ask(&mut c)), (Ok(0), Ok(2)));
     assert_eq!(fleet.last_assignment(), "task 0 is a; task 1 is b; task 2 is c");

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use muster::coordination::{
     Actor, ActorOrigin, CallId, Caller, Code, ConnectionId, Coordinator, Effect, Input, JobId, JobName,
-    JobSettings, OperatorCommand, PeerQuestion, Reason, Reply, Request, ServiceIncarnation, SettingsChange,
+    JobSettings, OperatorCommand, PeerJobQuery, Reason, Reply, Request, ServiceIncarnation, SettingsChange,
     TaskId, TaskIncarnation, Timestamp,
 };
 
@@ -92,11 +92,11 @@ impl PeerJobs {
         assert_eq!(self.coordinator.peer_job(from, name).is_ok(), allowed);
         let task = self.rng.i32(0..2);
         let (question, key) = if self.rng.bool() {
-            (PeerQuestion::TaskStates { version: 0 }, None)
+            (PeerJobQuery::TaskStates { version: 0 }, None)
         } else {
             let incarnation = TaskIncarnation(self.rng.u64(1..4));
-            let key = PeerQuestion::engine_record_key(TaskId(task), incarnation);
-            (PeerQuestion::EngineRecord { task: TaskId(task), incarnation }, Some(key))
+            let key = PeerJobQuery::engine_record_key(TaskId(task), incarnation);
+            (PeerJobQuery::EngineRecord { task: TaskId(task), incarnation }, Some(key))
         };
         let call = CallId(self.next_call);
         self.next_call += 1;
@@ -169,7 +169,7 @@ impl PeerJobs {
     fn publish(&mut self) {
         let (_, job) = self.some_job();
         let key =
-            PeerQuestion::engine_record_key(TaskId(self.rng.i32(0..2)), TaskIncarnation(self.rng.u64(1..4)));
+            PeerJobQuery::engine_record_key(TaskId(self.rng.i32(0..2)), TaskIncarnation(self.rng.u64(1..4)));
         let act =
             OperatorCommand::PutKey { key: key.clone().into(), value: "record".into(), overwrite: true };
         let effects = self.command(job, act);

@@ -129,7 +129,7 @@ pub const PARTS: &[Part] = &[
             &["barrier_stats", "error_polls", "live_set_rules", "store_calls"],
             &["peer_calls", "preemption", "run_start"],
             &["teardown"],
-            &["barrier_completion", "task_failure"],
+            &["barrier_completion", "failure_detection"],
             &["barrier_arrival"],
             &["registration", "shutdown"],
             &["call_dispatch", "pending_work"],
@@ -139,7 +139,7 @@ pub const PARTS: &[Part] = &[
             &["exclusion_rules"],
             &["run_lifecycle"],
             &["fencing", "task_id_claims", "job_settings"],
-            &["job_inputs"],
+            &["job_input_handlers"],
             &["exclusion_preview", "operator_commands"],
             &["coordinator"],
             // Read access.

@@ -9,15 +9,15 @@ use muster::transfer::{
 use crate::cluster::{Cluster, PATIENCE, device, done, eventually, incoming, outgoing};
 
 fn ended(engine: &TransferEngine, how: &str) -> u64 {
-    engine.meters().outcome_counts().find(|(name, _)| *name == how).map(|(_, count)| count).unwrap()
+    engine.launch_metrics().outcome_counts().find(|(name, _)| *name == how).map(|(_, count)| count).unwrap()
 }
 
 fn launches(engine: &TransferEngine, stage: LaunchStage) -> u64 {
-    engine.meters().stage_times(stage).counts.iter().sum()
+    engine.launch_metrics().stage_times(stage).counts.iter().sum()
 }
 
 fn slowest_at_least(engine: &TransferEngine, stage: LaunchStage, time: Duration) -> bool {
-    engine.meters().stage_times(stage).sum_us >= time.as_micros() as u64
+    engine.launch_metrics().stage_times(stage).sum_us >= time.as_micros() as u64
 }
 
 #[test]
@@ -55,16 +55,16 @@ fn launches_are_counted_by_how_they_end_and_timed_by_stage() {
     done(&sent).unwrap();
     done(&received).unwrap();
     assert!(slowest_at_least(receiver, LaunchStage::Match, wait / 2));
-    assert!(receiver.meters().take_failures().is_empty());
+    assert!(receiver.launch_metrics().take_failures().is_empty());
 }
 
 #[test]
 fn failures_are_counted_by_reason_and_reported_once_with_peer_and_cause() {
     let cluster = Cluster::new(2, TransportChoice::Auto);
     let (source, target) = (cluster.filled(0, 5000, 1), cluster.empty(1, 5000));
-    let (sender, meters) = (&cluster.engines[0], cluster.engines[0].meters());
+    let (sender, launch_metrics) = (&cluster.engines[0], cluster.engines[0].launch_metrics());
     let (tell, told) = std::sync::mpsc::channel();
-    meters.on_failure(move || tell.send(()).unwrap());
+    launch_metrics.on_failure(move || tell.send(()).unwrap());
 
     let (sent, received) = cluster.send(0, &source, 1, &target, 1);
     done(&sent).unwrap();
@@ -74,11 +74,11 @@ fn failures_are_counted_by_reason_and_reported_once_with_peer_and_cause() {
     told.recv_timeout(PATIENCE).unwrap();
     assert_eq!((ended(sender, "cancelled"), ended(sender, "completed")), (1, 1));
     eventually("the proof is timed", || launches(sender, LaunchStage::Quiesce) == 1);
-    let failures = meters.take_failures();
+    let failures = launch_metrics.take_failures();
     let [failed] = failures.as_slice() else { panic!("{failures:?}") };
     assert_eq!(failed.peer, cluster.engines[1].here().peer_task());
     assert!(matches!(&failed.error, TransferError::Cancelled { reason, .. } if reason == "no longer wanted"));
-    assert!(meters.take_failures().is_empty(), "told once");
+    assert!(launch_metrics.take_failures().is_empty(), "told once");
 
     // Requests that fail count too.
     assert!(sender.prepare(Vec::new(), LaunchOptions::default()).wait().is_err());
@@ -97,5 +97,5 @@ fn failures_are_counted_by_reason_and_reported_once_with_peer_and_cause() {
     for _ in 0..200 {
         assert!(sender.prepare(Vec::new(), LaunchOptions::default()).wait().is_err());
     }
-    assert_eq!((meters.take_failures().len(), ended(sender, "refused")), (64, 202));
+    assert_eq!((launch_metrics.take_failures().len(), ended(sender, "refused")), (64, 202));
 }

@@ -180,7 +180,7 @@ fn a_batch_leaves_as_one_group_for_each_peer() {
         assert!((0..40).all(|number| launched[0].outcome_of(number) == Some(Ok(()))));
         targets.iter().for_each(|(target, key)| assert_contents(target, *key));
         for engine in &cluster.engines {
-            let completed = engine.meters().outcome_counts().find(|(name, _)| *name == "completed");
+            let completed = engine.launch_metrics().outcome_counts().find(|(name, _)| *name == "completed");
             assert_eq!(completed, Some(("completed", 1)), "one launch a task");
         }
         // The next launch is in step with each peer, because each group took one number.

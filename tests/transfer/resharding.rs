@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use muster::transfer::plan::{
     ArrayDescription, BufferRole, Dtype, Mesh, Partition, PartitionSpec, Placement, Plan, PlanOptions,
-    Sharding, Shards,
+    ShardContents, Sharding,
 };
 use muster::transfer::{
     Arena, Buffer, DeviceId, FaultInjector, LaunchOptions, ReshardArray, ReshardError, ReshardStats,
@@ -34,7 +34,7 @@ fn array(shape: &[u64], axes: &[(&str, u64)], devices: &[u32], spec: &[&str]) ->
 }
 
 /// Returns the shards of one side of a plan, with contents that depend on the device.
-fn shards(plan: &Plan, role: BufferRole, devices: &[DeviceId]) -> Shards {
+fn shards(plan: &Plan, role: BufferRole, devices: &[DeviceId]) -> ShardContents {
     let shard = |device: &DeviceId| contents(plan.shard_bytes(role, *device) as usize, u64::from(device.0));
     devices.iter().map(|device| (*device, shard(device))).collect()
 }
@@ -42,8 +42,8 @@ fn shards(plan: &Plan, role: BufferRole, devices: &[DeviceId]) -> Shards {
 /// A plan with the shards of its devices before and after.
 pub struct ReshardCase {
     pub plan: Plan,
-    before: Shards,
-    after: Shards,
+    before: ShardContents,
+    after: ShardContents,
 }
 
 impl ReshardCase {
@@ -58,7 +58,7 @@ impl ReshardCase {
     /// executed.
     pub fn buffers(&self, task: u32, each: u32, arena: &Arena) -> ShardBuffers {
         let mine = |device: &&DeviceId| device.0 / each == task;
-        let put = |from: &Shards| -> BTreeMap<DeviceId, Buffer> {
+        let put = |from: &ShardContents| -> BTreeMap<DeviceId, Buffer> {
             let buffer = |device: &DeviceId| {
                 let buffer = arena.allocate(from[device].len()).unwrap();
                 buffer.with_bytes_mut(|bytes| bytes.copy_from_slice(&from[device])).unwrap();
@@ -249,7 +249,7 @@ fn many_arrays_are_resharded_in_one_launch_with_each_peer() {
             let here = engine.here().task.0;
             let own = expected.iter().filter(|((one, other), _)| [*one, *other].contains(&here));
             let counts: BTreeMap<_, _> =
-                engine.meters().outcome_counts().filter(|(_, count)| *count > 0).collect();
+                engine.launch_metrics().outcome_counts().filter(|(_, count)| *count > 0).collect();
             assert_eq!(counts, BTreeMap::from([("completed", own.map(|(_, count)| count).sum())]));
         }
     }

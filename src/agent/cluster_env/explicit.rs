@@ -4,7 +4,7 @@
 //! Begin at `read_flags_or_variables`.
 
 use super::{
-    ClusterEnvError, DetectedEnv, EnvironmentVariables, Parameter, SERVICE, Sourced, TASK, TASKS,
+    ClusterEnvError, DetectedClusterSystem, EnvironmentVariables, Parameter, SERVICE, Sourced, TASK, TASKS,
     conflict_error, nonempty_value, parse_task, parse_task_count,
 };
 
@@ -27,9 +27,9 @@ pub struct ClusterFlags {
 pub(super) fn read_flags_or_variables(
     asked: &ClusterFlags,
     variables: &EnvironmentVariables,
-) -> Result<DetectedEnv, ClusterEnvError> {
+) -> Result<DetectedClusterSystem, ClusterEnvError> {
     let flag = |value: Option<u32>, flag: &str| value.map(|value| Sourced { value, from: flag.to_owned() });
-    Ok(DetectedEnv {
+    Ok(DetectedClusterSystem {
         system: "what was said",
         task: flag_or_variables(&TASK, flag(asked.task, "--task"), &TASK_VARIABLES, |name| {
             parse_task(variables, name)

@@ -4,8 +4,8 @@
 //! module reads the usual names of these variables. Begin at `detect_jobset`.
 
 use super::{
-    ClusterEnvError, DetectedEnv, EnvironmentVariables, FieldsToDetect, Sourced, TASK, TASKS_MAX, kubernetes,
-    nonempty_value, parse_number, parse_task,
+    ClusterEnvError, DetectedClusterSystem, EnvironmentVariables, FieldsToDetect, Sourced, TASK, TASKS_MAX,
+    kubernetes, nonempty_value, parse_number, parse_task,
 };
 
 const HINT: &str = "JOBSET_NAME is set, so JOB_INDEX (from the label jobset.sigs.k8s.io/job-global-index), PROCESSES_IN_JOB (pods of each \
@@ -15,12 +15,17 @@ const HINT: &str = "JOBSET_NAME is set, so JOB_INDEX (from the label jobset.sigs
 pub(super) fn detect_jobset(
     variables: &EnvironmentVariables,
     wanted: FieldsToDetect,
-) -> Result<Option<DetectedEnv>, ClusterEnvError> {
+) -> Result<Option<DetectedClusterSystem>, ClusterEnvError> {
     if nonempty_value(variables, "JOBSET_NAME").is_none() {
         return Ok(None);
     }
     let service = kubernetes::detect_service_address(variables, wanted)?;
-    let mut found = DetectedEnv { system: "JobSet", service, hint: Some(HINT), ..DetectedEnv::default() };
+    let mut found = DetectedClusterSystem {
+        system: "JobSet",
+        service,
+        hint: Some(HINT),
+        ..DetectedClusterSystem::default()
+    };
     if !wanted.task {
         return Ok(Some(found));
     }

@@ -3,7 +3,7 @@
 //! It calls no API server. Begin at `detect_indexed_job`.
 
 use super::{
-    ClusterEnvError, DetectedEnv, EnvironmentVariables, FieldsToDetect, PORT, SERVICE, Sourced,
+    ClusterEnvError, DetectedClusterSystem, EnvironmentVariables, FieldsToDetect, PORT, SERVICE, Sourced,
     nonempty_value,
 };
 
@@ -14,7 +14,7 @@ const HINT: &str = "in Kubernetes, a job with completionMode: Indexed numbers it
 pub(super) fn detect_indexed_job(
     variables: &EnvironmentVariables,
     wanted: FieldsToDetect,
-) -> Result<Option<DetectedEnv>, ClusterEnvError> {
+) -> Result<Option<DetectedClusterSystem>, ClusterEnvError> {
     let inside = nonempty_value(variables, "KUBERNETES_SERVICE_HOST").is_some();
     let numbered = nonempty_value(variables, "JOB_COMPLETION_INDEX").is_some();
     // A JobSet numbers its pods across all of its jobs; this index does not.
@@ -22,7 +22,7 @@ pub(super) fn detect_indexed_job(
     if whole || (!inside && !numbered) {
         return Ok(None);
     }
-    Ok(Some(DetectedEnv {
+    Ok(Some(DetectedClusterSystem {
         system: "Kubernetes indexed job",
         task: wanted.parse_task(variables, "JOB_COMPLETION_INDEX")?,
         tasks: None,

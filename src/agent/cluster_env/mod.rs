@@ -52,7 +52,7 @@ impl<T: fmt::Display> fmt::Display for Sourced<T> {
 
 /// The values of one system; a value that it does not give is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct DetectedEnv {
+struct DetectedClusterSystem {
     /// The name of the system, for people.
     system: &'static str,
     task: Option<Sourced<u32>>,
@@ -202,7 +202,7 @@ impl ClusterEnv {
         if let Some(tasks) = tasks.clone().filter(|tasks| task.value >= tasks.value) {
             return Err(ClusterEnvError::TaskOutOfRange { task, tasks });
         }
-        let service = Sourced { value: with_port(&service)?, from: service.from };
+        let service = Sourced { value: address_with_port(&service)?, from: service.from };
         Ok(Self { task, tasks, service, systems: found.iter().map(|found| found.system).collect() })
     }
 
@@ -250,8 +250,8 @@ impl ClusterEnv {
 fn explicit_or_agreed<T: PartialEq + fmt::Display>(
     question: &Parameter,
     said: Option<Sourced<T>>,
-    found: &[DetectedEnv],
-    of: impl Fn(&DetectedEnv) -> Option<Sourced<T>>,
+    found: &[DetectedClusterSystem],
+    of: impl Fn(&DetectedClusterSystem) -> Option<Sourced<T>>,
 ) -> Result<Option<Sourced<T>>, ClusterEnvError> {
     if said.is_some() {
         return Ok(said);
@@ -278,7 +278,7 @@ fn conflict_error<T: fmt::Display>(
     ClusterEnvError::Conflict { what: question.what, first, second, flag: question.flag }
 }
 
-fn missing_error(question: &Parameter, found: &[DetectedEnv]) -> ClusterEnvError {
+fn missing_error(question: &Parameter, found: &[DetectedClusterSystem]) -> ClusterEnvError {
     let looked = if found.is_empty() {
         "no system that starts processes was detected".to_owned()
     } else {
@@ -332,7 +332,7 @@ fn nonempty_value<'a>(variables: &'a EnvironmentVariables, name: &str) -> Option
 }
 
 /// Returns the address with a port, the default one if it has none.
-fn with_port(service: &Sourced<String>) -> Result<String, ClusterEnvError> {
+fn address_with_port(service: &Sourced<String>) -> Result<String, ClusterEnvError> {
     let malformed = || ClusterEnvError::Malformed {
         variable: service.from.clone(),
         value: service.value.clone(),
@@ -428,7 +428,7 @@ mod tests {
         let slurm = variables(&[&slurm[..2], &[("SLURM_PROCID", "garbage"), ("SLURM_NTASKS", "8")]].concat());
         let place = ClusterEnv::detect(&asked, &slurm).unwrap();
         assert_eq!((place.task.value, place.tasks.map(|tasks| tasks.value)), (3, Some(8)));
-        let error = with_port(&Sourced { value: "host:x".to_owned(), from: "--service".to_owned() });
+        let error = address_with_port(&Sourced { value: "host:x".to_owned(), from: "--service".to_owned() });
         let error = error.unwrap_err().to_string();
         assert!(!error.contains("or give"), "the flag itself is wrong: {error}");
     }
@@ -449,7 +449,7 @@ mod tests {
 
     #[test]
     fn addresses_get_a_port_or_are_refused() {
-        let port = |text: &str| with_port(&Sourced { value: text.to_owned(), from: "x".to_owned() });
+        let port = |text: &str| address_with_port(&Sourced { value: text.to_owned(), from: "x".to_owned() });
         for (text, wanted) in [
             ("host", "host:8476"),
             ("host:1", "host:1"),

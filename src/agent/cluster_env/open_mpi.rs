@@ -2,19 +2,19 @@
 //!
 //! It finds no service address: Open MPI provides none. Begin at `detect_open_mpi`.
 
-use super::{ClusterEnvError, DetectedEnv, EnvironmentVariables, FieldsToDetect, nonempty_value};
+use super::{ClusterEnvError, DetectedClusterSystem, EnvironmentVariables, FieldsToDetect, nonempty_value};
 
 /// Returns the values of Open MPI, which do not include the service address.
 pub(super) fn detect_open_mpi(
     variables: &EnvironmentVariables,
     wanted: FieldsToDetect,
-) -> Result<Option<DetectedEnv>, ClusterEnvError> {
+) -> Result<Option<DetectedClusterSystem>, ClusterEnvError> {
     if nonempty_value(variables, "OMPI_COMM_WORLD_RANK").is_none()
         && nonempty_value(variables, "OMPI_COMM_WORLD_SIZE").is_none()
     {
         return Ok(None);
     }
-    Ok(Some(DetectedEnv {
+    Ok(Some(DetectedClusterSystem {
         system: "Open MPI",
         task: wanted.parse_task(variables, "OMPI_COMM_WORLD_RANK")?,
         tasks: wanted.parse_task_count(variables, "OMPI_COMM_WORLD_SIZE")?,

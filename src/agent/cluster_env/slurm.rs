@@ -3,7 +3,8 @@
 //! It ignores batch scripts, because they are not tasks of the step. Begin at `detect_slurm`.
 
 use super::{
-    ClusterEnvError, DetectedEnv, EnvironmentVariables, FieldsToDetect, PORT, Sourced, nonempty_value,
+    ClusterEnvError, DetectedClusterSystem, EnvironmentVariables, FieldsToDetect, PORT, Sourced,
+    nonempty_value,
 };
 
 /// Returns the values of Slurm. Outside a step (in a batch script, after `salloc`) its variables are set, but
@@ -11,7 +12,7 @@ use super::{
 pub(super) fn detect_slurm(
     variables: &EnvironmentVariables,
     wanted: FieldsToDetect,
-) -> Result<Option<DetectedEnv>, ClusterEnvError> {
+) -> Result<Option<DetectedClusterSystem>, ClusterEnvError> {
     if nonempty_value(variables, "SLURM_JOB_ID").is_none() {
         return Ok(None);
     }
@@ -20,7 +21,7 @@ pub(super) fn detect_slurm(
         let from = format!("the first host of {name}, where `muster serve` is expected");
         Some(Sourced { value: format!("{host}:{PORT}"), from })
     });
-    let mut found = DetectedEnv { system: "Slurm", service, ..DetectedEnv::default() };
+    let mut found = DetectedClusterSystem { system: "Slurm", service, ..DetectedClusterSystem::default() };
     if nonempty_value(variables, "SLURM_STEP_ID").is_none() {
         found.hint = Some("SLURM_STEP_ID is not set, so this is no task of a Slurm step: start it with srun");
         return Ok(Some(found));

@@ -41,12 +41,12 @@ pub struct DemoRecord {
 
 impl DemoRecord {
     /// Records that the demo kills a worker.
-    pub const fn record_kill(&mut self) {
+    pub const fn record_worker_kill(&mut self) {
         self.window = Some(AbsenceWindow { run: self.run, from: self.told, until: None });
     }
 
     /// Records that the worker takes part again, in this step.
-    pub fn record_return(&mut self, step: u64) {
+    pub fn record_worker_return(&mut self, step: u64) {
         self.losses += 1;
         if let Some(window) = &mut self.window {
             window.until = Some(step);
@@ -54,7 +54,7 @@ impl DemoRecord {
     }
 
     /// Records that another run begins, whose steps are numbered anew.
-    pub const fn record_next_run(&mut self) {
+    pub const fn record_start_of_next_run(&mut self) {
         self.run += 1;
         self.told = 0;
     }
@@ -63,7 +63,7 @@ impl DemoRecord {
     pub fn record_step(&mut self, task: u32, seen: &StepLine) -> bool {
         self.checked += seen.checked;
         if !seen.whole {
-            if self.may_fail(seen.number) {
+            if self.tolerates_failure_of_step(seen.number) {
                 self.tolerated.insert((self.run, seen.number));
             } else {
                 self.broken.insert((self.run, seen.number, task));
@@ -84,7 +84,7 @@ impl DemoRecord {
         self.called_off += u64::from(!away);
     }
 
-    fn may_fail(&self, step: u64) -> bool {
+    fn tolerates_failure_of_step(&self, step: u64) -> bool {
         self.window.is_some_and(|window| {
             window.run == self.run && window.from <= step && window.until.is_none_or(|until| step < until)
         })
@@ -164,20 +164,20 @@ mod tests {
         assert!(wrong.starts_with("1 step(s) failed") && wrong.contains("step 2 of worker 1"), "{wrong}");
 
         let mut story = after(&[(1, true), (2, true)]);
-        story.record_kill();
+        story.record_worker_kill();
         // The step in progress, and one without the lost worker.
         story.record_step(0, &seen(2, false));
         story.record_step(0, &seen(3, false));
         story.record_cancelled_step();
         story.record_step(0, &seen(4, true));
         story.record_step(0, &seen(5, true));
-        story.record_return(5);
+        story.record_worker_return(5);
         // A late report, from before the worker returned.
         story.record_step(3, &seen(4, false));
         let said = story.verdict(4, 4).unwrap();
         assert!(said.contains("every step held but 3 while a worker was away"), "{said}");
         let mut before = after(&[(1, true), (2, true), (3, true)]);
-        before.record_kill();
+        before.record_worker_kill();
         before.record_step(0, &seen(2, false));
         assert!(before.verdict(4, 4).is_err(), "it was over before the worker was taken away");
         story.record_step(3, &seen(5, false));
@@ -194,8 +194,8 @@ mod tests {
     #[test]
     fn a_new_run_is_not_tolerated_by_the_last_one() {
         let mut story = after(&[(1, true)]);
-        story.record_kill();
-        story.record_next_run();
+        story.record_worker_kill();
+        story.record_start_of_next_run();
         story.record_step(0, &seen(1, false));
         assert!(story.verdict(4, 4).is_err());
     }

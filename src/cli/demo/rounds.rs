@@ -91,7 +91,7 @@ impl Demo {
         for victim in (0..WORKERS).cycle().skip(2) {
             let run = self.runs;
             if !together && !self.is_run_drained(run) {
-                together = self.wait_for_step_of(&all).await?.is_some();
+                together = self.wait_for_step_completed_by(&all).await?.is_some();
                 if together {
                     print_line(&format!("all {WORKERS} workers step together"))?;
                 }
@@ -106,7 +106,7 @@ impl Demo {
             together = lost == RoundEnd::Whole;
         }
         match self.end {
-            Some(end) => self.handle_events_for(end.saturating_duration_since(Instant::now())).await,
+            Some(end) => self.handle_events_during(end.saturating_duration_since(Instant::now())).await,
             None => Ok(()),
         }
     }
@@ -116,7 +116,7 @@ impl Demo {
     /// of them.
     async fn run_loss_round(&mut self, victim: u32, all: &[u32]) -> Result<RoundEnd> {
         let run = self.runs;
-        self.handle_events_for(STEADY_TIME).await?;
+        self.handle_events_during(STEADY_TIME).await?;
         if self.is_run_drained(run) {
             return Ok(RoundEnd::Drained);
         }
@@ -124,23 +124,23 @@ impl Demo {
             return Ok(RoundEnd::Whole);
         }
         let others: Vec<u32> = all.iter().copied().filter(|task| *task != victim).collect();
-        self.wait_for_step_of(&others).await?;
+        self.wait_for_step_completed_by(&others).await?;
         if self.is_run_drained(run) {
             return Ok(RoundEnd::Drained);
         }
         print_line(&format!("the others step on without worker {victim}"))?;
-        self.handle_events_for(ABSENCE_TIME).await?;
+        self.handle_events_during(ABSENCE_TIME).await?;
         if self.is_run_drained(run) {
             return Ok(RoundEnd::Drained);
         }
         print_line(&format!("worker {victim} comes back"))?;
         self.workers.start_worker(victim)?;
-        let step = self.wait_for_step_of(all).await?;
+        let step = self.wait_for_step_completed_by(all).await?;
         if self.is_run_drained(run) {
             return Ok(RoundEnd::Drained);
         }
         if let Some(step) = step {
-            self.record.record_return(step);
+            self.record.record_worker_return(step);
             print_line(&format!("worker {victim} takes part again"))?;
         }
         Ok(RoundEnd::Whole)
@@ -175,13 +175,13 @@ impl Demo {
     /// Kills a worker with SIGKILL, if it runs.
     fn kill_worker(&mut self, task: u32) -> Result<bool> {
         let Some(killed) = self.workers.kill_worker(task)? else { return Ok(false) };
-        self.record.record_kill();
+        self.record.record_worker_kill();
         print_line(&format!("worker {task} (process {}) is killed: kill -9", killed.as_raw_pid()))?;
         Ok(true)
     }
 
     /// Handles events for this time.
-    async fn handle_events_for(&mut self, time: Duration) -> Result<()> {
+    async fn handle_events_during(&mut self, time: Duration) -> Result<()> {
         let until = Instant::now() + time;
         loop {
             tokio::select! {
@@ -193,7 +193,7 @@ impl Demo {
 
     /// Handles events until exactly these tasks, without excluded ones, have completed a step, and returns
     /// its number; `None` if the time is over while all are excluded, or if the run is drained.
-    async fn wait_for_step_of(&mut self, tasks: &[u32]) -> Result<Option<u64>> {
+    async fn wait_for_step_completed_by(&mut self, tasks: &[u32]) -> Result<Option<u64>> {
         let mut until = Instant::now() + STEP_TIMEOUT;
         let run = self.runs;
         loop {
@@ -299,7 +299,7 @@ impl Demo {
             self.leaving = false;
             self.drained_last = (self.drained)().or(self.drained_last);
             print_line("the job was drained: all workers ended at one step. Its next run begins")?;
-            self.record.record_next_run();
+            self.record.record_start_of_next_run();
             self.runs += 1;
             for task in (0..WORKERS).filter(|task| !self.out.contains(task)).collect::<Vec<_>>() {
                 self.workers.start_worker(task)?;

@@ -15,7 +15,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 
 use super::super::launch::children::{BECOME_COMMAND, ProcessGuard};
-use super::super::program;
+use super::super::self_command;
 use super::{HEARTBEAT_TIMEOUT, WORKERS};
 
 /// The maximum length of a worker's line; a longer one is truncated.
@@ -65,9 +65,9 @@ impl WorkerProcesses {
 
     /// Starts a worker.
     pub fn start_worker(&mut self, task: u32) -> Result<()> {
-        let mut command = Command::from(program::own_command());
+        let mut command = Command::from(self_command::self_exec_command());
         command.arg(BECOME_COMMAND).arg("--parent").arg(std::process::id().to_string()).arg("--");
-        command.args(program::own_command_words()).args([
+        command.args(self_command::self_exec_words()).args([
             "worker",
             "--program",
             "exercise",

@@ -19,7 +19,7 @@ use rustix::process::{Pid, Signal, getppid, kill_process_group, set_parent_proce
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::super::output::print_error;
-use super::super::{limits, program};
+use super::super::{limits, self_command};
 
 /// The hidden subcommand that becomes a task.
 pub const BECOME_COMMAND: &str = "__become";
@@ -96,7 +96,7 @@ pub struct ProcessGuard {
 impl ProcessGuard {
     /// Starts the guard in a process group of its own.
     pub fn start() -> io::Result<Self> {
-        let mut child = program::own_command()
+        let mut child = self_command::self_exec_command()
             .arg(GUARD_COMMAND)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())

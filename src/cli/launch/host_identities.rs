@@ -39,7 +39,7 @@ impl IdentityPublisher {
     }
 
     /// Takes note that process `local` of this host runs `task`.
-    pub fn process_started(&self, task: u32, local: usize) {
+    pub fn on_process_started(&self, task: u32, local: usize) {
         let identity = self.host.as_deref().zip(u32::try_from(local).ok());
         if let Some(Ok(identity)) = identity.map(|(host, local)| ProcessIdentity::new(host, local)) {
             self.running.send_modify(|running| _ = running.insert(task, identity));
@@ -47,7 +47,7 @@ impl IdentityPublisher {
     }
 
     /// Takes note that the process of `task` has exited: a process of that number runs elsewhere from now on.
-    pub fn process_exited(&self, task: u32) {
+    pub fn on_process_exited(&self, task: u32) {
         self.running.send_modify(|running| _ = running.remove(&task));
     }
 

@@ -20,14 +20,14 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Sleep;
 
-use super::super::program;
+use super::super::self_command;
 use super::children::{BECOME_COMMAND, ProcessGuard};
 use super::host_identities::IdentityPublisher;
 use super::prefix_output::{SharedOutput, forward_prefixed_lines};
 use super::server::LaunchServer;
 use crate::clock::Clock;
 use crate::coordination::Timestamp;
-use crate::text::{Untrusted, format_approximate_duration, format_exact_duration};
+use crate::text::{UntrustedText, format_approximate_duration, format_exact_duration};
 
 /// The variable that turns off the detection by JAX programs: `0`.
 const JAX_DETECTION: &str = "MUSTER_JAX_DETECTION";
@@ -253,7 +253,7 @@ impl Supervisor {
     /// that thread.
     fn start_process(&mut self, slot: usize) -> Result<()> {
         let Some(task) = self.plan.tasks.get(slot).copied() else { return Ok(()) };
-        let mut command = Command::from(program::own_command());
+        let mut command = Command::from(self_command::self_exec_command());
         command.arg(BECOME_COMMAND).arg("--parent").arg(std::process::id().to_string());
         if let Some(soft) = self.plan.open_files {
             command.arg("--open-files").arg(soft.to_string());
@@ -300,7 +300,7 @@ impl Supervisor {
         if let Some(state) = self.slots.get_mut(slot) {
             *state = TaskSlot::Running(RunningProcess { pid, began: self.clock.now() });
         }
-        self.identities.process_started(task, slot);
+        self.identities.on_process_started(task, slot);
         Ok(())
     }
 
@@ -318,7 +318,7 @@ impl Supervisor {
         let TaskSlot::Running(process) = std::mem::replace(state, TaskSlot::Ended(end)) else {
             return Ok(());
         };
-        self.identities.process_exited(task);
+        self.identities.on_process_exited(task);
         // Descendants that the process left behind end with it.
         let _ = kill_process_group(process.pid, Signal::KILL);
         self.guard.remove_process_group(process.pid);
@@ -492,7 +492,7 @@ impl Supervisor {
             && let Some(cause) = self.server.fetch_first_cause().await
         {
             let whose = cause.task.map_or_else(String::new, |task| format!("task {task}: "));
-            text.push_str(&format!("; first cause: {whose}{}", Untrusted::from(&*cause.why)));
+            text.push_str(&format!("; first cause: {whose}{}", UntrustedText::from(&*cause.why)));
         }
         text
     }

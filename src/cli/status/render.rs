@@ -79,7 +79,7 @@ impl JobRenderer<'_> {
         self.out.add_entry(self.style, indent, label, colour, text);
     }
 
-    fn span_since_text(&self, at: Timestamp) -> String {
+    fn elapsed_since_text(&self, at: Timestamp) -> String {
         format_approximate_duration(self.now.since(at))
     }
 
@@ -99,12 +99,12 @@ impl JobRenderer<'_> {
                 format!("no task has registered yet, {tasks} expected")
             }
             (RunState::Forming, _) => format!("registration is open for {length}"),
-            (_, Some(ended)) => format!("{} ago, after {length}", self.span_since_text(ended)),
+            (_, Some(ended)) => format!("{} ago, after {length}", self.elapsed_since_text(ended)),
             (_, None) => format!("for {length}"),
         };
         let recoverable = if self.view.settings.recoverable { ", recoverable" } else { "" };
         let text = TerminalLine::from(format!("run {}  ", run.number))
-            .styled(self.style, word, colour)
+            .push_styled(self.style, word, colour)
             .push(format!("  {when}; {} of {tasks} task(s) connected{recoverable}", run.live));
         self.add_entry(0, &format!("JOB {}", self.view.name), TextRole::Bold, text);
     }
@@ -121,7 +121,8 @@ impl JobRenderer<'_> {
                 Severity::Warning | Severity::Notice => TextRole::Caution,
             };
             let summary = shorten_text(&finding.summary, CAUSE_CHARS);
-            let about = format!("{} for {}: {summary}", finding.title, self.span_since_text(finding.since));
+            let about =
+                format!("{} for {}: {summary}", finding.title, self.elapsed_since_text(finding.since));
             self.add_entry(2, "ISSUE", colour, about);
             self.add_entry(4, "to do", TextRole::Faint, &*finding.advice);
         }
@@ -131,7 +132,7 @@ impl JobRenderer<'_> {
         let Some(cause) = &self.run.first_cause else { return };
         let whose = match cause.task {
             Some(task) => format!("{}{}: ", self.task_address_text(task), self.ago_suffix(cause.at)),
-            None => format!("{} ago: ", self.span_since_text(cause.at)),
+            None => format!("{} ago: ", self.elapsed_since_text(cause.at)),
         };
         let why = shorten_text(&cause.why, CAUSE_CHARS);
         self.add_entry(2, "FIRST CAUSE", TextRole::Bad, format!("{whose}{why}"));
@@ -152,7 +153,7 @@ impl JobRenderer<'_> {
             let line = format!(
                 "{} since {} ago, {until}, by {}: {} (number {}){turned}",
                 exclusion.target,
-                self.span_since_text(exclusion.since),
+                self.elapsed_since_text(exclusion.since),
                 exclusion.actor,
                 exclusion.reason,
                 exclusion.id,
@@ -166,7 +167,7 @@ impl JobRenderer<'_> {
     }
 
     fn ago_suffix(&self, at: Timestamp) -> String {
-        format!(", {} ago", self.span_since_text(at))
+        format!(", {} ago", self.elapsed_since_text(at))
     }
 
     fn find_task(&self, task: TaskId) -> Option<&TaskView> {
@@ -211,7 +212,7 @@ impl JobRenderer<'_> {
 
     fn heartbeat_text(&self, task: &TaskView) -> String {
         match task.last_heartbeat {
-            Some(at) => format!("last heartbeat {} ago", self.span_since_text(at)),
+            Some(at) => format!("last heartbeat {} ago", self.elapsed_since_text(at)),
             None => "no heartbeat yet".into(),
         }
     }
@@ -233,7 +234,7 @@ impl JobRenderer<'_> {
                 barrier_name(barrier),
                 barrier.arrived,
                 barrier.members,
-                self.span_since_text(barrier.since),
+                self.elapsed_since_text(barrier.since),
                 barrier.first,
             );
             self.add_entry(2, "BARRIER", TextRole::Caution, about);
@@ -264,7 +265,7 @@ impl JobRenderer<'_> {
 
     /// Returns the activity of a task that others wait for.
     fn activity_text(&self, task: &TaskView) -> String {
-        let since = self.span_since_text(task.since);
+        let since = self.elapsed_since_text(task.since);
         match task.standing {
             TaskPhase::Missing if task.lives.is_empty() => "has not registered".into(),
             TaskPhase::Missing => format!("has not registered again, for {since}"),
@@ -290,7 +291,7 @@ impl JobRenderer<'_> {
                 "{} of {} asked, waiting for {}",
                 question.arrived,
                 question.members,
-                self.span_since_text(question.since)
+                self.elapsed_since_text(question.since)
             );
             self.add_entry(2, "LIVE SET", TextRole::Caution, about);
             self.add_missing_tasks(&question.missing);
@@ -308,7 +309,7 @@ impl JobRenderer<'_> {
                 self.run.tasks.len()
             ),
         };
-        let about = format!("asked for {} ago: {step}", self.span_since_text(preemption.since));
+        let about = format!("asked for {} ago: {step}", self.elapsed_since_text(preemption.since));
         self.add_entry(2, "SAVE", TextRole::Caution, about);
     }
 
@@ -337,20 +338,20 @@ impl JobRenderer<'_> {
             "  {:<6}{:<14}{:<14}{:<14}{:<wide$}  WAITS AT",
             "TASK", "STATE", "FOR", "HEARTBEAT", "ADDRESS"
         );
-        self.out.add_line(TerminalLine::default().styled(self.style, heading, TextRole::Bold));
+        self.out.add_line(TerminalLine::default().push_styled(self.style, heading, TextRole::Bold));
         for (task, peer) in tasks.iter().zip(&peers) {
-            let heard = task.last_heartbeat.map_or_else(|| "-".into(), |at| self.span_since_text(at));
+            let heard = task.last_heartbeat.map_or_else(|| "-".into(), |at| self.elapsed_since_text(at));
             let state = task.state();
             let word = format!("{:<14}", state.display_name());
             let line = TerminalLine::from(format!("  {:<6}", task.task));
             let line = match state {
-                TaskState::Phase(TaskPhase::Failed) => line.styled(self.style, word, TextRole::Bad),
+                TaskState::Phase(TaskPhase::Failed) => line.push_styled(self.style, word, TextRole::Bad),
                 TaskState::Phase(TaskPhase::Suspect | TaskPhase::Missing) => {
-                    line.styled(self.style, word, TextRole::Caution)
+                    line.push_styled(self.style, word, TextRole::Caution)
                 }
                 _ => line.push(word),
             };
-            let since = self.span_since_text(task.since);
+            let since = self.elapsed_since_text(task.since);
             self.out.add_line(
                 line.push(format!("{since:<14}{heard:<14}{peer:<wide$}  {}", task_waits_text(task))),
             );
@@ -373,7 +374,7 @@ impl JobRenderer<'_> {
             let about = format!(
                 "run {} {word} {} ago after {lasted}{cause}",
                 run.number,
-                self.span_since_text(run.ended_at)
+                self.elapsed_since_text(run.ended_at)
             );
             self.add_entry(2, "EARLIER", colour, about);
         }

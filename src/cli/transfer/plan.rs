@@ -134,7 +134,7 @@ fn build_plan(arguments: &Arguments) -> Result<Plan> {
     let destination = given("--destination", &arguments.destination)?;
     let placement = match &arguments.placement {
         Some(placement) => parse_json_argument("--placement", placement, Placement::from_json)?,
-        None => block_placement(
+        None => placement_by_blocks(
             &source,
             &destination,
             arguments.devices_per_task.get(),
@@ -194,7 +194,7 @@ fn single_line_error(error: PlanError) -> anyhow::Error {
     anyhow!("{}", escape_to_one_line(&error.to_string()))
 }
 
-fn block_placement(
+fn placement_by_blocks(
     source: &ArrayDescription,
     destination: &ArrayDescription,
     per_task: u32,
@@ -301,7 +301,7 @@ fn write_busiest_pairs(text: &mut String, plan: &Plan, rows: usize) -> std::fmt:
 }
 
 fn write_steps_of_task(text: &mut String, plan: &Plan, task: TaskId, rows: usize) -> std::fmt::Result {
-    let count = plan.for_task(task).count();
+    let count = plan.steps_of_task(task).count();
     let room = plan.staging_bytes(task);
     writeln!(
         text,
@@ -316,7 +316,7 @@ fn write_steps_of_task(text: &mut String, plan: &Plan, task: TaskId, rows: usize
             "STEP", "KEY", "FROM", "DEVICE", "TO", "DEVICE", "WHERE", "BYTES", "READS", "WRITES", "AFTER"
         )?;
     }
-    for step in plan.for_task(task).take(rows) {
+    for step in plan.steps_of_task(task).take(rows) {
         let Step { index, key, class, bytes: moved, after, source, destination } = step;
         let after = after.map_or_else(|| "-".to_owned(), |step| step.to_string());
         writeln!(

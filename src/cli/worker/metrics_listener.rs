@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::clock::Clock;
 use crate::http;
-use crate::tls::{ConnectionAdmission, HandshakeFailures};
+use crate::tls::{HandshakeFailures, TransportPolicy};
 
 /// The maximum number of connections. Prometheus uses one.
 const CONNECTIONS: usize = 16;
@@ -49,7 +49,7 @@ impl MetricsListener {
         let router = Router::new().route("/metrics", get(scrape)).fallback(nothing);
         let clock = Clock::start();
         let entrance =
-            Arc::new(ConnectionAdmission::plaintext_only("metrics", Arc::new(HandshakeFailures::new(clock))));
+            Arc::new(TransportPolicy::plaintext_only("metrics", Arc::new(HandshakeFailures::new(clock))));
         let traffic = http::ListenerState::new("metrics", clock, http::HttpLimits::new(CONNECTIONS));
         let (_never, stop) = watch::channel(false);
         http::serve(self.listener, entrance, router, traffic, stop).await;

@@ -120,7 +120,7 @@ async fn run_idle(agent: &Agent, mut told: watch::Receiver<bool>) -> Result<(Pro
             ended = told.changed(), if !asked => {
                 ended.context("nobody can end this any more")?;
                 asked = true;
-                if leave_or_end_together(agent).await? {
+                if leave_or_raise_preemption_notice(agent).await? {
                     return Ok((ProgramEnd::Gone, 0));
                 }
             }
@@ -129,7 +129,7 @@ async fn run_idle(agent: &Agent, mut told: watch::Receiver<bool>) -> Result<(Pro
 }
 
 /// Tries to leave alone; otherwise asks all tasks to end. Returns whether it has left.
-async fn leave_or_end_together(agent: &Agent) -> Result<bool> {
+async fn leave_or_raise_preemption_notice(agent: &Agent) -> Result<bool> {
     match agent.try_leave(LEAVE_TIMEOUT).await {
         Ok(()) => Ok(true),
         Err(AgentError::TimedOut { .. }) => {
@@ -179,8 +179,8 @@ async fn run_exercise(
             break ProgramEnd::Together;
         }
         if *told.borrow() && !std::mem::replace(&mut asked, true) {
-            totals.faults += count_faults(agent, std::mem::take(&mut open)).await?;
-            if leave_or_end_together(agent).await? {
+            totals.faults += count_failures_with_live_peers(agent, std::mem::take(&mut open)).await?;
+            if leave_or_raise_preemption_notice(agent).await? {
                 break ProgramEnd::Gone;
             }
             // All tasks end together, so this one must wait for the others.
@@ -192,7 +192,7 @@ async fn run_exercise(
         let outcome = tokio::select! {
             outcome = &mut stepping => outcome?,
             // The step may be waiting for a task that does not come.
-            () = wait_for_last_step(&mut told), if !asked => {
+            () = wait_until_last_step_is_over(&mut told), if !asked => {
                 cut.send_replace(true);
                 stepping.await?
             }
@@ -215,7 +215,9 @@ async fn run_exercise(
                 }
                 // A task that takes part in another step with the same life was not lost, so the earlier
                 // failure was a fault.
-                for failed in open.drain(..).filter(|failed| all_suspects_continue(failed, &step)) {
+                for failed in
+                    open.drain(..).filter(|failed| all_possibly_failed_members_continue(failed, &step))
+                {
                     totals.faults += 1;
                     print_fault(&failed)?;
                 }
@@ -227,7 +229,7 @@ async fn run_exercise(
             }
         }
     };
-    totals.faults += count_faults(agent, open).await?;
+    totals.faults += count_failures_with_live_peers(agent, open).await?;
     let ExerciseTotals { steps, checked, received, faults } = totals;
     print_line(&format!(
         "{steps} steps: {checked} buffers checked, {} received, {faults} fault(s)",
@@ -237,7 +239,7 @@ async fn run_exercise(
 }
 
 /// Resolves [`LAST_STEP`] after the worker was told to end.
-async fn wait_for_last_step(told: &mut watch::Receiver<bool>) {
+async fn wait_until_last_step_is_over(told: &mut watch::Receiver<bool>) {
     if told.wait_for(|told| *told).await.is_err() {
         std::future::pending::<()>().await;
     }
@@ -245,7 +247,7 @@ async fn wait_for_last_step(told: &mut watch::Receiver<bool>) {
 }
 
 /// Returns whether all tasks that could have caused the failure take part in a later step.
-fn all_suspects_continue(failed: &PeerFailure, later: &StepReport) -> bool {
+fn all_possibly_failed_members_continue(failed: &PeerFailure, later: &StepReport) -> bool {
     failed.with.iter().all(|member| later.members.contains(member))
 }
 
@@ -255,7 +257,7 @@ fn print_fault(PeerFailure { error, .. }: &PeerFailure) -> Result<()> {
 
 /// Returns how many of the failures of the last step are faults: those whose peers the service does not
 /// report as lost.
-async fn count_faults(agent: &Agent, open: Vec<PeerFailure>) -> Result<u64> {
+async fn count_failures_with_live_peers(agent: &Agent, open: Vec<PeerFailure>) -> Result<u64> {
     let mut faults = 0;
     for failed in open {
         let mut roster = agent.roster();
@@ -365,10 +367,16 @@ mod tests {
         let member = |task, life| MemberId::of_own_job(TaskId(task), Incarnation::new(life).unwrap());
         let failed = PeerFailure { with: vec![member(1, 7), member(2, 8)], error: TransferError::Closed };
         let step = |members| StepReport::new(2, members);
-        assert!(all_suspects_continue(&failed, &step(vec![member(0, 1), member(1, 7), member(2, 8)])));
-        assert!(!all_suspects_continue(&failed, &step(vec![member(0, 1), member(1, 7)])), "task 2 is lost");
+        assert!(all_possibly_failed_members_continue(
+            &failed,
+            &step(vec![member(0, 1), member(1, 7), member(2, 8)])
+        ));
         assert!(
-            !all_suspects_continue(&failed, &step(vec![member(1, 7), member(2, 9)])),
+            !all_possibly_failed_members_continue(&failed, &step(vec![member(0, 1), member(1, 7)])),
+            "task 2 is lost"
+        );
+        assert!(
+            !all_possibly_failed_members_continue(&failed, &step(vec![member(1, 7), member(2, 9)])),
             "task 2 was restarted"
         );
     }

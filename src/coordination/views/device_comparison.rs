@@ -84,12 +84,12 @@ pub struct DeviceComparison {
 /// Matches the devices of two runs by their places.
 #[must_use]
 pub fn match_devices(before: &[Device], now: &[Device]) -> Vec<DevicePlaceComparison> {
-    let hosts = hosts_by_boot(before.iter().chain(now));
+    let hosts = host_of_each_boot_id(before.iter().chain(now));
     let mut places: BTreeMap<DevicePlaceKey<'_>, (Option<&Device>, Option<&Device>)> = BTreeMap::new();
-    for (place, device) in sort_by_place(before, &hosts) {
+    for (place, device) in devices_by_place(before, &hosts) {
         places.entry(place).or_default().0 = Some(device);
     }
-    for (place, device) in sort_by_place(now, &hosts) {
+    for (place, device) in devices_by_place(now, &hosts) {
         places.entry(place).or_default().1 = Some(device);
     }
     let moves = places.into_iter().filter_map(|(place, (before, now))| {
@@ -112,7 +112,7 @@ pub fn match_devices(before: &[Device], now: &[Device]) -> Vec<DevicePlaceCompar
 type DevicePlaceKey<'a> = (&'a str, &'a str, u32, i32, usize);
 
 /// Returns the host of each boot id for which all processes that published an identity published the same one.
-fn hosts_by_boot<'a>(devices: impl Iterator<Item = &'a Device>) -> BTreeMap<&'a str, Option<&'a str>> {
+fn host_of_each_boot_id<'a>(devices: impl Iterator<Item = &'a Device>) -> BTreeMap<&'a str, Option<&'a str>> {
     let mut hosts: BTreeMap<&str, Option<&str>> = BTreeMap::new();
     for device in devices {
         let Some(identity) = &device.identity else { continue };
@@ -122,7 +122,7 @@ fn hosts_by_boot<'a>(devices: impl Iterator<Item = &'a Device>) -> BTreeMap<&'a 
     hosts
 }
 
-fn sort_by_place<'a>(
+fn devices_by_place<'a>(
     devices: &'a [Device],
     hosts: &BTreeMap<&'a str, Option<&'a str>>,
 ) -> Vec<(DevicePlaceKey<'a>, &'a Device)> {

@@ -102,12 +102,12 @@ impl TaskCounts {
     pub fn count_states(states: impl IntoIterator<Item = TaskState>) -> Self {
         let mut counts = Self::default();
         for state in states {
-            *counts.count_mut(state) += 1;
+            *counts.count_of_state_mut(state) += 1;
         }
         counts
     }
 
-    fn count_mut(&mut self, state: TaskState) -> &mut usize {
+    fn count_of_state_mut(&mut self, state: TaskState) -> &mut usize {
         match state {
             TaskState::Excluded => &mut self.excluded,
             TaskState::Phase(TaskPhase::Missing) => &mut self.missing,
@@ -122,7 +122,7 @@ impl TaskCounts {
     /// Returns the number of tasks in a state.
     #[must_use]
     pub fn get(mut self, state: TaskState) -> usize {
-        *self.count_mut(state)
+        *self.count_of_state_mut(state)
     }
 }
 

@@ -7,12 +7,12 @@ use http::HeaderMap;
 
 use super::{ANSWER_WORK, CallDeadline, CallState, CallTable, over_budget_failure};
 use crate::coordination::{CallId, CallOutcome, Caller, Code, JobId, TaskId};
-use crate::engine::CallStatus;
+use crate::engine::AnsweredOrWaiting;
 use crate::grpc::decoded_call::{Dialect, ReplyFormat};
 use crate::grpc::frame::RequestMessage;
 use crate::grpc::request_meta::{CallHandler, RequestMeta};
 use crate::grpc::responses;
-use crate::grpc::{hosts_service, peer_jobs_service};
+use crate::grpc::{peer_jobs_service, task_claims_service};
 use crate::http2::{Http2Sender, StreamId};
 use crate::meter::Moment;
 use crate::proto::muster::v1::TransferReportAck;
@@ -60,7 +60,7 @@ impl CallTable {
         message: &RequestMessage,
         stream: StreamId,
     ) {
-        match hosts_service::answer_task_claim(&self.server.engine, job, self.id, &message.contents()) {
+        match task_claims_service::answer_task_claim(&self.server.engine, job, self.id, &message.contents()) {
             Ok(answer) => {
                 self.server.counts.local().calls.increment();
                 responses::send_message(sender, stream, &answer);
@@ -86,7 +86,7 @@ impl CallTable {
         let decoded = match callee {
             CallHandler::Coordination(reader) => reader(message, &self.server.sets).map(|call| (job, call)),
             CallHandler::PeerJobs(reader) => {
-                peer_jobs_service::resolve_call(&self.server.engine, job, reader, message)
+                peer_jobs_service::decode_peer_call(&self.server.engine, job, reader, message)
             }
             CallHandler::Reports => return self.accept_transfer_report(sender, job, message, stream),
             CallHandler::Claims => return self.answer_task_claim(sender, job, message, stream),
@@ -107,7 +107,7 @@ impl CallTable {
             trace.1 = call.request.task();
         }
         match self.server.engine.call(job, caller, call.request, &self.inbox, slot) {
-            CallStatus::Now(outcome) => {
+            AnsweredOrWaiting::Now(outcome) => {
                 sender.budget.release(charged);
                 self.end_call_trace(
                     trace,
@@ -119,7 +119,7 @@ impl CallTable {
                 let now = self.now();
                 self.count_call(&call.form, outcome.as_ref().err().map(|failure| failure.code), (since, now));
             }
-            CallStatus::Waiting(id) => {
+            AnsweredOrWaiting::Waiting(id) => {
                 let form = call.form;
                 self.slots.insert(CallState::Waiting(Waiting {
                     call: id,

@@ -189,7 +189,7 @@ impl CallTable {
         let Some(CallState::Receiving(arriving)) = self.slots.get_mut(slot) else { return };
         let ReceivingCall { body, waker, stream, deferred: parked, .. } = &mut **arriving;
         *parked = false;
-        let was_reserved = body.holds_reserve();
+        let was_reserved = body.holds_reserve_memory();
         let most = self.server.limits.message_bytes;
         let polled = body.poll_message(&mut Context::from_waker(waker), &mut self.quota, most);
         sender.release_stream_window(*stream, body.take_consumed());
@@ -197,7 +197,7 @@ impl CallTable {
             sender.budget.release(std::mem::take(&mut arriving.charged));
         }
         let Poll::Ready(result) = polled else {
-            if !was_reserved && arriving.body.holds_reserve() {
+            if !was_reserved && arriving.body.holds_reserve_memory() {
                 arriving.check = arriving.check.min(Instant::now() + request_body::PACE_PERIOD);
                 self.deadlines.add(arriving.check, slot);
             }
@@ -234,7 +234,7 @@ impl CallTable {
             deadline_exceeded_failure()
         } else if now >= arriving.stall && arriving.body.awaits_end() {
             not_ended_failure(self.server.limits.handshake)
-        } else if now >= arriving.stall && !arriving.body.has_progressed() {
+        } else if now >= arriving.stall && !arriving.body.has_progressed_since_last_check() {
             stalled_failure(stall)
         } else if arriving.body.is_too_slow(&self.quota) {
             too_slow_failure()
@@ -242,7 +242,7 @@ impl CallTable {
             if now >= arriving.stall {
                 arriving.stall = now + stall;
             }
-            let pace = arriving.body.holds_reserve().then(|| now + request_body::PACE_PERIOD);
+            let pace = arriving.body.holds_reserve_memory().then(|| now + request_body::PACE_PERIOD);
             let next = [Some(arriving.stall), arriving.due, pace].into_iter().flatten().min();
             arriving.check = next.unwrap_or(arriving.stall);
             return self.deadlines.add(arriving.check, slot);

@@ -18,17 +18,17 @@ impl CookieNames {
     }
 
     /// Returns the name of the session cookie.
-    pub fn session_cookie(&self) -> &'static str {
+    pub fn session_cookie_name(&self) -> &'static str {
         if self.secure { "__Host-muster" } else { "muster-session" }
     }
 
     /// Returns the name of the cookie of a browser without a session.
-    pub fn visitor_cookie(&self) -> &'static str {
+    pub fn visitor_cookie_name(&self) -> &'static str {
         if self.secure { "__Host-muster-visit" } else { "muster-visit" }
     }
 
     /// Returns the name of the cookie that marks a browser as one that has logged in.
-    pub fn known_browser_cookie(&self) -> &'static str {
+    pub fn known_browser_cookie_name(&self) -> &'static str {
         if self.secure { "__Host-muster-browser" } else { "muster-browser" }
     }
 

@@ -47,7 +47,7 @@ pub(in crate::http) async fn log_in(State(site): State<AppState>, head: Parts, f
     let Some(tokens) = &guard.tokens else { return Redirect::to(next).into_response() };
     let now = guard.clock.now();
     let token = form_field(&form, "token").unwrap_or_default();
-    let holder = tokens.holder_of(token.trim());
+    let holder = tokens.holder_of_token(token.trim());
     let deed = |who: &str, role| {
         let actor = Actor { who: who.into(), address: peer, means: ActorOrigin::Page };
         ActorContext::new(actor, role, None).audit_entry(None, "login", "/login".into(), None)
@@ -62,12 +62,13 @@ pub(in crate::http) async fn log_in(State(site): State<AppState>, head: Parts, f
             detail,
         );
         let cookies = CookieNames::for_transport(&channel);
-        let attempt =
-            guard.attempts.attempt_of(source, cookie_value(&head.headers, cookies.known_browser_cookie()));
+        let attempt = guard
+            .attempts
+            .login_client_of(source, cookie_value(&head.headers, cookies.known_browser_cookie_name()));
         if !guard.attempts.record_wrong_login_token(now, attempt, &hash_secret(token.trim())) {
             return with_retry_after(Problem::too_many_logins());
         }
-        let visit = cookie_value(&head.headers, cookies.visitor_cookie()).unwrap_or_default();
+        let visit = cookie_value(&head.headers, cookies.visitor_cookie_name()).unwrap_or_default();
         let text = login_page_html(&guard.csrf.proof_for(visit), next, "Unknown token");
         return (StatusCode::UNAUTHORIZED, Html(text)).into_response();
     };
@@ -84,12 +85,12 @@ fn start_session(site: &AppState, channel: &TransportSecurity, token: SecretHash
     let id = guard.sessions.create_session(guard.clock.now(), token);
     let cookies = CookieNames::for_transport(channel);
     let set = cookies.set_cookie_header(
-        cookies.session_cookie(),
+        cookies.session_cookie_name(),
         &id,
         Some(guard.sessions.session_timeout().as_secs()),
     );
     let known = cookies.set_cookie_header(
-        cookies.known_browser_cookie(),
+        cookies.known_browser_cookie_name(),
         &guard.attempts.new_browser_cookie_value(),
         Some(BROWSER_COOKIE_SECONDS),
     );
@@ -107,12 +108,12 @@ pub(in crate::http) async fn log_out(
     }
     let channel = request.extensions().get::<TransportSecurity>().cloned().unwrap_or_default();
     let cookies = CookieNames::for_transport(&channel);
-    if let Some(id) = cookie_value(request.headers(), cookies.session_cookie()) {
+    if let Some(id) = cookie_value(request.headers(), cookies.session_cookie_name()) {
         site.guard.sessions.end_session(id);
     }
     with_cookie(
         Redirect::to("/login").into_response(),
-        cookies.set_cookie_header(cookies.session_cookie(), "", Some(0)),
+        cookies.set_cookie_header(cookies.session_cookie_name(), "", Some(0)),
     )
 }
 

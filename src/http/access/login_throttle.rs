@@ -2,7 +2,7 @@
 //!
 //! `tokens.rs` checks tokens. A token is 256 random bits, so no client finds one by trying. The limits bound the
 //! work and the log lines that wrong tokens cause. Only wrong tokens are counted, and the limits are checked before
-//! the body of a login is read. Begin at `LoginThrottle::attempt_of`.
+//! the body of a login is read. Begin at `LoginThrottle::login_client_of`.
 //!
 //! No client can lock out another one by these limits:
 //!
@@ -44,7 +44,7 @@ pub(super) struct LoginThrottle {
 
 /// The client of a login: its network, and the browser if the request has a valid cookie of one that has
 /// logged in before.
-pub(super) struct LoginAttempt {
+pub(super) struct LoginClient {
     source: String,
     browser: Option<String>,
 }
@@ -68,14 +68,14 @@ impl LoginThrottle {
     }
 
     /// Returns the client of a login. A cookie that this process did not issue is ignored.
-    pub fn attempt_of(&self, source: ClientNetwork, cookie: Option<&str>) -> LoginAttempt {
+    pub fn login_client_of(&self, source: ClientNetwork, cookie: Option<&str>) -> LoginClient {
         let browser = cookie.and_then(|cookie| cookie.split_once('.'));
         let browser = browser.filter(|(name, proof)| self.browsers.verifies(name, proof));
-        LoginAttempt { source: source.to_string(), browser: browser.map(|(name, _)| name.to_owned()) }
+        LoginClient { source: source.to_string(), browser: browser.map(|(name, _)| name.to_owned()) }
     }
 
     /// Returns whether the client may try one more token. Counts nothing.
-    pub fn is_allowed(&self, now: Timestamp, attempt: &LoginAttempt) -> bool {
+    pub fn is_allowed(&self, now: Timestamp, attempt: &LoginClient) -> bool {
         if let Some(browser) = &attempt.browser {
             return self.by_browser.has_token(now, browser);
         }
@@ -95,12 +95,7 @@ impl LoginThrottle {
     }
 
     /// Counts a wrong token of a login. Returns whether it is still within the limits.
-    pub fn record_wrong_login_token(
-        &self,
-        now: Timestamp,
-        attempt: LoginAttempt,
-        token: &SecretHash,
-    ) -> bool {
+    pub fn record_wrong_login_token(&self, now: Timestamp, attempt: LoginClient, token: &SecretHash) -> bool {
         let of_token = self.by_token.take_token(now, token_key(token));
         let of_one = match attempt.browser {
             Some(browser) => self.by_browser.take_token(now, browser),
@@ -139,7 +134,7 @@ mod tests {
         // More networks than there are buckets.
         for host in 0..5_000 {
             for token in 0..3_u8 {
-                let attempt = attempts.attempt_of(from(host), None);
+                let attempt = attempts.login_client_of(from(host), None);
                 let may = attempts.is_allowed(now, &attempt);
                 refused += u32::from(
                     !may || !attempts.record_wrong_login_token(now, attempt, &[token ^ host as u8; 32]),
@@ -147,7 +142,7 @@ mod tests {
             }
         }
         assert!(refused > 7_500, "{refused}: the limit over all sources holds");
-        assert!(attempts.is_allowed(now, &attempts.attempt_of(from(50_000), None)));
+        assert!(attempts.is_allowed(now, &attempts.login_client_of(from(50_000), None)));
     }
 
     #[test]
@@ -156,26 +151,30 @@ mod tests {
         let allowed =
             (0..50).filter(|token| attempts.record_wrong_header_token(now, from(1), &[*token; 32])).count();
         assert_eq!(allowed, 10);
-        assert!(attempts.is_allowed(now, &attempts.attempt_of(from(1), None)));
+        assert!(attempts.is_allowed(now, &attempts.login_client_of(from(1), None)));
     }
 
     #[test]
     fn a_browser_that_has_logged_in_is_not_locked_out_by_its_neighbours() {
         let (attempts, now) = (LoginThrottle::new(), Timestamp(1));
         for token in 0..50 {
-            attempts.record_wrong_login_token(now, attempts.attempt_of(from(1), None), &[token; 32]);
+            attempts.record_wrong_login_token(now, attempts.login_client_of(from(1), None), &[token; 32]);
         }
-        assert!(!attempts.is_allowed(now, &attempts.attempt_of(from(1), None)));
+        assert!(!attempts.is_allowed(now, &attempts.login_client_of(from(1), None)));
         let cookie = attempts.new_browser_cookie_value();
-        assert!(attempts.is_allowed(now, &attempts.attempt_of(from(1), Some(&cookie))));
+        assert!(attempts.is_allowed(now, &attempts.login_client_of(from(1), Some(&cookie))));
         for forged in ["x.y", "", ".", &cookie[1..], &LoginThrottle::new().new_browser_cookie_value()] {
-            assert!(!attempts.is_allowed(now, &attempts.attempt_of(from(1), Some(forged))), "{forged}");
+            assert!(!attempts.is_allowed(now, &attempts.login_client_of(from(1), Some(forged))), "{forged}");
         }
         for token in 0..11 {
-            attempts.record_wrong_login_token(now, attempts.attempt_of(from(1), Some(&cookie)), &[token; 32]);
+            attempts.record_wrong_login_token(
+                now,
+                attempts.login_client_of(from(1), Some(&cookie)),
+                &[token; 32],
+            );
         }
         assert!(
-            !attempts.is_allowed(now, &attempts.attempt_of(from(1), Some(&cookie))),
+            !attempts.is_allowed(now, &attempts.login_client_of(from(1), Some(&cookie))),
             "it has its own limit"
         );
     }
@@ -184,7 +183,7 @@ mod tests {
     fn one_wrong_token_from_many_sources_has_a_limit() {
         let (attempts, now) = (LoginThrottle::new(), Timestamp(1));
         let within = (0..20).filter(|host| {
-            attempts.record_wrong_login_token(now, attempts.attempt_of(from(*host), None), &[7; 32])
+            attempts.record_wrong_login_token(now, attempts.login_client_of(from(*host), None), &[7; 32])
         });
         assert_eq!(within.count(), 10);
     }

@@ -1,7 +1,7 @@
 //! Authorizes each request before its handler runs, in this order: host, identity, origin and role, CSRF
 //! proof, rate, audit policy, body.
 //!
-//! `refusals.rs` answers and audits refusals. Begin at [`authorize`], then [`Authorization::check_head`].
+//! `refusals.rs` answers and audits refusals. Begin at [`authorize`], then [`RequestAuthorizer::check_head`].
 //!
 //! Every check that needs only the head of a request is made before the first byte of the body is read. The CSRF
 //! proof of a form is in the body, so it is checked after the body is read. Only this module reads bodies
@@ -62,7 +62,7 @@ pub struct AccessLayerState {
 pub async fn authorize(State(layer): State<AccessLayerState>, request: Request, next: Next) -> Response {
     let (head, wire) = request.into_parts();
     // The checks of the head cannot reach the body.
-    let mut request = Authorization::new(layer, head);
+    let mut request = RequestAuthorizer::new(layer, head);
     match request.admit(wire).await {
         Ok(admitted) => request.call_handler(admitted, next).await,
         Err(refusal) => *refusal,
@@ -73,7 +73,7 @@ pub async fn authorize(State(layer): State<AccessLayerState>, request: Request, 
 type AuthorizationResult<T> = Result<T, Box<Response>>;
 
 /// A request while it is authorized: its head, and what is known of it.
-pub(super) struct Authorization {
+pub(super) struct RequestAuthorizer {
     pub site: AppState,
     pub head: Parts,
     pub source: ClientNetwork,
@@ -112,7 +112,7 @@ enum CsrfCheck {
     InForm(String),
 }
 
-impl Authorization {
+impl RequestAuthorizer {
     fn new(AccessLayerState { site, routes }: AccessLayerState, head: Parts) -> Self {
         let matched = head.extensions.get::<MatchedPath>().map(MatchedPath::as_str);
         let channel = head.extensions.get::<TransportSecurity>().cloned().unwrap_or_default();
@@ -124,8 +124,8 @@ impl Authorization {
             is_change: !matches!(head.method, Method::GET | Method::HEAD | Method::OPTIONS),
             is_browser: head.headers.contains_key(header::ORIGIN)
                 || head.headers.contains_key(&SEC_FETCH_SITE)
-                || cookie_value(&head.headers, cookies.session_cookie()).is_some()
-                || cookie_value(&head.headers, cookies.visitor_cookie()).is_some(),
+                || cookie_value(&head.headers, cookies.session_cookie_name()).is_some()
+                || cookie_value(&head.headers, cookies.visitor_cookie_name()).is_some(),
             channel,
             cookies,
             visitor: None,
@@ -149,7 +149,7 @@ impl Authorization {
         self.check_access().map_err(|problem| self.refuse_access(problem))?;
         let proof = self.check_csrf().map_err(|problem| self.refuse(problem))?;
         self.check_rates().map_err(|problem| self.refuse_rate(problem))?;
-        self.check_audit().await.map_err(|problem| self.refuse(problem))?;
+        self.check_audit_writable().await.map_err(|problem| self.refuse(problem))?;
         Ok(proof)
     }
 
@@ -188,7 +188,8 @@ impl Authorization {
         let request = Request::from_parts(head, Body::from(body));
         let mut response = next.run(self.add_author(request, author.clone(), visit.as_ref())).await;
         if let Some((value, _)) = visit
-            && let Some(set) = self.cookies.set_cookie_header(self.cookies.visitor_cookie(), &value, None)
+            && let Some(set) =
+                self.cookies.set_cookie_header(self.cookies.visitor_cookie_name(), &value, None)
         {
             response.headers_mut().append(header::SET_COOKIE, set);
         }
@@ -283,7 +284,7 @@ impl Authorization {
                 Some(name) => format!("certificate:{name}").into(),
                 None => Actor::ANONYMOUS.into(),
             };
-            let visit = cookie_value(headers, self.cookies.visitor_cookie());
+            let visit = cookie_value(headers, self.cookies.visitor_cookie_name());
             let csrf = visit.map_or_else(|| "".into(), |visit| guard.csrf.proof_for(visit));
             let (actor, role) = (actor(who, origin), Role::Admin);
             return Ok(Some(Principal { actor, role, auth_method: AuthMethod::Open, csrf }));
@@ -293,13 +294,14 @@ impl Authorization {
                 let (scheme, token) = text.split_once(' ')?;
                 scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
             });
-            let holder = token.and_then(|token| tokens.holder_of(token)).ok_or_else(Problem::bad_token)?;
+            let holder =
+                token.and_then(|token| tokens.holder_of_token(token)).ok_or_else(Problem::bad_token)?;
             let means = if origin == ActorOrigin::Cli { ActorOrigin::Cli } else { ActorOrigin::Api };
             let (actor, role) = (actor(holder.name, means), holder.role);
             return Ok(Some(Principal { actor, role, auth_method: AuthMethod::Token, csrf: "".into() }));
         }
         let now = guard.clock.now();
-        let session = cookie_value(headers, self.cookies.session_cookie());
+        let session = cookie_value(headers, self.cookies.session_cookie_name());
         Ok(session.and_then(|id| {
             let holder = tokens.holder_with_hash(&guard.sessions.token_hash(now, id)?)?;
             let (actor, role) = (actor(holder.name, ActorOrigin::Page), holder.role);
@@ -364,7 +366,8 @@ impl Authorization {
         let (guard, headers) = (self.access_control(), &self.head.headers);
         let how = self.visitor.as_ref().map(|visitor| visitor.auth_method);
         let by_cookie = how == Some(AuthMethod::Session);
-        let name = if by_cookie { self.cookies.session_cookie() } else { self.cookies.visitor_cookie() };
+        let name =
+            if by_cookie { self.cookies.session_cookie_name() } else { self.cookies.visitor_cookie_name() };
         let basis = cookie_value(headers, name).map(str::to_owned);
         if !self.is_change {
             if by_cookie || how == Some(AuthMethod::Token) || !accepts_html(headers, &self.head.uri) {
@@ -404,8 +407,8 @@ impl Authorization {
             return Err(Problem::too_many_changes());
         }
         if self.access == RequiredAccess::Public {
-            let browser = cookie_value(&self.head.headers, self.cookies.known_browser_cookie());
-            if !guard.attempts.is_allowed(now, &guard.attempts.attempt_of(self.source, browser)) {
+            let browser = cookie_value(&self.head.headers, self.cookies.known_browser_cookie_name());
+            if !guard.attempts.is_allowed(now, &guard.attempts.login_client_of(self.source, browser)) {
                 return Err(Problem::too_many_logins());
             }
         }
@@ -413,7 +416,7 @@ impl Authorization {
     }
 
     /// Checks that a change can be audited, if the settings require that.
-    async fn check_audit(&self) -> Result<(), Problem> {
+    async fn check_audit_writable(&self) -> Result<(), Problem> {
         if !self.is_change || self.access == RequiredAccess::Public {
             return Ok(());
         }

@@ -3,7 +3,7 @@
 //! `middleware.rs` makes the checks. A refused change gets an audit line even if it did not reach a handler. Each
 //! request has a flag that tells whether its audit line was written, so no request gets two lines. Refused requests
 //! of clients that cannot be told apart share lines (`service/audit/refusal_aggregation.rs`). Begin at
-//! [`Authorization::refuse`].
+//! [`RequestAuthorizer::refuse`].
 
 use axum::extract::MatchedPath;
 use axum::http::header::{self, HeaderValue};
@@ -11,7 +11,7 @@ use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse as _, Redirect, Response};
 use percent_encoding::percent_decode_str;
 
-use super::middleware::Authorization;
+use super::middleware::RequestAuthorizer;
 use super::tokens;
 use crate::coordination::{Actor, JobName};
 use crate::http::Problem;
@@ -31,7 +31,7 @@ pub(super) struct RefusedRequest {
 }
 
 impl RefusedRequest {
-    pub fn from_request(request: &Authorization) -> Self {
+    pub fn from_request(request: &RequestAuthorizer) -> Self {
         let mut subject = crate::text::escape_to_one_line(request.head.uri.path()).into_owned();
         subject.truncate(subject.floor_char_boundary(200));
         let act = match request.head.method {
@@ -44,14 +44,14 @@ impl RefusedRequest {
 }
 
 /// Returns the job name in the path, if the route has one.
-fn job_in_path(request: &Authorization) -> Option<JobName> {
+fn job_in_path(request: &RequestAuthorizer) -> Option<JobName> {
     let route = request.head.extensions.get::<MatchedPath>()?.as_str();
     let mut pairs = route.split('/').zip(request.head.uri.path().split('/'));
     let (_, name) = pairs.find(|(place, _)| *place == "{job}")?;
     percent_decode_str(name).decode_utf8().ok()?.parse().ok()
 }
 
-impl Authorization {
+impl RequestAuthorizer {
     /// Refuses the request and audits the refusal.
     pub fn refuse(&self, problem: Problem) -> Box<Response> {
         self.audit_refusal(RefusedRequest::from_request(self), &problem.detail);

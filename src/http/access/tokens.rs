@@ -157,7 +157,7 @@ impl TokenFile {
     }
 
     /// Returns the holder of a token.
-    pub(super) fn holder_of(&self, token: &str) -> Option<TokenHolder> {
+    pub(super) fn holder_of_token(&self, token: &str) -> Option<TokenHolder> {
         self.holder_with_hash(&hash_secret(token))
     }
 
@@ -302,9 +302,9 @@ mod tests {
         assert!(!std::fs::read_to_string(&path).unwrap().contains(&ci.token));
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         let tokens = TokenFile::load(&path, Clock::start()).unwrap();
-        let holder = tokens.holder_of(&ci.token).unwrap();
+        let holder = tokens.holder_of_token(&ci.token).unwrap();
         assert_eq!((&*holder.name, holder.role), ("ci", Role::Operator));
-        assert_eq!(tokens.holder_of(&format!("{}x", ci.token)), None);
+        assert_eq!(tokens.holder_of_token(&format!("{}x", ci.token)), None);
         std::fs::write(&path, "[[token]]\nname = \"a\"\nrole = \"king\"\nsha256 = \"\"\n").unwrap();
         assert!(TokenFile::load(&path, Clock::start()).is_err());
         std::fs::remove_file(&path).unwrap();

@@ -86,7 +86,7 @@ pub(super) fn render_fragments(site: &AppState, query: &AuditPageQuery) -> Resul
         outcome && (query.job.is_empty() || line.job.as_ref().is_some_and(of_job))
     });
     let full = lines.len() == LINES;
-    let handshakes = site.handshakes.to_page().handshakes;
+    let handshakes = site.handshakes.to_view().handshakes;
     Ok(vec![
         Fragment::new("audit", &AuditLinesFragment { lines, query, full })?,
         Fragment::new("handshakes", &HandshakesFragment { handshakes })?,

@@ -27,7 +27,7 @@ const LATE_SHOWN: usize = 20;
 
 #[derive(Template)]
 #[template(path = "parts/progress.html")]
-struct ProgressFragment<'a> {
+struct BarrierProgressFragment<'a> {
     job: &'a JobName,
     waiting: Vec<BarrierRow<'a>>,
 }
@@ -88,7 +88,7 @@ fn late_task_row(task: &TaskView) -> Option<LateTask<'_>> {
 /// Returns the fragments of the page.
 pub(super) fn render_fragments(snapshot: &JobSnapshot) -> Result<Vec<Fragment>, Problem> {
     let (job, run) = (&snapshot.view.name, &snapshot.view.run);
-    let progress = ProgressFragment { job, waiting: barrier_rows(snapshot, &BTreeSet::new()) };
+    let progress = BarrierProgressFragment { job, waiting: barrier_rows(snapshot, &BTreeSet::new()) };
     let shown = || run.recent_barriers.iter().take(RECENT_SHOWN);
     let longest = shown().map(|record| record.ended.0.saturating_sub(record.began.0)).max().unwrap_or(1);
     let recent = RecentBarriersFragment {

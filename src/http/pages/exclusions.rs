@@ -61,7 +61,7 @@ impl ExcludeForm {
             .map_or_else(|| "until an operator readmits".to_owned(), |(_, words)| format!("for {words}"))
     }
 
-    fn to_request(&self) -> Result<NewExclusion, String> {
+    fn to_new_exclusion(&self) -> Result<NewExclusion, String> {
         let number = |text: &str| text.trim().parse::<i32>();
         let task = match self.task.trim() {
             "" => None,
@@ -197,7 +197,7 @@ pub(super) async fn submit_exclude_form(
     Extension(author): Extension<ActorContext>,
     FormBody(form): FormBody<ExcludeForm>,
 ) -> Result<Response, Problem> {
-    let new = match form.to_request() {
+    let new = match form.to_new_exclusion() {
         Ok(new) => new,
         Err(wrong) => {
             return render_exclusions_page(
@@ -311,13 +311,13 @@ mod tests {
 
     #[test]
     fn a_form_says_what_it_lacks() {
-        let wrong = |form: ExcludeForm| form.to_request().unwrap_err();
+        let wrong = |form: ExcludeForm| form.to_new_exclusion().unwrap_err();
         assert!(wrong(ExcludeForm::default()).contains("task number or a host"));
         let form = ExcludeForm { task: "3".into(), ..ExcludeForm::default() };
         assert!(wrong(form.clone()).contains("reason"));
         assert!(wrong(ExcludeForm { task: "x".into(), ..form.clone() }).contains("not a task number"));
         let new = ExcludeForm { reason: "bad fan".into(), expires: "3600".into(), seen: "1".into(), ..form }
-            .to_request();
+            .to_new_exclusion();
         let new = new.expect("it says all");
         assert_eq!(
             (new.task, new.expires_in_seconds, new.dry_run, new.end_run),

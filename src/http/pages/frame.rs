@@ -15,7 +15,7 @@ use super::assets::Asset;
 use super::fragment::{Fragment, FragmentSet};
 use super::live_page::LivePage;
 use super::snapshot::JobSnapshot;
-use super::times::fill_times;
+use super::times::fill_relative_times;
 use crate::coordination::{Actor, JobName, Timestamp};
 use crate::http::access::CsrfProof;
 use crate::http::{AuthMethod, Principal, Problem};
@@ -169,7 +169,7 @@ pub(super) fn render_page(page: &impl Template, now: Timestamp) -> Result<Respon
         tracing::error!(%error, "a page cannot be rendered");
         Problem::internal()
     })?;
-    Ok(Html(fill_times(&html, now)).into_response())
+    Ok(Html(fill_relative_times(&html, now)).into_response())
 }
 
 /// Renders a page with this status.

@@ -36,7 +36,7 @@ struct StatusLayer {
 
 #[derive(Template)]
 #[template(path = "parts/grid.html")]
-struct GridFragment<'a> {
+struct TaskGridFragment<'a> {
     job: &'a JobName,
     counts: Vec<(TaskStatus, usize)>,
     total: usize,
@@ -59,7 +59,7 @@ fn column_count(tasks: usize) -> usize {
 }
 
 /// Returns the path with a rectangle for every run of cells with this status.
-fn status_path(looks: &[TaskStatus], look: TaskStatus, columns: usize) -> String {
+fn svg_path_of_status(looks: &[TaskStatus], look: TaskStatus, columns: usize) -> String {
     let mut path = String::new();
     for (row, cells) in looks.chunks(columns).enumerate() {
         let mut at = 0;
@@ -83,7 +83,7 @@ pub(super) fn render_fragment(snapshot: &JobSnapshot) -> Result<Fragment, Proble
     let says = said.join(", ");
     let job = &snapshot.view.name;
     let columns = column_count(total);
-    let mut grid = GridFragment {
+    let mut grid = TaskGridFragment {
         job,
         total,
         cells: Vec::new(),
@@ -106,7 +106,7 @@ pub(super) fn render_fragment(snapshot: &JobSnapshot) -> Result<Fragment, Proble
     } else {
         let layer = |(look, _): &(TaskStatus, usize)| StatusLayer {
             status: *look,
-            path: status_path(&snapshot.statuses, *look, columns),
+            path: svg_path_of_status(&snapshot.statuses, *look, columns),
         };
         // The most urgent status is drawn last, on top.
         grid.layers = grid.counts.iter().rev().map(layer).collect();
@@ -128,11 +128,13 @@ mod tests {
     fn neighbours_that_look_the_same_are_one_rectangle() {
         let mut looks = vec![TaskStatus::Connected; 7];
         looks[2] = TaskStatus::Failed;
-        assert_eq!(status_path(&looks, TaskStatus::Failed, 5), "M20 0h10v10h-10z");
+        assert_eq!(svg_path_of_status(&looks, TaskStatus::Failed, 5), "M20 0h10v10h-10z");
         assert_eq!(
-            status_path(&looks, TaskStatus::Connected, 5),
+            svg_path_of_status(&looks, TaskStatus::Connected, 5),
             "M0 0h20v10h-20zM30 0h20v10h-20zM0 10h20v10h-20z"
         );
-        assert!(status_path(&vec![TaskStatus::Connected; 10_000], TaskStatus::Connected, 200).len() < 1500);
+        assert!(
+            svg_path_of_status(&vec![TaskStatus::Connected; 10_000], TaskStatus::Connected, 200).len() < 1500
+        );
     }
 }

@@ -13,7 +13,7 @@ use super::times;
 use crate::coordination::{BarrierKind, BarrierView, JobName, RunState, TaskId, Timestamp};
 use crate::http::Problem;
 use crate::service::findings::{Evidence, Finding, Severity};
-use crate::text::{format_count, format_grouped};
+use crate::text::{format_count_with_noun, format_grouped};
 
 /// The maximum number of tasks that an issue names.
 const NAMED: usize = 4;
@@ -147,7 +147,11 @@ pub(super) fn job_issues(snapshot: &JobSnapshot) -> Vec<Issue> {
     let mut suspects = tasks_with_status(snapshot, TaskStatus::Suspect);
     suspects.retain(|task| !snapshot.is_consequence(*task));
     if let Some(since) = suspects.iter().filter_map(|task| Some(snapshot.find_task(*task)?.since)).min() {
-        let title = format_count(suspects.len(), "task lost its connection", "tasks lost their connections");
+        let title = format_count_with_noun(
+            suspects.len(),
+            "task lost its connection",
+            "tasks lost their connections",
+        );
         let grace = snapshot.view.settings.disconnect_grace.unwrap_or_default();
         let text = format!(
             "A task that reconnects within {} stays in the run; otherwise it fails.",
@@ -160,7 +164,7 @@ pub(super) fn job_issues(snapshot: &JobSnapshot) -> Vec<Issue> {
 }
 
 /// Returns whether the first cause is among the issues.
-pub(super) fn shows_first_cause(snapshot: &JobSnapshot) -> bool {
+pub(super) fn is_first_cause_listed(snapshot: &JobSnapshot) -> bool {
     let run = &snapshot.view.run;
     matches!(run.state, RunState::Failed | RunState::Abandoned) && run.first_cause.is_some()
 }
@@ -174,7 +178,7 @@ pub(super) fn urgency_key(need: &Issue) -> (bool, usize, Timestamp) {
 
 /// Returns the number of issues in words.
 pub(super) fn issue_count_text(number: usize) -> String {
-    format_count(number, "issue", "issues")
+    format_count_with_noun(number, "issue", "issues")
 }
 
 fn tasks_with_status(snapshot: &JobSnapshot, look: TaskStatus) -> Vec<TaskId> {
@@ -223,7 +227,7 @@ fn failure_issue(snapshot: &JobSnapshot) -> Option<Issue> {
     let error = first.error.as_deref().unwrap_or_default();
     let (why, told) = status::error_texts(error, first.why.as_deref().unwrap_or_default());
     let text = if lost.len() > 1 { format!("First: task {}: {why}", first.task) } else { why };
-    let title = format_count(lost.len(), "task has failed", "tasks have failed");
+    let title = format_count_with_noun(lost.len(), "task has failed", "tasks have failed");
     let mut order = lost.clone();
     order.sort_by_key(|task| snapshot.find_task(*task).map(|task| task.since));
     let need = Issue::new(snapshot, "bad", title, text, first.since).with_client_error(told);
@@ -294,7 +298,7 @@ fn heartbeat_text(snapshot: &JobSnapshot, tasks: &[TaskId], mixed: bool, endless
             format!("{who}, so no {timeout} will clear this.")
         }
         Some(longest) => {
-            let many = || format_count(silent.len(), "connected task has", "connected tasks have");
+            let many = || format_count_with_noun(silent.len(), "connected task has", "connected tasks have");
             let who = one.map_or_else(many, |one| format!("{one} has"));
             let span = times::duration_text(longest);
             let limit = times::duration_text(&snapshot.view.settings.heartbeat_timeout);

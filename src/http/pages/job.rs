@@ -81,7 +81,7 @@ pub(super) struct BarrierRow<'a> {
     /// The barrier never times out.
     pub has_no_timeout: bool,
     /// The last arrival was recent, so no task is late yet.
-    pub is_filling: bool,
+    pub has_recent_arrival: bool,
 }
 
 impl<'a> BarrierRow<'a> {
@@ -100,7 +100,7 @@ impl<'a> BarrierRow<'a> {
             first: snapshot.task_label(barrier.first),
             numbers: links::task_ranges_text(&barrier.missing),
             has_no_timeout: times::has_no_timeout(&barrier.deadline, snapshot.captured_at()),
-            is_filling: is_filling(snapshot, barrier),
+            has_recent_arrival: has_recent_arrival(snapshot, barrier),
             barrier,
         }
     }
@@ -121,7 +121,7 @@ impl<'a> BarrierRow<'a> {
 }
 
 /// Returns whether a task arrived at the barrier a moment ago, so that it is still filling.
-pub(super) fn is_filling(snapshot: &JobSnapshot, barrier: &BarrierView) -> bool {
+pub(super) fn has_recent_arrival(snapshot: &JobSnapshot, barrier: &BarrierView) -> bool {
     let waited = snapshot.captured_at().since(issues::last_arrival_time(barrier));
     barrier.kind != BarrierKind::Registration && waited < AWAITED_AFTER
 }

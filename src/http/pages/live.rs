@@ -1,6 +1,6 @@
 //! Live updates: one stream of server-sent events for each open page.
 //!
-//! `live_page.rs` calls the pages, which render their fragments. Begin at `LiveHub`, then `LiveViewer`.
+//! `live_page.rs` calls the pages, which render their fragments. Begin at `LiveHub`, then `LivePageStream`.
 //!
 //! Each viewed job, the overview and the audit have one *hub*, which takes snapshots for all viewers. When an event
 //! reports a change, the hub takes a new snapshot. The time between two snapshots is at least [`MIN_INTERVAL`], and
@@ -179,7 +179,7 @@ impl LiveHub {
 }
 
 /// One page that follows updates, as one viewer sees it.
-struct LiveViewer {
+struct LivePageStream {
     site: AppState,
     news: watch::Receiver<LatestSnapshot>,
     page: LivePage,
@@ -191,7 +191,7 @@ struct LiveViewer {
     _slot: StreamGuard,
 }
 
-impl LiveViewer {
+impl LivePageStream {
     fn new(
         site: &AppState,
         source: ClientNetwork,
@@ -306,7 +306,7 @@ pub(super) async fn stream_overview_pages(
         Some(LivePage::Audit(_)) => HubSubject::Audit,
         _ => HubSubject::All,
     };
-    Ok(Sse::new(LiveViewer::new(&site, source, subject, guest, which)?.into_stream()).into_response())
+    Ok(Sse::new(LivePageStream::new(&site, source, subject, guest, which)?.into_stream()).into_response())
 }
 
 /// Serves `GET /jobs/{job}/live`.
@@ -317,6 +317,6 @@ pub(super) async fn stream_job_pages(
     source: ClientNetwork,
     QueryParams(which): QueryParams<LiveStreamQuery>,
 ) -> Result<Response, Problem> {
-    Ok(Sse::new(LiveViewer::new(&site, source, HubSubject::Job(job.id), guest, which)?.into_stream())
+    Ok(Sse::new(LivePageStream::new(&site, source, HubSubject::Job(job.id), guest, which)?.into_stream())
         .into_response())
 }

@@ -63,7 +63,7 @@ impl FleetSnapshot {
     pub fn capture(site: &AppState) -> Self {
         let (jobs, now): (Vec<JobId>, Timestamp) =
             site.engine.read(|core, now| (core.jobs().map(|(job, _)| job).collect(), now));
-        let mut handshakes = site.handshakes.to_page().handshakes;
+        let mut handshakes = site.handshakes.to_view().handshakes;
         handshakes.retain(|failed| now.since(failed.last) < LATELY);
         handshakes.truncate(HANDSHAKES);
         let more = jobs.len().saturating_sub(JOBS_SHOWN);

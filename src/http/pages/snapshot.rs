@@ -45,7 +45,7 @@ impl JobSnapshot {
     /// Takes a snapshot of a job; `None` if it does not exist.
     pub fn capture(site: &AppState, id: JobId) -> Option<Self> {
         // Findings are checked against the state that the page shows.
-        let found = site.findings.has_open(id);
+        let found = site.findings.has_open_findings(id);
         let (view, roster, seen) = site.engine.read(|core, now| {
             let seen = if found { core.observe_job(id, now) } else { None };
             Some((core.job_view(id, now)?, core.job(id)?.task_incarnations(), seen))

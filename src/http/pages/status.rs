@@ -118,6 +118,6 @@ pub(super) fn error_texts(error: &str, why: &str) -> (String, String) {
 }
 
 /// Returns the state that a run has after this outcome.
-pub(super) fn ended_run_state(outcome: &RunOutcome) -> RunState {
+pub(super) fn run_state_after(outcome: &RunOutcome) -> RunState {
     RunState::ended(*outcome)
 }

@@ -12,7 +12,7 @@ use axum::response::Response;
 use super::exclusions::{ExcludeForm, FlashQuery};
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
-use super::job::{is_filling, render_head_fragment};
+use super::job::{has_recent_arrival, render_head_fragment};
 use super::live_page::LivePage;
 use super::snapshot::{JobSnapshot, task_host_text};
 use super::status::{TaskStatus, barrier_name, key_name};
@@ -263,8 +263,10 @@ pub(super) fn render_fragments(
 ) -> Result<Option<Vec<Fragment>>, Problem> {
     let Some(task) = snapshot.find_task(id) else { return Ok(None) };
     let (view, run) = (&snapshot.view, &snapshot.view.run);
-    let waited_for =
-        run.barriers.iter().filter(|barrier| barrier.missing.contains(&id) && !is_filling(snapshot, barrier));
+    let waited_for = run
+        .barriers
+        .iter()
+        .filter(|barrier| barrier.missing.contains(&id) && !has_recent_arrival(snapshot, barrier));
     let state = TaskStateFragment {
         job: &view.name,
         task,

@@ -241,7 +241,7 @@ pub(super) fn gap_class_counts(pulse: &HeartbeatStatsView) -> Vec<(String, u64)>
     let first = counts.clone().position(|one| seen(&one)).unwrap_or_default();
     let last = pulse.gaps.counts.len() - counts.rev().position(|one| seen(&one)).unwrap_or_default();
     let classes = first.saturating_sub(1)..(last + 1).min(pulse.gaps.counts.len());
-    let name = |class| match GapHistogram::longest_gap_us_of_class(class) {
+    let name = |class| match GapHistogram::upper_bound_us_of_bucket(class) {
         Some(longest) => format!("≤ {}", times::microseconds_text(&longest)),
         None => "longer".to_owned(),
     };

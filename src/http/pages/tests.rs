@@ -192,7 +192,9 @@ impl PagesFixture {
         let view = self.core.job_view(JOB, self.now).unwrap();
         let roster = self.core.job(JOB).unwrap().task_incarnations();
         let seen = self.core.observe_job(JOB, self.now).unwrap();
-        let open = self.findings.open_among(&seen, run_detectors(DetectorInput { job: &seen, clocks: &[] }));
+        let open = self
+            .findings
+            .open_findings_among(&seen, run_detectors(DetectorInput { job: &seen, clocks: &[] }));
         JobSnapshot::new(
             JOB,
             (view, roster),
@@ -220,7 +222,7 @@ fn text(parts: &[Fragment], id: &str, now: Timestamp) -> String {
     let part = parts.iter().find(|part| part.id == id).expect("the page has that part");
     let mut text = String::new();
     let mut within = false;
-    for letter in times::fill_times(&part.html, now).chars() {
+    for letter in times::fill_relative_times(&part.html, now).chars() {
         match letter {
             '<' => within = true,
             '>' => within = false,

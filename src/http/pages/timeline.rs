@@ -18,8 +18,8 @@ use super::snapshot::JobSnapshot;
 use super::status::barrier_name;
 use super::{issues, links, status, times};
 use crate::coordination::{
-    BarrierCompletion, EventKind, FailureClass, JobEvent, JobId, JobName, RunNumber, RunOutcome, TaskId,
-    Timestamp,
+    BarrierRecordWithArrivals, EventKind, FailureClass, JobEvent, JobId, JobName, RunNumber, RunOutcome,
+    TaskId, Timestamp,
 };
 use crate::engine::Observer;
 use crate::http::extract::{JobPath, QueryParams};
@@ -279,7 +279,7 @@ impl Observer for Timelines {
         }
     }
 
-    fn on_barrier_ended(&self, _ending: &BarrierCompletion) {}
+    fn on_barrier_ended(&self, _ending: &BarrierRecordWithArrivals) {}
 }
 
 #[derive(Template)]
@@ -336,7 +336,7 @@ pub(super) fn render_fragment(
     });
     // The page of the job shows the first cause as its first issue, the page of its task as the last error.
     let told_above = match only {
-        None => !whole && issues::shows_first_cause(snapshot),
+        None => !whole && issues::is_first_cause_listed(snapshot),
         Some(task) => !whole && run.first_cause.as_ref().is_some_and(|cause| cause.task == Some(task)),
     };
     let shown = snapshot.timeline.latest_first().filter(about);

@@ -1,6 +1,6 @@
 //! Formats times and durations for pages.
 //!
-//! In a page, each time is a `<time>` element with the absolute time. At the end of each response, [`fill_times`]
+//! In a page, each time is a `<time>` element with the absolute time. At the end of each response, [`fill_relative_times`]
 //! inserts the relative times. From then on the script updates them. So a fragment does not change merely because
 //! time passes, and it has the same bytes for all viewers.
 
@@ -11,7 +11,7 @@ use askama::filters::Safe;
 
 use crate::coordination::Timestamp;
 
-/// The mark at which [`fill_times`] inserts relative times. Escaped text cannot contain it, because quotes
+/// The mark at which [`fill_relative_times`] inserts relative times. Escaped text cannot contain it, because quotes
 /// are escaped.
 const TIME_MARK: &str = " data-rel=\"";
 
@@ -80,7 +80,7 @@ pub(super) fn microseconds_text(us: &u64) -> String {
 }
 
 /// Writes the relative time, seen from `now`, into every time of a page.
-pub(super) fn fill_times(html: &str, now: Timestamp) -> String {
+pub(super) fn fill_relative_times(html: &str, now: Timestamp) -> String {
     let mut filled = String::with_capacity(html.len() + html.len() / 16);
     let mut rest = html;
     while let Some(at) = rest.find(TIME_MARK) {
@@ -124,8 +124,8 @@ mod tests {
     fn a_part_is_the_same_at_every_moment_until_it_is_filled_in() {
         let at = Timestamp(1_000_000);
         let part = format!("<b>{}</b>{}", ago(&at), until(&Timestamp(9_000_000)));
-        let filled = fill_times(&part, Timestamp(4_500_000));
+        let filled = fill_relative_times(&part, Timestamp(4_500_000));
         assert!(filled.contains(">3 s ago</time></b>") && filled.ends_with(">in 4 s</time>"), "{filled}");
-        assert_eq!(fill_times("nothing here", at), "nothing here");
+        assert_eq!(fill_relative_times("nothing here", at), "nothing here");
     }
 }

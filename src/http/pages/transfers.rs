@@ -53,7 +53,7 @@ impl PairFilter {
         ReportedTransport::ALL.into_iter().find(|it| it.name() == self.transport)
     }
 
-    fn is_any(&self) -> bool {
+    fn matches_all_pairs(&self) -> bool {
         self.task().is_none() && self.transport().is_none()
     }
 }
@@ -126,7 +126,7 @@ impl Chart {
             throughput.pairs.iter().filter(chosen).filter(|it| sum(it) > 0).collect();
         pairs.sort_by_key(|it| (std::cmp::Reverse(sum(it)), it.from, it.to));
         let rest = pairs.split_off(pairs.len().min(PAIRS_DRAWN));
-        let mut others = if choice.is_any() { throughput.others.clone() } else { Vec::new() };
+        let mut others = if choice.matches_all_pairs() { throughput.others.clone() } else { Vec::new() };
         others.resize(throughput.seconds, 0);
         for it in rest {
             // Both series end at the same second.
@@ -240,7 +240,7 @@ impl PairsFragment<'_> {
 }
 
 /// Returns the bytes that a task has sent and received.
-fn moved_bytes(task: &TaskTransfers) -> u64 {
+fn sent_plus_received_bytes(task: &TaskTransfers) -> u64 {
     task.totals.sent_bytes().saturating_add(task.totals.received_bytes())
 }
 
@@ -317,7 +317,7 @@ pub(super) fn render_fragments(
     peer_jobs.truncate(LISTED);
     let mut tasks = board.task_transfers(job, &snapshot.roster);
     let (all, failing) = (tasks.len(), tasks.iter().filter(|task| task.totals.failed_launches() > 0).count());
-    tasks.sort_by_key(|task| (std::cmp::Reverse(moved_bytes(task)), task.task));
+    tasks.sort_by_key(|task| (std::cmp::Reverse(sent_plus_received_bytes(task)), task.task));
     tasks.truncate(LISTED);
     let late = u64::from(view.interval_ms) * 10_000;
     let is_overdue = view.reported_at.is_some_and(|at| snapshot.captured_at().0.saturating_sub(at.0) > late);

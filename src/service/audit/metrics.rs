@@ -9,14 +9,14 @@ impl MetricSource for AuditLog {
     fn write_samples(&self, page: &mut ScrapeSamples) {
         let figures = self.stats();
         for outcome in [AuditOutcome::Done, AuditOutcome::Refused] {
-            page.add_count(&metric::AUDIT_LINES, &[outcome.name()], figures.lines[outcome as usize]);
+            page.add_integer_sample(&metric::AUDIT_LINES, &[outcome.name()], figures.lines[outcome as usize]);
         }
-        page.add_size(&metric::AUDIT_KEPT, &[], figures.kept);
-        page.add_size(&metric::AUDIT_LIMIT, &[], figures.kept_max);
-        page.add_count(&metric::AUDIT_DROPPED, &[], figures.dropped);
-        page.add_count(&metric::AUDIT_LOST, &[], figures.file.lost);
-        page.add_size(&metric::AUDIT_QUEUED, &[], figures.file.queued);
+        page.add_usize_sample(&metric::AUDIT_KEPT, &[], figures.kept);
+        page.add_usize_sample(&metric::AUDIT_LIMIT, &[], figures.kept_max);
+        page.add_integer_sample(&metric::AUDIT_DROPPED, &[], figures.dropped);
+        page.add_integer_sample(&metric::AUDIT_LOST, &[], figures.file.lost);
+        page.add_usize_sample(&metric::AUDIT_QUEUED, &[], figures.file.queued);
         page.add_sample(&metric::AUDIT_WAITS, &[], figures.file.waits.as_secs_f64());
-        page.add_count(&metric::AUDIT_GATHERED, &[], figures.gathered);
+        page.add_integer_sample(&metric::AUDIT_GATHERED, &[], figures.gathered);
     }
 }

@@ -59,7 +59,7 @@ impl RefusalAggregator {
     }
 
     /// Takes the refusals of a key after its minute. If there are none, the key is removed.
-    fn take_pending(&self, source: &str) -> Option<(u64, AuditEntry, String)> {
+    fn take_pending_refusals(&self, source: &str) -> Option<(u64, AuditEntry, String)> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let since = std::mem::take(open.get_mut(source)?);
         let Some((deed, detail)) = since.latest else {
@@ -100,7 +100,7 @@ impl AuditLog {
     }
 
     fn flush_pending_refusals_of(&self, clock: Clock, source: &str) -> bool {
-        let Some((times, deed, detail)) = self.gathered.take_pending(source) else { return false };
+        let Some((times, deed, detail)) = self.gathered.take_pending_refusals(source) else { return false };
         self.record_many(clock.now(), deed, AuditOutcome::Refused, detail, times);
         true
     }

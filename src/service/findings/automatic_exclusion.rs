@@ -1,9 +1,9 @@
 //! Decides whether a finding leads to an automatic exclusion. The setting `auto-exclude` of a job names the
 //! detectors whose findings may exclude a task.
 //!
-//! `service::Operations` performs the exclusion. It excludes one task, for a limited time, and only if no more than
+//! `service::AuditedOperations` performs the exclusion. It excludes one task, for a limited time, and only if no more than
 //! a quarter of the job's tasks are then excluded. A wrong detection must not cost more than the fault itself, and
-//! if many tasks are in trouble, the tasks are not the cause. Begin at `exclusion_for`.
+//! if many tasks are in trouble, the tasks are not the cause. Begin at `automatic_exclusion_for_finding`.
 
 use std::time::Duration;
 
@@ -34,7 +34,11 @@ const MAX_SHARE: usize = 4;
 
 /// Returns the exclusion that a newly opened finding asks for. It excludes one task at a time, because that
 /// may help the others.
-pub(super) fn exclusion_for(engine: &Engine, job: JobId, finding: &Finding) -> Option<AutomaticExclusion> {
+pub(super) fn automatic_exclusion_for_finding(
+    engine: &Engine,
+    job: JobId,
+    finding: &Finding,
+) -> Option<AutomaticExclusion> {
     let rule = AutoExcludeRule::ALL.into_iter().find(|rule| rule.name() == finding.id.as_ref())?;
     engine.read(|core, _| {
         let job_seen = core.job(job)?;

@@ -5,9 +5,9 @@
 
 use std::time::Duration;
 
-use super::{Detection, Detector, DetectorInput, Severity, longest_recent_duration};
+use super::{Detection, Detector, DetectorInput, Severity, longest_recent_barrier_duration};
 use crate::coordination::{BarrierKind, BarrierObservation, RunState};
-use crate::text::format_count;
+use crate::text::format_count_with_noun;
 
 /// The minimum wait before a barrier counts as stuck.
 const MIN_WAIT: Duration = Duration::from_secs(60);
@@ -30,14 +30,15 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
         return None;
     }
     let old = |barrier: &&BarrierObservation| {
-        let limit = MIN_WAIT.max(longest_recent_duration(seen, &barrier.id) * SLOWNESS_FACTOR);
+        let limit = MIN_WAIT.max(longest_recent_barrier_duration(seen, &barrier.id) * SLOWNESS_FACTOR);
         barrier.kind != BarrierKind::Registration && seen.seen_at.since(barrier.since) >= limit
     };
     let barrier = seen.barriers.iter().filter(old).min_by_key(|barrier| barrier.since)?;
     let waited = seen.seen_at.since(barrier.since);
-    let missing = format_count(barrier.missing, "task is missing", "tasks are missing");
+    let missing = format_count_with_noun(barrier.missing, "task is missing", "tasks are missing");
     let summary_without_tasks = format!("{}; {missing}", arrival_summary(barrier));
-    let limit = MIN_WAIT.max(longest_recent_duration(seen, &barrier.id) * SLOWNESS_FACTOR).as_secs_f64();
+    let limit =
+        MIN_WAIT.max(longest_recent_barrier_duration(seen, &barrier.id) * SLOWNESS_FACTOR).as_secs_f64();
     Some(
         Detection::at_barrier(summary_without_tasks, barrier.since, barrier)
             .with_evidence("waited, in seconds", waited.as_secs_f64(), limit)

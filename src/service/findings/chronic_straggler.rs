@@ -4,7 +4,7 @@
 
 use super::{Detection, Detector, DetectorInput, Severity};
 use crate::coordination::{RunState, StragglerView, TaskId, TaskObservation};
-use crate::text::{format_count, micros_to_seconds};
+use crate::text::{format_count_with_noun, micros_to_seconds};
 
 /// The straggler score from which a task counts as habitually late; `coordination` defines the score in
 /// `straggler_stats.rs`.
@@ -55,7 +55,7 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
         ),
     };
     let since = seen.started_at.unwrap_or(seen.opened_at);
-    let title = format_count(ids.len(), "task is late", "tasks are late") + " at every barrier";
+    let title = format_count_with_noun(ids.len(), "task is late", "tasks are late") + " at every barrier";
     Some(
         Detection::new(summary_without_tasks, since, ids)
             .with_title(title)
@@ -67,10 +67,14 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
             )
             .with_evidence(
                 "more than at its best, in seconds",
-                micros_to_seconds(worst.behind_best_us()),
+                micros_to_seconds(worst.lateness_above_best_us()),
                 micros_to_seconds(StragglerView::SIGNIFICANT_LATENESS_US),
             )
-            .with_evidence("recent barriers at which it was last, as a part", worst.recent_last_ratio(), 0.0),
+            .with_evidence(
+                "recent barriers at which it was last, as a part",
+                worst.recent_last_arrival_fraction(),
+                0.0,
+            ),
     )
 }
 
@@ -81,5 +85,5 @@ fn is_chronic(it: &StragglerView, tasks: usize) -> bool {
     it.taken_part >= INSTANCES_MIN
         && it.score >= SCORE_MIN
         && it.lateness_us >= StragglerView::SIGNIFICANT_LATENESS_US
-        && it.recent_last_ratio() >= enough
+        && it.recent_last_arrival_fraction() >= enough
 }

@@ -42,8 +42,8 @@ fn detect(DetectorInput { job, clocks }: DetectorInput<'_>) -> Option<Detection>
     let mut voices: Vec<i64> = hosts.into_values().map(median).collect();
     let (told, off) = (voices.len(), |ahead: i64| ahead.unsigned_abs() >= LIMIT_US);
     let mut worst: Vec<&(TaskId, ClockReading)> =
-        clocks.iter().filter(|(_, clock)| clock.min_distance_us() >= LIMIT_US).collect();
-    worst.sort_by_key(|(_, clock)| std::cmp::Reverse(clock.min_distance_us()));
+        clocks.iter().filter(|(_, clock)| clock.min_clock_distance_us() >= LIMIT_US).collect();
+    worst.sort_by_key(|(_, clock)| std::cmp::Reverse(clock.min_clock_distance_us()));
     let furthest = ClockReading::furthest_from_service(worst.iter().map(|(_, clock)| *clock))?;
     let evidence = |found: Detection| {
         found
@@ -65,12 +65,12 @@ fn detect(DetectorInput { job, clocks }: DetectorInput<'_>) -> Option<Detection>
     if told >= HOSTS_MIN && off(most) && agree {
         let summary_without_tasks = format!(
             "the clock of this server is {} those of most of {told} hosts, which agree; check the server's host",
-            relation_text(most.saturating_neg())
+            clock_offset_text(most.saturating_neg())
         );
         return Some(evidence(Detection::new(summary_without_tasks, job.seen_at, Vec::new())));
     }
     let tasks: Vec<TaskId> = worst.iter().map(|(task, _)| *task).collect();
-    let apart = relation_text(furthest.ahead_us);
+    let apart = clock_offset_text(furthest.ahead_us);
     let summary_without_tasks = match tasks.len() {
         1 => format!("the clock of 1 task is {apart} the server's"),
         many => format!("the clocks of {many} tasks are off, one of them {apart} the server's"),
@@ -83,7 +83,7 @@ fn median(mut values: Vec<i64>) -> i64 {
     values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
-fn relation_text(ahead_us: i64) -> String {
+fn clock_offset_text(ahead_us: i64) -> String {
     let apart = format_approximate_duration(Duration::from_micros(ahead_us.unsigned_abs()));
     if ahead_us < 0 { format!("{apart} behind") } else { format!("{apart} ahead of") }
 }

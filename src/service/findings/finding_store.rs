@@ -146,7 +146,7 @@ impl FindingStore {
     }
 
     /// Records that every job was checked at `now`.
-    pub fn record_check(&self, now: Timestamp) {
+    pub fn record_check_time(&self, now: Timestamp) {
         self.checked_at.store(now.0, Ordering::Relaxed);
     }
 
@@ -158,13 +158,13 @@ impl FindingStore {
 
     /// Returns whether a finding is open.
     #[must_use]
-    pub fn is_open(&self, job: JobId, id: &str) -> bool {
+    pub fn is_finding_open(&self, job: JobId, id: &str) -> bool {
         self.lock().get(&job).is_some_and(|of_job| of_job.open.contains_key(id))
     }
 
     /// Returns whether a job has open findings.
     #[must_use]
-    pub fn has_open(&self, job: JobId) -> bool {
+    pub fn has_open_findings(&self, job: JobId) -> bool {
         self.lock().get(&job).is_some_and(|of_job| !of_job.open.is_empty())
     }
 
@@ -176,7 +176,7 @@ impl FindingStore {
 
     /// Returns the open findings of a job that are among `found`, with present values and by severity.
     #[must_use]
-    pub fn open_among(
+    pub fn open_findings_among(
         &self,
         seen: &JobObservation,
         found: Vec<(&'static Detector, Detection)>,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{Detection, Detector, DetectorInput, Severity};
 use crate::coordination::{RunState, TaskId, TaskObservation, TaskPhase};
-use crate::text::{format_approximate_duration, format_count};
+use crate::text::{format_approximate_duration, format_count_with_noun};
 
 /// The share of the timeout from which a gap is too long. Clients send a heartbeat at half of the timeout.
 const TIMEOUT_SHARE: f64 = 0.75;
@@ -49,7 +49,7 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     let ids: Vec<TaskId> = tasks.iter().map(|task| task.task).collect();
     let summary_without_tasks = format!(
         "heartbeats of {} are up to {} apart; a task fails after {} without one",
-        format_count(ids.len(), "task", "tasks"),
+        format_count_with_noun(ids.len(), "task", "tasks"),
         format_approximate_duration(gap(worst)),
         format_approximate_duration(timeout),
     );

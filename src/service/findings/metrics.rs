@@ -22,14 +22,14 @@ pub struct FindingMetrics {
 
 impl MetricSource for FindingMetrics {
     fn write_samples(&self, page: &mut ScrapeSamples) {
-        page.add_timestamp(&metric::FINDINGS_LOOKED, &[], self.findings.last_checked_at());
+        page.add_timestamp_sample(&metric::FINDINGS_LOOKED, &[], self.findings.last_checked_at());
     }
 
     fn write_job_samples(&self, seen: &JobObservation, page: &mut ScrapeSamples) {
         let open = findings_that_hold(&self.engine, &self.reports, &self.findings, seen);
         for finding in CATALOGUE {
             let holds = open.iter().any(|open| *open.id == *finding.id);
-            page.add_count(&metric::FINDINGS, &[seen.name.as_str(), finding.id], u64::from(holds));
+            page.add_integer_sample(&metric::FINDINGS, &[seen.name.as_str(), finding.id], u64::from(holds));
         }
     }
 }

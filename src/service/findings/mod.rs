@@ -1,10 +1,10 @@
 //! Findings: conclusions from measurements, for people and for automatic exclusion.
 //!
-//! Each detector is a pure function of [`DetectorInput`], in a file of its own. [`watch_jobs`] runs all detectors
+//! Each detector is a pure function of [`DetectorInput`], in a file of its own. [`run_detectors_periodically`] runs all detectors
 //! once a second on a copy of the measurements. [`FindingStore`] holds open and closed findings. This module
 //! changes no job. If the settings of a job permit an automatic exclusion, `automatic_exclusion.rs` returns an
-//! [`AutomaticExclusion`]. `service::Operations` performs it like the exclusion of an operator, with the same audit
-//! and the same refusals. Begin at [`watch_jobs`], then [`CATALOGUE`].
+//! [`AutomaticExclusion`]. `service::AuditedOperations` performs it like the exclusion of an operator, with the same audit
+//! and the same refusals. Begin at [`run_detectors_periodically`], then [`CATALOGUE`].
 //!
 //! | file | finding |
 //! | --- | --- |
@@ -193,7 +193,7 @@ pub fn run_detectors(seen: DetectorInput<'_>) -> Vec<(&'static Detector, Detecti
 
 /// Runs the detectors once a second for as long as it is polled, and passes the resulting remedies to
 /// `apply`.
-pub async fn watch_jobs(
+pub async fn run_detectors_periodically(
     engine: Arc<Engine>,
     reports: Arc<reports::ReportStore>,
     board: Arc<FindingStore>,
@@ -225,7 +225,7 @@ pub fn check_all_jobs(
                 FindingTransition::Closed(finding) => (false, finding),
             };
             if open {
-                remedies.extend(automatic_exclusion::exclusion_for(engine, job, &finding));
+                remedies.extend(automatic_exclusion::automatic_exclusion_for_finding(engine, job, &finding));
             }
             let (title, summary) = (&finding.title, &finding.summary);
             let reason =
@@ -236,7 +236,7 @@ pub fn check_all_jobs(
             );
         }
     }
-    board.record_check(engine.clock().now());
+    board.record_check_time(engine.clock().now());
     remedies
 }
 
@@ -253,7 +253,8 @@ pub fn current_findings(
     board: &FindingStore,
     job: JobId,
 ) -> (Vec<Finding>, Vec<Finding>) {
-    let seen = if board.has_open(job) { engine.read(|core, now| core.observe_job(job, now)) } else { None };
+    let seen =
+        if board.has_open_findings(job) { engine.read(|core, now| core.observe_job(job, now)) } else { None };
     (
         seen.map_or_else(Vec::new, |seen| findings_that_hold(engine, reports, board, &seen)),
         board.closed_findings(job),
@@ -269,11 +270,11 @@ pub fn findings_that_hold(
     board: &FindingStore,
     seen: &JobObservation,
 ) -> Vec<Finding> {
-    if !board.has_open(seen.job) {
+    if !board.has_open_findings(seen.job) {
         return Vec::new();
     }
     let clocks = worker_clocks(engine, reports, seen);
-    board.open_among(seen, run_detectors(DetectorInput { job: seen, clocks: &clocks }))
+    board.open_findings_among(seen, run_detectors(DetectorInput { job: seen, clocks: &clocks }))
 }
 
 /// Returns the clocks that a job's workers report.
@@ -290,7 +291,7 @@ fn worker_clocks(
 }
 
 /// Returns the longest duration of recent passed barriers with this id.
-fn longest_recent_duration(seen: &JobObservation, id: &str) -> Duration {
+fn longest_recent_barrier_duration(seen: &JobObservation, id: &str) -> Duration {
     let passed = seen.recent.iter().filter(|record| {
         record.kind == BarrierKind::Client
             && record.outcome == BarrierOutcome::Passed

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{Detection, Detector, DetectorInput, Severity};
 use crate::coordination::{TaskId, TaskObservation};
-use crate::text::format_count;
+use crate::text::format_count_with_noun;
 
 /// The window in which returns of tasks are counted.
 const WINDOW: Duration = Duration::from_secs(10 * 60);
@@ -45,7 +45,7 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     let ids: Vec<TaskId> = back.iter().map(|task| task.task).collect();
     // The task with the most restarts is named first.
     let worst = ids.first().copied().unwrap_or_default();
-    let times = format_count(most, "restart", "restarts");
+    let times = format_count_with_noun(most, "restart", "restarts");
     let summary_without_tasks = match back.len() {
         1 => format!("task {worst} restarted in the last ten minutes: {times} in this run"),
         many => format!(

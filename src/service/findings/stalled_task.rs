@@ -6,11 +6,11 @@
 use std::time::Duration;
 
 use super::barrier_stuck::arrival_summary;
-use super::{Detection, Detector, DetectorInput, Severity, longest_recent_duration};
+use super::{Detection, Detector, DetectorInput, Severity, longest_recent_barrier_duration};
 use crate::coordination::{
     BarrierKind, BarrierObservation, JobObservation, RunState, TaskId, TaskPhase, heartbeat_overdue_by,
 };
-use crate::text::{format_approximate_duration, format_count};
+use crate::text::{format_approximate_duration, format_count_with_noun};
 
 /// The minimum time since all other members arrived.
 const MIN_WAIT: Duration = Duration::from_secs(30);
@@ -49,13 +49,13 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     Some(
         Detection::at_barrier(summary_without_tasks, barrier.last_arrival, barrier)
             .with_title(
-                format_count(barrier.missing, "task has not reached", "tasks have not reached")
+                format_count_with_noun(barrier.missing, "task has not reached", "tasks have not reached")
                     + " the barrier",
             )
             .with_evidence(
                 "since the last arrival, in seconds",
                 waited.as_secs_f64(),
-                required_wait(seen, barrier).as_secs_f64(),
+                stall_threshold(seen, barrier).as_secs_f64(),
             )
             .with_evidence(
                 "since its last heartbeat, in seconds",
@@ -79,14 +79,14 @@ fn heartbeat_sentence(seen: &JobObservation, tasks: &[TaskId]) -> String {
             format!("the missing task has sent no heartbeat for {}", format_approximate_duration(*longest))
         }
         (_, Some(longest)) => {
-            let tasks = format_count(silent.len(), "missing task has", "missing tasks have");
+            let tasks = format_count_with_noun(silent.len(), "missing task has", "missing tasks have");
             format!("{tasks} sent no heartbeat for up to {}", format_approximate_duration(*longest))
         }
     }
 }
 
-fn required_wait(seen: &JobObservation, barrier: &BarrierObservation) -> Duration {
-    MIN_WAIT.max(longest_recent_duration(seen, &barrier.id) * SLOWNESS_FACTOR)
+fn stall_threshold(seen: &JobObservation, barrier: &BarrierObservation) -> Duration {
+    MIN_WAIT.max(longest_recent_barrier_duration(seen, &barrier.id) * SLOWNESS_FACTOR)
 }
 
 fn is_stalled(seen: &JobObservation, barrier: &BarrierObservation) -> bool {
@@ -96,6 +96,6 @@ fn is_stalled(seen: &JobObservation, barrier: &BarrierObservation) -> bool {
     let alive = |id: &TaskId| {
         seen.task(*id).is_some_and(|task| task.standing == TaskPhase::Connected && !task.is_waiting)
     };
-    few && seen.seen_at.since(barrier.last_arrival) >= required_wait(seen, barrier)
+    few && seen.seen_at.since(barrier.last_arrival) >= stall_threshold(seen, barrier)
         && barrier.missing_tasks.iter().all(alive)
 }

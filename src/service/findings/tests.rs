@@ -293,12 +293,12 @@ fn a_flickering_condition_is_one_finding_with_two_events() {
     for second in 1..10 {
         assert!(look(second, second % 3 == 0).is_empty(), "after {second} s");
     }
-    assert!(board.is_open(JobId(0), "nearly-full-bounds"));
+    assert!(board.is_finding_open(JobId(0), "nearly-full-bounds"));
     assert!(look(18, false).is_empty());
     let closed = look(20, false);
     let [FindingTransition::Closed(finding)] = &closed[..] else { panic!("{closed:?}") };
     assert_eq!((finding.since, finding.closed_at), (NOW, Some(Timestamp(NOW.0 + 9_000_000))));
-    assert!(!board.has_open(JobId(0)) && board.closed_findings(JobId(0)).len() == 1);
+    assert!(!board.has_open_findings(JobId(0)) && board.closed_findings(JobId(0)).len() == 1);
     board.retain_jobs(|_| false);
     assert!(board.closed_findings(JobId(0)).is_empty(), "a job's findings go with it");
 }
@@ -308,18 +308,18 @@ fn a_finding_that_lingers_is_shown_only_while_it_holds_and_in_the_words_of_now()
     let board = FindingStore::default();
     let mut seen = healthy();
     seen.barriers = vec![barrier(40, 35, &[6])];
-    assert!(board.open_among(&seen, found(&seen)).is_empty(), "it was not opened");
+    assert!(board.open_findings_among(&seen, found(&seen)).is_empty(), "it was not opened");
     board.update(&seen, found(&seen));
     seen.seen_at = Timestamp(NOW.0 + 2_000_000);
     (seen.tasks[6].interval_us, seen.tasks[6].last_heartbeat) = (5_000_000, Some(seconds_ago(41)));
-    let [held] = &board.open_among(&seen, found(&seen))[..] else { panic!("it holds") };
+    let [held] = &board.open_findings_among(&seen, found(&seen))[..] else { panic!("it holds") };
     assert!(held.summary_without_tasks.ends_with("has sent no heartbeat for 43 s"), "{held:?}");
     assert_eq!(held.summary, format!("{}: task 6 at 10.0.0.4:7000", held.summary_without_tasks));
     // The process was killed: the finding stays open for ten more seconds and is not shown.
     seen.tasks[6].standing = TaskPhase::Failed;
     board.update(&seen, found(&seen));
-    assert!(board.is_open(JobId(0), "stalled-task"));
-    assert!(board.open_among(&seen, found(&seen)).is_empty());
+    assert!(board.is_finding_open(JobId(0), "stalled-task"));
+    assert!(board.open_findings_among(&seen, found(&seen)).is_empty());
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::telemetry::metrics::{MetricSource, ScrapeSamples, catalogue as metric
 use crate::transfer::PriorityClass;
 
 /// The metrics of the transfer reports of every job.
-pub struct ReportMetrics {
+pub struct TransferReportMetrics {
     /// The state: which incarnation of a task counts.
     pub engine: Arc<Engine>,
     /// The reports.
@@ -21,7 +21,7 @@ pub struct ReportMetrics {
     pub tasks_max: usize,
 }
 
-impl MetricSource for ReportMetrics {
+impl MetricSource for TransferReportMetrics {
     fn write_samples(&self, _page: &mut ScrapeSamples) {}
 
     fn write_job_samples(&self, seen: &JobObservation, page: &mut ScrapeSamples) {
@@ -51,30 +51,30 @@ fn bytes_by_transport(totals: &TotalsView) -> impl Iterator<Item = (&'static str
 /// Writes the sums over the tasks of a job.
 fn write_job_samples(job: &str, view: &TransfersView, page: &mut ScrapeSamples) {
     for (result, count) in [("taken", view.taken), ("repeated", view.repeated), ("refused", view.refused)] {
-        page.add_count(&metric::TRANSFER_REPORTS, &[job, result], count);
+        page.add_integer_sample(&metric::TRANSFER_REPORTS, &[job, result], count);
     }
-    page.add_size(&metric::TRANSFER_TASKS, &[job], view.reporting);
+    page.add_usize_sample(&metric::TRANSFER_TASKS, &[job], view.reporting);
     let totals = &view.totals;
     for (transport, direction, bytes) in bytes_by_transport(totals) {
-        page.add_count(&metric::TRANSFER_BYTES, &[job, transport, direction], bytes);
+        page.add_integer_sample(&metric::TRANSFER_BYTES, &[job, transport, direction], bytes);
     }
     for outcome in TransferOutcome::all() {
-        page.add_count(
+        page.add_integer_sample(
             &metric::TRANSFER_LAUNCHES,
             &[job, outcome.name()],
             totals.launches_with_outcome(outcome),
         );
     }
-    page.add_count(&metric::TRANSFER_IN_FLIGHT, &[job], view.in_flight());
+    page.add_integer_sample(&metric::TRANSFER_IN_FLIGHT, &[job], view.in_flight());
     for transport in ReportedTransport::ALL {
         let links = view.links.iter().find(|links| links.transport == transport);
         let connections = links.map_or(0, |links| links.connections);
-        page.add_count(&metric::TRANSFER_CONNECTIONS, &[job, transport.name()], connections);
+        page.add_integer_sample(&metric::TRANSFER_CONNECTIONS, &[job, transport.name()], connections);
     }
     for (event, count) in
         [("hit", totals.cache_hits), ("miss", totals.cache_misses), ("eviction", totals.cache_evictions)]
     {
-        page.add_count(&metric::TRANSFER_CACHE, &[job, event], count);
+        page.add_integer_sample(&metric::TRANSFER_CACHE, &[job, event], count);
     }
     for (metric, count) in [
         (&metric::TRANSFER_CLIQUES, view.cliques),
@@ -85,21 +85,30 @@ fn write_job_samples(job: &str, view: &TransfersView, page: &mut ScrapeSamples) 
         (&metric::TRANSFER_FALLBACKS, totals.fetch_fallbacks),
         (&metric::TRANSFER_REGISTERED, view.registered_bytes),
     ] {
-        page.add_count(metric, &[job], count);
+        page.add_integer_sample(metric, &[job], count);
     }
     for of in &totals.stages {
-        page.add_engine_times(&metric::TRANSFER_STAGES, &[job, &of.stage], &of.counts, of.sum_us);
+        page.add_transfer_engine_histogram(
+            &metric::TRANSFER_STAGES,
+            &[job, &of.stage],
+            &of.counts,
+            of.sum_us,
+        );
     }
     for of in &totals.durations {
         let labels = [job, of.transport.name(), &of.size_class];
-        page.add_engine_times(&metric::TRANSFER_DURATIONS, &labels, &of.counts, of.sum_us);
+        page.add_transfer_engine_histogram(&metric::TRANSFER_DURATIONS, &labels, &of.counts, of.sum_us);
     }
     for reason in TransferOutcome::all().filter(|outcome| *outcome != TransferOutcome::COMPLETED) {
         let found = totals.aborts.iter().find(|of| of.reason == reason);
-        page.add_count(&metric::TRANSFER_ABORTS, &[job, reason.name()], found.map_or(0, |of| of.connections));
+        page.add_integer_sample(
+            &metric::TRANSFER_ABORTS,
+            &[job, reason.name()],
+            found.map_or(0, |of| of.connections),
+        );
     }
     for (class, bytes) in PriorityClass::ALL.into_iter().zip(view.in_flight_bytes) {
-        page.add_count(&metric::TRANSFER_IN_FLIGHT_BYTES, &[job, class.name()], bytes);
+        page.add_integer_sample(&metric::TRANSFER_IN_FLIGHT_BYTES, &[job, class.name()], bytes);
     }
     if let Some(clock) = view.clock {
         page.add_sample(&metric::CLOCK_WORST, &[job], clock.ahead_seconds());
@@ -113,9 +122,13 @@ fn write_task_samples(job: &str, tasks: &[TaskTransfers], page: &mut ScrapeSampl
         for (transport, direction, bytes) in
             bytes_by_transport(&of_task.totals).filter(|(.., bytes)| *bytes > 0)
         {
-            page.add_count(&metric::TRANSFER_TASK_BYTES, &[job, &task, transport, direction], bytes);
+            page.add_integer_sample(&metric::TRANSFER_TASK_BYTES, &[job, &task, transport, direction], bytes);
         }
-        page.add_count(&metric::TRANSFER_TASK_FAILED, &[job, &task], of_task.totals.failed_launches());
+        page.add_integer_sample(
+            &metric::TRANSFER_TASK_FAILED,
+            &[job, &task],
+            of_task.totals.failed_launches(),
+        );
         if let Some(clock) = of_task.clock {
             page.add_sample(&metric::CLOCK_OFFSET, &[job, &task], clock.ahead_seconds());
         }

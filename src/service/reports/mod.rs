@@ -46,7 +46,7 @@ use crate::coordination::JobId;
 use crate::engine::Engine;
 
 pub use byte_series::POINTS;
-pub use metrics::ReportMetrics;
+pub use metrics::TransferReportMetrics;
 pub use parse::{
     BYTES_MAX, CONNECTIONS_MAX, ClockReading, FAILURES_MAX, OUTCOMES_MAX, PAIRS_MAX, ReportError, STAGES_MAX,
 };
@@ -67,7 +67,7 @@ pub(crate) use view::rate_window;
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Drops deleted jobs and reports suppressed failures, for as long as it is polled.
-pub async fn maintain_reports(engine: Arc<Engine>, board: Arc<ReportStore>) {
+pub async fn clean_up_reports_periodically(engine: Arc<Engine>, board: Arc<ReportStore>) {
     loop {
         tokio::time::sleep(FLUSH_INTERVAL).await;
         let jobs: BTreeSet<JobId> = engine.read(|core, _| core.jobs().map(|(job, _)| job).collect());

@@ -113,7 +113,7 @@ pub(super) struct ReportedTotals {
     pub durations: BTreeMap<(ReportedTransport, u8), TimeHistogram>,
 }
 
-fn merge_times(mine: &mut TimeHistogram, theirs: &TimeHistogram, by: fn(u64, u64) -> u64) {
+fn merge_histograms(mine: &mut TimeHistogram, theirs: &TimeHistogram, by: fn(u64, u64) -> u64) {
     mine.sum_us = by(mine.sum_us, theirs.sum_us);
     for (mine, theirs) in mine.counts.iter_mut().zip(&theirs.counts) {
         *mine = by(*mine, *theirs);
@@ -121,7 +121,7 @@ fn merge_times(mine: &mut TimeHistogram, theirs: &TimeHistogram, by: fn(u64, u64
 }
 
 /// Adds the counts and the sum of a reported histogram.
-fn add_times(times: &mut TimeHistogram, counts: &[u64], sum_us: u64) {
+fn add_reported_histogram(times: &mut TimeHistogram, counts: &[u64], sum_us: u64) {
     times.sum_us = times.sum_us.saturating_add(sum_us);
     for (at, count) in counts.iter().enumerate() {
         let place = &mut times.counts[at.min(TIMES_US.len())];
@@ -138,10 +138,10 @@ impl ReportedTotals {
             *mine = by(*mine, *theirs);
         }
         for (mine, theirs) in self.stages.iter_mut().zip(&other.stages) {
-            merge_times(mine, theirs, by);
+            merge_histograms(mine, theirs, by);
         }
         for (of, theirs) in &other.durations {
-            merge_times(self.durations.entry(*of).or_default(), theirs, by);
+            merge_histograms(self.durations.entry(*of).or_default(), theirs, by);
         }
     }
 
@@ -151,20 +151,20 @@ impl ReportedTotals {
     }
 
     /// Raises each counter to that of `other` if it is larger: a counter never goes back.
-    pub fn raise_to(&mut self, other: &Self) {
+    pub fn raise_counters_to(&mut self, other: &Self) {
         self.merge(other, u64::max);
     }
 }
 
 /// The connections of one transport.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(super) struct TransportTotals {
+pub(super) struct TransportConnectionCounts {
     pub connections: u64,
     pub lanes: u64,
     pub launches: u64,
 }
 
-impl TransportTotals {
+impl TransportConnectionCounts {
     pub fn add(&mut self, other: &Self) {
         self.connections += other.connections;
         self.lanes = self.lanes.saturating_add(other.lanes);
@@ -207,14 +207,14 @@ impl ClockReading {
     /// Returns the reading that is furthest from the service's clock; the first one if several are.
     pub fn furthest_from_service(readings: impl IntoIterator<Item = Self>) -> Option<Self> {
         let further = |one: Self, other: Self| {
-            if other.min_distance_us() > one.min_distance_us() { other } else { one }
+            if other.min_clock_distance_us() > one.min_clock_distance_us() { other } else { one }
         };
         readings.into_iter().reduce(further)
     }
 
     /// Returns the minimum distance between the two clocks, in microseconds, given the uncertainty.
     #[must_use]
-    pub fn min_distance_us(&self) -> u64 {
+    pub fn min_clock_distance_us(&self) -> u64 {
         self.ahead_us.unsigned_abs().saturating_sub(self.within_us)
     }
 }
@@ -245,7 +245,7 @@ pub(super) struct CheckedReport {
     pub pairs: BTreeMap<(TaskId, ReportedTransport), [u64; 2]>,
     /// Bytes sent to and received from tasks of other jobs.
     pub peer_jobs: BTreeMap<PeerJobPair, [u64; 2]>,
-    pub links: [TransportTotals; ReportedTransport::ALL.len()],
+    pub links: [TransportConnectionCounts; ReportedTransport::ALL.len()],
     pub connections: Vec<ReportedConnection>,
     pub cliques: u64,
     pub registered_bytes: u64,
@@ -300,12 +300,12 @@ impl CheckedReport {
         let task = tasks.task_id(given.task).ok_or(ReportError::NoSuchTask(given.task, tasks.0))?;
         let mut totals = read_totals(&given);
         let (pairs, peer_jobs) = read_pairs(&given.pairs, tasks, &mut totals)?;
-        let mut links = [TransportTotals::default(); ReportedTransport::ALL.len()];
+        let mut links = [TransportConnectionCounts::default(); ReportedTransport::ALL.len()];
         let mut connections = Vec::with_capacity(given.connections.len());
         for row in &given.connections {
             let (lanes, launches) = (row.lanes.into(), row.launches.into());
             let of_transport = &mut links[ReportedTransport::from_name(&row.transport) as usize];
-            of_transport.add(&TransportTotals { connections: 1, lanes, launches });
+            of_transport.add(&TransportConnectionCounts { connections: 1, lanes, launches });
             // Those with other jobs are in the sums only.
             if peer_job(&row.peer_job)?.is_none() {
                 connections.push(read_connection(row, tasks)?);
@@ -359,13 +359,13 @@ fn read_totals(given: &wire::TransferReport) -> ReportedTotals {
     let any = |counts: &[u64]| counts.iter().any(|count| *count > 0);
     for row in given.stages.iter().filter(|row| any(&row.counts)) {
         if let Some(stage) = LaunchStage::ALL.into_iter().find(|stage| stage.name() == row.stage) {
-            add_times(&mut totals.stages[stage as usize], &row.counts, row.sum_us);
+            add_reported_histogram(&mut totals.stages[stage as usize], &row.counts, row.sum_us);
         }
     }
     for row in given.durations.iter().filter(|row| any(&row.counts)) {
         if let Some((size, _)) = (0..).zip(size_class_names()).find(|(_, name)| *name == row.size_class) {
             let of = (ReportedTransport::from_name(&row.transport), size);
-            add_times(totals.durations.entry(of).or_default(), &row.counts, row.sum_us);
+            add_reported_histogram(totals.durations.entry(of).or_default(), &row.counts, row.sum_us);
         }
     }
     totals

@@ -20,7 +20,7 @@ use std::time::Duration;
 use super::byte_series::{SecondSeries, StepSeries};
 use super::parse::{
     CheckedReport, ClockReading, PeerJobPair, ReportError, ReportedConnection, ReportedFailure,
-    ReportedTotals, TransportTotals,
+    ReportedTotals, TransportConnectionCounts,
 };
 use super::vocabulary::{ReportedTransport, TransferOutcome};
 use crate::coordination::{JobId, RunNumber, TaskId, TaskIncarnation, Timestamp, TransferFailure};
@@ -67,14 +67,14 @@ pub(super) struct StoredTransferFailure {
 
 /// Bytes between one task and one peer over one transport: sent, received.
 #[derive(Debug, Default, Clone, Copy)]
-pub(super) struct PairRow {
+pub(super) struct PairTraffic {
     earlier: [u64; 2],
     life: [u64; 2],
     /// The same over time, for bytes whose time is known.
     pub steps: [StepSeries; 2],
 }
 
-impl PairRow {
+impl PairTraffic {
     pub fn bytes(&self) -> [u64; 2] {
         [0, 1].map(|way: usize| self.earlier[way].saturating_add(self.life[way]))
     }
@@ -83,7 +83,7 @@ impl PairRow {
 /// The present state of one life of a task. It is dropped when the life ends.
 #[derive(Debug, Default)]
 pub(super) struct TaskGauges {
-    pub links: [TransportTotals; ReportedTransport::ALL.len()],
+    pub links: [TransportConnectionCounts; ReportedTransport::ALL.len()],
     pub connections: Vec<ReportedConnection>,
     pub cliques: u64,
     pub registered_bytes: u64,
@@ -103,9 +103,9 @@ pub(super) struct TaskReports {
     pub lives: u32,
     earlier: ReportedTotals,
     life: ReportedTotals,
-    pub rows: BTreeMap<(TaskId, ReportedTransport), PairRow>,
+    pub rows: BTreeMap<(TaskId, ReportedTransport), PairTraffic>,
     /// Bytes with tasks of other jobs, as many rows as a task may have.
-    pub peer_jobs: BTreeMap<PeerJobPair, PairRow>,
+    pub peer_jobs: BTreeMap<PeerJobPair, PairTraffic>,
     /// Bytes over time with all peers: sent, received.
     pub steps: [StepSeries; 2],
     gauges: TaskGauges,
@@ -149,13 +149,13 @@ impl TaskReports {
         self.lives = self.lives.saturating_add(1);
         self.earlier.add(&std::mem::take(&mut self.life));
         for row in self.rows.values_mut().chain(self.peer_jobs.values_mut()) {
-            *row = PairRow { earlier: row.bytes(), life: [0; 2], steps: row.steps };
+            *row = PairTraffic { earlier: row.bytes(), life: [0; 2], steps: row.steps };
         }
         self.gauges = TaskGauges::default();
     }
 
     /// Updates the rows of tasks of other jobs; the first that move anything are kept.
-    fn take_peer_jobs(&mut self, pairs: BTreeMap<PeerJobPair, [u64; 2]>, most: usize) {
+    fn update_peer_job_pairs(&mut self, pairs: BTreeMap<PeerJobPair, [u64; 2]>, most: usize) {
         for (key, bytes) in pairs {
             if self.peer_jobs.len() >= most && !self.peer_jobs.contains_key(&key) {
                 continue;
@@ -174,7 +174,7 @@ impl TaskReports {
         mut moved: impl FnMut(TaskId, ReportedTransport, u64),
     ) {
         let now = self.at;
-        let mut rise = |row: &mut PairRow, key: (TaskId, ReportedTransport), bytes: [u64; 2]| {
+        let mut rise = |row: &mut PairTraffic, key: (TaskId, ReportedTransport), bytes: [u64; 2]| {
             for (way, bytes) in bytes.into_iter().enumerate() {
                 let more = bytes.saturating_sub(row.life[way]);
                 row.life[way] = row.life[way].max(bytes);
@@ -293,7 +293,7 @@ impl JobReports {
                 }
             }
         }
-        of_task.life.raise_to(&report.totals);
+        of_task.life.raise_counters_to(&report.totals);
         let mut connections = report.connections;
         connections.sort_by_key(|link| std::cmp::Reverse((link.launches, link.lanes)));
         connections.truncate(per_task_limit(CONNECTIONS_KEPT, tasks));
@@ -306,7 +306,7 @@ impl JobReports {
             in_flight: report.in_flight,
             clock: report.clock,
         };
-        of_task.take_peer_jobs(report.peer_jobs, per_task_limit(PAIRS_KEPT, tasks));
+        of_task.update_peer_job_pairs(report.peer_jobs, per_task_limit(PAIRS_KEPT, tasks));
         let (followed, others) = (&mut self.pairs, &mut self.others);
         of_task.update_pairs(
             report.pairs,
@@ -323,16 +323,17 @@ impl JobReports {
             },
         );
         for failed in &report.failures {
-            of_task
-                .failures
-                .push_back(ReportedFailure { at: clamp_to_run(failed.at, opened, now), ..failed.clone() });
+            of_task.failures.push_back(ReportedFailure {
+                at: clamp_time_to_run(failed.at, opened, now),
+                ..failed.clone()
+            });
             if of_task.failures.len() > TASK_FAILURES_KEPT {
                 of_task.failures.pop_front();
             }
         }
-        let mut notes = self.flush_bursts(now);
+        let mut notes = self.flush_failure_bursts(now);
         for failed in report.failures {
-            let failed = ReportedFailure { at: clamp_to_run(failed.at, opened, now), ..failed };
+            let failed = ReportedFailure { at: clamp_time_to_run(failed.at, opened, now), ..failed };
             notes.extend(self.record_failure(StoredTransferFailure { task, failed }, now));
         }
         notes
@@ -355,20 +356,20 @@ impl JobReports {
             storm.last = failure;
             return None;
         }
-        let note = failure_to_report(&failure, 1);
+        let note = transfer_failure_event(&failure, 1);
         reason.burst = Some(FailureBurst { since: now, more: 0, last: failure });
         Some(note)
     }
 
     /// Returns the events for suppressed failures whose burst window is over.
-    fn flush_bursts(&mut self, now: Timestamp) -> Vec<TransferFailure> {
+    fn flush_failure_bursts(&mut self, now: Timestamp) -> Vec<TransferFailure> {
         let mut notes = Vec::new();
         for reason in self.reasons.values_mut() {
             let Some(storm) = reason.burst.take_if(|storm| now.since(storm.since) >= BURST_WINDOW) else {
                 continue;
             };
             if storm.more > 0 {
-                notes.push(failure_to_report(&storm.last, storm.more));
+                notes.push(transfer_failure_event(&storm.last, storm.more));
                 reason.burst = Some(FailureBurst { since: now, more: 0, ..storm });
             }
         }
@@ -377,11 +378,11 @@ impl JobReports {
 }
 
 /// Returns the time of a worker, moved into the run if the worker's clock is off.
-fn clamp_to_run(at: Timestamp, opened: Timestamp, now: Timestamp) -> Timestamp {
+fn clamp_time_to_run(at: Timestamp, opened: Timestamp, now: Timestamp) -> Timestamp {
     if at < opened { now } else { at.min(now) }
 }
 
-fn failure_to_report(failure: &StoredTransferFailure, count: u64) -> TransferFailure {
+fn transfer_failure_event(failure: &StoredTransferFailure, count: u64) -> TransferFailure {
     let StoredTransferFailure { task, failed } = failure;
     let name = failed.reason.name();
     let of_job = failed.peer_job.as_ref().map_or_else(String::new, |job| format!(" of job {job}"));
@@ -448,7 +449,7 @@ impl ReportStore {
         };
         let now = engine.clock().now();
         for (job, of_job) in jobs {
-            let notes = of_job.lock().unwrap_or_else(PoisonError::into_inner).flush_bursts(now);
+            let notes = of_job.lock().unwrap_or_else(PoisonError::into_inner).flush_failure_bursts(now);
             notes.into_iter().for_each(|note| engine.record_transfer_failure(job, note));
         }
     }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::byte_series::STEP_SECONDS;
-use super::parse::{ClockReading, ReportedTotals, TransportTotals};
+use super::parse::{ClockReading, ReportedTotals, TransportConnectionCounts};
 use super::report_store::{self, JobReports, ReportStore, TaskGauges, TaskReports};
 use super::vocabulary::ReportedTransport;
 use crate::coordination::{JobId, RunNumber, TaskId, TaskIncarnations, Timestamp};
@@ -24,7 +24,7 @@ pub(crate) use rates::rate_window;
 pub use totals::{AbortView, DurationView, OutcomeView, StageView, TotalsView, TransferBytes};
 pub use traffic::{PairSeries, PairView, PeerJobView, Series, Throughput};
 
-use connections::{links_of, present_gauges};
+use connections::{connections_by_transport, gauges_of_present_incarnations};
 use failures::failures_by_reason;
 use rates::RateWindow;
 
@@ -84,7 +84,7 @@ impl TaskTransfers {
             sent_rate: window.rate_of(&of_task.steps[0]),
             received_rate: window.rate_of(&of_task.steps[1]),
             rate_until: window.end(),
-            links: gauges.map_or_else(Vec::new, |gauges| links_of(&gauges.links)),
+            links: gauges.map_or_else(Vec::new, |gauges| connections_by_transport(&gauges.links)),
             cliques: held(|gauges| gauges.cliques),
             registered_bytes: held(|gauges| gauges.registered_bytes),
             in_flight_bytes: gauges.map_or([0; 3], |gauges| gauges.in_flight),
@@ -187,7 +187,7 @@ impl TransfersView {
     fn from_reports(of_job: &JobReports, roster: &TaskIncarnations, now: Timestamp) -> Self {
         let mut view = Self::empty(roster, now);
         let mut totals = ReportedTotals::default();
-        let mut links = [TransportTotals::default(); ReportedTransport::ALL.len()];
+        let mut links = [TransportConnectionCounts::default(); ReportedTransport::ALL.len()];
         for (task, of_task) in &of_job.tasks {
             totals.add(&of_task.totals());
             let Some(gauges) = of_task.gauges(roster.incarnation_of(*task)) else {
@@ -212,7 +212,7 @@ impl TransfersView {
         view.reported_at = Some(of_job.at).filter(|at| at.0 > 0);
         (view.taken, view.repeated, view.refused) = (of_job.taken, of_job.repeated, of_job.rejected);
         view.totals = TotalsView::from_counters(&totals);
-        view.links = links_of(&links);
+        view.links = connections_by_transport(&links);
         view.failures = failures_by_reason(of_job, &view.totals);
         view
     }
@@ -275,7 +275,9 @@ impl ReportStore {
     #[must_use]
     pub fn worker_clocks(&self, job: JobId, roster: &TaskIncarnations) -> Vec<(TaskId, ClockReading)> {
         let view = |of_job: &JobReports| {
-            present_gauges(of_job, roster).filter_map(|(task, gauges)| Some((task, gauges.clock?))).collect()
+            gauges_of_present_incarnations(of_job, roster)
+                .filter_map(|(task, gauges)| Some((task, gauges.clock?)))
+                .collect()
         };
         self.with_run_reports(job, roster.run, view).unwrap_or_default()
     }

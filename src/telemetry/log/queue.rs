@@ -56,7 +56,7 @@ pub struct LogMetrics;
 impl MetricSource for LogMetrics {
     fn write_samples(&self, page: &mut ScrapeSamples) {
         let dropped = LOG_QUEUE.get().map_or(0, |lines| lines.lock_queue().dropped);
-        page.add_count(&metric::LOG_DROPPED, &[], dropped);
+        page.add_integer_sample(&metric::LOG_DROPPED, &[], dropped);
     }
 }
 

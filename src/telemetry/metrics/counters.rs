@@ -9,7 +9,8 @@ use std::time::Duration;
 use super::catalogue as metric;
 use super::text_format::{ExportedHistogram, ScrapeSamples};
 use crate::coordination::{
-    BarrierCompletion, BarrierKind, BarrierOutcome, EventKind, FailureClass, JobEvent, JobId, RunOutcome,
+    BarrierKind, BarrierOutcome, BarrierRecordWithArrivals, EventKind, FailureClass, JobEvent, JobId,
+    RunOutcome,
 };
 use crate::engine::Observer;
 use crate::text::micros_to_seconds;
@@ -108,12 +109,12 @@ impl EventCounters {
     pub(super) fn write_job_counters(&self, job: JobId, name: &str, page: &mut ScrapeSamples) {
         let tally = self.lock().jobs.get(&job).cloned().unwrap_or_default();
         for ((_, outcome), count) in OUTCOMES.iter().zip(tally.runs) {
-            page.add_count(&metric::RUNS, &[name, outcome], count);
+            page.add_integer_sample(&metric::RUNS, &[name, outcome], count);
         }
-        page.add_count(&metric::REGISTRATIONS, &[name, "first"], tally.registrations);
-        page.add_count(&metric::REGISTRATIONS, &[name, "again"], tally.registrations_again);
+        page.add_integer_sample(&metric::REGISTRATIONS, &[name, "first"], tally.registrations);
+        page.add_integer_sample(&metric::REGISTRATIONS, &[name, "again"], tally.registrations_again);
         for (class, count) in FailureClass::ALL.iter().zip(tally.failures) {
-            page.add_count(&metric::TASK_FAILURES, &[name, class.name()], count);
+            page.add_integer_sample(&metric::TASK_FAILURES, &[name, class.name()], count);
         }
         for (metric, count) in [
             (&metric::TASK_DEPARTURES, tally.departures),
@@ -124,11 +125,11 @@ impl EventCounters {
             (&metric::PREEMPTIONS, tally.preemptions),
             (&metric::BARRIERS_WITHOUT, tally.without),
         ] {
-            page.add_count(metric, &[name], count);
+            page.add_integer_sample(metric, &[name], count);
         }
         for finding in &self.findings {
             let count = tally.findings.get(*finding).copied().unwrap_or_default();
-            page.add_count(&metric::FINDINGS_OPENED, &[name, finding], count);
+            page.add_integer_sample(&metric::FINDINGS_OPENED, &[name, finding], count);
         }
         let mut barriers = tally.barriers;
         for kind in [BarrierKind::Registration, BarrierKind::Shutdown, BarrierKind::Client] {
@@ -137,9 +138,9 @@ impl EventCounters {
         for (kind, barriers) in barriers {
             let labels = [name, kind.name()];
             let passed = BarrierOutcome::Passed.name();
-            page.add_count(&metric::BARRIERS, &[name, kind.name(), passed], barriers.passed);
+            page.add_integer_sample(&metric::BARRIERS, &[name, kind.name(), passed], barriers.passed);
             let failed = BarrierOutcome::Failed.name();
-            page.add_count(&metric::BARRIERS, &[name, kind.name(), failed], barriers.failed);
+            page.add_integer_sample(&metric::BARRIERS, &[name, kind.name(), failed], barriers.failed);
             page.add_histogram(&metric::BARRIER_DURATION, &labels, &barriers.duration);
             page.add_histogram(&metric::BARRIER_SKEW, &labels, &barriers.skew);
             page.add_sample(&metric::BARRIER_BLOCKED, &labels, micros_to_seconds(barriers.blocked_us));
@@ -180,7 +181,7 @@ impl Observer for EventCounters {
         }
     }
 
-    fn on_barrier_ended(&self, ending: &BarrierCompletion) {
+    fn on_barrier_ended(&self, ending: &BarrierRecordWithArrivals) {
         let record = &ending.record;
         let mut counts = self.lock();
         let tally = counts.jobs.entry(ending.job).or_default();

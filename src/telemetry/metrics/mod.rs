@@ -48,7 +48,7 @@ pub trait MetricSource: Send + Sync {
 
 /// The sources of metrics.
 #[derive(Clone)]
-pub struct MetricInputs {
+pub struct MetricSources {
     /// The engine.
     pub engine: Arc<Engine>,
     /// The counters of events.
@@ -61,7 +61,7 @@ pub struct MetricInputs {
 
 /// The metrics of a server.
 pub struct Metrics {
-    sources: MetricInputs,
+    sources: MetricSources,
     /// Jobs with more tasks have no metrics for each task.
     tasks_max: usize,
     scrapes: AtomicU64,
@@ -71,14 +71,14 @@ pub struct Metrics {
 impl Metrics {
     /// Returns the metrics of a server. Jobs with more tasks than `tasks_max` have no metrics for each task.
     #[must_use]
-    pub fn new(sources: MetricInputs, tasks_max: usize) -> Self {
+    pub fn new(sources: MetricSources, tasks_max: usize) -> Self {
         Self { sources, tasks_max, scrapes: AtomicU64::new(0), scrape_us: AtomicU64::new(0) }
     }
 
     /// Returns the metrics of an engine alone, without event counters.
     #[must_use]
     pub fn for_engine(engine: &Arc<Engine>, others: Vec<Arc<dyn MetricSource>>) -> Self {
-        let sources = MetricInputs {
+        let sources = MetricSources {
             engine: Arc::clone(engine),
             tally: Arc::new(EventCounters::new([])),
             handshakes: Arc::new(HandshakeFailures::new(*engine.clock())),
@@ -108,7 +108,7 @@ impl Metrics {
         self.write_server_samples(&mut page);
         let jobs: Vec<JobId> = self.sources.engine.read(|core, _| core.jobs().map(|(job, _)| job).collect());
         self.sources.tally.retain_jobs(|job| jobs.contains(&job));
-        page.add_size(&metric::JOBS, &[], jobs.len());
+        page.add_usize_sample(&metric::JOBS, &[], jobs.len());
         for job in jobs {
             if let Some(seen) = self.sources.engine.read(|core, now| core.observe_job(job, now)) {
                 self.write_job_samples(&seen, &mut page);
@@ -124,16 +124,16 @@ impl Metrics {
     }
 
     fn write_server_samples(&self, page: &mut ScrapeSamples) {
-        page.add_count(&metric::BUILD_INFO, &[env!("CARGO_PKG_VERSION")], 1);
+        page.add_integer_sample(&metric::BUILD_INFO, &[env!("CARGO_PKG_VERSION")], 1);
         self.sources.others.iter().for_each(|other| other.write_samples(page));
         let figures = self.sources.engine.counters();
-        page.add_count(&metric::INPUTS, &[], figures.inputs);
-        page.add_count(&metric::LAGS, &[], figures.lags);
-        page.add_count(&metric::EVENTS, &[], figures.events);
-        page.add_size(&metric::EVENTS_KEPT, &[], figures.events_kept);
-        page.add_size(&metric::EVENTS_LIMIT, &[], figures.events_kept_max);
-        page.add_count(&metric::EVENTS_MISSED, &[], figures.events_missed);
-        page.add_size(&metric::FOLLOWERS, &[], figures.followers);
+        page.add_integer_sample(&metric::INPUTS, &[], figures.inputs);
+        page.add_integer_sample(&metric::LAGS, &[], figures.lags);
+        page.add_integer_sample(&metric::EVENTS, &[], figures.events);
+        page.add_usize_sample(&metric::EVENTS_KEPT, &[], figures.events_kept);
+        page.add_usize_sample(&metric::EVENTS_LIMIT, &[], figures.events_kept_max);
+        page.add_integer_sample(&metric::EVENTS_MISSED, &[], figures.events_missed);
+        page.add_usize_sample(&metric::FOLLOWERS, &[], figures.followers);
         let locks = self.sources.engine.lock_times();
         for (user, lock) in [("input", &locks.inputs), ("bulk", &locks.bulk), ("look", &locks.reads)] {
             page.add_duration_histogram(&metric::LOCK_WAIT, &[user], &lock.waited.snapshot());
@@ -142,10 +142,10 @@ impl Metrics {
             page.add_sample(&metric::LOCK_LONGEST, &[user], lock.held.longest_ns() as f64 / 1e9);
         }
         for (listener, fault, count) in self.sources.handshakes.failure_counts() {
-            page.add_count(&metric::HANDSHAKES_FAILED, &[listener, fault.name()], count);
+            page.add_integer_sample(&metric::HANDSHAKES_FAILED, &[listener, fault.name()], count);
         }
         self.sources.tally.write_timer_lag(page);
-        page.add_count(&metric::SCRAPES, &[], self.scrapes.load(Ordering::Relaxed));
+        page.add_integer_sample(&metric::SCRAPES, &[], self.scrapes.load(Ordering::Relaxed));
         page.add_sample(
             &metric::SCRAPE_DURATION,
             &[],
@@ -155,21 +155,21 @@ impl Metrics {
 
     fn write_job_samples(&self, seen: &JobObservation, page: &mut ScrapeSamples) {
         let job = seen.name.as_str();
-        page.add_size(&metric::JOB_TASKS, &[job], seen.tasks.len());
+        page.add_usize_sample(&metric::JOB_TASKS, &[job], seen.tasks.len());
         page.add_sample(&metric::JOB_HEARTBEAT_TIMEOUT, &[job], seen.heartbeat_timeout.as_secs_f64());
         for (state, name) in TASK_STATES {
-            page.add_count(&metric::RUN_STATE, &[job, name], u64::from(state == seen.state));
+            page.add_integer_sample(&metric::RUN_STATE, &[job, name], u64::from(state == seen.state));
         }
-        page.add_count(&metric::RUN_NUMBER, &[job], seen.run.0);
-        page.add_timestamp(&metric::RUN_OPENED, &[job], seen.opened_at);
+        page.add_integer_sample(&metric::RUN_NUMBER, &[job], seen.run.0);
+        page.add_timestamp_sample(&metric::RUN_OPENED, &[job], seen.opened_at);
         if let Some(started) = seen.started_at {
-            page.add_timestamp(&metric::RUN_STARTED, &[job], started);
+            page.add_timestamp_sample(&metric::RUN_STARTED, &[job], started);
         }
         for state in TaskState::ALL {
-            page.add_size(&metric::TASKS, &[job, state.name()], seen.counts.get(state));
+            page.add_usize_sample(&metric::TASKS, &[job, state.name()], seen.counts.get(state));
         }
-        page.add_size(&metric::LIVE_TASKS, &[job], seen.live);
-        page.add_size(&metric::EXCLUSIONS, &[job], seen.exclusions);
+        page.add_usize_sample(&metric::LIVE_TASKS, &[job], seen.live);
+        page.add_usize_sample(&metric::EXCLUSIONS, &[job], seen.exclusions);
         for (name, waiting) in [
             ("barrier", seen.waiting.barrier),
             ("error", seen.waiting.poll),
@@ -177,14 +177,14 @@ impl Metrics {
             ("live-set", seen.waiting.live_set),
             ("change", seen.waiting.watch),
         ] {
-            page.add_size(&metric::WAITING_CALLS, &[job, name], waiting);
+            page.add_usize_sample(&metric::WAITING_CALLS, &[job, name], waiting);
         }
-        page.add_size(&metric::STORE_KEYS, &[job], seen.keys);
-        page.add_size(&metric::STORE_BYTES, &[job], seen.store_bytes);
+        page.add_usize_sample(&metric::STORE_KEYS, &[job], seen.keys);
+        page.add_usize_sample(&metric::STORE_BYTES, &[job], seen.store_bytes);
         for bound in &seen.bounds {
-            page.add_size(&metric::BOUND_LIMIT, &[job, bound.name], bound.limit);
+            page.add_usize_sample(&metric::BOUND_LIMIT, &[job, bound.name], bound.limit);
             if let Some(used) = bound.used {
-                page.add_size(&metric::BOUND_USED, &[job, bound.name], used);
+                page.add_usize_sample(&metric::BOUND_USED, &[job, bound.name], used);
             }
         }
         write_heartbeat_gaps(job, &seen.gaps, page);
@@ -195,7 +195,7 @@ impl Metrics {
 
     fn write_task_samples(&self, job: &str, seen: &JobObservation, page: &mut ScrapeSamples) {
         let omitted = seen.tasks.len() > self.tasks_max;
-        page.add_count(&metric::TASK_METRICS_OMITTED, &[job], u64::from(omitted));
+        page.add_integer_sample(&metric::TASK_METRICS_OMITTED, &[job], u64::from(omitted));
         if omitted {
             return;
         }
@@ -203,9 +203,9 @@ impl Metrics {
             let number = task.task.to_string();
             let labels = [job, number.as_str()];
             let up = matches!(task.standing, TaskPhase::Connected | TaskPhase::Suspect);
-            page.add_count(&metric::TASK_UP, &labels, u64::from(up));
+            page.add_integer_sample(&metric::TASK_UP, &labels, u64::from(up));
             if let Some(heard) = task.last_heartbeat {
-                page.add_timestamp(&metric::TASK_LAST_HEARTBEAT, &labels, heard);
+                page.add_timestamp_sample(&metric::TASK_LAST_HEARTBEAT, &labels, heard);
             }
             if let Some(straggling) = &task.straggling {
                 page.add_sample(&metric::TASK_STRAGGLER_SCORE, &labels, straggling.score);
@@ -218,19 +218,29 @@ impl Metrics {
 
 fn write_heartbeat_gaps(job: &str, gaps: &GapHistogram, page: &mut ScrapeSamples) {
     let bounds =
-        (0..gaps.counts.len()).map_while(GapHistogram::longest_gap_us_of_class).map(micros_to_seconds);
+        (0..gaps.counts.len()).map_while(GapHistogram::upper_bound_us_of_bucket).map(micros_to_seconds);
     let bounded = bounds.zip(&gaps.counts);
-    page.add_buckets(&metric::HEARTBEAT_GAPS, &[job], bounded, &gaps.counts, micros_to_seconds(gaps.sum_us));
+    page.add_bucketed_histogram(
+        &metric::HEARTBEAT_GAPS,
+        &[job],
+        bounded,
+        &gaps.counts,
+        micros_to_seconds(gaps.sum_us),
+    );
 }
 
 fn write_barrier_samples(job: &str, seen: &JobObservation, page: &mut ScrapeSamples) {
     for kind in BarrierKind::ALL {
         let of_kind = || seen.barriers.iter().filter(move |barrier| barrier.kind == kind);
         let labels = [job, kind.name()];
-        page.add_size(&metric::BARRIERS_IN_PROGRESS, &labels, of_kind().count());
-        page.add_size(&metric::BARRIER_MISSING, &labels, of_kind().map(|barrier| barrier.missing).sum());
+        page.add_usize_sample(&metric::BARRIERS_IN_PROGRESS, &labels, of_kind().count());
+        page.add_usize_sample(
+            &metric::BARRIER_MISSING,
+            &labels,
+            of_kind().map(|barrier| barrier.missing).sum(),
+        );
         if let Some(oldest) = of_kind().map(|barrier| barrier.since).min() {
-            page.add_timestamp(&metric::BARRIER_OLDEST, &labels, oldest);
+            page.add_timestamp_sample(&metric::BARRIER_OLDEST, &labels, oldest);
         }
     }
 }

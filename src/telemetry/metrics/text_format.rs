@@ -63,18 +63,18 @@ impl ScrapeSamples {
 
     /// Adds a sample with an integer value.
     #[expect(clippy::cast_precision_loss, reason = "the format has no other numbers")]
-    pub fn add_count(&mut self, metric: &'static Metric, labels: &[&str], value: u64) {
+    pub fn add_integer_sample(&mut self, metric: &'static Metric, labels: &[&str], value: u64) {
         self.add_sample(metric, labels, value as f64);
     }
 
     /// Adds a sample of a moment, in seconds since the Unix epoch.
-    pub fn add_timestamp(&mut self, metric: &'static Metric, labels: &[&str], moment: Timestamp) {
+    pub fn add_timestamp_sample(&mut self, metric: &'static Metric, labels: &[&str], moment: Timestamp) {
         self.add_sample(metric, labels, micros_to_seconds(moment.0));
     }
 
     /// Adds a sample of how much there is of something.
-    pub fn add_size(&mut self, metric: &'static Metric, labels: &[&str], value: usize) {
-        self.add_count(metric, labels, value as u64);
+    pub fn add_usize_sample(&mut self, metric: &'static Metric, labels: &[&str], value: usize) {
+        self.add_integer_sample(metric, labels, value as u64);
     }
 
     /// Adds a sample of a histogram.
@@ -85,11 +85,17 @@ impl ScrapeSamples {
         histogram: &ExportedHistogram,
     ) {
         let bounds = histogram.bounds.iter().copied();
-        self.add_buckets(metric, labels, bounds.zip(&histogram.counts), &histogram.counts, histogram.sum);
+        self.add_bucketed_histogram(
+            metric,
+            labels,
+            bounds.zip(&histogram.counts),
+            &histogram.counts,
+            histogram.sum,
+        );
     }
 
     /// Adds a sample of a histogram: counts by upper bound, and the number of all.
-    pub fn add_buckets<'a>(
+    pub fn add_bucketed_histogram<'a>(
         &mut self,
         metric: &'static Metric,
         labels: &[&str],
@@ -115,7 +121,7 @@ impl ScrapeSamples {
     }
 
     /// Adds a sample of a duration histogram of the transfer engine.
-    pub fn add_engine_times(
+    pub fn add_transfer_engine_histogram(
         &mut self,
         metric: &'static Metric,
         labels: &[&str],
@@ -123,7 +129,7 @@ impl ScrapeSamples {
         sum_us: u64,
     ) {
         let bounded = TIMES_US.iter().map(|bound| micros_to_seconds(*bound)).zip(counts);
-        self.add_buckets(metric, labels, bounded, counts, micros_to_seconds(sum_us));
+        self.add_bucketed_histogram(metric, labels, bounded, counts, micros_to_seconds(sum_us));
     }
 
     /// Adds a sample of a duration histogram that was recorded on a hot path.
@@ -136,7 +142,7 @@ impl ScrapeSamples {
     ) {
         let in_seconds = |nanos: u64| nanos as f64 / 1e9;
         let bounded = HistogramSnapshot::bounds_ns().map(in_seconds).zip(&timed.counts);
-        self.add_buckets(metric, labels, bounded, &timed.counts, in_seconds(timed.sum_ns));
+        self.add_bucketed_histogram(metric, labels, bounded, &timed.counts, in_seconds(timed.sum_ns));
     }
 
     /// Adds the process metrics that are in the catalogue.
@@ -194,7 +200,7 @@ mod tests {
     #[test]
     fn counts_that_workers_report_are_added_up_as_far_as_a_number_goes() {
         let mut page = ScrapeSamples::default();
-        page.add_engine_times(&TRANSFER_STAGES, &["a", "move"], &[1, u64::MAX, 1], u64::MAX);
+        page.add_transfer_engine_histogram(&TRANSFER_STAGES, &["a", "move"], &[1, u64::MAX, 1], u64::MAX);
         // The text format writes floating-point numbers, which hold these values exactly.
         let text = page.to_text(CATALOGUE);
         for line in [
@@ -208,7 +214,7 @@ mod tests {
     #[test]
     fn samples_are_written_in_the_text_format() {
         let mut page = ScrapeSamples::default();
-        page.add_count(&RUNS, &["a", "failed"], 2);
+        page.add_integer_sample(&RUNS, &["a", "failed"], 2);
         let mut skew = ExportedHistogram::new(&[0.1, 1.0]);
         for value in [0.1, 0.2, 5.0] {
             skew.observe(value);

@@ -38,7 +38,7 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span};
 
 use crate::coordination::{
-    BarrierCompletion, BarrierOutcome, EventKind, ExclusionId, JobEvent, JobId, JobName, RunNumber,
+    BarrierOutcome, BarrierRecordWithArrivals, EventKind, ExclusionId, JobEvent, JobId, JobName, RunNumber,
     RunOutcome, TaskId, Timestamp,
 };
 use crate::engine::{Engine, Observer};
@@ -55,7 +55,7 @@ const BARRIER_EVENTS_MAX: u32 = 1 << 14;
 /// A message from the engine to the tracing thread.
 enum TraceMessage {
     Event(Box<JobEvent>),
-    Barrier(Box<BarrierCompletion>),
+    Barrier(Box<BarrierRecordWithArrivals>),
     Parent(JobId, ExclusionId, TraceParent),
     Stop,
 }
@@ -215,7 +215,7 @@ impl Traces {
     }
 
     /// Sets the parent span of an exclusion.
-    pub fn link_exclusion(&self, job: JobId, exclusion: ExclusionId, parent: TraceParent) {
+    pub fn set_parent_span_of_exclusion(&self, job: JobId, exclusion: ExclusionId, parent: TraceParent) {
         self.send_message(TraceMessage::Parent(job, exclusion, parent));
     }
 
@@ -230,20 +230,20 @@ impl Traces {
         if let Err(error) = self.provider.shutdown() {
             tracing::warn!(%error, "the last traces could not be sent");
         }
-        self.counts.log_remaining();
+        self.counts.log_remaining_failures();
     }
 
     fn send_message(&self, told: TraceMessage) {
         if self.message_tx.try_send(told).is_err() {
-            self.counts.count_suppressed_span();
+            self.counts.count_dropped_span();
         }
     }
 }
 
 impl MetricSource for Traces {
     fn write_samples(&self, page: &mut ScrapeSamples) {
-        page.add_count(&metric::SPANS_LEFT_OUT, &[], self.counts.suppressed.load(Ordering::Relaxed));
-        page.add_count(&metric::SPANS_FAILED, &[], self.counts.failed.load(Ordering::Relaxed));
+        page.add_integer_sample(&metric::SPANS_LEFT_OUT, &[], self.counts.suppressed.load(Ordering::Relaxed));
+        page.add_integer_sample(&metric::SPANS_FAILED, &[], self.counts.failed.load(Ordering::Relaxed));
     }
 }
 
@@ -264,7 +264,7 @@ impl Observer for Traces {
         }
     }
 
-    fn on_barrier_ended(&self, ending: &BarrierCompletion) {
+    fn on_barrier_ended(&self, ending: &BarrierRecordWithArrivals) {
         self.send_message(TraceMessage::Barrier(Box::new(ending.clone())));
     }
 }
@@ -327,7 +327,7 @@ impl SpanRecorder {
         }
     }
 
-    fn record_barrier(&self, ending: &BarrierCompletion) {
+    fn record_barrier(&self, ending: &BarrierRecordWithArrivals) {
         let record = &ending.record;
         let run = self.open.get(&ending.job).filter(|(run, _)| *run == ending.run);
         let parent = match run {

@@ -58,7 +58,7 @@ impl SpanCounts {
     }
 
     /// Counts a span that was dropped because there were too many.
-    pub fn count_suppressed_span(&self) {
+    pub fn count_dropped_span(&self) {
         self.suppressed.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -75,7 +75,7 @@ impl SpanCounts {
     }
 
     /// Logs the failures that no line has reported. Called at the end.
-    pub fn log_remaining(&self) {
+    pub fn log_remaining_failures(&self) {
         let unsaid =
             std::mem::take(&mut self.failure_log.lock().unwrap_or_else(PoisonError::into_inner).unreported);
         if unsaid > 0 {
@@ -113,7 +113,7 @@ impl SpanProcessor for CountingSpanProcessor {
         // This bound is that of the SDK's queue, so that the queue itself drops none.
         if self.counts.waiting.fetch_add(1, Ordering::Relaxed) >= PENDING_SPANS_MAX {
             self.counts.waiting.fetch_sub(1, Ordering::Relaxed);
-            self.counts.count_suppressed_span();
+            self.counts.count_dropped_span();
             return;
         }
         self.batches.on_end(span);

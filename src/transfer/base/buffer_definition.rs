@@ -56,7 +56,7 @@ impl BufferDefinitionEvent {
 
     /// Calls `listener` with the outcome: at once if the event is over, else on the thread that ends it. That may be
     /// any thread, so the listener must not wait. A listener is kept until the event is over.
-    pub fn when_over(&self, listener: impl FnOnce(EventOutcome) + Send + 'static) {
+    pub fn add_outcome_listener(&self, listener: impl FnOnce(EventOutcome) + Send + 'static) {
         let mut state = self.lock();
         let outcome = match &mut *state {
             State::Pending(listeners) => {
@@ -110,11 +110,11 @@ mod tests {
         let (definer, event) = BufferDefinitionEvent::new();
         let (tell, told) = channel();
         let late = tell.clone();
-        event.when_over(move |outcome| tell.send(outcome).unwrap());
+        event.add_outcome_listener(move |outcome| tell.send(outcome).unwrap());
         assert!(told.try_recv().is_err() && event.outcome().is_none());
         definer.complete();
         assert_eq!(told.try_recv(), Ok(Ok(())));
-        event.when_over(move |outcome| late.send(outcome).unwrap());
+        event.add_outcome_listener(move |outcome| late.send(outcome).unwrap());
         assert_eq!(told.try_recv(), Ok(Ok(())));
         assert!(told.try_recv().is_err());
     }

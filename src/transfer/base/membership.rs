@@ -178,7 +178,7 @@ impl Membership {
 
     /// Returns the live tasks of a job; none if nothing is known of the job, or it is refused.
     #[must_use]
-    pub fn peers_of(&self, job: PeerJob) -> Option<&BTreeMap<TaskId, MemberInfo>> {
+    pub fn members_of_job(&self, job: PeerJob) -> Option<&BTreeMap<TaskId, MemberInfo>> {
         if job.is_own() {
             return Some(&self.peers);
         }
@@ -201,14 +201,14 @@ impl Membership {
     #[must_use]
     pub fn current_member(&self, task: impl Into<PeerTask>) -> Option<MemberId> {
         let PeerTask { job, task } = task.into();
-        let peer = self.peers_of(job)?.get(&task)?;
+        let peer = self.members_of_job(job)?.get(&task)?;
         Some(MemberId { task, incarnation: peer.incarnation, job })
     }
 
     /// Returns the live task of another job with this number and this incarnation. Incarnations are random, so there is
     /// one at most; if two jobs had the same, none would be trusted.
     #[must_use]
-    pub fn find_in_other_jobs(&self, task: TaskId, incarnation: Incarnation) -> Option<MemberId> {
+    pub fn find_member_of_other_jobs(&self, task: TaskId, incarnation: Incarnation) -> Option<MemberId> {
         let members = self.jobs.keys().filter_map(|job| self.current_member(PeerTask { job: *job, task }));
         let mut found = members.filter(|member| member.incarnation == incarnation);
         found.next().filter(|_| found.next().is_none())
@@ -217,7 +217,9 @@ impl Membership {
     /// Returns the entry of `member`, or none if it is not a live task with its current incarnation.
     #[must_use]
     pub fn member_info(&self, member: MemberId) -> Option<&MemberInfo> {
-        self.peers_of(member.job)?.get(&member.task).filter(|peer| peer.incarnation == member.incarnation)
+        self.members_of_job(member.job)?
+            .get(&member.task)
+            .filter(|peer| peer.incarnation == member.incarnation)
     }
 
     /// Returns whether `member` is a live task with its current incarnation.
@@ -229,7 +231,7 @@ impl Membership {
     /// Returns the task of `job` that owns `device`, or none if no live task does.
     #[must_use]
     pub fn device_owner(&self, job: PeerJob, device: DeviceId) -> Option<TaskId> {
-        let mut peers = self.peers_of(job)?.iter();
+        let mut peers = self.members_of_job(job)?.iter();
         peers.find(|(_, peer)| peer.devices.contains(&device)).map(|(task, _)| *task)
     }
 }

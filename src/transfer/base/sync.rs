@@ -28,7 +28,7 @@ pub use model::OnceLock;
 
 /// Locks. A thread that panicked while it held the lock has ended between two whole changes: what it guards still holds.
 pub fn lock<L: Lock + ?Sized>(mutex: &L) -> L::Guard<'_> {
-    mutex.lock_anyway()
+    mutex.lock_ignoring_poison()
 }
 
 /// A mutex.
@@ -39,7 +39,7 @@ pub trait Lock {
         Self: 'a;
 
     /// Locks it, whether a holder has panicked or not.
-    fn lock_anyway(&self) -> Self::Guard<'_>;
+    fn lock_ignoring_poison(&self) -> Self::Guard<'_>;
 }
 
 impl<T> Lock for StdMutex<T> {
@@ -48,7 +48,7 @@ impl<T> Lock for StdMutex<T> {
     where
         T: 'a;
 
-    fn lock_anyway(&self) -> Self::Guard<'_> {
+    fn lock_ignoring_poison(&self) -> Self::Guard<'_> {
         self.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -59,8 +59,8 @@ impl<L: Lock> Lock for std::sync::Arc<L> {
     where
         L: 'a;
 
-    fn lock_anyway(&self) -> Self::Guard<'_> {
-        L::lock_anyway(self)
+    fn lock_ignoring_poison(&self) -> Self::Guard<'_> {
+        L::lock_ignoring_poison(self)
     }
 }
 
@@ -90,7 +90,7 @@ pub mod model {
         where
             T: 'a;
 
-        fn lock_anyway(&self) -> Self::Guard<'_> {
+        fn lock_ignoring_poison(&self) -> Self::Guard<'_> {
             self.lock().unwrap_or_else(PoisonError::into_inner)
         }
     }

@@ -18,7 +18,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::clique_cache::CliqueKey;
 use super::connect::{
-    HELLO_TIMEOUT, add_lane, connect_error, incarnation_word_address, is_own_user, open_connection, wrap_wire,
+    HELLO_TIMEOUT, add_lane, connect_error, incarnation_word_address, is_peer_of_own_user, open_connection,
+    wrap_and_handshake,
 };
 use super::dial::dial_clique;
 use super::handshake_limits::HandshakeGuard;
@@ -79,7 +80,7 @@ pub fn stop_listeners(shared: &EngineShared) {
 
 /// Performs the handshake of an accepted wire on a thread of its own.
 fn spawn_handshake(shared: &Arc<EngineShared>, wire: Box<dyn Wire>) {
-    if !is_own_user(&*wire) {
+    if !is_peer_of_own_user(&*wire) {
         return;
     }
     let Some(mut guard) = shared.handshakes.admit(&*wire) else { return };
@@ -109,7 +110,7 @@ fn accept_connection_or_lane(
 ) -> Result<(), HelloError> {
     let until = clock::monotonic() + HELLO_TIMEOUT;
     let is_exposed = wire.capabilities().is_exposed;
-    let wire = wrap_wire(shared, wire, HandshakeRole::Accepted, until)?;
+    let wire = wrap_and_handshake(shared, wire, HandshakeRole::Accepted, until)?;
     let mut blocking = BlockingWire::new(&*wire, until);
     let dialler = match handshake::accept(&mut blocking, shared.key.as_ref(), &clock::random_bytes()) {
         Err(HelloError::Unproven) => {
@@ -121,7 +122,7 @@ fn accept_connection_or_lane(
     };
     // Proven by its proof or its certificate, or as a process of this user on this host.
     let is_proven = shared.key.is_some() || shared.wrapping.identity.is_some() || !is_exposed;
-    if is_proven && !guard.prove() {
+    if is_proven && !guard.mark_proven() {
         return Err(HelloError::Protocol);
     }
     let mut hello = dialler.hello;
@@ -158,7 +159,7 @@ fn accept_connection_or_lane(
             dial_after_peer_failed(shared, peer, making);
         }
     })?;
-    shared.clique_ready(&connection);
+    shared.on_clique_ready(&connection);
     Ok(())
 }
 
@@ -174,7 +175,7 @@ fn dial_after_peer_failed(shared: &Arc<EngineShared>, peer: MemberId, making: u6
 /// says whether that is a task of this job or of another one.
 fn resolve_dialler(membership: &Membership, hello: &Hello) -> Option<MemberId> {
     if hello.across_jobs {
-        return membership.find_in_other_jobs(hello.from.task, hello.from.incarnation);
+        return membership.find_member_of_other_jobs(hello.from.task, hello.from.incarnation);
     }
     membership.has(hello.from).then_some(hello.from)
 }
@@ -224,7 +225,7 @@ fn admit(
     if !pending && !old {
         if cliques.len() >= shared.config.cliques_max.saturating_mul(2) {
             drop(cliques);
-            shared.ask_to_make_room();
+            shared.request_surplus_evictions();
             return (HelloVerdict::Full, None);
         }
         // At once, so that this side does not begin to dial as well.

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use crate::base::error::TransferError;
 use crate::base::membership::MemberId;
+use crate::session::api_for_engine::ConnectionLease;
 use crate::session::connection::Connection;
-use crate::session::engine_api::ConnectionLease;
 
 /// The key of a clique: its members, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -251,7 +251,7 @@ impl CliqueCache {
     }
 
     /// Forgets a connection that was dropped to make room.
-    pub fn forget_dropped_to_make_room(&mut self, connection: &Arc<Connection>) {
+    pub fn forget_evicted(&mut self, connection: &Arc<Connection>) {
         self.evictions += 1;
         self.forget(connection);
     }

@@ -25,12 +25,12 @@ use crate::session::handshake::HelloError;
 /// The time limit of a whole handshake.
 pub const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 /// Returns whether the peer may be spoken to: on this host, only processes of the same user may.
-pub fn is_own_user(wire: &dyn Wire) -> bool {
+pub fn is_peer_of_own_user(wire: &dyn Wire) -> bool {
     wire.peer().is_none_or(|peer| peer.uid == rustix::process::geteuid().as_raw())
 }
 
 /// Wraps a wire as the engine is configured (TLS, faults), and completes the TLS handshake by `until`.
-pub fn wrap_wire(
+pub fn wrap_and_handshake(
     shared: &EngineShared,
     wire: Box<dyn Wire>,
     side: HandshakeRole,
@@ -74,7 +74,7 @@ pub fn open_connection(
     dialled: bool,
 ) -> Arc<Connection> {
     let (kind, capabilities) = (wire.kind(), wire.capabilities());
-    let pid = wire.peer().map(|peer| peer.pid).filter(|pid| can_read(*pid, probe, peer));
+    let pid = wire.peer().map(|peer| peer.pid).filter(|pid| can_read_peer_memory(*pid, probe, peer));
     let terms = LinkTerms {
         chunk: hello.chunk.clamp(4 << 10, CHUNK_MAX as u32),
         fetch: hello.fetch && capabilities.shares_memory,
@@ -111,7 +111,7 @@ pub fn open_connection(
 }
 
 /// Returns whether this process can read the memory of the process `pid`, and that process is the peer.
-fn can_read(pid: i32, probe: u64, peer: MemberId) -> bool {
+fn can_read_peer_memory(pid: i32, probe: u64, peer: MemberId) -> bool {
     let mut word = [0; 8];
     let read = sys::read_process(pid, &[probe], &mut [WriteView::of(&mut word)]);
     read == Ok(8) && u64::from_ne_bytes(word) == peer.incarnation.get()

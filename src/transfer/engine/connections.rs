@@ -16,8 +16,8 @@ use super::thread_pool::for_each_parallel;
 use crate::base::error::TransferError;
 use crate::base::membership::MemberId;
 use crate::base::sync::lock;
+use crate::session::api_for_engine::ConnectionLease;
 use crate::session::connection::Connection;
-use crate::session::engine_api::ConnectionLease;
 
 /// An attempt or a connection to end, because its peer has gone.
 enum AttemptOrConnection {
@@ -29,13 +29,13 @@ enum AttemptOrConnection {
 
 impl EngineShared {
     /// Serves all requests that wait for the clique of a new connection, in order.
-    pub(super) fn clique_ready(&self, connection: &Arc<Connection>) {
-        self.serve_waiters(&ConnectionLease::adopt(connection));
-        self.ask_to_make_room();
+    pub(super) fn on_clique_ready(&self, connection: &Arc<Connection>) {
+        self.hand_connection_to_waiters(&ConnectionLease::take_initial_lease(connection));
+        self.request_surplus_evictions();
     }
 
     /// Serves all requests that wait for a clique, whose connection is leased meanwhile.
-    pub(super) fn serve_waiters(&self, kept: &ConnectionLease) {
+    pub(super) fn hand_connection_to_waiters(&self, kept: &ConnectionLease) {
         let connection = kept.connection();
         let key = CliqueKey::new(connection.me, connection.peer);
         let replaced = loop {
@@ -66,12 +66,12 @@ impl EngineShared {
     pub(super) fn on_connection_unused(&self) {
         let crowded = lock(&self.cliques).is_over_capacity(self.config.cliques_max, clock::monotonic());
         if crowded {
-            self.ask_to_make_room();
+            self.request_surplus_evictions();
         }
     }
 
     /// If there are too many connections, asks the peers of unused ones to end them.
-    pub(super) fn ask_to_make_room(&self) {
+    pub(super) fn request_surplus_evictions(&self) {
         // The lock is released first, because the answer takes it.
         let surplus =
             lock(&self.cliques).pick_eviction_candidates(self.config.cliques_max, clock::monotonic());
@@ -88,11 +88,11 @@ impl EngineShared {
 
     /// Forgets a connection that was dropped to make room, with its peer's agreement.
     pub(super) fn on_connection_left(&self, connection: &Arc<Connection>) {
-        lock(&self.cliques).forget_dropped_to_make_room(connection);
+        lock(&self.cliques).forget_evicted(connection);
     }
 
     /// Tells all requests that wait for a clique that it cannot be made.
-    pub(super) fn clique_failed(&self, key: CliqueKey, making: Option<u64>, error: &TransferError) {
+    pub(super) fn on_clique_failed(&self, key: CliqueKey, making: Option<u64>, error: &TransferError) {
         let waiters = lock(&self.cliques).fail_attempt(key, making);
         for waiter in waiters {
             waiter.notify(Err(error.clone()));
@@ -116,7 +116,7 @@ impl EngineShared {
             lost.push((AttemptOrConnection::Connection(Arc::clone(connection)), error(connection.peer)));
         }
         for_each_parallel(&lost, |(what, error)| match what {
-            AttemptOrConnection::Attempt(key) => self.clique_failed(*key, None, error),
+            AttemptOrConnection::Attempt(key) => self.on_clique_failed(*key, None, error),
             AttemptOrConnection::Connection(connection) => connection.close(error.clone()),
         });
     }
@@ -125,7 +125,7 @@ impl EngineShared {
     pub(super) fn on_connection_over(&self, connection: &Arc<Connection>, error: &TransferError) {
         tracing::debug!(peer = %connection.peer, %error, "connection over");
         if !connection.has_left() && !matches!(error, TransferError::Closed) {
-            self.meters.count_connection_abort(error);
+            self.launch_metrics.count_connection_abort(error);
         }
         lock(&self.cliques).forget(connection);
         lock(&self.connections).retain(|other| !Arc::ptr_eq(other, connection));

@@ -12,7 +12,8 @@ use muster_clock as clock;
 
 use super::clique_cache::CliqueKey;
 use super::connect::{
-    HELLO_TIMEOUT, add_lane, connect_error, incarnation_word_address, is_own_user, open_connection, wrap_wire,
+    HELLO_TIMEOUT, add_lane, connect_error, incarnation_word_address, is_peer_of_own_user, open_connection,
+    wrap_and_handshake,
 };
 use super::shared::EngineShared;
 use crate::base::error::TransferError;
@@ -35,16 +36,16 @@ pub fn dial_clique(shared: &Arc<EngineShared>, peer: MemberId, making: u64) {
         let Some(dialling) = weak.upgrade() else { return };
         let (key, began) = (CliqueKey::new(dialling.here(), peer), clock::monotonic());
         match dial_with_retries(&dialling, peer, making) {
-            Ok(true) => dialling.meters.record_stage_time(LaunchStage::Connect, began.elapsed()),
+            Ok(true) => dialling.launch_metrics.record_stage_time(LaunchStage::Connect, began.elapsed()),
             Ok(false) => {}
-            Err(error) => dialling.clique_failed(key, Some(making), &error),
+            Err(error) => dialling.on_clique_failed(key, Some(making), &error),
         }
     });
     if let Err(error) = spawned {
         let why = format!("no thread to dial on: {error}");
         let transport = transport_for_error(shared.config.transport);
         let error = TransferError::Transport { transport, member: peer, why };
-        shared.clique_failed(CliqueKey::new(shared.here(), peer), Some(making), &error);
+        shared.on_clique_failed(CliqueKey::new(shared.here(), peer), Some(making), &error);
     }
 }
 
@@ -57,17 +58,17 @@ pub fn dial_after_leave_decision(shared: &Arc<EngineShared>, old: Arc<Connection
         match old.wait_for_leave_decision(clock::monotonic() + shared.config.dial_timeout) {
             Ok(None) => dial_clique(&shared, peer, making),
             Ok(Some(kept)) if lock(&shared.cliques).is_current_attempt(key, making) => {
-                shared.serve_waiters(&kept)
+                shared.hand_connection_to_waiters(&kept)
             }
             // The peer has begun another connection.
             Ok(Some(_)) => {}
-            Err(error) => shared.clique_failed(key, Some(making), &error),
+            Err(error) => shared.on_clique_failed(key, Some(making), &error),
         }
     });
     if let Err(error) = spawned {
         let why = format!("no thread to wait on: {error}");
         let error = TransferError::Transport { transport: TransportKind::Tcp, member: peer, why };
-        shared.clique_failed(key, Some(making), &error);
+        shared.on_clique_failed(key, Some(making), &error);
     }
 }
 
@@ -144,7 +145,7 @@ fn dial_with_retries(shared: &Arc<EngineShared>, peer: MemberId, making: u64) ->
             let transport = transport_for_error(shared.config.transport);
             return Err(TransferError::Transport { transport, member: peer, why: why.join("; ") });
         }
-        shared.pause_for(peer, pause);
+        shared.wait_before_retry(peer, pause);
         pause = (pause * 2).min(Duration::from_millis(500));
     }
 }
@@ -191,11 +192,11 @@ fn dial(
     joining: Option<JoiningLane<'_>>,
 ) -> Result<Dialled, HelloError> {
     let wire = endpoint.dial(HELLO_TIMEOUT)?;
-    if !is_own_user(&*wire) {
+    if !is_peer_of_own_user(&*wire) {
         return Err(HelloError::Protocol);
     }
     let until = clock::monotonic() + HELLO_TIMEOUT;
-    let wire = wrap_wire(shared, wire, HandshakeRole::Dialled, until)?;
+    let wire = wrap_and_handshake(shared, wire, HandshakeRole::Dialled, until)?;
     let hello = Hello {
         from: shared.here(),
         to: peer,
@@ -241,7 +242,7 @@ fn open_dialled_connection(
             }
         }
     }
-    shared.clique_ready(&connection);
+    shared.on_clique_ready(&connection);
     Ok(())
 }
 

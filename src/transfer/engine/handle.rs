@@ -18,7 +18,7 @@ use muster_clock as clock;
 
 use super::accept;
 use super::config::EngineConfig;
-use super::prepare::{TransferRequest, prepare_request};
+use super::prepare::{TransferRequest, prepare_transfers};
 use super::prepare_future::PrepareFuture;
 use super::prepared_transfers::{LaunchOptions, TransferSpec};
 use super::request_check::check_equal_lengths;
@@ -35,7 +35,7 @@ use crate::base::membership::{DeviceId, EngineAddress, MemberId, Membership, Pee
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
 use crate::io::threads::IoThreads;
-use crate::io::wire::{self, ListenSettings, TlsIdentity, Wrapping};
+use crate::io::wire::{self, ListenSettings, TlsIdentity, WireWrappers};
 use crate::launch::outcome::Launch;
 use crate::launch::transfer::TransferHandle;
 use crate::memory::{Arena, Buffer, Span};
@@ -72,7 +72,7 @@ impl TransferEngine {
         config.chunk = config.chunk.clamp(4 << 10, CHUNK_MAX as u32);
         config.devices.sort_unstable();
         config.devices.dedup();
-        let wrapping = Wrapping {
+        let wrapping = WireWrappers {
             identity: config.tls.as_ref().map(TlsIdentity::new).transpose()?,
             #[cfg(feature = "faults")]
             faults: config.faults.clone(),
@@ -131,9 +131,9 @@ impl TransferEngine {
     /// Prepares transfers: finds or makes the connections, and announces the transfers to the peers. Dropping
     /// the future cancels the preparation.
     pub fn prepare(&self, specs: Vec<TransferSpec>, options: LaunchOptions) -> PrepareFuture {
-        let (preparing, wanted, finish) = PrepareFuture::new(&self.0.shared.meters);
+        let (preparing, wanted, finish) = PrepareFuture::new(&self.0.shared.launch_metrics);
         match TransferRequest::new(&self.0.shared, specs) {
-            Ok(request) => prepare_request(&self.0.shared, request, options, &wanted, finish),
+            Ok(request) => prepare_transfers(&self.0.shared, request, options, &wanted, finish),
             Err(error) => finish(Err(error)),
         }
         preparing
@@ -152,7 +152,7 @@ impl TransferEngine {
             *(if spec.outgoing { &mut sent } else { &mut received }) += spec.span.len() as u64;
         }
         let shared = &self.0.shared;
-        let launch = Launch::new(&shared.meters, specs.len(), sent, received);
+        let launch = Launch::new(&shared.launch_metrics, specs.len(), sent, received);
         let transfer = TransferHandle::new(Arc::clone(&launch), self.here().task);
         launch.start_clock();
         let request = match TransferRequest::new(&self.0.shared, specs) {
@@ -187,7 +187,7 @@ impl TransferEngine {
         let membership = self.membership();
         let peers: BTreeSet<MemberId> =
             peers.iter().filter_map(|task| membership.current_member(*task)).collect();
-        let launch = Launch::new(&shared.meters, count.get(), sent, received);
+        let launch = Launch::new(&shared.launch_metrics, count.get(), sent, received);
         ReservedLaunch::new(shared, launch, &peers, options)
     }
 
@@ -246,8 +246,8 @@ impl TransferEngine {
 
     /// Returns the measurements of launches.
     #[must_use]
-    pub fn meters(&self) -> &Arc<LaunchMetrics> {
-        &self.0.shared.meters
+    pub fn launch_metrics(&self) -> &Arc<LaunchMetrics> {
+        &self.0.shared.launch_metrics
     }
 
     /// Returns the bytes that launches in flight have not moved yet, by class, the most urgent first.

@@ -115,7 +115,7 @@ impl UnprovenDialler {
 
 impl HandshakeGuard {
     /// Records that the dialler has proven its identity. Returns false if the handshake was ended before.
-    pub fn prove(&mut self) -> bool {
+    pub fn mark_proven(&mut self) -> bool {
         let mut state = lock(&self.limits.0);
         let there = state.unproven.remove(&self.number).is_some();
         if there {
@@ -232,7 +232,7 @@ mod tests {
     fn many_sources_lose_the_oldest_of_the_busiest_and_a_proven_dialler_stays() {
         let handshakes = HandshakeLimits::default();
         let mut proven = dial(&handshakes, "10.9.9.9");
-        assert!(proven.guard.as_mut().unwrap().prove());
+        assert!(proven.guard.as_mut().unwrap().mark_proven());
         let mut single = dial(&handshakes, "10.8.8.8");
         let mut many: Vec<_> =
             (0..HANDSHAKES_MAX + 20).map(|n| dial(&handshakes, &format!("10.0.0.{}", n % 8))).collect();
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(lock(&handshakes.0).threads, THREADS_MAX);
         // A handshake that was ended cannot be proven any more.
         let ended = many.iter_mut().find_map(|dialler| dialler.is_ended().then_some(&mut dialler.guard));
-        assert!(!ended.unwrap().as_mut().unwrap().prove());
+        assert!(!ended.unwrap().as_mut().unwrap().mark_proven());
         handshakes.close();
         assert!(single.is_ended() && !proven.is_ended());
         assert!(dial(&handshakes, "10.6.6.6").guard.is_none());

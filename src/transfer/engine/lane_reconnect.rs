@@ -46,11 +46,11 @@ pub fn reconnect_lane(shared: &EngineShared, connection: &Arc<Connection>, contr
 }
 
 /// Ends a connection that a peer of another job has ended, on a thread of its own.
-pub fn close_lost_in_background(shared: &EngineShared, connection: &Arc<Connection>, how: &str) {
+pub fn close_lost_connection_in_background(shared: &EngineShared, connection: &Arc<Connection>, how: &str) {
     let (weak, lost, what) = (shared.weak(), Arc::clone(connection), how.to_owned());
     let spawned = shared.diallers.run(move || {
         if let Some(shared) = weak.upgrade() {
-            close_lost(&shared, &lost, what);
+            close_lost_connection(&shared, &lost, what);
         }
     });
     if spawned.is_err() {
@@ -60,10 +60,10 @@ pub fn close_lost_in_background(shared: &EngineShared, connection: &Arc<Connecti
 
 /// Ends a connection whose peer is gone. If jobs may not exchange transfers any more, the peer's engine may hear that
 /// first and end the connection; this engine hears it in a moment, and the error says so.
-fn close_lost(shared: &EngineShared, connection: &Connection, how: String) {
+fn close_lost_connection(shared: &EngineShared, connection: &Connection, how: String) {
     let member = connection.peer;
     if !member.job.is_own() {
-        shared.pause_for(member, EXPLANATION_WAIT);
+        shared.wait_before_retry(member, EXPLANATION_WAIT);
         let membership = shared.membership();
         if !membership.has(member) {
             return connection.close(TransferError::absent(member, &membership));
@@ -76,7 +76,7 @@ fn reconnect_or_close(shared: &Arc<EngineShared>, connection: &Arc<Connection>, 
     let peer = connection.peer;
     let until = clock::monotonic() + shared.config.dial_timeout;
     let mut pause = Duration::from_millis(2);
-    let dead = |what: String| close_lost(shared, connection, what);
+    let dead = |what: String| close_lost_connection(shared, connection, what);
     loop {
         if connection.end_error().is_some() || shared.closed.load(Ordering::Acquire) {
             return;
@@ -127,7 +127,7 @@ fn reconnect_or_close(shared: &Arc<EngineShared>, connection: &Arc<Connection>, 
                 return dead(format!("{how}; it did not come back"));
             }
         }
-        shared.pause_for(peer, pause);
+        shared.wait_before_retry(peer, pause);
         pause = (pause * 2).min(if pause < RARELY { OFTEN } else { RARELY });
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! If a connection is missing, the clique cache decides whether [`dial`] makes it. A request that its caller has
 //! dropped makes no connection. At most [`WAITERS_MAX`] requests wait for one connection. Begin at
-//! [`prepare_request`].
+//! [`prepare_transfers`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ use crate::base::transport::TransportChoice;
 use crate::launch::io_lists::IoLists;
 use crate::memory::{MemoryRegion, Span, SpanStream};
 use crate::protocol::link::launch_definition::{DefinitionEntry, FetchSource, LaunchDefinition};
-use crate::session::engine_api::ConnectionLease;
+use crate::session::api_for_engine::ConnectionLease;
 
 /// A request that was checked.
 pub struct TransferRequest {
@@ -49,7 +49,7 @@ impl TransferRequest {
 
 /// Finds or makes the connections of a request, and defines its transfers. Attempts that no other request
 /// wants are given up once the request is not `wanted` any more; `then` is called in any case.
-pub fn prepare_request(
+pub fn prepare_transfers(
     shared: &Arc<EngineShared>,
     request: TransferRequest,
     options: LaunchOptions,
@@ -58,7 +58,7 @@ pub fn prepare_request(
 ) {
     let TransferRequest { specs, peers, distinct } = request;
     let (weak, asked) = (Arc::downgrade(shared), clock::monotonic());
-    gather(
+    gather_connections(
         shared,
         distinct.into_iter().collect(),
         wanted,
@@ -67,7 +67,7 @@ pub fn prepare_request(
             let prepared = found.map(|connections| define(&shared, &specs, &peers, options, &connections));
             if prepared.is_ok() {
                 let took = clock::monotonic().saturating_duration_since(asked);
-                shared.meters.record_stage_time(LaunchStage::Prepare, took);
+                shared.launch_metrics.record_stage_time(LaunchStage::Prepare, took);
             }
             then(prepared);
         }),
@@ -75,22 +75,27 @@ pub fn prepare_request(
 }
 
 type Connections = HashMap<MemberId, ConnectionLease>;
-type GatherCallback = Box<dyn FnOnce(Result<Connections, PrepareError>) + Send>;
+type ConnectionsCallback = Box<dyn FnOnce(Result<Connections, PrepareError>) + Send>;
 
 /// The connections of a request, while they are being found or made.
-struct Gathering {
+struct PendingConnections {
     found: Connections,
     left: usize,
     /// The function to call with the result; none once it was called.
-    then: Option<GatherCallback>,
+    then: Option<ConnectionsCallback>,
 }
 
 /// Finds or makes the connections to all of `peers`, then calls `then`; with the first error at once.
-fn gather(shared: &Arc<EngineShared>, peers: Vec<MemberId>, wanted: &IsRequestWanted, then: GatherCallback) {
+fn gather_connections(
+    shared: &Arc<EngineShared>,
+    peers: Vec<MemberId>,
+    wanted: &IsRequestWanted,
+    then: ConnectionsCallback,
+) {
     if peers.is_empty() {
         return then(Ok(Connections::new()));
     }
-    let gathering = Gathering { found: Connections::new(), left: peers.len(), then: Some(then) };
+    let gathering = PendingConnections { found: Connections::new(), left: peers.len(), then: Some(then) };
     let gathering = Arc::new(Mutex::new(gathering));
     for member in peers {
         let key = CliqueKey::new(shared.here(), member);

@@ -39,16 +39,16 @@ impl Drop for PrepareFuture {
 impl PrepareFuture {
     /// Creates a pending preparation, the check whether it still exists, and the function that completes it.
     pub(super) fn new(
-        meters: &Arc<LaunchMetrics>,
+        launch_metrics: &Arc<LaunchMetrics>,
     ) -> (Self, IsRequestWanted, impl FnOnce(Result<PreparedTransfers, PrepareError>) + Send + 'static) {
         let wanted = Arc::new(AtomicBool::new(true));
         let asked = Arc::clone(&wanted);
         let slot = Arc::new(Mutex::new(PendingPreparation { result: None, waker: None }));
         let (done, changed) = (Arc::clone(&slot), Arc::new(Condvar::new()));
-        let (signal, meters) = (Arc::clone(&changed), Arc::clone(meters));
+        let (signal, launch_metrics) = (Arc::clone(&changed), Arc::clone(launch_metrics));
         let finish = move |result: Result<PreparedTransfers, PrepareError>| {
             if let Err(error) = &result {
-                meters.count_failed(None, &error.clone().into());
+                launch_metrics.count_failed(None, &error.clone().into());
             }
             let mut slot = lock(&done);
             slot.result = Some(result);

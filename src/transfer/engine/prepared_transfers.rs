@@ -137,7 +137,7 @@ impl PreparedTransfers {
     ) -> Self {
         let total = |of: fn(&IoLists) -> u64| peers.iter().map(|peer| of(&peer.lists)).sum();
         let (sent, received) = (total(|lists| lists.outbound.total()), total(|lists| lists.inbound.total()));
-        let next = Launch::new(&shared.meters, count, sent, received);
+        let next = Launch::new(&shared.launch_metrics, count, sent, received);
         Self { shared: Arc::clone(shared), peers, options, count, sent, received, next }
     }
 
@@ -162,7 +162,7 @@ impl PreparedTransfers {
     /// Launches the transfers. The launch takes its place in the order of its channel now, and begins when
     /// all `dependencies` have completed: until then its memory may be used otherwise. It does not block.
     pub fn launch(&mut self, dependencies: &[BufferDefinitionEvent]) -> TransferHandle {
-        let following = Launch::new(&self.shared.meters, self.count, self.sent, self.received);
+        let following = Launch::new(&self.shared.launch_metrics, self.count, self.sent, self.received);
         let launch = std::mem::replace(&mut self.next, following);
         self.launch_with_numbers(launch, dependencies, Vec::new())
     }
@@ -212,7 +212,7 @@ impl PreparedTransfers {
                 peer_launch.stop_if_failed();
             }
         }
-        self.shared.watch_limits(&limits);
+        self.shared.schedule_limit_check(&limits);
         if !ready && refused.is_none() {
             mark_ready_when(waits, Arc::clone(&launch), launches);
         }
@@ -241,7 +241,7 @@ fn mark_ready_when(
         }
         return;
     };
-    event.when_over(move |outcome| match outcome {
+    event.add_outcome_listener(move |outcome| match outcome {
         Ok(()) => mark_ready_when(waits, launch, launches),
         Err(why) => {
             for peer_launch in &launches {

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use super::clique_cache::IsRequestWanted;
-use super::prepare::{TransferRequest, prepare_request};
+use super::prepare::{TransferRequest, prepare_transfers};
 use super::prepared_transfers::{LaunchOptions, TransferSpec};
 use super::reserved_launch_number::ReservedLaunchNumber;
 use super::shared::EngineShared;
@@ -56,9 +56,9 @@ impl ReservedLaunch {
             let tickets = lock(&given_up).take();
             drop(tickets);
         };
-        launch.on_transfer_outcome(0, Box::new(give_up));
+        launch.add_outcome_callback(0, Box::new(give_up));
         if let Some(deadline) = options.deadline {
-            shared.watch_deadline(&launch, launch.start_time() + deadline);
+            shared.schedule_deadline_check(&launch, launch.start_time() + deadline);
         }
         Self { shared: Arc::clone(shared), launch, tickets, options }
     }
@@ -116,7 +116,7 @@ pub(super) fn prepare_and_launch(
     let dependencies = dependencies.to_vec();
     let (waiting, asked) = (Arc::clone(&launch), Arc::clone(&launch));
     let wanted: IsRequestWanted = Arc::new(move || asked.awaits_connections());
-    prepare_request(shared, request, options, &wanted, move |result| match result {
+    prepare_transfers(shared, request, options, &wanted, move |result| match result {
         Ok(prepared) => {
             prepared.launch_with_numbers(launch, &dependencies, tickets);
         }
@@ -125,6 +125,6 @@ pub(super) fn prepare_and_launch(
     if let Some(deadline) = options.deadline
         && waiting.awaits_connections()
     {
-        shared.watch_deadline(&waiting, waiting.start_time() + deadline);
+        shared.schedule_deadline_check(&waiting, waiting.start_time() + deadline);
     }
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use muster_clock as clock;
 
-use super::lane_reconnect::{close_lost_in_background, reconnect_lane};
+use super::lane_reconnect::{close_lost_connection_in_background, reconnect_lane};
 use super::shared::EngineShared;
 use crate::base::error::TransferError;
 use crate::base::membership::MemberId;
@@ -15,19 +15,19 @@ use crate::base::transport::TransportChoice;
 use crate::session::connection::{Connection, SessionHost};
 
 impl SessionHost for EngineShared {
-    fn connection_is_unused(&self) {
+    fn notify_connection_unused(&self) {
         self.on_connection_unused();
     }
 
     fn on_leave_refused(&self) {
-        self.ask_to_make_room();
+        self.request_surplus_evictions();
     }
 
-    fn peer_kept_connection(&self, connection: &Arc<Connection>) {
+    fn notify_peer_kept_connection(&self, connection: &Arc<Connection>) {
         self.on_connection_kept(connection);
     }
 
-    fn connection_left(&self, connection: &Arc<Connection>) {
+    fn notify_connection_left(&self, connection: &Arc<Connection>) {
         self.on_connection_left(connection);
     }
 
@@ -35,8 +35,8 @@ impl SessionHost for EngineShared {
         reconnect_lane(self, connection, control, how);
     }
 
-    fn other_job_ended_connection(&self, connection: &Arc<Connection>, how: &str) {
-        close_lost_in_background(self, connection, how);
+    fn notify_other_job_ended_connection(&self, connection: &Arc<Connection>, how: &str) {
+        close_lost_connection_in_background(self, connection, how);
     }
 
     fn back_off_transport(&self, peer: MemberId, how: &str) {
@@ -50,7 +50,7 @@ impl SessionHost for EngineShared {
         self.schedule_check(wanted);
     }
 
-    fn connection_over(&self, connection: &Arc<Connection>, error: &TransferError) {
+    fn notify_connection_over(&self, connection: &Arc<Connection>, error: &TransferError) {
         self.on_connection_over(connection, error);
     }
 }

@@ -20,7 +20,7 @@ use crate::base::launch_metrics::LaunchMetrics;
 use crate::base::membership::{EngineAddress, MemberId, Membership, PeerTask};
 use crate::base::sync::lock;
 use crate::io::threads::IoThreads;
-use crate::io::wire::{Listener, Wrapping};
+use crate::io::wire::{Listener, WireWrappers};
 use crate::launch::outcome::Launch;
 use crate::launch::peer_launch::LaunchLimits;
 use crate::protocol::link::{GroupId, LaunchNumbers};
@@ -41,7 +41,7 @@ pub struct EngineShared {
     pub(super) config: EngineConfig,
     pub(super) address: EngineAddress,
     /// The wrappers of its wires.
-    pub(super) wrapping: Wrapping,
+    pub(super) wrapping: WireWrappers,
     /// A word that holds this incarnation: a process that can read it can read this process's memory.
     pub(super) probe: Box<AtomicU64>,
     pub(super) membership: RwLock<Membership>,
@@ -52,7 +52,7 @@ pub struct EngineShared {
     pub(super) connected: Condvar,
     pub(super) io: Arc<IoThreads>,
     pub(super) counts: Arc<FailureCounters>,
-    pub(super) meters: Arc<LaunchMetrics>,
+    pub(super) launch_metrics: Arc<LaunchMetrics>,
     pub(super) backoff: PathBackoff,
     pub(super) closed: AtomicBool,
     /// The key that is derived from the cluster token, if there is one.
@@ -78,7 +78,7 @@ impl EngineShared {
     pub(super) fn new(
         config: EngineConfig,
         address: EngineAddress,
-        wrapping: Wrapping,
+        wrapping: WireWrappers,
         io: Arc<IoThreads>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
@@ -93,7 +93,7 @@ impl EngineShared {
             connected: Condvar::new(),
             io,
             counts: Arc::default(),
-            meters: Arc::new(LaunchMetrics::new(config.here.task)),
+            launch_metrics: Arc::new(LaunchMetrics::new(config.here.task)),
             backoff: PathBackoff::default(),
             closed: AtomicBool::new(false),
             key: config.token.as_deref().map(TokenKey::new),
@@ -169,7 +169,7 @@ impl EngineShared {
 
     /// Waits between two attempts to reach a peer: until `time` has passed, the engine ends, or the peer leaves the
     /// membership.
-    pub(super) fn pause_for(&self, peer: MemberId, time: Duration) {
+    pub(super) fn wait_before_retry(&self, peer: MemberId, time: Duration) {
         self.wait_for_membership(time, |membership| (!membership.has(peer)).then_some(()));
     }
 
@@ -198,13 +198,13 @@ impl EngineShared {
     }
 
     /// Makes the watchdog fail a launch at its deadline if it still waits for its connections.
-    pub(super) fn watch_deadline(&self, launch: &Arc<Launch>, deadline: Instant) {
+    pub(super) fn schedule_deadline_check(&self, launch: &Arc<Launch>, deadline: Instant) {
         lock(&self.expected).push((deadline, Arc::downgrade(launch)));
         self.schedule_check(deadline);
     }
 
     /// Makes the watchdog check launches with these limits.
-    pub(super) fn watch_limits(&self, limits: &LaunchLimits) {
+    pub(super) fn schedule_limit_check(&self, limits: &LaunchLimits) {
         let soon = clock::monotonic() + limits.stall / LOOKS;
         self.schedule_check(limits.deadline.map_or(soon, |deadline| deadline.min(soon)));
     }

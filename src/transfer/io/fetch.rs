@@ -4,7 +4,7 @@
 //! These threads call a session only through [`FetchHost`]. The receiver makes the copy, so it can stop at any
 //! time, and the sender's arena can be sealed against writers. A source is a region that the peer shared (mapped
 //! read-only), or an address in the other process (`process_vm_readv`). If neither is allowed, the peer sends the
-//! bytes over a socket. Begin at [`Fetchers::fetch`].
+//! bytes over a socket. Begin at [`FetchThreadPool::fetch`].
 //!
 //! When a connection ends, the sender marks it as closed in shared memory before it reuses a source buffer. The
 //! receiver checks the mark after every step that it has copied ([`FetchHost::fetched_bytes_are_valid`]), and discards the
@@ -77,7 +77,7 @@ pub trait FetchHost: Send + Sync {
 
     /// Reports that a launch cannot be fetched. With `nothing_yet` no byte has been fetched, and the peer may
     /// push instead.
-    fn fetch_failed(&self, launch: &Arc<PeerLaunch>, kind: TransportKind, error: Errno, nothing_yet: bool);
+    fn on_fetch_failed(&self, launch: &Arc<PeerLaunch>, kind: TransportKind, error: Errno, nothing_yet: bool);
 
     /// Reports that all inbound bytes of a group were fetched.
     fn fetched(&self, at: GroupId);
@@ -100,7 +100,7 @@ struct ContiguousBytes {
 
 impl ContiguousBytes {
     /// Returns whether `source` follows this run in the sender's memory.
-    fn goes_on_in(&self, source: FetchSource) -> bool {
+    fn is_followed_by(&self, source: FetchSource) -> bool {
         match (self.source, source) {
             (FetchSource::Region(region, offset), FetchSource::Region(other, next)) => {
                 region == other && offset.checked_add(self.len) == Some(next)
@@ -148,7 +148,7 @@ fn contiguous_runs(
             _ => host.peer_memory(source),
         };
         match last {
-            Some(run) if inbound.continues_previous_span(at) && run.goes_on_in(source) => {
+            Some(run) if inbound.continues_previous_span(at) && run.is_followed_by(source) => {
                 run.len += span.len() as u64;
             }
             _ => runs.push(ContiguousBytes {
@@ -178,13 +178,13 @@ pub struct Fetch {
 }
 
 /// The fetching threads and their queue.
-pub struct Fetchers {
+pub struct FetchThreadPool {
     queue: Mutex<(VecDeque<Arc<Fetch>>, bool)>,
     waiting: Condvar,
     threads: usize,
 }
 
-impl Fetchers {
+impl FetchThreadPool {
     /// Creates the queue of so many threads.
     pub fn new(threads: usize) -> Arc<Self> {
         Arc::new(Self { queue: Mutex::default(), waiting: Condvar::new(), threads })
@@ -214,7 +214,7 @@ impl Fetchers {
             && runs.iter().all(|run| run.is_available(&*host))
             && runs.iter().map(|run| run.len).sum::<u64>() == total;
         if !is_available {
-            return host.fetch_failed(launch, kind, Errno::INVAL, true);
+            return host.on_fetch_failed(launch, kind, Errno::INVAL, true);
         }
         let fetch = Arc::new(Fetch {
             host: Arc::downgrade(&host),
@@ -298,7 +298,7 @@ impl Fetch {
                         // once.
                         host.fetched(at);
                     }
-                    launch.add_arrived(start, len);
+                    launch.record_arrived_bytes(start, len);
                     drop(guard);
                 }
                 Err(error) => {
@@ -306,7 +306,7 @@ impl Fetch {
                     if !self.failed.swap(true, Ordering::AcqRel) {
                         // No other thread has begun a step, and none will.
                         let nothing_yet = start == 0 && self.next.swap(self.total, Ordering::Relaxed) == STEP;
-                        host.fetch_failed(launch, self.kind, error, nothing_yet);
+                        host.on_fetch_failed(launch, self.kind, error, nothing_yet);
                     }
                     return;
                 }

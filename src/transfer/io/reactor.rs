@@ -44,11 +44,11 @@ struct Shared {
 /// A session with a bell, as its reactor sees it.
 pub trait DoorbellHost: Send + Sync {
     /// Handles a ring of the bell: the ring has frames to read, or room to write.
-    fn bell_rang(&self);
+    fn on_doorbell_rung(&self);
 }
 
 impl WireEventHandler for Reactor {
-    fn check_wire(&self, seat: u64) {
+    fn request_wire_check(&self, seat: u64) {
         self.lock().woken.push(seat);
         self.wake_thread();
     }
@@ -172,7 +172,7 @@ impl Reactor {
             (shared.lanes.get(&number).cloned(), shared.bells.get(&number).and_then(Weak::upgrade))
         };
         if let Some(host) = bell {
-            host.bell_rang();
+            host.on_doorbell_rung();
         }
         let Some(lane) = lane else { return };
         if flags.intersects(ENDS) {
@@ -233,7 +233,7 @@ impl Reactor {
         lane.close_if_open();
         lane.wait_until_idle();
         if let Some(host) = lane.host() {
-            host.lane_over(lane, error);
+            host.on_lane_over(lane, error);
         }
     }
 }

@@ -5,14 +5,14 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use super::fetch::Fetchers;
+use super::fetch::FetchThreadPool;
 use super::reactor::Reactor;
 
 /// The threads that move bytes.
 pub struct IoThreads {
     reactors: Vec<Arc<Reactor>>,
     /// The threads that fetch.
-    pub fetchers: Arc<Fetchers>,
+    pub fetchers: Arc<FetchThreadPool>,
 }
 
 impl IoThreads {
@@ -22,7 +22,7 @@ impl IoThreads {
     /// Returns the error of the system if it refuses a thread.
     pub fn start(reactors: usize, fetchers: usize) -> std::io::Result<(Arc<Self>, Vec<JoinHandle<()>>)> {
         // If a thread is refused, those that have started are ended as this is dropped.
-        let mut io = Self { reactors: Vec::new(), fetchers: Fetchers::new(fetchers.max(1)) };
+        let mut io = Self { reactors: Vec::new(), fetchers: FetchThreadPool::new(fetchers.max(1)) };
         let mut threads = io.fetchers.start()?;
         for n in 0..reactors.max(1) {
             let (reactor, thread) = Reactor::start(&format!("muster-io-{n}"))?;

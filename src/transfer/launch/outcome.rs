@@ -75,7 +75,7 @@ pub trait LaunchPart: Send + Sync {
 
 /// The outcomes of a launch's transfers.
 pub struct Launch {
-    meters: Arc<LaunchMetrics>,
+    launch_metrics: Arc<LaunchMetrics>,
     began: OnceLock<Instant>,
     /// The times at which the launch was launched, its dependencies were complete, both sides had launched
     /// it, and it was cancelled, in microseconds since it began; 0 if that has not happened.
@@ -99,13 +99,13 @@ pub struct Launch {
     given_up: Mutex<Option<(PeerTask, String)>>,
     /// The kind of waiters: `NO_WAITER`, `WHOLE` or `EACH`.
     watched: AtomicU8,
-    watchers: Mutex<Watchers>,
+    watchers: Mutex<OutcomeWaiters>,
     changed: Condvar,
 }
 
 /// The waiters that do not read the ring themselves.
 #[derive(Default)]
-struct Watchers {
+struct OutcomeWaiters {
     wakers: Vec<(OutcomeScope, Waker)>,
     /// Callbacks for single transfers, by their indexes.
     callbacks: BTreeMap<u32, Vec<Callback>>,
@@ -126,9 +126,9 @@ pub enum OutcomeScope {
 
 impl Launch {
     /// Creates a launch of `count` transfers, with the bytes that they send and receive.
-    pub fn new(meters: &Arc<LaunchMetrics>, count: usize, sent: u64, received: u64) -> Arc<Self> {
+    pub fn new(launch_metrics: &Arc<LaunchMetrics>, count: usize, sent: u64, received: u64) -> Arc<Self> {
         Arc::new(Self {
-            meters: Arc::clone(meters),
+            launch_metrics: Arc::clone(launch_metrics),
             began: OnceLock::new(),
             launched_us: AtomicU64::new(0),
             ready_us: AtomicU64::new(0),
@@ -231,7 +231,7 @@ impl Launch {
             return;
         }
         let last = self.left.fetch_sub(1, Ordering::SeqCst) == 1;
-        // Before `watched` is read, here and in `notify`. A waiter has the other fence, in `announce_waiter`.
+        // Before `watched` is read, here and in `notify`. A waiter has the other fence, in `register_waiter`.
         fence_after_rmw();
         if last {
             let now = self.age_us();
@@ -271,20 +271,21 @@ impl Launch {
         let of = |moment: &AtomicU64| moment.load(Ordering::Relaxed);
         let (launched, ready, matched) = (of(&self.launched_us), of(&self.ready_us), of(&self.matched_us));
         if ready > 0 {
-            self.meters.record_stage_us(LaunchStage::Dependencies, ready.saturating_sub(launched));
+            self.launch_metrics.record_stage_us(LaunchStage::Dependencies, ready.saturating_sub(launched));
         }
         if matched > 0 {
-            self.meters.record_stage_us(LaunchStage::Match, matched.saturating_sub(launched));
+            self.launch_metrics.record_stage_us(LaunchStage::Match, matched.saturating_sub(launched));
         }
         let failed = lock(&self.failures).first().map(|(_, error)| error.clone());
         match failed {
             None => {
-                self.meters.record_stage_us(LaunchStage::Move, now.saturating_sub(matched.max(ready)));
+                self.launch_metrics
+                    .record_stage_us(LaunchStage::Move, now.saturating_sub(matched.max(ready)));
                 let by = TransportKind::ALL.get(usize::from(self.by.load(Ordering::Relaxed))).copied();
-                self.meters.count_completed(by, self.sent + self.received, now);
+                self.launch_metrics.count_completed(by, self.sent + self.received, now);
             }
             Some(error) => {
-                self.meters.count_failed(self.with.get().copied(), &error);
+                self.launch_metrics.count_failed(self.with.get().copied(), &error);
             }
         }
     }
@@ -306,14 +307,15 @@ impl Launch {
         if last {
             let given_up = self.given_up_us.load(Ordering::Relaxed);
             if given_up > 0 {
-                self.meters.record_stage_us(LaunchStage::Quiesce, self.age_us().saturating_sub(given_up));
+                self.launch_metrics
+                    .record_stage_us(LaunchStage::Quiesce, self.age_us().saturating_sub(given_up));
             }
             self.notify(0..0, |wanted| wanted == OutcomeScope::Proof);
         }
     }
 
     /// Registers a waiter. The caller must do so before it reads the state, or it may miss the wake-up.
-    fn announce_waiter(&self, wanted: OutcomeScope) {
+    fn register_waiter(&self, wanted: OutcomeScope) {
         let how = if matches!(wanted, OutcomeScope::One(_)) { EACH } else { WHOLE };
         self.watched.fetch_max(how, Ordering::SeqCst);
         // A thread that brings about an outcome sees that there is a waiter, or the waiter sees the outcome; likewise with
@@ -351,9 +353,9 @@ impl Launch {
 
     /// Calls `callback` with the outcome of one transfer: on the thread that resolves it, or on this one if
     /// it has its outcome already.
-    pub fn on_transfer_outcome(&self, number: u32, callback: Callback) {
+    pub fn add_outcome_callback(&self, number: u32, callback: Callback) {
         lock(&self.watchers).callbacks.entry(number).or_default().push(callback);
-        self.announce_waiter(OutcomeScope::One(number));
+        self.register_waiter(OutcomeScope::One(number));
         if self.has_outcome_of(number) {
             self.notify(number..number + 1, |wanted| wanted == OutcomeScope::One(number));
         }
@@ -411,7 +413,7 @@ impl Launch {
             watchers.wakers.push((wanted, cx.waker().clone()));
         }
         drop(watchers);
-        self.announce_waiter(wanted);
+        self.register_waiter(wanted);
         state(self).map_or(Poll::Pending, Poll::Ready)
     }
 
@@ -425,7 +427,7 @@ impl Launch {
         if let Some(known) = state(self) {
             return Some(known);
         }
-        self.announce_waiter(wanted);
+        self.register_waiter(wanted);
         let soon = self.sent + self.received <= SMALL;
         let session = self.parts().find(|part| !part.is_settled()).and_then(|part| part.session());
         if let Some(session) = session
@@ -480,7 +482,7 @@ impl Launch {
 
     /// Ends the sessions with the peers that have not confirmed the cancellation, and returns those peers.
     /// Their bytes cannot land once the session is over, so the proof needs no confirmation from them.
-    pub fn disconnect_unconfirmed(&self, why: &str) -> Vec<MemberId> {
+    pub fn disconnect_unquiesced_peers(&self, why: &str) -> Vec<MemberId> {
         let unproven = self.parts().filter(|part| !part.is_proven_quiescent());
         let peers = unproven.map(|part| {
             let member = part.peer();

@@ -243,7 +243,7 @@ impl PeerLaunch {
     }
 
     /// Records that the bytes `start..start + len` of the inbound stream are in place.
-    pub fn add_arrived(&self, start: u64, len: u64) {
+    pub fn record_arrived_bytes(&self, start: u64, len: u64) {
         self.add_progress(len);
         let mut complete = Vec::new();
         self.lists.inbound.for_each_piece(start, len, |at, _, bytes| {

@@ -84,18 +84,18 @@ impl TransferHandle {
 
     /// Ends the connections with the peers that have not confirmed the cancellation, and returns those peers.
     /// Their bytes cannot land once the connection is over, so the proof needs no confirmation from them.
-    pub(crate) fn disconnect_unconfirmed(&self, why: &str) -> Vec<MemberId> {
-        self.launch.disconnect_unconfirmed(why)
+    pub(crate) fn disconnect_unquiesced_peers(&self, why: &str) -> Vec<MemberId> {
+        self.launch.disconnect_unquiesced_peers(why)
     }
 
     /// Calls `callback` with the outcome of the transfer with this index: on the thread that resolves it, or
     /// on this one if it has its outcome already.
-    pub(crate) fn on_transfer_outcome(
+    pub(crate) fn add_outcome_callback(
         &self,
         number: usize,
         callback: impl FnOnce(Result<(), TransferError>) + Send + 'static,
     ) {
-        self.launch.on_transfer_outcome(number as u32, Box::new(callback));
+        self.launch.add_outcome_callback(number as u32, Box::new(callback));
     }
 }
 

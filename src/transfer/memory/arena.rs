@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::buffer::{Backing, Buffer};
-use super::free_ranges::{FreeRanges, PAGE, UnusedListener};
+use super::free_ranges::{BecameUnusedCallback, FreeRanges, PAGE};
 use super::mapping::Mapping;
 use super::region::{MemoryRegion, RegionMemory};
 use crate::base::error::MemoryError;
@@ -25,11 +25,14 @@ impl Arena {
     /// # Errors
     /// Returns [`MemoryError::System`] if the operating system refuses the memory.
     pub fn new(bytes: usize) -> Result<Self, MemoryError> {
-        Self::with_listener(bytes, Box::new(|| ()))
+        Self::with_became_unused_callback(bytes, Box::new(|| ()))
     }
 
     /// Creates an arena that calls `on_unused` each time its last buffer was freed, on the thread that freed it.
-    pub(super) fn with_listener(bytes: usize, on_unused: UnusedListener) -> Result<Self, MemoryError> {
+    pub(super) fn with_became_unused_callback(
+        bytes: usize,
+        on_unused: BecameUnusedCallback,
+    ) -> Result<Self, MemoryError> {
         let failed = |error: rustix::io::Errno| MemoryError::System { bytes, why: error.to_string() };
         let len = bytes.checked_next_multiple_of(PAGE).ok_or_else(|| failed(rustix::io::Errno::NOMEM))?;
         let file = rustix::fs::memfd_create("muster-arena", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)

@@ -40,7 +40,7 @@ impl ArenaPool {
         drop(arenas);
         let pool = Arc::downgrade(&self.0);
         let size = len.max((total / PART).clamp(LEAST, MOST));
-        let arena = Arena::with_listener(size, Box::new(move || free_unused(&pool)))?;
+        let arena = Arena::with_became_unused_callback(size, Box::new(move || free_unused(&pool)))?;
         let buffer = arena.allocate(len)?;
         lock(&self.0).push(arena);
         Ok(buffer)

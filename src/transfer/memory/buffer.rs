@@ -27,19 +27,19 @@ pub(crate) enum Backing {
 /// [`with_bytes`](Buffer::with_bytes), [`with_bytes_mut`](Buffer::with_bytes_mut) and [`fill`](Buffer::fill) access
 /// its contents. They return an error while a transfer uses the buffer in a conflicting way.
 #[derive(Debug, Clone)]
-pub struct Buffer(Arc<Inner>);
+pub struct Buffer(Arc<BufferInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct BufferInner {
     backing: Backing,
     start: usize,
     len: usize,
-    usage: Mutex<Usage>,
+    usage: Mutex<ReservedAccess>,
 }
 
 /// The ranges that are reserved now: few, hence lists.
 #[derive(Debug, Default)]
-struct Usage {
+struct ReservedAccess {
     reads: Vec<(usize, usize)>,
     writes: Vec<(usize, usize)>,
     /// The number of [`BufferClaim`]s.
@@ -68,13 +68,13 @@ impl BufferExport {
 
 impl Drop for BufferExport {
     fn drop(&mut self) {
-        self.0.usage().exports -= 1;
+        self.0.lock_usage().exports -= 1;
     }
 }
 
 impl Drop for BufferClaim {
     fn drop(&mut self) {
-        self.0.usage().claims -= 1;
+        self.0.lock_usage().claims -= 1;
     }
 }
 
@@ -89,7 +89,7 @@ pub enum AccessKind {
 
 impl Buffer {
     pub(crate) fn from_backing(backing: Backing, start: usize, len: usize) -> Self {
-        Self(Arc::new(Inner { backing, start, len, usage: Mutex::default() }))
+        Self(Arc::new(BufferInner { backing, start, len, usage: Mutex::default() }))
     }
 
     /// Creates a buffer over existing memory without a copy: a vector, a mapped file, memory that a device
@@ -147,7 +147,7 @@ impl Buffer {
     /// [`MemoryError::ReadOnly`] for memory that is only read.
     pub fn export(&self) -> Result<BufferExport, MemoryError> {
         self.check_not_read_only()?;
-        let mut usage = self.usage();
+        let mut usage = self.lock_usage();
         if usage.claims > 0 || !usage.writes.is_empty() {
             return Err(MemoryError::Busy { start: 0, end: self.len() });
         }
@@ -159,7 +159,7 @@ impl Buffer {
     /// Returns the number of exports that live.
     #[must_use]
     pub fn exports(&self) -> u32 {
-        self.usage().exports
+        self.lock_usage().exports
     }
 
     /// Returns the length in bytes.
@@ -223,7 +223,7 @@ impl Buffer {
     }
 
     fn span_if_unclaimed(&self) -> Result<Span, MemoryError> {
-        if self.usage().claims > 0 {
+        if self.lock_usage().claims > 0 {
             return Err(MemoryError::Busy { start: 0, end: self.len() });
         }
         Ok(self.full_span())
@@ -235,7 +235,7 @@ impl Buffer {
         if how == AccessKind::Write {
             self.check_not_read_only()?;
         }
-        let mut usage = self.usage();
+        let mut usage = self.lock_usage();
         if how == AccessKind::Write {
             usage.check_exports()?;
         }
@@ -261,12 +261,12 @@ impl Buffer {
         Arc::as_ptr(&self.0) as usize
     }
 
-    fn usage(&self) -> MutexGuard<'_, Usage> {
+    fn lock_usage(&self) -> MutexGuard<'_, ReservedAccess> {
         self.0.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Usage {
+impl ReservedAccess {
     /// Checks that no program keeps the address of the bytes.
     const fn check_exports(&self) -> Result<(), MemoryError> {
         match self.exports {
@@ -276,7 +276,7 @@ impl Usage {
     }
 }
 
-impl Drop for Inner {
+impl Drop for BufferInner {
     fn drop(&mut self) {
         if let Backing::Arena(arena) = &self.backing {
             arena.release(self.start, self.len);
@@ -375,7 +375,7 @@ impl Span {
         if how == AccessKind::Write && self.len > 0 {
             self.buffer.check_not_read_only()?;
         }
-        let mut usage = self.buffer.usage();
+        let mut usage = self.buffer.lock_usage();
         if self.len > 0 {
             if how == AccessKind::Write {
                 usage.check_exports()?;
@@ -405,7 +405,7 @@ pub struct Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let mut usage = self.buffer.usage();
+        let mut usage = self.buffer.lock_usage();
         let list = match self.how {
             AccessKind::Read => &mut usage.reads,
             AccessKind::Write => &mut usage.writes,

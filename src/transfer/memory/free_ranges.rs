@@ -15,14 +15,14 @@ const LINE: usize = 64;
 pub const PAGE: usize = 4096;
 
 /// Is called when all of an arena is free again.
-pub type UnusedListener = Box<dyn Fn() + Send + Sync>;
+pub type BecameUnusedCallback = Box<dyn Fn() + Send + Sync>;
 
 /// The free ranges of an arena, by their first byte.
 pub struct FreeRanges {
     /// The memory of the arena.
     pub region: Arc<MemoryRegion>,
     free: Mutex<BTreeMap<usize, usize>>,
-    on_unused: UnusedListener,
+    on_unused: BecameUnusedCallback,
 }
 
 impl std::fmt::Debug for FreeRanges {
@@ -38,7 +38,7 @@ const fn rounded_size(len: usize) -> usize {
 
 impl FreeRanges {
     /// Creates a pool in which the whole region is free.
-    pub fn new(region: Arc<MemoryRegion>, on_unused: UnusedListener) -> Self {
+    pub fn new(region: Arc<MemoryRegion>, on_unused: BecameUnusedCallback) -> Self {
         let len = region.len();
         let free = if len > 0 { BTreeMap::from([(0, len)]) } else { BTreeMap::new() };
         Self { region, free: Mutex::new(free), on_unused }

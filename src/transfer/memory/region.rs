@@ -33,7 +33,7 @@ pub struct MemoryRegion {
 /// A connection that has announced a region to its peer, and must revoke it when the region is gone.
 pub trait RegionListener: Send + Sync {
     /// Reports that the region with this number is gone.
-    fn region_gone(self: Arc<Self>, id: u32);
+    fn on_region_unmapped(self: Arc<Self>, id: u32);
 }
 
 /// The listeners of a region. A region may outlive many connections, so dead listeners are removed before the
@@ -66,7 +66,7 @@ impl Drop for MemoryRegion {
         REGISTERED.fetch_sub(self.len() as u64, Ordering::Relaxed);
         let listeners = std::mem::take(self.gone.get_mut().unwrap_or_else(PoisonError::into_inner));
         for listener in listeners.all.iter().filter_map(Weak::upgrade) {
-            listener.region_gone(self.id);
+            listener.on_region_unmapped(self.id);
         }
     }
 }
@@ -88,7 +88,7 @@ impl MemoryRegion {
     }
 
     /// Registers a listener, which is called when the region is gone, if it is still alive then.
-    pub fn on_unmap(&self, listener: Weak<dyn RegionListener>) {
+    pub fn add_unmap_listener(&self, listener: Weak<dyn RegionListener>) {
         self.gone.lock().unwrap_or_else(PoisonError::into_inner).add(listener);
     }
 
@@ -132,7 +132,7 @@ mod tests {
     struct Counted(AtomicU32);
 
     impl RegionListener for Counted {
-        fn region_gone(self: Arc<Self>, _: u32) {
+        fn on_region_unmapped(self: Arc<Self>, _: u32) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -146,10 +146,10 @@ mod tests {
             Arc::downgrade(&listener)
         };
         let living: Vec<_> = (0..50).map(|_| counted()).collect();
-        living.iter().for_each(|listener| region.on_unmap(weak(listener)));
+        living.iter().for_each(|listener| region.add_unmap_listener(weak(listener)));
         for _ in 0..10_000 {
             let listener = counted();
-            region.on_unmap(weak(&listener));
+            region.add_unmap_listener(weak(&listener));
             let remembered = region.gone.lock().unwrap().all.len();
             assert!(remembered <= 2 * (living.len() + 1) + 1, "{remembered}");
         }

@@ -18,7 +18,7 @@ pub unsafe fn copy_from_shared(from: *const u8, to: *mut u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     if len >= LONG {
         // SAFETY: the caller guarantees both ranges.
-        return unsafe { move_string(from, to, len) };
+        return unsafe { copy_with_string_instruction(from, to, len) };
     }
     let head = from.align_offset(WORD).min(len);
     let words = (len - head) / WORD;
@@ -45,7 +45,7 @@ pub unsafe fn copy_to_shared(from: *const u8, to: *mut u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     if len >= LONG {
         // SAFETY: the caller guarantees both ranges.
-        return unsafe { move_string(from, to, len) };
+        return unsafe { copy_with_string_instruction(from, to, len) };
     }
     let head = to.align_offset(WORD).min(len);
     let words = (len - head) / WORD;
@@ -83,7 +83,7 @@ pub unsafe fn copy_from_shared_nontemporal(from: *const u8, to: *mut u8, len: us
             copy_from_shared(from, to, head);
             for line in 0..lines {
                 let at = head + line * LINE;
-                stream_line(from.add(at), to.add(at));
+                copy_line_nontemporal(from.add(at), to.add(at));
             }
             // Non-temporal stores are weakly ordered: without the fence a thread that learns of the bytes
             // might not see them.
@@ -100,7 +100,7 @@ pub unsafe fn copy_from_shared_nontemporal(from: *const u8, to: *mut u8, len: us
 
 /// Copies with `rep movsb`.
 #[cfg(target_arch = "x86_64")]
-unsafe fn move_string(from: *const u8, to: *mut u8, len: usize) {
+unsafe fn copy_with_string_instruction(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: it reads and writes the two ranges upwards, because the calling convention clears the direction
     // flag.
     unsafe {
@@ -117,7 +117,7 @@ unsafe fn move_string(from: *const u8, to: *mut u8, len: usize) {
 /// Copies one cache line to an aligned address with non-temporal stores.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn stream_line(from: *const u8, to: *mut u8) {
+unsafe fn copy_line_nontemporal(from: *const u8, to: *mut u8) {
     // SAFETY: both ranges have 64 bytes; `to` is a multiple of 16.
     unsafe {
         std::arch::asm!(

@@ -70,7 +70,7 @@ impl SpanStream {
     /// Calls `with` for each contiguous stretch of memory of the bytes `start..start + len`, until it returns
     /// false: the span in which the stretch begins, its first byte within that span, and its length.
     /// Adjoining spans make one stretch.
-    fn for_each_stretch<'a>(
+    fn for_each_contiguous_run<'a>(
         &'a self,
         start: u64,
         len: u64,
@@ -105,7 +105,7 @@ impl SpanStream {
         most: usize,
         into: &mut Vec<ReadView<'a>>,
     ) {
-        self.for_each_stretch(start, len, |span, from, bytes| {
+        self.for_each_contiguous_run(start, len, |span, from, bytes| {
             if into.len() < most {
                 // SAFETY: the caller guarantees the access.
                 into.push(unsafe { span.read_view_unchecked(from, bytes) });
@@ -126,7 +126,7 @@ impl SpanStream {
         most: usize,
         into: &mut Vec<WriteView<'a>>,
     ) {
-        self.for_each_stretch(start, len, |span, from, bytes| {
+        self.for_each_contiguous_run(start, len, |span, from, bytes| {
             if into.len() < most {
                 // SAFETY: the caller guarantees the access.
                 into.push(unsafe { span.write_view_unchecked(from, bytes) });

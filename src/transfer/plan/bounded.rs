@@ -16,12 +16,12 @@ where
     D: Deserializer<'de>,
     T: Deserialize<'de>,
 {
-    deserializer.deserialize_seq(AtMost::<T, N>(PhantomData))
+    deserializer.deserialize_seq(AtMostVisitor::<T, N>(PhantomData))
 }
 
-struct AtMost<T, const N: usize>(PhantomData<T>);
+struct AtMostVisitor<T, const N: usize>(PhantomData<T>);
 
-impl<'de, T: Deserialize<'de>, const N: usize> Visitor<'de> for AtMost<T, N> {
+impl<'de, T: Deserialize<'de>, const N: usize> Visitor<'de> for AtMostVisitor<T, N> {
     type Value = Vec<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

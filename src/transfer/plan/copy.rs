@@ -9,10 +9,10 @@ use super::step::{byte_strides, fold};
 use super::{BufferRole, DeviceId, MAX_RANK, Plan, PlanError, ShardRegion, Step, StridedRuns};
 
 /// The shards of an array by device: dense, row-major, each of exactly its own size.
-pub type Shards = BTreeMap<DeviceId, Vec<u8>>;
+pub type ShardContents = BTreeMap<DeviceId, Vec<u8>>;
 
 /// A loop: the number of its turns, and the distance of two turns in bytes, on both sides.
-type Loop = (usize, [usize; 2]);
+type StridedLoop = (usize, [usize; 2]);
 
 /// Copies a box of elements from one dense, row-major buffer into another. Each range that is contiguous on
 /// both sides is one copy.
@@ -69,7 +69,7 @@ pub(crate) struct RunCopies {
     /// The offsets of the first run, on both sides.
     at: [usize; 2],
     /// The outermost first.
-    loops: Vec<Loop>,
+    loops: Vec<StridedLoop>,
     /// The bytes of a run.
     run: usize,
 }
@@ -104,7 +104,7 @@ impl RunCopies {
     pub(crate) fn packing(runs: &StridedRuns) -> Self {
         let run = saturating_usize(runs.run_bytes);
         let mut apart = run;
-        let mut loops: Vec<Loop> = Vec::with_capacity(runs.counts.len());
+        let mut loops: Vec<StridedLoop> = Vec::with_capacity(runs.counts.len());
         for (&count, &stride) in runs.counts.iter().zip(&runs.strides).rev() {
             loops.push((saturating_usize(count), [saturating_usize(stride), apart]));
             // The product is at most the number of packed bytes.
@@ -155,7 +155,11 @@ impl RunCopies {
 }
 
 /// Calls `innermost` with the innermost loop, and the offsets at which it begins, for every turn of the others.
-fn for_each_innermost_loop(at: [usize; 2], loops: &[Loop], innermost: &mut impl FnMut([usize; 2], Loop)) {
+fn for_each_innermost_loop(
+    at: [usize; 2],
+    loops: &[StridedLoop],
+    innermost: &mut impl FnMut([usize; 2], StridedLoop),
+) {
     match loops {
         [] => innermost(at, (1, [0, 0])),
         &[last] => innermost(at, last),
@@ -178,7 +182,7 @@ impl Plan {
     ///
     /// # Errors
     /// Returns [`PlanError::Buffer`] if a shard is missing or has another size. Nothing is copied then.
-    pub fn execute(&self, source: &Shards, destination: &mut Shards) -> Result<(), PlanError> {
+    pub fn execute(&self, source: &ShardContents, destination: &mut ShardContents) -> Result<(), PlanError> {
         for (role, array, shards) in [
             (BufferRole::Source, &self.source, source),
             (BufferRole::Destination, &self.destination, &*destination),

@@ -28,7 +28,7 @@ pub struct ClassCost {
 /// The same holds for tasks, and the rest is copied within tasks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Minimum {
+pub struct MinimumTraffic {
     /// The bytes that must come from another host.
     pub across_hosts: u64,
     /// The bytes that must come from another task on the same host.
@@ -74,7 +74,7 @@ pub struct Cost {
     /// The bytes that are copied or sent: all but those of [`StepClass::SameBuffer`].
     pub moved: u64,
     /// The fewest bytes that any plan could move.
-    pub minimum: Minimum,
+    pub minimum: MinimumTraffic,
     /// The bytes moved beyond the minimum.
     pub over_minimum: u64,
     /// The number of steps that leave their task.
@@ -97,8 +97,8 @@ impl Plan {
         let mut classes = StepClass::ALL.map(|class| ClassCost { class, steps: 0, bytes: 0 });
         let tasks = self.device_table.task_ids.len();
         let (mut comes, mut goes) = (vec![0; tasks], vec![0; tasks]);
-        let mut staged = StagedDevices::none_of(self.device_table.ids.len());
-        let mut minimum = Minimum::default();
+        let mut staged = StagedDevices::with_none_staged(self.device_table.ids.len());
+        let mut minimum = MinimumTraffic::default();
         let mut depths: Vec<u64> = Vec::new();
         let mut rounds = 0;
         self.for_each_region(|pair, lies, steps| {
@@ -175,8 +175,8 @@ impl Plan {
     }
 
     /// Adds the fewest bytes that any plan moves for a region.
-    fn add_minimum(&self, pair: TilePair, bytes: u64, minimum: &mut Minimum) {
-        let whole = self.region_order.is_whole(pair);
+    fn add_minimum(&self, pair: TilePair, bytes: u64, minimum: &mut MinimumTraffic) {
+        let whole = self.region_order.covers_both_tiles(pair);
         for span in self.receivers.hosts_with(pair.wanted) {
             let holding = self.holders.find_host(pair.held, span.host);
             let mut lacking = 0;

@@ -40,13 +40,13 @@ fn halves(Fingerprint(bytes): Fingerprint) -> [u64; 2] {
 }
 
 /// A digest of fields, each of a fixed length or with its length before it.
-pub(super) struct Digest {
+pub(super) struct FingerprintHasher {
     context: Context,
     // A buffer, because to digest eight bytes at a time costs more than the digest itself.
     pending: Vec<u8>,
 }
 
-impl Digest {
+impl FingerprintHasher {
     /// Creates a digest for one purpose. Digests of different purposes never have the same input.
     pub fn new(purpose: &str) -> Self {
         let mut digest = Self { context: Context::new(&SHA256), pending: Vec::with_capacity(1 << 14) };
@@ -82,7 +82,7 @@ impl Digest {
 /// and the part of the array on each device before and after. Two descriptions that place the same elements
 /// on the same devices have the same layout, whatever the names and the order of their axes.
 pub(super) fn tilings_fingerprint(dtype: &str, source: &Tiling, destination: &Tiling) -> Fingerprint {
-    let mut digest = Digest::new("muster layout 1");
+    let mut digest = FingerprintHasher::new("muster layout 1");
     digest.text(dtype);
     digest.number(source.cuts.len() as u64);
     for cut in &source.cuts {

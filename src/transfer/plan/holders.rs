@@ -207,7 +207,7 @@ impl TileHolders {
     }
 
     /// Returns all tiles, grouped by the hosts that hold them, and within these by the tasks.
-    pub fn tiles_by_holders(&self) -> Vec<u32> {
+    pub fn tiles_sorted_by_holders(&self) -> Vec<u32> {
         let tasks = |tile| {
             self.hosts_with(tile).iter().flat_map(|span| self.tasks_on_host(span)).map(|group| group.task)
         };

@@ -30,8 +30,8 @@
 //! | `region_routing.rs` | the rules that choose which device copies to which, for one region |
 //! | `staging.rs` | memory for regions that are packed |
 //! | `plan.rs`, `step.rs` | the plan, and a step: one copy operation, with its regions and its runs (contiguous byte ranges) |
-//! | `expand.rs` | the steps of a plan, computed on demand |
-//! | `batch_keys.rs` | keys of the steps of several plans that are executed together |
+//! | `step_iter.rs` | the steps of a plan, computed on demand |
+//! | `step_keys.rs` | keys of the steps of several plans that are executed together |
 //! | `collectives.rs` | broadcast, all-gather, scatter and reshard, all made by the same rules |
 //! | `cost.rs` | the bytes that a plan moves, and the fewest that any plan could move |
 //! | `plan_json.rs` | plans as JSON |
@@ -79,14 +79,12 @@
 //! devices pack them, each kind of device in its own way.
 
 mod array_description;
-mod batch_keys;
 mod bounded;
 mod collectives;
 mod copy;
 mod cost;
 mod dtype;
 mod error;
-mod expand;
 mod fingerprint;
 mod holders;
 mod limits;
@@ -100,15 +98,16 @@ mod round_robin;
 mod sender_choices;
 mod staging;
 mod step;
+mod step_iter;
+mod step_keys;
 mod tiles;
 
 pub use crate::base::membership::{DeviceId, TaskId};
 pub use array_description::{ArrayDescription, Axis, Mesh, Partition, PartitionSpec, Sharding};
-pub(crate) use batch_keys::BatchKeys;
 pub use collectives::{AllGather, Broadcast, Reshard, Scatter};
 pub(crate) use copy::RunCopies;
-pub use copy::{Shards, copy_region, pack_runs, unpack_runs};
-pub use cost::{ClassCost, Cost, Minimum, PairCost, TaskBytes};
+pub use copy::{ShardContents, copy_region, pack_runs, unpack_runs};
+pub use cost::{ClassCost, Cost, MinimumTraffic, PairCost, TaskBytes};
 pub use dtype::Dtype;
 pub use error::PlanError;
 pub use fingerprint::{Fingerprint, TransferKey};
@@ -119,3 +118,4 @@ pub use limits::{
 pub use placement::{HostName, PlacedDevice, Placement};
 pub use plan::{Plan, PlanOptions};
 pub use step::{BufferRole, ShardRegion, Staging, Step, StepClass, StepEnd, StridedRuns};
+pub(crate) use step_keys::StepKeys;

@@ -1,11 +1,11 @@
 //! The finished plan.
 //!
-//! `expand.rs` computes its steps. Begin at [`Plan::new`].
+//! `step_iter.rs` computes its steps. Begin at [`Plan::new`].
 
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use super::fingerprint::{self, Digest};
+use super::fingerprint::{self, FingerprintHasher};
 use super::holders::{DeviceTable, TileHolders};
 use super::placement::Placement;
 use super::region_order::RegionOrder;
@@ -227,7 +227,7 @@ impl Plan {
 
 /// Returns the fingerprint of all inputs of the steps. It covers the index of a host, not its name.
 fn plan_fingerprint(layout: Fingerprint, device_table: &DeviceTable, fan_out: NonZeroU32) -> Fingerprint {
-    let mut digest = Digest::new("muster plan");
+    let mut digest = FingerprintHasher::new("muster plan");
     digest.number(PLAN_VERSION);
     digest.text(&layout.to_string());
     digest.number(u64::from(fan_out.get()));

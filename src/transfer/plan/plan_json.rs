@@ -33,7 +33,7 @@ impl Plan {
     pub fn to_json(&self) -> Result<String, PlanError> {
         let json = |error| PlanError::json("the plan", &error);
         let too_long = PlanError::TooLong { steps: self.len() };
-        let least = shortest_step(self.source().shape.len()).map_err(json)?;
+        let least = shortest_step_json_bytes(self.source().shape.len()).map_err(json)?;
         if self.len().saturating_mul(least) > MAX_PLAN_TEXT {
             return Err(too_long);
         }
@@ -58,7 +58,7 @@ impl Plan {
         if version != PLAN_VERSION {
             return Err(PlanError::Version { found: version });
         }
-        let found: Inputs = serde_json::from_str(text).map_err(wrong)?;
+        let found: PlanHeader = serde_json::from_str(text).map_err(wrong)?;
         let options = PlanOptions { fan_out: found.fan_out, timeout: found.timeout };
         let plan = Self::new(found.source, found.destination, &found.placement, options)?;
         let contradicts = |what: &str| PlanError::Contradicts { what: what.to_owned() };
@@ -69,7 +69,7 @@ impl Plan {
             return Err(contradicts("fingerprint"));
         }
         // From here on the work grows with the number of steps, so a short text must not claim many.
-        let least = shortest_step(plan.source().shape.len()).map_err(wrong)?;
+        let least = shortest_step_json_bytes(plan.source().shape.len()).map_err(wrong)?;
         if found.steps.0 != plan.len() {
             let counted = format!("number of steps (it has {} of {})", found.steps.0, plan.len());
             return Err(contradicts(&counted));
@@ -113,7 +113,7 @@ impl io::Write for BoundedWriter {
 }
 
 /// Returns a lower bound of the length of a step's text, for arrays of `rank` dimensions.
-fn shortest_step(rank: usize) -> serde_json::Result<usize> {
+fn shortest_step_json_bytes(rank: usize) -> serde_json::Result<usize> {
     let zeros = || vec![0; rank];
     let side = || StepEnd {
         device: DeviceId(0),
@@ -167,7 +167,7 @@ struct FormatVersion {
 /// All fields of a plan but the steps, of which only the number is read.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Inputs {
+struct PlanHeader {
     #[serde(rename = "version")]
     _version: u64,
     fingerprint: Fingerprint,
@@ -297,7 +297,7 @@ mod tests {
                 PlanOptions::default(),
             );
             let plan = plan.expect("it makes sense");
-            let least = shortest_step(shape.len()).expect("it can be written");
+            let least = shortest_step_json_bytes(shape.len()).expect("it can be written");
             assert!(!plan.is_empty());
             for step in plan.steps() {
                 let text = serde_json::to_string(&step).expect("it can be written");

@@ -194,7 +194,7 @@ impl RegionOrder {
     }
 
     /// Returns whether a region is the whole of both of its tiles.
-    pub fn is_whole(&self, pair: TilePair) -> bool {
+    pub fn covers_both_tiles(&self, pair: TilePair) -> bool {
         self.sources.overlap_count(pair.wanted) == 1 && self.destinations.overlap_count(pair.held) == 1
     }
 
@@ -324,7 +324,7 @@ mod tests {
                     (&lies.held, &lies.wanted, &lies.common)
                 );
                 let whole = lies.common == lies.held && lies.common == lies.wanted;
-                assert_eq!(region_order.is_whole(pair), whole);
+                assert_eq!(region_order.covers_both_tiles(pair), whole);
                 seen.push((pair.wanted, pair.held, pair.turn));
             });
             let mut all: Vec<_> = numbered.iter().map(|pair| (pair.wanted, pair.held, pair.turn)).collect();

@@ -53,7 +53,7 @@ impl StepRecord {
 
 /// A device that has a region, and the step after which it has it.
 #[derive(Debug, Clone, Copy)]
-struct Origin {
+struct RegionSource {
     device: u32,
     after: u32,
 }
@@ -70,8 +70,8 @@ pub(super) struct RegionRouter<'a> {
     /// These are fields only to reuse their memory.
     away: Vec<HostHolders>,
     needy: Vec<TaskHolders>,
-    hosts_fed: Vec<Origin>,
-    tasks_fed: Vec<Origin>,
+    hosts_fed: Vec<RegionSource>,
+    tasks_fed: Vec<RegionSource>,
 }
 
 impl<'a> RegionRouter<'a> {
@@ -93,21 +93,21 @@ impl<'a> RegionRouter<'a> {
     /// Makes the steps of a region. A step comes after the one that it depends on.
     pub fn route_region(&mut self, pair: TilePair) {
         self.pair = pair;
-        self.whole = self.plan.region_order.is_whole(pair);
+        self.whole = self.plan.region_order.covers_both_tiles(pair);
         self.records.clear();
-        if !self.plan.sender_choices.is_trivial() {
+        if !self.plan.sender_choices.has_no_alternatives() {
             self.ordinal = self.plan.region_order.index_in_source_tile(pair.held, pair.wanted).unwrap_or(0);
         } else if self.plan.copies == 1 {
             // The result of the rules for one holder and one receiver; most plans of millions of steps have
             // no other regions.
             let holder = self.plan.holders.only_holder(pair.held);
             self.add_step(
-                Origin { device: holder, after: NONE },
+                RegionSource { device: holder, after: NONE },
                 self.plan.receivers.only_holder(pair.wanted),
             );
             return;
         }
-        self.apply_rules();
+        self.apply_routing_rules();
     }
 
     /// Returns the steps of the last region.
@@ -116,22 +116,22 @@ impl<'a> RegionRouter<'a> {
     }
 
     /// Makes the steps by which all devices that are to hold the region get it.
-    fn apply_rules(&mut self) {
+    fn apply_routing_rules(&mut self) {
         let mut away = std::mem::take(&mut self.away);
         let plan = self.plan;
         for span in plan.receivers.hosts_with(self.pair.wanted) {
             match plan.holders.find_host(self.pair.held, span.host) {
-                Some(holding) => self.feed_holding_host(span, holding),
+                Some(holding) => self.add_steps_within_holding_host(span, holding),
                 None => away.push(span.clone()),
             }
         }
-        self.feed_lacking_hosts(&away);
+        self.add_steps_to_lacking_hosts(&away);
         away.clear();
         self.away = away;
     }
 
     /// Applies rule 4 to the hosts in `away`.
-    fn feed_lacking_hosts(&mut self, away: &[HostHolders]) {
+    fn add_steps_to_lacking_hosts(&mut self, away: &[HostHolders]) {
         if away.is_empty() {
             return;
         }
@@ -141,14 +141,14 @@ impl<'a> RegionRouter<'a> {
         let mut fed = std::mem::take(&mut self.hosts_fed);
         for place in 0..away.len() {
             let origin = match self.parent(place, roots) {
-                None => Origin {
+                None => RegionSource {
                     device: holders.sender_anywhere(self.pair.held, turn.advanced_by(place)),
                     after: NONE,
                 },
                 Some(parent) => fed[parent],
             };
             let span = &away[self.rotated_index(place, away.len())];
-            let entry = self.feed_host(span, origin);
+            let entry = self.add_steps_to_host(span, origin);
             fed.push(entry);
         }
         fed.clear();
@@ -157,7 +157,7 @@ impl<'a> RegionRouter<'a> {
 
     /// Makes the steps of a host that receives the region from elsewhere: one task receives it, and sends it
     /// to the others. Returns the device that has it first.
-    fn feed_host(&mut self, span: &HostHolders, origin: Origin) -> Origin {
+    fn add_steps_to_host(&mut self, span: &HostHolders, origin: RegionSource) -> RegionSource {
         let groups = self.plan.receivers.tasks_on_host(span);
         let mut fed = std::mem::take(&mut self.tasks_fed);
         for place in 0..groups.len() {
@@ -165,7 +165,7 @@ impl<'a> RegionRouter<'a> {
                 0 => origin,
                 _ => fed[(place - 1) / self.fan_out],
             };
-            let entry = self.feed_task(&groups[self.rotated_index(place, groups.len())], from);
+            let entry = self.add_steps_to_task(&groups[self.rotated_index(place, groups.len())], from);
             fed.push(entry);
         }
         let entry = fed[0];
@@ -175,7 +175,7 @@ impl<'a> RegionRouter<'a> {
     }
 
     /// Applies rules 1 to 3 to a host.
-    fn feed_holding_host(&mut self, span: &HostHolders, holding: u32) {
+    fn add_steps_within_holding_host(&mut self, span: &HostHolders, holding: u32) {
         let (holders, receivers) = (&self.plan.holders, &self.plan.receivers);
         let mut needy = std::mem::take(&mut self.needy);
         for group in receivers.tasks_on_host(span) {
@@ -187,7 +187,7 @@ impl<'a> RegionRouter<'a> {
                         let own = self.plan.device_table.source[device as usize] == self.pair.held;
                         let from =
                             if own { device } else { holders.sender_in_task(held, turn.advanced_by(choice)) };
-                        self.add_step(Origin { device: from, after: NONE }, device);
+                        self.add_step(RegionSource { device: from, after: NONE }, device);
                     }
                 }
                 None => needy.push(group.clone()),
@@ -202,12 +202,13 @@ impl<'a> RegionRouter<'a> {
         let mut fed = std::mem::take(&mut self.tasks_fed);
         for place in 0..needy.len() {
             let origin = match self.parent(place, roots) {
-                None => {
-                    Origin { device: holders.sender_on_host(holding, turn.advanced_by(place)), after: NONE }
-                }
+                None => RegionSource {
+                    device: holders.sender_on_host(holding, turn.advanced_by(place)),
+                    after: NONE,
+                },
                 Some(parent) => fed[parent],
             };
-            let entry = self.feed_task(&needy[self.rotated_index(place, needy.len())], origin);
+            let entry = self.add_steps_to_task(&needy[self.rotated_index(place, needy.len())], origin);
             fed.push(entry);
         }
         fed.clear();
@@ -217,11 +218,11 @@ impl<'a> RegionRouter<'a> {
 
     /// Makes the steps of a task that receives the region from elsewhere: one device receives it, and the
     /// others copy it. Returns that device.
-    fn feed_task(&mut self, group: &TaskHolders, origin: Origin) -> Origin {
+    fn add_steps_to_task(&mut self, group: &TaskHolders, origin: RegionSource) -> RegionSource {
         let devices = self.plan.receivers.devices_in_task(group);
         let first = self.rotated_index(0, devices.len());
         let after = self.add_step(origin, devices[first]);
-        let entry = Origin { device: devices[first], after };
+        let entry = RegionSource { device: devices[first], after };
         for &device in devices[first + 1..].iter().chain(&devices[..first]) {
             self.add_step(entry, device);
         }
@@ -239,7 +240,7 @@ impl<'a> RegionRouter<'a> {
         if count == 1 { 0 } else { (self.pair.turn as usize + place) % count }
     }
 
-    fn add_step(&mut self, origin: Origin, destination: u32) -> u32 {
+    fn add_step(&mut self, origin: RegionSource, destination: u32) -> u32 {
         let (from, to) = (origin.device as usize, destination as usize);
         let device_table = &self.plan.device_table;
         let class = if from == to && self.whole {

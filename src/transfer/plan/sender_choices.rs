@@ -69,7 +69,7 @@ impl SenderChoices {
         choices.tiles = vec![ChoiceNumbers::default(); holders.tile_count() as usize];
         let mut turn = RoundRobinIndex::default();
         let (mut before, mut found) = (None, Vec::new());
-        for tile in holders.tiles_by_holders() {
+        for tile in holders.tiles_sorted_by_holders() {
             let spans = holders.hosts_with(tile);
             if before.is_none_or(|before| holders.hosts(before).ne(holders.hosts(tile))) {
                 turn = RoundRobinIndex { number: 0, from: turn.from + turn.number };
@@ -102,7 +102,7 @@ impl SenderChoices {
     }
 
     /// Returns whether no region has a choice.
-    pub fn is_trivial(&self) -> bool {
+    pub fn has_no_alternatives(&self) -> bool {
         self.tiles.is_empty()
     }
 

@@ -6,7 +6,7 @@
 //! size of the regions before it in the row-major order of this grid. So no two regions of a buffer overlap in its
 //! staging memory, and no step waits for memory of an unrelated step. Therefore no order of the steps can deadlock a
 //! plan. A region is packed once for all its recipients. A task that passes bytes on sends them from the memory at
-//! which they arrived. Begin at [`is_packed`] and [`staging_offset`].
+//! which they arrived. Begin at [`needs_staging`] and [`staging_offset`].
 
 use super::region_routing::StepRecord;
 use super::step::BufferRole;
@@ -24,7 +24,7 @@ pub(super) struct StagedDevices {
 
 impl StagedDevices {
     /// Creates the set in which none of `devices` devices needs any.
-    pub fn none_of(devices: usize) -> Self {
+    pub fn with_none_staged(devices: usize) -> Self {
         Self { source: vec![false; devices], destination: vec![false; devices] }
     }
 
@@ -37,7 +37,10 @@ impl StagedDevices {
                 BufferRole::Destination => &mut self.destination[step.source as usize],
             };
             let (held, wanted) = *packed.get_or_insert_with(|| {
-                (is_packed(&lies.common, &lies.held, item), is_packed(&lies.common, &lies.wanted, item))
+                (
+                    needs_staging(&lies.common, &lies.held, item),
+                    needs_staging(&lies.common, &lies.wanted, item),
+                )
             });
             *from |= if step.source_role() == BufferRole::Source { held } else { wanted };
             self.destination[step.destination as usize] |= wanted;
@@ -46,7 +49,7 @@ impl StagedDevices {
 }
 
 /// Returns whether a region of a tile consists of several short runs.
-pub(super) fn is_packed(region: &[(u64, u64)], tile: &[(u64, u64)], item: u64) -> bool {
+pub(super) fn needs_staging(region: &[(u64, u64)], tile: &[(u64, u64)], item: u64) -> bool {
     let mut run = item;
     let mut whole = true;
     let mut several = false;

@@ -1,6 +1,6 @@
 //! A connection to one incarnation of one peer: a link, and the lanes that carry its frames.
 //!
-//! This file has the connection's state and its end. `engine_api.rs`, `lanes.rs` and `launch_and_fetch_api.rs` are
+//! This file has the connection's state and its end. `api_for_engine.rs`, `lanes.rs` and `api_for_launches_and_fetches.rs` are
 //! the interfaces of the connection to the engine, to lanes, and to launches. `link_outputs.rs` performs the outputs
 //! of the [`LinkSide`]. One lock protects the link. It is held for table look-ups only: no system call and no copy
 //! is made under it. A connection neither discovers peers nor dials. It calls its engine only through
@@ -32,23 +32,23 @@ use crate::protocol::link::{LaunchNumbers, LinkSide, LinkTerms};
 /// The engine of a connection, as the connection sees it.
 pub trait SessionHost: Send + Sync {
     /// Reports that a connection became unused, so that the engine may end it if there are too many.
-    fn connection_is_unused(&self);
+    fn notify_connection_unused(&self);
 
     /// Reports that the peer refused to end the connection: the engine may ask another one.
     fn on_leave_refused(&self);
 
     /// Reports that a connection stays, although this side had agreed to its end.
-    fn peer_kept_connection(&self, connection: &Arc<Connection>);
+    fn notify_peer_kept_connection(&self, connection: &Arc<Connection>);
 
     /// Reports that the connection ended to make room for others, with the peer's agreement.
-    fn connection_left(&self, connection: &Arc<Connection>);
+    fn notify_connection_left(&self, connection: &Arc<Connection>);
 
     /// Reports that a lane was lost. The engine dials it again, or detects that the peer is dead.
     fn reconnect_lane(&self, connection: &Arc<Connection>, control: bool, how: &str);
 
     /// Reports that a peer of another job ended the connection. The engine ends it, with the reason that the membership
     /// gives in a moment if the two jobs may not exchange transfers any more.
-    fn other_job_ended_connection(&self, connection: &Arc<Connection>, how: &str);
+    fn notify_other_job_ended_connection(&self, connection: &Arc<Connection>, how: &str);
 
     /// Reports that the best transport to a peer has failed although the peer may be alive.
     fn back_off_transport(&self, peer: MemberId, how: &str);
@@ -57,7 +57,7 @@ pub trait SessionHost: Send + Sync {
     fn schedule_connection_check(&self, wanted: Instant);
 
     /// Reports that the connection is over.
-    fn connection_over(&self, connection: &Arc<Connection>, error: &TransferError);
+    fn notify_connection_over(&self, connection: &Arc<Connection>, error: &TransferError);
 }
 
 /// The connection to one incarnation of one peer.
@@ -165,7 +165,7 @@ impl Connection {
             settings;
         let mut link = LinkSide::new(me, peer, terms, numbers.clone());
         // The lease with which the connection begins, until the cliques have it: see
-        // `ConnectionLease::adopt`.
+        // `ConnectionLease::take_initial_lease`.
         link.try_lease();
         Arc::new_cyclic(|this| Self {
             me,
@@ -253,7 +253,7 @@ impl Connection {
     }
 
     /// Records that bytes of the peer arrived.
-    pub(super) fn note_heard(&self) {
+    pub(super) fn record_peer_activity(&self) {
         let now = self.started.elapsed().as_micros();
         self.last_heard.store(u64::try_from(now).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
@@ -306,7 +306,7 @@ impl Connection {
     }
 
     /// Returns the error of an unused connection that both sides have agreed to end.
-    pub(super) fn made_room_error(&self) -> TransferError {
+    pub(super) fn eviction_error(&self) -> TransferError {
         let why = "it was dropped to make room: nobody used it".to_owned();
         TransferError::Transport { transport: self.kind, member: self.peer, why }
     }
@@ -335,6 +335,6 @@ impl Connection {
             launch.mark_peer_quiescent();
         }
         lock(&self.shared).clear();
-        self.tell_host(|host, connection| host.connection_over(connection, &error));
+        self.tell_host(|host, connection| host.notify_connection_over(connection, &error));
     }
 }

@@ -31,7 +31,7 @@ use super::spin_wait::SpinWait;
 use crate::base::error::TransferError;
 use crate::base::sync::{AtomicUsize, lock};
 use crate::base::transport::TransportKind;
-use crate::io::lane::{LaneHost, Replies};
+use crate::io::lane::{LaneHost, PendingReplies};
 use crate::io::reactor::DoorbellHost;
 use crate::io::ring::{RingInbox, RingReader, SharedRingMemory};
 use crate::protocol::frame::{FrameKind, Header};
@@ -73,7 +73,7 @@ impl Connection {
         if self.peer.job.is_own() {
             self.close(TransferError::PeerDead { member: self.peer, how: how.clone() });
         } else if !self.is_loss_told.swap(true, Ordering::AcqRel) {
-            self.tell_host(|host, connection| host.other_job_ended_connection(connection, how));
+            self.tell_host(|host, connection| host.notify_other_job_ended_connection(connection, how));
         }
     }
 
@@ -83,11 +83,11 @@ impl Connection {
         self.end_if_gone_for(LAST_FRAMES);
     }
 
-    fn take_from_ring(
+    fn process_ring_frames(
         &self,
         reader: &RingReader<'_>,
         most: usize,
-        replies: &mut Replies,
+        replies: &mut PendingReplies,
     ) -> Result<(), ProtocolViolation> {
         let mut taken = 0;
         while taken < most
@@ -95,7 +95,7 @@ impl Connection {
             && let Some((bytes, payload)) = reader.next()?
         {
             taken += 1;
-            self.mark_heard();
+            self.record_frame_received();
             let header =
                 Header::decode(&bytes).map_err(|_| ProtocolViolation("what is in its ring is no frame"))?;
             if !self.incarnations_match(&header) {
@@ -110,7 +110,7 @@ impl Connection {
                 }
             }
             lock(&self.link).receive(&header, payload)?;
-            self.perform_all(replies);
+            self.perform_all_outputs(replies);
         }
         Ok(())
     }
@@ -124,8 +124,8 @@ impl RingSession for Connection {
     }
 
     fn drain(&self, reader: &RingReader<'_>, most: usize) -> Result<(), ProtocolViolation> {
-        let mut replies = Replies::default();
-        let drained = self.take_from_ring(reader, most, &mut replies);
+        let mut replies = PendingReplies::default();
+        let drained = self.process_ring_frames(reader, most, &mut replies);
         self.send_replies(replies);
         drained?;
         if reader.take_writer_waiting()
@@ -166,7 +166,7 @@ impl RingSession for Connection {
 }
 
 impl DoorbellHost for Connection {
-    fn bell_rang(&self) {
+    fn on_doorbell_rung(&self) {
         self.flush(0);
         if let Err(violation) = self.serve_ring() {
             self.close_for_violation(&violation);

@@ -22,7 +22,7 @@ use crate::base::error::TransferError;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
 use crate::io::fetch::PeerMemory;
-use crate::io::lane::{Lane, LaneError, LaneHost, Replies};
+use crate::io::lane::{Lane, LaneError, LaneHost, PendingReplies};
 use crate::io::reactor::DoorbellHost;
 use crate::io::ring::{RingInbox, RingOutbox};
 use crate::io::wire::{Wire, WireError};
@@ -43,7 +43,7 @@ impl Connection {
                 before.close_if_open();
                 before.wait_until_send_idle();
             }
-            lock(&self.link).resume_control(peer_heard);
+            lock(&self.link).resend_control_after(peer_heard);
         }
         {
             let mut lanes = self.lanes.write().unwrap_or_else(PoisonError::into_inner);
@@ -53,7 +53,7 @@ impl Connection {
             }
             lanes.push(Arc::clone(lane));
         }
-        self.note_heard();
+        self.record_peer_activity();
         if lane.control
             && let Some(bell) = self.inbox.as_ref().map(RingInbox::doorbell)
         {
@@ -92,11 +92,11 @@ impl Connection {
 }
 
 impl LaneHost for Connection {
-    fn mark_heard(&self) {
-        self.note_heard();
+    fn record_frame_received(&self) {
+        self.record_peer_activity();
     }
 
-    fn reply(&self, replies: Replies) {
+    fn reply(&self, replies: PendingReplies) {
         self.send_replies(replies);
     }
 
@@ -105,7 +105,7 @@ impl LaneHost for Connection {
         if frame.header.kind == FrameKind::Switch {
             // The frames behind the switch waited for the socket, and no later event would put them into the
             // ring.
-            self.fill_ring();
+            self.write_frames_to_ring();
         }
         Some(frame)
     }
@@ -136,15 +136,15 @@ impl LaneHost for Connection {
         ours
     }
 
-    fn begin_landing(&self, header: &Header) -> ChunkDestination<Arc<PeerLaunch>> {
-        lock(&self.link).begin_landing(header)
+    fn begin_chunk_receive(&self, header: &Header) -> ChunkDestination<Arc<PeerLaunch>> {
+        lock(&self.link).begin_chunk_receive(header)
     }
 
-    fn abandon_landing(&self, header: &Header) {
-        lock(&self.link).abandon_landing(header);
+    fn abandon_chunk_receive(&self, header: &Header) {
+        lock(&self.link).abandon_chunk_receive(header);
     }
 
-    fn end_landing(
+    fn end_chunk_receive(
         &self,
         kind: TransportKind,
         header: &Header,
@@ -154,7 +154,7 @@ impl LaneHost for Connection {
     ) {
         let mut link = lock(&self.link);
         if intact {
-            let counts = link.finish_landing(header);
+            let counts = link.finish_chunk_receive(header);
             drop(link);
             // The peer learns first that all bytes have arrived, because the program on this side may exit at
             // once.
@@ -162,7 +162,7 @@ impl LaneHost for Connection {
             if counts {
                 launch.set_transport(kind);
                 self.count_bytes(kind, true, u64::from(header.len));
-                launch.add_arrived(start, u64::from(header.len));
+                launch.record_arrived_bytes(start, u64::from(header.len));
             }
         } else {
             link.on_chunk_damaged(header);
@@ -181,7 +181,7 @@ impl LaneHost for Connection {
         header: &Header,
         payload: Vec<u8>,
         descriptors: Vec<OwnedFd>,
-        replies: &mut Replies,
+        replies: &mut PendingReplies,
     ) -> Result<(), ProtocolViolation> {
         match header.kind {
             FrameKind::Region | FrameKind::Descriptor => {
@@ -209,7 +209,7 @@ impl LaneHost for Connection {
             _ => {}
         }
         lock(&self.link).receive(header, payload)?;
-        self.perform_all(replies);
+        self.perform_all_outputs(replies);
         Ok(())
     }
 
@@ -231,7 +231,7 @@ impl LaneHost for Connection {
         wire.send_with(bytes, &descriptors)
     }
 
-    fn lane_over(&self, lane: &Arc<Lane>, error: &LaneError) {
+    fn on_lane_over(&self, lane: &Arc<Lane>, error: &LaneError) {
         let asked = {
             let mut lanes = self.lanes.write().unwrap_or_else(PoisonError::into_inner);
             lanes.retain(|other| !Arc::ptr_eq(other, lane));
@@ -256,7 +256,7 @@ impl LaneHost for Connection {
         let mends = lane.control && self.dialled && self.capabilities.is_breakable;
         if !mends && lock(&self.link).has_left() {
             if lane.control {
-                self.close(self.made_room_error());
+                self.close(self.eviction_error());
             }
             return;
         }
@@ -268,9 +268,9 @@ impl LaneHost for Connection {
         {
             let mut link = lock(&self.link);
             if asked {
-                link.report_landed_chunks(lane.id);
+                link.report_received_chunks(lane.id);
             }
-            link.query_landed_chunks(lane.id);
+            link.query_received_chunks(lane.id);
         }
         self.flush(0);
         self.tell_host(|host, connection| host.reconnect_lane(connection, lane.control, &how));

@@ -13,10 +13,10 @@ use crate::base::error::TransferError;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
 use crate::io::fetch::FetchHost;
-use crate::io::lane::{Lane, Replies};
+use crate::io::lane::{Lane, PendingReplies};
 use crate::io::ring::{FrameToWrite, RingInbox};
 use crate::launch::peer_launch::{OwnedAccessGuard, PeerLaunch, fail_and_tell_peer};
-use crate::protocol::link::{ControlFrame, LinkOutput, ListMismatch};
+use crate::protocol::link::{ControlFrame, DefinitionMismatch, LinkOutput};
 
 /// The most bytes of a launch that the launching thread sends; the reactors send larger ones.
 const SEND_AT_ONCE: u64 = 64 << 10;
@@ -24,16 +24,16 @@ const SEND_AT_ONCE: u64 = 64 << 10;
 impl Connection {
     /// Performs the outputs of the link, and sends queued frames and chunks.
     pub(super) fn process_outputs(&self) {
-        let mut replies = Replies::default();
-        self.perform_all(&mut replies);
+        let mut replies = PendingReplies::default();
+        self.perform_all_outputs(&mut replies);
         self.send_replies(replies);
     }
 
     /// Performs the outputs of the link; the reactor sends the frames, together with all others that are
     /// queued by then.
     pub(super) fn process_outputs_deferred(&self) {
-        let mut replies = Replies::default();
-        self.perform_all(&mut replies);
+        let mut replies = PendingReplies::default();
+        self.perform_all_outputs(&mut replies);
         if !replies.landed.is_empty() {
             return self.send_replies(replies);
         }
@@ -46,7 +46,7 @@ impl Connection {
     }
 
     /// Performs the outputs of the link until there are none.
-    pub(super) fn perform_all(&self, replies: &mut Replies) {
+    pub(super) fn perform_all_outputs(&self, replies: &mut PendingReplies) {
         replies.due = true;
         loop {
             let outputs = {
@@ -65,35 +65,35 @@ impl Connection {
 
     /// Sends the replies to frames that arrived together, and completes the launches whose bytes came with
     /// them.
-    pub(super) fn send_replies(&self, replies: Replies) {
-        let Replies { due, sends, unused, landed } = replies;
+    pub(super) fn send_replies(&self, replies: PendingReplies) {
+        let PendingReplies { due, sends, unused, landed } = replies;
         if !due {
             return;
         }
         self.flush(sends);
-        self.complete_landed(landed);
+        self.complete_received_launches(landed);
         if unused && let Some(host) = self.host() {
-            host.connection_is_unused();
+            host.notify_connection_unused();
         }
     }
 
     /// Completes launches whose arrival was announced to the peer before, because the program may exit at
     /// once.
-    fn complete_landed(&self, landed: Vec<OwnedAccessGuard>) {
+    fn complete_received_launches(&self, landed: Vec<OwnedAccessGuard>) {
         for guard in landed {
             let launch = guard.launch();
-            launch.add_arrived(0, launch.lists.inbound.total());
+            launch.record_arrived_bytes(0, launch.lists.inbound.total());
         }
     }
 
-    fn perform_output(&self, output: LinkOutput<Arc<PeerLaunch>>, replies: &mut Replies) {
+    fn perform_output(&self, output: LinkOutput<Arc<PeerLaunch>>, replies: &mut PendingReplies) {
         match output {
             LinkOutput::Matched(launch) => {
                 launch.mark_matched();
                 self.wake_waiting_lanes();
                 replies.sends += launch.lists.outbound.total();
             }
-            LinkOutput::Inline(launch, bytes) => self.place_inline(&launch, &bytes, replies),
+            LinkOutput::Inline(launch, bytes) => self.copy_inline_payload(&launch, &bytes, replies),
             LinkOutput::Fetch(launch, definition) => {
                 if let Some(this) = self.weak().upgrade() {
                     let host: Arc<dyn FetchHost> = this;
@@ -115,7 +115,7 @@ impl Connection {
                 self.wake_waiting_lanes();
             }
             LinkOutput::StopConfirmed(launch) => launch.mark_peer_quiescent(),
-            LinkOutput::Differ(launch, difference) => fail_different(&launch, difference),
+            LinkOutput::Differ(launch, difference) => fail_mismatched_launch(&launch, difference),
             LinkOutput::Damaged(launch, chunk) => {
                 fail_and_tell_peer(&launch, TransferError::Integrity { chunk, member: self.peer });
             }
@@ -137,15 +137,15 @@ impl Connection {
             }
             LinkOutput::Left => {
                 self.decided.notify_all();
-                self.tell_host(|host, connection| host.connection_left(connection));
+                self.tell_host(|host, connection| host.notify_connection_left(connection));
             }
             LinkOutput::Stays => {
                 self.decided.notify_all();
-                self.tell_host(|host, connection| host.peer_kept_connection(connection));
+                self.tell_host(|host, connection| host.notify_peer_kept_connection(connection));
             }
             LinkOutput::Ended => {
                 self.flush(0);
-                self.close(self.made_room_error());
+                self.close(self.eviction_error());
             }
             // The launch is dropped without the lock, because dropping it may drop memory.
             LinkOutput::Over(_) => {}
@@ -164,12 +164,12 @@ impl Connection {
         }
         drop(lanes);
         if found.is_none() {
-            lock(&self.link).report_landed_chunks(id);
+            lock(&self.link).report_received_chunks(id);
         }
     }
 
     /// Copies the bytes that came with a launch frame into place.
-    fn place_inline(&self, launch: &Arc<PeerLaunch>, bytes: &[u8], replies: &mut Replies) {
+    fn copy_inline_payload(&self, launch: &Arc<PeerLaunch>, bytes: &[u8], replies: &mut PendingReplies) {
         let Some(guard) = launch.access_owned() else { return };
         guard.bytes().copy_in(0, bytes);
         let by = self.inline_transport(self.inbox.as_ref().is_some_and(RingInbox::is_open_for_reading));
@@ -189,7 +189,7 @@ impl Connection {
             (link.has_for_ring(), link.has_control(), link.has_chunks())
         };
         if ring {
-            self.fill_ring();
+            self.write_frames_to_ring();
         }
         let control = control || ring && lock(&self.link).has_control();
         if !control && !chunks {
@@ -211,7 +211,7 @@ impl Connection {
     }
 
     /// Writes queued frames into the ring, as many as fit.
-    pub(super) fn fill_ring(&self) {
+    pub(super) fn write_frames_to_ring(&self) {
         let Some(outbox) = self.outbox.get() else { return };
         outbox.write_frames(|room| {
             let mut link = lock(&self.link);
@@ -258,12 +258,12 @@ impl Connection {
 }
 
 /// Fails a launch for which the peer launched another list.
-fn fail_different(launch: &Arc<PeerLaunch>, difference: ListMismatch) {
+fn fail_mismatched_launch(launch: &Arc<PeerLaunch>, difference: DefinitionMismatch) {
     let (channel, sequence) = launch.group_id().unwrap_or_default();
     launch.mark_peer_quiescent();
     launch.fail_locally(match difference {
-        ListMismatch::Layout { key, here, there } => TransferError::LayoutMismatch { key, here, there },
-        ListMismatch::Order { here, there } => {
+        DefinitionMismatch::Layout { key, here, there } => TransferError::LayoutMismatch { key, here, there },
+        DefinitionMismatch::Order { here, there } => {
             TransferError::OrderMismatch { channel, sequence, here, there }
         }
     });

@@ -3,21 +3,21 @@
 //! | file | what it owns |
 //! | --- | --- |
 //! | `connection.rs` | the connection and its end |
-//! | `engine_api.rs` | the connection's interface to the engine |
+//! | `api_for_engine.rs` | the connection's interface to the engine |
 //! | `lanes.rs` | the connection's interface to lanes, and the consequences of a lost lane |
-//! | `launch_and_fetch_api.rs` | the connection's interface to launches and to fetching threads |
+//! | `api_for_launches_and_fetches.rs` | the connection's interface to launches and to fetching threads |
 //! | `control_ring.rs` | control frames in shared memory |
 //! | `ring_session.rs` | which thread reads the ring, and when it sleeps |
 //! | `spin_wait.rs` | how long a waiting thread polls the ring before it sleeps |
 //! | `link_outputs.rs` | performs the outputs of the link, and sends frames and chunks |
 //! | `handshake.rs` | the handshake of two engines, before there is a connection |
 
+pub mod api_for_engine;
+mod api_for_launches_and_fetches;
 pub mod connection;
 mod control_ring;
-pub mod engine_api;
 pub mod handshake;
 mod lanes;
-mod launch_and_fetch_api;
 mod link_outputs;
 pub mod ring_session;
 pub mod spin_wait;

@@ -1,6 +1,6 @@
 //! Starts the processes of the benchmark, sends orders to them, and waits for each reply within a time limit.
 //!
-//! Begin at `Children::send_orders`.
+//! Begin at `BenchChildren::send_orders`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 
 use super::PEER;
 use super::protocol::{BenchOrder, BenchReply, PairSide};
-use crate::cli::program;
+use crate::cli::self_command;
 use crate::clock;
 
 /// The time to wait for the exit of a task after another one has failed: it may be the cause.
@@ -36,12 +36,12 @@ impl Drop for ChildTask {
 }
 
 /// All tasks by number. In each pair, the sender comes before the receiver.
-pub struct Children {
+pub struct BenchChildren {
     tasks: Vec<ChildTask>,
     heard: Receiver<ChildLine>,
 }
 
-impl Children {
+impl BenchChildren {
     /// Starts this many processes.
     pub fn start(count: u32) -> Result<Self> {
         let (tell, heard) = channel();
@@ -63,7 +63,7 @@ impl Children {
         for (number, order) in orders {
             let line = serde_json::to_string(order)? + "\n";
             if self.tasks[*number].orders.write_all(line.as_bytes()).is_err() {
-                return Err(self.ended_error(*number, order));
+                return Err(self.child_exit_error(*number, order));
             }
         }
         let until = clock::monotonic() + limit;
@@ -83,12 +83,12 @@ impl Children {
             let Some(line) =
                 line.with_context(|| format!("{} cannot be heard", self.task_name_text(number)))?
             else {
-                return Err(self.ended_error(number, order));
+                return Err(self.child_exit_error(number, order));
             };
             let answer = serde_json::from_str(&line)
                 .with_context(|| format!("{} answered what makes no sense", self.task_name_text(number)))?;
             if let BenchReply::Failed(why) = answer {
-                return Err(self.failure_error(number, order, &why));
+                return Err(self.task_failure_error(number, order, &why));
             }
             answers.insert(number, answer);
         }
@@ -104,7 +104,7 @@ impl Children {
         format!("task {number} of the benchmark ({side}, process {})", self.tasks[number].child.id())
     }
 
-    fn ended_error(&mut self, number: usize, order: &BenchOrder) -> anyhow::Error {
+    fn child_exit_error(&mut self, number: usize, order: &BenchOrder) -> anyhow::Error {
         let name = self.task_name_text(number);
         match self.tasks[number].child.wait() {
             Ok(status) => anyhow!(
@@ -116,13 +116,13 @@ impl Children {
     }
 
     /// Returns the error for a failed task: the exit of another task, if that is the likely cause.
-    fn failure_error(&mut self, number: usize, order: &BenchOrder, why: &str) -> anyhow::Error {
+    fn task_failure_error(&mut self, number: usize, order: &BenchOrder, why: &str) -> anyhow::Error {
         let until = clock::monotonic() + FAILURE_CAUSE_WAIT;
         while let Ok((other, line)) =
             self.heard.recv_timeout(until.saturating_duration_since(clock::monotonic()))
         {
             if matches!(line, Ok(None)) {
-                return self.ended_error(other, order);
+                return self.child_exit_error(other, order);
             }
         }
         anyhow!("{} was asked {order}, and failed: {why}", self.task_name_text(number))
@@ -156,7 +156,7 @@ impl Children {
 }
 
 fn start_task(number: usize, tell: &Sender<ChildLine>) -> Result<ChildTask> {
-    let mut child = program::own_command()
+    let mut child = self_command::self_exec_command()
         .args(["transfer", PEER, "--parent", &std::process::id().to_string()])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

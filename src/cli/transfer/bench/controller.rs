@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 
 use super::BenchShape;
-use super::children::Children;
+use super::children::BenchChildren;
 use super::protocol::{BenchEngineSetup, BenchOrder, BenchReply, PairSide};
 use super::results::{LatencySample, PrepareTimes, ThroughputSample};
 use crate::clock;
@@ -24,7 +24,7 @@ const SLOWEST: u64 = 25_000_000;
 
 /// Controls all tasks. In each pair, the sender comes before the receiver.
 pub struct BenchController {
-    children: Children,
+    children: BenchChildren,
     measurement: u64,
     /// The time that a reply may take beyond the measurement.
     grace: Duration,
@@ -37,7 +37,7 @@ impl BenchController {
     /// needs at the slowest.
     pub fn start(pairs: u32, setup: &BenchEngineSetup, grace: Duration) -> Result<Self> {
         let members = (0..2 * pairs).map(bench_member).collect::<Result<Vec<_>>>()?;
-        let children = Children::start(2 * pairs)?;
+        let children = BenchChildren::start(2 * pairs)?;
         let mut all = Self { children, measurement: clock::random_u64(), grace, handling: Duration::ZERO };
         let begin = |number: usize| {
             let (here, there) = (members[number], members[number ^ 1]);
@@ -51,7 +51,7 @@ impl BenchController {
         })?;
         let peers: BTreeMap<TaskId, MemberInfo> =
             members.iter().map(|member| member.task).zip(peers).collect();
-        all.order_all(&BenchOrder::SetMembership(Membership::of_own_job(peers)))?;
+        all.send_order_to_all(&BenchOrder::SetMembership(Membership::of_own_job(peers)))?;
         Ok(all)
     }
 
@@ -61,7 +61,7 @@ impl BenchController {
     }
 
     /// Sends one order to all tasks and returns their replies, each of the expected kind.
-    fn order_all_for_replies<T>(
+    fn send_order_and_collect_replies<T>(
         &mut self,
         order: &BenchOrder,
         measured: Duration,
@@ -71,8 +71,8 @@ impl BenchController {
         replies_of_kind(self.children.send_orders(&orders, self.reply_timeout(measured))?, kind)
     }
 
-    fn order_all(&mut self, order: &BenchOrder) -> Result<()> {
-        self.order_all_for_replies(order, Duration::ZERO, |answer| {
+    fn send_order_to_all(&mut self, order: &BenchOrder) -> Result<()> {
+        self.send_order_and_collect_replies(order, Duration::ZERO, |answer| {
             matches!(answer, BenchReply::Done).then_some(())
         })?;
         Ok(())
@@ -80,13 +80,14 @@ impl BenchController {
 
     /// Measures preparation: the first one of all pairs, and later ones of the first sender.
     pub fn measure_preparations(&mut self) -> Result<PrepareTimes> {
-        let all =
-            self.order_all_for_replies(&BenchOrder::Prepare { again: PREPARES }, Duration::ZERO, |answer| {
-                match answer {
-                    BenchReply::Prepared { first, again } => Some((first, again)),
-                    _ => None,
-                }
-            })?;
+        let all = self.send_order_and_collect_replies(
+            &BenchOrder::Prepare { again: PREPARES },
+            Duration::ZERO,
+            |answer| match answer {
+                BenchReply::Prepared { first, again } => Some((first, again)),
+                _ => None,
+            },
+        )?;
         let senders: Vec<_> = all.into_iter().step_by(2).collect();
         Ok(PrepareTimes::new(&senders))
     }
@@ -95,39 +96,44 @@ impl BenchController {
     pub fn allocate_buffers(&mut self, shape: BenchShape) -> Result<()> {
         let bytes = (shape.memory_bytes() as u64).saturating_mul(self.children.len() as u64);
         self.handling = Duration::from_secs(bytes / SLOWEST);
-        self.order_all(&BenchOrder::Allocate(shape))
+        self.send_order_to_all(&BenchOrder::Allocate(shape))
     }
 
     /// Frees the buffers.
     pub fn free_buffers(&mut self) -> Result<()> {
-        self.order_all(&BenchOrder::Clear)
+        self.send_order_to_all(&BenchOrder::Clear)
     }
 
     fn fill_buffers(&mut self) -> Result<()> {
         self.measurement = self.measurement.wrapping_add(1);
         let measurement = self.measurement;
-        self.order_all(&BenchOrder::Fill { measurement })
+        self.send_order_to_all(&BenchOrder::Fill { measurement })
     }
 
     fn check_contents(&mut self) -> Result<Option<String>> {
         let measurement = self.measurement;
-        let wrong =
-            self.order_all_for_replies(&BenchOrder::Check { measurement }, Duration::ZERO, |answer| {
-                match answer {
-                    BenchReply::Checked { wrong } => Some(wrong),
-                    _ => None,
-                }
-            })?;
+        let wrong = self.send_order_and_collect_replies(
+            &BenchOrder::Check { measurement },
+            Duration::ZERO,
+            |answer| match answer {
+                BenchReply::Checked { wrong } => Some(wrong),
+                _ => None,
+            },
+        )?;
         Ok(wrong.into_iter().flatten().next())
     }
 
     /// Runs launches of all pairs at once. Returns the total time and the transport.
     fn run_launches(&mut self, launches: u64, about: Duration) -> Result<(Duration, TransportKind)> {
         let moved =
-            self.order_all_for_replies(&BenchOrder::Move { launches }, about, |answer| match answer {
-                BenchReply::Moved { began, ended, by } => Some((began, ended, by)),
-                _ => None,
-            })?;
+            self.send_order_and_collect_replies(
+                &BenchOrder::Move { launches },
+                about,
+                |answer| match answer {
+                    BenchReply::Moved { began, ended, by } => Some((began, ended, by)),
+                    _ => None,
+                },
+            )?;
         // From the first launch of a sender until the last byte is in place at a receiver.
         let began = moved.iter().step_by(2).map(|moved| moved.0).min().unwrap_or(0);
         let ended = moved.iter().skip(1).step_by(2).map(|moved| moved.1).max().unwrap_or(0);

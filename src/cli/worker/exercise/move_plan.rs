@@ -30,7 +30,7 @@ pub struct BufferMove {
 }
 
 /// Returns the turn of a step.
-pub const fn turn_of_step(step: u64) -> usize {
+pub const fn ring_size_class_of_step(step: u64) -> usize {
     (step % SIZES.len() as u64) as usize
 }
 
@@ -77,12 +77,12 @@ pub fn partner_moves(count: usize, step: u64, number: u64, bytes_max: usize) -> 
 }
 
 /// Returns the seed of the contents of a move in a step.
-pub fn move_seed(step: u64, number: u64, key: TransferKey) -> u64 {
+pub fn content_seed_of_move(step: u64, number: u64, key: TransferKey) -> u64 {
     hash(&[5, step, number, key.0])
 }
 
 /// Returns the seed of the array in a step.
-pub fn array_seed(step: u64, number: u64) -> u64 {
+pub fn content_seed_of_array(step: u64, number: u64) -> u64 {
     hash(&[6, step, number])
 }
 
@@ -104,7 +104,7 @@ mod tests {
             for step in 0..50 {
                 for moves in [
                     partner_moves(count, step, 7, 1 << 20),
-                    ring_moves(count, 1, turn_of_step(step), 1 << 20),
+                    ring_moves(count, 1, ring_size_class_of_step(step), 1 << 20),
                 ] {
                     let mut to: Vec<_> = moves.iter().map(|m| m.to).collect();
                     to.sort_unstable();
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn sizes_change_from_step_to_step() {
         let sizes: std::collections::BTreeSet<_> =
-            (0..20).map(|step| ring_moves(2, 1, turn_of_step(step), 4 << 20)[0].bytes).collect();
+            (0..20).map(|step| ring_moves(2, 1, ring_size_class_of_step(step), 4 << 20)[0].bytes).collect();
         assert_eq!(sizes.len(), SIZES.len());
         let sizes: std::collections::BTreeSet<_> =
             (0..20).map(|step| partner_moves(2, step, 1, 4 << 20)[0].bytes).collect();

@@ -134,7 +134,7 @@ impl Exercise<'_> {
             Ok(moved) => moved,
             Err(ReshardError::Memory(error)) => return Err(error.into()),
             Err(error @ ReshardError::Shard { .. }) => return Err(ExerciseError::Reshard(error)),
-            Err(error) => return Ok(Err(self.suspected_members(&plan, error, members))),
+            Err(error) => return Ok(Err(self.possibly_failed_members(&plan, error, members))),
         };
         let mut checked = 0;
         for (device, buffer) in &shards.destination {
@@ -168,7 +168,7 @@ impl Exercise<'_> {
 
     /// Returns the members that may have caused the failure of a plan: the peer of the failed transfer, or
     /// all members if the plan was cancelled because of another failure or did not arrive.
-    fn suspected_members(
+    fn possibly_failed_members(
         &self,
         plan: &Plan,
         error: ReshardError,

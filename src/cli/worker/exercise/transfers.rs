@@ -88,7 +88,7 @@ impl Exercise<'_> {
         number: u64,
     ) -> Result<StepReport, ExerciseError> {
         let began = clock::monotonic();
-        let turn = move_plan::turn_of_step(number);
+        let turn = move_plan::ring_size_class_of_step(number);
         let (count, most) = (epoch.members.len(), self.options.bytes_max);
         let rings =
             self.moves_by_peer(&epoch.members, move_plan::ring_moves(count, epoch.devices, turn, most));
@@ -114,7 +114,7 @@ impl Exercise<'_> {
         }
         let array = async {
             let Some(resharding) = &epoch.resharding else { return Ok(None) };
-            let what = (number, move_plan::array_seed(number, epoch.number));
+            let what = (number, move_plan::content_seed_of_array(number, epoch.number));
             self.reshard(resharding, what, &epoch.members, channel | 2).await.map(Some)
         };
         let mut step = StepReport::new(number, epoch.members.clone());
@@ -192,7 +192,10 @@ impl Exercise<'_> {
         };
         for (part, span) in bundle.parts.iter().filter(|(part, _)| part.outgoing) {
             span.buffer().with_bytes_mut(|bytes| {
-                test_pattern::fill(&mut bytes[..span.len()], move_plan::move_seed(step, epoch, part.of.key))
+                test_pattern::fill(
+                    &mut bytes[..span.len()],
+                    move_plan::content_seed_of_move(step, epoch, part.of.key),
+                )
             })?;
         }
         let transfer = bundle.prepared.launch(&[]);
@@ -206,7 +209,7 @@ impl Exercise<'_> {
         let (mut checked, mut damaged) = (0, None);
         if outcome.is_ok() {
             for (part, span) in bundle.parts.iter().filter(|(part, _)| !part.outgoing) {
-                let seed = move_plan::move_seed(step, epoch, part.of.key);
+                let seed = move_plan::content_seed_of_move(step, epoch, part.of.key);
                 let wrong = span
                     .buffer()
                     .with_bytes(|bytes| test_pattern::first_mismatch(&bytes[..span.len()], seed))?;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::coordination::{JobId, TaskId, TaskIncarnations};
-use crate::service::reports::parse::{ReportedConnection, TransportTotals};
+use crate::service::reports::parse::{ReportedConnection, TransportConnectionCounts};
 use crate::service::reports::report_store::{JobReports, ReportStore, TaskGauges};
 use crate::service::reports::vocabulary::ReportedTransport;
 
@@ -25,8 +25,10 @@ pub struct LinksView {
 }
 
 /// Returns the connections of each transport that has some.
-pub(super) fn links_of(links: &[TransportTotals; ReportedTransport::ALL.len()]) -> Vec<LinksView> {
-    let view = |(transport, links): (ReportedTransport, &TransportTotals)| LinksView {
+pub(super) fn connections_by_transport(
+    links: &[TransportConnectionCounts; ReportedTransport::ALL.len()],
+) -> Vec<LinksView> {
+    let view = |(transport, links): (ReportedTransport, &TransportConnectionCounts)| LinksView {
         transport,
         connections: links.connections,
         lanes: links.lanes,
@@ -53,7 +55,7 @@ pub struct ConnectionView {
 }
 
 /// Returns the present state of the present lives, by task.
-pub(super) fn present_gauges<'a>(
+pub(super) fn gauges_of_present_incarnations<'a>(
     of_job: &'a JobReports,
     roster: &'a TaskIncarnations,
 ) -> impl Iterator<Item = (TaskId, &'a TaskGauges)> {
@@ -72,7 +74,7 @@ impl ReportStore {
         transport: Option<ReportedTransport>,
     ) -> Vec<ConnectionView> {
         let view = |of_job: &JobReports| {
-            let all = present_gauges(of_job, roster)
+            let all = gauges_of_present_incarnations(of_job, roster)
                 .flat_map(|(one, gauges)| gauges.connections.iter().map(move |link| (one, link)));
             let wanted = all.filter(|(one, link)| {
                 task.is_none_or(|task| task == *one)

@@ -108,7 +108,7 @@ impl DurationView {
 }
 
 /// Returns the number of timed launches.
-fn timed_launches(times: &TimeHistogram) -> u64 {
+fn timed_launch_count(times: &TimeHistogram) -> u64 {
     times.counts.iter().copied().fold(0, u64::saturating_add)
 }
 
@@ -130,7 +130,7 @@ pub struct StageView {
 
 impl StageView {
     fn from_histogram(stage: LaunchStage, times: &TimeHistogram) -> Option<Self> {
-        let launches = timed_launches(times);
+        let launches = timed_launch_count(times);
         let (stage, counts) = (stage.name().to_owned(), times.counts.to_vec());
         (launches > 0).then_some(Self { stage, launches, sum_us: times.sum_us, counts })
     }
@@ -187,7 +187,7 @@ impl TotalsView {
                 .map(|((transport, size), times)| DurationView {
                     transport: *transport,
                     size_class: size_class_names().nth(usize::from(*size)).unwrap_or_default().to_owned(),
-                    launches: timed_launches(times),
+                    launches: timed_launch_count(times),
                     sum_us: times.sum_us,
                     counts: times.counts.to_vec(),
                 })

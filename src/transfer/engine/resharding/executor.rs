@@ -12,7 +12,7 @@ use super::copy::copy_runs;
 use super::groups::{StepGroup, step_groups};
 use super::inputs::ReshardArray;
 use super::outcome::ReshardError;
-use super::task::{StepRole, StepTask};
+use super::task::{LocalStep, StepRole};
 use crate::base::buffer_definition::BufferDefinitionEvent;
 use crate::base::error::TransferError;
 use crate::base::key::TransferKey;
@@ -35,7 +35,7 @@ pub struct FinishedTransfer {
 pub struct ReshardExecutor<'a> {
     pub(super) engine: &'a TransferEngine,
     pub(super) arrays: &'a [ReshardArray<'a>],
-    pub(super) tasks: Vec<StepTask>,
+    pub(super) tasks: Vec<LocalStep>,
     pub(super) transfers: Vec<TransferHandle>,
     /// The number of transfers without an outcome.
     pub(super) open: usize,
@@ -73,8 +73,8 @@ impl ReshardExecutor<'_> {
                 Ok(()) => {}
                 Err(TransferError::Deadline { .. }) => return Err(self.timed_out()),
                 Err(error) => {
-                    let StepTask { array, step, .. } = &self.tasks[at];
-                    let array = self.array_that_differs(&error).unwrap_or(*array);
+                    let LocalStep { array, step, .. } = &self.tasks[at];
+                    let array = self.mismatched_array(&error).unwrap_or(*array);
                     return Err(ReshardError::Transfer { array, step: step.index, error });
                 }
             }
@@ -135,7 +135,7 @@ impl ReshardExecutor<'_> {
             self.options.stall / 4 * 3
         );
         let with: BTreeSet<MemberId> =
-            self.transfers.iter().flat_map(|transfer| transfer.disconnect_unconfirmed(&why)).collect();
+            self.transfers.iter().flat_map(|transfer| transfer.disconnect_unquiesced_peers(&why)).collect();
         tracing::warn!(?with, why, "the connections with these were ended");
         if rested(4) {
             return error;
@@ -170,7 +170,7 @@ impl ReshardExecutor<'_> {
     }
 
     /// Returns the array whose handshake failed, because the other side has another array in its place.
-    fn array_that_differs(&self, error: &TransferError) -> Option<usize> {
+    fn mismatched_array(&self, error: &TransferError) -> Option<usize> {
         let TransferError::LayoutMismatch { key, .. } = error else { return None };
         let number = usize::try_from(key.0.wrapping_sub(HANDSHAKE)).ok();
         number.filter(|number| *number < self.arrays.len())
@@ -180,7 +180,7 @@ impl ReshardExecutor<'_> {
     fn launch(&mut self, handshakes: Vec<TransferSpec>, steps: &[usize]) {
         let held: Vec<_> = steps.iter().filter_map(|at| self.tasks[*at].arrival.take()).collect();
         let moves = steps.iter().filter_map(|at| {
-            let StepTask { array, step, key, role, span, .. } = &self.tasks[*at];
+            let LocalStep { array, step, key, role, span, .. } = &self.tasks[*at];
             let (from, to, span) = (step.source.device, step.destination.device, span.clone()?);
             let layout = BufferLayout::part_of_array(
                 span.len() as u64,
@@ -214,7 +214,7 @@ impl ReshardExecutor<'_> {
             self.open += 1;
             // This runs on the thread that resolves the transfer, so a step that passes bytes on waits for no
             // other thread.
-            transfer.on_transfer_outcome(number, move |outcome| {
+            transfer.add_outcome_callback(number, move |outcome| {
                 for definer in definers {
                     match &outcome {
                         Ok(()) => definer.complete(),
@@ -229,7 +229,7 @@ impl ReshardExecutor<'_> {
     }
 
     fn copy(&self, at: usize) {
-        let StepTask { array, step, runs, .. } = &self.tasks[at];
+        let LocalStep { array, step, runs, .. } = &self.tasks[at];
         let shards = self.arrays[*array].shards;
         if let (Some(runs), Some(from), Some(to)) =
             (runs, shards.shard_of(&step.source), shards.shard_of(&step.destination))
@@ -239,7 +239,7 @@ impl ReshardExecutor<'_> {
     }
 
     fn pack(&self, at: usize) {
-        let StepTask { array, step, role: StepRole::Send(_), runs: Some(runs), span: Some(staging), .. } =
+        let LocalStep { array, step, role: StepRole::Send(_), runs: Some(runs), span: Some(staging), .. } =
             &self.tasks[at]
         else {
             return;
@@ -250,7 +250,7 @@ impl ReshardExecutor<'_> {
     }
 
     fn unpack(&self, at: usize) {
-        let StepTask {
+        let LocalStep {
             array, step, role: StepRole::Receive(_), runs: Some(runs), span: Some(staging), ..
         } = &self.tasks[at]
         else {

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::inputs::ReshardArray;
-use super::task::{StepRole, StepTask};
+use super::task::{LocalStep, StepRole};
 use crate::base::membership::TaskId;
 
 /// A group of steps that pass bytes on takes no further step once it has this many bytes, so that the next task need
@@ -26,7 +26,7 @@ pub struct StepGroup {
 /// All steps with a peer that depend on no other step are one group. Steps that pass received bytes on are grouped
 /// by their route, so that a group waits for exactly the tasks for which each of its steps would wait alone: a task
 /// that is late delays no other step, and no two groups wait for each other.
-pub fn step_groups(arrays: &[ReshardArray<'_>], tasks: &[StepTask]) -> Vec<StepGroup> {
+pub fn step_groups(arrays: &[ReshardArray<'_>], tasks: &[LocalStep]) -> Vec<StepGroup> {
     let mut direct: BTreeMap<TaskId, Vec<usize>> = BTreeMap::new();
     let mut passed_on: Vec<StepGroup> = Vec::new();
     // The group of each route that takes further steps, and its bytes.

@@ -10,7 +10,7 @@ use crate::base::buffer_definition::{BufferDefinitionEvent, BufferDefinitionProm
 use crate::base::key::TransferKey;
 use crate::base::membership::{DeviceId, TaskId};
 use crate::memory::{AccessKind, Arena, BufferClaim, Span};
-use crate::plan::{BatchKeys, BufferRole, RunCopies, Step, StepEnd, StridedRuns};
+use crate::plan::{BufferRole, RunCopies, Step, StepEnd, StepKeys, StridedRuns};
 
 /// The role of a task in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +34,7 @@ impl StepRole {
 }
 
 /// A step, with the memory and events that it needs here.
-pub struct StepTask {
+pub struct LocalStep {
     /// The index of its array.
     pub array: usize,
     /// The step.
@@ -62,12 +62,12 @@ pub fn local_steps(
     arrays: &[ReshardArray<'_>],
     staging: &Arena,
     here: TaskId,
-) -> Result<Vec<StepTask>, ReshardError> {
-    let keys = BatchKeys::of(arrays.iter().map(|array| array.plan))?;
-    let mut tasks: Vec<StepTask> = Vec::new();
+) -> Result<Vec<LocalStep>, ReshardError> {
+    let keys = StepKeys::of(arrays.iter().map(|array| array.plan))?;
+    let mut tasks: Vec<LocalStep> = Vec::new();
     for (number, ReshardArray { plan, shards }) in arrays.iter().enumerate() {
         let first = tasks.len();
-        for step in plan.for_task(here) {
+        for step in plan.steps_of_task(here) {
             let role = match (step.source.task == here, step.destination.task == here) {
                 (true, true) => StepRole::Copy,
                 (true, false) => StepRole::Send(step.destination.task),
@@ -81,9 +81,11 @@ pub fn local_steps(
             let (span, runs) = match (role, before) {
                 (StepRole::Copy, _) => (None, Some(plan.step_copies(&step))),
                 (StepRole::Receive(_), _) => {
-                    step_memory(shards, &step.destination, staging, RunCopies::unpacking)?
+                    local_span_and_copies(shards, &step.destination, staging, RunCopies::unpacking)?
                 }
-                (StepRole::Send(_), None) => step_memory(shards, &step.source, staging, RunCopies::packing)?,
+                (StepRole::Send(_), None) => {
+                    local_span_and_copies(shards, &step.source, staging, RunCopies::packing)?
+                }
                 (StepRole::Send(_), Some(before)) => {
                     // It is sent from where it arrived as one range: nothing changes those bytes in between.
                     let (definer, event) = BufferDefinitionEvent::new();
@@ -101,7 +103,7 @@ pub fn local_steps(
             let key = keys.key(number, step.index);
             let (definers, copies) = (Vec::new(), Vec::new());
             let (array, done) = (number, false);
-            tasks.push(StepTask { array, step, key, role, span, runs, arrival, definers, copies, done });
+            tasks.push(LocalStep { array, step, key, role, span, runs, arrival, definers, copies, done });
         }
     }
     Ok(tasks)
@@ -151,7 +153,7 @@ fn claim_array_shards(
 
 /// Returns where the bytes of a side leave or arrive: their own place if they are one stretch, else staging memory
 /// and the copies between.
-fn step_memory(
+fn local_span_and_copies(
     shards: &ShardBuffers,
     side: &StepEnd,
     staging: &Arena,

@@ -11,4 +11,4 @@ mod receive;
 mod send;
 mod state;
 
-pub use state::{Lane, LaneError, LaneHost, Replies};
+pub use state::{Lane, LaneError, LaneHost, PendingReplies};

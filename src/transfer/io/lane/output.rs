@@ -1,12 +1,12 @@
 //! The output state of a lane: the frame that it is sending.
 //!
-//! `send.rs` sends it. Begin at [`LaneOutput`].
+//! `send.rs` sends it. Begin at [`OutgoingFrame`].
 
 use crate::launch::peer_launch::OwnedAccessGuard;
 use crate::protocol::frame::{FrameKind, HEADER};
 
 /// The frame that is being sent.
-pub enum LaneOutput {
+pub enum OutgoingFrame {
     /// Nothing.
     Idle,
     /// Control frames, or the copied rest of a chunk whose buffers were released.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::input::{IncomingFrame, LaneInput};
-use super::state::{Lane, LaneError, LaneHost, Replies};
+use super::state::{Lane, LaneError, LaneHost, PendingReplies};
 use crate::base::sync::lock;
 use crate::io::sys;
 use crate::io::wire::{ReceivedCount, WireError};
@@ -43,7 +43,7 @@ impl Lane {
                 return Err(LaneError::Closed);
             }
             // Frames that arrived with one system call are answered with one.
-            let mut replies = Replies::default();
+            let mut replies = PendingReplies::default();
             let step = self.receive_unless_held(&*host, &mut input, &mut turn, &mut replies);
             host.reply(replies);
             match step {
@@ -60,7 +60,7 @@ impl Lane {
         host: &dyn LaneHost,
         input: &mut LaneInput,
         turn: &mut usize,
-        replies: &mut Replies,
+        replies: &mut PendingReplies,
     ) -> Result<ReceiveStep, LaneError> {
         if let IncomingFrame::Held { header } = input.now {
             let Some(placed) = self.place(host, header) else { return Ok(ReceiveStep::Drained) };
@@ -83,7 +83,7 @@ impl Lane {
         }
         *turn += bytes;
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        host.mark_heard();
+        host.record_frame_received();
         Ok(if dry && !self.ending.load(Ordering::SeqCst) { ReceiveStep::Drained } else { ReceiveStep::Go })
     }
 
@@ -92,7 +92,7 @@ impl Lane {
         host: &dyn LaneHost,
         input: &mut LaneInput,
         turn: &mut usize,
-        replies: &mut Replies,
+        replies: &mut PendingReplies,
     ) -> Result<ReceiveStep, LaneError> {
         match &mut input.now {
             IncomingFrame::Held { .. } => Ok(ReceiveStep::Drained),
@@ -157,7 +157,7 @@ impl Lane {
         let (header, launch, start) = (*header, Arc::clone(launch), *start);
         let len = header.len as usize;
         let Some(guard) = launch.access() else {
-            host.abandon_landing(&header);
+            host.abandon_chunk_receive(&header);
             input.now = IncomingFrame::Discard { left: len - *got };
             return Ok(ReceiveStep::Go);
         };
@@ -198,7 +198,7 @@ impl Lane {
     ) {
         let intact = !header.has(flag::CHECKED)
             || guard.bytes().inbound_checksum(start, u64::from(header.len)) == header.payload_crc;
-        host.end_landing(self.kind, header, launch, start, intact);
+        host.end_chunk_receive(self.kind, header, launch, start, intact);
     }
 
     /// Begins the frames whose headers were read ahead, and completes those that were read ahead entirely.
@@ -206,7 +206,7 @@ impl Lane {
         &self,
         host: &dyn LaneHost,
         input: &mut LaneInput,
-        replies: &mut Replies,
+        replies: &mut PendingReplies,
     ) -> Result<ReceiveStep, LaneError> {
         while matches!(input.now, IncomingFrame::Header) && input.read_ahead().len() >= HEADER {
             let mut bytes = [0; HEADER];
@@ -226,7 +226,7 @@ impl Lane {
         host: &dyn LaneHost,
         input: &mut LaneInput,
         len: usize,
-        replies: &mut Replies,
+        replies: &mut PendingReplies,
     ) -> Result<(), LaneError> {
         let there = input.read_ahead().len().min(len);
         let (from, to) = (input.from, input.from + there);
@@ -256,7 +256,7 @@ impl Lane {
                 if let Some(guard) = launch.access() {
                     self.finish_chunk(host, &header, &launch, &guard, start);
                 } else {
-                    host.abandon_landing(&header);
+                    host.abandon_chunk_receive(&header);
                 }
             }
             IncomingFrame::Header | IncomingFrame::Discard { .. } | IncomingFrame::Held { .. } => {}
@@ -269,7 +269,7 @@ impl Lane {
         host: &dyn LaneHost,
         header: Header,
         descriptors: &mut Vec<OwnedFd>,
-        replies: &mut Replies,
+        replies: &mut PendingReplies,
     ) -> Result<IncomingFrame, LaneError> {
         if !host.incarnations_match(&header) {
             return Err(LaneError::Fenced);
@@ -287,11 +287,11 @@ impl Lane {
 
     /// Returns the state in which to receive a chunk; none if its destination is not known yet.
     fn place(&self, host: &dyn LaneHost, header: Header) -> Option<IncomingFrame> {
-        let mut landing = host.begin_landing(&header);
+        let mut landing = host.begin_chunk_receive(&header);
         if landing == ChunkDestination::Early {
             // From here on, a thread that learns the destination sees that this lane waits for it.
             self.held.store(true, Ordering::SeqCst);
-            landing = host.begin_landing(&header);
+            landing = host.begin_chunk_receive(&header);
             if landing == ChunkDestination::Early {
                 return None;
             }
@@ -310,7 +310,7 @@ impl Lane {
         header: &Header,
         payload: Vec<u8>,
         descriptors: &mut Vec<OwnedFd>,
-        replies: &mut Replies,
+        replies: &mut PendingReplies,
     ) -> Result<(), LaneError> {
         if header.has(flag::CHECKED) && crc(&payload) != header.payload_crc {
             return Err(LaneError::Frame(FrameError::Damaged));

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::output::LaneOutput;
+use super::output::OutgoingFrame;
 use super::state::{Lane, LaneError, LaneHost};
 use crate::io::sys;
 use crate::io::wire::WireError;
@@ -18,12 +18,12 @@ impl Lane {
     }
 
     /// Sends until the wire is full, or nothing is queued.
-    fn send_until_blocked(&self, host: &dyn LaneHost, output: &mut LaneOutput) -> Result<(), LaneError> {
+    fn send_until_blocked(&self, host: &dyn LaneHost, output: &mut OutgoingFrame) -> Result<(), LaneError> {
         loop {
             if self.is_over() {
                 return Err(LaneError::Closed);
             }
-            if matches!(output, LaneOutput::Idle) && !self.take_next(host, output) {
+            if matches!(output, OutgoingFrame::Idle) && !self.take_next(host, output) {
                 return self.flush();
             }
             let sent = match self.send_some(host, output) {
@@ -47,7 +47,7 @@ impl Lane {
     }
 
     /// Begins the next frame, if there is one: control frames first.
-    fn take_next(&self, host: &dyn LaneHost, output: &mut LaneOutput) -> bool {
+    fn take_next(&self, host: &dyn LaneHost, output: &mut OutgoingFrame) -> bool {
         loop {
             if self.control && self.take_control(host, output) || self.take_chunk(host, output) {
                 return true;
@@ -59,7 +59,7 @@ impl Lane {
         }
     }
 
-    fn take_control(&self, host: &dyn LaneHost, output: &mut LaneOutput) -> bool {
+    fn take_control(&self, host: &dyn LaneHost, output: &mut OutgoingFrame) -> bool {
         // All queued frames, up to a bound, leave with one system call.
         let mut bytes = Vec::new();
         let mut descriptor = None;
@@ -78,11 +78,11 @@ impl Lane {
         if bytes.is_empty() {
             return false;
         }
-        *output = LaneOutput::Bytes { bytes, sent: 0, descriptor };
+        *output = OutgoingFrame::Bytes { bytes, sent: 0, descriptor };
         true
     }
 
-    fn take_chunk(&self, host: &dyn LaneHost, output: &mut LaneOutput) -> bool {
+    fn take_chunk(&self, host: &dyn LaneHost, output: &mut OutgoingFrame) -> bool {
         loop {
             let Some(push) = host.next_chunk(self.id, self.control) else { return false };
             // A chunk of a launch that was cancelled since does not begin.
@@ -95,15 +95,15 @@ impl Lane {
                 header.payload_crc = guard.bytes().outbound_checksum(start, u64::from(header.len));
             }
             let len = header.len as usize;
-            *output = LaneOutput::Chunk { header: header.encode(), guard, start, len, sent: 0 };
+            *output = OutgoingFrame::Chunk { header: header.encode(), guard, start, len, sent: 0 };
             return true;
         }
     }
 
-    fn send_some(&self, host: &dyn LaneHost, output: &mut LaneOutput) -> Result<usize, WireError> {
+    fn send_some(&self, host: &dyn LaneHost, output: &mut OutgoingFrame) -> Result<usize, WireError> {
         match output {
-            LaneOutput::Idle => Ok(0),
-            LaneOutput::Bytes { bytes, sent, descriptor } => {
+            OutgoingFrame::Idle => Ok(0),
+            OutgoingFrame::Bytes { bytes, sent, descriptor } => {
                 let now = match *descriptor {
                     Some((kind, region)) if *sent == 0 => {
                         host.send_with_descriptors(&*self.wire, bytes, kind, region)?
@@ -112,11 +112,11 @@ impl Lane {
                 };
                 *sent += now;
                 if *sent == bytes.len() {
-                    *output = LaneOutput::Idle;
+                    *output = OutgoingFrame::Idle;
                 }
                 Ok(now)
             }
-            LaneOutput::Chunk { header, guard, start, len, sent } => {
+            OutgoingFrame::Chunk { header, guard, start, len, sent } => {
                 let launch = guard.launch();
                 let body = sent.saturating_sub(HEADER);
                 if guard.is_closing() {
@@ -128,9 +128,9 @@ impl Lane {
                         guard.bytes().copy_out(*start + body as u64, (*len - body) as u64, &mut bytes);
                     }
                     *output = if bytes.is_empty() {
-                        LaneOutput::Idle
+                        OutgoingFrame::Idle
                     } else {
-                        LaneOutput::Bytes { bytes, sent: 0, descriptor: None }
+                        OutgoingFrame::Bytes { bytes, sent: 0, descriptor: None }
                     };
                     return Ok(0);
                 }
@@ -147,7 +147,7 @@ impl Lane {
                 *sent += now;
                 if *sent == HEADER + *len {
                     host.count_sent(self.kind, *len as u64);
-                    *output = LaneOutput::Idle;
+                    *output = OutgoingFrame::Idle;
                 }
                 Ok(now)
             }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use super::input::{IncomingFrame, LaneInput};
-use super::output::LaneOutput;
+use super::output::OutgoingFrame;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
 use crate::io::exclusive_work::ExclusiveWork;
@@ -61,19 +61,19 @@ pub trait LaneHost: Send + Sync {
     fn count_sent(&self, kind: TransportKind, bytes: u64);
 
     /// Records that bytes of the peer arrived.
-    fn mark_heard(&self);
+    fn record_frame_received(&self);
 
     /// Returns whether a frame is from the peer's incarnation to this one.
     fn incarnations_match(&self, header: &Header) -> bool;
 
     /// Returns the destination of a chunk that is about to arrive.
-    fn begin_landing(&self, header: &Header) -> ChunkDestination<Arc<PeerLaunch>>;
+    fn begin_chunk_receive(&self, header: &Header) -> ChunkDestination<Arc<PeerLaunch>>;
 
     /// Reports that a chunk whose landing had begun will not arrive.
-    fn abandon_landing(&self, header: &Header);
+    fn abandon_chunk_receive(&self, header: &Header);
 
     /// Reports that a chunk has arrived, intact or damaged.
-    fn end_landing(
+    fn end_chunk_receive(
         &self,
         kind: TransportKind,
         header: &Header,
@@ -88,20 +88,20 @@ pub trait LaneHost: Send + Sync {
         header: &Header,
         payload: Vec<u8>,
         descriptors: Vec<OwnedFd>,
-        replies: &mut Replies,
+        replies: &mut PendingReplies,
     ) -> Result<(), ProtocolViolation>;
 
     /// Sends the replies to frames that arrived together, and completes the launches whose bytes came with
     /// them.
-    fn reply(&self, replies: Replies);
+    fn reply(&self, replies: PendingReplies);
 
     /// Reports that a lane is over.
-    fn lane_over(&self, lane: &Arc<Lane>, error: &LaneError);
+    fn on_lane_over(&self, lane: &Arc<Lane>, error: &LaneError);
 }
 
 /// The replies to frames that arrived together. They leave in as few system calls as possible.
 #[derive(Default)]
-pub struct Replies {
+pub struct PendingReplies {
     /// Whether there is anything to do; most of the frames of a chunk lane need no reply.
     pub due: bool,
     /// The bytes that may be sent now.
@@ -126,7 +126,7 @@ pub struct Lane {
     pub(super) wire: Box<dyn Wire>,
     /// The session, which owns the lane.
     host: Weak<dyn LaneHost>,
-    pub(super) output: ExclusiveWork<LaneOutput>,
+    pub(super) output: ExclusiveWork<OutgoingFrame>,
     pub(super) input: Mutex<LaneInput>,
     over: AtomicBool,
     seat: OnceLock<u64>,
@@ -154,7 +154,7 @@ impl Lane {
             capabilities: wire.capabilities(),
             wire,
             host,
-            output: ExclusiveWork::new(LaneOutput::Idle),
+            output: ExclusiveWork::new(OutgoingFrame::Idle),
             input: Mutex::new(LaneInput::new(control)),
             over: AtomicBool::new(false),
             seat: OnceLock::new(),
@@ -172,7 +172,7 @@ impl Lane {
 
     /// Returns whether a frame is being sent.
     pub fn is_sending(&self) -> bool {
-        !matches!(self.output.try_lock().as_deref(), Some(LaneOutput::Idle))
+        !matches!(self.output.try_lock().as_deref(), Some(OutgoingFrame::Idle))
     }
 
     /// Sets the number under which its reactor knows it.
@@ -224,14 +224,14 @@ impl Lane {
         if let IncomingFrame::Chunk { header, .. } = reading
             && let Some(host) = self.host()
         {
-            host.abandon_landing(&header);
+            host.abandon_chunk_receive(&header);
         }
         self.wait_until_send_idle();
     }
 
     /// Waits until no thread is sending on it. It must be closed before.
     pub fn wait_until_send_idle(&self) {
-        *self.output.wait_idle() = LaneOutput::Idle;
+        *self.output.wait_idle() = OutgoingFrame::Idle;
     }
 
     /// Records that the peer has closed the wire: it is read up to its end.

@@ -138,7 +138,7 @@ impl FaultInjector {
         let mut wires = lock(&self.0.wires);
         wires.retain(|wire| wire.strong_count() > 0);
         wires.push(Arc::downgrade(&owned));
-        Box::new(Faulty { owned, faults: Arc::clone(&self.0) })
+        Box::new(FaultyWire { owned, faults: Arc::clone(&self.0) })
     }
 
     fn live_wires(&self) -> Vec<Arc<WireWithWaker>> {
@@ -172,12 +172,12 @@ impl FaultInjectorState {
 }
 
 /// A wire into which faults are injected.
-struct Faulty {
+struct FaultyWire {
     owned: Arc<WireWithWaker>,
     faults: Arc<FaultInjectorState>,
 }
 
-impl Faulty {
+impl FaultyWire {
     /// Returns [`WireError::Later`] while the wire is held.
     fn check_held(&self) -> Result<(), WireError> {
         if !self.faults.held.load(Ordering::SeqCst) {
@@ -263,7 +263,7 @@ fn cut_mut<'a>(views: &'a mut [WriteView<'_>], mut most: usize) -> Vec<WriteView
     kept
 }
 
-impl Wire for Faulty {
+impl Wire for FaultyWire {
     fn kind(&self) -> TransportKind {
         self.owned.wire.kind()
     }

@@ -40,4 +40,4 @@ pub use traits::{
     Endpoint, HandshakeRole, ListenSettings, Listener, ReceivedCount, Wire, WireCapabilities, WireError,
     WireEventHandler, WireWaker,
 };
-pub use transport_selection::{Wrapping, endpoints, listen};
+pub use transport_selection::{WireWrappers, endpoints, listen};

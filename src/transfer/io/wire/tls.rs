@@ -87,14 +87,14 @@ impl TlsWire {
     /// Sends the buffered records.
     fn send_records(&self, connection: &mut Connection) -> Result<(), WireError> {
         while connection.wants_write() {
-            connection.write_tls(&mut self.lower_wire()).map_err(from_io)?;
+            connection.write_tls(&mut self.lower_wire()).map_err(wire_error_from_io)?;
         }
         Ok(())
     }
 
     /// Reads and discards what the peer still sends: if the socket were closed before, the alert with the
     /// reason would be lost.
-    fn drain_peer(&self, until: Instant) {
+    fn discard_until_peer_closes(&self, until: Instant) {
         let mut spoken = BlockingWire::new(&*self.below, until.min(clock::monotonic() + DRAIN_TIME));
         let mut waste = [0; WASTE];
         while let Ok(1..) = spoken.read(&mut waste) {}
@@ -117,7 +117,7 @@ fn refused(error: &rustls::Error) -> WireError {
     WireError::Secure(explain_tls_error(error))
 }
 
-fn from_io(error: io::Error) -> WireError {
+fn wire_error_from_io(error: io::Error) -> WireError {
     if error.kind() == io::ErrorKind::WouldBlock {
         return WireError::Later;
     }
@@ -147,7 +147,7 @@ fn read_plaintext(
                 Ok(some) => done += some,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Some(done)),
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-                Err(error) => return Err(from_io(error)),
+                Err(error) => return Err(wire_error_from_io(error)),
             }
         }
         before = end;
@@ -175,14 +175,16 @@ impl Wire for TlsWire {
     fn perform_handshake(&self, until: Instant) -> Result<(), WireError> {
         let mut connection = lock(&self.connection);
         let finished = connection.complete_io(&mut BlockingWire::new(&*self.below, until));
-        finished.map(drop).inspect_err(|_| self.drain_peer(until)).map_err(|error| match error.kind() {
+        finished.map(drop).inspect_err(|_| self.discard_until_peer_closes(until)).map_err(|error| match error
+            .kind()
+        {
             io::ErrorKind::UnexpectedEof
             | io::ErrorKind::ConnectionReset
             | io::ErrorKind::ConnectionAborted
             | io::ErrorKind::BrokenPipe => WireError::Secure(
                 "it hung up in the TLS handshake: give every engine certificates, or none".to_owned(),
             ),
-            _ => from_io(error),
+            _ => wire_error_from_io(error),
         })
     }
 
@@ -192,7 +194,8 @@ impl Wire for TlsWire {
         self.send_records(&mut connection)?;
         let mut taken = 0;
         for view in views {
-            let some = view.with_bytes(|bytes| connection.writer().write(bytes)).map_err(from_io)?;
+            let some =
+                view.with_bytes(|bytes| connection.writer().write(bytes)).map_err(wire_error_from_io)?;
             taken += some;
             if some < view.len() {
                 break;
@@ -218,7 +221,7 @@ impl Wire for TlsWire {
             if done == total {
                 return Ok(ReceivedCount { bytes: done, dry: false });
             }
-            match connection.read_tls(&mut below).map_err(from_io) {
+            match connection.read_tls(&mut below).map_err(wire_error_from_io) {
                 Ok(_) => self.decrypt_received(&mut connection)?,
                 Err(WireError::Later) if done > 0 => return Ok(ReceivedCount { bytes: done, dry: true }),
                 Err(_) if done > 0 => return Ok(ReceivedCount { bytes: done, dry: false }),

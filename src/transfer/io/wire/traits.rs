@@ -159,7 +159,7 @@ pub trait WireEventHandler: Send + Sync {
         allow(dead_code, reason = "only a wire with faults withholds an edge")
     )]
     /// Makes the thread check the wire with this number, whatever its descriptor reports.
-    fn check_wire(&self, seat: u64);
+    fn request_wire_check(&self, seat: u64);
 }
 
 /// A handle that makes the attending thread check a wire again.
@@ -182,7 +182,7 @@ impl WireWaker {
     /// Reports that there may be room to send, and something to receive.
     pub fn wake(&self) {
         if let Some(attendant) = self.attendant.upgrade() {
-            attendant.check_wire(self.seat);
+            attendant.request_wire_check(self.seat);
         }
     }
 }

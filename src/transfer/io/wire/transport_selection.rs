@@ -17,7 +17,7 @@ use crate::base::membership::EngineAddress;
 use crate::base::transport::TransportChoice;
 
 /// Returns the transports by which an engine dials, in order of preference.
-const fn dial_transports(choice: TransportChoice) -> &'static [&'static dyn Transport] {
+const fn transports_to_dial(choice: TransportChoice) -> &'static [&'static dyn Transport] {
     match choice {
         TransportChoice::Auto => &[&Unix, &Tcp],
         TransportChoice::Shm | TransportChoice::Pvm | TransportChoice::Unix => &[&Unix],
@@ -27,7 +27,7 @@ const fn dial_transports(choice: TransportChoice) -> &'static [&'static dyn Tran
 }
 
 /// Returns the transports on which an engine listens: its own choice does not bind its peers.
-const fn listen_transports(choice: TransportChoice) -> &'static [&'static dyn Transport] {
+const fn transports_to_listen_on(choice: TransportChoice) -> &'static [&'static dyn Transport] {
     match choice {
         TransportChoice::Auto | TransportChoice::Shm | TransportChoice::Pvm | TransportChoice::Unix => {
             &[&Unix, &Tcp]
@@ -41,7 +41,7 @@ const fn listen_transports(choice: TransportChoice) -> &'static [&'static dyn Tr
 pub fn listen(settings: &ListenSettings<'_>) -> io::Result<(EngineAddress, Vec<Arc<dyn Listener>>)> {
     let mut address = EngineAddress { host: host_boot_id(), ..EngineAddress::default() };
     let mut listeners = Vec::new();
-    for transport in listen_transports(settings.transport) {
+    for transport in transports_to_listen_on(settings.transport) {
         listeners.extend(transport.listen(settings, &mut address)?);
     }
     Ok((address, listeners))
@@ -53,11 +53,11 @@ pub fn endpoints(
     here: &EngineAddress,
     peer: &EngineAddress,
 ) -> Vec<Box<dyn Endpoint>> {
-    dial_transports(choice).iter().flat_map(|transport| transport.endpoints(here, peer)).collect()
+    transports_to_dial(choice).iter().flat_map(|transport| transport.endpoints(here, peer)).collect()
 }
 
 /// The wrappers around the wires of an engine.
-pub struct Wrapping {
+pub struct WireWrappers {
     /// The TLS configurations, if the engine has certificates.
     pub identity: Option<TlsIdentity>,
     /// The faults to inject.
@@ -65,7 +65,7 @@ pub struct Wrapping {
     pub faults: Option<FaultInjector>,
 }
 
-impl Wrapping {
+impl WireWrappers {
     /// Wraps a wire: in TLS if the engine has certificates and others could read the wire, and in faults if
     /// there are any. Faults happen below TLS, as those of a network do.
     pub fn wrap(&self, wire: Box<dyn Wire>, side: HandshakeRole) -> Result<Box<dyn Wire>, WireError> {

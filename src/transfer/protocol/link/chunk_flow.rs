@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 #[cfg(any(test, feature = "fuzzing"))]
 use super::chunks;
-use super::chunks::{ChunkReceipt, InboundStream, NONE, OutboundStream, chunk_len};
+use super::chunks::{ChunkReception, InboundStream, NONE, OutboundStream, chunk_len};
 use super::launch_definition::LaunchDefinition;
 
 use super::chunk_scheduler::GroupId;
@@ -103,7 +103,7 @@ impl<T: Clone> LinkSide<T> {
 
     /// Queues again the frames after `number`, the last one that the peer has received: the control lane was
     /// connected again.
-    pub fn resume_control(&mut self, number: u32) {
+    pub fn resend_control_after(&mut self, number: u32) {
         self.control.resend_after(number);
     }
 
@@ -150,8 +150,8 @@ impl<T: Clone> LinkSide<T> {
     }
 
     /// Returns the destination of a chunk that is about to arrive. If it has one, follow with
-    /// [`LinkSide::finish_landing`], [`LinkSide::on_chunk_damaged`] or [`LinkSide::abandon_landing`].
-    pub fn begin_landing(&mut self, header: &Header) -> ChunkDestination<T> {
+    /// [`LinkSide::finish_chunk_receive`], [`LinkSide::on_chunk_damaged`] or [`LinkSide::abandon_chunk_receive`].
+    pub fn begin_chunk_receive(&mut self, header: &Header) -> ChunkDestination<T> {
         self.control.acknowledge(header.ack);
         let Some(group) = self.groups.get_mut(&(header.channel, header.sequence)) else {
             return ChunkDestination::Nowhere;
@@ -170,7 +170,7 @@ impl<T: Clone> LinkSide<T> {
         ChunkDestination::At(local.token.clone(), u64::from(index) * u64::from(self.terms.chunk))
     }
 
-    fn chunk_receipt_of(&mut self, at: GroupId) -> Option<&mut ChunkReceipt> {
+    fn chunk_reception_of(&mut self, at: GroupId) -> Option<&mut ChunkReception> {
         match &mut self.groups.get_mut(&at)?.inbound {
             InboundStream::Landing(chunks) => Some(chunks),
             _ => None,
@@ -179,12 +179,12 @@ impl<T: Clone> LinkSide<T> {
 
     /// Records that a chunk is in place. Returns whether it counts: it does not if the group was cancelled
     /// meanwhile.
-    pub fn finish_landing(&mut self, header: &Header) -> bool {
+    pub fn finish_chunk_receive(&mut self, header: &Header) -> bool {
         let at = (header.channel, header.sequence);
         if self.groups.get(&at).is_none_or(|group| group.stop.is_some()) {
             return false;
         }
-        let Some(chunks) = self.chunk_receipt_of(at) else { return false };
+        let Some(chunks) = self.chunk_reception_of(at) else { return false };
         chunks.landing.unset(header.index);
         if chunks.landed.set(header.index) {
             chunks.left -= 1;
@@ -199,7 +199,7 @@ impl<T: Clone> LinkSide<T> {
     /// cannot be completed.
     pub fn on_chunk_damaged(&mut self, header: &Header) {
         let at = (header.channel, header.sequence);
-        let Some(chunks) = self.chunk_receipt_of(at) else { return };
+        let Some(chunks) = self.chunk_reception_of(at) else { return };
         chunks.landing.unset(header.index);
         if chunks.damaged.set(header.index) {
             let (channel, sequence) = at;
@@ -213,8 +213,8 @@ impl<T: Clone> LinkSide<T> {
     }
 
     /// Records that a chunk whose landing had begun will not arrive on this lane.
-    pub fn abandon_landing(&mut self, header: &Header) {
-        if let Some(chunks) = self.chunk_receipt_of((header.channel, header.sequence)) {
+    pub fn abandon_chunk_receive(&mut self, header: &Header) {
+        if let Some(chunks) = self.chunk_reception_of((header.channel, header.sequence)) {
             chunks.landing.unset(header.index);
         }
     }
@@ -223,7 +223,7 @@ impl<T: Clone> LinkSide<T> {
         self.requeue_chunks(at, |chunk, _| chunk == index);
     }
 
-    pub(super) fn on_have(&mut self, at: GroupId, lane: u16, first: u32, bitmap: &[u8]) {
+    pub(super) fn on_chunk_report(&mut self, at: GroupId, lane: u16, first: u32, bitmap: &[u8]) {
         self.requeue_chunks(at, |chunk, by| {
             let bit = chunk.checked_sub(first).filter(|_| by == lane);
             bit.and_then(|bit| Some(bitmap.get(bit as usize / 8)? >> (bit % 8) & 1 == 0)).unwrap_or(false)
@@ -248,13 +248,13 @@ impl<T: Clone> LinkSide<T> {
     }
 
     /// Records that a lane on which this side sent is lost, and asks the peer which chunks have arrived.
-    pub fn query_landed_chunks(&mut self, lane: u16) {
+    pub fn query_received_chunks(&mut self, lane: u16) {
         self.send(Header { lane, ..self.new_header(FrameKind::Lost) }, Vec::new());
     }
 
     /// Records that nothing arrives any more from a lane that the peer has lost, and tells the peer which
     /// chunks have arrived.
-    pub fn report_landed_chunks(&mut self, lane: u16) {
+    pub fn report_received_chunks(&mut self, lane: u16) {
         let mut told = Vec::new();
         for (at, group) in &self.groups {
             if let InboundStream::Landing(chunks) = &group.inbound

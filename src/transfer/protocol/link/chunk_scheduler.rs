@@ -1,7 +1,7 @@
 //! Chooses the group that sends the next chunk. While groups of all three priority classes have chunks, each class
 //! gets a share.
 //!
-//! It does not depend on the contents of chunks. Begin at [`Schedule::next`].
+//! It does not depend on the contents of chunks. Begin at [`ChunkSchedule::next`].
 
 use std::collections::VecDeque;
 
@@ -43,12 +43,12 @@ const SHARES: [u8; 3] = [16, 4, 1];
 
 /// The groups with chunks to send.
 #[derive(Debug, Default)]
-pub struct Schedule {
+pub struct ChunkSchedule {
     waiting: [VecDeque<GroupId>; 3],
     left: [u8; 3],
 }
 
-impl Schedule {
+impl ChunkSchedule {
     /// Appends a group to the queue of its class.
     pub fn add(&mut self, class: PriorityClass, group: GroupId) {
         self.waiting[class as usize].push_back(group);
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn classes_share_and_none_starves() {
-        let mut schedule = Schedule::default();
+        let mut schedule = ChunkSchedule::default();
         for class in PriorityClass::ALL {
             schedule.add(class, (class as u32, 0));
         }
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn within_a_class_groups_take_turns() {
-        let mut schedule = Schedule::default();
+        let mut schedule = ChunkSchedule::default();
         for n in 0..3 {
             schedule.add(PriorityClass::Bulk, (0, n));
         }
@@ -110,6 +110,6 @@ mod tests {
         .take(6)
         .collect();
         assert_eq!(order, [0, 1, 2, 0, 1, 2]);
-        assert!(Schedule::default().next().is_none());
+        assert!(ChunkSchedule::default().next().is_none());
     }
 }

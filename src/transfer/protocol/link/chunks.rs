@@ -38,14 +38,14 @@ pub enum InboundStream {
     /// The caller fetches it, or copies it from the launch frame.
     Fetching,
     /// It arrives in chunks.
-    Landing(Box<ChunkReceipt>),
+    Landing(Box<ChunkReception>),
     /// All of it is in place.
     Done,
 }
 
 /// A stream that arrives in chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ChunkReceipt {
+pub struct ChunkReception {
     /// The bytes of the stream.
     pub total: u64,
     /// The chunks that are in place.
@@ -110,7 +110,7 @@ impl InboundStream {
     pub fn new_receipt(total: u64, chunk: u32) -> Self {
         let count = chunk_count(total, chunk);
         let bits = ChunkBitmap::new(count);
-        Self::Landing(Box::new(ChunkReceipt {
+        Self::Landing(Box::new(ChunkReception {
             total,
             landed: bits.clone(),
             landing: bits.clone(),

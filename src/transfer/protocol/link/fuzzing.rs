@@ -145,7 +145,7 @@ pub(crate) fn run_conversation(input: &[u8]) {
                 LinkOutput::Fetch(token, _) | LinkOutput::Inline(token, _) if token % 2 == 0 => {
                     link.announce_received(launched[token])
                 }
-                LinkOutput::CloseLane(lane) => link.report_landed_chunks(lane),
+                LinkOutput::CloseLane(lane) => link.report_received_chunks(lane),
                 _ => {}
             }
         }
@@ -157,12 +157,12 @@ pub(crate) fn run_conversation(input: &[u8]) {
 
 /// Lets a chunk arrive.
 fn land_chunk(link: &mut LinkSide<usize>, header: &Header, what: u8) {
-    if let ChunkDestination::At(_, start) = link.begin_landing(header) {
+    if let ChunkDestination::At(_, start) = link.begin_chunk_receive(header) {
         assert!(start + u64::from(header.len) <= RECEIVED, "a chunk beyond what is received");
         match what % 3 {
-            0 => drop(link.finish_landing(header)),
+            0 => drop(link.finish_chunk_receive(header)),
             1 => link.on_chunk_damaged(header),
-            _ => link.abandon_landing(header),
+            _ => link.abandon_chunk_receive(header),
         }
     }
 }
@@ -196,7 +196,7 @@ fn perform_local_action(
         }
         (1, _) => while link.next_control(true).is_some() {},
         (2, _) => while link.next_chunk(1).is_some() {},
-        (3, _) => link.report_landed_chunks(u16::from(which as u8 & 3)),
+        (3, _) => link.report_received_chunks(u16::from(which as u8 & 3)),
         (4, Some(at)) => drop(link.mark_group_cancelled(at, "no more")),
         (5, Some(at)) => drop(link.confirm_quiescence(at)),
         (6, Some(at)) => link.announce_buffers_ready(at, true, true),

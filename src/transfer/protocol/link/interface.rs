@@ -22,7 +22,7 @@ pub enum LinkOutput<T> {
     /// All bytes to be received in the group; call `LinkSide::announce_received` when they are in place.
     Inline(T, Vec<u8>),
     /// The inbound bytes may be fetched from the sources that the definition names; then call
-    /// `LinkSide::announce_received`, or `LinkSide::push_instead`.
+    /// `LinkSide::announce_received`, or `LinkSide::request_push`.
     Fetch(T, Arc<LaunchDefinition>),
     /// The peer has all bytes that were sent; the flag says whether it fetched them.
     Sent(T, bool),
@@ -32,10 +32,10 @@ pub enum LinkOutput<T> {
     /// No byte can land at the peer any more.
     StopConfirmed(T),
     /// The lists differ: the group is over, and no byte has moved.
-    Differ(T, ListMismatch),
+    Differ(T, DefinitionMismatch),
     /// The group is over: no further output names it.
     Over(T),
-    /// The peer has lost this lane: close it, stop all landing from it, then call `LinkSide::report_landed_chunks`.
+    /// The peer has lost this lane: close it, stop all landing from it, then call `LinkSide::report_received_chunks`.
     CloseLane(u16),
     /// A chunk arrived damaged for the second time: the group cannot be completed.
     Damaged(T, u32),
@@ -55,7 +55,7 @@ pub enum LinkOutput<T> {
 
 /// The difference between the lists of the two sides.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ListMismatch {
+pub enum DefinitionMismatch {
     /// A transfer has different layouts: its key, and the fingerprint and bytes on both sides.
     Layout {
         /// The key of the transfer.

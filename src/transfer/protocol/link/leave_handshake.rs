@@ -85,7 +85,7 @@ impl<T: Clone> LinkSide<T> {
     }
 
     /// Decides, after the peer has agreed.
-    pub(super) fn on_agree(&mut self) -> Result<(), ProtocolViolation> {
+    pub(super) fn on_leave_agreed(&mut self) -> Result<(), ProtocolViolation> {
         self.clear_leave_request()?;
         self.departure.gone = self.is_unused();
         let decision = if self.departure.gone { FrameKind::Gone } else { FrameKind::Stay };
@@ -124,7 +124,7 @@ impl<T: Clone> LinkSide<T> {
     }
 
     /// Ends the connection: the peer has sent `Gone`.
-    pub(super) fn on_gone(&mut self) -> Result<(), ProtocolViolation> {
+    pub(super) fn on_peer_left(&mut self) -> Result<(), ProtocolViolation> {
         if !self.departure.agreed && !self.departure.gone {
             return Err(ProtocolViolation("it leaves without having asked"));
         }

@@ -5,10 +5,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::chunk_scheduler::{GroupId, PriorityClass, Schedule};
+use super::chunk_scheduler::{ChunkSchedule, GroupId, PriorityClass};
 use super::chunks::{InboundStream, OutboundStream};
 use super::control::ControlQueue;
-use super::interface::{ControlFrame, LaunchParameters, LinkOutput, LinkTerms, ListMismatch};
+use super::interface::{ControlFrame, DefinitionMismatch, LaunchParameters, LinkOutput, LinkTerms};
 use super::launch_definition::{DefinitionEntry, ENTRY, LaunchDefinition};
 use super::launch_numbers::LaunchNumbers;
 use crate::base::membership::MemberId;
@@ -37,7 +37,7 @@ pub(super) const REASON_MAX: usize = 1024;
 pub(super) const FAILED_EARLIER: &str = "the other side's launch of the same number failed earlier";
 
 /// This side's launch of a group.
-pub(super) struct Local<T> {
+pub(super) struct LocalLaunch<T> {
     pub(super) token: T,
     pub(super) definition: Arc<LaunchDefinition>,
     pub(super) class: PriorityClass,
@@ -46,7 +46,7 @@ pub(super) struct Local<T> {
 }
 
 /// The other side's launch of a group.
-pub(super) struct Remote {
+pub(super) struct RemoteLaunch {
     pub(super) definition: Arc<LaunchDefinition>,
     pub(super) source: bool,
     pub(super) destination: bool,
@@ -66,8 +66,8 @@ pub(super) struct Stop {
 }
 
 pub(super) struct GroupState<T> {
-    pub(super) local: Option<Local<T>>,
-    pub(super) remote: Option<Remote>,
+    pub(super) local: Option<LocalLaunch<T>>,
+    pub(super) remote: Option<RemoteLaunch>,
     /// The reason, if the peer cancelled the group before this side launched it.
     pub(super) given_up: Option<String>,
     pub(super) stop: Option<Stop>,
@@ -90,7 +90,7 @@ impl<T> GroupState<T> {
     }
 
     /// Drops the bytes that came inline. Returns how many such groups that are: 0 or 1.
-    pub(super) fn drop_inline(&mut self) -> usize {
+    pub(super) fn drop_inline_payload(&mut self) -> usize {
         usize::from(self.remote.as_mut().and_then(|remote| remote.inline.take()).is_some())
     }
 }
@@ -126,7 +126,7 @@ pub struct LinkSide<T> {
     pub(super) inline_pending: usize,
     /// The number of groups that the peer sent inline and whose bytes are not yet taken by an output.
     pub(super) inline_held: usize,
-    pub(super) schedule: Schedule,
+    pub(super) schedule: ChunkSchedule,
     pub(super) control: ControlQueue,
     pub(super) departure: LeaveState,
     /// Whether lists were found to differ since the ring was last filled.
@@ -152,7 +152,7 @@ impl<T: Clone> LinkSide<T> {
             launched: 0,
             inline_pending: 0,
             inline_held: 0,
-            schedule: Schedule::default(),
+            schedule: ChunkSchedule::default(),
             control: ControlQueue::new(!terms.lasting),
             departure: LeaveState::default(),
             differed: false,
@@ -173,7 +173,7 @@ impl<T: Clone> LinkSide<T> {
         self.control.push(ControlFrame { header: Header { len: payload.len() as u32, ..header }, payload });
     }
 
-    pub(super) fn send_about(&mut self, kind: FrameKind, (channel, sequence): GroupId) {
+    pub(super) fn send_group_frame(&mut self, kind: FrameKind, (channel, sequence): GroupId) {
         self.send(Header { channel, sequence, ..self.new_header(kind) }, Vec::new());
     }
 
@@ -244,7 +244,7 @@ impl<T: Clone> LinkSide<T> {
         let group = self.groups.entry(at).or_insert_with(GroupState::new);
         if let Some(why) = group.given_up.take() {
             // The group was over before it began; the peer knows, and does not wait for a `Go`.
-            self.inline_held -= group.drop_inline();
+            self.inline_held -= group.drop_inline_payload();
             self.groups.remove(&at);
             self.outputs.push(LinkOutput::StoppedByPeer(token, why));
             return true;
@@ -256,7 +256,7 @@ impl<T: Clone> LinkSide<T> {
             group.out = OutboundStream::Inline;
             self.inline_pending += 1;
         }
-        group.local = Some(Local { token, definition, class, source, destination });
+        group.local = Some(LocalLaunch { token, definition, class, source, destination });
         self.launched += 1;
         let header = self.new_header(FrameKind::Go);
         let class = class as u8;
@@ -273,7 +273,7 @@ impl<T: Clone> LinkSide<T> {
     pub fn withdraw_launch_number(&mut self, at: GroupId, why: &str) {
         self.numbers.retire(at);
         let given_up = self.groups.remove(&at).is_some_and(|mut early| {
-            self.inline_held -= early.drop_inline();
+            self.inline_held -= early.drop_inline_payload();
             early.given_up.is_some()
         });
         if !given_up {
@@ -305,19 +305,19 @@ impl<T: Clone> LinkSide<T> {
         let Some(group) = self.groups.get_mut(&at) else { return };
         if group.stop.is_none() && group.matched && group.inbound != InboundStream::Done {
             group.inbound = InboundStream::Done;
-            self.send_about(FrameKind::Done, at);
+            self.send_group_frame(FrameKind::Done, at);
             self.forget_if_complete(at);
         }
     }
 
     /// Asks the peer to push bytes that could not be fetched. None of them has been fetched.
-    pub fn push_instead(&mut self, at: GroupId) {
+    pub fn request_push(&mut self, at: GroupId) {
         let Some(group) = self.groups.get_mut(&at) else { return };
         let Some(local) = group.local.as_ref().filter(|_| group.inbound == InboundStream::Fetching) else {
             return;
         };
         group.inbound = InboundStream::new_receipt(local.definition.received, self.terms.chunk);
-        self.send_about(FrameKind::Push, at);
+        self.send_group_frame(FrameKind::Push, at);
     }
 
     /// Stops a group. Returns whether it is in flight, or being stopped already: if so, stop all landing and
@@ -329,7 +329,7 @@ impl<T: Clone> LinkSide<T> {
         };
         if group.stop.is_none() {
             let cut = (0..=REASON_MAX.min(why.len())).rev().find(|at| why.is_char_boundary(*at)).unwrap_or(0);
-            self.inline_held -= group.drop_inline();
+            self.inline_held -= group.drop_inline_payload();
             group.stop = Some(Stop { why: Some(why[..cut].to_owned()), quiesced: false, confirmed: false });
         }
         true
@@ -348,7 +348,7 @@ impl<T: Clone> LinkSide<T> {
             Some(why) => {
                 self.send(Header { channel, sequence, ..self.new_header(FrameKind::Stop) }, why.into_bytes())
             }
-            None => self.send_about(FrameKind::Stopped, at),
+            None => self.send_group_frame(FrameKind::Stopped, at),
         }
         if over { self.remove_group(at) } else { None }
     }
@@ -362,7 +362,7 @@ impl<T: Clone> LinkSide<T> {
         let mut group = self.groups.remove(&at)?;
         let local = group.local.take()?;
         self.launched -= 1;
-        self.inline_held -= group.drop_inline();
+        self.inline_held -= group.drop_inline_payload();
         self.inline_pending -= usize::from(group.out == OutboundStream::Inline);
         Some(local.token)
     }
@@ -429,7 +429,7 @@ impl<T: Clone> LinkSide<T> {
 
     /// Removes and returns every launch in flight, when the link itself is over.
     pub fn take_launches(&mut self) -> Vec<T> {
-        self.schedule = Schedule::default();
+        self.schedule = ChunkSchedule::default();
         let groups = std::mem::take(&mut self.groups);
         self.launched = 0;
         self.inline_held = 0;
@@ -443,7 +443,7 @@ impl<T: Clone> LinkSide<T> {
 }
 
 /// Returns how two lists differ. A transfer that is in both lists, with different layouts, says more than the order.
-fn find_mismatch(here: &LaunchDefinition, there: &LaunchDefinition) -> ListMismatch {
+fn find_mismatch(here: &LaunchDefinition, there: &LaunchDefinition) -> DefinitionMismatch {
     let told = |entry: &DefinitionEntry| format!("{} bytes of layout {}", entry.bytes, entry.fingerprint);
     let mut others = there.entries.iter().peekable();
     for a in &here.entries {
@@ -452,8 +452,8 @@ fn find_mismatch(here: &LaunchDefinition, there: &LaunchDefinition) -> ListMisma
             continue;
         };
         if (a.bytes, a.fingerprint) != (b.bytes, b.fingerprint) {
-            return ListMismatch::Layout { key: a.key, here: told(a), there: told(b) };
+            return DefinitionMismatch::Layout { key: a.key, here: told(a), there: told(b) };
         }
     }
-    ListMismatch::Order { here: here.describe_keys(), there: there.describe_keys() }
+    DefinitionMismatch::Order { here: here.describe_keys(), there: there.describe_keys() }
 }

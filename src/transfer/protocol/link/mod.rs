@@ -54,8 +54,8 @@ mod tests;
 
 pub use chunk_scheduler::{GroupId, PriorityClass};
 pub use interface::{
-    ChunkDestination, ControlFrame, LaunchParameters, LinkOutput, LinkTerms, ListMismatch, OutgoingChunk,
-    ProtocolViolation, WaitersToWake,
+    ChunkDestination, ControlFrame, DefinitionMismatch, LaunchParameters, LinkOutput, LinkTerms,
+    OutgoingChunk, ProtocolViolation, WaitersToWake,
 };
 pub use launch_numbers::LaunchNumbers;
 pub use link_side::{LAUNCHES_MAX, LinkSide};

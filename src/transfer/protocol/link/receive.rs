@@ -10,7 +10,7 @@ use super::interface::{LinkOutput, ProtocolViolation};
 use super::launch_definition::{ENTRIES_MAX, ENTRY, LaunchDefinition};
 use super::link_side::{
     EARLY_MAX, FAILED_EARLIER, GroupState, INLINE_MAX, INLINE_PENDING_MAX, LinkSide, REASON_MAX,
-    REMOTE_ENTRIES_MAX, Remote, Stop, UNHEARD_MAX, WITHDRAWN_MAX,
+    REMOTE_ENTRIES_MAX, RemoteLaunch, Stop, UNHEARD_MAX, WITHDRAWN_MAX,
 };
 use crate::protocol::frame::{FrameKind, Header, flag};
 
@@ -34,7 +34,7 @@ impl<T: Clone> LinkSide<T> {
                     self.withdrawn.push(gone);
                 }
             }
-            FrameKind::Go => self.on_go(header, payload)?,
+            FrameKind::Go => self.on_peer_launch(header, payload)?,
             FrameKind::Ready => {
                 if let Some(remote) = self.groups.get_mut(&at).and_then(|group| group.remote.as_mut()) {
                     remote.source |= header.has(flag::SOURCE);
@@ -42,9 +42,9 @@ impl<T: Clone> LinkSide<T> {
                     self.advance(at);
                 }
             }
-            FrameKind::Stop => self.on_stop(at, &payload)?,
-            FrameKind::Stopped => self.on_stopped(at),
-            FrameKind::Done => self.on_done(at)?,
+            FrameKind::Stop => self.on_peer_cancel(at, &payload)?,
+            FrameKind::Stopped => self.on_cancel_confirmed(at),
+            FrameKind::Done => self.on_receipt_confirmed(at)?,
             FrameKind::Push => {
                 if let Some(group) = self.groups.get_mut(&at)
                     && group.out == OutboundStream::Waiting
@@ -55,14 +55,14 @@ impl<T: Clone> LinkSide<T> {
             }
             FrameKind::Damaged => self.on_resend_request(at, header.index),
             FrameKind::Lost => self.outputs.push(LinkOutput::CloseLane(header.lane)),
-            FrameKind::Have => self.on_have(at, header.lane, header.index, &payload),
+            FrameKind::Have => self.on_chunk_report(at, header.lane, header.index, &payload),
             FrameKind::Ping => self.send(self.new_header(FrameKind::Pong), Vec::new()),
             FrameKind::Unregion => self.outputs.push(LinkOutput::Unregion(header.index)),
             FrameKind::Switch => self.outputs.push(LinkOutput::Switched),
             FrameKind::Leave => self.on_leave()?,
-            FrameKind::Agree => self.on_agree()?,
+            FrameKind::Agree => self.on_leave_agreed()?,
             FrameKind::Refuse => self.on_leave_refused()?,
-            FrameKind::Gone => self.on_gone()?,
+            FrameKind::Gone => self.on_peer_left()?,
             FrameKind::Stay => self.on_leave_withdrawn()?,
             // The connection processes the memory and descriptors that these frames carry.
             FrameKind::Ack
@@ -114,7 +114,7 @@ impl<T: Clone> LinkSide<T> {
         });
     }
 
-    fn on_go(&mut self, header: &Header, payload: Vec<u8>) -> Result<(), ProtocolViolation> {
+    fn on_peer_launch(&mut self, header: &Header, payload: Vec<u8>) -> Result<(), ProtocolViolation> {
         let at = (header.channel, header.sequence);
         let passed = self.numbers.is_retired(at);
         if passed && !self.groups.contains_key(&at) {
@@ -133,7 +133,7 @@ impl<T: Clone> LinkSide<T> {
         {
             return Err(ProtocolViolation("a launch brought other bytes than its definition says"));
         }
-        let remote = Remote {
+        let remote = RemoteLaunch {
             definition: Arc::clone(definition),
             source: header.has(flag::SOURCE),
             destination: header.has(flag::DESTINATION),
@@ -154,20 +154,20 @@ impl<T: Clone> LinkSide<T> {
         Ok(())
     }
 
-    fn on_stop(&mut self, at: GroupId, why: &[u8]) -> Result<(), ProtocolViolation> {
+    fn on_peer_cancel(&mut self, at: GroupId, why: &[u8]) -> Result<(), ProtocolViolation> {
         let passed = self.numbers.is_retired(at);
         if !passed && self.groups.len() - self.launched >= EARLY_MAX {
             return Err(ProtocolViolation("too many launches were given up before this side's"));
         }
         let why = String::from_utf8_lossy(&why[..why.len().min(REASON_MAX)]).into_owned();
         match self.groups.get_mut(&at) {
-            None if passed => self.send_about(FrameKind::Stopped, at),
+            None if passed => self.send_group_frame(FrameKind::Stopped, at),
             Some(group) if group.local.is_some() => {
                 if group.stop.is_some() {
                     // Both sides cancelled it: the peer's `Stop` is the confirmation of this side's.
-                    self.on_stopped(at);
+                    self.on_cancel_confirmed(at);
                 } else {
-                    self.inline_held -= group.drop_inline();
+                    self.inline_held -= group.drop_inline_payload();
                     group.stop = Some(Stop { why: None, quiesced: false, confirmed: true });
                     if let Some(local) = &group.local {
                         self.outputs.push(LinkOutput::StoppedByPeer(local.token.clone(), why));
@@ -176,16 +176,16 @@ impl<T: Clone> LinkSide<T> {
             }
             _ => {
                 let group = self.groups.entry(at).or_insert_with(GroupState::new);
-                self.inline_held -= group.drop_inline();
+                self.inline_held -= group.drop_inline_payload();
                 group.remote = None;
                 group.given_up = Some(why);
-                self.send_about(FrameKind::Stopped, at);
+                self.send_group_frame(FrameKind::Stopped, at);
             }
         }
         Ok(())
     }
 
-    fn on_stopped(&mut self, at: GroupId) {
+    fn on_cancel_confirmed(&mut self, at: GroupId) {
         let Some(group) = self.groups.get_mut(&at) else { return };
         let (Some(stop), Some(local)) = (&mut group.stop, &group.local) else { return };
         if !std::mem::replace(&mut stop.confirmed, true) {
@@ -196,7 +196,7 @@ impl<T: Clone> LinkSide<T> {
         }
     }
 
-    fn on_done(&mut self, at: GroupId) -> Result<(), ProtocolViolation> {
+    fn on_receipt_confirmed(&mut self, at: GroupId) -> Result<(), ProtocolViolation> {
         let Some(group) = self.groups.get_mut(&at) else { return Ok(()) };
         let Some(local) = group.local.as_ref().filter(|_| group.stop.is_none()) else { return Ok(()) };
         let early = matches!(group.out, OutboundStream::Waiting | OutboundStream::Wanted)

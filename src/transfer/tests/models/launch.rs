@@ -98,7 +98,7 @@ fn a_callback_is_called_once() {
             move || launch.resolve(0, true)
         });
         let counted = Arc::clone(&calls);
-        launch.on_transfer_outcome(
+        launch.add_outcome_callback(
             0,
             Box::new(move |outcome| {
                 assert_eq!(outcome, Ok(()));

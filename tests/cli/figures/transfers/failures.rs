@@ -5,12 +5,9 @@ use super::*;
 impl Comparison<'_> {
     pub(super) fn compare_clocks(&mut self) {
         let readings = self.tasks.iter().filter_map(|task| task.clock);
-        let furthest =
-            readings.reduce(
-                |furthest, one| {
-                    if one.min_distance_us() > furthest.min_distance_us() { one } else { furthest }
-                },
-            );
+        let furthest = readings.reduce(|furthest, one| {
+            if one.min_clock_distance_us() > furthest.min_clock_distance_us() { one } else { furthest }
+        });
         self.same("furthest clock", &[("REST", self.view.clock), ("REST tasks", furthest)]);
         let job = ("muster_job", self.program.job.as_str());
         let metric = self.seen.samples("muster_worker_clock_worst_offset_seconds", &[job]);

@@ -96,12 +96,12 @@ fn a_peer_that_knows_no_rules_makes_a_link_neither_panic_nor_grow() {
             }
             if kind == FrameKind::Data {
                 header.len = random.u32(0..20);
-                if let ChunkDestination::At(token, start) = link.begin_landing(&header) {
+                if let ChunkDestination::At(token, start) = link.begin_chunk_receive(&header) {
                     assert!(start + u64::from(header.len) <= 120);
                     match random.u8(0..3) {
-                        0 => drop(link.finish_landing(&header)),
+                        0 => drop(link.finish_chunk_receive(&header)),
                         1 => link.on_chunk_damaged(&header),
-                        _ => link.abandon_landing(&header),
+                        _ => link.abandon_chunk_receive(&header),
                     }
                     let _launch = token;
                 }
@@ -116,7 +116,7 @@ fn a_peer_that_knows_no_rules_makes_a_link_neither_panic_nor_grow() {
                     LinkOutput::Fetch(token, _) | LinkOutput::Inline(token, _) if random.bool() => {
                         link.announce_received((0, token as u64))
                     }
-                    LinkOutput::CloseLane(lane) => link.report_landed_chunks(lane),
+                    LinkOutput::CloseLane(lane) => link.report_received_chunks(lane),
                     _ => {}
                 }
             }

@@ -34,7 +34,7 @@ fn what_has_come_of_a_long_stream_is_told_in_parts() {
                     sides[1 - side].receive(&frame.header, frame.payload).unwrap();
                     for output in sides[1 - side].take_outputs() {
                         if let LinkOutput::CloseLane(lane) = output {
-                            sides[1 - side].report_landed_chunks(lane);
+                            sides[1 - side].report_received_chunks(lane);
                         }
                     }
                 }
@@ -48,12 +48,12 @@ fn what_has_come_of_a_long_stream_is_told_in_parts() {
         if push.header.index % 1000 == 7 && count % 2 == 1 {
             lost.push(push.header.index);
         } else {
-            assert!(matches!(sides[1].begin_landing(&push.header), ChunkDestination::At(..)));
-            assert!(sides[1].finish_landing(&push.header));
+            assert!(matches!(sides[1].begin_chunk_receive(&push.header), ChunkDestination::At(..)));
+            assert!(sides[1].finish_chunk_receive(&push.header));
         }
         count = count.wrapping_add(1);
     }
-    sides[0].query_landed_chunks(1);
+    sides[0].query_received_chunks(1);
     exchange(&mut sides);
     let mut again: Vec<u32> =
         std::iter::from_fn(|| sides[0].next_chunk(5)).map(|push| push.header.index).collect();

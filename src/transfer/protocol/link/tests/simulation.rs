@@ -88,7 +88,7 @@ impl Story {
                 if let Some(at) = self.connections[on].lanes.iter().position(open) {
                     self.notice(side, on, at);
                 }
-                self.connections[on].links[side].report_landed_chunks(id);
+                self.connections[on].links[side].report_received_chunks(id);
             }
             LinkOutput::Left => {
                 self.sides[side].knows.take_if(|knows| *knows == on);
@@ -123,9 +123,9 @@ impl Story {
         lane.wire[side].clear();
         let (id, half) = (lane.id, lane.half[side].take());
         if let Some((header, ..)) = half {
-            links[side].abandon_landing(&header);
+            links[side].abandon_chunk_receive(&header);
         }
-        links[side].query_landed_chunks(id);
+        links[side].query_received_chunks(id);
     }
 
     /// A side sends one control frame. Returns whether it had one.
@@ -198,10 +198,10 @@ impl Story {
         if let Some((header, token, damaged)) = lane.half[side].take() {
             let launched = &mut self.sides[side].launched[token];
             if launched.failed {
-                link.abandon_landing(&header);
+                link.abandon_chunk_receive(&header);
             } else if damaged {
                 link.on_chunk_damaged(&header);
-            } else if link.finish_landing(&header) {
+            } else if link.finish_chunk_receive(&header) {
                 assert!(!launched.quiesced, "a byte is accepted after nothing can land");
                 assert!(launched.landed.insert(u64::from(header.index)), "a chunk is accepted twice");
                 launched.arrived += u64::from(header.len);
@@ -210,7 +210,7 @@ impl Story {
             return true;
         }
         let Some((header, damaged)) = lane.wire[side].front().copied() else { return false };
-        match link.begin_landing(&header) {
+        match link.begin_chunk_receive(&header) {
             ChunkDestination::Early => return false,
             ChunkDestination::Nowhere => {}
             ChunkDestination::At(token, start) => {
@@ -237,7 +237,7 @@ impl Story {
         if launched.failed {
             self.quiet(side, token);
         } else if self.random.u8(0..3) == 0 {
-            self.link(side, token).push_instead(at);
+            self.link(side, token).request_push(at);
         } else {
             launched.arrived = launched.receives;
             self.link(side, token).announce_received(at);
@@ -260,8 +260,8 @@ impl Story {
         match *ended {
             [false, false] => {
                 let heard = [links[0].last_received_control(), links[1].last_received_control()];
-                links[0].resume_control(heard[1]);
-                links[1].resume_control(heard[0]);
+                links[0].resend_control_after(heard[1]);
+                links[1].resend_control_after(heard[0]);
                 *control = Some(Default::default());
             }
             [true, true] => {}

@@ -1,9 +1,9 @@
 //! The keys of the steps of several plans that are executed together. No two of these steps have the same key.
 //!
-//! Begin at [`BatchKeys::of`].
+//! Begin at [`StepKeys::of`].
 
 use super::error::check_limit;
-use super::fingerprint::Digest;
+use super::fingerprint::FingerprintHasher;
 use super::{Fingerprint, Plan, PlanError, TransferKey};
 
 /// The most steps of all plans that are executed together: a key has room for 32 bits of a step's number.
@@ -12,20 +12,20 @@ const MAX_BATCH_STEPS: usize = u32::MAX as usize;
 /// The keys of the steps of several plans. No two steps have the same key, even if two plans are equal. The steps
 /// of a single plan have the keys of [`Step::key`](super::Step::key).
 #[derive(Debug, Clone)]
-pub struct BatchKeys {
+pub struct StepKeys {
     /// The identity of the plans and their order.
     fingerprint: Fingerprint,
     /// The number that the first step of each plan has among the steps of all plans.
     first: Vec<u32>,
 }
 
-impl BatchKeys {
+impl StepKeys {
     /// Numbers the steps of these plans, which every process gives in the same order.
     ///
     /// # Errors
     /// Returns [`PlanError::TooMany`] if the plans have more steps than there are numbers.
     pub fn of<'a>(plans: impl IntoIterator<Item = &'a Plan>) -> Result<Self, PlanError> {
-        let mut digest = Digest::new("muster plans");
+        let mut digest = FingerprintHasher::new("muster plans");
         let mut fingerprint = None;
         let (mut first, mut count) = (Vec::new(), 0_usize);
         for plan in plans {
@@ -69,20 +69,20 @@ mod tests {
     #[test]
     fn steps_of_equal_plans_have_keys_of_their_own() {
         let plans = [plan(4), plan(8), plan(4)];
-        let keys = BatchKeys::of(&plans).unwrap();
+        let keys = StepKeys::of(&plans).unwrap();
         let all: HashSet<_> = (0..3)
             .flat_map(|number| plans[number].steps().map(move |step| (number, step.index)))
             .map(|(number, step)| keys.key(number, step).0)
             .collect();
         assert_eq!(all.len(), plans.iter().map(Plan::len).sum::<usize>());
-        let other = BatchKeys::of([&plans[1], &plans[0], &plans[2]]).unwrap();
+        let other = StepKeys::of([&plans[1], &plans[0], &plans[2]]).unwrap();
         assert!(!all.contains(&other.key(0, 0).0), "another order has other keys");
     }
 
     #[test]
     fn the_steps_of_a_single_plan_keep_their_keys() {
         let plan = plan(4);
-        let keys = BatchKeys::of([&plan]).unwrap();
+        let keys = StepKeys::of([&plan]).unwrap();
         assert!(plan.steps().all(|step| keys.key(0, step.index) == step.key));
     }
 }

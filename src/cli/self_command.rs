@@ -2,8 +2,8 @@
 //! parts as child processes.
 //!
 //! The default is the executable of this process. If this executable is another program, such as a Python
-//! interpreter that has loaded the command line as a library, the process sets the command with [`set_own_command`].
-//! Begin at [`own_command_words`].
+//! interpreter that has loaded the command line as a library, the process sets the command with [`set_self_exec_words`].
+//! Begin at [`self_exec_words`].
 
 use std::ffi::OsString;
 use std::process::Command;
@@ -15,7 +15,7 @@ const THIS_EXECUTABLE: &str = "/proc/self/exe";
 static WORDS: OnceLock<Vec<OsString>> = OnceLock::new();
 
 /// Sets the command that starts this program again. Only the first call has an effect.
-pub fn set_own_command(words: Vec<OsString>) {
+pub fn set_self_exec_words(words: Vec<OsString>) {
     if !words.is_empty() {
         // A second call would come from a second command line in one process.
         let _ = WORDS.set(words);
@@ -23,13 +23,13 @@ pub fn set_own_command(words: Vec<OsString>) {
 }
 
 /// Returns the command that starts this program again: the program and its first arguments.
-pub fn own_command_words() -> Vec<OsString> {
+pub fn self_exec_words() -> Vec<OsString> {
     WORDS.get().cloned().unwrap_or_else(|| vec![THIS_EXECUTABLE.into()])
 }
 
 /// Returns that command, to which the caller adds the arguments of the subcommand.
-pub fn own_command() -> Command {
-    let words = own_command_words();
+pub fn self_exec_command() -> Command {
+    let words = self_exec_words();
     let (program, rest) = words
         .split_first()
         .map_or((THIS_EXECUTABLE.as_ref(), &[][..]), |(program, rest)| (program.as_os_str(), rest));

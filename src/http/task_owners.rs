@@ -3,7 +3,7 @@
 //!
 //! `coordination/task_id_claims.rs` has the rules. A process claims its task id, and repeats the claim until it is
 //! granted. A claim is not a command of an operator, so it is not in the audit. The answer to a claim contains no
-//! more than the answer that the gRPC port gives. Begin at `list_hosts`, then `claim_task_id`.
+//! more than the answer that the gRPC port gives. Begin at `list_task_owners`, then `claim_task_id`.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -38,7 +38,7 @@ page_query! {
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/hosts", operation_id = "hosts_list", tag = "hosts",
     params(("job" = String, Path, description = "The job's name"), HostsQuery),
     responses((status = 200, body = HostsPage, description = "A page of hosts, and the processes that wait")))]
-pub(super) async fn list_hosts(
+pub(super) async fn list_task_owners(
     State(site): State<AppState>,
     job: JobPath,
     QueryParams(query): QueryParams<HostsQuery>,
@@ -99,7 +99,7 @@ pub(super) async fn claim_task_id(
 #[utoipa::path(delete, path = "/api/v1/jobs/{job}/hosts/{task}", operation_id = "hosts_forget", tag = "hosts",
     params(("job" = String, Path, description = "The job's name"), ("task" = i32, Path, description = "The task's number"), ReasonQuery),
     responses((status = 204, description = "It is forgotten"), (status = 404, description = "No host is remembered for it")))]
-pub(super) async fn forget_host(
+pub(super) async fn forget_task_owner(
     State(site): State<AppState>,
     job: JobPath,
     PathItem(task): PathItem<i32>,
@@ -117,7 +117,7 @@ pub(super) async fn forget_host(
 #[utoipa::path(delete, path = "/api/v1/jobs/{job}/hosts", operation_id = "hosts_forget_all", tag = "hosts",
     params(("job" = String, Path, description = "The job's name"), ReasonQuery),
     responses((status = 204, description = "They are forgotten")))]
-pub(super) async fn forget_all_hosts(
+pub(super) async fn forget_all_task_owners(
     State(site): State<AppState>,
     job: JobPath,
     Extension(author): Extension<ActorContext>,

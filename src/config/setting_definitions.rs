@@ -16,7 +16,7 @@ use crate::tls::TlsMode;
 
 use super::value::{
     format_auto_exclude_rules, format_job_names, parse_address, parse_auto_exclude_rules, parse_bool,
-    parse_count, parse_job_names, parse_optional_address,
+    parse_count_in_range, parse_job_names, parse_optional_address,
 };
 use super::{LogFormat, ServerConfig};
 
@@ -113,7 +113,9 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         is_advanced: true,
         help: "gRPC connections at once; more are closed at once",
         show: |server| SettingValue::Number(server.grpc_limits.connections as u64),
-        set: |server, text| parse_count(text, 1, 1 << 24).map(|value| server.grpc_limits.connections = value),
+        set: |server, text| {
+            parse_count_in_range(text, 1, 1 << 24).map(|value| server.grpc_limits.connections = value)
+        },
     },
     Setting {
         name: "grpc-streams",
@@ -122,7 +124,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         help: "gRPC calls in progress at once on one connection",
         show: |server| SettingValue::Number(u64::from(server.grpc_limits.streams_per_connection)),
         set: |server, text| {
-            parse_count(text, 1, 1 << 24).map(|value| {
+            parse_count_in_range(text, 1, 1 << 24).map(|value| {
                 server.grpc_limits.streams_per_connection = u32::try_from(value).unwrap_or(u32::MAX)
             })
         },
@@ -134,7 +136,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         help: "Length of one gRPC message, after inflation",
         show: |server| SettingValue::Number(server.grpc_limits.message_bytes as u64),
         set: |server, text| {
-            parse_count(text, 4 << 10, 2 << 30).map(|value| server.grpc_limits.message_bytes = value)
+            parse_count_in_range(text, 4 << 10, 2 << 30).map(|value| server.grpc_limits.message_bytes = value)
         },
     },
     Setting {
@@ -144,7 +146,8 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         help: "Memory for gRPC requests that arrive in pieces, over all connections; more wait their turn",
         show: |server| SettingValue::Number(server.grpc_limits.bodies_in_flight_bytes as u64),
         set: |server, text| {
-            parse_count(text, 4 << 10, 1 << 40).map(|value| server.grpc_limits.bodies_in_flight_bytes = value)
+            parse_count_in_range(text, 4 << 10, 1 << 40)
+                .map(|value| server.grpc_limits.bodies_in_flight_bytes = value)
         },
     },
     Setting {
@@ -154,7 +157,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         help: "Memory for the requests in progress on one gRPC connection; what would need more is refused",
         show: |server| SettingValue::Number(server.grpc_limits.state_bytes_per_connection as u64),
         set: |server, text| {
-            parse_count(text, 64 << 10, 1 << 40)
+            parse_count_in_range(text, 64 << 10, 1 << 40)
                 .map(|value| server.grpc_limits.state_bytes_per_connection = value)
         },
     },
@@ -165,7 +168,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         help: "Memory for the requests in progress on all gRPC connections, beyond the first 16 KiB of each",
         show: |server| SettingValue::Number(server.grpc_limits.state_bytes as u64),
         set: |server, text| {
-            parse_count(text, 64 << 10, 1 << 40).map(|value| server.grpc_limits.state_bytes = value)
+            parse_count_in_range(text, 64 << 10, 1 << 40).map(|value| server.grpc_limits.state_bytes = value)
         },
     },
     Setting {
@@ -175,7 +178,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         help: "Answers that one gRPC client has not taken yet; with more, its calls wait",
         show: |server| SettingValue::Number(server.grpc_limits.unsent_bytes_per_connection as u64),
         set: |server, text| {
-            parse_count(text, 4 << 10, 1 << 40)
+            parse_count_in_range(text, 4 << 10, 1 << 40)
                 .map(|value| server.grpc_limits.unsent_bytes_per_connection = value)
         },
     },
@@ -193,7 +196,9 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         is_advanced: true,
         help: "How many HTTP connections are served at once; those without a request make room for more",
         show: |server| SettingValue::Number(server.http_connections as u64),
-        set: |server, text| parse_count(text, 1, 1 << 16).map(|value| server.http_connections = value),
+        set: |server, text| {
+            parse_count_in_range(text, 1, 1 << 16).map(|value| server.http_connections = value)
+        },
     },
     Setting {
         name: "http-connections-per-source",
@@ -202,7 +207,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         help: "How many HTTP connections one address (one /64 network of IPv6) may have at once",
         show: |server| SettingValue::Number(server.http_connections_per_source as u64),
         set: |server, text| {
-            parse_count(text, 1, 1 << 16).map(|value| server.http_connections_per_source = value)
+            parse_count_in_range(text, 1, 1 << 16).map(|value| server.http_connections_per_source = value)
         },
     },
     Setting {
@@ -211,7 +216,9 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         is_advanced: true,
         help: "Memory for the bodies of HTTP requests, a quarter of it for one address; more are refused",
         show: |server| SettingValue::Number(server.http_bodies_bytes as u64),
-        set: |server, text| parse_count(text, 2 << 20, 1 << 40).map(|value| server.http_bodies_bytes = value),
+        set: |server, text| {
+            parse_count_in_range(text, 2 << 20, 1 << 40).map(|value| server.http_bodies_bytes = value)
+        },
     },
     Setting {
         name: "health",
@@ -228,7 +235,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         is_advanced: true,
         help: "How many streams of events are served at once; more are refused",
         show: |server| SettingValue::Number(server.http_streams as u64),
-        set: |server, text| parse_count(text, 1, 1 << 16).map(|value| server.http_streams = value),
+        set: |server, text| parse_count_in_range(text, 1, 1 << 16).map(|value| server.http_streams = value),
     },
     Setting {
         name: "metrics",
@@ -244,7 +251,9 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         is_advanced: true,
         help: "Jobs with more tasks than this have no metrics for each task",
         show: |server| SettingValue::Number(server.task_metrics_max as u64),
-        set: |server, text| parse_count(text, 0, 1 << 20).map(|value| server.task_metrics_max = value),
+        set: |server, text| {
+            parse_count_in_range(text, 0, 1 << 20).map(|value| server.task_metrics_max = value)
+        },
     },
     Setting {
         name: "rpc-metrics",
@@ -282,7 +291,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         is_advanced: true,
         help: "Threads that serve connections",
         show: |server| SettingValue::Number(server.io_threads as u64),
-        set: |server, text| parse_count(text, 1, 1 << 10).map(|value| server.io_threads = value),
+        set: |server, text| parse_count_in_range(text, 1, 1 << 10).map(|value| server.io_threads = value),
     },
     Setting {
         name: "jobs-max",
@@ -290,7 +299,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         is_advanced: true,
         help: "How many jobs there may be, those that are made at run time included",
         show: |server| SettingValue::Number(server.jobs_max as u64),
-        set: |server, text| parse_count(text, 1, 1 << 20).map(|value| server.jobs_max = value),
+        set: |server, text| parse_count_in_range(text, 1, 1 << 20).map(|value| server.jobs_max = value),
     },
     Setting {
         name: "stop-timeout",
@@ -315,7 +324,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         is_advanced: true,
         help: "How many lines of the audit are kept in memory; older ones are only in --audit-file",
         show: |server| SettingValue::Number(server.audit_lines as u64),
-        set: |server, text| parse_count(text, 1, 1 << 20).map(|value| server.audit_lines = value),
+        set: |server, text| parse_count_in_range(text, 1, 1 << 20).map(|value| server.audit_lines = value),
     },
     Setting {
         name: "log-format",
@@ -401,7 +410,9 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         is_advanced: true,
         help: "How many changes one actor may ask for in a second, over HTTP",
         show: |server| SettingValue::Number(server.http_changes_per_second as u64),
-        set: |server, text| parse_count(text, 1, 1 << 20).map(|value| server.http_changes_per_second = value),
+        set: |server, text| {
+            parse_count_in_range(text, 1, 1 << 20).map(|value| server.http_changes_per_second = value)
+        },
     },
     Setting {
         name: "insecure",
@@ -528,7 +539,7 @@ pub static JOB_SETTINGS: [Setting<JobSettings>; 9] = [
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Profile;
+    use crate::config::ServerProfile;
 
     fn spelled(shown: SettingValue) -> String {
         match shown {
@@ -540,11 +551,11 @@ mod tests {
 
     #[test]
     fn every_default_reads_back_as_it_is_shown() {
-        let mut server = ServerConfig::new(Profile::Serve);
+        let mut server = ServerConfig::new(ServerProfile::Serve);
         for key in &SERVER_SETTINGS {
-            (key.set)(&mut server, &spelled((key.show)(&ServerConfig::new(Profile::Serve)))).unwrap();
+            (key.set)(&mut server, &spelled((key.show)(&ServerConfig::new(ServerProfile::Serve)))).unwrap();
         }
-        assert_eq!(server, ServerConfig::new(Profile::Serve));
+        assert_eq!(server, ServerConfig::new(ServerProfile::Serve));
         let mut job = JobSettings::new(1);
         for key in &JOB_SETTINGS {
             (key.set)(&mut job, &spelled((key.show)(&JobSettings::new(1)))).unwrap();

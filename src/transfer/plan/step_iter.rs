@@ -6,7 +6,7 @@ use super::tiles::{NONE, RegionBounds, TilePair, extents};
 use super::{BufferRole, Plan, ShardRegion, Staging, Step, StepEnd, TaskId, TransferKey, staging, step};
 
 /// An iterator over the steps of some regions: of all tasks, or of one.
-pub(super) struct Expansion<'a, R> {
+pub(super) struct StepIter<'a, R> {
     plan: &'a Plan,
     regions: R,
     task: Option<u32>,
@@ -21,7 +21,7 @@ pub(super) struct Expansion<'a, R> {
     found: bool,
 }
 
-impl<'a, R: Iterator<Item = u32>> Expansion<'a, R> {
+impl<'a, R: Iterator<Item = u32>> StepIter<'a, R> {
     /// Creates the iterator. It does no work yet.
     pub fn new(plan: &'a Plan, regions: R, task: Option<u32>) -> Self {
         let (builder, lies) = (RegionRouter::new(plan), RegionBounds::default());
@@ -56,7 +56,7 @@ impl<'a, R: Iterator<Item = u32>> Expansion<'a, R> {
     }
 }
 
-impl<R: Iterator<Item = u32>> Iterator for Expansion<'_, R> {
+impl<R: Iterator<Item = u32>> Iterator for StepIter<'_, R> {
     type Item = Step;
 
     fn next(&mut self) -> Option<Step> {
@@ -71,7 +71,7 @@ impl Plan {
     pub fn step(&self, index: u32) -> Option<Step> {
         let region =
             index.checked_div(self.copies).filter(|region| *region < self.region_order.region_count())?;
-        Expansion::new(self, std::iter::once(region), None).nth((index % self.copies) as usize)
+        StepIter::new(self, std::iter::once(region), None).nth((index % self.copies) as usize)
     }
 
     /// Returns the tasks over which the bytes of a step have come: the one that held them first, those that passed
@@ -88,15 +88,15 @@ impl Plan {
 
     /// Returns all steps. A step comes after the one that it depends on.
     pub fn steps(&self) -> impl Iterator<Item = Step> {
-        Expansion::new(self, 0..self.region_order.region_count(), None)
+        StepIter::new(self, 0..self.region_order.region_count(), None)
     }
 
     /// Returns the steps in which a task sends, receives or copies; no steps for a task that owns none of the
     /// devices. It visits only the regions of tiles that the task's devices hold or are to hold.
-    pub fn for_task(&self, task: TaskId) -> impl Iterator<Item = Step> {
+    pub fn steps_of_task(&self, task: TaskId) -> impl Iterator<Item = Step> {
         let number = self.task_index(task);
         let regions = number.map(|number| self.regions_of_task(number)).unwrap_or_default();
-        Expansion::new(self, regions.into_iter(), number)
+        StepIter::new(self, regions.into_iter(), number)
     }
 
     /// Returns the staging memory that a task needs, in bytes: the total size of those of its shards of which
@@ -104,8 +104,8 @@ impl Plan {
     #[must_use]
     pub fn staging_bytes(&self, task: TaskId) -> u64 {
         let Some(number) = self.task_index(task) else { return 0 };
-        let mut staged = StagedDevices::none_of(self.device_table.ids.len());
-        let mut steps = Expansion::new(self, self.regions_of_task(number).into_iter(), Some(number));
+        let mut staged = StagedDevices::with_none_staged(self.device_table.ids.len());
+        let mut steps = StepIter::new(self, self.regions_of_task(number).into_iter(), Some(number));
         while let Some((_, record, lies)) = steps.advance() {
             staged.add_devices_of(&[record], lies, self.item);
         }
@@ -174,7 +174,7 @@ impl Plan {
             let start = lies.common.iter().zip(tile).map(|(common, tile)| common.0 - tile.0).collect();
             let region = ShardRegion { start, extent: extents(&lies.common) };
             let shape = extents(tile);
-            let staged = record.class.leaves_task() && staging::is_packed(&lies.common, tile, self.item);
+            let staged = record.class.leaves_task() && staging::needs_staging(&lies.common, tile, self.item);
             let offset = || staging::staging_offset(&lies.common, tile, self.item);
             StepEnd {
                 device: self.device_table.ids[at],

@@ -65,7 +65,7 @@ impl Run {
             return Err(Arc::new(Failure::from_service(Code::InvalidArgument, text)));
         }
         if task.incarnation != Some(incarnation) {
-            return self.handle_incarnation_mismatch(cx, id, incarnation);
+            return self.handle_heartbeat_of_unknown_incarnation(cx, id, incarnation);
         }
         // A task whose polls are not held learns of the run's first error with its heartbeat.
         if let Some(sticky) = &self.propagated_error
@@ -74,7 +74,7 @@ impl Run {
             let text = format!("The run has failed: {sticky}");
             return Err(Arc::new(Failure::from_service(Code::Aborted, text)));
         }
-        self.record_contact(cx, connection, id);
+        self.record_call_on_connection(cx, connection, id);
         let task = self.expect_task_mut(id);
         task.last_heartbeat = Some(cx.now);
         task.heartbeat_stats.record_heartbeat(cx.now);
@@ -82,7 +82,7 @@ impl Run {
     }
 
     /// Handles a heartbeat of an incarnation that this run does not know.
-    fn handle_incarnation_mismatch(
+    fn handle_heartbeat_of_unknown_incarnation(
         &mut self,
         cx: &mut TransitionContext<'_>,
         id: TaskId,
@@ -105,7 +105,7 @@ impl Run {
     }
 
     /// Records that the present incarnation of the task made a call on this connection.
-    pub(super) fn record_contact(
+    pub(super) fn record_call_on_connection(
         &mut self,
         cx: &mut TransitionContext<'_>,
         connection: ConnectionId,
@@ -187,7 +187,7 @@ impl Run {
         cx.emit_event(EventKind::TaskSuspected { task: id }, reason);
     }
 
-    pub(super) fn on_grace_expired(&mut self, cx: &mut TransitionContext<'_>, id: TaskId) {
+    pub(super) fn on_disconnect_grace_expired(&mut self, cx: &mut TransitionContext<'_>, id: TaskId) {
         let Some(suspicion) = self.expect_task_mut(id).suspicion.take() else { return };
         if self.expect_task(id).is_connected() {
             let grace = suspicion.until.since(suspicion.since);

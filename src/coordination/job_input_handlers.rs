@@ -27,7 +27,7 @@ impl Job {
             .and_then(|presence| presence.known_incarnations.keys().next().copied());
         if let Request::Register { task, incarnation, .. } = &request {
             let (task, incarnation) = (*task, *incarnation);
-            if let Some(failure) = self.registration_refusal(now, effects, task, peer) {
+            if let Some(failure) = self.refuse_excluded_registration(now, effects, task, peer) {
                 return effects.push(Effect::Reply(call, Err(Arc::new(failure))));
             }
             if let Err(failure) = self.admit_registration(now, effects, task, incarnation) {
@@ -106,7 +106,7 @@ impl Job {
                     effects.push(Effect::Reply(call, answer.into()));
                 }
             }
-            for (call, is_poll) in stale.waiters.first_calls(*budget) {
+            for (call, is_poll) in stale.waiters.first_waiting_calls(*budget) {
                 *budget -= 1;
                 stale.waiters.remove(call);
                 let failure = if is_poll { &stale.poll } else { &stale.failure };

@@ -1,6 +1,6 @@
 //! Decides for a new connection on a listener whether it uses plaintext or TLS or is refused.
 //!
-//! `acceptor.rs` performs the handshake. Begin at [`ConnectionAdmission::accept_tls`].
+//! `acceptor.rs` performs the handshake. Begin at [`TransportPolicy::accept_tls`].
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use super::{
 use crate::clock::Clock;
 
 /// The transports that a listener accepts, and its certificates.
-pub struct ConnectionAdmission {
+pub struct TransportPolicy {
     listener: &'static str,
     plain: bool,
     acceptor: Option<Acceptor>,
     failures: Arc<HandshakeFailures>,
 }
 
-impl ConnectionAdmission {
+impl TransportPolicy {
     /// Returns a listener without TLS.
     #[must_use]
     pub fn plaintext_only(listener: &'static str, failures: Arc<HandshakeFailures>) -> Self {

@@ -52,7 +52,7 @@ impl ConnectionLease {
 
     /// Takes over the lease with which a new connection begins, held until every request that waits for the
     /// connection has its own. Called once.
-    pub fn adopt(connection: &Arc<Connection>) -> Self {
+    pub fn take_initial_lease(connection: &Arc<Connection>) -> Self {
         Self(Arc::clone(connection))
     }
 
@@ -71,7 +71,7 @@ impl Drop for ConnectionLease {
 impl RegionListener for Connection {
     /// Runs on the thread that drops the region last; no thread drops a region while it holds a lock of the
     /// connection.
-    fn region_gone(self: Arc<Self>, id: u32) {
+    fn on_region_unmapped(self: Arc<Self>, id: u32) {
         let offered = lock(&self.offered).remove(&id);
         if offered.is_some() {
             lock(&self.link).unshare_region(id);
@@ -123,7 +123,7 @@ impl Connection {
                 offered.insert(region.id, Arc::downgrade(region));
                 link.share_region(region.id, region.len() as u64);
                 let listener: Weak<dyn RegionListener> = self.weak();
-                region.on_unmap(listener);
+                region.add_unmap_listener(listener);
             }
         }
         let number = link.define(definition);

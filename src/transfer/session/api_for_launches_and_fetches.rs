@@ -95,10 +95,16 @@ impl FetchHost for Connection {
         fail_and_tell_peer(launch, TransferError::PeerDead { member: self.peer, how });
     }
 
-    fn fetch_failed(&self, launch: &Arc<PeerLaunch>, kind: TransportKind, error: Errno, nothing_yet: bool) {
+    fn on_fetch_failed(
+        &self,
+        launch: &Arc<PeerLaunch>,
+        kind: TransportKind,
+        error: Errno,
+        nothing_yet: bool,
+    ) {
         let Some(at) = launch.group_id() else { return };
         if nothing_yet && error != Errno::SRCH {
-            lock(&self.link).push_instead(at);
+            lock(&self.link).request_push(at);
             self.counts.fallbacks.fetch_add(1, Ordering::Relaxed);
             self.process_outputs();
         } else {
