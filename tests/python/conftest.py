@@ -60,6 +60,7 @@ class Program:
         )
         self.lines: list[str] = []
         self.coming: queue.Queue[str | None] = queue.Queue()
+        self.is_read = False  # whether `coming` has been emptied, up to the end of the output
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -79,9 +80,9 @@ class Program:
                 line = self.coming.get(timeout=left)
             except queue.Empty:
                 break
+            self._take(line)
             if line is None:
                 raise AssertionError(f"it ended without {pattern!r}:\n{self.text()}")
-            self.lines.append(line)
             if found := re.search(pattern, line):
                 return found
         raise AssertionError(f"{pattern!r} did not come:\n{self.text()}")
@@ -101,8 +102,8 @@ class Program:
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"it did not end:\n{self.text()}") from None
-        while (line := self.coming.get(timeout=PATIENCE_S)) is not None:
-            self.lines.append(line)
+        while not self.is_read:
+            self._take(self.coming.get(timeout=PATIENCE_S))
         return code
 
     def succeed(self) -> str:
@@ -118,9 +119,15 @@ class Program:
     def rest(self) -> str:
         """Everything that a program has written which has ended; what its own children may still write is not waited for."""
         with contextlib.suppress(queue.Empty):
-            while (line := self.coming.get(timeout=1)) is not None:
-                self.lines.append(line)
+            while not self.is_read:
+                self._take(self.coming.get(timeout=1))
         return self.text()
+
+    def _take(self, line: str | None) -> None:
+        if line is None:
+            self.is_read = True
+        else:
+            self.lines.append(line)
 
     def text(self) -> str:
         return "\n".join([" ".join(map(str, self.command)), *self.lines])
