@@ -5,10 +5,10 @@
 //! `shutdown.rs`. `call_dispatch.rs` passes calls to these files, and `pending_work.rs` sends queued answers. This
 //! file has the methods that several rules use. Begin at [`Run`].
 //!
-//! Invariants: A run has one outcome and one first cause. A later run keeps only the list of this run's task
-//! incarnations, in order to refuse their calls. One connection holds at most half of the waiting calls that the
-//! job may have. Every task that watches the task states has received their present version, or its answer is
-//! queued.
+//! Invariants: The outcome of a run, once set, never changes. Neither does its first cause, the first error of the
+//! run. A later run keeps only the list of this run's task incarnations, in order to refuse their calls. One
+//! connection holds at most half of the waiting calls that the job may have. Every task that watches the task states
+//! has received their present version, or its answer is queued.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;

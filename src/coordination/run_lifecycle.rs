@@ -2,10 +2,10 @@
 //! job with the service.
 //!
 //! The rules of registration, failure and shutdown decide when a run ends. After its end, the next run opens when a
-//! task registers with a new incarnation, or when the number or the kind of the tasks is changed. Until then the
-//! ended run stays, and its tasks get the answers that jaxlib's C++ service would give. The next run has its own
-//! service incarnation and tables. When it opens, all calls of the ended run that still wait, error polls included,
-//! are answered. Begin at `Job::open_next_run`.
+//! task registers with a new incarnation, or when an operator changes how many tasks the job has or whether they are
+//! recoverable. Until then the ended run stays, and its tasks get the answers that jaxlib's C++ service would give.
+//! The next run has its own service incarnation and tables. When it opens, all calls of the ended run that still
+//! wait, error polls included, are answered. Begin at `Job::open_next_run`.
 
 use std::sync::Arc;
 

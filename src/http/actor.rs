@@ -1,7 +1,7 @@
 //! The client of a request: its address, its transport, and its kind.
 //!
-//! `access/middleware.rs` authenticates the client, and stores the author of a request (`ActorContext`) in the
-//! extensions of the request. Begin at [`PeerAddress`].
+//! `access/middleware.rs` authenticates the client. If the client is a known principal, the middleware stores the
+//! principal's name, address and role (`ActorContext`) in the extensions of the request. Begin at [`PeerAddress`].
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -13,8 +13,8 @@
 //! its description.
 //!
 //! ```text
-//! descriptions ─► tilings ───────────────► rounds: number ◄─► region ─┐
-//! placement ────► holders by host, task ─► turns: who sends ──────────┴─► rules, for one region ─► its steps, on demand
+//! descriptions ─► tilings ───────────────► order: number ◄─► region ──┐
+//! placement ────► holders by host, task ─► choices of senders ────────┴─► rules, for one region ─► its steps, on demand
 //!   stored: as much as there are devices                                                       └─► cost, staging, JSON
 //! ```
 //!
@@ -44,8 +44,9 @@
 //! 2. Every byte of the destination is written exactly once.
 //! 3. If a step reads a region from a destination buffer, it comes after the step that wrote exactly that region. So
 //!    a step depends only on earlier steps.
-//! 4. In each class of steps (across hosts, within a host, within a task) the plan moves the fewest bytes that any
-//!    plan could move. The tests count this minimum element by element.
+//! 4. No plan moves fewer bytes across hosts. Of the plans that move equally few across hosts, none moves fewer
+//!    bytes between the tasks of a host. Of those that are equal in this too, none copies fewer bytes within tasks.
+//!    The tests count these minimums element by element.
 //! 5. No two steps have the same key, neither in one plan nor in plans that are executed together. The key of a step
 //!    is its number under a permutation of the 64-bit numbers. The fingerprint of the plan (or plans) selects this
 //!    permutation.
@@ -59,9 +60,10 @@
 //!    in this memory.
 //! 8. A task finds its steps from the regions of its own tiles alone, in the order of the plan. The cost of a plan
 //!    is the sum of the costs of its steps.
-//! 9. The usual reshardings (those in `tests/plans/balance.rs`) are balanced: if each region has several holders,
-//!    the numbers of regions that hosts with the same tiles send differ by at most one. The same is true of the
-//!    tasks of such hosts. The holders also share the work equally within each round (`region_order.rs`).
+//! 9. The usual reshardings (those in `tests/plans/balance.rs`) are balanced if each region has several holders.
+//!    Take two hosts that hold the same tiles: the numbers of regions that they send to other hosts differ by at
+//!    most one. The same is true of two tasks of such hosts. A *round* has the next region of each destination tile
+//!    that has regions left (`region_order.rs`). In each round, the holders of a tile send equally many regions.
 //! 10. A plan that is written as JSON and read again is the same plan. If the text was changed so that a step, a key
 //!     or a cost would change, the reader refuses it.
 //!

@@ -1,4 +1,4 @@
-//! A lane, the interface by which it calls its session, and its end.
+//! The state of a lane, the interface by which the lane calls its session, and the closing of the lane.
 //!
 //! `send.rs` and `receive.rs` move the bytes. Begin at [`LaneHost`].
 

@@ -10,10 +10,10 @@
 //! While the side that asked waits for the answer, it uses the connection as before. When the answer arrives, it
 //! checks again whether the connection is unused, and decides. The side that agreed does not use the connection
 //! until the decision: its new requests wait, and then use this connection or a new one. So a question that is
-//! never answered changes nothing, and the two sides never put one launch on different connections. The sides need
-//! not exchange the numbers of launches. If a number is taken but not yet launched, its launch uses the connection
-//! that exists by then. If it is launched, it is a group, and a side that has a group neither agrees to an end nor
-//! decides for it.
+//! never answered changes nothing, and the two parts of a group never go to different connections. The sides need
+//! not exchange the numbers of launches. If a part has its number but is not launched yet, it uses the connection
+//! that exists when it is launched. If a part is launched, its side keeps the group, even before the other part is
+//! launched. A side that keeps a group neither agrees to end the connection nor decides to end it.
 //!
 //! Both sides may ask at the same time. Each then answers the other side's question, and decides about its own
 //! question as if there were no other.
