@@ -42,7 +42,7 @@ use crate::coordination::{
 };
 
 use drop_thread::DropThread;
-pub use event_history::RetainedEvents;
+pub use event_history::EventHistoryExcerpt;
 use event_history::{EventHistory, EventsByNumber};
 pub use jobs::DeclareError;
 pub use lock::EngineLockTimes;
@@ -376,7 +376,7 @@ impl Engine {
 
     /// Returns the retained events of all jobs after number `after`, and a stream of later ones.
     #[must_use]
-    pub fn subscribe_events(&self, after: u64) -> (RetainedEvents, broadcast::Receiver<NumberedEvent>) {
+    pub fn subscribe_events(&self, after: u64) -> (EventHistoryExcerpt, broadcast::Receiver<NumberedEvent>) {
         let (kept, coming) = self.subscribe_all_with_history();
         (kept.events_of_all_jobs_after(after), coming)
     }
@@ -392,7 +392,7 @@ impl Engine {
         &self,
         job: JobId,
         after: u64,
-    ) -> (RetainedEvents, broadcast::Receiver<NumberedEvent>) {
+    ) -> (EventHistoryExcerpt, broadcast::Receiver<NumberedEvent>) {
         let (kept, coming) = self.subscribe_all_with_history();
         (kept.events_of_job_after(job, after), coming)
     }

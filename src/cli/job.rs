@@ -65,7 +65,7 @@ struct CreateArguments {
     #[arg(long, value_name = "N")]
     tasks: u32,
     #[command(flatten)]
-    settings: SettingArgs,
+    settings: JobSettingFlags,
     /// Why; the audit keeps it
     #[arg(long, value_name = "TEXT")]
     reason: String,
@@ -85,7 +85,7 @@ struct SetArguments {
     #[arg(long, value_name = "N")]
     tasks: Option<u32>,
     #[command(flatten)]
-    settings: SettingArgs,
+    settings: JobSettingFlags,
     /// Why; the audit keeps it
     #[arg(long, value_name = "TEXT")]
     reason: String,
@@ -110,7 +110,7 @@ struct DeleteArguments {
 
 /// The flags for settings, named as in `muster serve`.
 #[derive(Debug, Args)]
-struct SettingArgs {
+struct JobSettingFlags {
     /// Tasks may fail and come back without ending the run
     #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     recoverable: Option<bool>,
@@ -143,7 +143,7 @@ struct SettingArgs {
     bounds: Vec<String>,
 }
 
-impl SettingArgs {
+impl JobSettingFlags {
     fn to_settings_body(&self, tasks: Option<u32>) -> Result<SettingsBody> {
         let error_delivery = match self.error_delivery.as_deref() {
             None => None,

@@ -72,14 +72,14 @@ pub(super) struct EventHistory {
 
 /// Some of the retained events.
 #[derive(Debug, Clone, Default)]
-pub struct RetainedEvents {
+pub struct EventHistoryExcerpt {
     /// The events, the latest last.
     pub events: Vec<NumberedEvent>,
     /// The number after which no event is missing; events up to this number may be.
     pub complete_after: u64,
 }
 
-impl RetainedEvents {
+impl EventHistoryExcerpt {
     /// Returns whether an event after number `after` may be missing.
     #[must_use]
     pub fn may_miss_events_after(&self, after: u64) -> bool {
@@ -168,22 +168,22 @@ impl EventHistory {
     }
 
     /// Returns the events of all jobs after number `after`.
-    pub fn events_of_all_jobs_after(&self, after: u64) -> RetainedEvents {
+    pub fn events_of_all_jobs_after(&self, after: u64) -> EventHistoryExcerpt {
         let of_jobs = self
             .jobs
             .values()
             .flat_map(|of| events_after(&of.notable, after).chain(events_after(&of.routine, after)));
-        RetainedEvents {
+        EventHistoryExcerpt {
             events: sort_by_number(of_jobs.chain(events_after(&self.deletions, after))),
             complete_after: self.evicted_up_to,
         }
     }
 
     /// Returns the events of one job after number `after`.
-    pub fn events_of_job_after(&self, job: JobId, after: u64) -> RetainedEvents {
-        let Some(of_job) = self.jobs.get(&job) else { return RetainedEvents::default() };
+    pub fn events_of_job_after(&self, job: JobId, after: u64) -> EventHistoryExcerpt {
+        let Some(of_job) = self.jobs.get(&job) else { return EventHistoryExcerpt::default() };
         let events = events_after(&of_job.notable, after).chain(events_after(&of_job.routine, after));
-        RetainedEvents { events: sort_by_number(events), complete_after: of_job.evicted_up_to }
+        EventHistoryExcerpt { events: sort_by_number(events), complete_after: of_job.evicted_up_to }
     }
 }
 
@@ -235,7 +235,7 @@ mod tests {
         }
     }
 
-    fn numbers(past: &RetainedEvents) -> Vec<u64> {
+    fn numbers(past: &EventHistoryExcerpt) -> Vec<u64> {
         past.events.iter().map(|numbered| numbered.number).collect()
     }
 

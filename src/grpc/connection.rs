@@ -298,7 +298,9 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
                 IncompleteInput::Settings | IncompleteInput::Frame => {
                     (PARTIAL_FRAME_DEADLINE, &mut watched.input, limits.handshake)
                 }
-                IncompleteInput::Passthrough => (BEGUN_DATA_DEADLINE, &mut watched.passing, limits.unread),
+                IncompleteInput::UnbufferedFrame => {
+                    (BEGUN_DATA_DEADLINE, &mut watched.passing, limits.unread)
+                }
             };
             if watched.is_none() {
                 *watched = Some(UnfinishedInput { what: unfinished, declined: Duration::ZERO });

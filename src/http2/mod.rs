@@ -26,7 +26,6 @@ mod header_reader;
 mod hpack;
 mod huffman;
 mod output_buffer;
-mod passthrough;
 mod peer_settings;
 mod receive_event;
 mod receive_window;
@@ -43,6 +42,7 @@ mod stream_table;
 mod test_support;
 #[cfg(test)]
 mod tests;
+mod unbuffered_frame;
 mod work_meter;
 
 pub(crate) use frame::{ConnectionError, ErrorCode, PREFACE, StreamId};

@@ -2,17 +2,17 @@
 //!
 //! The receiver answers the peer only through the [`Http2Sender`]. Some frames must be complete before they are
 //! processed. Their length is checked as soon as the frame header is read (`frame_check.rs`). DATA is passed on as
-//! it arrives (`passthrough.rs`). `header_reader.rs` reads header blocks. Begin at [`Http2Receiver::next_event`].
+//! it arrives (`unbuffered_frame.rs`). `header_reader.rs` reads header blocks. Begin at [`Http2Receiver::next_event`].
 
 use super::abuse_score::points;
 use super::charged_buffer::ChargedBuffer;
 use super::frame::{ConnectionError, ErrorCode, FRAME_HEADER_LEN, FrameHeader, StreamId, flag, kind};
 use super::frame_check::{check_frame, is_passed_through};
 use super::header_reader::{HeaderReader, depends_on_itself};
-use super::passthrough::PassthroughFrame;
 use super::receive_event::{ReceiveEvent, ReceiveResult};
 use super::request_head::{FromRequestHead, HeaderBlockCache};
 use super::sender::Http2Sender;
+use super::unbuffered_frame::UnbufferedFrame;
 
 /// The receiving half of a connection whose preface has been read.
 #[derive(Debug, Default)]
@@ -20,7 +20,7 @@ pub(crate) struct Http2Receiver {
     headers: HeaderReader,
     /// The received beginning of an incomplete frame.
     partial: ChargedBuffer,
-    passing: Option<PassthroughFrame>,
+    passing: Option<UnbufferedFrame>,
     /// Whether the peer has sent its settings, which must come first.
     has_settings: bool,
     /// The number of completed frames; while it does not change, an incomplete frame makes no progress.
@@ -35,7 +35,7 @@ pub(crate) enum IncompleteInput {
     /// A frame or a header block that is processed as a whole.
     Frame,
     /// A frame that is passed on as it arrives.
-    Passthrough,
+    UnbufferedFrame,
 }
 
 impl IncompleteInput {
@@ -44,7 +44,7 @@ impl IncompleteInput {
         match self {
             Self::Settings => "its settings did not come in time",
             Self::Frame => "a frame or a header block was not completed in time",
-            Self::Passthrough => "data that was begun was not completed in time",
+            Self::UnbufferedFrame => "data that was begun was not completed in time",
         }
     }
 }
@@ -58,7 +58,7 @@ impl Http2Receiver {
         } else if block.is_some() || !self.partial.bytes().is_empty() {
             IncompleteInput::Frame
         } else if self.passing.is_some() {
-            IncompleteInput::Passthrough
+            IncompleteInput::UnbufferedFrame
         } else {
             return None;
         };
@@ -69,7 +69,7 @@ impl Http2Receiver {
     /// Returns whether the next event needs no further input: a passed-through frame is complete, and its end
     /// was not reported yet, because other work came first.
     pub(crate) fn has_pending_event(&self) -> bool {
-        self.passing.as_ref().is_some_and(PassthroughFrame::is_complete)
+        self.passing.as_ref().is_some_and(UnbufferedFrame::is_complete)
     }
 
     /// Returns the stream whose data comes next, and how much of it comes without interruption.
@@ -127,7 +127,7 @@ impl Http2Receiver {
                 let frame = self.read_frame_header(*head, sender)?;
                 if is_passed_through(frame) {
                     *input = rest;
-                    self.begin_passthrough(frame, sender)?
+                    self.begin_unbuffered_frame(frame, sender)?
                 } else {
                     let Some((payload, after)) = rest.split_at_checked(frame.length) else {
                         self.partial.append(std::mem::take(input), &mut sender.budget)?;
@@ -170,12 +170,12 @@ impl Http2Receiver {
         Ok(ready.then_some(frame))
     }
 
-    fn begin_passthrough<'a, H>(
+    fn begin_unbuffered_frame<'a, H>(
         &mut self,
         frame: FrameHeader,
         sender: &mut Http2Sender,
     ) -> ReceiveResult<'a, H> {
-        let (passing, event) = PassthroughFrame::begin(frame, sender)?;
+        let (passing, event) = UnbufferedFrame::begin(frame, sender)?;
         self.passing = Some(passing);
         Ok(event)
     }
@@ -212,7 +212,7 @@ impl Http2Receiver {
                 }
             }
             // Only the header of the frame had arrived; its payload is passed through.
-            _ if is_passed_through(frame) => return self.begin_passthrough(frame, sender),
+            _ if is_passed_through(frame) => return self.begin_unbuffered_frame(frame, sender),
             _ => {}
         }
         Ok(None)

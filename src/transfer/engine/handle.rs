@@ -35,7 +35,7 @@ use crate::base::membership::{DeviceId, EngineAddress, MemberId, Membership, Pee
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
 use crate::io::threads::IoThreads;
-use crate::io::wire::{self, ListenSettings, TlsIdentity, WireWrappers};
+use crate::io::wire::{self, EngineTlsConfigs, ListenSettings, WireWrappers};
 use crate::launch::outcome::Launch;
 use crate::launch::transfer::TransferHandle;
 use crate::memory::{Arena, Buffer, Span};
@@ -73,7 +73,7 @@ impl TransferEngine {
         config.devices.sort_unstable();
         config.devices.dedup();
         let wrapping = WireWrappers {
-            identity: config.tls.as_ref().map(TlsIdentity::new).transpose()?,
+            identity: config.tls.as_ref().map(EngineTlsConfigs::new).transpose()?,
             #[cfg(feature = "faults")]
             faults: config.faults.clone(),
         };

@@ -106,7 +106,7 @@ pub struct Launch {
 /// The waiters that do not read the ring themselves.
 #[derive(Default)]
 struct OutcomeWaiters {
-    wakers: Vec<(OutcomeScope, Waker)>,
+    wakers: Vec<(AwaitedLaunchState, Waker)>,
     /// Callbacks for single transfers, by their indexes.
     callbacks: BTreeMap<u32, Vec<Callback>>,
     /// The number of sleeping threads.
@@ -115,7 +115,7 @@ struct OutcomeWaiters {
 
 /// The state that a waiter waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OutcomeScope {
+pub enum AwaitedLaunchState {
     /// The outcome of one transfer.
     One(u32),
     /// The outcomes of all transfers.
@@ -240,7 +240,7 @@ impl Launch {
         }
         if last || self.watched.load(Ordering::SeqCst) == EACH {
             self.notify(spec..spec + 1, |wanted| {
-                wanted == OutcomeScope::One(spec) || last && wanted == OutcomeScope::All
+                wanted == AwaitedLaunchState::One(spec) || last && wanted == AwaitedLaunchState::All
             });
         }
     }
@@ -310,13 +310,13 @@ impl Launch {
                 self.launch_metrics
                     .record_stage_us(LaunchStage::Quiesce, self.age_us().saturating_sub(given_up));
             }
-            self.notify(0..0, |wanted| wanted == OutcomeScope::Proof);
+            self.notify(0..0, |wanted| wanted == AwaitedLaunchState::Proof);
         }
     }
 
     /// Registers a waiter. The caller must do so before it reads the state, or it may miss the wake-up.
-    fn register_waiter(&self, wanted: OutcomeScope) {
-        let how = if matches!(wanted, OutcomeScope::One(_)) { EACH } else { WHOLE };
+    fn register_waiter(&self, wanted: AwaitedLaunchState) {
+        let how = if matches!(wanted, AwaitedLaunchState::One(_)) { EACH } else { WHOLE };
         self.watched.fetch_max(how, Ordering::SeqCst);
         // A thread that brings about an outcome sees that there is a waiter, or the waiter sees the outcome; likewise with
         // the parts, in `attach_parts`.
@@ -327,7 +327,7 @@ impl Launch {
     }
 
     /// Wakes the waiters whose wanted state is `chosen`, and calls the callbacks of the transfers with these indexes.
-    fn notify(&self, resolved: Range<u32>, chosen: impl Fn(OutcomeScope) -> bool) {
+    fn notify(&self, resolved: Range<u32>, chosen: impl Fn(AwaitedLaunchState) -> bool) {
         if self.watched.load(Ordering::SeqCst) == NO_WAITER {
             return;
         }
@@ -355,9 +355,9 @@ impl Launch {
     /// it has its outcome already.
     pub fn add_outcome_callback(&self, number: u32, callback: Callback) {
         lock(&self.watchers).callbacks.entry(number).or_default().push(callback);
-        self.register_waiter(OutcomeScope::One(number));
+        self.register_waiter(AwaitedLaunchState::One(number));
         if self.has_outcome_of(number) {
-            self.notify(number..number + 1, |wanted| wanted == OutcomeScope::One(number));
+            self.notify(number..number + 1, |wanted| wanted == AwaitedLaunchState::One(number));
         }
     }
 
@@ -401,7 +401,7 @@ impl Launch {
     /// Polls for a state on behalf of a future.
     pub fn poll_with_waker<R>(
         &self,
-        wanted: OutcomeScope,
+        wanted: AwaitedLaunchState,
         cx: &Context<'_>,
         state: impl Fn(&Self) -> Option<R>,
     ) -> Poll<R> {
@@ -420,7 +420,7 @@ impl Launch {
     /// Blocks this thread until `state` returns a value, or `until` has passed.
     pub fn block_until<R>(
         &self,
-        wanted: OutcomeScope,
+        wanted: AwaitedLaunchState,
         until: Option<Instant>,
         state: impl Fn(&Self) -> Option<R>,
     ) -> Option<R> {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use muster_clock as clock;
 
-use super::outcome::{Launch, LaunchStats, OutcomeScope};
+use super::outcome::{AwaitedLaunchState, Launch, LaunchStats};
 use crate::base::error::TransferError;
 use crate::base::membership::{MemberId, TaskId};
 
@@ -65,14 +65,18 @@ impl TransferHandle {
     /// Returns the error of the first transfer that failed.
     pub fn wait(&self) -> Result<LaunchStats, TransferError> {
         self.launch
-            .block_until(OutcomeScope::All, None, Launch::overall_outcome)
+            .block_until(AwaitedLaunchState::All, None, Launch::overall_outcome)
             .unwrap_or(Err(TransferError::Closed))
     }
 
     /// Blocks this thread until all transfers have their outcome; none if `time` passes before.
     #[must_use]
     pub fn wait_for(&self, time: Duration) -> Option<Result<LaunchStats, TransferError>> {
-        self.launch.block_until(OutcomeScope::All, Some(clock::monotonic() + time), Launch::overall_outcome)
+        self.launch.block_until(
+            AwaitedLaunchState::All,
+            Some(clock::monotonic() + time),
+            Launch::overall_outcome,
+        )
     }
 
     /// Cancels the transfers that are not complete. The returned future resolves when no byte can land any
@@ -103,7 +107,7 @@ impl Future for TransferHandle {
     type Output = Result<LaunchStats, TransferError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.launch.poll_with_waker(OutcomeScope::All, cx, Launch::overall_outcome)
+        self.launch.poll_with_waker(AwaitedLaunchState::All, cx, Launch::overall_outcome)
     }
 }
 
@@ -117,14 +121,14 @@ pub struct QuiescenceFuture {
 impl QuiescenceFuture {
     /// Blocks this thread until the cancellation is proven.
     pub fn wait(&self) {
-        self.launch.block_until(OutcomeScope::Proof, None, Launch::check_quiescence);
+        self.launch.block_until(AwaitedLaunchState::Proof, None, Launch::check_quiescence);
     }
 
     /// Blocks this thread until the cancellation is proven or `time` passes. Returns whether it is proven.
     #[must_use]
     pub fn wait_for(&self, time: Duration) -> bool {
         self.launch
-            .block_until(OutcomeScope::Proof, Some(clock::monotonic() + time), Launch::check_quiescence)
+            .block_until(AwaitedLaunchState::Proof, Some(clock::monotonic() + time), Launch::check_quiescence)
             .is_some()
     }
 }
@@ -133,6 +137,6 @@ impl Future for QuiescenceFuture {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        self.launch.poll_with_waker(OutcomeScope::Proof, cx, Launch::check_quiescence)
+        self.launch.poll_with_waker(AwaitedLaunchState::Proof, cx, Launch::check_quiescence)
     }
 }

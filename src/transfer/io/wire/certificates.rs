@@ -12,7 +12,7 @@
 //! | TLS 1.3 only, and no session is resumed | Both ends are engines, and every connection must present its certificate. |
 //! | Certificates are read when the engine starts | A task ends before its certificate expires. To renew a certificate, restart the tasks. |
 //!
-//! Begin at [`PemCertificates`] and [`TlsIdentity::new_connection`].
+//! Begin at [`PemCertificates`] and [`EngineTlsConfigs::new_connection`].
 
 use std::fmt;
 use std::io;
@@ -55,7 +55,7 @@ impl fmt::Debug for PemCertificates {
 
 /// The TLS configurations of an engine, as client and as server.
 #[derive(Debug)]
-pub struct TlsIdentity {
+pub struct EngineTlsConfigs {
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
 }
@@ -64,7 +64,7 @@ fn invalid_pem(what: &str, error: impl fmt::Display) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, format!("{what}: {error}"))
 }
 
-impl TlsIdentity {
+impl EngineTlsConfigs {
     /// Creates the configurations of an engine with these certificates.
     ///
     /// # Errors

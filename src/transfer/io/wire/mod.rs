@@ -33,7 +33,7 @@ mod transport_selection;
 mod unix;
 
 pub use blocking::BlockingWire;
-pub use certificates::{PemCertificates, TlsIdentity};
+pub use certificates::{EngineTlsConfigs, PemCertificates};
 #[cfg(feature = "faults")]
 pub use fault_injection::FaultInjector;
 pub use traits::{

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustls::Connection;
 
 use super::blocking::BlockingWire;
-use super::certificates::{TlsIdentity, explain_tls_error};
+use super::certificates::{EngineTlsConfigs, explain_tls_error};
 use super::traits::{
     HandshakeRole, PeerProcess, ReceivedCount, Wire, WireCapabilities, WireError, WireWaker,
 };
@@ -73,7 +73,11 @@ impl Write for LowerWire<'_> {
 
 impl TlsWire {
     /// Creates the TLS side of this wire. Nothing has been sent yet.
-    pub fn new(below: Box<dyn Wire>, identity: &TlsIdentity, side: HandshakeRole) -> Result<Self, WireError> {
+    pub fn new(
+        below: Box<dyn Wire>,
+        identity: &EngineTlsConfigs,
+        side: HandshakeRole,
+    ) -> Result<Self, WireError> {
         let mut connection =
             identity.new_connection(side).map_err(|error| WireError::Secure(explain_tls_error(&error)))?;
         connection.set_buffer_limit(Some(WAITING_MAX));

@@ -5,7 +5,7 @@
 use std::io;
 use std::sync::Arc;
 
-use super::certificates::TlsIdentity;
+use super::certificates::EngineTlsConfigs;
 #[cfg(feature = "faults")]
 use super::fault_injection::FaultInjector;
 use super::loopback::Loopback;
@@ -59,7 +59,7 @@ pub fn endpoints(
 /// The wrappers around the wires of an engine.
 pub struct WireWrappers {
     /// The TLS configurations, if the engine has certificates.
-    pub identity: Option<TlsIdentity>,
+    pub identity: Option<EngineTlsConfigs>,
     /// The faults to inject.
     #[cfg(feature = "faults")]
     pub faults: Option<FaultInjector>,

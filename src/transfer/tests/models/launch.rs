@@ -15,7 +15,7 @@ use crate::base::launch_metrics::LaunchMetrics;
 use crate::base::membership::{Incarnation, MemberId, TaskId};
 use crate::base::sync::{AtomicUsize, Condvar, Mutex, lock};
 use crate::launch::io_lists::IoLists;
-use crate::launch::outcome::{Launch, LaunchPart, OutcomeScope};
+use crate::launch::outcome::{AwaitedLaunchState, Launch, LaunchPart};
 use crate::launch::peer_launch::{LaunchLimits, PeerLaunch, fail_and_tell_peer};
 use crate::launch::session_handle::{LaunchSession, SessionHandle};
 use crate::protocol::link::{GroupId, PriorityClass};
@@ -42,7 +42,7 @@ fn a_thread_that_blocks_hears_of_the_last_outcome() {
             .collect();
         assert!(
             launch
-                .block_until(OutcomeScope::All, None, Launch::overall_outcome)
+                .block_until(AwaitedLaunchState::All, None, Launch::overall_outcome)
                 .is_some_and(|whole| whole.is_ok())
         );
         for thread in threads {
@@ -83,7 +83,10 @@ fn a_thread_that_waits_for_one_of_many_hears_of_it() {
             let launch = Arc::clone(&launch);
             move || launch.resolve(1, true)
         });
-        assert_eq!(launch.block_until(OutcomeScope::One(1), None, |launch| launch.outcome(1)), Some(Ok(())));
+        assert_eq!(
+            launch.block_until(AwaitedLaunchState::One(1), None, |launch| launch.outcome(1)),
+            Some(Ok(()))
+        );
         other.join().unwrap();
     });
 }
@@ -134,8 +137,11 @@ fn a_future_is_woken_for_its_outcome() {
         });
         let task = Arc::new(Task::default());
         let waker = Arc::clone(&task).into();
-        while launch.poll_with_waker(OutcomeScope::All, &Context::from_waker(&waker), Launch::overall_outcome)
-            == Poll::Pending
+        while launch.poll_with_waker(
+            AwaitedLaunchState::All,
+            &Context::from_waker(&waker),
+            Launch::overall_outcome,
+        ) == Poll::Pending
         {
             let mut woken = lock(&task.woken);
             while !std::mem::take(&mut *woken) {
@@ -154,7 +160,7 @@ fn a_launch_that_is_cancelled_before_it_has_parts_is_proven_to_every_waiter() {
             let launch = Arc::clone(&launch);
             move || launch.cancel(TaskId(0), "no more")
         });
-        launch.block_until(OutcomeScope::Proof, None, Launch::check_quiescence);
+        launch.block_until(AwaitedLaunchState::Proof, None, Launch::check_quiescence);
         other.join().unwrap();
     });
 }
@@ -258,7 +264,7 @@ fn a_failure_is_told_when_the_last_guard_is_gone() {
             }
         });
         part.fail_locally(TransferError::Closed);
-        launch.block_until(OutcomeScope::One(0), None, |launch| launch.outcome(0));
+        launch.block_until(AwaitedLaunchState::One(0), None, |launch| launch.outcome(0));
         assert_eq!(using.load(Ordering::Relaxed), 0, "the program is told while its bytes are used");
         user.join().unwrap();
         assert_eq!(launch.pending_count(), 0);
@@ -281,7 +287,7 @@ fn a_cancellation_is_proven_when_both_sides_are_quiet() {
                 part.fail_locally(TransferError::Closed);
             }
         });
-        launch.block_until(OutcomeScope::Proof, None, Launch::check_quiescence);
+        launch.block_until(AwaitedLaunchState::Proof, None, Launch::check_quiescence);
         assert!(part.is_proven_quiescent());
         peer.join().unwrap();
         here.join().unwrap();

@@ -15,7 +15,7 @@ use crate::base::launch_metrics::LaunchMetrics;
 use crate::base::membership::{Incarnation, MemberId, TaskId};
 use crate::base::sync::{AtomicBool, AtomicUsize, Condvar, Mutex, OnceLock, lock};
 use crate::io::ring::{FrameToWrite, RingInbox, RingMemory, RingOutbox, RingReader};
-use crate::launch::outcome::{Launch, LaunchPart, OutcomeScope};
+use crate::launch::outcome::{AwaitedLaunchState, Launch, LaunchPart};
 use crate::launch::session_handle::SessionHandle;
 use crate::protocol::frame::HEADER;
 use crate::protocol::link::{GroupId, ProtocolViolation, WaitersToWake};
@@ -440,7 +440,7 @@ fn a_waiter_hears_the_peer(name: &str, preemptions: usize, spins: bool, urgency:
                 say(&outbox, before, urgency);
             }
         });
-        let whole = launch.block_until(OutcomeScope::All, None, Launch::overall_outcome);
+        let whole = launch.block_until(AwaitedLaunchState::All, None, Launch::overall_outcome);
         assert!(whole.is_some_and(|whole| whole.is_ok()));
         peer.join().unwrap();
         session.stop(reactor);
@@ -500,7 +500,7 @@ fn a_poller_hears_of_what_happens_elsewhere() {
             let launch = Arc::clone(&launch);
             move || launch.resolve(0, true)
         });
-        assert!(launch.block_until(OutcomeScope::All, None, Launch::overall_outcome).is_some());
+        assert!(launch.block_until(AwaitedLaunchState::All, None, Launch::overall_outcome).is_some());
         lane.join().unwrap();
     });
 }
@@ -546,7 +546,7 @@ fn a_session_whose_peer_has_gone_ends_after_its_last_frames() {
         // Not woken by a clock: by the end.
         assert!(
             launch
-                .block_until(OutcomeScope::All, None, Launch::overall_outcome)
+                .block_until(AwaitedLaunchState::All, None, Launch::overall_outcome)
                 .is_some_and(|whole| whole.is_err())
         );
         end.join().unwrap();

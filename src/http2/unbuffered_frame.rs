@@ -1,8 +1,8 @@
 //! Handles the frames that need not be complete before they are processed. The payload of DATA is passed on as it
 //! arrives. The payload of GOAWAY and of unknown types is skipped.
 //!
-//! Data is counted against the receive windows. Begin at [`PassthroughFrame::begin`] and
-//! [`PassthroughFrame::pass_payload_on`].
+//! Data is counted against the receive windows. Begin at [`UnbufferedFrame::begin`] and
+//! [`UnbufferedFrame::pass_payload_on`].
 
 use super::abuse_score::points;
 use super::frame::{ConnectionError, ErrorCode, FrameHeader, StreamId, flag, kind};
@@ -11,9 +11,9 @@ use super::sender::Http2Sender;
 
 /// A frame of which a part has not arrived, or not been passed on.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct PassthroughFrame {
+pub(super) struct UnbufferedFrame {
     stream: StreamId,
-    content: PassthroughContent,
+    content: UnbufferedPayload,
     /// The number of missing bytes of data; other payload is skipped.
     data: usize,
     /// The number of missing bytes of padding or of ignored payload; `usize::MAX` before the padding length has
@@ -24,7 +24,7 @@ pub(super) struct PassthroughFrame {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum PassthroughContent {
+enum UnbufferedPayload {
     Data,
     /// Data of a stream that does not take it any more.
     Discarded,
@@ -32,7 +32,7 @@ enum PassthroughContent {
     Unknown,
 }
 
-impl PassthroughFrame {
+impl UnbufferedFrame {
     /// Begins a frame. If the frame is a violation on its stream, the event is the reset of the stream.
     pub(super) fn begin<'a, H>(
         frame: FrameHeader,
@@ -40,14 +40,14 @@ impl PassthroughFrame {
     ) -> Result<(Self, Option<ReceiveEvent<'a, H>>), ConnectionError> {
         let mut passing = Self {
             stream: frame.stream,
-            content: PassthroughContent::Unknown,
+            content: UnbufferedPayload::Unknown,
             data: 0,
             skipped: frame.length,
             ends: false,
         };
         let mut event = None;
         match frame.kind {
-            kind::GOAWAY => passing.content = PassthroughContent::GoAway,
+            kind::GOAWAY => passing.content = UnbufferedPayload::GoAway,
             kind::DATA => {
                 (passing.content, event) = admit_data(frame, sender)?;
                 passing.ends = frame.has_flag(flag::END_STREAM);
@@ -72,7 +72,7 @@ impl PassthroughFrame {
 
     /// Returns the stream whose data comes next, and how much of it comes without interruption.
     pub(super) fn expected_data(&self) -> Option<(StreamId, usize)> {
-        (self.content == PassthroughContent::Data && self.skipped == 0).then_some((self.stream, self.data))
+        (self.content == UnbufferedPayload::Data && self.skipped == 0).then_some((self.stream, self.data))
     }
 
     /// Records that `bytes` of the expected data were read directly from the socket.
@@ -117,13 +117,13 @@ impl PassthroughFrame {
         sender: &mut Http2Sender,
     ) -> Option<ReceiveEvent<'a, H>> {
         match self.content {
-            PassthroughContent::GoAway => return self.is_complete().then_some(ReceiveEvent::GoAway),
-            PassthroughContent::Unknown => return None,
-            PassthroughContent::Discarded => {
+            UnbufferedPayload::GoAway => return self.is_complete().then_some(ReceiveEvent::GoAway),
+            UnbufferedPayload::Unknown => return None,
+            UnbufferedPayload::Discarded => {
                 sender.release_connection_window(bytes.len());
                 return None;
             }
-            PassthroughContent::Data => {}
+            UnbufferedPayload::Data => {}
         }
         let ended = self.is_complete() && self.ends;
         if bytes.is_empty() && !ended {
@@ -138,7 +138,7 @@ impl PassthroughFrame {
             return Some(ReceiveEvent::Data { stream: self.stream, bytes, ended });
         }
         sender.release_connection_window(bytes.len());
-        self.content = PassthroughContent::Discarded;
+        self.content = UnbufferedPayload::Discarded;
         Some(ReceiveEvent::reset_malformed_stream(self.stream, sender))
     }
 }
@@ -148,7 +148,7 @@ impl PassthroughFrame {
 fn admit_data<'a, H>(
     frame: FrameHeader,
     sender: &mut Http2Sender,
-) -> Result<(PassthroughContent, Option<ReceiveEvent<'a, H>>), ConnectionError> {
+) -> Result<(UnbufferedPayload, Option<ReceiveEvent<'a, H>>), ConnectionError> {
     let too_much = |what| ConnectionError::new(ErrorCode::FlowControl, what);
     let ended = frame.has_flag(flag::END_STREAM);
     if !sender.receive_window.consume(frame.length) {
@@ -165,14 +165,14 @@ fn admit_data<'a, H>(
             sender.abuse.add_points(points::SETTINGS);
             sender.output.put_rst_stream(frame.stream, ErrorCode::StreamClosed);
         }
-        return Ok((PassthroughContent::Discarded, None));
+        return Ok((UnbufferedPayload::Discarded, None));
     };
     if stream.input.is_ended() {
         let event = ReceiveEvent::reset_stream(frame.stream, ErrorCode::StreamClosed, sender);
-        return Ok((PassthroughContent::Discarded, Some(event)));
+        return Ok((UnbufferedPayload::Discarded, Some(event)));
     }
     if !stream.input.window.consume(frame.length) {
         return Err(too_much("more data than a stream's window allows"));
     }
-    Ok((PassthroughContent::Data, None))
+    Ok((UnbufferedPayload::Data, None))
 }
