@@ -1,6 +1,7 @@
 //! Reports transfers to the service about once a second, and when the engine ends.
 //!
-//! The engine measures its transfers. Begin at `report_periodically`, then `ReportState`.
+//! The transfer engine measures the transfers, and this module sends the measurements. Begin at
+//! `report_periodically`, then `ReportState`.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! Short descriptions of a run: its state, the interval over which it is measured, and the record that remains
+//! Short descriptions of a run: its state, the interval that counts as its duration, and the record that remains
 //! after its end.
 //!
 //! The run itself is in `run.rs`. Begin at [`RunState`] and [`RunSummary`].

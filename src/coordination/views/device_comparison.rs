@@ -4,10 +4,10 @@
 //! A task id does not tell where the process runs: after a restart, the tasks may be distributed over the hosts in
 //! another order, and then the global device ids change too. So devices are matched by their *place*: the host, the
 //! number of the process on the host, the platform, and the local id of the device. A process states its host and its
-//! number there in the process identity that it publishes. If a process publishes none, its number is 0, and its host
-//! is the one that all publishing processes with the same boot id state, or else the boot id itself. A boot id changes
-//! with a reboot of the host. If several tasks of a host publish no identity, devices with the same local id are
-//! matched in the order of the tasks.
+//! number there in the process identity that it publishes. A process that publishes none counts as process 0 of its
+//! host. If the publishing processes with the same boot id all name one host, this is its host. Otherwise the boot id
+//! stands for its host. A boot id changes with a reboot of the host. If several tasks of a host publish no identity,
+//! devices with the same local id are matched in the order of the tasks.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
-//! Dispatches the calls of a connection to the engine, and answers or cancels the calls that wait.
+//! Passes the calls of a connection to the driver, and answers or cancels the calls that wait.
 //!
-//! `request_bodies.rs` receives the bodies of requests. A transfer report does not go to the engine: it is passed
-//! to [`reports`](crate::service::reports) and answered at once. Begin at `CallTable::dispatch_request`.
+//! `request_bodies.rs` receives the bodies of requests. This module passes a transfer report not to the driver but
+//! to [`reports`](crate::service::reports), and answers it at once. Begin at `CallTable::dispatch_request`.
 
 use http::HeaderMap;
 

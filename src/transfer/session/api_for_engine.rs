@@ -1,7 +1,8 @@
-//! The functions of a connection that its engine calls: leases, definitions, launches, and the request to end the
-//! connection.
+//! The functions of a connection that its engine calls to take a lease, to define and launch transfers, and to
+//! request the end of the connection.
 //!
-//! `connection.rs` has the state. Begin at [`Connection::launch`].
+//! A lease prevents the end of the connection while a request prepares transfers on it. `connection.rs` has the
+//! state. Begin at [`Connection::launch`].
 //!
 //! The launching thread sends the frame of a launch at once if few launches are in flight ([`LAUNCHES_AT_ONCE`]), if
 //! the priority of the launch is `latency`, or if there is a ring. Otherwise the reactor sends this frame, together
