@@ -70,7 +70,7 @@ enum PartArguments {
     /// The attacker.
     #[command(hide = true)]
     Attacker {
-        /// Which attack.
+        /// The name of the attack.
         name: String,
         #[command(flatten)]
         target: Target,

@@ -36,7 +36,7 @@ struct Arguments {
     /// Only this work.
     #[arg(long, value_delimiter = ',')]
     only: Vec<Work>,
-    /// Which servers.
+    /// Only these servers.
     #[arg(long, value_delimiter = ',', default_values = ["muster", "cxx", "floor"])]
     servers: Vec<Kind>,
     /// Sizes of the jobs.

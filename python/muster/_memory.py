@@ -211,11 +211,9 @@ def finish_computations() -> None:
     # A question about arrays would start a backend, which may wait for other processes.
     if not getattr(bridge, "backends_are_initialized", bool)():
         return
-    end = time.monotonic() + _COMPUTATIONS_WAIT_S
-    pending = [array for array in jax.live_arrays() if not array.is_deleted()]
-    while pending and time.monotonic() < end:
+    arrays, end = jax.live_arrays(), time.monotonic() + _COMPUTATIONS_WAIT_S
+    while any(_native.is_ready(array) is False for array in arrays) and time.monotonic() < end:
         time.sleep(0.001)
-        pending = [array for array in pending if _native.is_ready(array) is False]
 
 
 def deleted(array: Any) -> ArrayDeleted:

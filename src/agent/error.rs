@@ -123,7 +123,7 @@ pub enum AgentError {
     PeerJobRefused {
         /// The other job.
         job: PeerJob,
-        /// Which setting is missing, and how to set it.
+        /// The missing setting, and how to set it.
         why: String,
     },
     /// The service knows no such job.

@@ -1,9 +1,10 @@
 //! Decides whether a finding leads to an automatic exclusion. The setting `auto-exclude` of a job names the
 //! detectors whose findings may exclude a task.
 //!
-//! `service::AuditedOperations` performs the exclusion. It excludes one task, for a limited time, and only if no more than
-//! a quarter of the job's tasks are then excluded. A wrong detection must not cost more than the fault itself, and
-//! if many tasks are in trouble, the tasks are not the cause. Begin at `automatic_exclusion_for_finding`.
+//! `service::AuditedOperations` performs the exclusion. It excludes one task, for a limited time, and only if the job
+//! then has at most a quarter as many exclusions as tasks. A wrong detection must not cost more than the fault
+//! itself, and if many tasks are in trouble, the tasks are not the cause. Begin at
+//! `automatic_exclusion_for_finding`.
 
 use std::time::Duration;
 

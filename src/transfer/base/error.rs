@@ -51,7 +51,7 @@ pub enum PrepareError {
     JobRefused {
         /// The other job.
         job: PeerJob,
-        /// Which setting is missing, and how to set it.
+        /// The missing setting, and how to set it.
         why: String,
     },
     /// The local device of a transfer belongs to another task.
@@ -236,7 +236,7 @@ pub enum TransferError {
     JobRefused {
         /// The other job.
         job: PeerJob,
-        /// Which setting is missing, and how to set it.
+        /// The missing setting, and how to set it.
         why: String,
     },
     /// The program of one side cancelled it.

@@ -23,8 +23,8 @@ use crate::protocol::link::{GroupId, PriorityClass};
 pub struct LaunchLimits {
     /// The time by which the launch must be complete.
     pub deadline: Option<Instant>,
-    /// The longest time without progress once both sides have launched, and the longest silence of the peer
-    /// before.
+    /// The longest time without progress once both sides have launched. Before that, the longest silence of the
+    /// peer.
     pub stall: Duration,
     /// The priority class.
     pub class: PriorityClass,

@@ -93,7 +93,7 @@ pub struct Backing {
     inode: u64,
     len: usize,
     state: Mapping,
-    /// What the allocation takes of the device's memory, in the process that made it.
+    /// The share of the device's memory that the allocation takes, in the process that made it.
     _charge: Option<Charge>,
 }
 

@@ -8,7 +8,7 @@ use crate::settings::Setting;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CudaError(pub c_int);
 
-/// What an entry point answers.
+/// The answer of an entry point.
 pub type Answer<T = ()> = Result<T, CudaError>;
 
 /// Defines the codes: constant, number, name, text.

@@ -41,7 +41,7 @@ struct PinnedRange {
 /// The ranges by their first address. They do not overlap.
 static PINNED: Mutex<BTreeMap<u64, PinnedRange>> = Mutex::new(BTreeMap::new());
 
-/// What the driver knows of a range of host memory.
+/// A range of host memory, as the driver knows it.
 #[derive(Debug)]
 pub enum HostRange {
     /// It lies in one page-locked range. The guard keeps pages of the driver mapped.

@@ -26,7 +26,7 @@ const NON_BLOCKING: c_uint = 1;
 /// The handles of the legacy default stream are 0 and 1; that of the thread's default stream is 2.
 const PER_THREAD: usize = 2;
 
-/// What a stream does with an operation: execute it, or discard it after a sticky error.
+/// The treatment of an operation by its stream: execute it, or discard it after a sticky error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Turn {
     Execute,

@@ -1,4 +1,4 @@
-//! What bindings of the real driver make of the library: its names, its symbols, the layers of cudarc.
+//! Tests the library through bindings of the real driver: its names, its symbols, the layers of cudarc.
 
 use std::ffi::CString;
 use std::io::Write;

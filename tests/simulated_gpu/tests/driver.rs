@@ -1,4 +1,4 @@
-//! What the tests make of the driver's calls.
+//! Calls of the driver, as the tests use them.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};

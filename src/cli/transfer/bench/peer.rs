@@ -96,7 +96,7 @@ struct UnpreparedTransfers {
     request: BenchRequest,
 }
 
-/// What a launch asks of the engine, except for the memory.
+/// The request of a launch to the engine, without the memory.
 #[derive(Clone, Copy)]
 struct BenchRequest {
     here: DeviceId,

@@ -220,7 +220,7 @@ impl Exchange<'_> {
     }
 }
 
-/// What sender and receiver must have in common: kind, type, size.
+/// Returns the properties that sender and receiver must have in common: kind, type, size.
 fn header(operation: &Operation) -> [u8; HEADER_LEN] {
     let kind: u32 = match operation.kind {
         OperationKind::Send { .. } | OperationKind::Receive { .. } => 0,

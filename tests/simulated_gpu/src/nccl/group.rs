@@ -10,7 +10,7 @@ use super::{IN_PROGRESS, INVALID_USAGE, NcclAnswer, NcclError, SYSTEM_ERROR, cod
 use crate::settings::Setting;
 use crate::wait::wait_until;
 
-/// What a thread has collected.
+/// The operations that a thread has collected.
 #[derive(Default)]
 struct Group {
     depth: u32,

@@ -38,7 +38,7 @@ use crate::settings::Setting;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct NcclError(c_int);
 
-/// What an entry point answers.
+/// The answer of an entry point.
 type NcclAnswer<T = ()> = Result<T, NcclError>;
 
 const UNHANDLED_CUDA_ERROR: NcclError = NcclError(1);

@@ -11,7 +11,7 @@ use crate::stream::Stream;
 /// The bytes of an element of each `ncclDataType_t`.
 const SIZES: [usize; 12] = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1];
 
-/// What moves.
+/// The movement of bytes that an operation asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OperationKind {
     Send { peer: usize },
@@ -24,7 +24,7 @@ pub struct Operation {
     pub communicator: Arc<Communicator>,
     pub stream: Arc<Stream>,
     pub kind: OperationKind,
-    /// What is read, and what is written.
+    /// The addresses of the bytes that are read and written.
     pub from: u64,
     pub to: u64,
     pub bytes: usize,

@@ -48,7 +48,7 @@ impl UniqueId {
     }
 }
 
-/// What a rank says when it dials.
+/// The first message of a rank that dials.
 struct Hello {
     rank: usize,
     ranks: usize,
