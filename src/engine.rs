@@ -460,7 +460,10 @@ impl Engine {
             state.coordinator.apply(now, input, &mut effects);
             for effect in effects.drain(..) {
                 match effect {
-                    Effect::Reply(call, outcome) if Some(call) == own => applied.own = Some(outcome),
+                    Effect::Reply(call, outcome) if Some(call) == own => {
+                        assert!(applied.own.is_none(), "{call:?} is answered twice");
+                        applied.own = Some(outcome);
+                    }
                     Effect::Reply(call, outcome) => {
                         if let Some(waiting) = state.waiting.remove(call, &mut applied.tables) {
                             applied.deliveries.push((waiting, outcome));

@@ -2,7 +2,12 @@
 //!
 //! Every access to the locked state takes the lock through this module. There is one method for each kind of use (a
 //! single input, bulk work, a read), so each kind is measured separately. Begin at [`EngineLockTimes`].
+//!
+//! *A panic in a transition ends the process.* The transition may have changed half of the state, and nobody may be
+//! served from it. The lock is still held when the process ends, so no other thread sees that state. A panic of a
+//! reader ends only the reader, because it has changed nothing.
 
+use std::io::Write as _;
 use std::ops::{Deref, DerefMut};
 use std::sync::{MutexGuard, PoisonError};
 
@@ -20,14 +25,14 @@ pub struct EngineLockTimes {
     pub reads: meter::LockTimes,
 }
 
-/// The locked state.
-pub(super) struct LockedState<'a> {
+/// The locked state, to read.
+pub(super) struct ReadLockedState<'a> {
     // Declared before the lock, so that it is dropped before it: only the holder of the lock adds times.
     _held: meter::LockHold<'a>,
     state: MutexGuard<'a, State>,
 }
 
-impl Deref for LockedState<'_> {
+impl Deref for ReadLockedState<'_> {
     type Target = State;
 
     fn deref(&self) -> &State {
@@ -35,10 +40,44 @@ impl Deref for LockedState<'_> {
     }
 }
 
+/// The locked state, to change.
+pub(super) struct LockedState<'a> {
+    locked: ReadLockedState<'a>,
+    /// Whether the thread was already panicking when it took the lock, as a connection does that reports its own end.
+    was_panicking: bool,
+}
+
+impl Deref for LockedState<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.locked
+    }
+}
+
 impl DerefMut for LockedState<'_> {
     fn deref_mut(&mut self) -> &mut State {
-        &mut self.state
+        &mut self.locked.state
     }
+}
+
+impl Drop for LockedState<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() && !self.was_panicking {
+            end_process();
+        }
+    }
+}
+
+/// Ends the process by SIGABRT, after a panic that has been reported on standard error.
+#[cold]
+fn end_process() -> ! {
+    // Written directly: the thread that writes the log needs time that this process no longer has.
+    let _ = std::io::stderr().write_all(
+        b"muster: the panic above interrupted a change of the jobs' state. What is left of that state is not reliable, so \
+          the process ends now and serves nobody from it. Start the service again, and report the panic.\n",
+    );
+    std::process::abort()
 }
 
 impl Engine {
@@ -49,20 +88,106 @@ impl Engine {
     }
 
     pub(super) fn lock(&self) -> LockedState<'_> {
-        self.lock_timed(self.locks.inputs.begin_sampled_wait(&self.clock))
+        self.lock_to_change(self.locks.inputs.begin_sampled_wait(&self.clock))
     }
 
     pub(super) fn lock_for_bulk_work(&self) -> LockedState<'_> {
-        self.lock_timed(self.locks.bulk.begin_timed_wait(&self.clock))
+        self.lock_to_change(self.locks.bulk.begin_timed_wait(&self.clock))
     }
 
-    pub(super) fn lock_for_read(&self) -> LockedState<'_> {
+    pub(super) fn lock_for_read(&self) -> ReadLockedState<'_> {
         self.lock_timed(self.locks.reads.begin_timed_wait(&self.clock))
     }
 
-    fn lock_timed<'a>(&'a self, waiting: meter::LockWait<'a>) -> LockedState<'a> {
-        // A panic inside a transition has been reported; the tables that it left are the best that there are.
+    fn lock_to_change<'a>(&'a self, waiting: meter::LockWait<'a>) -> LockedState<'a> {
+        LockedState { locked: self.lock_timed(waiting), was_panicking: std::thread::panicking() }
+    }
+
+    fn lock_timed<'a>(&'a self, waiting: meter::LockWait<'a>) -> ReadLockedState<'a> {
+        // Only a reader can have panicked under the lock in a process that still runs.
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        LockedState { _held: waiting.begin_hold(), state }
+        ReadLockedState { _held: waiting.begin_hold(), state }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::process::Command;
+    use std::sync::Arc;
+
+    use crate::clock::Clock;
+    use crate::coordination::{BarrierRecordWithArrivals, JobEvent, JobName, JobSettings};
+    use crate::engine::{Engine, Observer};
+
+    /// Set in the process in which a transition panics.
+    const PANICS_HERE: &str = "MUSTER_TEST_TRANSITION_PANICS";
+
+    struct PanickingObserver;
+
+    impl Observer for PanickingObserver {
+        fn on_event(&self, _: &JobEvent) {
+            panic!("a defect of an observer");
+        }
+
+        fn on_barrier_ended(&self, _: &BarrierRecordWithArrivals) {}
+    }
+
+    fn declare_job(engine: &Engine) {
+        let name: JobName = "train".parse().expect("a name");
+        engine.declare_job(name, JobSettings::new(1)).expect("a new job");
+    }
+
+    #[test]
+    fn a_panic_in_a_transition_ends_the_process() {
+        if std::env::var_os(PANICS_HERE).is_some() {
+            let engine = Engine::new(Clock::start());
+            engine.set_observers(vec![Arc::new(PanickingObserver)]);
+            let panicked = catch_unwind(AssertUnwindSafe(|| declare_job(&engine))).is_err();
+            println!("the process went on, and the panic was caught: {panicked}");
+            return;
+        }
+        let test = "engine::lock::tests::a_panic_in_a_transition_ends_the_process";
+        let child = Command::new(std::env::current_exe().expect("this program"))
+            .args([test, "--exact", "--nocapture"])
+            .env(PANICS_HERE, "1")
+            .output()
+            .expect("another process of this test");
+        let (out, err) = (String::from_utf8_lossy(&child.stdout), String::from_utf8_lossy(&child.stderr));
+        let signal = std::os::unix::process::ExitStatusExt::signal(&child.status);
+        assert_eq!(signal, Some(6), "it ended with {:?}\n{out}\n{err}", child.status);
+        assert!(!out.contains("the process went on"), "{out}");
+        let (panic, reason) =
+            (err.find("a defect of an observer"), err.find("interrupted a change of the jobs' state"));
+        assert!(panic.is_some() && panic < reason, "{err}");
+    }
+
+    #[test]
+    fn a_panic_of_a_reader_ends_only_the_reader() {
+        let engine = Engine::new(Clock::start());
+        declare_job(&engine);
+        let reader = AssertUnwindSafe(|| engine.read_under_lock(|_| panic!("a defect of a reader")));
+        assert!(catch_unwind(reader).is_err());
+        assert!(engine.read_under_lock(|state| state.job_named("train").is_some()));
+        let inputs = engine.counters().inputs;
+        engine.stop();
+        assert_eq!(engine.counters().inputs, inputs + 1);
+    }
+
+    #[test]
+    fn a_thread_that_already_panics_may_report_its_end() {
+        struct Connection<'a>(&'a Engine);
+        impl Drop for Connection<'_> {
+            fn drop(&mut self) {
+                self.0.stop();
+            }
+        }
+        let engine = Engine::new(Clock::start());
+        let broken = AssertUnwindSafe(|| {
+            let _connection = Connection(&engine);
+            panic!("a defect of a connection");
+        });
+        assert!(catch_unwind(broken).is_err());
+        assert_eq!(engine.counters().inputs, 1);
     }
 }

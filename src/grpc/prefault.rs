@@ -2,44 +2,73 @@
 //!
 //! `body_memory.rs` bounds the memory of bodies. At the first access, the kernel clears and maps fresh memory page
 //! by page. For a body of 64 KiB this costs more than receiving the body. Populating all pages at once costs two
-//! thirds as much. Reused memory needs no populating, so `cli/allocator.rs` configures the allocator to keep freed
-//! memory for a few seconds.
+//! thirds as much, and populating them for the next few bodies too costs less again. Reused memory needs no
+//! populating, so `cli/allocator.rs` configures the allocator to keep freed memory for a few seconds.
 
 #![cfg_attr(target_os = "linux", allow(unsafe_code))]
 
 /// The lengths of bodies whose pages are populated. Longer bodies get theirs at the first touch, because an
 /// announced length need not arrive.
 const PREFAULTED_LENGTHS: std::ops::RangeInclusive<usize> = 32 << 10..=4 << 20;
+/// The memory that is populated at a time for shorter bodies. The allocator gives the rest of it to the next ones.
+#[cfg(target_os = "linux")]
+const POPULATED_AT_ONCE: usize = 256 << 10;
 
 /// Returns an empty vector with a capacity of exactly `length` bytes; `None` if there is no memory.
 pub(super) fn allocate_prefaulted(length: usize) -> Option<Vec<u8>> {
-    let mut room = Vec::new();
-    room.try_reserve_exact(length).ok()?;
+    let mut room = allocate(length)?;
     #[cfg(target_os = "linux")]
-    if PREFAULTED_LENGTHS.contains(&length) {
-        populate_pages(&mut room);
+    if PREFAULTED_LENGTHS.contains(&length) && needs_populating(&mut room) {
+        if length < POPULATED_AT_ONCE {
+            // What is freed here is what the allocator gives next, unless it has a better fit elsewhere.
+            drop(room);
+            if let Some(mut ahead) = allocate(POPULATED_AT_ONCE) {
+                populate_pages(&mut ahead);
+            }
+            room = allocate(length)?;
+        }
+        if length >= POPULATED_AT_ONCE || needs_populating(&mut room) {
+            populate_pages(&mut room);
+        }
     }
     Some(room)
 }
 
+fn allocate(length: usize) -> Option<Vec<u8>> {
+    let mut room = Vec::new();
+    room.try_reserve_exact(length).ok()?;
+    Some(room)
+}
+
+/// Returns the whole pages of unused memory.
 #[cfg(target_os = "linux")]
-fn populate_pages(room: &mut Vec<u8>) {
-    let page = rustix::param::page_size();
+fn whole_pages(room: &mut Vec<u8>, page: usize) -> Option<&mut [std::mem::MaybeUninit<u8>]> {
     let spare = room.spare_capacity_mut();
     let before = spare.as_ptr().align_offset(page);
     let whole = spare.len().saturating_sub(before) / page * page;
-    let Some(pages) = spare.get_mut(before..before + whole) else { return };
-    let Some(last) = pages.rchunks_mut(page).next() else { return };
+    spare.get_mut(before..before + whole)
+}
+
+/// Returns whether the last whole page is not in memory.
+#[cfg(target_os = "linux")]
+fn needs_populating(room: &mut Vec<u8>) -> bool {
+    let page = rustix::param::page_size();
+    let Some(last) = whole_pages(room, page).and_then(|pages| pages.rchunks_mut(page).next()) else {
+        return false;
+    };
     let mut there = 0u8;
     // SAFETY: the page is this vector's own; the call reads no memory and writes one byte, of which there is one.
     let asked = unsafe { libc::mincore(last.as_mut_ptr().cast(), page, &raw mut there) };
-    if asked == 0 && there & 1 == 0 {
-        // SAFETY: the pages are this vector's own, and keep their contents, which are none yet. If the call
-        // is refused (Linux before 5.14), the pages are populated at the first touch.
-        let _best_effort = unsafe {
-            rustix::mm::madvise(pages.as_mut_ptr().cast(), whole, rustix::mm::Advice::LinuxPopulateWrite)
-        };
-    }
+    asked == 0 && there & 1 == 0
+}
+
+#[cfg(target_os = "linux")]
+fn populate_pages(room: &mut Vec<u8>) {
+    let Some(pages) = whole_pages(room, rustix::param::page_size()) else { return };
+    let (start, length) = (pages.as_mut_ptr().cast(), pages.len());
+    // SAFETY: the pages are this vector's own, and keep their contents, which are none yet. If the call
+    // is refused (Linux before 5.14), the pages are populated at the first touch.
+    let _best_effort = unsafe { rustix::mm::madvise(start, length, rustix::mm::Advice::LinuxPopulateWrite) };
 }
 
 #[cfg(test)]
