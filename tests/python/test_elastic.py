@@ -9,6 +9,8 @@ import random
 import re
 import signal
 
+import pytest
+
 from conftest import ROOT, TOOLS, interpreter
 
 # A regression whose global batch depends on the step alone, so that its losses are those of any number of processes.
@@ -190,6 +192,68 @@ def test_different_contents_under_one_version_are_named(scene):
         assert "StateDiverged processes have different contents under one version: state['a'] in processes 0 and 1" in text, text
         assert "StateDiverged process 0 and process 1 have states of different structure" in text, text
         assert "SettingsError state[0] is no array" in text and "OWN" in text, text
+
+
+# Process 0 has the state, and process 1 has none. In the first attempt, between the digests and the transfer, process 0 writes into
+# the memory of its array ("sent"), or after the transfer process 1 changes a bit of what it has received ("received").
+DAMAGED = """
+import sys
+import muster.jax
+import jax
+try: jax.config.update("jax_cpu_collectives_implementation", "gloo")
+except AttributeError: pass
+me, parts, damage = int(sys.argv[2]), sys.argv[3], sys.argv[4]
+muster.jax.initialize(sys.argv[1], 2, me, initialization_timeout=60, heartbeat_timeout_seconds=4)
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from muster.jax import _recover
+
+WHOLE = np.arange(4 * 1024 * 1024, dtype=np.float32).reshape(1024, 4096)
+own = WHOLE.copy()
+move = _recover._move
+def move_and_damage(member, parts, sources, arrived, timeout):
+    if damage == "sent" and me == 0: own[700, 7] += 1
+    move(member, parts, sources, arrived, timeout)
+    if damage == "received" and me == 1: next(iter(arrived.values()))[1].reshape(-1).view(np.uint8)[-1] ^= 1
+_recover._move = move_and_damage
+
+def place(devices):
+    spec = {"whole": P(), "rows": P("x"), "columns": P(None, "x")}[parts]
+    return {"w": NamedSharding(Mesh(np.array(devices), ("x",)), spec)}
+
+state, version = ({"w": own}, 1) if me == 0 else ({"w": jax.ShapeDtypeStruct(WHOLE.shape, WHOLE.dtype)}, 0)
+while True:
+    try:
+        with muster.jax.live_devices(timeout=60) as devices:
+            got, _ = muster.jax.recover(state, version, devices, place=place)
+            for shard in got["w"].addressable_shards if me == 1 else []:
+                assert np.array_equal(np.asarray(shard.data), WHOLE[shard.index])
+        print("HAS", flush=True)
+        break
+    except muster.errors.StateDiverged as error: print("DIVERGED", error, flush=True)
+    except muster.jax.MembershipChanged as change: print("CHANGED", change, flush=True)
+    # The next attempt is undisturbed.
+    own[...] = WHOLE
+    _recover._move = move
+jax.distributed.shutdown()
+"""
+
+
+@pytest.mark.parametrize("damage", ["sent", "received"])
+@pytest.mark.parametrize("parts", ["whole", "rows", "columns"])
+def test_what_arrives_damaged_is_not_kept(scene, release, parts, damage):
+    server = scene.serve("--tasks", "2", "--recoverable")
+    programs = [scene.python(release, DAMAGED, server.grpc, str(me), parts, damage) for me in range(2)]
+    for me, program in enumerate(programs):
+        program.succeed()
+        text = "\n".join(program.lines)
+        if (parts, damage) == ("columns", "sent"):
+            # Columns are not contiguous: a copy of them is digested and sent.
+            assert text.count("HAS") == 1 and "DIVERGED" not in text, text
+        elif me == 1:
+            assert "DIVERGED state['w'] has arrived from process 0 with other contents than it had there" in text, text
+        else:
+            assert "CHANGED the block was not committed in any process: failed in process 1: StateDiverged: state['w']" in text, text
 
 
 def children(pid: int) -> list[int]:

@@ -2,21 +2,26 @@
 
 All members of an epoch call it in their block. Each member writes which boxes (parts) of each array it has and
 which it wants, and reads what the other members wrote. So all members compute the same plan: which process sends
-which part of each wanted box. One launch of the transfer engine moves all parts of a process. Begin at `recover`.
+which part of each wanted box. Each member then writes the digests of the parts that it sends. One launch of the
+transfer engine moves all parts of a process. Begin at `recover`.
 
 - *Newest.* Parts are taken only from processes with the highest version.
 - *Checked.* The trees must be equal in structure, shapes and data types. Boxes that several processes hold must
-  have equal digests, and received bytes must have the digest of the sent ones.
+  have equal digests. Each part that moves must arrive with the digest that its sender has written, also a part that
+  is cut out of a box.
 - *All or none.* `recover()` changes no array of the caller. If a process is lost meanwhile, `recover()` raises in
   the others, so their block is not committed. The program calls it again in the next epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 import hashlib
 import json
+import os
 from typing import Any
 import zlib
 
@@ -33,6 +38,10 @@ from muster.jax._trees import named_leaves
 # The most arrays or boxes that a message lists.
 _NAMED_MAX = 5
 _ALIGNMENT = 64
+# The memory that one thread digests at a time, and the most threads: their hashes do not hold the GIL.
+_CHUNK = 4 << 20
+_THREADS_MAX = 8
+_DIGEST = hashlib.sha256().digest_size
 
 Placement = Callable[[LiveDevices], Any]
 
@@ -57,24 +66,26 @@ class _Record:
 
     version: int
     structure: str
-    held: list[dict[Box, int]]
-    """For each array its boxes, and the digest of each."""
+    check: bool
+    held: list[list[Box]]
     wanted: list[list[Box]]
 
     def encode(self) -> bytes:
-        held = [list(boxes.items()) for boxes in self.held]
-        value = {"version": self.version, "structure": self.structure, "held": held, "wanted": self.wanted}
-        return zlib.compress(json.dumps(value, separators=(",", ":")).encode())
+        return zlib.compress(json.dumps(vars(self), separators=(",", ":")).encode())
 
     @classmethod
     def decode(cls, value: bytes) -> _Record:
         read = json.loads(zlib.decompress(value))
-        held = [{_box(box): digest for box, digest in boxes} for boxes in read["held"]]
-        return cls(read["version"], read["structure"], held, [[_box(box) for box in boxes] for boxes in read["wanted"]])
+        held, wanted = ([[_box(box) for box in boxes] for boxes in read[name]] for name in ("held", "wanted"))
+        return cls(read["version"], read["structure"], read["check"], held, wanted)
 
 
 def _box(bounds: Sequence[Sequence[int]]) -> Box:
     return tuple((start, end) for start, end in bounds)
+
+
+_Region = tuple[int, Box, Box]
+"""A part of a box that a process holds: the array, the box, and the part of it, which may be the whole box."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,10 @@ class _Part:
     held: Box
     """The box of the sender that has the part."""
     part: Box
+
+    @property
+    def region(self) -> _Region:
+        return self.leaf, self.held, self.part
 
 
 def recover(
@@ -112,7 +127,8 @@ def recover(
         devices: what live_devices() yields; the call is made in its block.
         place: returns the sharding of each array for these devices: one for all arrays, or a tree like `state`. Without it,
             each process gets every array whole, on its first device.
-        check: whether to compare the contents of what several processes have.
+        check: whether to compare the contents of what several processes have, and what arrives with what was sent. It is done
+            if any process asks for it.
         timeout: how long it may take, in seconds.
 
     Returns:
@@ -120,7 +136,8 @@ def recover(
 
     Raises:
         StateLost: no live process has a part of an array in the newest version.
-        StateDiverged: the processes have different trees, or different contents under one version.
+        StateDiverged: the processes have different trees, or different contents under one version; or a part has arrived
+            here with other contents than its sender had.
         ArrayDeleted: an array of the state was donated or deleted.
         MusterError: a process was lost meanwhile.
     """
@@ -129,16 +146,25 @@ def recover(
         raise SettingsError("recover() is called in the block of live_devices(), with the devices that it yields")
     leaves, tree = _leaves(state, place(devices) if place is not None else None)
     structure = hashlib.sha256(repr((tree, [(leaf.name, leaf.shape, str(leaf.dtype)) for leaf in leaves])).encode()).hexdigest()
-    record = _Record(version, structure, [_digests(leaf, check) for leaf in leaves], [leaf.wanted for leaf in leaves])
+    record = _Record(version, structure, check, [list(leaf.held) for leaf in leaves], [leaf.wanted for leaf in leaves])
     records = {process: _Record.decode(value) for process, value in member.exchange(record.encode(), timeout).items()}
     newest = max(record.version for record in records.values())
     _check_structure(records)
     current = {process: record for process, record in sorted(records.items()) if record.version == newest}
-    _check_contents(current, leaves)
     parts = _plan(records, current, leaves, newest)
-    filled = _move(member, parts, leaves, newest == version, timeout)
-    if check:
-        _check_received(parts, filled, current, leaves, member.me)
+    sent = dict.fromkeys(part.region for part in parts if part.sender == member.me != part.receiver)
+    sources = {region: _source(leaves, region) for region in sent}
+    digests: dict[int, dict[_Region, bytes]] = {}
+    if any(record.check for record in records.values()):
+        digests = _exchange_digests(member, _regions(parts, current), leaves, sources, timeout)
+        _check_contents(digests, leaves)
+    filled, arrived = _receive(parts, leaves, newest == version, member.me)
+    _move(member, parts, sources, arrived, timeout)
+    if digests:
+        _check_arrived(parts, arrived, digests, leaves)
+    for number, (target, buffer) in arrived.items():
+        if buffer is not target:
+            target[...] = buffer
     values = [_assemble(leaf, [filled[number, box] for box in leaf.wanted]) for number, leaf in enumerate(leaves)]
     return jax.tree_util.tree_unflatten(tree, values), newest
 
@@ -181,12 +207,28 @@ def _bytes(array: Any) -> Any:
     return array.reshape(-1).view(np.uint8)
 
 
-def _digest(array: Any) -> int:
-    return zlib.crc32(_bytes(np.ascontiguousarray(array)))
+def _source(leaves: list[_Leaf], region: _Region) -> Any:
+    """Returns the contents of a region of this process, contiguous: the memory of the array itself if it is."""
+    number, held, part = region
+    return np.ascontiguousarray(leaves[number].held[held][index(part, held)])
 
 
-def _digests(leaf: _Leaf, check: bool) -> dict[Box, int]:
-    return {box: _digest(array) if check else 0 for box, array in leaf.held.items()}
+def _digests(arrays: Sequence[Any]) -> list[bytes]:
+    """Returns the digest of each contiguous array: that of the digests of its chunks, which several threads compute."""
+    chunks = [list(_chunks(_bytes(array))) for array in arrays]
+    threads = min(_THREADS_MAX, os.cpu_count() or 1, sum(map(len, chunks)))
+    with ThreadPoolExecutor(max(threads, 1), "muster-digest") as pool:
+        running = [[pool.submit(_sha256, chunk) for chunk in each] for each in chunks]
+        return [_sha256(b"".join(future.result() for future in each)) for each in running]
+
+
+def _chunks(memory: Any) -> Iterator[Any]:
+    for start in range(0, memory.size, _CHUNK):
+        yield memory[start : start + _CHUNK]
+
+
+def _sha256(memory: Any) -> bytes:
+    return hashlib.sha256(memory).digest()
 
 
 def _check_structure(records: dict[int, _Record]) -> None:
@@ -199,12 +241,50 @@ def _check_structure(records: dict[int, _Record]) -> None:
         )
 
 
-def _check_contents(current: dict[int, _Record], leaves: list[_Leaf]) -> None:
-    seen: dict[tuple[int, Box], tuple[int, int]] = {}
-    different = []
+def _regions(parts: list[_Part], current: dict[int, _Record]) -> dict[int, list[_Region]]:
+    """Returns for each process the regions that it digests: those that it sends, and the boxes that other processes have as well.
+
+    The boxes come last. So if another thread of the process writes the state meanwhile, either the digest of a part differs from
+    what arrives, or that of the box from those of the other processes.
+    """
+    sent: dict[int, list[_Region]] = {process: [] for process in current}
+    for part in parts:
+        if part.sender != part.receiver:
+            sent[part.sender].append(part.region)
+    holders = Counter((number, box) for record in current.values() for number, boxes in enumerate(record.held) for box in boxes)
+    regions = {}
     for process, record in current.items():
-        for number, boxes in enumerate(record.held):
-            for box, digest in boxes.items():
+        cut = [region for region in sent[process] if region[1] != region[2]]
+        sent_whole = [region for region in sent[process] if region[1] == region[2]]
+        shared = [(number, box, box) for number, boxes in enumerate(record.held) for box in boxes if holders[number, box] > 1]
+        regions[process] = list(dict.fromkeys([*cut, *sent_whole, *shared]))
+    return regions
+
+
+def _exchange_digests(
+    member: EpochMember,
+    regions: dict[int, list[_Region]],
+    leaves: list[_Leaf],
+    sources: Mapping[_Region, Any],
+    timeout: float,
+) -> dict[int, dict[_Region, bytes]]:
+    """Returns the digests of the regions of all processes, each of which has computed its own."""
+    own = regions.get(member.me, [])
+    digests = _digests([sources[region] if region in sources else _source(leaves, region) for region in own])
+    values = member.exchange(b"".join(digests), timeout)
+    found = {}
+    for process, each in regions.items():
+        value = values[process]
+        found[process] = {region: value[_DIGEST * at : _DIGEST * (at + 1)] for at, region in enumerate(each)}
+    return found
+
+
+def _check_contents(digests: dict[int, dict[_Region, bytes]], leaves: list[_Leaf]) -> None:
+    seen: dict[tuple[int, Box], tuple[int, bytes]] = {}
+    different = []
+    for process, regions in sorted(digests.items()):
+        for (number, box, part), digest in regions.items():
+            if box == part:
                 first, expected = seen.setdefault((number, box), (process, digest))
                 if digest != expected:
                     different.append(f"{leaves[number].name} in processes {first} and {process}")
@@ -241,37 +321,43 @@ def _plan(records: dict[int, _Record], current: dict[int, _Record], leaves: list
     return parts
 
 
-def _move(
-    member: EpochMember, parts: list[_Part], leaves: list[_Leaf], is_current: bool, timeout: float
-) -> dict[tuple[int, Box], Any]:
-    """Returns the wanted boxes of this process, filled, after all transfers of this process have ended."""
-    me = member.me
+_Arrived = dict[int, tuple[Any, Any]]
+"""For the number of each part that this process receives: its place in the wanted box, and the memory into which it is received."""
+
+
+def _receive(
+    parts: list[_Part], leaves: list[_Leaf], is_current: bool, me: int
+) -> tuple[dict[tuple[int, Box], Any], _Arrived]:
+    """Returns the wanted boxes of this process, filled with what is here already, and the memory for the parts that are not."""
     filled: dict[tuple[int, Box], Any] = {}
     for number, leaf in enumerate(leaves):
         for box in leaf.wanted:
             mine = leaf.held.get(box) if is_current else None
             filled[number, box] = _aligned(extents(box), leaf.dtype) if mine is None else mine
-    launch: list[transfer.Send | transfer.Receive] = []
-    later: list[tuple[Any, Any]] = []
+    arrived: _Arrived = {}
     for number, part in enumerate(parts):
-        leaf, key = leaves[part.leaf], f"{member.room}/{number}"
-        if part.receiver == me:
-            target = filled[part.leaf, part.wanted][index(part.part, part.wanted)]
-            if part.sender != me:
-                buffer = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
-                if buffer is not target:
-                    later.append((target, buffer))
-                launch.append(transfer.Receive(_bytes(buffer), part.sender, key))
-            elif part.wanted not in leaf.held:
-                target[...] = leaf.held[part.held][index(part.part, part.held)]
-        elif part.sender == me:
-            source = leaf.held[part.held][index(part.part, part.held)]
-            launch.append(transfer.Send(_bytes(np.ascontiguousarray(source)), part.receiver, key))
+        if part.receiver != me:
+            continue
+        leaf = leaves[part.leaf]
+        target = filled[part.leaf, part.wanted][index(part.part, part.wanted)]
+        if part.sender != me:
+            arrived[number] = target, target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
+        elif part.wanted not in leaf.held:
+            target[...] = leaf.held[part.held][index(part.part, part.held)]
+    return filled, arrived
+
+
+def _move(member: EpochMember, parts: list[_Part], sources: Mapping[_Region, Any], arrived: _Arrived, timeout: float) -> None:
+    """Moves all parts that this process sends or receives, and waits for them."""
+    launch: list[transfer.Send | transfer.Receive] = []
+    for number, part in enumerate(parts):
+        key = f"{member.room}/{number}"
+        if number in arrived:
+            launch.append(transfer.Receive(_bytes(arrived[number][1]), part.sender, key))
+        elif part.sender == member.me != part.receiver:
+            launch.append(transfer.Send(_bytes(sources[part.region]), part.receiver, key))
     if launch:
         transfer.attach(timeout=timeout).transfer(launch, timeout=timeout, channel=member.channel).wait()
-    for target, buffer in later:
-        target[...] = buffer
-    return filled
 
 
 def _aligned(shape: tuple[int, ...], dtype: Any) -> Any:
@@ -282,16 +368,18 @@ def _aligned(shape: tuple[int, ...], dtype: Any) -> Any:
     return memory[start : start + length].view(dtype).reshape(shape)
 
 
-def _check_received(
-    parts: list[_Part], filled: dict[tuple[int, Box], Any], current: dict[int, _Record], leaves: list[_Leaf], me: int
+def _check_arrived(
+    parts: list[_Part], arrived: _Arrived, digests: dict[int, dict[_Region, bytes]], leaves: list[_Leaf]
 ) -> None:
-    for part in parts:
-        if part.receiver != me or part.sender == me or part.wanted != part.held:
-            continue
-        if _digest(filled[part.leaf, part.wanted]) != current[part.sender].held[part.leaf][part.held]:
+    """Raises if a part has not arrived as its sender had it when it wrote the digest."""
+    found = _digests([buffer for _, buffer in arrived.values()])
+    for number, digest in zip(arrived, found, strict=True):
+        part = parts[number]
+        if digest != digests[part.sender][part.region]:
             raise StateDiverged(
-                f"{leaves[part.leaf].name} has changed while process {part.sender} sent it: do not write the state in other "
-                "threads"
+                f"{leaves[part.leaf].name} has arrived from process {part.sender} with other contents than it had there: the "
+                "process has written it meanwhile, or it was damaged on its way. Do not write the state in other threads, and "
+                "do the block again"
             )
 
 
