@@ -1,8 +1,8 @@
 //! Properties of every decoder that reads bytes from outside.
 //!
 //! This module is only for tests. Each property is a function that takes any bytes and panics if the property does
-//! not hold. The fuzz targets (`tests/fuzz`) search for bytes that violate a property. The test in this file runs
-//! every file of their corpus. Begin at [`targets`].
+//! not hold. The fuzz targets (`tests/fuzz`) search for bytes that violate a property. The tests in this file run
+//! every file of their corpus, and damaged copies of these files. Begin at [`targets`].
 
 use prost::Message as _;
 
@@ -52,23 +52,82 @@ fn topology(input: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::path::Path;
+
+    use fastrand::Rng;
 
     use super::*;
 
+    /// The number of damaged inputs made from each file of the corpus.
+    const DAMAGED_PER_FILE: usize = 300;
+    /// The length of the longest damaged input.
+    const DAMAGED_LENGTH_MAX: usize = 16 << 10;
+
+    fn corpus_of(target: &FuzzTarget) -> Vec<Vec<u8>> {
+        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus").join(target.name);
+        let files = std::fs::read_dir(corpus).expect("every target has a corpus");
+        let mut files: Vec<_> = files.map(|file| file.expect("the corpus can be read").path()).collect();
+        files.sort();
+        assert!(!files.is_empty(), "{} has no corpus", target.name);
+        files.iter().map(|file| std::fs::read(file).expect("the corpus can be read")).collect()
+    }
+
     #[test]
     fn every_property_holds_of_its_corpus() {
-        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus");
         for target in targets() {
-            let files = std::fs::read_dir(corpus.join(target.name)).expect("every target has a corpus");
-            let mut count = 0;
-            for file in files {
-                let file = file.expect("the corpus can be read").path();
-                println!("{}", file.display());
-                (target.property)(&std::fs::read(&file).expect("the corpus can be read"));
-                count += 1;
+            for input in corpus_of(target) {
+                println!("{}: {}", target.name, input.escape_ascii());
+                (target.property)(&input);
             }
-            assert!(count > 0, "{} has no corpus", target.name);
+        }
+    }
+
+    /// Damages an input in one to four places, as a defective or hostile peer would.
+    fn damage(random: &mut Rng, input: &[u8], other: &[u8]) -> Vec<u8> {
+        const NUMBERS: [u32; 8] = [0, 1, 0x7f, 0xff, 0x7fff, 0xff_ffff, 0x7fff_ffff, u32::MAX];
+        let mut damaged = input.to_vec();
+        for _ in 0..random.usize(1..=4) {
+            let at = random.usize(0..=damaged.len());
+            let end = random.usize(at..=damaged.len()).min(at + 64);
+            match random.u8(0..7) {
+                0 => damaged.truncate(at),
+                1 => drop(damaged.drain(at..end)),
+                2 => damaged.extend_from_within(at..end),
+                3 => {
+                    let from = random.usize(0..=other.len());
+                    let until = random.usize(from..=other.len());
+                    damaged.splice(at..end, other[from..until].iter().copied());
+                }
+                4 => {
+                    let number = NUMBERS[random.usize(..NUMBERS.len())];
+                    let bytes = if random.bool() { number.to_be_bytes() } else { number.to_le_bytes() };
+                    damaged.iter_mut().skip(at).zip(bytes).for_each(|(byte, new)| *byte = new);
+                }
+                5 => damaged.iter_mut().skip(at).take(1).for_each(|byte| *byte ^= 1 << random.u8(0..8)),
+                _ => damaged.iter_mut().skip(at).take(1).for_each(|byte| *byte = random.u8(..)),
+            }
+        }
+        damaged.truncate(DAMAGED_LENGTH_MAX);
+        damaged
+    }
+
+    /// A search without guidance: other inputs in every run, unless `MUSTER_SEED` selects those of one run.
+    /// `tests/fuzz/run` searches longer, guided by coverage.
+    #[test]
+    fn every_property_holds_of_damaged_inputs() {
+        let seed = std::env::var("MUSTER_SEED").ok().and_then(|seed| seed.parse().ok());
+        let seed = seed.unwrap_or_else(|| fastrand::u64(..));
+        println!("MUSTER_SEED={seed} makes the same inputs again");
+        let mut random = Rng::with_seed(seed);
+        for target in targets() {
+            let corpus = corpus_of(target);
+            for _ in 0..DAMAGED_PER_FILE * corpus.len() {
+                let [one, other] = [random.usize(..corpus.len()), random.usize(..corpus.len())];
+                let input = damage(&mut random, &corpus[one], &corpus[other]);
+                let holds = catch_unwind(AssertUnwindSafe(|| (target.property)(&input))).is_ok();
+                assert!(holds, "{} does not hold of b\"{}\"", target.name, input.escape_ascii());
+            }
         }
     }
 }
