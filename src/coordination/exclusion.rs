@@ -2,8 +2,9 @@
 //! exclusions. Exclusions belong to the job and outlive its runs.
 //!
 //! `exclusion_rules.rs` has the effects of an exclusion on tasks. An excluded host is identified by its IP address:
-//! the service sees only addresses, and a name could later resolve to another host. Exclusions can be looked up by
-//! number, by target and by expiry. No number is used twice. Begin at [`ExclusionTable`].
+//! the service knows the address of every task, but names only of hosts that claim task ids, and a name could later
+//! resolve to another host. Exclusions can be looked up by number, by target and by expiry. No number is used twice.
+//! Begin at [`ExclusionTable`].
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -1,6 +1,6 @@
 //! Detects a barrier that takes far longer than its recent instances.
 //!
-//! If all members but a few connected tasks wait at the barrier, `stalled_task.rs` detects these tasks. Both findings
+//! If only a few members are missing and they are connected, `stalled_task.rs` detects these members. Both findings
 //! can be open for the same barrier. Begin at `detect`.
 
 use std::time::Duration;

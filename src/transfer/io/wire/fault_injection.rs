@@ -1,7 +1,8 @@
 //! Injects faults into wires, for tests.
 //!
-//! It wraps any kind of wire. So a test can inject the same fault into every kind of wire, at an exact call,
-//! without a second network. The module exists only with the feature `faults`. Begin at [`FaultInjector`].
+//! It wraps any kind of wire. So a test can inject the same fault into every kind of wire, at the read or write
+//! that it chooses, and needs no faulty network. The module exists only with the feature `faults`. Begin at
+//! [`FaultInjector`].
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
