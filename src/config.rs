@@ -6,10 +6,8 @@
 //! the same job, the number of its tasks is taken in the same order. Begin at [`Config`], then `load.rs`.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::coordination::{JobBounds, JobName, JobSettings};
@@ -26,17 +24,19 @@ mod file;
 mod load;
 mod setting_definitions;
 mod value;
+mod value_source;
 
 pub use exposure::{ExposedAddress, TlsConfig};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use load::check_config_round_trip;
 pub use load::load_config;
-pub use setting_definitions::{
-    JOB_SETTINGS, SERVER_SETTINGS, Setting, SettingValue, environment_variable_name,
-};
+pub use setting_definitions::{JOB_SETTINGS, SERVER_SETTINGS, Setting, environment_variable_name};
 pub use value::{
-    format_auto_exclude_rules, parse_address, parse_auto_exclude_rules, parse_job_names, parse_task_count,
+    SettingValue, format_auto_exclude_rules, parse_address, parse_auto_exclude_rules, parse_job_names,
+    parse_task_count,
 };
+use value_source::ResolvedValue;
+pub use value_source::{GivenValue, ValueSource};
 
 /// The configuration of a server and its jobs.
 #[derive(Debug, Clone)]
@@ -174,48 +174,6 @@ pub struct JobConfig {
     pub grpc: Option<SocketAddr>,
     /// Its settings.
     pub settings: JobSettings,
-}
-
-/// The source of a value, weakest first.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ValueSource {
-    /// The built-in default.
-    Default,
-    /// A line of the file.
-    File(Arc<Path>, usize),
-    /// An environment variable.
-    Environment(String),
-    /// A flag.
-    Flag(String),
-}
-
-impl fmt::Display for ValueSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Default => f.write_str("default"),
-            Self::File(path, line) => write!(f, "{}:{line}", path.display()),
-            Self::Environment(name) => write!(f, "environment {name}"),
-            Self::Flag(name) => write!(f, "flag {name}"),
-        }
-    }
-}
-
-/// A value as text, with its source.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GivenValue {
-    /// The text as written.
-    pub text: String,
-    /// The source.
-    pub source: ValueSource,
-}
-
-/// One line of `muster config print`.
-#[derive(Debug, Clone)]
-struct ResolvedValue {
-    table: String,
-    key: String,
-    shown: SettingValue,
-    source: ValueSource,
 }
 
 /// The request of a command line for a configuration.

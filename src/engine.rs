@@ -29,7 +29,7 @@ mod waiting_calls;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use tokio::sync::{Notify, broadcast};
@@ -42,19 +42,13 @@ use crate::coordination::{
 };
 
 use drop_thread::DropThread;
-pub use event_history::EventHistoryExcerpt;
 use event_history::{EventHistory, EventsByNumber};
+pub use event_history::{EventHistoryExcerpt, NumberedEvent};
 pub use jobs::DeclareError;
 pub use lock::EngineLockTimes;
-use lock::LockedState;
+use lock::{LockedState, ReadLockedState, StateLock};
+pub use waiting_calls::AnswerInbox;
 use waiting_calls::{WaitingCall, WaitingCalls, WaitingTable};
-
-/// The recipient of answers to waiting calls: one for each connection.
-pub trait AnswerInbox: Send + Sync {
-    /// Receives the answer to the call that was made with `slot`. Called outside the engine's lock, on any
-    /// thread; must not block.
-    fn deliver(&self, slot: u64, outcome: CallOutcome);
-}
 
 /// The state of a call after [`Engine::call`].
 pub enum AnsweredOrWaiting {
@@ -133,15 +127,6 @@ impl InputResult {
     }
 }
 
-/// An event with its number in the order of all events of this server, from 1.
-#[derive(Debug, Clone)]
-pub struct NumberedEvent {
-    /// The number.
-    pub number: u64,
-    /// The event.
-    pub event: Arc<JobEvent>,
-}
-
 /// The number of events that a follower may lag behind before it misses some.
 const EVENTS_BUFFERED: usize = 1 << 12;
 
@@ -157,7 +142,7 @@ const LAG_TOLERANCE: Duration = Duration::from_secs(1);
 
 /// The driver of the state machine, which all its callers share.
 pub struct Engine {
-    state: Mutex<State>,
+    state: StateLock<State>,
     clock: Clock,
     /// The deadline that the timer task sleeps for; `u64::MAX` for none.
     armed: AtomicU64,
@@ -169,7 +154,6 @@ pub struct Engine {
     job_changes: AtomicU64,
     observers: OnceLock<Vec<Arc<dyn Observer>>>,
     missed: AtomicU64,
-    locks: EngineLockTimes,
     reaper: DropThread,
     this: Weak<Self>,
 }
@@ -192,7 +176,7 @@ impl Engine {
         };
         let (followers, _) = broadcast::channel(EVENTS_BUFFERED);
         Arc::new_cyclic(|this| Self {
-            state: Mutex::new(state),
+            state: StateLock::new(state),
             clock,
             armed: AtomicU64::new(u64::MAX),
             rearm: Notify::new(),
@@ -201,10 +185,27 @@ impl Engine {
             job_changes: AtomicU64::new(0),
             observers: OnceLock::new(),
             missed: AtomicU64::new(0),
-            locks: EngineLockTimes::default(),
             reaper: DropThread::default(),
             this: Weak::clone(this),
         })
+    }
+
+    /// Returns the times for which the lock is waited for and held.
+    #[must_use]
+    pub fn lock_times(&self) -> &EngineLockTimes {
+        self.state.times()
+    }
+
+    fn lock(&self) -> LockedState<'_, State> {
+        self.state.lock_for_input(&self.clock)
+    }
+
+    fn lock_for_bulk_work(&self) -> LockedState<'_, State> {
+        self.state.lock_for_bulk_work(&self.clock)
+    }
+
+    fn lock_for_read(&self) -> ReadLockedState<'_, State> {
+        self.state.lock_for_read(&self.clock)
     }
 
     /// Sends every effect to `observers` from now on. Only the first call has an effect.
@@ -438,7 +439,7 @@ impl Engine {
         next
     }
 
-    fn apply_input(&self, mut state: LockedState<'_>, input: Input) {
+    fn apply_input(&self, mut state: LockedState<'_, State>, input: Input) {
         // Ticks do the work that is pending; other inputs only what they have left themselves.
         let continues = matches!(input, Input::Tick) || !state.coordinator.has_pending_work();
         let mut applied = self.apply(&mut state, input, None);
@@ -499,9 +500,9 @@ impl Engine {
     /// caller does it on its own thread, because a task for each part would cost more than the part.
     fn continue_pending_work<'a>(
         &'a self,
-        mut state: LockedState<'a>,
+        mut state: LockedState<'a, State>,
         applied: &mut InputResult,
-    ) -> LockedState<'a> {
+    ) -> LockedState<'a, State> {
         while state.coordinator.has_pending_work() && applied.deliveries.len() < DELIVERED_AT_ONCE {
             drop(state);
             state = self.lock_for_bulk_work();
@@ -517,7 +518,7 @@ impl Engine {
 
     /// Releases the lock, wakes the timer task if the next deadline is earlier, and delivers the answers. While work is
     /// pending, answers are collected first; the ticks that do this work deliver them.
-    fn unlock_and_deliver(&self, mut state: LockedState<'_>, mut applied: InputResult) {
+    fn unlock_and_deliver(&self, mut state: LockedState<'_, State>, mut applied: InputResult) {
         let is_pending = state.coordinator.has_pending_work();
         if is_pending || !state.undelivered.is_empty() {
             state.undelivered.append(&mut applied.deliveries);

@@ -4,7 +4,8 @@
 
 use std::fmt::Write as _;
 
-use super::{ResolvedValue, SettingValue};
+use super::value::SettingValue;
+use super::value_source::ResolvedValue;
 use crate::text::is_hidden;
 
 /// Returns one line for each value, under the headings of the tables, with the sources as comments in a

@@ -11,10 +11,8 @@ use serde::Deserialize as _;
 use crate::coordination::{JobBounds, JobName, JobSettings};
 
 use super::file::{self, ConfigFile, KnownKeys, ValueTable};
-use super::setting_definitions::{
-    JOB_SETTINGS, SERVER_SETTINGS, Setting, SettingValue, environment_variable_name,
-};
-use super::value::{parse_address, parse_job_spec, parse_task_count};
+use super::setting_definitions::{JOB_SETTINGS, SERVER_SETTINGS, Setting, environment_variable_name};
+use super::value::{SettingValue, parse_address, parse_job_spec, parse_task_count};
 use super::{
     CommandLineConfig, Config, ConfigError, GivenValue, JobConfig, JobSelection, ResolvedValue, ServerConfig,
     ValueSource, bounds_table,

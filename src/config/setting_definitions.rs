@@ -9,27 +9,16 @@ use std::path::PathBuf;
 use crate::coordination::{ErrorDelivery, JobSettings};
 use crate::http::{AllowedHosts, RedactionPatterns};
 use crate::service::AuditFailurePolicy;
-use crate::telemetry::log;
+use crate::telemetry::log::{self, LogFormat};
 use crate::telemetry::traces::{OtlpProtocol, check_endpoint};
 use crate::text::{format_exact_duration, parse_duration, parse_positive_duration};
 use crate::tls::TlsMode;
 
+use super::ServerConfig;
 use super::value::{
-    format_auto_exclude_rules, format_job_names, parse_address, parse_auto_exclude_rules, parse_bool,
-    parse_count_in_range, parse_job_names, parse_optional_address,
+    SettingValue, format_auto_exclude_rules, format_job_names, parse_address, parse_auto_exclude_rules,
+    parse_bool, parse_count_in_range, parse_job_names, parse_optional_address,
 };
-use super::{LogFormat, ServerConfig};
-
-/// A value with its type in the file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SettingValue {
-    /// A quoted text.
-    Text(String),
-    /// A number.
-    Number(u64),
-    /// `true` or `false`.
-    Switch(bool),
-}
 
 /// One setting of a `T`.
 pub struct Setting<T: 'static> {

@@ -7,6 +7,17 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use crate::coordination::{AutoExcludeRule, JobName, PEER_JOBS_MAX, TASKS_MAX};
 
+/// A value with its type in the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SettingValue {
+    /// A quoted text.
+    Text(String),
+    /// A number.
+    Number(u64),
+    /// `true` or `false`.
+    Switch(bool),
+}
+
 /// Parses an address to listen on.
 ///
 /// # Errors

@@ -14,7 +14,6 @@ use std::collections::hash_map::Entry;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use super::NumberedEvent;
 use crate::coordination::{EventKind, JobEvent, JobId};
 use crate::cow::CowMap;
 
@@ -24,6 +23,15 @@ const NOTABLE_EVENTS: usize = 1 << 14;
 const NOTABLE_EVENTS_PER_JOB_MIN: usize = 1 << 8;
 /// The greatest number of routine events, over all jobs.
 const ROUTINE_EVENTS: usize = 1 << 13;
+
+/// An event with its number in the order of all events of this server, from 1.
+#[derive(Debug, Clone)]
+pub struct NumberedEvent {
+    /// The number.
+    pub number: u64,
+    /// The event.
+    pub event: Arc<JobEvent>,
+}
 
 /// The retained events of one job.
 #[derive(Debug, Default, Clone)]

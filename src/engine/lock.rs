@@ -1,7 +1,8 @@
 //! The lock of the driver, and measurements of the times for which threads wait for it and hold it.
 //!
 //! Every access to the locked state takes the lock through this module. There is one method for each kind of use (a
-//! single input, bulk work, a read), so each kind is measured separately. Begin at [`EngineLockTimes`].
+//! single input, bulk work, a read), so each kind is measured separately. The module does not know
+//! the state. Begin at `StateLock`.
 //!
 //! *A panic in a transition ends the process.* The transition may have changed half of the state, and nobody may be
 //! served from it. The lock is still held when the process ends, so no other thread sees that state. A panic of a
@@ -9,9 +10,9 @@
 
 use std::io::Write as _;
 use std::ops::{Deref, DerefMut};
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{Engine, State};
+use crate::clock::Clock;
 use crate::meter;
 
 /// The times for which the engine's lock is waited for and held.
@@ -26,42 +27,42 @@ pub struct EngineLockTimes {
 }
 
 /// The locked state, to read.
-pub(super) struct ReadLockedState<'a> {
+pub(super) struct ReadLockedState<'a, T> {
     // Declared before the lock, so that it is dropped before it: only the holder of the lock adds times.
     _held: meter::LockHold<'a>,
-    state: MutexGuard<'a, State>,
+    state: MutexGuard<'a, T>,
 }
 
-impl Deref for ReadLockedState<'_> {
-    type Target = State;
+impl<T> Deref for ReadLockedState<'_, T> {
+    type Target = T;
 
-    fn deref(&self) -> &State {
+    fn deref(&self) -> &T {
         &self.state
     }
 }
 
 /// The locked state, to change.
-pub(super) struct LockedState<'a> {
-    locked: ReadLockedState<'a>,
+pub(super) struct LockedState<'a, T> {
+    locked: ReadLockedState<'a, T>,
     /// Whether the thread was already panicking when it took the lock, as a connection does that reports its own end.
     was_panicking: bool,
 }
 
-impl Deref for LockedState<'_> {
-    type Target = State;
+impl<T> Deref for LockedState<'_, T> {
+    type Target = T;
 
-    fn deref(&self) -> &State {
+    fn deref(&self) -> &T {
         &self.locked
     }
 }
 
-impl DerefMut for LockedState<'_> {
-    fn deref_mut(&mut self) -> &mut State {
+impl<T> DerefMut for LockedState<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
         &mut self.locked.state
     }
 }
 
-impl Drop for LockedState<'_> {
+impl<T> Drop for LockedState<'_, T> {
     fn drop(&mut self) {
         if std::thread::panicking() && !self.was_panicking {
             end_process();
@@ -80,30 +81,42 @@ fn end_process() -> ! {
     std::process::abort()
 }
 
-impl Engine {
+/// The state, its lock, and the times of the lock.
+pub(super) struct StateLock<T> {
+    state: Mutex<T>,
+    times: EngineLockTimes,
+}
+
+impl<T> StateLock<T> {
+    pub(super) fn new(state: T) -> Self {
+        Self { state: Mutex::new(state), times: EngineLockTimes::default() }
+    }
+
     /// Returns the times for which the lock is waited for and held.
-    #[must_use]
-    pub fn lock_times(&self) -> &EngineLockTimes {
-        &self.locks
+    pub(super) fn times(&self) -> &EngineLockTimes {
+        &self.times
     }
 
-    pub(super) fn lock(&self) -> LockedState<'_> {
-        self.lock_to_change(self.locks.inputs.begin_sampled_wait(&self.clock))
+    /// Locks the state for an input about one task or one key.
+    pub(super) fn lock_for_input<'a>(&'a self, clock: &'a Clock) -> LockedState<'a, T> {
+        self.lock_to_change(self.times.inputs.begin_sampled_wait(clock))
     }
 
-    pub(super) fn lock_for_bulk_work(&self) -> LockedState<'_> {
-        self.lock_to_change(self.locks.bulk.begin_timed_wait(&self.clock))
+    /// Locks the state for any other input.
+    pub(super) fn lock_for_bulk_work<'a>(&'a self, clock: &'a Clock) -> LockedState<'a, T> {
+        self.lock_to_change(self.times.bulk.begin_timed_wait(clock))
     }
 
-    pub(super) fn lock_for_read(&self) -> ReadLockedState<'_> {
-        self.lock_timed(self.locks.reads.begin_timed_wait(&self.clock))
+    /// Locks the state for a reader.
+    pub(super) fn lock_for_read<'a>(&'a self, clock: &'a Clock) -> ReadLockedState<'a, T> {
+        self.lock_timed(self.times.reads.begin_timed_wait(clock))
     }
 
-    fn lock_to_change<'a>(&'a self, waiting: meter::LockWait<'a>) -> LockedState<'a> {
+    fn lock_to_change<'a>(&'a self, waiting: meter::LockWait<'a>) -> LockedState<'a, T> {
         LockedState { locked: self.lock_timed(waiting), was_panicking: std::thread::panicking() }
     }
 
-    fn lock_timed<'a>(&'a self, waiting: meter::LockWait<'a>) -> ReadLockedState<'a> {
+    fn lock_timed<'a>(&'a self, waiting: meter::LockWait<'a>) -> ReadLockedState<'a, T> {
         // Only a reader can have panicked under the lock in a process that still runs.
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         ReadLockedState { _held: waiting.begin_hold(), state }

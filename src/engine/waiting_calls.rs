@@ -8,8 +8,14 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
-use super::AnswerInbox;
-use crate::coordination::CallId;
+use crate::coordination::{CallId, CallOutcome};
+
+/// The recipient of answers to waiting calls: one for each connection.
+pub trait AnswerInbox: Send + Sync {
+    /// Receives the answer to the call that was made with `slot`. Called outside the engine's lock, on any
+    /// thread; must not block.
+    fn deliver(&self, slot: u64, outcome: CallOutcome);
+}
 
 /// One waiting call.
 pub(super) struct WaitingCall {

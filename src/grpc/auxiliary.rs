@@ -16,7 +16,8 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use tower_service::Service as _;
 
-use super::{generation_a, generation_c, peer_jobs_service, task_claims_service, transfers_service};
+use super::dialect::{GENERATION_A_SERVICE, GENERATION_C_SERVICE, PEER_JOBS_SERVICE};
+use super::{task_claims_service, transfers_service};
 use crate::coordination::{Code, Failure};
 use crate::http2::{ErrorCode, Http2Sender, StreamId, encode_block};
 use crate::proto::DESCRIPTORS;
@@ -30,10 +31,10 @@ pub(super) struct AuxiliaryServices {
 /// The service names in health checks; the empty name is the server as a whole.
 const NAMES: [&str; 6] = [
     "",
-    generation_a::SERVICE,
-    generation_c::SERVICE,
+    GENERATION_A_SERVICE,
+    GENERATION_C_SERVICE,
     task_claims_service::SERVICE,
-    peer_jobs_service::SERVICE,
+    PEER_JOBS_SERVICE,
     transfers_service::SERVICE,
 ];
 

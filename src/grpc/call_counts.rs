@@ -2,7 +2,7 @@
 //!
 //! `metrics.rs` writes the metrics. Begin at [`CallCounts::count_call`].
 
-use super::decoded_call::Dialect;
+use super::dialect::Dialect;
 use crate::coordination::{Code, ConnectionEnd, PeerJobQuery, Request};
 use crate::meter::{Counter, Histogram, HistogramSnapshot, Moment, Sharded};
 

@@ -35,8 +35,8 @@ use super::call_table::{
 use super::connection_socket::ConnectionSocket;
 use super::job_resolver::ListenerJobRule;
 use super::lingering_close::LingeringClose;
-use super::listener::ConnectionGuard;
 use super::mailbox::{Mailbox, MailboxMessage};
+use super::open_connections::ConnectionGuard;
 use super::peer_progress::{OutputSnapshot, PeerProgressSnapshot, UnfinishedInput};
 use super::request_meta::RequestMeta;
 use super::server::GrpcServer;

@@ -1,15 +1,14 @@
-//! A decoded call, and the data for encoding its reply. This data is the *dialect* (the encoding of tasks, which
-//! differs between clients), the kind of reply, the method, and the key of the store that some replies repeat.
+//! A decoded call, and the data for encoding its reply. This data is the dialect (`dialect.rs`), the kind of reply, the method, and the key of the store that some replies repeat.
 //!
 //! `generation_a.rs` and `generation_c.rs` decode calls. Begin at [`DecodedCall`].
 
 use bytes::Bytes;
-use prost::DecodeError;
 
 use super::call_counts::CountedMethod;
+use super::dialect::{Dialect, PEER_JOBS_SERVICE};
 use super::frame::RequestMessage;
 use super::task_set_cache::TaskSetCache;
-use crate::coordination::{ClaimedIncarnations, Code, Failure, Request};
+use crate::coordination::{ClaimedIncarnations, Failure, Request};
 
 /// A function that decodes the request of one method.
 pub(super) type RequestDecoder = fn(&RequestMessage, &TaskSetCache) -> Result<DecodedCall, Failure>;
@@ -45,32 +44,6 @@ impl DecodedCall {
     }
 }
 
-/// The encoding of tasks: the only difference between the replies of the generations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Dialect {
-    /// Generation A, from a client that names its job: jaxlib up to 0.8.3.
-    Named,
-    /// Generation A, from a client that does not: jaxlib 0.9.
-    Unnamed,
-    /// Generation C: plain numbers.
-    Number,
-}
-
-impl Dialect {
-    /// Returns generation A's dialect, by whether the client names its job.
-    pub(super) fn of_generation_a(named: bool) -> Self {
-        if named { Self::Named } else { Self::Unnamed }
-    }
-
-    /// Returns the name of the service.
-    pub(super) fn service_name(self) -> &'static str {
-        match self {
-            Self::Named | Self::Unnamed => super::generation_a::SERVICE,
-            Self::Number => super::generation_c::SERVICE,
-        }
-    }
-}
-
 /// The kind of a method's reply, if it differs from other replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReplyKind {
@@ -96,15 +69,6 @@ pub(super) struct ReplyFormat {
 impl ReplyFormat {
     /// Returns the name of the service.
     pub(super) fn service(&self) -> &'static str {
-        if self.method.is_peer_jobs_method() {
-            super::peer_jobs_service::SERVICE
-        } else {
-            self.dialect.service_name()
-        }
+        if self.method.is_peer_jobs_method() { PEER_JOBS_SERVICE } else { self.dialect.service_name() }
     }
-}
-
-/// Returns the failure of a request that is not a message of its method.
-pub(super) fn decode_failure(error: &DecodeError) -> Failure {
-    Failure::without_details(Code::InvalidArgument, format!("the request cannot be read: {error}"))
 }

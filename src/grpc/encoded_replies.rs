@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use bytes::Bytes;
 
-use super::decoded_call::Dialect;
+use super::dialect::Dialect;
 
 /// The greatest number of kept encodings.
 const KEPT: usize = 64;

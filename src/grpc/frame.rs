@@ -6,8 +6,9 @@
 use std::borrow::Cow;
 
 use bytes::{BufMut, Bytes, BytesMut};
+use prost::DecodeError;
 
-use super::task_set_cache::CachedMessage;
+use super::cached_task_set::CachedMessage;
 use crate::coordination::{Code, Failure};
 
 /// The length of the prefix: a compression flag and the length of the message.
@@ -66,6 +67,11 @@ impl<'a> RequestMessage<'a> {
     pub(super) fn detach_part(&self, part: Bytes) -> Bytes {
         if part.len() >= self.contents().len() / 4 { part } else { Bytes::copy_from_slice(&part) }
     }
+}
+
+/// Returns the failure of a request that is not a message of its method.
+pub(super) fn decode_failure(error: &DecodeError) -> Failure {
+    Failure::without_details(Code::InvalidArgument, format!("the request cannot be read: {error}"))
 }
 
 /// The prefix of a message.

@@ -6,15 +6,14 @@
 use bytes::Bytes;
 use prost::Message as _;
 
-use super::decoded_call::{DecodedCall, Dialect, ReplyKind, RequestDecoder, decode_failure};
-use super::frame::RequestMessage;
-use super::task_set_cache::{TaskSetCache, TaskSetEncoding};
+use super::cached_task_set::TaskSetEncoding;
+use super::decoded_call::{DecodedCall, ReplyKind, RequestDecoder};
+use super::dialect::Dialect;
+use super::frame::{RequestMessage, decode_failure};
+use super::task_set_cache::TaskSetCache;
 use crate::coordination::{Code, Failure, Request, TaskId, TaskIncarnation};
 use crate::proto::CoordinatedTask;
 use crate::proto::tensorflow as wire;
-
-/// The service's name on the wire.
-pub(super) const SERVICE: &str = "tensorflow.CoordinationService";
 
 type DecodeResult = Result<DecodedCall, Failure>;
 

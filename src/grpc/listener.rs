@@ -1,24 +1,24 @@
 //! Accepts connections, registers them, and closes them gracefully when the server stops.
 //!
-//! `connection.rs` serves an accepted connection. When the server stops, new connections stay in the backlog, and
+//! `open_connections.rs` has the registry, and `connection.rs` serves an accepted connection. When the server stops, new connections stay in the backlog, and
 //! open connections receive GOAWAY. Connections that do not finish within the drain time are closed. Begin at
 //! [`GrpcServer::serve`].
 
-use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::connection_socket::ConnectionSocket as _;
 use super::job_resolver::ListenerJobRule;
-use super::mailbox::{Mailbox, MailboxMessage};
+use super::mailbox::MailboxMessage;
+use super::open_connections::GrpcConnections;
 use super::server::GrpcServer;
 use super::transport_detection::{self, AcceptedConnection};
 
@@ -48,74 +48,6 @@ pub fn bind_listener(address: SocketAddr) -> io::Result<TcpListener> {
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     TcpListener::from_std(socket.into())
-}
-
-/// The open connections of one listener.
-#[derive(Default)]
-struct GrpcConnections {
-    next: AtomicU64,
-    present: Mutex<HashMap<u64, Arc<Mailbox>>>,
-    left: Notify,
-}
-
-/// The entry of one connection in the registry, removed when it is dropped.
-pub(super) struct ConnectionGuard {
-    mailbox: Arc<Mailbox>,
-    registry: Arc<GrpcConnections>,
-    server: Arc<GrpcServer>,
-    number: u64,
-}
-
-impl GrpcConnections {
-    fn lock_connections(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Arc<Mailbox>>> {
-        self.present.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn register(self: &Arc<Self>, server: &Arc<GrpcServer>) -> ConnectionGuard {
-        let mailbox = Arc::new(Mailbox::default());
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        self.lock_connections().insert(number, Arc::clone(&mailbox));
-        server.counts.local().opened.increment();
-        ConnectionGuard { mailbox, registry: Arc::clone(self), server: Arc::clone(server), number }
-    }
-
-    fn post_to_all(&self, note: fn() -> MailboxMessage) {
-        // Sent outside of the lock, because a connection that receives it may remove its entry.
-        let all: Vec<Arc<Mailbox>> = self.lock_connections().values().cloned().collect();
-        for mailbox in all {
-            mailbox.post(note());
-        }
-    }
-
-    async fn wait_until_empty(&self) {
-        loop {
-            let left = self.left.notified();
-            if self.lock_connections().is_empty() {
-                return;
-            }
-            left.await;
-        }
-    }
-}
-
-impl ConnectionGuard {
-    /// Returns the mailbox of the connection.
-    pub(super) fn mailbox(&self) -> &Arc<Mailbox> {
-        &self.mailbox
-    }
-}
-
-impl Drop for ConnectionGuard {
-    fn drop(&mut self) {
-        let mut present = self.registry.lock_connections();
-        present.remove(&self.number);
-        let empty = present.is_empty();
-        drop(present);
-        self.server.connections.fetch_sub(1, Ordering::Relaxed);
-        if empty {
-            self.registry.left.notify_one();
-        }
-    }
 }
 
 impl GrpcServer {

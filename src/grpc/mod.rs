@@ -19,12 +19,14 @@
 
 mod auxiliary;
 mod body_memory;
+mod cached_task_set;
 mod call_counts;
 mod call_table;
 mod connection;
 mod connection_socket;
 mod deadlines;
 mod decoded_call;
+mod dialect;
 mod encoded_replies;
 mod frame;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -38,6 +40,7 @@ mod lingering_close;
 mod listener;
 mod mailbox;
 mod metrics;
+mod open_connections;
 mod peer_jobs_service;
 mod peer_progress;
 mod prefault;

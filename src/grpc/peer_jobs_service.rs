@@ -5,14 +5,12 @@
 
 use prost::Message as _;
 
-use super::decoded_call::{DecodedCall, Dialect, decode_failure};
-use super::frame::RequestMessage;
+use super::decoded_call::DecodedCall;
+use super::dialect::Dialect;
+use super::frame::{RequestMessage, decode_failure};
 use crate::coordination::{Code, Failure, JobId, PeerJobQuery, Request, TaskId, TaskIncarnation};
 use crate::engine::Engine;
 use crate::proto::muster::v1 as pb;
-
-/// The service's name on the wire.
-pub(super) const SERVICE: &str = "muster.v1.PeerJobs";
 
 /// A function that decodes the request of one method: the other job, and the question.
 pub(super) type PeerQuestionDecoder = fn(&RequestMessage) -> Result<(String, PeerJobQuery), Failure>;

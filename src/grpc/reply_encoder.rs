@@ -6,7 +6,8 @@
 use bytes::{Bytes, BytesMut};
 use prost::encoding::{encode_varint, encoded_len_varint};
 
-use super::decoded_call::{Dialect, ReplyFormat, ReplyKind};
+use super::decoded_call::{ReplyFormat, ReplyKind};
+use super::dialect::Dialect;
 use super::encoded_replies::EncodedReplies;
 use super::frame::{COPY_MAX, MessageBuilder, MessageChunks, PREFIX_LEN, encode_framed};
 use super::status::coordinated_task;

@@ -8,6 +8,7 @@ use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderMap};
 
 use super::decoded_call::RequestDecoder;
+use super::dialect::{GENERATION_A_SERVICE, GENERATION_C_SERVICE, PEER_JOBS_SERVICE};
 use super::peer_jobs_service::{self, PeerQuestionDecoder};
 use super::{generation_a, generation_c, task_claims_service, transfers_service};
 use crate::coordination::{Code, Failure};
@@ -144,14 +145,14 @@ fn request_target(head: &RequestHead) -> Result<RequestTarget, RequestRefusal> {
     }
     let method = path.strip_prefix('/').and_then(|path| path.split_once('/'));
     let callee = match method {
-        Some((generation_a::SERVICE, method)) => {
+        Some((GENERATION_A_SERVICE, method)) => {
             generation_a::request_decoder(method).map(CallHandler::Coordination)
         }
-        Some((generation_c::SERVICE, method)) => {
+        Some((GENERATION_C_SERVICE, method)) => {
             generation_c::request_decoder(method).map(CallHandler::Coordination)
         }
         Some((task_claims_service::SERVICE, task_claims_service::METHOD)) => Some(CallHandler::Claims),
-        Some((peer_jobs_service::SERVICE, method)) => {
+        Some((PEER_JOBS_SERVICE, method)) => {
             peer_jobs_service::request_decoder(method).map(CallHandler::PeerJobs)
         }
         Some((transfers_service::SERVICE, transfers_service::METHOD)) => Some(CallHandler::Reports),

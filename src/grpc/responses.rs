@@ -6,7 +6,8 @@ use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, StatusCode};
 
-use super::decoded_call::{Dialect, ReplyFormat, ReplyKind};
+use super::decoded_call::{ReplyFormat, ReplyKind};
+use super::dialect::Dialect;
 use super::encoded_replies::EncodedReplies;
 use super::frame::{MessageChunks, encode_framed, message_too_long_failure};
 use super::reply_encoder::{directory_copied_len, encode_reply};

@@ -11,7 +11,7 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use prost::Message as _;
 use prost::encoding::encode_varint;
 
-use super::decoded_call::Dialect;
+use super::dialect::Dialect;
 use crate::coordination::{Failure, ServiceError};
 use crate::proto::{CoordinatedTask, tensorflow, xla::coordination};
 

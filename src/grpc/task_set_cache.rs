@@ -16,20 +16,11 @@ use bytes::{Buf, Bytes};
 use prost::encoding::{self, DecodeContext, WireType};
 use prost::{DecodeError, Message as _};
 
-use super::decoded_call::decode_failure;
-use super::frame::RequestMessage;
+use super::cached_task_set::{CachedMessage, CachedSet, TaskSetEncoding};
+use super::frame::{RequestMessage, decode_failure};
 use super::gzip::GzipFile;
 use crate::coordination::{Failure, TaskId, TaskSet};
 use crate::proto::CoordinatedTask;
-
-/// The encoding of a set of tasks in a generation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum TaskSetEncoding {
-    /// A `CoordinatedTask` for each task.
-    Messages,
-    /// Numbers, packed or not.
-    Numbers,
-}
 
 /// The length below which a request is decoded without the cache.
 const CACHED_MIN_BYTES: usize = 256;
@@ -37,29 +28,6 @@ const CACHED_MIN_BYTES: usize = 256;
 const CACHED_MAX_BYTES: usize = 1 << 20;
 /// The number of cached sets.
 const CACHED_SETS: usize = 8;
-
-#[derive(Debug)]
-struct CachedSet {
-    spelling: TaskSetEncoding,
-    field: u32,
-    raw: Bytes,
-    set: TaskSet,
-}
-
-/// A message that ends in a cached set.
-#[derive(Debug, Clone)]
-pub(super) struct CachedMessage {
-    /// The bytes before the set.
-    beginning: Bytes,
-    known: Arc<CachedSet>,
-}
-
-impl CachedMessage {
-    /// Returns the whole message.
-    pub(super) fn bytes(&self) -> Bytes {
-        [&*self.beginning, &*self.known.raw].concat().into()
-    }
-}
 
 /// The greatest length of the bytes before a set.
 const PREFIX_MAX: usize = 256;

@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use super::connection::GrpcConnection;
 use super::connection_socket::ConnectionSocket;
 use super::job_resolver::ListenerJobRule;
-use super::listener::ConnectionGuard;
+use super::open_connections::ConnectionGuard;
 use super::server::GrpcServer;
 use crate::http2::PREFACE;
 use crate::tls;

@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::frame::{ConnectionError, ErrorCode};
 use super::huffman;
-use super::request_head::RequestHeadBuilder;
+use super::request_head::{ENTRY_OVERHEAD, RequestHeadBuilder};
 
 /// The static table (RFC 7541, appendix A). Its first entry has index 1.
 #[rustfmt::skip]
@@ -78,8 +78,6 @@ static STATIC_TABLE: [(&str, &str); 61] = [
     ("www-authenticate", ""),
 ];
 
-/// The size of an entry beside its name and value (RFC 7541, 4.1).
-pub(super) const ENTRY_OVERHEAD: usize = 32;
 /// The size of the dynamic table before any settings.
 const DEFAULT_TABLE_SIZE: usize = 4096;
 /// The most memory that a dynamic table takes, in bytes. It is twice the size of the table, because the slots of

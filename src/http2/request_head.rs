@@ -8,7 +8,9 @@ use std::sync::Arc;
 use http::header::HOST;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::hpack::ENTRY_OVERHEAD;
+/// The size of a field beside its name and value, in the size of a list (RFC 9113, 6.5.2) and in that of a table
+/// (RFC 7541, 4.1).
+pub(super) const ENTRY_OVERHEAD: usize = 32;
 
 /// The head of a request, or its trailers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

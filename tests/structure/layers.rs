@@ -74,12 +74,8 @@ pub const PARTS: &[Part] = &[
         with_circles: &[
             "agent",
             "cli",
-            "config",
-            "engine",
-            "grpc",
             "host_checks",
             "http",
-            "http2",
             "service/audit",
             "service/findings",
             "telemetry/traces",

@@ -5,10 +5,13 @@
 
 use http::HeaderMap;
 
-use super::{ANSWER_WORK, CallDeadline, CallState, CallTable, over_budget_failure};
-use crate::coordination::{CallId, CallOutcome, Caller, Code, JobId, TaskId};
+use super::state::{
+    ANSWER_WORK, CallDeadline, CallState, CallTable, PendingTrace, Waiting, over_budget_failure,
+};
+use crate::coordination::{CallOutcome, Caller, Code, JobId};
 use crate::engine::AnsweredOrWaiting;
-use crate::grpc::decoded_call::{Dialect, ReplyFormat};
+use crate::grpc::decoded_call::ReplyFormat;
+use crate::grpc::dialect::Dialect;
 use crate::grpc::frame::RequestMessage;
 use crate::grpc::request_meta::{CallHandler, RequestMeta};
 use crate::grpc::responses;
@@ -16,22 +19,7 @@ use crate::grpc::{peer_jobs_service, task_claims_service};
 use crate::http2::{Http2Sender, StreamId};
 use crate::meter::Moment;
 use crate::proto::muster::v1::TransferReportAck;
-use crate::telemetry::traces::{CallEnd, CallSpan};
-
-/// The trace of a call, with the calling task; `None` if calls are not traced.
-pub(super) type PendingTrace = Option<Box<(CallSpan, Option<TaskId>)>>;
-
-/// A call that waits for the engine's answer.
-pub(super) struct Waiting {
-    pub(super) call: CallId,
-    job: JobId,
-    form: ReplyFormat,
-    stream: StreamId,
-    trace: PendingTrace,
-    since: Moment,
-    /// The bytes charged for its stored data.
-    charged: usize,
-}
+use crate::telemetry::traces::CallEnd;
 
 impl CallTable {
     /// Accepts a worker's transfer report and answers it at once.

@@ -1,15 +1,16 @@
-//! The requests of one connection whose bodies are still arriving, with their memory, windows and deadlines.
+//! The requests of one connection whose bodies are still arriving, with their memory, windows and deadlines; what the
+//! peer sends for a slot, and the wake-ups of a slot.
 //!
 //! `engine_calls.rs` calls the engine once a body is complete. Begin at `CallTable::on_data`.
 
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{
-    BYTES_PER_STEP, CallDeadline, CallState, CallTable, PendingTrace, deadline_exceeded_failure,
-    over_budget_failure,
+use super::state::{
+    ANSWER_WORK, AUXILIARY_BYTES, BYTES_PER_STEP, CallDeadline, CallState, CallTable, PendingTrace,
+    ReceivingCall, deadline_exceeded_failure, over_budget_failure,
 };
 use crate::coordination::{Code, Failure, JobId};
 use crate::grpc::mailbox::slot_waker;
@@ -17,27 +18,6 @@ use crate::grpc::request_body::{self, RequestBody};
 use crate::grpc::request_meta::CallHandler;
 use crate::http2::{Http2Sender, StreamId};
 use crate::meter::Moment;
-
-/// A request whose body is arriving.
-pub(super) struct ReceivingCall {
-    body: RequestBody,
-    callee: CallHandler,
-    job: JobId,
-    stream: StreamId,
-    due: Option<Instant>,
-    /// The time by which it must have made progress.
-    stall: Instant,
-    /// The time of the next check.
-    check: Instant,
-    waker: Waker,
-    pub(super) deferred: bool,
-    /// Whether the message is complete and only the end of the request is missing.
-    is_whole: bool,
-    trace: PendingTrace,
-    since: Moment,
-    /// The bytes charged for the data that it holds back.
-    charged: usize,
-}
 
 impl CallTable {
     #[expect(clippy::too_many_arguments, reason = "what a request is made of")]
@@ -170,6 +150,66 @@ impl CallTable {
         if arriving.stall < arriving.check {
             arriving.check = arriving.stall;
             self.deadlines.add(arriving.check, slot);
+        }
+    }
+
+    /// Checks a slot that was woken.
+    pub(in crate::grpc) fn poll_slot(&mut self, sender: &mut Http2Sender, slot: u64) {
+        let full = self.is_backpressured(sender);
+        match self.slots.get_mut(slot) {
+            None | Some(CallState::Waiting(_) | CallState::Deferred(_)) => {}
+            Some(CallState::Auxiliary(call)) if full => {
+                if !std::mem::replace(&mut call.deferred, true) {
+                    self.deferred.push_back(slot);
+                }
+            }
+            Some(CallState::Receiving(arriving)) if full => {
+                if !std::mem::replace(&mut arriving.deferred, true) {
+                    self.deferred.push_back(slot);
+                }
+            }
+            Some(CallState::Auxiliary(call)) => {
+                call.deferred = false;
+                sender.count_work(ANSWER_WORK);
+                if call.forward_response(sender) {
+                    self.slots.remove(slot);
+                    sender.budget.release(AUXILIARY_BYTES);
+                }
+            }
+            Some(CallState::Receiving(_)) => self.poll_body(sender, slot),
+        }
+    }
+
+    /// Drops the request in this slot, because the peer has cancelled it.
+    pub(in crate::grpc) fn on_stream_reset(&mut self, sender: &mut Http2Sender, slot: u64) {
+        match self.slots.get_mut(slot) {
+            None => {}
+            Some(CallState::Waiting(_)) => {
+                self.cancel_waiting_call(sender, slot, Code::Cancelled);
+            }
+            Some(CallState::Receiving(_)) => {
+                self.remove_receiving(sender, slot);
+            }
+            Some(CallState::Auxiliary(_)) => {
+                self.slots.remove(slot);
+                sender.budget.release(AUXILIARY_BYTES);
+            }
+            Some(CallState::Deferred(_)) => {
+                if let Some(CallState::Deferred(parked)) = self.slots.remove(slot) {
+                    sender.release_connection_window(parked.bytes.len());
+                    sender.budget.release(parked.charged);
+                }
+                self.sweep_deferred();
+            }
+        }
+    }
+
+    /// Removes deferred slots that no longer exist, if there are many.
+    fn sweep_deferred(&mut self) {
+        if self.deferred.len() > 2 * self.slots.len() + 64 {
+            let Self { deferred: parked, slots, .. } = self;
+            parked.retain(|slot| slots.get_mut(*slot).is_some());
+            parked.shrink_to(2 * parked.len() + 64);
         }
     }
 

@@ -105,7 +105,7 @@ async fn health_and_reflection() {
     let endpoint = tonic::transport::Endpoint::new(format!("http://{}", rig.address)).expect("an endpoint");
     let channel = endpoint.connect().await.expect("it listens");
     let mut health = tonic_health::pb::health_client::HealthClient::new(channel.clone());
-    for service in ["", generation_a::SERVICE, generation_c::SERVICE] {
+    for service in ["", GENERATION_A_SERVICE, GENERATION_C_SERVICE] {
         let asked = tonic_health::pb::HealthCheckRequest { service: service.into() };
         assert_eq!(health.check(asked).await.expect("known").into_inner().status, 1, "{service}");
     }
@@ -127,7 +127,7 @@ async fn health_and_reflection() {
         .expect("known")
         .into_inner();
     let answer = format!("{:?}", answers.message().await.expect("an answer"));
-    for service in ["grpc.health.v1.Health", generation_a::SERVICE, generation_c::SERVICE] {
+    for service in ["grpc.health.v1.Health", GENERATION_A_SERVICE, GENERATION_C_SERVICE] {
         assert!(answer.contains(service), "{answer}");
     }
 }

@@ -21,9 +21,10 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
+use super::dialect::{GENERATION_A_SERVICE, GENERATION_C_SERVICE};
 use super::frame::encode_framed;
 use super::gzip::compress;
-use super::{GrpcLimits, GrpcServer, ListenerJobRule, bind_listener, generation_a, generation_c};
+use super::{GrpcLimits, GrpcServer, ListenerJobRule, bind_listener};
 use crate::clock::Clock;
 use crate::coordination::{JobName, JobSettings};
 use crate::engine::Engine;
@@ -119,11 +120,11 @@ impl Client {
     }
 
     async fn a(&mut self, method: &str, message: &impl prost::Message) -> Response {
-        self.call(&format!("{}/{method}", generation_a::SERVICE), message).await
+        self.call(&format!("{}/{method}", GENERATION_A_SERVICE), message).await
     }
 
     async fn c(&mut self, method: &str, message: &impl prost::Message) -> Response {
-        self.call(&format!("{}/{method}", generation_c::SERVICE), message).await
+        self.call(&format!("{}/{method}", GENERATION_C_SERVICE), message).await
     }
 
     async fn bytes(&mut self, pieces: &[&[u8]]) -> Response {
