@@ -64,6 +64,74 @@ def test_initialize_finds_everything_in_the_environment(scene, release):
     assert sums(programs) == ["0 2 3 own service: False", "1 2 3 own service: False"]
 
 
+def slurm(process: int, count: int) -> dict[str, str]:
+    """The variables of a process of a step that srun has started."""
+    return {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": "nosuchhost[1-2]",
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_NTASKS": str(count),
+        "SLURM_STEP_NUM_TASKS": str(count),
+        "SLURM_PROCID": str(process),
+        "SLURM_LOCALID": str(process),
+    }
+
+
+def open_mpi_5(process: int, count: int) -> dict[str, str]:
+    return {
+        "OMPI_VERSION": "5.0.7",
+        "OMPI_COMM_WORLD_RANK": str(process),
+        "OMPI_COMM_WORLD_SIZE": str(count),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(process),
+    }
+
+
+def open_mpi_4(process: int, count: int) -> dict[str, str]:
+    uri = "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911"
+    return open_mpi_5(process, count) | {"OMPI_VERSION": "4.1.6", "OMPI_MCA_orte_hnp_uri": uri}
+
+
+def indexed_job(process: int, count: int) -> dict[str, str]:
+    """The variables of a pod of an indexed job of Kubernetes. They do not have the number of pods."""
+    return {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": str(process)}
+
+
+def job_set(process: int, count: int) -> dict[str, str]:
+    """The variables of a pod of a JobSet of two jobs of one pod each."""
+    variables = {"JOBSET_NAME": "train", "JOB_INDEX": str(process), "PROCESSES_IN_JOB": "1", "JOB_COMPLETION_INDEX": "0"}
+    return variables | {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+
+
+LAUNCHERS = {of.__name__: of for of in (slurm, open_mpi_4, open_mpi_5, indexed_job, job_set)}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_numbers_of_the_processes_come_from_the_launcher(scene, release, launcher):
+    server = scene.serve("--tasks", "2")
+    # The one finds the service and its number by JAX's own initialize(), the other by Muster's.
+    calls = ["import muster.jax\n" + GLOO + "jax.distributed.initialize()\n", INITIALIZE + "muster.jax.initialize()\n"]
+    programs = [
+        scene.python(release, call + WORK, MUSTER_COORDINATOR_ADDRESS=server.grpc, **LAUNCHERS[launcher](process, 2))
+        for process, call in enumerate(calls)
+    ]
+    assert sums(programs) == ["0 2 3 own service: True", "1 2 3 own service: False"]
+    server.until("the run has ended well", lambda job: job.run.state == "completed")
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "open_mpi_4"])
+def test_jax_alone_takes_its_numbers_from_the_launcher(scene, release, launcher):
+    server = scene.serve("--tasks", "2")
+    variables = {"JAX_COORDINATOR_ADDRESS": server.grpc, "JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:0"}
+    programs = [
+        scene.python(release, GLOO + "jax.distributed.initialize()\n" + WORK, **variables, **LAUNCHERS[launcher](process, 2))
+        for process in range(2)
+    ]
+    assert sums(programs) == ["0 2 3 own service: True", "1 2 3 own service: False"]
+    server.until("the run has ended well", lambda job: job.run.state == "completed")
+
+
+# Numbers that differ from those of MUSTER_*.
 SLURM = {
     "SLURM_JOB_ID": "7",
     "SLURM_STEP_NODELIST": "nosuchhost",

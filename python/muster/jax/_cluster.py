@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from typing import Any
 
 from muster import _native
-from muster._tls import native_tls
-from muster.errors import ClusterEnvError
+from muster._tls import Tls, native_tls
+from muster.errors import ClusterEnvError, Deadline, ServiceUnreachable
 from muster.jax import _internals
 
 _LOG = logging.getLogger("muster")
@@ -16,6 +17,15 @@ _LOG = logging.getLogger("muster")
 _ADDRESS = "MUSTER_COORDINATOR_ADDRESS"
 _PROCESS_ID = "MUSTER_PROCESS_ID"
 _DETECTION = "MUSTER_JAX_DETECTION"
+# One question to the service, and the pause before the next if it is away.
+QUESTION_S = 5.0
+_PAUSE_S = 0.2
+# How long JAX's own initialize() waits for the service if only that knows the number of processes: JAX's own default.
+_SERVICE_S = 300.0
+
+# A task, the incarnation that registered last (0: none did), whether it is connected, and its error.
+Presence = list[tuple[int, int, bool, str]]
+
 # In place of a process id: the service knows it.
 _AUTO = "auto"
 
@@ -56,6 +66,18 @@ def find_place(
         return _native.find_place(service, num_processes, None if process_id is None else int(process_id))
     address, told, process, tasks = _native.claim_place(service, num_processes, native_tls(_internals.tls()[0]), timeout)
     return address, tasks if told is None else told, process
+
+
+def wait_for_service(address: str, tls: Tls | None, timeout: float, end: float) -> Presence:
+    """Returns the state of each task, once the service answers."""
+    while True:
+        left = max(end - time.monotonic(), 0.0)
+        try:
+            return _native.task_presence(address, native_tls(tls), max(min(left, QUESTION_S), _PAUSE_S))
+        except (ServiceUnreachable, Deadline) as error:
+            if time.monotonic() + _PAUSE_S >= end:
+                raise ServiceUnreachable(f"{error} (tried for {timeout:g} s)", address) from error
+        time.sleep(_PAUSE_S)
 
 
 def own_identity() -> str | None:
@@ -127,10 +149,11 @@ def register() -> None:
 
         @classmethod
         def get_process_count(cls) -> int:
-            count = find_place()[1]
-            if count is None:
-                raise ClusterEnvError("nothing says how many processes there are: set MUSTER_NUM_PROCESSES, or pass num_processes=")
-            return count
+            address, count, _ = find_place()
+            if count is not None:
+                return count
+            # An indexed job of Kubernetes does not tell its pods how many they are.
+            return len(wait_for_service(address, _internals.tls()[0], _SERVICE_S, time.monotonic() + _SERVICE_S))
 
         @classmethod
         def get_process_id(cls) -> int:

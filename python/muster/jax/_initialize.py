@@ -21,21 +21,16 @@ from muster._client import Client
 from muster._tls import Tls, native_tls
 from muster.errors import ClusterEnvError, Deadline, MusterError, Refused, ServiceUnreachable, SettingsError, TasksMissing
 from muster.jax import _cluster, _internals
+from muster.jax._cluster import QUESTION_S
 
 _LOG = logging.getLogger("muster")
 
 # Longer than anybody waits, and less than 2**31 milliseconds.
 _CLIENT_TIMEOUT_S = 20 * 24 * 3600
-# One question to the service, and the pause before the next if it is away.
-_QUESTION_S = 5.0
-_PAUSE_S = 0.2
 # How often the missing tasks are logged.
 _LOG_S = 10.0
 # The most tasks that a message lists.
 _NAMED_MAX = 20
-
-# A task, the incarnation that registered last (0: none did), whether it is connected, and its error.
-_Presence = list[tuple[int, int, bool, str]]
 
 
 class _Connection:
@@ -127,7 +122,7 @@ def _initialize(
     identity = _cluster.own_identity()
     address, count, process = _cluster.find_place(service, num_processes, process_id, timeout=timeout)
     tls, tls_arguments = _internals.tls()
-    presence = _wait_for_service(address, tls, timeout, end)
+    presence = _cluster.wait_for_service(address, tls, timeout, end)
     tasks = len(presence)
     if count is not None and count != tasks:
         raise ClusterEnvError(
@@ -159,21 +154,9 @@ def _initialize(
         _cluster.publish_identity(connection.client, process, identity)
 
 
-def _wait_for_service(address: str, tls: Tls | None, timeout: float, end: float) -> _Presence:
-    """Returns the state of each task, once the service answers."""
-    while True:
-        left = max(end - time.monotonic(), 0.0)
-        try:
-            return _native.task_presence(address, native_tls(tls), max(min(left, _QUESTION_S), _PAUSE_S))
-        except (ServiceUnreachable, Deadline) as error:
-            if time.monotonic() + _PAUSE_S >= end:
-                raise ServiceUnreachable(f"{error} (tried for {timeout:g} s)", address) from error
-        time.sleep(_PAUSE_S)
-
-
 def _check_admission(address: str, process: int, tls: Tls | None, has_failed: bool) -> None:
     """Raises if the service refuses this process, upon which JAX's client would end it."""
-    text = _native.admission_refusal(address, process, native_tls(tls), _QUESTION_S)
+    text = _native.admission_refusal(address, process, native_tls(tls), QUESTION_S)
     if text is None:
         return
     # A task that failed by an exclusion is refused with this text until it registers again, even if it was readmitted.
@@ -186,7 +169,7 @@ def _is_excluded(process: int) -> bool:
     if not os.environ.get("MUSTER_SERVER"):
         return False
     try:
-        return any(process in exclusion.tasks for exclusion in Client(timeout=_QUESTION_S).exclusions())
+        return any(process in exclusion.tasks for exclusion in Client(timeout=QUESTION_S).exclusions())
     except MusterError:
         return False
 
@@ -196,7 +179,7 @@ def _wait_for_tasks(connection: _Connection, tls: Tls | None, timeout: float, en
     while not connection.is_over.wait(min(max(end - time.monotonic(), 0.0), _LOG_S)):
         is_late = time.monotonic() >= end
         try:
-            presence = _native.task_presence(connection.address, native_tls(tls), _QUESTION_S)
+            presence = _native.task_presence(connection.address, native_tls(tls), QUESTION_S)
         except (ServiceUnreachable, Deadline) as error:
             if is_late:
                 raise ServiceUnreachable(f"{error} (tried for {timeout:g} s)", connection.address) from error
