@@ -31,6 +31,7 @@ __all__ = [
     "StateLost",
     "TasksMissing",
     "TransferError",
+    "UnsupportedRelease",
 ]
 
 
@@ -44,6 +45,10 @@ class SettingsError(MusterError, ValueError):
 
 class ClusterEnvError(SettingsError):
     """The place of this process in its job is unknown, or two sources disagree about it."""
+
+
+class UnsupportedRelease(MusterError, ImportError):
+    """The installed JAX or jaxlib is too old, or lacks what this package uses of it. The message names the supported releases."""
 
 
 class ServiceUnreachable(MusterError, ConnectionError):

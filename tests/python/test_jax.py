@@ -167,6 +167,34 @@ def test_the_detection_can_be_turned_off(scene, release):
     assert "VALUE Number of processes must be defined" in program.succeed()
 
 
+# The import with a release that says that it is another one, or that lacks a private name.
+IMPORT = """
+import logging, sys
+import jax, jaxlib.version
+{before}
+try: import muster.jax
+except ImportError as error: print("REFUSED", type(error).__module__, type(error).__name__, error)
+else: print("IMPORTED", muster.jax.initialize.__name__)
+"""
+SUPPORTED = "muster.jax supports JAX and jaxlib 0.6.2 to 0.12.0"
+
+
+@pytest.mark.parametrize(
+    ("before", "says"),
+    [
+        ("jax.__version_info__ = (0, 6, 1)", f"REFUSED muster.errors UnsupportedRelease JAX 0.6.1 is too old: {SUPPORTED}"),
+        ("jaxlib.version.__version_info__ = (0, 5, 3)", f"REFUSED muster.errors UnsupportedRelease jaxlib 0.5.3 is too old: {SUPPORTED}"),
+        ("sys.modules['jax._src.clusters'] = None", f"has no jax._src.clusters: {SUPPORTED}. A program joins its job without muster.jax if"),
+        ("jax.__version_info__ = (0, 13, 1)", f"JAX 0.13.1 is not tested: {SUPPORTED}\nIMPORTED"),
+        ("jax.__version_info__ = (0, 12, 7)", "\nIMPORTED"),
+    ],
+    ids=["old", "old-jaxlib", "private-name", "new", "patch"],
+)
+def test_a_release_of_jax_that_is_not_supported_is_named(scene, release, before, says):
+    text = scene.python(release, IMPORT.format(before=before)).succeed()
+    assert says in text and ("is not tested" in text) == ("is not tested" in says), text
+
+
 EXPECT = """
 def expect(kind, **arguments):
     import time

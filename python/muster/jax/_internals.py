@@ -2,12 +2,14 @@
 
 JAX has no public way to add a cluster environment, or to connect a client without a service in process 0, and none to
 make an array over memory in a few microseconds. The names in this file exist in every release from 0.6.2 to 0.12.0,
-with different arguments. The tests run each of these releases.
+with different arguments. The tests run the releases of tests/jax/versions. An older release is refused; with a newer
+one, a warning is logged.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,20 +17,39 @@ from typing import Any
 import jax
 
 from muster._tls import Tls
-from muster.errors import MusterError, SettingsError
+from muster.errors import MusterError, SettingsError, UnsupportedRelease
 from muster.jax._preemption import FirstStepManager
+
+_LOG = logging.getLogger("muster")
+
+# The releases of JAX and jaxlib that are tested; an older one is refused.
+_OLDEST = (0, 6, 2)
+_NEWEST = (0, 12, 0)
+_SUPPORTED = f"muster.jax supports JAX and jaxlib {'.'.join(map(str, _OLDEST))} to {'.'.join(map(str, _NEWEST))}"
+_WITHOUT_IT = (
+    "A program joins its job without muster.jax if JAX_COORDINATOR_ADDRESS and JAX_COORDINATOR_BIND_ADDRESS=127.0.0.1:0 are set and "
+    "it calls jax.distributed.initialize()"
+)
 
 
 def _private(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise MusterError(
-            f"this release of JAX ({jax.__version__}) has no {name}: muster.jax is tested with JAX 0.6.2 to 0.12.0. Without it, "
-            "set JAX_COORDINATOR_ADDRESS and JAX_COORDINATOR_BIND_ADDRESS=127.0.0.1:0 and call jax.distributed.initialize()"
-        ) from error
+        raise UnsupportedRelease(f"JAX {jax.__version__} has no {name}: {_SUPPORTED}. {_WITHOUT_IT}") from error
 
 
+def _check_releases() -> None:
+    """Raises if JAX or jaxlib is too old, though it may have all names of this file: what they do may differ."""
+    for package, release in (("JAX", jax.__version_info__), ("jaxlib", _private("jaxlib.version").__version_info__)):
+        text = ".".join(map(str, release))
+        if tuple(release) < _OLDEST:
+            raise UnsupportedRelease(f"{package} {text} is too old: {_SUPPORTED}. {_WITHOUT_IT}")
+        if tuple(release[:2]) > _NEWEST[:2]:
+            _LOG.warning("%s %s is not tested: %s", package, text, _SUPPORTED)
+
+
+_check_releases()
 clusters: Any = _private("jax._src.clusters")
 distributed: Any = _private("jax._src.distributed")
 xla_bridge: Any = _private("jax._src.xla_bridge")
