@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from conftest import ORBAX_RELEASES, PATIENCE_S, TOOLS, clean_environment, orbax_interpreter
+from conftest import ORBAX_RELEASES, PATIENCE_S, TOOLS, clean_environment, orbax_interpreter, skip
 
 import muster.export
 from muster import SettingsError
@@ -77,9 +77,9 @@ def test_named_shardings_become_descriptions_of_the_planner_and_come_back(scene,
 
 
 @pytest.mark.parametrize("with_serialisation", ORBAX_RELEASES)
-def test_a_serialised_program_keeps_its_names(scene, with_serialisation):
+def test_a_serialised_program_keeps_its_names(request, scene, with_serialisation):
     if not orbax_interpreter(with_serialisation).exists():
-        pytest.skip(f"no environment with flatbuffers beside JAX {with_serialisation}: run tests/python/setup")
+        skip(request, f"flatbuffers beside JAX {with_serialisation}", "run tests/jax/setup, then tests/python/setup")
     program = scene.start([orbax_interpreter(with_serialisation), "-c", SHOW, "serialise"])
     check(described(scene, program))
     program.succeed()

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from conftest import PATIENCE_S, ROOT, TOOLS, Scene, clean_environment, interpreter
+from conftest import PATIENCE_S, ROOT, TOOLS, Scene, clean_environment, interpreter, skip
 
 # A process does this once it has joined: a sum over all processes, and a farewell.
 WORK = """
@@ -334,10 +334,10 @@ def test_a_killed_process_is_seen_and_a_restarted_one_joins_again(scene, release
     assert [task.state for task in tasks] == ["connected"] * 2 and tasks[0].unsynced
 
 
-def test_certificates_of_jax_are_used(scene, tmp_path):
+def test_certificates_of_jax_are_used(request, scene, tmp_path):
     release = "0.12.0"
     if not interpreter(release).exists():
-        pytest.skip(f"JAX {release} is not installed")
+        skip(request, f"JAX {release}", "run tests/jax/setup, then tests/python/setup")
     scene.start([TOOLS / "bin/muster", "tls", "new", tmp_path / "certs", "--name", "localhost"]).succeed()
     certs = tmp_path / "certs"
     server = scene.serve(
