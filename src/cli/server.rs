@@ -22,12 +22,12 @@ use crate::grpc::{self, ListenerJobRule};
 use crate::http::api::{GrpcListenerInfo, ServerInfo, Version, machine_name};
 use crate::http::{
     self, AccessControl, AppState, BodyBudget, EventStreamLimiter, HttpLimits, ListenerState,
-    ServerReadiness, Timelines, TokenFile,
+    ServerReadiness, TokenFile,
 };
 use crate::meter;
 use crate::service::findings::{self, FindingMetrics, FindingStore};
 use crate::service::reports::{self, TransferReportMetrics};
-use crate::service::{AuditLog, AuditedOperations};
+use crate::service::{AuditLog, AuditedOperations, Timelines};
 use crate::telemetry::event_log::log_events;
 use crate::telemetry::log::LogMetrics;
 use crate::telemetry::metrics::{EventCounters, MetricSource, MetricSources, Metrics};

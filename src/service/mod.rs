@@ -1,5 +1,5 @@
-//! The parts of the server that use no port: changes by operators and automatic rules, their audit, findings, and
-//! transfer reports.
+//! The parts of the server that use no port: changes by operators and automatic rules, their audit, findings,
+//! timelines, and transfer reports.
 //!
 //! The HTTP port translates requests to [`Operation`]s. Findings can request automatic exclusions. Begin at
 //! [`AuditedOperations::perform_audited`].
@@ -11,6 +11,7 @@
 //! | `actor_context.rs` | the author of a change |
 //! | `role.rs` | viewer < operator < admin |
 //! | `findings/` | detectors: conclusions from measurements, and automatic exclusions |
+//! | `timelines.rs` | the timeline of each job, recorded from its events |
 //! | `reports/` | transfer reports of native workers, outside of the state machine |
 
 mod actor_context;
@@ -19,8 +20,10 @@ pub mod findings;
 mod operations;
 pub mod reports;
 mod role;
+mod timelines;
 
 pub use actor_context::ActorContext;
 pub use audit::{AuditFailurePolicy, AuditLine, AuditLog, AuditOutcome, AuditPage};
 pub use operations::{AuditedOperations, Operation};
 pub use role::Role;
+pub use timelines::{CausalRole, JobTimeline, TIMELINE_ENTRIES_MAX, TimelineEntry, TimelineTone, Timelines};

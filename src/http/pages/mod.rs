@@ -64,7 +64,6 @@ use super::route_table::Routes;
 pub use escape::HtmlEscaper;
 pub(super) use frame::render_problem_page;
 pub use live::LiveHubs;
-pub use timeline::Timelines;
 
 /// Returns the address of a static file.
 pub(super) fn asset_path(name: &str) -> String {

@@ -11,13 +11,13 @@ use super::fragment::Fragment;
 use super::issues::last_arrival_time;
 use super::links::TaskLabel;
 use super::status::{TaskStatus, barrier_name, key_name};
-use super::timeline::JobTimeline;
 use crate::coordination::{
     BarrierKind, BarrierView, JobId, JobView, LiveSetRequestView, TaskId, TaskIncarnations, TaskPhase,
     TaskView, Timestamp, heartbeat_overdue_by,
 };
 use crate::http::extract::JobPath;
 use crate::http::{AppState, Problem};
+use crate::service::JobTimeline;
 use crate::service::findings::{self, Finding};
 use crate::service::reports::ReportStore;
 

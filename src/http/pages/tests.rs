@@ -13,7 +13,6 @@ use super::fragment::Fragment;
 use super::snapshot::JobSnapshot;
 use super::status::TaskStatus;
 use super::task_table::TaskTableQuery;
-use super::timeline::Timelines;
 use super::{drain, issues, job, overview, times};
 use crate::coordination::{
     Actor, ActorOrigin, CallId, Caller, ConnectionEnd, ConnectionId, Coordinator, Effect, FindingChange,
@@ -22,7 +21,7 @@ use crate::coordination::{
 };
 use crate::engine::Observer as _;
 use crate::service::findings::{self, DetectorInput, FindingTransition, run_detectors};
-use crate::service::reports;
+use crate::service::{Timelines, reports};
 
 const JOB: JobId = JobId(0);
 const SECOND: Duration = Duration::from_secs(1);

@@ -1,0 +1,331 @@
+//! Records the timeline of each job, as an [`Observer`] of events: what happened to its tasks, and what followed from
+//! the first cause of a failure.
+//!
+//! `engine` stores the events. They are recorded here as they happen, so frequent barriers cannot push entries out.
+//! Begin at [`Timelines`].
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::coordination::{
+    BarrierRecordWithArrivals, EventKind, FailureClass, JobEvent, JobId, RunNumber, RunOutcome, TaskId,
+    Timestamp, barrier_label,
+};
+use crate::engine::Observer;
+use crate::text::{escape_to_one_line, truncate_text};
+
+/// The maximum number of entries of a job.
+pub const TIMELINE_ENTRIES_MAX: usize = 400;
+/// The maximum number of characters of a barrier's name in an entry.
+const BARRIER_NAME_CHARS: usize = 120;
+/// Consecutive changes of many tasks are one entry if they are no further apart than this, in microseconds:
+/// the first is for normal changes, the second for trouble.
+const MERGE_WITHIN_US: u64 = 60_000_000;
+const MERGE_TROUBLE_WITHIN_US: u64 = 1_000_000;
+
+/// The relation of an entry to the failure of its run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CausalRole {
+    /// The first cause.
+    Cause,
+    /// A consequence of the first cause.
+    Consequence,
+    /// Neither.
+    Plain,
+}
+
+/// How serious a change is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TimelineTone {
+    /// A normal change.
+    Calm,
+    /// A change that somebody should know of.
+    Info,
+    /// A change that needs attention.
+    Warning,
+    /// A failure.
+    Bad,
+}
+
+/// A change of one task, or of many tasks at once.
+#[derive(Debug, Clone)]
+pub struct TimelineEntry {
+    /// The time of the first change.
+    pub at: Timestamp,
+    last_at: Timestamp,
+    /// The run of the changes.
+    pub run: RunNumber,
+    /// The kind of the changes, as in [`EventKind::kind`].
+    pub kind: &'static str,
+    /// The relation to the failure of the run.
+    pub role: CausalRole,
+    /// How serious the changes are.
+    pub tone: TimelineTone,
+    /// It counts as a consequence if a failure came before it.
+    is_trouble: bool,
+    /// The tasks.
+    pub tasks: Vec<TaskId>,
+    /// The reason.
+    pub text: String,
+    /// The task of the text, if the text is not about all tasks.
+    pub latest: Option<TaskId>,
+    /// The key that entries must share to be merged; `None` for entries that are never merged.
+    merge_key: Option<String>,
+}
+
+impl TimelineEntry {
+    fn from_event(event: &JobEvent) -> Option<Self> {
+        let tone = event_tone(&event.what)?;
+        Some(Self {
+            at: event.at,
+            last_at: event.at,
+            run: event.run,
+            kind: event.what.kind(),
+            role: if matches!(event.what, EventKind::FirstCause { .. }) {
+                CausalRole::Cause
+            } else {
+                CausalRole::Plain
+            },
+            tone,
+            is_trouble: tone == TimelineTone::Bad || matches!(event.what, EventKind::TaskSuspected { .. }),
+            tasks: event_tasks(&event.what),
+            text: event_text(event),
+            latest: None,
+            merge_key: merge_key(event),
+        })
+    }
+}
+
+/// Returns the tone of a change; `None` if it has no entry.
+fn event_tone(what: &EventKind) -> Option<TimelineTone> {
+    Some(match what {
+        // The exclusion has an entry of its own.
+        EventKind::BarrierStarted { .. } | EventKind::TaskFailed { class: FailureClass::Excluded, .. } => {
+            return None;
+        }
+        EventKind::BarrierPassed { without, .. } if without.is_empty() => return None,
+        EventKind::FirstCause { .. } | EventKind::TaskFailed { .. } | EventKind::BarrierFailed { .. } => {
+            TimelineTone::Bad
+        }
+        EventKind::RunEnded { outcome } if *outcome != RunOutcome::Completed => TimelineTone::Bad,
+        EventKind::TaskSuspected { .. }
+        | EventKind::TaskSuperseded { .. }
+        | EventKind::Fenced { .. }
+        | EventKind::Excluded { .. }
+        | EventKind::RegistrationRefused { .. }
+        | EventKind::FindingOpened { .. }
+        | EventKind::TransferFailed { .. }
+        | EventKind::JobDeleted { .. } => TimelineTone::Warning,
+        EventKind::DrainRequested { .. } | EventKind::PreemptionNoticed | EventKind::BarrierPassed { .. } => {
+            TimelineTone::Info
+        }
+        _ => TimelineTone::Calm,
+    })
+}
+
+/// Returns the key that changes must share to be merged into one entry: an empty one for normal changes, the
+/// cause for failures. Other changes are never merged.
+fn merge_key(event: &JobEvent) -> Option<String> {
+    match &event.what {
+        EventKind::TaskRegistering { .. }
+        | EventKind::TaskConnected { .. }
+        | EventKind::TaskDisconnected { .. }
+        | EventKind::TaskReturned { .. } => Some(String::new()),
+        EventKind::TaskFailed { class, .. } => Some(class.name().to_owned()),
+        EventKind::TaskSuspected { .. } => Some("suspected".to_owned()),
+        _ => None,
+    }
+}
+
+/// Returns the reason of a change, with the barrier it is about.
+fn event_text(event: &JobEvent) -> String {
+    let reason = escape_to_one_line(&event.reason);
+    match &event.what {
+        EventKind::BarrierFailed { barrier, counter } | EventKind::BarrierPassed { barrier, counter, .. } => {
+            let used = if *counter > 0 { format!(" (use {counter})") } else { String::new() };
+            let name = escape_to_one_line(barrier_label(barrier));
+            format!("{}{used}: {reason}", truncate_text(&name, BARRIER_NAME_CHARS, "…"))
+        }
+        _ => reason.into_owned(),
+    }
+}
+
+fn event_tasks(what: &EventKind) -> Vec<TaskId> {
+    match what {
+        EventKind::TaskRegistering { task, .. }
+        | EventKind::TaskConnected { task, .. }
+        | EventKind::TaskSuperseded { task, .. }
+        | EventKind::TaskSuspected { task }
+        | EventKind::TaskReturned { task }
+        | EventKind::TaskDisconnected { task }
+        | EventKind::TaskFailed { task, .. }
+        | EventKind::TransferFailed { task, .. }
+        | EventKind::RegistrationRefused { task, .. } => vec![*task],
+        EventKind::FirstCause { task } | EventKind::Fenced { task } => task.iter().copied().collect(),
+        EventKind::Excluded { tasks, .. } | EventKind::FindingOpened { tasks, .. } => tasks.clone(),
+        EventKind::HostsAssigned { tasks } | EventKind::HostsForgotten { tasks, .. } => tasks.clone(),
+        EventKind::BarrierPassed { without, .. } => without.clone(),
+        _ => Vec::new(),
+    }
+}
+
+/// The timeline of one job.
+#[derive(Debug, Default, Clone)]
+pub struct JobTimeline {
+    /// The entries, the latest last.
+    entries: VecDeque<Arc<TimelineEntry>>,
+    /// The run whose first cause is in the timeline.
+    run_with_cause: Option<RunNumber>,
+    /// Older entries were dropped.
+    pub is_truncated: bool,
+}
+
+impl JobTimeline {
+    fn add_or_merge(&mut self, mut entry: TimelineEntry) {
+        if entry.role == CausalRole::Cause {
+            self.run_with_cause = Some(entry.run);
+            self.mark_consequences_of(&entry);
+        } else if self.run_with_cause == Some(entry.run) && entry.is_trouble {
+            entry.role = CausalRole::Consequence;
+        }
+        if let Some(last) = self.entries.back_mut()
+            && let Some(shared) = &entry.merge_key
+            && last.merge_key.as_ref() == Some(shared)
+            && (last.kind, last.run, last.role) == (entry.kind, entry.run, entry.role)
+            && entry.at.0.saturating_sub(last.last_at.0)
+                < if shared.is_empty() { MERGE_WITHIN_US } else { MERGE_TROUBLE_WITHIN_US }
+        {
+            let last = Arc::make_mut(last);
+            last.last_at = entry.at;
+            // The merged text must hold for all tasks; otherwise it names the latest one.
+            if last.text != entry.text {
+                last.latest = entry.tasks.first().copied();
+                last.text = entry.text;
+            }
+            last.tasks.extend(entry.tasks);
+            return;
+        }
+        self.entries.push_back(Arc::new(entry));
+        if self.entries.len() > TIMELINE_ENTRIES_MAX {
+            self.entries.pop_front();
+            self.is_truncated = true;
+        }
+    }
+
+    /// Marks failures at the very time of a first cause as its consequences, although their events came
+    /// before it.
+    fn mark_consequences_of(&mut self, cause: &TimelineEntry) {
+        let with = self.entries.iter_mut().rev();
+        for entry in with.take_while(|entry| entry.at == cause.at && entry.run == cause.run) {
+            if entry.is_trouble && entry.tasks != cause.tasks {
+                Arc::make_mut(entry).role = CausalRole::Consequence;
+            }
+        }
+    }
+
+    /// Returns the entries, the latest first.
+    pub fn latest_first(&self) -> impl Iterator<Item = &TimelineEntry> + Clone {
+        self.entries.iter().rev().map(Arc::as_ref)
+    }
+}
+
+/// The timelines of all jobs.
+#[derive(Debug, Default)]
+pub struct Timelines(Mutex<HashMap<JobId, JobTimeline>>);
+
+impl Timelines {
+    fn lock_timelines(&self) -> MutexGuard<'_, HashMap<JobId, JobTimeline>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the timeline of a job.
+    #[must_use]
+    pub fn timeline_of(&self, job: JobId) -> JobTimeline {
+        self.lock_timelines().get(&job).cloned().unwrap_or_default()
+    }
+}
+
+impl Observer for Timelines {
+    fn on_event(&self, event: &JobEvent) {
+        if matches!(event.what, EventKind::JobDeleted { .. }) {
+            self.lock_timelines().remove(&event.job);
+        } else if let Some(entry) = TimelineEntry::from_event(event) {
+            self.lock_timelines().entry(event.job).or_default().add_or_merge(entry);
+        }
+    }
+
+    fn on_barrier_ended(&self, _ending: &BarrierRecordWithArrivals) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(kind: &'static str, task: i32, tone: TimelineTone, role: CausalRole) -> TimelineEntry {
+        let (at, run) = (Timestamp(task.unsigned_abs().into()), RunNumber(1));
+        let (tasks, text, shared) = (vec![TaskId(task)], kind.into(), Some(kind.into()));
+        let (is_trouble, latest) = (tone == TimelineTone::Bad, None);
+        TimelineEntry {
+            at,
+            last_at: at,
+            run,
+            kind,
+            role,
+            tone,
+            is_trouble,
+            tasks,
+            text,
+            latest,
+            merge_key: shared,
+        }
+    }
+
+    fn failed(timelines: &Timelines, at: u64, task: i32, class: FailureClass, reason: &str) {
+        let what = EventKind::TaskFailed { task: TaskId(task), class };
+        let (run, reason) = (RunNumber(1), reason.to_owned());
+        timelines.on_event(&JobEvent { at: Timestamp(at), job: JobId(0), run, what, reason });
+    }
+
+    #[test]
+    fn failures_are_one_line_only_where_they_have_one_cause() {
+        let timelines = Timelines::default();
+        failed(&timelines, 0, 1, FailureClass::ConnectionLost, "the host is gone");
+        failed(&timelines, 900_000, 2, FailureClass::ConnectionLost, "the host is gone");
+        failed(&timelines, 1_000_000, 3, FailureClass::HeartbeatTimeout, "no heartbeat for 100 s");
+        failed(&timelines, 2_500_000, 4, FailureClass::HeartbeatTimeout, "no heartbeat for 101 s");
+        failed(&timelines, 2_600_000, 5, FailureClass::Excluded, "its exclusion is told instead");
+        let told: Vec<_> = timelines
+            .timeline_of(JobId(0))
+            .latest_first()
+            .map(|m| (m.tasks.clone(), m.text.clone()))
+            .collect();
+        let wanted = [
+            (vec![TaskId(4)], "no heartbeat for 101 s"),
+            (vec![TaskId(3)], "no heartbeat for 100 s"),
+            (vec![TaskId(1), TaskId(2)], "the host is gone"),
+        ];
+        assert_eq!(told, wanted.map(|(tasks, text)| (tasks, text.to_owned())));
+    }
+
+    #[test]
+    fn simultaneous_events_are_one_line_and_consequences_name_their_cause() {
+        let mut happened = JobTimeline::default();
+        for task in 0..3 {
+            happened.add_or_merge(entry("task-connected", task, TimelineTone::Calm, CausalRole::Plain));
+        }
+        happened.add_or_merge(entry("first-cause", 1, TimelineTone::Bad, CausalRole::Cause));
+        for task in 0..3 {
+            happened.add_or_merge(entry("task-failed", task, TimelineTone::Bad, CausalRole::Plain));
+        }
+        let all: Vec<TaskId> = (0..3).map(TaskId).collect();
+        let told: Vec<_> = happened.latest_first().map(|m| (m.kind, m.role, m.tasks.clone())).collect();
+        assert_eq!(
+            told,
+            [
+                ("task-failed", CausalRole::Consequence, all.clone()),
+                ("first-cause", CausalRole::Cause, vec![TaskId(1)]),
+                ("task-connected", CausalRole::Plain, all.clone()),
+            ]
+        );
+    }
+}
