@@ -19,7 +19,7 @@ use super::coordination_client::CoordinationClient;
 use super::engine_host::EngineHost;
 use super::error::AgentError;
 use super::presence::UnregisteredReader;
-use super::{AgentConfig, channel, published_engine, roster, transfer_reports};
+use super::{AgentConfig, channel, published_engine, roster, task_states, transfer_reports};
 use crate::transfer::{DeviceId, Incarnation, MemberId, TaskId};
 
 /// A transfer engine for a task that another client has registered.
@@ -56,7 +56,7 @@ impl AttachedEngine {
         let call = "watch of tasks";
         let late = |_| AgentError::TimedOut { call, limit };
         let (states, version) = tokio::time::timeout(limit, states).await.map_err(late)??;
-        roster::check_connected(&states, config.task, incarnation)?;
+        task_states::check_connected(&states, config.task, incarnation)?;
         let here = MemberId::of_own_job(TaskId(config.task), incarnation);
         let host = EngineHost::start(config, here, devices, job.0.clone())?;
         publish_engine_record(&job.0, &host).await?;
@@ -75,7 +75,7 @@ impl AttachedEngine {
     /// Reports for the last time, and ends the engine. The task stays registered.
     pub async fn close(mut self) {
         if self.host.end_reason().is_none() {
-            self.host.send_final_report(&self.channel).await;
+            transfer_reports::send_final_report(&self.host, &self.channel).await;
         }
         self.host.shut_down(&mut self.background).await;
     }

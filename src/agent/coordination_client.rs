@@ -13,8 +13,9 @@ use tonic::{Code, Response, Status};
 
 use super::channel::PortProbe;
 use super::error::AgentError;
+use super::live_engines::RosterSource;
 use super::published_engine;
-use super::roster::RosterSource;
+use super::task_states::ReportedTaskState;
 use crate::proto::CoordinatedTask;
 use crate::proto::muster::v1::peer_jobs_client::PeerJobsClient;
 use crate::proto::muster::v1::{PeerEngineRequest, PeerTasksRequest};
@@ -46,19 +47,6 @@ pub struct CoordinationClient {
     incarnation: u64,
     /// The service incarnation with which this incarnation registered.
     run: u64,
-}
-
-/// The state of a task, as the service reports it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ReportedTaskState {
-    /// The task.
-    pub task: u32,
-    /// Whether it is connected.
-    pub connected: bool,
-    /// Its incarnation.
-    pub incarnation: u64,
-    /// Its error; empty if it has none.
-    pub error: String,
 }
 
 /// The failure of a call, with the barrier's counter if it has one.

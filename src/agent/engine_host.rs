@@ -12,19 +12,18 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
-use tonic::transport::Channel;
 
+use super::config::AgentConfig;
 use super::coordination_client::CoordinationClient;
-use super::peer_jobs::PeerJobs;
+use super::error::AgentError;
+use super::followed_jobs::PeerJobs;
+use super::live_engines::ClusterRoster;
+use super::published_engine;
+use super::report_state::ReportState;
 use super::retry::RetryBudget;
-use super::transfer_reports::{self, ReportState};
-use super::{AgentConfig, AgentError, ClusterRoster, published_engine};
 use crate::transfer::{
     DeviceId, MemberId, MemberInfo, Membership, PeerJob, PeerJobAccess, TaskId, TransferEngine,
 };
-
-/// The timeout of the last report.
-const FINAL_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The transfer engine of one incarnation of a task in its job.
 ///
@@ -256,12 +255,6 @@ impl EngineHost {
         let _ended = tokio::task::spawn_blocking(move || engine.shutdown()).await;
         let why = "its transfer engine was closed".to_owned();
         self.end(AgentError::LifeEnded { task: self.here().task.0, why });
-    }
-
-    /// Sends the last report. A task that has left cannot report.
-    pub(super) async fn send_final_report(&self, channel: &Channel) {
-        let report = transfer_reports::send_report(self, channel.clone());
-        let _told = tokio::time::timeout(FINAL_REPORT_TIMEOUT, report).await;
     }
 }
 

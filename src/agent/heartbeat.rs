@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::AgentError;
+use super::error::AgentError;
 use super::shared::AgentShared;
 
 /// Sends heartbeats at half of the timeout, each with that as its limit.

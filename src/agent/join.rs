@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 
-use super::coordination_client::{CoordinationClient, ReportedTaskState};
+use super::coordination_client::CoordinationClient;
 use super::engine_host::EngineHost;
 use super::shared::AgentShared;
+use super::task_states::ReportedTaskState;
 use super::{
     Agent, AgentConfig, AgentError, channel, heartbeat, preemption, published_engine, roster, topology,
     transfer_reports,

@@ -9,8 +9,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::AgentShared;
 use super::error::AgentError;
+use super::shared::AgentShared;
 use crate::transfer::{Incarnation, TaskId};
 
 /// The directory of the marks: by task, with the incarnation in hexadecimal digits.

@@ -4,7 +4,8 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{AgentShared, transfer_reports};
+use super::report_state;
+use super::shared::AgentShared;
 use crate::telemetry::metrics::ScrapeSamples;
 use crate::telemetry::metrics::catalogue::{self as metric, CATALOGUE, WORKER};
 use crate::transfer::{LaunchStage, TransportKind, registered_bytes};
@@ -15,8 +16,8 @@ pub(super) fn render_metrics(inner: &AgentShared) -> String {
     let here = engine.here();
     let (task, incarnation) = (here.task.to_string(), format!("{:016x}", here.incarnation.get()));
     page.add_integer_sample(&metric::ENGINE_INFO, &[env!("CARGO_PKG_VERSION"), &task, &incarnation], 1);
-    let clock = transfer_reports::with_report_state(&inner.report_state, |tally| tally.clock_offset());
-    for pair in transfer_reports::bytes_by_peer_and_transport(engine) {
+    let clock = report_state::with_report_state(&inner.report_state, |tally| tally.clock_offset());
+    for pair in report_state::bytes_by_peer_and_transport(engine) {
         let peer = match pair.peer_job.as_str() {
             "" => pair.peer.to_string(),
             job => format!("{job}/{}", pair.peer),

@@ -13,8 +13,9 @@
 //! | `attachment.rs` | a transfer engine for a task that another client of this process has registered |
 //! | `engine_host.rs` | the transfer engine of an agent or an attachment, with its roster, its reports and its end |
 //! | `channel.rs`, `coordination_client.rs` | the gRPC channel, and the calls of the protocol |
-//! | `roster.rs`, `published_engine.rs` | turns the task states into the engine's membership; the engine record that each worker publishes |
-//! | `peer_jobs.rs` | the tasks of other jobs that the program names as peers of its transfers |
+//! | `task_states.rs`, `live_engines.rs` | the task states; the connected tasks with the engine records that each worker publishes (`published_engine.rs`) |
+//! | `roster.rs` | turns the task states into the engine's membership |
+//! | `peer_jobs.rs`, `followed_jobs.rs` | the tasks of other jobs that the program names as peers of its transfers |
 //! | `presence.rs` | which tasks have registered, for a process that has not |
 //! | `task_claim.rs` | asks the service which task this process is |
 //! | `retry.rs` | repeats calls while the service is unreachable |
@@ -22,7 +23,7 @@
 //! | `topology.rs` | devices, published as JAX publishes them |
 //! | `transfer_access.rs` | which processes may connect to the transfer engine |
 //! | `preemption.rs` | preemption notices, and the step that all tasks agree on |
-//! | `transfer_reports.rs`, `clock_offset.rs` | transfer reports, and the offset of this host's clock |
+//! | `transfer_reports.rs`, `report_state.rs`, `clock_offset.rs` | transfer reports, and the offset of this host's clock |
 //! | `metrics.rs` | the worker's own metrics |
 //!
 //! - A task is in the engine's membership if it is connected and its engine record, written under its incarnation,
@@ -50,18 +51,22 @@ mod config;
 mod coordination_client;
 mod engine_host;
 mod error;
+mod followed_jobs;
 mod heartbeat;
 mod join;
+mod live_engines;
 mod live_set;
 mod metrics;
 mod peer_jobs;
 mod preemption;
 mod presence;
 mod published_engine;
+mod report_state;
 mod retry;
 mod roster;
 mod shared;
 mod task_claim;
+mod task_states;
 mod topology;
 mod transfer_access;
 mod transfer_reports;
@@ -80,12 +85,12 @@ pub use attachment::AttachedEngine;
 pub use config::{AgentConfig, AgentTlsFiles, DEVICES_MAX, device_id_of};
 pub use engine_host::EngineHost;
 pub use error::AgentError;
+pub use live_engines::ClusterRoster;
 pub use presence::{JobObserver, TaskPresence, admission_refusal, list_task_presences};
 pub use published_engine::EngineRecordError;
-pub use roster::ClusterRoster;
 pub use transfer_access::{TransferAccess, check_credentials_if_exposed};
 
-pub(crate) use roster::hash_members;
+pub(crate) use live_engines::hash_members;
 pub use task_claim::{GrantedTask, claim_task, own_claimant_id};
 
 use crate::transfer::{Incarnation, MemberId, TaskId, TransferEngine};
@@ -315,7 +320,7 @@ impl Agent {
     /// If the service does not let it leave, or not in time.
     pub async fn try_leave(&self, limit: Duration) -> Result<(), AgentError> {
         // The last report is sent before, because a task that has left cannot report.
-        self.inner.host.send_final_report(&self.channel).await;
+        transfer_reports::send_final_report(&self.inner.host, &self.channel).await;
         self.inner.leaving.store(true, Ordering::Release);
         let left = match self.inner.service.shutdown(limit).await {
             // The task may have left all the same, and only the answer was late.

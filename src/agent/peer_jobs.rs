@@ -13,55 +13,24 @@
 //!   again, this module asks the service again.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::runtime::Handle;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tonic::Code;
 
-use super::coordination_client::{CoordinationClient, ReportedTaskState};
+use super::coordination_client::CoordinationClient;
 use super::engine_host::EngineHost;
 use super::error::AgentError;
+use super::followed_jobs::{FollowedJob, PeerJobState};
+use super::live_engines::{ClusterRoster, LiveEngines, RosterSource};
 use super::published_engine;
-use super::roster::{ClusterRoster, LiveEngines, RosterSource, connected_incarnations};
+use super::task_states::{ReportedTaskState, connected_incarnations};
 use crate::transfer::{MemberId, PeerJob, PeerJobAccess, PeerTask, TaskId};
 
 /// The pause after a call that may succeed when it is repeated.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
-
-/// The other jobs that an engine follows.
-pub(super) struct PeerJobs {
-    service: CoordinationClient,
-    runtime: Handle,
-    followed: Mutex<FollowedJobs>,
-}
-
-/// The followed jobs, and the tasks that follow them.
-#[derive(Default)]
-struct FollowedJobs {
-    jobs: BTreeMap<PeerJob, FollowedJob>,
-    tasks: JoinSet<()>,
-}
-
-/// One followed job.
-struct FollowedJob {
-    /// The tasks that the program has named.
-    wanted: watch::Sender<BTreeSet<TaskId>>,
-    known: watch::Receiver<PeerJobState>,
-}
-
-/// The knowledge about a followed job.
-#[derive(Debug, Clone, Default)]
-enum PeerJobState {
-    /// The service has not answered yet.
-    #[default]
-    Nothing,
-    Tasks(ClusterRoster),
-    Refused(AgentError),
-}
 
 /// The calls by which a task of this job follows another job.
 struct PeerJobReader {
@@ -76,44 +45,6 @@ impl RosterSource for PeerJobReader {
 
     async fn engine_record(&self, member: MemberId) -> Result<Bytes, AgentError> {
         self.service.peer_engine_record(self.job, member).await
-    }
-}
-
-impl PeerJobs {
-    /// Returns the table of an engine that follows no job yet. It belongs to the present runtime.
-    pub fn new(service: CoordinationClient) -> Self {
-        Self { service, runtime: Handle::current(), followed: Mutex::default() }
-    }
-
-    /// Follows no job any more.
-    pub fn stop(&self) {
-        *self.followed.lock().unwrap_or_else(PoisonError::into_inner) = FollowedJobs::default();
-    }
-
-    /// Follows a job, if it is not followed yet, and wants these tasks of it.
-    fn follow(
-        &self,
-        host: &Arc<EngineHost>,
-        job: PeerJob,
-        tasks: &BTreeSet<TaskId>,
-    ) -> watch::Receiver<PeerJobState> {
-        let mut followed = self.followed.lock().unwrap_or_else(PoisonError::into_inner);
-        while followed.tasks.try_join_next().is_some() {}
-        if let Some(of_job) = followed.jobs.get(&job).filter(|of_job| !of_job.wanted.is_closed()) {
-            of_job.wanted.send_if_modified(|wanted| {
-                let before = wanted.len();
-                wanted.extend(tasks);
-                wanted.len() > before
-            });
-            return of_job.known.clone();
-        }
-        let (wanted, wants) = watch::channel(tasks.clone());
-        let (tell, known) = watch::channel(PeerJobState::default());
-        let reader = PeerJobReader { service: self.service.clone(), job: job.name().unwrap_or_default() };
-        let following = follow_peer_job(Arc::downgrade(host), job, reader, wants, tell);
-        followed.tasks.spawn_on(following, &self.runtime);
-        followed.jobs.insert(job, FollowedJob { wanted, known: known.clone() });
-        known
     }
 }
 
@@ -139,7 +70,7 @@ impl EngineHost {
                 self.wait_for_engines(&tasks.into_iter().collect::<Vec<_>>(), left).await?;
                 continue;
             }
-            let mut known = self.peer_jobs.follow(self, job, &tasks);
+            let mut known = follow(self, job, &tasks);
             let settled = known.wait_for(|known| is_settled(known, &tasks));
             tokio::select! {
                 // An engine that has ended has no peers, whatever it still knows of them.
@@ -152,6 +83,28 @@ impl EngineHost {
         }
         Ok(())
     }
+}
+
+/// Follows a job, if it is not followed yet, and wants these tasks of it.
+fn follow(host: &Arc<EngineHost>, job: PeerJob, tasks: &BTreeSet<TaskId>) -> watch::Receiver<PeerJobState> {
+    let mut followed = host.peer_jobs.followed.lock().unwrap_or_else(PoisonError::into_inner);
+    while followed.tasks.try_join_next().is_some() {}
+    if let Some(of_job) = followed.jobs.get(&job).filter(|of_job| !of_job.wanted.is_closed()) {
+        of_job.wanted.send_if_modified(|wanted| {
+            let before = wanted.len();
+            wanted.extend(tasks);
+            wanted.len() > before
+        });
+        return of_job.known.clone();
+    }
+    let (wanted, wants) = watch::channel(tasks.clone());
+    let (tell, known) = watch::channel(PeerJobState::default());
+    let reader =
+        PeerJobReader { service: host.peer_jobs.service.clone(), job: job.name().unwrap_or_default() };
+    let following = follow_peer_job(Arc::downgrade(host), job, reader, wants, tell);
+    followed.tasks.spawn_on(following, &host.peer_jobs.runtime);
+    followed.jobs.insert(job, FollowedJob { wanted, known: known.clone() });
+    known
 }
 
 /// Returns whether it is known of all tasks whether their engines can be used.

@@ -19,9 +19,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tonic::Code;
 
-use super::AgentShared;
 use super::error::AgentError;
-use super::roster::{ClusterRoster, hash_members};
+use super::live_engines::{ClusterRoster, hash_members};
+use super::shared::{AgentShared, AgreementPhase, StepAgreement};
 use crate::clock::Clock;
 use crate::transfer::MemberId;
 
@@ -38,22 +38,6 @@ const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(180);
 /// The time after which this task has learned what another task already knows: a loss, or that a barrier has
 /// passed.
 const ROSTER_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The state of the agreement.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct StepAgreement {
-    step: u64,
-    phase: AgreementPhase,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum AgreementPhase {
-    #[default]
-    Idle,
-    Agreeing,
-    Agreed(u64),
-    Failed,
-}
 
 /// Waits for a notice, then agrees on a step with the other tasks.
 pub(super) async fn watch_preemption_notice(inner: Arc<AgentShared>) {

@@ -9,10 +9,11 @@ use bytes::Bytes;
 
 use super::channel;
 use super::config::AgentConfig;
-use super::coordination_client::{CoordinationClient, ReportedTaskState};
+use super::coordination_client::CoordinationClient;
 use super::error::AgentError;
+use super::live_engines::RosterSource;
 use super::published_engine;
-use super::roster::RosterSource;
+use super::task_states::ReportedTaskState;
 use crate::transfer::{Incarnation, MemberId};
 
 /// The length of the longest value that [`JobObserver::get`] takes.

@@ -10,7 +10,22 @@ use tokio::sync::watch;
 
 use super::coordination_client::CoordinationClient;
 use super::engine_host::EngineHost;
-use super::preemption;
+
+/// The state of the agreement on a step (`preemption.rs`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct StepAgreement {
+    pub(super) step: u64,
+    pub(super) phase: AgreementPhase,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum AgreementPhase {
+    #[default]
+    Idle,
+    Agreeing,
+    Agreed(u64),
+    Failed,
+}
 
 /// The state that the agent and its background tasks share: an engine host that has registered.
 pub(super) struct AgentShared {
@@ -18,7 +33,7 @@ pub(super) struct AgentShared {
     pub service: Arc<CoordinationClient>,
     pub tasks: u32,
     pub notice: watch::Sender<Option<String>>,
-    pub sync: watch::Sender<preemption::StepAgreement>,
+    pub sync: watch::Sender<StepAgreement>,
     pub counters: Mutex<HashMap<String, i64>>,
 }
 

@@ -72,7 +72,6 @@ pub const PARTS: &[Part] = &[
             part: "http/api",
         }],
         with_circles: &[
-            "agent",
             "cli",
             "host_checks",
             "http",

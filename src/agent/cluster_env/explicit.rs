@@ -3,7 +3,7 @@
 //!
 //! Begin at `read_flags_or_variables`.
 
-use super::{
+use super::variables::{
     ClusterEnvError, DetectedClusterSystem, EnvironmentVariables, Parameter, SERVICE, Sourced, TASK, TASKS,
     conflict_error, nonempty_value, parse_task, parse_task_count,
 };

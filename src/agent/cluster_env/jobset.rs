@@ -3,10 +3,12 @@
 //! JobSet writes the values into labels of the pod, and the pod's specification exposes them as variables. This
 //! module reads the usual names of these variables. Begin at `detect_jobset`.
 
-use super::{
-    ClusterEnvError, DetectedClusterSystem, EnvironmentVariables, FieldsToDetect, Sourced, TASK, TASKS_MAX,
-    kubernetes, nonempty_value, parse_number, parse_task,
+use super::kubernetes;
+use super::variables::{
+    ClusterEnvError, DetectedClusterSystem, EnvironmentVariables, FieldsToDetect, Sourced, TASK,
+    nonempty_value, parse_number, parse_task,
 };
+use crate::coordination::TASKS_MAX;
 
 const HINT: &str = "JOBSET_NAME is set, so JOB_INDEX (from the label jobset.sigs.k8s.io/job-global-index), PROCESSES_IN_JOB (pods of each \
                     job) and JOB_COMPLETION_INDEX are needed: hand them on in the pod's specification";

@@ -2,7 +2,7 @@
 //!
 //! It calls no API server. Begin at `detect_indexed_job`.
 
-use super::{
+use super::variables::{
     ClusterEnvError, DetectedClusterSystem, EnvironmentVariables, FieldsToDetect, PORT, SERVICE, Sourced,
     nonempty_value,
 };

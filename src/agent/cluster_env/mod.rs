@@ -13,6 +13,8 @@
 //! | `jobset.rs` | Kubernetes JobSet | `JOBSET_NAME`, `JOB_INDEX`, `PROCESSES_IN_JOB`, `JOB_COMPLETION_INDEX` |
 //! | `kubernetes.rs` | Kubernetes indexed job | `JOB_COMPLETION_INDEX`, `MUSTER_SERVICE_HOST`, … |
 //! | `open_mpi.rs` | Open MPI | `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE` |
+//!
+//! `variables.rs` has the values that they share, their sources and their errors.
 
 mod explicit;
 mod jobset;
@@ -20,47 +22,16 @@ mod kubernetes;
 mod open_mpi;
 mod process_identity;
 mod slurm;
+mod variables;
 
-use std::collections::BTreeMap;
 use std::fmt;
-
-use crate::coordination::TASKS_MAX;
 
 pub use explicit::ClusterFlags;
 pub use process_identity::{DetectedProcessIdentity, MachineIds};
-
-/// Environment variables by name.
-pub type EnvironmentVariables = BTreeMap<String, String>;
-
-/// The default port of the service.
-pub const PORT: u16 = 8476;
-
-/// A value with its source.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sourced<T> {
-    /// The value.
-    pub value: T,
-    /// The flag or variable that it came from.
-    pub from: String,
-}
-
-impl<T: fmt::Display> fmt::Display for Sourced<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (from {})", self.value, self.from)
-    }
-}
-
-/// The values of one system; a value that it does not give is `None`.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct DetectedClusterSystem {
-    /// The name of the system, for people.
-    system: &'static str,
-    task: Option<Sourced<u32>>,
-    tasks: Option<Sourced<u32>>,
-    service: Option<Sourced<String>>,
-    /// The advice for a missing value.
-    hint: Option<&'static str>,
-}
+pub use variables::{ClusterEnvError, EnvironmentVariables, PORT, Sourced};
+use variables::{
+    DetectedClusterSystem, FieldsToDetect, Parameter, SERVICE, TASK, TASKS, conflict_error, nonempty_value,
+};
 
 /// The detected place of this process in its job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,103 +44,6 @@ pub struct ClusterEnv {
     pub service: Sourced<String>,
     /// The systems that were detected.
     pub systems: Vec<&'static str>,
-}
-
-/// The reason for which the place of this process is unknown.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ClusterEnvError {
-    /// The value of a variable is malformed.
-    #[error("{variable} is {value:?}, which is not {wanted}: set it right{}", flag_advice(.variable, .flag))]
-    Malformed {
-        /// The variable.
-        variable: String,
-        /// The value.
-        value: String,
-        /// The expected form.
-        wanted: &'static str,
-        /// The flag that overrides it.
-        flag: &'static str,
-    },
-    /// Two sources disagree.
-    #[error("{what} is {first} but also {second}: say which is right with {flag}")]
-    Conflict {
-        /// The parameter.
-        what: &'static str,
-        /// The value and source of one.
-        first: String,
-        /// The value and source of the other.
-        second: String,
-        /// The flag that overrides both.
-        flag: &'static str,
-    },
-    /// No source gives the value.
-    #[error("nothing says {what} ({looked}): give {flag}, or set {variable}{hint}")]
-    Missing {
-        /// The parameter.
-        what: &'static str,
-        /// The sources that were searched.
-        looked: String,
-        /// The flag that sets it.
-        flag: &'static str,
-        /// The variable that sets it.
-        variable: &'static str,
-        /// Further advice.
-        hint: String,
-    },
-    /// The number of the task is beyond the number of tasks.
-    #[error("task {task} does not exist among {tasks} task(s): they are numbered from 0")]
-    TaskOutOfRange {
-        /// The task.
-        task: Sourced<u32>,
-        /// The number of tasks.
-        tasks: Sourced<u32>,
-    },
-}
-
-const TASK: Parameter =
-    Parameter { what: "which task this is", flag: "--task", variable: "MUSTER_PROCESS_ID=N" };
-const TASKS: Parameter =
-    Parameter { what: "how many tasks there are", flag: "--tasks", variable: "MUSTER_NUM_PROCESSES=N" };
-const SERVICE: Parameter = Parameter {
-    what: "where the service is",
-    flag: "--service",
-    variable: "JAX_COORDINATOR_ADDRESS=HOST:PORT",
-};
-
-/// The parameters that are still unknown. Other variables are not read, so a user who gives a flag need not
-/// correct the environment.
-#[derive(Debug, Clone, Copy)]
-struct FieldsToDetect {
-    task: bool,
-    tasks: bool,
-    service: bool,
-}
-
-impl FieldsToDetect {
-    /// Returns the number of the task, if it is unknown.
-    fn parse_task(
-        self,
-        variables: &EnvironmentVariables,
-        name: &str,
-    ) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
-        if self.task { parse_task(variables, name) } else { Ok(None) }
-    }
-
-    /// Returns the number of tasks, if it is unknown.
-    fn parse_task_count(
-        self,
-        variables: &EnvironmentVariables,
-        name: &str,
-    ) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
-        if self.tasks { parse_task_count(variables, name) } else { Ok(None) }
-    }
-}
-
-struct Parameter {
-    what: &'static str,
-    flag: &'static str,
-    variable: &'static str,
 }
 
 impl ClusterEnv {
@@ -264,20 +138,6 @@ fn explicit_or_agreed<T: PartialEq + fmt::Display>(
     }
 }
 
-/// Returns the advice to give the flag, unless the flag itself is wrong.
-fn flag_advice(variable: &str, flag: &str) -> String {
-    if variable == flag { String::new() } else { format!(", or give {flag}") }
-}
-
-fn conflict_error<T: fmt::Display>(
-    question: &Parameter,
-    first: &Sourced<T>,
-    second: &Sourced<T>,
-) -> ClusterEnvError {
-    let (first, second) = (first.to_string(), second.to_string());
-    ClusterEnvError::Conflict { what: question.what, first, second, flag: question.flag }
-}
-
 fn missing_error(question: &Parameter, found: &[DetectedClusterSystem]) -> ClusterEnvError {
     let looked = if found.is_empty() {
         "no system that starts processes was detected".to_owned()
@@ -292,43 +152,6 @@ fn missing_error(question: &Parameter, found: &[DetectedClusterSystem]) -> Clust
         variable: question.variable,
         hint,
     }
-}
-
-/// Parses a variable as a number.
-fn parse_number(
-    variables: &EnvironmentVariables,
-    name: &str,
-    question: &Parameter,
-    most: u32,
-) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
-    let Some(text) = nonempty_value(variables, name) else { return Ok(None) };
-    match text.parse::<u32>().ok().filter(|number| *number <= most) {
-        Some(value) => Ok(Some(Sourced { value, from: name.to_owned() })),
-        None => Err(ClusterEnvError::Malformed {
-            variable: name.to_owned(),
-            value: text.to_owned(),
-            wanted: "a number in range",
-            flag: question.flag,
-        }),
-    }
-}
-
-/// Parses a variable as the number of a task.
-fn parse_task(variables: &EnvironmentVariables, name: &str) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
-    parse_number(variables, name, &TASK, TASKS_MAX - 1)
-}
-
-/// Parses a variable as a number of tasks.
-fn parse_task_count(
-    variables: &EnvironmentVariables,
-    name: &str,
-) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
-    parse_number(variables, name, &TASKS, TASKS_MAX)
-}
-
-/// Returns a variable that is set and not empty.
-fn nonempty_value<'a>(variables: &'a EnvironmentVariables, name: &str) -> Option<&'a str> {
-    variables.get(name).map(|text| text.trim()).filter(|text| !text.is_empty())
 }
 
 /// Returns the address with a port, the default one if it has none.

@@ -2,7 +2,9 @@
 //!
 //! It finds no service address: Open MPI provides none. Begin at `detect_open_mpi`.
 
-use super::{ClusterEnvError, DetectedClusterSystem, EnvironmentVariables, FieldsToDetect, nonempty_value};
+use super::variables::{
+    ClusterEnvError, DetectedClusterSystem, EnvironmentVariables, FieldsToDetect, nonempty_value,
+};
 
 /// Returns the values of Open MPI, which do not include the service address.
 pub(super) fn detect_open_mpi(

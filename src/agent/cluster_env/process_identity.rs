@@ -17,7 +17,9 @@ use std::path::Path;
 
 use ring::digest::{SHA256, digest};
 
-use super::{ClusterEnvError, EnvironmentVariables, Parameter, Sourced, nonempty_value, parse_number};
+use super::variables::{
+    ClusterEnvError, EnvironmentVariables, Parameter, Sourced, nonempty_value, parse_number,
+};
 use crate::coordination::ProcessIdentity;
 
 const HOST: Parameter =

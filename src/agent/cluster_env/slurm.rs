@@ -2,7 +2,7 @@
 //!
 //! It ignores batch scripts, because they are not tasks of the step. Begin at `detect_slurm`.
 
-use super::{
+use super::variables::{
     ClusterEnvError, DetectedClusterSystem, EnvironmentVariables, FieldsToDetect, PORT, Sourced,
     nonempty_value,
 };
