@@ -1,7 +1,7 @@
 // The demo: pages that were loaded once show the actions of its workers as they happen.
-import { accessible, finish, open, stage, url, wrong } from './stage.mjs';
+import { accessible, finish, launchBrowser, open, url, wrong } from './harness.mjs';
 
-const browser = await stage();
+const browser = await launchBrowser();
 const patience = { timeout: 60000 };
 const follow = async (path) => {
   const page = await open(browser);

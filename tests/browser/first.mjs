@@ -1,7 +1,7 @@
 // The failure of a run is the first issue, and findings that no longer hold disappear at once.
-import { ask, finish, open, stage, url, wrong } from './stage.mjs';
+import { ask, finish, launchBrowser, open, url, wrong } from './harness.mjs';
 
-const browser = await stage();
+const browser = await launchBrowser();
 const page = await open(browser);
 await page.goto(`${url}/jobs/stop`);
 await page.waitForSelector('.follow:not(.lost):has-text("live")');

@@ -1,7 +1,7 @@
 // From the overview to excluding a task, so that the others pass, by keyboard alone.
-import { ask, finish, open, stage, url, wrong } from './stage.mjs';
+import { ask, finish, launchBrowser, open, url, wrong } from './harness.mjs';
 
-const browser = await stage();
+const browser = await launchBrowser();
 const page = await open(browser);
 const focused = () => page.evaluate(() => {
   const it = document.activeElement;

@@ -1,8 +1,8 @@
 // The delay of a change: from its cause, by the wall clock, until the document shows it.
-import { ask, finish, open, stage, url, wrong } from './stage.mjs';
+import { ask, finish, launchBrowser, open, url, wrong } from './harness.mjs';
 
 const rounds = Number(process.env.MUSTER_ROUNDS ?? 40);
-const browser = await stage();
+const browser = await launchBrowser();
 const page = await open(browser);
 
 // Returns the time at which the document begins or ceases to have an element with this selector and text.

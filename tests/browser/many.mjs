@@ -1,8 +1,8 @@
 // Ten thousand tasks: load time and size of the page, delay of a change, cost of a viewer.
 import { readFileSync } from 'node:fs';
-import { accessible, ask, finish, open, stage, url, walk, wrong } from './stage.mjs';
+import { accessible, ask, finish, launchBrowser, open, url, walk, wrong } from './harness.mjs';
 
-const browser = await stage();
+const browser = await launchBrowser();
 let page = await open(browser);
 // The median of several loads. If other processes keep the machine busy, it is measured again, twice at most.
 const limit = Number(process.env.MUSTER_LOAD_MS);

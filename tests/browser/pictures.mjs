@@ -1,10 +1,10 @@
 // Takes screenshots of the pages: light and dark, wide and narrow.
 import { mkdirSync } from 'node:fs';
-import { ask, finish, open, stage, url } from './stage.mjs';
+import { ask, finish, launchBrowser, open, url } from './harness.mjs';
 
 const out = process.env.MUSTER_PICTURES ?? '../../target/pictures';
 mkdirSync(out, { recursive: true });
-const browser = await stage();
+const browser = await launchBrowser();
 const wide = { width: 1400, height: 900 };
 const narrow = { width: 420, height: 844 };
 const take = async (name, path, options, full = true) => {

@@ -1,7 +1,7 @@
 // The search: a key focuses it on every page, and it finds jobs, tasks and hosts, also without JavaScript.
-import { accessible, finish, open, stage, url, wrong } from './stage.mjs';
+import { accessible, finish, launchBrowser, open, url, wrong } from './harness.mjs';
 
-const browser = await stage();
+const browser = await launchBrowser();
 const page = await open(browser);
 const focused = () => page.evaluate(() => document.activeElement.id || document.activeElement.name || document.activeElement.nodeName);
 const search = async (words) => {

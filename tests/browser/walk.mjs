@@ -1,7 +1,7 @@
 // Every page, with and without JavaScript, and the delay of changes.
-import { accessible, ask, finish, open, stage, url, walk, wrong } from './stage.mjs';
+import { accessible, ask, finish, launchBrowser, open, url, walk, wrong } from './harness.mjs';
 
-const browser = await stage();
+const browser = await launchBrowser();
 const pages = [
   '/', '/transfers', '/audit', '/api', '/guide/start', '/guide/arrays', '/guide/data', '/guide/live', '/guide/preemption',
   '/guide/resharding', '/guide/platforms', '/guide/troubleshooting', '/guide/states', '/guide/findings', '/guide/alerts',

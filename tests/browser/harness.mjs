@@ -21,7 +21,7 @@ export const wrong = (text) => {
   wrongs.push(text);
 };
 
-export const stage = async () => {
+export const launchBrowser = async () => {
   const browser = await chromium.launch({ executablePath: process.env.MUSTER_CHROMIUM, args: ['--no-sandbox', '--disable-dev-shm-usage', '--force-color-profile=srgb'] });
   return browser;
 };
