@@ -1,5 +1,5 @@
 // Transfers that end early: `cancel SERVICE`, a recoverable job of two tasks, both in this process.
-#include "scene.h"
+#include "checks.h"
 
 #include <pthread.h>
 

@@ -1,5 +1,5 @@
 // Faults that sanitizers must find in programs that use the library: `faults leak|use-after-free|overflow|none`.
-#include "scene.h"
+#include "checks.h"
 
 int main(int argc, char **argv) {
     CHECK(argc == 2);

@@ -1,5 +1,5 @@
 // A process that forks: `fork SERVICE`, a job of one task.
-#include "scene.h"
+#include "checks.h"
 
 #include <sys/wait.h>
 

@@ -1,5 +1,5 @@
 // A task that joins a job of three alone: `missing SERVICE`.
-#include "scene.h"
+#include "checks.h"
 
 int main(int argc, char **argv) {
     CHECK(argc == 2);

@@ -1,5 +1,5 @@
 // Every function used wrongly: `misuse SERVICE`, a job of one task. Nothing may crash, and each error says what is wrong.
-#include "scene.h"
+#include "checks.h"
 
 #define ARGUMENT(words, call) REFUSES(MUSTER_STATUS_INVALID_ARGUMENT, words, call)
 #define HANDLE(call) REFUSES(MUSTER_STATUS_INVALID_HANDLE, "no handle", call)

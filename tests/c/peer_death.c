@@ -1,5 +1,5 @@
 // Two tasks that move memory until one of them is killed: `peer_death SERVICE TASK TRANSPORT`. Task 0 survives.
-#include "scene.h"
+#include "checks.h"
 
 static const size_t LEN = 3 << 20;
 

@@ -1,6 +1,6 @@
 // One of two tasks that reach the service by mutual TLS and each other by encrypted TCP, with a token:
 // `secure SERVICE TASK FOLDER`, where the folder has the certificates.
-#include "scene.h"
+#include "checks.h"
 
 static char paths[6][512];
 

@@ -1,5 +1,5 @@
 // A task whose service is killed: `service_death SERVICE`. SIGPIPE and other signals have their default actions.
-#include "scene.h"
+#include "checks.h"
 
 int main(int argc, char **argv) {
     CHECK(argc == 2);

@@ -1,5 +1,5 @@
 // Many threads on the handles of one process: `threads SERVICE`, a recoverable job of two tasks, both in this process.
-#include "scene.h"
+#include "checks.h"
 
 #include <pthread.h>
 

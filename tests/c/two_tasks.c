@@ -1,5 +1,5 @@
 // One of two tasks that do together what the interface offers: `two_tasks SERVICE TASK`.
-#include "scene.h"
+#include "checks.h"
 
 #include <dirent.h>
 

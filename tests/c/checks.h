@@ -1,6 +1,6 @@
 // Shared by the test programs in C: checks that end the program with the error of the library, and contents of buffers.
-#ifndef SCENE_H
-#define SCENE_H
+#ifndef CHECKS_H
+#define CHECKS_H
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE

@@ -7,13 +7,13 @@ use rustix::process::Signal;
 use crate::harness::{CommandOutput, MusterServer, Process, TempFolder, run};
 use crate::programs::{Compiler, command, sources, start};
 
-/// Compiles programs with each compiler and calls `scene` with them.
-fn with_each_compiler(names: &[&str], mut scene: impl FnMut(&[&Path])) {
+/// Compiles programs with each compiler and calls `scenario` with them.
+fn with_each_compiler(names: &[&str], mut scenario: impl FnMut(&[&Path])) {
     for compiler in Compiler::installed() {
         let folder = TempFolder::new(&format!("c-{}-{compiler:?}", names[0]));
         let programs: Vec<_> =
             names.iter().map(|name| compiler.compile(&sources().join(name), &folder)).collect();
-        scene(&programs.iter().map(AsRef::as_ref).collect::<Vec<_>>());
+        scenario(&programs.iter().map(AsRef::as_ref).collect::<Vec<_>>());
     }
 }
 
