@@ -2,7 +2,8 @@
 //!
 //! Begin at `run_checks`.
 
-use super::{CheckResult, CheckState, HostCheck, HostRoot, ProbeResults};
+use super::check::{CheckVerdict, CheckState, HostCheck, ProbeResults};
+use super::root::HostRoot;
 
 pub(super) fn run_checks(root: &HostRoot, probed: &ProbeResults) -> Vec<HostCheck> {
     vec![
@@ -70,26 +71,26 @@ fn version_in_text(text: &str) -> Option<String> {
     text.split_whitespace().find(digits).map(str::to_owned)
 }
 
-fn check_driver(root: &HostRoot, first: &str) -> CheckResult {
+fn check_driver(root: &HostRoot, first: &str) -> CheckVerdict {
     let running = root
         .read_text("/proc/driver/nvidia/version")
         .map(|text| version_in_text(&text).unwrap_or_else(|| "of unknown version".to_owned()))
         .or_else(|| version_in_text(&root.read_text("/sys/module/nvidia/version")?));
     let library = find_library(root, first, "libcuda.so.");
     match (running, library) {
-        (Some(version), Some((path, _))) => CheckResult::good(format!("{version}, {path}")),
-        (Some(version), None) => CheckResult::missing(
+        (Some(version), Some((path, _))) => CheckVerdict::good(format!("{version}, {path}")),
+        (Some(version), None) => CheckVerdict::missing(
             format!("{version} runs, but libcuda.so.1 is not to be found"),
             "docker run --gpus all ...   # or install the driver's libraries",
         ),
-        (None, Some((path, _))) => CheckResult::missing(
+        (None, Some((path, _))) => CheckVerdict::missing(
             format!("{path} is there, but no driver runs"),
             "sudo modprobe nvidia && nvidia-smi",
         ),
         (None, None) if root.exists("/dev/nvidia0") => {
-            CheckResult::missing("a device is there without its driver", "nvidia-smi")
+            CheckVerdict::missing("a device is there without its driver", "nvidia-smi")
         }
-        (None, None) => CheckResult::without_fix(
+        (None, None) => CheckVerdict::without_fix(
             CheckState::Missing,
             "none, and no GPU",
             Some("this host has no GPU, and buffers in its memory move without one"),
@@ -97,9 +98,9 @@ fn check_driver(root: &HostRoot, first: &str) -> CheckResult {
     }
 }
 
-fn check_nccl(root: &HostRoot, first: &str) -> CheckResult {
+fn check_nccl(root: &HostRoot, first: &str) -> CheckVerdict {
     let Some((path, real)) = find_library(root, first, "libnccl.so.") else {
-        return CheckResult::missing(
+        return CheckVerdict::missing(
             "not to be found where the loader looks, LD_LIBRARY_PATH included",
             "sudo apt-get install libnccl2   # or the wheel nvidia-nccl-cu13, with its folder on LD_LIBRARY_PATH",
         );
@@ -109,19 +110,19 @@ fn check_nccl(root: &HostRoot, first: &str) -> CheckResult {
         .map(|numbers| numbers.split('.').filter_map(|number| number.parse().ok()).collect())
         .unwrap_or_default();
     match numbers[..] {
-        [major, minor, ..] if (major, minor) < (2, 28) => CheckResult::improvable(
+        [major, minor, ..] if (major, minor) < (2, 28) => CheckVerdict::improvable(
             format!("{major}.{minor}, {path}"),
             "sudo apt-get install --only-upgrade libnccl2   # 2.28 and later can give up a communicator in order",
         ),
-        [_, _, ..] => CheckResult::good(format!("{}, {path}", real.trim_start_matches("libnccl.so."))),
-        _ => CheckResult::good(format!("{path}, of unknown version")),
+        [_, _, ..] => CheckVerdict::good(format!("{}, {path}", real.trim_start_matches("libnccl.so."))),
+        _ => CheckVerdict::good(format!("{path}, of unknown version")),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host_checks::root::fake::FakeHost;
+    use crate::host_checks::fake_host::FakeHost;
 
     #[test]
     fn the_driver_needs_its_library_and_the_library_its_driver() {

@@ -2,7 +2,8 @@
 //!
 //! The checks use the results of probes in `ProbeResults`, and do not run probes. Begin at `run_checks`.
 
-use super::{CheckResult, HostCheck, HostRoot, ProbeResults};
+use super::check::{CheckVerdict, HostCheck, ProbeResults};
+use super::root::HostRoot;
 use crate::text::format_bytes;
 
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";
@@ -38,8 +39,8 @@ pub(super) fn run_checks(root: &HostRoot, probed: &ProbeResults) -> Vec<HostChec
             "sealed memory files",
             "arenas are sealed memory files, which peers map: the fastest way between processes of a host",
             match &probed.memory_file {
-                Ok(()) => CheckResult::good("1 GiB can be made"),
-                Err(why) => CheckResult::missing(
+                Ok(()) => CheckVerdict::good("1 GiB can be made"),
+                Err(why) => CheckVerdict::missing(
                     format!("cannot be made: {why}"),
                     "uname -r   # needs Linux 5.1, and memfd_create allowed by the container's seccomp profile",
                 ),
@@ -65,19 +66,19 @@ fn selected_mode(text: &str) -> Option<&str> {
     text.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))
 }
 
-fn check_huge_pages(root: &HostRoot, file: &str, good: &[&str], wanted: &str) -> CheckResult {
+fn check_huge_pages(root: &HostRoot, file: &str, good: &[&str], wanted: &str) -> CheckVerdict {
     let path = format!("{THP}/{file}");
     let fix = format!("echo {wanted} | sudo tee {path}");
     let Some(text) = root.read_text(&path) else {
-        return CheckResult::missing(
+        return CheckVerdict::missing(
             format!("{path} is not there: the kernel has none, or /sys is not mounted"),
             "grep TRANSPARENT_HUGEPAGE /boot/config-$(uname -r)   # not set: boot a kernel that has it; else mount /sys here",
         );
     };
     match selected_mode(&text) {
-        Some(word) if good.contains(&word) => CheckResult::good(word),
-        Some(word) => CheckResult::improvable(truncate_to_line(word), fix),
-        None => CheckResult::improvable("it says nothing", fix),
+        Some(word) if good.contains(&word) => CheckVerdict::good(word),
+        Some(word) => CheckVerdict::improvable(truncate_to_line(word), fix),
+        None => CheckVerdict::improvable("it says nothing", fix),
     }
 }
 
@@ -86,14 +87,14 @@ fn truncate_to_line(text: &str) -> String {
     text.chars().filter(|letter| !letter.is_control()).take(40).collect()
 }
 
-fn check_reserved_huge_pages(root: &HostRoot) -> CheckResult {
+fn check_reserved_huge_pages(root: &HostRoot) -> CheckVerdict {
     let pages = root.read_number("/proc/sys/vm/nr_hugepages").unwrap_or(0);
     if pages == 0 {
-        return CheckResult::good("none");
+        return CheckVerdict::good("none");
     }
     let size = read_number_field(root, "/proc/meminfo", "Hugepagesize:").unwrap_or(2048) << 10;
     let found = format!("{pages} pages, {}", format_bytes(pages.saturating_mul(size)));
-    CheckResult::improvable(found, "sudo sysctl vm.nr_hugepages=0   # unless something else uses them")
+    CheckVerdict::improvable(found, "sudo sysctl vm.nr_hugepages=0   # unless something else uses them")
 }
 
 /// Returns the number after `name` in a file of lines such as `MemTotal: 5 kB`.
@@ -102,13 +103,13 @@ pub(super) fn read_number_field(root: &HostRoot, path: &str, name: &str) -> Opti
     text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())
 }
 
-fn check_dev_shm(size: Option<u64>) -> CheckResult {
+fn check_dev_shm(size: Option<u64>) -> CheckVerdict {
     const ENOUGH: u64 = 1 << 30;
     let fix = "sudo mount -o remount,size=8G /dev/shm   # in a container: docker run --shm-size=8g";
     match size {
-        None => CheckResult::missing("not mounted", "sudo mount -t tmpfs -o size=8G tmpfs /dev/shm"),
-        Some(size) if size < ENOUGH => CheckResult::improvable(format_bytes(size), fix),
-        Some(size) => CheckResult::good(format_bytes(size)),
+        None => CheckVerdict::missing("not mounted", "sudo mount -t tmpfs -o size=8G tmpfs /dev/shm"),
+        Some(size) if size < ENOUGH => CheckVerdict::improvable(format_bytes(size), fix),
+        Some(size) => CheckVerdict::good(format_bytes(size)),
     }
 }
 
@@ -123,14 +124,14 @@ pub(super) fn read_process_limit(root: &HostRoot, name: &str) -> Option<(Option<
     Some((value()?, value()?))
 }
 
-fn check_locked_memory(root: &HostRoot) -> CheckResult {
+fn check_locked_memory(root: &HostRoot) -> CheckVerdict {
     const ENOUGH: u64 = 1 << 30;
     let fix = "ulimit -l unlimited   # for good: memlock in /etc/security/limits.conf, LimitMEMLOCK= of a unit, docker run --ulimit memlock=-1";
     match read_process_limit(root, "Max locked memory") {
-        None => CheckResult::improvable("the limit is not known", fix),
-        Some((None, _)) => CheckResult::good("unlimited"),
-        Some((Some(soft), _)) if soft >= ENOUGH => CheckResult::good(format_bytes(soft)),
-        Some((Some(soft), _)) => CheckResult::improvable(format_bytes(soft), fix),
+        None => CheckVerdict::improvable("the limit is not known", fix),
+        Some((None, _)) => CheckVerdict::good("unlimited"),
+        Some((Some(soft), _)) if soft >= ENOUGH => CheckVerdict::good(format_bytes(soft)),
+        Some((Some(soft), _)) => CheckVerdict::improvable(format_bytes(soft), fix),
     }
 }
 
@@ -167,7 +168,7 @@ pub(super) fn least_cgroup_limit(
     places.iter().filter_map(|place| limit(root, place)).min()
 }
 
-fn check_memory_limit(root: &HostRoot) -> CheckResult {
+fn check_memory_limit(root: &HostRoot) -> CheckVerdict {
     const ENOUGH: u64 = 4 << 30;
     let total = read_number_field(root, "/proc/meminfo", "MemTotal:").map(|kib| kib.saturating_mul(1 << 10));
     let limited = least_cgroup_limit(root, "memory", |root, place| {
@@ -178,7 +179,7 @@ fn check_memory_limit(root: &HostRoot) -> CheckResult {
     let limited = limited.filter(|limit| total.is_none_or(|total| *limit < total));
     let hidden = "mount -t proc proc /proc   # /proc/meminfo tells it, and cannot be read here";
     let fix = "ps -eo rss,args --sort=-rss | head   # who has it; or raise the limit of the container";
-    let Some(total) = total else { return CheckResult::improvable("its size is not known", hidden) };
+    let Some(total) = total else { return CheckVerdict::improvable("its size is not known", hidden) };
     let available = read_number_field(root, "/proc/meminfo", "MemAvailable:")
         .map_or(total, |kib| kib.saturating_mul(1 << 10));
     let found = match limited {
@@ -193,9 +194,9 @@ fn check_memory_limit(root: &HostRoot) -> CheckResult {
         None => format!("{} available of {}, no limit", format_bytes(available), format_bytes(total)),
     };
     if available.min(limited.unwrap_or(u64::MAX)) < ENOUGH {
-        CheckResult::improvable(found, fix)
+        CheckVerdict::improvable(found, fix)
     } else {
-        CheckResult::good(found)
+        CheckVerdict::good(found)
     }
 }
 
@@ -203,7 +204,7 @@ fn check_memory_limit(root: &HostRoot) -> CheckResult {
 mod tests {
     use super::*;
     use crate::host_checks::CheckState;
-    use crate::host_checks::root::fake::FakeHost;
+    use crate::host_checks::fake_host::FakeHost;
 
     #[test]
     fn huge_pages_are_good_when_they_can_be_asked_for() {

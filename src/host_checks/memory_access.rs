@@ -2,7 +2,8 @@
 //!
 //! The checks use the results of probes in `ProbeResults`, and do not run probes. Begin at `run_checks`.
 
-use super::{CheckResult, HostCheck, HostRoot, ProbeResults};
+use super::check::{CheckVerdict, HostCheck, ProbeResults};
+use super::root::HostRoot;
 
 pub(super) fn run_checks(root: &HostRoot, probed: &ProbeResults) -> Vec<HostCheck> {
     vec![
@@ -11,8 +12,8 @@ pub(super) fn run_checks(root: &HostRoot, probed: &ProbeResults) -> Vec<HostChec
             "transfers by shared memory",
             "one copy between two processes, at the speed of memory",
             match &probed.shared_memory {
-                Ok(()) => CheckResult::good("two processes moved bytes by it"),
-                Err(why) => CheckResult::missing(
+                Ok(()) => CheckVerdict::good("two processes moved bytes by it"),
+                Err(why) => CheckVerdict::missing(
                     format!("two processes could not: {why}"),
                     "muster transfer bench --transport shm --size 1MiB",
                 ),
@@ -27,7 +28,7 @@ pub(super) fn run_checks(root: &HostRoot, probed: &ProbeResults) -> Vec<HostChec
     ]
 }
 
-fn check_process_memory(root: &HostRoot, outcome: &Result<(), String>) -> CheckResult {
+fn check_process_memory(root: &HostRoot, outcome: &Result<(), String>) -> CheckVerdict {
     // https://www.kernel.org/doc/html/latest/admin-guide/LSM/Yama.html
     let scope = root.read_number("/proc/sys/kernel/yama/ptrace_scope");
     let yama = match scope {
@@ -35,12 +36,12 @@ fn check_process_memory(root: &HostRoot, outcome: &Result<(), String>) -> CheckR
         None => "the kernel has no Yama".to_owned(),
     };
     match (outcome, scope) {
-        (Ok(()), _) => CheckResult::good(format!("two processes moved bytes by it; {yama}")),
-        (Err(why), Some(1..)) => CheckResult::missing(
+        (Ok(()), _) => CheckVerdict::good(format!("two processes moved bytes by it; {yama}")),
+        (Err(why), Some(1..)) => CheckVerdict::missing(
             format!("not permitted: {yama}; {why}"),
             "sudo sysctl kernel.yama.ptrace_scope=0",
         ),
-        (Err(why), _) => CheckResult::missing(
+        (Err(why), _) => CheckVerdict::missing(
             format!("not permitted, though {yama}: {why}"),
             "docker run --cap-add SYS_PTRACE ...   # or a seccomp profile that allows process_vm_readv",
         ),
@@ -51,7 +52,7 @@ fn check_process_memory(root: &HostRoot, outcome: &Result<(), String>) -> CheckR
 mod tests {
     use super::*;
     use crate::host_checks::CheckState;
-    use crate::host_checks::root::fake::FakeHost;
+    use crate::host_checks::fake_host::FakeHost;
 
     #[test]
     fn trying_counts_and_yama_explains() {

@@ -2,8 +2,9 @@
 //!
 //! Begin at `run_checks`.
 
+use super::check::{CheckVerdict, HostCheck};
 use super::memory::read_process_limit;
-use super::{CheckResult, HostCheck, HostRoot};
+use super::root::HostRoot;
 use crate::text::format_bytes;
 
 pub(super) fn run_checks(root: &HostRoot) -> Vec<HostCheck> {
@@ -36,69 +37,69 @@ pub(super) fn run_checks(root: &HostRoot) -> Vec<HostCheck> {
     ]
 }
 
-fn check_open_file_limit(root: &HostRoot) -> CheckResult {
+fn check_open_file_limit(root: &HostRoot) -> CheckVerdict {
     const ENOUGH: u64 = 16_384;
     let (soft, hard) = match read_process_limit(root, "Max open files") {
-        None => return CheckResult::improvable("the limit is not known", "ulimit -n"),
-        Some((None, _)) => return CheckResult::good("unlimited"),
+        None => return CheckVerdict::improvable("the limit is not known", "ulimit -n"),
+        Some((None, _)) => return CheckVerdict::good("unlimited"),
         Some((Some(soft), hard)) => (soft, hard),
     };
     if soft >= ENOUGH {
-        return CheckResult::good(soft.to_string());
+        return CheckVerdict::good(soft.to_string());
     }
     match hard {
-        Some(hard) if hard < ENOUGH => CheckResult::improvable(
+        Some(hard) if hard < ENOUGH => CheckVerdict::improvable(
             format!("{soft}, at most {hard}"),
             "LimitNOFILE=65536 of the unit, nofile in /etc/security/limits.conf, or docker run --ulimit nofile=65536",
         ),
-        _ => CheckResult::improvable(soft.to_string(), "ulimit -n 65536"),
+        _ => CheckVerdict::improvable(soft.to_string(), "ulimit -n 65536"),
     }
 }
 
-fn check_socket_buffers(root: &HostRoot) -> CheckResult {
+fn check_socket_buffers(root: &HostRoot) -> CheckVerdict {
     // The size that a lane requests.
     const ENOUGH: u64 = 2 << 20;
     let names = ["rmem_max", "wmem_max"];
     let values = names.map(|name| root.read_number(&format!("/proc/sys/net/core/{name}")));
     let [Some(read), Some(write)] = values else {
-        return CheckResult::improvable("not known here", "sysctl net.core.rmem_max net.core.wmem_max");
+        return CheckVerdict::improvable("not known here", "sysctl net.core.rmem_max net.core.wmem_max");
     };
     let found = format!("receive {}, send {}", format_bytes(read), format_bytes(write));
     if read.min(write) >= ENOUGH {
-        CheckResult::good(found)
+        CheckVerdict::good(found)
     } else {
-        CheckResult::improvable(found, "sudo sysctl net.core.rmem_max=16777216 net.core.wmem_max=16777216")
+        CheckVerdict::improvable(found, "sudo sysctl net.core.rmem_max=16777216 net.core.wmem_max=16777216")
     }
 }
 
-fn check_tcp_buffers(root: &HostRoot) -> CheckResult {
+fn check_tcp_buffers(root: &HostRoot) -> CheckVerdict {
     const ENOUGH: u64 = 16 << 20;
     let most = |name: &str| -> Option<u64> {
         root.read_text(&format!("/proc/sys/net/ipv4/{name}"))?.split_whitespace().nth(2)?.parse().ok()
     };
     let (Some(read), Some(write)) = (most("tcp_rmem"), most("tcp_wmem")) else {
-        return CheckResult::improvable("not known here", "sysctl net.ipv4.tcp_rmem net.ipv4.tcp_wmem");
+        return CheckVerdict::improvable("not known here", "sysctl net.ipv4.tcp_rmem net.ipv4.tcp_wmem");
     };
     let found = format!("receive up to {}, send up to {}", format_bytes(read), format_bytes(write));
     if read.min(write) >= ENOUGH {
-        CheckResult::good(found)
+        CheckVerdict::good(found)
     } else {
-        CheckResult::improvable(
+        CheckVerdict::improvable(
             found,
             "sudo sysctl net.ipv4.tcp_rmem='4096 131072 33554432' net.ipv4.tcp_wmem='4096 65536 33554432'",
         )
     }
 }
 
-fn check_congestion_control(root: &HostRoot) -> CheckResult {
+fn check_congestion_control(root: &HostRoot) -> CheckVerdict {
     match root.read_text("/proc/sys/net/ipv4/tcp_congestion_control") {
-        None => CheckResult::improvable("not known here", "sysctl net.ipv4.tcp_congestion_control"),
-        Some(name) if name.trim().starts_with("bbr") => CheckResult::improvable(
+        None => CheckVerdict::improvable("not known here", "sysctl net.ipv4.tcp_congestion_control"),
+        Some(name) if name.trim().starts_with("bbr") => CheckVerdict::improvable(
             name.trim(),
             "for the cluster's own network only: sudo ip route change <its route> congctl cubic; for all: \
              sudo sysctl net.ipv4.tcp_congestion_control=cubic",
         ),
-        Some(name) => CheckResult::good(name.trim()),
+        Some(name) => CheckVerdict::good(name.trim()),
     }
 }
 
@@ -106,7 +107,7 @@ fn check_congestion_control(root: &HostRoot) -> CheckResult {
 mod tests {
     use super::*;
     use crate::host_checks::CheckState;
-    use crate::host_checks::root::fake::FakeHost;
+    use crate::host_checks::fake_host::FakeHost;
 
     #[test]
     fn descriptors_are_raised_where_this_user_may() {

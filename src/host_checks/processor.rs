@@ -2,8 +2,9 @@
 //!
 //! Begin at `run_checks`.
 
+use super::check::{CheckVerdict, CheckState, HostCheck};
 use super::memory::least_cgroup_limit;
-use super::{CheckResult, CheckState, HostCheck, HostRoot};
+use super::root::HostRoot;
 
 pub(super) fn run_checks(root: &HostRoot) -> Vec<HostCheck> {
     vec![
@@ -42,7 +43,7 @@ pub(super) fn run_checks(root: &HostRoot) -> Vec<HostCheck> {
 }
 
 /// Checks how long an idle processor of a virtual machine polls before it halts.
-fn check_idle_polling(root: &HostRoot) -> CheckResult {
+fn check_idle_polling(root: &HostRoot) -> CheckVerdict {
     const POLLS: &str = "/sys/module/haltpoll/parameters/guest_halt_poll_ns";
     let governor = root.read_text("/sys/devices/system/cpu/cpuidle/current_governor").unwrap_or_default();
     let governor: String = governor.chars().filter(char::is_ascii_graphic).take(40).collect();
@@ -51,21 +52,21 @@ fn check_idle_polling(root: &HostRoot) -> CheckResult {
         flags.next().is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"))
     });
     if !virtual_machine {
-        return CheckResult::good(if governor.is_empty() {
+        return CheckVerdict::good(if governor.is_empty() {
             "not in a virtual machine".to_owned()
         } else {
             governor
         });
     }
     match root.read_number(POLLS).filter(|_| governor == "haltpoll") {
-        Some(0) => CheckResult::improvable(
+        Some(0) => CheckVerdict::improvable(
             "halted at once: haltpoll looks for work for 0 us",
             format!("echo 200000 | sudo tee {POLLS}   # and haltpoll.guest_halt_poll_ns=200000 at boot"),
         ),
         Some(nanoseconds) => {
-            CheckResult::good(format!("haltpoll: they look for work for up to {} us", nanoseconds / 1000))
+            CheckVerdict::good(format!("haltpoll: they look for work for up to {} us", nanoseconds / 1000))
         }
-        None => CheckResult::improvable(
+        None => CheckVerdict::improvable(
             "halted at once, as far as can be seen",
             "sudo modprobe cpuidle_haltpoll force=1   # or kvm.halt_poll_ns on the host",
         ),
@@ -87,30 +88,30 @@ fn allowed_list_length(root: &HostRoot, name: &str) -> Option<u64> {
     cpu_list_length(text.lines().find_map(|line| line.strip_prefix(name))?)
 }
 
-fn check_cores(root: &HostRoot) -> CheckResult {
+fn check_cores(root: &HostRoot) -> CheckVerdict {
     let online = root.read_text("/sys/devices/system/cpu/online").and_then(|list| cpu_list_length(&list));
     match (allowed_list_length(root, "Cpus_allowed_list:"), online) {
-        (None, _) => CheckResult::improvable(
+        (None, _) => CheckVerdict::improvable(
             "not known here",
             "mount -t proc proc /proc   # /proc/self/status tells it, and cannot be read here",
         ),
-        (Some(1), Some(2..)) => CheckResult::improvable(
+        (Some(1), Some(2..)) => CheckVerdict::improvable(
             "1, of more",
             "taskset -p $$   # who confined it; or raise the container's --cpuset-cpus",
         ),
-        (Some(1), _) => CheckResult::without_fix(
+        (Some(1), _) => CheckVerdict::without_fix(
             CheckState::CouldBeBetter,
             "1",
             Some("this host has one core: only another host, or a larger virtual machine, has more"),
         ),
         (Some(allowed), Some(online)) if allowed < online => {
-            CheckResult::good(format!("{allowed} of {online}"))
+            CheckVerdict::good(format!("{allowed} of {online}"))
         }
-        (Some(allowed), _) => CheckResult::good(allowed.to_string()),
+        (Some(allowed), _) => CheckVerdict::good(allowed.to_string()),
     }
 }
 
-fn check_cpu_quota(root: &HostRoot) -> CheckResult {
+fn check_cpu_quota(root: &HostRoot) -> CheckVerdict {
     // In thousandths of a core.
     let limited = least_cgroup_limit(root, "cpu", |root, place| {
         let (quota, period) = match root.read_text(&format!("{place}/cpu.max")) {
@@ -127,34 +128,34 @@ fn check_cpu_quota(root: &HostRoot) -> CheckResult {
     });
     let cores = allowed_list_length(root, "Cpus_allowed_list:").unwrap_or(u64::MAX / 1000);
     match limited {
-        Some(limit) if limit < cores.saturating_mul(1000) => CheckResult::improvable(
+        Some(limit) if limit < cores.saturating_mul(1000) => CheckVerdict::improvable(
             format!("{:.1} cores, though more may be used at once", limit as f64 / 1000.0),
             "docker run without --cpus, or a Kubernetes pod of class Guaranteed with whole cores",
         ),
-        Some(limit) => CheckResult::good(format!("{:.1} cores, which is all of them", limit as f64 / 1000.0)),
-        None => CheckResult::good("none"),
+        Some(limit) => CheckVerdict::good(format!("{:.1} cores, which is all of them", limit as f64 / 1000.0)),
+        None => CheckVerdict::good("none"),
     }
 }
 
-fn check_numa(root: &HostRoot) -> CheckResult {
+fn check_numa(root: &HostRoot) -> CheckVerdict {
     let Some(nodes) =
         root.read_text("/sys/devices/system/node/online").and_then(|list| cpu_list_length(&list))
     else {
-        return CheckResult::good("not told: one, as far as anybody can see");
+        return CheckVerdict::good("not told: one, as far as anybody can see");
     };
     if nodes <= 1 {
-        return CheckResult::good("1");
+        return CheckVerdict::good("1");
     }
     let memory = allowed_list_length(root, "Mems_allowed_list:").unwrap_or(nodes);
     if memory == 1 {
-        return CheckResult::good(format!("{nodes}, and this process keeps to one"));
+        return CheckVerdict::good(format!("{nodes}, and this process keeps to one"));
     }
     let fix =
         "numactl --cpunodebind=0 --membind=0 -- PROGRAM   # the node of its GPU or NIC, one task a node";
-    CheckResult::improvable(format!("{nodes}, and this process uses {memory} of them"), fix)
+    CheckVerdict::improvable(format!("{nodes}, and this process uses {memory} of them"), fix)
 }
 
-fn check_clock_source(root: &HostRoot) -> CheckResult {
+fn check_clock_source(root: &HostRoot) -> CheckVerdict {
     const FOLDER: &str = "/sys/devices/system/clocksource/clocksource0";
     // The clock sources that a process reads without a system call.
     const FAST: [&str; 5] =
@@ -162,15 +163,15 @@ fn check_clock_source(root: &HostRoot) -> CheckResult {
     let current = root.read_text(&format!("{FOLDER}/current_clocksource")).unwrap_or_default();
     let current: String = current.chars().filter(char::is_ascii_graphic).take(40).collect();
     if FAST.contains(&current.as_str()) {
-        return CheckResult::good(current);
+        return CheckVerdict::good(current);
     }
     let there = root.read_text(&format!("{FOLDER}/available_clocksource")).unwrap_or_default();
     let found = if current.is_empty() { "not told".to_owned() } else { current };
     match FAST.into_iter().find(|fast| there.split_whitespace().any(|word| word == *fast)) {
         Some(fast) => {
-            CheckResult::improvable(found, format!("echo {fast} | sudo tee {FOLDER}/current_clocksource"))
+            CheckVerdict::improvable(found, format!("echo {fast} | sudo tee {FOLDER}/current_clocksource"))
         }
-        None => CheckResult::improvable(
+        None => CheckVerdict::improvable(
             found,
             "dmesg | grep -i tsc   # why the kernel does not trust the fast one",
         ),
@@ -180,7 +181,7 @@ fn check_clock_source(root: &HostRoot) -> CheckResult {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host_checks::root::fake::FakeHost;
+    use crate::host_checks::fake_host::FakeHost;
 
     #[test]
     fn lists_are_counted() {

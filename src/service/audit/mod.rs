@@ -6,6 +6,7 @@
 //! [`AuditFailurePolicy`] tells whether changes are refused while the file cannot be written. Refused requests of
 //! clients that cannot be told apart share lines (`refusal_aggregation.rs`). Begin at [`AuditLog::record`].
 
+mod line;
 mod metrics;
 mod refusal_aggregation;
 mod writer;
@@ -13,16 +14,17 @@ mod writer;
 use std::collections::VecDeque;
 use std::fmt;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use utoipa::ToSchema;
 
-use super::Role;
 use crate::clock::Clock;
-use crate::coordination::{Actor, JobName, Reason, Timestamp};
+use crate::coordination::{JobName, Timestamp};
+pub(crate) use line::AuditEntry;
+pub use line::{AuditLine, AuditOutcome};
 use writer::{AuditWriter, FileSink};
 
 /// The maximum time that a change waits for the disk, before it is made and again before it is answered.
@@ -61,60 +63,6 @@ impl fmt::Display for AuditFailurePolicy {
     }
 }
 
-/// The outcome of an action.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum AuditOutcome {
-    /// The action was done.
-    Done,
-    /// The action was refused.
-    Refused,
-}
-
-impl AuditOutcome {
-    /// Returns its name in JSON.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Done => "done",
-            Self::Refused => "refused",
-        }
-    }
-}
-
-/// One line of the audit: an action, done or refused.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct AuditLine {
-    /// Its number among all lines of this server, from 1.
-    pub number: u64,
-    /// The time, in microseconds since the Unix epoch.
-    pub at: Timestamp,
-    /// The actor: name, address and kind of client.
-    pub actor: Actor,
-    /// The role of the actor; `None` for clients without credentials and for rules of the server.
-    #[serde(default)]
-    pub role: Option<Role>,
-    /// The job, if the action is about one.
-    pub job: Option<JobName>,
-    /// The action in a word: `exclude`, `readmit`, `drain`, …
-    pub act: String,
-    /// The object of the action.
-    pub subject: String,
-    /// The reason that the actor gave.
-    pub reason: Option<Reason>,
-    /// The outcome.
-    pub outcome: AuditOutcome,
-    /// The reason of a refusal, or the result of the action.
-    pub detail: String,
-    /// The number of refusals that the line stands for: those of the same client network since its last line.
-    #[serde(default = "once")]
-    pub times: u64,
-}
-
-fn once() -> u64 {
-    1
-}
-
 /// A page of the audit, oldest first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AuditPage {
@@ -124,17 +72,6 @@ pub struct AuditPage {
     pub next: u64,
     /// Lines before the first are no longer in memory.
     pub gap: bool,
-}
-
-/// An audit line before it has a number.
-#[derive(Debug)]
-pub(crate) struct AuditEntry {
-    pub actor: Actor,
-    pub role: Option<Role>,
-    pub job: Option<JobName>,
-    pub act: &'static str,
-    pub subject: String,
-    pub reason: Option<Reason>,
 }
 
 #[derive(Default)]
@@ -310,6 +247,43 @@ impl AuditLog {
         self.appended.send_replace(number);
     }
 
+    /// Audits a refusal: the first one of a key at once, further ones as one line a minute. It must be called
+    /// within a tokio runtime, whose timer it uses.
+    pub(crate) fn record_refusal_aggregated(
+        self: &Arc<Self>,
+        clock: Clock,
+        source: String,
+        deed: AuditEntry,
+        detail: String,
+    ) {
+        let Some((source, deed, detail)) = self.gathered.count_refusal(source, deed, detail) else { return };
+        self.record(clock.now(), deed, AuditOutcome::Refused, detail);
+        let audit = Arc::downgrade(self);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(refusal_aggregation::AGGREGATION_WINDOW).await;
+                // If the audit log is gone, there is nothing to write to.
+                let Some(audit) = audit.upgrade() else { return };
+                if !audit.flush_pending_refusals_of(clock, &source) {
+                    return;
+                }
+            }
+        });
+    }
+
+    fn flush_pending_refusals_of(&self, clock: Clock, source: &str) -> bool {
+        let Some((times, deed, detail)) = self.gathered.take_pending_refusals(source) else { return false };
+        self.record_many(clock.now(), deed, AuditOutcome::Refused, detail, times);
+        true
+    }
+
+    /// Writes the lines that are still pending. Called when the server stops.
+    pub fn flush_all_pending_refusals(&self, clock: Clock) {
+        for source in self.gathered.keys() {
+            self.flush_pending_refusals_of(clock, &source);
+        }
+    }
+
     /// Returns a receiver that changes with every new line.
     pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
         self.appended.subscribe()
@@ -354,7 +328,8 @@ fn truncate_to_line(mut text: String) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::coordination::ActorOrigin;
+    use crate::coordination::{Actor, ActorOrigin};
+    use crate::service::role::Role;
 
     #[tokio::test]
     async fn lines_are_numbered_kept_within_bounds_and_appended_to_the_file() {

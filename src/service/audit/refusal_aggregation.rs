@@ -6,14 +6,13 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use super::{AuditEntry, AuditLog, AuditOutcome};
-use crate::clock::Clock;
+use super::line::AuditEntry;
 
 /// The time during which refusals after a line are aggregated before they get a line.
-const AGGREGATION_WINDOW: Duration = Duration::from_secs(60);
+pub(super) const AGGREGATION_WINDOW: Duration = Duration::from_secs(60);
 /// The maximum number of keys. When there are as many, further keys share one.
 const SOURCES_MAX: usize = 1024;
 
@@ -39,7 +38,7 @@ impl RefusalAggregator {
     }
 
     /// Counts a refusal. Returns it with its key if it is the first one, which gets a line at once.
-    fn count_refusal(
+    pub fn count_refusal(
         &self,
         source: String,
         deed: AuditEntry,
@@ -59,7 +58,7 @@ impl RefusalAggregator {
     }
 
     /// Takes the refusals of a key after its minute. If there are none, the key is removed.
-    fn take_pending_refusals(&self, source: &str) -> Option<(u64, AuditEntry, String)> {
+    pub fn take_pending_refusals(&self, source: &str) -> Option<(u64, AuditEntry, String)> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let since = std::mem::take(open.get_mut(source)?);
         let Some((deed, detail)) = since.latest else {
@@ -69,54 +68,20 @@ impl RefusalAggregator {
         Some((since.times, deed, detail))
     }
 
-    fn keys(&self) -> Vec<String> {
+    /// Returns every key.
+    pub fn keys(&self) -> Vec<String> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
-    }
-}
-
-impl AuditLog {
-    /// Audits a refusal: the first one of a key at once, further ones as one line a minute. It must be called
-    /// within a tokio runtime, whose timer it uses.
-    pub(crate) fn record_refusal_aggregated(
-        self: &Arc<Self>,
-        clock: Clock,
-        source: String,
-        deed: AuditEntry,
-        detail: String,
-    ) {
-        let Some((source, deed, detail)) = self.gathered.count_refusal(source, deed, detail) else { return };
-        self.record(clock.now(), deed, AuditOutcome::Refused, detail);
-        let audit = Arc::downgrade(self);
-        tokio::spawn(async move {
-            loop {
-                tokio::time::sleep(AGGREGATION_WINDOW).await;
-                // If the audit log is gone, there is nothing to write to.
-                let Some(audit) = audit.upgrade() else { return };
-                if !audit.flush_pending_refusals_of(clock, &source) {
-                    return;
-                }
-            }
-        });
-    }
-
-    fn flush_pending_refusals_of(&self, clock: Clock, source: &str) -> bool {
-        let Some((times, deed, detail)) = self.gathered.take_pending_refusals(source) else { return false };
-        self.record_many(clock.now(), deed, AuditOutcome::Refused, detail, times);
-        true
-    }
-
-    /// Writes the lines that are still pending. Called when the server stops.
-    pub fn flush_all_pending_refusals(&self, clock: Clock) {
-        for source in self.gathered.keys() {
-            self.flush_pending_refusals_of(clock, &source);
-        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::clock::Clock;
     use crate::coordination::{Actor, ActorOrigin};
+    use crate::service::audit::AuditLog;
 
     fn refuse(audit: &Arc<AuditLog>, source: &str, subject: &str) {
         let actor = Actor { who: Actor::ANONYMOUS.into(), address: None, means: ActorOrigin::Api };

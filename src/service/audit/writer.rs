@@ -21,7 +21,7 @@ use std::time::Duration;
 use rustix::fs::OFlags;
 use tokio::sync::watch;
 
-use super::{AuditLine, AuditOutcome};
+use super::line::{AuditLine, AuditOutcome};
 use crate::clock::Clock;
 use crate::coordination::{Actor, ActorOrigin, Timestamp};
 

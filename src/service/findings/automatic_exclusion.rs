@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use super::Finding;
+use super::finding_store::Finding;
 use crate::coordination::{AutoExcludeRule, JobId, JobName, TaskId};
 use crate::engine::Engine;
 

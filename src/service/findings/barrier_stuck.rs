@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::{Detection, Detector, DetectorInput, Severity, longest_recent_barrier_duration};
+use super::detector::{Detection, Detector, DetectorInput, Severity, longest_recent_barrier_duration};
 use crate::coordination::{BarrierKind, BarrierObservation, RunState};
 use crate::text::format_count_with_noun;
 

@@ -2,7 +2,7 @@
 //!
 //! `stalled_task.rs` detects a task that does not arrive at all. Begin at `detect`.
 
-use super::{Detection, Detector, DetectorInput, Severity};
+use super::detector::{Detection, Detector, DetectorInput, Severity};
 use crate::coordination::{RunState, StragglerView, TaskId, TaskObservation};
 use crate::text::{format_count_with_noun, micros_to_seconds};
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::{Detection, Detector, DetectorInput, Severity};
+use super::detector::{Detection, Detector, DetectorInput, Severity};
 use crate::coordination::TaskId;
 use crate::service::reports::ClockReading;
 use crate::text::{format_approximate_duration, micros_to_seconds};

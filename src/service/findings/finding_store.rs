@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{Detection, Detector, Evidence, Severity};
+use super::detector::{Detection, Detector, Evidence, Severity};
 use crate::coordination::{JobId, JobName, JobObservation, RunNumber, TaskId, Timestamp};
 
 /// The time for which a finding stays open after its last detection, so that a flickering condition is one

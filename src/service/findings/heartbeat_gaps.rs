@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use super::{Detection, Detector, DetectorInput, Severity};
+use super::detector::{Detection, Detector, DetectorInput, Severity};
 use crate::coordination::{RunState, TaskId, TaskObservation, TaskPhase};
 use crate::text::{format_approximate_duration, format_count_with_noun};
 

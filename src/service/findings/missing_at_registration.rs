@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use super::{Detection, Detector, DetectorInput, Severity};
+use super::detector::{Detection, Detector, DetectorInput, Severity};
 use crate::coordination::{BarrierKind, RunState};
 
 /// The minimum wait. The tasks of one job usually start within a minute of one another.

@@ -2,7 +2,7 @@
 //!
 //! Begin at `detect`.
 
-use super::{Detection, Detector, DetectorInput, Severity};
+use super::detector::{Detection, Detector, DetectorInput, Severity};
 use crate::coordination::BoundUsage;
 
 /// The share of a bound from which it is nearly reached.

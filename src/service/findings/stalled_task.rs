@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::barrier_stuck::arrival_summary;
-use super::{Detection, Detector, DetectorInput, Severity, longest_recent_barrier_duration};
+use super::detector::{Detection, Detector, DetectorInput, Severity, longest_recent_barrier_duration};
 use crate::coordination::{
     BarrierKind, BarrierObservation, JobObservation, RunState, TaskId, TaskPhase, heartbeat_overdue_by,
 };

@@ -6,10 +6,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::detector::TASKS_NAMED;
 use super::*;
 use crate::coordination::{
-    BarrierObservation, BarrierRecord, BoundUsage, GapHistogram, JobName, PastRunObservation, RunNumber,
-    RunOutcome, RunState, StragglerView, TaskCounts, TaskObservation, TaskPhase, WaitingCallCounts,
+    BarrierKind, BarrierObservation, BarrierOutcome, BarrierRecord, BoundUsage, GapHistogram, JobName,
+    PastRunObservation, RunNumber, RunOutcome, RunState, StragglerView, TaskCounts, TaskObservation,
+    TaskPhase, Timestamp, WaitingCallCounts,
 };
 
 const NOW: Timestamp = Timestamp(10_000_000_000);

@@ -14,7 +14,7 @@ use opentelemetry::trace::{
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_sdk::trace::SdkTracer;
 
-use super::{BARRIER_EVENTS_MAX, JobNames, to_i64, to_system_time};
+use super::span_values::{BARRIER_EVENTS_MAX, JobNameCache, to_i64, to_system_time};
 use crate::coordination::{Actor, EventKind, ExclusionId, ExclusionTarget, JobEvent, JobId, TaskId};
 
 /// The maximum number of exclusions that are followed at once; each job bounds its own.
@@ -31,12 +31,12 @@ struct OpenExclusion {
 /// The exclusions in force, of all jobs.
 pub(super) struct ExclusionSpanRecorder {
     tracer: SdkTracer,
-    names: Arc<JobNames>,
+    names: Arc<JobNameCache>,
     open: HashMap<(JobId, ExclusionId), OpenExclusion>,
 }
 
 impl ExclusionSpanRecorder {
-    pub fn new(tracer: SdkTracer, names: Arc<JobNames>) -> Self {
+    pub fn new(tracer: SdkTracer, names: Arc<JobNameCache>) -> Self {
         Self { tracer, names, open: HashMap::new() }
     }
 

@@ -18,13 +18,13 @@
 mod exclusions;
 mod export;
 mod span_counts;
+mod span_values;
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::HeaderMap;
 use opentelemetry::propagation::TextMapPropagator as _;
@@ -38,7 +38,7 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span};
 
 use crate::coordination::{
-    BarrierOutcome, BarrierRecordWithArrivals, EventKind, ExclusionId, JobEvent, JobId, JobName, RunNumber,
+    BarrierOutcome, BarrierRecordWithArrivals, EventKind, ExclusionId, JobEvent, JobId, RunNumber,
     RunOutcome, TaskId, Timestamp,
 };
 use crate::engine::{Engine, Observer};
@@ -46,12 +46,10 @@ use crate::telemetry::metrics::{MetricSource, ScrapeSamples, catalogue as metric
 use exclusions::ExclusionSpanRecorder;
 pub use export::{CollectorTls, OtlpProtocol, check_endpoint};
 use span_counts::{CountingSpanProcessor, SpanCounts};
+use span_values::{BARRIER_EVENTS_MAX, JobNameCache, to_i64, to_system_time};
 
 /// The maximum number of queued messages.
 const QUEUE: usize = 1 << 12;
-/// The maximum number of arrival events in the span of a barrier.
-const BARRIER_EVENTS_MAX: u32 = 1 << 14;
-
 /// A message from the engine to the tracing thread.
 enum TraceMessage {
     Event(Box<JobEvent>),
@@ -110,31 +108,8 @@ pub struct Traces {
     provider: SdkTracerProvider,
     message_tx: SyncSender<TraceMessage>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    names: Arc<JobNames>,
+    names: Arc<JobNameCache>,
     counts: Arc<SpanCounts>,
-}
-
-/// The names of jobs, which never change.
-struct JobNames {
-    engine: Weak<Engine>,
-    known: Mutex<HashMap<JobId, JobName>>,
-}
-
-impl JobNames {
-    fn name_of(&self, job: JobId) -> JobName {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(name) = known.get(&job) {
-            return name.clone();
-        }
-        let name = self
-            .engine
-            .upgrade()
-            .and_then(|engine| engine.read_under_lock(|core| core.job_name(job).cloned()));
-        name.inspect(|name| {
-            known.insert(job, name.clone());
-        })
-        .unwrap_or_default()
-    }
 }
 
 impl Traces {
@@ -163,7 +138,7 @@ impl Traces {
             .build();
         let tracer = provider.tracer("muster");
         let (told, coming) = sync_channel(QUEUE);
-        let names = Arc::new(JobNames { engine: Arc::downgrade(engine), known: Mutex::default() });
+        let names = Arc::new(JobNameCache::new(Arc::downgrade(engine)));
         let exclusions = ExclusionSpanRecorder::new(tracer.clone(), Arc::clone(&names));
         let runs = SpanRecorder {
             tracer: tracer.clone(),
@@ -272,7 +247,7 @@ impl Observer for Traces {
 /// The state of the tracing thread: the spans of open runs.
 struct SpanRecorder {
     tracer: SdkTracer,
-    names: Arc<JobNames>,
+    names: Arc<JobNameCache>,
     open: HashMap<JobId, (RunNumber, Span)>,
     exclusions: ExclusionSpanRecorder,
 }
@@ -360,12 +335,4 @@ impl SpanRecorder {
         }
         span.end_with_timestamp(to_system_time(record.ended));
     }
-}
-
-fn to_i64(n: u64) -> i64 {
-    i64::try_from(n).unwrap_or(i64::MAX)
-}
-
-fn to_system_time(at: Timestamp) -> SystemTime {
-    UNIX_EPOCH + Duration::from_micros(at.0)
 }

@@ -1,0 +1,74 @@
+//! A line of the audit, with and without its number.
+//!
+//! `mod.rs` keeps the lines, and `writer.rs` writes them to the file. Begin at [`AuditLine`].
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::coordination::{Actor, JobName, Reason, Timestamp};
+use crate::service::role::Role;
+
+/// The outcome of an action.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum AuditOutcome {
+    /// The action was done.
+    Done,
+    /// The action was refused.
+    Refused,
+}
+
+impl AuditOutcome {
+    /// Returns its name in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// One line of the audit: an action, done or refused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AuditLine {
+    /// Its number among all lines of this server, from 1.
+    pub number: u64,
+    /// The time, in microseconds since the Unix epoch.
+    pub at: Timestamp,
+    /// The actor: name, address and kind of client.
+    pub actor: Actor,
+    /// The role of the actor; `None` for clients without credentials and for rules of the server.
+    #[serde(default)]
+    pub role: Option<Role>,
+    /// The job, if the action is about one.
+    pub job: Option<JobName>,
+    /// The action in a word: `exclude`, `readmit`, `drain`, …
+    pub act: String,
+    /// The object of the action.
+    pub subject: String,
+    /// The reason that the actor gave.
+    pub reason: Option<Reason>,
+    /// The outcome.
+    pub outcome: AuditOutcome,
+    /// The reason of a refusal, or the result of the action.
+    pub detail: String,
+    /// The number of refusals that the line stands for: those of the same client network since its last line.
+    #[serde(default = "once")]
+    pub times: u64,
+}
+
+fn once() -> u64 {
+    1
+}
+
+/// An audit line before it has a number.
+#[derive(Debug)]
+pub(crate) struct AuditEntry {
+    pub actor: Actor,
+    pub role: Option<Role>,
+    pub job: Option<JobName>,
+    pub act: &'static str,
+    pub subject: String,
+    pub reason: Option<Reason>,
+}
